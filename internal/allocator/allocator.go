@@ -1,0 +1,234 @@
+package allocator
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Plugins are those who offer devices and can be asked for them.
+type Plugins interface {
+	// Offers gives all offers as they are now. Inventories are shared and never change.
+	Offers() map[device.ResourceName]device.Offer
+	// Changed has a value after the offers have changed.
+	Changed() <-chan struct{}
+	// Allocate asks the resource's plugin to make these devices usable in a container. It has a deadline of its own.
+	// An error that is a *device.Refusal carries the reason to wait.
+	Allocate(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) (device.Grant, error)
+	// PreStart asks the plugin to prepare the devices for one start of the container.
+	PreStart(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) error
+}
+
+// Books make durable what has been decided.
+type Books interface {
+	// SavePods writes some pods and forgets others, in one commit. When it returns nil that is on disk.
+	SavePods(save []device.PodRecord, forget []device.PodUID) error
+}
+
+// Config is what New needs; all of it.
+type Config struct {
+	Plugins Plugins
+	Books   Books
+	Known   []device.PodRecord // what the books hold already
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
+}
+
+// An Allocator gives devices to containers. Its methods may be called from several goroutines and never block on
+// anything but its own short lock.
+type Allocator struct {
+	plugins Plugins
+	books   Books
+	log     *slog.Logger
+	metrics *metrics
+
+	kick    chan struct{} // something to plan
+	write   chan struct{} // something to write into the books
+	changed chan struct{} // the published numbers may have changed
+	work    sync.WaitGroup
+
+	pen sync.Mutex // held while the books are written, so that an older word never lands on a newer one
+
+	mu      sync.Mutex // guards what follows; never held across a plugin's call or a commit
+	pods    map[device.PodUID]*pod
+	pools   pools
+	queued  []*pod                   // to be planned now
+	waiting map[device.PodUID]*pod   // to be planned when something changes
+	starts  []device.Container       // to be prepared now
+	leavers map[device.PodUID]*pod   // to be forgotten as soon as the runtime has none of their containers
+	unsaved map[device.PodUID]*pod   // to be remembered when there is time
+	writeAt time.Time                // when the books are to be written; zero: nothing to write
+	bookErr bool                     // the last attempt to write them failed
+	live    map[device.PodUID]tenant // what the runtime has
+	synced  bool                     // live is the whole truth
+}
+
+// New makes an Allocator that knows what the books know. It starts nothing: see Run.
+func New(c Config) *Allocator {
+	for name, missing := range map[string]bool{
+		"Plugins": c.Plugins == nil, "Books": c.Books == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
+	} {
+		if missing {
+			panic("allocator.New: Config." + name + " is missing")
+		}
+	}
+	a := &Allocator{
+		plugins: c.Plugins,
+		books:   c.Books,
+		log:     c.Log,
+		kick:    make(chan struct{}, 1),
+		write:   make(chan struct{}, 1),
+		changed: make(chan struct{}, 1),
+		pods:    map[device.PodUID]*pod{},
+		pools:   pools{},
+		waiting: map[device.PodUID]*pod{},
+		leavers: map[device.PodUID]*pod{},
+		unsaved: map[device.PodUID]*pod{},
+		live:    map[device.PodUID]tenant{},
+	}
+	for _, r := range c.Known {
+		p := &pod{demand: r.Demand, wanted: true, saved: true, bound: time.Now(), assigned: r.Assignments}
+		a.pods[r.Demand.Pod.UID] = p
+		a.pools.request(p.demand, 1)
+		for _, as := range r.Assignments {
+			for _, s := range as.Shares {
+				a.pools.of(s.Resource).take(s.IDs, r.Demand.Pod.UID)
+			}
+		}
+		if !p.complete() {
+			a.queueLocked(p)
+		}
+	}
+	a.refresh()
+	a.metrics = newMetrics(a, c.Metrics)
+	return a
+}
+
+// Run plans, asks and keeps the books until ctx ends. It returns when all that it started has ended.
+func (a *Allocator) Run(ctx context.Context) error {
+	defer a.work.Wait()
+	a.work.Go(func() { a.keepBooks(ctx) })
+	for {
+		a.refresh()
+		var again <-chan time.Time
+		if at := a.serve(ctx); !at.IsZero() {
+			again = time.After(time.Until(at))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.plugins.Changed():
+		case <-a.kick:
+		case <-again:
+		}
+	}
+}
+
+// Changed has a value after the published numbers may have changed.
+func (a *Allocator) Changed() <-chan struct{} { return a.changed }
+
+// Published gives the number of devices that the Node shows for each resource that a plugin has ever listed.
+func (a *Allocator) Published() map[device.ResourceName]int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	numbers := make(map[device.ResourceName]int, len(a.pools))
+	for r, p := range a.pools {
+		if p.offered && p.offer.Reported {
+			numbers[r] = p.published()
+		}
+	}
+	return numbers
+}
+
+// refresh takes over the offers that have changed. Only one goroutine at a time calls it (New, then Run's), so it may
+// read what only it writes before it takes the lock: listing 50 000 devices would hold up the runtime's look-ups.
+func (a *Allocator) refresh() {
+	type news struct {
+		offer   device.Offer
+		listing *listing
+	}
+	fresh := map[device.ResourceName]news{}
+	offers := a.plugins.Offers()
+	for r, o := range offers {
+		a.mu.Lock()
+		p := a.pools.of(r)
+		a.mu.Unlock()
+		switch {
+		case !p.offered || !sameSlice(o.Inventory.Devices, p.offer.Inventory.Devices):
+			fresh[r] = news{o, makeListing(o.Inventory.Devices, p.listing)}
+		case o.State != p.offer.State || o.Reported != p.offer.Reported || o.PreStart != p.offer.PreStart:
+			fresh[r] = news{o, p.listing}
+		}
+	}
+	if len(fresh) == 0 {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for r, n := range fresh {
+		p := a.pools[r]
+		back := n.offer.State == device.Serving && (!p.offered || p.offer.State != device.Serving)
+		p.accept(n.offer, n.listing)
+		a.wakeLocked(r, back)
+	}
+	signal(a.changed)
+}
+
+// sameSlice tells whether a and b are one slice, not just alike.
+func sameSlice(a, b []device.Device) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// serve gives every queued pod its devices or a reason to wait, oldest first. It tells when a pod that waits for a
+// plugin to recover is due, if there is one.
+func (a *Allocator) serve(ctx context.Context) (again time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	for _, p := range a.waiting {
+		switch {
+		case p.retry.IsZero():
+		case !now.Before(p.retry):
+			a.queueLocked(p)
+		case again.IsZero() || p.retry.Before(again):
+			again = p.retry
+		}
+	}
+	queued := a.queued
+	a.queued = nil
+	slices.SortFunc(queued, older)
+	for _, p := range queued {
+		if p.phase == queuing { // it may have left meanwhile
+			a.reserveLocked(ctx, p)
+		}
+	}
+	starts := a.starts
+	a.starts = nil
+	for _, c := range starts {
+		a.startPreparingLocked(ctx, c)
+	}
+	return again
+}
+
+// older orders pods by age, and those of one age by their UIDs.
+func older(p, q *pod) int {
+	if c := p.demand.Created.Compare(q.demand.Created); c != 0 {
+		return c
+	}
+	return strings.Compare(string(p.demand.Pod.UID), string(q.demand.Pod.UID))
+}
+
+// signal puts a value into a channel of size one, unless one is waiting there already.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

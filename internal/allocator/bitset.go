@@ -1,0 +1,26 @@
+package allocator
+
+import "math/bits"
+
+// A bitset is a set of positions in a listing.
+type bitset []uint64
+
+func newBitset(n int) bitset { return make(bitset, (n+63)/64) }
+
+func (b bitset) has(i int) bool { return b[i/64]&(1<<(i%64)) != 0 }
+func (b bitset) add(i int)      { b[i/64] |= 1 << (i % 64) }
+func (b bitset) remove(i int)   { b[i/64] &^= 1 << (i % 64) }
+
+// next gives the lowest member that is not below from, or -1.
+func (b bitset) next(from int) int {
+	for w := from / 64; w < len(b); w++ {
+		word := b[w]
+		if w == from/64 {
+			word &= ^uint64(0) << (from % 64)
+		}
+		if word != 0 {
+			return w*64 + bits.TrailingZeros64(word)
+		}
+	}
+	return -1
+}

@@ -1,0 +1,34 @@
+// Package allocator knows which container holds which devices.
+//
+// A device is free, held or assigned. It is held from the moment a plan sets it aside until the assignment is on disk
+// or has failed; it is assigned until its pod is gone. No device is ever in the hands of two pods.
+//
+// One pod's way through:
+//
+//	Bind       the API has bound the pod to this node             pod.go
+//	plan       choose for all of its containers, or say why not   plan.go     pure
+//	hold       set the choice aside, under the lock               attempt.go
+//	Allocate   ask the plugins, without the lock                  attempt.go
+//	save       one durable commit for the whole pod               attempt.go
+//	settle     now the assignment can be seen                     attempt.go
+//	Standing   the runtime asks, and gets a look-up               standing.go
+//	Drop       the API wants the pod no more                      pod.go
+//	release    once the runtime has none of its containers:
+//	           first on disk, then in memory                      books.go
+//
+// What is true, and what follows from it: the offers (from the plugins), the demands (from the API), the holds and the
+// assignments (our own, as they are on disk) and the running containers (from the runtime) are the truth. A pool is an
+// index over them, which makes an allocation cost the same however many devices and pods there are; checkInvariants
+// compares it with the truth after each test.
+//
+// Order: a pod that cannot have its devices waits with a reason and is planned again when something that matters to it
+// changes, oldest first; one that fits is never held up by one that does not. A plugin's failure is tried again after a
+// pause that doubles up to half a minute. Nothing polls.
+//
+// Locks and goroutines: one mutex guards all state and is held for look-ups and plans only, never across a plugin's
+// call, a commit or a log line that may block. Run owns all goroutines: the loop that plans, the one that keeps the
+// books (books.go), and one for each pod whose plugins are being asked. A constructor starts none.
+//
+// What it does not do: talk to plugins, files, the API server or the runtime. It asks for these through the small
+// interfaces it declares.
+package allocator

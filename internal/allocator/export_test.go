@@ -1,0 +1,97 @@
+package allocator
+
+import (
+	"fmt"
+	"reflect"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// CheckInvariants compares the pools with the truth that they are an index over, and the assignments with the books.
+// It wants an allocator at rest: no attempt under way.
+func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	type key struct {
+		device.ResourceName
+		device.ID
+	}
+	owner := map[key]device.PodUID{}
+	requests := map[device.ResourceName]int{}
+	books := map[device.PodUID][]device.Assignment{}
+	for _, r := range onDisk {
+		books[r.Demand.Pod.UID] = r.Assignments
+	}
+	for uid, p := range a.pods {
+		if p.phase == asking {
+			return fmt.Errorf("pod %s is in the middle of an attempt", p.demand.Pod)
+		}
+		if (p.done != nil) != (p.phase == queuing) {
+			return fmt.Errorf("pod %s: phase %d, done %v", p.demand.Pod, p.phase, p.done)
+		}
+		if (a.waiting[uid] != nil) != (p.phase == parked) {
+			return fmt.Errorf("pod %s: phase %d, waiting %v", p.demand.Pod, p.phase, a.waiting[uid] != nil)
+		}
+		if p.wanted {
+			for r, n := range p.demand.Requests() {
+				requests[r] += n
+			}
+		}
+		if len(p.assigned) > 0 && !p.leaving && !reflect.DeepEqual(books[uid], p.assigned) {
+			return fmt.Errorf("pod %s: the books say %v, and not %v", p.demand.Pod, books[uid], p.assigned)
+		}
+		for _, as := range p.assigned {
+			d, ok := p.demand.Of(as.Container.Name)
+			if !ok || as.Container != d.Container {
+				return fmt.Errorf("pod %s: assignment of %v without a demand", p.demand.Pod, as.Container)
+			}
+			for _, s := range as.Shares {
+				if len(s.IDs) != d.Wants[s.Resource] {
+					return fmt.Errorf("%v: %d of %s, wanted %d", as.Container, len(s.IDs), s.Resource, d.Wants[s.Resource])
+				}
+				for _, id := range s.IDs {
+					k := key{s.Resource, id}
+					if was, taken := owner[k]; taken && was != uid {
+						return fmt.Errorf("device %s of %s is in two hands: %s and %s", id, s.Resource, was, uid)
+					}
+					owner[k] = uid
+				}
+			}
+		}
+	}
+	for uid, assignments := range books {
+		if len(assignments) > 0 && a.pods[uid] == nil {
+			return fmt.Errorf("pod %s holds devices on disk only", uid)
+		}
+	}
+	for r, p := range a.pools {
+		taken, free, sick := map[device.ID]device.PodUID{}, 0, 0
+		for k, uid := range owner {
+			if k.ResourceName == r {
+				taken[k.ID] = uid
+			}
+		}
+		if !reflect.DeepEqual(taken, p.taken) {
+			return fmt.Errorf("%s: the pool says %v is taken, the assignments say %v", r, p.taken, taken)
+		}
+		for i, d := range p.listing.devices {
+			_, used := taken[d.ID]
+			if d.Healthy && !used {
+				free++
+			}
+			if !d.Healthy && used {
+				sick++
+			}
+			if p.offered && p.free.has(i) != (d.Healthy && !used) {
+				return fmt.Errorf("%s: device %s: free is %v", r, d.ID, p.free.has(i))
+			}
+		}
+		if p.offered && (p.frees != free || p.sick != sick) {
+			return fmt.Errorf("%s: %d free and %d sick, counted %d and %d", r, p.frees, p.sick, free, sick)
+		}
+		if p.requests != requests[r] {
+			return fmt.Errorf("%s: requests %d, counted %d", r, p.requests, requests[r])
+		}
+	}
+	return nil
+}

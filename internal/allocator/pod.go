@@ -1,0 +1,207 @@
+package allocator
+
+import (
+	"slices"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A phase is where a pod stands on its way to its devices.
+type phase int
+
+const (
+	settled phase = iota // it asks for nothing, or has all that it asks for
+	queuing              // it is to be planned
+	asking               // its plugins are being asked, and it holds devices
+	parked               // it waits for something to change
+)
+
+// A pod is all that is known of one pod. Allocator.mu guards it.
+type pod struct {
+	demand   device.PodDemand
+	bound    time.Time // when we heard of it
+	wanted   bool      // the API has it, and it has not ended
+	saved    bool      // the books know it
+	leaving  bool      // its removal from the books is under way
+	assigned []device.Assignment
+
+	phase phase
+	done  chan struct{} // closed when phase leaves queuing or asking; nil in the other phases
+	wait  device.Wait   // of parked
+	tries int           // failures of plugins in a row
+	retry time.Time     // of parked: when to try again without any other cause; zero: never
+
+	starts map[string]*preparation // by container name
+}
+
+// complete tells whether each container has what it asks for.
+func (p *pod) complete() bool { return len(p.assigned) == len(p.demand.Demands) }
+
+// of gives the assignment of the container of that name.
+func (p *pod) of(container string) (device.Assignment, bool) {
+	for _, as := range p.assigned {
+		if as.Container.Name == container {
+			return as, true
+		}
+	}
+	return device.Assignment{}, false
+}
+
+// Bind tells that a pod is bound to this node and has not ended. Telling it again changes nothing.
+func (a *Allocator) Bind(d device.PodDemand) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.bindLocked(d)
+}
+
+// Drop tells that the API does not want the pod any more: it has ended or is gone. Its devices stay its own for as long
+// as the runtime has a container of it.
+func (a *Allocator) Drop(uid device.PodUID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p := a.pods[uid]; p != nil {
+		a.dropLocked(p)
+	}
+}
+
+// Replace tells of all pods that are bound to this node: others are dropped.
+func (a *Allocator) Replace(all []device.PodDemand) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	named := make(map[device.PodUID]bool, len(all))
+	for _, d := range all {
+		named[d.Pod.UID] = true
+		a.bindLocked(d)
+	}
+	for uid, p := range a.pods {
+		if !named[uid] {
+			a.dropLocked(p)
+		}
+	}
+}
+
+func (a *Allocator) bindLocked(d device.PodDemand) {
+	p := a.pods[d.Pod.UID]
+	if p == nil {
+		p = &pod{demand: d, bound: time.Now(), wanted: true}
+		a.pods[d.Pod.UID] = p
+		a.admitLocked(p)
+		return
+	}
+	if !p.wanted {
+		p.wanted = true
+		delete(a.leavers, d.Pod.UID)
+		a.pools.request(p.demand, 1)
+		signal(a.changed)
+		if p.phase == settled && !p.leaving && !p.complete() {
+			a.queueLocked(p)
+		}
+	}
+	// What a pod asks for never changes while it lives, but what we have to serve of it may, until it has been served:
+	// the scheduler may give a resource to a DRA driver.
+	if (p.phase == parked || p.phase == queuing) && !p.demand.Equal(d) {
+		a.pools.request(p.demand, -1)
+		p.demand = d
+		p.saved = false
+		a.admitLocked(p)
+	}
+}
+
+// admitLocked takes up a pod that is new or asks for something else.
+func (a *Allocator) admitLocked(p *pod) {
+	a.pools.request(p.demand, 1)
+	if len(p.demand.Demands) > 0 {
+		signal(a.changed)
+		a.queueLocked(p)
+		return
+	}
+	a.settleLocked(p)
+	a.rememberLocked(p)
+}
+
+func (a *Allocator) dropLocked(p *pod) {
+	if p.wanted {
+		p.wanted = false
+		a.pools.request(p.demand, -1)
+		signal(a.changed)
+	}
+	if p.phase == asking || p.leaving {
+		return // who settles it, or writes the books, sees that it is not wanted
+	}
+	a.settleLocked(p)
+	if len(p.assigned) == 0 && !p.saved {
+		a.removeLocked(p)
+		return
+	}
+	a.leavers[p.demand.Pod.UID] = p
+	a.writeLocked(0)
+}
+
+// removeLocked lets a pod out of memory, where alone it was.
+func (a *Allocator) removeLocked(p *pod) {
+	uid := p.demand.Pod.UID
+	delete(a.pods, uid)
+	delete(a.unsaved, uid)
+	delete(a.leavers, uid)
+}
+
+// queueLocked has a pod planned at the next occasion.
+func (a *Allocator) queueLocked(p *pod) {
+	if p.phase == queuing {
+		return
+	}
+	delete(a.waiting, p.demand.Pod.UID)
+	p.phase = queuing
+	if p.done == nil {
+		p.done = make(chan struct{})
+	}
+	a.queued = append(a.queued, p)
+	signal(a.kick)
+}
+
+// parkLocked has a pod wait: until something it waits for changes and, if pause is not zero, no longer than that.
+func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
+	news := p.wait.Reason != why.Reason
+	p.phase, p.wait, p.retry = parked, why, time.Time{}
+	if pause > 0 {
+		p.retry = time.Now().Add(pause)
+		signal(a.kick)
+	}
+	a.waiting[p.demand.Pod.UID] = p
+	a.endWaitLocked(p)
+	if !p.saved {
+		a.rememberLocked(p)
+	}
+	if news {
+		a.log.Info("pod waits for its devices", "pod", p.demand.Pod.String(), "reason", why.Reason, "why", why.Message)
+	}
+}
+
+// settleLocked ends a pod's way: it has its devices, needs none, or is on its way out.
+func (a *Allocator) settleLocked(p *pod) {
+	delete(a.waiting, p.demand.Pod.UID)
+	p.phase, p.wait, p.tries, p.retry = settled, device.Wait{}, 0, time.Time{}
+	a.endWaitLocked(p)
+}
+
+// endWaitLocked tells those who wait for the end of an attempt.
+func (a *Allocator) endWaitLocked(p *pod) {
+	if p.done != nil {
+		close(p.done)
+		p.done = nil
+	}
+}
+
+// wakeLocked has the pods that wait for something about the resource planned again. Those that wait because a plugin
+// failed them take their time, unless it is back from having been away.
+func (a *Allocator) wakeLocked(r device.ResourceName, back bool) {
+	for _, p := range a.waiting {
+		if !p.retry.IsZero() && !back {
+			continue
+		}
+		if slices.ContainsFunc(p.demand.Demands, func(d device.Demand) bool { return d.Wants[r] > 0 }) {
+			a.queueLocked(p)
+		}
+	}
+}

@@ -1,0 +1,158 @@
+package allocator
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A listing is an inventory made ready for look-ups. It is never changed once made.
+type listing struct {
+	devices []device.Device
+	at      map[device.ID]int // position of an ID in devices
+	healthy bitset
+
+	healthies int // members of healthy
+}
+
+// makeListing takes over what it can from the listing before: where only health has changed, the positions are the
+// same, and making them anew would be most of the work.
+func makeListing(devices []device.Device, before *listing) *listing {
+	l := &listing{devices: devices, healthy: newBitset(len(devices))}
+	if before != nil && sameIDs(devices, before.devices) {
+		l.at = before.at
+	} else {
+		l.at = make(map[device.ID]int, len(devices))
+		for i, d := range devices {
+			l.at[d.ID] = i
+		}
+	}
+	for i, d := range devices {
+		if d.Healthy {
+			l.healthy.add(i)
+			l.healthies++
+		}
+	}
+	return l
+}
+
+func sameIDs(a, b []device.Device) bool {
+	return slices.EqualFunc(a, b, func(x, y device.Device) bool { return x.ID == y.ID })
+}
+
+// usable tells whether the device is listed and healthy.
+func (l *listing) usable(id device.ID) bool {
+	i, ok := l.at[id]
+	return ok && l.healthy.has(i)
+}
+
+// A pool is one resource as the plan and the scheduler see it: an index over the offer, the holds and the assignments.
+type pool struct {
+	offer    device.Offer
+	offered  bool // an offer has been seen; without one there is only what the books say is in use
+	listing  *listing
+	taken    map[device.ID]device.PodUID // held or assigned
+	free     bitset                      // healthy and not taken
+	frees    int                         // members of free
+	sick     int                         // taken, listed, and not healthy
+	requests int                         // sum of what active pods on the node ask for
+}
+
+func newPool() *pool {
+	return &pool{listing: makeListing(nil, nil), taken: map[device.ID]device.PodUID{}}
+}
+
+// accept puts a new offer in the place of the last. The listing has been made of it beforehand, without a lock.
+func (p *pool) accept(o device.Offer, l *listing) {
+	p.offer, p.offered, p.listing = o, true, l
+	p.free, p.frees, p.sick = slices.Clone(l.healthy), l.healthies, 0
+	for id := range p.taken {
+		p.lower(id)
+	}
+}
+
+// take puts devices into a pod's hands. Those that the pod has already stay there.
+func (p *pool) take(ids []device.ID, pod device.PodUID) {
+	for _, id := range ids {
+		if _, taken := p.taken[id]; taken {
+			continue
+		}
+		p.taken[id] = pod
+		p.lower(id)
+	}
+}
+
+// lower counts a device that has been taken.
+func (p *pool) lower(id device.ID) {
+	switch i, listed := p.listing.at[id]; {
+	case listed && p.listing.healthy.has(i):
+		p.free.remove(i)
+		p.frees--
+	case listed:
+		p.sick++
+	}
+}
+
+// giveBack takes devices out of a pod's hands.
+func (p *pool) giveBack(ids []device.ID, pod device.PodUID) {
+	for _, id := range ids {
+		if p.taken[id] != pod {
+			continue
+		}
+		delete(p.taken, id)
+		switch i, listed := p.listing.at[id]; {
+		case listed && p.listing.healthy.has(i):
+			p.free.add(i)
+			p.frees++
+		case listed:
+			p.sick--
+		}
+	}
+}
+
+// published is the number that the Node shows as capacity and as allocatable: what is usable or in use, and never
+// less than the pods on the node ask for. A kubelet sets allocatable to capacity whatever it was, and at its restart
+// admits all pods anew against that number, failing the youngest where it falls short; so it must not fall short.
+func (p *pool) published() int {
+	n := len(p.taken)
+	if p.offer.State != device.Lost {
+		n = p.frees + len(p.taken) // every usable device is free or taken
+	}
+	return max(n, p.requests)
+}
+
+// counts gives the number of devices in each state of the metric devmgrd_devices: each device is in exactly one.
+func (p *pool) counts() map[string]int {
+	free, stale := p.frees, 0
+	if p.offer.State != device.Serving {
+		free, stale = 0, p.frees
+	}
+	return map[string]int{"free": free, "stale": stale, "assigned": len(p.taken), "unhealthy": p.unhealthy()}
+}
+
+// unhealthy gives the number of devices that would be free if they were healthy.
+func (p *pool) unhealthy() int { return len(p.listing.devices) - p.listing.healthies - p.sick }
+
+// pools are all resources that have been offered or are in use.
+type pools map[device.ResourceName]*pool
+
+// of gives the pool of a resource, making an empty one if there is none.
+func (ps pools) of(r device.ResourceName) *pool {
+	p := ps[r]
+	if p == nil {
+		p = newPool()
+		ps[r] = p
+	}
+	return p
+}
+
+// request adds to (sign 1) or takes from (sign -1) what active pods ask for.
+func (ps pools) request(d device.PodDemand, sign int) {
+	for r, n := range d.Requests() {
+		ps.of(r).requests += sign * n
+	}
+}
+
+// names gives the resources in ascending order.
+func (ps pools) names() []device.ResourceName { return slices.Sorted(maps.Keys(ps)) }

@@ -1,0 +1,108 @@
+package allocator
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A preparation is what has become of PreStartContainer for the next start of one container. Plugins that ask for it
+// want the call before each start; the runtime's hook has no time for it, so it is made ahead: when the devices have
+// been assigned, and again each time the container has stopped. A container whose preparation is not done is refused,
+// and the kubelet asks again.
+type preparation struct {
+	running bool
+	err     error
+	retry   time.Time     // after a failure: not before this
+	tries   int           // failures in a row
+	done    chan struct{} // closed when it has ended
+}
+
+// preStart tells whether the plugin of a resource wants PreStartContainer.
+func (a *Allocator) preStart(r device.ResourceName) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.pools[r].offer.PreStart
+}
+
+func needsPreparing(as device.Assignment) bool {
+	return slices.ContainsFunc(as.Shares, func(s device.Share) bool { return s.PreStart })
+}
+
+// prepareLocked has a container prepared for its next start, if its plugins want that and it is not being done.
+func (a *Allocator) prepareLocked(p *pod, as device.Assignment) {
+	name := as.Container.Name
+	last := p.starts[name]
+	if !needsPreparing(as) || last != nil && last.running {
+		return
+	}
+	next := &preparation{running: true, done: make(chan struct{})}
+	if last != nil {
+		next.tries = last.tries
+	}
+	if p.starts == nil {
+		p.starts = map[string]*preparation{}
+	}
+	p.starts[name] = next
+	a.starts = append(a.starts, as.Container)
+	signal(a.kick)
+}
+
+// startPreparingLocked makes the calls that prepareLocked has asked for.
+func (a *Allocator) startPreparingLocked(ctx context.Context, c device.Container) {
+	p := a.pods[c.Pod]
+	if p == nil || p.starts[c.Name] == nil {
+		return
+	}
+	as, ok := p.of(c.Name)
+	if !ok {
+		return
+	}
+	pod, prep := p.demand.Pod, p.starts[c.Name]
+	a.work.Go(func() {
+		var err error
+		for _, s := range as.Shares {
+			if s.PreStart && err == nil {
+				err = a.plugins.PreStart(ctx, pod, c, s.Resource, s.IDs)
+			}
+		}
+		a.prepared(pod, c, prep, err)
+	})
+}
+
+func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparation, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	prep.running, prep.err = false, err
+	if err != nil {
+		prep.retry = time.Now().Add(min(firstPause<<min(prep.tries, 8), lastPause))
+		prep.tries++
+		a.log.Warn("preparing the devices failed", "pod", pod.String(), "container", c.Name, "err", err)
+	} else {
+		prep.tries = 0
+	}
+	close(prep.done)
+}
+
+// preparedLocked gives what the state of the preparations makes of a container that is otherwise ready: nil if it may
+// start.
+func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Standing {
+	if !needsPreparing(as) {
+		return nil
+	}
+	prep := p.starts[as.Container.Name]
+	if prep == nil || prep.err != nil && !time.Now().Before(prep.retry) {
+		a.prepareLocked(p, as)
+		prep = p.starts[as.Container.Name]
+	}
+	switch {
+	case prep.running:
+		return &device.Standing{Stand: device.Busy, Done: prep.done,
+			Wait: device.Wait{Reason: device.Preparing, Message: "the device plugin is preparing the devices"}}
+	case prep.err != nil:
+		return &device.Standing{Stand: device.Waiting, Wait: device.Wait{Reason: device.PreStartFailed, Message: prep.err.Error()}}
+	}
+	return nil
+}

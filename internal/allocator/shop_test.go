@@ -1,0 +1,262 @@
+package allocator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+const (
+	gpu device.ResourceName = "vendor.com/gpu"
+	nic device.ResourceName = "vendor.com/nic"
+)
+
+// A shop stands for the registry: offers that a test sets, and answers that it orders.
+type shop struct {
+	mu       sync.Mutex
+	offers   map[device.ResourceName]device.Offer
+	changed  chan struct{}
+	asked    []string // "pod/container resource ids", in order
+	answer   func(ctx context.Context, pod device.Pod, r device.ResourceName) error
+	prepared []string
+	prepare  func(ctx context.Context) error
+}
+
+func newShop() *shop {
+	return &shop{offers: map[device.ResourceName]device.Offer{}, changed: make(chan struct{}, 1)}
+}
+
+func (s *shop) offer(r device.ResourceName, edit func(*device.Offer)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := s.offers[r]
+	o.Inventory.Resource = r
+	edit(&o)
+	s.offers[r] = o
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// stock offers n healthy devices, d0 to d<n-1>, without those in sick.
+func (s *shop) stock(r device.ResourceName, n int, sick ...int) {
+	s.offer(r, func(o *device.Offer) {
+		o.Reported, o.State = true, device.Serving
+		o.Inventory.Devices = make([]device.Device, n)
+		for i := range n {
+			o.Inventory.Devices[i] = device.Device{ID: device.ID(fmt.Sprintf("d%d", i)), Healthy: true}
+		}
+		for _, i := range sick {
+			o.Inventory.Devices[i].Healthy = false
+		}
+	})
+}
+
+func (s *shop) Offers() map[device.ResourceName]device.Offer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.offers)
+}
+
+// answers orders what Allocate does from now on; nil: it grants.
+func (s *shop) answers(f func(context.Context, device.Pod, device.ResourceName) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answer = f
+}
+
+// prepares orders what PreStart does from now on; nil: it succeeds.
+func (s *shop) prepares(f func(context.Context) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prepare = f
+}
+
+func (s *shop) Changed() <-chan struct{} { return s.changed }
+
+func (s *shop) Allocate(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, ids []device.ID) (device.Grant, error) {
+	s.mu.Lock()
+	s.asked = append(s.asked, fmt.Sprintf("%s/%s %s %v", pod.Name, c.Name, r, ids))
+	answer := s.answer
+	s.mu.Unlock()
+	if answer != nil {
+		if err := answer(ctx, pod, r); err != nil {
+			return device.Grant{}, err
+		}
+	}
+	return device.Grant{Env: map[string]string{"IDS": fmt.Sprint(ids)}}, nil
+}
+
+func (s *shop) PreStart(ctx context.Context, _ device.Pod, c device.Container, r device.ResourceName, ids []device.ID) error {
+	s.mu.Lock()
+	s.prepared = append(s.prepared, fmt.Sprintf("%s %s %v", c.Name, r, ids))
+	prepare := s.prepare
+	s.mu.Unlock()
+	if prepare != nil {
+		return prepare(ctx)
+	}
+	return nil
+}
+
+// A rig is a running allocator on a real state file.
+type rig struct {
+	*allocator.Allocator
+	t     *testing.T
+	shop  *shop
+	store *store.Store
+	dir   string
+	stop  func()
+}
+
+// run runs a test in a bubble with a clock of its own, and checks the invariants when it is over.
+func run(t *testing.T, test func(*rig)) {
+	t.Helper()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		r := &rig{t: t, shop: newShop(), dir: dir}
+		r.start()
+		test(r)
+		r.check()
+		r.halt()
+	})
+}
+
+func (r *rig) start() {
+	r.t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	var err error
+	if r.store, err = store.Open(store.Config{Dir: r.dir, Log: log}); err != nil {
+		r.t.Fatal(err)
+	}
+	known, err := r.store.Pods()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.Allocator = allocator.New(allocator.Config{Plugins: r.shop, Books: r.store, Known: known, Log: log, Metrics: prometheus.NewRegistry()})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := r.Run(ctx); err != nil {
+			r.t.Error(err)
+		}
+	}()
+	r.stop = func() {
+		cancel()
+		<-ended
+	}
+	synctest.Wait()
+}
+
+func (r *rig) halt() {
+	r.stop()
+	if err := r.store.Close(); err != nil {
+		r.t.Error(err)
+	}
+}
+
+// restart ends the daemon's part and starts it anew on the same books.
+func (r *rig) restart() {
+	r.halt()
+	r.start()
+}
+
+// check waits until nothing moves and compares all that must agree.
+func (r *rig) check() {
+	r.t.Helper()
+	synctest.Wait()
+	onDisk, err := r.store.Pods()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := r.CheckInvariants(onDisk); err != nil {
+		r.t.Error(err)
+	}
+}
+
+// bind binds a pod with these demands and waits until nothing moves.
+func (r *rig) bind(name string, demands ...device.Demand) {
+	r.Bind(pod(name, demands...))
+	synctest.Wait()
+}
+
+// stands gives the standing of a container in short: a word, and the devices or the reason.
+func (r *rig) stands(pod, container string) string {
+	r.t.Helper()
+	synctest.Wait()
+	s := r.Standing(device.Container{Pod: device.PodUID(pod), Name: container})
+	switch s.Stand {
+	case device.Unknown:
+		return "unknown"
+	case device.Free:
+		return "free"
+	case device.Busy:
+		return "busy " + string(s.Wait.Reason)
+	case device.Waiting:
+		return "waiting " + string(s.Wait.Reason)
+	}
+	out := "ready"
+	for _, share := range s.Assignment.Shares {
+		out += fmt.Sprintf(" %s%v", share.Resource, share.IDs)
+	}
+	return out
+}
+
+func (r *rig) expect(pod, container, want string) {
+	r.t.Helper()
+	if got := r.stands(pod, container); got != want {
+		r.t.Errorf("%s/%s stands %q, want %q", pod, container, got, want)
+	}
+}
+
+func (r *rig) published(want map[device.ResourceName]int) {
+	r.t.Helper()
+	synctest.Wait()
+	if got := r.Published(); !maps.Equal(got, want) {
+		r.t.Errorf("published %v, want %v", got, want)
+	}
+}
+
+// after lets time pass and waits until nothing moves.
+func (r *rig) after(d time.Duration) {
+	time.Sleep(d) // the bubble's clock: this takes no time
+	synctest.Wait()
+}
+
+var born = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// pod makes a pod whose UID is its name. Pods are as old as their names say, in the order of the alphabet.
+func pod(name string, demands ...device.Demand) device.PodDemand {
+	for i := range demands {
+		demands[i].Container.Pod = device.PodUID(name)
+	}
+	return device.PodDemand{
+		Pod:     device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name},
+		Created: born.Add(time.Duration(name[0]) * time.Minute), Demands: demands,
+	}
+}
+
+func wants(container string, kind device.Kind, r device.ResourceName, n int) device.Demand {
+	return device.Demand{Container: device.Container{Name: container}, Kind: kind, Wants: map[device.ResourceName]int{r: n}}
+}
+
+func app(r device.ResourceName, n int) device.Demand { return wants("main", device.App, r, n) }
+
+func running(id, pod, container string) device.Running {
+	return device.Running{ID: id, Container: device.Container{Pod: device.PodUID(pod), Name: container}}
+}
+
+var errPlugin = errors.New("the plugin says no")

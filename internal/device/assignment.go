@@ -1,0 +1,57 @@
+package device
+
+import (
+	"slices"
+	"strings"
+)
+
+// A Grant is a plugin's answer to an allocation: what a container needs in order to use its devices.
+type Grant struct {
+	Env         map[string]string `json:"env,omitempty"`
+	Mounts      []Mount           `json:"mounts,omitempty"`
+	Nodes       []Node            `json:"nodes,omitempty"`
+	CDI         []string          `json:"cdi,omitempty"` // fully qualified CDI device names: vendor/class=name
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+// A Mount shows a host path inside the container.
+type Mount struct {
+	ContainerPath string `json:"containerPath"`
+	HostPath      string `json:"hostPath"`
+	ReadOnly      bool   `json:"readOnly,omitempty"`
+}
+
+// A Node shows a device node of the host inside the container.
+type Node struct {
+	ContainerPath string `json:"containerPath"`
+	HostPath      string `json:"hostPath"`
+	Permissions   string `json:"permissions"` // letters of "rwm": read, write, make a node
+}
+
+// A Share is one plugin's part of an assignment.
+type Share struct {
+	Resource ResourceName `json:"resource"`
+	IDs      []ID         `json:"ids"` // ascending
+	Grant    Grant        `json:"grant"`
+	PreStart bool         `json:"preStart,omitempty"` // the plugin wants PreStartContainer before each start
+}
+
+// An Assignment is all of a container's devices. A container has all that it asked for, or no assignment.
+type Assignment struct {
+	Container Container `json:"container"`
+	Shares    []Share   `json:"shares"` // ascending by resource
+}
+
+// Choice is a proposal of devices for one container: nothing is promised by it.
+type Choice map[ResourceName][]ID
+
+// Sort puts shares in order of their resource, the order in which they are merged.
+func Sort(shares []Share) {
+	slices.SortFunc(shares, func(a, b Share) int { return strings.Compare(string(a.Resource), string(b.Resource)) })
+}
+
+// A PodRecord is what the store keeps of a pod: what it asked for and, once that is settled, what it holds.
+type PodRecord struct {
+	Demand      PodDemand    `json:"demand"`
+	Assignments []Assignment `json:"assignments,omitempty"`
+}

@@ -1,0 +1,80 @@
+package device
+
+import (
+	"maps"
+	"time"
+)
+
+// Kind says how a container lives beside the others of its pod, which decides whether its devices can be handed on.
+type Kind string
+
+const (
+	// App containers run side by side until the pod ends.
+	App Kind = "app"
+	// Init containers end before the next container starts: their devices go on to later containers.
+	Init Kind = "init"
+	// Sidecar containers are init containers that restart always, so they keep what they have.
+	Sidecar Kind = "sidecar"
+)
+
+// A Demand is what one container asks for. Containers that ask for no device have none.
+type Demand struct {
+	Container Container            `json:"container"`
+	Kind      Kind                 `json:"kind"`
+	Wants     map[ResourceName]int `json:"wants"` // counts above zero
+	// Env names the variables that the pod's own specification sets in this container. They win over a plugin's.
+	Env []string `json:"env,omitempty"`
+}
+
+// A PodDemand is a pod bound to this node and what its containers ask for, in the order in which they start
+// (init containers and sidecars as they stand in the specification, then the others). A pod without Demands asks
+// for no device; it is known all the same, so that its containers can pass at once.
+type PodDemand struct {
+	Pod     Pod       `json:"pod"`
+	Created time.Time `json:"created"` // who waits longest is served first
+	Demands []Demand  `json:"demands,omitempty"`
+}
+
+// Requests gives the number of devices that the scheduler and the kubelet charge to the pod, per resource: the sum
+// over its long-running containers (apps and sidecars), or what an init container needs while it runs, with the
+// sidecars started before it, whichever is more.
+func (p PodDemand) Requests() map[ResourceName]int {
+	if len(p.Demands) == 0 {
+		return nil
+	}
+	running, peak := map[ResourceName]int{}, map[ResourceName]int{}
+	for _, d := range p.Demands {
+		for r, n := range d.Wants {
+			if d.Kind != Init {
+				running[r] += n
+				n = 0
+			}
+			peak[r] = max(peak[r], running[r]+n)
+		}
+	}
+	return peak
+}
+
+// Of gives the demand of the container of that name, if it has any.
+func (p PodDemand) Of(container string) (Demand, bool) {
+	for _, d := range p.Demands {
+		if d.Container.Name == container {
+			return d, true
+		}
+	}
+	return Demand{}, false
+}
+
+// Equal tells whether two demands ask for the same on behalf of the same pod.
+func (p PodDemand) Equal(q PodDemand) bool {
+	if p.Pod != q.Pod || !p.Created.Equal(q.Created) || len(p.Demands) != len(q.Demands) {
+		return false
+	}
+	for i, d := range p.Demands {
+		e := q.Demands[i]
+		if d.Container != e.Container || d.Kind != e.Kind || !maps.Equal(d.Wants, e.Wants) {
+			return false
+		}
+	}
+	return true
+}

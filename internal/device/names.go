@@ -1,0 +1,104 @@
+package device
+
+import (
+	"fmt"
+	"strings"
+)
+
+// A ResourceName names a kind of device as Kubernetes does, for example "vendor.example/gpu".
+// ParseResourceName is the only way in for names that come from outside.
+type ResourceName string
+
+// An ID is a plugin's name for one device. It means nothing outside its resource.
+type ID string
+
+// A PodUID identifies one life of a pod: a pod made anew under the same name has another.
+type PodUID string
+
+// A Pod names a pod for people (namespace and name) and for the books (UID).
+type Pod struct {
+	UID       PodUID `json:"uid"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+// String gives namespace/name, the way kubectl names pods.
+func (p Pod) String() string { return p.Namespace + "/" + p.Name }
+
+// A Container is a container of a pod. It stays the same when the container restarts under a new runtime ID,
+// and when the pod's sandbox is made anew.
+type Container struct {
+	Pod  PodUID `json:"pod"`
+	Name string `json:"name"`
+}
+
+const (
+	maxLabel  = 63  // a DNS label, and the part of a resource name after the slash
+	maxDomain = 244 // a DNS name of 253 characters with room for the quota prefix "requests."
+)
+
+// ParseResourceName takes s as the name of an extended resource, by the rules of Kubernetes (IsExtendedResourceName
+// in its core validation): a DNS domain that is not kubernetes.io nor below it, a slash, and a name of at most
+// 63 letters, digits, '-', '_' and '.', which starts and ends with a letter or digit. The prefix "requests." is
+// kept for quotas. The error says which part is wrong and shows a name that would do.
+func ParseResourceName(s string) (ResourceName, error) {
+	bad := func(why string) (ResourceName, error) {
+		return "", fmt.Errorf("resource name %q: %s; an extended resource is named like vendor.example/gpu", clip(s), why)
+	}
+	domain, name, ok := strings.Cut(s, "/")
+	switch {
+	case !ok:
+		return bad("there is no slash between domain and name")
+	case strings.Contains(name, "/"):
+		return bad("there is more than one slash")
+	case strings.HasPrefix(s, "requests."):
+		return bad(`the prefix "requests." is kept for quotas`)
+	case strings.Contains(s, "kubernetes.io/"):
+		return bad("the domain kubernetes.io belongs to Kubernetes itself")
+	case !validDomain(domain):
+		return bad("the domain is not a lower-case DNS name of at most 244 characters")
+	case !validName(name):
+		return bad("the part after the slash must be 1 to 63 letters, digits, '-', '_' or '.', with a letter or digit at both ends")
+	}
+	return ResourceName(s), nil
+}
+
+func validDomain(s string) bool {
+	if s == "" || len(s) > maxDomain {
+		return false
+	}
+	for label := range strings.SplitSeq(s, ".") {
+		if label == "" || !lowerOrDigit(label[0]) || !lowerOrDigit(label[len(label)-1]) {
+			return false
+		}
+		for i := range len(label) {
+			if c := label[i]; !lowerOrDigit(c) && c != '-' {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func validName(s string) bool {
+	if s == "" || len(s) > maxLabel || !alphanumeric(s[0]) || !alphanumeric(s[len(s)-1]) {
+		return false
+	}
+	for i := range len(s) {
+		if c := s[i]; !alphanumeric(c) && c != '-' && c != '_' && c != '.' {
+			return false
+		}
+	}
+	return true
+}
+
+func lowerOrDigit(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }
+func alphanumeric(c byte) bool { return lowerOrDigit(c) || 'A' <= c && c <= 'Z' }
+
+// clip keeps what a peer sent short enough for a message.
+func clip(s string) string {
+	if len(s) > 300 {
+		return s[:300] + "..."
+	}
+	return s
+}

@@ -1,0 +1,58 @@
+package device
+
+// A Reason is the one word for why a container waits or was refused: the same in log, event, metric and command line.
+type Reason string
+
+const (
+	PluginMissing     Reason = "PluginMissing"     // no plugin serves the resource, and none has been heard of lately
+	PluginStale       Reason = "PluginStale"       // the plugin's stream has ended; it may be back in a moment
+	PluginSlow        Reason = "PluginSlow"        // the plugin did not answer in time
+	PluginError       Reason = "PluginError"       // the plugin answered with an error, or with nonsense
+	NotEnoughDevices  Reason = "NotEnoughDevices"  // too few devices are free
+	DeviceUnhealthy   Reason = "DeviceUnhealthy"   // enough devices are there, but too few of them are healthy
+	TopologyMismatch  Reason = "TopologyMismatch"  // no choice of devices fits the topology policy
+	Allocating        Reason = "Allocating"        // the allocation is in flight
+	Preparing         Reason = "Preparing"         // PreStartContainer is in flight
+	PreStartFailed    Reason = "PreStartFailed"    // PreStartContainer failed
+	HostDeviceMissing Reason = "HostDeviceMissing" // what the plugin granted is not there on the host
+	UnknownPod        Reason = "UnknownPod"        // the pod has not been heard of, and the API server cannot be asked
+	StoreUnavailable  Reason = "StoreUnavailable"  // the assignment could not be made durable
+)
+
+// A Wait is why a container or pod has to wait.
+type Wait struct {
+	Reason  Reason
+	Message string // for people: names the resource and figures
+}
+
+// Stand says which of the runtime's questions about a container has which answer.
+type Stand int
+
+const (
+	// Unknown: nothing is known of the container's pod.
+	Unknown Stand = iota
+	// Free: the container asks for no device.
+	Free
+	// Ready: the assignment is durable and may be injected.
+	Ready
+	// Busy: an allocation or a preparation is in flight; Done is closed when it has ended, either way.
+	Busy
+	// Waiting: the container cannot have its devices now; Wait says why.
+	Waiting
+)
+
+// A Standing is what can be said at this moment of a container's devices.
+type Standing struct {
+	Stand      Stand
+	Wait       Wait            // of Busy and Waiting
+	Assignment Assignment      // of Ready
+	Env        []string        // of Ready: variables that the pod sets itself, see Demand.Env
+	Done       <-chan struct{} // of Busy
+}
+
+// A Running is a container that the runtime has, as it tells of it.
+type Running struct {
+	ID        string // the runtime's
+	Container Container
+	Stamp     map[ResourceName][]ID // what devmgrd wrote on it when it was made; nil: nothing
+}

@@ -1,0 +1,28 @@
+// Package store keeps what has to survive a restart, in one bbolt file.
+//
+// It owns the file's schema, its version and its migrations, and the lock that keeps a second devmgrd from the same
+// books. It decides nothing: the allocator says what a pod holds, the registry what a plugin offers.
+//
+// The file:
+//
+//	meta
+//	    version             8 bytes, big-endian: the schema's number, raw so that any version can read it
+//	pods
+//	    <pod UID>           JSON of device.PodRecord: what the pod asked for and, once settled, what it holds
+//	plugins
+//	    <resource name>     a bucket
+//	        record          JSON of pluginRecord: where the plugin listens, and whether it has listed its devices
+//	        devices         a bucket
+//	            <device ID> one byte (1: healthy), then the NUMA nodes as unsigned varints
+//
+// One pod is one key, so that all of its assignments become durable in one commit or none does, and a release is one
+// deletion. One device is one key, so that a change of health among 50 000 writes a few pages and not the whole list.
+//
+// Promises:
+//
+//   - When SavePods or SavePlugin returns nil, what it was given is on disk (bbolt syncs each commit).
+//   - Saving what is there already writes nothing.
+//   - Open never changes a file that it does not understand: one of a newer version, damaged, or of another program
+//     is refused with its path, the reason and the remedy, and stays as it was.
+//   - A second devmgrd is refused with the pid of the first.
+package store

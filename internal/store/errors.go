@@ -1,0 +1,42 @@
+package store
+
+import "fmt"
+
+// A LockedError says that another devmgrd has the books open.
+type LockedError struct {
+	Path string // the lock file
+	PID  int    // of the other devmgrd; 0 if it left no note
+}
+
+func (e *LockedError) Error() string {
+	who := "another devmgrd"
+	if e.PID > 0 {
+		who = fmt.Sprintf("another devmgrd (pid %d)", e.PID)
+	}
+	return fmt.Sprintf("%s is running on this node and holds %s: stop it first, or give this one a stateDir and a runDir of its own", who, e.Path)
+}
+
+// A VersionError says that the state file was written by a newer devmgrd.
+type VersionError struct {
+	Path       string
+	Have, Know uint64
+}
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("state file %s has schema version %d, and this devmgrd knows versions up to %d: it was written by a newer devmgrd; "+
+		"run that version, or restore a backup made before the upgrade; the file has not been touched", e.Path, e.Have, e.Know)
+}
+
+// A DamagedError says that the state file cannot be read.
+type DamagedError struct {
+	Path string
+	Err  error
+}
+
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("state file %s cannot be read: %v; restore it from a backup, or drain the node and move the file aside to start with empty books; "+
+		"the file has not been touched", e.Path, e.Err)
+}
+
+// Unwrap gives the cause.
+func (e *DamagedError) Unwrap() error { return e.Err }

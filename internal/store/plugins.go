@@ -1,0 +1,155 @@
+package store
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// pluginRecord is the small part of a device.PluginRecord, beside its devices.
+type pluginRecord struct {
+	Endpoint string `json:"endpoint"`
+	Reported bool   `json:"reported"`
+}
+
+// Plugins gives all resources that are remembered, in the order of their names.
+func (s *Store) Plugins() ([]device.PluginRecord, error) {
+	var all []device.PluginRecord
+	err := s.db.View(func(tx *bolt.Tx) error {
+		plugins := tx.Bucket(pluginsBucket)
+		return plugins.ForEachBucket(func(name []byte) error {
+			r, err := readPlugin(plugins.Bucket(name))
+			if err != nil {
+				return fmt.Errorf("resource %s: %w", name, err)
+			}
+			r.Resource = device.ResourceName(name)
+			all = append(all, r)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, &DamagedError{s.db.Path(), err}
+	}
+	return all, nil
+}
+
+func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
+	var p pluginRecord
+	if err := json.Unmarshal(b.Get(recordKey), &p); err != nil {
+		return device.PluginRecord{}, err
+	}
+	r := device.PluginRecord{Endpoint: p.Endpoint, Reported: p.Reported}
+	devices := b.Bucket(devicesBucket)
+	if devices == nil {
+		return r, nil
+	}
+	return r, devices.ForEach(func(id, value []byte) error {
+		d, err := decodeDevice(value)
+		if err != nil {
+			return fmt.Errorf("device %q: %w", id, err)
+		}
+		d.ID = device.ID(id)
+		r.Devices = append(r.Devices, d)
+		return nil
+	})
+}
+
+// SavePlugin makes r durable. Only what differs from what is there is written.
+func (s *Store) SavePlugin(r device.PluginRecord) error {
+	return s.update(func(tx *bolt.Tx) (bool, error) {
+		b, err := tx.Bucket(pluginsBucket).CreateBucketIfNotExists([]byte(r.Resource))
+		if err != nil {
+			return false, fmt.Errorf("resource %s: %w", r.Resource, err)
+		}
+		record, err := json.Marshal(pluginRecord{r.Endpoint, r.Reported})
+		if err != nil {
+			return false, fmt.Errorf("resource %s: %w", r.Resource, err)
+		}
+		changed, err := put(b, recordKey, record)
+		if err != nil {
+			return false, fmt.Errorf("resource %s: %w", r.Resource, err)
+		}
+		devices, err := b.CreateBucketIfNotExists(devicesBucket)
+		if err != nil {
+			return false, fmt.Errorf("resource %s: %w", r.Resource, err)
+		}
+		did, err := saveDevices(devices, r.Devices)
+		if err != nil {
+			return false, fmt.Errorf("resource %s: %w", r.Resource, err)
+		}
+		return changed || did, nil
+	})
+}
+
+// saveDevices makes the bucket hold exactly these devices, which are in ascending order of ID, as the keys of a
+// bucket are: one walk along both finds what differs, and only that is written afterwards.
+func saveDevices(b *bolt.Bucket, devices []device.Device) (changed bool, err error) {
+	var gone [][]byte
+	var differ []device.Device
+	c := b.Cursor()
+	key, value := c.First()
+	var code []byte
+	for _, d := range devices {
+		for key != nil && string(key) < string(d.ID) {
+			gone = append(gone, bytes.Clone(key))
+			key, value = c.Next()
+		}
+		code = encodeDevice(code[:0], d)
+		if key == nil || string(key) != string(d.ID) {
+			differ = append(differ, d)
+			continue
+		}
+		if !bytes.Equal(value, code) {
+			differ = append(differ, d)
+		}
+		key, value = c.Next()
+	}
+	for ; key != nil; key, _ = c.Next() {
+		gone = append(gone, bytes.Clone(key))
+	}
+	for _, key := range gone {
+		if err := b.Delete(key); err != nil {
+			return false, err
+		}
+	}
+	for _, d := range differ {
+		if err := b.Put([]byte(d.ID), encodeDevice(nil, d)); err != nil {
+			return false, fmt.Errorf("device %q: %w", d.ID, err)
+		}
+	}
+	return len(gone)+len(differ) > 0, nil
+}
+
+// encodeDevice appends all of d but its ID.
+func encodeDevice(to []byte, d device.Device) []byte {
+	health := byte(0)
+	if d.Healthy {
+		health = 1
+	}
+	to = append(to, health)
+	for _, n := range d.NUMA {
+		to = binary.AppendUvarint(to, uint64(n))
+	}
+	return to
+}
+
+func decodeDevice(value []byte) (device.Device, error) {
+	if len(value) == 0 || value[0] > 1 {
+		return device.Device{}, errors.New("its health is neither 0 nor 1")
+	}
+	d := device.Device{Healthy: value[0] == 1}
+	for rest := value[1:]; len(rest) > 0; {
+		n, size := binary.Uvarint(rest)
+		if size <= 0 || n > 1<<31 {
+			return device.Device{}, errors.New("its NUMA nodes cannot be read")
+		}
+		d.NUMA, rest = append(d.NUMA, int(n)), rest[size:]
+	}
+	return d, nil
+}

@@ -1,0 +1,154 @@
+package store
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Config is what Open needs.
+type Config struct {
+	Dir     string // the state directory; made, closed to others, if it is missing
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
+}
+
+// A Store is the open state file. Its methods may be called from several goroutines.
+type Store struct {
+	db      *bolt.DB
+	lock    *lock
+	commits prometheus.Histogram
+}
+
+// Names in the state directory.
+const (
+	fileName = "state.db"
+	lockName = "lock"
+)
+
+// Open opens the books in c.Dir, or starts empty ones where there are none. It fails with a *LockedError, a
+// *VersionError or a *DamagedError where somebody has to decide, and leaves the file alone then.
+func Open(c Config) (*Store, error) {
+	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("making the state directory: %w", err)
+	}
+	l, err := takeLock(filepath.Join(c.Dir, lockName))
+	if err != nil {
+		return nil, err
+	}
+	s := &Store{lock: l, commits: prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name:    "devmgrd_store_commit_duration_seconds",
+		Help:    "Time of one durable commit to the state file, waiting for the disk included.",
+		Buckets: prometheus.ExponentialBuckets(0.0001, 2, 15), // 0.1 ms to 1.6 s
+	})}
+	path := filepath.Join(c.Dir, fileName)
+	if s.db, err = openFile(path, c.Log); err != nil {
+		l.release()
+		return nil, err
+	}
+	if c.Metrics != nil {
+		c.Metrics.MustRegister(s.commits)
+	}
+	return s, nil
+}
+
+// Close closes the file and gives the lock back.
+func (s *Store) Close() error { return errors.Join(s.db.Close(), s.lock.release()) }
+
+// Check tells whether the books can be read, for /readyz.
+func (s *Store) Check() error {
+	return s.db.View(func(*bolt.Tx) error { return nil })
+}
+
+// Pods gives all pods that are remembered, in the order of their UIDs.
+func (s *Store) Pods() ([]device.PodRecord, error) {
+	var all []device.PodRecord
+	err := s.db.View(func(tx *bolt.Tx) error {
+		return tx.Bucket(podsBucket).ForEach(func(uid, value []byte) error {
+			var r device.PodRecord
+			if err := json.Unmarshal(value, &r); err != nil {
+				return fmt.Errorf("pod %s: %w", uid, err)
+			}
+			all = append(all, r)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, &DamagedError{s.db.Path(), err}
+	}
+	return all, nil
+}
+
+// SavePods makes save durable and forgets the pods in forget, in one commit.
+func (s *Store) SavePods(save []device.PodRecord, forget []device.PodUID) error {
+	return s.update(func(tx *bolt.Tx) (bool, error) {
+		b, changed := tx.Bucket(podsBucket), false
+		for _, r := range save {
+			value, err := json.Marshal(r)
+			if err != nil {
+				return false, fmt.Errorf("pod %s: %w", r.Demand.Pod, err)
+			}
+			did, err := put(b, []byte(r.Demand.Pod.UID), value)
+			if err != nil {
+				return false, fmt.Errorf("pod %s: %w", r.Demand.Pod, err)
+			}
+			changed = changed || did
+		}
+		for _, uid := range forget {
+			did, err := remove(b, []byte(uid))
+			if err != nil {
+				return false, fmt.Errorf("pod %s: %w", uid, err)
+			}
+			changed = changed || did
+		}
+		return changed, nil
+	})
+}
+
+// errUnchanged rolls back a transaction that would write what is there already.
+var errUnchanged = errors.New("nothing changed")
+
+// update runs change in one transaction and commits it, durably, if change says that there is something to commit.
+func (s *Store) update(change func(*bolt.Tx) (bool, error)) error {
+	start := time.Now()
+	err := s.db.Update(func(tx *bolt.Tx) error {
+		changed, err := change(tx)
+		if err == nil && !changed {
+			err = errUnchanged
+		}
+		return err
+	})
+	switch {
+	case errors.Is(err, errUnchanged):
+		return nil
+	case err != nil:
+		return fmt.Errorf("writing the state file %s: %w", s.db.Path(), err)
+	}
+	s.commits.Observe(time.Since(start).Seconds())
+	return nil
+}
+
+// put writes value under key unless it is there already, and tells whether it wrote.
+func put(b *bolt.Bucket, key, value []byte) (bool, error) {
+	if old := b.Get(key); old != nil && string(old) == string(value) {
+		return false, nil
+	}
+	return true, b.Put(key, value)
+}
+
+// remove deletes key if it is there, and tells whether it was.
+func remove(b *bolt.Bucket, key []byte) (bool, error) {
+	if b.Get(key) == nil {
+		return false, nil
+	}
+	return true, b.Delete(key)
+}

@@ -1,0 +1,245 @@
+package store_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+func open(t testing.TB, dir string) *store.Store {
+	t.Helper()
+	s, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
+func reopen(t testing.TB, s *store.Store, dir string) *store.Store {
+	t.Helper()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return open(t, dir)
+}
+
+func pod(uid string) device.PodRecord {
+	c := device.Container{Pod: device.PodUID(uid), Name: "main"}
+	return device.PodRecord{
+		Demand: device.PodDemand{
+			Pod:     device.Pod{UID: c.Pod, Namespace: "default", Name: "pod-" + uid},
+			Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+			Demands: []device.Demand{{Container: c, Kind: device.App, Wants: map[device.ResourceName]int{"vendor.com/dev": 1}, Env: []string{"A"}}},
+		},
+		Assignments: []device.Assignment{{Container: c, Shares: []device.Share{{
+			Resource: "vendor.com/dev", IDs: []device.ID{"dev-1"},
+			Grant: device.Grant{
+				Env:         map[string]string{"X": "1"},
+				Mounts:      []device.Mount{{ContainerPath: "/c", HostPath: "/h", ReadOnly: true}},
+				Nodes:       []device.Node{{ContainerPath: "/dev/x", HostPath: "/dev/y", Permissions: "rw"}},
+				CDI:         []string{"vendor.com/dev=1"},
+				Annotations: map[string]string{"k": "v"},
+			},
+		}}}},
+	}
+}
+
+func TestPodsSurviveAReopen(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	want := []device.PodRecord{pod("a"), pod("b")}
+	if err := s.SavePods(want, nil); err != nil {
+		t.Fatal(err)
+	}
+	s = reopen(t, s, dir)
+	got, err := s.Pods()
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Fatalf("Pods() = %+v, %v; want %+v", got, err, want)
+	}
+	if err := s.SavePods([]device.PodRecord{pod("c")}, []device.PodUID{"a", "unknown"}); err != nil {
+		t.Fatal(err)
+	}
+	s = reopen(t, s, dir)
+	got, err = s.Pods()
+	if want := []device.PodRecord{pod("b"), pod("c")}; err != nil || !reflect.DeepEqual(got, want) {
+		t.Fatalf("Pods() = %+v, %v; want %+v", got, err, want)
+	}
+}
+
+func TestPluginsSurviveAReopen(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	steps := []device.PluginRecord{
+		{Resource: "a.com/x", Endpoint: "x.sock"},
+		{Resource: "a.com/x", Endpoint: "x.sock", Reported: true},
+		{Resource: "a.com/x", Endpoint: "x.sock", Reported: true, Devices: []device.Device{{ID: "1", Healthy: true, NUMA: []int{0, 300}}, {ID: "3"}}},
+		{Resource: "a.com/x", Endpoint: "y.sock", Reported: true, Devices: []device.Device{{ID: "0"}, {ID: "1"}, {ID: "2", Healthy: true}}},
+		{Resource: "a.com/x", Endpoint: "y.sock", Reported: true},
+	}
+	for i, want := range steps {
+		if err := s.SavePlugin(want); err != nil {
+			t.Fatal(err)
+		}
+		s = reopen(t, s, dir)
+		got, err := s.Plugins()
+		if err != nil || !reflect.DeepEqual(got, []device.PluginRecord{want}) {
+			t.Fatalf("step %d: Plugins() = %+v, %v; want %+v", i, got, err, want)
+		}
+	}
+}
+
+func TestSavingWhatIsThereWritesNothing(t *testing.T) {
+	dir := t.TempDir()
+	metrics := prometheus.NewRegistry()
+	s, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler), Metrics: metrics})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	plugin := device.PluginRecord{Resource: "a.com/x", Endpoint: "x.sock", Reported: true, Devices: []device.Device{{ID: "1", Healthy: true}}}
+	for range 3 {
+		if err := errors.Join(s.SavePods([]device.PodRecord{pod("a")}, []device.PodUID{"none"}), s.SavePlugin(plugin)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	families, err := metrics.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := families[0].Metric[0].Histogram.GetSampleCount(); n != 2 {
+		t.Errorf("%d commits, want 2: one for the pod and one for the plugin", n)
+	}
+}
+
+func TestASecondOneIsToldWhoHasTheBooks(t *testing.T) {
+	dir := t.TempDir()
+	open(t, dir)
+	_, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
+	var locked *store.LockedError
+	if !errors.As(err, &locked) || locked.PID != os.Getpid() {
+		t.Fatalf("second Open: %v; want a LockedError with pid %d", err, os.Getpid())
+	}
+	if want := fmt.Sprintf("pid %d", os.Getpid()); !strings.Contains(err.Error(), want) {
+		t.Errorf("message %q does not name the first one (%s)", err, want)
+	}
+}
+
+// Each of these files has to be refused with a reason, and must be the same afterwards, byte for byte.
+func TestRefusedFilesStayAsTheyAre(t *testing.T) {
+	good := func(t *testing.T) []byte {
+		dir := t.TempDir()
+		s := open(t, dir)
+		for i := range 200 {
+			if err := s.SavePods([]device.PodRecord{pod(fmt.Sprint(i))}, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(filepath.Join(dir, "state.db"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	edited := func(t *testing.T, edit func(*bolt.Tx) error) []byte {
+		path := filepath.Join(t.TempDir(), "db")
+		if err := os.WriteFile(path, good(t), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		db, err := bolt.Open(path, 0o600, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(db.Update(edit), db.Close()); err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	for name, test := range map[string]struct {
+		data func(*testing.T) []byte
+		want string
+	}{
+		"newer": {func(t *testing.T) []byte {
+			return edited(t, func(tx *bolt.Tx) error {
+				return tx.Bucket([]byte("meta")).Put([]byte("version"), binary.BigEndian.AppendUint64(nil, 99))
+			})
+		}, "schema version 99, and this devmgrd knows versions up to 1"},
+		"foreign": {func(t *testing.T) []byte {
+			return edited(t, func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("meta")) })
+		}, "another program"},
+		"empty":   {func(*testing.T) []byte { return nil }, "it is empty"},
+		"text":    {func(*testing.T) []byte { return []byte(strings.Repeat("not a database\n", 1000)) }, "invalid database"},
+		"cut":     {func(t *testing.T) []byte { d := good(t); return d[:len(d)/2] }, "cut short"},
+		"garbled": {func(t *testing.T) []byte { d := good(t); copy(d[3*4096:], strings.Repeat("x", len(d)-3*4096)); return d }, "damaged"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "state.db")
+			data := test.data(t)
+			if err := os.WriteFile(path, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
+			if err == nil {
+				s.Close()
+				t.Fatal("opened")
+			}
+			for _, want := range []string{test.want, path, "has not been touched"} {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q does not say %q", err, want)
+				}
+			}
+			if after, err := os.ReadFile(path); err != nil || string(after) != string(data) {
+				t.Errorf("the file has changed (%v)", err)
+			}
+			// The lock is free again for whoever puts it right.
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			open(t, dir)
+		})
+	}
+}
+
+func BenchmarkSavePod(b *testing.B) {
+	for _, pods := range []int{0, 5000} {
+		b.Run(fmt.Sprintf("among=%d", pods), func(b *testing.B) {
+			s := open(b, b.TempDir())
+			var all []device.PodRecord
+			for i := range pods {
+				all = append(all, pod(fmt.Sprintf("%08x-uid", i)))
+			}
+			if err := s.SavePods(all, nil); err != nil {
+				b.Fatal(err)
+			}
+			for b.Loop() {
+				if err := s.SavePods([]device.PodRecord{pod("new")}, nil); err != nil {
+					b.Fatal(err)
+				}
+				if err := s.SavePods(nil, []device.PodUID{"new"}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
