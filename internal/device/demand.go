@@ -2,6 +2,7 @@ package device
 
 import (
 	"maps"
+	"slices"
 	"time"
 )
 
@@ -72,7 +73,7 @@ func (p PodDemand) Equal(q PodDemand) bool {
 	}
 	for i, d := range p.Demands {
 		e := q.Demands[i]
-		if d.Container != e.Container || d.Kind != e.Kind || !maps.Equal(d.Wants, e.Wants) {
+		if d.Container != e.Container || d.Kind != e.Kind || !maps.Equal(d.Wants, e.Wants) || !slices.Equal(d.Env, e.Env) {
 			return false
 		}
 	}

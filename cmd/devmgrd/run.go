@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+
+	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/nodestatus"
+	"github.com/devmgrd/devmgrd/internal/nri"
+	"github.com/devmgrd/devmgrd/internal/pods"
+	"github.com/devmgrd/devmgrd/internal/registry"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+// newRunCommand makes "devmgrd run".
+func newRunCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Run the daemon",
+		Long: "run is the daemon. It serves until it gets SIGTERM or SIGINT and then stops cleanly, which touches no running\n" +
+			"container and none of the Node's numbers.",
+		Example: "  devmgrd run\n  devmgrd run --config /etc/devmgrd/config.yaml --set log.level=debug",
+		Args:    usage(noArguments),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, _, err := loadConfig(cmd)
+			if err != nil {
+				return err
+			}
+			return serve(cmd.Context(), c, newLog(c.Log, cmd.ErrOrStderr()))
+		},
+	}
+	addConfigFlags(cmd)
+	return cmd
+}
+
+func newLog(c config.Log, to io.Writer) *slog.Logger {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(c.Level)); err != nil {
+		panic(err) // the configuration has been checked
+	}
+	options := &slog.HandlerOptions{Level: level}
+	if c.Format == "json" {
+		return slog.New(slog.NewJSONHandler(to, options))
+	}
+	return slog.New(slog.NewTextHandler(to, options))
+}
+
+// serve makes the rooms, each from those before it, and runs them until ctx ends or one of them fails. The order is
+// that of a recovery: the books, who holds what, who offers devices, who wants some, and only then the runtime, so
+// that its first question finds all that is known. They end in reverse, and the books are closed last.
+func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
+	kube.RouteLogs(log)
+	room := func(name string) *slog.Logger { return log.With("room", name) }
+	metrics := newMetrics()
+
+	api, err := kube.Load(c.Kubernetes.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	client, err := kube.NewClient(api, "devmgrd/"+thisBuild().version)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(c.RunDir, 0o755); err != nil {
+		return fmt.Errorf("making runDir: %w", err)
+	}
+	books, err := store.Open(store.Config{Dir: c.StateDir, Log: room("store"), Metrics: metrics})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, books.Close()) }()
+	knownPlugins, err := books.Plugins()
+	if err != nil {
+		return err
+	}
+	knownPods, err := books.Pods()
+	if err != nil {
+		return err
+	}
+
+	plugins := registry.New(registry.Config{
+		SocketDir:       c.Plugins.SocketDir,
+		GracePeriod:     c.Plugins.GracePeriod,
+		AllocateTimeout: c.Plugins.AllocateTimeout,
+		PreStartTimeout: c.Plugins.PreStartTimeout,
+		MaxMessageBytes: c.Plugins.MaxMessageBytes,
+		MaxDevices:      c.Plugins.MaxDevices,
+		MaxResources:    c.Plugins.MaxResources,
+		Known:           knownPlugins,
+		Memory:          books,
+		Log:             room("registry"),
+		Metrics:         metrics,
+	})
+	ledger := allocator.New(allocator.Config{
+		Plugins: plugins,
+		Books:   books,
+		Known:   knownPods,
+		Log:     room("allocator"),
+		Metrics: metrics,
+	})
+	bound := pods.New(pods.Config{
+		NodeName: c.NodeName,
+		Client:   client,
+		Sink:     ledger,
+		Ignored:  c.Plugins.IgnoredResources,
+		Log:      room("pods"),
+	})
+	node := nodestatus.New(nodestatus.Config{
+		NodeName:   c.NodeName,
+		Client:     client,
+		View:       ledger,
+		KubeletDir: c.Plugins.KubeletDir,
+		Log:        room("nodestatus"),
+		Metrics:    metrics,
+	})
+	runtime := nri.New(nri.Config{
+		Socket:   c.NRI.Socket,
+		Index:    c.NRI.Index,
+		MaxWait:  c.NRI.MaxWait,
+		Ledger:   ledger,
+		Runtime:  ledger,
+		Pods:     bound,
+		Redirect: redirect(c.Plugins),
+		Log:      room("nri"),
+		Metrics:  metrics,
+	})
+
+	if err := plugins.Listen(); err != nil {
+		return err
+	}
+	web, err := listenWeb(c.Metrics.Listen, metrics, []part{
+		{"registration", plugins.Check},
+		{"store", books.Check},
+		{"nri", runtime.Check},
+		{"pods", bound.Check},
+		{"node", node.Check},
+	}, room("web"))
+	if err != nil {
+		return err
+	}
+	log.Info("devmgrd serves", "version", thisBuild().version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
+		"remembered pods", len(knownPods), "remembered resources", len(knownPlugins))
+	return runAll(ctx,
+		ledger.Run,
+		plugins.Run,
+		bound.Run,
+		node.Run,
+		runtime.Run,
+		web.run,
+		func(ctx context.Context) error { return tellSystemd(ctx, ledger.Published, room("systemd")) },
+	)
+}
+
+// redirect gives the way from the kubelet's plugin directory to ours, if plugins are to be led along it. The runtime
+// names mounts by their real paths, so links on the way are resolved where there are any.
+func redirect(c config.Plugins) *nri.Redirect {
+	if !c.Redirect {
+		return nil
+	}
+	from := c.KubeletDir
+	if real, err := filepath.EvalSymlinks(from); err == nil {
+		from = real
+	}
+	return &nri.Redirect{From: from, To: c.SocketDir}
+}
+
+// newMetrics makes the registry of metrics, with what every Go process tells.
+func newMetrics() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	b := thisBuild()
+	info := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name:        "devmgrd_build_info",
+		Help:        "Always 1; the labels tell what is running.",
+		ConstLabels: prometheus.Labels{"version": b.version, "goversion": b.goVersion},
+	})
+	info.Set(1)
+	r.MustRegister(info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
+
+// stopLimit bounds the end of one part.
+const stopLimit = 5 * time.Second

@@ -1,0 +1,157 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+const (
+	maxSocketPath = 107 // a unix socket's path with its terminating zero has to fit into 108 bytes: unix(7)
+	maxMessage    = 1 << 30
+	maxDevices    = 10_000_000
+	maxResources  = 4096
+	maxTimeout    = time.Hour
+	maxGrace      = 24 * time.Hour
+	maxNRIWait    = time.Second // the runtime asks its plugins one after the other and drops one that is late: 2 s
+)
+
+// check gives every rule that c breaks, without the source of the value.
+func (c *Config) check() []Mistake {
+	var r rules
+	r.nodeName(c.NodeName)
+
+	p := c.Plugins
+	paths := r.path("stateDir", c.StateDir) && r.path("runDir", c.RunDir)
+	if paths && c.StateDir == c.RunDir {
+		r.broken("stateDir", "is the same directory as runDir", "keep them apart: runDir is emptied at boot, stateDir must not be")
+	}
+	sockets, kubelet := r.path("plugins.socketDir", p.SocketDir), r.path("plugins.kubeletDir", p.KubeletDir)
+	if sockets {
+		r.socket("plugins.socketDir", path.Join(p.SocketDir, "kubelet.sock"))
+	}
+	if sockets && kubelet && p.Redirect && within(p.SocketDir, p.KubeletDir) {
+		r.broken("plugins.socketDir", fmt.Sprintf("lies in plugins.kubeletDir (%s), where the kubelet deletes every socket when it starts", p.KubeletDir),
+			"choose another directory or, on a node without a kubelet, set plugins.redirect to false")
+	}
+	r.duration("plugins.gracePeriod", p.GracePeriod, 0, maxGrace)
+	r.duration("plugins.allocateTimeout", p.AllocateTimeout, time.Millisecond, maxTimeout)
+	r.duration("plugins.preStartTimeout", p.PreStartTimeout, time.Millisecond, maxTimeout)
+	r.number("plugins.maxMessageBytes", p.MaxMessageBytes, maxMessage)
+	r.number("plugins.maxDevices", p.MaxDevices, maxDevices)
+	r.number("plugins.maxResources", p.MaxResources, maxResources)
+	r.patterns("plugins.ignoredResources", p.IgnoredResources)
+
+	if c.Kubernetes.Kubeconfig != "" {
+		r.path("kubernetes.kubeconfig", c.Kubernetes.Kubeconfig)
+	}
+	if r.path("nri.socket", c.NRI.Socket) {
+		r.socket("nri.socket", c.NRI.Socket)
+	}
+	if i := c.NRI.Index; len(i) != 2 || strings.Trim(i, "0123456789") != "" {
+		r.broken("nri.index", quote(i)+" is not an index", "write two digits, like 05")
+	}
+	r.duration("nri.maxWait", c.NRI.MaxWait, 0, maxNRIWait)
+	r.listen("metrics.listen", c.Metrics.Listen)
+	r.oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
+	r.oneOf("log.format", c.Log.Format, "text", "json")
+	return r.mistakes
+}
+
+// rules collects what is broken.
+type rules struct{ mistakes []Mistake }
+
+func (r *rules) broken(key, problem, remedy string) {
+	r.mistakes = append(r.mistakes, Mistake{Key: key, Problem: problem, Remedy: remedy})
+}
+
+// nodeName wants a DNS subdomain (RFC 1123), as Kubernetes does of the name of a Node.
+func (r *rules) nodeName(s string) {
+	ok := s != "" && len(s) <= 253
+	for label := range strings.SplitSeq(s, ".") {
+		ok = ok && label != "" && strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-") == "" &&
+			label[0] != '-' && label[len(label)-1] != '-'
+	}
+	if !ok {
+		r.broken("nodeName", quote(s)+" cannot be the name of a node",
+			"set it to the name that kubectl get nodes shows: lower-case letters, digits, '-' and '.', at most 253")
+	}
+}
+
+// path wants an absolute path without detours, so that two spellings of a directory cannot hide a contradiction.
+func (r *rules) path(key, s string) bool {
+	switch {
+	case !path.IsAbs(s):
+		r.broken(key, quote(s)+" is not an absolute path", "write it from the root, like /var/lib/devmgrd")
+	case path.Clean(s) != s:
+		r.broken(key, quote(s)+" takes detours", "write it as "+path.Clean(s))
+	case strings.ContainsAny(s, "\x00\n"):
+		r.broken(key, quote(s)+" holds characters that no path should", "remove them")
+	default:
+		return true
+	}
+	return false
+}
+
+// socket wants a path short enough for a unix socket.
+func (r *rules) socket(key, s string) {
+	if len(s) > maxSocketPath {
+		r.broken(key, fmt.Sprintf("the socket %s has a path of %d bytes, and Linux takes %d", quote(s), len(s), maxSocketPath), "choose a shorter directory")
+	}
+}
+
+func (r *rules) duration(key string, d, least, most time.Duration) {
+	if d < least || d > most {
+		r.broken(key, fmt.Sprintf("%v is out of range", d), fmt.Sprintf("choose from %v to %v", least, most))
+	}
+}
+
+func (r *rules) number(key string, n, most int) {
+	if n < 1 || n > most {
+		r.broken(key, fmt.Sprintf("%d is out of range", n), fmt.Sprintf("choose from 1 to %d", most))
+	}
+}
+
+// patterns wants names of extended resources, or a domain with /* for all of its resources.
+func (r *rules) patterns(key string, list []string) {
+	for _, s := range list {
+		name := s
+		if domain, ok := strings.CutSuffix(s, "/*"); ok {
+			name = domain + "/any"
+		}
+		if _, err := device.ParseResourceName(name); err != nil {
+			r.broken(key, quote(s)+" is not an extended resource", "write a name like vendor.example/licence, or vendor.example/* for all of a domain")
+		}
+	}
+}
+
+// listen wants host:port with a numeric port, or nothing. The host may be empty: all addresses.
+func (r *rules) listen(key, s string) {
+	if s == "" {
+		return
+	}
+	_, port, err := net.SplitHostPort(s)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		r.broken(key, quote(s)+" is not an address to listen on", `write host:port like 127.0.0.1:9464, or "" for none`)
+	}
+}
+
+func (r *rules) oneOf(key, s string, words ...string) {
+	if !slices.Contains(words, s) {
+		r.broken(key, quote(s)+" is not a choice", "choose one of "+strings.Join(words, ", "))
+	}
+}
+
+// within tells whether a is dir or lies below it.
+func within(a, dir string) bool {
+	return a == dir || strings.HasPrefix(a, strings.TrimSuffix(dir, "/")+"/")
+}

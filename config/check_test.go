@@ -1,0 +1,86 @@
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestRules(t *testing.T) {
+	long := "/" + strings.Repeat("x", 120)
+	for _, c := range []struct {
+		set  string // comma-free --set flags, separated by spaces
+		keys string // of the mistakes, separated by spaces
+	}{
+		{"", ""},
+		{"nodeName=a.b-c.d1", ""},
+		{"nodeName=Worker", "nodeName"},
+		{"nodeName=-a", "nodeName"},
+		{"nodeName=a..b", "nodeName"},
+		{"nodeName=" + strings.Repeat("a", 254), "nodeName"},
+		{"stateDir=/a/../b", "stateDir"},
+		{"stateDir=", "stateDir"},
+		{"stateDir=/run/devmgrd", "stateDir"},
+		{"runDir=/a/", "runDir"},
+		{"runDir=" + long, "plugins.socketDir"},
+		{"nri.socket=" + long, "nri.socket"},
+		{"plugins.socketDir=/" + strings.Repeat("x", 93), ""},
+		{"plugins.socketDir=/" + strings.Repeat("x", 94), "plugins.socketDir"},
+		{"plugins.socketDir=/var/lib/kubelet/device-plugins", "plugins.socketDir"},
+		{"plugins.socketDir=/var/lib/kubelet/device-plugins/ours", "plugins.socketDir"},
+		{"plugins.socketDir=/var/lib/kubelet/device-plugins-2", ""},
+		{"plugins.socketDir=/var/lib/kubelet/device-plugins plugins.redirect=false", ""},
+		{"plugins.gracePeriod=0s", ""},
+		{"plugins.gracePeriod=-1s", "plugins.gracePeriod"},
+		{"plugins.allocateTimeout=0s plugins.preStartTimeout=2h", "plugins.allocateTimeout plugins.preStartTimeout"},
+		{"plugins.maxMessageBytes=1073741824", ""},
+		{"plugins.maxMessageBytes=1073741825", "plugins.maxMessageBytes"},
+		{"plugins.maxDevices=0 plugins.maxResources=-1", "plugins.maxDevices plugins.maxResources"},
+		{"plugins.ignoredResources=a.example/x,b.example/*", ""},
+		{"plugins.ignoredResources=cpu,*/x,kubernetes.io/*", "plugins.ignoredResources plugins.ignoredResources plugins.ignoredResources"},
+		{"kubernetes.kubeconfig=admin.conf", "kubernetes.kubeconfig"},
+		{"nri.index=5", "nri.index"},
+		{"nri.index=ab", "nri.index"},
+		{"nri.maxWait=0s", ""},
+		{"nri.maxWait=1001ms", "nri.maxWait"},
+		{"metrics.listen=:9464", ""},
+		{"metrics.listen=[::1]:9464", ""},
+		{"metrics.listen=9464", "metrics.listen"},
+		{"metrics.listen=localhost:http", "metrics.listen"},
+		{"log.level=loud log.format=xml", "log.format log.level"},
+	} {
+		o := Options{File: write(t, ""), Set: strings.Fields(c.set)}
+		if c.keys == "" {
+			mustLoad(t, o)
+			continue
+		}
+		var keys []string
+		for _, m := range mistakes(t, o) {
+			keys = append(keys, m.Key)
+			if m.Problem == "" || m.Remedy == "" || m.Source == "" || strings.Contains(m.String(), "\n") {
+				t.Errorf("%s: %+v", c.set, m)
+			}
+		}
+		if got := strings.Join(keys, " "); got != c.keys {
+			t.Errorf("%s: wrong keys %q, want %q", c.set, got, c.keys)
+		}
+	}
+}
+
+func TestNearest(t *testing.T) {
+	candidates := []string{"log.level", "log.format", "nri.socket", "nri.index"}
+	for s, want := range map[string]string{"log.levle": "log.level", "nri.sock": "nri.socket", "LOG.FORMAT": "log.format", "admin.socket": "", "x": "", "nri": ""} {
+		if got, _ := nearest(s, candidates); got != want {
+			t.Errorf("%s: did you mean %q, want %q", s, got, want)
+		}
+	}
+}
+
+// TestNoGuessWithoutAReason holds words that look like keys from a distance only.
+func TestNoGuessWithoutAReason(t *testing.T) {
+	for _, key := range []string{"plugins.preferredTimeout", "plugins.registryDir", "kubernetes.mode", "podResources.socket", "topology.policy"} {
+		got := mistakes(t, Options{File: write(t, ""), Set: []string{key + "=1"}})
+		if len(got) != 1 || got[0].Problem != "there is no such key" || got[0].Remedy != "remove it" {
+			t.Errorf("%s: %v", key, got)
+		}
+	}
+}

@@ -1,0 +1,53 @@
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// A Mistake is one thing that is wrong with the configuration.
+type Mistake struct {
+	Key     string // empty: the source as a whole
+	Source  string // where it was written: file:line, an environment variable, --set, or default
+	Problem string // what is wrong
+	Remedy  string // what to do
+}
+
+// String gives the mistake in one line.
+func (m Mistake) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: ", m.Source)
+	if m.Key != "" {
+		fmt.Fprintf(&b, "%s: ", m.Key)
+	}
+	b.WriteString(m.Problem)
+	if m.Remedy != "" {
+		fmt.Fprintf(&b, "; %s", m.Remedy)
+	}
+	return b.String()
+}
+
+// Error is a configuration that cannot be used. It holds every mistake, in the order of their keys.
+type Error struct{ Mistakes []Mistake }
+
+// Error gives one line per mistake.
+func (e *Error) Error() string {
+	lines := make([]string, len(e.Mistakes))
+	for i, m := range e.Mistakes {
+		lines[i] = m.String()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// refuse gives the mistakes as an error, or nil if there are none.
+func refuse(mistakes []Mistake) error {
+	if len(mistakes) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(mistakes, func(a, b Mistake) int {
+		return cmp.Or(strings.Compare(a.Key, b.Key), strings.Compare(a.Source, b.Source))
+	})
+	return &Error{mistakes}
+}

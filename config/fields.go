@@ -1,0 +1,97 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+)
+
+// A field is one key of the configuration and the place of its value in a Config.
+type field struct {
+	key   string
+	value reflect.Value // addressable
+}
+
+// fields lists every key of c in the order of its declaration, which is also the order in which they are printed.
+func fields(c *Config) []field { return fieldsOf("", reflect.ValueOf(c).Elem()) }
+
+func fieldsOf(prefix string, v reflect.Value) []field {
+	var all []field
+	for i := range v.NumField() {
+		key := prefix + v.Type().Field(i).Tag.Get("key")
+		if v.Field(i).Kind() == reflect.Struct {
+			all = append(all, fieldsOf(key+".", v.Field(i))...)
+			continue
+		}
+		all = append(all, field{key, v.Field(i)})
+	}
+	return all
+}
+
+// isList tells whether the field takes several values.
+func (f field) isList() bool { return f.value.Kind() == reflect.Slice }
+
+// env gives the environment variable that sets the field.
+func (f field) env() string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(f.key, ".", "_"))
+}
+
+// plain gives the field's value as the file would write it: a text, or a list of texts.
+func (f field) plain() any {
+	if f.isList() {
+		return f.value.Interface()
+	}
+	return fmt.Sprint(f.value.Interface())
+}
+
+// form says what a value of the field looks like, and shows how to write one.
+func (f field) form() (what, remedy string) {
+	switch f.value.Interface().(type) {
+	case time.Duration:
+		return "a duration", "write it like 1m30s"
+	case bool:
+		return "a truth value", "write true or false"
+	case int:
+		return "a whole number", "write it in digits, like 256"
+	case []string:
+		return "a list", "write it like [vendor.example/licence]"
+	default:
+		return "a text", "write one value"
+	}
+}
+
+// nearest gives the candidate with the smallest edit distance to s, if a slip of the finger explains it: at most
+// three letters, and at most a quarter of a short word.
+func nearest(s string, candidates []string) (string, bool) {
+	best, least := "", min(3, len(s)/4)+1
+	for _, c := range candidates {
+		if d := distance(strings.ToLower(s), strings.ToLower(c)); d < least {
+			best, least = c, d
+		}
+	}
+	return best, best != ""
+}
+
+// distance counts the letters to insert, delete, replace or swap with their neighbour that turn a into b.
+func distance(a, b string) int {
+	before, prev, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range prev {
+		prev[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			row[j] = min(prev[j]+1, row[j-1]+1, prev[j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				row[j] = min(row[j], before[j-2]+1)
+			}
+		}
+		before, prev, row = prev, row, before
+	}
+	return prev[len(b)]
+}

@@ -1,0 +1,145 @@
+package config
+
+import (
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/go-viper/mapstructure/v2"
+	"github.com/spf13/viper"
+)
+
+// Default is the source of a value that nobody has set.
+const Default = "default"
+
+const envPrefix = "DEVMGRD_"
+
+// Options says where the configuration comes from.
+type Options struct {
+	File    string   // must exist; empty: DefaultFile, which need not
+	Set     []string // key=value, as in --set; wins over everything else
+	Environ []string // as os.Environ gives it; wins over the file
+}
+
+// Sources tells for each key where its value came from: Default, file:line, the name of an environment variable,
+// or --set.
+type Sources map[string]string
+
+// Load reads, merges and checks the configuration. Every mistake is in the *Error it returns.
+func Load(o Options) (Config, Sources, error) {
+	return load(o, machine{o.Environ, os.Hostname})
+}
+
+// A setting is what one source says about one key: a text or, in a file, a list of texts.
+type setting struct {
+	value  any
+	source string
+}
+
+// load is Load for a given machine.
+func load(o Options, m machine) (Config, Sources, error) {
+	c := defaults()
+	all := fields(&c)
+	known := map[string]field{}
+	for _, f := range all {
+		known[f.key] = f
+	}
+
+	// Each layer overrides the ones before it. viper holds them, decides who wins, and decodes.
+	v := viper.NewWithOptions(viper.KeyDelimiter("."))
+	from := Sources{}
+	for _, f := range all {
+		v.SetDefault(f.key, f.plain())
+		from[f.key] = Default
+	}
+	var mistakes []Mistake
+	for _, layer := range []func(map[string]field) (map[string]setting, []Mistake){
+		o.fromFile, o.fromEnviron, o.fromFlags,
+	} {
+		settings, wrong := layer(known)
+		mistakes = append(mistakes, wrong...)
+		for key, s := range settings {
+			v.Set(key, s.value)
+			from[key] = s.source
+		}
+	}
+
+	broken := map[string]bool{} // no rule is checked on what could not be read
+	for _, f := range all {
+		if err := v.UnmarshalKey(f.key, f.value.Addr().Interface(), viper.DecodeHook(decodeText)); err != nil {
+			what, remedy := f.form()
+			mistakes = append(mistakes, Mistake{f.key, from[f.key], quote(v.Get(f.key)) + " is not " + what, remedy})
+			broken[f.key] = true
+		}
+	}
+	c.derive(m, from)
+	for _, wrong := range c.check() {
+		if !broken[wrong.Key] {
+			wrong.Source = from[wrong.Key]
+			mistakes = append(mistakes, wrong)
+		}
+	}
+	if err := refuse(mistakes); err != nil {
+		return Config{}, nil, err
+	}
+	return c, from, nil
+}
+
+// decodeText turns the text of one value into a duration or a list; plain kinds are decoded without it.
+var decodeText = mapstructure.ComposeDecodeHookFunc(
+	mapstructure.StringToTimeDurationHookFunc(),
+	listHook,
+)
+
+// fromEnviron reads DEVMGRD_ variables.
+func (o Options) fromEnviron(known map[string]field) (map[string]setting, []Mistake) {
+	keys := map[string]string{} // by variable
+	for key, f := range known {
+		keys[f.env()] = key
+	}
+	settings := map[string]setting{}
+	var mistakes []Mistake
+	for _, e := range o.Environ {
+		name, value, _ := strings.Cut(e, "=")
+		if !strings.HasPrefix(name, envPrefix) {
+			continue
+		}
+		key, ok := keys[name]
+		if !ok {
+			mistakes = append(mistakes, unknown(name, "environment", slices.Collect(maps.Keys(keys))))
+			continue
+		}
+		settings[key] = setting{value, name}
+	}
+	return settings, mistakes
+}
+
+// fromFlags reads --set key=value; the last one of a key wins.
+func (o Options) fromFlags(known map[string]field) (map[string]setting, []Mistake) {
+	settings := map[string]setting{}
+	var mistakes []Mistake
+	for _, s := range o.Set {
+		key, value, ok := strings.Cut(s, "=")
+		if !ok {
+			mistakes = append(mistakes, Mistake{"", "--set", quote(s) + " has no =", "write it like --set log.level=debug"})
+			continue
+		}
+		if _, ok := known[key]; !ok {
+			mistakes = append(mistakes, unknown(key, "--set", slices.Collect(maps.Keys(known))))
+			continue
+		}
+		settings[key] = setting{value, "--set"}
+	}
+	return settings, mistakes
+}
+
+// unknown is the mistake of a key that does not exist.
+func unknown(key, source string, candidates []string) Mistake {
+	slices.Sort(candidates)
+	m := Mistake{Key: key, Source: source, Problem: "there is no such key", Remedy: "remove it"}
+	if near, ok := nearest(key, candidates); ok {
+		m.Remedy = "did you mean " + near + "?"
+	}
+	return m
+}

@@ -1,0 +1,35 @@
+package kube
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+)
+
+// A Backoff is a pause between attempts that doubles from First to Last. Each pause is cut by up to half at random, so
+// that many nodes do not come back in the same moment. The zero count is ready to use.
+type Backoff struct {
+	First, Last time.Duration
+	next        time.Duration
+}
+
+// Next gives the next pause.
+func (b *Backoff) Next() time.Duration {
+	b.next = min(max(b.next, b.First), b.Last)
+	pause := b.next
+	b.next *= 2
+	return pause/2 + rand.N(pause/2+1)
+}
+
+// Reset makes the next pause the first one again.
+func (b *Backoff) Reset() { b.next = 0 }
+
+// Wait waits for the next pause, or until ctx ends.
+func (b *Backoff) Wait(ctx context.Context) {
+	timer := time.NewTimer(b.Next())
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,196 @@
+package kubetest
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ServeHTTP answers for core/v1, in JSON whatever the client would like best.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	path := strings.TrimPrefix(r.URL.Path, "/api/v1/")
+	q := r.URL.Query()
+	verb := "get"
+	switch {
+	case q.Get("watch") == "true" || q.Get("watch") == "1":
+		verb = "watch"
+	case r.Method == http.MethodPatch:
+		verb = "patch"
+	case path == "pods" || path == "nodes":
+		verb = "list"
+	}
+	s.mu.Lock()
+	s.requests[verb]++
+	refuse := s.refuse
+	s.mu.Unlock()
+	if refuse != nil {
+		if code := refuse(verb, path); code != 0 {
+			fail(w, code, "Refused", "refused by the test")
+			return
+		}
+	}
+	switch verb {
+	case "watch":
+		s.serveWatch(w, r, path)
+	case "list":
+		s.serveList(w, path, q.Get("fieldSelector"))
+	case "patch":
+		s.servePatch(w, r, path)
+	default:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		o, ok := s.objects[path]
+		if !ok {
+			fail(w, http.StatusNotFound, "NotFound", path+" not found")
+			return
+		}
+		reply(w, http.StatusOK, o)
+	}
+}
+
+func (s *Server) serveList(w http.ResponseWriter, resource, selector string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	items := []object{}
+	for path, o := range s.objects {
+		if matches(path, resource, selector, o) {
+			items = append(items, o)
+		}
+	}
+	kind := map[string]string{"pods": "PodList", "nodes": "NodeList"}[resource]
+	reply(w, http.StatusOK, object{"apiVersion": "v1", "kind": kind,
+		"metadata": object{"resourceVersion": strconv.Itoa(s.version)}, "items": items})
+}
+
+func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request, resource string) {
+	q := r.URL.Query()
+	from, _ := strconv.Atoi(q.Get("resourceVersion"))
+	whole := q.Get("sendInitialEvents") == "true"
+
+	s.mu.Lock()
+	var first []object // frames
+	switch {
+	case whole && s.plain:
+		s.mu.Unlock()
+		fail(w, http.StatusUnprocessableEntity, "Invalid", "sendInitialEvents is forbidden")
+		return
+	case whole:
+		for path, o := range s.objects {
+			if matches(path, resource, q.Get("fieldSelector"), o) {
+				first = append(first, object{"type": "ADDED", "object": o})
+			}
+		}
+		from = s.version
+		kind := map[string]string{"pods": "Pod", "nodes": "Node"}[resource]
+		first = append(first, object{"type": "BOOKMARK", "object": object{"apiVersion": "v1", "kind": kind,
+			"metadata": object{"resourceVersion": strconv.Itoa(from), "annotations": object{"k8s.io/initial-events-end": "true"}}}})
+	case from < s.oldest:
+		s.mu.Unlock()
+		fail(w, http.StatusGone, "Expired", "too old resource version")
+		return
+	}
+	s.mu.Unlock()
+
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	out, flush := json.NewEncoder(w), w.(http.Flusher)
+	flush.Flush()
+	for _, frame := range first {
+		if out.Encode(frame) != nil {
+			return
+		}
+	}
+	for {
+		flush.Flush()
+		s.mu.Lock()
+		next, changed := slices.Clone(s.history), s.changed
+		s.mu.Unlock()
+		for _, e := range next {
+			if e.version <= from || !matches(e.path, resource, q.Get("fieldSelector"), e.object) {
+				continue
+			}
+			from = e.version
+			if out.Encode(object{"type": e.kind, "object": e.object}) != nil {
+				return
+			}
+		}
+		flush.Flush()
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+// OnPatch calls f after each patch; f may Put, as another writer would.
+func (s *Server) OnPatch(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.patched = f
+}
+
+func (s *Server) servePatch(w http.ResponseWriter, r *http.Request, path string) {
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	var patch object
+	if err := json.Unmarshal(text, &patch); err != nil || r.Header.Get("Content-Type") != "application/merge-patch+json" {
+		fail(w, http.StatusUnsupportedMediaType, "Unsupported", "this server takes merge patches only")
+		return
+	}
+	path, isStatus := strings.CutSuffix(path, "/status")
+	s.mu.Lock()
+	was, ok := s.objects[path]
+	if !ok || !isStatus {
+		s.mu.Unlock()
+		fail(w, http.StatusNotFound, "NotFound", path+" not found")
+		return
+	}
+	is := merge(copied(was), patch)
+	if fmt.Sprint(is) != fmt.Sprint(was) { // a patch that changes nothing makes no version
+		s.putLocked(path, is)
+	}
+	reply(w, http.StatusOK, is)
+	patched := s.patched
+	s.patches = append(s.patches, string(text))
+	s.mu.Unlock()
+	if patched != nil {
+		patched()
+	}
+}
+
+// merge applies a JSON merge patch (RFC 7386).
+func merge(to, patch object) object {
+	if to == nil {
+		to = object{}
+	}
+	for k, v := range patch {
+		switch v := v.(type) {
+		case nil:
+			delete(to, k)
+		case object:
+			below, _ := to[k].(object)
+			to[k] = merge(below, v)
+		default:
+			to[k] = v
+		}
+	}
+	return to
+}
+
+func reply(w http.ResponseWriter, code int, o object) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	json.NewEncoder(w).Encode(o)
+}
+
+func fail(w http.ResponseWriter, code int, reason, message string) {
+	reply(w, code, object{"apiVersion": "v1", "kind": "Status", "metadata": object{}, "status": "Failure",
+		"code": code, "reason": reason, "message": message})
+}

@@ -1,0 +1,272 @@
+// Package kubetest is a small API server for tests: pods and nodes over HTTP with list, watch (also as a stream of
+// the list), get and merge patch, which can go away, come back, and forget its history. It behaves; it has no canned
+// answers. It knows no admission, no authorization and no validation.
+package kubetest
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+
+	"github.com/devmgrd/devmgrd/internal/kube"
+)
+
+// An object is a Kubernetes object as JSON knows it.
+type object = map[string]any
+
+// An event is one step of the server's history.
+type event struct {
+	version int
+	kind    string // ADDED, MODIFIED or DELETED
+	path    string
+	object  object
+}
+
+// Server is the API server. It starts up and running.
+type Server struct {
+	t       testing.TB
+	address string
+
+	mu       sync.Mutex
+	http     *http.Server // nil while away
+	version  int
+	oldest   int // watches from an older version get 410 Gone
+	objects  map[string]object
+	history  []event
+	changed  chan struct{} // closed and replaced at every change
+	requests map[string]int
+	refuse   func(verb, path string) int
+	plain    bool // lists are not streamed, as in older releases
+	patched  func()
+	patches  []string
+}
+
+// New starts a server that ends with the test.
+func New(t testing.TB) *Server {
+	s := &Server{t: t, version: 100, objects: map[string]object{}, changed: make(chan struct{}), requests: map[string]int{}}
+	s.Start()
+	t.Cleanup(s.Stop)
+	return s
+}
+
+// NewAway is a server that nobody can reach until Start.
+func NewAway(t testing.TB) *Server {
+	s := New(t)
+	s.Stop()
+	return s
+}
+
+// Client makes the client that the daemon would use.
+func (s *Server) Client() rest.Interface {
+	client, err := kube.NewClient(&rest.Config{Host: "http://" + s.address}, "devmgrd/test")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return client
+}
+
+// Log is a logger whose lines appear when the test fails.
+func Log(t testing.TB) *slog.Logger {
+	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// Start makes the server reachable at its old address.
+func (s *Server) Start() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.http != nil {
+		return
+	}
+	address := s.address
+	if address == "" {
+		address = "127.0.0.1:0"
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.address = listener.Addr().String()
+	s.http = &http.Server{Handler: s}
+	go s.http.Serve(listener)
+}
+
+// Stop cuts all connections and refuses new ones. Its objects stay.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	server := s.http
+	s.http = nil
+	s.mu.Unlock()
+	if server != nil {
+		server.Close()
+	}
+}
+
+// Put creates or updates a *corev1.Pod or *corev1.Node and gives its new resourceVersion.
+func (s *Server) Put(o runtime.Object) int {
+	s.t.Helper()
+	text, err := json.Marshal(o)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var as object
+	if err := json.Unmarshal(text, &as); err != nil {
+		s.t.Fatal(err)
+	}
+	var path string
+	switch o := o.(type) {
+	case *corev1.Pod:
+		path, as["kind"] = "namespaces/"+o.Namespace+"/pods/"+o.Name, "Pod"
+	case *corev1.Node:
+		path, as["kind"] = "nodes/"+o.Name, "Node"
+	default:
+		s.t.Fatalf("kubetest does not know %T", o)
+	}
+	as["apiVersion"] = "v1"
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.putLocked(path, as)
+}
+
+func (s *Server) putLocked(path string, o object) int {
+	kind := "ADDED"
+	if _, ok := s.objects[path]; ok {
+		kind = "MODIFIED"
+	}
+	s.recordLocked(kind, path, o)
+	s.objects[path] = o
+	return s.version
+}
+
+// Delete removes an object by its path: nodes/N or namespaces/NS/pods/N.
+func (s *Server) Delete(path string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o, ok := s.objects[path]
+	if !ok {
+		s.t.Fatalf("there is no %s to delete", path)
+	}
+	delete(s.objects, path)
+	s.recordLocked("DELETED", path, copied(o))
+	return s.version
+}
+
+func (s *Server) recordLocked(kind, path string, o object) {
+	s.version++
+	o["metadata"].(object)["resourceVersion"] = strconv.Itoa(s.version)
+	s.history = append(s.history, event{s.version, kind, path, o})
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// Forget drops the history: who asks for an older version gets 410 Gone.
+func (s *Server) Forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version++
+	s.oldest = s.version
+	s.history = nil
+}
+
+// Node gives a node as it is now, or nil.
+func (s *Server) Node(name string) *corev1.Node {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o, ok := s.objects["nodes/"+name]
+	if !ok {
+		return nil
+	}
+	text, _ := json.Marshal(o)
+	var n corev1.Node
+	if err := json.Unmarshal(text, &n); err != nil {
+		s.t.Error(err)
+	}
+	return &n
+}
+
+// Requests gives how often a verb was asked for: list, watch, get or patch.
+func (s *Server) Requests(verb string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.requests[verb]
+}
+
+// Patches gives the bodies of all patches, in order.
+func (s *Server) Patches() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.patches)
+}
+
+// Refuse lets f answer requests with a status other than zero.
+func (s *Server) Refuse(f func(verb, path string) int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refuse = f
+}
+
+// PlainLists stops the streaming of lists, which older releases do not know.
+func (s *Server) PlainLists() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.plain = true
+}
+
+// Until waits for a condition and fails the test when it does not come.
+func Until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(20 * time.Second)
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatalf("gave up waiting: %s", what)
+		}
+	}
+}
+
+// copied gives a deep copy.
+func copied(o object) object {
+	text, err := json.Marshal(o)
+	if err != nil {
+		panic(err)
+	}
+	var c object
+	if err := json.Unmarshal(text, &c); err != nil {
+		panic(err)
+	}
+	return c
+}
+
+// matches tells whether an object is of the resource and selected by metadata.name or spec.nodeName.
+func matches(path, resource, selector string, o object) bool {
+	if !strings.HasPrefix(path, resource+"/") && !strings.Contains(path, "/"+resource+"/") {
+		return false
+	}
+	field, value, ok := strings.Cut(selector, "=")
+	if !ok {
+		return true
+	}
+	var at any = o
+	for name := range strings.SplitSeq(field, ".") {
+		m, ok := at.(object)
+		if !ok {
+			return false
+		}
+		at = m[name]
+	}
+	return fmt.Sprint(at) == value
+}

@@ -1,0 +1,81 @@
+package kube_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
+)
+
+// lines is a log that can be read while it is written.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// TestOneLinePerChange takes a watch through away, in step, away for several attempts, and in step again.
+func TestOneLinePerChange(t *testing.T) {
+	api := kubetest.NewAway(t)
+	log := &lines{}
+	w := kube.NewWatch(kube.WatchConfig{
+		Name: "our node", Client: api.Client(), Resource: "nodes", Selector: fields.OneTermEqualSelector("metadata.name", "n1"),
+		New:   func() (object, list runtime.Object) { return &corev1.Node{}, &corev1.NodeList{} },
+		Store: cache.NewStore(cache.MetaNamespaceKeyFunc), Log: slog.New(slog.NewTextHandler(log, nil)),
+	})
+	ctx, stop := context.WithCancel(context.Background())
+	defer stop()
+	if err := w.Check(); err == nil || !strings.Contains(err.Error(), "not following our node") {
+		t.Errorf("before Run: %v", err)
+	}
+	done := make(chan error)
+	go func() { done <- w.Run(ctx) }()
+	inStep := func(want bool) {
+		t.Helper()
+		kubetest.Until(t, "in step", func() bool { return (w.Check() == nil) == want })
+	}
+	kubetest.Until(t, "the first attempt", func() bool { return strings.Contains(log.String(), "cannot follow") })
+	api.Start()
+	inStep(true)
+	api.Stop()
+	inStep(false)
+	api.Refuse(func(string, string) int { return 503 })
+	tries := api.Requests("watch")
+	api.Start()
+	kubetest.Until(t, "several attempts", func() bool { return api.Requests("watch") > tries+2 })
+	api.Refuse(nil)
+	inStep(true)
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	var said []string
+	for line := range strings.Lines(log.String()) {
+		_, rest, _ := strings.Cut(line, "msg=")
+		said = append(said, rest[:18])
+	}
+	if got, want := strings.Join(said, "|"), `"cannot follow our|"following our nod|"lost our node" re|"following our nod`; got != want {
+		t.Errorf("got  %s\nwant %s\n%s", got, want, log)
+	}
+}

@@ -1,0 +1,25 @@
+// Package nodestatus publishes how many devices the node has, where the scheduler looks: in the capacity and
+// allocatable of our own Node object.
+//
+// It owns those numbers, for the resources that its View names and for no other. It promises that the Node shows the
+// View's numbers within about a second of any change of either, by whatever means the Node lost them, and that it
+// writes only when they differ.
+//
+// Capacity and allocatable are always the same number, and change in one patch. A kubelet beside us sets allocatable
+// to capacity for every resource it does not manage itself, and deletes an allocatable that has no capacity: with
+// two different numbers, or two patches, it would find something to correct. The kubelet patches only what it
+// believes to change, so an equal pair stays as it is for ever.
+//
+// # The order of events
+//
+// A watch on our own Node and the View both say that something has changed. Either way the publisher compares what
+// is with what should be, writes what differs, takes the answer for the newest state, and compares again. Nothing is
+// remembered between two rounds but the newest state of the Node. What the watch brings may be older than the answer
+// to our own patch; it is then left aside, else we would patch once more for each event on its way. A full list is
+// always believed: the worst that a stale one costs is a patch that changes nothing.
+//
+// # What it does not do
+//
+// It never writes zero because it ends: a restarting kubelet would fail the pods that hold devices. It removes no
+// resource, creates no Node, and does not poll.
+package nodestatus

@@ -1,0 +1,50 @@
+package nodestatus
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// metrics counts patches, and shows on each scrape what the Node shows.
+type metrics struct {
+	patches   *prometheus.CounterVec
+	published *prometheus.Desc
+	store     *store
+	view      View
+}
+
+func newMetrics(to prometheus.Registerer, s *store, v View) *metrics {
+	m := &metrics{
+		patches: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "devmgrd_node_patches_total",
+			Help: "Patches of the node's status, by result: ok or error.",
+		}, []string{"result"}),
+		published: prometheus.NewDesc("devmgrd_published",
+			"Devices that the Node object shows to the scheduler, as capacity and allocatable.", []string{"resource_name"}, nil),
+		store: s,
+		view:  v,
+	}
+	for _, result := range []string{"ok", "error"} {
+		m.patches.WithLabelValues(result)
+	}
+	to.MustRegister(m.patches, m)
+	return m
+}
+
+func (m *metrics) patch(err error) {
+	if err != nil {
+		m.patches.WithLabelValues("error").Inc()
+		return
+	}
+	m.patches.WithLabelValues("ok").Inc()
+}
+
+// Describe is part of prometheus.Collector.
+func (m *metrics) Describe(c chan<- *prometheus.Desc) { c <- m.published }
+
+// Collect is part of prometheus.Collector. Only resources of the View are shown, so that none stays behind.
+func (m *metrics) Collect(c chan<- prometheus.Metric) {
+	now, _ := m.store.now()
+	for r := range m.view.Published() {
+		if n, ok := now.allocatable[r]; ok {
+			c <- prometheus.MustNewConstMetric(m.published, prometheus.GaugeValue, float64(n), string(r))
+		}
+	}
+}

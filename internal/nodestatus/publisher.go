@@ -1,0 +1,210 @@
+package nodestatus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube"
+)
+
+const (
+	// apart is the least time between two patches. A burst of changes becomes one patch, and somebody who fights for
+	// the numbers cannot draw us into a storm.
+	apart        = 200 * time.Millisecond
+	patchTimeout = 10 * time.Second
+	firstRetry   = 200 * time.Millisecond
+	lastRetry    = 10 * time.Second
+)
+
+// A View tells what the Node should show.
+type View interface {
+	// Published gives the number of devices per resource, for capacity and allocatable alike.
+	Published() map[device.ResourceName]int
+	// Changed holds one token when the numbers may have changed since the last look.
+	Changed() <-chan struct{}
+}
+
+// Config is what New needs. Every field is required.
+type Config struct {
+	NodeName   string
+	Client     rest.Interface // core/v1
+	View       View
+	KubeletDir string // the plugin directory of the kubelet, which is kept from being empty
+	Log        *slog.Logger
+	Metrics    prometheus.Registerer
+}
+
+// Publisher keeps our Node's numbers.
+type Publisher struct {
+	cfg     Config
+	store   *store
+	watch   *kube.Watch
+	metrics *metrics
+
+	mu      sync.Mutex // guards failure
+	failure error      // why the Node may not show the View's numbers; nil: it does
+}
+
+// errNotYet is the state before the first comparison.
+var errNotYet = errors.New("the node's numbers have not been compared yet")
+
+// New makes a Publisher; Run starts it.
+func New(cfg Config) *Publisher {
+	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
+		panic("nodestatus: every field of Config is required")
+	}
+	s := newStore()
+	return &Publisher{
+		cfg:     cfg,
+		store:   s,
+		failure: errNotYet,
+		metrics: newMetrics(cfg.Metrics, s, cfg.View),
+		watch: kube.NewWatch(kube.WatchConfig{
+			Name:     "our node",
+			Client:   cfg.Client,
+			Resource: "nodes",
+			Selector: fields.OneTermEqualSelector("metadata.name", cfg.NodeName),
+			New:      newObjects,
+			Store:    s,
+			Log:      cfg.Log,
+		}),
+	}
+}
+
+// Run publishes until ctx ends, which is not an error. It leaves the numbers as they are.
+func (p *Publisher) Run(ctx context.Context) error {
+	keep(p.cfg.KubeletDir, p.cfg.Log)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return p.watch.Run(ctx) })
+	group.Go(func() error { p.publish(ctx); return nil })
+	return group.Wait()
+}
+
+// Check gives nil while the Node shows the View's numbers as far as anybody can know, else the reason why it may not.
+func (p *Publisher) Check() error {
+	if err := p.watch.Check(); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.failure
+}
+
+// publish compares at every change and writes what differs.
+func (p *Publisher) publish(ctx context.Context) {
+	retry := kube.Backoff{First: firstRetry, Last: lastRetry}
+	var shown map[device.ResourceName]int // what we know the Node to have shown last
+	for ctx.Err() == nil {
+		want := p.cfg.View.Published()
+		now, known := p.store.now()
+		switch diff := now.differences(want); {
+		case !known:
+			p.change(ctx)
+		case !now.there:
+			shown = nil
+			p.settle(fmt.Errorf("there is no Node named %s; the kubelet has to create it", p.cfg.NodeName))
+			p.change(ctx)
+		case len(diff) == 0:
+			shown = want
+			retry.Reset()
+			p.settle(nil)
+			p.change(ctx)
+		default:
+			err := p.write(ctx, diff)
+			if err != nil {
+				p.settle(err)
+				p.pause(ctx, retry.Next(), p.store.relisted)
+				continue
+			}
+			p.tell(diff, shown)
+			p.pause(ctx, apart, nil)
+		}
+	}
+}
+
+// change waits until the Node or the View has changed.
+func (p *Publisher) change(ctx context.Context) {
+	select {
+	case <-p.store.changed:
+	case <-p.cfg.View.Changed():
+	case <-ctx.Done():
+	}
+}
+
+// pause waits for d, or until there is word on early. Nothing else shortens it: a patch that does not have its effect
+// makes the Node change each time.
+func (p *Publisher) pause(ctx context.Context, d time.Duration, early <-chan struct{}) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-early:
+	case <-ctx.Done():
+	}
+}
+
+// tell logs what has been written; somebody else's doing is worth a warning.
+func (p *Publisher) tell(written, shown map[device.ResourceName]int) {
+	for r, n := range written {
+		if was, ok := shown[r]; ok && was == n {
+			p.cfg.Log.Warn("somebody had changed the node's number of devices; it is set again", "resource", r, "number", n)
+		} else {
+			p.cfg.Log.Info("published the number of devices", "resource", r, "number", n)
+		}
+	}
+}
+
+// write sends one patch and takes the answer for the newest state of the Node.
+func (p *Publisher) write(ctx context.Context, numbers map[device.ResourceName]int) error {
+	body, err := patch(numbers)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
+	defer cancel()
+	node, _ := newObjects()
+	err = p.cfg.Client.Patch(types.MergePatchType).Resource("nodes").Name(p.cfg.NodeName).SubResource("status").
+		Body(body).Do(ctx).Into(node)
+	p.metrics.patch(err)
+	switch {
+	case apierrors.IsForbidden(err):
+		return fmt.Errorf("patching the status of node %s: %w; devmgrd needs the right to patch nodes/status", p.cfg.NodeName, err)
+	case err != nil:
+		return fmt.Errorf("patching the status of node %s: %w", p.cfg.NodeName, err)
+	}
+	seen, ok := sightOf(node)
+	if !ok {
+		return fmt.Errorf("patching the status of node %s: the answer is not a Node", p.cfg.NodeName)
+	}
+	if left := seen.differences(numbers); len(left) > 0 {
+		return fmt.Errorf("patching the status of node %s: the API server took the patch and left %d numbers as they were", p.cfg.NodeName, len(left))
+	}
+	p.store.see(seen)
+	return nil
+}
+
+// settle takes down whether the Node shows the numbers, and says so when that has changed.
+func (p *Publisher) settle(err error) {
+	p.mu.Lock()
+	before := p.failure
+	p.failure = err
+	p.mu.Unlock()
+	switch {
+	case err != nil && (before == nil || errors.Is(before, errNotYet)):
+		p.cfg.Log.Warn("cannot publish the numbers of devices", "err", err)
+	case err == nil && before != nil && !errors.Is(before, errNotYet):
+		p.cfg.Log.Info("the node shows the numbers of devices again")
+	}
+}

@@ -1,0 +1,384 @@
+package nodestatus_test
+
+import (
+	"context"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
+	"github.com/devmgrd/devmgrd/internal/nodestatus"
+)
+
+type numbers = map[device.ResourceName]int
+
+// view is what the allocator would say.
+type view struct {
+	mu      sync.Mutex
+	numbers numbers
+	changed chan struct{}
+}
+
+func newView(n numbers) *view { return &view{numbers: n, changed: make(chan struct{}, 1)} }
+
+func (v *view) Published() map[device.ResourceName]int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return maps.Clone(v.numbers)
+}
+
+func (v *view) Changed() <-chan struct{} { return v.changed }
+
+func (v *view) set(n numbers) {
+	v.mu.Lock()
+	v.numbers = n
+	v.mu.Unlock()
+	select {
+	case v.changed <- struct{}{}:
+	default:
+	}
+}
+
+// node makes n1 with some native resources and these extended ones; allocatable differs where it is given.
+func node(capacity, allocatable map[string]string) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "u"}}
+	list := func(m map[string]string) corev1.ResourceList {
+		l := corev1.ResourceList{"cpu": resource.MustParse("4"), "memory": resource.MustParse("1Gi")}
+		for k, v := range m {
+			l[corev1.ResourceName(k)] = resource.MustParse(v)
+		}
+		return l
+	}
+	n.Status.Capacity, n.Status.Allocatable = list(capacity), list(allocatable)
+	return n
+}
+
+// shows gives the pairs capacity/allocatable of extended resources.
+func shows(api *kubetest.Server) map[string]string {
+	n := api.Node("n1")
+	if n == nil {
+		return nil
+	}
+	got := map[string]string{}
+	for _, list := range []corev1.ResourceList{n.Status.Capacity, n.Status.Allocatable} {
+		for name := range list {
+			if strings.Contains(string(name), "/") {
+				c, a := n.Status.Capacity[name], n.Status.Allocatable[name]
+				got[string(name)] = c.String() + "/" + a.String()
+			}
+		}
+	}
+	return got
+}
+
+func untilShows(t *testing.T, api *kubetest.Server, want map[string]string) {
+	t.Helper()
+	kubetest.Until(t, "the node shows the numbers", func() bool { return maps.Equal(shows(api), want) })
+}
+
+// publish runs a Publisher until the test ends.
+func publish(t *testing.T, api *kubetest.Server, v *view) (*nodestatus.Publisher, *prometheus.Registry) {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		before := shows(api)
+		stop()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		case <-time.After(3 * time.Second):
+			t.Error("Run does not end with its context")
+		}
+		if after := shows(api); !maps.Equal(before, after) {
+			t.Errorf("ending changed %v to %v", before, after)
+		}
+	})
+	return p, registry
+}
+
+func untilSettled(t *testing.T, p *nodestatus.Publisher) {
+	t.Helper()
+	kubetest.Until(t, "the publisher is content", func() bool { return p.Check() == nil })
+}
+
+func TestOnePatchPublishes(t *testing.T) {
+	api := kubetest.New(t)
+	api.Put(node(map[string]string{"other.example/x": "3", "a.example/gpu": "2", "a.example/same": "5"},
+		map[string]string{"other.example/x": "1", "a.example/gpu": "2", "a.example/same": "5"}))
+	p, registry := publish(t, api, newView(numbers{"a.example/gpu": 4, "a.example/nic": 0, "a.example/same": 5}))
+	untilShows(t, api, map[string]string{"a.example/gpu": "4/4", "a.example/nic": "0/0", "a.example/same": "5/5", "other.example/x": "3/1"})
+	untilSettled(t, p)
+	want := `{"status":{"allocatable":{"a.example/gpu":"4","a.example/nic":"0"},"capacity":{"a.example/gpu":"4","a.example/nic":"0"}}}`
+	if got := api.Patches(); len(got) != 1 || got[0] != want {
+		t.Errorf("got %q, want one %s", got, want)
+	}
+	if cpu := api.Node("n1").Status.Capacity["cpu"]; cpu.String() != "4" {
+		t.Errorf("cpu became %s", cpu.String())
+	}
+	for metric, want := range map[string]float64{
+		`devmgrd_published{a.example/gpu}`: 4, `devmgrd_published{a.example/nic}`: 0, `devmgrd_published{a.example/same}`: 5,
+		`devmgrd_node_patches_total{ok}`: 1, `devmgrd_node_patches_total{error}`: 0,
+	} {
+		if got, ok := gathered(t, registry)[metric]; !ok || got != want {
+			t.Errorf("%s is %v", metric, got)
+		}
+	}
+}
+
+// gathered gives the values of all series, by name{label value}.
+func gathered(t *testing.T, registry *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			got[f.GetName()+"{"+m.GetLabel()[0].GetValue()+"}"] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		}
+	}
+	return got
+}
+
+func TestNothingIsWrittenWhenNothingDiffers(t *testing.T) {
+	api := kubetest.New(t)
+	api.Put(node(map[string]string{"a.example/gpu": "4"}, map[string]string{"a.example/gpu": "4"}))
+	v := newView(numbers{"a.example/gpu": 4})
+	p, _ := publish(t, api, v)
+	untilSettled(t, p)
+	v.set(numbers{"a.example/gpu": 4})
+	api.Put(node(map[string]string{"a.example/gpu": "4", "other.example/x": "1"}, map[string]string{"a.example/gpu": "4"}))
+	v.set(numbers{"a.example/gpu": 5}) // the patch that this needs ends the test
+	untilShows(t, api, map[string]string{"a.example/gpu": "5/5", "other.example/x": "1/0"})
+	if n := len(api.Patches()); n != 1 {
+		t.Errorf("%d patches, want 1: %q", n, api.Patches())
+	}
+}
+
+func TestViewChanges(t *testing.T) {
+	api := kubetest.New(t)
+	api.Put(node(nil, nil))
+	v := newView(numbers{"a.example/gpu": 4, "a.example/nic": 1})
+	p, registry := publish(t, api, v)
+	untilShows(t, api, map[string]string{"a.example/gpu": "4/4", "a.example/nic": "1/1"})
+	for i := range 50 { // a burst
+		v.set(numbers{"a.example/gpu": 5 + i, "a.example/nic": 1})
+	}
+	untilShows(t, api, map[string]string{"a.example/gpu": "54/54", "a.example/nic": "1/1"})
+	if n := len(api.Patches()); n > 3 {
+		t.Errorf("%d patches for one burst", n)
+	}
+	v.set(numbers{"a.example/gpu": 54}) // a resource that is named no more stays on the node, and its series ends
+	untilSettled(t, p)
+	if got := gathered(t, registry); len(got) != 3 || got["devmgrd_published{a.example/gpu}"] != 54 {
+		t.Errorf("got %v", got)
+	}
+	if got := shows(api)["a.example/nic"]; got != "1/1" {
+		t.Errorf("a resource that the view does not name became %q", got)
+	}
+}
+
+func TestDriftIsPutRight(t *testing.T) {
+	for name, drift := range map[string]func(api *kubetest.Server){
+		"other numbers": func(api *kubetest.Server) {
+			api.Put(node(map[string]string{"a.example/gpu": "9"}, map[string]string{"a.example/gpu": "9"}))
+		},
+		"allocatable": func(api *kubetest.Server) {
+			api.Put(node(map[string]string{"a.example/gpu": "4"}, map[string]string{"a.example/gpu": "1"}))
+		},
+		"both are gone": func(api *kubetest.Server) { api.Put(node(nil, nil)) },
+		"zero": func(api *kubetest.Server) {
+			api.Put(node(map[string]string{"a.example/gpu": "0"}, map[string]string{"a.example/gpu": "0"}))
+		},
+		"made anew":       func(api *kubetest.Server) { api.Delete("nodes/n1"); api.Put(node(nil, nil)) },
+		"while API away":  func(api *kubetest.Server) { api.Stop(); api.Put(node(nil, nil)); api.Start() },
+		"history is gone": func(api *kubetest.Server) { api.Stop(); api.Put(node(nil, nil)); api.Forget(); api.Start() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			api := kubetest.New(t)
+			api.Put(node(nil, nil))
+			p, _ := publish(t, api, newView(numbers{"a.example/gpu": 4}))
+			untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
+			untilSettled(t, p)
+			drift(api)
+			untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
+			untilSettled(t, p)
+			if n := len(api.Patches()); n != 2 {
+				t.Errorf("%d patches, want 2: %q", n, api.Patches())
+			}
+		})
+	}
+}
+
+func TestNodeIsNotThereYet(t *testing.T) {
+	api := kubetest.New(t)
+	p, _ := publish(t, api, newView(numbers{"a.example/gpu": 4}))
+	kubetest.Until(t, "the lack of a node is seen", func() bool {
+		err := p.Check()
+		return err != nil && strings.Contains(err.Error(), "no Node named n1")
+	})
+	if n := api.Requests("patch"); n != 0 {
+		t.Errorf("%d patches of nothing", n)
+	}
+	api.Put(node(nil, nil))
+	untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
+}
+
+func TestServerAwayAtStart(t *testing.T) {
+	api := kubetest.NewAway(t)
+	api.Put(node(nil, nil))
+	v := newView(numbers{"a.example/gpu": 4})
+	p, _ := publish(t, api, v)
+	kubetest.Until(t, "an attempt has failed", func() bool {
+		err := p.Check()
+		return err != nil && strings.Contains(err.Error(), "refused")
+	})
+	v.set(numbers{"a.example/gpu": 6})
+	api.Start()
+	untilShows(t, api, map[string]string{"a.example/gpu": "6/6"})
+	untilSettled(t, p)
+}
+
+func TestFailingPatchesAreSpaced(t *testing.T) {
+	api := kubetest.New(t)
+	api.Put(node(nil, nil))
+	api.Refuse(func(verb, _ string) int {
+		if verb == "patch" {
+			return http.StatusForbidden
+		}
+		return 0
+	})
+	start := time.Now()
+	p, registry := publish(t, api, newView(numbers{"a.example/gpu": 4}))
+	kubetest.Until(t, "some attempts", func() bool { return api.Requests("patch") >= 4 })
+	if took := time.Since(start); took < (100+200+400)*time.Millisecond-200*time.Millisecond {
+		t.Errorf("four attempts in %v", took)
+	}
+	if err := p.Check(); err == nil || !strings.Contains(err.Error(), "needs the right to patch nodes/status") {
+		t.Errorf("Check: %v", err)
+	}
+	api.Refuse(nil)
+	untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
+	untilSettled(t, p)
+	if got := gathered(t, registry)["devmgrd_node_patches_total{error}"]; got < 4 {
+		t.Errorf("%v errors counted", got)
+	}
+}
+
+// afterPatches runs f, in a goroutine of its own, some time after each patch, until stop.
+func afterPatches(api *kubetest.Server, f func()) (stop func()) {
+	patched, ended := make(chan struct{}, 1), make(chan struct{})
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			select {
+			case <-patched:
+				f()
+			case <-ended:
+				return
+			}
+		}
+	})
+	api.OnPatch(func() {
+		select {
+		case patched <- struct{}{}:
+		default:
+		}
+	})
+	return func() { close(ended); running.Wait() }
+}
+
+// TestKubeletSetsAllocatable runs beside a writer that does what a kubelet does to resources it does not manage:
+// allocatable becomes capacity, and what has no capacity goes. An equal pair gives it nothing to do.
+func TestKubeletSetsAllocatable(t *testing.T) {
+	api := kubetest.New(t)
+	api.Put(node(nil, nil))
+	writes := 0 // by the goroutine of afterPatches
+	stop := afterPatches(api, func() {
+		n := api.Node("n1")
+		if got := shows(api)["a.example/gpu"]; got != "" && got != "4/4" && got != "6/6" {
+			n.Status.Allocatable = n.Status.Capacity
+			api.Put(n)
+			writes++
+		}
+	})
+	v := newView(numbers{"a.example/gpu": 4})
+	p, _ := publish(t, api, v)
+	untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
+	untilSettled(t, p)
+	v.set(numbers{"a.example/gpu": 6})
+	untilShows(t, api, map[string]string{"a.example/gpu": "6/6"})
+	untilSettled(t, p)
+	stop()
+	if n := len(api.Patches()); writes != 0 || n != 2 {
+		t.Errorf("the kubelet wrote %d times, we patched %d times", writes, n)
+	}
+}
+
+// TestFight runs against somebody who puts another number there as soon as ours is in.
+func TestFight(t *testing.T) {
+	api := kubetest.New(t)
+	api.Put(node(nil, nil))
+	stop := afterPatches(api, func() {
+		api.Put(node(map[string]string{"a.example/gpu": "0"}, map[string]string{"a.example/gpu": "0"}))
+	})
+	start := time.Now()
+	publish(t, api, newView(numbers{"a.example/gpu": 4}))
+	kubetest.Until(t, "some rounds", func() bool { return api.Requests("patch") >= 4 })
+	if took := time.Since(start); took < 3*200*time.Millisecond {
+		t.Errorf("four patches in %v", took)
+	}
+	stop()
+	untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
+}
+
+func TestKeepsAFileInTheKubeletsDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "kubelet", "device-plugins")
+	start := func() {
+		p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: kubetest.New(t).Client(), View: newView(nil), KubeletDir: dir,
+			Log: kubetest.Log(t), Metrics: prometheus.NewRegistry()})
+		ctx, stop := context.WithCancel(context.Background())
+		stop()
+		if err := p.Run(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start()
+	name := filepath.Join(dir, "devmgrd.txt")
+	text, err := os.ReadFile(name)
+	if err != nil || !strings.Contains(string(text), "kubelet") {
+		t.Fatalf("got %q, %v", text, err)
+	}
+	if err := os.WriteFile(name, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start() // what is there stays
+	if text, _ := os.ReadFile(name); string(text) != "mine" {
+		t.Errorf("the file became %q", text)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	start() // what cannot be done is no failure
+}

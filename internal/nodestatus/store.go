@@ -1,0 +1,79 @@
+package nodestatus
+
+import "sync"
+
+// store holds the newest state of our Node that the watch or the answer to a patch has shown. It is the reflector's
+// store: its methods never fail.
+type store struct {
+	changed  chan struct{} // holds one token when the state has changed since the last look
+	relisted chan struct{} // holds one token when there has been a full list: the API server is back
+
+	mu     sync.Mutex // guards what follows; never held across I/O
+	newest sight
+	listed bool // there has been a full list, so that a Node which is not there is known not to be
+}
+
+func newStore() *store {
+	return &store{changed: make(chan struct{}, 1), relisted: make(chan struct{}, 1)}
+}
+
+// now gives the newest state; known is false before the first list.
+func (s *store) now() (newest sight, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.newest, s.listed
+}
+
+// see takes a state of the Node unless it is older than the newest.
+func (s *store) see(n sight) {
+	s.mu.Lock()
+	if n.version >= s.newest.version {
+		s.newest = n
+	}
+	s.mu.Unlock()
+	signal(s.changed)
+}
+
+// Add takes a Node from the watch.
+func (s *store) Add(obj any) error { return s.Update(obj) }
+
+// Update takes a change from the watch.
+func (s *store) Update(obj any) error {
+	if n, ok := sightOf(obj); ok {
+		s.see(n)
+	}
+	return nil
+}
+
+// Delete takes the end of the Node from the watch.
+func (s *store) Delete(obj any) error {
+	s.see(sight{version: goneAt(obj)})
+	return nil
+}
+
+// Replace takes a full list, which holds our Node or nothing.
+func (s *store) Replace(list []any, version string) error {
+	newest := sight{version: parseVersion(version)}
+	for _, obj := range list {
+		if n, ok := sightOf(obj); ok {
+			newest = n
+		}
+	}
+	s.mu.Lock()
+	s.newest, s.listed = newest, true
+	s.mu.Unlock()
+	signal(s.changed)
+	signal(s.relisted)
+	return nil
+}
+
+// Resync is asked for by no one.
+func (s *store) Resync() error { return nil }
+
+// signal leaves a token unless there is one.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,152 @@
+package nri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/nri/pkg/stub"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Config is what New needs; all of it but Redirect.
+type Config struct {
+	Socket   string        // where the runtime listens
+	Index    string        // two digits: our place among the NRI plugins
+	MaxWait  time.Duration // how long a hook waits for an allocation in flight
+	Ledger   Ledger
+	Runtime  Runtime
+	Pods     Pods
+	Redirect *Redirect // nil: off
+	Log      *slog.Logger
+	Metrics  prometheus.Registerer
+}
+
+// A Connection keeps devmgrd connected to the runtime.
+type Connection struct {
+	config    Config
+	metrics   *metrics
+	connected atomic.Bool
+}
+
+const (
+	pluginName = "devmgrd"
+
+	// startLimit bounds one attempt to connect. The stub waits for its configuration without a limit of its own, so a
+	// runtime that dies at that moment would hold it for ever.
+	startLimit = 15 * time.Second
+
+	firstPause = 200 * time.Millisecond
+	lastPause  = 5 * time.Second
+)
+
+// New makes a Connection. It starts nothing: see Run.
+func New(c Config) *Connection {
+	for name, missing := range map[string]bool{
+		"Socket": c.Socket == "", "Index": c.Index == "", "Ledger": c.Ledger == nil, "Runtime": c.Runtime == nil,
+		"Pods": c.Pods == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
+	} {
+		if missing {
+			panic("nri.New: Config." + name + " is missing")
+		}
+	}
+	n := &Connection{config: c}
+	n.metrics = newMetrics(c.Metrics, n.connected.Load)
+	return n
+}
+
+// Check tells whether the runtime is connected, for /readyz.
+func (n *Connection) Check() error {
+	if !n.connected.Load() {
+		return fmt.Errorf("not connected to the container runtime at %s", n.config.Socket)
+	}
+	return nil
+}
+
+// Run keeps the connection until ctx ends, and makes it anew whenever it is lost.
+func (n *Connection) Run(ctx context.Context) error {
+	pause, told := firstPause, false
+	for {
+		connected, err := n.runOnce(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if connected {
+			pause, told = firstPause, false
+		}
+		if !told {
+			n.config.Log.Warn("not connected to the container runtime; trying again until it is there", "socket", n.config.Socket, "err", err)
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause + rand.N(pause/4)):
+		}
+		pause = min(2*pause, lastPause)
+	}
+}
+
+var errLost = errors.New("the connection was closed")
+
+// runOnce makes one connection and keeps it until it is lost or ctx ends. Each needs a stub of its own: one that has
+// failed to start keeps its dead connection.
+func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
+	lost := make(chan struct{})
+	var once sync.Once
+	p := &plugin{
+		ledger: n.config.Ledger, runtime: n.config.Runtime, pods: n.config.Pods, redirect: n.config.Redirect,
+		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics,
+	}
+	s, err := stub.New(p,
+		stub.WithPluginName(pluginName), stub.WithPluginIdx(n.config.Index), stub.WithSocketPath(n.config.Socket),
+		stub.WithOnClose(func() { once.Do(func() { close(lost) }) }), stub.WithLogger(logger{n.config.Log}))
+	if err != nil {
+		return false, err
+	}
+	started := make(chan error, 1)
+	go func() { started <- s.Start(ctx) }() // ends with Start, which may hang: then it is left behind
+	select {
+	case err := <-started:
+		if err != nil {
+			return false, err
+		}
+	case <-time.After(startLimit):
+		return false, fmt.Errorf("the runtime has not taken us up within %s", startLimit)
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+	n.connected.Store(true)
+	defer func() {
+		n.connected.Store(false)
+		n.config.Runtime.RuntimeLost()
+	}()
+	select {
+	case <-lost:
+		return true, errLost
+	case <-ctx.Done():
+		s.Stop()
+		return true, ctx.Err()
+	}
+}
+
+// logger takes what the stub has to say into our log. Its good news are details to us.
+type logger struct{ log *slog.Logger }
+
+func (l logger) Debugf(ctx context.Context, format string, args ...any) {
+	l.log.DebugContext(ctx, fmt.Sprintf(format, args...))
+}
+func (l logger) Infof(ctx context.Context, format string, args ...any) {
+	l.log.DebugContext(ctx, fmt.Sprintf(format, args...))
+}
+func (l logger) Warnf(ctx context.Context, format string, args ...any) {
+	l.log.WarnContext(ctx, fmt.Sprintf(format, args...))
+}
+func (l logger) Errorf(ctx context.Context, format string, args ...any) {
+	l.log.ErrorContext(ctx, fmt.Sprintf(format, args...))
+}

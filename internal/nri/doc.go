@@ -1,0 +1,30 @@
+// Package nri is the runtime's door: it hears of containers through containerd's Node Resource Interface (NRI), answers
+// what is to be injected into each, and refuses those that may not start yet.
+//
+// One container's creation:
+//
+//	CreateContainer   the runtime asks                                plugin.go
+//	redirect          a plugin's mount of the kubelet's directory     redirect.go  pure
+//	Standing          what the books say of the container: a look-up  plugin.go
+//	merge             its shares, first one wins, pod's own first     merge.go     pure
+//	host              stat the device nodes and mount sources         host.go
+//	adjustment        in the runtime's words, with our stamp          adjust.go
+//
+// Promises:
+//
+//   - A container that asks for devices gets an adjustment with all of them, or an error. Every doubt is an error: the
+//     runtime then refuses the container and the kubelet asks again (after about 1 s, later every 10 to 15 s). A panic
+//     in a handler is an error too: a dropped connection would let the container start without its devices.
+//   - A container that asks for none passes at once.
+//   - The hook makes no call to a plugin and touches no disk but the stat of what it injects. The runtime calls all hooks
+//     of the node one after the other under one lock, so it waits for an allocation in flight no longer than MaxWait,
+//     and for the one live read of a pod that nobody has told of no longer than liveRead.
+//   - Containers are refused in CreateContainer only. A refused sandbox leaks a record in several releases of containerd,
+//     and the next start of containerd then fails (containerd issue 13609).
+//
+// The connection (connection.go) is made anew whenever it is lost, with a new stub each time, and as rarely as possible:
+// a registering plugin waits for every container operation under way, and all later ones wait for it (containerd issue
+// 14083). The books are loaded before the first connection, so the first question finds them.
+//
+// What it does not do: decide who gets what, change running containers (NRI cannot add devices to them), or evict.
+package nri

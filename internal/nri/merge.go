@@ -1,0 +1,89 @@
+package nri
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A container's own settings, with which those of device plugins may collide.
+type own struct {
+	env         []string        // variables that the pod's specification sets
+	mounts      map[string]bool // destinations of the pod's volumes
+	annotations map[string]string
+}
+
+// cdiPrefix starts the keys of annotations that name CDI devices (Container Device Interface specification, section
+// on Kubernetes annotations). The runtime consumes them: they do not reach the container.
+const cdiPrefix = "cdi.k8s.io/"
+
+// merge makes one grant of all of a container's shares, the way the kubelet's device manager does: what the pod sets
+// itself wins; of several shares that set one key the first wins, and shares are in the order of their resources. The
+// kubelet takes them in random order. Conflicts between shares that say different things are told, without values,
+// which may be secret.
+func merge(shares []device.Share, has own) (device.Grant, []string) {
+	g := device.Grant{Env: map[string]string{}, Annotations: map[string]string{}}
+	var conflicts []string
+	mounts, nodes := map[string]device.Mount{}, map[string]device.Node{}
+	clash := func(s device.Share, what, key string) {
+		conflicts = append(conflicts, fmt.Sprintf("%s %s of %s: another resource of the container sets it differently", what, key, s.Resource))
+	}
+	for _, s := range shares {
+		for _, k := range slices.Sorted(maps.Keys(s.Grant.Env)) {
+			v := s.Grant.Env[k]
+			if _, found := slices.BinarySearch(has.env, k); found {
+				continue
+			}
+			if first, set := g.Env[k]; !set {
+				g.Env[k] = v
+			} else if first != v {
+				clash(s, "environment variable", k)
+			}
+		}
+		for _, m := range s.Grant.Mounts {
+			if first, set := mounts[m.ContainerPath]; set {
+				if first != m {
+					clash(s, "mount", m.ContainerPath)
+				}
+				continue
+			}
+			mounts[m.ContainerPath] = m
+			if !has.mounts[m.ContainerPath] {
+				g.Mounts = append(g.Mounts, m)
+			}
+		}
+		for _, n := range s.Grant.Nodes {
+			if first, set := nodes[n.ContainerPath]; !set {
+				nodes[n.ContainerPath] = n
+				g.Nodes = append(g.Nodes, n)
+			} else if first != n {
+				clash(s, "device node", n.ContainerPath)
+			}
+		}
+		cdi := slices.Clone(s.Grant.CDI)
+		for _, k := range slices.Sorted(maps.Keys(s.Grant.Annotations)) {
+			v := s.Grant.Annotations[k]
+			if strings.HasPrefix(k, cdiPrefix) {
+				cdi = append(cdi, strings.Split(v, ",")...)
+				continue
+			}
+			if _, set := has.annotations[k]; set || k == stampKey {
+				continue // the kubelet's own, or ours
+			}
+			if first, set := g.Annotations[k]; !set {
+				g.Annotations[k] = v
+			} else if first != v {
+				clash(s, "annotation", k)
+			}
+		}
+		for _, name := range cdi {
+			if !slices.Contains(g.CDI, name) {
+				g.CDI = append(g.CDI, name)
+			}
+		}
+	}
+	return g, conflicts
+}

@@ -1,0 +1,46 @@
+package nri
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+type metrics struct {
+	hooks    *prometheus.HistogramVec
+	refusals *prometheus.CounterVec
+}
+
+func newMetrics(to prometheus.Registerer, connected func() bool) *metrics {
+	m := &metrics{
+		hooks: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "devmgrd_nri_hook_duration_seconds",
+			Help:    "Time that one NRI hook took inside devmgrd, by event.",
+			Buckets: prometheus.ExponentialBuckets(0.00001, 2.5, 13), // 10 us to 0.6 s
+		}, []string{"event"}),
+		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "devmgrd_nri_refusals_total",
+			Help: "Container creations that were refused, by reason.",
+		}, []string{"reason"}),
+	}
+	to.MustRegister(m.hooks, m.refusals, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "devmgrd_nri_connected",
+		Help: "1 while the container runtime is connected.",
+	}, func() float64 {
+		if connected() {
+			return 1
+		}
+		return 0
+	}))
+	return m
+}
+
+func (m *metrics) hook(event string, start time.Time) {
+	m.hooks.WithLabelValues(event).Observe(time.Since(start).Seconds())
+}
+
+func (m *metrics) refused(reason device.Reason) {
+	m.refusals.WithLabelValues(string(reason)).Inc()
+}

@@ -1,0 +1,240 @@
+package nri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Ledger says how a container stands. It is a look-up and waits for nothing.
+type Ledger interface {
+	Standing(device.Container) device.Standing
+}
+
+// Runtime hears what the runtime has. Its methods return at once.
+type Runtime interface {
+	RuntimeSynced([]device.Running) // these are all containers
+	RuntimeStarted(device.Running)  // this one is about to be made
+	RuntimeStopped(device.Running)  // this one has ended, or was never started
+	RuntimeLost()                   // the connection is gone: nothing is known until RuntimeSynced
+}
+
+// Pods can be asked for a pod that nobody has told of.
+type Pods interface {
+	// Fetch reads the pod from the API server and tells the ledger of it, or fails.
+	Fetch(context.Context, device.Pod) error
+}
+
+const (
+	// liveRead bounds the one read from the API server for a pod that the watch has not brought yet.
+	liveRead = 300 * time.Millisecond
+	// hookBudget bounds a hook as a whole. The runtime allows 2 s by default; a hook that is late is taken for dead, its
+	// plugin is dropped, and the container starts without its devices.
+	hookBudget = time.Second
+)
+
+// What the kubelet writes on a pod's sandbox to say where the pod came from (its ConfigSourceAnnotationKey).
+const (
+	sourceKey = "kubernetes.io/config.source"
+	sourceAPI = "api"
+)
+
+// Annotations of pods that mean something to devmgrd.
+const (
+	resourcesKey = "devmgrd.io/resources"
+	redirectKey  = "devmgrd.io/redirect"
+)
+
+// A plugin answers the runtime's questions over one connection.
+type plugin struct {
+	ledger   Ledger
+	runtime  Runtime
+	pods     Pods
+	redirect *Redirect // nil: off
+	maxWait  time.Duration
+	log      *slog.Logger
+	metrics  *metrics
+	can      atomic.Pointer[abilities] // of the runtime; set by Configure
+}
+
+// Configure is the runtime's first call. It tells who the runtime is.
+func (p *plugin) Configure(_ context.Context, _, runtime, version string) (api.EventMask, error) {
+	can := abilitiesOf(runtime, version)
+	p.can.Store(&can)
+	p.log.Info("connected to the container runtime", "runtime", can.runtime)
+	return 0, nil // all events that we have a handler for
+}
+
+// Synchronize is the runtime's second call: all that it has. Events come only after we have returned.
+func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
+	uids := make(map[string]string, len(pods))
+	for _, pod := range pods {
+		uids[pod.GetId()] = pod.GetUid()
+	}
+	all := make([]device.Running, 0, len(containers))
+	for _, c := range containers {
+		r := running(nil, c)
+		if uid := uids[c.GetPodSandboxId()]; uid != "" {
+			r.Container.Pod = device.PodUID(uid)
+		}
+		r.Stamp = stamped(c.GetAnnotations())
+		all = append(all, r)
+	}
+	p.runtime.RuntimeSynced(all)
+	p.log.Info("the runtime has told what it has", "pods", len(pods), "containers", len(all))
+	return nil, nil
+}
+
+// CreateContainer is the hook: what is to be injected, or why the container may not start.
+func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) (adj *api.ContainerAdjustment, _ []*api.ContainerUpdate, err error) {
+	start := time.Now()
+	id := device.Pod{UID: device.PodUID(pod.GetUid()), Namespace: pod.GetNamespace(), Name: pod.GetName()}
+	defer func() {
+		if r := recover(); r != nil {
+			p.log.Error("a handler panicked", "pod", id.String(), "container", ctr.GetName(), "panic", r, "stack", string(debug.Stack()))
+			adj, err = nil, fmt.Errorf("devmgrd: internal error: %v", r)
+		}
+		p.metrics.hook("CreateContainer", start)
+	}()
+	ctx, cancel := context.WithTimeout(ctx, hookBudget)
+	defer cancel()
+
+	adj = &api.ContainerAdjustment{}
+	p.lead(adj, pod, ctr)
+	if err := p.admit(ctx, adj, id, pod, ctr); err != nil {
+		reason := device.UnknownPod
+		if no := (*device.Refusal)(nil); errors.As(err, &no) {
+			reason = no.Reason
+		}
+		p.metrics.refused(reason)
+		p.log.Info("container refused", "pod", id.String(), "container", ctr.GetName(), "reason", reason, "err", err)
+		return nil, nil, fmt.Errorf("devmgrd: container %s of pod %s cannot start yet: %s: %w", ctr.GetName(), id, reason, err)
+	}
+	return adj, nil, nil
+}
+
+// lead redirects a device plugin's mounts.
+func (p *plugin) lead(adj *api.ContainerAdjustment, pod *api.PodSandbox, ctr *api.Container) {
+	if p.redirect == nil || pod.GetAnnotations()[redirectKey] == "false" {
+		return
+	}
+	instead, shared := p.redirect.mounts(ctr.GetMounts())
+	for _, m := range instead {
+		adj.AddMount(m)
+		p.log.Info("mount of the kubelet's plugin directory redirected", "pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", m.Destination, "to", m.Source)
+	}
+	for _, at := range shared {
+		p.log.Info("a mount above the kubelet's plugin directory is shared with the host, so a device plugin in this container would reach the kubelet; give it a mount of the directory itself",
+			"pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", at)
+	}
+}
+
+// admit adds a container's devices to adj, or says why it may not start.
+func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, pod *api.PodSandbox, ctr *api.Container) error {
+	if pod.GetAnnotations()[sourceKey] != sourceAPI {
+		if pod.GetAnnotations()[resourcesKey] != "" {
+			return device.Refuse(device.UnknownPod, nil, "devices for static pods (annotation %s) are not supported yet", resourcesKey)
+		}
+		return nil // a static pod, or one that no kubelet has made
+	}
+	c := device.Container{Pod: id.UID, Name: ctr.GetName()}
+	st, err := p.standing(ctx, id, c)
+	if err != nil {
+		return err
+	}
+	switch st.Stand {
+	case device.Free:
+	case device.Ready:
+		conflicts, err := adjust(adj, st.Assignment, st.Env, ctr, *p.can.Load())
+		if err != nil {
+			return err
+		}
+		for _, text := range conflicts {
+			p.log.Warn("device plugins contradict each other; the first one wins", "pod", id.String(), "container", c.Name, "conflict", text)
+		}
+	case device.Unknown:
+		return device.Refuse(device.UnknownPod, nil, "the pod is not known")
+	default:
+		return &device.Refusal{Wait: st.Wait}
+	}
+	p.runtime.RuntimeStarted(device.Running{ID: ctr.GetId(), Container: c})
+	return nil
+}
+
+// standing looks the container up. If nobody has told of its pod it is read from the API server, once; if its allocation
+// is in flight that is waited for, but not long: every other container of the node waits with it.
+func (p *plugin) standing(ctx context.Context, id device.Pod, c device.Container) (device.Standing, error) {
+	st := p.ledger.Standing(c)
+	if st.Stand == device.Unknown {
+		read, cancel := context.WithTimeout(ctx, liveRead)
+		defer cancel()
+		if err := p.pods.Fetch(read, id); err != nil {
+			return st, device.Refuse(device.UnknownPod, err, "nothing has been heard of the pod")
+		}
+		st = p.ledger.Standing(c)
+	}
+	if st.Stand != device.Busy {
+		return st, nil
+	}
+	patience := time.NewTimer(p.maxWait)
+	defer patience.Stop()
+	for st.Stand == device.Busy {
+		select {
+		case <-st.Done:
+			st = p.ledger.Standing(c)
+		case <-patience.C:
+			return st, nil
+		case <-ctx.Done():
+			return st, nil
+		}
+	}
+	return st, nil
+}
+
+// StopContainer tells that a container's processes have ended, or that it was not made after all.
+func (p *plugin) StopContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) ([]*api.ContainerUpdate, error) {
+	p.stopped("StopContainer", pod, ctr)
+	return nil, nil
+}
+
+// RemoveContainer tells that a container is gone. It implies that it has stopped: some ends are told only so.
+func (p *plugin) RemoveContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) error {
+	p.stopped("RemoveContainer", pod, ctr)
+	return nil
+}
+
+func (p *plugin) stopped(event string, pod *api.PodSandbox, ctr *api.Container) {
+	start := time.Now()
+	defer func() {
+		if r := recover(); r != nil {
+			p.log.Error("a handler panicked", "event", event, "panic", r, "stack", string(debug.Stack()))
+		}
+		p.metrics.hook(event, start)
+	}()
+	p.runtime.RuntimeStopped(running(pod, ctr))
+}
+
+// Where the runtime and the kubelet note a container's pod. In the events that end a container the pod may be missing.
+const (
+	sandboxUIDKey = "io.kubernetes.cri.sandbox-uid" // annotation by containerd
+	podUIDKey     = "io.kubernetes.pod.uid"         // label by the kubelet
+)
+
+func running(pod *api.PodSandbox, ctr *api.Container) device.Running {
+	uid := pod.GetUid()
+	if uid == "" {
+		uid = ctr.GetAnnotations()[sandboxUIDKey]
+	}
+	if uid == "" {
+		uid = ctr.GetLabels()[podUIDKey]
+	}
+	return device.Running{ID: ctr.GetId(), Container: device.Container{Pod: device.PodUID(uid), Name: ctr.GetName()}}
+}

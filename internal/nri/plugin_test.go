@@ -1,0 +1,251 @@
+package nri
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A world stands for the rooms around the plugin: it answers what a test has set.
+type world struct {
+	mu      sync.Mutex
+	stands  map[device.Container]device.Standing
+	fetch   func(context.Context) error
+	synced  []device.Running
+	started []device.Running
+	stopped []device.Running
+}
+
+func (w *world) Standing(c device.Container) device.Standing {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.stands[c]
+}
+
+func (w *world) set(s device.Standing) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stands = map[device.Container]device.Standing{main: s}
+}
+
+func (w *world) Fetch(ctx context.Context, _ device.Pod) error { return w.fetch(ctx) }
+func (w *world) RuntimeSynced(all []device.Running)            { w.synced = all }
+func (w *world) RuntimeStarted(r device.Running)               { w.started = append(w.started, r) }
+func (w *world) RuntimeStopped(r device.Running)               { w.stopped = append(w.stopped, r) }
+func (w *world) RuntimeLost()                                  {}
+
+var main = device.Container{Pod: "uid", Name: "main"}
+
+func newPlugin(t testing.TB) (*plugin, *world) {
+	w := &world{fetch: func(context.Context) error { return errors.New("the API server is away") }}
+	p := &plugin{ledger: w, runtime: w, pods: w, redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, maxWait: 100 * time.Millisecond,
+		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true })}
+	if _, err := p.Configure(context.Background(), "", "containerd", "v2.4.2"); err != nil {
+		t.Fatal(err)
+	}
+	return p, w
+}
+
+func sandbox() *api.PodSandbox {
+	return &api.PodSandbox{Id: "s", Uid: "uid", Namespace: "ns", Name: "pod", Annotations: map[string]string{sourceKey: sourceAPI}}
+}
+
+func container() *api.Container {
+	return &api.Container{Id: "c", PodSandboxId: "s", Name: "main", Env: []string{"PATH=/bin", "FROM_IMAGE=1", "FROM_POD=1"},
+		Mounts: []*api.Mount{{Destination: "/dev/shm", Type: "tmpfs"}, {Destination: "/volume", Type: "bind"}}}
+}
+
+func ready() device.Standing {
+	return device.Standing{Stand: device.Ready, Env: []string{"FROM_POD"}, Assignment: device.Assignment{Container: main, Shares: []device.Share{{
+		Resource: "a.com/x", IDs: []device.ID{"1", "2"},
+		Grant: device.Grant{
+			Env:         map[string]string{"FROM_IMAGE": "2", "FROM_POD": "2", "NEW": "2"},
+			Nodes:       []device.Node{{HostPath: "/dev/null", ContainerPath: "/dev/x", Permissions: "rw"}, {HostPath: "/dev/zero", ContainerPath: "/dev/y", Permissions: "r"}},
+			Mounts:      []device.Mount{{HostPath: "/dev", ContainerPath: "/m", ReadOnly: true}, {HostPath: "/dev", ContainerPath: "/volume"}},
+			CDI:         []string{"a.com/x=1"},
+			Annotations: map[string]string{"k": "v"},
+		}}}}}
+}
+
+func busy(done <-chan struct{}) device.Standing {
+	return device.Standing{Stand: device.Busy, Done: done, Wait: device.Wait{Reason: device.Allocating, Message: "the allocation is in progress"}}
+}
+
+func TestInjection(t *testing.T) {
+	p, w := newPlugin(t)
+	w.set(ready())
+	adj, _, err := p.CreateContainer(context.Background(), sandbox(), container())
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{}
+	for _, kv := range adj.Env {
+		env[kv.Key] = kv.Value
+	}
+	if want := map[string]string{"FROM_IMAGE": "2", "NEW": "2"}; !reflect.DeepEqual(env, want) {
+		t.Errorf("environment %v, want %v", env, want)
+	}
+	if len(adj.Mounts) != 1 || adj.Mounts[0].Destination != "/m" || strings.Join(adj.Mounts[0].Options, ",") != "rbind,rprivate,ro" {
+		t.Errorf("mounts %v", adj.Mounts)
+	}
+	if len(adj.CDIDevices) != 1 || adj.CDIDevices[0].Name != "a.com/x=1" {
+		t.Errorf("CDI devices %v", adj.CDIDevices)
+	}
+	if d := adj.Linux.Devices; len(d) != 2 || d[0].Path != "/dev/x" || d[0].Major != 1 || d[0].Minor != 3 || d[1].Path != "/dev/y" || d[1].FileMode.Value != 0o666 {
+		t.Errorf("devices %v", d)
+	}
+	// /dev/y may be read only: after the rule that NRI makes itself, one that denies all and one that allows to read.
+	if r := adj.Linux.Resources.Devices; len(r) != 2 || r[0].Allow || r[0].Access != "rwm" || !r[1].Allow || r[1].Access != "r" || r[1].Minor.Value != 5 {
+		t.Errorf("device rules %v", r)
+	}
+	var stamp map[string][]string
+	if err := json.Unmarshal([]byte(adj.Annotations["devmgrd.io/assignment"]), &stamp); err != nil || !reflect.DeepEqual(stamp, map[string][]string{"a.com/x": {"1", "2"}}) || adj.Annotations["k"] != "v" {
+		t.Errorf("annotations %v, %v", adj.Annotations, err)
+	}
+	if want := []device.Running{{ID: "c", Container: main}}; !reflect.DeepEqual(w.started, want) {
+		t.Errorf("started %v, want %v", w.started, want)
+	}
+}
+
+func TestAPrivilegedContainerKeepsItsRules(t *testing.T) {
+	p, w := newPlugin(t)
+	w.set(ready())
+	c := container()
+	c.Linux = &api.LinuxContainer{Resources: &api.LinuxResources{Devices: []*api.LinuxDeviceCgroup{{Allow: true, Access: "rwm"}}}}
+	adj, _, err := p.CreateContainer(context.Background(), sandbox(), c)
+	if err != nil || len(adj.Linux.Devices) != 2 || len(adj.Linux.GetResources().GetDevices()) != 0 {
+		t.Errorf("devices %v, rules %v, %v", adj.GetLinux().GetDevices(), adj.GetLinux().GetResources().GetDevices(), err)
+	}
+}
+
+func TestWhatTheRuntimeCannotBeToldIsRefused(t *testing.T) {
+	for version, want := range map[string]string{"v2.1.9": "permissions", "v2.0.4": "CDI", "1.7.29": "CDI", "1.7.30": "permissions", "v2.2.0-rc.1": ""} {
+		p, w := newPlugin(t)
+		if _, err := p.Configure(context.Background(), "", "containerd", version); err != nil {
+			t.Fatal(err)
+		}
+		st := ready()
+		if want == "CDI" {
+			st.Assignment.Shares[0].Grant.Nodes = nil
+		}
+		w.set(st)
+		_, _, err := p.CreateContainer(context.Background(), sandbox(), container())
+		if (err != nil) != (want != "") || want != "" && !strings.Contains(err.Error(), want) {
+			t.Errorf("containerd %s: %v, want an error about %q", version, err, want)
+		}
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		prepare func(*world, *api.PodSandbox)
+		want    string // in the error; empty: it passes
+		waits   time.Duration
+	}{
+		{"asks for nothing", func(w *world, _ *api.PodSandbox) { w.set(device.Standing{Stand: device.Free}) }, "", 0},
+		{"waits", func(w *world, _ *api.PodSandbox) {
+			w.set(device.Standing{Stand: device.Waiting, Wait: device.Wait{Reason: device.NotEnoughDevices, Message: "a.com/x: 1 wanted, 0 of 2 free"}})
+		}, "container main of pod ns/pod cannot start yet: NotEnoughDevices: a.com/x: 1 wanted, 0 of 2 free", 0},
+		{"in flight for long", func(w *world, _ *api.PodSandbox) { w.set(busy(make(chan struct{}))) }, "Allocating", 100 * time.Millisecond},
+		{"in flight for a moment", func(w *world, _ *api.PodSandbox) {
+			done := make(chan struct{})
+			w.set(busy(done))
+			time.AfterFunc(50*time.Millisecond, func() { w.set(ready()); close(done) })
+		}, "", 50 * time.Millisecond},
+		{"unknown, and the API server has it", func(w *world, _ *api.PodSandbox) {
+			w.fetch = func(context.Context) error { w.set(ready()); return nil }
+		}, "", 0},
+		{"unknown, and the API server is away", func(*world, *api.PodSandbox) {}, "UnknownPod: nothing has been heard of the pod: the API server is away", 0},
+		{"unknown, and the API server hangs", func(w *world, _ *api.PodSandbox) {
+			w.fetch = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
+		}, "deadline", 300 * time.Millisecond},
+		{"unknown still", func(w *world, _ *api.PodSandbox) { w.fetch = func(context.Context) error { return nil } }, "UnknownPod", 0},
+		{"a static pod", func(_ *world, s *api.PodSandbox) { s.Annotations[sourceKey] = "file" }, "", 0},
+		{"a static pod that wants devices", func(_ *world, s *api.PodSandbox) {
+			s.Annotations = map[string]string{sourceKey: "file", resourcesKey: `{"main":{"a.com/x":1}}`}
+		}, "not supported", 0},
+		{"no kubelet's pod", func(_ *world, s *api.PodSandbox) { s.Annotations = nil }, "", 0},
+		{"a panic", func(w *world, _ *api.PodSandbox) { w.fetch = func(context.Context) error { panic("oh") } }, "internal error: oh", 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p, w := newPlugin(t)
+				s := sandbox()
+				test.prepare(w, s)
+				start := time.Now()
+				adj, _, err := p.CreateContainer(context.Background(), s, container())
+				if took := time.Since(start); took != test.waits {
+					t.Errorf("waited %s, want %s", took, test.waits)
+				}
+				switch {
+				case test.want == "":
+					if err != nil || adj == nil {
+						t.Errorf("%v, %v; want an adjustment", adj, err)
+					}
+				case err == nil || adj != nil || !strings.Contains(err.Error(), test.want):
+					t.Errorf("%v, %v; want an error with %q", adj, err, test.want)
+				}
+			})
+		})
+	}
+}
+
+func TestRedirectIsPartOfTheAnswer(t *testing.T) {
+	for _, optOut := range []bool{false, true} {
+		p, w := newPlugin(t)
+		w.set(device.Standing{Stand: device.Free})
+		s, c := sandbox(), container()
+		if optOut {
+			s.Annotations[redirectKey] = "false"
+		}
+		c.Mounts = []*api.Mount{{Type: "bind", Source: "/k/device-plugins", Destination: "/p", Options: []string{"rbind", "rprivate", "rw"}}}
+		adj, _, err := p.CreateContainer(context.Background(), s, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if redirected := len(adj.Mounts) == 1 && adj.Mounts[0].Source == "/d"; redirected == optOut {
+			t.Errorf("opted out: %v, mounts %v", optOut, adj.Mounts)
+		}
+	}
+}
+
+func TestWhatTheRuntimeHasIsPassedOn(t *testing.T) {
+	p, w := newPlugin(t)
+	c := container()
+	c.Annotations = map[string]string{stampKey: `{"a.com/x":["1"]}`}
+	orphan := &api.Container{Id: "o", PodSandboxId: "gone", Name: "x", Labels: map[string]string{podUIDKey: "u2"}, Annotations: map[string]string{stampKey: "not JSON"}}
+	if _, err := p.Synchronize(context.Background(), []*api.PodSandbox{sandbox()}, []*api.Container{c, orphan}); err != nil {
+		t.Fatal(err)
+	}
+	want := []device.Running{
+		{ID: "c", Container: main, Stamp: map[device.ResourceName][]device.ID{"a.com/x": {"1"}}},
+		{ID: "o", Container: device.Container{Pod: "u2", Name: "x"}},
+	}
+	if !reflect.DeepEqual(w.synced, want) {
+		t.Errorf("synced %+v, want %+v", w.synced, want)
+	}
+	// In the events that end a container the pod may be missing.
+	c.Annotations[sandboxUIDKey] = "uid"
+	if _, err := p.StopContainer(context.Background(), nil, c); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.RemoveContainer(context.Background(), sandbox(), c); err != nil {
+		t.Fatal(err)
+	}
+	if want := []device.Running{{ID: "c", Container: main}, {ID: "c", Container: main}}; !reflect.DeepEqual(w.stopped, want) {
+		t.Errorf("stopped %v, want %v", w.stopped, want)
+	}
+}

@@ -1,0 +1,56 @@
+package nri
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd/nri/pkg/api"
+)
+
+// registrationSocket is the name of the socket on which device plugins register.
+const registrationSocket = "kubelet.sock"
+
+// A Redirect leads device plugins that would talk to the kubelet to devmgrd: the mount of the kubelet's plugin
+// directory in their containers is replaced by one of ours, and their manifests stay as the vendor made them.
+type Redirect struct {
+	From string // the kubelet's plugin directory
+	To   string // ours
+}
+
+// mounts gives the mounts to put over a container's own, and the destinations of mounts that should have been
+// redirected and cannot be: a mount made below one that is shared with the host would appear on the host too, in the
+// place of the kubelet's own directory.
+func (r Redirect) mounts(all []*api.Mount) (instead []*api.Mount, shared []string) {
+	for _, m := range all {
+		if m.GetType() != "bind" && m.GetType() != "" {
+			continue
+		}
+		from := filepath.Clean(m.GetSource())
+		var to *api.Mount
+		switch below, inside := strings.CutPrefix(r.From, strings.TrimSuffix(from, "/")+"/"); {
+		case from == r.From:
+			to = &api.Mount{Destination: m.Destination, Type: "bind", Source: r.To, Options: slices.Clone(m.Options)}
+		case from == filepath.Join(r.From, registrationSocket):
+			to = &api.Mount{Destination: m.Destination, Type: "bind", Source: filepath.Join(r.To, registrationSocket), Options: slices.Clone(m.Options)}
+		case inside:
+			destination := filepath.Join(m.Destination, below)
+			if slices.ContainsFunc(all, func(o *api.Mount) bool { return filepath.Clean(o.GetDestination()) == destination }) {
+				continue // that one decides
+			}
+			if slices.Contains(m.Options, "rshared") || slices.Contains(m.Options, "shared") {
+				shared = append(shared, m.Destination)
+				continue
+			}
+			access := "rw"
+			if slices.Contains(m.Options, "ro") {
+				access = "ro"
+			}
+			to = &api.Mount{Destination: destination, Type: "bind", Source: r.To, Options: []string{"rbind", "rprivate", access}}
+		default:
+			continue
+		}
+		instead = append(instead, to)
+	}
+	return instead, shared
+}

@@ -1,0 +1,150 @@
+package pods
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A sight is what one look at a pod in the API tells us.
+type sight struct {
+	demand  device.PodDemand
+	version uint64 // the resourceVersion; 0: not comparable
+	node    string
+	ended   bool // the phase is terminal: no container of it runs again
+	mirror  bool // it stands for a static pod
+}
+
+// reader turns API objects into sights.
+type reader struct{ ignored ignored }
+
+// pod reads a pod as the watch delivers it.
+func (r reader) pod(obj any) (sight, bool) {
+	p, ok := obj.(*corev1.Pod)
+	if !ok {
+		return sight{}, false
+	}
+	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
+	s := sight{
+		version: parseVersion(p.ResourceVersion),
+		node:    p.Spec.NodeName,
+		ended:   p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
+		mirror:  mirror,
+		demand: device.PodDemand{
+			Pod:     device.Pod{UID: device.PodUID(p.UID), Namespace: p.Namespace, Name: p.Name},
+			Created: p.CreationTimestamp.Time,
+		},
+	}
+	if !s.ended && !s.mirror {
+		s.demand.Demands = r.demands(p)
+	}
+	return s, true
+}
+
+// deleted names the pod of a delete. A tombstone stands for a delete that nobody saw: it holds the last known state
+// of the pod or, at worst, no more than namespace/name, and then the pod has no UID here.
+func (r reader) deleted(obj any) (pod device.Pod, version uint64, ok bool) {
+	if tomb, is := obj.(cache.DeletedFinalStateUnknown); is {
+		obj = tomb.Obj
+		if obj == nil {
+			namespace, name, found := strings.Cut(tomb.Key, "/")
+			return device.Pod{Namespace: namespace, Name: name}, 0, found
+		}
+	}
+	p, ok := obj.(*corev1.Pod)
+	if !ok {
+		return device.Pod{}, 0, false
+	}
+	return device.Pod{UID: device.PodUID(p.UID), Namespace: p.Namespace, Name: p.Name}, parseVersion(p.ResourceVersion), true
+}
+
+// demands reads what the containers ask for, in the order in which they start. As in the kubelet's device manager,
+// ephemeral containers and pod overhead never have devices, and the limits of a container are what it asks for; its
+// requests equal them for extended resources.
+func (r reader) demands(p *corev1.Pod) []device.Demand {
+	var all []device.Demand
+	add := func(c *corev1.Container, kind device.Kind) {
+		wants := r.wants(p, c)
+		if wants == nil {
+			return
+		}
+		all = append(all, device.Demand{
+			Container: device.Container{Pod: device.PodUID(p.UID), Name: c.Name},
+			Kind:      kind, Wants: wants, Env: variables(c),
+		})
+	}
+	for i := range p.Spec.InitContainers {
+		c := &p.Spec.InitContainers[i]
+		kind := device.Init
+		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+			kind = device.Sidecar
+		}
+		add(c, kind)
+	}
+	for i := range p.Spec.Containers {
+		add(&p.Spec.Containers[i], device.App)
+	}
+	return all
+}
+
+// wants reads the extended resources of one container, or nil if it asks for none.
+func (r reader) wants(p *corev1.Pod, c *corev1.Container) map[device.ResourceName]int {
+	var wants map[device.ResourceName]int
+	for name, quantity := range c.Resources.Limits {
+		if !strings.Contains(string(name), "/") {
+			continue // cpu, memory and the like, of which every container has some
+		}
+		resource, err := device.ParseResourceName(string(name))
+		if err != nil || r.ignored.has(resource) || claimed(p, c.Name, string(name)) {
+			continue
+		}
+		n := quantity.Value()
+		if n <= 0 || n > math.MaxInt {
+			continue
+		}
+		if wants == nil {
+			wants = map[device.ResourceName]int{}
+		}
+		wants[resource] = int(n)
+	}
+	return wants
+}
+
+// claimed tells whether dynamic resource allocation serves this resource to the container. The scheduler writes that
+// into the pod's status before it binds the pod.
+func claimed(p *corev1.Pod, container, resource string) bool {
+	status := p.Status.ExtendedResourceClaimStatus
+	return status != nil && slices.ContainsFunc(status.RequestMappings, func(m corev1.ContainerExtendedResourceRequest) bool {
+		return m.ContainerName == container && m.ResourceName == resource
+	})
+}
+
+// variables gives the names that the specification sets in the container, ascending. Those of envFrom are not known
+// here: they stand in other objects.
+func variables(c *corev1.Container) []string {
+	var names []string
+	for _, v := range c.Env {
+		names = append(names, v.Name)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// parseVersion reads a resourceVersion; 0 if it is none.
+func parseVersion(s string) uint64 {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// newObjects gives what the watch decodes into.
+func newObjects() (object, list runtime.Object) { return &corev1.Pod{}, &corev1.PodList{} }

@@ -1,0 +1,94 @@
+package pods
+
+import (
+	"reflect"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+var born = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// container makes a container with limits, given as name, amount, name, amount...
+func container(name string, limits ...string) corev1.Container {
+	c := corev1.Container{Name: name, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{}}}
+	for i := 0; i < len(limits); i += 2 {
+		c.Resources.Limits[corev1.ResourceName(limits[i])] = resource.MustParse(limits[i+1])
+	}
+	return c
+}
+
+// newPod makes an active pod on node n1, with its name as UID.
+func newPod(name string, containers ...corev1.Container) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(born)},
+		Spec:       corev1.PodSpec{NodeName: "n1", Containers: containers},
+	}
+}
+
+func TestDemands(t *testing.T) {
+	always := corev1.ContainerRestartPolicyAlways
+	full := newPod("full", container("b", "a.example/gpu", "2", "cpu", "1"), container("a", "a.example/gpu", "1", "b.example/nic", "3"))
+	full.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "Z"}, {Name: "A"}, {Name: "Z"}}
+	sidecar := container("side", "a.example/gpu", "1")
+	sidecar.RestartPolicy = &always
+	full.Spec.InitContainers = []corev1.Container{container("setup", "a.example/gpu", "4"), sidecar, container("plain")}
+	full.Spec.Overhead = corev1.ResourceList{"a.example/gpu": resource.MustParse("9")}
+	full.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon(container("debug", "a.example/gpu", "1"))}}
+
+	claim := newPod("claim", container("a", "a.example/gpu", "2", "b.example/nic", "1"), container("b", "a.example/gpu", "1"))
+	claim.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{RequestMappings: []corev1.ContainerExtendedResourceRequest{
+		{ContainerName: "a", ResourceName: "a.example/gpu", RequestName: "r0"}}}
+
+	want := func(pod, name string, kind device.Kind, wants map[device.ResourceName]int, env ...string) device.Demand {
+		return device.Demand{Container: device.Container{Pod: device.PodUID(pod), Name: name}, Kind: kind, Wants: wants, Env: env}
+	}
+	for _, c := range []struct {
+		pod  *corev1.Pod
+		want []device.Demand
+	}{
+		{newPod("none", container("a"), container("b", "cpu", "1", "memory", "1Gi", "hugepages-2Mi", "4Mi")), nil},
+		{newPod("native", container("a", "kubernetes.io/x", "1", "x.kubernetes.io/y", "1", "requests.a.example/gpu", "1")), nil},
+		{newPod("zero", container("a", "a.example/gpu", "0")), nil},
+		{newPod("ignored", container("a", "lic.example/seat", "1", "all.example/one", "1", "all.example/two", "2")), nil},
+		{newPod("partly", container("a", "lic.example/seat", "1", "lic.example/other", "2")), []device.Demand{
+			want("partly", "a", device.App, map[device.ResourceName]int{"lic.example/other": 2})}},
+		{full, []device.Demand{
+			want("full", "setup", device.Init, map[device.ResourceName]int{"a.example/gpu": 4}),
+			want("full", "side", device.Sidecar, map[device.ResourceName]int{"a.example/gpu": 1}),
+			want("full", "b", device.App, map[device.ResourceName]int{"a.example/gpu": 2}, "A", "Z"),
+			want("full", "a", device.App, map[device.ResourceName]int{"a.example/gpu": 1, "b.example/nic": 3}),
+		}},
+		{claim, []device.Demand{
+			want("claim", "a", device.App, map[device.ResourceName]int{"b.example/nic": 1}),
+			want("claim", "b", device.App, map[device.ResourceName]int{"a.example/gpu": 1}),
+		}},
+	} {
+		r := reader{ignoring([]string{"lic.example/seat", "all.example/*"})}
+		seen, ok := r.pod(c.pod)
+		name := c.pod.Name
+		head := device.PodDemand{Pod: device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}, Created: born, Demands: c.want}
+		if !ok || seen.ended || seen.mirror || seen.node != "n1" || !reflect.DeepEqual(seen.demand, head) {
+			t.Errorf("%s: got %+v\nwant %+v", name, seen, head)
+		}
+	}
+}
+
+func TestPhases(t *testing.T) {
+	for phase, ended := range map[corev1.PodPhase]bool{
+		corev1.PodPending: false, corev1.PodRunning: false, corev1.PodUnknown: false, corev1.PodSucceeded: true, corev1.PodFailed: true,
+	} {
+		p := newPod("p")
+		p.Status.Phase = phase
+		p.DeletionTimestamp = &metav1.Time{Time: born} // a terminating pod counts like any other
+		if seen, _ := (reader{}).pod(p); seen.ended != ended {
+			t.Errorf("%s: ended is %v", phase, seen.ended)
+		}
+	}
+}

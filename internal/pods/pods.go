@@ -1,0 +1,93 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/rest"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube"
+)
+
+// Sink is told which pods are here. It is called under the store's lock: calls have to be quick, never block, and
+// never call back into this package.
+type Sink interface {
+	// Bind says that a pod is bound to this node and active. It comes again with every change of the pod's status.
+	Bind(device.PodDemand)
+	// Drop says that a pod has ended (Succeeded, Failed) or is gone from the API.
+	Drop(device.PodUID)
+	// Replace gives every active pod of the node, after each full list. Pods that are not in it are gone.
+	Replace([]device.PodDemand)
+}
+
+// Config is what New needs. Only Ignored may be empty.
+type Config struct {
+	NodeName string
+	Client   rest.Interface // core/v1
+	Sink     Sink
+	Ignored  []string // extended resources that no device plugin serves: names, or "domain/*"
+	Log      *slog.Logger
+}
+
+// Pods follows the pods of this node.
+type Pods struct {
+	node   string
+	client rest.Interface
+	store  *store
+	watch  *kube.Watch
+}
+
+// New makes Pods; Run starts it.
+func New(cfg Config) *Pods {
+	if cfg.NodeName == "" || cfg.Client == nil || cfg.Sink == nil || cfg.Log == nil {
+		panic("pods: NodeName, Client, Sink and Log are required")
+	}
+	s := &store{reader: reader{ignoring(cfg.Ignored)}, sink: cfg.Sink, pods: map[device.PodUID]entry{}}
+	return &Pods{
+		node:   cfg.NodeName,
+		client: cfg.Client,
+		store:  s,
+		watch: kube.NewWatch(kube.WatchConfig{
+			Name:     "the pods of this node",
+			Client:   cfg.Client,
+			Resource: "pods",
+			Selector: fields.OneTermEqualSelector("spec.nodeName", cfg.NodeName),
+			New:      newObjects,
+			Store:    s,
+			Log:      cfg.Log,
+		}),
+	}
+}
+
+// Run follows the pods until ctx ends, which is not an error.
+func (p *Pods) Run(ctx context.Context) error { return p.watch.Run(ctx) }
+
+// Check gives nil while what the Sink has been told is current, else the reason why it may not be.
+func (p *Pods) Check() error { return p.watch.Check() }
+
+// Fetch asks the API server for one pod that the watch has not shown yet, and binds it. After nil the Sink knows the
+// pod. ErrNotFound says that there is no such pod here (any more), ErrUnavailable that nobody could tell.
+func (p *Pods) Fetch(ctx context.Context, pod device.Pod) error {
+	if p.store.knows(pod.UID) {
+		return nil
+	}
+	object, _ := newObjects()
+	err := p.client.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).Do(ctx).Into(object)
+	switch {
+	case apierrors.IsNotFound(err):
+		return fmt.Errorf("reading pod %s: %w", pod, ErrNotFound)
+	case err != nil:
+		// Forbidden is among these on purpose: the node authorizer also says so of a pod whose binding it has not
+		// heard of yet.
+		return fmt.Errorf("reading pod %s: %w: %w", pod, ErrUnavailable, err)
+	}
+	seen, ok := p.store.reader.pod(object)
+	if !ok || seen.demand.Pod.UID != pod.UID || seen.node != p.node || seen.ended || seen.mirror || !p.store.fetched(seen) {
+		return fmt.Errorf("reading pod %s, UID %s: %w", pod, pod.UID, ErrNotFound)
+	}
+	return nil
+}

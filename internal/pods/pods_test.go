@@ -1,0 +1,194 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
+)
+
+// follow runs Pods for node n1 until the test ends.
+func follow(t *testing.T, api *kubetest.Server) (*Pods, *diary) {
+	t.Helper()
+	d := newDiary()
+	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: d, Log: kubetest.Log(t)})
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		case <-time.After(3 * time.Second):
+			t.Error("Run does not end with its context")
+		}
+	})
+	return p, d
+}
+
+func untilHas(t *testing.T, d *diary, want string) {
+	t.Helper()
+	kubetest.Until(t, "the sink has "+want, func() bool { return d.has() == want })
+}
+
+func untilInSync(t *testing.T, p *Pods) {
+	t.Helper()
+	kubetest.Until(t, "in sync", func() bool { return p.Check() == nil })
+}
+
+func TestFollowsThePodsOfTheNode(t *testing.T) {
+	for name, prepare := range map[string]func(*kubetest.Server){
+		"streamed list": func(*kubetest.Server) {},
+		"plain list":    (*kubetest.Server).PlainLists,
+	} {
+		t.Run(name, func(t *testing.T) {
+			api := kubetest.New(t)
+			prepare(api)
+			elsewhere := at("x", 0)
+			elsewhere.Spec.NodeName = "n2"
+			api.Put(elsewhere)
+			api.Put(at("a", 0))
+			p, d := follow(t, api)
+			untilHas(t, d, "a")
+			untilInSync(t, p)
+			api.Put(at("b", 0, "Pending"))
+			untilHas(t, d, "a b")
+			api.Put(at("b", 0, "Succeeded"))
+			untilHas(t, d, "a")
+			api.Delete("namespaces/ns/pods/a")
+			untilHas(t, d, "")
+			// A pod made anew under the same name is another pod.
+			again := at("a", 0)
+			again.UID = types.UID("a2")
+			api.Put(again)
+			untilHas(t, d, "a2")
+		})
+	}
+}
+
+func TestServerAwayAtStart(t *testing.T) {
+	api := kubetest.NewAway(t)
+	api.Put(at("a", 0))
+	p, d := follow(t, api)
+	kubetest.Until(t, "an attempt has failed", func() bool { return errors.Is(p.Check(), syscall.ECONNREFUSED) })
+	api.Start()
+	untilHas(t, d, "a")
+	untilInSync(t, p)
+}
+
+func TestDeletedWhileAway(t *testing.T) {
+	api := kubetest.New(t)
+	api.Put(at("a", 0))
+	api.Put(at("b", 0))
+	p, d := follow(t, api)
+	untilHas(t, d, "a b")
+	untilInSync(t, p)
+	api.Stop()
+	kubetest.Until(t, "the loss is noticed", func() bool { return p.Check() != nil })
+	api.Delete("namespaces/ns/pods/a")
+	api.Put(at("c", 0))
+	if got := d.has(); got != "a b" {
+		t.Errorf("without an API server the sink has %q", got)
+	}
+	api.Start()
+	untilHas(t, d, "b c")
+	untilInSync(t, p)
+}
+
+func TestHistoryIsGone(t *testing.T) {
+	for name, prepare := range map[string]func(*kubetest.Server){
+		"streamed list": func(*kubetest.Server) {},
+		"plain list":    (*kubetest.Server).PlainLists,
+	} {
+		t.Run(name, func(t *testing.T) {
+			api := kubetest.New(t)
+			prepare(api)
+			api.Put(at("a", 0))
+			p, d := follow(t, api)
+			untilHas(t, d, "a")
+			untilInSync(t, p)
+			api.Stop()
+			api.Delete("namespaces/ns/pods/a")
+			api.Put(at("b", 0))
+			api.Forget()
+			api.Start()
+			untilHas(t, d, "b")
+			untilInSync(t, p)
+		})
+	}
+}
+
+// TestNoBusyLoop counts the attempts against a server that refuses everything.
+func TestNoBusyLoop(t *testing.T) {
+	api := kubetest.New(t)
+	api.Refuse(func(string, string) int { return http.StatusForbidden })
+	start := time.Now()
+	p, _ := follow(t, api)
+	kubetest.Until(t, "some attempts", func() bool { return api.Requests("watch") >= 4 })
+	if took := time.Since(start); took < (50+100+200)*time.Millisecond {
+		t.Errorf("four attempts in %v", took)
+	}
+	if p.Check() == nil {
+		t.Error("in sync with a server that refuses")
+	}
+}
+
+func TestFetch(t *testing.T) {
+	api := kubetest.New(t)
+	elsewhere := at("x", 0)
+	elsewhere.Spec.NodeName = "n2"
+	api.Put(elsewhere)
+	api.Put(at("a", 0))
+	api.Put(at("done", 0, "Failed"))
+	d := newDiary()
+	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: d, Log: kubetest.Log(t)}) // the watch does not run
+	pod := func(name string) device.Pod {
+		return device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}
+	}
+	for _, c := range []struct {
+		pod  device.Pod
+		want error
+	}{
+		{pod("a"), nil},
+		{pod("a"), nil},
+		{pod("b"), ErrNotFound},
+		{pod("x"), ErrNotFound},
+		{pod("done"), ErrNotFound},
+		{device.Pod{UID: "other life", Namespace: "ns", Name: "a"}, ErrNotFound},
+	} {
+		if err := p.Fetch(t.Context(), c.pod); !errors.Is(err, c.want) || (c.want == nil && err != nil) {
+			t.Errorf("%+v: got %v, want %v", c.pod, err, c.want)
+		}
+	}
+	if got, want := d.said(), []string{"bind a"}; !slices.Equal(got, want) {
+		t.Errorf("the sink heard %q, want %q", got, want)
+	}
+	if n := api.Requests("get"); n != 5 {
+		t.Errorf("%d reads; a known pod needs none", n)
+	}
+	api.Stop()
+	if err := p.Fetch(t.Context(), pod("c")); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("without an API server: %v", err)
+	}
+	api.Start()
+	api.Refuse(func(verb, _ string) int { return http.StatusForbidden })
+	if err := p.Fetch(t.Context(), pod("c")); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("forbidden: %v", err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.Fetch(ended, pod("c")); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("out of time: %v", err)
+	}
+}

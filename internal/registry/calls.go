@@ -1,0 +1,143 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// Allocate asks the resource's plugin to make the devices ready for the container, and gives its answer, checked.
+// The error is a *device.Refusal, or ctx's if that has ended.
+func (r *Registry) Allocate(ctx context.Context, pod device.Pod, c device.Container, resource device.ResourceName, ids []device.ID) (device.Grant, error) {
+	var given device.Grant
+	call := call{name: "Allocate", resource: resource, timeout: r.cfg.AllocateTimeout, failure: device.PluginError}
+	err := r.do(ctx, call, func(ctx context.Context, s *session) error {
+		began := time.Now()
+		answer, err := s.client.Allocate(identify(ctx, pod, c), allocateRequest(ids))
+		r.metrics.allocated(resource, began)
+		if err != nil {
+			return err
+		}
+		if given, err = grant(answer); err != nil {
+			return &nonsenseError{err}
+		}
+		return nil
+	})
+	return given, err
+}
+
+// PreStart asks the resource's plugin to prepare the devices for the container's next start. The caller does so if the
+// Offer demands it. The error is a *device.Refusal, or ctx's if that has ended.
+func (r *Registry) PreStart(ctx context.Context, pod device.Pod, c device.Container, resource device.ResourceName, ids []device.ID) error {
+	call := call{name: "PreStartContainer", resource: resource, timeout: r.cfg.PreStartTimeout, failure: device.PreStartFailed}
+	return r.do(ctx, call, func(ctx context.Context, s *session) error {
+		_, err := s.client.PreStartContainer(identify(ctx, pod, c), preStartRequest(ids))
+		return err
+	})
+}
+
+// identify sends along whom the call is for. Plugins that do not know of it see nothing of it.
+func identify(ctx context.Context, pod device.Pod, c device.Container) context.Context {
+	return metadata.AppendToOutgoingContext(ctx,
+		"devmgrd-pod-namespace", pod.Namespace,
+		"devmgrd-pod-name", pod.Name,
+		"devmgrd-pod-uid", string(pod.UID),
+		"devmgrd-container-name", c.Name,
+	)
+}
+
+// A call is one question to a plugin.
+type call struct {
+	name     string
+	resource device.ResourceName
+	timeout  time.Duration
+	failure  device.Reason // if the plugin answers with an error
+}
+
+// do waits for its turn with the plugin and asks, both within the call's time. Like the kubelet it asks a plugin one
+// thing at a time, since plugins were never written for more.
+func (r *Registry) do(caller context.Context, c call, ask func(context.Context, *session) error) error {
+	s, refusal := r.serving(c.resource)
+	if refusal != nil {
+		return refusal
+	}
+	ctx, cancel := context.WithTimeout(caller, c.timeout)
+	defer cancel()
+	select {
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-s.over:
+		return c.refuse(caller, s, errSessionOver)
+	case <-ctx.Done():
+		return c.refuse(caller, s, errNoTurn)
+	}
+	if err := ask(ctx, s); err != nil {
+		return c.refuse(caller, s, err)
+	}
+	return nil
+}
+
+// serving gives the session of the resource's plugin, or says why there is none.
+func (r *Registry) serving(resource device.ResourceName) (*session, *device.Refusal) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.supplies[resource]
+	switch {
+	case s == nil:
+		return nil, device.Refuse(device.PluginMissing, nil, "no plugin has registered %s", resource)
+	case s.state == device.Lost:
+		return nil, device.Refuse(device.PluginMissing, nil,
+			"the plugin of %s (%s) has been away for longer than %s", resource, s.link.endpoint, r.cfg.GracePeriod)
+	case s.state == device.Stale:
+		return nil, device.Refuse(device.PluginStale, nil,
+			"the plugin of %s (%s) is away at the moment", resource, s.link.endpoint)
+	}
+	return s.session, nil
+}
+
+var (
+	errNoTurn      = errors.New("it was busy with other calls")
+	errSessionOver = errors.New("the connection to it has ended")
+)
+
+// A nonsenseError is an answer that cannot be used.
+type nonsenseError struct{ err error }
+
+func (e *nonsenseError) Error() string { return e.err.Error() }
+
+// refuse finds the reason for which a call has failed.
+func (c call) refuse(caller context.Context, s *session, err error) error {
+	if caller.Err() != nil {
+		return caller.Err()
+	}
+	over := false
+	select {
+	case <-s.over:
+		over = true
+	default:
+	}
+	nonsense := new(nonsenseError)
+	said := clip(status.Convert(err).Message())
+	switch code := status.Code(err); {
+	case errors.Is(err, errNoTurn):
+		return device.Refuse(device.PluginSlow, nil,
+			"the plugin of %s was busy with other calls for %s, and %s had to wait", c.resource, c.timeout, c.name)
+	case code == codes.DeadlineExceeded:
+		return device.Refuse(device.PluginSlow, nil,
+			"the plugin of %s did not answer %s within %s", c.resource, c.name, c.timeout)
+	case errors.As(err, &nonsense):
+		return device.Refuse(device.PluginError, nil,
+			"the plugin of %s answered %s with something that cannot be used: %s", c.resource, c.name, clip(err.Error()))
+	case over, code == codes.Unavailable:
+		return device.Refuse(device.PluginStale, nil,
+			"the connection to the plugin of %s ended during %s: %s", c.resource, c.name, said)
+	default:
+		return device.Refuse(c.failure, nil,
+			"the plugin of %s refused %s (%s): %s", c.resource, c.name, code, said)
+	}
+}

@@ -1,0 +1,48 @@
+// Package registry knows who offers devices.
+//
+// It serves the Registration service of the device plugin API (v1beta1), follows each plugin that has registered, and
+// keeps the latest inventory of each resource. It also carries the calls to plugins: Allocate and PreStartContainer.
+//
+// # The parts
+//
+//	Registry   the public door; one mutex over the supplies            registry.go, supply.go
+//	supply     what is known of one resource: inventory, state, link   supply.go
+//	link       one registration, supervised: serves, dials back, ends  link.go
+//	session    one connection to a plugin, used once                   session.go
+//	lister     turns one stream's messages into inventories            inventory.go
+//	socket     kubelet.sock: bound, shown, watched, put back           socket.go
+//
+// # The order of events
+//
+// A plugin listens on a socket of its own in the socket directory and calls Register. Its name, its endpoint and its
+// socket are checked, a session is opened (connect, then GetDevicePluginOptions once) and only then is the link put in
+// place of its predecessor and Register answered. ListAndWatch starts afterwards. Each message is the plugin's full
+// word: it replaces the inventory. Until the first one arrives the predecessor's inventory stays, so a plugin's
+// roll-out leaves no gap.
+//
+// When the stream ends the offer is Stale at once and Lost after the grace period. Meanwhile, and afterwards, the link
+// dials back: with a growing pause, or at once when the plugin's socket file is made anew. What the store remembers
+// (Config.Known) starts in that state, which is how plugins that never register twice survive a restart of ours.
+//
+// # Promises
+//
+//   - A refused Register changes nothing, and none is refused for a passing reason.
+//   - Only the current link is heard. What an older stream still sends, and its end, touch nothing.
+//   - Inventories are sorted, without doubles, immutable, and shared between readers.
+//   - A list that brings nothing new is not decoded, not signalled and not saved.
+//   - A plugin is asked one thing at a time, as the kubelet does; plugins do not wait for each other.
+//   - The mutex is never held across a call, a file access or a save. When Run returns, every goroutine has ended.
+//
+// # Leaving kubelet.sock behind
+//
+// A clean stop leaves the socket's file where it is. A plugin that dials it is refused at once either way, but its
+// removal is an order to many plugins: those built on the common plugin managers stop serving when it vanishes, and
+// others exit. Left alone they go on serving, and the next start finds them by dialling. That start renames a fresh
+// socket over the dead one, which every watcher takes for the creation it waits for. Sockets of plugins are never
+// deleted: the kubelet does it at each start, and loses every plugin that watches nothing.
+//
+// # What it does not do
+//
+// It does not choose devices, know who holds them, publish numbers or keep files: it says what is offered, and that
+// something has changed.
+package registry

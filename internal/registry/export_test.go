@@ -1,0 +1,6 @@
+package registry
+
+import "time"
+
+// SetRegisterTimeout shortens the time that a plugin has to answer when it registers. It is called before Run.
+func (r *Registry) SetRegisterTimeout(d time.Duration) { r.registerTimeout = d }

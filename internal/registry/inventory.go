@@ -1,0 +1,188 @@
+package registry
+
+import (
+	"cmp"
+	"hash/maphash"
+	"slices"
+	"strings"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// A listCodec decodes the messages of one stream, except those that are the same as the one before, byte for byte.
+// Some plugins send tens of thousands of devices every few seconds, unchanged.
+//
+// Messages are told apart by length and a 64-bit hash under a seed that nobody outside knows. Two different ones look
+// the same once in 10^19 times, and the plugin's next change would put that right.
+type listCodec struct {
+	encoding.CodecV2
+	unchanged bool // the latest message was the same as the one before, and was not decoded
+
+	hash   maphash.Hash
+	sum    uint64
+	length int // of the latest message; -1: there was none
+}
+
+func newListCodec() *listCodec {
+	return &listCodec{CodecV2: encoding.GetCodecV2(proto.Name), length: -1}
+}
+
+// Unmarshal is called by the stream's Recv, so by one goroutine.
+func (c *listCodec) Unmarshal(data mem.BufferSlice, into any) error {
+	c.hash.Reset()
+	for _, b := range data {
+		c.hash.Write(b.ReadOnlyData())
+	}
+	sum, length := c.hash.Sum64(), data.Len()
+	c.unchanged = sum == c.sum && length == c.length
+	c.sum, c.length = sum, length
+	if c.unchanged {
+		return nil
+	}
+	return c.CodecV2.Unmarshal(data, into)
+}
+
+// A lister turns the lists of one stream into inventories. Plugins name their devices in any order, mostly in the same
+// one: it remembers where each stands, so that a list with the same IDs is neither sorted nor copied unless a device
+// has changed.
+type lister struct {
+	devices []device.Device // the latest inventory: shared with readers, never edited
+	order   []int32         // devices[order[i]] is the i-th of the latest message; nil: not known
+	nodes   map[int64][]int // NUMA lists of one node, one of each
+}
+
+// faults is what was wrong with a list and has been put right.
+type faults struct {
+	doubles int    // entries with an ID that comes again later
+	double  string // one such ID
+	empty   int    // entries without ID
+}
+
+// take makes devices the inventory of the message. If nothing has changed it stays the very slice that it was.
+func (l *lister) take(message []*pluginapi.Device) faults {
+	if l.order != nil && l.takeInPlace(message) {
+		return faults{}
+	}
+	return l.takeAnew(message)
+}
+
+// takeInPlace takes a message with the IDs of the one before in the same order, and gives up on any other.
+func (l *lister) takeInPlace(message []*pluginapi.Device) bool {
+	if len(message) != len(l.order) {
+		return false
+	}
+	devices, copied := l.devices, false
+	for i, m := range message {
+		d := &devices[l.order[i]]
+		if string(d.ID) != m.ID {
+			return false
+		}
+		healthy := m.Health == pluginapi.Healthy
+		if d.Healthy == healthy && l.near(d.NUMA, m.Topology) {
+			continue
+		}
+		if !copied {
+			devices, copied = slices.Clone(devices), true
+			d = &devices[l.order[i]]
+		}
+		d.Healthy, d.NUMA = healthy, l.numa(m.Topology)
+	}
+	l.devices = devices
+	return true
+}
+
+// takeAnew takes any message: it sorts, removes doubles, and shares with the old inventory what is the same.
+func (l *lister) takeAnew(message []*pluginapi.Device) (found faults) {
+	sorted := make([]int32, 0, len(message)) // places in the message, by ID; of doubles the later one stands later
+	for i, m := range message {
+		if m.ID == "" {
+			found.empty++
+			continue
+		}
+		sorted = append(sorted, int32(i))
+	}
+	slices.SortFunc(sorted, func(a, b int32) int {
+		return cmp.Or(strings.Compare(message[a].ID, message[b].ID), cmp.Compare(a, b))
+	})
+
+	devices := make([]device.Device, 0, len(sorted))
+	order := make([]int32, len(message))
+	old, same := l.devices, true
+	for i, at := range sorted {
+		m := message[at]
+		if i+1 < len(sorted) && message[sorted[i+1]].ID == m.ID {
+			found.doubles, found.double = found.doubles+1, m.ID
+			continue
+		}
+		d := device.Device{ID: device.ID(m.ID), Healthy: m.Health == pluginapi.Healthy}
+		for len(old) > 0 && old[0].ID < d.ID {
+			old, same = old[1:], false
+		}
+		if len(old) > 0 && old[0].ID == d.ID && l.near(old[0].NUMA, m.Topology) {
+			d.ID, d.NUMA = old[0].ID, old[0].NUMA
+			same = same && old[0].Healthy == d.Healthy
+			old = old[1:]
+		} else {
+			d.NUMA, same = l.numa(m.Topology), false
+		}
+		order[at] = int32(len(devices))
+		devices = append(devices, d)
+	}
+
+	l.order = nil
+	if found == (faults{}) {
+		l.order = order
+	}
+	if !same || len(old) > 0 {
+		l.devices = devices
+	}
+	return found
+}
+
+// near tells whether numa(t) would be nodes, mostly without making it.
+func (l *lister) near(nodes []int, t *pluginapi.TopologyInfo) bool {
+	switch len(t.GetNodes()) {
+	case 0:
+		return len(nodes) == 0
+	case 1:
+		id := t.Nodes[0].GetID()
+		return id < 0 && len(nodes) == 0 || id >= 0 && len(nodes) == 1 && nodes[0] == int(id)
+	}
+	return slices.Equal(nodes, l.numa(t))
+}
+
+// numa gives the NUMA nodes of a topology: ascending, without doubles, and without the negative ones by which some
+// plugins say that there is none.
+func (l *lister) numa(t *pluginapi.TopologyInfo) []int {
+	if len(t.GetNodes()) == 1 {
+		return l.single(t.Nodes[0].GetID())
+	}
+	var nodes []int
+	for _, n := range t.GetNodes() {
+		if n.GetID() >= 0 {
+			nodes = append(nodes, int(n.GetID()))
+		}
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
+}
+
+// single gives the list of one node, the same for all devices near it.
+func (l *lister) single(id int64) []int {
+	if id < 0 {
+		return nil
+	}
+	nodes, ok := l.nodes[id]
+	if !ok {
+		if l.nodes == nil {
+			l.nodes = make(map[int64][]int)
+		}
+		nodes = []int{int(id)}
+		l.nodes[id] = nodes
+	}
+	return nodes
+}

@@ -1,0 +1,303 @@
+package registry
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// slowInventory is what a lister should come to: plain and slow.
+func slowInventory(message []*pluginapi.Device) []device.Device {
+	byID := map[device.ID]device.Device{}
+	for _, m := range message {
+		if m.ID == "" {
+			continue
+		}
+		d := device.Device{ID: device.ID(m.ID), Healthy: m.Health == "Healthy"}
+		nodes := map[int]bool{}
+		for _, n := range m.GetTopology().GetNodes() {
+			if n.GetID() >= 0 {
+				nodes[int(n.GetID())] = true
+			}
+		}
+		d.NUMA = slices.Sorted(maps.Keys(nodes))
+		byID[d.ID] = d
+	}
+	var all []device.Device
+	for _, id := range slices.Sorted(maps.Keys(byID)) {
+		all = append(all, byID[id])
+	}
+	return all
+}
+
+func sameDevices(a, b []device.Device) bool {
+	return slices.EqualFunc(a, b, func(a, b device.Device) bool {
+		return a.ID == b.ID && a.Healthy == b.Healthy && slices.Equal(a.NUMA, b.NUMA)
+	})
+}
+
+// A lister gives what its slow twin gives, leaves alone what it has handed out, and hands out the same slice exactly
+// when nothing has changed.
+func TestListerAgainstTwin(t *testing.T) {
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		var l lister
+		var message []*pluginapi.Device
+		for step := range 40 {
+			switch random.IntN(6) {
+			case 0: // a new list, perhaps with faults
+				message = nil
+				for range random.IntN(12) {
+					message = append(message, randomDevice(random))
+				}
+			case 1: // another order
+				message = slices.Clone(message)
+				random.Shuffle(len(message), func(i, j int) { message[i], message[j] = message[j], message[i] })
+			case 2, 3: // one device changes
+				if len(message) > 0 {
+					message = slices.Clone(message)
+					i := random.IntN(len(message))
+					d := randomDevice(random)
+					d.ID = message[i].ID
+					message[i] = d
+				}
+			case 4: // one goes
+				if len(message) > 0 {
+					i := random.IntN(len(message))
+					message = slices.Delete(slices.Clone(message), i, i+1)
+				}
+			}
+			before := l.devices
+			kept := slices.Clone(before)
+			l.take(message)
+			want := slowInventory(message)
+			if !sameDevices(l.devices, want) {
+				t.Fatalf("seed %d step %d:\nmessage %v\ngot  %v\nwant %v", seed, step, message, l.devices, want)
+			}
+			if !reflect.DeepEqual(before, kept) {
+				t.Fatalf("seed %d step %d: an inventory was edited after it was handed out", seed, step)
+			}
+			if identical(before, l.devices) != sameDevices(kept, want) {
+				t.Fatalf("seed %d step %d: same slice %t, same devices %t", seed, step, identical(before, l.devices), sameDevices(kept, want))
+			}
+		}
+	}
+}
+
+func randomDevice(random *rand.Rand) *pluginapi.Device {
+	d := &pluginapi.Device{ID: []string{"", "a", "b", "c", "d", "e::1", "e", "f"}[random.IntN(8)]}
+	d.Health = []string{"Healthy", "Healthy", "Unhealthy", "healthy", ""}[random.IntN(5)]
+	if n := random.IntN(5); n > 1 {
+		d.Topology = &pluginapi.TopologyInfo{}
+		for range n - 2 {
+			d.Topology.Nodes = append(d.Topology.Nodes, &pluginapi.NUMANode{ID: int64(random.IntN(4) - 1)})
+		}
+	}
+	return d
+}
+
+func TestListerKeepsInventoryOfPredecessor(t *testing.T) {
+	old := []device.Device{{ID: "a", Healthy: true, NUMA: []int{1}}, {ID: "b"}}
+	l := lister{devices: old}
+	l.take([]*pluginapi.Device{{ID: "b"}, {ID: "a", Health: "Healthy", Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}}}}})
+	if !identical(l.devices, old) {
+		t.Error("the same devices are another inventory")
+	}
+	l.take(nil)
+	if len(l.devices) != 0 {
+		t.Error("an empty list is a list")
+	}
+}
+
+func TestListCodec(t *testing.T) {
+	c := newListCodec()
+	hear := func(n int) (*pluginapi.ListAndWatchResponse, bool) {
+		var m pluginapi.ListAndWatchResponse
+		if err := c.Unmarshal(wire(t, message(n)), &m); err != nil {
+			t.Fatal(err)
+		}
+		return &m, c.unchanged
+	}
+	for i, want := range []struct {
+		n         int
+		unchanged bool
+	}{{0, false}, {0, true}, {3, false}, {3, true}, {4, false}, {3, false}} {
+		m, unchanged := hear(want.n)
+		if unchanged != want.unchanged || !unchanged && len(m.Devices) != want.n {
+			t.Errorf("message %d: unchanged %t with %d devices, want %+v", i, unchanged, len(m.Devices), want)
+		}
+	}
+}
+
+func message(n int) *pluginapi.ListAndWatchResponse {
+	m := &pluginapi.ListAndWatchResponse{}
+	for i := range n {
+		m.Devices = append(m.Devices, &pluginapi.Device{
+			ID: fmt.Sprintf("GPU-fef8089b-4820-abfc-e83e-94318197576e::%d", i), Health: pluginapi.Healthy,
+			Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: int64(i % 2)}}},
+		})
+	}
+	return m
+}
+
+func wire(t testing.TB, m proto.Message) mem.BufferSlice {
+	t.Helper()
+	data, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mem.BufferSlice{mem.SliceBuffer(data)}
+}
+
+// BenchmarkHealthChange50k puts the price of a changed list beside that of decoding it, which the library sets.
+// The budget is a factor of 1.5.
+func BenchmarkHealthChange50k(b *testing.B) {
+	const n = 50_000
+	m := message(n)
+	list := [2]mem.BufferSlice{}
+	list[0] = wire(b, m)
+	m.Devices[n/2].Health = pluginapi.Unhealthy
+	list[1] = wire(b, m)
+
+	plain := newListCodec().CodecV2
+	codec, l := newListCodec(), lister{}
+	hear := func(i int) {
+		var m pluginapi.ListAndWatchResponse
+		if err := codec.Unmarshal(list[i%2], &m); err != nil || codec.unchanged {
+			b.Fatal(err, codec.unchanged)
+		}
+		l.take(m.Devices)
+	}
+	hear(1)
+	var decode, both time.Duration
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		began := time.Now()
+		var m pluginapi.ListAndWatchResponse
+		if err := plain.Unmarshal(list[i%2], &m); err != nil {
+			b.Fatal(err)
+		}
+		decoded := time.Now()
+		hear(i)
+		decode += decoded.Sub(began)
+		both += time.Since(decoded)
+	}
+	b.ReportMetric(float64(decode.Microseconds())/float64(b.N), "decode-µs")
+	b.ReportMetric(float64(both.Microseconds())/float64(b.N), "decode+apply-µs")
+	b.ReportMetric(float64(both)/float64(decode), "factor")
+}
+
+// BenchmarkUnchanged80k hears the same list again: as the same bytes, and in another order each time.
+func BenchmarkUnchanged80k(b *testing.B) {
+	m := message(80_000)
+	b.Run("same", func(b *testing.B) {
+		data, codec, l := wire(b, m), newListCodec(), lister{}
+		for b.Loop() {
+			var m pluginapi.ListAndWatchResponse
+			if err := codec.Unmarshal(data, &m); err != nil {
+				b.Fatal(err)
+			}
+			if !codec.unchanged {
+				l.take(m.Devices)
+			}
+		}
+	})
+	b.Run("decoded", func(b *testing.B) { // as if the bytes were others
+		l := lister{}
+		l.take(m.Devices)
+		for b.Loop() {
+			l.take(m.Devices)
+		}
+	})
+	b.Run("shuffled", func(b *testing.B) {
+		l := lister{}
+		l.take(m.Devices)
+		other := slices.Clone(m.Devices)
+		rand.Shuffle(len(other), func(i, j int) { other[i], other[j] = other[j], other[i] })
+		lists := [][]*pluginapi.Device{m.Devices, other}
+		for i := 0; b.Loop(); i++ {
+			l.take(lists[i%2])
+		}
+	})
+}
+
+func FuzzGrant(f *testing.F) {
+	for _, a := range []*pluginapi.AllocateResponse{
+		{},
+		{ContainerResponses: []*pluginapi.ContainerAllocateResponse{{}}},
+		{ContainerResponses: []*pluginapi.ContainerAllocateResponse{{
+			Envs:        map[string]string{"A": "b"},
+			Mounts:      []*pluginapi.Mount{{ContainerPath: "/a", HostPath: "/b"}},
+			Devices:     []*pluginapi.DeviceSpec{{HostPath: "/dev/a", Permissions: "rw"}},
+			Annotations: map[string]string{"c": "d"},
+			CdiDevices:  []*pluginapi.CDIDevice{{Name: "v/c=d"}},
+		}}},
+	} {
+		data, err := proto.Marshal(a)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var answer pluginapi.AllocateResponse
+		if proto.Unmarshal(data, &answer) != nil {
+			return
+		}
+		g, err := grant(&answer)
+		if err != nil {
+			if !reflect.DeepEqual(g, device.Grant{}) {
+				t.Errorf("a grant comes with the error %v", err)
+			}
+			return
+		}
+		c := answer.ContainerResponses[0]
+		if len(g.Env) != len(c.Envs) || len(g.Mounts) != len(c.Mounts) || len(g.Nodes) != len(c.Devices) ||
+			len(g.CDI) != len(c.CdiDevices) || len(g.Annotations) != len(c.Annotations) {
+			t.Errorf("something is missing: %+v of %v", g, c)
+		}
+		for name, value := range g.Env {
+			if name == "" || strings.ContainsAny(name, "=\x00") || strings.Contains(value, "\x00") {
+				t.Errorf("env %q=%q", name, value)
+			}
+		}
+		for _, n := range g.Nodes {
+			if n.HostPath[0] != '/' || n.ContainerPath[0] != '/' || n.Permissions == "" || strings.Trim(n.Permissions, "rwm") != "" {
+				t.Errorf("node %+v", n)
+			}
+		}
+		for _, m := range g.Mounts {
+			if m.HostPath[0] != '/' || m.ContainerPath[0] != '/' {
+				t.Errorf("mount %+v", m)
+			}
+		}
+	})
+}
+
+func FuzzLister(f *testing.F) {
+	f.Add([]byte{}, []byte{})
+	f.Add(wire(f, message(3)).Materialize(), wire(f, message(2)).Materialize())
+	f.Fuzz(func(t *testing.T, first, second []byte) {
+		var l lister
+		for _, data := range [][]byte{first, second, first, first} {
+			var m pluginapi.ListAndWatchResponse
+			if proto.Unmarshal(data, &m) != nil {
+				continue
+			}
+			l.take(m.Devices)
+			if want := slowInventory(m.Devices); !sameDevices(l.devices, want) {
+				t.Fatalf("got %v, want %v", l.devices, want)
+			}
+		}
+	})
+}

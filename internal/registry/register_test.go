@@ -1,0 +1,312 @@
+package registry_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/internal/registry"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+func TestRegister(t *testing.T) {
+	f := start(t)
+	p := plugintest.New(t, f.dir, gpu,
+		plugintest.Dev("b", "Healthy", 1, 0, 1), plugintest.Dev("a", "healthy"), plugintest.Dev("c", "Healthy", -1))
+	p.Options.PreStartRequired = true
+	p.Serve()
+	p.MustRegister()
+	f.eventually("the plugin serves", f.serves("a", "b", "c"))
+
+	o := f.offer()
+	if !o.PreStart {
+		t.Error("PreStart is not told, though the options call says so")
+	}
+	if d := o.Inventory.Devices; d[0].Healthy || !d[1].Healthy || fmt.Sprint(d[0].NUMA, d[1].NUMA, d[2].NUMA) != "[] [0 1] []" {
+		t.Errorf("inventory = %+v", d)
+	}
+	if n := p.Calls(plugintest.GetOptions); n != 1 {
+		t.Errorf("options were asked for %d times, want once", n)
+	}
+	if first := p.Requests()[0].Method; first != plugintest.GetOptions {
+		t.Errorf("the first call was %s", first)
+	}
+	if authority := p.Requests()[0].Metadata.Get(":authority"); len(authority) != 1 || authority[0] != "localhost" {
+		t.Errorf(":authority = %q", authority)
+	}
+	f.eventually("it is remembered", func() bool {
+		r, ok := f.memory.last()
+		return ok && r.Endpoint == p.Endpoint && r.Reported && len(r.Devices) == 3
+	})
+	if f.metric("device_plugin_registration_total", gpu) != 1 || f.metric("devmgrd_plugin_up", gpu) != 1 {
+		t.Error("metrics do not tell of one registration and one plugin that is up")
+	}
+	select {
+	case <-f.Changed():
+	default:
+		t.Error("Changed says nothing")
+	}
+}
+
+// The options in the request do not count: only the plugin's answer does.
+func TestRegisterIgnoresOptionsInRequest(t *testing.T) {
+	f := start(t)
+	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
+	p.Serve()
+	if err := p.RegisterAs(&plugintest.RegisterRequest{Version: "v1beta1", Endpoint: p.Endpoint, ResourceName: gpu,
+		Options: &plugintest.Options{PreStartRequired: true}}); err != nil {
+		t.Fatal(err)
+	}
+	if f.offer().PreStart {
+		t.Error("the request's options were taken")
+	}
+}
+
+func TestRegisterRefused(t *testing.T) {
+	f := prepare(t, func(c *registry.Config) { c.MaxResources = 2 })
+	f.SetRegisterTimeout(300 * time.Millisecond)
+	f.run()
+	first := plugintest.Start(t, f.dir, gpu, plugintest.Devices(2)...)
+	f.eventually("the first plugin serves", f.servesNumber(2))
+
+	bad := plugintest.New(t, f.dir, "vendor.example/bad")
+	bad.Before(plugintest.GetOptions, plugintest.Fail("the card is on fire"))
+	bad.Serve()
+	hung := plugintest.New(t, f.dir, "vendor.example/hung")
+	hung.Before(plugintest.GetOptions, plugintest.Hang)
+	hung.Serve()
+	outside := plugintest.New(t, socketDir(t), gpu)
+	outside.Serve()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(os.WriteFile(filepath.Join(f.dir, "file.sock"), nil, 0o600))
+	must(os.Symlink(outside.Socket(), filepath.Join(f.dir, "outside.sock")))
+	must(os.Symlink("kubelet.sock", filepath.Join(f.dir, "self.sock")))
+	mute, err := net.Listen("unix", filepath.Join(f.dir, "mute.sock")) // takes connections and says nothing
+	must(err)
+	defer mute.Close()
+	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(f.dir, "left.sock"), Net: "unix"})
+	must(err)
+	left.SetUnlinkOnClose(false)
+	left.Close()
+
+	for _, c := range []struct {
+		name, version, resource, endpoint string
+		code                              codes.Code
+		says                              []string
+	}{
+		{"version", "v1alpha1", gpu, first.Endpoint, codes.InvalidArgument, []string{`"v1alpha1"`, "supported: v1beta1"}},
+		{"no version", "", gpu, first.Endpoint, codes.InvalidArgument, []string{"supported: v1beta1"}},
+		{"name", "v1beta1", "gpu", first.Endpoint, codes.InvalidArgument, []string{"no slash", "vendor.example/gpu"}},
+		{"native name", "v1beta1", "kubernetes.io/gpu", first.Endpoint, codes.InvalidArgument, []string{"belongs to Kubernetes"}},
+		{"no endpoint", "v1beta1", gpu, "", codes.InvalidArgument, []string{"without a path"}},
+		{"path", "v1beta1", gpu, "../" + outside.Endpoint, codes.InvalidArgument, []string{"without a path"}},
+		{"dots", "v1beta1", gpu, "..", codes.InvalidArgument, []string{"without a path"}},
+		{"our own socket", "v1beta1", gpu, "kubelet.sock", codes.InvalidArgument, []string{"a socket of its own"}},
+		{"link to our own socket", "v1beta1", gpu, "self.sock", codes.FailedPrecondition, []string{"our own kubelet.sock"}},
+		{"link that leaves", "v1beta1", gpu, "outside.sock", codes.FailedPrecondition, []string{outside.Socket(), "out of the socket directory"}},
+		{"file", "v1beta1", gpu, "file.sock", codes.FailedPrecondition, []string{"is not a socket"}},
+		{"nothing there", "v1beta1", gpu, "none.sock", codes.Unavailable, []string{"there is no socket", "none.sock", "before it registers"}},
+		{"left behind", "v1beta1", gpu, "left.sock", codes.Unavailable, []string{"failed to dial device plugin", "refused"}},
+		{"mute", "v1beta1", gpu, "mute.sock", codes.Unavailable, []string{"failed to dial device plugin", "does not answer"}},
+		{"options fail", "v1beta1", gpu, bad.Endpoint, codes.FailedPrecondition, []string{"failed to get device plugin options", "the card is on fire"}},
+		{"options hang", "v1beta1", gpu, hung.Endpoint, codes.DeadlineExceeded, []string{"failed to get device plugin options"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := f.offer()
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			err := plugintest.Register(ctx, f.dir, &plugintest.RegisterRequest{Version: c.version, Endpoint: c.endpoint, ResourceName: c.resource})
+			if status.Code(err) != c.code {
+				t.Errorf("code = %s, want %s (%v)", status.Code(err), c.code, err)
+			}
+			for _, part := range c.says {
+				if !strings.Contains(status.Convert(err).Message(), part) {
+					t.Errorf("message %q does not say %q", status.Convert(err).Message(), part)
+				}
+			}
+			after := f.offer()
+			if len(f.Offers()) != 1 || after.State != device.Serving || &after.Inventory.Devices[0] != &before.Inventory.Devices[0] {
+				t.Errorf("the refusal has changed something: %+v", f.Offers())
+			}
+			if f.metric("device_plugin_registration_total", gpu) != 1 {
+				t.Error("a refused registration was counted")
+			}
+		})
+	}
+
+	t.Run("too many resources", func(t *testing.T) {
+		plugintest.Start(t, f.dir, "vendor.example/second")
+		third := plugintest.New(t, f.dir, "vendor.example/third")
+		third.Serve()
+		err := third.Register()
+		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "plugins.maxResources (2)") {
+			t.Errorf("err = %v", err)
+		}
+		first.MustRegister() // who is known already is still welcome
+		if f.metric("device_plugin_registration_total", "vendor.example/third") != -1 {
+			t.Error("a refused name has got a series")
+		}
+	})
+	f.eventually("one stream is left", func() bool { return first.Streams() == 1 })
+	first.SetHealth("dev-000001", plugintest.Unhealthy)
+	f.eventually("the first plugin is still heard", func() bool { return !f.offer().Inventory.Devices[1].Healthy })
+}
+
+// Some plugins register a moment before they listen; the kubelet waits for them, and so do we.
+func TestRegisterBeforeServing(t *testing.T) {
+	f := start(t)
+	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
+	registered := make(chan error, 1)
+	go func() { registered <- p.Register() }()
+	select {
+	case err := <-registered:
+		t.Fatalf("Register did not wait: %v", err)
+	case <-time.After(100 * time.Millisecond):
+	}
+	p.Serve()
+	if err := <-registered; err != nil {
+		t.Fatal(err)
+	}
+	f.eventually("the plugin serves", f.servesNumber(1))
+}
+
+func TestRegisterThroughLinkInside(t *testing.T) {
+	f := start(t)
+	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
+	p.Serve()
+	if err := os.Symlink(p.Endpoint, filepath.Join(f.dir, "link.sock")); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.RegisterAs(&plugintest.RegisterRequest{Version: "v1beta1", Endpoint: "link.sock", ResourceName: gpu}); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually("the plugin serves", f.servesNumber(1))
+}
+
+// A new plugin takes over without a gap, and what the old one does afterwards touches nothing.
+func TestRegisterAgain(t *testing.T) {
+	f := start(t)
+	old := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
+	f.eventually("the old plugin serves", f.servesNumber(3))
+
+	list := make(chan struct{})
+	fresh := plugintest.New(t, f.dir, gpu, plugintest.Dev("new", plugintest.Healthy))
+	fresh.Endpoint = "fresh.sock"
+	fresh.Before(plugintest.ListAndWatch, plugintest.HoldUntil(list))
+	fresh.Serve()
+	fresh.MustRegister()
+
+	// The old inventory stays until the new plugin has listed, while calls go to the new one already.
+	if !f.servesNumber(3)() {
+		t.Errorf("there is a gap: %+v", f.offer())
+	}
+	if _, err := f.Allocate(t.Context(), pod, container, gpu, []device.ID{"dev-000000"}); err != nil {
+		t.Error(err)
+	}
+	if old.Calls(plugintest.Allocate) != 0 || fresh.Calls(plugintest.Allocate) != 1 {
+		t.Error("Allocate did not go to the new plugin")
+	}
+	old.Set(plugintest.Devices(7)...)
+	f.eventually("the old stream is closed", func() bool { return old.Streams() == 0 })
+	if !f.servesNumber(3)() {
+		t.Errorf("the old plugin was heard: %+v", f.offer())
+	}
+	close(list)
+	f.eventually("the new plugin serves", f.serves("new"))
+	old.Stop()
+	if !f.serves("new")() || f.logs.count("plugin is away") != 0 {
+		t.Error("the old plugin's end was noticed")
+	}
+	if n := f.metric("device_plugin_registration_total", gpu); n != 2 {
+		t.Errorf("%v registrations, want 2", n)
+	}
+}
+
+func TestRegisterSameSocketTwice(t *testing.T) {
+	f := start(t)
+	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(2)...)
+	for range 5 {
+		p.MustRegister()
+	}
+	f.eventually("one stream is left, and it serves", func() bool { return p.Streams() == 1 && f.servesNumber(2)() })
+	p.SetHealth("dev-000000", plugintest.Unhealthy)
+	f.eventually("the stream is heard", func() bool { return !f.offer().Inventory.Devices[0].Healthy })
+	if f.logs.count("plugin is away") != 0 {
+		t.Error("there was a gap")
+	}
+}
+
+// A registration that takes long to check does not replace one that came later.
+func TestRegisterNewestWins(t *testing.T) {
+	f := start(t)
+	gate := make(chan struct{})
+	slow := plugintest.New(t, f.dir, gpu, plugintest.Dev("slow", plugintest.Healthy))
+	slow.Endpoint = "slow.sock"
+	slow.Before(plugintest.GetOptions, plugintest.HoldUntil(gate))
+	slow.Serve()
+	registered := make(chan error, 1)
+	go func() { registered <- slow.Register() }()
+	plugintest.Eventually(t, "the slow plugin is asked", func() bool { return slow.Calls(plugintest.GetOptions) == 1 })
+
+	fast := plugintest.New(t, f.dir, gpu, plugintest.Dev("fast", plugintest.Healthy))
+	fast.Endpoint = "fast.sock"
+	fast.Serve()
+	fast.MustRegister()
+	f.eventually("the fast plugin serves", f.serves("fast"))
+	close(gate)
+	if err := <-registered; err != nil {
+		t.Errorf("the slow plugin was refused: %v", err)
+	}
+	if !f.serves("fast")() {
+		t.Errorf("offer = %+v", f.offer())
+	}
+}
+
+func TestRejectDuplicates(t *testing.T) {
+	f := start(t, func(c *registry.Config) { c.RejectDuplicates = true })
+	first := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
+	second := plugintest.New(t, f.dir, gpu)
+	second.Endpoint = "second.sock"
+	second.Serve()
+	if err := second.Register(); status.Code(err) != codes.AlreadyExists || !strings.Contains(err.Error(), first.Endpoint) {
+		t.Errorf("err = %v", err)
+	}
+	first.MustRegister()
+	first.Stop()
+	f.eventually("the first plugin is away", f.is(device.Stale))
+	second.MustRegister()
+}
+
+// The upstream end-to-end test of a plugin whose stream fails at once: the resource is there, with no devices, and the
+// plugin is not called in a busy loop.
+func TestStreamFailsForEver(t *testing.T) {
+	f := start(t)
+	p := plugintest.New(t, f.dir, gpu)
+	p.Before(plugintest.ListAndWatch, plugintest.Fail("no list today"))
+	p.Serve()
+	p.MustRegister()
+	f.eventually("the offer is stale, with no devices", func() bool {
+		o := f.offer()
+		return o.State == device.Stale && o.Reported && len(o.Inventory.Devices) == 0
+	})
+	f.eventually("it is dialled back", func() bool { return p.Calls(plugintest.ListAndWatch) >= 3 })
+	if n := f.logs.count("plugin is away"); n != 1 {
+		t.Errorf("%d log lines for one change of state", n)
+	}
+	p.Before(plugintest.ListAndWatch, nil)
+	p.Set(plugintest.Devices(2)...)
+	f.eventually("it serves when it has come to its senses", f.servesNumber(2))
+}

@@ -1,0 +1,232 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+)
+
+// Config is what a Registry needs. Only Listener, Known and RejectDuplicates may be left out.
+type Config struct {
+	SocketDir   string        // we listen on kubelet.sock in it; plugins put their sockets beside it
+	GracePeriod time.Duration // how long an offer is Stale before it is Lost
+
+	AllocateTimeout time.Duration // of one Allocate, the wait for one's turn included
+	PreStartTimeout time.Duration // of one PreStartContainer, likewise
+
+	MaxMessageBytes int // the largest message taken from a plugin
+	MaxDevices      int // the longest list taken from a plugin
+	MaxResources    int // how many resources may be known at once
+
+	Listener         net.Listener          // the registration socket, if somebody (systemd) made it for us
+	RejectDuplicates bool                  // refuse a second plugin while the first one serves; else the newest wins
+	Known            []device.PluginRecord // what the store remembers: dialled at the start, Stale until they serve
+
+	Memory  Memory
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
+}
+
+// Memory keeps what has to survive a restart. SavePlugin returns when the record is durable. It is called by one
+// goroutine that nobody waits for, and only when the record differs from the one saved before.
+type Memory interface {
+	SavePlugin(device.PluginRecord) error
+}
+
+// registerTimeout is how long a plugin has to answer on the socket that it has just named: the kubelet's figure.
+const registerTimeout = 10 * time.Second
+
+// Registry is the public door of this room. All methods may be called at any time and from anywhere.
+type Registry struct {
+	cfg             Config // immutable after New
+	log             *slog.Logger
+	metrics         *metrics
+	memory          *saver
+	server          *grpc.Server
+	registerTimeout time.Duration
+	changed         chan struct{}
+	failed          chan error // the registration service broke down
+
+	work sync.WaitGroup // everything that Run has to wait for
+
+	mu       sync.Mutex // guards what follows; never held across a call, a file access or a save
+	supplies map[device.ResourceName]*supply
+	arrivals uint64 // registrations so far: a link's identity
+	listener net.Listener
+	own      os.FileInfo // kubelet.sock as we put it there
+	trouble  error       // why registration does not reach us, if it does not
+	running  bool
+	closing  bool
+}
+
+// New makes a Registry that already offers, as Stale, what cfg.Known remembers. Nothing runs before Run.
+func New(cfg Config) *Registry {
+	cfg.mustBeComplete()
+	cfg.SocketDir = filepath.Clean(cfg.SocketDir)
+	r := &Registry{
+		cfg:             cfg,
+		log:             cfg.Log,
+		metrics:         newMetrics(cfg.Metrics),
+		registerTimeout: registerTimeout,
+		changed:         make(chan struct{}, 1),
+		failed:          make(chan error, 1),
+		supplies:        make(map[device.ResourceName]*supply, len(cfg.Known)),
+	}
+	r.memory = newSaver(cfg.Memory, cfg.Log, r.record)
+	r.server = newServer(r)
+	for _, k := range cfg.Known {
+		r.arrivals++
+		r.supplies[k.Resource] = remembered(k, newLink(r, r.arrivals, k.Resource, k.Endpoint))
+		r.memory.remember(k)
+		r.metrics.setUp(k.Resource, false)
+	}
+	return r
+}
+
+func (c Config) mustBeComplete() {
+	for name, missing := range map[string]bool{
+		"SocketDir":       c.SocketDir == "",
+		"GracePeriod":     c.GracePeriod <= 0,
+		"AllocateTimeout": c.AllocateTimeout <= 0,
+		"PreStartTimeout": c.PreStartTimeout <= 0,
+		"MaxMessageBytes": c.MaxMessageBytes <= 0,
+		"MaxDevices":      c.MaxDevices <= 0,
+		"MaxResources":    c.MaxResources <= 0,
+		"Memory":          c.Memory == nil,
+		"Log":             c.Log == nil,
+		"Metrics":         c.Metrics == nil,
+	} {
+		if missing {
+			panic("registry: Config." + name + " is missing")
+		}
+	}
+}
+
+// Run serves registrations, follows plugins and calls them until ctx ends, then gives nil; or an error when the
+// service cannot go on. It may be called once. When it returns, everything that it started has ended and what was
+// to be saved has been saved.
+func (r *Registry) Run(ctx context.Context) error {
+	if err := r.begin(); err != nil {
+		return err
+	}
+	watching, endWatching := context.WithCancel(ctx)
+	r.work.Go(func() { r.watch(watching) })
+	saving, endSaving := context.WithCancel(context.WithoutCancel(ctx))
+	var saver sync.WaitGroup
+	saver.Go(func() { r.memory.run(saving) })
+
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-r.failed:
+	}
+
+	// The reverse order: no new link, then no link, then nothing left to save.
+	r.close()
+	r.server.Stop() // waits for the calls of Register
+	endWatching()
+	r.work.Wait()
+	endSaving()
+	saver.Wait()
+	return err
+}
+
+// begin listens, if that has not been done, and starts the links of remembered plugins.
+func (r *Registry) begin() error {
+	r.mu.Lock()
+	again, listening := r.running, r.listener != nil
+	r.running = true
+	r.mu.Unlock()
+	if again {
+		return errors.New("registry: Run was called a second time")
+	}
+	if !listening {
+		if err := r.Listen(); err != nil {
+			return err
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.serveLocked()
+	for _, s := range r.supplies {
+		r.startLocked(s.link, nil)
+		r.graceLocked(s)
+	}
+	return nil
+}
+
+// close ends all links and lets nothing new begin.
+func (r *Registry) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closing = true
+	for _, s := range r.supplies {
+		s.link.cancel()
+		s.endGrace()
+	}
+}
+
+// Offers gives what is offered at this moment. Inventories are shared and must not be changed.
+func (r *Registry) Offers() map[device.ResourceName]device.Offer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	offers := make(map[device.ResourceName]device.Offer, len(r.supplies))
+	for name, s := range r.supplies {
+		offers[name] = s.offer()
+	}
+	return offers
+}
+
+// Changed says that Offers may have changed since the last receive.
+func (r *Registry) Changed() <-chan struct{} { return r.changed }
+
+func (r *Registry) signal() {
+	select {
+	case r.changed <- struct{}{}:
+	default: // one is waiting to be read already, and whoever reads it sees this change too
+	}
+}
+
+// Check gives nil while registrations reach us, and otherwise says why they do not.
+func (r *Registry) Check() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.closing:
+		return errors.New("plugin registration is stopping")
+	case !r.running || r.listener == nil:
+		return errors.New("plugin registration has not started")
+	}
+	return r.trouble
+}
+
+// Forget drops a resource that nobody serves. A plugin that registers it later brings it back.
+// What the store remembers of it is the caller's to remove.
+func (r *Registry) Forget(resource device.ResourceName) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.supplies[resource]
+	switch {
+	case s == nil:
+		return fmt.Errorf("forget %s: no plugin has offered it", resource)
+	case s.state == device.Serving:
+		return fmt.Errorf("forget %s: its plugin is serving; stop the plugin first", resource)
+	}
+	s.link.cancel()
+	s.endGrace()
+	delete(r.supplies, resource)
+	r.memory.forget(resource)
+	r.metrics.forget(resource)
+	r.signal()
+	return nil
+}

@@ -1,0 +1,129 @@
+package registry
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+const (
+	saveInterval = time.Second     // between two batches, so that a flapping device does not wear out the disk
+	saveRetry    = 5 * time.Second // after a save has failed
+)
+
+// A saver writes records to the Memory behind everybody's back. Changes are noted by name; the record is fetched when
+// its turn comes, so any number of changes in between are one save, and one that was undone is none.
+type saver struct {
+	memory Memory
+	log    *slog.Logger
+	fetch  func(device.ResourceName) (device.PluginRecord, bool)
+	wake   chan struct{}
+
+	mu    sync.Mutex // guards what follows; taken after Registry.mu, never the other way round
+	dirty map[device.ResourceName]bool
+	saved map[device.ResourceName]device.PluginRecord
+}
+
+func newSaver(m Memory, log *slog.Logger, fetch func(device.ResourceName) (device.PluginRecord, bool)) *saver {
+	return &saver{
+		memory: m, log: log, fetch: fetch,
+		wake:  make(chan struct{}, 1),
+		dirty: make(map[device.ResourceName]bool),
+		saved: make(map[device.ResourceName]device.PluginRecord),
+	}
+}
+
+// remember takes k as saved already.
+func (s *saver) remember(k device.PluginRecord) { s.saved[k.Resource] = k }
+
+// note says that the resource's record may have changed.
+func (s *saver) note(resource device.ResourceName) {
+	s.mu.Lock()
+	s.dirty[resource] = true
+	s.mu.Unlock()
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *saver) forget(resource device.ResourceName) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.dirty, resource)
+	delete(s.saved, resource)
+}
+
+// run saves what is noted until ctx ends, and then what is left.
+func (s *saver) run(ctx context.Context) {
+	failing := false
+	for {
+		select {
+		case <-ctx.Done():
+			s.saveAll(&failing)
+			return
+		case <-s.wake:
+		}
+		pause := saveInterval
+		if !s.saveAll(&failing) {
+			pause = saveRetry
+			select {
+			case s.wake <- struct{}{}: // what failed is still noted
+			default:
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// saveAll saves each noted record that differs from the one saved before, and tells whether all went well.
+func (s *saver) saveAll(failing *bool) bool {
+	s.mu.Lock()
+	names := s.dirty
+	s.dirty = make(map[device.ResourceName]bool)
+	s.mu.Unlock()
+
+	var failed error
+	for name := range names {
+		if err := s.save(name); err != nil {
+			failed = err
+			s.mu.Lock()
+			s.dirty[name] = true
+			s.mu.Unlock()
+		}
+	}
+	switch {
+	case failed != nil && !*failing:
+		s.log.Error("plugins cannot be remembered; trying again", "err", failed)
+	case failed == nil && *failing:
+		s.log.Info("plugins are remembered again")
+	}
+	*failing = failed != nil
+	return failed == nil
+}
+
+func (s *saver) save(name device.ResourceName) error {
+	record, ok := s.fetch(name)
+	if !ok {
+		return nil // forgotten meanwhile
+	}
+	s.mu.Lock()
+	last, known := s.saved[name]
+	s.mu.Unlock()
+	if known && last.Endpoint == record.Endpoint && last.Reported == record.Reported && identical(last.Devices, record.Devices) {
+		return nil
+	}
+	if err := s.memory.SavePlugin(record); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.saved[name] = record
+	return nil
+}

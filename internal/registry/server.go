@@ -1,0 +1,196 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// maxRegisterBytes is far more than a request of Register has.
+const maxRegisterBytes = 64 << 10
+
+// server is what plugins see on kubelet.sock.
+type server struct {
+	pluginapi.UnimplementedRegistrationServer
+	registry *Registry
+}
+
+func newServer(r *Registry) *grpc.Server {
+	s := grpc.NewServer(
+		grpc.MaxRecvMsgSize(maxRegisterBytes),
+		grpc.ConnectionTimeout(r.registerTimeout),
+		grpc.WaitForHandlers(true),
+	)
+	pluginapi.RegisterRegistrationServer(s, &server{registry: r})
+	return s
+}
+
+// Register takes up a plugin. It returns when the plugin has been put in place; its stream is opened afterwards.
+// RegisterRequest.options do not count: the plugin is asked, as the kubelet asks it.
+func (s *server) Register(ctx context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
+	if err := s.registry.register(ctx, request); err != nil {
+		s.registry.log.Warn("registration refused", "resource", clip(request.GetResourceName()),
+			"endpoint", clip(request.GetEndpoint()), "err", err)
+		return nil, refusalStatus(err)
+	}
+	return &pluginapi.Empty{}, nil
+}
+
+func (r *Registry) register(ctx context.Context, request *pluginapi.RegisterRequest) error {
+	id := r.arrive()
+	resource, err := checkRequest(request)
+	if err != nil {
+		return err
+	}
+	l := newLink(r, id, resource, request.GetEndpoint())
+	if err := r.room(l); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.registerTimeout)
+	defer cancel()
+	on, err := r.meet(ctx, l.endpoint)
+	if err != nil {
+		return err
+	}
+	if err := r.accept(l, on); err != nil {
+		on.close()
+		if errors.Is(err, errOvertaken) {
+			return nil // as if it had been put in place and replaced a moment later
+		}
+		return err
+	}
+	l.log.Info("plugin registered", "preStart", on.preStart)
+	return nil
+}
+
+// checkRequest checks what can be checked without touching anything.
+func checkRequest(request *pluginapi.RegisterRequest) (device.ResourceName, error) {
+	if v := request.GetVersion(); v != pluginapi.Version {
+		return "", &requestError{fmt.Sprintf("device plugin API version %q is not supported; supported: %s",
+			clip(v), strings.Join(pluginapi.SupportedVersions[:], ", "))}
+	}
+	resource, err := device.ParseResourceName(request.GetResourceName())
+	if err != nil {
+		return "", &requestError{err.Error()}
+	}
+	switch e := request.GetEndpoint(); {
+	case e == "" || e == "." || e == ".." || strings.ContainsAny(e, "/\x00"):
+		return "", &requestError{fmt.Sprintf("endpoint %q is not the name of a socket in the plugin directory; name it without a path", clip(e))}
+	case e == socketName || e == bindName:
+		return "", &requestError{fmt.Sprintf("endpoint %q is the registration socket; the plugin must listen on a socket of its own", e)}
+	}
+	return resource, nil
+}
+
+// meet opens a session with a plugin that has just registered. Some call Register a moment before they listen, which
+// the kubelet bears by dialling until its time is up; so does this. The options are asked for once.
+func (r *Registry) meet(ctx context.Context, endpoint string) (*session, error) {
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
+		on, err := connect(ctx, r.cfg.SocketDir, endpoint, r.cfg.MaxMessageBytes)
+		if err == nil {
+			if err := on.ask(ctx); err != nil {
+				on.close()
+				return nil, &optionsError{err}
+			}
+			return on, nil
+		}
+		if hopeless := new(socketError); errors.As(err, &hopeless) {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, &dialError{endpoint: endpoint, err: err}
+		case <-time.After(pause):
+		}
+	}
+}
+
+var (
+	errStopping  = errors.New("devmgrd is stopping; register again when kubelet.sock is made anew")
+	errOvertaken = errors.New("a newer registration has been accepted meanwhile")
+)
+
+// A requestError says what is wrong with a request.
+type requestError struct{ fault string }
+
+func (e *requestError) Error() string { return e.fault }
+
+// A dialError says that nobody answers on the plugin's socket.
+type dialError struct {
+	endpoint string
+	err      error
+}
+
+func (e *dialError) Error() string {
+	if errors.Is(e.err, fs.ErrNotExist) {
+		return fmt.Sprintf("failed to dial device plugin: there is no socket %q in the plugin directory; the plugin must listen there before it registers", e.endpoint)
+	}
+	return fmt.Sprintf("failed to dial device plugin at %q: %v; the plugin must serve there before it registers", e.endpoint, e.err)
+}
+
+// An optionsError is GetDevicePluginOptions' failure. Its text is the kubelet's, which tests and people look for.
+type optionsError struct{ err error }
+
+func (e *optionsError) Error() string {
+	return "failed to get device plugin options: " + clip(e.err.Error())
+}
+
+// A fullError says that no more resources are taken.
+type fullError struct {
+	resource device.ResourceName
+	limit    int
+}
+
+func (e *fullError) Error() string {
+	return fmt.Sprintf("%s would be one resource more than plugins.maxResources (%d) allows; raise it, or remove one with devmgrd forget", e.resource, e.limit)
+}
+
+// A takenError says that another plugin serves the resource, where that is not allowed.
+type takenError struct {
+	resource device.ResourceName
+	endpoint string
+}
+
+func (e *takenError) Error() string {
+	return fmt.Sprintf("%s is served by the plugin at %q, and plugins.onDuplicate is reject", e.resource, e.endpoint)
+}
+
+// refusalStatus chooses the gRPC code of a refused registration.
+func refusalStatus(err error) error {
+	var (
+		request *requestError
+		socket  *socketError
+		dial    *dialError
+		options *optionsError
+		full    *fullError
+		taken   *takenError
+	)
+	code := codes.Internal
+	switch {
+	case errors.As(err, &request):
+		code = codes.InvalidArgument
+	case errors.As(err, &socket):
+		code = codes.FailedPrecondition
+	case errors.As(err, &dial), errors.Is(err, errStopping):
+		code = codes.Unavailable
+	case errors.As(err, &options):
+		code = codes.FailedPrecondition
+		if status.Code(options.err) == codes.DeadlineExceeded {
+			code = codes.DeadlineExceeded
+		}
+	case errors.As(err, &full):
+		code = codes.ResourceExhausted
+	case errors.As(err, &taken):
+		code = codes.AlreadyExists
+	}
+	return status.Error(code, err.Error())
+}

@@ -1,0 +1,156 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials/insecure"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// maxSocketPath is what the kernel takes as a unix socket's path: 108 bytes with the final NUL.
+const maxSocketPath = 107
+
+// A session is one connection to a plugin. It is never re-dialled: when it breaks it is over, and the link opens
+// another. So whatever goes through one session has one and the same process at the other end.
+type session struct {
+	client   pluginapi.DevicePluginClient
+	preStart bool // of the plugin's options
+
+	conn *grpc.ClientConn
+	raw  net.Conn
+	turn chan struct{} // size one: who has put something in may call the plugin
+	over chan struct{} // closed with the session
+	once sync.Once
+}
+
+// connect opens a session with the plugin at endpoint, or says within one try why that cannot be.
+func connect(ctx context.Context, dir, endpoint string, maxMessage int) (*session, error) {
+	path, err := resolve(dir, endpoint)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	var used atomic.Bool
+	conn, err := grpc.NewClient("passthrough:///"+socketName,
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			if used.Swap(true) {
+				return nil, errors.New("the connection to the plugin has ended")
+			}
+			return raw, nil
+		}),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"), // servers in Rust and C++ refuse a socket's path as authority
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithDisableServiceConfig(),
+	)
+	if err != nil {
+		raw.Close()
+		return nil, err
+	}
+	s := &session{
+		client: pluginapi.NewDevicePluginClient(conn),
+		conn:   conn, raw: raw,
+		turn: make(chan struct{}, 1),
+		over: make(chan struct{}),
+	}
+	if err := s.ready(ctx); err != nil {
+		s.close()
+		return nil, fmt.Errorf("dial %s: %w", path, err)
+	}
+	return s, nil
+}
+
+// ready waits until the other side has answered as an HTTP/2 server.
+func (s *session) ready(ctx context.Context) error {
+	s.conn.Connect()
+	begun := false
+	for {
+		state := s.conn.GetState()
+		switch {
+		case state == connectivity.Ready:
+			return nil
+		case state == connectivity.Connecting:
+			begun = true
+		case state == connectivity.TransientFailure, state == connectivity.Shutdown, begun:
+			return errors.New("it does not answer as a gRPC server")
+		}
+		if !s.conn.WaitForStateChange(ctx, state) {
+			return fmt.Errorf("it takes connections but does not answer: %w", ctx.Err())
+		}
+	}
+}
+
+// ask fetches the plugin's options: the first call on each session, as plugins expect it.
+func (s *session) ask(ctx context.Context) error {
+	options, err := s.client.GetDevicePluginOptions(ctx, &pluginapi.Empty{})
+	if err != nil {
+		return err
+	}
+	s.preStart = options.GetPreStartRequired()
+	return nil
+}
+
+// close ends the session and all that goes on in it. It may be called more than once.
+func (s *session) close() {
+	s.once.Do(func() {
+		close(s.over)
+		s.conn.Close()
+		s.raw.Close() // it is ours still if gRPC has not got round to taking it
+	})
+}
+
+// resolve gives the path of the plugin's socket. A link may stand for the socket, but not lead out of the directory:
+// whoever may write there could otherwise have us dial any socket of the host.
+func resolve(dir, endpoint string) (string, error) {
+	path := filepath.Join(dir, endpoint)
+	info, err := os.Lstat(path)
+	if err != nil {
+		return "", err
+	}
+	if info.Mode().Type() == fs.ModeSymlink {
+		target, err := filepath.EvalSymlinks(path)
+		if err != nil {
+			return "", err
+		}
+		home, err := filepath.EvalSymlinks(dir)
+		if err != nil {
+			return "", err
+		}
+		if !strings.HasPrefix(target, home+string(filepath.Separator)) {
+			return "", &socketError{path, "is a link to " + target + ", out of the socket directory; plugins must listen inside it"}
+		}
+		if target == filepath.Join(home, socketName) {
+			return "", &socketError{path, "is a link to our own " + socketName}
+		}
+		path = target
+		if info, err = os.Lstat(path); err != nil {
+			return "", err
+		}
+	}
+	switch {
+	case info.Mode().Type() != fs.ModeSocket:
+		return "", &socketError{path, "is not a socket; the plugin must listen there before it registers"}
+	case len(path) > maxSocketPath:
+		return "", &socketError{path, fmt.Sprintf("is longer than the %d bytes that a socket's path may have", maxSocketPath)}
+	}
+	return path, nil
+}
+
+// A socketError says what is wrong with a plugin's socket for good, so that trying again is no use.
+type socketError struct{ path, fault string }
+
+func (e *socketError) Error() string { return e.path + " " + e.fault }

@@ -1,0 +1,195 @@
+package registry_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/internal/registry"
+)
+
+func TestListenMakesDirectory(t *testing.T) {
+	old := syscall.Umask(0o077)
+	defer syscall.Umask(old)
+	root := socketDir(t)
+	f := start(t, at(filepath.Join(root, "a", "b")))
+	for path, want := range map[string]fs.FileMode{
+		filepath.Join(root, "a"): 0o755, f.dir: 0o755, filepath.Join(f.dir, "kubelet.sock"): 0o660,
+	} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: mode %v, want %v (%v)", path, info.Mode().Perm(), want, err)
+		}
+	}
+	f.eventually("registration is served", func() bool { return f.Check() == nil })
+}
+
+func TestListenBesideAnother(t *testing.T) {
+	first := start(t)
+	second := prepare(t, at(first.dir))
+	err := second.Listen()
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
+		t.Errorf("err = %v, want the pid %d in it", err, os.Getpid())
+	}
+	if err := second.Run(t.Context()); err == nil {
+		t.Error("Run serves beside another")
+	}
+	p := plugintest.Start(t, first.dir, gpu, plugintest.Devices(1)...) // the first one was not disturbed
+	first.eventually("the plugin serves", first.servesNumber(1))
+	p.Stop()
+}
+
+func TestListenReplacesDeadSocket(t *testing.T) {
+	first := start(t)
+	first.stop()
+	second := start(t, at(first.dir))
+	plugintest.Start(t, second.dir, gpu, plugintest.Devices(1)...)
+	second.eventually("the plugin serves", second.servesNumber(1))
+}
+
+func TestListenKeepsOtherFiles(t *testing.T) {
+	f := prepare(t)
+	path := filepath.Join(f.dir, "kubelet.sock")
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Listen(); err == nil || !strings.Contains(err.Error(), "is not a socket") {
+		t.Errorf("err = %v", err)
+	}
+}
+
+func TestListenPathTooLong(t *testing.T) {
+	f := prepare(t, at(filepath.Join(socketDir(t), strings.Repeat("long", 25))))
+	if err := f.Listen(); err == nil || !strings.Contains(err.Error(), "107 bytes") {
+		t.Errorf("err = %v", err)
+	}
+}
+
+// A socket that systemd holds for us outlives us: nothing is bound, and its file is left alone.
+func TestListenerHandedOver(t *testing.T) {
+	dir := socketDir(t)
+	path := filepath.Join(dir, "kubelet.sock")
+	unit, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unit.Close()
+	before, _ := os.Lstat(path)
+	for range 2 {
+		file, err := unit.File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := net.FileListener(file)
+		file.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := start(t, at(dir), func(c *registry.Config) { c.Listener = l })
+		p := plugintest.Start(t, dir, gpu, plugintest.Devices(1)...)
+		f.eventually("the plugin serves", f.servesNumber(1))
+		f.stop()
+		p.Stop()
+	}
+	if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
+		t.Errorf("the socket was touched: %v", err)
+	}
+}
+
+// From the moment that kubelet.sock is there, nobody who dials it is refused.
+func TestSocketAcceptsWhenSeen(t *testing.T) {
+	dir := socketDir(t)
+	path := filepath.Join(dir, "kubelet.sock")
+	ctx, cancel := context.WithCancel(t.Context())
+	var dialler sync.WaitGroup
+	for range 50 {
+		_ = os.Remove(path) // the first time there is none
+		seen := make(chan error, 1)
+		dialler.Go(func() {
+			for ctx.Err() == nil {
+				conn, err := net.Dial("unix", path)
+				if errors.Is(err, fs.ErrNotExist) {
+					continue
+				}
+				if err == nil {
+					conn.Close()
+				}
+				seen <- err
+				return
+			}
+		})
+		f := prepare(t, at(dir))
+		if err := f.Listen(); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-seen; err != nil {
+			t.Fatal(err)
+		}
+		runCtx, stop := context.WithCancel(ctx)
+		stop()
+		if err := f.Run(runCtx); err != nil { // closes it
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	dialler.Wait()
+}
+
+// Whoever wipes the directory, plugins find a socket again at once.
+func TestSocketIsPutBack(t *testing.T) {
+	f := start(t)
+	f.eventually("registration is served", func() bool { return f.Check() == nil })
+	if err := os.Remove(filepath.Join(f.dir, "kubelet.sock")); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually("kubelet.sock is back", func() bool { _, err := os.Lstat(filepath.Join(f.dir, "kubelet.sock")); return err == nil })
+	plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
+	f.eventually("the plugin serves", f.servesNumber(1))
+
+	if err := os.RemoveAll(f.dir); err != nil && !errors.Is(err, syscall.ENOTEMPTY) {
+		t.Fatal(err)
+	}
+	f.eventually("the directory is back too", func() bool { _, err := os.Lstat(filepath.Join(f.dir, "kubelet.sock")); return err == nil })
+	f.eventually("registration is served", func() bool { return f.Check() == nil })
+	other := plugintest.New(t, f.dir, "vendor.example/other", plugintest.Devices(1)...)
+	other.Serve()
+	f.eventually("registration is served", func() bool { return other.Register() == nil })
+}
+
+// Somebody who takes the path and serves there is not fought, but reported.
+func TestSocketTakenByAnother(t *testing.T) {
+	f := start(t)
+	path := filepath.Join(f.dir, "kubelet.sock")
+	theirs, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(f.dir, "theirs"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs.SetUnlinkOnClose(false)
+	f.eventually("registration is served", func() bool { return f.Check() == nil })
+	if err := os.Rename(filepath.Join(f.dir, "theirs"), path); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually("Check says so", func() bool { err := f.Check(); return err != nil && strings.Contains(err.Error(), "process") })
+	theirs.Close()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually("registration is served again", func() bool { return f.Check() == nil })
+}
+
+func TestNewIsComplete(t *testing.T) {
+	defer func() {
+		if got := fmt.Sprint(recover()); !strings.Contains(got, "Config.") || !strings.Contains(got, "is missing") {
+			t.Errorf("panic = %q", got)
+		}
+	}()
+	registry.New(registry.Config{})
+}

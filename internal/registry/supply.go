@@ -1,0 +1,210 @@
+package registry
+
+import (
+	"context"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A supply is what is known of one resource. Its fields are guarded by Registry.mu.
+type supply struct {
+	resource device.ResourceName
+	link     *link           // the current registration; others are not heard
+	session  *session        // where calls go; nil while the plugin is away
+	devices  []device.Device // the plugin's latest word: sorted, without doubles, never edited
+	reported bool
+	preStart bool
+	state    device.OfferState
+	endGrace context.CancelFunc // stops the clock from Stale to Lost
+}
+
+// remembered makes the supply of a plugin that the store knows of.
+func remembered(k device.PluginRecord, l *link) *supply {
+	return &supply{
+		resource: k.Resource, link: l, devices: k.Devices, reported: k.Reported,
+		state: device.Stale, endGrace: func() {},
+	}
+}
+
+func (s *supply) offer() device.Offer {
+	return device.Offer{
+		Inventory: device.Inventory{Resource: s.resource, Devices: s.devices},
+		State:     s.state, Reported: s.reported, PreStart: s.preStart,
+	}
+}
+
+func (s *supply) record() device.PluginRecord {
+	return device.PluginRecord{Resource: s.resource, Endpoint: s.link.endpoint, Reported: s.reported, Devices: s.devices}
+}
+
+// arrive numbers a registration, so that the newest wins even if an older one takes longer to be checked.
+func (r *Registry) arrive() uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.arrivals++
+	return r.arrivals
+}
+
+// room tells whether a registration would be taken. Nothing is promised: accept asks again.
+func (r *Registry) room(l *link) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.roomLocked(l)
+}
+
+func (r *Registry) roomLocked(l *link) error {
+	s := r.supplies[l.resource]
+	switch {
+	case r.closing:
+		return errStopping
+	case s == nil && len(r.supplies) >= r.cfg.MaxResources:
+		return &fullError{resource: l.resource, limit: r.cfg.MaxResources}
+	case s != nil && r.cfg.RejectDuplicates && s.state == device.Serving && s.link.endpoint != l.endpoint:
+		return &takenError{resource: l.resource, endpoint: s.link.endpoint}
+	}
+	return nil
+}
+
+// accept puts l in its predecessor's place and starts it. The predecessor's inventory, and how far it may be trusted,
+// stay until the new plugin has sent its first list. On error nothing has changed and the session is still the caller's.
+func (r *Registry) accept(l *link, to *session) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.roomLocked(l); err != nil {
+		return err
+	}
+	s := r.supplies[l.resource]
+	switch {
+	case s == nil:
+		s = &supply{resource: l.resource, link: l, state: device.Serving, endGrace: func() {}}
+		r.supplies[l.resource] = s
+	case s.link.id > l.id:
+		return errOvertaken
+	default:
+		s.link.cancel()
+	}
+	s.link, s.session, s.preStart = l, to, to.preStart
+	if s.state == device.Stale {
+		r.graceLocked(s) // begins anew: it has just shown that it lives
+	}
+	r.startLocked(l, to)
+	r.metrics.registrations.WithLabelValues(string(l.resource)).Inc()
+	r.metrics.setUp(l.resource, s.state == device.Serving)
+	r.memory.note(l.resource)
+	r.signal()
+	return nil
+}
+
+// startLocked runs the link, on the session if there is one. Its life is its own: it outlasts the call of Register
+// that brought it about and ends when it is replaced or forgotten, or when the registry closes.
+func (r *Registry) startLocked(l *link, on *session) {
+	ctx, cancel := context.WithCancel(context.Background())
+	l.cancel = cancel
+	r.work.Go(func() {
+		defer cancel()
+		l.Run(ctx, on)
+	})
+}
+
+// devices gives the inventory that a link starts from.
+func (r *Registry) devices(resource device.ResourceName) []device.Device {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s := r.supplies[resource]; s != nil {
+		return s.devices
+	}
+	return nil
+}
+
+// listed takes the word of a link. devices is the very slice that it gave before if nothing has changed.
+// It tells whether the plugin was not serving before.
+func (r *Registry) listed(l *link, on *session, devices []device.Device) (back bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.supplies[l.resource]
+	if r.closing || s == nil || s.link != l {
+		return false
+	}
+	back = s.state != device.Serving || !s.reported
+	if !back && s.session == on && identical(s.devices, devices) {
+		return false
+	}
+	s.endGrace()
+	s.session, s.preStart = on, on.preStart
+	s.devices, s.reported, s.state = devices, true, device.Serving
+	r.metrics.setUp(l.resource, true)
+	r.memory.note(l.resource)
+	r.signal()
+	return back
+}
+
+// ended takes notice that a link's stream has ended. It tells whether that was news.
+func (r *Registry) ended(l *link) (news bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.supplies[l.resource]
+	if r.closing || s == nil || s.link != l {
+		return false
+	}
+	s.session = nil
+	if s.state != device.Serving {
+		return false
+	}
+	// A plugin whose first stream fails has, as the kubelet sees it, listed nothing: the resource is published with
+	// zero devices. Without a number on the node, pods that ask for it would be admitted unchecked.
+	s.reported = true
+	s.state = device.Stale
+	r.graceLocked(s)
+	r.metrics.setUp(l.resource, false)
+	r.memory.note(l.resource)
+	r.signal()
+	return true
+}
+
+// graceLocked starts the clock that turns a Stale offer into a Lost one. Whoever ends it does so under the lock, so a
+// clock that runs out at the same moment knows that it came too late.
+func (r *Registry) graceLocked(s *supply) {
+	s.endGrace()
+	ctx, cancel := context.WithCancel(context.Background())
+	s.endGrace = cancel
+	r.work.Go(func() {
+		defer cancel()
+		clock := time.NewTimer(r.cfg.GracePeriod)
+		defer clock.Stop()
+		select {
+		case <-ctx.Done():
+		case <-clock.C:
+			r.lose(ctx, s)
+		}
+	})
+}
+
+func (r *Registry) lose(ctx context.Context, s *supply) {
+	r.mu.Lock()
+	gone := ctx.Err() == nil && s.state == device.Stale
+	if gone {
+		s.state = device.Lost
+		r.signal()
+	}
+	r.mu.Unlock()
+	if gone {
+		r.log.Warn("plugin is lost: only devices in use still count", "resource", s.resource, "away", r.cfg.GracePeriod)
+	}
+}
+
+// record gives what there is to remember of a resource.
+func (r *Registry) record(resource device.ResourceName) (device.PluginRecord, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.supplies[resource]
+	if s == nil {
+		return device.PluginRecord{}, false
+	}
+	return s.record(), true
+}
+
+// identical tells whether two inventories are the same slice, which is how an unchanged list is handed on.
+func identical(a, b []device.Device) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}

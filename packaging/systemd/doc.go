@@ -1,0 +1,2 @@
+// Package systemd holds the unit under which devmgrd runs, and its tests. There is no code in it.
+package systemd

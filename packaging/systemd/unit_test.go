@@ -1,0 +1,99 @@
+package systemd
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/devmgrd/devmgrd/config"
+)
+
+const unit = "devmgrd.service"
+
+// settings gives the values of a key of the unit, without prefixes such as "-".
+func settings(t *testing.T, key string) []string {
+	t.Helper()
+	text, err := os.ReadFile(unit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values []string
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(strings.TrimSpace(line), key+"="); ok {
+			for v := range strings.FieldsSeq(value) {
+				values = append(values, strings.TrimLeft(v, "-+"))
+			}
+		}
+	}
+	return values
+}
+
+// TestVerify has systemd itself read the unit.
+func TestVerify(t *testing.T) {
+	tool, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("NOT CHECKED: systemd-analyze is missing, so nobody has verified devmgrd.service; it comes with systemd")
+	}
+	text, err := os.ReadFile(unit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The binary is not installed where tests run.
+	stand := strings.Replace(string(text), "ExecStart=/usr/bin/devmgrd run", "ExecStart=/bin/true run", 1)
+	if stand == string(text) {
+		t.Fatal("the unit does not start /usr/bin/devmgrd run")
+	}
+	copied := filepath.Join(t.TempDir(), unit)
+	if err := os.WriteFile(copied, []byte(stand), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(tool, "verify", "--man=no", copied).CombinedOutput()
+	if err != nil || len(out) > 0 {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+}
+
+// TestDefaultDirectoriesAreWritable compares the unit with the configuration's defaults.
+func TestDefaultDirectoriesAreWritable(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "empty.yaml")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, _, err := config.Load(config.Options{File: empty, Set: []string{"nodeName=n1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	writable := settings(t, "ReadWritePaths")
+	for _, name := range settings(t, "StateDirectory") {
+		writable = append(writable, filepath.Join("/var/lib", name))
+	}
+	for _, name := range settings(t, "RuntimeDirectory") {
+		writable = append(writable, filepath.Join("/run", name))
+	}
+	for _, dir := range []string{c.StateDir, c.RunDir, c.Plugins.SocketDir, c.Plugins.KubeletDir} {
+		if !slices.ContainsFunc(writable, func(w string) bool { return dir == w || strings.HasPrefix(dir, w+"/") }) {
+			t.Errorf("the daemon writes to %s, and the unit lets it write to %q only", dir, writable)
+		}
+	}
+}
+
+// TestPromises holds what others rely on and a newcomer might change.
+func TestPromises(t *testing.T) {
+	for key, want := range map[string]string{
+		"Type": "notify", "Restart": "always", "StartLimitIntervalSec": "0", // it is never given up
+		"RuntimeDirectoryPreserve": "yes", // plugin containers have a directory below it mounted
+		"Before":                   "kubelet.service",
+	} {
+		if got := settings(t, key); len(got) != 1 || got[0] != want {
+			t.Errorf("%s is %q, want %q", key, got, want)
+		}
+	}
+	for _, key := range []string{"Requires", "BindsTo", "PrivateDevices", "DevicePolicy", "ProtectClock", "PrivateTmp", "ProtectHome", "PrivateUsers", "PrivateNetwork"} {
+		if got := settings(t, key); len(got) > 0 {
+			t.Errorf("%s=%q has no place in the unit; its comments say why", key, got)
+		}
+	}
+}
