@@ -1,7 +1,6 @@
 package allocator
 
 import (
-	"maps"
 	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -153,6 +152,3 @@ func (ps pools) request(d device.PodDemand, sign int) {
 		ps.of(r).requests += sign * n
 	}
 }
-
-// names gives the resources in ascending order.
-func (ps pools) names() []device.ResourceName { return slices.Sorted(maps.Keys(ps)) }

@@ -10,7 +10,7 @@
 //	link       one registration, supervised: serves, dials back, ends  link.go
 //	session    one connection to a plugin, used once                   session.go
 //	lister     turns one stream's messages into inventories            inventory.go
-//	socket     kubelet.sock: bound, shown, watched, put back           socket.go
+//	socket     kubelet.sock: bound, shown, watched, put back           socket.go, watch.go
 //
 // # The order of events
 //
@@ -21,7 +21,7 @@
 // roll-out leaves no gap.
 //
 // When the stream ends the offer is Stale at once and Lost after the grace period. Meanwhile, and afterwards, the link
-// dials back: with a growing pause, or at once when the plugin's socket file is made anew. What the store remembers
+// dials back: with a growing pause, or a moment after the plugin's socket file is made anew. What the store remembers
 // (Config.Known) starts in that state, which is how plugins that never register twice survive a restart of ours.
 //
 // # Promises

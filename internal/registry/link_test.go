@@ -86,6 +86,24 @@ func TestPluginRestartsWithoutRegistering(t *testing.T) {
 	f.eventually("it is resumed", f.servesNumber(4))
 }
 
+// A plugin that starts again and registers gets one stream, not one that we open and another that it asks for.
+func TestPluginRestartsAndRegisters(t *testing.T) {
+	f := start(t)
+	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
+	f.eventually("the plugin serves", f.servesNumber(3))
+	p.Stop()
+	began := time.Now()
+	p.Serve()
+	p.MustRegister()
+	if took := time.Since(began); took > 50*time.Millisecond {
+		t.Skipf("the machine is too busy to tell: the restart took %s", took)
+	}
+	f.eventually("it serves again", f.servesNumber(3))
+	if n := p.Calls(plugintest.ListAndWatch); n != 2 {
+		t.Errorf("%d streams were opened in two lives", n)
+	}
+}
+
 // After our own restart a plugin that still serves is taken up again, and the number never moves.
 func TestRegistryRestarts(t *testing.T) {
 	first := start(t)

@@ -94,6 +94,7 @@ func checkRequest(request *pluginapi.RegisterRequest) (device.ResourceName, erro
 // meet opens a session with a plugin that has just registered. Some call Register a moment before they listen, which
 // the kubelet bears by dialling until its time is up; so does this. The options are asked for once.
 func (r *Registry) meet(ctx context.Context, endpoint string) (*session, error) {
+	var cause error // of the latest try that had its time
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
 		on, err := connect(ctx, r.cfg.SocketDir, endpoint, r.cfg.MaxMessageBytes)
 		if err == nil {
@@ -106,9 +107,12 @@ func (r *Registry) meet(ctx context.Context, endpoint string) (*session, error) 
 		if hopeless := new(socketError); errors.As(err, &hopeless) {
 			return nil, err
 		}
+		if cause == nil || ctx.Err() == nil {
+			cause = err
+		}
 		select {
 		case <-ctx.Done():
-			return nil, &dialError{endpoint: endpoint, err: err}
+			return nil, &dialError{endpoint: endpoint, err: cause}
 		case <-time.After(pause):
 		}
 	}

@@ -1,7 +1,6 @@
 package registry
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,7 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 )
 
@@ -208,123 +206,4 @@ func label(dir string) {
 	if _, err := os.Stat("/sys/fs/selinux/enforce"); err == nil {
 		_ = unix.Lsetxattr(dir, "security.selinux", []byte(directoryLabel), 0)
 	}
-}
-
-// watch looks after the socket directory until ctx ends: it puts kubelet.sock back if it vanishes, and wakes the link
-// whose plugin makes its socket anew. Run and runOnce of a link, once more.
-func (r *Registry) watch(ctx context.Context) {
-	var pause backoff
-	failing := false
-	for ctx.Err() == nil {
-		began := time.Now()
-		err := r.watchOnce(ctx)
-		if time.Since(began) > lastPause {
-			pause.reset()
-			failing = false
-		}
-		if ctx.Err() == nil && !failing {
-			r.log.Warn("the plugins' socket directory has to be watched anew", "dir", r.cfg.SocketDir, "err", err)
-			failing = true
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause.next()):
-		}
-	}
-}
-
-var errRemoved = errors.New("the directory was removed")
-
-// watchOnce watches until the watch breaks or the directory is gone.
-func (r *Registry) watchOnce(ctx context.Context) error {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return err
-	}
-	defer watcher.Close()
-	if err := makeDirectory(r.cfg.SocketDir); err != nil {
-		return err
-	}
-	if err := watcher.Add(r.cfg.SocketDir); err != nil {
-		return err
-	}
-	watched, err := os.Stat(r.cfg.SocketDir)
-	if err != nil {
-		return err
-	}
-	// Whatever happened before the watch was in place is seen here.
-	if err := r.keepSocket(); errors.Is(err, fs.ErrNotExist) {
-		return errRemoved
-	}
-	r.nudge("")
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case err := <-watcher.Errors:
-			return err // events may have been lost: look at everything anew
-		case event := <-watcher.Events:
-			switch name := filepath.Base(event.Name); {
-			case event.Name == r.cfg.SocketDir && event.Has(fsnotify.Remove|fsnotify.Rename):
-				return errRemoved
-			case name == socketName && event.Has(fsnotify.Create|fsnotify.Remove|fsnotify.Rename):
-				// The directory's own end is not told while a socket that was bound in it is open, as ours is.
-				if now, err := os.Stat(r.cfg.SocketDir); err != nil || !os.SameFile(now, watched) {
-					return errRemoved
-				}
-				if err := r.keepSocket(); errors.Is(err, fs.ErrNotExist) {
-					return errRemoved // since we looked
-				}
-			case event.Has(fsnotify.Create):
-				r.nudge(name)
-			}
-		}
-	}
-}
-
-// nudge wakes the links whose plugin listens at endpoint; all links if that is empty.
-func (r *Registry) nudge(endpoint string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, s := range r.supplies {
-		if endpoint == "" || s.link.endpoint == endpoint {
-			s.link.nudge()
-		}
-	}
-}
-
-// keepSocket makes sure that kubelet.sock is ours. A missing or dead one is replaced at once, since plugins that find
-// none for some seconds give up. One that somebody else serves is left alone: plugins now register there, and Check
-// says so.
-func (r *Registry) keepSocket() error {
-	r.mu.Lock()
-	own, before := r.own, r.trouble
-	r.mu.Unlock()
-	path := filepath.Join(r.cfg.SocketDir, socketName)
-	info, err := os.Lstat(path)
-	// A file system may give a deleted file's number to the next one: the time tells them apart.
-	if err == nil && os.SameFile(own, info) && own.ModTime().Equal(info.ModTime()) {
-		r.setTrouble(nil)
-		return nil
-	}
-	if err = vacant(path); err == nil {
-		var l net.Listener
-		if l, info, err = bind(r.cfg.SocketDir); err == nil {
-			r.adopt(l, info)
-			r.log.Warn("the registration socket had been removed and is back", "path", path)
-			return nil
-		}
-	}
-	err = fmt.Errorf("plugins cannot register: %w", err)
-	r.setTrouble(err)
-	if before == nil {
-		r.log.Error("the registration socket is not ours any more", "path", path, "err", err)
-	}
-	return err
-}
-
-func (r *Registry) setTrouble(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.trouble = err
 }

@@ -28,7 +28,7 @@ func takeLock(path string) (*lock, error) {
 		pid, _ := strconv.Atoi(strings.TrimSpace(string(note[:n])))
 		return nil, &LockedError{Path: path, PID: pid}
 	}
-	if err := f.Truncate(0); err == nil {
+	if err = f.Truncate(0); err == nil {
 		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	if err != nil {

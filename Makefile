@@ -1,0 +1,51 @@
+# devmgrd: what a person types. Each target works on a fresh Debian machine with Go, gcc, git and make; what else it
+# needs it builds from Go modules or installs as Debian packages, and says so.
+
+GO      ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+
+.PHONY: help build check test e2e demo demo-down bench fuzz install clean
+
+help: ## Show the targets.
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## Build bin/devmgrd.
+	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/devmgrd ./cmd/devmgrd
+
+check: ## Format, vet, lint and unit tests with the race detector: all that a reviewer would ask for.
+	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
+	if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
+	$(GO) vet ./...
+	$(GO) vet -tags e2e ./test/...
+	$(GO) -C test/tools/lint build -o ../../../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
+	bin/staticcheck -tags e2e ./...
+	$(GO) test -race ./...
+
+e2e: ## End-to-end tests on a real one-node Kubernetes (root).
+	$(GO) test -tags e2e -race -count 1 -timeout 25m ./test/cluster/... ./test/e2e/...
+
+test: ## All tests: unit, integration and end to end (root).
+	$(MAKE) check
+	$(MAKE) e2e
+
+demo: ## The main job, as a story to follow (root). KEEP=1 leaves it running.
+	$(GO) run ./test/demo $(if $(KEEP),--keep)
+
+bench: ## Print the figures that the design is measured by.
+	$(GO) test -run '^$$' -bench . -benchmem ./internal/... ./test/bench/...
+
+FUZZTIME ?= 30s
+fuzz: ## Fuzz what reads other people's bytes, FUZZTIME each.
+	@for package in $$(grep -rl --include='*_test.go' '^func Fuzz' internal config | xargs -n1 dirname | sort -u); do \
+		for target in $$(grep -ho '^func Fuzz[A-Za-z0-9]*' $$package/*_test.go | sed 's/func //'); do \
+			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) ./$$package || exit 1; \
+		done; \
+	done
+
+install: build ## Install the binary and the systemd unit below DESTDIR.
+	install -D -m 0755 bin/devmgrd $(DESTDIR)/usr/bin/devmgrd
+	install -D -m 0644 packaging/systemd/devmgrd.service $(DESTDIR)/usr/lib/systemd/system/devmgrd.service
+	install -D -m 0644 config/devmgrd.yaml $(DESTDIR)/etc/devmgrd/config.yaml
+
+clean: ## Remove what was built here. The tools' cache is elsewhere and stays.
+	rm -rf bin

@@ -1,0 +1,172 @@
+package cluster
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// A builder builds one group into its directory of the cache, unless that is there already. A directory of the
+// cache is complete or absent: a build goes elsewhere and is renamed when it is done.
+type builder struct {
+	toolGroup
+	source string
+	cache  string
+	log    io.Writer
+}
+
+func (b builder) build(ctx context.Context) (dir string, err error) {
+	key, err := b.key()
+	if err != nil {
+		return "", err
+	}
+	dir = filepath.Join(b.cache, b.name+"-"+key)
+	if b.complete(dir) {
+		return dir, nil
+	}
+
+	if err := os.MkdirAll(b.cache, 0o755); err != nil {
+		return "", err
+	}
+	held, err := lock(ctx, dir+".lock", func() {
+		fmt.Fprintf(b.log, "waiting for another build of %s\n", b.describe())
+	})
+	if err != nil {
+		return "", err
+	}
+	defer held.Close()
+	if b.complete(dir) {
+		return dir, nil
+	}
+
+	if b.cgo {
+		if err := ensureSeccomp(ctx, b.log); err != nil {
+			return "", err
+		}
+	}
+	fmt.Fprintf(b.log, "building %s\n", b.describe())
+	began := time.Now()
+	if err := b.compile(ctx, dir); err != nil {
+		return "", err
+	}
+	fmt.Fprintf(b.log, "built %s in %s\n", b.title, time.Since(began).Round(time.Second/10))
+	return dir, nil
+}
+
+// key names a build by everything that decides its outcome.
+func (b builder) key() (string, error) {
+	h := sha256.New()
+	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH, b.cgo, b.tags, b.packages, b.stamp, b.renames)
+	for _, input := range b.inputs {
+		root := filepath.Join(b.source, b.dir, input)
+		err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() {
+				return err
+			}
+			content, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			name, err := filepath.Rel(b.source, path)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(h, name, len(content))
+			h.Write(content)
+			return nil
+		})
+		if err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("%x", h.Sum(nil))[:12], nil
+}
+
+func (b builder) complete(dir string) bool {
+	return !slices.ContainsFunc(b.programs, func(p string) bool {
+		_, err := os.Stat(filepath.Join(dir, p))
+		return err != nil
+	})
+}
+
+// describe is for instance "etcd, kubelet (Kubernetes 1.36.3; about 6 minutes the first time)".
+func (b builder) describe() string {
+	about := b.title
+	if v := b.version(); v != "" {
+		about += " " + strings.TrimPrefix(v, "v")
+	}
+	if b.first != "" {
+		about += "; " + b.first
+	}
+	return fmt.Sprintf("%s (%s)", strings.Join(b.programs, ", "), about)
+}
+
+func (b builder) compile(ctx context.Context, dir string) error {
+	tmp, err := os.MkdirTemp(b.cache, b.name+".building-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	if err := os.Chmod(tmp, 0o755); err != nil {
+		return err
+	}
+
+	ldflags := []string{"-s", "-w"}
+	for _, variable := range b.stamp {
+		ldflags = append(ldflags, "-X", variable+"="+b.version())
+	}
+	args := []string{"build", "-buildvcs=false", "-mod=readonly", "-tags", b.tags, "-ldflags", strings.Join(ldflags, " "), "-o", tmp + "/"}
+	cmd := exec.CommandContext(ctx, "go", append(args, b.packages...)...)
+	cmd.Dir = filepath.Join(b.source, b.dir)
+	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED="+map[bool]string{false: "0", true: "1"}[b.cgo])
+	// The go command removes its work directory when it is told to stop.
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
+	cmd.WaitDelay = 10 * time.Second
+	var output strings.Builder
+	cmd.Stdout, cmd.Stderr = &output, &output
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return fmt.Errorf("%s (in %s): %w\n%s", strings.Join(cmd.Args, " "), cmd.Dir, err, lastLines(output.String(), 30))
+	}
+	for from, to := range b.renames {
+		if err := os.Rename(filepath.Join(tmp, from), filepath.Join(tmp, to)); err != nil {
+			return err
+		}
+	}
+	if !b.complete(tmp) {
+		return fmt.Errorf("%s (in %s) did not make all of %s", strings.Join(cmd.Args, " "), cmd.Dir, strings.Join(b.programs, ", "))
+	}
+	// What is there, if anything, is incomplete: somebody removed a file by hand.
+	return errors.Join(os.RemoveAll(dir), os.Rename(tmp, dir))
+}
+
+// version reads the group's version from its go.mod: "v1.36.3".
+func (b builder) version() string {
+	if b.release == "" {
+		return ""
+	}
+	content, err := os.ReadFile(filepath.Join(b.source, b.dir, "go.mod"))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(content)) {
+		words := strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "require "))
+		if len(words) >= 2 && words[0] == b.release {
+			return words[1]
+		}
+	}
+	return ""
+}

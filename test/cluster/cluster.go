@@ -1,0 +1,245 @@
+package cluster
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// NodeName is the name of the node unless [Options] say otherwise.
+const NodeName = "node"
+
+// Options are a cluster's peculiarities. The zero value is a good cluster.
+type Options struct {
+	// Dir is where the logs go. By default they are in the run's directory, which is removed with the run.
+	// Only what was in /tmp before the run began can be seen from outside.
+	Dir string
+
+	NodeName string
+
+	// KubeletConfig is YAML that is laid over the kubelet's configuration, key by key.
+	KubeletConfig string
+	// ContainerdConfig is TOML that is merged into containerd's configuration.
+	ContainerdConfig string
+
+	// How long containerd waits for NRI plugins; 0 leaves its defaults.
+	NRIRegistrationTimeout, NRIRequestTimeout time.Duration
+
+	// Log receives a line for each step. By default there are none.
+	Log io.Writer
+}
+
+// A Cluster is one node and its control plane. Its processes may be stopped, killed and started again by whoever
+// wants to see what happens then.
+type Cluster struct {
+	Etcd, APIServer, Scheduler, ControllerManager, Containerd, Kubelet *Process
+
+	run     Run
+	tools   Tools
+	options Options
+
+	rest   *rest.Config
+	client kubernetes.Interface
+
+	stopOnce sync.Once
+	stopErr  error
+}
+
+// Start brings a cluster up and returns when its node is Ready and free of taints. It must be called inside the
+// namespaces that [Main] makes, and one cluster at a time can be there. ctx bounds the start only; without a
+// deadline it gets one of two minutes.
+func Start(ctx context.Context, tools Tools, o Options) (*Cluster, error) {
+	run, err := CurrentRun()
+	if err != nil {
+		return nil, fmt.Errorf("start a cluster: %w", err)
+	}
+	if o.Dir == "" {
+		o.Dir = run.logDir()
+	}
+	if o.NodeName == "" {
+		o.NodeName = NodeName
+	}
+	if o.Log == nil {
+		o.Log = io.Discard
+	}
+	if _, bounded := ctx.Deadline(); !bounded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, 2*time.Minute)
+		defer cancel()
+	}
+
+	c := &Cluster{run: run, tools: tools, options: o}
+	began := time.Now()
+	if err := c.start(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("start a cluster: %w", err), c.Stop())
+	}
+	fmt.Fprintf(o.Log, "node %s is Ready after %s\n", o.NodeName, time.Since(began).Round(10*time.Millisecond))
+	return c, nil
+}
+
+func (c *Cluster) start(ctx context.Context) error {
+	if err := c.configure(); err != nil {
+		return err
+	}
+	// The two halves of a node's life: the control plane, and a runtime that has its images.
+	halves, halfCtx := errgroup.WithContext(ctx)
+	halves.Go(func() error { return c.startControlPlane(halfCtx) })
+	halves.Go(func() error { return c.startRuntime(halfCtx) })
+	if err := halves.Wait(); err != nil {
+		return err
+	}
+	if err := c.Kubelet.Start(ctx); err != nil {
+		return err
+	}
+	if err := c.WaitNodeReady(ctx); err != nil {
+		return err
+	}
+	return writeKubeconfig(c.run.Kubeconfig(), c.run.API, filepath.Join(pkiDir, "ca.crt"), c.rest.BearerToken)
+}
+
+// configure writes every file that the processes read, and describes the processes.
+func (c *Cluster) configure() error {
+	keys, err := newPKI(pkiDir)
+	if err != nil {
+		return err
+	}
+	admin, node := rand.Text(), rand.Text()
+	tokens := fmt.Sprintf("%s,admin,admin,system:masters\n%s,system:node:%s,node,system:nodes\n", admin, node, c.options.NodeName)
+	if err := errors.Join(
+		writeFile(tokenFile, tokens),
+		writeKubeconfig(adminKubeconfig, apiAddress, keys.caFile, admin),
+		writeKubeconfig(nodeKubeconfig, apiAddress, keys.caFile, node),
+		writeFile(cniConfig, cniNetwork),
+		c.writeContainerdConfig(),
+		c.writeKubeletConfig(keys),
+	); err != nil {
+		return err
+	}
+
+	c.rest, err = clientcmd.BuildConfigFromFlags("", adminKubeconfig)
+	if err != nil {
+		return err
+	}
+	c.rest.QPS, c.rest.Burst = 100, 200 // tests poll
+	c.client, err = kubernetes.NewForConfig(c.rest)
+	if err != nil {
+		return err
+	}
+
+	env := append(os.Environ(), "PATH="+c.tools.SearchPath(os.Getenv("PATH")))
+	process := func(name string, argv []string) *Process {
+		return NewProcess(name, filepath.Join(c.options.Dir, name+".log"), argv, env)
+	}
+	c.Etcd = process("etcd", c.etcdArgs())
+	c.APIServer = process("kube-apiserver", c.apiServerArgs(keys))
+	c.Scheduler = process("kube-scheduler", c.schedulerArgs())
+	c.ControllerManager = process("kube-controller-manager", c.controllerManagerArgs(keys))
+	c.Containerd = process("containerd", []string{c.tools.Path("containerd"), "--config=" + containerdConfig})
+	c.Kubelet = process("kubelet", c.kubeletArgs())
+	return nil
+}
+
+func (c *Cluster) startControlPlane(ctx context.Context) error {
+	if err := c.Etcd.Start(ctx); err != nil {
+		return err
+	}
+	if err := c.APIServer.Start(ctx); err != nil {
+		return err
+	}
+	if err := c.WaitAPIServer(ctx); err != nil {
+		return err
+	}
+	if err := c.Scheduler.Start(ctx); err != nil {
+		return err
+	}
+	return c.ControllerManager.Start(ctx)
+}
+
+func (c *Cluster) startRuntime(ctx context.Context) error {
+	if err := c.Containerd.Start(ctx); err != nil {
+		return err
+	}
+	if err := c.WaitContainerd(ctx); err != nil {
+		return err
+	}
+	for _, image := range builtinImages(c.tools) {
+		if err := c.LoadImage(ctx, image); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Stop ends the cluster's processes and its containers, and removes their state, so that another cluster can be
+// started. It may be called again and then does nothing.
+func (c *Cluster) Stop() error {
+	c.stopOnce.Do(func() { c.stopErr = c.stop() })
+	return c.stopErr
+}
+
+func (c *Cluster) stop() error {
+	// Those that start others go first. Containers end before containerd, which they need not ask.
+	starters := stopAll(c.Kubelet, c.Scheduler, c.ControllerManager)
+	emptyCgroup(c.run.cgroup())
+	killProgram(c.tools.Path("containerd-shim-runc-v2"))
+	if err := errors.Join(starters, stopAll(c.APIServer, c.Containerd), stopAll(c.Etcd), c.clean()); err != nil {
+		return fmt.Errorf("stop the cluster: %w", err)
+	}
+	return nil
+}
+
+// stopAll stops several processes at the same time; nil stands for one that has not been made yet.
+func stopAll(group ...*Process) error {
+	errs := make([]error, len(group))
+	var wg sync.WaitGroup
+	for i, p := range group {
+		if p == nil {
+			continue
+		}
+		wg.Go(func() {
+			_ = p.Signal(syscall.SIGCONT) // a frozen process cannot stop
+			errs[i] = p.Stop(10 * time.Second)
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// RESTConfig is the administrator's way to the API server.
+func (c *Cluster) RESTConfig() *rest.Config { return rest.CopyConfig(c.rest) }
+
+// Client is the administrator's client.
+func (c *Cluster) Client() kubernetes.Interface { return c.client }
+
+// NodeName is the name of the only node.
+func (c *Cluster) NodeName() string { return c.options.NodeName }
+
+// Kubeconfig is the administrator's kubeconfig, for use inside.
+func (c *Cluster) Kubeconfig() string { return adminKubeconfig }
+
+// NodeKubeconfig is the kubelet's kubeconfig, for use inside: user system:node:NAME, group system:nodes.
+func (c *Cluster) NodeKubeconfig() string { return nodeKubeconfig }
+
+// HostKubeconfig is the administrator's kubeconfig for use outside, through an address on the machine's loopback.
+func (c *Cluster) HostKubeconfig() string { return c.run.Kubeconfig() }
+
+// LogDir is where the processes' logs are.
+func (c *Cluster) LogDir() string { return c.options.Dir }
+
+// ContainerdSocket is containerd's default address.
+func (c *Cluster) ContainerdSocket() string { return containerdSocket }
+
+// NRISocket is the default address at which containerd meets NRI plugins.
+func (c *Cluster) NRISocket() string { return nriSocket }

@@ -1,0 +1,166 @@
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Where things are inside: the places that kubeadm and the programs' own defaults have made usual.
+const (
+	// nodeAddress is the node's, on the loopback interface of its namespace: Kubernetes wants one that is not 127.x.
+	// It is of a net that RFC 5737 sets aside for examples.
+	nodeAddress = "192.0.2.1"
+
+	apiAddress  = "127.0.0.1:6443"
+	etcdAddress = "127.0.0.1:2379"
+	etcdPeer    = "127.0.0.1:2380"
+
+	pkiDir           = "/etc/kubernetes/pki"
+	tokenFile        = "/etc/kubernetes/tokens.csv"
+	adminKubeconfig  = "/etc/kubernetes/admin.conf"
+	nodeKubeconfig   = "/etc/kubernetes/kubelet.conf"
+	kubeletConfig    = "/var/lib/kubelet/config.yaml"
+	containerdConfig = "/etc/containerd/config.toml"
+	cniConfig        = "/etc/cni/net.d/10-devmgrd.conflist"
+	containerdSocket = "/run/containerd/containerd.sock"
+	nriSocket        = "/run/nri/nri.sock"
+)
+
+const cniNetwork = `{
+  "cniVersion": "1.0.0",
+  "name": "pods",
+  "plugins": [
+    {"type": "ptp", "ipMasq": false, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]]}}
+  ]
+}
+`
+
+func (c *Cluster) etcdArgs() []string {
+	return []string{
+		c.tools.Path("etcd"), "--data-dir=/var/lib/etcd", "--log-level=warn", "--unsafe-no-fsync",
+		"--listen-client-urls=http://" + etcdAddress, "--advertise-client-urls=http://" + etcdAddress,
+		"--listen-peer-urls=http://" + etcdPeer, "--initial-advertise-peer-urls=http://" + etcdPeer,
+		"--initial-cluster=default=http://" + etcdPeer,
+	}
+}
+
+func (c *Cluster) apiServerArgs(keys pki) []string {
+	return []string{
+		c.tools.Path("kube-apiserver"),
+		"--etcd-servers=http://" + etcdAddress,
+		"--secure-port=6443", "--advertise-address=" + nodeAddress,
+		"--tls-cert-file=" + keys.serverFile, "--tls-private-key-file=" + keys.serverKey,
+		"--token-auth-file=" + tokenFile, "--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=ServiceAccount",
+		"--service-cluster-ip-range=10.96.0.0/16", "--allow-privileged=true",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + keys.accountPublic, "--service-account-signing-key-file=" + keys.accountKey,
+		"--kubelet-certificate-authority=" + keys.caFile, "--kubelet-preferred-address-types=InternalIP",
+	}
+}
+
+func (c *Cluster) schedulerArgs() []string {
+	return []string{
+		c.tools.Path("kube-scheduler"), "--kubeconfig=" + adminKubeconfig, "--leader-elect=false", "--secure-port=0",
+	}
+}
+
+func (c *Cluster) controllerManagerArgs(keys pki) []string {
+	return []string{
+		c.tools.Path("kube-controller-manager"), "--kubeconfig=" + adminKubeconfig, "--leader-elect=false", "--secure-port=0",
+		"--controllers=*,-node-ipam-controller,-cloud-node-lifecycle-controller",
+		"--service-account-private-key-file=" + keys.accountKey,
+	}
+}
+
+func (c *Cluster) kubeletArgs() []string {
+	return []string{
+		c.tools.Path("kubelet"), "--v=2", "--config=" + kubeletConfig, "--kubeconfig=" + nodeKubeconfig,
+		"--hostname-override=" + c.options.NodeName, "--node-ip=" + nodeAddress,
+	}
+}
+
+// writeKubeletConfig writes the kubelet's configuration: ours, and over it, key by key, the caller's.
+func (c *Cluster) writeKubeletConfig(keys pki) error {
+	config := map[string]any{
+		"apiVersion": "kubelet.config.k8s.io/v1beta1",
+		"kind":       "KubeletConfiguration",
+		"authentication": map[string]any{
+			"anonymous": map[string]any{"enabled": true},
+			"webhook":   map[string]any{"enabled": false},
+		},
+		"authorization":            map[string]any{"mode": "AlwaysAllow"},
+		"tlsCertFile":              keys.serverFile,
+		"tlsPrivateKeyFile":        keys.serverKey,
+		"containerRuntimeEndpoint": "unix://" + containerdSocket,
+		"cgroupDriver":             "cgroupfs",
+		"cgroupRoot":               c.run.cgroup(),
+		"failCgroupV1":             false,
+		"failSwapOn":               false,
+		"resolvConf":               "/dev/null",
+		"makeIPTablesUtilChains":   false,
+		"enforceNodeAllocatable":   []string{},
+		"volumePluginDir":          "/var/lib/kubelet/volumeplugins",
+		"evictionHard": map[string]string{
+			"imagefs.available": "0%", "nodefs.available": "0%", "memory.available": "100Mi",
+		},
+		// Tests wait for what the kubelet does in these intervals.
+		"nodeStatusUpdateFrequency": "1s",
+		"syncFrequency":             "5s",
+	}
+	var extra map[string]any
+	if err := yaml.Unmarshal([]byte(c.options.KubeletConfig), &extra); err != nil {
+		return fmt.Errorf("read Options.KubeletConfig: %w", err)
+	}
+	for key, value := range extra {
+		config[key] = value
+	}
+	content, err := yaml.Marshal(config)
+	if err != nil {
+		return fmt.Errorf("write the kubelet's configuration: %w", err)
+	}
+	return writeFile(kubeletConfig, string(content))
+}
+
+// writeContainerdConfig writes containerd's configuration; it merges the caller's, a file of its own, into ours.
+func (c *Cluster) writeContainerdConfig() error {
+	const extra = "/etc/containerd/conf.d/extra.toml"
+	var b strings.Builder
+	fmt.Fprintf(&b, `version = 3
+imports = [%q]
+
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = %q
+
+[plugins.'io.containerd.cri.v1.runtime']
+  restrict_oom_score_adj = true # there may be no CAP_SYS_RESOURCE
+  [plugins.'io.containerd.cri.v1.runtime'.cni]
+    bin_dirs = [%q]
+    conf_dir = %q
+
+[plugins.'io.containerd.nri.v1.nri']
+  disable = false
+`, extra, PauseImage, filepath.Dir(c.tools.Path("ptp")), filepath.Dir(cniConfig))
+	if t := c.options.NRIRegistrationTimeout; t > 0 {
+		fmt.Fprintf(&b, "  plugin_registration_timeout = %q\n", t.Round(time.Millisecond))
+	}
+	if t := c.options.NRIRequestTimeout; t > 0 {
+		fmt.Fprintf(&b, "  plugin_request_timeout = %q\n", t.Round(time.Millisecond))
+	}
+	if err := writeFile(extra, "version = 3\n"+c.options.ContainerdConfig); err != nil {
+		return err
+	}
+	return writeFile(containerdConfig, b.String())
+}
+
+func writeFile(path, content string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, []byte(content), 0o644)
+}

@@ -1,0 +1,128 @@
+// Command probe is the program that pods in tests run. It says what its container looks like, or does one thing
+// to one device.
+//
+//	probe report [--then-sleep | --then-exit N]   print a report.Report as one line of JSON
+//	probe open PATH r|w|rw                        open a file and close it again
+//	probe sleep                                   wait for SIGTERM, then exit 0
+//	probe wait-file PATH                          wait until PATH exists, then exit 0
+//	probe exit N                                  exit with status N
+//
+// A failed open exits with status 1, a wrong command line with 2.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+func main() {
+	os.Exit(probe(os.Args[1:]))
+}
+
+func probe(args []string) int {
+	if len(args) == 0 {
+		return usage("no subcommand")
+	}
+	switch verb, args := args[0], args[1:]; verb {
+	case "report":
+		return printReport(args)
+	case "open":
+		return open(args)
+	case "sleep":
+		return sleep()
+	case "wait-file":
+		return waitFile(args)
+	case "exit":
+		return exit(args)
+	default:
+		return usage("unknown subcommand " + strconv.Quote(verb))
+	}
+}
+
+func printReport(args []string) int {
+	document, err := json.Marshal(describe())
+	if err != nil {
+		return failed(err)
+	}
+	fmt.Println(string(document))
+	switch {
+	case len(args) == 0:
+		return 0
+	case len(args) == 1 && args[0] == "--then-sleep":
+		return sleep()
+	case len(args) == 2 && args[0] == "--then-exit":
+		return exit(args[1:])
+	}
+	return usage("report takes --then-sleep or --then-exit N")
+}
+
+func open(args []string) int {
+	modes := map[string]int{"r": os.O_RDONLY, "w": os.O_WRONLY, "rw": os.O_RDWR}
+	if len(args) != 2 {
+		return usage("open takes PATH and r, w or rw")
+	}
+	mode, known := modes[args[1]]
+	if !known {
+		return usage("open takes r, w or rw, not " + strconv.Quote(args[1]))
+	}
+	f, err := os.OpenFile(args[0], mode|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return failed(err)
+	}
+	defer f.Close()
+	fmt.Printf("opened %s %s\n", args[0], args[1])
+	return 0
+}
+
+func sleep() int {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
+	<-stop
+	return 0
+}
+
+func waitFile(args []string) int {
+	if len(args) != 1 {
+		return usage("wait-file takes PATH")
+	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err := os.Lstat(args[0]); err == nil {
+			return 0
+		}
+		select {
+		case <-stop:
+			return 1
+		case <-tick.C:
+		}
+	}
+}
+
+func exit(args []string) int {
+	if len(args) != 1 {
+		return usage("exit takes a status")
+	}
+	status, err := strconv.Atoi(args[0])
+	if err != nil {
+		return usage("exit takes a status, not " + strconv.Quote(args[0]))
+	}
+	return status
+}
+
+func failed(err error) int {
+	fmt.Fprintln(os.Stderr, "probe:", err)
+	return 1
+}
+
+func usage(problem string) int {
+	fmt.Fprintln(os.Stderr, "probe:", problem)
+	return 2
+}

@@ -1,0 +1,65 @@
+package cluster
+
+// A toolGroup is a set of programs that one `go build` makes.
+type toolGroup struct {
+	name     string   // also the cache directory's
+	title    string   // for people
+	programs []string // the files that the build must leave
+	first    string   // how long the first build takes, for people; "" when that is not worth saying
+
+	dir      string   // where to build, below the source root
+	packages []string // what to build
+	inputs   []string // files and folders, below dir, whose content decides whether the cached build still holds
+	release  string   // the module, required by dir/go.mod, whose version names the group; "" for our own
+	renames  map[string]string
+
+	cgo   bool
+	tags  string
+	stamp []string // variables to be set to the release, which Go's own build does not do
+}
+
+func toolGroups() []toolGroup {
+	module := func(g toolGroup) toolGroup {
+		g.dir = "test/tools/" + g.name
+		g.packages = []string{"tool"}
+		g.inputs = []string{"go.mod", "go.sum"}
+		return g
+	}
+	return []toolGroup{
+		module(toolGroup{
+			name: "k8s", title: "Kubernetes", first: "about 6 minutes the first time",
+			programs: []string{
+				"etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubelet", "sample-device-plugin",
+			},
+			release: "k8s.io/kubernetes",
+			renames: map[string]string{"server": "etcd"},
+			stamp:   []string{"k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion"},
+		}),
+		module(toolGroup{
+			name: "containerd", title: "containerd", first: "about a minute the first time",
+			programs: []string{"containerd", "containerd-shim-runc-v2", "ctr"},
+			release:  "github.com/containerd/containerd/v2",
+			tags:     "no_btrfs no_devmapper no_zfs",
+			stamp:    []string{"github.com/containerd/containerd/v2/version.Version"},
+		}),
+		module(toolGroup{
+			name: "runc", title: "runc",
+			programs: []string{"runc"},
+			release:  "github.com/opencontainers/runc",
+			cgo:      true,
+			tags:     "seccomp", // containerd gives every unprivileged container a seccomp profile
+		}),
+		module(toolGroup{
+			name: "cni", title: "CNI plugins",
+			programs: []string{"ptp", "loopback", "host-local"},
+			release:  "github.com/containernetworking/plugins",
+		}),
+		{
+			name: "images", title: "container images",
+			programs: []string{"pause", "probe"},
+			dir:      "test/cluster/images",
+			packages: []string{"./pause", "./probe"},
+			inputs:   []string{"."},
+		},
+	}
+}

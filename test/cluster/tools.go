@@ -1,0 +1,71 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Tools knows where the built programs are.
+type Tools struct {
+	dirs []string
+	path map[string]string
+}
+
+// Path is the file of a program, for instance of "kubelet". It panics for a name that [Build] does not build.
+func (t Tools) Path(program string) string {
+	path, ok := t.path[program]
+	if !ok {
+		panic(fmt.Sprintf("cluster: no program %q among the tools", program))
+	}
+	return path
+}
+
+// SearchPath is a value for $PATH that finds the tools first.
+func (t Tools) SearchPath(rest string) string {
+	return strings.Join(append(slices.Clone(t.dirs), rest), string(filepath.ListSeparator))
+}
+
+// Build makes the programs that are not in the cache yet and says in log what it makes. That needs the network and
+// takes minutes the first time; when all are there it takes milliseconds and needs nothing. Builds that run at the
+// same time wait for one another.
+func Build(ctx context.Context, log io.Writer) (Tools, error) {
+	cache, err := cacheDir()
+	if err != nil {
+		return Tools{}, err
+	}
+	source, err := sourceDir()
+	if err != nil {
+		return Tools{}, err
+	}
+	groups := toolGroups()
+	dirs := make([]string, len(groups))
+	work, ctx := errgroup.WithContext(ctx)
+	for i, g := range groups {
+		work.Go(func() error {
+			b := builder{toolGroup: g, source: source, cache: filepath.Join(cache, "tools"), log: log}
+			dir, err := b.build(ctx)
+			if err != nil {
+				return fmt.Errorf("build %s: %w", g.title, err)
+			}
+			dirs[i] = dir
+			return nil
+		})
+	}
+	if err := work.Wait(); err != nil {
+		return Tools{}, err
+	}
+
+	t := Tools{dirs: dirs, path: map[string]string{}}
+	for i, g := range groups {
+		for _, p := range g.programs {
+			t.path[p] = filepath.Join(dirs[i], p)
+		}
+	}
+	return t, nil
+}

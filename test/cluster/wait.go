@@ -1,0 +1,183 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// pollEvery is how often the state of foreign processes is looked at.
+const pollEvery = 25 * time.Millisecond
+
+// waitFor polls until the condition holds. It gives up when ctx ends, or when one of the processes that bring the
+// condition about has ended, and then says what was seen last and how those processes' logs end. An error of the
+// condition means "not yet".
+func waitFor(ctx context.Context, what string, by []*Process, condition func(context.Context) error) error {
+	last := errors.New("nothing seen")
+	err := wait.PollUntilContextCancel(ctx, pollEvery, true, func(ctx context.Context) (bool, error) {
+		seen := condition(ctx)
+		if seen == nil {
+			return true, nil
+		}
+		if ctx.Err() == nil { // else it is only that we stopped asking
+			last = seen
+		}
+		for _, p := range by {
+			if !p.Running() {
+				return false, fmt.Errorf("%s does not run", p.Name)
+			}
+		}
+		return false, nil
+	})
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	var tails strings.Builder
+	for _, p := range by {
+		tails.WriteString("\n" + p.tail())
+	}
+	return fmt.Errorf("wait for %s: %w (last seen: %w)%s", what, err, last, tails.String())
+}
+
+// WaitAPIServer returns when the API server says that it is ready.
+func (c *Cluster) WaitAPIServer(ctx context.Context) error {
+	return waitFor(ctx, "the API server", []*Process{c.Etcd, c.APIServer}, func(ctx context.Context) error {
+		return c.client.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Error()
+	})
+}
+
+// WaitContainerd returns when containerd takes connections.
+func (c *Cluster) WaitContainerd(ctx context.Context) error {
+	return waitFor(ctx, "containerd", []*Process{c.Containerd}, func(ctx context.Context) error {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", containerdSocket)
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	})
+}
+
+// WaitNodeReady returns when the node is Ready and has no taints, so that pods can be scheduled. It gives up when
+// the kubelet ends.
+func (c *Cluster) WaitNodeReady(ctx context.Context) error {
+	return waitFor(ctx, "node "+c.options.NodeName, []*Process{c.Kubelet}, func(ctx context.Context) error {
+		node, err := c.client.CoreV1().Nodes().Get(ctx, c.options.NodeName, metav1.GetOptions{})
+		if err != nil || nodeReady(node) {
+			return err
+		}
+		return errors.New(describeNode(node))
+	})
+}
+
+// WaitNode returns when the condition holds for the node. An error of the condition ends the waiting.
+func (c *Cluster) WaitNode(ctx context.Context, condition func(*corev1.Node) (bool, error)) error {
+	var refused error
+	err := waitFor(ctx, "node "+c.options.NodeName, nil, func(ctx context.Context) error {
+		node, err := c.client.CoreV1().Nodes().Get(ctx, c.options.NodeName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		done, err := condition(node)
+		if refused = err; done || refused != nil {
+			return nil
+		}
+		return errors.New(describeNode(node))
+	})
+	return errors.Join(c.withKubelet(err), refused)
+}
+
+// WaitPod returns when the condition holds for a pod. A nil pod stands for one that does not exist. An error of the
+// condition ends the waiting.
+func (c *Cluster) WaitPod(ctx context.Context, namespace, name string, condition func(*corev1.Pod) (bool, error)) error {
+	var refused error
+	err := waitFor(ctx, "pod "+namespace+"/"+name, nil, func(ctx context.Context) error {
+		pod, err := c.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			pod, err = nil, nil
+		}
+		if err != nil {
+			return err
+		}
+		done, err := condition(pod)
+		if refused = err; done || refused != nil {
+			return nil
+		}
+		return errors.New(describePod(pod))
+	})
+	return errors.Join(c.withKubelet(err), refused)
+}
+
+// withKubelet adds the end of the kubelet's log, where most of what happens to pods is told.
+func (c *Cluster) withKubelet(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w\n%s", err, c.Kubelet.tail())
+}
+
+func nodeReady(node *corev1.Node) bool {
+	return len(node.Spec.Taints) == 0 && slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// PodLogs is what a container has written so far.
+func (c *Cluster) PodLogs(ctx context.Context, namespace, name, container string) (string, error) {
+	stream, err := c.client.CoreV1().Pods(namespace).GetLogs(name, &corev1.PodLogOptions{Container: container}).Stream(ctx)
+	if err != nil {
+		return "", fmt.Errorf("read the log of pod %s/%s: %w", namespace, name, err)
+	}
+	defer stream.Close()
+	content, err := io.ReadAll(stream)
+	if err != nil {
+		return "", fmt.Errorf("read the log of pod %s/%s: %w", namespace, name, err)
+	}
+	return string(content), nil
+}
+
+func describeNode(node *corev1.Node) string {
+	var said []string
+	for _, c := range node.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			said = append(said, fmt.Sprintf("Ready=%s %s", c.Status, c.Message))
+		}
+	}
+	for _, t := range node.Spec.Taints {
+		said = append(said, "taint "+t.Key)
+	}
+	return "the node says: " + strings.Join(said, "; ")
+}
+
+func describePod(pod *corev1.Pod) string {
+	if pod == nil {
+		return "there is no such pod"
+	}
+	said := []string{fmt.Sprintf("phase %s %s %s", pod.Status.Phase, pod.Status.Reason, pod.Status.Message)}
+	for _, c := range pod.Status.Conditions {
+		if c.Status != corev1.ConditionTrue {
+			said = append(said, fmt.Sprintf("%s=%s %s %s", c.Type, c.Status, c.Reason, c.Message))
+		}
+	}
+	for _, c := range pod.Status.ContainerStatuses {
+		switch state := c.State; {
+		case state.Waiting != nil:
+			said = append(said, fmt.Sprintf("%s waits: %s %s", c.Name, state.Waiting.Reason, state.Waiting.Message))
+		case state.Terminated != nil:
+			said = append(said, fmt.Sprintf("%s ended with %d: %s", c.Name, state.Terminated.ExitCode, state.Terminated.Message))
+		}
+	}
+	return "the pod says: " + strings.Join(said, "; ")
+}
