@@ -155,7 +155,7 @@ func vacant(path string) error {
 type occupiedError struct{ path, by string }
 
 func (e *occupiedError) Error() string {
-	return fmt.Sprintf("%s listens on %s; stop it or choose another plugins.socketDir", e.by, e.path)
+	return fmt.Sprintf("%s listens on %s already; stop it or choose another plugins.socketDir", e.by, e.path)
 }
 
 // listenerOf names the process at the other end: the one that called listen.
@@ -170,8 +170,11 @@ func listenerOf(conn *net.UnixConn) string {
 	if err != nil || failed != nil {
 		return "another process"
 	}
-	name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", peer.Pid)) // gone or hidden: the pid has to do
-	return strings.TrimSpace(fmt.Sprintf("process %d %s", peer.Pid, strings.TrimSpace(string(name))))
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", peer.Pid))
+	if err != nil { // gone or hidden: the pid has to do
+		name = []byte("another process")
+	}
+	return fmt.Sprintf("%s (pid %d)", strings.TrimSpace(string(name)), peer.Pid)
 }
 
 // makeDirectory makes dir and what is missing above it so that plugins of other users can pass, whatever our umask is.

@@ -36,7 +36,7 @@ func TestListenBesideAnother(t *testing.T) {
 	first := start(t)
 	second := prepare(t, at(first.dir))
 	err := second.Listen()
-	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d", os.Getpid())) {
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d)", os.Getpid())) {
 		t.Errorf("err = %v, want the pid %d in it", err, os.Getpid())
 	}
 	if err := second.Run(t.Context()); err == nil {
@@ -177,7 +177,7 @@ func TestSocketTakenByAnother(t *testing.T) {
 	if err := os.Rename(filepath.Join(f.dir, "theirs"), path); err != nil {
 		t.Fatal(err)
 	}
-	f.eventually("Check says so", func() bool { err := f.Check(); return err != nil && strings.Contains(err.Error(), "process") })
+	f.eventually("Check says so", func() bool { err := f.Check(); return err != nil && strings.Contains(err.Error(), "(pid ") })
 	theirs.Close()
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)

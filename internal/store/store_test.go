@@ -187,10 +187,14 @@ func TestRefusedFilesStayAsTheyAre(t *testing.T) {
 		"foreign": {func(t *testing.T) []byte {
 			return edited(t, func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("meta")) })
 		}, "another program"},
-		"empty":   {func(*testing.T) []byte { return nil }, "it is empty"},
-		"text":    {func(*testing.T) []byte { return []byte(strings.Repeat("not a database\n", 1000)) }, "invalid database"},
-		"cut":     {func(t *testing.T) []byte { d := good(t); return d[:len(d)/2] }, "cut short"},
-		"garbled": {func(t *testing.T) []byte { d := good(t); copy(d[3*4096:], strings.Repeat("x", len(d)-3*4096)); return d }, "damaged"},
+		"empty": {func(*testing.T) []byte { return nil }, "it is empty"},
+		"text":  {func(*testing.T) []byte { return []byte(strings.Repeat("not a database\n", 1000)) }, "invalid database"},
+		"cut":   {func(t *testing.T) []byte { d := good(t); return d[:len(d)/2] }, "cut short"},
+		"garbled": {func(t *testing.T) []byte {
+			d := good(t)
+			copy(d[3*4096:], strings.Repeat("x", len(d)-3*4096))
+			return d
+		}, "damaged"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()

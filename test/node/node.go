@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"os/exec"
@@ -28,7 +29,8 @@ import (
 // Where devmgrd keeps its things by default.
 const (
 	StateDir  = "/var/lib/devmgrd"
-	SocketDir = "/run/devmgrd/device-plugins"
+	SocketDir = runDir + "/device-plugins"
+	runDir    = "/run/devmgrd"
 	address   = "127.0.0.1:9464"
 )
 
@@ -80,13 +82,21 @@ func (n *Node) StartDevmgrd(ctx context.Context) error {
 	return n.WaitReady(ctx, func(status int, _ string) bool { return status == http.StatusOK })
 }
 
-// Stop ends devmgrd and the cluster.
+// Stop ends devmgrd and the cluster, and removes what devmgrd keeps, so that the next one starts afresh.
 func (n *Node) Stop() error {
-	var err error
-	if n.Devmgrd.Running() {
-		err = n.Devmgrd.Stop(10 * time.Second)
+	return errors.Join(n.Devmgrd.Stop(10*time.Second), n.Cluster.Stop(), empty(StateDir), empty(runDir))
+}
+
+// empty removes what is in a directory, which may be a mount point.
+func empty(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
 	}
-	return errors.Join(err, n.Cluster.Stop())
+	for _, e := range entries {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+	}
+	return err
 }
 
 // WaitReady returns when the condition holds for what /readyz says.
@@ -282,7 +292,11 @@ func (n *Node) Annotations(ctx context.Context, name string) (map[string]string,
 	if err != nil {
 		return nil, err
 	}
-	out, err := n.ctr(ctx, "containers", "info", ContainerID(pod))
+	return n.annotations(ctx, ContainerID(pod))
+}
+
+func (n *Node) annotations(ctx context.Context, container string) (map[string]string, error) {
+	out, err := n.ctr(ctx, "containers", "info", container)
 	if err != nil {
 		return nil, err
 	}
@@ -321,4 +335,65 @@ func (n *Node) ctr(ctx context.Context, args ...string) ([]byte, error) {
 // poll asks until the answer is yes, an error comes, or ctx ends.
 func poll(ctx context.Context, ask func() (bool, error)) error {
 	return wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) { return ask() })
+}
+
+// A Stamp is what devmgrd has written on a container that runs.
+type Stamp struct {
+	Pod, PodUID, Container string
+	Devices                map[string][]string // by resource
+}
+
+// Stamps gives the stamps of all running containers, as containerd keeps them.
+func (n *Node) Stamps(ctx context.Context) ([]Stamp, error) {
+	ids, err := n.runningTasks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var stamps []Stamp
+	for _, id := range ids {
+		annotations, err := n.annotations(ctx, id)
+		if err != nil {
+			continue // it has gone meanwhile
+		}
+		s := Stamp{
+			Pod:       annotations["io.kubernetes.cri.sandbox-namespace"] + "/" + annotations["io.kubernetes.cri.sandbox-name"],
+			PodUID:    annotations["io.kubernetes.cri.sandbox-uid"],
+			Container: annotations["io.kubernetes.cri.container-name"],
+		}
+		text, stamped := annotations["devmgrd.io/assignment"]
+		if !stamped {
+			continue
+		}
+		if err := json.Unmarshal([]byte(text), &s.Devices); err != nil {
+			return nil, fmt.Errorf("the stamp of container %s: %w", id, err)
+		}
+		stamps = append(stamps, s)
+	}
+	return stamps, nil
+}
+
+// RunningContainers gives the IDs of the running containers of that name.
+func (n *Node) RunningContainers(ctx context.Context, name string) ([]string, error) {
+	ids, err := n.runningTasks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(ids, func(id string) bool {
+		annotations, err := n.annotations(ctx, id)
+		return err != nil || annotations["io.kubernetes.cri.container-name"] != name
+	}), nil
+}
+
+func (n *Node) runningTasks(ctx context.Context) ([]string, error) {
+	out, err := n.ctr(ctx, "tasks", "list")
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for line := range strings.Lines(string(out)) {
+		if f := strings.Fields(line); len(f) == 3 && f[2] == "RUNNING" {
+			ids = append(ids, f[0])
+		}
+	}
+	return ids, nil
 }

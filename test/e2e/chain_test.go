@@ -1,0 +1,108 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/cluster/images/report"
+	"github.com/devmgrd/devmgrd/test/node"
+)
+
+// The main job, with Kubernetes' own sample plugin, unmodified and with its own manifest.
+func TestTheMainJob(t *testing.T) {
+	// With a static CPU manager the kubelet's answer is not empty, so that "no devices" says something.
+	r := startWith(t, cluster.Options{KubeletConfig: "cpuManagerPolicy: static\nreservedSystemCPUs: \"0\"\n"})
+
+	set, err := r.SamplePlugin()
+	r.must(err)
+	r.must(r.Apply(r.ctx, set))
+	r.until("the sample plugin has registered", func() bool {
+		return r.metric(`device_plugin_registration_total{resource_name="`+node.SampleResource+`"}`) == 1
+	})
+	registered := time.Now()
+	r.must(r.WaitShown(r.soon(2*time.Second), node.SampleResource, 2))
+	t.Logf("the Node shows the devices %s after the registration was seen", time.Since(registered).Round(time.Millisecond))
+
+	t.Run("the kubelet knows nothing of it", func(t *testing.T) {
+		conn, err := grpc.NewClient("unix:///var/lib/kubelet/pod-resources/kubelet.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		answer, err := podresources.NewPodResourcesListerClient(conn).GetAllocatableResources(r.ctx, &podresources.AllocatableResourcesRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(answer.GetDevices()) != 0 {
+			t.Errorf("the kubelet lists devices: %v", answer.GetDevices())
+		}
+		if len(answer.GetCpuIds()) == 0 {
+			t.Error("the kubelet lists no CPUs: was it asked at all?")
+		}
+	})
+
+	t.Run("another number does not stay", func(t *testing.T) {
+		for _, patch := range []string{
+			`{"status":{"capacity":{"example.com/resource":"7"},"allocatable":{"example.com/resource":"5"}}}`,
+			`{"status":{"capacity":{"example.com/resource":null},"allocatable":{"example.com/resource":null}}}`,
+		} {
+			if _, err := r.Client().CoreV1().Nodes().Patch(r.ctx, r.NodeName(), types.MergePatchType, []byte(patch), metav1.PatchOptions{}, "status"); err != nil {
+				t.Fatal(err)
+			}
+			patched := time.Now()
+			r.must(r.WaitShown(r.soon(2*time.Second), node.SampleResource, 2))
+			t.Logf("put right %s after it was patched", time.Since(patched).Round(time.Millisecond))
+		}
+	})
+
+	t.Run("two pods get different devices, the third waits for the scheduler", func(t *testing.T) {
+		plain := r.run("plain", "", 0)
+		a := r.run("a", node.SampleResource, 1)
+		b := r.run("b", node.SampleResource, 1)
+		for name, got := range map[string]report.Report{"a": a, "b": b} {
+			more := minus(points(got), points(plain))
+			if len(more) != 1 || !strings.HasPrefix(more[0], "/tmp/Dev-") {
+				t.Errorf("pod %s has the mounts %q more than a plain one, want its one device", name, more)
+			}
+			if env := minus(got.Env, plain.Env); len(env) != 0 {
+				t.Errorf("pod %s has the variables %q more than a plain one", name, env)
+			}
+		}
+		_, first := a.Mount("/tmp/Dev-1")
+		if _, second := b.Mount("/tmp/Dev-1"); first == second {
+			t.Errorf("a has Dev-1: %v, b has Dev-1: %v", first, second)
+		}
+
+		r.must(r.Create(r.ctx, node.Pod("c", node.SampleResource, 1, "report", "--then-sleep")))
+		r.unscheduled("c")
+		r.must(r.Delete(r.ctx, "a"))
+		c := r.running("c")
+		if _, dev1 := c.Mount("/tmp/Dev-1"); dev1 != first {
+			t.Errorf("c has Dev-1: %v; a, which it follows, had it: %v", dev1, first)
+		}
+	})
+}
+
+// With CDI_ENABLED the sample plugin grants the same device as a CDI device, too.
+func TestCDIDevices(t *testing.T) {
+	r := start(t)
+	r.samplePlugin(func(c *corev1.Container) { c.Env = append(c.Env, corev1.EnvVar{Name: "CDI_ENABLED", Value: "1"}) })
+	got := r.run("a", node.SampleResource, 1)
+	if got.Env["CDI_DEVICE"] != "CDI-Dev-1" {
+		t.Errorf("CDI_DEVICE is %q, want CDI-Dev-1", got.Env["CDI_DEVICE"])
+	}
+	if d, ok := got.Device("/dev/CDI-Dev-1"); ok {
+		t.Errorf("unexpected device %v", d)
+	}
+}

@@ -1,0 +1,8 @@
+// Package e2e tests devmgrd as its users meet it: the built binary on a real one-node Kubernetes, with a real kubelet,
+// containerd and plugins, and a kill -9 in between. It needs root and the build tag e2e:
+//
+//	go test -tags e2e -race ./test/e2e/...
+//
+// Each test has a cluster of its own, in namespaces that the whole test program runs in. After each test the promises
+// are checked on what really runs: no device in two hands, no pod failed for want of a device.
+package e2e

@@ -1,0 +1,224 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/cluster/images/report"
+	"github.com/devmgrd/devmgrd/test/node"
+)
+
+func TestMain(m *testing.M) { cluster.Main(m.Run, node.Build) }
+
+const (
+	gpu = "vendor.example/gpu"
+	nic = "vendor.example/nic"
+)
+
+// A rig is a node for one test. What goes wrong ends the test.
+type rig struct {
+	*node.Node
+	t   *testing.T
+	ctx context.Context
+}
+
+func start(t *testing.T) *rig { return startWith(t, cluster.Options{}) }
+
+func startWith(t *testing.T, o cluster.Options) *rig {
+	t.Helper()
+	o.Log = t.Output()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	t.Cleanup(cancel)
+	n, err := node.Start(ctx, node.Options{Cluster: o})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{n, t, ctx}
+	t.Cleanup(func() {
+		r.ctx = context.Background() // the test's own is over
+		r.checkPromises()
+		if t.Failed() {
+			t.Logf("devmgrd said last:\n%s", n.Tail())
+		}
+		if err := n.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func (r *rig) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// soon is a context for something that has to happen within a time that the test is about.
+func (r *rig) soon(limit time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(r.ctx, limit)
+	r.t.Cleanup(cancel)
+	return ctx
+}
+
+// checkPromises looks at what containerd and the API server have.
+func (r *rig) checkPromises() {
+	r.t.Helper()
+	holders := map[string]string{}
+	stamps, err := r.Stamps(r.ctx)
+	if err != nil {
+		r.t.Error(err)
+	}
+	for _, s := range stamps {
+		for resource, ids := range s.Devices {
+			for _, id := range ids {
+				key := resource + "/" + id
+				if other, taken := holders[key]; taken && other != s.PodUID {
+					r.t.Errorf("device %s is in two hands: of pods %s and %s", key, other, s.PodUID)
+				}
+				holders[key] = s.PodUID
+			}
+		}
+	}
+	pods, err := r.Client().CoreV1().Pods("").List(r.ctx, metav1.ListOptions{})
+	if err != nil {
+		return // a test may leave the API server down
+	}
+	for _, p := range pods.Items {
+		if p.Status.Phase == corev1.PodFailed && p.Status.Reason != "" {
+			r.t.Errorf("pod %s has failed: %s: %s", p.Name, p.Status.Reason, p.Status.Message)
+		}
+	}
+}
+
+// plugin starts a device plugin on the node, and waits until the Node shows its devices.
+func (r *rig) plugin(resource string, devices int, prepare ...func(*plugintest.Plugin)) *plugintest.Plugin {
+	r.t.Helper()
+	p := plugintest.New(r.t, node.SocketDir, resource, plugintest.Devices(devices)...)
+	for _, f := range prepare {
+		f(p)
+	}
+	p.Serve()
+	p.MustRegister()
+	r.must(r.WaitShown(r.soon(20*time.Second), resource, int64(devices)))
+	return p
+}
+
+// samplePlugin applies Kubernetes' sample device plugin and waits until the Node shows its devices.
+func (r *rig) samplePlugin(prepare ...func(*corev1.Container)) {
+	r.t.Helper()
+	set, err := r.SamplePlugin()
+	r.must(err)
+	for _, f := range prepare {
+		f(&set.Spec.Template.Spec.Containers[0])
+	}
+	r.must(r.Apply(r.ctx, set))
+	r.must(r.WaitShown(r.soon(time.Minute), node.SampleResource, 2))
+}
+
+// run creates a pod that reports what it sees and stays, and gives its report.
+func (r *rig) run(name, resource string, count int) report.Report {
+	r.t.Helper()
+	r.must(r.Create(r.ctx, node.Pod(name, resource, count, "report", "--then-sleep")))
+	return r.running(name)
+}
+
+func (r *rig) running(name string) report.Report {
+	r.t.Helper()
+	_, err := r.WaitPhase(r.soon(time.Minute), name, corev1.PodRunning)
+	r.must(err)
+	got, err := r.Report(r.soon(20*time.Second), name)
+	r.must(err)
+	return got
+}
+
+// until waits for something to hold, for as long as a busy machine may take.
+func (r *rig) until(what string, condition func() bool) {
+	r.t.Helper()
+	plugintest.Eventually(r.t, what, condition)
+}
+
+// metric gives the value of a series.
+func (r *rig) metric(series string) float64 {
+	r.t.Helper()
+	v, err := r.Metric(series)
+	r.must(err)
+	return v
+}
+
+// unscheduled waits until the scheduler has found no room for the pod.
+func (r *rig) unscheduled(name string) {
+	r.t.Helper()
+	r.must(r.WaitPod(r.soon(30*time.Second), metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) {
+		if p == nil || p.Status.Phase != corev1.PodPending {
+			return false, fmt.Errorf("pod %s is not pending: %+v", name, p)
+		}
+		return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable
+		}), nil
+	}))
+}
+
+// refused waits until the kubelet has told that devmgrd refuses the pod's container for this reason.
+func (r *rig) refused(name, reason string) {
+	r.t.Helper()
+	want := "cannot start yet: " + reason
+	r.until("pod "+name+" is refused: "+reason, func() bool { return strings.Contains(r.Events(r.ctx, name), want) })
+}
+
+// makeNode makes a device node for a plugin to grant, out of everybody's way.
+func makeNode(t *testing.T, name string, mode uint32, major, minor uint32) string {
+	t.Helper()
+	path := filepath.Join("/run/vendor", name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mknod(path, unix.S_IFCHR|mode, int(unix.Mkdev(major, minor))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, os.FileMode(mode)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(path) })
+	return path
+}
+
+// minus gives the keys of a that b does not have.
+func minus[V any](a, b map[string]V) []string {
+	a = maps.Clone(a)
+	maps.DeleteFunc(a, func(k string, _ V) bool { _, ok := b[k]; return ok })
+	return slices.Sorted(maps.Keys(a))
+}
+
+// points gives a report's mounts by where they are.
+func points(r report.Report) map[string]report.Mount {
+	all := map[string]report.Mount{}
+	for _, m := range r.Mounts {
+		all[m.Point] = m
+	}
+	return all
+}
+
+// devices gives a report's device nodes by their paths.
+func devices(r report.Report) map[string]report.Device {
+	all := map[string]report.Device{}
+	for _, d := range r.Devices {
+		all[d.Path] = d
+	}
+	return all
+}
