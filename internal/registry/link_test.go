@@ -91,17 +91,25 @@ func TestPluginRestartsAndRegisters(t *testing.T) {
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
 	f.eventually("the plugin serves", f.servesNumber(3))
-	p.Stop()
-	began := time.Now()
-	p.Serve()
-	p.MustRegister()
-	if took := time.Since(began); took > 50*time.Millisecond {
-		t.Skipf("the machine is too busy to tell: the restart took %s", took)
+	// We wait a moment for the plugin to register by itself. A busy machine may take longer over it than that moment, and
+	// then tells nothing: so once more.
+	for range 50 {
+		before := p.Calls(plugintest.ListAndWatch)
+		p.Stop()
+		began := time.Now()
+		p.Serve()
+		p.MustRegister()
+		inTime := time.Since(began) < 50*time.Millisecond
+		f.eventually("it serves again", f.servesNumber(3))
+		if !inTime {
+			continue
+		}
+		if n := p.Calls(plugintest.ListAndWatch); n != before+1 {
+			t.Errorf("%d streams were opened in one life", n-before)
+		}
+		return
 	}
-	f.eventually("it serves again", f.servesNumber(3))
-	if n := p.Calls(plugintest.ListAndWatch); n != 2 {
-		t.Errorf("%d streams were opened in two lives", n)
-	}
+	t.Fatal("the machine was never quick enough to tell")
 }
 
 // After our own restart a plugin that still serves is taken up again, and the number never moves.

@@ -1,0 +1,3 @@
+// Package rules holds tests of the project's own rules, so that nobody has to remember them: who may import whom, and
+// which library is whose.
+package rules
