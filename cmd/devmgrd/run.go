@@ -103,9 +103,11 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Log:             room("registry"),
 		Metrics:         metrics,
 	})
+	events := pods.NewEvents(c.NodeName, client)
 	ledger := allocator.New(allocator.Config{
 		Plugins: plugins,
 		Books:   books,
+		Herald:  events,
 		Known:   knownPods,
 		Log:     room("allocator"),
 		Metrics: metrics,
@@ -132,6 +134,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Ledger:   ledger,
 		Runtime:  ledger,
 		Pods:     bound,
+		Herald:   events,
 		Redirect: redirect(c.Plugins),
 		Log:      room("nri"),
 		Metrics:  metrics,
@@ -153,6 +156,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	log.Info("devmgrd serves", "version", thisBuild().version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
 		"remembered pods", len(knownPods), "remembered resources", len(knownPlugins))
 	return runAll(ctx,
+		events.Run,
 		ledger.Run,
 		plugins.Run,
 		bound.Run,

@@ -32,10 +32,17 @@ type Books interface {
 	SavePods(save []device.PodRecord, forget []device.PodUID) error
 }
 
+// Herald tells the owners of pods what becomes of them. Its methods return at once.
+type Herald interface {
+	Waiting(device.Pod, device.Wait)
+	Assigned(device.Pod, []device.Assignment)
+}
+
 // Config is what New needs; all of it.
 type Config struct {
 	Plugins Plugins
 	Books   Books
+	Herald  Herald
 	Known   []device.PodRecord // what the books hold already
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
@@ -46,6 +53,7 @@ type Config struct {
 type Allocator struct {
 	plugins Plugins
 	books   Books
+	herald  Herald
 	log     *slog.Logger
 	metrics *metrics
 
@@ -73,7 +81,7 @@ type Allocator struct {
 // New makes an Allocator that knows what the books know. It starts nothing: see Run.
 func New(c Config) *Allocator {
 	for name, missing := range map[string]bool{
-		"Plugins": c.Plugins == nil, "Books": c.Books == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
+		"Plugins": c.Plugins == nil, "Books": c.Books == nil, "Herald": c.Herald == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
 	} {
 		if missing {
 			panic("allocator.New: Config." + name + " is missing")
@@ -82,6 +90,7 @@ func New(c Config) *Allocator {
 	a := &Allocator{
 		plugins: c.Plugins,
 		books:   c.Books,
+		herald:  c.Herald,
 		log:     c.Log,
 		kick:    make(chan struct{}, 1),
 		write:   make(chan struct{}, 1),

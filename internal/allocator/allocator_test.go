@@ -54,6 +54,10 @@ func TestWaitingEndsWhenThePluginIsThere(t *testing.T) {
 		r.expect("a", "main", "waiting DeviceUnhealthy")
 		r.shop.stock(gpu, 1)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		// Its owner is told once for each reason, and of the end.
+		if want := []string{"a waits: PluginMissing", "a waits: DeviceUnhealthy", "a has its devices"}; !slices.Equal(r.shop.told, want) {
+			t.Errorf("told %q, want %q", r.shop.told, want)
+		}
 	})
 }
 

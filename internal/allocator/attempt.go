@@ -103,6 +103,7 @@ func (a *Allocator) settle(p *pod, held hold, got []device.Assignment, err error
 		took := time.Since(p.bound)
 		a.metrics.admission.Observe(took.Seconds())
 		a.log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", summary(got), "took", took.Round(time.Microsecond))
+		a.herald.Assigned(p.demand.Pod, got)
 		for _, as := range got {
 			a.prepareLocked(p, as)
 		}

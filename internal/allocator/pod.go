@@ -175,6 +175,7 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	}
 	if news {
 		a.log.Info("pod waits for its devices", "pod", p.demand.Pod.String(), "reason", why.Reason, "why", why.Message)
+		a.herald.Waiting(p.demand.Pod, why)
 	}
 }
 

@@ -31,6 +31,7 @@ type shop struct {
 	asked    []string // "pod/container resource ids", in order
 	answer   func(ctx context.Context, pod device.Pod, r device.ResourceName) error
 	prepared []string
+	told     []string // what the owners of pods were told
 	prepare  func(ctx context.Context) error
 }
 
@@ -111,6 +112,18 @@ func (s *shop) PreStart(ctx context.Context, _ device.Pod, c device.Container, r
 	return nil
 }
 
+func (s *shop) Waiting(p device.Pod, w device.Wait) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = append(s.told, p.Name+" waits: "+string(w.Reason))
+}
+
+func (s *shop) Assigned(p device.Pod, _ []device.Assignment) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = append(s.told, p.Name+" has its devices")
+}
+
 // A rig is a running allocator on a real state file.
 type rig struct {
 	*allocator.Allocator
@@ -145,7 +158,7 @@ func (r *rig) start() {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.Allocator = allocator.New(allocator.Config{Plugins: r.shop, Books: r.store, Known: known, Log: log, Metrics: prometheus.NewRegistry()})
+	r.Allocator = allocator.New(allocator.Config{Plugins: r.shop, Books: r.store, Herald: r.shop, Known: known, Log: log, Metrics: prometheus.NewRegistry()})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {

@@ -32,6 +32,9 @@ func (s still) SavePods([]device.PodRecord, []device.PodUID) error {
 	s.b.Fatal("the hook has written the books")
 	return nil
 }
+func (s still) Waiting(device.Pod, device.Wait)          {}
+func (s still) Assigned(device.Pod, []device.Assignment) {}
+func (s still) NotRedirected(device.Pod, string)         {}
 func (s still) Fetch(context.Context, device.Pod) error {
 	s.b.Fatal("the hook has asked the API server")
 	return nil
@@ -56,9 +59,9 @@ func BenchmarkHook(b *testing.B) {
 				known = append(known, record(device.PodUID(fmt.Sprint(i)), "main", 0))
 			}
 			books := allocator.New(allocator.Config{
-				Plugins: still{b}, Books: still{b}, Known: known, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+				Plugins: still{b}, Books: still{b}, Herald: still{b}, Known: known, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 			})
-			hook := nri.NewHook(books, books, still{b})
+			hook := nri.NewHook(books, books, still{b}, still{b})
 			b.ReportAllocs()
 			for b.Loop() {
 				adj, err := hook(pod, ctr)

@@ -22,6 +22,7 @@ type Config struct {
 	Ledger   Ledger
 	Runtime  Runtime
 	Pods     Pods
+	Herald   Herald
 	Redirect *Redirect // nil: off
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer
@@ -49,7 +50,7 @@ const (
 func New(c Config) *Connection {
 	for name, missing := range map[string]bool{
 		"Socket": c.Socket == "", "Index": c.Index == "", "Ledger": c.Ledger == nil, "Runtime": c.Runtime == nil,
-		"Pods": c.Pods == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
+		"Pods": c.Pods == nil, "Herald": c.Herald == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
 	} {
 		if missing {
 			panic("nri.New: Config." + name + " is missing")
@@ -100,7 +101,7 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	lost := make(chan struct{})
 	var once sync.Once
 	p := &plugin{
-		ledger: n.config.Ledger, runtime: n.config.Runtime, pods: n.config.Pods, redirect: n.config.Redirect,
+		ledger: n.config.Ledger, runtime: n.config.Runtime, pods: n.config.Pods, herald: n.config.Herald, redirect: n.config.Redirect,
 		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics,
 	}
 	s, err := stub.New(p,

@@ -12,9 +12,9 @@ import (
 type Hook func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, error)
 
 // NewHook makes the hook of a Connection as it is while containerd 2.4.2 is connected.
-func NewHook(l Ledger, r Runtime, p Pods) Hook {
+func NewHook(l Ledger, r Runtime, p Pods, h Herald) Hook {
 	plugin := &plugin{
-		ledger: l, runtime: r, pods: p, redirect: &Redirect{From: "/var/lib/kubelet/device-plugins", To: "/run/devmgrd/device-plugins"},
+		ledger: l, runtime: r, pods: p, herald: h, redirect: &Redirect{From: "/var/lib/kubelet/device-plugins", To: "/run/devmgrd/device-plugins"},
 		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }),
 	}
 	can := abilitiesOf("containerd", "v2.4.2")

@@ -11,6 +11,7 @@ import (
 type metrics struct {
 	hooks    *prometheus.HistogramVec
 	refusals *prometheus.CounterVec
+	astray   prometheus.Gauge
 }
 
 func newMetrics(to prometheus.Registerer, connected func() bool) *metrics {
@@ -24,8 +25,12 @@ func newMetrics(to prometheus.Registerer, connected func() bool) *metrics {
 			Name: "devmgrd_nri_refusals_total",
 			Help: "Container creations that were refused, by reason.",
 		}, []string{"reason"}),
+		astray: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "devmgrd_containers_not_redirected",
+			Help: "Containers that ran with the kubelet's device plugin directory when the runtime was last connected: device plugins in them are registered with the kubelet.",
+		}),
 	}
-	to.MustRegister(m.hooks, m.refusals, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	to.MustRegister(m.hooks, m.refusals, m.astray, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "devmgrd_nri_connected",
 		Help: "1 while the container runtime is connected.",
 	}, func() float64 {

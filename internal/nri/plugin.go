@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -33,6 +34,11 @@ type Pods interface {
 	Fetch(context.Context, device.Pod) error
 }
 
+// Herald tells the owners of pods what is wrong with them. Its methods return at once.
+type Herald interface {
+	NotRedirected(pod device.Pod, container string)
+}
+
 const (
 	// liveRead bounds the one read from the API server for a pod that the watch has not brought yet.
 	liveRead = 300 * time.Millisecond
@@ -58,6 +64,7 @@ type plugin struct {
 	ledger   Ledger
 	runtime  Runtime
 	pods     Pods
+	herald   Herald
 	redirect *Redirect // nil: off
 	maxWait  time.Duration
 	log      *slog.Logger
@@ -74,29 +81,51 @@ func (p *plugin) Configure(_ context.Context, _, runtime, version string) (api.E
 }
 
 // Synchronize is the runtime's second call: all that it has. Events come only after we have returned.
-func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
-	uids := make(map[string]string, len(pods))
-	for _, pod := range pods {
-		uids[pod.GetId()] = pod.GetUid()
+func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
+	pods := make(map[string]*api.PodSandbox, len(sandboxes))
+	for _, s := range sandboxes {
+		pods[s.GetId()] = s
 	}
-	all := make([]device.Running, 0, len(containers))
+	all, astray := make([]device.Running, 0, len(containers)), 0
 	for _, c := range containers {
-		r := running(nil, c)
-		if uid := uids[c.GetPodSandboxId()]; uid != "" {
-			r.Container.Pod = device.PodUID(uid)
-		}
+		pod := pods[c.GetPodSandboxId()]
+		r := running(pod, c)
 		r.Stamp = stamped(c.GetAnnotations())
 		all = append(all, r)
+		if p.astray(pod, c) {
+			astray++
+		}
 	}
+	p.metrics.astray.Set(float64(astray))
 	p.runtime.RuntimeSynced(all)
-	p.log.Info("the runtime has told what it has", "pods", len(pods), "containers", len(all))
+	p.log.Info("the runtime has told what it has", "pods", len(sandboxes), "containers", len(all))
 	return nil, nil
+}
+
+// astray tells whether a container runs with a mount that should have been redirected: it was made while we were away.
+func (p *plugin) astray(pod *api.PodSandbox, ctr *api.Container) bool {
+	if p.redirect == nil || pod.GetAnnotations()[redirectKey] == "false" {
+		return false
+	}
+	i := slices.IndexFunc(ctr.GetMounts(), p.redirect.names)
+	if i < 0 {
+		return false
+	}
+	id := identity(pod)
+	p.log.Warn("a container has the kubelet's plugin directory: a device plugin in it is registered with the kubelet, not with us; restart its pod",
+		"pod", id.String(), "container", ctr.GetName(), "at", ctr.GetMounts()[i].GetDestination())
+	p.herald.NotRedirected(id, ctr.GetName())
+	return true
+}
+
+func identity(pod *api.PodSandbox) device.Pod {
+	return device.Pod{UID: device.PodUID(pod.GetUid()), Namespace: pod.GetNamespace(), Name: pod.GetName()}
 }
 
 // CreateContainer is the hook: what is to be injected, or why the container may not start.
 func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) (adj *api.ContainerAdjustment, _ []*api.ContainerUpdate, err error) {
 	start := time.Now()
-	id := device.Pod{UID: device.PodUID(pod.GetUid()), Namespace: pod.GetNamespace(), Name: pod.GetName()}
+	id := identity(pod)
 	defer func() {
 		if r := recover(); r != nil {
 			p.log.Error("a handler panicked", "pod", id.String(), "container", ctr.GetName(), "panic", r, "stack", string(debug.Stack()))

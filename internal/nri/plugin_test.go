@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -26,6 +27,7 @@ type world struct {
 	synced  []device.Running
 	started []device.Running
 	stopped []device.Running
+	astray  []string
 }
 
 func (w *world) Standing(c device.Container) device.Standing {
@@ -46,11 +48,15 @@ func (w *world) RuntimeStarted(r device.Running)               { w.started = app
 func (w *world) RuntimeStopped(r device.Running)               { w.stopped = append(w.stopped, r) }
 func (w *world) RuntimeLost()                                  {}
 
+func (w *world) NotRedirected(p device.Pod, container string) {
+	w.astray = append(w.astray, p.String()+"/"+container)
+}
+
 var main = device.Container{Pod: "uid", Name: "main"}
 
 func newPlugin(t testing.TB) (*plugin, *world) {
 	w := &world{fetch: func(context.Context) error { return errors.New("the API server is away") }}
-	p := &plugin{ledger: w, runtime: w, pods: w, redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, maxWait: 100 * time.Millisecond,
+	p := &plugin{ledger: w, runtime: w, pods: w, herald: w, redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, maxWait: 100 * time.Millisecond,
 		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true })}
 	if _, err := p.Configure(context.Background(), "", "containerd", "v2.4.2"); err != nil {
 		t.Fatal(err)
@@ -227,12 +233,19 @@ func TestWhatTheRuntimeHasIsPassedOn(t *testing.T) {
 	c := container()
 	c.Annotations = map[string]string{stampKey: `{"a.com/x":["1"]}`}
 	orphan := &api.Container{Id: "o", PodSandboxId: "gone", Name: "x", Labels: map[string]string{podUIDKey: "u2"}, Annotations: map[string]string{stampKey: "not JSON"}}
-	if _, err := p.Synchronize(context.Background(), []*api.PodSandbox{sandbox()}, []*api.Container{c, orphan}); err != nil {
+	c.Mounts = []*api.Mount{{Type: "bind", Source: "/k/device-plugins", Destination: "/p"}} // made while we were away
+	led := container()
+	led.Id, led.Mounts = "led", []*api.Mount{{Type: "bind", Source: "/d", Destination: "/p"}}
+	if _, err := p.Synchronize(context.Background(), []*api.PodSandbox{sandbox()}, []*api.Container{c, orphan, led}); err != nil {
 		t.Fatal(err)
+	}
+	if want := []string{"ns/pod/main"}; !slices.Equal(w.astray, want) {
+		t.Errorf("not redirected: %q, want %q", w.astray, want)
 	}
 	want := []device.Running{
 		{ID: "c", Container: main, Stamp: map[device.ResourceName][]device.ID{"a.com/x": {"1"}}},
 		{ID: "o", Container: device.Container{Pod: "u2", Name: "x"}},
+		{ID: "led", Container: main},
 	}
 	if !reflect.DeepEqual(w.synced, want) {
 		t.Errorf("synced %+v, want %+v", w.synced, want)

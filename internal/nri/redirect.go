@@ -54,3 +54,10 @@ func (r Redirect) mounts(all []*api.Mount) (instead []*api.Mount, shared []strin
 	}
 	return instead, shared
 }
+
+// names tells whether a mount is of the kubelet's plugin directory itself or of its socket, as only device plugins have
+// it: mounts of what is above are made by many others.
+func (r Redirect) names(m *api.Mount) bool {
+	from := filepath.Clean(m.GetSource())
+	return from == r.From || from == filepath.Join(r.From, registrationSocket)
+}

@@ -54,7 +54,7 @@ func newRig(b *testing.B, devices int) *rig {
 		SocketDir: sockets, GracePeriod: time.Minute, AllocateTimeout: 30 * time.Second, PreStartTimeout: 30 * time.Second,
 		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Memory: books, Log: log, Metrics: metrics,
 	})
-	ledger := allocator.New(allocator.Config{Plugins: plugins, Books: books, Log: log, Metrics: metrics})
+	ledger := allocator.New(allocator.Config{Plugins: plugins, Books: books, Herald: silent{}, Log: log, Metrics: metrics})
 	ledger.RuntimeSynced(nil)
 	if err := plugins.Listen(); err != nil {
 		b.Fatal(err)
@@ -72,6 +72,12 @@ func newRig(b *testing.B, devices int) *rig {
 	plugintest.Eventually(b, "the devices are there", func() bool { return ledger.Published()[gpu] == devices })
 	return r
 }
+
+// silent tells nobody.
+type silent struct{}
+
+func (silent) Waiting(device.Pod, device.Wait)          {}
+func (silent) Assigned(device.Pod, []device.Assignment) {}
 
 func pod(name string) device.PodDemand {
 	c := device.Container{Pod: device.PodUID(name), Name: "main"}

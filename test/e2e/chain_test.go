@@ -102,7 +102,37 @@ func TestCDIDevices(t *testing.T) {
 	if got.Env["CDI_DEVICE"] != "CDI-Dev-1" {
 		t.Errorf("CDI_DEVICE is %q, want CDI-Dev-1", got.Env["CDI_DEVICE"])
 	}
-	if d, ok := got.Device("/dev/CDI-Dev-1"); ok {
-		t.Errorf("unexpected device %v", d)
+	r.must(r.Create(r.ctx, node.Pod("b", node.SampleResource, 1, "open", "/tmp/CDI-Dev-2", "r"))) // there is no such disk, but a node
+	if _, err := r.WaitPhase(r.soon(time.Minute), "b", corev1.PodFailed); err != nil {
+		t.Error(err)
+	}
+	log, err := r.PodLogs(r.ctx, metav1.NamespaceDefault, "b", "main")
+	if err != nil || !strings.Contains(log, "no such device or address") {
+		t.Errorf("opening the CDI device: %q, %v; want that its disk is missing", log, err)
+	}
+}
+
+// A plugin that starts while devmgrd is away reaches the kubelet. That is told as soon as devmgrd is back.
+func TestAPluginStartsWithoutUs(t *testing.T) {
+	r := start(t)
+	r.must(r.Devmgrd.Stop(10 * time.Second))
+	set, err := r.SamplePlugin()
+	r.must(err)
+	set.Namespace = metav1.NamespaceDefault
+	set.Spec.Template.Spec.PriorityClassName = "" // which only kube-system may use
+	r.must(r.Apply(r.ctx, set))
+	var pod string
+	r.until("the plugin runs", func() bool {
+		pods, err := r.Client().CoreV1().Pods(set.Namespace).List(r.ctx, metav1.ListOptions{LabelSelector: "k8s-app=sample-device-plugin"})
+		if err != nil || len(pods.Items) != 1 || pods.Items[0].Status.Phase != corev1.PodRunning {
+			return false
+		}
+		pod = pods.Items[0].Name
+		return true
+	})
+	r.must(r.StartDevmgrd(r.ctx))
+	r.told(pod, "Warning PluginNotRedirected: container sample-device-plugin was started while devmgrd was away")
+	if n := r.metric("devmgrd_containers_not_redirected"); n != 1 {
+		t.Errorf("%v containers are counted, want 1", n)
 	}
 }

@@ -181,6 +181,12 @@ func (r *rig) refused(name, reason string) {
 	r.until("pod "+name+" is refused: "+reason, func() bool { return strings.Contains(r.Events(r.ctx, name), want) })
 }
 
+// told waits until the pod's events hold this.
+func (r *rig) told(name, want string) {
+	r.t.Helper()
+	r.until("the owner of pod "+name+" is told: "+want, func() bool { return strings.Contains(r.Events(r.ctx, name), want) })
+}
+
 // makeNode makes a device node for a plugin to grant, out of everybody's way.
 func makeNode(t *testing.T, name string, mode uint32, major, minor uint32) string {
 	t.Helper()

@@ -50,6 +50,7 @@ func TestPodsWaitForTheirPlugin(t *testing.T) {
 	for _, name := range []string{"never", "always", jobPod} {
 		r.refused(name, "PluginMissing: no device plugin has registered vendor.example/gpu")
 	}
+	r.told("never", "Warning WaitingForDevices: PluginMissing: no device plugin has registered vendor.example/gpu")
 	if n := r.metric(`devmgrd_demands_waiting{reason="PluginMissing"}`); n != 3 {
 		t.Errorf("%v pods wait for a plugin, want 3", n)
 	}
@@ -59,6 +60,7 @@ func TestPodsWaitForTheirPlugin(t *testing.T) {
 	_, err = r.WaitPhase(r.soon(time.Minute), "never", corev1.PodSucceeded)
 	r.must(err)
 	r.running("always")
+	r.told("always", "Normal DevicesAssigned: container main has vendor.example/gpu [dev-")
 	_, err = r.WaitPhase(r.soon(time.Minute), jobPod, corev1.PodSucceeded)
 	r.must(err)
 	r.until("the job is complete", func() bool {

@@ -1,0 +1,102 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Events tells the owners of pods what becomes of their demands, as events on the Pod objects. Telling never blocks:
+// what cannot be told in time, because the API server is away or too much happens at once, is not told.
+type Events struct {
+	client      rest.Interface
+	broadcaster record.EventBroadcaster
+	recorder    record.EventRecorder
+}
+
+// Reasons of events. The reason of a wait stands in the message.
+const (
+	waitingForDevices = "WaitingForDevices"
+	devicesAssigned   = "DevicesAssigned"
+	notRedirected     = "PluginNotRedirected"
+)
+
+// NewEvents makes Events; Run starts the telling.
+func NewEvents(node string, client rest.Interface) *Events {
+	b := record.NewBroadcaster()
+	scheme := runtime.NewScheme() // references are told as they are given: no type has to be known
+	return &Events{client, b, b.NewRecorder(scheme, corev1.EventSource{Component: "devmgrd", Host: node})}
+}
+
+// Run tells until ctx ends.
+func (e *Events) Run(ctx context.Context) error {
+	telling := e.broadcaster.StartRecordingToSink(eventSink{ctx, e.client})
+	<-ctx.Done()
+	telling.Stop()
+	e.broadcaster.Shutdown()
+	return nil
+}
+
+// Waiting tells that a pod has to wait for its devices, and why.
+func (e *Events) Waiting(pod device.Pod, w device.Wait) {
+	e.recorder.Event(reference(pod), corev1.EventTypeWarning, waitingForDevices, fmt.Sprintf("%s: %s", w.Reason, w.Message))
+}
+
+// Assigned tells which devices a pod's containers have.
+func (e *Events) Assigned(pod device.Pod, all []device.Assignment) {
+	var parts []string
+	for _, as := range all {
+		held := map[device.ResourceName][]device.ID{}
+		for _, s := range as.Shares {
+			held[s.Resource] = s.IDs
+		}
+		for _, r := range slices.Sorted(maps.Keys(held)) {
+			parts = append(parts, fmt.Sprintf("container %s has %s %v", as.Container.Name, r, held[r]))
+		}
+	}
+	e.recorder.Event(reference(pod), corev1.EventTypeNormal, devicesAssigned, strings.Join(parts, "; "))
+}
+
+// NotRedirected tells that a container runs with the kubelet's plugin directory.
+func (e *Events) NotRedirected(pod device.Pod, container string) {
+	e.recorder.Event(reference(pod), corev1.EventTypeWarning, notRedirected, fmt.Sprintf(
+		"container %s was started while devmgrd was away and has the kubelet's device plugin directory: a device plugin in it is registered with the kubelet, not with devmgrd; restart the pod", container))
+}
+
+func reference(pod device.Pod) *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}
+}
+
+// eventSink writes events through the client. Its context ends the calls that are under way at the stop.
+type eventSink struct {
+	ctx    context.Context
+	client rest.Interface
+}
+
+// Create is part of record.EventSink.
+func (s eventSink) Create(e *corev1.Event) (*corev1.Event, error) {
+	var made corev1.Event
+	return &made, s.client.Post().Namespace(e.Namespace).Resource("events").Body(e).Do(s.ctx).Into(&made)
+}
+
+// Update is part of record.EventSink.
+func (s eventSink) Update(e *corev1.Event) (*corev1.Event, error) {
+	var made corev1.Event
+	return &made, s.client.Put().Namespace(e.Namespace).Resource("events").Name(e.Name).Body(e).Do(s.ctx).Into(&made)
+}
+
+// Patch is part of record.EventSink.
+func (s eventSink) Patch(e *corev1.Event, data []byte) (*corev1.Event, error) {
+	var made corev1.Event
+	return &made, s.client.Patch(types.StrategicMergePatchType).Namespace(e.Namespace).Resource("events").Name(e.Name).Body(data).Do(s.ctx).Into(&made)
+}
