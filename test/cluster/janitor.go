@@ -71,6 +71,11 @@ func (r Run) remove() error {
 			_ = unix.Kill(r.Init, unix.SIGKILL)
 			return false, nil
 		}
+		// init may be seen to end before the last of those that end with it.
+		if left := r.processes(); len(left) > 0 {
+			last = fmt.Errorf("processes %v do not end", left)
+			return false, nil
+		}
 		emptyCgroup(r.cgroup())
 		last = errors.Join(removeCgroups(r.cgroup(), true), os.RemoveAll(r.Dir))
 		return last == nil, nil

@@ -159,7 +159,6 @@ func (r Run) isolate(listener net.Listener) (int, error) {
 
 	r.Init = cmd.Process.Pid
 	r.InitStart, _ = startOf(r.Init)
-	r.Namespaces = namespacesOf(r.Init)
 	if err := r.write(); err != nil {
 		return 0, errors.Join(err, cmd.Process.Kill(), cmd.Wait())
 	}

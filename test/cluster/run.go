@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -29,9 +30,6 @@ type Run struct {
 
 	// API is the address, outside, from which connections are forwarded to the API server inside.
 	API string `json:"api"`
-
-	// Namespaces are the kernel's names ("pid:[4026532345]") of what Main made.
-	Namespaces []string `json:"namespaces"`
 }
 
 // runVariable tells the processes inside which run they are in: the run's directory.
@@ -93,41 +91,27 @@ func (r Run) logDir() string { return filepath.Join(r.Dir, "logs") }
 
 func (r Run) lockPath() string { return filepath.Join(r.Dir, "lock") }
 
-// processes finds who is in one of the run's namespaces, which then exists, with its mounts and interfaces.
+// processes finds who is of the run: programs that its own started, by their environment, and what its containers run,
+// by their cgroup. Its namespaces would not tell: the kernel gives the number of one that is gone to the next one made.
 func (r Run) processes() []int {
-	ours := map[string]bool{}
-	for _, ns := range r.Namespaces {
-		ours[ns] = true
-	}
+	marker, group := []byte(runVariable+"="+r.Dir+"\x00"), []byte(r.cgroup()+"/")
 	var found []int
 	entries, _ := os.ReadDir("/proc")
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
+		if err != nil || pid == os.Getpid() {
 			continue
 		}
 		if _, alive := startOf(pid); !alive {
 			continue
 		}
-		for _, ns := range namespacesOf(pid) {
-			if ours[ns] {
-				found = append(found, pid)
-				break
-			}
+		environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		groups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		if bytes.Contains(environment, marker) || bytes.Contains(groups, group) {
+			found = append(found, pid)
 		}
 	}
 	return found
-}
-
-// namespacesOf names those namespaces of a process that Main makes.
-func namespacesOf(pid int) []string {
-	var names []string
-	for _, kind := range []string{"pid", "mnt", "net", "ipc", "uts"} {
-		if name, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind)); err == nil {
-			names = append(names, name)
-		}
-	}
-	return names
 }
 
 // initAlive says whether init has not ended yet. The kernel lets it end last of all in its process namespace.
