@@ -4,7 +4,7 @@
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 
-.PHONY: help build check test e2e demo demo-down bench fuzz install clean
+.PHONY: help build check test e2e demo bench fuzz install clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ fuzz: ## Fuzz what reads other people's bytes, FUZZTIME each.
 install: build ## Install the binary and the systemd unit below DESTDIR.
 	install -D -m 0755 bin/devmgrd $(DESTDIR)/usr/bin/devmgrd
 	install -D -m 0644 packaging/systemd/devmgrd.service $(DESTDIR)/usr/lib/systemd/system/devmgrd.service
-	install -D -m 0644 config/devmgrd.yaml $(DESTDIR)/etc/devmgrd/config.yaml
+	[ -e $(DESTDIR)/etc/devmgrd/config.yaml ] || install -D -m 0644 config/devmgrd.yaml $(DESTDIR)/etc/devmgrd/config.yaml
 
 clean: ## Remove what was built here. The tools' cache is elsewhere and stays.
 	rm -rf bin

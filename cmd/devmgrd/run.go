@@ -157,8 +157,8 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		"remembered pods", len(knownPods), "remembered resources", len(knownPlugins))
 	return runAll(ctx,
 		events.Run,
-		ledger.Run,
 		plugins.Run,
+		ledger.Run,
 		bound.Run,
 		node.Run,
 		runtime.Run,

@@ -19,7 +19,7 @@ import (
 // Config is what a Registry needs. Only Listener, Known and RejectDuplicates may be left out.
 type Config struct {
 	SocketDir   string        // we listen on kubelet.sock in it; plugins put their sockets beside it
-	GracePeriod time.Duration // how long an offer is Stale before it is Lost
+	GracePeriod time.Duration // how long an offer is Stale before it is Lost; 0: not at all
 
 	AllocateTimeout time.Duration // of one Allocate, the wait for one's turn included
 	PreStartTimeout time.Duration // of one PreStartContainer, likewise
@@ -96,7 +96,7 @@ func New(cfg Config) *Registry {
 func (c Config) mustBeComplete() {
 	for name, missing := range map[string]bool{
 		"SocketDir":       c.SocketDir == "",
-		"GracePeriod":     c.GracePeriod <= 0,
+		"GracePeriod":     c.GracePeriod < 0,
 		"AllocateTimeout": c.AllocateTimeout <= 0,
 		"PreStartTimeout": c.PreStartTimeout <= 0,
 		"MaxMessageBytes": c.MaxMessageBytes <= 0,

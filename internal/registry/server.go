@@ -155,7 +155,7 @@ type fullError struct {
 }
 
 func (e *fullError) Error() string {
-	return fmt.Sprintf("%s would be one resource more than plugins.maxResources (%d) allows; raise it, or remove one with devmgrd forget", e.resource, e.limit)
+	return fmt.Sprintf("%s would be one resource more than plugins.maxResources (%d) allows; raise it", e.resource, e.limit)
 }
 
 // A takenError says that another plugin serves the resource, where that is not allowed.
@@ -165,7 +165,7 @@ type takenError struct {
 }
 
 func (e *takenError) Error() string {
-	return fmt.Sprintf("%s is served by the plugin at %q, and plugins.onDuplicate is reject", e.resource, e.endpoint)
+	return fmt.Sprintf("%s is served by the plugin at %q, and a second one is not taken", e.resource, e.endpoint)
 }
 
 // refusalStatus chooses the gRPC code of a refused registration.
