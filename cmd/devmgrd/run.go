@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -38,23 +37,13 @@ func newRunCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return serve(cmd.Context(), c, newLog(c.Log, cmd.ErrOrStderr()))
+			log, end := newLog(c.Log, cmd.ErrOrStderr())
+			defer end()
+			return serve(cmd.Context(), c, log)
 		},
 	}
 	addConfigFlags(cmd)
 	return cmd
-}
-
-func newLog(c config.Log, to io.Writer) *slog.Logger {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(c.Level)); err != nil {
-		panic(err) // the configuration has been checked
-	}
-	options := &slog.HandlerOptions{Level: level}
-	if c.Format == "json" {
-		return slog.New(slog.NewJSONHandler(to, options))
-	}
-	return slog.New(slog.NewTextHandler(to, options))
 }
 
 // serve makes the rooms, each from those before it, and runs them until ctx ends or one of them fails. The order is
@@ -109,6 +98,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Books:   books,
 		Herald:  events,
 		Known:   knownPods,
+		Lost:    len(knownPods)+len(knownPlugins) == 0,
 		Log:     room("allocator"),
 		Metrics: metrics,
 	})
@@ -163,7 +153,9 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		node.Run,
 		runtime.Run,
 		web.run,
-		func(ctx context.Context) error { return tellSystemd(ctx, ledger.Published, room("systemd")) },
+		func(ctx context.Context) error {
+			return tellSystemd(ctx, runtime.Synced(), ledger.Published, room("systemd"))
+		},
 	)
 }
 

@@ -10,13 +10,25 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// tellSystemd says that the daemon is ready, and then that it is alive for as long as it is: alive means that the books
-// answer, since a daemon whose books hang would hold up the whole node. Without systemd it does nothing.
-func tellSystemd(ctx context.Context, ask func() map[device.ResourceName]int, log *slog.Logger) error {
+// doorLimit is how long systemd, and with it the kubelet, is kept waiting for the connection to the runtime.
+const doorLimit = 20 * time.Second
+
+// tellSystemd says that the daemon is ready when it has met the runtime: pods that the kubelet starts after that find it
+// at its door. If the runtime is not to be had for long it says so all the same, for nothing else has to wait for it. Then
+// it says that the daemon is alive for as long as it is: alive means that the books answer, since a daemon whose books
+// hang would hold up the whole node. Without systemd it does nothing.
+func tellSystemd(ctx context.Context, runtime <-chan struct{}, ask func() map[device.ResourceName]int, log *slog.Logger) error {
 	tell := func(state string) {
 		if _, err := daemon.SdNotify(false, state); err != nil {
 			log.Warn("systemd cannot be told", "state", state, "err", err)
 		}
+	}
+	select {
+	case <-runtime:
+	case <-time.After(doorLimit):
+		log.Warn("serving without the container runtime, which cannot be reached", "waited", doorLimit)
+	case <-ctx.Done():
+		return nil
 	}
 	tell(daemon.SdNotifyReady)
 	defer tell(daemon.SdNotifyStopping)

@@ -38,12 +38,15 @@ type Herald interface {
 	Assigned(device.Pod, []device.Assignment)
 }
 
-// Config is what New needs; all of it.
+// Config is what New needs.
 type Config struct {
 	Plugins Plugins
 	Books   Books
 	Herald  Herald
 	Known   []device.PodRecord // what the books hold already
+	// Lost says that the books began empty, so that only the runtime can tell which devices are in use: nothing is given
+	// out before it has. On a new node that costs nothing, since without the runtime no container starts.
+	Lost    bool
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 }
@@ -76,6 +79,10 @@ type Allocator struct {
 	bookErr bool                     // the last attempt to write them failed
 	live    map[device.PodUID]tenant // what the runtime has
 	synced  bool                     // live is the whole truth
+	lost    bool                     // the books began empty, and the runtime has not told yet what is in use
+	listed  bool                     // every pod that is bound to the node is in pods
+
+	strangers map[device.PodUID]hold // devices that run under a stamp of ours, and that the books do not know of
 }
 
 // New makes an Allocator that knows what the books know. It starts nothing: see Run.
@@ -101,6 +108,9 @@ func New(c Config) *Allocator {
 		leavers: map[device.PodUID]*pod{},
 		unsaved: map[device.PodUID]*pod{},
 		live:    map[device.PodUID]tenant{},
+		lost:    c.Lost,
+
+		strangers: map[device.PodUID]hold{},
 	}
 	for _, r := range c.Known {
 		p := &pod{demand: r.Demand, wanted: true, saved: true, bound: time.Now(), assigned: r.Assignments}
@@ -156,6 +166,13 @@ func (a *Allocator) Published() map[device.ResourceName]int {
 	return numbers
 }
 
+// Complete tells whether Published counts what every pod bound to the node asks for: after the first full list of them.
+func (a *Allocator) Complete() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.listed
+}
+
 // refresh takes over the offers that have changed. Only one goroutine at a time calls it (New, then Run's), so it may
 // read what only it writes before it takes the lock: listing 50 000 devices would hold up the runtime's look-ups.
 func (a *Allocator) refresh() {
@@ -200,6 +217,10 @@ func sameSlice(a, b []device.Device) bool {
 func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.lost && !a.synced {
+		return time.Time{} // RuntimeSynced kicks us
+	}
+	a.lost = false
 	now := time.Now()
 	for _, p := range a.waiting {
 		switch {

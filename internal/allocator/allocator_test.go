@@ -54,8 +54,8 @@ func TestWaitingEndsWhenThePluginIsThere(t *testing.T) {
 		r.expect("a", "main", "waiting DeviceUnhealthy")
 		r.shop.stock(gpu, 1)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
-		// Its owner is told once for each reason, and of the end.
-		if want := []string{"a waits: PluginMissing", "a waits: DeviceUnhealthy", "a has its devices"}; !slices.Equal(r.shop.told, want) {
+		// Its owner is told of each cause once, and of the end.
+		if want := []string{"a waits: PluginMissing", "a waits: PluginMissing", "a waits: DeviceUnhealthy", "a has its devices"}; !slices.Equal(r.shop.told, want) {
 			t.Errorf("told %q, want %q", r.shop.told, want)
 		}
 	})
@@ -323,6 +323,145 @@ func TestOneCallPerResourceAndContainer(t *testing.T) {
 		want := []string{"a/x vendor.com/gpu [d0 d1]", "a/x vendor.com/nic [d0]", "a/y vendor.com/gpu [d2]"}
 		if !slices.Equal(r.shop.asked, want) {
 			t.Errorf("asked %v, want %v", r.shop.asked, want)
+		}
+	})
+}
+
+// From the answer to the runtime on, a container counts as living: its pod may go at any moment.
+func TestAClaimKeepsTheDevices(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 1)
+		r.RuntimeSynced(nil)
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(gpu, 1))
+		c := running("1", "a", "main")
+		if st := r.Claim(c); st.Stand != device.Ready {
+			t.Fatalf("a stands %v", st)
+		}
+		r.Drop("a")
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.Unclaim(c)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.Claim(running("2", "c", "main")) // unknown: nothing is claimed
+		r.bind("c", app(gpu, 1))
+		r.Drop("b")
+		r.expect("c", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+// The books are gone, and containers run with devices: their stamps keep others away until they have ended.
+func TestStampsKeepDevicesThatTheBooksDoNotKnow(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		old := running("1", "old", "main")
+		old.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
+		r.RuntimeSynced([]device.Running{old})
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(gpu, 1))
+		r.expect("a", "main", "ready vendor.com/gpu[d1]")
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.check()
+		r.RuntimeSynced([]device.Running{old, running("2", "a", "main")})
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.RuntimeStopped(old)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+// Whoever begins with empty books asks the runtime first.
+func TestWithLostBooksNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
+	lost := func(r *rig) { r.lost = true }
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.bind("a", app(gpu, 1))
+		r.expect("a", "main", "busy Allocating")
+		old := running("1", "old", "main")
+		old.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
+		r.RuntimeSynced([]device.Running{old})
+		r.expect("a", "main", "ready vendor.com/gpu[d1]")
+		r.RuntimeLost()
+		r.bind("b")
+		r.bind("c", app(gpu, 1))
+		r.expect("c", "main", "waiting NotEnoughDevices")
+	}, lost)
+}
+
+// After a restart a resource may not be ignored any more: pods that passed have to wait now.
+func TestADemandThatGrows(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 1)
+		r.bind("a")
+		r.expect("a", "main", "free")
+		r.bind("a", app(gpu, 1))
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.published(numbers{gpu: 1})
+
+		gate := make(chan struct{})
+		r.shop.stock(nic, 3)
+		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { <-gate; return errPlugin })
+		r.bind("b", app(nic, 1))
+		r.bind("b", app(nic, 2)) // while the plugin is being asked
+		r.shop.answers(nil)
+		close(gate)
+		r.expect("b", "main", "ready vendor.com/nic[d0 d1]")
+		r.published(numbers{gpu: 1, nic: 3})
+	})
+}
+
+// The disk fails while a pod is being forgotten, and the API changes its mind meanwhile.
+func TestForgettingFailsInTheMiddle(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 1)
+		r.RuntimeSynced(nil)
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(gpu, 1))
+		r.books.fails(func() { // gone, back, and gone again
+			r.Bind(pod("a", app(gpu, 1)))
+			r.Drop("a")
+		})
+		r.Drop("a")
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.books.fails(nil)
+		r.after(2 * time.Second)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+
+		r.bind("c", app(nic, 1))
+		r.after(2 * time.Second) // it is remembered
+		r.books.fails(func() { r.Bind(pod("c", app(nic, 1))) })
+		r.Drop("c")
+		r.after(time.Millisecond)
+		r.books.fails(nil)
+		r.shop.stock(nic, 1)
+		r.after(2 * time.Second)
+		r.expect("c", "main", "ready vendor.com/nic[d0]")
+	})
+}
+
+// An assignment that cannot be written is none; it is tried again as soon as the books can be written.
+func TestADiskThatFails(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 1)
+		r.books.fails(func() {})
+		r.bind("a", app(gpu, 1))
+		r.expect("a", "main", "waiting StoreUnavailable")
+		r.check()
+		r.after(20 * time.Second) // its pauses have grown
+		r.books.fails(nil)
+		r.after(2 * time.Second)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+// The numbers are complete once every pod has been heard of.
+func TestComplete(t *testing.T) {
+	run(t, func(r *rig) {
+		r.bind("a", app(gpu, 1))
+		if r.Complete() {
+			t.Error("complete before the first full list")
+		}
+		r.Replace([]device.PodDemand{pod("a", app(gpu, 1))})
+		if !r.Complete() {
+			t.Error("not complete after a full list")
 		}
 	})
 }

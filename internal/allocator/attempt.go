@@ -93,7 +93,11 @@ func (a *Allocator) settle(p *pod, held hold, got []device.Assignment, err error
 			a.pools[r].giveBack(ids, p.demand.Pod.UID)
 		}
 		p.tries++
-		a.parkLocked(p, waitFor(err), min(firstPause<<min(p.tries-1, 8), lastPause))
+		if p.later != nil {
+			a.changeLocked(p, *p.later)
+		} else {
+			a.parkLocked(p, waitFor(err), min(firstPause<<min(p.tries-1, 8), lastPause))
+		}
 		for r := range held {
 			a.wakeLocked(r, false)
 		}
@@ -108,6 +112,7 @@ func (a *Allocator) settle(p *pod, held hold, got []device.Assignment, err error
 			a.prepareLocked(p, as)
 		}
 	}
+	p.later = nil
 	if !p.wanted {
 		a.dropLocked(p)
 	}

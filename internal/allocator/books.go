@@ -94,6 +94,13 @@ func (a *Allocator) written(save, forget []*pod, err error) {
 	defer a.mu.Unlock()
 	for _, p := range forget {
 		p.leaving = false
+		switch {
+		case err == nil:
+		case !p.wanted:
+			a.leavers[p.demand.Pod.UID] = p // it may have come and gone again meanwhile
+		case !p.complete():
+			a.queueLocked(p) // it is back
+		}
 	}
 	if err != nil {
 		if !a.bookErr {
@@ -107,6 +114,11 @@ func (a *Allocator) written(save, forget []*pod, err error) {
 	} else {
 		if a.bookErr {
 			a.log.Info("the books are written again")
+			for _, p := range a.waiting {
+				if p.wait.Reason == device.StoreUnavailable {
+					a.queueLocked(p)
+				}
+			}
 		}
 		for _, p := range forget {
 			a.forgetLocked(p)

@@ -59,6 +59,16 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			}
 		}
 	}
+	for uid, held := range a.strangers {
+		for r, ids := range held {
+			for _, id := range ids {
+				if was, taken := owner[key{r, id}]; taken {
+					return fmt.Errorf("device %s of %s is set aside for %s and assigned to %s", id, r, uid, was)
+				}
+				owner[key{r, id}] = uid
+			}
+		}
+	}
 	for uid, assignments := range books {
 		if len(assignments) > 0 && a.pods[uid] == nil {
 			return fmt.Errorf("pod %s holds devices on disk only", uid)

@@ -20,10 +20,11 @@ const (
 // A pod is all that is known of one pod. Allocator.mu guards it.
 type pod struct {
 	demand   device.PodDemand
-	bound    time.Time // when we heard of it
-	wanted   bool      // the API has it, and it has not ended
-	saved    bool      // the books know it
-	leaving  bool      // its removal from the books is under way
+	later    *device.PodDemand // of asking: what it asks for by now, if that is something else
+	bound    time.Time         // when we heard of it
+	wanted   bool              // the API has it, and it has not ended
+	saved    bool              // the books know it
+	leaving  bool              // its removal from the books is under way
 	assigned []device.Assignment
 
 	phase phase
@@ -79,6 +80,8 @@ func (a *Allocator) Replace(all []device.PodDemand) {
 			a.dropLocked(p)
 		}
 	}
+	a.listed = true
+	signal(a.changed)
 }
 
 func (a *Allocator) bindLocked(d device.PodDemand) {
@@ -98,14 +101,22 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 			a.queueLocked(p)
 		}
 	}
-	// What a pod asks for never changes while it lives, but what we have to serve of it may, until it has been served:
-	// the scheduler may give a resource to a DRA driver.
-	if (p.phase == parked || p.phase == queuing) && !p.demand.Equal(d) {
-		a.pools.request(p.demand, -1)
-		p.demand = d
-		p.saved = false
-		a.admitLocked(p)
+	// What a pod asks for never changes while it lives, but what we have to serve of it may, until it has been served: the
+	// scheduler may give a resource to a DRA driver, and after a restart other resources may be ignored.
+	switch {
+	case p.demand.Equal(d) || len(p.assigned) > 0 || p.leaving:
+	case p.phase == asking:
+		p.later = &d
+	default:
+		a.changeLocked(p, d)
 	}
+}
+
+// changeLocked has a pod that holds nothing ask for something else.
+func (a *Allocator) changeLocked(p *pod, d device.PodDemand) {
+	a.pools.request(p.demand, -1)
+	p.demand, p.saved = d, false
+	a.admitLocked(p)
 }
 
 // admitLocked takes up a pod that is new or asks for something else.
@@ -162,7 +173,7 @@ func (a *Allocator) queueLocked(p *pod) {
 
 // parkLocked has a pod wait: until something it waits for changes and, if pause is not zero, no longer than that.
 func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
-	news := p.wait.Reason != why.Reason
+	news := p.wait != why
 	p.phase, p.wait, p.retry = parked, why, time.Time{}
 	if pause > 0 {
 		p.retry = time.Now().Add(pause)

@@ -56,6 +56,8 @@ type pool struct {
 	frees    int                         // members of free
 	sick     int                         // taken, listed, and not healthy
 	requests int                         // sum of what active pods on the node ask for
+
+	strangers int // taken, and set aside because the books do not know why
 }
 
 func newPool() *pool {
@@ -127,7 +129,9 @@ func (p *pool) counts() map[string]int {
 	if p.offer.State != device.Serving {
 		free, stale = 0, p.frees
 	}
-	return map[string]int{"free": free, "stale": stale, "assigned": len(p.taken), "unhealthy": p.unhealthy()}
+	return map[string]int{
+		"free": free, "stale": stale, "assigned": len(p.taken) - p.strangers, "quarantined": p.strangers, "unhealthy": p.unhealthy(),
+	}
 }
 
 // unhealthy gives the number of devices that would be free if they were healthy.

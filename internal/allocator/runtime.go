@@ -5,16 +5,57 @@ import "github.com/devmgrd/devmgrd/internal/device"
 // A tenant is what the runtime has of one pod: names of containers by the runtime's IDs.
 type tenant map[string]string
 
-// RuntimeSynced tells of all containers that the runtime has.
+// RuntimeSynced tells of all containers that the runtime has. Devices that are stamped on one of them and that the books
+// do not know of, because the books were lost, are set aside until the runtime has no container of that pod any more.
 func (a *Allocator) RuntimeSynced(all []device.Running) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	clear(a.live)
+	for uid := range a.strangers {
+		a.letGoLocked(uid)
+	}
 	for _, r := range all {
 		a.liveLocked(r)
+		a.setAsideLocked(r)
 	}
 	a.synced = true
 	a.writeLocked(0)
+	signal(a.kick)
+	signal(a.changed)
+}
+
+// setAsideLocked keeps others from the devices that a container was given by books that are gone.
+func (a *Allocator) setAsideLocked(r device.Running) {
+	uid := r.Container.Pod
+	for resource, ids := range r.Stamp {
+		pool := a.pools.of(resource)
+		for _, id := range ids {
+			switch owner, taken := pool.taken[id]; {
+			case !taken:
+				if a.strangers[uid] == nil {
+					a.strangers[uid] = hold{}
+				}
+				a.strangers[uid][resource] = append(a.strangers[uid][resource], id)
+				pool.take([]device.ID{id}, uid)
+				pool.strangers++
+				a.log.Warn("a container runs with a device that the books do not know of; it is set aside until the container's pod has ended",
+					"resource", resource, "device", id, "uid", uid, "container", r.Container.Name)
+			case owner != uid:
+				a.log.Error("a device is in two hands", "resource", resource, "device", id, "uid", uid, "container", r.Container.Name, "assigned to", owner)
+			}
+		}
+	}
+}
+
+// letGoLocked ends what setAsideLocked has begun.
+func (a *Allocator) letGoLocked(uid device.PodUID) {
+	for resource, ids := range a.strangers[uid] {
+		a.pools[resource].giveBack(ids, uid)
+		a.pools[resource].strangers -= len(ids)
+		a.wakeLocked(resource, false)
+	}
+	delete(a.strangers, uid)
+	signal(a.changed)
 }
 
 // RuntimeLost tells that the runtime is away. What it had may still run, so nothing is released until it is back.
@@ -24,7 +65,7 @@ func (a *Allocator) RuntimeLost() {
 	a.synced = false
 }
 
-// RuntimeStarted tells that the runtime is about to make a container.
+// RuntimeStarted tells that the runtime has been given all that it needs to make a container.
 func (a *Allocator) RuntimeStarted(r device.Running) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -43,28 +84,36 @@ func (a *Allocator) liveLocked(r device.Running) {
 	t[r.ID] = r.Container.Name
 }
 
+// deadLocked forgets a container, and gives its name if it was known.
+func (a *Allocator) deadLocked(r device.Running) (name string, known bool) {
+	uid := r.Container.Pod
+	if name, known = a.live[uid][r.ID]; !known {
+		return "", false
+	}
+	delete(a.live[uid], r.ID)
+	if len(a.live[uid]) > 0 {
+		return name, true
+	}
+	delete(a.live, uid)
+	if a.strangers[uid] != nil {
+		a.letGoLocked(uid)
+	}
+	if p := a.pods[uid]; p != nil && !p.wanted {
+		a.writeLocked(0) // it can be released now
+	}
+	return name, true
+}
+
 // RuntimeStopped tells that a container's processes have ended, or that it was never started.
 func (a *Allocator) RuntimeStopped(r device.Running) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	uid := r.Container.Pod
-	name, known := a.live[uid][r.ID]
-	if !known {
+	name, known := a.deadLocked(r)
+	p := a.pods[r.Container.Pod]
+	if !known || p == nil || !p.wanted {
 		return
 	}
-	delete(a.live[uid], r.ID)
-	if len(a.live[uid]) == 0 {
-		delete(a.live, uid)
-	}
-	p := a.pods[uid]
-	if p == nil {
-		return
-	}
-	if !p.wanted {
-		a.writeLocked(0)
-		return
-	}
-	for _, other := range a.live[uid] {
+	for _, other := range a.live[r.Container.Pod] {
 		if other == name {
 			return // its next instance runs already: its devices are not to be touched
 		}

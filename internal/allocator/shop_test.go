@@ -130,16 +130,46 @@ type rig struct {
 	t     *testing.T
 	shop  *shop
 	store *store.Store
+	books *disk
 	dir   string
+	lost  bool
 	stop  func()
 }
 
+// A disk is the state file, which fails to be written when a test says so.
+type disk struct {
+	*store.Store
+	mu   sync.Mutex
+	fail func()
+}
+
+// fails lets each attempt to write do f and then fail; nil: it succeeds.
+func (d *disk) fails(f func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fail = f
+}
+
+func (d *disk) SavePods(save []device.PodRecord, forget []device.PodUID) error {
+	d.mu.Lock()
+	fail := d.fail
+	d.mu.Unlock()
+	if fail != nil {
+		fail()
+		return errors.New("no space left on device")
+	}
+	return d.Store.SavePods(save, forget)
+}
+
 // run runs a test in a bubble with a clock of its own, and checks the invariants when it is over.
-func run(t *testing.T, test func(*rig)) {
+func run(t *testing.T, test func(*rig), prepare ...func(*rig)) {
 	t.Helper()
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		r := &rig{t: t, shop: newShop(), dir: dir}
+		for _, f := range prepare {
+			f(r)
+		}
 		r.start()
 		test(r)
 		r.check()
@@ -154,11 +184,12 @@ func (r *rig) start() {
 	if r.store, err = store.Open(store.Config{Dir: r.dir, Log: log}); err != nil {
 		r.t.Fatal(err)
 	}
+	r.books = &disk{Store: r.store}
 	known, err := r.store.Pods()
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.Allocator = allocator.New(allocator.Config{Plugins: r.shop, Books: r.store, Herald: r.shop, Known: known, Log: log, Metrics: prometheus.NewRegistry()})
+	r.Allocator = allocator.New(allocator.Config{Plugins: r.shop, Books: r.books, Herald: r.shop, Known: known, Lost: r.lost, Log: log, Metrics: prometheus.NewRegistry()})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {

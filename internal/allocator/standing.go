@@ -2,10 +2,34 @@ package allocator
 
 import "github.com/devmgrd/devmgrd/internal/device"
 
-// Standing answers the runtime's question about a container. It is a look-up: it waits for nothing.
+// Claim answers the runtime's question about a container that it is about to make. It is a look-up: it waits for nothing.
+// If the container may be made, it counts as living from this moment, so that its devices cannot be released between the
+// answer and its start; Unclaim takes that back.
+func (a *Allocator) Claim(r device.Running) device.Standing {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	st := a.standingLocked(r.Container)
+	if st.Stand == device.Free || st.Stand == device.Ready {
+		a.liveLocked(r)
+	}
+	return st
+}
+
+// Unclaim tells that the container is not going to be made after all. What was prepared for its start stays prepared.
+func (a *Allocator) Unclaim(r device.Running) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.deadLocked(r)
+}
+
+// Standing tells how a container stands.
 func (a *Allocator) Standing(c device.Container) device.Standing {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return a.standingLocked(c)
+}
+
+func (a *Allocator) standingLocked(c device.Container) device.Standing {
 	p := a.pods[c.Pod]
 	if p == nil || p.leaving {
 		return device.Standing{Stand: device.Unknown}

@@ -1,6 +1,7 @@
 package nri
 
 import (
+	"context"
 	"encoding/json"
 	"maps"
 	"slices"
@@ -17,7 +18,7 @@ const stampKey = "devmgrd.io/assignment"
 
 // adjust puts a container's assignment into the runtime's words. It fails with a *device.Refusal if something that was
 // granted cannot be given, and tells of conflicts that it has settled.
-func adjust(to *api.ContainerAdjustment, as device.Assignment, env []string, ctr *api.Container, can abilities) ([]string, error) {
+func adjust(ctx context.Context, to *api.ContainerAdjustment, as device.Assignment, env []string, ctr *api.Container, can abilities) ([]string, error) {
 	grant, conflicts := merge(as.Shares, own{env: env, mounts: volumes(ctr), annotations: ctr.GetAnnotations()})
 	for _, k := range slices.Sorted(maps.Keys(grant.Env)) {
 		to.AddEnv(k, grant.Env[k])
@@ -34,7 +35,7 @@ func adjust(to *api.ContainerAdjustment, as device.Assignment, env []string, ctr
 		// The propagation is said always: NRI would carry that of another mount over.
 		to.AddMount(&api.Mount{Destination: m.ContainerPath, Type: "bind", Source: from, Options: []string{"rbind", "rprivate", access}})
 	}
-	if err := addNodes(to, grant.Nodes, ctr, can); err != nil {
+	if err := addNodes(ctx, to, grant.Nodes, ctr, can); err != nil {
 		return nil, err
 	}
 	if len(grant.CDI) > 0 && !can.cdi {
@@ -53,10 +54,10 @@ func adjust(to *api.ContainerAdjustment, as device.Assignment, env []string, ctr
 
 // addNodes adds device nodes with the access that was granted. NRI's own rule for a node is always to read and write,
 // so where less was granted two rules are put after it: nothing at all, then what was granted.
-func addNodes(to *api.ContainerAdjustment, granted []device.Node, ctr *api.Container, can abilities) error {
+func addNodes(ctx context.Context, to *api.ContainerAdjustment, granted []device.Node, ctr *api.Container, can abilities) error {
 	added := map[string]bool{}
 	for _, g := range granted {
-		found, err := nodes(g)
+		found, err := nodes(ctx, g)
 		if err != nil {
 			return err
 		}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -33,6 +34,9 @@ type Connection struct {
 	config    Config
 	metrics   *metrics
 	connected atomic.Bool
+	first     sync.Once
+	synced    chan struct{} // closed when the runtime has told all for the first time
+	looks     chan struct{}
 }
 
 const (
@@ -42,8 +46,10 @@ const (
 	// runtime that dies at that moment would hold it for ever.
 	startLimit = 15 * time.Second
 
-	firstPause = 200 * time.Millisecond
-	lastPause  = 5 * time.Second
+	// Pauses between attempts. They stay short: containers that are made while we are away start without their devices,
+	// and an attempt costs microseconds while nobody listens.
+	firstPause = 50 * time.Millisecond
+	lastPause  = 500 * time.Millisecond
 )
 
 // New makes a Connection. It starts nothing: see Run.
@@ -56,7 +62,7 @@ func New(c Config) *Connection {
 			panic("nri.New: Config." + name + " is missing")
 		}
 	}
-	n := &Connection{config: c}
+	n := &Connection{config: c, synced: make(chan struct{}), looks: make(chan struct{}, maxLooks)}
 	n.metrics = newMetrics(c.Metrics, n.connected.Load)
 	return n
 }
@@ -68,6 +74,9 @@ func (n *Connection) Check() error {
 	}
 	return nil
 }
+
+// Synced is closed when the runtime has been connected for the first time and has told all that it has.
+func (n *Connection) Synced() <-chan struct{} { return n.synced }
 
 // Run keeps the connection until ctx ends, and makes it anew whenever it is lost.
 func (n *Connection) Run(ctx context.Context) error {
@@ -102,11 +111,17 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	var once sync.Once
 	p := &plugin{
 		ledger: n.config.Ledger, runtime: n.config.Runtime, pods: n.config.Pods, herald: n.config.Herald, redirect: n.config.Redirect,
-		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics,
+		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, looks: n.looks,
+		synced: func() {
+			n.connected.Store(true)
+			n.first.Do(func() { close(n.synced) })
+		},
 	}
 	s, err := stub.New(p,
 		stub.WithPluginName(pluginName), stub.WithPluginIdx(n.config.Index), stub.WithSocketPath(n.config.Socket),
-		stub.WithOnClose(func() { once.Do(func() { close(lost) }) }), stub.WithLogger(logger{n.config.Log}))
+		stub.WithOnClose(func() { once.Do(func() { close(lost) }) }), stub.WithLogger(logger{n.config.Log}),
+		// Runtimes with NRI 0.12.4 or later fail a request that we do not answer; older ones go on without us.
+		stub.WithFailurePolicy(&api.FailurePolicy{FailRequest: true}))
 	if err != nil {
 		return false, err
 	}
@@ -122,7 +137,6 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}
-	n.connected.Store(true)
 	defer func() {
 		n.connected.Store(false)
 		n.config.Runtime.RuntimeLost()

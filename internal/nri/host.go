@@ -1,7 +1,9 @@
 package nri
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -28,9 +30,12 @@ var notDevices = map[string]bool{
 	"pts": true, "shm": true, "fd": true, "mqueue": true, ".lxc": true, ".lxd-mounts": true, ".udev": true,
 }
 
+// maxEntries bounds a directory of devices: walking it holds up every container of the node.
+const maxEntries = 4096
+
 // nodes finds what a granted node stands for: one device node, through a symbolic link or not, or all those below a
 // directory. It is what containerd does with the kubelet's answer, which does not happen to what comes through NRI.
-func nodes(n device.Node) ([]node, error) {
+func nodes(ctx context.Context, n device.Node) ([]node, error) {
 	path, err := filepath.EvalSymlinks(n.HostPath)
 	if err != nil {
 		return nil, missing("device", n.HostPath, err)
@@ -47,10 +52,15 @@ func nodes(n device.Node) ([]node, error) {
 		return []node{found}, nil
 	}
 	var all []node
+	entries := 0
 	err = filepath.WalkDir(path, func(at string, entry fs.DirEntry, err error) error {
-		switch {
+		switch entries++; {
 		case err != nil:
 			return err
+		case entries > maxEntries:
+			return fmt.Errorf("there are more than %d files in it", maxEntries)
+		case ctx.Err() != nil:
+			return ctx.Err()
 		case entry.IsDir():
 			if at != path && notDevices[entry.Name()] {
 				return fs.SkipDir
@@ -87,6 +97,9 @@ func nodeOf(info fs.FileInfo, path, permissions string) (node, bool) {
 	n := node{path: path, permissions: permissions, mode: uint32(info.Mode().Perm())}
 	if ok {
 		rdev, n.uid, n.gid = stat.Rdev, stat.Uid, stat.Gid
+	}
+	if rdev == 0 {
+		return node{}, false // what hides a device from a confined process
 	}
 	switch info.Mode() & (fs.ModeDevice | fs.ModeCharDevice) {
 	case fs.ModeDevice | fs.ModeCharDevice:

@@ -1,10 +1,12 @@
 package nri
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -20,12 +22,12 @@ func TestNodesOfAPathALinkAndADirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{"/dev/null", link} {
-		got, err := nodes(device.Node{HostPath: path, ContainerPath: "/dev/gpu", Permissions: "rw"})
+		got, err := nodes(context.Background(), device.Node{HostPath: path, ContainerPath: "/dev/gpu", Permissions: "rw"})
 		if err != nil || len(got) != 1 || got[0].path != "/dev/gpu" || got[0].permissions != "rw" || !isNull(got[0]) {
 			t.Errorf("%s: %+v, %v", path, got, err)
 		}
 	}
-	got, err := nodes(device.Node{HostPath: "/dev", ContainerPath: "/host", Permissions: "r"})
+	got, err := nodes(context.Background(), device.Node{HostPath: "/dev", ContainerPath: "/host", Permissions: "r"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,11 +48,29 @@ func TestWhatIsMissingOnTheHostIsARefusal(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{filepath.Join(dir, "none"), file} {
-		_, err := nodes(device.Node{HostPath: path, ContainerPath: "/dev/x", Permissions: "rw"})
+		_, err := nodes(context.Background(), device.Node{HostPath: path, ContainerPath: "/dev/x", Permissions: "rw"})
 		var no *device.Refusal
 		if !errors.As(err, &no) || no.Reason != device.HostDeviceMissing || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v", path, err)
 		}
+	}
+}
+
+// A directory that is too large to look through in a hook is refused, and so is one that takes too long.
+func TestADirectoryThatIsTooLarge(t *testing.T) {
+	dir := t.TempDir()
+	for i := range maxEntries {
+		if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := nodes(context.Background(), device.Node{HostPath: dir, ContainerPath: "/x"}); err == nil || !strings.Contains(err.Error(), "more than 4096") {
+		t.Errorf("%v, want that there are too many files", err)
+	}
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := nodes(over, device.Node{HostPath: dir, ContainerPath: "/x"}); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v, want that time is over", err)
 	}
 }
 

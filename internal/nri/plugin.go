@@ -15,15 +15,18 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Ledger says how a container stands. It is a look-up and waits for nothing.
+// Ledger says how a container stands. Its methods are look-ups and wait for nothing.
 type Ledger interface {
-	Standing(device.Container) device.Standing
+	// Claim says how a container stands that is about to be made. If it may be made it counts as living from then on.
+	Claim(device.Running) device.Standing
+	// Unclaim says that it is not made after all.
+	Unclaim(device.Running)
 }
 
 // Runtime hears what the runtime has. Its methods return at once.
 type Runtime interface {
 	RuntimeSynced([]device.Running) // these are all containers
-	RuntimeStarted(device.Running)  // this one is about to be made
+	RuntimeStarted(device.Running)  // this one has been given all that it needs
 	RuntimeStopped(device.Running)  // this one has ended, or was never started
 	RuntimeLost()                   // the connection is gone: nothing is known until RuntimeSynced
 }
@@ -43,8 +46,11 @@ const (
 	// liveRead bounds the one read from the API server for a pod that the watch has not brought yet.
 	liveRead = 300 * time.Millisecond
 	// hookBudget bounds a hook as a whole. The runtime allows 2 s by default; a hook that is late is taken for dead, its
-	// plugin is dropped, and the container starts without its devices.
+	// plugin is dropped, and the container starts without its devices. Where the runtime allows less, three quarters of
+	// that are ours.
 	hookBudget = time.Second
+	// maxLooks bounds the look-ups on the host that a file system holds up.
+	maxLooks = 64
 )
 
 // What the kubelet writes on a pod's sandbox to say where the pod came from (its ConfigSourceAnnotationKey).
@@ -69,11 +75,14 @@ type plugin struct {
 	maxWait  time.Duration
 	log      *slog.Logger
 	metrics  *metrics
+	synced   func()                    // called when the runtime has told all
+	looks    chan struct{}             // a place for each look-up on the host that is under way
 	can      atomic.Pointer[abilities] // of the runtime; set by Configure
 }
 
 // Configure is the runtime's first call. It tells who the runtime is.
-func (p *plugin) Configure(_ context.Context, _, runtime, version string) (api.EventMask, error) {
+func (p *plugin) Configure(_ context.Context, _, runtime, version string) (_ api.EventMask, err error) {
+	defer p.survive("Configure", &err)
 	can := abilitiesOf(runtime, version)
 	p.can.Store(&can)
 	p.log.Info("connected to the container runtime", "runtime", can.runtime)
@@ -81,7 +90,8 @@ func (p *plugin) Configure(_ context.Context, _, runtime, version string) (api.E
 }
 
 // Synchronize is the runtime's second call: all that it has. Events come only after we have returned.
-func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, containers []*api.Container) ([]*api.ContainerUpdate, error) {
+func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, containers []*api.Container) (_ []*api.ContainerUpdate, err error) {
+	defer p.survive("Synchronize", &err)
 	pods := make(map[string]*api.PodSandbox, len(sandboxes))
 	for _, s := range sandboxes {
 		pods[s.GetId()] = s
@@ -99,7 +109,16 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 	p.metrics.astray.Set(float64(astray))
 	p.runtime.RuntimeSynced(all)
 	p.log.Info("the runtime has told what it has", "pods", len(sandboxes), "containers", len(all))
+	p.synced()
 	return nil, nil
+}
+
+// survive makes an error of a panic in a handler. Without it the process would end, and the runtime go on without us.
+func (p *plugin) survive(event string, err *error) {
+	if r := recover(); r != nil {
+		p.log.Error("a handler panicked", "event", event, "panic", r, "stack", string(debug.Stack()))
+		*err = fmt.Errorf("devmgrd: internal error: %v", r)
+	}
 }
 
 // astray tells whether a container runs with a mount that should have been redirected: it was made while we were away.
@@ -124,16 +143,15 @@ func identity(pod *api.PodSandbox) device.Pod {
 
 // CreateContainer is the hook: what is to be injected, or why the container may not start.
 func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) (adj *api.ContainerAdjustment, _ []*api.ContainerUpdate, err error) {
-	start := time.Now()
-	id := identity(pod)
+	defer p.metrics.hook("CreateContainer", time.Now())
 	defer func() {
-		if r := recover(); r != nil {
-			p.log.Error("a handler panicked", "pod", id.String(), "container", ctr.GetName(), "panic", r, "stack", string(debug.Stack()))
-			adj, err = nil, fmt.Errorf("devmgrd: internal error: %v", r)
+		if err != nil {
+			adj = nil
 		}
-		p.metrics.hook("CreateContainer", start)
 	}()
-	ctx, cancel := context.WithTimeout(ctx, hookBudget)
+	defer p.survive("CreateContainer", &err)
+	id := identity(pod)
+	ctx, cancel := context.WithTimeout(ctx, budget(ctx))
 	defer cancel()
 
 	adj = &api.ContainerAdjustment{}
@@ -148,6 +166,14 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 		return nil, nil, fmt.Errorf("devmgrd: container %s of pod %s cannot start yet: %s: %w", ctr.GetName(), id, reason, err)
 	}
 	return adj, nil, nil
+}
+
+// budget is the time for a hook that has to answer before ctx ends.
+func budget(ctx context.Context) time.Duration {
+	if end, ok := ctx.Deadline(); ok {
+		return min(hookBudget, time.Until(end)*3/4)
+	}
+	return hookBudget
 }
 
 // lead redirects a device plugin's mounts.
@@ -174,41 +200,79 @@ func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id dev
 		}
 		return nil // a static pod, or one that no kubelet has made
 	}
-	c := device.Container{Pod: id.UID, Name: ctr.GetName()}
-	st, err := p.standing(ctx, id, c)
+	c := device.Running{ID: ctr.GetId(), Container: device.Container{Pod: id.UID, Name: ctr.GetName()}}
+	st, err := p.claim(ctx, id, c)
 	if err != nil {
 		return err
 	}
 	switch st.Stand {
 	case device.Free:
 	case device.Ready:
-		conflicts, err := adjust(adj, st.Assignment, st.Env, ctr, *p.can.Load())
-		if err != nil {
+		if err := p.inject(ctx, adj, id, st, ctr); err != nil {
+			p.ledger.Unclaim(c)
 			return err
-		}
-		for _, text := range conflicts {
-			p.log.Warn("device plugins contradict each other; the first one wins", "pod", id.String(), "container", c.Name, "conflict", text)
 		}
 	case device.Unknown:
 		return device.Refuse(device.UnknownPod, nil, "the pod is not known")
 	default:
 		return &device.Refusal{Wait: st.Wait}
 	}
-	p.runtime.RuntimeStarted(device.Running{ID: ctr.GetId(), Container: c})
+	p.runtime.RuntimeStarted(c)
 	return nil
 }
 
-// standing looks the container up. If nobody has told of its pod it is read from the API server, once; if its allocation
-// is in flight that is waited for, but not long: every other container of the node waits with it.
-func (p *plugin) standing(ctx context.Context, id device.Pod, c device.Container) (device.Standing, error) {
-	st := p.ledger.Standing(c)
+// inject adds a container's devices to adj. It looks at the host for that, and a file system that hangs (a network's, a
+// user's) must not hold up the hook: then the container is refused, and the look-up ends when it may.
+func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, st device.Standing, ctr *api.Container) error {
+	late := func() error {
+		return device.Refuse(device.HostDeviceMissing, ctx.Err(), "the host's file system does not answer about what the device plugin granted")
+	}
+	select {
+	case p.looks <- struct{}{}:
+	case <-ctx.Done():
+		return late()
+	}
+	type result struct {
+		own       *api.ContainerAdjustment
+		conflicts []string
+		err       error
+	}
+	done := make(chan result, 1)
+	go func() { // ends when the host has answered
+		defer func() { <-p.looks }()
+		r := result{own: &api.ContainerAdjustment{}}
+		defer func() { done <- r }()
+		defer p.survive("CreateContainer", &r.err)
+		r.conflicts, r.err = adjust(ctx, r.own, st.Assignment, st.Env, ctr, *p.can.Load())
+	}()
+	var r result
+	select {
+	case r = <-done:
+	case <-ctx.Done():
+		return late()
+	}
+	if r.err != nil {
+		return r.err
+	}
+	for _, text := range r.conflicts {
+		p.log.Warn("device plugins contradict each other; the first one wins", "pod", id.String(), "container", ctr.GetName(), "conflict", text)
+	}
+	adj.Annotations, adj.Env, adj.Linux, adj.CDIDevices = r.own.Annotations, r.own.Env, r.own.Linux, r.own.CDIDevices
+	adj.Mounts = append(adj.Mounts, r.own.Mounts...) // beside what has been redirected
+	return nil
+}
+
+// claim looks the container up. If nobody has told of its pod it is read from the API server, once; if its allocation is in
+// flight that is waited for, but not long: every other container of the node waits with it.
+func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running) (device.Standing, error) {
+	st := p.ledger.Claim(c)
 	if st.Stand == device.Unknown {
 		read, cancel := context.WithTimeout(ctx, liveRead)
 		defer cancel()
 		if err := p.pods.Fetch(read, id); err != nil {
 			return st, device.Refuse(device.UnknownPod, err, "nothing has been heard of the pod")
 		}
-		st = p.ledger.Standing(c)
+		st = p.ledger.Claim(c)
 	}
 	if st.Stand != device.Busy {
 		return st, nil
@@ -218,7 +282,7 @@ func (p *plugin) standing(ctx context.Context, id device.Pod, c device.Container
 	for st.Stand == device.Busy {
 		select {
 		case <-st.Done:
-			st = p.ledger.Standing(c)
+			st = p.ledger.Claim(c)
 		case <-patience.C:
 			return st, nil
 		case <-ctx.Done():
@@ -230,25 +294,19 @@ func (p *plugin) standing(ctx context.Context, id device.Pod, c device.Container
 
 // StopContainer tells that a container's processes have ended, or that it was not made after all.
 func (p *plugin) StopContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) ([]*api.ContainerUpdate, error) {
-	p.stopped("StopContainer", pod, ctr)
-	return nil, nil
+	return nil, p.stopped("StopContainer", pod, ctr)
 }
 
 // RemoveContainer tells that a container is gone. It implies that it has stopped: some ends are told only so.
 func (p *plugin) RemoveContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) error {
-	p.stopped("RemoveContainer", pod, ctr)
-	return nil
+	return p.stopped("RemoveContainer", pod, ctr)
 }
 
-func (p *plugin) stopped(event string, pod *api.PodSandbox, ctr *api.Container) {
-	start := time.Now()
-	defer func() {
-		if r := recover(); r != nil {
-			p.log.Error("a handler panicked", "event", event, "panic", r, "stack", string(debug.Stack()))
-		}
-		p.metrics.hook(event, start)
-	}()
+func (p *plugin) stopped(event string, pod *api.PodSandbox, ctr *api.Container) (err error) {
+	defer p.metrics.hook(event, time.Now())
+	defer p.survive(event, &err)
 	p.runtime.RuntimeStopped(running(pod, ctr))
+	return nil
 }
 
 // Where the runtime and the kubelet note a container's pod. In the events that end a container the pod may be missing.

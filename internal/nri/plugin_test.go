@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -28,12 +29,23 @@ type world struct {
 	started []device.Running
 	stopped []device.Running
 	astray  []string
+	claims  int // that have not been taken back
 }
 
-func (w *world) Standing(c device.Container) device.Standing {
+func (w *world) Claim(r device.Running) device.Standing {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.stands[c]
+	st := w.stands[r.Container]
+	if st.Stand == device.Ready || st.Stand == device.Free {
+		w.claims++
+	}
+	return st
+}
+
+func (w *world) Unclaim(device.Running) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.claims--
 }
 
 func (w *world) set(s device.Standing) {
@@ -57,7 +69,8 @@ var main = device.Container{Pod: "uid", Name: "main"}
 func newPlugin(t testing.TB) (*plugin, *world) {
 	w := &world{fetch: func(context.Context) error { return errors.New("the API server is away") }}
 	p := &plugin{ledger: w, runtime: w, pods: w, herald: w, redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, maxWait: 100 * time.Millisecond,
-		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true })}
+		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }),
+		looks: make(chan struct{}, 1), synced: func() {}}
 	if _, err := p.Configure(context.Background(), "", "containerd", "v2.4.2"); err != nil {
 		t.Fatal(err)
 	}
@@ -201,11 +214,36 @@ func TestAnswers(t *testing.T) {
 					if err != nil || adj == nil {
 						t.Errorf("%v, %v; want an adjustment", adj, err)
 					}
+				case w.claims != 0:
+					t.Errorf("%d claims stay after a refusal", w.claims)
 				case err == nil || adj != nil || !strings.Contains(err.Error(), test.want):
 					t.Errorf("%v, %v; want an error with %q", adj, err, test.want)
 				}
 			})
 		})
+	}
+}
+
+// The host's file system may hang, as a network's does: the container is refused in time, and so are others once too many
+// look-ups hang.
+func TestAHostThatHangs(t *testing.T) {
+	p, w := newPlugin(t)
+	st := ready()
+	unreached := filepath.Join(t.TempDir(), "unreached")
+	st.Assignment.Shares[0].Grant.Nodes = []device.Node{{HostPath: unreached, ContainerPath: "/dev/x", Permissions: "rw"}}
+	w.set(st)
+	p.looks <- struct{}{} // one hangs already, and here one is all that may
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, _, err := p.CreateContainer(ctx, sandbox(), container())
+	if err == nil || !strings.Contains(err.Error(), "HostDeviceMissing") || !strings.Contains(err.Error(), "does not answer") {
+		t.Errorf("%v, want that the host does not answer", err)
+	}
+	if ctx.Err() != nil {
+		t.Error("the answer came after the runtime's own limit")
+	}
+	if w.claims != 0 {
+		t.Errorf("%d claims stay", w.claims)
 	}
 }
 

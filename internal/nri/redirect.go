@@ -35,8 +35,8 @@ func (r Redirect) mounts(all []*api.Mount) (instead []*api.Mount, shared []strin
 			to = &api.Mount{Destination: m.Destination, Type: "bind", Source: filepath.Join(r.To, registrationSocket), Options: slices.Clone(m.Options)}
 		case inside:
 			destination := filepath.Join(m.Destination, below)
-			if slices.ContainsFunc(all, func(o *api.Mount) bool { return filepath.Clean(o.GetDestination()) == destination }) {
-				continue // that one decides
+			if slices.ContainsFunc(all, func(o *api.Mount) bool { return between(m.Destination, o.GetDestination(), destination) }) {
+				continue // what the container sees there is of that mount
 			}
 			if slices.Contains(m.Options, "rshared") || slices.Contains(m.Options, "shared") {
 				shared = append(shared, m.Destination)
@@ -60,4 +60,10 @@ func (r Redirect) mounts(all []*api.Mount) (instead []*api.Mount, shared []strin
 func (r Redirect) names(m *api.Mount) bool {
 	from := filepath.Clean(m.GetSource())
 	return from == r.From || from == filepath.Join(r.From, registrationSocket)
+}
+
+// between tells whether path is below top, and is bottom or above it.
+func between(top, path, bottom string) bool {
+	top, path = filepath.Clean(top), filepath.Clean(path)
+	return len(path) > len(top) && (path == bottom || strings.HasPrefix(bottom, path+"/"))
 }

@@ -19,6 +19,9 @@ func TestRedirect(t *testing.T) {
 		{"a parent shared with the host", "/var/lib/kubelet > /var/lib/kubelet rbind,rshared,rw", "", "/var/lib/kubelet"},
 		{"both", "/var/lib/kubelet > /k rbind,rprivate,rw; /var/lib/kubelet/device-plugins > /k/device-plugins rbind,rprivate,rw",
 			"/run/devmgrd/device-plugins > /k/device-plugins rbind,rprivate,rw", ""},
+		{"the root, with a volume on the way", "/ > /host rbind,rprivate,ro; /data > /host/var/lib/kubelet rbind,rprivate,ro", "", ""},
+		{"two parents", "/ > /host rbind,rslave,ro; /var/lib > /host/var/lib rbind,rslave,ro",
+			"/run/devmgrd/device-plugins > /host/var/lib/kubelet/device-plugins rbind,rprivate,ro", ""},
 		{"neighbours", "/var/lib/kubelet/device-plugins-old > /a rbind; /var/lib/kubelet/plugins_registry > /b rbind; /var/lib/kub > /c rbind; /etc/hosts > /etc/hosts rbind", "", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
