@@ -82,7 +82,8 @@ type Allocator struct {
 	lost    bool                     // the books began empty, and the runtime has not told yet what is in use
 	listed  bool                     // every pod that is bound to the node is in pods
 
-	strangers map[device.PodUID]hold // devices that run under a stamp of ours, and that the books do not know of
+	// strays are devices that containers run with and that the books do not know of, by pod, container and resource.
+	strays map[device.PodUID]map[string]device.Choice
 }
 
 // New makes an Allocator that knows what the books know. It starts nothing: see Run.
@@ -109,8 +110,7 @@ func New(c Config) *Allocator {
 		unsaved: map[device.PodUID]*pod{},
 		live:    map[device.PodUID]tenant{},
 		lost:    c.Lost,
-
-		strangers: map[device.PodUID]hold{},
+		strays:  map[device.PodUID]map[string]device.Choice{},
 	}
 	for _, r := range c.Known {
 		p := &pod{demand: r.Demand, wanted: true, saved: true, bound: time.Now(), assigned: r.Assignments}

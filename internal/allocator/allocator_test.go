@@ -368,6 +368,36 @@ func TestStampsKeepDevicesThatTheBooksDoNotKnow(t *testing.T) {
 	})
 }
 
+// A pod that runs on after the books were lost is given the same devices again.
+func TestStampsAreTakenUpAgain(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 4)
+		demands := func() []device.Demand {
+			return []device.Demand{wants("init", device.Init, gpu, 2), wants("x", device.App, gpu, 2), wants("y", device.App, gpu, 1)}
+		}
+		var all []device.Running
+		for name, ids := range map[string][]device.ID{"x": {"d2", "d1"}, "y": {"d3"}} {
+			c := running("of-"+name, "a", name)
+			c.Stamp = map[device.ResourceName][]device.ID{gpu: ids}
+			all = append(all, c)
+		}
+		r.RuntimeSynced(all)
+		r.bind("a", demands()...)
+		r.expect("a", "x", "ready vendor.com/gpu[d1 d2]")
+		r.expect("a", "y", "ready vendor.com/gpu[d3]")
+		r.check()
+		r.RuntimeSynced(all) // the books know them now
+		r.check()
+		r.Drop("a")
+		for _, c := range all {
+			r.RuntimeStopped(c)
+		}
+		r.check()
+		r.bind("b", app(gpu, 4))
+		r.expect("b", "main", "ready vendor.com/gpu[d0 d1 d2 d3]")
+	}, func(r *rig) { r.lost = true })
+}
+
 // Whoever begins with empty books asks the runtime first.
 func TestWithLostBooksNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
 	lost := func(r *rig) { r.lost = true }

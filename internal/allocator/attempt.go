@@ -19,7 +19,7 @@ const (
 // reserveLocked plans for one pod. If that succeeds the devices are set aside and its plugins are asked, without the
 // lock, by a goroutine that ends in settle.
 func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
-	choices, no := plan(p.demand, p.assigned, a.pools)
+	choices, no := plan(p.demand, p.assigned, a.strays[p.demand.Pod.UID], a.pools)
 	if no != nil {
 		a.parkLocked(p, no.Wait, 0)
 		return
@@ -30,7 +30,7 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 		for r, ids := range choice {
 			pool := a.pools[r]
 			for _, id := range ids {
-				if _, taken := pool.taken[id]; !taken { // else it is an init container's, of this pod
+				if _, taken := pool.taken[id]; !taken { // else it is this pod's already: an init container's, or one it runs with
 					held[r] = append(held[r], id)
 				}
 			}
@@ -103,6 +103,7 @@ func (a *Allocator) settle(p *pod, held hold, got []device.Assignment, err error
 		}
 	} else {
 		p.assigned, p.saved = got, true
+		a.adoptLocked(p.demand.Pod.UID, got)
 		a.settleLocked(p)
 		took := time.Since(p.bound)
 		a.metrics.admission.Observe(took.Seconds())

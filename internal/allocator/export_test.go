@@ -59,13 +59,28 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			}
 		}
 	}
-	for uid, held := range a.strangers {
-		for r, ids := range held {
-			for _, id := range ids {
-				if was, taken := owner[key{r, id}]; taken {
-					return fmt.Errorf("device %s of %s is set aside for %s and assigned to %s", id, r, uid, was)
+	strays := map[key]device.PodUID{}
+	for uid, containers := range a.strays {
+		for _, choice := range containers {
+			for r, ids := range choice {
+				for _, id := range ids {
+					if a.pools[r].strays[id] {
+						strays[key{r, id}] = uid
+					}
 				}
-				owner[key{r, id}] = uid
+			}
+		}
+	}
+	for k, uid := range strays {
+		if was, taken := owner[k]; taken {
+			return fmt.Errorf("device %s of %s is set aside for %s and assigned to %s", k.ID, k.ResourceName, uid, was)
+		}
+		owner[k] = uid
+	}
+	for r, p := range a.pools {
+		for id := range p.strays {
+			if _, known := strays[key{r, id}]; !known {
+				return fmt.Errorf("device %s of %s is set aside for nobody", id, r)
 			}
 		}
 	}

@@ -10,11 +10,12 @@ import (
 // plan chooses devices for every container of a pod that has none yet, or says why it cannot: all or nothing. It is
 // pure: the same demand, assignments and pools give the same answer, and nothing is changed.
 //
-// For each resource of a container, in this order: devices of the pod's init containers that are still healthy, since
+// For each resource of a container, in this order: what it runs with already, by a stamp of books that are gone (runs, by
+// container); devices of the pod's init containers that are still healthy, since
 // those containers have ended when later ones start; then free devices, lowest ID first. App containers and sidecars
 // keep what they take from an init container, so no other can have it too (the rules of the kubelet's device manager,
 // which the scheduler's arithmetic expects).
-func plan(want device.PodDemand, has []device.Assignment, from pools) (map[string]device.Choice, *device.Refusal) {
+func plan(want device.PodDemand, has []device.Assignment, runs map[string]device.Choice, from pools) (map[string]device.Choice, *device.Refusal) {
 	choices := map[string]device.Choice{}
 	shelves := map[device.ResourceName]*shelf{}
 	for _, d := range want.Demands {
@@ -24,12 +25,16 @@ func plan(want device.PodDemand, has []device.Assignment, from pools) (map[strin
 			s := shelves[r]
 			if s == nil {
 				s = &shelf{pool: from[r]}
+				for _, choice := range runs {
+					s.running = append(s.running, choice[r]...)
+				}
+				slices.Sort(s.running)
 				shelves[r] = s
 			}
 			ids, known := held[r]
 			if !known {
 				var no *device.Refusal
-				if ids, no = s.pick(r, d.Wants[r]); no != nil {
+				if ids, no = s.pick(r, d, runs[d.Container.Name][r]); no != nil {
 					return nil, no
 				}
 				choice[r] = ids
@@ -66,14 +71,32 @@ type shelf struct {
 	next     int         // free devices below this position have been chosen
 	used     int         // how many those are
 	reusable []device.ID // ascending
+	running  []device.ID // what the pod's containers run with by stamps of lost books; ascending
 }
 
-func (s *shelf) pick(r device.ResourceName, n int) ([]device.ID, *device.Refusal) {
+func (s *shelf) runs(id device.ID) bool {
+	_, found := slices.BinarySearch(s.running, id)
+	return found
+}
+
+func (s *shelf) pick(r device.ResourceName, d device.Demand, runs []device.ID) ([]device.ID, *device.Refusal) {
 	if no := s.closed(r); no != nil {
 		return nil, no
 	}
+	n := d.Wants[r]
+	if len(runs) == n {
+		return slices.Sorted(slices.Values(runs)), nil
+	}
+	hand := s.reusable
+	if d.Kind == device.Init {
+		hand = slices.Concat(hand, s.running) // what later containers run with they may have had from this one
+		slices.Sort(hand)
+		hand = slices.Compact(hand)
+	} else {
+		hand = slices.DeleteFunc(slices.Clone(hand), s.runs)
+	}
 	var ids []device.ID
-	for _, id := range s.reusable {
+	for _, id := range hand {
 		if len(ids) < n && s.pool.listing.usable(id) {
 			ids = append(ids, id)
 		}

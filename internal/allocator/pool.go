@@ -56,12 +56,11 @@ type pool struct {
 	frees    int                         // members of free
 	sick     int                         // taken, listed, and not healthy
 	requests int                         // sum of what active pods on the node ask for
-
-	strangers int // taken, and set aside because the books do not know why
+	strays   map[device.ID]bool          // taken, and set aside because the books do not know why
 }
 
 func newPool() *pool {
-	return &pool{listing: makeListing(nil, nil), taken: map[device.ID]device.PodUID{}}
+	return &pool{listing: makeListing(nil, nil), taken: map[device.ID]device.PodUID{}, strays: map[device.ID]bool{}}
 }
 
 // accept puts a new offer in the place of the last. The listing has been made of it beforehand, without a lock.
@@ -130,7 +129,7 @@ func (p *pool) counts() map[string]int {
 		free, stale = 0, p.frees
 	}
 	return map[string]int{
-		"free": free, "stale": stale, "assigned": len(p.taken) - p.strangers, "quarantined": p.strangers, "unhealthy": p.unhealthy(),
+		"free": free, "stale": stale, "assigned": len(p.taken) - len(p.strays), "quarantined": len(p.strays), "unhealthy": p.unhealthy(),
 	}
 }
 

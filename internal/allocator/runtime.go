@@ -6,12 +6,13 @@ import "github.com/devmgrd/devmgrd/internal/device"
 type tenant map[string]string
 
 // RuntimeSynced tells of all containers that the runtime has. Devices that are stamped on one of them and that the books
-// do not know of, because the books were lost, are set aside until the runtime has no container of that pod any more.
+// do not know of, because the books were lost, are set aside: its pod is given the same again, and others do not get them
+// before the runtime has no container of that pod any more.
 func (a *Allocator) RuntimeSynced(all []device.Running) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	clear(a.live)
-	for uid := range a.strangers {
+	for uid := range a.strays {
 		a.letGoLocked(uid)
 	}
 	for _, r := range all {
@@ -30,32 +31,62 @@ func (a *Allocator) setAsideLocked(r device.Running) {
 	for resource, ids := range r.Stamp {
 		pool := a.pools.of(resource)
 		for _, id := range ids {
-			switch owner, taken := pool.taken[id]; {
-			case !taken:
-				if a.strangers[uid] == nil {
-					a.strangers[uid] = hold{}
-				}
-				a.strangers[uid][resource] = append(a.strangers[uid][resource], id)
-				pool.take([]device.ID{id}, uid)
-				pool.strangers++
-				a.log.Warn("a container runs with a device that the books do not know of; it is set aside until the container's pod has ended",
-					"resource", resource, "device", id, "uid", uid, "container", r.Container.Name)
-			case owner != uid:
+			owner, taken := pool.taken[id]
+			switch {
+			case taken && owner != uid:
 				a.log.Error("a device is in two hands", "resource", resource, "device", id, "uid", uid, "container", r.Container.Name, "assigned to", owner)
+				continue
+			case taken && !pool.strays[id]:
+				continue // as the books say
+			case !taken:
+				pool.take([]device.ID{id}, uid)
+				pool.strays[id] = true
+				a.log.Warn("a container runs with a device that the books do not know of; it is set aside for its pod",
+					"resource", resource, "device", id, "uid", uid, "container", r.Container.Name)
 			}
+			of := a.strays[uid]
+			if of == nil {
+				of = map[string]device.Choice{}
+				a.strays[uid] = of
+			}
+			if of[r.Container.Name] == nil {
+				of[r.Container.Name] = device.Choice{}
+			}
+			of[r.Container.Name][resource] = append(of[r.Container.Name][resource], id)
 		}
 	}
 }
 
-// letGoLocked ends what setAsideLocked has begun.
+// letGoLocked frees what setAsideLocked has set aside for a pod and what has not become its own since.
 func (a *Allocator) letGoLocked(uid device.PodUID) {
-	for resource, ids := range a.strangers[uid] {
-		a.pools[resource].giveBack(ids, uid)
-		a.pools[resource].strangers -= len(ids)
-		a.wakeLocked(resource, false)
+	for _, choice := range a.strays[uid] {
+		for resource, ids := range choice {
+			pool := a.pools[resource]
+			for _, id := range ids {
+				if pool.strays[id] {
+					delete(pool.strays, id)
+					pool.giveBack([]device.ID{id}, uid)
+				}
+			}
+			a.wakeLocked(resource, false)
+		}
 	}
-	delete(a.strangers, uid)
+	delete(a.strays, uid)
 	signal(a.changed)
+}
+
+// adoptLocked makes what was set aside for a pod its own, where its new assignment holds it.
+func (a *Allocator) adoptLocked(uid device.PodUID, got []device.Assignment) {
+	for _, as := range got {
+		for _, s := range as.Shares {
+			for _, id := range s.IDs {
+				delete(a.pools[s.Resource].strays, id)
+			}
+		}
+	}
+	if a.strays[uid] != nil {
+		a.letGoLocked(uid)
+	}
 }
 
 // RuntimeLost tells that the runtime is away. What it had may still run, so nothing is released until it is back.
@@ -95,7 +126,7 @@ func (a *Allocator) deadLocked(r device.Running) (name string, known bool) {
 		return name, true
 	}
 	delete(a.live, uid)
-	if a.strangers[uid] != nil {
+	if a.strays[uid] != nil {
 		a.letGoLocked(uid)
 	}
 	if p := a.pods[uid]; p != nil && !p.wanted {

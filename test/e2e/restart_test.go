@@ -210,3 +210,39 @@ func TestADamagedStateFile(t *testing.T) {
 	r.must(os.WriteFile(path, good, 0o600))
 	r.must(r.StartDevmgrd(r.ctx))
 }
+
+// The books are gone, and containers run: their stamps tell what they hold, and nobody else gets it.
+func TestALostStateFile(t *testing.T) {
+	r := start(t)
+	p := r.plugin(gpu, 4)
+	before := map[string]string{}
+	for _, name := range []string{"a", "b"} {
+		pod := node.Pod(name, gpu, 1, "report", "--then-sleep")
+		pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
+		r.must(r.Create(r.ctx, pod))
+		before[name] = r.running(name).Env["DEVICES"]
+	}
+	r.must(r.Delete(r.ctx, "a")) // so that the lowest is free, and b's is not
+	r.must(r.Devmgrd.Kill())
+	r.must(os.Remove(filepath.Join(node.StateDir, "state.db")))
+	r.must(r.StartDevmgrd(r.ctx))
+	p.MustRegister() // nobody remembers it
+	for _, name := range []string{"c", "d"} {
+		if got := r.run(name, gpu, 1).Env["DEVICES"]; got == before["b"] {
+			t.Errorf("%s has %s, with which b runs", name, got)
+		}
+	}
+	pod, err := r.WaitPhase(r.ctx, "b", corev1.PodRunning)
+	r.must(err)
+	r.must(r.KillContainer(r.ctx, node.ContainerID(pod)))
+	r.must(r.WaitPod(r.soon(time.Minute), "default", "b", func(now *corev1.Pod) (bool, error) {
+		return len(now.Status.ContainerStatuses) > 0 && now.Status.ContainerStatuses[0].RestartCount == 1 &&
+			now.Status.ContainerStatuses[0].State.Running != nil, nil
+	}))
+	if after := r.running("b").Env["DEVICES"]; after != before["b"] {
+		t.Errorf("b had %s and has %s", before["b"], after)
+	}
+	if n := r.metric(`devmgrd_devices{resource_name="` + gpu + `",state="quarantined"}`); n != 0 {
+		t.Errorf("%v devices are set aside still", n)
+	}
+}
