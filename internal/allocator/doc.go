@@ -11,7 +11,7 @@
 //	Allocate   ask the plugins, without the lock                  attempt.go
 //	save       one durable commit for the whole pod               attempt.go
 //	settle     now the assignment can be seen                     attempt.go
-//	Standing   the runtime asks, and gets a look-up               standing.go
+//	Claim      the runtime asks, and gets a look-up               standing.go
 //	Drop       the API wants the pod no more                      pod.go
 //	release    once the runtime has none of its containers:
 //	           first on disk, then in memory                      books.go
@@ -26,7 +26,7 @@
 // pause that doubles up to half a minute. Nothing polls.
 //
 // Locks and goroutines: one mutex guards all state and is held for look-ups and plans only, never across a plugin's
-// call, a commit or a log line that may block. Run owns all goroutines: the loop that plans, the one that keeps the
+// call or a commit. Log lines are said under it: the daemon's log blocks nobody. Run owns all goroutines: the loop that plans, the one that keeps the
 // books (books.go), and one for each pod whose plugins are being asked. A constructor starts none.
 //
 // What it does not do: talk to plugins, files, the API server or the runtime. It asks for these through the small
