@@ -133,16 +133,13 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	if err := plugins.Listen(); err != nil {
 		return err
 	}
-	web, err := listenWeb(c.Metrics.Listen, metrics, []part{
+	web := newWeb(c.Metrics.Listen, metrics, []part{
 		{"registration", plugins.Check},
 		{"store", books.Check},
 		{"nri", runtime.Check},
 		{"pods", bound.Check},
 		{"node", node.Check},
 	}, room("web"))
-	if err != nil {
-		return err
-	}
 	log.Info("devmgrd serves", "version", thisBuild().version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
 		"remembered pods", len(knownPods), "remembered resources", len(knownPlugins))
 	return runAll(ctx,

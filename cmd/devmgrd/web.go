@@ -20,20 +20,22 @@ type part struct {
 	check func() error // nil: it is ready
 }
 
-// A web serves metrics and health checks.
+const (
+	firstRebind = time.Second // before the next try for an address that is taken
+	lastRebind  = 30 * time.Second
+)
+
+// A web serves metrics and health checks. Devices do not depend on it: an address that is taken holds nothing else up.
 type web struct {
-	listener net.Listener // nil: off
-	server   *http.Server
+	listen func() (net.Listener, error) // nil: off
+	server *http.Server
+	log    *slog.Logger
 }
 
-// listenWeb binds the address, so that one that is taken is told before anything has started. An empty one serves nothing.
-func listenWeb(address string, metrics *prometheus.Registry, parts []part, log *slog.Logger) (*web, error) {
+// newWeb makes a web for the address, which run binds. An empty one serves nothing.
+func newWeb(address string, metrics *prometheus.Registry, parts []part, log *slog.Logger) *web {
 	if address == "" {
-		return &web{}, nil
-	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("metrics.listen: %w; choose another address, or an empty one to serve no metrics", err)
+		return &web{}
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError)}))
@@ -43,15 +45,19 @@ func listenWeb(address string, metrics *prometheus.Registry, parts []part, log *
 		w.WriteHeader(status)
 		fmt.Fprint(w, text)
 	})
-	return &web{listener, &http.Server{
-		Handler:           mux,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      30 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-	}}, nil
+	return &web{
+		listen: func() (net.Listener, error) { return net.Listen("tcp", address) },
+		server: &http.Server{
+			Handler:           mux,
+			ReadHeaderTimeout: 5 * time.Second,
+			ReadTimeout:       10 * time.Second,
+			WriteTimeout:      30 * time.Second,
+			IdleTimeout:       2 * time.Minute,
+			MaxHeaderBytes:    16 << 10,
+			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		},
+		log: log,
+	}
 }
 
 // readiness gives a line for each part: its name, then "ok" or what is missing.
@@ -68,17 +74,45 @@ func readiness(parts []part) (status int, text string) {
 	return status, b.String()
 }
 
-// run serves until ctx ends.
+// run serves until ctx ends, and comes back to the address whenever it cannot.
 func (w *web) run(ctx context.Context) error {
-	if w.listener == nil {
+	if w.listen == nil {
 		<-ctx.Done()
 		return nil
 	}
+	defer w.server.Close() // of connections that outlived their listener
+	failing := false
+	for pause := firstRebind; ; pause = min(2*pause, lastRebind) {
+		listener, err := w.listen()
+		if err == nil {
+			if failing {
+				w.log.Info("metrics and health checks are served")
+			}
+			pause, failing = firstRebind, false
+			if err = w.serve(ctx, listener); ctx.Err() != nil {
+				return err
+			}
+		}
+		if !failing {
+			w.log.Error("metrics and health checks are not served; trying again until they are. If another process has the address, "+
+				"choose another one for metrics.listen, or an empty one to serve none", "err", err)
+			failing = true
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+	}
+}
+
+// serve serves on the listener until ctx ends, or until that fails.
+func (w *web) serve(ctx context.Context, on net.Listener) error {
 	ended := make(chan error, 1)
-	go func() { ended <- w.server.Serve(w.listener) }()
+	go func() { ended <- w.server.Serve(on) }()
 	select {
 	case err := <-ended:
-		return fmt.Errorf("serving metrics: %w", err)
+		return err
 	case <-ctx.Done():
 	}
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopLimit)

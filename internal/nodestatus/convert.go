@@ -67,6 +67,15 @@ func (s sight) differences(want map[device.ResourceName]int) map[device.Resource
 	return diff
 }
 
+// raised gives the numbers of want, or of the Node's capacity where that is more.
+func (s sight) raised(want map[device.ResourceName]int) map[device.ResourceName]int {
+	raised := make(map[device.ResourceName]int, len(want))
+	for r, n := range want {
+		raised[r] = max(n, s.capacity[r])
+	}
+	return raised
+}
+
 // patch makes a JSON merge patch (RFC 7386) for the status of a Node that sets these numbers and touches nothing else.
 func patch(numbers map[device.ResourceName]int) ([]byte, error) {
 	list := map[device.ResourceName]string{}

@@ -5,6 +5,10 @@
 // View's numbers within about a second of any change of either, by whatever means the Node lost them, and that it
 // writes only when they differ.
 //
+// Until the View has counted every pod that is bound to the node its numbers may be too low, and a kubelet that starts
+// with a number below what pods ask for fails those pods. So no number is lowered before: the larger of the View's and
+// the Node's counts.
+//
 // Capacity and allocatable are always the same number, and change in one patch. A kubelet beside us sets allocatable
 // to capacity for every resource it does not manage itself, and deletes an allocatable that has no capacity: with
 // two different numbers, or two patches, it would find something to correct. The kubelet patches only what it

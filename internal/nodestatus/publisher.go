@@ -32,7 +32,9 @@ const (
 type View interface {
 	// Published gives the number of devices per resource, for capacity and allocatable alike.
 	Published() map[device.ResourceName]int
-	// Changed holds one token when the numbers may have changed since the last look.
+	// Complete tells whether every pod bound to the node is counted in Published. Once true it stays true.
+	Complete() bool
+	// Changed holds one token when the numbers, or Complete, may have changed since the last look.
 	Changed() <-chan struct{}
 }
 
@@ -107,8 +109,12 @@ func (p *Publisher) publish(ctx context.Context) {
 	retry := kube.Backoff{First: firstRetry, Last: lastRetry}
 	var shown map[device.ResourceName]int // what we know the Node to have shown last
 	for ctx.Err() == nil {
+		complete := p.cfg.View.Complete() // asked first: what is published later counts all that it promises
 		want := p.cfg.View.Published()
 		now, known := p.store.now()
+		if !complete {
+			want = now.raised(want)
+		}
 		switch diff := now.differences(want); {
 		case !known:
 			p.change(ctx)

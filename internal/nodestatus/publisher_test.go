@@ -27,6 +27,7 @@ type numbers = map[device.ResourceName]int
 type view struct {
 	mu      sync.Mutex
 	numbers numbers
+	partial bool
 	changed chan struct{}
 }
 
@@ -38,12 +39,30 @@ func (v *view) Published() map[device.ResourceName]int {
 	return maps.Clone(v.numbers)
 }
 
+func (v *view) Complete() bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return !v.partial
+}
+
 func (v *view) Changed() <-chan struct{} { return v.changed }
 
 func (v *view) set(n numbers) {
 	v.mu.Lock()
 	v.numbers = n
 	v.mu.Unlock()
+	v.signal()
+}
+
+// complete says that all pods are counted.
+func (v *view) complete() {
+	v.mu.Lock()
+	v.partial = false
+	v.mu.Unlock()
+	v.signal()
+}
+
+func (v *view) signal() {
 	select {
 	case v.changed <- struct{}{}:
 	default:
@@ -194,6 +213,31 @@ func TestViewChanges(t *testing.T) {
 	if got := shows(api)["a.example/nic"]; got != "1/1" {
 		t.Errorf("a resource that the view does not name became %q", got)
 	}
+}
+
+// Before all pods are counted the Node's numbers may rise, but they do not fall.
+func TestNothingIsLoweredBeforeAllPodsAreCounted(t *testing.T) {
+	api := kubetest.New(t)
+	api.Put(node(map[string]string{"a.example/gpu": "8", "a.example/nic": "2", "a.example/odd": "6"},
+		map[string]string{"a.example/gpu": "8", "a.example/nic": "2", "a.example/odd": "3"}))
+	v := newView(numbers{"a.example/gpu": 0, "a.example/nic": 3, "a.example/odd": 1, "a.example/new": 0})
+	v.partial = true
+	p, _ := publish(t, api, v)
+	untilShows(t, api, map[string]string{"a.example/gpu": "8/8", "a.example/nic": "3/3", "a.example/odd": "6/6", "a.example/new": "0/0"})
+	untilSettled(t, p)
+	v.set(numbers{"a.example/gpu": 9, "a.example/nic": 0, "a.example/odd": 1, "a.example/new": 0})
+	untilShows(t, api, map[string]string{"a.example/gpu": "9/9", "a.example/nic": "3/3", "a.example/odd": "6/6", "a.example/new": "0/0"})
+	v.set(numbers{"a.example/gpu": 4, "a.example/nic": 0, "a.example/odd": 1, "a.example/new": 1})
+	untilShows(t, api, map[string]string{"a.example/gpu": "9/9", "a.example/nic": "3/3", "a.example/odd": "6/6", "a.example/new": "1/1"})
+	for _, patch := range api.Patches()[1:] {
+		if strings.Contains(patch, "odd") || strings.Contains(patch, "nic") {
+			t.Errorf("a number was touched that had not to be raised: %s", patch)
+		}
+	}
+	v.complete()
+	untilShows(t, api, map[string]string{"a.example/gpu": "4/4", "a.example/nic": "0/0", "a.example/odd": "1/1", "a.example/new": "1/1"})
+	v.set(numbers{"a.example/gpu": 2, "a.example/nic": 0, "a.example/odd": 1, "a.example/new": 1})
+	untilShows(t, api, map[string]string{"a.example/gpu": "2/2", "a.example/nic": "0/0", "a.example/odd": "1/1", "a.example/new": "1/1"})
 }
 
 func TestDriftIsPutRight(t *testing.T) {

@@ -92,10 +92,10 @@ func (r *Registry) serving(resource device.ResourceName) (*session, *device.Refu
 		return nil, device.Refuse(device.PluginMissing, nil, "no plugin has registered %s", resource)
 	case s.state == device.Lost:
 		return nil, device.Refuse(device.PluginMissing, nil,
-			"the plugin of %s (%s) has been away for longer than %s", resource, s.link.endpoint, r.cfg.GracePeriod)
+			"the plugin of %s (%s) has been away for longer than %s", resource, s.link.where(), r.cfg.GracePeriod)
 	case s.state == device.Stale:
 		return nil, device.Refuse(device.PluginStale, nil,
-			"the plugin of %s (%s) is away at the moment", resource, s.link.endpoint)
+			"the plugin of %s (%s) is away at the moment", resource, s.link.where())
 	}
 	return s.session, nil
 }

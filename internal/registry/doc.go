@@ -20,17 +20,24 @@
 // word: it replaces the inventory. Until the first one arrives the predecessor's inventory stays, so a plugin's
 // roll-out leaves no gap.
 //
-// When the stream ends the offer is Stale at once and Lost after the grace period. Meanwhile, and afterwards, the link
-// dials back: with a growing pause, or a moment after the plugin's socket file is made anew. What the store remembers
-// (Config.Known) starts in that state, which is how plugins that never register twice survive a restart of ours.
+// When the stream ends the offer is Stale at once and Lost after the grace period. Meanwhile the link dials back: with
+// a growing pause, or a moment after the plugin's socket file is made anew. Where there is no file, or nobody has
+// listened behind it until the offer was Lost, it waits for that file alone. What the store remembers (Config.Known)
+// starts in that state, which is how plugins that never register twice survive a restart of ours.
+//
+// A socket belongs to one resource. If another resource is registered there, its former owner loses it and is Stale,
+// then Lost, until a plugin registers it again.
 //
 // # Promises
 //
 //   - A refused Register changes nothing, and none is refused for a passing reason.
 //   - Only the current link is heard. What an older stream still sends, and its end, touch nothing.
+//   - No stream is heard under two resources, except from the moment that a plugin serves another resource on its old
+//     socket until it registers it: the API does not say on a stream whose it is.
 //   - Inventories are sorted, without doubles, immutable, and shared between readers.
 //   - A list that brings nothing new is not decoded, not signalled and not saved.
 //   - A plugin is asked one thing at a time, as the kubelet does; plugins do not wait for each other.
+//   - Nothing polls at rest, unless the directory cannot be watched, or a socket's name is a link.
 //   - The mutex is never held across a call, a file access or a save. When Run returns, every goroutine has ended.
 //
 // # Leaving kubelet.sock behind

@@ -4,3 +4,6 @@ import "time"
 
 // SetRegisterTimeout shortens the time that a plugin has to answer when it registers. It is called before Run.
 func (r *Registry) SetRegisterTimeout(d time.Duration) { r.registerTimeout = d }
+
+// SetLastPause shortens the pause that those of a link grow to. It is called before Run.
+func (r *Registry) SetLastPause(d time.Duration) { r.lastPause = d }

@@ -42,7 +42,8 @@ func prepare(t testing.TB, change ...func(*registry.Config)) *fixture {
 		GracePeriod:     time.Minute,
 		AllocateTimeout: 10 * time.Second, PreStartTimeout: 10 * time.Second,
 		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 256,
-		Memory: f.memory, Log: slog.New(slog.NewTextHandler(f.logs, nil)), Metrics: f.metrics,
+		Memory: f.memory, Metrics: f.metrics,
+		Log: slog.New(slog.NewTextHandler(f.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	for _, c := range change {
 		c(&cfg)
@@ -201,10 +202,12 @@ func (m *memory) all() []device.PluginRecord {
 }
 
 // last gives the latest record of gpu.
-func (m *memory) last() (device.PluginRecord, bool) {
+func (m *memory) last() (device.PluginRecord, bool) { return m.lastOf(gpu) }
+
+func (m *memory) lastOf(resource device.ResourceName) (device.PluginRecord, bool) {
 	saves := m.all()
 	for i := len(saves) - 1; i >= 0; i-- {
-		if saves[i].Resource == gpu {
+		if saves[i].Resource == resource {
 			return saves[i], true
 		}
 	}

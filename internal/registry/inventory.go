@@ -55,11 +55,21 @@ type lister struct {
 	nodes   map[int64][]int // NUMA lists of one node, one of each
 }
 
+const (
+	// maxID is far more than any plugin's IDs have. Longer ones would be carried about in every message and record,
+	// and the store takes none that is much longer.
+	maxID = 1 << 10
+	// maxNode is the highest number that the kernel gives to a NUMA node (MAX_NUMNODES is 1024 at most).
+	maxNode = 1<<10 - 1
+)
+
 // faults is what was wrong with a list and has been put right.
 type faults struct {
 	doubles int    // entries with an ID that comes again later
 	double  string // one such ID
 	empty   int    // entries without ID
+	long    int    // entries with an ID of more than maxID bytes
+	nowhere int    // entries near a NUMA node above maxNode
 }
 
 // take makes devices the inventory of the message. If nothing has changed it stays the very slice that it was.
@@ -78,7 +88,7 @@ func (l *lister) takeInPlace(message []*pluginapi.Device) bool {
 	devices, copied := l.devices, false
 	for i, m := range message {
 		d := &devices[l.order[i]]
-		if string(d.ID) != m.ID {
+		if string(d.ID) != m.ID || impossible(m.Topology) {
 			return false
 		}
 		healthy := m.Health == pluginapi.Healthy
@@ -99,9 +109,16 @@ func (l *lister) takeInPlace(message []*pluginapi.Device) bool {
 func (l *lister) takeAnew(message []*pluginapi.Device) (found faults) {
 	sorted := make([]int32, 0, len(message)) // places in the message, by ID; of doubles the later one stands later
 	for i, m := range message {
-		if m.ID == "" {
+		switch {
+		case m.ID == "":
 			found.empty++
 			continue
+		case len(m.ID) > maxID:
+			found.long++
+			continue
+		}
+		if impossible(m.Topology) {
+			found.nowhere++
 		}
 		sorted = append(sorted, int32(i))
 	}
@@ -150,20 +167,33 @@ func (l *lister) near(nodes []int, t *pluginapi.TopologyInfo) bool {
 		return len(nodes) == 0
 	case 1:
 		id := t.Nodes[0].GetID()
-		return id < 0 && len(nodes) == 0 || id >= 0 && len(nodes) == 1 && nodes[0] == int(id)
+		return !counts(id) && len(nodes) == 0 || counts(id) && len(nodes) == 1 && nodes[0] == int(id)
 	}
 	return slices.Equal(nodes, l.numa(t))
 }
 
-// numa gives the NUMA nodes of a topology: ascending, without doubles, and without the negative ones by which some
-// plugins say that there is none.
+// counts tells whether a NUMA node's number is one.
+func counts(id int64) bool { return 0 <= id && id <= maxNode }
+
+// impossible tells whether a topology names a NUMA node that no machine has. Negative numbers are no fault.
+func impossible(t *pluginapi.TopologyInfo) bool {
+	for _, n := range t.GetNodes() {
+		if n.GetID() > maxNode {
+			return true
+		}
+	}
+	return false
+}
+
+// numa gives the NUMA nodes of a topology: ascending, without doubles, and without those that no machine has and the
+// negative ones by which some plugins say that there is none.
 func (l *lister) numa(t *pluginapi.TopologyInfo) []int {
 	if len(t.GetNodes()) == 1 {
 		return l.single(t.Nodes[0].GetID())
 	}
 	var nodes []int
 	for _, n := range t.GetNodes() {
-		if n.GetID() >= 0 {
+		if counts(n.GetID()) {
 			nodes = append(nodes, int(n.GetID()))
 		}
 	}
@@ -173,7 +203,7 @@ func (l *lister) numa(t *pluginapi.TopologyInfo) []int {
 
 // single gives the list of one node, the same for all devices near it.
 func (l *lister) single(id int64) []int {
-	if id < 0 {
+	if !counts(id) {
 		return nil
 	}
 	nodes, ok := l.nodes[id]

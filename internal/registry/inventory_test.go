@@ -20,13 +20,13 @@ import (
 func slowInventory(message []*pluginapi.Device) []device.Device {
 	byID := map[device.ID]device.Device{}
 	for _, m := range message {
-		if m.ID == "" {
+		if m.ID == "" || len(m.ID) > 1024 {
 			continue
 		}
 		d := device.Device{ID: device.ID(m.ID), Healthy: m.Health == "Healthy"}
 		nodes := map[int]bool{}
 		for _, n := range m.GetTopology().GetNodes() {
-			if n.GetID() >= 0 {
+			if n.GetID() >= 0 && n.GetID() < 1024 {
 				nodes[int(n.GetID())] = true
 			}
 		}
@@ -38,6 +38,16 @@ func slowInventory(message []*pluginapi.Device) []device.Device {
 		all = append(all, byID[id])
 	}
 	return all
+}
+
+// slowNowhere counts the devices near a NUMA node that cannot be, of those that have a good ID.
+func slowNowhere(message []*pluginapi.Device) (n int) {
+	for _, m := range message {
+		if m.ID != "" && len(m.ID) <= 1024 && slices.ContainsFunc(m.GetTopology().GetNodes(), func(n *pluginapi.NUMANode) bool { return n.GetID() > 1023 }) {
+			n++
+		}
+	}
+	return n
 }
 
 func sameDevices(a, b []device.Device) bool {
@@ -79,8 +89,11 @@ func TestListerAgainstTwin(t *testing.T) {
 			}
 			before := l.devices
 			kept := slices.Clone(before)
-			l.take(message)
+			found := l.take(message)
 			want := slowInventory(message)
+			if found.nowhere != slowNowhere(message) {
+				t.Fatalf("seed %d step %d:\nmessage %v\nfaults %+v", seed, step, message, found)
+			}
 			if !sameDevices(l.devices, want) {
 				t.Fatalf("seed %d step %d:\nmessage %v\ngot  %v\nwant %v", seed, step, message, l.devices, want)
 			}
@@ -94,13 +107,16 @@ func TestListerAgainstTwin(t *testing.T) {
 	}
 }
 
+// longest is an ID that is just taken.
+var longest = strings.Repeat("l", 1024)
+
 func randomDevice(random *rand.Rand) *pluginapi.Device {
-	d := &pluginapi.Device{ID: []string{"", "a", "b", "c", "d", "e::1", "e", "f"}[random.IntN(8)]}
+	d := &pluginapi.Device{ID: []string{"", "a", "b", "c", "d", "e::1", "e", "f", longest, longest + "x"}[random.IntN(10)]}
 	d.Health = []string{"Healthy", "Healthy", "Unhealthy", "healthy", ""}[random.IntN(5)]
 	if n := random.IntN(5); n > 1 {
 		d.Topology = &pluginapi.TopologyInfo{}
 		for range n - 2 {
-			d.Topology.Nodes = append(d.Topology.Nodes, &pluginapi.NUMANode{ID: int64(random.IntN(4) - 1)})
+			d.Topology.Nodes = append(d.Topology.Nodes, &pluginapi.NUMANode{ID: []int64{-1, 0, 1, 2, 1023, 1024, 1<<32 - 1}[random.IntN(7)]})
 		}
 	}
 	return d

@@ -8,6 +8,9 @@ import (
 	"io/fs"
 	"log/slog"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -16,10 +19,10 @@ import (
 )
 
 const (
-	firstPause  = 100 * time.Millisecond // before dialling back
-	lastPause   = 5 * time.Second        // the pause doubles up to this
-	absentPause = time.Minute            // while there is no socket file: its creation wakes the link
-	courtesy    = 300 * time.Millisecond // from that creation on, for the plugin to register by itself
+	firstPause = 100 * time.Millisecond // before dialling back
+	lastPause  = 5 * time.Second        // the pause doubles up to this
+	aliasPause = time.Minute            // at rest, where the watch cannot see what the socket's name leads to
+	courtesy   = 300 * time.Millisecond // from a socket's creation on, for the plugin to register by itself
 )
 
 // A link is one registration: one plugin's claim to serve one resource, for as long as no other takes its place.
@@ -27,12 +30,20 @@ const (
 type link struct {
 	id       uint64 // in order of arrival
 	resource device.ResourceName
-	endpoint string // the socket's name in the socket directory
+	endpoint string // the socket's name in the socket directory; empty: it has none any more, and the link is not run
 
 	registry *Registry
 	log      *slog.Logger
 	wake     chan struct{}      // size one: the socket file was made anew
 	cancel   context.CancelFunc // ends Run; guarded by Registry.mu
+}
+
+// where names the plugin's socket for people.
+func (l *link) where() string {
+	if l.endpoint == "" {
+		return "its socket is another resource's now"
+	}
+	return l.endpoint
 }
 
 // newLink makes a link that does nothing before it is started.
@@ -49,7 +60,7 @@ func newLink(r *Registry, id uint64, resource device.ResourceName, endpoint stri
 // Run lives on the session, and then on one after the other that it opens itself, until ctx ends.
 // Without a session it begins by dialling, as for a plugin that the store remembers.
 func (l *link) Run(ctx context.Context, on *session) {
-	var pause backoff
+	pause := backoff{first: firstPause, last: l.registry.lastPause}
 	for ctx.Err() == nil {
 		var err error
 		if on == nil {
@@ -68,25 +79,55 @@ func (l *link) Run(ctx context.Context, on *session) {
 			}
 		}
 
-		wait := pause.next()
-		if errors.Is(err, fs.ErrNotExist) {
-			wait = absentPause
-		}
-		l.log.Debug("dialling back", "err", err, "wait", wait)
+		l.wait(ctx, err, &pause)
+	}
+}
+
+// wait returns when it is time to dial back after err. Where only news can help it waits for that alone, so that a
+// plugin which has gone for good costs nothing.
+func (l *link) wait(ctx context.Context, err error, pause *backoff) {
+	var clock <-chan time.Time
+	d := pause.next()
+	switch rests := l.rests(err, pause.longest()); {
+	case !rests:
+		l.log.Debug("dialling back", "err", err, "wait", d)
+		clock = time.After(d)
+	case l.alias():
+		l.log.Debug("dialling back now and then", "err", err, "wait", aliasPause)
+		clock = time.After(aliasPause)
+	default:
+		l.log.Debug("waiting for the plugin's socket to be made anew", "err", err)
+	}
+	select {
+	case <-ctx.Done():
+	case <-clock:
+	case <-l.wake:
+		// Most plugins that make their socket anew register a moment later. To dial them before that would open
+		// two streams, and plugins whose abandoned stream keeps reading from the same channel as the next one
+		// would tell it, not us, of the next device that fails.
+		pause.reset()
 		select {
 		case <-ctx.Done():
-		case <-time.After(wait):
-		case <-l.wake:
-			// Most plugins that make their socket anew register a moment later. To dial them before that would open
-			// two streams, and plugins whose abandoned stream keeps reading from the same channel as the next one
-			// would tell it, not us, of the next device that fails.
-			pause.reset()
-			select {
-			case <-ctx.Done():
-			case <-time.After(courtesy):
-			}
+		case <-time.After(courtesy):
 		}
 	}
+}
+
+// rests tells whether dialling is no use until the socket's file is made anew, which the watch sees, or the plugin
+// registers: there is no file, it is no plugin's socket, or nobody listens on it. The last may pass without a sign,
+// since a socket's file is there before its owner listens; so it counts when the plugin is lost and has been dialled
+// for as long as the pauses grow.
+func (l *link) rests(err error, tried bool) bool {
+	if hopeless := new(socketError); errors.As(err, &hopeless) || errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
+	return tried && errors.Is(err, syscall.ECONNREFUSED) && l.registry.lost(l)
+}
+
+// alias tells whether the socket's name is a link: what that leads to may come and go without a sign.
+func (l *link) alias() bool {
+	info, err := os.Lstat(filepath.Join(l.registry.cfg.SocketDir, l.endpoint))
+	return err == nil && info.Mode().Type() == fs.ModeSymlink
 }
 
 // dial opens a session with one try.
@@ -130,8 +171,10 @@ func (l *link) runOnce(ctx context.Context, on *session) error {
 		}
 		found := list.take(message.Devices)
 		if found != told && found != (faults{}) {
-			l.log.Warn("plugin's list has faults: of devices with the same ID the last one counts, those without ID do not",
-				"doubles", found.doubles, "double", found.double, "withoutID", found.empty)
+			l.log.Warn("plugin's list has faults: of devices with the same ID the last one counts; those without ID, "+
+				"or with one that is too long, do not, nor do NUMA nodes that cannot be",
+				"doubles", found.doubles, "double", clip(found.double), "withoutID", found.empty,
+				"longID", found.long, "impossibleNUMA", found.nowhere)
 		}
 		told = found
 		if l.registry.listed(l, on, list.devices) {
@@ -148,12 +191,16 @@ func (l *link) nudge() {
 	}
 }
 
-// backoff gives pauses that double, each a little shorter than its turn so that many links do not march in step.
-type backoff struct{ pause time.Duration }
+// backoff gives pauses that double from first to last, each a little shorter than its turn so that many links do not
+// march in step.
+type backoff struct{ first, last, pause time.Duration }
 
 func (b *backoff) next() time.Duration {
-	b.pause = min(max(2*b.pause, firstPause), lastPause)
+	b.pause = min(max(2*b.pause, b.first), b.last)
 	return b.pause - rand.N(b.pause/4)
 }
+
+// longest tells whether the pauses have stopped growing.
+func (b *backoff) longest() bool { return b.pause >= b.last }
 
 func (b *backoff) reset() { b.pause = 0 }

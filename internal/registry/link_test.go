@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -182,9 +183,44 @@ func TestListWithFaults(t *testing.T) {
 	}
 	p.Set(plugintest.Dev("b", plugintest.Healthy), plugintest.Dev("b", plugintest.Healthy))
 	f.eventually("the next list is heard", f.serves("b"))
-	if n := f.logs.count("list has faults"); n != 2 {
+	p.Set(plugintest.Dev("c", plugintest.Healthy, 1, 4294967295), plugintest.Dev(strings.Repeat("x", 40_000), plugintest.Healthy))
+	f.eventually("the third list is heard", f.serves("c"))
+	if got := fmt.Sprint(f.offer().Inventory.Devices[0].NUMA); got != "[1]" {
+		t.Errorf("NUMA nodes %s, want [1]", got)
+	}
+	f.stop()
+	if n := f.logs.count("list has faults"); n != 3 {
 		t.Errorf("%d warnings, want one for each kind of fault", n)
 	}
+	if f.logs.count("longID=1 impossibleNUMA=1") != 1 || len(f.logs.String()) > 20_000 {
+		t.Error("the third warning does not count the faults, or quotes them at length")
+	}
+}
+
+// A plugin that has gone for good is dialled until it is lost and the pauses have grown, and no more. It is found when
+// its socket is made anew.
+func TestNothingIsDialledAtRest(t *testing.T) {
+	dir := socketDir(t)
+	left := plugintest.New(t, dir, gpu, plugintest.Devices(2)...)
+	left.Serve()
+	left.Kill() // its socket is still there
+	const pause = 100 * time.Millisecond
+	f := prepare(t, at(dir), grace(time.Millisecond), known(
+		device.PluginRecord{Resource: gpu, Endpoint: left.Endpoint, Reported: true},
+		device.PluginRecord{Resource: "vendor.example/nofile", Endpoint: "none.sock", Reported: true},
+	))
+	f.SetLastPause(pause)
+	f.run()
+	f.eventually("both are lost", func() bool { return f.logs.count("plugin is lost") == 2 })
+	tries, since := -1, time.Time{}
+	f.eventually("nothing is tried for ten pauses", func() bool {
+		if n := f.logs.count("dialling back") + f.logs.count("waiting for the plugin's socket"); n != tries {
+			tries, since = n, time.Now()
+		}
+		return time.Since(since) > 10*pause
+	})
+	left.Serve()
+	f.eventually("it is found by its socket", f.servesNumber(2))
 }
 
 // An unchanged list is not signalled, not saved, and stays the same inventory.

@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -272,6 +273,124 @@ func TestRegisterNewestWins(t *testing.T) {
 	}
 	if !f.serves("fast")() {
 		t.Errorf("offer = %+v", f.offer())
+	}
+}
+
+// A plugin that starts again under another resource name and on the same socket is not heard under both.
+func TestRegisterOtherResourceOnSameSocket(t *testing.T) {
+	const old, fresh = "intel.example/vf", "openshift.example/vf"
+	for name, restart := range map[string]bool{"after a restart": true, "while it serves": false} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, grace(300*time.Millisecond))
+			serving := func(resource device.ResourceName, n int) func() bool {
+				return func() bool {
+					o := f.Offers()[resource]
+					return o.State == device.Serving && o.Reported && len(o.Inventory.Devices) == n
+				}
+			}
+			p := plugintest.New(t, f.dir, old, plugintest.Devices(3)...)
+			p.Endpoint = "vf.sock"
+			p.Serve()
+			p.MustRegister()
+			f.eventually("the old resource is served", serving(old, 3))
+			if restart {
+				p.Stop()
+			}
+			p.Resource = fresh
+			if restart {
+				p.Serve()
+			}
+			p.MustRegister()
+			if f.Offers()[old].State == device.Serving {
+				t.Error("the old resource is still offered")
+			}
+			_, err := f.Allocate(t.Context(), pod, container, old, []device.ID{"dev-000000"})
+			if refusal := new(device.Refusal); !errors.As(err, &refusal) || p.Calls(plugintest.Allocate) != 0 {
+				t.Errorf("Allocate under the old name: %v", err)
+			}
+			f.eventually("the new resource is served", serving(fresh, 3))
+			f.eventually("the old resource is lost", func() bool { return f.Offers()[old].State == device.Lost })
+			f.eventually("one stream is left", func() bool { return p.Streams() == 1 })
+			f.eventually("the books know whose socket it is", func() bool {
+				was, _ := f.memory.lastOf(old)
+				is, _ := f.memory.lastOf(fresh)
+				return was.Reported && was.Endpoint == "" && is.Endpoint == "vf.sock"
+			})
+			if f.metric("devmgrd_plugin_up", old) != 0 || f.logs.count("another resource was served at this socket") != 1 {
+				t.Error("metric and log do not tell of it")
+			}
+			// A later list is the new resource's alone, and whoever registers the old one again is welcome.
+			p.Set(plugintest.Devices(4)...)
+			f.eventually("the new resource's list is heard", serving(fresh, 4))
+			if n := len(f.Offers()[old].Inventory.Devices); n != 3 {
+				t.Errorf("the old resource has %d devices", n)
+			}
+			other := plugintest.Start(t, f.dir, old, plugintest.Devices(1)...)
+			f.eventually("both are served", func() bool { return serving(old, 1)() && serving(fresh, 4)() })
+			other.Stop()
+		})
+	}
+}
+
+// Of two registrations of one socket the newer one has it, even if the older one takes longer to be checked.
+func TestRegisterSameSocketNewestWins(t *testing.T) {
+	const old, fresh = "vendor.example/old", "vendor.example/fresh"
+	f := start(t)
+	p := plugintest.New(t, f.dir, old, plugintest.Devices(1)...)
+	gate := make(chan struct{})
+	p.Before(plugintest.GetOptions, plugintest.HoldUntil(gate))
+	p.Serve()
+	registered := make(chan error, 1)
+	slow := &plugintest.RegisterRequest{Version: "v1beta1", Endpoint: p.Endpoint, ResourceName: old}
+	go func() { registered <- p.RegisterAs(slow) }()
+	f.eventually("the slow one is asked", func() bool { return p.Calls(plugintest.GetOptions) == 1 })
+	p.Before(plugintest.GetOptions, nil)
+	p.Resource = fresh
+	p.MustRegister()
+	close(gate)
+	if err := <-registered; err != nil {
+		t.Errorf("the slow one was refused: %v", err)
+	}
+	f.eventually("the new resource is served", func() bool { return f.Offers()[fresh].Reported })
+	if o := f.Offers(); len(o) != 1 || o[fresh].State != device.Serving {
+		t.Errorf("offers = %+v", o)
+	}
+}
+
+// Records that share a socket do not say whose it is: it is not dialled before a plugin says so.
+func TestKnownResourcesWithOneSocket(t *testing.T) {
+	const one, two = "vendor.example/one", "vendor.example/two"
+	dir := socketDir(t)
+	p := plugintest.New(t, dir, two, plugintest.Devices(2)...)
+	p.Endpoint = "same.sock"
+	p.Serve()
+	f := start(t, at(dir), grace(100*time.Millisecond), known(
+		device.PluginRecord{Resource: one, Endpoint: "same.sock", Reported: true, Devices: []device.Device{{ID: "a"}}},
+		device.PluginRecord{Resource: two, Endpoint: "same.sock", Reported: true, Devices: []device.Device{{ID: "a"}}},
+	))
+	f.eventually("both are lost", func() bool {
+		return f.Offers()[one].State == device.Lost && f.Offers()[two].State == device.Lost
+	})
+	if len(p.Requests()) != 0 {
+		t.Errorf("it was dialled: %v", p.Requests())
+	}
+	p.MustRegister()
+	f.eventually("one is served", func() bool { return f.Offers()[two].State == device.Serving })
+	if f.Offers()[one].State != device.Lost {
+		t.Error("the other is served too")
+	}
+	f.stop()
+	was, _ := f.memory.lastOf(one)
+	is, _ := f.memory.lastOf(two)
+	if !was.Reported || was.Endpoint != "" || is.Endpoint != "same.sock" {
+		t.Errorf("the books say %+v and %+v", was, is)
+	}
+
+	// What has no socket is not dialled at the next start either.
+	second := start(t, at(dir), known(was, is))
+	second.eventually("one is served", func() bool { return second.Offers()[two].State == device.Serving })
+	if second.Offers()[one].State != device.Stale || p.Streams() != 1 {
+		t.Errorf("offers = %+v, %d streams", second.Offers(), p.Streams())
 	}
 }
 

@@ -54,6 +54,7 @@ type Registry struct {
 	memory          *saver
 	server          *grpc.Server
 	registerTimeout time.Duration
+	lastPause       time.Duration // of a link that dials back
 	changed         chan struct{}
 	failed          chan error // the registration service broke down
 
@@ -78,19 +79,41 @@ func New(cfg Config) *Registry {
 		log:             cfg.Log,
 		metrics:         newMetrics(cfg.Metrics),
 		registerTimeout: registerTimeout,
+		lastPause:       lastPause,
 		changed:         make(chan struct{}, 1),
 		failed:          make(chan error, 1),
 		supplies:        make(map[device.ResourceName]*supply, len(cfg.Known)),
 	}
 	r.memory = newSaver(cfg.Memory, cfg.Log, r.record)
 	r.server = newServer(r)
+	shared := sharedEndpoints(cfg.Known)
 	for _, k := range cfg.Known {
+		r.memory.remember(k)
+		if shared[k.Endpoint] {
+			r.log.Warn("several remembered resources have the same socket: none is dialled until its plugin registers",
+				"resource", k.Resource, "endpoint", k.Endpoint)
+			k.Endpoint = ""
+			r.memory.note(k.Resource)
+		}
 		r.arrivals++
 		r.supplies[k.Resource] = remembered(k, newLink(r, r.arrivals, k.Resource, k.Endpoint))
-		r.memory.remember(k)
 		r.metrics.setUp(k.Resource, false)
 	}
 	return r
+}
+
+// sharedEndpoints gives the sockets that more than one record names, as after a crash between two saves. A socket
+// belongs to one resource, but nothing in the records tells which of them registered last, and the plugin cannot be
+// asked: it is better to wait for it than to offer its devices under a wrong name.
+func sharedEndpoints(known []device.PluginRecord) map[string]bool {
+	seen, shared := make(map[string]bool), make(map[string]bool)
+	for _, k := range known {
+		if k.Endpoint != "" {
+			shared[k.Endpoint] = seen[k.Endpoint]
+			seen[k.Endpoint] = true
+		}
+	}
+	return shared
 }
 
 func (c Config) mustBeComplete() {
@@ -159,7 +182,9 @@ func (r *Registry) begin() error {
 	defer r.mu.Unlock()
 	r.serveLocked()
 	for _, s := range r.supplies {
-		r.startLocked(s.link, nil)
+		if s.link.endpoint != "" {
+			r.startLocked(s.link, nil)
+		}
 		r.graceLocked(s)
 	}
 	return nil

@@ -61,7 +61,8 @@ func (r *Registry) register(ctx context.Context, request *pluginapi.RegisterRequ
 	if err != nil {
 		return err
 	}
-	if err := r.accept(l, on); err != nil {
+	loser, err := r.accept(l, on)
+	if err != nil {
 		on.close()
 		if errors.Is(err, errOvertaken) {
 			return nil // as if it had been put in place and replaced a moment later
@@ -69,6 +70,9 @@ func (r *Registry) register(ctx context.Context, request *pluginapi.RegisterRequ
 		return err
 	}
 	l.log.Info("plugin registered", "preStart", on.preStart)
+	if loser != "" {
+		l.log.Warn("another resource was served at this socket, and is away until a plugin registers it again", "loser", loser)
+	}
 	return nil
 }
 

@@ -185,6 +185,25 @@ func TestSocketTakenByAnother(t *testing.T) {
 	f.eventually("registration is served again", func() bool { return f.Check() == nil })
 }
 
+// The one who took the path may die and leave the file behind, which nothing tells.
+func TestSocketTakenByOneWhoDies(t *testing.T) {
+	f := start(t)
+	f.eventually("registration is served", func() bool { return f.Check() == nil })
+	theirs, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(f.dir, "theirs"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs.SetUnlinkOnClose(false)
+	if err := os.Rename(filepath.Join(f.dir, "theirs"), filepath.Join(f.dir, "kubelet.sock")); err != nil {
+		t.Fatal(err)
+	}
+	f.eventually("Check says so", func() bool { return f.Check() != nil })
+	theirs.Close()
+	f.eventually("registration is served again", func() bool { return f.Check() == nil })
+	plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
+	f.eventually("the plugin serves", f.servesNumber(1))
+}
+
 func TestNewIsComplete(t *testing.T) {
 	defer func() {
 		if got := fmt.Sprint(recover()); !strings.Contains(got, "Config.") || !strings.Contains(got, "is missing") {

@@ -68,20 +68,26 @@ func (r *Registry) roomLocked(l *link) error {
 
 // accept puts l in its predecessor's place and starts it. The predecessor's inventory, and how far it may be trusted,
 // stay until the new plugin has sent its first list. On error nothing has changed and the session is still the caller's.
-func (r *Registry) accept(l *link, to *session) error {
+//
+// It names the resource that has lost its socket to l, if there is one: see evictLocked.
+func (r *Registry) accept(l *link, to *session) (loser device.ResourceName, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := r.roomLocked(l); err != nil {
-		return err
+		return "", err
 	}
-	s := r.supplies[l.resource]
-	switch {
-	case s == nil:
+	s, rival := r.supplies[l.resource], r.rivalLocked(l)
+	if s != nil && s.link.id > l.id || rival != nil && rival.link.id > l.id {
+		return "", errOvertaken
+	}
+	if rival != nil {
+		r.evictLocked(rival)
+		loser = rival.resource
+	}
+	if s == nil {
 		s = &supply{resource: l.resource, link: l, state: device.Serving, endGrace: func() {}}
 		r.supplies[l.resource] = s
-	case s.link.id > l.id:
-		return errOvertaken
-	default:
+	} else {
 		s.link.cancel()
 	}
 	s.link, s.session, s.preStart = l, to, to.preStart
@@ -93,7 +99,30 @@ func (r *Registry) accept(l *link, to *session) error {
 	r.metrics.setUp(l.resource, s.state == device.Serving)
 	r.memory.note(l.resource)
 	r.signal()
+	return loser, nil
+}
+
+// rivalLocked gives the supply of another resource whose plugin listens, or listened, at l's socket. There is at most
+// one.
+func (r *Registry) rivalLocked(l *link) *supply {
+	for _, s := range r.supplies {
+		if s.link.endpoint == l.endpoint && s.resource != l.resource {
+			return s
+		}
+	}
 	return nil
+}
+
+// evictLocked takes a supply's socket away, for a plugin that has registered another resource there. ListAndWatch names
+// no resource: whoever dials the socket gets the new plugin's list, and the same devices would be offered, and given
+// out, under both names. So a socket belongs to one resource, and the newest registration has it. A plugin that serves
+// several resources has a socket for each; the API leaves it no other way.
+func (r *Registry) evictLocked(s *supply) {
+	s.link.cancel()
+	s.link = newLink(r, s.link.id, s.resource, "")
+	r.awayLocked(s)
+	r.memory.note(s.resource)
+	r.signal()
 }
 
 // startLocked runs the link, on the session if there is one. Its life is its own: it outlasts the call of Register
@@ -147,6 +176,11 @@ func (r *Registry) ended(l *link) (news bool) {
 	if r.closing || s == nil || s.link != l {
 		return false
 	}
+	return r.awayLocked(s)
+}
+
+// awayLocked makes the offer of a supply that has lost its plugin Stale. It tells whether that was news.
+func (r *Registry) awayLocked(s *supply) (news bool) {
 	s.session = nil
 	if s.state != device.Serving {
 		return false
@@ -156,10 +190,18 @@ func (r *Registry) ended(l *link) (news bool) {
 	s.reported = true
 	s.state = device.Stale
 	r.graceLocked(s)
-	r.metrics.setUp(l.resource, false)
-	r.memory.note(l.resource)
+	r.metrics.setUp(s.resource, false)
+	r.memory.note(s.resource)
 	r.signal()
 	return true
+}
+
+// lost tells whether the link is the current one of an offer that is Lost.
+func (r *Registry) lost(l *link) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.supplies[l.resource]
+	return s != nil && s.link == l && s.state == device.Lost
 }
 
 // graceLocked starts the clock that turns a Stale offer into a Lost one. Whoever ends it does so under the lock, so a

@@ -13,11 +13,18 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
+const (
+	firstRetry = time.Second // before the next try for kubelet.sock while it is not ours
+	lastRetry  = 5 * time.Second
+	blindPause = time.Minute // between two looks after all plugins, while nothing can be watched
+)
+
 // watch looks after the socket directory until ctx ends: it puts kubelet.sock back if it vanishes, and wakes the link
 // whose plugin makes its socket anew. Run and runOnce of a link, once more.
 func (r *Registry) watch(ctx context.Context) {
-	var pause backoff
+	pause := backoff{first: firstPause, last: lastPause}
 	failing := false
+	var looked time.Time
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := r.watchOnce(ctx)
@@ -28,6 +35,14 @@ func (r *Registry) watch(ctx context.Context) {
 		if ctx.Err() == nil && !failing {
 			r.log.Warn("the plugins' socket directory has to be watched anew", "dir", r.cfg.SocketDir, "err", err)
 			failing = true
+		}
+		if ctx.Err() == nil && !errors.Is(err, errRemoved) {
+			// Perhaps there is no watch to be had on this machine: look instead.
+			_ = r.keepSocket() // Check says what is wrong
+			if time.Since(looked) > blindPause {
+				r.nudge("")
+				looked = time.Now()
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -56,14 +71,33 @@ func (r *Registry) watchOnce(ctx context.Context) error {
 		return err
 	}
 	// Whatever happened before the watch was in place is seen here.
-	if err := r.keepSocket(); errors.Is(err, fs.ErrNotExist) {
-		return errRemoved
+	var retry <-chan time.Time // while kubelet.sock is not ours: whoever has it may go without a sign
+	again := backoff{first: firstRetry, last: lastRetry}
+	keep := func() error {
+		err := r.keepSocket()
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return errRemoved
+		case err != nil:
+			retry = time.After(again.next())
+		default:
+			retry = nil
+			again.reset()
+		}
+		return nil
+	}
+	if err := keep(); err != nil {
+		return err
 	}
 	r.nudge("")
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-retry:
+			if err := keep(); err != nil {
+				return err
+			}
 		case err := <-watcher.Errors:
 			return err // events may have been lost: look at everything anew
 		case event := <-watcher.Events:
@@ -75,8 +109,8 @@ func (r *Registry) watchOnce(ctx context.Context) error {
 				if now, err := os.Stat(r.cfg.SocketDir); err != nil || !os.SameFile(now, watched) {
 					return errRemoved
 				}
-				if err := r.keepSocket(); errors.Is(err, fs.ErrNotExist) {
-					return errRemoved // since we looked
+				if err := keep(); err != nil {
+					return err // removed since we looked
 				}
 			case event.Has(fsnotify.Create):
 				r.nudge(name)
@@ -98,7 +132,7 @@ func (r *Registry) nudge(endpoint string) {
 
 // keepSocket makes sure that kubelet.sock is ours. A missing or dead one is replaced at once, since plugins that find
 // none for some seconds give up. One that somebody else serves is left alone: plugins now register there, and Check
-// says so.
+// says so. The caller asks again, since that somebody may end and leave the file behind.
 func (r *Registry) keepSocket() error {
 	r.mu.Lock()
 	own, before := r.own, r.trouble

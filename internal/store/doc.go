@@ -20,9 +20,11 @@
 //
 // Promises:
 //
-//   - When SavePods or SavePlugin returns nil, what it was given is on disk (bbolt syncs each commit).
+//   - When SavePods or SavePlugin returns nil, what it was given is on disk (bbolt syncs each commit), in the file that
+//     has the state file's name. If somebody removes or replaces that file, saving fails from then on.
 //   - Saving what is there already writes nothing.
 //   - Open never changes a file that it does not understand: one of a newer version, damaged, or of another program
 //     is refused with its path, the reason and the remedy, and stays as it was.
+//   - A pod's record that cannot be read is an error. A plugin's is left out: the plugin tells it again.
 //   - A second devmgrd is refused with the pid of the first.
 package store

@@ -40,3 +40,19 @@ func (e *DamagedError) Error() string {
 
 // Unwrap gives the cause.
 func (e *DamagedError) Unwrap() error { return e.Err }
+
+// A StrayError says that the state file was removed or replaced under us. What is in the open one can still be saved.
+type StrayError struct {
+	Path    string
+	PID, FD int  // where the open file can be had
+	Removed bool // there is nothing at the path, as opposed to another file
+}
+
+func (e *StrayError) Error() string {
+	what, then := "replaced by another file", "begins with the books that are there now"
+	if e.Removed {
+		what, then = "removed", "begins with empty books"
+	}
+	return fmt.Sprintf("state file %s has been %s while it is in use, so nothing more can be saved: put the right one back "+
+		"(cp /proc/%d/fd/%d %s) and then restart devmgrd; a restart without that %s", e.Path, what, e.PID, e.FD, e.Path, then)
+}

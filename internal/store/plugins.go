@@ -18,7 +18,8 @@ type pluginRecord struct {
 	Reported bool   `json:"reported"`
 }
 
-// Plugins gives all resources that are remembered, in the order of their names.
+// Plugins gives all resources that are remembered, in the order of their names. A record that cannot be read is left
+// out: unlike a pod's it is a copy of what the plugin says again when it is there.
 func (s *Store) Plugins() ([]device.PluginRecord, error) {
 	var all []device.PluginRecord
 	err := s.db.View(func(tx *bolt.Tx) error {
@@ -26,7 +27,9 @@ func (s *Store) Plugins() ([]device.PluginRecord, error) {
 		return plugins.ForEachBucket(func(name []byte) error {
 			r, err := readPlugin(plugins.Bucket(name))
 			if err != nil {
-				return fmt.Errorf("resource %s: %w", name, err)
+				s.log.Error("what is remembered of a plugin cannot be read; it counts when the plugin registers again",
+					"resource", string(name), "err", err)
+				return nil
 			}
 			r.Resource = device.ResourceName(name)
 			all = append(all, r)
@@ -34,7 +37,7 @@ func (s *Store) Plugins() ([]device.PluginRecord, error) {
 		})
 	})
 	if err != nil {
-		return nil, &DamagedError{s.db.Path(), err}
+		return nil, &DamagedError{s.file.path, err}
 	}
 	return all, nil
 }
@@ -52,7 +55,7 @@ func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
 	return r, devices.ForEach(func(id, value []byte) error {
 		d, err := decodeDevice(value)
 		if err != nil {
-			return fmt.Errorf("device %q: %w", id, err)
+			return fmt.Errorf("device %.80q: %w", id, err)
 		}
 		d.ID = device.ID(id)
 		r.Devices = append(r.Devices, d)
@@ -120,13 +123,13 @@ func saveDevices(b *bolt.Bucket, devices []device.Device) (changed bool, err err
 	}
 	for _, d := range differ {
 		if err := b.Put([]byte(d.ID), encodeDevice(nil, d)); err != nil {
-			return false, fmt.Errorf("device %q: %w", d.ID, err)
+			return false, fmt.Errorf("device %.80q: %w", d.ID, err)
 		}
 	}
 	return len(gone)+len(differ) > 0, nil
 }
 
-// encodeDevice appends all of d but its ID.
+// encodeDevice appends all of d but its ID. decodeDevice takes back whatever it writes.
 func encodeDevice(to []byte, d device.Device) []byte {
 	health := byte(0)
 	if d.Healthy {
@@ -146,7 +149,7 @@ func decodeDevice(value []byte) (device.Device, error) {
 	d := device.Device{Healthy: value[0] == 1}
 	for rest := value[1:]; len(rest) > 0; {
 		n, size := binary.Uvarint(rest)
-		if size <= 0 || n > 1<<31 {
+		if size <= 0 {
 			return device.Device{}, errors.New("its NUMA nodes cannot be read")
 		}
 		d.NUMA, rest = append(d.NUMA, int(n)), rest[size:]

@@ -42,33 +42,37 @@ var migrations = []migration{
 
 // openFile opens the state file and brings it to the current version. Before it writes, it reads the whole of what
 // is there: nothing that is damaged or not understood is ever changed.
-func openFile(path string, log *slog.Logger) (*bolt.DB, error) {
+func openFile(path string, log *slog.Logger) (*bolt.DB, original, error) {
+	file := original{path: path}
+	fail := func(err error) (*bolt.DB, original, error) { return nil, original{}, err }
 	known := uint64(len(migrations))
 	have, err := inspect(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		log.Info("starting with empty books", "file", path)
 		if err = create(path); err != nil {
-			return nil, err
+			return fail(err)
 		}
 		have = known
 	}
 	switch {
 	case err != nil:
-		return nil, &DamagedError{path, err}
+		return fail(&DamagedError{path, err})
 	case have > known:
-		return nil, &VersionError{path, have, known}
+		return fail(&VersionError{path, have, known})
 	}
-	db, err := bolt.Open(path, 0o600, options())
+	o := options()
+	o.OpenFile = file.open
+	db, err := bolt.Open(path, 0o600, o)
 	if err != nil {
-		return nil, fmt.Errorf("opening the state file %s: %w", path, err)
+		return fail(fmt.Errorf("opening the state file %s: %w", path, err))
 	}
 	if have < known {
 		if err := migrate(db, have); err != nil {
 			db.Close()
-			return nil, fmt.Errorf("bringing the state file %s from version %d to %d: %w", path, have, known, err)
+			return fail(fmt.Errorf("bringing the state file %s from version %d to %d: %w", path, have, known, err))
 		}
 	}
-	return db, nil
+	return db, file, nil
 }
 
 func options() *bolt.Options {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,8 +26,13 @@ type Config struct {
 // A Store is the open state file. Its methods may be called from several goroutines.
 type Store struct {
 	db      *bolt.DB
+	file    original
 	lock    *lock
+	log     *slog.Logger
 	commits prometheus.Histogram
+
+	mu      sync.Mutex // guards failure
+	failure error      // of the latest write; nil: it succeeded
 }
 
 // Names in the state directory.
@@ -45,13 +51,13 @@ func Open(c Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{lock: l, commits: prometheus.NewHistogram(prometheus.HistogramOpts{
+	s := &Store{lock: l, log: c.Log, commits: prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "devmgrd_store_commit_duration_seconds",
 		Help:    "Time of one durable commit to the state file, waiting for the disk included.",
 		Buckets: prometheus.ExponentialBuckets(0.0001, 2, 15), // 0.1 ms to 1.6 s
 	})}
 	path := filepath.Join(c.Dir, fileName)
-	if s.db, err = openFile(path, c.Log); err != nil {
+	if s.db, s.file, err = openFile(path, c.Log); err != nil {
 		l.release()
 		return nil, err
 	}
@@ -64,9 +70,15 @@ func Open(c Config) (*Store, error) {
 // Close closes the file and gives the lock back.
 func (s *Store) Close() error { return errors.Join(s.db.Close(), s.lock.release()) }
 
-// Check tells whether the books can be read, for /readyz.
+// Check gives nil while the books can be kept as far as anybody knows, and otherwise says why not, for /readyz: the
+// file is not ours any more, or the latest write has failed. A full disk is noticed by the next write.
 func (s *Store) Check() error {
-	return s.db.View(func(*bolt.Tx) error { return nil })
+	if err := s.file.check(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failure
 }
 
 // Pods gives all pods that are remembered, in the order of their UIDs.
@@ -83,7 +95,7 @@ func (s *Store) Pods() ([]device.PodRecord, error) {
 		})
 	})
 	if err != nil {
-		return nil, &DamagedError{s.db.Path(), err}
+		return nil, &DamagedError{s.file.path, err}
 	}
 	return all, nil
 }
@@ -118,23 +130,32 @@ func (s *Store) SavePods(save []device.PodRecord, forget []device.PodUID) error 
 var errUnchanged = errors.New("nothing changed")
 
 // update runs change in one transaction and commits it, durably, if change says that there is something to commit.
+// It fails if the open file is not the one at its path any more, since nothing in it is durable then.
 func (s *Store) update(change func(*bolt.Tx) (bool, error)) error {
 	start := time.Now()
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		changed, err := change(tx)
+		if err == nil {
+			err = s.file.check()
+		}
 		if err == nil && !changed {
 			err = errUnchanged
 		}
 		return err
 	})
-	switch {
-	case errors.Is(err, errUnchanged):
+	if errors.Is(err, errUnchanged) {
 		return nil
-	case err != nil:
-		return fmt.Errorf("writing the state file %s: %w", s.db.Path(), err)
 	}
-	s.commits.Observe(time.Since(start).Seconds())
-	return nil
+	if err != nil && !errors.As(err, new(*StrayError)) {
+		err = fmt.Errorf("writing the state file %s: %w", s.file.path, err)
+	}
+	s.mu.Lock()
+	s.failure = err
+	s.mu.Unlock()
+	if err == nil {
+		s.commits.Observe(time.Since(start).Seconds())
+	}
+	return err
 }
 
 // put writes value under key unless it is there already, and tells whether it wrote.

@@ -1,0 +1,101 @@
+package store_test
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"math"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/quick"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+// What is written can be read, whatever a plugin has made of its devices.
+func TestWhatIsWrittenCanBeRead(t *testing.T) {
+	same := func(d device.Device) bool {
+		if len(d.NUMA) == 0 {
+			d.NUMA = nil
+		}
+		back, err := store.Roundtrip(d)
+		return err == nil && reflect.DeepEqual(back, d)
+	}
+	if err := quick.Check(same, nil); err != nil {
+		t.Error(err)
+	}
+	if d := (device.Device{NUMA: []int{0, 4294967295, -1, math.MaxInt, math.MinInt}}); !same(d) {
+		t.Errorf("%v does not come back", d.NUMA)
+	}
+}
+
+// A plugin's record that cannot be read is left out and named in the log; the others are there, and it can be written
+// again.
+func TestUnreadablePluginIsLeftOut(t *testing.T) {
+	dir := t.TempDir()
+	records := []device.PluginRecord{
+		{Resource: "a.com/bad-device", Endpoint: "d.sock", Reported: true, Devices: []device.Device{{ID: "1", Healthy: true}}},
+		{Resource: "a.com/bad-record", Endpoint: "r.sock", Reported: true},
+		{Resource: "a.com/good", Endpoint: "g.sock", Reported: true, Devices: []device.Device{{ID: "1", Healthy: true}}},
+	}
+	s := open(t, dir)
+	for _, r := range records {
+		if err := s.SavePlugin(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	db, err := bolt.Open(filepath.Join(dir, "state.db"), 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(db.Update(func(tx *bolt.Tx) error {
+		plugins := tx.Bucket([]byte("plugins"))
+		return errors.Join(
+			plugins.Bucket([]byte("a.com/bad-device")).Bucket([]byte("devices")).Put([]byte("1"), []byte{1, 0x80}),
+			plugins.Bucket([]byte("a.com/bad-record")).Put([]byte("record"), []byte("{")),
+		)
+	}), db.Close()); err != nil {
+		t.Fatal(err)
+	}
+
+	var log bytes.Buffer
+	s, err = store.Open(store.Config{Dir: dir, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	got, err := s.Plugins()
+	if err != nil || !reflect.DeepEqual(got, records[2:]) {
+		t.Errorf("Plugins() = %+v, %v; want %+v", got, err, records[2:])
+	}
+	for _, name := range []string{"resource=a.com/bad-device", "resource=a.com/bad-record"} {
+		if strings.Count(log.String(), name) != 1 {
+			t.Errorf("the log does not name %s:\n%s", name, log.String())
+		}
+	}
+	for _, r := range records[:2] {
+		if err := s.SavePlugin(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := s.Plugins(); err != nil || !reflect.DeepEqual(got, records) {
+		t.Errorf("Plugins() = %+v, %v; want %+v", got, err, records)
+	}
+}
+
+// What bbolt does not take is told in short.
+func TestLongIDIsQuotedInShort(t *testing.T) {
+	s := open(t, t.TempDir())
+	err := s.SavePlugin(device.PluginRecord{Resource: "a.com/x", Devices: []device.Device{{ID: device.ID(strings.Repeat("x", 40_000))}}})
+	if err == nil || len(err.Error()) > 500 || s.Check() == nil {
+		t.Errorf("%.600v", err)
+	}
+}
