@@ -14,6 +14,16 @@ import (
 	"github.com/devmgrd/devmgrd/config"
 )
 
+// The tests say what the environment holds; that of whoever runs them does not count.
+func TestMain(m *testing.M) {
+	for _, v := range os.Environ() {
+		if name, _, _ := strings.Cut(v, "="); strings.HasPrefix(name, "DEVMGRD_") || name == "NODE_NAME" {
+			os.Unsetenv(name)
+		}
+	}
+	os.Exit(m.Run())
+}
+
 // execute runs one command line.
 func execute(args ...string) (status int, stdout, stderr string) {
 	var out, errs bytes.Buffer

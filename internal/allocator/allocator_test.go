@@ -398,6 +398,41 @@ func TestStampsAreTakenUpAgain(t *testing.T) {
 	}, func(r *rig) { r.lost = true })
 }
 
+// What a pod runs with by its stamp is held while its plugin is asked for it again, and set aside again if that fails.
+func TestStampsThatCannotBeTakenUp(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 1)
+		var gate chan struct{}
+		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { <-gate; return errPlugin })
+		old := running("1", "a", "main")
+		old.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
+		for _, ends := range []bool{false, true} { // the container runs on meanwhile, and then it does not
+			gate = make(chan struct{})
+			r.RuntimeSynced([]device.Running{old})
+			r.bind("a", app(gpu, 1))
+			r.after(10 * time.Second) // after the pause of the last failure
+			r.bind("b", app(gpu, 1))
+			r.expect("a", "main", "busy Allocating")
+			if ends {
+				r.RuntimeStopped(old)
+			} else {
+				r.RuntimeSynced([]device.Running{old})
+			}
+			r.expect("b", "main", "waiting NotEnoughDevices")
+			if !ends {
+				close(gate)
+				r.expect("a", "main", "waiting PluginError")
+				r.expect("b", "main", "waiting NotEnoughDevices")
+				r.check()
+			}
+		}
+		r.shop.answers(nil)
+		close(gate)
+		r.after(time.Minute)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	}, func(r *rig) { r.lost = true })
+}
+
 // Whoever begins with empty books asks the runtime first.
 func TestWithLostBooksNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
 	lost := func(r *rig) { r.lost = true }

@@ -25,18 +25,7 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 		return
 	}
 	uid := p.demand.Pod.UID
-	held := hold{}
-	for _, choice := range choices {
-		for r, ids := range choice {
-			pool := a.pools[r]
-			for _, id := range ids {
-				if _, taken := pool.taken[id]; !taken { // else it is this pod's already: an init container's, or one it runs with
-					held[r] = append(held[r], id)
-				}
-			}
-			pool.take(ids, uid)
-		}
-	}
+	held := a.holdLocked(uid, choices)
 	p.phase = asking
 	delete(a.unsaved, uid) // the commit at the end of the attempt holds its demand too
 	demand, has := p.demand, p.assigned
@@ -51,7 +40,53 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 }
 
 // A hold is what an attempt has set aside.
-type hold map[device.ResourceName][]device.ID
+type hold struct {
+	free   map[device.ResourceName][]device.ID
+	strays map[string]device.Choice // what a container runs with, by its stamp: set aside before, and held from now on
+}
+
+// holdLocked sets the chosen devices aside. Those that are neither free nor strays are the pod's own already.
+func (a *Allocator) holdLocked(uid device.PodUID, choices map[string]device.Choice) hold {
+	h := hold{map[device.ResourceName][]device.ID{}, map[string]device.Choice{}}
+	for container, choice := range choices {
+		for r, ids := range choice {
+			pool := a.pools[r]
+			for _, id := range ids {
+				switch _, taken := pool.taken[id]; {
+				case !taken:
+					pool.take([]device.ID{id}, uid)
+					h.free[r] = append(h.free[r], id)
+				case pool.strays[id]:
+					delete(pool.strays, id)
+					if h.strays[container] == nil {
+						h.strays[container] = device.Choice{}
+					}
+					h.strays[container][r] = append(h.strays[container][r], id)
+				}
+			}
+		}
+	}
+	return h
+}
+
+// releaseLocked gives back what an attempt has set aside. What a container still runs with goes back to where it was.
+func (a *Allocator) releaseLocked(uid device.PodUID, h hold) {
+	for r, ids := range h.free {
+		a.pools[r].giveBack(ids, uid)
+		a.wakeLocked(r, false)
+	}
+	for container, choice := range h.strays {
+		for r, ids := range choice {
+			for _, id := range ids {
+				a.pools[r].giveBack([]device.ID{id}, uid)
+			}
+			if len(a.live[uid]) > 0 {
+				a.setAsideLocked(uid, container, r, ids)
+			}
+			a.wakeLocked(r, false)
+		}
+	}
+}
 
 // ask has the plugins make the chosen devices usable, one call for each container and resource. It holds no lock.
 func (a *Allocator) ask(ctx context.Context, d device.PodDemand, choices map[string]device.Choice) ([]device.Assignment, error) {
@@ -89,21 +124,19 @@ func (a *Allocator) settle(p *pod, held hold, got []device.Assignment, err error
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err != nil {
-		for r, ids := range held {
-			a.pools[r].giveBack(ids, p.demand.Pod.UID)
-		}
+		a.releaseLocked(p.demand.Pod.UID, held)
 		p.tries++
-		if p.later != nil {
+		switch {
+		case !p.wanted:
+			a.settleLocked(p) // and dropped below
+		case p.later != nil:
 			a.changeLocked(p, *p.later)
-		} else {
+		default:
 			a.parkLocked(p, waitFor(err), min(firstPause<<min(p.tries-1, 8), lastPause))
-		}
-		for r := range held {
-			a.wakeLocked(r, false)
 		}
 	} else {
 		p.assigned, p.saved = got, true
-		a.adoptLocked(p.demand.Pod.UID, got)
+		a.letGoLocked(p.demand.Pod.UID) // what it ran with and has not been given again
 		a.settleLocked(p)
 		took := time.Since(p.bound)
 		a.metrics.admission.Observe(took.Seconds())

@@ -1,6 +1,10 @@
 package allocator
 
-import "github.com/devmgrd/devmgrd/internal/device"
+import (
+	"slices"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
 
 // A tenant is what the runtime has of one pod: names of containers by the runtime's IDs.
 type tenant map[string]string
@@ -17,7 +21,9 @@ func (a *Allocator) RuntimeSynced(all []device.Running) {
 	}
 	for _, r := range all {
 		a.liveLocked(r)
-		a.setAsideLocked(r)
+		for resource, ids := range r.Stamp {
+			a.setAsideLocked(r.Container.Pod, r.Container.Name, resource, ids)
+		}
 	}
 	a.synced = true
 	a.writeLocked(0)
@@ -26,67 +32,51 @@ func (a *Allocator) RuntimeSynced(all []device.Running) {
 }
 
 // setAsideLocked keeps others from the devices that a container was given by books that are gone.
-func (a *Allocator) setAsideLocked(r device.Running) {
-	uid := r.Container.Pod
-	for resource, ids := range r.Stamp {
-		pool := a.pools.of(resource)
-		for _, id := range ids {
-			owner, taken := pool.taken[id]
-			switch {
-			case taken && owner != uid:
-				a.log.Error("a device is in two hands", "resource", resource, "device", id, "uid", uid, "container", r.Container.Name, "assigned to", owner)
-				continue
-			case taken && !pool.strays[id]:
-				continue // as the books say
-			case !taken:
-				pool.take([]device.ID{id}, uid)
-				pool.strays[id] = true
-				a.log.Warn("a container runs with a device that the books do not know of; it is set aside for its pod",
-					"resource", resource, "device", id, "uid", uid, "container", r.Container.Name)
-			}
-			of := a.strays[uid]
-			if of == nil {
-				of = map[string]device.Choice{}
-				a.strays[uid] = of
-			}
-			if of[r.Container.Name] == nil {
-				of[r.Container.Name] = device.Choice{}
-			}
-			of[r.Container.Name][resource] = append(of[r.Container.Name][resource], id)
+func (a *Allocator) setAsideLocked(uid device.PodUID, container string, r device.ResourceName, ids []device.ID) {
+	pool := a.pools.of(r)
+	for _, id := range ids {
+		switch owner, taken := pool.taken[id]; {
+		case taken && owner != uid:
+			a.log.Error("a device is in two hands", "resource", r, "device", id, "uid", uid, "container", container, "assigned to", owner)
+			continue
+		case taken && !pool.strays[id]:
+			continue // as the books say
+		case !taken:
+			pool.take([]device.ID{id}, uid)
+			pool.strays[id] = true
+			a.log.Warn("a container runs with a device that the books do not know of; it is set aside for its pod",
+				"resource", r, "device", id, "uid", uid, "container", container)
+		}
+		of := a.strays[uid]
+		if of == nil {
+			of = map[string]device.Choice{}
+			a.strays[uid] = of
+		}
+		if of[container] == nil {
+			of[container] = device.Choice{}
+		}
+		if !slices.Contains(of[container][r], id) {
+			of[container][r] = append(of[container][r], id)
 		}
 	}
 }
 
-// letGoLocked frees what setAsideLocked has set aside for a pod and what has not become its own since.
+// letGoLocked frees what setAsideLocked has set aside for a pod and what is not held or assigned by now.
 func (a *Allocator) letGoLocked(uid device.PodUID) {
 	for _, choice := range a.strays[uid] {
-		for resource, ids := range choice {
-			pool := a.pools[resource]
+		for r, ids := range choice {
+			pool := a.pools[r]
 			for _, id := range ids {
 				if pool.strays[id] {
 					delete(pool.strays, id)
 					pool.giveBack([]device.ID{id}, uid)
 				}
 			}
-			a.wakeLocked(resource, false)
+			a.wakeLocked(r, false)
 		}
 	}
 	delete(a.strays, uid)
 	signal(a.changed)
-}
-
-// adoptLocked makes what was set aside for a pod its own, where its new assignment holds it.
-func (a *Allocator) adoptLocked(uid device.PodUID, got []device.Assignment) {
-	for _, as := range got {
-		for _, s := range as.Shares {
-			for _, id := range s.IDs {
-				delete(a.pools[s.Resource].strays, id)
-			}
-		}
-	}
-	if a.strays[uid] != nil {
-		a.letGoLocked(uid)
-	}
 }
 
 // RuntimeLost tells that the runtime is away. What it had may still run, so nothing is released until it is back.
@@ -127,7 +117,7 @@ func (a *Allocator) deadLocked(r device.Running) (name string, known bool) {
 	}
 	delete(a.live, uid)
 	if a.strays[uid] != nil {
-		a.letGoLocked(uid)
+		a.letGoLocked(uid) // what an attempt holds of it stays held
 	}
 	if p := a.pods[uid]; p != nil && !p.wanted {
 		a.writeLocked(0) // it can be released now

@@ -49,7 +49,7 @@ func Main(run func() int, before ...func(context.Context) error) {
 }
 
 const (
-	stageVariable = "DEVMGRD_CLUSTER_STAGE"
+	stageVariable = "TESTCLUSTER_STAGE"
 	stageJanitor  = "janitor"
 	stageInit     = "init"
 	stageProgram  = "program"

@@ -12,12 +12,12 @@ import (
 // cacheDir is where built programs and the directories of runs are: outside the source tree, and shared by all of
 // a user's checkouts.
 func cacheDir() (string, error) {
-	if dir := os.Getenv("DEVMGRD_CACHE"); dir != "" {
+	if dir := os.Getenv("TESTCLUSTER_CACHE"); dir != "" {
 		return filepath.Abs(dir)
 	}
 	dir, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("find a cache directory (set DEVMGRD_CACHE to choose one): %w", err)
+		return "", fmt.Errorf("find a cache directory (set TESTCLUSTER_CACHE to choose one): %w", err)
 	}
 	return filepath.Join(dir, "devmgrd"), nil
 }

@@ -33,7 +33,7 @@ type Run struct {
 }
 
 // runVariable tells the processes inside which run they are in: the run's directory.
-const runVariable = "DEVMGRD_CLUSTER_RUN"
+const runVariable = "TESTCLUSTER_RUN"
 
 // Runs lists the runs of this user's cache that are alive, oldest first.
 func Runs() ([]Run, error) {

@@ -11,8 +11,8 @@ import (
 
 // What Build finds out outside the namespaces is told to the program inside by these variables.
 const (
-	binaryVariable   = "DEVMGRD_TEST_BINARY"
-	manifestVariable = "DEVMGRD_TEST_SAMPLE_MANIFEST"
+	binaryVariable   = "TESTNODE_BINARY"
+	manifestVariable = "TESTNODE_SAMPLE_MANIFEST"
 )
 
 // Build builds devmgrd from this checkout and finds the manifest of Kubernetes' sample device plugin in the sources that

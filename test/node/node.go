@@ -70,8 +70,7 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 
 // Another is one more devmgrd, not started.
 func (n *Node) Another(name string, args ...string) *cluster.Process {
-	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "DEVMGRD_") }) // those are the tests'
-	return cluster.NewProcess(name, filepath.Join(n.LogDir(), name+".log"), append([]string{os.Getenv(binaryVariable), "run"}, args...), env)
+	return cluster.NewProcess(name, filepath.Join(n.LogDir(), name+".log"), append([]string{os.Getenv(binaryVariable), "run"}, args...), nil)
 }
 
 // StartDevmgrd starts devmgrd and returns when all of its parts are ready.

@@ -25,7 +25,7 @@ import (
 )
 
 // beCommand makes the test program the command that it tests, however often that executes itself.
-const beCommand = "DEVMGRD_TEST_BE_CLUSTER_COMMAND"
+const beCommand = "TESTCLUSTER_BE_COMMAND"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(beCommand) != "" {
