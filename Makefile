@@ -22,6 +22,7 @@ check: ## Format, vet, lint and unit tests with the race detector: all that a re
 	$(GO) test -race ./...
 
 e2e: ## End-to-end tests on a real one-node Kubernetes (root).
+	$(GO) run ./test/cluster/cmd/cluster build
 	$(GO) test -tags e2e -race -count 1 -timeout 25m ./test/cluster/... ./test/e2e/...
 
 test: ## All tests: unit, integration and end to end (root).
