@@ -21,8 +21,9 @@ check: ## Format, vet, lint and unit tests with the race detector: all that a re
 	bin/staticcheck -tags e2e ./...
 	$(GO) test -race ./...
 
-e2e: ## End-to-end tests on a real one-node Kubernetes (root).
+e2e: ## End-to-end tests on a real one-node Kubernetes, and the demo (root).
 	$(GO) run ./test/cluster/cmd/cluster build
+	$(GO) run ./test/demo
 	$(GO) test -tags e2e -race -count 1 -timeout 25m ./test/cluster/... ./test/e2e/...
 
 test: ## All tests: unit, integration and end to end (root).

@@ -15,7 +15,7 @@ import (
 )
 
 // noteVariable names the file in which the process inside notes for the one outside which run it is in.
-const noteVariable = "DEVMGRD_DEMO_NOTE"
+const noteVariable = "TESTDEMO_NOTE"
 
 // outside runs this program once more, for the story, and looks afterwards whether anything of it is left on the
 // machine. It gives the exit status.
