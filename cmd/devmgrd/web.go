@@ -12,6 +12,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
 )
 
 // A part of the daemon whose state /readyz tells.
@@ -81,14 +83,15 @@ func (w *web) run(ctx context.Context) error {
 		return nil
 	}
 	defer w.server.Close() // of connections that outlived their listener
-	failing := false
-	for pause := firstRebind; ; pause = min(2*pause, lastRebind) {
+	failing, pause := false, backoff.Backoff{First: firstRebind, Last: lastRebind}
+	for ctx.Err() == nil {
 		listener, err := w.listen()
 		if err == nil {
 			if failing {
 				w.log.Info("metrics and health checks are served")
 			}
-			pause, failing = firstRebind, false
+			pause.Reset()
+			failing = false
 			if err = w.serve(ctx, listener); ctx.Err() != nil {
 				return err
 			}
@@ -98,12 +101,9 @@ func (w *web) run(ctx context.Context) error {
 				"choose another one for metrics.listen, or an empty one to serve none", "err", err)
 			failing = true
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(pause):
-		}
+		pause.Wait(ctx)
 	}
+	return nil
 }
 
 // serve serves on the listener until ctx ends, or until that fails.

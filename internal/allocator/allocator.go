@@ -187,7 +187,7 @@ func (a *Allocator) refresh() {
 		p := a.pools.of(r)
 		a.mu.Unlock()
 		switch {
-		case !p.offered || !sameSlice(o.Inventory.Devices, p.offer.Inventory.Devices):
+		case !p.offered || !device.SameList(o.Inventory.Devices, p.offer.Inventory.Devices):
 			fresh[r] = news{o, makeListing(o.Inventory.Devices, p.listing)}
 		case o.State != p.offer.State || o.Reported != p.offer.Reported || o.PreStart != p.offer.PreStart:
 			fresh[r] = news{o, p.listing}
@@ -205,11 +205,6 @@ func (a *Allocator) refresh() {
 		a.wakeLocked(r, back)
 	}
 	signal(a.changed)
-}
-
-// sameSlice tells whether a and b are one slice, not just alike.
-func sameSlice(a, b []device.Device) bool {
-	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 // serve gives every queued pod its devices or a reason to wait, oldest first. It tells when a pod that waits for a

@@ -1,10 +1,5 @@
 package device
 
-import (
-	"slices"
-	"strings"
-)
-
 // A Grant is a plugin's answer to an allocation: what a container needs in order to use its devices.
 type Grant struct {
 	Env         map[string]string `json:"env,omitempty"`
@@ -44,11 +39,6 @@ type Assignment struct {
 
 // Choice is a proposal of devices for one container: nothing is promised by it.
 type Choice map[ResourceName][]ID
-
-// Sort puts shares in order of their resource, the order in which they are merged.
-func Sort(shares []Share) {
-	slices.SortFunc(shares, func(a, b Share) int { return strings.Compare(string(a.Resource), string(b.Resource)) })
-}
 
 // A PodRecord is what the store keeps of a pod: what it asked for and, once that is settled, what it holds.
 type PodRecord struct {

@@ -65,19 +65,3 @@ func TestLibrariesSpeakSoftly(t *testing.T) {
 		t.Errorf("above debug: %q", text.String())
 	}
 }
-
-func TestBackoff(t *testing.T) {
-	b := Backoff{First: 100, Last: 450}
-	for _, most := range []int64{100, 200, 400, 450, 450} {
-		if got := int64(b.Next()); got < most/2 || got > most {
-			t.Errorf("got %d, want %d to %d", got, most/2, most)
-		}
-	}
-	b.Reset()
-	if got := b.Next(); got > 100 {
-		t.Errorf("after Reset: %d", got)
-	}
-	ended, cancel := context.WithCancel(context.Background())
-	cancel()
-	(&Backoff{First: 1 << 60, Last: 1 << 60}).Wait(ended)
-}

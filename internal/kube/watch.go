@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"sync"
 	"time"
 
@@ -16,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
 )
 
 // The pause between attempts grows from firstRetry to lastRetry. A life in step for longer than steady starts over.
@@ -66,7 +69,7 @@ func NewWatch(cfg WatchConfig) *Watch {
 // Run follows until ctx ends, which is not an error.
 func (w *Watch) Run(ctx context.Context) error {
 	ctx = quietly(ctx, w.cfg.Log)
-	retry := Backoff{First: firstRetry, Last: lastRetry}
+	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	for ctx.Err() == nil {
 		err := w.reflector.ListAndWatchWithContext(ctx)
 		if ctx.Err() != nil {
@@ -181,4 +184,13 @@ func noting(w *Watch, s cache.ReflectorStore) cache.ReflectorStore {
 		return notedBookmarks{noted{s, w}, b}
 	}
 	return noted{s, w}
+}
+
+// ParseVersion reads a resourceVersion, which Kubernetes lets clients compare as integers; 0 if it is none.
+func ParseVersion(s string) uint64 {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return n
 }

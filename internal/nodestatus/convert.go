@@ -12,6 +12,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube"
 )
 
 // A sight is what one look at our Node tells us. Sights are replaced, never edited.
@@ -28,7 +29,7 @@ func sightOf(obj any) (sight, bool) {
 	if !ok {
 		return sight{}, false
 	}
-	return sight{true, parseVersion(n.ResourceVersion), extended(n.Status.Capacity), extended(n.Status.Allocatable)}, true
+	return sight{true, kube.ParseVersion(n.ResourceVersion), extended(n.Status.Capacity), extended(n.Status.Allocatable)}, true
 }
 
 // goneAt reads the version of the Node's end.
@@ -37,7 +38,7 @@ func goneAt(obj any) uint64 {
 		obj = tomb.Obj
 	}
 	if n, ok := obj.(*corev1.Node); ok {
-		return parseVersion(n.ResourceVersion)
+		return kube.ParseVersion(n.ResourceVersion)
 	}
 	return 0
 }
@@ -87,15 +88,6 @@ func patch(numbers map[device.ResourceName]int) ([]byte, error) {
 		return nil, fmt.Errorf("writing a patch: %w", err)
 	}
 	return body, nil
-}
-
-// parseVersion reads a resourceVersion, which Kubernetes lets clients compare as integers; 0 if it is none.
-func parseVersion(s string) uint64 {
-	n, err := strconv.ParseUint(s, 10, 64)
-	if err != nil {
-		return 0
-	}
-	return n
 }
 
 // newObjects gives what the watch decodes into.

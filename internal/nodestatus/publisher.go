@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
+	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
 )
@@ -106,7 +107,7 @@ func (p *Publisher) Check() error {
 
 // publish compares at every change and writes what differs.
 func (p *Publisher) publish(ctx context.Context) {
-	retry := kube.Backoff{First: firstRetry, Last: lastRetry}
+	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	var shown map[device.ResourceName]int // what we know the Node to have shown last
 	for ctx.Err() == nil {
 		complete := p.cfg.View.Complete() // asked first: what is published later counts all that it promises

@@ -1,6 +1,10 @@
 package nodestatus
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/devmgrd/devmgrd/internal/kube"
+)
 
 // store holds the newest state of our Node that the watch or the answer to a patch has shown. It is the reflector's
 // store: its methods never fail.
@@ -53,7 +57,7 @@ func (s *store) Delete(obj any) error {
 
 // Replace takes a full list, which holds our Node or nothing.
 func (s *store) Replace(list []any, version string) error {
-	newest := sight{version: parseVersion(version)}
+	newest := sight{version: kube.ParseVersion(version)}
 	for _, obj := range list {
 		if n, ok := sightOf(obj); ok {
 			newest = n

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,6 +12,8 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
 )
 
 // Config is what New needs; all of it but Redirect.
@@ -80,25 +81,23 @@ func (n *Connection) Synced() <-chan struct{} { return n.synced }
 
 // Run keeps the connection until ctx ends, and makes it anew whenever it is lost.
 func (n *Connection) Run(ctx context.Context) error {
-	pause, told := firstPause, false
+	pause, told := backoff.Backoff{First: firstPause, Last: lastPause}, false
 	for {
 		connected, err := n.runOnce(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if connected {
-			pause, told = firstPause, false
+			pause.Reset()
+			told = false
 		}
 		if !told {
 			n.config.Log.Warn("not connected to the container runtime; trying again until it is there", "socket", n.config.Socket, "err", err)
 			told = true
 		}
-		select {
-		case <-ctx.Done():
+		if pause.Wait(ctx); ctx.Err() != nil {
 			return nil
-		case <-time.After(pause + rand.N(pause/4)):
 		}
-		pause = min(2*pause, lastPause)
 	}
 }
 

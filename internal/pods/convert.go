@@ -3,7 +3,6 @@ package pods
 import (
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,6 +10,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube"
 )
 
 // A sight is what one look at a pod in the API tells us.
@@ -33,7 +33,7 @@ func (r reader) pod(obj any) (sight, bool) {
 	}
 	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	s := sight{
-		version: parseVersion(p.ResourceVersion),
+		version: kube.ParseVersion(p.ResourceVersion),
 		node:    p.Spec.NodeName,
 		ended:   p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 		mirror:  mirror,
@@ -62,7 +62,7 @@ func (r reader) deleted(obj any) (pod device.Pod, version uint64, ok bool) {
 	if !ok {
 		return device.Pod{}, 0, false
 	}
-	return device.Pod{UID: device.PodUID(p.UID), Namespace: p.Namespace, Name: p.Name}, parseVersion(p.ResourceVersion), true
+	return device.Pod{UID: device.PodUID(p.UID), Namespace: p.Namespace, Name: p.Name}, kube.ParseVersion(p.ResourceVersion), true
 }
 
 // demands reads what the containers ask for, in the order in which they start. As in the kubelet's device manager,
@@ -135,15 +135,6 @@ func variables(c *corev1.Container) []string {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
-}
-
-// parseVersion reads a resourceVersion; 0 if it is none.
-func parseVersion(s string) uint64 {
-	n, err := strconv.ParseUint(s, 10, 64)
-	if err != nil {
-		return 0
-	}
-	return n
 }
 
 // newObjects gives what the watch decodes into.

@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube"
 )
 
 // store holds the active pods of this node and decides what the Sink hears. It is the reflector's store: its methods
@@ -79,7 +80,7 @@ func (s *store) dropLocked(uid device.PodUID) {
 
 // Replace takes a full list. Pods that Fetch has read in a newer version than the list's survive it.
 func (s *store) Replace(list []any, version string) error {
-	at := parseVersion(version)
+	at := kube.ParseVersion(version)
 	pods := map[device.PodUID]entry{}
 	demands := make([]device.PodDemand, 0, len(list))
 	for _, obj := range list {
@@ -105,7 +106,7 @@ func (s *store) Replace(list []any, version string) error {
 func (s *store) Bookmark(version string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.passed = max(s.passed, parseVersion(version))
+	s.passed = max(s.passed, kube.ParseVersion(version))
 	return nil
 }
 

@@ -11,9 +11,6 @@ import (
 
 // A message may be as long as the limits allow: the kubelet breaks at 4 MiB.
 func TestMillionDevices(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a million devices take some seconds and 1 GiB of memory")
-	}
 	const million = 1_000_000
 	f := start(t, func(c *registry.Config) { c.MaxDevices = million })
 	plugintest.Start(t, f.dir, gpu, plugintest.Devices(million)...)

@@ -5,10 +5,11 @@ import (
 	"errors"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/device"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // Allocate asks the resource's plugin to make the devices ready for the container, and gives its answer, checked.

@@ -8,8 +8,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/devmgrd/devmgrd/internal/device"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // This file turns what we are asked into requests and plugins' answers into grants. What a plugin grants is checked

@@ -10,10 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/registry"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 const gpu = "vendor.example/gpu"

@@ -6,11 +6,12 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/devmgrd/devmgrd/internal/device"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // A listCodec decodes the messages of one stream, except those that are the same as the one before, byte for byte.

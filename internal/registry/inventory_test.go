@@ -10,10 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/device"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // slowInventory is what a lister should come to: plain and slow.
@@ -100,8 +101,8 @@ func TestListerAgainstTwin(t *testing.T) {
 			if !reflect.DeepEqual(before, kept) {
 				t.Fatalf("seed %d step %d: an inventory was edited after it was handed out", seed, step)
 			}
-			if identical(before, l.devices) != sameDevices(kept, want) {
-				t.Fatalf("seed %d step %d: same slice %t, same devices %t", seed, step, identical(before, l.devices), sameDevices(kept, want))
+			if device.SameList(before, l.devices) != sameDevices(kept, want) {
+				t.Fatalf("seed %d step %d: same slice %t, same devices %t", seed, step, device.SameList(before, l.devices), sameDevices(kept, want))
 			}
 		}
 	}
@@ -126,7 +127,7 @@ func TestListerKeepsInventoryOfPredecessor(t *testing.T) {
 	old := []device.Device{{ID: "a", Healthy: true, NUMA: []int{1}}, {ID: "b"}}
 	l := lister{devices: old}
 	l.take([]*pluginapi.Device{{ID: "b"}, {ID: "a", Health: "Healthy", Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}}}}})
-	if !identical(l.devices, old) {
+	if !device.SameList(l.devices, old) {
 		t.Error("the same devices are another inventory")
 	}
 	l.take(nil)

@@ -7,15 +7,16 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"syscall"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/device"
 	"google.golang.org/grpc"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 const (
@@ -60,7 +61,7 @@ func newLink(r *Registry, id uint64, resource device.ResourceName, endpoint stri
 // Run lives on the session, and then on one after the other that it opens itself, until ctx ends.
 // Without a session it begins by dialling, as for a plugin that the store remembers.
 func (l *link) Run(ctx context.Context, on *session) {
-	pause := backoff{first: firstPause, last: l.registry.lastPause}
+	pause := backoff.Backoff{First: firstPause, Last: l.registry.lastPause}
 	for ctx.Err() == nil {
 		var err error
 		if on == nil {
@@ -71,7 +72,7 @@ func (l *link) Run(ctx context.Context, on *session) {
 			err = l.runOnce(ctx, on)
 			on = nil
 			if time.Since(began) > lastPause {
-				pause.reset() // that was a life, not another failed try
+				pause.Reset() // that was a life, not another failed try
 			}
 			if l.registry.ended(l) {
 				l.log.Warn("plugin is away: nothing new is allocated from it until it is back",
@@ -85,10 +86,10 @@ func (l *link) Run(ctx context.Context, on *session) {
 
 // wait returns when it is time to dial back after err. Where only news can help it waits for that alone, so that a
 // plugin which has gone for good costs nothing.
-func (l *link) wait(ctx context.Context, err error, pause *backoff) {
+func (l *link) wait(ctx context.Context, err error, pause *backoff.Backoff) {
 	var clock <-chan time.Time
-	d := pause.next()
-	switch rests := l.rests(err, pause.longest()); {
+	d := pause.Next()
+	switch rests := l.rests(err, pause.Longest()); {
 	case !rests:
 		l.log.Debug("dialling back", "err", err, "wait", d)
 		clock = time.After(d)
@@ -105,7 +106,7 @@ func (l *link) wait(ctx context.Context, err error, pause *backoff) {
 		// Most plugins that make their socket anew register a moment later. To dial them before that would open
 		// two streams, and plugins whose abandoned stream keeps reading from the same channel as the next one
 		// would tell it, not us, of the next device that fails.
-		pause.reset()
+		pause.Reset()
 		select {
 		case <-ctx.Done():
 		case <-time.After(courtesy):
@@ -190,17 +191,3 @@ func (l *link) nudge() {
 	default:
 	}
 }
-
-// backoff gives pauses that double from first to last, each a little shorter than its turn so that many links do not
-// march in step.
-type backoff struct{ first, last, pause time.Duration }
-
-func (b *backoff) next() time.Duration {
-	b.pause = min(max(2*b.pause, b.first), b.last)
-	return b.pause - rand.N(b.pause/4)
-}
-
-// longest tells whether the pauses have stopped growing.
-func (b *backoff) longest() bool { return b.pause >= b.last }
-
-func (b *backoff) reset() { b.pause = 0 }

@@ -3,8 +3,9 @@ package registry
 import (
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // metrics bear names that dashboards made for the kubelet know. A resource gets its series when its plugin has been

@@ -11,9 +11,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // Config is what a Registry needs. Only Listener, Known and RejectDuplicates may be left out.

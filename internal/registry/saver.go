@@ -116,7 +116,7 @@ func (s *saver) save(name device.ResourceName) error {
 	s.mu.Lock()
 	last, known := s.saved[name]
 	s.mu.Unlock()
-	if known && last.Endpoint == record.Endpoint && last.Reported == record.Reported && identical(last.Devices, record.Devices) {
+	if known && last.Endpoint == record.Endpoint && last.Reported == record.Reported && device.SameList(last.Devices, record.Devices) {
 		return nil
 	}
 	if err := s.memory.SavePlugin(record); err != nil {

@@ -8,11 +8,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/device"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // maxRegisterBytes is far more than a request of Register has.

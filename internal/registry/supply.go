@@ -156,7 +156,7 @@ func (r *Registry) listed(l *link, on *session, devices []device.Device) (back b
 		return false
 	}
 	back = s.state != device.Serving || !s.reported
-	if !back && s.session == on && identical(s.devices, devices) {
+	if !back && s.session == on && device.SameList(s.devices, devices) {
 		return false
 	}
 	s.endGrace()
@@ -244,9 +244,4 @@ func (r *Registry) record(resource device.ResourceName) (device.PluginRecord, bo
 		return device.PluginRecord{}, false
 	}
 	return s.record(), true
-}
-
-// identical tells whether two inventories are the same slice, which is how an unchanged list is handed on.
-func identical(a, b []device.Device) bool {
-	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }

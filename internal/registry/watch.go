@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
 )
 
 const (
@@ -22,14 +24,14 @@ const (
 // watch looks after the socket directory until ctx ends: it puts kubelet.sock back if it vanishes, and wakes the link
 // whose plugin makes its socket anew. Run and runOnce of a link, once more.
 func (r *Registry) watch(ctx context.Context) {
-	pause := backoff{first: firstPause, last: lastPause}
+	pause := backoff.Backoff{First: firstPause, Last: lastPause}
 	failing := false
 	var looked time.Time
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := r.watchOnce(ctx)
 		if time.Since(began) > lastPause {
-			pause.reset()
+			pause.Reset()
 			failing = false
 		}
 		if ctx.Err() == nil && !failing {
@@ -44,10 +46,7 @@ func (r *Registry) watch(ctx context.Context) {
 				looked = time.Now()
 			}
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause.next()):
-		}
+		pause.Wait(ctx)
 	}
 }
 
@@ -72,17 +71,17 @@ func (r *Registry) watchOnce(ctx context.Context) error {
 	}
 	// Whatever happened before the watch was in place is seen here.
 	var retry <-chan time.Time // while kubelet.sock is not ours: whoever has it may go without a sign
-	again := backoff{first: firstRetry, last: lastRetry}
+	again := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	keep := func() error {
 		err := r.keepSocket()
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return errRemoved
 		case err != nil:
-			retry = time.After(again.next())
+			retry = time.After(again.Next())
 		default:
 			retry = nil
-			again.reset()
+			again.Reset()
 		}
 		return nil
 	}

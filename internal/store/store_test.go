@@ -247,3 +247,31 @@ func BenchmarkSavePod(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkOpen measures a restart's share of the store: opening and checking the file, and reading what is in it.
+func BenchmarkOpen(b *testing.B) {
+	dir := b.TempDir()
+	s := open(b, dir)
+	var pods []device.PodRecord
+	for i := range 1000 {
+		pods = append(pods, pod(fmt.Sprintf("%08x-uid", i)))
+	}
+	plugin := device.PluginRecord{Resource: "a.com/x", Endpoint: "x.sock", Reported: true}
+	for i := range 10_000 {
+		plugin.Devices = append(plugin.Devices, device.Device{ID: device.ID(fmt.Sprintf("GPU-%08d", i)), Healthy: true, NUMA: []int{i % 2}})
+	}
+	if err := errors.Join(s.SavePods(pods, nil), s.SavePlugin(plugin), s.Close()); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		s, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		gotPods, err1 := s.Pods()
+		gotPlugins, err2 := s.Plugins()
+		if err := errors.Join(err1, err2, s.Close()); err != nil || len(gotPods) != 1000 || len(gotPlugins[0].Devices) != 10_000 {
+			b.Fatal(len(gotPods), err)
+		}
+	}
+}

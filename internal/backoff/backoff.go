@@ -1,4 +1,6 @@
-package kube
+// Package backoff makes the pauses between attempts at something that is not there yet. Every room that keeps a
+// connection needs them, so it is a base room, beside the words. Standard library only.
+package backoff
 
 import (
 	"context"
@@ -20,6 +22,9 @@ func (b *Backoff) Next() time.Duration {
 	b.next *= 2
 	return pause/2 + rand.N(pause/2+1)
 }
+
+// Longest tells whether the next pause is the longest: the pauses grow no more.
+func (b *Backoff) Longest() bool { return b.next >= b.Last }
 
 // Reset makes the next pause the first one again.
 func (b *Backoff) Reset() { b.next = 0 }

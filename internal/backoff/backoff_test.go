@@ -1,0 +1,24 @@
+package backoff_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
+)
+
+func TestBackoff(t *testing.T) {
+	b := backoff.Backoff{First: 100, Last: 450}
+	for _, most := range []int64{100, 200, 400, 450, 450} {
+		if got := int64(b.Next()); got < most/2 || got > most {
+			t.Errorf("got %d, want %d to %d", got, most/2, most)
+		}
+	}
+	b.Reset()
+	if got := b.Next(); got > 100 {
+		t.Errorf("after Reset: %d", got)
+	}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	(&backoff.Backoff{First: 1 << 60, Last: 1 << 60}).Wait(ended)
+}
