@@ -40,14 +40,26 @@ func (c *Config) check() []Mistake {
 		r.broken("plugins.socketDir", fmt.Sprintf("lies in plugins.kubeletDir (%s), where the kubelet deletes every socket when it starts", p.KubeletDir),
 			"choose another directory or, on a node without a kubelet, set plugins.redirect to false")
 	}
+	if r.path("plugins.registryDir", p.RegistryDir) {
+		switch registry := c.Plugins.KubeletRegistryDir(); {
+		case sockets && (within(p.RegistryDir, p.SocketDir) || within(p.SocketDir, p.RegistryDir)):
+			r.broken("plugins.registryDir", fmt.Sprintf("and plugins.socketDir (%s) are not apart", p.SocketDir), "choose a directory beside it")
+		case kubelet && p.Redirect && within(p.RegistryDir, registry):
+			r.broken("plugins.registryDir", fmt.Sprintf("lies in %s, whose plugins the kubelet registers", registry),
+				"choose another directory or, on a node without a kubelet, set plugins.redirect to false")
+		}
+	}
 	r.duration("plugins.gracePeriod", p.GracePeriod, 0, maxGrace)
 	r.duration("plugins.allocateTimeout", p.AllocateTimeout, time.Millisecond, maxTimeout)
+	r.duration("plugins.preferredTimeout", p.PreferredTimeout, time.Millisecond, maxTimeout)
 	r.duration("plugins.preStartTimeout", p.PreStartTimeout, time.Millisecond, maxTimeout)
+	r.oneOf("plugins.onDuplicate", p.OnDuplicate, Replace, Reject)
 	r.number("plugins.maxMessageBytes", p.MaxMessageBytes, maxMessage)
 	r.number("plugins.maxDevices", p.MaxDevices, maxDevices)
 	r.number("plugins.maxResources", p.MaxResources, maxResources)
 	r.patterns("plugins.ignoredResources", p.IgnoredResources)
 
+	r.oneOf("kubernetes.mode", c.Kubernetes.Mode, Cluster, NoCluster)
 	if c.Kubernetes.Kubeconfig != "" {
 		r.path("kubernetes.kubeconfig", c.Kubernetes.Kubeconfig)
 	}
@@ -58,6 +70,8 @@ func (c *Config) check() []Mistake {
 		r.broken("nri.index", quote(i)+" is not an index", "write two digits, like 05")
 	}
 	r.duration("nri.maxWait", c.NRI.MaxWait, 0, maxNRIWait)
+	r.oneOf("topology.policy", c.Topology.Policy, "none", "best-effort", "restricted", "single-numa-node")
+	r.oneOf("topology.scope", c.Topology.Scope, "container", "pod")
 	r.listen("metrics.listen", c.Metrics.Listen)
 	r.oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	r.oneOf("log.format", c.Log.Format, "text", "json")

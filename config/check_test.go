@@ -29,6 +29,14 @@ func TestRules(t *testing.T) {
 		{"plugins.socketDir=/var/lib/kubelet/device-plugins/ours", "plugins.socketDir"},
 		{"plugins.socketDir=/var/lib/kubelet/device-plugins-2", ""},
 		{"plugins.socketDir=/var/lib/kubelet/device-plugins plugins.redirect=false", ""},
+		{"plugins.registryDir=/run/devmgrd/device-plugins/registry", "plugins.registryDir"},
+		{"plugins.registryDir=/run/devmgrd", "plugins.registryDir"},
+		{"plugins.registryDir=/var/lib/kubelet/plugins_registry", "plugins.registryDir"},
+		{"plugins.registryDir=/var/lib/kubelet/plugins_registry plugins.redirect=false", ""},
+		{"plugins.registryDir=registry", "plugins.registryDir"},
+		{"plugins.onDuplicate=reject kubernetes.mode=none topology.policy=single-numa-node topology.scope=pod", ""},
+		{"plugins.onDuplicate=no kubernetes.mode=x topology.policy=loose topology.scope=node", "kubernetes.mode plugins.onDuplicate topology.policy topology.scope"},
+		{"plugins.preferredTimeout=0s", "plugins.preferredTimeout"},
 		{"plugins.gracePeriod=0s", ""},
 		{"plugins.gracePeriod=-1s", "plugins.gracePeriod"},
 		{"plugins.allocateTimeout=0s plugins.preStartTimeout=2h", "plugins.allocateTimeout plugins.preStartTimeout"},
@@ -77,7 +85,7 @@ func TestNearest(t *testing.T) {
 
 // TestNoGuessWithoutAReason holds words that look like keys from a distance only.
 func TestNoGuessWithoutAReason(t *testing.T) {
-	for _, key := range []string{"plugins.preferredTimeout", "plugins.registryDir", "kubernetes.mode", "podResources.socket", "topology.policy"} {
+	for _, key := range []string{"plugins.preferredDeadline", "plugins.registrations", "kubernetes.credentials", "podResources.socket", "topology.nodes"} {
 		got := mistakes(t, Options{File: write(t, ""), Set: []string{key + "=1"}})
 		if len(got) != 1 || got[0].Problem != "there is no such key" || got[0].Remedy != "remove it" {
 			t.Errorf("%s: %v", key, got)

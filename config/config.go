@@ -16,37 +16,65 @@ type Config struct {
 	Plugins    Plugins    `key:"plugins"`
 	Kubernetes Kubernetes `key:"kubernetes"`
 	NRI        NRI        `key:"nri"`
+	Topology   Topology   `key:"topology"`
 	Metrics    Metrics    `key:"metrics"`
 	Log        Log        `key:"log"`
 }
 
 // Plugins says where device plugins are met and how much of them is taken.
 type Plugins struct {
-	SocketDir       string        `key:"socketDir"`       // devmgrd listens on kubelet.sock in it
-	Redirect        bool          `key:"redirect"`        // plugin pods that mount KubeletDir get SocketDir
-	KubeletDir      string        `key:"kubeletDir"`      // the directory of the kubelet's own device manager
-	GracePeriod     time.Duration `key:"gracePeriod"`     // how long a plugin may be away unnoticed
-	AllocateTimeout time.Duration `key:"allocateTimeout"` // per Allocate call
-	PreStartTimeout time.Duration `key:"preStartTimeout"` // per PreStartContainer call
-	MaxMessageBytes int           `key:"maxMessageBytes"` // of one message from a plugin
-	MaxDevices      int           `key:"maxDevices"`      // of one resource
-	MaxResources    int           `key:"maxResources"`    // on this node
+	SocketDir        string        `key:"socketDir"`        // devmgrd listens on kubelet.sock in it
+	RegistryDir      string        `key:"registryDir"`      // watched for sockets of plugins that wait to be asked
+	Redirect         bool          `key:"redirect"`         // plugin pods that mount KubeletDir get SocketDir
+	KubeletDir       string        `key:"kubeletDir"`       // the directory of the kubelet's own device manager
+	GracePeriod      time.Duration `key:"gracePeriod"`      // how long a plugin may be away unnoticed
+	AllocateTimeout  time.Duration `key:"allocateTimeout"`  // per Allocate call
+	PreferredTimeout time.Duration `key:"preferredTimeout"` // per GetPreferredAllocation call
+	PreStartTimeout  time.Duration `key:"preStartTimeout"`  // per PreStartContainer call
+	OnDuplicate      string        `key:"onDuplicate"`      // a second plugin of a resource: replace or reject
+	MaxMessageBytes  int           `key:"maxMessageBytes"`  // of one message from a plugin
+	MaxDevices       int           `key:"maxDevices"`       // of one resource
+	MaxResources     int           `key:"maxResources"`     // on this node
 	// IgnoredResources are extended resources that no device plugin serves, such as licences counted by hand:
 	// names, or "domain/*" for all of a domain. Nothing is allocated for them and nobody waits for them.
 	IgnoredResources []string `key:"ignoredResources"`
 }
 
-// Kubernetes says how the API server is reached.
+// KubeletRegistryDir is where the kubelet looks for plugins that wait to be asked: beside its device plugin directory.
+func (p Plugins) KubeletRegistryDir() string {
+	return path.Join(path.Dir(p.KubeletDir), "plugins_registry")
+}
+
+// What Plugins.OnDuplicate says.
+const (
+	Replace = "replace" // the newest plugin of a resource serves it
+	Reject  = "reject"  // the first one does, for as long as it serves
+)
+
+// Kubernetes says whether there is an API server and how it is reached.
 type Kubernetes struct {
+	Mode string `key:"mode"` // Cluster or NoCluster
 	// Kubeconfig is a file; empty: the pod's service account, else /etc/kubernetes/kubelet.conf.
 	Kubeconfig string `key:"kubeconfig"`
 }
+
+// What Kubernetes.Mode says.
+const (
+	Cluster   = "cluster" // pods, the Node and events are the API server's
+	NoCluster = "none"    // there is none: what containers ask for stands in annotations of their pods
+)
 
 // NRI says how the container runtime is met.
 type NRI struct {
 	Socket  string        `key:"socket"`
 	Index   string        `key:"index"`   // two digits: the order among NRI plugins, lowest first
 	MaxWait time.Duration `key:"maxWait"` // how long a container's creation is held up for an allocation in flight
+}
+
+// Topology says how devices' places on NUMA nodes are minded. The words are the kubelet's.
+type Topology struct {
+	Policy string `key:"policy"` // none, best-effort, restricted or single-numa-node
+	Scope  string `key:"scope"`  // container or pod
 }
 
 // Metrics says where Prometheus and health checks are served.
@@ -60,7 +88,8 @@ type Log struct {
 	Format string `key:"format"` // text or json
 }
 
-// defaults gives the values of keys that nobody has set. nodeName and plugins.socketDir depend on others: see derive.
+// defaults gives the values of keys that nobody has set. nodeName and the plugins' two
+// directories depend on others: see derive.
 func defaults() Config {
 	return Config{
 		StateDir: "/var/lib/devmgrd",
@@ -70,15 +99,19 @@ func defaults() Config {
 			KubeletDir:       "/var/lib/kubelet/device-plugins",
 			GracePeriod:      time.Minute,
 			AllocateTimeout:  30 * time.Second,
+			PreferredTimeout: 5 * time.Second,
 			PreStartTimeout:  30 * time.Second,
+			OnDuplicate:      Replace,
 			MaxMessageBytes:  64 << 20,
 			MaxDevices:       250_000,
 			MaxResources:     256,
 			IgnoredResources: []string{},
 		},
-		NRI:     NRI{Socket: "/var/run/nri/nri.sock", Index: "05", MaxWait: 100 * time.Millisecond},
-		Metrics: Metrics{Listen: "127.0.0.1:9464"},
-		Log:     Log{Level: "info", Format: "text"},
+		Kubernetes: Kubernetes{Mode: Cluster},
+		NRI:        NRI{Socket: "/var/run/nri/nri.sock", Index: "05", MaxWait: 100 * time.Millisecond},
+		Topology:   Topology{Policy: "best-effort", Scope: "container"},
+		Metrics:    Metrics{Listen: "127.0.0.1:9464"},
+		Log:        Log{Level: "info", Format: "text"},
 	}
 }
 
@@ -89,5 +122,8 @@ func (c *Config) derive(m machine, from Sources) {
 	}
 	if c.Plugins.SocketDir == "" {
 		c.Plugins.SocketDir, from["plugins.socketDir"] = path.Join(c.RunDir, "device-plugins"), Default
+	}
+	if c.Plugins.RegistryDir == "" {
+		c.Plugins.RegistryDir, from["plugins.registryDir"] = path.Join(c.RunDir, "plugins_registry"), Default
 	}
 }

@@ -51,6 +51,7 @@ func TestDefaults(t *testing.T) {
 	c, from := mustLoad(t, Options{File: write(t, "")})
 	want := defaults()
 	want.NodeName, want.Plugins.SocketDir = "node-1", "/run/devmgrd/device-plugins"
+	want.Plugins.RegistryDir = "/run/devmgrd/plugins_registry"
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got %+v, want %+v", c, want)
 	}
@@ -70,6 +71,7 @@ func TestLaterSourcesWin(t *testing.T) {
 	})
 	want := defaults()
 	want.NodeName, want.RunDir, want.Plugins.SocketDir = "worker-7", "/run/env", "/run/env/device-plugins"
+	want.Plugins.RegistryDir = "/run/env/plugins_registry"
 	want.Plugins.GracePeriod, want.Plugins.Redirect, want.Plugins.MaxDevices = 2*time.Minute, false, 7
 	want.Plugins.IgnoredResources = []string{"a.example/x", "b.example/*"}
 	want.NRI.Index, want.Metrics.Listen = "07", ""
@@ -111,7 +113,7 @@ func TestEveryMistakeAtOnce(t *testing.T) {
 		/* 6 */ "  socketdir: /x",
 		/* 7 */ "  maxResources: 1",
 		/* 8 */ "  maxResources: 2",
-		/* 9 */ "  onDuplicate: replace",
+		/* 9 */ "  onTwins: replace",
 		/* 10 */ "log: loud",
 	}, "\n"))
 	got := mistakes(t, Options{
@@ -129,7 +131,7 @@ func TestEveryMistakeAtOnce(t *testing.T) {
 		{"plugins.gracePeriod", file + ":4", `"1 minute" is not a duration`, "write it like 1m30s"},
 		{"plugins.maxDevices", file + ":5", `"many" is not a whole number`, "write it in digits, like 256"},
 		{"plugins.maxResources", file + ":8", "is already set in line 7", "keep one of them"},
-		{"plugins.onDuplicate", file + ":9", "there is no such key", "remove it"},
+		{"plugins.onTwins", file + ":9", "there is no such key", "remove it"},
 		{"plugins.socketdir", file + ":6", "there is no such key", "did you mean plugins.socketDir?"},
 		{"stateDir", file + ":1", `"relative" is not an absolute path`, "write it from the root, like /var/lib/devmgrd"},
 	}

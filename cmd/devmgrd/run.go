@@ -80,17 +80,22 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	}
 
 	plugins := registry.New(registry.Config{
-		SocketDir:       c.Plugins.SocketDir,
-		GracePeriod:     c.Plugins.GracePeriod,
-		AllocateTimeout: c.Plugins.AllocateTimeout,
-		PreStartTimeout: c.Plugins.PreStartTimeout,
-		MaxMessageBytes: c.Plugins.MaxMessageBytes,
-		MaxDevices:      c.Plugins.MaxDevices,
-		MaxResources:    c.Plugins.MaxResources,
-		Known:           knownPlugins,
-		Memory:          books,
-		Log:             room("registry"),
-		Metrics:         metrics,
+		SocketDir:          c.Plugins.SocketDir,
+		RegistryDir:        c.Plugins.RegistryDir,
+		KubeletDir:         c.Plugins.KubeletDir,
+		KubeletRegistryDir: c.Plugins.KubeletRegistryDir(),
+		GracePeriod:        c.Plugins.GracePeriod,
+		AllocateTimeout:    c.Plugins.AllocateTimeout,
+		PreferredTimeout:   c.Plugins.PreferredTimeout,
+		PreStartTimeout:    c.Plugins.PreStartTimeout,
+		MaxMessageBytes:    c.Plugins.MaxMessageBytes,
+		MaxDevices:         c.Plugins.MaxDevices,
+		MaxResources:       c.Plugins.MaxResources,
+		RejectDuplicates:   c.Plugins.OnDuplicate == config.Reject,
+		Known:              knownPlugins,
+		Memory:             books,
+		Log:                room("registry"),
+		Metrics:            metrics,
 	})
 	events := pods.NewEvents(c.NodeName, client)
 	ledger := allocator.New(allocator.Config{

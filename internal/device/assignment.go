@@ -18,7 +18,7 @@ type Mount struct {
 
 // A Node shows a device node of the host inside the container.
 type Node struct {
-	ContainerPath string `json:"containerPath"`
+	ContainerPath string `json:"containerPath"` // empty: where it is on the host, links resolved
 	HostPath      string `json:"hostPath"`
 	Permissions   string `json:"permissions"` // letters of "rwm": read, write, make a node
 }

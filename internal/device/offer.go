@@ -26,6 +26,7 @@ type Offer struct {
 	State     OfferState
 	Reported  bool // the plugin, or the store on its behalf, has listed its devices at least once
 	PreStart  bool // PreStartContainer has to run before each start of a container
+	Prefers   bool // GetPreferredAllocation may be asked which devices go well together
 }
 
 // OfferState says how far an Offer may be trusted.
@@ -49,7 +50,7 @@ func (s OfferState) String() string {
 // without registering anew, and the published number does not move while it is away.
 type PluginRecord struct {
 	Resource ResourceName
-	Endpoint string   // the socket's name in the plugin directory
+	Endpoint string   // its socket: a name in the plugin directory, or a path
 	Reported bool     // Devices is the plugin's word, not just the lack of one
 	Devices  []Device // as in Inventory
 }

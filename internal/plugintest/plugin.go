@@ -2,15 +2,12 @@ package plugintest
 
 import (
 	"context"
-	"errors"
-	"io/fs"
-	"maps"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,6 +26,10 @@ type (
 	RegisterRequest  = pluginapi.RegisterRequest
 	Options          = pluginapi.DevicePluginOptions
 	Answer           = pluginapi.ContainerAllocateResponse
+
+	PreferredRequest  = pluginapi.PreferredAllocationRequest
+	PreferredResponse = pluginapi.PreferredAllocationResponse
+	PreferredAnswer   = pluginapi.ContainerPreferredAllocationResponse
 )
 
 // A Method is a call of the API.
@@ -41,25 +42,38 @@ const (
 	Allocate     Method = "Allocate"
 	PreStart     Method = "PreStartContainer"
 	Preferred    Method = "GetPreferredAllocation"
+	GetInfo      Method = "GetInfo"
+	Notify       Method = "NotifyRegistrationStatus"
 )
 
 // A Request is a call that the plugin has seen.
 type Request struct {
-	Method   Method
-	IDs      []string // of Allocate (its first container) and PreStart
-	Metadata metadata.MD
+	Method          Method
+	IDs             []string // of Allocate (its first container) and PreStart
+	Available, Must []string // of Preferred (its first container)
+	Size            int      // likewise
+	Status          *Status  // of Notify
+	Metadata        metadata.MD
 }
 
 // A Plugin offers the devices of one resource. Its exported fields are set before Serve; everything else may be
 // ordered at any time, and outlives Stop, so that a plugin may Serve again.
 type Plugin struct {
-	Dir      string // the manager's socket directory
+	Dir      string // where our socket is; to Register, the manager's socket directory
 	Endpoint string // our socket's name in it; New makes one from the resource
 	Resource string
 	Options  *Options
+	Info     *Info // what GetInfo answers; nil: see Announce
+	Stubborn bool  // streams do not end when the manager has gone, and go on sending
+
+	// Gate, if there is one, keeps the plugin from taking connections, though it listens, until it is closed.
+	Gate <-chan struct{}
 
 	// OnAllocate answers Allocate; nil: each container gets the variable DEVICES with its IDs.
 	OnAllocate func(context.Context, *AllocateRequest) (*AllocateResponse, error)
+
+	// OnPrefer answers GetPreferredAllocation; nil: what must be, and the first of what is available.
+	OnPrefer func(context.Context, *PreferredRequest) (*PreferredResponse, error)
 
 	t testing.TB
 
@@ -71,8 +85,10 @@ type Plugin struct {
 	opened   int
 	before   map[Method]func(context.Context) error
 	requests []Request
-	server   *grpc.Server
-	served   chan struct{} // closed when server has ended
+	server   *server
+	announce []*Announcement
+	stopped  chan struct{} // closed by Kill, made by Serve: the end of stubborn streams
+	conns    atomic.Int32  // open connections, to any of our sockets
 }
 
 // New makes a plugin that has not begun to serve. It is stopped, and its socket removed, when the test ends.
@@ -102,43 +118,43 @@ func Start(t testing.TB, dir, resource string, devices ...*Device) *Plugin {
 // Socket is the path of the plugin's socket.
 func (p *Plugin) Socket() string { return filepath.Join(p.Dir, p.Endpoint) }
 
-// Serve listens on the plugin's socket, in place of a file that is there, and returns when it does.
+// Serve listens on the plugin's socket, in place of a file that is there, and returns when it does. If Info is set the
+// same socket serves pluginregistration/v1 too.
 func (p *Plugin) Serve() {
 	p.t.Helper()
-	if err := os.Remove(p.Socket()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		p.t.Fatal(err)
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: p.Socket(), Net: "unix"})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	l.SetUnlinkOnClose(false)
-	server, served := grpc.NewServer(grpc.MaxRecvMsgSize(1<<30)), make(chan struct{})
-	pluginapi.RegisterDevicePluginServer(server, &service{plugin: p})
 	p.mu.Lock()
-	p.server, p.served = server, served
+	p.stopped = make(chan struct{})
 	p.mu.Unlock()
-	go func() {
-		defer close(served)
-		_ = server.Serve(l) // ends with Stop or Kill
-	}()
+	server := p.listen(p.Socket(), true, p.Info != nil)
+	p.mu.Lock()
+	p.server = server
+	p.mu.Unlock()
 }
 
-// Stop ends the plugin and removes its socket, as an orderly plugin does.
+// Stop ends the plugin and removes its sockets, as an orderly plugin does.
 func (p *Plugin) Stop() {
+	p.mu.Lock()
+	announce := p.announce
+	p.mu.Unlock()
 	p.Kill()
 	_ = os.Remove(p.Socket()) // it may never have been there
+	for _, a := range announce {
+		_ = os.Remove(a.path)
+	}
 }
 
-// Kill ends the plugin and leaves its socket behind.
+// Kill ends the plugin and leaves its sockets behind.
 func (p *Plugin) Kill() {
 	p.mu.Lock()
-	server, served := p.server, p.served
-	p.server = nil
+	server, stopped, announce := p.server, p.stopped, p.announce
+	p.server, p.announce = nil, nil
 	p.mu.Unlock()
 	if server != nil {
-		server.Stop()
-		<-served
+		close(stopped)
+		server.end()
+	}
+	for _, a := range announce {
+		a.server.end()
 	}
 }
 
@@ -183,6 +199,13 @@ func (p *Plugin) Set(devices ...*Device) {
 	p.wakeLocked()
 }
 
+// Listed gives the devices as they were set last.
+func (p *Plugin) Listed() []*Device {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.devices)
+}
+
 // Resend makes open streams send the list once more.
 func (p *Plugin) Resend() {
 	p.mu.Lock()
@@ -193,9 +216,7 @@ func (p *Plugin) Resend() {
 
 // SetHealth gives one device another health and sends the list.
 func (p *Plugin) SetHealth(id, health string) {
-	p.mu.Lock()
-	devices := slices.Clone(p.devices)
-	p.mu.Unlock()
+	devices := p.Listed()
 	for i, d := range devices {
 		if d.ID == id {
 			d = proto.CloneOf(d)
@@ -233,6 +254,9 @@ func (p *Plugin) Streams() int {
 	return len(p.streams)
 }
 
+// Connections is the number of connections that managers have to the plugin's sockets.
+func (p *Plugin) Connections() int { return int(p.conns.Load()) }
+
 // Requests gives what the plugin was asked, in order.
 func (p *Plugin) Requests() []Request {
 	p.mu.Lock()
@@ -257,11 +281,11 @@ func (p *Plugin) wakeLocked() {
 }
 
 // seen notes a call and does what was ordered for it.
-func (p *Plugin) seen(ctx context.Context, m Method, ids []string) error {
-	md, _ := metadata.FromIncomingContext(ctx)
+func (p *Plugin) seen(ctx context.Context, r Request) error {
+	r.Metadata, _ = metadata.FromIncomingContext(ctx)
 	p.mu.Lock()
-	p.requests = append(p.requests, Request{Method: m, IDs: slices.Clone(ids), Metadata: maps.Clone(md)})
-	f := p.before[m]
+	p.requests = append(p.requests, r)
+	f := p.before[r.Method]
 	p.mu.Unlock()
 	if f == nil {
 		return nil

@@ -18,7 +18,7 @@ type service struct {
 }
 
 func (s *service) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
-	if err := s.plugin.seen(ctx, GetOptions, nil); err != nil {
+	if err := s.plugin.seen(ctx, Request{Method: GetOptions}); err != nil {
 		return nil, err
 	}
 	return s.plugin.Options, nil
@@ -27,14 +27,19 @@ func (s *service) GetDevicePluginOptions(ctx context.Context, _ *pluginapi.Empty
 // ListAndWatch sends the list once, and again whenever it is set.
 func (s *service) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_ListAndWatchServer) error {
 	p, ctx := s.plugin, stream.Context()
-	if err := p.seen(ctx, ListAndWatch, nil); err != nil {
+	if err := p.seen(ctx, Request{Method: ListAndWatch}); err != nil {
 		return err
 	}
 	p.mu.Lock()
 	p.opened++
 	id := p.opened
 	p.streams[id] = nil
+	stopped := p.stopped
 	p.mu.Unlock()
+	gone := ctx.Done()
+	if p.Stubborn {
+		gone = stopped
+	}
 	defer func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -51,13 +56,13 @@ func (s *service) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin
 			return end
 		}
 		if version != sent {
-			if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: devices}); err != nil {
+			if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: devices}); err != nil && !p.Stubborn {
 				return err
 			}
 			sent = version
 		}
 		select {
-		case <-ctx.Done():
+		case <-gone:
 			return ctx.Err()
 		case <-changed:
 		}
@@ -69,7 +74,7 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 	if len(request.ContainerRequests) > 0 {
 		first = request.ContainerRequests[0].DevicesIds
 	}
-	if err := s.plugin.seen(ctx, Allocate, first); err != nil {
+	if err := s.plugin.seen(ctx, Request{Method: Allocate, IDs: slices.Clone(first)}); err != nil {
 		return nil, err
 	}
 	if s.plugin.OnAllocate != nil {
@@ -85,16 +90,24 @@ func (s *service) Allocate(ctx context.Context, request *pluginapi.AllocateReque
 }
 
 func (s *service) PreStartContainer(ctx context.Context, request *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
-	if err := s.plugin.seen(ctx, PreStart, request.DevicesIds); err != nil {
+	if err := s.plugin.seen(ctx, Request{Method: PreStart, IDs: slices.Clone(request.DevicesIds)}); err != nil {
 		return nil, err
 	}
 	return &pluginapi.PreStartContainerResponse{}, nil
 }
 
-// GetPreferredAllocation prefers the first of what is available.
+// GetPreferredAllocation prefers the first of what is available, unless OnPrefer knows better.
 func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
-	if err := s.plugin.seen(ctx, Preferred, nil); err != nil {
+	seen := Request{Method: Preferred}
+	if len(request.ContainerRequests) > 0 {
+		c := request.ContainerRequests[0]
+		seen.Available, seen.Must, seen.Size = c.AvailableDeviceIDs, c.MustIncludeDeviceIDs, int(c.AllocationSize)
+	}
+	if err := s.plugin.seen(ctx, seen); err != nil {
 		return nil, err
+	}
+	if s.plugin.OnPrefer != nil {
+		return s.plugin.OnPrefer(ctx, request)
 	}
 	answer := &pluginapi.PreferredAllocationResponse{}
 	for _, c := range request.ContainerRequests {
@@ -104,7 +117,7 @@ func (s *service) GetPreferredAllocation(ctx context.Context, request *pluginapi
 				ids = append(ids, id)
 			}
 		}
-		answer.ContainerResponses = append(answer.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
+		answer.ContainerResponses = append(answer.ContainerResponses, &PreferredAnswer{DeviceIDs: ids})
 	}
 	return answer, nil
 }

@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -15,6 +16,36 @@ func TestMillionDevices(t *testing.T) {
 	f := start(t, func(c *registry.Config) { c.MaxDevices = million })
 	plugintest.Start(t, f.dir, gpu, plugintest.Devices(million)...)
 	f.eventually("a million devices are offered", f.servesNumber(million))
+}
+
+// Lists of more than the 4 MiB at which the kubelet breaks arrive, and one beyond our limit costs its own plugin its
+// stream, and says what to do. TestMillionDevices is between the two.
+func TestMessageSizes(t *testing.T) {
+	f := start(t)
+	const other = "vendor.example/other"
+	small := plugintest.Start(t, f.dir, other, plugintest.Devices(1)...)
+	long := func(n int) []*plugintest.Device { // of one KiB each, and a little more
+		devices := make([]*plugintest.Device, n)
+		for i := range devices {
+			devices[i] = plugintest.Dev(fmt.Sprintf("%01024d", i), plugintest.Healthy)
+		}
+		return devices
+	}
+	p := plugintest.Start(t, f.dir, gpu, long(5<<10)...)
+	f.eventually("5 MiB arrive", f.servesNumber(5<<10))
+	p.Set(long(65 << 10)...)
+	f.eventually("65 MiB do not", f.is(device.Stale))
+	if f.logs.count("the plugin's list is longer than the 67108864 bytes that plugins.maxMessageBytes allows; raise it") == 0 {
+		t.Error("the log does not say so")
+	}
+	if n := len(f.offer().Inventory.Devices); n != 5<<10 {
+		t.Errorf("the last inventory was not kept: %d devices", n)
+	}
+	if _, err := f.Allocate(t.Context(), pod, container, other, nil); err != nil || small.Calls(plugintest.ListAndWatch) != 1 {
+		t.Errorf("another plugin was touched: %v", err)
+	}
+	p.Set(long(1)...)
+	f.eventually("it serves again", f.servesNumber(1))
 }
 
 // BenchmarkAllocate is one call to a plugin through the whole room.

@@ -42,6 +42,26 @@ func (r *Registry) PreStart(ctx context.Context, pod device.Pod, c device.Contai
 	})
 }
 
+// Prefer asks the resource's plugin which size of the available devices go well together; those in must are to be among
+// them, and are available too. What it answers is given as it is, and may be empty: whoever asks judges it. The caller
+// does so only if the Offer says that the plugin has preferences. The error is a *device.Refusal, or ctx's if that has
+// ended.
+func (r *Registry) Prefer(ctx context.Context, pod device.Pod, c device.Container, resource device.ResourceName, available, must []device.ID, size int) ([]device.ID, error) {
+	var likes []device.ID
+	call := call{name: "GetPreferredAllocation", resource: resource, timeout: r.cfg.PreferredTimeout, failure: device.PluginError}
+	err := r.do(ctx, call, func(ctx context.Context, s *session) error {
+		answer, err := s.client.GetPreferredAllocation(identify(ctx, pod, c), preferredRequest(available, must, size))
+		if err != nil {
+			return err
+		}
+		if likes, err = preferred(answer, r.cfg.MaxDevices); err != nil {
+			return &nonsenseError{err}
+		}
+		return nil
+	})
+	return likes, err
+}
+
 // identify sends along whom the call is for. Plugins that do not know of it see nothing of it.
 func identify(ctx context.Context, pod device.Pod, c device.Container) context.Context {
 	return metadata.AppendToOutgoingContext(ctx,

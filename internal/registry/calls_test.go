@@ -19,7 +19,7 @@ import (
 )
 
 func timeouts(d time.Duration) func(*registry.Config) {
-	return func(c *registry.Config) { c.AllocateTimeout, c.PreStartTimeout = d, d }
+	return func(c *registry.Config) { c.AllocateTimeout, c.PreferredTimeout, c.PreStartTimeout = d, d, d }
 }
 
 // wantRefusal checks the reason of an error, and that its sentence names the resource and the parts.
@@ -61,7 +61,7 @@ func TestAllocate(t *testing.T) {
 	want := device.Grant{
 		Env:         map[string]string{"GPU": "0"},
 		Mounts:      []device.Mount{{ContainerPath: "/lib/gpu", HostPath: "/opt/gpu", ReadOnly: true}},
-		Nodes:       []device.Node{{ContainerPath: "/dev/gpu0", HostPath: "/dev/gpu0", Permissions: "mrw"}, {ContainerPath: "/dev/b", HostPath: "/dev/a", Permissions: "r"}},
+		Nodes:       []device.Node{{HostPath: "/dev/gpu0", Permissions: "mrw"}, {ContainerPath: "/dev/b", HostPath: "/dev/a", Permissions: "r"}},
 		Annotations: map[string]string{"vendor.example/note": "hello"},
 		CDI:         []string{"vendor.example/gpu=0"},
 	}

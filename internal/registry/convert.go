@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -25,6 +26,14 @@ func allocateRequest(ids []device.ID) *pluginapi.AllocateRequest {
 
 func preStartRequest(ids []device.ID) *pluginapi.PreStartContainerRequest {
 	return &pluginapi.PreStartContainerRequest{DevicesIds: wireIDs(ids)}
+}
+
+func preferredRequest(available, must []device.ID, size int) *pluginapi.PreferredAllocationRequest {
+	return &pluginapi.PreferredAllocationRequest{
+		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
+			AvailableDeviceIDs: wireIDs(available), MustIncludeDeviceIDs: wireIDs(must), AllocationSize: int32(min(size, math.MaxInt32)),
+		}},
+	}
 }
 
 func wireIDs(ids []device.ID) []string {
@@ -77,6 +86,26 @@ func grant(answer *pluginapi.AllocateResponse) (device.Grant, error) {
 	return g, nil
 }
 
+// preferred takes a plugin's advice for one container. It is not judged, only kept small: an answer may have none of the
+// devices that were available, and all of them twice.
+func preferred(answer *pluginapi.PreferredAllocationResponse, most int) ([]device.ID, error) {
+	if n := len(answer.GetContainerResponses()); n != 1 {
+		return nil, fmt.Errorf("it answers for %d containers and was asked for 1", n)
+	}
+	wire := answer.ContainerResponses[0].GetDeviceIDs()
+	if n := len(wire); n > most {
+		return nil, fmt.Errorf("it names %d devices, and plugins.maxDevices allows %d", n, most)
+	}
+	ids := make([]device.ID, len(wire))
+	for i, id := range wire {
+		if len(id) > maxID {
+			return nil, fmt.Errorf("deviceIDs[%d]: an ID of %d bytes; no device has one of more than %d", i, len(id), maxID)
+		}
+		ids[i] = device.ID(id)
+	}
+	return ids, nil
+}
+
 func env(name, value string) error {
 	switch {
 	case name == "":
@@ -92,11 +121,13 @@ func env(name, value string) error {
 // node takes a device node. A plugin may leave out the container's path if it is the host's.
 func node(d *pluginapi.DeviceSpec) (device.Node, error) {
 	n := device.Node{ContainerPath: d.GetContainerPath(), HostPath: d.GetHostPath(), Permissions: d.GetPermissions()}
-	if n.ContainerPath == "" {
-		n.ContainerPath = n.HostPath
-	}
-	if err := cmp.Or(absolute("host_path", n.HostPath), absolute("container_path", n.ContainerPath)); err != nil {
+	if err := absolute("host_path", n.HostPath); err != nil {
 		return device.Node{}, err
+	}
+	if n.ContainerPath != "" {
+		if err := absolute("container_path", n.ContainerPath); err != nil {
+			return device.Node{}, err
+		}
 	}
 	// Without permissions the container would have the node and be refused by it.
 	if n.Permissions == "" || strings.Trim(n.Permissions, "rwm") != "" {

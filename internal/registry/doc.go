@@ -1,16 +1,20 @@
 // Package registry knows who offers devices.
 //
-// It serves the Registration service of the device plugin API (v1beta1), follows each plugin that has registered, and
-// keeps the latest inventory of each resource. It also carries the calls to plugins: Allocate and PreStartContainer.
+// It serves the Registration service of the device plugin API (v1beta1), calls plugins that wait for that in a directory
+// (pluginregistration/v1), follows each plugin that has registered, and keeps the latest inventory of each resource. It
+// also carries the calls to plugins: Allocate, GetPreferredAllocation and PreStartContainer.
 //
 // # The parts
 //
-//	Registry   the public door; one mutex over the supplies            registry.go, supply.go
-//	supply     what is known of one resource: inventory, state, link   supply.go
-//	link       one registration, supervised: serves, dials back, ends  link.go
-//	session    one connection to a plugin, used once                   session.go
-//	lister     turns one stream's messages into inventories            inventory.go
-//	socket     kubelet.sock: bound, shown, watched, put back           socket.go, watch.go
+//	Registry       the public door; one mutex over the supplies            registry.go, calls.go
+//	supply         what is known of one resource: inventory, state, link   supply.go
+//	link           one registration, supervised: serves, dials back, ends  link.go
+//	session        one connection to a plugin, used once                   session.go
+//	lister         turns one stream's messages into inventories            inventory.go
+//	endpoint       where a plugin serves: a name or a path, checked        endpoint.go
+//	socket         kubelet.sock: bound, shown, watched, put back           socket.go, watch.go
+//	pluginWatcher  the registry directory, and a candidate per socket      pluginwatcher.go
+//	candidate      one plugin that waits to be called: asked, told         candidate.go, info.go
 //
 // # The order of events
 //
@@ -25,19 +29,39 @@
 // listened behind it until the offer was Lost, it waits for that file alone. What the store remembers (Config.Known)
 // starts in that state, which is how plugins that never register twice survive a restart of ours.
 //
+// # The registry directory
+//
+// Some plugins do not call. They put a socket into Config.RegistryDir, or up to four directories below it, and wait to be
+// asked who they are (GetInfo). From there on it is as with Register, and then they are told what came of it
+// (NotifyRegistrationStatus); one that does not hear that it is registered is taken out again. What fails is tried again,
+// after half a second at first and two minutes at last, for as long as the socket is the same file. A plugin of another
+// type is told to stay with the kubelet, once. Where several wait at the start, the one with the newest socket wins.
+//
+// The socket is the registration: when it is removed, or made anew, the link that came through it goes, and none that came
+// another way. What becomes of the stream is no concern of the socket, though: the link dials back, as all do. A plugin that
+// was replaced is called once more if its successor is withdrawn.
+//
+// The endpoint is a path as the plugin's container has it, with our directories in the place of the kubelet's. It is turned
+// into the path here, spelled in one way only, and never a link. After a restart of ours, a remembered plugin that came
+// this way, as the path shows, is not dialled before the sockets that are there have been called: it would have two
+// streams, one after the other.
+//
+// # Sockets and resources
+//
 // A socket belongs to one resource. If another resource is registered there, its former owner loses it and is Stale,
 // then Lost, until a plugin registers it again.
 //
 // # Promises
 //
-//   - A refused Register changes nothing, and none is refused for a passing reason.
+//   - A refused registration changes nothing, and none is refused for a passing reason.
 //   - Only the current link is heard. What an older stream still sends, and its end, touch nothing.
 //   - No stream is heard under two resources, except from the moment that a plugin serves another resource on its old
 //     socket until it registers it: the API does not say on a stream whose it is.
 //   - Inventories are sorted, without doubles, immutable, and shared between readers.
 //   - A list that brings nothing new is not decoded, not signalled and not saved.
 //   - A plugin is asked one thing at a time, as the kubelet does; plugins do not wait for each other.
-//   - Nothing polls at rest, unless the directory cannot be watched, or a socket's name is a link.
+//   - Nothing polls at rest, unless a directory cannot be watched, a plugin's socket is where no watch sees it (behind a
+//     link, or in neither directory), or one in the registry directory waits to be called and cannot be taken up.
 //   - The mutex is never held across a call, a file access or a save. When Run returns, every goroutine has ended.
 //
 // # Leaving kubelet.sock behind
@@ -50,6 +74,6 @@
 //
 // # What it does not do
 //
-// It does not choose devices, know who holds them, publish numbers or keep files: it says what is offered, and that
-// something has changed.
+// It does not choose devices, judge what a plugin prefers, know who holds them, publish numbers or keep files: it says what
+// is offered, and that something has changed.
 package registry

@@ -29,6 +29,7 @@ type fixture struct {
 	*registry.Registry
 	t       testing.TB
 	dir     string
+	watched string // the registry directory
 	memory  *memory
 	logs    *logs
 	metrics *prometheus.Registry
@@ -41,7 +42,7 @@ func prepare(t testing.TB, change ...func(*registry.Config)) *fixture {
 	f := &fixture{t: t, memory: &memory{}, logs: &logs{}, metrics: prometheus.NewRegistry()}
 	cfg := registry.Config{
 		GracePeriod:     time.Minute,
-		AllocateTimeout: 10 * time.Second, PreStartTimeout: 10 * time.Second,
+		AllocateTimeout: 10 * time.Second, PreferredTimeout: 10 * time.Second, PreStartTimeout: 10 * time.Second,
 		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 256,
 		Memory: f.memory, Metrics: f.metrics,
 		Log: slog.New(slog.NewTextHandler(f.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
@@ -52,7 +53,7 @@ func prepare(t testing.TB, change ...func(*registry.Config)) *fixture {
 	if cfg.SocketDir == "" {
 		cfg.SocketDir = socketDir(t)
 	}
-	f.dir, f.Registry = cfg.SocketDir, registry.New(cfg)
+	f.dir, f.watched, f.Registry = cfg.SocketDir, cfg.RegistryDir, registry.New(cfg)
 	return f
 }
 
@@ -62,6 +63,11 @@ func (f *fixture) run() *fixture {
 	if err := f.Listen(); err != nil {
 		f.t.Fatal(err)
 	}
+	return f.serve()
+}
+
+// serve is run for a registry that listens.
+func (f *fixture) serve() *fixture {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- f.Run(ctx) }()
@@ -103,6 +109,19 @@ func socketDir(t testing.TB) string {
 
 func at(dir string) func(*registry.Config) {
 	return func(c *registry.Config) { c.SocketDir = dir }
+}
+
+// Where a plugin's container has our directories.
+const (
+	kubeletDir      = "/var/lib/kubelet/device-plugins"
+	kubeletRegistry = "/var/lib/kubelet/plugins_registry"
+)
+
+// watches has plugins called that put a socket into dir.
+func watches(dir string) func(*registry.Config) {
+	return func(c *registry.Config) {
+		c.RegistryDir, c.KubeletDir, c.KubeletRegistryDir = dir, kubeletDir, kubeletRegistry
+	}
 }
 
 func grace(d time.Duration) func(*registry.Config) {

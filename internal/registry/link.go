@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,10 +10,13 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
@@ -20,10 +24,11 @@ import (
 )
 
 const (
-	firstPause = 100 * time.Millisecond // before dialling back
-	lastPause  = 5 * time.Second        // the pause doubles up to this
-	aliasPause = time.Minute            // at rest, where the watch cannot see what the socket's name leads to
-	courtesy   = 300 * time.Millisecond // from a socket's creation on, for the plugin to register by itself
+	firstPause  = 100 * time.Millisecond // before dialling back
+	lastPause   = 5 * time.Second        // the pause doubles up to this
+	unseenPause = time.Minute            // at rest, where no watch sees the socket come back
+	holdTime    = 5 * time.Second        // for the watcher to find a remembered plugin
+	courtesy    = 300 * time.Millisecond // from a socket's creation on, for the plugin to register by itself
 )
 
 // A link is one registration: one plugin's claim to serve one resource, for as long as no other takes its place.
@@ -31,7 +36,9 @@ const (
 type link struct {
 	id       uint64 // in order of arrival
 	resource device.ResourceName
-	endpoint string // the socket's name in the socket directory; empty: it has none any more, and the link is not run
+	endpoint string // see endpoint.go; empty: the plugin has none any more, and the link is not run
+	path     string // of the endpoint
+	lack     string // why there is no endpoint
 
 	registry *Registry
 	log      *slog.Logger
@@ -42,15 +49,21 @@ type link struct {
 // where names the plugin's socket for people.
 func (l *link) where() string {
 	if l.endpoint == "" {
-		return "its socket is another resource's now"
+		return cmp.Or(l.lack, "it has to register again")
 	}
 	return l.endpoint
 }
 
+// Why a resource that is known has no socket.
+const (
+	evicted   = "its socket is another resource's now"
+	withdrawn = "its registration socket was removed"
+)
+
 // newLink makes a link that does nothing before it is started.
 func newLink(r *Registry, id uint64, resource device.ResourceName, endpoint string) *link {
 	return &link{
-		id: id, resource: resource, endpoint: endpoint,
+		id: id, resource: resource, endpoint: endpoint, path: locate(r.cfg.SocketDir, endpoint),
 		registry: r,
 		log:      r.log.With("resource", resource, "endpoint", endpoint),
 		wake:     make(chan struct{}, 1),
@@ -61,6 +74,9 @@ func newLink(r *Registry, id uint64, resource device.ResourceName, endpoint stri
 // Run lives on the session, and then on one after the other that it opens itself, until ctx ends.
 // Without a session it begins by dialling, as for a plugin that the store remembers.
 func (l *link) Run(ctx context.Context, on *session) {
+	if on == nil {
+		l.hold(ctx)
+	}
 	pause := backoff.Backoff{First: firstPause, Last: l.registry.lastPause}
 	for ctx.Err() == nil {
 		var err error
@@ -84,18 +100,34 @@ func (l *link) Run(ctx context.Context, on *session) {
 	}
 }
 
+// hold waits with the first dial of a remembered plugin which had been found by the watcher, as its endpoint shows. The
+// watcher is about to find it again, and it would have two streams, one after the other.
+func (l *link) hold(ctx context.Context) {
+	if l.registry.cfg.RegistryDir == "" || !filepath.IsAbs(l.endpoint) {
+		return
+	}
+	select {
+	case <-ctx.Done():
+	case <-l.registry.called:
+	case <-time.After(holdTime):
+	}
+}
+
 // wait returns when it is time to dial back after err. Where only news can help it waits for that alone, so that a
 // plugin which has gone for good costs nothing.
 func (l *link) wait(ctx context.Context, err error, pause *backoff.Backoff) {
 	var clock <-chan time.Time
 	d := pause.Next()
-	switch rests := l.rests(err, pause.Longest()); {
-	case !rests:
+	tried := pause.Longest()
+	rests := l.rests(err, tried)
+	unseen := rests && l.unseen()
+	switch {
+	case !rests, unseen && !tried:
 		l.log.Debug("dialling back", "err", err, "wait", d)
 		clock = time.After(d)
-	case l.alias():
-		l.log.Debug("dialling back now and then", "err", err, "wait", aliasPause)
-		clock = time.After(aliasPause)
+	case unseen:
+		l.log.Debug("dialling back now and then", "err", err, "wait", unseenPause)
+		clock = time.After(unseenPause)
 	default:
 		l.log.Debug("waiting for the plugin's socket to be made anew", "err", err)
 	}
@@ -125,9 +157,13 @@ func (l *link) rests(err error, tried bool) bool {
 	return tried && errors.Is(err, syscall.ECONNREFUSED) && l.registry.lost(l)
 }
 
-// alias tells whether the socket's name is a link: what that leads to may come and go without a sign.
-func (l *link) alias() bool {
-	info, err := os.Lstat(filepath.Join(l.registry.cfg.SocketDir, l.endpoint))
+// unseen tells whether the socket may come and go without a sign: it is in no directory that is watched, or its name is
+// a link.
+func (l *link) unseen() bool {
+	if !l.registry.watched(l.path) {
+		return true
+	}
+	info, err := os.Lstat(l.path)
 	return err == nil && info.Mode().Type() == fs.ModeSymlink
 }
 
@@ -163,7 +199,7 @@ func (l *link) runOnce(ctx context.Context, on *session) error {
 		case errors.Is(err, io.EOF):
 			return errors.New("the plugin has ended its stream")
 		case err != nil:
-			return fmt.Errorf("list of devices: %w", err)
+			return l.listError(err)
 		case codec.unchanged:
 			continue
 		}
@@ -182,6 +218,15 @@ func (l *link) runOnce(ctx context.Context, on *session) error {
 			l.log.Info("plugin is serving", "devices", len(list.devices))
 		}
 	}
+}
+
+// listError says why a stream has ended with err.
+func (l *link) listError(err error) error {
+	if status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "received message larger than max") {
+		return fmt.Errorf("the plugin's list is longer than the %d bytes that plugins.maxMessageBytes allows; raise it: %w",
+			l.registry.cfg.MaxMessageBytes, err)
+	}
+	return fmt.Errorf("list of devices: %w", err)
 }
 
 // nudge makes a waiting link dial at once.

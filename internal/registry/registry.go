@@ -17,13 +17,19 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Config is what a Registry needs. Only Listener, Known and RejectDuplicates may be left out.
+// Config is what a Registry needs. Only the plugin watcher's directories, Listener, Known and RejectDuplicates may be left
+// out. All paths are absolute.
 type Config struct {
 	SocketDir   string        // we listen on kubelet.sock in it; plugins put their sockets beside it
 	GracePeriod time.Duration // how long an offer is Stale before it is Lost; 0: not at all
 
-	AllocateTimeout time.Duration // of one Allocate, the wait for one's turn included
-	PreStartTimeout time.Duration // of one PreStartContainer, likewise
+	RegistryDir        string // watched for sockets of plugins that wait to be called; empty: none is called
+	KubeletDir         string // where a plugin's container has SocketDir, as in the endpoint that it names to the watcher
+	KubeletRegistryDir string // where it has RegistryDir, likewise
+
+	AllocateTimeout  time.Duration // of one Allocate, the wait for one's turn included
+	PreferredTimeout time.Duration // of one GetPreferredAllocation, likewise
+	PreStartTimeout  time.Duration // of one PreStartContainer, likewise
 
 	MaxMessageBytes int // the largest message taken from a plugin
 	MaxDevices      int // the longest list taken from a plugin
@@ -56,6 +62,8 @@ type Registry struct {
 	server          *grpc.Server
 	registerTimeout time.Duration
 	lastPause       time.Duration // of a link that dials back
+	callPause       time.Duration // of the watcher's calls, the first one
+	called          chan struct{} // closed when the watcher has called whom it found at the start
 	changed         chan struct{}
 	failed          chan error // the registration service broke down
 
@@ -74,23 +82,29 @@ type Registry struct {
 // New makes a Registry that already offers, as Stale, what cfg.Known remembers. Nothing runs before Run.
 func New(cfg Config) *Registry {
 	cfg.mustBeComplete()
-	cfg.SocketDir = filepath.Clean(cfg.SocketDir)
+	for _, dir := range []*string{&cfg.SocketDir, &cfg.RegistryDir, &cfg.KubeletDir, &cfg.KubeletRegistryDir} {
+		if *dir != "" {
+			*dir = filepath.Clean(*dir)
+		}
+	}
 	r := &Registry{
 		cfg:             cfg,
 		log:             cfg.Log,
 		metrics:         newMetrics(cfg.Metrics),
 		registerTimeout: registerTimeout,
 		lastPause:       lastPause,
+		callPause:       firstCallPause,
+		called:          make(chan struct{}),
 		changed:         make(chan struct{}, 1),
 		failed:          make(chan error, 1),
 		supplies:        make(map[device.ResourceName]*supply, len(cfg.Known)),
 	}
 	r.memory = newSaver(cfg.Memory, cfg.Log, r.record)
 	r.server = newServer(r)
-	shared := sharedEndpoints(cfg.Known)
+	shared := sharedSockets(cfg.SocketDir, cfg.Known)
 	for _, k := range cfg.Known {
 		r.memory.remember(k)
-		if shared[k.Endpoint] {
+		if shared[locate(cfg.SocketDir, k.Endpoint)] {
 			r.log.Warn("several remembered resources have the same socket: none is dialled until its plugin registers",
 				"resource", k.Resource, "endpoint", k.Endpoint)
 			k.Endpoint = ""
@@ -103,15 +117,15 @@ func New(cfg Config) *Registry {
 	return r
 }
 
-// sharedEndpoints gives the sockets that more than one record names, as after a crash between two saves. A socket
-// belongs to one resource, but nothing in the records tells which of them registered last, and the plugin cannot be
-// asked: it is better to wait for it than to offer its devices under a wrong name.
-func sharedEndpoints(known []device.PluginRecord) map[string]bool {
+// sharedSockets gives the paths that more than one record names, as after a crash between two saves. A socket belongs to
+// one resource, but nothing in the records tells which of them registered last, and the plugin cannot be asked: it is
+// better to wait for it than to offer its devices under a wrong name.
+func sharedSockets(dir string, known []device.PluginRecord) map[string]bool {
 	seen, shared := make(map[string]bool), make(map[string]bool)
 	for _, k := range known {
-		if k.Endpoint != "" {
-			shared[k.Endpoint] = seen[k.Endpoint]
-			seen[k.Endpoint] = true
+		if path := locate(dir, k.Endpoint); path != "" {
+			shared[path] = seen[path]
+			seen[path] = true
 		}
 	}
 	return shared
@@ -119,16 +133,17 @@ func sharedEndpoints(known []device.PluginRecord) map[string]bool {
 
 func (c Config) mustBeComplete() {
 	for name, missing := range map[string]bool{
-		"SocketDir":       c.SocketDir == "",
-		"GracePeriod":     c.GracePeriod < 0,
-		"AllocateTimeout": c.AllocateTimeout <= 0,
-		"PreStartTimeout": c.PreStartTimeout <= 0,
-		"MaxMessageBytes": c.MaxMessageBytes <= 0,
-		"MaxDevices":      c.MaxDevices <= 0,
-		"MaxResources":    c.MaxResources <= 0,
-		"Memory":          c.Memory == nil,
-		"Log":             c.Log == nil,
-		"Metrics":         c.Metrics == nil,
+		"SocketDir":        c.SocketDir == "",
+		"GracePeriod":      c.GracePeriod < 0,
+		"AllocateTimeout":  c.AllocateTimeout <= 0,
+		"PreferredTimeout": c.PreferredTimeout <= 0,
+		"PreStartTimeout":  c.PreStartTimeout <= 0,
+		"MaxMessageBytes":  c.MaxMessageBytes <= 0,
+		"MaxDevices":       c.MaxDevices <= 0,
+		"MaxResources":     c.MaxResources <= 0,
+		"Memory":           c.Memory == nil,
+		"Log":              c.Log == nil,
+		"Metrics":          c.Metrics == nil,
 	} {
 		if missing {
 			panic("registry: Config." + name + " is missing")
@@ -143,8 +158,11 @@ func (r *Registry) Run(ctx context.Context) error {
 	if err := r.begin(); err != nil {
 		return err
 	}
-	watching, endWatching := context.WithCancel(ctx)
+	watching, endWatching := context.WithCancel(context.WithoutCancel(ctx)) // a socket is not gone because we are going
 	r.work.Go(func() { r.watch(watching) })
+	if r.cfg.RegistryDir != "" {
+		r.work.Go(func() { newPluginWatcher(r).Run(watching) })
+	}
 	saving, endSaving := context.WithCancel(context.WithoutCancel(ctx))
 	var saver sync.WaitGroup
 	saver.Go(func() { r.memory.run(saving) })

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -52,7 +53,12 @@ func (r *Registry) register(ctx context.Context, request *pluginapi.RegisterRequ
 	if err != nil {
 		return err
 	}
-	l := newLink(r, id, resource, request.GetEndpoint())
+	return r.take(ctx, newLink(r, id, resource, request.GetEndpoint()))
+}
+
+// take meets the plugin that l stands for and puts it in place. A plugin that has been overtaken by a newer registration
+// hears no error: it is as if it had been put in place and replaced a moment later.
+func (r *Registry) take(ctx context.Context, l *link) error {
 	if err := r.room(l); err != nil {
 		return err
 	}
@@ -66,11 +72,11 @@ func (r *Registry) register(ctx context.Context, request *pluginapi.RegisterRequ
 	if err != nil {
 		on.close()
 		if errors.Is(err, errOvertaken) {
-			return nil // as if it had been put in place and replaced a moment later
+			return nil
 		}
 		return err
 	}
-	l.log.Info("plugin registered", "preStart", on.preStart)
+	l.log.Info("plugin registered", "preStart", on.preStart, "prefers", on.prefers)
 	if loser != "" {
 		l.log.Warn("another resource was served at this socket, and is away until a plugin registers it again", "loser", loser)
 	}
@@ -141,7 +147,12 @@ type dialError struct {
 
 func (e *dialError) Error() string {
 	if errors.Is(e.err, fs.ErrNotExist) {
-		return fmt.Sprintf("failed to dial device plugin: there is no socket %q in the plugin directory; the plugin must listen there before it registers", e.endpoint)
+		where := " in the plugin directory"
+		if filepath.IsAbs(e.endpoint) {
+			where = ""
+		}
+		return fmt.Sprintf("failed to dial device plugin: there is no socket %q%s; the plugin must listen there before it registers",
+			e.endpoint, where)
 	}
 	return fmt.Sprintf("failed to dial device plugin at %q: %v; the plugin must serve there before it registers", e.endpoint, e.err)
 }

@@ -4,11 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
-	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -18,14 +14,12 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// maxSocketPath is what the kernel takes as a unix socket's path: 108 bytes with the final NUL.
-const maxSocketPath = 107
-
 // A session is one connection to a plugin. It is never re-dialled: when it breaks it is over, and the link opens
 // another. So whatever goes through one session has one and the same process at the other end.
 type session struct {
 	client   pluginapi.DevicePluginClient
 	preStart bool // of the plugin's options
+	prefers  bool // likewise
 
 	conn *grpc.ClientConn
 	raw  net.Conn
@@ -100,7 +94,7 @@ func (s *session) ask(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.preStart = options.GetPreStartRequired()
+	s.preStart, s.prefers = options.GetPreStartRequired(), options.GetGetPreferredAllocationAvailable()
 	return nil
 }
 
@@ -112,45 +106,3 @@ func (s *session) close() {
 		s.raw.Close() // it is ours still if gRPC has not got round to taking it
 	})
 }
-
-// resolve gives the path of the plugin's socket. A link may stand for the socket, but not lead out of the directory:
-// whoever may write there could otherwise have us dial any socket of the host.
-func resolve(dir, endpoint string) (string, error) {
-	path := filepath.Join(dir, endpoint)
-	info, err := os.Lstat(path)
-	if err != nil {
-		return "", err
-	}
-	if info.Mode().Type() == fs.ModeSymlink {
-		target, err := filepath.EvalSymlinks(path)
-		if err != nil {
-			return "", err
-		}
-		home, err := filepath.EvalSymlinks(dir)
-		if err != nil {
-			return "", err
-		}
-		if !strings.HasPrefix(target, home+string(filepath.Separator)) {
-			return "", &socketError{path, "is a link to " + target + ", out of the socket directory; plugins must listen inside it"}
-		}
-		if target == filepath.Join(home, socketName) {
-			return "", &socketError{path, "is a link to our own " + socketName}
-		}
-		path = target
-		if info, err = os.Lstat(path); err != nil {
-			return "", err
-		}
-	}
-	switch {
-	case info.Mode().Type() != fs.ModeSocket:
-		return "", &socketError{path, "is not a socket; the plugin must listen there before it registers"}
-	case len(path) > maxSocketPath:
-		return "", &socketError{path, fmt.Sprintf("is longer than the %d bytes that a socket's path may have", maxSocketPath)}
-	}
-	return path, nil
-}
-
-// A socketError says what is wrong with a plugin's socket for good, so that trying again is no use.
-type socketError struct{ path, fault string }
-
-func (e *socketError) Error() string { return e.path + " " + e.fault }

@@ -15,6 +15,7 @@ type supply struct {
 	devices  []device.Device // the plugin's latest word: sorted, without doubles, never edited
 	reported bool
 	preStart bool
+	prefers  bool
 	state    device.OfferState
 	endGrace context.CancelFunc // stops the clock from Stale to Lost
 }
@@ -30,7 +31,7 @@ func remembered(k device.PluginRecord, l *link) *supply {
 func (s *supply) offer() device.Offer {
 	return device.Offer{
 		Inventory: device.Inventory{Resource: s.resource, Devices: s.devices},
-		State:     s.state, Reported: s.reported, PreStart: s.preStart,
+		State:     s.state, Reported: s.reported, PreStart: s.preStart, Prefers: s.prefers,
 	}
 }
 
@@ -60,7 +61,7 @@ func (r *Registry) roomLocked(l *link) error {
 		return errStopping
 	case s == nil && len(r.supplies) >= r.cfg.MaxResources:
 		return &fullError{resource: l.resource, limit: r.cfg.MaxResources}
-	case s != nil && r.cfg.RejectDuplicates && s.state == device.Serving && s.link.endpoint != l.endpoint:
+	case s != nil && r.cfg.RejectDuplicates && s.state == device.Serving && s.link.path != l.path:
 		return &takenError{resource: l.resource, endpoint: s.link.endpoint}
 	}
 	return nil
@@ -90,7 +91,7 @@ func (r *Registry) accept(l *link, to *session) (loser device.ResourceName, err 
 	} else {
 		s.link.cancel()
 	}
-	s.link, s.session, s.preStart = l, to, to.preStart
+	s.link, s.session, s.preStart, s.prefers = l, to, to.preStart, to.prefers
 	if s.state == device.Stale {
 		r.graceLocked(s) // begins anew: it has just shown that it lives
 	}
@@ -106,7 +107,7 @@ func (r *Registry) accept(l *link, to *session) (loser device.ResourceName, err 
 // one.
 func (r *Registry) rivalLocked(l *link) *supply {
 	for _, s := range r.supplies {
-		if s.link.endpoint == l.endpoint && s.resource != l.resource {
+		if s.link.path == l.path && s.resource != l.resource {
 			return s
 		}
 	}
@@ -117,12 +118,39 @@ func (r *Registry) rivalLocked(l *link) *supply {
 // no resource: whoever dials the socket gets the new plugin's list, and the same devices would be offered, and given
 // out, under both names. So a socket belongs to one resource, and the newest registration has it. A plugin that serves
 // several resources has a socket for each; the API leaves it no other way.
-func (r *Registry) evictLocked(s *supply) {
+func (r *Registry) evictLocked(s *supply) { r.vacateLocked(s, evicted) }
+
+// withdraw takes out a plugin that came through a registration socket which is no more. If another registration of the
+// resource has been accepted meanwhile, that one stays.
+func (r *Registry) withdraw(l *link) {
+	r.mu.Lock()
+	s := r.supplies[l.resource]
+	current := !r.closing && s != nil && s.link == l
+	if current {
+		r.vacateLocked(s, withdrawn)
+	}
+	r.mu.Unlock()
+	if current {
+		l.log.Warn("plugin is withdrawn: nothing new is allocated from it until one registers", "grace", r.cfg.GracePeriod)
+	}
+}
+
+// vacateLocked leaves a supply without a plugin's socket.
+func (r *Registry) vacateLocked(s *supply, lack string) {
 	s.link.cancel()
 	s.link = newLink(r, s.link.id, s.resource, "")
+	s.link.lack = lack
 	r.awayLocked(s)
 	r.memory.note(s.resource)
 	r.signal()
+}
+
+// orphaned tells whether the resource's plugin has been withdrawn and no other has come.
+func (r *Registry) orphaned(resource device.ResourceName) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.supplies[resource]
+	return s != nil && s.link.lack == withdrawn
 }
 
 // startLocked runs the link, on the session if there is one. Its life is its own: it outlasts the call of Register
@@ -160,7 +188,7 @@ func (r *Registry) listed(l *link, on *session, devices []device.Device) (back b
 		return false
 	}
 	s.endGrace()
-	s.session, s.preStart = on, on.preStart
+	s.session, s.preStart, s.prefers = on, on.preStart, on.prefers
 	s.devices, s.reported, s.state = devices, true, device.Serving
 	r.metrics.setUp(l.resource, true)
 	r.memory.note(l.resource)

@@ -22,27 +22,37 @@ const (
 )
 
 // watch looks after the socket directory until ctx ends: it puts kubelet.sock back if it vanishes, and wakes the link
-// whose plugin makes its socket anew. Run and runOnce of a link, once more.
+// whose plugin makes its socket anew.
 func (r *Registry) watch(ctx context.Context) {
+	r.tend(ctx, r.cfg.SocketDir, r.watchOnce, func(due bool) {
+		_ = r.keepSocket() // Check says what is wrong
+		if due {
+			r.nudge("")
+		}
+	})
+}
+
+// tend watches a directory until ctx ends: Run and runOnce of a link, once more. Perhaps there is no watch to be had on
+// this machine: then it looks instead, and says when a longer pause is over.
+func (r *Registry) tend(ctx context.Context, dir string, watchOnce func(context.Context) error, look func(due bool)) {
 	pause := backoff.Backoff{First: firstPause, Last: lastPause}
 	failing := false
 	var looked time.Time
 	for ctx.Err() == nil {
 		began := time.Now()
-		err := r.watchOnce(ctx)
+		err := watchOnce(ctx)
 		if time.Since(began) > lastPause {
 			pause.Reset()
 			failing = false
 		}
 		if ctx.Err() == nil && !failing {
-			r.log.Warn("the plugins' socket directory has to be watched anew", "dir", r.cfg.SocketDir, "err", err)
+			r.log.Warn("a directory of plugins' sockets has to be watched anew", "dir", dir, "err", err)
 			failing = true
 		}
 		if ctx.Err() == nil && !errors.Is(err, errRemoved) {
-			// Perhaps there is no watch to be had on this machine: look instead.
-			_ = r.keepSocket() // Check says what is wrong
-			if time.Since(looked) > blindPause {
-				r.nudge("")
+			due := time.Since(looked) > blindPause
+			look(due)
+			if due {
 				looked = time.Now()
 			}
 		}
@@ -112,18 +122,18 @@ func (r *Registry) watchOnce(ctx context.Context) error {
 					return err // removed since we looked
 				}
 			case event.Has(fsnotify.Create):
-				r.nudge(name)
+				r.nudge(event.Name)
 			}
 		}
 	}
 }
 
-// nudge wakes the links whose plugin listens at endpoint; all links if that is empty.
-func (r *Registry) nudge(endpoint string) {
+// nudge wakes the links whose plugin listens at path; all links if that is empty.
+func (r *Registry) nudge(path string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, s := range r.supplies {
-		if endpoint == "" || s.link.endpoint == endpoint {
+		if path == "" || s.link.path == path {
 			s.link.nudge()
 		}
 	}

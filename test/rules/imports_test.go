@@ -27,6 +27,7 @@ var libraries = map[string][]string{
 	"go.etcd.io/bbolt":                             {"internal/store"},
 	"github.com/containerd/nri":                    {"internal/nri"},
 	"k8s.io/kubelet/pkg/apis/deviceplugin":         {"internal/registry", "internal/plugintest"},
+	"k8s.io/kubelet/pkg/apis/pluginregistration":   {"internal/registry", "internal/plugintest"},
 	"google.golang.org/grpc":                       {"internal/registry", "internal/plugintest"},
 	"k8s.io/client-go":                             {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
 	"k8s.io/api":                                   {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},

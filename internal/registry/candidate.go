@@ -1,0 +1,154 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc/status"
+	watcherapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
+)
+
+const (
+	infoTimeout    = 5 * time.Second // of GetInfo; the kubelet gives it one, which is little while a machine boots
+	notifyTimeout  = 5 * time.Second
+	firstCallPause = 500 * time.Millisecond // before the next try
+	lastCallPause  = 2 * time.Minute        // the pause doubles up to this
+)
+
+// A candidate is a socket in the registry directory, on which a plugin waits to be called and asked who it is. It lives
+// for as long as the file is the same one. What became of its plugin's stream is the link's business: a plugin is called
+// again only if it could not be taken up.
+type candidate struct {
+	registry *Registry
+	log      *slog.Logger
+	path     string
+	file     fs.FileInfo
+	id       uint64        // of the first registration that comes of it
+	wake     chan struct{} // size one: another candidate has gone
+	cancel   context.CancelFunc
+	done     chan struct{} // closed when Run has returned
+}
+
+// Run calls the plugin until it has been taken up, and takes it out when ctx ends: the socket is no more. first is called
+// when the first call is over.
+func (c *candidate) Run(ctx context.Context, first func()) {
+	pause := backoff.Backoff{First: c.registry.callPause, Last: lastCallPause}
+	var fault string
+	var mine *link
+	for ctx.Err() == nil {
+		l, err := c.call(ctx)
+		first()
+		if err == nil {
+			mine, fault = l, ""
+			pause.Reset()
+		}
+		other := new(typeError)
+		var clock <-chan time.Time
+		switch {
+		case err == nil, ctx.Err() != nil:
+		case errors.As(err, &other):
+			c.log.Warn("plugin is none of ours; it is not called again before its socket is made anew", "err", err)
+			<-ctx.Done()
+		case err.Error() != fault:
+			fault = err.Error()
+			c.log.Warn("plugin cannot be taken up; calling it again and again", "err", err)
+			fallthrough
+		default:
+			d := pause.Next()
+			c.log.Debug("calling again", "err", err, "wait", d)
+			clock = time.After(d)
+		}
+		c.wait(ctx, clock, mine)
+	}
+	if mine != nil {
+		c.registry.withdraw(mine)
+	}
+}
+
+// wait returns when there is reason to call again. A plugin that was taken up and then replaced by one which has been
+// withdrawn meanwhile is called: it is still there, and nobody else serves its resource.
+func (c *candidate) wait(ctx context.Context, clock <-chan time.Time, mine *link) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-clock:
+			return
+		case <-c.wake:
+			if mine == nil || c.registry.orphaned(mine.resource) {
+				return
+			}
+		}
+	}
+}
+
+// call asks the plugin who it is, takes it up, and tells it what came of that.
+func (c *candidate) call(ctx context.Context) (*link, error) {
+	r := c.registry
+	dialling, cancel := context.WithTimeout(ctx, r.registerTimeout)
+	defer cancel()
+	on, err := connect(dialling, r.cfg.SocketDir, c.path, maxRegisterBytes)
+	if err != nil {
+		return nil, err
+	}
+	defer on.close()
+	plugin := watcherapi.NewRegistrationClient(on.conn)
+	l, err := c.take(ctx, plugin)
+	if err != nil {
+		_ = c.notify(ctx, plugin, &watcherapi.RegistrationStatus{Error: err.Error()}) // it may never have listened
+		return nil, err
+	}
+	// It is told after it has been taken up, and must hear it, as with the kubelet.
+	if err := c.notify(ctx, plugin, &watcherapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+		r.withdraw(l)
+		return nil, err
+	}
+	return l, nil
+}
+
+func (c *candidate) take(ctx context.Context, plugin watcherapi.RegistrationClient) (*link, error) {
+	r := c.registry
+	id := c.id
+	if c.id = 0; id == 0 {
+		id = r.arrive()
+	}
+	asking, cancel := context.WithTimeout(ctx, infoTimeout)
+	defer cancel()
+	info, err := plugin.GetInfo(asking, &watcherapi.InfoRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("GetInfo: %s (%s)", clip(status.Convert(err).Message()), status.Code(err))
+	}
+	resource, path, err := r.cfg.checkInfo(info, c.path)
+	if err != nil {
+		return nil, err
+	}
+	endpoint, err := r.spell(path)
+	if err != nil {
+		return nil, fmt.Errorf("the plugin's socket: %w", err)
+	}
+	l := newLink(r, id, resource, endpoint)
+	return l, r.take(ctx, l)
+}
+
+func (c *candidate) notify(ctx context.Context, plugin watcherapi.RegistrationClient, s *watcherapi.RegistrationStatus) error {
+	ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
+	defer cancel()
+	if _, err := plugin.NotifyRegistrationStatus(ctx, s); err != nil {
+		return fmt.Errorf("NotifyRegistrationStatus: %s (%s)", clip(status.Convert(err).Message()), status.Code(err))
+	}
+	return nil
+}
+
+// nudge has a plugin called that could not be taken up before, or is needed again.
+func (c *candidate) nudge() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,74 @@
+package registry
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	watcherapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// checkInfo checks what a plugin says of itself on the registration socket at path, without touching anything, and gives
+// its resource and the path of the socket on which it serves.
+func (c *Config) checkInfo(info *watcherapi.PluginInfo, path string) (device.ResourceName, string, error) {
+	if t := info.GetType(); t != watcherapi.DevicePlugin {
+		return "", "", &typeError{t}
+	}
+	if v := info.GetSupportedVersions(); !slices.Contains(v, pluginapi.Version) {
+		return "", "", &requestError{fmt.Sprintf("device plugin API versions %q are not supported; supported: %s",
+			clip(strings.Join(v, ", ")), strings.Join(pluginapi.SupportedVersions[:], ", "))}
+	}
+	resource, err := device.ParseResourceName(info.GetName())
+	if err != nil {
+		return "", "", &requestError{err.Error()}
+	}
+	e := info.GetEndpoint()
+	served := path
+	switch {
+	case e == "":
+	case strings.ContainsRune(e, 0):
+		return "", "", &requestError{fmt.Sprintf("endpoint %q has a NUL in it", clip(e))}
+	case !filepath.IsAbs(e):
+		return "", "", &requestError{fmt.Sprintf("endpoint %q is not an absolute path; name the plugin's socket with its directory", clip(e))}
+	case slices.Contains(strings.Split(e, "/"), ".."):
+		return "", "", &requestError{fmt.Sprintf(`endpoint %q has ".." in it; name the plugin's socket directly`, clip(e))}
+	default:
+		served = c.onHost(filepath.Clean(e))
+	}
+	switch dir, name := filepath.Dir(served), filepath.Base(served); {
+	case dir == c.SocketDir && (name == socketName || name == bindName):
+		return "", "", &requestError{fmt.Sprintf("endpoint %q is devmgrd's registration socket; the plugin must listen on a socket of its own", clip(e))}
+	case len(served) > maxSocketPath:
+		return "", "", &requestError{fmt.Sprintf("endpoint %q is %q here, longer than the %d bytes that a socket's path may have",
+			clip(e), clip(served), maxSocketPath)}
+	}
+	return resource, served, nil
+}
+
+// onHost gives the place of a path that a plugin in a container names: it has our directories where the kubelet's would
+// be. The longer of two directories that contain each other is the one that was meant.
+func (c *Config) onHost(path string) string {
+	seen, ours := c.KubeletDir, c.SocketDir
+	other, theirs := c.KubeletRegistryDir, c.RegistryDir
+	if len(other) > len(seen) {
+		seen, ours, other, theirs = other, theirs, seen, ours
+	}
+	for _, d := range [][2]string{{seen, ours}, {other, theirs}} {
+		if rest, inside := below(d[0], path); inside && d[0] != "" {
+			return filepath.Join(d[1], rest)
+		}
+	}
+	return path
+}
+
+// A typeError says that a plugin is none of ours.
+type typeError struct{ is string }
+
+func (e *typeError) Error() string {
+	return fmt.Sprintf("type %q is not taken: devmgrd registers plugins of type %s only. CSI and DRA plugins register with the kubelet: "+
+		`annotate the pod with devmgrd.io/redirect: "false", so that it has the kubelet's own directory`, clip(e.is), watcherapi.DevicePlugin)
+}

@@ -1,0 +1,232 @@
+package registry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+const (
+	maxDirectories = 256                   // that are watched
+	maxDepth       = 4                     // of directories below the registry directory
+	maxCandidates  = 1024                  // that are called
+	lull           = 20 * time.Millisecond // from the first event of a burst to the look
+)
+
+// A pluginWatcher follows the registry directory, where plugins put sockets and wait to be called, and has a candidate for
+// each. Its fields are its own goroutine's.
+type pluginWatcher struct {
+	registry   *Registry
+	dir        string
+	candidates map[string]*candidate // by path
+	work       sync.WaitGroup        // the candidates'
+	started    bool                  // the first look is over
+	crowded    bool                  // that there are too many has been told
+}
+
+func newPluginWatcher(r *Registry) *pluginWatcher {
+	return &pluginWatcher{registry: r, dir: r.cfg.RegistryDir, candidates: make(map[string]*candidate)}
+}
+
+// Run takes up plugins until ctx ends.
+func (w *pluginWatcher) Run(ctx context.Context) {
+	w.registry.tend(ctx, w.dir, w.watchOnce, func(due bool) {
+		if due {
+			_ = w.look(ctx, func(string) error { return nil }) // it has been told that there is no watch
+		}
+	})
+	w.work.Wait()
+}
+
+// watchOnce watches until the watch breaks or the directory is gone.
+func (w *pluginWatcher) watchOnce(ctx context.Context) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return err
+	}
+	defer watcher.Close()
+	if err := makeDirectory(w.dir); err != nil {
+		return err
+	}
+	// The directory's own end is told by the one above it: on its own watch it is not, while a socket that was bound in it
+	// is open.
+	above := filepath.Dir(w.dir)
+	if err := watcher.Add(above); err != nil {
+		return err
+	}
+	watched, err := os.Stat(w.dir)
+	if err != nil {
+		return err
+	}
+	// Events come in bursts, and say too little: which file it was that came or went. So the whole is looked at.
+	soon := time.After(0)
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case err := <-watcher.Errors:
+			return err
+		case event := <-watcher.Events:
+			_, inside := below(w.dir, event.Name)
+			ours := inside || event.Name == w.dir || event.Name == above
+			if soon == nil && ours && event.Has(fsnotify.Create|fsnotify.Remove|fsnotify.Rename) {
+				soon = time.After(lull)
+			}
+		case <-soon:
+			soon = nil
+			if now, err := os.Stat(w.dir); err != nil || !os.SameFile(now, watched) {
+				return errRemoved
+			}
+			if err := w.look(ctx, watcher.Add); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// look makes the candidates those that are there. On error nothing has changed.
+func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) error {
+	found, err := w.find(watch)
+	if err != nil {
+		return err
+	}
+	var gone []*candidate
+	for path, c := range w.candidates {
+		if now := found[path]; now == nil || !sameSocket(c.file, now) {
+			c.cancel()
+			gone = append(gone, c)
+			delete(w.candidates, path)
+		}
+	}
+	// They end at once, whatever they do, and before their successors begin.
+	for _, c := range gone {
+		<-c.done
+	}
+	if len(gone) > 0 {
+		for _, c := range w.candidates {
+			c.nudge()
+		}
+	}
+
+	var fresh []string
+	for path := range found {
+		if w.candidates[path] == nil {
+			fresh = append(fresh, path)
+		}
+	}
+	// The newest socket wins, as if each plugin had called when it made its own.
+	slices.SortFunc(fresh, func(a, b string) int {
+		return cmp.Or(found[a].ModTime().Compare(found[b].ModTime()), strings.Compare(a, b))
+	})
+	var calls sync.WaitGroup
+	for _, path := range fresh {
+		if len(w.candidates) >= maxCandidates {
+			w.passOver(path)
+			break
+		}
+		calls.Add(1)
+		w.start(ctx, path, found[path], calls.Done)
+		if w.started {
+			w.registry.nudge(path) // a plugin that has come back to where it served
+		}
+	}
+	if !w.started {
+		w.started = true
+		w.work.Go(func() {
+			calls.Wait()
+			close(w.registry.called)
+		})
+	}
+	return nil
+}
+
+func (w *pluginWatcher) start(ctx context.Context, path string, file fs.FileInfo, first func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	c := &candidate{
+		registry: w.registry, log: w.registry.log.With("socket", path),
+		path: path, file: file, id: w.registry.arrive(),
+		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
+	}
+	w.candidates[path] = c
+	w.work.Go(func() {
+		defer close(c.done)
+		defer cancel()
+		first := sync.OnceFunc(first)
+		defer first()
+		c.Run(ctx, first)
+	})
+}
+
+// find gives the sockets in the directory and those below it, and has each directory watched before it is read. As in the
+// kubelet's, names that begin with a dot are passed over, and links are not followed.
+func (w *pluginWatcher) find(watch func(dir string) error) (map[string]fs.FileInfo, error) {
+	type place struct {
+		dir   string
+		depth int
+	}
+	found := make(map[string]fs.FileInfo)
+	places := []place{{w.dir, 0}}
+	for i := 0; i < len(places); i++ {
+		at := places[i]
+		if err := watch(at.dir); err != nil {
+			if i > 0 && vanished(err) {
+				continue
+			}
+			return nil, err
+		}
+		entries, err := os.ReadDir(at.dir)
+		if err != nil {
+			if i > 0 && vanished(err) {
+				continue
+			}
+			return nil, err
+		}
+		for _, e := range entries {
+			path := filepath.Join(at.dir, e.Name())
+			switch {
+			case strings.HasPrefix(e.Name(), "."):
+			case e.IsDir() && at.depth < maxDepth && len(places) < maxDirectories:
+				places = append(places, place{path, at.depth + 1})
+			case e.IsDir():
+				w.passOver(path)
+			case e.Type() == fs.ModeSocket:
+				info, err := e.Info()
+				switch {
+				case err == nil:
+					found[path] = info
+				case !vanished(err):
+					return nil, err
+				}
+			}
+		}
+	}
+	return found, nil
+}
+
+// passOver says once that there is more in the directory than is looked at.
+func (w *pluginWatcher) passOver(path string) {
+	if !w.crowded {
+		w.registry.log.Error("there is too much in the plugin registry, or it lies too deep, and is passed over; remove what is not needed",
+			"first", path, "sockets", maxCandidates, "directories", maxDirectories, "depth", maxDepth)
+	}
+	w.crowded = true
+}
+
+// vanished tells whether a file was there a moment ago, or another kind of file.
+func vanished(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
+}
+
+// sameSocket tells whether two looks at a path have seen one file. A file system may give a deleted file's number to the
+// next one: the time tells them apart.
+func sameSocket(a, b fs.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }
