@@ -54,11 +54,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	room := func(name string) *slog.Logger { return log.With("room", name) }
 	metrics := newMetrics()
 
-	api, err := kube.Load(c.Kubernetes.Kubeconfig)
-	if err != nil {
-		return err
-	}
-	client, err := kube.NewClient(api, "devmgrd/"+thisBuild().version)
+	api, err := connect(c.Kubernetes)
 	if err != nil {
 		return err
 	}
@@ -97,81 +93,80 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Log:                room("registry"),
 		Metrics:            metrics,
 	})
-	events := pods.NewEvents(c.NodeName, client)
+	owners := heraldOf(c.NodeName, api)
 	ledger := allocator.New(allocator.Config{
-		Plugins: plugins,
-		Books:   books,
-		Herald:  events,
-		Known:   knownPods,
-		Lost:    len(knownPods)+len(knownPlugins) == 0,
-		Log:     room("allocator"),
-		Metrics: metrics,
+		Plugins:  plugins,
+		Books:    books,
+		Herald:   owners,
+		Known:    knownPods,
+		Lost:     len(knownPods)+len(knownPlugins) == 0,
+		Topology: allocator.Topology{Policy: allocator.Policy(c.Topology.Policy), Scope: allocator.Scope(c.Topology.Scope)},
+		Log:      room("allocator"),
+		Metrics:  metrics,
 	})
-	bound := pods.New(pods.Config{
-		NodeName: c.NodeName,
-		Client:   client,
-		Sink:     ledger,
-		Ignored:  c.Plugins.IgnoredResources,
-		Log:      room("pods"),
-	})
-	node := nodestatus.New(nodestatus.Config{
-		NodeName:   c.NodeName,
-		Client:     client,
-		View:       ledger,
-		KubeletDir: c.Plugins.KubeletDir,
-		Log:        room("nodestatus"),
-		Metrics:    metrics,
-	})
-	runtime := nri.New(nri.Config{
+	door := nri.Config{
 		Socket:   c.NRI.Socket,
 		Index:    c.NRI.Index,
 		MaxWait:  c.NRI.MaxWait,
 		Ledger:   ledger,
 		Runtime:  ledger,
-		Pods:     bound,
-		Herald:   events,
+		Herald:   owners,
 		Redirect: redirect(c.Plugins),
 		Log:      room("nri"),
 		Metrics:  metrics,
-	})
+	}
+	parts := []part{{"registration", plugins.Check}, {"store", books.Check}}
+	runs := []func(context.Context) error{owners.Run, plugins.Run, ledger.Run}
+	if api != nil {
+		bound := pods.New(pods.Config{
+			NodeName: c.NodeName,
+			Client:   api,
+			Sink:     ledger,
+			Ignored:  c.Plugins.IgnoredResources,
+			Log:      room("pods"),
+		})
+		node := nodestatus.New(nodestatus.Config{
+			NodeName:   c.NodeName,
+			Client:     api,
+			View:       ledger,
+			KubeletDir: c.Plugins.KubeletDir,
+			Log:        room("nodestatus"),
+			Metrics:    metrics,
+		})
+		door.Pods = bound
+		parts = append(parts, part{"pods", bound.Check}, part{"node", node.Check})
+		runs = append(runs, bound.Run, node.Run)
+	}
+	runtime := nri.New(door)
+	parts = append(parts, part{"nri", runtime.Check})
 
 	if err := plugins.Listen(); err != nil {
 		return err
 	}
-	web := newWeb(c.Metrics.Listen, metrics, []part{
-		{"registration", plugins.Check},
-		{"store", books.Check},
-		{"nri", runtime.Check},
-		{"pods", bound.Check},
-		{"node", node.Check},
-	}, room("web"))
+	web := newWeb(c.Metrics.Listen, metrics, parts, room("web"))
 	log.Info("devmgrd serves", "version", thisBuild().version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
 		"remembered pods", len(knownPods), "remembered resources", len(knownPlugins))
-	return runAll(ctx,
-		events.Run,
-		plugins.Run,
-		ledger.Run,
-		bound.Run,
-		node.Run,
-		runtime.Run,
-		web.run,
-		func(ctx context.Context) error {
-			return tellSystemd(ctx, runtime.Synced(), ledger.Published, room("systemd"))
-		},
-	)
+	return runAll(ctx, append(runs, runtime.Run, web.run, func(ctx context.Context) error {
+		return tellSystemd(ctx, runtime.Synced(), ledger.Published, room("systemd"))
+	})...)
 }
 
-// redirect gives the way from the kubelet's plugin directory to ours, if plugins are to be led along it. The runtime
+// redirect gives the way from the kubelet's plugin directories to ours, if plugins are to be led along it. The runtime
 // names mounts by their real paths, so links on the way are resolved where there are any.
 func redirect(c config.Plugins) *nri.Redirect {
 	if !c.Redirect {
 		return nil
 	}
-	from := c.KubeletDir
-	if real, err := filepath.EvalSymlinks(from); err == nil {
-		from = real
+	real := func(path string) string {
+		if real, err := filepath.EvalSymlinks(path); err == nil {
+			return real
+		}
+		return path
 	}
-	return &nri.Redirect{From: from, To: c.SocketDir}
+	return &nri.Redirect{
+		From: real(c.KubeletDir), To: c.SocketDir,
+		RegistryFrom: real(c.KubeletRegistryDir()), RegistryTo: c.RegistryDir,
+	}
 }
 
 // newMetrics makes the registry of metrics, with what every Go process tells.

@@ -22,6 +22,9 @@ type Plugins interface {
 	// Allocate asks the resource's plugin to make these devices usable in a container. It has a deadline of its own.
 	// An error that is a *device.Refusal carries the reason to wait.
 	Allocate(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) (device.Grant, error)
+	// Prefer asks the plugin which size devices of the available ones go well together, if these must be among them.
+	// The answer is the plugin's, unchecked. A *device.Refusal as error carries the reason.
+	Prefer(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, available, must []device.ID, size int) ([]device.ID, error)
 	// PreStart asks the plugin to prepare the devices for one start of the container.
 	PreStart(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) error
 }
@@ -44,6 +47,8 @@ type Config struct {
 	Books   Books
 	Herald  Herald
 	Known   []device.PodRecord // what the books hold already
+	// Topology says how devices' places are minded; the zero value: not at all.
+	Topology Topology
 	// Lost says that the books began empty, so that only the runtime can tell which devices are in use: nothing is given
 	// out before it has. On a new node that costs nothing, since without the runtime no container starts.
 	Lost    bool
@@ -54,11 +59,12 @@ type Config struct {
 // An Allocator gives devices to containers. Its methods may be called from several goroutines and never block on
 // anything but its own short lock.
 type Allocator struct {
-	plugins Plugins
-	books   Books
-	herald  Herald
-	log     *slog.Logger
-	metrics *metrics
+	plugins  Plugins
+	books    Books
+	herald   Herald
+	topology Topology
+	log      *slog.Logger
+	metrics  *metrics
 
 	kick    chan struct{} // something to plan
 	write   chan struct{} // something to write into the books
@@ -96,21 +102,22 @@ func New(c Config) *Allocator {
 		}
 	}
 	a := &Allocator{
-		plugins: c.Plugins,
-		books:   c.Books,
-		herald:  c.Herald,
-		log:     c.Log,
-		kick:    make(chan struct{}, 1),
-		write:   make(chan struct{}, 1),
-		changed: make(chan struct{}, 1),
-		pods:    map[device.PodUID]*pod{},
-		pools:   pools{},
-		waiting: map[device.PodUID]*pod{},
-		leavers: map[device.PodUID]*pod{},
-		unsaved: map[device.PodUID]*pod{},
-		live:    map[device.PodUID]tenant{},
-		lost:    c.Lost,
-		strays:  map[device.PodUID]map[string]device.Choice{},
+		plugins:  c.Plugins,
+		books:    c.Books,
+		herald:   c.Herald,
+		topology: c.Topology,
+		log:      c.Log,
+		kick:     make(chan struct{}, 1),
+		write:    make(chan struct{}, 1),
+		changed:  make(chan struct{}, 1),
+		pods:     map[device.PodUID]*pod{},
+		pools:    pools{},
+		waiting:  map[device.PodUID]*pod{},
+		leavers:  map[device.PodUID]*pod{},
+		unsaved:  map[device.PodUID]*pod{},
+		live:     map[device.PodUID]tenant{},
+		lost:     c.Lost,
+		strays:   map[device.PodUID]map[string]device.Choice{},
 	}
 	for _, r := range c.Known {
 		p := &pod{demand: r.Demand, wanted: true, saved: true, bound: time.Now(), assigned: r.Assignments}
@@ -189,7 +196,7 @@ func (a *Allocator) refresh() {
 		switch {
 		case !p.offered || !device.SameList(o.Inventory.Devices, p.offer.Inventory.Devices):
 			fresh[r] = news{o, makeListing(o.Inventory.Devices, p.listing)}
-		case o.State != p.offer.State || o.Reported != p.offer.Reported || o.PreStart != p.offer.PreStart:
+		case o.State != p.offer.State || o.Reported != p.offer.Reported || o.PreStart != p.offer.PreStart || o.Prefers != p.offer.Prefers:
 			fresh[r] = news{o, p.listing}
 		}
 	}

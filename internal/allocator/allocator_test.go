@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -23,7 +24,7 @@ func TestTwoPodsGetDifferentDevices(t *testing.T) {
 		r.expect("c", "main", "waiting NotEnoughDevices")
 		r.published(numbers{gpu: 3}) // never less than the pods on the node ask for
 
-		r.RuntimeSynced(nil)
+		r.RuntimeSynced(nil, nil)
 		r.Drop("a")
 		r.expect("c", "main", "ready vendor.com/gpu[d0]")
 		r.expect("a", "main", "unknown")
@@ -86,7 +87,7 @@ func TestVanishedAndUnhealthyDevicesInUseCount(t *testing.T) {
 		r.shop.offer(gpu, func(o *device.Offer) { o.Inventory.Devices = o.Inventory.Devices[1:] })
 		r.published(numbers{gpu: 2})
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
-		r.RuntimeSynced(nil)
+		r.RuntimeSynced(nil, nil)
 		r.Drop("a")
 		r.published(numbers{gpu: 1})
 	})
@@ -162,7 +163,7 @@ func TestOldestFirst(t *testing.T) {
 		r.expect("c", "main", "waiting NotEnoughDevices")
 		r.expect("d", "main", "waiting NotEnoughDevices")
 		r.Replace([]device.PodDemand{pod("b", app(gpu, 1)), pod("d", app(gpu, 1))})
-		r.RuntimeSynced([]device.Running{running("1", "b", "main")})
+		r.RuntimeSynced([]device.Running{running("1", "b", "main")}, nil)
 		r.expect("d", "main", "ready vendor.com/gpu[d0]")
 	})
 }
@@ -224,7 +225,7 @@ func TestAPodThatGoesDuringItsAllocationLeavesNothing(t *testing.T) {
 		r.shop.stock(gpu, 1)
 		gate := make(chan struct{})
 		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { <-gate; return nil })
-		r.RuntimeSynced(nil)
+		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.Drop("a")
 		r.published(numbers{gpu: 1})
@@ -280,7 +281,7 @@ func TestADemandThatGrows(t *testing.T) {
 func TestForgettingFailsInTheMiddle(t *testing.T) {
 	run(t, func(r *rig) {
 		r.shop.stock(gpu, 1)
-		r.RuntimeSynced(nil)
+		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
 		r.books.fails(func() { // gone, back, and gone again
@@ -336,9 +337,10 @@ func TestComplete(t *testing.T) {
 
 // TestChurn plays many random steps and checks everything after each.
 func TestChurn(t *testing.T) {
-	for seed := range uint64(8) {
+	for seed := range uint64(10) {
+		places := []allocator.Topology{{}, {Policy: allocator.BestEffort}, {Policy: allocator.Restricted, Scope: allocator.PerPod}, {Policy: allocator.SingleNUMA}}
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			run(t, func(r *rig) { churn(r, seed) })
+			run(t, func(r *rig) { churn(r, seed) }, func(r *rig) { r.topology = places[seed%4] })
 		})
 	}
 }

@@ -19,24 +19,68 @@ const (
 // reserveLocked plans for one pod. If that succeeds the devices are set aside and its plugins are asked, without the
 // lock, by a goroutine that ends in settle.
 func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
-	choices, no := plan(p.demand, p.assigned, a.strays[p.demand.Pod.UID], a.pools)
+	uid := p.demand.Pod.UID
+	said := advice{}
+	if a.strays[uid] != nil {
+		said = nil // what its containers run with counts, not what would be better
+	}
+	best, no := a.planLocked(p, said)
 	if no != nil {
 		a.parkLocked(p, no.Wait, 0)
 		return
 	}
-	uid := p.demand.Pod.UID
-	held := a.holdLocked(uid, choices)
+	held := a.holdLocked(uid, best.choices)
 	p.phase = asking
 	delete(a.unsaved, uid) // the commit at the end of the attempt holds its demand too
 	demand, has := p.demand, p.assigned
 	a.work.Go(func() {
-		got, err := a.ask(ctx, demand, choices)
+		for best.ask != nil {
+			said[best.ask.topic()] = a.consult(ctx, demand.Pod, *best.ask)
+			var ok bool
+			if best, held, ok = a.improve(p, held, said); !ok {
+				return
+			}
+		}
+		got, err := a.ask(ctx, demand, best.choices)
 		if err == nil {
 			got = append(slices.Clone(has), got...)
 			err = a.save(demand, got)
 		}
 		a.settle(p, held, got, err)
 	})
+}
+
+func (a *Allocator) planLocked(p *pod, said advice) (proposal, *device.Refusal) {
+	return plan(wish{demand: p.demand, has: p.assigned, runs: a.strays[p.demand.Pod.UID], advice: said, places: a.topology}, a.pools)
+}
+
+// improve plans anew with what plugins have said, and sets that aside instead. The pod holds a full choice all the time,
+// so that no younger pod gets its devices while its plugins think. It gives false if there is nothing to go on with: the
+// pod is not wanted any more, wants something else, or cannot have its devices since one has failed or gone.
+func (a *Allocator) improve(p *pod, held hold, said advice) (best proposal, instead hold, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	uid := p.demand.Pod.UID
+	for r, ids := range held.free {
+		a.pools[r].giveBack(ids, uid)
+	}
+	no := &device.Refusal{}
+	if p.wanted && p.later == nil {
+		best, no = a.planLocked(p, said)
+	}
+	if no == nil {
+		instead = a.holdLocked(uid, best.choices)
+	}
+	for r, ids := range held.free {
+		if !slices.Equal(ids, instead.free[r]) {
+			a.wakeLocked(r, false)
+		}
+	}
+	if no != nil {
+		a.failLocked(p, no.Wait, 0)
+		signal(a.changed)
+	}
+	return best, instead, no == nil
 }
 
 // A hold is what an attempt has set aside.
@@ -123,34 +167,41 @@ func (a *Allocator) save(d device.PodDemand, got []device.Assignment) error {
 func (a *Allocator) settle(p *pod, held hold, got []device.Assignment, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	defer signal(a.changed)
 	if err != nil {
 		a.releaseLocked(p.demand.Pod.UID, held)
 		p.tries++
-		switch {
-		case !p.wanted:
-			a.settleLocked(p) // and dropped below
-		case p.later != nil:
-			a.changeLocked(p, *p.later)
-		default:
-			a.parkLocked(p, waitFor(err), min(firstPause<<min(p.tries-1, 8), lastPause))
-		}
-	} else {
-		p.assigned, p.saved = got, true
-		a.letGoLocked(p.demand.Pod.UID) // what it ran with and has not been given again
-		a.settleLocked(p)
-		took := time.Since(p.bound)
-		a.metrics.admission.Observe(took.Seconds())
-		a.log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", summary(got), "took", took.Round(time.Microsecond))
-		a.herald.Assigned(p.demand.Pod, got)
-		for _, as := range got {
-			a.prepareLocked(p, as)
-		}
+		a.failLocked(p, waitFor(err), min(firstPause<<min(p.tries-1, 8), lastPause))
+		return
 	}
-	p.later = nil
+	p.assigned, p.saved, p.later = got, true, nil
+	a.letGoLocked(p.demand.Pod.UID) // what it ran with and has not been given again
+	a.settleLocked(p)
+	took := time.Since(p.bound)
+	a.metrics.admission.Observe(took.Seconds())
+	a.log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", summary(got), "took", took.Round(time.Microsecond))
+	a.herald.Assigned(p.demand.Pod, got)
+	for _, as := range got {
+		a.prepareLocked(p, as)
+	}
 	if !p.wanted {
 		a.dropLocked(p)
 	}
-	signal(a.changed)
+}
+
+// failLocked ends an attempt that has come to nothing. The pod holds nothing any more.
+func (a *Allocator) failLocked(p *pod, why device.Wait, pause time.Duration) {
+	later := p.later
+	p.later = nil
+	switch {
+	case !p.wanted:
+		a.settleLocked(p)
+		a.dropLocked(p)
+	case later != nil:
+		a.changeLocked(p, *later)
+	default:
+		a.parkLocked(p, why, pause)
+	}
 }
 
 // waitFor gives the reason that an error carries.

@@ -83,6 +83,10 @@ func (a *Allocator) due() (save, forget []*pod, records []device.PodRecord) {
 		if len(p.assigned) > 0 && (!a.synced || len(a.live[uid]) > 0) {
 			continue // its containers may still run
 		}
+		if wait := time.Until(p.leaveAt); wait > 0 && len(p.assigned) > 0 {
+			a.writeLocked(wait)
+			continue
+		}
 		p.leaving = true
 		forget = append(forget, p)
 	}

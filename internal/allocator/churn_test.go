@@ -33,7 +33,19 @@ func churn(r *rig, seed uint64) {
 		}
 		return nil
 	})
-	r.RuntimeSynced(nil)
+	r.RuntimeSynced(nil, nil)
+	if seed%2 == 0 {
+		r.shop.prefers(gpu, func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error) {
+			time.Sleep(time.Duration(calls.Add(1)%3) * time.Second)
+			switch calls.Load() % 7 {
+			case 0:
+				return nil, errPlugin
+			case 1:
+				return available[:1], nil
+			}
+			return last(ctx, available, must, size)
+		})
+	}
 	for range 300 {
 		switch random.IntN(12) {
 		case 0, 1, 2, 3:
@@ -76,8 +88,10 @@ func churn(r *rig, seed uint64) {
 		case 8:
 			n := random.IntN(30)
 			r.shop.stock(gpu, n+1, random.IntN(n+1))
+			r.shop.places(gpu, 1+random.IntN(4))
 		case 9:
 			r.shop.stock(nic, 8)
+			r.shop.places(nic, 2)
 			r.shop.offer(nic, func(o *device.Offer) { o.State = device.OfferState(random.IntN(3)) })
 		case 10:
 			r.after(time.Duration(random.IntN(5)) * time.Second)
@@ -95,7 +109,7 @@ func churn(r *rig, seed uint64) {
 				cs = append(cs, l...)
 			}
 			r.Replace(all)
-			r.RuntimeSynced(cs)
+			r.RuntimeSynced(cs, nil)
 		}
 		r.check()
 	}

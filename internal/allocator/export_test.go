@@ -3,12 +3,13 @@ package allocator
 import (
 	"fmt"
 	"reflect"
+	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // CheckInvariants compares the pools with the truth that they are an index over, and the assignments with the books.
-// It wants an allocator at rest: no attempt under way.
+// Pods in the middle of an attempt may hold devices besides.
 func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -23,14 +24,18 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		books[r.Demand.Pod.UID] = r.Assignments
 	}
 	for uid, p := range a.pods {
-		if p.phase == asking {
-			return fmt.Errorf("pod %s is in the middle of an attempt", p.demand.Pod)
-		}
-		if (p.done != nil) != (p.phase == queuing) {
+		if (p.done != nil) != (p.phase == queuing || p.phase == asking) {
 			return fmt.Errorf("pod %s: phase %d, done %v", p.demand.Pod, p.phase, p.done)
 		}
 		if (a.waiting[uid] != nil) != (p.phase == parked) {
 			return fmt.Errorf("pod %s: phase %d, waiting %v", p.demand.Pod, p.phase, a.waiting[uid] != nil)
+		}
+		// Everything that can be served is served, and each wait has the reason that it should have.
+		if p.phase == parked && p.retry.IsZero() && (a.synced || !a.lost) {
+			_, no := a.planLocked(p, nil)
+			if no == nil || p.wait.Reason == "" {
+				return fmt.Errorf("pod %s waits with %v, and a plan says %v", p.demand.Pod, p.wait, no)
+			}
 		}
 		if p.wanted {
 			for r, n := range p.demand.Requests() {
@@ -96,6 +101,14 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 				taken[k.ID] = uid
 			}
 		}
+		for id, uid := range p.taken {
+			if holder := a.pods[uid]; holder != nil && holder.phase == asking {
+				if was, assigned := taken[id]; assigned && was != uid {
+					return fmt.Errorf("device %s of %s is in two hands: held for %s, assigned to %s", id, r, uid, was)
+				}
+				taken[id] = uid
+			}
+		}
 		if !reflect.DeepEqual(taken, p.taken) {
 			return fmt.Errorf("%s: the pool says %v is taken, the assignments say %v", r, p.taken, taken)
 		}
@@ -113,6 +126,20 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 		if p.offered && (p.frees != free || p.sick != sick) {
 			return fmt.Errorf("%s: %d free and %d sick, counted %d and %d", r, p.frees, p.sick, free, sick)
+		}
+		for i := range p.freeAt {
+			n := 0
+			for at, d := range p.listing.devices {
+				if p.listing.place(at) == i && p.free.has(at) {
+					n++
+				}
+				if place := p.listing.place(at); place >= 0 && !slices.Equal(p.listing.places[place], d.NUMA) {
+					return fmt.Errorf("%s: device %s is said to be at %v", r, d.ID, p.listing.places[place])
+				}
+			}
+			if n != p.freeAt[i] {
+				return fmt.Errorf("%s: %d free near %v, counted %d", r, n, p.listing.places[i], p.freeAt[i])
+			}
 		}
 		if p.requests != requests[r] {
 			return fmt.Errorf("%s: requests %d, counted %d", r, p.requests, requests[r])

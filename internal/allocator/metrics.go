@@ -10,6 +10,7 @@ import (
 type metrics struct {
 	a         *Allocator
 	admission prometheus.Histogram
+	preferred *prometheus.CounterVec
 	devices   *prometheus.Desc
 	waiting   *prometheus.Desc
 }
@@ -22,11 +23,15 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 			Help:    "Time from hearing that a pod is bound to this node until its devices are durably assigned, waiting included.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2.5, 16), // 0.5 ms to 8 min
 		}),
+		preferred: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "devmgrd_preferred_allocations_total",
+			Help: "Questions to device plugins which devices they prefer, by what became of the answer: followed, corrected, slow or failed.",
+		}, []string{"resource_name", "result"}),
 		devices: prometheus.NewDesc("devmgrd_devices", "Devices of a resource by state; each device is in exactly one.",
 			[]string{"resource_name", "state"}, nil),
 		waiting: prometheus.NewDesc("devmgrd_demands_waiting", "Pods that wait for their devices, by reason.", []string{"reason"}, nil),
 	}
-	to.MustRegister(m.admission, m)
+	to.MustRegister(m.admission, m.preferred, m)
 	return m
 }
 

@@ -1,57 +1,230 @@
 package allocator
 
 import (
+	"cmp"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// plan chooses devices for every container of a pod that has none yet, or says why it cannot: all or nothing. It is
-// pure: the same demand, assignments and pools give the same answer, and nothing is changed.
-//
-// For each resource of a container, in this order: what it runs with already, by a stamp of books that are gone (runs, by
-// container); devices of the pod's init containers that are still healthy, since
-// those containers have ended when later ones start; then free devices, lowest ID first. App containers and sidecars
-// keep what they take from an init container, so no other can have it too (the rules of the kubelet's device manager,
-// which the scheduler's arithmetic expects).
-func plan(want device.PodDemand, has []device.Assignment, runs map[string]device.Choice, from pools) (map[string]device.Choice, *device.Refusal) {
-	choices := map[string]device.Choice{}
-	shelves := map[device.ResourceName]*shelf{}
-	for _, d := range want.Demands {
-		held := sharesOf(has, d.Container.Name)
-		choice := device.Choice{}
-		for _, r := range slices.Sorted(maps.Keys(d.Wants)) {
-			s := shelves[r]
-			if s == nil {
-				s = &shelf{pool: from[r]}
-				for _, choice := range runs {
-					s.running = append(s.running, choice[r]...)
-				}
-				slices.Sort(s.running)
-				shelves[r] = s
-			}
-			ids, known := held[r]
-			if !known {
-				var no *device.Refusal
-				if ids, no = s.pick(r, d, runs[d.Container.Name][r]); no != nil {
-					return nil, no
-				}
-				choice[r] = ids
-			}
-			if d.Kind == device.Init {
-				s.handOn(ids)
-			} else {
-				s.keep(ids)
-			}
-		}
-		if len(choice) > 0 {
-			choices[d.Container.Name] = choice
-		}
-	}
-	return choices, nil
+// A wish is all that a plan for one pod depends on, beside the pools.
+type wish struct {
+	demand device.PodDemand
+	has    []device.Assignment      // what its containers have already
+	runs   map[string]device.Choice // what they run with, by stamps of books that are gone
+	advice advice                   // what plugins have said that they prefer
+	places Topology
 }
 
+// A proposal is what a plan gives: devices for every container that has none yet.
+type proposal struct {
+	choices map[string]device.Choice
+	ask     *question // the first choice that a plugin might make better; nil: there is none, or all have been asked
+}
+
+// plan chooses devices for every container of a pod that has none yet, or says why it cannot: all or nothing. It is
+// pure: the same wish and pools give the same answer, and nothing is changed.
+//
+// For each resource of a container, in this order: what it runs with already, by a stamp of books that are gone; devices
+// of the pod's init containers that are still healthy, since those containers have ended when later ones start; and then
+// free devices. App containers and sidecars keep what they take from an init container, so no other can have it too (the
+// rules of the kubelet's device manager, which the scheduler's arithmetic expects).
+//
+// Free devices are taken near as few NUMA nodes as will do for all of the container's resources (or the pod's); among
+// those the ones that the plugin prefers, and then those with the lowest IDs.
+func plan(w wish, from pools) (proposal, *device.Refusal) {
+	work := maxWork
+	p := planner{wish: w, from: from, work: &work, out: proposal{choices: map[string]device.Choice{}}}
+	var near nodes
+	if w.places.minds() && w.places.Scope == PerPod {
+		var no *device.Refusal
+		if near, no = p.podNodes(); no != nil {
+			return proposal{}, no
+		}
+	}
+	if no := p.choose(0, shelves{}, near); no != nil {
+		return proposal{}, no
+	}
+	return p.out, nil
+}
+
+// A planner is one run of plan.
+type planner struct {
+	wish
+	from pools
+	work *int
+	out  proposal
+}
+
+// A line is what a container wants of one resource.
+type line struct {
+	container device.Container
+	resource  device.ResourceName
+	n         int
+	certain   []device.ID // those of the n that need not be chosen, ascending
+	among     []device.ID // what the rest is chosen from, ascending; nil: all that is free
+}
+
+func (l line) rest() int { return l.n - len(l.certain) }
+
+// choose chooses for the containers from the i-th on. Where a container rather waits than have its devices apart, it
+// tries one set of NUMA nodes after the other, until the containers after it have theirs too.
+func (p *planner) choose(i int, on shelves, near nodes) *device.Refusal {
+	if i == len(p.demand.Demands) {
+		return nil
+	}
+	d := p.demand.Demands[i]
+	if held := sharesOf(p.has, d.Container.Name); held != nil {
+		for r := range d.Wants {
+			p.shelf(on, r).settle(d.Kind, held[r])
+		}
+		return p.choose(i+1, on, near)
+	}
+	lines, no := p.lines(d, on)
+	switch {
+	case no != nil:
+		return no
+	case !p.places.minds() || p.places.Scope == PerPod:
+		return p.take(i, on, lines, near, near)
+	case !p.strict():
+		own, _ := newSearch(needs(lines, on, asFarAsPossible), p.work).fewest()
+		return p.take(i, on, lines, own, nil)
+	}
+	for own := range newSearch(needs(lines, on, asWanted), p.work).sets(p.limit(lines, on)) {
+		later := p.take(i, on.clone(), lines, own, nil)
+		if later == nil || later.Reason != device.TopologyMismatch {
+			return later
+		}
+		no = cmp.Or(no, later)
+	}
+	return cmp.Or(no, p.mismatch("container "+d.Container.Name, lines, on))
+}
+
+// take chooses for the i-th container near the nodes, and then for those after it.
+func (p *planner) take(i int, on shelves, lines []line, own, pod nodes) *device.Refusal {
+	d, choice, ask := p.demand.Demands[i], device.Choice{}, p.out.ask
+	for _, l := range lines {
+		ids, question := on[l.resource].pick(l, own, p.advice, p.work)
+		on[l.resource].settle(d.Kind, ids)
+		choice[l.resource] = ids
+		p.out.ask = cmp.Or(p.out.ask, question)
+	}
+	p.out.choices[d.Container.Name] = choice
+	no := p.choose(i+1, on, pod)
+	if no != nil {
+		p.out.ask = ask
+	}
+	return no
+}
+
+// lines tells what a container wants, or why it cannot have so many.
+func (p *planner) lines(d device.Demand, on shelves) ([]line, *device.Refusal) {
+	lines := make([]line, 0, len(d.Wants))
+	for _, r := range slices.Sorted(maps.Keys(d.Wants)) {
+		s := p.shelf(on, r)
+		if no := s.closed(r); no != nil {
+			return nil, no
+		}
+		l := line{container: d.Container, resource: r, n: d.Wants[r]}
+		hand := s.hand(d.Kind)
+		switch runs := p.runs[d.Container.Name][r]; {
+		case len(runs) == l.n:
+			l.certain = slices.Sorted(slices.Values(runs))
+		case len(hand) > l.n:
+			l.among = hand
+		default:
+			l.certain = hand
+			if free := s.free(); free < l.rest() {
+				return nil, s.short(r, l.n, free+len(hand))
+			}
+		}
+		lines = append(lines, l)
+	}
+	return lines, nil
+}
+
+// shelf gives the shelf of a resource, making one if there is none.
+func (p *planner) shelf(on shelves, r device.ResourceName) *shelf {
+	if on[r] == nil {
+		s := &shelf{pool: p.from[r], used: map[int]int{}}
+		if s.pool != nil {
+			s.left = s.pool.free
+		}
+		for _, choice := range p.runs {
+			s.running = append(s.running, choice[r]...)
+		}
+		slices.Sort(s.running)
+		on[r] = s
+	}
+	return on[r]
+}
+
+// podNodes finds NUMA nodes for the pod as a whole: for as many devices as its containers need at one time.
+func (p *planner) podNodes() (nodes, *device.Refusal) {
+	on := shelves{}
+	requests := p.demand.Requests()
+	var lines []line
+	for _, r := range slices.Sorted(maps.Keys(requests)) {
+		s := p.shelf(on, r)
+		if no := s.closed(r); no != nil {
+			return nil, no
+		}
+		l := line{resource: r, n: requests[r], certain: slices.Clone(s.running)}
+		for _, as := range p.has {
+			l.certain = append(l.certain, sharesOf(p.has, as.Container.Name)[r]...)
+		}
+		slices.Sort(l.certain)
+		l.certain = slices.Compact(l.certain)
+		if free := s.free(); free < l.rest() {
+			return nil, s.short(r, l.n, free+len(l.certain))
+		}
+		lines = append(lines, l)
+	}
+	if !p.strict() {
+		set, _ := newSearch(needs(lines, on, asFarAsPossible), p.work).fewest()
+		return set, nil
+	}
+	for set := range newSearch(needs(lines, on, asWanted), p.work).sets(p.limit(lines, on)) {
+		return set, nil
+	}
+	return nil, p.mismatch("the pod", lines, on)
+}
+
+// limit is how many NUMA nodes may be taken under a strict policy.
+func (p *planner) limit(lines []line, on shelves) int {
+	if p.places.Policy == SingleNUMA {
+		return 1
+	}
+	best, possible := newSearch(needs(lines, on, ifAllWereFree), p.work).fewest()
+	if !possible {
+		return -1
+	}
+	return len(best)
+}
+
+// mismatch says what stands against a strict policy.
+func (p *planner) mismatch(whose string, lines []line, on shelves) *device.Refusal {
+	var wants []string
+	for i, n := range needs(lines, on, asWanted) {
+		if len(n.places)+len(n.must) > 0 {
+			wants = append(wants, fmt.Sprintf("%d %s (free by NUMA node: %s)", lines[i].n, lines[i].resource, n.counts()))
+		}
+	}
+	how := "on one NUMA node"
+	if p.places.Policy == Restricted {
+		how = "on as few NUMA nodes as they could be"
+	}
+	return device.Refuse(device.TopologyMismatch, nil, "%s wants %s, which are not to be had %s, as topology.policy %s demands",
+		whose, strings.Join(wants, " and "), how, p.places.Policy)
+}
+
+// strict tells whether the pod rather waits than have its devices apart. One that runs already has what it has.
+func (p *planner) strict() bool { return p.places.strict() && len(p.runs) == 0 }
+
+// sharesOf gives what a container has already, or nil.
 func sharesOf(has []device.Assignment, container string) map[device.ResourceName][]device.ID {
 	for _, a := range has {
 		if a.Container.Name == container {
@@ -63,87 +236,4 @@ func sharesOf(has []device.Assignment, container string) map[device.ResourceName
 		}
 	}
 	return nil
-}
-
-// A shelf is one resource during one plan: what the plan has used up of the pool, and what init containers hand on.
-type shelf struct {
-	pool     *pool
-	next     int         // free devices below this position have been chosen
-	used     int         // how many those are
-	reusable []device.ID // ascending
-	running  []device.ID // what the pod's containers run with by stamps of lost books; ascending
-}
-
-func (s *shelf) runs(id device.ID) bool {
-	_, found := slices.BinarySearch(s.running, id)
-	return found
-}
-
-func (s *shelf) pick(r device.ResourceName, d device.Demand, runs []device.ID) ([]device.ID, *device.Refusal) {
-	if no := s.closed(r); no != nil {
-		return nil, no
-	}
-	n := d.Wants[r]
-	if len(runs) == n {
-		return slices.Sorted(slices.Values(runs)), nil
-	}
-	hand := s.reusable
-	if d.Kind == device.Init {
-		hand = slices.Concat(hand, s.running) // what later containers run with they may have had from this one
-		slices.Sort(hand)
-		hand = slices.Compact(hand)
-	} else {
-		hand = slices.DeleteFunc(slices.Clone(hand), s.runs)
-	}
-	var ids []device.ID
-	for _, id := range hand {
-		if len(ids) < n && s.pool.listing.usable(id) {
-			ids = append(ids, id)
-		}
-	}
-	if free := s.pool.frees - s.used; free < n-len(ids) {
-		return nil, s.short(r, n, free+len(ids))
-	}
-	for len(ids) < n {
-		i := s.pool.free.next(s.next)
-		s.next, s.used = i+1, s.used+1
-		ids = append(ids, s.pool.listing.devices[i].ID)
-	}
-	slices.Sort(ids)
-	return ids, nil
-}
-
-// closed says why nothing at all can be had of the resource, if so.
-func (s *shelf) closed(r device.ResourceName) *device.Refusal {
-	switch {
-	case s.pool == nil || !s.pool.offered:
-		return device.Refuse(device.PluginMissing, nil, "no device plugin has registered %s", r)
-	case s.pool.offer.State == device.Lost:
-		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s is away", r)
-	case s.pool.offer.State == device.Stale:
-		return device.Refuse(device.PluginStale, nil, "the device plugin of %s has gone and may be back in a moment", r)
-	case !s.pool.offer.Reported:
-		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s has not listed its devices yet", r)
-	}
-	return nil
-}
-
-func (s *shelf) short(r device.ResourceName, want, got int) *device.Refusal {
-	listed, sick := len(s.pool.listing.devices), s.pool.unhealthy()
-	if sick > 0 && got+sick >= want {
-		return device.Refuse(device.DeviceUnhealthy, nil, "%s: %d wanted, %d of %d free and healthy, %d free but unhealthy", r, want, got, listed, sick)
-	}
-	return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free", r, want, got, listed)
-}
-
-// handOn makes an init container's devices available to later containers.
-func (s *shelf) handOn(ids []device.ID) {
-	s.reusable = append(s.reusable, ids...)
-	slices.Sort(s.reusable)
-	s.reusable = slices.Compact(s.reusable)
-}
-
-// keep takes devices from the shelf for good.
-func (s *shelf) keep(ids []device.ID) {
-	s.reusable = slices.DeleteFunc(s.reusable, func(id device.ID) bool { return slices.Contains(ids, id) })
 }

@@ -25,6 +25,7 @@ type pod struct {
 	wanted   bool              // the API has it, and it has not ended
 	saved    bool              // the books know it
 	leaving  bool              // its removal from the books is under way
+	leaveAt  time.Time         // not before then
 	assigned []device.Assignment
 
 	phase phase
@@ -56,8 +57,11 @@ func (a *Allocator) Bind(d device.PodDemand) {
 	a.bindLocked(d)
 }
 
-// Drop tells that the API does not want the pod any more: it has ended or is gone. Its devices stay its own for as long
-// as the runtime has a container of it.
+// newSandbox is how long a local pod whose sandbox has ended may take to get another one and keep its devices. The kubelet
+// makes one within a second or so; nobody tells beforehand whether it will.
+const newSandbox = 10 * time.Second
+
+// Drop tells that a pod has ended or is gone. Its devices stay its own for as long as the runtime has a container of it.
 func (a *Allocator) Drop(uid device.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -66,26 +70,37 @@ func (a *Allocator) Drop(uid device.PodUID) {
 	}
 }
 
-// Replace tells of all pods that are bound to this node: others are dropped.
+// Replace tells of all pods that the API server has bound to this node: others are dropped, but for local ones.
 func (a *Allocator) Replace(all []device.PodDemand) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.replaceLocked(all, false)
+	a.listed = true
+	signal(a.changed)
+}
+
+// replaceLocked binds these pods and drops all others of their sort.
+func (a *Allocator) replaceLocked(all []device.PodDemand, local bool) {
 	named := make(map[device.PodUID]bool, len(all))
 	for _, d := range all {
 		named[d.Pod.UID] = true
 		a.bindLocked(d)
 	}
 	for uid, p := range a.pods {
-		if !named[uid] {
+		if !named[uid] && p.demand.Local == local {
 			a.dropLocked(p)
 		}
 	}
-	a.listed = true
-	signal(a.changed)
 }
 
 func (a *Allocator) bindLocked(d device.PodDemand) {
 	p := a.pods[d.Pod.UID]
+	if d.Created.IsZero() { // nobody knows: as old as what we know of it
+		d.Created = time.Now()
+		if p != nil {
+			d.Created = p.demand.Created
+		}
+	}
 	if p == nil {
 		p = &pod{demand: d, bound: time.Now(), wanted: true}
 		a.pods[d.Pod.UID] = p
@@ -146,6 +161,10 @@ func (a *Allocator) dropLocked(p *pod) {
 		return
 	}
 	a.leavers[p.demand.Pod.UID] = p
+	p.leaveAt = time.Time{}
+	if p.demand.Local && a.synced {
+		p.leaveAt = time.Now().Add(newSandbox)
+	}
 	a.writeLocked(0)
 }
 

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -13,7 +14,17 @@ type listing struct {
 	healthy bitset
 
 	healthies int // members of healthy
+
+	places [][]int // the different sets of NUMA nodes that devices are near, ascending; none: places are not told of
+	of     []int16 // the place of each device: an index into places, or -1; nil if there are no places
+	sizes  []int   // devices at each place
+
+	healthyAt []int // healthy ones at each place
 }
+
+// maxPlaces bounds the sets of NUMA nodes that one resource may have: far more than any machine has. The devices of
+// others are taken as having no place.
+const maxPlaces = 1024
 
 // makeListing takes over what it can from the listing before: where only health has changed, the positions are the
 // same, and making them anew would be most of the work.
@@ -33,7 +44,72 @@ func makeListing(devices []device.Device, before *listing) *listing {
 			l.healthies++
 		}
 	}
+	if before != nil && samePlaces(devices, before.devices) {
+		l.places, l.of, l.sizes = before.places, before.of, before.sizes
+	} else {
+		l.findPlaces()
+	}
+	if l.of != nil {
+		l.healthyAt = make([]int, len(l.places))
+		for i, at := range l.of {
+			if at >= 0 && devices[i].Healthy {
+				l.healthyAt[at]++
+			}
+		}
+	}
 	return l
+}
+
+// findPlaces groups the devices by the NUMA nodes that they are near.
+func (l *listing) findPlaces() {
+	if !slices.ContainsFunc(l.devices, func(d device.Device) bool { return len(d.NUMA) > 0 }) {
+		return
+	}
+	l.of = make([]int16, len(l.devices))
+	known := map[string]int16{}
+	var last []int // devices that stand side by side are mostly at one place
+	var at int16 = -1
+	for i, d := range l.devices {
+		if !slices.Equal(d.NUMA, last) {
+			last, at = d.NUMA, l.placeOf(d.NUMA, known)
+		}
+		if l.of[i] = at; at >= 0 {
+			l.sizes[at]++
+		}
+	}
+}
+
+// placeOf gives the index of a place, making one if it is new.
+func (l *listing) placeOf(nodes []int, known map[string]int16) int16 {
+	if len(nodes) == 0 {
+		return -1
+	}
+	key := fmt.Sprint(nodes)
+	at, is := known[key]
+	switch {
+	case is:
+	case len(l.places) == maxPlaces:
+		return -1
+	default:
+		at = int16(len(l.places))
+		known[key] = at
+		l.places, l.sizes = append(l.places, nodes), append(l.sizes, 0)
+	}
+	return at
+}
+
+// place gives the index of a device's place, or -1.
+func (l *listing) place(i int) int {
+	if l.of == nil {
+		return -1
+	}
+	return int(l.of[i])
+}
+
+func samePlaces(a, b []device.Device) bool {
+	return slices.EqualFunc(a, b, func(x, y device.Device) bool {
+		return len(x.NUMA) == len(y.NUMA) && (len(x.NUMA) == 0 || &x.NUMA[0] == &y.NUMA[0] || slices.Equal(x.NUMA, y.NUMA))
+	})
 }
 
 func sameIDs(a, b []device.Device) bool {
@@ -54,6 +130,7 @@ type pool struct {
 	taken    map[device.ID]device.PodUID // held or assigned
 	free     bitset                      // healthy and not taken
 	frees    int                         // members of free
+	freeAt   []int                       // how many of them are at each place of the listing
 	sick     int                         // taken, listed, and not healthy
 	requests int                         // sum of what active pods on the node ask for
 	strays   map[device.ID]bool          // taken, and set aside because the books do not know why
@@ -67,6 +144,7 @@ func newPool() *pool {
 func (p *pool) accept(o device.Offer, l *listing) {
 	p.offer, p.offered, p.listing = o, true, l
 	p.free, p.frees, p.sick = slices.Clone(l.healthy), l.healthies, 0
+	p.freeAt = slices.Clone(l.healthyAt)
 	for id := range p.taken {
 		p.lower(id)
 	}
@@ -88,9 +166,17 @@ func (p *pool) lower(id device.ID) {
 	switch i, listed := p.listing.at[id]; {
 	case listed && p.listing.healthy.has(i):
 		p.free.remove(i)
-		p.frees--
+		p.count(i, -1)
 	case listed:
 		p.sick++
+	}
+}
+
+// count counts a device that is free from now on (1) or not any more (-1).
+func (p *pool) count(i, by int) {
+	p.frees += by
+	if at := p.listing.place(i); at >= 0 {
+		p.freeAt[at] += by
 	}
 }
 
@@ -104,7 +190,7 @@ func (p *pool) giveBack(ids []device.ID, pod device.PodUID) {
 		switch i, listed := p.listing.at[id]; {
 		case listed && p.listing.healthy.has(i):
 			p.free.add(i)
-			p.frees++
+			p.count(i, 1)
 		case listed:
 			p.sick--
 		}

@@ -13,7 +13,7 @@ func TestPreStartRunsBeforeEachStart(t *testing.T) {
 	run(t, func(r *rig) {
 		r.shop.stock(gpu, 2)
 		r.shop.offer(gpu, func(o *device.Offer) { o.PreStart = true })
-		r.RuntimeSynced(nil)
+		r.RuntimeSynced(nil, nil)
 		gate := make(chan struct{})
 		r.shop.prepares(func(context.Context) error { <-gate; return nil })
 		r.bind("a", app(gpu, 1))

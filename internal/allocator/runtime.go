@@ -9,10 +9,10 @@ import (
 // A tenant is what the runtime has of one pod: names of containers by the runtime's IDs.
 type tenant map[string]string
 
-// RuntimeSynced tells of all containers that the runtime has. Devices that are stamped on one of them and that the books
+// RuntimeSynced tells of all containers that the runtime has, and of all local pods. Devices that are stamped on one of them and that the books
 // do not know of, because the books were lost, are set aside: its pod is given the same again, and others do not get them
 // before the runtime has no container of that pod any more.
-func (a *Allocator) RuntimeSynced(all []device.Running) {
+func (a *Allocator) RuntimeSynced(all []device.Running, local []device.PodDemand) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	clear(a.live)
@@ -26,6 +26,7 @@ func (a *Allocator) RuntimeSynced(all []device.Running) {
 		}
 	}
 	a.synced = true
+	a.replaceLocked(local, true)
 	a.writeLocked(0)
 	signal(a.kick)
 	signal(a.changed)

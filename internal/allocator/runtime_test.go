@@ -16,12 +16,12 @@ func TestDevicesStayWhileAContainerLives(t *testing.T) {
 		r.RuntimeStarted(running("1", "a", "main"))
 		r.Drop("a")
 		r.expect("b", "main", "waiting NotEnoughDevices") // the runtime has not told all yet
-		r.RuntimeSynced([]device.Running{running("1", "a", "main")})
+		r.RuntimeSynced([]device.Running{running("1", "a", "main")}, nil)
 		r.expect("b", "main", "waiting NotEnoughDevices") // force-deleted, and still running
 		r.RuntimeLost()
 		r.RuntimeStopped(running("1", "a", "main"))
 		r.expect("b", "main", "waiting NotEnoughDevices") // nobody knows what runs now
-		r.RuntimeSynced(nil)
+		r.RuntimeSynced(nil, nil)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 	})
 }
@@ -30,7 +30,7 @@ func TestDevicesStayWhileAContainerLives(t *testing.T) {
 func TestAClaimKeepsTheDevices(t *testing.T) {
 	run(t, func(r *rig) {
 		r.shop.stock(gpu, 1)
-		r.RuntimeSynced(nil)
+		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
 		c := running("1", "a", "main")
@@ -54,13 +54,13 @@ func TestStampsKeepDevicesThatTheBooksDoNotKnow(t *testing.T) {
 		r.shop.stock(gpu, 2)
 		old := running("1", "old", "main")
 		old.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
-		r.RuntimeSynced([]device.Running{old})
+		r.RuntimeSynced([]device.Running{old}, nil)
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
 		r.expect("a", "main", "ready vendor.com/gpu[d1]")
 		r.expect("b", "main", "waiting NotEnoughDevices")
 		r.check()
-		r.RuntimeSynced([]device.Running{old, running("2", "a", "main")})
+		r.RuntimeSynced([]device.Running{old, running("2", "a", "main")}, nil)
 		r.expect("b", "main", "waiting NotEnoughDevices")
 		r.RuntimeStopped(old)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
@@ -80,12 +80,12 @@ func TestStampsAreTakenUpAgain(t *testing.T) {
 			c.Stamp = map[device.ResourceName][]device.ID{gpu: ids}
 			all = append(all, c)
 		}
-		r.RuntimeSynced(all)
+		r.RuntimeSynced(all, nil)
 		r.bind("a", demands()...)
 		r.expect("a", "x", "ready vendor.com/gpu[d1 d2]")
 		r.expect("a", "y", "ready vendor.com/gpu[d3]")
 		r.check()
-		r.RuntimeSynced(all) // the books know them now
+		r.RuntimeSynced(all, nil) // the books know them now
 		r.check()
 		r.Drop("a")
 		for _, c := range all {
@@ -107,7 +107,7 @@ func TestStampsThatCannotBeTakenUp(t *testing.T) {
 		old.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
 		for _, ends := range []bool{false, true} { // the container runs on meanwhile, and then it does not
 			gate = make(chan struct{})
-			r.RuntimeSynced([]device.Running{old})
+			r.RuntimeSynced([]device.Running{old}, nil)
 			r.bind("a", app(gpu, 1))
 			r.after(10 * time.Second) // after the pause of the last failure
 			r.bind("b", app(gpu, 1))
@@ -115,7 +115,7 @@ func TestStampsThatCannotBeTakenUp(t *testing.T) {
 			if ends {
 				r.RuntimeStopped(old)
 			} else {
-				r.RuntimeSynced([]device.Running{old})
+				r.RuntimeSynced([]device.Running{old}, nil)
 			}
 			r.expect("b", "main", "waiting NotEnoughDevices")
 			if !ends {
@@ -141,11 +141,56 @@ func TestWithLostBooksNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
 		r.expect("a", "main", "busy Allocating")
 		old := running("1", "old", "main")
 		old.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
-		r.RuntimeSynced([]device.Running{old})
+		r.RuntimeSynced([]device.Running{old}, nil)
 		r.expect("a", "main", "ready vendor.com/gpu[d1]")
 		r.RuntimeLost()
 		r.bind("b")
 		r.bind("c", app(gpu, 1))
 		r.expect("c", "main", "waiting NotEnoughDevices")
 	}, lost)
+}
+
+// Local pods are the runtime's to tell of: no list of the API server's touches them. When their sandbox has ended they
+// keep their devices for a moment, since they may get another.
+func TestLocalPods(t *testing.T) {
+	local := func(name string) device.PodDemand {
+		d := pod(name, app(gpu, 1))
+		d.Local, d.Created = true, time.Time{}
+		return d
+	}
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.Bind(local("a"))
+		r.Bind(local("a"))
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.Replace(nil)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+
+		r.Drop("a")
+		r.bind("b", app(gpu, 1))
+		r.after(9 * time.Second)
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.Bind(local("a")) // in another sandbox
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.restart()
+		r.Replace([]device.PodDemand{pod("b", app(gpu, 1))})
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.RuntimeSynced(nil, []device.PodDemand{local("a")})
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+
+		r.Drop("a")
+		r.after(11 * time.Second)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.Drop("b")
+		r.Bind(local("c"))
+		r.expect("c", "main", "ready vendor.com/gpu[d0]")
+		r.restart()
+		r.RuntimeSynced(nil, nil) // it went while we were away
+		r.bind("d", app(gpu, 1))
+		r.after(time.Minute)
+		r.expect("d", "main", "ready vendor.com/gpu[d0]")
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -31,6 +32,8 @@ type shop struct {
 	asked    []string // "pod/container resource ids", in order
 	answer   func(ctx context.Context, pod device.Pod, r device.ResourceName) error
 	prepared []string
+	advised  []string // "pod/container resource size of available with must", in order
+	prefer   func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error)
 	told     []string // what the owners of pods were told
 	prepare  func(ctx context.Context) error
 }
@@ -72,6 +75,25 @@ func (s *shop) Offers() map[device.ResourceName]device.Offer {
 	return maps.Clone(s.offers)
 }
 
+// places puts a resource's devices near NUMA nodes, in turn.
+func (s *shop) places(r device.ResourceName, nodes int) {
+	s.offer(r, func(o *device.Offer) {
+		devices := slices.Clone(o.Inventory.Devices)
+		for i := range devices {
+			devices[i].NUMA = []int{i % nodes}
+		}
+		o.Inventory.Devices = devices
+	})
+}
+
+// prefers has a resource's plugin asked what it prefers, and orders the answers.
+func (s *shop) prefers(r device.ResourceName, f func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error)) {
+	s.mu.Lock()
+	s.prefer = f
+	s.mu.Unlock()
+	s.offer(r, func(o *device.Offer) { o.Prefers = true })
+}
+
 // answers orders what Allocate does from now on; nil: it grants.
 func (s *shop) answers(f func(context.Context, device.Pod, device.ResourceName) error) {
 	s.mu.Lock()
@@ -99,6 +121,14 @@ func (s *shop) Allocate(ctx context.Context, pod device.Pod, c device.Container,
 		}
 	}
 	return device.Grant{Env: map[string]string{"IDS": fmt.Sprint(ids)}}, nil
+}
+
+func (s *shop) Prefer(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, available, must []device.ID, size int) ([]device.ID, error) {
+	s.mu.Lock()
+	s.advised = append(s.advised, fmt.Sprintf("%s/%s %s %d of %v with %v", pod.Name, c.Name, r, size, available, must))
+	prefer := s.prefer
+	s.mu.Unlock()
+	return prefer(ctx, available, must, size)
 }
 
 func (s *shop) PreStart(ctx context.Context, _ device.Pod, c device.Container, r device.ResourceName, ids []device.ID) error {
@@ -134,6 +164,9 @@ type rig struct {
 	dir   string
 	lost  bool
 	stop  func()
+
+	topology allocator.Topology
+	metrics  *prometheus.Registry
 }
 
 // A disk is the state file, which fails to be written when a test says so.
@@ -189,7 +222,10 @@ func (r *rig) start() {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.Allocator = allocator.New(allocator.Config{Plugins: r.shop, Books: r.books, Herald: r.shop, Known: known, Lost: r.lost, Log: log, Metrics: prometheus.NewRegistry()})
+	r.metrics = prometheus.NewRegistry()
+	r.Allocator = allocator.New(allocator.Config{
+		Plugins: r.shop, Books: r.books, Herald: r.shop, Known: known, Lost: r.lost, Topology: r.topology, Log: log, Metrics: r.metrics,
+	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
@@ -272,6 +308,27 @@ func (r *rig) published(want map[device.ResourceName]int) {
 	if got := r.Published(); !maps.Equal(got, want) {
 		r.t.Errorf("published %v, want %v", got, want)
 	}
+}
+
+// metric gives the value of a counter or gauge with these label values, in the order of the labels' names.
+func (r *rig) metric(name string, labels ...string) float64 {
+	r.t.Helper()
+	families, err := r.metrics.Gather()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			var got []string
+			for _, l := range m.GetLabel() {
+				got = append(got, l.GetValue())
+			}
+			if f.GetName() == name && slices.Equal(got, labels) {
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	return 0
 }
 
 // after lets time pass and waits until nothing moves.

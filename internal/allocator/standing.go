@@ -52,5 +52,5 @@ func (a *Allocator) standingLocked(c device.Container) device.Standing {
 	if not := a.preparedLocked(p, as); not != nil {
 		return *not
 	}
-	return device.Standing{Stand: device.Ready, Assignment: as, Env: demand.Env}
+	return device.Standing{Stand: device.Ready, Assignment: as, Env: demand.Env, Refs: demand.Refs}
 }

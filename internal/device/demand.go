@@ -25,6 +25,9 @@ type Demand struct {
 	Wants     map[ResourceName]int `json:"wants"` // counts above zero
 	// Env names the variables that the pod's own specification sets in this container. They win over a plugin's.
 	Env []string `json:"env,omitempty"`
+	// Refs names the variables that the container's command and arguments refer to as $(NAME) and that its specification
+	// does not define, ascending. A plugin may define them.
+	Refs []string `json:"refs,omitempty"`
 }
 
 // A PodDemand is a pod bound to this node and what its containers ask for, in the order in which they start
@@ -32,8 +35,11 @@ type Demand struct {
 // for no device; it is known all the same, so that its containers can pass at once.
 type PodDemand struct {
 	Pod     Pod       `json:"pod"`
-	Created time.Time `json:"created"` // who waits longest is served first
+	Created time.Time `json:"created"` // who waits longest is served first; zero: not known
 	Demands []Demand  `json:"demands,omitempty"`
+	// Local says that the runtime tells of the pod, and not the API server: what it asks for stands in an annotation of
+	// its own.
+	Local bool `json:"local,omitempty"`
 }
 
 // Requests gives the number of devices that the scheduler and the kubelet charge to the pod, per resource: the sum
@@ -73,7 +79,8 @@ func (p PodDemand) Equal(q PodDemand) bool {
 	}
 	for i, d := range p.Demands {
 		e := q.Demands[i]
-		if d.Container != e.Container || d.Kind != e.Kind || !maps.Equal(d.Wants, e.Wants) || !slices.Equal(d.Env, e.Env) {
+		if d.Container != e.Container || d.Kind != e.Kind || !maps.Equal(d.Wants, e.Wants) ||
+			!slices.Equal(d.Env, e.Env) || !slices.Equal(d.Refs, e.Refs) {
 			return false
 		}
 	}

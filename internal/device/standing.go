@@ -47,6 +47,7 @@ type Standing struct {
 	Wait       Wait            // of Busy and Waiting
 	Assignment Assignment      // of Ready
 	Env        []string        // of Ready: variables that the pod sets itself, see Demand.Env
+	Refs       []string        // of Ready: variables that its arguments refer to, see Demand.Refs
 	Done       <-chan struct{} // of Busy
 }
 

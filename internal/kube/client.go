@@ -58,8 +58,11 @@ func load(kubeconfig, fallback string) (*rest.Config, error) {
 	return cfg, nil
 }
 
+// A Client reads and writes objects of core/v1 on the API server.
+type Client = rest.Interface
+
 // NewClient makes a client for core/v1. The agent names this program to the API server, like devmgrd/v1.2.3.
-func NewClient(cfg *rest.Config, agent string) (rest.Interface, error) {
+func NewClient(cfg *rest.Config, agent string) (Client, error) {
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
 		return nil, fmt.Errorf("setting up core/v1: %w", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -18,26 +19,20 @@ const stampKey = "devmgrd.io/assignment"
 
 // adjust puts a container's assignment into the runtime's words. It fails with a *device.Refusal if something that was
 // granted cannot be given, and tells of conflicts that it has settled.
-func adjust(ctx context.Context, to *api.ContainerAdjustment, as device.Assignment, env []string, ctr *api.Container, can abilities) ([]string, error) {
-	grant, conflicts := merge(as.Shares, own{env: env, mounts: volumes(ctr), annotations: ctr.GetAnnotations()})
+func adjust(ctx context.Context, to *api.ContainerAdjustment, st device.Standing, ctr *api.Container, can abilities) ([]string, error) {
+	grant, conflicts := merge(st.Assignment.Shares, own{env: st.Env, mounts: volumes(ctr), annotations: ctr.GetAnnotations()})
+	if err := tellable(grant); err != nil {
+		return nil, err
+	}
 	for _, k := range slices.Sorted(maps.Keys(grant.Env)) {
 		to.AddEnv(k, grant.Env[k])
 	}
-	for _, m := range grant.Mounts {
-		from, err := source(m)
-		if err != nil {
-			return nil, err
-		}
-		access := "rw"
-		if m.ReadOnly {
-			access = "ro"
-		}
-		// The propagation is said always: NRI would carry that of another mount over.
-		to.AddMount(&api.Mount{Destination: m.ContainerPath, Type: "bind", Source: from, Options: []string{"rbind", "rprivate", access}})
+	if args, changed := expand(ctr.GetArgs(), st.Refs, grant.Env); changed {
+		to.SetArgs(args)
 	}
-	if err := addNodes(ctx, to, grant.Nodes, ctr, can); err != nil {
-		return nil, err
-	}
+	grant.CDI = slices.DeleteFunc(grant.CDI, func(name string) bool { // those that the pod has otherwise, once is enough
+		return slices.ContainsFunc(ctr.GetCDIDevices(), func(d *api.CDIDevice) bool { return d.GetName() == name })
+	})
 	if len(grant.CDI) > 0 && !can.cdi {
 		return nil, device.Refuse(device.PluginError, nil,
 			"the device plugin grants CDI devices, which %s ignores when they come through NRI (containerd 2.1 or later is needed)", can.runtime)
@@ -45,66 +40,165 @@ func adjust(ctx context.Context, to *api.ContainerAdjustment, as device.Assignme
 	for _, name := range grant.CDI {
 		to.AddCDIDevice(&api.CDIDevice{Name: name})
 	}
+	var cdi edits // needed where two ways to the same thing meet; a runtime without rules could not be told what wins
+	if len(grant.CDI) > 0 && len(grant.Nodes)+len(grant.Mounts) > 0 && can.rules {
+		cdi = cdiEdits(ctx, cdiDirs, grant.CDI)
+	}
+	if err := addMounts(to, grant.Mounts, ctr, cdi); err != nil {
+		return nil, err
+	}
+	if err := addNodes(ctx, to, grant.Nodes, ctr, can, cdi); err != nil {
+		return nil, err
+	}
 	for _, k := range slices.Sorted(maps.Keys(grant.Annotations)) {
 		to.AddAnnotation(k, grant.Annotations[k])
 	}
-	to.AddAnnotation(stampKey, stamp(as))
+	to.AddAnnotation(stampKey, stamp(st.Assignment))
 	return conflicts, nil
 }
 
-// addNodes adds device nodes with the access that was granted. NRI's own rule for a node is always to read and write,
-// so where less was granted two rules are put after it: nothing at all, then what was granted.
-func addNodes(ctx context.Context, to *api.ContainerAdjustment, granted []device.Node, ctr *api.Container, can abilities) error {
-	added := map[string]bool{}
+// tellable fails if NRI would take the name of something granted for an order to remove something else.
+func tellable(grant device.Grant) error {
+	for what, all := range map[string]map[string]string{"environment variable": grant.Env, "annotation": grant.Annotations} {
+		for k := range all {
+			if _, marked := api.IsMarkedForRemoval(k); marked {
+				return device.Refuse(device.PluginError, nil, "the device plugin grants the %s %q, and a name that begins with - cannot be told to the runtime through NRI", what, k)
+			}
+		}
+	}
+	return nil
+}
+
+// addMounts adds mounts. What the runtime itself mounts below one of them is left out, for it comes first when the
+// runtime makes the list, and is covered.
+func addMounts(to *api.ContainerAdjustment, granted []device.Mount, ctr *api.Container, cdi edits) error {
+	covered := map[string]bool{}
+	for _, m := range granted {
+		if cdi.covers(m.ContainerPath) {
+			continue
+		}
+		from, err := source(m)
+		if err != nil {
+			return err
+		}
+		access := "rw"
+		if m.ReadOnly {
+			access = "ro"
+		}
+		at := filepath.Clean(m.ContainerPath)
+		// The propagation is said always: NRI would carry that of another mount over.
+		to.AddMount(&api.Mount{Destination: at, Type: "bind", Source: from, Options: []string{"rbind", "rprivate", access}})
+		for _, o := range ctr.GetMounts() {
+			if o.GetType() != "bind" && strings.HasPrefix(o.GetDestination(), at+"/") {
+				covered[o.GetDestination()] = true
+			}
+		}
+	}
+	for _, m := range granted {
+		delete(covered, filepath.Clean(m.ContainerPath)) // in whose place there is a mount now
+	}
+	for _, at := range slices.Sorted(maps.Keys(covered)) {
+		to.RemoveMount(at)
+	}
+	return nil
+}
+
+// addNodes adds device nodes and the access to them. NRI makes a rule of its own for each node, always to read and to
+// write, while the kubelet's answer has a rule with what was granted, and the rules of one device add up: those of all
+// its nodes, of CDI devices, and those that the container has anyway. So where NRI's rule is more than all of them, two
+// rules are put after it: nothing at all, then the sum. Where it is less, one rule adds what is missing.
+func addNodes(ctx context.Context, to *api.ContainerAdjustment, granted []device.Node, ctr *api.Container, can abilities, cdi edits) error {
+	has, sum := map[number]string{}, map[number]string{}
+	for _, n := range cdi.DeviceNodes {
+		if at, permissions, ok := n.rule(); ok {
+			has[at], sum[at] = both(has[at], permissions), both(sum[at], permissions)
+		}
+	}
+	added, met := map[string]bool{}, map[number]bool{}
+	var order []node // one of each number
 	for _, g := range granted {
 		found, err := nodes(ctx, g)
 		if err != nil {
 			return err
 		}
 		for _, n := range found {
-			if added[n.path] {
-				continue // the first one wins, as within the kubelet's answer
+			if !met[n.number] {
+				met[n.number], order = true, append(order, n)
+				anyway := allowed(ctr, n.number)
+				has[n.number], sum[n.number] = both(has[n.number], anyway), both(sum[n.number], anyway)
+			}
+			sum[n.number] = both(sum[n.number], n.permissions)
+			if added[n.path] || cdi.has(n.path) {
+				continue // of plain nodes the first one wins, and a CDI device's over all of them
 			}
 			added[n.path] = true
-			to.AddDevice(&api.LinuxDevice{
+			d := &api.LinuxDevice{
 				Path: n.path, Type: n.kind, Major: n.major, Minor: n.minor,
 				FileMode: api.FileMode(n.mode), Uid: api.UInt32(n.uid), Gid: api.UInt32(n.gid),
-			})
-			if strings.Contains(n.permissions, "r") && strings.Contains(n.permissions, "w") || privileged(ctr) {
-				continue
 			}
+			to.AddDevice(d)
+			has[n.number] = both(has[n.number], d.AccessString())
+		}
+	}
+	for _, n := range order {
+		switch want := sum[n.number]; {
+		case strings.Trim(has[n.number], want+"m") != "": // everybody may make nodes, that cannot be withheld
 			if !can.rules {
 				return device.Refuse(device.PluginError, nil, "the device plugin grants %s with the permissions %q only, which %s cannot be told through NRI (containerd 2.2 or later is needed)",
-					g.HostPath, n.permissions, can.runtime)
+					n.path, want, can.runtime)
 			}
-			if to.Linux.Resources == nil {
-				to.Linux.Resources = &api.LinuxResources{}
-			}
-			to.Linux.Resources.Devices = append(to.Linux.Resources.Devices, rule(n, false, "rwm"), rule(n, true, n.permissions))
+			addRule(to, n.number, false, "rwm")
+			addRule(to, n.number, true, want)
+		case strings.Trim(want, has[n.number]) != "" && can.rules:
+			addRule(to, n.number, true, want)
 		}
 	}
 	return nil
 }
 
-func rule(n node, allow bool, access string) *api.LinuxDeviceCgroup {
-	return &api.LinuxDeviceCgroup{Allow: allow, Type: n.kind, Major: api.Int64(n.major), Minor: api.Int64(n.minor), Access: access}
-}
-
-// privileged tells whether the container may use every device anyway: it has a rule that allows all. Rules that deny
-// would take that from it.
-func privileged(ctr *api.Container) bool {
-	return slices.ContainsFunc(ctr.GetLinux().GetResources().GetDevices(), func(r *api.LinuxDeviceCgroup) bool {
-		return r.GetAllow() && r.GetMajor() == nil && r.GetMinor() == nil && r.GetAccess() == "rwm"
+func addRule(to *api.ContainerAdjustment, n number, allow bool, access string) {
+	if to.Linux == nil {
+		to.Linux = &api.LinuxContainerAdjustment{}
+	}
+	if to.Linux.Resources == nil {
+		to.Linux.Resources = &api.LinuxResources{}
+	}
+	to.Linux.Resources.Devices = append(to.Linux.Resources.Devices, &api.LinuxDeviceCgroup{
+		Allow: allow, Type: n.kind, Major: api.Int64(n.major), Minor: api.Int64(n.minor), Access: access,
 	})
 }
 
-// volumes gives the destinations of the pod's volumes, and of the files that the runtime gives to every pod. They win
-// over a plugin's mounts; the runtime's own file systems (proc, tmpfs and so on) do not.
+// allowed gives what the container may do with a device by the rules that it has already. A privileged one has a rule
+// that allows all.
+func allowed(ctr *api.Container, n number) string {
+	sum := ""
+	for _, r := range ctr.GetLinux().GetResources().GetDevices() {
+		if r.GetAllow() && (r.GetType() == "" || r.GetType() == "a" || r.GetType() == n.kind) &&
+			(r.GetMajor() == nil || r.GetMajor().GetValue() == n.major) && (r.GetMinor() == nil || r.GetMinor().GetValue() == n.minor) {
+			sum = both(sum, r.GetAccess())
+		}
+	}
+	return sum
+}
+
+// both gives the letters of r, w and m that are in one or the other.
+func both(a, b string) string {
+	return strings.Map(func(letter rune) rune {
+		if strings.ContainsRune(a+b, letter) {
+			return letter
+		}
+		return -1
+	}, "rwm")
+}
+
+// volumes gives the destinations of the pod's volumes, and of the files that the kubelet gives to every pod. They win
+// over a plugin's mounts; the runtime's own file systems (proc, tmpfs and so on) do not, nor do the files that containerd
+// keeps for the pod's sandbox and would mount only where nothing else is.
 func volumes(ctr *api.Container) map[string]bool {
 	all := make(map[string]bool, len(ctr.GetMounts()))
 	for _, m := range ctr.GetMounts() {
-		if m.GetType() == "bind" {
-			all[m.GetDestination()] = true
+		if m.GetType() == "bind" && !strings.Contains(m.GetSource(), "/sandboxes/"+ctr.GetPodSandboxId()+"/") {
+			all[filepath.Clean(m.GetDestination())] = true
 		}
 	}
 	return all
@@ -123,11 +217,28 @@ func stamp(as device.Assignment) string {
 	return string(text)
 }
 
-// stamped reads our annotation back: nil if there is none, or none of ours.
+// maxStamp bounds what is read back as a stamp. NRI's messages are no longer than that.
+const maxStamp = 4 << 20
+
+// stamped reads our annotation back: nil if there is none, or none of ours. Whoever can make containers can write the
+// annotation, so what cannot be a resource or a device is left out.
 func stamped(annotations map[string]string) map[device.ResourceName][]device.ID {
-	var ids map[device.ResourceName][]device.ID
-	if json.Unmarshal([]byte(annotations[stampKey]), &ids) != nil {
+	text := annotations[stampKey]
+	var found map[string][]device.ID
+	if len(text) > maxStamp || json.Unmarshal([]byte(text), &found) != nil {
 		return nil
+	}
+	var ids map[device.ResourceName][]device.ID
+	for name, all := range found {
+		resource, err := device.ParseResourceName(name)
+		all = slices.DeleteFunc(all, func(id device.ID) bool { return id == "" })
+		if err != nil || len(all) == 0 {
+			continue
+		}
+		if ids == nil {
+			ids = map[device.ResourceName][]device.ID{}
+		}
+		ids[resource] = all
 	}
 	return ids
 }

@@ -24,6 +24,9 @@ func (s still) Allocate(context.Context, device.Pod, device.Container, device.Re
 	s.b.Fatal("the hook has called a plugin")
 	return device.Grant{}, nil
 }
+func (s still) Prefer(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID, []device.ID, int) ([]device.ID, error) {
+	return nil, nil
+}
 func (s still) PreStart(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) error {
 	s.b.Fatal("the hook has called a plugin")
 	return nil

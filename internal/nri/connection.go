@@ -16,14 +16,14 @@ import (
 	"github.com/devmgrd/devmgrd/internal/backoff"
 )
 
-// Config is what New needs; all of it but Redirect.
+// Config is what New needs; all of it but Pods and Redirect.
 type Config struct {
 	Socket   string        // where the runtime listens
 	Index    string        // two digits: our place among the NRI plugins
 	MaxWait  time.Duration // how long a hook waits for an allocation in flight
 	Ledger   Ledger
 	Runtime  Runtime
-	Pods     Pods
+	Pods     Pods // nil: there is no API server, and every pod says itself what it asks for
 	Herald   Herald
 	Redirect *Redirect // nil: off
 	Log      *slog.Logger
@@ -57,7 +57,7 @@ const (
 func New(c Config) *Connection {
 	for name, missing := range map[string]bool{
 		"Socket": c.Socket == "", "Index": c.Index == "", "Ledger": c.Ledger == nil, "Runtime": c.Runtime == nil,
-		"Pods": c.Pods == nil, "Herald": c.Herald == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
+		"Herald": c.Herald == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
 	} {
 		if missing {
 			panic("nri.New: Config." + name + " is missing")

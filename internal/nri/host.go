@@ -17,12 +17,17 @@ import (
 // A node is a device node as it is on the host at this moment. Numbers change when a driver is loaded anew, so they are
 // read at each creation of a container.
 type node struct {
-	path         string // in the container
+	number
+	path        string // in the container
+	mode        uint32 // without the bits of the file's type
+	uid, gid    uint32
+	permissions string
+}
+
+// A number is what the kernel knows a device by, whatever the names of its nodes.
+type number struct {
 	kind         string // "c" or "b"
 	major, minor int64
-	mode         uint32 // permission bits
-	uid, gid     uint32
-	permissions  string
 }
 
 // Names that containerd leaves out of a directory of devices.
@@ -44,8 +49,15 @@ func nodes(ctx context.Context, n device.Node) ([]node, error) {
 	if err != nil {
 		return nil, missing("device", n.HostPath, err)
 	}
+	inside := n.ContainerPath
+	if inside == "" { // as on the host, where a link's name is that of what it leads to
+		inside = n.HostPath
+		if info, err := os.Lstat(n.HostPath); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+			inside = path
+		}
+	}
 	if !info.IsDir() {
-		found, ok := nodeOf(info, n.ContainerPath, n.Permissions)
+		found, ok := nodeOf(info, inside, n.Permissions)
 		if !ok {
 			return nil, device.Refuse(device.HostDeviceMissing, nil, "%s is not a character or block device", n.HostPath)
 		}
@@ -80,7 +92,7 @@ func nodes(ctx context.Context, n device.Node) ([]node, error) {
 		if err != nil {
 			return err
 		}
-		if found, ok := nodeOf(info, filepath.Join(n.ContainerPath, below), n.Permissions); ok {
+		if found, ok := nodeOf(info, filepath.Join(inside, below), n.Permissions); ok {
 			all = append(all, found)
 		}
 		return nil
@@ -93,14 +105,10 @@ func nodes(ctx context.Context, n device.Node) ([]node, error) {
 
 func nodeOf(info fs.FileInfo, path, permissions string) (node, bool) {
 	stat, ok := info.Sys().(*syscall.Stat_t)
-	var rdev uint64
-	n := node{path: path, permissions: permissions, mode: uint32(info.Mode().Perm())}
-	if ok {
-		rdev, n.uid, n.gid = stat.Rdev, stat.Uid, stat.Gid
+	if !ok || stat.Rdev == 0 {
+		return node{}, false // 0 is what hides a device from a confined process
 	}
-	if rdev == 0 {
-		return node{}, false // what hides a device from a confined process
-	}
+	n := node{path: path, permissions: permissions, mode: stat.Mode &^ syscall.S_IFMT, uid: stat.Uid, gid: stat.Gid}
 	switch info.Mode() & (fs.ModeDevice | fs.ModeCharDevice) {
 	case fs.ModeDevice | fs.ModeCharDevice:
 		n.kind = "c"
@@ -109,8 +117,8 @@ func nodeOf(info fs.FileInfo, path, permissions string) (node, bool) {
 	default:
 		return node{}, false
 	}
-	n.major, n.minor = int64(unix.Major(rdev)), int64(unix.Minor(rdev))
-	return n, ok
+	n.major, n.minor = int64(unix.Major(stat.Rdev)), int64(unix.Minor(stat.Rdev))
+	return n, true
 }
 
 // source finds what a granted mount shows: symbolic links are resolved, and a missing source is made as a directory, as

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -38,6 +40,42 @@ func TestNodesOfAPathALinkAndADirectory(t *testing.T) {
 		if strings.HasPrefix(n.path, "/host/pts/") || n.path == "/host/console" || n.path == "/host/stdin" {
 			t.Errorf("%s is no device of the host's", n.path)
 		}
+	}
+}
+
+// Without a place in the container, a device is where it is on the host, and a link's is where it leads to.
+func TestNodesWithoutAPlace(t *testing.T) {
+	dir := t.TempDir()
+	link, deep := filepath.Join(dir, "gpu0"), filepath.Join(dir, "dev", "null")
+	for from, to := range map[string]string{link: "/dev/null", filepath.Join(dir, "dev"): "/dev"} {
+		if err := os.Symlink(to, from); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for host, want := range map[string]string{"/dev/null": "/dev/null", link: "/dev/null", deep: deep} {
+		got, err := nodes(context.Background(), device.Node{HostPath: host, Permissions: "rw"})
+		if err != nil || len(got) != 1 || got[0].path != want || !isNull(got[0]) {
+			t.Errorf("%s: %+v, %v; want it at %s", host, got, err, want)
+		}
+	}
+	got, err := nodes(context.Background(), device.Node{HostPath: filepath.Join(dir, "dev"), Permissions: "rw"})
+	if err != nil || !slices.ContainsFunc(got, func(n node) bool { return n.path == "/dev/null" }) {
+		t.Errorf("a link to /dev: %+v, %v", got, err)
+	}
+}
+
+// All bits of a node's mode count, not only who may read and write.
+func TestModeOfANode(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "gpu0")
+	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))); err != nil {
+		t.Skipf("making a device node takes root: %v", err)
+	}
+	if err := unix.Chmod(path, 0o3626); err != nil {
+		t.Fatal(err)
+	}
+	got, err := nodes(context.Background(), device.Node{HostPath: path, ContainerPath: "/dev/gpu", Permissions: "rw"})
+	if err != nil || len(got) != 1 || got[0].mode != 0o3626 {
+		t.Errorf("%+v, %v; want the mode 03626", got, err)
 	}
 }
 

@@ -3,6 +3,7 @@ package nri
 import (
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -12,7 +13,7 @@ import (
 // A container's own settings, with which those of device plugins may collide.
 type own struct {
 	env         []string        // variables that the pod's specification sets
-	mounts      map[string]bool // destinations of the pod's volumes
+	mounts      map[string]bool // destinations of the pod's volumes, cleaned
 	annotations map[string]string
 }
 
@@ -27,7 +28,7 @@ const cdiPrefix = "cdi.k8s.io/"
 func merge(shares []device.Share, has own) (device.Grant, []string) {
 	g := device.Grant{Env: map[string]string{}, Annotations: map[string]string{}}
 	var conflicts []string
-	mounts, nodes := map[string]device.Mount{}, map[string]device.Node{}
+	mounts, nodes, annotations := map[string]device.Mount{}, map[string]device.Node{}, map[string]string{}
 	clash := func(s device.Share, what, key string) {
 		conflicts = append(conflicts, fmt.Sprintf("%s %s of %s: another resource of the container sets it differently", what, key, s.Resource))
 	}
@@ -44,15 +45,11 @@ func merge(shares []device.Share, has own) (device.Grant, []string) {
 			}
 		}
 		for _, m := range s.Grant.Mounts {
-			if first, set := mounts[m.ContainerPath]; set {
-				if first != m {
-					clash(s, "mount", m.ContainerPath)
-				}
-				continue
-			}
-			mounts[m.ContainerPath] = m
-			if !has.mounts[m.ContainerPath] {
+			if first, set := mounts[m.ContainerPath]; !set {
+				mounts[m.ContainerPath] = m
 				g.Mounts = append(g.Mounts, m)
+			} else if first != m {
+				clash(s, "mount", m.ContainerPath)
 			}
 		}
 		for _, n := range s.Grant.Nodes {
@@ -63,27 +60,57 @@ func merge(shares []device.Share, has own) (device.Grant, []string) {
 				clash(s, "device node", n.ContainerPath)
 			}
 		}
-		cdi := slices.Clone(s.Grant.CDI)
 		for _, k := range slices.Sorted(maps.Keys(s.Grant.Annotations)) {
 			v := s.Grant.Annotations[k]
-			if strings.HasPrefix(k, cdiPrefix) {
-				cdi = append(cdi, strings.Split(v, ",")...)
-				continue
-			}
 			if _, set := has.annotations[k]; set || k == stampKey {
 				continue // the kubelet's own, or ours
 			}
-			if first, set := g.Annotations[k]; !set {
-				g.Annotations[k] = v
+			if first, set := annotations[k]; !set {
+				annotations[k] = v
 			} else if first != v {
 				clash(s, "annotation", k)
 			}
 		}
-		for _, name := range cdi {
-			if !slices.Contains(g.CDI, name) {
-				g.CDI = append(g.CDI, name)
-			}
+	}
+	g.Mounts = uncovered(g.Mounts, has.mounts)
+	// Devices that annotations name come after all others, as the runtime would take them.
+	for _, s := range shares {
+		g.CDI = append(g.CDI, s.Grant.CDI...)
+	}
+	for _, k := range slices.Sorted(maps.Keys(annotations)) {
+		if strings.HasPrefix(k, cdiPrefix) {
+			g.CDI = append(g.CDI, strings.Split(annotations[k], ",")...)
+		} else {
+			g.Annotations[k] = annotations[k]
 		}
 	}
+	g.CDI = distinct(g.CDI)
 	return g, conflicts
+}
+
+// uncovered leaves out mounts that the container would not see: those with a volume of the pod at the same place, and
+// those with a later mount there, spelled differently. The runtime would mount one over the other.
+func uncovered(mounts []device.Mount, volumes map[string]bool) []device.Mount {
+	last := map[string]int{}
+	for i, m := range mounts {
+		last[filepath.Clean(m.ContainerPath)] = i
+	}
+	var seen []device.Mount
+	for i, m := range mounts {
+		at := filepath.Clean(m.ContainerPath)
+		if last[at] == i && !volumes[at] {
+			seen = append(seen, m)
+		}
+	}
+	return seen
+}
+
+// distinct leaves out names that have come before.
+func distinct(names []string) []string {
+	seen := map[string]bool{}
+	return slices.DeleteFunc(names, func(name string) bool {
+		before := seen[name]
+		seen[name] = true
+		return before
+	})
 }

@@ -47,3 +47,31 @@ func TestMerge(t *testing.T) {
 		t.Errorf("%d conflicts: %q", len(conflicts), conflicts)
 	}
 }
+
+// What only the kubelet's code tells: CDI devices by annotation come after the others and are subject to the first
+// one's right too, and a mount that another one covers is not there.
+func TestMergeAsTheKubelet(t *testing.T) {
+	got, conflicts := merge([]device.Share{
+		{Resource: "a.com/x", Grant: device.Grant{
+			Annotations: map[string]string{"cdi.k8s.io/k": "a.com/x=3"}, CDI: []string{"a.com/x=1"},
+			Mounts: []device.Mount{
+				{ContainerPath: "/m/", HostPath: "/a"}, {ContainerPath: "/m", HostPath: "/b"}, {ContainerPath: "/volume/", HostPath: "/a"},
+				{ContainerPath: "/m", HostPath: "/c"}, {ContainerPath: "/m/below", HostPath: "/a"},
+			},
+		}},
+		{Resource: "b.com/y", Grant: device.Grant{
+			Annotations: map[string]string{"cdi.k8s.io/k": "a.com/x=4"}, CDI: []string{"a.com/x=2", "a.com/x=1"},
+		}},
+	}, own{mounts: map[string]bool{"/volume": true}})
+	want := device.Grant{
+		Env: map[string]string{}, Annotations: map[string]string{},
+		Mounts: []device.Mount{{ContainerPath: "/m", HostPath: "/b"}, {ContainerPath: "/m/below", HostPath: "/a"}},
+		CDI:    []string{"a.com/x=1", "a.com/x=2", "a.com/x=3"},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("merged into\n%+v, want\n%+v", got, want)
+	}
+	if len(conflicts) != 2 || !strings.Contains(conflicts[0], "mount /m of a.com/x") || !strings.Contains(conflicts[1], "annotation cdi.k8s.io/k of b.com/y") {
+		t.Errorf("conflicts %q, want one about the mount and one about the annotation", conflicts)
+	}
+}

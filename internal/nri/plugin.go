@@ -15,8 +15,11 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Ledger says how a container stands. Its methods are look-ups and wait for nothing.
+// Ledger says how a container stands. Its methods wait for nothing.
 type Ledger interface {
+	// Bind tells of a local pod, whose demand stands in an annotation; Drop that it has ended, unless it is bound again.
+	Bind(device.PodDemand)
+	Drop(device.PodUID)
 	// Claim says how a container stands that is about to be made. If it may be made it counts as living from then on.
 	Claim(device.Running) device.Standing
 	// Unclaim says that it is not made after all.
@@ -25,10 +28,10 @@ type Ledger interface {
 
 // Runtime hears what the runtime has. Its methods return at once.
 type Runtime interface {
-	RuntimeSynced([]device.Running) // these are all containers
-	RuntimeStarted(device.Running)  // this one has been given all that it needs
-	RuntimeStopped(device.Running)  // this one has ended, or was never started
-	RuntimeLost()                   // the connection is gone: nothing is known until RuntimeSynced
+	RuntimeSynced([]device.Running, []device.PodDemand) // these are all containers, and all local pods
+	RuntimeStarted(device.Running)                      // this one has been given all that it needs
+	RuntimeStopped(device.Running)                      // this one has ended, or was never started
+	RuntimeLost()                                       // the connection is gone: nothing is known until RuntimeSynced
 }
 
 // Pods can be asked for a pod that nobody has told of.
@@ -63,21 +66,24 @@ const (
 const (
 	resourcesKey = "devmgrd.io/resources"
 	redirectKey  = "devmgrd.io/redirect"
+
+	registryToo = "plugins_registry" // of redirectKey: lead a pod that mounts only the kubelet's plugins_registry
 )
 
 // A plugin answers the runtime's questions over one connection.
 type plugin struct {
-	ledger   Ledger
-	runtime  Runtime
-	pods     Pods
-	herald   Herald
-	redirect *Redirect // nil: off
-	maxWait  time.Duration
-	log      *slog.Logger
-	metrics  *metrics
-	synced   func()                    // called when the runtime has told all
-	looks    chan struct{}             // a place for each look-up on the host that is under way
-	can      atomic.Pointer[abilities] // of the runtime; set by Configure
+	ledger    Ledger
+	runtime   Runtime
+	pods      Pods // nil: there is no API server
+	herald    Herald
+	redirect  *Redirect // nil: off
+	maxWait   time.Duration
+	log       *slog.Logger
+	metrics   *metrics
+	synced    func()                    // called when the runtime has told all
+	looks     chan struct{}             // a place for each look-up on the host that is under way
+	can       atomic.Pointer[abilities] // of the runtime; set by Configure
+	sandboxes sandboxes
 }
 
 // Configure is the runtime's first call. It tells who the runtime is.
@@ -93,8 +99,16 @@ func (p *plugin) Configure(_ context.Context, _, runtime, version string) (_ api
 func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, containers []*api.Container) (_ []*api.ContainerUpdate, err error) {
 	defer p.survive("Synchronize", &err)
 	pods := make(map[string]*api.PodSandbox, len(sandboxes))
+	var local []device.PodDemand
 	for _, s := range sandboxes {
 		pods[s.GetId()] = s
+		if !p.local(s) {
+			continue
+		}
+		p.sandboxes.add(s)
+		if d, err := demandOf(s); err == nil { // else its containers are refused with that error
+			local = append(local, d)
+		}
 	}
 	all, astray := make([]device.Running, 0, len(containers)), 0
 	for _, c := range containers {
@@ -107,7 +121,7 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 		}
 	}
 	p.metrics.astray.Set(float64(astray))
-	p.runtime.RuntimeSynced(all)
+	p.runtime.RuntimeSynced(all, local)
 	p.log.Info("the runtime has told what it has", "pods", len(sandboxes), "containers", len(all))
 	p.synced()
 	return nil, nil
@@ -181,7 +195,7 @@ func (p *plugin) lead(adj *api.ContainerAdjustment, pod *api.PodSandbox, ctr *ap
 	if p.redirect == nil || pod.GetAnnotations()[redirectKey] == "false" {
 		return
 	}
-	instead, shared := p.redirect.mounts(ctr.GetMounts())
+	instead, shared := p.redirect.mounts(ctr.GetMounts(), pod.GetAnnotations()[redirectKey] == registryToo)
 	for _, m := range instead {
 		adj.AddMount(m)
 		p.log.Info("mount of the kubelet's plugin directory redirected", "pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", m.Destination, "to", m.Source)
@@ -194,15 +208,21 @@ func (p *plugin) lead(adj *api.ContainerAdjustment, pod *api.PodSandbox, ctr *ap
 
 // admit adds a container's devices to adj, or says why it may not start.
 func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, pod *api.PodSandbox, ctr *api.Container) error {
-	if pod.GetAnnotations()[sourceKey] != sourceAPI {
-		if pod.GetAnnotations()[resourcesKey] != "" {
-			return device.Refuse(device.UnknownPod, nil, "devices for static pods (annotation %s) are not supported yet", resourcesKey)
-		}
-		return nil // a static pod, or one that no kubelet has made
-	}
 	c := device.Running{ID: ctr.GetId(), Container: device.Container{Pod: id.UID, Name: ctr.GetName()}}
-	st, err := p.claim(ctx, id, c)
-	if err != nil {
+	local := p.local(pod)
+	switch {
+	case local:
+		if err := p.bind(pod); err != nil {
+			return device.Refuse(device.UnknownPod, err, "what the pod asks for is not known")
+		}
+	case p.pods == nil || pod.GetAnnotations()[sourceKey] == "":
+		return nil // no annotation, no demand
+	}
+	st, err := p.claim(ctx, id, c, !local)
+	switch {
+	case err != nil && !fromAPI(pod):
+		return nil // a static pod without a mirror: it may be the API server itself
+	case err != nil:
 		return err
 	}
 	switch st.Stand {
@@ -243,7 +263,7 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 		r := result{own: &api.ContainerAdjustment{}}
 		defer func() { done <- r }()
 		defer p.survive("CreateContainer", &r.err)
-		r.conflicts, r.err = adjust(ctx, r.own, st.Assignment, st.Env, ctr, *p.can.Load())
+		r.conflicts, r.err = adjust(ctx, r.own, st, ctr, *p.can.Load())
 	}()
 	var r result
 	select {
@@ -257,16 +277,16 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 	for _, text := range r.conflicts {
 		p.log.Warn("device plugins contradict each other; the first one wins", "pod", id.String(), "container", ctr.GetName(), "conflict", text)
 	}
-	adj.Annotations, adj.Env, adj.Linux, adj.CDIDevices = r.own.Annotations, r.own.Env, r.own.Linux, r.own.CDIDevices
+	adj.Annotations, adj.Env, adj.Args, adj.Linux, adj.CDIDevices = r.own.Annotations, r.own.Env, r.own.Args, r.own.Linux, r.own.CDIDevices
 	adj.Mounts = append(adj.Mounts, r.own.Mounts...) // beside what has been redirected
 	return nil
 }
 
-// claim looks the container up. If nobody has told of its pod it is read from the API server, once; if its allocation is in
+// claim looks the container up. If nobody has told of its pod it may be read from the API server, once; if its allocation is in
 // flight that is waited for, but not long: every other container of the node waits with it.
-func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running) (device.Standing, error) {
+func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running, mayRead bool) (device.Standing, error) {
 	st := p.ledger.Claim(c)
-	if st.Stand == device.Unknown {
+	if st.Stand == device.Unknown && mayRead {
 		read, cancel := context.WithTimeout(ctx, liveRead)
 		defer cancel()
 		if err := p.pods.Fetch(read, id); err != nil {

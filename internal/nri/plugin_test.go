@@ -29,6 +29,9 @@ type world struct {
 	started []device.Running
 	stopped []device.Running
 	astray  []string
+	bound   []device.PodDemand
+	dropped []device.PodUID
+	local   []device.PodDemand
 	claims  int // that have not been taken back
 }
 
@@ -55,10 +58,14 @@ func (w *world) set(s device.Standing) {
 }
 
 func (w *world) Fetch(ctx context.Context, _ device.Pod) error { return w.fetch(ctx) }
-func (w *world) RuntimeSynced(all []device.Running)            { w.synced = all }
-func (w *world) RuntimeStarted(r device.Running)               { w.started = append(w.started, r) }
-func (w *world) RuntimeStopped(r device.Running)               { w.stopped = append(w.stopped, r) }
-func (w *world) RuntimeLost()                                  {}
+func (w *world) Bind(d device.PodDemand)                       { w.bound = append(w.bound, d) }
+func (w *world) Drop(uid device.PodUID)                        { w.dropped = append(w.dropped, uid) }
+func (w *world) RuntimeSynced(all []device.Running, local []device.PodDemand) {
+	w.synced, w.local = all, local
+}
+func (w *world) RuntimeStarted(r device.Running) { w.started = append(w.started, r) }
+func (w *world) RuntimeStopped(r device.Running) { w.stopped = append(w.stopped, r) }
+func (w *world) RuntimeLost()                    {}
 
 func (w *world) NotRedirected(p device.Pod, container string) {
 	w.astray = append(w.astray, p.String()+"/"+container)
@@ -193,9 +200,24 @@ func TestAnswers(t *testing.T) {
 		}, "deadline", 300 * time.Millisecond},
 		{"unknown still", func(w *world, _ *api.PodSandbox) { w.fetch = func(context.Context) error { return nil } }, "UnknownPod", 0},
 		{"a static pod", func(_ *world, s *api.PodSandbox) { s.Annotations[sourceKey] = "file" }, "", 0},
-		{"a static pod that wants devices", func(_ *world, s *api.PodSandbox) {
+		{"a static pod with a mirror", func(w *world, s *api.PodSandbox) {
+			s.Annotations[sourceKey] = "file"
+			w.fetch = func(context.Context) error { w.set(busy(make(chan struct{}))); return nil }
+		}, "Allocating", 100 * time.Millisecond},
+		{"a static pod with an annotation", func(w *world, s *api.PodSandbox) {
 			s.Annotations = map[string]string{sourceKey: "file", resourcesKey: `{"main":{"a.com/x":1}}`}
-		}, "not supported", 0},
+			w.set(busy(make(chan struct{})))
+		}, "Allocating", 100 * time.Millisecond},
+		{"a static pod that the ledger lets go of", func(_ *world, s *api.PodSandbox) {
+			s.Annotations = map[string]string{sourceKey: "file", resourcesKey: `{"main":{"a.com/x":1}}`}
+		}, "UnknownPod", 0},
+		{"a static pod with an annotation that cannot be read", func(_ *world, s *api.PodSandbox) {
+			s.Annotations = map[string]string{sourceKey: "file", resourcesKey: `{"main":"a.com/x"}`}
+		}, "UnknownPod: what the pod asks for is not known: annotation devmgrd.io/resources: it cannot be read", 0},
+		{"an annotation on a pod of the API server", func(w *world, s *api.PodSandbox) {
+			s.Annotations[resourcesKey] = "not read"
+			w.set(device.Standing{Stand: device.Free})
+		}, "", 0},
 		{"no kubelet's pod", func(_ *world, s *api.PodSandbox) { s.Annotations = nil }, "", 0},
 		{"a panic", func(w *world, _ *api.PodSandbox) { w.fetch = func(context.Context) error { panic("oh") } }, "internal error: oh", 0},
 	} {

@@ -16,23 +16,38 @@ const registrationSocket = "kubelet.sock"
 type Redirect struct {
 	From string // the kubelet's plugin directory
 	To   string // ours
+	// The same for the directory in which plugins wait to be asked. CSI drivers wait there too, and are the kubelet's; so
+	// it is led for containers that have From as well, and for pods that ask for it.
+	RegistryFrom, RegistryTo string
 }
 
 // mounts gives the mounts to put over a container's own, and the destinations of mounts that should have been
 // redirected and cannot be: a mount made below one that is shared with the host would appear on the host too, in the
 // place of the kubelet's own directory.
-func (r Redirect) mounts(all []*api.Mount) (instead []*api.Mount, shared []string) {
+func (r Redirect) mounts(all []*api.Mount, registry bool) (instead []*api.Mount, shared []string) {
+	instead, shared = way{r.From, r.To}.mounts(all)
+	if registry || slices.ContainsFunc(all, r.names) {
+		more, moreShared := way{r.RegistryFrom, r.RegistryTo}.mounts(all)
+		instead, shared = append(instead, more...), append(shared, moreShared...)
+	}
+	return instead, shared
+}
+
+// A way leads from one directory to another.
+type way struct{ from, to string }
+
+func (w way) mounts(all []*api.Mount) (instead []*api.Mount, shared []string) {
 	for _, m := range all {
 		if m.GetType() != "bind" && m.GetType() != "" {
 			continue
 		}
 		from := filepath.Clean(m.GetSource())
 		var to *api.Mount
-		switch below, inside := strings.CutPrefix(r.From, strings.TrimSuffix(from, "/")+"/"); {
-		case from == r.From:
-			to = &api.Mount{Destination: m.Destination, Type: "bind", Source: r.To, Options: slices.Clone(m.Options)}
-		case from == filepath.Join(r.From, registrationSocket):
-			to = &api.Mount{Destination: m.Destination, Type: "bind", Source: filepath.Join(r.To, registrationSocket), Options: slices.Clone(m.Options)}
+		switch below, inside := strings.CutPrefix(w.from, strings.TrimSuffix(from, "/")+"/"); {
+		case from == w.from:
+			to = &api.Mount{Destination: m.Destination, Type: "bind", Source: w.to, Options: slices.Clone(m.Options)}
+		case from == filepath.Join(w.from, registrationSocket):
+			to = &api.Mount{Destination: m.Destination, Type: "bind", Source: filepath.Join(w.to, registrationSocket), Options: slices.Clone(m.Options)}
 		case inside:
 			destination := filepath.Join(m.Destination, below)
 			if slices.ContainsFunc(all, func(o *api.Mount) bool { return between(m.Destination, o.GetDestination(), destination) }) {
@@ -46,7 +61,7 @@ func (r Redirect) mounts(all []*api.Mount) (instead []*api.Mount, shared []strin
 			if slices.Contains(m.Options, "ro") {
 				access = "ro"
 			}
-			to = &api.Mount{Destination: destination, Type: "bind", Source: r.To, Options: []string{"rbind", "rprivate", access}}
+			to = &api.Mount{Destination: destination, Type: "bind", Source: w.to, Options: []string{"rbind", "rprivate", access}}
 		default:
 			continue
 		}

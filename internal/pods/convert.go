@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -19,7 +20,7 @@ type sight struct {
 	version uint64 // the resourceVersion; 0: not comparable
 	node    string
 	ended   bool // the phase is terminal: no container of it runs again
-	mirror  bool // it stands for a static pod
+	local   bool // it stands for a static pod of whose demand the runtime tells
 }
 
 // reader turns API objects into sights.
@@ -31,21 +32,36 @@ func (r reader) pod(obj any) (sight, bool) {
 	if !ok {
 		return sight{}, false
 	}
-	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	s := sight{
 		version: kube.ParseVersion(p.ResourceVersion),
 		node:    p.Spec.NodeName,
 		ended:   p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
-		mirror:  mirror,
+		local:   mirrored(p) && p.Annotations[resourcesKey] != "",
 		demand: device.PodDemand{
-			Pod:     device.Pod{UID: device.PodUID(p.UID), Namespace: p.Namespace, Name: p.Name},
+			Pod:     device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name},
 			Created: p.CreationTimestamp.Time,
 		},
 	}
-	if !s.ended && !s.mirror {
+	if !s.ended {
 		s.demand.Demands = r.demands(p)
 	}
 	return s, true
+}
+
+// resourcesKey is the annotation in which a static pod may say what it asks for. Its mirror pod has it too, but the
+// runtime tells of it earlier, and without an API server.
+const resourcesKey = "devmgrd.io/resources"
+
+// mirrored tells whether the pod stands for a static one.
+func mirrored(p *corev1.Pod) bool { return p.Annotations[corev1.MirrorPodAnnotationKey] != "" }
+
+// uid gives the UID by which the runtime knows the pod: that of a static pod is a hash of its manifest, which the kubelet
+// notes on the mirror pod.
+func uid(p *corev1.Pod) device.PodUID {
+	if mirrored(p) {
+		return device.PodUID(p.Annotations[corev1.MirrorPodAnnotationKey])
+	}
+	return device.PodUID(p.UID)
 }
 
 // deleted names the pod of a delete. A tombstone stands for a delete that nobody saw: it holds the last known state
@@ -62,7 +78,7 @@ func (r reader) deleted(obj any) (pod device.Pod, version uint64, ok bool) {
 	if !ok {
 		return device.Pod{}, 0, false
 	}
-	return device.Pod{UID: device.PodUID(p.UID), Namespace: p.Namespace, Name: p.Name}, kube.ParseVersion(p.ResourceVersion), true
+	return device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name}, kube.ParseVersion(p.ResourceVersion), true
 }
 
 // demands reads what the containers ask for, in the order in which they start. As in the kubelet's device manager,
@@ -76,8 +92,8 @@ func (r reader) demands(p *corev1.Pod) []device.Demand {
 			return
 		}
 		all = append(all, device.Demand{
-			Container: device.Container{Pod: device.PodUID(p.UID), Name: c.Name},
-			Kind:      kind, Wants: wants, Env: variables(c),
+			Container: device.Container{Pod: uid(p), Name: c.Name},
+			Kind:      kind, Wants: wants, Env: variables(c), Refs: references(c),
 		})
 	}
 	for i := range p.Spec.InitContainers {
@@ -135,6 +151,36 @@ func variables(c *corev1.Container) []string {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// references gives the variables that command and args refer to as $(NAME) and that the specification does not define,
+// ascending. The kubelet leaves those as they stand. So it does with $$(NAME), which then looks the same: a name that
+// is written so anywhere is left out.
+func references(c *corev1.Container) []string {
+	found, escaped := map[string]bool{}, map[string]bool{}
+	for _, text := range slices.Concat(c.Command, c.Args) {
+		for {
+			before, rest, more := strings.Cut(text, "$(")
+			if !more {
+				break
+			}
+			name, after, closed := strings.Cut(rest, ")")
+			if !closed {
+				break
+			}
+			dollars := len(before) - len(strings.TrimRight(before, "$"))
+			if dollars%2 == 0 {
+				found[name] = true
+			} else {
+				escaped[name] = true
+			}
+			text = after
+		}
+	}
+	maps.DeleteFunc(found, func(name string, _ bool) bool {
+		return name == "" || escaped[name] || slices.ContainsFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == name })
+	})
+	return slices.Sorted(maps.Keys(found))
 }
 
 // newObjects gives what the watch decodes into.

@@ -74,8 +74,28 @@ func TestDemands(t *testing.T) {
 		seen, ok := r.pod(c.pod)
 		name := c.pod.Name
 		head := device.PodDemand{Pod: device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}, Created: born, Demands: c.want}
-		if !ok || seen.ended || seen.mirror || seen.node != "n1" || !reflect.DeepEqual(seen.demand, head) {
+		if !ok || seen.ended || seen.local || seen.node != "n1" || !reflect.DeepEqual(seen.demand, head) {
 			t.Errorf("%s: got %+v\nwant %+v", name, seen, head)
+		}
+	}
+}
+
+// Which $(NAME) in arguments are a plugin's to define.
+func TestReferences(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		want []string
+	}{
+		{"--a=$(B) $(A)$(A)", []string{"A", "B"}},
+		{"$(OWN) $NAME ${NAME} $() $(open", nil},
+		{"$$(A) $(B)", []string{"B"}},
+		{"$$$(A)", []string{"A"}},
+		{"$$(A) $(A)", nil},
+		{"", nil},
+	} {
+		got := references(&corev1.Container{Args: []string{"x", c.args}, Env: []corev1.EnvVar{{Name: "OWN"}}})
+		if !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %q, want %q", c.args, got, c.want)
 		}
 	}
 }

@@ -24,8 +24,8 @@
 //
 // # What it does not do
 //
-// Static pods are not served yet. Their mirror pods are left out: the runtime knows a static pod by another UID than
-// the API, so that a demand under the mirror's UID would wait for ever.
+// It does not serve static pods that say in an annotation what they ask for: of those the runtime tells. Other static pods
+// are known by their mirror pods, under the UID by which the runtime knows them.
 //
 // It keeps no pod, only what was asked for, and does not know what has become of a demand.
 package pods

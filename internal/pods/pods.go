@@ -86,7 +86,7 @@ func (p *Pods) Fetch(ctx context.Context, pod device.Pod) error {
 		return fmt.Errorf("reading pod %s: %w: %w", pod, ErrUnavailable, err)
 	}
 	seen, ok := p.store.reader.pod(object)
-	if !ok || seen.demand.Pod.UID != pod.UID || seen.node != p.node || seen.ended || seen.mirror || !p.store.fetched(seen) {
+	if !ok || seen.demand.Pod.UID != pod.UID || seen.node != p.node || seen.ended || seen.local || !p.store.fetched(seen) {
 		return fmt.Errorf("reading pod %s, UID %s: %w", pod, pod.UID, ErrNotFound)
 	}
 	return nil

@@ -39,7 +39,7 @@ func (s *store) Update(obj any) error {
 	defer s.mu.Unlock()
 	s.passed = max(s.passed, seen.version)
 	switch {
-	case seen.mirror:
+	case seen.local:
 	case seen.ended:
 		s.dropLocked(seen.demand.Pod.UID)
 	default:
@@ -84,7 +84,7 @@ func (s *store) Replace(list []any, version string) error {
 	pods := map[device.PodUID]entry{}
 	demands := make([]device.PodDemand, 0, len(list))
 	for _, obj := range list {
-		if seen, ok := s.reader.pod(obj); ok && !seen.ended && !seen.mirror {
+		if seen, ok := s.reader.pod(obj); ok && !seen.ended && !seen.local {
 			pods[seen.demand.Pod.UID] = entry{demand: seen.demand}
 			demands = append(demands, seen.demand)
 		}

@@ -68,14 +68,19 @@ func (d *diary) said() []string {
 	return slices.Clone(d.lines)
 }
 
-// at gives a pod named uid in a version; what follows is the phase, or "mirror".
+// at gives a pod named uid in a version; what follows is the phase, or "mirror" for the mirror of a static pod, or "local"
+// for that of one which says itself what it asks for.
 func at(uid string, version int, what ...string) *corev1.Pod {
 	p := newPod(uid, container("c", "a.example/gpu", "1"))
 	p.ResourceVersion = fmt.Sprint(version)
 	p.Status.Phase = corev1.PodRunning
 	for _, w := range what {
-		if w == "mirror" {
-			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"}
+		switch w {
+		case "mirror":
+			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash-of-" + uid}
+			continue
+		case "local":
+			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash-of-" + uid, resourcesKey: "{}"}
 			continue
 		}
 		p.Status.Phase = corev1.PodPhase(w)
@@ -121,10 +126,17 @@ func TestStore(t *testing.T) {
 			list(10, at("a", 9), at("b", 9))
 			s.Delete(cache.DeletedFinalStateUnknown{Key: "ns/a"})
 		}, "replace a b,drop a"},
-		"mirror pods and ended pods are not there": {func() {
-			list(10, at("a", 9, "mirror"), at("b", 9, "Failed"), at("c", 9))
-			s.Add(at("d", 11, "mirror"))
+		"ended pods, and those of which the runtime tells, are not there": {func() {
+			list(10, at("a", 9, "local"), at("b", 9, "Failed"), at("c", 9))
+			s.Add(at("d", 11, "local"))
+			s.Delete(at("d", 12, "local"))
 		}, "replace c"},
+		"mirror pods go by the runtime's UID": {func() {
+			list(10, at("a", 9, "mirror"))
+			s.Add(at("b", 11, "mirror"))
+			s.Delete(at("b", 12, "mirror"))
+			s.Update(at("a", 13, "mirror", "Failed"))
+		}, "replace hash-of-a,bind hash-of-b,drop hash-of-b,drop hash-of-a"},
 		"fetched before the first list":               {func() { fetch(at("a", 12), true); list(10); s.Add(at("a", 11)) }, "bind a,replace a,bind a"},
 		"fetched, and the list is newer and lacks it": {func() { fetch(at("a", 12), true); list(13) }, "bind a,replace"},
 		"fetched, shown, and then a list lacks it": {func() {

@@ -55,7 +55,7 @@ func newRig(b *testing.B, devices int) *rig {
 		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Memory: books, Log: log, Metrics: metrics,
 	})
 	ledger := allocator.New(allocator.Config{Plugins: plugins, Books: books, Herald: silent{}, Log: log, Metrics: metrics})
-	ledger.RuntimeSynced(nil)
+	ledger.RuntimeSynced(nil, nil)
 	if err := plugins.Listen(); err != nil {
 		b.Fatal(err)
 	}

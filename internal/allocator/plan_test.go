@@ -1,0 +1,323 @@
+package allocator
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+const (
+	gpu device.ResourceName = "vendor.com/gpu"
+	nic device.ResourceName = "vendor.com/nic"
+)
+
+// stock makes a pool of devices written like "a@0 b@0,1 c d@1! e@1*": names, NUMA nodes, sick (!), taken by others (*).
+func stock(prefers bool, text string) *pool {
+	p := newPool()
+	var devices []device.Device
+	var taken []device.ID
+	for _, word := range strings.Fields(text) {
+		name, mark := strings.TrimRight(word, "!*"), ""
+		if len(name) < len(word) {
+			mark = word[len(name):]
+		}
+		id, at, _ := strings.Cut(name, "@")
+		d := device.Device{ID: device.ID(id), Healthy: !strings.Contains(mark, "!")}
+		for node := range strings.SplitSeq(at, ",") {
+			if node != "" {
+				var n int
+				fmt.Sscan(node, &n)
+				d.NUMA = append(d.NUMA, n)
+			}
+		}
+		devices = append(devices, d)
+		if strings.Contains(mark, "*") {
+			taken = append(taken, d.ID)
+		}
+	}
+	p.accept(device.Offer{Reported: true, Prefers: prefers, Inventory: device.Inventory{Devices: devices}}, makeListing(devices, nil))
+	p.take(taken, "others")
+	return p
+}
+
+// asks makes a demand written like "main gpu=2 nic=1", of an app container unless it begins with "init:" or "sidecar:".
+func asks(text string) device.Demand {
+	words := strings.Fields(text)
+	d := device.Demand{Kind: device.App, Container: device.Container{Pod: "pod", Name: words[0]}, Wants: map[device.ResourceName]int{}}
+	if kind, name, ok := strings.Cut(words[0], ":"); ok {
+		d.Kind, d.Container.Name = device.Kind(kind), name
+	}
+	for _, w := range words[1:] {
+		r, n, _ := strings.Cut(w, "=")
+		var count int
+		fmt.Sscan(n, &count)
+		d.Wants[device.ResourceName("vendor.com/"+r)] = count
+	}
+	return d
+}
+
+// told writes a proposal like "main gpu:a,b nic:c", containers in alphabetical order, or the reason of a refusal.
+func told(p proposal, no *device.Refusal) string {
+	if no != nil {
+		return string(no.Reason)
+	}
+	var all []string
+	for _, c := range slices.Sorted(maps.Keys(p.choices)) {
+		text := c
+		for _, r := range slices.Sorted(maps.Keys(p.choices[c])) {
+			text += " " + strings.TrimPrefix(string(r), "vendor.com/") + ":" + join(p.choices[c][r])
+		}
+		all = append(all, text)
+	}
+	return strings.Join(all, " | ")
+}
+
+func join(ids []device.ID) string {
+	var s []string
+	for _, id := range ids {
+		s = append(s, string(id))
+	}
+	return strings.Join(s, ",")
+}
+
+type planCase struct {
+	policy   Policy // none if empty
+	scope    Scope
+	gpu, nic string // what is offered
+	pod      []string
+	runs     map[string]device.Choice
+	advice   advice
+	want     string
+}
+
+func (c planCase) run(t *testing.T) {
+	t.Helper()
+	w := wish{runs: c.runs, advice: c.advice, places: Topology{Policy: c.policy, Scope: c.scope}}
+	w.demand.Pod.UID = "pod"
+	for _, text := range c.pod {
+		w.demand.Demands = append(w.demand.Demands, asks(text))
+	}
+	from := pools{}
+	for r, text := range map[device.ResourceName]string{gpu: c.gpu, nic: c.nic} {
+		if text != "" {
+			from[r] = stock(c.advice != nil, text)
+		}
+	}
+	if got := told(plan(w, from)); got != c.want {
+		t.Errorf("%q, want %q", got, c.want)
+	}
+}
+
+func one(text string) []string { return []string{text} }
+
+// Which devices a container gets that has to be near one NUMA node, or as few as can be.
+func TestPlaces(t *testing.T) {
+	perNode := "a0@0 a1@0 b0@1 b1@1"
+	for name, c := range map[string]planCase{
+		"no device has a place":                  {policy: BestEffort, gpu: "a b c", pod: one("main gpu=1"), want: "main gpu:a"},
+		"only one has a place":                   {policy: BestEffort, gpu: "a b@1 c", pod: one("main gpu=1"), want: "main gpu:b"},
+		"one device per node":                    {policy: BestEffort, gpu: "a@0 b@1", pod: one("main gpu=1"), want: "main gpu:a"},
+		"two of one per node":                    {policy: BestEffort, gpu: "a@0 b@1", pod: one("main gpu=2"), want: "main gpu:a,b"},
+		"two of two per node":                    {policy: BestEffort, gpu: "a@0 b@1 c@0 d@1", pod: one("main gpu=2"), want: "main gpu:a,c"},
+		"could be near, but is not, best-effort": {policy: BestEffort, gpu: "a0@0 a1@0* b0@1 b1@1*", pod: one("main gpu=2"), want: "main gpu:a0,b0"},
+		"could be near, but is not, restricted":  {policy: Restricted, gpu: "a0@0 a1@0* b0@1 b1@1*", pod: one("main gpu=2"), want: "TopologyMismatch"},
+		"can never be nearer, restricted":        {policy: Restricted, gpu: "a@0 b@1", pod: one("main gpu=2"), want: "main gpu:a,b"},
+		"can never be nearer, single":            {policy: SingleNUMA, gpu: "a@0 b@1", pod: one("main gpu=2"), want: "TopologyMismatch"},
+		"a sick device could be near too":        {policy: Restricted, gpu: "a@0 b@0! c@1", pod: one("main gpu=2"), want: "TopologyMismatch"},
+		"too few is not a mismatch":              {policy: SingleNUMA, gpu: "a@0", pod: one("main gpu=2"), want: "NotEnoughDevices"},
+		"places are not minded":                  {gpu: "a@0 b@1 c@0", pod: one("main gpu=2"), want: "main gpu:a,b"},
+		"three near and one more":                {policy: BestEffort, gpu: "a@0 b@0 c@0 d@1! e f@1*", pod: one("main gpu=4"), want: "main gpu:a,b,c,e"},
+		"other nodes before no place":            {policy: BestEffort, gpu: "a b@0 c@1", pod: one("main gpu=2"), want: "main gpu:b,c"},
+		"only nodes that have devices":           {policy: BestEffort, gpu: "a@33 b@2 c@33", pod: one("main gpu=2"), want: "main gpu:a,c"},
+		"a device near two nodes counts at both": {policy: SingleNUMA, gpu: "a@0,1 b@1 c@2", pod: one("main gpu=2"), want: "main gpu:a,b"},
+
+		"two resources near each other":                     {policy: BestEffort, gpu: "a@0 b@1", nic: "x@1 y@1", pod: one("main gpu=1 nic=1"), want: "main gpu:b nic:x"},
+		"two resources, one without places":                 {policy: SingleNUMA, gpu: "a@0 b@1", nic: "x", pod: one("main gpu=1 nic=1"), want: "main gpu:a nic:x"},
+		"two resources that cannot, best-effort":            {policy: BestEffort, gpu: "a@0 b@0", nic: "x@1", pod: one("main gpu=1 nic=1"), want: "main gpu:a nic:x"},
+		"two resources that cannot, single":                 {policy: SingleNUMA, gpu: "a@0 b@0", nic: "x@1", pod: one("main gpu=1 nic=1"), want: "TopologyMismatch"},
+		"two resources that could, restricted":              {policy: Restricted, gpu: "a@0 b@1*", nic: "x@1", pod: one("main gpu=1 nic=1"), want: "TopologyMismatch"},
+		"two resources that never could, restricted":        {policy: Restricted, gpu: "a@0", nic: "x@1", pod: one("main gpu=1 nic=1"), want: "main gpu:a nic:x"},
+		"each resource on as few of the nodes as it can be": {policy: BestEffort, gpu: "a@0 b@1 c@1", nic: "x@0 y@1*", pod: one("main gpu=2 nic=1"), want: "main gpu:b,c nic:x"},
+
+		"each container by itself": {policy: SingleNUMA, gpu: perNode, pod: []string{"a gpu=2", "b gpu=2"}, want: "a gpu:a0,a1 | b gpu:b0,b1"},
+		"the pod as a whole":       {policy: SingleNUMA, scope: PerPod, gpu: perNode, pod: []string{"a gpu=2", "b gpu=2"}, want: "TopologyMismatch"},
+		"the pod as a whole fits":  {policy: SingleNUMA, scope: PerPod, gpu: "a@0 b@1 c@1", pod: []string{"a gpu=1", "b gpu=1"}, want: "a gpu:b | b gpu:c"},
+		"the pod's init containers end before its apps": {policy: SingleNUMA, scope: PerPod, gpu: "a@0 b@1 c@1",
+			pod: []string{"init:i gpu=2", "a gpu=1", "b gpu=1"}, want: "a gpu:b | b gpu:c | i gpu:b,c"},
+		"an init container may need most": {policy: SingleNUMA, scope: PerPod, gpu: "a@0 b@0 c@1 d@1 e@1",
+			pod: []string{"init:i gpu=3", "a gpu=1"}, want: "a gpu:c | i gpu:c,d,e"},
+		"a pod's resources of which one has no places": {policy: Restricted, scope: PerPod, gpu: "a@0 b@1", nic: "x y",
+			pod: []string{"a gpu=1 nic=1", "b nic=1"}, want: "a gpu:a nic:x | b nic:y"},
+		// The first container could have a0. Then the second would have to wait for good.
+		"a container makes room for the next": {policy: SingleNUMA, gpu: "a0@0 a1@0 b0@1", pod: []string{"a gpu=1", "b gpu=2"}, want: "a gpu:b0 | b gpu:a0,a1"},
+		"what init containers hand on decides": {policy: SingleNUMA, gpu: "a@0 b@1", nic: "y@1",
+			pod: []string{"init:i gpu=1", "main gpu=1 nic=1"}, want: "i gpu:b | main gpu:b nic:y"},
+		"reused and further devices near each other": {policy: BestEffort, gpu: "a@1 b@0 c@0 d@1*", nic: "x@0", pod: []string{"init:i nic=1 gpu=1", "main gpu=2"}, want: "i gpu:b nic:x | main gpu:b,c"},
+		"the nearest of what is handed on":           {policy: BestEffort, gpu: "a@0 b@1", nic: "y@1", pod: []string{"init:i gpu=2", "main gpu=1 nic=1"}, want: "i gpu:a,b | main gpu:b nic:y"},
+		"as the stamps say, near or not": {policy: SingleNUMA, gpu: "a@0 b@1", pod: one("main gpu=2"),
+			runs: map[string]device.Choice{"main": {gpu: {"a", "b"}}}, want: "main gpu:a,b"},
+	} {
+		t.Run(name, c.run)
+	}
+}
+
+// Init containers hand their devices on; sidecars keep theirs; apps have their own.
+func TestReuse(t *testing.T) {
+	for name, c := range map[string]planCase{
+		"an init container and an app": {gpu: "a b", pod: []string{"init:i gpu=1", "main gpu=1"}, want: "i gpu:a | main gpu:a"},
+		"two inits and two apps share two devices": {gpu: "a b c d", pod: []string{"init:i1 gpu=1", "init:i2 gpu=2", "m1 gpu=1", "m2 gpu=1"},
+			want: "i1 gpu:a | i2 gpu:a,b | m1 gpu:a | m2 gpu:b"},
+		"sidecars draw from init containers and keep that": {gpu: "a b c d e f", pod: []string{"init:i gpu=3", "sidecar:s1 gpu=1", "sidecar:s2 gpu=2", "m1 gpu=1", "m2 gpu=2"},
+			want: "i gpu:a,b,c | m1 gpu:d | m2 gpu:e,f | s1 gpu:a | s2 gpu:b,c"},
+		"init, sidecar and app with two devices": {gpu: "a b", pod: []string{"init:i gpu=1", "sidecar:s gpu=1", "main gpu=1"}, want: "i gpu:a | main gpu:b | s gpu:a"},
+		"a sidecar's devices are not handed on":  {gpu: "a", pod: []string{"sidecar:s gpu=1", "main gpu=1"}, want: "NotEnoughDevices"},
+		"enough for both, too few for the rest":  {gpu: "a b c", pod: []string{"m1 gpu=2", "m2 gpu=2"}, want: "NotEnoughDevices"},
+		"sick ones are not enough":               {gpu: "a b!", pod: one("main gpu=2"), want: "DeviceUnhealthy"},
+		"nobody offers it":                       {gpu: "a", pod: one("main nic=1"), want: "PluginMissing"},
+		"an empty list":                          {gpu: " ", pod: one("main gpu=1"), want: "NotEnoughDevices"},
+	} {
+		t.Run(name, c.run)
+	}
+}
+
+func says(ids ...device.ID) advice { return advice{topic{"main", gpu}: ids} }
+
+// What a plugin prefers decides among the devices that may be had, and nothing else.
+func TestPreferences(t *testing.T) {
+	eight := "a@0 b@0 c@0 d@0 e@0 f@0 g@1 h@1"
+	for name, c := range map[string]planCase{
+		"followed":                             {gpu: "a b c d", pod: one("main gpu=2"), advice: says("b", "d"), want: "main gpu:b,d"},
+		"nothing preferred":                    {gpu: "a b c", pod: one("main gpu=2"), advice: says(), want: "main gpu:a,b"},
+		"too many":                             {gpu: "a b c d", pod: one("main gpu=2"), advice: says("d", "c", "b"), want: "main gpu:c,d"},
+		"too few":                              {gpu: "a b c d", pod: one("main gpu=3"), advice: says("d"), want: "main gpu:a,b,d"},
+		"doubles":                              {gpu: "a b c d", pod: one("main gpu=2"), advice: says("d", "d"), want: "main gpu:a,d"},
+		"unknown, sick and taken ones":         {gpu: "a b c! d* e", pod: one("main gpu=2"), advice: says("zz", "c", "d", "e"), want: "main gpu:a,e"},
+		"near ones":                            {policy: BestEffort, gpu: eight, pod: one("main gpu=5"), advice: says("b", "c", "d", "e", "f"), want: "main gpu:b,c,d,e,f"},
+		"near ones, and others are not taken":  {policy: BestEffort, gpu: eight, pod: one("main gpu=5"), advice: says("b", "c", "g", "h", "f"), want: "main gpu:a,b,c,d,f"},
+		"nonsense and near ones":               {policy: BestEffort, gpu: eight, pod: one("main gpu=5"), advice: says("x", "y", "f"), want: "main gpu:a,b,c,d,f"},
+		"others once all near ones are chosen": {policy: BestEffort, gpu: "a@0 b@0 c d e", pod: one("main gpu=3"), advice: says("a", "b", "e"), want: "main gpu:a,b,e"},
+		"what init containers hand on is first": {gpu: "a b c d", pod: []string{"init:i gpu=1", "main gpu=2"}, advice: says("c", "d"),
+			want: "i gpu:a | main gpu:a,c"},
+		"the plugin knows which near ones fit each other": {policy: SingleNUMA, gpu: "a@0 b@0 c@0", nic: "x@0", pod: one("main gpu=2 nic=1"), advice: says("a", "c"),
+			want: "main gpu:a,c nic:x"},
+	} {
+		t.Run(name, c.run)
+	}
+}
+
+// What a plugin is asked: only where there is a choice, with all that may be chosen, what must be among it, and how many.
+func TestQuestions(t *testing.T) {
+	for name, c := range map[string]struct {
+		policy Policy
+		gpu    string
+		pod    []string
+		want   string // of the first question
+	}{
+		"any of them":                       {"", "a b c d*", one("main gpu=1"), "main: 1 of a,b,c with "},
+		"all of them: no choice":            {"", "a b c*", one("main gpu=2"), ""},
+		"near ones only":                    {BestEffort, "a@0 b@0 c@1 d", one("main gpu=1"), "main: 1 of a,b with "},
+		"all near ones: no choice":          {BestEffort, "a@0 b@0 c@1*", one("main gpu=2"), ""},
+		"all near ones and some others":     {BestEffort, "a@0 b@0 c d", one("main gpu=3"), "main: 3 of a,b,c,d with a,b"},
+		"all near ones and all others":      {BestEffort, "a@0 b@0 c", one("main gpu=3"), ""},
+		"what init containers hand on":      {"", "a b c d", []string{"init:i gpu=4", "main gpu=2"}, ""},
+		"reused ones must be among them":    {"", "a b c d", []string{"init:i gpu=4", "sidecar:s gpu=3", "main gpu=1"}, ""},
+		"the first container first":         {"", "a b c d", []string{"init:i gpu=1", "main gpu=2"}, "i: 1 of a,b,c,d with "},
+		"nobody is asked if it has to wait": {"", "a b c d", []string{"m1 gpu=2", "m2 gpu=3"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := wish{advice: advice{}, places: Topology{Policy: c.policy}}
+			for _, text := range c.pod {
+				w.demand.Demands = append(w.demand.Demands, asks(text))
+			}
+			p, _ := plan(w, pools{gpu: stock(true, c.gpu)})
+			got := ""
+			if q := p.ask; q != nil {
+				got = fmt.Sprintf("%s: %d of %s with %s", q.container.Name, q.size, join(q.available), join(q.must))
+			}
+			if got != c.want {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+		})
+	}
+	// The second question, after the first has been answered, builds on that answer.
+	w := wish{advice: advice{topic{"i", gpu}: {"c"}}}
+	w.demand.Demands = []device.Demand{asks("init:i gpu=1"), asks("main gpu=2")}
+	if p, _ := plan(w, pools{gpu: stock(true, "a b c d")}); p.ask == nil || join(p.ask.must) != "c" || join(p.ask.available) != "a,b,c,d" || p.ask.size != 2 {
+		t.Errorf("the second question is %+v", p.ask)
+	}
+}
+
+// A refusal says what stands where, so that its reader can do something about it.
+func TestMismatchIsExplained(t *testing.T) {
+	w := wish{places: Topology{Policy: SingleNUMA}}
+	w.demand.Demands = []device.Demand{asks("main gpu=2 nic=1")}
+	_, no := plan(w, pools{gpu: stock(false, "a@0 b@1 c@1"), nic: stock(false, "x@0")})
+	if want := "container main wants 2 vendor.com/gpu (free by NUMA node: 1 on 0, 2 on 1) and 1 vendor.com/nic (free by NUMA node: 1 on 0), " +
+		"which are not to be had on one NUMA node, as topology.policy single-numa-node demands"; no == nil || no.Message != want {
+		t.Errorf("%v, want %q", no, want)
+	}
+}
+
+// big makes a world that the kubelet's way of looking at every set of nodes would never get through: 2^64 of them.
+func big(resources, nodes, devices int) (wish, pools) {
+	from := pools{}
+	w := wish{advice: advice{}, places: Topology{Policy: BestEffort}}
+	w.demand.Demands = []device.Demand{{Container: device.Container{Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{}}}
+	for r := range resources {
+		name := device.ResourceName(fmt.Sprintf("vendor.com/r%d", r))
+		all := make([]device.Device, devices)
+		for i := range all {
+			all[i] = device.Device{ID: device.ID(fmt.Sprintf("device-%06d", i)), Healthy: true, NUMA: []int{i % nodes}}
+		}
+		p := from.of(name)
+		p.accept(device.Offer{Reported: true}, makeListing(all, nil))
+		for i := range all {
+			if (i/nodes+i)%(r+2) != 0 { // most are taken, each resource in a way of its own
+				p.take([]device.ID{all[i].ID}, "others")
+			}
+		}
+		w.demand.Demands[0].Wants[name] = p.frees / 2
+	}
+	return w, from
+}
+
+// On a machine of 64 nodes a plan ends, with a choice that is no worse than what can be had.
+func TestManyNodes(t *testing.T) {
+	w, from := big(8, 64, 6400)
+	for _, policy := range []Policy{NoPolicy, BestEffort, Restricted, SingleNUMA} {
+		w.places.Policy = policy
+		p, no := plan(w, from)
+		if served := policy != Restricted && policy != SingleNUMA; (no == nil) != served {
+			t.Fatalf("%s: %v", policy, no)
+		}
+		for r, n := range w.demand.Demands[0].Wants {
+			if no == nil && len(p.choices["main"][r]) != n {
+				t.Errorf("%s: %d of %s, want %d", policy, len(p.choices["main"][r]), r, n)
+			}
+		}
+	}
+}
+
+// BenchmarkPlanManyNodes plans for a container that asks for 8 resources of 100 000 devices each on 64 NUMA nodes, in
+// such a way that no small set of nodes will do: the search runs into its limit.
+func BenchmarkPlanManyNodes(b *testing.B) {
+	for _, size := range []struct{ resources, nodes, devices int }{{1, 2, 1000}, {8, 8, 1000}, {8, 36, 1024}, {8, 64, 100_000}} {
+		b.Run(fmt.Sprintf("%dresources/%dnodes/%ddevices", size.resources, size.nodes, size.devices), func(b *testing.B) {
+			w, from := big(size.resources, size.nodes, size.devices)
+			for _, policy := range []Policy{NoPolicy, BestEffort} {
+				b.Run(string(policy), func(b *testing.B) {
+					w.places.Policy = policy
+					for b.Loop() {
+						if _, no := plan(w, from); no != nil {
+							b.Fatal(no)
+						}
+					}
+				})
+			}
+		})
+	}
+}

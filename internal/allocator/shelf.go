@@ -1,0 +1,320 @@
+package allocator
+
+import (
+	"iter"
+	"maps"
+	"slices"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A shelf is one resource during one plan: what the plan has used up of the pool, and what init containers hand on.
+type shelf struct {
+	pool     *pool
+	left     bitset      // what is free and has not been chosen
+	own      bool        // left is not shared with the pool or another shelf
+	chosen   int         // how many have been
+	used     map[int]int // how many of them are at a place
+	reusable []device.ID // ascending
+	running  []device.ID // what the pod's containers run with by stamps of lost books; ascending
+}
+
+type shelves map[device.ResourceName]*shelf
+
+func (ss shelves) clone() shelves {
+	all := make(shelves, len(ss))
+	for r, s := range ss {
+		s.own = false
+		c := *s
+		c.used, c.reusable = maps.Clone(s.used), slices.Clone(s.reusable)
+		all[r] = &c
+	}
+	return all
+}
+
+// closed says why nothing at all can be had of the resource, if so.
+func (s *shelf) closed(r device.ResourceName) *device.Refusal {
+	switch {
+	case s.pool == nil || !s.pool.offered:
+		return device.Refuse(device.PluginMissing, nil, "no device plugin has registered %s", r)
+	case s.pool.offer.State == device.Lost:
+		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s is away", r)
+	case s.pool.offer.State == device.Stale:
+		return device.Refuse(device.PluginStale, nil, "the device plugin of %s has gone and may be back in a moment", r)
+	case !s.pool.offer.Reported:
+		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s has not listed its devices yet", r)
+	}
+	return nil
+}
+
+func (s *shelf) short(r device.ResourceName, want, got int) *device.Refusal {
+	listed, sick := len(s.pool.listing.devices), s.pool.unhealthy()
+	if sick > 0 && got+sick >= want {
+		return device.Refuse(device.DeviceUnhealthy, nil, "%s: %d wanted, %d of %d free and healthy, %d free but unhealthy", r, want, got, listed, sick)
+	}
+	return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free", r, want, got, listed)
+}
+
+// free is how many devices are left.
+func (s *shelf) free() int { return s.pool.frees - s.chosen }
+
+// hand gives the devices of init containers that a container of this kind may have.
+func (s *shelf) hand(kind device.Kind) []device.ID {
+	hand := slices.Clone(s.reusable)
+	if kind == device.Init {
+		hand = append(hand, s.running...) // what later containers run with they may have had from this one
+		slices.Sort(hand)
+		hand = slices.Compact(hand)
+	}
+	return slices.DeleteFunc(hand, func(id device.ID) bool {
+		_, runs := slices.BinarySearch(s.running, id)
+		return !s.pool.listing.usable(id) || runs && kind != device.Init
+	})
+}
+
+// settle notes that a container of this kind has these devices, ascending.
+func (s *shelf) settle(kind device.Kind, ids []device.ID) {
+	if kind == device.Init {
+		s.reusable = append(s.reusable, ids...)
+		slices.Sort(s.reusable)
+		s.reusable = slices.Compact(s.reusable)
+		return
+	}
+	s.reusable = slices.DeleteFunc(s.reusable, func(id device.ID) bool {
+		_, kept := slices.BinarySearch(ids, id)
+		return kept
+	})
+}
+
+// candidates yields the positions of the devices that a line may be given, ascending.
+func (s *shelf) candidates(l line) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		if l.among != nil {
+			for _, id := range l.among {
+				if !yield(s.pool.listing.at[id]) {
+					return
+				}
+			}
+			return
+		}
+		for i := s.left.next(0); i >= 0; i = s.left.next(i + 1) {
+			if !yield(i) {
+				return
+			}
+		}
+	}
+}
+
+// pick chooses a line's devices: near the nodes first. Where the plugin may know better which ones, the question to it
+// is given too, unless it has been answered.
+func (s *shelf) pick(l line, near nodes, said advice, work *int) ([]device.ID, *question) {
+	t := picking{shelf: s, line: l, more: l.rest(), ids: slices.Clone(l.certain), had: map[int]bool{}}
+	if t.more == 0 {
+		return t.ids, nil
+	}
+	places := s.near(near)
+	isNear := func(i int) bool { return places[s.pool.listing.place(i)] }
+	var ask *question
+	total := s.free()
+	if l.among != nil {
+		total = len(l.among)
+	}
+	switch n := s.counted(l, places); {
+	case t.more < n:
+		ask = t.consult(said, isNear)
+		if len(near) > 1 {
+			l.certain = t.ids
+			if fewer, found := newSearch([]need{s.need(l, asWanted).within(near)}, work).fewest(); found {
+				closer := s.near(fewer)
+				t.take(func(i int) bool { return closer[s.pool.listing.place(i)] })
+			}
+		}
+		t.take(isNear)
+	default:
+		t.take(isNear)
+		if t.more > 0 && t.more < total-n {
+			ask = t.consult(said, anywhere)
+		}
+		if near != nil {
+			t.take(func(i int) bool { return s.pool.listing.place(i) >= 0 })
+		}
+		t.take(anywhere)
+	}
+	slices.Sort(t.ids)
+	return t.ids, ask
+}
+
+func anywhere(int) bool { return true }
+
+// near gives the places at any of the nodes.
+func (s *shelf) near(set nodes) map[int]bool {
+	if len(set) == 0 {
+		return nil
+	}
+	all := map[int]bool{}
+	for i, nodes := range s.pool.listing.places {
+		if slices.ContainsFunc(nodes, func(n int) bool { return slices.Contains(set, n) }) {
+			all[i] = true
+		}
+	}
+	return all
+}
+
+// counted is how many of a line's candidates are at the places.
+func (s *shelf) counted(l line, places map[int]bool) (n int) {
+	for i := range places {
+		if l.among == nil {
+			n += s.pool.freeAt[i] - s.used[i]
+		}
+	}
+	for _, id := range l.among {
+		if places[s.pool.listing.place(s.pool.listing.at[id])] {
+			n++
+		}
+	}
+	return n
+}
+
+// How a line's wish becomes a need for NUMA nodes.
+type how int
+
+const (
+	asWanted        how = iota // all that has to be chosen
+	asFarAsPossible            // as many of them as have a place
+	ifAllWereFree              // all that is wanted, of all that is listed
+)
+
+// needs turns a container's lines into needs, one for each.
+func needs(lines []line, on shelves, as how) []need {
+	all := make([]need, len(lines))
+	for i, l := range lines {
+		all[i] = on[l.resource].need(l, as)
+	}
+	return all
+}
+
+// need turns a line into a need. Of a resource without places there is none.
+func (s *shelf) need(l line, as how) need {
+	ls := s.pool.listing
+	if len(ls.places) == 0 {
+		return need{}
+	}
+	n := need{want: max(0, l.rest()), places: make([]place, len(ls.places))}
+	for i, nodes := range ls.places {
+		n.places[i] = place{nodes, s.pool.freeAt[i] - s.used[i]}
+	}
+	if l.among != nil {
+		for i := range n.places {
+			n.places[i].count = 0
+		}
+		for _, id := range l.among {
+			if at := ls.place(ls.at[id]); at >= 0 {
+				n.places[at].count++
+			}
+		}
+	}
+	if as == ifAllWereFree {
+		n.want = l.n
+		for i := range n.places {
+			n.places[i].count = ls.sizes[i]
+		}
+		return n
+	}
+	for _, id := range l.certain {
+		if i, listed := ls.at[id]; listed && ls.place(i) >= 0 {
+			n.must = append(n.must, ls.places[ls.place(i)])
+		}
+	}
+	if as == asFarAsPossible {
+		placed := 0
+		for _, p := range n.places {
+			placed += p.count
+		}
+		n.want = min(n.want, placed)
+	}
+	return n
+}
+
+// within leaves of a need what lies at the nodes.
+func (n need) within(set nodes) need {
+	in := func(all []int) []int {
+		return slices.DeleteFunc(slices.Clone(all), func(n int) bool { return !slices.Contains(set, n) })
+	}
+	less := need{want: n.want}
+	for _, p := range n.places {
+		if nodes := in(p.nodes); len(nodes) > 0 && p.count > 0 {
+			less.places = append(less.places, place{nodes, p.count})
+		}
+	}
+	for _, nodes := range n.must {
+		if nodes = in(nodes); len(nodes) > 0 {
+			less.must = append(less.must, nodes)
+		}
+	}
+	return less
+}
+
+// A picking is the choice of one line's devices under way.
+type picking struct {
+	*shelf
+	line
+	ids  []device.ID  // picked so far, and what was certain
+	more int          // how many are still to be picked
+	had  map[int]bool // picked of line.among
+}
+
+// take picks the first candidates that will do, until there are enough.
+func (t *picking) take(ok func(int) bool) {
+	if t.more == 0 {
+		return
+	}
+	for i := range t.candidates(t.line) {
+		if !t.had[i] && ok(i) {
+			if t.pick(i); t.more == 0 {
+				return
+			}
+		}
+	}
+}
+
+func (t *picking) pick(i int) {
+	t.ids = append(t.ids, t.pool.listing.devices[i].ID)
+	t.more--
+	if t.among != nil {
+		t.had[i] = true
+		return
+	}
+	if !t.own {
+		t.left, t.own = slices.Clone(t.left), true
+	}
+	t.left.remove(i)
+	t.chosen++
+	if at := t.pool.listing.place(i); at >= 0 {
+		t.used[at]++
+	}
+}
+
+// consult picks what the plugin prefers among the candidates that will do, or gives the question to ask it.
+func (t *picking) consult(said advice, ok func(int) bool) *question {
+	if !t.pool.offer.Prefers || t.among != nil || said == nil {
+		return nil
+	}
+	answer, answered := said[topic{t.container.Name, t.resource}]
+	if !answered {
+		q := &question{container: t.container, resource: t.resource, size: t.n, must: slices.Sorted(slices.Values(t.ids))}
+		q.available = slices.Clone(t.ids)
+		for i := range t.candidates(t.line) {
+			if ok(i) {
+				q.available = append(q.available, t.pool.listing.devices[i].ID)
+			}
+		}
+		slices.Sort(q.available)
+		return q
+	}
+	for _, id := range answer {
+		if i, listed := t.pool.listing.at[id]; t.more > 0 && listed && t.left.has(i) && ok(i) {
+			t.pick(i)
+		}
+	}
+	return nil
+}

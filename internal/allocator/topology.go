@@ -1,0 +1,336 @@
+package allocator
+
+import (
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"sort"
+	"strings"
+)
+
+// A Policy says what becomes of a container whose devices cannot be near each other. The words and their meaning are
+// those of the kubelet's topology manager.
+type Policy string
+
+// The policies.
+const (
+	NoPolicy   Policy = "none"             // places do not matter
+	BestEffort Policy = "best-effort"      // as near as can be had now
+	Restricted Policy = "restricted"       // as near as could be had if all listed devices were free, or wait
+	SingleNUMA Policy = "single-numa-node" // all near one NUMA node, or wait
+)
+
+// A Scope says whose devices are to be near each other.
+type Scope string
+
+// The scopes.
+const (
+	PerContainer Scope = "container"
+	PerPod       Scope = "pod"
+)
+
+// Topology is how devices' places are minded.
+type Topology struct {
+	Policy Policy
+	Scope  Scope
+}
+
+// minds tells whether places matter at all.
+func (t Topology) minds() bool { return t.Policy != "" && t.Policy != NoPolicy }
+
+// strict tells whether a container rather waits than have its devices apart.
+func (t Topology) strict() bool { return t.Policy == Restricted || t.Policy == SingleNUMA }
+
+// nodes is a set of NUMA nodes, ascending; nil: places do not matter.
+type nodes []int
+
+// A place is where some devices of one resource are: near all of these NUMA nodes, ascending. Mostly it is one.
+type place struct {
+	nodes []int
+	count int // how many devices there can be had
+}
+
+// A need is what one resource wants of a set of NUMA nodes: that as many of its devices are near one of them, and each
+// of those that are certain to be chosen.
+type need struct {
+	want   int
+	places []place
+	must   [][]int // the nodes of each device that is certain; devices without a place are not among them
+}
+
+// counts tells how many devices can be had by NUMA node, for people.
+func (n need) counts() string {
+	const most = 8 // nodes told
+	at := map[int]int{}
+	for _, p := range n.places {
+		for _, node := range p.nodes {
+			at[node] += p.count
+		}
+	}
+	var all []string
+	for i, node := range slices.Sorted(maps.Keys(at)) {
+		if i == most {
+			all = append(all, "...")
+			break
+		}
+		all = append(all, fmt.Sprintf("%d on %d", at[node], node))
+	}
+	return strings.Join(all, ", ")
+}
+
+// maxWork bounds the search for NUMA nodes, in places looked at: about a millisecond. What is asked for on machines of
+// a few nodes takes hundreds. Where it runs out a greedy choice is made.
+const maxWork = 300_000
+
+// A search looks for the smallest sets of NUMA nodes that satisfy all needs. Of sets of one size those with the lower
+// nodes come first, compared from the highest node down, as the kubelet compares its bit masks.
+type search struct {
+	needs []need
+	work  *int  // what is left of maxWork; shared by all searches of one plan
+	nodes []int // that any need has to do with, ascending
+
+	touches [][]touch // by index of node: the places there
+	covered [][]int   // by need and place: how many of the chosen nodes are there
+	sums    []int     // by need: devices near the chosen nodes
+	chosen  []int     // indexes of nodes, descending
+
+	best  [][]int // by need: what a node adds at most, summed up over the best nodes: best[i][j] of j nodes
+	below [][]int // by need: what all nodes below an index add at most
+	joint []int64 // the same as best for all needs together, each counted as a share of one
+}
+
+// A touch is a place of a need at a node.
+type touch struct{ need, place int }
+
+// share is the whole of a need in search.joint.
+const share = 1 << 20
+
+func newSearch(needs []need, work *int) *search {
+	s := &search{needs: needs, work: work, sums: make([]int, len(needs))}
+	at := map[int]int{}
+	see := func(nodes []int) {
+		for _, n := range nodes {
+			if _, seen := at[n]; !seen {
+				at[n] = 0
+				s.nodes = append(s.nodes, n)
+			}
+		}
+	}
+	for _, n := range needs {
+		for _, p := range n.places {
+			if p.count > 0 {
+				see(p.nodes)
+			}
+		}
+		for _, nodes := range n.must {
+			see(nodes)
+		}
+	}
+	slices.Sort(s.nodes)
+	for i, n := range s.nodes {
+		at[n] = i
+	}
+	s.touches = make([][]touch, len(s.nodes))
+	s.covered = make([][]int, len(needs))
+	adds := make([][]int, len(needs)) // by need and node
+	for i, n := range needs {
+		s.covered[i] = make([]int, len(n.places))
+		adds[i] = make([]int, len(s.nodes))
+		for j, p := range n.places {
+			if p.count == 0 {
+				continue
+			}
+			for _, node := range p.nodes {
+				s.touches[at[node]] = append(s.touches[at[node]], touch{i, j})
+				adds[i][at[node]] += p.count
+			}
+		}
+	}
+	joint := make([]int, len(s.nodes))
+	for i, n := range needs {
+		below := make([]int, len(s.nodes)+1)
+		for m, add := range adds[i] {
+			below[m+1] = below[m] + add
+			if n.want > 0 {
+				joint[m] += (min(add, n.want)*share + n.want - 1) / n.want
+			}
+		}
+		s.below = append(s.below, below)
+		s.best = append(s.best, sumsOfLargest(adds[i]))
+	}
+	for _, sum := range sumsOfLargest(joint) {
+		s.joint = append(s.joint, int64(sum))
+	}
+	return s
+}
+
+// sumsOfLargest gives for each n the sum of the n largest values. It sorts values.
+func sumsOfLargest(values []int) []int {
+	sort.Sort(sort.Reverse(sort.IntSlice(values)))
+	sums := make([]int, len(values)+1)
+	for i, v := range values {
+		sums[i+1] = sums[i] + v
+	}
+	return sums
+}
+
+// sets yields the sets of at most limit nodes that satisfy all needs, smaller ones first. A yielded set may be kept. When
+// the work is used up one more is yielded that a greedy choice has found, if it finds one.
+func (s *search) sets(limit int) iter.Seq[nodes] {
+	return func(yield func(nodes) bool) {
+		for size := 0; size <= min(limit, len(s.nodes)); size++ {
+			if !s.extend(len(s.nodes), size, yield) {
+				return
+			}
+		}
+		if *s.work <= 0 {
+			if set, found := s.greedy(); found && len(set) <= limit {
+				yield(set)
+			}
+		}
+	}
+}
+
+// extend chooses as many more nodes below an index in every way, and yields those sets that satisfy all needs. It
+// gives false when no more are wanted.
+func (s *search) extend(below, more int, yield func(nodes) bool) bool {
+	if !s.promises(below, more) {
+		return true
+	}
+	if more == 0 {
+		if !s.satisfied() {
+			return true
+		}
+		set := make(nodes, len(s.chosen))
+		for i, m := range s.chosen {
+			set[len(set)-1-i] = s.nodes[m]
+		}
+		return yield(set)
+	}
+	for m := more - 1; m < below; m++ {
+		if *s.work <= 0 {
+			return true
+		}
+		s.add(m)
+		goOn := s.extend(m, more-1, yield)
+		s.remove(m)
+		if !goOn {
+			return false
+		}
+	}
+	return true
+}
+
+// promises tells whether as many more nodes below an index may satisfy all needs. It may be wrong with yes, never with no.
+func (s *search) promises(below, more int) bool {
+	left := int64(0)
+	for i, n := range s.needs {
+		lack := n.want - s.sums[i]
+		if lack <= 0 {
+			continue
+		}
+		if lack > s.best[i][min(more, len(s.nodes))] || lack > s.below[i][below] {
+			return false
+		}
+		left += int64(lack) * share / int64(n.want)
+	}
+	return left <= s.joint[min(more, len(s.nodes))]
+}
+
+func (s *search) satisfied() bool {
+	for i, n := range s.needs {
+		if s.sums[i] < n.want {
+			return false
+		}
+		for _, nodes := range n.must {
+			if !slices.ContainsFunc(s.chosen, func(m int) bool { return slices.Contains(nodes, s.nodes[m]) }) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+func (s *search) add(m int) {
+	s.chosen = append(s.chosen, m)
+	for _, t := range s.touches[m] {
+		if s.covered[t.need][t.place]++; s.covered[t.need][t.place] == 1 {
+			s.sums[t.need] += s.needs[t.need].places[t.place].count
+		}
+	}
+	*s.work -= 1 + len(s.touches[m])
+}
+
+func (s *search) remove(m int) {
+	s.chosen = s.chosen[:len(s.chosen)-1]
+	for _, t := range s.touches[m] {
+		if s.covered[t.need][t.place]--; s.covered[t.need][t.place] == 0 {
+			s.sums[t.need] -= s.needs[t.need].places[t.place].count
+		}
+	}
+}
+
+// greedy takes the node that brings most, again and again, until all needs are satisfied: not always the fewest, but in
+// one pass over the nodes for each. It gives false if they cannot be satisfied.
+func (s *search) greedy() (nodes, bool) {
+	defer func() {
+		for len(s.chosen) > 0 {
+			s.remove(s.chosen[len(s.chosen)-1])
+		}
+	}()
+	for _, n := range s.needs {
+		for _, nodes := range n.must {
+			if !slices.ContainsFunc(s.chosen, func(m int) bool { return slices.Contains(nodes, s.nodes[m]) }) {
+				m, _ := slices.BinarySearch(s.nodes, nodes[0])
+				s.add(m)
+			}
+		}
+	}
+	for !s.satisfied() {
+		best, most := -1, 0
+		for m := range s.nodes {
+			if slices.Contains(s.chosen, m) {
+				continue
+			}
+			if gain := s.gain(m); gain > most {
+				best, most = m, gain
+			}
+		}
+		if best < 0 {
+			return nil, false
+		}
+		s.add(best)
+	}
+	set := make(nodes, len(s.chosen))
+	for i, m := range s.chosen {
+		set[i] = s.nodes[m]
+	}
+	slices.Sort(set)
+	return set, true
+}
+
+// gain is what a node would add to what is wanted, each need counted as a share of one.
+func (s *search) gain(m int) int {
+	adds := make([]int, len(s.needs))
+	for _, t := range s.touches[m] {
+		if s.covered[t.need][t.place] == 0 {
+			adds[t.need] += s.needs[t.need].places[t.place].count
+		}
+	}
+	gain := 0
+	for i, n := range s.needs {
+		if lack := n.want - s.sums[i]; lack > 0 {
+			gain += min(adds[i], lack) * share / n.want
+		}
+	}
+	return gain
+}
+
+// fewest gives a set of as few nodes as satisfy all needs, or false if none does.
+func (s *search) fewest() (nodes, bool) {
+	for set := range s.sets(len(s.nodes)) {
+		return set, true
+	}
+	return nil, false
+}

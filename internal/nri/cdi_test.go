@@ -1,0 +1,70 @@
+package nri
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestCDIEdits(t *testing.T) {
+	root := t.TempDir()
+	for name, text := range map[string]string{
+		"static/a.yaml": `
+cdiVersion: 0.6.0
+kind: a.com/x
+containerEdits: {deviceNodes: [{path: /dev/all}]}
+devices:
+- {name: "1", containerEdits: {deviceNodes: [{path: /dev/old}]}}
+- {name: "2", containerEdits: {mounts: [{hostPath: /lib, containerPath: /opt/lib}]}}
+- {name: "3", containerEdits: {deviceNodes: [{path: /dev/unasked}]}}
+`,
+		"run/a.json":     `{"kind": "a.com/x", "devices": [{"name": "1", "containerEdits": {"deviceNodes": [{"path": "/dev/new", "hostPath": "/dev/null", "permissions": "r"}]}}]}`,
+		"run/b.json":     `{"kind": "b.com/x", "devices": [{"name": "1", "containerEdits": {"deviceNodes": [{"path": "/dev/b"}]}}]}`,
+		"run/bad.json":   `a.com/x {`,
+		"run/text.txt":   `{"kind": "a.com/x", "devices": [{"name": "2", "containerEdits": {"deviceNodes": [{"path": "/dev/text"}]}}]}`,
+		"run/large.json": `{"kind": "a.com/x", "devices": [{"name": "2", "containerEdits": {}}], "x": "` + strings.Repeat("x", maxSpecSize) + `"}`,
+		"run/x.json/f":   "",
+	} {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dirs := []string{filepath.Join(root, "static"), filepath.Join(root, "none"), filepath.Join(root, "run")}
+	got := cdiEdits(t.Context(), dirs, []string{"a.com/x=1", "a.com/x=2", "a.com/x=none"})
+	want := edits{
+		DeviceNodes: []cdiNode{{Path: "/dev/new", HostPath: "/dev/null", Permissions: "r"}, {Path: "/dev/all"}},
+		Mounts:      []cdiMount{{"/opt/lib"}},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("the edits are %+v, want %+v", got, want)
+	}
+	if !got.has("/dev/new") || got.has("/dev/old") || !got.covers("/opt//lib/") || got.covers("/opt") {
+		t.Errorf("what they contain is not found in %+v", got)
+	}
+}
+
+func TestAccessToACDIDevice(t *testing.T) {
+	for _, test := range []struct {
+		node   cdiNode
+		number number
+		access string
+		ok     bool
+	}{
+		{cdiNode{Path: "/dev/null"}, number{"c", 1, 3}, "rwm", true},
+		{cdiNode{Path: "/dev/x", HostPath: "/dev/zero", Permissions: "r"}, number{"c", 1, 5}, "r", true},
+		{cdiNode{Path: "/dev/null", Type: "b", Major: 7, Minor: 1, Permissions: "none"}, number{"b", 7, 1}, "none", true},
+		{cdiNode{Path: "/dev/no such device"}, number{}, "", false},
+		{cdiNode{Path: "/etc"}, number{}, "rwm", false},
+	} {
+		got, access, ok := test.node.rule()
+		if got != test.number || access != test.access || ok != test.ok {
+			t.Errorf("%+v: %v %q %v, want %v %q %v", test.node, got, access, ok, test.number, test.access, test.ok)
+		}
+	}
+}

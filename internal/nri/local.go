@@ -1,0 +1,162 @@
+package nri
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Local pods are those of which the runtime tells, and not the API server: static pods, and all pods where there is no
+// Kubernetes. What their containers ask for stands in an annotation of the pod:
+//
+//	devmgrd.io/resources: '{"main":{"vendor.example/gpu":2}}'
+//
+// Static pods without it are known by their mirror pods, once the kubelet has made them.
+
+// maxAnnotation bounds what is read of a pod's annotation.
+const maxAnnotation = 64 << 10
+
+// local tells whether what the pod asks for is the runtime's to tell.
+func (p *plugin) local(pod *api.PodSandbox) bool {
+	return pod.GetAnnotations()[resourcesKey] != "" && (p.pods == nil || !fromAPI(pod))
+}
+
+// fromAPI tells whether a kubelet has made the pod for the API server.
+func fromAPI(pod *api.PodSandbox) bool { return pod.GetAnnotations()[sourceKey] == sourceAPI }
+
+// demandOf reads what a local pod asks for. Nothing tells init containers from others, so all count as running side by
+// side.
+func demandOf(pod *api.PodSandbox) (device.PodDemand, error) {
+	d := device.PodDemand{Pod: identity(pod), Local: true}
+	wants, err := resources(pod.GetAnnotations()[resourcesKey])
+	if err != nil {
+		return d, fmt.Errorf(`annotation %s: %w; write it like {"container":{"vendor.example/gpu":2}}`, resourcesKey, err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(wants)) {
+		c := device.Container{Pod: d.Pod.UID, Name: name}
+		d.Demands = append(d.Demands, device.Demand{Container: c, Kind: device.App, Wants: wants[name]})
+	}
+	return d, nil
+}
+
+// resources reads the annotation: what each container asks for. Containers that ask for nothing are left out.
+func resources(text string) (map[string]map[device.ResourceName]int, error) {
+	if len(text) > maxAnnotation {
+		return nil, fmt.Errorf("it is longer than %d bytes", maxAnnotation)
+	}
+	var told map[string]map[string]int
+	if err := json.Unmarshal([]byte(text), &told); err != nil {
+		return nil, fmt.Errorf("it cannot be read: %w", err)
+	}
+	all := map[string]map[device.ResourceName]int{}
+	for container, wants := range told {
+		for name, n := range wants {
+			r, err := device.ParseResourceName(name)
+			switch {
+			case err != nil:
+				return nil, fmt.Errorf("container %.80q: %w", container, err)
+			case n < 0:
+				return nil, fmt.Errorf("container %.80q: %d of %s are asked for", container, n, r)
+			case n == 0:
+				continue
+			case all[container] == nil:
+				all[container] = map[device.ResourceName]int{}
+			}
+			all[container][r] = n
+		}
+	}
+	return all, nil
+}
+
+// bind tells the ledger of a local pod. Telling it again changes nothing.
+func (p *plugin) bind(pod *api.PodSandbox) error {
+	d, err := demandOf(pod)
+	if err != nil {
+		return err
+	}
+	p.ledger.Bind(d)
+	return nil
+}
+
+// RunPodSandbox tells that a pod's sandbox has been made: a local pod's devices can be allocated while its images are
+// pulled. Nothing is ever refused here.
+func (p *plugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) (err error) {
+	defer p.metrics.hook("RunPodSandbox", time.Now())
+	defer p.forgive("RunPodSandbox", &err)
+	if !p.local(pod) {
+		return nil
+	}
+	p.sandboxes.add(pod)
+	if err := p.bind(pod); err != nil {
+		p.log.Warn("a pod cannot have devices", "pod", identity(pod).String(), "err", err)
+	}
+	return nil
+}
+
+// StopPodSandbox tells that a pod's sandbox has ended: no container starts in it any more. A pod may have another one by
+// then, or get one in a moment.
+func (p *plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	return p.leave("StopPodSandbox", pod)
+}
+
+// RemovePodSandbox tells that a pod's sandbox is gone. Some ends are told only so.
+func (p *plugin) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error {
+	return p.leave("RemovePodSandbox", pod)
+}
+
+func (p *plugin) leave(event string, pod *api.PodSandbox) (err error) {
+	defer p.metrics.hook(event, time.Now())
+	defer p.forgive(event, &err)
+	if p.sandboxes.remove(pod) {
+		p.ledger.Drop(device.PodUID(pod.GetUid()))
+	}
+	return nil
+}
+
+// forgive keeps a panic to the log, where an error would do harm.
+func (p *plugin) forgive(event string, err *error) {
+	p.survive(event, err)
+	*err = nil
+}
+
+// sandboxes are the local pods' sandboxes, by the pods' UIDs.
+type sandboxes struct {
+	mu  sync.Mutex
+	ids map[string]map[string]bool
+}
+
+func (s *sandboxes) add(pod *api.PodSandbox) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ids == nil {
+		s.ids = map[string]map[string]bool{}
+	}
+	if s.ids[pod.GetUid()] == nil {
+		s.ids[pod.GetUid()] = map[string]bool{}
+	}
+	s.ids[pod.GetUid()][pod.GetId()] = true
+}
+
+// remove tells whether that was a local pod's last one.
+func (s *sandboxes) remove(pod *api.PodSandbox) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := s.ids[pod.GetUid()]
+	if !ids[pod.GetId()] {
+		return false
+	}
+	delete(ids, pod.GetId())
+	if len(ids) > 0 {
+		return false
+	}
+	delete(s.ids, pod.GetUid())
+	return true
+}
