@@ -39,12 +39,12 @@ type rig struct {
 
 func start(t *testing.T) *rig { return startWith(t, cluster.Options{}) }
 
-func startWith(t *testing.T, o cluster.Options) *rig {
+func startWith(t *testing.T, o cluster.Options, args ...string) *rig {
 	t.Helper()
 	o.Log = t.Output()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	t.Cleanup(cancel)
-	n, err := node.Start(ctx, node.Options{Cluster: o})
+	n, err := node.Start(ctx, node.Options{Cluster: o, Args: args})
 	if err != nil {
 		t.Fatal(err)
 	}

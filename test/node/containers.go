@@ -43,6 +43,12 @@ func ContainerID(pod *corev1.Pod) string {
 	return strings.TrimPrefix(pod.Status.ContainerStatuses[0].ContainerID, "containerd://")
 }
 
+// SandboxOf gives the ID of the sandbox that a container lives in.
+func (n *Node) SandboxOf(ctx context.Context, container string) (string, error) {
+	annotations, err := n.annotations(ctx, container)
+	return annotations["io.kubernetes.cri.sandbox-id"], err
+}
+
 // KillContainer ends the processes of a container with SIGKILL.
 func (n *Node) KillContainer(ctx context.Context, id string) error {
 	_, err := n.ctr(ctx, "tasks", "kill", "--signal", "SIGKILL", id)

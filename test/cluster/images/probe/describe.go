@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -12,12 +13,15 @@ import (
 )
 
 // describe leaves out what it cannot read: a container may be as restricted as its pod asked for.
-func describe() report.Report {
+func describe(open []string) report.Report {
 	return report.Report{
 		Args:    os.Args,
 		Env:     environment(),
+		Environ: os.Environ(),
 		Devices: devices("/dev"),
 		Mounts:  mounts(),
+		Files:   append(files("/"), files("/dev")...),
+		Opened:  opened(open),
 		Allowed: lines("/sys/fs/cgroup/devices/devices.list"),
 	}
 }
@@ -55,6 +59,53 @@ func devices(root string) []report.Device {
 	return found
 }
 
+// files finds the files of the file system that a folder is in. What is mounted below it is left out.
+func files(root string) []report.File {
+	found := []report.File{}
+	var fileSystem uint64
+	_ = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return nil
+		}
+		var stat syscall.Stat_t
+		if syscall.Lstat(path, &stat) != nil {
+			return nil
+		}
+		if path == root {
+			fileSystem = stat.Dev
+		}
+		if stat.Dev != fileSystem {
+			if entry.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		file := report.File{Path: path, Mode: stat.Mode, UID: stat.Uid, GID: stat.Gid}
+		if entry.Type()&fs.ModeDevice != 0 {
+			major, minor := number(stat.Rdev)
+			file.Number = fmt.Sprintf("%d:%d", major, minor)
+		}
+		file.Link, _ = os.Readlink(path) // empty if it is none
+		found = append(found, file)
+		return nil
+	})
+	return found
+}
+
+func opened(paths []string) []report.Opened {
+	var all []report.Opened
+	for _, path := range paths {
+		for _, how := range []string{"r", "w", "rw"} {
+			result := report.Opened{Path: path, How: how}
+			if err := openOnce(path, modes[how]); err != nil {
+				result.Error = err.Error()
+			}
+			all = append(all, result)
+		}
+	}
+	return all
+}
+
 // number takes a device number apart as glibc's major() and minor() do.
 func number(dev uint64) (major, minor uint32) {
 	major = uint32(dev>>8)&0xfff | uint32(dev>>32)&^0xfff
@@ -75,7 +126,7 @@ func mounts() []report.Mount {
 		}
 		found = append(found, report.Mount{
 			Root: unescape(mount[3]), Point: unescape(mount[4]), Options: strings.Split(mount[5], ","),
-			FSType: super[0], Source: unescape(super[1]),
+			FSType: super[0], Source: unescape(super[1]), Peers: mount[6:],
 		})
 	}
 	return found

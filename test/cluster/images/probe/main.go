@@ -1,7 +1,9 @@
 // Command probe is the program that pods in tests run. It says what its container looks like, or does one thing
 // to one device.
 //
-//	probe report [--then-sleep | --then-exit N]   print a report.Report as one line of JSON
+//	probe report [--open PATH]... [--then-sleep | --then-exit N | -- ANYTHING...]
+//	                                              print a report.Report as one line of JSON; --open tries to open a
+//	                                              file for reading, writing and both, and reports what came of it
 //	probe open PATH r|w|rw                        open a file and close it again
 //	probe sleep                                   wait for SIGTERM, then exit 0
 //	probe wait-file PATH                          wait until PATH exists, then exit 0
@@ -45,24 +47,30 @@ func probe(args []string) int {
 }
 
 func printReport(args []string) int {
-	document, err := json.Marshal(describe())
+	var paths []string
+	for len(args) >= 2 && args[0] == "--open" {
+		paths, args = append(paths, args[1]), args[2:]
+	}
+	document, err := json.Marshal(describe(paths))
 	if err != nil {
 		return failed(err)
 	}
 	fmt.Println(string(document))
 	switch {
-	case len(args) == 0:
+	case len(args) == 0 || args[0] == "--":
 		return 0
 	case len(args) == 1 && args[0] == "--then-sleep":
 		return sleep()
 	case len(args) == 2 && args[0] == "--then-exit":
 		return exit(args[1:])
 	}
-	return usage("report takes --then-sleep or --then-exit N")
+	return usage("report takes --open PATH any number of times, then --then-sleep, --then-exit N or -- with anything")
 }
 
+// modes are the ways to open a file, by name.
+var modes = map[string]int{"r": os.O_RDONLY, "w": os.O_WRONLY, "rw": os.O_RDWR}
+
 func open(args []string) int {
-	modes := map[string]int{"r": os.O_RDONLY, "w": os.O_WRONLY, "rw": os.O_RDWR}
 	if len(args) != 2 {
 		return usage("open takes PATH and r, w or rw")
 	}
@@ -70,13 +78,19 @@ func open(args []string) int {
 	if !known {
 		return usage("open takes r, w or rw, not " + strconv.Quote(args[1]))
 	}
-	f, err := os.OpenFile(args[0], mode|syscall.O_NONBLOCK, 0)
-	if err != nil {
+	if err := openOnce(args[0], mode); err != nil {
 		return failed(err)
 	}
-	defer f.Close()
 	fmt.Printf("opened %s %s\n", args[0], args[1])
 	return 0
+}
+
+func openOnce(path string, mode int) error {
+	f, err := os.OpenFile(path, mode|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 func sleep() int {

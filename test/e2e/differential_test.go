@@ -1,0 +1,191 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/node"
+)
+
+// The domains of the resources whose plugins register with the kubelet itself, and with devmgrd.
+const (
+	byKubelet = "kubelet.example"
+	byDevmgrd = "devmgrd.example"
+)
+
+// podName names the pod of a pair whose devices come from the plugins of that domain.
+func podName(pair, domain string) string {
+	side, _, _ := strings.Cut(domain, ".")
+	return pair + "-" + side
+}
+
+// A twin is a pair of pods that differ in who serves their devices. Both plugins give the same answer, so both
+// containers have to be the same.
+type twin struct {
+	name    string               // of the resource, too; the second one's has -2 after it
+	answers []*plugintest.Answer // one for each resource that the container asks for
+	open    []string             // what the container tries to open
+	pod     func(*corev1.Pod)    // what the pod has besides
+	// differs is what is not the same, as differences gives it. The stamp never is.
+	differs []string
+	// fails is what the kubelet says of devmgrd's pod where it cannot start at all.
+	fails string
+	// lot is how lines begin that the kubelet draws by lot. They are not compared.
+	lot []string
+	// has is what devmgrd's container has to have, so that two containers without anything are not taken for a success.
+	has []string
+}
+
+// A container gets through devmgrd what it would have had through the kubelet and containerd.
+func TestSameAsTheKubelet(t *testing.T) {
+	r := &beside{rig: startWith(t, cluster.Options{}, "--set", "plugins.ignoredResources=["+byKubelet+"/*]")}
+	makeHost(t)
+	r.must(r.LoadImage(r.ctx, cluster.Image{
+		Name: imageWithEnv, Entrypoint: []string{"/probe"}, Env: []string{"PATH=/bin", "IMAGE=the image's", "TWO=the image's", "THREE=the image's"},
+		Files: map[string]string{"/probe": r.Tools.Path("probe")},
+	}))
+	_, err := r.Client().CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(r.ctx, &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "settings"}, Data: map[string]string{"FROM": "the pod's"},
+	}, metav1.CreateOptions{})
+	r.must(err)
+
+	var all []twin
+	for _, more := range [][]twin{variables(), mounts(), nodes(), permissions(), cdi(), others()} {
+		all = append(all, more...)
+	}
+	for _, w := range all {
+		for i, answer := range w.answers {
+			r.serveBoth(w.resource(i), 1, func(p *plugintest.Plugin) { p.OnAllocate = plugintest.Grants(answer) })
+		}
+	}
+	for _, s := range sharings {
+		r.serveBoth(s.name, s.devices, nil)
+	}
+	r.waitBoth()
+	for _, w := range all {
+		r.must(r.Create(r.ctx, w.make(byKubelet)))
+		r.must(r.Create(r.ctx, w.make(byDevmgrd)))
+	}
+	for _, s := range sharings {
+		r.must(r.Create(r.ctx, s.make(byKubelet)))
+		r.must(r.Create(r.ctx, s.make(byDevmgrd)))
+	}
+	for _, w := range all {
+		t.Run(w.name, func(t *testing.T) { r.compare(t, w) })
+	}
+	for _, s := range sharings {
+		t.Run(s.name, func(t *testing.T) { r.compareSharing(t, s) })
+	}
+}
+
+// beside is a node on which the kubelet and devmgrd serve devices side by side.
+type beside struct {
+	*rig
+	plugins []*plugintest.Plugin
+}
+
+// serveBoth starts the same plugin twice, one for each manager.
+func (b *beside) serveBoth(name string, devices int, prepare func(*plugintest.Plugin)) {
+	b.t.Helper()
+	for domain, dir := range map[string]string{byKubelet: "/var/lib/kubelet/device-plugins", byDevmgrd: node.SocketDir} {
+		p := plugintest.New(b.t, dir, domain+"/"+name, plugintest.Devices(devices)...)
+		if prepare != nil {
+			prepare(p)
+		}
+		p.Serve()
+		p.MustRegister()
+		b.plugins = append(b.plugins, p)
+	}
+}
+
+// waitBoth waits until the Node shows some of each resource: then its scheduler knows of it.
+func (b *beside) waitBoth() {
+	b.t.Helper()
+	b.must(b.WaitNode(b.soon(time.Minute), func(n *corev1.Node) (bool, error) {
+		return !slices.ContainsFunc(b.plugins, func(p *plugintest.Plugin) bool {
+			shown := n.Status.Allocatable[corev1.ResourceName(p.Resource)]
+			return shown.IsZero()
+		}), nil
+	}))
+}
+
+// resource names the i-th resource, without a domain.
+func (w twin) resource(i int) string {
+	if i == 0 {
+		return w.name
+	}
+	return fmt.Sprintf("%s-%d", w.name, i+1)
+}
+
+// make makes the pod whose devices come from the plugins of that domain.
+func (w twin) make(domain string) *corev1.Pod {
+	args := []string{"report"}
+	for _, path := range w.open {
+		args = append(args, "--open", path)
+	}
+	p := node.Pod(podName(w.name, domain), "", 0, args...)
+	main := &p.Spec.Containers[0]
+	main.Resources.Limits = corev1.ResourceList{}
+	for i := range w.answers {
+		main.Resources.Limits[corev1.ResourceName(domain+"/"+w.resource(i))] = resource.MustParse("1")
+	}
+	if w.pod != nil {
+		w.pod(p)
+	}
+	return p
+}
+
+func (b *beside) compare(t *testing.T, w twin) {
+	see := func(domain string) view {
+		name := podName(w.name, domain)
+		if _, err := b.WaitPhase(b.soon(3*time.Minute), name, corev1.PodSucceeded); err != nil {
+			t.Fatal(err)
+		}
+		seen, err := b.look(b.ctx, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return seen
+	}
+	kubelets := see(byKubelet)
+	if w.fails != "" {
+		plugintest.Eventually(t, "devmgrd's pod waits: "+w.fails, func() bool {
+			return strings.Contains(b.Events(b.ctx, podName(w.name, byDevmgrd)), w.fails)
+		})
+		return
+	}
+	ours := see(byDevmgrd)
+	var held []string
+	for i := range w.answers {
+		held = append(held, fmt.Sprintf(`"DOMAIN/%s":["dev-000000"]`, w.resource(i)))
+	}
+	want := append([]string{"+annotation devmgrd.io/assignment={" + strings.Join(held, ",") + "}"}, w.differs...)
+	got := slices.DeleteFunc(differences(kubelets, ours), func(d string) bool {
+		return slices.ContainsFunc(w.lot, func(begin string) bool { return strings.HasPrefix(d[1:], begin) })
+	})
+	slices.Sort(want)
+	slices.Sort(got)
+	for _, d := range differences(want, got) {
+		if strings.HasPrefix(d, "-") {
+			t.Errorf("this difference is gone: %s", d[1:])
+		} else {
+			t.Errorf("not as with the kubelet: %s", d[1:])
+		}
+	}
+	for _, line := range w.has {
+		if !slices.ContainsFunc(ours, func(l string) bool { return strings.HasPrefix(l, line) }) {
+			t.Errorf("the container has no %q", line)
+		}
+	}
+}
