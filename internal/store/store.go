@@ -1,7 +1,6 @@
 package store
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,8 +11,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
-
-	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // Config is what Open needs.
@@ -79,51 +76,6 @@ func (s *Store) Check() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.failure
-}
-
-// Pods gives all pods that are remembered, in the order of their UIDs.
-func (s *Store) Pods() ([]device.PodRecord, error) {
-	var all []device.PodRecord
-	err := s.db.View(func(tx *bolt.Tx) error {
-		return tx.Bucket(podsBucket).ForEach(func(uid, value []byte) error {
-			var r device.PodRecord
-			if err := json.Unmarshal(value, &r); err != nil {
-				return fmt.Errorf("pod %s: %w", uid, err)
-			}
-			all = append(all, r)
-			return nil
-		})
-	})
-	if err != nil {
-		return nil, &DamagedError{s.file.path, err}
-	}
-	return all, nil
-}
-
-// SavePods makes save durable and forgets the pods in forget, in one commit.
-func (s *Store) SavePods(save []device.PodRecord, forget []device.PodUID) error {
-	return s.update(func(tx *bolt.Tx) (bool, error) {
-		b, changed := tx.Bucket(podsBucket), false
-		for _, r := range save {
-			value, err := json.Marshal(r)
-			if err != nil {
-				return false, fmt.Errorf("pod %s: %w", r.Demand.Pod, err)
-			}
-			did, err := put(b, []byte(r.Demand.Pod.UID), value)
-			if err != nil {
-				return false, fmt.Errorf("pod %s: %w", r.Demand.Pod, err)
-			}
-			changed = changed || did
-		}
-		for _, uid := range forget {
-			did, err := remove(b, []byte(uid))
-			if err != nil {
-				return false, fmt.Errorf("pod %s: %w", uid, err)
-			}
-			changed = changed || did
-		}
-		return changed, nil
-	})
 }
 
 // errUnchanged rolls back a transaction that would write what is there already.
