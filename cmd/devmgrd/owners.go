@@ -40,9 +40,10 @@ func heraldOf(node string, api kube.Client) herald {
 // silence is the herald where there is no API server: the log has to do.
 type silence struct{}
 
-func (silence) Waiting(device.Pod, device.Wait)          {}
-func (silence) Assigned(device.Pod, []device.Assignment) {}
-func (silence) NotRedirected(device.Pod, string)         {}
+func (silence) Waiting(device.Pod, device.Wait)            {}
+func (silence) Assigned(device.Pod, []device.Assignment)   {}
+func (silence) NotRedirected(device.Pod, string)           {}
+func (silence) Contradiction(device.Pod, string, []string) {}
 func (silence) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return nil

@@ -43,6 +43,8 @@ type Pods interface {
 // Herald tells the owners of pods what is wrong with them. Its methods return at once.
 type Herald interface {
 	NotRedirected(pod device.Pod, container string)
+	// Contradiction tells that the plugins of a container's resources set one thing differently. The first one has won.
+	Contradiction(pod device.Pod, container string, conflicts []string)
 }
 
 const (
@@ -274,8 +276,9 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 	if r.err != nil {
 		return r.err
 	}
-	for _, text := range r.conflicts {
-		p.log.Warn("device plugins contradict each other; the first one wins", "pod", id.String(), "container", ctr.GetName(), "conflict", text)
+	if len(r.conflicts) > 0 {
+		p.log.Warn("device plugins contradict each other; the first one wins", "pod", id.String(), "container", ctr.GetName(), "conflicts", r.conflicts)
+		p.herald.Contradiction(id, ctr.GetName(), r.conflicts)
 	}
 	adj.Annotations, adj.Env, adj.Args, adj.Linux, adj.CDIDevices = r.own.Annotations, r.own.Env, r.own.Args, r.own.Linux, r.own.CDIDevices
 	adj.Mounts = append(adj.Mounts, r.own.Mounts...) // beside what has been redirected

@@ -22,17 +22,18 @@ import (
 
 // A world stands for the rooms around the plugin: it answers what a test has set.
 type world struct {
-	mu      sync.Mutex
-	stands  map[device.Container]device.Standing
-	fetch   func(context.Context) error
-	synced  []device.Running
-	started []device.Running
-	stopped []device.Running
-	astray  []string
-	bound   []device.PodDemand
-	dropped []device.PodUID
-	local   []device.PodDemand
-	claims  int // that have not been taken back
+	mu        sync.Mutex
+	stands    map[device.Container]device.Standing
+	fetch     func(context.Context) error
+	synced    []device.Running
+	started   []device.Running
+	stopped   []device.Running
+	astray    []string
+	conflicts []string
+	bound     []device.PodDemand
+	dropped   []device.PodUID
+	local     []device.PodDemand
+	claims    int // that have not been taken back
 }
 
 func (w *world) Claim(r device.Running) device.Standing {
@@ -69,6 +70,12 @@ func (w *world) RuntimeLost()                    {}
 
 func (w *world) NotRedirected(p device.Pod, container string) {
 	w.astray = append(w.astray, p.String()+"/"+container)
+}
+
+func (w *world) Contradiction(p device.Pod, container string, conflicts []string) {
+	for _, text := range conflicts {
+		w.conflicts = append(w.conflicts, p.String()+"/"+container+": "+text)
+	}
 }
 
 var main = device.Container{Pod: "uid", Name: "main"}
@@ -142,6 +149,22 @@ func TestInjection(t *testing.T) {
 	}
 	if want := []device.Running{{ID: "c", Container: main}}; !reflect.DeepEqual(w.started, want) {
 		t.Errorf("started %v, want %v", w.started, want)
+	}
+}
+
+func TestContradictionsAreTold(t *testing.T) {
+	p, w := newPlugin(t)
+	st := ready()
+	st.Assignment.Shares = append(st.Assignment.Shares, device.Share{
+		Resource: "b.com/y", IDs: []device.ID{"1"}, Grant: device.Grant{Env: map[string]string{"NEW": "3"}},
+	})
+	w.set(st)
+	if _, _, err := p.CreateContainer(t.Context(), sandbox(), container()); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"ns/pod/main: environment variable NEW of b.com/y: another resource of the container sets it differently"}
+	if !slices.Equal(w.conflicts, want) {
+		t.Errorf("told %q, want %q", w.conflicts, want)
 	}
 }
 

@@ -29,7 +29,11 @@ const (
 	waitingForDevices = "WaitingForDevices"
 	devicesAssigned   = "DevicesAssigned"
 	notRedirected     = "PluginNotRedirected"
+	contradiction     = "PluginsContradict"
 )
+
+// maxMessage bounds an event's text, which may name thousands of devices. It is what the API takes as an event's note.
+const maxMessage = 1024
 
 // NewEvents makes Events; Run starts the telling.
 func NewEvents(node string, client rest.Interface) *Events {
@@ -49,7 +53,7 @@ func (e *Events) Run(ctx context.Context) error {
 
 // Waiting tells that a pod has to wait for its devices, and why.
 func (e *Events) Waiting(pod device.Pod, w device.Wait) {
-	e.recorder.Event(reference(pod), corev1.EventTypeWarning, waitingForDevices, fmt.Sprintf("%s: %s", w.Reason, w.Message))
+	e.warn(pod, waitingForDevices, fmt.Sprintf("%s: %s", w.Reason, w.Message))
 }
 
 // Assigned tells which devices a pod's containers have.
@@ -64,13 +68,30 @@ func (e *Events) Assigned(pod device.Pod, all []device.Assignment) {
 			parts = append(parts, fmt.Sprintf("container %s has %s %v", as.Container.Name, r, held[r]))
 		}
 	}
-	e.recorder.Event(reference(pod), corev1.EventTypeNormal, devicesAssigned, strings.Join(parts, "; "))
+	e.recorder.Event(reference(pod), corev1.EventTypeNormal, devicesAssigned, clip(strings.Join(parts, "; ")))
 }
 
 // NotRedirected tells that a container runs with the kubelet's plugin directory.
 func (e *Events) NotRedirected(pod device.Pod, container string) {
-	e.recorder.Event(reference(pod), corev1.EventTypeWarning, notRedirected, fmt.Sprintf(
+	e.warn(pod, notRedirected, fmt.Sprintf(
 		"container %s was started while devmgrd was away and has the kubelet's device plugin directory: a device plugin in it is registered with the kubelet, not with devmgrd; restart the pod", container))
+}
+
+// Contradiction tells that the plugins of a container's resources set one thing differently.
+func (e *Events) Contradiction(pod device.Pod, container string, conflicts []string) {
+	e.warn(pod, contradiction, fmt.Sprintf("container %s: %s; the first resource by name wins", container, strings.Join(conflicts, "; ")))
+}
+
+func (e *Events) warn(pod device.Pod, reason, message string) {
+	e.recorder.Event(reference(pod), corev1.EventTypeWarning, reason, clip(message))
+}
+
+func clip(message string) string {
+	if len(message) <= maxMessage {
+		return message
+	}
+	const more = " ..."
+	return strings.ToValidUTF8(message[:maxMessage-len(more)], "") + more
 }
 
 func reference(pod device.Pod) *corev1.ObjectReference {
