@@ -8,6 +8,8 @@
 //	Bind       the API has bound the pod to this node             pod.go
 //	plan       choose for all of its containers, or say why not   plan.go     pure
 //	hold       set the choice aside, under the lock               attempt.go
+//	advice     ask the plugins which devices they prefer, without
+//	           the lock; plan anew and hold that instead          advice.go, attempt.go
 //	Allocate   ask the plugins, without the lock                  attempt.go
 //	save       one durable commit for the whole pod               attempt.go
 //	settle     now the assignment can be seen                     attempt.go
@@ -15,6 +17,10 @@
 //	Drop       the API wants the pod no more                      pod.go
 //	release    once the runtime has none of its containers:
 //	           first on disk, then in memory                      books.go
+//
+// A plan goes through the pod's containers in order and takes from one shelf per resource (shelf.go): what is certain, what
+// init containers hand on, what is free. Which NUMA nodes to take it from is a bounded search over counts (topology.go).
+// Strict policies try one set of nodes after the other, until all containers have theirs.
 //
 // What is true, and what follows from it: the offers (from the plugins), the demands (from the API), the holds and the
 // assignments (our own, as they are on disk) and the running containers (from the runtime) are the truth. A pool is an
@@ -26,8 +32,9 @@
 // pause that doubles up to half a minute. Nothing polls.
 //
 // Locks and goroutines: one mutex guards all state and is held for look-ups and plans only, never across a plugin's
-// call or a commit. Log lines are said under it: the daemon's log blocks nobody. Run owns all goroutines: the loop that plans, the one that keeps the
-// books (books.go), and one for each pod whose plugins are being asked. A constructor starts none.
+// call or a commit. Log lines are said under it: the daemon's log blocks nobody. Run owns all goroutines: the loop that
+// plans, the one that keeps the books (books.go), and one for each pod whose plugins are being asked. A constructor
+// starts none.
 //
 // What it does not do: talk to plugins, files, the API server or the runtime. It asks for these through the small
 // interfaces it declares.

@@ -8,7 +8,14 @@
 //	Claim             what the books say of the container: a look-up  plugin.go
 //	merge             its shares, first one wins, pod's own first     merge.go     pure
 //	host              stat the device nodes and mount sources         host.go
+//	CDI               what its devices set wins over plain grants     cdi.go
+//	arguments         $(NAME) of a plugin's variable                  args.go   pure
 //	adjustment        in the runtime's words, with our stamp          adjust.go
+//
+// Local pods are those of which no API server tells: static pods, and all pods where there is none. Their demand stands in an
+// annotation of the sandbox, which this room reads and tells the ledger of (local.go): as soon as the sandbox has been
+// made, again with each question, and with all that the runtime has when it connects. The end of a pod's last sandbox is
+// the pod's end.
 //
 // Promises:
 //
@@ -17,9 +24,10 @@
 //     in a handler is an error too: a dropped connection would let the container start without its devices.
 //   - A container that asks for none passes at once.
 //   - The hook makes no call to a plugin and touches no disk but the stat of what it injects (and the directory that it
-//     makes where a mount's source is missing). A host that does not answer is a refusal. The runtime calls all hooks
-//     of the node one after the other under one lock, so it waits for an allocation in flight no longer than MaxWait,
-//     and for the one live read of a pod that nobody has told of no longer than liveRead.
+//     makes where a mount's source is missing), and the CDI specifications where CDI devices stand beside plain ones. A
+//     host that does not answer is a refusal. The runtime calls all hooks of the node one after the other under one lock,
+//     so it waits for an allocation in flight no longer than MaxWait, and for the one live read of a pod that nobody has
+//     told of no longer than liveRead.
 //   - Containers are refused in CreateContainer only. A refused sandbox leaks a record in several releases of containerd,
 //     and the next start of containerd then fails (containerd issue 13609).
 //

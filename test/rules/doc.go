@@ -1,3 +1,3 @@
-// Package rules holds tests of the project's own rules, so that nobody has to remember them: who may import whom, and
-// which library is whose.
+// Package rules holds tests of the project's own rules, so that nobody has to remember them: who may import whom,
+// which library is whose, and that the tests exist which docs/conformance.md names.
 package rules
