@@ -26,8 +26,9 @@ e2e: ## End-to-end tests on a real one-node Kubernetes, and the demo (root).
 	$(GO) run ./test/demo
 	$(GO) test -tags e2e -race -count 1 -timeout 25m ./test/cluster/... ./test/e2e/...
 
-test: ## All tests: unit, integration and end to end (root).
+test: ## All tests: unit, integration, a little fuzzing, and end to end (root).
 	$(MAKE) check
+	$(MAKE) fuzz FUZZTIME=2s
 	$(MAKE) e2e
 
 demo: ## The main job, as a story to follow (root). KEEP=1 leaves it running.

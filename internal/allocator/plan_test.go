@@ -212,34 +212,52 @@ func TestPreferences(t *testing.T) {
 // What a plugin is asked: only where there is a choice, with all that may be chosen, what must be among it, and how many.
 func TestQuestions(t *testing.T) {
 	for name, c := range map[string]struct {
-		policy Policy
-		gpu    string
-		pod    []string
-		want   string // of the first question
+		policy   Policy
+		gpu, has string // has: of what is taken, what the first container has
+		pod      []string
+		want     string // of the first question
 	}{
-		"any of them":                       {"", "a b c d*", one("main gpu=1"), "main: 1 of a,b,c with "},
-		"all of them: no choice":            {"", "a b c*", one("main gpu=2"), ""},
-		"near ones only":                    {BestEffort, "a@0 b@0 c@1 d", one("main gpu=1"), "main: 1 of a,b with "},
-		"all near ones: no choice":          {BestEffort, "a@0 b@0 c@1*", one("main gpu=2"), ""},
-		"all near ones and some others":     {BestEffort, "a@0 b@0 c d", one("main gpu=3"), "main: 3 of a,b,c,d with a,b"},
-		"all near ones and all others":      {BestEffort, "a@0 b@0 c", one("main gpu=3"), ""},
-		"what init containers hand on":      {"", "a b c d", []string{"init:i gpu=4", "main gpu=2"}, ""},
-		"reused ones must be among them":    {"", "a b c d", []string{"init:i gpu=4", "sidecar:s gpu=3", "main gpu=1"}, ""},
-		"the first container first":         {"", "a b c d", []string{"init:i gpu=1", "main gpu=2"}, "i: 1 of a,b,c,d with "},
-		"nobody is asked if it has to wait": {"", "a b c d", []string{"m1 gpu=2", "m2 gpu=3"}, ""},
+		"any of them":                       {"", "a b c d*", "", one("main gpu=1"), "main: 1 of a,b,c with "},
+		"all of them: no choice":            {"", "a b c*", "", one("main gpu=2"), ""},
+		"near ones only":                    {BestEffort, "a@0 b@0 c@1 d", "", one("main gpu=1"), "main: 1 of a,b with "},
+		"all near ones: no choice":          {BestEffort, "a@0 b@0 c@1*", "", one("main gpu=2"), ""},
+		"all near ones and some others":     {BestEffort, "a@0 b@0 c d", "", one("main gpu=3"), "main: 3 of a,b,c,d with a,b"},
+		"all near ones and all others":      {BestEffort, "a@0 b@0 c", "", one("main gpu=3"), ""},
+		"what init containers hand on":      {"", "a b c d", "", []string{"init:i gpu=4", "main gpu=2"}, ""},
+		"reused ones must be among them":    {"", "a b c d", "", []string{"init:i gpu=4", "sidecar:s gpu=3", "main gpu=1"}, ""},
+		"the first container first":         {"", "a b c d", "", []string{"init:i gpu=1", "main gpu=2"}, "i: 1 of a,b,c,d with "},
+		"nobody is asked if it has to wait": {"", "a b c d", "", []string{"m1 gpu=2", "m2 gpu=3"}, ""},
+
+		"some are handed on, and others have some": {BestEffort, "a@0* b@0* c@0 d@0 e@0* f@0* g@0 h@0", "a f",
+			[]string{"init:i gpu=2", "main gpu=4"}, "main: 4 of a,c,d,f,g,h with a,f"},
+		"some are handed on, of two nodes": {BestEffort, "a@0 b@0* c@0 d@0 e@1 f@1 g@1* h@1", "b g",
+			[]string{"init:i gpu=2", "main gpu=6"}, "main: 6 of a,b,c,d,e,f,g,h with b,g"},
+		"all near ones, what is handed on and some others": {BestEffort, "a@0 b@0* c@0 d@0 e f g* h", "b g",
+			[]string{"init:i gpu=2", "main gpu=6"}, "main: 6 of a,b,c,d,e,f,g,h with a,b,c,d,g"},
+		"all near ones, what is handed on, and others have some": {BestEffort, "a@0* b@0* c@0 d@0 e f g* h*", "b g",
+			[]string{"init:i gpu=2", "main gpu=5"}, "main: 5 of b,c,d,e,f,g with b,c,d,g"},
+		"all that others do not have: no choice": {BestEffort, "a@0* b@0* c@0 d@0 e f g* h*", "b g",
+			[]string{"init:i gpu=2", "main gpu=6"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := wish{advice: advice{}, places: Topology{Policy: c.policy}}
 			for _, text := range c.pod {
 				w.demand.Demands = append(w.demand.Demands, asks(text))
 			}
-			p, _ := plan(w, pools{gpu: stock(true, c.gpu)})
+			if c.has != "" {
+				share := device.Share{Resource: gpu}
+				for id := range strings.FieldsSeq(c.has) {
+					share.IDs = append(share.IDs, device.ID(id))
+				}
+				w.has = []device.Assignment{{Container: w.demand.Demands[0].Container, Shares: []device.Share{share}}}
+			}
+			p, no := plan(w, pools{gpu: stock(true, c.gpu)})
 			got := ""
 			if q := p.ask; q != nil {
 				got = fmt.Sprintf("%s: %d of %s with %s", q.container.Name, q.size, join(q.available), join(q.must))
 			}
 			if got != c.want {
-				t.Errorf("%q, want %q", got, c.want)
+				t.Errorf("%q, want %q (%v)", got, c.want, no)
 			}
 		})
 	}

@@ -71,6 +71,8 @@ func TestRequests(t *testing.T) {
 		"apps add up":                      {[]device.Demand{demand(device.App, 1), demand(device.App, 2)}, 3},
 		"init containers do not":           {[]device.Demand{demand(device.Init, 1), demand(device.Init, 2), demand(device.App, 1)}, 2},
 		"a large init container decides":   {[]device.Demand{demand(device.Init, 5), demand(device.App, 1)}, 5},
+		"apps outweigh init containers":    {[]device.Demand{demand(device.Init, 2), demand(device.Init, 2), demand(device.App, 3), demand(device.App, 3)}, 6},
+		"an init container is as large":    {[]device.Demand{demand(device.Init, 2), demand(device.Init, 2), demand(device.App, 1), demand(device.App, 1)}, 2},
 		"sidecars run on":                  {[]device.Demand{demand(device.Sidecar, 1), demand(device.App, 1)}, 2},
 		"an init container after sidecars": {[]device.Demand{demand(device.Sidecar, 2), demand(device.Init, 3), demand(device.App, 1)}, 5},
 		"an init container before them":    {[]device.Demand{demand(device.Init, 3), demand(device.Sidecar, 2), demand(device.App, 1)}, 3},
