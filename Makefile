@@ -41,7 +41,7 @@ FUZZTIME ?= 30s
 fuzz: ## Fuzz what reads other people's bytes, FUZZTIME each.
 	@for package in $$(grep -rl --include='*_test.go' '^func Fuzz' internal config | xargs -n1 dirname | sort -u); do \
 		for target in $$(grep -ho '^func Fuzz[A-Za-z0-9]*' $$package/*_test.go | sed 's/func //'); do \
-			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) ./$$package || exit 1; \
+			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzzminimizetime 100x -fuzztime $(FUZZTIME) ./$$package || exit 1; \
 		done; \
 	done
 

@@ -68,3 +68,24 @@ func TestAccessToACDIDevice(t *testing.T) {
 		}
 	}
 }
+
+// A specification is whatever somebody has put into the directory.
+func FuzzCDISpecification(f *testing.F) {
+	f.Add([]byte(`{"kind": "a.com/x", "devices": [{"name": "1", "containerEdits": {"deviceNodes": [{"path": "/dev/x", "permissions": "r"}]}}]}`))
+	f.Add([]byte("kind: a.com/x\ncontainerEdits: {mounts: [{containerPath: /x}]}\ndevices: [{name: '1'}, {name: '2'}]"))
+	f.Add([]byte("a.com: &a [*a, *a]"))
+	dir := f.TempDir()
+	path := filepath.Join(dir, "a.yaml")
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got := cdiEdits(t.Context(), []string{dir}, []string{"a.com/x=1"})
+		for _, n := range got.DeviceNodes {
+			n.rule()
+		}
+		if spec, ok := readSpec(path, []string{"a.com/x=1"}); len(got.DeviceNodes)+len(got.Mounts) > 0 && (!ok || spec.Kind != "a.com/x") {
+			t.Errorf("a specification of %q gives %+v", spec.Kind, got)
+		}
+	})
+}
