@@ -3,8 +3,11 @@ package allocator_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
@@ -90,6 +93,56 @@ func TestVanishedAndUnhealthyDevicesInUseCount(t *testing.T) {
 		r.RuntimeSynced(nil, nil)
 		r.Drop("a")
 		r.published(numbers{gpu: 1})
+	})
+}
+
+// With nothing in use the number on the Node, capacity and allocatable alike, is that of the healthy ones.
+func TestNumbersWithNothingInUse(t *testing.T) {
+	run(t, func(r *rig) {
+		state := func(res device.ResourceName, s device.OfferState) {
+			r.shop.offer(res, func(o *device.Offer) { o.State = s })
+		}
+		for _, step := range []struct {
+			what string
+			do   func()
+			want string // each resource's number, and its devices by the metric
+		}{
+			{"one of three is sick", func() { r.shop.stock(gpu, 3, 2) }, "gpu 2: 2 free, 1 unhealthy"},
+			{"the sick one vanishes", func() { r.shop.stock(gpu, 2) }, "gpu 2: 2 free"},
+			{"it is back, and another is sick too", func() { r.shop.stock(gpu, 3, 1, 2) }, "gpu 1: 1 free, 2 unhealthy"},
+			{"the healthy one vanishes", func() {
+				r.shop.offer(gpu, func(o *device.Offer) { o.Inventory.Devices = o.Inventory.Devices[1:] })
+			}, "gpu 0: 2 unhealthy"},
+			{"another resource joins", func() { r.shop.stock(nic, 3, 1, 2) }, "gpu 0: 2 unhealthy; nic 1: 1 free, 2 unhealthy"},
+			{"all get well", func() { r.shop.stock(gpu, 3) }, "gpu 3: 3 free; nic 1: 1 free, 2 unhealthy"},
+			{"a plugin goes", func() { state(gpu, device.Stale) }, "gpu 3: 3 stale; nic 1: 1 free, 2 unhealthy"},
+			{"for good", func() { state(gpu, device.Lost) }, "gpu 0: 3 stale; nic 1: 1 free, 2 unhealthy"},
+			{"the other one goes", func() { state(nic, device.Stale) }, "gpu 0: 3 stale; nic 1: 1 stale, 2 unhealthy"},
+			{"devmgrd restarts", r.restart, "gpu 0: 3 stale; nic 1: 1 stale, 2 unhealthy"},
+			{"for good too", func() { state(nic, device.Lost) }, "gpu 0: 3 stale; nic 0: 1 stale, 2 unhealthy"},
+			{"one is back with an empty list", func() { r.shop.stock(nic, 0) }, "gpu 0: 3 stale; nic 0:"},
+			{"the other one as it was", func() { state(gpu, device.Serving) }, "gpu 3: 3 free; nic 0:"},
+			{"its list is empty now", func() { r.shop.stock(gpu, 0) }, "gpu 0:; nic 0:"},
+		} {
+			step.do()
+			synctest.Wait()
+			var all []string
+			numbers := r.Published()
+			for _, res := range slices.Sorted(maps.Keys(numbers)) {
+				var states []string
+				for _, s := range []string{"free", "stale", "assigned", "quarantined", "unhealthy"} {
+					if n := r.metric("devmgrd_devices", string(res), s); n > 0 {
+						states = append(states, fmt.Sprint(n, " ", s))
+					}
+				}
+				text := fmt.Sprintf("%s %d: %s", strings.TrimPrefix(string(res), "vendor.com/"), numbers[res], strings.Join(states, ", "))
+				all = append(all, strings.TrimSpace(text))
+			}
+			if got := strings.Join(all, "; "); got != step.want {
+				t.Errorf("%s: %q, want %q", step.what, got, step.want)
+			}
+			r.check()
+		}
 	})
 }
 
@@ -196,6 +249,56 @@ func TestInitContainersHandTheirDevicesOn(t *testing.T) {
 		r.check()
 		r.restart()
 		r.expect("b", "c", "ready vendor.com/gpu[d3]")
+	})
+}
+
+// The plugin is away while devmgrd starts. What was assigned before is had without it.
+func TestARestartWithoutThePlugin(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 3)
+		r.RuntimeSynced(nil, nil)
+		a := pod("a", wants("init", device.Init, gpu, 1), app(gpu, 2))
+		r.bind("a", a.Demands...)
+		first := running("1", "a", "init")
+		if st := r.Claim(first); st.Stand != device.Ready {
+			t.Fatalf("the init container stands %+v", st)
+		}
+		r.RuntimeStarted(first)
+		r.RuntimeStopped(first) // it has ended, and its device is main's
+		runs := []device.Running(nil)
+		for i, away := range []struct {
+			state  device.OfferState
+			number int
+			reason string
+		}{{device.Stale, 3, "PluginStale"}, {device.Lost, 2, "PluginMissing"}} {
+			r.shop.offer(gpu, func(o *device.Offer) { o.State = away.state })
+			r.restart()
+			r.expect("a", "main", "ready vendor.com/gpu[d0 d1]") // before anybody has told us anything
+			r.Replace([]device.PodDemand{a})
+			r.RuntimeSynced(runs, nil)
+			r.expect("a", "init", "ready vendor.com/gpu[d0]")
+			r.published(numbers{gpu: away.number})
+			r.check()
+			for _, c := range runs { // what ran on through the restart ends, and is made again
+				r.RuntimeStopped(c)
+			}
+			next := running(fmt.Sprint("main", i), "a", "main")
+			if st := r.Claim(next); st.Stand != device.Ready || !slices.Equal(st.Assignment.Shares[0].IDs, []device.ID{"d0", "d1"}) {
+				t.Errorf("%s: main is not made: %+v", away.state, st)
+			}
+			r.RuntimeStarted(next)
+			runs = []device.Running{next}
+			r.bind("b", app(gpu, 1)) // new pods wait
+			r.expect("b", "main", "waiting "+away.reason)
+			r.Drop("b")
+			r.check()
+		}
+		if want := []string{"a/init vendor.com/gpu [d0]", "a/main vendor.com/gpu [d0 d1]"}; !slices.Equal(r.shop.asked, want) {
+			t.Errorf("asked %q, want %q", r.shop.asked, want)
+		}
+		r.shop.stock(gpu, 3)
+		r.bind("c", app(gpu, 1))
+		r.expect("c", "main", "ready vendor.com/gpu[d2]")
 	})
 }
 
@@ -341,6 +444,15 @@ func TestChurn(t *testing.T) {
 		places := []allocator.Topology{{}, {Policy: allocator.BestEffort}, {Policy: allocator.Restricted, Scope: allocator.PerPod}, {Policy: allocator.SingleNUMA}}
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			run(t, func(r *rig) { churn(r, seed) }, func(r *rig) { r.topology = places[seed%4] })
+		})
+	}
+}
+
+// TestUnrest has plugins change a thousand devices without a pause. run checks everything in the end.
+func TestUnrest(t *testing.T) {
+	for _, scope := range []allocator.Scope{allocator.PerContainer, allocator.PerPod} {
+		t.Run(string(scope), func(t *testing.T) {
+			run(t, unrest, func(r *rig) { r.topology = allocator.Topology{Policy: allocator.SingleNUMA, Scope: scope} })
 		})
 	}
 }

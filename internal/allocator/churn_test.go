@@ -7,7 +7,9 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"testing/synctest"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -113,4 +115,72 @@ func churn(r *rig, seed uint64) {
 		}
 		r.check()
 	}
+}
+
+// unrest changes the offers of two resources, of a thousand devices each, without a pause while pods come and go.
+func unrest(r *rig) {
+	var ids [1000]device.ID
+	for i := range ids {
+		ids[i] = device.ID(fmt.Sprintf("d%03d", i))
+	}
+	changes := 0
+	change := func() { // in turn whether there are preferences, and health; now and then also places, and how many there are
+		list := changes / 2
+		for _, res := range []device.ResourceName{gpu, nic} {
+			r.shop.offer(res, func(o *device.Offer) {
+				o.Reported, o.State, o.Prefers = true, device.Serving, changes%2 > 0
+				if changes%2 > 0 {
+					return
+				}
+				o.Inventory.Devices = make([]device.Device, len(ids)-list/9%50)
+				for i := range o.Inventory.Devices {
+					o.Inventory.Devices[i] = device.Device{ID: ids[i], Healthy: (i+list)%3 > 0, NUMA: []int{(i + list/3) % 4}}
+				}
+			})
+		}
+		changes++
+	}
+	change()
+	r.shop.prefers(nic, last)
+	r.RuntimeSynced(nil, nil)
+	synctest.Wait()
+	over, changed := make(chan struct{}), make(chan struct{})
+	var plugin sync.WaitGroup
+	plugin.Go(func() {
+		for {
+			change()
+			select {
+			case <-over:
+				return
+			case changed <- struct{}{}: // somebody waits for it
+			default:
+			}
+		}
+	})
+	for i := range 60 {
+		both := wants("main", device.App, gpu, 3)
+		both.Wants[nic] = 2
+		p := pod(fmt.Sprint(i), wants("init", device.Init, gpu, 2), both)
+		r.Bind(p)
+		<-changed
+		s := r.Standing(p.Demands[1].Container)
+		for ; s.Stand == device.Busy; s = r.Standing(p.Demands[1].Container) {
+			<-s.Done
+		}
+		if s.Stand != device.Ready {
+			r.t.Errorf("pod %d stands %+v", i, s)
+		}
+		if n := r.Published()[gpu]; n < 600 {
+			r.t.Errorf("%d are published", n)
+		}
+		r.Drop(device.PodUID(fmt.Sprint(i - 3)))
+	}
+	close(over)
+	plugin.Wait()
+	for range 12 { // a change of each sort by itself
+		r.check()
+		change()
+	}
+	r.check()
+	r.Replace(nil)
 }

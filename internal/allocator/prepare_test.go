@@ -2,6 +2,7 @@ package allocator_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -44,6 +45,43 @@ func TestPreStartRunsBeforeEachStart(t *testing.T) {
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		if n := len(r.shop.prepared); n != 3 {
 			t.Errorf("prepared %d times after a restart, want 3", n)
+		}
+	})
+}
+
+// A call names all of the container's devices of a resource, however it came by them; a plugin that wants no call gets none.
+func TestPreStartNamesAllDevices(t *testing.T) {
+	const plain device.ResourceName = "vendor.com/plain"
+	run(t, func(r *rig) {
+		for _, res := range []device.ResourceName{gpu, nic, plain} {
+			r.shop.stock(res, 6)
+			r.shop.offer(res, func(o *device.Offer) { o.PreStart = res != plain })
+		}
+		r.RuntimeSynced(nil, nil)
+		all := app(gpu, 3)
+		all.Wants[nic], all.Wants[plain] = 2, 2
+		r.bind("0", app(gpu, 1))
+		r.bind("a", wants("init", device.Init, gpu, 2), all)
+		r.expect("a", "main", "ready vendor.com/gpu[d1 d2 d3] vendor.com/nic[d0 d1] vendor.com/plain[d0 d1]")
+		calls := func() []string {
+			synctest.Wait()
+			made := slices.Sorted(slices.Values(r.shop.prepared)) // containers are prepared side by side
+			r.shop.prepared = nil
+			return made
+		}
+		of := []string{"main vendor.com/gpu [d1 d2 d3]", "main vendor.com/nic [d0 d1]"}
+		if got, want := calls(), append([]string{"init vendor.com/gpu [d1 d2]", "main vendor.com/gpu [d0]"}, of...); !slices.Equal(got, want) {
+			t.Errorf("prepared %q, want %q", got, want)
+		}
+		r.RuntimeStarted(running("1", "a", "main"))
+		r.RuntimeStopped(running("1", "a", "main"))
+		if got := calls(); !slices.Equal(got, of) {
+			t.Errorf("prepared %q for the next start, want %q", got, of)
+		}
+		r.restart()
+		r.expect("a", "main", "busy Preparing") // asking has it prepared, as the books say
+		if got := calls(); !slices.Equal(got, of) {
+			t.Errorf("prepared %q after a restart, want %q", got, of)
 		}
 	})
 }

@@ -72,7 +72,7 @@ func TestRequests(t *testing.T) {
 		"init containers do not":           {[]device.Demand{demand(device.Init, 1), demand(device.Init, 2), demand(device.App, 1)}, 2},
 		"a large init container decides":   {[]device.Demand{demand(device.Init, 5), demand(device.App, 1)}, 5},
 		"apps outweigh init containers":    {[]device.Demand{demand(device.Init, 2), demand(device.Init, 2), demand(device.App, 3), demand(device.App, 3)}, 6},
-		"an init container is as large":    {[]device.Demand{demand(device.Init, 2), demand(device.Init, 2), demand(device.App, 1), demand(device.App, 1)}, 2},
+		"apps are as large together":       {[]device.Demand{demand(device.Init, 2), demand(device.Init, 2), demand(device.App, 1), demand(device.App, 1)}, 2},
 		"sidecars run on":                  {[]device.Demand{demand(device.Sidecar, 1), demand(device.App, 1)}, 2},
 		"an init container after sidecars": {[]device.Demand{demand(device.Sidecar, 2), demand(device.Init, 3), demand(device.App, 1)}, 5},
 		"an init container before them":    {[]device.Demand{demand(device.Init, 3), demand(device.Sidecar, 2), demand(device.App, 1)}, 3},

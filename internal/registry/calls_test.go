@@ -273,15 +273,16 @@ func TestAllocateOneAtATime(t *testing.T) {
 
 func TestPreStart(t *testing.T) {
 	f := start(t, timeouts(200*time.Millisecond))
-	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
-	f.eventually("the plugin serves", f.servesNumber(1))
-	call := func() error { return f.PreStart(t.Context(), pod, container, gpu, []device.ID{"dev-000000"}) }
+	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
+	f.eventually("the plugin serves", f.servesNumber(3))
+	all := []device.ID{"dev-000000", "dev-000001", "dev-000002"}
+	call := func() error { return f.PreStart(t.Context(), pod, container, gpu, all) }
 	if err := call(); err != nil {
 		t.Fatal(err)
 	}
 	requests := p.Requests()
 	last := requests[len(requests)-1]
-	if last.Method != plugintest.PreStart || !slices.Equal(last.IDs, []string{"dev-000000"}) || last.Metadata.Get("devmgrd-pod-uid")[0] != "uid-1" {
+	if last.Method != plugintest.PreStart || fmt.Sprint(last.IDs) != fmt.Sprint(all) || last.Metadata.Get("devmgrd-pod-uid")[0] != "uid-1" {
 		t.Errorf("request = %+v", last)
 	}
 	p.Before(plugintest.PreStart, plugintest.Fail("reset failed"))

@@ -19,9 +19,19 @@ import (
 // announced makes a plugin that serves in the socket directory and waits to be called at reg.sock.
 func announced(f *fixture, devices ...*plugintest.Device) (*plugintest.Plugin, *plugintest.Announcement) {
 	f.t.Helper()
+	return announcedAt(f, "reg.sock", devices...)
+}
+
+// announcedAt is announced for a socket that may be in a directory below, which is made.
+func announcedAt(f *fixture, socket string, devices ...*plugintest.Device) (*plugintest.Plugin, *plugintest.Announcement) {
+	f.t.Helper()
+	path := filepath.Join(f.watched, socket)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		f.t.Fatal(err)
+	}
 	p := plugintest.New(f.t, f.dir, gpu, devices...)
 	p.Serve()
-	return p, p.Announce(filepath.Join(f.watched, "reg.sock"))
+	return p, p.Announce(path)
 }
 
 // wasTold tells whether the latest that the plugin was told of its registration is this.
@@ -249,24 +259,48 @@ func TestWatcherNotifyFails(t *testing.T) {
 
 // A registration socket that is removed takes with it the plugin that came through it, and no other.
 func TestWatcherSocketRemoved(t *testing.T) {
-	f := eager(t, grace(300*time.Millisecond))
-	p, a := announced(f, plugintest.Devices(2)...)
-	f.eventually("the plugin serves", f.servesNumber(2))
-	f.eventually("it is told so", wasTold(p, true))
-	a.Withdraw()
-	f.eventually("the offer is stale or lost", func() bool { return f.offer().State != device.Serving })
-	f.eventually("the stream is closed", func() bool { return p.Streams() == 0 && p.Connections() == 0 })
-	_, err := f.Allocate(t.Context(), pod, container, gpu, nil)
-	if refusal := new(device.Refusal); !errors.As(err, &refusal) || !strings.Contains(err.Error(), "its registration socket was removed") {
-		t.Errorf("err = %v", err)
+	withdraw := func(_ string, a *plugintest.Announcement) error { a.Withdraw(); return nil }
+	for name, test := range map[string]struct {
+		socket string
+		remove func(top string, a *plugintest.Announcement) error
+	}{
+		"in the directory itself": {"reg.sock", withdraw},
+		"in a directory below":    {"top/sub/reg.sock", withdraw},
+		"with its directory":      {"top/sub/reg.sock", func(top string, _ *plugintest.Announcement) error { return os.RemoveAll(top) }},
+		"its directory is hidden": {"top/sub/reg.sock", func(top string, _ *plugintest.Announcement) error {
+			return os.Rename(top, filepath.Join(filepath.Dir(top), ".top"))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := eager(t, grace(300*time.Millisecond))
+			const other = "vendor.example/other"
+			stays := plugintest.New(t, f.watched, other, plugintest.Devices(1)...)
+			stays.Info = &plugintest.Info{Type: "DevicePlugin", Name: other, SupportedVersions: []string{"v1beta1"}}
+			stays.Serve()
+			p, a := announcedAt(f, test.socket, plugintest.Devices(2)...)
+			f.eventually("the plugin serves", f.servesNumber(2))
+			f.eventually("both are told so", func() bool { return wasTold(p, true)() && wasTold(stays, true)() })
+			if err := test.remove(filepath.Join(f.watched, "top"), a); err != nil {
+				t.Fatal(err)
+			}
+			f.eventually("the offer is stale or lost", func() bool { return f.offer().State != device.Serving })
+			f.eventually("the stream is closed", func() bool { return p.Streams() == 0 && p.Connections() == 0 })
+			_, err := f.Allocate(t.Context(), pod, container, gpu, nil)
+			if refusal := new(device.Refusal); !errors.As(err, &refusal) || !strings.Contains(err.Error(), "its registration socket was removed") {
+				t.Errorf("err = %v", err)
+			}
+			f.eventually("the offer is lost", f.is(device.Lost))
+			f.eventually("it is not dialled after a restart", func() bool { r, _ := f.memory.last(); return r.Endpoint == "" && r.Reported })
+			if n := len(f.offer().Inventory.Devices); n != 2 {
+				t.Errorf("the last inventory was not kept: %d devices", n)
+			}
+			if n := f.logs.count("plugin is withdrawn"); n != 1 || f.Offers()[other].State != device.Serving {
+				t.Errorf("%d plugins were withdrawn; %+v", n, f.Offers()[other])
+			}
+			p.Announce(filepath.Join(f.watched, "other.sock"))
+			f.eventually("it is welcome again", f.servesNumber(2))
+		})
 	}
-	f.eventually("the offer is lost", f.is(device.Lost))
-	f.eventually("it is not dialled after a restart", func() bool { r, _ := f.memory.last(); return r.Endpoint == "" && r.Reported })
-	if n := len(f.offer().Inventory.Devices); n != 2 {
-		t.Errorf("the last inventory was not kept: %d devices", n)
-	}
-	p.Announce(filepath.Join(f.watched, "other.sock"))
-	f.eventually("it is welcome again", f.servesNumber(2))
 }
 
 func TestWatcherOldSocketRemoved(t *testing.T) {
