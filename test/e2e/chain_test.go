@@ -19,10 +19,28 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
+// staticCPUs is for the kubelet: with a static CPU manager its answers are not empty, so that "no devices" says something.
+const staticCPUs = "cpuManagerPolicy: static\nreservedSystemCPUs: \"0\"\n"
+
+// unknownToTheKubelet fails the test if the kubelet itself has devices.
+func (r *rig) unknownToTheKubelet() {
+	r.t.Helper()
+	conn, err := grpc.NewClient("unix:///var/lib/kubelet/pod-resources/kubelet.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	r.must(err)
+	defer conn.Close()
+	answer, err := podresources.NewPodResourcesListerClient(conn).GetAllocatableResources(r.ctx, &podresources.AllocatableResourcesRequest{})
+	r.must(err)
+	if len(answer.GetDevices()) != 0 {
+		r.t.Errorf("the kubelet lists devices: %v", answer.GetDevices())
+	}
+	if len(answer.GetCpuIds()) == 0 {
+		r.t.Error("the kubelet lists no CPUs: was it asked at all?")
+	}
+}
+
 // The main job, with Kubernetes' own sample plugin, unmodified and with its own manifest.
 func TestTheMainJob(t *testing.T) {
-	// With a static CPU manager the kubelet's answer is not empty, so that "no devices" says something.
-	r := startWith(t, cluster.Options{KubeletConfig: "cpuManagerPolicy: static\nreservedSystemCPUs: \"0\"\n"})
+	r := startWith(t, cluster.Options{KubeletConfig: staticCPUs})
 
 	set, err := r.SamplePlugin()
 	r.must(err)
@@ -34,23 +52,7 @@ func TestTheMainJob(t *testing.T) {
 	r.must(r.WaitShown(r.soon(2*time.Second), node.SampleResource, 2))
 	t.Logf("the Node shows the devices %s after the registration was seen", time.Since(registered).Round(time.Millisecond))
 
-	t.Run("the kubelet knows nothing of it", func(t *testing.T) {
-		conn, err := grpc.NewClient("unix:///var/lib/kubelet/pod-resources/kubelet.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		answer, err := podresources.NewPodResourcesListerClient(conn).GetAllocatableResources(r.ctx, &podresources.AllocatableResourcesRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(answer.GetDevices()) != 0 {
-			t.Errorf("the kubelet lists devices: %v", answer.GetDevices())
-		}
-		if len(answer.GetCpuIds()) == 0 {
-			t.Error("the kubelet lists no CPUs: was it asked at all?")
-		}
-	})
+	t.Run("the kubelet knows nothing of it", func(t *testing.T) { r.in(t).unknownToTheKubelet() })
 
 	t.Run("another number does not stay", func(t *testing.T) {
 		for _, patch := range []string{

@@ -4,12 +4,16 @@ package e2e
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
@@ -115,4 +119,59 @@ func TestTheLogHoldsNoEnvironment(t *testing.T) {
 	if strings.Contains(string(log), "s3cret") {
 		t.Error("the log holds a plugin's environment")
 	}
+}
+
+// Some plugins make what they grant while they are asked for it: a device node, and a file that describes CDI devices. A
+// container has both, of the first pod and of a later one for which the same file is written anew.
+func TestAPluginMakesWhatItGrants(t *testing.T) {
+	const specFile = "/var/run/cdi/vendor-made.json"
+	r := start(t)
+	t.Cleanup(func() { os.RemoveAll(vendor); os.Remove(specFile) })
+	r.plugin(gpu, 2, func(p *plugintest.Plugin) {
+		p.OnAllocate = func(_ context.Context, request *plugintest.AllocateRequest) (*plugintest.AllocateResponse, error) {
+			id := request.ContainerRequests[0].DevicesIds[0]
+			plain, byCDI := filepath.Join(vendor, id), filepath.Join(vendor, id+"-cdi")
+			if err := errors.Join(
+				os.MkdirAll(vendor, 0o755),
+				unix.Mknod(plain, unix.S_IFCHR|0o600, int(unix.Mkdev(10, 237))),
+				unix.Mknod(byCDI, unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229))),
+				describe(specFile),
+			); err != nil {
+				return nil, err
+			}
+			return &plugintest.AllocateResponse{ContainerResponses: []*plugintest.Answer{{
+				Devices:    []*pluginapi.DeviceSpec{{ContainerPath: "/dev/plain", HostPath: plain, Permissions: "rw"}},
+				CdiDevices: []*pluginapi.CDIDevice{{Name: "vendor.example/made=" + id}},
+			}}}, nil
+		}
+	})
+	for i, name := range []string{"a", "b"} {
+		got := r.run(name, gpu, 1)
+		if want := fmt.Sprintf("dev-%06d", i); got.Env["MADE"] != want {
+			t.Errorf("%s: MADE is %q, want %q", name, got.Env["MADE"], want)
+		}
+		if d, _ := got.Device("/dev/plain"); d.Type != "c" || d.Major != 10 || d.Minor != 237 || d.Mode != 0o600 {
+			t.Errorf("%s: /dev/plain is %+v", name, d)
+		}
+		if d, _ := got.Device("/dev/by-cdi"); d.Type != "c" || d.Major != 10 || d.Minor != 229 {
+			t.Errorf("%s: /dev/by-cdi is %+v", name, d)
+		}
+	}
+}
+
+// describe writes a CDI specification of all devices that the plugin has made so far.
+func describe(specFile string) error {
+	made, err := filepath.Glob(filepath.Join(vendor, "*-cdi"))
+	if err != nil {
+		return err
+	}
+	var all []string
+	for _, path := range made {
+		id := strings.TrimSuffix(filepath.Base(path), "-cdi")
+		all = append(all, fmt.Sprintf(`{"name": %q, "containerEdits": {"env": ["MADE=%s"], "deviceNodes": [{"path": "/dev/by-cdi", "hostPath": %q}]}}`, id, id, path))
+	}
+	text := fmt.Sprintf(`{"cdiVersion": "0.6.0", "kind": "vendor.example/made", "devices": [%s]}`, strings.Join(all, ","))
+	return errors.Join(
+		os.MkdirAll(filepath.Dir(specFile), 0o755), os.WriteFile(specFile+".new", []byte(text), 0o644), os.Rename(specFile+".new", specFile),
+	)
 }

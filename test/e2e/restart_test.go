@@ -246,3 +246,20 @@ func TestALostStateFile(t *testing.T) {
 		t.Errorf("%v devices are set aside still", n)
 	}
 }
+
+// A pod that is deleted, and whose container the kubelet ends, while devmgrd is away, holds nothing when devmgrd is back.
+func TestAPodIsDeletedWithoutUs(t *testing.T) {
+	r := start(t)
+	r.plugin(gpu, 1)
+	device := r.run("a", gpu, 1).Env["DEVICES"]
+	r.must(r.Devmgrd.Kill())
+	r.must(r.Delete(r.ctx, "a"))
+	if left, err := r.RunningContainers(r.ctx, "main"); err != nil || len(left) != 0 {
+		t.Fatalf("the pod's container has not ended: %v (%v)", left, err)
+	}
+	r.must(r.StartDevmgrd(r.ctx))
+	r.until("the device is free", func() bool { return r.inState(gpu, "free") == 1 && r.inState(gpu, "assigned") == 0 })
+	if got := r.run("b", gpu, 1).Env["DEVICES"]; got != device || device == "" {
+		t.Errorf("the next pod has %q, the one before had %q", got, device)
+	}
+}

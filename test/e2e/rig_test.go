@@ -62,6 +62,9 @@ func startWith(t *testing.T, o cluster.Options, args ...string) *rig {
 	return r
 }
 
+// in is the rig for a subtest.
+func (r *rig) in(t *testing.T) *rig { return &rig{r.Node, t, r.ctx} }
+
 func (r *rig) must(err error) {
 	r.t.Helper()
 	if err != nil {
@@ -159,6 +162,12 @@ func (r *rig) metric(series string) float64 {
 	v, err := r.Metric(series)
 	r.must(err)
 	return v
+}
+
+// inState counts a resource's devices in a state.
+func (r *rig) inState(resource, state string) float64 {
+	r.t.Helper()
+	return r.metric(fmt.Sprintf("devmgrd_devices{resource_name=%q,state=%q}", resource, state))
 }
 
 // unscheduled waits until the scheduler has found no room for the pod.

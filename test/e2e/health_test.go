@@ -1,0 +1,135 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/node"
+)
+
+// The Node's numbers follow the health of devices, each change by one step. A device that gets sick under a pod stays the
+// pod's, counts as long as it is in use, and is given to nobody else.
+func TestDeviceHealth(t *testing.T) {
+	r := start(t)
+	p := r.plugin(gpu, 4)
+	// sick makes the devices with these numbers sick, and all others healthy.
+	sick := func(numbers ...int) {
+		all := plugintest.Devices(4)
+		for _, i := range numbers {
+			all[i].Health = plugintest.Unhealthy
+		}
+		p.Set(all...)
+	}
+
+	t.Run("nothing is in use", func(t *testing.T) {
+		shows := r.in(t).followNumbers(gpu)
+		shows(4)
+		for _, numbers := range [][]int{{3}, {}, {0, 3}, {3}, {}} {
+			sick(numbers...)
+			shows(4 - int64(len(numbers)))
+		}
+	})
+
+	// What upstream's test of the kubelet's numbers does. Where that has two numbers, what is healthy is both.
+	t.Run("devices come, get sick and go", func(t *testing.T) {
+		r := r.in(t)
+		other := plugintest.New(t, node.SocketDir, nic)
+		other.Set(listed("one two three!")...)
+		other.Serve()
+		other.MustRegister()
+		r.must(r.WaitShown(r.soon(20*time.Second), nic, 2))
+		shows := r.followNumbers(nic)
+		shows(2)
+		for _, step := range []struct {
+			list          string
+			healthy, sick float64
+			changed       bool
+		}{
+			{list: "one two", healthy: 2},
+			{list: "one two! three!", healthy: 1, sick: 2, changed: true},
+			{list: "two! three!", sick: 2, changed: true},
+			{list: "one two! three!", healthy: 1, sick: 2, changed: true},
+		} {
+			other.Set(listed(step.list)...)
+			r.until("devmgrd knows of "+step.list, func() bool {
+				return r.inState(nic, "free") == step.healthy && r.inState(nic, "unhealthy") == step.sick
+			})
+			if step.changed {
+				shows(int64(step.healthy))
+			}
+		}
+	})
+
+	t.Run("in use", func(t *testing.T) {
+		r := r.in(t)
+		if got := r.run("holder", gpu, 1).Env["DEVICES"]; got != "dev-000000" {
+			t.Fatalf("the pod has %q", got)
+		}
+		stayed, shows := r.followPod("holder"), r.followNumbers(gpu)
+		shows(4)
+		sick(0, 3)
+		shows(3) // one that is in use counts still, the other does not
+
+		// Who asks for more than is left is not scheduled, until there is more.
+		r.must(r.Create(r.ctx, node.Pod("later", gpu, 3, "report", "--then-sleep")))
+		r.unscheduled("later")
+		r.told("later", "Insufficient "+gpu)
+		sick(0)
+		shows(4)
+		if got := r.running("later").Env["DEVICES"]; got != "dev-000001,dev-000002,dev-000003" {
+			t.Errorf("the pod that waited has %q", got)
+		}
+		r.must(r.Delete(r.ctx, "later"))
+
+		// Who was scheduled, and finds a device sick then, waits on the node. It counts there, so the number stays.
+		p.Before(plugintest.Allocate, func(context.Context) error {
+			sick(0, 2)
+			return errors.New("dev-000002 is sick")
+		})
+		r.must(r.Create(r.ctx, node.Pod("bound", gpu, 3, "report", "--then-sleep")))
+		r.told("bound", "Warning WaitingForDevices: DeviceUnhealthy: vendor.example/gpu: 3 wanted, 2 of 4 free and healthy, 1 free but unhealthy")
+		if n := r.metric(`devmgrd_demands_waiting{reason="DeviceUnhealthy"}`); n != 1 {
+			t.Errorf("%v pods wait for a device to be healthy, want 1", n)
+		}
+		p.Before(plugintest.Allocate, nil)
+		sick(0)
+		if got := r.running("bound").Env["DEVICES"]; got != "dev-000001,dev-000002,dev-000003" {
+			t.Errorf("the pod that waited has %q", got)
+		}
+
+		p.Set(append(p.Listed(), plugintest.Dev("one-more", plugintest.Healthy))...)
+		shows(5) // it was 4 all the time
+		sick(0)
+		shows(4)
+
+		// Sick and in nobody's use it does not count, and healthy again it does.
+		stayed()
+		r.must(r.Delete(r.ctx, "holder"))
+		shows(3)
+		sick()
+		shows(4)
+		if got := r.run("next", gpu, 1).Env["DEVICES"]; got != "dev-000000" {
+			t.Errorf("the next pod has %q", got)
+		}
+	})
+}
+
+// listed makes devices of a list of IDs, those with a "!" sick.
+func listed(list string) []*plugintest.Device {
+	var all []*plugintest.Device
+	for _, word := range strings.Fields(list) {
+		id, sick := strings.CutSuffix(word, "!")
+		d := plugintest.Dev(id, plugintest.Healthy)
+		if sick {
+			d.Health = plugintest.Unhealthy
+		}
+		all = append(all, d)
+	}
+	return all
+}

@@ -1,0 +1,216 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/cluster/images/report"
+	"github.com/devmgrd/devmgrd/test/node"
+)
+
+// registryDir is devmgrd's in the place of the kubelet's plugins_registry.
+const registryDir = "/run/devmgrd/plugins_registry"
+
+// samplePod gives the sample plugin's pod, once it runs and it is not the one of before.
+func (r *rig) samplePod(before *corev1.Pod) *corev1.Pod {
+	r.t.Helper()
+	var pod *corev1.Pod
+	r.until("the plugin's container runs", func() bool {
+		pods, err := r.Client().CoreV1().Pods(metav1.NamespaceSystem).List(r.ctx, metav1.ListOptions{LabelSelector: "k8s-app=sample-device-plugin"})
+		if err != nil || len(pods.Items) != 1 || pods.Items[0].Status.Phase != corev1.PodRunning {
+			return false
+		}
+		pod = &pods.Items[0]
+		return before == nil || node.ContainerID(pod) != node.ContainerID(before)
+	})
+	return pod
+}
+
+// sampleDevice tells which of the sample plugin's devices a container has: they are mounts.
+func sampleDevice(got report.Report) string {
+	var all []string
+	for point := range points(got) {
+		if name, is := strings.CutPrefix(point, "/tmp/"); is {
+			all = append(all, name)
+		}
+	}
+	return strings.Join(all, ",")
+}
+
+// A plugin's process is killed, and then its pod is made anew, while a pod runs with its device: that runs on and keeps
+// its device, and the Node's number does not move.
+func TestAPluginRestarts(t *testing.T) {
+	r := start(t)
+	r.samplePlugin()
+	plugin := r.samplePod(nil)
+	a := node.Pod("a", node.SampleResource, 1, "report", "--then-sleep")
+	a.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	r.must(r.Create(r.ctx, a))
+	device := sampleDevice(r.running("a"))
+	stayed, numbers := r.followPod("a"), r.watchNumbers(node.SampleResource)
+
+	registrations := fmt.Sprintf("device_plugin_registration_total{resource_name=%q}", node.SampleResource)
+	up := fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", node.SampleResource)
+	for i, end := range []struct {
+		what string
+		do   func() error
+	}{
+		{"its process", func() error { return r.KillContainer(r.ctx, node.ContainerID(plugin)) }},
+		{"its pod", func() error {
+			return r.Client().CoreV1().Pods(plugin.Namespace).Delete(r.ctx, plugin.Name, metav1.DeleteOptions{})
+		}},
+	} {
+		t.Run(end.what, func(t *testing.T) {
+			r := r.in(t)
+			r.must(end.do())
+			r.until("the plugin has registered again", func() bool { return r.metric(registrations) == float64(i+2) && r.metric(up) == 1 })
+			plugin = r.samplePod(plugin)
+			r.until("the pod has its device and the other is free", func() bool {
+				return r.inState(node.SampleResource, "assigned") == 1 && r.inState(node.SampleResource, "free") == 1
+			})
+		})
+	}
+	stayed()
+
+	// The container restarts with the same device, for which nobody is asked, and another pod gets the other one.
+	pod, err := r.WaitPhase(r.ctx, "a", corev1.PodRunning)
+	r.must(err)
+	r.must(r.KillContainer(r.ctx, node.ContainerID(pod)))
+	r.must(r.WaitPod(r.soon(time.Minute), "default", "a", func(now *corev1.Pod) (bool, error) {
+		return len(now.Status.ContainerStatuses) > 0 && now.Status.ContainerStatuses[0].RestartCount == 1 &&
+			now.Status.ContainerStatuses[0].State.Running != nil, nil
+	}))
+	if got := sampleDevice(r.running("a")); got != device || device == "" {
+		t.Errorf("the container had %q and has %q", device, got)
+	}
+	if n := r.metric(fmt.Sprintf("device_plugin_alloc_duration_seconds_count{resource_name=%q}", node.SampleResource)); n != 1 {
+		t.Errorf("Allocate was called %v times, want once", n)
+	}
+	if got := sampleDevice(r.run("b", node.SampleResource, 1)); got == device || got == "" {
+		t.Errorf("a has %q, b has %q", device, got)
+	}
+	for _, n := range numbers() {
+		if n != 2 {
+			t.Errorf("the Node showed %d meanwhile, want 2 all the time", n)
+		}
+	}
+}
+
+// A plugin that does not register, but waits in plugins_registry to be called, is led to devmgrd like any other, since it
+// has the directory of device plugins, too. Who has only plugins_registry is a CSI driver, and the kubelet's.
+func TestAPluginThatWaitsToBeCalled(t *testing.T) {
+	const kubelets = "/var/lib/kubelet/plugins_registry"
+	r := startWith(t, cluster.Options{KubeletConfig: staticCPUs})
+	r.samplePlugin(func(c *corev1.Container) {
+		for i := range c.Env {
+			if c.Env[i].Name == "PLUGIN_SOCK_DIR" {
+				c.Env[i].Value = kubelets
+			}
+		}
+		c.Env = append(c.Env, corev1.EnvVar{Name: "REGISTER_CONTROL_FILE", Value: "/tmp/register"}) // it does not register before that is removed
+	})
+
+	t.Run("devmgrd calls it", func(t *testing.T) {
+		r := r.in(t)
+		for series, want := range map[string]float64{"device_plugin_registration_total": 1, "devmgrd_plugin_up": 1} {
+			if n := r.metric(fmt.Sprintf("%s{resource_name=%q}", series, node.SampleResource)); n != want {
+				t.Errorf("%s is %v, want %v", series, n, want)
+			}
+		}
+		spec, err := r.spec(r.ctx, node.ContainerID(r.samplePod(nil)))
+		r.must(err)
+		from := map[any]any{}
+		for _, m := range spec["mounts"].([]any) {
+			from[m.(map[string]any)["destination"]] = m.(map[string]any)["source"]
+		}
+		for at, want := range map[string]string{kubelets: registryDir, "/var/lib/kubelet/device-plugins": node.SocketDir} {
+			if from[at] != want {
+				t.Errorf("%s is %v in the plugin's container, want %s", at, from[at], want)
+			}
+		}
+		if got := sampleDevice(r.run("a", node.SampleResource, 1)); !strings.HasPrefix(got, "Dev-") {
+			t.Errorf("the pod has %q, want one of the plugin's devices", got)
+		}
+	})
+
+	t.Run("the kubelet does not know it", func(t *testing.T) {
+		r := r.in(t)
+		r.unknownToTheKubelet()
+		if sockets, err := os.ReadDir(kubelets); err != nil || len(sockets) != 0 {
+			t.Errorf("the kubelet's directory has %v (%v)", sockets, err)
+		}
+		if sockets, err := os.ReadDir(registryDir); err != nil || len(sockets) != 1 {
+			t.Errorf("devmgrd's directory has %v (%v), want the plugin's socket", sockets, err)
+		}
+	})
+
+	t.Run("a CSI driver stays with the kubelet", func(t *testing.T) {
+		r := r.in(t)
+		mark := filepath.Join(kubelets, "mark")
+		r.must(os.WriteFile(mark, nil, 0o644))
+		t.Cleanup(func() { os.Remove(mark) })
+		driver := node.Pod("driver", "", 0, "report", "--open", "/registration/mark", "--then-sleep")
+		made := corev1.HostPathDirectoryOrCreate
+		for at, from := range map[string]string{"/registration": kubelets, "/csi": "/var/lib/kubelet/plugins/csi.vendor.example"} {
+			name := strings.TrimPrefix(at, "/")
+			driver.Spec.Volumes = append(driver.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{
+				HostPath: &corev1.HostPathVolumeSource{Path: from, Type: &made}}})
+			driver.Spec.Containers[0].VolumeMounts = append(driver.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: at})
+		}
+		r.must(r.Create(r.ctx, driver))
+		got := r.running("driver")
+		if len(got.Opened) == 0 || got.Opened[0].Error != "" {
+			t.Errorf("it does not see what is in the kubelet's directory: %+v", got.Opened)
+		}
+		for at, want := range map[string]string{"/registration": kubelets, "/csi": "/var/lib/kubelet/plugins/csi.vendor.example"} {
+			if m, _ := got.Mount(at); !strings.HasSuffix(m.Root, want) {
+				t.Errorf("%s is %s, want %s", at, m.Root, want)
+			}
+		}
+	})
+}
+
+// Where a second plugin of a resource is not taken it is told so, and the first one serves on.
+func TestASecondPluginIsRejected(t *testing.T) {
+	r := startWith(t, cluster.Options{}, "--set", "plugins.onDuplicate=reject")
+	first := r.plugin(gpu, 2)
+	r.run("a", gpu, 1)
+	stayed, shows := r.followPod("a"), r.followNumbers(gpu)
+	shows(2)
+	second := plugintest.New(t, node.SocketDir, gpu, plugintest.Dev("other", plugintest.Healthy))
+	second.Endpoint = "second.sock"
+	second.Serve()
+	err := second.Register()
+	t.Log(err)
+	if want := fmt.Sprintf("%s is served by the plugin at %q, and a second one is not taken", gpu, first.Endpoint); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("the second plugin was told %v, want %q", err, want)
+	}
+	if got := r.run("b", gpu, 1).Env["DEVICES"]; got != "dev-000001" {
+		t.Errorf("the next pod has %q, want the first plugin's other device", got)
+	}
+	if one, two := first.Calls(plugintest.Allocate), second.Calls(plugintest.ListAndWatch)+second.Calls(plugintest.Allocate); one != 2 || two != 0 {
+		t.Errorf("the first was asked %d times, want 2; the second %d times, want 0", one, two)
+	}
+	first.MustRegister() // it is no second one
+
+	// The first one goes: the next one is taken. Its one device and the two in use are what there is now.
+	first.Stop()
+	r.until("the first one has gone", func() bool { return r.metric(fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", gpu)) == 0 })
+	second.MustRegister()
+	shows(3)
+	if got := r.run("c", gpu, 1).Env["DEVICES"]; got != "other" {
+		t.Errorf("the next pod has %q, want the second plugin's device", got)
+	}
+	stayed()
+}
