@@ -117,7 +117,9 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	}
 	parts := []part{{"registration", plugins.Check}, {"store", books.Check}}
 	runs := []func(context.Context) error{owners.Run, plugins.Run, ledger.Run}
-	if api != nil {
+	if api == nil {
+		ledger.Replace(nil) // what an API server had bound to the node before is not wanted any more
+	} else {
 		bound := pods.New(pods.Config{
 			NodeName: c.NodeName,
 			Client:   api,

@@ -121,6 +121,10 @@ func TestWhileAPluginThinks(t *testing.T) {
 			func(r *rig) { r.bind("a", app(gpu, 1)) },
 			func(r *rig) { r.expect("a", "main", "ready vendor.com/gpu[d3]") },
 		},
+		"its demand changes, and back": {
+			func(r *rig) { r.bind("a", app(gpu, 1)); r.bind("a", app(gpu, 2)) },
+			func(r *rig) { r.expect("a", "main", "ready vendor.com/gpu[d3 d4]") },
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(r *rig) {
@@ -142,6 +146,31 @@ func TestWhileAPluginThinks(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What a plugin prefers for one container may leave another one without a place. It is a wish, and the pod is served.
+func TestAdviceThatStandsInTheWay(t *testing.T) {
+	run(t, func(r *rig) {
+		near := func(res device.ResourceName, nodes ...int) {
+			r.shop.stock(res, len(nodes))
+			r.shop.offer(res, func(o *device.Offer) {
+				for i, node := range nodes {
+					o.Inventory.Devices[i].NUMA = []int{node}
+				}
+			})
+		}
+		near(gpu, 0, 0, 1, 1)
+		near(nic, 1)
+		r.shop.prefers(gpu, last)
+		r.bind("a", app(gpu, 3), device.Demand{
+			Container: device.Container{Name: "two"}, Kind: device.App, Wants: map[device.ResourceName]int{gpu: 1, nic: 1},
+		})
+		r.expect("a", "main", "ready vendor.com/gpu[d0 d1 d2]")
+		r.expect("a", "two", "ready vendor.com/gpu[d3] vendor.com/nic[d0]")
+		if n := r.metric("devmgrd_preferred_allocations_total", string(gpu), "followed"); n != 1 {
+			t.Errorf("%v answers were as they should be, want 1", n)
+		}
+	}, func(r *rig) { r.topology = allocator.Topology{Policy: allocator.Restricted} })
 }
 
 // Places are minded by the allocator as a whole: what is given back ends the wait for a better place.

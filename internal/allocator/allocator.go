@@ -75,6 +75,8 @@ type Allocator struct {
 
 	mu      sync.Mutex // guards what follows; never held across a plugin's call or a commit
 	pods    map[device.PodUID]*pod
+	locals  map[device.PodUID]*pod             // those of pods of which the runtime tells
+	mirrors map[device.PodUID]device.PodDemand // what stands for those in the API
 	pools   pools
 	queued  []*pod                   // to be planned now
 	waiting map[device.PodUID]*pod   // to be planned when something changes
@@ -111,6 +113,8 @@ func New(c Config) *Allocator {
 		write:    make(chan struct{}, 1),
 		changed:  make(chan struct{}, 1),
 		pods:     map[device.PodUID]*pod{},
+		locals:   map[device.PodUID]*pod{},
+		mirrors:  map[device.PodUID]device.PodDemand{},
 		pools:    pools{},
 		waiting:  map[device.PodUID]*pod{},
 		leavers:  map[device.PodUID]*pod{},
@@ -121,7 +125,7 @@ func New(c Config) *Allocator {
 	}
 	for _, r := range c.Known {
 		p := &pod{demand: r.Demand, wanted: true, saved: true, bound: time.Now(), assigned: r.Assignments}
-		a.pods[r.Demand.Pod.UID] = p
+		a.addLocked(p)
 		a.pools.request(p.demand, 1)
 		for _, as := range r.Assignments {
 			for _, s := range as.Shares {
@@ -155,29 +159,6 @@ func (a *Allocator) Run(ctx context.Context) error {
 		case <-again:
 		}
 	}
-}
-
-// Changed has a value after the published numbers may have changed.
-func (a *Allocator) Changed() <-chan struct{} { return a.changed }
-
-// Published gives the number of devices that the Node shows for each resource that a plugin has ever listed.
-func (a *Allocator) Published() map[device.ResourceName]int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	numbers := make(map[device.ResourceName]int, len(a.pools))
-	for r, p := range a.pools {
-		if p.offered && p.offer.Reported {
-			numbers[r] = p.published()
-		}
-	}
-	return numbers
-}
-
-// Complete tells whether Published counts what every pod bound to the node asks for: after the first full list of them.
-func (a *Allocator) Complete() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.listed
 }
 
 // refresh takes over the offers that have changed. Only one goroutine at a time calls it (New, then Run's), so it may
@@ -240,6 +221,8 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 		if p.phase == queuing { // it may have left meanwhile
 			a.reserveLocked(ctx, p)
 		}
+		a.mu.Unlock() // the runtime's questions are not to wait for all of them
+		a.mu.Lock()
 	}
 	starts := a.starts
 	a.starts = nil

@@ -31,7 +31,6 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 	}
 	held := a.holdLocked(uid, best.choices)
 	p.phase = asking
-	delete(a.unsaved, uid) // the commit at the end of the attempt holds its demand too
 	demand, has := p.demand, p.assigned
 	a.work.Go(func() {
 		for best.ask != nil {
@@ -61,18 +60,18 @@ func (a *Allocator) improve(p *pod, held hold, said advice) (best proposal, inst
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	uid := p.demand.Pod.UID
-	for r, ids := range held.free {
-		a.pools[r].giveBack(ids, uid)
-	}
+	a.giveBackLocked(uid, held)
 	no := &device.Refusal{}
 	if p.wanted && p.later == nil {
-		best, no = a.planLocked(p, said)
+		if best, no = a.planLocked(p, said); no != nil {
+			best, no = a.planLocked(p, nil) // what plugins prefer is a wish, and one may stand in the way of another container
+		}
 	}
 	if no == nil {
 		instead = a.holdLocked(uid, best.choices)
 	}
-	for r, ids := range held.free {
-		if !slices.Equal(ids, instead.free[r]) {
+	for r, ids := range held {
+		if !slices.Equal(ids, instead[r]) {
 			a.wakeLocked(r, false)
 		}
 	}
@@ -84,50 +83,36 @@ func (a *Allocator) improve(p *pod, held hold, said advice) (best proposal, inst
 }
 
 // A hold is what an attempt has set aside.
-type hold struct {
-	free   map[device.ResourceName][]device.ID
-	strays map[string]device.Choice // what a container runs with, by its stamp: set aside before, and held from now on
-}
+type hold map[device.ResourceName][]device.ID
 
 // holdLocked sets the chosen devices aside. Those that are neither free nor strays are the pod's own already.
 func (a *Allocator) holdLocked(uid device.PodUID, choices map[string]device.Choice) hold {
-	h := hold{map[device.ResourceName][]device.ID{}, map[string]device.Choice{}}
-	for container, choice := range choices {
-		for r, ids := range choice {
+	h := hold{}
+	for _, container := range slices.Sorted(maps.Keys(choices)) {
+		for r, ids := range choices[container] {
 			pool := a.pools[r]
 			for _, id := range ids {
-				switch _, taken := pool.taken[id]; {
-				case !taken:
-					pool.take([]device.ID{id}, uid)
-					h.free[r] = append(h.free[r], id)
-				case pool.strays[id]:
-					delete(pool.strays, id)
-					if h.strays[container] == nil {
-						h.strays[container] = device.Choice{}
-					}
-					h.strays[container][r] = append(h.strays[container][r], id)
+				_, taken := pool.taken[id]
+				if taken && !pool.strays[id] {
+					continue
 				}
+				pool.take([]device.ID{id}, uid)
+				delete(pool.strays, id)
+				h[r] = append(h[r], id)
 			}
 		}
 	}
 	return h
 }
 
-// releaseLocked gives back what an attempt has set aside. What a container still runs with goes back to where it was.
-func (a *Allocator) releaseLocked(uid device.PodUID, h hold) {
-	for r, ids := range h.free {
+// giveBackLocked gives back what an attempt has set aside. What a container of the pod runs with stays set aside for it.
+func (a *Allocator) giveBackLocked(uid device.PodUID, h hold) {
+	for r, ids := range h {
 		a.pools[r].giveBack(ids, uid)
-		a.wakeLocked(r, false)
 	}
-	for container, choice := range h.strays {
+	for _, choice := range a.strays[uid] {
 		for r, ids := range choice {
-			for _, id := range ids {
-				a.pools[r].giveBack([]device.ID{id}, uid)
-			}
-			if len(a.live[uid]) > 0 {
-				a.setAsideLocked(uid, container, r, ids)
-			}
-			a.wakeLocked(r, false)
+			a.pools[r].stray(ids, uid)
 		}
 	}
 }
@@ -169,13 +154,16 @@ func (a *Allocator) settle(p *pod, held hold, got []device.Assignment, err error
 	defer a.mu.Unlock()
 	defer signal(a.changed)
 	if err != nil {
-		a.releaseLocked(p.demand.Pod.UID, held)
+		a.giveBackLocked(p.demand.Pod.UID, held)
+		for r := range held {
+			a.wakeLocked(r, false)
+		}
 		p.tries++
 		a.failLocked(p, waitFor(err), min(firstPause<<min(p.tries-1, 8), lastPause))
 		return
 	}
 	p.assigned, p.saved, p.later = got, true, nil
-	a.letGoLocked(p.demand.Pod.UID) // what it ran with and has not been given again
+	delete(a.unsaved, p.demand.Pod.UID)
 	a.settleLocked(p)
 	took := time.Since(p.bound)
 	a.metrics.admission.Observe(took.Seconds())

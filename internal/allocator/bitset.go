@@ -11,10 +11,13 @@ func (b bitset) has(i int) bool { return b[i/64]&(1<<(i%64)) != 0 }
 func (b bitset) add(i int)      { b[i/64] |= 1 << (i % 64) }
 func (b bitset) remove(i int)   { b[i/64] &^= 1 << (i % 64) }
 
-// next gives the lowest member that is not below from, or -1.
-func (b bitset) next(from int) int {
+// next gives the lowest member that is not below from and is in mask too, or -1. A mask that is nil holds everything.
+func (b bitset) next(from int, mask bitset) int {
 	for w := from / 64; w < len(b); w++ {
 		word := b[w]
+		if mask != nil {
+			word &= mask[w]
+		}
 		if w == from/64 {
 			word &= ^uint64(0) << (from % 64)
 		}
@@ -23,4 +26,11 @@ func (b bitset) next(from int) int {
 		}
 	}
 	return -1
+}
+
+// join adds all members of other.
+func (b bitset) join(other bitset) {
+	for w, word := range other {
+		b[w] |= word
+	}
 }

@@ -71,14 +71,17 @@ func (a *Allocator) due() (save, forget []*pod, records []device.PodRecord) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.writeAt = time.Time{}
-	for _, p := range a.unsaved {
-		if p.wanted && !p.saved && p.phase != asking {
+	for uid, p := range a.unsaved {
+		if p.phase == asking {
+			continue // what ends the attempt writes it
+		}
+		delete(a.unsaved, uid)
+		if p.wanted {
 			p.saved = true // a pod that goes while we write has to be forgotten again
 			save = append(save, p)
 			records = append(records, device.PodRecord{Demand: p.demand, Assignments: p.assigned})
 		}
 	}
-	clear(a.unsaved)
 	for uid, p := range a.leavers {
 		if len(p.assigned) > 0 && (!a.synced || len(a.live[uid]) > 0) {
 			continue // its containers may still run
@@ -111,7 +114,6 @@ func (a *Allocator) written(save, forget []*pod, err error) {
 			a.log.Error("the books cannot be written; trying again until they can", "err", err)
 		}
 		for _, p := range save {
-			p.saved = false
 			a.rememberLocked(p)
 		}
 		a.writeLocked(bookPause)

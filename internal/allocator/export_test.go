@@ -37,7 +37,10 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 				return fmt.Errorf("pod %s waits with %v, and a plan says %v", p.demand.Pod, p.wait, no)
 			}
 		}
-		if p.wanted {
+		if (a.locals[uid] != nil) != p.demand.Local {
+			return fmt.Errorf("pod %s: local %v, and among the local ones %v", p.demand.Pod, p.demand.Local, a.locals[uid] != nil)
+		}
+		if p.wanted && !p.demand.Local {
 			for r, n := range p.demand.Requests() {
 				requests[r] += n
 			}
@@ -62,6 +65,11 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 					owner[k] = uid
 				}
 			}
+		}
+	}
+	for _, d := range a.mirrors {
+		for r, n := range d.Requests() {
+			requests[r] += n
 		}
 	}
 	strays := map[key]device.PodUID{}

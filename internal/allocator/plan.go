@@ -36,8 +36,15 @@ type proposal struct {
 // Free devices are taken near as few NUMA nodes as will do for all of the container's resources (or the pod's); among
 // those the ones that the plugin prefers, and then those with the lowest IDs.
 func plan(w wish, from pools) (proposal, *device.Refusal) {
+	if w.strict() { // that there are too few is said first, and places do not change it
+		anywhere := w
+		anywhere.places, anywhere.advice = Topology{}, nil
+		if _, no := plan(anywhere, from); no != nil {
+			return proposal{}, no
+		}
+	}
 	work := maxWork
-	p := planner{wish: w, from: from, work: &work, out: proposal{choices: map[string]device.Choice{}}}
+	p := &planner{wish: w, from: from, work: &work, out: proposal{choices: map[string]device.Choice{}}}
 	var near nodes
 	if w.places.minds() && w.places.Scope == PerPod {
 		var no *device.Refusal
@@ -55,8 +62,10 @@ func plan(w wish, from pools) (proposal, *device.Refusal) {
 type planner struct {
 	wish
 	from pools
-	work *int
+	work *int // what is left of maxWork
+	back bool // a choice has been in vain: from now on each other one counts as work
 	out  proposal
+	hope *bool // what hopeless has found out; nil: nobody has asked
 }
 
 // A line is what a container wants of one resource.
@@ -95,19 +104,40 @@ func (p *planner) choose(i int, on shelves, near nodes) *device.Refusal {
 	}
 	for own := range newSearch(needs(lines, on, asWanted), p.work).sets(p.limit(lines, on)) {
 		later := p.take(i, on.clone(), lines, own, nil)
-		if later == nil || later.Reason != device.TopologyMismatch {
-			return later
+		if later == nil {
+			return nil
 		}
-		no = cmp.Or(no, later)
+		p.back = true
+		if no = cmp.Or(no, later); *p.work <= 0 || p.hopeless() {
+			break
+		}
 	}
 	return cmp.Or(no, p.mismatch("container "+d.Container.Name, lines, on))
+}
+
+// hopeless tells whether one of the containers could not have its devices as the policy demands if it were alone, so that
+// it is no use to try other places for the ones before it.
+func (p *planner) hopeless() bool {
+	if p.hope == nil {
+		hope := len(p.has) > 0 || !slices.ContainsFunc(p.demand.Demands, func(d device.Demand) bool {
+			on := shelves{}
+			lines, _ := p.lines(d, on)
+			_, found := newSearch(needs(lines, on, asWanted), p.work).first(p.limit(lines, on))
+			return !found
+		})
+		p.hope = &hope
+	}
+	return !*p.hope
 }
 
 // take chooses for the i-th container near the nodes, and then for those after it.
 func (p *planner) take(i int, on shelves, lines []line, own, pod nodes) *device.Refusal {
 	d, choice, ask := p.demand.Demands[i], device.Choice{}, p.out.ask
 	for _, l := range lines {
-		ids, question := on[l.resource].pick(l, own, p.advice, p.work)
+		if p.back {
+			*p.work -= lineWork + 4*len(on[l.resource].left) + l.n
+		}
+		ids, question := on[l.resource].pick(l, own, p.advice, p.out.ask == nil, p.work)
 		on[l.resource].settle(d.Kind, ids)
 		choice[l.resource] = ids
 		p.out.ask = cmp.Or(p.out.ask, question)
@@ -174,7 +204,11 @@ func (p *planner) podNodes() (nodes, *device.Refusal) {
 		}
 		l := line{resource: r, n: requests[r], certain: slices.Clone(s.running)}
 		for _, as := range p.has {
-			l.certain = append(l.certain, sharesOf(p.has, as.Container.Name)[r]...)
+			for _, s := range as.Shares {
+				if s.Resource == r {
+					l.certain = append(l.certain, s.IDs...)
+				}
+			}
 		}
 		slices.Sort(l.certain)
 		l.certain = slices.Compact(l.certain)
@@ -187,7 +221,7 @@ func (p *planner) podNodes() (nodes, *device.Refusal) {
 		set, _ := newSearch(needs(lines, on, asFarAsPossible), p.work).fewest()
 		return set, nil
 	}
-	for set := range newSearch(needs(lines, on, asWanted), p.work).sets(p.limit(lines, on)) {
+	if set, found := newSearch(needs(lines, on, asWanted), p.work).first(p.limit(lines, on)); found {
 		return set, nil
 	}
 	return nil, p.mismatch("the pod", lines, on)
@@ -217,12 +251,15 @@ func (p *planner) mismatch(whose string, lines []line, on shelves) *device.Refus
 	if p.places.Policy == Restricted {
 		how = "on as few NUMA nodes as they could be"
 	}
+	if *p.work <= 0 {
+		how += ", as far as was tried"
+	}
 	return device.Refuse(device.TopologyMismatch, nil, "%s wants %s, which are not to be had %s, as topology.policy %s demands",
 		whose, strings.Join(wants, " and "), how, p.places.Policy)
 }
 
 // strict tells whether the pod rather waits than have its devices apart. One that runs already has what it has.
-func (p *planner) strict() bool { return p.places.strict() && len(p.runs) == 0 }
+func (w wish) strict() bool { return w.places.strict() && len(w.runs) == 0 }
 
 // sharesOf gives what a container has already, or nil.
 func sharesOf(has []device.Assignment, container string) map[device.ResourceName][]device.ID {

@@ -323,6 +323,101 @@ func TestManyNodes(t *testing.T) {
 	}
 }
 
+// vain makes a pod that single-numa-node can never serve. Only its last containers show that: all that can be tried for
+// those before them is in vain. If they could be served alone it shows even later.
+func vain(devices, nodes, containers int, alone bool) (wish, pools) {
+	const aux device.ResourceName = "vendor.com/aux"
+	from := pools{}
+	w := wish{advice: advice{}, places: Topology{Policy: SingleNUMA}}
+	stock := func(r device.ResourceName, n int, near func(i int) int) {
+		all := make([]device.Device, n)
+		for i := range all {
+			all[i] = device.Device{ID: device.ID(fmt.Sprintf("device-%06d", i)), Healthy: true, NUMA: []int{near(i)}}
+		}
+		from.of(r).accept(device.Offer{Reported: true, Prefers: true}, makeListing(all, nil))
+	}
+	add := func(wants map[device.ResourceName]int) {
+		c := device.Container{Name: fmt.Sprintf("c%02d", len(w.demand.Demands))}
+		w.demand.Demands = append(w.demand.Demands, device.Demand{Container: c, Kind: device.App, Wants: wants})
+	}
+	stock(gpu, devices, func(i int) int { return i % nodes })
+	stock(nic, 2, func(i int) int { return i })
+	stock(aux, 2, func(int) int { return 0 })
+	for range containers {
+		add(map[device.ResourceName]int{gpu: 1})
+	}
+	if alone {
+		add(map[device.ResourceName]int{nic: 1, aux: 1})
+		add(map[device.ResourceName]int{nic: 1, aux: 1})
+	} else {
+		add(map[device.ResourceName]int{nic: 2})
+	}
+	return w, from
+}
+
+// A plan that cannot succeed ends after a bounded amount of work, too: the runtime's questions wait for it. What it
+// allocates is a measure of that which does not depend on the machine.
+func TestPlansInVain(t *testing.T) {
+	for _, c := range []struct{ devices, nodes, containers int }{{64, 2, 20}, {64, 8, 7}, {64, 8, 40}, {20_000, 8, 7}} {
+		for _, alone := range []bool{false, true} {
+			w, from := vain(c.devices, c.nodes, c.containers, alone)
+			var no *device.Refusal
+			allocations := testing.AllocsPerRun(1, func() { _, no = plan(w, from) })
+			if no == nil || no.Reason != device.TopologyMismatch {
+				t.Errorf("%+v: %v", c, no)
+			}
+			if allocations > 100_000 {
+				t.Errorf("%+v, alone %v: %.0f allocations", c, alone, allocations)
+			}
+		}
+	}
+}
+
+// BenchmarkPlanInVain has the cost of plans that cannot succeed.
+func BenchmarkPlanInVain(b *testing.B) {
+	for _, c := range []struct{ devices, nodes, containers int }{{64, 2, 20}, {64, 8, 7}, {80_000, 8, 7}} {
+		for _, alone := range []bool{false, true} {
+			b.Run(fmt.Sprintf("%ddevices/%dnodes/%dcontainers/alone=%v", c.devices, c.nodes, c.containers, alone), func(b *testing.B) {
+				w, from := vain(c.devices, c.nodes, c.containers, alone)
+				for b.Loop() {
+					plan(w, from)
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkPlanOne plans for one device of many: the first one that is free, and one of the last NUMA node.
+func BenchmarkPlanOne(b *testing.B) {
+	for _, devices := range []int{10, 1000, 80_000} {
+		for _, nodes := range []int{0, 2, 8} {
+			b.Run(fmt.Sprintf("%ddevices/%dnodes", devices, nodes), func(b *testing.B) {
+				w, from := big(1, 1, 1)
+				all := make([]device.Device, devices)
+				for i := range all {
+					all[i] = device.Device{ID: device.ID(fmt.Sprintf("device-%06d", i)), Healthy: true}
+					if nodes > 0 {
+						all[i].NUMA = []int{i * nodes / devices}
+					}
+				}
+				for r := range w.demand.Demands[0].Wants {
+					from[r] = newPool()
+					from[r].accept(device.Offer{Reported: true}, makeListing(all, nil))
+					for _, d := range all[:devices-1] { // all but the last one are taken
+						from[r].take([]device.ID{d.ID}, "others")
+					}
+					w.demand.Demands[0].Wants[r] = 1
+				}
+				for b.Loop() {
+					if _, no := plan(w, from); no != nil {
+						b.Fatal(no)
+					}
+				}
+			})
+		}
+	}
+}
+
 // BenchmarkPlanManyNodes plans for a container that asks for 8 resources of 100 000 devices each on 64 NUMA nodes, in
 // such a way that no small set of nodes will do: the search runs into its limit.
 func BenchmarkPlanManyNodes(b *testing.B) {

@@ -23,7 +23,7 @@ type pod struct {
 	later    *device.PodDemand // of asking: what it asks for by now, if that is something else
 	bound    time.Time         // when we heard of it
 	wanted   bool              // the API has it, and it has not ended
-	saved    bool              // the books know it
+	saved    bool              // the books know it, if perhaps with another demand
 	leaving  bool              // its removal from the books is under way
 	leaveAt  time.Time         // not before then
 	assigned []device.Assignment
@@ -50,6 +50,13 @@ func (p *pod) of(container string) (device.Assignment, bool) {
 	return device.Assignment{}, false
 }
 
+// has tells whether the pod has been assigned a device. A pod that is nil has none.
+func (p *pod) has(r device.ResourceName, id device.ID) bool {
+	return p != nil && slices.ContainsFunc(p.assigned, func(as device.Assignment) bool {
+		return slices.ContainsFunc(as.Shares, func(s device.Share) bool { return s.Resource == r && slices.Contains(s.IDs, id) })
+	})
+}
+
 // Bind tells that a pod is bound to this node and has not ended. Telling it again changes nothing.
 func (a *Allocator) Bind(d device.PodDemand) {
 	a.mu.Lock()
@@ -65,6 +72,7 @@ const newSandbox = 10 * time.Second
 func (a *Allocator) Drop(uid device.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.unmirrorLocked(uid)
 	if p := a.pods[uid]; p != nil {
 		a.dropLocked(p)
 	}
@@ -74,6 +82,9 @@ func (a *Allocator) Drop(uid device.PodUID) {
 func (a *Allocator) Replace(all []device.PodDemand) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	for uid := range a.mirrors {
+		a.unmirrorLocked(uid)
+	}
 	a.replaceLocked(all, false)
 	a.listed = true
 	signal(a.changed)
@@ -94,6 +105,10 @@ func (a *Allocator) replaceLocked(all []device.PodDemand, local bool) {
 }
 
 func (a *Allocator) bindLocked(d device.PodDemand) {
+	if d.Mirror {
+		a.mirrorLocked(d)
+		return
+	}
 	p := a.pods[d.Pod.UID]
 	if d.Created.IsZero() { // nobody knows: as old as what we know of it
 		d.Created = time.Now()
@@ -103,9 +118,12 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 	if p == nil {
 		p = &pod{demand: d, bound: time.Now(), wanted: true}
-		a.pods[d.Pod.UID] = p
+		a.addLocked(p)
 		a.admitLocked(p)
 		return
+	}
+	if p.demand.Local != d.Local { // kubernetes.mode is another one than before the last restart
+		a.localLocked(p, d.Local)
 	}
 	if !p.wanted {
 		p.wanted = true
@@ -119,7 +137,9 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	// What a pod asks for never changes while it lives, but what we have to serve of it may, until it has been served: the
 	// scheduler may give a resource to a DRA driver, and after a restart other resources may be ignored.
 	switch {
-	case p.demand.Equal(d) || len(p.assigned) > 0 || p.leaving:
+	case p.demand.Equal(d):
+		p.later = nil
+	case len(p.assigned) > 0 || p.leaving:
 	case p.phase == asking:
 		p.later = &d
 	default:
@@ -127,10 +147,33 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 }
 
+// addLocked takes a pod into memory.
+func (a *Allocator) addLocked(p *pod) {
+	uid := p.demand.Pod.UID
+	if a.pods[uid] = p; p.demand.Local {
+		a.locals[uid] = p
+	}
+}
+
+// localLocked has a pod be one of those of which the runtime tells, or of the others.
+func (a *Allocator) localLocked(p *pod, local bool) {
+	if p.wanted {
+		a.pools.request(p.demand, -1)
+	}
+	delete(a.locals, p.demand.Pod.UID)
+	p.demand.Local = local
+	a.addLocked(p)
+	if p.wanted {
+		a.pools.request(p.demand, 1)
+	}
+	a.rememberLocked(p)
+}
+
 // changeLocked has a pod that holds nothing ask for something else.
 func (a *Allocator) changeLocked(p *pod, d device.PodDemand) {
 	a.pools.request(p.demand, -1)
-	p.demand, p.saved = d, false
+	p.demand = d
+	a.rememberLocked(p)
 	a.admitLocked(p)
 }
 
@@ -172,6 +215,7 @@ func (a *Allocator) dropLocked(p *pod) {
 func (a *Allocator) removeLocked(p *pod) {
 	uid := p.demand.Pod.UID
 	delete(a.pods, uid)
+	delete(a.locals, uid)
 	delete(a.unsaved, uid)
 	delete(a.leavers, uid)
 }
@@ -200,7 +244,7 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	}
 	a.waiting[p.demand.Pod.UID] = p
 	a.endWaitLocked(p)
-	if !p.saved {
+	if !p.saved || a.unsaved[p.demand.Pod.UID] != nil {
 		a.rememberLocked(p)
 	}
 	if news {

@@ -15,16 +15,22 @@ type listing struct {
 
 	healthies int // members of healthy
 
-	places [][]int // the different sets of NUMA nodes that devices are near, ascending; none: places are not told of
-	of     []int16 // the place of each device: an index into places, or -1; nil if there are no places
-	sizes  []int   // devices at each place
+	places [][]int  // the different sets of NUMA nodes that devices are near, ascending; none: places are not told of
+	of     []int16  // the place of each device: an index into places, or -1; nil if there are no places
+	sizes  []int    // devices at each place
+	here   []bitset // the devices at each place
+	placed bitset   // the devices that have a place
+	near   int      // the lengths of all places together
 
 	healthyAt []int // healthy ones at each place
 }
 
-// maxPlaces bounds the sets of NUMA nodes that one resource may have: far more than any machine has. The devices of
-// others are taken as having no place.
-const maxPlaces = 1024
+// Bounds of what a resource may have, far more than any machine has: different sets of NUMA nodes, and nodes in all of
+// them together. Devices beyond are taken as having no place.
+const (
+	maxPlaces = 256
+	maxNear   = 2048
+)
 
 // makeListing takes over what it can from the listing before: where only health has changed, the positions are the
 // same, and making them anew would be most of the work.
@@ -45,7 +51,7 @@ func makeListing(devices []device.Device, before *listing) *listing {
 		}
 	}
 	if before != nil && samePlaces(devices, before.devices) {
-		l.places, l.of, l.sizes = before.places, before.of, before.sizes
+		l.places, l.of, l.sizes, l.here, l.placed = before.places, before.of, before.sizes, before.here, before.placed
 	} else {
 		l.findPlaces()
 	}
@@ -65,7 +71,7 @@ func (l *listing) findPlaces() {
 	if !slices.ContainsFunc(l.devices, func(d device.Device) bool { return len(d.NUMA) > 0 }) {
 		return
 	}
-	l.of = make([]int16, len(l.devices))
+	l.of, l.placed = make([]int16, len(l.devices)), newBitset(len(l.devices))
 	known := map[string]int16{}
 	var last []int // devices that stand side by side are mostly at one place
 	var at int16 = -1
@@ -75,6 +81,8 @@ func (l *listing) findPlaces() {
 		}
 		if l.of[i] = at; at >= 0 {
 			l.sizes[at]++
+			l.here[at].add(i)
+			l.placed.add(i)
 		}
 	}
 }
@@ -88,12 +96,13 @@ func (l *listing) placeOf(nodes []int, known map[string]int16) int16 {
 	at, is := known[key]
 	switch {
 	case is:
-	case len(l.places) == maxPlaces:
+	case len(l.places) == maxPlaces || l.near+len(nodes) > maxNear:
 		return -1
 	default:
 		at = int16(len(l.places))
 		known[key] = at
-		l.places, l.sizes = append(l.places, nodes), append(l.sizes, 0)
+		l.near += len(nodes)
+		l.places, l.sizes, l.here = append(l.places, nodes), append(l.sizes, 0), append(l.here, newBitset(len(l.devices)))
 	}
 	return at
 }
@@ -132,7 +141,7 @@ type pool struct {
 	frees    int                         // members of free
 	freeAt   []int                       // how many of them are at each place of the listing
 	sick     int                         // taken, listed, and not healthy
-	requests int                         // sum of what active pods on the node ask for
+	requests int                         // sum of what active pods of the API on the node ask for
 	strays   map[device.ID]bool          // taken, and set aside because the books do not know why
 }
 
@@ -197,15 +206,14 @@ func (p *pool) giveBack(ids []device.ID, pod device.PodUID) {
 	}
 }
 
-// published is the number that the Node shows as capacity and as allocatable: what is usable or in use, and never
-// less than the pods on the node ask for. A kubelet sets allocatable to capacity whatever it was, and at its restart
-// admits all pods anew against that number, failing the youngest where it falls short; so it must not fall short.
-func (p *pool) published() int {
-	n := len(p.taken)
-	if p.offer.State != device.Lost {
-		n = p.frees + len(p.taken) // every usable device is free or taken
+// stray sets devices aside that a pod runs with, if they are not in its hands otherwise.
+func (p *pool) stray(ids []device.ID, pod device.PodUID) {
+	for _, id := range ids {
+		if _, taken := p.taken[id]; !taken {
+			p.take([]device.ID{id}, pod)
+			p.strays[id] = true
+		}
 	}
-	return max(n, p.requests)
 }
 
 // counts gives the number of devices in each state of the metric devmgrd_devices: each device is in exactly one.
@@ -235,8 +243,11 @@ func (ps pools) of(r device.ResourceName) *pool {
 	return p
 }
 
-// request adds to (sign 1) or takes from (sign -1) what active pods ask for.
+// request adds to (sign 1) or takes from (sign -1) what active pods of the API ask for.
 func (ps pools) request(d device.PodDemand, sign int) {
+	if d.Local {
+		return
+	}
 	for r, n := range d.Requests() {
 		ps.of(r).requests += sign * n
 	}

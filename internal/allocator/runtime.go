@@ -9,9 +9,9 @@ import (
 // A tenant is what the runtime has of one pod: names of containers by the runtime's IDs.
 type tenant map[string]string
 
-// RuntimeSynced tells of all containers that the runtime has, and of all local pods. Devices that are stamped on one of them and that the books
-// do not know of, because the books were lost, are set aside: its pod is given the same again, and others do not get them
-// before the runtime has no container of that pod any more.
+// RuntimeSynced tells of all containers that the runtime has, and of all local pods. Devices that are stamped on one of
+// them and that the books do not know of, because the books were lost, are set aside: its pod is given the same again, and
+// others do not get them before the runtime has no container of that pod any more.
 func (a *Allocator) RuntimeSynced(all []device.Running, local []device.PodDemand) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -40,14 +40,13 @@ func (a *Allocator) setAsideLocked(uid device.PodUID, container string, r device
 		case taken && owner != uid:
 			a.log.Error("a device is in two hands", "resource", r, "device", id, "uid", uid, "container", container, "assigned to", owner)
 			continue
-		case taken && !pool.strays[id]:
+		case taken && a.pods[uid].has(r, id):
 			continue // as the books say
 		case !taken:
-			pool.take([]device.ID{id}, uid)
-			pool.strays[id] = true
 			a.log.Warn("a container runs with a device that the books do not know of; it is set aside for its pod",
 				"resource", r, "device", id, "uid", uid, "container", container)
 		}
+		pool.stray([]device.ID{id}, uid) // unless an attempt holds it
 		of := a.strays[uid]
 		if of == nil {
 			of = map[string]device.Choice{}
@@ -62,7 +61,7 @@ func (a *Allocator) setAsideLocked(uid device.PodUID, container string, r device
 	}
 }
 
-// letGoLocked frees what setAsideLocked has set aside for a pod and what is not held or assigned by now.
+// letGoLocked frees what setAsideLocked has set aside for a pod and what is neither held nor assigned by now.
 func (a *Allocator) letGoLocked(uid device.PodUID) {
 	for _, choice := range a.strays[uid] {
 		for r, ids := range choice {

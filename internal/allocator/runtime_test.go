@@ -2,6 +2,7 @@ package allocator_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -132,6 +133,80 @@ func TestStampsThatCannotBeTakenUp(t *testing.T) {
 	}, func(r *rig) { r.lost = true })
 }
 
+// The runtime may tell of a stamp that the books lack while the pod is being served. What the container runs with is
+// nobody else's until it ends, whatever becomes of the attempt.
+func TestStampsDuringAnAttempt(t *testing.T) {
+	stamp := func(id device.ID) device.Running {
+		r := running("1", "a", "main")
+		r.Stamp = map[device.ResourceName][]device.ID{gpu: {id}}
+		return r
+	}
+	for name, test := range map[string]struct {
+		stamp device.ID
+		fails bool
+		a     string
+		b     []device.ID // what the next pod gets when the container has ended
+	}{
+		"of what is held":                       {"d0", false, "ready vendor.com/gpu[d0]", []device.ID{"d0", "d1"}},
+		"of what is held, and the plugin fails": {"d0", true, "waiting PluginError", []device.ID{"d0", "d1"}},
+		"of another device":                     {"d1", false, "ready vendor.com/gpu[d0]", []device.ID{"d1"}},
+		"of another, and the plugin fails":      {"d1", true, "waiting PluginError", []device.ID{"d0", "d1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(r *rig) {
+				r.shop.stock(gpu, 2)
+				gate := make(chan struct{})
+				r.shop.answers(func(_ context.Context, p device.Pod, _ device.ResourceName) error {
+					if <-gate; test.fails && p.Name == "a" {
+						return errPlugin
+					}
+					return nil
+				})
+				r.bind("a", app(gpu, 1))
+				r.expect("a", "main", "busy Allocating")
+				r.RuntimeSynced([]device.Running{stamp(test.stamp)}, nil)
+				close(gate)
+				r.expect("a", "main", test.a)
+				r.Drop("a")
+				r.bind("b", app(gpu, len(test.b)))
+				r.expect("b", "main", "waiting NotEnoughDevices")
+				r.check()
+				r.RuntimeStopped(stamp(test.stamp))
+				r.expect("b", "main", fmt.Sprint("ready vendor.com/gpu", test.b))
+			})
+		})
+	}
+	t.Run("while the plugin thinks", func(t *testing.T) {
+		run(t, func(r *rig) {
+			r.shop.stock(gpu, 6)
+			think := make(chan struct{})
+			r.shop.prefers(gpu, func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error) {
+				<-think
+				return last(ctx, available, must, size)
+			})
+			r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { return errPlugin })
+			r.bind("a", app(gpu, 1), wants("two", device.App, gpu, 1), wants("three", device.App, gpu, 1))
+			r.RuntimeSynced([]device.Running{stamp("d5")}, nil)
+			for range 3 {
+				r.expect("a", "main", "busy Allocating")
+				r.check()
+				select {
+				case think <- struct{}{}:
+				case <-time.After(time.Second): // it is not asked again about a container that has its devices
+				}
+			}
+			r.expect("a", "main", "waiting PluginError")
+			r.shop.answers(nil)
+			r.Drop("a")
+			r.bind("b", app(gpu, 6))
+			r.expect("b", "main", "waiting NotEnoughDevices")
+			r.check()
+			r.RuntimeStopped(stamp("d5"))
+			r.expect("b", "main", "ready vendor.com/gpu[d0 d1 d2 d3 d4 d5]")
+		})
+	})
+}
+
 // Whoever begins with empty books asks the runtime first.
 func TestWithLostBooksNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
 	lost := func(r *rig) { r.lost = true }
@@ -148,6 +223,81 @@ func TestWithLostBooksNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
 		r.bind("c", app(gpu, 1))
 		r.expect("c", "main", "waiting NotEnoughDevices")
 	}, lost)
+}
+
+// The scheduler does not know of a local pod's devices, but by its mirror: what it does not know of is not on the Node.
+func TestTheNumberWithLocalPods(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 3)
+		r.RuntimeSynced(nil, nil)
+		r.Replace(nil)
+		r.published(map[device.ResourceName]int{gpu: 3})
+		static := pod("a", app(gpu, 1))
+		static.Local = true
+		r.Bind(static)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.published(map[device.ResourceName]int{gpu: 2})
+		r.bind("b", app(gpu, 2))
+		r.bind("c", app(gpu, 1))
+		r.expect("c", "main", "waiting NotEnoughDevices")
+		r.published(map[device.ResourceName]int{gpu: 3}) // as many as they ask for
+		r.Drop("c")
+		r.published(map[device.ResourceName]int{gpu: 2})
+
+		mirror := pod("m", app(gpu, 1))
+		mirror.Mirror = true
+		r.Bind(mirror)
+		r.Bind(mirror)
+		r.published(map[device.ResourceName]int{gpu: 3})
+		r.check()
+		r.restart()
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.published(map[device.ResourceName]int{gpu: 2})
+		r.Replace([]device.PodDemand{pod("b", app(gpu, 2)), mirror})
+		r.RuntimeSynced(nil, []device.PodDemand{static})
+		r.published(map[device.ResourceName]int{gpu: 3})
+		r.check()
+		r.Drop("m")
+		r.published(map[device.ResourceName]int{gpu: 2})
+		r.Bind(mirror)
+		r.Replace([]device.PodDemand{pod("b", app(gpu, 2))})
+		r.published(map[device.ResourceName]int{gpu: 2})
+		r.Drop("a")
+		r.after(time.Minute)
+		r.published(map[device.ResourceName]int{gpu: 3})
+	})
+}
+
+// A node may get an API server, or lose it: what was known by one is then known by the other, or is gone.
+func TestAnotherMode(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.restart()
+		local := pod("a", app(gpu, 1))
+		local.Local = true
+		r.Replace(nil) // there is no API server any more
+		r.RuntimeSynced([]device.Running{running("1", "a", "main")}, []device.PodDemand{local})
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.check()
+		r.Replace(nil)
+		r.RuntimeStopped(running("1", "a", "main"))
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.restart()
+		r.Replace([]device.PodDemand{pod("a", app(gpu, 1))}) // there is one again
+		r.RuntimeSynced(nil, nil)
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.restart()
+		r.Replace(nil)
+		r.RuntimeSynced(nil, nil)
+		r.bind("b", app(gpu, 2))
+		r.expect("b", "main", "ready vendor.com/gpu[d0 d1]")
+	})
 }
 
 // Local pods are the runtime's to tell of: no list of the API server's touches them. When their sandbox has ended they

@@ -1,7 +1,6 @@
 package allocator
 
 import (
-	"iter"
 	"maps"
 	"slices"
 
@@ -86,93 +85,79 @@ func (s *shelf) settle(kind device.Kind, ids []device.ID) {
 	})
 }
 
-// candidates yields the positions of the devices that a line may be given, ascending.
-func (s *shelf) candidates(l line) iter.Seq[int] {
-	return func(yield func(int) bool) {
-		if l.among != nil {
-			for _, id := range l.among {
-				if !yield(s.pool.listing.at[id]) {
-					return
-				}
-			}
-			return
-		}
-		for i := s.left.next(0); i >= 0; i = s.left.next(i + 1) {
-			if !yield(i) {
-				return
-			}
-		}
+// candidates are the positions of the devices that a line may be given.
+func (s *shelf) candidates(l line) bitset {
+	if l.among == nil {
+		return s.left
 	}
+	from := newBitset(len(s.pool.listing.devices))
+	for _, id := range l.among {
+		from.add(s.pool.listing.at[id])
+	}
+	return from
 }
 
 // pick chooses a line's devices: near the nodes first. Where the plugin may know better which ones, the question to it
-// is given too, unless it has been answered.
-func (s *shelf) pick(l line, near nodes, said advice, work *int) ([]device.ID, *question) {
-	t := picking{shelf: s, line: l, more: l.rest(), ids: slices.Clone(l.certain), had: map[int]bool{}}
+// is given too if it is wanted, unless it has been answered.
+func (s *shelf) pick(l line, set nodes, said advice, wanted bool, work *int) ([]device.ID, *question) {
+	t := picking{shelf: s, line: l, from: s.candidates(l), more: l.rest(), ids: slices.Clone(l.certain), curious: wanted}
 	if t.more == 0 {
 		return t.ids, nil
 	}
-	places := s.near(near)
-	isNear := func(i int) bool { return places[s.pool.listing.place(i)] }
-	var ask *question
 	total := s.free()
 	if l.among != nil {
 		total = len(l.among)
 	}
-	switch n := s.counted(l, places); {
-	case t.more < n:
-		ask = t.consult(said, isNear)
-		if len(near) > 1 {
+	near, n := s.near(l, set)
+	var ask *question
+	if t.more < n {
+		ask = t.consult(said, near)
+		if len(set) > 1 {
 			l.certain = t.ids
-			if fewer, found := newSearch([]need{s.need(l, asWanted).within(near)}, work).fewest(); found {
-				closer := s.near(fewer)
-				t.take(func(i int) bool { return closer[s.pool.listing.place(i)] })
+			if fewer, found := newSearch([]need{s.need(l, asWanted).within(set)}, work).fewest(); found {
+				closest, _ := s.near(l, fewer)
+				t.take(closest)
 			}
 		}
-		t.take(isNear)
-	default:
-		t.take(isNear)
+		t.take(near)
+	} else {
+		if n > 0 {
+			t.take(near)
+		}
 		if t.more > 0 && t.more < total-n {
-			ask = t.consult(said, anywhere)
+			ask = t.consult(said, nil)
 		}
-		if near != nil {
-			t.take(func(i int) bool { return s.pool.listing.place(i) >= 0 })
+		if set != nil {
+			t.take(s.pool.listing.placed)
 		}
-		t.take(anywhere)
+		t.take(nil)
 	}
 	slices.Sort(t.ids)
 	return t.ids, ask
 }
 
-func anywhere(int) bool { return true }
-
-// near gives the places at any of the nodes.
-func (s *shelf) near(set nodes) map[int]bool {
-	if len(set) == 0 {
-		return nil
+// near gives the devices at any of the nodes, and how many of them are a line's candidates.
+func (s *shelf) near(l line, set nodes) (devices bitset, n int) {
+	ls := s.pool.listing
+	if len(set) == 0 || len(ls.places) == 0 {
+		return nil, 0
 	}
-	all := map[int]bool{}
-	for i, nodes := range s.pool.listing.places {
+	devices = newBitset(len(ls.devices))
+	for i, nodes := range ls.places {
 		if slices.ContainsFunc(nodes, func(n int) bool { return slices.Contains(set, n) }) {
-			all[i] = true
-		}
-	}
-	return all
-}
-
-// counted is how many of a line's candidates are at the places.
-func (s *shelf) counted(l line, places map[int]bool) (n int) {
-	for i := range places {
-		if l.among == nil {
+			devices.join(ls.here[i])
 			n += s.pool.freeAt[i] - s.used[i]
 		}
 	}
-	for _, id := range l.among {
-		if places[s.pool.listing.place(s.pool.listing.at[id])] {
-			n++
+	if l.among != nil {
+		n = 0
+		for _, id := range l.among {
+			if devices.has(ls.at[id]) {
+				n++
+			}
 		}
 	}
-	return n
+	return devices, n
 }
 
 // How a line's wish becomes a need for NUMA nodes.
@@ -258,22 +243,17 @@ func (n need) within(set nodes) need {
 type picking struct {
 	*shelf
 	line
-	ids  []device.ID  // picked so far, and what was certain
-	more int          // how many are still to be picked
-	had  map[int]bool // picked of line.among
+	from bitset      // what can still be picked
+	ids  []device.ID // picked so far, and what was certain
+	more int         // how many are still to be picked
+
+	curious bool // a question is wanted
 }
 
-// take picks the first candidates that will do, until there are enough.
-func (t *picking) take(ok func(int) bool) {
-	if t.more == 0 {
-		return
-	}
-	for i := range t.candidates(t.line) {
-		if !t.had[i] && ok(i) {
-			if t.pick(i); t.more == 0 {
-				return
-			}
-		}
+// take picks the first candidates that are in mask, until there are enough.
+func (t *picking) take(mask bitset) {
+	for i := t.from.next(0, mask); i >= 0 && t.more > 0; i = t.from.next(i+1, mask) {
+		t.pick(i)
 	}
 }
 
@@ -281,38 +261,40 @@ func (t *picking) pick(i int) {
 	t.ids = append(t.ids, t.pool.listing.devices[i].ID)
 	t.more--
 	if t.among != nil {
-		t.had[i] = true
+		t.from.remove(i)
 		return
 	}
 	if !t.own {
 		t.left, t.own = slices.Clone(t.left), true
 	}
 	t.left.remove(i)
+	t.from = t.left
 	t.chosen++
 	if at := t.pool.listing.place(i); at >= 0 {
 		t.used[at]++
 	}
 }
 
-// consult picks what the plugin prefers among the candidates that will do, or gives the question to ask it.
-func (t *picking) consult(said advice, ok func(int) bool) *question {
+// consult picks what the plugin prefers among the candidates in mask, or gives the question to ask it.
+func (t *picking) consult(said advice, mask bitset) *question {
 	if !t.pool.offer.Prefers || t.among != nil || said == nil {
 		return nil
 	}
 	answer, answered := said[topic{t.container.Name, t.resource}]
-	if !answered {
+	switch {
+	case !answered && !t.curious:
+		return nil
+	case !answered:
 		q := &question{container: t.container, resource: t.resource, size: t.n, must: slices.Sorted(slices.Values(t.ids))}
 		q.available = slices.Clone(t.ids)
-		for i := range t.candidates(t.line) {
-			if ok(i) {
-				q.available = append(q.available, t.pool.listing.devices[i].ID)
-			}
+		for i := t.from.next(0, mask); i >= 0; i = t.from.next(i+1, mask) {
+			q.available = append(q.available, t.pool.listing.devices[i].ID)
 		}
 		slices.Sort(q.available)
 		return q
 	}
 	for _, id := range answer {
-		if i, listed := t.pool.listing.at[id]; t.more > 0 && listed && t.left.has(i) && ok(i) {
+		if i, listed := t.pool.listing.at[id]; t.more > 0 && listed && t.from.has(i) && (mask == nil || mask.has(i)) {
 			t.pick(i)
 		}
 	}

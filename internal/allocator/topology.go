@@ -79,9 +79,14 @@ func (n need) counts() string {
 	return strings.Join(all, ", ")
 }
 
-// maxWork bounds the search for NUMA nodes, in places looked at: about a millisecond. What is asked for on machines of
-// a few nodes takes hundreds. Where it runs out a greedy choice is made.
+// maxWork bounds what one plan may cost, in places looked at: about a millisecond. What is asked for on machines of a few
+// nodes takes hundreds or thousands. Where it runs out no other set of nodes is tried, and a greedy choice is made; that is
+// given up where it takes as much again.
 const maxWork = 300_000
+
+// lineWork is the share of maxWork that the choice of one line's devices takes where others have been tried in vain, beside
+// what depends on their number.
+const lineWork = 300
 
 // A search looks for the smallest sets of NUMA nodes that satisfy all needs. Of sets of one size those with the lower
 // nodes come first, compared from the highest node down, as the kubelet compares its bit masks.
@@ -108,6 +113,9 @@ const share = 1 << 20
 
 func newSearch(needs []need, work *int) *search {
 	s := &search{needs: needs, work: work, sums: make([]int, len(needs))}
+	if s.exhausted() {
+		return s
+	}
 	at := map[int]int{}
 	see := func(nodes []int) {
 		for _, n := range nodes {
@@ -145,6 +153,7 @@ func newSearch(needs []need, work *int) *search {
 				s.touches[at[node]] = append(s.touches[at[node]], touch{i, j})
 				adds[i][at[node]] += p.count
 			}
+			*work -= len(p.nodes)
 		}
 	}
 	joint := make([]int, len(s.nodes))
@@ -179,6 +188,9 @@ func sumsOfLargest(values []int) []int {
 // the work is used up one more is yielded that a greedy choice has found, if it finds one.
 func (s *search) sets(limit int) iter.Seq[nodes] {
 	return func(yield func(nodes) bool) {
+		if s.exhausted() {
+			return
+		}
 		for size := 0; size <= min(limit, len(s.nodes)); size++ {
 			if !s.extend(len(s.nodes), size, yield) {
 				return
@@ -288,6 +300,9 @@ func (s *search) greedy() (nodes, bool) {
 		}
 	}
 	for !s.satisfied() {
+		if s.exhausted() {
+			return nil, false
+		}
 		best, most := -1, 0
 		for m := range s.nodes {
 			if slices.Contains(s.chosen, m) {
@@ -313,6 +328,7 @@ func (s *search) greedy() (nodes, bool) {
 // gain is what a node would add to what is wanted, each need counted as a share of one.
 func (s *search) gain(m int) int {
 	adds := make([]int, len(s.needs))
+	*s.work -= len(s.touches[m])
 	for _, t := range s.touches[m] {
 		if s.covered[t.need][t.place] == 0 {
 			adds[t.need] += s.needs[t.need].places[t.place].count
@@ -327,10 +343,16 @@ func (s *search) gain(m int) int {
 	return gain
 }
 
-// fewest gives a set of as few nodes as satisfy all needs, or false if none does.
-func (s *search) fewest() (nodes, bool) {
-	for set := range s.sets(len(s.nodes)) {
+// exhausted tells whether not even a greedy choice is to be made any more.
+func (s *search) exhausted() bool { return *s.work < -maxWork }
+
+// first gives the first set of at most limit nodes that satisfies all needs, or false if none does.
+func (s *search) first(limit int) (nodes, bool) {
+	for set := range s.sets(limit) {
 		return set, true
 	}
 	return nil, false
 }
+
+// fewest gives a set of as few nodes as satisfy all needs, or false if none does.
+func (s *search) fewest() (nodes, bool) { return s.first(len(s.nodes)) }

@@ -369,6 +369,13 @@ func (t *twin) plan() string {
 	for r := range t.devices {
 		start.gone[r], start.reusable[r] = map[device.ID]bool{}, map[device.ID]bool{}
 	}
+	if t.places.strict() {
+		anywhere := *t
+		anywhere.places, anywhere.out = Topology{}, map[string]device.Choice{}
+		if why := anywhere.run(0, start.clone(), 0); why != "" {
+			return why
+		}
+	}
 	pod := 0
 	if t.places.minds() && t.places.Scope == PerPod {
 		mask, why := t.podMask()

@@ -40,6 +40,9 @@ type PodDemand struct {
 	// Local says that the runtime tells of the pod, and not the API server: what it asks for stands in an annotation of
 	// its own.
 	Local bool `json:"local,omitempty"`
+	// Mirror says that the pod does not run, but stands in the API for one that is Local, under a UID of its own: the
+	// scheduler counts what it asks for.
+	Mirror bool `json:"-"`
 }
 
 // Requests gives the number of devices that the scheduler and the kubelet charge to the pod, per resource: the sum
