@@ -22,7 +22,8 @@ type pod struct {
 	demand   device.PodDemand
 	later    *device.PodDemand // of asking: what it asks for by now, if that is something else
 	bound    time.Time         // when we heard of it
-	wanted   bool              // the API has it, and it has not ended
+	wanted   bool              // the API has it, and it has not ended; or it is local, and has a sandbox
+	told     bool              // the runtime has told of it: it is local, and nothing from the API concerns it
 	saved    bool              // the books know it, if perhaps with another demand
 	leaving  bool              // its removal from the books is under way
 	leaveAt  time.Time         // not before then
@@ -68,12 +69,22 @@ func (a *Allocator) Bind(d device.PodDemand) {
 // makes one within a second or so; nobody tells beforehand whether it will.
 const newSandbox = 10 * time.Second
 
-// Drop tells that a pod has ended or is gone. Its devices stay its own for as long as the runtime has a container of it.
+// Drop tells that a pod has ended or is gone in the API. Its devices stay its own for as long as the runtime has a
+// container of it.
 func (a *Allocator) Drop(uid device.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.unmirrorLocked(uid)
-	if p := a.pods[uid]; p != nil {
+	if p := a.pods[uid]; p != nil && !p.told {
+		a.dropLocked(p)
+	}
+}
+
+// Leave tells that a local pod has no sandbox any more.
+func (a *Allocator) Leave(uid device.PodUID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p := a.pods[uid]; p != nil && p.told {
 		a.dropLocked(p)
 	}
 }
@@ -117,14 +128,18 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		}
 	}
 	if p == nil {
-		p = &pod{demand: d, bound: time.Now(), wanted: true}
+		p = &pod{demand: d, bound: time.Now(), wanted: true, told: d.Local}
 		a.addLocked(p)
 		a.admitLocked(p)
 		return
 	}
-	if p.demand.Local != d.Local { // kubernetes.mode is another one than before the last restart
+	switch {
+	case p.told && !d.Local:
+		return // somebody has made a pod in the API that pretends to be this one's mirror
+	case p.demand.Local != d.Local: // kubernetes.mode is another one than before the last restart
 		a.localLocked(p, d.Local)
 	}
+	p.told = d.Local
 	if !p.wanted {
 		p.wanted = true
 		delete(a.leavers, d.Pod.UID)

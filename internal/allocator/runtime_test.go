@@ -262,7 +262,7 @@ func TestTheNumberWithLocalPods(t *testing.T) {
 		r.Bind(mirror)
 		r.Replace([]device.PodDemand{pod("b", app(gpu, 2))})
 		r.published(map[device.ResourceName]int{gpu: 2})
-		r.Drop("a")
+		r.Leave("a")
 		r.after(time.Minute)
 		r.published(map[device.ResourceName]int{gpu: 3})
 	})
@@ -316,8 +316,14 @@ func TestLocalPods(t *testing.T) {
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		r.Replace(nil)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
-
+		r.bind("a", app(gpu, 2)) // a pod in the API that pretends to be its mirror
 		r.Drop("a")
+		r.Replace([]device.PodDemand{pod("a")})
+		r.Replace(nil)
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+
+		r.Leave("a")
 		r.bind("b", app(gpu, 1))
 		r.after(9 * time.Second)
 		r.expect("b", "main", "waiting NotEnoughDevices")
@@ -331,7 +337,7 @@ func TestLocalPods(t *testing.T) {
 		r.after(time.Minute)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 
-		r.Drop("a")
+		r.Leave("a")
 		r.after(11 * time.Second)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 		r.Drop("b")

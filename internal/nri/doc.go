@@ -14,8 +14,8 @@
 //
 // Local pods are those of which no API server tells: static pods, and all pods where there is none. Their demand stands in an
 // annotation of the sandbox, which this room reads and tells the ledger of (local.go): as soon as the sandbox has been
-// made, again with each question, and with all that the runtime has when it connects. The end of a pod's last sandbox is
-// the pod's end.
+// made, again with each question, and with all that have not stopped when the runtime connects. The end of a pod's last
+// sandbox is the pod's end.
 //
 // Promises:
 //

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -21,8 +22,10 @@ import (
 //
 // Static pods without it are known by their mirror pods, once the kubelet has made them.
 
-// maxAnnotation bounds what is read of a pod's annotation.
-const maxAnnotation = 64 << 10
+const (
+	maxAnnotation = 64 << 10 // what is read of a pod's annotation
+	maxUID        = 128      // the longest UID of a local pod; Kubernetes' own have 36 bytes
+)
 
 // local tells whether what the pod asks for is the runtime's to tell.
 func (p *plugin) local(pod *api.PodSandbox) bool {
@@ -36,6 +39,9 @@ func fromAPI(pod *api.PodSandbox) bool { return pod.GetAnnotations()[sourceKey] 
 // side.
 func demandOf(pod *api.PodSandbox) (device.PodDemand, error) {
 	d := device.PodDemand{Pod: identity(pod), Local: true}
+	if n := len(d.Pod.UID); n == 0 || n > maxUID {
+		return d, fmt.Errorf("the sandbox's UID has %d bytes, and a pod with devices is remembered by it; make the sandbox with one of 1 to %d bytes", n, maxUID)
+	}
 	wants, err := resources(pod.GetAnnotations()[resourcesKey])
 	if err != nil {
 		return d, fmt.Errorf(`annotation %s: %w; write it like {"container":{"vendor.example/gpu":2}}`, resourcesKey, err)
@@ -70,31 +76,31 @@ func resources(text string) (map[string]map[device.ResourceName]int, error) {
 			case all[container] == nil:
 				all[container] = map[device.ResourceName]int{}
 			}
-			all[container][r] = n
+			all[container][r] = min(n, math.MaxInt32) // more cannot be had either, and sums stay in range
 		}
 	}
 	return all, nil
 }
 
-// bind tells the ledger of a local pod. Telling it again changes nothing.
+// bind tells the ledger of a local pod, whose sandbox this is. Telling it again changes nothing.
 func (p *plugin) bind(pod *api.PodSandbox) error {
 	d, err := demandOf(pod)
 	if err != nil {
 		return err
 	}
+	p.sandboxes.add(pod)
 	p.ledger.Bind(d)
 	return nil
 }
 
 // RunPodSandbox tells that a pod's sandbox has been made: a local pod's devices can be allocated while its images are
-// pulled. Nothing is ever refused here.
-func (p *plugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) (err error) {
+// pulled. Nothing is ever refused here, nor where a sandbox ends: it would do harm. A panic is for the log alone.
+func (p *plugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	defer p.metrics.hook("RunPodSandbox", time.Now())
-	defer p.forgive("RunPodSandbox", &err)
+	defer p.survive("RunPodSandbox", new(error))
 	if !p.local(pod) {
 		return nil
 	}
-	p.sandboxes.add(pod)
 	if err := p.bind(pod); err != nil {
 		p.log.Warn("a pod cannot have devices", "pod", identity(pod).String(), "err", err)
 	}
@@ -112,22 +118,16 @@ func (p *plugin) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error 
 	return p.leave("RemovePodSandbox", pod)
 }
 
-func (p *plugin) leave(event string, pod *api.PodSandbox) (err error) {
+func (p *plugin) leave(event string, pod *api.PodSandbox) error {
 	defer p.metrics.hook(event, time.Now())
-	defer p.forgive(event, &err)
+	defer p.survive(event, new(error))
 	if p.sandboxes.remove(pod) {
-		p.ledger.Drop(device.PodUID(pod.GetUid()))
+		p.ledger.Leave(device.PodUID(pod.GetUid()))
 	}
 	return nil
 }
 
-// forgive keeps a panic to the log, where an error would do harm.
-func (p *plugin) forgive(event string, err *error) {
-	p.survive(event, err)
-	*err = nil
-}
-
-// sandboxes are the local pods' sandboxes, by the pods' UIDs.
+// sandboxes are those of the local pods that have been bound, by the pods' UIDs.
 type sandboxes struct {
 	mu  sync.Mutex
 	ids map[string]map[string]bool

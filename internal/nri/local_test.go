@@ -3,7 +3,10 @@ package nri
 import (
 	"context"
 	"encoding/json"
+	"log/slog"
+	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +20,7 @@ func TestResourcesAnnotation(t *testing.T) {
 	for text, want := range map[string]wants{
 		`{}`: {},
 		`{"a":{"x.com/d":2,"x.com/e":1},"b":{"x.com/d":0},"c":{}}`: {"a": {"x.com/d": 2, "x.com/e": 1}},
+		`{"a":{"x.com/d":9223372036854775807}}`:                    {"a": {"x.com/d": math.MaxInt32}}, // it waits, and sums do not overflow
 	} {
 		if got, err := resources(text); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %v, %v, want %v", text, got, err, want)
@@ -63,7 +67,7 @@ func FuzzResourcesAnnotation(f *testing.F) {
 }
 
 func static(id string) *api.PodSandbox {
-	return &api.PodSandbox{Id: id, Uid: "hash", Namespace: "ns", Name: "pod", Annotations: map[string]string{
+	return &api.PodSandbox{Id: id, Uid: "hash", Namespace: "ns", Name: "pod", Pid: 1, Annotations: map[string]string{
 		sourceKey: "file", resourcesKey: `{"b":{"a.com/x":1},"a":{"a.com/x":2}}`}}
 }
 
@@ -105,6 +109,98 @@ func TestLocalPods(t *testing.T) {
 	}
 	if _, err := p.Synchronize(ctx, []*api.PodSandbox{static("s4"), sandbox(), bad}, nil); err != nil || !reflect.DeepEqual(w.local, want) {
 		t.Errorf("%v, told %+v, want %+v", err, w.local, want)
+	}
+}
+
+// The runtime tells of sandboxes that have stopped as well, and does not say so: their pods are over.
+func TestLocalPodsThatHaveStopped(t *testing.T) {
+	p, w := newPlugin(t)
+	sandbox := func(uid string, pid uint32) *api.PodSandbox {
+		s := static("of-" + uid)
+		s.Uid, s.Pid = uid, pid
+		return s
+	}
+	stopped, running := sandbox("stopped", 0), sandbox("running", 1)
+	nobody := sandbox("used", 0) // as those are that have no process of their own
+	c := &api.Container{Id: "c", PodSandboxId: nobody.Id, Name: "a"}
+	if _, err := p.Synchronize(t.Context(), []*api.PodSandbox{stopped, running, nobody}, []*api.Container{c}); err != nil {
+		t.Fatal(err)
+	}
+	var told []device.PodUID
+	for _, d := range w.local {
+		told = append(told, d.Pod.UID)
+	}
+	if want := []device.PodUID{"running", "used"}; !slices.Equal(told, want) {
+		t.Errorf("told of %q, want %q", told, want)
+	}
+	for _, s := range []*api.PodSandbox{stopped, running, nobody} {
+		if err := p.RemovePodSandbox(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(w.dropped, told) {
+		t.Errorf("dropped %q, want %q", w.dropped, told)
+	}
+}
+
+// The first that is heard of a local pod may be a container of it.
+func TestLocalPodsWithoutRunPodSandbox(t *testing.T) {
+	p, w := newPlugin(t)
+	for range 2 {
+		if _, _, err := p.CreateContainer(t.Context(), static("s1"), container()); err == nil {
+			t.Fatal("a container of a pod that the ledger does not know may start")
+		}
+	}
+	for range 2 {
+		if err := p.RemovePodSandbox(t.Context(), static("s1")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []device.PodUID{"hash"}; len(w.bound) != 2 || !slices.Equal(w.dropped, want) {
+		t.Errorf("bound %d times, dropped %q, want %q", len(w.bound), w.dropped, want)
+	}
+}
+
+// The books keep pods by their UIDs, which in a kubelet's sandboxes have 32 or 36 bytes.
+func TestLocalPodsUID(t *testing.T) {
+	for n, fits := range map[int]bool{0: false, 1: true, 128: true, 129: false} {
+		p, w := newPlugin(t)
+		s := static("s1")
+		s.Uid = strings.Repeat("u", n)
+		if err := p.RunPodSandbox(t.Context(), s); err != nil || (len(w.bound) == 1) != fits {
+			t.Errorf("%d bytes: %v, bound %v", n, err, w.bound)
+		}
+		if _, _, err := p.CreateContainer(t.Context(), s, container()); !fits && (err == nil || !strings.Contains(err.Error(), "1 to 128 bytes")) {
+			t.Errorf("%d bytes: %v, want an error with what it may be", n, err)
+		}
+	}
+}
+
+// broken is a ledger that panics.
+type broken struct{ *world }
+
+func (broken) Bind(device.PodDemand) { panic("oh") }
+func (broken) Leave(device.PodUID)   { panic("oh") }
+
+// What goes wrong with a sandbox is for the log: an error would do harm, and the end of the process more.
+func TestSandboxesNeverFail(t *testing.T) {
+	for event, handle := range map[string]func(*plugin, context.Context, *api.PodSandbox) error{
+		"RunPodSandbox":    (*plugin).RunPodSandbox,
+		"StopPodSandbox":   (*plugin).StopPodSandbox,
+		"RemovePodSandbox": (*plugin).RemovePodSandbox,
+	} {
+		t.Run(event, func(t *testing.T) {
+			p, w := newPlugin(t)
+			var log strings.Builder
+			p.ledger, p.log = broken{w}, slog.New(slog.NewTextHandler(&log, nil))
+			p.sandboxes.add(static("s1"))
+			if err := handle(p, t.Context(), static("s1")); err != nil {
+				t.Errorf("the runtime is told %v", err)
+			}
+			if !strings.Contains(log.String(), "a handler panicked") || !strings.Contains(log.String(), "event="+event+" panic=oh") {
+				t.Errorf("the log says %q", log.String())
+			}
+		})
 	}
 }
 

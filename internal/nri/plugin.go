@@ -17,9 +17,9 @@ import (
 
 // Ledger says how a container stands. Its methods wait for nothing.
 type Ledger interface {
-	// Bind tells of a local pod, whose demand stands in an annotation; Drop that it has ended, unless it is bound again.
+	// Bind tells of a local pod, whose demand stands in an annotation; Leave that it has ended, unless it is bound again.
 	Bind(device.PodDemand)
-	Drop(device.PodUID)
+	Leave(device.PodUID)
 	// Claim says how a container stands that is about to be made. If it may be made it counts as living from then on.
 	Claim(device.Running) device.Standing
 	// Unclaim says that it is not made after all.
@@ -100,15 +100,21 @@ func (p *plugin) Configure(_ context.Context, _, runtime, version string) (_ api
 // Synchronize is the runtime's second call: all that it has. Events come only after we have returned.
 func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, containers []*api.Container) (_ []*api.ContainerUpdate, err error) {
 	defer p.survive("Synchronize", &err)
+	used := make(map[string]bool, len(containers)) // sandboxes
+	for _, c := range containers {
+		used[c.GetPodSandboxId()] = true
+	}
 	pods := make(map[string]*api.PodSandbox, len(sandboxes))
 	var local []device.PodDemand
 	for _, s := range sandboxes {
 		pods[s.GetId()] = s
-		if !p.local(s) {
+		// Sandboxes that have stopped are told too, until somebody removes them, and nothing says so but that they have
+		// no process. Some that run have none either: those are known by their containers, or when they get one.
+		if !p.local(s) || s.GetPid() == 0 && !used[s.GetId()] {
 			continue
 		}
-		p.sandboxes.add(s)
 		if d, err := demandOf(s); err == nil { // else its containers are refused with that error
+			p.sandboxes.add(s)
 			local = append(local, d)
 		}
 	}
@@ -129,7 +135,8 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 	return nil, nil
 }
 
-// survive makes an error of a panic in a handler. Without it the process would end, and the runtime go on without us.
+// survive makes an error of a panic in a handler. Without it the process would end, and the runtime go on without us. It
+// has to be deferred itself: a function that is deferred and calls it would catch nothing.
 func (p *plugin) survive(event string, err *error) {
 	if r := recover(); r != nil {
 		p.log.Error("a handler panicked", "event", event, "panic", r, "stack", string(debug.Stack()))

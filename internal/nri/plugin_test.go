@@ -60,7 +60,7 @@ func (w *world) set(s device.Standing) {
 
 func (w *world) Fetch(ctx context.Context, _ device.Pod) error { return w.fetch(ctx) }
 func (w *world) Bind(d device.PodDemand)                       { w.bound = append(w.bound, d) }
-func (w *world) Drop(uid device.PodUID)                        { w.dropped = append(w.dropped, uid) }
+func (w *world) Leave(uid device.PodUID)                       { w.dropped = append(w.dropped, uid) }
 func (w *world) RuntimeSynced(all []device.Running, local []device.PodDemand) {
 	w.synced, w.local = all, local
 }

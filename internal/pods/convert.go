@@ -3,6 +3,7 @@ package pods
 import (
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -20,7 +21,6 @@ type sight struct {
 	version uint64 // the resourceVersion; 0: not comparable
 	node    string
 	ended   bool // the phase is terminal: no container of it runs again
-	local   bool // it stands for a static pod of whose demand the runtime tells
 }
 
 // reader turns API objects into sights.
@@ -36,10 +36,10 @@ func (r reader) pod(obj any) (sight, bool) {
 		version: kube.ParseVersion(p.ResourceVersion),
 		node:    p.Spec.NodeName,
 		ended:   p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
-		local:   mirrored(p) && p.Annotations[resourcesKey] != "",
 		demand: device.PodDemand{
 			Pod:     device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name},
 			Created: p.CreationTimestamp.Time,
+			Mirror:  mirrored(p) && p.Annotations[resourcesKey] != "",
 		},
 	}
 	if !s.ended {
@@ -49,17 +49,24 @@ func (r reader) pod(obj any) (sight, bool) {
 }
 
 // resourcesKey is the annotation in which a static pod may say what it asks for. Its mirror pod has it too, but the
-// runtime tells of it earlier, and without an API server.
+// runtime tells of it earlier, and without an API server. What the mirror pod itself asks for is for the scheduler.
 const resourcesKey = "devmgrd.io/resources"
 
-// mirrored tells whether the pod stands for a static one.
-func mirrored(p *corev1.Pod) bool { return p.Annotations[corev1.MirrorPodAnnotationKey] != "" }
+// mirrored tells whether the kubelet takes the pod for the mirror of a static one, of which it never runs a container.
+func mirrored(p *corev1.Pod) bool {
+	_, is := p.Annotations[corev1.MirrorPodAnnotationKey]
+	return is
+}
+
+// generated is what a kubelet makes of a static pod's manifest: a hash of 128 bits. No UID of the API server looks so.
+var generated = regexp.MustCompile("^[0-9a-f]{32}$")
 
 // uid gives the UID by which the runtime knows the pod: that of a static pod is a hash of its manifest, which the kubelet
-// notes on the mirror pod.
+// notes on the mirror pod. Whoever may create pods can write there too, so nothing else counts. If the runtime tells of
+// the static pod, its mirror is a pod beside it.
 func uid(p *corev1.Pod) device.PodUID {
-	if mirrored(p) {
-		return device.PodUID(p.Annotations[corev1.MirrorPodAnnotationKey])
+	if hash := p.Annotations[corev1.MirrorPodAnnotationKey]; generated.MatchString(hash) && p.Annotations[resourcesKey] == "" {
+		return device.PodUID(hash)
 	}
 	return device.PodUID(p.UID)
 }
@@ -91,9 +98,10 @@ func (r reader) demands(p *corev1.Pod) []device.Demand {
 		if wants == nil {
 			return
 		}
+		env := variables(c)
 		all = append(all, device.Demand{
 			Container: device.Container{Pod: uid(p), Name: c.Name},
-			Kind:      kind, Wants: wants, Env: variables(c), Refs: references(c),
+			Kind:      kind, Wants: wants, Env: env, Refs: references(c, env),
 		})
 	}
 	for i := range p.Spec.InitContainers {
@@ -121,14 +129,17 @@ func (r reader) wants(p *corev1.Pod, c *corev1.Container) map[device.ResourceNam
 		if err != nil || r.ignored.has(resource) || claimed(p, c.Name, string(name)) {
 			continue
 		}
-		n := quantity.Value()
-		if n <= 0 || n > math.MaxInt {
+		if quantity.Sign() <= 0 {
 			continue
+		}
+		n := math.MaxInt32 // of more than that: it cannot be had either, and sums stay in range
+		if quantity.CmpInt64(math.MaxInt32) < 0 {
+			n = int(quantity.Value())
 		}
 		if wants == nil {
 			wants = map[device.ResourceName]int{}
 		}
-		wants[resource] = int(n)
+		wants[resource] = n
 	}
 	return wants
 }
@@ -154,9 +165,9 @@ func variables(c *corev1.Container) []string {
 }
 
 // references gives the variables that command and args refer to as $(NAME) and that the specification does not define,
-// ascending. The kubelet leaves those as they stand. So it does with $$(NAME), which then looks the same: a name that
-// is written so anywhere is left out.
-func references(c *corev1.Container) []string {
+// ascending; defined are those that it does. The kubelet leaves the others as they stand. So it does with $$(NAME), which
+// then looks the same: a name that is written so anywhere is left out.
+func references(c *corev1.Container, defined []string) []string {
 	found, escaped := map[string]bool{}, map[string]bool{}
 	for _, text := range slices.Concat(c.Command, c.Args) {
 		for {
@@ -178,7 +189,8 @@ func references(c *corev1.Container) []string {
 		}
 	}
 	maps.DeleteFunc(found, func(name string, _ bool) bool {
-		return name == "" || escaped[name] || slices.ContainsFunc(c.Env, func(v corev1.EnvVar) bool { return v.Name == name })
+		_, own := slices.BinarySearch(defined, name)
+		return own || name == "" || escaped[name]
 	})
 	return slices.Sorted(maps.Keys(found))
 }

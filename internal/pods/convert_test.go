@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"math"
 	"reflect"
 	"testing"
 	"time"
@@ -56,6 +57,12 @@ func TestDemands(t *testing.T) {
 		{newPod("none", container("a"), container("b", "cpu", "1", "memory", "1Gi", "hugepages-2Mi", "4Mi")), nil},
 		{newPod("native", container("a", "kubernetes.io/x", "1", "x.kubernetes.io/y", "1", "requests.a.example/gpu", "1")), nil},
 		{newPod("zero", container("a", "a.example/gpu", "0")), nil},
+		// What cannot be had is asked for all the same: the pod waits.
+		{newPod("many", container("a", "a.example/gpu", "9223372036854775807"), container("b", "a.example/gpu", "90E"), container("c", "a.example/gpu", "2147483648")), []device.Demand{
+			want("many", "a", device.App, map[device.ResourceName]int{"a.example/gpu": math.MaxInt32}),
+			want("many", "b", device.App, map[device.ResourceName]int{"a.example/gpu": math.MaxInt32}),
+			want("many", "c", device.App, map[device.ResourceName]int{"a.example/gpu": math.MaxInt32}),
+		}},
 		{newPod("ignored", container("a", "lic.example/seat", "1", "all.example/one", "1", "all.example/two", "2")), nil},
 		{newPod("partly", container("a", "lic.example/seat", "1", "lic.example/other", "2")), []device.Demand{
 			want("partly", "a", device.App, map[device.ResourceName]int{"lic.example/other": 2})}},
@@ -74,7 +81,7 @@ func TestDemands(t *testing.T) {
 		seen, ok := r.pod(c.pod)
 		name := c.pod.Name
 		head := device.PodDemand{Pod: device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}, Created: born, Demands: c.want}
-		if !ok || seen.ended || seen.local || seen.node != "n1" || !reflect.DeepEqual(seen.demand, head) {
+		if !ok || seen.ended || seen.node != "n1" || !reflect.DeepEqual(seen.demand, head) {
 			t.Errorf("%s: got %+v\nwant %+v", name, seen, head)
 		}
 	}
@@ -93,9 +100,37 @@ func TestReferences(t *testing.T) {
 		{"$$(A) $(A)", nil},
 		{"", nil},
 	} {
-		got := references(&corev1.Container{Args: []string{"x", c.args}, Env: []corev1.EnvVar{{Name: "OWN"}}})
+		got := references(&corev1.Container{Args: []string{"x", c.args}}, []string{"OTHER", "OWN"})
 		if !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %q, want %q", c.args, got, c.want)
+		}
+	}
+}
+
+// Which UID a pod has for the runtime. A mirror's annotation can say anything.
+func TestMirrors(t *testing.T) {
+	const hash = "0123456789abcdef0123456789abcdef"
+	for says, want := range map[string]device.PodUID{
+		hash:                                   hash,
+		"":                                     "own",
+		"mirror":                               "own",
+		"0123456789ABCDEF0123456789ABCDEF":     "own",
+		hash + "0":                             "own",
+		hash + "\n":                            "own",
+		"1fd9b4f3-7f7e-4a3e-9d55-6e1f2f0a7c11": "own", // a pod of the API server's
+	} {
+		p := newPod("own", container("c", "a.example/gpu", "1"))
+		p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: says}
+		seen, _ := reader{}.pod(p)
+		gone, _, _ := reader{}.deleted(p)
+		if seen.demand.Pod.UID != want || seen.demand.Demands[0].Container.Pod != want || gone != seen.demand.Pod || seen.demand.Mirror {
+			t.Errorf("%q: the pod is %+v, and deleted %+v", says, seen, gone)
+		}
+		p.Annotations[resourcesKey] = "{}"
+		seen, _ = reader{}.pod(p)
+		gone, _, _ = reader{}.deleted(p)
+		if !seen.demand.Mirror || seen.demand.Pod.UID != "own" || gone != seen.demand.Pod {
+			t.Errorf("%q, and the runtime tells of it: the pod is %+v, and deleted %+v", says, seen, gone)
 		}
 	}
 }

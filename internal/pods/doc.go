@@ -24,8 +24,11 @@
 //
 // # What it does not do
 //
-// It does not serve static pods that say in an annotation what they ask for: of those the runtime tells. Other static pods
-// are known by their mirror pods, under the UID by which the runtime knows them.
+// It does not serve static pods that say in an annotation what they ask for: of those the runtime tells, and here they are
+// only counted, by what their mirror pods ask for. Other static pods
+// are known by their mirror pods, under the UID by which the runtime knows them. Mirror pods can be forged: the UID that one
+// names counts only if it is a hash as kubelets make them, which no pod of the API server has, and of several that name the
+// same only the first counts, or the oldest in a full list.
 //
 // It keeps no pod, only what was asked for, and does not know what has become of a demand.
 package pods

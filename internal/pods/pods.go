@@ -72,7 +72,7 @@ func (p *Pods) Check() error { return p.watch.Check() }
 // Fetch asks the API server for one pod that the watch has not shown yet, and binds it. After nil the Sink knows the
 // pod. ErrNotFound says that there is no such pod here (any more), ErrUnavailable that nobody could tell.
 func (p *Pods) Fetch(ctx context.Context, pod device.Pod) error {
-	if p.store.knows(pod.UID) {
+	if p.store.knows(pod) {
 		return nil
 	}
 	object, _ := newObjects()
@@ -86,7 +86,7 @@ func (p *Pods) Fetch(ctx context.Context, pod device.Pod) error {
 		return fmt.Errorf("reading pod %s: %w: %w", pod, ErrUnavailable, err)
 	}
 	seen, ok := p.store.reader.pod(object)
-	if !ok || seen.demand.Pod.UID != pod.UID || seen.node != p.node || seen.ended || seen.local || !p.store.fetched(seen) {
+	if !ok || seen.demand.Pod.UID != pod.UID || seen.node != p.node || seen.ended || !p.store.fetched(seen) {
 		return fmt.Errorf("reading pod %s, UID %s: %w", pod, pod.UID, ErrNotFound)
 	}
 	return nil

@@ -1,6 +1,8 @@
 package pods
 
 import (
+	"cmp"
+	"slices"
 	"sync"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -38,10 +40,10 @@ func (s *store) Update(obj any) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.passed = max(s.passed, seen.version)
-	switch {
-	case seen.local:
+	switch _, taken := s.hasLocked(seen.demand.Pod); {
+	case taken:
 	case seen.ended:
-		s.dropLocked(seen.demand.Pod.UID)
+		s.dropLocked(seen.demand.Pod)
 	default:
 		s.pods[seen.demand.Pod.UID] = entry{demand: seen.demand}
 		s.sink.Bind(seen.demand)
@@ -59,36 +61,54 @@ func (s *store) Delete(obj any) error {
 	defer s.mu.Unlock()
 	s.passed = max(s.passed, version)
 	if pod.UID != "" {
-		s.dropLocked(pod.UID)
+		s.dropLocked(pod)
 		return nil
 	}
-	for uid, e := range s.pods { // a tombstone without the object: only the name is left
+	for _, e := range s.pods { // a tombstone without the object: only the name is left
 		if e.demand.Pod.Namespace == pod.Namespace && e.demand.Pod.Name == pod.Name {
-			s.dropLocked(uid)
+			s.dropLocked(e.demand.Pod)
 		}
 	}
 	return nil
 }
 
+// hasLocked tells whether the pod is here, and whether another one has taken its UID: two can only have the same where one
+// of them pretends to be a mirror pod. The first one has it until it is over.
+func (s *store) hasLocked(pod device.Pod) (has, taken bool) {
+	e, known := s.pods[pod.UID]
+	has = known && e.demand.Pod == pod
+	return has, known && !has
+}
+
 // dropLocked forgets a pod, and tells the Sink if it knew of it.
-func (s *store) dropLocked(uid device.PodUID) {
-	if _, ok := s.pods[uid]; ok {
-		delete(s.pods, uid)
-		s.sink.Drop(uid)
+func (s *store) dropLocked(pod device.Pod) {
+	if has, _ := s.hasLocked(pod); has {
+		delete(s.pods, pod.UID)
+		s.sink.Drop(pod.UID)
 	}
 }
 
-// Replace takes a full list. Pods that Fetch has read in a newer version than the list's survive it.
+// Replace takes a full list. Pods that Fetch has read in a newer version than the list's survive it. Of several with one
+// UID the oldest counts.
 func (s *store) Replace(list []any, version string) error {
 	at := kube.ParseVersion(version)
-	pods := map[device.PodUID]entry{}
 	demands := make([]device.PodDemand, 0, len(list))
 	for _, obj := range list {
-		if seen, ok := s.reader.pod(obj); ok && !seen.ended && !seen.local {
-			pods[seen.demand.Pod.UID] = entry{demand: seen.demand}
+		if seen, ok := s.reader.pod(obj); ok && !seen.ended {
 			demands = append(demands, seen.demand)
 		}
 	}
+	slices.SortFunc(demands, func(a, b device.PodDemand) int {
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Pod.Namespace, b.Pod.Namespace), cmp.Compare(a.Pod.Name, b.Pod.Name))
+	})
+	pods := map[device.PodUID]entry{}
+	demands = slices.DeleteFunc(demands, func(d device.PodDemand) bool {
+		_, taken := pods[d.Pod.UID]
+		if !taken {
+			pods[d.Pod.UID] = entry{demand: d}
+		}
+		return taken
+	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for uid, e := range s.pods {
@@ -114,26 +134,25 @@ func (s *store) Bookmark(version string) error {
 func (s *store) Resync() error { return nil }
 
 // knows tells whether the Sink has the pod.
-func (s *store) knows(uid device.PodUID) bool {
+func (s *store) knows(pod device.Pod) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, ok := s.pods[uid]
-	return ok
+	has, _ := s.hasLocked(pod)
+	return has
 }
 
-// fetched takes an active pod from Fetch. It gives false if the pod has ended meanwhile: the watch has passed the
-// version that Fetch has read, and the pod is not here.
+// fetched takes an active pod from Fetch. It gives false if another one has its UID, or if it has ended meanwhile: the
+// watch has passed the version that Fetch has read, and the pod is not here.
 func (s *store) fetched(seen sight) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	uid := seen.demand.Pod.UID
-	if _, ok := s.pods[uid]; ok {
+	switch has, taken := s.hasLocked(seen.demand.Pod); {
+	case has:
 		return true
-	}
-	if seen.version <= s.passed {
+	case taken, seen.version <= s.passed:
 		return false
 	}
-	s.pods[uid] = entry{demand: seen.demand, ahead: seen.version}
+	s.pods[seen.demand.Pod.UID] = entry{demand: seen.demand, ahead: seen.version}
 	s.sink.Bind(seen.demand)
 	return true
 }

@@ -7,8 +7,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -23,10 +26,18 @@ type diary struct {
 
 func newDiary() *diary { return &diary{bound: map[device.PodUID]device.PodDemand{}} }
 
+// written is a pod's UID, with a sign if it is only counted.
+func written(p device.PodDemand) string {
+	if p.Mirror {
+		return string(p.Pod.UID) + "="
+	}
+	return string(p.Pod.UID)
+}
+
 func (d *diary) Bind(p device.PodDemand) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.lines = append(d.lines, "bind "+string(p.Pod.UID))
+	d.lines = append(d.lines, "bind "+written(p))
 	d.bound[p.Pod.UID] = p
 }
 
@@ -44,7 +55,7 @@ func (d *diary) Replace(all []device.PodDemand) {
 	var uids []string
 	for _, p := range all {
 		d.bound[p.Pod.UID] = p
-		uids = append(uids, string(p.Pod.UID))
+		uids = append(uids, written(p))
 	}
 	slices.Sort(uids)
 	d.lines = append(d.lines, strings.TrimSpace("replace "+strings.Join(uids, " ")))
@@ -68,6 +79,9 @@ func (d *diary) said() []string {
 	return slices.Clone(d.lines)
 }
 
+// hashOf stands for the UID that a kubelet makes for a static pod.
+func hashOf(name string) string { return fmt.Sprintf("%032x", name) }
+
 // at gives a pod named uid in a version; what follows is the phase, or "mirror" for the mirror of a static pod, or "local"
 // for that of one which says itself what it asks for.
 func at(uid string, version int, what ...string) *corev1.Pod {
@@ -77,10 +91,10 @@ func at(uid string, version int, what ...string) *corev1.Pod {
 	for _, w := range what {
 		switch w {
 		case "mirror":
-			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash-of-" + uid}
+			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: hashOf(uid)}
 			continue
 		case "local":
-			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash-of-" + uid, resourcesKey: "{}"}
+			p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: hashOf(uid), resourcesKey: "{}"}
 			continue
 		}
 		p.Status.Phase = corev1.PodPhase(w)
@@ -126,17 +140,18 @@ func TestStore(t *testing.T) {
 			list(10, at("a", 9), at("b", 9))
 			s.Delete(cache.DeletedFinalStateUnknown{Key: "ns/a"})
 		}, "replace a b,drop a"},
-		"ended pods, and those of which the runtime tells, are not there": {func() {
-			list(10, at("a", 9, "local"), at("b", 9, "Failed"), at("c", 9))
+		"ended pods are not there": {func() { list(10, at("b", 9, "Failed"), at("c", 9)) }, "replace c"},
+		"mirror pods of which the runtime tells are counted by themselves": {func() {
+			list(10, at("a", 9, "local"))
 			s.Add(at("d", 11, "local"))
 			s.Delete(at("d", 12, "local"))
-		}, "replace c"},
+		}, "replace a=,bind d=,drop d"},
 		"mirror pods go by the runtime's UID": {func() {
 			list(10, at("a", 9, "mirror"))
 			s.Add(at("b", 11, "mirror"))
 			s.Delete(at("b", 12, "mirror"))
 			s.Update(at("a", 13, "mirror", "Failed"))
-		}, "replace hash-of-a,bind hash-of-b,drop hash-of-b,drop hash-of-a"},
+		}, "replace A,bind B,drop B,drop A"},
 		"fetched before the first list":               {func() { fetch(at("a", 12), true); list(10); s.Add(at("a", 11)) }, "bind a,replace a,bind a"},
 		"fetched, and the list is newer and lacks it": {func() { fetch(at("a", 12), true); list(13) }, "bind a,replace"},
 		"fetched, shown, and then a list lacks it": {func() {
@@ -165,8 +180,9 @@ func TestStore(t *testing.T) {
 			d := newDiary()
 			s = &store{sink: d, pods: map[device.PodUID]entry{}}
 			c.story()
-			if got := strings.Join(d.said(), ","); got != c.want {
-				t.Errorf("got  %s\nwant %s", got, c.want)
+			want := strings.NewReplacer("A", hashOf("a"), "B", hashOf("b")).Replace(c.want)
+			if got := strings.Join(d.said(), ","); got != want {
+				t.Errorf("got  %s\nwant %s", got, want)
 			}
 			var kept []string
 			for uid := range s.pods {
@@ -175,6 +191,64 @@ func TestStore(t *testing.T) {
 			slices.Sort(kept)
 			if got := strings.Join(kept, " "); got != d.has() {
 				t.Errorf("the store keeps %q, the sink %q", got, d.has())
+			}
+		})
+	}
+}
+
+// Whoever may create pods can make one that names the UID of another's static pod. It takes nothing from that, whatever
+// becomes of it.
+func TestForgedMirror(t *testing.T) {
+	forge := func(name string, version int, what ...string) *corev1.Pod {
+		p := at("a", version, append(what, "mirror")...)
+		p.Namespace, p.Name, p.UID = "evil", name, types.UID(name)
+		return p
+	}
+	owner := device.Pod{UID: device.PodUID(hashOf("a")), Namespace: "ns", Name: "a"}
+	for name, story := range map[string]func(s *store){
+		"shown later": func(s *store) {
+			s.Replace([]any{at("a", 9, "mirror")}, "10")
+			s.Add(forge("x", 11))
+		},
+		"fetched later": func(s *store) {
+			s.Add(at("a", 9, "mirror"))
+			seen, _ := s.reader.pod(forge("x", 11))
+			if s.fetched(seen) || s.knows(seen.demand.Pod) {
+				t.Error("the forged pod was bound")
+			}
+		},
+		"ended": func(s *store) {
+			s.Add(at("a", 9, "mirror"))
+			s.Update(forge("x", 11, "Failed"))
+		},
+		"deleted": func(s *store) {
+			s.Add(at("a", 9, "mirror"))
+			s.Delete(forge("x", 11))
+			s.Delete(cache.DeletedFinalStateUnknown{Key: "evil/x", Obj: forge("x", 12)})
+			s.Delete(cache.DeletedFinalStateUnknown{Key: "evil/x"})
+		},
+		"listed before, and younger": func(s *store) {
+			young := forge("a", 8)
+			young.CreationTimestamp = metav1.NewTime(born.Add(time.Second))
+			s.Replace([]any{young, at("a", 9, "mirror")}, "10")
+		},
+		"listed after, and younger": func(s *store) {
+			young := forge("a", 8)
+			young.CreationTimestamp = metav1.NewTime(born.Add(time.Second))
+			s.Replace([]any{at("a", 9, "mirror"), young}, "10")
+		},
+		"listed, as old, and with a later name": func(s *store) {
+			late := forge("a", 8)
+			late.Namespace = "zz"
+			s.Replace([]any{late, at("a", 9, "mirror")}, "10")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDiary()
+			s := &store{sink: d, pods: map[device.PodUID]entry{}}
+			story(s)
+			if got := d.bound[owner.UID].Pod; got != owner || len(d.bound) != 1 || len(d.said()) != 1 || !s.knows(owner) {
+				t.Errorf("the UID is of %+v, want %+v; told %q", got, owner, d.said())
 			}
 		})
 	}

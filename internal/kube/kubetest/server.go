@@ -6,6 +6,7 @@ package kubetest
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -79,7 +80,30 @@ func (s *Server) Client() rest.Interface {
 
 // Log is a logger whose lines appear when the test fails.
 func Log(t testing.TB) *slog.Logger {
-	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug}))
+	w := &output{to: t.Output()}
+	t.Cleanup(w.close)
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// output writes until the test is over: a goroutine of client-go's outlives the watch that it belongs to, and may log.
+type output struct {
+	mu sync.Mutex
+	to io.Writer // nil: the test is over
+}
+
+func (o *output) Write(line []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.to == nil {
+		return len(line), nil
+	}
+	return o.to.Write(line)
+}
+
+func (o *output) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.to = nil
 }
 
 // Start makes the server reachable at its old address.
