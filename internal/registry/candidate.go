@@ -44,27 +44,25 @@ func (c *candidate) Run(ctx context.Context, first func()) {
 	for ctx.Err() == nil {
 		l, err := c.call(ctx)
 		first()
-		if err == nil {
+		other := new(typeError)
+		switch {
+		case err == nil:
 			mine, fault = l, ""
 			pause.Reset()
-		}
-		other := new(typeError)
-		var clock <-chan time.Time
-		switch {
-		case err == nil, ctx.Err() != nil:
+			c.wait(ctx, nil, mine)
+		case ctx.Err() != nil:
 		case errors.As(err, &other):
 			c.log.Warn("plugin is none of ours; it is not called again before its socket is made anew", "err", err)
 			<-ctx.Done()
-		case err.Error() != fault:
-			fault = err.Error()
-			c.log.Warn("plugin cannot be taken up; calling it again and again", "err", err)
-			fallthrough
 		default:
+			level := slog.LevelDebug
+			if err.Error() != fault { // loud once
+				fault, level = err.Error(), slog.LevelWarn
+			}
 			d := pause.Next()
-			c.log.Debug("calling again", "err", err, "wait", d)
-			clock = time.After(d)
+			c.log.Log(ctx, level, "plugin cannot be taken up; calling it again and again", "err", err, "wait", d)
+			c.wait(ctx, time.After(d), mine)
 		}
-		c.wait(ctx, clock, mine)
 	}
 	if mine != nil {
 		c.registry.withdraw(mine)
@@ -88,12 +86,11 @@ func (c *candidate) wait(ctx context.Context, clock <-chan time.Time, mine *link
 	}
 }
 
-// call asks the plugin who it is, takes it up, and tells it what came of that.
+// call takes the plugin up, or tells it why not.
 func (c *candidate) call(ctx context.Context) (*link, error) {
-	r := c.registry
-	dialling, cancel := context.WithTimeout(ctx, r.registerTimeout)
+	dialling, cancel := context.WithTimeout(ctx, c.registry.registerTimeout)
 	defer cancel()
-	on, err := connect(dialling, r.cfg.SocketDir, c.path, maxRegisterBytes)
+	on, err := connect(dialling, c.registry.cfg.SocketDir, c.path, maxRegisterBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -101,17 +98,14 @@ func (c *candidate) call(ctx context.Context) (*link, error) {
 	plugin := watcherapi.NewRegistrationClient(on.conn)
 	l, err := c.take(ctx, plugin)
 	if err != nil {
-		_ = c.notify(ctx, plugin, &watcherapi.RegistrationStatus{Error: err.Error()}) // it may never have listened
-		return nil, err
-	}
-	// It is told after it has been taken up, and must hear it, as with the kubelet.
-	if err := c.notify(ctx, plugin, &watcherapi.RegistrationStatus{PluginRegistered: true}); err != nil {
-		r.withdraw(l)
+		_ = notify(ctx, plugin, &watcherapi.RegistrationStatus{Error: err.Error()}) // it may never have listened
 		return nil, err
 	}
 	return l, nil
 }
 
+// take asks the plugin who it is, tells it that it is registered, and puts it in place. The kubelet tells it last, and takes
+// it out again if it does not hear. Here it is told first: nobody has to give way for a plugin that does not hear it.
 func (c *candidate) take(ctx context.Context, plugin watcherapi.RegistrationClient) (*link, error) {
 	r := c.registry
 	id := c.id
@@ -122,7 +116,7 @@ func (c *candidate) take(ctx context.Context, plugin watcherapi.RegistrationClie
 	defer cancel()
 	info, err := plugin.GetInfo(asking, &watcherapi.InfoRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("GetInfo: %s (%s)", clip(status.Convert(err).Message()), status.Code(err))
+		return nil, failed("GetInfo", err)
 	}
 	resource, path, err := r.cfg.checkInfo(info, c.path)
 	if err != nil {
@@ -133,16 +127,29 @@ func (c *candidate) take(ctx context.Context, plugin watcherapi.RegistrationClie
 		return nil, fmt.Errorf("the plugin's socket: %w", err)
 	}
 	l := newLink(r, id, resource, endpoint)
-	return l, r.take(ctx, l)
+	on, err := r.meet(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	if err := notify(ctx, plugin, &watcherapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+		on.close()
+		return nil, err
+	}
+	return l, r.place(l, on)
 }
 
-func (c *candidate) notify(ctx context.Context, plugin watcherapi.RegistrationClient, s *watcherapi.RegistrationStatus) error {
+func notify(ctx context.Context, plugin watcherapi.RegistrationClient, s *watcherapi.RegistrationStatus) error {
 	ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
 	defer cancel()
 	if _, err := plugin.NotifyRegistrationStatus(ctx, s); err != nil {
-		return fmt.Errorf("NotifyRegistrationStatus: %s (%s)", clip(status.Convert(err).Message()), status.Code(err))
+		return failed("NotifyRegistrationStatus", err)
 	}
 	return nil
+}
+
+// failed says what a plugin has answered to a call instead of what was hoped for.
+func failed(call string, err error) error {
+	return fmt.Errorf("%s: %s (%s)", call, clip(status.Convert(err).Message()), status.Code(err))
 }
 
 // nudge has a plugin called that could not be taken up before, or is needed again.

@@ -32,10 +32,11 @@
 // # The registry directory
 //
 // Some plugins do not call. They put a socket into Config.RegistryDir, or up to four directories below it, and wait to be
-// asked who they are (GetInfo). From there on it is as with Register, and then they are told what came of it
-// (NotifyRegistrationStatus); one that does not hear that it is registered is taken out again. What fails is tried again,
-// after half a second at first and two minutes at last, for as long as the socket is the same file. A plugin of another
-// type is told to stay with the kubelet, once. Where several wait at the start, the one with the newest socket wins.
+// asked who they are (GetInfo). From there on it is as with Register, but that they are told what comes of it
+// (NotifyRegistrationStatus): that they are registered, just before they are put in place. One that does not hear it is not,
+// and whoever serves goes on serving. What fails is tried again, after half a second at first and two minutes at last, for
+// as long as the socket is the same file. A plugin of another type is told to stay with the kubelet, once. Where several
+// wait at the start, the one with the newest socket wins.
 //
 // The socket is the registration: when it is removed, or made anew, the link that came through it goes, and none that came
 // another way. What becomes of the stream is no concern of the socket, though: the link dials back, as all do. A plugin that

@@ -200,6 +200,7 @@ func TestListWithFaults(t *testing.T) {
 // A plugin that has gone for good is dialled until it is lost and the pauses have grown, and no more. It is found when
 // its socket is made anew.
 func TestNothingIsDialledAtRest(t *testing.T) {
+	t.Parallel()
 	dir := socketDir(t)
 	left := plugintest.New(t, dir, gpu, plugintest.Devices(2)...)
 	left.Serve()

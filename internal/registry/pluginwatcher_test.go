@@ -55,8 +55,10 @@ func eager(t testing.TB, change ...func(*registry.Config)) *fixture {
 
 // The SR-IOV plugin: one socket in the registry directory for both, which it names as its own container has it.
 func TestWatcher(t *testing.T) {
+	t.Parallel()
 	for name, there := range map[string]bool{"there at the start": true, "made later": false} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f := prepare(t, watches(socketDir(t)))
 			p := plugintest.New(t, f.watched, gpu, plugintest.Devices(2)...)
 			p.Info = &plugintest.Info{Type: "DevicePlugin", Name: gpu, Endpoint: kubeletRegistry + "/" + p.Endpoint,
@@ -135,6 +137,7 @@ func TestWatcherEndpoints(t *testing.T) {
 }
 
 func TestWatcherRefuses(t *testing.T) {
+	t.Parallel()
 	f := prepare(t, watches(socketDir(t)))
 	f.SetRegisterTimeout(500 * time.Millisecond)
 	f.run()
@@ -243,22 +246,30 @@ func TestWatcherLeavesOtherTypesAlone(t *testing.T) {
 	f.eventually("it is asked once more", func() bool { return csi.Calls(plugintest.GetInfo) == 2 })
 }
 
-// A plugin that does not hear that it is registered is not registered, as with the kubelet.
+// A plugin that does not hear that it is registered is not registered, as with the kubelet, and takes nobody's place.
 func TestWatcherNotifyFails(t *testing.T) {
 	f := eager(t)
-	p := plugintest.New(t, f.watched, gpu, plugintest.Devices(1)...)
+	old, _ := announced(f, plugintest.Dev("old", plugintest.Healthy))
+	f.eventually("the old plugin serves", f.serves("old"))
+	p := plugintest.New(t, f.watched, gpu, plugintest.Dev("new", plugintest.Healthy))
 	p.Info = &plugintest.Info{Type: "DevicePlugin", Name: gpu, SupportedVersions: []string{"v1beta1"}}
 	p.Before(plugintest.Notify, plugintest.Fail("not now"))
 	p.Serve()
-	f.eventually("it is taken out", func() bool { return f.is(device.Stale)() && f.logs.count("plugin is withdrawn") > 0 })
+	f.eventually("it is called again and again", func() bool { return p.Calls(plugintest.GetInfo) >= 4 })
 	f.eventually("the reason is logged", func() bool { return f.logs.count("not now") > 0 })
+	if !f.serves("old")() || old.Calls(plugintest.ListAndWatch) != 1 || p.Calls(plugintest.ListAndWatch) != 0 {
+		t.Errorf("the old plugin's place was taken: %+v", f.offer())
+	}
+	f.eventually("nothing of it is left open", func() bool { return p.Connections() == 0 })
 	p.Before(plugintest.Notify, nil)
-	f.eventually("it serves when it listens", f.servesNumber(1))
-	f.eventually("one stream is left", func() bool { return p.Streams() == 1 })
+	f.eventually("it serves when it listens", f.serves("new"))
+	f.eventually("it is told so", wasTold(p, true))
+	f.eventually("one stream is left", func() bool { return p.Streams() == 1 && old.Streams() == 0 })
 }
 
 // A registration socket that is removed takes with it the plugin that came through it, and no other.
 func TestWatcherSocketRemoved(t *testing.T) {
+	t.Parallel()
 	withdraw := func(_ string, a *plugintest.Announcement) error { a.Withdraw(); return nil }
 	for name, test := range map[string]struct {
 		socket string
@@ -272,6 +283,7 @@ func TestWatcherSocketRemoved(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f := eager(t, grace(300*time.Millisecond))
 			const other = "vendor.example/other"
 			stays := plugintest.New(t, f.watched, other, plugintest.Devices(1)...)
@@ -337,6 +349,29 @@ func TestWatcherReplacedPluginComesBack(t *testing.T) {
 	f.eventually("both are told so", func() bool { return wasTold(old, true)() && wasTold(fresh, true)() })
 	b.Withdraw()
 	f.eventually("the old plugin serves", f.serves("old"))
+}
+
+// What is left of a plugin that has gone is older than any that comes, even one that called before it.
+func TestWatcherOlderPluginAfterNewer(t *testing.T) {
+	f := eager(t)
+	gate := make(chan struct{})
+	old := plugintest.New(t, f.dir, gpu, plugintest.Dev("old", plugintest.Healthy))
+	old.Before(plugintest.GetOptions, plugintest.HoldUntil(gate))
+	old.Serve()
+	old.Announce(filepath.Join(f.watched, "reg.sock"))
+	f.eventually("the old plugin is called", func() bool { return old.Calls(plugintest.GetOptions) == 1 })
+	fresh := plugintest.New(t, f.dir, gpu, plugintest.Dev("new", plugintest.Healthy))
+	fresh.Endpoint = "fresh.sock"
+	fresh.Serve()
+	b := fresh.Announce(filepath.Join(f.watched, "fresh.sock"))
+	f.eventually("the new plugin serves", f.serves("new"))
+	b.Withdraw()
+	f.eventually("the new plugin is withdrawn", f.is(device.Stale))
+	close(gate)
+	f.eventually("the old plugin serves", f.serves("old"))
+	if n := old.Calls(plugintest.GetInfo); n != 1 || len(old.Told()) != 1 {
+		t.Errorf("it was asked %d times, and told %v before it was taken", n, old.Told())
+	}
 }
 
 // A plugin that dies leaves its socket behind, and the next one puts its own there.
@@ -442,6 +477,7 @@ func TestWatcherLooksBelow(t *testing.T) {
 
 // As the socket directory is.
 func TestWatcherDirectoryRemoved(t *testing.T) {
+	t.Parallel()
 	f := eager(t)
 	for n := 1; n < 4; n++ {
 		p := plugintest.New(t, f.watched, gpu, plugintest.Devices(n)...)
@@ -544,6 +580,7 @@ func TestWatcherRestartsWithOneSocket(t *testing.T) {
 
 // A plugin that does not answer holds up no other for long.
 func TestWatcherRestartsBesideHungPlugin(t *testing.T) {
+	t.Parallel()
 	dir, registryDir := socketDir(t), socketDir(t)
 	hung := plugintest.New(t, registryDir, "hung")
 	hung.Info = &plugintest.Info{}

@@ -20,6 +20,7 @@ import (
 )
 
 func TestRegister(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu,
 		plugintest.Dev("b", "Healthy", 1, 0, 1), plugintest.Dev("a", "healthy"), plugintest.Dev("c", "Healthy", -1))
@@ -73,6 +74,7 @@ func TestRegisterIgnoresOptionsInRequest(t *testing.T) {
 }
 
 func TestRegisterRefused(t *testing.T) {
+	t.Parallel()
 	f := prepare(t, func(c *registry.Config) { c.MaxResources = 2 })
 	f.SetRegisterTimeout(300 * time.Millisecond)
 	f.run()
@@ -279,9 +281,11 @@ func TestRegisterNewestWins(t *testing.T) {
 
 // A plugin that starts again under another resource name and on the same socket is not heard under both.
 func TestRegisterOtherResourceOnSameSocket(t *testing.T) {
+	t.Parallel()
 	const old, fresh = "intel.example/vf", "openshift.example/vf"
 	for name, restart := range map[string]bool{"after a restart": true, "while it serves": false} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			f := start(t, grace(300*time.Millisecond))
 			serving := func(resource device.ResourceName, n int) func() bool {
 				return func() bool {

@@ -53,21 +53,17 @@ func (r *Registry) register(ctx context.Context, request *pluginapi.RegisterRequ
 	if err != nil {
 		return err
 	}
-	return r.take(ctx, newLink(r, id, resource, request.GetEndpoint()))
-}
-
-// take meets the plugin that l stands for and puts it in place. A plugin that has been overtaken by a newer registration
-// hears no error: it is as if it had been put in place and replaced a moment later.
-func (r *Registry) take(ctx context.Context, l *link) error {
-	if err := r.room(l); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, r.registerTimeout)
-	defer cancel()
-	on, err := r.meet(ctx, l.endpoint)
+	l := newLink(r, id, resource, request.GetEndpoint())
+	on, err := r.meet(ctx, l)
 	if err != nil {
 		return err
 	}
+	return r.place(l, on)
+}
+
+// place puts the plugin that l stands for in place. A plugin that has been overtaken by a newer registration hears no
+// error: it is as if it had been put in place and replaced a moment later.
+func (r *Registry) place(l *link, on *session) error {
 	loser, err := r.accept(l, on)
 	if err != nil {
 		on.close()
@@ -102,12 +98,17 @@ func checkRequest(request *pluginapi.RegisterRequest) (device.ResourceName, erro
 	return resource, nil
 }
 
-// meet opens a session with a plugin that has just registered. Some call Register a moment before they listen, which
-// the kubelet bears by dialling until its time is up; so does this. The options are asked for once.
-func (r *Registry) meet(ctx context.Context, endpoint string) (*session, error) {
+// meet opens a session with a plugin that has just registered, if it can be taken. Some call Register a moment before they
+// listen, which the kubelet bears by dialling until its time is up; so does this. The options are asked for once.
+func (r *Registry) meet(ctx context.Context, l *link) (*session, error) {
+	if err := r.room(l); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.registerTimeout)
+	defer cancel()
 	var cause error // of the latest try that had its time
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
-		on, err := connect(ctx, r.cfg.SocketDir, endpoint, r.cfg.MaxMessageBytes)
+		on, err := connect(ctx, r.cfg.SocketDir, l.endpoint, r.cfg.MaxMessageBytes)
 		if err == nil {
 			if err := on.ask(ctx); err != nil {
 				on.close()
@@ -123,7 +124,7 @@ func (r *Registry) meet(ctx context.Context, endpoint string) (*session, error) 
 		}
 		select {
 		case <-ctx.Done():
-			return nil, &dialError{endpoint: endpoint, err: cause}
+			return nil, &dialError{endpoint: l.endpoint, err: cause}
 		case <-time.After(pause):
 		}
 	}

@@ -187,6 +187,7 @@ func TestSocketTakenByAnother(t *testing.T) {
 
 // The one who took the path may die and leave the file behind, which nothing tells.
 func TestSocketTakenByOneWhoDies(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	f.eventually("registration is served", func() bool { return f.Check() == nil })
 	theirs, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(f.dir, "theirs"), Net: "unix"})

@@ -70,7 +70,10 @@ func (r *Registry) roomLocked(l *link) error {
 // accept puts l in its predecessor's place and starts it. The predecessor's inventory, and how far it may be trusted,
 // stay until the new plugin has sent its first list. On error nothing has changed and the session is still the caller's.
 //
-// It names the resource that has lost its socket to l, if there is one: see evictLocked.
+// It names the resource that has lost its socket to l, if there is one. ListAndWatch names no resource: whoever dials the
+// socket gets the new plugin's list, and the same devices would be offered, and given out, under both names. So a socket
+// belongs to one resource, and the newest registration has it. A plugin that serves several resources has a socket for
+// each; the API leaves it no other way.
 func (r *Registry) accept(l *link, to *session) (loser device.ResourceName, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -82,7 +85,7 @@ func (r *Registry) accept(l *link, to *session) (loser device.ResourceName, err 
 		return "", errOvertaken
 	}
 	if rival != nil {
-		r.evictLocked(rival)
+		r.vacateLocked(rival, evicted)
 		loser = rival.resource
 	}
 	if s == nil {
@@ -114,12 +117,6 @@ func (r *Registry) rivalLocked(l *link) *supply {
 	return nil
 }
 
-// evictLocked takes a supply's socket away, for a plugin that has registered another resource there. ListAndWatch names
-// no resource: whoever dials the socket gets the new plugin's list, and the same devices would be offered, and given
-// out, under both names. So a socket belongs to one resource, and the newest registration has it. A plugin that serves
-// several resources has a socket for each; the API leaves it no other way.
-func (r *Registry) evictLocked(s *supply) { r.vacateLocked(s, evicted) }
-
 // withdraw takes out a plugin that came through a registration socket which is no more. If another registration of the
 // resource has been accepted meanwhile, that one stays.
 func (r *Registry) withdraw(l *link) {
@@ -135,10 +132,10 @@ func (r *Registry) withdraw(l *link) {
 	}
 }
 
-// vacateLocked leaves a supply without a plugin's socket.
+// vacateLocked leaves a supply without a plugin's socket. Nobody serves it, so any registration is newer than what is left.
 func (r *Registry) vacateLocked(s *supply, lack string) {
 	s.link.cancel()
-	s.link = newLink(r, s.link.id, s.resource, "")
+	s.link = newLink(r, 0, s.resource, "")
 	s.link.lack = lack
 	r.awayLocked(s)
 	r.memory.note(s.resource)
