@@ -72,6 +72,7 @@ func (c *Config) check() []Mistake {
 	r.duration("nri.maxWait", c.NRI.MaxWait, 0, maxNRIWait)
 	r.oneOf("topology.policy", c.Topology.Policy, "none", "best-effort", "restricted", "single-numa-node")
 	r.oneOf("topology.scope", c.Topology.Scope, "container", "pod")
+	r.oneOf("health.onMissingDevices", c.Health.OnMissingDevices, Ignore, Event, Evict)
 	r.listen("metrics.listen", c.Metrics.Listen)
 	r.oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	r.oneOf("log.format", c.Log.Format, "text", "json")

@@ -17,6 +17,7 @@ type Config struct {
 	Kubernetes Kubernetes `key:"kubernetes"`
 	NRI        NRI        `key:"nri"`
 	Topology   Topology   `key:"topology"`
+	Health     Health     `key:"health"`
 	Metrics    Metrics    `key:"metrics"`
 	Log        Log        `key:"log"`
 }
@@ -77,6 +78,20 @@ type Topology struct {
 	Scope  string `key:"scope"`  // container or pod
 }
 
+// Health says what becomes of pods that cannot work as they are.
+type Health struct {
+	// OnMissingDevices is for pods that started while devmgrd was away: without their devices, or with a device plugin
+	// that has registered with the kubelet.
+	OnMissingDevices string `key:"onMissingDevices"` // Ignore, Event or Evict
+}
+
+// What Health says. All of it is in the log and in metrics, too.
+const (
+	Ignore = "none"
+	Event  = "event" // tell the pod's owner
+	Evict  = "evict" // tell, and have the pod evicted
+)
+
 // Metrics says where Prometheus and health checks are served.
 type Metrics struct {
 	Listen string `key:"listen"` // host:port; empty: nowhere
@@ -110,6 +125,7 @@ func defaults() Config {
 		Kubernetes: Kubernetes{Mode: Cluster},
 		NRI:        NRI{Socket: "/var/run/nri/nri.sock", Index: "05", MaxWait: 100 * time.Millisecond},
 		Topology:   Topology{Policy: "best-effort", Scope: "container"},
+		Health:     Health{OnMissingDevices: Event},
 		Metrics:    Metrics{Listen: "127.0.0.1:9464"},
 		Log:        Log{Level: "info", Format: "text"},
 	}

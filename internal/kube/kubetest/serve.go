@@ -20,6 +20,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		verb = "watch"
 	case r.Method == http.MethodPatch:
 		verb = "patch"
+	case r.Method == http.MethodPost:
+		verb = "evict"
 	case path == "pods" || path == "nodes":
 		verb = "list"
 	}
@@ -40,6 +42,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.serveList(w, path, q.Get("fieldSelector"))
 	case "patch":
 		s.servePatch(w, r, path)
+	case "evict":
+		s.serveEviction(w, r, path)
 	default:
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -162,6 +166,35 @@ func (s *Server) servePatch(w http.ResponseWriter, r *http.Request, path string)
 	s.mu.Unlock()
 	if patched != nil {
 		patched()
+	}
+}
+
+// serveEviction deletes a pod if it has the UID that is asked for.
+func (s *Server) serveEviction(w http.ResponseWriter, r *http.Request, path string) {
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	var asked struct {
+		DeleteOptions struct{ Preconditions struct{ UID string } }
+	}
+	path, isEviction := strings.CutSuffix(path, "/eviction")
+	if err := json.Unmarshal(text, &asked); err != nil || !isEviction {
+		fail(w, http.StatusUnsupportedMediaType, "Unsupported", "this server takes evictions in JSON only")
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o, ok := s.objects[path]
+	switch {
+	case !ok:
+		fail(w, http.StatusNotFound, "NotFound", path+" not found")
+	case o["metadata"].(object)["uid"] != asked.DeleteOptions.Preconditions.UID:
+		fail(w, http.StatusConflict, "Conflict", "another pod of that name")
+	default:
+		delete(s.objects, path)
+		s.recordLocked("DELETED", path, copied(o))
+		reply(w, http.StatusCreated, object{"apiVersion": "v1", "kind": "Status", "metadata": object{}, "status": "Success"})
 	}
 }
 

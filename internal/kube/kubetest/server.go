@@ -1,5 +1,5 @@
 // Package kubetest is a small API server for tests: pods and nodes over HTTP with list, watch (also as a stream of
-// the list), get and merge patch, which can go away, come back, and forget its history. It behaves; it has no canned
+// the list), get, merge patch and eviction, which can go away, come back, and forget its history. It behaves; it has no canned
 // answers. It knows no admission, no authorization and no validation.
 package kubetest
 
@@ -219,7 +219,7 @@ func (s *Server) Node(name string) *corev1.Node {
 	return &n
 }
 
-// Requests gives how often a verb was asked for: list, watch, get or patch.
+// Requests gives how often a verb was asked for: list, watch, get, patch or evict.
 func (s *Server) Requests(verb string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,0 +1,136 @@
+package pods
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"sync"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube"
+)
+
+const (
+	firstEvictionPause = time.Second
+	lastEvictionPause  = time.Minute
+	evictionTimeout    = 10 * time.Second // of one call
+	maxEvictions       = 1024             // that are under way; further ones are dropped, and said again when there is cause
+)
+
+// Evictions have pods evicted through the API server's eviction API, so that disruption budgets hold. A refusal, such as
+// that of a budget, is tried again until the pod is gone.
+type Evictions struct {
+	client kube.Client
+	log    *slog.Logger
+	wake   chan struct{} // size one
+
+	mu   sync.Mutex // guards what follows; held for look-ups only
+	pods map[device.PodUID]*eviction
+}
+
+// An eviction is one pod that is to go.
+type eviction struct {
+	pod     device.Pod
+	why     string
+	pause   backoff.Backoff
+	due     time.Time
+	refused bool // that has been told
+}
+
+// NewEvictions makes Evictions; Run carries them out.
+func NewEvictions(client kube.Client, log *slog.Logger) *Evictions {
+	return &Evictions{client: client, log: log, wake: make(chan struct{}, 1), pods: map[device.PodUID]*eviction{}}
+}
+
+// Evict has a pod evicted. It returns at once; asking again for the same pod changes nothing.
+func (e *Evictions) Evict(pod device.Pod, why string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.pods[pod.UID] != nil || len(e.pods) >= maxEvictions {
+		return
+	}
+	e.pods[pod.UID] = &eviction{pod: pod, why: why, pause: backoff.Backoff{First: firstEvictionPause, Last: lastEvictionPause}}
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run evicts until ctx ends, one pod at a time.
+func (e *Evictions) Run(ctx context.Context) error {
+	for {
+		next, wait := e.next()
+		if next != nil && wait <= 0 {
+			e.try(ctx, next)
+			continue
+		}
+		var due <-chan time.Time
+		if next != nil {
+			due = time.After(wait)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-e.wake:
+		case <-due:
+		}
+	}
+}
+
+// next gives the eviction that is due first, and in how long.
+func (e *Evictions) next() (first *eviction, wait time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, one := range e.pods {
+		if first == nil || one.due.Before(first.due) {
+			first = one
+		}
+	}
+	if first == nil {
+		return nil, 0
+	}
+	return first, time.Until(first.due)
+}
+
+// try asks once for one pod's eviction. It is over when the pod, or the one of this UID, is not there any more.
+func (e *Evictions) try(ctx context.Context, one *eviction) {
+	err := e.post(ctx, one.pod)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case err == nil:
+		e.log.Warn("pod evicted", "pod", one.pod.String(), "why", one.why)
+		delete(e.pods, one.pod.UID)
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		delete(e.pods, one.pod.UID)
+	default:
+		one.due = time.Now().Add(one.pause.Next())
+		if !one.refused && ctx.Err() == nil {
+			one.refused = true
+			e.log.Warn("pod cannot be evicted yet; trying again until it can", "pod", one.pod.String(), "why", one.why, "err", err)
+		}
+	}
+}
+
+func (e *Evictions) post(ctx context.Context, pod device.Pod) error {
+	ctx, cancel := context.WithTimeout(ctx, evictionTimeout)
+	defer cancel()
+	uid := types.UID(pod.UID)
+	body, err := json.Marshal(policyv1.Eviction{
+		TypeMeta:      metav1.TypeMeta{APIVersion: policyv1.SchemeGroupVersion.String(), Kind: "Eviction"},
+		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}},
+	})
+	if err != nil {
+		return err
+	}
+	return e.client.Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
+		MaxRetries(0).SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
+}
