@@ -4,7 +4,7 @@
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 
-.PHONY: help build check test e2e demo bench fuzz install clean
+.PHONY: help build check test e2e chaos demo bench fuzz install clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: ## All tests: unit, integration, a little fuzzing, and end to end (root).
 	$(MAKE) check
 	$(MAKE) fuzz FUZZTIME=2s
 	$(MAKE) e2e
+
+chaos: ## Random faults (root): N=20 sequences, SEED=17 one again, KUBELET=1 against the kubelet's device manager.
+	$(GO) run ./test/chaos -n $(or $(N),$(if $(SEED),1,20)) $(if $(SEED),-seed $(SEED)) $(if $(KUBELET),-kubelet)
 
 demo: ## The main job, as a story to follow (root). KEEP=1 leaves it running.
 	$(GO) run ./test/demo $(if $(KEEP),--keep)

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/devmgrd/devmgrd/test/cluster"
+)
+
+// shortLimit is how long the Node may show less than its pods ask for before that counts: a pod's binding and the Node's
+// number reach us on two ways.
+const shortLimit = 2 * time.Second
+
+// An apiView watches what the API server says of pods and of the Node.
+type apiView struct {
+	cluster *cluster.Cluster
+	say     func(kind, what string)
+	failed  map[string]bool
+	short   time.Time // since when the Node has shown too little
+	told    bool      // that has been counted
+}
+
+// look looks once. While the API server is away there is nothing to see.
+func (v *apiView) look(ctx context.Context, now time.Time) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	pods, err := v.cluster.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return
+	}
+	asked := int64(0)
+	for _, p := range pods.Items {
+		if failedForDevices(&p) && !v.failed[string(p.UID)] {
+			v.failed[string(p.UID)] = true
+			v.say(failed, fmt.Sprintf("pod %s: %s: %s", p.Name, p.Status.Reason, p.Status.Message))
+		}
+		if p.Spec.NodeName != "" && p.Status.Phase != corev1.PodFailed && p.Status.Phase != corev1.PodSucceeded {
+			asked += limit(&p)
+		}
+	}
+	shown, err := v.shown(ctx)
+	if err != nil || shown >= asked {
+		v.short, v.told = time.Time{}, false
+		return
+	}
+	if v.short.IsZero() {
+		v.short = now
+	}
+	if now.Sub(v.short) > shortLimit && !v.told {
+		v.told = true
+		v.say(number, fmt.Sprintf("the Node shows %d, and its pods ask for %d", shown, asked))
+	}
+}
+
+// shown is the lesser of capacity and allocatable.
+func (v *apiView) shown(ctx context.Context) (int64, error) {
+	node, err := v.cluster.Client().CoreV1().Nodes().Get(ctx, v.cluster.NodeName(), metav1.GetOptions{})
+	if err != nil {
+		return 0, err
+	}
+	capacity, allocatable := node.Status.Capacity[resourceName], node.Status.Allocatable[resourceName]
+	return min(capacity.Value(), allocatable.Value()), nil
+}
+
+func limit(p *corev1.Pod) int64 {
+	n := int64(0)
+	for _, c := range p.Spec.Containers {
+		q := c.Resources.Limits[resourceName]
+		n += q.Value()
+	}
+	return n
+}
+
+// failedForDevices tells whether a kubelet has failed the pod for want of devices.
+func failedForDevices(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodFailed &&
+		(strings.HasPrefix(p.Status.Reason, "OutOf") || p.Status.Reason == "UnexpectedAdmissionError" || p.Status.Reason == "TopologyAffinityError")
+}

@@ -1,0 +1,17 @@
+// Command chaos plays random sequences of faults on a real one-node Kubernetes with devmgrd on it, and looks all the time
+// whether the promises hold.
+//
+//	make chaos N=200            200 sequences, from a seed that is printed
+//	make chaos SEED=17          the one sequence of that seed again
+//	make chaos N=200 KUBELET=1  the same against the kubelet's own device manager, without devmgrd
+//
+// A sequence is a handful of steps, drawn from its seed: pods come and go, containers, devmgrd, the plugin, the kubelet,
+// containerd and the API server are killed, stopped or frozen, the plugin errs, dawdles and loses devices, the disk is full
+// (faults.go). Then all is mended, every pod that is left must run, all pods go, and one that asks for everything must run.
+//
+// What is looked at does not come from devmgrd. Which devices a container has stands in the environment and /dev of its
+// processes (truth.go). What the scheduler sees, and what becomes of pods, is the API server's word (cluster.go). A keeper
+// starts again what has ended, as systemd does (keeper.go).
+//
+// The program is also the device plugin of the tests, as a process of its own that can be killed (plugin.go).
+package main

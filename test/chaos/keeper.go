@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/devmgrd/devmgrd/test/cluster"
+)
+
+// A keeper starts again what has ended, as systemd would with Restart=always and a second's pause.
+type keeper struct {
+	say func(kind, what string)
+
+	mu  sync.Mutex
+	all map[*cluster.Process]*kept
+}
+
+// kept is a process that is to run, unless somebody keeps it down.
+type kept struct {
+	down    bool // on purpose
+	expects bool // its end was asked for: it is no crash
+	fragile bool // its end by itself is nobody's fault
+	since   time.Time
+}
+
+// keep has a process kept. One that is not fragile must not end by itself.
+func (k *keeper) keep(p *cluster.Process, fragile bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.all == nil {
+		k.all = map[*cluster.Process]*kept{}
+	}
+	k.all[p] = &kept{fragile: fragile}
+}
+
+// kill ends a process with SIGKILL, or asks it to end; it is started again at once, or when up is called.
+func (k *keeper) kill(p *cluster.Process, hard, stayDown bool) error {
+	k.mu.Lock()
+	one := k.all[p]
+	one.expects, one.down = true, stayDown
+	k.mu.Unlock()
+	_ = p.Signal(syscall.SIGCONT) // a frozen one would not hear
+	if hard {
+		return p.Kill()
+	}
+	_ = p.Stop(15 * time.Second) // it kills what does not end
+	return nil
+}
+
+// up lets a process be started again.
+func (k *keeper) up(p *cluster.Process) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.all[p].down = false
+}
+
+// Run looks after the processes until ctx ends.
+func (k *keeper) Run(ctx context.Context) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			k.look(ctx, now)
+		}
+	}
+}
+
+func (k *keeper) look(ctx context.Context, now time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for p, one := range k.all {
+		switch {
+		case p.Running():
+			one.since = time.Time{}
+		case one.down:
+		case one.since.IsZero():
+			one.since = now
+			if !one.expects && !one.fragile {
+				k.say(crash, fmt.Sprintf("%s has ended by itself", p.Name))
+			}
+		case now.Sub(one.since) > time.Second:
+			one.expects = p.Start(ctx) != nil
+		}
+	}
+}

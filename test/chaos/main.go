@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/node"
+)
+
+// options are what a person has asked for.
+type options struct {
+	sequences int
+	seed      uint64
+	kubelet   bool
+	verbose   bool
+}
+
+func main() {
+	if len(os.Args) == 3 && os.Args[1] == "plugin" {
+		if err := runPlugin(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, "plugin:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	var o options
+	flag.IntVar(&o.sequences, "n", 10, "how many sequences of faults")
+	flag.Uint64Var(&o.seed, "seed", 0, "the seed of the first sequence, later ones count up; 0: one by the clock")
+	flag.BoolVar(&o.kubelet, "kubelet", false, "against the kubelet's own device manager, without devmgrd")
+	flag.BoolVar(&o.verbose, "v", false, "tell each step as it is done, not only those of a sequence that has gone wrong")
+	flag.Usage = func() {
+		fmt.Fprintf(flag.CommandLine.Output(), "usage: go run ./test/chaos [-n N] [-seed S] [-kubelet] [-v]\n\n"+
+			"Plays random sequences of faults on a real one-node Kubernetes that is made for it. Needs root.\n\n")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	if flag.NArg() > 0 {
+		fmt.Fprintf(os.Stderr, "chaos: there is no argument %q; see -help\n", flag.Arg(0))
+		os.Exit(2)
+	}
+	cluster.Main(func() int { return inside(o) }, node.Build)
+}
+
+// inside runs in the namespaces of the cluster.
+func inside(o options) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if o.seed == 0 {
+		o.seed = uint64(time.Now().UnixMicro())
+	}
+	w, err := newWorld(ctx, o)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		return 1
+	}
+	status := w.play(ctx)
+	if err := w.stop(); err != nil {
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		return 1
+	}
+	return status
+}

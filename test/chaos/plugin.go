@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+const (
+	resourceName = "chaos.example/dev"
+	deviceCount  = 4
+	mood         = "/run/chaos/mood.json" // where the plugin is told how to behave
+	hostNode     = "/run/chaos/null"      // what each device is on the host
+
+	// What a container of the tests can be known by, from outside.
+	podVariable     = "CHAOS_POD"
+	wantsVariable   = "CHAOS_WANTS"
+	devicesVariable = "CHAOS_DEVICES" // the plugin's
+)
+
+// A Mood is how the plugin behaves.
+type Mood struct {
+	Errs  bool          // Allocate fails
+	Slow  time.Duration // Allocate takes as long
+	Sick  int           // so many devices are unhealthy, the last ones
+	Gone  int           // so many devices are not listed, the last ones
+	Loner bool          // it registers when it starts, and never again
+}
+
+func (m Mood) write() error {
+	text, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(mood+".new", text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(mood+".new", mood)
+}
+
+func readMood() (m Mood) {
+	if text, err := os.ReadFile(mood); err == nil {
+		_ = json.Unmarshal(text, &m) // the driver writes it whole
+	}
+	return m
+}
+
+func (m Mood) devices() []*pluginapi.Device {
+	var all []*pluginapi.Device
+	for i := range deviceCount - m.Gone {
+		health := pluginapi.Healthy
+		if i >= deviceCount-m.Sick {
+			health = pluginapi.Unhealthy
+		}
+		all = append(all, &pluginapi.Device{ID: fmt.Sprintf("dev-%d", i), Health: health})
+	}
+	return all
+}
+
+// plugin is a device plugin, as simple as real ones are.
+type plugin struct {
+	pluginapi.UnimplementedDevicePluginServer
+	dir string
+}
+
+// runPlugin serves until it is killed. Like most plugins it registers again when the manager's socket is another one.
+func runPlugin(dir string) error {
+	if err := makeHostNode(); err != nil {
+		return err
+	}
+	p := &plugin{dir: dir}
+	path := filepath.Join(dir, "chaos.sock")
+	for {
+		if err := p.serve(path); err != nil {
+			return err
+		}
+	}
+}
+
+func makeHostNode() error {
+	if err := os.MkdirAll(filepath.Dir(hostNode), 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mknod(hostNode, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+// serve binds a socket, registers, and returns when it has to do both again.
+func (p *plugin) serve(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		time.Sleep(200 * time.Millisecond) // the directory is not there yet
+		return nil
+	}
+	listener.(*net.UnixListener).SetUnlinkOnClose(false) // it may be another's by then
+	server := grpc.NewServer()
+	pluginapi.RegisterDevicePluginServer(server, p)
+	go server.Serve(listener)
+	defer server.Stop()
+	registered := ""
+	for {
+		now := identity(filepath.Join(p.dir, "kubelet.sock"))
+		if registered == "" || now != "" && now != registered && !readMood().Loner {
+			if err := p.register(filepath.Base(path)); err == nil {
+				registered = now
+			}
+		}
+		if identity(path) == "" {
+			return nil // somebody has removed our socket, as a kubelet does when it starts
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// identity tells one file of a name from another; "" if there is none.
+func identity(path string) string {
+	var s unix.Stat_t
+	if unix.Lstat(path, &s) != nil {
+		return ""
+	}
+	return fmt.Sprint(s.Dev, s.Ino, s.Ctim)
+}
+
+func (p *plugin) register(endpoint string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	conn, err := grpc.NewClient("unix://"+filepath.Join(p.dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_, err = pluginapi.NewRegistrationClient(conn).Register(ctx, &pluginapi.RegisterRequest{
+		Version: pluginapi.Version, Endpoint: endpoint, ResourceName: resourceName,
+	})
+	return err
+}
+
+func (p *plugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	return &pluginapi.DevicePluginOptions{}, nil
+}
+
+func (p *plugin) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_ListAndWatchServer) error {
+	last := ""
+	for stream.Context().Err() == nil {
+		devices := readMood().devices()
+		if now := fmt.Sprint(devices); now != last {
+			if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: devices}); err != nil {
+				return err
+			}
+			last = now
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	return nil
+}
+
+func (p *plugin) Allocate(_ context.Context, request *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	m := readMood()
+	time.Sleep(m.Slow)
+	if m.Errs {
+		return nil, errors.New("the plugin is in a bad mood")
+	}
+	answer := &pluginapi.AllocateResponse{}
+	for _, c := range request.ContainerRequests {
+		grant := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{devicesVariable: strings.Join(c.DevicesIds, ",")}}
+		for _, id := range c.DevicesIds {
+			grant.Devices = append(grant.Devices, &pluginapi.DeviceSpec{HostPath: hostNode, ContainerPath: "/dev/chaos-" + id, Permissions: "rw"})
+		}
+		answer.ContainerResponses = append(answer.ContainerResponses, grant)
+	}
+	return answer, nil
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A holder is one process of a container of the tests.
+type holder struct {
+	pid     int
+	started string // with the pid, what makes it one process
+	pod     string
+	wants   int
+	has     []string
+}
+
+// holders gives all processes that run in containers of the tests, with the devices that they really have.
+func holders() []holder {
+	var all []holder
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if h, ok := look(pid); ok {
+			all = append(all, h)
+		}
+	}
+	return all
+}
+
+// look reads what a process has. It gives false if it is none of a container of the tests, or has ended.
+func look(pid int) (holder, bool) {
+	dir := fmt.Sprintf("/proc/%d", pid)
+	env, err := os.ReadFile(dir + "/environ")
+	if err != nil || !bytes.Contains(env, []byte(podVariable+"=")) {
+		return holder{}, false
+	}
+	h := holder{pid: pid, started: startOf(pid)}
+	for v := range strings.SplitSeq(string(env), "\x00") {
+		name, value, _ := strings.Cut(v, "=")
+		switch name {
+		case podVariable:
+			h.pod = value
+		case wantsVariable:
+			h.wants, _ = strconv.Atoi(value)
+		case devicesVariable:
+			for id := range strings.SplitSeq(value, ",") {
+				if _, err := os.Lstat(filepath.Join(dir, "root/dev/chaos-"+id)); err == nil {
+					h.has = append(h.has, id)
+				}
+			}
+		}
+	}
+	return h, h.pod != "" && h.started != "" && h.started == startOf(pid)
+}
+
+// startOf gives when a process started, in the kernel's words; "" if it has ended.
+func startOf(pid int) string {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return ""
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ") // the name may hold anything but that
+	fields := strings.Fields(rest)
+	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
+		return ""
+	}
+	return fields[19]
+}
+
+func (h holder) alive() bool { return startOf(h.pid) == h.started }
+
+// bareLimit is how long a container may run without its devices before that counts: so long may it take to be seen and
+// ended by those who look after that.
+const bareLimit = 10 * time.Second
+
+// A truth watches what containers really have.
+type truth struct {
+	bare map[string]time.Time // since when, by process
+	told map[string]bool      // what has been counted
+	say  func(kind, what string)
+}
+
+func newTruth(say func(kind, what string)) *truth {
+	return &truth{bare: map[string]time.Time{}, told: map[string]bool{}, say: say}
+}
+
+// look looks once.
+func (t *truth) look(now time.Time) {
+	owner := map[string]holder{}
+	seen := map[string]bool{}
+	for _, h := range holders() {
+		key := fmt.Sprint(h.pid, "/", h.started)
+		seen[key] = true
+		if len(h.has) < h.wants {
+			if _, known := t.bare[key]; !known {
+				t.bare[key] = now
+			}
+			if now.Sub(t.bare[key]) > bareLimit && !t.told[key] {
+				t.told[key] = true
+				t.say(bare, fmt.Sprintf("a container of %s runs with %d of %d devices", h.pod, len(h.has), h.wants))
+			}
+		}
+		for _, id := range h.has {
+			other, taken := owner[id]
+			owner[id] = h
+			// Processes are looked at one after the other: both have to be there still.
+			if pair := id + " " + other.pod + " " + h.pod; taken && other.pod != h.pod && other.alive() && h.alive() && !t.told[pair] {
+				t.told[pair] = true
+				t.say(twoHands, fmt.Sprintf("%s is in the hands of %s and %s", id, other.pod, h.pod))
+			}
+		}
+	}
+	for key := range t.bare {
+		if !seen[key] {
+			delete(t.bare, key)
+		}
+	}
+}

@@ -1,0 +1,445 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/node"
+)
+
+// What can go wrong.
+const (
+	failed   = "pods failed for a device reason"
+	bare     = "containers without their devices for more than 10 s"
+	twoHands = "devices in two hands"
+	number   = "times the Node showed less than its pods asked for, for 2 s"
+	stuck    = "pods that did not run, or end, when all was well"
+	leak     = "devices that could not be had when all pods were gone"
+	crash    = "crashes of a process that nobody had killed"
+)
+
+var kinds = []string{failed, bare, twoHands, number, stuck, leak, crash}
+
+// A world is the node with all that can be broken on it. Its fields are the player's, but for what the mutex guards.
+type world struct {
+	*cluster.Cluster
+	options options
+	node    *node.Node       // nil: without devmgrd
+	devmgrd *cluster.Process // the same
+	plugin  *cluster.Process
+	keeper  *keeper
+	began   time.Time
+
+	pods    []string // that should be there
+	named   int
+	later   sync.WaitGroup // what ends by itself, or when all is mended
+	mending chan struct{}  // closed when it is
+	full    bool           // the disk
+	cut     bool           // the API server has been away
+
+	watching context.CancelFunc
+	watchers sync.WaitGroup
+
+	mu     sync.Mutex
+	story  []string       // of this sequence
+	wrongs map[string]int // of all
+	now    map[string]int // of this sequence
+}
+
+// newWorld brings up the node, with the plugin, and those who watch.
+func newWorld(ctx context.Context, o options) (*world, error) {
+	w := &world{options: o, began: time.Now(), wrongs: map[string]int{}, now: map[string]int{}}
+	shape := cluster.Options{KubeletConfig: "crashLoopBackOff: {maxContainerRestartPeriod: 1s}\n"}
+	var err error
+	sockets := "/var/lib/kubelet/device-plugins"
+	if o.kubelet {
+		err = w.startCluster(ctx, shape)
+	} else {
+		sockets = node.SocketDir
+		err = w.startNode(ctx, shape)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(os.MkdirAll(filepath.Dir(mood), 0o755), Mood{}.write()); err != nil {
+		return nil, errors.Join(err, w.stop())
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, errors.Join(err, w.stop())
+	}
+	w.plugin = cluster.NewProcess("plugin", filepath.Join(w.LogDir(), "plugin.log"), []string{self, "plugin", sockets}, nil)
+	w.keeper = &keeper{say: w.say}
+	for _, p := range []*cluster.Process{w.APIServer, w.Containerd, w.Kubelet, w.Scheduler, w.ControllerManager} {
+		w.keeper.keep(p, true) // a kubelet ends if it finds no runtime, and so on
+	}
+	w.keeper.keep(w.plugin, false)
+	if w.devmgrd != nil {
+		w.keeper.keep(w.devmgrd, false)
+	}
+	if err := w.plugin.Start(ctx); err != nil {
+		return nil, errors.Join(err, w.stop())
+	}
+	w.watch()
+	if err := w.eventually(ctx, 30*time.Second, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
+		return nil, errors.Join(err, w.stop())
+	}
+	return w, nil
+}
+
+func (w *world) startCluster(ctx context.Context, shape cluster.Options) error {
+	tools, err := cluster.Build(ctx, os.Stderr)
+	if err != nil {
+		return err
+	}
+	w.Cluster, err = cluster.Start(ctx, tools, shape)
+	return err
+}
+
+// startNode starts devmgrd too. Its books are on a disk of their own, which can be filled.
+func (w *world) startNode(ctx context.Context, shape cluster.Options) error {
+	if err := os.MkdirAll(node.StateDir, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Mount("chaos", node.StateDir, "tmpfs", 0, "size=4m"); err != nil {
+		return fmt.Errorf("making a small disk: %w", err)
+	}
+	n, err := node.Start(ctx, node.Options{Cluster: shape})
+	if err != nil {
+		return err
+	}
+	w.Cluster, w.node, w.devmgrd = n.Cluster, n, n.Devmgrd
+	return nil
+}
+
+// watch starts those who look whether all is right, and the keeper.
+func (w *world) watch() {
+	ctx, cancel := context.WithCancel(context.Background())
+	w.watching = cancel
+	w.watchers.Go(func() { w.keeper.Run(ctx) })
+	t := newTruth(w.say)
+	v := &apiView{cluster: w.Cluster, say: w.say, failed: map[string]bool{}}
+	for _, look := range []func(time.Time){t.look, func(now time.Time) { v.look(ctx, now) }} {
+		w.watchers.Go(func() {
+			tick := time.NewTicker(200 * time.Millisecond)
+			defer tick.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case now := <-tick.C:
+					look(now)
+				}
+			}
+		})
+	}
+}
+
+func (w *world) stop() error {
+	if w.watching != nil {
+		w.watching()
+		w.watchers.Wait()
+	}
+	var err error
+	if w.plugin != nil {
+		err = w.plugin.Kill()
+	}
+	if w.node != nil {
+		return errors.Join(err, w.node.Stop())
+	}
+	if w.Cluster != nil {
+		return errors.Join(err, w.Cluster.Stop())
+	}
+	return err
+}
+
+// tell notes a line of the sequence's story.
+func (w *world) tell(format string, args ...any) {
+	line := fmt.Sprintf("%8.2fs  %s", time.Since(w.began).Seconds(), fmt.Sprintf(format, args...))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.story = append(w.story, line)
+	if w.options.verbose {
+		fmt.Println(line)
+	}
+}
+
+// say notes that something is wrong.
+func (w *world) say(kind, what string) {
+	w.mu.Lock()
+	if kind == crash && w.full {
+		w.mu.Unlock()
+		return // without room for its books it may refuse to start
+	}
+	w.now[kind]++
+	w.wrongs[kind]++
+	w.mu.Unlock()
+	w.tell("WRONG: %s: %s", kind, what)
+}
+
+// play plays all sequences and gives the exit status.
+func (w *world) play(ctx context.Context) int {
+	against := "devmgrd"
+	if w.options.kubelet {
+		against = "the kubelet's device manager"
+	}
+	fmt.Printf("%d sequences of faults against %s, seed %d\n", w.options.sequences, against, w.options.seed)
+	steps, played := 0, 0
+	for i := range w.options.sequences {
+		if ctx.Err() != nil {
+			break
+		}
+		seed := w.options.seed + uint64(i)
+		n, took := w.sequence(ctx, seed)
+		steps, played = steps+n, played+1
+		w.mu.Lock()
+		wrong, story := w.now, w.story
+		w.now, w.story = map[string]int{}, nil
+		w.mu.Unlock()
+		if len(wrong) == 0 {
+			fmt.Printf("seed %d: %d steps, %.1f s: all is well\n", seed, n, took.Seconds())
+			continue
+		}
+		fmt.Printf("seed %d: %d steps, %.1f s: WRONG %v\n", seed, n, took.Seconds(), wrong)
+		if !w.options.verbose {
+			fmt.Println(strings.Join(story, "\n"))
+		}
+		fmt.Printf("  again: make chaos SEED=%d%s\n", seed, map[bool]string{true: " KUBELET=1"}[w.options.kubelet])
+		if w.node != nil {
+			fmt.Printf("  devmgrd said last:\n%s\n", w.node.Tail())
+		}
+	}
+	fmt.Printf("\n%d sequences, %d steps, %d pods, %s, against %s:\n", played, steps, w.named, time.Since(w.began).Round(time.Second), against)
+	status := 0
+	for _, kind := range kinds {
+		fmt.Printf("%6d %s\n", w.wrongs[kind], kind)
+		status = max(status, min(w.wrongs[kind], 1))
+	}
+	if ctx.Err() != nil {
+		return 130
+	}
+	if w.options.kubelet {
+		return 0 // it is there to be compared with
+	}
+	return status
+}
+
+// sequence plays one sequence, and mends everything.
+func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time.Duration) {
+	began := time.Now()
+	dice := rand.New(rand.NewPCG(seed, 0))
+	w.mending = make(chan struct{})
+	all := faults(w)
+	steps = 5 + dice.IntN(8)
+	for i := range steps {
+		// The dice of a step are its own: what it does does not depend on what the one before has met.
+		own := rand.New(rand.NewPCG(dice.Uint64(), 0))
+		f, rest := draw(all, own), time.Duration(own.IntN(1500))*time.Millisecond
+		if i == 0 {
+			f = all[0] // there is something to lose
+		}
+		try, cancel := context.WithTimeout(ctx, 5*time.Second)
+		what, err := f.do(try, w, own)
+		cancel()
+		if err != nil {
+			what += " (" + short(err) + ")"
+		}
+		w.tell("%s", what)
+		select {
+		case <-ctx.Done():
+		case <-time.After(rest):
+		}
+	}
+	w.mend(ctx)
+	w.settle(ctx)
+	return steps, time.Since(began)
+}
+
+func short(err error) string {
+	text := err.Error()
+	return text[:min(len(text), 80)]
+}
+
+// mend puts everything right again that faults may have broken.
+func (w *world) mend(ctx context.Context) {
+	w.tell("all is mended")
+	close(w.mending)
+	w.later.Wait()
+	if err := errors.Join(os.RemoveAll(ballast), Mood{}.write()); err != nil {
+		w.say(stuck, err.Error())
+	}
+	for _, p := range []*cluster.Process{w.APIServer, w.Containerd, w.Kubelet, w.plugin, w.devmgrd} {
+		if p != nil {
+			w.keeper.up(p)
+		}
+	}
+	if w.cut { // the control plane's own programs take up to a minute to find the API server again
+		for _, p := range []*cluster.Process{w.Scheduler, w.ControllerManager} {
+			if err := w.keeper.kill(p, true, false); err != nil {
+				w.say(stuck, err.Error())
+			}
+		}
+		w.cut = false
+	}
+	err := w.eventually(ctx, time.Minute, func() (bool, string) {
+		look, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		n, err := w.Client().CoreV1().Nodes().Get(look, w.NodeName(), metav1.GetOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		ready := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && time.Since(c.LastHeartbeatTime.Time) < 20*time.Second
+		})
+		return ready && (w.devmgrd == nil || w.devmgrd.Running()), "the node is not ready"
+	})
+	if err != nil {
+		w.say(stuck, err.Error())
+	}
+	w.mu.Lock()
+	w.full = false
+	w.mu.Unlock()
+}
+
+// settle waits until what should run runs, ends it all, and looks whether everything can be had then.
+func (w *world) settle(ctx context.Context) {
+	if err := w.eventually(ctx, time.Minute, func() (bool, string) { return w.allRun(ctx) }); err != nil {
+		w.say(stuck, err.Error())
+	}
+	w.clear(ctx)
+	if err := w.eventually(ctx, time.Minute, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
+		w.say(number, err.Error())
+	}
+	if err := w.eventually(ctx, time.Minute, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
+		w.say(leak, err.Error())
+	}
+	w.clear(ctx)
+	if err := w.eventually(ctx, 20*time.Second, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
+		w.say(number, err.Error())
+	}
+}
+
+// allRun tells whether all pods that are bound to the node run.
+func (w *world) allRun(ctx context.Context) (bool, string) {
+	pods, err := w.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, err.Error()
+	}
+	for _, p := range pods.Items {
+		if p.Spec.NodeName != "" && p.DeletionTimestamp == nil && !ready(&p) && !failedForDevices(&p) {
+			return false, lament(&p)
+		}
+	}
+	return true, ""
+}
+
+// hasAll tells whether one pod runs that has all devices. It makes that pod, and another one when it has failed.
+func (w *world) hasAll(ctx context.Context) (bool, string) {
+	if len(w.pods) == 0 {
+		if _, err := w.create(ctx, deviceCount); err != nil {
+			return false, err.Error()
+		}
+	}
+	p, err := w.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, w.pods[0], metav1.GetOptions{})
+	if err != nil {
+		return false, err.Error()
+	}
+	if failedForDevices(p) {
+		w.forget(p.Name)
+	}
+	return ready(p), lament(p)
+}
+
+func ready(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodRunning && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// lament says how it stands with a pod that does not run.
+func lament(p *corev1.Pod) string {
+	text := fmt.Sprintf("pod %s is %s %s", p.Name, p.Status.Phase, p.Status.Reason)
+	for _, c := range p.Status.Conditions {
+		if c.Status != corev1.ConditionTrue && c.Message != "" {
+			text += "; " + c.Message
+		}
+	}
+	for _, s := range p.Status.ContainerStatuses {
+		if s.State.Waiting != nil {
+			text += "; " + s.State.Waiting.Reason + ": " + s.State.Waiting.Message
+		}
+	}
+	return text
+}
+
+// clear deletes all pods and waits until they are gone.
+func (w *world) clear(ctx context.Context) {
+	soon := int64(1)
+	err := w.eventually(ctx, time.Minute, func() (bool, string) {
+		pods, err := w.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err.Error()
+		}
+		for _, p := range pods.Items {
+			if p.DeletionTimestamp != nil {
+				continue
+			}
+			err := w.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &soon})
+			if err != nil && !apierrors.IsNotFound(err) {
+				return false, err.Error()
+			}
+		}
+		if left := holders(); len(pods.Items) == 0 && len(left) > 0 {
+			return false, fmt.Sprintf("a container of %s runs on", left[0].pod)
+		}
+		return len(pods.Items) == 0, fmt.Sprintf("%d pods are still there", len(pods.Items))
+	})
+	if err != nil {
+		w.say(stuck, err.Error())
+	}
+	w.pods = nil
+}
+
+func (w *world) forget(name string) {
+	w.pods = slices.DeleteFunc(w.pods, func(n string) bool { return n == name })
+}
+
+func (w *world) shows(ctx context.Context, want int64) (bool, string) {
+	v := apiView{cluster: w.Cluster}
+	got, err := v.shown(ctx)
+	if err != nil {
+		return false, err.Error()
+	}
+	return got == want, fmt.Sprintf("the Node shows %d, want %d", got, want)
+}
+
+// eventually waits for a condition, and gives what it has said last if it does not come.
+func (w *world) eventually(ctx context.Context, limit time.Duration, condition func() (bool, string)) error {
+	end := time.Now().Add(limit)
+	for {
+		ok, why := condition()
+		switch {
+		case ok:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case time.Now().After(end):
+			return fmt.Errorf("after %s: %s", limit, why)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
