@@ -42,6 +42,7 @@ func faults(w *world) []fault {
 		{3, restart(w.Containerd)},
 		{1, freeze(w.Containerd)},
 		{3, restart(w.APIServer)},
+		{1, cutPower},
 		{1, pause},
 	}
 	if w.devmgrd != nil {
@@ -133,6 +134,26 @@ func restart(p *cluster.Process) func(context.Context, *world, *rand.Rand) (stri
 		w.cut = w.cut || p == w.APIServer
 		return what, w.keeper.kill(p, hard, away)
 	}
+}
+
+// cutPower ends all that runs on the node, and lets it come back in any order.
+func cutPower(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
+	all := []*cluster.Process{w.Kubelet, w.Containerd, w.plugin}
+	if w.devmgrd != nil {
+		all = append(all, w.devmgrd)
+	}
+	for _, p := range all {
+		if err := w.keeper.kill(p, true, true); err != nil {
+			return "cut the power", err
+		}
+	}
+	err := w.PowerOff(ctx)
+	for _, p := range all {
+		if dice.IntN(3) > 0 {
+			w.keeper.up(p)
+		}
+	}
+	return "cut the power", err
 }
 
 // freeze stops a process, which goes on after a while.
