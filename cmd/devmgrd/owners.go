@@ -7,6 +7,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/nodestatus"
 	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/pods"
 )
@@ -27,6 +28,7 @@ func connect(c config.Kubernetes) (kube.Client, error) {
 type herald interface {
 	allocator.Herald
 	nri.Herald
+	nodestatus.Herald
 	Run(context.Context) error
 }
 
@@ -44,6 +46,7 @@ func (silence) Waiting(device.Pod, device.Wait)            {}
 func (silence) Assigned(device.Pod, []device.Assignment)   {}
 func (silence) NotRedirected(device.Pod, string)           {}
 func (silence) Contradiction(device.Pod, string, []string) {}
+func (silence) Contested(device.ResourceName)              {}
 func (silence) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return nil

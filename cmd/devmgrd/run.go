@@ -131,6 +131,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			NodeName:   c.NodeName,
 			Client:     api,
 			View:       ledger,
+			Herald:     owners,
 			KubeletDir: c.Plugins.KubeletDir,
 			Log:        room("nodestatus"),
 			Metrics:    metrics,

@@ -6,11 +6,13 @@ import "github.com/prometheus/client_golang/prometheus"
 type metrics struct {
 	patches   *prometheus.CounterVec
 	published *prometheus.Desc
+	contested *prometheus.Desc
 	store     *store
 	view      View
+	rivals    *rivals
 }
 
-func newMetrics(to prometheus.Registerer, s *store, v View) *metrics {
+func newMetrics(to prometheus.Registerer, s *store, v View, by *rivals) *metrics {
 	m := &metrics{
 		patches: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "devmgrd_node_patches_total",
@@ -18,8 +20,11 @@ func newMetrics(to prometheus.Registerer, s *store, v View) *metrics {
 		}, []string{"result"}),
 		published: prometheus.NewDesc("devmgrd_published",
 			"Devices that the Node object shows to the scheduler, as capacity and allocatable.", []string{"resource_name"}, nil),
-		store: s,
-		view:  v,
+		contested: prometheus.NewDesc("devmgrd_contested",
+			"1 while somebody else keeps changing the Node's number of devices: mostly a kubelet with which a device plugin has registered too.", []string{"resource_name"}, nil),
+		store:  s,
+		view:   v,
+		rivals: by,
 	}
 	for _, result := range []string{"ok", "error"} {
 		m.patches.WithLabelValues(result)
@@ -37,10 +42,16 @@ func (m *metrics) patch(err error) {
 }
 
 // Describe is part of prometheus.Collector.
-func (m *metrics) Describe(c chan<- *prometheus.Desc) { c <- m.published }
+func (m *metrics) Describe(c chan<- *prometheus.Desc) {
+	c <- m.published
+	c <- m.contested
+}
 
 // Collect is part of prometheus.Collector. Only resources of the View are shown, so that none stays behind.
 func (m *metrics) Collect(c chan<- prometheus.Metric) {
+	for _, r := range m.rivals.contested() {
+		c <- prometheus.MustNewConstMetric(m.contested, prometheus.GaugeValue, 1, string(r))
+	}
 	now, _ := m.store.now()
 	for r := range m.view.Published() {
 		if n, ok := now.allocatable[r]; ok {

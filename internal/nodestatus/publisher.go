@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -39,11 +40,18 @@ type View interface {
 	Changed() <-chan struct{}
 }
 
+// Herald tells the owners of the node what is wrong with it. Its methods return at once.
+type Herald interface {
+	// Contested tells that somebody else keeps changing the Node's number of a resource.
+	Contested(device.ResourceName)
+}
+
 // Config is what New needs. Every field is required.
 type Config struct {
 	NodeName   string
 	Client     rest.Interface // core/v1
 	View       View
+	Herald     Herald
 	KubeletDir string // the plugin directory of the kubelet, which is kept from being empty
 	Log        *slog.Logger
 	Metrics    prometheus.Registerer
@@ -55,6 +63,7 @@ type Publisher struct {
 	store   *store
 	watch   *kube.Watch
 	metrics *metrics
+	rivals  *rivals
 
 	mu      sync.Mutex // guards failure
 	failure error      // why the Node may not show the View's numbers; nil: it does
@@ -65,15 +74,17 @@ var errNotYet = errors.New("the node's numbers have not been compared yet")
 
 // New makes a Publisher; Run starts it.
 func New(cfg Config) *Publisher {
-	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
+	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Herald == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
 		panic("nodestatus: every field of Config is required")
 	}
 	s := newStore()
+	v := &rivals{now: time.Now}
 	return &Publisher{
 		cfg:     cfg,
 		store:   s,
 		failure: errNotYet,
-		metrics: newMetrics(cfg.Metrics, s, cfg.View),
+		rivals:  v,
+		metrics: newMetrics(cfg.Metrics, s, cfg.View, v),
 		watch: kube.NewWatch(kube.WatchConfig{
 			Name:     "our node",
 			Client:   cfg.Client,
@@ -100,6 +111,9 @@ func (p *Publisher) Check() error {
 	if err := p.watch.Check(); err != nil {
 		return err
 	}
+	if all := p.rivals.contested(); len(all) > 0 {
+		return fmt.Errorf("somebody else keeps changing the number of %v: a device plugin of it is registered with the kubelet too, or another program writes it", all)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.failure
@@ -108,7 +122,7 @@ func (p *Publisher) Check() error {
 // publish compares at every change and writes what differs.
 func (p *Publisher) publish(ctx context.Context) {
 	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
-	var shown map[device.ResourceName]int // what we know the Node to have shown last
+	shown := map[device.ResourceName]int{} // what we know the Node to have shown last
 	for ctx.Err() == nil {
 		complete := p.cfg.View.Complete() // asked first: what is published later counts all that it promises
 		want := p.cfg.View.Published()
@@ -120,11 +134,11 @@ func (p *Publisher) publish(ctx context.Context) {
 		case !known:
 			p.change(ctx)
 		case !now.there:
-			shown = nil
+			clear(shown) // it is made anew without our numbers, and that is nobody's doing
 			p.settle(fmt.Errorf("there is no Node named %s; the kubelet has to create it", p.cfg.NodeName))
 			p.change(ctx)
 		case len(diff) == 0:
-			shown = want
+			maps.Copy(shown, want)
 			retry.Reset()
 			p.settle(nil)
 			p.change(ctx)
@@ -162,13 +176,22 @@ func (p *Publisher) pause(ctx context.Context, d time.Duration, early <-chan str
 	}
 }
 
-// tell logs what has been written; somebody else's doing is worth a warning.
+// tell logs what has been written, and notes it as shown. Somebody else's doing is worth a warning; if it goes on, an alarm.
 func (p *Publisher) tell(written, shown map[device.ResourceName]int) {
 	for r, n := range written {
-		if was, ok := shown[r]; ok && was == n {
-			p.cfg.Log.Warn("somebody had changed the node's number of devices; it is set again", "resource", r, "number", n)
-		} else {
+		was, known := shown[r]
+		shown[r] = n
+		if !known || was != n {
 			p.cfg.Log.Info("published the number of devices", "resource", r, "number", n)
+			continue
+		}
+		switch times := p.rivals.meet(r); {
+		case times < tolerated:
+			p.cfg.Log.Warn("somebody had changed the node's number of devices; it is set again", "resource", r, "number", n)
+		case times == tolerated:
+			p.cfg.Log.Error("somebody else keeps changing the node's number of devices: if a device plugin of it is registered with the kubelet too, "+
+				"devices may be given out twice; make its pod anew", "resource", r, "number", n)
+			p.cfg.Herald.Contested(r)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -29,6 +30,8 @@ type view struct {
 	numbers numbers
 	partial bool
 	changed chan struct{}
+
+	contested []device.ResourceName
 }
 
 func newView(n numbers) *view { return &view{numbers: n, changed: make(chan struct{}, 1)} }
@@ -60,6 +63,20 @@ func (v *view) complete() {
 	v.partial = false
 	v.mu.Unlock()
 	v.signal()
+}
+
+// Contested is part of nodestatus.Herald.
+func (v *view) Contested(r device.ResourceName) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.contested = append(v.contested, r)
+}
+
+// alarms gives what has been told.
+func (v *view) alarms() []device.ResourceName {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Clone(v.contested)
 }
 
 func (v *view) signal() {
@@ -110,7 +127,7 @@ func untilShows(t *testing.T, api *kubetest.Server, want map[string]string) {
 func publish(t *testing.T, api *kubetest.Server, v *view) (*nodestatus.Publisher, *prometheus.Registry) {
 	t.Helper()
 	registry := prometheus.NewRegistry()
-	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
+	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Herald: v, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -130,6 +147,21 @@ func publish(t *testing.T, api *kubetest.Server, v *view) (*nodestatus.Publisher
 		}
 	})
 	return p, registry
+}
+
+// series counts the series of a metric.
+func series(t *testing.T, from *prometheus.Registry, name string) int {
+	t.Helper()
+	families, err := from.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			return len(f.GetMetric())
+		}
+	}
+	return 0
 }
 
 func untilSettled(t *testing.T, p *nodestatus.Publisher) {
@@ -385,19 +417,30 @@ func TestFight(t *testing.T) {
 		api.Put(node(map[string]string{"a.example/gpu": "0"}, map[string]string{"a.example/gpu": "0"}))
 	})
 	start := time.Now()
-	publish(t, api, newView(numbers{"a.example/gpu": 4}))
-	kubetest.Until(t, "some rounds", func() bool { return api.Requests("patch") >= 4 })
-	if took := time.Since(start); took < 3*200*time.Millisecond {
-		t.Errorf("four patches in %v", took)
+	v := newView(numbers{"a.example/gpu": 4})
+	p, metrics := publish(t, api, v)
+	kubetest.Until(t, "some rounds", func() bool { return api.Requests("patch") >= 6 })
+	if took := time.Since(start); took < 5*200*time.Millisecond {
+		t.Errorf("six patches in %v", took)
 	}
 	stop()
 	untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
+	// Whoever looks after the node is told once, and sees it for a while.
+	if got, want := v.alarms(), []device.ResourceName{"a.example/gpu"}; !slices.Equal(got, want) {
+		t.Errorf("alarms about %q, want %q", got, want)
+	}
+	if err := p.Check(); err == nil || !strings.Contains(err.Error(), "keeps changing the number of [a.example/gpu]") {
+		t.Errorf("Check: %v", err)
+	}
+	if n := series(t, metrics, "devmgrd_contested"); n != 1 {
+		t.Errorf("%d resources are contested in the metrics, want 1", n)
+	}
 }
 
 func TestKeepsAFileInTheKubeletsDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "kubelet", "device-plugins")
 	start := func() {
-		p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: kubetest.New(t).Client(), View: newView(nil), KubeletDir: dir,
+		p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: kubetest.New(t).Client(), View: newView(nil), Herald: newView(nil), KubeletDir: dir,
 			Log: kubetest.Log(t), Metrics: prometheus.NewRegistry()})
 		ctx, stop := context.WithCancel(context.Background())
 		stop()

@@ -19,6 +19,7 @@ import (
 // Events tells the owners of pods what becomes of their demands, as events on the Pod objects. Telling never blocks:
 // what cannot be told in time, because the API server is away or too much happens at once, is not told.
 type Events struct {
+	node        string
 	client      rest.Interface
 	broadcaster record.EventBroadcaster
 	recorder    record.EventRecorder
@@ -30,6 +31,7 @@ const (
 	devicesAssigned   = "DevicesAssigned"
 	notRedirected     = "PluginNotRedirected"
 	contradiction     = "PluginsContradict"
+	contested         = "DevicesContested"
 )
 
 // maxMessage bounds an event's text, which may name thousands of devices. It is what the API takes as an event's note.
@@ -39,7 +41,7 @@ const maxMessage = 1024
 func NewEvents(node string, client rest.Interface) *Events {
 	b := record.NewBroadcaster()
 	scheme := runtime.NewScheme() // references are told as they are given: no type has to be known
-	return &Events{client, b, b.NewRecorder(scheme, corev1.EventSource{Component: "devmgrd", Host: node})}
+	return &Events{node, client, b, b.NewRecorder(scheme, corev1.EventSource{Component: "devmgrd", Host: node})}
 }
 
 // Run tells until ctx ends.
@@ -80,6 +82,13 @@ func (e *Events) NotRedirected(pod device.Pod, container string) {
 // Contradiction tells that the plugins of a container's resources set one thing differently.
 func (e *Events) Contradiction(pod device.Pod, container string, conflicts []string) {
 	e.warn(pod, contradiction, fmt.Sprintf("container %s: %s; the first resource by name wins", container, strings.Join(conflicts, "; ")))
+}
+
+// Contested tells on the Node that somebody else keeps changing its number of a resource.
+func (e *Events) Contested(r device.ResourceName) {
+	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node, UID: types.UID(e.node)} // as the kubelet does
+	e.recorder.Eventf(node, corev1.EventTypeWarning, contested,
+		"somebody else keeps changing the number of %s: if a device plugin of it is registered with the kubelet too, devices may be given out twice; make its pod anew", r)
 }
 
 func (e *Events) warn(pod device.Pod, reason, message string) {

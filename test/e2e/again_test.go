@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/test/node"
@@ -212,5 +214,24 @@ func TestReboot(t *testing.T) {
 	}
 	if n := p.Calls(plugintest.Allocate); n != 3 {
 		t.Errorf("Allocate was called %d times, want 3: what was assigned stays", n)
+	}
+}
+
+// A plugin has registered with the kubelet too. Both would give its devices out, so whoever looks after the node is told.
+func TestTheKubeletManagesItToo(t *testing.T) {
+	r := start(t)
+	r.plugin(gpu, 4)
+	rival := plugintest.New(t, "/var/lib/kubelet/device-plugins", gpu, plugintest.Devices(2)...)
+	rival.Serve()
+	rival.MustRegister()
+	r.until("it is told on the Node", func() bool {
+		events, err := r.Client().CoreV1().Events("default").List(r.ctx, metav1.ListOptions{FieldSelector: "reason=DevicesContested"})
+		return err == nil && len(events.Items) == 1 && events.Items[0].InvolvedObject.Name == r.NodeName() && strings.Contains(events.Items[0].Message, gpu)
+	})
+	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, text string) bool {
+		return status == http.StatusServiceUnavailable && strings.Contains(text, "node: somebody else keeps changing the number of ["+gpu+"]")
+	}))
+	if n := r.metric(`devmgrd_contested{resource_name="` + gpu + `"}`); n != 1 {
+		t.Errorf("devmgrd_contested is %v, want 1", n)
 	}
 }
