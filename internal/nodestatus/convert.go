@@ -6,6 +6,7 @@ import (
 	"maps"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -77,11 +78,56 @@ func (s sight) raised(want map[device.ResourceName]int) map[device.ResourceName]
 	return raised
 }
 
+// numbers are what a patch sets; nil: the number is taken off the Node.
+type numbers map[device.ResourceName]*int
+
+// step gives what to write next on the way to the numbers in diff, and how long to wait if that is nothing. A number is not
+// lowered but taken off the Node first, and comes back lower when it has been away: rest says how much longer it has to be.
+// Then the scheduler binds nothing more, and a pod that it has bound already finds a kubelet that does not check a resource
+// which the Node does not show. With a lower number the kubelet would fail that pod for good.
+func (s sight) step(diff map[device.ResourceName]int, rest func(device.ResourceName) time.Duration) (next numbers, wait time.Duration) {
+	next = numbers{}
+	for r, n := range diff {
+		switch left := rest(r); {
+		case s.shows(r) && n < max(s.capacity[r], s.allocatable[r]):
+			next[r] = nil
+		case left > 0 && !s.shows(r):
+			if wait == 0 || left < wait {
+				wait = left
+			}
+		default:
+			next[r] = &n
+		}
+	}
+	return next, wait
+}
+
+// shows tells whether there is any number of the resource.
+func (s sight) shows(r device.ResourceName) bool {
+	_, capacity := s.capacity[r]
+	_, allocatable := s.allocatable[r]
+	return capacity || allocatable
+}
+
+// lacks counts what the Node does not show as it should.
+func (s sight) lacks(want numbers) (left int) {
+	for r, n := range want {
+		capacity, shown := s.capacity[r]
+		allocatable, also := s.allocatable[r]
+		if n == nil && (shown || also) || n != nil && (!shown || !also || capacity != *n || allocatable != *n) {
+			left++
+		}
+	}
+	return left
+}
+
 // patch makes a JSON merge patch (RFC 7386) for the status of a Node that sets these numbers and touches nothing else.
-func patch(numbers map[device.ResourceName]int) ([]byte, error) {
-	list := map[device.ResourceName]string{}
-	for r, n := range numbers {
-		list[r] = strconv.Itoa(n)
+func patch(next numbers) ([]byte, error) {
+	list := map[device.ResourceName]any{}
+	for r, n := range next {
+		if list[r] = nil; n != nil {
+			list[r] = strconv.Itoa(*n)
+		}
 	}
 	body, err := json.Marshal(map[string]any{"status": map[string]any{"capacity": list, "allocatable": list}})
 	if err != nil {

@@ -14,16 +14,21 @@
 // two different numbers, or two patches, it would find something to correct. The kubelet patches only what it
 // believes to change, so an equal pair stays as it is for ever.
 //
+// A number is not lowered in one step. It is taken off the Node for a second, and then the lower one is shown. The
+// scheduler may have bound a pod by the old number a moment ago, and a kubelet that finds the lower one fails that pod for
+// good (OutOf...). A resource that the Node does not show it does not check, while the scheduler has nothing to give. What
+// is shown afterwards counts the pods that have come meanwhile. In the end that second is cut short.
+//
 // # The order of events
 //
 // A watch on our own Node and the View both say that something has changed. Either way the publisher compares what
-// is with what should be, writes what differs, takes the answer for the newest state, and compares again. Nothing is
-// remembered between two rounds but the newest state of the Node. What the watch brings may be older than the answer
+// is with what should be, writes what differs, takes the answer for the newest state, and compares again. Between two
+// rounds it remembers the newest state of the Node, what it has taken off it, and who keeps changing its numbers. What the watch brings may be older than the answer
 // to our own patch; it is then left aside, else we would patch once more for each event on its way. A full list is
 // always believed: the worst that a stale one costs is a patch that changes nothing.
 //
 // # What it does not do
 //
 // It never writes zero because it ends: a restarting kubelet would fail the pods that hold devices. It removes no
-// resource, creates no Node, and does not poll.
+// resource for longer than that second, creates no Node, and does not poll.
 package nodestatus

@@ -24,8 +24,12 @@ import (
 const (
 	// apart is the least time between two patches. A burst of changes becomes one patch, and somebody who fights for
 	// the numbers cannot draw us into a storm.
-	apart        = 200 * time.Millisecond
+	apart = 200 * time.Millisecond
+	// away is how long a number is off the Node before a lower one is on it: so long may a pod be on its way from the
+	// scheduler's decision to the kubelet's.
+	away         = time.Second
 	patchTimeout = 10 * time.Second
+	lastPatch    = 2 * time.Second // of one at the end
 	firstRetry   = 200 * time.Millisecond
 	lastRetry    = 10 * time.Second
 )
@@ -122,7 +126,9 @@ func (p *Publisher) Check() error {
 // publish compares at every change and writes what differs.
 func (p *Publisher) publish(ctx context.Context) {
 	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
-	shown := map[device.ResourceName]int{} // what we know the Node to have shown last
+	shown := map[device.ResourceName]int{}           // what we know the Node to have shown last
+	withdrawn := map[device.ResourceName]time.Time{} // what has been taken off the Node, and when
+	defer func() { p.restore(ctx, withdrawn) }()
 	for ctx.Err() == nil {
 		complete := p.cfg.View.Complete() // asked first: what is published later counts all that it promises
 		want := p.cfg.View.Published()
@@ -130,34 +136,72 @@ func (p *Publisher) publish(ctx context.Context) {
 		if !complete {
 			want = now.raised(want)
 		}
-		switch diff := now.differences(want); {
+		diff := now.differences(want)
+		switch {
 		case !known:
-			p.change(ctx)
+			p.change(ctx, nil)
+			continue
 		case !now.there:
 			clear(shown) // it is made anew without our numbers, and that is nobody's doing
 			p.settle(fmt.Errorf("there is no Node named %s; the kubelet has to create it", p.cfg.NodeName))
-			p.change(ctx)
+			p.change(ctx, nil)
+			continue
 		case len(diff) == 0:
 			maps.Copy(shown, want)
+			clear(withdrawn)
 			retry.Reset()
 			p.settle(nil)
-			p.change(ctx)
-		default:
-			err := p.write(ctx, diff)
-			if err != nil {
-				p.settle(err)
-				p.pause(ctx, retry.Next(), p.store.relisted)
-				continue
-			}
-			p.tell(diff, shown)
-			p.pause(ctx, apart, nil)
+			p.change(ctx, nil)
+			continue
 		}
+		next, rest := now.step(diff, func(r device.ResourceName) time.Duration { return time.Until(withdrawn[r].Add(away)) })
+		if len(next) == 0 {
+			p.change(ctx, time.After(rest))
+			continue
+		}
+		for r, n := range next {
+			if n == nil { // noted before it is so: whoever ends now may not hear that it is
+				withdrawn[r] = time.Now()
+				delete(shown, r)
+			}
+		}
+		if err := p.write(ctx, next); err != nil {
+			p.settle(err)
+			p.pause(ctx, retry.Next(), p.store.relisted)
+			continue
+		}
+		for r, n := range next {
+			if n != nil {
+				delete(withdrawn, r)
+			}
+		}
+		p.tell(next, shown)
+		p.pause(ctx, apart, nil)
 	}
 }
 
-// change waits until the Node or the View has changed.
-func (p *Publisher) change(ctx context.Context) {
+// restore puts back, at the end, what has been taken off the Node a moment ago.
+func (p *Publisher) restore(ctx context.Context, withdrawn map[device.ResourceName]time.Time) {
+	next := numbers{}
+	for r, n := range p.cfg.View.Published() {
+		if _, off := withdrawn[r]; off {
+			next[r] = &n
+		}
+	}
+	if len(next) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastPatch)
+	defer cancel()
+	if err := p.write(ctx, next); err != nil {
+		p.cfg.Log.Warn("the node's number of devices is not shown until the next start", "err", err)
+	}
+}
+
+// change waits until the Node or the View has changed, or a pause is over.
+func (p *Publisher) change(ctx context.Context, over <-chan time.Time) {
 	select {
+	case <-over:
 	case <-p.store.changed:
 	case <-p.cfg.View.Changed():
 	case <-ctx.Done():
@@ -177,8 +221,13 @@ func (p *Publisher) pause(ctx context.Context, d time.Duration, early <-chan str
 }
 
 // tell logs what has been written, and notes it as shown. Somebody else's doing is worth a warning; if it goes on, an alarm.
-func (p *Publisher) tell(written, shown map[device.ResourceName]int) {
-	for r, n := range written {
+func (p *Publisher) tell(written numbers, shown map[device.ResourceName]int) {
+	for r, number := range written {
+		if number == nil {
+			p.cfg.Log.Debug("taking the number of devices off the node, to lower it", "resource", r)
+			continue
+		}
+		n := *number
 		was, known := shown[r]
 		shown[r] = n
 		if !known || was != n {
@@ -197,8 +246,8 @@ func (p *Publisher) tell(written, shown map[device.ResourceName]int) {
 }
 
 // write sends one patch and takes the answer for the newest state of the Node.
-func (p *Publisher) write(ctx context.Context, numbers map[device.ResourceName]int) error {
-	body, err := patch(numbers)
+func (p *Publisher) write(ctx context.Context, next numbers) error {
+	body, err := patch(next)
 	if err != nil {
 		return err
 	}
@@ -218,8 +267,8 @@ func (p *Publisher) write(ctx context.Context, numbers map[device.ResourceName]i
 	if !ok {
 		return fmt.Errorf("patching the status of node %s: the answer is not a Node", p.cfg.NodeName)
 	}
-	if left := seen.differences(numbers); len(left) > 0 {
-		return fmt.Errorf("patching the status of node %s: the API server took the patch and left %d numbers as they were", p.cfg.NodeName, len(left))
+	if left := seen.lacks(next); left > 0 {
+		return fmt.Errorf("patching the status of node %s: the API server took the patch and left %d numbers as they were", p.cfg.NodeName, left)
 	}
 	p.store.see(seen)
 	return nil

@@ -2,6 +2,7 @@ package nodestatus_test
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net/http"
 	"os"
@@ -297,8 +298,60 @@ func TestDriftIsPutRight(t *testing.T) {
 			drift(api)
 			untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
 			untilSettled(t, p)
-			if n := len(api.Patches()); n != 2 {
-				t.Errorf("%d patches, want 2: %q", n, api.Patches())
+			want := 2
+			if name == "other numbers" {
+				want = 3 // a number that is too high is lowered by way of nothing
+			}
+			if n := len(api.Patches()); n != want {
+				t.Errorf("%d patches, want %d: %q", n, want, api.Patches())
+			}
+		})
+	}
+}
+
+// A number is taken off the Node before a lower one is shown. What is shown then counts the pods that have been bound
+// meanwhile. Raising it takes one step.
+func TestANumberFalls(t *testing.T) {
+	set := func(n string) string {
+		return `{"status":{"allocatable":{"a.example/gpu":` + n + `},"capacity":{"a.example/gpu":` + n + `}}}`
+	}
+	for name, test := range map[string]struct {
+		meanwhile, shows int
+		patches          []string
+	}{
+		"nobody has been bound":                {2, 2, []string{set(`"4"`), set("null"), set(`"2"`)}},
+		"somebody has been bound":              {3, 3, []string{set(`"4"`), set("null"), set(`"3"`)}},
+		"it is as it was":                      {4, 4, []string{set(`"4"`), set("null"), set(`"4"`)}},
+		"devmgrd ends, and puts it back again": {-1, 2, []string{set(`"4"`), set("null"), set(`"2"`)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			api := kubetest.New(t)
+			api.Put(node(nil, nil))
+			v := newView(numbers{"a.example/gpu": 4})
+			ctx, stop := context.WithCancel(t.Context())
+			p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Herald: v, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry()})
+			done := make(chan error, 1)
+			go func() { done <- p.Run(ctx) }()
+			untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
+			untilSettled(t, p)
+			v.set(numbers{"a.example/gpu": 2})
+			untilShows(t, api, map[string]string{})
+			if test.meanwhile < 0 {
+				stop()
+			} else {
+				v.set(numbers{"a.example/gpu": test.meanwhile})
+			}
+			untilShows(t, api, map[string]string{"a.example/gpu": fmt.Sprintf("%d/%[1]d", test.shows)})
+			stop()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			// Whoever ends does not always hear that a patch has been taken, and may send it again.
+			if got := slices.Compact(api.Patches()); !slices.Equal(got, test.patches) {
+				t.Errorf("patches %q, want %q", got, test.patches)
+			}
+			if len(v.alarms()) > 0 {
+				t.Errorf("alarms about %q", v.alarms())
 			}
 		})
 	}

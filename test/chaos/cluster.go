@@ -14,7 +14,7 @@ import (
 
 // shortLimit is how long the Node may show less than its pods ask for before that counts: a pod's binding and the Node's
 // number reach us on two ways.
-const shortLimit = 2 * time.Second
+const shortLimit = 3 * time.Second
 
 // An apiView watches what the API server says of pods and of the Node.
 type apiView struct {

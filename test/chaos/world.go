@@ -26,7 +26,7 @@ const (
 	failed   = "pods failed for a device reason"
 	bare     = "containers without their devices for more than 10 s"
 	twoHands = "devices in two hands"
-	number   = "times the Node showed less than its pods asked for, for 2 s"
+	number   = "times the Node showed less than its pods asked for, for 3 s"
 	stuck    = "pods that did not run, or end, when all was well"
 	leak     = "devices that could not be had when all pods were gone"
 	crash    = "crashes of a process that nobody had killed"

@@ -16,6 +16,7 @@ import (
 
 // followNumbers follows what the Node shows of a resource. Each call of the function that it returns takes the next
 // numbers that differ from those before, first those that are shown now, and fails the test unless both are as wanted.
+// That a number is off the Node for a moment before a lower one comes is passed over.
 func (r *rig) followNumbers(resource string) func(want int64) {
 	r.t.Helper()
 	ctx := r.ctx
@@ -33,7 +34,8 @@ func (r *rig) followNumbers(resource string) func(want int64) {
 			}
 			c, a := n.Status.Capacity[corev1.ResourceName(resource)], n.Status.Allocatable[corev1.ResourceName(resource)]
 			now := numbers{c.Value(), a.Value()}
-			if now == last {
+			_, shown := n.Status.Capacity[corev1.ResourceName(resource)]
+			if now == last || !shown && last.capacity > 0 {
 				continue
 			}
 			last = now
