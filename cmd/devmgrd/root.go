@@ -24,7 +24,7 @@ func newRootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newRunCommand(), newConfigCommand(), newVersionCommand())
+	root.AddCommand(newRunCommand(), newConfigCommand(), newImportCommand(), newExportCommand(), newVersionCommand())
 	return root
 }
 

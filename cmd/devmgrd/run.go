@@ -150,7 +150,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	log.Info("devmgrd serves", "version", thisBuild().version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
 		"remembered pods", len(knownPods), "remembered resources", len(knownPlugins))
 	return runAll(ctx, append(runs, runtime.Run, web.run, func(ctx context.Context) error {
-		return tellSystemd(ctx, runtime.Synced(), ledger.Published, room("systemd"))
+		return tellSystemd(ctx, runtime.Synced(), ledger.Published, runtime.Hung, room("systemd"))
 	})...)
 }
 

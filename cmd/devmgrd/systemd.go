@@ -15,9 +15,9 @@ const doorLimit = 20 * time.Second
 
 // tellSystemd says that the daemon is ready when it has met the runtime: pods that the kubelet starts after that find it
 // at its door. If the runtime is not to be had for long it says so all the same, for nothing else has to wait for it. Then
-// it says that the daemon is alive for as long as it is: alive means that the books answer, since a daemon whose books
-// hang would hold up the whole node. Without systemd it does nothing.
-func tellSystemd(ctx context.Context, runtime <-chan struct{}, ask func() map[device.ResourceName]int, log *slog.Logger) error {
+// it says that the daemon is alive for as long as it is: alive means that the books answer and that no hook hangs, since
+// a daemon with either would hold up the whole node. Without systemd it does nothing.
+func tellSystemd(ctx context.Context, runtime <-chan struct{}, ask func() map[device.ResourceName]int, hung func() error, log *slog.Logger) error {
 	tell := func(state string) {
 		if _, err := daemon.SdNotify(false, state); err != nil {
 			log.Warn("systemd cannot be told", "state", state, "err", err)
@@ -42,13 +42,20 @@ func tellSystemd(ctx context.Context, runtime <-chan struct{}, ask func() map[de
 	}
 	beat := time.NewTicker(interval / 3)
 	defer beat.Stop()
+	told := false
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-beat.C:
 			ask() // if this hangs so does the beat, and systemd starts us anew
-			tell(daemon.SdNotifyWatchdog)
+			err := hung()
+			if err == nil {
+				tell(daemon.SdNotifyWatchdog)
+			} else if !told {
+				log.Error("devmgrd hangs; systemd's watchdog is not fed any more, so that it starts devmgrd anew", "err", err)
+			}
+			told = err != nil
 		}
 	}
 }

@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,18 +16,19 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// What systemd is told, and when: ready once the runtime has been met, then beats for as long as the books answer.
-func TestWhatSystemdIsTold(t *testing.T) {
+// listen stands for systemd with a watchdog. The function that it gives reads what is said next, "" if nothing is in time.
+func listen(t *testing.T) (said func(limit time.Duration) string) {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "notify")
 	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer socket.Close()
+	t.Cleanup(func() { socket.Close() })
 	t.Setenv("NOTIFY_SOCKET", path)
 	t.Setenv("WATCHDOG_USEC", strconv.Itoa(int((60 * time.Millisecond).Microseconds())))
 	t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
-	said := func(limit time.Duration) string {
+	return func(limit time.Duration) string {
 		if err := socket.SetReadDeadline(time.Now().Add(limit)); err != nil {
 			t.Fatal(err)
 		}
@@ -36,7 +39,11 @@ func TestWhatSystemdIsTold(t *testing.T) {
 		}
 		return string(b[:n])
 	}
+}
 
+// What systemd is told, and when: ready once the runtime has been met, then beats for as long as the books answer.
+func TestWhatSystemdIsTold(t *testing.T) {
+	said := listen(t)
 	ctx, stop := context.WithCancel(t.Context())
 	met, ended := make(chan struct{}), make(chan struct{})
 	var asked atomic.Int64
@@ -48,7 +55,7 @@ func TestWhatSystemdIsTold(t *testing.T) {
 				<-hang
 			}
 			return nil
-		}, slog.New(slog.DiscardHandler))
+		}, func() error { return nil }, slog.New(slog.DiscardHandler))
 	}()
 	if got := said(100 * time.Millisecond); got != "" {
 		t.Errorf("%q was said before the runtime was met", got)
@@ -72,4 +79,39 @@ func TestWhatSystemdIsTold(t *testing.T) {
 		}
 	}
 	<-ended
+}
+
+// While a hook hangs systemd is told nothing, so that it starts the daemon anew.
+func TestTheWatchdogIsNotFedWhileAHookHangs(t *testing.T) {
+	said := listen(t)
+	ctx, stop := context.WithCancel(t.Context())
+	met, ended := make(chan struct{}), make(chan struct{})
+	close(met)
+	var hangs atomic.Bool
+	hangs.Store(true)
+	log := &strings.Builder{}
+	go func() {
+		defer close(ended)
+		_ = tellSystemd(ctx, met, func() map[device.ResourceName]int { return nil }, func() error {
+			if hangs.Load() {
+				return errors.New("handling CreateContainer")
+			}
+			return nil
+		}, slog.New(slog.NewTextHandler(log, nil)))
+	}()
+	if got := said(10 * time.Second); got != "READY=1" {
+		t.Errorf("%q was said, want READY=1", got)
+	}
+	if got := said(200 * time.Millisecond); got != "" {
+		t.Errorf("%q was said while a hook hangs", got)
+	}
+	hangs.Store(false)
+	if got := said(10 * time.Second); got != "WATCHDOG=1" {
+		t.Errorf("%q was said after it had ended, want WATCHDOG=1", got)
+	}
+	stop()
+	<-ended
+	if n := strings.Count(log.String(), "err=\"handling CreateContainer\""); n != 1 {
+		t.Errorf("the log tells of it %d times, want once:\n%s", n, log)
+	}
 }

@@ -3,6 +3,7 @@ package allocator_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -152,10 +153,10 @@ func TestWhileAPluginThinks(t *testing.T) {
 func TestAdviceThatStandsInTheWay(t *testing.T) {
 	run(t, func(r *rig) {
 		near := func(res device.ResourceName, nodes ...int) {
-			r.shop.stock(res, len(nodes))
 			r.shop.offer(res, func(o *device.Offer) {
+				o.Reported, o.State = true, device.Serving
 				for i, node := range nodes {
-					o.Inventory.Devices[i].NUMA = []int{node}
+					o.Inventory.Devices = append(o.Inventory.Devices, device.Device{ID: device.ID(fmt.Sprintf("d%d", i)), Healthy: true, NUMA: []int{node}})
 				}
 			})
 		}

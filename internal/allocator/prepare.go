@@ -27,15 +27,19 @@ func (a *Allocator) preStart(r device.ResourceName) bool {
 	return a.pools[r].offer.PreStart
 }
 
-func needsPreparing(as device.Assignment) bool {
-	return slices.ContainsFunc(as.Shares, func(s device.Share) bool { return s.PreStart })
+// preparesLocked gives the part of an assignment that has to be prepared before a start. Of what was taken over from a
+// kubelet nobody has written down whether its plugin wants that: the plugin itself says so, as long as it is there.
+func (a *Allocator) preparesLocked(as device.Assignment) []device.Share {
+	return slices.DeleteFunc(slices.Clone(as.Shares), func(s device.Share) bool {
+		return !s.PreStart && (as.Imported.IsZero() || !a.pools.of(s.Resource).offer.PreStart)
+	})
 }
 
 // prepareLocked has a container prepared for its next start, if its plugins want that and it is not being done.
 func (a *Allocator) prepareLocked(p *pod, as device.Assignment) {
 	name := as.Container.Name
 	last := p.starts[name]
-	if !needsPreparing(as) || last != nil && last.running {
+	if len(a.preparesLocked(as)) == 0 || last != nil && last.running {
 		return
 	}
 	next := &preparation{running: true, done: make(chan struct{})}
@@ -60,11 +64,11 @@ func (a *Allocator) startPreparingLocked(ctx context.Context, c device.Container
 	if !ok {
 		return
 	}
-	pod, prep := p.demand.Pod, p.starts[c.Name]
+	pod, prep, shares := p.demand.Pod, p.starts[c.Name], a.preparesLocked(as)
 	a.work.Go(func() {
 		var err error
-		for _, s := range as.Shares {
-			if s.PreStart && err == nil {
+		for _, s := range shares {
+			if err == nil {
 				err = a.plugins.PreStart(ctx, pod, c, s.Resource, s.IDs)
 			}
 		}
@@ -89,7 +93,7 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 // preparedLocked gives what the state of the preparations makes of a container that is otherwise ready: nil if it may
 // start.
 func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Standing {
-	if !needsPreparing(as) {
+	if len(a.preparesLocked(as)) == 0 {
 		return nil
 	}
 	prep := p.starts[as.Container.Name]

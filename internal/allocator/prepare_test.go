@@ -2,12 +2,15 @@ package allocator_test
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/store"
 )
 
 func TestPreStartRunsBeforeEachStart(t *testing.T) {
@@ -97,6 +100,37 @@ func TestAFailedPreStartIsARefusalAndIsTriedAgain(t *testing.T) {
 		r.expect("a", "main", "waiting PreStartFailed")
 		r.after(time.Second)
 		r.expect("a", "main", "busy Preparing")
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+// Of what was taken over from a kubelet nobody knows whether its plugin wants the call, until the plugin is there.
+func TestPreStartOfWhatWasImported(t *testing.T) {
+	run(t, func(r *rig) {
+		c := device.Container{Pod: "a", Name: "main"}
+		r.halt()
+		books, err := store.Open(store.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = books.SaveAll([]device.PodRecord{{Demand: pod("a", app(gpu, 1)), Assignments: []device.Assignment{{
+			Container: c, Imported: time.Now(), Shares: []device.Share{{Resource: gpu, IDs: []device.ID{"d0"}}},
+		}}}}, nil)
+		if err := errors.Join(err, books.Close()); err != nil {
+			t.Fatal(err)
+		}
+		r.start()
+		r.Bind(pod("a", app(gpu, 1)))
+		r.RuntimeSynced([]device.Running{running("1", "a", "main")}, nil)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.shop.stock(gpu, 2)
+		r.shop.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		synctest.Wait()
+		r.RuntimeStopped(running("1", "a", "main"))
+		synctest.Wait()
+		if n := len(r.shop.prepared); n != 1 {
+			t.Errorf("prepared %d times before the next start, want once", n)
+		}
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 	})
 }

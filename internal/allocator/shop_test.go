@@ -267,8 +267,9 @@ func (r *rig) check() {
 	}
 }
 
-// bind binds a pod with these demands and waits until nothing moves.
+// bind binds a pod with these demands, when what was offered before has been taken over, and waits until nothing moves.
 func (r *rig) bind(name string, demands ...device.Demand) {
+	synctest.Wait()
 	r.Bind(pod(name, demands...))
 	synctest.Wait()
 }

@@ -1,5 +1,7 @@
 package device
 
+import "time"
+
 // A Grant is a plugin's answer to an allocation: what a container needs in order to use its devices.
 type Grant struct {
 	Env         map[string]string `json:"env,omitempty"`
@@ -35,6 +37,9 @@ type Share struct {
 type Assignment struct {
 	Container Container `json:"container"`
 	Shares    []Share   `json:"shares"` // ascending by resource
+	// Imported is when it was taken over from a kubelet's device manager; zero: it was not. Containers that were made
+	// before then have their devices from the kubelet, and no stamp.
+	Imported time.Time `json:"imported,omitzero"`
 }
 
 // Choice is a proposal of devices for one container: nothing is promised by it.

@@ -15,6 +15,7 @@ const (
 	Preparing         Reason = "Preparing"         // PreStartContainer is in flight
 	PreStartFailed    Reason = "PreStartFailed"    // PreStartContainer failed
 	HostDeviceMissing Reason = "HostDeviceMissing" // what the plugin granted is not there on the host
+	Overruled         Reason = "Overruled"         // another NRI plugin takes away or replaces what devmgrd gives
 	UnknownPod        Reason = "UnknownPod"        // the pod has not been heard of, and the API server cannot be asked
 	StoreUnavailable  Reason = "StoreUnavailable"  // the assignment could not be made durable
 )

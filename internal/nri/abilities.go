@@ -11,10 +11,13 @@ type abilities struct {
 	runtime string // name and version, for people
 	cdi     bool   // it injects CDI devices
 	rules   bool   // it takes rules of the devices cgroup
+	// It asks ValidateContainerAdjustment. One that does not know the event takes no plugin that wants to be asked.
+	validates bool
 }
 
 // abilitiesOf goes by the releases' source: containerd injects CDI devices since 2.1 (and since 1.7.30 in the 1.7
-// series) and takes device rules since 2.2; CRI-O injects CDI devices since 1.34 and takes device rules since then.
+// series), and takes device rules and has validators since 2.2 (NRI 0.10); CRI-O has all of it since 1.34. Of other
+// runtimes nothing is known.
 func abilitiesOf(runtime, version string) abilities {
 	a := abilities{runtime: runtime + " " + version}
 	at := func(major, minor, patch int) bool {
@@ -29,9 +32,9 @@ func abilitiesOf(runtime, version string) abilities {
 	switch runtime {
 	case "containerd":
 		a.cdi = at(2, 1, 0) || at(1, 7, 30) && !at(1, 8, 0)
-		a.rules = at(2, 2, 0)
+		a.rules, a.validates = at(2, 2, 0), at(2, 2, 0)
 	case "cri-o":
-		a.cdi, a.rules = at(1, 34, 0), at(1, 34, 0)
+		a.cdi, a.rules, a.validates = at(1, 34, 0), at(1, 34, 0), at(1, 34, 0)
 	}
 	return a
 }

@@ -38,6 +38,7 @@ type Connection struct {
 	first     sync.Once
 	synced    chan struct{} // closed when the runtime has told all for the first time
 	looks     chan struct{}
+	hooks     hooks
 }
 
 const (
@@ -47,8 +48,8 @@ const (
 	// runtime that dies at that moment would hold it for ever.
 	startLimit = 15 * time.Second
 
-	// Pauses between attempts. They stay short: containers that are made while we are away start without their devices,
-	// and an attempt costs microseconds while nobody listens.
+	// Pauses between attempts. They stay short: containers that are made while we are away wait or, where nothing keeps
+	// them, start without their devices, and an attempt costs microseconds while nobody listens.
 	firstPause = 50 * time.Millisecond
 	lastPause  = 500 * time.Millisecond
 )
@@ -75,6 +76,10 @@ func (n *Connection) Check() error {
 	}
 	return nil
 }
+
+// Hung tells whether a hook hangs, for the watchdog: what the books say does not tell that. Devices are refused or lost by
+// then, for the runtime does not wait, and a new process is the way out.
+func (n *Connection) Hung() error { return n.hooks.check() }
 
 // Synced is closed when the runtime has been connected for the first time and has told all that it has.
 func (n *Connection) Synced() <-chan struct{} { return n.synced }
@@ -110,7 +115,7 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	var once sync.Once
 	p := &plugin{
 		ledger: n.config.Ledger, runtime: n.config.Runtime, pods: n.config.Pods, herald: n.config.Herald, redirect: n.config.Redirect,
-		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, looks: n.looks,
+		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, looks: n.looks, hooks: &n.hooks,
 		synced: func() {
 			n.connected.Store(true)
 			n.first.Do(func() { close(n.synced) })
@@ -119,7 +124,10 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	s, err := stub.New(p,
 		stub.WithPluginName(pluginName), stub.WithPluginIdx(n.config.Index), stub.WithSocketPath(n.config.Socket),
 		stub.WithOnClose(func() { once.Do(func() { close(lost) }) }), stub.WithLogger(logger{n.config.Log}),
-		// Runtimes with NRI 0.12.4 or later fail a request that we do not answer; older ones go on without us.
+		// Runtimes with NRI 0.12.4 or later fail a request that we do not answer in time; older ones go on without us. Both
+		// drop us then, which KeepConnected would prevent. But a devmgrd that hangs would fail everything that happens on
+		// the node, pods without devices too, for as long as it hangs. So it is dropped, once, and what asks for devices
+		// is kept waiting by the runtime's own validator.
 		stub.WithFailurePolicy(&api.FailurePolicy{FailRequest: true}))
 	if err != nil {
 		return false, err

@@ -11,6 +11,7 @@
 //	CDI               what its devices set wins over plain grants     cdi.go
 //	arguments         $(NAME) of a plugin's variable                  args.go   pure
 //	adjustment        in the runtime's words, with our stamp          adjust.go
+//	validation        all NRI plugins have answered: is it all there? validate.go  pure
 //
 // Local pods are those of which no API server tells: static pods, and all pods where there is none. Their demand stands in an
 // annotation of the sandbox, which this room reads and tells the ledger of (local.go): as soon as the sandbox has been
@@ -30,6 +31,17 @@
 //     told of no longer than liveRead.
 //   - Containers are refused in CreateContainer only. A refused sandbox leaks a record in several releases of containerd,
 //     and the next start of containerd then fails (containerd issue 13609).
+//
+// What devmgrd cannot promise alone is that it is there. A runtime drops an NRI plugin that dies or is late, and goes on
+// without it. Three things hold then, each where the others do not:
+//
+//   - As a validator (containerd 2.2 or later, CRI-O 1.34 or later) we are asked once more about the same container, and
+//     no answer to that is a refusal. So the very container over which we died or were late is not made.
+//   - Later ones are refused by the runtime's own validator if their pods say that they need devmgrd, which a policy in the
+//     API server writes on those that ask for devices and on device plugins (packaging/containerd, packaging/kubernetes).
+//   - Hung tells of a hook that does not end, for systemd's watchdog.
+//
+// We do not ask the runtime to keep a plugin that is late connected: then everything on the node would fail with it.
 //
 // The connection (connection.go) is made anew whenever it is lost, with a new stub each time, and as rarely as possible:
 // a registering plugin waits for every container operation under way, and all later ones wait for it (containerd issue

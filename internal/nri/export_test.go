@@ -16,7 +16,7 @@ func NewHook(l Ledger, r Runtime, p Pods, h Herald) Hook {
 	plugin := &plugin{
 		ledger: l, runtime: r, pods: p, herald: h, redirect: &Redirect{From: "/var/lib/kubelet/device-plugins", To: "/run/devmgrd/device-plugins"},
 		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }),
-		looks: make(chan struct{}, maxLooks), synced: func() {},
+		looks: make(chan struct{}, maxLooks), hooks: &hooks{}, synced: func() {},
 	}
 	can := abilitiesOf("containerd", "v2.4.2")
 	plugin.can.Store(&can)

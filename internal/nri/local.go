@@ -8,7 +8,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/containerd/nri/pkg/api"
 
@@ -96,7 +95,7 @@ func (p *plugin) bind(pod *api.PodSandbox) error {
 // RunPodSandbox tells that a pod's sandbox has been made: a local pod's devices can be allocated while its images are
 // pulled. Nothing is ever refused here, nor where a sandbox ends: it would do harm. A panic is for the log alone.
 func (p *plugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
-	defer p.metrics.hook("RunPodSandbox", time.Now())
+	defer p.hook("RunPodSandbox")()
 	defer p.survive("RunPodSandbox", new(error))
 	if !p.local(pod) {
 		return nil
@@ -119,7 +118,7 @@ func (p *plugin) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error 
 }
 
 func (p *plugin) leave(event string, pod *api.PodSandbox) error {
-	defer p.metrics.hook(event, time.Now())
+	defer p.hook(event)()
 	defer p.survive(event, new(error))
 	if p.sandboxes.remove(pod) {
 		p.ledger.Leave(device.PodUID(pod.GetUid()))

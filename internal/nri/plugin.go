@@ -51,8 +51,8 @@ const (
 	// liveRead bounds the one read from the API server for a pod that the watch has not brought yet.
 	liveRead = 300 * time.Millisecond
 	// hookBudget bounds a hook as a whole. The runtime allows 2 s by default; a hook that is late is taken for dead, its
-	// plugin is dropped, and the container starts without its devices. Where the runtime allows less, three quarters of
-	// that are ours.
+	// plugin is dropped, and a runtime without validators starts the container without its devices. Where the runtime
+	// allows less, three quarters of that are ours.
 	hookBudget = time.Second
 	// maxLooks bounds the look-ups on the host that a file system holds up.
 	maxLooks = 64
@@ -82,23 +82,43 @@ type plugin struct {
 	maxWait   time.Duration
 	log       *slog.Logger
 	metrics   *metrics
-	synced    func()                    // called when the runtime has told all
-	looks     chan struct{}             // a place for each look-up on the host that is under way
+	synced    func()        // called when the runtime has told all
+	looks     chan struct{} // a place for each look-up on the host that is under way
+	hooks     *hooks
 	can       atomic.Pointer[abilities] // of the runtime; set by Configure
 	sandboxes sandboxes
+	answers   answers // if the runtime validates them
 }
 
-// Configure is the runtime's first call. It tells who the runtime is.
+// Configure is the runtime's first call. It tells who the runtime is, and is told which events we want.
 func (p *plugin) Configure(_ context.Context, _, runtime, version string) (_ api.EventMask, err error) {
 	defer p.survive("Configure", &err)
 	can := abilitiesOf(runtime, version)
 	p.can.Store(&can)
-	p.log.Info("connected to the container runtime", "runtime", can.runtime)
-	return 0, nil // all events that we have a handler for
+	p.log.Info("connected to the container runtime", "runtime", can.runtime, "validates", can.validates)
+	var events api.EventMask
+	events.Set(api.Event_RUN_POD_SANDBOX, api.Event_STOP_POD_SANDBOX, api.Event_REMOVE_POD_SANDBOX,
+		api.Event_CREATE_CONTAINER, api.Event_STOP_CONTAINER, api.Event_REMOVE_CONTAINER)
+	if can.validates {
+		events.Set(api.Event_VALIDATE_CONTAINER_ADJUSTMENT)
+	} else {
+		p.log.Warn("this container runtime cannot be kept from making containers without devmgrd: those that are made while devmgrd is away or too slow start without their devices (containerd 2.2 or later is needed)", "runtime", can.runtime)
+	}
+	return events, nil
+}
+
+// hook notes that an event is being handled, until the function that it gives is called.
+func (p *plugin) hook(event string) (end func()) {
+	began, ended := time.Now(), p.hooks.begin(event)
+	return func() {
+		ended()
+		p.metrics.hook(event, began)
+	}
 }
 
 // Synchronize is the runtime's second call: all that it has. Events come only after we have returned.
 func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, containers []*api.Container) (_ []*api.ContainerUpdate, err error) {
+	defer p.hook("Synchronize")()
 	defer p.survive("Synchronize", &err)
 	used := make(map[string]bool, len(containers)) // sandboxes
 	for _, c := range containers {
@@ -166,7 +186,7 @@ func identity(pod *api.PodSandbox) device.Pod {
 
 // CreateContainer is the hook: what is to be injected, or why the container may not start.
 func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) (adj *api.ContainerAdjustment, _ []*api.ContainerUpdate, err error) {
-	defer p.metrics.hook("CreateContainer", time.Now())
+	defer p.hook("CreateContainer")()
 	defer func() {
 		if err != nil {
 			adj = nil
@@ -187,6 +207,9 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 		p.metrics.refused(reason)
 		p.log.Info("container refused", "pod", id.String(), "container", ctr.GetName(), "reason", reason, "err", err)
 		return nil, nil, fmt.Errorf("devmgrd: container %s of pod %s cannot start yet: %s: %w", ctr.GetName(), id, reason, err)
+	}
+	if p.can.Load().validates {
+		p.answers.put(ctr.GetId(), adj)
 	}
 	return adj, nil, nil
 }
@@ -333,8 +356,9 @@ func (p *plugin) RemoveContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 }
 
 func (p *plugin) stopped(event string, pod *api.PodSandbox, ctr *api.Container) (err error) {
-	defer p.metrics.hook(event, time.Now())
+	defer p.hook(event)()
 	defer p.survive(event, &err)
+	p.answers.take(ctr.GetId())
 	p.runtime.RuntimeStopped(running(pod, ctr))
 	return nil
 }

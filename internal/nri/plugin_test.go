@@ -84,7 +84,7 @@ func newPlugin(t testing.TB) (*plugin, *world) {
 	w := &world{fetch: func(context.Context) error { return errors.New("the API server is away") }}
 	p := &plugin{ledger: w, runtime: w, pods: w, herald: w, redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, maxWait: 100 * time.Millisecond,
 		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }),
-		looks: make(chan struct{}, 1), synced: func() {}}
+		looks: make(chan struct{}, 1), hooks: &hooks{}, synced: func() {}}
 	if _, err := p.Configure(context.Background(), "", "containerd", "v2.4.2"); err != nil {
 		t.Fatal(err)
 	}

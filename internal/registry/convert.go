@@ -1,12 +1,8 @@
 package registry
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
-	"maps"
 	"math"
-	"slices"
 	"strings"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -44,45 +40,25 @@ func wireIDs(ids []device.ID) []string {
 	return wire
 }
 
-// grant takes a plugin's answer for one container. An answer with nothing in it is good: the container has the
-// devices and needs nothing in order to use them. The error names the field that is wrong.
+// grant takes a plugin's answer for one container. The error names the field that is wrong.
 func grant(answer *pluginapi.AllocateResponse) (device.Grant, error) {
 	if n := len(answer.GetContainerResponses()); n != 1 {
 		return device.Grant{}, fmt.Errorf("it answers for %d containers and was asked for 1", n)
 	}
 	c := answer.ContainerResponses[0]
-	var g device.Grant
-	for _, name := range slices.Sorted(maps.Keys(c.GetEnvs())) {
-		if err := env(name, c.Envs[name]); err != nil {
-			return device.Grant{}, fmt.Errorf("envs[%q]: %w", clip(name), err)
-		}
+	g := device.Grant{Env: c.GetEnvs(), Annotations: c.GetAnnotations()}
+	for _, m := range c.GetMounts() {
+		g.Mounts = append(g.Mounts, device.Mount{ContainerPath: m.GetContainerPath(), HostPath: m.GetHostPath(), ReadOnly: m.GetReadOnly()})
 	}
-	g.Env = c.GetEnvs()
-	for i, m := range c.GetMounts() {
-		if err := cmp.Or(absolute("container_path", m.GetContainerPath()), absolute("host_path", m.GetHostPath())); err != nil {
-			return device.Grant{}, fmt.Errorf("mounts[%d]: %w", i, err)
-		}
-		g.Mounts = append(g.Mounts, device.Mount{ContainerPath: m.ContainerPath, HostPath: m.HostPath, ReadOnly: m.ReadOnly})
+	for _, d := range c.GetDevices() {
+		g.Nodes = append(g.Nodes, device.Node{ContainerPath: d.GetContainerPath(), HostPath: d.GetHostPath(), Permissions: d.GetPermissions()})
 	}
-	for i, d := range c.GetDevices() {
-		n, err := node(d)
-		if err != nil {
-			return device.Grant{}, fmt.Errorf("devices[%d]: %w", i, err)
-		}
-		g.Nodes = append(g.Nodes, n)
+	for _, d := range c.GetCdiDevices() {
+		g.CDI = append(g.CDI, d.GetName())
 	}
-	for i, d := range c.GetCdiDevices() {
-		if !qualified(d.GetName()) {
-			return device.Grant{}, fmt.Errorf("cdi_devices[%d]: name %q is not of the form vendor.example/class=name", i, clip(d.GetName()))
-		}
-		g.CDI = append(g.CDI, d.Name)
+	if err := g.Check(); err != nil {
+		return device.Grant{}, err
 	}
-	for name, value := range c.GetAnnotations() {
-		if name == "" || strings.ContainsRune(name+value, 0) {
-			return device.Grant{}, fmt.Errorf("annotations[%q]: the name is empty, or name or value has a NUL in it", clip(name))
-		}
-	}
-	g.Annotations = c.GetAnnotations()
 	return g, nil
 }
 
@@ -104,50 +80,6 @@ func preferred(answer *pluginapi.PreferredAllocationResponse, most int) ([]devic
 		ids[i] = device.ID(id)
 	}
 	return ids, nil
-}
-
-func env(name, value string) error {
-	switch {
-	case name == "":
-		return errors.New("the name is empty")
-	case strings.ContainsAny(name, "=\x00"):
-		return errors.New("the name has '=' or NUL in it")
-	case strings.ContainsRune(value, 0):
-		return errors.New("the value has a NUL in it")
-	}
-	return nil
-}
-
-// node takes a device node. A plugin may leave out the container's path if it is the host's.
-func node(d *pluginapi.DeviceSpec) (device.Node, error) {
-	n := device.Node{ContainerPath: d.GetContainerPath(), HostPath: d.GetHostPath(), Permissions: d.GetPermissions()}
-	if err := absolute("host_path", n.HostPath); err != nil {
-		return device.Node{}, err
-	}
-	if n.ContainerPath != "" {
-		if err := absolute("container_path", n.ContainerPath); err != nil {
-			return device.Node{}, err
-		}
-	}
-	// Without permissions the container would have the node and be refused by it.
-	if n.Permissions == "" || strings.Trim(n.Permissions, "rwm") != "" {
-		return device.Node{}, fmt.Errorf("permissions %q are not one or more of r, w and m", clip(n.Permissions))
-	}
-	return n, nil
-}
-
-func absolute(field, path string) error {
-	if !strings.HasPrefix(path, "/") || strings.ContainsRune(path, 0) {
-		return fmt.Errorf("%s %q is not an absolute path", field, clip(path))
-	}
-	return nil
-}
-
-// qualified tells whether name has the parts of a CDI device name: vendor/class=name.
-func qualified(name string) bool {
-	kind, dev, ok := strings.Cut(name, "=")
-	vendor, class, slash := strings.Cut(kind, "/")
-	return ok && slash && vendor != "" && class != "" && dev != "" && !strings.ContainsRune(name, 0)
 }
 
 // clip keeps a plugin's text short enough for a message.

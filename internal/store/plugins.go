@@ -65,29 +65,31 @@ func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
 
 // SavePlugin makes r durable. Only what differs from what is there is written.
 func (s *Store) SavePlugin(r device.PluginRecord) error {
-	return s.update(func(tx *bolt.Tx) (bool, error) {
-		b, err := tx.Bucket(pluginsBucket).CreateBucketIfNotExists([]byte(r.Resource))
-		if err != nil {
-			return false, fmt.Errorf("resource %s: %w", r.Resource, err)
-		}
-		record, err := json.Marshal(pluginRecord{r.Endpoint, r.Reported})
-		if err != nil {
-			return false, fmt.Errorf("resource %s: %w", r.Resource, err)
-		}
-		changed, err := put(b, recordKey, record)
-		if err != nil {
-			return false, fmt.Errorf("resource %s: %w", r.Resource, err)
-		}
-		devices, err := b.CreateBucketIfNotExists(devicesBucket)
-		if err != nil {
-			return false, fmt.Errorf("resource %s: %w", r.Resource, err)
-		}
-		did, err := saveDevices(devices, r.Devices)
-		if err != nil {
-			return false, fmt.Errorf("resource %s: %w", r.Resource, err)
-		}
-		return changed || did, nil
-	})
+	return s.update(func(tx *bolt.Tx) (bool, error) { return savePlugin(tx, r) })
+}
+
+func savePlugin(tx *bolt.Tx, r device.PluginRecord) (changed bool, err error) {
+	b, err := tx.Bucket(pluginsBucket).CreateBucketIfNotExists([]byte(r.Resource))
+	if err != nil {
+		return false, fmt.Errorf("resource %s: %w", r.Resource, err)
+	}
+	record, err := json.Marshal(pluginRecord{r.Endpoint, r.Reported})
+	if err != nil {
+		return false, fmt.Errorf("resource %s: %w", r.Resource, err)
+	}
+	changed, err = put(b, recordKey, record)
+	if err != nil {
+		return false, fmt.Errorf("resource %s: %w", r.Resource, err)
+	}
+	devices, err := b.CreateBucketIfNotExists(devicesBucket)
+	if err != nil {
+		return false, fmt.Errorf("resource %s: %w", r.Resource, err)
+	}
+	did, err := saveDevices(devices, r.Devices)
+	if err != nil {
+		return false, fmt.Errorf("resource %s: %w", r.Resource, err)
+	}
+	return changed || did, nil
 }
 
 // saveDevices makes the bucket hold exactly these devices, which are in ascending order of ID, as the keys of a

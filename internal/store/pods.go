@@ -60,26 +60,28 @@ func readPod(uid device.PodUID, value []byte) (r device.PodRecord, err error) {
 
 // SavePods makes save durable and forgets the pods in forget, in one commit.
 func (s *Store) SavePods(save []device.PodRecord, forget []device.PodUID) error {
-	return s.update(func(tx *bolt.Tx) (bool, error) {
-		b, changed := tx.Bucket(podsBucket), false
-		for _, r := range save {
-			value, err := json.Marshal(r)
-			if err != nil {
-				return false, fmt.Errorf("pod %s: %w", r.Demand.Pod, err)
-			}
-			did, err := put(b, []byte(r.Demand.Pod.UID), value)
-			if err != nil {
-				return false, fmt.Errorf("pod %s: %w", r.Demand.Pod, err)
-			}
-			changed = changed || did
+	return s.update(func(tx *bolt.Tx) (bool, error) { return savePods(tx, save, forget) })
+}
+
+func savePods(tx *bolt.Tx, save []device.PodRecord, forget []device.PodUID) (changed bool, err error) {
+	b := tx.Bucket(podsBucket)
+	for _, r := range save {
+		value, err := json.Marshal(r)
+		if err != nil {
+			return false, fmt.Errorf("pod %s: %w", r.Demand.Pod, err)
 		}
-		for _, uid := range forget {
-			did, err := remove(b, []byte(uid))
-			if err != nil {
-				return false, fmt.Errorf("pod %s: %w", uid, err)
-			}
-			changed = changed || did
+		did, err := put(b, []byte(r.Demand.Pod.UID), value)
+		if err != nil {
+			return false, fmt.Errorf("pod %s: %w", r.Demand.Pod, err)
 		}
-		return changed, nil
-	})
+		changed = changed || did
+	}
+	for _, uid := range forget {
+		did, err := remove(b, []byte(uid))
+		if err != nil {
+			return false, fmt.Errorf("pod %s: %w", uid, err)
+		}
+		changed = changed || did
+	}
+	return changed, nil
 }

@@ -23,11 +23,8 @@ type options struct {
 
 func main() {
 	if len(os.Args) == 3 && os.Args[1] == "plugin" {
-		if err := runPlugin(os.Args[2]); err != nil {
-			fmt.Fprintln(os.Stderr, "plugin:", err)
-			os.Exit(1)
-		}
-		return
+		fmt.Fprintln(os.Stderr, "plugin:", runPlugin(os.Args[2]))
+		os.Exit(1)
 	}
 	var o options
 	flag.IntVar(&o.sequences, "n", 10, "how many sequences of faults")

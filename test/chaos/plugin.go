@@ -74,7 +74,7 @@ type plugin struct {
 	dir string
 }
 
-// runPlugin serves until it is killed. Like most plugins it registers again when the manager's socket is another one.
+// runPlugin serves until it is killed, or gives the error that keeps it from that. Like most plugins it registers again when the manager's socket is another one.
 func runPlugin(dir string) error {
 	if err := makeHostNode(); err != nil {
 		return err

@@ -34,7 +34,7 @@ type Options struct {
 	// ContainerdConfig is TOML that is merged into containerd's configuration.
 	ContainerdConfig string
 
-	// How long containerd waits for NRI plugins; 0 leaves its defaults.
+	// How long containerd waits for NRI plugins; 0 leaves its default, and for requests what devmgrd ships.
 	NRIRegistrationTimeout, NRIRequestTimeout time.Duration
 
 	// Log receives a line for each step. By default there are none.

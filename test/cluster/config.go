@@ -1,13 +1,15 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/devmgrd/devmgrd/packaging/containerd"
 )
 
 // Where things are inside: the places that kubeadm and the programs' own defaults have made usual.
@@ -127,12 +129,12 @@ func (c *Cluster) writeKubeletConfig(keys pki) error {
 	return writeFile(kubeletConfig, string(content))
 }
 
-// writeContainerdConfig writes containerd's configuration; it merges the caller's, a file of its own, into ours.
+// writeContainerdConfig writes containerd's configuration: ours, and drop-ins that containerd merges into it in the order
+// of their names: what devmgrd ships, the caller's, a file of its own, and the options.
 func (c *Cluster) writeContainerdConfig() error {
-	const extra = "/etc/containerd/conf.d/extra.toml"
-	var b strings.Builder
-	fmt.Fprintf(&b, `version = 3
-imports = [%q]
+	const dropIns = "/etc/containerd/conf.d"
+	config := fmt.Sprintf(`version = 3
+imports = ["%s/*.toml"]
 
 [plugins.'io.containerd.cri.v1.images'.pinned_images]
   sandbox = %q
@@ -142,20 +144,21 @@ imports = [%q]
   [plugins.'io.containerd.cri.v1.runtime'.cni]
     bin_dirs = [%q]
     conf_dir = %q
+`, dropIns, PauseImage, filepath.Dir(c.tools.Path("ptp")), filepath.Dir(cniConfig))
 
-[plugins.'io.containerd.nri.v1.nri']
-  disable = false
-`, extra, PauseImage, filepath.Dir(c.tools.Path("ptp")), filepath.Dir(cniConfig))
+	options := "version = 3\n[plugins.'io.containerd.nri.v1.nri']\n"
 	if t := c.options.NRIRegistrationTimeout; t > 0 {
-		fmt.Fprintf(&b, "  plugin_registration_timeout = %q\n", t.Round(time.Millisecond))
+		options += fmt.Sprintf("  plugin_registration_timeout = %q\n", t.Round(time.Millisecond))
 	}
 	if t := c.options.NRIRequestTimeout; t > 0 {
-		fmt.Fprintf(&b, "  plugin_request_timeout = %q\n", t.Round(time.Millisecond))
+		options += fmt.Sprintf("  plugin_request_timeout = %q\n", t.Round(time.Millisecond))
 	}
-	if err := writeFile(extra, "version = 3\n"+c.options.ContainerdConfig); err != nil {
-		return err
-	}
-	return writeFile(containerdConfig, b.String())
+	return errors.Join(
+		writeFile(containerdConfig, config),
+		writeFile(dropIns+"/devmgrd.toml", containerd.Config),
+		writeFile(dropIns+"/extra.toml", "version = 3\n"+c.options.ContainerdConfig),
+		writeFile(dropIns+"/options.toml", options),
+	)
 }
 
 func writeFile(path, content string) error {

@@ -124,3 +124,22 @@ func (n *Node) runningTasks(ctx context.Context) ([]string, error) {
 	}
 	return ids, nil
 }
+
+// Bare gives the pods of which a container of that name runs without a stamp: it was made without devmgrd.
+func (n *Node) Bare(ctx context.Context, name string) ([]string, error) {
+	ids, err := n.runningTasks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var pods []string
+	for _, id := range ids {
+		annotations, err := n.annotations(ctx, id)
+		if err != nil || annotations["io.kubernetes.cri.container-name"] != name {
+			continue // it has gone meanwhile, or is another one
+		}
+		if _, stamped := annotations["devmgrd.io/assignment"]; !stamped {
+			pods = append(pods, annotations["io.kubernetes.cri.sandbox-namespace"]+"/"+annotations["io.kubernetes.cri.sandbox-name"])
+		}
+	}
+	return pods, nil
+}

@@ -17,8 +17,8 @@ const module = "github.com/devmgrd/devmgrd/"
 // base are the rooms that others may import: the words, and the way to the API server for those who watch it. Rooms do
 // not import their siblings: data goes one way through them, and cmd/devmgrd alone knows who meets whom.
 var base = map[string][]string{
-	"internal/device":  {"config", "internal/allocator", "internal/nodestatus", "internal/nri", "internal/pods", "internal/registry", "internal/store"},
-	"internal/backoff": {"cmd/devmgrd", "internal/kube", "internal/nodestatus", "internal/nri", "internal/registry"},
+	"internal/device":  {"config", "internal/allocator", "internal/checkpoint", "internal/nodestatus", "internal/nri", "internal/pods", "internal/registry", "internal/store"},
+	"internal/backoff": {"cmd/devmgrd", "internal/kube", "internal/nodestatus", "internal/nri", "internal/pods", "internal/registry"},
 	"internal/kube":    {"internal/nodestatus", "internal/pods", "internal/kube/kubetest"},
 }
 
@@ -26,11 +26,12 @@ var base = map[string][]string{
 var libraries = map[string][]string{
 	"go.etcd.io/bbolt":                             {"internal/store"},
 	"github.com/containerd/nri":                    {"internal/nri"},
-	"k8s.io/kubelet/pkg/apis/deviceplugin":         {"internal/registry", "internal/plugintest"},
+	"k8s.io/kubelet/pkg/apis/deviceplugin":         {"internal/registry", "internal/checkpoint", "internal/plugintest"},
 	"k8s.io/kubelet/pkg/apis/pluginregistration":   {"internal/registry", "internal/plugintest"},
 	"google.golang.org/grpc":                       {"internal/registry", "internal/plugintest"},
 	"k8s.io/client-go":                             {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
 	"k8s.io/api":                                   {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
+	"k8s.io/utils":                                 {"internal/checkpoint"},
 	"github.com/spf13/viper":                       {"config"},
 	"github.com/spf13/cobra":                       {"cmd/devmgrd"},
 	"github.com/coreos/go-systemd":                 {"cmd/devmgrd"},

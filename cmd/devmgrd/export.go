@@ -1,0 +1,136 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/devmgrd/devmgrd/internal/checkpoint"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+// newExportCommand makes "devmgrd export".
+func newExportCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "export",
+		Short:   "Write down what has been assigned for another device manager",
+		Long:    "export writes down what devmgrd has assigned, for another device manager. docs/migration.md has the whole way.",
+		Example: "  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run",
+		Args:    usage(noSuchCommand),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newExportCheckpointCommand())
+	return cmd
+}
+
+func newExportCheckpointCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "kubelet-checkpoint FILE",
+		Short: "Write the assignments for the kubelet's device manager",
+		Long: "kubelet-checkpoint writes what is in devmgrd's books as the file from which a kubelet's device manager starts.\n" +
+			"Neither the kubelet nor devmgrd may be running; pods may. If there is such a file already, what it says of other\n" +
+			"resources stays, and the old one is kept beside it.",
+		Example: "  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run\n" +
+			"  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name),
+		Args: usage(oneFile),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			m, err := newMoving(cmd, args[0])
+			if err != nil {
+				return err
+			}
+			return m.back()
+		},
+	}
+	addMovingFlags(cmd)
+	return cmd
+}
+
+// back writes the books into the kubelet's file.
+func (m moving) back() error {
+	books, err := store.Read(m.config.StateDir, m.log)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("there are no books in %s; is stateDir right?", m.config.StateDir)
+	case err != nil:
+		return stopFirst(err)
+	}
+	if err := m.kubeletStopped(filepath.Dir(m.file)); err != nil {
+		return err
+	}
+	offered := make([]device.Inventory, len(books.Plugins))
+	for i, p := range books.Plugins {
+		offered[i] = device.Inventory{Resource: p.Resource, Devices: p.Devices}
+	}
+	ours, err := checkpoint.Of(books.Pods, offered)
+	if err != nil {
+		return err
+	}
+	old, err := readCheckpoint(m.file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w; move it aside to have one without what it says", err)
+	}
+	there := err == nil
+	stays := old.Select(func(r device.ResourceName) bool { return !slices.Contains(ours.Resources(), r) })
+	data, err := ours.Join(stays).Encode()
+	if err != nil {
+		return err
+	}
+	if _, err := checkpoint.Decode(data); err != nil {
+		return fmt.Errorf("the kubelet would not read what the books come to: %w", err)
+	}
+	m.tellBack(books.Pods, ours, stays)
+	if m.dry {
+		m.say("Nothing has been changed. Without --dry-run, this is written to %s.", m.file)
+		return nil
+	}
+	if there {
+		kept := freeName(m.file + ".before-export")
+		if err := os.Link(m.file, kept); err != nil {
+			return fmt.Errorf("keeping the file that is there: %w", err)
+		}
+		m.say("The file that was there is kept as %s.", kept)
+	}
+	if err := checkpoint.Write(m.file, data); err != nil {
+		return err
+	}
+	m.say("Written to %s.\nStart the kubelet, then delete the pods of the device plugins on this node.", m.file)
+	return nil
+}
+
+// tellBack prints what is written, and which pods the kubelet will not be good to.
+func (m moving) tellBack(pods []device.PodRecord, ours, stays checkpoint.File) {
+	w := newTable(m.out, "POD", "CONTAINER", "RESOURCE", "DEVICES")
+	var notes []string
+	for _, p := range pods {
+		for _, as := range p.Assignments {
+			for _, s := range as.Shares {
+				w.row(p.Demand.Pod.String(), as.Container.Name, string(s.Resource), list(s.IDs))
+			}
+			if d, _ := p.Demand.Of(as.Container.Name); d.Kind == device.Init {
+				notes = append(notes, fmt.Sprintf("init container %s of pod %s has devices: if it has ended, a kubelet that starts before its plugin has registered "+
+					"fails the pod", as.Container.Name, p.Demand.Pod))
+			}
+		}
+		if len(p.Assignments) < len(p.Demand.Demands) {
+			notes = append(notes, fmt.Sprintf("pod %s waits for devices: the kubelet fails it if its plugin has not registered by then", p.Demand.Pod))
+		}
+	}
+	w.end()
+	w = newTable(m.out, "RESOURCE", "HEALTHY DEVICES")
+	for _, r := range ours.Resources() {
+		w.row(string(r), fmt.Sprint(len(ours.Healthy[r])))
+	}
+	w.end()
+	for _, r := range stays.Resources() {
+		m.say("%s stays in the file as it is: devmgrd does not know it.", r)
+	}
+	for _, n := range notes {
+		m.say("NOTE: %s.", n)
+	}
+}

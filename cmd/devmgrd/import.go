@@ -1,0 +1,205 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/devmgrd/devmgrd/internal/checkpoint"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/pods"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+// newImportCommand makes "devmgrd import".
+func newImportCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "import",
+		Short:   "Take over what another device manager has assigned",
+		Long:    "import takes over what another device manager has assigned. docs/migration.md has the whole way, step by step.",
+		Example: "  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run",
+		Args:    usage(noSuchCommand),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(newImportCheckpointCommand())
+	return cmd
+}
+
+func newImportCheckpointCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "kubelet-checkpoint FILE",
+		Short: "Take over the assignments of the kubelet's device manager",
+		Long: "kubelet-checkpoint reads the file in which a kubelet's device manager keeps its assignments and writes them into\n" +
+			"devmgrd's books, with what the API server says of their pods. Neither the kubelet nor devmgrd may be running;\n" +
+			"pods may. If something stands against it all of that is told, and nothing is written.\n\n" +
+			"Afterwards the directory of the file is moved aside and made anew, if it is plugins.kubeletDir: else the kubelet\n" +
+			"would claim the devices when it starts, and plugins that run would register with it again.",
+		Example: "  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run\n" +
+			"  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name),
+		Args: usage(oneFile),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			m, err := newMoving(cmd, args[0])
+			if err != nil {
+				return err
+			}
+			return m.in(cmd.Context())
+		},
+	}
+	addMovingFlags(cmd)
+	return cmd
+}
+
+// listTimeout bounds what is asked of the API server.
+const listTimeout = 30 * time.Second
+
+// in takes over what the file says. Nothing is written before all of it has been found good; the books are written before
+// anything is done to the file, so that whoever is interrupted can do it again.
+func (m moving) in(ctx context.Context) error {
+	file, err := readCheckpoint(m.file)
+	if err != nil {
+		return err
+	}
+	books, err := store.Read(m.config.StateDir, m.log)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return stopFirst(err)
+	}
+	if err := m.kubeletStopped(m.config.Plugins.KubeletDir, filepath.Dir(m.file)); err != nil {
+		return err
+	}
+	scene, err := m.scene(ctx)
+	if err != nil {
+		return err
+	}
+	ignored := pods.Ignores(m.config.Plugins.IgnoredResources)
+	stays := file.Select(ignored)
+	file = file.Select(func(r device.ResourceName) bool { return !ignored(r) })
+
+	scene.Pods, scene.Plugins = books.Pods, books.Plugins
+	plan := checkpoint.Adopt(file, scene)
+	m.tell(plan, stays)
+	if err := refused(plan); err != nil {
+		return err
+	}
+	dir, err := m.kubeletsOwn()
+	if err != nil {
+		return err
+	}
+	if m.dry {
+		m.say("Nothing has been changed. Without --dry-run, this is written to %s,", m.config.StateDir)
+		if dir == "" {
+			m.say("and nothing is done to %s, since that is not in plugins.kubeletDir (%s).", m.file, m.config.Plugins.KubeletDir)
+			return nil
+		}
+		m.say("and %s is moved to %s and made anew.", dir, freeName(dir+asideSuffix))
+		return nil
+	}
+
+	if err := m.save(file, scene); err != nil {
+		return err
+	}
+	m.say("Written to %s.", m.config.StateDir)
+	if dir == "" {
+		m.say("%s is not in plugins.kubeletDir (%s): nothing has been done to it.\n"+
+			"If the kubelet's own file is still there, move that directory aside before you start the kubelet.", m.file, m.config.Plugins.KubeletDir)
+		return nil
+	}
+	aside, err := setAside(dir, stays)
+	if err != nil {
+		return fmt.Errorf("the assignments are in devmgrd's books, but the kubelet's directory could not be moved aside: %w; "+
+			"the kubelet must not be started as it is: docs/migration.md says what to do", err)
+	}
+	m.say("%s is now %s.\nStart devmgrd, then the kubelet, then delete the pods of the device plugins on this node.", dir, aside)
+	return nil
+}
+
+// scene asks the API server for the pods of this node.
+func (m moving) scene(ctx context.Context) (checkpoint.Scene, error) {
+	api, err := connect(m.config.Kubernetes)
+	if err != nil {
+		return checkpoint.Scene{}, err
+	}
+	if api == nil {
+		return checkpoint.Scene{}, errors.New("kubernetes.mode is none, and without an API server nobody says which pods there are: import with the mode cluster")
+	}
+	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	defer cancel()
+	if err := api.Get().Resource("nodes").Name(m.config.NodeName).Do(ctx).Error(); err != nil {
+		return checkpoint.Scene{}, fmt.Errorf("reading node %s: %w; is nodeName right, and is the API server there?", m.config.NodeName, err)
+	}
+	here, err := pods.List(ctx, api, m.config.NodeName, m.config.Plugins.IgnoredResources)
+	if err != nil {
+		return checkpoint.Scene{}, err
+	}
+	return checkpoint.Scene{Active: here.Active, Ended: here.Ended, Now: time.Now().UTC()}, nil
+}
+
+// save writes what is planned, with the books that are there now.
+func (m moving) save(file checkpoint.File, scene checkpoint.Scene) (err error) {
+	books, err := store.Open(store.Config{Dir: m.config.StateDir, Log: m.log})
+	if err != nil {
+		return stopFirst(err)
+	}
+	defer func() { err = errors.Join(err, books.Close()) }()
+	if scene.Plugins, err = books.Plugins(); err != nil {
+		return err
+	}
+	if scene.Pods, err = books.Pods(); err != nil {
+		return err
+	}
+	plan := checkpoint.Adopt(file, scene)
+	if err := refused(plan); err != nil {
+		return err
+	}
+	return books.SaveAll(plan.Pods, plan.Plugins)
+}
+
+// refused gives all conflicts of a plan as an error.
+func refused(plan checkpoint.Plan) error {
+	if len(plan.Conflicts) == 0 {
+		return nil
+	}
+	return fmt.Errorf("nothing has been written, since the following has to be put right first (docs/migration.md says how):\n%s",
+		strings.Join(plan.Conflicts, "\n"))
+}
+
+// tell prints what is taken over, and what else there is to know.
+func (m moving) tell(plan checkpoint.Plan, stays checkpoint.File) {
+	fates := map[checkpoint.Fate]string{
+		checkpoint.Taken: "taken over",
+		checkpoint.Known: "left as it is: the books have it",
+		checkpoint.Over:  "taken over, and freed when nothing of it runs: no such pod is active",
+	}
+	w := newTable(m.out, "POD", "CONTAINER", "RESOURCE", "DEVICES", "WILL BE")
+	used := map[device.ResourceName]map[device.ID]bool{}
+	for _, t := range plan.Takings {
+		w.row(t.Pod.String(), t.Container, string(t.Resource), list(t.IDs), fates[t.Fate])
+		if used[t.Resource] == nil {
+			used[t.Resource] = map[device.ID]bool{}
+		}
+		for _, id := range t.IDs {
+			used[t.Resource][id] = true
+		}
+	}
+	w.end()
+	w = newTable(m.out, "RESOURCE", "DEVICES", "IN USE")
+	for _, p := range plan.Plugins {
+		w.row(string(p.Resource), fmt.Sprint(len(p.Devices)), fmt.Sprint(len(used[p.Resource])))
+	}
+	w.end()
+	for _, r := range stays.Resources() {
+		m.say("%s stays with the kubelet: plugins.ignoredResources names it.", r)
+	}
+	for _, n := range plan.Notes {
+		m.say("NOTE: %s.", n)
+	}
+	for _, s := range socketsBelow(m.config.Plugins.KubeletRegistryDir()) {
+		m.say("NOTE: a plugin waits to be called at %s. The kubelet calls it when it starts: if that is a device plugin, end its container before (CSI and DRA drivers are none).", s)
+	}
+	m.say("")
+}

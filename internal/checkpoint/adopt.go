@@ -1,0 +1,360 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A Scene is what a kubelet's file is compared with.
+type Scene struct {
+	Active  []device.PodDemand    // the pods of this node that have not ended, as the API server has them
+	Ended   []device.Pod          // those that have, and are still there
+	Pods    []device.PodRecord    // our books
+	Plugins []device.PluginRecord // likewise
+	Now     time.Time             // noted on what is taken over
+}
+
+// A Plan says what has to be written to take over a kubelet's assignments, and what stands against it.
+type Plan struct {
+	Pods    []device.PodRecord
+	Plugins []device.PluginRecord
+
+	Takings   []Taking // one for each entry of the file
+	Notes     []string // what somebody should know, for people
+	Conflicts []string // what somebody has to put right first; if there is one nothing may be written
+}
+
+// A Taking is what becomes of one entry.
+type Taking struct {
+	Pod       device.Pod // ?/UID if nobody knows its name
+	Container string
+	Resource  device.ResourceName
+	IDs       []device.ID
+	Fate      Fate
+}
+
+// A Fate is what becomes of an entry.
+type Fate int
+
+const (
+	// Taken: it is to be written into the books.
+	Taken Fate = iota
+	// Known: the books have it already.
+	Known
+	// Over: it is to be written, but the API server has no such pod, or one that has ended. The kubelet may not have
+	// ended its containers yet, so nobody else may have its devices before the runtime has said that it has none of them.
+	Over
+)
+
+// Adopt plans to take over everything that a file says. All of it is looked at, whatever is found on the way.
+//
+// The pods' demands are those of the API server. An entry whose pod is not there is not left out: it becomes a record that
+// the allocator drops, as that of any pod that is gone, once the runtime has told what runs.
+func Adopt(f File, s Scene) Plan {
+	a := adoption{
+		scene:  s,
+		active: map[device.PodUID]device.PodDemand{},
+		ended:  map[device.PodUID]device.Pod{},
+		books:  map[device.PodUID]device.PodRecord{},
+		owners: map[device.ResourceName]map[device.ID]owner{},
+	}
+	for _, d := range s.Active {
+		a.active[d.Pod.UID] = d
+	}
+	for _, p := range s.Ended {
+		a.ended[p.UID] = p
+	}
+	for _, r := range s.Pods {
+		a.books[r.Demand.Pod.UID] = r
+		for _, as := range r.Assignments {
+			for _, share := range as.Shares {
+				a.own(share.Resource, share.IDs, r.Demand.Pod, "devmgrd's books")
+			}
+		}
+	}
+	for from, e := range f.Entries {
+		if from > 0 && f.Entries[from-1].Container.Pod == e.Container.Pod {
+			continue
+		}
+		to := from
+		for to < len(f.Entries) && f.Entries[to].Container.Pod == e.Container.Pod {
+			to++
+		}
+		a.pod(e.Container.Pod, f.Entries[from:to])
+	}
+	a.plugins(f)
+	if len(a.plan.Conflicts) == 0 {
+		a.waiting()
+	}
+	return a.plan
+}
+
+// An adoption is one run of Adopt.
+type adoption struct {
+	scene  Scene
+	active map[device.PodUID]device.PodDemand
+	ended  map[device.PodUID]device.Pod
+	books  map[device.PodUID]device.PodRecord
+	owners map[device.ResourceName]map[device.ID]owner
+	plan   Plan
+}
+
+func (a *adoption) conflict(format string, args ...any) {
+	a.plan.Conflicts = append(a.plan.Conflicts, fmt.Sprintf(format, args...))
+}
+
+func (a *adoption) note(format string, args ...any) {
+	a.plan.Notes = append(a.plan.Notes, fmt.Sprintf(format, args...))
+}
+
+// own notes who has devices. That a pod has one twice is no conflict: its init containers hand theirs on.
+func (a *adoption) own(r device.ResourceName, ids []device.ID, pod device.Pod, by string) {
+	if a.owners[r] == nil {
+		a.owners[r] = map[device.ID]owner{}
+	}
+	for _, id := range ids {
+		if other, taken := a.owners[r][id]; taken && other.pod.UID != pod.UID {
+			a.conflict("%s/%s: it is pod %s's by %s, and pod %s's by %s", r, id, other.pod, other.by, pod, by)
+			continue
+		}
+		a.owners[r][id] = owner{pod, by}
+	}
+}
+
+// An owner is who has a device, and which book says so.
+type owner struct {
+	pod device.Pod
+	by  string
+}
+
+// pod plans for the entries of one pod.
+func (a *adoption) pod(uid device.PodUID, entries []Entry) {
+	demand, active := a.active[uid]
+	old := a.books[uid]
+	switch {
+	case !active:
+		demand = device.PodDemand{Pod: a.name(uid), Created: old.Demand.Created, Local: old.Demand.Local}
+	case len(old.Assignments) > 0:
+		demand = old.Demand // it has been served by that
+	}
+	got, sound := a.assignments(demand.Pod, entries)
+	if !sound {
+		return
+	}
+	fresh := map[string]device.Assignment{}
+	for _, name := range slices.Sorted(maps.Keys(got)) {
+		as, fate := got[name], Taken
+		if !active {
+			fate = Over
+		}
+		has, held := assignment(old, name)
+		switch {
+		case held && same(has, as):
+			fate = Known
+		case held:
+			a.conflict("pod %s, container %s: by the kubelet's file it has %s, by devmgrd's books %s", demand.Pod, name, summary(as), summary(has))
+			continue
+		case active && !a.asked(demand, as):
+			continue
+		default:
+			fresh[name] = as
+		}
+		for _, s := range as.Shares {
+			a.plan.Takings = append(a.plan.Takings, Taking{Pod: demand.Pod, Container: name, Resource: s.Resource, IDs: s.IDs, Fate: fate})
+		}
+	}
+	if len(fresh) == 0 {
+		return
+	}
+	for _, as := range old.Assignments {
+		fresh[as.Container.Name] = as
+	}
+	if !active {
+		demand.Demands = demandsOf(fresh)
+	}
+	a.plan.Pods = append(a.plan.Pods, record(demand, fresh))
+}
+
+// name names a pod that is not active.
+func (a *adoption) name(uid device.PodUID) device.Pod {
+	if p, ended := a.ended[uid]; ended {
+		return p
+	}
+	if r, known := a.books[uid]; known {
+		return r.Demand.Pod
+	}
+	return device.Pod{UID: uid, Namespace: "?", Name: string(uid)}
+}
+
+// assignments makes assignments of the entries of one pod, by container. It tells whether all of them are sound.
+func (a *adoption) assignments(pod device.Pod, entries []Entry) (got map[string]device.Assignment, sound bool) {
+	got, sound = map[string]device.Assignment{}, true
+	for _, e := range entries {
+		as := got[e.Container.Name]
+		share, err := takeShare(e)
+		if err == nil && len(as.Shares) > 0 && as.Shares[len(as.Shares)-1].Resource == e.Resource {
+			err = errors.New("the file has that twice")
+		}
+		if err != nil {
+			a.conflict("pod %s, container %s, %s: %v", pod, e.Container.Name, e.Resource, err)
+			sound = false
+			continue
+		}
+		a.own(e.Resource, share.IDs, pod, "the kubelet's file")
+		as.Container, as.Imported = e.Container, a.scene.Now
+		as.Shares = append(as.Shares, share)
+		got[e.Container.Name] = as
+	}
+	return got, sound
+}
+
+// takeShare takes one entry.
+func takeShare(e Entry) (device.Share, error) {
+	r, err := device.ParseResourceName(string(e.Resource))
+	switch {
+	case err != nil:
+		return device.Share{}, err
+	case e.Container.Pod == "" || e.Container.Name == "":
+		return device.Share{}, errors.New("the file does not say whose it is")
+	case len(e.Devices) == 0:
+		return device.Share{}, errors.New("the file names no device")
+	case e.Devices[0].ID == "":
+		return device.Share{}, errors.New("a device has no ID")
+	}
+	g, err := e.Grant()
+	if err != nil {
+		return device.Share{}, err
+	}
+	return device.Share{Resource: r, IDs: e.IDs(), Grant: g}, nil
+}
+
+// asked tells whether the container asks for just what it has.
+func (a *adoption) asked(d device.PodDemand, as device.Assignment) bool {
+	want, _ := d.Of(as.Container.Name)
+	left := maps.Clone(want.Wants)
+	ok := true
+	for _, s := range as.Shares {
+		if n := want.Wants[s.Resource]; n != len(s.IDs) {
+			a.conflict("pod %s, container %s: it asks for %d of %s, and the file has %d", d.Pod, as.Container.Name, n, s.Resource, len(s.IDs))
+			ok = false
+		}
+		delete(left, s.Resource)
+	}
+	for _, r := range slices.Sorted(maps.Keys(left)) {
+		a.conflict("pod %s, container %s: it asks for %d of %s, of which the file has none, beside %s; "+
+			"if no device plugin serves %[4]s, name it in plugins.ignoredResources", d.Pod, as.Container.Name, left[r], r, summary(as))
+		ok = false
+	}
+	return ok
+}
+
+// waiting notes containers that ask for devices and have none by any book.
+func (a *adoption) waiting() {
+	taken := map[device.Container]bool{}
+	for _, t := range a.plan.Takings {
+		taken[device.Container{Pod: t.Pod.UID, Name: t.Container}] = true
+	}
+	for _, d := range a.scene.Active {
+		for _, want := range d.Demands {
+			if _, held := assignment(a.books[d.Pod.UID], want.Container.Name); held || taken[want.Container] || d.Mirror {
+				continue
+			}
+			var wants []string
+			for _, r := range slices.Sorted(maps.Keys(want.Wants)) {
+				wants = append(wants, fmt.Sprintf("%d of %s", want.Wants[r], r))
+			}
+			a.note("pod %s, container %s asks for %s and the file has nothing for it: devmgrd gives it devices when it starts next, once a plugin "+
+				"has registered; a resource that no device plugin serves has to be named in plugins.ignoredResources", d.Pod, want.Container.Name, strings.Join(wants, " and "))
+		}
+	}
+}
+
+// plugins plans to remember the resources, so that their numbers on the Node do not fall before plugins have registered.
+func (a *adoption) plugins(f File) {
+	known := map[device.ResourceName]device.PluginRecord{}
+	for _, p := range a.scene.Plugins {
+		known[p.Resource] = p
+	}
+	for _, r := range f.Resources() {
+		if _, err := device.ParseResourceName(string(r)); err != nil {
+			a.conflict("%v", err)
+			continue
+		}
+		devices := map[device.ID]device.Device{}
+		for _, e := range f.Entries {
+			if e.Resource == r {
+				for _, d := range e.Devices {
+					devices[d.ID] = d // not healthy, unless it is among the healthy ones
+				}
+			}
+		}
+		for _, id := range f.Healthy[r] {
+			d := devices[id]
+			d.ID, d.Healthy = id, true
+			devices[id] = d
+		}
+		old := known[r]
+		for _, d := range old.Devices { // what a plugin has told us itself
+			devices[d.ID] = d
+		}
+		p := device.PluginRecord{Resource: r, Endpoint: old.Endpoint, Reported: true}
+		for _, id := range slices.Sorted(maps.Keys(devices)) {
+			p.Devices = append(p.Devices, devices[id])
+		}
+		a.plan.Plugins = append(a.plan.Plugins, p)
+	}
+}
+
+// record makes a pod's record, its assignments in the order of its demands.
+func record(d device.PodDemand, has map[string]device.Assignment) device.PodRecord {
+	r := device.PodRecord{Demand: d}
+	for _, want := range d.Demands {
+		if as, ok := has[want.Container.Name]; ok {
+			r.Assignments = append(r.Assignments, as)
+		}
+	}
+	return r
+}
+
+// demandsOf gives the least that containers can have asked for. Which of them are init containers is not known.
+func demandsOf(has map[string]device.Assignment) []device.Demand {
+	var all []device.Demand
+	for _, name := range slices.Sorted(maps.Keys(has)) {
+		d := device.Demand{Container: has[name].Container, Kind: device.App, Wants: map[device.ResourceName]int{}}
+		for _, s := range has[name].Shares {
+			d.Wants[s.Resource] = len(s.IDs)
+		}
+		all = append(all, d)
+	}
+	return all
+}
+
+func assignment(r device.PodRecord, container string) (device.Assignment, bool) {
+	for _, as := range r.Assignments {
+		if as.Container.Name == container {
+			return as, true
+		}
+	}
+	return device.Assignment{}, false
+}
+
+// same tells whether two assignments are of the same devices. What a plugin said of them may be another answer of its.
+func same(a, b device.Assignment) bool {
+	return slices.EqualFunc(a.Shares, b.Shares, func(s, t device.Share) bool {
+		return s.Resource == t.Resource && slices.Equal(s.IDs, t.IDs)
+	})
+}
+
+func summary(as device.Assignment) string {
+	var all []string
+	for _, s := range as.Shares {
+		all = append(all, fmt.Sprintf("%s %v", s.Resource, s.IDs))
+	}
+	return strings.Join(all, " and ")
+}

@@ -1,0 +1,32 @@
+// Package checkpoint knows the file in which a kubelet's device manager keeps who has which devices
+// (kubelet_internal_checkpoint), and what that file means for our books.
+//
+//	Decode, File.Encode   the file's bytes and what they say
+//	Entry                 the devices of one resource that one container has, with the plugin's answer
+//	Of                    our books, as a kubelet would have written them
+//	Adopt                 a kubelet's file, as our books would have it: moving in
+//
+// # The format
+//
+//	{"Data": {
+//	    "PodDeviceEntries": [{"PodUID", "ContainerName", "ResourceName",
+//	        "DeviceIDs": {NUMA node, -1 for none: [IDs]},   a device near two nodes stands under both
+//	        "AllocResp": base64 of a ContainerAllocateResponse}],
+//	    "RegisteredDevices": {resource: [IDs that were healthy]}},
+//	 "Checksum": n}
+//
+// The checksum is the FNV-1a hash, 32 bits, of a dump of the Go value under "Data", not of any bytes. The dump holds the
+// names of the types and of their package. So checkpointData, PodDevicesEntry and DevicesPerNUMA are called as they are in
+// the kubelet, and so is this package. The format has been so since Kubernetes 1.20, and has no version.
+//
+// # Promises
+//
+//   - A file whose checksum is wrong is not read: what a kubelet would not believe we do not either.
+//   - One entry that makes no sense costs nobody else's: it is told with all others that stand in the way.
+//   - What Encode writes is what a kubelet accepts, and Decode gives back. Equal files are equal bytes.
+//   - Everything but Write is pure: no file, no clock, no log.
+//
+// # What it does not do
+//
+// It does not know whether a kubelet runs: that is for whoever reads or writes the file to find out.
+package checkpoint

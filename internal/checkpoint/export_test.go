@@ -1,0 +1,16 @@
+package checkpoint
+
+import "encoding/json"
+
+// Believable gives a file its right checksum; nil if it is none at all.
+func Believable(data []byte) []byte {
+	var w wire
+	if json.Unmarshal(data, &w) != nil {
+		return nil
+	}
+	data, err := marshal(w.Data)
+	if err != nil {
+		return nil
+	}
+	return data
+}

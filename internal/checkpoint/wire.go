@@ -1,0 +1,70 @@
+package checkpoint
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+
+	"k8s.io/utils/dump"
+)
+
+// The kubelet's own types. Their names, fields, and the order of the fields are part of the checksum.
+type (
+	// DevicesPerNUMA are IDs by NUMA node.
+	DevicesPerNUMA map[int64][]string
+
+	// PodDevicesEntry is one Entry.
+	PodDevicesEntry struct {
+		PodUID        string
+		ContainerName string
+		ResourceName  string
+		DeviceIDs     DevicesPerNUMA
+		AllocResp     []byte
+	}
+
+	checkpointData struct {
+		PodDeviceEntries  []PodDevicesEntry
+		RegisteredDevices map[string][]string
+	}
+)
+
+// nowhere is the NUMA node of devices that are near none.
+const nowhere = -1
+
+// wire is the file as JSON has it.
+type wire struct {
+	Data     checkpointData
+	Checksum uint64
+}
+
+// A CorruptError says that a file is not as its kubelet has written it.
+type CorruptError struct {
+	Err error
+}
+
+func (e *CorruptError) Error() string {
+	return fmt.Sprintf("it is corrupt: %v; a kubelet would start with no assignments at all from it", e.Err)
+}
+
+// Unwrap gives the cause.
+func (e *CorruptError) Unwrap() error { return e.Err }
+
+func unmarshal(data []byte) (checkpointData, error) {
+	var w wire
+	if err := json.Unmarshal(data, &w); err != nil {
+		return checkpointData{}, &CorruptError{err}
+	}
+	if sum := checksum(w.Data); sum != w.Checksum {
+		return checkpointData{}, &CorruptError{fmt.Errorf("its checksum is %d, and what is in it has %d", w.Checksum, sum)}
+	}
+	return w.Data, nil
+}
+
+func marshal(d checkpointData) ([]byte, error) { return json.Marshal(wire{d, checksum(d)}) }
+
+// checksum is pkg/kubelet/checkpointmanager/checksum.New in Kubernetes.
+func checksum(d checkpointData) uint64 {
+	h := fnv.New32a()
+	fmt.Fprintf(h, "%v", dump.ForHash(d))
+	return uint64(h.Sum32())
+}

@@ -1,0 +1,119 @@
+package nri
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/containerd/nri/pkg/api"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// ValidateContainerAdjustment is the runtime's last question about a container: all NRI plugins have answered, and this is
+// what it would get. It has to be all that we gave, since a plugin after us may take away or replace what it likes.
+// Nothing is looked up: what we gave was right a moment ago, and the container counts as living since then.
+//
+// That we are asked at all is worth as much. A runtime that has dropped us over the first question, because we were
+// killed or too slow, still has us down for this one, gets no answer, and makes no container without its devices.
+func (p *plugin) ValidateContainerAdjustment(_ context.Context, req *api.ValidateContainerAdjustmentRequest) (err error) {
+	defer p.hook("ValidateContainerAdjustment")()
+	defer p.survive("ValidateContainerAdjustment", &err)
+	ours, asked := p.answers.take(req.GetContainer().GetId())
+	var why string
+	if lost := altered(ours, req); len(lost) > 0 {
+		why = "other NRI plugins have taken away or replaced what devmgrd gives it: " + strings.Join(lost, ", ") +
+			"; take them away, or let them answer before devmgrd (nri.index)"
+	} else if !asked {
+		why = "the container runtime has not asked devmgrd what it gets; it will when the container is created again"
+	} else {
+		return nil
+	}
+	pod, name := identity(req.GetPod()), req.GetContainer().GetName()
+	p.metrics.refused(device.Overruled)
+	p.log.Warn("container refused: "+why, "pod", pod.String(), "container", name, "reason", device.Overruled)
+	return fmt.Errorf("devmgrd: container %s of pod %s cannot start yet: %s: %s", name, pod, device.Overruled, why)
+}
+
+// altered names what of our answer the container would not get as we gave it, and whose doing that is. The command line is
+// left out: whoever wraps it does not touch the devices. Of environment variables only names are told.
+func altered(ours *api.ContainerAdjustment, req *api.ValidateContainerAdjustmentRequest) (lost []string) {
+	if ours == nil {
+		return nil
+	}
+	id, all, owners := req.GetContainer().GetId(), req.GetAdjust(), req.GetOwners()
+	if owners == nil {
+		owners = api.NewOwningPlugins()
+	}
+	tell := func(what string, keys []string, owner func(id, key string) (string, bool)) {
+		for _, key := range keys {
+			by, _ := owner(id, key)
+			by, _ = api.IsMarkedForRemoval(by) // so is the owner of what has been taken away
+			if by != "" && !strings.HasSuffix(by, "-"+pluginName) {
+				key += " (by " + by + ")"
+			}
+			lost = append(lost, what+" "+key)
+		}
+	}
+	var annotations []string
+	for _, k := range slices.Sorted(maps.Keys(ours.GetAnnotations())) {
+		now, there := all.GetAnnotations()[k]
+		_, removed := all.GetAnnotations()[api.MarkForRemoval(k)]
+		if !there || removed || now != ours.Annotations[k] {
+			annotations = append(annotations, k)
+		}
+	}
+	tell("annotation", annotations, owners.AnnotationOwner)
+	tell("environment variable", changed(ours.GetEnv(), all.GetEnv(), (*api.KeyValue).GetKey), owners.EnvOwner)
+	tell("mount", changed(ours.GetMounts(), all.GetMounts(), (*api.Mount).GetDestination), owners.MountOwner)
+	tell("device node", changed(ours.GetLinux().GetDevices(), all.GetLinux().GetDevices(), (*api.LinuxDevice).GetPath), owners.DeviceOwner)
+	tell("CDI device", changed(ours.GetCDIDevices(), all.GetCDIDevices(), (*api.CDIDevice).GetName), owners.CdiDeviceOwner)
+	return lost
+}
+
+// changed gives the keys of those in ours that are not the same in all.
+func changed[T proto.Message](ours, all []T, key func(T) string) (keys []string) {
+	if len(ours) == 0 {
+		return nil
+	}
+	now := make(map[string]T, len(all))
+	for _, one := range all {
+		now[key(one)] = one
+	}
+	for _, one := range ours {
+		if other, there := now[key(one)]; !there || !proto.Equal(one, other) {
+			keys = append(keys, key(one))
+		}
+	}
+	slices.SortFunc(keys, cmp.Compare)
+	return keys
+}
+
+// answers are what we have given to containers about which the runtime has not put its last question yet, by its IDs.
+type answers struct {
+	mu  sync.Mutex
+	all map[string]*api.ContainerAdjustment
+}
+
+func (a *answers) put(id string, given *api.ContainerAdjustment) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.all == nil {
+		a.all = map[string]*api.ContainerAdjustment{}
+	}
+	a.all[id] = given
+}
+
+// take gives an answer and forgets it.
+func (a *answers) take(id string) (given *api.ContainerAdjustment, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	given, ok = a.all[id]
+	delete(a.all, id)
+	return given, ok
+}

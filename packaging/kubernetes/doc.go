@@ -1,0 +1,10 @@
+// Package kubernetes holds the manifests that devmgrd comes with, so that tests and tools have the files that are shipped.
+// There is no code in it.
+package kubernetes
+
+import _ "embed" // for what follows
+
+// FailClosed is fail-closed.yaml: an admission policy and its binding.
+//
+//go:embed fail-closed.yaml
+var FailClosed string

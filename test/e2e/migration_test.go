@@ -1,0 +1,374 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/devmgrd/devmgrd/internal/checkpoint"
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/cluster/images/report"
+	"github.com/devmgrd/devmgrd/test/node"
+)
+
+const (
+	kubeletDir  = "/var/lib/kubelet/device-plugins"
+	kubeletFile = kubeletDir + "/" + checkpoint.Name
+	asideDir    = kubeletDir + ".before-devmgrd"
+)
+
+// Pods with devices run through the move from the kubelet's device manager to devmgrd: none is restarted, the Node's numbers
+// stay, and what restarts afterwards has the same devices, which nobody else gets.
+func TestMovingIn(t *testing.T) {
+	r := startWith(t, cluster.Options{}, "--set", "plugins.gracePeriod=5m")
+	r.withoutDevmgrd()
+	r.samplePlugin() // registers with the kubelet, and again whenever that makes its socket anew
+	old := plugintest.New(t, kubeletDir, gpu, plugintest.Dev("gpu-0", plugintest.Healthy, 0), plugintest.Dev("gpu-1", plugintest.Healthy, 0, 1),
+		plugintest.Dev("gpu-2", plugintest.Healthy), plugintest.Dev("gpu-3", plugintest.Healthy), plugintest.Dev("gpu-4", plugintest.Unhealthy))
+	old.Serve()
+	old.MustRegister()
+	r.registersAgain(old)
+	r.must(r.WaitNode(r.soon(time.Minute), func(n *corev1.Node) (bool, error) {
+		q := n.Status.Allocatable[gpu]
+		return q.Value() == 4, nil
+	}))
+
+	for name, resource := range map[string]string{"sample": node.SampleResource, "gpu": gpu} {
+		p := node.Pod(name, resource, 1, "report", "--then-sleep")
+		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
+		r.must(r.Create(r.ctx, p))
+	}
+	chain := node.Pod("chain", gpu, 1, "report", "--then-sleep") // its init container's device goes on to the other
+	first := node.Pod("", gpu, 1, "report").Spec.Containers[0]
+	first.Name = "first"
+	chain.Spec.InitContainers = []corev1.Container{first}
+	r.must(r.Create(r.ctx, chain))
+	r.run("gone", gpu, 1)
+	before := map[string]string{}
+	for _, name := range []string{"sample", "gpu", "chain"} {
+		before[name] = deviceOf(r.running(name))
+	}
+	ran := r.lives("sample", "gpu", "chain")
+	_, stderr, status := r.devmgrd("import", "kubelet-checkpoint", kubeletFile)
+	if status != 1 || !strings.Contains(stderr, "the kubelet is running") {
+		t.Errorf("beside a kubelet that runs: status %d, %s", status, stderr)
+	}
+
+	numbers := r.watchNumbers(node.SampleResource)
+	r.must(r.Kubelet.Stop(20 * time.Second))
+	now := int64(0)
+	r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, "gone", metav1.DeleteOptions{GracePeriodSeconds: &now})) // its container runs on
+	data, err := os.ReadFile(kubeletFile)
+	r.must(err)
+	t.Logf("the kubelet's file:\n%s", data)
+	file, err := checkpoint.Decode(data)
+	r.must(err)
+	if len(file.Entries) != 5 || len(file.Healthy[gpu]) != 4 || len(file.Healthy[node.SampleResource]) != 2 {
+		t.Errorf("the kubelet's file is read as %+v", file)
+	}
+
+	// First without changing anything, then so.
+	stdout, stderr, status := r.devmgrd("import", "kubelet-checkpoint", kubeletFile, "--dry-run")
+	t.Logf("dry run:\n%s%s", stdout, stderr)
+	if _, err := os.Stat(filepath.Join(node.StateDir, "state.db")); status != 0 || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("dry run: status %d, and the books: %v", status, err)
+	}
+	if same, err := os.ReadFile(kubeletFile); err != nil || !bytes.Equal(same, data) {
+		t.Errorf("the dry run has changed the file (%v)", err)
+	}
+	for _, want := range []string{"default/sample", "default/gpu", "default/chain", "no such pod is active", asideDir} {
+		if !strings.Contains(stdout, want) {
+			t.Errorf("the dry run does not tell of %s", want)
+		}
+	}
+	stdout, stderr, status = r.devmgrd("import", "kubelet-checkpoint", kubeletFile)
+	t.Logf("import:\n%s%s", stdout, stderr)
+	if status != 0 {
+		t.Fatalf("import: status %d", status)
+	}
+	_, stderr, status = r.devmgrd("import", "kubelet-checkpoint", kubeletFile)
+	if status != 1 || !strings.Contains(stderr, "an earlier import has moved it to "+asideDir) {
+		t.Errorf("once more: status %d, %s", status, stderr)
+	}
+	stdout, stderr, status = r.devmgrd("import", "kubelet-checkpoint", asideDir+"/"+checkpoint.Name)
+	if status != 0 || strings.Count(stdout, "the books have it") != 5 {
+		t.Errorf("once more, from where it is now: status %d, %s%s", status, stdout, stderr)
+	}
+
+	r.must(r.StartDevmgrd(r.ctx))
+	r.must(r.Kubelet.Start(r.ctx))
+	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 4))
+	r.run("plain", "", 0) // the kubelet has taken up its pods, and makes new ones
+	r.until("the kubelet has ended what is gone, and its device is free", func() bool { return r.inState(gpu, "assigned") == 2 })
+	if after := r.lives("sample", "gpu", "chain"); !slices.Equal(after, ran) {
+		t.Errorf("before: %v, after: %v", ran, after)
+	}
+
+	// The plugins come to devmgrd.
+	r.deleteSamplePlugin()
+	fresh := plugintest.New(t, node.SocketDir, gpu, old.Listed()...)
+	fresh.Serve()
+	fresh.MustRegister()
+	for _, resource := range []string{node.SampleResource, gpu} {
+		r.until("the plugin of "+resource+" serves", func() bool { return r.metric(`devmgrd_plugin_up{resource_name="`+resource+`"}`) == 1 })
+	}
+	if data, err := os.ReadFile(kubeletFile); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the kubelet has devices: %s (%v)", data, err)
+	}
+
+	// What restarts has its own devices, and the rest goes to others.
+	r.restartsWithTheSame(map[string]string{"sample": before["sample"], "gpu": before["gpu"]})
+	in := map[string]bool{before["gpu"]: true, before["chain"]: true}
+	for _, name := range []string{"new-1", "new-2"} {
+		if got := deviceOf(r.run(name, gpu, 1)); in[got] {
+			t.Errorf("%s has %s, which is in use", name, got)
+		} else {
+			in[got] = true
+		}
+	}
+	if got := deviceOf(r.run("new-3", node.SampleResource, 1)); got == before["sample"] {
+		t.Errorf("both have %s", got)
+	}
+	for _, n := range numbers() {
+		if n != 2 {
+			t.Errorf("the Node showed %d meanwhile, want 2 all the time", n)
+		}
+	}
+}
+
+// Until the kubelet has been started, moving back what the import has moved undoes it.
+func TestMovingInAndRollingBack(t *testing.T) {
+	r := start(t)
+	r.withoutDevmgrd()
+	p := plugintest.New(t, kubeletDir, gpu, plugintest.Devices(2)...)
+	p.Serve()
+	p.MustRegister()
+	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 2))
+	has := deviceOf(r.run("a", gpu, 1))
+	ran := r.lives("a")
+	r.must(r.Kubelet.Stop(20 * time.Second))
+	if stdout, stderr, status := r.devmgrd("import", "kubelet-checkpoint", kubeletFile); status != 0 {
+		t.Fatalf("import: status %d\n%s%s", status, stdout, stderr)
+	}
+	r.must(r.StartDevmgrd(r.ctx))
+
+	r.must(r.Devmgrd.Stop(10 * time.Second))
+	for from, to := range map[string]string{
+		filepath.Join(node.StateDir, "state.db"): filepath.Join(node.StateDir, "state.db.old"),
+		kubeletDir:                               kubeletDir + ".devmgrd",
+	} {
+		r.must(os.Rename(from, to))
+	}
+	r.must(os.Rename(asideDir, kubeletDir))
+	r.must(r.Kubelet.Start(r.ctx))
+	r.run("plain", "", 0)
+	p.Kill() // it is made anew
+	p.Serve()
+	p.MustRegister()
+	r.must(r.WaitShown(r.soon(time.Minute), gpu, 2))
+	if after := r.lives("a"); !slices.Equal(after, ran) {
+		t.Errorf("before: %v, after: %v", ran, after)
+	}
+	if seen := r.kubeletsView()["a"]; !slices.Equal(seen, []string{gpu + "=" + has}) {
+		t.Errorf("the kubelet believes that the pod has %v, and it has %s", seen, has)
+	}
+	if got := deviceOf(r.run("b", gpu, 1)); got == has || got == "" {
+		t.Errorf("a new pod has %q, and the old one %q", got, has)
+	}
+}
+
+// The way back: the kubelet starts from what devmgrd has written, and everything runs on.
+func TestMovingBack(t *testing.T) {
+	r := start(t)
+	r.samplePlugin()
+	list := []*plugintest.Device{plugintest.Dev("gpu-0", plugintest.Healthy, 0, 1), plugintest.Dev("gpu-1", plugintest.Healthy), plugintest.Dev("gpu-2", plugintest.Unhealthy)}
+	ours := plugintest.New(t, node.SocketDir, gpu, list...)
+	ours.Serve()
+	ours.MustRegister()
+	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 2))
+	before := map[string]string{}
+	for name, resource := range map[string]string{"sample": node.SampleResource, "gpu": gpu} {
+		p := node.Pod(name, resource, 1, "report", "--then-sleep")
+		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
+		r.must(r.Create(r.ctx, p))
+		before[name] = deviceOf(r.running(name))
+	}
+	ran := r.lives("sample", "gpu")
+
+	if _, stderr, status := r.devmgrd("export", "kubelet-checkpoint", kubeletFile); status != 1 || !strings.Contains(stderr, "devmgrd is running (pid "+itoa(r.Devmgrd.Pid())) {
+		t.Errorf("beside a devmgrd that runs: status %d, %s", status, stderr)
+	}
+	r.must(r.Devmgrd.Stop(10 * time.Second))
+	if _, stderr, status := r.devmgrd("export", "kubelet-checkpoint", kubeletFile); status != 1 || !strings.Contains(stderr, "the kubelet is running") {
+		t.Errorf("beside a kubelet that runs: status %d, %s", status, stderr)
+	}
+	r.must(r.Kubelet.Stop(20 * time.Second))
+	stdout, stderr, status := r.devmgrd("export", "kubelet-checkpoint", kubeletFile)
+	t.Logf("export:\n%s%s", stdout, stderr)
+	if status != 0 {
+		t.Fatalf("export: status %d", status)
+	}
+
+	r.must(r.Kubelet.Start(r.ctx))
+	r.must(r.WaitShown(r.soon(30*time.Second), gpu, 0)) // the kubelet's own: it waits for the plugins
+	r.run("plain", "", 0)
+	theirs := plugintest.New(t, kubeletDir, gpu, list...)
+	theirs.Serve()
+	theirs.MustRegister()
+	r.deleteSamplePlugin()
+	r.must(r.WaitNode(r.soon(time.Minute), func(n *corev1.Node) (bool, error) {
+		g, s := n.Status.Allocatable[gpu], n.Status.Allocatable[node.SampleResource]
+		c := n.Status.Capacity[gpu]
+		return g.Value() == 2 && c.Value() == 3 && s.Value() == 2, nil
+	}))
+	if after := r.lives("sample", "gpu"); !slices.Equal(after, ran) {
+		t.Errorf("before: %v, after: %v", ran, after)
+	}
+	seen := r.kubeletsView()
+	for name, want := range map[string]string{
+		"sample": node.SampleResource + "=" + before["sample"], "gpu": gpu + "=" + before["gpu"],
+	} {
+		if got := seen[name]; !slices.Contains(got, want) {
+			t.Errorf("the kubelet believes that %s has %v, want %s", name, got, want)
+		}
+	}
+
+	// What restarts has its own devices, now from the kubelet, and others have others.
+	r.restartsWithTheSame(before)
+	for resource, holder := range map[string]string{gpu: "gpu", node.SampleResource: "sample"} {
+		if got := deviceOf(r.run("new-"+holder, resource, 1)); got == before[holder] || got == "" {
+			t.Errorf("a new pod has %q of %s, and %s has %q", got, resource, holder, before[holder])
+		}
+	}
+	data, err := os.ReadFile(kubeletFile)
+	r.must(err)
+	file, err := checkpoint.Decode(data) // as the kubelet has written it now
+	if err != nil || len(file.Entries) != 4 {
+		t.Errorf("the kubelet has gone on with %+v (%v)", file, err)
+	}
+}
+
+// withoutDevmgrd makes the node one that has never had devmgrd.
+func (r *rig) withoutDevmgrd() {
+	r.t.Helper()
+	r.must(r.Devmgrd.Stop(10 * time.Second))
+	r.must(os.RemoveAll(filepath.Join(node.StateDir, "state.db")))
+	r.must(os.Remove(filepath.Join(kubeletDir, "devmgrd.txt")))
+}
+
+// registersAgain has a plugin do what plugins do when they see that a kubelet has started: its socket, in the directory
+// that they were given.
+func (r *rig) registersAgain(p *plugintest.Plugin) {
+	r.t.Helper()
+	w, err := fsnotify.NewWatcher()
+	r.must(err)
+	r.must(w.Add(kubeletDir))
+	r.t.Cleanup(func() { w.Close() })
+	go func() { // ends with the watcher
+		for e := range w.Events {
+			if e.Has(fsnotify.Create) && filepath.Base(e.Name) == "kubelet.sock" {
+				p.Kill()
+				p.Serve()
+				if err := p.Register(); err != nil {
+					r.t.Logf("a plugin registers again: %v", err)
+				}
+			}
+		}
+	}()
+}
+
+// devmgrd runs another command of devmgrd.
+func (r *rig) devmgrd(args ...string) (stdout, stderr string, status int) {
+	r.t.Helper()
+	cmd := exec.CommandContext(r.ctx, os.Getenv("TESTNODE_BINARY"), args...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil && !errors.As(err, new(*exec.ExitError)) {
+		r.t.Fatal(err)
+	}
+	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
+}
+
+// deleteSamplePlugin deletes the pod of the sample plugin, for another to come in its place.
+func (r *rig) deleteSamplePlugin() {
+	r.t.Helper()
+	set, err := r.SamplePlugin()
+	r.must(err)
+	r.must(r.Client().CoreV1().Pods(set.Namespace).DeleteCollection(r.ctx, metav1.DeleteOptions{},
+		metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(set.Spec.Selector)}))
+}
+
+// restartsWithTheSame ends the containers of these pods and looks at what they have then.
+func (r *rig) restartsWithTheSame(devices map[string]string) {
+	r.t.Helper()
+	for name, want := range devices {
+		pod, err := r.WaitPhase(r.ctx, name, corev1.PodRunning)
+		r.must(err)
+		r.must(r.KillContainer(r.ctx, node.ContainerID(pod)))
+		r.must(r.WaitPod(r.soon(time.Minute), metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) {
+			return p.Status.ContainerStatuses[0].RestartCount == 1 && p.Status.ContainerStatuses[0].State.Running != nil, nil
+		}))
+		if got := deviceOf(r.running(name)); got != want || got == "" {
+			r.t.Errorf("%s had %q and has %q", name, want, got)
+		}
+	}
+}
+
+// kubeletsView asks the kubelet which devices pods have: resource=ID, by the pods' names.
+func (r *rig) kubeletsView() map[string][]string {
+	r.t.Helper()
+	conn, err := grpc.NewClient("unix:///var/lib/kubelet/pod-resources/kubelet.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	r.must(err)
+	defer conn.Close()
+	answer, err := podresources.NewPodResourcesListerClient(conn).List(r.ctx, &podresources.ListPodResourcesRequest{})
+	r.must(err)
+	all := map[string][]string{}
+	for _, p := range answer.PodResources {
+		for _, c := range p.Containers {
+			for _, d := range c.Devices {
+				for _, id := range d.DeviceIds {
+					all[p.Name] = append(all[p.Name], d.ResourceName+"="+id)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// lives names the lives of pods' containers: a restart makes another one.
+func (r *rig) lives(pods ...string) []string {
+	r.t.Helper()
+	var all []string
+	for _, name := range pods {
+		p, err := r.WaitPhase(r.ctx, name, corev1.PodRunning)
+		r.must(err)
+		all = append(all, name+" "+node.ContainerID(p))
+	}
+	return all
+}
+
+// deviceOf tells which device a container sees, by what the plugins grant.
+func deviceOf(seen report.Report) string {
+	for _, id := range []string{"Dev-1", "Dev-2"} {
+		if _, there := seen.Mount("/tmp/" + id); there {
+			return id
+		}
+	}
+	return seen.Env["DEVICES"]
+}
