@@ -123,7 +123,7 @@ func (w *world) startNode(ctx context.Context, shape cluster.Options) error {
 		return err
 	}
 	w.Cluster, w.node, w.devmgrd = n.Cluster, n, n.Devmgrd
-	return nil
+	return n.FailClosed(ctx)
 }
 
 // watch starts those who look whether all is right, and the keeper.

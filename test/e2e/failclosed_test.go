@@ -55,7 +55,7 @@ func TestFailClosed(t *testing.T) {
 	// Without the policy, so that nothing but devmgrd's own part keeps a container from starting.
 	t.Run("overruled", func(t *testing.T) { r.in(t).anotherPluginMeddles() })
 	t.Run("in-the-middle", func(t *testing.T) { r.in(t).killedWhileTheRuntimeAsks() })
-	r.installPolicy()
+	r.must(r.FailClosed(r.soon(time.Minute)))
 	t.Run("policy", func(t *testing.T) { r.in(t).thePolicy() })
 	t.Run("away", func(t *testing.T) { r.in(t).devmgrdIsAway() })
 	t.Run("stopped", func(t *testing.T) { r.in(t).devmgrdIsStopped(pods, stop) })

@@ -16,43 +16,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/client-go/kubernetes/scheme"
 
-	"github.com/devmgrd/devmgrd/packaging/kubernetes"
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-const required = "required-plugins.noderesource.dev"
-
-// installPolicy creates what packaging/kubernetes/fail-closed.yaml holds, and waits until the API server goes by it.
-func (r *rig) installPolicy() {
-	r.t.Helper()
-	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
-	client := r.Client().AdmissionregistrationV1()
-	for document := range strings.SplitSeq(kubernetes.FailClosed, "\n---\n") {
-		object, _, err := decoder.Decode([]byte(document), nil, nil)
-		r.must(err)
-		switch o := object.(type) {
-		case *admission.MutatingAdmissionPolicy:
-			_, err = client.MutatingAdmissionPolicies().Create(r.ctx, o, metav1.CreateOptions{})
-		case *admission.MutatingAdmissionPolicyBinding:
-			_, err = client.MutatingAdmissionPolicyBindings().Create(r.ctx, o, metav1.CreateOptions{})
-		default:
-			r.t.Fatalf("there is a %T in the manifest", object)
-		}
-		r.must(err)
-	}
-	r.until("the policy is in force", func() bool {
-		p, err := r.admit(node.Pod("a", gpu, 1))
-		return err == nil && p.Annotations[required+"/pod"] != ""
-	})
-}
-
-// admit gives what the API server would make of a pod.
-func (r *rig) admit(p *corev1.Pod) (*corev1.Pod, error) {
-	return r.Client().CoreV1().Pods(p.Namespace).Create(r.ctx, p, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-}
+const required = node.RequiredPlugins
 
 // needs gives the plugins that containerd's validator wants for a container, as it reads them.
 func needs(p *corev1.Pod, container string) (names []string, err error) {
@@ -150,7 +118,7 @@ func (r *rig) thePolicy() {
 		for _, f := range test.pod {
 			f(p)
 		}
-		got, err := r.admit(p)
+		got, err := r.Admitted(r.ctx, p)
 		if err != nil {
 			r.t.Errorf("%s: %v", name, err)
 			continue
@@ -180,7 +148,7 @@ func (r *rig) thePolicy() {
 		for _, key := range []string{required, required + "/pod", required + "/container.main", required + "/container.other"} {
 			p := node.Pod("a", gpu, 1)
 			p.Annotations = map[string]string{key: value}
-			got, err := r.admit(p)
+			got, err := r.Admitted(r.ctx, p)
 			if err != nil {
 				r.t.Errorf("%s: %q: %v", key, value, err)
 				continue
@@ -199,7 +167,7 @@ func (r *rig) thePolicy() {
 			// Looked at again, as with each update, it stays.
 			again := node.Pod("a", gpu, 1)
 			again.Annotations = got.Annotations
-			if twice, err := r.admit(again); err != nil || !maps.Equal(twice.Annotations, got.Annotations) {
+			if twice, err := r.Admitted(r.ctx, again); err != nil || !maps.Equal(twice.Annotations, got.Annotations) {
 				r.t.Errorf("%s: %q has become %q, and then %q (%v)", key, value, got.Annotations, twice.Annotations, err)
 			}
 		}
@@ -234,19 +202,19 @@ func (r *rig) thePolicy() {
 	set("['" + gpu + "', 'slots.example/*']")
 	began := time.Now()
 	r.until("the list is in force", func() bool {
-		p, err := r.admit(node.Pod("a", gpu, 1))
+		p, err := r.Admitted(r.ctx, node.Pod("a", gpu, 1))
 		return err == nil && p.Annotations[required+"/pod"] == ""
 	})
 	r.t.Logf("a change of the policy is in force after %s", time.Since(began).Round(time.Millisecond))
 	for name, want := range map[string]bool{"slots.example/a": false, "more.slots.example/a": true, nic: true} {
-		p, err := r.admit(node.Pod("a", name, 1))
+		p, err := r.Admitted(r.ctx, node.Pod("a", name, 1))
 		if err != nil || (p.Annotations[required+"/pod"] != "") != want {
 			r.t.Errorf("%s: the annotations are %q (%v); should it need devmgrd: %v", name, p.Annotations, err, want)
 		}
 	}
 	set("[]")
 	r.until("the list is empty again", func() bool {
-		p, err := r.admit(node.Pod("a", gpu, 1))
+		p, err := r.Admitted(r.ctx, node.Pod("a", gpu, 1))
 		return err == nil && p.Annotations[required+"/pod"] != ""
 	})
 }
