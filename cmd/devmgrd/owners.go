@@ -2,6 +2,9 @@ package main
 
 import (
 	"context"
+	"log/slog"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/allocator"
@@ -32,11 +35,52 @@ type herald interface {
 	Run(context.Context) error
 }
 
-func heraldOf(node string, api kube.Client) herald {
+// heraldOf gives what tells the owners of pods and of the node.
+func heraldOf(c config.Config, api kube.Client, log *slog.Logger) herald {
 	if api == nil {
 		return silence{}
 	}
-	return pods.NewEvents(node, api)
+	o := &owners{Events: pods.NewEvents(c.NodeName, api), missing: c.Health.OnMissingDevices}
+	if o.missing == config.Evict {
+		o.evictions = pods.NewEvictions(api, log)
+	}
+	return o
+}
+
+// owners tell by events, and do what health.onMissingDevices says with pods that started while devmgrd was away.
+type owners struct {
+	*pods.Events
+	missing   string
+	evictions *pods.Evictions // nil: nobody is evicted
+}
+
+func (o *owners) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return o.Events.Run(ctx) })
+	if o.evictions != nil {
+		group.Go(func() error { return o.evictions.Run(ctx) })
+	}
+	return group.Wait()
+}
+
+func (o *owners) Bare(pod device.Pod, container string) {
+	if o.missing != config.Ignore {
+		o.Events.Bare(pod, container)
+	}
+	o.evict(pod, "container "+container+" was started while devmgrd was away, without the devices that it asks for")
+}
+
+func (o *owners) NotRedirected(pod device.Pod, container string) {
+	if o.missing != config.Ignore {
+		o.Events.NotRedirected(pod, container)
+	}
+	o.evict(pod, "a device plugin in container "+container+" was started while devmgrd was away, and is registered with the kubelet")
+}
+
+func (o *owners) evict(pod device.Pod, why string) {
+	if o.evictions != nil {
+		o.evictions.Evict(pod, why)
+	}
 }
 
 // silence is the herald where there is no API server: the log has to do.
@@ -44,6 +88,7 @@ type silence struct{}
 
 func (silence) Waiting(device.Pod, device.Wait)            {}
 func (silence) Assigned(device.Pod, []device.Assignment)   {}
+func (silence) Bare(device.Pod, string)                    {}
 func (silence) NotRedirected(device.Pod, string)           {}
 func (silence) Contradiction(device.Pod, string, []string) {}
 func (silence) Contested(device.ResourceName)              {}

@@ -93,7 +93,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Log:                room("registry"),
 		Metrics:            metrics,
 	})
-	owners := heraldOf(c.NodeName, api)
+	owners := heraldOf(c, api, room("pods"))
 	ledger := allocator.New(allocator.Config{
 		Plugins:  plugins,
 		Books:    books,

@@ -39,6 +39,8 @@ type Books interface {
 type Herald interface {
 	Waiting(device.Pod, device.Wait)
 	Assigned(device.Pod, []device.Assignment)
+	// Bare tells of a container that runs without the devices that it asks for.
+	Bare(pod device.Pod, container string)
 }
 
 // Config is what New needs.

@@ -11,6 +11,7 @@ type metrics struct {
 	a         *Allocator
 	admission prometheus.Histogram
 	preferred *prometheus.CounterVec
+	bare      prometheus.Counter
 	devices   *prometheus.Desc
 	waiting   *prometheus.Desc
 }
@@ -27,11 +28,15 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 			Name: "devmgrd_preferred_allocations_total",
 			Help: "Questions to device plugins which devices they prefer, by what became of the answer: followed, corrected, slow or failed.",
 		}, []string{"resource_name", "result"}),
+		bare: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "devmgrd_started_without_devices_total",
+			Help: "Containers found running without the devices that they ask for: they were created while devmgrd was away.",
+		}),
 		devices: prometheus.NewDesc("devmgrd_devices", "Devices of a resource by state; each device is in exactly one.",
 			[]string{"resource_name", "state"}, nil),
 		waiting: prometheus.NewDesc("devmgrd_demands_waiting", "Pods that wait for their devices, by reason.", []string{"reason"}, nil),
 	}
-	to.MustRegister(m.admission, m.preferred, m)
+	to.MustRegister(m.admission, m.preferred, m.bare, m)
 	return m
 }
 

@@ -63,6 +63,7 @@ func (a *Allocator) Bind(d device.PodDemand) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.bindLocked(d)
+	a.auditLocked(a.pods[d.Pod.UID])
 }
 
 // newSandbox is how long a local pod whose sandbox has ended may take to get another one and keep its devices. The kubelet
@@ -107,6 +108,7 @@ func (a *Allocator) replaceLocked(all []device.PodDemand, local bool) {
 	for _, d := range all {
 		named[d.Pod.UID] = true
 		a.bindLocked(d)
+		a.auditLocked(a.pods[d.Pod.UID])
 	}
 	for uid, p := range a.pods {
 		if !named[uid] && p.demand.Local == local {

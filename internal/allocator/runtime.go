@@ -6,27 +6,31 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A tenant is what the runtime has of one pod: names of containers by the runtime's IDs.
-type tenant map[string]string
-
 // RuntimeSynced tells of all containers that the runtime has, and of all local pods. Devices that are stamped on one of
 // them and that the books do not know of, because the books were lost, are set aside: its pod is given the same again, and
 // others do not get them before the runtime has no container of that pod any more.
 func (a *Allocator) RuntimeSynced(all []device.Running, local []device.PodDemand) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	clear(a.live)
+	before := a.live
+	a.live = map[device.PodUID]tenant{}
 	for uid := range a.strays {
 		a.letGoLocked(uid)
 	}
 	for _, r := range all {
-		a.liveLocked(r)
+		l := a.liveLocked(r, len(r.Stamp) > 0)
+		if was := before[r.Container.Pod][r.ID]; was != nil {
+			l.told = was.told
+		}
 		for resource, ids := range r.Stamp {
 			a.setAsideLocked(r.Container.Pod, r.Container.Name, resource, ids)
 		}
 	}
 	a.synced = true
 	a.replaceLocked(local, true)
+	for _, p := range a.pods {
+		a.auditLocked(p)
+	}
 	a.writeLocked(0)
 	signal(a.kick)
 	signal(a.changed)
@@ -90,27 +94,32 @@ func (a *Allocator) RuntimeLost() {
 func (a *Allocator) RuntimeStarted(r device.Running) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.liveLocked(r)
+	a.liveLocked(r, true)
 	if p := a.pods[r.Container.Pod]; p != nil {
 		delete(p.starts, r.Container.Name) // this start uses it up
 	}
 }
 
-func (a *Allocator) liveLocked(r device.Running) {
+// liveLocked notes a container that lives, or is about to.
+func (a *Allocator) liveLocked(r device.Running, stamped bool) *life {
 	t := a.live[r.Container.Pod]
 	if t == nil {
 		t = tenant{}
 		a.live[r.Container.Pod] = t
 	}
-	t[r.ID] = r.Container.Name
+	l := &life{name: r.Container.Name, made: r.Made, stamped: stamped}
+	t[r.ID] = l
+	return l
 }
 
 // deadLocked forgets a container, and gives its name if it was known.
 func (a *Allocator) deadLocked(r device.Running) (name string, known bool) {
 	uid := r.Container.Pod
-	if name, known = a.live[uid][r.ID]; !known {
+	l, known := a.live[uid][r.ID]
+	if !known {
 		return "", false
 	}
+	name = l.name
 	delete(a.live[uid], r.ID)
 	if len(a.live[uid]) > 0 {
 		return name, true
@@ -134,10 +143,8 @@ func (a *Allocator) RuntimeStopped(r device.Running) {
 	if !known || p == nil || !p.wanted {
 		return
 	}
-	for _, other := range a.live[r.Container.Pod] {
-		if other == name {
-			return // its next instance runs already: its devices are not to be touched
-		}
+	if a.live[r.Container.Pod].names(name) {
+		return // its next instance runs already: its devices are not to be touched
 	}
 	if as, ok := p.of(name); ok {
 		a.prepareLocked(p, as)

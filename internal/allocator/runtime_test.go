@@ -2,11 +2,16 @@ package allocator_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/store"
 )
 
 func TestDevicesStayWhileAContainerLives(t *testing.T) {
@@ -204,6 +209,72 @@ func TestStampsDuringAnAttempt(t *testing.T) {
 			r.RuntimeStopped(stamp("d5"))
 			r.expect("b", "main", "ready vendor.com/gpu[d0 d1 d2 d3 d4 d5]")
 		})
+	})
+}
+
+// A container that asks for devices and has no stamp was made while nobody kept it from starting. It is told once, whoever
+// comes first, the runtime's word or the API server's.
+func TestBareContainers(t *testing.T) {
+	stamped := func(id, pod string) device.Running {
+		r := running(id, pod, "main")
+		r.Stamp = map[device.ResourceName][]device.ID{gpu: {map[string]device.ID{"good": "d0", "early": "d1"}[pod]}}
+		return r
+	}
+	imported := func(r *rig, at time.Time) {
+		r.halt()
+		books, err := store.Open(store.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = books.SaveAll([]device.PodRecord{{Demand: pod("imported", app(gpu, 1)), Assignments: []device.Assignment{{
+			Container: device.Container{Pod: "imported", Name: "main"}, Imported: at, Shares: []device.Share{{Resource: gpu, IDs: []device.ID{"d3"}}},
+		}}}}, nil)
+		if err := errors.Join(err, books.Close()); err != nil {
+			t.Fatal(err)
+		}
+		r.start()
+	}
+	made := func(r device.Running, at time.Time) device.Running {
+		r.Made = at
+		return r
+	}
+	run(t, func(r *rig) {
+		imported(r, born)
+		r.shop.stock(gpu, 4)
+		all := []device.Running{
+			stamped("1", "good"), running("2", "early", "main"), running("3", "plain", "main"), running("4", "late", "main"),
+			running("5", "early", "sidekick"), made(running("6", "imported", "main"), born.Add(-time.Hour)),
+		}
+		for _, name := range []string{"good", "early", "imported"} {
+			r.Bind(pod(name, app(gpu, 1)))
+		}
+		r.RuntimeSynced(all, nil)
+		r.Bind(pod("plain"))
+		r.Bind(pod("late", app(gpu, 1)))
+		r.RuntimeLost()
+		r.RuntimeSynced(all, nil)
+		r.Bind(pod("late", app(gpu, 1)))
+		// It restarts, and is given its devices.
+		r.RuntimeStopped(running("2", "early", "main"))
+		r.expect("early", "main", "ready vendor.com/gpu[d1]")
+		r.Claim(running("7", "early", "main"))
+		r.RuntimeStarted(running("7", "early", "main"))
+		r.Bind(pod("early", app(gpu, 1)))
+		// What the kubelet made before the move has its devices, and what was made after it without a stamp does not.
+		all[1] = stamped("7", "early")
+		r.RuntimeSynced(append(all, made(running("8", "imported", "main"), born.Add(time.Hour))), nil)
+		var bare []string
+		for _, told := range r.shop.told {
+			if strings.HasSuffix(told, " is bare") {
+				bare = append(bare, told)
+			}
+		}
+		if want := []string{"early/main is bare", "late/main is bare", "imported/main is bare"}; !slices.Equal(bare, want) {
+			t.Errorf("told %q, want %q", bare, want)
+		}
+		if n := r.metric("devmgrd_started_without_devices_total"); n != float64(len(bare)) {
+			t.Errorf("counted %v", n)
+		}
 	})
 }
 

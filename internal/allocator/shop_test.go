@@ -148,6 +148,12 @@ func (s *shop) Waiting(p device.Pod, w device.Wait) {
 	s.told = append(s.told, p.Name+" waits: "+string(w.Reason))
 }
 
+func (s *shop) Bare(p device.Pod, container string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = append(s.told, p.Name+"/"+container+" is bare")
+}
+
 func (s *shop) Assigned(p device.Pod, _ []device.Assignment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

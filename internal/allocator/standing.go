@@ -10,7 +10,7 @@ func (a *Allocator) Claim(r device.Running) device.Standing {
 	defer a.mu.Unlock()
 	st := a.standingLocked(r.Container)
 	if st.Stand == device.Free || st.Stand == device.Ready {
-		a.liveLocked(r)
+		a.liveLocked(r, true)
 	}
 	return st
 }

@@ -1,5 +1,7 @@
 package device
 
+import "time"
+
 // A Reason is the one word for why a container waits or was refused: the same in log, event, metric and command line.
 type Reason string
 
@@ -57,4 +59,5 @@ type Running struct {
 	ID        string // the runtime's
 	Container Container
 	Stamp     map[ResourceName][]ID // what devmgrd wrote on it when it was made; nil: nothing
+	Made      time.Time             // zero: not known
 }

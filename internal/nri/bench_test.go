@@ -37,6 +37,7 @@ func (s still) SavePods([]device.PodRecord, []device.PodUID) error {
 }
 func (s still) Waiting(device.Pod, device.Wait)            {}
 func (s still) Assigned(device.Pod, []device.Assignment)   {}
+func (s still) Bare(device.Pod, string)                    {}
 func (s still) NotRedirected(device.Pod, string)           {}
 func (s still) Contradiction(device.Pod, string, []string) {}
 func (s still) Fetch(context.Context, device.Pod) error {

@@ -142,7 +142,7 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 	for _, c := range containers {
 		pod := pods[c.GetPodSandboxId()]
 		r := running(pod, c)
-		r.Stamp = stamped(c.GetAnnotations())
+		r.Stamp, r.Made = stamped(c.GetAnnotations()), time.Unix(0, c.GetCreatedAt())
 		all = append(all, r)
 		if p.astray(pod, c) {
 			astray++

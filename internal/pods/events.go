@@ -31,6 +31,7 @@ const (
 	devicesAssigned   = "DevicesAssigned"
 	notRedirected     = "PluginNotRedirected"
 	contradiction     = "PluginsContradict"
+	startedWithout    = "StartedWithoutDevices"
 	contested         = "DevicesContested"
 )
 
@@ -71,6 +72,12 @@ func (e *Events) Assigned(pod device.Pod, all []device.Assignment) {
 		}
 	}
 	e.recorder.Event(reference(pod), corev1.EventTypeNormal, devicesAssigned, clip(strings.Join(parts, "; ")))
+}
+
+// Bare tells that a container runs without the devices that it asks for.
+func (e *Events) Bare(pod device.Pod, container string) {
+	e.warn(pod, startedWithout, fmt.Sprintf(
+		"container %s was started while devmgrd was away, without the devices that it asks for; it gets them when it is created again: restart the pod", container))
 }
 
 // NotRedirected tells that a container runs with the kubelet's plugin directory.

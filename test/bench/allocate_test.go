@@ -78,6 +78,7 @@ type silent struct{}
 
 func (silent) Waiting(device.Pod, device.Wait)          {}
 func (silent) Assigned(device.Pod, []device.Assignment) {}
+func (silent) Bare(device.Pod, string)                  {}
 
 func pod(name string) device.PodDemand {
 	c := device.Container{Pod: device.PodUID(name), Name: "main"}

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
@@ -233,5 +234,35 @@ func TestTheKubeletManagesItToo(t *testing.T) {
 	}))
 	if n := r.metric(`devmgrd_contested{resource_name="` + gpu + `"}`); n != 1 {
 		t.Errorf("devmgrd_contested is %v, want 1", n)
+	}
+}
+
+// Where nothing keeps it from that, a container is created while devmgrd is away, without its devices. When devmgrd is
+// back its owner is told, and as health.onMissingDevices says the pod is evicted.
+func TestAContainerStartsWithoutUs(t *testing.T) {
+	for _, policy := range []string{"event", "evict"} {
+		t.Run(policy, func(t *testing.T) {
+			r := startWith(t, cluster.Options{}, "--set", "health.onMissingDevices="+policy)
+			r.plugin(gpu, 2)
+			r.run("good", gpu, 1)
+			r.must(r.Devmgrd.Kill())
+			if bare := r.run("bare", gpu, 1); bare.Env["DEVICES"] != "" {
+				t.Fatalf("it has %q", bare.Env["DEVICES"])
+			}
+			r.must(r.StartDevmgrd(r.ctx))
+			r.told("bare", "Warning StartedWithoutDevices: container main was started while devmgrd was away")
+			if n := r.metric("devmgrd_started_without_devices_total"); n != 1 {
+				t.Errorf("%v containers were found without devices, want 1", n)
+			}
+			if policy == "evict" {
+				r.must(r.WaitPod(r.soon(30*time.Second), "default", "bare", func(p *corev1.Pod) (bool, error) { return p == nil, nil }))
+			}
+			if _, err := r.WaitPhase(r.soon(10*time.Second), "good", corev1.PodRunning); err != nil {
+				t.Error(err)
+			}
+			if events := r.Events(r.ctx, "good"); strings.Contains(events, "StartedWithoutDevices") {
+				t.Errorf("told of a pod that has its device: %s", events)
+			}
+		})
 	}
 }
