@@ -21,10 +21,21 @@ check: ## Format, vet, lint and unit tests with the race detector: all that a re
 	bin/staticcheck -tags e2e ./...
 	$(GO) test -race ./...
 
-e2e: ## End-to-end tests on a real one-node Kubernetes, and the demo (root).
+e2e: ## End-to-end tests on a real one-node Kubernetes, some random faults, and the demo (root).
 	$(GO) run ./test/cluster/cmd/cluster build
 	$(GO) run ./test/demo
-	$(GO) test -tags e2e -race -count 1 -timeout 25m ./test/cluster/... ./test/e2e/...
+	$(MAKE) --no-print-directory --output-sync=target --jobs=2 e2e-1 e2e-2 e2e-cluster e2e-chaos
+
+# Parts of e2e that run side by side, each on a cluster of its own. Most of their time they wait.
+.PHONY: e2e-1 e2e-2 e2e-cluster e2e-chaos
+e2e-1:
+	$(GO) test -tags e2e -race -count 1 -timeout 25m -run '^Test[A-L]' ./test/e2e
+e2e-2:
+	$(GO) test -tags e2e -race -count 1 -timeout 25m -run '^Test[M-Z]' ./test/e2e
+e2e-cluster:
+	$(GO) test -tags e2e -race -count 1 -timeout 25m ./test/cluster/...
+e2e-chaos:
+	$(GO) run ./test/chaos -n 4 -seed 1
 
 test: ## All tests: unit, integration, a little fuzzing, and end to end (root).
 	$(MAKE) check

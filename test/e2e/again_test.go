@@ -266,3 +266,17 @@ func TestAContainerStartsWithoutUs(t *testing.T) {
 		})
 	}
 }
+
+// Somebody deletes the Node object. A kubelet makes it anew at its next start, without our numbers, and they come back.
+func TestTheNodeIsMadeAnew(t *testing.T) {
+	r := start(t)
+	r.plugin(gpu, 3)
+	r.must(r.Client().CoreV1().Nodes().Delete(r.ctx, r.NodeName(), metav1.DeleteOptions{}))
+	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, text string) bool {
+		return status == http.StatusServiceUnavailable && strings.Contains(text, "node: there is no Node named "+r.NodeName())
+	}))
+	r.must(r.Kubelet.Kill())
+	r.must(r.Kubelet.Start(r.ctx))
+	r.must(r.WaitShown(r.soon(30*time.Second), gpu, 3))
+	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, _ string) bool { return status == http.StatusOK }))
+}
