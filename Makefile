@@ -62,6 +62,7 @@ fuzz: ## Fuzz what reads other people's bytes, FUZZTIME each.
 install: build ## Install the binary, the systemd unit and what ships with them below DESTDIR.
 	install -D -m 0755 bin/devmgrd $(DESTDIR)/usr/bin/devmgrd
 	install -D -m 0644 packaging/systemd/devmgrd.service $(DESTDIR)/usr/lib/systemd/system/devmgrd.service
+	install -D -m 0644 packaging/systemd/devmgrd.socket $(DESTDIR)/usr/lib/systemd/system/devmgrd.socket
 	install -D -m 0644 packaging/containerd/devmgrd.toml $(DESTDIR)/usr/share/devmgrd/containerd/devmgrd.toml
 	install -D -m 0644 packaging/kubernetes/fail-closed.yaml $(DESTDIR)/usr/share/devmgrd/kubernetes/fail-closed.yaml
 	[ -e $(DESTDIR)/etc/devmgrd/config.yaml ] || install -D -m 0644 config/devmgrd.yaml $(DESTDIR)/etc/devmgrd/config.yaml

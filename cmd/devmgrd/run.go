@@ -88,6 +88,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		MaxDevices:         c.Plugins.MaxDevices,
 		MaxResources:       c.Plugins.MaxResources,
 		RejectDuplicates:   c.Plugins.OnDuplicate == config.Reject,
+		Listener:           handed(c.Plugins.SocketDir, room("registry")),
 		Known:              knownPlugins,
 		Memory:             books,
 		Log:                room("registry"),

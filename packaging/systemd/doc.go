@@ -1,2 +1,2 @@
-// Package systemd holds the unit under which devmgrd runs, and its tests. There is no code in it.
+// Package systemd holds the units under which devmgrd runs, and their tests. There is no code in it.
 package systemd

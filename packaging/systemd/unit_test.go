@@ -1,6 +1,7 @@
 package systemd
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,12 +11,20 @@ import (
 	"github.com/devmgrd/devmgrd/config"
 )
 
-const unit = "devmgrd.service"
+const (
+	unit   = "devmgrd.service"
+	socket = "devmgrd.socket"
+)
 
 // settings gives the values of a key of the unit, without prefixes such as "-".
 func settings(t *testing.T, key string) []string {
 	t.Helper()
-	text, err := os.ReadFile(unit)
+	return settingsOf(t, unit, key)
+}
+
+func settingsOf(t *testing.T, file, key string) []string {
+	t.Helper()
+	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,11 +54,16 @@ func TestVerify(t *testing.T) {
 	if stand == string(text) {
 		t.Fatal("the unit does not start /usr/bin/devmgrd run")
 	}
-	copied := filepath.Join(t.TempDir(), unit)
-	if err := os.WriteFile(copied, []byte(stand), 0o644); err != nil {
+	dir := t.TempDir()
+	copied, listens := filepath.Join(dir, unit), filepath.Join(dir, socket)
+	text, err = os.ReadFile(socket)
+	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command(tool, "verify", "--man=no", copied).CombinedOutput()
+	if err := errors.Join(os.WriteFile(copied, []byte(stand), 0o644), os.WriteFile(listens, text, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(tool, "verify", "--man=no", copied, listens).CombinedOutput()
 	if err != nil || len(out) > 0 {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
@@ -64,6 +78,10 @@ func TestDefaultDirectoriesAreWritable(t *testing.T) {
 	c, _, err := config.Load(config.Options{File: empty, Set: []string{"nodeName=n1"}})
 	if err != nil {
 		t.Fatal(err)
+	}
+	// systemd listens where devmgrd would.
+	if got, want := settingsOf(t, socket, "ListenStream"), filepath.Join(c.Plugins.SocketDir, "kubelet.sock"); len(got) != 1 || got[0] != want {
+		t.Errorf("%s listens on %q, want %q", socket, got, want)
 	}
 	// ProtectSystem=full leaves all writable but the system's own directories.
 	if got := settings(t, "ProtectSystem"); len(got) != 1 || got[0] != "full" {
@@ -84,6 +102,7 @@ func TestPromises(t *testing.T) {
 		"Type": "notify", "Restart": "always", "StartLimitIntervalSec": "0", // it is never given up
 		"RuntimeDirectoryPreserve": "yes", // plugin containers have a directory below it mounted
 		"Before":                   "kubelet.service",
+		"WatchdogSec":              "30s", // a devmgrd that hangs is started anew
 	} {
 		if got := settings(t, key); len(got) != 1 || got[0] != want {
 			t.Errorf("%s is %q, want %q", key, got, want)
