@@ -61,19 +61,11 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	if err := os.MkdirAll(c.RunDir, 0o755); err != nil {
 		return fmt.Errorf("making runDir: %w", err)
 	}
-	books, err := store.Open(store.Config{Dir: c.StateDir, Log: room("store"), Metrics: metrics})
+	books, known, err := store.Recover(store.Config{Dir: c.StateDir, Log: room("store"), Metrics: metrics})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, books.Close()) }()
-	knownPlugins, err := books.Plugins()
-	if err != nil {
-		return err
-	}
-	knownPods, err := books.Pods()
-	if err != nil {
-		return err
-	}
 
 	plugins := registry.New(registry.Config{
 		SocketDir:          c.Plugins.SocketDir,
@@ -89,7 +81,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		MaxResources:       c.Plugins.MaxResources,
 		RejectDuplicates:   c.Plugins.OnDuplicate == config.Reject,
 		Listener:           handed(c.Plugins.SocketDir, room("registry")),
-		Known:              knownPlugins,
+		Known:              known.Plugins,
 		Memory:             books,
 		Log:                room("registry"),
 		Metrics:            metrics,
@@ -99,8 +91,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Plugins:  plugins,
 		Books:    books,
 		Herald:   owners,
-		Known:    knownPods,
-		Lost:     len(knownPods)+len(knownPlugins) == 0,
+		Known:    known.Pods,
 		Topology: allocator.Topology{Policy: allocator.Policy(c.Topology.Policy), Scope: allocator.Scope(c.Topology.Scope)},
 		Log:      room("allocator"),
 		Metrics:  metrics,
@@ -149,7 +140,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	}
 	web := newWeb(c.Metrics.Listen, metrics, parts, room("web"))
 	log.Info("devmgrd serves", "version", thisBuild().version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
-		"remembered pods", len(knownPods), "remembered resources", len(knownPlugins))
+		"remembered pods", len(known.Pods), "remembered resources", len(known.Plugins))
 	return runAll(ctx, append(runs, runtime.Run, web.run, func(ctx context.Context) error {
 		return tellSystemd(ctx, runtime.Synced(), ledger.Published, runtime.Hung, room("systemd"))
 	})...)

@@ -51,11 +51,8 @@ type Config struct {
 	Known   []device.PodRecord // what the books hold already
 	// Topology says how devices' places are minded; the zero value: not at all.
 	Topology Topology
-	// Lost says that the books began empty, so that only the runtime can tell which devices are in use: nothing is given
-	// out before it has. On a new node that costs nothing, since without the runtime no container starts.
-	Lost    bool
-	Log     *slog.Logger
-	Metrics prometheus.Registerer
+	Log      *slog.Logger
+	Metrics  prometheus.Registerer
 }
 
 // An Allocator gives devices to containers. Its methods may be called from several goroutines and never block on
@@ -89,11 +86,13 @@ type Allocator struct {
 	bookErr bool                     // the last attempt to write them failed
 	live    map[device.PodUID]tenant // what the runtime has
 	synced  bool                     // live is the whole truth
-	lost    bool                     // the books began empty, and the runtime has not told yet what is in use
+	met     bool                     // it has been, at least once
 	listed  bool                     // every pod that is bound to the node is in pods
 
 	// strays are devices that containers run with and that the books do not know of, by pod, container and resource.
 	strays map[device.PodUID]map[string]device.Choice
+	// disputed are those of them that somebody else has, by the books.
+	disputed map[device.PodUID]map[string]device.Choice
 }
 
 // New makes an Allocator that knows what the books know. It starts nothing: see Run.
@@ -122,8 +121,8 @@ func New(c Config) *Allocator {
 		leavers:  map[device.PodUID]*pod{},
 		unsaved:  map[device.PodUID]*pod{},
 		live:     map[device.PodUID]tenant{},
-		lost:     c.Lost,
 		strays:   map[device.PodUID]map[string]device.Choice{},
+		disputed: map[device.PodUID]map[string]device.Choice{},
 	}
 	for _, r := range c.Known {
 		p := &pod{demand: r.Demand, wanted: true, saved: true, bound: time.Now(), assigned: r.Assignments}
@@ -198,15 +197,18 @@ func (a *Allocator) refresh() {
 }
 
 // serve gives every queued pod its devices or a reason to wait, oldest first. It tells when a pod that waits for a
-// plugin to recover is due, if there is one.
+// plugin to recover, or that may have ended unheard, is due, if there is one.
+//
+// Nothing is given out before the runtime has told once what runs: the books may be lost, or older than that. It costs
+// nothing, since without the runtime no container starts.
 func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.lost && !a.synced {
+	if !a.met {
 		return time.Time{} // RuntimeSynced kicks us
 	}
-	a.lost = false
 	now := time.Now()
+	again = a.dropIdleLocked(now)
 	for _, p := range a.waiting {
 		switch {
 		case p.retry.IsZero():

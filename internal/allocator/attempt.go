@@ -115,6 +115,7 @@ func (a *Allocator) giveBackLocked(uid device.PodUID, h hold) {
 			a.pools[r].stray(ids, uid)
 		}
 	}
+	a.reclaimLocked()
 }
 
 // ask has the plugins make the chosen devices usable, one call for each container and resource. It holds no lock.

@@ -15,7 +15,19 @@ type life struct {
 	name    string
 	made    time.Time // zero: not known
 	stamped bool      // it was made with what the books say
+	idle    bool      // it had not been started when the runtime told of it
 	told    bool      // that it was not has been told
+}
+
+// runs tells whether any of them may run. One that had not been started may be just about to, or it is left over: a
+// runtime whose machine has lost power between the two does not tell of its end.
+func (t tenant) runs() bool {
+	for _, l := range t {
+		if !l.idle {
+			return true
+		}
+	}
+	return false
 }
 
 // names tells whether a container of that name is among them.

@@ -11,6 +11,9 @@ const (
 	// rememberAfter is how long pods that need no commit of their own are gathered before they are written together.
 	// They are remembered so that a restart while the API server is away does not make strangers of them.
 	rememberAfter = time.Second
+	// idleGrace is how long after a pod's end a container of it that has not been started keeps its devices. A kubelet
+	// starts a container right after it has made it, and none of a pod that is gone.
+	idleGrace = 30 * time.Second
 	// bookPause is the pause before books that could not be written are tried again.
 	bookPause = time.Second
 )
@@ -83,8 +86,11 @@ func (a *Allocator) due() (save, forget []*pod, records []device.PodRecord) {
 		}
 	}
 	for uid, p := range a.leavers {
-		if len(p.assigned) > 0 && (!a.synced || len(a.live[uid]) > 0) {
+		if len(p.assigned) > 0 && (!a.synced || a.live[uid].runs()) {
 			continue // its containers may still run
+		}
+		if at := p.left.Add(idleGrace); len(a.live[uid]) > 0 && at.After(p.leaveAt) {
+			p.leaveAt = at
 		}
 		if wait := time.Until(p.leaveAt); wait > 0 && len(p.assigned) > 0 {
 			a.writeLocked(wait)
@@ -142,6 +148,7 @@ func (a *Allocator) forgetLocked(p *pod) {
 			a.wakeLocked(s.Resource, false)
 		}
 	}
+	a.reclaimLocked()
 	if len(p.assigned) > 0 {
 		a.log.Info("devices released", "pod", p.demand.Pod.String(), "devices", summary(p.assigned))
 	}

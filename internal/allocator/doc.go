@@ -27,6 +27,9 @@
 // index over them, which makes an allocation cost the same however many devices and pods there are; checkInvariants
 // compares it with the truth after each test.
 //
+// Nothing is given out before the runtime has told once what runs: the books may be lost, or a copy from yesterday. What
+// containers have by their stamps and not by the books is set aside for their pods (runtime.go).
+//
 // Order: a pod that cannot have its devices waits with a reason and is planned again when something that matters to it
 // changes, oldest first; one that fits is never held up by one that does not. A plugin's failure is tried again after a
 // pause that doubles up to half a minute. Nothing polls.

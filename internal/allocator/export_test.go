@@ -31,7 +31,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			return fmt.Errorf("pod %s: phase %d, waiting %v", p.demand.Pod, p.phase, a.waiting[uid] != nil)
 		}
 		// Everything that can be served is served, and each wait has the reason that it should have.
-		if p.phase == parked && p.retry.IsZero() && (a.synced || !a.lost) {
+		if p.phase == parked && p.retry.IsZero() && a.met {
 			_, no := a.planLocked(p, nil)
 			if no == nil || p.wait.Reason == "" {
 				return fmt.Errorf("pod %s waits with %v, and a plan says %v", p.demand.Pod, p.wait, no)

@@ -24,9 +24,11 @@ type pod struct {
 	bound    time.Time         // when we heard of it
 	wanted   bool              // the API has it, and it has not ended; or it is local, and has a sandbox
 	told     bool              // the runtime has told of it: it is local, and nothing from the API concerns it
+	heard    time.Time         // of told: when it was bound, or its last container ended, whatever was last
 	saved    bool              // the books know it, if perhaps with another demand
 	leaving  bool              // its removal from the books is under way
-	leaveAt  time.Time         // not before then
+	left     time.Time         // when it was last dropped
+	leaveAt  time.Time         // its removal is not to begin before then
 	assigned []device.Assignment
 
 	phase phase
@@ -130,7 +132,8 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		}
 	}
 	if p == nil {
-		p = &pod{demand: d, bound: time.Now(), wanted: true, told: d.Local}
+		now := time.Now()
+		p = &pod{demand: d, bound: now, wanted: true, told: d.Local, heard: now}
 		a.addLocked(p)
 		a.admitLocked(p)
 		return
@@ -141,7 +144,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	case p.demand.Local != d.Local: // kubernetes.mode is another one than before the last restart
 		a.localLocked(p, d.Local)
 	}
-	p.told = d.Local
+	p.told, p.heard = d.Local, time.Now()
 	if !p.wanted {
 		p.wanted = true
 		delete(a.leavers, d.Pod.UID)
@@ -208,7 +211,7 @@ func (a *Allocator) admitLocked(p *pod) {
 
 func (a *Allocator) dropLocked(p *pod) {
 	if p.wanted {
-		p.wanted = false
+		p.wanted, p.left = false, time.Now()
 		a.pools.request(p.demand, -1)
 		signal(a.changed)
 	}

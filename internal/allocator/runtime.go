@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"slices"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -14,6 +15,7 @@ func (a *Allocator) RuntimeSynced(all []device.Running, local []device.PodDemand
 	defer a.mu.Unlock()
 	before := a.live
 	a.live = map[device.PodUID]tenant{}
+	clear(a.disputed)
 	for uid := range a.strays {
 		a.letGoLocked(uid)
 	}
@@ -26,7 +28,7 @@ func (a *Allocator) RuntimeSynced(all []device.Running, local []device.PodDemand
 			a.setAsideLocked(r.Container.Pod, r.Container.Name, resource, ids)
 		}
 	}
-	a.synced = true
+	a.synced, a.met = true, true
 	a.replaceLocked(local, true)
 	for _, p := range a.pods {
 		a.auditLocked(p)
@@ -43,6 +45,7 @@ func (a *Allocator) setAsideLocked(uid device.PodUID, container string, r device
 		switch owner, taken := pool.taken[id]; {
 		case taken && owner != uid:
 			a.log.Error("a device is in two hands", "resource", r, "device", id, "uid", uid, "container", container, "assigned to", owner)
+			note(a.disputed, uid, container, r, id)
 			continue
 		case taken && a.pods[uid].has(r, id):
 			continue // as the books say
@@ -51,16 +54,43 @@ func (a *Allocator) setAsideLocked(uid device.PodUID, container string, r device
 				"resource", r, "device", id, "uid", uid, "container", container)
 		}
 		pool.stray([]device.ID{id}, uid) // unless an attempt holds it
-		of := a.strays[uid]
-		if of == nil {
-			of = map[string]device.Choice{}
-			a.strays[uid] = of
-		}
-		if of[container] == nil {
-			of[container] = device.Choice{}
-		}
-		if !slices.Contains(of[container][r], id) {
-			of[container][r] = append(of[container][r], id)
+		note(a.strays, uid, container, r, id)
+	}
+}
+
+// note puts a device down among those that containers run with.
+func note(in map[device.PodUID]map[string]device.Choice, uid device.PodUID, container string, r device.ResourceName, id device.ID) {
+	of := in[uid]
+	if of == nil {
+		of = map[string]device.Choice{}
+		in[uid] = of
+	}
+	if of[container] == nil {
+		of[container] = device.Choice{}
+	}
+	if !slices.Contains(of[container][r], id) {
+		of[container][r] = append(of[container][r], id)
+	}
+}
+
+// reclaimLocked sets aside what somebody else had and has given back, if a container still runs with it.
+func (a *Allocator) reclaimLocked() {
+	if len(a.disputed) == 0 {
+		return
+	}
+	disputed := a.disputed
+	a.disputed = map[device.PodUID]map[string]device.Choice{}
+	for uid, containers := range disputed {
+		for container, choice := range containers {
+			for r, ids := range choice {
+				for _, id := range ids {
+					if _, taken := a.pools[r].taken[id]; taken {
+						note(a.disputed, uid, container, r, id)
+					} else {
+						a.setAsideLocked(uid, container, r, []device.ID{id})
+					}
+				}
+			}
 		}
 	}
 }
@@ -80,6 +110,7 @@ func (a *Allocator) letGoLocked(uid device.PodUID) {
 		}
 	}
 	delete(a.strays, uid)
+	a.reclaimLocked()
 	signal(a.changed)
 }
 
@@ -107,7 +138,7 @@ func (a *Allocator) liveLocked(r device.Running, stamped bool) *life {
 		t = tenant{}
 		a.live[r.Container.Pod] = t
 	}
-	l := &life{name: r.Container.Name, made: r.Made, stamped: stamped}
+	l := &life{name: r.Container.Name, made: r.Made, stamped: stamped, idle: r.Idle}
 	t[r.ID] = l
 	return l
 }
@@ -125,13 +156,43 @@ func (a *Allocator) deadLocked(r device.Running) (name string, known bool) {
 		return name, true
 	}
 	delete(a.live, uid)
+	delete(a.disputed, uid)
 	if a.strays[uid] != nil {
 		a.letGoLocked(uid) // what an attempt holds of it stays held
 	}
-	if p := a.pods[uid]; p != nil && !p.wanted {
+	switch p := a.pods[uid]; {
+	case p == nil:
+	case !p.wanted:
 		a.writeLocked(0) // it can be released now
+	case p.told:
+		p.heard = time.Now()
+		signal(a.kick)
 	}
 	return name, true
+}
+
+// idleLimit is how long a local pod may have no container and keep its devices. A runtime that has been restarted does not
+// tell of the end of sandboxes that were there before. Between two starts of a container that fails again and again the
+// kubelet takes five minutes at most.
+const idleLimit = 10 * time.Minute
+
+// dropIdleLocked drops local pods that have had no container for so long, and tells when the next one is due. If one is
+// there after all, the next container that is made of it binds it again.
+func (a *Allocator) dropIdleLocked(now time.Time) (next time.Time) {
+	for uid, p := range a.locals {
+		if !p.wanted || !p.told || !a.synced || len(a.live[uid]) > 0 {
+			continue
+		}
+		due := p.heard.Add(idleLimit)
+		switch {
+		case !now.Before(due):
+			a.log.Info("a local pod has had no container for long; its devices are given back", "pod", p.demand.Pod.String())
+			a.dropLocked(p)
+		case next.IsZero() || due.Before(next):
+			next = due
+		}
+	}
+	return next
 }
 
 // RuntimeStopped tells that a container's processes have ended, or that it was never started.

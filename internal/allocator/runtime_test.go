@@ -100,7 +100,7 @@ func TestStampsAreTakenUpAgain(t *testing.T) {
 		r.check()
 		r.bind("b", app(gpu, 4))
 		r.expect("b", "main", "ready vendor.com/gpu[d0 d1 d2 d3]")
-	}, func(r *rig) { r.lost = true })
+	}, func(r *rig) { r.mute = true })
 }
 
 // What a pod runs with by its stamp is held while its plugin is asked for it again, and set aside again if that fails.
@@ -135,7 +135,7 @@ func TestStampsThatCannotBeTakenUp(t *testing.T) {
 		close(gate)
 		r.after(time.Minute)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
-	}, func(r *rig) { r.lost = true })
+	}, func(r *rig) { r.mute = true })
 }
 
 // The runtime may tell of a stamp that the books lack while the pod is being served. What the container runs with is
@@ -278,9 +278,8 @@ func TestBareContainers(t *testing.T) {
 	})
 }
 
-// Whoever begins with empty books asks the runtime first.
-func TestWithLostBooksNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
-	lost := func(r *rig) { r.lost = true }
+// Whatever the books say, the runtime is asked first: they may be lost, or a copy from yesterday.
+func TestNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
 	run(t, func(r *rig) {
 		r.shop.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
@@ -293,7 +292,147 @@ func TestWithLostBooksNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
 		r.bind("b")
 		r.bind("c", app(gpu, 1))
 		r.expect("c", "main", "waiting NotEnoughDevices")
-	}, lost)
+		r.restart()
+		r.expect("a", "main", "ready vendor.com/gpu[d1]") // that is no gift
+		r.bind("d", app(gpu, 1))
+		r.expect("c", "main", "busy Allocating")
+		r.RuntimeSynced([]device.Running{old}, nil)
+		r.expect("c", "main", "waiting NotEnoughDevices")
+		r.RuntimeStopped(old)
+		r.expect("c", "main", "ready vendor.com/gpu[d0]")
+	}, func(r *rig) { r.mute = true })
+}
+
+// Devices in use that nobody can explain are nobody's until their container has ended, and they are counted.
+func TestQuarantine(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 3)
+		states := func(free, assigned, quarantined float64) {
+			t.Helper()
+			r.check()
+			for state, want := range map[string]float64{"free": free, "assigned": assigned, "quarantined": quarantined} {
+				if n := r.metric("devmgrd_devices", string(gpu), state); n != want {
+					t.Errorf("%v devices are %s, want %v", n, state, want)
+				}
+			}
+		}
+		one, two := running("1", "old", "one"), running("2", "old", "two")
+		one.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}, "vendor.com/unheard-of": {"x"}}
+		two.Stamp = map[device.ResourceName][]device.ID{gpu: {"d2", "gone"}}
+		all := []device.Running{one, two}
+		r.RuntimeSynced(all, nil)
+		r.Replace(nil) // the API server does not know the pod
+		states(1, 0, 3)
+		r.published(map[device.ResourceName]int{gpu: 4}) // as with all that is in use
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(gpu, 1))
+		r.expect("a", "main", "ready vendor.com/gpu[d1]")
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		for range 2 { // a reconcile, and a restart, change nothing
+			r.RuntimeLost()
+			r.RuntimeSynced(all, nil)
+			states(0, 1, 3)
+			r.restart()
+			r.Replace([]device.PodDemand{pod("a", app(gpu, 1)), pod("b", app(gpu, 1))})
+			r.RuntimeSynced(all, nil)
+			states(0, 1, 3)
+		}
+		r.RuntimeStopped(one)
+		states(0, 1, 3) // its pod still has a container
+		r.RuntimeStopped(two)
+		states(1, 2, 0)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	}, func(r *rig) { r.mute = true })
+}
+
+// A container runs with a device that is another pod's by the books. Nobody gets it after that pod while it does.
+func TestADisputedDevice(t *testing.T) {
+	old := running("1", "old", "main")
+	old.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
+	free := func(r *rig) {
+		r.t.Helper()
+		r.expect("c", "main", "waiting NotEnoughDevices")
+		r.check()
+		if n := r.metric("devmgrd_devices", string(gpu), "quarantined"); n != 1 {
+			r.t.Errorf("%v devices are set aside, want 1", n)
+		}
+		r.RuntimeStopped(old)
+		r.expect("c", "main", "ready vendor.com/gpu[d0]")
+	}
+	t.Run("assigned", func(t *testing.T) {
+		run(t, func(r *rig) {
+			r.shop.stock(gpu, 1)
+			r.bind("b", app(gpu, 1))
+			r.expect("b", "main", "ready vendor.com/gpu[d0]")
+			r.bind("c", app(gpu, 1))
+			r.RuntimeSynced([]device.Running{old}, nil)
+			r.RuntimeSynced([]device.Running{old}, nil)
+			r.Drop("b")
+			free(r)
+		})
+	})
+	t.Run("held", func(t *testing.T) {
+		run(t, func(r *rig) {
+			r.shop.stock(gpu, 1)
+			gate := make(chan struct{})
+			r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { <-gate; return errPlugin })
+			r.bind("b", app(gpu, 1))
+			r.expect("b", "main", "busy Allocating")
+			r.RuntimeSynced([]device.Running{old}, nil)
+			r.Drop("b")
+			r.bind("c", app(gpu, 1))
+			r.shop.answers(nil)
+			close(gate)
+			free(r)
+		})
+	})
+	t.Run("set aside", func(t *testing.T) {
+		run(t, func(r *rig) {
+			r.shop.stock(gpu, 1)
+			first := old
+			first.ID, first.Container.Pod = "0", "older"
+			r.RuntimeSynced([]device.Running{first, old}, nil)
+			r.bind("c", app(gpu, 1))
+			r.RuntimeStopped(first)
+			free(r)
+		})
+	})
+}
+
+// A restarted runtime does not tell of the end of sandboxes from before. A local pod without a container for so long as no
+// pod that lives has none gives its devices back, and gets some again if it comes back.
+func TestALocalPodWhoseEndIsNotTold(t *testing.T) {
+	local := pod("a", app(gpu, 1))
+	local.Local = true
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 1)
+		r.RuntimeSynced([]device.Running{running("1", "a", "main")}, []device.PodDemand{local})
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.after(time.Hour)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		for range 5 { // it fails again and again, and the kubelet waits five minutes and more each time
+			r.RuntimeStopped(running("1", "a", "main"))
+			r.after(7 * time.Minute)
+			r.Bind(local)
+			r.Claim(running("1", "a", "main"))
+			r.after(20 * time.Minute)
+		}
+		r.bind("b", app(gpu, 1))
+		r.RuntimeStopped(running("1", "a", "main"))
+		r.RuntimeLost()
+		r.after(time.Hour)
+		r.expect("b", "main", "waiting NotEnoughDevices") // nobody knows
+		r.RuntimeSynced(nil, []device.PodDemand{local})
+		r.after(9 * time.Minute)
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.after(2 * time.Minute)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.check()
+		r.Bind(local) // its container is made again
+		r.expect("a", "main", "waiting NotEnoughDevices")
+		r.Drop("b")
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+	})
 }
 
 // The scheduler does not know of a local pod's devices, but by its mirror: what it does not know of is not on the Node.

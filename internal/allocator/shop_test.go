@@ -168,7 +168,7 @@ type rig struct {
 	store *store.Store
 	books *disk
 	dir   string
-	lost  bool
+	mute  bool // the runtime tells nothing by itself
 	stop  func()
 
 	topology allocator.Topology
@@ -230,7 +230,7 @@ func (r *rig) start() {
 	}
 	r.metrics = prometheus.NewRegistry()
 	r.Allocator = allocator.New(allocator.Config{
-		Plugins: r.shop, Books: r.books, Herald: r.shop, Known: known, Lost: r.lost, Topology: r.topology, Log: log, Metrics: r.metrics,
+		Plugins: r.shop, Books: r.books, Herald: r.shop, Known: known, Topology: r.topology, Log: log, Metrics: r.metrics,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
@@ -243,6 +243,10 @@ func (r *rig) start() {
 	r.stop = func() {
 		cancel()
 		<-ended
+	}
+	if !r.mute { // pods are served from then on; what runs is for the test to say
+		r.RuntimeSynced(nil, nil)
+		r.RuntimeLost()
 	}
 	synctest.Wait()
 }

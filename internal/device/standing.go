@@ -60,4 +60,5 @@ type Running struct {
 	Container Container
 	Stamp     map[ResourceName][]ID // what devmgrd wrote on it when it was made; nil: nothing
 	Made      time.Time             // zero: not known
+	Idle      bool                  // it had been made when the runtime told of it, and not been started
 }

@@ -142,7 +142,11 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 	for _, c := range containers {
 		pod := pods[c.GetPodSandboxId()]
 		r := running(pod, c)
-		r.Stamp, r.Made = stamped(c.GetAnnotations()), time.Unix(0, c.GetCreatedAt())
+		r.Stamp = stamped(c.GetAnnotations())
+		if at := c.GetCreatedAt(); at > 0 {
+			r.Made = time.Unix(0, at)
+		}
+		r.Idle = c.GetState() == api.ContainerState_CONTAINER_CREATED && c.GetPid() == 0
 		all = append(all, r)
 		if p.astray(pod, c) {
 			astray++

@@ -318,6 +318,7 @@ func TestWhatTheRuntimeHasIsPassedOn(t *testing.T) {
 	orphan := &api.Container{Id: "o", PodSandboxId: "gone", Name: "x", Labels: map[string]string{podUIDKey: "u2"}, Annotations: map[string]string{stampKey: "not JSON"}}
 	c.Mounts = []*api.Mount{{Type: "bind", Source: "/k/device-plugins", Destination: "/p"}} // made while we were away
 	led := container()
+	led.State, led.CreatedAt = api.ContainerState_CONTAINER_CREATED, 7
 	led.Id, led.Mounts = "led", []*api.Mount{{Type: "bind", Source: "/d", Destination: "/p"}}
 	if _, err := p.Synchronize(context.Background(), []*api.PodSandbox{sandbox()}, []*api.Container{c, orphan, led}); err != nil {
 		t.Fatal(err)
@@ -328,7 +329,7 @@ func TestWhatTheRuntimeHasIsPassedOn(t *testing.T) {
 	want := []device.Running{
 		{ID: "c", Container: main, Stamp: map[device.ResourceName][]device.ID{"a.com/x": {"1"}}},
 		{ID: "o", Container: device.Container{Pod: "u2", Name: "x"}},
-		{ID: "led", Container: main},
+		{ID: "led", Container: main, Made: time.Unix(0, 7), Idle: true},
 	}
 	if !reflect.DeepEqual(w.synced, want) {
 		t.Errorf("synced %+v, want %+v", w.synced, want)

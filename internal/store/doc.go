@@ -7,6 +7,8 @@
 //
 //	meta
 //	    version             8 bytes, big-endian: the schema's number, raw so that any version can read it
+//	    check               4 bytes: CRC-32 of version; every version from 2 on has it
+//	    sum                 8 bytes, big-endian: of all records below (sum.go)
 //	pods
 //	    <pod UID>           JSON of device.PodRecord: what the pod asked for and, once settled, what it holds
 //	plugins
@@ -22,9 +24,13 @@
 //
 //   - When SavePods or SavePlugin returns nil, what it was given is on disk (bbolt syncs each commit), in the file that
 //     has the state file's name. If somebody removes or replaces that file, saving fails from then on.
-//   - Saving what is there already writes nothing.
+//   - Saving what is there already writes nothing, unless the write before has failed.
+//   - What is read is what was written. A file is read as a whole before it is opened, without trusting any of it
+//     (pages.go, inspect.go): one flipped bit anywhere in it is found, or is where nothing is kept.
 //   - Open never changes a file that it does not understand: one of a newer version, damaged, or of another program
 //     is refused with its path, the reason and the remedy, and stays as it was.
-//   - A pod's record that cannot be read is an error. A plugin's is left out: the plugin tells it again.
+//   - Recover goes on where Open gives up for damage: it sets the file aside, under a name that tells when, and never
+//     deletes or overwrites one. And it does not need a disk that can be written in order to give what it can read.
+//   - A pod's record that cannot be read is damage. A plugin's is left out: the plugin tells it again.
 //   - A second devmgrd is refused with the pid of the first.
 package store

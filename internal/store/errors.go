@@ -27,15 +27,29 @@ func (e *VersionError) Error() string {
 		"run that version, or restore a backup made before the upgrade; the file has not been touched", e.Path, e.Have, e.Know)
 }
 
-// A DamagedError says that the state file cannot be read.
+// A ForeignError says that the state file is sound, but not devmgrd's.
+type ForeignError struct {
+	Path string
+	Err  error
+}
+
+func (e *ForeignError) Error() string {
+	return fmt.Sprintf("state file %s belongs to another program: %v; give devmgrd a stateDir of its own, or move the file aside; "+
+		"the file has not been touched", e.Path, e.Err)
+}
+
+// Unwrap gives the cause.
+func (e *ForeignError) Unwrap() error { return e.Err }
+
+// A DamagedError says that the state file is not what was written.
 type DamagedError struct {
 	Path string
 	Err  error
 }
 
 func (e *DamagedError) Error() string {
-	return fmt.Sprintf("state file %s cannot be read: %v; restore it from a backup, or drain the node and move the file aside to start with empty books; "+
-		"the file has not been touched", e.Path, e.Err)
+	return fmt.Sprintf("state file %s is damaged and cannot be read: %v; restore it from a backup, or have devmgrd started, which sets it aside and asks the runtime "+
+		"what is in use; the file has not been touched", e.Path, e.Err)
 }
 
 // Unwrap gives the cause.
@@ -55,4 +69,11 @@ func (e *StrayError) Error() string {
 	}
 	return fmt.Sprintf("state file %s has been %s while it is in use, so nothing more can be saved: put the right one back "+
 		"(cp /proc/%d/fd/%d %s) and then restart devmgrd; a restart without that %s", e.Path, what, e.PID, e.FD, e.Path, then)
+}
+
+// A ChangedError says that the state file, which could not be written at first, holds something else by now.
+type ChangedError struct{ Path string }
+
+func (e *ChangedError) Error() string {
+	return fmt.Sprintf("state file %s can be written again, but is not what was read at the start: restart devmgrd", e.Path)
 }

@@ -1,26 +1,19 @@
 package store
 
-import (
-	bolt "go.etcd.io/bbolt"
-
-	"github.com/devmgrd/devmgrd/internal/device"
-)
+import "github.com/devmgrd/devmgrd/internal/device"
 
 // SaveAll makes pods and plugins durable in one commit: all of them, or nothing. It is for what is taken over from
 // elsewhere as a whole.
 func (s *Store) SaveAll(pods []device.PodRecord, plugins []device.PluginRecord) error {
-	return s.update(func(tx *bolt.Tx) (bool, error) {
-		changed, err := savePods(tx, pods, nil)
-		if err != nil {
-			return false, err
+	return s.update(func(d *draft) error {
+		if err := savePods(d, pods, nil); err != nil {
+			return err
 		}
 		for _, p := range plugins {
-			did, err := savePlugin(tx, p)
-			if err != nil {
-				return false, err
+			if err := savePlugin(d, p); err != nil {
+				return err
 			}
-			changed = changed || did
 		}
-		return changed, nil
+		return nil
 	})
 }

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -12,9 +13,13 @@ import (
 // A lock keeps a second devmgrd away for as long as this process lives, however it ends: the kernel drops it.
 type lock struct{ file *os.File }
 
-// takeLock takes the lock at path and notes our pid in it, or says who has it.
+// takeLock takes the lock at path and notes our pid in it, or says who has it. The note may fail, and the file may be one
+// that cannot be written: the lock holds all the same.
 func takeLock(path string) (*lock, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if errors.Is(err, unix.EROFS) {
+		f, err = os.Open(path)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("opening the lock: %w", err)
 	}
@@ -28,13 +33,9 @@ func takeLock(path string) (*lock, error) {
 		pid, _ := strconv.Atoi(strings.TrimSpace(string(note[:n])))
 		return nil, &LockedError{Path: path, PID: pid}
 	}
-	if err = f.Truncate(0); err == nil {
-		_, err = f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
-	}
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("noting the pid in %s: %w", path, err)
-	}
+	note := []byte(strconv.Itoa(os.Getpid()) + "\n")
+	n, _ := f.WriteAt(note, 0)
+	_ = f.Truncate(int64(n)) // after it, so that a full disk has room for it: the note before was as long
 	return &lock{f}, nil
 }
 

@@ -28,8 +28,12 @@ func (o *original) open(path string, flag int, mode os.FileMode) (*os.File, erro
 	return f, nil
 }
 
-// check fails if the file at the path is another one by now, or none: what is written then is gone with the process.
+// check fails if the file at the path is another one by now, or none: what is written then is gone with the process. It
+// does not miss a file that has never been there.
 func (o *original) check() error {
+	if o.info == nil {
+		return nil
+	}
 	now, err := os.Stat(o.path)
 	switch {
 	case err == nil && os.SameFile(now, o.info):

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -18,16 +19,26 @@ type pluginRecord struct {
 	Reported bool   `json:"reported"`
 }
 
-// Plugins gives all resources that are remembered, in the order of their names. A record that cannot be read is left
-// out: unlike a pod's it is a copy of what the plugin says again when it is there.
+// Plugins gives all resources that are remembered, in the order of their names.
 func (s *Store) Plugins() ([]device.PluginRecord, error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if s.db == nil {
+		return nil, s.Check()
+	}
+	return readPlugins(s.db, s.log)
+}
+
+// readPlugins leaves out a record that cannot be read: unlike a pod's it is a copy of what the plugin says again when it
+// is there.
+func readPlugins(db *bolt.DB, log *slog.Logger) ([]device.PluginRecord, error) {
 	var all []device.PluginRecord
-	err := s.db.View(func(tx *bolt.Tx) error {
+	err := db.View(func(tx *bolt.Tx) error {
 		plugins := tx.Bucket(pluginsBucket)
 		return plugins.ForEachBucket(func(name []byte) error {
 			r, err := readPlugin(plugins.Bucket(name))
 			if err != nil {
-				s.log.Error("what is remembered of a plugin cannot be read; it counts when the plugin registers again",
+				log.Error("what is remembered of a plugin cannot be read; it counts when the plugin registers again",
 					"resource", string(name), "err", err)
 				return nil
 			}
@@ -36,10 +47,7 @@ func (s *Store) Plugins() ([]device.PluginRecord, error) {
 			return nil
 		})
 	})
-	if err != nil {
-		return nil, &DamagedError{s.file.path, err}
-	}
-	return all, nil
+	return all, err
 }
 
 func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
@@ -65,39 +73,38 @@ func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
 
 // SavePlugin makes r durable. Only what differs from what is there is written.
 func (s *Store) SavePlugin(r device.PluginRecord) error {
-	return s.update(func(tx *bolt.Tx) (bool, error) { return savePlugin(tx, r) })
+	return s.update(func(d *draft) error { return savePlugin(d, r) })
 }
 
-func savePlugin(tx *bolt.Tx, r device.PluginRecord) (changed bool, err error) {
-	b, err := tx.Bucket(pluginsBucket).CreateBucketIfNotExists([]byte(r.Resource))
+func savePlugin(d *draft, r device.PluginRecord) error {
+	fail := func(err error) error { return fmt.Errorf("resource %s: %w", r.Resource, err) }
+	plugin, err := d.shelf(pluginsBucket).shelf([]byte(r.Resource))
 	if err != nil {
-		return false, fmt.Errorf("resource %s: %w", r.Resource, err)
+		return fail(err)
 	}
 	record, err := json.Marshal(pluginRecord{r.Endpoint, r.Reported})
 	if err != nil {
-		return false, fmt.Errorf("resource %s: %w", r.Resource, err)
+		return fail(err)
 	}
-	changed, err = put(b, recordKey, record)
+	if err := plugin.put(recordKey, record); err != nil {
+		return fail(err)
+	}
+	devices, err := plugin.shelf(devicesBucket)
 	if err != nil {
-		return false, fmt.Errorf("resource %s: %w", r.Resource, err)
+		return fail(err)
 	}
-	devices, err := b.CreateBucketIfNotExists(devicesBucket)
-	if err != nil {
-		return false, fmt.Errorf("resource %s: %w", r.Resource, err)
+	if err := saveDevices(devices, r.Devices); err != nil {
+		return fail(err)
 	}
-	did, err := saveDevices(devices, r.Devices)
-	if err != nil {
-		return false, fmt.Errorf("resource %s: %w", r.Resource, err)
-	}
-	return changed || did, nil
+	return nil
 }
 
-// saveDevices makes the bucket hold exactly these devices, which are in ascending order of ID, as the keys of a
+// saveDevices makes the shelf hold exactly these devices, which are in ascending order of ID, as the keys of a
 // bucket are: one walk along both finds what differs, and only that is written afterwards.
-func saveDevices(b *bolt.Bucket, devices []device.Device) (changed bool, err error) {
+func saveDevices(to shelf, devices []device.Device) error {
 	var gone [][]byte
 	var differ []device.Device
-	c := b.Cursor()
+	c := to.Cursor()
 	key, value := c.First()
 	var code []byte
 	for _, d := range devices {
@@ -119,16 +126,16 @@ func saveDevices(b *bolt.Bucket, devices []device.Device) (changed bool, err err
 		gone = append(gone, bytes.Clone(key))
 	}
 	for _, key := range gone {
-		if err := b.Delete(key); err != nil {
-			return false, err
+		if err := to.remove(key); err != nil {
+			return err
 		}
 	}
 	for _, d := range differ {
-		if err := b.Put([]byte(d.ID), encodeDevice(nil, d)); err != nil {
-			return false, fmt.Errorf("device %.80q: %w", d.ID, err)
+		if err := to.put([]byte(d.ID), encodeDevice(nil, d)); err != nil {
+			return fmt.Errorf("device %.80q: %w", d.ID, err)
 		}
 	}
-	return len(gone)+len(differ) > 0, nil
+	return nil
 }
 
 // encodeDevice appends all of d but its ID. decodeDevice takes back whatever it writes.

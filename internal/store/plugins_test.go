@@ -5,13 +5,10 @@ import (
 	"errors"
 	"log/slog"
 	"math"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 	"testing/quick"
-
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/store"
@@ -49,25 +46,16 @@ func TestUnreadablePluginIsLeftOut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	db, err := bolt.Open(filepath.Join(dir, "state.db"), 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(db.Update(func(tx *bolt.Tx) error {
-		plugins := tx.Bucket([]byte("plugins"))
-		return errors.Join(
-			plugins.Bucket([]byte("a.com/bad-device")).Bucket([]byte("devices")).Put([]byte("1"), []byte{1, 0x80}),
-			plugins.Bucket([]byte("a.com/bad-record")).Put([]byte("record"), []byte("{")),
-		)
-	}), db.Close()); err != nil {
+	if err := errors.Join(
+		s.Spoil("\x01\x80", "plugins", "a.com/bad-device", "devices", "1"),
+		s.Spoil("{", "plugins", "a.com/bad-record", "record"),
+		s.Close(),
+	); err != nil {
 		t.Fatal(err)
 	}
 
 	var log bytes.Buffer
-	s, err = store.Open(store.Config{Dir: dir, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	s, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,21 +11,27 @@ import (
 
 // Pods gives all pods that are remembered, in the order of their UIDs.
 func (s *Store) Pods() ([]device.PodRecord, error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if s.db == nil {
+		return nil, s.Check()
+	}
+	return readPods(s.db)
+}
+
+func readPods(db *bolt.DB) ([]device.PodRecord, error) {
 	var all []device.PodRecord
-	err := s.db.View(func(tx *bolt.Tx) error {
+	err := db.View(func(tx *bolt.Tx) error {
 		return tx.Bucket(podsBucket).ForEach(func(uid, value []byte) error {
 			r, err := readPod(device.PodUID(uid), value)
 			if err != nil {
-				return fmt.Errorf("pod %.80s: %w", uid, err)
+				return fmt.Errorf("pod %.80q: %w", uid, err)
 			}
 			all = append(all, r)
 			return nil
 		})
 	})
-	if err != nil {
-		return nil, &DamagedError{s.file.path, err}
-	}
-	return all, nil
+	return all, err
 }
 
 // readPod takes a record that says of itself what its key says, and in which each container holds what it asks for.
@@ -60,28 +66,24 @@ func readPod(uid device.PodUID, value []byte) (r device.PodRecord, err error) {
 
 // SavePods makes save durable and forgets the pods in forget, in one commit.
 func (s *Store) SavePods(save []device.PodRecord, forget []device.PodUID) error {
-	return s.update(func(tx *bolt.Tx) (bool, error) { return savePods(tx, save, forget) })
+	return s.update(func(d *draft) error { return savePods(d, save, forget) })
 }
 
-func savePods(tx *bolt.Tx, save []device.PodRecord, forget []device.PodUID) (changed bool, err error) {
-	b := tx.Bucket(podsBucket)
+func savePods(d *draft, save []device.PodRecord, forget []device.PodUID) error {
+	pods := d.shelf(podsBucket)
 	for _, r := range save {
 		value, err := json.Marshal(r)
-		if err != nil {
-			return false, fmt.Errorf("pod %s: %w", r.Demand.Pod, err)
+		if err == nil {
+			err = pods.put([]byte(r.Demand.Pod.UID), value)
 		}
-		did, err := put(b, []byte(r.Demand.Pod.UID), value)
 		if err != nil {
-			return false, fmt.Errorf("pod %s: %w", r.Demand.Pod, err)
+			return fmt.Errorf("pod %s: %w", r.Demand.Pod, err)
 		}
-		changed = changed || did
 	}
 	for _, uid := range forget {
-		did, err := remove(b, []byte(uid))
-		if err != nil {
-			return false, fmt.Errorf("pod %s: %w", uid, err)
+		if err := pods.remove([]byte(uid)); err != nil {
+			return fmt.Errorf("pod %s: %w", uid, err)
 		}
-		changed = changed || did
 	}
-	return changed, nil
+	return nil
 }

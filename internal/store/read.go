@@ -3,7 +3,6 @@ package store
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -22,37 +21,44 @@ type Books struct {
 // Read gives what the books in dir hold, and changes nothing in them. It needs them for itself, and fails as Open does, with
 // fs.ErrNotExist where there are none.
 func Read(dir string, log *slog.Logger) (b Books, err error) {
-	fail := func(err error) (Books, error) { return Books{}, err }
 	path := filepath.Join(dir, fileName)
 	if _, err := os.Stat(path); err != nil {
-		return fail(err)
+		return Books{}, err
 	}
 	l, err := takeLock(filepath.Join(dir, lockName))
 	if err != nil {
-		return fail(err)
+		return Books{}, err
 	}
 	defer func() { err = errors.Join(err, l.release()) }()
-	switch have, err := inspect(path); {
-	case errors.Is(err, fs.ErrNotExist):
-		return fail(err)
-	case err != nil:
-		return fail(&DamagedError{path, err})
-	case have > uint64(len(migrations)):
-		return fail(&VersionError{path, have, uint64(len(migrations))})
-	case have < uint64(len(migrations)):
-		return fail(fmt.Errorf("state file %s is of an older devmgrd (schema version %d): start devmgrd once, which brings it up to date", path, have))
-	}
-	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true, Timeout: options().Timeout})
+	found, err := inspect(path)
 	if err != nil {
-		return fail(fmt.Errorf("opening the state file %s: %w", path, err))
+		return Books{}, err
 	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	s := &Store{db: db, file: original{path: path}, log: log}
-	if b.Plugins, err = s.Plugins(); err != nil {
-		return fail(err)
+	if found.version < uint64(len(migrations)) {
+		return Books{}, fmt.Errorf("state file %s is of an older devmgrd (schema version %d): start devmgrd once, which brings it up to date", path, found.version)
 	}
-	if b.Pods, err = s.Pods(); err != nil {
-		return fail(err)
+	return readFile(path, log)
+}
+
+// readFile reads a file that has been inspected, without the right to write.
+func readFile(path string, log *slog.Logger) (Books, error) {
+	o := options()
+	o.ReadOnly = true
+	db, err := bolt.Open(path, 0o600, o)
+	if err != nil {
+		return Books{}, fmt.Errorf("opening the state file %s: %w", path, err)
+	}
+	b, err := readBooks(db, path, log)
+	return b, errors.Join(err, db.Close())
+}
+
+// readBooks reads all that an open file holds.
+func readBooks(db *bolt.DB, path string, log *slog.Logger) (b Books, err error) {
+	if b.Pods, err = readPods(db); err == nil {
+		b.Plugins, err = readPlugins(db, log)
+	}
+	if err != nil {
+		return Books{}, &DamagedError{path, err}
 	}
 	return b, nil
 }

@@ -3,17 +3,20 @@ package store
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 )
 
-// Config is what Open needs.
+// Config is what Open and Recover need.
 type Config struct {
 	Dir     string // the state directory; made, closed to others, if it is missing
 	Log     *slog.Logger
@@ -22,13 +25,17 @@ type Config struct {
 
 // A Store is the open state file. Its methods may be called from several goroutines.
 type Store struct {
-	db      *bolt.DB
-	file    original
+	path    string
 	lock    *lock
 	log     *slog.Logger
 	commits prometheus.Histogram
 
-	mu      sync.Mutex // guards failure
+	writing sync.Mutex // held by whoever uses what follows; bbolt has one writer at a time anyway
+	db      *bolt.DB   // nil: the file could not be opened yet
+	sum     uint64     // of the records that it held when it was opened or, without db, read
+
+	mu      sync.Mutex // guards what follows
+	file    original   // the zero value: there is none yet
 	failure error      // of the latest write; nil: it succeeded
 }
 
@@ -39,8 +46,47 @@ const (
 )
 
 // Open opens the books in c.Dir, or starts empty ones where there are none. It fails with a *LockedError, a
-// *VersionError or a *DamagedError where somebody has to decide, and leaves the file alone then.
+// *VersionError, a *ForeignError or a *DamagedError where somebody has to decide, and leaves the file alone then.
 func Open(c Config) (*Store, error) {
+	s, err := prepare(c)
+	if err != nil {
+		return nil, err
+	}
+	o, err := openFile(s.path, c.Log)
+	if err != nil {
+		return nil, errors.Join(err, s.lock.release())
+	}
+	s.use(o)
+	s.register(c)
+	return s, nil
+}
+
+// Recover is Open for a daemon that has to go on whatever has become of its books, and gives what they hold.
+//
+// A damaged file is set aside, and new books are started: what can still be read of it is not to be trusted. Where the
+// disk is full or cannot be written, what the file holds is given all the same, and writing fails until there is room.
+func Recover(c Config) (*Store, Books, error) {
+	s, err := prepare(c)
+	if err != nil {
+		return nil, Books{}, err
+	}
+	o, has, err := s.mend()
+	if err == nil {
+		s.use(o)
+	} else if passes(err) {
+		s.log.Error("the state file cannot be written; pods wait for their devices until it can", "err", err)
+		s.failure = err
+		has, err = s.readOnly()
+	}
+	if err != nil {
+		return nil, Books{}, errors.Join(err, s.lock.release())
+	}
+	s.register(c)
+	return s, has, nil
+}
+
+// prepare makes a Store without a file.
+func prepare(c Config) (*Store, error) {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the state directory: %w", err)
 	}
@@ -48,80 +94,105 @@ func Open(c Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{lock: l, log: c.Log, commits: prometheus.NewHistogram(prometheus.HistogramOpts{
+	return &Store{path: filepath.Join(c.Dir, fileName), lock: l, log: c.Log, commits: prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "devmgrd_store_commit_duration_seconds",
 		Help:    "Time of one durable commit to the state file, waiting for the disk included.",
 		Buckets: prometheus.ExponentialBuckets(0.0001, 2, 15), // 0.1 ms to 1.6 s
-	})}
-	path := filepath.Join(c.Dir, fileName)
-	if s.db, s.file, err = openFile(path, c.Log); err != nil {
-		l.release()
-		return nil, err
+	})}, nil
+}
+
+func (s *Store) register(c Config) {
+	if c.Metrics == nil {
+		return
 	}
-	if c.Metrics != nil {
-		c.Metrics.MustRegister(s.commits)
+	c.Metrics.MustRegister(s.commits, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "devmgrd_store_damaged_files",
+		Help: "Damaged state files that have been set aside and are still in the state directory.",
+	}, s.damagedFiles))
+}
+
+// damagedFiles counts what has been set aside. A directory that cannot be read has none, and fails elsewhere.
+func (s *Store) damagedFiles() float64 {
+	entries, _ := os.ReadDir(filepath.Dir(s.path))
+	n := 0
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), fileName+damagedName) {
+			n++
+		}
 	}
-	return s, nil
+	return float64(n)
+}
+
+// mend opens the file and reads it. If it is damaged it is set aside for a new one.
+func (s *Store) mend() (opened, Books, error) {
+	o, err := openFile(s.path, s.log)
+	if err == nil {
+		var has Books
+		if has, err = readBooks(o.db, s.path, s.log); err == nil {
+			return o, has, nil
+		}
+		err = errors.Join(err, o.db.Close())
+	}
+	var damage *DamagedError
+	if !errors.As(err, &damage) {
+		return opened{}, Books{}, err
+	}
+	to, err := setAside(s.path, time.Now())
+	if err != nil {
+		return opened{}, Books{}, fmt.Errorf("%w; setting it aside: %w", damage, err)
+	}
+	s.log.Error("the state file is damaged and has been set aside; who holds what is rebuilt from what the runtime has",
+		"file", s.path, "set aside", to, "err", damage.Err)
+	o, err = openFile(s.path, s.log)
+	return o, Books{}, err
+}
+
+// readOnly gives what a file holds that cannot be written. One that is not there or that is damaged holds nothing: it is
+// made, or set aside, as soon as that can be.
+func (s *Store) readOnly() (Books, error) {
+	var has Books
+	found, err := inspect(s.path)
+	if err == nil {
+		has, err = readFile(s.path, s.log)
+	}
+	if errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*DamagedError)) {
+		return Books{}, nil
+	}
+	s.sum = found.sum
+	return has, err
+}
+
+// passes tells whether an error is one of a disk that may be put right while we wait.
+func passes(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS)
+}
+
+func (s *Store) use(o opened) {
+	s.db, s.sum = o.db, o.sum
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.file = o.file
 }
 
 // Close closes the file and gives the lock back.
-func (s *Store) Close() error { return errors.Join(s.db.Close(), s.lock.release()) }
+func (s *Store) Close() error {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	var err error
+	if s.db != nil {
+		err = s.db.Close()
+	}
+	return errors.Join(err, s.lock.release())
+}
 
 // Check gives nil while the books can be kept as far as anybody knows, and otherwise says why not, for /readyz: the
 // file is not ours any more, or the latest write has failed. A full disk is noticed by the next write.
 func (s *Store) Check() error {
-	if err := s.file.check(); err != nil {
-		return err
-	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.failure
-}
-
-// errUnchanged rolls back a transaction that would write what is there already.
-var errUnchanged = errors.New("nothing changed")
-
-// update runs change in one transaction and commits it, durably, if change says that there is something to commit.
-// It fails if the open file is not the one at its path any more, since nothing in it is durable then.
-func (s *Store) update(change func(*bolt.Tx) (bool, error)) error {
-	start := time.Now()
-	err := s.db.Update(func(tx *bolt.Tx) error {
-		changed, err := change(tx)
-		if err == nil {
-			err = s.file.check()
-		}
-		if err == nil && !changed {
-			err = errUnchanged
-		}
-		return err
-	})
-	if errors.Is(err, errUnchanged) {
-		return nil
-	}
-	if err != nil && !errors.As(err, new(*StrayError)) {
-		err = fmt.Errorf("writing the state file %s: %w", s.file.path, err)
-	}
-	s.mu.Lock()
-	s.failure = err
+	file, failure := s.file, s.failure
 	s.mu.Unlock()
-	if err == nil {
-		s.commits.Observe(time.Since(start).Seconds())
+	if err := file.check(); err != nil {
+		return err
 	}
-	return err
-}
-
-// put writes value under key unless it is there already, and tells whether it wrote.
-func put(b *bolt.Bucket, key, value []byte) (bool, error) {
-	if old := b.Get(key); old != nil && string(old) == string(value) {
-		return false, nil
-	}
-	return true, b.Put(key, value)
-}
-
-// remove deletes key if it is there, and tells whether it was.
-func remove(b *bolt.Bucket, key []byte) (bool, error) {
-	if b.Get(key) == nil {
-		return false, nil
-	}
-	return true, b.Delete(key)
+	return failure
 }

@@ -43,8 +43,8 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 			asked += limit(&p)
 		}
 	}
-	shown, err := v.shown(ctx)
-	if err != nil || shown >= asked {
+	shown, there, err := v.shown(ctx)
+	if err != nil || shown >= asked || !there {
 		v.short, v.told = time.Time{}, false
 		return
 	}
@@ -57,14 +57,16 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 	}
 }
 
-// shown is the lesser of capacity and allocatable.
-func (v *apiView) shown(ctx context.Context) (int64, error) {
+// shown is the lesser of capacity and allocatable. A number that is not there is no number that falls short: a kubelet
+// admits what it finds no number of. devmgrd takes one off the Node for a second before it shows a lower one.
+func (v *apiView) shown(ctx context.Context) (n int64, there bool, err error) {
 	node, err := v.cluster.Client().CoreV1().Nodes().Get(ctx, v.cluster.NodeName(), metav1.GetOptions{})
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
-	capacity, allocatable := node.Status.Capacity[resourceName], node.Status.Allocatable[resourceName]
-	return min(capacity.Value(), allocatable.Value()), nil
+	capacity, shown := node.Status.Capacity[resourceName]
+	allocatable, also := node.Status.Allocatable[resourceName]
+	return min(capacity.Value(), allocatable.Value()), shown && also, nil
 }
 
 func limit(p *corev1.Pod) int64 {

@@ -420,7 +420,7 @@ func (w *world) forget(name string) {
 
 func (w *world) shows(ctx context.Context, want int64) (bool, string) {
 	v := apiView{cluster: w.Cluster}
-	got, err := v.shown(ctx)
+	got, _, err := v.shown(ctx)
 	if err != nil {
 		return false, err.Error()
 	}

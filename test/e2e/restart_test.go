@@ -186,31 +186,6 @@ func TestASecondDevmgrd(t *testing.T) {
 	r.run("a", gpu, 1)
 }
 
-// A state file that cannot be used is refused, and stays as it is.
-func TestADamagedStateFile(t *testing.T) {
-	r := start(t)
-	r.must(r.Devmgrd.Stop(10 * time.Second))
-	path := filepath.Join(node.StateDir, "state.db")
-	good, err := os.ReadFile(path)
-	r.must(err)
-	bad := []byte(strings.Repeat("garbage ", 1000))
-	r.must(os.WriteFile(path, bad, 0o600))
-	r.must(r.Devmgrd.Start(r.ctx))
-	if err := r.Devmgrd.Wait(r.soon(20 * time.Second)); err == nil || !strings.Contains(err.Error(), "exit status 1") {
-		t.Errorf("it ended with %v, want exit status 1", err)
-	}
-	for _, want := range []string{path, "cannot be read", "backup"} {
-		if !strings.Contains(r.Tail(), want) {
-			t.Errorf("the message lacks %q:\n%s", want, r.Tail())
-		}
-	}
-	if now, err := os.ReadFile(path); err != nil || string(now) != string(bad) {
-		t.Errorf("the file has changed (%v)", err)
-	}
-	r.must(os.WriteFile(path, good, 0o600))
-	r.must(r.StartDevmgrd(r.ctx))
-}
-
 // The books are gone, and containers run: their stamps tell what they hold, and nobody else gets it.
 func TestALostStateFile(t *testing.T) {
 	r := start(t)

@@ -1,0 +1,80 @@
+package allocator_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// On a disk that is really full pods wait, and nothing can be seen that is not on it. When there is room they are served by
+// themselves.
+func TestAFullDisk(t *testing.T) {
+	var missing error
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 3)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		filler := filepath.Join(r.dir, "filler")
+		f, err := os.Create(filler)
+		for err == nil {
+			_, err = f.Write(make([]byte, 4096))
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+		large := app(gpu, 1)
+		large.Env = []string{strings.Repeat("X", 100<<10)} // it does not fit in where there was something else
+		for _, name := range []string{"b", "c"} {
+			r.bind(name, large)
+		}
+		for range 5 {
+			r.after(20 * time.Second)
+			r.expect("a", "main", "ready vendor.com/gpu[d0]")
+			for _, name := range []string{"b", "c"} {
+				if got := r.stands(name, "main"); got != "waiting StoreUnavailable" && got != "busy Allocating" {
+					t.Errorf("%s stands %q", name, got)
+				}
+			}
+			if onDisk, err := r.store.Pods(); err != nil || len(onDisk) != 1 || !reflect.DeepEqual(onDisk[0].Demand.Pod.UID, device.PodUID("a")) {
+				t.Errorf("on disk are %+v, %v", onDisk, err)
+			}
+			if r.store.Check() == nil {
+				t.Error("the store says that all is well")
+			}
+			r.check()
+		}
+		if err := os.Remove(filler); err != nil {
+			t.Fatal(err)
+		}
+		r.after(time.Minute)
+		r.expect("b", "main", "ready vendor.com/gpu[d1]")
+		r.expect("c", "main", "ready vendor.com/gpu[d2]")
+		r.check()
+		r.restart()
+		r.expect("c", "main", "ready vendor.com/gpu[d2]")
+	}, func(r *rig) {
+		if missing = unix.Mount("none", r.dir, "tmpfs", 0, "size=1m"); missing != nil {
+			r.t.SkipNow()
+		}
+		t.Cleanup(func() {
+			if err := unix.Unmount(r.dir, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
+	})
+	if missing != nil {
+		t.Skipf("NOT CHECKED: a full disk; mounting one takes root: %v", missing)
+	}
+}

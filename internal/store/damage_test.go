@@ -1,0 +1,461 @@
+package store_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+// recover opens the books as the daemon does, and gives what it says.
+func recover(t testing.TB, dir string) (s *store.Store, has store.Books, log *bytes.Buffer, metrics *prometheus.Registry) {
+	t.Helper()
+	log, metrics = &bytes.Buffer{}, prometheus.NewRegistry()
+	s, has, err := store.Recover(store.Config{Dir: dir, Log: slog.New(slog.NewTextHandler(log, nil)), Metrics: metrics})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s, has, log, metrics
+}
+
+// damagedFiles gives the metric of that name.
+func damagedFiles(t *testing.T, metrics *prometheus.Registry) float64 {
+	t.Helper()
+	families, err := metrics.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "devmgrd_store_damaged_files" {
+			return f.Metric[0].Gauge.GetValue()
+		}
+	}
+	t.Fatal("there is no metric of damaged files")
+	return 0
+}
+
+// some writes books of several pages into a directory, and gives them and the file.
+func some(t testing.TB, dir string) (store.Books, []byte) {
+	t.Helper()
+	s := open(t, dir)
+	var b store.Books
+	for i := range 40 {
+		b.Pods = append(b.Pods, pod(fmt.Sprintf("%04d", i)))
+	}
+	many := device.PluginRecord{Resource: "a.com/many", Endpoint: "m.sock", Reported: true}
+	for i := range 300 {
+		many.Devices = append(many.Devices, device.Device{ID: device.ID(fmt.Sprintf("GPU-%08d", i)), Healthy: i%3 > 0, NUMA: []int{i % 2}})
+	}
+	b.Plugins = []device.PluginRecord{many, {Resource: "b.com/none", Endpoint: "/run/n.sock"}}
+	for _, p := range b.Pods { // one commit each, so that there are free pages
+		if err := s.SavePods([]device.PodRecord{p}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range b.Plugins {
+		if err := s.SavePlugin(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "state.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b, data
+}
+
+// A damaged file is set aside as it is, with a word in the log, and the daemon goes on with new books.
+func TestADamagedFileIsSetAside(t *testing.T) {
+	// where gives the offset of the first page of a kind: 1 for branches, 2 for leaves.
+	where := func(t *testing.T, data []byte, kind byte) int {
+		for at := 2 * 4096; at < len(data); at += 4096 {
+			if data[at+8] == kind && data[at+10] > 1 {
+				return at
+			}
+		}
+		t.Fatal("there is no such page")
+		return 0
+	}
+	for name, damage := range map[string]func(*testing.T, []byte) []byte{
+		"empty": func(*testing.T, []byte) []byte { return nil },
+		"text":  func(*testing.T, []byte) []byte { return []byte(strings.Repeat("not a database\n", 1000)) },
+		"zeros": func(_ *testing.T, d []byte) []byte { return make([]byte, len(d)) },
+		"short": func(_ *testing.T, d []byte) []byte { return d[:100] },
+		"cut":   func(_ *testing.T, d []byte) []byte { return d[:len(d)/2] },
+		"garbled": func(_ *testing.T, d []byte) []byte {
+			return append(d[:2*4096], bytes.Repeat([]byte("x"), len(d)-2*4096)...)
+		},
+		// bbolt would go back to the commit before, and never say so.
+		"newest header": func(_ *testing.T, d []byte) []byte {
+			newest := 0
+			if d[4096+16+48] > d[16+48] {
+				newest = 4096
+			}
+			d[newest+16+48]++
+			return d
+		},
+		// bbolt would go round in it until the stack is full, which ends the process.
+		"round in circles": func(t *testing.T, d []byte) []byte {
+			at := where(t, d, 1)
+			copy(d[at+16+8:], d[at:at+8])
+			return d
+		},
+		// bbolt would read what is not there, which ends the process.
+		"far away": func(t *testing.T, d []byte) []byte {
+			d[where(t, d, 2)+16+7] = 0x7f
+			return d
+		},
+		"a device ID": func(_ *testing.T, d []byte) []byte { return bytes.ReplaceAll(d, []byte(`"dev-1"`), []byte(`"dev-3"`)) },
+		"a page has lost entries": func(t *testing.T, d []byte) []byte {
+			d[where(t, d, 2)+10]--
+			return d
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "state.db")
+			_, data := some(t, dir)
+			data = damage(t, data)
+			if err := os.WriteFile(path, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s, has, log, metrics := recover(t, dir)
+			if len(has.Pods)+len(has.Plugins) > 0 {
+				t.Errorf("it is trusted: %d pods and %d plugins are read", len(has.Pods), len(has.Plugins))
+			}
+			aside, _ := filepath.Glob(path + ".damaged-*")
+			if len(aside) != 1 {
+				t.Fatalf("set aside are %q", aside)
+			}
+			if kept, err := os.ReadFile(aside[0]); err != nil || !bytes.Equal(kept, data) {
+				t.Errorf("what was set aside is not what was there (%v)", err)
+			}
+			for _, want := range []string{"level=ERROR", path, aside[0], "err="} {
+				if !strings.Contains(log.String(), want) {
+					t.Errorf("the log does not say %s:\n%s", want, log)
+				}
+			}
+			if n := damagedFiles(t, metrics); n != 1 {
+				t.Errorf("the metric says %v", n)
+			}
+			if err := errors.Join(s.Check(), s.SavePods([]device.PodRecord{pod("a")}, nil)); err != nil {
+				t.Errorf("the new books: %v", err)
+			}
+			s = reopen(t, s, dir)
+			if pods, err := s.Pods(); err != nil || !reflect.DeepEqual(pods, []device.PodRecord{pod("a")}) {
+				t.Errorf("the new books hold %v, %v", pods, err)
+			}
+		})
+	}
+}
+
+// A pod's record that is what was written and cannot be read is damage, too: all of the file is set aside.
+func TestAnUnreadablePodIsDamage(t *testing.T) {
+	dir := t.TempDir()
+	some(t, dir)
+	s := open(t, dir)
+	if err := errors.Join(s.Spoil(`{"demand":{"pod":{"uid":"other"}}}`, "pods", "0007"), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	s, has, log, _ := recover(t, dir)
+	if len(has.Pods)+len(has.Plugins) > 0 || !strings.Contains(log.String(), "0007") {
+		t.Errorf("read %d pods and said:\n%s", len(has.Pods), log)
+	}
+	if pods, err := s.Pods(); err != nil || len(pods) > 0 {
+		t.Errorf("the new books hold %v, %v", pods, err)
+	}
+}
+
+// A file that the disk does not give is damaged.
+func TestADiskThatFailsToRead(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "state.db")
+	if err := os.Symlink("/proc/self/mem", path); err != nil { // reading where nothing is mapped is EIO, as of a bad sector
+		t.Fatal(err)
+	}
+	if _, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)}); !errors.As(err, new(*store.DamagedError)) || !errors.Is(err, unix.EIO) {
+		t.Fatalf("Open: %v", err)
+	}
+	_, _, _, metrics := recover(t, dir)
+	if n := damagedFiles(t, metrics); n != 1 {
+		t.Errorf("%v files are set aside", n)
+	}
+}
+
+// Nothing that has been set aside is ever overwritten, and somebody who tidies up is seen.
+func TestManyDamagedFiles(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "state.db")
+	for i := range 5 {
+		if err := os.WriteFile(path, []byte(fmt.Sprint("damage ", i)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s, _, _, metrics := recover(t, dir)
+		if n := damagedFiles(t, metrics); n != float64(i+1) {
+			t.Errorf("%v files are set aside, want %d", n, i+1)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	aside, _ := filepath.Glob(path + ".damaged-*")
+	kept := map[string]bool{}
+	for _, name := range aside {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		kept[string(data)] = true
+	}
+	if len(kept) != 5 {
+		t.Errorf("kept are %v in %q", kept, aside)
+	}
+	_, _, _, metrics := recover(t, dir)
+	for _, name := range aside {
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := damagedFiles(t, metrics); n != 0 {
+		t.Errorf("%v files are said to be set aside after somebody has removed them", n)
+	}
+}
+
+// A file that is none of ours to judge stops the daemon, and so does one that another program works with.
+func TestRecoverLeavesOtherFilesAlone(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "state.db")
+	refused := func(want string) {
+		t.Helper()
+		before, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, err = store.Recover(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Recover: %v; want %q", err, want)
+		}
+		if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, before) {
+			t.Errorf("the file has changed (%v)", err)
+		}
+		if all, _ := filepath.Glob(path + "*"); len(all) != 1 {
+			t.Errorf("there are now %q", all)
+		}
+	}
+	db, err := bolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(db.Update(func(tx *bolt.Tx) error {
+		for _, name := range []string{"meta", "key", "lease"} { // etcd's
+			if _, err := tx.CreateBucket([]byte(name)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}), db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	refused("belongs to another program")
+
+	_, good := some(t, t.TempDir())
+	if err := os.WriteFile(path, good, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	refused("in use by another program")
+	go func() { // a former devmgrd that is about to end
+		time.Sleep(100 * time.Millisecond)
+		f.Close()
+	}()
+	if _, has, _, _ := recover(t, dir); len(has.Pods) == 0 {
+		t.Error("it was not waited for")
+	}
+}
+
+// reads fails unless a file with this content is refused as damaged, or is read as if nothing were wrong with it.
+func reads(t testing.TB, data []byte, want store.Books) {
+	t.Helper()
+	err := store.Judge(data)
+	if err != nil {
+		if !errors.As(err, new(*store.DamagedError)) {
+			t.Errorf("it is not taken for damage: %v", err)
+		}
+		return
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "state.db")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, has, log, _ := recover(t, dir)
+	if !reflect.DeepEqual(has, want) {
+		t.Errorf("what was read is not what was written, and nobody says so:\n%s", log)
+	}
+	// It can be written, too.
+	if err := s.SavePods([]device.PodRecord{pod("new")}, []device.PodUID{"0001"}); err != nil {
+		t.Error(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if data, err := os.ReadFile(path); err != nil || store.Judge(data) != nil {
+		t.Errorf("after a write: %v, %v", err, store.Judge(data))
+	}
+}
+
+// Whichever bit of the file flips, that is noticed, or it is one that means nothing. Not all are tried each time: those at
+// the beginning of a page, where it says what it is and where its elements are, and a few others.
+func TestFlippedBits(t *testing.T) {
+	want, good := some(t, t.TempDir())
+	if err := store.Judge(good); err != nil {
+		t.Fatal(err)
+	}
+	dice := rand.New(rand.NewPCG(1, 2))
+	for page := 0; page < len(good); page += 4096 {
+		t.Run(fmt.Sprint("page=", page/4096), func(t *testing.T) {
+			for i := range 60 {
+				at, bit := i, i%8
+				if i >= 48 {
+					at, bit = dice.IntN(4096), dice.IntN(8)
+				}
+				data := bytes.Clone(good)
+				data[page+at] ^= 1 << bit
+				if reads(t, data, want); t.Failed() {
+					t.Fatalf("bit %d of byte %d", bit, at)
+				}
+			}
+		})
+	}
+}
+
+// FuzzStateFile puts a few other bytes somewhere into a file.
+func FuzzStateFile(f *testing.F) {
+	want, good := some(f, f.TempDir())
+	f.Add(uint32(16), []byte{0xee})
+	f.Add(uint32(4096+8), []byte{0x01})
+	f.Add(uint32(3*4096+10), []byte{0xff, 0xff, 0xff})
+	f.Add(uint32(len(good)), []byte("more"))
+	f.Fuzz(func(t *testing.T, at uint32, patch []byte) {
+		from := int(at) % (len(good) + 1)
+		data := append(bytes.Clone(good[:from]), patch...)
+		if len(data) < len(good) {
+			data = append(data, good[len(data):]...)
+		}
+		reads(t, data, want)
+	})
+}
+
+// A file of version 1, as it was written by the devmgrd of that time, is brought up to date with all that it holds.
+func TestMigrationFromVersion1(t *testing.T) {
+	f, err := os.Open("testdata/version-1.db.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "state.db")
+	if err := os.WriteFile(path, old, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want := store.Books{
+		Pods: []device.PodRecord{pod("a"), pod("b"), pod("c")},
+		Plugins: []device.PluginRecord{
+			{Resource: "a.com/x", Endpoint: "x.sock", Reported: true, Devices: []device.Device{{ID: "1", Healthy: true, NUMA: []int{0, 300}}, {ID: "3"}}},
+			{Resource: "b.com/y", Endpoint: "/run/y.sock"},
+		},
+	}
+	for range 2 { // the second time it is of version 2, with a sum
+		s, has, _, _ := recover(t, dir)
+		if !reflect.DeepEqual(has, want) {
+			t.Errorf("it holds %+v, want %+v", has, want)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	now, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Judge(bytes.ReplaceAll(now, []byte("pod-a"), []byte("pod-x"))); !errors.As(err, new(*store.DamagedError)) {
+		t.Errorf("it has no sum of what it held before: %v", err)
+	}
+	// Damage to the version is no reason to take the file for a newer devmgrd's.
+	for bit := range 8 {
+		version := "version\x00\x00\x00\x00\x00\x00\x00"
+		data := bytes.ReplaceAll(old, []byte(version+"\x01"), []byte(version+string([]byte{1 ^ 1<<bit})))
+		if err := store.Judge(data); !errors.As(err, new(*store.DamagedError)) {
+			t.Errorf("with bit %d of the version: %v", bit, err)
+		}
+	}
+}
+
+// However the records change, the sum is theirs.
+func TestTheSumIsKept(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	dice := rand.New(rand.NewPCG(3, 4))
+	for i := range 300 {
+		var err error
+		switch dice.IntN(3) {
+		case 0:
+			err = s.SavePods([]device.PodRecord{pod(fmt.Sprint(dice.IntN(20))), pod(fmt.Sprint(dice.IntN(20)))}, []device.PodUID{device.PodUID(fmt.Sprint(dice.IntN(20)))})
+		case 1:
+			r := device.PluginRecord{Resource: device.ResourceName(fmt.Sprint("a.com/", dice.IntN(3))), Endpoint: fmt.Sprint(dice.IntN(3)), Reported: true}
+			for id := range 200 {
+				if dice.IntN(2) == 0 {
+					r.Devices = append(r.Devices, device.Device{ID: device.ID(fmt.Sprintf("%03d", id)), Healthy: dice.IntN(2) == 0})
+				}
+			}
+			err = s.SavePlugin(r)
+		case 2:
+			err = s.SaveAll([]device.PodRecord{pod("all")}, []device.PluginRecord{{Resource: "a.com/0", Endpoint: fmt.Sprint(i)}})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(filepath.Join(dir, "state.db"))
+		if err == nil {
+			err = store.Judge(data)
+		}
+		if err != nil {
+			t.Fatalf("after step %d: %v", i, err)
+		}
+	}
+}
