@@ -39,7 +39,7 @@ e2e-chaos:
 
 test: ## All tests: unit, integration, a little fuzzing, and end to end (root).
 	$(MAKE) check
-	$(MAKE) fuzz FUZZTIME=2s
+	$(MAKE) fuzz FUZZTIME=1000x # by time it fails at times at the end of the time (go.dev/issue/75804)
 	$(MAKE) e2e
 
 chaos: ## Random faults (root): N=20 sequences, SEED=17 one again, KUBELET=1 against the kubelet's device manager.
