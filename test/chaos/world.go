@@ -48,7 +48,6 @@ type world struct {
 	named   int
 	later   sync.WaitGroup // what ends by itself, or when all is mended
 	mending chan struct{}  // closed when it is
-	full    bool           // the disk
 	cut     bool           // the API server has been away
 
 	watching context.CancelFunc
@@ -181,10 +180,6 @@ func (w *world) tell(format string, args ...any) {
 // say notes that something is wrong.
 func (w *world) say(kind, what string) {
 	w.mu.Lock()
-	if kind == crash && w.full {
-		w.mu.Unlock()
-		return // without room for its books it may refuse to start
-	}
 	w.now[kind]++
 	w.wrongs[kind]++
 	w.mu.Unlock()
@@ -310,9 +305,6 @@ func (w *world) mend(ctx context.Context) {
 	if err != nil {
 		w.say(stuck, err.Error())
 	}
-	w.mu.Lock()
-	w.full = false
-	w.mu.Unlock()
 }
 
 // settle waits until what should run runs, ends it all, and looks whether everything can be had then.
