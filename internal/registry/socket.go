@@ -36,6 +36,9 @@ func (r *Registry) listen() error {
 	if handed := r.cfg.Listener; handed != nil {
 		info, err := os.Lstat(path)
 		if err == nil {
+			err = reached(path)
+		}
+		if err == nil {
 			r.adopt(handed, info)
 			return nil
 		}
@@ -54,6 +57,16 @@ func (r *Registry) listen() error {
 	}
 	r.adopt(listener, info)
 	return nil
+}
+
+// reached fails if nobody listens at the path. Then a socket that was handed over is another one: its file has been removed
+// meanwhile, and what is at the path now is what the process before this one has put back.
+func reached(path string) error {
+	conn, err := net.DialTimeout("unix", path, time.Second)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
 }
 
 // adopt makes l the registration socket, in place of one whose file has gone.

@@ -104,6 +104,30 @@ func TestListenerHandedOver(t *testing.T) {
 	}
 }
 
+// Its file was removed once, and the process before us has put another one back, which died with it. The socket that
+// systemd still holds leads nowhere.
+func TestListenerHandedOverWithoutItsFile(t *testing.T) {
+	dir := socketDir(t)
+	path := filepath.Join(dir, "kubelet.sock")
+	bound := func() *net.UnixListener {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		return l
+	}
+	unit := bound()
+	defer unit.Close()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	bound().Close()
+	f := start(t, at(dir), func(c *registry.Config) { c.Listener = unit })
+	plugintest.Start(t, dir, gpu, plugintest.Devices(1)...)
+	f.eventually("the plugin serves", f.servesNumber(1))
+}
+
 // From the moment that kubelet.sock is there, nobody who dials it is refused.
 func TestSocketAcceptsWhenSeen(t *testing.T) {
 	dir := socketDir(t)
