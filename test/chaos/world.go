@@ -179,6 +179,9 @@ func (w *world) tell(format string, args ...any) {
 
 // say notes that something is wrong.
 func (w *world) say(kind, what string) {
+	if what == context.Canceled.Error() {
+		return // somebody has had enough
+	}
 	w.mu.Lock()
 	w.now[kind]++
 	w.wrongs[kind]++
@@ -200,6 +203,9 @@ func (w *world) play(ctx context.Context) int {
 		}
 		seed := w.options.seed + uint64(i)
 		n, took := w.sequence(ctx, seed)
+		if ctx.Err() != nil {
+			break
+		}
 		steps, played = steps+n, played+1
 		w.mu.Lock()
 		wrong, story := w.now, w.story
@@ -309,6 +315,9 @@ func (w *world) mend(ctx context.Context) {
 
 // settle waits until what should run runs, ends it all, and looks whether everything can be had then.
 func (w *world) settle(ctx context.Context) {
+	if ctx.Err() != nil {
+		return // somebody has had enough: nothing is known
+	}
 	if err := w.eventually(ctx, time.Minute, func() (bool, string) { return w.allRun(ctx) }); err != nil {
 		w.say(stuck, err.Error())
 	}
