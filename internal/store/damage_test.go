@@ -11,9 +11,9 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	bolt "go.etcd.io/bbolt"
@@ -291,8 +291,10 @@ func TestRecoverLeavesOtherFilesAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused("in use by another program")
-	go func() { // a former devmgrd that is about to end
-		time.Sleep(100 * time.Millisecond)
+	go func() { // a former devmgrd, which ends when the next one has the file open too
+		for opened(path) < 2 {
+			runtime.Gosched()
+		}
 		f.Close()
 	}()
 	if _, has, _, _ := recover(t, dir); len(has.Pods) == 0 {
@@ -458,4 +460,15 @@ func TestTheSumIsKept(t *testing.T) {
 			t.Fatalf("after step %d: %v", i, err)
 		}
 	}
+}
+
+// opened counts how often this process has a file open.
+func opened(path string) (n int) {
+	fds, _ := os.ReadDir("/proc/self/fd")
+	for _, fd := range fds {
+		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && to == path {
+			n++
+		}
+	}
+	return n
 }

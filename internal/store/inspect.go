@@ -53,7 +53,8 @@ func read(path string) ([]byte, error) {
 	return data.Bytes(), nil
 }
 
-// flock keeps writers away. A devmgrd that ends lets go of its lock a moment before it lets go of the state file.
+// flock keeps writers away. A devmgrd that ends lets go of its lock a moment before it lets go of the state file. The kernel
+// knows no wait for a lock that ends by itself, so it is tried again and again, as bbolt does, and only at the start.
 func flock(f *os.File) error {
 	for end := time.Now().Add(options().Timeout); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
