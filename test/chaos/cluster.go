@@ -16,13 +16,38 @@ import (
 // number reach us on two ways.
 const shortLimit = 3 * time.Second
 
+// aboveLimit is how long the Node may promise more than there is before that counts, while all whose word it takes run and
+// are not frozen: who has found the API server away may take 5 s to try again.
+const aboveLimit = 6 * time.Second
+
 // An apiView watches what the API server says of pods and of the Node.
 type apiView struct {
 	cluster *cluster.Cluster
 	say     func(kind, what string)
+	awake   func() bool // those whose word the Node's number needs: the plugin, and who publishes it
 	failed  map[string]bool
-	short   time.Time // since when the Node has shown too little
-	told    bool      // that has been counted
+	short   lasting // the Node shows too little
+	above   lasting // it shows too much
+}
+
+// lasting is something that counts once it has been so for a while.
+type lasting struct {
+	since time.Time
+	told  bool
+}
+
+// is tells whether it has just become so for longer than the limit.
+func (l *lasting) is(so bool, now time.Time, limit time.Duration) bool {
+	switch {
+	case !so:
+		*l = lasting{}
+	case l.since.IsZero():
+		l.since = now
+	case now.Sub(l.since) > limit && !l.told:
+		l.told = true
+		return true
+	}
+	return false
 }
 
 // look looks once. While the API server is away there is nothing to see.
@@ -31,6 +56,7 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 	defer cancel()
 	pods, err := v.cluster.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
 	if err != nil {
+		v.above = lasting{}
 		return
 	}
 	asked := int64(0)
@@ -44,16 +70,13 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 		}
 	}
 	shown, there, err := v.shown(ctx)
-	if err != nil || shown >= asked || !there {
-		v.short, v.told = time.Time{}, false
-		return
-	}
-	if v.short.IsZero() {
-		v.short = now
-	}
-	if now.Sub(v.short) > shortLimit && !v.told {
-		v.told = true
+	seen := err == nil && there
+	if v.short.is(seen && shown < asked, now, shortLimit) {
 		v.say(number, fmt.Sprintf("the Node shows %d, and its pods ask for %d", shown, asked))
+	}
+	usable := int64(readMood().usable())
+	if v.above.is(seen && shown > usable+asked && v.awake(), now, aboveLimit) {
+		v.say(promised, fmt.Sprintf("the Node shows %d, its pods ask for %d, and %d devices are usable", shown, asked, usable))
 	}
 }
 

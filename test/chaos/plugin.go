@@ -56,6 +56,9 @@ func readMood() (m Mood) {
 	return m
 }
 
+// usable is how many devices are listed and healthy.
+func (m Mood) usable() int { return deviceCount - max(m.Sick, m.Gone) }
+
 func (m Mood) devices() []*pluginapi.Device {
 	var all []*pluginapi.Device
 	for i := range deviceCount - m.Gone {

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/devmgrd/devmgrd/test/cluster"
 )
 
 // A holder is one process of a container of the tests.
@@ -63,16 +65,26 @@ func look(pid int) (holder, bool) {
 
 // startOf gives when a process started, in the kernel's words; "" if it has ended.
 func startOf(pid int) string {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if fields := stat(pid); len(fields) >= 20 && fields[0] != "Z" && fields[0] != "X" {
+		return fields[19]
+	}
+	return ""
+}
+
+// stat gives what the kernel says of a process, from its state on; nothing if it has ended.
+func stat(pid int) []string {
+	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return ""
+		return nil
 	}
-	_, rest, _ := strings.Cut(string(stat), ") ") // the name may hold anything but that
-	fields := strings.Fields(rest)
-	if len(fields) < 20 || fields[0] == "Z" || fields[0] == "X" {
-		return ""
-	}
-	return fields[19]
+	_, rest, _ := strings.Cut(string(line), ") ") // the name may hold anything but that
+	return strings.Fields(rest)
+}
+
+// awake tells whether a process runs and is not frozen.
+func awake(p *cluster.Process) bool {
+	fields := stat(p.Pid())
+	return p.Running() && len(fields) > 0 && fields[0] != "T"
 }
 
 func (h holder) alive() bool { return startOf(h.pid) == h.started }

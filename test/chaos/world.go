@@ -27,12 +27,13 @@ const (
 	bare     = "containers without their devices for more than 10 s"
 	twoHands = "devices in two hands"
 	number   = "times the Node showed less than its pods asked for, for 3 s"
+	promised = "times the Node showed more than was usable or asked for, for 6 s"
 	stuck    = "pods that did not run, or end, when all was well"
 	leak     = "devices that could not be had when all pods were gone"
 	crash    = "crashes of a process that nobody had killed"
 )
 
-var kinds = []string{failed, bare, twoHands, number, stuck, leak, crash}
+var kinds = []string{failed, bare, twoHands, number, promised, stuck, leak, crash}
 
 // A world is the node with all that can be broken on it. Its fields are the player's, but for what the mutex guards.
 type world struct {
@@ -131,7 +132,7 @@ func (w *world) watch() {
 	w.watching = cancel
 	w.watchers.Go(func() { w.keeper.Run(ctx) })
 	t := newTruth(w.say)
-	v := &apiView{cluster: w.Cluster, say: w.say, failed: map[string]bool{}}
+	v := &apiView{cluster: w.Cluster, say: w.say, awake: w.awake, failed: map[string]bool{}}
 	for _, look := range []func(time.Time){t.look, func(now time.Time) { v.look(ctx, now) }} {
 		w.watchers.Go(func() {
 			tick := time.NewTicker(200 * time.Millisecond)
@@ -146,6 +147,15 @@ func (w *world) watch() {
 			}
 		})
 	}
+}
+
+// awake tells whether the plugin and who publishes its devices run, and are not frozen.
+func (w *world) awake() bool {
+	publisher := w.devmgrd
+	if publisher == nil {
+		publisher = w.Kubelet
+	}
+	return awake(w.plugin) && awake(publisher)
 }
 
 func (w *world) stop() error {
