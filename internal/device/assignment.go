@@ -29,8 +29,10 @@ type Node struct {
 type Share struct {
 	Resource ResourceName `json:"resource"`
 	IDs      []ID         `json:"ids"` // ascending
-	Grant    Grant        `json:"grant"`
-	PreStart bool         `json:"preStart,omitempty"` // the plugin wants PreStartContainer before each start
+	// Near are the NUMA nodes of each of the IDs when they were assigned; nil: none of them has a place.
+	Near     [][]int `json:"near,omitempty"`
+	Grant    Grant   `json:"grant"`
+	PreStart bool    `json:"preStart,omitempty"` // the plugin wants PreStartContainer before each start
 }
 
 // An Assignment is all of a container's devices. A container has all that it asked for, or no assignment.
