@@ -88,6 +88,7 @@ type Allocator struct {
 	synced  bool                     // live is the whole truth
 	met     bool                     // it has been, at least once
 	listed  bool                     // every pod that is bound to the node is in pods
+	board   board
 
 	// strays are devices that containers run with and that the books do not know of, by pod, container and resource.
 	strays map[device.PodUID]map[string]device.Choice
@@ -123,6 +124,7 @@ func New(c Config) *Allocator {
 		live:     map[device.PodUID]tenant{},
 		strays:   map[device.PodUID]map[string]device.Choice{},
 		disputed: map[device.PodUID]map[string]device.Choice{},
+		board:    board{moved: make(chan struct{})},
 	}
 	for _, r := range c.Known {
 		p := &pod{demand: r.Demand, wanted: true, saved: true, bound: time.Now(), assigned: r.Assignments}
@@ -193,6 +195,7 @@ func (a *Allocator) refresh() {
 		p.accept(n.offer, n.listing)
 		a.wakeLocked(r, back)
 	}
+	a.board.move()
 	signal(a.changed)
 }
 

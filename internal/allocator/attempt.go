@@ -132,11 +132,19 @@ func (a *Allocator) ask(ctx context.Context, d device.PodDemand, choices map[str
 			if err != nil {
 				return nil, err
 			}
-			as.Shares = append(as.Shares, device.Share{Resource: r, IDs: choice[r], Grant: grant, PreStart: a.preStart(r)})
+			as.Shares = append(as.Shares, a.share(r, choice[r], grant))
 		}
 		all = append(all, as)
 	}
 	return all, nil
+}
+
+// share makes what the books keep of a plugin's answer, with what its offer says by now.
+func (a *Allocator) share(r device.ResourceName, ids []device.ID, g device.Grant) device.Share {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pools[r]
+	return device.Share{Resource: r, IDs: ids, Near: p.listing.nodes(ids), Grant: g, PreStart: p.offer.PreStart}
 }
 
 // save makes a pod's assignments durable in one commit.
@@ -166,6 +174,7 @@ func (a *Allocator) settle(p *pod, held hold, got []device.Assignment, err error
 	p.assigned, p.saved, p.later = got, true, nil
 	delete(a.unsaved, p.demand.Pod.UID)
 	a.settleLocked(p)
+	a.showLocked(p)
 	took := time.Since(p.bound)
 	a.metrics.admission.Observe(took.Seconds())
 	a.log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", summary(got), "took", took.Round(time.Microsecond))

@@ -158,6 +158,7 @@ func (a *Allocator) forgetLocked(p *pod) {
 		a.removeLocked(p)
 		return
 	}
+	a.showLocked(p)
 	// The API had lost sight of it and has it again: it starts anew.
 	if len(p.demand.Demands) > 0 {
 		a.queueLocked(p)

@@ -37,6 +37,10 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 				return fmt.Errorf("pod %s waits with %v, and a plan says %v", p.demand.Pod, p.wait, no)
 			}
 		}
+		if s := p.shown; s == nil || s.Pod != p.demand.Pod || s.Active != p.wanted || !slices.Equal(s.Containers, a.containersLocked(p)) ||
+			!reflect.DeepEqual(s.Assignments, p.assigned) {
+			return fmt.Errorf("pod %s: the board shows %+v of %+v", p.demand.Pod, s, p)
+		}
 		if (a.locals[uid] != nil) != p.demand.Local {
 			return fmt.Errorf("pod %s: local %v, and among the local ones %v", p.demand.Pod, p.demand.Local, a.locals[uid] != nil)
 		}

@@ -62,6 +62,7 @@ func (a *Allocator) mirrorLocked(d device.PodDemand) {
 	a.unmirrorLocked(d.Pod.UID)
 	a.mirrors[d.Pod.UID] = d
 	a.pools.request(d, 1)
+	a.showLocalLocked(d.Pod)
 	signal(a.changed)
 }
 
@@ -71,7 +72,17 @@ func (a *Allocator) unmirrorLocked(uid device.PodUID) bool {
 	if known {
 		delete(a.mirrors, uid)
 		a.pools.request(d, -1)
+		a.showLocalLocked(d.Pod)
 		signal(a.changed)
 	}
 	return known
+}
+
+// showLocalLocked has the board show what a mirror tells of its local pod.
+func (a *Allocator) showLocalLocked(mirror device.Pod) {
+	for _, p := range a.locals {
+		if p.demand.Pod.Namespace == mirror.Namespace && p.demand.Pod.Name == mirror.Name {
+			a.showLocked(p)
+		}
+	}
 }

@@ -38,6 +38,7 @@ type pod struct {
 	retry time.Time     // of parked: when to try again without any other cause; zero: never
 
 	starts map[string]*preparation // by container name
+	shown  *device.Holding         // what the board has of it
 }
 
 // complete tells whether each container has what it asks for.
@@ -145,8 +146,14 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		a.localLocked(p, d.Local)
 	}
 	p.told, p.heard = d.Local, time.Now()
+	if !slices.Equal(p.demand.Containers, d.Containers) { // the books were written by somebody who did not know them
+		p.demand.Containers = d.Containers
+		a.rememberLocked(p)
+		a.showLocked(p)
+	}
 	if !p.wanted {
 		p.wanted = true
+		a.showLocked(p)
 		delete(a.leavers, d.Pod.UID)
 		a.pools.request(p.demand, 1)
 		signal(a.changed)
@@ -173,6 +180,7 @@ func (a *Allocator) addLocked(p *pod) {
 	if a.pods[uid] = p; p.demand.Local {
 		a.locals[uid] = p
 	}
+	a.showLocked(p)
 }
 
 // localLocked has a pod be one of those of which the runtime tells, or of the others.
@@ -212,6 +220,7 @@ func (a *Allocator) admitLocked(p *pod) {
 func (a *Allocator) dropLocked(p *pod) {
 	if p.wanted {
 		p.wanted, p.left = false, time.Now()
+		a.showLocked(p)
 		a.pools.request(p.demand, -1)
 		signal(a.changed)
 	}
@@ -238,6 +247,7 @@ func (a *Allocator) removeLocked(p *pod) {
 	delete(a.locals, uid)
 	delete(a.unsaved, uid)
 	delete(a.leavers, uid)
+	a.showLocked(p)
 }
 
 // queueLocked has a pod planned at the next occasion.

@@ -115,6 +115,20 @@ func (l *listing) place(i int) int {
 	return int(l.of[i])
 }
 
+// nodes gives the NUMA nodes of each device; nil if none has a place.
+func (l *listing) nodes(ids []device.ID) [][]int {
+	var all [][]int
+	for i, id := range ids {
+		if at, listed := l.at[id]; listed && len(l.devices[at].NUMA) > 0 {
+			if all == nil {
+				all = make([][]int, len(ids))
+			}
+			all[i] = l.devices[at].NUMA
+		}
+	}
+	return all
+}
+
 func samePlaces(a, b []device.Device) bool {
 	return slices.EqualFunc(a, b, func(x, y device.Device) bool {
 		return len(x.NUMA) == len(y.NUMA) && (len(x.NUMA) == 0 || &x.NUMA[0] == &y.NUMA[0] || slices.Equal(x.NUMA, y.NUMA))

@@ -20,13 +20,6 @@ type preparation struct {
 	done    chan struct{} // closed when it has ended
 }
 
-// preStart tells whether the plugin of a resource wants PreStartContainer.
-func (a *Allocator) preStart(r device.ResourceName) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.pools[r].offer.PreStart
-}
-
 // preparesLocked gives the part of an assignment that has to be prepared before a start. Of what was taken over from a
 // kubelet nobody has written down whether its plugin wants that: the plugin itself says so, as long as it is there.
 func (a *Allocator) preparesLocked(as device.Assignment) []device.Share {

@@ -1,6 +1,7 @@
 package allocator_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -173,6 +174,10 @@ type rig struct {
 
 	topology allocator.Topology
 	metrics  *prometheus.Registry
+
+	reader   *allocator.Allocator              // what follow has last followed
+	seen     map[device.PodUID]*device.Holding // what its changes have led to
+	revision uint64
 }
 
 // A disk is the state file, which fails to be written when a test says so.
@@ -274,6 +279,42 @@ func (r *rig) check() {
 	}
 	if err := r.CheckInvariants(onDisk); err != nil {
 		r.t.Error(err)
+	}
+	r.follow()
+}
+
+// follow goes through the changes since the last check, and compares where they lead to with what is true.
+func (r *rig) follow() {
+	r.t.Helper()
+	if r.reader != r.Allocator {
+		r.reader, r.seen, r.revision = r.Allocator, map[device.PodUID]*device.Holding{}, 0
+	}
+	for {
+		changes, known := r.Since(r.revision, 3)
+		if !known {
+			r.t.Fatalf("the changes since revision %d are not known any more", r.revision)
+		}
+		for _, c := range changes {
+			r.revision++
+			uid := cmp.Or(c.Before, c.Now).Pod.UID
+			if c.Revision != r.revision || r.seen[uid] != c.Before {
+				r.t.Errorf("change %+v does not follow on revision %d", c, r.revision-1)
+			}
+			if r.seen[uid] = c.Now; c.Now == nil {
+				delete(r.seen, uid)
+			}
+		}
+		if len(changes) == 0 {
+			break
+		}
+	}
+	now := map[device.PodUID]*device.Holding{}
+	board := r.Board()
+	for _, h := range board.Pods {
+		now[h.Pod.UID] = h
+	}
+	if board.Revision != r.revision || !maps.Equal(now, r.seen) {
+		r.t.Errorf("the board of revision %d has %v; the changes up to %d lead to %v", board.Revision, now, r.revision, r.seen)
 	}
 }
 

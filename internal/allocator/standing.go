@@ -29,6 +29,9 @@ func (a *Allocator) Standing(c device.Container) device.Standing {
 	return a.standingLocked(c)
 }
 
+// allocating is what is said while an attempt is due or in flight.
+var allocating = device.Wait{Reason: device.Allocating, Message: "the allocation is in progress"}
+
 func (a *Allocator) standingLocked(c device.Container) device.Standing {
 	p := a.pods[c.Pod]
 	if p == nil || p.leaving {
@@ -40,8 +43,7 @@ func (a *Allocator) standingLocked(c device.Container) device.Standing {
 	}
 	switch p.phase {
 	case queuing, asking:
-		return device.Standing{Stand: device.Busy, Done: p.done,
-			Wait: device.Wait{Reason: device.Allocating, Message: "the allocation is in progress"}}
+		return device.Standing{Stand: device.Busy, Done: p.done, Wait: allocating}
 	case parked:
 		return device.Standing{Stand: device.Waiting, Wait: p.wait}
 	}

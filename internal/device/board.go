@@ -30,10 +30,10 @@ func (h *Holding) Of(container string) (Assignment, bool) {
 	return Assignment{}, false
 }
 
-// A Change is one step from a Board to the next.
+// A Change is one step from a Board to the next: what has become of one pod.
 type Change struct {
 	Revision uint64 // one more than that of the change before
 	At       time.Time
-	Holding  *Holding // as it is now or, if Gone, as it last was
-	Gone     bool
+	Before   *Holding // nil: the pod is new
+	Now      *Holding // nil: it is gone
 }

@@ -43,7 +43,7 @@ func (r reader) pod(obj any) (sight, bool) {
 		},
 	}
 	if !s.ended {
-		s.demand.Demands = r.demands(p)
+		s.demand.Demands, s.demand.Containers = r.demands(p), containers(p)
 	}
 	return s, true
 }
@@ -88,6 +88,28 @@ func (r reader) deleted(obj any) (pod device.Pod, version uint64, ok bool) {
 	return device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name}, kube.ParseVersion(p.ResourceVersion), true
 }
 
+// containers names what runs until the pod ends.
+func containers(p *corev1.Pod) []string {
+	var names []string
+	for i := range p.Spec.InitContainers {
+		if c := &p.Spec.InitContainers[i]; kindOf(c) == device.Sidecar {
+			names = append(names, c.Name)
+		}
+	}
+	for i := range p.Spec.Containers {
+		names = append(names, p.Spec.Containers[i].Name)
+	}
+	return names
+}
+
+// kindOf tells sidecars from init containers that end.
+func kindOf(c *corev1.Container) device.Kind {
+	if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+		return device.Sidecar
+	}
+	return device.Init
+}
+
 // demands reads what the containers ask for, in the order in which they start. As in the kubelet's device manager,
 // ephemeral containers and pod overhead never have devices, and the limits of a container are what it asks for; its
 // requests equal them for extended resources.
@@ -106,11 +128,7 @@ func (r reader) demands(p *corev1.Pod) []device.Demand {
 	}
 	for i := range p.Spec.InitContainers {
 		c := &p.Spec.InitContainers[i]
-		kind := device.Init
-		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
-			kind = device.Sidecar
-		}
-		add(c, kind)
+		add(c, kindOf(c))
 	}
 	for i := range p.Spec.Containers {
 		add(&p.Spec.Containers[i], device.App)

@@ -3,6 +3,7 @@ package pods
 import (
 	"math"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,28 +52,29 @@ func TestDemands(t *testing.T) {
 		return device.Demand{Container: device.Container{Pod: device.PodUID(pod), Name: name}, Kind: kind, Wants: wants, Env: env}
 	}
 	for _, c := range []struct {
-		pod  *corev1.Pod
-		want []device.Demand
+		pod    *corev1.Pod
+		beside string // all that run until the pod ends
+		want   []device.Demand
 	}{
-		{newPod("none", container("a"), container("b", "cpu", "1", "memory", "1Gi", "hugepages-2Mi", "4Mi")), nil},
-		{newPod("native", container("a", "kubernetes.io/x", "1", "x.kubernetes.io/y", "1", "requests.a.example/gpu", "1")), nil},
-		{newPod("zero", container("a", "a.example/gpu", "0")), nil},
+		{newPod("none", container("a"), container("b", "cpu", "1", "memory", "1Gi", "hugepages-2Mi", "4Mi")), "a b", nil},
+		{newPod("native", container("a", "kubernetes.io/x", "1", "x.kubernetes.io/y", "1", "requests.a.example/gpu", "1")), "a", nil},
+		{newPod("zero", container("a", "a.example/gpu", "0")), "a", nil},
 		// What cannot be had is asked for all the same: the pod waits.
-		{newPod("many", container("a", "a.example/gpu", "9223372036854775807"), container("b", "a.example/gpu", "90E"), container("c", "a.example/gpu", "2147483648")), []device.Demand{
+		{newPod("many", container("a", "a.example/gpu", "9223372036854775807"), container("b", "a.example/gpu", "90E"), container("c", "a.example/gpu", "2147483648")), "a b c", []device.Demand{
 			want("many", "a", device.App, map[device.ResourceName]int{"a.example/gpu": math.MaxInt32}),
 			want("many", "b", device.App, map[device.ResourceName]int{"a.example/gpu": math.MaxInt32}),
 			want("many", "c", device.App, map[device.ResourceName]int{"a.example/gpu": math.MaxInt32}),
 		}},
-		{newPod("ignored", container("a", "lic.example/seat", "1", "all.example/one", "1", "all.example/two", "2")), nil},
-		{newPod("partly", container("a", "lic.example/seat", "1", "lic.example/other", "2")), []device.Demand{
+		{newPod("ignored", container("a", "lic.example/seat", "1", "all.example/one", "1", "all.example/two", "2")), "a", nil},
+		{newPod("partly", container("a", "lic.example/seat", "1", "lic.example/other", "2")), "a", []device.Demand{
 			want("partly", "a", device.App, map[device.ResourceName]int{"lic.example/other": 2})}},
-		{full, []device.Demand{
+		{full, "side b a", []device.Demand{
 			want("full", "setup", device.Init, map[device.ResourceName]int{"a.example/gpu": 4}),
 			want("full", "side", device.Sidecar, map[device.ResourceName]int{"a.example/gpu": 1}),
 			want("full", "b", device.App, map[device.ResourceName]int{"a.example/gpu": 2}, "A", "Z"),
 			want("full", "a", device.App, map[device.ResourceName]int{"a.example/gpu": 1, "b.example/nic": 3}),
 		}},
-		{claim, []device.Demand{
+		{claim, "a b", []device.Demand{
 			want("claim", "a", device.App, map[device.ResourceName]int{"b.example/nic": 1}),
 			want("claim", "b", device.App, map[device.ResourceName]int{"a.example/gpu": 1}),
 		}},
@@ -80,7 +82,7 @@ func TestDemands(t *testing.T) {
 		r := reader{ignoring([]string{"lic.example/seat", "all.example/*"})}
 		seen, ok := r.pod(c.pod)
 		name := c.pod.Name
-		head := device.PodDemand{Pod: device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}, Created: born, Demands: c.want}
+		head := device.PodDemand{Pod: device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}, Created: born, Demands: c.want, Containers: strings.Fields(c.beside)}
 		if !ok || seen.ended || seen.node != "n1" || !reflect.DeepEqual(seen.demand, head) {
 			t.Errorf("%s: got %+v\nwant %+v", name, seen, head)
 		}

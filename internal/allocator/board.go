@@ -1,0 +1,151 @@
+package allocator
+
+import (
+	"slices"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// maxChanges is how many of the newest changes are kept for those that follow them.
+const maxChanges = 4096
+
+// A board shows who has what to those that only read. Allocator.mu guards it.
+type board struct {
+	revision uint64          // of the newest change
+	changes  []device.Change // the newest ones: a ring, see at
+	moved    chan struct{}   // closed with the next change
+	newest   *device.Board   // the last that was asked for
+}
+
+// Board gives who has what at this moment. It costs nothing while nothing changes.
+func (a *Allocator) Board() *device.Board {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if b := a.board.newest; b != nil && b.Revision == a.board.revision {
+		return b
+	}
+	b := &device.Board{Revision: a.board.revision, Pods: make([]*device.Holding, 0, len(a.pods))}
+	for _, p := range a.pods {
+		b.Pods = append(b.Pods, p.shown)
+	}
+	a.board.newest = b
+	return b
+}
+
+// Since gives the changes after a revision, in order, at most most of them. It gives false if it does not know them any
+// more, or never has: then only a new Board tells what is true.
+func (a *Allocator) Since(revision uint64, most int) ([]device.Change, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	b := &a.board
+	if revision > b.revision || b.revision-revision > uint64(len(b.changes)) {
+		return nil, false
+	}
+	n := min(int(b.revision-revision), most)
+	all := make([]device.Change, n)
+	for i := range all {
+		all[i] = b.changes[at(revision+1+uint64(i))]
+	}
+	return all, true
+}
+
+// Moved gives a channel that is closed as soon as the board or an offer is another one than at the call.
+func (a *Allocator) Moved() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.board.moved
+}
+
+// Offers gives what plugins offer, as devices are given out by it.
+func (a *Allocator) Offers() map[device.ResourceName]device.Offer {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all := make(map[device.ResourceName]device.Offer, len(a.pools))
+	for r, p := range a.pools {
+		if p.offered {
+			all[r] = p.offer
+		}
+	}
+	return all
+}
+
+// Pod tells how a pod as a whole stands: Unknown, Free, Ready, or Waiting, which is where an attempt is in flight, too.
+func (a *Allocator) Pod(uid device.PodUID) device.Standing {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pods[uid]
+	switch {
+	case p == nil || !p.wanted || p.leaving:
+		return device.Standing{Stand: device.Unknown}
+	case len(p.demand.Demands) == 0:
+		return device.Standing{Stand: device.Free}
+	case p.complete():
+		return device.Standing{Stand: device.Ready}
+	case p.phase == parked:
+		return device.Standing{Stand: device.Waiting, Wait: p.wait}
+	}
+	return device.Standing{Stand: device.Waiting, Wait: allocating}
+}
+
+// showLocked has the board show what has become of a pod, if that is anything that it shows.
+func (a *Allocator) showLocked(p *pod) {
+	var now *device.Holding
+	if a.pods[p.demand.Pod.UID] == p {
+		now = &device.Holding{Pod: p.demand.Pod, Active: p.wanted, Containers: a.containersLocked(p), Assignments: p.assigned}
+	}
+	before := p.shown
+	if alike(before, now) {
+		return
+	}
+	p.shown = now
+	b := &a.board
+	b.revision++
+	change := device.Change{Revision: b.revision, At: time.Now(), Before: before, Now: now}
+	if len(b.changes) < maxChanges {
+		b.changes = append(b.changes, change)
+	} else {
+		b.changes[at(b.revision)] = change
+	}
+	b.move()
+}
+
+// at is where a change stands in the ring.
+func at(revision uint64) uint64 { return (revision - 1) % maxChanges }
+
+// move wakes those who follow.
+func (b *board) move() {
+	close(b.moved)
+	b.moved = make(chan struct{})
+}
+
+// alike tells whether the board shows two holdings of one pod alike.
+func alike(a, b *device.Holding) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Active == b.Active && slices.Equal(a.Containers, b.Containers) &&
+		len(a.Assignments) == len(b.Assignments) && (len(a.Assignments) == 0 || &a.Assignments[0] == &b.Assignments[0])
+}
+
+// containersLocked gives the names of the containers that run until the pod ends. Of a local pod, of which the runtime tells
+// container by container, its mirror knows them; without one those that ask for devices are known.
+func (a *Allocator) containersLocked(p *pod) []string {
+	if len(p.demand.Containers) > 0 {
+		return p.demand.Containers
+	}
+	if p.demand.Local {
+		for _, m := range a.mirrors {
+			if m.Pod.Namespace == p.demand.Pod.Namespace && m.Pod.Name == p.demand.Pod.Name {
+				return m.Containers
+			}
+		}
+	}
+	var names []string
+	for _, d := range p.demand.Demands {
+		if d.Kind != device.Init {
+			names = append(names, d.Container.Name)
+		}
+	}
+	return names
+}
