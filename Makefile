@@ -4,7 +4,7 @@
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 
-.PHONY: help build check test e2e chaos demo bench fuzz install clean
+.PHONY: help build check proto test e2e chaos demo bench fuzz install clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,11 +15,27 @@ build: ## Build bin/devmgrd.
 check: ## Format, vet, lint and unit tests with the race detector: all that a reviewer would ask for.
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
+	$(call generate,diff -rq --exclude staging api "$$work" || { echo "the Go code in api is not what its .proto files say: run make proto"; exit 1; })
 	$(GO) vet ./...
 	$(GO) vet -tags e2e ./test/...
 	$(GO) -C test/tools/lint build -o ../../../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
 	bin/staticcheck -tags e2e ./...
 	$(GO) test -race ./...
+
+proto: ## Lint the .proto files in api, and write their Go code beside them.
+	$(call generate,find api -name '*.pb.go' -delete; cd "$$work"; find . -name '*.pb.go' -exec cp --parents {} "$(CURDIR)/api" \;)
+
+# Lint and generate in a copy of api, $$work, then do $(1). Nothing is fetched but Go modules. One of them has the file that
+# ours import: it stands where that module's own Go code says, which is its name among all that is linked together.
+KUBELET_API = k8s.io/kubelet/pkg/apis/podresources/v1alpha1
+define generate
+	$(GO) -C test/tools/proto build -o ../../../bin/ tool
+	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	cp -R api/. "$$work"; find "$$work" -name '*.pb.go' -delete; \
+	install -D -m 0644 "$$($(GO) list -f '{{.Dir}}' $(KUBELET_API))/api.proto" "$$work/staging/src/$(KUBELET_API)/api.proto"; \
+	(cd "$$work"; PATH="$(CURDIR)/bin:$$PATH"; buf lint; buf generate); \
+	$(1)
+endef
 
 e2e: ## End-to-end tests on a real one-node Kubernetes, some random faults, and the demo (root).
 	$(GO) run ./test/cluster/cmd/cluster build

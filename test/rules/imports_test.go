@@ -20,6 +20,9 @@ var base = map[string][]string{
 	"internal/device":  {"config", "internal/allocator", "internal/checkpoint", "internal/nodestatus", "internal/nri", "internal/pods", "internal/registry", "internal/store"},
 	"internal/backoff": {"cmd/devmgrd", "internal/kube", "internal/nodestatus", "internal/nri", "internal/pods", "internal/registry"},
 	"internal/kube":    {"internal/nodestatus", "internal/pods", "internal/kube/kubetest"},
+
+	"api/devmgrd/podresources/v1": {"internal/podresources"},
+	"api/podresources/v1alpha1":   {"internal/podresources"},
 }
 
 // libraries belong to the rooms named: what they are made of stays behind their doors.
@@ -28,7 +31,8 @@ var libraries = map[string][]string{
 	"github.com/containerd/nri":                    {"internal/nri"},
 	"k8s.io/kubelet/pkg/apis/deviceplugin":         {"internal/registry", "internal/checkpoint", "internal/plugintest"},
 	"k8s.io/kubelet/pkg/apis/pluginregistration":   {"internal/registry", "internal/plugintest"},
-	"google.golang.org/grpc":                       {"internal/registry", "internal/plugintest"},
+	"google.golang.org/grpc":                       {"internal/registry", "internal/plugintest", "internal/podresources", "api/devmgrd/podresources/v1", "api/podresources/v1alpha1"},
+	"k8s.io/kubelet/pkg/apis/podresources":         {"internal/podresources", "api/podresources/v1alpha1"},
 	"k8s.io/client-go":                             {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
 	"k8s.io/api":                                   {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
 	"k8s.io/utils":                                 {"internal/checkpoint"},
