@@ -50,7 +50,8 @@ func (a *Allocator) Since(revision uint64, most int) ([]device.Change, bool) {
 	return all, true
 }
 
-// Moved gives a channel that is closed as soon as the board or an offer is another one than at the call.
+// Moved gives a channel that is closed as soon as the board, an offer or a pod's reason to wait is another one than at the
+// call.
 func (a *Allocator) Moved() <-chan struct{} {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -92,7 +93,8 @@ func (a *Allocator) Pod(uid device.PodUID) device.Standing {
 func (a *Allocator) showLocked(p *pod) {
 	var now *device.Holding
 	if a.pods[p.demand.Pod.UID] == p {
-		now = &device.Holding{Pod: p.demand.Pod, Active: p.wanted, Containers: a.containersLocked(p), Assignments: p.assigned}
+		now = &device.Holding{Pod: p.demand.Pod, Active: p.wanted, Incomplete: p.wanted && !p.complete(), Assignments: p.assigned}
+		now.Containers, now.Sidecars = a.containersLocked(p)
 	}
 	before := p.shown
 	if alike(before, now) {
@@ -124,28 +126,27 @@ func alike(a, b *device.Holding) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return a.Active == b.Active && slices.Equal(a.Containers, b.Containers) &&
+	return a.Active == b.Active && a.Incomplete == b.Incomplete && a.Sidecars == b.Sidecars && slices.Equal(a.Containers, b.Containers) &&
 		len(a.Assignments) == len(b.Assignments) && (len(a.Assignments) == 0 || &a.Assignments[0] == &b.Assignments[0])
 }
 
 // containersLocked gives the names of the containers that run until the pod ends. Of a local pod, of which the runtime tells
 // container by container, its mirror knows them; without one those that ask for devices are known.
-func (a *Allocator) containersLocked(p *pod) []string {
+func (a *Allocator) containersLocked(p *pod) (names []string, sidecars int) {
 	if len(p.demand.Containers) > 0 {
-		return p.demand.Containers
+		return p.demand.Containers, p.demand.Sidecars
 	}
 	if p.demand.Local {
 		for _, m := range a.mirrors {
 			if m.Pod.Namespace == p.demand.Pod.Namespace && m.Pod.Name == p.demand.Pod.Name {
-				return m.Containers
+				return m.Containers, m.Sidecars
 			}
 		}
 	}
-	var names []string
 	for _, d := range p.demand.Demands {
 		if d.Kind != device.Init {
 			names = append(names, d.Container.Name)
 		}
 	}
-	return names
+	return names, 0
 }

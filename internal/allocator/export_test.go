@@ -37,8 +37,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 				return fmt.Errorf("pod %s waits with %v, and a plan says %v", p.demand.Pod, p.wait, no)
 			}
 		}
-		if s := p.shown; s == nil || s.Pod != p.demand.Pod || s.Active != p.wanted || !slices.Equal(s.Containers, a.containersLocked(p)) ||
-			!reflect.DeepEqual(s.Assignments, p.assigned) {
+		if s := p.shown; s == nil || s.Pod != p.demand.Pod || s.Active != p.wanted || s.Incomplete != (p.wanted && !p.complete()) || !reflect.DeepEqual(s.Assignments, p.assigned) {
 			return fmt.Errorf("pod %s: the board shows %+v of %+v", p.demand.Pod, s, p)
 		}
 		if (a.locals[uid] != nil) != p.demand.Local {

@@ -147,7 +147,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 	p.told, p.heard = d.Local, time.Now()
 	if !slices.Equal(p.demand.Containers, d.Containers) { // the books were written by somebody who did not know them
-		p.demand.Containers = d.Containers
+		p.demand.Containers, p.demand.Sidecars = d.Containers, d.Sidecars
 		a.rememberLocked(p)
 		a.showLocked(p)
 	}
@@ -201,6 +201,7 @@ func (a *Allocator) localLocked(p *pod, local bool) {
 func (a *Allocator) changeLocked(p *pod, d device.PodDemand) {
 	a.pools.request(p.demand, -1)
 	p.demand = d
+	a.showLocked(p)
 	a.rememberLocked(p)
 	a.admitLocked(p)
 }
@@ -274,6 +275,7 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	}
 	a.waiting[p.demand.Pod.UID] = p
 	a.endWaitLocked(p)
+	a.board.move()
 	if !p.saved || a.unsaved[p.demand.Pod.UID] != nil {
 		a.rememberLocked(p)
 	}

@@ -14,9 +14,12 @@ type Holding struct {
 	// Active: the pod is bound to this node and has not ended. Else it has ended, or is gone, and the runtime may still have a
 	// container of it, so the devices are its own.
 	Active bool
-	// Containers are those that run until the pod ends, whether they ask for devices or not: the sidecars, then the others,
-	// each in the order of the pod's specification.
-	Containers  []string
+	// Containers are those that run until the pod ends, whether they ask for devices or not: so many Sidecars, then the
+	// others, each in the order of the pod's specification.
+	Containers []string
+	Sidecars   int
+	// Incomplete: the pod asks for devices, and does not have them yet.
+	Incomplete  bool
 	Assignments []Assignment // of all containers, init containers too, in the order in which they start
 }
 

@@ -37,9 +37,10 @@ type PodDemand struct {
 	Pod     Pod       `json:"pod"`
 	Created time.Time `json:"created"` // who waits longest is served first; zero: not known
 	Demands []Demand  `json:"demands,omitempty"`
-	// Containers names all containers that run until the pod ends, whether they ask for devices or not: sidecars first, then
-	// the others. Empty: not known. It is for those who show the pod, and no part of what it asks for.
+	// Containers names all containers that run until the pod ends, whether they ask for devices or not: first so many Sidecars,
+	// then the others. Empty: not known. It is for those who show the pod, and no part of what it asks for.
 	Containers []string `json:"containers,omitempty"`
+	Sidecars   int      `json:"sidecars,omitempty"`
 	// Local says that the runtime tells of the pod, and not the API server: what it asks for stands in an annotation of
 	// its own.
 	Local bool `json:"local,omitempty"`

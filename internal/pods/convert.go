@@ -43,7 +43,8 @@ func (r reader) pod(obj any) (sight, bool) {
 		},
 	}
 	if !s.ended {
-		s.demand.Demands, s.demand.Containers = r.demands(p), containers(p)
+		s.demand.Demands = r.demands(p)
+		s.demand.Containers, s.demand.Sidecars = containers(p)
 	}
 	return s, true
 }
@@ -88,18 +89,18 @@ func (r reader) deleted(obj any) (pod device.Pod, version uint64, ok bool) {
 	return device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name}, kube.ParseVersion(p.ResourceVersion), true
 }
 
-// containers names what runs until the pod ends.
-func containers(p *corev1.Pod) []string {
-	var names []string
+// containers names what runs until the pod ends, sidecars first.
+func containers(p *corev1.Pod) (names []string, sidecars int) {
 	for i := range p.Spec.InitContainers {
 		if c := &p.Spec.InitContainers[i]; kindOf(c) == device.Sidecar {
 			names = append(names, c.Name)
 		}
 	}
+	sidecars = len(names)
 	for i := range p.Spec.Containers {
 		names = append(names, p.Spec.Containers[i].Name)
 	}
-	return names
+	return names, sidecars
 }
 
 // kindOf tells sidecars from init containers that end.

@@ -82,7 +82,7 @@ func TestDemands(t *testing.T) {
 		r := reader{ignoring([]string{"lic.example/seat", "all.example/*"})}
 		seen, ok := r.pod(c.pod)
 		name := c.pod.Name
-		head := device.PodDemand{Pod: device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}, Created: born, Demands: c.want, Containers: strings.Fields(c.beside)}
+		head := device.PodDemand{Pod: device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}, Created: born, Demands: c.want, Containers: strings.Fields(c.beside), Sidecars: strings.Count(c.beside, "side")}
 		if !ok || seen.ended || seen.node != "n1" || !reflect.DeepEqual(seen.demand, head) {
 			t.Errorf("%s: got %+v\nwant %+v", name, seen, head)
 		}

@@ -2,6 +2,7 @@ package pods
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 
@@ -75,19 +76,41 @@ func (p *Pods) Fetch(ctx context.Context, pod device.Pod) error {
 	if p.store.knows(pod) {
 		return nil
 	}
+	seen, err := p.read(ctx, pod)
+	if err == nil && (seen.demand.Pod.UID != pod.UID || !p.store.fetched(seen)) {
+		err = fmt.Errorf("reading pod %s, UID %s: %w", pod, pod.UID, ErrNotFound)
+	}
+	return err
+}
+
+// Find asks the API server for the pod of that name, of which the watch has not shown anything yet, and binds it. It gives
+// false if there is no such pod here (any more), and an error if nobody could tell.
+func (p *Pods) Find(ctx context.Context, namespace, name string) (bool, error) {
+	seen, err := p.read(ctx, device.Pod{Namespace: namespace, Name: name})
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	return p.store.fetched(seen), nil
+}
+
+// read asks the API server for one pod of this node that has not ended.
+func (p *Pods) read(ctx context.Context, pod device.Pod) (sight, error) {
 	object, _ := newObjects()
 	err := p.client.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).Do(ctx).Into(object)
 	switch {
 	case apierrors.IsNotFound(err):
-		return fmt.Errorf("reading pod %s: %w", pod, ErrNotFound)
+		return sight{}, fmt.Errorf("reading pod %s: %w", pod, ErrNotFound)
 	case err != nil:
 		// Forbidden is among these on purpose: the node authorizer also says so of a pod whose binding it has not
 		// heard of yet.
-		return fmt.Errorf("reading pod %s: %w: %w", pod, ErrUnavailable, err)
+		return sight{}, fmt.Errorf("reading pod %s: %w: %w", pod, ErrUnavailable, err)
 	}
 	seen, ok := p.store.reader.pod(object)
-	if !ok || seen.demand.Pod.UID != pod.UID || seen.node != p.node || seen.ended || !p.store.fetched(seen) {
-		return fmt.Errorf("reading pod %s, UID %s: %w", pod, pod.UID, ErrNotFound)
+	if !ok || seen.node != p.node || seen.ended {
+		return sight{}, fmt.Errorf("reading pod %s: %w", pod, ErrNotFound)
 	}
-	return nil
+	return seen, nil
 }

@@ -192,3 +192,27 @@ func TestFetch(t *testing.T) {
 		t.Errorf("out of time: %v", err)
 	}
 }
+
+// A pod that is known by its name alone.
+func TestFind(t *testing.T) {
+	api := kubetest.New(t)
+	elsewhere := at("x", 0)
+	elsewhere.Spec.NodeName = "n2"
+	api.Put(elsewhere)
+	api.Put(at("a", 0))
+	api.Put(at("done", 0, "Failed"))
+	d := newDiary()
+	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: d, Log: kubetest.Log(t)}) // the watch does not run
+	for name, want := range map[string]bool{"a": true, "b": false, "x": false, "done": false} {
+		if known, err := p.Find(t.Context(), "ns", name); known != want || err != nil {
+			t.Errorf("%s: %v, %v, want %v", name, known, err, want)
+		}
+	}
+	if got, want := d.said(), []string{"bind a"}; !slices.Equal(got, want) {
+		t.Errorf("the sink heard %q, want %q", got, want)
+	}
+	api.Stop()
+	if _, err := p.Find(t.Context(), "ns", "c"); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("without an API server: %v", err)
+	}
+}
