@@ -73,6 +73,19 @@ func (c *Config) check() []Mistake {
 	r.oneOf("topology.policy", c.Topology.Policy, "none", "best-effort", "restricted", "single-numa-node")
 	r.oneOf("topology.scope", c.Topology.Scope, "container", "pod")
 	r.oneOf("health.onMissingDevices", c.Health.OnMissingDevices, Ignore, Event, Evict)
+	if r.path("podResources.socket", c.PodResources.Socket) {
+		r.socket("podResources.socket", c.PodResources.Socket)
+	}
+	switch theirs := c.PodResources.KubeletSocket; {
+	case theirs == "" && c.PodResources.Takeover:
+		r.broken("podResources.takeover", "needs the path that is to be taken over", "set podResources.kubeletSocket, or this to false")
+	case theirs == "":
+	case theirs == c.PodResources.Socket:
+		r.broken("podResources.socket", "is the same as podResources.kubeletSocket, which is the kubelet's",
+			"choose another path; to serve at the kubelet's, too, set podResources.takeover to true")
+	case r.path("podResources.kubeletSocket", theirs):
+		r.socket("podResources.kubeletSocket", theirs)
+	}
 	r.listen("metrics.listen", c.Metrics.Listen)
 	r.oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	r.oneOf("log.format", c.Log.Format, "text", "json")

@@ -21,7 +21,7 @@ func TestRules(t *testing.T) {
 		{"stateDir=", "stateDir"},
 		{"stateDir=/run/devmgrd", "stateDir"},
 		{"runDir=/a/", "runDir"},
-		{"runDir=" + long, "plugins.socketDir"},
+		{"runDir=" + long, "plugins.socketDir podResources.socket"},
 		{"nri.socket=" + long, "nri.socket"},
 		{"plugins.socketDir=/" + strings.Repeat("x", 93), ""},
 		{"plugins.socketDir=/" + strings.Repeat("x", 94), "plugins.socketDir"},
@@ -50,6 +50,12 @@ func TestRules(t *testing.T) {
 		{"nri.index=ab", "nri.index"},
 		{"nri.maxWait=0s", ""},
 		{"nri.maxWait=1001ms", "nri.maxWait"},
+		{"podResources.socket=/" + strings.Repeat("x", 107), "podResources.socket"},
+		{"podResources.socket=pod.sock podResources.kubeletSocket=/a/../b", "podResources.kubeletSocket podResources.socket"},
+		{"podResources.socket=/var/lib/kubelet/pod-resources/kubelet.sock", "podResources.socket"},
+		{"podResources.kubeletSocket=", ""},
+		{"podResources.kubeletSocket= podResources.takeover=true", "podResources.takeover"},
+		{"podResources.takeover=true plugins.checkpointMirror=false", ""},
 		{"metrics.listen=:9464", ""},
 		{"metrics.listen=[::1]:9464", ""},
 		{"metrics.listen=9464", "metrics.listen"},
@@ -85,7 +91,7 @@ func TestNearest(t *testing.T) {
 
 // TestNoGuessWithoutAReason holds words that look like keys from a distance only.
 func TestNoGuessWithoutAReason(t *testing.T) {
-	for _, key := range []string{"plugins.preferredDeadline", "plugins.registrations", "kubernetes.credentials", "podResources.socket", "topology.nodes"} {
+	for _, key := range []string{"plugins.preferredDeadline", "plugins.registrations", "kubernetes.credentials", "podResources.endpoint", "topology.nodes"} {
 		got := mistakes(t, Options{File: write(t, ""), Set: []string{key + "=1"}})
 		if len(got) != 1 || got[0].Problem != "there is no such key" || got[0].Remedy != "remove it" {
 			t.Errorf("%s: %v", key, got)

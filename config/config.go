@@ -18,8 +18,10 @@ type Config struct {
 	NRI        NRI        `key:"nri"`
 	Topology   Topology   `key:"topology"`
 	Health     Health     `key:"health"`
-	Metrics    Metrics    `key:"metrics"`
-	Log        Log        `key:"log"`
+	// PodResources tells who has which devices.
+	PodResources PodResources `key:"podResources"`
+	Metrics      Metrics      `key:"metrics"`
+	Log          Log          `key:"log"`
 }
 
 // Plugins says where device plugins are met and how much of them is taken.
@@ -36,6 +38,7 @@ type Plugins struct {
 	MaxMessageBytes  int           `key:"maxMessageBytes"`  // of one message from a plugin
 	MaxDevices       int           `key:"maxDevices"`       // of one resource
 	MaxResources     int           `key:"maxResources"`     // on this node
+	CheckpointMirror bool          `key:"checkpointMirror"` // keep a kubelet_internal_checkpoint in SocketDir
 	// IgnoredResources are extended resources that no device plugin serves, such as licences counted by hand:
 	// names, or "domain/*" for all of a domain. Nothing is allocated for them and nobody waits for them.
 	IgnoredResources []string `key:"ignoredResources"`
@@ -92,6 +95,13 @@ const (
 	Evict  = "evict" // tell, and have the pod evicted
 )
 
+// PodResources says where those are served who ask which pod has which devices.
+type PodResources struct {
+	Socket        string `key:"socket"`
+	KubeletSocket string `key:"kubeletSocket"` // what the kubelet serves is part of the answers; empty: nobody does
+	Takeover      bool   `key:"takeover"`      // serve at KubeletSocket, too, with the kubelet's put aside
+}
+
 // Metrics says where Prometheus and health checks are served.
 type Metrics struct {
 	Listen string `key:"listen"` // host:port; empty: nowhere
@@ -103,8 +113,8 @@ type Log struct {
 	Format string `key:"format"` // text or json
 }
 
-// defaults gives the values of keys that nobody has set. nodeName and the plugins' two
-// directories depend on others: see derive.
+// defaults gives the values of keys that nobody has set. nodeName, the plugins' two
+// directories and podResources.socket depend on others: see derive.
 func defaults() Config {
 	return Config{
 		StateDir: "/var/lib/devmgrd",
@@ -120,14 +130,16 @@ func defaults() Config {
 			MaxMessageBytes:  64 << 20,
 			MaxDevices:       250_000,
 			MaxResources:     256,
+			CheckpointMirror: true,
 			IgnoredResources: []string{},
 		},
-		Kubernetes: Kubernetes{Mode: Cluster},
-		NRI:        NRI{Socket: "/var/run/nri/nri.sock", Index: "05", MaxWait: 100 * time.Millisecond},
-		Topology:   Topology{Policy: "best-effort", Scope: "container"},
-		Health:     Health{OnMissingDevices: Event},
-		Metrics:    Metrics{Listen: "127.0.0.1:9464"},
-		Log:        Log{Level: "info", Format: "text"},
+		Kubernetes:   Kubernetes{Mode: Cluster},
+		NRI:          NRI{Socket: "/var/run/nri/nri.sock", Index: "05", MaxWait: 100 * time.Millisecond},
+		Topology:     Topology{Policy: "best-effort", Scope: "container"},
+		Health:       Health{OnMissingDevices: Event},
+		PodResources: PodResources{KubeletSocket: "/var/lib/kubelet/pod-resources/kubelet.sock"},
+		Metrics:      Metrics{Listen: "127.0.0.1:9464"},
+		Log:          Log{Level: "info", Format: "text"},
 	}
 }
 
@@ -138,6 +150,9 @@ func (c *Config) derive(m machine, from Sources) {
 	}
 	if c.Plugins.SocketDir == "" {
 		c.Plugins.SocketDir, from["plugins.socketDir"] = path.Join(c.RunDir, "device-plugins"), Default
+	}
+	if c.PodResources.Socket == "" {
+		c.PodResources.Socket, from["podResources.socket"] = path.Join(c.RunDir, "pod-resources", "kubelet.sock"), Default
 	}
 	if c.Plugins.RegistryDir == "" {
 		c.Plugins.RegistryDir, from["plugins.registryDir"] = path.Join(c.RunDir, "plugins_registry"), Default

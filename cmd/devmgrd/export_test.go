@@ -20,7 +20,7 @@ func (f *farm) keep() {
 	f.t.Helper()
 	c := func(name string) device.Container { return device.Container{Pod: "a", Name: name} }
 	wants := map[device.ResourceName]int{"a.example/gpu": 1}
-	shares := []device.Share{{Resource: "a.example/gpu", IDs: []device.ID{"gpu-0"}, Grant: device.Grant{Env: map[string]string{"DEV": "gpu-0"}}}}
+	shares := []device.Share{{Resource: "a.example/gpu", IDs: []device.ID{"gpu-0"}, Near: [][]int{{1}}, Grant: device.Grant{Env: map[string]string{"DEV": "gpu-0"}}}}
 	a := device.PodRecord{
 		Demand: device.PodDemand{Pod: device.Pod{UID: "a", Namespace: "ns", Name: "a"}, Demands: []device.Demand{
 			{Container: c("first"), Kind: device.Init, Wants: wants}, {Container: c("main"), Kind: device.App, Wants: wants},
@@ -33,7 +33,7 @@ func (f *farm) keep() {
 	books, err := store.Open(store.Config{Dir: f.state, Log: slog.New(slog.DiscardHandler)})
 	f.must(err)
 	f.must(books.SaveAll([]device.PodRecord{a, b}, []device.PluginRecord{{Resource: "a.example/gpu", Reported: true, Devices: []device.Device{
-		{ID: "gpu-0", Healthy: true, NUMA: []int{1}}, {ID: "gpu-1", Healthy: true}, {ID: "gpu-2"},
+		{ID: "gpu-0", Healthy: true}, {ID: "gpu-1", Healthy: true}, {ID: "gpu-2"},
 	}}}))
 	f.must(books.Close())
 }

@@ -15,9 +15,11 @@ import (
 
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 	"github.com/devmgrd/devmgrd/internal/nri"
+	"github.com/devmgrd/devmgrd/internal/podresources"
 	"github.com/devmgrd/devmgrd/internal/pods"
 	"github.com/devmgrd/devmgrd/internal/registry"
 	"github.com/devmgrd/devmgrd/internal/store"
@@ -107,6 +109,14 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Log:      room("nri"),
 		Metrics:  metrics,
 	}
+	window := podresources.Config{
+		Socket:        c.PodResources.Socket,
+		KubeletSocket: c.PodResources.KubeletSocket,
+		Takeover:      c.PodResources.Takeover,
+		Ledger:        ledger,
+		Log:           room("podresources"),
+		Metrics:       metrics,
+	}
 	parts := []part{{"registration", plugins.Check}, {"store", books.Check}}
 	runs := []func(context.Context) error{owners.Run, plugins.Run, ledger.Run}
 	if api == nil {
@@ -128,12 +138,16 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			Log:        room("nodestatus"),
 			Metrics:    metrics,
 		})
-		door.Pods = bound
+		door.Pods, window.Pods = bound, bound
 		parts = append(parts, part{"pods", bound.Check}, part{"node", node.Check})
 		runs = append(runs, bound.Run, node.Run)
 	}
-	runtime := nri.New(door)
-	parts = append(parts, part{"nri", runtime.Check})
+	runtime, resources := nri.New(door), podresources.New(window)
+	parts = append(parts, part{"nri", runtime.Check}, part{"podresources", resources.Check})
+	if c.Plugins.CheckpointMirror {
+		mirror := checkpoint.NewMirror(filepath.Join(c.Plugins.SocketDir, checkpoint.Name), ledger, room("checkpoint"))
+		runs = append(runs, mirror.Run)
+	}
 
 	if err := plugins.Listen(); err != nil {
 		return err
@@ -141,7 +155,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	web := newWeb(c.Metrics.Listen, metrics, parts, room("web"))
 	log.Info("devmgrd serves", "version", thisBuild().version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
 		"remembered pods", len(known.Pods), "remembered resources", len(known.Plugins))
-	return runAll(ctx, append(runs, runtime.Run, web.run, func(ctx context.Context) error {
+	return runAll(ctx, append(runs, resources.Run, runtime.Run, web.run, func(ctx context.Context) error {
 		return tellSystemd(ctx, runtime.Synced(), ledger.Published, runtime.Hung, room("systemd"))
 	})...)
 }

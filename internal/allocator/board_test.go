@@ -46,7 +46,7 @@ func TestTheBoard(t *testing.T) {
 		default:
 			t.Error("nobody was told of the change")
 		}
-		if r.Board() != r.Board() {
+		if one, other := r.Board(), r.Board(); one != other {
 			t.Error("nothing has changed, and there are two boards")
 		}
 

@@ -231,7 +231,7 @@ func takeShare(e Entry) (device.Share, error) {
 	if err != nil {
 		return device.Share{}, err
 	}
-	return device.Share{Resource: r, IDs: e.IDs(), Grant: g}, nil
+	return device.Share{Resource: r, IDs: e.IDs(), Near: e.near(), Grant: g}, nil
 }
 
 // asked tells whether the container asks for just what it has.

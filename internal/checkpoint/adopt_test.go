@@ -48,7 +48,7 @@ func TestAdopt(t *testing.T) {
 	ended := device.Pod{UID: "ended", Namespace: "ns", Name: "job"}
 
 	f := kubelets(t, map[device.ResourceName][]device.ID{gpu: {"0", "1", "2"}, nic: {"n"}, "c.example/idle": {"x"}},
-		main, first, held("ended", "a", share(gpu, "1")), held("gone", "b", share(gpu, "sick"), share(nic, "m")))
+		main, first, held("ended", "a", share(gpu, "1")), held("gone", "b", near(share(gpu, "sick", "well"), nil, []int{0, 1}), share(nic, "m")))
 	p := checkpoint.Adopt(f, checkpoint.Scene{Active: []device.PodDemand{plain, chain, waits}, Ended: []device.Pod{ended}, Now: now})
 
 	if len(p.Conflicts) > 0 {
@@ -62,13 +62,13 @@ func TestAdopt(t *testing.T) {
 	want := []device.PodRecord{
 		{Demand: chain, Assignments: []device.Assignment{imported(first), imported(main)}},
 		over(ended, held("ended", "a", share(gpu, "1"))),
-		over(device.Pod{UID: "gone", Namespace: "?", Name: "gone"}, held("gone", "b", share(gpu, "sick"), share(nic, "m"))),
+		over(device.Pod{UID: "gone", Namespace: "?", Name: "gone"}, held("gone", "b", near(share(gpu, "sick", "well"), nil, []int{0, 1}), share(nic, "m"))),
 	}
 	if !reflect.DeepEqual(p.Pods, want) {
 		t.Errorf("pods:\n%+v, want\n%+v", p.Pods, want)
 	}
 	if want := []device.PluginRecord{
-		{Resource: gpu, Reported: true, Devices: []device.Device{{ID: "0", Healthy: true}, {ID: "1", Healthy: true}, {ID: "2", Healthy: true}, {ID: "sick"}}},
+		{Resource: gpu, Reported: true, Devices: []device.Device{{ID: "0", Healthy: true}, {ID: "1", Healthy: true}, {ID: "2", Healthy: true}, {ID: "sick"}, {ID: "well", NUMA: []int{0, 1}}}},
 		{Resource: nic, Reported: true, Devices: []device.Device{{ID: "m"}, {ID: "n", Healthy: true}}},
 		{Resource: "c.example/idle", Reported: true, Devices: []device.Device{{ID: "x", Healthy: true}}},
 	}; !reflect.DeepEqual(p.Plugins, want) {
@@ -80,7 +80,7 @@ func TestAdopt(t *testing.T) {
 	}
 	if want := []string{
 		"ns/chain first a.example/gpu[0] 0", "ns/chain main a.example/gpu[0] 0", "ns/chain main b.example/nic[n] 0",
-		"ns/job a a.example/gpu[1] 2", "?/gone b a.example/gpu[sick] 2", "?/gone b b.example/nic[m] 2",
+		"ns/job a a.example/gpu[1] 2", "?/gone b a.example/gpu[sick well] 2", "?/gone b b.example/nic[m] 2",
 	}; !slices.Equal(fates, want) {
 		t.Errorf("told: %q, want %q", fates, want)
 	}

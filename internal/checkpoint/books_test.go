@@ -26,6 +26,12 @@ func share(r device.ResourceName, ids ...device.ID) device.Share {
 	return device.Share{Resource: r, IDs: ids, Grant: full}
 }
 
+// near says where a share's devices were when they were assigned.
+func near(s device.Share, nodes ...[]int) device.Share {
+	s.Near = nodes
+	return s
+}
+
 // held is a container's assignment.
 func held(uid, name string, shares ...device.Share) device.Assignment {
 	return device.Assignment{Container: device.Container{Pod: device.PodUID(uid), Name: name}, Shares: shares}
@@ -48,15 +54,15 @@ func record(uid string, all ...device.Assignment) device.PodRecord {
 	return device.PodRecord{Demand: wanting(uid, device.App, all...), Assignments: all}
 }
 
-// Our books, written as a kubelet would have, say who has what, where it is and what the plugin said.
+// Our books, written as a kubelet would have, say who has what, where that was when it was assigned and what the plugin said.
 func TestOf(t *testing.T) {
 	pods := []device.PodRecord{
-		record("b", held("b", "main", share(gpu, "0", "1"), share(nic, "n"))),
+		record("b", held("b", "main", near(share(gpu, "0", "1"), []int{0, 1}, []int{1}), share(nic, "n"))),
 		record("a", held("a", "second", share(gpu, "2")), held("a", "first", share(gpu, "gone"))),
 		{Demand: wanting("waits", device.App, held("waits", "main", share(gpu, "9")))},
 	}
 	f, err := checkpoint.Of(pods, []device.Inventory{{Resource: gpu, Devices: []device.Device{
-		{ID: "0", Healthy: true, NUMA: []int{0, 1}}, {ID: "1", NUMA: []int{1}}, {ID: "2", Healthy: true},
+		{ID: "0", Healthy: true, NUMA: []int{1}}, {ID: "1"}, {ID: "2", Healthy: true, NUMA: []int{0}}, // they have moved
 	}}})
 	if err != nil {
 		t.Fatal(err)

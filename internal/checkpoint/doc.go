@@ -5,6 +5,7 @@
 //	Entry                 the devices of one resource that one container has, with the plugin's answer
 //	Of                    our books, as a kubelet would have written them
 //	Adopt                 a kubelet's file, as our books would have it: moving in
+//	Mirror                such a file, kept up to date for those who read the kubelet's
 //
 // # The format
 //
@@ -24,7 +25,15 @@
 //   - A file whose checksum is wrong is not read: what a kubelet would not believe we do not either.
 //   - One entry that makes no sense costs nobody else's: it is told with all others that stand in the way.
 //   - What Encode writes is what a kubelet accepts, and Decode gives back. Equal files are equal bytes.
-//   - Everything but Write is pure: no file, no clock, no log.
+//   - What a file says and means is pure: no file, no clock, no log. Write writes one, and the Mirror alone runs.
+//
+// # The mirror
+//
+// Agents that tell which pod has which device watch the kubelet's file, or read it where they find no PodResources socket.
+// The Mirror writes one for them: the devices of every pod that has any, whether it still counts as active or not, and the
+// healthy ones of each resource that a plugin serves, or has served until a moment ago. It writes when the bytes change,
+// once a second at most, and rests for twenty times as long as it has worked. It never waits for a disk: after a power cut
+// the file may be empty or an old one, and the next start makes it good.
 //
 // # What it does not do
 //

@@ -14,3 +14,6 @@ func Believable(data []byte) []byte {
 	}
 	return data
 }
+
+// Update is one look of a Mirror.
+func (m *Mirror) Update() error { return m.update() }

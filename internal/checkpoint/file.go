@@ -39,6 +39,20 @@ func (e Entry) IDs() []device.ID {
 	return ids
 }
 
+// near gives the NUMA nodes of each of the entry's devices; nil if none of them has a place.
+func (e Entry) near() [][]int {
+	var all [][]int
+	for i, d := range e.Devices {
+		if len(d.NUMA) > 0 && all == nil {
+			all = make([][]int, len(e.Devices))
+		}
+		if all != nil {
+			all[i] = d.NUMA
+		}
+	}
+	return all
+}
+
 // Decode reads a file. A *CorruptError says that it is not as a kubelet has written it.
 func Decode(data []byte) (File, error) {
 	d, err := unmarshal(data)
@@ -173,26 +187,37 @@ func (f File) Resources() []device.ResourceName {
 
 // Write puts data at path, durably and in one step: whoever reads it finds the old file or the new one. A listing of the
 // directory by a kubelet does not show the draft, whose name begins with a dot.
-func Write(path string, data []byte) (err error) {
+func Write(path string, data []byte) error { return write(path, data, true) }
+
+// write is Write. What can be made again need not be durable.
+func write(path string, data []byte, durable bool) (err error) {
 	fail := func(err error) error { return fmt.Errorf("writing %s: %w", path, err) }
 	dir := filepath.Dir(path)
-	draft, err := os.CreateTemp(dir, "."+filepath.Base(path)+".") // mode 0600, as the kubelet's
+	draft, err := os.CreateTemp(dir, draftOf(path)) // mode 0600, as the kubelet's
 	if err != nil {
 		return fail(err)
 	}
 	_, err = draft.Write(data)
-	err = errors.Join(err, draft.Sync(), draft.Close())
-	if err == nil {
+	if err == nil && durable {
+		err = draft.Sync()
+	}
+	if err = errors.Join(err, draft.Close()); err == nil {
 		err = os.Rename(draft.Name(), path)
 	}
 	if err != nil {
 		return fail(errors.Join(err, os.Remove(draft.Name())))
+	}
+	if !durable {
+		return nil
 	}
 	if err := syncDir(dir); err != nil {
 		return fail(err)
 	}
 	return nil
 }
+
+// draftOf gives what the names of a file's drafts begin with. A number follows.
+func draftOf(path string) string { return "." + filepath.Base(path) + "." }
 
 // syncDir makes durable which names a directory has.
 func syncDir(dir string) error {

@@ -3,15 +3,14 @@ package registry
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
 const (
@@ -105,113 +104,35 @@ func (r *Registry) serveLocked() {
 	})
 }
 
-// bind makes the socket elsewhere and renames it into place when it listens. Plugins that watch the directory dial as
-// soon as they see kubelet.sock, and the file is made by bind, a moment before listen: they would be refused.
+// bind makes the socket, which plugins see only once it listens.
 func bind(dir string) (net.Listener, os.FileInfo, error) {
-	hidden, path := filepath.Join(dir, bindName), filepath.Join(dir, socketName)
-	if len(path) > maxSocketPath {
-		return nil, nil, fmt.Errorf("%s is longer than the %d bytes that a socket's path may have; choose a shorter plugins.socketDir", path, maxSocketPath)
+	path := filepath.Join(dir, socketName)
+	if err := socket.CheckPath(path); err != nil {
+		return nil, nil, fmt.Errorf("%w; choose a shorter plugins.socketDir", err)
 	}
-	if err := os.Remove(hidden); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, err // left behind by a crash, and not to be removed
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
+	// Its file stays when it is closed: see "Leaving kubelet.sock behind" in doc.go.
+	l, info, err := socket.Listen(path, filepath.Join(dir, bindName), 0o660)
 	if err != nil {
-		return nil, nil, err
-	}
-	l.SetUnlinkOnClose(false) // see "Leaving kubelet.sock behind" in doc.go
-	info, err := show(hidden, path)
-	if err != nil {
-		l.Close()
-		os.Remove(hidden)
 		return nil, nil, err
 	}
 	return l, info, nil
 }
 
-func show(hidden, path string) (os.FileInfo, error) {
-	if err := os.Chmod(hidden, 0o660); err != nil {
-		return nil, err
-	}
-	info, err := os.Lstat(hidden)
-	if err != nil {
-		return nil, err
-	}
-	return info, os.Rename(hidden, path)
-}
-
 // vacant fails if path cannot be taken: because somebody listens there, or because it is no socket.
 func vacant(path string) error {
-	info, err := os.Lstat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
-	case err != nil:
-		return err
-	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("%s is there and is not a socket; remove it or choose another plugins.socketDir", path)
+	err := socket.Vacant(path)
+	if errors.As(err, new(*socket.TakenError)) {
+		return fmt.Errorf("%w or choose another plugins.socketDir", err)
 	}
-	conn, err := net.DialTimeout("unix", path, time.Second)
-	switch {
-	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
-		return nil // left behind
-	case errors.Is(err, syscall.EAGAIN):
-		return fmt.Errorf("somebody listens on %s and does not answer; stop them or choose another plugins.socketDir", path)
-	case err != nil:
-		return err
-	}
-	defer conn.Close()
-	return &occupiedError{path: path, by: listenerOf(conn.(*net.UnixConn))}
+	return err
 }
 
-// An occupiedError says that somebody else serves registrations at our path.
-type occupiedError struct{ path, by string }
-
-func (e *occupiedError) Error() string {
-	return fmt.Sprintf("%s listens on %s already; stop it or choose another plugins.socketDir", e.by, e.path)
-}
-
-// listenerOf names the process at the other end: the one that called listen.
-func listenerOf(conn *net.UnixConn) string {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return "another process"
-	}
-	var peer *unix.Ucred
-	var failed error
-	err = raw.Control(func(fd uintptr) { peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
-	if err != nil || failed != nil {
-		return "another process"
-	}
-	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", peer.Pid))
-	if err != nil { // gone or hidden: the pid has to do
-		name = []byte("another process")
-	}
-	return fmt.Sprintf("%s (pid %d)", strings.TrimSpace(string(name)), peer.Pid)
-}
-
-// makeDirectory makes dir and what is missing above it so that plugins of other users can pass, whatever our umask is.
-// What is there already keeps its mode.
+// makeDirectory makes dir and what is missing above it so that plugins of other users can pass, and of other containers.
+// What is there already keeps its mode and its label.
 func makeDirectory(dir string) error {
-	err := os.Mkdir(dir, 0o755)
-	if errors.Is(err, fs.ErrNotExist) {
-		if err := makeDirectory(filepath.Dir(dir)); err != nil {
-			return err
-		}
-		err = os.Mkdir(dir, 0o755)
-	}
-	switch {
-	case err == nil:
-		if err := os.Chmod(dir, 0o755); err != nil {
-			return err
-		}
-		label(dir)
-		return nil
-	case errors.Is(err, fs.ErrExist):
-		if info, err := os.Stat(dir); err != nil || info.IsDir() {
-			return err
-		}
-		return fmt.Errorf("%s is not a directory", dir)
+	made, err := socket.MakeDir(dir, 0o755)
+	for _, d := range made {
+		label(d)
 	}
 	return err
 }

@@ -33,12 +33,20 @@ type Options struct {
 	KubeletConfig string
 	// ContainerdConfig is TOML that is merged into containerd's configuration.
 	ContainerdConfig string
+	// CNI are plugins that are called after the one that connects a pod, in this order.
+	CNI []CNIPlugin
 
 	// How long containerd waits for NRI plugins; 0 leaves its default, and for requests what devmgrd ships.
 	NRIRegistrationTimeout, NRIRequestTimeout time.Duration
 
 	// Log receives a line for each step. By default there are none.
 	Log io.Writer
+}
+
+// A CNIPlugin is one of those that set up a pod's network.
+type CNIPlugin struct {
+	Path   string         // the program; its name is the plugin's type
+	Config map[string]any // what it is configured with besides
 }
 
 // A Cluster is one node and its control plane. Its processes may be stopped, killed and started again by whoever
@@ -121,7 +129,7 @@ func (c *Cluster) configure() error {
 		writeFile(tokenFile, tokens),
 		writeKubeconfig(adminKubeconfig, apiAddress, keys.caFile, admin),
 		writeKubeconfig(nodeKubeconfig, apiAddress, keys.caFile, node),
-		writeFile(cniConfig, cniNetwork),
+		c.writeCNIConfig(),
 		c.writeContainerdConfig(),
 		c.writeKubeletConfig(keys),
 	); err != nil {

@@ -1,10 +1,14 @@
 package cluster
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"sigs.k8s.io/yaml"
@@ -32,15 +36,6 @@ const (
 	containerdSocket = "/run/containerd/containerd.sock"
 	nriSocket        = "/run/nri/nri.sock"
 )
-
-const cniNetwork = `{
-  "cniVersion": "1.0.0",
-  "name": "pods",
-  "plugins": [
-    {"type": "ptp", "ipMasq": false, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]]}}
-  ]
-}
-`
 
 func (c *Cluster) etcdArgs() []string {
 	return []string{
@@ -129,10 +124,32 @@ func (c *Cluster) writeKubeletConfig(keys pki) error {
 	return writeFile(kubeletConfig, string(content))
 }
 
+// writeCNIConfig writes the pods' network: our plugin, and behind it the caller's.
+func (c *Cluster) writeCNIConfig() error {
+	pods := []map[string]any{{"subnet": "10.244.0.0/24"}}
+	chain := []map[string]any{{
+		"type": "ptp", "ipMasq": false, "ipam": map[string]any{"type": "host-local", "ranges": []any{pods}},
+	}}
+	for _, p := range c.options.CNI {
+		plugin := map[string]any{"type": filepath.Base(p.Path)}
+		maps.Copy(plugin, p.Config)
+		chain = append(chain, plugin)
+	}
+	content, err := json.MarshalIndent(map[string]any{"cniVersion": "1.0.0", "name": "pods", "plugins": chain}, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write the pods' network: %w", err)
+	}
+	return writeFile(cniConfig, string(content))
+}
+
 // writeContainerdConfig writes containerd's configuration: ours, and drop-ins that containerd merges into it in the order
 // of their names: what devmgrd ships, the caller's, a file of its own, and the options.
 func (c *Cluster) writeContainerdConfig() error {
 	const dropIns = "/etc/containerd/conf.d"
+	programs := []string{strconv.Quote(filepath.Dir(c.tools.Path("ptp")))}
+	for _, p := range c.options.CNI {
+		programs = append(programs, strconv.Quote(filepath.Dir(p.Path)))
+	}
 	config := fmt.Sprintf(`version = 3
 imports = ["%s/*.toml"]
 
@@ -142,9 +159,9 @@ imports = ["%s/*.toml"]
 [plugins.'io.containerd.cri.v1.runtime']
   restrict_oom_score_adj = true # there may be no CAP_SYS_RESOURCE
   [plugins.'io.containerd.cri.v1.runtime'.cni]
-    bin_dirs = [%q]
+    bin_dirs = [%s]
     conf_dir = %q
-`, dropIns, PauseImage, filepath.Dir(c.tools.Path("ptp")), filepath.Dir(cniConfig))
+`, dropIns, PauseImage, strings.Join(programs, ", "), filepath.Dir(cniConfig))
 
 	options := "version = 3\n[plugins.'io.containerd.nri.v1.nri']\n"
 	if t := c.options.NRIRegistrationTimeout; t > 0 {

@@ -55,6 +55,21 @@ func toolGroups() []toolGroup {
 			release:  "github.com/containernetworking/plugins",
 		}),
 		{
+			name: "consumer", title: "a reader of PodResources",
+			programs: []string{"consumer"},
+			release:  "k8s.io/kubernetes",
+			dir:      "test/tools/consumer",
+			packages: []string{"."},
+			inputs:   []string{"."},
+		},
+		{
+			name: "cnigate", title: "a CNI plugin of our own",
+			programs: []string{"cnigate"},
+			dir:      "test/cnigate",
+			packages: []string{"."},
+			inputs:   []string{".", "../../go.mod", "../../go.sum"},
+		},
+		{
 			name: "images", title: "container images",
 			programs: []string{"pause", "probe"},
 			dir:      "test/cluster/images",

@@ -16,7 +16,6 @@ import (
 
 // later are the sentences that stand for tests which come with something that is still to come.
 var later = []string{
-	"PodResources: comes with that service",
 	"health surface: comes with the operator's commands",
 	"restart and chaos tests",
 }
@@ -139,7 +138,7 @@ func TestProofs(t *testing.T) {
 		"`internal/a` `TestX`": "",
 		"`internal/a` `TestX` \"one\"; `internal/b` `TestY`, `TestZ`": "",
 		"does not apply: it is the kubelet's side":                    "",
-		"PodResources: comes with that service":                       "",
+		"health surface: comes with the operator's commands":          "",
 		"On a node, restart and chaos tests.":                         "",
 		"":                                                            "no test",
 		"later":                                                       "no test",

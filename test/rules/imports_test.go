@@ -17,8 +17,9 @@ const module = "github.com/devmgrd/devmgrd/"
 // base are the rooms that others may import: the words, and the way to the API server for those who watch it. Rooms do
 // not import their siblings: data goes one way through them, and cmd/devmgrd alone knows who meets whom.
 var base = map[string][]string{
-	"internal/device":  {"config", "internal/allocator", "internal/checkpoint", "internal/nodestatus", "internal/nri", "internal/pods", "internal/registry", "internal/store"},
-	"internal/backoff": {"cmd/devmgrd", "internal/kube", "internal/nodestatus", "internal/nri", "internal/pods", "internal/registry"},
+	"internal/device":  {"config", "internal/allocator", "internal/checkpoint", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
+	"internal/backoff": {"cmd/devmgrd", "internal/checkpoint", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry"},
+	"internal/socket":  {"internal/podresources", "internal/registry"},
 	"internal/kube":    {"internal/nodestatus", "internal/pods", "internal/kube/kubetest"},
 
 	"api/devmgrd/podresources/v1": {"internal/podresources"},

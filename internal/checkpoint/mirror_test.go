@@ -1,0 +1,377 @@
+package checkpoint_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/devmgrd/devmgrd/internal/checkpoint"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+)
+
+// A view is one whose content a test sets.
+type view struct {
+	slow time.Duration // how long it takes to look
+
+	mu     sync.Mutex
+	looks  int
+	board  device.Board
+	offers map[device.ResourceName]device.Offer
+	moved  chan struct{}
+}
+
+func newView(holdings ...*device.Holding) *view {
+	return &view{board: device.Board{Pods: holdings}, moved: make(chan struct{}), offers: map[device.ResourceName]device.Offer{
+		gpu: {State: device.Serving, Reported: true, Inventory: device.Inventory{Resource: gpu, Devices: []device.Device{
+			{ID: "0", Healthy: true}, {ID: "1", Healthy: true, NUMA: []int{0}}, {ID: "2"},
+		}}},
+	}}
+}
+
+func (v *view) Board() *device.Board {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.looks++
+	board := v.board
+	return &board
+}
+
+func (v *view) Offers() map[device.ResourceName]device.Offer {
+	<-time.After(v.slow)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.offers
+}
+
+func (v *view) Moved() <-chan struct{} {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.moved
+}
+
+// looked tells whether it has been looked at more than n times.
+func (v *view) looked(n int) func() bool {
+	return func() bool { return v.count() > n }
+}
+
+func (v *view) count() int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.looks
+}
+
+// hold makes it another board.
+func (v *view) hold(holdings ...*device.Holding) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.board = device.Board{Revision: v.board.Revision + 1, Pods: holdings}
+	close(v.moved)
+	v.moved = make(chan struct{})
+}
+
+func holding(uid string, active bool, all ...device.Assignment) *device.Holding {
+	return &device.Holding{Pod: device.Pod{UID: device.PodUID(uid), Namespace: "ns", Name: uid}, Active: active, Assignments: all}
+}
+
+// A mirrored is a mirror that runs, and a reader who watches its file as agents do.
+type mirrored struct {
+	*testing.T
+	path string
+	log  *lines
+	stop func()
+
+	mu   sync.Mutex
+	when []time.Time // the file came to its name
+}
+
+// mirror starts one. The file may be prepared first.
+func mirror(t *testing.T, v checkpoint.View, prepare ...func(m *mirrored)) *mirrored {
+	t.Helper()
+	m := &mirrored{T: t, path: filepath.Join(t.TempDir(), checkpoint.Name), log: &lines{}}
+	for _, f := range prepare {
+		f(m)
+	}
+	watcher, err := fsnotify.NewWatcher()
+	m.must(err)
+	end, told := m.path+".end", make(chan struct{})
+	watched := watcher.Add(filepath.Dir(m.path)) == nil
+	var work sync.WaitGroup
+	work.Go(func() {
+		for e := range watcher.Events {
+			switch {
+			case e.Name == end && e.Op == fsnotify.Create:
+				close(told)
+			case e.Name == m.path && e.Op == fsnotify.Create: // as a rename to it is told
+				m.mu.Lock()
+				m.when = append(m.when, time.Now())
+				m.mu.Unlock()
+			case e.Name == m.path && e.Op != fsnotify.Remove:
+				t.Errorf("a reader sees %v", e)
+			}
+		}
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- checkpoint.NewMirror(m.path, v, slog.New(slog.NewTextHandler(m.log, nil))).Run(ctx) }()
+	m.stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			m.must(err)
+		case <-time.After(20 * time.Second):
+			t.Error("Run does not return")
+		}
+		if watched { // whatever came before this has been told when this has
+			m.must(os.WriteFile(end, nil, 0o600))
+			<-told
+			m.must(os.Remove(end))
+		}
+		watcher.Close()
+		work.Wait()
+	})
+	t.Cleanup(m.stop)
+	return m
+}
+
+func (m *mirrored) must(err error) {
+	m.Helper()
+	if err != nil {
+		m.Fatal(err)
+	}
+}
+
+// writes gives when the file was written.
+func (m *mirrored) writes() []time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.when
+}
+
+func (m *mirrored) read() (checkpoint.File, bool) {
+	data, err := os.ReadFile(m.path)
+	if err != nil {
+		return checkpoint.File{}, false
+	}
+	f, err := checkpoint.Decode(data)
+	if err != nil {
+		m.Errorf("a kubelet would not read it: %v", err)
+	}
+	return f, true
+}
+
+// says tells whether the file has entries of just these pods.
+func (m *mirrored) says(pods ...string) func() bool {
+	return func() bool {
+		f, there := m.read()
+		var got []string
+		for _, e := range f.Entries {
+			got = append(got, string(e.Container.Pod))
+		}
+		return there && reflect.DeepEqual(got, pods)
+	}
+}
+
+// lines is what was logged.
+type lines struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) count(part string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), part)
+}
+
+// It is the file that a kubelet would have written: of all pods that hold something, and of the resources that plugins serve.
+func TestMirror(t *testing.T) {
+	a := held("a", "main", near(share(gpu, "0", "1"), nil, []int{0, 1}), share(nic, "n"))
+	b := held("b", "main", share(gpu, "2"))
+	v := newView(holding("b", false, b), holding("none", true), holding("a", true, a))
+	one := func(r device.ResourceName, state device.OfferState, reported bool) {
+		v.offers[r] = device.Offer{State: state, Reported: reported, Inventory: device.Inventory{Resource: r, Devices: []device.Device{{ID: "x", Healthy: true}}}}
+	}
+	one("x.example/stale", device.Stale, true)
+	one("x.example/lost", device.Lost, true)
+	one("x.example/new", device.Serving, false)
+	v.offers["x.example/empty"] = device.Offer{State: device.Serving, Reported: true}
+
+	m := mirror(t, v)
+	plugintest.Eventually(t, "the file is there", m.says("a", "a", "b"))
+	m.stop()
+	got, _ := m.read()
+	want, err := checkpoint.Of([]device.PodRecord{record("a", a), record("b", b)}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want.Healthy = map[device.ResourceName][]device.ID{gpu: {"0", "1"}, "x.example/stale": {"x"}, "x.example/empty": {}}
+	if want = decode(t, encode(t, want)); !reflect.DeepEqual(got, want) {
+		t.Errorf("the file says\n%+v, want\n%+v", got, want)
+	}
+	if nodes := got.Entries[0].Devices; !reflect.DeepEqual(nodes, []device.Device{{ID: "0"}, {ID: "1", NUMA: []int{0, 1}}}) {
+		t.Errorf("devices are near %+v", nodes)
+	}
+	if info, err := os.Stat(m.path); err != nil || info.Mode() != 0o600 {
+		t.Errorf("mode %v (%v)", info.Mode(), err)
+	}
+}
+
+// A reader is woken by what has changed, and by nothing else; at once, but once a second at most.
+func TestMirrorWrites(t *testing.T) {
+	v := newView()
+	m := mirror(t, v)
+	plugintest.Eventually(t, "the file is there", m.says())
+	for n := range 300 { // what happens at one time is written at one time
+		v.hold(holding(fmt.Sprint(n), true, held(fmt.Sprint(n), "main", share(gpu, "0"))))
+	}
+	last := holding("last", true, held("last", "main", share(gpu, "0")))
+	v.hold(last)
+	plugintest.Eventually(t, "the last state is there", m.says("last"))
+	after, looks := len(m.writes()), v.count()
+	v.hold(last, holding("without", true)) // nothing that the file says
+	plugintest.Eventually(t, "it has looked", v.looked(looks))
+	v.hold(holding("other", true, held("other", "main", share(gpu, "1"))))
+	plugintest.Eventually(t, "the other pod is there", m.says("other"))
+	m.stop()
+	when := m.writes()
+	if len(when) != after+1 || len(when) > 4 {
+		t.Errorf("readers were woken %d times, of it %d by the crowd", len(when), after)
+	}
+	for i := range when[1:] {
+		if pause := when[i+1].Sub(when[i]); pause < 500*time.Millisecond {
+			t.Errorf("write %d came %v after the one before", i+1, pause)
+		}
+	}
+}
+
+// Where looking is expensive it rests longer.
+func TestMirrorRests(t *testing.T) {
+	v := newView()
+	v.slow = 100 * time.Millisecond
+	m := mirror(t, v)
+	plugintest.Eventually(t, "the file is there", m.says())
+	v.hold(holding("a", true, held("a", "main", share(gpu, "0"))))
+	plugintest.Eventually(t, "the pod is there", m.says("a"))
+	m.stop()
+	if when := m.writes(); len(when) != 2 || when[1].Sub(when[0]) < 1500*time.Millisecond {
+		t.Errorf("written at %v", when)
+	}
+}
+
+// What was last is written before it stops, however long it would have rested.
+func TestMirrorStops(t *testing.T) {
+	v := newView()
+	m := mirror(t, v)
+	plugintest.Eventually(t, "the file is there", m.says())
+	v.hold(holding("a", true, held("a", "main", share(gpu, "0"))))
+	m.stop()
+	if !m.says("a")() {
+		t.Error("the last state was not written")
+	}
+	m = mirror(t, v)
+	plugintest.Eventually(t, "the file is there", m.says("a"))
+	m.must(os.Remove(m.path)) // nobody has told us
+	m.stop()
+	if _, there := m.read(); there {
+		t.Error("it was written though nothing has changed")
+	}
+}
+
+// A file that is right already is left alone, and nobody is woken. Drafts of a process that was killed are removed.
+func TestMirrorStarts(t *testing.T) {
+	v := newView(holding("a", true, held("a", "main", share(gpu, "0"))))
+	first := mirror(t, v)
+	plugintest.Eventually(t, "the file is there", first.says("a"))
+	first.stop()
+	data, err := os.ReadFile(first.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var others []string
+	second := mirror(t, v, func(m *mirrored) {
+		m.must(os.WriteFile(m.path, data, 0o600))
+		dir := filepath.Dir(m.path)
+		for _, name := range []string{"." + checkpoint.Name + ".123", "." + checkpoint.Name + ".4"} {
+			m.must(os.WriteFile(filepath.Join(dir, name), data, 0o600))
+		}
+		for _, name := range []string{"." + checkpoint.Name + ".mine", "." + checkpoint.Name + ".", checkpoint.Name + ".1", "kubelet.sock"} {
+			others = append(others, name)
+			m.must(os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+		}
+	})
+	left := func() int {
+		names, err := os.ReadDir(filepath.Dir(second.path))
+		second.must(err)
+		return len(names)
+	}
+	plugintest.Eventually(t, "the drafts are gone", func() bool { return left() == len(others)+1 })
+	second.stop()
+	if when := second.writes(); len(when) > 0 || !second.says("a")() {
+		t.Errorf("a file that was right has been written %d times", len(when))
+	}
+}
+
+// A path that cannot be written is told once, until it can.
+func TestMirrorCannotWrite(t *testing.T) {
+	v := newView()
+	m := mirror(t, v, func(m *mirrored) { m.path = filepath.Join(filepath.Dir(m.path), "later", checkpoint.Name) })
+	plugintest.Eventually(t, "it is told", func() bool { return m.log.count("is out of date") == 1 })
+	for n := range 20 {
+		v.hold(holding(fmt.Sprint(n), true, held(fmt.Sprint(n), "main", share(gpu, "0"))))
+	}
+	plugintest.Eventually(t, "it has been tried again", v.looked(1))
+	m.must(os.Mkdir(filepath.Dir(m.path), 0o700))
+	plugintest.Eventually(t, "the file is there", m.says("19"))
+	plugintest.Eventually(t, "that is told", func() bool { return m.log.count("is up to date again") == 1 })
+	if n := m.log.count("is out of date"); n != 1 {
+		t.Errorf("it was told %d times", n)
+	}
+	m.must(os.RemoveAll(filepath.Dir(m.path)))
+	v.hold()
+	plugintest.Eventually(t, "it is told again", func() bool { return m.log.count("is out of date") == 2 })
+	m.must(os.Mkdir(filepath.Dir(m.path), 0o700))
+	m.stop() // not after the pause
+	if !m.says()() {
+		t.Error("the last state was not written")
+	}
+}
+
+// BenchmarkMirror is one look at a large node: 100 000 devices, half of them in use by 500 pods.
+func BenchmarkMirror(b *testing.B) {
+	v := newView()
+	inventory := device.Inventory{Resource: gpu}
+	for n := range 100_000 {
+		inventory.Devices = append(inventory.Devices, device.Device{ID: device.ID(fmt.Sprintf("device-%06d", n)), Healthy: true, NUMA: []int{n % 2}})
+	}
+	v.offers[gpu] = device.Offer{State: device.Serving, Reported: true, Inventory: inventory}
+	for p := range 500 {
+		uid, s := fmt.Sprintf("pod-%d", p), share(gpu)
+		for _, d := range inventory.Devices[100*p : 100*(p+1)] {
+			s.IDs, s.Near = append(s.IDs, d.ID), append(s.Near, d.NUMA)
+		}
+		v.board.Pods = append(v.board.Pods, holding(uid, true, held(uid, "main", s)))
+	}
+	m := checkpoint.NewMirror(filepath.Join(b.TempDir(), checkpoint.Name), v, slog.New(slog.DiscardHandler))
+	for b.Loop() {
+		if err := m.Update(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,190 @@
+package podresources_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/internal/podresources"
+)
+
+// TestMain may be the noisy client of TestANoisyClient, which has to be another process.
+func TestMain(m *testing.M) {
+	if path := os.Getenv("PODRESOURCES_NOISE"); path != "" {
+		makeNoise(path)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// makeNoise asks as much as it can until its standard input is closed. It prints a line when it has been refused, and is wrong
+// if that is in other words than the kubelet's.
+func makeNoise(path string) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	var refused atomic.Bool
+	for range 8 {
+		conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			panic(err)
+		}
+		client := v1.NewPodResourcesListerClient(conn)
+		for range 60 {
+			all.Go(func() {
+				for ctx.Err() == nil {
+					_, err := client.List(ctx, &v1.ListPodResourcesRequest{})
+					if status.Code(err) == codes.ResourceExhausted && status.Convert(err).Message() == "rejected by rate limit" && !refused.Swap(true) {
+						fmt.Println("refused")
+					}
+				}
+			})
+		}
+	}
+	bufio.NewReader(os.Stdin).ReadByte()
+	cancel()
+	all.Wait()
+}
+
+// A client that asks all the time is slowed down and refused, and another one does not notice.
+func TestANoisyClient(t *testing.T) {
+	r := start(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	noise := exec.Command(self)
+	noise.Env = append(os.Environ(), "PODRESOURCES_NOISE="+r.path)
+	in, err := noise.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := noise.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	noise.Stderr = os.Stderr
+	if err := noise.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		in.Close()
+		if err := noise.Wait(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "refused\n" {
+		t.Fatalf("the noisy client said %q, %v", line, err)
+	}
+	for range podresources.ClientBurst {
+		if _, err := r.v1.List(t.Context(), &v1.ListPodResourcesRequest{}); err != nil {
+			t.Fatalf("beside a noisy client: %v", err)
+		}
+	}
+}
+
+// Who asks more often than it may waits its turn, also if it dials anew each time.
+func TestAClientWaitsItsTurn(t *testing.T) {
+	r := start(t)
+	for range podresources.ClientBurst + 20 {
+		conn, err := grpc.NewClient("unix://"+r.path, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = v1.NewPodResourcesListerClient(conn).GetAllocatableResources(t.Context(), &v1.AllocatableResourcesRequest{})
+		conn.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// One process does not use up all connections, and those that it closes it may have again.
+func TestConnections(t *testing.T) {
+	r := start(t)
+	r.list()
+	open := func() (net.Conn, bool) {
+		conn, err := net.Dial("unix", r.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = conn.Read(make([]byte, 1)) // the server speaks first, or hangs up
+		return conn, err == nil
+	}
+	var all []net.Conn
+	for range podresources.ClientConnections - 1 { // the rig has one
+		conn, good := open()
+		if !good {
+			t.Fatalf("connection %d is refused", len(all)+2)
+		}
+		all = append(all, conn)
+	}
+	if conn, good := open(); good {
+		t.Error("one connection too many is not refused")
+	} else {
+		conn.Close()
+	}
+	for _, conn := range all {
+		conn.Close()
+	}
+	plugintest.Eventually(t, "connections are taken again", func() bool {
+		conn, good := open()
+		conn.Close()
+		return good
+	})
+}
+
+// The socket is the owner's and the group's, and goes with the daemon.
+func TestTheSocket(t *testing.T) {
+	r := start(t)
+	r.list()
+	for path, want := range map[string]os.FileMode{r.path: os.ModeSocket | 0o660, filepath.Dir(r.path): os.ModeDir | 0o750} {
+		if info, err := os.Stat(path); err != nil || info.Mode() != want {
+			t.Errorf("%s: %v, %v, want %v", path, info.Mode(), err, want)
+		}
+	}
+	if err := r.server.Check(); err != nil {
+		t.Error(err)
+	}
+	r.end()
+	if _, err := os.Lstat(r.path); !os.IsNotExist(err) {
+		t.Errorf("the socket is left behind: %v", err)
+	}
+}
+
+// Somebody else has the path: that is told, costs them nothing, and ends when they go.
+func TestSomebodyElseHasThePath(t *testing.T) {
+	var other net.Listener
+	r := start(t, func(c *podresources.Config) {
+		if err := os.MkdirAll(filepath.Dir(c.Socket), 0o750); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if other, err = net.Listen("unix", c.Socket); err != nil {
+			t.Fatal(err)
+		}
+	})
+	plugintest.Eventually(t, "the trouble is told", func() bool { return r.server.Check() != nil })
+	if err := r.server.Check(); err == nil || !strings.Contains(err.Error(), "podResources.socket") {
+		t.Errorf("the trouble is told as %v", err)
+	}
+	other.Close()
+	r.list()
+	if err := r.server.Check(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,360 @@
+package podresources_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+	v1alpha1 "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
+
+	podresourcesv1 "github.com/devmgrd/devmgrd/api/devmgrd/podresources/v1"
+	proposal "github.com/devmgrd/devmgrd/api/podresources/v1alpha1"
+	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/internal/podresources"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+const (
+	gpu device.ResourceName = "vendor.com/gpu"
+	nic device.ResourceName = "vendor.com/nic"
+)
+
+// A rig is a server in front of a real allocator with real books. Plugins are the test's.
+type rig struct {
+	*allocator.Allocator
+	t       *testing.T
+	plugins *plugins
+	server  *podresources.Server
+	kubelet *kubelet
+	path    string
+	log     *journal
+	metrics *prometheus.Registry
+
+	v1     v1.PodResourcesListerClient
+	alpha  v1alpha1.PodResourcesListerClient
+	draft  *proposal.PodResourcesClient
+	watch  podresourcesv1.PodResourcesServiceClient
+	end    func() // of the server
+	config podresources.Config
+}
+
+// start makes a rig and serves. The configuration may be changed before.
+func start(t *testing.T, change ...func(*podresources.Config)) *rig {
+	t.Helper()
+	dir := t.TempDir()
+	log := &journal{}
+	r := &rig{t: t, plugins: newPlugins(), path: filepath.Join(dir, "pod-resources", "kubelet.sock"), log: log, metrics: prometheus.NewRegistry()}
+	books, err := store.Open(store.Config{Dir: filepath.Join(dir, "state"), Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Allocator = allocator.New(allocator.Config{
+		Plugins: r.plugins, Books: books, Herald: silence{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Topology: allocator.Topology{Policy: "best-effort", Scope: "container"},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	var work sync.WaitGroup
+	work.Go(func() {
+		if err := r.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	r.RuntimeSynced(nil, nil)
+	r.kubelet = serveKubelet(t, filepath.Join(dir, "kubelet", "kubelet.sock"))
+	r.config = podresources.Config{
+		Socket: r.path, KubeletSocket: r.kubelet.path, Ledger: r.Allocator, Log: slog.New(slog.NewTextHandler(log, nil)), Metrics: r.metrics,
+	}
+	for _, f := range change {
+		f(&r.config)
+	}
+	r.server = podresources.New(r.config)
+	served, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.server.Run(served) }()
+	r.end = sync.OnceFunc(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() {
+		r.end()
+		cancel()
+		work.Wait()
+		if err := books.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	conn := dial(t, r.path)
+	r.v1, r.alpha = v1.NewPodResourcesListerClient(conn), v1alpha1.NewPodResourcesListerClient(conn)
+	r.draft, r.watch = proposal.NewPodResourcesClient(conn), podresourcesv1.NewPodResourcesServiceClient(conn)
+	return r
+}
+
+// dial gives a connection of its own.
+func dial(t testing.TB, path string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// bind binds a pod whose container main asks for devices, and waits until it has them.
+func (r *rig) bind(name string, resource device.ResourceName, n int) device.PodDemand {
+	r.t.Helper()
+	d := pod(name, resource, n)
+	r.Bind(d)
+	plugintest.Eventually(r.t, name+" has its devices", func() bool {
+		st := r.Pod(d.Pod.UID).Stand
+		return st == device.Ready || st == device.Free
+	})
+	return d
+}
+
+func pod(name string, resource device.ResourceName, n int) device.PodDemand {
+	id := device.Pod{UID: device.PodUID("uid-" + name), Namespace: "ns", Name: name}
+	d := device.PodDemand{Pod: id, Created: time.Now(), Containers: []string{"main"}}
+	if n > 0 {
+		d.Demands = []device.Demand{{Container: device.Container{Pod: id.UID, Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{resource: n}}}
+	}
+	return d
+}
+
+// metric gives the sum of a counter's series whose labels have all of these values.
+func (r *rig) metric(name string, values ...string) float64 {
+	r.t.Helper()
+	families, err := r.metrics.Gather()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	sum := 0.0
+	for _, f := range families {
+		for _, m := range f.Metric {
+			has := map[string]bool{}
+			for _, l := range m.Label {
+				has[l.GetValue()] = true
+			}
+			all := f.GetName() == name
+			for _, v := range values {
+				all = all && has[v]
+			}
+			if all {
+				sum += m.Counter.GetValue()
+			}
+		}
+	}
+	return sum
+}
+
+// plugins offer what a test says, and answer when it says so.
+type plugins struct {
+	changed chan struct{}
+
+	mu     sync.Mutex
+	offers map[device.ResourceName]device.Offer
+	answer func(context.Context) error
+}
+
+func newPlugins() *plugins {
+	return &plugins{changed: make(chan struct{}, 1), offers: map[device.ResourceName]device.Offer{}}
+}
+
+// offer replaces what is offered of a resource.
+func (p *plugins) offer(r device.ResourceName, state device.OfferState, devices ...device.Device) {
+	p.mu.Lock()
+	p.offers[r] = device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, State: state, Reported: true}
+	p.mu.Unlock()
+	select {
+	case p.changed <- struct{}{}:
+	default:
+	}
+}
+
+// stock has so many healthy devices offered, with IDs d000, d001 and so on.
+func (p *plugins) stock(r device.ResourceName, n int) {
+	devices := make([]device.Device, n)
+	for i := range devices {
+		devices[i] = device.Device{ID: device.ID(fmt.Sprintf("d%03d", i)), Healthy: true}
+	}
+	p.offer(r, device.Serving, devices...)
+}
+
+func (p *plugins) answers(f func(context.Context) error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answer = f
+}
+
+func (p *plugins) Offers() map[device.ResourceName]device.Offer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.offers)
+}
+
+func (p *plugins) Changed() <-chan struct{} { return p.changed }
+
+func (p *plugins) Allocate(ctx context.Context, _ device.Pod, _ device.Container, _ device.ResourceName, _ []device.ID) (device.Grant, error) {
+	p.mu.Lock()
+	answer := p.answer
+	p.mu.Unlock()
+	if answer != nil {
+		return device.Grant{}, answer(ctx)
+	}
+	return device.Grant{}, nil
+}
+
+func (p *plugins) Prefer(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID, []device.ID, int) ([]device.ID, error) {
+	return nil, errors.New("nobody is asked")
+}
+
+func (p *plugins) PreStart(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) error {
+	return nil
+}
+
+type silence struct{}
+
+func (silence) Waiting(device.Pod, device.Wait)          {}
+func (silence) Assigned(device.Pod, []device.Assignment) {}
+func (silence) Bare(device.Pod, string)                  {}
+
+// journal is the log as text.
+type journal struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (j *journal) Write(p []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(p)
+}
+
+// count tells how many lines have the text.
+func (j *journal) count(text string) int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return bytes.Count(j.text.Bytes(), []byte(text))
+}
+
+// A kubelet answers what a test says. Each of its List answers has the number of the call as a CPU of the pod "count".
+type kubelet struct {
+	v1.UnimplementedPodResourcesListerServer
+	path  string
+	stop  func()
+	calls atomic.Int64
+
+	mu          sync.Mutex
+	pods        []*v1.PodResources
+	allocatable *v1.AllocatableResourcesResponse
+	hang        chan struct{} // not nil: nothing is answered before it is closed
+}
+
+// oldLister is its v1alpha1.
+type oldLister struct {
+	v1alpha1.UnimplementedPodResourcesListerServer
+	*kubelet
+}
+
+func serveKubelet(t *testing.T, path string) *kubelet {
+	t.Helper()
+	k := &kubelet{path: path}
+	k.serve(t)
+	return k
+}
+
+// serve begins to serve, once more.
+func (k *kubelet) serve(t *testing.T) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(k.path), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	os.Remove(k.path)
+	l, err := net.Listen("unix", k.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	v1.RegisterPodResourcesListerServer(s, k)
+	v1alpha1.RegisterPodResourcesListerServer(s, oldLister{kubelet: k})
+	go s.Serve(l)
+	k.stop = sync.OnceFunc(s.Stop)
+	t.Cleanup(k.stop)
+}
+
+// has changes what it answers.
+func (k *kubelet) has(change func()) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	change()
+}
+
+func (k *kubelet) wait(ctx context.Context) error {
+	k.mu.Lock()
+	hang := k.hang
+	k.mu.Unlock()
+	if hang == nil {
+		return nil
+	}
+	select {
+	case <-hang:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (k *kubelet) List(ctx context.Context, _ *v1.ListPodResourcesRequest) (*v1.ListPodResourcesResponse, error) {
+	n := k.calls.Add(1)
+	if err := k.wait(ctx); err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	count := &v1.PodResources{Name: "count", Namespace: "kubelet", Containers: []*v1.ContainerResources{{Name: "c", CpuIds: []int64{n}}}}
+	return &v1.ListPodResourcesResponse{PodResources: append([]*v1.PodResources{count}, k.pods...)}, nil
+}
+
+func (k *kubelet) GetAllocatableResources(ctx context.Context, _ *v1.AllocatableResourcesRequest) (*v1.AllocatableResourcesResponse, error) {
+	if err := k.wait(ctx); err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.allocatable, nil
+}
+
+func (l oldLister) List(ctx context.Context, _ *v1alpha1.ListPodResourcesRequest) (*v1alpha1.ListPodResourcesResponse, error) {
+	if err := l.wait(ctx); err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	answer := &v1alpha1.ListPodResourcesResponse{}
+	for _, p := range l.pods {
+		old := &v1alpha1.PodResources{Name: p.Name, Namespace: p.Namespace}
+		for _, c := range p.Containers {
+			old.Containers = append(old.Containers, &v1alpha1.ContainerResources{Name: c.Name})
+		}
+		answer.PodResources = append(answer.PodResources, old)
+	}
+	return answer, nil
+}

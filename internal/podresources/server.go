@@ -1,0 +1,216 @@
+package podresources
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+	v1alpha1 "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
+
+	podresourcesv1 "github.com/devmgrd/devmgrd/api/devmgrd/podresources/v1"
+	proposal "github.com/devmgrd/devmgrd/api/podresources/v1alpha1"
+	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/socket"
+)
+
+// A Ledger knows who has which devices. Its methods return at once.
+type Ledger interface {
+	// Board gives who has what at this moment.
+	Board() *device.Board
+	// Since gives the changes after a revision, in order, at most most of them; false if it does not know them any more.
+	Since(revision uint64, most int) (changes []device.Change, known bool)
+	// Moved gives a channel that is closed when the board, an offer or a pod's reason to wait has changed since the call.
+	Moved() <-chan struct{}
+	// Offers gives what plugins offer.
+	Offers() map[device.ResourceName]device.Offer
+	// Pod tells how a pod as a whole stands: Unknown, Free, Ready or Waiting.
+	Pod(device.PodUID) device.Standing
+}
+
+// Pods can be asked for a pod that nobody has told of yet.
+type Pods interface {
+	// Find asks the API server for a pod of this node, and tells the ledger of it. It gives false if there is none.
+	Find(ctx context.Context, namespace, name string) (bool, error)
+}
+
+// Config is what New needs.
+type Config struct {
+	Socket        string // where to serve
+	KubeletSocket string // where the kubelet serves; empty: there is none
+	Takeover      bool   // serve there, too, and put the kubelet's socket aside
+	Ledger        Ledger
+	Pods          Pods // nil: there is no API server
+	Log           *slog.Logger
+	Metrics       prometheus.Registerer
+}
+
+// A Server serves PodResources. Devices do not depend on it: what fails here is told and tried again.
+type Server struct {
+	cfg     Config
+	log     *slog.Logger
+	metrics *metrics
+	kubelet *kubelet // nil: there is none
+	pages   album[*v1.PodResources]
+	alpha   album[*v1alpha1.PodResources]
+	epoch   string // of this process's revisions
+
+	readLimit time.Duration // a constant, but for tests
+
+	stopping chan struct{} // closed when watchers have to end
+	work     sync.WaitGroup
+
+	mu      sync.Mutex
+	trouble map[string]error // why a path is not served
+}
+
+const (
+	firstRebind = time.Second // before the next try for a socket that cannot be had
+	lastRebind  = 30 * time.Second
+
+	maxRequestBytes = 64 << 10 // far more than any request has
+	stopLimit       = 2 * time.Second
+)
+
+// New makes a Server; Run starts it.
+func New(c Config) *Server {
+	if c.Socket == "" || c.Ledger == nil || c.Log == nil || c.Metrics == nil {
+		panic("podresources: Socket, Ledger, Log and Metrics are required")
+	}
+	return &Server{
+		cfg:     c,
+		log:     c.Log,
+		metrics: newMetrics(c.Metrics),
+		pages:   album[*v1.PodResources]{draw: entry},
+		alpha:   album[*v1alpha1.PodResources]{draw: alphaEntry},
+		epoch:   newEpoch(),
+
+		readLimit: readLimit,
+		stopping:  make(chan struct{}),
+		trouble:   map[string]error{},
+	}
+}
+
+// Check gives nil while PodResources is served wherever it should be.
+func (s *Server) Check() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, path := range slices.Sorted(maps.Keys(s.trouble)) {
+		if err := s.trouble[path]; err != nil {
+			return fmt.Errorf("%s is not served: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// setTrouble notes whether a path is served, and tells whether that is news.
+func (s *Server) setTrouble(path string, err error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before, known := s.trouble[path]
+	s.trouble[path] = err
+	return !known || (before == nil) != (err == nil)
+}
+
+// Run serves until ctx ends.
+func (s *Server) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer s.work.Wait()
+	defer cancel()
+	server := grpc.NewServer(
+		grpc.Creds(&clients{}),
+		grpc.MaxRecvMsgSize(maxRequestBytes),
+		grpc.MaxConcurrentStreams(connectionStreams),
+		grpc.UnaryInterceptor(s.limit),
+		grpc.StreamInterceptor(s.limitStream),
+		grpc.WaitForHandlers(true),
+	)
+	v1.RegisterPodResourcesListerServer(server, lister{Server: s})
+	v1alpha1.RegisterPodResourcesListerServer(server, alphaLister{Server: s})
+	proposal.RegisterPodResourcesServer(server, alphaLister{Server: s})
+	podresourcesv1.RegisterPodResourcesServiceServer(server, watcher{Server: s})
+
+	paths := []string{s.cfg.KubeletSocket}
+	var doors sync.WaitGroup
+	if s.cfg.Takeover {
+		t := newTakeover(s.cfg.KubeletSocket, s.log)
+		paths = append([]string{t.aside()}, paths...) // at its own path it is as long as ours is not there
+		doors.Go(func() {
+			s.serve(ctx, server, s.cfg.KubeletSocket, t.listen, func(ctx context.Context) {
+				if err := t.Run(ctx); err != nil {
+					s.log.Warn("the kubelet's PodResources socket is not back at its path; a restart of the kubelet puts it there", "err", err)
+				}
+			})
+		})
+	}
+	if s.cfg.KubeletSocket != "" {
+		var err error
+		if s.kubelet, err = newKubelet(ctx, &s.work, paths, s.metrics.gaps, s.log); err != nil {
+			return fmt.Errorf("PodResources: %w", err)
+		}
+		defer s.kubelet.conn.Close()
+	}
+	doors.Go(func() {
+		s.serve(ctx, server, s.cfg.Socket, s.listen, func(ctx context.Context) {
+			<-ctx.Done()
+			os.Remove(s.cfg.Socket) // what is left is only a name that nobody answers to
+		})
+	})
+	<-ctx.Done()
+	doors.Wait() // whoever dials from now on finds the kubelet again, or nobody
+	close(s.stopping)
+	hard := time.AfterFunc(stopLimit, server.Stop)
+	defer hard.Stop()
+	server.GracefulStop()
+	return nil
+}
+
+// listen binds our own socket.
+func (s *Server) listen() (net.Listener, error) {
+	dir := filepath.Dir(s.cfg.Socket)
+	if _, err := socket.MakeDir(dir, 0o750); err != nil { // as the kubelet's
+		return nil, err
+	}
+	if err := socket.Vacant(s.cfg.Socket); err != nil {
+		return nil, fmt.Errorf("%w, or choose another podResources.socket", err)
+	}
+	l, _, err := socket.Listen(s.cfg.Socket, filepath.Join(dir, ".new"), 0o660)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// serve serves a path, on the listener that it gets, and looks after it with keep until ctx ends. It tries until it gets one.
+func (s *Server) serve(ctx context.Context, server *grpc.Server, path string, listen func() (net.Listener, error), keep func(context.Context)) {
+	pause := backoff.Backoff{First: firstRebind, Last: lastRebind}
+	for ctx.Err() == nil {
+		l, err := listen()
+		if s.setTrouble(path, err) && err != nil {
+			s.log.Error("PodResources is not served; trying again until it is", "at", path, "err", err)
+		}
+		if err != nil {
+			pause.Wait(ctx)
+			continue
+		}
+		s.log.Info("PodResources is served", "at", path)
+		s.work.Go(func() { // it ends with the server
+			if err := server.Serve(l); err != nil && ctx.Err() == nil { // no listener fails but when it is closed
+				s.setTrouble(path, err)
+				s.log.Error("PodResources is served no more", "at", path, "err", err)
+			}
+		})
+		keep(ctx)
+		return
+	}
+}

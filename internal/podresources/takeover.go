@@ -1,0 +1,217 @@
+package podresources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/socket"
+)
+
+// A takeover puts our socket where agents look for the kubelet's, and the kubelet's beside it. Three names, all in one
+// directory:
+//
+//	kubelet.sock       the path. A kubelet removes what is there when it starts, and renames a socket of its own to it.
+//	                   It never looks at it again, and leaves it behind when it dies
+//	.devmgrd.sock      our socket, under the name that no kubelet touches. At the path is a hard link of it: so one
+//	                   listener serves for good, whatever becomes of the path
+//	kubelet-own.sock   aside: the kubelet's
+//
+// A kubelet may start between any two system calls of ours. So nothing is removed from the path, and nothing renamed over
+// what is there: whatever it is, it is moved aside in one step, and looked at there. Ours comes to the path by a link, which
+// fails if something has come meanwhile. A crash between any two leaves what the next look makes good: nothing has to be
+// remembered.
+//
+// Whose a socket is its inode says. One that nobody listens on is nobody's: a dead kubelet's, or ours of a devmgrd that was
+// killed. It never takes the place of one that somebody listens on.
+type takeover struct {
+	path, hidden, theirs string // immutable, as what follows
+
+	log      *slog.Logger
+	listener *takeoverListener
+	watcher  func() (*fsnotify.Watcher, error)
+	files    takeoverFiles
+
+	// What follows is Run's, and before it listen's.
+	own     os.FileInfo // of our socket
+	mode    fs.FileMode // of our socket: as the kubelet's last one
+	pace    takeoverPace
+	trouble bool // it has been told that the path cannot be ours
+}
+
+const (
+	takeoverRetry = time.Second // the longest pause before the next try, while the path is not ours or cannot be watched
+	takeoverMode  = 0o755       // of a kubelet's socket, with the usual umask
+	takeoverDir   = 0o750       // of the directory, if we make it: the kubelet's
+)
+
+// newTakeover makes a takeover of the kubelet's socket at path. Nothing is touched before listen.
+func newTakeover(path string, log *slog.Logger) *takeover {
+	dir, name := filepath.Split(filepath.Clean(path))
+	end := filepath.Ext(name)
+	return &takeover{
+		path:     filepath.Join(dir, name),
+		hidden:   filepath.Join(dir, ".devmgrd.sock"),
+		theirs:   filepath.Join(dir, strings.TrimSuffix(name, end)+"-own"+end),
+		log:      log,
+		listener: &takeoverListener{addr: path},
+		watcher:  fsnotify.NewWatcher,
+		files:    newTakeoverFiles(),
+		mode:     takeoverMode,
+	}
+}
+
+// listen binds our socket. Nobody finds it before Run. The listener stays the same whatever Run has to do, and is the
+// caller's to close, once Run has returned.
+func (t *takeover) listen() (net.Listener, error) {
+	if err := t.bind(); err != nil {
+		return nil, fmt.Errorf("taking over %s: %w", t.path, err)
+	}
+	return t.listener, nil
+}
+
+// aside is where the kubelet's own socket is while Run runs, if there is a kubelet.
+func (t *takeover) aside() string { return t.theirs }
+
+// Run keeps the path ours until ctx ends. Then the kubelet has it again, or nobody if there is no kubelet.
+func (t *takeover) Run(ctx context.Context) error {
+	pause := backoff.Backoff{First: takeoverRetry / 20, Last: takeoverRetry}
+	blind := false
+	for ctx.Err() == nil {
+		began := time.Now()
+		err := t.watchOnce(ctx)
+		if time.Since(began) > takeoverRetry {
+			pause.Reset()
+			blind = false
+		}
+		if ctx.Err() == nil && !errors.Is(err, errTakeoverGone) {
+			if !blind {
+				t.log.Warn("the kubelet's PodResources directory cannot be watched: it is looked at every second", "dir", filepath.Dir(t.path), "err", err)
+				blind = true
+			}
+			_ = t.look() // it has been told
+		}
+		pause.Wait(ctx)
+	}
+	if err := t.leave(); err != nil {
+		return fmt.Errorf("giving %s back to the kubelet: %w", t.path, err)
+	}
+	return nil
+}
+
+var errTakeoverGone = errors.New("the directory is another one, or gone")
+
+// watchOnce keeps the path ours until the watch breaks or the directory is gone.
+func (t *takeover) watchOnce(ctx context.Context) error {
+	watcher, err := t.watcher()
+	if err != nil {
+		return err
+	}
+	defer watcher.Close()
+	dir := filepath.Dir(t.path)
+	if _, err := socket.MakeDir(dir, takeoverDir); err != nil {
+		return err
+	}
+	if err := watcher.Add(dir); err != nil {
+		return err
+	}
+	watched, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	var retry <-chan time.Time // while the path is not ours
+	again := backoff.Backoff{First: takeoverRetry / 10, Last: takeoverRetry}
+	look := func() error {
+		if retry = nil; t.look() == nil {
+			again.Reset()
+		} else {
+			retry = time.After(again.Next())
+		}
+		// The directory's own end is not told while a socket that was bound in it is open, as ours is; and the look may have
+		// made it anew.
+		if now, err := os.Stat(dir); err != nil || !os.SameFile(now, watched) {
+			return errTakeoverGone
+		}
+		return nil
+	}
+	// Whatever happened before the watch was in place is seen here.
+	if err := look(); err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-retry:
+			if err := look(); err != nil {
+				return err
+			}
+		case err := <-watcher.Errors:
+			return err // events may have been lost
+		case event := <-watcher.Events:
+			switch {
+			case event.Name == dir && event.Has(fsnotify.Remove|fsnotify.Rename):
+				return errTakeoverGone
+			case event.Name != t.path && event.Name != t.hidden, !event.Has(fsnotify.Create | fsnotify.Remove | fsnotify.Rename):
+				continue
+			}
+			t.pace.wait(ctx)
+			if err := look(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// look makes the path ours, if it is not, and says so when that begins to fail and when it has ended.
+func (t *takeover) look() error {
+	err := t.takePath()
+	switch {
+	case err != nil && !t.trouble:
+		t.log.Error("the kubelet's PodResources socket cannot be taken over", "path", t.path, "err", err)
+	case err == nil && t.trouble:
+		t.log.Info("the kubelet's PodResources socket is taken over again", "path", t.path)
+	}
+	t.trouble = err != nil
+	return err
+}
+
+// A takeoverPace lets a kubelet's starts pass, and holds up those who fight for the path with us: after two hundred takings in
+// one go there are ten in a second.
+type takeoverPace struct {
+	due time.Time // when the latest taking would have been, had there never been more than ten in a second
+}
+
+const (
+	takeoverBurst    = 200
+	takeoverInterval = 100 * time.Millisecond
+)
+
+// took notes a taking.
+func (p *takeoverPace) took(now time.Time) {
+	if first := now.Add(-takeoverBurst * takeoverInterval); p.due.Before(first) {
+		p.due = first
+	}
+	p.due = p.due.Add(takeoverInterval)
+}
+
+func (p *takeoverPace) wait(ctx context.Context) {
+	early := time.Until(p.due)
+	if early <= 0 {
+		return
+	}
+	select {
+	case <-time.After(early):
+	case <-ctx.Done():
+	}
+}

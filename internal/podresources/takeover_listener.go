@@ -1,0 +1,65 @@
+package podresources
+
+import (
+	"errors"
+	"net"
+	"sync"
+)
+
+// A takeoverListener accepts from our socket, which is bound anew if its directory was removed: a server that was given it
+// once need not know.
+type takeoverListener struct {
+	addr string
+
+	mu     sync.Mutex // guards what follows; never held across Accept
+	now    *net.UnixListener
+	closed bool
+}
+
+// replace accepts from l from now on. Connections that have been accepted live on.
+func (t *takeoverListener) replace(l *net.UnixListener) error {
+	t.mu.Lock()
+	old := t.now
+	if t.closed {
+		old = l
+	} else {
+		t.now = l
+	}
+	t.mu.Unlock()
+	if old != nil {
+		old.Close()
+	}
+	if old == l {
+		return net.ErrClosed
+	}
+	return nil
+}
+
+func (t *takeoverListener) current() *net.UnixListener {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.now
+}
+
+// Accept waits for the next connection.
+func (t *takeoverListener) Accept() (net.Conn, error) {
+	for {
+		l := t.current()
+		conn, err := l.Accept()
+		if err != nil && errors.Is(err, net.ErrClosed) && l != t.current() {
+			continue
+		}
+		return conn, err
+	}
+}
+
+// Close ends Accept. The names are Run's to remove.
+func (t *takeoverListener) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = true
+	return t.now.Close()
+}
+
+// Addr gives the path where clients find it.
+func (t *takeoverListener) Addr() net.Addr { return &net.UnixAddr{Name: t.addr, Net: "unix"} }

@@ -1,0 +1,782 @@
+package podresources
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"golang.org/x/sys/unix"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+)
+
+// A takeoverServer says its name to everybody, and repeats what they say until it ends.
+type takeoverServer struct {
+	name string
+	l    net.Listener
+	work sync.WaitGroup
+
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+func takeoverServe(name string, l net.Listener) *takeoverServer {
+	s := &takeoverServer{name: name, l: l}
+	s.work.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			s.mu.Lock()
+			s.conns = append(s.conns, conn)
+			s.mu.Unlock()
+			s.work.Go(func() {
+				fmt.Fprintln(conn, name)
+				for in := bufio.NewScanner(conn); in.Scan(); {
+					fmt.Fprintln(conn, in.Text())
+				}
+				conn.Close()
+			})
+		}
+	})
+	return s
+}
+
+// end ends it as a process ends: its connections break, its files stay.
+func (s *takeoverServer) end() {
+	s.l.Close()
+	s.mu.Lock()
+	for _, c := range s.conns {
+		c.Close()
+	}
+	s.mu.Unlock()
+	s.work.Wait()
+}
+
+// A takeoverStage is a directory like the kubelet's, what happens in it, and a witness who looks all the time whether the
+// kubelet can be reached.
+type takeoverStage struct {
+	*testing.T
+	path, aside string
+	log         *takeoverLog
+	starts      int
+	kubelet     atomic.Pointer[takeoverServer] // while it runs
+	blind       bool                           // nothing can be watched
+	bare        bool                           // the file system has no exchange
+	end         func()
+}
+
+func newTakeoverStage(t *testing.T) *takeoverStage {
+	t.Helper()
+	root, err := os.MkdirTemp("", "podres") // short, as a socket's path has to be
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &takeoverStage{T: t, log: &takeoverLog{}}
+	s.path = filepath.Join(root, "pod-resources", "kubelet.sock")
+	s.aside = filepath.Join(root, "pod-resources", "kubelet-own.sock")
+	ctx, cancel := context.WithCancel(context.Background())
+	var witness sync.WaitGroup
+	witness.Go(func() { s.witness(ctx) })
+	s.end = sync.OnceFunc(func() {
+		cancel()
+		witness.Wait()
+		s.stopKubelet()
+		os.RemoveAll(root)
+		if t.Failed() {
+			t.Log("log:\n" + s.log.String())
+		}
+	})
+	t.Cleanup(s.end)
+	return s
+}
+
+// witness looks at the path and aside, and some times again, since the kubelet's socket may move from one to the other and
+// back between two looks. What may happen between two steps of ours is what before is for.
+func (s *takeoverStage) witness(ctx context.Context) {
+	for tick := time.NewTicker(200 * time.Microsecond); ctx.Err() == nil; <-tick.C {
+		k := s.kubelet.Load()
+		if k == nil {
+			continue
+		}
+		var seen []string
+		for _, path := range slices.Repeat([]string{s.path, s.aside}, 10) {
+			who, err := s.ask(path)
+			if seen = append(seen, fmt.Sprintf("%q (%v)", who, err)); who == k.name {
+				seen = nil
+				break
+			}
+		}
+		if seen != nil && s.kubelet.Load() == k {
+			s.Errorf("%s can be reached nowhere: at the path, aside, and so on there were %s", k.name, seen)
+			return
+		}
+	}
+}
+
+// ask tells who answers at a path.
+func (s *takeoverStage) ask(path string) (string, error) {
+	conn, err := net.DialTimeout("unix", path, time.Second)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	return strings.TrimSpace(line), err
+}
+
+func (s *takeoverStage) answers(path, want string) bool {
+	got, _ := s.ask(path)
+	return got == want
+}
+
+func (s *takeoverStage) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *takeoverStage) eventually(what string, condition func() bool) {
+	s.Helper()
+	plugintest.Eventually(s, what, condition)
+}
+
+// soon is eventually with the time that a client may have to wait at most.
+func (s *takeoverStage) soon(what string, condition func() bool) {
+	s.Helper()
+	plugintest.Within(s, time.Second, what, condition)
+}
+
+// startKubelet does what a kubelet does when it starts, step by step.
+func (s *takeoverStage) startKubelet() *takeoverServer {
+	s.Helper()
+	s.starts++
+	if err := os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		s.Fatal(err)
+	}
+	s.must(os.MkdirAll(filepath.Dir(s.path), 0o750))
+	file, err := os.CreateTemp(filepath.Dir(s.path), "")
+	s.must(err)
+	s.must(os.Remove(file.Name()))
+	file.Close()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: file.Name(), Net: "unix"})
+	s.must(err)
+	l.SetUnlinkOnClose(false)
+	s.must(os.Rename(file.Name(), s.path))
+	k := takeoverServe(fmt.Sprint("kubelet ", s.starts), l)
+	s.kubelet.Store(k)
+	return k
+}
+
+// stopKubelet leaves its socket behind.
+func (s *takeoverStage) stopKubelet() {
+	if k := s.kubelet.Swap(nil); k != nil {
+		k.end()
+	}
+}
+
+func (s *takeoverStage) make() *takeover {
+	t := newTakeover(s.path, slog.New(slog.NewTextHandler(s.log, nil)))
+	if s.blind {
+		t.watcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("no watch to be had") }
+	}
+	if s.bare {
+		t.files.exchange = func(string, string) error { return unix.EINVAL }
+	}
+	return t
+}
+
+// begin listens and serves, without Run.
+func (s *takeoverStage) begin() (*takeover, *takeoverServer) {
+	s.Helper()
+	t := s.make()
+	l, err := t.listen()
+	s.must(err)
+	return t, takeoverServe("devmgrd", l)
+}
+
+// before has something happen before each change of a name, which is left out if that gives an error. After each the
+// kubelet has to be within reach. It counts them.
+func (s *takeoverStage) before(t *takeover, happens func(n int, to string) error) (n *int) {
+	n = new(int)
+	files := t.files
+	do := func(to string, change func() error) error {
+		*n++
+		if err := happens(*n, to); err != nil {
+			return err
+		}
+		err := change()
+		if k := s.kubelet.Load(); k != nil && !s.answers(s.path, k.name) && !s.answers(s.aside, k.name) {
+			s.Errorf("after change %d, of %s, the kubelet can be reached nowhere", *n, to)
+		}
+		return err
+	}
+	t.files = takeoverFiles{
+		link:     func(from, to string) error { return do(to, func() error { return files.link(from, to) }) },
+		rename:   func(from, to string) error { return do(to, func() error { return files.rename(from, to) }) },
+		exchange: files.exchange,
+		remove:   func(name string) error { return do(name, func() error { return files.remove(name) }) },
+	}
+	if !s.bare { // else it changes nothing
+		t.files.exchange = func(from, to string) error { return do(to, func() error { return files.exchange(from, to) }) }
+	}
+	return n
+}
+
+// takeoverScenes are what a start or a stop of ours may find.
+var takeoverScenes = map[string]func(s *takeoverStage){
+	"nothing":                func(*takeoverStage) {},
+	"a dead socket":          func(s *takeoverStage) { s.dead(s.path) },
+	"a dead one aside":       func(s *takeoverStage) { s.dead(s.aside) },
+	"a kubelet":              func(s *takeoverStage) { s.startKubelet() },
+	"a kubelet under both":   func(s *takeoverStage) { s.startKubelet(); s.must(os.Link(s.path, s.aside)) },
+	"a kubelet, a dead one":  func(s *takeoverStage) { s.startKubelet(); s.dead(s.aside) },
+	"a dead one, a kubelet":  func(s *takeoverStage) { s.startKubelet(); s.must(os.Rename(s.path, s.aside)); s.dead(s.path) },
+	"no more than a kubelet": func(s *takeoverStage) { s.startKubelet(); s.must(os.Rename(s.path, s.aside)) },
+}
+
+// takeoverEachScene runs test for all of them, with and without an exchange of names, while we take the path and while we leave it.
+func takeoverEachScene(t *testing.T, test func(fresh func() *takeoverStage, leaving bool)) {
+	for name, scene := range takeoverScenes {
+		for _, bare := range []bool{false, true} {
+			for _, leaving := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, bare %v, leaving %v", name, bare, leaving), func(t *testing.T) {
+					fresh := func() *takeoverStage {
+						s := newTakeoverStage(t)
+						s.bare = bare
+						scene(s)
+						return s
+					}
+					test(fresh, leaving)
+				})
+			}
+		}
+	}
+}
+
+// start starts a takeover and serves what it listens on. The function stops it as a clean stop does.
+func (s *takeoverStage) start() (stop func()) {
+	s.Helper()
+	t := s.make()
+	l, err := t.listen()
+	s.must(err)
+	server := takeoverServe("devmgrd", l)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- t.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-ended:
+			if err != nil {
+				s.Errorf("Run: %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			s.Error("Run does not return")
+		}
+		server.end()
+	})
+	s.Cleanup(stop)
+	return stop
+}
+
+// files gives what is in the directory.
+func (s *takeoverStage) files() []string {
+	s.Helper()
+	entries, err := os.ReadDir(filepath.Dir(s.path))
+	s.must(err)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// has fails unless just these files are in the directory.
+func (s *takeoverStage) has(want ...string) {
+	s.Helper()
+	if got := s.files(); !slices.Equal(got, want) {
+		s.Errorf("there are %q, want %q", got, want)
+	}
+}
+
+// dead leaves a socket at path that nobody listens on.
+func (s *takeoverStage) dead(path string) {
+	s.Helper()
+	s.must(os.MkdirAll(filepath.Dir(path), 0o750))
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	s.must(err)
+	l.SetUnlinkOnClose(false)
+	l.Close()
+}
+
+// A takeoverLog is what was logged.
+type takeoverLog struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *takeoverLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *takeoverLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// Whenever the kubelet starts, clients reach us again at once, and old connections do not break.
+func TestTakeoverKubeletRestarts(t *testing.T) {
+	for name, bare := range map[string]bool{"with an exchange": false, "without": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newTakeoverStage(t)
+			s.bare = bare
+			s.startKubelet()
+			stop := s.start()
+			s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+			old, err := net.Dial("unix", s.path)
+			s.must(err)
+			defer old.Close()
+
+			// A client that dials anew all the time.
+			var ours, kubelets, missing atomic.Int64
+			dialling, end := context.WithCancel(context.Background())
+			defer end()
+			var client sync.WaitGroup
+			client.Go(func() {
+				for dialling.Err() == nil {
+					switch who, err := s.ask(s.path); {
+					case errors.Is(err, fs.ErrNotExist):
+						missing.Add(1)
+					case who == "devmgrd":
+						ours.Add(1)
+					case strings.HasPrefix(who, "kubelet"):
+						kubelets.Add(1)
+					case errors.Is(err, syscall.ECONNREFUSED):
+						t.Errorf("a dead socket is at the path: %v", err)
+					}
+				}
+			})
+			var longest time.Duration
+			for range 50 {
+				s.stopKubelet()
+				k := s.startKubelet()
+				began := time.Now()
+				s.soon("devmgrd answers again", func() bool { return s.answers(s.path, "devmgrd") })
+				longest = max(longest, time.Since(began))
+				if who, err := s.ask(s.aside); who != k.name {
+					t.Errorf("aside is %q, want %q (%v)", who, k.name, err)
+				}
+			}
+			end()
+			client.Wait()
+			t.Logf("50 starts of the kubelet: of a client's dials %d reached devmgrd, %d the kubelet, %d found nothing; %s until devmgrd answered at most",
+				ours.Load(), kubelets.Load(), missing.Load(), longest)
+			fmt.Fprintln(old, "still there")
+			for in := bufio.NewReader(old); ; {
+				line, err := in.ReadString('\n')
+				if err != nil {
+					t.Fatalf("the old connection has broken: %v", err)
+				}
+				if line == "still there\n" {
+					break
+				}
+			}
+			stop()
+			s.has("kubelet.sock")
+			if !s.answers(s.path, "kubelet 51") {
+				t.Error("the kubelet does not have its path back")
+			}
+		})
+	}
+}
+
+// A clean stop gives the path back to a kubelet that is there, and to nobody else.
+func TestTakeoverStops(t *testing.T) {
+	for name, bare := range map[string]bool{"with an exchange": false, "without": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newTakeoverStage(t)
+			s.bare = bare
+			stop := s.start()
+			s.soon("devmgrd answers without a kubelet", func() bool { return s.answers(s.path, "devmgrd") })
+			stop()
+			s.has()
+
+			s.startKubelet()
+			for range 2 {
+				stop = s.start()
+				s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+				s.has(".devmgrd.sock", "kubelet-own.sock", "kubelet.sock")
+				stop()
+				s.has("kubelet.sock")
+				if !s.answers(s.path, s.kubelet.Load().name) {
+					t.Error("the kubelet does not have its path back")
+				}
+			}
+			// It ends while its path is ours.
+			stop = s.start()
+			s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+			s.stopKubelet()
+			stop()
+			s.has()
+
+			// Its name was removed from under us and it.
+			s.startKubelet()
+			u, server := s.begin()
+			defer server.end()
+			s.must(u.takePath())
+			s.must(os.Remove(s.path))
+			s.must(u.leave())
+			s.has("kubelet.sock")
+		})
+	}
+}
+
+// A kubelet may start between any two steps of ours, and can be reached all the same.
+func TestTakeoverMeetsAStart(t *testing.T) {
+	takeoverEachScene(t, func(fresh func() *takeoverStage, leaving bool) {
+		for at, last := 1, 1; at <= last; at++ {
+			s := fresh()
+			u, server := s.begin()
+			if leaving {
+				s.must(u.takePath())
+			}
+			changes := s.before(u, func(n int, to string) error {
+				if n == at && filepath.Base(to) != ".devmgrd.swap" { // see swap
+					s.stopKubelet()
+					s.startKubelet()
+				}
+				return nil
+			})
+			if leaving {
+				s.must(u.leave())
+			} else {
+				s.must(u.takePath())
+			}
+			last = *changes
+			kubelet := s.kubelet.Load()
+			switch {
+			case !leaving && !s.answers(s.path, "devmgrd"):
+				s.Errorf("change %d of %d: the path is not ours, there are %q", at, last, s.files())
+			case !leaving && kubelet != nil && !s.answers(s.aside, kubelet.name):
+				s.Errorf("change %d of %d: the kubelet is not aside, there are %q", at, last, s.files())
+			case leaving && kubelet != nil:
+				s.has("kubelet.sock")
+			case leaving:
+				s.has()
+			}
+			server.end()
+			s.end()
+		}
+	})
+}
+
+// We may be killed between any two steps. The next start makes it good.
+func TestTakeoverKilledAtAnyStep(t *testing.T) {
+	killed := errors.New("killed")
+	takeoverEachScene(t, func(fresh func() *takeoverStage, leaving bool) {
+		for at, more := 1, true; more; at++ {
+			s := fresh()
+			u, server := s.begin()
+			if leaving {
+				s.must(u.takePath())
+			}
+			s.before(u, func(n int, _ string) error {
+				if n >= at {
+					return killed
+				}
+				return nil
+			})
+			end := u.takePath
+			if leaving {
+				end = u.leave
+			}
+			more = errors.Is(end(), killed)
+			server.end()
+
+			u, server = s.begin()
+			s.before(u, func(int, string) error { return nil })
+			s.must(u.takePath())
+			kubelet := s.kubelet.Load()
+			if !s.answers(s.path, "devmgrd") || kubelet != nil && !s.answers(s.aside, kubelet.name) {
+				s.Errorf("killed at change %d, the path is not ours or the kubelet not aside: there are %q", at, s.files())
+			}
+			s.must(u.leave())
+			if kubelet != nil {
+				s.has("kubelet.sock")
+			} else {
+				s.has()
+			}
+			server.end()
+			s.end()
+		}
+	})
+}
+
+// This is no test, but the process that TestTakeoverKilled kills.
+func TestTakeoverProcess(t *testing.T) {
+	path := os.Getenv("TAKEOVER_PATH")
+	if path == "" {
+		t.Skip("only as a process of another test")
+	}
+	u := newTakeover(path, slog.New(slog.DiscardHandler))
+	l, err := u.listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	takeoverServe("devmgrd of before", l)
+	t.Fatal(u.Run(context.Background()))
+}
+
+// killed runs a devmgrd of before, beside a kubelet, and kills it.
+func (s *takeoverStage) killed() {
+	s.Helper()
+	s.startKubelet()
+	process := exec.Command(os.Args[0], "-test.run=^TestTakeoverProcess$")
+	process.Env = append(os.Environ(), "TAKEOVER_PATH="+s.path)
+	s.must(process.Start())
+	defer process.Wait()
+	defer process.Process.Kill()
+	s.eventually("the first devmgrd answers", func() bool { return s.answers(s.path, "devmgrd of before") })
+}
+
+// After SIGKILL our dead socket is at the path and the kubelet's aside. The next start makes it good, and so does a kubelet's.
+func TestTakeoverKilled(t *testing.T) {
+	for name, test := range map[string]struct {
+		between func(*takeoverStage)
+		kubelet bool // there is one aside afterwards
+	}{
+		"the kubelet runs on":     {func(*takeoverStage) {}, true},
+		"the kubelet starts anew": {func(s *takeoverStage) { s.stopKubelet(); s.startKubelet() }, true},
+		"the kubelet ends":        {func(s *takeoverStage) { s.stopKubelet() }, false},
+		"the names are removed":   {func(s *takeoverStage) { s.must(os.Remove(s.path)); s.must(os.Remove(hiddenName(s))) }, true},
+		"the hidden one is":       {func(s *takeoverStage) { s.must(os.Remove(hiddenName(s))) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newTakeoverStage(t)
+			s.killed()
+			if _, err := s.ask(s.path); !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("at the path: %v", err)
+			}
+			test.between(s)
+			stop := s.start()
+			s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+			if k := s.kubelet.Load(); test.kubelet != (k != nil) || k != nil && !s.answers(s.aside, k.name) {
+				t.Errorf("aside is not the kubelet")
+			}
+			stop()
+			if test.kubelet {
+				s.has("kubelet.sock")
+			} else {
+				s.has()
+			}
+		})
+	}
+}
+
+func hiddenName(s *takeoverStage) string { return s.make().hidden }
+
+// It does not matter who starts first, nor whether both do so at once.
+func TestTakeoverAndKubeletStart(t *testing.T) {
+	for range 20 {
+		s := newTakeoverStage(t)
+		var both sync.WaitGroup
+		both.Go(func() { s.startKubelet() })
+		stop := s.start()
+		both.Wait()
+		s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") && s.answers(s.aside, "kubelet 1") })
+		both.Go(func() { s.stopKubelet(); s.startKubelet() })
+		stop()
+		both.Wait()
+		if !s.answers(s.path, "kubelet 2") {
+			t.Errorf("the kubelet does not have its path: there are %q", s.files())
+		}
+	}
+}
+
+// A second kubelet that ends at once, since its port is taken, leaves a dead socket: the first one stays aside.
+func TestTakeoverKeepsWhoIsAside(t *testing.T) {
+	s := newTakeoverStage(t)
+	first := s.startKubelet()
+	stop := s.start()
+	s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+	s.dead(s.path + ".1")
+	s.must(os.Rename(s.path+".1", s.path))
+	s.soon("devmgrd answers again", func() bool { return s.answers(s.path, "devmgrd") })
+	if !s.answers(s.aside, first.name) {
+		t.Error("the kubelet that lives is not aside any more")
+	}
+	stop()
+	if !s.answers(s.path, first.name) {
+		t.Error("the kubelet that lives does not have its path back")
+	}
+}
+
+// A path that is missing is put back at once, and the directory with it.
+func TestTakeoverPutsBack(t *testing.T) {
+	for name, blind := range map[string]bool{"watched": false, "not watched": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newTakeoverStage(t)
+			s.blind = blind
+			s.start()
+			back := func(what string) {
+				t.Helper()
+				s.soon(what, func() bool { return s.answers(s.path, "devmgrd") })
+			}
+			back("devmgrd answers")
+			if info, err := os.Stat(filepath.Dir(s.path)); err != nil || info.Mode().Perm() != takeoverDir {
+				t.Errorf("the directory has mode %v (%v)", info.Mode(), err)
+			}
+			s.must(os.Remove(s.path))
+			back("the path is back")
+			s.must(os.Remove(hiddenName(s)))
+			s.must(os.Remove(s.path))
+			back("the socket is back")
+			old, err := net.Dial("unix", s.path) // while it is open the kernel does not tell that its directory is gone
+			s.must(err)
+			defer old.Close()
+			for range 3 {
+				if err := os.RemoveAll(filepath.Dir(s.path)); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+					t.Fatal(err)
+				}
+				back("the directory is back")
+			}
+			s.must(os.Rename(filepath.Dir(s.path), filepath.Dir(s.path)+".old"))
+			back("the directory that was moved is back")
+			k := s.startKubelet()
+			s.soon("the kubelet is aside", func() bool { return s.answers(s.aside, k.name) && s.answers(s.path, "devmgrd") })
+			if n := strings.Count(s.log.String(), "cannot be watched"); blind && n != 1 || !blind && n != 0 {
+				t.Errorf("it is told %d times that there is no watch", n)
+			}
+		})
+	}
+}
+
+// What is not a socket is left alone, and told once.
+func TestTakeoverNotASocket(t *testing.T) {
+	for name, at := range map[string]func(s *takeoverStage) string{
+		"at the path": func(s *takeoverStage) string { return s.path },
+		"aside":       func(s *takeoverStage) string { return s.aside },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newTakeoverStage(t)
+			s.startKubelet()
+			precious := at(s)
+			if precious == s.path {
+				s.stopKubelet()
+				s.must(os.Remove(s.path))
+			}
+			s.must(os.WriteFile(precious, []byte("precious"), 0o600))
+			stop := s.start()
+			told := func() int {
+				return strings.Count(s.log.String(), precious+" is there and is not a socket; remove it or set podResources.takeover to false")
+			}
+			s.soon("it is told", func() bool { return told() > 0 })
+			for range 3 { // and not again
+				other := filepath.Join(filepath.Dir(s.path), ".devmgrd.sock")
+				s.must(os.Remove(other))
+				s.eventually("it was looked at", func() bool { _, err := os.Lstat(other); return err == nil })
+			}
+			if text, err := os.ReadFile(precious); string(text) != "precious" || told() != 1 {
+				t.Errorf("it was told %d times, and is %q (%v)", told(), text, err)
+			}
+			s.must(os.Remove(precious))
+			s.eventually("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+			s.eventually("that is told", func() bool { return strings.Contains(s.log.String(), "is taken over again") })
+			s.must(os.Remove(s.path))
+			s.must(os.WriteFile(s.path+".1", []byte("precious"), 0o600))
+			s.must(os.Rename(s.path+".1", s.path))
+			stop()
+			if text, err := os.ReadFile(s.path); err == nil && string(text) != "precious" {
+				t.Errorf("it has become %q", text)
+			}
+		})
+	}
+}
+
+// Two of us do not fight.
+func TestTakeoverTwice(t *testing.T) {
+	s := newTakeoverStage(t)
+	s.start()
+	s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+	second := s.make()
+	if _, err := second.listen(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d) listens on %s already; stop it or set podResources.takeover to false", os.Getpid(), second.hidden)) {
+		t.Errorf("a second one listens: %v", err)
+	}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	s.must(second.Run(ended))
+	if !s.answers(s.path, "devmgrd") {
+		t.Error("the second one has removed what is the first one's")
+	}
+	long := newTakeover(filepath.Join("/tmp", strings.Repeat("long", 23), "kubelet.sock"), slog.New(slog.DiscardHandler))
+	if _, err := long.listen(); err == nil || !strings.Contains(err.Error(), "107 bytes") {
+		t.Errorf("a path that is too long: %v", err)
+	}
+}
+
+// Who may dial the kubelet may dial us, and nobody else.
+func TestTakeoverMode(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0o077))
+	s := newTakeoverStage(t)
+	mode := func(want fs.FileMode) {
+		t.Helper()
+		s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+		if info, err := os.Stat(s.path); err != nil || info.Mode().Perm() != want {
+			t.Errorf("the mode is %v, want %v (%v)", info.Mode().Perm(), want, err)
+		}
+	}
+	s.start()
+	mode(takeoverMode)
+	s.startKubelet()
+	s.soon("the kubelet is aside", func() bool { return s.answers(s.aside, "kubelet 1") })
+	mode(0o700)
+}
+
+// A kubelet's starts pass, and somebody who does nothing else does not keep us busy.
+func TestTakeoverPace(t *testing.T) {
+	var p takeoverPace
+	now := time.Now()
+	for range 3 * takeoverBurst {
+		now = now.Add(takeoverInterval)
+		p.took(now)
+	}
+	for range takeoverBurst - 1 {
+		p.took(now)
+	}
+	if p.due.After(now) {
+		t.Errorf("a burst waits for %v", p.due.Sub(now))
+	}
+	for n := range 10 {
+		p.took(now)
+		if want := time.Duration(n+1) * takeoverInterval; p.due.Sub(now) != want {
+			t.Errorf("taking %d more has to wait for %v, want %v", n+1, p.due.Sub(now), want)
+		}
+	}
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	p.due = time.Now().Add(time.Hour)
+	p.wait(ended)
+}

@@ -1,0 +1,195 @@
+package podresources
+
+import (
+	"crypto/rand"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	podresourcesv1 "github.com/devmgrd/devmgrd/api/devmgrd/podresources/v1"
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+const (
+	// readLimit is how long a reader may keep one response waiting.
+	readLimit = 10 * time.Second
+	// partDevices bounds a part of a snapshot: clients take 4 MiB at once, unless they say otherwise.
+	partDevices = 4096
+	// batch is how many changes are looked at together.
+	batch = 256
+)
+
+var (
+	errSlow = status.Error(codes.ResourceExhausted, "the watch was read too slowly; watch again with the last resume point")
+	errStop = status.Error(codes.Unavailable, "devmgrd is stopping; watch again with the last resume point")
+)
+
+// watcher is PodResourcesService.
+type watcher struct {
+	podresourcesv1.UnimplementedPodResourcesServiceServer
+	*Server
+}
+
+// newEpoch names the life of this process: revisions of another one mean nothing here.
+func newEpoch() string { return rand.Text()[:8] }
+
+// resume is where to go on after a revision.
+func (s *Server) resume(revision uint64) string { return fmt.Sprintf("%s-%d", s.epoch, revision) }
+
+// revision reads it back. It gives false for one that is not from this process.
+func (s *Server) revision(resume string) (uint64, bool) {
+	epoch, number, _ := strings.Cut(resume, "-")
+	n, err := strconv.ParseUint(number, 10, 64)
+	return n, err == nil && epoch == s.epoch
+}
+
+// Watch gives a snapshot, unless the caller can go on from where it was, and then every change.
+func (w watcher) Watch(request *podresourcesv1.WatchRequest, stream grpc.ServerStreamingServer[podresourcesv1.WatchResponse]) error {
+	out := w.sender(stream)
+	defer close(out.responses)
+	at, known := w.revision(request.Resume)
+	if known {
+		_, known = w.cfg.Ledger.Since(at, 0)
+	}
+	if !known {
+		board := w.cfg.Ledger.Board()
+		for _, part := range snapshot(board) {
+			r := &podresourcesv1.WatchResponse{Content: &podresourcesv1.WatchResponse_Snapshot{Snapshot: part}}
+			if part.Last {
+				r.Resume = w.resume(board.Revision)
+			}
+			if err := out.send(r); err != nil {
+				return err
+			}
+		}
+		at = board.Revision
+	}
+	for {
+		moved := w.cfg.Ledger.Moved()
+		changes, known := w.cfg.Ledger.Since(at, batch)
+		if !known {
+			return errSlow // the reader has held us up until the changes were gone
+		}
+		for _, c := range changes {
+			at = c.Revision
+			change := changeOf(c)
+			if change == nil {
+				continue
+			}
+			if err := out.send(&podresourcesv1.WatchResponse{Resume: w.resume(at), Content: &podresourcesv1.WatchResponse_Change{Change: change}}); err != nil {
+				return err
+			}
+		}
+		if len(changes) > 0 {
+			continue
+		}
+		select {
+		case <-moved:
+		case <-w.stopping:
+			return errStop
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		}
+	}
+}
+
+// A sender sends to a reader who may be slow: that must not keep the watch from ending.
+type sender struct {
+	responses chan *podresourcesv1.WatchResponse
+	failed    chan error
+	limit     time.Duration // for the reader
+	stopping  <-chan struct{}
+	ended     <-chan struct{}
+}
+
+func (w watcher) sender(stream grpc.ServerStreamingServer[podresourcesv1.WatchResponse]) sender {
+	s := sender{make(chan *podresourcesv1.WatchResponse), make(chan error, 1), w.readLimit, w.stopping, stream.Context().Done()}
+	w.work.Go(func() { // it ends with the stream at the latest
+		for r := range s.responses {
+			if err := stream.Send(r); err != nil {
+				s.failed <- err
+				return
+			}
+		}
+	})
+	return s
+}
+
+func (s sender) send(r *podresourcesv1.WatchResponse) error {
+	timer := time.NewTimer(s.limit)
+	defer timer.Stop()
+	select {
+	case s.responses <- r:
+		return nil
+	case err := <-s.failed:
+		return err
+	case <-timer.C:
+		return errSlow
+	case <-s.stopping:
+		return errStop
+	case <-s.ended:
+		return status.Error(codes.Canceled, "the caller has gone")
+	}
+}
+
+// snapshot gives all pods that have devices, in parts.
+func snapshot(b *device.Board) []*podresourcesv1.Snapshot {
+	part := &podresourcesv1.Snapshot{First: true}
+	parts, n := []*podresourcesv1.Snapshot{part}, 0
+	for _, h := range b.Pods {
+		if len(h.Assignments) == 0 {
+			continue
+		}
+		if n >= partDevices {
+			part, n = &podresourcesv1.Snapshot{}, 0
+			parts = append(parts, part)
+		}
+		p := podOf(h)
+		for _, c := range p.Containers {
+			n += len(c.Devices)
+		}
+		part.Pods = append(part.Pods, p)
+	}
+	part.Last = true
+	return parts
+}
+
+// changeOf gives what a change means to those who want to know who has devices; nil: nothing.
+func changeOf(c device.Change) *podresourcesv1.Change {
+	change := &podresourcesv1.Change{Time: timestamppb.New(c.At)}
+	switch {
+	case c.Now != nil && len(c.Now.Assignments) > 0:
+		change.What = &podresourcesv1.Change_Assigned{Assigned: podOf(c.Now)}
+	case c.Before != nil && len(c.Before.Assignments) > 0:
+		change.What = &podresourcesv1.Change_Released{Released: podOf(c.Before)}
+	default:
+		return nil
+	}
+	return change
+}
+
+func podOf(h *device.Holding) *podresourcesv1.Pod {
+	p := &podresourcesv1.Pod{Namespace: h.Pod.Namespace, Name: h.Pod.Name, Uid: string(h.Pod.UID), Ended: !h.Active}
+	for _, as := range h.Assignments {
+		c := &podresourcesv1.Container{Name: as.Container.Name}
+		for _, s := range as.Shares {
+			for i, id := range s.IDs {
+				d := &podresourcesv1.Device{ResourceName: string(s.Resource), Id: string(id)}
+				if s.Near != nil {
+					for _, node := range s.Near[i] {
+						d.NumaNodes = append(d.NumaNodes, int64(node))
+					}
+				}
+				c.Devices = append(c.Devices, d)
+			}
+		}
+		p.Containers = append(p.Containers, c)
+	}
+	return p
+}

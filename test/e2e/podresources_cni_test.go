@@ -1,0 +1,141 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/cnigate/visit"
+	"github.com/devmgrd/devmgrd/test/node"
+)
+
+const gateLog = "/run/cnigate.log"
+
+// gated makes the shape of a cluster whose pods' networks are only made when this socket has told what the pods have.
+func gated(t *testing.T, socket string) cluster.Options {
+	t.Helper()
+	tools, err := cluster.Build(t.Context(), t.Output())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(gateLog); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	return cluster.Options{CNI: []cluster.CNIPlugin{{Path: tools.Path("cnigate"), Config: map[string]any{"socket": socket, "log": gateLog}}}}
+}
+
+// visits gives what the CNI plugin has noted, by pods.
+func (r *rig) visits() map[string][]visit.Visit {
+	r.t.Helper()
+	log, err := os.ReadFile(gateLog)
+	r.must(err)
+	all := map[string][]visit.Visit{}
+	for line := range strings.Lines(string(log)) {
+		var v visit.Visit
+		r.must(json.Unmarshal([]byte(line), &v))
+		all[v.Pod] = append(all[v.Pod], v)
+	}
+	return all
+}
+
+// A CNI plugin asks for a pod's devices while the pod's sandbox is made, to move them into its network. They are always
+// there, though plugins may still be at it, and they are those that the container gets. E2E_CNI_PODS=100 makes 100 pods.
+func TestPodResourcesDuringCNI(t *testing.T) {
+	r := startWith(t, gated(t, ourResources))
+	const burst = 5
+	plugins := map[string]*plugintest.Plugin{gpu: nil, nic: nil}
+	for name := range plugins {
+		plugins[name] = r.plugin(name, burst, func(p *plugintest.Plugin) {
+			p.OnAllocate = names(strings.ToUpper(name[strings.Index(name, "/")+1:]))
+		})
+	}
+	// One answers at once, the other while sandboxes are made.
+	plugins[nic].Before(plugintest.Allocate, plugintest.Delay(200*time.Millisecond))
+
+	n := times(t, "E2E_CNI_PODS", 20)
+	var longest float64
+	for begun := 0; begun < n; begun += burst {
+		pods := map[string]string{} // the resource that each asks for
+		for i := range min(burst, n-begun) {
+			pods[fmt.Sprintf("pod-%d", begun+i)] = []string{gpu, nic}[i%2]
+		}
+		plain := fmt.Sprintf("plain-%d", begun)
+		r.must(r.Create(r.ctx, node.Pod(plain, "", 0, "report", "--then-sleep")))
+		for name, resource := range pods {
+			r.must(r.Create(r.ctx, node.Pod(name, resource, 1, "report", "--then-sleep")))
+		}
+		for name, resource := range pods {
+			env := r.running(name).Env
+			got := env["GPU"] + env["NIC"]
+			for _, v := range r.visits()["default/"+name] {
+				longest = max(longest, v.Took)
+				if want := map[string][]string{resource: {got}}; v.Error != "" || !maps.EqualFunc(v.Devices, want, slices.Equal) {
+					t.Errorf("pod %s has %v, and while its sandbox was made it was said to have %v %s", name, want, v.Devices, v.Error)
+				}
+			}
+		}
+		r.running(plain)
+		pods[plain] = ""
+		visits := r.visits()
+		for name := range pods {
+			if len(visits["default/"+name]) != 1 {
+				t.Errorf("the network of pod %s was made %d times, want once: %v", name, len(visits["default/"+name]), visits["default/"+name])
+			}
+		}
+		for _, v := range visits["default/"+plain] {
+			if len(v.Devices) > 0 || v.Took > 1 {
+				t.Errorf("pod %s asks for nothing, and after %v s it was said to have %v", plain, v.Took, v.Devices)
+			}
+		}
+		r.deleteAll(slices.Collect(maps.Keys(pods)))
+	}
+	t.Logf("%d pods with a device each; the longest answer took %.3f s", n, longest)
+
+	t.Run("the devices come late", func(t *testing.T) {
+		r := r.in(t)
+		plugins[gpu].Stop()
+		r.must(r.Create(r.ctx, node.Pod("late", gpu, 1, "report", "--then-sleep")))
+		r.told("late", "PluginStale")
+		r.until("its network cannot be made", func() bool {
+			return slices.ContainsFunc(r.visits()["default/late"], func(v visit.Visit) bool { return v.Error != "" })
+		})
+		plugins[gpu].Serve()
+		plugins[gpu].MustRegister()
+		got := r.running("late").Env["GPU"]
+		all := r.visits()["default/late"]
+		for _, v := range all[:len(all)-1] {
+			if v.Error == "" {
+				t.Errorf("its network was made before it had a device: %v", v)
+			}
+		}
+		if last := all[len(all)-1]; got == "" || !slices.Equal(last.Devices[gpu], []string{got}) {
+			t.Errorf("the pod has %q, and at last it was said to have %v", got, last)
+		}
+		t.Logf("what was told of a pod that waits: %v", all)
+	})
+}
+
+// deleteAll deletes pods side by side and returns when they are gone.
+func (r *rig) deleteAll(names []string) {
+	r.t.Helper()
+	gone := make(chan error)
+	for _, name := range names {
+		go func() { gone <- r.Delete(r.ctx, name) }()
+	}
+	var all []error
+	for range names {
+		all = append(all, <-gone)
+	}
+	r.must(errors.Join(all...))
+}
