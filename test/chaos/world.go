@@ -323,12 +323,16 @@ func (w *world) mend(ctx context.Context) {
 	}
 }
 
+// settleLimit is how long pods may take to run, or to go, when all is well again. A kubelet that has lost the API server
+// several times within two minutes asks for it again after up to a minute.
+const settleLimit = 2 * time.Minute
+
 // settle waits until what should run runs, ends it all, and looks whether everything can be had then.
 func (w *world) settle(ctx context.Context) {
 	if ctx.Err() != nil {
 		return // somebody has had enough: nothing is known
 	}
-	if err := w.eventually(ctx, time.Minute, func() (bool, string) { return w.allRun(ctx) }); err != nil {
+	if err := w.eventually(ctx, settleLimit, func() (bool, string) { return w.allRun(ctx) }); err != nil {
 		w.say(stuck, err.Error())
 	}
 	w.clear(ctx)
@@ -400,7 +404,7 @@ func lament(p *corev1.Pod) string {
 // clear deletes all pods and waits until they are gone.
 func (w *world) clear(ctx context.Context) {
 	soon := int64(1)
-	err := w.eventually(ctx, time.Minute, func() (bool, string) {
+	err := w.eventually(ctx, settleLimit, func() (bool, string) {
 		pods, err := w.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err.Error()
