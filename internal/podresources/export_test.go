@@ -5,6 +5,9 @@ import "time"
 // SetReadLimit makes readers of a watch too slow sooner.
 func (s *Server) SetReadLimit(d time.Duration) { s.readLimit = d }
 
+// Alone has a server take the test, in which the kubelet is, for another process.
+func (s *Server) Alone() { s.self = 0 }
+
 // What tests are about.
 const (
 	ClientBurst       = clientBurst

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -49,12 +48,12 @@ type kubelet struct {
 	gone atomic.Bool // it has been logged that it does not answer
 }
 
-// newKubelet makes a client of the kubelet, which is at the first of the paths where anybody listens but us. The goroutines
+// newKubelet makes a client of the kubelet, which is at the first of the paths where anybody listens but process self. The goroutines
 // that call are work's, and end with ctx.
-func newKubelet(ctx context.Context, work *sync.WaitGroup, paths []string, gaps interface{ Inc() }, log *slog.Logger) (*kubelet, error) {
+func newKubelet(ctx context.Context, work *sync.WaitGroup, paths []string, self int, gaps interface{ Inc() }, log *slog.Logger) (*kubelet, error) {
 	conn, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dialOther(ctx, paths) }),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dialOther(ctx, paths, self) }),
 		// A kubelet that is back is to be asked at once. Nothing is dialled while nobody asks.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, MaxDelay: 200 * time.Millisecond},
@@ -80,14 +79,14 @@ func newKubelet(ctx context.Context, work *sync.WaitGroup, paths []string, gaps 
 	return k, nil
 }
 
-// dialOther dials the first path where another process listens.
-func dialOther(ctx context.Context, paths []string) (net.Conn, error) {
+// dialOther dials the first path where another process than self listens: with the kubelet away, its path may be ours.
+func dialOther(ctx context.Context, paths []string, self int) (net.Conn, error) {
 	var errs []error
 	for _, path := range paths {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 		if err == nil {
 			var pid int32
-			if pid, err = socket.Peer(conn); err == nil && int(pid) != os.Getpid() {
+			if pid, err = socket.Peer(conn); err == nil && int(pid) != self {
 				return conn, nil
 			}
 			conn.Close()

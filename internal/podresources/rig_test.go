@@ -84,6 +84,7 @@ func start(t *testing.T, change ...func(*podresources.Config)) *rig {
 		f(&r.config)
 	}
 	r.server = podresources.New(r.config)
+	r.server.Alone()
 	served, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- r.server.Run(served) }()

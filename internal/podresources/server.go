@@ -66,6 +66,7 @@ type Server struct {
 	epoch   string // of this process's revisions
 
 	readLimit time.Duration // a constant, but for tests
+	self      int           // this process, but for tests
 
 	stopping chan struct{} // closed when watchers have to end
 	work     sync.WaitGroup
@@ -96,6 +97,7 @@ func New(c Config) *Server {
 		epoch:   newEpoch(),
 
 		readLimit: readLimit,
+		self:      os.Getpid(),
 		stopping:  make(chan struct{}),
 		trouble:   map[string]error{},
 	}
@@ -155,7 +157,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	if s.cfg.KubeletSocket != "" {
 		var err error
-		if s.kubelet, err = newKubelet(ctx, &s.work, paths, s.metrics.gaps, s.log); err != nil {
+		if s.kubelet, err = newKubelet(ctx, &s.work, paths, s.self, s.metrics.gaps, s.log); err != nil {
 			return fmt.Errorf("PodResources: %w", err)
 		}
 		defer s.kubelet.conn.Close()
