@@ -94,6 +94,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Books:    books,
 		Herald:   owners,
 		Known:    known.Pods,
+		Cordons:  known.Cordons,
 		Topology: allocator.Topology{Policy: allocator.Policy(c.Topology.Policy), Scope: allocator.Scope(c.Topology.Scope)},
 		Log:      room("allocator"),
 		Metrics:  metrics,

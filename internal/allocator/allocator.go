@@ -33,6 +33,8 @@ type Plugins interface {
 type Books interface {
 	// SavePods writes some pods and forgets others, in one commit. When it returns nil that is on disk.
 	SavePods(save []device.PodRecord, forget []device.PodUID) error
+	// SaveCordons does so with cordons.
+	SaveCordons(save, forget []device.Cordon) error
 }
 
 // Herald tells the owners of pods what becomes of them. Its methods return at once.
@@ -49,6 +51,7 @@ type Config struct {
 	Books   Books
 	Herald  Herald
 	Known   []device.PodRecord // what the books hold already
+	Cordons []device.Cordon    // the same
 	// Topology says how devices' places are minded; the zero value: not at all.
 	Topology Topology
 	Log      *slog.Logger
@@ -89,6 +92,7 @@ type Allocator struct {
 	met     bool                     // it has been, at least once
 	listed  bool                     // every pod that is bound to the node is in pods
 	board   board
+	cordons map[device.ResourceName]map[device.ID]device.Cordon // the inner maps are replaced, never changed
 
 	// strays are devices that containers run with and that the books do not know of, by pod, container and resource.
 	strays map[device.PodUID]map[string]device.Choice
@@ -125,6 +129,13 @@ func New(c Config) *Allocator {
 		strays:   map[device.PodUID]map[string]device.Choice{},
 		disputed: map[device.PodUID]map[string]device.Choice{},
 		board:    board{moved: make(chan struct{})},
+		cordons:  map[device.ResourceName]map[device.ID]device.Cordon{},
+	}
+	for _, d := range c.Cordons {
+		if a.cordons[d.Resource] == nil {
+			a.cordons[d.Resource] = map[device.ID]device.Cordon{}
+		}
+		a.cordons[d.Resource][d.ID] = d
 	}
 	for _, r := range c.Known {
 		p := &pod{demand: r.Demand, wanted: true, saved: true, bound: time.Now(), assigned: r.Assignments}
@@ -164,24 +175,24 @@ func (a *Allocator) Run(ctx context.Context) error {
 	}
 }
 
-// refresh takes over the offers that have changed. Only one goroutine at a time calls it (New, then Run's), so it may
-// read what only it writes before it takes the lock: listing 50 000 devices would hold up the runtime's look-ups.
+// refresh takes over the offers that have changed. Listings are made without the lock: of 50 000 devices that would hold up
+// the runtime's look-ups.
 func (a *Allocator) refresh() {
 	type news struct {
 		offer   device.Offer
 		listing *listing
 	}
 	fresh := map[device.ResourceName]news{}
-	offers := a.plugins.Offers()
-	for r, o := range offers {
+	for r, o := range a.plugins.Offers() {
 		a.mu.Lock()
 		p := a.pools.of(r)
+		was, known, before, cordons := p.offer, p.offered, p.listing, a.cordons[r]
 		a.mu.Unlock()
 		switch {
-		case !p.offered || !device.SameList(o.Inventory.Devices, p.offer.Inventory.Devices):
-			fresh[r] = news{o, makeListing(o.Inventory.Devices, p.listing)}
-		case o.State != p.offer.State || o.Reported != p.offer.Reported || o.PreStart != p.offer.PreStart || o.Prefers != p.offer.Prefers:
-			fresh[r] = news{o, p.listing}
+		case !known || !device.SameList(o.Inventory.Devices, was.Inventory.Devices):
+			fresh[r] = news{o, makeListing(o.Inventory.Devices, cordons, before)}
+		case o.State != was.State || o.Reported != was.Reported || o.PreStart != was.PreStart || o.Prefers != was.Prefers:
+			fresh[r] = news{o, before}
 		}
 	}
 	if len(fresh) == 0 {
@@ -193,6 +204,7 @@ func (a *Allocator) refresh() {
 		p := a.pools[r]
 		back := n.offer.State == device.Serving && (!p.offered || p.offer.State != device.Serving)
 		p.accept(n.offer, n.listing)
+		a.recordonLocked(r) // somebody may have cordoned a device meanwhile
 		a.wakeLocked(r, back)
 	}
 	a.board.move()

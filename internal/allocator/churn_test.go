@@ -2,6 +2,7 @@ package allocator_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -12,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -49,7 +51,7 @@ func churn(r *rig, seed uint64) {
 		})
 	}
 	for range 300 {
-		switch random.IntN(12) {
+		switch random.IntN(13) {
 		case 0, 1, 2, 3:
 			n := name()
 			if _, there := pods[n]; there {
@@ -95,6 +97,15 @@ func churn(r *rig, seed uint64) {
 			r.shop.stock(nic, 8)
 			r.shop.places(nic, 2)
 			r.shop.offer(nic, func(o *device.Offer) { o.State = device.OfferState(random.IntN(3)) })
+		case 12:
+			c := []device.Cordon{{Resource: []device.ResourceName{gpu, nic}[random.IntN(2)], ID: device.ID(fmt.Sprint("d", random.IntN(30)))}}
+			change := r.Cordon
+			if random.IntN(2) == 0 {
+				change = r.Uncordon
+			}
+			if _, err := change(c); err != nil && !errors.As(err, new(*allocator.UnknownDeviceError)) {
+				r.t.Error(err)
+			}
 		case 10:
 			r.after(time.Duration(random.IntN(5)) * time.Second)
 		case 11:

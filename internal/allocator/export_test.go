@@ -125,13 +125,15 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 		for i, d := range p.listing.devices {
 			_, used := taken[d.ID]
-			if d.Healthy && !used {
+			_, cordoned := a.cordons[r][d.ID]
+			usable := d.Healthy && !cordoned
+			if usable && !used {
 				free++
 			}
-			if !d.Healthy && used {
+			if !usable && used {
 				sick++
 			}
-			if p.offered && p.free.has(i) != (d.Healthy && !used) {
+			if p.offered && p.free.has(i) != (usable && !used) {
 				return fmt.Errorf("%s: device %s: free is %v", r, d.ID, p.free.has(i))
 			}
 		}

@@ -39,7 +39,7 @@ func stock(prefers bool, text string) *pool {
 			taken = append(taken, d.ID)
 		}
 	}
-	p.accept(device.Offer{Reported: true, Prefers: prefers, Inventory: device.Inventory{Devices: devices}}, makeListing(devices, nil))
+	p.accept(device.Offer{Reported: true, Prefers: prefers, Inventory: device.Inventory{Devices: devices}}, makeListing(devices, nil, nil))
 	p.take(taken, "others")
 	return p
 }
@@ -295,7 +295,7 @@ func big(resources, nodes, devices int) (wish, pools) {
 			all[i] = device.Device{ID: device.ID(fmt.Sprintf("device-%06d", i)), Healthy: true, NUMA: []int{i % nodes}}
 		}
 		p := from.of(name)
-		p.accept(device.Offer{Reported: true}, makeListing(all, nil))
+		p.accept(device.Offer{Reported: true}, makeListing(all, nil, nil))
 		for i := range all {
 			if (i/nodes+i)%(r+2) != 0 { // most are taken, each resource in a way of its own
 				p.take([]device.ID{all[i].ID}, "others")
@@ -334,7 +334,7 @@ func vain(devices, nodes, containers int, alone bool) (wish, pools) {
 		for i := range all {
 			all[i] = device.Device{ID: device.ID(fmt.Sprintf("device-%06d", i)), Healthy: true, NUMA: []int{near(i)}}
 		}
-		from.of(r).accept(device.Offer{Reported: true, Prefers: true}, makeListing(all, nil))
+		from.of(r).accept(device.Offer{Reported: true, Prefers: true}, makeListing(all, nil, nil))
 	}
 	add := func(wants map[device.ResourceName]int) {
 		c := device.Container{Name: fmt.Sprintf("c%02d", len(w.demand.Demands))}
@@ -402,7 +402,7 @@ func BenchmarkPlanOne(b *testing.B) {
 				}
 				for r := range w.demand.Demands[0].Wants {
 					from[r] = newPool()
-					from[r].accept(device.Offer{Reported: true}, makeListing(all, nil))
+					from[r].accept(device.Offer{Reported: true}, makeListing(all, nil, nil))
 					for _, d := range all[:devices-1] { // all but the last one are taken
 						from[r].take([]device.ID{d.ID}, "others")
 					}

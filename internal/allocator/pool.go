@@ -10,10 +10,11 @@ import (
 // A listing is an inventory made ready for look-ups. It is never changed once made.
 type listing struct {
 	devices []device.Device
-	at      map[device.ID]int // position of an ID in devices
-	healthy bitset
+	at      map[device.ID]int           // position of an ID in devices
+	cordons map[device.ID]device.Cordon // of the resource: never changed
+	usable  bitset                      // healthy, and not cordoned
 
-	healthies int // members of healthy
+	usables int // members of usable
 
 	places [][]int  // the different sets of NUMA nodes that devices are near, ascending; none: places are not told of
 	of     []int16  // the place of each device: an index into places, or -1; nil if there are no places
@@ -22,7 +23,7 @@ type listing struct {
 	placed bitset   // the devices that have a place
 	near   int      // the lengths of all places together
 
-	healthyAt []int // healthy ones at each place
+	usableAt []int // usable ones at each place
 }
 
 // Bounds of what a resource may have, far more than any machine has: different sets of NUMA nodes, and nodes in all of
@@ -34,8 +35,8 @@ const (
 
 // makeListing takes over what it can from the listing before: where only health has changed, the positions are the
 // same, and making them anew would be most of the work.
-func makeListing(devices []device.Device, before *listing) *listing {
-	l := &listing{devices: devices, healthy: newBitset(len(devices))}
+func makeListing(devices []device.Device, cordons map[device.ID]device.Cordon, before *listing) *listing {
+	l := &listing{devices: devices, cordons: cordons, usable: newBitset(len(devices))}
 	if before != nil && sameIDs(devices, before.devices) {
 		l.at = before.at
 	} else {
@@ -46,8 +47,14 @@ func makeListing(devices []device.Device, before *listing) *listing {
 	}
 	for i, d := range devices {
 		if d.Healthy {
-			l.healthy.add(i)
-			l.healthies++
+			l.usable.add(i)
+			l.usables++
+		}
+	}
+	for id := range cordons {
+		if i, listed := l.at[id]; listed && l.usable.has(i) {
+			l.usable.remove(i)
+			l.usables--
 		}
 	}
 	if before != nil && samePlaces(devices, before.devices) {
@@ -56,10 +63,10 @@ func makeListing(devices []device.Device, before *listing) *listing {
 		l.findPlaces()
 	}
 	if l.of != nil {
-		l.healthyAt = make([]int, len(l.places))
+		l.usableAt = make([]int, len(l.places))
 		for i, at := range l.of {
-			if at >= 0 && devices[i].Healthy {
-				l.healthyAt[at]++
+			if at >= 0 && l.usable.has(i) {
+				l.usableAt[at]++
 			}
 		}
 	}
@@ -139,10 +146,10 @@ func sameIDs(a, b []device.Device) bool {
 	return slices.EqualFunc(a, b, func(x, y device.Device) bool { return x.ID == y.ID })
 }
 
-// usable tells whether the device is listed and healthy.
-func (l *listing) usable(id device.ID) bool {
+// has tells whether the device is listed and usable.
+func (l *listing) has(id device.ID) bool {
 	i, ok := l.at[id]
-	return ok && l.healthy.has(i)
+	return ok && l.usable.has(i)
 }
 
 // A pool is one resource as the plan and the scheduler see it: an index over the offer, the holds and the assignments.
@@ -151,23 +158,29 @@ type pool struct {
 	offered  bool // an offer has been seen; without one there is only what the books say is in use
 	listing  *listing
 	taken    map[device.ID]device.PodUID // held or assigned
-	free     bitset                      // healthy and not taken
+	free     bitset                      // usable and not taken
 	frees    int                         // members of free
 	freeAt   []int                       // how many of them are at each place of the listing
-	sick     int                         // taken, listed, and not healthy
+	sick     int                         // taken, listed, and not usable
 	requests int                         // sum of what active pods of the API on the node ask for
 	strays   map[device.ID]bool          // taken, and set aside because the books do not know why
 }
 
 func newPool() *pool {
-	return &pool{listing: makeListing(nil, nil), taken: map[device.ID]device.PodUID{}, strays: map[device.ID]bool{}}
+	return &pool{listing: makeListing(nil, nil, nil), taken: map[device.ID]device.PodUID{}, strays: map[device.ID]bool{}}
 }
 
 // accept puts a new offer in the place of the last. The listing has been made of it beforehand, without a lock.
 func (p *pool) accept(o device.Offer, l *listing) {
-	p.offer, p.offered, p.listing = o, true, l
-	p.free, p.frees, p.sick = slices.Clone(l.healthy), l.healthies, 0
-	p.freeAt = slices.Clone(l.healthyAt)
+	p.offer, p.offered = o, true
+	p.relist(l)
+}
+
+// relist counts anew by another listing.
+func (p *pool) relist(l *listing) {
+	p.listing = l
+	p.free, p.frees, p.sick = slices.Clone(l.usable), l.usables, 0
+	p.freeAt = slices.Clone(l.usableAt)
 	for id := range p.taken {
 		p.lower(id)
 	}
@@ -187,7 +200,7 @@ func (p *pool) take(ids []device.ID, pod device.PodUID) {
 // lower counts a device that has been taken.
 func (p *pool) lower(id device.ID) {
 	switch i, listed := p.listing.at[id]; {
-	case listed && p.listing.healthy.has(i):
+	case listed && p.listing.usable.has(i):
 		p.free.remove(i)
 		p.count(i, -1)
 	case listed:
@@ -211,7 +224,7 @@ func (p *pool) giveBack(ids []device.ID, pod device.PodUID) {
 		}
 		delete(p.taken, id)
 		switch i, listed := p.listing.at[id]; {
-		case listed && p.listing.healthy.has(i):
+		case listed && p.listing.usable.has(i):
 			p.free.add(i)
 			p.count(i, 1)
 		case listed:
@@ -237,12 +250,27 @@ func (p *pool) counts() map[string]int {
 		free, stale = 0, p.frees
 	}
 	return map[string]int{
-		"free": free, "stale": stale, "assigned": len(p.taken) - len(p.strays), "quarantined": len(p.strays), "unhealthy": p.unhealthy(),
+		"free": free, "stale": stale, "assigned": len(p.taken) - len(p.strays), "quarantined": len(p.strays),
+		"unhealthy": p.unhealthy(), "cordoned": p.cordoned(),
 	}
 }
 
 // unhealthy gives the number of devices that would be free if they were healthy.
-func (p *pool) unhealthy() int { return len(p.listing.devices) - p.listing.healthies - p.sick }
+func (p *pool) unhealthy() int {
+	return len(p.listing.devices) - p.listing.usables - p.sick - p.cordoned()
+}
+
+// cordoned gives the number of devices that are listed, cordoned, and in nobody's hands.
+func (p *pool) cordoned() int {
+	n := 0
+	for id := range p.listing.cordons {
+		_, listed := p.listing.at[id]
+		if _, taken := p.taken[id]; listed && !taken {
+			n++
+		}
+	}
+	return n
+}
 
 // pools are all resources that have been offered or are in use.
 type pools map[device.ResourceName]*pool

@@ -51,6 +51,9 @@ func (s *shelf) short(r device.ResourceName, want, got int) *device.Refusal {
 	if sick > 0 && got+sick >= want {
 		return device.Refuse(device.DeviceUnhealthy, nil, "%s: %d wanted, %d of %d free and healthy, %d free but unhealthy", r, want, got, listed, sick)
 	}
+	if n := s.pool.cordoned(); n > 0 {
+		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d cordoned", r, want, got, listed, n)
+	}
 	return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free", r, want, got, listed)
 }
 
@@ -67,7 +70,7 @@ func (s *shelf) hand(kind device.Kind) []device.ID {
 	}
 	return slices.DeleteFunc(hand, func(id device.ID) bool {
 		_, runs := slices.BinarySearch(s.running, id)
-		return !s.pool.listing.usable(id) || runs && kind != device.Init
+		return !s.pool.listing.has(id) || runs && kind != device.Init
 	})
 }
 

@@ -195,14 +195,28 @@ func (d *disk) fails(f func()) {
 }
 
 func (d *disk) SavePods(save []device.PodRecord, forget []device.PodUID) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	return d.Store.SavePods(save, forget)
+}
+
+func (d *disk) SaveCordons(save, forget []device.Cordon) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	return d.Store.SaveCordons(save, forget)
+}
+
+func (d *disk) check() error {
 	d.mu.Lock()
 	fail := d.fail
 	d.mu.Unlock()
-	if fail != nil {
-		fail()
-		return errors.New("no space left on device")
+	if fail == nil {
+		return nil
 	}
-	return d.Store.SavePods(save, forget)
+	fail()
+	return errors.New("no space left on device")
 }
 
 // run runs a test in a bubble with a clock of its own, and checks the invariants when it is over.
@@ -233,9 +247,13 @@ func (r *rig) start() {
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	cordons, err := r.store.Cordons()
+	if err != nil {
+		r.t.Fatal(err)
+	}
 	r.metrics = prometheus.NewRegistry()
 	r.Allocator = allocator.New(allocator.Config{
-		Plugins: r.shop, Books: r.books, Herald: r.shop, Known: known, Topology: r.topology, Log: log, Metrics: r.metrics,
+		Plugins: r.shop, Books: r.books, Herald: r.shop, Known: known, Cordons: cordons, Topology: r.topology, Log: log, Metrics: r.metrics,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})

@@ -25,7 +25,14 @@ func (w world) pools() pools {
 	ps := pools{}
 	for r, devices := range w.devices {
 		p := ps.of(r)
-		p.accept(device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, Reported: true, Prefers: w.prefers[r]}, makeListing(devices, nil))
+		// A device that is cordoned is, to a plan, as one that is not healthy.
+		devices, cordons := slices.Clone(devices), map[device.ID]device.Cordon{}
+		for i, d := range devices {
+			if !d.Healthy && i%2 == 0 {
+				devices[i].Healthy, cordons[d.ID] = true, device.Cordon{}
+			}
+		}
+		p.accept(device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, Reported: true, Prefers: w.prefers[r]}, makeListing(devices, cordons, nil))
 		p.take(slices.Sorted(maps.Keys(w.taken[r])), "others")
 	}
 	return ps

@@ -16,6 +16,9 @@
 //	        record          JSON of pluginRecord: where the plugin listens, and whether it has listed its devices
 //	        devices         a bucket
 //	            <device ID> one byte (1: healthy), then the NUMA nodes as unsigned varints
+//	cordons                 made with the first cordon
+//	    <resource name>     a bucket
+//	        <device ID>     JSON of device.Cordon: why, and since when
 //
 // One pod is one key, so that all of its assignments become durable in one commit or none does, and a release is one
 // deletion. One device is one key, so that a change of health among 50 000 writes a few pages and not the whole list.

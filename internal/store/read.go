@@ -16,6 +16,7 @@ import (
 type Books struct {
 	Pods    []device.PodRecord
 	Plugins []device.PluginRecord
+	Cordons []device.Cordon
 }
 
 // Read gives what the books in dir hold, and changes nothing in them. It needs them for itself, and fails as Open does, with
@@ -56,6 +57,9 @@ func readFile(path string, log *slog.Logger) (Books, error) {
 func readBooks(db *bolt.DB, path string, log *slog.Logger) (b Books, err error) {
 	if b.Pods, err = readPods(db); err == nil {
 		b.Plugins, err = readPlugins(db, log)
+	}
+	if err == nil {
+		b.Cordons, err = readCordons(db, log)
 	}
 	if err != nil {
 		return Books{}, &DamagedError{path, err}

@@ -11,6 +11,7 @@ var (
 	podsBucket    = []byte("pods")
 	pluginsBucket = []byte("plugins")
 	devicesBucket = []byte("devices")
+	cordonsBucket = []byte("cordons")
 
 	versionKey = []byte("version")
 	checkKey   = []byte("check")

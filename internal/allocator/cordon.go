@@ -1,0 +1,120 @@
+package allocator
+
+import (
+	"fmt"
+	"maps"
+	"reflect"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// An UnknownDeviceError says that nobody has heard of a device.
+type UnknownDeviceError struct {
+	Resource device.ResourceName
+	ID       device.ID
+}
+
+func (e *UnknownDeviceError) Error() string {
+	return fmt.Sprintf("there is no device %s of %s", e.ID, e.Resource)
+}
+
+// Cordon takes devices out of service, or changes the reason. All are known, or nothing is done: an *UnknownDeviceError.
+// When it returns nil that is durable, and none of them is given to anybody from then on. It gives those that somebody has:
+// they go when their pods do.
+func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err error) {
+	a.pen.Lock()
+	defer a.pen.Unlock()
+	if err := a.known(cordons); err != nil {
+		return nil, err
+	}
+	if err := a.books.SaveCordons(cordons, nil); err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range cordons {
+		of := maps.Clone(a.cordons[c.Resource])
+		if of == nil {
+			of = map[device.ID]device.Cordon{}
+		}
+		of[c.ID] = c
+		a.cordons[c.Resource] = of
+		if _, taken := a.pools.of(c.Resource).taken[c.ID]; taken {
+			held = append(held, c)
+		}
+		a.log.Info("device cordoned", "resource", c.Resource, "device", c.ID, "reason", c.Reason)
+	}
+	a.applyLocked(cordons)
+	return held, nil
+}
+
+// Uncordon puts devices back into service. It gives those that were out of it; others are left as they are.
+func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, err error) {
+	a.pen.Lock()
+	defer a.pen.Unlock()
+	a.mu.Lock()
+	for _, d := range devices {
+		if c, cordoned := a.cordons[d.Resource][d.ID]; cordoned {
+			lifted = append(lifted, c)
+		}
+	}
+	a.mu.Unlock()
+	if len(lifted) == 0 {
+		return nil, a.known(devices)
+	}
+	if err := a.books.SaveCordons(nil, lifted); err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range lifted {
+		of := maps.Clone(a.cordons[c.Resource])
+		delete(of, c.ID)
+		a.cordons[c.Resource] = of
+		a.log.Info("device uncordoned", "resource", c.Resource, "device", c.ID)
+	}
+	a.applyLocked(lifted)
+	return lifted, nil
+}
+
+// known fails if one of the devices has never been listed, is nobody's, and is not cordoned either: then it is a mistake.
+func (a *Allocator) known(devices []device.Cordon) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, d := range devices {
+		_, known := a.cordons[d.Resource][d.ID]
+		if p := a.pools[d.Resource]; p != nil && !known {
+			if _, known = p.listing.at[d.ID]; !known {
+				_, known = p.taken[d.ID]
+			}
+		}
+		if !known {
+			return &UnknownDeviceError{d.Resource, d.ID}
+		}
+	}
+	return nil
+}
+
+// applyLocked has plans and numbers mind what has become of the cordons of these devices.
+func (a *Allocator) applyLocked(devices []device.Cordon) {
+	for _, d := range devices {
+		a.recordonLocked(d.Resource)
+		a.wakeLocked(d.Resource, false)
+	}
+	a.board.move()
+	signal(a.changed)
+	signal(a.kick)
+}
+
+// recordonLocked makes a resource's listing anew if it was made with other cordons.
+func (a *Allocator) recordonLocked(r device.ResourceName) {
+	p := a.pools.of(r)
+	if l := p.listing; !sameMap(l.cordons, a.cordons[r]) {
+		p.relist(makeListing(l.devices, a.cordons[r], l))
+	}
+}
+
+// sameMap tells whether two maps are one. They are replaced, and never changed.
+func sameMap[K comparable, V any](a, b map[K]V) bool {
+	return len(a) == len(b) && (len(a) == 0 || reflect.ValueOf(a).Pointer() == reflect.ValueOf(b).Pointer())
+}

@@ -1,0 +1,95 @@
+package allocator_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// cordon names devices of gpu.
+func cordon(reason string, ids ...device.ID) (all []device.Cordon) {
+	for _, id := range ids {
+		all = append(all, device.Cordon{Resource: gpu, ID: id, Reason: reason, Since: time.Now().UTC()})
+	}
+	return all
+}
+
+// One of four devices is taken out of service: its holder keeps it, nobody gets it afterwards, and the number follows.
+func TestCordon(t *testing.T) {
+	run(t, func(r *rig) {
+		r.RuntimeSynced(nil, nil)
+		r.shop.stock(gpu, 4)
+		r.bind("holder", app(gpu, 1))
+		held, err := r.Cordon(cordon("fan", "d0", "d1"))
+		if err != nil || len(held) != 1 || held[0].ID != "d0" {
+			t.Fatalf("held: %v, %v", held, err)
+		}
+		r.published(numbers{gpu: 3}) // d0 is in use, d2 and d3 are usable
+		r.expect("holder", "main", "ready vendor.com/gpu[d0]")
+		r.bind("a", app(gpu, 2))
+		r.expect("a", "main", "ready vendor.com/gpu[d2 d3]")
+		r.bind("b", app(gpu, 1))
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		if got, want := r.Pod("b").Wait.Message, "vendor.com/gpu: 1 wanted, 0 of 4 free, 1 cordoned"; got != want {
+			t.Errorf("b is told %q, want %q", got, want)
+		}
+		if n := r.metric("devmgrd_devices", string(gpu), "cordoned"); n != 1 {
+			t.Errorf("%v devices are counted as cordoned, want 1: the other one is in use", n)
+		}
+		r.Drop("holder")
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.published(numbers{gpu: 3}) // a has two, and b asks for one
+		r.Drop("b")
+		r.published(numbers{gpu: 2})
+
+		// It is kept across a restart of ours, and of the plugin, which may list other devices meanwhile.
+		r.restart()
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 2))
+		r.shop.stock(gpu, 0)
+		r.shop.stock(gpu, 4)
+		r.bind("b", app(gpu, 1))
+		r.expect("b", "main", "waiting NotEnoughDevices")
+
+		lifted, err := r.Uncordon(cordon("", "d0", "d3"))
+		if err != nil || len(lifted) != 1 || lifted[0].ID != "d0" || lifted[0].Reason != "fan" {
+			t.Errorf("lifted: %v, %v", lifted, err)
+		}
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.published(numbers{gpu: 3})
+	})
+}
+
+// All or nothing, and a slip of the pen is no cordon.
+func TestCordonOfNothing(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.bind("plain")
+		for _, change := range []func([]device.Cordon) ([]device.Cordon, error){r.Cordon, r.Uncordon} {
+			var unknown *allocator.UnknownDeviceError
+			if _, err := change(cordon("", "d9")); !errors.As(err, &unknown) || unknown.Error() != "there is no device d9 of vendor.com/gpu" {
+				t.Errorf("%v", err)
+			}
+		}
+		if _, err := r.Cordon(cordon("", "d0", "d9")); err == nil {
+			t.Error("one of two is unknown, and that is no error")
+		}
+		r.published(numbers{gpu: 2})
+	})
+}
+
+// What the disk does not have is not so.
+func TestCordonOnADiskThatFails(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.bind("plain")
+		r.books.fails(func() {})
+		if _, err := r.Cordon(cordon("", "d0")); err == nil {
+			t.Error("a cordon is accepted that is nowhere written")
+		}
+		r.published(numbers{gpu: 2})
+	})
+}

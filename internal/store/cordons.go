@@ -1,0 +1,78 @@
+package store
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Cordons gives all cordons, in the order of their resources and devices.
+func (s *Store) Cordons() ([]device.Cordon, error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if s.db == nil {
+		return nil, s.Check()
+	}
+	return readCordons(s.db, s.log)
+}
+
+// readCordons takes a cordon whose words cannot be read for one without words: the device stays out of service.
+func readCordons(db *bolt.DB, log *slog.Logger) ([]device.Cordon, error) {
+	var all []device.Cordon
+	err := db.View(func(tx *bolt.Tx) error {
+		cordons := tx.Bucket(cordonsBucket)
+		if cordons == nil {
+			return nil
+		}
+		return cordons.ForEachBucket(func(name []byte) error {
+			return cordons.Bucket(name).ForEach(func(id, value []byte) error {
+				c := device.Cordon{}
+				if err := json.Unmarshal(value, &c); err != nil {
+					log.Warn("why a device is cordoned cannot be read", "resource", string(name), "device", string(id), "err", err)
+				}
+				c.Resource, c.ID = device.ResourceName(name), device.ID(id)
+				all = append(all, c)
+				return nil
+			})
+		})
+	})
+	return all, err
+}
+
+// SaveCordons makes some cordons durable and forgets others, in one commit.
+func (s *Store) SaveCordons(save, forget []device.Cordon) error {
+	return s.update(func(d *draft) error {
+		for _, c := range save {
+			value, err := json.Marshal(c)
+			if err == nil {
+				err = d.cordon(c, func(to shelf) error { return to.put([]byte(c.ID), value) })
+			}
+			if err != nil {
+				return fmt.Errorf("cordon of %s/%s: %w", c.Resource, c.ID, err)
+			}
+		}
+		for _, c := range forget {
+			if err := d.cordon(c, func(to shelf) error { return to.remove([]byte(c.ID)) }); err != nil {
+				return fmt.Errorf("cordon of %s/%s: %w", c.Resource, c.ID, err)
+			}
+		}
+		return nil
+	})
+}
+
+// cordon changes the cordons of one resource. Files that have never had one lack the bucket, which an older devmgrd ignores.
+func (d *draft) cordon(c device.Cordon, change func(shelf) error) error {
+	b, err := d.tx.CreateBucketIfNotExists(cordonsBucket)
+	if err != nil {
+		return err
+	}
+	of, err := shelf{b, placeOf(cordonsBucket), d}.shelf([]byte(c.Resource))
+	if err != nil {
+		return err
+	}
+	return change(of)
+}
