@@ -24,7 +24,8 @@ func newRootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newRunCommand(), newConfigCommand(), newImportCommand(), newExportCommand(), newVersionCommand())
+	root.AddCommand(newRunCommand(), newConfigCommand(), newImportCommand(), newExportCommand(), newVersionCommand(),
+		newStatusCommand(), newPluginsCommand(), newDevicesCommand(), newAssignmentsCommand(), newExplainCommand(), newCordonCommand(), newUncordonCommand())
 	return root
 }
 

@@ -174,6 +174,7 @@ func (a *Allocator) settle(p *pod, held hold, got []device.Assignment, err error
 	p.assigned, p.saved, p.later = got, true, nil
 	delete(a.unsaved, p.demand.Pod.UID)
 	a.settleLocked(p)
+	p.since = time.Now()
 	a.showLocked(p)
 	took := time.Since(p.bound)
 	a.metrics.admission.Observe(took.Seconds())

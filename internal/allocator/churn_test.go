@@ -13,7 +13,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -103,7 +102,7 @@ func churn(r *rig, seed uint64) {
 			if random.IntN(2) == 0 {
 				change = r.Uncordon
 			}
-			if _, err := change(c); err != nil && !errors.As(err, new(*allocator.UnknownDeviceError)) {
+			if _, err := change(c); err != nil && !errors.As(err, new(*device.UnknownDeviceError)) {
 				r.t.Error(err)
 			}
 		case 10:

@@ -1,24 +1,13 @@
 package allocator
 
 import (
-	"fmt"
 	"maps"
 	"reflect"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// An UnknownDeviceError says that nobody has heard of a device.
-type UnknownDeviceError struct {
-	Resource device.ResourceName
-	ID       device.ID
-}
-
-func (e *UnknownDeviceError) Error() string {
-	return fmt.Sprintf("there is no device %s of %s", e.ID, e.Resource)
-}
-
-// Cordon takes devices out of service, or changes the reason. All are known, or nothing is done: an *UnknownDeviceError.
+// Cordon takes devices out of service, or changes the reason. All are known, or nothing is done: a *device.UnknownDeviceError.
 // When it returns nil that is durable, and none of them is given to anybody from then on. It gives those that somebody has:
 // they go when their pods do.
 func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err error) {
@@ -89,7 +78,7 @@ func (a *Allocator) known(devices []device.Cordon) error {
 			}
 		}
 		if !known {
-			return &UnknownDeviceError{d.Resource, d.ID}
+			return &device.UnknownDeviceError{Resource: d.Resource, ID: d.ID}
 		}
 	}
 	return nil

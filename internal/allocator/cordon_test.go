@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -69,7 +68,7 @@ func TestCordonOfNothing(t *testing.T) {
 		r.shop.stock(gpu, 2)
 		r.bind("plain")
 		for _, change := range []func([]device.Cordon) ([]device.Cordon, error){r.Cordon, r.Uncordon} {
-			var unknown *allocator.UnknownDeviceError
+			var unknown *device.UnknownDeviceError
 			if _, err := change(cordon("", "d9")); !errors.As(err, &unknown) || unknown.Error() != "there is no device d9 of vendor.com/gpu" {
 				t.Errorf("%v", err)
 			}

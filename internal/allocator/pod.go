@@ -34,6 +34,7 @@ type pod struct {
 	phase phase
 	done  chan struct{} // closed when phase leaves queuing or asking; nil in the other phases
 	wait  device.Wait   // of parked
+	since time.Time     // when it began to wait for that reason or, if settled, when it had its devices; zero: before we were there
 	tries int           // failures of plugins in a row
 	retry time.Time     // of parked: when to try again without any other cause; zero: never
 
@@ -268,6 +269,9 @@ func (a *Allocator) queueLocked(p *pod) {
 // parkLocked has a pod wait: until something it waits for changes and, if pause is not zero, no longer than that.
 func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	news := p.wait != why
+	if p.wait.Reason != why.Reason {
+		p.since = time.Now()
+	}
 	p.phase, p.wait, p.retry = parked, why, time.Time{}
 	if pause > 0 {
 		p.retry = time.Now().Add(pause)

@@ -1,6 +1,9 @@
 package device
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // A Cordon takes one device out of service: nobody is given it. Whoever has it keeps it.
 type Cordon struct {
@@ -8,4 +11,14 @@ type Cordon struct {
 	ID       ID           `json:"-"`
 	Reason   string       `json:"reason,omitempty"` // what somebody has said, for people
 	Since    time.Time    `json:"since"`
+}
+
+// An UnknownDeviceError says that nobody has heard of a
+type UnknownDeviceError struct {
+	Resource ResourceName
+	ID       ID
+}
+
+func (e *UnknownDeviceError) Error() string {
+	return fmt.Sprintf("there is no device %s of %s", e.ID, e.Resource)
 }

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"path"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"sigs.k8s.io/yaml"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+)
+
+// askLimit bounds one question to the daemon, which has all answers at hand.
+const askLimit = 10 * time.Second
+
+// maxAnswerBytes bounds an answer: a million devices.
+const maxAnswerBytes = 256 << 20
+
+// addAskFlags adds the flags of every command that asks the daemon.
+func addAskFlags(cmd *cobra.Command) {
+	cmd.Flags().String("socket", "/run/devmgrd/admin.sock", "the daemon's admin.socket")
+	cmd.Flags().StringP("output", "o", "", "json or yaml; else it is for people")
+}
+
+// ask asks the daemon, and prints its answer: as -o says, or else with show.
+func ask[A proto.Message](cmd *cobra.Command, question func(context.Context, adminv1.AdminServiceClient) (A, error), show func(io.Writer, A)) error {
+	format, err := cmd.Flags().GetString("output")
+	if err != nil {
+		return err
+	}
+	if format != "" && format != "json" && format != "yaml" {
+		return usageError{fmt.Errorf("there is no output format %q; write -o json or -o yaml", format)}
+	}
+	at, err := cmd.Flags().GetString("socket")
+	if err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient("passthrough:///devmgrd", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", at)
+		}), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes)))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(cmd.Context(), askLimit)
+	defer cancel()
+	answer, err := question(ctx, adminv1.NewAdminServiceClient(conn))
+	if err != nil {
+		return askError(at, err)
+	}
+	return printAnswer(cmd.OutOrStdout(), format, answer, show)
+}
+
+// askError says in words why there is no answer. What the daemon has said stands for itself.
+func askError(at string, err error) error {
+	if status.Code(err) != codes.Unavailable && status.Code(err) != codes.DeadlineExceeded {
+		return errors.New(status.Convert(err).Message())
+	}
+	// gRPC gives the cause of a failed dial as text only.
+	conn, cause := net.DialTimeout("unix", at, time.Second)
+	switch {
+	case cause == nil:
+		conn.Close()
+		return fmt.Errorf("devmgrd at %s: %s", at, status.Convert(err).Message())
+	case errors.Is(cause, fs.ErrPermission):
+		return fmt.Errorf("%s is root's alone: try again as root", at)
+	case errors.Is(cause, fs.ErrNotExist), errors.Is(cause, syscall.ECONNREFUSED):
+		return fmt.Errorf("devmgrd does not answer at %s: it is not running (systemctl status devmgrd), or its admin.socket is another one (--socket)", at)
+	}
+	return fmt.Errorf("devmgrd cannot be reached: %w", cause)
+}
+
+func printAnswer[A proto.Message](to io.Writer, format string, answer A, show func(io.Writer, A)) error {
+	if format == "" {
+		show(to, answer)
+		return nil
+	}
+	// protojson varies its white space on purpose; scripts and tests do not like that.
+	text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(answer)
+	if err != nil {
+		return err
+	}
+	if format == "yaml" {
+		if text, err = yaml.JSONToYAML(text); err != nil {
+			return err
+		}
+		_, err = to.Write(text)
+		return err
+	}
+	var even bytes.Buffer
+	if err := json.Indent(&even, text, "", "  "); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(to, even.String())
+	return err
+}
+
+// splitPod reads NAMESPACE/NAME.
+func splitPod(arg string) (namespace, name string, err error) {
+	namespace, name, ok := strings.Cut(arg, "/")
+	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+		return "", "", usageError{fmt.Errorf("%q is not a pod; write it as NAMESPACE/NAME", arg)}
+	}
+	return namespace, name, nil
+}
+
+// splitDevice reads RESOURCE/ID. A resource has one slash; an ID may have others.
+func splitDevice(arg string) (*adminv1.DeviceName, error) {
+	parts := strings.SplitN(arg, "/", 3)
+	if len(parts) < 3 || parts[2] == "" {
+		return nil, usageError{fmt.Errorf("%q is not a device; write it as RESOURCE/ID, like %s", arg, path.Join("vendor.example/gpu", "GPU-0"))}
+	}
+	return &adminv1.DeviceName{ResourceName: parts[0] + "/" + parts[1], Id: parts[2]}, nil
+}
+
+// ago writes how long ago something was, in its two largest units.
+func ago(t *timestamppb.Timestamp, now time.Time) string {
+	if t == nil {
+		return "-"
+	}
+	d := now.Sub(t.AsTime())
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", max(0, int(d.Seconds())))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+// dash stands for what is empty in a table.
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

@@ -1,0 +1,330 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+)
+
+// newStatusCommand makes "devmgrd status".
+func newStatusCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show how the daemon is, its resources in figures, and who waits",
+		Long: "status shows at a glance whether every part of the daemon works, how many devices of each resource are in which\n" +
+			"state, and which pods wait for devices.",
+		Example: "  devmgrd status\n  devmgrd status -o json",
+		Args:    usage(noArguments),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.GetStatusResponse, error) {
+				return c.GetStatus(ctx, &adminv1.GetStatusRequest{})
+			}, func(to io.Writer, s *adminv1.GetStatusResponse) { showStatus(to, s, time.Now()) })
+		},
+	}
+	addAskFlags(cmd)
+	return cmd
+}
+
+func showStatus(to io.Writer, s *adminv1.GetStatusResponse, now time.Time) {
+	fmt.Fprintf(to, "devmgrd %s on node %s, running for %s\n\n", s.Version, s.Node, ago(s.Started, now))
+	parts := newTable(to, "PART", "STATE")
+	for _, p := range s.Parts {
+		state := "ok"
+		if !p.Ready {
+			state = p.Problem
+		}
+		parts.row(p.Name, state)
+	}
+	parts.end()
+	resources := newTable(to, "RESOURCE", "PLUGIN", "ON THE NODE", "FREE", "ASSIGNED", "UNHEALTHY", "CORDONED", "STALE", "QUARANTINED")
+	for _, r := range s.Resources {
+		row := []string{r.Name, r.Plugin}
+		for _, n := range []int32{r.Published, r.Free, r.Assigned, r.Unhealthy, r.Cordoned, r.Stale, r.Quarantined} {
+			row = append(row, fmt.Sprint(n))
+		}
+		resources.row(row...)
+	}
+	resources.end()
+	if len(s.Resources) == 0 {
+		fmt.Fprintln(to, "No device plugin has registered.")
+		fmt.Fprintln(to)
+	}
+	waiting := newTable(to, "WAITING POD", "REASON", "SINCE", "WHY")
+	for _, w := range s.Waiting {
+		waiting.row(w.Namespace+"/"+w.Name, w.Reason, ago(w.Since, now), w.Message)
+	}
+	waiting.end()
+	if len(s.Waiting) == 0 {
+		fmt.Fprintln(to, "No pod waits.")
+	}
+}
+
+// newPluginsCommand makes "devmgrd plugins".
+func newPluginsCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "plugins",
+		Short:   "Show the device plugins",
+		Long:    "plugins shows the device plugin of each resource, where it listens, and what it has listed.",
+		Example: "  devmgrd plugins",
+		Args:    usage(noArguments),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListPluginsResponse, error) {
+				return c.ListPlugins(ctx, &adminv1.ListPluginsRequest{})
+			}, showPlugins)
+		},
+	}
+	addAskFlags(cmd)
+	return cmd
+}
+
+func showPlugins(to io.Writer, answer *adminv1.ListPluginsResponse) {
+	t := newTable(to, "RESOURCE", "STATE", "SOCKET", "DEVICES", "HEALTHY", "PRESTART", "PREFERS")
+	for _, p := range answer.Plugins {
+		t.row(p.ResourceName, p.State, p.Endpoint, fmt.Sprint(p.Devices), fmt.Sprint(p.Healthy), yes(p.PreStart), yes(p.Prefers))
+	}
+	t.to.Flush()
+	if len(answer.Plugins) == 0 {
+		fmt.Fprintln(to, "No device plugin has registered.")
+	}
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// newDevicesCommand makes "devmgrd devices".
+func newDevicesCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "devices [RESOURCE]",
+		Short:   "Show each device, its state and who has it",
+		Long:    "devices shows each device of a resource, or of all, with its state, where it is, who has it, and why it is out of service.",
+		Example: "  devmgrd devices\n  devmgrd devices vendor.example/gpu -o yaml",
+		Args:    usage(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			request := &adminv1.ListDevicesRequest{}
+			if len(args) > 0 {
+				request.ResourceName = args[0]
+			}
+			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListDevicesResponse, error) {
+				return c.ListDevices(ctx, request)
+			}, func(to io.Writer, answer *adminv1.ListDevicesResponse) { showDevices(to, answer.Devices, time.Now()) })
+		},
+	}
+	addAskFlags(cmd)
+	return cmd
+}
+
+func showDevices(to io.Writer, devices []*adminv1.Device, now time.Time) {
+	t := newTable(to, "RESOURCE", "DEVICE", "STATE", "NUMA", "HOLDER", "NOTES")
+	for _, d := range devices {
+		t.row(d.ResourceName, d.Id, d.State, dash(numbers(d.NumaNodes)), holder(d.Holder), dash(strings.Join(notes(d, now), "; ")))
+	}
+	t.to.Flush()
+	if len(devices) == 0 {
+		fmt.Fprintln(to, "There are no devices.")
+	}
+}
+
+func numbers(all []int32) string {
+	text := make([]string, len(all))
+	for i, n := range all {
+		text[i] = strconv.Itoa(int(n))
+	}
+	return strings.Join(text, ",")
+}
+
+func holder(h *adminv1.Holder) string {
+	switch {
+	case h == nil:
+		return "-"
+	case h.Name == "":
+		return "a pod with UID " + h.Uid
+	case len(h.Containers) == 0:
+		return h.Namespace + "/" + h.Name
+	}
+	return h.Namespace + "/" + h.Name + ":" + strings.Join(h.Containers, ",")
+}
+
+// notes are what the state does not say.
+func notes(d *adminv1.Device, now time.Time) []string {
+	var all []string
+	if c := d.Cordon; c != nil {
+		note := "cordoned for " + ago(c.Since, now)
+		if c.Reason != "" {
+			note += ": " + c.Reason
+		}
+		all = append(all, note)
+	}
+	switch {
+	case !d.Listed:
+		all = append(all, "its plugin does not list it")
+	case !d.Healthy && d.State != "unhealthy":
+		all = append(all, "unhealthy")
+	}
+	return all
+}
+
+// newAssignmentsCommand makes "devmgrd assignments".
+func newAssignmentsCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "assignments [NAMESPACE/POD]",
+		Short:   "Show which container has which devices",
+		Long:    "assignments shows which devices each container has, of one pod or of all.",
+		Example: "  devmgrd assignments\n  devmgrd assignments default/training-0",
+		Args:    usage(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			request := &adminv1.ListAssignmentsRequest{}
+			if len(args) > 0 {
+				var err error
+				if request.Namespace, request.Name, err = splitPod(args[0]); err != nil {
+					return err
+				}
+			}
+			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListAssignmentsResponse, error) {
+				return c.ListAssignments(ctx, request)
+			}, func(to io.Writer, answer *adminv1.ListAssignmentsResponse) { showAssignments(to, answer.Assignments) })
+		},
+	}
+	addAskFlags(cmd)
+	return cmd
+}
+
+func showAssignments(to io.Writer, all []*adminv1.Assignment) {
+	t := newTable(to, "POD", "CONTAINER", "RESOURCE", "DEVICES", "NOTES")
+	for _, a := range all {
+		note := ""
+		if a.Ended {
+			note = "the pod is over; something of it may still run"
+		}
+		t.row(a.Namespace+"/"+a.Pod, a.Container, a.ResourceName, strings.Join(a.DeviceIds, ","), dash(note))
+	}
+	t.to.Flush()
+	if len(all) == 0 {
+		fmt.Fprintln(to, "No container has devices.")
+	}
+}
+
+// newExplainCommand makes "devmgrd explain".
+func newExplainCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "explain NAMESPACE/POD",
+		Short: "Say why a pod has its devices, or why it waits for them",
+		Long: "explain says how a pod stands: that it has its devices, and which, or the one reason why it waits, since when, and\n" +
+			"what would end that.",
+		Example: "  devmgrd explain default/training-0",
+		Args:    usage(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			namespace, name, err := splitPod(args[0])
+			if err != nil {
+				return err
+			}
+			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ExplainResponse, error) {
+				return c.Explain(ctx, &adminv1.ExplainRequest{Namespace: namespace, Name: name})
+			}, func(to io.Writer, answer *adminv1.ExplainResponse) { showExplanation(to, answer, time.Now()) })
+		},
+	}
+	addAskFlags(cmd)
+	return cmd
+}
+
+func showExplanation(to io.Writer, e *adminv1.ExplainResponse, now time.Time) {
+	line := func(head, text string) {
+		if text != "" {
+			fmt.Fprintf(to, "%-9s %s\n", head, text)
+		}
+	}
+	line("Pod:", e.Namespace+"/"+e.Name+", UID "+e.Uid)
+	line("State:", e.Verdict)
+	line("Reason:", e.Reason)
+	line("Why:", e.Message)
+	if e.Since != nil {
+		line("Since:", fmt.Sprintf("%s (%s ago)", e.Since.AsTime().UTC().Format(time.RFC3339), ago(e.Since, now)))
+	}
+	line("Ends:", e.Ends)
+	if e.Retry != nil {
+		line("Retry:", "at "+e.Retry.AsTime().UTC().Format(time.RFC3339)+", if nothing else happens before")
+	}
+	if len(e.Assignments) > 0 {
+		fmt.Fprintln(to)
+		t := newTable(to, "CONTAINER", "RESOURCE", "DEVICES")
+		for _, a := range e.Assignments {
+			t.row(a.Container, a.ResourceName, strings.Join(a.DeviceIds, ","))
+		}
+		t.to.Flush()
+	}
+}
+
+// newCordonCommand makes "devmgrd cordon".
+func newCordonCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "cordon RESOURCE/DEVICE...",
+		Short: "Take single devices out of service",
+		Long: "cordon takes devices out of service: nobody is given them any more, and the Node's number falls by those that nobody\n" +
+			"has. Whoever has one keeps it; it goes when its pod does. It lasts until uncordon, also over restarts and reboots.",
+		Example: "  devmgrd cordon vendor.example/gpu/GPU-3 --reason \"fan noise, ticket 4711\"",
+		Args:    usage(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			devices, err := splitDevices(args)
+			if err != nil {
+				return err
+			}
+			reason, err := cmd.Flags().GetString("reason")
+			if err != nil {
+				return err
+			}
+			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.CordonResponse, error) {
+				return c.Cordon(ctx, &adminv1.CordonRequest{Devices: devices, Reason: reason})
+			}, func(to io.Writer, answer *adminv1.CordonResponse) { showDevices(to, answer.Devices, time.Now()) })
+		},
+	}
+	addAskFlags(cmd)
+	cmd.Flags().String("reason", "", "why, for people; it is kept with the cordon")
+	return cmd
+}
+
+// newUncordonCommand makes "devmgrd uncordon".
+func newUncordonCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "uncordon RESOURCE/DEVICE...",
+		Short:   "Put devices back into service",
+		Long:    "uncordon puts devices back into service. Those that are not out of it are left as they are.",
+		Example: "  devmgrd uncordon vendor.example/gpu/GPU-3",
+		Args:    usage(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			devices, err := splitDevices(args)
+			if err != nil {
+				return err
+			}
+			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.UncordonResponse, error) {
+				return c.Uncordon(ctx, &adminv1.UncordonRequest{Devices: devices})
+			}, func(to io.Writer, answer *adminv1.UncordonResponse) { showDevices(to, answer.Devices, time.Now()) })
+		},
+	}
+	addAskFlags(cmd)
+	return cmd
+}
+
+// splitDevices reads several RESOURCE/ID, each of which may be named twice.
+func splitDevices(args []string) ([]*adminv1.DeviceName, error) {
+	slices.Sort(args)
+	var all []*adminv1.DeviceName
+	for _, arg := range slices.Compact(args) {
+		d, err := splitDevice(arg)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, d)
+	}
+	return all, nil
+}

@@ -1,0 +1,89 @@
+package admin
+
+import (
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+func resourceOf(r device.ResourceName, figures map[string]int, published int, o device.Offer) *adminv1.Resource {
+	n := func(s device.DeviceState) int32 { return int32(figures[string(s)]) }
+	return &adminv1.Resource{
+		Name: string(r), Plugin: stateOf(o), Published: int32(published),
+		Free: n(device.Available), Assigned: n(device.Assigned), Unhealthy: n(device.Unhealthy),
+		Cordoned: n(device.Cordoned), Stale: n(device.OfAwayOne), Quarantined: n(device.Quarantined),
+	}
+}
+
+// stateOf gives a plugin's state. One of which nobody has heard but by what containers have is away.
+func stateOf(o device.Offer) string {
+	if o.Inventory.Resource == "" {
+		return device.Lost.String()
+	}
+	return o.State.String()
+}
+
+func pluginOf(o device.Offer, endpoint string) *adminv1.Plugin {
+	p := &adminv1.Plugin{
+		ResourceName: string(o.Inventory.Resource), State: stateOf(o), Endpoint: endpoint,
+		Devices: int32(len(o.Inventory.Devices)), PreStart: o.PreStart, Prefers: o.Prefers,
+	}
+	for _, d := range o.Inventory.Devices {
+		if d.Healthy {
+			p.Healthy++
+		}
+	}
+	return p
+}
+
+func deviceOf(d device.DeviceStatus) *adminv1.Device {
+	one := &adminv1.Device{ResourceName: string(d.Resource), Id: string(d.ID), State: string(d.State), Healthy: d.Healthy, Listed: d.Listed}
+	for _, n := range d.NUMA {
+		one.NumaNodes = append(one.NumaNodes, int32(n))
+	}
+	if h := d.Holder; h != nil {
+		one.Holder = &adminv1.Holder{Namespace: h.Pod.Namespace, Name: h.Pod.Name, Uid: string(h.Pod.UID), Containers: h.Containers}
+	}
+	if d.Cordon != nil {
+		one.Cordon = &adminv1.DeviceCordon{Reason: d.Cordon.Reason, Since: stamp(d.Cordon.Since)}
+	}
+	return one
+}
+
+func assignmentsOf(h *device.Holding) []*adminv1.Assignment {
+	var all []*adminv1.Assignment
+	for _, as := range h.Assignments {
+		for _, s := range as.Shares {
+			one := &adminv1.Assignment{
+				Namespace: h.Pod.Namespace, Pod: h.Pod.Name, Uid: string(h.Pod.UID), Container: as.Container.Name,
+				ResourceName: string(s.Resource), Ended: !h.Active,
+			}
+			for _, id := range s.IDs {
+				one.DeviceIds = append(one.DeviceIds, string(id))
+			}
+			all = append(all, one)
+		}
+	}
+	return all
+}
+
+// stamp gives a time, or nothing for one that is not known.
+func stamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// clip keeps what a peer sent short enough for a message.
+func clip(s string) string { return s[:min(len(s), 300)] }

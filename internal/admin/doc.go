@@ -1,0 +1,17 @@
+// Package admin answers those who look after the node: what devmgrd knows, and why a pod waits; and takes single devices out
+// of service for them. It speaks devmgrd.admin.v1 (api/devmgrd/admin/v1) on a unix socket that is root's.
+//
+//	server.go    the socket, and who may use it
+//	service.go   the calls
+//	convert.go   our words into the protocol's: pure
+//	explain.go   what would end a wait: pure
+//
+// Promises:
+//
+//   - It knows nothing by itself: each answer is read from the rooms that know, and is as new as its question.
+//   - What a call changes is durable before the call returns, or has not happened.
+//   - Errors say what is unknown or wrong, and how to find out what is right.
+//   - Nothing here is needed for a container to start. A socket that cannot be had is tried again, and told.
+//
+// Run owns all goroutines: gRPC's.
+package admin

@@ -1,0 +1,149 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/socket"
+)
+
+// A Ledger knows who has which devices, and takes them out of service. But for Cordon and Uncordon, which write to the disk,
+// its methods return at once.
+type Ledger interface {
+	Board() *device.Board
+	Offers() map[device.ResourceName]device.Offer
+	Published() map[device.ResourceName]int
+	// Figures gives the number of devices in each device.DeviceState.
+	Figures() map[device.ResourceName]map[string]int
+	// Devices gives the devices of a resource, or of all; false: there is no such resource.
+	Devices(device.ResourceName) (all []device.DeviceStatus, known bool)
+	// Outlook tells how a pod stands; false: there is no such pod.
+	Outlook(namespace, name string) (device.Outlook, bool)
+	// Waiting tells how those stand that wait.
+	Waiting() []device.Outlook
+	// Cordon takes devices out of service, durably: all, or with an error none. A *device.UnknownDeviceError names one that
+	// there is not.
+	Cordon([]device.Cordon) (held []device.Cordon, err error)
+	// Uncordon puts them back.
+	Uncordon([]device.Cordon) (lifted []device.Cordon, err error)
+}
+
+// Plugins know where device plugins listen.
+type Plugins interface {
+	Endpoints() map[device.ResourceName]string
+}
+
+// A Part is a part of the daemon; Err is what is missing, nil if it is ready.
+type Part struct {
+	Name string
+	Err  error
+}
+
+// Config is what New needs.
+type Config struct {
+	Socket  string
+	Version string
+	Node    string
+	Ledger  Ledger
+	Plugins Plugins
+	Parts   func() []Part
+	Log     *slog.Logger
+}
+
+// A Server serves AdminService.
+type Server struct {
+	cfg     Config
+	started time.Time
+
+	mu      sync.Mutex
+	trouble error // why it is not served
+}
+
+const (
+	firstRebind = time.Second // before the next try for a socket that cannot be had
+	lastRebind  = 30 * time.Second
+
+	maxRequestBytes = 1 << 20
+	stopLimit       = 2 * time.Second
+)
+
+// New makes a Server; Run starts it.
+func New(c Config) *Server {
+	if c.Socket == "" || c.Ledger == nil || c.Plugins == nil || c.Parts == nil || c.Log == nil {
+		panic("admin: Socket, Ledger, Plugins, Parts and Log are required")
+	}
+	return &Server{cfg: c, started: time.Now()}
+}
+
+// Check gives nil unless the socket cannot be had.
+func (s *Server) Check() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.trouble
+}
+
+// Run serves until ctx ends.
+func (s *Server) Run(ctx context.Context) error {
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequestBytes), grpc.WaitForHandlers(true))
+	adminv1.RegisterAdminServiceServer(server, service{Server: s})
+	l := s.bind(ctx)
+	if l == nil {
+		return nil
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(l) }()
+	select {
+	case err := <-ended:
+		return fmt.Errorf("serving %s: %w", s.cfg.Socket, err)
+	case <-ctx.Done():
+	}
+	os.Remove(s.cfg.Socket) // what is left is only a name that nobody answers to
+	hard := time.AfterFunc(stopLimit, server.Stop)
+	defer hard.Stop()
+	server.GracefulStop()
+	<-ended
+	return nil
+}
+
+// bind tries until it has the socket; nil: ctx has ended.
+func (s *Server) bind(ctx context.Context) net.Listener {
+	pause := backoff.Backoff{First: firstRebind, Last: lastRebind}
+	for ctx.Err() == nil {
+		l, err := s.listen()
+		s.mu.Lock()
+		told := s.trouble != nil
+		s.trouble = err
+		s.mu.Unlock()
+		if err == nil {
+			return l
+		}
+		if !told {
+			s.cfg.Log.Error("commands are not served; trying again until they are", "err", err)
+		}
+		pause.Wait(ctx)
+	}
+	return nil
+}
+
+func (s *Server) listen() (net.Listener, error) {
+	dir := filepath.Dir(s.cfg.Socket)
+	if _, err := socket.MakeDir(dir, 0o755); err != nil {
+		return nil, err
+	}
+	if err := socket.Vacant(s.cfg.Socket); err != nil {
+		return nil, fmt.Errorf("%w, or choose another admin.socket", err)
+	}
+	l, _, err := socket.Listen(s.cfg.Socket, filepath.Join(dir, ".admin.new"), 0o600)
+	return l, err
+}

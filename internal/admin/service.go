@@ -1,0 +1,202 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// service is AdminService.
+type service struct {
+	adminv1.UnimplementedAdminServiceServer
+	*Server
+}
+
+// GetStatus gives the daemon's state at a glance.
+func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
+	answer := &adminv1.GetStatusResponse{Version: s.cfg.Version, Node: s.cfg.Node, Started: timestamppb.New(s.started)}
+	for _, p := range s.cfg.Parts() {
+		answer.Parts = append(answer.Parts, &adminv1.Part{Name: p.Name, Ready: p.Err == nil, Problem: text(p.Err)})
+	}
+	figures, published, offers := s.cfg.Ledger.Figures(), s.cfg.Ledger.Published(), s.cfg.Ledger.Offers()
+	for _, r := range slices.Sorted(maps.Keys(figures)) {
+		answer.Resources = append(answer.Resources, resourceOf(r, figures[r], published[r], offers[r]))
+	}
+	for _, o := range s.cfg.Ledger.Waiting() {
+		answer.Waiting = append(answer.Waiting, &adminv1.Waiting{
+			Namespace: o.Holding.Pod.Namespace, Name: o.Holding.Pod.Name,
+			Reason: string(o.Wait.Reason), Message: o.Wait.Message, Since: stamp(o.Since),
+		})
+	}
+	return answer, nil
+}
+
+// ListPlugins gives the device plugins that are known.
+func (s service) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
+	answer := &adminv1.ListPluginsResponse{}
+	offers, endpoints := s.cfg.Ledger.Offers(), s.cfg.Plugins.Endpoints()
+	for _, r := range slices.Sorted(maps.Keys(offers)) {
+		answer.Plugins = append(answer.Plugins, pluginOf(offers[r], endpoints[r]))
+	}
+	return answer, nil
+}
+
+// ListDevices gives each device and what has become of it.
+func (s service) ListDevices(_ context.Context, request *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
+	all, known := s.cfg.Ledger.Devices(device.ResourceName(request.ResourceName))
+	if !known {
+		return nil, s.unknownResource(request.ResourceName)
+	}
+	answer := &adminv1.ListDevicesResponse{Devices: make([]*adminv1.Device, len(all))}
+	for i, d := range all {
+		answer.Devices[i] = deviceOf(d)
+	}
+	return answer, nil
+}
+
+// unknownResource says which resources there are.
+func (s service) unknownResource(name string) error {
+	var names []string
+	for r := range s.cfg.Ledger.Offers() {
+		names = append(names, string(r))
+	}
+	slices.Sort(names)
+	if len(names) == 0 {
+		return status.Errorf(codes.NotFound, "nobody has heard of resource %q; no device plugin has registered yet", clip(name))
+	}
+	return status.Errorf(codes.NotFound, "nobody has heard of resource %q; there are %s", clip(name), strings.Join(names[:min(len(names), 20)], ", "))
+}
+
+// ListAssignments gives which containers have which devices.
+func (s service) ListAssignments(_ context.Context, request *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error) {
+	answer := &adminv1.ListAssignmentsResponse{}
+	one, found := request.Namespace != "" || request.Name != "", false
+	pods := slices.Clone(s.cfg.Ledger.Board().Pods)
+	slices.SortFunc(pods, func(a, b *device.Holding) int { return strings.Compare(a.Pod.String(), b.Pod.String()) })
+	for _, h := range pods {
+		if one && (h.Pod.Namespace != request.Namespace || h.Pod.Name != request.Name) {
+			continue
+		}
+		found = true
+		answer.Assignments = append(answer.Assignments, assignmentsOf(h)...)
+	}
+	if one && !found {
+		return nil, unknownPod(request.Namespace, request.Name)
+	}
+	return answer, nil
+}
+
+func unknownPod(namespace, name string) error {
+	return status.Errorf(codes.NotFound, "nobody has told of pod %s/%s: it is not on this node, or has been gone for long", clip(namespace), clip(name))
+}
+
+// Explain says why a pod has its devices, or why it waits for them.
+func (s service) Explain(_ context.Context, request *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
+	o, known := s.cfg.Ledger.Outlook(request.Namespace, request.Name)
+	if !known {
+		return nil, unknownPod(request.Namespace, request.Name)
+	}
+	return explanation(o), nil
+}
+
+// Cordon takes devices out of service.
+func (s service) Cordon(_ context.Context, request *adminv1.CordonRequest) (*adminv1.CordonResponse, error) {
+	cordons, err := cordonsOf(request.Devices)
+	if err != nil {
+		return nil, err
+	}
+	if len(request.Reason) > maxReason {
+		return nil, status.Errorf(codes.InvalidArgument, "the reason is longer than %d bytes", maxReason)
+	}
+	now := time.Now().UTC().Truncate(time.Second)
+	for i := range cordons {
+		cordons[i].Reason, cordons[i].Since = request.Reason, now
+	}
+	if _, err := s.cfg.Ledger.Cordon(cordons); err != nil {
+		return nil, refusal(err)
+	}
+	return &adminv1.CordonResponse{Devices: s.named(cordons)}, nil
+}
+
+// Uncordon puts devices back into service.
+func (s service) Uncordon(_ context.Context, request *adminv1.UncordonRequest) (*adminv1.UncordonResponse, error) {
+	cordons, err := cordonsOf(request.Devices)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.cfg.Ledger.Uncordon(cordons); err != nil {
+		return nil, refusal(err)
+	}
+	return &adminv1.UncordonResponse{Devices: s.named(cordons)}, nil
+}
+
+const (
+	maxReason = 1024 // bytes
+	maxNamed  = 4096 // devices in one call
+)
+
+// cordonsOf checks names as they come.
+func cordonsOf(names []*adminv1.DeviceName) ([]device.Cordon, error) {
+	switch {
+	case len(names) == 0:
+		return nil, status.Error(codes.InvalidArgument, "no device is named; name them like vendor.example/gpu/ID")
+	case len(names) > maxNamed:
+		return nil, status.Errorf(codes.InvalidArgument, "%d devices are named, and %d are taken at once", len(names), maxNamed)
+	}
+	all := make([]device.Cordon, len(names))
+	for i, n := range names {
+		r, err := device.ParseResourceName(n.ResourceName)
+		if err != nil {
+			return nil, status.Error(codes.InvalidArgument, err.Error())
+		}
+		if n.Id == "" {
+			return nil, status.Errorf(codes.InvalidArgument, "a device of %s is named without its ID", r)
+		}
+		all[i] = device.Cordon{Resource: r, ID: device.ID(n.Id)}
+	}
+	return all, nil
+}
+
+// refusal chooses the code of what went wrong.
+func refusal(err error) error {
+	if unknown := (*device.UnknownDeviceError)(nil); errors.As(err, &unknown) {
+		return status.Errorf(codes.NotFound, "%v, and nothing has been changed; see devmgrd devices %s", err, unknown.Resource)
+	}
+	return status.Errorf(codes.Unavailable, "nothing has been changed: %v", err)
+}
+
+// named gives devices as they are now, in the order in which they were named.
+func (s service) named(names []device.Cordon) []*adminv1.Device {
+	type key struct {
+		device.ResourceName
+		device.ID
+	}
+	found := map[key]device.DeviceStatus{}
+	for _, n := range names {
+		if _, looked := found[key{n.Resource, ""}]; looked {
+			continue
+		}
+		found[key{n.Resource, ""}] = device.DeviceStatus{}
+		all, _ := s.cfg.Ledger.Devices(n.Resource)
+		for _, d := range all {
+			found[key{n.Resource, d.ID}] = d
+		}
+	}
+	var all []*adminv1.Device
+	for _, n := range names {
+		if d, there := found[key{n.Resource, n.ID}]; there {
+			all = append(all, deviceOf(d))
+		}
+	}
+	return all
+}

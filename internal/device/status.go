@@ -1,0 +1,40 @@
+package device
+
+import "time"
+
+// A DeviceState is what is to be said of a device first. The words are those of the metric devmgrd_devices.
+type DeviceState string
+
+const (
+	Available   DeviceState = "free"        // it can be given to anybody
+	Assigned    DeviceState = "assigned"    // a pod has it, or is about to
+	Unhealthy   DeviceState = "unhealthy"   // nobody has it, and it is broken
+	OfAwayOne   DeviceState = "stale"       // it would be free if its plugin were there
+	Cordoned    DeviceState = "cordoned"    // nobody has it, and nobody is to have it
+	Quarantined DeviceState = "quarantined" // a container has it, and the books do not know why
+)
+
+// A DeviceStatus is one device and what has become of it.
+type DeviceStatus struct {
+	Resource ResourceName
+	Device
+	State  DeviceState
+	Listed bool    // the plugin lists it
+	Holder *Holder // nil: nobody has it
+	Cordon *Cordon // nil: there is none
+}
+
+// A Holder is a pod that has a device.
+type Holder struct {
+	Pod        Pod      // only the UID, of a pod that nobody has told us of
+	Containers []string // none: the device is held for the pod while its plugins are asked
+}
+
+// An Outlook is how a pod as a whole stands, for people.
+type Outlook struct {
+	Holding *Holding
+	Standing
+	Since time.Time // when it began to stand so
+	Retry time.Time // of Waiting: when it is tried again whatever happens; zero: when something changes
+	Wants []ResourceName
+}
