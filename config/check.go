@@ -86,6 +86,12 @@ func (c *Config) check() []Mistake {
 	case r.path("podResources.kubeletSocket", theirs):
 		r.socket("podResources.kubeletSocket", theirs)
 	}
+	if r.path("admin.socket", c.Admin.Socket) {
+		r.socket("admin.socket", c.Admin.Socket)
+		if c.Admin.Socket == c.PodResources.Socket {
+			r.broken("admin.socket", "is the same as podResources.socket", "choose another path for one of them")
+		}
+	}
 	r.listen("metrics.listen", c.Metrics.Listen)
 	r.oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	r.oneOf("log.format", c.Log.Format, "text", "json")

@@ -21,7 +21,7 @@ func TestRules(t *testing.T) {
 		{"stateDir=", "stateDir"},
 		{"stateDir=/run/devmgrd", "stateDir"},
 		{"runDir=/a/", "runDir"},
-		{"runDir=" + long, "plugins.socketDir podResources.socket"},
+		{"runDir=" + long, "admin.socket plugins.socketDir podResources.socket"},
 		{"nri.socket=" + long, "nri.socket"},
 		{"plugins.socketDir=/" + strings.Repeat("x", 93), ""},
 		{"plugins.socketDir=/" + strings.Repeat("x", 94), "plugins.socketDir"},
@@ -56,6 +56,8 @@ func TestRules(t *testing.T) {
 		{"podResources.kubeletSocket=", ""},
 		{"podResources.kubeletSocket= podResources.takeover=true", "podResources.takeover"},
 		{"podResources.takeover=true plugins.checkpointMirror=false", ""},
+		{"admin.socket=admin.sock", "admin.socket"},
+		{"admin.socket=/a podResources.socket=/a", "admin.socket"},
 		{"metrics.listen=:9464", ""},
 		{"metrics.listen=[::1]:9464", ""},
 		{"metrics.listen=9464", "metrics.listen"},
@@ -82,7 +84,7 @@ func TestRules(t *testing.T) {
 
 func TestNearest(t *testing.T) {
 	candidates := []string{"log.level", "log.format", "nri.socket", "nri.index"}
-	for s, want := range map[string]string{"log.levle": "log.level", "nri.sock": "nri.socket", "LOG.FORMAT": "log.format", "admin.socket": "", "x": "", "nri": ""} {
+	for s, want := range map[string]string{"log.levle": "log.level", "nri.sock": "nri.socket", "LOG.FORMAT": "log.format", "admin.sockets": "", "x": "", "nri": ""} {
 		if got, _ := nearest(s, candidates); got != want {
 			t.Errorf("%s: did you mean %q, want %q", s, got, want)
 		}

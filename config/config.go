@@ -20,6 +20,7 @@ type Config struct {
 	Health     Health     `key:"health"`
 	// PodResources tells who has which devices.
 	PodResources PodResources `key:"podResources"`
+	Admin        Admin        `key:"admin"`
 	Metrics      Metrics      `key:"metrics"`
 	Log          Log          `key:"log"`
 }
@@ -102,6 +103,11 @@ type PodResources struct {
 	Takeover      bool   `key:"takeover"`      // serve at KubeletSocket, too, with the kubelet's put aside
 }
 
+// Admin says where commands ask the daemon.
+type Admin struct {
+	Socket string `key:"socket"`
+}
+
 // Metrics says where Prometheus and health checks are served.
 type Metrics struct {
 	Listen string `key:"listen"` // host:port; empty: nowhere
@@ -114,7 +120,7 @@ type Log struct {
 }
 
 // defaults gives the values of keys that nobody has set. nodeName, the plugins' two
-// directories and podResources.socket depend on others: see derive.
+// directories and our own sockets depend on others: see derive.
 func defaults() Config {
 	return Config{
 		StateDir: "/var/lib/devmgrd",
@@ -150,6 +156,9 @@ func (c *Config) derive(m machine, from Sources) {
 	}
 	if c.Plugins.SocketDir == "" {
 		c.Plugins.SocketDir, from["plugins.socketDir"] = path.Join(c.RunDir, "device-plugins"), Default
+	}
+	if c.Admin.Socket == "" {
+		c.Admin.Socket, from["admin.socket"] = path.Join(c.RunDir, "admin.sock"), Default
 	}
 	if c.PodResources.Socket == "" {
 		c.PodResources.Socket, from["podResources.socket"] = path.Join(c.RunDir, "pod-resources", "kubelet.sock"), Default

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/admin"
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/kube"
@@ -145,6 +146,19 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	}
 	runtime, resources := nri.New(door), podresources.New(window)
 	parts = append(parts, part{"nri", runtime.Check}, part{"podresources", resources.Check})
+	office := admin.New(admin.Config{
+		Socket: c.Admin.Socket, Version: thisBuild().version, Node: c.NodeName,
+		Ledger: ledger, Plugins: plugins,
+		Parts: func() []admin.Part {
+			all := make([]admin.Part, len(parts))
+			for i, p := range parts {
+				all[i] = admin.Part{Name: p.name, Err: p.check()}
+			}
+			return all
+		},
+		Log: room("admin"),
+	})
+	parts = append(parts, part{"admin", office.Check})
 	if c.Plugins.CheckpointMirror {
 		mirror := checkpoint.NewMirror(filepath.Join(c.Plugins.SocketDir, checkpoint.Name), ledger, room("checkpoint"))
 		runs = append(runs, mirror.Run)
@@ -156,7 +170,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	web := newWeb(c.Metrics.Listen, metrics, parts, room("web"))
 	log.Info("devmgrd serves", "version", thisBuild().version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
 		"remembered pods", len(known.Pods), "remembered resources", len(known.Plugins))
-	return runAll(ctx, append(runs, resources.Run, runtime.Run, web.run, func(ctx context.Context) error {
+	return runAll(ctx, append(runs, office.Run, resources.Run, runtime.Run, web.run, func(ctx context.Context) error {
 		return tellSystemd(ctx, runtime.Synced(), ledger.Published, runtime.Hung, room("systemd"))
 	})...)
 }

@@ -44,13 +44,13 @@ func showStatus(to io.Writer, s *adminv1.GetStatusResponse, now time.Time) {
 		parts.row(p.Name, state)
 	}
 	parts.end()
-	resources := newTable(to, "RESOURCE", "PLUGIN", "ON THE NODE", "FREE", "ASSIGNED", "UNHEALTHY", "CORDONED", "STALE", "QUARANTINED")
+	resources := newTable(to, "RESOURCE", "PLUGIN", "ON NODE", "FREE", "ASSIGNED", "UNHEALTHY", "CORDONED", "NOTES")
 	for _, r := range s.Resources {
 		row := []string{r.Name, r.Plugin}
-		for _, n := range []int32{r.Published, r.Free, r.Assigned, r.Unhealthy, r.Cordoned, r.Stale, r.Quarantined} {
+		for _, n := range []int32{r.Published, r.Free, r.Assigned, r.Unhealthy, r.Cordoned} {
 			row = append(row, fmt.Sprint(n))
 		}
-		resources.row(row...)
+		resources.row(append(row, rare(r))...)
 	}
 	resources.end()
 	if len(s.Resources) == 0 {
@@ -65,6 +65,18 @@ func showStatus(to io.Writer, s *adminv1.GetStatusResponse, now time.Time) {
 	if len(s.Waiting) == 0 {
 		fmt.Fprintln(to, "No pod waits.")
 	}
+}
+
+// rare are figures that are mostly zero.
+func rare(r *adminv1.Resource) string {
+	var all []string
+	if r.Stale > 0 {
+		all = append(all, fmt.Sprintf("%d stale", r.Stale))
+	}
+	if r.Quarantined > 0 {
+		all = append(all, fmt.Sprintf("%d quarantined", r.Quarantined))
+	}
+	return dash(strings.Join(all, ", "))
 }
 
 // newPluginsCommand makes "devmgrd plugins".

@@ -66,6 +66,25 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	return lifted, nil
 }
 
+// Withdrawn gives the cordoned devices that nobody has: they are not to be had.
+func (a *Allocator) Withdrawn() map[device.ResourceName]map[device.ID]bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all := map[device.ResourceName]map[device.ID]bool{}
+	for r, of := range a.cordons {
+		for id := range of {
+			if _, taken := a.pools.of(r).taken[id]; taken {
+				continue
+			}
+			if all[r] == nil {
+				all[r] = map[device.ID]bool{}
+			}
+			all[r][id] = true
+		}
+	}
+	return all
+}
+
 // known fails if one of the devices has never been listed, is nobody's, and is not cordoned either: then it is a mistake.
 func (a *Allocator) known(devices []device.Cordon) error {
 	a.mu.Lock()

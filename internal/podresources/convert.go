@@ -67,15 +67,15 @@ func alphaDevices(devices []*v1.ContainerDevices) []*v1alpha1.ContainerDevices {
 }
 
 // allocatable has the devices that can be given to a container, in use or not: those that are healthy, of plugins that are
-// there or have been a moment ago.
-func allocatable(offers map[device.ResourceName]device.Offer) []*v1.ContainerDevices {
+// there or have been a moment ago, and in service.
+func allocatable(offers map[device.ResourceName]device.Offer, out map[device.ResourceName]map[device.ID]bool) []*v1.ContainerDevices {
 	var all []*v1.ContainerDevices
 	for _, r := range slices.Sorted(maps.Keys(offers)) {
 		if offers[r].State == device.Lost {
 			continue
 		}
 		for _, d := range offers[r].Inventory.Devices {
-			if d.Healthy {
+			if d.Healthy && !out[r][d.ID] {
 				all = appendDevice(all, r, d.ID, d.NUMA)
 			}
 		}

@@ -39,7 +39,7 @@ func (l lister) GetAllocatableResources(ctx context.Context, _ *v1.AllocatableRe
 	offers := l.cfg.Ledger.Offers()
 	o := resourcesOf(l.cfg.Ledger.Board(), offers)
 	return &v1.AllocatableResourcesResponse{
-		Devices: append(foreign(theirs.GetDevices(), o), allocatable(offers)...),
+		Devices: append(foreign(theirs.GetDevices(), o), allocatable(offers, l.cfg.Ledger.Withdrawn())...),
 		CpuIds:  theirs.GetCpuIds(),
 		Memory:  theirs.GetMemory(),
 	}, nil

@@ -53,7 +53,7 @@ func (r *rig) list() (all *v1.ListPodResourcesResponse, count int64) {
 // One entry for each device and NUMA node, in each protocol's form, with what the kubelet knows.
 func TestOnePodInAllForms(t *testing.T) {
 	r := start(t)
-	r.plugins.offer(gpu, device.Serving, device.Device{ID: "both", Healthy: true, NUMA: []int{0, 1}}, device.Device{ID: "none", Healthy: true},
+	r.Plugins.Offer(gpu, device.Serving, device.Device{ID: "both", Healthy: true, NUMA: []int{0, 1}}, device.Device{ID: "none", Healthy: true},
 		device.Device{ID: "one", Healthy: true, NUMA: []int{1}}, device.Device{ID: "sick"})
 	d := pod("p", gpu, 3)
 	d.Containers, d.Sidecars = []string{"side", "main"}, 1
@@ -109,12 +109,17 @@ func TestOnePodInAllForms(t *testing.T) {
 	}
 }
 
-// What cannot be given to a container is not allocatable: sick devices, and those of a plugin that is gone for long.
+// What cannot be given to a container is not allocatable: sick devices, those out of service, and those of a plugin that is gone
+// for long.
 func TestAllocatable(t *testing.T) {
 	r := start(t)
-	r.plugins.offer(gpu, device.Stale, device.Device{ID: "a", Healthy: true}, device.Device{ID: "b"})
-	r.plugins.offer(nic, device.Lost, device.Device{ID: "c", Healthy: true})
-	plugintest.Eventually(t, "the offers are known", func() bool { return len(r.Offers()) == 2 })
+	r.Plugins.Offer(gpu, device.Stale, device.Device{ID: "a", Healthy: true}, device.Device{ID: "b"})
+	r.Plugins.Offer("vendor.com/out", device.Serving, device.Device{ID: "d", Healthy: true})
+	r.Plugins.Offer(nic, device.Lost, device.Device{ID: "c", Healthy: true})
+	plugintest.Eventually(t, "the offers are known", func() bool { return len(r.Offers()) == 3 })
+	if _, err := r.Cordon([]device.Cordon{{Resource: "vendor.com/out", ID: "d"}}); err != nil {
+		t.Fatal(err)
+	}
 	there, err := r.v1.GetAllocatableResources(t.Context(), &v1.AllocatableResourcesRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -125,7 +130,7 @@ func TestAllocatable(t *testing.T) {
 // Pods without devices are listed, those that are over are not, and a local pod's mirror is no pod beside it.
 func TestWhichPodsAreListed(t *testing.T) {
 	r := start(t)
-	r.plugins.stock(gpu, 2)
+	r.Plugins.Stock(gpu, 2)
 	r.bind("plain", "", 0)
 	over := r.bind("over", gpu, 1)
 	r.Claim(device.Running{ID: "1", Container: device.Container{Pod: over.Pod.UID, Name: "main"}}) // and it runs on
@@ -154,7 +159,7 @@ func TestWhichPodsAreListed(t *testing.T) {
 // The kubelet is away: devices are answered, and that is told once and counted. It is asked again when it is back.
 func TestTheKubeletIsAway(t *testing.T) {
 	r := start(t)
-	r.plugins.stock(gpu, 1)
+	r.Plugins.Stock(gpu, 1)
 	r.bind("p", gpu, 1)
 	if _, count := r.list(); count == 0 {
 		t.Fatal("the kubelet was not asked")
@@ -184,7 +189,7 @@ func TestTheKubeletIsAway(t *testing.T) {
 // The kubelet hangs: one answer waits for it, and the others do so only shortly until it answers again.
 func TestTheKubeletHangs(t *testing.T) {
 	r := start(t)
-	r.plugins.stock(gpu, 1)
+	r.Plugins.Stock(gpu, 1)
 	r.bind("p", gpu, 1)
 	hang := make(chan struct{})
 	r.kubelet.has(func() { r.kubelet.hang = hang })
@@ -221,9 +226,9 @@ func TestAnswersAreAsNewAsTheirQuestions(t *testing.T) {
 // Get waits for an allocation in flight.
 func TestGetWaits(t *testing.T) {
 	r := start(t)
-	r.plugins.stock(gpu, 1)
+	r.Plugins.Stock(gpu, 1)
 	answer := make(chan error)
-	r.plugins.answers(func(ctx context.Context) error { return <-answer })
+	r.Plugins.Answer(func(ctx context.Context) error { return <-answer })
 	r.Bind(pod("p", gpu, 1))
 	got := make(chan *v1.GetPodResourcesResponse, 1)
 	go func() {
@@ -241,7 +246,7 @@ func TestGetWaits(t *testing.T) {
 // If the devices do not come Get fails, and says why the pod waits.
 func TestGetDoesNotAnswerHalf(t *testing.T) {
 	r := start(t)
-	r.plugins.stock(gpu, 1)
+	r.Plugins.Stock(gpu, 1)
 	r.bind("first", gpu, 1)
 	r.Bind(pod("p", gpu, 1))
 	_, err := r.v1.Get(t.Context(), &v1.GetPodResourcesRequest{PodNamespace: "ns", PodName: "p"})
@@ -258,9 +263,9 @@ func TestGetDoesNotAnswerHalf(t *testing.T) {
 // List waits for allocations in flight, too: some ask it while a pod's network is made.
 func TestListWaits(t *testing.T) {
 	r := start(t)
-	r.plugins.stock(gpu, 1)
+	r.Plugins.Stock(gpu, 1)
 	answer := make(chan error)
-	r.plugins.answers(func(ctx context.Context) error { return <-answer })
+	r.Plugins.Answer(func(ctx context.Context) error { return <-answer })
 	r.Bind(pod("p", gpu, 1))
 	plugintest.Eventually(t, "the allocation is in flight", func() bool { return r.Pod("uid-p").Wait.Reason == device.Allocating })
 	all, _ := r.list()
@@ -296,7 +301,7 @@ func TestGetFindsAPod(t *testing.T) {
 			return false, nil
 		})
 	})
-	r.plugins.stock(gpu, 1)
+	r.Plugins.Stock(gpu, 1)
 	get := func(name string) (*v1.GetPodResourcesResponse, error) {
 		return r.v1.Get(t.Context(), &v1.GetPodResourcesRequest{PodNamespace: "ns", PodName: name})
 	}
@@ -326,7 +331,7 @@ func TestGetFindsAPod(t *testing.T) {
 // Entries are drawn once, and never show what is over.
 func TestListsFollowTheBoard(t *testing.T) {
 	r := start(t)
-	r.plugins.stock(gpu, 4)
+	r.Plugins.Stock(gpu, 4)
 	for i := range 20 {
 		name := fmt.Sprint("p", i)
 		d := r.bind(name, gpu, 1+i%3)

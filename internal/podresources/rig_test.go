@@ -3,17 +3,13 @@ package podresources_test
 import (
 	"bytes"
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
@@ -23,11 +19,9 @@ import (
 
 	podresourcesv1 "github.com/devmgrd/devmgrd/api/devmgrd/podresources/v1"
 	proposal "github.com/devmgrd/devmgrd/api/podresources/v1alpha1"
-	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/podresources"
-	"github.com/devmgrd/devmgrd/internal/store"
 )
 
 const (
@@ -37,9 +31,8 @@ const (
 
 // A rig is a server in front of a real allocator with real books. Plugins are the test's.
 type rig struct {
-	*allocator.Allocator
+	*allocatortest.Allocator
 	t       *testing.T
-	plugins *plugins
 	server  *podresources.Server
 	kubelet *kubelet
 	path    string
@@ -59,23 +52,7 @@ func start(t *testing.T, change ...func(*podresources.Config)) *rig {
 	t.Helper()
 	dir := t.TempDir()
 	log := &journal{}
-	r := &rig{t: t, plugins: newPlugins(), path: filepath.Join(dir, "pod-resources", "kubelet.sock"), log: log, metrics: prometheus.NewRegistry()}
-	books, err := store.Open(store.Config{Dir: filepath.Join(dir, "state"), Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.Allocator = allocator.New(allocator.Config{
-		Plugins: r.plugins, Books: books, Herald: silence{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
-		Topology: allocator.Topology{Policy: "best-effort", Scope: "container"},
-	})
-	ctx, cancel := context.WithCancel(context.Background())
-	var work sync.WaitGroup
-	work.Go(func() {
-		if err := r.Run(ctx); err != nil {
-			t.Error(err)
-		}
-	})
-	r.RuntimeSynced(nil, nil)
+	r := &rig{t: t, Allocator: allocatortest.Start(t, filepath.Join(dir, "state")), path: filepath.Join(dir, "pod-resources", "kubelet.sock"), log: log, metrics: prometheus.NewRegistry()}
 	r.kubelet = serveKubelet(t, filepath.Join(dir, "kubelet", "kubelet.sock"))
 	r.config = podresources.Config{
 		Socket: r.path, KubeletSocket: r.kubelet.path, Ledger: r.Allocator, Log: slog.New(slog.NewTextHandler(log, nil)), Metrics: r.metrics,
@@ -94,14 +71,7 @@ func start(t *testing.T, change ...func(*podresources.Config)) *rig {
 			t.Error(err)
 		}
 	})
-	t.Cleanup(func() {
-		r.end()
-		cancel()
-		work.Wait()
-		if err := books.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(r.end)
 	conn := dial(t, r.path)
 	r.v1, r.alpha = v1.NewPodResourcesListerClient(conn), v1alpha1.NewPodResourcesListerClient(conn)
 	r.draft, r.watch = proposal.NewPodResourcesClient(conn), podresourcesv1.NewPodResourcesServiceClient(conn)
@@ -122,22 +92,11 @@ func dial(t testing.TB, path string) *grpc.ClientConn {
 // bind binds a pod whose container main asks for devices, and waits until it has them.
 func (r *rig) bind(name string, resource device.ResourceName, n int) device.PodDemand {
 	r.t.Helper()
-	d := pod(name, resource, n)
-	r.Bind(d)
-	plugintest.Eventually(r.t, name+" has its devices", func() bool {
-		st := r.Pod(d.Pod.UID).Stand
-		return st == device.Ready || st == device.Free
-	})
-	return d
+	return r.Settle(r.t, pod(name, resource, n))
 }
 
 func pod(name string, resource device.ResourceName, n int) device.PodDemand {
-	id := device.Pod{UID: device.PodUID("uid-" + name), Namespace: "ns", Name: name}
-	d := device.PodDemand{Pod: id, Created: time.Now(), Containers: []string{"main"}}
-	if n > 0 {
-		d.Demands = []device.Demand{{Container: device.Container{Pod: id.UID, Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{resource: n}}}
-	}
-	return d
+	return allocatortest.Pod(name, resource, n)
 }
 
 // metric gives the sum of a counter's series whose labels have all of these values.
@@ -165,77 +124,6 @@ func (r *rig) metric(name string, values ...string) float64 {
 	}
 	return sum
 }
-
-// plugins offer what a test says, and answer when it says so.
-type plugins struct {
-	changed chan struct{}
-
-	mu     sync.Mutex
-	offers map[device.ResourceName]device.Offer
-	answer func(context.Context) error
-}
-
-func newPlugins() *plugins {
-	return &plugins{changed: make(chan struct{}, 1), offers: map[device.ResourceName]device.Offer{}}
-}
-
-// offer replaces what is offered of a resource.
-func (p *plugins) offer(r device.ResourceName, state device.OfferState, devices ...device.Device) {
-	p.mu.Lock()
-	p.offers[r] = device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, State: state, Reported: true}
-	p.mu.Unlock()
-	select {
-	case p.changed <- struct{}{}:
-	default:
-	}
-}
-
-// stock has so many healthy devices offered, with IDs d000, d001 and so on.
-func (p *plugins) stock(r device.ResourceName, n int) {
-	devices := make([]device.Device, n)
-	for i := range devices {
-		devices[i] = device.Device{ID: device.ID(fmt.Sprintf("d%03d", i)), Healthy: true}
-	}
-	p.offer(r, device.Serving, devices...)
-}
-
-func (p *plugins) answers(f func(context.Context) error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.answer = f
-}
-
-func (p *plugins) Offers() map[device.ResourceName]device.Offer {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return maps.Clone(p.offers)
-}
-
-func (p *plugins) Changed() <-chan struct{} { return p.changed }
-
-func (p *plugins) Allocate(ctx context.Context, _ device.Pod, _ device.Container, _ device.ResourceName, _ []device.ID) (device.Grant, error) {
-	p.mu.Lock()
-	answer := p.answer
-	p.mu.Unlock()
-	if answer != nil {
-		return device.Grant{}, answer(ctx)
-	}
-	return device.Grant{}, nil
-}
-
-func (p *plugins) Prefer(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID, []device.ID, int) ([]device.ID, error) {
-	return nil, errors.New("nobody is asked")
-}
-
-func (p *plugins) PreStart(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) error {
-	return nil
-}
-
-type silence struct{}
-
-func (silence) Waiting(device.Pod, device.Wait)          {}
-func (silence) Assigned(device.Pod, []device.Assignment) {}
-func (silence) Bare(device.Pod, string)                  {}
 
 // journal is the log as text.
 type journal struct {

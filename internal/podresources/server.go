@@ -34,6 +34,8 @@ type Ledger interface {
 	Moved() <-chan struct{}
 	// Offers gives what plugins offer.
 	Offers() map[device.ResourceName]device.Offer
+	// Withdrawn gives devices that are out of service and that nobody has.
+	Withdrawn() map[device.ResourceName]map[device.ID]bool
 	// Pod tells how a pod as a whole stands: Unknown, Free, Ready or Waiting.
 	Pod(device.PodUID) device.Standing
 }

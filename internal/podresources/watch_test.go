@@ -112,7 +112,7 @@ func devices(p *podresourcesv1.Pod) string {
 // A snapshot, then every change; and again from where one was.
 func TestWatch(t *testing.T) {
 	r := start(t)
-	r.plugins.offer(gpu, device.Serving, device.Device{ID: "a", Healthy: true, NUMA: []int{0, 1}}, device.Device{ID: "b", Healthy: true})
+	r.Plugins.Offer(gpu, device.Serving, device.Device{ID: "a", Healthy: true, NUMA: []int{0, 1}}, device.Device{ID: "b", Healthy: true})
 	r.bind("plain", "", 0)
 	one := r.bind("one", gpu, 1)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -167,7 +167,7 @@ func TestWatch(t *testing.T) {
 // No change is lost or told in another order, however many there are, to however many.
 func TestWatchUnderChurn(t *testing.T) {
 	r := start(t)
-	r.plugins.stock(gpu, 8)
+	r.Plugins.Stock(gpu, 8)
 	plugintest.Eventually(t, "the devices are there", func() bool { return len(r.Offers()) == 1 })
 	var all []*follower
 	for range 8 {
@@ -206,7 +206,7 @@ func TestWatchUnderChurn(t *testing.T) {
 func TestASlowReader(t *testing.T) {
 	r := start(t)
 	r.server.SetReadLimit(50 * time.Millisecond)
-	r.plugins.stock(gpu, 2000)
+	r.Plugins.Stock(gpu, 2000)
 	plugintest.Eventually(t, "the devices are there", func() bool { return len(r.Offers()) == 1 })
 	slow := follow(t, t.Context(), r.watch, "")
 	slow.until(func() bool { return slow.whole })
@@ -238,7 +238,7 @@ func TestASlowReader(t *testing.T) {
 // A snapshot of many devices comes in parts that any client takes.
 func TestALargeSnapshot(t *testing.T) {
 	r := start(t)
-	r.plugins.stock(gpu, 20000)
+	r.Plugins.Stock(gpu, 20000)
 	for i := range 20 {
 		r.bind(fmt.Sprint("p", i), gpu, 1000)
 	}
@@ -253,7 +253,7 @@ func TestALargeSnapshot(t *testing.T) {
 // The daemon ends though somebody neither reads nor hangs up.
 func TestADeafReaderDoesNotHoldUpTheEnd(t *testing.T) {
 	r := start(t)
-	r.plugins.stock(gpu, 1000)
+	r.Plugins.Stock(gpu, 1000)
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithInitialWindowSize(64<<10),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", r.path)

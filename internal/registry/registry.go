@@ -231,6 +231,17 @@ func (r *Registry) Offers() map[device.ResourceName]device.Offer {
 	return offers
 }
 
+// Endpoints gives where the plugins listen: a name in the plugin directory, or a path.
+func (r *Registry) Endpoints() map[device.ResourceName]string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make(map[device.ResourceName]string, len(r.supplies))
+	for resource, s := range r.supplies {
+		all[resource] = s.link.endpoint
+	}
+	return all
+}
+
 // Changed says that Offers may have changed since the last receive.
 func (r *Registry) Changed() <-chan struct{} { return r.changed }
 

@@ -17,13 +17,16 @@ const module = "github.com/devmgrd/devmgrd/"
 // base are the rooms that others may import: the words, and the way to the API server for those who watch it. Rooms do
 // not import their siblings: data goes one way through them, and cmd/devmgrd alone knows who meets whom.
 var base = map[string][]string{
-	"internal/device":  {"config", "internal/allocator", "internal/checkpoint", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
-	"internal/backoff": {"cmd/devmgrd", "internal/checkpoint", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry"},
-	"internal/socket":  {"internal/podresources", "internal/registry"},
+	"internal/device":  {"internal/allocator/allocatortest", "internal/admin", "config", "internal/allocator", "internal/checkpoint", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
+	"internal/backoff": {"internal/admin", "cmd/devmgrd", "internal/checkpoint", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry"},
+	"internal/socket":  {"internal/admin", "internal/podresources", "internal/registry"},
 	"internal/kube":    {"internal/nodestatus", "internal/pods", "internal/kube/kubetest"},
 
 	"api/devmgrd/podresources/v1": {"internal/podresources"},
 	"api/podresources/v1alpha1":   {"internal/podresources"},
+	"internal/allocator":          {"internal/allocator/allocatortest"},
+	"internal/store":              {"internal/allocator/allocatortest"},
+	"api/devmgrd/admin/v1":        {"internal/admin"},
 }
 
 // libraries belong to the rooms named: what they are made of stays behind their doors.
@@ -32,7 +35,7 @@ var libraries = map[string][]string{
 	"github.com/containerd/nri":                    {"internal/nri"},
 	"k8s.io/kubelet/pkg/apis/deviceplugin":         {"internal/registry", "internal/checkpoint", "internal/plugintest"},
 	"k8s.io/kubelet/pkg/apis/pluginregistration":   {"internal/registry", "internal/plugintest"},
-	"google.golang.org/grpc":                       {"internal/registry", "internal/plugintest", "internal/podresources", "api/devmgrd/podresources/v1", "api/podresources/v1alpha1"},
+	"google.golang.org/grpc":                       {"cmd/devmgrd", "internal/admin", "api/devmgrd/admin/v1", "internal/registry", "internal/plugintest", "internal/podresources", "api/devmgrd/podresources/v1", "api/podresources/v1alpha1"},
 	"k8s.io/kubelet/pkg/apis/podresources":         {"internal/podresources", "api/podresources/v1alpha1"},
 	"k8s.io/client-go":                             {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
 	"k8s.io/api":                                   {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+
+func before(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noon.Add(-d)) }
+
+// What a node with eight GPUs, one of them out of service, has to tell.
+var (
+	aStatus = &adminv1.GetStatusResponse{
+		Version: "v1.0.0", Node: "worker-7", Started: before(26 * time.Hour),
+		Parts: []*adminv1.Part{
+			{Name: "registration", Ready: true}, {Name: "store", Ready: true}, {Name: "pods", Ready: true}, {Name: "node", Ready: true},
+			{Name: "nri", Problem: "not connected to the container runtime at /var/run/nri/nri.sock"}, {Name: "podresources", Ready: true},
+		},
+		Resources: []*adminv1.Resource{
+			{Name: "vendor.example/gpu", Plugin: "serving", Published: 7, Free: 3, Assigned: 3, Unhealthy: 1, Cordoned: 1},
+			{Name: "vendor.example/nic", Plugin: "stale", Published: 2, Stale: 1, Assigned: 1},
+		},
+		Waiting: []*adminv1.Waiting{{
+			Namespace: "ml", Name: "training-3", Reason: "NotEnoughDevices", Since: before(95 * time.Second),
+			Message: "vendor.example/gpu: 4 wanted, 3 of 8 free, 1 cordoned",
+		}},
+	}
+	somePlugins = &adminv1.ListPluginsResponse{Plugins: []*adminv1.Plugin{
+		{ResourceName: "vendor.example/gpu", State: "serving", Endpoint: "gpu.sock", Devices: 8, Healthy: 7, Prefers: true},
+		{ResourceName: "vendor.example/nic", State: "stale", Endpoint: "nic.sock", Devices: 2, Healthy: 2, PreStart: true},
+	}}
+	someDevices = []*adminv1.Device{
+		{ResourceName: "vendor.example/gpu", Id: "GPU-0", State: "assigned", Healthy: true, Listed: true, NumaNodes: []int32{0},
+			Holder: &adminv1.Holder{Namespace: "ml", Name: "training-0", Uid: "u0", Containers: []string{"main"}}},
+		{ResourceName: "vendor.example/gpu", Id: "GPU-1", State: "free", Healthy: true, Listed: true, NumaNodes: []int32{0}},
+		{ResourceName: "vendor.example/gpu", Id: "GPU-2", State: "unhealthy", Listed: true, NumaNodes: []int32{0}},
+		{ResourceName: "vendor.example/gpu", Id: "GPU-3", State: "cordoned", Healthy: true, Listed: true, NumaNodes: []int32{1},
+			Cordon: &adminv1.DeviceCordon{Reason: "fan noise, ticket 4711", Since: before(50 * time.Hour)}},
+		{ResourceName: "vendor.example/gpu", Id: "GPU-4", State: "assigned", Healthy: true, Listed: true, NumaNodes: []int32{1},
+			Holder: &adminv1.Holder{Namespace: "ml", Name: "training-1", Uid: "u1", Containers: []string{"main"}},
+			Cordon: &adminv1.DeviceCordon{Since: before(5 * time.Minute)}},
+		{ResourceName: "vendor.example/nic", Id: "0000:3b:00.1", State: "assigned",
+			Holder: &adminv1.Holder{Namespace: "ml", Name: "training-1", Uid: "u1", Containers: []string{"main"}}},
+	}
+	someAssignments = []*adminv1.Assignment{
+		{Namespace: "ml", Pod: "training-0", Uid: "u0", Container: "main", ResourceName: "vendor.example/gpu", DeviceIds: []string{"GPU-0"}},
+		{Namespace: "ml", Pod: "training-1", Uid: "u1", Container: "main", ResourceName: "vendor.example/gpu", DeviceIds: []string{"GPU-4", "GPU-5"}},
+		{Namespace: "ml", Pod: "training-1", Uid: "u1", Container: "main", ResourceName: "vendor.example/nic", DeviceIds: []string{"0000:3b:00.1"}},
+		{Namespace: "ml", Pod: "training-2", Uid: "u2", Container: "main", ResourceName: "vendor.example/gpu", DeviceIds: []string{"GPU-7"}, Ended: true},
+	}
+	aWait = &adminv1.ExplainResponse{
+		Namespace: "ml", Name: "training-3", Uid: "6ad2b4a5-2f2d-4f4c-8c57-5d6a0f3c3d11", Verdict: "waiting", Reason: "NotEnoughDevices",
+		Message: "vendor.example/gpu: 4 wanted, 3 of 8 free, 1 cordoned", Since: before(95 * time.Second),
+		Ends: "a device of vendor.example/gpu is given back by another pod, uncordoned, or listed anew",
+	}
+	aPodThatHasAll = &adminv1.ExplainResponse{
+		Namespace: "ml", Name: "training-1", Uid: "u1", Verdict: "ready", Message: "the pod has all the devices that it asks for",
+		Since: before(3 * time.Hour), Assignments: someAssignments[1:3],
+	}
+)
+
+// What commands print is what docs/operations.md shows. go test ./cmd/devmgrd -run TestGolden -update writes the files; the page
+// is edited by hand then.
+func TestGolden(t *testing.T) {
+	page, err := os.ReadFile("../../docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, show := range map[string]func(*bytes.Buffer){
+		"status":      func(to *bytes.Buffer) { showStatus(to, aStatus, noon) },
+		"plugins":     func(to *bytes.Buffer) { showPlugins(to, somePlugins) },
+		"devices":     func(to *bytes.Buffer) { showDevices(to, someDevices, noon) },
+		"assignments": func(to *bytes.Buffer) { showAssignments(to, someAssignments) },
+		"explain":     func(to *bytes.Buffer) { showExplanation(to, aWait, noon) },
+		"explain-all": func(to *bytes.Buffer) { showExplanation(to, aPodThatHasAll, noon) },
+	} {
+		var got bytes.Buffer
+		show(&got)
+		file := filepath.Join("testdata", name+".txt")
+		if *update {
+			if err := os.WriteFile(file, got.Bytes(), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.String() != string(want) {
+			t.Errorf("%s: got\n%s\nwant\n%s", name, got.String(), want)
+		}
+		shown := "    " + strings.ReplaceAll(strings.TrimSpace(string(want)), "\n", "\n    ")
+		shown = strings.ReplaceAll(shown, "    \n", "\n")
+		if name != "explain-all" && !strings.Contains(string(page), shown) {
+			t.Errorf("docs/operations.md does not show what devmgrd %s prints:\n%s", name, shown)
+		}
+		for line := range strings.Lines(got.String()) {
+			if strings.TrimRight(line, " \n") != strings.TrimSuffix(line, "\n") {
+				t.Errorf("%s: there is space at the end of %q", name, line)
+			}
+		}
+	}
+}
+
+// With nothing to show that is said, instead of an empty table.
+func TestNothingToShow(t *testing.T) {
+	for want, show := range map[string]func(*bytes.Buffer){
+		"No device plugin has registered.\n\nNo pod waits.\n": func(to *bytes.Buffer) { showStatus(to, &adminv1.GetStatusResponse{}, noon) },
+		"No device plugin has registered.\n":                  func(to *bytes.Buffer) { showPlugins(to, &adminv1.ListPluginsResponse{}) },
+		"There are no devices.\n":                             func(to *bytes.Buffer) { showDevices(to, nil, noon) },
+		"No container has devices.\n":                         func(to *bytes.Buffer) { showAssignments(to, nil) },
+	} {
+		var got bytes.Buffer
+		if show(&got); !strings.HasSuffix(got.String(), want) {
+			t.Errorf("got %q, want %q", got.String(), want)
+		}
+	}
+}
+
+// Machines get the same each time, with all fields.
+func TestForMachines(t *testing.T) {
+	answer := &adminv1.ListDevicesResponse{Devices: someDevices[3:4]}
+	for format, want := range map[string]string{
+		"json": `{
+  "devices": [
+    {
+      "resourceName": "vendor.example/gpu",
+      "id": "GPU-3",
+      "state": "cordoned",
+      "healthy": true,
+      "listed": true,
+      "numaNodes": [
+        1
+      ],
+      "cordon": {
+        "reason": "fan noise, ticket 4711",
+        "since": "2025-12-31T10:00:00Z"
+      }
+    }
+  ]
+}
+`,
+		"yaml": `devices:
+- cordon:
+    reason: fan noise, ticket 4711
+    since: "2025-12-31T10:00:00Z"
+  healthy: true
+  id: GPU-3
+  listed: true
+  numaNodes:
+  - 1
+  resourceName: vendor.example/gpu
+  state: cordoned
+`,
+	} {
+		var got bytes.Buffer
+		if err := printAnswer(&got, format, proto.Message(answer), nil); err != nil || got.String() != want {
+			t.Errorf("%s: %v, got\n%s\nwant\n%s", format, err, got.String(), want)
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	for arg, want := range map[string][2]string{
+		"v.example/gpu/GPU-0":   {"v.example/gpu", "GPU-0"},
+		"v.example/gpu/a/b":     {"v.example/gpu", "a/b"}, // IDs may be paths
+		"v.example/gpu//dev/x0": {"v.example/gpu", "/dev/x0"},
+	} {
+		if d, err := splitDevice(arg); err != nil || d.ResourceName != want[0] || d.Id != want[1] {
+			t.Errorf("%s: %v, %v", arg, d, err)
+		}
+	}
+	for _, arg := range []string{"", "gpu", "v.example/gpu", "v.example/gpu/"} {
+		if _, err := splitDevice(arg); err == nil {
+			t.Errorf("%q is taken for a device", arg)
+		}
+	}
+	for _, arg := range []string{"", "pod", "a/", "/b", "a/b/c"} {
+		if _, _, err := splitPod(arg); err == nil {
+			t.Errorf("%q is taken for a pod", arg)
+		}
+	}
+}
+
+func TestAgo(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "0s", -time.Second: "0s", 59 * time.Second: "59s", 61 * time.Second: "1m01s", 3*time.Hour + 5*time.Minute: "3h05m", 50 * time.Hour: "2d02h",
+	} {
+		if got := ago(before(d), noon); got != want {
+			t.Errorf("%s: %q, want %q", d, got, want)
+		}
+	}
+}

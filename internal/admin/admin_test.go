@@ -1,0 +1,287 @@
+package admin_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/admin"
+	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+)
+
+const gpu device.ResourceName = "vendor.com/gpu"
+
+// A rig is a server in front of a real allocator, and a client.
+type rig struct {
+	*allocatortest.Allocator
+	adminv1.AdminServiceClient
+	t      *testing.T
+	server *admin.Server
+	path   string
+	end    func()
+}
+
+type endpoints struct{}
+
+func (endpoints) Endpoints() map[device.ResourceName]string {
+	return map[device.ResourceName]string{gpu: "gpu.sock"}
+}
+
+func start(t *testing.T, change ...func(*admin.Config)) *rig {
+	t.Helper()
+	dir := t.TempDir()
+	r := &rig{Allocator: allocatortest.Start(t, filepath.Join(dir, "state")), t: t, path: filepath.Join(dir, "run", "admin.sock")}
+	c := admin.Config{
+		Socket: r.path, Version: "v1", Node: "node", Ledger: r.Allocator, Plugins: endpoints{}, Log: slog.New(slog.DiscardHandler),
+		Parts: func() []admin.Part { return []admin.Part{{Name: "store"}, {Name: "nri", Err: errors.New("away")}} },
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	r.server = admin.New(c)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.server.Run(ctx) }()
+	r.end = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(r.end)
+	conn, err := grpc.NewClient("unix://"+r.path, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	r.AdminServiceClient = adminv1.NewAdminServiceClient(conn)
+	return r
+}
+
+// expect compares a message with one as people write it. Times are left out, once they are known to be there.
+func expect(t *testing.T, got proto.Message, err error, want string) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	message := got.ProtoReflect().New().Interface()
+	if err := prototext.Unmarshal([]byte(want), message); err != nil {
+		t.Fatal(err)
+	}
+	if !proto.Equal(got, message) {
+		t.Errorf("got  %v\nwant %v", got, message)
+	}
+}
+
+func refused(t *testing.T, err error, code codes.Code, words string) {
+	t.Helper()
+	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), words) {
+		t.Errorf("%v, want %v with %q", err, code, words)
+	}
+}
+
+// Each device with the one thing to know of it, and who has it.
+func TestDevices(t *testing.T) {
+	r := start(t)
+	r.Plugins.Offer(gpu, device.Serving, device.Device{ID: "a", Healthy: true, NUMA: []int{0, 1}}, device.Device{ID: "b", Healthy: true},
+		device.Device{ID: "c"}, device.Device{ID: "d", Healthy: true})
+	r.Settle(t, allocatortest.Pod("p", gpu, 1))
+	done, err := r.Cordon(t.Context(), &adminv1.CordonRequest{Reason: "fan", Devices: []*adminv1.DeviceName{{ResourceName: string(gpu), Id: "d"}, {ResourceName: string(gpu), Id: "a"}}})
+	if err != nil || len(done.Devices) != 2 || done.Devices[0].Id != "d" || done.Devices[0].State != "cordoned" || done.Devices[1].State != "assigned" {
+		t.Fatalf("%v, %v", done, err)
+	}
+	all, err := r.ListDevices(t.Context(), &adminv1.ListDevicesRequest{})
+	for _, d := range all.GetDevices() {
+		if d.Cordon != nil {
+			if time.Since(d.Cordon.Since.AsTime()) > time.Minute {
+				t.Errorf("%s is cordoned since %v", d.Id, d.Cordon.Since.AsTime())
+			}
+			d.Cordon.Since = nil
+		}
+	}
+	expect(t, all, err, `
+		devices {resource_name: "vendor.com/gpu" id: "a" state: "assigned" healthy: true listed: true numa_nodes: [0, 1]
+			holder {namespace: "ns" name: "p" uid: "uid-p" containers: "main"} cordon {reason: "fan"}}
+		devices {resource_name: "vendor.com/gpu" id: "b" state: "free" healthy: true listed: true}
+		devices {resource_name: "vendor.com/gpu" id: "c" state: "unhealthy" listed: true}
+		devices {resource_name: "vendor.com/gpu" id: "d" state: "cordoned" healthy: true listed: true cordon {reason: "fan"}}`)
+
+	// The plugin is away, and lists one device less when it is back.
+	r.Plugins.Offer(gpu, device.Lost, device.Device{ID: "b", Healthy: true})
+	plugintest.Eventually(t, "the plugin is away", func() bool { return r.Offers()[gpu].State == device.Lost })
+	all, err = r.ListDevices(t.Context(), &adminv1.ListDevicesRequest{ResourceName: string(gpu)})
+	if err != nil || len(all.Devices) != 3 || all.Devices[0].Listed || all.Devices[1].State != "stale" || all.Devices[2].State != "cordoned" {
+		t.Errorf("%v, %v", all, err)
+	}
+	back, err := r.Uncordon(t.Context(), &adminv1.UncordonRequest{Devices: []*adminv1.DeviceName{{ResourceName: string(gpu), Id: "a"}, {ResourceName: string(gpu), Id: "b"}}})
+	if err != nil || len(back.Devices) != 2 || back.Devices[0].Cordon != nil {
+		t.Errorf("%v, %v", back, err)
+	}
+}
+
+// A mistake says what is unknown and where to look, and changes nothing.
+func TestMistakes(t *testing.T) {
+	r := start(t)
+	_, err := r.ListDevices(t.Context(), &adminv1.ListDevicesRequest{ResourceName: "vendor.com/gpu"})
+	refused(t, err, codes.NotFound, "no device plugin has registered yet")
+	r.Plugins.Stock(gpu, 2)
+	plugintest.Eventually(t, "the plugin is known", func() bool { return len(r.Offers()) > 0 })
+	_, err = r.ListDevices(t.Context(), &adminv1.ListDevicesRequest{ResourceName: "vendor.com/gpus"})
+	refused(t, err, codes.NotFound, "there are vendor.com/gpu")
+	_, err = r.ListAssignments(t.Context(), &adminv1.ListAssignmentsRequest{Namespace: "ns", Name: "p"})
+	refused(t, err, codes.NotFound, "nobody has told of pod ns/p")
+	_, err = r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "p"})
+	refused(t, err, codes.NotFound, "nobody has told of pod ns/p")
+
+	name := func(r, id string) []*adminv1.DeviceName {
+		return []*adminv1.DeviceName{{ResourceName: string(gpu), Id: "d000"}, {ResourceName: r, Id: id}}
+	}
+	for _, c := range []struct {
+		devices []*adminv1.DeviceName
+		reason  string
+		code    codes.Code
+		words   string
+	}{
+		{name(string(gpu), "d9"), "", codes.NotFound, "there is no device d9 of vendor.com/gpu, and nothing has been changed; see devmgrd devices vendor.com/gpu"},
+		{name("gpu", "d9"), "", codes.InvalidArgument, "no slash"},
+		{name(string(gpu), ""), "", codes.InvalidArgument, "without its ID"},
+		{nil, "", codes.InvalidArgument, "no device is named"},
+		{make([]*adminv1.DeviceName, 5000), "", codes.InvalidArgument, "5000 devices"},
+		{name(string(gpu), "d001"), strings.Repeat("x", 2000), codes.InvalidArgument, "the reason is longer"},
+	} {
+		_, err := r.Cordon(t.Context(), &adminv1.CordonRequest{Devices: c.devices, Reason: c.reason})
+		refused(t, err, c.code, c.words)
+	}
+	all, err := r.ListDevices(t.Context(), &adminv1.ListDevicesRequest{})
+	if err != nil || all.Devices[0].State != "free" || all.Devices[1].State != "free" {
+		t.Errorf("%v, %v", all, err)
+	}
+}
+
+// Why a pod waits, since when, and what would end that; and what one has that does not wait.
+func TestExplain(t *testing.T) {
+	r := start(t)
+	r.Plugins.Stock(gpu, 1)
+	has := r.Settle(t, allocatortest.Pod("has", gpu, 1))
+	r.Settle(t, allocatortest.Pod("plain", "", 0))
+	r.Bind(allocatortest.Pod("waits", gpu, 1))
+	r.Bind(allocatortest.Pod("lost", "vendor.com/none", 1))
+	plugintest.Eventually(t, "two wait", func() bool { return len(r.Waiting()) == 2 && r.Waiting()[1].Wait.Reason != device.Allocating })
+	explain := func(pod, want string) {
+		t.Helper()
+		e, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: pod})
+		if err == nil && time.Since(e.Since.AsTime()) > time.Minute {
+			t.Errorf("%s stands so since %v", pod, e.Since.AsTime())
+		}
+		if err == nil {
+			e.Since = nil
+		}
+		expect(t, e, err, want)
+	}
+	mine := `assignments {namespace: "ns" pod: "has" uid: "uid-has" container: "main" resource_name: "vendor.com/gpu" device_ids: "d000"`
+	explain("has", `namespace: "ns" name: "has" uid: "uid-has" verdict: "ready" message: "the pod has all the devices that it asks for" `+mine+`}`)
+	explain("plain", `namespace: "ns" name: "plain" uid: "uid-plain" verdict: "none" message: "the pod asks for no device that devmgrd gives out"`)
+	explain("waits", `namespace: "ns" name: "waits" uid: "uid-waits" verdict: "waiting" reason: "NotEnoughDevices" message: "vendor.com/gpu: 1 wanted, 0 of 1 free"
+		ends: "a device of vendor.com/gpu is given back by another pod, uncordoned, or listed anew"`)
+	explain("lost", `namespace: "ns" name: "lost" uid: "uid-lost" verdict: "waiting" reason: "PluginMissing" message: "no device plugin has registered vendor.com/none"
+		ends: "the device plugin of vendor.com/none registers and lists its devices"`)
+
+	r.Claim(device.Running{ID: "1", Container: device.Container{Pod: has.Pod.UID, Name: "main"}})
+	r.Drop(has.Pod.UID)
+	explain("has", `namespace: "ns" name: "has" uid: "uid-has" verdict: "ended" message: "the pod is over"
+		ends: "its devices are free when the runtime has no container of it any more" `+mine+` ended: true}`)
+	all, err := r.ListAssignments(t.Context(), &adminv1.ListAssignmentsRequest{})
+	expect(t, all, err, mine+` ended: true}`)
+}
+
+// A failing plugin is asked again at a time that is told.
+func TestExplainTellsOfTheNextTry(t *testing.T) {
+	r := start(t)
+	r.Plugins.Stock(gpu, 1)
+	r.Plugins.Answer(func(context.Context) error { return errors.New("no") })
+	r.Bind(allocatortest.Pod("p", gpu, 1))
+	plugintest.Eventually(t, "the plugin has failed", func() bool {
+		e, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "p"})
+		return err == nil && e.Reason == "PluginError" && e.Retry != nil && strings.Contains(e.Ends, "is asked again")
+	})
+}
+
+// The daemon at a glance.
+func TestStatus(t *testing.T) {
+	r := start(t)
+	r.Plugins.Stock(gpu, 2)
+	r.Settle(t, allocatortest.Pod("has", gpu, 1))
+	r.Bind(allocatortest.Pod("waits", gpu, 2))
+	plugintest.Eventually(t, "one waits", func() bool { return r.Allocator.Pod("uid-waits").Wait.Reason == device.NotEnoughDevices })
+	s, err := r.GetStatus(t.Context(), &adminv1.GetStatusRequest{})
+	if err != nil || s.Started == nil || len(s.Waiting) != 1 || s.Waiting[0].Since == nil {
+		t.Fatalf("%v, %v", s, err)
+	}
+	s.Started, s.Waiting[0].Since = nil, nil
+	expect(t, s, nil, `version: "v1" node: "node" parts {name: "store" ready: true} parts {name: "nri" problem: "away"}
+		resources {name: "vendor.com/gpu" plugin: "serving" published: 3 free: 1 assigned: 1}
+		waiting {namespace: "ns" name: "waits" reason: "NotEnoughDevices" message: "vendor.com/gpu: 2 wanted, 1 of 2 free"}`)
+	plugins, err := r.ListPlugins(t.Context(), &adminv1.ListPluginsRequest{})
+	expect(t, plugins, err, `plugins {resource_name: "vendor.com/gpu" state: "serving" endpoint: "gpu.sock" devices: 2 healthy: 2}`)
+}
+
+// Every reason that a pod can wait for has an end.
+func TestEveryReasonEnds(t *testing.T) {
+	for _, reason := range []device.Reason{device.PluginMissing, device.PluginStale, device.PluginSlow, device.PluginError, device.NotEnoughDevices,
+		device.DeviceUnhealthy, device.TopologyMismatch, device.Allocating, device.Preparing, device.PreStartFailed, device.StoreUnavailable} {
+		if admin.Ends(reason, "vendor.com/gpu") == "" {
+			t.Errorf("nothing ends %s", reason)
+		}
+	}
+}
+
+// The socket is root's alone, and goes with the daemon; somebody else's is not taken.
+func TestTheSocket(t *testing.T) {
+	r := start(t)
+	if _, err := r.GetStatus(t.Context(), &adminv1.GetStatusRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(r.path); err != nil || info.Mode() != os.ModeSocket|0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	r.end()
+	if _, err := os.Lstat(r.path); !os.IsNotExist(err) {
+		t.Errorf("the socket is left behind: %v", err)
+	}
+
+	var other net.Listener
+	r = start(t, func(c *admin.Config) {
+		if err := os.MkdirAll(filepath.Dir(c.Socket), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		if other, err = net.Listen("unix", c.Socket); err != nil {
+			t.Fatal(err)
+		}
+	})
+	plugintest.Eventually(t, "the trouble is told", func() bool { return r.server.Check() != nil })
+	if err := r.server.Check(); !strings.Contains(err.Error(), "admin.socket") {
+		t.Error(err)
+	}
+	other.Close()
+	if _, err := r.GetStatus(t.Context(), &adminv1.GetStatusRequest{}); err != nil || r.server.Check() != nil {
+		t.Errorf("%v, %v", err, r.server.Check())
+	}
+}

@@ -1,0 +1,4 @@
+package admin
+
+// Ends is what would end a wait.
+var Ends = ends

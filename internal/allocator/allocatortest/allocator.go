@@ -1,0 +1,88 @@
+// Package allocatortest runs a real allocator, on real books, for tests of the rooms that only read what it knows.
+package allocatortest
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+// An Allocator runs until the test ends. The runtime has told it that nothing runs.
+type Allocator struct {
+	*allocator.Allocator
+	Plugins *Plugins
+}
+
+// Start starts one with empty books in dir.
+func Start(t testing.TB, dir string) *Allocator {
+	t.Helper()
+	books, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &Allocator{Plugins: newPlugins()}
+	a.Allocator = allocator.New(allocator.Config{
+		Plugins: a.Plugins, Books: books, Herald: silence{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Topology: allocator.Topology{Policy: allocator.BestEffort, Scope: allocator.PerContainer},
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	var work sync.WaitGroup
+	work.Go(func() {
+		if err := a.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		work.Wait()
+		if err := books.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	a.RuntimeSynced(nil, nil)
+	return a
+}
+
+// Pod is a pod in namespace ns whose container main asks for n devices. Its UID is its name after "uid-".
+func Pod(name string, resource device.ResourceName, n int) device.PodDemand {
+	id := device.Pod{UID: device.PodUID("uid-" + name), Namespace: "ns", Name: name}
+	d := device.PodDemand{Pod: id, Created: time.Now(), Containers: []string{"main"}}
+	if n > 0 {
+		d.Demands = []device.Demand{{Container: device.Container{Pod: id.UID, Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{resource: n}}}
+	}
+	return d
+}
+
+// Settle binds a pod and waits until it has what it asks for.
+func (a *Allocator) Settle(t testing.TB, d device.PodDemand) device.PodDemand {
+	t.Helper()
+	a.Bind(d)
+	late := time.After(20 * time.Second)
+	for {
+		moved := a.Moved()
+		switch st := a.Pod(d.Pod.UID); st.Stand {
+		case device.Ready, device.Free:
+			return d
+		default:
+			select {
+			case <-moved:
+			case <-late:
+				t.Fatalf("pod %s stands %v", d.Pod, st)
+			}
+		}
+	}
+}
+
+type silence struct{}
+
+func (silence) Waiting(device.Pod, device.Wait)          {}
+func (silence) Assigned(device.Pod, []device.Assignment) {}
+func (silence) Bare(device.Pod, string)                  {}

@@ -1,0 +1,82 @@
+package allocatortest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Plugins offer what a test says, and answer when it says so.
+type Plugins struct {
+	changed chan struct{}
+
+	mu     sync.Mutex
+	offers map[device.ResourceName]device.Offer
+	answer func(context.Context) error
+}
+
+func newPlugins() *Plugins {
+	return &Plugins{changed: make(chan struct{}, 1), offers: map[device.ResourceName]device.Offer{}}
+}
+
+// Offer replaces what is offered of a resource.
+func (p *Plugins) Offer(r device.ResourceName, state device.OfferState, devices ...device.Device) {
+	p.mu.Lock()
+	p.offers[r] = device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, State: state, Reported: true}
+	p.mu.Unlock()
+	select {
+	case p.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Stock has so many healthy devices offered, with IDs d000, d001 and so on.
+func (p *Plugins) Stock(r device.ResourceName, n int) {
+	devices := make([]device.Device, n)
+	for i := range devices {
+		devices[i] = device.Device{ID: device.ID(fmt.Sprintf("d%03d", i)), Healthy: true}
+	}
+	p.Offer(r, device.Serving, devices...)
+}
+
+// Answer has each Allocate end as f does; nil: well, and at once.
+func (p *Plugins) Answer(f func(context.Context) error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answer = f
+}
+
+// Offers is part of allocator.Plugins, as what follows.
+func (p *Plugins) Offers() map[device.ResourceName]device.Offer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.offers)
+}
+
+// Changed says that an offer has changed.
+func (p *Plugins) Changed() <-chan struct{} { return p.changed }
+
+// Allocate gives an empty grant, or the error that a test wants.
+func (p *Plugins) Allocate(ctx context.Context, _ device.Pod, _ device.Container, _ device.ResourceName, _ []device.ID) (device.Grant, error) {
+	p.mu.Lock()
+	answer := p.answer
+	p.mu.Unlock()
+	if answer != nil {
+		return device.Grant{}, answer(ctx)
+	}
+	return device.Grant{}, nil
+}
+
+// Prefer is never asked.
+func (p *Plugins) Prefer(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID, []device.ID, int) ([]device.ID, error) {
+	return nil, errors.New("nobody is asked")
+}
+
+// PreStart has nothing to do.
+func (p *Plugins) PreStart(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) error {
+	return nil
+}
