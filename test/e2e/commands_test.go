@@ -1,0 +1,130 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/node"
+)
+
+// says runs a command that has to succeed, and wants these words in what it prints, in this order.
+func (r *rig) says(command string, words ...string) string {
+	r.t.Helper()
+	out, stderr, status := r.devmgrd(strings.Fields(command)...)
+	if status != 0 || stderr != "" {
+		r.t.Fatalf("devmgrd %s: status %d, %s", command, status, stderr)
+	}
+	rest := out
+	for _, w := range words {
+		_, after, found := strings.Cut(rest, w)
+		if !found {
+			r.t.Errorf("devmgrd %s does not say %q after what came before it:\n%s", command, w, out)
+			return out
+		}
+		rest = after
+	}
+	return out
+}
+
+// fails runs a command that has to fail with these words.
+func (r *rig) fails(command string, status int, words string) {
+	r.t.Helper()
+	if out, stderr, got := r.devmgrd(strings.Fields(command)...); got != status || !strings.Contains(stderr, words) || out != "" {
+		r.t.Errorf("devmgrd %s: status %d, %q, %q, want status %d and %q", command, got, out, stderr, status, words)
+	}
+}
+
+// One device of four is taken out of service on a node at work: see it, take it out, learn why a pod waits, put it back.
+func TestADeviceOutOfService(t *testing.T) {
+	r := start(t)
+	p := r.plugin(gpu, 4)
+	r.run("holder", gpu, 1)
+	r.run("other", gpu, 1)
+	r.says("status", "running for", "registration", "ok", "nri", "ok", gpu, "serving", "No pod waits.")
+	r.says("plugins", gpu, "serving")
+	r.says("assignments default/holder", "default/holder", "main", gpu)
+
+	var all struct {
+		Devices []struct {
+			ID, State string
+			Holder    struct{ Name string }
+		}
+	}
+	r.must(json.Unmarshal([]byte(r.says("devices "+gpu+" -o json")), &all))
+	free, held := "", ""
+	for _, d := range all.Devices {
+		switch {
+		case d.State == "free":
+			free = d.ID
+		case d.Holder.Name == "holder":
+			held = d.ID
+		}
+	}
+	if len(all.Devices) != 4 || free == "" || held == "" {
+		t.Fatalf("devices: %+v", all)
+	}
+
+	r.says("cordon "+gpu+"/"+free+" --reason fan", free, "cordoned", "fan")
+	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 3))
+	r.says("cordon "+gpu+"/"+held, held, "assigned", "default/holder:main", "cordoned for")
+
+	// A pod that waits is told why. What it waits for is a plugin that restarts, as devmgrd does meanwhile.
+	p.Stop()
+	r.must(r.Create(r.ctx, node.Pod("third", gpu, 1, "report", "--then-sleep")))
+	r.until("it waits", func() bool {
+		out, _, status := r.devmgrd("explain", "default/third")
+		return status == 0 && strings.Contains(out, "PluginStale")
+	})
+	r.says("explain default/third", "State:", "waiting", "Reason:", "PluginStale", "Since:", "Ends:", "the device plugin of "+gpu+" is back")
+	r.says("status", gpu, "stale", "WAITING POD", "default/third", "PluginStale")
+	r.must(r.Devmgrd.Kill())
+	r.must(r.StartDevmgrd(r.ctx))
+	p = plugintest.New(t, node.SocketDir, gpu, plugintest.Devices(4)...)
+	p.Serve()
+	p.MustRegister()
+	r.running("third")
+	r.says("explain default/third", "ready", "main", gpu)
+	r.says("devices", free, "cordoned", "fan")
+
+	// The scheduler sees three, and sends no fourth pod here: it is Pending, and not failed.
+	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 3))
+	r.must(r.Create(r.ctx, node.Pod("fourth", gpu, 1, "report", "--then-sleep")))
+	r.unscheduled("fourth")
+	r.says("uncordon "+gpu+"/"+free, free, "free")
+	_, err := r.WaitPhase(r.soon(time.Minute), "fourth", corev1.PodRunning)
+	r.must(err)
+	r.says("assignments default/fourth", free)
+
+	// The cordoned device goes with its pod.
+	r.must(r.Delete(r.ctx, "holder"))
+	r.until("nobody has it", func() bool {
+		out, _, _ := r.devmgrd("devices", gpu)
+		return strings.Contains(out, "cordoned for") && !strings.Contains(out, "default/holder")
+	})
+	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 3))
+	r.says("uncordon " + gpu + "/" + held)
+	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 4))
+}
+
+// What is wrong is said, with the remedy, and nothing is changed.
+func TestCommandsThatFail(t *testing.T) {
+	r := start(t)
+	r.plugin(gpu, 1)
+	r.fails("cordon "+gpu+"/none", 1, "there is no device none of "+gpu+", and nothing has been changed; see devmgrd devices "+gpu)
+	r.fails("cordon gpu", 2, "write it as RESOURCE/ID")
+	r.fails("explain default/none", 1, "nobody has told of pod default/none")
+	r.fails("explain none", 2, "write it as NAMESPACE/NAME")
+	r.fails("devices vendor.example/none", 1, "there are "+gpu)
+	r.fails("devices -o xml", 2, "write -o json or -o yaml")
+	r.must(r.Devmgrd.Kill())
+	r.fails("status", 1, "it is not running (systemctl status devmgrd)")
+	r.fails("status --socket /run/nothing.sock", 1, "/run/nothing.sock")
+	r.must(r.StartDevmgrd(r.ctx))
+}
