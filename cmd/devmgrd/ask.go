@@ -41,6 +41,11 @@ func addAskFlags(cmd *cobra.Command) {
 
 // ask asks the daemon, and prints its answer: as -o says, or else with show.
 func ask[A proto.Message](cmd *cobra.Command, question func(context.Context, adminv1.AdminServiceClient) (A, error), show func(io.Writer, A)) error {
+	return askFor(cmd, askLimit, question, show)
+}
+
+// askFor is ask for a question that may take longer.
+func askFor[A proto.Message](cmd *cobra.Command, limit time.Duration, question func(context.Context, adminv1.AdminServiceClient) (A, error), show func(io.Writer, A)) error {
 	format, err := cmd.Flags().GetString("output")
 	if err != nil {
 		return err
@@ -60,7 +65,7 @@ func ask[A proto.Message](cmd *cobra.Command, question func(context.Context, adm
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(cmd.Context(), askLimit)
+	ctx, cancel := context.WithTimeout(cmd.Context(), limit)
 	defer cancel()
 	answer, err := question(ctx, adminv1.NewAdminServiceClient(conn))
 	if err != nil {
@@ -71,7 +76,10 @@ func ask[A proto.Message](cmd *cobra.Command, question func(context.Context, adm
 
 // askError says in words why there is no answer. What the daemon has said stands for itself.
 func askError(at string, err error) error {
-	if status.Code(err) != codes.Unavailable && status.Code(err) != codes.DeadlineExceeded {
+	if status.Code(err) == codes.DeadlineExceeded {
+		return fmt.Errorf("devmgrd at %s has not come to an end in time", at)
+	}
+	if status.Code(err) != codes.Unavailable {
 		return errors.New(status.Convert(err).Message())
 	}
 	// gRPC gives the cause of a failed dial as text only.

@@ -32,6 +32,8 @@ type herald interface {
 	allocator.Herald
 	nri.Herald
 	nodestatus.Herald
+	// Evict has a pod evicted; where there is no API server it does nothing.
+	Evict(pod device.Pod, why string)
 	Run(context.Context) error
 }
 
@@ -40,26 +42,20 @@ func heraldOf(c config.Config, api kube.Client, log *slog.Logger) herald {
 	if api == nil {
 		return silence{}
 	}
-	o := &owners{Events: pods.NewEvents(c.NodeName, api), missing: c.Health.OnMissingDevices}
-	if o.missing == config.Evict {
-		o.evictions = pods.NewEvictions(api, log)
-	}
-	return o
+	return &owners{Events: pods.NewEvents(c.NodeName, api), Evictions: pods.NewEvictions(api, log), missing: c.Health.OnMissingDevices}
 }
 
 // owners tell by events, and do what health.onMissingDevices says with pods that started while devmgrd was away.
 type owners struct {
 	*pods.Events
-	missing   string
-	evictions *pods.Evictions // nil: nobody is evicted
+	*pods.Evictions
+	missing string
 }
 
 func (o *owners) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return o.Events.Run(ctx) })
-	if o.evictions != nil {
-		group.Go(func() error { return o.evictions.Run(ctx) })
-	}
+	group.Go(func() error { return o.Evictions.Run(ctx) })
 	return group.Wait()
 }
 
@@ -67,19 +63,20 @@ func (o *owners) Bare(pod device.Pod, container string) {
 	if o.missing != config.Ignore {
 		o.Events.Bare(pod, container)
 	}
-	o.evict(pod, "container "+container+" was started while devmgrd was away, without the devices that it asks for")
+	o.clear(pod, "container "+container+" was started while devmgrd was away, without the devices that it asks for")
 }
 
 func (o *owners) NotRedirected(pod device.Pod, container string) {
 	if o.missing != config.Ignore {
 		o.Events.NotRedirected(pod, container)
 	}
-	o.evict(pod, "a device plugin in container "+container+" was started while devmgrd was away, and is registered with the kubelet")
+	o.clear(pod, "a device plugin in container "+container+" was started while devmgrd was away, and is registered with the kubelet")
 }
 
-func (o *owners) evict(pod device.Pod, why string) {
-	if o.evictions != nil {
-		o.evictions.Evict(pod, why)
+// clear has a pod evicted that is not as it should be, if health.onMissingDevices says so.
+func (o *owners) clear(pod device.Pod, why string) {
+	if o.missing == config.Evict {
+		o.Evict(pod, why)
 	}
 }
 
@@ -91,6 +88,7 @@ func (silence) Assigned(device.Pod, []device.Assignment)   {}
 func (silence) Bare(device.Pod, string)                    {}
 func (silence) NotRedirected(device.Pod, string)           {}
 func (silence) Contradiction(device.Pod, string, []string) {}
+func (silence) Evict(device.Pod, string)                   {}
 func (silence) Contested(device.ResourceName)              {}
 func (silence) Run(ctx context.Context) error {
 	<-ctx.Done()

@@ -146,7 +146,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	}
 	runtime, resources := nri.New(door), podresources.New(window)
 	parts = append(parts, part{"nri", runtime.Check}, part{"podresources", resources.Check})
-	office := admin.New(admin.Config{
+	desk := admin.Config{
 		Socket: c.Admin.Socket, Version: thisBuild().version, Node: c.NodeName,
 		Ledger: ledger, Plugins: plugins,
 		Parts: func() []admin.Part {
@@ -157,7 +157,11 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			return all
 		},
 		Log: room("admin"),
-	})
+	}
+	if api != nil {
+		desk.Evictions = owners
+	}
+	office := admin.New(desk)
 	parts = append(parts, part{"admin", office.Check})
 	if c.Plugins.CheckpointMirror {
 		mirror := checkpoint.NewMirror(filepath.Join(c.Plugins.SocketDir, checkpoint.Name), ledger, room("checkpoint"))

@@ -305,6 +305,59 @@ func newCordonCommand() *cobra.Command {
 	return cmd
 }
 
+// newDrainCommand makes "devmgrd drain".
+func newDrainCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "drain RESOURCE/DEVICE...",
+		Short: "Take single devices out of service, and have their pods evicted",
+		Long: "drain cordons devices and has the pods evicted that have them, through the eviction API, so that disruption budgets\n" +
+			"hold. It waits until nobody has any of them. If it is ended before, the devices stay cordoned, and pods that were to\n" +
+			"be evicted still are.",
+		Example: "  devmgrd drain vendor.example/gpu/GPU-3 --reason \"fan noise, ticket 4711\"\n  devmgrd drain vendor.example/gpu/GPU-3 --timeout 10m",
+		Args:    usage(cobra.MinimumNArgs(1)),
+		RunE:    drain,
+	}
+	addAskFlags(cmd)
+	cmd.Flags().String("reason", "", "why, for people; it is kept with the cordon")
+	cmd.Flags().Duration("timeout", 0, "how long to wait; 0: as long as it takes")
+	return cmd
+}
+
+func drain(cmd *cobra.Command, args []string) error {
+	devices, err := splitDevices(args)
+	if err != nil {
+		return err
+	}
+	reason, err := cmd.Flags().GetString("reason")
+	if err != nil {
+		return err
+	}
+	limit, err := cmd.Flags().GetDuration("timeout")
+	if err != nil {
+		return err
+	}
+	if limit == 0 {
+		limit = 365 * 24 * time.Hour
+	}
+	return askFor(cmd, limit, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.DrainResponse, error) {
+		stream, err := c.Drain(ctx, &adminv1.DrainRequest{Devices: devices, Reason: reason})
+		for {
+			answer := &adminv1.DrainResponse{}
+			if err == nil {
+				answer, err = stream.Recv()
+			}
+			if err != nil || answer.Done {
+				return answer, err
+			}
+			for _, d := range answer.Devices {
+				if d.Holder != nil {
+					fmt.Fprintf(cmd.ErrOrStderr(), "waiting for %s, which has %s/%s\n", holder(d.Holder), d.ResourceName, d.Id)
+				}
+			}
+		}
+	}, func(to io.Writer, answer *adminv1.DrainResponse) { showDevices(to, answer.Devices, time.Now()) })
+}
+
 // newUncordonCommand makes "devmgrd uncordon".
 func newUncordonCommand() *cobra.Command {
 	cmd := &cobra.Command{

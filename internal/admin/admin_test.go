@@ -3,6 +3,7 @@ package admin_test
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -134,6 +135,77 @@ func TestDevices(t *testing.T) {
 	if err != nil || len(back.Devices) != 2 || back.Devices[0].Cordon != nil {
 		t.Errorf("%v, %v", back, err)
 	}
+}
+
+// evictions tell who is to go.
+type evictions struct{ gone chan device.Pod }
+
+func (e evictions) Evict(pod device.Pod, why string) {
+	if !strings.Contains(why, "is drained") {
+		panic(why)
+	}
+	e.gone <- pod
+}
+
+// Devices are drained: cordoned, and their pods evicted, once each; the telling ends when nobody has them any more.
+func TestDrain(t *testing.T) {
+	gone := make(chan device.Pod, 10)
+	r := start(t, func(c *admin.Config) { c.Evictions = evictions{gone: gone} })
+	r.Plugins.Stock(gpu, 4)
+	p := r.Settle(t, allocatortest.Pod("p", gpu, 2))
+	var names []*adminv1.DeviceName
+	for _, id := range []string{"d000", "d001", "d002"} {
+		names = append(names, &adminv1.DeviceName{ResourceName: string(gpu), Id: id})
+	}
+	stream, err := r.Drain(t.Context(), &adminv1.DrainRequest{Devices: names, Reason: "fan"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := stream.Recv()
+	if err != nil || answer.Done || len(answer.Devices) != 3 || answer.Devices[0].Holder.GetName() != "p" || answer.Devices[2].State != "cordoned" {
+		t.Fatalf("%v, %v", answer, err)
+	}
+	if pod := <-gone; pod != p.Pod {
+		t.Errorf("%v is evicted", pod)
+	}
+	r.Settle(t, allocatortest.Pod("another", gpu, 1)) // which is none of its business
+	r.Drop(p.Pod.UID)
+	if answer, err = stream.Recv(); err != nil || !answer.Done || answer.Devices[0].State != "cordoned" || answer.Devices[0].Cordon.Reason != "fan" {
+		t.Errorf("%v, %v", answer, err)
+	}
+	if _, err := stream.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("after the end: %v", err)
+	}
+	if len(gone) > 0 {
+		t.Errorf("%v is evicted, too", <-gone)
+	}
+}
+
+// The end of the daemon ends a drain, and a mistake begins none.
+func TestDrainThatEnds(t *testing.T) {
+	r := start(t, func(c *admin.Config) { c.Evictions = evictions{gone: make(chan device.Pod, 10)} })
+	r.Plugins.Stock(gpu, 1)
+	r.Settle(t, allocatortest.Pod("p", gpu, 1))
+	drain := func(id string) (*adminv1.DrainResponse, error) {
+		stream, err := r.Drain(t.Context(), &adminv1.DrainRequest{Devices: []*adminv1.DeviceName{{ResourceName: string(gpu), Id: id}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); err != nil {
+			return nil, err
+		}
+		go r.end()
+		return stream.Recv()
+	}
+	_, err := drain("d009")
+	refused(t, err, codes.NotFound, "there is no device d009")
+	_, err = drain("d000")
+	refused(t, err, codes.Unavailable, "the devices stay cordoned")
+
+	r = start(t)
+	r.Plugins.Stock(gpu, 1)
+	_, err = drain("d000")
+	refused(t, err, codes.FailedPrecondition, "kubernetes.mode")
 }
 
 // A mistake says what is unknown and where to look, and changes nothing.

@@ -22,6 +22,8 @@ import (
 // its methods return at once.
 type Ledger interface {
 	Board() *device.Board
+	// Moved gives a channel that is closed when the board, an offer or a cordon has changed since the call.
+	Moved() <-chan struct{}
 	Offers() map[device.ResourceName]device.Offer
 	Published() map[device.ResourceName]int
 	// Figures gives the number of devices in each device.DeviceState.
@@ -44,6 +46,12 @@ type Plugins interface {
 	Endpoints() map[device.ResourceName]string
 }
 
+// Evictions have pods leave.
+type Evictions interface {
+	// Evict has a pod evicted, as soon as its disruption budget lets it. It returns at once.
+	Evict(pod device.Pod, why string)
+}
+
 // A Part is a part of the daemon; Err is what is missing, nil if it is ready.
 type Part struct {
 	Name string
@@ -57,14 +65,18 @@ type Config struct {
 	Node    string
 	Ledger  Ledger
 	Plugins Plugins
-	Parts   func() []Part
-	Log     *slog.Logger
+	// Evictions are nil where there is no API server.
+	Evictions Evictions
+	Parts     func() []Part
+	Log       *slog.Logger
 }
 
 // A Server serves AdminService.
 type Server struct {
 	cfg     Config
 	started time.Time
+
+	stopping chan struct{} // closed when calls that go on have to end
 
 	mu      sync.Mutex
 	trouble error // why it is not served
@@ -83,7 +95,7 @@ func New(c Config) *Server {
 	if c.Socket == "" || c.Ledger == nil || c.Plugins == nil || c.Parts == nil || c.Log == nil {
 		panic("admin: Socket, Ledger, Plugins, Parts and Log are required")
 	}
-	return &Server{cfg: c, started: time.Now()}
+	return &Server{cfg: c, started: time.Now(), stopping: make(chan struct{})}
 }
 
 // Check gives nil unless the socket cannot be had.
@@ -108,6 +120,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("serving %s: %w", s.cfg.Socket, err)
 	case <-ctx.Done():
 	}
+	close(s.stopping)
 	os.Remove(s.cfg.Socket) // what is left is only a name that nobody answers to
 	hard := time.AfterFunc(stopLimit, server.Stop)
 	defer hard.Stop()

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -138,6 +139,54 @@ func (s service) Uncordon(_ context.Context, request *adminv1.UncordonRequest) (
 		return nil, refusal(err)
 	}
 	return &adminv1.UncordonResponse{Devices: s.named(cordons)}, nil
+}
+
+// Drain takes devices out of service and has the pods evicted that have them.
+func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamingServer[adminv1.DrainResponse]) error {
+	if s.cfg.Evictions == nil {
+		return status.Error(codes.FailedPrecondition, "there is no API server that could evict pods (kubernetes.mode: none); cordon the devices, and end the pods that have them")
+	}
+	cordoned, err := s.Cordon(stream.Context(), &adminv1.CordonRequest{Devices: request.Devices, Reason: request.Reason})
+	if err != nil {
+		return err
+	}
+	var names []device.Cordon
+	for _, d := range cordoned.Devices {
+		names = append(names, device.Cordon{Resource: device.ResourceName(d.ResourceName), ID: device.ID(d.Id)})
+	}
+	asked := map[string]bool{} // pods, by UID
+	last := ""
+	for {
+		moved := s.cfg.Ledger.Moved()
+		devices := s.named(names)
+		holders := ""
+		for _, d := range devices {
+			if d.Holder == nil {
+				continue
+			}
+			holders += d.Holder.Uid + " "
+			if !asked[d.Holder.Uid] {
+				asked[d.Holder.Uid] = true
+				pod := device.Pod{UID: device.PodUID(d.Holder.Uid), Namespace: d.Holder.Namespace, Name: d.Holder.Name}
+				s.cfg.Evictions.Evict(pod, "its device "+d.Id+" of "+d.ResourceName+" is drained")
+			}
+		}
+		if last == "" || holders != last {
+			if err := stream.Send(&adminv1.DrainResponse{Devices: devices, Done: holders == ""}); err != nil {
+				return err
+			}
+		}
+		if last = holders; holders == "" {
+			return nil
+		}
+		select {
+		case <-moved:
+		case <-s.stopping:
+			return status.Error(codes.Unavailable, "devmgrd is stopping; the devices stay cordoned")
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		}
+	}
 }
 
 const (

@@ -1500,6 +1500,113 @@ func (x *UncordonResponse) GetDevices() []*Device {
 	return nil
 }
 
+type DrainRequest struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Devices []*DeviceName          `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
+	// reason is for people, and kept with the cordons.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRequest) Reset() {
+	*x = DrainRequest{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRequest) ProtoMessage() {}
+
+func (x *DrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
+func (*DrainRequest) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *DrainRequest) GetDevices() []*DeviceName {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *DrainRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type DrainResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// devices are all of those that were named, as they are now.
+	Devices []*Device `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
+	// done says that nobody has any of them.
+	Done          bool `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainResponse) Reset() {
+	*x = DrainResponse{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainResponse) ProtoMessage() {}
+
+func (x *DrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
+func (*DrainResponse) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *DrainResponse) GetDevices() []*Device {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *DrainResponse) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
 var File_devmgrd_admin_v1_admin_proto protoreflect.FileDescriptor
 
 const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
@@ -1610,7 +1717,13 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x0fUncordonRequest\x126\n" +
 	"\adevices\x18\x01 \x03(\v2\x1c.devmgrd.admin.v1.DeviceNameR\adevices\"F\n" +
 	"\x10UncordonResponse\x122\n" +
-	"\adevices\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.DeviceR\adevices2\xf4\x04\n" +
+	"\adevices\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.DeviceR\adevices\"^\n" +
+	"\fDrainRequest\x126\n" +
+	"\adevices\x18\x01 \x03(\v2\x1c.devmgrd.admin.v1.DeviceNameR\adevices\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"W\n" +
+	"\rDrainResponse\x122\n" +
+	"\adevices\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.DeviceR\adevices\x12\x12\n" +
+	"\x04done\x18\x02 \x01(\bR\x04done2\xc0\x05\n" +
 	"\fAdminService\x12T\n" +
 	"\tGetStatus\x12\".devmgrd.admin.v1.GetStatusRequest\x1a#.devmgrd.admin.v1.GetStatusResponse\x12Z\n" +
 	"\vListPlugins\x12$.devmgrd.admin.v1.ListPluginsRequest\x1a%.devmgrd.admin.v1.ListPluginsResponse\x12Z\n" +
@@ -1618,7 +1731,8 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x0fListAssignments\x12(.devmgrd.admin.v1.ListAssignmentsRequest\x1a).devmgrd.admin.v1.ListAssignmentsResponse\x12N\n" +
 	"\aExplain\x12 .devmgrd.admin.v1.ExplainRequest\x1a!.devmgrd.admin.v1.ExplainResponse\x12K\n" +
 	"\x06Cordon\x12\x1f.devmgrd.admin.v1.CordonRequest\x1a .devmgrd.admin.v1.CordonResponse\x12Q\n" +
-	"\bUncordon\x12!.devmgrd.admin.v1.UncordonRequest\x1a\".devmgrd.admin.v1.UncordonResponseB9Z7github.com/devmgrd/devmgrd/api/devmgrd/admin/v1;adminv1b\x06proto3"
+	"\bUncordon\x12!.devmgrd.admin.v1.UncordonRequest\x1a\".devmgrd.admin.v1.UncordonResponse\x12J\n" +
+	"\x05Drain\x12\x1e.devmgrd.admin.v1.DrainRequest\x1a\x1f.devmgrd.admin.v1.DrainResponse0\x01B9Z7github.com/devmgrd/devmgrd/api/devmgrd/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_devmgrd_admin_v1_admin_proto_rawDescOnce sync.Once
@@ -1632,7 +1746,7 @@ func file_devmgrd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_devmgrd_admin_v1_admin_proto_rawDescData
 }
 
-var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: devmgrd.admin.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: devmgrd.admin.v1.GetStatusResponse
@@ -1657,46 +1771,52 @@ var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*CordonResponse)(nil),          // 20: devmgrd.admin.v1.CordonResponse
 	(*UncordonRequest)(nil),         // 21: devmgrd.admin.v1.UncordonRequest
 	(*UncordonResponse)(nil),        // 22: devmgrd.admin.v1.UncordonResponse
-	(*timestamppb.Timestamp)(nil),   // 23: google.protobuf.Timestamp
+	(*DrainRequest)(nil),            // 23: devmgrd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),           // 24: devmgrd.admin.v1.DrainResponse
+	(*timestamppb.Timestamp)(nil),   // 25: google.protobuf.Timestamp
 }
 var file_devmgrd_admin_v1_admin_proto_depIdxs = []int32{
-	23, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	25, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
 	2,  // 1: devmgrd.admin.v1.GetStatusResponse.parts:type_name -> devmgrd.admin.v1.Part
 	3,  // 2: devmgrd.admin.v1.GetStatusResponse.resources:type_name -> devmgrd.admin.v1.Resource
 	4,  // 3: devmgrd.admin.v1.GetStatusResponse.waiting:type_name -> devmgrd.admin.v1.Waiting
-	23, // 4: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	25, // 4: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
 	7,  // 5: devmgrd.admin.v1.ListPluginsResponse.plugins:type_name -> devmgrd.admin.v1.Plugin
 	10, // 6: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
 	11, // 7: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
 	12, // 8: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
-	23, // 9: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
+	25, // 9: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
 	15, // 10: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	23, // 11: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
-	23, // 12: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
+	25, // 11: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
+	25, // 12: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
 	15, // 13: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
 	19, // 14: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
 	10, // 15: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
 	19, // 16: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
 	10, // 17: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	0,  // 18: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
-	5,  // 19: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
-	8,  // 20: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
-	13, // 21: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
-	16, // 22: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
-	18, // 23: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
-	21, // 24: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
-	1,  // 25: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
-	6,  // 26: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
-	9,  // 27: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
-	14, // 28: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
-	17, // 29: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
-	20, // 30: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
-	22, // 31: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
-	25, // [25:32] is the sub-list for method output_type
-	18, // [18:25] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	19, // 18: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	10, // 19: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
+	0,  // 20: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
+	5,  // 21: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
+	8,  // 22: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
+	13, // 23: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
+	16, // 24: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
+	18, // 25: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
+	21, // 26: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
+	23, // 27: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
+	1,  // 28: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
+	6,  // 29: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
+	9,  // 30: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
+	14, // 31: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
+	17, // 32: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
+	20, // 33: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
+	22, // 34: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
+	24, // 35: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
+	28, // [28:36] is the sub-list for method output_type
+	20, // [20:28] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_devmgrd_admin_v1_admin_proto_init() }
@@ -1710,7 +1830,7 @@ func file_devmgrd_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_devmgrd_admin_v1_admin_proto_rawDesc), len(file_devmgrd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   23,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -28,6 +28,7 @@ const (
 	AdminService_Explain_FullMethodName         = "/devmgrd.admin.v1.AdminService/Explain"
 	AdminService_Cordon_FullMethodName          = "/devmgrd.admin.v1.AdminService/Cordon"
 	AdminService_Uncordon_FullMethodName        = "/devmgrd.admin.v1.AdminService/Uncordon"
+	AdminService_Drain_FullMethodName           = "/devmgrd.admin.v1.AdminService/Drain"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -51,6 +52,10 @@ type AdminServiceClient interface {
 	Cordon(ctx context.Context, in *CordonRequest, opts ...grpc.CallOption) (*CordonResponse, error)
 	// Uncordon puts devices back into service. The same errors.
 	Uncordon(ctx context.Context, in *UncordonRequest, opts ...grpc.CallOption) (*UncordonResponse, error)
+	// Drain cordons devices and has the pods evicted that have them, as far as their disruption budgets let it. It tells who still
+	// has them, first at once and then whenever that changes, and ends when nobody has any. Who ends the call ends the telling: the
+	// cordons stay, and pods that were to go go. The same errors, and FAILED_PRECONDITION if there is no API server.
+	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DrainResponse], error)
 }
 
 type adminServiceClient struct {
@@ -131,6 +136,25 @@ func (c *adminServiceClient) Uncordon(ctx context.Context, in *UncordonRequest, 
 	return out, nil
 }
 
+func (c *adminServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DrainResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[0], AdminService_Drain_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[DrainRequest, DrainResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_DrainClient = grpc.ServerStreamingClient[DrainResponse]
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -152,6 +176,10 @@ type AdminServiceServer interface {
 	Cordon(context.Context, *CordonRequest) (*CordonResponse, error)
 	// Uncordon puts devices back into service. The same errors.
 	Uncordon(context.Context, *UncordonRequest) (*UncordonResponse, error)
+	// Drain cordons devices and has the pods evicted that have them, as far as their disruption budgets let it. It tells who still
+	// has them, first at once and then whenever that changes, and ends when nobody has any. Who ends the call ends the telling: the
+	// cordons stay, and pods that were to go go. The same errors, and FAILED_PRECONDITION if there is no API server.
+	Drain(*DrainRequest, grpc.ServerStreamingServer[DrainResponse]) error
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -182,6 +210,9 @@ func (UnimplementedAdminServiceServer) Cordon(context.Context, *CordonRequest) (
 }
 func (UnimplementedAdminServiceServer) Uncordon(context.Context, *UncordonRequest) (*UncordonResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Uncordon not implemented")
+}
+func (UnimplementedAdminServiceServer) Drain(*DrainRequest, grpc.ServerStreamingServer[DrainResponse]) error {
+	return status.Error(codes.Unimplemented, "method Drain not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -330,6 +361,17 @@ func _AdminService_Uncordon_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Drain_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(DrainRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServiceServer).Drain(m, &grpc.GenericServerStream[DrainRequest, DrainResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_DrainServer = grpc.ServerStreamingServer[DrainResponse]
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -366,6 +408,12 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _AdminService_Uncordon_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Drain",
+			Handler:       _AdminService_Drain_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "devmgrd/admin/v1/admin.proto",
 }
