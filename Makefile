@@ -66,6 +66,7 @@ demo: ## The main job, as a story to follow (root). KEEP=1 leaves it running.
 
 bench: ## Print the figures that the design is measured by.
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/... ./test/bench/...
+	$(GO) -C test/bench/kubelet test -run '^$$' -bench . -benchtime 3s . # it builds half a kubelet first: some minutes, once
 
 FUZZTIME ?= 30s
 fuzz: ## Fuzz what reads other people's bytes, FUZZTIME each.

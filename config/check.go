@@ -73,6 +73,7 @@ func (c *Config) check() []Mistake {
 	r.oneOf("topology.policy", c.Topology.Policy, "none", "best-effort", "restricted", "single-numa-node")
 	r.oneOf("topology.scope", c.Topology.Scope, "container", "pod")
 	r.oneOf("health.onMissingDevices", c.Health.OnMissingDevices, Ignore, Event, Evict)
+	r.oneOf("health.onDeviceFailure", c.Health.OnDeviceFailure, Ignore, Event, Evict)
 	if r.path("podResources.socket", c.PodResources.Socket) {
 		r.socket("podResources.socket", c.PodResources.Socket)
 	}

@@ -35,7 +35,7 @@ func TestRules(t *testing.T) {
 		{"plugins.registryDir=/var/lib/kubelet/plugins_registry plugins.redirect=false", ""},
 		{"plugins.registryDir=registry", "plugins.registryDir"},
 		{"plugins.onDuplicate=reject kubernetes.mode=none topology.policy=single-numa-node topology.scope=pod", ""},
-		{"plugins.onDuplicate=no kubernetes.mode=x topology.policy=loose topology.scope=node health.onMissingDevices=kill", "health.onMissingDevices kubernetes.mode plugins.onDuplicate topology.policy topology.scope"},
+		{"plugins.onDuplicate=no kubernetes.mode=x topology.policy=loose topology.scope=node health.onMissingDevices=kill health.onDeviceFailure=kill", "health.onDeviceFailure health.onMissingDevices kubernetes.mode plugins.onDuplicate topology.policy topology.scope"},
 		{"plugins.preferredTimeout=0s", "plugins.preferredTimeout"},
 		{"plugins.gracePeriod=0s", ""},
 		{"plugins.gracePeriod=-1s", "plugins.gracePeriod"},

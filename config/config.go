@@ -87,6 +87,8 @@ type Health struct {
 	// OnMissingDevices is for pods that started while devmgrd was away: without their devices, or with a device plugin
 	// that has registered with the kubelet.
 	OnMissingDevices string `key:"onMissingDevices"` // Ignore, Event or Evict
+	// OnDeviceFailure is for pods that have a device which has become unhealthy or is listed no more.
+	OnDeviceFailure string `key:"onDeviceFailure"` // the same
 }
 
 // What Health says. All of it is in the log and in metrics, too.
@@ -142,7 +144,7 @@ func defaults() Config {
 		Kubernetes:   Kubernetes{Mode: Cluster},
 		NRI:          NRI{Socket: "/var/run/nri/nri.sock", Index: "05", MaxWait: 100 * time.Millisecond},
 		Topology:     Topology{Policy: "best-effort", Scope: "container"},
-		Health:       Health{OnMissingDevices: Event},
+		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event},
 		PodResources: PodResources{KubeletSocket: "/var/lib/kubelet/pod-resources/kubelet.sock"},
 		Metrics:      Metrics{Listen: "127.0.0.1:9464"},
 		Log:          Log{Level: "info", Format: "text"},

@@ -42,14 +42,16 @@ func heraldOf(c config.Config, api kube.Client, log *slog.Logger) herald {
 	if api == nil {
 		return silence{}
 	}
-	return &owners{Events: pods.NewEvents(c.NodeName, api), Evictions: pods.NewEvictions(api, log), missing: c.Health.OnMissingDevices}
+	return &owners{Events: pods.NewEvents(c.NodeName, api), Evictions: pods.NewEvictions(api, log), missing: c.Health.OnMissingDevices, failure: c.Health.OnDeviceFailure}
 }
 
-// owners tell by events, and do what health.onMissingDevices says with pods that started while devmgrd was away.
+// owners tell by events, and do what health.* says with pods that started while devmgrd was away and with those whose devices
+// have failed.
 type owners struct {
 	*pods.Events
 	*pods.Evictions
-	missing string
+	missing string // what health.onMissingDevices says
+	failure string // what health.onDeviceFailure says
 }
 
 func (o *owners) Run(ctx context.Context) error {
@@ -73,6 +75,18 @@ func (o *owners) NotRedirected(pod device.Pod, container string) {
 	o.clear(pod, "a device plugin in container "+container+" was started while devmgrd was away, and is registered with the kubelet")
 }
 
+func (o *owners) Failed(pod device.Pod, r device.ResourceName, id device.ID) {
+	if o.failure != config.Ignore {
+		o.Events.Failed(pod, r, id)
+	}
+}
+
+func (o *owners) FailedForLong(pod device.Pod, r device.ResourceName, id device.ID) {
+	if o.failure == config.Evict {
+		o.Evict(pod, "device "+string(id)+" of "+string(r)+", which it has, has failed")
+	}
+}
+
 // clear has a pod evicted that is not as it should be, if health.onMissingDevices says so.
 func (o *owners) clear(pod device.Pod, why string) {
 	if o.missing == config.Evict {
@@ -83,13 +97,15 @@ func (o *owners) clear(pod device.Pod, why string) {
 // silence is the herald where there is no API server: the log has to do.
 type silence struct{}
 
-func (silence) Waiting(device.Pod, device.Wait)            {}
-func (silence) Assigned(device.Pod, []device.Assignment)   {}
-func (silence) Bare(device.Pod, string)                    {}
-func (silence) NotRedirected(device.Pod, string)           {}
-func (silence) Contradiction(device.Pod, string, []string) {}
-func (silence) Evict(device.Pod, string)                   {}
-func (silence) Contested(device.ResourceName)              {}
+func (silence) Waiting(device.Pod, device.Wait)                          {}
+func (silence) Assigned(device.Pod, []device.Assignment)                 {}
+func (silence) Bare(device.Pod, string)                                  {}
+func (silence) NotRedirected(device.Pod, string)                         {}
+func (silence) Contradiction(device.Pod, string, []string)               {}
+func (silence) Failed(device.Pod, device.ResourceName, device.ID)        {}
+func (silence) FailedForLong(device.Pod, device.ResourceName, device.ID) {}
+func (silence) Evict(device.Pod, string)                                 {}
+func (silence) Contested(device.ResourceName)                            {}
 func (silence) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return nil

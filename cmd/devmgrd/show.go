@@ -178,6 +178,9 @@ func notes(d *adminv1.Device, now time.Time) []string {
 		}
 		all = append(all, note)
 	}
+	if d.Failures > 0 {
+		all = append(all, fmt.Sprintf("failed %d times in the last hour, %s ago at last", d.Failures, ago(d.Failed, now)))
+	}
 	switch {
 	case !d.Listed:
 		all = append(all, "its plugin does not list it")

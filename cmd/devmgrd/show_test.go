@@ -49,7 +49,7 @@ var (
 		{ResourceName: "vendor.example/gpu", Id: "GPU-2", State: "unhealthy", Listed: true, NumaNodes: []int32{0}},
 		{ResourceName: "vendor.example/gpu", Id: "GPU-3", State: "cordoned", Healthy: true, Listed: true, NumaNodes: []int32{1},
 			Cordon: &adminv1.DeviceCordon{Reason: "fan noise, ticket 4711", Since: before(50 * time.Hour)}},
-		{ResourceName: "vendor.example/gpu", Id: "GPU-4", State: "assigned", Healthy: true, Listed: true, NumaNodes: []int32{1},
+		{ResourceName: "vendor.example/gpu", Id: "GPU-4", State: "assigned", Listed: true, NumaNodes: []int32{1}, Failures: 2, Failed: before(6 * time.Minute),
 			Holder: &adminv1.Holder{Namespace: "ml", Name: "training-1", Uid: "u1", Containers: []string{"main"}},
 			Cordon: &adminv1.DeviceCordon{Since: before(5 * time.Minute)}},
 		{ResourceName: "vendor.example/nic", Id: "0000:3b:00.1", State: "assigned",
@@ -148,7 +148,8 @@ func TestForMachines(t *testing.T) {
       "cordon": {
         "reason": "fan noise, ticket 4711",
         "since": "2025-12-31T10:00:00Z"
-      }
+      },
+      "failures": 0
     }
   ]
 }
@@ -157,6 +158,7 @@ func TestForMachines(t *testing.T) {
 - cordon:
     reason: fan noise, ticket 4711
     since: "2025-12-31T10:00:00Z"
+  failures: 0
   healthy: true
   id: GPU-3
   listed: true

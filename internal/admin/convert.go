@@ -40,7 +40,8 @@ func pluginOf(o device.Offer, endpoint string) *adminv1.Plugin {
 }
 
 func deviceOf(d device.DeviceStatus) *adminv1.Device {
-	one := &adminv1.Device{ResourceName: string(d.Resource), Id: string(d.ID), State: string(d.State), Healthy: d.Healthy, Listed: d.Listed}
+	one := &adminv1.Device{ResourceName: string(d.Resource), Id: string(d.ID), State: string(d.State), Healthy: d.Healthy, Listed: d.Listed,
+		Failures: int32(d.Failures), Failed: stamp(d.Failed)}
 	for _, n := range d.NUMA {
 		one.NumaNodes = append(one.NumaNodes, int32(n))
 	}

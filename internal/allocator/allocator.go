@@ -43,6 +43,10 @@ type Herald interface {
 	Assigned(device.Pod, []device.Assignment)
 	// Bare tells of a container that runs without the devices that it asks for.
 	Bare(pod device.Pod, container string)
+	// Failed tells that a device that a pod has is not healthy any more, or that its plugin lists it no more.
+	Failed(device.Pod, device.ResourceName, device.ID)
+	// FailedForLong tells that this has lasted, of one device not more than once an hour.
+	FailedForLong(device.Pod, device.ResourceName, device.ID)
 }
 
 // Config is what New needs.
@@ -150,8 +154,8 @@ func New(c Config) *Allocator {
 			a.queueLocked(p)
 		}
 	}
-	a.refresh()
 	a.metrics = newMetrics(a, c.Metrics)
+	a.refresh()
 	return a
 }
 
@@ -205,6 +209,7 @@ func (a *Allocator) refresh() {
 		back := n.offer.State == device.Serving && (!p.offered || p.offer.State != device.Serving)
 		p.accept(n.offer, n.listing)
 		a.recordonLocked(r) // somebody may have cordoned a device meanwhile
+		a.examineLocked(r, p)
 		a.wakeLocked(r, back)
 	}
 	a.board.move()
@@ -224,6 +229,9 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	}
 	now := time.Now()
 	again = a.dropIdleLocked(now)
+	if due := a.watchFailuresLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {
+		again = due
+	}
 	for _, p := range a.waiting {
 		switch {
 		case p.retry.IsZero():

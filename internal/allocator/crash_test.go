@@ -112,6 +112,9 @@ func (b fusedBooks) SavePods(save []device.PodRecord, forget []device.PodUID) (e
 	return errors.Join(err, b.fuse.pass("after the commit for "+what)) // nobody can see it yet
 }
 
+func (fusedHerald) Failed(device.Pod, device.ResourceName, device.ID)        {}
+func (fusedHerald) FailedForLong(device.Pod, device.ResourceName, device.ID) {}
+
 func (h fusedHerald) Waiting(device.Pod, device.Wait) { h.fuse.pass("a pod waits") }
 
 // Bare is told of a container without its devices, which nobody makes here.

@@ -12,6 +12,7 @@ type metrics struct {
 	admission prometheus.Histogram
 	preferred *prometheus.CounterVec
 	bare      prometheus.Counter
+	failures  *prometheus.CounterVec
 	devices   *prometheus.Desc
 	waiting   *prometheus.Desc
 }
@@ -32,11 +33,15 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 			Name: "devmgrd_started_without_devices_total",
 			Help: "Containers found running without the devices that they ask for: they were created while devmgrd was away.",
 		}),
+		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "devmgrd_device_failures_total",
+			Help: "Times that a device which a pod has became unhealthy, or was listed no more by its plugin.",
+		}, []string{"resource_name"}),
 		devices: prometheus.NewDesc("devmgrd_devices", "Devices of a resource by state; each device is in exactly one.",
 			[]string{"resource_name", "state"}, nil),
 		waiting: prometheus.NewDesc("devmgrd_demands_waiting", "Pods that wait for their devices, by reason.", []string{"reason"}, nil),
 	}
-	to.MustRegister(m.admission, m.preferred, m.bare, m)
+	to.MustRegister(m.admission, m.preferred, m.bare, m.failures, m)
 	return m
 }
 

@@ -164,10 +164,11 @@ type pool struct {
 	sick     int                         // taken, listed, and not usable
 	requests int                         // sum of what active pods of the API on the node ask for
 	strays   map[device.ID]bool          // taken, and set aside because the books do not know why
+	records  map[device.ID]*record       // of devices that have failed while somebody had them
 }
 
 func newPool() *pool {
-	return &pool{listing: makeListing(nil, nil, nil), taken: map[device.ID]device.PodUID{}, strays: map[device.ID]bool{}}
+	return &pool{listing: makeListing(nil, nil, nil), taken: map[device.ID]device.PodUID{}, strays: map[device.ID]bool{}, records: map[device.ID]*record{}}
 }
 
 // accept puts a new offer in the place of the last. The listing has been made of it beforehand, without a lock.

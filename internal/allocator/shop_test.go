@@ -149,6 +149,18 @@ func (s *shop) Waiting(p device.Pod, w device.Wait) {
 	s.told = append(s.told, p.Name+" waits: "+string(w.Reason))
 }
 
+func (s *shop) Failed(p device.Pod, r device.ResourceName, id device.ID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = append(s.told, fmt.Sprintf("%s failed %s/%s", p.Name, r, id))
+}
+
+func (s *shop) FailedForLong(p device.Pod, r device.ResourceName, id device.ID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = append(s.told, fmt.Sprintf("%s failed for long %s/%s", p.Name, r, id))
+}
+
 func (s *shop) Bare(p device.Pod, container string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -55,6 +56,7 @@ func (a *Allocator) statusLocked(r device.ResourceName, p *pool, d device.Device
 	if uid, taken := p.taken[d.ID]; taken {
 		s.Holder = a.holderLocked(uid, r, d.ID)
 	}
+	s.Failures, s.Failed = p.failuresOf(d.ID, time.Now())
 	switch {
 	case p.strays[d.ID]:
 		s.State = device.Quarantined

@@ -22,6 +22,9 @@ type DeviceStatus struct {
 	Listed bool    // the plugin lists it
 	Holder *Holder // nil: nobody has it
 	Cordon *Cordon // nil: there is none
+	// Failures is how often it has failed in the last hour while somebody had it, Failed when it last did.
+	Failures int
+	Failed   time.Time
 }
 
 // A Holder is a pod that has a device.

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	v1alpha1 "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
@@ -15,9 +16,21 @@ func entry(h *device.Holding) *v1.PodResources {
 	e := &v1.PodResources{Name: h.Pod.Name, Namespace: h.Pod.Namespace, Containers: make([]*v1.ContainerResources, len(h.Containers))}
 	for i, name := range h.Containers {
 		as, _ := h.Of(name)
-		e.Containers[i] = &v1.ContainerResources{Name: name, Devices: devicesOf(as)}
+		e.Containers[i] = sealed(name, devicesOf(as))
 	}
 	return e
+}
+
+// sealed draws a container whose devices are encoded already. To protobuf they are fields that it does not know, and those it
+// sends as they are.
+func sealed(name string, devices []*v1.ContainerDevices) *v1.ContainerResources {
+	raw, err := proto.Marshal(&v1.ContainerResources{Devices: devices})
+	if err != nil {
+		return &v1.ContainerResources{Name: name, Devices: devices} // whoever encodes the answer gets the same error
+	}
+	c := &v1.ContainerResources{Name: name}
+	c.ProtoReflect().SetUnknown(raw)
+	return c
 }
 
 // devicesOf has, as the kubelet does, one entry for each device and NUMA node, and never groups devices.
@@ -52,8 +65,9 @@ func appendDevice(to []*v1.ContainerDevices, r device.ResourceName, id device.ID
 // alphaEntry draws a pod as v1alpha1 has it: without sidecars and topology.
 func alphaEntry(h *device.Holding) *v1alpha1.PodResources {
 	e := &v1alpha1.PodResources{Name: h.Pod.Name, Namespace: h.Pod.Namespace}
-	for _, c := range entry(h).Containers[h.Sidecars:] {
-		e.Containers = append(e.Containers, &v1alpha1.ContainerResources{Name: c.Name, Devices: alphaDevices(c.Devices)})
+	for _, name := range h.Containers[h.Sidecars:] {
+		as, _ := h.Of(name)
+		e.Containers = append(e.Containers, &v1alpha1.ContainerResources{Name: name, Devices: alphaDevices(devicesOf(as))})
 	}
 	return e
 }

@@ -70,6 +70,7 @@ func mergePod(mine, theirs *v1.PodResources, o ours) *v1.PodResources {
 		merged.Devices = foreign(c.Devices, o)
 		if own := containerOf(mine, c.Name); own != nil {
 			merged.Devices = append(merged.Devices, own.Devices...)
+			merged.ProtoReflect().SetUnknown(own.ProtoReflect().GetUnknown())
 		}
 		p.Containers = append(p.Containers, merged)
 	}

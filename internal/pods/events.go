@@ -33,6 +33,7 @@ const (
 	contradiction     = "PluginsContradict"
 	startedWithout    = "StartedWithoutDevices"
 	contested         = "DevicesContested"
+	deviceFailed      = "DeviceFailed"
 )
 
 // maxMessage bounds an event's text, which may name thousands of devices. It is what the API takes as an event's note.
@@ -78,6 +79,11 @@ func (e *Events) Assigned(pod device.Pod, all []device.Assignment) {
 func (e *Events) Bare(pod device.Pod, container string) {
 	e.warn(pod, startedWithout, fmt.Sprintf(
 		"container %s was started while devmgrd was away, without the devices that it asks for; it gets them when it is created again: restart the pod", container))
+}
+
+// Failed tells that a device that the pod has is broken.
+func (e *Events) Failed(pod device.Pod, r device.ResourceName, id device.ID) {
+	e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is not healthy any more, or its plugin does not list it", id, r))
 }
 
 // NotRedirected tells that a container runs with the kubelet's plugin directory.

@@ -3,4 +3,6 @@
 //
 //	BenchmarkBoundToReady   from "a pod is bound" to "its devices may be injected", at several sizes of node
 //	BenchmarkResidentMemory the whole daemon, with 1 000 devices and 110 pods
+//
+// The folder kubelet compares PodResources with the kubelet's own server. It is a module of its own.
 package bench

@@ -86,3 +86,6 @@ type silence struct{}
 func (silence) Waiting(device.Pod, device.Wait)          {}
 func (silence) Assigned(device.Pod, []device.Assignment) {}
 func (silence) Bare(device.Pod, string)                  {}
+
+func (silence) Failed(device.Pod, device.ResourceName, device.ID)        {}
+func (silence) FailedForLong(device.Pod, device.ResourceName, device.ID) {}

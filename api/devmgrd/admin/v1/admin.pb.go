@@ -681,7 +681,11 @@ type Device struct {
 	// holder is who has it, if anybody.
 	Holder *Holder `protobuf:"bytes,7,opt,name=holder,proto3" json:"holder,omitempty"`
 	// cordon is set if it is out of service, also while somebody has it.
-	Cordon        *DeviceCordon `protobuf:"bytes,8,opt,name=cordon,proto3" json:"cordon,omitempty"`
+	Cordon *DeviceCordon `protobuf:"bytes,8,opt,name=cordon,proto3" json:"cordon,omitempty"`
+	// failures is how often it has failed in the last hour while somebody had it.
+	Failures int32 `protobuf:"varint,9,opt,name=failures,proto3" json:"failures,omitempty"`
+	// failed is when it last did.
+	Failed        *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=failed,proto3" json:"failed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -768,6 +772,20 @@ func (x *Device) GetHolder() *Holder {
 func (x *Device) GetCordon() *DeviceCordon {
 	if x != nil {
 		return x.Cordon
+	}
+	return nil
+}
+
+func (x *Device) GetFailures() int32 {
+	if x != nil {
+		return x.Failures
+	}
+	return 0
+}
+
+func (x *Device) GetFailed() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Failed
 	}
 	return nil
 }
@@ -1654,7 +1672,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x12ListDevicesRequest\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\"I\n" +
 	"\x13ListDevicesResponse\x122\n" +
-	"\adevices\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.DeviceR\adevices\"\x8e\x02\n" +
+	"\adevices\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.DeviceR\adevices\"\xde\x02\n" +
 	"\x06Device\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
@@ -1664,7 +1682,10 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"numa_nodes\x18\x06 \x03(\x05R\tnumaNodes\x120\n" +
 	"\x06holder\x18\a \x01(\v2\x18.devmgrd.admin.v1.HolderR\x06holder\x126\n" +
-	"\x06cordon\x18\b \x01(\v2\x1e.devmgrd.admin.v1.DeviceCordonR\x06cordon\"l\n" +
+	"\x06cordon\x18\b \x01(\v2\x1e.devmgrd.admin.v1.DeviceCordonR\x06cordon\x12\x1a\n" +
+	"\bfailures\x18\t \x01(\x05R\bfailures\x122\n" +
+	"\x06failed\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\x06failed\"l\n" +
 	"\x06Holder\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
@@ -1785,38 +1806,39 @@ var file_devmgrd_admin_v1_admin_proto_depIdxs = []int32{
 	10, // 6: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
 	11, // 7: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
 	12, // 8: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
-	25, // 9: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
-	15, // 10: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	25, // 11: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
-	25, // 12: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
-	15, // 13: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	19, // 14: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	10, // 15: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	19, // 16: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	10, // 17: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	19, // 18: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	10, // 19: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
-	0,  // 20: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
-	5,  // 21: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
-	8,  // 22: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
-	13, // 23: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
-	16, // 24: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
-	18, // 25: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
-	21, // 26: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
-	23, // 27: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
-	1,  // 28: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
-	6,  // 29: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
-	9,  // 30: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
-	14, // 31: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
-	17, // 32: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
-	20, // 33: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
-	22, // 34: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
-	24, // 35: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
-	28, // [28:36] is the sub-list for method output_type
-	20, // [20:28] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	25, // 9: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
+	25, // 10: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
+	15, // 11: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	25, // 12: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
+	25, // 13: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
+	15, // 14: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	19, // 15: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	10, // 16: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	19, // 17: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	10, // 18: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	19, // 19: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	10, // 20: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
+	0,  // 21: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
+	5,  // 22: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
+	8,  // 23: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
+	13, // 24: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
+	16, // 25: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
+	18, // 26: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
+	21, // 27: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
+	23, // 28: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
+	1,  // 29: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
+	6,  // 30: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
+	9,  // 31: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
+	14, // 32: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
+	17, // 33: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
+	20, // 34: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
+	22, // 35: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
+	24, // 36: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
+	29, // [29:37] is the sub-list for method output_type
+	21, // [21:29] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_devmgrd_admin_v1_admin_proto_init() }

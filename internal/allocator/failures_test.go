@@ -1,0 +1,98 @@
+package allocator_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// failures gives what owners were told of failing devices.
+func (r *rig) failures() (told []string) {
+	synctest.Wait()
+	r.shop.mu.Lock()
+	defer r.shop.mu.Unlock()
+	for _, s := range r.shop.told {
+		if strings.Contains(s, "failed") {
+			told = append(told, s)
+		}
+	}
+	return told
+}
+
+// The owner of a device's holder is told at once when it fails, and when that lasts; of one device once an hour.
+func TestADeviceInUseFails(t *testing.T) {
+	run(t, func(r *rig) {
+		expect := func(want ...string) {
+			t.Helper()
+			if got := r.failures(); !slices.Equal(got, want) {
+				t.Errorf("told %q, want %q", got, want)
+			}
+		}
+		status := func(id device.ID) device.DeviceStatus {
+			all, _ := r.Devices(gpu)
+			return all[slices.IndexFunc(all, func(d device.DeviceStatus) bool { return d.ID == id })]
+		}
+		r.RuntimeSynced(nil, nil)
+		r.shop.stock(gpu, 3)
+		r.bind("a", app(gpu, 1))
+		r.shop.stock(gpu, 3, 2) // nobody has it
+		expect()
+		r.shop.stock(gpu, 3, 0, 2)
+		expect("a failed vendor.com/gpu/d0")
+		r.after(9 * time.Second)
+		r.shop.stock(gpu, 3, 2)
+		r.after(time.Minute)
+		expect("a failed vendor.com/gpu/d0") // it has not lasted
+		if d := status("d0"); d.Failures != 1 || d.State != device.Assigned {
+			t.Errorf("d0: %+v", d)
+		}
+
+		r.shop.stock(gpu, 3, 0)
+		r.after(11 * time.Second)
+		lasting := []string{"a failed vendor.com/gpu/d0", "a failed vendor.com/gpu/d0", "a failed for long vendor.com/gpu/d0"}
+		expect(lasting...)
+		if n := r.metric("devmgrd_device_failures_total", string(gpu)); n != 2 {
+			t.Errorf("%v failures are counted, want 2", n)
+		}
+		r.expect("a", "main", "ready vendor.com/gpu[d0]") // it is never taken away
+
+		// It is well for a moment and given to another pod: that one is told, and does not have to go.
+		r.Drop("a")
+		r.shop.stock(gpu, 3)
+		r.bind("b", app(gpu, 1))
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.shop.stock(gpu, 3, 0)
+		r.after(time.Minute)
+		expect(append(lasting, "b failed vendor.com/gpu/d0")...)
+		if d := status("d0"); d.Failures != 3 || d.Failed.IsZero() {
+			t.Errorf("d0: %+v", d)
+		}
+
+		// After an hour that counts no more. What a plugin lists no more has failed, too.
+		r.shop.stock(gpu, 3)
+		r.after(2 * time.Hour)
+		r.shop.offer(gpu, func(o *device.Offer) { o.Inventory.Devices = o.Inventory.Devices[1:] })
+		r.after(11 * time.Second)
+		expect(append(lasting, "b failed vendor.com/gpu/d0", "b failed vendor.com/gpu/d0", "b failed for long vendor.com/gpu/d0")...)
+		if d := status("d0"); d.Failures != 1 || d.Listed {
+			t.Errorf("d0: %+v", d)
+		}
+	})
+}
+
+// What a plugin that is away would say is not known.
+func TestAPluginThatIsAwayFailsNobody(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 1)
+		r.bind("a", app(gpu, 1))
+		r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Lost })
+		r.after(time.Minute)
+		if told := r.failures(); len(told) > 0 {
+			t.Errorf("told %q", told)
+		}
+	})
+}

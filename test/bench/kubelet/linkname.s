@@ -1,0 +1,1 @@
+// It is here so that the compiler takes functions without bodies: see kubelet_test.go.
