@@ -33,9 +33,11 @@ const askLimit = 10 * time.Second
 // maxAnswerBytes bounds an answer: a million devices.
 const maxAnswerBytes = 256 << 20
 
+const defaultAdminSocket = "/run/devmgrd/admin.sock"
+
 // addAskFlags adds the flags of every command that asks the daemon.
 func addAskFlags(cmd *cobra.Command) {
-	cmd.Flags().String("socket", "/run/devmgrd/admin.sock", "the daemon's admin.socket")
+	cmd.Flags().String("socket", defaultAdminSocket, "the daemon's admin.socket")
 	cmd.Flags().StringP("output", "o", "", "json or yaml; else it is for people")
 }
 
@@ -53,6 +55,19 @@ func askFor[A proto.Message](cmd *cobra.Command, limit time.Duration, question f
 	if format != "" && format != "json" && format != "yaml" {
 		return usageError{fmt.Errorf("there is no output format %q; write -o json or -o yaml", format)}
 	}
+	var answer A
+	err = call(cmd, limit, func(ctx context.Context, c adminv1.AdminServiceClient) (err error) {
+		answer, err = question(ctx, c)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return printAnswer(cmd.OutOrStdout(), format, answer, show)
+}
+
+// call calls the daemon on the socket that the flag names.
+func call(cmd *cobra.Command, limit time.Duration, do func(context.Context, adminv1.AdminServiceClient) error) error {
 	at, err := cmd.Flags().GetString("socket")
 	if err != nil {
 		return err
@@ -67,11 +82,10 @@ func askFor[A proto.Message](cmd *cobra.Command, limit time.Duration, question f
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(cmd.Context(), limit)
 	defer cancel()
-	answer, err := question(ctx, adminv1.NewAdminServiceClient(conn))
-	if err != nil {
+	if err := do(ctx, adminv1.NewAdminServiceClient(conn)); err != nil {
 		return askError(at, err)
 	}
-	return printAnswer(cmd.OutOrStdout(), format, answer, show)
+	return nil
 }
 
 // askError says in words why there is no answer. What the daemon has said stands for itself.

@@ -56,7 +56,7 @@ func newMoving(cmd *cobra.Command, file string) (moving, error) {
 	if file, err = filepath.Abs(file); err != nil {
 		return moving{}, err
 	}
-	log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	log := warnings(cmd)
 	kube.RouteLogs(log)
 	return moving{config: c, file: file, dry: dry, out: cmd.OutOrStdout(), log: log}, nil
 }

@@ -26,7 +26,7 @@ func newRootCommand() *cobra.Command {
 	})
 	root.AddCommand(newRunCommand(), newConfigCommand(), newImportCommand(), newExportCommand(), newVersionCommand(),
 		newStatusCommand(), newPluginsCommand(), newDevicesCommand(), newAssignmentsCommand(), newExplainCommand(), newCordonCommand(), newUncordonCommand(),
-		newDrainCommand())
+		newDrainCommand(), newHistoryCommand(), newStoreCommand())
 	return root
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/admin"
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
+	"github.com/devmgrd/devmgrd/internal/history"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 	"github.com/devmgrd/devmgrd/internal/nri"
@@ -120,7 +121,8 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Metrics:       metrics,
 	}
 	parts := []part{{"registration", plugins.Check}, {"store", books.Check}}
-	runs := []func(context.Context) error{owners.Run, plugins.Run, ledger.Run}
+	past := history.New(history.Config{Ledger: ledger, Books: books, Known: known.Spans, Log: room("history")})
+	runs := []func(context.Context) error{owners.Run, plugins.Run, past.Run, ledger.Run}
 	if api == nil {
 		ledger.Replace(nil) // what an API server had bound to the node before is not wanted any more
 	} else {
@@ -148,7 +150,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	parts = append(parts, part{"nri", runtime.Check}, part{"podresources", resources.Check})
 	desk := admin.Config{
 		Socket: c.Admin.Socket, Version: thisBuild().version, Node: c.NodeName,
-		Ledger: ledger, Plugins: plugins,
+		Ledger: ledger, Plugins: plugins, History: past, Books: books,
 		Parts: func() []admin.Part {
 			all := make([]admin.Part, len(parts))
 			for i, p := range parts {

@@ -86,6 +86,7 @@ func TestGolden(t *testing.T) {
 		"assignments": func(to *bytes.Buffer) { showAssignments(to, someAssignments) },
 		"explain":     func(to *bytes.Buffer) { showExplanation(to, aWait, noon) },
 		"explain-all": func(to *bytes.Buffer) { showExplanation(to, aPodThatHasAll, noon) },
+		"history":     func(to *bytes.Buffer) { showHistory(to, someSpans, noon) },
 	} {
 		var got bytes.Buffer
 		show(&got)

@@ -1,6 +1,7 @@
 package admin_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -39,6 +40,37 @@ type rig struct {
 	end    func()
 }
 
+// books are three megabytes and a byte.
+type books struct{}
+
+func (books) WriteTo(w io.Writer) (int64, error) {
+	n, err := w.Write(bytes.Repeat([]byte("x"), 3<<20+1))
+	return int64(n), err
+}
+
+// A copy comes in parts that any client takes.
+func TestBackup(t *testing.T) {
+	r := start(t)
+	stream, err := r.Backup(t.Context(), &adminv1.BackupRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, parts := 0, 0
+	for {
+		part, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, parts = n+len(part.Data), parts+1
+	}
+	if n != 3<<20+1 || parts != 4 {
+		t.Errorf("%d bytes in %d parts", n, parts)
+	}
+}
+
 type endpoints struct{}
 
 func (endpoints) Endpoints() map[device.ResourceName]string {
@@ -50,7 +82,7 @@ func start(t *testing.T, change ...func(*admin.Config)) *rig {
 	dir := t.TempDir()
 	r := &rig{Allocator: allocatortest.Start(t, filepath.Join(dir, "state")), t: t, path: filepath.Join(dir, "run", "admin.sock")}
 	c := admin.Config{
-		Socket: r.path, Version: "v1", Node: "node", Ledger: r.Allocator, Plugins: endpoints{}, Log: slog.New(slog.DiscardHandler),
+		Socket: r.path, Version: "v1", Node: "node", Ledger: r.Allocator, Plugins: endpoints{}, History: nothing{}, Books: books{}, Log: slog.New(slog.DiscardHandler),
 		Parts: func() []admin.Part { return []admin.Part{{Name: "store"}, {Name: "nri", Err: errors.New("away")}} },
 	}
 	for _, f := range change {

@@ -3,6 +3,7 @@ package admin
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -52,6 +53,12 @@ type Evictions interface {
 	Evict(pod device.Pod, why string)
 }
 
+// A History remembers who had which devices.
+type History interface {
+	// Spans gives all that had not ended by then, as far as they are remembered, in the order of their beginnings.
+	Spans(since time.Time) ([]device.Span, error)
+}
+
 // A Part is a part of the daemon; Err is what is missing, nil if it is ready.
 type Part struct {
 	Name string
@@ -65,6 +72,8 @@ type Config struct {
 	Node    string
 	Ledger  Ledger
 	Plugins Plugins
+	History History
+	Books   io.WriterTo // gives a copy of the state file
 	// Evictions are nil where there is no API server.
 	Evictions Evictions
 	Parts     func() []Part
@@ -92,8 +101,8 @@ const (
 
 // New makes a Server; Run starts it.
 func New(c Config) *Server {
-	if c.Socket == "" || c.Ledger == nil || c.Plugins == nil || c.Parts == nil || c.Log == nil {
-		panic("admin: Socket, Ledger, Plugins, Parts and Log are required")
+	if c.Socket == "" || c.Ledger == nil || c.Plugins == nil || c.Books == nil || c.History == nil || c.Parts == nil || c.Log == nil {
+		panic("admin: Socket, Ledger, Plugins, History, Books, Parts and Log are required")
 	}
 	return &Server{cfg: c, started: time.Now(), stopping: make(chan struct{})}
 }

@@ -189,6 +189,32 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 	}
 }
 
+// Backup gives a copy of the state file.
+func (s service) Backup(_ *adminv1.BackupRequest, stream grpc.ServerStreamingServer[adminv1.BackupResponse]) error {
+	if _, err := s.cfg.Books.WriteTo(parts{stream}); err != nil {
+		return status.Errorf(codes.Unavailable, "the state file cannot be copied: %v", err)
+	}
+	return nil
+}
+
+// parts sends what is written in parts that any client takes.
+type parts struct {
+	stream grpc.ServerStreamingServer[adminv1.BackupResponse]
+}
+
+const maxPart = 1 << 20
+
+func (p parts) Write(data []byte) (n int, err error) {
+	for len(data) > 0 && err == nil {
+		part := data[:min(len(data), maxPart)]
+		data = data[len(part):]
+		if err = p.stream.Send(&adminv1.BackupResponse{Data: part}); err == nil {
+			n += len(part)
+		}
+	}
+	return n, err
+}
+
 const (
 	maxReason = 1024 // bytes
 	maxNamed  = 4096 // devices in one call

@@ -19,6 +19,11 @@
 //	cordons                 made with the first cordon
 //	    <resource name>     a bucket
 //	        <device ID>     JSON of device.Cordon: why, and since when
+//	history                 made with the first span
+//	    open                a bucket: spans that have not ended
+//	        <key>           JSON of spanRecord; the key is its beginning in ns since 1970 and its number, 8 bytes each, big-endian
+//	    ended               a bucket: spans that have ended, the oldest first
+//	        <key>           JSON of spanRecord; the key is its end and its number, likewise
 //
 // One pod is one key, so that all of its assignments become durable in one commit or none does, and a release is one
 // deletion. One device is one key, so that a change of health among 50 000 writes a few pages and not the whole list.
@@ -34,6 +39,7 @@
 //     is refused with its path, the reason and the remedy, and stays as it was.
 //   - Recover goes on where Open gives up for damage: it sets the file aside, under a name that tells when, and never
 //     deletes or overwrites one. And it does not need a disk that can be written in order to give what it can read.
-//   - A pod's record that cannot be read is damage. A plugin's is left out: the plugin tells it again.
+//   - A pod's record that cannot be read is damage. A plugin's is left out: the plugin tells it again. A span's is left out
+//     too: nobody's devices depend on it.
 //   - A second devmgrd is refused with the pid of the first.
 package store

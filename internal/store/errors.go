@@ -55,6 +55,19 @@ func (e *DamagedError) Error() string {
 // Unwrap gives the cause.
 func (e *DamagedError) Unwrap() error { return e.Err }
 
+// An InUseError says that somebody has the state file open.
+type InUseError struct {
+	Path string
+	Err  error
+}
+
+func (e *InUseError) Error() string {
+	return fmt.Sprintf("state file %s is in use by another program (%v): wait for its end, or stop it", e.Path, e.Err)
+}
+
+// Unwrap gives the cause.
+func (e *InUseError) Unwrap() error { return e.Err }
+
 // A StrayError says that the state file was removed or replaced under us. What is in the open one can still be saved.
 type StrayError struct {
 	Path    string

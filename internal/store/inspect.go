@@ -42,7 +42,7 @@ func read(path string) ([]byte, error) {
 		return nil, fmt.Errorf("state file %s is not a regular file: move it aside", path)
 	}
 	if err := flock(f); err != nil {
-		return nil, fmt.Errorf("state file %s is in use by another program (%w): wait for its end, or stop it", path, err)
+		return nil, &InUseError{path, err}
 	}
 	data := bytes.NewBuffer(make([]byte, 0, info.Size()+bytes.MinRead))
 	if _, err := data.ReadFrom(f); errors.Is(err, unix.EIO) {

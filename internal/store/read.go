@@ -17,6 +17,7 @@ type Books struct {
 	Pods    []device.PodRecord
 	Plugins []device.PluginRecord
 	Cordons []device.Cordon
+	Spans   []device.Span // those that are open; History gives the others, of which there may be many
 }
 
 // Read gives what the books in dir hold, and changes nothing in them. It needs them for itself, and fails as Open does, with
@@ -60,6 +61,9 @@ func readBooks(db *bolt.DB, path string, log *slog.Logger) (b Books, err error) 
 	}
 	if err == nil {
 		b.Cordons, err = readCordons(db, log)
+	}
+	if err == nil {
+		b.Spans, err = readSpans(db, log)
 	}
 	if err != nil {
 		return Books{}, &DamagedError{path, err}

@@ -12,6 +12,9 @@ var (
 	pluginsBucket = []byte("plugins")
 	devicesBucket = []byte("devices")
 	cordonsBucket = []byte("cordons")
+	historyBucket = []byte("history")
+	openBucket    = []byte("open")
+	endedBucket   = []byte("ended")
 
 	versionKey = []byte("version")
 	checkKey   = []byte("check")

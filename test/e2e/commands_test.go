@@ -4,6 +4,8 @@ package e2e
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -108,6 +110,9 @@ func TestADeviceOutOfService(t *testing.T) {
 		t.Errorf("devmgrd drain: status %d, %q, %q", status, out, stderr)
 	}
 	r.says("devices", held, "cordoned", "-", "dust")
+	r.says("history --device "+gpu+"/"+held, "FROM", "default/holder", "main", held)
+	r.says("history --pod default/third --since 1h", "FROM", "default/third")
+	r.fails("history --pod third", 2, "NAMESPACE/NAME")
 	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 3))
 	r.says("uncordon " + gpu + "/" + held)
 	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 4))
@@ -126,5 +131,33 @@ func TestCommandsThatFail(t *testing.T) {
 	r.must(r.Devmgrd.Kill())
 	r.fails("status", 1, "it is not running (systemctl status devmgrd)")
 	r.fails("status --socket /run/nothing.sock", 1, "/run/nothing.sock")
+	r.must(r.StartDevmgrd(r.ctx))
+}
+
+// The books are copied while they are in use, and the copy is verified and read.
+func TestTheBooksAreCopied(t *testing.T) {
+	r := start(t)
+	r.plugin(gpu, 1)
+	r.run("holder", gpu, 1)
+	copied := filepath.Join(t.TempDir(), "copy.db")
+	r.fails("store verify", 1, "in use by another program")
+	r.says("store backup "+copied, copied, "verified")
+	r.fails("store backup "+copied, 1, "is there already")
+	r.says("store verify --state "+copied, "is sound", "(1 with devices)", "1 resources")
+	r.says("store dump --state "+copied, "holder", gpu, "dev-000000")
+	text, err := os.ReadFile(copied)
+	r.must(err)
+	text[len(text)/2] ^= 1
+	r.must(os.WriteFile(copied, text, 0o600))
+	if _, stderr, status := r.devmgrd("store", "verify", "--state", copied); status == 0 {
+		// A bit where nothing is kept is no damage: then the whole page has to go.
+		r.must(os.WriteFile(copied, text[:len(text)/2], 0o600))
+		r.fails("store verify --state "+copied, 1, "damaged")
+	} else if !strings.Contains(stderr, "damaged") {
+		t.Errorf("status %d, %q", status, stderr)
+	}
+	r.must(r.Devmgrd.Stop(20 * time.Second))
+	r.says("store verify", "is sound")
+	r.fails("store backup "+copied+"2", 1, "it is not running")
 	r.must(r.StartDevmgrd(r.ctx))
 }

@@ -28,7 +28,9 @@ const (
 	AdminService_Explain_FullMethodName         = "/devmgrd.admin.v1.AdminService/Explain"
 	AdminService_Cordon_FullMethodName          = "/devmgrd.admin.v1.AdminService/Cordon"
 	AdminService_Uncordon_FullMethodName        = "/devmgrd.admin.v1.AdminService/Uncordon"
+	AdminService_Backup_FullMethodName          = "/devmgrd.admin.v1.AdminService/Backup"
 	AdminService_Drain_FullMethodName           = "/devmgrd.admin.v1.AdminService/Drain"
+	AdminService_ListHistory_FullMethodName     = "/devmgrd.admin.v1.AdminService/ListHistory"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -52,10 +54,15 @@ type AdminServiceClient interface {
 	Cordon(ctx context.Context, in *CordonRequest, opts ...grpc.CallOption) (*CordonResponse, error)
 	// Uncordon puts devices back into service. The same errors.
 	Uncordon(ctx context.Context, in *UncordonRequest, opts ...grpc.CallOption) (*UncordonResponse, error)
+	// Backup gives a copy of the state file as it is at this moment, in parts. UNAVAILABLE if the file cannot be read.
+	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
 	// Drain cordons devices and has the pods evicted that have them, as far as their disruption budgets let it. It tells who still
 	// has them, first at once and then whenever that changes, and ends when nobody has any. Who ends the call ends the telling: the
 	// cordons stay, and pods that were to go go. The same errors, and FAILED_PRECONDITION if there is no API server.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DrainResponse], error)
+	// ListHistory gives who had which devices, from when to when. Those who have them still are in it. Of what has ended the newest
+	// 10 000 spans of the last 30 days are kept, and fewer if they take more than 16 MiB. UNAVAILABLE if the state file cannot be read.
+	ListHistory(ctx context.Context, in *ListHistoryRequest, opts ...grpc.CallOption) (*ListHistoryResponse, error)
 }
 
 type adminServiceClient struct {
@@ -136,9 +143,28 @@ func (c *adminServiceClient) Uncordon(ctx context.Context, in *UncordonRequest, 
 	return out, nil
 }
 
+func (c *adminServiceClient) Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[0], AdminService_Backup_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[BackupRequest, BackupResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_BackupClient = grpc.ServerStreamingClient[BackupResponse]
+
 func (c *adminServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DrainResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[0], AdminService_Drain_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[1], AdminService_Drain_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -154,6 +180,16 @@ func (c *adminServiceClient) Drain(ctx context.Context, in *DrainRequest, opts .
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdminService_DrainClient = grpc.ServerStreamingClient[DrainResponse]
+
+func (c *adminServiceClient) ListHistory(ctx context.Context, in *ListHistoryRequest, opts ...grpc.CallOption) (*ListHistoryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListHistoryResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListHistory_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
 
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
@@ -176,10 +212,15 @@ type AdminServiceServer interface {
 	Cordon(context.Context, *CordonRequest) (*CordonResponse, error)
 	// Uncordon puts devices back into service. The same errors.
 	Uncordon(context.Context, *UncordonRequest) (*UncordonResponse, error)
+	// Backup gives a copy of the state file as it is at this moment, in parts. UNAVAILABLE if the file cannot be read.
+	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
 	// Drain cordons devices and has the pods evicted that have them, as far as their disruption budgets let it. It tells who still
 	// has them, first at once and then whenever that changes, and ends when nobody has any. Who ends the call ends the telling: the
 	// cordons stay, and pods that were to go go. The same errors, and FAILED_PRECONDITION if there is no API server.
 	Drain(*DrainRequest, grpc.ServerStreamingServer[DrainResponse]) error
+	// ListHistory gives who had which devices, from when to when. Those who have them still are in it. Of what has ended the newest
+	// 10 000 spans of the last 30 days are kept, and fewer if they take more than 16 MiB. UNAVAILABLE if the state file cannot be read.
+	ListHistory(context.Context, *ListHistoryRequest) (*ListHistoryResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -211,8 +252,14 @@ func (UnimplementedAdminServiceServer) Cordon(context.Context, *CordonRequest) (
 func (UnimplementedAdminServiceServer) Uncordon(context.Context, *UncordonRequest) (*UncordonResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Uncordon not implemented")
 }
+func (UnimplementedAdminServiceServer) Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error {
+	return status.Error(codes.Unimplemented, "method Backup not implemented")
+}
 func (UnimplementedAdminServiceServer) Drain(*DrainRequest, grpc.ServerStreamingServer[DrainResponse]) error {
 	return status.Error(codes.Unimplemented, "method Drain not implemented")
+}
+func (UnimplementedAdminServiceServer) ListHistory(context.Context, *ListHistoryRequest) (*ListHistoryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListHistory not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -361,6 +408,17 @@ func _AdminService_Uncordon_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Backup_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(BackupRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServiceServer).Backup(m, &grpc.GenericServerStream[BackupRequest, BackupResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_BackupServer = grpc.ServerStreamingServer[BackupResponse]
+
 func _AdminService_Drain_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(DrainRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -371,6 +429,24 @@ func _AdminService_Drain_Handler(srv interface{}, stream grpc.ServerStream) erro
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type AdminService_DrainServer = grpc.ServerStreamingServer[DrainResponse]
+
+func _AdminService_ListHistory_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListHistoryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListHistory(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListHistory_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListHistory(ctx, req.(*ListHistoryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
 
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
@@ -407,8 +483,17 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Uncordon",
 			Handler:    _AdminService_Uncordon_Handler,
 		},
+		{
+			MethodName: "ListHistory",
+			Handler:    _AdminService_ListHistory_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "Backup",
+			Handler:       _AdminService_Backup_Handler,
+			ServerStreams: true,
+		},
 		{
 			StreamName:    "Drain",
 			Handler:       _AdminService_Drain_Handler,

@@ -1,0 +1,105 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+)
+
+// newHistoryCommand makes "devmgrd history".
+func newHistoryCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "history",
+		Short: "Show who had which devices, from when to when",
+		Long: "history shows which container had which devices, from when to when, those that have them still included: of all, of\n" +
+			"one device, or of one pod. The newest 10 000 that have ended are kept, for up to 30 days. Times are UTC.",
+		Example: "  devmgrd history --device vendor.example/gpu/GPU-3\n  devmgrd history --pod default/training-0\n  devmgrd history --since 24h -o json",
+		Args:    usage(noArguments),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			request, err := historyRequest(cmd)
+			if err != nil {
+				return err
+			}
+			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListHistoryResponse, error) {
+				return c.ListHistory(ctx, request)
+			}, func(to io.Writer, answer *adminv1.ListHistoryResponse) { showHistory(to, answer.Spans, time.Now()) })
+		},
+	}
+	cmd.Flags().String("device", "", "only this device: RESOURCE/DEVICE")
+	cmd.Flags().String("pod", "", "only this pod: NAMESPACE/POD")
+	cmd.Flags().Duration("since", 0, "only what had not ended so long ago, like 90m or 24h")
+	addAskFlags(cmd)
+	return cmd
+}
+
+// historyRequest reads the flags.
+func historyRequest(cmd *cobra.Command) (*adminv1.ListHistoryRequest, error) {
+	request := &adminv1.ListHistoryRequest{}
+	one, err := cmd.Flags().GetString("device")
+	if err != nil {
+		return nil, err
+	}
+	if one != "" {
+		d, err := splitDevice(one)
+		if err != nil {
+			return nil, err
+		}
+		request.ResourceName, request.Id = d.ResourceName, d.Id
+	}
+	pod, err := cmd.Flags().GetString("pod")
+	if err != nil {
+		return nil, err
+	}
+	if pod != "" {
+		if request.Namespace, request.Name, err = splitPod(pod); err != nil {
+			return nil, err
+		}
+	}
+	since, err := cmd.Flags().GetDuration("since")
+	if err != nil {
+		return nil, err
+	}
+	if since < 0 {
+		return nil, usageError{fmt.Errorf("--since %s lies ahead; write how long ago, like 24h", since)}
+	}
+	if cmd.Flags().Changed("since") {
+		request.Since = durationpb.New(since)
+	}
+	return request, nil
+}
+
+func showHistory(to io.Writer, spans []*adminv1.Span, now time.Time) {
+	t := newTable(to, "FROM", "UNTIL", "HELD FOR", "POD", "CONTAINER", "RESOURCE", "DEVICES")
+	for _, s := range spans {
+		until, end := "-", now
+		if s.Until != nil {
+			until, end = moment(s.Until, s.UntilAtLatest), s.Until.AsTime()
+		}
+		held := ago(s.From, end)
+		if s.FromAtLatest || s.UntilAtLatest {
+			held = "about " + held
+		}
+		t.row(moment(s.From, s.FromAtLatest), until, held, s.Namespace+"/"+s.Pod, s.Container, s.ResourceName, strings.Join(s.DeviceIds, ","))
+	}
+	t.to.Flush()
+	if len(spans) == 0 {
+		fmt.Fprintln(to, "Nobody had such devices in the time that is remembered.")
+	}
+}
+
+// moment writes a time, and that it is the latest at which something can have happened.
+func moment(t *timestamppb.Timestamp, latest bool) string {
+	text := t.AsTime().UTC().Format(time.RFC3339)
+	if latest {
+		return "by " + text
+	}
+	return text
+}

@@ -1,0 +1,202 @@
+package history
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A Ledger knows who has which devices, and what has become of that.
+type Ledger interface {
+	Board() *device.Board
+	// Since gives the changes after a revision, in order, at most most of them; false: they are not known any more.
+	Since(revision uint64, most int) ([]device.Change, bool)
+	// Moved gives a channel that is closed when there is another change since the call.
+	Moved() <-chan struct{}
+}
+
+// Books keep spans.
+type Books interface {
+	// SaveHistory makes spans durable, each in the place of what it was while it was open, and forgets others, in one commit.
+	SaveHistory(save []device.Span, forget []device.SpanKey) error
+	// History gives all spans that had not ended by then.
+	History(since time.Time) ([]device.Span, error)
+	// HistoryKeys gives all spans that have ended, in the order of their ends.
+	HistoryKeys() ([]device.SpanKey, error)
+}
+
+// Config is what New needs.
+type Config struct {
+	Ledger Ledger
+	Books  Books
+	Known  []device.Span // those that are open by the books
+	Log    *slog.Logger
+}
+
+// A Recorder remembers who had which devices.
+type Recorder struct {
+	cfg Config
+
+	counted bool // what the books hold has been added to ended; Run's
+	failing bool // it has been told that writing fails; Run's
+
+	mu       sync.Mutex
+	spans    spans
+	revision uint64 // of the board, up to which spans are true
+	begun    bool   // revision is of this process
+}
+
+// Bounds of what is remembered.
+const (
+	MaxEnded = 10_000
+	MaxAge   = 30 * 24 * time.Hour
+	maxBytes = 16 << 20 // of spans that have ended, as they are kept
+)
+
+const (
+	batch    = time.Second // from a change until it is written
+	retry    = time.Minute // the longest pause while nothing can be written
+	maxSteps = 256         // changes that are fetched at once
+)
+
+// New makes a Recorder. Nothing is read or written before Run.
+func New(c Config) *Recorder {
+	if c.Ledger == nil || c.Books == nil || c.Log == nil {
+		panic("history: Ledger, Books and Log are required")
+	}
+	return &Recorder{cfg: c, spans: newSpans(c.Known)}
+}
+
+// Run writes until ctx ends, and then what is still to be written. It always gives nil.
+func (r *Recorder) Run(ctx context.Context) error {
+	again := backoff.Backoff{First: batch, Last: retry}
+	for {
+		moved := r.cfg.Ledger.Moved() // before anything is looked at: what changes from here on counts
+		err := r.update()
+		pause := batch
+		if err == nil {
+			again.Reset()
+			select {
+			case <-moved:
+			case <-ctx.Done():
+			}
+		} else {
+			pause = max(batch, again.Next())
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
+			_ = r.update()
+			return nil
+		}
+	}
+}
+
+// Spans gives all spans that had not ended by then, as far as they are remembered, in the order of their beginnings.
+func (r *Recorder) Spans(since time.Time) ([]device.Span, error) {
+	if oldest := time.Now().Add(-MaxAge); since.Before(oldest) {
+		since = oldest
+	}
+	r.mu.Lock()
+	r.followLocked()
+	fresh := r.spans.unwritten(since)
+	r.mu.Unlock()
+	// In this order: what is written meanwhile is in both, and in neither it would be missing.
+	all, err := r.cfg.Books.History(since)
+	if err != nil {
+		return nil, err
+	}
+	at := map[uint64]int{}
+	for i, s := range all {
+		at[s.Number] = i
+	}
+	for _, s := range fresh {
+		i, written := at[s.Number]
+		switch {
+		case !written:
+			all = append(all, s)
+		case all[i].Until.IsZero():
+			all[i] = s
+		}
+	}
+	slices.SortFunc(all, func(a, b device.Span) int {
+		return cmp.Or(a.From.Compare(b.From), cmp.Compare(a.Number, b.Number))
+	})
+	return all, nil
+}
+
+// followLocked brings the spans up to date with the ledger.
+func (r *Recorder) followLocked() {
+	for r.begun {
+		changes, known := r.cfg.Ledger.Since(r.revision, maxSteps)
+		if !known {
+			break
+		}
+		if len(changes) == 0 {
+			return
+		}
+		for _, c := range changes {
+			if c.Now != nil {
+				r.spans.show(c.Now, c.At, false)
+			} else if c.Before != nil {
+				r.spans.show(&device.Holding{Pod: c.Before.Pod}, c.At, false)
+			}
+			r.revision = c.Revision
+		}
+	}
+	b := r.cfg.Ledger.Board()
+	r.spans.replace(b.Pods, time.Now())
+	r.revision, r.begun = b.Revision, true
+}
+
+// update writes what is due. It says when that begins to fail and when it has ended.
+func (r *Recorder) update() error {
+	r.count()
+	r.mu.Lock()
+	r.followLocked()
+	r.spans.trim(time.Now())
+	save, forget := r.spans.due()
+	r.mu.Unlock()
+	if len(save) == 0 && len(forget) == 0 {
+		return nil
+	}
+	err := r.cfg.Books.SaveHistory(save, forget)
+	if err == nil {
+		r.mu.Lock()
+		r.spans.written(save, len(forget))
+		r.mu.Unlock()
+	}
+	switch {
+	case err != nil && !r.failing:
+		r.cfg.Log.Error("who holds which devices cannot be written down for devmgrd history; trying again until it can", "err", err)
+	case err == nil && r.failing:
+		r.cfg.Log.Info("who holds which devices is written down for devmgrd history again")
+	}
+	r.failing = err != nil
+	return err
+}
+
+// count adds what the books hold of old, as soon as they can be read. It takes only the keys.
+func (r *Recorder) count() {
+	if r.counted {
+		return
+	}
+	keys, err := r.cfg.Books.HistoryKeys()
+	if err != nil {
+		return // a file that cannot be opened cannot be written either, and update says so
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.spans.add(keys)
+	r.counted = true
+}

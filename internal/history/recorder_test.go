@@ -1,0 +1,385 @@
+package history_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/history"
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+const gpu device.ResourceName = "vendor.com/gpu"
+
+// A rig is a recorder that follows a real allocator, and writes into real books of its own.
+type rig struct {
+	*allocatortest.Allocator
+	*testing.T
+	dir      string
+	books    *books
+	recorder *history.Recorder
+	stop     func()
+}
+
+// books are real ones, on a disk that may fail.
+type books struct {
+	*store.Store
+	full    atomic.Bool
+	commits atomic.Int32
+}
+
+var errFull = errors.New("the disk is full")
+
+func (b *books) SaveHistory(save []device.Span, forget []device.SpanKey) error {
+	if b.full.Load() {
+		return errFull
+	}
+	b.commits.Add(1)
+	return b.Store.SaveHistory(save, forget)
+}
+
+func (b *books) HistoryKeys() ([]device.SpanKey, error) {
+	if b.full.Load() {
+		return nil, errFull
+	}
+	return b.Store.HistoryKeys()
+}
+
+func start(t *testing.T, stock int) *rig {
+	t.Helper()
+	dir := t.TempDir()
+	r := &rig{Allocator: allocatortest.Start(t, filepath.Join(dir, "allocator")), T: t, dir: filepath.Join(dir, "history"), stop: func() {}}
+	t.Cleanup(func() { r.end() })
+	r.Plugins.Stock(gpu, stock)
+	r.start()
+	return r
+}
+
+// start opens the books, and has a new recorder run on what they hold.
+func (r *rig) start() {
+	r.Helper()
+	r.open()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- r.recorder.Run(ctx) }()
+	r.stop = sync.OnceFunc(func() {
+		cancel()
+		r.must(<-ended)
+	})
+	_, err := r.recorder.Spans(time.Time{}) // it follows from here on
+	r.must(err)
+}
+
+// open is start without Run: nothing is written.
+func (r *rig) open() {
+	r.Helper()
+	s, has, err := store.Recover(store.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
+	r.must(err)
+	r.books = &books{Store: s}
+	r.recorder = history.New(history.Config{Ledger: r.Allocator, Books: r.books, Known: has.Spans, Log: slog.New(slog.DiscardHandler)})
+}
+
+// end is a clean stop, of the books too.
+func (r *rig) end() {
+	r.Helper()
+	r.stop()
+	if r.books != nil {
+		r.must(r.books.Close())
+		r.books = nil
+	}
+}
+
+// crash ends without writing what is due.
+func (r *rig) crash() {
+	r.books.full.Store(true)
+	r.end()
+}
+
+func (r *rig) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+// leave has a pod go, and waits until its devices are free.
+func (r *rig) leave(d device.PodDemand) {
+	r.Helper()
+	r.Drop(d.Pod.UID)
+	r.gone(d)
+}
+
+func (r *rig) gone(d device.PodDemand) {
+	r.Helper()
+	plugintest.Eventually(r, d.Pod.Name+" has gone", func() bool { return !r.holds(d) })
+}
+
+func (r *rig) holds(d device.PodDemand) bool {
+	for _, h := range r.Board().Pods {
+		if h.Pod.UID == d.Pod.UID {
+			return true
+		}
+	}
+	return false
+}
+
+// tells fails unless the recorder tells these spans: pod, devices, and "open", "ended" or "noticed"; "late" is one of which nobody
+// saw the beginning.
+func (r *rig) tells(want ...string) []device.Span {
+	r.Helper()
+	all, err := r.recorder.Spans(time.Time{})
+	r.must(err)
+	var got []string
+	for _, s := range all {
+		text := s.Pod.Name
+		for _, id := range s.IDs {
+			text += " " + string(id)
+		}
+		switch {
+		case s.Until.IsZero():
+			text += " open"
+		case s.UntilLate:
+			text += " noticed"
+		default:
+			text += " ended"
+		}
+		if s.FromLate {
+			text += " late"
+		}
+		got = append(got, text)
+		if s.From.IsZero() || time.Since(s.From) > time.Minute || !s.Until.IsZero() && s.Until.Before(s.From) {
+			r.Errorf("%s: from %v until %v", text, s.From, s.Until)
+		}
+		if s.Pod.Namespace != "ns" || s.Pod.UID != device.PodUID("uid-"+s.Pod.Name) || s.Container != "main" || s.Resource != gpu {
+			r.Errorf("%+v", s)
+		}
+	}
+	if strings.Join(got, "\n") != strings.Join(want, "\n") {
+		r.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	return all
+}
+
+// Who has what is told at once, with its times, and again after a restart.
+func TestAssignedAndReleased(t *testing.T) {
+	r := start(t, 3)
+	before := time.Now()
+	a := r.Settle(t, allocatortest.Pod("a", gpu, 2))
+	r.Settle(t, allocatortest.Pod("plain", "", 0))
+	r.tells("a d000 d001 open")
+	r.Settle(t, allocatortest.Pod("b", gpu, 1))
+	r.leave(a)
+	r.Settle(t, allocatortest.Pod("c", gpu, 1))
+	all := r.tells("a d000 d001 ended", "b d002 open", "c d000 open")
+	if all[0].From.Before(before) || all[0].Until.Before(all[1].From) || all[0].Until.After(all[2].From) {
+		t.Errorf("the times are %v", all)
+	}
+	r.end()
+	r.start()
+	r.tells("a d000 d001 ended", "b d002 open", "c d000 open")
+	if since, err := r.recorder.Spans(time.Now()); err != nil || len(since) != 2 {
+		t.Errorf("since now: %v, %v", since, err)
+	}
+}
+
+// A pod that is over keeps its devices as long as something of it runs.
+func TestASpanLastsAsLongAsTheContainer(t *testing.T) {
+	r := start(t, 1)
+	p := r.Settle(t, allocatortest.Pod("p", gpu, 1))
+	runs := device.Running{ID: "1", Container: device.Container{Pod: p.Pod.UID, Name: "main"}}
+	r.Claim(runs)
+	r.Drop(p.Pod.UID)
+	plugintest.Eventually(t, "it is over", func() bool { return !r.Board().Pods[0].Active })
+	r.tells("p d000 open")
+	stopped := time.Now()
+	r.RuntimeStopped(runs)
+	r.gone(p)
+	if all := r.tells("p d000 ended"); all[0].Until.Before(stopped) {
+		t.Errorf("it ended at %v, before its container", all[0].Until)
+	}
+}
+
+// A span whose container still has its devices goes on over a restart, and is there once.
+func TestRestartWithTheSameHolder(t *testing.T) {
+	r := start(t, 1)
+	p := r.Settle(t, allocatortest.Pod("p", gpu, 1))
+	first := r.tells("p d000 open")[0]
+	for range 3 {
+		r.end()
+		r.start()
+		if again := r.tells("p d000 open")[0]; !again.From.Equal(first.From) || again.Number != first.Number {
+			t.Errorf("%+v was %+v", again, first)
+		}
+	}
+	r.leave(p)
+	r.end()
+	r.start()
+	r.tells("p d000 ended")
+}
+
+// What has become of spans while nobody looked has the time at which it was noticed.
+func TestRestartWithAnotherHolder(t *testing.T) {
+	r := start(t, 2)
+	a, b := r.Settle(t, allocatortest.Pod("a", gpu, 1)), r.Settle(t, allocatortest.Pod("b", gpu, 1))
+	r.end()
+	r.leave(a)
+	r.Settle(t, allocatortest.Pod("c", gpu, 1))
+	r.leave(b)
+	r.start()
+	r.tells("a d000 noticed", "b d001 noticed", "c d000 open late")
+	r.end()
+	r.start()
+	r.tells("a d000 noticed", "b d001 noticed", "c d000 open late")
+}
+
+// A container that has other devices than before has another span.
+func TestRestartWithOtherDevices(t *testing.T) {
+	r := start(t, 2)
+	first := r.Settle(t, allocatortest.Pod("first", gpu, 1))
+	p := r.Settle(t, allocatortest.Pod("p", gpu, 1))
+	r.end()
+	r.leave(first)
+	r.leave(p)
+	r.Settle(t, p)
+	r.start()
+	r.tells("first d000 noticed", "p d001 noticed", "p d000 open late")
+}
+
+// A crash loses what was not written; the books of who has what make good what is open.
+func TestCrash(t *testing.T) {
+	r := start(t, 3)
+	a := r.Settle(t, allocatortest.Pod("a", gpu, 1))
+	plugintest.Eventually(t, "a is written", func() bool { return r.books.commits.Load() > 0 })
+	r.books.full.Store(true) // from here on nothing is written any more
+	r.leave(a)
+	b := r.Settle(t, allocatortest.Pod("b", gpu, 2))
+	r.tells("a d000 ended", "b d000 d001 open")
+	r.crash()
+	r.start()
+	r.tells("a d000 noticed", "b d000 d001 open late")
+	r.leave(b)
+	r.crash()
+	r.start()
+	r.tells("a d000 noticed", "b d000 d001 noticed late")
+}
+
+// A disk that is full for a while costs nothing, and nothing is there twice.
+func TestAFullDisk(t *testing.T) {
+	r := start(t, 2)
+	r.end()
+	r.open()
+	r.books.full.Store(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.recorder.Run(ctx) }()
+	a := r.Settle(t, allocatortest.Pod("a", gpu, 1))
+	r.Settle(t, allocatortest.Pod("b", gpu, 1))
+	r.leave(a)
+	r.tells("a d000 ended", "b d001 open")
+	r.books.full.Store(false)
+	plugintest.Eventually(t, "it is written", func() bool { return r.books.commits.Load() > 0 })
+	r.tells("a d000 ended", "b d001 open")
+	cancel()
+	r.must(<-ended)
+	r.end()
+	r.start()
+	r.tells("a d000 ended", "b d001 open")
+}
+
+// Who has fallen behind looks at who has what now, and says that it did not see how that came about.
+func TestFallenBehind(t *testing.T) {
+	r := start(t, 3)
+	r.end()
+	r.open() // it follows only when it is asked
+	a := r.Settle(t, allocatortest.Pod("a", gpu, 1))
+	r.Settle(t, allocatortest.Pod("b", gpu, 1))
+	r.tells("a d000 open late", "b d001 open late")
+	r.leave(a)
+	for i := range 5000 {
+		r.Bind(allocatortest.Pod(fmt.Sprint("plain-", i), "", 0))
+	}
+	r.Settle(t, allocatortest.Pod("c", gpu, 2))
+	if _, known := r.Since(0, 1); known {
+		t.Fatal("it is not behind")
+	}
+	r.tells("a d000 noticed late", "b d001 open late", "c d000 d002 open late")
+	d := r.Settle(t, allocatortest.Pod("b2", "", 0))
+	r.leave(d)
+	r.tells("a d000 noticed late", "b d001 open late", "c d000 d002 open late")
+}
+
+// However much happens, there is about one commit a second, and all of it is in the books at a clean stop.
+func TestOneCommitASecond(t *testing.T) {
+	r := start(t, 4)
+	began := time.Now()
+	for i := range 60 {
+		r.leave(r.Settle(t, allocatortest.Pod(fmt.Sprint("p", i), gpu, 1)))
+	}
+	r.stop()
+	// The second after a change, and the last one.
+	if n, most := r.books.commits.Load(), int32(time.Since(began)/time.Second)+1; n > most {
+		t.Errorf("%d commits, want at most %d", n, most)
+	}
+	r.end()
+	r.start()
+	all, err := r.recorder.Spans(time.Time{})
+	if err != nil || len(all) != 60 {
+		t.Errorf("%d spans, %v", len(all), err)
+	}
+}
+
+// What is too much or too old goes, the oldest first, in the commit that brings something new.
+func TestBounds(t *testing.T) {
+	now := time.Now().UTC()
+	many := func(n int, age time.Duration, id string) (all []device.Span) {
+		for i := range n {
+			until := now.Add(time.Duration(i)*time.Millisecond - age)
+			all = append(all, device.Span{
+				Number: uint64(until.UnixNano()), Pod: device.Pod{UID: "old", Namespace: "ns", Name: fmt.Sprint(i)},
+				Container: "main", Resource: gpu, IDs: []device.ID{device.ID(id)}, From: until.Add(-time.Second), Until: until,
+			})
+		}
+		return all
+	}
+	for name, c := range map[string]struct {
+		had  []device.Span
+		kept int // of them
+	}{
+		"too many":  {many(history.MaxEnded+50, time.Hour, "d"), history.MaxEnded - 1},
+		"too old":   {append(many(30, history.MaxAge+time.Hour, "d"), many(20, history.MaxAge-time.Hour, "d")...), 20},
+		"too large": {many(40, time.Hour, strings.Repeat("d", 1<<19)), 31},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, 1)
+			r.end()
+			r.open()
+			r.must(r.books.Store.SaveHistory(c.had, nil))
+			r.end()
+			r.start()
+			r.leave(r.Settle(t, allocatortest.Pod("new", gpu, 1)))
+			r.end()
+			r.open()
+			keys, err := r.books.HistoryKeys()
+			if err != nil || len(keys) != c.kept+1 {
+				t.Fatalf("%d are kept, %v; want %d", len(keys), err, c.kept+1)
+			}
+			if oldest := c.had[len(c.had)-c.kept]; keys[0].Number != oldest.Number {
+				t.Errorf("the oldest ended at %v, want %v", keys[0].Until, oldest.Until)
+			}
+			// Until there is something new nothing is written, but what is too old is not told either.
+			if all, err := r.recorder.Spans(time.Time{}); err != nil || len(all) != c.kept+1 || all[len(all)-1].Pod.Name != "new" {
+				t.Errorf("%d are told, %v", len(all), err)
+			}
+		})
+	}
+}

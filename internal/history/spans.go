@@ -1,0 +1,180 @@
+package history
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// spans are those that are open, and what of them and of those that have ended is not written yet.
+type spans struct {
+	open   map[device.PodUID]map[part]device.Span
+	fresh  map[uint64]device.Span // not in the books as they are here
+	inside map[uint64]bool        // open in the books
+	ended  []device.SpanKey       // all that are remembered, in the order of their ends
+	bytes  int                    // of ended
+	gone   []device.SpanKey       // in the books, and to be forgotten
+	last   uint64                 // the highest number
+}
+
+// A part of a pod has a span of its own.
+type part struct {
+	container string
+	resource  device.ResourceName
+}
+
+func newSpans(known []device.Span) spans {
+	s := spans{open: map[device.PodUID]map[part]device.Span{}, fresh: map[uint64]device.Span{}, inside: map[uint64]bool{}}
+	for _, k := range known {
+		s.inside[k.Number] = true
+		s.last = max(s.last, k.Number)
+		s.of(k.Pod.UID)[part{k.Container, k.Resource}] = k
+	}
+	return s
+}
+
+func (s *spans) of(uid device.PodUID) map[part]device.Span {
+	if s.open[uid] == nil {
+		s.open[uid] = map[part]device.Span{}
+	}
+	return s.open[uid]
+}
+
+// show has the spans of one pod be what it holds. late: it may hold that for longer than since at.
+func (s *spans) show(h *device.Holding, at time.Time, late bool) {
+	at = at.Round(0).UTC() // the books keep no monotonic clock
+	holds := map[part][]device.ID{}
+	for _, as := range h.Assignments {
+		for _, share := range as.Shares {
+			holds[part{as.Container.Name, share.Resource}] = share.IDs
+		}
+	}
+	mine := s.of(h.Pod.UID)
+	for p, span := range mine {
+		if ids, has := holds[p]; has && slices.Equal(ids, span.IDs) {
+			delete(holds, p) // nothing has become of it
+			continue
+		}
+		delete(mine, p)
+		s.end(span, at, late)
+	}
+	// In one order, so that numbers are.
+	for _, p := range slices.SortedFunc(maps.Keys(holds), func(a, b part) int {
+		return cmp.Or(cmp.Compare(a.container, b.container), cmp.Compare(a.resource, b.resource))
+	}) {
+		// Higher than those of before a restart, too, which may not have been read yet.
+		s.last = max(s.last+1, uint64(max(at.UnixNano(), 0)))
+		span := device.Span{Number: s.last, Pod: h.Pod, Container: p.container, Resource: p.resource, IDs: holds[p], From: at, FromLate: late}
+		mine[p], s.fresh[span.Number] = span, span
+	}
+	if len(mine) == 0 {
+		delete(s.open, h.Pod.UID)
+	}
+}
+
+// replace has the spans be what these pods hold, and those of others end.
+func (s *spans) replace(pods []*device.Holding, at time.Time) {
+	there := map[device.PodUID]bool{}
+	// A board has no order; numbers should have one.
+	for _, h := range slices.SortedFunc(slices.Values(pods), func(a, b *device.Holding) int {
+		return cmp.Or(cmp.Compare(a.Pod.Namespace, b.Pod.Namespace), cmp.Compare(a.Pod.Name, b.Pod.Name))
+	}) {
+		there[h.Pod.UID] = true
+		s.show(h, at, true)
+	}
+	for uid := range s.open {
+		if !there[uid] {
+			s.show(&device.Holding{Pod: device.Pod{UID: uid}}, at, true)
+		}
+	}
+}
+
+func (s *spans) end(span device.Span, at time.Time, late bool) {
+	if at.Before(span.From) {
+		at = span.From // the clock has been put back
+	}
+	span.Until, span.UntilLate = at, late
+	s.fresh[span.Number] = span
+	s.add([]device.SpanKey{{Until: span.Until, Number: span.Number, Bytes: size(span)}})
+}
+
+// size is about what a span takes in the books.
+func size(span device.Span) int {
+	n := 256 + len(span.Pod.Namespace) + len(span.Pod.Name) + len(span.Container) + len(span.Resource)
+	for _, id := range span.IDs {
+		n += len(id) + 3
+	}
+	return n
+}
+
+// add puts keys where they belong, mostly at the end, unless they are there already.
+func (s *spans) add(keys []device.SpanKey) {
+	order := func(a, b device.SpanKey) int {
+		return cmp.Or(a.Until.Compare(b.Until), cmp.Compare(a.Number, b.Number))
+	}
+	for _, k := range keys {
+		at, found := slices.BinarySearchFunc(s.ended, k, order)
+		if found {
+			continue
+		}
+		s.ended = slices.Insert(s.ended, at, k)
+		s.bytes += k.Bytes
+		s.last = max(s.last, k.Number)
+	}
+}
+
+// trim leaves out the oldest that are too many or too old.
+func (s *spans) trim(now time.Time) {
+	n := 0
+	for _, k := range s.ended {
+		if len(s.ended)-n <= MaxEnded && s.bytes <= maxBytes && now.Sub(k.Until) <= MaxAge {
+			break
+		}
+		n++
+		s.bytes -= k.Bytes
+		if _, fresh := s.fresh[k.Number]; fresh && !s.inside[k.Number] {
+			delete(s.fresh, k.Number) // the books have never heard of it
+		} else {
+			s.gone = append(s.gone, k)
+		}
+	}
+	s.ended = slices.Delete(s.ended, 0, n)
+}
+
+// due gives what is to be written, and what is to be forgotten then.
+func (s *spans) due() ([]device.Span, []device.SpanKey) {
+	save := make([]device.Span, 0, len(s.fresh))
+	for _, number := range slices.Sorted(maps.Keys(s.fresh)) {
+		save = append(save, s.fresh[number])
+	}
+	return save, slices.Clone(s.gone)
+}
+
+// written says that these, and the first so many of gone, are in the books, and out of them.
+func (s *spans) written(save []device.Span, forgotten int) {
+	for _, span := range save {
+		if span.Until.IsZero() {
+			s.inside[span.Number] = true
+		} else {
+			delete(s.inside, span.Number)
+		}
+		if s.fresh[span.Number].Until.Equal(span.Until) {
+			delete(s.fresh, span.Number)
+		}
+	}
+	s.gone = slices.Delete(s.gone, 0, forgotten)
+}
+
+// unwritten gives the spans that had not ended by then and that the books do not have as they are.
+func (s *spans) unwritten(since time.Time) []device.Span {
+	var all []device.Span
+	for _, span := range s.fresh {
+		if span.Until.IsZero() || !span.Until.Before(since) {
+			all = append(all, span)
+		}
+	}
+	return all
+}
