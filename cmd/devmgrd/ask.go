@@ -9,12 +9,15 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"os"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -48,12 +51,9 @@ func ask[A proto.Message](cmd *cobra.Command, question func(context.Context, adm
 
 // askFor is ask for a question that may take longer.
 func askFor[A proto.Message](cmd *cobra.Command, limit time.Duration, question func(context.Context, adminv1.AdminServiceClient) (A, error), show func(io.Writer, A)) error {
-	format, err := cmd.Flags().GetString("output")
+	format, err := outputFormat(cmd, "json", "yaml")
 	if err != nil {
 		return err
-	}
-	if format != "" && format != "json" && format != "yaml" {
-		return usageError{fmt.Errorf("there is no output format %q; write -o json or -o yaml", format)}
 	}
 	var answer A
 	err = call(cmd, limit, func(ctx context.Context, c adminv1.AdminServiceClient) (err error) {
@@ -64,6 +64,38 @@ func askFor[A proto.Message](cmd *cobra.Command, limit time.Duration, question f
 		return err
 	}
 	return printAnswer(cmd.OutOrStdout(), format, answer, show)
+}
+
+// outputFormat reads -o: one of these, or nothing.
+func outputFormat(cmd *cobra.Command, formats ...string) (string, error) {
+	format, err := cmd.Flags().GetString("output")
+	if err == nil && format != "" && !slices.Contains(formats, format) {
+		err = usageError{fmt.Errorf("there is no output format %q; write -o %s", format, strings.Join(formats, " or -o "))}
+	}
+	return format, err
+}
+
+// forever is longer than anybody waits.
+const forever = 365 * 24 * time.Hour
+
+// isTerminal tells whether somebody looks at it.
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// printLine prints an answer as one line of JSON.
+func printLine(to io.Writer, answer proto.Message) error {
+	text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(answer)
+	if err != nil {
+		return err
+	}
+	var even bytes.Buffer
+	if err := json.Compact(&even, text); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(to, even.String())
+	return err
 }
 
 // call calls the daemon on the socket that the flag names.

@@ -25,7 +25,7 @@ func newRootCommand() *cobra.Command {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
 	root.AddCommand(newRunCommand(), newConfigCommand(), newImportCommand(), newExportCommand(), newVersionCommand(),
-		newStatusCommand(), newPluginsCommand(), newDevicesCommand(), newAssignmentsCommand(), newExplainCommand(), newCordonCommand(), newUncordonCommand(),
+		newStatusCommand(), newPluginsCommand(), newDevicesCommand(), newWatchCommand(), newAssignmentsCommand(), newExplainCommand(), newCordonCommand(), newUncordonCommand(),
 		newDrainCommand(), newHistoryCommand(), newStoreCommand())
 	return root
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -190,6 +191,58 @@ func notes(d *adminv1.Device, now time.Time) []string {
 	return all
 }
 
+// newWatchCommand makes "devmgrd watch".
+func newWatchCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "watch [RESOURCE]",
+		Short: "Show each device, its state and who has it, live",
+		Long: "watch shows what devices shows, and again whenever it has changed, until it is ended. On a terminal the new table takes\n" +
+			"the place of the old one. With -o json each is one line.",
+		Example: "  devmgrd watch\n  devmgrd watch vendor.example/gpu -o json",
+		Args:    usage(cobra.MaximumNArgs(1)),
+		RunE:    watch,
+	}
+	addAskFlags(cmd)
+	return cmd
+}
+
+func watch(cmd *cobra.Command, args []string) error {
+	format, err := outputFormat(cmd, "json")
+	if err != nil {
+		return err
+	}
+	request := &adminv1.WatchDevicesRequest{}
+	if len(args) > 0 {
+		request.ResourceName = args[0]
+	}
+	to := cmd.OutOrStdout()
+	file, is := to.(*os.File)
+	screen := is && isTerminal(file)
+	return call(cmd, forever, func(ctx context.Context, c adminv1.AdminServiceClient) error {
+		stream, err := c.WatchDevices(ctx, request)
+		for {
+			var answer *adminv1.WatchDevicesResponse
+			if err == nil {
+				answer, err = stream.Recv()
+			}
+			switch {
+			case err != nil:
+				return err
+			case format == "json":
+				err = printLine(to, answer)
+			default:
+				if screen {
+					fmt.Fprint(to, "\033[H\033[2J") // home, and clear the screen
+				}
+				showDevices(to, answer.Devices, time.Now())
+				if !screen {
+					fmt.Fprintln(to)
+				}
+			}
+		}
+	})
+}
+
 // newAssignmentsCommand makes "devmgrd assignments".
 func newAssignmentsCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -340,7 +393,7 @@ func drain(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	if limit == 0 {
-		limit = 365 * 24 * time.Hour
+		limit = forever
 	}
 	return askFor(cmd, limit, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.DrainResponse, error) {
 		stream, err := c.Drain(ctx, &adminv1.DrainRequest{Devices: devices, Reason: reason})

@@ -48,6 +48,41 @@ func (books) WriteTo(w io.Writer) (int64, error) {
 	return int64(n), err
 }
 
+// A watcher is told of each device at once, and again when something has become of one.
+func TestWatchDevices(t *testing.T) {
+	r := start(t)
+	stream, err := r.WatchDevices(t.Context(), &adminv1.WatchDevicesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until := func(what string, condition func([]*adminv1.Device) bool) {
+		t.Helper()
+		for {
+			answer, err := stream.Recv()
+			if err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+			if condition(answer.Devices) {
+				return
+			}
+		}
+	}
+	until("nothing is there", func(all []*adminv1.Device) bool { return len(all) == 0 })
+	r.Plugins.Stock(gpu, 2)
+	until("two devices are free", func(all []*adminv1.Device) bool { return len(all) == 2 && all[1].State == "free" })
+	p := r.Settle(t, allocatortest.Pod("p", gpu, 1))
+	until("one is assigned", func(all []*adminv1.Device) bool { return all[0].State == "assigned" && all[0].Holder.Name == "p" })
+	if _, err := r.Allocator.Cordon([]device.Cordon{{Resource: gpu, ID: "d001"}}); err != nil {
+		t.Fatal(err)
+	}
+	until("one is cordoned", func(all []*adminv1.Device) bool { return all[1].State == "cordoned" })
+	r.Drop(p.Pod.UID)
+	until("one is free again", func(all []*adminv1.Device) bool { return all[0].State == "free" })
+	go r.end()
+	_, err = stream.Recv()
+	refused(t, err, codes.Unavailable, "devmgrd is stopping")
+}
+
 // A copy comes in parts that any client takes.
 func TestBackup(t *testing.T) {
 	r := start(t)
@@ -233,7 +268,7 @@ func TestDrainThatEnds(t *testing.T) {
 	_, err := drain("d009")
 	refused(t, err, codes.NotFound, "there is no device d009")
 	_, err = drain("d000")
-	refused(t, err, codes.Unavailable, "the devices stay cordoned")
+	refused(t, err, codes.Unavailable, "devmgrd is stopping")
 
 	r = start(t)
 	r.Plugins.Stock(gpu, 1)

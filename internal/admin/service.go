@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
@@ -63,6 +64,45 @@ func (s service) ListDevices(_ context.Context, request *adminv1.ListDevicesRequ
 		answer.Devices[i] = deviceOf(d)
 	}
 	return answer, nil
+}
+
+// WatchDevices tells of each device, and of each change.
+func (s service) WatchDevices(request *adminv1.WatchDevicesRequest, stream grpc.ServerStreamingServer[adminv1.WatchDevicesResponse]) error {
+	var last []*adminv1.Device
+	for {
+		moved := s.cfg.Ledger.Moved()
+		all, err := s.ListDevices(stream.Context(), &adminv1.ListDevicesRequest{ResourceName: request.ResourceName})
+		if err != nil {
+			return err
+		}
+		if last == nil || !slices.EqualFunc(all.Devices, last, func(a, b *adminv1.Device) bool { return proto.Equal(a, b) }) {
+			if err := stream.Send(&adminv1.WatchDevicesResponse{Devices: all.Devices}); err != nil {
+				return err
+			}
+			last = all.Devices
+		}
+		if err := until(stream.Context(), s, time.After(watchPause)); err != nil {
+			return err
+		}
+		if err := until(stream.Context(), s, moved); err != nil {
+			return err
+		}
+	}
+}
+
+// watchPause is the least time between two looks of one watcher.
+const watchPause = 200 * time.Millisecond
+
+// until waits for something, or fails if the caller or the daemon ends before.
+func until[T any](ctx context.Context, s service, what <-chan T) error {
+	select {
+	case <-what:
+		return nil
+	case <-s.stopping:
+		return status.Error(codes.Unavailable, "devmgrd is stopping")
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
 }
 
 // unknownResource says which resources there are.
@@ -179,12 +219,8 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 		if last = holders; holders == "" {
 			return nil
 		}
-		select {
-		case <-moved:
-		case <-s.stopping:
-			return status.Error(codes.Unavailable, "devmgrd is stopping; the devices stay cordoned")
-		case <-stream.Context().Done():
-			return status.FromContextError(stream.Context().Err()).Err()
+		if err := until(stream.Context(), s, moved); err != nil {
+			return err
 		}
 	}
 }

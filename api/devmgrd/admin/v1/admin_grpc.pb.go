@@ -24,6 +24,7 @@ const (
 	AdminService_GetStatus_FullMethodName       = "/devmgrd.admin.v1.AdminService/GetStatus"
 	AdminService_ListPlugins_FullMethodName     = "/devmgrd.admin.v1.AdminService/ListPlugins"
 	AdminService_ListDevices_FullMethodName     = "/devmgrd.admin.v1.AdminService/ListDevices"
+	AdminService_WatchDevices_FullMethodName    = "/devmgrd.admin.v1.AdminService/WatchDevices"
 	AdminService_ListAssignments_FullMethodName = "/devmgrd.admin.v1.AdminService/ListAssignments"
 	AdminService_Explain_FullMethodName         = "/devmgrd.admin.v1.AdminService/Explain"
 	AdminService_Cordon_FullMethodName          = "/devmgrd.admin.v1.AdminService/Cordon"
@@ -45,6 +46,8 @@ type AdminServiceClient interface {
 	ListPlugins(ctx context.Context, in *ListPluginsRequest, opts ...grpc.CallOption) (*ListPluginsResponse, error)
 	// ListDevices gives each device and what has become of it. NOT_FOUND if the resource is unknown.
 	ListDevices(ctx context.Context, in *ListDevicesRequest, opts ...grpc.CallOption) (*ListDevicesResponse, error)
+	// WatchDevices gives the same at once, and again whenever it has changed, five times a second at most. UNAVAILABLE if devmgrd stops.
+	WatchDevices(ctx context.Context, in *WatchDevicesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchDevicesResponse], error)
 	// ListAssignments gives which containers have which devices. NOT_FOUND if a pod is named that is unknown.
 	ListAssignments(ctx context.Context, in *ListAssignmentsRequest, opts ...grpc.CallOption) (*ListAssignmentsResponse, error)
 	// Explain says why a pod has its devices, or why it waits for them. NOT_FOUND if the pod is unknown.
@@ -103,6 +106,25 @@ func (c *adminServiceClient) ListDevices(ctx context.Context, in *ListDevicesReq
 	return out, nil
 }
 
+func (c *adminServiceClient) WatchDevices(ctx context.Context, in *WatchDevicesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchDevicesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[0], AdminService_WatchDevices_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchDevicesRequest, WatchDevicesResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_WatchDevicesClient = grpc.ServerStreamingClient[WatchDevicesResponse]
+
 func (c *adminServiceClient) ListAssignments(ctx context.Context, in *ListAssignmentsRequest, opts ...grpc.CallOption) (*ListAssignmentsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListAssignmentsResponse)
@@ -145,7 +167,7 @@ func (c *adminServiceClient) Uncordon(ctx context.Context, in *UncordonRequest, 
 
 func (c *adminServiceClient) Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[0], AdminService_Backup_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[1], AdminService_Backup_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +186,7 @@ type AdminService_BackupClient = grpc.ServerStreamingClient[BackupResponse]
 
 func (c *adminServiceClient) Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DrainResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[1], AdminService_Drain_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[2], AdminService_Drain_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -203,6 +225,8 @@ type AdminServiceServer interface {
 	ListPlugins(context.Context, *ListPluginsRequest) (*ListPluginsResponse, error)
 	// ListDevices gives each device and what has become of it. NOT_FOUND if the resource is unknown.
 	ListDevices(context.Context, *ListDevicesRequest) (*ListDevicesResponse, error)
+	// WatchDevices gives the same at once, and again whenever it has changed, five times a second at most. UNAVAILABLE if devmgrd stops.
+	WatchDevices(*WatchDevicesRequest, grpc.ServerStreamingServer[WatchDevicesResponse]) error
 	// ListAssignments gives which containers have which devices. NOT_FOUND if a pod is named that is unknown.
 	ListAssignments(context.Context, *ListAssignmentsRequest) (*ListAssignmentsResponse, error)
 	// Explain says why a pod has its devices, or why it waits for them. NOT_FOUND if the pod is unknown.
@@ -239,6 +263,9 @@ func (UnimplementedAdminServiceServer) ListPlugins(context.Context, *ListPlugins
 }
 func (UnimplementedAdminServiceServer) ListDevices(context.Context, *ListDevicesRequest) (*ListDevicesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListDevices not implemented")
+}
+func (UnimplementedAdminServiceServer) WatchDevices(*WatchDevicesRequest, grpc.ServerStreamingServer[WatchDevicesResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchDevices not implemented")
 }
 func (UnimplementedAdminServiceServer) ListAssignments(context.Context, *ListAssignmentsRequest) (*ListAssignmentsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListAssignments not implemented")
@@ -335,6 +362,17 @@ func _AdminService_ListDevices_Handler(srv interface{}, ctx context.Context, dec
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _AdminService_WatchDevices_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchDevicesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServiceServer).WatchDevices(m, &grpc.GenericServerStream[WatchDevicesRequest, WatchDevicesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type AdminService_WatchDevicesServer = grpc.ServerStreamingServer[WatchDevicesResponse]
 
 func _AdminService_ListAssignments_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListAssignmentsRequest)
@@ -489,6 +527,11 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "WatchDevices",
+			Handler:       _AdminService_WatchDevices_Handler,
+			ServerStreams: true,
+		},
 		{
 			StreamName:    "Backup",
 			Handler:       _AdminService_Backup_Handler,
