@@ -93,6 +93,12 @@ func (c *Config) check() []Mistake {
 			r.broken("admin.socket", "is the same as podResources.socket", "choose another path for one of them")
 		}
 	}
+	if theirs := c.PodResources.KubeletSocket; theirs != "" && path.Dir(theirs) == path.Dir(c.PodResources.Socket) && c.PodResources.Takeover {
+		r.broken("podResources.socket", "is in the kubelet's directory, of which podResources.takeover makes use", "choose another directory")
+	}
+	if c.Admin.Socket == c.PodResources.KubeletSocket {
+		r.broken("admin.socket", "is the same as podResources.kubeletSocket", "choose another path")
+	}
 	r.listen("metrics.listen", c.Metrics.Listen)
 	r.oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	r.oneOf("log.format", c.Log.Format, "text", "json")

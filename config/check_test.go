@@ -58,6 +58,8 @@ func TestRules(t *testing.T) {
 		{"podResources.takeover=true plugins.checkpointMirror=false", ""},
 		{"admin.socket=admin.sock", "admin.socket"},
 		{"admin.socket=/a podResources.socket=/a", "admin.socket"},
+		{"admin.socket=/var/lib/kubelet/pod-resources/kubelet.sock", "admin.socket"},
+		{"podResources.socket=/var/lib/kubelet/pod-resources/own.sock podResources.takeover=true", "podResources.socket"},
 		{"metrics.listen=:9464", ""},
 		{"metrics.listen=[::1]:9464", ""},
 		{"metrics.listen=9464", "metrics.listen"},

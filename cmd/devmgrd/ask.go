@@ -123,7 +123,7 @@ func call(cmd *cobra.Command, limit time.Duration, do func(context.Context, admi
 // askError says in words why there is no answer. What the daemon has said stands for itself.
 func askError(at string, err error) error {
 	if status.Code(err) == codes.DeadlineExceeded {
-		return fmt.Errorf("devmgrd at %s has not come to an end in time", at)
+		return fmt.Errorf("devmgrd at %s has not come to an end in time; what it has been asked to do stays so", at)
 	}
 	if status.Code(err) != codes.Unavailable {
 		return errors.New(status.Convert(err).Message())

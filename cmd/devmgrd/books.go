@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
@@ -94,11 +95,28 @@ func newDumpCommand() *cobra.Command {
 			}
 			e := json.NewEncoder(cmd.OutOrStdout())
 			e.SetIndent("", "  ")
-			return e.Encode(b)
+			return e.Encode(dumped(b))
 		},
 	}
 	addStateFlag(cmd)
 	return cmd
+}
+
+// dumped has cordons with their names, which in the file are keys.
+func dumped(b store.Books) any {
+	type cordon struct {
+		Resource device.ResourceName `json:"resource"`
+		ID       device.ID           `json:"id"`
+		device.Cordon
+	}
+	all := make([]cordon, len(b.Cordons))
+	for i, c := range b.Cordons {
+		all[i] = cordon{c.Resource, c.ID, c}
+	}
+	return struct {
+		store.Books
+		Cordons []cordon
+	}{b, all}
 }
 
 func newBackupCommand() *cobra.Command {

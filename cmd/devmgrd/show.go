@@ -309,7 +309,7 @@ func newExplainCommand() *cobra.Command {
 func showExplanation(to io.Writer, e *adminv1.ExplainResponse, now time.Time) {
 	line := func(head, text string) {
 		if text != "" {
-			fmt.Fprintf(to, "%-9s %s\n", head, text)
+			fmt.Fprintf(to, "%-9s %s\n", head, plain(text))
 		}
 	}
 	line("Pod:", e.Namespace+"/"+e.Name+", UID "+e.Uid)
@@ -407,7 +407,7 @@ func drain(cmd *cobra.Command, args []string) error {
 			}
 			for _, d := range answer.Devices {
 				if d.Holder != nil {
-					fmt.Fprintf(cmd.ErrOrStderr(), "waiting for %s, which has %s/%s\n", holder(d.Holder), d.ResourceName, d.Id)
+					fmt.Fprintf(cmd.ErrOrStderr(), "waiting for %s, which has %s/%s\n", holder(d.Holder), d.ResourceName, plain(d.Id))
 				}
 			}
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"flag"
 	"os"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/store"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -205,5 +208,24 @@ func TestAgo(t *testing.T) {
 		if got := ago(before(d), noon); got != want {
 			t.Errorf("%s: %q, want %q", d, got, want)
 		}
+	}
+}
+
+// A cordon is printed with the device that it is of.
+func TestDumpNamesCordonedDevices(t *testing.T) {
+	text, err := json.Marshal(dumped(store.Books{Cordons: []device.Cordon{{Resource: "vendor.com/gpu", ID: "d0", Reason: "fan"}}}))
+	if err != nil || !strings.Contains(string(text), `"d0"`) || strings.Count(string(text), "Cordons") != 1 {
+		t.Errorf("%s, %v", text, err)
+	}
+}
+
+// What a plugin or a client has said does not steer root's terminal.
+func TestNothingSteersTheTerminal(t *testing.T) {
+	var out bytes.Buffer
+	evil := "x\x1b]0;owned\x07\x1b[2J"
+	showExplanation(&out, &adminv1.ExplainResponse{Namespace: "ns", Name: "p", Verdict: "waiting", Message: evil}, time.Now())
+	showDevices(&out, []*adminv1.Device{{ResourceName: "a.b/c", Id: evil, Cordon: &adminv1.DeviceCordon{Reason: evil}}}, time.Now())
+	if n := strings.Count(out.String(), "\x1b"); n > 0 {
+		t.Errorf("%d escape characters: %q", n, out.String())
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
+	"unicode"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -20,6 +21,9 @@ func newTable(to io.Writer, heads ...string) *table {
 }
 
 func (t *table) row(cells ...string) {
+	for i := range cells {
+		cells[i] = plain(cells[i])
+	}
 	if t.heads != nil {
 		fmt.Fprintln(t.to, strings.Join(t.heads, "\t"))
 		t.heads = nil
@@ -33,6 +37,16 @@ func (t *table) end() {
 		fmt.Fprintln(t.to)
 	}
 	t.to.Flush()
+}
+
+// plain has a question mark for each control character: what plugins and others have said does not steer a terminal.
+func plain(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return '?'
+		}
+		return r
+	}, s)
 }
 
 // list writes IDs into one cell.

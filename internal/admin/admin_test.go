@@ -425,3 +425,53 @@ func TestTheSocket(t *testing.T) {
 		t.Errorf("%v, %v", err, r.server.Check())
 	}
 }
+
+// Who puts a device back into service ends its drain: whoever gets it afterwards keeps it.
+func TestUncordonEndsADrain(t *testing.T) {
+	gone := make(chan device.Pod, 10)
+	r := start(t, func(c *admin.Config) { c.Evictions = evictions{gone: gone} })
+	r.Plugins.Stock(gpu, 2)
+	p := r.Settle(t, allocatortest.Pod("p", gpu, 1))
+	r.Settle(t, allocatortest.Pod("q", gpu, 1))
+	names := []*adminv1.DeviceName{{ResourceName: string(gpu), Id: "d000"}, {ResourceName: string(gpu), Id: "d001"}}
+	stream, err := r.Drain(t.Context(), &adminv1.DrainRequest{Devices: names})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	<-gone
+	<-gone
+	if _, err := r.AdminServiceClient.Uncordon(t.Context(), &adminv1.UncordonRequest{Devices: names[:1]}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = stream.Recv()
+	refused(t, err, codes.Aborted, "back into service")
+	r.Drop(p.Pod.UID)
+	r.Settle(t, allocatortest.Pod("fresh", gpu, 1))
+	if len(gone) > 0 {
+		t.Errorf("%v is evicted from a device that is in service", <-gone)
+	}
+}
+
+// Nobody can be evicted who has no name: a container runs with the device, and nobody has told of its pod.
+func TestDrainOfAQuarantinedDevice(t *testing.T) {
+	gone := make(chan device.Pod, 10)
+	r := start(t, func(c *admin.Config) { c.Evictions = evictions{gone: gone} })
+	r.Plugins.Stock(gpu, 1)
+	r.Settle(t, allocatortest.Pod("plain", gpu, 0))
+	r.RuntimeSynced([]device.Running{{ID: "c", Container: device.Container{Pod: "stranger", Name: "main"}, Stamp: device.Choice{gpu: {"d000"}}}}, nil)
+	stream, err := r.Drain(t.Context(), &adminv1.DrainRequest{Devices: []*adminv1.DeviceName{{ResourceName: string(gpu), Id: "d000"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := stream.Recv()
+	if err != nil || answer.Done || answer.Devices[0].State != "quarantined" {
+		t.Fatalf("%v, %v", answer, err)
+	}
+	r.Bind(device.PodDemand{Pod: device.Pod{UID: "stranger", Namespace: "ns", Name: "found"}}) // now it has a name
+	if pod := <-gone; pod.Name != "found" {
+		t.Errorf("%+v is to be evicted", pod)
+	}
+}

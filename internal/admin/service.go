@@ -90,7 +90,7 @@ func (s service) WatchDevices(request *adminv1.WatchDevicesRequest, stream grpc.
 	}
 }
 
-// watchPause is the least time between two looks of one watcher.
+// watchPause is the least time between two looks of one watcher, or of one drain.
 const watchPause = 200 * time.Millisecond
 
 // until waits for something, or fails if the caller or the daemon ends before.
@@ -199,13 +199,16 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 	for {
 		moved := s.cfg.Ledger.Moved()
 		devices := s.named(names)
+		if len(devices) < len(names) || slices.ContainsFunc(devices, func(d *adminv1.Device) bool { return d.Cordon == nil }) {
+			return status.Error(codes.Aborted, "somebody has put one of the devices back into service; nobody else is evicted")
+		}
 		holders := ""
 		for _, d := range devices {
 			if d.Holder == nil {
 				continue
 			}
 			holders += d.Holder.Uid + " "
-			if !asked[d.Holder.Uid] {
+			if !asked[d.Holder.Uid] && d.Holder.Name != "" { // without a name it may be told of later
 				asked[d.Holder.Uid] = true
 				pod := device.Pod{UID: device.PodUID(d.Holder.Uid), Namespace: d.Holder.Namespace, Name: d.Holder.Name}
 				s.cfg.Evictions.Evict(pod, "its device "+d.Id+" of "+d.ResourceName+" is drained")
@@ -218,6 +221,10 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 		}
 		if last = holders; holders == "" {
 			return nil
+		}
+		// The board may move a thousand times a second, and a look takes time with the number of devices.
+		if err := until(stream.Context(), s, time.After(watchPause)); err != nil {
+			return err
 		}
 		if err := until(stream.Context(), s, moved); err != nil {
 			return err

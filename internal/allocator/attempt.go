@@ -176,6 +176,7 @@ func (a *Allocator) settle(p *pod, held hold, got []device.Assignment, err error
 	a.settleLocked(p)
 	p.since = time.Now()
 	a.showLocked(p)
+	a.examinePodLocked(p)
 	took := time.Since(p.bound)
 	a.metrics.admission.Observe(took.Seconds())
 	a.log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", summary(got), "took", took.Round(time.Microsecond))

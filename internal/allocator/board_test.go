@@ -184,3 +184,27 @@ func TestPod(t *testing.T) {
 		expect("b", device.Unknown, "")
 	})
 }
+
+// A mirror's status changes all the time; the board changes only if something that it shows does.
+func TestAMirrorsStatusIsNoChange(t *testing.T) {
+	run(t, func(r *rig) {
+		r.RuntimeSynced(nil, nil)
+		r.shop.stock(gpu, 2)
+		d := pod("static", app(gpu, 1))
+		d.Local = true
+		r.Bind(d)
+		m := pod("static", app(gpu, 1))
+		m.Pod.UID, m.Mirror, m.Containers = "mirror", true, []string{"side", "main"}
+		m.Sidecars = 1
+		r.Bind(m)
+		synctest.Wait()
+		at := r.Board().Revision
+		for range 5 {
+			r.Bind(m)
+		}
+		synctest.Wait()
+		if now := r.Board().Revision; now != at {
+			t.Errorf("%d changes", now-at)
+		}
+	})
+}

@@ -21,13 +21,9 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.ownCordonsLocked(cordons)
 	for _, c := range cordons {
-		of := maps.Clone(a.cordons[c.Resource])
-		if of == nil {
-			of = map[device.ID]device.Cordon{}
-		}
-		of[c.ID] = c
-		a.cordons[c.Resource] = of
+		a.cordons[c.Resource][c.ID] = c
 		if _, taken := a.pools.of(c.Resource).taken[c.ID]; taken {
 			held = append(held, c)
 		}
@@ -37,10 +33,14 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 	return held, nil
 }
 
-// Uncordon puts devices back into service. It gives those that were out of it; others are left as they are.
+// Uncordon puts devices back into service. It gives those that were out of it; others are left as they are. All are known, as with
+// Cordon, or nothing is done.
 func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, err error) {
 	a.pen.Lock()
 	defer a.pen.Unlock()
+	if err := a.known(devices); err != nil {
+		return nil, err
+	}
 	a.mu.Lock()
 	for _, d := range devices {
 		if c, cordoned := a.cordons[d.Resource][d.ID]; cordoned {
@@ -49,21 +49,34 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	}
 	a.mu.Unlock()
 	if len(lifted) == 0 {
-		return nil, a.known(devices)
+		return nil, nil
 	}
 	if err := a.books.SaveCordons(nil, lifted); err != nil {
 		return nil, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.ownCordonsLocked(lifted)
 	for _, c := range lifted {
-		of := maps.Clone(a.cordons[c.Resource])
-		delete(of, c.ID)
-		a.cordons[c.Resource] = of
+		delete(a.cordons[c.Resource], c.ID)
 		a.log.Info("device uncordoned", "resource", c.Resource, "device", c.ID)
 	}
 	a.applyLocked(lifted)
 	return lifted, nil
+}
+
+// ownCordonsLocked puts copies in the place of the maps that have cordons of these devices, once each: listings have the others.
+func (a *Allocator) ownCordonsLocked(devices []device.Cordon) {
+	own := map[device.ResourceName]bool{}
+	for _, d := range devices {
+		if own[d.Resource] {
+			continue
+		}
+		own[d.Resource] = true
+		if a.cordons[d.Resource] = maps.Clone(a.cordons[d.Resource]); a.cordons[d.Resource] == nil {
+			a.cordons[d.Resource] = map[device.ID]device.Cordon{}
+		}
+	}
 }
 
 // Withdrawn gives the cordoned devices that nobody has: they are not to be had.
@@ -105,9 +118,13 @@ func (a *Allocator) known(devices []device.Cordon) error {
 
 // applyLocked has plans and numbers mind what has become of the cordons of these devices.
 func (a *Allocator) applyLocked(devices []device.Cordon) {
+	done := map[device.ResourceName]bool{}
 	for _, d := range devices {
-		a.recordonLocked(d.Resource)
-		a.wakeLocked(d.Resource, false)
+		if !done[d.Resource] {
+			done[d.Resource] = true
+			a.recordonLocked(d.Resource)
+			a.wakeLocked(d.Resource, false)
+		}
 	}
 	a.board.move()
 	signal(a.changed)

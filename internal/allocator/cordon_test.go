@@ -92,3 +92,19 @@ func TestCordonOnADiskThatFails(t *testing.T) {
 		r.published(numbers{gpu: 2})
 	})
 }
+
+// One unknown device among known ones is a mistake, and lifts nothing.
+func TestUncordonOfSomeUnknown(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.bind("plain")
+		if _, err := r.Cordon(cordon("", "d0")); err != nil {
+			t.Fatal(err)
+		}
+		r.published(numbers{gpu: 1})
+		if lifted, err := r.Uncordon(cordon("", "d0", "d9")); err == nil {
+			t.Errorf("d9 is unknown, and %v is lifted without a word about that", lifted)
+		}
+		r.published(numbers{gpu: 1})
+	})
+}

@@ -29,40 +29,94 @@ type record struct {
 // examineLocked looks which devices that somebody has are broken, after the offer or its list has changed. What a plugin that
 // is away would say is not known, so nothing changes then.
 func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
-	if !p.offered || p.offer.State != device.Serving || !p.offer.Reported {
+	if !p.tells() {
+		p.away = true
 		return
 	}
 	now := time.Now()
+	sick := map[device.PodUID]map[device.ID]bool{} // by holder
 	for id, uid := range p.taken {
-		i, listed := p.listing.at[id]
-		holder := a.pods[uid]
-		if holder == nil || listed && p.listing.devices[i].Healthy || !holder.has(r, id) {
-			continue
+		if p.broken(id) {
+			if sick[uid] == nil {
+				sick[uid] = map[device.ID]bool{}
+			}
+			sick[uid][id] = true
 		}
-		rec := p.records[id]
-		if rec == nil {
-			rec = &record{}
-			p.records[id] = rec
+	}
+	for uid, ids := range sick {
+		if holder := a.pods[uid]; holder != nil {
+			a.failedLocked(holder, r, p, ids, now)
 		}
-		if !rec.broken.IsZero() && rec.holder == uid {
-			continue
-		}
-		rec.broken, rec.holder, rec.lasting = now, uid, false
-		rec.failures = append(rec.failures, now)
-		if len(rec.failures) > maxFailures {
-			rec.failures = rec.failures[1:]
-		}
-		a.metrics.failures.WithLabelValues(string(r)).Inc()
-		a.log.Warn("a device in use has failed", "resource", r, "device", id, "pod", holder.demand.Pod.String(), "listed", listed)
-		a.herald.Failed(holder.demand.Pod, r, id)
-		signal(a.kick) // whether it lasts is looked at in time
 	}
 	for id, rec := range p.records {
-		i, listed := p.listing.at[id]
-		if uid, taken := p.taken[id]; rec.broken.IsZero() || taken && uid == rec.holder && !(listed && p.listing.devices[i].Healthy) {
-			continue
+		switch uid, taken := p.taken[id]; {
+		case rec.broken.IsZero():
+		case !taken || uid != rec.holder || !p.broken(id):
+			rec.broken = time.Time{}
+		case p.away && !rec.lasting:
+			rec.broken = now // what it was meanwhile nobody knows
+			signal(a.kick)
 		}
-		rec.broken = time.Time{}
+	}
+	p.away = false
+}
+
+// tells tells whether what the listing says of devices is how they are.
+func (p *pool) tells() bool { return p.offered && p.offer.State == device.Serving && p.offer.Reported }
+
+// broken tells whether a device is not healthy, or not listed any more.
+func (p *pool) broken(id device.ID) bool {
+	i, listed := p.listing.at[id]
+	return !listed || !p.listing.devices[i].Healthy
+}
+
+// failedLocked notes which of these broken devices a pod has been assigned. Those that are only held for it are looked at when it
+// has them.
+func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *pool, broken map[device.ID]bool, now time.Time) {
+	uid := holder.demand.Pod.UID
+	for _, as := range holder.assigned {
+		for _, s := range as.Shares {
+			for _, id := range s.IDs {
+				if s.Resource != r || !broken[id] {
+					continue
+				}
+				rec := p.records[id]
+				if rec == nil {
+					rec = &record{}
+					p.records[id] = rec
+				}
+				if !rec.broken.IsZero() && rec.holder == uid {
+					continue
+				}
+				rec.broken, rec.holder, rec.lasting = now, uid, false
+				rec.failures = append(rec.failures, now)
+				if len(rec.failures) > maxFailures {
+					rec.failures = rec.failures[1:]
+				}
+				_, listed := p.listing.at[id]
+				a.metrics.failures.WithLabelValues(string(r)).Inc()
+				a.log.Warn("a device in use has failed", "resource", r, "device", id, "pod", holder.demand.Pod.String(), "listed", listed)
+				a.herald.Failed(holder.demand.Pod, r, id)
+				signal(a.kick) // whether it lasts is looked at in time
+			}
+		}
+	}
+}
+
+// examinePodLocked looks at what a pod has just been assigned: a device may have failed while its plugin was asked for it.
+func (a *Allocator) examinePodLocked(holder *pod) {
+	for _, as := range holder.assigned {
+		for _, s := range as.Shares {
+			p, broken := a.pools[s.Resource], map[device.ID]bool{}
+			for _, id := range s.IDs {
+				if p.tells() && p.broken(id) {
+					broken[id] = true
+				}
+			}
+			if len(broken) > 0 {
+				a.failedLocked(holder, s.Resource, p, broken, time.Now())
+			}
+		}
 	}
 }
 
@@ -82,7 +136,7 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 				if len(rec.failures) == 0 && now.Sub(rec.told) > failureMemory {
 					delete(p.records, id)
 				}
-			case rec.lasting:
+			case rec.lasting, !p.tells(): // examineLocked begins anew when its plugin is back
 			case now.Before(due):
 				if next.IsZero() || due.Before(next) {
 					next = due

@@ -1,6 +1,7 @@
 package allocator_test
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -92,6 +93,50 @@ func TestAPluginThatIsAwayFailsNobody(t *testing.T) {
 		r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Lost })
 		r.after(time.Minute)
 		if told := r.failures(); len(told) > 0 {
+			t.Errorf("told %q", told)
+		}
+	})
+}
+
+// A device that fails while the plugin is asked for it is one that fails in a pod's hands.
+func TestADeviceFailsWhileItIsGiven(t *testing.T) {
+	run(t, func(r *rig) {
+		r.RuntimeSynced(nil, nil)
+		r.shop.stock(gpu, 1)
+		goOn := make(chan struct{})
+		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { <-goOn; return nil })
+		r.bind("a", app(gpu, 1))
+		r.shop.stock(gpu, 1, 0) // d0 fails
+		synctest.Wait()
+		close(goOn)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.after(time.Minute)
+		if told := r.failures(); len(told) != 2 { // and that it has lasted
+			t.Errorf("told %q", told)
+		}
+	})
+}
+
+// Nobody knows whether the device of a plugin that is away is still broken.
+func TestAFailureDoesNotLastWhileThePluginIsAway(t *testing.T) {
+	run(t, func(r *rig) {
+		r.RuntimeSynced(nil, nil)
+		r.shop.stock(gpu, 1)
+		r.bind("a", app(gpu, 1))
+		r.shop.stock(gpu, 1, 0) // as some plugins say when they end
+		r.after(time.Second)
+		r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
+		r.after(15 * time.Second)
+		if told := r.failures(); len(told) != 1 {
+			t.Errorf("told %q", told)
+		}
+		r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Serving })
+		r.after(9 * time.Second)
+		if told := r.failures(); len(told) != 1 { // the time begins anew
+			t.Errorf("told %q", told)
+		}
+		r.after(2 * time.Second)
+		if told := r.failures(); len(told) != 2 {
 			t.Errorf("told %q", told)
 		}
 	})

@@ -66,13 +66,12 @@ func (a *Allocator) mirrorLocked(d device.PodDemand) {
 	signal(a.changed)
 }
 
-// unmirrorLocked tells whether there was such a mirror.
+// unmirrorLocked tells whether there was such a mirror. The board is the caller's: another one may come at once.
 func (a *Allocator) unmirrorLocked(uid device.PodUID) bool {
 	d, known := a.mirrors[uid]
 	if known {
 		delete(a.mirrors, uid)
 		a.pools.request(d, -1)
-		a.showLocalLocked(d.Pod)
 		signal(a.changed)
 	}
 	return known

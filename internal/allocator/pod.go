@@ -79,7 +79,9 @@ const newSandbox = 10 * time.Second
 func (a *Allocator) Drop(uid device.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.unmirrorLocked(uid)
+	if d := a.mirrors[uid]; a.unmirrorLocked(uid) {
+		a.showLocalLocked(d.Pod)
+	}
 	if p := a.pods[uid]; p != nil && !p.told {
 		a.dropLocked(p)
 	}
@@ -102,6 +104,9 @@ func (a *Allocator) Replace(all []device.PodDemand) {
 		a.unmirrorLocked(uid)
 	}
 	a.replaceLocked(all, false)
+	for _, p := range a.locals {
+		a.showLocked(p) // its mirror may be gone
+	}
 	a.listed = true
 	signal(a.changed)
 }

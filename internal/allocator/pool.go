@@ -165,6 +165,7 @@ type pool struct {
 	requests int                         // sum of what active pods of the API on the node ask for
 	strays   map[device.ID]bool          // taken, and set aside because the books do not know why
 	records  map[device.ID]*record       // of devices that have failed while somebody had them
+	away     bool                        // its plugin has been away since they were last looked at
 }
 
 func newPool() *pool {

@@ -20,12 +20,12 @@ func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, 
 			continue
 		}
 		known = true
-		from := len(all)
+		from, users := len(all), a.usersLocked(r)
 		for _, d := range p.listing.devices {
-			all = append(all, a.statusLocked(r, p, d, true))
+			all = append(all, a.statusLocked(r, p, d, true, users))
 		}
 		for _, id := range a.unlistedLocked(r, p) {
-			all = append(all, a.statusLocked(r, p, device.Device{ID: id}, false))
+			all = append(all, a.statusLocked(r, p, device.Device{ID: id}, false, users))
 		}
 		slices.SortFunc(all[from:], func(x, y device.DeviceStatus) int { return cmp.Compare(x.ID, y.ID) })
 	}
@@ -48,13 +48,13 @@ func (a *Allocator) unlistedLocked(r device.ResourceName, p *pool) []device.ID {
 	return slices.Collect(maps.Keys(unlisted))
 }
 
-func (a *Allocator) statusLocked(r device.ResourceName, p *pool, d device.Device, listed bool) device.DeviceStatus {
+func (a *Allocator) statusLocked(r device.ResourceName, p *pool, d device.Device, listed bool, users map[device.ID][]user) device.DeviceStatus {
 	s := device.DeviceStatus{Resource: r, Device: d, Listed: listed}
 	if c, cordoned := a.cordons[r][d.ID]; cordoned {
 		s.Cordon = &c
 	}
 	if uid, taken := p.taken[d.ID]; taken {
-		s.Holder = a.holderLocked(uid, r, d.ID)
+		s.Holder = a.holderLocked(uid, r, d.ID, users[d.ID])
 	}
 	s.Failures, s.Failed = p.failuresOf(d.ID, time.Now())
 	switch {
@@ -74,16 +74,39 @@ func (a *Allocator) statusLocked(r device.ResourceName, p *pool, d device.Device
 	return s
 }
 
-// holderLocked tells who has a device.
-func (a *Allocator) holderLocked(uid device.PodUID, r device.ResourceName, id device.ID) *device.Holder {
-	h := &device.Holder{Pod: device.Pod{UID: uid}}
-	p := a.pods[uid]
-	if p != nil {
-		h.Pod = p.demand.Pod
+// A user is a container that has been assigned a device.
+type user struct {
+	pod       device.PodUID
+	container string
+}
+
+// usersLocked gives all of a resource's: to look for each device's would take time with the square of what a pod has.
+func (a *Allocator) usersLocked(r device.ResourceName) map[device.ID][]user {
+	users := map[device.ID][]user{}
+	for uid, p := range a.pods {
 		for _, as := range p.assigned {
-			if slices.ContainsFunc(as.Shares, func(s device.Share) bool { return s.Resource == r && slices.Contains(s.IDs, id) }) {
-				h.Containers = append(h.Containers, as.Container.Name)
+			for _, s := range as.Shares {
+				if s.Resource != r {
+					continue
+				}
+				for _, id := range s.IDs {
+					users[id] = append(users[id], user{uid, as.Container.Name})
+				}
 			}
+		}
+	}
+	return users
+}
+
+// holderLocked tells who has a device.
+func (a *Allocator) holderLocked(uid device.PodUID, r device.ResourceName, id device.ID, users []user) *device.Holder {
+	h := &device.Holder{Pod: device.Pod{UID: uid}}
+	if p := a.pods[uid]; p != nil {
+		h.Pod = p.demand.Pod
+	}
+	for _, u := range users {
+		if u.pod == uid {
+			h.Containers = append(h.Containers, u.container)
 		}
 	}
 	for container, choice := range a.strays[uid] {

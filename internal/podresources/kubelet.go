@@ -14,9 +14,7 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	v1alpha1 "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
@@ -44,7 +42,7 @@ type kubelet struct {
 	alpha       question[*v1alpha1.ListPodResourcesResponse]
 	allocatable question[*v1.AllocatableResourcesResponse]
 
-	slow atomic.Bool // the last call has timed out
+	slow atomic.Bool // the last call has timed out: rounds' to set
 	gone atomic.Bool // it has been logged that it does not answer
 }
 
@@ -65,7 +63,7 @@ func newKubelet(ctx context.Context, work *sync.WaitGroup, paths []string, self 
 		return nil, err
 	}
 	k := &kubelet{conn: conn, log: log, gaps: gaps}
-	rounds := rounds{ctx: ctx, work: work, pace: rate.NewLimiter(kubeletRate, kubeletBurst)}
+	rounds := rounds{ctx: ctx, work: work, pace: rate.NewLimiter(kubeletRate, kubeletBurst), slow: &k.slow}
 	lister, alpha := v1.NewPodResourcesListerClient(conn), v1alpha1.NewPodResourcesListerClient(conn)
 	k.list = question[*v1.ListPodResourcesResponse]{rounds: rounds, call: func(ctx context.Context) (*v1.ListPodResourcesResponse, error) {
 		return lister.List(ctx, &v1.ListPodResourcesRequest{})
@@ -103,7 +101,7 @@ func ask[T any](ctx context.Context, k *kubelet, q func(*kubelet) *question[T]) 
 	if k == nil {
 		return answer
 	}
-	patience := kubeletTimeout
+	patience := 2 * kubeletTimeout // the call that is in flight, and our own
 	if k.slow.Load() {
 		patience = impatience
 	}
@@ -112,15 +110,12 @@ func ask[T any](ctx context.Context, k *kubelet, q func(*kubelet) *question[T]) 
 	answer, err := q(k).ask(short)
 	switch {
 	case err == nil:
-		k.slow.Store(false)
 		if k.gone.Swap(false) {
 			k.log.Info("the kubelet answers again")
 		}
 		return answer
 	case ctx.Err() != nil:
 		return answer // it is the caller who has no time
-	case status.Code(err) == codes.DeadlineExceeded || short.Err() != nil:
-		k.slow.Store(true)
 	}
 	k.gaps.Inc()
 	if !k.gone.Swap(true) {
@@ -135,6 +130,7 @@ type rounds struct {
 	ctx  context.Context
 	work *sync.WaitGroup
 	pace *rate.Limiter
+	slow *atomic.Bool
 }
 
 // A question is asked in rounds: whoever comes while a call is in flight joins the next one, and all who have joined share its
@@ -184,6 +180,8 @@ func (q *question[T]) run() {
 		if r.err = err; err == nil {
 			ctx, cancel := context.WithTimeout(q.ctx, kubeletTimeout)
 			r.answer, r.err = q.call(ctx)
+			// What counts is the call's time: those who ask may have come late, or have no patience since it was slow before.
+			q.slow.Store(r.err != nil && ctx.Err() != nil)
 			cancel()
 		}
 		close(r.done)

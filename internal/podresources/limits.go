@@ -26,6 +26,9 @@ const (
 	clientBurst = 100         // at once
 	longestTurn = time.Second // who would wait longer is refused
 
+	findRate  = 2 // questions a second that the API server has to answer
+	findBurst = 8
+
 	clientConnections = 64
 	connectionStreams = 100 // requests at once on one connection
 )
@@ -36,6 +39,7 @@ var errBusy = status.Error(codes.ResourceExhausted, "rejected by rate limit")
 // A client is a process that is connected.
 type client struct {
 	pace        *rate.Limiter
+	finds       *rate.Limiter
 	connections int
 }
 
@@ -95,7 +99,7 @@ func (cs *clients) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInf
 	case c == nil:
 		// Whoever dials anew for each request is the same client still, until all is forgotten that it has asked.
 		maps.DeleteFunc(cs.all, func(_ int32, c *client) bool { return c.connections == 0 && c.pace.Tokens() >= clientBurst })
-		c = &client{pace: rate.NewLimiter(clientRate, clientBurst)}
+		c = &client{pace: rate.NewLimiter(clientRate, clientBurst), finds: rate.NewLimiter(findRate, findBurst)}
 		if cs.all == nil {
 			cs.all = map[int32]*client{}
 		}

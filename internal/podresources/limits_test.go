@@ -188,3 +188,34 @@ func TestSomebodyElseHasThePath(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// api counts what is asked of it.
+type api struct{ n atomic.Int64 }
+
+func (a *api) Find(context.Context, string, string) (bool, error) { a.n.Add(1); return false, nil }
+
+// Who asks often for a pod that only the kubelet knows does not make the API server pay for it.
+func TestFindIsShared(t *testing.T) {
+	a := &api{}
+	r := start(t, func(c *podresources.Config) { c.Pods = a })
+	r.kubelet.has(func() {
+		r.kubelet.pods = []*v1.PodResources{{Name: "static", Namespace: "ns", Containers: []*v1.ContainerResources{{Name: "c"}}}}
+	})
+	plugintest.Eventually(t, "served", func() bool {
+		_, err := r.v1.Get(t.Context(), &v1.GetPodResourcesRequest{PodNamespace: "ns", PodName: "static"})
+		return err == nil
+	})
+	a.n.Store(0)
+	var all sync.WaitGroup
+	for range 80 {
+		all.Go(func() {
+			if _, err := r.v1.Get(t.Context(), &v1.GetPodResourcesRequest{PodNamespace: "ns", PodName: "static"}); err != nil && status.Code(err) != codes.Unavailable {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if n := a.n.Load(); n > 15 {
+		t.Errorf("80 questions of one client within a second became %d requests to the API server", n)
+	}
+}

@@ -81,7 +81,11 @@ func (l lister) find(ctx context.Context, pod podKey, there bool) (*device.Holdi
 	if h := l.known(pod); h != nil || !there || l.cfg.Pods == nil {
 		return h, nil
 	}
-	if _, err := l.cfg.Pods.Find(ctx, pod.namespace, pod.name); err != nil {
+	err := clientOf(ctx).finds.Wait(ctx)
+	if err == nil {
+		_, err = l.cfg.Pods.Find(ctx, pod.namespace, pod.name)
+	}
+	if err != nil {
 		return nil, status.Errorf(codes.Unavailable, "%s: the kubelet has pod %s/%s, and devmgrd has not heard of it: %v; try again",
 			device.UnknownPod, pod.namespace, pod.name, err)
 	}
@@ -99,24 +103,25 @@ func (l lister) known(pod podKey) *device.Holding {
 
 // settled waits until a pod has all of its devices, and gives what it has then.
 func (l lister) settled(ctx context.Context, h *device.Holding) (*device.Holding, error) {
-	for h.Incomplete {
+	for {
 		moved := l.cfg.Ledger.Moved()
-		st := l.cfg.Ledger.Pod(h.Pod.UID)
-		if st.Stand == device.Waiting {
-			select {
-			case <-moved:
-				continue
-			case <-ctx.Done():
-				return nil, status.Errorf(codes.Unavailable, "%s: pod %s waits for its devices: %s; try again", st.Wait.Reason, h.Pod, st.Wait.Message)
-			}
-		}
 		now := l.known(podKey{h.Pod.Namespace, h.Pod.Name})
-		if now == nil {
+		switch {
+		case now == nil:
 			return nil, unknown(podKey{h.Pod.Namespace, h.Pod.Name}) // it is over
+		case !now.Incomplete:
+			return now, nil
 		}
-		h = now
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			why := l.cfg.Ledger.Pod(now.Pod.UID).Wait
+			if why.Reason == "" { // its former life is being written out of the books
+				why = device.Wait{Reason: device.Allocating, Message: "the allocation has not begun yet"}
+			}
+			return nil, status.Errorf(codes.Unavailable, "%s: pod %s waits for its devices: %s; try again", why.Reason, now.Pod, why.Message)
+		}
 	}
-	return h, nil
 }
 
 // allocated waits a moment for allocations that are in flight, so that who lists while a pod's network is made finds its

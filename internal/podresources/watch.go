@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	podresourcesv1 "github.com/devmgrd/devmgrd/api/devmgrd/podresources/v1"
@@ -19,8 +20,9 @@ import (
 const (
 	// readLimit is how long a reader may keep one response waiting.
 	readLimit = 10 * time.Second
-	// partDevices bounds a part of a snapshot: clients take 4 MiB at once, unless they say otherwise.
-	partDevices = 4096
+	// partBytes is how large a part of a snapshot may get: clients take 4 MiB at once, unless they say otherwise. One pod is
+	// not divided.
+	partBytes = 1 << 20
 	// batch is how many changes are looked at together.
 	batch = 256
 )
@@ -146,14 +148,13 @@ func snapshot(b *device.Board) []*podresourcesv1.Snapshot {
 		if len(h.Assignments) == 0 {
 			continue
 		}
-		if n >= partDevices {
+		p := podOf(h)
+		size := proto.Size(p)
+		if n > 0 && n+size > partBytes {
 			part, n = &podresourcesv1.Snapshot{}, 0
 			parts = append(parts, part)
 		}
-		p := podOf(h)
-		for _, c := range p.Containers {
-			n += len(c.Devices)
-		}
+		n += size
 		part.Pods = append(part.Pods, p)
 	}
 	part.Last = true

@@ -238,14 +238,14 @@ func TestASlowReader(t *testing.T) {
 // A snapshot of many devices comes in parts that any client takes.
 func TestALargeSnapshot(t *testing.T) {
 	r := start(t)
-	r.Plugins.Stock(gpu, 20000)
-	for i := range 20 {
+	r.Plugins.Stock(gpu, 40000)
+	for i := range 40 {
 		r.bind(fmt.Sprint("p", i), gpu, 1000)
 	}
 	f := follow(t, t.Context(), r.watch, "")
 	parts := 0
 	f.until(func() bool { parts++; return f.whole })
-	if len(f.has) != 20 || parts < 5 {
+	if len(f.has) != 40 || parts < 2 {
 		t.Errorf("%d pods in %d parts", len(f.has), parts)
 	}
 }

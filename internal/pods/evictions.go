@@ -49,11 +49,12 @@ func NewEvictions(client kube.Client, log *slog.Logger) *Evictions {
 	return &Evictions{client: client, log: log, wake: make(chan struct{}, 1), pods: map[device.PodUID]*eviction{}}
 }
 
-// Evict has a pod evicted. It returns at once; asking again for the same pod changes nothing.
+// Evict has a pod evicted. It returns at once; asking again for the same pod changes nothing. Nobody can be evicted who has no
+// name.
 func (e *Evictions) Evict(pod device.Pod, why string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.pods[pod.UID] != nil || len(e.pods) >= maxEvictions {
+	if pod.Name == "" || e.pods[pod.UID] != nil || len(e.pods) >= maxEvictions {
 		return
 	}
 	e.pods[pod.UID] = &eviction{pod: pod, why: why, pause: backoff.Backoff{First: firstEvictionPause, Last: lastEvictionPause}}
@@ -109,6 +110,8 @@ func (e *Evictions) try(ctx context.Context, one *eviction) {
 		e.log.Warn("pod evicted", "pod", one.pod.String(), "why", one.why)
 		delete(e.pods, one.pod.UID)
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		// A static pod is among these: the API has a mirror of it only, under another UID.
+		e.log.Info("there is no such pod to evict any more", "pod", one.pod.String(), "uid", one.pod.UID, "why", one.why)
 		delete(e.pods, one.pod.UID)
 	default:
 		one.due = time.Now().Add(one.pause.Next())

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"io"
 	"log/slog"
 
@@ -18,7 +19,8 @@ func Look(path string, log *slog.Logger) (b Books, version uint64, err error) {
 	return b, found.version, err
 }
 
-// WriteTo writes a copy of the state file as it is at this moment, while it is in use. Commits go on meanwhile.
+// WriteTo writes a copy of the state file as it is at this moment, while it is in use. Commits go on however slowly w
+// takes it: it is copied in memory first.
 func (s *Store) WriteTo(w io.Writer) (n int64, err error) {
 	s.writing.Lock()
 	db := s.db
@@ -26,9 +28,15 @@ func (s *Store) WriteTo(w io.Writer) (n int64, err error) {
 	if db == nil {
 		return 0, s.Check()
 	}
+	// A commit for which the file has to grow waits until nobody reads any more, so no reader may wait for w.
+	var copied bytes.Buffer
 	err = db.View(func(tx *bolt.Tx) error {
-		n, err = tx.WriteTo(w)
+		copied.Grow(int(tx.Size()))
+		_, err := tx.WriteTo(&copied)
 		return err
 	})
-	return n, err
+	if err != nil {
+		return 0, err
+	}
+	return copied.WriteTo(w)
 }

@@ -3,6 +3,7 @@ package store_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/store"
@@ -72,6 +74,56 @@ func TestACopyOfBooksInUse(t *testing.T) {
 	close(done)
 	writing.Wait()
 	if _, _, err := store.Look(filepath.Join(dir, "none.db"), quiet); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+}
+
+// stalled reads a copy no further than its first bytes, until it is let.
+type stalled struct{ began, goOn chan struct{} }
+
+func (s stalled) Write(p []byte) (int, error) {
+	select {
+	case <-s.began:
+	default:
+		close(s.began)
+	}
+	<-s.goOn
+	return len(p), nil
+}
+
+// Commits go on while somebody reads a copy as slowly as he likes, also when the file has to grow.
+func TestACopyHoldsUpNobody(t *testing.T) {
+	s, err := store.Open(store.Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reader := stalled{make(chan struct{}), make(chan struct{})}
+	copied := make(chan error, 1)
+	go func() { _, err := s.WriteTo(reader); copied <- err }()
+	<-reader.began
+	saved := make(chan error, 1)
+	go func() {
+		for i := range 200 {
+			id := device.PodUID(fmt.Sprintf("u%d", i))
+			d := device.PodDemand{Pod: device.Pod{UID: id, Namespace: "ns", Name: string(id)}, Created: time.Now(),
+				Demands: []device.Demand{{Container: device.Container{Pod: id, Name: "c"}, Kind: device.App, Wants: map[device.ResourceName]int{"a.b/c": 1}, Env: []string{strings.Repeat("x", 1000)}}}}
+			if err := s.SavePods([]device.PodRecord{{Demand: d}}, nil); err != nil {
+				saved <- err
+				return
+			}
+		}
+		saved <- nil
+	}()
+	select {
+	case err := <-saved:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("commits wait for whoever reads the copy")
+	}
+	close(reader.goOn)
+	if err := errors.Join(<-copied, s.Close()); err != nil {
 		t.Error(err)
 	}
 }

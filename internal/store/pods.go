@@ -42,6 +42,9 @@ func readPod(uid device.PodUID, value []byte) (r device.PodRecord, err error) {
 	if r.Demand.Pod.UID != uid {
 		return r, fmt.Errorf("the record is of pod %.80q", r.Demand.Pod.UID)
 	}
+	if n := r.Demand.Sidecars; n < 0 || n > len(r.Demand.Containers) {
+		return r, fmt.Errorf("%d of %d containers are said to be sidecars", n, len(r.Demand.Containers))
+	}
 	wants := map[device.Container]map[device.ResourceName]int{}
 	for _, d := range r.Demand.Demands {
 		if d.Container.Pod != uid {
@@ -56,6 +59,9 @@ func readPod(uid device.PodUID, value []byte) (r device.PodRecord, err error) {
 		}
 		delete(wants, as.Container)
 		for _, s := range as.Shares {
+			if s.Near != nil && len(s.Near) != len(s.IDs) {
+				return r, fmt.Errorf("container %.80q holds %d of %.80q, and places of %d", as.Container.Name, len(s.IDs), s.Resource, len(s.Near))
+			}
 			if len(s.IDs) == 0 || len(s.IDs) != asked[s.Resource] {
 				return r, fmt.Errorf("container %.80q holds %d of %.80q and asks for %d", as.Container.Name, len(s.IDs), s.Resource, asked[s.Resource])
 			}

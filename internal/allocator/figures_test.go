@@ -1,0 +1,106 @@
+package allocator
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Whatever inventories, cordons and holders do together, the figures are those that counting gives.
+func TestFiguresOfAPool(t *testing.T) {
+	for seed := range uint64(300) {
+		g := rand.New(rand.NewPCG(seed, 1))
+		p := newPool()
+		id := func() device.ID { return device.ID(fmt.Sprint(g.IntN(12))) }
+		l := p.listing
+		cordons := map[device.ID]device.Cordon{}
+		for range 200 {
+			switch g.IntN(4) {
+			case 0:
+				var all []device.Device
+				for i := range 12 {
+					if g.IntN(3) > 0 {
+						d := device.Device{ID: device.ID(fmt.Sprint(i)), Healthy: g.IntN(2) > 0}
+						if g.IntN(2) > 0 {
+							d.NUMA = []int{g.IntN(2)}
+						}
+						all = append(all, d)
+					}
+				}
+				l = makeListing(all, cordons, l)
+				p.accept(device.Offer{State: device.Serving, Reported: true}, l)
+			case 1:
+				cordons = map[device.ID]device.Cordon{}
+				for range g.IntN(6) {
+					cordons[id()] = device.Cordon{}
+				}
+				l = makeListing(l.devices, cordons, l)
+				p.relist(l)
+			case 2:
+				p.take([]device.ID{id()}, "u")
+			case 3:
+				p.giveBack([]device.ID{id()}, "u")
+			}
+			free, sick, broken, out := 0, 0, 0, 0
+			for _, d := range p.listing.devices {
+				_, c := cordons[d.ID]
+				_, taken := p.taken[d.ID]
+				switch {
+				case taken && (!d.Healthy || c):
+					sick++
+				case taken:
+				case c:
+					out++
+				case !d.Healthy:
+					broken++
+				default:
+					free++
+				}
+			}
+			if p.frees != free || p.sick != sick || p.unhealthy() != broken || p.cordoned() != out {
+				t.Fatalf("seed %d: free %d %d, sick %d %d, unhealthy %d %d, cordoned %d %d", seed, p.frees, free, p.sick, sick, p.unhealthy(), broken, p.cordoned(), out)
+			}
+			for i, n := range p.freeAt {
+				k := 0
+				for at := range p.listing.devices {
+					if p.listing.place(at) == i && p.free.has(at) {
+						k++
+					}
+				}
+				if k != n {
+					t.Fatalf("seed %d: place %d", seed, i)
+				}
+			}
+		}
+	}
+}
+
+// The ring around its length.
+func TestRing(t *testing.T) {
+	a := &Allocator{board: board{moved: make(chan struct{})}, pods: map[device.PodUID]*pod{}}
+	for i := range 3*maxChanges + 5 {
+		p := &pod{demand: device.PodDemand{Pod: device.Pod{UID: device.PodUID(fmt.Sprint(i))}}}
+		a.pods[p.demand.Pod.UID] = p
+		a.showLocked(p)
+		now := uint64(i + 1)
+		if i%97 != 0 && (i+1)%maxChanges > 2 {
+			continue
+		}
+		for _, back := range []uint64{0, 1, 2, maxChanges - 1, maxChanges, maxChanges + 1} {
+			if back > now {
+				continue
+			}
+			all, known := a.Since(now-back, 1<<30)
+			if known != (back <= maxChanges) || known && len(all) != int(back) {
+				t.Fatalf("at %d, %d back: %d, %v", now, back, len(all), known)
+			}
+			for k, c := range all {
+				if c.Revision != now-back+uint64(k)+1 {
+					t.Fatalf("at %d, %d back: change %d is %d", now, back, k, c.Revision)
+				}
+			}
+		}
+	}
+}
