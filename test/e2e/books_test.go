@@ -328,6 +328,8 @@ func TestContainerdRestartsWhilePodsEnd(t *testing.T) {
 	}
 	r.must(r.Containerd.Start(r.ctx))
 	r.must(r.WaitContainerd(r.ctx))
+	// A kubelet that could not stop a container tries again after 10 to 15 s, and perhaps once more.
+	r.must(r.WaitPod(r.soon(90*time.Second), "default", "deleted", func(p *corev1.Pod) (bool, error) { return p == nil, nil }))
 	r.states(3, 1, 0)
 	if got := r.run("next", gpu, 3).Env["DEVICES"]; strings.Contains(got, had["stays"]) {
 		t.Errorf("the next pod has %s, and another one runs with %s", got, had["stays"])
