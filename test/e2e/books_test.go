@@ -227,7 +227,8 @@ func TestKillsAtRandom(t *testing.T) {
 		load.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				name := fmt.Sprintf("load-%d-%d", i, n)
-				if err := r.Create(ctx, node.Pod(name, gpu, 1, "report", "--then-sleep")); err != nil {
+				// Whoever breaks off a creation does not know whether there is a pod to delete now.
+				if err := r.Create(context.WithoutCancel(ctx), node.Pod(name, gpu, 1, "report", "--then-sleep")); err != nil {
 					continue
 				}
 				limit, cancel := context.WithTimeout(ctx, 2*time.Minute)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -53,13 +54,31 @@ func startWith(t *testing.T, o cluster.Options, args ...string) *rig {
 		r.ctx = context.Background() // the test's own is over
 		r.checkPromises()
 		if t.Failed() {
-			t.Logf("devmgrd said last:\n%s", n.Tail())
+			r.describe()
 		}
 		if err := n.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
 	return r
+}
+
+// describe tells how things stand at the end of a test that has failed.
+func (r *rig) describe() {
+	r.t.Logf("devmgrd said last:\n%s", r.Tail())
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for _, command := range []string{"status", "devices", "assignments"} {
+		out, err := exec.CommandContext(ctx, os.Getenv("TESTNODE_BINARY"), command).CombinedOutput()
+		r.t.Logf("devmgrd %s: %v\n%s", command, err, out)
+	}
+	pods, err := r.Client().CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return // a test may leave the API server down
+	}
+	for _, p := range pods.Items {
+		r.t.Logf("pod %s: %s, to be deleted at %v, containers %+v", p.Name, p.Status.Phase, p.DeletionTimestamp, p.Status.ContainerStatuses)
+	}
 }
 
 // in is the rig for a subtest.
