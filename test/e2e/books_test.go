@@ -329,7 +329,7 @@ func TestContainerdRestartsWhilePodsEnd(t *testing.T) {
 	}
 	r.must(r.Containerd.Start(r.ctx))
 	r.must(r.WaitContainerd(r.ctx))
-	// A kubelet that could not stop a container tries again after 10 to 15 s, and perhaps once more.
+	// The pod's end is the kubelet's, which may have to try again; the devices are ours, and are to follow soon.
 	r.must(r.WaitPod(r.soon(90*time.Second), "default", "deleted", func(p *corev1.Pod) (bool, error) { return p == nil, nil }))
 	r.states(3, 1, 0)
 	if got := r.run("next", gpu, 3).Env["DEVICES"]; strings.Contains(got, had["stays"]) {
