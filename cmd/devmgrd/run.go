@@ -17,6 +17,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/admin"
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
+	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/history"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
@@ -97,6 +98,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Herald:   owners,
 		Known:    known.Pods,
 		Cordons:  known.Cordons,
+		Retired:  known.Retired,
 		Topology: allocator.Topology{Policy: allocator.Policy(c.Topology.Policy), Scope: allocator.Scope(c.Topology.Scope)},
 		Log:      room("allocator"),
 		Metrics:  metrics,
@@ -122,6 +124,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	}
 	parts := []part{{"registration", plugins.Check}, {"store", books.Check}}
 	past := history.New(history.Config{Ledger: ledger, Books: books, Known: known.Spans, Log: room("history")})
+	var shows func(device.ResourceName) bool
 	runs := []func(context.Context) error{owners.Run, plugins.Run, past.Run, ledger.Run}
 	if api == nil {
 		ledger.Replace(nil) // what an API server had bound to the node before is not wanted any more
@@ -142,7 +145,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			Log:        room("nodestatus"),
 			Metrics:    metrics,
 		})
-		door.Pods, window.Pods = bound, bound
+		door.Pods, window.Pods, shows = bound, bound, node.Shows
 		parts = append(parts, part{"pods", bound.Check}, part{"node", node.Check})
 		runs = append(runs, bound.Run, node.Run)
 	}
@@ -161,7 +164,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Log: room("admin"),
 	}
 	if api != nil {
-		desk.Evictions = owners
+		desk.Evictions, desk.OnNode = owners, shows
 	}
 	office := admin.New(desk)
 	parts = append(parts, part{"admin", office.Check})

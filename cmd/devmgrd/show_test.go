@@ -69,6 +69,7 @@ var (
 		Message: "vendor.example/gpu: 4 wanted, 3 of 8 free, 1 cordoned", Since: before(95 * time.Second),
 		Ends: "a device of vendor.example/gpu is given back by another pod, uncordoned, or listed anew",
 	}
+	aFarewell      = &adminv1.ForgetResponse{Lifted: []*adminv1.DeviceName{{ResourceName: "vendor.example/old-gpu", Id: "GPU-3"}}}
 	aPodThatHasAll = &adminv1.ExplainResponse{
 		Namespace: "ml", Name: "training-1", Uid: "u1", Verdict: "ready", Message: "the pod has all the devices that it asks for",
 		Since: before(3 * time.Hour), Assignments: someAssignments[1:3],
@@ -90,6 +91,7 @@ func TestGolden(t *testing.T) {
 		"explain":     func(to *bytes.Buffer) { showExplanation(to, aWait, noon) },
 		"explain-all": func(to *bytes.Buffer) { showExplanation(to, aPodThatHasAll, noon) },
 		"history":     func(to *bytes.Buffer) { showHistory(to, someSpans, noon) },
+		"forget":      func(to *bytes.Buffer) { showForgotten(to, "vendor.example/old-gpu", aFarewell) },
 	} {
 		var got bytes.Buffer
 		show(&got)

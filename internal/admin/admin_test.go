@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -203,6 +204,40 @@ func TestDevices(t *testing.T) {
 	if err != nil || len(back.Devices) != 2 || back.Devices[0].Cordon != nil {
 		t.Errorf("%v, %v", back, err)
 	}
+}
+
+// A resource is forgotten when nobody uses it, and what nobody has heard of is none.
+func TestForget(t *testing.T) {
+	onNode := device.ResourceName("vendor.com/ghost")
+	r := start(t, func(c *admin.Config) { c.OnNode = func(r device.ResourceName) bool { return r == onNode } })
+	forget := func(resource device.ResourceName) (*adminv1.ForgetResponse, error) {
+		return r.AdminServiceClient.Forget(t.Context(), &adminv1.ForgetRequest{ResourceName: string(resource)})
+	}
+	r.Plugins.Stock(gpu, 2)
+	p := r.Settle(t, allocatortest.Pod("p", gpu, 1))
+	_, err := r.Cordon(t.Context(), &adminv1.CordonRequest{Devices: []*adminv1.DeviceName{{ResourceName: string(gpu), Id: "d001"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = forget(gpu)
+	refused(t, err, codes.FailedPrecondition, "nothing has been changed: vendor.com/gpu is in use by ns/p: what has its devices or asks for them has to end first")
+	r.Drop(p.Pod.UID)
+	plugintest.Eventually(t, "nobody asks for it", func() bool { return r.Figures()[gpu]["free"] == 1 })
+	_, err = forget(gpu)
+	refused(t, err, codes.FailedPrecondition, "its device plugin is serving; end the plugin first")
+	r.Plugins.Offer(gpu, device.Lost, device.Device{ID: "d000"}, device.Device{ID: "d001"})
+	plugintest.Eventually(t, "the plugin is away", func() bool { return r.Offers()[gpu].State == device.Lost })
+	answer, err := forget(gpu)
+	expect(t, answer, err, `lifted {resource_name: "vendor.com/gpu" id: "d001"}`)
+	_, err = forget(gpu)
+	refused(t, err, codes.NotFound, "nobody has heard of resource \"vendor.com/gpu\"")
+	answer, err = forget(onNode)
+	expect(t, answer, err, "")
+	if got := r.Retired(); !slices.Equal(got, []device.ResourceName{onNode, gpu}) {
+		t.Errorf("to be taken off the Node: %v", got)
+	}
+	_, err = forget("no name")
+	refused(t, err, codes.InvalidArgument, "no name")
 }
 
 // evictions tell who is to go.

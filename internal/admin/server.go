@@ -40,6 +40,8 @@ type Ledger interface {
 	Cordon([]device.Cordon) (held []device.Cordon, err error)
 	// Uncordon puts them back.
 	Uncordon([]device.Cordon) (lifted []device.Cordon, err error)
+	// Forget drops a resource, durably, with its cordons. A *device.InUseError says who uses it.
+	Forget(device.ResourceName) (lifted []device.Cordon, err error)
 }
 
 // Plugins know where device plugins listen.
@@ -74,8 +76,9 @@ type Config struct {
 	Plugins Plugins
 	History History
 	Books   io.WriterTo // gives a copy of the state file
-	// Evictions are nil where there is no API server.
+	// Evictions are nil where there is no API server, and so is OnNode, which tells whether our Node shows a resource.
 	Evictions Evictions
+	OnNode    func(device.ResourceName) bool
 	Parts     func() []Part
 	Log       *slog.Logger
 }

@@ -181,6 +181,29 @@ func (s service) Uncordon(_ context.Context, request *adminv1.UncordonRequest) (
 	return &adminv1.UncordonResponse{Devices: s.named(cordons)}, nil
 }
 
+// Forget drops a resource that nobody uses.
+func (s service) Forget(_ context.Context, request *adminv1.ForgetRequest) (*adminv1.ForgetResponse, error) {
+	r, err := device.ParseResourceName(request.ResourceName)
+	if err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
+	if _, known := s.cfg.Ledger.Devices(r); !known && (s.cfg.OnNode == nil || !s.cfg.OnNode(r)) {
+		return nil, s.unknownResource(request.ResourceName)
+	}
+	lifted, err := s.cfg.Ledger.Forget(r)
+	switch inUse := (*device.InUseError)(nil); {
+	case errors.As(err, &inUse):
+		return nil, status.Errorf(codes.FailedPrecondition, "nothing has been changed: %v", err)
+	case err != nil:
+		return nil, status.Errorf(codes.Unavailable, "nothing has been changed: %v", err)
+	}
+	answer := &adminv1.ForgetResponse{}
+	for _, c := range lifted {
+		answer.Lifted = append(answer.Lifted, &adminv1.DeviceName{ResourceName: string(c.Resource), Id: string(c.ID)})
+	}
+	return answer, nil
+}
+
 // Drain takes devices out of service and has the pods evicted that have them.
 func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamingServer[adminv1.DrainResponse]) error {
 	if s.cfg.Evictions == nil {

@@ -27,6 +27,9 @@ type Plugins interface {
 	Prefer(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, available, must []device.ID, size int) ([]device.ID, error)
 	// PreStart asks the plugin to prepare the devices for one start of the container.
 	PreStart(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) error
+	// Forget drops a resource that nobody serves, and all that the books have of it, cordons too. It fails with a
+	// *device.InUseError while a plugin serves it.
+	Forget(device.ResourceName) error
 }
 
 // Books make durable what has been decided.
@@ -35,6 +38,8 @@ type Books interface {
 	SavePods(save []device.PodRecord, forget []device.PodUID) error
 	// SaveCordons does so with cordons.
 	SaveCordons(save, forget []device.Cordon) error
+	// DropRetired forgets that resources were to be taken off the Node.
+	DropRetired([]device.ResourceName) error
 }
 
 // Herald tells the owners of pods what becomes of them. Its methods return at once.
@@ -54,8 +59,9 @@ type Config struct {
 	Plugins Plugins
 	Books   Books
 	Herald  Herald
-	Known   []device.PodRecord // what the books hold already
-	Cordons []device.Cordon    // the same
+	Known   []device.PodRecord    // what the books hold already
+	Cordons []device.Cordon       // the same
+	Retired []device.ResourceName // the same
 	// Topology says how devices' places are minded; the zero value: not at all.
 	Topology Topology
 	Log      *slog.Logger
@@ -77,6 +83,8 @@ type Allocator struct {
 	changed chan struct{} // the published numbers may have changed
 	work    sync.WaitGroup
 
+	intake sync.Mutex // held while offers are taken over, so that an older one never lands on a newer one; after pen, before mu
+
 	pen sync.Mutex // held while the books are written, so that an older word never lands on a newer one
 
 	mu      sync.Mutex // guards what follows; never held across a plugin's call or a commit
@@ -97,6 +105,7 @@ type Allocator struct {
 	listed  bool                     // every pod that is bound to the node is in pods
 	board   board
 	cordons map[device.ResourceName]map[device.ID]device.Cordon // the inner maps are replaced, never changed
+	retired map[device.ResourceName]bool                        // forgotten, and the Node may still show them
 
 	// strays are devices that containers run with and that the books do not know of, by pod, container and resource.
 	strays map[device.PodUID]map[string]device.Choice
@@ -134,6 +143,10 @@ func New(c Config) *Allocator {
 		disputed: map[device.PodUID]map[string]device.Choice{},
 		board:    board{moved: make(chan struct{})},
 		cordons:  map[device.ResourceName]map[device.ID]device.Cordon{},
+		retired:  map[device.ResourceName]bool{},
+	}
+	for _, r := range c.Retired {
+		a.retired[r] = true
 	}
 	for _, d := range c.Cordons {
 		if a.cordons[d.Resource] == nil {
@@ -179,15 +192,17 @@ func (a *Allocator) Run(ctx context.Context) error {
 	}
 }
 
-// refresh takes over the offers that have changed. Listings are made without the lock: of 50 000 devices that would hold up
+// refresh takes over the offers that have changed, and drops those that are no more. Listings are made without the lock: of 50 000 devices that would hold up
 // the runtime's look-ups.
 func (a *Allocator) refresh() {
 	type news struct {
 		offer   device.Offer
 		listing *listing
 	}
-	fresh := map[device.ResourceName]news{}
-	for r, o := range a.plugins.Offers() {
+	a.intake.Lock()
+	defer a.intake.Unlock()
+	fresh, offers := map[device.ResourceName]news{}, a.plugins.Offers()
+	for r, o := range offers {
 		a.mu.Lock()
 		p := a.pools.of(r)
 		was, known, before, cordons := p.offer, p.offered, p.listing, a.cordons[r]
@@ -199,11 +214,12 @@ func (a *Allocator) refresh() {
 			fresh[r] = news{o, before}
 		}
 	}
-	if len(fresh) == 0 {
-		return
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	dropped := a.retractLocked(offers)
+	if len(fresh) == 0 && !dropped {
+		return
+	}
 	for r, n := range fresh {
 		p := a.pools[r]
 		back := n.offer.State == device.Serving && (!p.offered || p.offer.State != device.Serving)

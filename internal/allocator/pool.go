@@ -178,6 +178,12 @@ func (p *pool) accept(o device.Offer, l *listing) {
 	p.relist(l)
 }
 
+// retract takes an offer back, as if nobody had ever made one.
+func (p *pool) retract() {
+	p.offer, p.offered, p.records, p.away = device.Offer{}, false, map[device.ID]*record{}, false
+	p.relist(makeListing(nil, nil, nil))
+}
+
 // relist counts anew by another listing.
 func (p *pool) relist(l *listing) {
 	p.listing = l

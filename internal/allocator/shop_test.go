@@ -37,6 +37,9 @@ type shop struct {
 	prefer   func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error)
 	told     []string // what the owners of pods were told
 	prepare  func(ctx context.Context) error
+	books    interface {
+		ForgetResource(device.ResourceName) error
+	}
 }
 
 func newShop() *shop {
@@ -132,6 +135,19 @@ func (s *shop) Prefer(ctx context.Context, pod device.Pod, c device.Container, r
 	return prefer(ctx, available, must, size)
 }
 
+func (s *shop) Forget(r device.ResourceName) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o, is := s.offers[r]; is && o.State == device.Serving {
+		return &device.InUseError{Resource: r, Serving: true}
+	}
+	if err := s.books.ForgetResource(r); err != nil {
+		return err
+	}
+	delete(s.offers, r)
+	return nil
+}
+
 func (s *shop) PreStart(ctx context.Context, _ device.Pod, c device.Container, r device.ResourceName, ids []device.ID) error {
 	s.mu.Lock()
 	s.prepared = append(s.prepared, fmt.Sprintf("%s %s %v", c.Name, r, ids))
@@ -220,6 +236,20 @@ func (d *disk) SaveCordons(save, forget []device.Cordon) error {
 	return d.Store.SaveCordons(save, forget)
 }
 
+func (d *disk) ForgetResource(r device.ResourceName) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	return d.Store.ForgetResource(r)
+}
+
+func (d *disk) DropRetired(gone []device.ResourceName) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	return d.Store.DropRetired(gone)
+}
+
 func (d *disk) check() error {
 	d.mu.Lock()
 	fail := d.fail
@@ -251,21 +281,16 @@ func (r *rig) start() {
 	r.t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	var err error
-	if r.store, err = store.Open(store.Config{Dir: r.dir, Log: log}); err != nil {
+	var known store.Books
+	if r.store, known, err = store.Recover(store.Config{Dir: r.dir, Log: log, Metrics: prometheus.NewRegistry()}); err != nil {
 		r.t.Fatal(err)
 	}
 	r.books = &disk{Store: r.store}
-	known, err := r.store.Pods()
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	cordons, err := r.store.Cordons()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	r.shop.books = r.books
 	r.metrics = prometheus.NewRegistry()
 	r.Allocator = allocator.New(allocator.Config{
-		Plugins: r.shop, Books: r.books, Herald: r.shop, Known: known, Cordons: cordons, Topology: r.topology, Log: log, Metrics: r.metrics,
+		Plugins: r.shop, Books: r.books, Herald: r.shop, Known: known.Pods, Cordons: known.Cordons, Retired: known.Retired,
+		Topology: r.topology, Log: log, Metrics: r.metrics,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})

@@ -13,7 +13,7 @@ type Cordon struct {
 	Since    time.Time    `json:"since"`
 }
 
-// An UnknownDeviceError says that nobody has heard of a
+// An UnknownDeviceError says that nobody has heard of a device.
 type UnknownDeviceError struct {
 	Resource ResourceName
 	ID       ID

@@ -109,6 +109,16 @@ func (s sight) shows(r device.ResourceName) bool {
 	return capacity || allocatable
 }
 
+// shown gives those of some resources of which there is any number.
+func (s sight) shown(of []device.ResourceName) (all []device.ResourceName) {
+	for _, r := range of {
+		if s.shows(r) {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
 // lacks counts what the Node does not show as it should.
 func (s sight) lacks(want numbers) (left int) {
 	for r, n := range want {

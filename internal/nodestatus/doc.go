@@ -29,6 +29,7 @@
 //
 // # What it does not do
 //
-// It never writes zero because it ends: a restarting kubelet would fail the pods that hold devices. It removes no
-// resource for longer than that second, creates no Node, and does not poll.
+// It never writes zero because it ends: a restarting kubelet would fail the pods that hold devices. It creates no Node, and
+// does not poll. A resource is removed for longer than that second only when somebody has had it forgotten (Retired): then
+// once, and whoever puts it back has it.
 package nodestatus

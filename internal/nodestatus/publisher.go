@@ -40,6 +40,10 @@ type View interface {
 	Published() map[device.ResourceName]int
 	// Complete tells whether every pod bound to the node is counted in Published. Once true it stays true.
 	Complete() bool
+	// Retired gives resources that the Node is not to show any more, if it does. None of them is in Published.
+	Retired() []device.ResourceName
+	// Unpublished tells that it shows none of these. With an error the View asks for them again.
+	Unpublished([]device.ResourceName) error
 	// Changed holds one token when the numbers, or Complete, may have changed since the last look.
 	Changed() <-chan struct{}
 }
@@ -137,6 +141,11 @@ func (p *Publisher) publish(ctx context.Context) {
 			want = now.raised(want)
 		}
 		diff := now.differences(want)
+		var retired []device.ResourceName
+		if complete {
+			retired = p.cfg.View.Retired()
+		}
+		left := now.shown(retired)
 		switch {
 		case !known:
 			p.change(ctx, nil)
@@ -146,15 +155,18 @@ func (p *Publisher) publish(ctx context.Context) {
 			p.settle(fmt.Errorf("there is no Node named %s; the kubelet has to create it", p.cfg.NodeName))
 			p.change(ctx, nil)
 			continue
-		case len(diff) == 0:
+		case len(diff) == 0 && len(left) == 0:
 			maps.Copy(shown, want)
 			clear(withdrawn)
 			retry.Reset()
-			p.settle(nil)
+			p.settle(p.unpublished(retired))
 			p.change(ctx, nil)
 			continue
 		}
 		next, rest := now.step(diff, func(r device.ResourceName) time.Duration { return time.Until(withdrawn[r].Add(away)) })
+		for _, r := range left {
+			next[r] = nil
+		}
 		if len(next) == 0 {
 			p.change(ctx, time.After(rest))
 			continue
@@ -178,6 +190,24 @@ func (p *Publisher) publish(ctx context.Context) {
 		p.tell(next, shown)
 		p.pause(ctx, apart, nil)
 	}
+}
+
+// unpublished tells the View which of its retired resources the Node shows no more.
+func (p *Publisher) unpublished(retired []device.ResourceName) error {
+	if len(retired) == 0 {
+		return nil
+	}
+	if err := p.cfg.View.Unpublished(retired); err != nil {
+		return fmt.Errorf("noting that the node does not show %v any more: %w", retired, err)
+	}
+	p.cfg.Log.Info("the node shows what was forgotten no more", "resources", retired)
+	return nil
+}
+
+// Shows tells whether the Node shows a number of the resource, as far as is known.
+func (p *Publisher) Shows(r device.ResourceName) bool {
+	now, _ := p.store.now()
+	return now.shows(r)
 }
 
 // restore puts back, at the end, what has been taken off the Node a moment ago.
@@ -224,7 +254,7 @@ func (p *Publisher) pause(ctx context.Context, d time.Duration, early <-chan str
 func (p *Publisher) tell(written numbers, shown map[device.ResourceName]int) {
 	for r, number := range written {
 		if number == nil {
-			p.cfg.Log.Debug("taking the number of devices off the node, to lower it", "resource", r)
+			p.cfg.Log.Debug("the number of devices is off the node: forgotten, or to be lowered", "resource", r)
 			continue
 		}
 		n := *number

@@ -33,6 +33,8 @@ type view struct {
 	changed chan struct{}
 
 	contested []device.ResourceName
+	retired   []device.ResourceName
+	fail      error // of Unpublished
 }
 
 func newView(n numbers) *view { return &view{numbers: n, changed: make(chan struct{}, 1)} }
@@ -47,6 +49,21 @@ func (v *view) Complete() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return !v.partial
+}
+
+func (v *view) Retired() []device.ResourceName {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Clone(v.retired)
+}
+
+func (v *view) Unpublished(gone []device.ResourceName) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.fail == nil {
+		v.retired = slices.DeleteFunc(v.retired, func(r device.ResourceName) bool { return slices.Contains(gone, r) })
+	}
+	return v.fail
 }
 
 func (v *view) Changed() <-chan struct{} { return v.changed }

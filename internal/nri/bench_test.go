@@ -31,7 +31,9 @@ func (s still) PreStart(context.Context, device.Pod, device.Container, device.Re
 	s.b.Fatal("the hook has called a plugin")
 	return nil
 }
-func (s still) SaveCordons(_, _ []device.Cordon) error { return nil }
+func (s still) SaveCordons(_, _ []device.Cordon) error  { return nil }
+func (s still) DropRetired([]device.ResourceName) error { return nil }
+func (s still) Forget(device.ResourceName) error        { return nil }
 func (s still) SavePods([]device.PodRecord, []device.PodUID) error {
 	s.b.Fatal("the hook has written the books")
 	return nil

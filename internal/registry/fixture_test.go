@@ -197,6 +197,8 @@ type memory struct {
 	saves []device.PluginRecord
 	fail  error
 	hold  chan struct{} // if set, SavePlugin waits for it
+
+	forgotten []device.ResourceName
 }
 
 func (m *memory) SavePlugin(r device.PluginRecord) error {
@@ -212,6 +214,17 @@ func (m *memory) SavePlugin(r device.PluginRecord) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.saves = append(m.saves, r)
+	return nil
+}
+
+func (m *memory) ForgetResource(r device.ResourceName) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fail != nil {
+		return m.fail
+	}
+	m.saves = slices.DeleteFunc(m.saves, func(s device.PluginRecord) bool { return s.Resource == r })
+	m.forgotten = append(m.forgotten, r)
 	return nil
 }
 

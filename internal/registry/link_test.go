@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -320,9 +321,6 @@ func TestSaveIsTriedAgain(t *testing.T) {
 
 func TestForget(t *testing.T) {
 	f := start(t, grace(time.Millisecond))
-	if f.Forget(gpu) == nil {
-		t.Error("a resource was forgotten that nobody has heard of")
-	}
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
 	f.eventually("the plugin serves", f.servesNumber(1))
 	if f.Forget(gpu) == nil {
@@ -330,11 +328,23 @@ func TestForget(t *testing.T) {
 	}
 	p.Stop()
 	f.eventually("the plugin is lost", f.is(device.Lost))
+	f.memory.mu.Lock()
+	f.memory.fail = errors.New("disk full")
+	f.memory.mu.Unlock()
+	if f.Forget(gpu) == nil || len(f.Offers()) != 1 {
+		t.Error("it is forgotten, and not in the books")
+	}
+	f.memory.mu.Lock()
+	f.memory.fail = nil
+	f.memory.mu.Unlock()
 	if err := f.Forget(gpu); err != nil {
 		t.Fatal(err)
 	}
-	if len(f.Offers()) != 0 || f.metric("devmgrd_plugin_up", gpu) != -1 {
+	if len(f.Offers()) != 0 || f.metric("devmgrd_plugin_up", gpu) != -1 || len(f.memory.all()) > 0 {
 		t.Error("it is not forgotten")
+	}
+	if err := f.Forget("vendor.example/nic"); err != nil || !slices.Equal(f.memory.forgotten, []device.ResourceName{gpu, "vendor.example/nic"}) {
+		t.Errorf("what the Node alone knows: %v, %v", err, f.memory.forgotten)
 	}
 	p.Serve()
 	p.MustRegister()

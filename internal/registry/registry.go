@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -48,6 +47,8 @@ type Config struct {
 // goroutine that nobody waits for, and only when the record differs from the one saved before.
 type Memory interface {
 	SavePlugin(device.PluginRecord) error
+	// ForgetResource removes all that is remembered of a resource.
+	ForgetResource(device.ResourceName) error
 }
 
 // registerTimeout is how long a plugin has to answer on the socket that it has just named: the kubelet's figure.
@@ -265,22 +266,34 @@ func (r *Registry) Check() error {
 	return r.trouble
 }
 
-// Forget drops a resource that nobody serves. A plugin that registers it later brings it back.
-// What the store remembers of it is the caller's to remove.
+// Forget drops a resource that nobody serves, and has the Memory forget it; one that is unknown too. A plugin that registers it
+// later brings it back. It fails with a *device.InUseError while a plugin serves it, also if one has come meanwhile.
 func (r *Registry) Forget(resource device.ResourceName) error {
+	r.memory.pen.Lock() // or a save that is under way would bring it back
+	defer r.memory.pen.Unlock()
+	r.mu.Lock()
+	here := r.supplies[resource].here()
+	r.mu.Unlock()
+	if here {
+		return &device.InUseError{Resource: resource, Serving: true}
+	}
+	if err := r.memory.memory.ForgetResource(resource); err != nil {
+		return err
+	}
+	r.memory.forget(resource)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.supplies[resource]
 	switch {
 	case s == nil:
-		return fmt.Errorf("forget %s: no plugin has offered it", resource)
-	case s.state == device.Serving:
-		return fmt.Errorf("forget %s: its plugin is serving; stop the plugin first", resource)
+		return nil
+	case s.here():
+		r.memory.note(resource)
+		return &device.InUseError{Resource: resource, Serving: true}
 	}
 	s.link.cancel()
 	s.endGrace()
 	delete(r.supplies, resource)
-	r.memory.forget(resource)
 	r.metrics.forget(resource)
 	r.signal()
 	return nil

@@ -22,6 +22,8 @@ type saver struct {
 	fetch  func(device.ResourceName) (device.PluginRecord, bool)
 	wake   chan struct{}
 
+	pen sync.Mutex // held while the Memory writes; taken before all other locks
+
 	mu    sync.Mutex // guards what follows; taken after Registry.mu, never the other way round
 	dirty map[device.ResourceName]bool
 	saved map[device.ResourceName]device.PluginRecord
@@ -109,6 +111,8 @@ func (s *saver) saveAll(failing *bool) bool {
 }
 
 func (s *saver) save(name device.ResourceName) error {
+	s.pen.Lock()
+	defer s.pen.Unlock()
 	record, ok := s.fetch(name)
 	if !ok {
 		return nil // forgotten meanwhile

@@ -39,6 +39,9 @@ func (s *supply) record() device.PluginRecord {
 	return device.PluginRecord{Resource: s.resource, Endpoint: s.link.endpoint, Reported: s.reported, Devices: s.devices}
 }
 
+// here tells whether a plugin serves it, or has just come and is about to.
+func (s *supply) here() bool { return s != nil && (s.state == device.Serving || s.session != nil) }
+
 // arrive numbers a registration, so that the newest wins even if an older one takes longer to be checked.
 func (r *Registry) arrive() uint64 {
 	r.mu.Lock()

@@ -19,6 +19,8 @@
 //	cordons                 made with the first cordon
 //	    <resource name>     a bucket
 //	        <device ID>     JSON of device.Cordon: why, and since when
+//	retired                 made with the first resource that is forgotten
+//	    <resource name>     JSON of retirement: since when; the Node may still show it
 //	history                 made with the first span
 //	    open                a bucket: spans that have not ended
 //	        <key>           JSON of spanRecord; the key is its beginning in ns since 1970 and its number, 8 bytes each, big-endian

@@ -17,7 +17,8 @@ type Books struct {
 	Pods    []device.PodRecord
 	Plugins []device.PluginRecord
 	Cordons []device.Cordon
-	Spans   []device.Span // those that are open; History gives the others, of which there may be many
+	Retired []device.ResourceName // forgotten, and the Node may still show them
+	Spans   []device.Span         // those that are open; History gives the others, of which there may be many
 }
 
 // Read gives what the books in dir hold, and changes nothing in them. It needs them for itself, and fails as Open does, with
@@ -61,6 +62,9 @@ func readBooks(db *bolt.DB, path string, log *slog.Logger) (b Books, err error) 
 	}
 	if err == nil {
 		b.Cordons, err = readCordons(db, log)
+	}
+	if err == nil {
+		b.Retired, err = readRetired(db)
 	}
 	if err == nil {
 		b.Spans, err = readSpans(db, log)

@@ -12,6 +12,7 @@ var (
 	pluginsBucket = []byte("plugins")
 	devicesBucket = []byte("devices")
 	cordonsBucket = []byte("cordons")
+	retiredBucket = []byte("retired")
 	historyBucket = []byte("history")
 	openBucket    = []byte("open")
 	endedBucket   = []byte("ended")

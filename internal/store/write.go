@@ -51,6 +51,21 @@ func (s shelf) remove(key []byte) error {
 	return s.Bucket.Delete(key)
 }
 
+// clear removes a bucket in a bucket with all that is in it, if it is there.
+func (s shelf) clear(name []byte) error {
+	b := s.Bucket.Bucket(name)
+	if b == nil {
+		return nil
+	}
+	sum, err := sumOf(b, s.place.fold(name))
+	if err != nil {
+		return err
+	}
+	s.draft.sum -= sum
+	s.draft.changed = true
+	return s.DeleteBucket(name)
+}
+
 // count has the sum hold what is in the place of old; nil: nothing.
 func (s shelf) count(key, old, value []byte) {
 	s.draft.changed = true

@@ -76,6 +76,17 @@ func (p *Plugins) Prefer(context.Context, device.Pod, device.Container, device.R
 	return nil, errors.New("nobody is asked")
 }
 
+// Forget drops an offer, unless it is served.
+func (p *Plugins) Forget(r device.ResourceName) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if o, is := p.offers[r]; is && o.State == device.Serving {
+		return &device.InUseError{Resource: r, Serving: true}
+	}
+	delete(p.offers, r)
+	return nil
+}
+
 // PreStart has nothing to do.
 func (p *Plugins) PreStart(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) error {
 	return nil

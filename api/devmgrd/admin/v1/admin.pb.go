@@ -1609,6 +1609,95 @@ func (x *UncordonResponse) GetDevices() []*Device {
 	return nil
 }
 
+type ForgetRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ResourceName  string                 `protobuf:"bytes,1,opt,name=resource_name,json=resourceName,proto3" json:"resource_name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetRequest) Reset() {
+	*x = ForgetRequest{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetRequest) ProtoMessage() {}
+
+func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetRequest.ProtoReflect.Descriptor instead.
+func (*ForgetRequest) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ForgetRequest) GetResourceName() string {
+	if x != nil {
+		return x.ResourceName
+	}
+	return ""
+}
+
+type ForgetResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// lifted are the devices whose cordons are forgotten too.
+	Lifted        []*DeviceName `protobuf:"bytes,1,rep,name=lifted,proto3" json:"lifted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgetResponse) Reset() {
+	*x = ForgetResponse{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgetResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgetResponse) ProtoMessage() {}
+
+func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgetResponse.ProtoReflect.Descriptor instead.
+func (*ForgetResponse) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ForgetResponse) GetLifted() []*DeviceName {
+	if x != nil {
+		return x.Lifted
+	}
+	return nil
+}
+
 type DrainRequest struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Devices []*DeviceName          `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
@@ -1620,7 +1709,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1632,7 +1721,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1645,7 +1734,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DrainRequest) GetDevices() []*DeviceName {
@@ -1674,7 +1763,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1686,7 +1775,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1699,7 +1788,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DrainResponse) GetDevices() []*Device {
@@ -1732,7 +1821,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1744,7 +1833,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1757,7 +1846,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListHistoryRequest) GetResourceName() string {
@@ -1805,7 +1894,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1817,7 +1906,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1830,7 +1919,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListHistoryResponse) GetSpans() []*Span {
@@ -1862,7 +1951,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +1963,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +1976,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Span) GetNamespace() string {
@@ -1968,7 +2057,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1980,7 +2069,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1993,7 +2082,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 type BackupResponse struct {
@@ -2006,7 +2095,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2018,7 +2107,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2031,7 +2120,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *BackupResponse) GetData() []byte {
@@ -2158,7 +2247,11 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x0fUncordonRequest\x126\n" +
 	"\adevices\x18\x01 \x03(\v2\x1c.devmgrd.admin.v1.DeviceNameR\adevices\"F\n" +
 	"\x10UncordonResponse\x122\n" +
-	"\adevices\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.DeviceR\adevices\"^\n" +
+	"\adevices\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.DeviceR\adevices\"4\n" +
+	"\rForgetRequest\x12#\n" +
+	"\rresource_name\x18\x01 \x01(\tR\fresourceName\"F\n" +
+	"\x0eForgetResponse\x124\n" +
+	"\x06lifted\x18\x01 \x03(\v2\x1c.devmgrd.admin.v1.DeviceNameR\x06lifted\"^\n" +
 	"\fDrainRequest\x126\n" +
 	"\adevices\x18\x01 \x03(\v2\x1c.devmgrd.admin.v1.DeviceNameR\adevices\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"W\n" +
@@ -2188,7 +2281,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	" \x01(\bR\runtilAtLatest\"\x0f\n" +
 	"\rBackupRequest\"$\n" +
 	"\x0eBackupResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xcc\a\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\x99\b\n" +
 	"\fAdminService\x12T\n" +
 	"\tGetStatus\x12\".devmgrd.admin.v1.GetStatusRequest\x1a#.devmgrd.admin.v1.GetStatusResponse\x12Z\n" +
 	"\vListPlugins\x12$.devmgrd.admin.v1.ListPluginsRequest\x1a%.devmgrd.admin.v1.ListPluginsResponse\x12Z\n" +
@@ -2197,7 +2290,8 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x0fListAssignments\x12(.devmgrd.admin.v1.ListAssignmentsRequest\x1a).devmgrd.admin.v1.ListAssignmentsResponse\x12N\n" +
 	"\aExplain\x12 .devmgrd.admin.v1.ExplainRequest\x1a!.devmgrd.admin.v1.ExplainResponse\x12K\n" +
 	"\x06Cordon\x12\x1f.devmgrd.admin.v1.CordonRequest\x1a .devmgrd.admin.v1.CordonResponse\x12Q\n" +
-	"\bUncordon\x12!.devmgrd.admin.v1.UncordonRequest\x1a\".devmgrd.admin.v1.UncordonResponse\x12M\n" +
+	"\bUncordon\x12!.devmgrd.admin.v1.UncordonRequest\x1a\".devmgrd.admin.v1.UncordonResponse\x12K\n" +
+	"\x06Forget\x12\x1f.devmgrd.admin.v1.ForgetRequest\x1a .devmgrd.admin.v1.ForgetResponse\x12M\n" +
 	"\x06Backup\x12\x1f.devmgrd.admin.v1.BackupRequest\x1a .devmgrd.admin.v1.BackupResponse0\x01\x12J\n" +
 	"\x05Drain\x12\x1e.devmgrd.admin.v1.DrainRequest\x1a\x1f.devmgrd.admin.v1.DrainResponse0\x01\x12Z\n" +
 	"\vListHistory\x12$.devmgrd.admin.v1.ListHistoryRequest\x1a%.devmgrd.admin.v1.ListHistoryResponseB9Z7github.com/devmgrd/devmgrd/api/devmgrd/admin/v1;adminv1b\x06proto3"
@@ -2214,7 +2308,7 @@ func file_devmgrd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_devmgrd_admin_v1_admin_proto_rawDescData
 }
 
-var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
 var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: devmgrd.admin.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: devmgrd.admin.v1.GetStatusResponse
@@ -2241,70 +2335,75 @@ var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*CordonResponse)(nil),          // 22: devmgrd.admin.v1.CordonResponse
 	(*UncordonRequest)(nil),         // 23: devmgrd.admin.v1.UncordonRequest
 	(*UncordonResponse)(nil),        // 24: devmgrd.admin.v1.UncordonResponse
-	(*DrainRequest)(nil),            // 25: devmgrd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),           // 26: devmgrd.admin.v1.DrainResponse
-	(*ListHistoryRequest)(nil),      // 27: devmgrd.admin.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),     // 28: devmgrd.admin.v1.ListHistoryResponse
-	(*Span)(nil),                    // 29: devmgrd.admin.v1.Span
-	(*BackupRequest)(nil),           // 30: devmgrd.admin.v1.BackupRequest
-	(*BackupResponse)(nil),          // 31: devmgrd.admin.v1.BackupResponse
-	(*timestamppb.Timestamp)(nil),   // 32: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 33: google.protobuf.Duration
+	(*ForgetRequest)(nil),           // 25: devmgrd.admin.v1.ForgetRequest
+	(*ForgetResponse)(nil),          // 26: devmgrd.admin.v1.ForgetResponse
+	(*DrainRequest)(nil),            // 27: devmgrd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),           // 28: devmgrd.admin.v1.DrainResponse
+	(*ListHistoryRequest)(nil),      // 29: devmgrd.admin.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),     // 30: devmgrd.admin.v1.ListHistoryResponse
+	(*Span)(nil),                    // 31: devmgrd.admin.v1.Span
+	(*BackupRequest)(nil),           // 32: devmgrd.admin.v1.BackupRequest
+	(*BackupResponse)(nil),          // 33: devmgrd.admin.v1.BackupResponse
+	(*timestamppb.Timestamp)(nil),   // 34: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 35: google.protobuf.Duration
 }
 var file_devmgrd_admin_v1_admin_proto_depIdxs = []int32{
-	32, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	34, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
 	2,  // 1: devmgrd.admin.v1.GetStatusResponse.parts:type_name -> devmgrd.admin.v1.Part
 	3,  // 2: devmgrd.admin.v1.GetStatusResponse.resources:type_name -> devmgrd.admin.v1.Resource
 	4,  // 3: devmgrd.admin.v1.GetStatusResponse.waiting:type_name -> devmgrd.admin.v1.Waiting
-	32, // 4: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	34, // 4: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
 	7,  // 5: devmgrd.admin.v1.ListPluginsResponse.plugins:type_name -> devmgrd.admin.v1.Plugin
 	10, // 6: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
 	11, // 7: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
 	12, // 8: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
-	32, // 9: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
-	32, // 10: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
+	34, // 9: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
+	34, // 10: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
 	10, // 11: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
 	17, // 12: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	32, // 13: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
-	32, // 14: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
+	34, // 13: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
+	34, // 14: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
 	17, // 15: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
 	21, // 16: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
 	10, // 17: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
 	21, // 18: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
 	10, // 19: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	21, // 20: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	10, // 21: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
-	33, // 22: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
-	29, // 23: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
-	32, // 24: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
-	32, // 25: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
-	0,  // 26: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
-	5,  // 27: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
-	8,  // 28: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
-	13, // 29: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
-	15, // 30: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
-	18, // 31: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
-	20, // 32: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
-	23, // 33: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
-	30, // 34: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
-	25, // 35: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
-	27, // 36: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
-	1,  // 37: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
-	6,  // 38: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
-	9,  // 39: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
-	14, // 40: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
-	16, // 41: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
-	19, // 42: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
-	22, // 43: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
-	24, // 44: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
-	31, // 45: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
-	26, // 46: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
-	28, // 47: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
-	37, // [37:48] is the sub-list for method output_type
-	26, // [26:37] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	21, // 20: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
+	21, // 21: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	10, // 22: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
+	35, // 23: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
+	31, // 24: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
+	34, // 25: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
+	34, // 26: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
+	0,  // 27: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
+	5,  // 28: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
+	8,  // 29: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
+	13, // 30: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
+	15, // 31: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
+	18, // 32: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
+	20, // 33: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
+	23, // 34: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
+	25, // 35: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
+	32, // 36: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
+	27, // 37: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
+	29, // 38: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
+	1,  // 39: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
+	6,  // 40: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
+	9,  // 41: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
+	14, // 42: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
+	16, // 43: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
+	19, // 44: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
+	22, // 45: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
+	24, // 46: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
+	26, // 47: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
+	33, // 48: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
+	28, // 49: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
+	30, // 50: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
+	39, // [39:51] is the sub-list for method output_type
+	27, // [27:39] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_devmgrd_admin_v1_admin_proto_init() }
@@ -2318,7 +2417,7 @@ func file_devmgrd_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_devmgrd_admin_v1_admin_proto_rawDesc), len(file_devmgrd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   32,
+			NumMessages:   34,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -29,6 +29,7 @@ const (
 	AdminService_Explain_FullMethodName         = "/devmgrd.admin.v1.AdminService/Explain"
 	AdminService_Cordon_FullMethodName          = "/devmgrd.admin.v1.AdminService/Cordon"
 	AdminService_Uncordon_FullMethodName        = "/devmgrd.admin.v1.AdminService/Uncordon"
+	AdminService_Forget_FullMethodName          = "/devmgrd.admin.v1.AdminService/Forget"
 	AdminService_Backup_FullMethodName          = "/devmgrd.admin.v1.AdminService/Backup"
 	AdminService_Drain_FullMethodName           = "/devmgrd.admin.v1.AdminService/Drain"
 	AdminService_ListHistory_FullMethodName     = "/devmgrd.admin.v1.AdminService/ListHistory"
@@ -57,6 +58,10 @@ type AdminServiceClient interface {
 	Cordon(ctx context.Context, in *CordonRequest, opts ...grpc.CallOption) (*CordonResponse, error)
 	// Uncordon puts devices back into service. The same errors.
 	Uncordon(ctx context.Context, in *UncordonRequest, opts ...grpc.CallOption) (*UncordonResponse, error)
+	// Forget drops a resource that no plugin serves and no pod has or asks for, with the cordons of its devices, and has it taken off
+	// the Node. NOT_FOUND if nobody has heard of it and the Node does not show it, FAILED_PRECONDITION if it is in use, UNAVAILABLE
+	// if that could not be written down. When it returns that is certain; the Node may show it until the API server can be reached.
+	Forget(ctx context.Context, in *ForgetRequest, opts ...grpc.CallOption) (*ForgetResponse, error)
 	// Backup gives a copy of the state file as it is at this moment, in parts. UNAVAILABLE if the file cannot be read.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
 	// Drain cordons devices and has the pods evicted that have them, as far as their disruption budgets let it. It tells who still
@@ -165,6 +170,16 @@ func (c *adminServiceClient) Uncordon(ctx context.Context, in *UncordonRequest, 
 	return out, nil
 }
 
+func (c *adminServiceClient) Forget(ctx context.Context, in *ForgetRequest, opts ...grpc.CallOption) (*ForgetResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ForgetResponse)
+	err := c.cc.Invoke(ctx, AdminService_Forget_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminServiceClient) Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &AdminService_ServiceDesc.Streams[1], AdminService_Backup_FullMethodName, cOpts...)
@@ -236,6 +251,10 @@ type AdminServiceServer interface {
 	Cordon(context.Context, *CordonRequest) (*CordonResponse, error)
 	// Uncordon puts devices back into service. The same errors.
 	Uncordon(context.Context, *UncordonRequest) (*UncordonResponse, error)
+	// Forget drops a resource that no plugin serves and no pod has or asks for, with the cordons of its devices, and has it taken off
+	// the Node. NOT_FOUND if nobody has heard of it and the Node does not show it, FAILED_PRECONDITION if it is in use, UNAVAILABLE
+	// if that could not be written down. When it returns that is certain; the Node may show it until the API server can be reached.
+	Forget(context.Context, *ForgetRequest) (*ForgetResponse, error)
 	// Backup gives a copy of the state file as it is at this moment, in parts. UNAVAILABLE if the file cannot be read.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
 	// Drain cordons devices and has the pods evicted that have them, as far as their disruption budgets let it. It tells who still
@@ -278,6 +297,9 @@ func (UnimplementedAdminServiceServer) Cordon(context.Context, *CordonRequest) (
 }
 func (UnimplementedAdminServiceServer) Uncordon(context.Context, *UncordonRequest) (*UncordonResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Uncordon not implemented")
+}
+func (UnimplementedAdminServiceServer) Forget(context.Context, *ForgetRequest) (*ForgetResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Forget not implemented")
 }
 func (UnimplementedAdminServiceServer) Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error {
 	return status.Error(codes.Unimplemented, "method Backup not implemented")
@@ -446,6 +468,24 @@ func _AdminService_Uncordon_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Forget_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ForgetRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Forget(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Forget_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Forget(ctx, req.(*ForgetRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _AdminService_Backup_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(BackupRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -520,6 +560,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Uncordon",
 			Handler:    _AdminService_Uncordon_Handler,
+		},
+		{
+			MethodName: "Forget",
+			Handler:    _AdminService_Forget_Handler,
 		},
 		{
 			MethodName: "ListHistory",

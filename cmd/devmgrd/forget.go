@@ -1,0 +1,44 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+)
+
+// newForgetCommand makes "devmgrd forget".
+func newForgetCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "forget RESOURCE",
+		Short: "Drop a resource that nobody serves, from the books and from the Node",
+		Long: "forget drops a resource for good: what is remembered of its plugin and devices, their cordons, and the number that the Node\n" +
+			"shows. Without it a resource that has been published once stays on the Node, with 0 in the end, since a plugin that is away\n" +
+			"may come back. It fails while a plugin serves the resource, or a pod of this node has its devices or asks for them. The\n" +
+			"history is kept. A plugin that registers it later brings it back.",
+		Example: "  devmgrd forget vendor.example/old-gpu",
+		Args:    usage(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ForgetResponse, error) {
+				return c.Forget(ctx, &adminv1.ForgetRequest{ResourceName: args[0]})
+			}, func(to io.Writer, answer *adminv1.ForgetResponse) { showForgotten(to, args[0], answer) })
+		},
+	}
+	addAskFlags(cmd)
+	return cmd
+}
+
+func showForgotten(to io.Writer, resource string, answer *adminv1.ForgetResponse) {
+	fmt.Fprintf(to, "%s is forgotten, and is taken off the Node as soon as the API server can be reached.\n", plain(resource))
+	if len(answer.Lifted) > 0 {
+		ids := make([]string, len(answer.Lifted))
+		for i, d := range answer.Lifted {
+			ids[i] = plain(d.Id)
+		}
+		fmt.Fprintf(to, "Cordons that went with it: %s\n", strings.Join(ids, ", "))
+	}
+}

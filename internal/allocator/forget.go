@@ -1,0 +1,100 @@
+package allocator
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Forget drops a resource that nobody serves, has or asks for: a *device.InUseError otherwise. Its cordons go too, and it gives
+// them. When it returns nil that is durable, and so is that the Node is not to show it any more (Retired).
+func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err error) {
+	a.pen.Lock()
+	defer a.pen.Unlock()
+	a.mu.Lock()
+	users := a.usedByLocked(r)
+	lifted = slices.SortedFunc(maps.Values(a.cordons[r]), func(x, y device.Cordon) int { return strings.Compare(string(x.ID), string(y.ID)) })
+	a.mu.Unlock()
+	if len(users) > 0 {
+		return nil, &device.InUseError{Resource: r, Pods: users}
+	}
+	if err := a.plugins.Forget(r); err != nil {
+		// A plugin may have come when the books had forgotten its devices' cordons already.
+		return nil, errors.Join(err, a.books.SaveCordons(lifted, nil))
+	}
+	a.refresh()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.cordons, r)
+	a.retired[r] = true
+	a.applyLocked([]device.Cordon{{Resource: r}})
+	a.log.Info("resource forgotten", "resource", r, "cordons lifted", len(lifted))
+	return lifted, nil
+}
+
+// usedByLocked gives the pods that have devices of a resource, or ask for some.
+func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
+	users := map[device.PodUID]device.Pod{}
+	for uid, p := range a.pods {
+		if p.wanted && p.demand.Requests()[r] > 0 {
+			users[uid] = p.demand.Pod
+		}
+	}
+	for uid, d := range a.mirrors {
+		if d.Requests()[r] > 0 {
+			users[uid] = d.Pod
+		}
+	}
+	if p := a.pools[r]; p != nil {
+		for _, uid := range p.taken {
+			if users[uid] = (device.Pod{UID: uid}); a.pods[uid] != nil {
+				users[uid] = a.pods[uid].demand.Pod
+			}
+		}
+	}
+	return slices.SortedFunc(maps.Values(users), func(x, y device.Pod) int { return strings.Compare(x.String(), y.String()) })
+}
+
+// retractLocked drops the offers of resources that the plugins have forgotten. It tells whether there was one.
+func (a *Allocator) retractLocked(offers map[device.ResourceName]device.Offer) (dropped bool) {
+	for r, p := range a.pools {
+		if _, is := offers[r]; !is && p.offered {
+			p.retract()
+			a.wakeLocked(r, false)
+			dropped = true
+		}
+	}
+	return dropped
+}
+
+// Retired gives the resources that the Node is not to show any more: forgotten, and neither offered nor used since.
+func (a *Allocator) Retired() []device.ResourceName {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var all []device.ResourceName
+	for r := range a.retired {
+		if p := a.pools[r]; p == nil || !p.offered && len(p.taken) == 0 && p.requests == 0 {
+			all = append(all, r)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// Unpublished tells that the Node shows none of these resources any more.
+func (a *Allocator) Unpublished(gone []device.ResourceName) error {
+	a.pen.Lock()
+	defer a.pen.Unlock()
+	if err := a.books.DropRetired(gone); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, r := range gone {
+		delete(a.retired, r)
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+package allocator_test
+
+import (
+	"errors"
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// lose has a resource's plugin be away.
+func (s *shop) lose(r device.ResourceName) {
+	s.offer(r, func(o *device.Offer) { o.State = device.Lost })
+}
+
+// What somebody serves, has or asks for is not forgotten, and costs nothing to try.
+func TestForgetWhatIsInUse(t *testing.T) {
+	run(t, func(r *rig) {
+		r.RuntimeSynced(nil, nil)
+		r.shop.stock(gpu, 2)
+		r.bind("a", app(gpu, 1))
+		inUse := func(want device.InUseError) {
+			t.Helper()
+			var got *device.InUseError
+			if _, err := r.Forget(gpu); !errors.As(err, &got) || !reflect.DeepEqual(*got, want) {
+				t.Errorf("got %v, want %v", err, &want)
+			}
+			r.check()
+		}
+		a, b := pod("a").Pod, pod("b").Pod
+		inUse(device.InUseError{Resource: gpu, Pods: []device.Pod{a}})
+		r.shop.lose(gpu)
+		r.bind("b", app(gpu, 1))
+		inUse(device.InUseError{Resource: gpu, Pods: []device.Pod{a, b}})
+		r.Drop("a")
+		r.Drop("b")
+		r.shop.stock(gpu, 2)
+		r.check()
+		if _, err := r.Cordon(cordon("fan", "d1")); err != nil {
+			t.Fatal(err)
+		}
+		inUse(device.InUseError{Resource: gpu, Serving: true})
+		if got := r.Withdrawn()[gpu]; !got["d1"] {
+			t.Errorf("cordoned are %v", got)
+		}
+		r.shop.lose(gpu)
+		r.books.fails(func() {})
+		if _, err := r.Forget(gpu); err == nil || r.Withdrawn()[gpu] == nil {
+			t.Errorf("a disk that is full has not kept it: %v", err)
+		}
+		r.books.fails(nil)
+		r.published(numbers{gpu: 0})
+	})
+}
+
+// A resource that nobody serves goes from the books, the numbers and the metrics, with its cordons, and stays to be taken off the
+// Node until the Node shows it no more.
+func TestForget(t *testing.T) {
+	run(t, func(r *rig) {
+		r.RuntimeSynced(nil, nil)
+		r.shop.stock(gpu, 2)
+		r.bind("a", app(gpu, 1))
+		if _, err := r.Cordon(cordon("fan", "d1")); err != nil {
+			t.Fatal(err)
+		}
+		r.Drop("a")
+		r.shop.lose(gpu)
+		r.check()
+		lifted, err := r.Forget(gpu)
+		if err != nil || len(lifted) != 1 || lifted[0].Reason != "fan" {
+			t.Fatalf("lifted %v, %v", lifted, err)
+		}
+		gone := func() {
+			t.Helper()
+			r.check()
+			if _, known := r.Devices(gpu); known || len(r.Published()) > 0 || len(r.Figures()) > 0 {
+				t.Errorf("it is known: %v, %v", r.Published(), r.Figures())
+			}
+			if !slices.Equal(r.Retired(), []device.ResourceName{gpu}) {
+				t.Errorf("to be taken off the Node: %v", r.Retired())
+			}
+		}
+		gone()
+		r.restart()
+		r.RuntimeSynced(nil, nil)
+		gone()
+
+		r.bind("b", app(gpu, 1)) // a pod that asks is in doubt's favour
+		r.expect("b", "main", "waiting PluginMissing")
+		if got := r.Retired(); len(got) > 0 {
+			t.Errorf("%v is taken off the Node while a pod asks for it", got)
+		}
+		r.Drop("b")
+		r.check()
+		r.books.fails(func() {})
+		if r.Unpublished([]device.ResourceName{gpu}) == nil {
+			t.Error("what cannot be written is not noted")
+		}
+		r.books.fails(nil)
+		gone()
+		if err := r.Unpublished([]device.ResourceName{gpu}); err != nil || len(r.Retired()) > 0 {
+			t.Errorf("%v, %v", err, r.Retired())
+		}
+		r.restart()
+		if len(r.Retired()) > 0 {
+			t.Errorf("after a restart there is %v again", r.Retired())
+		}
+
+		r.shop.stock(gpu, 2) // it is back, and nothing is remembered against it
+		r.RuntimeSynced(nil, nil)
+		r.bind("c", app(gpu, 2))
+		r.expect("c", "main", "ready vendor.com/gpu[d0 d1]")
+		r.published(numbers{gpu: 2})
+	})
+}
+
+// A plugin that is back before the Node has been patched keeps its number.
+func TestForgottenTooEarly(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.shop.lose(gpu)
+		r.check()
+		if _, err := r.Forget(gpu); err != nil {
+			t.Fatal(err)
+		}
+		r.shop.stock(gpu, 3)
+		r.check()
+		r.published(numbers{gpu: 3})
+		if len(r.Retired()) > 0 {
+			t.Error("it is to be taken off the Node")
+		}
+		r.restart()
+		r.published(numbers{gpu: 3})
+		if len(r.Retired()) > 0 {
+			t.Error("after a restart it is to be taken off the Node")
+		}
+	})
+}

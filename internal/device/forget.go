@@ -1,0 +1,31 @@
+package device
+
+import (
+	"fmt"
+	"strings"
+)
+
+// An InUseError says why a resource cannot be forgotten. A Serving plugin, or Pods that have its devices or ask for them.
+type InUseError struct {
+	Resource ResourceName
+	Serving  bool
+	Pods     []Pod
+}
+
+// maxNamed is how many pods a message names.
+const maxNamed = 5
+
+func (e *InUseError) Error() string {
+	if e.Serving {
+		return fmt.Sprintf("%s is in use: its device plugin is serving; end the plugin first", e.Resource)
+	}
+	names := make([]string, min(len(e.Pods), maxNamed))
+	for i := range names {
+		names[i] = e.Pods[i].Namespace + "/" + e.Pods[i].Name
+	}
+	more := ""
+	if len(e.Pods) > maxNamed {
+		more = fmt.Sprintf(" and %d more", len(e.Pods)-maxNamed)
+	}
+	return fmt.Sprintf("%s is in use by %s%s: what has its devices or asks for them has to end first", e.Resource, strings.Join(names, ", "), more)
+}

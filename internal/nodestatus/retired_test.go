@@ -1,0 +1,54 @@
+package nodestatus_test
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
+)
+
+// retire has resources be taken off the Node.
+func (v *view) retire(fail error, all ...device.ResourceName) {
+	v.mu.Lock()
+	v.retired, v.fail = append(v.retired, all...), fail
+	v.mu.Unlock()
+	v.signal()
+}
+
+// What is retired goes from capacity and allocatable, nothing else does, and whoever puts it back afterwards has it.
+func TestRetired(t *testing.T) {
+	api := kubetest.New(t)
+	api.Put(node(map[string]string{"a.example/old": "0", "b.example/x": "1"}, map[string]string{"a.example/old": "0", "b.example/x": "1"}))
+	v := newView(numbers{"a.example/gpu": 2})
+	v.partial = true
+	v.retire(nil, "a.example/old")
+	p, _ := publish(t, api, v)
+	untilShows(t, api, map[string]string{"a.example/gpu": "2/2", "a.example/old": "0/0", "b.example/x": "1/1"}) // pods may ask for it
+	if !p.Shows("a.example/old") || p.Shows("a.example/never") {
+		t.Error("what the Node shows is told wrongly")
+	}
+	v.complete()
+	untilShows(t, api, map[string]string{"a.example/gpu": "2/2", "b.example/x": "1/1"})
+	kubetest.Until(t, "the view has been told", func() bool { return len(v.Retired()) == 0 })
+	untilSettled(t, p)
+	api.Put(node(map[string]string{"a.example/gpu": "2", "a.example/old": "4"}, map[string]string{"a.example/gpu": "2", "a.example/old": "4"}))
+	v.set(numbers{"a.example/gpu": 3}) // the patch that this needs ends the test
+	untilShows(t, api, map[string]string{"a.example/gpu": "3/3", "a.example/old": "4/4"})
+}
+
+// A note that cannot be removed is kept, and the next occasion is used.
+func TestRetiredIsNotedLater(t *testing.T) {
+	api := kubetest.New(t)
+	api.Put(node(nil, nil))
+	v := newView(numbers{})
+	v.retire(errors.New("disk full"), "a.example/old")
+	p, _ := publish(t, api, v)
+	kubetest.Until(t, "the failure shows", func() bool {
+		err := p.Check()
+		return err != nil && err.Error() == "noting that the node does not show [a.example/old] any more: disk full"
+	})
+	v.retire(nil)
+	kubetest.Until(t, "the view has been told", func() bool { return len(v.Retired()) == 0 })
+	untilSettled(t, p)
+}

@@ -1,0 +1,75 @@
+package store
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// retirement is what is kept of a resource that is forgotten, until the Node shows it no more.
+type retirement struct {
+	Since time.Time `json:"since"`
+}
+
+func readRetired(db *bolt.DB) (all []device.ResourceName, err error) {
+	err = db.View(func(tx *bolt.Tx) error {
+		retired := tx.Bucket(retiredBucket)
+		if retired == nil {
+			return nil
+		}
+		return retired.ForEach(func(name, _ []byte) error {
+			all = append(all, device.ResourceName(name))
+			return nil
+		})
+	})
+	return all, err
+}
+
+// ForgetResource removes all that is kept of a resource but its history, its plugin, devices and cordons, and notes that it is to be
+// taken off the Node: in one commit.
+func (s *Store) ForgetResource(r device.ResourceName) error {
+	return s.update(func(d *draft) error {
+		fail := func(err error) error { return fmt.Errorf("forgetting resource %s: %w", r, err) }
+		for _, name := range [][]byte{pluginsBucket, cordonsBucket} {
+			b := d.tx.Bucket(name)
+			if b == nil {
+				continue
+			}
+			if err := (shelf{b, placeOf(name), d}).clear([]byte(r)); err != nil {
+				return fail(err)
+			}
+		}
+		note, err := json.Marshal(retirement{time.Now().UTC().Truncate(time.Second)})
+		if err != nil {
+			return fail(err)
+		}
+		b, err := d.tx.CreateBucketIfNotExists(retiredBucket)
+		if err != nil {
+			return fail(err)
+		}
+		if err := (shelf{b, placeOf(retiredBucket), d}).put([]byte(r), note); err != nil {
+			return fail(err)
+		}
+		return nil
+	})
+}
+
+// DropRetired removes the notes on resources that the Node shows no more.
+func (s *Store) DropRetired(gone []device.ResourceName) error {
+	return s.update(func(d *draft) error {
+		b := d.tx.Bucket(retiredBucket)
+		if b == nil {
+			return nil
+		}
+		for _, r := range gone {
+			if err := (shelf{b, placeOf(retiredBucket), d}).remove([]byte(r)); err != nil {
+				return fmt.Errorf("retired resource %s: %w", r, err)
+			}
+		}
+		return nil
+	})
+}
