@@ -104,6 +104,11 @@ func call(cmd *cobra.Command, limit time.Duration, do func(context.Context, admi
 	if err != nil {
 		return err
 	}
+	return callAt(cmd.Context(), at, limit, do)
+}
+
+// callAt calls the daemon on a socket.
+func callAt(ctx context.Context, at string, limit time.Duration, do func(context.Context, adminv1.AdminServiceClient) error) error {
 	conn, err := grpc.NewClient("passthrough:///devmgrd", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", at)
@@ -112,7 +117,7 @@ func call(cmd *cobra.Command, limit time.Duration, do func(context.Context, admi
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(cmd.Context(), limit)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	if err := do(ctx, adminv1.NewAdminServiceClient(conn)); err != nil {
 		return askError(at, err)

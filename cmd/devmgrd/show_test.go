@@ -15,6 +15,7 @@ import (
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/preflight"
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
@@ -69,6 +70,16 @@ var (
 		Message: "vendor.example/gpu: 4 wanted, 3 of 8 free, 1 cordoned", Since: before(95 * time.Second),
 		Ends: "a device of vendor.example/gpu is given back by another pod, uncordoned, or listed anew",
 	}
+	// A node on which devmgrd has just been installed, beside a kubelet that has a plugin.
+	aFreshNode = preflight.Facts{
+		Root: true, ConfigFile: "/etc/devmgrd/config.yaml", State: preflight.State{Dir: "/var/lib/devmgrd"},
+		Sockets:    []preflight.Socket{{Key: "plugins.socketDir", At: "/run/devmgrd/device-plugins/kubelet.sock", Init: true}, {Key: "admin.socket", At: "/run/devmgrd/admin.sock"}},
+		Runtime:    preflight.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", Version: "v2.4.2", CgroupDriver: "systemd", OCI: "runc", Systemd: true},
+		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", RequestTimeout: 2 * time.Second, CDI: true, Rules: true, Validates: true},
+		Containerd: preflight.Containerd{File: "/etc/containerd/config.toml"}, Kubelet: preflight.Kubelet{Devices: map[device.ResourceName]int{"vendor.example/gpu": 8}},
+		API:        &preflight.API{NodeName: "worker-7", Node: true},
+		Checkpoint: preflight.Checkpoint{Path: "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", Resources: []device.ResourceName{"vendor.example/gpu", "vendor.example/old"}},
+	}
 	aFarewell      = &adminv1.ForgetResponse{Lifted: []*adminv1.DeviceName{{ResourceName: "vendor.example/old-gpu", Id: "GPU-3"}}}
 	aPodThatHasAll = &adminv1.ExplainResponse{
 		Namespace: "ml", Name: "training-1", Uid: "u1", Verdict: "ready", Message: "the pod has all the devices that it asks for",
@@ -91,6 +102,7 @@ func TestGolden(t *testing.T) {
 		"explain":     func(to *bytes.Buffer) { showExplanation(to, aWait, noon) },
 		"explain-all": func(to *bytes.Buffer) { showExplanation(to, aPodThatHasAll, noon) },
 		"history":     func(to *bytes.Buffer) { showHistory(to, someSpans, noon) },
+		"check":       func(to *bytes.Buffer) { showFindings(to, preflight.Judge(aFreshNode)) },
 		"forget":      func(to *bytes.Buffer) { showForgotten(to, "vendor.example/old-gpu", aFarewell) },
 	} {
 		var got bytes.Buffer

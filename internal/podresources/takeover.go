@@ -58,17 +58,22 @@ const (
 // newTakeover makes a takeover of the kubelet's socket at path. Nothing is touched before listen.
 func newTakeover(path string, log *slog.Logger) *takeover {
 	dir, name := filepath.Split(filepath.Clean(path))
-	end := filepath.Ext(name)
 	return &takeover{
 		path:     filepath.Join(dir, name),
 		hidden:   filepath.Join(dir, ".devmgrd.sock"),
-		theirs:   filepath.Join(dir, strings.TrimSuffix(name, end)+"-own"+end),
+		theirs:   asideOf(path),
 		log:      log,
 		listener: &takeoverListener{addr: path},
 		watcher:  fsnotify.NewWatcher,
 		files:    newTakeoverFiles(),
 		mode:     takeoverMode,
 	}
+}
+
+// asideOf gives where the kubelet's socket is when its path is ours.
+func asideOf(path string) string {
+	end := filepath.Ext(path)
+	return strings.TrimSuffix(filepath.Clean(path), end) + "-own" + end
 }
 
 // listen binds our socket. Nobody finds it before Run. The listener stays the same whatever Run has to do, and is the

@@ -24,7 +24,7 @@ type Books struct {
 // Read gives what the books in dir hold, and changes nothing in them. It needs them for itself, and fails as Open does, with
 // fs.ErrNotExist where there are none.
 func Read(dir string, log *slog.Logger) (b Books, err error) {
-	path := filepath.Join(dir, fileName)
+	path := filepath.Join(dir, FileName)
 	if _, err := os.Stat(path); err != nil {
 		return Books{}, err
 	}

@@ -39,9 +39,9 @@ type Store struct {
 	failure error      // of the latest write; nil: it succeeded
 }
 
-// Names in the state directory.
+// Names in the state directory. FileName is the state file's.
 const (
-	fileName = "state.db"
+	FileName = "state.db"
 	lockName = "lock"
 )
 
@@ -94,7 +94,7 @@ func prepare(c Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Store{path: filepath.Join(c.Dir, fileName), lock: l, log: c.Log, commits: prometheus.NewHistogram(prometheus.HistogramOpts{
+	return &Store{path: filepath.Join(c.Dir, FileName), lock: l, log: c.Log, commits: prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "devmgrd_store_commit_duration_seconds",
 		Help:    "Time of one durable commit to the state file, waiting for the disk included.",
 		Buckets: prometheus.ExponentialBuckets(0.0001, 2, 15), // 0.1 ms to 1.6 s
@@ -116,7 +116,7 @@ func (s *Store) damagedFiles() float64 {
 	entries, _ := os.ReadDir(filepath.Dir(s.path))
 	n := 0
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), fileName+damagedName) {
+		if strings.HasPrefix(e.Name(), FileName+damagedName) {
 			n++
 		}
 	}

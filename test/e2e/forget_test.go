@@ -38,8 +38,9 @@ func TestForget(t *testing.T) {
 	r.says("forget "+gpu, gpu+" is forgotten")
 	r.fails("devices "+gpu, 1, "nobody has heard of resource")
 	r.must(r.Devmgrd.Kill())
-	r.must(r.StartDevmgrd(r.ctx))
+	r.must(r.Devmgrd.Start(r.ctx)) // it cannot be ready yet
 	r.must(r.APIServer.Start(r.ctx))
+	r.must(r.WaitAPIServer(r.ctx))
 	r.until("the node lacks it", func() bool { return !shows(gpu) })
 	r.must(r.Kubelet.Kill())
 	r.must(r.Kubelet.Start(r.ctx))

@@ -17,9 +17,9 @@ const module = "github.com/devmgrd/devmgrd/"
 // base are the rooms that others may import: the words, and the way to the API server for those who watch it. Rooms do
 // not import their siblings: data goes one way through them, and cmd/devmgrd alone knows who meets whom.
 var base = map[string][]string{
-	"internal/device":  {"internal/allocator/allocatortest", "internal/admin", "config", "internal/allocator", "internal/checkpoint", "internal/history", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
+	"internal/device":  {"internal/allocator/allocatortest", "internal/admin", "internal/preflight", "config", "internal/allocator", "internal/checkpoint", "internal/history", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
 	"internal/backoff": {"internal/admin", "cmd/devmgrd", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry"},
-	"internal/socket":  {"internal/admin", "internal/podresources", "internal/registry"},
+	"internal/socket":  {"internal/admin", "internal/cri", "internal/podresources", "internal/registry"},
 	"internal/kube":    {"internal/nodestatus", "internal/pods", "internal/kube/kubetest"},
 
 	"api/devmgrd/podresources/v1": {"internal/podresources"},
@@ -35,11 +35,13 @@ var libraries = map[string][]string{
 	"github.com/containerd/nri":                    {"internal/nri"},
 	"k8s.io/kubelet/pkg/apis/deviceplugin":         {"internal/registry", "internal/checkpoint", "internal/plugintest"},
 	"k8s.io/kubelet/pkg/apis/pluginregistration":   {"internal/registry", "internal/plugintest"},
-	"google.golang.org/grpc":                       {"cmd/devmgrd", "internal/admin", "api/devmgrd/admin/v1", "internal/registry", "internal/plugintest", "internal/podresources", "api/devmgrd/podresources/v1", "api/podresources/v1alpha1"},
+	"google.golang.org/grpc":                       {"cmd/devmgrd", "internal/admin", "api/devmgrd/admin/v1", "internal/cri", "internal/registry", "internal/plugintest", "internal/podresources", "api/devmgrd/podresources/v1", "api/podresources/v1alpha1"},
 	"k8s.io/kubelet/pkg/apis/podresources":         {"internal/podresources", "api/podresources/v1alpha1"},
 	"k8s.io/client-go":                             {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
 	"k8s.io/api":                                   {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
 	"k8s.io/utils":                                 {"internal/checkpoint"},
+	"k8s.io/cri-api":                               {"internal/cri"},
+	"github.com/pelletier/go-toml":                 {"internal/cri"},
 	"github.com/spf13/viper":                       {"config"},
 	"github.com/spf13/cobra":                       {"cmd/devmgrd"},
 	"github.com/coreos/go-systemd":                 {"cmd/devmgrd"},

@@ -1,0 +1,414 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"sigs.k8s.io/yaml"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/checkpoint"
+	"github.com/devmgrd/devmgrd/internal/cri"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/nri"
+	"github.com/devmgrd/devmgrd/internal/podresources"
+	"github.com/devmgrd/devmgrd/internal/pods"
+	"github.com/devmgrd/devmgrd/internal/preflight"
+	"github.com/devmgrd/devmgrd/internal/socket"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+// lookLimit bounds each look at something that may not answer.
+const lookLimit = 5 * time.Second
+
+// newCheckCommand makes "devmgrd check".
+func newCheckCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "Look whether this node is fit for devmgrd, and say what to do",
+		Long: "check looks at the container runtime, its NRI and its validator, the API server and what devmgrd may do there, the sockets\n" +
+			"and the state file, and at what is left with the kubelet's own device manager. Each line says ok, warn or FAIL, and what\n" +
+			"is not ok is followed by what to do. It changes nothing, and may be run before devmgrd and beside it.",
+		Example: "  devmgrd check\n  devmgrd check --config /tmp/new.yaml -o json",
+		Args:    usage(noArguments),
+		RunE:    check,
+	}
+	addConfigFlags(cmd)
+	cmd.Flags().StringP("output", "o", "", "json or yaml; else it is for people")
+	cmd.Flags().String("runtime-endpoint", "", "the runtime's CRI `socket` (default the kubelet's)")
+	cmd.Flags().String("kubelet-config", cri.DefaultKubeletConfig, "the kubelet's configuration `file`")
+	cmd.Flags().String("containerd-config", "", "containerd's configuration `file` (default the one it was started with)")
+	return cmd
+}
+
+// errUnfit is the end of a check that has found failures, which have been told.
+var errUnfit = errors.New("this node is not fit for devmgrd yet: see the lines that FAIL")
+
+func check(cmd *cobra.Command, _ []string) error {
+	c, _, err := loadConfig(cmd)
+	if err != nil {
+		return err
+	}
+	format, err := outputFormat(cmd, "json", "yaml")
+	if err != nil {
+		return err
+	}
+	flag := func(name string) string {
+		value, err := cmd.Flags().GetString(name)
+		if err != nil {
+			panic(err) // there is no such flag
+		}
+		return value
+	}
+	log := warnings(cmd)
+	kube.RouteLogs(log)
+	l := looker{ctx: cmd.Context(), config: c, log: log, runtime: flag("runtime-endpoint"), kubelet: flag("kubelet-config"), containerd: flag("containerd-config")}
+	f := l.facts()
+	if f.ConfigFile = flag("config"); f.ConfigFile == "" {
+		if _, err := os.Stat(config.DefaultFile); err == nil {
+			f.ConfigFile = config.DefaultFile
+		}
+	}
+	findings := preflight.Judge(f)
+	if err := printFindings(cmd.OutOrStdout(), format, findings); err != nil {
+		return err
+	}
+	for _, one := range findings {
+		if one.Verdict == preflight.Fail {
+			return errUnfit
+		}
+	}
+	return nil
+}
+
+func printFindings(to io.Writer, format string, findings []preflight.Finding) error {
+	if format == "" {
+		showFindings(to, findings)
+		return nil
+	}
+	text, err := json.MarshalIndent(findings, "", "  ")
+	if err == nil && format == "yaml" {
+		text, err = yaml.JSONToYAML(text)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(to, strings.TrimRight(string(text), "\n"))
+	return err
+}
+
+// findingWidth is how wide the lines of findings are.
+const findingWidth = 110
+
+// showFindings prints each finding beside its verdict, and what to do below it.
+func showFindings(to io.Writer, findings []preflight.Finding) {
+	width, count := 0, map[preflight.Verdict]int{}
+	for _, f := range findings {
+		width = max(width, len(f.Check))
+		count[f.Verdict]++
+	}
+	for _, f := range findings {
+		lines := wrap(plain(f.Text), findingWidth-8-width)
+		if f.Remedy != "" {
+			for i, line := range wrap(plain(f.Remedy), findingWidth-11-width) {
+				lines = append(lines, [2]string{"-> ", "   "}[min(i, 1)]+line)
+			}
+		}
+		fmt.Fprintf(to, "%-4s  %-*s  %s\n", f.Verdict, width, f.Check, lines[0])
+		for _, line := range lines[1:] {
+			fmt.Fprintf(to, "%*s%s\n", 8+width, "", line)
+		}
+	}
+	fmt.Fprintf(to, "\n%d ok, %d warn, %d FAIL\n", count[preflight.OK], count[preflight.Warn], count[preflight.Fail])
+}
+
+// wrap breaks a text between words, into lines of this width if the words let it. It gives one at least.
+func wrap(text string, width int) (lines []string) {
+	line := ""
+	for word := range strings.FieldsSeq(text) {
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width {
+			lines = append(lines, line)
+			line = ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	return append(lines, line)
+}
+
+// A looker gathers what preflight judges.
+type looker struct {
+	ctx                          context.Context
+	config                       config.Config
+	log                          *slog.Logger
+	runtime, kubelet, containerd string // where they are, if the command line says so
+}
+
+func (l looker) facts() preflight.Facts {
+	f := preflight.Facts{
+		Root:   os.Geteuid() == 0,
+		Evicts: l.config.Health.OnDeviceFailure == config.Evict || l.config.Health.OnMissingDevices == config.Evict,
+		State:  l.state(),
+		NRI:    l.nri(),
+		Host:   host(),
+	}
+	daemon := l.daemon(&f)
+	if f.Daemon == nil {
+		f.Sockets = l.sockets()
+	}
+	kubelet, err := cri.ReadKubelet(l.kubelet)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil // its settings may be on its command line
+	}
+	f.Kubelet.CgroupDriver, f.Kubelet.ConfigErr = kubelet.CgroupDriver, err
+	l.readRuntime(&f, kubelet)
+	l.readAPI(&f)
+	l.readKubelet(&f, daemon)
+	return f
+}
+
+func (l looker) state() preflight.State {
+	s := preflight.State{Dir: l.config.StateDir}
+	books, version, err := store.Look(filepath.Join(s.Dir, store.FileName), l.log)
+	switch {
+	case errors.As(err, new(*store.InUseError)):
+		s.InUse = true
+		return s
+	case errors.As(err, new(*store.DamagedError)):
+		s.Damaged, s.Err = true, err
+		return s
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		s.Err = err
+		return s
+	case err == nil:
+		s.Version = version
+	}
+	for _, p := range books.Pods {
+		if len(p.Assignments) > 0 {
+			s.Pods++
+		}
+	}
+	s.Err = writable(s.Dir)
+	return s
+}
+
+// writable looks at the directory or, if it is still to be made, at what is above it.
+func writable(dir string) error {
+	at := dir
+	for {
+		err := unix.Access(at, unix.W_OK)
+		switch {
+		case errors.Is(err, unix.ENOENT) && at != "/":
+			at = filepath.Dir(at)
+		case err != nil:
+			return fmt.Errorf("%s cannot be written: %s: %w", dir, at, err)
+		default:
+			return nil
+		}
+	}
+}
+
+// daemon asks a devmgrd that runs, and gives its process; 0: there is none.
+func (l looker) daemon(f *preflight.Facts) int {
+	at := l.config.Admin.Socket
+	pid := 0
+	if conn, err := net.DialTimeout("unix", at, time.Second); err == nil {
+		if peer, err := socket.Peer(conn); err == nil {
+			pid = int(peer)
+		}
+		conn.Close()
+	}
+	if pid == 0 {
+		return 0
+	}
+	err := callAt(l.ctx, at, lookLimit, func(ctx context.Context, c adminv1.AdminServiceClient) error {
+		status, err := c.GetStatus(ctx, &adminv1.GetStatusRequest{})
+		if err != nil {
+			return err
+		}
+		d := &preflight.Daemon{Version: status.Version, Serves: map[device.ResourceName]bool{}}
+		for _, p := range status.Parts {
+			if !p.Ready {
+				d.Problems = append(d.Problems, p.Problem)
+			}
+		}
+		for _, r := range status.Resources {
+			d.Serves[device.ResourceName(r.Name)] = r.Plugin == device.Serving.String()
+		}
+		f.Daemon = d
+		return nil
+	})
+	if err != nil {
+		f.Daemon = &preflight.Daemon{Version: "of unknown version", Problems: []string{err.Error()}}
+	}
+	return pid
+}
+
+func (l looker) sockets() []preflight.Socket {
+	c := l.config
+	all := []preflight.Socket{
+		{Key: "plugins.socketDir", At: filepath.Join(c.Plugins.SocketDir, "kubelet.sock")},
+		{Key: "podResources.socket", At: c.PodResources.Socket},
+		{Key: "admin.socket", At: c.Admin.Socket},
+	}
+	for i := range all {
+		s := &all[i]
+		if err := socket.CheckPath(s.At); err != nil {
+			s.Err = err
+			continue
+		}
+		if conn, err := net.DialTimeout("unix", s.At, time.Second); err == nil {
+			pid, err := socket.Peer(conn)
+			conn.Close()
+			if s.Init = err == nil && pid == 1; s.Init {
+				continue
+			}
+		}
+		s.Err = socket.Vacant(s.At)
+	}
+	if at := c.Metrics.Listen; at != "" {
+		listener, err := net.Listen("tcp", at)
+		if err == nil {
+			err = listener.Close()
+		}
+		all = append(all, preflight.Socket{Key: "metrics.listen", At: at, Err: err})
+	}
+	return all
+}
+
+func (l looker) nri() preflight.NRI {
+	ctx, cancel := context.WithTimeout(l.ctx, lookLimit)
+	defer cancel()
+	at := l.config.NRI.Socket
+	greeting, err := nri.Probe(ctx, at)
+	missing := false
+	if err != nil {
+		conn, none := net.DialTimeout("unix", at, time.Second)
+		if none == nil {
+			conn.Close()
+		}
+		missing = errors.Is(none, fs.ErrNotExist) || errors.Is(none, syscall.ECONNREFUSED) // what is left of a socket
+	}
+	return preflight.NRI{
+		Socket: at, Missing: missing, Err: err,
+		RequestTimeout: greeting.RequestTimeout, CDI: greeting.CDI, Rules: greeting.Rules, Validates: greeting.Validates,
+	}
+}
+
+func host() preflight.Host {
+	there := func(path string) bool {
+		_, err := os.Stat(path)
+		return err == nil
+	}
+	return preflight.Host{Systemd: there("/run/systemd/system"), Unified: there("/sys/fs/cgroup/cgroup.controllers")}
+}
+
+func (l looker) readRuntime(f *preflight.Facts, kubelet cri.KubeletConfig) {
+	at := l.runtime
+	if at == "" {
+		at = kubelet.RuntimeSocket()
+	}
+	ctx, cancel := context.WithTimeout(l.ctx, lookLimit)
+	defer cancel()
+	r, err := cri.Ask(ctx, strings.TrimPrefix(at, "unix://"))
+	f.Runtime = preflight.Runtime{
+		Socket: at, Name: r.Name, Version: r.Version, Started: r.Started, CgroupDriver: r.CgroupDriver, OCI: r.OCI, Systemd: r.Systemd, Err: err,
+	}
+	if r.Name != "" && r.Name != "containerd" {
+		return
+	}
+	file, named := l.containerd, true
+	if file == "" {
+		if file, named = r.ConfigFile(), true; file == "" {
+			file, named = cri.DefaultContainerdConfig, false
+		}
+	}
+	c, err := cri.ReadContainerd(file)
+	if !named && errors.Is(err, fs.ErrNotExist) {
+		err = nil // containerd's defaults are in force
+	}
+	f.Containerd = preflight.Containerd{
+		File: file, Changed: c.Changed, Disable: c.Disable, DisableConnections: c.DisableConnections, Socket: c.Socket,
+		RequestTimeout: c.RequestTimeout, Validator: c.Validator, Required: c.Required, Err: err,
+	}
+}
+
+func (l looker) readAPI(f *preflight.Facts) {
+	if l.config.Kubernetes.Mode == config.NoCluster {
+		return
+	}
+	f.API = &preflight.API{NodeName: l.config.NodeName}
+	client, err := connect(l.config.Kubernetes)
+	if err != nil {
+		f.API.Err = err
+		return
+	}
+	ctx, cancel := context.WithTimeout(l.ctx, lookLimit)
+	defer cancel()
+	access, err := kube.Rights(ctx, client, l.config.NodeName)
+	if f.API.Err = err; err != nil {
+		return
+	}
+	f.API.Node = access.Node
+	for _, r := range access.Rights {
+		f.API.Rights = append(f.API.Rights, preflight.Right{What: r.What, Err: r.Err})
+	}
+	f.API.Asking, f.API.Unbound = pods.Bound(access.Pods, l.config.Plugins.IgnoredResources)
+}
+
+// readKubelet looks at what is left with the kubelet's own device manager.
+func (l looker) readKubelet(f *preflight.Facts, daemon int) {
+	ctx, cancel := context.WithTimeout(l.ctx, lookLimit)
+	defer cancel()
+	ignored := pods.Ignores(l.config.Plugins.IgnoredResources)
+	k := &f.Kubelet
+	k.Devices, k.Err = podresources.KubeletDevices(ctx, l.config.PodResources.KubeletSocket, daemon)
+	for r := range k.Devices {
+		if ignored(r) {
+			delete(k.Devices, r)
+		}
+	}
+	dir := l.config.Plugins.KubeletDir
+	entries, _ := os.ReadDir(dir) // one that is not there has none
+	for _, e := range entries {
+		if at := filepath.Join(dir, e.Name()); e.Type() == fs.ModeSocket && e.Name() != "kubelet.sock" && listens(at) {
+			k.Plugins = append(k.Plugins, e.Name())
+		}
+	}
+	f.Checkpoint.Path = filepath.Join(dir, checkpoint.Name)
+	text, err := os.ReadFile(f.Checkpoint.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	file, err := checkpoint.File{}, err
+	if err == nil {
+		file, err = checkpoint.Decode(text)
+	}
+	if err != nil {
+		f.Checkpoint.Err = fmt.Errorf("%s: %w", f.Checkpoint.Path, err)
+		return
+	}
+	for _, r := range file.Resources() {
+		if !ignored(r) {
+			f.Checkpoint.Resources = append(f.Checkpoint.Resources, r)
+		}
+	}
+}

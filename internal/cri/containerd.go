@@ -1,0 +1,116 @@
+package cri
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// DefaultContainerdConfig is where containerd looks when it is not told otherwise.
+const DefaultContainerdConfig = "/etc/containerd/config.toml"
+
+// A ContainerdConfig is what containerd's files say of NRI. What they do not say is nil, or empty.
+type ContainerdConfig struct {
+	Files   []string  // all that were read, in their order
+	Changed time.Time // when the newest of them was written
+
+	Disable            *bool
+	DisableConnections *bool
+	Socket             string
+	RequestTimeout     string
+	Validator          *bool
+	Required           []string // plugins without which no container starts
+}
+
+// maxConfigFiles bounds the files that a configuration imports.
+const maxConfigFiles = 256
+
+// ReadContainerd reads a configuration file, and those that it imports. As with containerd, what is read later wins, key by key,
+// and imported files are read in the order in which they are named.
+func ReadContainerd(path string) (ContainerdConfig, error) {
+	var c ContainerdConfig
+	read := map[string]bool{}
+	for pending := []string{path}; len(pending) > 0; pending = pending[1:] {
+		file := filepath.Clean(pending[0])
+		if read[file] {
+			continue
+		}
+		if len(read) == maxConfigFiles {
+			return c, fmt.Errorf("containerd's configuration %s: it imports more than %d files", path, maxConfigFiles)
+		}
+		read[file] = true
+		imports, err := c.merge(file)
+		if err != nil {
+			return c, fmt.Errorf("containerd's configuration %s: %w", file, err)
+		}
+		pending = append(pending, imports...)
+	}
+	return c, nil
+}
+
+// merge reads one file over what is known. It gives the files that it imports.
+func (c *ContainerdConfig) merge(path string) (imports []string, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	var f struct {
+		Imports []string `toml:"imports"`
+		Plugins struct {
+			NRI struct {
+				Disable            *bool  `toml:"disable"`
+				DisableConnections *bool  `toml:"disable_connections"`
+				Socket             string `toml:"socket_path"`
+				RequestTimeout     string `toml:"plugin_request_timeout"`
+				Validator          struct {
+					Enable   *bool     `toml:"enable"`
+					Required *[]string `toml:"required_plugins"`
+				} `toml:"default_validator"`
+			} `toml:"io.containerd.nri.v1.nri"`
+		} `toml:"plugins"`
+	}
+	if err := toml.Unmarshal(text, &f); err != nil {
+		return nil, err
+	}
+	c.Files = append(c.Files, path)
+	if info.ModTime().After(c.Changed) {
+		c.Changed = info.ModTime()
+	}
+	nri := f.Plugins.NRI
+	take(&c.Disable, nri.Disable)
+	take(&c.DisableConnections, nri.DisableConnections)
+	take(&c.Validator, nri.Validator.Enable)
+	if nri.Validator.Required != nil {
+		c.Required = *nri.Validator.Required
+	}
+	if nri.Socket != "" {
+		c.Socket = nri.Socket
+	}
+	if nri.RequestTimeout != "" {
+		c.RequestTimeout = nri.RequestTimeout
+	}
+	for _, pattern := range f.Imports {
+		if !filepath.IsAbs(pattern) {
+			pattern = filepath.Join(filepath.Dir(path), pattern)
+		}
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, fmt.Errorf("imports %q: %w", pattern, err)
+		}
+		imports = append(imports, found...)
+	}
+	return imports, nil
+}
+
+func take(to **bool, value *bool) {
+	if value != nil {
+		*to = value
+	}
+}

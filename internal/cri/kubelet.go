@@ -1,0 +1,47 @@
+package cri
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// DefaultKubeletConfig is where kubeadm puts the kubelet's configuration.
+const DefaultKubeletConfig = "/var/lib/kubelet/config.yaml"
+
+// A KubeletConfig is what the kubelet's configuration file says of the runtime; what it does not say is empty.
+type KubeletConfig struct {
+	CgroupDriver    string `json:"cgroupDriver"`
+	RuntimeEndpoint string `json:"containerRuntimeEndpoint"`
+}
+
+// ReadKubelet reads the kubelet's configuration file.
+func ReadKubelet(path string) (KubeletConfig, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return KubeletConfig{}, err
+	}
+	var c KubeletConfig
+	if err := yaml.Unmarshal(text, &c); err != nil {
+		return KubeletConfig{}, fmt.Errorf("the kubelet's configuration %s: %w", path, err)
+	}
+	return c, nil
+}
+
+// runtimeSockets are where runtimes listen by default, as the kubelet and crictl look for them.
+var runtimeSockets = []string{"/run/containerd/containerd.sock", "/run/crio/crio.sock"}
+
+// RuntimeSocket gives the path of the runtime's socket: the configured one, else one that is there, else containerd's.
+func (c KubeletConfig) RuntimeSocket() string {
+	if c.RuntimeEndpoint != "" {
+		return strings.TrimPrefix(c.RuntimeEndpoint, "unix://")
+	}
+	for _, path := range runtimeSockets {
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return runtimeSockets[0]
+}

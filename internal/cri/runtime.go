@@ -1,0 +1,142 @@
+package cri
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/procfs"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/devmgrd/devmgrd/internal/socket"
+)
+
+// A Runtime is what a container runtime says of itself.
+type Runtime struct {
+	Name, Version string
+	PID           int      // of the process that listens
+	Args          []string // of that process
+	Started       time.Time
+	// CgroupDriver is "systemd" or "cgroupfs"; empty: it does not tell, and the kubelet goes by its own configuration.
+	CgroupDriver string
+	// OCI is the program that makes containers by default, such as "runc", as far as is known; Systemd is whether it has systemd
+	// make their cgroups.
+	OCI     string
+	Systemd bool
+}
+
+// maxAnswer bounds an answer of the runtime, which may list its whole configuration.
+const maxAnswer = 16 << 20
+
+// Ask asks the runtime that listens on a unix socket.
+func Ask(ctx context.Context, path string) (Runtime, error) {
+	r, err := behind(path)
+	if err != nil {
+		return Runtime{}, err
+	}
+	conn, err := grpc.NewClient("passthrough:///cri", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", path)
+		}), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
+	if err != nil {
+		return Runtime{}, err
+	}
+	defer conn.Close()
+	client := v1.NewRuntimeServiceClient(conn)
+	version, err := client.Version(ctx, &v1.VersionRequest{})
+	if err != nil {
+		return Runtime{}, fmt.Errorf("asking the runtime at %s for its version: %w", path, err)
+	}
+	r.Name, r.Version = version.RuntimeName, version.RuntimeVersion
+	config, err := client.RuntimeConfig(ctx, &v1.RuntimeConfigRequest{})
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+	case err != nil:
+		return Runtime{}, fmt.Errorf("asking the runtime at %s for its cgroup driver: %w", path, err)
+	case config.GetLinux().GetCgroupDriver() == v1.CgroupDriver_CGROUPFS:
+		r.CgroupDriver = "cgroupfs"
+	case config.GetLinux() != nil:
+		r.CgroupDriver = "systemd"
+	}
+	about, err := client.Status(ctx, &v1.StatusRequest{Verbose: true})
+	if err != nil {
+		return Runtime{}, fmt.Errorf("asking the runtime at %s for its state: %w", path, err)
+	}
+	r.OCI, r.Systemd = defaultHandler(about.GetInfo()["config"])
+	return r, nil
+}
+
+// behind tells which process listens.
+func behind(path string) (Runtime, error) {
+	conn, err := net.DialTimeout("unix", path, 2*time.Second)
+	if err != nil {
+		return Runtime{}, err
+	}
+	defer conn.Close()
+	pid, err := socket.Peer(conn)
+	if err != nil {
+		return Runtime{}, err
+	}
+	r := Runtime{PID: int(pid)}
+	// It may be in another namespace of processes. Then nothing more is known.
+	if p, err := procfs.NewProc(r.PID); err == nil {
+		if r.Args, err = p.CmdLine(); err != nil {
+			return r, nil
+		}
+		if stat, err := p.Stat(); err == nil {
+			if at, err := stat.StartTime(); err == nil {
+				r.Started = time.Unix(int64(at), 0)
+			}
+		}
+	}
+	return r, nil
+}
+
+// defaultHandler reads what containerd tells of its configuration. What it does not tell is not known.
+func defaultHandler(text string) (oci string, systemd bool) {
+	var config struct {
+		Containerd struct {
+			Default  string `json:"defaultRuntimeName"`
+			Runtimes map[string]struct {
+				Options struct {
+					Binary  string `json:"BinaryName"`
+					Systemd bool   `json:"SystemdCgroup"`
+				} `json:"options"`
+			} `json:"runtimes"`
+		} `json:"containerd"`
+	}
+	if json.Unmarshal([]byte(text), &config) != nil {
+		return "", false
+	}
+	handler, known := config.Containerd.Runtimes[config.Containerd.Default]
+	if !known {
+		return "", false
+	}
+	if handler.Options.Binary != "" {
+		return filepath.Base(handler.Options.Binary), handler.Options.Systemd
+	}
+	return config.Containerd.Default, handler.Options.Systemd
+}
+
+// ConfigFile gives the configuration file that the process was started with, if its arguments say so.
+func (r Runtime) ConfigFile() string {
+	for i, arg := range r.Args {
+		name, value, inline := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		switch {
+		case i == 0 || !strings.HasPrefix(arg, "-") || name != "config" && name != "c":
+		case inline:
+			return value
+		case i+1 < len(r.Args):
+			return r.Args[i+1]
+		}
+	}
+	return ""
+}

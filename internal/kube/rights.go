@@ -1,0 +1,100 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// A Right is something that devmgrd asks of the API server. Err is nil if it may.
+type Right struct {
+	What string // such as "watch pods"
+	Err  error
+}
+
+// An Access is what the API server lets devmgrd do, and what it shows on the way.
+type Access struct {
+	Rights []Right
+	Node   bool         // there is one of that name
+	Pods   []corev1.Pod // those that are bound to it
+}
+
+// probeName is of objects that there are not.
+const probeName = "devmgrd-check"
+
+// Rights tries all that devmgrd asks of the API server for a node, in earnest as far as it reads, and as a dry run where it writes:
+// what an admission plugin refuses shows too. It fails with the first error that is not about a right.
+func Rights(ctx context.Context, c Client, node string) (Access, error) {
+	var a Access
+	dry := metav1.DryRunAll
+	own := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", node).String()}
+	bound := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()}
+	watch := func(resource string, o metav1.ListOptions) error {
+		second := int64(1)
+		o.Watch, o.TimeoutSeconds = true, &second
+		body, err := params(c.Get().Resource(resource), o).Stream(ctx) // returns when the server has agreed
+		if err == nil {
+			err = body.Close()
+		}
+		return err
+	}
+	var nodes corev1.NodeList
+	var pods corev1.PodList
+	for _, step := range []struct {
+		what string
+		do   func() error
+	}{
+		{"list nodes", func() error { return params(c.Get().Resource("nodes"), own).Do(ctx).Into(&nodes) }},
+		{"watch nodes", func() error { return watch("nodes", own) }},
+		{"list pods", func() error { return params(c.Get().Resource("pods"), bound).Do(ctx).Into(&pods) }},
+		{"watch pods", func() error { return watch("pods", bound) }},
+		{"get pods", func() error {
+			if len(pods.Items) == 0 {
+				return nil // a node's credentials are for its own pods, and there is none to try
+			}
+			return ignoreMissing(c.Get().Namespace(pods.Items[0].Namespace).Resource("pods").Name(pods.Items[0].Name).Do(ctx).Error())
+		}},
+		{"patch nodes/status", func() error {
+			if len(nodes.Items) == 0 {
+				return nil
+			}
+			return c.Patch(types.MergePatchType).Resource("nodes").Name(node).SubResource("status").Param("dryRun", dry).Body([]byte("{}")).Do(ctx).Error()
+		}},
+		{"create events", func() error {
+			return c.Post().Namespace(metav1.NamespaceDefault).Resource("events").Param("dryRun", dry).Body(&corev1.Event{
+				ObjectMeta:     metav1.ObjectMeta{Name: probeName, Namespace: metav1.NamespaceDefault},
+				InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: node}, Source: corev1.EventSource{Component: "devmgrd", Host: node},
+			}).Do(ctx).Error()
+		}},
+		{"patch events", func() error {
+			return ignoreMissing(c.Patch(types.StrategicMergePatchType).Namespace(metav1.NamespaceDefault).Resource("events").Name(probeName).
+				Param("dryRun", dry).Body([]byte("{}")).Do(ctx).Error())
+		}},
+		{"create pods/eviction", func() error {
+			return ignoreMissing(c.Post().Namespace(metav1.NamespaceDefault).Resource("pods").Name(probeName).SubResource("eviction").
+				Param("dryRun", dry).SetHeader("Content-Type", "application/json").
+				Body([]byte(`{"apiVersion":"policy/v1","kind":"Eviction","metadata":{"name":"` + probeName + `","namespace":"default"}}`)).Do(ctx).Error())
+		}},
+	} {
+		err := step.do()
+		if err != nil && !apierrors.IsForbidden(err) {
+			return Access{}, fmt.Errorf("%s: %w", step.what, err)
+		}
+		a.Rights = append(a.Rights, Right{step.what, err})
+	}
+	a.Node, a.Pods = len(nodes.Items) > 0, pods.Items
+	return a, nil
+}
+
+// ignoreMissing takes an object that is not there for a success: whoever may not is told so first.
+func ignoreMissing(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,70 @@
+package nri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
+)
+
+// A Greeting is what a runtime says of itself to an NRI plugin that connects.
+type Greeting struct {
+	Runtime, Version string
+	// RegistrationTimeout is how long a plugin may take to connect, RequestTimeout how long for each answer.
+	RegistrationTimeout, RequestTimeout time.Duration
+	// CDI: it injects CDI devices. Rules: it takes rules of the devices cgroup. Validates: it has validators.
+	CDI, Rules, Validates bool
+}
+
+// Probe connects to a runtime as devmgrd would, takes its greeting and leaves before it is taken up: no event is asked for, and
+// what runs is not listed. The runtime logs that a plugin named devmgrd-check has not started.
+func Probe(ctx context.Context, socket string) (Greeting, error) {
+	p := &probe{}
+	s, err := stub.New(p, stub.WithPluginName("devmgrd-check"), stub.WithPluginIdx("99"), stub.WithSocketPath(socket),
+		stub.WithOnClose(func() {}), stub.WithLogger(logger{slog.New(slog.DiscardHandler)}))
+	if err != nil {
+		return Greeting{}, err
+	}
+	started := make(chan error, 1)
+	go func() { started <- s.Start(ctx) }() // ends with Start, which may hang: then it is left behind, as in runOnce
+	select {
+	case err = <-started:
+	case <-ctx.Done():
+		return Greeting{}, fmt.Errorf("it takes the connection and says nothing: %w", ctx.Err())
+	}
+	who := p.greeted.Load()
+	if who == nil { // else the error is ours, or that the runtime has hung up at once because of it
+		if errors.Is(err, io.EOF) {
+			err = errors.New("it closes the connection at once")
+		}
+		return Greeting{}, err
+	}
+	can := abilitiesOf(who.name, who.version)
+	return Greeting{
+		Runtime: who.name, Version: who.version, RegistrationTimeout: s.RegistrationTimeout(), RequestTimeout: s.RequestTimeout(),
+		CDI: can.cdi, Rules: can.rules, Validates: can.validates,
+	}, nil
+}
+
+// errProbed is said to the runtime, and ends in its log.
+var errProbed = errors.New("devmgrd check has seen what it wanted to see, and does not stay; this is no fault")
+
+// A probe is a plugin that is not taken up.
+type probe struct{ greeted atomic.Pointer[runtimeName] }
+
+type runtimeName struct{ name, version string }
+
+// Configure notes who greets, and leaves.
+func (p *probe) Configure(_ context.Context, _, runtime, version string) (api.EventMask, error) {
+	p.greeted.Store(&runtimeName{runtime, version})
+	return 0, errProbed
+}
+
+// RemovePodSandbox is never called. A plugin has to have a handler.
+func (p *probe) RemovePodSandbox(context.Context, *api.PodSandbox) error { return nil }

@@ -1,0 +1,43 @@
+package podresources
+
+import (
+	"context"
+	"net"
+	"os"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// KubeletDevices asks the kubelet how many devices of each resource its own device manager has. The kubelet is at the path of its
+// socket, or beside it where a devmgrd has taken that path: the process with the number devmgrd is not asked.
+func KubeletDevices(ctx context.Context, socket string, devmgrd int) (map[device.ResourceName]int, error) {
+	paths := []string{asideOf(socket), socket}
+	if _, err := os.Stat(paths[0]); err != nil {
+		paths = paths[1:]
+	}
+	first, err := dialOther(ctx, paths, devmgrd) // for a plain error
+	if err != nil {
+		return nil, err
+	}
+	first.Close()
+	conn, err := grpc.NewClient("passthrough:///kubelet", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dialOther(ctx, paths, devmgrd) }),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxKubeletBytes)))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	answer, err := v1.NewPodResourcesListerClient(conn).GetAllocatableResources(ctx, &v1.AllocatableResourcesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	all := map[device.ResourceName]int{}
+	for _, d := range answer.Devices {
+		all[device.ResourceName(d.ResourceName)] += len(d.DeviceIds)
+	}
+	return all, nil
+}

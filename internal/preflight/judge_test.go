@@ -1,0 +1,144 @@
+package preflight_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/preflight"
+)
+
+const gpu device.ResourceName = "vendor.example/gpu"
+
+// fit is a node on which nothing is to be said.
+func fit() preflight.Facts {
+	on := true
+	return preflight.Facts{
+		Root:       true,
+		ConfigFile: "/etc/devmgrd/config.yaml",
+		State:      preflight.State{Dir: "/var/lib/devmgrd", Version: 2, Pods: 3},
+		Sockets:    []preflight.Socket{{Key: "admin.socket", At: "/run/devmgrd/admin.sock"}},
+		Runtime:    preflight.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", Version: "v2.4.2", CgroupDriver: "systemd", OCI: "runc", Systemd: true, Started: time.Unix(2000, 0)},
+		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", RequestTimeout: 10 * time.Second, CDI: true, Rules: true, Validates: true},
+		Containerd: preflight.Containerd{File: "/etc/containerd/config.toml", Changed: time.Unix(1000, 0), RequestTimeout: "10s", Validator: &on},
+		Host:       preflight.Host{Systemd: true, Unified: true},
+		API:        &preflight.API{NodeName: "n", Node: true, Rights: []preflight.Right{{What: "list pods"}}},
+		Kubelet:    preflight.Kubelet{CgroupDriver: "systemd"},
+		Checkpoint: preflight.Checkpoint{Path: "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"},
+	}
+}
+
+// remarks gives what is not ok, as "verdict check".
+func remarks(t *testing.T, f preflight.Facts) string {
+	var all []string
+	for _, one := range preflight.Judge(f) {
+		if (one.Verdict == preflight.OK) != (one.Remedy == "") || one.Text == "" || one.Check == "" {
+			t.Errorf("what is not ok has a remedy, and nothing else does: %+v", one)
+		}
+		if one.Verdict != preflight.OK {
+			all = append(all, string(one.Verdict)+" "+one.Check)
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// One fact is changed at a time, from a node on which all is well.
+func TestJudge(t *testing.T) {
+	if got := remarks(t, fit()); got != "" {
+		t.Fatalf("of a fit node is said: %s", got)
+	}
+	on, off, broken := true, false, errors.New("broken")
+	for name, test := range map[string]struct {
+		change func(*preflight.Facts)
+		want   string
+	}{
+		"not root":                 {func(f *preflight.Facts) { f.Root = false }, "warn user"},
+		"the defaults":             {func(f *preflight.Facts) { f.ConfigFile = "" }, ""},
+		"it runs":                  {func(f *preflight.Facts) { f.Daemon = &preflight.Daemon{Version: "v1"} }, ""},
+		"a part is not ready":      {func(f *preflight.Facts) { f.Daemon = &preflight.Daemon{Problems: []string{"x", "y"}} }, "FAIL daemon, FAIL daemon"},
+		"no books":                 {func(f *preflight.Facts) { f.State = preflight.State{} }, ""},
+		"books in use":             {func(f *preflight.Facts) { f.State = preflight.State{InUse: true} }, ""},
+		"books of a newer version": {func(f *preflight.Facts) { f.State.Err = broken }, "FAIL state"},
+		"damaged books":            {func(f *preflight.Facts) { f.State.Err, f.State.Damaged = broken, true }, "warn state"},
+		"a socket is taken":        {func(f *preflight.Facts) { f.Sockets[0].Err = broken }, "FAIL socket"},
+		"systemd has a socket":     {func(f *preflight.Facts) { f.Sockets[0].Init = true }, ""},
+		"the port is taken":        {func(f *preflight.Facts) { f.Sockets = []preflight.Socket{{Key: "metrics.listen", Err: broken}} }, "warn socket"},
+		"a socket is taken by devmgrd": {func(f *preflight.Facts) {
+			f.Sockets[0].Err, f.Daemon = broken, &preflight.Daemon{}
+		}, ""},
+		"no runtime": {func(f *preflight.Facts) {
+			f.Runtime = preflight.Runtime{Err: broken}
+			f.NRI = preflight.NRI{Err: broken}
+		}, "FAIL runtime, FAIL nri"},
+		"NRI is off": {func(f *preflight.Facts) {
+			f.NRI = preflight.NRI{Err: broken, Missing: true}
+			f.Containerd.Disable = &on
+		}, "FAIL nri"},
+		"NRI is off by default": {func(f *preflight.Facts) {
+			f.NRI = preflight.NRI{Err: broken, Missing: true}
+			f.Runtime.Version = "v1.7.2"
+		}, "FAIL nri"},
+		"NRI is elsewhere":       {func(f *preflight.Facts) { f.NRI = preflight.NRI{Err: broken}; f.Containerd.Socket = "/x" }, "FAIL nri"},
+		"NRI is shut":            {func(f *preflight.Facts) { f.NRI = preflight.NRI{Err: broken}; f.Containerd.DisableConnections = &on }, "FAIL nri"},
+		"NRI does not answer":    {func(f *preflight.Facts) { f.NRI.Err = broken }, "FAIL nri"},
+		"an old NRI":             {func(f *preflight.Facts) { f.NRI.CDI, f.NRI.Rules, f.NRI.Validates = false, false, false }, "warn nri, warn nri, warn validator"},
+		"the default timeout":    {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = 2*time.Second, "" }, "warn nri timeout"},
+		"a timeout too short":    {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = time.Second, "1s" }, "FAIL nri timeout"},
+		"a timeout too long":     {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = time.Hour, "1h" }, "warn nri timeout"},
+		"a timeout to come":      {func(f *preflight.Facts) { f.Containerd.RequestTimeout = "20s" }, "warn nri timeout"},
+		"no validator":           {func(f *preflight.Facts) { f.Containerd.Validator = nil }, "warn validator"},
+		"the validator is off":   {func(f *preflight.Facts) { f.Containerd.Validator = &off }, "warn validator"},
+		"required of all":        {func(f *preflight.Facts) { f.Containerd.Required = []string{"05-devmgrd"} }, "warn validator"},
+		"a validator to come":    {func(f *preflight.Facts) { f.Containerd.Changed = time.Unix(3000, 0) }, "warn validator"},
+		"no policy":              {func(f *preflight.Facts) { f.API.Asking, f.API.Unbound = 3, 1 }, "warn validator"},
+		"another runtime":        {func(f *preflight.Facts) { f.Runtime.Name = "cri-o" }, "warn validator"},
+		"unreadable":             {func(f *preflight.Facts) { f.Containerd = preflight.Containerd{Err: broken} }, "warn containerd"},
+		"drivers differ":         {func(f *preflight.Facts) { f.Kubelet.CgroupDriver = "cgroupfs" }, "warn cgroups"},
+		"drivers differ, unsaid": {func(f *preflight.Facts) { f.Kubelet.CgroupDriver, f.Runtime.CgroupDriver = "cgroupfs", "" }, "FAIL cgroups"},
+		"two managers": {func(f *preflight.Facts) {
+			f.Kubelet.CgroupDriver, f.Runtime.CgroupDriver, f.Runtime.Systemd = "cgroupfs", "cgroupfs", false
+		}, "warn cgroups"},
+		"no systemd": {func(f *preflight.Facts) {
+			f.Kubelet.CgroupDriver, f.Runtime.CgroupDriver, f.Host.Systemd = "", "cgroupfs", false
+		}, ""},
+		"crun":               {func(f *preflight.Facts) { f.Runtime.OCI = "crun" }, "warn cgroups"},
+		"no API server":      {func(f *preflight.Facts) { f.API = nil }, ""},
+		"it does not answer": {func(f *preflight.Facts) { f.API = &preflight.API{Err: broken} }, "FAIL api server"},
+		"no Node":            {func(f *preflight.Facts) { f.API.Node = false }, "FAIL api server"},
+		"no right": {func(f *preflight.Facts) {
+			f.API.Rights = []preflight.Right{{"patch nodes/status", broken}, {"create events", broken}, {"create pods/eviction", broken}}
+		}, "FAIL permissions, warn permissions, warn permissions"},
+		"no right to evict": {func(f *preflight.Facts) {
+			f.Evicts, f.API.Rights = true, []preflight.Right{{"create pods/eviction", broken}}
+		}, "FAIL permissions"},
+		"with the kubelet":             {func(f *preflight.Facts) { f.Kubelet.Devices = map[device.ResourceName]int{gpu: 2, "a/away": 0} }, "warn plugins"},
+		"no kubelet":                   {func(f *preflight.Facts) { f.Kubelet.Err = broken }, "warn plugins"},
+		"no kubelet, and yet a plugin": {func(f *preflight.Facts) { f.Kubelet.Err, f.Kubelet.Plugins = broken, []string{"x"} }, "warn plugins"},
+		"with both": {func(f *preflight.Facts) {
+			f.Kubelet.Devices = map[device.ResourceName]int{gpu: 2}
+			f.Daemon = serving()
+		}, "FAIL plugins"},
+		"the kubelet's file": {func(f *preflight.Facts) { f.Checkpoint.Resources = []device.ResourceName{gpu} }, "FAIL checkpoint"},
+		"the kubelet's file, in use": {func(f *preflight.Facts) {
+			f.Kubelet.Devices = map[device.ResourceName]int{gpu: 2}
+			f.Checkpoint.Resources = []device.ResourceName{gpu}
+		}, "warn plugins, warn checkpoint"},
+		"the kubelet's file, unknown":    {func(f *preflight.Facts) { f.Kubelet.Err = broken; f.Checkpoint.Resources = []device.ResourceName{gpu} }, "warn plugins, FAIL checkpoint"},
+		"the kubelet's file, unreadable": {func(f *preflight.Facts) { f.Checkpoint.Err = broken }, "warn checkpoint"},
+		"the kubelet's file, ours": {func(f *preflight.Facts) {
+			f.Daemon, f.Checkpoint.Resources = serving(), []device.ResourceName{gpu}
+		}, "FAIL checkpoint"},
+	} {
+		f := fit()
+		test.change(&f)
+		if got := remarks(t, f); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+func serving() *preflight.Daemon {
+	return &preflight.Daemon{Serves: map[device.ResourceName]bool{gpu: true}}
+}

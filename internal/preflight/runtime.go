@@ -1,0 +1,139 @@
+package preflight
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	// minRequestTimeout is what containerd gives by default. The hook's own bound is a second, and a machine that is short of CPU
+	// needs some of the rest.
+	minRequestTimeout = 2 * time.Second
+	// goodRequestTimeout is what packaging/containerd sets 10 s for: below it a node with many containers may lose devmgrd when it
+	// connects, since the list of all containers has to be answered in that time too.
+	goodRequestTimeout = 5 * time.Second
+	// longRequestTimeout is for how long a devmgrd that hangs could hold up every container of the node.
+	longRequestTimeout = time.Minute
+
+	// startAccuracy is how exactly the system tells when a process was started.
+	startAccuracy = 5 * time.Second
+
+	dropIn  = "copy /usr/share/devmgrd/containerd/devmgrd.toml into /etc/containerd/conf.d, see that containerd's configuration imports it, and restart containerd"
+	restart = "restart containerd, which touches no running container"
+)
+
+func (j *judge) runtime(f Facts) {
+	if r := f.Runtime; r.Err != nil {
+		j.fail("runtime", "start the runtime (systemctl start containerd); if its socket is elsewhere, name it with --runtime-endpoint", "no container runtime answers at %s: %v", r.Socket, r.Err)
+	} else {
+		j.ok("runtime", "%s %s at %s", r.Name, r.Version, r.Socket)
+	}
+	if f.Containerd.Err != nil {
+		j.warn("containerd", "mend the file; or name the right one with --containerd-config", "%v", f.Containerd.Err)
+	}
+}
+
+func (j *judge) nri(f Facts) {
+	n, c := f.NRI, f.Containerd
+	switch {
+	case n.Err == nil:
+		j.ok("nri", "it is on, at %s", n.Socket)
+	case f.Runtime.Err != nil:
+		j.fail("nri", "start the runtime first", "nobody answers at %s", n.Socket)
+	case isTrue(c.Disable):
+		j.fail("nri", "set disable = false in [plugins.'io.containerd.nri.v1.nri'] (devmgrd's drop-in does), and "+restart, "NRI is off in containerd's configuration (%s)", c.File)
+	case isTrue(c.DisableConnections):
+		j.fail("nri", "set disable_connections = false in [plugins.'io.containerd.nri.v1.nri'] (devmgrd's drop-in does), and "+restart, "NRI takes no connections, by containerd's configuration (%s)", c.File)
+	case c.Socket != "" && c.Socket != n.Socket:
+		j.fail("nri", "set nri.socket to "+c.Socket+" in devmgrd's configuration", "nri.socket is %s, but containerd's is %s", n.Socket, c.Socket)
+	case n.Missing && strings.HasPrefix(f.Runtime.Version, "v1.") || n.Missing && strings.HasPrefix(f.Runtime.Version, "1."):
+		j.fail("nri", "use containerd 2.0 or later, or "+dropIn, "nobody listens at %s: before 2.0 NRI is off in containerd unless it is switched on", n.Socket)
+	case n.Missing:
+		j.fail("nri", dropIn, "nobody listens at %s: NRI is off in the runtime, or elsewhere", n.Socket)
+	default:
+		j.fail("nri", "see the runtime's log (journalctl -u containerd)", "the runtime does not take a plugin at %s: %v", n.Socket, n.Err)
+	}
+	if n.Err != nil {
+		return
+	}
+	if !n.CDI {
+		j.warn("nri", "use containerd 2.1 or later, if device plugins grant CDI devices", "%s %s cannot be told of CDI devices: containers that are granted some are refused", f.Runtime.Name, f.Runtime.Version)
+	}
+	if !n.Rules {
+		j.warn("nri", "use containerd 2.2 or later, if device plugins grant such", "%s %s cannot be told of device nodes with less than read and write access: containers that are granted some are refused", f.Runtime.Name, f.Runtime.Version)
+	}
+}
+
+func (j *judge) timeout(f Facts) {
+	n := f.NRI
+	if n.Err != nil {
+		return
+	}
+	written, err := time.ParseDuration(f.Containerd.RequestTimeout)
+	switch {
+	case n.RequestTimeout < minRequestTimeout:
+		j.fail("nri timeout", dropIn, "the runtime waits %s for an answer: devmgrd may take a second, and whoever is late is dropped", n.RequestTimeout)
+	case n.RequestTimeout < goodRequestTimeout:
+		j.warn("nri timeout", dropIn, "the runtime waits %s for an answer: with many containers, or little CPU, devmgrd may be dropped without a fault of its own", n.RequestTimeout)
+	case n.RequestTimeout > longRequestTimeout:
+		j.warn("nri timeout", "set plugin_request_timeout to 10s", "the runtime waits %s for an answer: for so long a devmgrd that hangs can hold up every container of the node", n.RequestTimeout)
+	default:
+		j.ok("nri timeout", "the runtime waits %s for an answer", n.RequestTimeout)
+	}
+	if f.Containerd.Err == nil && err == nil && written != n.RequestTimeout {
+		j.warn("nri timeout", restart, "containerd's configuration says %s, which is not in force yet", written)
+	}
+}
+
+func (j *judge) validator(f Facts) {
+	n, c := f.NRI, f.Containerd
+	const bare = "containers that are made while devmgrd is away start without their devices"
+	switch {
+	case n.Err != nil:
+	case !n.Validates:
+		j.warn("validator", "use containerd 2.2 or later", "%s %s has no validators: %s", f.Runtime.Name, f.Runtime.Version, bare)
+	case f.Runtime.Name != "containerd":
+		j.warn("validator", "see that its default validator is on", "of %s the configuration is not known here: without a validator %s", f.Runtime.Name, bare)
+	case c.Err != nil: // which has been told
+	case !isTrue(c.Validator):
+		j.warn("validator", dropIn, "the default validator is off in containerd's configuration (%s): %s", c.File, bare)
+	case slices.ContainsFunc(c.Required, func(name string) bool { return name == "devmgrd" || strings.HasSuffix(name, "-devmgrd") }):
+		j.warn("validator", "take devmgrd out of required_plugins; packaging/kubernetes/fail-closed.yaml has pods say themselves that they need it",
+			"containerd's configuration requires devmgrd of every container: nothing at all starts while it is away, the network included")
+	case !f.Runtime.Started.IsZero() && c.Changed.After(f.Runtime.Started.Add(startAccuracy)):
+		j.warn("validator", restart, "the default validator is on in containerd's configuration, but that has been written after containerd was started")
+	case f.API != nil && f.API.Err == nil && f.API.Unbound > 0:
+		j.warn("validator", "kubectl apply -f /usr/share/devmgrd/kubernetes/fail-closed.yaml, once for the cluster; static pods say it in their manifests. Pods have it when they are made anew",
+			"the default validator is on, but %d of %d pods here that ask for devices do not say that they need devmgrd: %s", f.API.Unbound, f.API.Asking, bare)
+	default:
+		j.ok("validator", "the default validator is on")
+	}
+}
+
+func (j *judge) cgroups(f Facts) {
+	r, k := f.Runtime, f.Kubelet
+	driver := r.CgroupDriver
+	said := driver != ""
+	if !said && r.Systemd {
+		driver = "systemd"
+	} else if !said && r.OCI != "" {
+		driver = "cgroupfs"
+	}
+	const same = "set cgroupDriver in the kubelet's configuration and SystemdCgroup in containerd's to one and the same, with the node drained"
+	switch {
+	case r.Err != nil || driver == "":
+	case k.CgroupDriver != "" && k.CgroupDriver != driver && !said:
+		j.fail("cgroups", same, "the kubelet's cgroup driver is %s, the runtime's is %s, and the runtime is too old to tell the kubelet: pods fail, or run outside of their limits", k.CgroupDriver, driver)
+	case k.CgroupDriver != "" && k.CgroupDriver != driver:
+		j.warn("cgroups", same, "the kubelet's file says cgroup driver %s, the runtime %s: kubelets from 1.34 on go by the runtime, older ones do not", k.CgroupDriver, driver)
+	case driver == "cgroupfs" && f.Host.Systemd && f.Host.Unified:
+		j.warn("cgroups", "set SystemdCgroup = true in containerd's runtime options, with the node drained", "systemd and the runtime both make cgroups in one tree (cgroup driver cgroupfs under systemd): the rules for devices of running containers may be lost when systemd reloads")
+	case driver == "systemd" && r.OCI == "crun":
+		j.warn("cgroups", "use runc, if device plugins grant device nodes with less than read and write access", "crun with cgroup driver systemd takes no rule that denies access to a device: containers that are granted less than read and write fail")
+	default:
+		j.ok("cgroups", "cgroup driver %s", driver)
+	}
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }

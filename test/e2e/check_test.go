@@ -1,0 +1,159 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+)
+
+// A remark is what devmgrd check has to say of something that is not ok.
+type remark struct{ Verdict, Check, Text, Remedy string }
+
+// check gives the remarks, and looks that the exit status fits.
+func (r *rig) check(args ...string) (all []remark) {
+	r.t.Helper()
+	out, stderr, status := r.devmgrd(append([]string{"check", "-o", "json"}, args...)...)
+	if err := json.Unmarshal([]byte(out), &all); err != nil {
+		r.t.Fatalf("devmgrd check: %v: %s%s", err, out, stderr)
+	}
+	fails := slices.ContainsFunc(all, func(one remark) bool { return one.Verdict == "FAIL" })
+	if fails != (status == 1) || !fails && status != 0 || fails != strings.Contains(stderr, "not fit") {
+		r.t.Errorf("status %d and %q, with %+v", status, stderr, all)
+	}
+	return slices.DeleteFunc(all, func(one remark) bool { return one.Verdict == "ok" })
+}
+
+// remarks wants exactly these, each as its verdict, check and words of its text.
+func (r *rig) remarks(all []remark, want ...[3]string) {
+	r.t.Helper()
+	if len(all) != len(want) {
+		r.t.Errorf("%d remarks, want %d: %+v", len(all), len(want), all)
+		return
+	}
+	for i, w := range want {
+		if one := all[i]; one.Verdict != w[0] || one.Check != w[1] || !strings.Contains(one.Text, w[2]) || one.Remedy == "" {
+			r.t.Errorf("got %+v, want %q", one, w)
+		}
+	}
+}
+
+// configure has containerd start with more configuration, the last to be read.
+func (r *rig) configureContainerd(text string) {
+	r.t.Helper()
+	r.must(os.WriteFile("/etc/containerd/conf.d/zz.toml", []byte("version = 3\n"+text), 0o644))
+	r.must(r.Containerd.Kill())
+	r.must(r.Containerd.Start(r.ctx))
+	r.must(r.WaitContainerd(r.ctx))
+}
+
+// Each thing that keeps devmgrd from its work on a real node, and what check says of it.
+func TestCheck(t *testing.T) {
+	const nriTable = "[plugins.'io.containerd.nri.v1.nri']\n"
+	r := start(t)
+	r.remarks(r.check())
+	r.must(r.Devmgrd.Stop(20 * time.Second))
+	t.Cleanup(func() { (&rig{r.Node, t, context.Background()}).devmgrdIsBack() }) // the test's own context is over
+	r.remarks(r.check())
+
+	kubelet := plugintest.New(t, "/var/lib/kubelet/device-plugins", gpu, plugintest.Devices(2)...)
+	kubelet.Serve()
+	kubelet.MustRegister()
+	r.untilRemarks("with the kubelet", [3]string{"warn", "plugins", gpu + " (2 devices) is registered with the kubelet, and not with devmgrd"},
+		[3]string{"warn", "checkpoint", "names " + gpu + ", which the kubelet serves"})
+	r.must(r.StartDevmgrd(r.ctx))
+	p := r.plugin(gpu, 2)
+	r.untilRemarks("with both", [3]string{"FAIL", "plugins", "devices may be given out twice"}, [3]string{"FAIL", "checkpoint", gpu})
+	kubelet.Stop()
+	r.untilRemarks("left in the kubelet's file", [3]string{"FAIL", "checkpoint", "fails pods that ask for it"})
+	p.Stop()
+	r.must(r.Kubelet.Kill())
+	r.must(os.Remove("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"))
+	r.remarks(r.check(), [3]string{"warn", "plugins", "the kubelet does not tell"})
+	r.must(r.Kubelet.Start(r.ctx))
+	r.untilRemarks("as new")
+
+	nobody := r.nobody()
+	r.remarks(r.check("--set", "kubernetes.kubeconfig="+nobody),
+		[3]string{"FAIL", "api server", "no Node"}, [3]string{"FAIL", "permissions", "it may not list nodes"}, [3]string{"FAIL", "permissions", "watch nodes"}, [3]string{"FAIL", "permissions", "list pods"},
+		[3]string{"FAIL", "permissions", "watch pods"}, [3]string{"warn", "permissions", "create events"}, [3]string{"warn", "permissions", "patch events"},
+		[3]string{"warn", "permissions", "create pods/eviction"})
+	r.must(r.APIServer.Kill())
+	r.remarks(r.check(), [3]string{"FAIL", "daemon", ""}, [3]string{"FAIL", "daemon", ""}, [3]string{"FAIL", "api server", "connection refused"})
+	r.must(r.APIServer.Start(r.ctx))
+	r.must(r.Devmgrd.Stop(20 * time.Second))
+	r.must(r.WaitAPIServer(r.ctx))
+
+	r.configureContainerd(nriTable + "plugin_request_timeout = '500ms'\n")
+	r.remarks(r.check(), [3]string{"FAIL", "nri timeout", "the runtime waits 500ms"})
+	r.configureContainerd(nriTable + "plugin_request_timeout = '2s'\n")
+	r.remarks(r.check(), [3]string{"warn", "nri timeout", "may be dropped"})
+	r.configureContainerd(nriTable + "[plugins.'io.containerd.nri.v1.nri'.default_validator]\nenable = false\n")
+	r.remarks(r.check(), [3]string{"warn", "validator", "start without their devices"})
+	r.configureContainerd(nriTable + "[plugins.'io.containerd.nri.v1.nri'.default_validator]\nrequired_plugins = ['devmgrd']\n")
+	r.remarks(r.check(), [3]string{"warn", "validator", "nothing at all starts while it is away"})
+	r.configureContainerd("[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\nSystemdCgroup = true\n")
+	r.remarks(r.check(), [3]string{"warn", "cgroups", "the kubelet's file says cgroup driver cgroupfs, the runtime systemd"})
+	r.configureContainerd(nriTable + "disable_connections = true\n")
+	r.remarks(r.check(), [3]string{"FAIL", "nri", "takes no connections"})
+	r.configureContainerd(nriTable + "disable = true\n")
+	r.remarks(r.check(), [3]string{"FAIL", "nri", "NRI is off in containerd's configuration (/etc/containerd/config.toml)"})
+	r.remarks(r.check("--set", "nri.socket=/run/other.sock"), [3]string{"FAIL", "nri", "NRI is off"})
+	r.must(os.WriteFile("/etc/containerd/conf.d/zz.toml", []byte("version = 3\n"+nriTable+"plugin_request_timeout = '20s'\n"), 0o644)) // not in force
+	r.remarks(r.check(), [3]string{"FAIL", "nri", "NRI is off in the runtime"})
+	r.must(r.Containerd.Kill())
+	r.remarks(r.check(), [3]string{"FAIL", "runtime", "no container runtime answers"}, [3]string{"FAIL", "nri", "nobody answers"})
+	r.configureContainerd("")
+	r.remarks(r.check())
+}
+
+// untilRemarks waits until these are made.
+func (r *rig) untilRemarks(what string, want ...[3]string) {
+	r.t.Helper()
+	r.until(what, func() bool {
+		all := r.check()
+		return len(all) == len(want) && !slices.ContainsFunc(want, func(w [3]string) bool {
+			return !slices.ContainsFunc(all, func(one remark) bool { return one.Verdict == w[0] && one.Check == w[1] })
+		})
+	})
+	r.remarks(r.check(), want...)
+}
+
+// nobody writes a kubeconfig of somebody without any rights, and gives its path.
+func (r *rig) nobody() string {
+	r.t.Helper()
+	accounts := r.Client().CoreV1().ServiceAccounts(metav1.NamespaceDefault)
+	_, err := accounts.Create(r.ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "nobody"}}, metav1.CreateOptions{})
+	r.must(err)
+	token, err := accounts.CreateToken(r.ctx, "nobody", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	r.must(err)
+	server := r.RESTConfig()
+	config := clientcmdapi.NewConfig()
+	config.Clusters["c"] = &clientcmdapi.Cluster{Server: server.Host, CertificateAuthority: server.CAFile, CertificateAuthorityData: server.CAData}
+	config.AuthInfos["u"] = &clientcmdapi.AuthInfo{Token: token.Status.Token}
+	config.Contexts["x"] = &clientcmdapi.Context{Cluster: "c", AuthInfo: "u"}
+	config.CurrentContext = "x"
+	path := r.t.TempDir() + "/kubeconfig"
+	r.must(clientcmd.WriteToFile(*config, path))
+	return path
+}
+
+// devmgrdIsBack starts devmgrd if it does not run, for what is looked at after each test.
+func (r *rig) devmgrdIsBack() {
+	if !r.Devmgrd.Running() {
+		r.must(r.StartDevmgrd(r.ctx))
+	}
+}
