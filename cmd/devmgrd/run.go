@@ -22,6 +22,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 	"github.com/devmgrd/devmgrd/internal/nri"
+	statuspage "github.com/devmgrd/devmgrd/internal/page"
 	"github.com/devmgrd/devmgrd/internal/podresources"
 	"github.com/devmgrd/devmgrd/internal/pods"
 	"github.com/devmgrd/devmgrd/internal/registry"
@@ -176,7 +177,8 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	if err := plugins.Listen(); err != nil {
 		return err
 	}
-	web := newWeb(c.Metrics.Listen, metrics, parts, room("web"))
+	status := statuspage.New(statuspage.Config{Source: office.Reader(), Node: c.NodeName, Log: room("page")})
+	web := newWeb(c.Metrics.Listen, metrics, parts, status.Mount, room("web"))
 	log.Info("devmgrd serves", "version", thisBuild().version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
 		"remembered pods", len(known.Pods), "remembered resources", len(known.Plugins))
 	return runAll(ctx, append(runs, office.Run, resources.Run, runtime.Run, web.run, func(ctx context.Context) error {

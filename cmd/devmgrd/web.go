@@ -27,15 +27,16 @@ const (
 	lastRebind  = 30 * time.Second
 )
 
-// A web serves metrics and health checks. Devices do not depend on it: an address that is taken holds nothing else up.
+// A web serves metrics, health checks and the status page. Devices do not depend on it: an address that is taken holds
+// nothing else up.
 type web struct {
 	listen func() (net.Listener, error) // nil: off
 	server *http.Server
 	log    *slog.Logger
 }
 
-// newWeb makes a web for the address, which run binds. An empty one serves nothing.
-func newWeb(address string, metrics *prometheus.Registry, parts []part, log *slog.Logger) *web {
+// newWeb makes a web for the address, which run binds. An empty one serves nothing. page adds what else is served.
+func newWeb(address string, metrics *prometheus.Registry, parts []part, page func(*http.ServeMux), log *slog.Logger) *web {
 	if address == "" {
 		return &web{}
 	}
@@ -47,6 +48,7 @@ func newWeb(address string, metrics *prometheus.Registry, parts []part, log *slo
 		w.WriteHeader(status)
 		fmt.Fprint(w, text)
 	})
+	page(mux)
 	return &web{
 		listen: func() (net.Listener, error) { return net.Listen("tcp", address) },
 		server: &http.Server{
@@ -83,6 +85,8 @@ func (w *web) run(ctx context.Context) error {
 		return nil
 	}
 	defer w.server.Close() // of connections that outlived their listener
+	// Answers that go on end with ctx; a shutdown would wait for them.
+	w.server.BaseContext = func(net.Listener) context.Context { return ctx }
 	failing, pause := false, backoff.Backoff{First: firstRebind, Last: lastRebind}
 	for ctx.Err() == nil {
 		listener, err := w.listen()

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -34,6 +35,8 @@ func (l *lines) count(part string) int {
 	defer l.mu.Unlock()
 	return strings.Count(l.text.String(), part)
 }
+
+func nothing(*http.ServeMux) {}
 
 // runWeb runs w; what it gives ends it and gives its error.
 func runWeb(t *testing.T, w *web) (end func() error) {
@@ -64,7 +67,7 @@ func TestWeb(t *testing.T) {
 	w := newWeb("127.0.0.1:0", metrics, []part{
 		{"one", func() error { return nil }},
 		{"two", func() error { return broken }},
-	}, slog.New(slog.DiscardHandler))
+	}, nothing, slog.New(slog.DiscardHandler))
 	listener, err := w.listen()
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +93,7 @@ func TestWeb(t *testing.T) {
 }
 
 func TestWebIsOff(t *testing.T) {
-	if err := runWeb(t, newWeb("", prometheus.NewRegistry(), nil, slog.New(slog.DiscardHandler)))(); err != nil {
+	if err := runWeb(t, newWeb("", prometheus.NewRegistry(), nil, nothing, slog.New(slog.DiscardHandler)))(); err != nil {
 		t.Errorf("run: %v", err)
 	}
 }
@@ -103,7 +106,7 @@ func TestWebWaitsForItsAddress(t *testing.T) {
 	}
 	defer theirs.Close()
 	address, log := theirs.Addr().String(), &lines{}
-	w := newWeb(address, prometheus.NewRegistry(), nil, slog.New(slog.NewTextHandler(log, nil)))
+	w := newWeb(address, prometheus.NewRegistry(), nil, nothing, slog.New(slog.NewTextHandler(log, nil)))
 	listen, tries := w.listen, make(chan struct{}, 100)
 	w.listen = func() (net.Listener, error) { tries <- struct{}{}; return listen() }
 	end := runWeb(t, w)
@@ -122,7 +125,7 @@ func TestWebWaitsForItsAddress(t *testing.T) {
 // Nor is it the end if the listener breaks later.
 func TestWebListensAgain(t *testing.T) {
 	log := &lines{}
-	w := newWeb("127.0.0.1:0", prometheus.NewRegistry(), nil, slog.New(slog.NewTextHandler(log, nil)))
+	w := newWeb("127.0.0.1:0", prometheus.NewRegistry(), nil, nothing, slog.New(slog.NewTextHandler(log, nil)))
 	listen, listeners := w.listen, make(chan net.Listener, 100)
 	w.listen = func() (net.Listener, error) {
 		l, err := listen()
@@ -140,5 +143,31 @@ func TestWebListensAgain(t *testing.T) {
 	plugintest.Eventually(t, "both failures are told", func() bool { return log.count("level=ERROR") == 2 })
 	if err := end(); err != nil { // while it waits
 		t.Errorf("run: %v", err)
+	}
+}
+
+// An answer that goes on ends with the daemon, which does not wait for it.
+func TestWebEndsAnswersThatGoOn(t *testing.T) {
+	w := newWeb("127.0.0.1:0", prometheus.NewRegistry(), nil, func(on *http.ServeMux) {
+		on.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
+			w.WriteHeader(http.StatusOK)
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+		})
+	}, slog.New(slog.DiscardHandler))
+	listener, err := w.listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.listen = func() (net.Listener, error) { return listener, nil }
+	end := runWeb(t, w)
+	answer, err := http.Get("http://" + listener.Addr().String() + "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	began := time.Now()
+	if err := end(); err != nil || time.Since(began) > stopLimit/2 {
+		t.Errorf("it ends with %v after %s", err, time.Since(began))
 	}
 }

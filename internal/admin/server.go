@@ -117,6 +117,15 @@ func (s *Server) Check() error {
 	return s.trouble
 }
 
+// A Reader gives the calls' answers within this process, to those that only show them. It needs no socket.
+type Reader struct{ service }
+
+// Reader gives one.
+func (s *Server) Reader() Reader { return Reader{service{Server: s}} }
+
+// Moved is Ledger.Moved.
+func (r Reader) Moved() <-chan struct{} { return r.cfg.Ledger.Moved() }
+
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequestBytes), grpc.WaitForHandlers(true))

@@ -26,7 +26,7 @@ var base = map[string][]string{
 	"api/podresources/v1alpha1":   {"internal/podresources"},
 	"internal/allocator":          {"internal/allocator/allocatortest"},
 	"internal/store":              {"internal/allocator/allocatortest"},
-	"api/devmgrd/admin/v1":        {"internal/admin"},
+	"api/devmgrd/admin/v1":        {"internal/admin", "internal/page"},
 }
 
 // libraries belong to the rooms named: what they are made of stays behind their doors.

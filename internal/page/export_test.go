@@ -1,0 +1,16 @@
+package page
+
+import (
+	"context"
+	"log/slog"
+)
+
+// Render makes the page once, whatever there is already.
+func Render(from Source) ([]byte, error) {
+	p := New(Config{Source: from, Node: "node", Log: slog.New(slog.DiscardHandler)})
+	l, err := p.look(context.Background())
+	if err != nil {
+		return nil, err
+	}
+	return l.body, nil
+}

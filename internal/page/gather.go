@@ -1,0 +1,60 @@
+package page
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+)
+
+// What is shown, at most. With all of it the page has one or two megabytes, or a few where names are very long.
+const (
+	maxCells    = 512  // devices of one resource
+	maxAllCells = 2048 // devices of all
+	maxTiles    = 64   // devices of one resource with their names on them; more are small
+	maxHolds    = 500  // rows of who holds what
+	maxWaits    = 100  // pods that wait
+	maxIDs      = 64   // devices in one row
+	maxName     = 128  // characters of a name
+	maxText     = 1000 // characters of a message
+)
+
+// answers are what the page is made of.
+type answers struct {
+	status  *adminv1.GetStatusResponse
+	plugins *adminv1.ListPluginsResponse
+	devices *adminv1.ListDevicesResponse
+	holds   *adminv1.ListAssignmentsResponse
+	spans   *adminv1.ListHistoryResponse // empty if the state file cannot be read
+	waits   []*adminv1.ExplainResponse   // of the first of status.Waiting
+}
+
+// gather asks one question after the other. Each answer is true by itself; what moves between two of them is a reason for the
+// next page.
+func gather(ctx context.Context, from Source) (a answers, err error) {
+	if a.status, err = from.GetStatus(ctx, &adminv1.GetStatusRequest{}); err != nil {
+		return a, fmt.Errorf("asking for the status: %w", err)
+	}
+	if a.plugins, err = from.ListPlugins(ctx, &adminv1.ListPluginsRequest{}); err != nil {
+		return a, fmt.Errorf("asking for the plugins: %w", err)
+	}
+	if a.devices, err = from.ListDevices(ctx, &adminv1.ListDevicesRequest{}); err != nil {
+		return a, fmt.Errorf("asking for the devices: %w", err)
+	}
+	if a.holds, err = from.ListAssignments(ctx, &adminv1.ListAssignmentsRequest{}); err != nil {
+		return a, fmt.Errorf("asking who holds what: %w", err)
+	}
+	// What has not ended by now is what is held; it says since when. The page can do without it.
+	if a.spans, err = from.ListHistory(ctx, &adminv1.ListHistoryRequest{Since: durationpb.New(0)}); err != nil {
+		a.spans = &adminv1.ListHistoryResponse{}
+	}
+	for _, w := range a.status.Waiting[:min(len(a.status.Waiting), maxWaits)] {
+		e, err := from.Explain(ctx, &adminv1.ExplainRequest{Namespace: w.Namespace, Name: w.Name})
+		if err == nil && e.Verdict == "waiting" { // else it has its devices, or is gone, by now
+			a.waits = append(a.waits, e)
+		}
+	}
+	return a, nil
+}

@@ -1,0 +1,201 @@
+package page
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+)
+
+// states are those of devices, in the order in which they are counted and explained.
+var states = []struct{ Name, Meaning string }{
+	{"free", "it can be given to a pod"},
+	{"assigned", "a pod has it, or is about to"},
+	{"unhealthy", "nobody has it, and it is broken"},
+	{"stale", "it would be free if its plugin were there"},
+	{"cordoned", "somebody has taken it out of service"},
+	{"quarantined", "a container has it, and the books do not know why"},
+}
+
+// A resource with its devices: each of them, or those that stand out and figures of all.
+type resource struct {
+	Key, Name, Plugin string
+	Published, Total  int
+	Counts            []figure
+	Places            []spot
+	Tiles             bool  // the devices are few enough to have their names on them
+	Left              int   // of those that stand out, how many are not shown
+	Table             []row // nil: each device is shown
+}
+
+type figure struct {
+	State string
+	N     int
+}
+
+// A row has the figures of one place, in the order of states.
+type row struct {
+	Place   string
+	Figures []int
+	Total   int
+}
+
+// A spot is a place with the devices in it that are shown.
+type spot struct {
+	Key   string
+	Name  string // empty: no device of the resource has a place
+	Cells []cell
+}
+
+type cell struct {
+	Key, ID, State string
+	Also           []string // what the state does not say
+	Holder, Pod    string
+	Cordon         *cordon
+	Failures       int
+	Failed         when
+	Place          string
+}
+
+type cordon struct {
+	Reason string
+	Since  when
+}
+
+// Title is a cell in one line, for those who point at it.
+func (c cell) Title() string {
+	all := append([]string{c.ID + " is " + c.State}, c.Also...)
+	if c.Holder != "" {
+		all = append(all, "held by "+c.Holder)
+	}
+	if c.Cordon != nil && c.Cordon.Reason != "" {
+		all = append(all, c.Cordon.Reason)
+	}
+	return strings.Join(all, ", ")
+}
+
+func cellKey(resource, id string) string { return key("d", resource, id) }
+
+// resourcesOf gives each resource with its devices, which are in the order of resources.
+func resourcesOf(all []*adminv1.Resource, devices []*adminv1.Device, now time.Time) []resource {
+	of := map[string][]*adminv1.Device{}
+	for i := 0; i < len(devices); {
+		j := i
+		for j < len(devices) && devices[j].ResourceName == devices[i].ResourceName {
+			j++
+		}
+		of[devices[i].ResourceName] = devices[i:j]
+		i = j
+	}
+	room := maxAllCells
+	list := make([]resource, len(all))
+	for i, r := range all {
+		list[i] = resourceOf(r, of[r.Name], room, now)
+		for _, p := range list[i].Places {
+			room -= len(p.Cells)
+		}
+	}
+	return list
+}
+
+// resourceOf gives one, with so many devices of it at most.
+func resourceOf(r *adminv1.Resource, devices []*adminv1.Device, room int, now time.Time) resource {
+	one := resource{Key: key("r", r.Name), Name: name(r.Name), Plugin: name(r.Plugin), Published: int(r.Published), Total: len(devices)}
+	for i, n := range []int32{r.Free, r.Assigned, r.Unhealthy, r.Stale, r.Cordoned, r.Quarantined} {
+		if n > 0 {
+			one.Counts = append(one.Counts, figure{states[i].Name, int(n)})
+		}
+	}
+	room = min(room, maxCells)
+	one.Tiles = len(devices) <= maxTiles
+	if len(devices) > room {
+		one.Table = tableOf(devices)
+		devices = slices.DeleteFunc(slices.Clone(devices), ordinary)
+		one.Left = max(0, len(devices)-room)
+		devices = devices[:min(len(devices), room)]
+	}
+	places := map[string]int{}
+	for _, d := range byPlace(devices) {
+		at := place(d.NumaNodes)
+		i, there := places[at]
+		if !there {
+			i = len(one.Places)
+			places[at] = i
+			one.Places = append(one.Places, spot{Key: key("n", r.Name, at), Name: at})
+		}
+		one.Places[i].Cells = append(one.Places[i].Cells, cellOf(d, now))
+	}
+	if len(one.Places) == 1 && one.Places[0].Name == place(nil) {
+		one.Places[0].Name = ""
+	}
+	return one
+}
+
+// ordinary tells that there is nothing to say of a device but who has it.
+func ordinary(d *adminv1.Device) bool {
+	return (d.State == "free" || d.State == "assigned") && d.Healthy && d.Listed && d.Cordon == nil && d.Failures == 0
+}
+
+// byPlace sorts by place, and leaves the order within one.
+func byPlace(devices []*adminv1.Device) []*adminv1.Device {
+	devices = slices.Clone(devices)
+	slices.SortStableFunc(devices, func(a, b *adminv1.Device) int {
+		if len(a.NumaNodes) == 0 || len(b.NumaNodes) == 0 { // those without a place come last
+			return cmp.Compare(len(b.NumaNodes), len(a.NumaNodes))
+		}
+		return slices.Compare(a.NumaNodes, b.NumaNodes)
+	})
+	return devices
+}
+
+const maxRows = 64 // of a table of places
+
+// tableOf counts devices by place and state.
+func tableOf(devices []*adminv1.Device) []row {
+	var all []row
+	at := map[string]int{}
+	for _, d := range byPlace(devices) {
+		where := place(d.NumaNodes)
+		if _, there := at[where]; !there && len(all) == maxRows {
+			where = "other places"
+		}
+		i, there := at[where]
+		if !there {
+			i = len(all)
+			at[where] = i
+			all = append(all, row{Place: where, Figures: make([]int, len(states))})
+		}
+		all[i].Total++
+		for s := range states {
+			if states[s].Name == d.State {
+				all[i].Figures[s]++
+			}
+		}
+	}
+	return all
+}
+
+func cellOf(d *adminv1.Device, now time.Time) cell {
+	c := cell{
+		Key: cellKey(d.ResourceName, d.Id), ID: name(d.Id), State: name(d.State), Holder: holder(d.Holder), Place: place(d.NumaNodes),
+		Failures: int(d.Failures), Failed: whenOf(d.Failed, now),
+	}
+	if h := d.Holder; h != nil {
+		c.Pod = cmp.Or(name(h.Name), "UID "+name(h.Uid))
+	}
+	if d.Cordon != nil {
+		c.Cordon = &cordon{text(d.Cordon.Reason), whenOf(d.Cordon.Since, now)}
+		if d.State != "cordoned" {
+			c.Also = append(c.Also, "cordoned")
+		}
+	}
+	switch {
+	case !d.Listed:
+		c.Also = append(c.Also, "its plugin does not list it")
+	case !d.Healthy && d.State != "unhealthy":
+		c.Also = append(c.Also, "unhealthy")
+	}
+	return c
+}

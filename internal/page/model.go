@@ -1,0 +1,189 @@
+package page
+
+import (
+	"fmt"
+	"time"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+)
+
+// A model is all that is on the page. Two of them are alike if the page looks alike but for how long ago things were.
+type model struct {
+	Node, Version string
+	Started       when
+	Matters       []matter
+	Resources     []resource
+	Waits         []wait
+	MoreWaits     int
+	Holds         []hold
+	MoreHolds     int
+	Plugins       []plugin
+	Parts         []part
+
+	now time.Time
+}
+
+// Now is when the page was made.
+func (m *model) Now() string { return m.now.Format(time.RFC3339Nano) }
+
+// States explain the signs.
+func (m *model) States() any { return states }
+
+// A matter is something that somebody should look at, and where on the page that is.
+type matter struct{ Text, At string }
+
+type part struct {
+	Name    string
+	Ready   bool
+	Problem string
+}
+
+type wait struct {
+	Key, Pod, Reason, Message, Ends string
+	Since                           when
+	Retry                           when
+}
+
+type hold struct {
+	Key, Pod, Container, Resource string
+	Devices                       []link
+	More                          int // devices that are left out
+	Since                         when
+	Longer                        bool // nobody has seen it begin
+	Ended                         bool
+}
+
+// A link leads to a device's cell, if it has one.
+type link struct{ ID, At string }
+
+type plugin struct {
+	Key, Resource, State, Endpoint, Problem string
+	Devices, Healthy                        int
+}
+
+// modelOf makes the page's content of the answers.
+func modelOf(a answers, now time.Time) *model {
+	m := &model{Node: name(a.status.Node), Version: name(a.status.Version), Started: whenOf(a.status.Started, now), now: now}
+	for _, p := range a.status.Parts {
+		m.Parts = append(m.Parts, part{name(p.Name), p.Ready, text(p.Problem)})
+	}
+	for _, p := range a.plugins.Plugins {
+		m.Plugins = append(m.Plugins, plugin{
+			Key: key("p", p.ResourceName), Resource: name(p.ResourceName), State: name(p.State), Endpoint: text(p.Endpoint),
+			Devices: int(p.Devices), Healthy: int(p.Healthy), Problem: problem(p),
+		})
+	}
+	for _, e := range a.waits {
+		m.Waits = append(m.Waits, wait{
+			Key: key("w", e.Uid), Pod: name(e.Namespace) + "/" + name(e.Name), Reason: name(e.Reason), Message: text(e.Message),
+			Ends: text(e.Ends), Since: whenOf(e.Since, now), Retry: whenOf(e.Retry, now),
+		})
+	}
+	m.MoreWaits = max(0, len(a.status.Waiting)-maxWaits)
+	m.Resources = resourcesOf(a.status.Resources, a.devices.Devices, now)
+	m.addHolds(a.holds.Assignments, a.spans.Spans)
+	m.addMatters(a)
+	return m
+}
+
+// problem says what is wrong with a plugin.
+func problem(p *adminv1.Plugin) string {
+	switch {
+	case p.State == "stale":
+		return "it is away for less than plugins.gracePeriod: its devices still count on the node, and none is given out; devmgrd dials it by itself"
+	case p.State == "lost":
+		return "it is away for longer than plugins.gracePeriod: only devices in use count on the node; devmgrd dials it by itself"
+	case p.Devices == 0:
+		return "it lists no device"
+	case p.Healthy < p.Devices:
+		return fmt.Sprintf("%d of its devices unhealthy", p.Devices-p.Healthy)
+	}
+	return ""
+}
+
+// addHolds adds who has what. Spans that go on say since when, and the cells are where the links lead.
+func (m *model) addHolds(all []*adminv1.Assignment, spans []*adminv1.Span) {
+	type part struct{ uid, container, resource string }
+	begun := map[part]*adminv1.Span{}
+	for _, s := range spans {
+		if s.Until == nil {
+			begun[part{s.Uid, s.Container, s.ResourceName}] = s
+		}
+	}
+	shown := map[string]bool{}
+	for _, r := range m.Resources {
+		for _, p := range r.Places {
+			for _, c := range p.Cells {
+				shown[c.Key] = true
+			}
+		}
+	}
+	for _, as := range all[:min(len(all), maxHolds)] {
+		h := hold{
+			Key: key("h", as.Uid, as.Container, as.ResourceName), Pod: name(as.Namespace) + "/" + name(as.Pod), Container: name(as.Container),
+			Resource: name(as.ResourceName), More: max(0, len(as.DeviceIds)-maxIDs), Ended: as.Ended, Since: whenOf(nil, m.now),
+		}
+		if s := begun[part{as.Uid, as.Container, as.ResourceName}]; s != nil {
+			h.Since, h.Longer = whenOf(s.From, m.now), s.FromAtLatest
+		}
+		for _, id := range as.DeviceIds[:min(len(as.DeviceIds), maxIDs)] {
+			l := link{ID: name(id)}
+			if at := cellKey(as.ResourceName, id); shown[at] {
+				l.At = at
+			}
+			h.Devices = append(h.Devices, l)
+		}
+		m.Holds = append(m.Holds, h)
+	}
+	m.MoreHolds = max(0, len(all)-maxHolds)
+}
+
+// addMatters adds what somebody should look at, the worst first.
+func (m *model) addMatters(a answers) {
+	add := func(at, format string, args ...any) {
+		m.Matters = append(m.Matters, matter{fmt.Sprintf(format, args...), at})
+	}
+	for _, p := range m.Parts {
+		if !p.Ready {
+			add("daemon", "%s is not ready", p.Name)
+		}
+	}
+	for _, p := range m.Plugins {
+		if p.State != "serving" {
+			add("plugins", "the plugin of %s is %s", p.Resource, p.State)
+		}
+	}
+	sick, used := map[string]int{}, map[string]int{}
+	for _, d := range a.devices.Devices {
+		if d.Listed && !d.Healthy {
+			sick[d.ResourceName]++
+			if d.Holder != nil {
+				used[d.ResourceName]++
+			}
+		}
+	}
+	for i, r := range a.status.Resources {
+		at := m.Resources[i].Key
+		if r.Quarantined > 0 {
+			add(at, "%s of %s quarantined", number(int(r.Quarantined)), name(r.Name))
+		}
+		switch n, inUse := sick[r.Name], used[r.Name]; {
+		case inUse > 0:
+			add(at, "%s of %s unhealthy, %s of them in use", number(n), name(r.Name), grouped(inUse))
+		case n > 0:
+			add(at, "%s of %s unhealthy", number(n), name(r.Name))
+		}
+	}
+	waiting := 0
+	for _, w := range a.status.Waiting {
+		if w.Reason != "Allocating" && w.Reason != "Preparing" { // which are a matter of milliseconds
+			waiting++
+		}
+	}
+	switch {
+	case waiting == 1:
+		add("waiting", "1 pod waits for devices")
+	case waiting > 1:
+		add("waiting", "%s pods wait for devices", grouped(waiting))
+	}
+}

@@ -1,0 +1,139 @@
+package page
+
+import (
+	"context"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"html/template"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+)
+
+// A Source has what the page shows: those calls of AdminService that change nothing. They return at once.
+type Source interface {
+	GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error)
+	ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error)
+	ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error)
+	ListAssignments(context.Context, *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error)
+	ListHistory(context.Context, *adminv1.ListHistoryRequest) (*adminv1.ListHistoryResponse, error)
+	Explain(context.Context, *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error)
+	// Moved gives a channel that is closed when an answer may be another one than at the call. Only of the readiness of parts,
+	// and of time that passes, it says nothing.
+	Moved() <-chan struct{}
+}
+
+// Config is what New needs.
+type Config struct {
+	Source Source
+	Node   string // the node's name, by which the page may be asked for
+	Log    *slog.Logger
+}
+
+// A Page is the status page.
+type Page struct {
+	cfg     Config
+	streams chan struct{} // one in it for each that is open
+
+	mu     sync.Mutex    // guards what follows
+	newest *look         // nil: nobody has looked yet
+	making chan struct{} // closed when the look under way is made; nil: there is none
+}
+
+const maxStreams = 32
+
+// New makes a Page. It starts nothing.
+func New(c Config) *Page {
+	if c.Source == nil || c.Node == "" || c.Log == nil {
+		panic("page: Source, Node and Log are required")
+	}
+	return &Page{cfg: c, streams: make(chan struct{}, maxStreams)}
+}
+
+// Mount adds the page's paths to those of a server. Its streams end when the context of their requests does, which therefore
+// has to end before the server waits for them.
+func (p *Page) Mount(on *http.ServeMux) {
+	on.HandleFunc("GET /{$}", p.guarded(p.page))
+	on.HandleFunc("GET /events", p.guarded(p.events))
+}
+
+var (
+	//go:embed page.html
+	layout string
+	//go:embed page.css
+	style string
+	//go:embed page.js
+	script string
+
+	shell = template.Must(template.New("page").Parse(layout))
+	// build tells a browser that the page has another style or script than the one it runs.
+	build = hex.EncodeToString(sum(layout + style + script)[:8])
+	// policy lets a browser run what is in the page, and ask this daemon. Nothing else.
+	policy = fmt.Sprintf("default-src 'none'; style-src '%s'; script-src '%s'; img-src data:; connect-src 'self'; "+
+		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'", source(style), source(script))
+)
+
+func sum(s string) []byte {
+	h := sha256.Sum256([]byte(s))
+	return h[:]
+}
+
+// source names an inline style or script as a content security policy does.
+func source(s string) string { return "sha256-" + base64.StdEncoding.EncodeToString(sum(s)) }
+
+// guarded sets the headers of all answers, and refuses questions to names that are not ours.
+func (p *Page) guarded(then http.HandlerFunc) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Content-Security-Policy", policy)
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Cache-Control", "no-store")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
+		if !p.ours(r.Host) {
+			http.Error(w, fmt.Sprintf("This page answers to an IP address, to localhost and to the node's name, %s; "+
+				"the address in the browser has another name. Use one of those.", p.cfg.Node), http.StatusMisdirectedRequest)
+			return
+		}
+		then(w, r)
+	}
+}
+
+// ours tells whether a Host header names us, whatever the port: it may be that of a tunnel.
+func (p *Page) ours(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	host = strings.TrimSuffix(strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"), ".")
+	if _, err := netip.ParseAddr(host); err == nil {
+		return true
+	}
+	return strings.EqualFold(host, "localhost") || strings.EqualFold(host, p.cfg.Node)
+}
+
+func (p *Page) page(w http.ResponseWriter, r *http.Request) {
+	l, err := p.look(r.Context())
+	if err != nil {
+		if r.Context().Err() == nil {
+			p.cfg.Log.Error("the status page cannot be made", "err", err)
+		}
+		http.Error(w, "The page cannot be made; devmgrd's log says why. devmgrd status shows the same.", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.Header().Set("Content-Length", strconv.Itoa(len(l.body)))
+	_, _ = w.Write(l.body) // an error is the client's, who has gone
+}
+
+// now is the time of a look; the page's script counts from it.
+func now() time.Time { return time.Now().UTC() }

@@ -1,0 +1,123 @@
+package page
+
+import (
+	"encoding/hex"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+)
+
+// visible makes text of others harmless: what steers a terminal or the direction of text, or cannot be seen, is shown as a
+// sign of its own. It is cut after so many characters.
+func visible(s string, most int) string {
+	var b strings.Builder
+	n := 0
+	for _, r := range s { // what is not UTF-8 comes as U+FFFD
+		if n++; n > most {
+			return b.String() + "…"
+		}
+		switch {
+		case r < ' ':
+			b.WriteRune('␀' + r)
+		case r == 0x7f:
+			b.WriteRune('␡')
+		case unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co, unicode.Zl, unicode.Zp):
+			fmt.Fprintf(&b, "⟨%U⟩", r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+func name(s string) string { return visible(s, maxName) }
+func text(s string) string { return visible(s, maxText) }
+
+// key gives the same name within the page to the same thing each time, whatever it is called.
+func key(kind string, of ...string) string {
+	return kind + hex.EncodeToString(sum(strings.Join(of, "\x00"))[:8])
+}
+
+// A when is a time, for people: how long ago it was, or how long it is until then.
+type when struct {
+	At  time.Time
+	now time.Time
+}
+
+func whenOf(t *timestamppb.Timestamp, now time.Time) when {
+	if t == nil {
+		return when{now: now}
+	}
+	return when{t.AsTime(), now}
+}
+
+// Known tells whether it is any time.
+func (w when) Known() bool { return !w.At.IsZero() }
+
+// Stamp is for machines, and for people who want to know it exactly.
+func (w when) Stamp() string { return w.At.UTC().Format(time.RFC3339) }
+
+// Ago is for people, in the words of the commands. page.js says the same a second later.
+func (w when) Ago() string {
+	d := w.now.Sub(w.At)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", max(0, int(d.Seconds())))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+// holder names who has a device, as commands do.
+func holder(h *adminv1.Holder) string {
+	switch {
+	case h == nil:
+		return ""
+	case h.Name == "":
+		return "a pod with UID " + name(h.Uid)
+	case len(h.Containers) == 0:
+		return name(h.Namespace) + "/" + name(h.Name)
+	}
+	return name(h.Namespace) + "/" + name(h.Name) + ":" + text(strings.Join(h.Containers, ","))
+}
+
+// place names where devices are.
+func place(nodes []int32) string {
+	if len(nodes) == 0 {
+		return "no NUMA node"
+	}
+	all := make([]string, len(nodes))
+	for i, n := range nodes {
+		all[i] = strconv.Itoa(int(n))
+	}
+	if len(all) == 1 {
+		return "NUMA node " + all[0]
+	}
+	return text("NUMA nodes " + strings.Join(all, ", "))
+}
+
+// number says how many devices there are.
+func number(n int) string {
+	if n == 1 {
+		return "1 device"
+	}
+	return grouped(n) + " devices"
+}
+
+// grouped writes a number with spaces between its thousands, which do not break.
+func grouped(n int) string {
+	s := strconv.Itoa(n)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "\u202f" + s[i:]
+	}
+	return s
+}

@@ -1,0 +1,152 @@
+package browser
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/admin"
+	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/page"
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+)
+
+const (
+	gpu  device.ResourceName = "vendor.example/gpu"
+	nic  device.ResourceName = "vendor.example/nic"
+	fpga device.ResourceName = "vendor.example/fpga"
+)
+
+// others stand for the rooms that the page needs nothing of.
+type others struct{}
+
+func (others) Endpoints() map[device.ResourceName]string {
+	return map[device.ResourceName]string{gpu: "gpu.sock", nic: "nic.sock", fpga: "fpga.sock"}
+}
+func (others) Spans(time.Time) ([]device.Span, error) { return nil, nil }
+func (others) WriteTo(io.Writer) (int64, error)       { return 0, nil }
+
+// aged has the answers be those of a node that has been up for some time.
+type aged struct{ admin.Reader }
+
+var ages = map[string]time.Duration{
+	"ml/training-0": 3*time.Hour + 12*time.Minute, "ml/notebook-anna": 27 * time.Minute, "search/embed-7d9c8-x2kqp": 74 * time.Hour,
+	"ml/training-1": 12*time.Minute + 40*time.Second, "video/transcode-0": 95 * time.Second,
+}
+
+func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(time.Now().Add(-d)) }
+
+func (a aged) GetStatus(ctx context.Context, r *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
+	s, err := a.Reader.GetStatus(ctx, r)
+	if err == nil {
+		s.Started = ago(26 * time.Hour)
+	}
+	return s, err
+}
+
+func (a aged) ListDevices(ctx context.Context, r *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
+	l, err := a.Reader.ListDevices(ctx, r)
+	for _, d := range l.GetDevices() {
+		if d.Cordon != nil {
+			d.Cordon.Since = ago(50 * time.Hour)
+		}
+	}
+	return l, err
+}
+
+func (a aged) ListHistory(ctx context.Context, _ *adminv1.ListHistoryRequest) (*adminv1.ListHistoryResponse, error) {
+	l, err := a.ListAssignments(ctx, &adminv1.ListAssignmentsRequest{})
+	all := &adminv1.ListHistoryResponse{}
+	for _, as := range l.GetAssignments() {
+		all.Spans = append(all.Spans, &adminv1.Span{Uid: as.Uid, Container: as.Container, ResourceName: as.ResourceName, From: ago(ages[as.Namespace+"/"+as.Pod])})
+	}
+	return all, err
+}
+
+func (a aged) Explain(ctx context.Context, r *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
+	e, err := a.Reader.Explain(ctx, r)
+	if err == nil {
+		e.Since = ago(ages[r.Namespace+"/"+r.Name])
+	}
+	return e, err
+}
+
+// pod is one whose container asks for devices.
+func pod(name, container string, wants map[device.ResourceName]int) device.PodDemand {
+	namespace, short, _ := strings.Cut(name, "/")
+	id := device.Pod{UID: device.PodUID("uid-" + short), Namespace: namespace, Name: short}
+	return device.PodDemand{Pod: id, Created: time.Now(), Containers: []string{container}, Demands: []device.Demand{
+		{Container: device.Container{Pod: id.UID, Name: container}, Kind: device.App, Wants: wants}}}
+}
+
+// aNode is one with eight GPUs, four NICs and FPGAs whose plugin is away.
+func aNode(t *testing.T) aged {
+	t.Helper()
+	ledger := allocatortest.Start(t, filepath.Join(t.TempDir(), "state"))
+	dev := func(id string, healthy bool, numa int) device.Device {
+		return device.Device{ID: device.ID(id), Healthy: healthy, NUMA: []int{numa}}
+	}
+	ledger.Plugins.Offer(gpu, device.Serving, dev("GPU-0", true, 0), dev("GPU-1", true, 0), dev("GPU-2", true, 0), dev("GPU-3", true, 0),
+		dev("GPU-4", true, 1), dev("GPU-5", true, 1), dev("GPU-6", true, 1), dev("GPU-7", false, 1))
+	ledger.Plugins.Offer(nic, device.Serving, dev("0000:3b:00.0", true, 0), dev("0000:3b:00.1", true, 0), dev("0000:af:00.0", true, 1), dev("0000:af:00.1", true, 1))
+	ledger.Plugins.Offer(fpga, device.Stale, dev("fpga-0", true, 0), dev("fpga-1", true, 1))
+	plugintest.Eventually(t, "three resources are offered", func() bool { return len(ledger.Offers()) == 3 })
+	if _, err := ledger.Cordon([]device.Cordon{{Resource: gpu, ID: "GPU-6", Reason: "fan noise, ticket 4711", Since: time.Now()}}); err != nil {
+		t.Fatal(err)
+	}
+	ledger.Settle(t, pod("ml/training-0", "trainer", map[device.ResourceName]int{gpu: 4, nic: 2}))
+	ledger.Settle(t, pod("ml/notebook-anna", "notebook", map[device.ResourceName]int{gpu: 1}))
+	ledger.Settle(t, pod("search/embed-7d9c8-x2kqp", "embed", map[device.ResourceName]int{gpu: 1, nic: 1}))
+	ledger.Bind(pod("ml/training-1", "trainer", map[device.ResourceName]int{gpu: 4, nic: 2}))
+	ledger.Bind(pod("video/transcode-0", "ffmpeg", map[device.ResourceName]int{fpga: 1}))
+	plugintest.Eventually(t, "two pods wait", func() bool {
+		all := ledger.Waiting()
+		return len(all) == 2 && all[0].Wait.Reason != device.Allocating && all[1].Wait.Reason != device.Allocating
+	})
+	var parts []admin.Part
+	for _, name := range []string{"registration", "store", "pods", "node", "nri", "podresources", "admin"} {
+		parts = append(parts, admin.Part{Name: name})
+	}
+	desk := admin.New(admin.Config{
+		Socket: filepath.Join(t.TempDir(), "unused"), Version: "v1.0.0", Node: "worker-7", Ledger: ledger, Plugins: others{}, History: others{},
+		Books: others{}, Parts: func() []admin.Part { return parts }, Log: slog.New(slog.DiscardHandler),
+	})
+	return aged{desk.Reader()}
+}
+
+func mount(on *http.ServeMux, from page.Source) {
+	page.New(page.Config{Source: from, Node: "worker-7", Log: slog.New(slog.DiscardHandler)}).Mount(on)
+}
+
+// serve serves a page until the test ends.
+func serve(t *testing.T, from page.Source) (address string) {
+	t.Helper()
+	mux := http.NewServeMux()
+	mount(mux, from)
+	server := httptest.NewUnstartedServer(mux)
+	ctx, cancel := context.WithCancel(context.Background())
+	server.Config.BaseContext = func(net.Listener) context.Context { return ctx }
+	server.Start()
+	t.Cleanup(func() { cancel(); server.Close() })
+	return server.Listener.Addr().String()
+}
+
+// cordon takes a GPU out of service.
+func cordon(t *testing.T, a aged, id string) {
+	t.Helper()
+	_, err := a.Cordon(t.Context(), &adminv1.CordonRequest{Devices: []*adminv1.DeviceName{{ResourceName: string(gpu), Id: id}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
