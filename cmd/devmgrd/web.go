@@ -40,6 +40,7 @@ func newWeb(address string, metrics *prometheus.Registry, parts []part, page fun
 	if address == "" {
 		return &web{}
 	}
+	metrics.MustRegister(newReadyMetric(parts))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError)}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -76,6 +77,30 @@ func readiness(parts []part) (status int, text string) {
 		fmt.Fprintf(&b, "%s: %s\n", p.name, state)
 	}
 	return status, b.String()
+}
+
+// A readyMetric tells on each scrape what /readyz tells.
+type readyMetric struct {
+	parts []part
+	desc  *prometheus.Desc
+}
+
+func newReadyMetric(parts []part) readyMetric {
+	return readyMetric{parts, prometheus.NewDesc("devmgrd_ready", "1 while a part of the daemon is ready, as /readyz has it, else 0.", []string{"part"}, nil)}
+}
+
+// Describe is part of prometheus.Collector.
+func (m readyMetric) Describe(to chan<- *prometheus.Desc) { to <- m.desc }
+
+// Collect is part of prometheus.Collector.
+func (m readyMetric) Collect(to chan<- prometheus.Metric) {
+	for _, p := range m.parts {
+		ready := 0.0
+		if p.check() == nil {
+			ready = 1
+		}
+		to <- prometheus.MustNewConstMetric(m.desc, prometheus.GaugeValue, ready, p.name)
+	}
 }
 
 // run serves until ctx ends, and comes back to the address whenever it cannot.

@@ -84,6 +84,9 @@ func TestWeb(t *testing.T) {
 	if status, body := get(address, "/readyz"); status != http.StatusServiceUnavailable || body != "one: ok\ntwo: out of order\n" {
 		t.Errorf("/readyz: %d %q", status, body)
 	}
+	if _, body := get(address, "/metrics"); !strings.Contains(body, "devmgrd_ready{part=\"one\"} 1\ndevmgrd_ready{part=\"two\"} 0\n") {
+		t.Errorf("/metrics: %q", body)
+	}
 	if err := end(); err != nil {
 		t.Errorf("run: %v", err)
 	}

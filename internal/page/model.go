@@ -92,7 +92,7 @@ func problem(p *adminv1.Plugin) string {
 	case p.State == "stale":
 		return "it is away for less than plugins.gracePeriod: its devices still count on the node, and none is given out; devmgrd dials it by itself"
 	case p.State == "lost":
-		return "it is away for longer than plugins.gracePeriod: only devices in use count on the node; devmgrd dials it by itself"
+		return "it is away for longer than plugins.gracePeriod: only devices in use count on the node; devmgrd dials it by itself. If it is not to come back: devmgrd forget "+p.ResourceName
 	case p.Devices == 0:
 		return "it lists no device"
 	case p.Healthy < p.Devices:
