@@ -10,55 +10,96 @@ import (
 )
 
 // Devices gives all devices of a resource, or of all resources if it is empty, in the order of their names. It gives false if
-// nobody has heard of the resource. It takes time with the number of devices, and is for people.
+// nobody has heard of the resource. It takes time with the number of devices, and is for people; what holds others up, the lock,
+// takes time with those that somebody has.
 func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, known bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, r := range slices.Sorted(maps.Keys(a.pools)) {
-		p := a.pools[r]
-		if of != "" && of != r || !p.offered && len(p.taken) == 0 && len(a.cordons[r]) == 0 {
-			continue
-		}
+	for _, r := range a.heardOf(of) {
 		known = true
-		from, users := len(all), a.usersLocked(r)
-		for _, d := range p.listing.devices {
-			all = append(all, a.statusLocked(r, p, d, true, users))
-		}
-		for _, id := range a.unlistedLocked(r, p) {
-			all = append(all, a.statusLocked(r, p, device.Device{ID: id}, false, users))
-		}
-		slices.SortFunc(all[from:], func(x, y device.DeviceStatus) int { return cmp.Compare(x.ID, y.ID) })
+		all = append(all, a.look(r).statuses()...)
 	}
 	return all, known || of == ""
 }
 
-// unlistedLocked gives devices that somebody has or that are cordoned, and that the plugin does not list.
-func (a *Allocator) unlistedLocked(r device.ResourceName, p *pool) []device.ID {
-	unlisted := map[device.ID]bool{}
-	for id := range p.taken {
-		unlisted[id] = true
+// heardOf gives the resources of which there is anything to say, ascending: all, or this one.
+func (a *Allocator) heardOf(of device.ResourceName) (all []device.ResourceName) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for r, p := range a.pools {
+		if (of == "" || of == r) && (p.offered || len(p.taken) > 0 || len(a.cordons[r]) > 0) {
+			all = append(all, r)
+		}
 	}
-	for id := range a.cordons[r] {
-		unlisted[id] = true
-	}
-	maps.DeleteFunc(unlisted, func(id device.ID, _ bool) bool {
-		_, listed := p.listing.at[id]
-		return listed
-	})
-	return slices.Collect(maps.Keys(unlisted))
+	slices.Sort(all)
+	return all
 }
 
-func (a *Allocator) statusLocked(r device.ResourceName, p *pool, d device.Device, listed bool, users map[device.ID][]user) device.DeviceStatus {
-	s := device.DeviceStatus{Resource: r, Device: d, Listed: listed}
-	if c, cordoned := a.cordons[r][d.ID]; cordoned {
+// A look is one resource at one moment: what can be taken over of it, and copies of the rest.
+type look struct {
+	resource device.ResourceName
+	state    device.OfferState
+	listing  *listing
+	cordons  map[device.ID]device.Cordon
+	holders  map[device.ID]*device.Holder
+	strays   map[device.ID]bool
+	failures map[device.ID]failure
+}
+
+// A failure is how often a device has failed lately, and when at last.
+type failure struct {
+	n    int
+	last time.Time
+}
+
+func (a *Allocator) look(r device.ResourceName) look {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pools.of(r)
+	l := look{
+		resource: r, state: p.offer.State, listing: p.listing, cordons: a.cordons[r], strays: maps.Clone(p.strays),
+		holders: make(map[device.ID]*device.Holder, len(p.taken)), failures: make(map[device.ID]failure, len(p.records)),
+	}
+	now := time.Now()
+	for id := range p.records {
+		n, last := p.failuresOf(id, now)
+		l.failures[id] = failure{n, last}
+	}
+	users := a.usersLocked(r)
+	for id, uid := range p.taken {
+		l.holders[id] = a.holderLocked(uid, r, id, users[id])
+	}
+	return l
+}
+
+// statuses gives each device, in the order of the names.
+func (l look) statuses() []device.DeviceStatus {
+	all := make([]device.DeviceStatus, 0, len(l.listing.devices))
+	for _, d := range l.listing.devices {
+		all = append(all, l.status(d, true))
+	}
+	unlisted := map[device.ID]bool{} // that somebody has, or that are cordoned
+	for id := range l.holders {
+		unlisted[id] = true
+	}
+	for id := range l.cordons {
+		unlisted[id] = true
+	}
+	for id := range unlisted {
+		if _, listed := l.listing.at[id]; !listed {
+			all = append(all, l.status(device.Device{ID: id}, false))
+		}
+	}
+	slices.SortFunc(all, func(x, y device.DeviceStatus) int { return cmp.Compare(x.ID, y.ID) })
+	return all
+}
+
+func (l look) status(d device.Device, listed bool) device.DeviceStatus {
+	s := device.DeviceStatus{Resource: l.resource, Device: d, Listed: listed, Holder: l.holders[d.ID]}
+	if c, cordoned := l.cordons[d.ID]; cordoned {
 		s.Cordon = &c
 	}
-	if uid, taken := p.taken[d.ID]; taken {
-		s.Holder = a.holderLocked(uid, r, d.ID, users[d.ID])
-	}
-	s.Failures, s.Failed = p.failuresOf(d.ID, time.Now())
+	s.Failures, s.Failed = l.failures[d.ID].n, l.failures[d.ID].last
 	switch {
-	case p.strays[d.ID]:
+	case l.strays[d.ID]:
 		s.State = device.Quarantined
 	case s.Holder != nil:
 		s.State = device.Assigned
@@ -66,7 +107,7 @@ func (a *Allocator) statusLocked(r device.ResourceName, p *pool, d device.Device
 		s.State = device.Cordoned
 	case !d.Healthy:
 		s.State = device.Unhealthy
-	case p.offer.State != device.Serving:
+	case l.state != device.Serving:
 		s.State = device.OfAwayOne
 	default:
 		s.State = device.Available
