@@ -91,17 +91,17 @@ func newPluginsCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListPluginsResponse, error) {
 				return c.ListPlugins(ctx, &adminv1.ListPluginsRequest{})
-			}, showPlugins)
+			}, func(to io.Writer, answer *adminv1.ListPluginsResponse) { showPlugins(to, answer, time.Now()) })
 		},
 	}
 	addAskFlags(cmd)
 	return cmd
 }
 
-func showPlugins(to io.Writer, answer *adminv1.ListPluginsResponse) {
-	t := newTable(to, "RESOURCE", "STATE", "SOCKET", "DEVICES", "HEALTHY", "PRESTART", "PREFERS")
+func showPlugins(to io.Writer, answer *adminv1.ListPluginsResponse, now time.Time) {
+	t := newTable(to, "RESOURCE", "STATE", "SINCE", "SOCKET", "DEVICES", "HEALTHY", "PRESTART", "PREFERS")
 	for _, p := range answer.Plugins {
-		t.row(p.ResourceName, p.State, p.Endpoint, fmt.Sprint(p.Devices), fmt.Sprint(p.Healthy), yes(p.PreStart), yes(p.Prefers))
+		t.row(p.ResourceName, p.State, ago(p.Since, now), p.Endpoint, fmt.Sprint(p.Devices), fmt.Sprint(p.Healthy), yes(p.PreStart), yes(p.Prefers))
 	}
 	t.to.Flush()
 	if len(answer.Plugins) == 0 {

@@ -43,8 +43,8 @@ var (
 		}},
 	}
 	somePlugins = &adminv1.ListPluginsResponse{Plugins: []*adminv1.Plugin{
-		{ResourceName: "vendor.example/gpu", State: "serving", Endpoint: "gpu.sock", Devices: 8, Healthy: 7, Prefers: true},
-		{ResourceName: "vendor.example/nic", State: "stale", Endpoint: "nic.sock", Devices: 2, Healthy: 2, PreStart: true},
+		{ResourceName: "vendor.example/gpu", State: "serving", Endpoint: "gpu.sock", Devices: 8, Healthy: 7, Prefers: true, Since: before(26 * time.Hour)},
+		{ResourceName: "vendor.example/nic", State: "stale", Endpoint: "nic.sock", Devices: 2, Healthy: 2, PreStart: true, Since: before(40 * time.Second)},
 	}}
 	someDevices = []*adminv1.Device{
 		{ResourceName: "vendor.example/gpu", Id: "GPU-0", State: "assigned", Healthy: true, Listed: true, NumaNodes: []int32{0},
@@ -96,7 +96,7 @@ func TestGolden(t *testing.T) {
 	}
 	for name, show := range map[string]func(*bytes.Buffer){
 		"status":      func(to *bytes.Buffer) { showStatus(to, aStatus, noon) },
-		"plugins":     func(to *bytes.Buffer) { showPlugins(to, somePlugins) },
+		"plugins":     func(to *bytes.Buffer) { showPlugins(to, somePlugins, noon) },
 		"devices":     func(to *bytes.Buffer) { showDevices(to, someDevices, noon) },
 		"assignments": func(to *bytes.Buffer) { showAssignments(to, someAssignments) },
 		"explain":     func(to *bytes.Buffer) { showExplanation(to, aWait, noon) },
@@ -137,7 +137,7 @@ func TestGolden(t *testing.T) {
 func TestNothingToShow(t *testing.T) {
 	for want, show := range map[string]func(*bytes.Buffer){
 		"No device plugin has registered.\n\nNo pod waits.\n": func(to *bytes.Buffer) { showStatus(to, &adminv1.GetStatusResponse{}, noon) },
-		"No device plugin has registered.\n":                  func(to *bytes.Buffer) { showPlugins(to, &adminv1.ListPluginsResponse{}) },
+		"No device plugin has registered.\n":                  func(to *bytes.Buffer) { showPlugins(to, &adminv1.ListPluginsResponse{}, noon) },
 		"There are no devices.\n":                             func(to *bytes.Buffer) { showDevices(to, nil, noon) },
 		"No container has devices.\n":                         func(to *bytes.Buffer) { showAssignments(to, nil) },
 	} {

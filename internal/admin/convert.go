@@ -29,7 +29,7 @@ func stateOf(o device.Offer) string {
 func pluginOf(o device.Offer, endpoint string) *adminv1.Plugin {
 	p := &adminv1.Plugin{
 		ResourceName: string(o.Inventory.Resource), State: stateOf(o), Endpoint: endpoint,
-		Devices: int32(len(o.Inventory.Devices)), PreStart: o.PreStart, Prefers: o.Prefers,
+		Devices: int32(len(o.Inventory.Devices)), PreStart: o.PreStart, Prefers: o.Prefers, Since: stamp(o.Since),
 	}
 	for _, d := range o.Inventory.Devices {
 		if d.Healthy {

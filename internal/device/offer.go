@@ -1,5 +1,7 @@
 package device
 
+import "time"
+
 // A Device is one device as its plugin describes it.
 type Device struct {
 	ID      ID    `json:"id"`
@@ -24,6 +26,7 @@ func SameList(a, b []Device) bool {
 type Offer struct {
 	Inventory Inventory
 	State     OfferState
+	Since     time.Time // it has been Serving or, of the other two, away; or since devmgrd has known
 	Reported  bool // the plugin, or the store on its behalf, has listed its devices at least once
 	PreStart  bool // PreStartContainer has to run before each start of a container
 	Prefers   bool // GetPreferredAllocation may be asked which devices go well together

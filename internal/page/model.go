@@ -59,6 +59,7 @@ type link struct{ ID, At string }
 type plugin struct {
 	Key, Resource, State, Endpoint, Problem string
 	Devices, Healthy                        int
+	Since                                   when
 }
 
 // modelOf makes the page's content of the answers.
@@ -71,6 +72,7 @@ func modelOf(a answers, now time.Time) *model {
 		m.Plugins = append(m.Plugins, plugin{
 			Key: key("p", p.ResourceName), Resource: name(p.ResourceName), State: name(p.State), Endpoint: text(p.Endpoint),
 			Devices: int(p.Devices), Healthy: int(p.Healthy), Problem: problem(p),
+			Since: whenOf(p.Since, now),
 		})
 	}
 	for _, e := range a.waits {
@@ -92,7 +94,7 @@ func problem(p *adminv1.Plugin) string {
 	case p.State == "stale":
 		return "it is away for less than plugins.gracePeriod: its devices still count on the node, and none is given out; devmgrd dials it by itself"
 	case p.State == "lost":
-		return "it is away for longer than plugins.gracePeriod: only devices in use count on the node; devmgrd dials it by itself. If it is not to come back: devmgrd forget "+p.ResourceName
+		return "it is away for longer than plugins.gracePeriod: only devices in use count on the node; devmgrd dials it by itself. If it is not to come back: devmgrd forget " + p.ResourceName
 	case p.Devices == 0:
 		return "it lists no device"
 	case p.Healthy < p.Devices:

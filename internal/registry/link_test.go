@@ -40,13 +40,19 @@ func TestStreamEnd(t *testing.T) {
 // A plugin that is back within the grace period was never lost.
 func TestGraceEndsWithReturn(t *testing.T) {
 	f := start(t, grace(time.Second))
+	begin := time.Now()
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
 	f.eventually("the plugin serves", f.servesNumber(3))
+	served := f.offer().Since
 	p.Stop()
 	f.eventually("the offer is stale", f.is(device.Stale))
+	went := f.offer().Since
 	p.Serve()
 	p.MustRegister()
 	f.eventually("it serves again", f.servesNumber(3))
+	if back := f.offer().Since; !served.After(begin) || !went.After(served) || !back.After(went) {
+		t.Errorf("begun at %v, it serves since %v, is away since %v and back since %v", begin, served, went, back)
+	}
 	deadline := time.Now().Add(1200 * time.Millisecond) // past the first clock's end
 	f.eventually("the grace period is over", func() bool {
 		if !f.servesNumber(3)() {

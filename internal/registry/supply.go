@@ -17,6 +17,7 @@ type supply struct {
 	preStart bool
 	prefers  bool
 	state    device.OfferState
+	since    time.Time          // it has been serving, or away
 	endGrace context.CancelFunc // stops the clock from Stale to Lost
 }
 
@@ -24,14 +25,14 @@ type supply struct {
 func remembered(k device.PluginRecord, l *link) *supply {
 	return &supply{
 		resource: k.Resource, link: l, devices: k.Devices, reported: k.Reported,
-		state: device.Stale, endGrace: func() {},
+		state: device.Stale, since: time.Now(), endGrace: func() {},
 	}
 }
 
 func (s *supply) offer() device.Offer {
 	return device.Offer{
 		Inventory: device.Inventory{Resource: s.resource, Devices: s.devices},
-		State:     s.state, Reported: s.reported, PreStart: s.preStart, Prefers: s.prefers,
+		State:     s.state, Since: s.since, Reported: s.reported, PreStart: s.preStart, Prefers: s.prefers,
 	}
 }
 
@@ -92,7 +93,7 @@ func (r *Registry) accept(l *link, to *session) (loser device.ResourceName, err 
 		loser = rival.resource
 	}
 	if s == nil {
-		s = &supply{resource: l.resource, link: l, state: device.Serving, endGrace: func() {}}
+		s = &supply{resource: l.resource, link: l, state: device.Serving, since: time.Now(), endGrace: func() {}}
 		r.supplies[l.resource] = s
 	} else {
 		s.link.cancel()
@@ -188,6 +189,9 @@ func (r *Registry) listed(l *link, on *session, devices []device.Device) (back b
 		return false
 	}
 	s.endGrace()
+	if s.state != device.Serving {
+		s.since = time.Now()
+	}
 	s.session, s.preStart, s.prefers = on, on.preStart, on.prefers
 	s.devices, s.reported, s.state = devices, true, device.Serving
 	r.metrics.setUp(l.resource, true)
@@ -216,7 +220,7 @@ func (r *Registry) awayLocked(s *supply) (news bool) {
 	// A plugin whose first stream fails has, as the kubelet sees it, listed nothing: the resource is published with
 	// zero devices. Without a number on the node, pods that ask for it would be admitted unchecked.
 	s.reported = true
-	s.state = device.Stale
+	s.state, s.since = device.Stale, time.Now()
 	r.graceLocked(s)
 	r.metrics.setUp(s.resource, false)
 	r.memory.note(s.resource)

@@ -492,7 +492,9 @@ type Plugin struct {
 	// pre_start says that PreStartContainer runs before each start of a container.
 	PreStart bool `protobuf:"varint,6,opt,name=pre_start,json=preStart,proto3" json:"pre_start,omitempty"`
 	// prefers says that it is asked which devices go together.
-	Prefers       bool `protobuf:"varint,7,opt,name=prefers,proto3" json:"prefers,omitempty"`
+	Prefers bool `protobuf:"varint,7,opt,name=prefers,proto3" json:"prefers,omitempty"`
+	// since is when it began to serve or, if it does not, when it went; or when devmgrd was started, if that was later.
+	Since         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -574,6 +576,13 @@ func (x *Plugin) GetPrefers() bool {
 		return x.Prefers
 	}
 	return false
+}
+
+func (x *Plugin) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
 }
 
 type ListDevicesRequest struct {
@@ -2165,7 +2174,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x14\n" +
 	"\x12ListPluginsRequest\"I\n" +
 	"\x13ListPluginsResponse\x122\n" +
-	"\aplugins\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.PluginR\aplugins\"\xca\x01\n" +
+	"\aplugins\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.PluginR\aplugins\"\xfc\x01\n" +
 	"\x06Plugin\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1a\n" +
@@ -2173,7 +2182,8 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\adevices\x18\x04 \x01(\x05R\adevices\x12\x18\n" +
 	"\ahealthy\x18\x05 \x01(\x05R\ahealthy\x12\x1b\n" +
 	"\tpre_start\x18\x06 \x01(\bR\bpreStart\x12\x18\n" +
-	"\aprefers\x18\a \x01(\bR\aprefers\"9\n" +
+	"\aprefers\x18\a \x01(\bR\aprefers\x120\n" +
+	"\x05since\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"9\n" +
 	"\x12ListDevicesRequest\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\"I\n" +
 	"\x13ListDevicesResponse\x122\n" +
@@ -2354,56 +2364,57 @@ var file_devmgrd_admin_v1_admin_proto_depIdxs = []int32{
 	4,  // 3: devmgrd.admin.v1.GetStatusResponse.waiting:type_name -> devmgrd.admin.v1.Waiting
 	34, // 4: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
 	7,  // 5: devmgrd.admin.v1.ListPluginsResponse.plugins:type_name -> devmgrd.admin.v1.Plugin
-	10, // 6: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
-	11, // 7: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
-	12, // 8: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
-	34, // 9: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
-	34, // 10: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
-	10, // 11: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
-	17, // 12: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	34, // 13: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
-	34, // 14: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
-	17, // 15: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	21, // 16: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	10, // 17: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	21, // 18: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	10, // 19: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	21, // 20: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
-	21, // 21: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	10, // 22: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
-	35, // 23: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
-	31, // 24: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
-	34, // 25: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
-	34, // 26: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
-	0,  // 27: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
-	5,  // 28: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
-	8,  // 29: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
-	13, // 30: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
-	15, // 31: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
-	18, // 32: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
-	20, // 33: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
-	23, // 34: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
-	25, // 35: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
-	32, // 36: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
-	27, // 37: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
-	29, // 38: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
-	1,  // 39: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
-	6,  // 40: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
-	9,  // 41: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
-	14, // 42: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
-	16, // 43: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
-	19, // 44: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
-	22, // 45: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
-	24, // 46: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
-	26, // 47: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
-	33, // 48: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
-	28, // 49: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
-	30, // 50: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
-	39, // [39:51] is the sub-list for method output_type
-	27, // [27:39] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	34, // 6: devmgrd.admin.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	10, // 7: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
+	11, // 8: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
+	12, // 9: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
+	34, // 10: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
+	34, // 11: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
+	10, // 12: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
+	17, // 13: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	34, // 14: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
+	34, // 15: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
+	17, // 16: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	21, // 17: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	10, // 18: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	21, // 19: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	10, // 20: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	21, // 21: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
+	21, // 22: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	10, // 23: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
+	35, // 24: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
+	31, // 25: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
+	34, // 26: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
+	34, // 27: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
+	0,  // 28: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
+	5,  // 29: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
+	8,  // 30: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
+	13, // 31: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
+	15, // 32: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
+	18, // 33: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
+	20, // 34: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
+	23, // 35: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
+	25, // 36: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
+	32, // 37: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
+	27, // 38: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
+	29, // 39: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
+	1,  // 40: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
+	6,  // 41: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
+	9,  // 42: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
+	14, // 43: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
+	16, // 44: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
+	19, // 45: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
+	22, // 46: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
+	24, // 47: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
+	26, // 48: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
+	33, // 49: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
+	28, // 50: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
+	30, // 51: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
+	40, // [40:52] is the sub-list for method output_type
+	28, // [28:40] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_devmgrd_admin_v1_admin_proto_init() }
