@@ -27,6 +27,7 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(newRunCommand(), newConfigCommand(), newImportCommand(), newExportCommand(), newVersionCommand(),
 		newStatusCommand(), newPluginsCommand(), newDevicesCommand(), newWatchCommand(), newAssignmentsCommand(), newExplainCommand(), newCordonCommand(), newUncordonCommand(),
 		newDrainCommand(), newCheckCommand(), newForgetCommand(), newHistoryCommand(), newStoreCommand())
+	addCompletions(root)
 	return root
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,6 +34,19 @@ func (r *rig) says(command string, words ...string) string {
 		rest = after
 	}
 	return out
+}
+
+// completes asks for what a shell would offer after these words.
+func (r *rig) completes(words string, want ...string) {
+	r.t.Helper()
+	out, _, status := r.devmgrd(append(append([]string{"__complete"}, strings.Fields(words)...), "")...)
+	offered, _, _ := strings.Cut(out, ":") // after it comes what the shell is to do
+	got := strings.Split(strings.TrimSpace(offered), "\n")
+	slices.Sort(got)
+	slices.Sort(want)
+	if status != 0 || !slices.Equal(got, want) && (len(want) > 0 || offered != "") {
+		r.t.Errorf("after %q a shell offers %q, want %q", words, got, want)
+	}
 }
 
 // fails runs a command that has to fail with these words.
@@ -76,6 +90,13 @@ func TestADeviceOutOfService(t *testing.T) {
 	r.says("cordon "+gpu+"/"+free+" --reason fan", free, "cordoned", "fan")
 	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 3))
 	r.says("cordon "+gpu+"/"+held, held, "assigned", "default/holder:main", "cordoned for")
+	r.completes("devices", gpu)
+	r.completes("explain", "default/holder", "default/other")
+	r.completes("uncordon", gpu+"/"+free+"\tcordoned", gpu+"/"+held+"\tassigned")
+	r.completes("uncordon "+gpu+"/"+held, gpu+"/"+free+"\tcordoned")
+	r.completes("history --pod", "default/holder", "default/other")
+	r.completes("status -o", "json", "yaml")
+	r.completes("status --socket /run/none.sock")
 
 	// A pod that waits is told why. What it waits for is a plugin that restarts, as devmgrd does meanwhile.
 	p.Stop()
