@@ -3,14 +3,16 @@
 
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+BIN     ?= bin/devmgrd
+LDFLAGS ?= -X main.version=$(VERSION)
 
-.PHONY: help build check proto test e2e chaos demo bench fuzz install clean
+.PHONY: help build check proto test e2e chaos demo page bench fuzz install deb rpm clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-build: ## Build bin/devmgrd.
-	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/devmgrd ./cmd/devmgrd
+build: ## Build bin/devmgrd: static, so that it runs wherever it is copied to.
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o $(BIN) ./cmd/devmgrd
 
 check: ## Format, vet, lint and unit tests with the race detector: all that a reviewer would ask for.
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
@@ -21,6 +23,17 @@ check: ## Format, vet, lint and unit tests with the race detector: all that a re
 	$(GO) -C test/tools/lint build -o ../../../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
 	bin/staticcheck -tags e2e ./...
 	$(GO) test -race ./...
+	$(MAKE) --no-print-directory alerts
+
+# The tests read files of this module, which Go's cache of results does not see: -count 1. The tag leaves out 240 of 1360
+# packages, those that find targets in clouds.
+.PHONY: alerts
+alerts: ## Check the alerts and the dashboard, and play the alerts' tests, with Prometheus's own tool and parser.
+	$(GO) -C test/tools/prometheus build -tags remove_all_sd -o ../../../bin/promtool github.com/prometheus/prometheus/cmd/promtool
+	bin/promtool check rules --lint=all --lint-fatal packaging/prometheus/alerts.yaml
+	bin/promtool test rules packaging/prometheus/alerts_test.yaml
+	$(GO) -C test/tools/prometheus test -count 1 .
+	$(GO) test ./packaging/prometheus ./packaging/grafana
 
 proto: ## Lint the .proto files in api, and write their Go code beside them.
 	$(call generate,find api -name '*.pb.go' -delete; cd "$$work"; find . -name '*.pb.go' -exec cp --parents {} "$(CURDIR)/api" \;)
@@ -37,19 +50,21 @@ define generate
 	$(1)
 endef
 
-e2e: ## End-to-end tests on a real one-node Kubernetes, some random faults, and the demo (root).
+e2e: ## End-to-end tests on a real one-node Kubernetes, the package on a Debian, some random faults, and the demo (root).
 	$(GO) run ./test/cluster/cmd/cluster build
 	$(GO) run ./test/demo
-	$(MAKE) --no-print-directory --output-sync=target --jobs=2 e2e-1 e2e-2 e2e-cluster e2e-chaos
+	$(MAKE) --no-print-directory --output-sync=target --jobs=2 e2e-1 e2e-2 e2e-cluster e2e-package e2e-chaos
 
 # Parts of e2e that run side by side, each on a cluster of its own. Most of their time they wait.
-.PHONY: e2e-1 e2e-2 e2e-cluster e2e-chaos
+.PHONY: e2e-1 e2e-2 e2e-cluster e2e-package e2e-chaos
 e2e-1:
 	$(GO) test -tags e2e -race -count 1 -timeout 25m -run '^Test[A-L]' ./test/e2e
 e2e-2:
 	$(GO) test -tags e2e -race -count 1 -timeout 25m -run '^Test[M-Z]' ./test/e2e
 e2e-cluster:
 	$(GO) test -tags e2e -race -count 1 -timeout 25m ./test/cluster/...
+e2e-package:
+	$(GO) test -tags e2e -race -count 1 -timeout 25m ./test/package
 e2e-chaos:
 	$(GO) run ./test/chaos -n 4 -seed 1
 
@@ -64,6 +79,9 @@ chaos: ## Random faults (root): N=20 sequences, SEED=17 one again, KUBELET=1 aga
 demo: ## The main job, as a story to follow (root). KEEP=1 leaves it running.
 	$(GO) run ./test/demo $(if $(KEEP),--keep)
 
+page: ## Test the status page in Chromium, which root gets as a Debian package. UPDATE=1 writes docs/images anew.
+	$(GO) -C test/browser test -race -count 1 -timeout 10m . $(if $(UPDATE),-update)
+
 bench: ## Print the figures that the design is measured by.
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/... ./test/bench/...
 	$(GO) -C test/bench/kubelet test -run '^$$' -bench . -benchtime 3s . # it builds half a kubelet first: some minutes, once
@@ -76,13 +94,66 @@ fuzz: ## Fuzz what reads other people's bytes, FUZZTIME each.
 		done; \
 	done
 
-install: build ## Install the binary, the systemd unit and what ships with them below DESTDIR.
-	install -D -m 0755 bin/devmgrd $(DESTDIR)/usr/bin/devmgrd
+# The binary itself writes its manual pages and completions. One for another machine cannot run here.
+HERE   = $(if $(filter $(shell $(GO) env GOARCH),$(shell $(GO) env GOHOSTARCH)),$(abspath $(BIN)),GOARCH= $(GO) run -ldflags "$(LDFLAGS)" ./cmd/devmgrd)
+SHARE  = $(DESTDIR)/usr/share
+SHIPPED = containerd/devmgrd.toml systemd/host-plugin.conf $(patsubst packaging/%,%,$(wildcard \
+	packaging/kubernetes/*.yaml packaging/prometheus/alerts.yaml packaging/grafana/devmgrd.json))
+
+install: build ## Install the binary, the systemd units and what ships with them below DESTDIR.
+	install -D -m 0755 $(BIN) $(DESTDIR)/usr/bin/devmgrd
 	install -D -m 0644 packaging/systemd/devmgrd.service $(DESTDIR)/usr/lib/systemd/system/devmgrd.service
 	install -D -m 0644 packaging/systemd/devmgrd.socket $(DESTDIR)/usr/lib/systemd/system/devmgrd.socket
-	install -D -m 0644 packaging/containerd/devmgrd.toml $(DESTDIR)/usr/share/devmgrd/containerd/devmgrd.toml
-	install -D -m 0644 packaging/kubernetes/fail-closed.yaml $(DESTDIR)/usr/share/devmgrd/kubernetes/fail-closed.yaml
+	@set -e; for file in $(SHIPPED); do install -D -m 0644 packaging/$$file $(SHARE)/devmgrd/$$file; done
+	@set -e; pages=$$(mktemp -d); trap 'rm -rf "$$pages"' EXIT; \
+	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(HERE) man $$pages; gzip -9n $$pages/*; \
+	for page in $$pages/*; do section=$${page%.gz}; install -D -m 0644 -t $(SHARE)/man/man$${section##*.} $$page; done; \
+	for shell in bash zsh fish; do $(HERE) completion $$shell > $$pages/$$shell; done; \
+	install -D -m 0644 $$pages/bash $(SHARE)/bash-completion/completions/devmgrd; \
+	install -D -m 0644 $$pages/zsh $(SHARE)/zsh/site-functions/_devmgrd; \
+	install -D -m 0644 $$pages/fish $(SHARE)/fish/vendor_completions.d/devmgrd.fish
 	[ -e $(DESTDIR)/etc/devmgrd/config.yaml ] || install -D -m 0644 config/devmgrd.yaml $(DESTDIR)/etc/devmgrd/config.yaml
 
+# Packages. A tag v1.2.3 is version 1.2.3, and v1.3.0-rc1 is 1.3.0~rc1, which sorts before 1.3.0. What comes after a tag is
+# 1.2.3+git5.abc1234, which sorts after it. The same source gives the same bytes: their time is the commit's.
+DIST ?= dist
+STAGE = $(DIST)/stage
+SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
+PACKAGE_VERSION   ?= $(shell echo '$(VERSION)' | sed -E -e 's/^v//' -e 's/-([0-9]+)-g([0-9a-f]+)/+git\1.\2/' -e 's/-dirty$$/+dirty/' \
+	-e 's/-/~/g' -e '/^[0-9]+\.[0-9]/!s/^/0.1.0~git$(shell date -u -d @$(SOURCE_DATE_EPOCH) +%Y%m%d)./')
+
+deb: stage ## Make a Debian package, dist/devmgrd_VERSION_ARCH.deb; VERSION=v1.2.3 for another than git's.
+	$(call package,deb)
+
+rpm: stage ## Make an RPM package, dist/devmgrd-VERSION-1.ARCH.rpm.
+	$(call package,rpm)
+
+.PHONY: package-version
+package-version:
+	@echo '$(PACKAGE_VERSION)'
+
+define package
+	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) STAGE=$(STAGE) PACKAGE_VERSION=$(PACKAGE_VERSION) ARCH=$(shell $(GO) env GOARCH) \
+	bin/nfpm package --config packaging/nfpm.yaml --packager $(1) --target $(DIST)/
+endef
+
+# What both have in them: what "make install" installs, documents, and the licences of what is linked into the binary.
+.PHONY: stage
+stage:
+	GOARCH= $(GO) -C test/tools/nfpm build -o ../../../bin/nfpm github.com/goreleaser/nfpm/v2/cmd/nfpm
+	rm -rf $(STAGE)
+	$(MAKE) --no-print-directory install DESTDIR=$(STAGE) BIN=$(DIST)/devmgrd LDFLAGS='-s -w -X main.version=$(VERSION)'
+	install -d $(STAGE)/usr/share/doc/devmgrd/decisions
+	install -m 0644 README.md CHANGELOG.md docs/*.md $(STAGE)/usr/share/doc/devmgrd
+	install -m 0644 docs/decisions/*.md $(STAGE)/usr/share/doc/devmgrd/decisions
+	$(GO) list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}' ./cmd/devmgrd | sort -u | \
+	while read module version dir; do \
+		for file in $$(cd "$$dir" && ls | grep -iE '^(licen[cs]e|notice|copying)'); do \
+			printf '==== %s %s: %s ====\n\n' $$module $$version $$file; cat "$$dir/$$file"; echo; \
+		done; \
+	done | gzip -9n > $(STAGE)/usr/share/doc/devmgrd/third-party-licenses.gz
+	@printf 'devmgrd (%s) unstable; urgency=medium\n\n  * See /usr/share/doc/devmgrd/CHANGELOG.md.\n\n -- The devmgrd authors <devmgrd@users.noreply.github.com>  %s\n' \
+		'$(PACKAGE_VERSION)' "$$(LC_ALL=C date -u -R -d @$(SOURCE_DATE_EPOCH))" | gzip -9n > $(STAGE)/changelog.gz
+
 clean: ## Remove what was built here. The tools' cache is elsewhere and stays.
-	rm -rf bin
+	rm -rf bin dist

@@ -27,9 +27,9 @@ type Offer struct {
 	Inventory Inventory
 	State     OfferState
 	Since     time.Time // it has been Serving or, of the other two, away; or since devmgrd has known
-	Reported  bool // the plugin, or the store on its behalf, has listed its devices at least once
-	PreStart  bool // PreStartContainer has to run before each start of a container
-	Prefers   bool // GetPreferredAllocation may be asked which devices go well together
+	Reported  bool      // the plugin, or the store on its behalf, has listed its devices at least once
+	PreStart  bool      // PreStartContainer has to run before each start of a container
+	Prefers   bool      // GetPreferredAllocation may be asked which devices go well together
 }
 
 // OfferState says how far an Offer may be trusted.

@@ -8,3 +8,13 @@ import _ "embed" // for what follows
 //
 //go:embed fail-closed.yaml
 var FailClosed string
+
+// RBAC is rbac.yaml: a service account, what it may do, and the binding of the two.
+//
+//go:embed rbac.yaml
+var RBAC string
+
+// DaemonSet is daemonset.yaml.
+//
+//go:embed daemonset.yaml
+var DaemonSet string

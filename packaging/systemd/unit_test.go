@@ -114,3 +114,28 @@ func TestPromises(t *testing.T) {
 		}
 	}
 }
+
+// TestHostPlugin compares the drop-in for plugins on the host with the configuration's defaults.
+func TestHostPlugin(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "empty.yaml")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, _, err := config.Load(config.Options{File: empty, Set: []string{"nodeName=n1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const dropIn = "host-plugin.conf"
+	want := c.Plugins.SocketDir + ":" + c.Plugins.KubeletDir
+	if got := settingsOf(t, dropIn, "BindPaths"); len(got) != 1 || got[0] != want {
+		t.Errorf("%s binds %q, want %q", dropIn, got, want)
+	}
+	want = c.Plugins.RegistryDir + ":" + filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "plugins_registry")
+	if got := settingsOf(t, dropIn, "#BindPaths"); len(got) != 1 || got[0] != want {
+		t.Errorf("%s could bind %q, want %q", dropIn, got, want)
+	}
+	// Not Requires: to stop devmgrd is not to stop its plugins.
+	if got := settingsOf(t, dropIn, "Wants"); len(got) != 1 || got[0] != socket {
+		t.Errorf("%s wants %q, want %s", dropIn, got, socket)
+	}
+}

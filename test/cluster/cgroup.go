@@ -48,24 +48,57 @@ func makeCgroup(path string) error {
 		if h.v2 {
 			delegate(h.mount)
 		}
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return fmt.Errorf("make a cgroup for the run: %w", err)
+		if err := h.make(dir); err != nil {
+			return err
 		}
 		if h.v2 {
 			delegate(dir)
-			continue
 		}
-		// With v1, a new cpuset is empty and can hold no process.
-		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
-			if value, err := os.ReadFile(filepath.Join(h.mount, file)); err == nil {
-				if err := os.WriteFile(filepath.Join(dir, file), value, 0o644); err != nil {
-					return fmt.Errorf("make a cgroup for the run: %w", err)
-				}
+	}
+	return nil
+}
+
+// make makes one cgroup that can hold processes.
+func (h hierarchy) make(dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return fmt.Errorf("make a cgroup for the run: %w", err)
+	}
+	if h.v2 {
+		return nil
+	}
+	// With v1, a new cpuset is empty and can hold no process.
+	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
+		if value, err := os.ReadFile(filepath.Join(h.mount, file)); err == nil {
+			if err := os.WriteFile(filepath.Join(dir, file), value, 0o644); err != nil {
+				return fmt.Errorf("make a cgroup for the run: %w", err)
 			}
 		}
 	}
 	return nil
 }
+
+// Enter puts the calling process, and with it whom it starts, into a cgroup of that name below the run's. It is for a
+// machine inside the run: the first process of that takes the cgroup in which it finds itself for the root of all.
+func (r Run) Enter(name string) error {
+	all, err := hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, h := range all {
+		dir := filepath.Join(h.mount, r.cgroup(), name)
+		if err := h.make(dir); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0o644); err != nil {
+			return fmt.Errorf("enter the cgroup %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// Nest makes the run's cgroup where the caller sees the root of the cgroup file systems: in a machine inside the run that
+// is somewhere below the run's own cgroup. A cluster can be started there then.
+func (r Run) Nest() error { return makeCgroup(r.cgroup()) }
 
 // delegate lets the children of a v2 cgroup have its controllers. One by one: a kernel may lack some, and the
 // kubelet says by itself which of them it misses.

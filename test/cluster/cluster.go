@@ -36,6 +36,10 @@ type Options struct {
 	// CNI are plugins that are called after the one that connects a pod, in this order.
 	CNI []CNIPlugin
 
+	// Units says that process 1 here is systemd, and has containerd and the kubelet started by it, as containerd.service and
+	// kubelet.service. They end with the machine, and not with Stop.
+	Units bool
+
 	// How long containerd waits for NRI plugins; 0 leaves its default, and for requests what devmgrd ships.
 	NRIRegistrationTimeout, NRIRequestTimeout time.Duration
 
@@ -148,6 +152,12 @@ func (c *Cluster) configure() error {
 
 	env := append(os.Environ(), "PATH="+c.tools.SearchPath(os.Getenv("PATH")))
 	process := func(name string, argv []string) *Process {
+		if c.options.Units && (name == "containerd" || name == "kubelet") {
+			argv = append([]string{
+				"systemd-run", "--quiet", "--unit=" + name, "--service-type=notify", "--wait", "--collect", "--pipe",
+				"--property=Delegate=yes", "--property=KillMode=process", "--setenv=PATH=" + c.tools.SearchPath(os.Getenv("PATH")), "--",
+			}, argv...)
+		}
 		return NewProcess(name, filepath.Join(c.options.Dir, name+".log"), argv, env)
 	}
 	c.Etcd = process("etcd", c.etcdArgs())

@@ -45,7 +45,7 @@ func furnish(r Run) error {
 	if err := mount("devmgrd", memory, "tmpfs", 0, "mode=0755"); err != nil {
 		return err
 	}
-	cache, err := cacheDir()
+	cache, err := CacheDir()
 	if err != nil {
 		return err
 	}

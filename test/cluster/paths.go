@@ -9,9 +9,9 @@ import (
 	"runtime"
 )
 
-// cacheDir is where built programs and the directories of runs are: outside the source tree, and shared by all of
+// CacheDir is where built programs and the directories of runs are, and other things that tests need again: outside the source tree, and shared by all of
 // a user's checkouts.
-func cacheDir() (string, error) {
+func CacheDir() (string, error) {
 	if dir := os.Getenv("TESTCLUSTER_CACHE"); dir != "" {
 		return filepath.Abs(dir)
 	}

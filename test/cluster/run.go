@@ -201,7 +201,7 @@ func readRun(dir string) (Run, error) {
 }
 
 func runsDir() (string, error) {
-	cache, err := cacheDir()
+	cache, err := CacheDir()
 	if err != nil {
 		return "", err
 	}

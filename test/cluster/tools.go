@@ -35,7 +35,7 @@ func (t Tools) SearchPath(rest string) string {
 // takes minutes the first time; when all are there it takes milliseconds and needs nothing. Builds that run at the
 // same time wait for one another.
 func Build(ctx context.Context, log io.Writer) (Tools, error) {
-	cache, err := cacheDir()
+	cache, err := CacheDir()
 	if err != nil {
 		return Tools{}, err
 	}

@@ -1,0 +1,99 @@
+package kubernetes
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/devmgrd/devmgrd/config"
+)
+
+// TestDaemonSet compares the manifest with the unit and with the configuration's defaults, and holds what a newcomer might
+// change. That it works is tested end to end.
+func TestDaemonSet(t *testing.T) {
+	var set appsv1.DaemonSet
+	if err := yaml.UnmarshalStrict([]byte(DaemonSet), &set); err != nil {
+		t.Fatal(err)
+	}
+	pod := set.Spec.Template
+	main := pod.Spec.Containers[0]
+
+	// It is made by the runtime that it serves, and must not wait for itself.
+	if pod.Annotations["devmgrd.io/redirect"] != "false" || len(pod.Annotations) != 1 {
+		t.Errorf("its annotations are %v, want it left out of the redirect, and nothing else", pod.Annotations)
+	}
+	for name := range main.Resources.Limits {
+		if strings.Contains(string(name), "/") {
+			t.Errorf("it asks for %s", name)
+		}
+	}
+	if links := pod.Spec.EnableServiceLinks; links == nil || *links {
+		t.Error("variables of Services named devmgrd would break its configuration")
+	}
+	if pod.Spec.HostPID || pod.Spec.HostIPC {
+		t.Error("it is no business of its who runs on the host")
+	}
+
+	unit, err := os.ReadFile("../systemd/devmgrd.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []corev1.Capability
+	for line := range strings.Lines(string(unit)) {
+		if names, ok := strings.CutPrefix(line, "CapabilityBoundingSet="); ok {
+			for name := range strings.FieldsSeq(names) {
+				want = append(want, corev1.Capability(strings.TrimPrefix(name, "CAP_")))
+			}
+		}
+	}
+	secure := main.SecurityContext
+	if !slices.Equal(secure.Capabilities.Add, want) || !slices.Equal(secure.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+		t.Errorf("its capabilities are %v, want those of the unit, %v, and no others", secure.Capabilities, want)
+	}
+	if *secure.Privileged || *secure.AllowPrivilegeEscalation || !*secure.ReadOnlyRootFilesystem {
+		t.Errorf("it may do more than it has to: %+v", secure)
+	}
+
+	empty := filepath.Join(t.TempDir(), "empty.yaml")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, _, err := config.Load(config.Options{File: empty, Set: []string{"nodeName=n1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sources := map[string]string{}
+	for _, v := range pod.Spec.Volumes {
+		if v.HostPath != nil {
+			sources[v.Name] = v.HostPath.Path
+		}
+	}
+	writable := map[string]bool{} // by path, which is the same on the host
+	for _, m := range main.VolumeMounts {
+		source, host := sources[m.Name]
+		if host && source != m.MountPath {
+			t.Errorf("%s of the host is at %s, and paths have to be the same", source, m.MountPath)
+		}
+		if m.MountPropagation != nil && *m.MountPropagation == corev1.MountPropagationBidirectional {
+			t.Errorf("%s would need a privileged container", m.MountPath)
+		}
+		writable[m.MountPath] = !m.ReadOnly
+	}
+	for dir, write := range map[string]bool{
+		c.StateDir: true, c.RunDir: true, c.Plugins.KubeletDir: true,
+		filepath.Dir(c.PodResources.KubeletSocket): false, filepath.Dir(c.NRI.Socket): false, "/dev": false,
+	} {
+		if is, mounted := writable[dir]; !mounted || is != write {
+			t.Errorf("%s: mounted %v, writable %v, want it writable: %v", dir, mounted, is, write)
+		}
+	}
+	if get := main.LivenessProbe.HTTPGet; get.Host+":"+get.Port.String() != c.Metrics.Listen {
+		t.Errorf("the probes ask %s:%s, and metrics.listen is %s", get.Host, get.Port.String(), c.Metrics.Listen)
+	}
+}

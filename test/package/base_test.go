@@ -1,0 +1,116 @@
+//go:build e2e
+
+package debian
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/devmgrd/devmgrd/test/cluster"
+)
+
+// The base system. Its name in the cache has all that decides what is in it, but for Debian's point releases.
+const (
+	suite    = "bookworm"
+	included = "systemd,systemd-sysv,dbus"
+)
+
+// buildBase makes the base system, if the cache has none. Some 40 seconds and 250 MB, once.
+func buildBase(ctx context.Context) error {
+	if err := ensurePrograms(ctx); err != nil {
+		return err
+	}
+	cache, err := cluster.CacheDir()
+	if err != nil {
+		return err
+	}
+	base := filepath.Join(cache, "debian-"+suite+"-"+strings.ReplaceAll(included, ",", "-"))
+	held, err := lockFile(base + ".lock")
+	if err != nil {
+		return err
+	}
+	defer held.Close()
+	if _, err := os.Stat(base); errors.Is(err, os.ErrNotExist) {
+		fmt.Fprintf(os.Stderr, "making a Debian %s to install on (about 40 seconds the first time)\n", suite)
+		began := time.Now()
+		if err := bootstrap(ctx, base); err != nil {
+			return err
+		}
+		fmt.Fprintf(os.Stderr, "made Debian %s in %s\n", suite, time.Since(began).Round(time.Second/10))
+	}
+	return os.Setenv(baseVariable, base)
+}
+
+// bootstrap makes the base system elsewhere, and renames it when it is complete.
+func bootstrap(ctx context.Context, base string) error {
+	making := base + ".making"
+	if err := os.RemoveAll(making); err != nil { // somebody was interrupted here
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "debootstrap", "--variant=minbase", "--include="+included, suite, making)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it unmounts what it has mounted
+	cmd.WaitDelay = 10 * time.Second
+	if out, err := cmd.CombinedOutput(); err != nil {
+		log, _ := os.ReadFile(filepath.Join(making, "debootstrap", "debootstrap.log"))
+		return errors.Join(fmt.Errorf("debootstrap %s, which needs Debian's archive: %w\n%s\n%s", suite, err, out, log), os.RemoveAll(making))
+	}
+	if err := os.RemoveAll(filepath.Join(making, "var/cache/apt/archives")); err != nil {
+		return err
+	}
+	return os.Rename(making, base)
+}
+
+// ensurePrograms looks for what makes and boots a Debian, and installs it where that is simple: as root on Debian.
+func ensurePrograms(ctx context.Context) error {
+	missing := func() (packages []string) {
+		for program, of := range map[string]string{"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container"} {
+			if _, err := exec.LookPath(program); err != nil {
+				packages = append(packages, of)
+			}
+		}
+		return packages
+	}
+	lacks := missing()
+	if len(lacks) == 0 {
+		return nil
+	}
+	byHand := "install " + strings.Join(lacks, " and ") + ", which test/package makes and boots a Debian with"
+	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
+		return errors.New(byHand)
+	}
+	fmt.Fprintln(os.Stderr, "installing", strings.Join(lacks, " and ")+", with which a Debian is made and booted")
+	for _, args := range [][]string{{"update"}, append([]string{"install", "-y", "--no-install-recommends"}, lacks...)} {
+		cmd := exec.CommandContext(ctx, "apt-get", args...)
+		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s; apt-get %s: %w\n%s", byHand, args[0], err, out)
+		}
+	}
+	if lacks := missing(); len(lacks) > 0 {
+		return errors.New(byHand)
+	}
+	return nil
+}
+
+// lockFile takes the lock on a file, and waits for it: another run may be making the same thing.
+func lockFile(path string) (*os.File, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("locking %s: %w", path, err)
+	}
+	return file, nil
+}

@@ -1,0 +1,105 @@
+//go:build e2e
+
+package debian
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/node"
+)
+
+// What is made outside is told to the program inside by these variables.
+const (
+	insideVariable   = "TESTPACKAGE_INSIDE"   // set: we are in the machine
+	baseVariable     = "TESTPACKAGE_BASE"     // the base system's directory
+	sourceVariable   = "TESTPACKAGE_SOURCE"   // the checkout
+	packagesVariable = "TESTPACKAGE_PACKAGES" // the directory with the packages
+)
+
+// The versions that are packaged. The older one comes first in a user's life.
+const (
+	older = "0.9.0"
+	newer = "0.10.0" // not so if versions were compared as text
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(insideVariable) != "" {
+		os.Exit(m.Run())
+	}
+	cluster.Main(func() int {
+		status, err := inMachine()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "package:", err)
+			return max(status, 1)
+		}
+		return status
+	}, node.Build, buildBase, buildPackages)
+}
+
+// inUse is the lock on the packages' directory, which the machine sees. It ends with this process.
+var inUse *os.File
+
+// buildPackages makes both packages as a maintainer would, with make, and one of them twice: the same source gives the same
+// bytes, wherever they are made.
+func buildPackages(ctx context.Context) error {
+	cache, err := cluster.CacheDir()
+	if err != nil {
+		return err
+	}
+	source, err := filepath.Abs("../..")
+	if err != nil {
+		return err
+	}
+	if inUse, err = lockFile(filepath.Join(cache, "packages.lock")); err != nil {
+		return err
+	}
+	dir := filepath.Join(cache, "packages")
+	again := filepath.Join(cache, "packages-again")
+	for _, d := range []string{dir, again} {
+		if err := os.RemoveAll(d); err != nil {
+			return err
+		}
+	}
+	for _, p := range []struct{ version, dir string }{{older, dir}, {newer, dir}, {newer, again}} {
+		cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "deb", "VERSION=v"+p.version, "DIST="+p.dir)
+		cmd.Dir = source
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("make deb: %w\n%s", err, out)
+		}
+	}
+	if err := same(deb(dir, newer), deb(again, newer)); err != nil {
+		return err
+	}
+	return errors.Join(os.RemoveAll(again), os.Setenv(sourceVariable, source), os.Setenv(packagesVariable, dir))
+}
+
+// same says whether two packages that were made of the same source are the same, byte by byte.
+func same(one, other string) error {
+	a, err := os.ReadFile(one)
+	if err != nil {
+		return err
+	}
+	b, err := os.ReadFile(other)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(a, b) {
+		return fmt.Errorf("%s and %s are not the same: diffoscope tells where", one, other)
+	}
+	return nil
+}
+
+// deb is the file of a version's package.
+func deb(dir, version string) string {
+	found, _ := filepath.Glob(filepath.Join(dir, "devmgrd_"+version+"_*.deb"))
+	return strings.Join(found, " ")
+}
