@@ -53,7 +53,7 @@ endef
 e2e: ## End-to-end tests on a real one-node Kubernetes, the package on a Debian, some random faults, and the demo (root).
 	$(GO) run ./test/cluster/cmd/cluster build
 	$(GO) run ./test/demo
-	$(MAKE) --no-print-directory --output-sync=target --jobs=2 e2e-1 e2e-2 e2e-cluster e2e-package e2e-chaos
+	$(MAKE) --no-print-directory --output-sync=target --jobs=2 e2e-1 e2e-2 e2e-cluster e2e-package e2e-chaos page
 
 # Parts of e2e that run side by side, each on a cluster of its own. Most of their time they wait.
 .PHONY: e2e-1 e2e-2 e2e-cluster e2e-package e2e-chaos
