@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -34,8 +35,10 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// lookLimit bounds each look at something that may not answer.
-const lookLimit = 5 * time.Second
+const (
+	lookLimit = 5 * time.Second  // for each look at something that may not answer
+	apiLimit  = 15 * time.Second // for all questions to the API server, which may be far away
+)
 
 // newCheckCommand makes "devmgrd check".
 func newCheckCommand() *cobra.Command {
@@ -309,7 +312,7 @@ func (l looker) nri() preflight.NRI {
 	}
 	return preflight.NRI{
 		Socket: at, Missing: missing, Err: err,
-		RequestTimeout: greeting.RequestTimeout, CDI: greeting.CDI, Rules: greeting.Rules, Validates: greeting.Validates,
+		Runtime: greeting.Runtime, Version: greeting.Version, RequestTimeout: greeting.RequestTimeout, CDI: greeting.CDI, Rules: greeting.Rules, Validates: greeting.Validates,
 	}
 }
 
@@ -346,9 +349,15 @@ func (l looker) readRuntime(f *preflight.Facts, kubelet cri.KubeletConfig) {
 		err = nil // containerd's defaults are in force
 	}
 	f.Containerd = preflight.Containerd{
-		File: file, Changed: c.Changed, Disable: c.Disable, DisableConnections: c.DisableConnections, Socket: c.Socket,
+		File: file, Changed: c.Changed, WithoutNRI: hasAny(c.Disabled, "io.containerd.nri.v1.nri"),
+		WithoutCRI: hasAny(c.Disabled, "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"),
+		Disable:    c.Disable, DisableConnections: c.DisableConnections, Socket: c.Socket,
 		RequestTimeout: c.RequestTimeout, Validator: c.Validator, Required: c.Required, Err: err,
 	}
+}
+
+func hasAny(all []string, of ...string) bool {
+	return slices.ContainsFunc(all, func(one string) bool { return slices.Contains(of, one) })
 }
 
 func (l looker) readAPI(f *preflight.Facts) {
@@ -361,7 +370,7 @@ func (l looker) readAPI(f *preflight.Facts) {
 		f.API.Err = err
 		return
 	}
-	ctx, cancel := context.WithTimeout(l.ctx, lookLimit)
+	ctx, cancel := context.WithTimeout(l.ctx, apiLimit)
 	defer cancel()
 	access, err := kube.Rights(ctx, client, l.config.NodeName)
 	if f.API.Err = err; err != nil {

@@ -125,7 +125,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	}
 	parts := []part{{"registration", plugins.Check}, {"store", books.Check}}
 	past := history.New(history.Config{Ledger: ledger, Books: books, Known: known.Spans, Log: room("history")})
-	var shows func(device.ResourceName) bool
+	var onNode func(device.ResourceName) (n int, shown bool)
 	runs := []func(context.Context) error{owners.Run, plugins.Run, past.Run, ledger.Run}
 	if api == nil {
 		ledger.Replace(nil) // what an API server had bound to the node before is not wanted any more
@@ -142,11 +142,12 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			Client:     api,
 			View:       ledger,
 			Herald:     owners,
+			Ignored:    pods.Ignores(c.Plugins.IgnoredResources),
 			KubeletDir: c.Plugins.KubeletDir,
 			Log:        room("nodestatus"),
 			Metrics:    metrics,
 		})
-		door.Pods, window.Pods, shows = bound, bound, node.Shows
+		door.Pods, window.Pods, onNode = bound, bound, node.Shown
 		parts = append(parts, part{"pods", bound.Check}, part{"node", node.Check})
 		runs = append(runs, bound.Run, node.Run)
 	}
@@ -165,7 +166,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Log: room("admin"),
 	}
 	if api != nil {
-		desk.Evictions, desk.OnNode = owners, shows
+		desk.Evictions, desk.OnNode = owners, onNode
 	}
 	office := admin.New(desk)
 	parts = append(parts, part{"admin", office.Check})

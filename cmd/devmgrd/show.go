@@ -74,6 +74,9 @@ func rare(r *adminv1.Resource) string {
 	if r.Stale > 0 {
 		all = append(all, fmt.Sprintf("%d stale", r.Stale))
 	}
+	if r.Wanted != r.Published {
+		all = append(all, fmt.Sprintf("%d wanted on the node", r.Wanted))
+	}
 	if r.Quarantined > 0 {
 		all = append(all, fmt.Sprintf("%d quarantined", r.Quarantined))
 	}

@@ -34,8 +34,8 @@ var (
 			{Name: "nri", Problem: "not connected to the container runtime at /var/run/nri/nri.sock"}, {Name: "podresources", Ready: true},
 		},
 		Resources: []*adminv1.Resource{
-			{Name: "vendor.example/gpu", Plugin: "serving", Published: 7, Free: 3, Assigned: 3, Unhealthy: 1, Cordoned: 1},
-			{Name: "vendor.example/nic", Plugin: "stale", Published: 2, Stale: 1, Assigned: 1},
+			{Name: "vendor.example/gpu", Plugin: "serving", Published: 7, Wanted: 7, Free: 3, Assigned: 3, Unhealthy: 1, Cordoned: 1},
+			{Name: "vendor.example/nic", Plugin: "stale", Published: 2, Wanted: 2, Stale: 1, Assigned: 1},
 		},
 		Waiting: []*adminv1.Waiting{{
 			Namespace: "ml", Name: "training-3", Reason: "NotEnoughDevices", Since: before(95 * time.Second),
@@ -75,7 +75,7 @@ var (
 		Root: true, ConfigFile: "/etc/devmgrd/config.yaml", State: preflight.State{Dir: "/var/lib/devmgrd"},
 		Sockets:    []preflight.Socket{{Key: "plugins.socketDir", At: "/run/devmgrd/device-plugins/kubelet.sock", Init: true}, {Key: "admin.socket", At: "/run/devmgrd/admin.sock"}},
 		Runtime:    preflight.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", Version: "v2.4.2", CgroupDriver: "systemd", OCI: "runc", Systemd: true},
-		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", RequestTimeout: 2 * time.Second, CDI: true, Rules: true, Validates: true},
+		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", Runtime: "containerd", Version: "v2.4.2", RequestTimeout: 2 * time.Second, CDI: true, Rules: true, Validates: true},
 		Containerd: preflight.Containerd{File: "/etc/containerd/config.toml"}, Kubelet: preflight.Kubelet{Devices: map[device.ResourceName]int{"vendor.example/gpu": 8}},
 		API:        &preflight.API{NodeName: "worker-7", Node: true},
 		Checkpoint: preflight.Checkpoint{Path: "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", Resources: []device.ResourceName{"vendor.example/gpu", "vendor.example/old"}},

@@ -25,6 +25,7 @@ type part struct {
 const (
 	firstRebind = time.Second // before the next try for an address that is taken
 	lastRebind  = 30 * time.Second
+	maxScrapes  = 4 // at once: each looks at the disk, which may not answer
 )
 
 // A web serves metrics, health checks and the status page. Devices do not depend on it: an address that is taken holds
@@ -42,7 +43,7 @@ func newWeb(address string, metrics *prometheus.Registry, parts []part, page fun
 	}
 	metrics.MustRegister(newReadyMetric(parts))
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError)}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError), MaxRequestsInFlight: maxScrapes}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		status, text := readiness(parts)

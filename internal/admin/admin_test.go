@@ -209,7 +209,7 @@ func TestDevices(t *testing.T) {
 // A resource is forgotten when nobody uses it, and what nobody has heard of is none.
 func TestForget(t *testing.T) {
 	onNode := device.ResourceName("vendor.com/ghost")
-	r := start(t, func(c *admin.Config) { c.OnNode = func(r device.ResourceName) bool { return r == onNode } })
+	r := start(t, func(c *admin.Config) { c.OnNode = func(r device.ResourceName) (int, bool) { return 3, r == onNode } })
 	forget := func(resource device.ResourceName) (*adminv1.ForgetResponse, error) {
 		return r.AdminServiceClient.Forget(t.Context(), &adminv1.ForgetRequest{ResourceName: string(resource)})
 	}
@@ -400,7 +400,9 @@ func TestExplainTellsOfTheNextTry(t *testing.T) {
 
 // The daemon at a glance.
 func TestStatus(t *testing.T) {
-	r := start(t)
+	r := start(t, func(c *admin.Config) {
+		c.OnNode = func(device.ResourceName) (int, bool) { return 2, true } // the API server has not taken 3 yet
+	})
 	r.Plugins.Stock(gpu, 2)
 	r.Settle(t, allocatortest.Pod("has", gpu, 1))
 	r.Bind(allocatortest.Pod("waits", gpu, 2))
@@ -411,7 +413,7 @@ func TestStatus(t *testing.T) {
 	}
 	s.Started, s.Waiting[0].Since = nil, nil
 	expect(t, s, nil, `version: "v1" node: "node" parts {name: "store" ready: true} parts {name: "nri" problem: "away"}
-		resources {name: "vendor.com/gpu" plugin: "serving" published: 3 free: 1 assigned: 1}
+		resources {name: "vendor.com/gpu" plugin: "serving" published: 2 wanted: 3 free: 1 assigned: 1}
 		waiting {namespace: "ns" name: "waits" reason: "NotEnoughDevices" message: "vendor.com/gpu: 2 wanted, 1 of 2 free"}`)
 	plugins, err := r.ListPlugins(t.Context(), &adminv1.ListPluginsRequest{})
 	expect(t, plugins, err, `plugins {resource_name: "vendor.com/gpu" state: "serving" endpoint: "gpu.sock" devices: 2 healthy: 2}`)

@@ -9,10 +9,10 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-func resourceOf(r device.ResourceName, figures map[string]int, published int, o device.Offer) *adminv1.Resource {
+func resourceOf(r device.ResourceName, figures map[string]int, o device.Offer) *adminv1.Resource {
 	n := func(s device.DeviceState) int32 { return int32(figures[string(s)]) }
 	return &adminv1.Resource{
-		Name: string(r), Plugin: stateOf(o), Published: int32(published),
+		Name: string(r), Plugin: stateOf(o),
 		Free: n(device.Available), Assigned: n(device.Assigned), Unhealthy: n(device.Unhealthy),
 		Cordoned: n(device.Cordoned), Stale: n(device.OfAwayOne), Quarantined: n(device.Quarantined),
 	}

@@ -3,6 +3,7 @@
 //
 //	server.go    the socket, and who may use it
 //	service.go   the calls
+//	reader.go    those that change nothing, for this process itself
 //	history.go   the one that tells who had what before
 //	convert.go   our words into the protocol's: pure
 //	explain.go   what would end a wait: pure

@@ -76,9 +76,9 @@ type Config struct {
 	Plugins Plugins
 	History History
 	Books   io.WriterTo // gives a copy of the state file
-	// Evictions are nil where there is no API server, and so is OnNode, which tells whether our Node shows a resource.
+	// Evictions are nil where there is no API server, and so is OnNode, which gives what our Node shows of a resource.
 	Evictions Evictions
-	OnNode    func(device.ResourceName) bool
+	OnNode    func(device.ResourceName) (n int, shown bool)
 	Parts     func() []Part
 	Log       *slog.Logger
 }
@@ -116,15 +116,6 @@ func (s *Server) Check() error {
 	defer s.mu.Unlock()
 	return s.trouble
 }
-
-// A Reader gives the calls' answers within this process, to those that only show them. It needs no socket.
-type Reader struct{ service }
-
-// Reader gives one.
-func (s *Server) Reader() Reader { return Reader{service{Server: s}} }
-
-// Moved is Ledger.Moved.
-func (r Reader) Moved() <-chan struct{} { return r.cfg.Ledger.Moved() }
 
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {

@@ -30,9 +30,14 @@ func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 	for _, p := range s.cfg.Parts() {
 		answer.Parts = append(answer.Parts, &adminv1.Part{Name: p.Name, Ready: p.Err == nil, Problem: text(p.Err)})
 	}
-	figures, published, offers := s.cfg.Ledger.Figures(), s.cfg.Ledger.Published(), s.cfg.Ledger.Offers()
+	figures, wanted, offers := s.cfg.Ledger.Figures(), s.cfg.Ledger.Published(), s.cfg.Ledger.Offers()
 	for _, r := range slices.Sorted(maps.Keys(figures)) {
-		answer.Resources = append(answer.Resources, resourceOf(r, figures[r], published[r], offers[r]))
+		one := resourceOf(r, figures[r], offers[r])
+		if s.cfg.OnNode != nil {
+			shown, _ := s.cfg.OnNode(r)
+			one.Published, one.Wanted = int32(shown), int32(wanted[r])
+		}
+		answer.Resources = append(answer.Resources, one)
 	}
 	for _, o := range s.cfg.Ledger.Waiting() {
 		answer.Waiting = append(answer.Waiting, &adminv1.Waiting{
@@ -41,6 +46,14 @@ func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 		})
 	}
 	return answer, nil
+}
+
+// onNode gives what our Node shows of a resource.
+func (s service) onNode(r device.ResourceName) (n int, shown bool) {
+	if s.cfg.OnNode == nil {
+		return 0, false
+	}
+	return s.cfg.OnNode(r)
 }
 
 // ListPlugins gives the device plugins that are known.
@@ -187,8 +200,10 @@ func (s service) Forget(_ context.Context, request *adminv1.ForgetRequest) (*adm
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if _, known := s.cfg.Ledger.Devices(r); !known && (s.cfg.OnNode == nil || !s.cfg.OnNode(r)) {
-		return nil, s.unknownResource(request.ResourceName)
+	if _, known := s.cfg.Ledger.Devices(r); !known {
+		if _, shown := s.onNode(r); !shown {
+			return nil, s.unknownResource(request.ResourceName)
+		}
 	}
 	lifted, err := s.cfg.Ledger.Forget(r)
 	switch inUse := (*device.InUseError)(nil); {

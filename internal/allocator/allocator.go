@@ -222,6 +222,9 @@ func (a *Allocator) refresh() {
 	}
 	for r, n := range fresh {
 		p := a.pools[r]
+		if n.offer.State == device.Serving { // what the books have of it goes with its record
+			delete(a.retired, r)
+		}
 		back := n.offer.State == device.Serving && (!p.offered || p.offer.State != device.Serving)
 		p.accept(n.offer, n.listing)
 		a.recordonLocked(r) // somebody may have cordoned a device meanwhile

@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -9,12 +10,18 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
+var errNotMet = errors.New("the container runtime has not told yet what runs: it may be what somebody has; see devmgrd status")
+
 // Forget drops a resource that nobody serves, has or asks for: a *device.InUseError otherwise. Its cordons go too, and it gives
 // them. When it returns nil that is durable, and so is that the Node is not to show it any more (Retired).
 func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err error) {
 	a.pen.Lock()
 	defer a.pen.Unlock()
 	a.mu.Lock()
+	if !a.met {
+		a.mu.Unlock()
+		return nil, errNotMet
+	}
 	users := a.usedByLocked(r)
 	lifted = slices.SortedFunc(maps.Values(a.cordons[r]), func(x, y device.Cordon) int { return strings.Compare(string(x.ID), string(y.ID)) })
 	a.mu.Unlock()
@@ -23,7 +30,10 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	}
 	if err := a.plugins.Forget(r); err != nil {
 		// A plugin may have come when the books had forgotten its devices' cordons already.
-		return nil, errors.Join(err, a.books.SaveCordons(lifted, nil))
+		if lost := a.books.SaveCordons(lifted, nil); lost != nil {
+			return nil, fmt.Errorf("%w; and its cordons last until the next start only: %w", err, lost)
+		}
+		return nil, err
 	}
 	a.refresh()
 	a.mu.Lock()
@@ -31,6 +41,7 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	delete(a.cordons, r)
 	a.retired[r] = true
 	a.applyLocked([]device.Cordon{{Resource: r}})
+	a.metrics.forget(r)
 	a.log.Info("resource forgotten", "resource", r, "cordons lifted", len(lifted))
 	return lifted, nil
 }

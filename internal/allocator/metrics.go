@@ -45,6 +45,13 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 	return m
 }
 
+// forget ends the series of a resource. The others are made when they are read.
+func (m *metrics) forget(r device.ResourceName) {
+	of := prometheus.Labels{"resource_name": string(r)}
+	m.preferred.DeletePartialMatch(of)
+	m.failures.DeletePartialMatch(of)
+}
+
 // Describe is part of prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	to <- m.devices

@@ -17,6 +17,7 @@ type ContainerdConfig struct {
 	Files   []string  // all that were read, in their order
 	Changed time.Time // when the newest of them was written
 
+	Disabled           []string // plugins that are disabled as a whole
 	Disable            *bool
 	DisableConnections *bool
 	Socket             string
@@ -62,8 +63,9 @@ func (c *ContainerdConfig) merge(path string) (imports []string, err error) {
 		return nil, err
 	}
 	var f struct {
-		Imports []string `toml:"imports"`
-		Plugins struct {
+		Imports  []string  `toml:"imports"`
+		Disabled *[]string `toml:"disabled_plugins"`
+		Plugins  struct {
 			NRI struct {
 				Disable            *bool  `toml:"disable"`
 				DisableConnections *bool  `toml:"disable_connections"`
@@ -82,6 +84,9 @@ func (c *ContainerdConfig) merge(path string) (imports []string, err error) {
 	c.Files = append(c.Files, path)
 	if info.ModTime().After(c.Changed) {
 		c.Changed = info.ModTime()
+	}
+	if f.Disabled != nil {
+		c.Disabled = *f.Disabled
 	}
 	nri := f.Plugins.NRI
 	take(&c.Disable, nri.Disable)

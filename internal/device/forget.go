@@ -21,7 +21,9 @@ func (e *InUseError) Error() string {
 	}
 	names := make([]string, min(len(e.Pods), maxNamed))
 	for i := range names {
-		names[i] = e.Pods[i].Namespace + "/" + e.Pods[i].Name
+		if names[i] = e.Pods[i].String(); e.Pods[i].Name == "" {
+			names[i] = "a pod with UID " + string(e.Pods[i].UID)
+		}
 	}
 	more := ""
 	if len(e.Pods) > maxNamed {

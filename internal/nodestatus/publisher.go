@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -56,10 +57,12 @@ type Herald interface {
 
 // Config is what New needs. Every field is required.
 type Config struct {
-	NodeName   string
-	Client     rest.Interface // core/v1
-	View       View
-	Herald     Herald
+	NodeName string
+	Client   rest.Interface // core/v1
+	View     View
+	Herald   Herald
+	// Ignored tells which resources are none of ours: they are not taken off the Node either.
+	Ignored    func(device.ResourceName) bool
 	KubeletDir string // the plugin directory of the kubelet, which is kept from being empty
 	Log        *slog.Logger
 	Metrics    prometheus.Registerer
@@ -82,7 +85,7 @@ var errNotYet = errors.New("the node's numbers have not been compared yet")
 
 // New makes a Publisher; Run starts it.
 func New(cfg Config) *Publisher {
-	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Herald == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
+	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Herald == nil || cfg.Ignored == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
 		panic("nodestatus: every field of Config is required")
 	}
 	s := newStore()
@@ -145,7 +148,7 @@ func (p *Publisher) publish(ctx context.Context) {
 		if complete {
 			retired = p.cfg.View.Retired()
 		}
-		left := now.shown(retired)
+		left := slices.DeleteFunc(now.shown(retired), p.cfg.Ignored)
 		switch {
 		case !known:
 			p.change(ctx, nil)
@@ -204,10 +207,13 @@ func (p *Publisher) unpublished(retired []device.ResourceName) error {
 	return nil
 }
 
-// Shows tells whether the Node shows a number of the resource, as far as is known.
-func (p *Publisher) Shows(r device.ResourceName) bool {
+// Shown gives what the Node shows of a resource, as far as is known; false: nothing, or it is none of ours.
+func (p *Publisher) Shown(r device.ResourceName) (n int, shown bool) {
 	now, _ := p.store.now()
-	return now.shows(r)
+	if p.cfg.Ignored(r) || !now.shows(r) {
+		return 0, false
+	}
+	return now.allocatable[r], true
 }
 
 // restore puts back, at the end, what has been taken off the Node a moment ago.

@@ -145,7 +145,7 @@ func untilShows(t *testing.T, api *kubetest.Server, want map[string]string) {
 func publish(t *testing.T, api *kubetest.Server, v *view) (*nodestatus.Publisher, *prometheus.Registry) {
 	t.Helper()
 	registry := prometheus.NewRegistry()
-	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Herald: v, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
+	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Herald: v, Ignored: func(r device.ResourceName) bool { return r == "a.example/ignored" }, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -346,7 +346,7 @@ func TestANumberFalls(t *testing.T) {
 			api.Put(node(nil, nil))
 			v := newView(numbers{"a.example/gpu": 4})
 			ctx, stop := context.WithCancel(t.Context())
-			p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Herald: v, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry()})
+			p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Herald: v, Ignored: func(device.ResourceName) bool { return false }, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry()})
 			done := make(chan error, 1)
 			go func() { done <- p.Run(ctx) }()
 			untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
@@ -510,7 +510,7 @@ func TestFight(t *testing.T) {
 func TestKeepsAFileInTheKubeletsDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "kubelet", "device-plugins")
 	start := func() {
-		p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: kubetest.New(t).Client(), View: newView(nil), Herald: newView(nil), KubeletDir: dir,
+		p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: kubetest.New(t).Client(), View: newView(nil), Herald: newView(nil), Ignored: func(device.ResourceName) bool { return false }, KubeletDir: dir,
 			Log: kubetest.Log(t), Metrics: prometheus.NewRegistry()})
 		ctx, stop := context.WithCancel(context.Background())
 		stop()

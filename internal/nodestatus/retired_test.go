@@ -19,17 +19,19 @@ func (v *view) retire(fail error, all ...device.ResourceName) {
 // What is retired goes from capacity and allocatable, nothing else does, and whoever puts it back afterwards has it.
 func TestRetired(t *testing.T) {
 	api := kubetest.New(t)
-	api.Put(node(map[string]string{"a.example/old": "0", "b.example/x": "1"}, map[string]string{"a.example/old": "0", "b.example/x": "1"}))
+	api.Put(node(map[string]string{"a.example/old": "0", "a.example/ignored": "5", "b.example/x": "1"}, map[string]string{"a.example/old": "0", "a.example/ignored": "5", "b.example/x": "1"}))
 	v := newView(numbers{"a.example/gpu": 2})
 	v.partial = true
-	v.retire(nil, "a.example/old")
+	v.retire(nil, "a.example/old", "a.example/ignored")
 	p, _ := publish(t, api, v)
-	untilShows(t, api, map[string]string{"a.example/gpu": "2/2", "a.example/old": "0/0", "b.example/x": "1/1"}) // pods may ask for it
-	if !p.Shows("a.example/old") || p.Shows("a.example/never") {
-		t.Error("what the Node shows is told wrongly")
+	untilShows(t, api, map[string]string{"a.example/gpu": "2/2", "a.example/old": "0/0", "a.example/ignored": "5/5", "b.example/x": "1/1"}) // pods may ask for it
+	for r, want := range map[device.ResourceName]bool{"a.example/old": true, "a.example/never": false, "a.example/ignored": false, "b.example/x": true} {
+		if _, shown := p.Shown(r); shown != want {
+			t.Errorf("of %s is told that the Node shows it: %v", r, shown)
+		}
 	}
 	v.complete()
-	untilShows(t, api, map[string]string{"a.example/gpu": "2/2", "b.example/x": "1/1"})
+	untilShows(t, api, map[string]string{"a.example/gpu": "2/2", "a.example/ignored": "5/5", "b.example/x": "1/1"})
 	kubetest.Until(t, "the view has been told", func() bool { return len(v.Retired()) == 0 })
 	untilSettled(t, p)
 	api.Put(node(map[string]string{"a.example/gpu": "2", "a.example/old": "4"}, map[string]string{"a.example/gpu": "2", "a.example/old": "4"}))

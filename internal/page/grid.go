@@ -22,7 +22,8 @@ var states = []struct{ Name, Meaning string }{
 // A resource with its devices: each of them, or those that stand out and figures of all.
 type resource struct {
 	Key, Name, Plugin string
-	Published, Total  int
+	Published, Wanted int // on the Node; both 0: there is none
+	Total             int
 	Counts            []figure
 	Places            []spot
 	Tiles             bool  // the devices are few enough to have their names on them
@@ -102,7 +103,7 @@ func resourcesOf(all []*adminv1.Resource, devices []*adminv1.Device, now time.Ti
 
 // resourceOf gives one, with so many devices of it at most.
 func resourceOf(r *adminv1.Resource, devices []*adminv1.Device, room int, now time.Time) resource {
-	one := resource{Key: key("r", r.Name), Name: name(r.Name), Plugin: name(r.Plugin), Published: int(r.Published), Total: len(devices)}
+	one := resource{Key: key("r", r.Name), Name: name(r.Name), Plugin: name(r.Plugin), Published: int(r.Published), Wanted: int(r.Wanted), Total: len(devices)}
 	for i, n := range []int32{r.Free, r.Assigned, r.Unhealthy, r.Stale, r.Cordoned, r.Quarantined} {
 		if n > 0 {
 			one.Counts = append(one.Counts, figure{states[i].Name, int(n)})

@@ -231,7 +231,7 @@ func TestPage(t *testing.T) {
 			Message: "vendor.example/gpu: 4 wanted, 1 of 7 free", Ends: "a device is given back", Retry: before(0)}
 	}
 	one := &adminv1.Holder{Namespace: "ml", Name: "training-0", Uid: "u1", Containers: []string{"main"}}
-	d.add(&adminv1.Resource{Name: gpu, Plugin: "serving", Published: 5, Free: 1, Assigned: 2, Unhealthy: 1, Stale: 1, Cordoned: 1, Quarantined: 1},
+	d.add(&adminv1.Resource{Name: gpu, Plugin: "serving", Published: 5, Wanted: 6, Free: 1, Assigned: 2, Unhealthy: 1, Stale: 1, Cordoned: 1, Quarantined: 1},
 		&adminv1.Device{Id: "a", State: "free", Healthy: true, Listed: true, NumaNodes: []int32{0}},
 		&adminv1.Device{Id: "b", State: "assigned", Listed: true, NumaNodes: []int32{1}, Holder: one, Failures: 2, Failed: before(time.Minute)},
 		&adminv1.Device{Id: "c", State: "assigned", Healthy: true, Holder: &adminv1.Holder{Uid: "u9"}, Cordon: &adminv1.DeviceCordon{}},

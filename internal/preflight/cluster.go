@@ -16,6 +16,8 @@ func (j *judge) api(f Facts) {
 	case a.Err != nil:
 		j.fail("api server", "see that it runs, and that the credentials are valid: kubectl --kubeconfig FILE get nodes", "%v", a.Err)
 		return
+	case !a.Node && a.lacks("list nodes"):
+		j.ok("api server", "it answers")
 	case !a.Node:
 		j.fail("api server", "have the kubelet create it, or set nodeName to the name that kubectl get nodes shows", "there is no Node named %s", a.NodeName)
 	default:
@@ -40,6 +42,11 @@ func (j *judge) api(f Facts) {
 	if missing == 0 {
 		j.ok("permissions", "it may do all that is needed")
 	}
+}
+
+// lacks tells whether devmgrd may not do that.
+func (a *API) lacks(right string) bool {
+	return slices.ContainsFunc(a.Rights, func(r Right) bool { return r.What == right && r.Err != nil })
 }
 
 func (j *judge) plugins(f Facts) {

@@ -8,7 +8,7 @@ import (
 
 // Facts are what has been found on a node. An Err is why something could not be found.
 type Facts struct {
-	Root       bool   // who looks is root: others do not see all
+	Root       bool   // who looks is root: others do not see enough
 	ConfigFile string // what has been read; empty: there is none
 	Evicts     bool   // the configuration has pods evicted
 
@@ -65,15 +65,17 @@ type Runtime struct {
 // NRI is what the runtime says to an NRI plugin.
 type NRI struct {
 	Socket                string
-	Missing               bool // there is no such socket
-	RequestTimeout        time.Duration
-	CDI, Rules, Validates bool // what it can do
+	Missing               bool // nobody listens there
+	Runtime, Version      string
+	RequestTimeout        time.Duration // 0: it does not tell
+	CDI, Rules, Validates bool          // what it can do
 	Err                   error
 }
 
 // Containerd is what stands in containerd's configuration; nil: nothing is said.
 type Containerd struct {
 	File                        string // the main one
+	WithoutNRI, WithoutCRI      bool   // those plugins are disabled as a whole
 	Changed                     time.Time
 	Disable, DisableConnections *bool
 	Socket, RequestTimeout      string

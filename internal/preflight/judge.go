@@ -8,6 +8,10 @@ import (
 // Judge gives the findings, in the order in which they are best mended.
 func Judge(f Facts) []Finding {
 	var j judge
+	if !f.Root {
+		j.fail("user", "run this as root", "only root sees what is to be looked at")
+		return j
+	}
 	j.daemon(f)
 	j.state(f)
 	j.sockets(f)
@@ -41,9 +45,6 @@ func (j *judge) daemon(f Facts) {
 		j.ok("configuration", "%s", f.ConfigFile)
 	} else {
 		j.ok("configuration", "there is no file; the defaults are in force")
-	}
-	if !f.Root {
-		j.warn("user", "run this as root", "only root sees all of what is looked at")
 	}
 	switch {
 	case f.Daemon == nil:

@@ -21,7 +21,7 @@ func fit() preflight.Facts {
 		State:      preflight.State{Dir: "/var/lib/devmgrd", Version: 2, Pods: 3},
 		Sockets:    []preflight.Socket{{Key: "admin.socket", At: "/run/devmgrd/admin.sock"}},
 		Runtime:    preflight.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", Version: "v2.4.2", CgroupDriver: "systemd", OCI: "runc", Systemd: true, Started: time.Unix(2000, 0)},
-		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", RequestTimeout: 10 * time.Second, CDI: true, Rules: true, Validates: true},
+		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", Runtime: "containerd", Version: "v2.4.2", RequestTimeout: 10 * time.Second, CDI: true, Rules: true, Validates: true},
 		Containerd: preflight.Containerd{File: "/etc/containerd/config.toml", Changed: time.Unix(1000, 0), RequestTimeout: "10s", Validator: &on},
 		Host:       preflight.Host{Systemd: true, Unified: true},
 		API:        &preflight.API{NodeName: "n", Node: true, Rights: []preflight.Right{{What: "list pods"}}},
@@ -54,7 +54,7 @@ func TestJudge(t *testing.T) {
 		change func(*preflight.Facts)
 		want   string
 	}{
-		"not root":                 {func(f *preflight.Facts) { f.Root = false }, "warn user"},
+		"not root":                 {func(f *preflight.Facts) { f.Root = false }, "FAIL user"},
 		"the defaults":             {func(f *preflight.Facts) { f.ConfigFile = "" }, ""},
 		"it runs":                  {func(f *preflight.Facts) { f.Daemon = &preflight.Daemon{Version: "v1"} }, ""},
 		"a part is not ready":      {func(f *preflight.Facts) { f.Daemon = &preflight.Daemon{Problems: []string{"x", "y"}} }, "FAIL daemon, FAIL daemon"},
@@ -80,20 +80,35 @@ func TestJudge(t *testing.T) {
 			f.NRI = preflight.NRI{Err: broken, Missing: true}
 			f.Runtime.Version = "v1.7.2"
 		}, "FAIL nri"},
-		"NRI is elsewhere":       {func(f *preflight.Facts) { f.NRI = preflight.NRI{Err: broken}; f.Containerd.Socket = "/x" }, "FAIL nri"},
-		"NRI is shut":            {func(f *preflight.Facts) { f.NRI = preflight.NRI{Err: broken}; f.Containerd.DisableConnections = &on }, "FAIL nri"},
-		"NRI does not answer":    {func(f *preflight.Facts) { f.NRI.Err = broken }, "FAIL nri"},
-		"an old NRI":             {func(f *preflight.Facts) { f.NRI.CDI, f.NRI.Rules, f.NRI.Validates = false, false, false }, "warn nri, warn nri, warn validator"},
-		"the default timeout":    {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = 2*time.Second, "" }, "warn nri timeout"},
-		"a timeout too short":    {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = time.Second, "1s" }, "FAIL nri timeout"},
-		"a timeout too long":     {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = time.Hour, "1h" }, "warn nri timeout"},
-		"a timeout to come":      {func(f *preflight.Facts) { f.Containerd.RequestTimeout = "20s" }, "warn nri timeout"},
-		"no validator":           {func(f *preflight.Facts) { f.Containerd.Validator = nil }, "warn validator"},
-		"the validator is off":   {func(f *preflight.Facts) { f.Containerd.Validator = &off }, "warn validator"},
-		"required of all":        {func(f *preflight.Facts) { f.Containerd.Required = []string{"05-devmgrd"} }, "warn validator"},
-		"a validator to come":    {func(f *preflight.Facts) { f.Containerd.Changed = time.Unix(3000, 0) }, "warn validator"},
-		"no policy":              {func(f *preflight.Facts) { f.API.Asking, f.API.Unbound = 3, 1 }, "warn validator"},
-		"another runtime":        {func(f *preflight.Facts) { f.Runtime.Name = "cri-o" }, "warn validator"},
+		"NRI is elsewhere":     {func(f *preflight.Facts) { f.NRI = preflight.NRI{Err: broken}; f.Containerd.Socket = "/x" }, "FAIL nri"},
+		"NRI is shut":          {func(f *preflight.Facts) { f.NRI = preflight.NRI{Err: broken}; f.Containerd.DisableConnections = &on }, "FAIL nri"},
+		"NRI does not answer":  {func(f *preflight.Facts) { f.NRI.Err = broken }, "FAIL nri"},
+		"an old NRI":           {func(f *preflight.Facts) { f.NRI.CDI, f.NRI.Rules, f.NRI.Validates = false, false, false }, "warn nri, warn nri, warn validator"},
+		"the default timeout":  {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = 2*time.Second, "" }, "warn nri timeout"},
+		"a timeout too short":  {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = time.Second, "1s" }, "FAIL nri timeout"},
+		"a timeout too long":   {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = time.Hour, "1h" }, "warn nri timeout"},
+		"a timeout to come":    {func(f *preflight.Facts) { f.Containerd.RequestTimeout = "20s" }, "warn nri timeout"},
+		"no validator":         {func(f *preflight.Facts) { f.Containerd.Validator = nil }, "warn validator"},
+		"the validator is off": {func(f *preflight.Facts) { f.Containerd.Validator = &off }, "warn validator"},
+		"required of all":      {func(f *preflight.Facts) { f.Containerd.Required = []string{"05-devmgrd"} }, "warn validator"},
+		"a validator to come":  {func(f *preflight.Facts) { f.Containerd.Changed = time.Unix(3000, 0) }, "warn validator"},
+		"no policy":            {func(f *preflight.Facts) { f.API.Asking, f.API.Unbound = 3, 1 }, "warn validator"},
+		"another runtime":      {func(f *preflight.Facts) { f.Runtime.Name, f.NRI.Runtime = "cri-o", "cri-o" }, "warn validator"},
+		"CRI-O without NRI": {func(f *preflight.Facts) {
+			f.Runtime.Name, f.Runtime.Version, f.NRI = "cri-o", "1.34.1", preflight.NRI{Err: broken, Missing: true}
+		}, "FAIL nri"},
+		"the plugin is disabled": {func(f *preflight.Facts) {
+			f.NRI = preflight.NRI{Err: broken, Missing: true}
+			f.Containerd.WithoutNRI = true
+		}, "FAIL nri"},
+		"the CRI is disabled":      {func(f *preflight.Facts) { f.Runtime.Err = broken; f.Containerd.WithoutCRI = true }, "FAIL runtime"},
+		"an untold timeout":        {func(f *preflight.Facts) { f.NRI.RequestTimeout = 0 }, ""},
+		"an untold short timeout":  {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = 0, "" }, "warn nri timeout"},
+		"the runtime is elsewhere": {func(f *preflight.Facts) { f.Runtime = preflight.Runtime{Err: broken} }, "FAIL runtime"},
+		"the kubelet's settings":   {func(f *preflight.Facts) { f.Kubelet.ConfigErr = broken }, "warn kubelet"},
+		"nodes are not to be listed": {func(f *preflight.Facts) {
+			f.API.Node, f.API.Rights = false, []preflight.Right{{"list nodes", broken}}
+		}, "FAIL permissions"},
 		"unreadable":             {func(f *preflight.Facts) { f.Containerd = preflight.Containerd{Err: broken} }, "warn containerd"},
 		"drivers differ":         {func(f *preflight.Facts) { f.Kubelet.CgroupDriver = "cgroupfs" }, "warn cgroups"},
 		"drivers differ, unsaid": {func(f *preflight.Facts) { f.Kubelet.CgroupDriver, f.Runtime.CgroupDriver = "cgroupfs", "" }, "FAIL cgroups"},
@@ -141,4 +156,15 @@ func TestJudge(t *testing.T) {
 
 func serving() *preflight.Daemon {
 	return &preflight.Daemon{Serves: map[device.ResourceName]bool{gpu: true}}
+}
+
+// What is to be done fits the runtime that there is.
+func TestAdvice(t *testing.T) {
+	f := fit()
+	f.Runtime.Name, f.Runtime.Version, f.NRI = "cri-o", "1.34.1", preflight.NRI{Err: errors.New("x"), Missing: true}
+	for _, one := range preflight.Judge(f) {
+		if strings.Contains(one.Remedy+one.Text, "containerd") && !strings.Contains(one.Text, ".sock") {
+			t.Errorf("of CRI-O is said: %+v", one)
+		}
+	}
 }

@@ -19,12 +19,15 @@ const (
 	// startAccuracy is how exactly the system tells when a process was started.
 	startAccuracy = 5 * time.Second
 
-	dropIn  = "copy /usr/share/devmgrd/containerd/devmgrd.toml into /etc/containerd/conf.d, see that containerd's configuration imports it, and restart containerd"
-	restart = "restart containerd, which touches no running container"
+	dropIn     = "copy /usr/share/devmgrd/containerd/devmgrd.toml into /etc/containerd/conf.d, see that containerd's configuration imports it, and restart containerd"
+	containerd = "containerd"
+	restart    = "restart containerd, which touches no running container"
 )
 
 func (j *judge) runtime(f Facts) {
-	if r := f.Runtime; r.Err != nil {
+	if r := f.Runtime; r.Err != nil && f.Containerd.WithoutCRI {
+		j.fail("runtime", "take cri out of disabled_plugins, and "+restart, "containerd's configuration (%s) disables its CRI plugin: no kubelet can use it", f.Containerd.File)
+	} else if r.Err != nil {
 		j.fail("runtime", "start the runtime (systemctl start containerd); if its socket is elsewhere, name it with --runtime-endpoint", "no container runtime answers at %s: %v", r.Socket, r.Err)
 	} else {
 		j.ok("runtime", "%s %s at %s", r.Name, r.Version, r.Socket)
@@ -39,18 +42,20 @@ func (j *judge) nri(f Facts) {
 	switch {
 	case n.Err == nil:
 		j.ok("nri", "it is on, at %s", n.Socket)
-	case f.Runtime.Err != nil:
-		j.fail("nri", "start the runtime first", "nobody answers at %s", n.Socket)
+	case f.Runtime.Err != nil && n.Missing:
+		j.fail("nri", "start the runtime first", "nobody listens at %s", n.Socket)
+	case c.WithoutNRI:
+		j.fail("nri", "take the plugin io.containerd.nri.v1.nri out of disabled_plugins, and "+restart, "containerd's configuration (%s) disables the whole plugin", c.File)
 	case isTrue(c.Disable):
 		j.fail("nri", "set disable = false in [plugins.'io.containerd.nri.v1.nri'] (devmgrd's drop-in does), and "+restart, "NRI is off in containerd's configuration (%s)", c.File)
 	case isTrue(c.DisableConnections):
 		j.fail("nri", "set disable_connections = false in [plugins.'io.containerd.nri.v1.nri'] (devmgrd's drop-in does), and "+restart, "NRI takes no connections, by containerd's configuration (%s)", c.File)
 	case c.Socket != "" && c.Socket != n.Socket:
 		j.fail("nri", "set nri.socket to "+c.Socket+" in devmgrd's configuration", "nri.socket is %s, but containerd's is %s", n.Socket, c.Socket)
-	case n.Missing && strings.HasPrefix(f.Runtime.Version, "v1.") || n.Missing && strings.HasPrefix(f.Runtime.Version, "1."):
+	case n.Missing && f.Runtime.Name == containerd && strings.HasPrefix(strings.TrimPrefix(f.Runtime.Version, "v"), "1."):
 		j.fail("nri", "use containerd 2.0 or later, or "+dropIn, "nobody listens at %s: before 2.0 NRI is off in containerd unless it is switched on", n.Socket)
 	case n.Missing:
-		j.fail("nri", dropIn, "nobody listens at %s: NRI is off in the runtime, or elsewhere", n.Socket)
+		j.fail("nri", f.advice("disable"), "nobody listens at %s: NRI is off in the runtime, or elsewhere", n.Socket)
 	default:
 		j.fail("nri", "see the runtime's log (journalctl -u containerd)", "the runtime does not take a plugin at %s: %v", n.Socket, n.Err)
 	}
@@ -58,10 +63,10 @@ func (j *judge) nri(f Facts) {
 		return
 	}
 	if !n.CDI {
-		j.warn("nri", "use containerd 2.1 or later, if device plugins grant CDI devices", "%s %s cannot be told of CDI devices: containers that are granted some are refused", f.Runtime.Name, f.Runtime.Version)
+		j.warn("nri", "use containerd 2.1 or later, if device plugins grant CDI devices", "%s %s cannot be told of CDI devices: containers that are granted some are refused", n.Runtime, n.Version)
 	}
 	if !n.Rules {
-		j.warn("nri", "use containerd 2.2 or later, if device plugins grant such", "%s %s cannot be told of device nodes with less than read and write access: containers that are granted some are refused", f.Runtime.Name, f.Runtime.Version)
+		j.warn("nri", "use containerd 2.2 or later, if device plugins grant such", "%s %s cannot be told of device nodes with less than read and write access: containers that are granted some are refused", n.Runtime, n.Version)
 	}
 }
 
@@ -72,16 +77,20 @@ func (j *judge) timeout(f Facts) {
 	}
 	written, err := time.ParseDuration(f.Containerd.RequestTimeout)
 	switch {
+	case n.RequestTimeout == 0 && (err != nil || written < goodRequestTimeout):
+		j.warn("nri timeout", f.advice("plugin_request_timeout"), "the runtime does not tell how long it waits for an answer: 2s, if nothing is set")
+	case n.RequestTimeout == 0: // NRI before 0.7
+		j.ok("nri timeout", "the runtime waits %s for an answer, by its configuration", written)
 	case n.RequestTimeout < minRequestTimeout:
-		j.fail("nri timeout", dropIn, "the runtime waits %s for an answer: devmgrd may take a second, and whoever is late is dropped", n.RequestTimeout)
+		j.fail("nri timeout", f.advice("plugin_request_timeout"), "the runtime waits %s for an answer: devmgrd may take a second, and whoever is late is dropped", n.RequestTimeout)
 	case n.RequestTimeout < goodRequestTimeout:
-		j.warn("nri timeout", dropIn, "the runtime waits %s for an answer: with many containers, or little CPU, devmgrd may be dropped without a fault of its own", n.RequestTimeout)
+		j.warn("nri timeout", f.advice("plugin_request_timeout"), "the runtime waits %s for an answer: with many containers, or little CPU, devmgrd may be dropped without a fault of its own", n.RequestTimeout)
 	case n.RequestTimeout > longRequestTimeout:
 		j.warn("nri timeout", "set plugin_request_timeout to 10s", "the runtime waits %s for an answer: for so long a devmgrd that hangs can hold up every container of the node", n.RequestTimeout)
 	default:
 		j.ok("nri timeout", "the runtime waits %s for an answer", n.RequestTimeout)
 	}
-	if f.Containerd.Err == nil && err == nil && written != n.RequestTimeout {
+	if n.RequestTimeout > 0 && f.Containerd.Err == nil && err == nil && written != n.RequestTimeout {
 		j.warn("nri timeout", restart, "containerd's configuration says %s, which is not in force yet", written)
 	}
 }
@@ -92,9 +101,9 @@ func (j *judge) validator(f Facts) {
 	switch {
 	case n.Err != nil:
 	case !n.Validates:
-		j.warn("validator", "use containerd 2.2 or later", "%s %s has no validators: %s", f.Runtime.Name, f.Runtime.Version, bare)
-	case f.Runtime.Name != "containerd":
-		j.warn("validator", "see that its default validator is on", "of %s the configuration is not known here: without a validator %s", f.Runtime.Name, bare)
+		j.warn("validator", "use containerd 2.2 or later", "%s %s has no validators: %s", n.Runtime, n.Version, bare)
+	case n.Runtime != containerd:
+		j.warn("validator", "see that its default validator is on (CRI-O: nri_enable_default_validator in [crio.nri.default_validator])", "of %s the configuration is not read: without a validator %s", n.Runtime, bare)
 	case c.Err != nil: // which has been told
 	case !isTrue(c.Validator):
 		j.warn("validator", dropIn, "the default validator is off in containerd's configuration (%s): %s", c.File, bare)
@@ -104,14 +113,19 @@ func (j *judge) validator(f Facts) {
 	case !f.Runtime.Started.IsZero() && c.Changed.After(f.Runtime.Started.Add(startAccuracy)):
 		j.warn("validator", restart, "the default validator is on in containerd's configuration, but that has been written after containerd was started")
 	case f.API != nil && f.API.Err == nil && f.API.Unbound > 0:
-		j.warn("validator", "kubectl apply -f /usr/share/devmgrd/kubernetes/fail-closed.yaml, once for the cluster; static pods say it in their manifests. Pods have it when they are made anew",
+		j.warn("validator", "kubectl apply -f /usr/share/devmgrd/kubernetes/fail-closed.yaml, once for the cluster (Kubernetes 1.36 or later); static pods say it in their manifests. Pods have it when they are made anew",
 			"the default validator is on, but %d of %d pods here that ask for devices do not say that they need devmgrd: %s", f.API.Unbound, f.API.Asking, bare)
+	case f.API != nil && f.API.Err == nil && f.API.lacks("list pods"):
+		j.ok("validator", "the default validator is on; whether pods say that they need devmgrd could not be seen")
 	default:
 		j.ok("validator", "the default validator is on")
 	}
 }
 
 func (j *judge) cgroups(f Facts) {
+	if err := f.Kubelet.ConfigErr; err != nil {
+		j.warn("kubelet", "mend the file, or name the right one with --kubelet-config", "%v", err)
+	}
 	r, k := f.Runtime, f.Kubelet
 	driver := r.CgroupDriver
 	said := driver != ""
@@ -134,6 +148,17 @@ func (j *judge) cgroups(f Facts) {
 	default:
 		j.ok("cgroups", "cgroup driver %s", driver)
 	}
+}
+
+// advice is how to set something of NRI, in the runtime that there is.
+func (f Facts) advice(what string) string {
+	if f.NRI.Runtime == "cri-o" || f.Runtime.Name == "cri-o" {
+		return map[string]string{
+			"disable":                "set enable_nri = true in [crio.nri], and restart CRI-O",
+			"plugin_request_timeout": "set nri_plugin_request_timeout = \"10s\" in [crio.nri], and restart CRI-O",
+		}[what]
+	}
+	return dropIn
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }

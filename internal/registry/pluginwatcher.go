@@ -82,6 +82,10 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 			if soon == nil && ours && event.Has(fsnotify.Create|fsnotify.Remove|fsnotify.Rename) {
 				soon = time.After(lull)
 			}
+		case <-w.registry.recall:
+			for _, c := range w.candidates {
+				c.nudge()
+			}
 		case <-soon:
 			soon = nil
 			if now, err := os.Stat(w.dir); err != nil || !os.SameFile(now, watched) {

@@ -1,6 +1,7 @@
 package registry_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -349,6 +350,27 @@ func TestWatcherReplacedPluginComesBack(t *testing.T) {
 	f.eventually("both are told so", func() bool { return wasTold(old, true)() && wasTold(fresh, true)() })
 	b.Withdraw()
 	f.eventually("the old plugin serves", f.serves("old"))
+}
+
+// A plugin that waits to be called cannot register by itself: when its resource is forgotten it is called again.
+func TestWatcherForgottenPluginComesBack(t *testing.T) {
+	f := eager(t, func(c *registry.Config) { c.GracePeriod = time.Millisecond })
+	p, _ := announced(f, plugintest.Dev("a", plugintest.Healthy))
+	f.eventually("the plugin serves", f.serves("a"))
+	ill := errors.New("out of paper")
+	p.Before(plugintest.ListAndWatch, func(context.Context) error { return ill })
+	p.EndStreams(ill)
+	f.eventually("the plugin is lost", f.is(device.Lost))
+	p.Before(plugintest.GetInfo, func(context.Context) error { return ill }) // else it is back before anybody has looked
+	if err := f.Forget(gpu); err != nil {
+		t.Fatal(err)
+	}
+	if len(f.Offers()) > 0 {
+		t.Errorf("it is not forgotten: %v", f.Offers())
+	}
+	p.Before(plugintest.ListAndWatch, nil)
+	p.Before(plugintest.GetInfo, nil)
+	f.eventually("the plugin serves again", f.serves("a"))
 }
 
 // What is left of a plugin that has gone is older than any that comes, even one that called before it.

@@ -66,7 +66,8 @@ type Registry struct {
 	callPause       time.Duration // of the watcher's calls, the first one
 	called          chan struct{} // closed when the watcher has called whom it found at the start
 	changed         chan struct{}
-	failed          chan error // the registration service broke down
+	recall          chan struct{} // size one: plugins that wait to be called may be needed again
+	failed          chan error    // the registration service broke down
 
 	work sync.WaitGroup // everything that Run has to wait for
 
@@ -97,6 +98,7 @@ func New(cfg Config) *Registry {
 		callPause:       firstCallPause,
 		called:          make(chan struct{}),
 		changed:         make(chan struct{}, 1),
+		recall:          make(chan struct{}, 1),
 		failed:          make(chan error, 1),
 		supplies:        make(map[device.ResourceName]*supply, len(cfg.Known)),
 	}
@@ -296,5 +298,9 @@ func (r *Registry) Forget(resource device.ResourceName) error {
 	delete(r.supplies, resource)
 	r.metrics.forget(resource)
 	r.signal()
+	select {
+	case r.recall <- struct{}{}: // one that is there and cannot call by itself is not to be lost
+	default:
+	}
 	return nil
 }

@@ -146,12 +146,12 @@ func (r *Registry) vacateLocked(s *supply, lack string) {
 	r.signal()
 }
 
-// orphaned tells whether the resource's plugin has been withdrawn and no other has come.
+// orphaned tells whether the resource's plugin has been withdrawn and no other has come, or whether it has been forgotten.
 func (r *Registry) orphaned(resource device.ResourceName) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.supplies[resource]
-	return s != nil && s.link.lack == withdrawn
+	return s == nil || s.link.lack == withdrawn
 }
 
 // startLocked runs the link, on the session if there is one. Its life is its own: it outlasts the call of Register

@@ -76,8 +76,12 @@ func (s *Store) SavePlugin(r device.PluginRecord) error {
 	return s.update(func(d *draft) error { return savePlugin(d, r) })
 }
 
+// savePlugin drops the note that the resource is to be taken off the Node, if there is one: it is back.
 func savePlugin(d *draft, r device.PluginRecord) error {
 	fail := func(err error) error { return fmt.Errorf("resource %s: %w", r.Resource, err) }
+	if err := dropRetired(d, r.Resource); err != nil {
+		return fail(err)
+	}
 	plugin, err := d.shelf(pluginsBucket).shelf([]byte(r.Resource))
 	if err != nil {
 		return fail(err)

@@ -61,15 +61,19 @@ func (s *Store) ForgetResource(r device.ResourceName) error {
 // DropRetired removes the notes on resources that the Node shows no more.
 func (s *Store) DropRetired(gone []device.ResourceName) error {
 	return s.update(func(d *draft) error {
-		b := d.tx.Bucket(retiredBucket)
-		if b == nil {
-			return nil
-		}
 		for _, r := range gone {
-			if err := (shelf{b, placeOf(retiredBucket), d}).remove([]byte(r)); err != nil {
+			if err := dropRetired(d, r); err != nil {
 				return fmt.Errorf("retired resource %s: %w", r, err)
 			}
 		}
 		return nil
 	})
+}
+
+func dropRetired(d *draft, r device.ResourceName) error {
+	b := d.tx.Bucket(retiredBucket)
+	if b == nil {
+		return nil
+	}
+	return shelf{b, placeOf(retiredBucket), d}.remove([]byte(r))
 }

@@ -57,6 +57,8 @@ func TestForgetResource(t *testing.T) {
 	if want := []device.ResourceName{"a.com/gpu", "never.com/heard-of"}; !reflect.DeepEqual(b.Retired, want) {
 		t.Errorf("retired %v", b.Retired)
 	}
+	do(func(s *store.Store) error { return s.ForgetResource("d.com/back") })
+	do(func(s *store.Store) error { return s.SavePlugin(plugin("d.com/back")) }) // it is not to be taken off the Node any more
 	do(func(s *store.Store) error { return s.DropRetired([]device.ResourceName{"a.com/gpu", "c.com/x"}) })
 	if b := read(); !reflect.DeepEqual(b.Retired, []device.ResourceName{"never.com/heard-of"}) {
 		t.Errorf("retired %v", b.Retired)

@@ -88,7 +88,7 @@ func TestCheck(t *testing.T) {
 
 	nobody := r.nobody()
 	r.remarks(r.check("--set", "kubernetes.kubeconfig="+nobody),
-		[3]string{"FAIL", "api server", "no Node"}, [3]string{"FAIL", "permissions", "it may not list nodes"}, [3]string{"FAIL", "permissions", "watch nodes"}, [3]string{"FAIL", "permissions", "list pods"},
+		[3]string{"FAIL", "permissions", "it may not list nodes"}, [3]string{"FAIL", "permissions", "watch nodes"}, [3]string{"FAIL", "permissions", "list pods"},
 		[3]string{"FAIL", "permissions", "watch pods"}, [3]string{"warn", "permissions", "create events"}, [3]string{"warn", "permissions", "patch events"},
 		[3]string{"warn", "permissions", "create pods/eviction"})
 	r.must(r.APIServer.Kill())
@@ -115,7 +115,7 @@ func TestCheck(t *testing.T) {
 	r.must(os.WriteFile("/etc/containerd/conf.d/zz.toml", []byte("version = 3\n"+nriTable+"plugin_request_timeout = '20s'\n"), 0o644)) // not in force
 	r.remarks(r.check(), [3]string{"FAIL", "nri", "NRI is off in the runtime"})
 	r.must(r.Containerd.Kill())
-	r.remarks(r.check(), [3]string{"FAIL", "runtime", "no container runtime answers"}, [3]string{"FAIL", "nri", "nobody answers"})
+	r.remarks(r.check(), [3]string{"FAIL", "runtime", "no container runtime answers"}, [3]string{"FAIL", "nri", "nobody listens"})
 	r.configureContainerd("")
 	r.remarks(r.check())
 }

@@ -214,16 +214,20 @@ type Resource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// plugin is "serving", "stale" (away for less than plugins.gracePeriod) or "lost".
-	Plugin    string `protobuf:"bytes,2,opt,name=plugin,proto3" json:"plugin,omitempty"`
-	Published int32  `protobuf:"varint,3,opt,name=published,proto3" json:"published,omitempty"`
-	Free      int32  `protobuf:"varint,4,opt,name=free,proto3" json:"free,omitempty"`
-	Assigned  int32  `protobuf:"varint,5,opt,name=assigned,proto3" json:"assigned,omitempty"`
-	Unhealthy int32  `protobuf:"varint,6,opt,name=unhealthy,proto3" json:"unhealthy,omitempty"`
-	Cordoned  int32  `protobuf:"varint,7,opt,name=cordoned,proto3" json:"cordoned,omitempty"`
+	Plugin string `protobuf:"bytes,2,opt,name=plugin,proto3" json:"plugin,omitempty"`
+	// published is what the Node shows. Without an API server it is 0, and so is wanted.
+	Published int32 `protobuf:"varint,3,opt,name=published,proto3" json:"published,omitempty"`
+	Free      int32 `protobuf:"varint,4,opt,name=free,proto3" json:"free,omitempty"`
+	Assigned  int32 `protobuf:"varint,5,opt,name=assigned,proto3" json:"assigned,omitempty"`
+	Unhealthy int32 `protobuf:"varint,6,opt,name=unhealthy,proto3" json:"unhealthy,omitempty"`
+	Cordoned  int32 `protobuf:"varint,7,opt,name=cordoned,proto3" json:"cordoned,omitempty"`
 	// stale are devices that would be free if the plugin were there.
 	Stale int32 `protobuf:"varint,8,opt,name=stale,proto3" json:"stale,omitempty"`
 	// quarantined are devices that a container has which the books do not know.
-	Quarantined   int32 `protobuf:"varint,9,opt,name=quarantined,proto3" json:"quarantined,omitempty"`
+	Quarantined int32 `protobuf:"varint,9,opt,name=quarantined,proto3" json:"quarantined,omitempty"`
+	// wanted is what the Node is to show. It shows something else for a moment after a change, and while the API server is away or
+	// somebody else writes the number too.
+	Wanted        int32 `protobuf:"varint,10,opt,name=wanted,proto3" json:"wanted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -317,6 +321,13 @@ func (x *Resource) GetStale() int32 {
 func (x *Resource) GetQuarantined() int32 {
 	if x != nil {
 		return x.Quarantined
+	}
+	return 0
+}
+
+func (x *Resource) GetWanted() int32 {
+	if x != nil {
+		return x.Wanted
 	}
 	return 0
 }
@@ -2155,7 +2166,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x04Part\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
-	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xf6\x01\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"\x8e\x02\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12\x1c\n" +
@@ -2165,7 +2176,9 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\tunhealthy\x18\x06 \x01(\x05R\tunhealthy\x12\x1a\n" +
 	"\bcordoned\x18\a \x01(\x05R\bcordoned\x12\x14\n" +
 	"\x05stale\x18\b \x01(\x05R\x05stale\x12 \n" +
-	"\vquarantined\x18\t \x01(\x05R\vquarantined\"\x9f\x01\n" +
+	"\vquarantined\x18\t \x01(\x05R\vquarantined\x12\x16\n" +
+	"\x06wanted\x18\n" +
+	" \x01(\x05R\x06wanted\"\x9f\x01\n" +
 	"\aWaiting\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +

@@ -1,0 +1,41 @@
+package admin
+
+import (
+	"context"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+)
+
+// A Reader gives the answers of the calls that change nothing, within this process: it needs no socket.
+type Reader struct{ s service }
+
+// Reader gives one.
+func (s *Server) Reader() Reader { return Reader{service{Server: s}} }
+
+// Moved is Ledger.Moved.
+func (r Reader) Moved() <-chan struct{} { return r.s.cfg.Ledger.Moved() }
+
+// GetStatus is the call of that name, as are those that follow.
+func (r Reader) GetStatus(ctx context.Context, request *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
+	return r.s.GetStatus(ctx, request)
+}
+
+func (r Reader) ListPlugins(ctx context.Context, request *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
+	return r.s.ListPlugins(ctx, request)
+}
+
+func (r Reader) ListDevices(ctx context.Context, request *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
+	return r.s.ListDevices(ctx, request)
+}
+
+func (r Reader) ListAssignments(ctx context.Context, request *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error) {
+	return r.s.ListAssignments(ctx, request)
+}
+
+func (r Reader) ListHistory(ctx context.Context, request *adminv1.ListHistoryRequest) (*adminv1.ListHistoryResponse, error) {
+	return r.s.ListHistory(ctx, request)
+}
+
+func (r Reader) Explain(ctx context.Context, request *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
+	return r.s.Explain(ctx, request)
+}
