@@ -192,8 +192,8 @@ func (a *Allocator) Run(ctx context.Context) error {
 	}
 }
 
-// refresh takes over the offers that have changed, and drops those that are no more. Listings are made without the lock: of 50 000 devices that would hold up
-// the runtime's look-ups.
+// refresh takes over the offers that have changed, and drops those that are no more. Listings are made without the lock: of
+// 50 000 devices that would hold up the runtime's look-ups.
 func (a *Allocator) refresh() {
 	type news struct {
 		offer   device.Offer

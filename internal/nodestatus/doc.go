@@ -23,7 +23,8 @@
 //
 // A watch on our own Node and the View both say that something has changed. Either way the publisher compares what
 // is with what should be, writes what differs, takes the answer for the newest state, and compares again. Between two
-// rounds it remembers the newest state of the Node, what it has taken off it, and who keeps changing its numbers. What the watch brings may be older than the answer
+// rounds it remembers the newest state of the Node, what it has taken off it, and who keeps changing its numbers.
+// What the watch brings may be older than the answer
 // to our own patch; it is then left aside, else we would patch once more for each event on its way. A full list is
 // always believed: the worst that a stale one costs is a patch that changes nothing.
 //

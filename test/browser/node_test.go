@@ -38,7 +38,10 @@ func (others) Spans(time.Time) ([]device.Span, error) { return nil, nil }
 func (others) WriteTo(io.Writer) (int64, error)       { return 0, nil }
 
 // aged has the answers be those of a node that has been up for some time.
-type aged struct{ admin.Reader }
+type aged struct {
+	admin.Reader
+	ledger *allocatortest.Allocator
+}
 
 var ages = map[string]time.Duration{
 	"ml/training-0": 3*time.Hour + 12*time.Minute, "ml/notebook-anna": 27 * time.Minute, "search/embed-7d9c8-x2kqp": 74 * time.Hour,
@@ -108,7 +111,7 @@ func aNode(t *testing.T) aged {
 	ledger.Settle(t, pod("ml/training-0", "trainer", map[device.ResourceName]int{gpu: 4, nic: 2}))
 	ledger.Settle(t, pod("ml/notebook-anna", "notebook", map[device.ResourceName]int{gpu: 1}))
 	ledger.Settle(t, pod("search/embed-7d9c8-x2kqp", "embed", map[device.ResourceName]int{gpu: 1, nic: 1}))
-	ledger.Bind(pod("ml/training-1", "trainer", map[device.ResourceName]int{gpu: 4, nic: 2}))
+	ledger.Bind(pod("ml/training-1", "trainer", map[device.ResourceName]int{gpu: 2, nic: 1}))
 	ledger.Bind(pod("video/transcode-0", "ffmpeg", map[device.ResourceName]int{fpga: 1}))
 	plugintest.Eventually(t, "two pods wait", func() bool {
 		all := ledger.Waiting()
@@ -121,8 +124,9 @@ func aNode(t *testing.T) aged {
 	desk := admin.New(admin.Config{
 		Socket: filepath.Join(t.TempDir(), "unused"), Version: "v1.0.0", Node: "worker-7", Ledger: ledger, Plugins: others{}, History: others{},
 		Books: others{}, Parts: func() []admin.Part { return parts }, Log: slog.New(slog.DiscardHandler),
+		OnNode: func(r device.ResourceName) (int, bool) { n, shown := ledger.Published()[r]; return n, shown },
 	})
-	return aged{desk.Reader()}
+	return aged{desk.Reader(), ledger}
 }
 
 func mount(on *http.ServeMux, from page.Source) {
@@ -145,8 +149,7 @@ func serve(t *testing.T, from page.Source) (address string) {
 // cordon takes a GPU out of service.
 func cordon(t *testing.T, a aged, id string) {
 	t.Helper()
-	_, err := a.Cordon(t.Context(), &adminv1.CordonRequest{Devices: []*adminv1.DeviceName{{ResourceName: string(gpu), Id: id}}})
-	if err != nil {
+	if _, err := a.ledger.Cordon([]device.Cordon{{Resource: gpu, ID: device.ID(id), Since: time.Now()}}); err != nil {
 		t.Fatal(err)
 	}
 }
