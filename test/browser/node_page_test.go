@@ -36,7 +36,7 @@ func TestNode(t *testing.T) {
 	if open := value[string](tb, `[...document.querySelectorAll("details[open]")].map((d) => d.innerText).join()`); !strings.Contains(open, "ml/notebook-anna:notebook") {
 		t.Errorf("a link to a device opens %q", open)
 	}
-	value[bool](tb, `for (const d of document.querySelectorAll("details")) d.open = true; history.replaceState(null, "", "/"); scrollTo(0, 0); true`)
+	value[bool](tb, `for (const d of document.querySelectorAll("details")) d.open = true; location.hash = ""; history.replaceState(null, "", "/"); scrollTo(0, 0); true`)
 	for _, name := range []string{"light", "dark"} {
 		tb.scheme(name)
 		tb.readable(name)

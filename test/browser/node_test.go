@@ -68,6 +68,16 @@ func (a aged) ListDevices(ctx context.Context, r *adminv1.ListDevicesRequest) (*
 	return l, err
 }
 
+func (a aged) ListPlugins(ctx context.Context, r *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
+	l, err := a.Reader.ListPlugins(ctx, r)
+	for _, p := range l.GetPlugins() {
+		if p.Since = ago(26 * time.Hour); p.State != device.Serving.String() {
+			p.Since = ago(ages["video/transcode-0"])
+		}
+	}
+	return l, err
+}
+
 func (a aged) ListHistory(ctx context.Context, _ *adminv1.ListHistoryRequest) (*adminv1.ListHistoryResponse, error) {
 	l, err := a.ListAssignments(ctx, &adminv1.ListAssignmentsRequest{})
 	all := &adminv1.ListHistoryResponse{}
