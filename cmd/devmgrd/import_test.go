@@ -238,11 +238,13 @@ func TestRehearsal(t *testing.T) {
 	}
 }
 
-func (f *farm) listen(socket string) {
+// listen has somebody listen on a socket until the test ends, or the listener is closed.
+func (f *farm) listen(socket string) net.Listener {
 	f.t.Helper()
 	l, err := net.Listen("unix", socket)
 	f.must(err)
 	f.t.Cleanup(func() { l.Close() })
+	return l
 }
 
 func (f *farm) runDevmgrd() {
