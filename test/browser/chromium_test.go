@@ -2,13 +2,10 @@ package browser
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"net/url"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -21,41 +18,24 @@ import (
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+
+	"github.com/devmgrd/devmgrd/test/apt"
 )
 
 var update = flag.Bool("update", false, "write the pictures in docs/images")
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if err := ensureChromium(context.Background(), os.Stderr); err != nil {
+	err := apt.Ensure(context.Background(), os.Stderr, apt.Need{
+		For:      "the page is tested in Chromium",
+		Missing:  apt.Programs(map[string]string{"chromium": "chromium"}),
+		Anywhere: "dnf install chromium (Fedora); it has to be in PATH as chromium",
+	})
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	os.Exit(m.Run())
-}
-
-// ensureChromium looks for the browser, and installs it where that is simple: as root on a Debian system.
-func ensureChromium(ctx context.Context, out io.Writer) error {
-	found := func() bool { _, err := exec.LookPath("chromium"); return err == nil }
-	if found() {
-		return nil
-	}
-	const byHand = "apt-get install chromium (Debian), or dnf install chromium (Fedora); it has to be in PATH as chromium"
-	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
-		return errors.New("the page is tested in Chromium, which is not here: " + byHand)
-	}
-	fmt.Fprintln(out, "installing chromium, in which the page is tested")
-	for _, args := range [][]string{{"update"}, {"install", "-y", "--no-install-recommends", "chromium"}} {
-		cmd := exec.CommandContext(ctx, "apt-get", args...)
-		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-		if output, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("apt-get %s: %w\n%s\nor by hand: %s", args[0], err, output, byHand)
-		}
-	}
-	if !found() {
-		return errors.New("chromium is not in PATH although it is installed: " + byHand)
-	}
-	return nil
 }
 
 // A tab is one page in a browser of its own, which ends with the test.

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/devmgrd/devmgrd/test/apt"
 	"github.com/devmgrd/devmgrd/test/cluster"
 )
 
@@ -67,36 +68,12 @@ func bootstrap(ctx context.Context, base string) error {
 	return os.Rename(making, base)
 }
 
-// ensurePrograms looks for what makes and boots a Debian, and installs it where that is simple: as root on Debian.
+// ensurePrograms looks for what makes and boots a Debian, and installs it where that is simple.
 func ensurePrograms(ctx context.Context) error {
-	missing := func() (packages []string) {
-		for program, of := range map[string]string{"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container"} {
-			if _, err := exec.LookPath(program); err != nil {
-				packages = append(packages, of)
-			}
-		}
-		return packages
-	}
-	lacks := missing()
-	if len(lacks) == 0 {
-		return nil
-	}
-	byHand := "install " + strings.Join(lacks, " and ") + ", which test/package makes and boots a Debian with"
-	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
-		return errors.New(byHand)
-	}
-	fmt.Fprintln(os.Stderr, "installing", strings.Join(lacks, " and ")+", with which a Debian is made and booted")
-	for _, args := range [][]string{{"update"}, append([]string{"install", "-y", "--no-install-recommends"}, lacks...)} {
-		cmd := exec.CommandContext(ctx, "apt-get", args...)
-		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("%s; apt-get %s: %w\n%s", byHand, args[0], err, out)
-		}
-	}
-	if lacks := missing(); len(lacks) > 0 {
-		return errors.New(byHand)
-	}
-	return nil
+	return apt.Ensure(ctx, os.Stderr, apt.Need{
+		For:     "a Debian is made and booted with it",
+		Missing: apt.Programs(map[string]string{"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container"}),
+	})
 }
 
 // lockFile takes the lock on a file, and waits for it: another run may be making the same thing.

@@ -1,0 +1,88 @@
+// Package apt gets what tests need from Debian's packages.
+package apt
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// A Need is something that a test cannot do without.
+type Need struct {
+	For      string          // what it is for, as in "runc is built with it"
+	Missing  func() []string // the Debian packages that are not there; none: all is well
+	Anywhere string          // what to do on other systems; empty: nothing is known
+}
+
+// Ensure installs what is missing, where that is simple: as root on a Debian system. It says so on log. Tests that run at the same
+// time take turns.
+func Ensure(ctx context.Context, log io.Writer, n Need) error {
+	lacks := n.Missing()
+	if len(lacks) == 0 {
+		return nil
+	}
+	byHand := fmt.Sprintf("%s: apt-get install %s", n.For, strings.Join(lacks, " "))
+	if n.Anywhere != "" {
+		byHand += " (Debian), or " + n.Anywhere
+	}
+	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
+		return errors.New(byHand)
+	}
+	turn, err := takeTurn()
+	if err != nil {
+		return err
+	}
+	defer turn.Close()
+	if lacks = n.Missing(); len(lacks) == 0 {
+		return nil // somebody else has been faster
+	}
+	fmt.Fprintf(log, "installing %s (%s)\n", strings.Join(lacks, " and "), n.For)
+	for _, args := range [][]string{{"update"}, append([]string{"install", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300"}, lacks...)} {
+		cmd := exec.CommandContext(ctx, "apt-get", args...)
+		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+		if output, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s; apt-get %s: %w\n%s", byHand, args[0], err, output)
+		}
+	}
+	if lacks = n.Missing(); len(lacks) > 0 {
+		return fmt.Errorf("%s is installed, and still not found; %s", strings.Join(lacks, " and "), byHand)
+	}
+	return nil
+}
+
+// takeTurn waits until nobody else installs anything. Closing the file ends the turn.
+func takeTurn() (*os.File, error) {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return nil, err
+	}
+	if dir = filepath.Join(dir, "devmgrd"); os.MkdirAll(dir, 0o755) != nil {
+		return nil, fmt.Errorf("%s cannot be made", dir)
+	}
+	file, err := os.OpenFile(filepath.Join(dir, "apt.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return file, nil
+}
+
+// Programs gives the packages of those programs that are not in PATH.
+func Programs(packages map[string]string) func() []string {
+	return func() (missing []string) {
+		for program, of := range packages {
+			if _, err := exec.LookPath(program); err != nil {
+				missing = append(missing, of)
+			}
+		}
+		return missing
+	}
+}
