@@ -64,9 +64,14 @@ func TestADamagedStateFile(t *testing.T) {
 	p := r.plugin(gpu, 4)
 	before := r.stays("a", 2)
 	numbers := r.watchNumbers(gpu)
-	flip := func(data []byte) []byte { // the record says dev-00000X, and no checksum of bbolt's tells
-		at := bytes.LastIndex(data, []byte("dev-00000"))
-		data[at+len("dev-00000")] ^= 4
+	// The records say dev-00000X, and no checksum of bbolt's tells. Each one is changed: some may lie in pages that nothing uses
+	// any more.
+	flip := func(data []byte) []byte {
+		name := []byte("dev-00000")
+		for at := 0; bytes.Contains(data[at:], name); {
+			at += bytes.Index(data[at:], name) + len(name)
+			data[at] ^= 4
+		}
 		return data
 	}
 	all := []struct {
