@@ -4,6 +4,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/devmgrd/devmgrd/test/apt"
 )
 
 // TestVersion looks at what the Makefile makes of git's words, and has dpkg order it.
@@ -34,11 +36,9 @@ func TestVersion(t *testing.T) {
 			t.Errorf("%s becomes %s, want %s", v.describe, got, v.want)
 		}
 	}
-	if _, err := exec.LookPath("dpkg"); err != nil {
-		t.Skip("NOT CHECKED: dpkg is missing, so nobody has ordered the versions")
-	}
+	dpkg := apt.Program(t, "dpkg", "dpkg", "versions are put in order with dpkg")
 	for i := 2; i < len(inOrder); i++ { // what comes before any tag is in no order but before it
-		if out, err := exec.Command("dpkg", "--compare-versions", inOrder[i-1].want, "lt", inOrder[i].want).CombinedOutput(); err != nil {
+		if out, err := exec.Command(dpkg, "--compare-versions", inOrder[i-1].want, "lt", inOrder[i].want).CombinedOutput(); err != nil {
 			t.Errorf("%s does not come before %s: %v\n%s", inOrder[i-1].want, inOrder[i].want, err, out)
 		}
 	}

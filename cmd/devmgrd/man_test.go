@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/devmgrd/devmgrd/test/apt"
 )
 
 // TestManPages writes the pages and has the formatter that people's man calls read them.
@@ -37,10 +39,7 @@ func TestManPages(t *testing.T) {
 			}
 		}
 	}
-	groff, err := exec.LookPath("groff")
-	if err != nil {
-		t.Skip("NOT CHECKED: groff is missing, so nobody has formatted the manual pages; it is in the Debian package groff-base")
-	}
+	groff := apt.Program(t, "groff", "groff-base", "the manual pages are formatted with groff")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)

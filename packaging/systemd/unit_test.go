@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/devmgrd/devmgrd/config"
+
+	"github.com/devmgrd/devmgrd/test/apt"
 )
 
 const (
@@ -41,10 +43,7 @@ func settingsOf(t *testing.T, file, key string) []string {
 
 // TestVerify has systemd itself read the unit.
 func TestVerify(t *testing.T) {
-	tool, err := exec.LookPath("systemd-analyze")
-	if err != nil {
-		t.Skip("NOT CHECKED: systemd-analyze is missing, so nobody has verified devmgrd.service; it comes with systemd")
-	}
+	tool := apt.Program(t, "systemd-analyze", "systemd", "the units are verified with systemd-analyze")
 	text, err := os.ReadFile(unit)
 	if err != nil {
 		t.Fatal(err)

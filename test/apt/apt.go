@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"testing"
 )
 
 // A Need is something that a test cannot do without.
@@ -54,6 +55,21 @@ func Ensure(ctx context.Context, log io.Writer, n Need) error {
 		return fmt.Errorf("%s is installed, and still not found; %s", strings.Join(lacks, " and "), byHand)
 	}
 	return nil
+}
+
+// Program gives the path of a program that a test cannot do without, installing it as Ensure does. Where that cannot be the test
+// fails and says what to do: what has not been checked is not to look as if it had.
+func Program(t testing.TB, name, pkg, why string) string {
+	t.Helper()
+	need := Need{For: why, Missing: Programs(map[string]string{name: pkg})}
+	if err := Ensure(t.Context(), t.Output(), need); err != nil {
+		t.Fatal(err)
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // takeTurn waits until nobody else installs anything. Closing the file ends the turn.
