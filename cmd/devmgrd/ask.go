@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // askLimit bounds one question to the daemon, which has all answers at hand.
@@ -184,10 +185,10 @@ func splitPod(arg string) (namespace, name string, err error) {
 // splitDevice reads RESOURCE/ID. A resource has one slash; an ID may have others.
 func splitDevice(arg string) (*adminv1.DeviceName, error) {
 	parts := strings.SplitN(arg, "/", 3)
-	if len(parts) < 3 || parts[2] == "" {
+	if len(parts) < 3 || device.UnquoteID(parts[2]) == "" {
 		return nil, usageError{fmt.Errorf("%q is not a device; write it as RESOURCE/ID, like %s", arg, path.Join("vendor.example/gpu", "GPU-0"))}
 	}
-	return &adminv1.DeviceName{ResourceName: parts[0] + "/" + parts[1], Id: parts[2]}, nil
+	return &adminv1.DeviceName{ResourceName: parts[0] + "/" + parts[1], Id: string(device.UnquoteID(parts[2]))}, nil
 }
 
 // ago writes how long ago something was, in its two largest units.

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -22,8 +23,8 @@ import (
 func newStoreCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "store",
-		Short:   "Verify, print or copy the state file",
-		Long:    "store looks into the file in which devmgrd keeps who holds what.",
+		Short:   "Verify, print or copy the state file and the history",
+		Long:    "store looks into the files in which devmgrd keeps which container has which devices, and had them.",
 		Example: "  devmgrd store backup /root/state.db\n  devmgrd store verify --state /root/state.db",
 		Args:    usage(noSuchCommand),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -32,9 +33,10 @@ func newStoreCommand() *cobra.Command {
 	return cmd
 }
 
-// addStateFlag adds the flag that names a state file.
-func addStateFlag(cmd *cobra.Command) {
-	cmd.Flags().String("state", "/var/lib/devmgrd/state.db", "the state file, or a copy of one")
+// addFileFlags adds the flags that name a state file and a history.
+func addFileFlags(cmd *cobra.Command) {
+	cmd.Flags().String("state", "/var/lib/devmgrd/"+store.FileName, "the state file, or a copy of one")
+	cmd.Flags().String("history", "", "the history, or a copy of one (default "+store.HistoryName+" next to the state file, if there is one)")
 }
 
 // look reads the state file that the flag names.
@@ -43,48 +45,98 @@ func look(cmd *cobra.Command) (path string, b store.Books, version uint64, err e
 		return "", b, 0, err
 	}
 	b, version, err = store.Look(path, warnings(cmd))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("there is no state file %s; name it with --state", path)
-	case err != nil && errors.As(err, new(*store.InUseError)):
-		err = fmt.Errorf("%w; or make a copy with devmgrd store backup FILE, and look into that", err)
 	}
-	return path, b, version, err
+	return path, b, version, orCopy(err)
+}
+
+// lookHistory reads the history that the flag names, or the one next to the state file. Without one, path is empty.
+func lookHistory(cmd *cobra.Command) (path string, all []device.Span, version uint64, err error) {
+	state, err := cmd.Flags().GetString("state")
+	if err == nil {
+		path, err = cmd.Flags().GetString("history")
+	}
+	if err != nil {
+		return "", nil, 0, err
+	}
+	named := path != ""
+	if !named {
+		path = filepath.Join(filepath.Dir(state), store.HistoryName)
+	}
+	all, version, err = store.LookHistory(path, warnings(cmd))
+	if errors.Is(err, fs.ErrNotExist) {
+		if !named {
+			return "", nil, 0, nil
+		}
+		err = fmt.Errorf("there is no history file %s", path)
+	}
+	return path, all, version, orCopy(err)
+}
+
+// orCopy adds what else can be done about a file in use.
+func orCopy(err error) error {
+	if errors.As(err, new(*store.InUseError)) {
+		return fmt.Errorf("%w; or make a copy with devmgrd store backup, and look into that", err)
+	}
+	return err
 }
 
 func newVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Check that the state file is what was written",
-		Long: "verify reads the whole file and checks it: its pages, its records, and that one number that stands for all of them. One\n" +
-			"flipped bit is found. While devmgrd runs make a copy, with store backup, and verify that.",
+		Short: "Check that the state file and the history are what was written",
+		Long: "verify reads each file as a whole and checks it: its pages, its records, and the one number that stands for all of them. One\n" +
+			"flipped bit is found. In the state file it also looks for devices that several pods have, which only a disk that has failed\n" +
+			"to write can cause. While devmgrd runs, make a copy with store backup, and verify that.",
 		Example: "  devmgrd store verify\n  devmgrd store verify --state /root/state.db",
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			path, b, version, err := look(cmd)
-			if err != nil {
-				return err
+			err := verifyState(cmd)
+			path, spans, version, broken := lookHistory(cmd)
+			if broken == nil && path != "" {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s is sound: schema version %d, %d spans\n", path, version, len(spans))
 			}
-			held := 0
-			for _, p := range b.Pods {
-				if len(p.Assignments) > 0 {
-					held++
-				}
-			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s is sound: schema version %d, %d pods (%d with devices), %d resources, %d cordons\n",
-				path, version, len(b.Pods), held, len(b.Plugins), len(b.Cordons))
-			return nil
+			return errors.Join(err, broken)
 		},
 	}
-	addStateFlag(cmd)
+	addFileFlags(cmd)
 	return cmd
+}
+
+func verifyState(cmd *cobra.Command) error {
+	path, b, version, err := look(cmd)
+	if err != nil {
+		return err
+	}
+	held := 0
+	for _, p := range b.Pods {
+		if len(p.Assignments) > 0 {
+			held++
+		}
+	}
+	counts := fmt.Sprintf("schema version %d, %d pods (%d with devices), %d resources, %d cordons", version, len(b.Pods), held, len(b.Plugins), len(b.Cordons))
+	all := b.Contradictions()
+	if len(all) == 0 {
+		fmt.Fprintf(cmd.OutOrStdout(), "%s is sound: %s\n", path, counts)
+		return nil
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "%s is what was written, and contradicts itself: %s\n", path, counts)
+	for _, c := range all {
+		pods := make([]string, len(c.Pods))
+		for i, p := range c.Pods {
+			pods[i] = fmt.Sprintf("%s (UID %s)", p, p.UID)
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "device %s of %s is assigned to %s\n", plain(string(c.ID)), c.Resource, plain(strings.Join(pods, " and ")))
+	}
+	return fmt.Errorf("%s assigns %d devices to several pods; keep one pod of each, and delete the others", path, len(all))
 }
 
 func newDumpCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dump",
-		Short: "Print what the state file holds, as JSON",
-		Long: "dump verifies the file and prints what it holds. Among that is what plugins have granted to containers: environment\n" +
+		Short: "Print what the state file and the history hold, as JSON",
+		Long: "dump verifies both files and prints what they hold. Among that is what plugins have granted to containers: environment\n" +
 			"variables, too.",
 		Example: "  devmgrd store dump --state /root/state.db | less",
 		Args:    usage(noArguments),
@@ -93,17 +145,18 @@ func newDumpCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			_, spans, _, broken := lookHistory(cmd)
 			e := json.NewEncoder(cmd.OutOrStdout())
 			e.SetIndent("", "  ")
-			return e.Encode(dumped(b))
+			return errors.Join(e.Encode(dumped(b, spans)), broken)
 		},
 	}
-	addStateFlag(cmd)
+	addFileFlags(cmd)
 	return cmd
 }
 
 // dumped has cordons with their names, which in the file are keys.
-func dumped(b store.Books) any {
+func dumped(b store.Books, spans []device.Span) any {
 	type cordon struct {
 		Resource device.ResourceName `json:"resource"`
 		ID       device.ID           `json:"id"`
@@ -116,24 +169,30 @@ func dumped(b store.Books) any {
 	return struct {
 		store.Books
 		Cordons []cordon
-	}{b, all}
+		Spans   []device.Span
+	}{b, all, spans}
 }
 
 func newBackupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "backup FILE",
-		Short:   "Copy the state file while devmgrd runs",
-		Long:    "backup asks the running daemon for a copy of its books as they are at this moment, verifies it, and puts it at FILE.",
-		Example: "  devmgrd store backup /root/state.db",
+		Short:   "Copy the state file, or the history, while devmgrd runs",
+		Long:    "backup asks the running daemon for a copy of the file as it is at this moment, verifies it, and puts it at FILE.",
+		Example: "  devmgrd store backup /root/state.db\n  devmgrd store backup --history /root/history.db",
 		Args:    usage(oneFile),
 		RunE:    backup,
 	}
 	cmd.Flags().String("socket", defaultAdminSocket, "the daemon's admin.socket")
+	cmd.Flags().Bool("history", false, "copy the history instead of the state file")
 	return cmd
 }
 
 func backup(cmd *cobra.Command, args []string) (err error) {
 	to := args[0]
+	history, err := cmd.Flags().GetBool("history")
+	if err != nil {
+		return err
+	}
 	if _, err := os.Lstat(to); err == nil {
 		return fmt.Errorf("%s is there already; choose another name", to)
 	}
@@ -147,7 +206,7 @@ func backup(cmd *cobra.Command, args []string) (err error) {
 	}()
 	n := int64(0)
 	err = call(cmd, askLimit*6, func(ctx context.Context, c adminv1.AdminServiceClient) error {
-		stream, err := c.Backup(ctx, &adminv1.BackupRequest{})
+		stream, err := c.Backup(ctx, &adminv1.BackupRequest{History: history})
 		for err == nil {
 			var part *adminv1.BackupResponse
 			if part, err = stream.Recv(); err == nil {
@@ -163,7 +222,12 @@ func backup(cmd *cobra.Command, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, _, err := store.Look(draft.Name(), warnings(cmd)); err != nil {
+	if history {
+		_, _, err = store.LookHistory(draft.Name(), warnings(cmd))
+	} else {
+		_, _, err = store.Look(draft.Name(), warnings(cmd))
+	}
+	if err != nil {
 		return fmt.Errorf("the copy is not sound: %w", err)
 	}
 	if err := os.Link(draft.Name(), to); err != nil { // and not over what has come to be there meanwhile

@@ -254,7 +254,7 @@ func (l looker) daemon(f *preflight.Facts) int {
 			}
 		}
 		for _, r := range status.Resources {
-			d.Serves[device.ResourceName(r.Name)] = r.Plugin == device.Serving.String()
+			d.Serves[device.ResourceName(r.Name)] = r.Plugin == device.Serving.String() || r.Plugin == device.StatusConnected
 		}
 		f.Daemon = d
 		return nil
@@ -402,22 +402,35 @@ func (l looker) readKubelet(f *preflight.Facts, daemon int) {
 			k.Plugins = append(k.Plugins, e.Name())
 		}
 	}
-	f.Checkpoint.Path = filepath.Join(dir, checkpoint.Name)
-	text, err := os.ReadFile(f.Checkpoint.Path)
+	f.Checkpoint = lookAtCheckpoint(dir, ignored)
+}
+
+// lookAtCheckpoint reads the kubelet's file in the directory of its device plugins.
+func lookAtCheckpoint(dir string, ignored func(device.ResourceName) bool) preflight.Checkpoint {
+	c := preflight.Checkpoint{Path: filepath.Join(dir, checkpoint.Name)}
+	text, err := os.ReadFile(c.Path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return
+		return c
 	}
-	file, err := checkpoint.File{}, err
+	file := checkpoint.File{}
 	if err == nil {
 		file, err = checkpoint.Decode(text)
 	}
 	if err != nil {
-		f.Checkpoint.Err = fmt.Errorf("%s: %w", f.Checkpoint.Path, err)
-		return
+		c.Err = fmt.Errorf("%s: %w", c.Path, err)
+		return c
 	}
+	c.Healthy = map[device.ResourceName]int{}
 	for _, r := range file.Resources() {
 		if !ignored(r) {
-			f.Checkpoint.Resources = append(f.Checkpoint.Resources, r)
+			c.Resources = append(c.Resources, r)
+			c.Healthy[r] = len(file.Healthy[r])
 		}
 	}
+	// A kubelet reads the file before it makes its socket, and writes it when a plugin lists its devices.
+	written, err := os.Stat(c.Path)
+	if listens, missing := os.Stat(filepath.Join(dir, "kubelet.sock")); err == nil && missing == nil {
+		c.Current = !written.ModTime().Before(listens.ModTime())
+	}
+	return c
 }

@@ -81,7 +81,7 @@ func knownDevices(which func(*adminv1.Device) bool) func(*cobra.Command) []strin
 			answer, err := c.ListDevices(ctx, &adminv1.ListDevicesRequest{})
 			for _, d := range answer.GetDevices() {
 				if which(d) {
-					all = append(all, plain(d.ResourceName+"/"+d.Id)+"\t"+d.State)
+					all = append(all, plain(d.ResourceName+"/"+shown(d.Id))+"\t"+d.State)
 				}
 			}
 			return err

@@ -66,7 +66,7 @@ func TestExport(t *testing.T) {
 			entries = append(entries, fmt.Sprint(e.Container.Pod, " ", e.Container.Name, " ", e.Resource, e.Devices))
 		}
 		if want := []string{
-			"a first a.example/gpu[{gpu-0 false [1]}]", "a main a.example/gpu[{gpu-0 false [1]}]", "c main c.example/seat[{7 false []}]",
+			"a first a.example/gpu[{gpu-0 false [1] 0}]", "a main a.example/gpu[{gpu-0 false [1] 0}]", "c main c.example/seat[{7 false [] 0}]",
 		}; !slices.Equal(entries, want) {
 			t.Errorf("the file has %q, want %q", entries, want)
 		}

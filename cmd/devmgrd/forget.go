@@ -37,7 +37,7 @@ func showForgotten(to io.Writer, resource string, answer *adminv1.ForgetResponse
 	if len(answer.Lifted) > 0 {
 		ids := make([]string, len(answer.Lifted))
 		for i, d := range answer.Lifted {
-			ids[i] = plain(d.Id)
+			ids[i] = shown(d.Id)
 		}
 		fmt.Fprintf(to, "Cordons that went with it: %s\n", strings.Join(ids, ", "))
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -87,7 +86,7 @@ func showHistory(to io.Writer, spans []*adminv1.Span, now time.Time) {
 		if s.FromAtLatest || s.UntilAtLatest {
 			held = "about " + held
 		}
-		t.row(moment(s.From, s.FromAtLatest), until, held, s.Namespace+"/"+s.Pod, s.Container, s.ResourceName, strings.Join(s.DeviceIds, ","))
+		t.row(moment(s.From, s.FromAtLatest), until, held, s.Namespace+"/"+s.Pod, s.Container, s.ResourceName, list(s.DeviceIds))
 	}
 	t.to.Flush()
 	if len(spans) == 0 {

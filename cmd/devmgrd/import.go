@@ -136,7 +136,11 @@ func (m moving) scene(ctx context.Context) (checkpoint.Scene, error) {
 	if err != nil {
 		return checkpoint.Scene{}, err
 	}
-	return checkpoint.Scene{Active: here.Active, Ended: here.Ended, Now: time.Now().UTC()}, nil
+	boot, err := bootID()
+	if err != nil {
+		return checkpoint.Scene{}, err
+	}
+	return checkpoint.Scene{Active: here.Active, Ended: here.Ended, Now: time.Now().UTC(), Boot: boot}, nil
 }
 
 // save writes what is planned, with the books that are there now.

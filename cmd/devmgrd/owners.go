@@ -33,7 +33,7 @@ type herald interface {
 	nri.Herald
 	nodestatus.Herald
 	// Evict has a pod evicted; where there is no API server it does nothing.
-	Evict(pod device.Pod, why string)
+	Evict(pod device.Pod, why string, still func() bool)
 	Run(context.Context) error
 }
 
@@ -61,18 +61,18 @@ func (o *owners) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-func (o *owners) Bare(pod device.Pod, container string) {
+func (o *owners) Bare(pod device.Pod, container string, still func() bool) {
 	if o.missing != config.Ignore {
 		o.Events.Bare(pod, container)
 	}
-	o.clear(pod, "container "+container+" was started while devmgrd was away, without the devices that it asks for")
+	o.clear(pod, "container "+container+" was started while devmgrd was away, without the devices that it asks for", still)
 }
 
-func (o *owners) NotRedirected(pod device.Pod, container string) {
+func (o *owners) NotRedirected(pod device.Pod, container string, still func() bool) {
 	if o.missing != config.Ignore {
 		o.Events.NotRedirected(pod, container)
 	}
-	o.clear(pod, "a device plugin in container "+container+" was started while devmgrd was away, and is registered with the kubelet")
+	o.clear(pod, "a device plugin in container "+container+" was started while devmgrd was away, and is registered with the kubelet", still)
 }
 
 func (o *owners) Failed(pod device.Pod, r device.ResourceName, id device.ID) {
@@ -81,31 +81,32 @@ func (o *owners) Failed(pod device.Pod, r device.ResourceName, id device.ID) {
 	}
 }
 
-func (o *owners) FailedForLong(pod device.Pod, r device.ResourceName, id device.ID) {
+func (o *owners) FailedForLong(pod device.Pod, r device.ResourceName, id device.ID, still func() bool) {
 	if o.failure == config.Evict {
-		o.Evict(pod, "device "+string(id)+" of "+string(r)+", which it has, has failed")
+		o.Evict(pod, "device "+device.QuoteID(id)+" of "+string(r)+", which it has, has failed", still)
 	}
 }
 
 // clear has a pod evicted that is not as it should be, if health.onMissingDevices says so.
-func (o *owners) clear(pod device.Pod, why string) {
+func (o *owners) clear(pod device.Pod, why string, still func() bool) {
 	if o.missing == config.Evict {
-		o.Evict(pod, why)
+		o.Evict(pod, why, still)
 	}
 }
 
 // silence is the herald where there is no API server: the log has to do.
 type silence struct{}
 
-func (silence) Waiting(device.Pod, device.Wait)                          {}
-func (silence) Assigned(device.Pod, []device.Assignment)                 {}
-func (silence) Bare(device.Pod, string)                                  {}
-func (silence) NotRedirected(device.Pod, string)                         {}
-func (silence) Contradiction(device.Pod, string, []string)               {}
-func (silence) Failed(device.Pod, device.ResourceName, device.ID)        {}
-func (silence) FailedForLong(device.Pod, device.ResourceName, device.ID) {}
-func (silence) Evict(device.Pod, string)                                 {}
-func (silence) Contested(device.ResourceName)                            {}
+func (silence) Waiting(device.Pod, device.Wait)                                       {}
+func (silence) Assigned(device.Pod, []device.Assignment)                              {}
+func (silence) Bare(device.Pod, string, func() bool)                                  {}
+func (silence) NotRedirected(device.Pod, string, func() bool)                         {}
+func (silence) Contradiction(device.Pod, string, []string)                            {}
+func (silence) Failed(device.Pod, device.ResourceName, device.ID)                     {}
+func (silence) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+func (silence) Evict(device.Pod, string, func() bool)                                 {}
+func (silence) Contested(device.ResourceName)                                         {}
+func (silence) NotStarted(device.Pod, string, int, string)                            {}
 func (silence) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return nil

@@ -64,6 +64,10 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
+	boot, err := bootID()
+	if err != nil {
+		return err
+	}
 	if err := os.MkdirAll(c.RunDir, 0o755); err != nil {
 		return fmt.Errorf("making runDir: %w", err)
 	}
@@ -72,6 +76,8 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, books.Close()) }()
+	spans, open := store.OpenHistory(books)
+	defer func() { err = errors.Join(err, spans.Close()) }()
 
 	plugins := registry.New(registry.Config{
 		SocketDir:          c.Plugins.SocketDir,
@@ -97,6 +103,8 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Plugins:  plugins,
 		Books:    books,
 		Herald:   owners,
+		Host:     nri.Cgroups(nri.CgroupRoot),
+		Boot:     boot,
 		Known:    known.Pods,
 		Cordons:  known.Cordons,
 		Retired:  known.Retired,
@@ -104,6 +112,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Log:      room("allocator"),
 		Metrics:  metrics,
 	})
+	plugins.MakeRoomWith(ledger)
 	door := nri.Config{
 		Socket:   c.NRI.Socket,
 		Index:    c.NRI.Index,
@@ -124,13 +133,14 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Metrics:       metrics,
 	}
 	parts := []part{{"registration", plugins.Check}, {"store", books.Check}}
-	past := history.New(history.Config{Ledger: ledger, Books: books, Known: known.Spans, Log: room("history")})
+	past := history.New(history.Config{Ledger: ledger, Books: spans, Known: open, Log: room("history")})
+	var bound *pods.Pods
 	var onNode func(device.ResourceName) (n int, shown bool)
 	runs := []func(context.Context) error{owners.Run, plugins.Run, past.Run, ledger.Run}
 	if api == nil {
 		ledger.Replace(nil) // what an API server had bound to the node before is not wanted any more
 	} else {
-		bound := pods.New(pods.Config{
+		bound = pods.New(pods.Config{
 			NodeName: c.NodeName,
 			Client:   api,
 			Sink:     ledger,
@@ -155,7 +165,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	parts = append(parts, part{"nri", runtime.Check}, part{"podresources", resources.Check})
 	desk := admin.Config{
 		Socket: c.Admin.Socket, Version: thisBuild().version, Node: c.NodeName,
-		Ledger: ledger, Plugins: plugins, History: past, Books: books,
+		Ledger: ledger, Plugins: plugins, History: past, Books: books, Past: spans,
 		Parts: func() []admin.Part {
 			all := make([]admin.Part, len(parts))
 			for i, p := range parts {
@@ -163,10 +173,11 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			}
 			return all
 		},
-		Log: room("admin"),
+		NotRedirected: runtime.NotRedirected,
+		Log:           room("admin"),
 	}
 	if api != nil {
-		desk.Evictions, desk.OnNode = owners, onNode
+		desk.Evictions, desk.Pods, desk.OnNode = owners, bound, onNode
 	}
 	office := admin.New(desk)
 	parts = append(parts, part{"admin", office.Check})

@@ -66,6 +66,20 @@ func showStatus(to io.Writer, s *adminv1.GetStatusResponse, now time.Time) {
 	if len(s.Waiting) == 0 {
 		fmt.Fprintln(to, "No pod waits.")
 	}
+	showNotRedirected(to, s.NotRedirected)
+}
+
+// showNotRedirected prints the containers in which a device plugin is registered with the kubelet, and what to do.
+func showNotRedirected(to io.Writer, all []*adminv1.PodContainer) {
+	if len(all) == 0 {
+		return
+	}
+	fmt.Fprintln(to)
+	t := newTable(to, "NOT REDIRECTED", "CONTAINER", "WHY")
+	for _, c := range all {
+		t.row(c.Namespace+"/"+c.Pod, c.Container, "created while devmgrd was away; a device plugin in it is registered with the kubelet: delete the pod")
+	}
+	t.to.Flush()
 }
 
 // rare are figures that are mostly zero.
@@ -74,8 +88,14 @@ func rare(r *adminv1.Resource) string {
 	if r.Stale > 0 {
 		all = append(all, fmt.Sprintf("%d stale", r.Stale))
 	}
-	if r.Wanted != r.Published {
+	switch {
+	case r.Wanted > r.Published:
 		all = append(all, fmt.Sprintf("%d wanted on the node", r.Wanted))
+	case r.Wanted < r.Published: // mostly within the stabilization window of nodestatus
+		all = append(all, fmt.Sprintf("falling to %d on the node", r.Wanted))
+	}
+	if r.Withheld > 0 {
+		all = append(all, fmt.Sprintf("%d withheld", r.Withheld))
 	}
 	if r.Quarantined > 0 {
 		all = append(all, fmt.Sprintf("%d quarantined", r.Quarantined))
@@ -88,7 +108,7 @@ func newPluginsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "plugins",
 		Short:   "Show the device plugins",
-		Long:    "plugins shows the device plugin of each resource, where it listens, and what it has listed.",
+		Long:    "plugins shows the device plugin of each resource, where it listens, what it has listed and, if it does not serve, why.",
 		Example: "  devmgrd plugins",
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -102,14 +122,23 @@ func newPluginsCommand() *cobra.Command {
 }
 
 func showPlugins(to io.Writer, answer *adminv1.ListPluginsResponse, now time.Time) {
-	t := newTable(to, "RESOURCE", "STATE", "SINCE", "SOCKET", "DEVICES", "HEALTHY", "PRESTART", "PREFERS")
+	t := newTable(to, "RESOURCE", "STATE", "SINCE", "SOCKET", "DEVICES", "HEALTHY", "PRESTART", "PREFERS", "LAST ERROR")
 	for _, p := range answer.Plugins {
-		t.row(p.ResourceName, p.State, ago(p.Since, now), p.Endpoint, fmt.Sprint(p.Devices), fmt.Sprint(p.Healthy), yes(p.PreStart), yes(p.Prefers))
+		t.row(p.ResourceName, p.State, ago(p.Since, now), p.Endpoint, fmt.Sprint(p.Devices), fmt.Sprint(p.Healthy), yes(p.PreStart), yes(p.Prefers), lastError(p, now))
 	}
 	t.to.Flush()
 	if len(answer.Plugins) == 0 {
 		fmt.Fprintln(to, "No device plugin has registered.")
 	}
+	showNotRedirected(to, answer.NotRedirected)
+}
+
+// lastError returns why the plugin does not serve. The last error of one that serves is in the JSON output alone.
+func lastError(p *adminv1.Plugin, now time.Time) string {
+	if p.LastError == "" || p.State == "serving" {
+		return "-"
+	}
+	return fmt.Sprintf("%s ago: %s", ago(p.LastErrorTime, now), p.LastError)
 }
 
 func yes(b bool) string {
@@ -144,7 +173,7 @@ func newDevicesCommand() *cobra.Command {
 func showDevices(to io.Writer, devices []*adminv1.Device, now time.Time) {
 	t := newTable(to, "RESOURCE", "DEVICE", "STATE", "NUMA", "HOLDER", "NOTES")
 	for _, d := range devices {
-		t.row(d.ResourceName, d.Id, d.State, dash(numbers(d.NumaNodes)), holder(d.Holder), dash(strings.Join(notes(d, now), "; ")))
+		t.row(d.ResourceName, shown(d.Id), d.State, dash(numbers(d.NumaNodes)), holder(d.Holder), dash(strings.Join(notes(d, now), "; ")))
 	}
 	t.to.Flush()
 	if len(devices) == 0 {
@@ -251,7 +280,7 @@ func newAssignmentsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "assignments [NAMESPACE/POD]",
 		Short:   "Show which container has which devices",
-		Long:    "assignments shows which devices each container has, of one pod or of all.",
+		Long:    "assignments shows which devices each container has, of one pod or of all. Of many devices the table shows the first few; -o json has all.",
 		Example: "  devmgrd assignments\n  devmgrd assignments default/training-0",
 		Args:    usage(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -278,7 +307,7 @@ func showAssignments(to io.Writer, all []*adminv1.Assignment) {
 		if a.Ended {
 			note = "the pod is over; something of it may still run"
 		}
-		t.row(a.Namespace+"/"+a.Pod, a.Container, a.ResourceName, strings.Join(a.DeviceIds, ","), dash(note))
+		t.row(a.Namespace+"/"+a.Pod, a.Container, a.ResourceName, list(a.DeviceIds), dash(note))
 	}
 	t.to.Flush()
 	if len(all) == 0 {
@@ -291,8 +320,8 @@ func newExplainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain NAMESPACE/POD",
 		Short: "Say why a pod has its devices, or why it waits for them",
-		Long: "explain says how a pod stands: that it has its devices, and which, or the one reason why it waits, since when, and\n" +
-			"what would end that.",
+		Long: "explain says how a pod stands: that it has its devices, which, and what led to their choice, or the one reason why\n" +
+			"it waits, since when, and what would end that. Of a pod that has ended on this node it says how.",
 		Example: "  devmgrd explain default/training-0",
 		Args:    usage(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -328,9 +357,9 @@ func showExplanation(to io.Writer, e *adminv1.ExplainResponse, now time.Time) {
 	}
 	if len(e.Assignments) > 0 {
 		fmt.Fprintln(to)
-		t := newTable(to, "CONTAINER", "RESOURCE", "DEVICES")
+		t := newTable(to, "CONTAINER", "RESOURCE", "DEVICES", "CHOICE")
 		for _, a := range e.Assignments {
-			t.row(a.Container, a.ResourceName, strings.Join(a.DeviceIds, ","))
+			t.row(a.Container, a.ResourceName, list(a.DeviceIds), dash(a.Why))
 		}
 		t.to.Flush()
 	}
@@ -410,7 +439,7 @@ func drain(cmd *cobra.Command, args []string) error {
 			}
 			for _, d := range answer.Devices {
 				if d.Holder != nil {
-					fmt.Fprintf(cmd.ErrOrStderr(), "waiting for %s, which has %s/%s\n", holder(d.Holder), d.ResourceName, plain(d.Id))
+					fmt.Fprintf(cmd.ErrOrStderr(), "waiting for %s, which has %s/%s\n", holder(d.Holder), d.ResourceName, shown(d.Id))
 				}
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -42,9 +43,12 @@ var (
 			Message: "vendor.example/gpu: 4 wanted, 3 of 8 free, 1 cordoned",
 		}},
 	}
+	// A node on which devmgrd was away while a plugin started.
+	strays      = []*adminv1.PodContainer{{Namespace: "kube-system", Pod: "gpu-plugin-x7k2p", Container: "gpu-plugin"}}
 	somePlugins = &adminv1.ListPluginsResponse{Plugins: []*adminv1.Plugin{
 		{ResourceName: "vendor.example/gpu", State: "serving", Endpoint: "gpu.sock", Devices: 8, Healthy: 7, Prefers: true, Since: before(26 * time.Hour)},
-		{ResourceName: "vendor.example/nic", State: "stale", Endpoint: "nic.sock", Devices: 2, Healthy: 2, PreStart: true, Since: before(40 * time.Second)},
+		{ResourceName: "vendor.example/nic", State: "stale", Endpoint: "nic.sock", Devices: 2, Healthy: 2, PreStart: true, Since: before(40 * time.Second),
+			LastError: "dial unix /run/devmgrd/device-plugins/nic.sock: connect: connection refused", LastErrorTime: before(3 * time.Second)},
 	}}
 	someDevices = []*adminv1.Device{
 		{ResourceName: "vendor.example/gpu", Id: "GPU-0", State: "assigned", Healthy: true, Listed: true, NumaNodes: []int32{0},
@@ -61,8 +65,8 @@ var (
 	}
 	someAssignments = []*adminv1.Assignment{
 		{Namespace: "ml", Pod: "training-0", Uid: "u0", Container: "main", ResourceName: "vendor.example/gpu", DeviceIds: []string{"GPU-0"}},
-		{Namespace: "ml", Pod: "training-1", Uid: "u1", Container: "main", ResourceName: "vendor.example/gpu", DeviceIds: []string{"GPU-4", "GPU-5"}},
-		{Namespace: "ml", Pod: "training-1", Uid: "u1", Container: "main", ResourceName: "vendor.example/nic", DeviceIds: []string{"0000:3b:00.1"}},
+		{Namespace: "ml", Pod: "training-1", Uid: "u1", Container: "main", ResourceName: "vendor.example/gpu", DeviceIds: []string{"GPU-4", "GPU-5"}, Why: "2 by lowest ID, near NUMA node 1 first"},
+		{Namespace: "ml", Pod: "training-1", Uid: "u1", Container: "main", ResourceName: "vendor.example/nic", DeviceIds: []string{"0000:3b:00.1"}, Why: "1 preferred by the plugin"},
 		{Namespace: "ml", Pod: "training-2", Uid: "u2", Container: "main", ResourceName: "vendor.example/gpu", DeviceIds: []string{"GPU-7"}, Ended: true},
 	}
 	aWait = &adminv1.ExplainResponse{
@@ -96,6 +100,7 @@ func TestGolden(t *testing.T) {
 	}
 	for name, show := range map[string]func(*bytes.Buffer){
 		"status":      func(to *bytes.Buffer) { showStatus(to, aStatus, noon) },
+		"stray":       func(to *bytes.Buffer) { showNotRedirected(to, strays) },
 		"plugins":     func(to *bytes.Buffer) { showPlugins(to, somePlugins, noon) },
 		"devices":     func(to *bytes.Buffer) { showDevices(to, someDevices, noon) },
 		"assignments": func(to *bytes.Buffer) { showAssignments(to, someAssignments) },
@@ -198,12 +203,13 @@ func TestNames(t *testing.T) {
 		"v.example/gpu/GPU-0":   {"v.example/gpu", "GPU-0"},
 		"v.example/gpu/a/b":     {"v.example/gpu", "a/b"}, // IDs may be paths
 		"v.example/gpu//dev/x0": {"v.example/gpu", "/dev/x0"},
+		`v.example/gpu/"a\x1b"`: {"v.example/gpu", "a\x1b"}, // as tables show it
 	} {
 		if d, err := splitDevice(arg); err != nil || d.ResourceName != want[0] || d.Id != want[1] {
 			t.Errorf("%s: %v, %v", arg, d, err)
 		}
 	}
-	for _, arg := range []string{"", "gpu", "v.example/gpu", "v.example/gpu/"} {
+	for _, arg := range []string{"", "gpu", "v.example/gpu", "v.example/gpu/", `v.example/gpu/""`} {
 		if _, err := splitDevice(arg); err == nil {
 			t.Errorf("%q is taken for a device", arg)
 		}
@@ -212,6 +218,40 @@ func TestNames(t *testing.T) {
 		if _, _, err := splitPod(arg); err == nil {
 			t.Errorf("%q is taken for a pod", arg)
 		}
+	}
+}
+
+// Long lists of IDs make no table wide, IDs can be named as they are shown, and last columns are not padded.
+func TestLongLists(t *testing.T) {
+	long := make([]string, 60_000)
+	for i := range long {
+		long[i] = fmt.Sprintf("GPU-%d", i)
+	}
+	assignments := []*adminv1.Assignment{
+		{Namespace: "ml", Pod: "a", Container: "main", ResourceName: "v.example/gpu", DeviceIds: long},
+		{Namespace: "ml", Pod: "b", Container: "main", ResourceName: "v.example/gpu", DeviceIds: []string{"a b", "c"}, Why: "1 kept from init containers, 1 by lowest ID, near NUMA node 0 first"},
+	}
+	for name, show := range map[string]func(*bytes.Buffer){
+		"assignments": func(to *bytes.Buffer) { showAssignments(to, assignments) },
+		"explain":     func(to *bytes.Buffer) { showExplanation(to, &adminv1.ExplainResponse{Assignments: assignments}, noon) },
+		"history": func(to *bytes.Buffer) {
+			showHistory(to, []*adminv1.Span{{From: before(0), DeviceIds: long}, {From: before(0), DeviceIds: []string{"a b", "c"}}}, noon)
+		},
+	} {
+		var out bytes.Buffer
+		show(&out)
+		text := out.String()
+		if len(text) > 1000 || !strings.Contains(text, "GPU-0,GPU-1,GPU-2,GPU-3 and 59996 more") || !strings.Contains(text, `"a b",c`) {
+			t.Errorf("%s has %d bytes:\n%.1000s", name, len(text), text)
+		}
+		for line := range strings.Lines(text) {
+			if name != "explain" && strings.HasSuffix(line, " \n") {
+				t.Errorf("%s: %q is padded", name, line)
+			}
+		}
+	}
+	if got := list(long[:8]); got != strings.Join(long[:8], ",") {
+		t.Errorf("a short list is %q", got)
 	}
 }
 
@@ -227,7 +267,7 @@ func TestAgo(t *testing.T) {
 
 // A cordon is printed with the device that it is of.
 func TestDumpNamesCordonedDevices(t *testing.T) {
-	text, err := json.Marshal(dumped(store.Books{Cordons: []device.Cordon{{Resource: "vendor.com/gpu", ID: "d0", Reason: "fan"}}}))
+	text, err := json.Marshal(dumped(store.Books{Cordons: []device.Cordon{{Resource: "vendor.com/gpu", ID: "d0", Reason: "fan"}}}, nil))
 	if err != nil || !strings.Contains(string(text), `"d0"`) || strings.Count(string(text), "Cordons") != 1 {
 		t.Errorf("%s, %v", text, err)
 	}
@@ -241,5 +281,17 @@ func TestNothingSteersTheTerminal(t *testing.T) {
 	showDevices(&out, []*adminv1.Device{{ResourceName: "a.b/c", Id: evil, Cordon: &adminv1.DeviceCordon{Reason: evil}}}, time.Now())
 	if n := strings.Count(out.String(), "\x1b"); n > 0 {
 		t.Errorf("%d escape characters: %q", n, out.String())
+	}
+}
+
+// A number of the Node that is about to change is noted with its direction.
+func TestRare(t *testing.T) {
+	for _, test := range []struct {
+		published, wanted int32
+		want              string
+	}{{8, 8, "-"}, {7, 8, "8 wanted on the node"}, {8, 7, "falling to 7 on the node"}} {
+		if got := rare(&adminv1.Resource{Published: test.published, Wanted: test.wanted}); got != test.want {
+			t.Errorf("%d on the node, %d wanted: %q, want %q", test.published, test.wanted, got, test.want)
+		}
 	}
 }

@@ -49,11 +49,25 @@ func plain(s string) string {
 	}, s)
 }
 
-// list writes IDs into one cell.
-func list(ids []device.ID) string {
-	all := make([]string, len(ids))
-	for i, id := range ids {
-		all[i] = string(id)
+// shown writes a device's ID as it can be read, and be named again in a command.
+func shown[T ~string](id T) string { return device.QuoteID(device.ID(id)) }
+
+// maxListed is how many IDs a cell holds at most: a column is as wide as its widest cell.
+const maxListed = 8
+
+// list writes IDs into one cell: all of them or, of many, the first few and how many there are besides.
+func list[T ~string](ids []T) string {
+	few := ids
+	if len(ids) > maxListed {
+		few = ids[:maxListed/2]
 	}
-	return strings.Join(all, ",")
+	all := make([]string, len(few))
+	for i, id := range few {
+		all[i] = shown(id)
+	}
+	text := strings.Join(all, ",")
+	if more := len(ids) - len(few); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }

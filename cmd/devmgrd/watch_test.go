@@ -28,7 +28,7 @@ func TestWatch(t *testing.T) {
 	ledger := allocatortest.Start(t, filepath.Join(dir, "state"))
 	at := filepath.Join(dir, "admin.sock")
 	server := admin.New(admin.Config{
-		Socket: at, Ledger: ledger, Plugins: nowhere{}, Books: nowhere{}, History: nowhere{}, Log: slog.New(slog.DiscardHandler),
+		Socket: at, Ledger: ledger, Plugins: nowhere{}, Books: nowhere{}, Past: nowhere{}, History: nowhere{}, Log: slog.New(slog.DiscardHandler),
 		Parts: func() []admin.Part { return nil },
 	})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -41,11 +41,11 @@ type rig struct {
 	end    func()
 }
 
-// books are three megabytes and a byte.
-type books struct{}
+// books are files of so many bytes.
+type books int
 
-func (books) WriteTo(w io.Writer) (int64, error) {
-	n, err := w.Write(bytes.Repeat([]byte("x"), 3<<20+1))
+func (b books) WriteTo(w io.Writer) (int64, error) {
+	n, err := w.Write(bytes.Repeat([]byte("x"), int(b)))
 	return int64(n), err
 }
 
@@ -84,26 +84,31 @@ func TestWatchDevices(t *testing.T) {
 	refused(t, err, codes.Unavailable, "devmgrd is stopping")
 }
 
-// A copy comes in parts that any client takes.
+// A copy comes in parts that any client takes, and is of the file that is asked for.
 func TestBackup(t *testing.T) {
 	r := start(t)
-	stream, err := r.Backup(t.Context(), &adminv1.BackupRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, parts := 0, 0
-	for {
-		part, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			break
-		}
+	for _, c := range []struct {
+		history  bool
+		n, parts int
+	}{{false, 3<<20 + 1, 4}, {true, 7, 1}} {
+		stream, err := r.Backup(t.Context(), &adminv1.BackupRequest{History: c.history})
 		if err != nil {
 			t.Fatal(err)
 		}
-		n, parts = n+len(part.Data), parts+1
-	}
-	if n != 3<<20+1 || parts != 4 {
-		t.Errorf("%d bytes in %d parts", n, parts)
+		n, parts := 0, 0
+		for {
+			part, err := stream.Recv()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, parts = n+len(part.Data), parts+1
+		}
+		if n != c.n || parts != c.parts {
+			t.Errorf("%d bytes in %d parts, want %d in %d", n, parts, c.n, c.parts)
+		}
 	}
 }
 
@@ -118,7 +123,7 @@ func start(t *testing.T, change ...func(*admin.Config)) *rig {
 	dir := t.TempDir()
 	r := &rig{Allocator: allocatortest.Start(t, filepath.Join(dir, "state")), t: t, path: filepath.Join(dir, "run", "admin.sock")}
 	c := admin.Config{
-		Socket: r.path, Version: "v1", Node: "node", Ledger: r.Allocator, Plugins: endpoints{}, History: nothing{}, Books: books{}, Log: slog.New(slog.DiscardHandler),
+		Socket: r.path, Version: "v1", Node: "node", Ledger: r.Allocator, Plugins: endpoints{}, History: nothing{}, Books: books(3<<20 + 1), Past: books(7), Log: slog.New(slog.DiscardHandler),
 		Parts: func() []admin.Part { return []admin.Part{{Name: "store"}, {Name: "nri", Err: errors.New("away")}} },
 	}
 	for _, f := range change {
@@ -243,7 +248,10 @@ func TestForget(t *testing.T) {
 // evictions tell who is to go.
 type evictions struct{ gone chan device.Pod }
 
-func (e evictions) Evict(pod device.Pod, why string) {
+func (e evictions) Evict(pod device.Pod, why string, still func() bool) {
+	if !still() {
+		panic("there is no reason to evict " + pod.String())
+	}
 	if !strings.Contains(why, "is drained") {
 		panic(why)
 	}
@@ -321,9 +329,9 @@ func TestMistakes(t *testing.T) {
 	_, err = r.ListDevices(t.Context(), &adminv1.ListDevicesRequest{ResourceName: "vendor.com/gpus"})
 	refused(t, err, codes.NotFound, "there are vendor.com/gpu")
 	_, err = r.ListAssignments(t.Context(), &adminv1.ListAssignmentsRequest{Namespace: "ns", Name: "p"})
-	refused(t, err, codes.NotFound, "nobody has told of pod ns/p")
+	refused(t, err, codes.NotFound, "pod ns/p is not known on this node")
 	_, err = r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "p"})
-	refused(t, err, codes.NotFound, "nobody has told of pod ns/p")
+	refused(t, err, codes.NotFound, "pod ns/p is not known on this node")
 
 	name := func(r, id string) []*adminv1.DeviceName {
 		return []*adminv1.DeviceName{{ResourceName: string(gpu), Id: "d000"}, {ResourceName: r, Id: id}}
@@ -370,7 +378,7 @@ func TestExplain(t *testing.T) {
 		}
 		expect(t, e, err, want)
 	}
-	mine := `assignments {namespace: "ns" pod: "has" uid: "uid-has" container: "main" resource_name: "vendor.com/gpu" device_ids: "d000"`
+	mine := `assignments {namespace: "ns" pod: "has" uid: "uid-has" container: "main" resource_name: "vendor.com/gpu" device_ids: "d000" why: "1 by lowest ID"`
 	explain("has", `namespace: "ns" name: "has" uid: "uid-has" verdict: "ready" message: "the pod has all the devices that it asks for" `+mine+`}`)
 	explain("plain", `namespace: "ns" name: "plain" uid: "uid-plain" verdict: "none" message: "the pod asks for no device that devmgrd gives out"`)
 	explain("waits", `namespace: "ns" name: "waits" uid: "uid-waits" verdict: "waiting" reason: "NotEnoughDevices" message: "vendor.com/gpu: 1 wanted, 0 of 1 free"
@@ -384,6 +392,121 @@ func TestExplain(t *testing.T) {
 		ends: "its devices are free when the runtime has no container of it any more" `+mine+` ended: true}`)
 	all, err := r.ListAssignments(t.Context(), &adminv1.ListAssignmentsRequest{})
 	expect(t, all, err, mine+` ended: true}`)
+}
+
+// A device that may be in use under another ID is counted as withheld.
+func TestStatus_RenamedDevice_IsWithheld(t *testing.T) {
+	r := start(t)
+	r.Plugins.Offer(gpu, device.Serving, device.Device{ID: "old", Healthy: true})
+	r.Settle(t, allocatortest.Pod("has", gpu, 1))
+	r.Plugins.Offer(gpu, device.Serving, device.Device{ID: "new", Healthy: true, Added: time.Now().UnixNano()})
+	plugintest.Eventually(t, "the new device is withheld", func() bool {
+		s, err := r.GetStatus(t.Context(), &adminv1.GetStatusRequest{})
+		return err == nil && len(s.Resources) == 1 && s.Resources[0].Withheld == 1 && s.Resources[0].Free == 0 && s.Resources[0].Assigned == 1
+	})
+	all, err := r.ListDevices(t.Context(), &adminv1.ListDevicesRequest{})
+	if err != nil || len(all.Devices) != 2 || all.Devices[0].State != "withheld" || all.Devices[1].State != "assigned" {
+		t.Errorf("%v, %v", all, err)
+	}
+}
+
+// A plugin's container that was created without devmgrd is named wherever the plugin is missed.
+func TestNotRedirected(t *testing.T) {
+	pod := device.Pod{UID: "u", Namespace: "kube-system", Name: "plugin"}
+	all := []device.PodContainer{{Pod: pod, Name: "main"}}
+	r := start(t, func(c *admin.Config) { c.NotRedirected = func() []device.PodContainer { return all } })
+	const want = `{namespace: "kube-system" pod: "plugin" uid: "u" container: "main"}`
+	s, err := r.GetStatus(t.Context(), &adminv1.GetStatusRequest{})
+	expect(t, &adminv1.GetStatusResponse{NotRedirected: s.GetNotRedirected()}, err, "not_redirected "+want)
+	plugins, err := r.ListPlugins(t.Context(), &adminv1.ListPluginsRequest{})
+	expect(t, plugins, err, "not_redirected "+want)
+
+	r.Plugins.Stock(gpu, 1)
+	r.Bind(allocatortest.Pod("lost", "vendor.com/none", 1))
+	r.Bind(allocatortest.Pod("large", gpu, 2))
+	plugintest.Eventually(t, "two wait", func() bool { return len(r.Waiting()) == 2 && r.Waiting()[1].Wait.Reason == device.NotEnoughDevices })
+	ends := func(name string) string {
+		e, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e.Ends
+	}
+	if got := ends("lost"); !strings.HasSuffix(got, "; if the plugin runs in kube-system/plugin:main, it is registered with the kubelet, since the container was created while devmgrd was away: delete its pod") {
+		t.Errorf("lost ends: %q", got)
+	}
+	if got := ends("large"); strings.Contains(got, "kubelet") {
+		t.Errorf("large ends: %q", got)
+	}
+	for range 6 {
+		all = append(all, all[0])
+	}
+	if got := ends("lost"); strings.Count(got, "kube-system/plugin:main") != 5 || !strings.Contains(got, " or 2 more, it is") {
+		t.Errorf("with seven: %q", got)
+	}
+}
+
+// apiPods stand for the API server's pods.
+type apiPods struct {
+	ends map[string]device.Ending // by name
+	bind func(name string) bool   // of Find
+	err  error
+}
+
+func (a apiPods) Ended(_ context.Context, _, name string) (device.Ending, bool, error) {
+	end, ended := a.ends[name]
+	return end, ended, a.err
+}
+
+func (a apiPods) Find(_ context.Context, _, name string) (bool, error) {
+	return a.bind != nil && a.bind(name), a.err
+}
+
+// A pod that the ledger does not know, or not any more, is looked up in the API server.
+func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
+	api := &apiPods{ends: map[string]device.Ending{}}
+	r := start(t, func(c *admin.Config) { c.Pods = api })
+	api.bind = func(name string) bool {
+		if name == "late" {
+			r.Bind(allocatortest.Pod("late", "", 0))
+		}
+		return name == "late"
+	}
+	pod := func(name string) device.Pod {
+		return device.Pod{UID: device.PodUID("uid-" + name), Namespace: "ns", Name: name}
+	}
+	at := time.Unix(1000, 0)
+	api.ends["refused"] = device.Ending{Pod: pod("refused"), Failed: true, Refused: true, At: at, Reason: "OutOfvendor.com/gpu", Message: "Pod was rejected"}
+	api.ends["failed"] = device.Ending{Pod: pod("failed"), Failed: true, Reason: "Evicted"}
+	api.ends["has"] = device.Ending{Pod: pod("has"), Message: "done"}
+	api.ends["again"] = device.Ending{Pod: device.Pod{UID: "uid-of-another"}, Failed: true, Reason: "Evicted"}
+	explain := func(name, want string) {
+		t.Helper()
+		e, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: name})
+		if err == nil && name != "refused" {
+			e.Since = nil
+		}
+		expect(t, e, err, `namespace: "ns" name: "`+name+`" uid: "uid-`+name+`" `+want)
+	}
+	explain("refused", `verdict: "refused" reason: "OutOfvendor.com/gpu" since {seconds: 1000}
+		message: "the kubelet did not admit the pod, and no container of it was ever created: Pod was rejected"
+		ends: "never: delete the pod, or let its controller replace it; leave spec.nodeName to the scheduler, which lets a pod wait until the Node has enough"`)
+	explain("failed", `verdict: "ended" reason: "Evicted" message: "the pod has failed"`)
+	explain("late", `verdict: "none" message: "the pod asks for no device that devmgrd gives out"`)
+	r.Plugins.Stock(gpu, 2)
+	for _, name := range []string{"has", "again"} { // which have devices until the runtime has removed their containers
+		p := r.Settle(t, allocatortest.Pod(name, gpu, 1))
+		r.Claim(device.Running{ID: name, Container: device.Container{Pod: p.Pod.UID, Name: "main"}})
+		r.Drop(p.Pod.UID)
+	}
+	held := `ends: "its devices are free when the runtime has no container of it any more" assignments {namespace: "ns" container: "main" resource_name: "vendor.com/gpu" ended: true `
+	explain("has", held+`pod: "has" uid: "uid-has" device_ids: "d000" why: "1 by lowest ID"} verdict: "ended" message: "the pod has succeeded: done"`)
+	explain("again", held+`pod: "again" uid: "uid-again" device_ids: "d001" why: "1 by lowest ID"} verdict: "ended" message: "the pod is over"`)
+	_, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "none"})
+	refused(t, err, codes.NotFound, "pod ns/none is not known on this node")
+	api.err = errors.New("forbidden")
+	_, err = r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "none"})
+	refused(t, err, codes.NotFound, "pod ns/none is not known on this node: forbidden")
 }
 
 // A failing plugin is asked again at a time that is told.
@@ -422,7 +545,7 @@ func TestStatus(t *testing.T) {
 // Every reason that a pod can wait for has an end.
 func TestEveryReasonEnds(t *testing.T) {
 	for _, reason := range []device.Reason{device.PluginMissing, device.PluginStale, device.PluginSlow, device.PluginError, device.NotEnoughDevices,
-		device.DeviceUnhealthy, device.TopologyMismatch, device.Allocating, device.Preparing, device.PreStartFailed, device.StoreUnavailable} {
+		device.DeviceUnhealthy, device.TopologyMismatch, device.AssignmentConflict, device.Allocating, device.Preparing, device.PreStartFailed, device.StoreUnavailable} {
 		if admin.Ends(reason, "vendor.com/gpu") == "" {
 			t.Errorf("nothing ends %s", reason)
 		}
@@ -510,5 +633,22 @@ func TestDrainOfAQuarantinedDevice(t *testing.T) {
 	r.Bind(device.PodDemand{Pod: device.Pod{UID: "stranger", Namespace: "ns", Name: "found"}}) // now it has a name
 	if pod := <-gone; pod.Name != "found" {
 		t.Errorf("%+v is to be evicted", pod)
+	}
+}
+
+// A pod has a device of a plugin that devmgrd has not heard of, since it was killed before it had noted the plugin.
+func TestStatus_PluginNotKnown_WantsWhatTheNodeShows(t *testing.T) {
+	r := start(t, func(c *admin.Config) { c.OnNode = func(device.ResourceName) (int, bool) { return 2, true } })
+	r.Plugins.Stock(gpu, 2)
+	r.Settle(t, allocatortest.Pod("has", gpu, 1))
+	r.Plugins.Offer(gpu, device.Lost)
+	if err := r.Plugins.Forget(gpu); err != nil {
+		t.Fatal(err)
+	}
+	r.Plugins.Stock("vendor.com/other", 1)
+	plugintest.Eventually(t, "the offer is gone", func() bool { _, is := r.Offers()[gpu]; return !is })
+	s, err := r.GetStatus(t.Context(), &adminv1.GetStatusRequest{})
+	if err != nil || len(s.Resources) == 0 || s.Resources[0].Published != 2 || s.Resources[0].Wanted != 2 || s.Resources[0].Assigned != 1 {
+		t.Errorf("%v, %v", s, err)
 	}
 }

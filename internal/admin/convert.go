@@ -1,6 +1,8 @@
 package admin
 
 import (
+	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -14,7 +16,7 @@ func resourceOf(r device.ResourceName, figures map[string]int, o device.Offer) *
 	return &adminv1.Resource{
 		Name: string(r), Plugin: stateOf(o),
 		Free: n(device.Available), Assigned: n(device.Assigned), Unhealthy: n(device.Unhealthy),
-		Cordoned: n(device.Cordoned), Stale: n(device.OfAwayOne), Quarantined: n(device.Quarantined),
+		Cordoned: n(device.Cordoned), Stale: n(device.OfAwayOne), Quarantined: n(device.Quarantined), Withheld: n(device.Withheld),
 	}
 }
 
@@ -23,16 +25,17 @@ func stateOf(o device.Offer) string {
 	if o.Inventory.Resource == "" {
 		return device.Lost.String()
 	}
-	return o.State.String()
+	return o.Status()
 }
 
 func pluginOf(o device.Offer, endpoint string) *adminv1.Plugin {
 	p := &adminv1.Plugin{
 		ResourceName: string(o.Inventory.Resource), State: stateOf(o), Endpoint: endpoint,
 		Devices: int32(len(o.Inventory.Devices)), PreStart: o.PreStart, Prefers: o.Prefers, Since: stamp(o.Since),
+		LastError: strings.ToValidUTF8(o.LastError, "\uFFFD"), LastErrorTime: stamp(o.LastErrorAt),
 	}
 	for _, d := range o.Inventory.Devices {
-		if d.Healthy {
+		if d.Healthy && o.State != device.Lost { // what a lost plugin has said of its devices' health is old
 			p.Healthy++
 		}
 	}
@@ -60,15 +63,23 @@ func assignmentsOf(h *device.Holding) []*adminv1.Assignment {
 		for _, s := range as.Shares {
 			one := &adminv1.Assignment{
 				Namespace: h.Pod.Namespace, Pod: h.Pod.Name, Uid: string(h.Pod.UID), Container: as.Container.Name,
-				ResourceName: string(s.Resource), Ended: !h.Active,
+				ResourceName: string(s.Resource), Ended: !h.Active, Why: choice(as, s),
 			}
-			for _, id := range s.IDs {
+			for _, id := range slices.SortedFunc(slices.Values(s.IDs), device.CompareIDs) {
 				one.DeviceIds = append(one.DeviceIds, string(id))
 			}
 			all = append(all, one)
 		}
 	}
 	return all
+}
+
+func containersOf(all []device.PodContainer) []*adminv1.PodContainer {
+	var named []*adminv1.PodContainer
+	for _, c := range all {
+		named = append(named, &adminv1.PodContainer{Namespace: c.Pod.Namespace, Pod: c.Pod.Name, Uid: string(c.Pod.UID), Container: c.Name})
+	}
+	return named
 }
 
 // stamp gives a time, or nothing for one that is not known.

@@ -6,11 +6,12 @@
 //	reader.go    those that change nothing, for this process itself
 //	history.go   the one that tells who had what before
 //	convert.go   our words into the protocol's: pure
-//	explain.go   what would end a wait: pure
+//	explain.go   why a pod waits, what would end that, and how a pod ended: pure
 //
 // Promises:
 //
-//   - It knows nothing by itself: each answer is read from the rooms that know, and is as new as its question.
+//   - It knows nothing by itself: each answer is read from the rooms that know, and is as new as its question. Of a pod
+//     that they do not know, Explain asks the API server.
 //   - What a call changes is durable before the call returns, or has not happened.
 //   - Errors say what is unknown or wrong, and how to find out what is right.
 //   - Nothing here is needed for a container to start. A socket that cannot be had is tried again, and told.

@@ -9,7 +9,7 @@ import (
 )
 
 // explanation says in words how a pod stands.
-func explanation(o device.Outlook) *adminv1.ExplainResponse {
+func (s service) explanation(o device.Outlook) *adminv1.ExplainResponse {
 	h := o.Holding
 	e := &adminv1.ExplainResponse{
 		Namespace: h.Pod.Namespace, Name: h.Pod.Name, Uid: string(h.Pod.UID), Since: stamp(o.Since), Assignments: assignmentsOf(h),
@@ -31,8 +31,51 @@ func explanation(o device.Outlook) *adminv1.ExplainResponse {
 		e.Verdict = "waiting"
 		e.Reason, e.Message, e.Retry = string(o.Wait.Reason), o.Wait.Message, stamp(o.Retry)
 		e.Ends = ends(o.Wait.Reason, resources(o.Wants))
+		if o.Wait.Reason == device.PluginMissing || o.Wait.Reason == device.PluginStale {
+			e.Ends += astray(s.notRedirected())
+		}
 	}
 	return e
+}
+
+// tellEnd adds what the API server says of a pod's end.
+func tellEnd(e *adminv1.ExplainResponse, end device.Ending) {
+	e.Reason = end.Reason
+	switch {
+	case end.Refused:
+		e.Verdict, e.Since = "refused", stamp(end.At)
+		e.Message = "the kubelet did not admit the pod, and no container of it was ever created"
+		e.Ends = refusalEnds
+	case end.Failed:
+		e.Message = "the pod has failed"
+	default:
+		e.Message = "the pod has succeeded"
+	}
+	if end.Message != "" {
+		e.Message += ": " + end.Message
+	}
+}
+
+// refusalEnds is the remedy for a pod that the kubelet refused. The scheduler binds no pod beyond the Node's number.
+const refusalEnds = "never: delete the pod, or let its controller replace it; leave spec.nodeName to the scheduler, which lets a pod wait until the Node has enough"
+
+// maxNamedStrays bounds the containers that an explanation names.
+const maxNamedStrays = 5
+
+// astray says that a plugin may be missing since its container was created without the redirect. Which resource a plugin in such a
+// container serves is not known.
+func astray(all []device.PodContainer) string {
+	if len(all) == 0 {
+		return ""
+	}
+	var names []string
+	for _, c := range all[:min(len(all), maxNamedStrays)] {
+		names = append(names, c.Pod.String()+":"+c.Name)
+	}
+	if more := len(all) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	return "; if the plugin runs in " + strings.Join(names, " or ") + ", it is registered with the kubelet, since the container was created while devmgrd was away: delete its pod"
 }
 
 func resources(names []device.ResourceName) string {
@@ -54,16 +97,50 @@ func ends(why device.Reason, of string) string {
 		return fmt.Sprintf("a device of %s is given back by another pod, uncordoned, or listed anew", of)
 	case device.DeviceUnhealthy:
 		return fmt.Sprintf("a device of %s gets well, or is given back by another pod", of)
+	case device.DevicesUnknown:
+		return fmt.Sprintf("the containers end that run with unknown devices of %s: devmgrd's log names them", of)
 	case device.TopologyMismatch:
 		return fmt.Sprintf("devices of %s are given back where they are near each other, or topology.policy is a weaker one", of)
 	case device.PluginSlow, device.PluginError:
 		return fmt.Sprintf("the device plugin of %s answers: it is asked again after a pause, and at once when it is back from having been away", of)
 	case device.StoreUnavailable:
 		return "the state file can be written again: it is tried again after a pause"
+	case device.AssignmentConflict:
+		return "the container runtime reports which devices its containers have"
 	case device.Allocating:
 		return "the device plugins answer"
 	case device.Preparing, device.PreStartFailed:
 		return fmt.Sprintf("PreStartContainer of the device plugin of %s succeeds", of)
 	}
 	return ""
+}
+
+// choice says why a container has these devices of a resource.
+func choice(as device.Assignment, s device.Share) string {
+	if !as.Imported.IsZero() {
+		return "taken over from the kubelet"
+	}
+	var parts []string
+	add := func(n int, format string, args ...any) {
+		if n > 0 {
+			parts = append(parts, fmt.Sprintf("%d ", n)+fmt.Sprintf(format, args...))
+		}
+	}
+	add(s.Why.Stamped, "in use by the container when the state file was lost")
+	add(s.Why.Kept, "kept from init containers")
+	add(s.Why.Preferred, "preferred by the plugin")
+	add(len(s.IDs)-s.Why.Stamped-s.Why.Kept-s.Why.Preferred, "by lowest ID")
+	if len(s.Why.Near) > 0 {
+		parts = append(parts, "near NUMA "+nodes(s.Why.Near)+" first")
+	}
+	add(s.Why.Avoided, "left out: refused by the plugin lately")
+	return strings.Join(parts, ", ")
+}
+
+// nodes names NUMA nodes.
+func nodes(all []int) string {
+	if len(all) == 1 {
+		return fmt.Sprintf("node %d", all[0])
+	}
+	return "nodes " + strings.Trim(strings.ReplaceAll(fmt.Sprint(all), " ", ", "), "[]")
 }

@@ -16,7 +16,7 @@ import (
 func (s service) ListHistory(_ context.Context, request *adminv1.ListHistoryRequest) (*adminv1.ListHistoryResponse, error) {
 	switch {
 	case request.Id != "" && request.ResourceName == "":
-		return nil, status.Errorf(codes.InvalidArgument, "device %s is named without its resource", clip(request.Id))
+		return nil, status.Errorf(codes.InvalidArgument, "device %s is named without its resource", clip(device.QuoteID(device.ID(request.Id))))
 	case request.Name != "" && request.Namespace == "":
 		return nil, status.Errorf(codes.InvalidArgument, "pod %s is named without its namespace", clip(request.Name))
 	}
@@ -53,7 +53,7 @@ func spanOf(s device.Span) *adminv1.Span {
 		Namespace: s.Pod.Namespace, Pod: s.Pod.Name, Uid: string(s.Pod.UID), Container: s.Container, ResourceName: string(s.Resource),
 		From: stamp(s.From), FromAtLatest: s.FromLate, Until: stamp(s.Until), UntilAtLatest: s.UntilLate,
 	}
-	for _, id := range s.IDs {
+	for _, id := range slices.SortedFunc(slices.Values(s.IDs), device.CompareIDs) {
 		one.DeviceIds = append(one.DeviceIds, string(id))
 	}
 	return one

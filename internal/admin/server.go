@@ -51,8 +51,16 @@ type Plugins interface {
 
 // Evictions have pods leave.
 type Evictions interface {
-	// Evict has a pod evicted, as soon as its disruption budget lets it. It returns at once.
-	Evict(pod device.Pod, why string)
+	// Evict has a pod evicted, as soon as its disruption budget lets it, unless still returns false by then. It returns at once.
+	Evict(pod device.Pod, why string, still func() bool)
+}
+
+// Pods read single pods from the API server.
+type Pods interface {
+	// Find reads a pod of this node that the ledger does not know, and has the ledger bind it; false: there is none that has not ended.
+	Find(ctx context.Context, namespace, name string) (bool, error)
+	// Ended reads how a pod of this node ended; false: there is none that has.
+	Ended(ctx context.Context, namespace, name string) (device.Ending, bool, error)
 }
 
 // A History remembers who had which devices.
@@ -75,12 +83,17 @@ type Config struct {
 	Ledger  Ledger
 	Plugins Plugins
 	History History
-	Books   io.WriterTo // gives a copy of the state file
-	// Evictions are nil where there is no API server, and so is OnNode, which gives what our Node shows of a resource.
+	Books   io.WriterTo // writes a copy of the state file
+	Past    io.WriterTo // writes a copy of the history
+	// Evictions and Pods are nil where there is no API server, and so is OnNode, which gives what our Node shows of a resource.
 	Evictions Evictions
+	Pods      Pods
 	OnNode    func(device.ResourceName) (n int, shown bool)
 	Parts     func() []Part
-	Log       *slog.Logger
+	// NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory. nil: there
+	// is no redirect.
+	NotRedirected func() []device.PodContainer
+	Log           *slog.Logger
 }
 
 // A Server serves AdminService.
@@ -104,8 +117,8 @@ const (
 
 // New makes a Server; Run starts it.
 func New(c Config) *Server {
-	if c.Socket == "" || c.Ledger == nil || c.Plugins == nil || c.Books == nil || c.History == nil || c.Parts == nil || c.Log == nil {
-		panic("admin: Socket, Ledger, Plugins, History, Books, Parts and Log are required")
+	if c.Socket == "" || c.Ledger == nil || c.Plugins == nil || c.Books == nil || c.Past == nil || c.History == nil || c.Parts == nil || c.Log == nil {
+		panic("admin: Socket, Ledger, Plugins, History, Books, Past, Parts and Log are required")
 	}
 	return &Server{cfg: c, started: time.Now(), stopping: make(chan struct{})}
 }

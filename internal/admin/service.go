@@ -35,7 +35,11 @@ func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 		one := resourceOf(r, figures[r], offers[r])
 		if s.cfg.OnNode != nil {
 			shown, _ := s.cfg.OnNode(r)
-			one.Published, one.Wanted = int32(shown), int32(wanted[r])
+			want, known := wanted[r]
+			if !known { // devmgrd has not heard of the plugin yet, and leaves the Node's number alone
+				want = shown
+			}
+			one.Published, one.Wanted = int32(shown), int32(want)
 		}
 		answer.Resources = append(answer.Resources, one)
 	}
@@ -45,6 +49,7 @@ func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 			Reason: string(o.Wait.Reason), Message: o.Wait.Message, Since: stamp(o.Since),
 		})
 	}
+	answer.NotRedirected = containersOf(s.notRedirected())
 	return answer, nil
 }
 
@@ -56,9 +61,16 @@ func (s service) onNode(r device.ResourceName) (n int, shown bool) {
 	return s.cfg.OnNode(r)
 }
 
+func (s service) notRedirected() []device.PodContainer {
+	if s.cfg.NotRedirected == nil {
+		return nil
+	}
+	return s.cfg.NotRedirected()
+}
+
 // ListPlugins gives the device plugins that are known.
 func (s service) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
-	answer := &adminv1.ListPluginsResponse{}
+	answer := &adminv1.ListPluginsResponse{NotRedirected: containersOf(s.notRedirected())}
 	offers, endpoints := s.cfg.Ledger.Offers(), s.cfg.Plugins.Endpoints()
 	for _, r := range slices.Sorted(maps.Keys(offers)) {
 		answer.Plugins = append(answer.Plugins, pluginOf(offers[r], endpoints[r]))
@@ -151,16 +163,49 @@ func (s service) ListAssignments(_ context.Context, request *adminv1.ListAssignm
 }
 
 func unknownPod(namespace, name string) error {
-	return status.Errorf(codes.NotFound, "nobody has told of pod %s/%s: it is not on this node, or has been gone for long", clip(namespace), clip(name))
+	return status.Errorf(codes.NotFound, "pod %s/%s is not known on this node", clip(namespace), clip(name))
 }
 
 // Explain says why a pod has its devices, or why it waits for them.
-func (s service) Explain(_ context.Context, request *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
-	o, known := s.cfg.Ledger.Outlook(request.Namespace, request.Name)
-	if !known {
-		return nil, unknownPod(request.Namespace, request.Name)
+func (s service) Explain(ctx context.Context, request *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
+	namespace, name := request.Namespace, request.Name
+	o, known := s.cfg.Ledger.Outlook(namespace, name)
+	if known && o.Holding.Active {
+		return s.explanation(o), nil
 	}
-	return explanation(o), nil
+	end, ended, err := s.ended(ctx, namespace, name)
+	if known {
+		e := s.explanation(o)
+		if ended && end.Pod.UID == o.Holding.Pod.UID {
+			tellEnd(e, end)
+		}
+		return e, nil
+	}
+	switch o, known = s.cfg.Ledger.Outlook(namespace, name); {
+	case known:
+		return s.explanation(o), nil
+	case err != nil:
+		return nil, status.Errorf(codes.NotFound, "pod %s/%s is not known on this node: %v", clip(namespace), clip(name), err)
+	case !ended:
+		return nil, unknownPod(namespace, name)
+	}
+	e := &adminv1.ExplainResponse{Namespace: namespace, Name: name, Uid: string(end.Pod.UID), Verdict: "ended", Message: "the pod is over"}
+	tellEnd(e, end)
+	return e, nil
+}
+
+// ended asks the API server how a pod ended. If it has not ended, the ledger knows it afterwards.
+func (s service) ended(ctx context.Context, namespace, name string) (end device.Ending, ended bool, err error) {
+	if s.cfg.Pods == nil {
+		return end, false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, apiLimit)
+	defer cancel()
+	if end, ended, err = s.cfg.Pods.Ended(ctx, namespace, name); ended || err != nil {
+		return end, ended, err
+	}
+	_, err = s.cfg.Pods.Find(ctx, namespace, name)
+	return end, false, err
 }
 
 // Cordon takes devices out of service.
@@ -249,7 +294,7 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 			if !asked[d.Holder.Uid] && d.Holder.Name != "" { // without a name it may be told of later
 				asked[d.Holder.Uid] = true
 				pod := device.Pod{UID: device.PodUID(d.Holder.Uid), Namespace: d.Holder.Namespace, Name: d.Holder.Name}
-				s.cfg.Evictions.Evict(pod, "its device "+d.Id+" of "+d.ResourceName+" is drained")
+				s.cfg.Evictions.Evict(pod, "its device "+device.QuoteID(device.ID(d.Id))+" of "+d.ResourceName+" is drained", func() bool { return s.drained(names, pod.UID) })
 			}
 		}
 		if last == "" || holders != last {
@@ -270,10 +315,21 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 	}
 }
 
-// Backup gives a copy of the state file.
-func (s service) Backup(_ *adminv1.BackupRequest, stream grpc.ServerStreamingServer[adminv1.BackupResponse]) error {
-	if _, err := s.cfg.Books.WriteTo(parts{stream}); err != nil {
-		return status.Errorf(codes.Unavailable, "the state file cannot be copied: %v", err)
+// drained reports whether a pod has one of these devices and that is still out of service.
+func (s *service) drained(names []device.Cordon, uid device.PodUID) bool {
+	return slices.ContainsFunc(s.named(names), func(d *adminv1.Device) bool {
+		return d.Cordon != nil && d.Holder != nil && d.Holder.Uid == string(uid)
+	})
+}
+
+// Backup sends a copy of the state file, or of the history.
+func (s service) Backup(request *adminv1.BackupRequest, stream grpc.ServerStreamingServer[adminv1.BackupResponse]) error {
+	file, title := s.cfg.Books, "state file"
+	if request.History {
+		file, title = s.cfg.Past, "history"
+	}
+	if _, err := file.WriteTo(parts{stream}); err != nil {
+		return status.Errorf(codes.Unavailable, "the %s cannot be copied: %v", title, err)
 	}
 	return nil
 }
@@ -297,8 +353,9 @@ func (p parts) Write(data []byte) (n int, err error) {
 }
 
 const (
-	maxReason = 1024 // bytes
-	maxNamed  = 4096 // devices in one call
+	apiLimit  = 3 * time.Second // for the reads of one question; devmgrd explain allows 10 s
+	maxReason = 1024            // bytes
+	maxNamed  = 4096            // devices in one call
 )
 
 // cordonsOf checks names as they come.

@@ -47,11 +47,21 @@ type Herald interface {
 	Waiting(device.Pod, device.Wait)
 	Assigned(device.Pod, []device.Assignment)
 	// Bare tells of a container that runs without the devices that it asks for.
-	Bare(pod device.Pod, container string)
+	// The cause lasts while still returns true.
+	Bare(pod device.Pod, container string, still func() bool)
 	// Failed tells that a device that a pod has is not healthy any more, or that its plugin lists it no more.
 	Failed(device.Pod, device.ResourceName, device.ID)
-	// FailedForLong tells that this has lasted, of one device not more than once an hour.
-	FailedForLong(device.Pod, device.ResourceName, device.ID)
+	// FailedForLong tells that this has lasted, of one device not more than once an hour. The device is still in use and
+	// broken while still returns true.
+	FailedForLong(pod device.Pod, r device.ResourceName, id device.ID, still func() bool)
+}
+
+// Host can be asked what runs on this machine.
+type Host interface {
+	// HasProcesses reports whether a container has processes. The ID is the runtime's.
+	HasProcesses(container string) (bool, error)
+	// PodsWithProcesses returns those of the pods that have processes, of containers or of sandboxes.
+	PodsWithProcesses([]device.PodUID) (map[device.PodUID]bool, error)
 }
 
 // Config is what New needs.
@@ -59,6 +69,8 @@ type Config struct {
 	Plugins Plugins
 	Books   Books
 	Herald  Herald
+	Host    Host                  // nil: no container is ever proven to be idle
+	Boot    string                // identifies this boot of the machine; empty: grants hold for every boot
 	Known   []device.PodRecord    // what the books hold already
 	Cordons []device.Cordon       // the same
 	Retired []device.ResourceName // the same
@@ -74,6 +86,8 @@ type Allocator struct {
 	plugins  Plugins
 	books    Books
 	herald   Herald
+	host     Host
+	boot     string
 	topology Topology
 	log      *slog.Logger
 	metrics  *metrics
@@ -102,6 +116,8 @@ type Allocator struct {
 	live    map[device.PodUID]tenant // what the runtime has
 	synced  bool                     // live is the whole truth
 	met     bool                     // it has been, at least once
+	behind  chan struct{}            // nil, or closed when news has been applied
+	news    []func()                 // the runtime's reports since a synchronization that is still to be compared
 	listed  bool                     // every pod that is bound to the node is in pods
 	board   board
 	cordons map[device.ResourceName]map[device.ID]device.Cordon // the inner maps are replaced, never changed
@@ -126,6 +142,8 @@ func New(c Config) *Allocator {
 		plugins:  c.Plugins,
 		books:    c.Books,
 		herald:   c.Herald,
+		host:     c.Host,
+		boot:     c.Boot,
 		topology: c.Topology,
 		log:      c.Log,
 		kick:     make(chan struct{}, 1),
@@ -154,18 +172,9 @@ func New(c Config) *Allocator {
 		}
 		a.cordons[d.Resource][d.ID] = d
 	}
+	conflicts := findConflicts(c.Known)
 	for _, r := range c.Known {
-		p := &pod{demand: r.Demand, wanted: true, saved: true, bound: time.Now(), assigned: r.Assignments}
-		a.addLocked(p)
-		a.pools.request(p.demand, 1)
-		for _, as := range r.Assignments {
-			for _, s := range as.Shares {
-				a.pools.of(s.Resource).take(s.IDs, r.Demand.Pod.UID)
-			}
-		}
-		if !p.complete() {
-			a.queueLocked(p)
-		}
+		a.recallLocked(r, conflicts[r.Demand.Pod.UID])
 	}
 	a.metrics = newMetrics(a, c.Metrics)
 	a.refresh()
@@ -210,7 +219,7 @@ func (a *Allocator) refresh() {
 		switch {
 		case !known || !device.SameList(o.Inventory.Devices, was.Inventory.Devices):
 			fresh[r] = news{o, makeListing(o.Inventory.Devices, cordons, before)}
-		case o.State != was.State || o.Reported != was.Reported || o.PreStart != was.PreStart || o.Prefers != was.Prefers:
+		case o.State != was.State || o.Session != was.Session || o.Reported != was.Reported || o.PreStart != was.PreStart || o.Prefers != was.Prefers:
 			fresh[r] = news{o, before}
 		}
 	}
@@ -225,8 +234,9 @@ func (a *Allocator) refresh() {
 		if n.offer.State == device.Serving { // what the books have of it goes with its record
 			delete(a.retired, r)
 		}
-		back := n.offer.State == device.Serving && (!p.offered || p.offer.State != device.Serving)
+		back := n.offer.State == device.Serving && (!p.offered || p.offer.State != device.Serving || p.offer.Session != n.offer.Session)
 		p.accept(n.offer, n.listing)
+		a.withholdLocked(r)
 		a.recordonLocked(r) // somebody may have cordoned a device meanwhile
 		a.examineLocked(r, p)
 		a.wakeLocked(r, back)
@@ -243,6 +253,7 @@ func (a *Allocator) refresh() {
 func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.catchUpLocked()
 	if !a.met {
 		return time.Time{} // RuntimeSynced kicks us
 	}

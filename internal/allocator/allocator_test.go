@@ -25,7 +25,14 @@ func TestTwoPodsGetDifferentDevices(t *testing.T) {
 		r.expect("b", "main", "ready vendor.com/gpu[d1]")
 		r.bind("c", app(gpu, 1))
 		r.expect("c", "main", "waiting NotEnoughDevices")
-		r.published(numbers{gpu: 3}) // never less than the pods on the node ask for
+		r.published(numbers{gpu: 2})
+		admitted := pod("c", app(gpu, 1))
+		admitted.Admitted = true
+		r.Bind(admitted)
+		r.published(numbers{gpu: 2}) // the other two may not have been admitted
+		r.Claim(running("1", "a", "main"))
+		r.Claim(running("2", "b", "main"))
+		r.published(numbers{gpu: 3}) // never less than admitted pods ask for
 
 		r.RuntimeSynced(nil, nil)
 		r.Drop("a")
@@ -375,7 +382,7 @@ func TestADemandThatGrows(t *testing.T) {
 		r.bind("b", app(nic, 2)) // while the plugin is being asked
 		r.shop.answers(nil)
 		close(gate)
-		r.expect("b", "main", "ready vendor.com/nic[d0 d1]")
+		r.expect("b", "main", "ready vendor.com/nic[d1 d2]") // the plugin has refused d0
 		r.published(numbers{gpu: 1, nic: 3})
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -19,6 +20,10 @@ const (
 // reserveLocked plans for one pod. If that succeeds the devices are set aside and its plugins are asked, without the
 // lock, by a goroutine that ends in settle.
 func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
+	if p.complete() {
+		a.regrantLocked(ctx, p)
+		return
+	}
 	uid := p.demand.Pod.UID
 	said := advice{}
 	if a.strays[uid] != nil {
@@ -40,16 +45,46 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 				return
 			}
 		}
-		got, err := a.ask(ctx, demand, best.choices)
-		if err == nil {
-			got = append(slices.Clone(has), got...)
-			err = a.save(demand, got)
+		got, err := a.ask(ctx, demand, best)
+		if err != nil {
+			a.fail(p, held, err)
+			return
 		}
-		a.settle(p, held, got, err)
+		got = append(slices.Clone(has), got...)
+		if err := a.save(demand, got); err != nil {
+			a.doubt(p, held, err)
+			return
+		}
+		a.settle(p, held, got)
 	})
 }
 
+// refusalMemory is how long devices that a plugin has refused are chosen last. A device that its plugin calls healthy and
+// refuses, such as a virtual function that another driver has, costs no pod its start while others are free.
+const refusalMemory = 10 * time.Minute
+
+// answered notes whether a plugin has granted these devices or refused them. One that is away has done neither.
+func (a *Allocator) answered(r device.ResourceName, ids []device.ID, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pools[r]
+	for _, id := range ids {
+		if err == nil {
+			delete(p.refused, id)
+		} else if why := waitFor(err).Reason; why == device.PluginError || why == device.PluginSlow {
+			p.refuse(id)
+		}
+	}
+}
+
 func (a *Allocator) planLocked(p *pod, said advice) (proposal, *device.Refusal) {
+	for _, d := range p.demand.Demands {
+		for r := range d.Wants {
+			if pool := a.pools[r]; pool != nil {
+				maps.DeleteFunc(pool.refused, func(_ device.ID, was refusal) bool { return time.Now().After(was.until) })
+			}
+		}
+	}
 	return plan(wish{demand: p.demand, has: p.assigned, runs: a.strays[p.demand.Pod.UID], advice: said, places: a.topology}, a.pools)
 }
 
@@ -60,6 +95,7 @@ func (a *Allocator) improve(p *pod, held hold, said advice) (best proposal, inst
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	uid := p.demand.Pod.UID
+	a.catchUpLocked()
 	a.giveBackLocked(uid, held)
 	no := &device.Refusal{}
 	if p.wanted && p.later == nil {
@@ -108,31 +144,35 @@ func (a *Allocator) holdLocked(uid device.PodUID, choices map[string]device.Choi
 // giveBackLocked gives back what an attempt has set aside. What a container of the pod runs with stays set aside for it.
 func (a *Allocator) giveBackLocked(uid device.PodUID, h hold) {
 	for r, ids := range h {
-		a.pools[r].giveBack(ids, uid)
+		a.giveLocked(r, ids, uid)
 	}
 	for _, choice := range a.strays[uid] {
 		for r, ids := range choice {
 			a.pools[r].stray(ids, uid)
+			a.withholdLocked(r)
 		}
 	}
 	a.reclaimLocked()
 }
 
 // ask has the plugins make the chosen devices usable, one call for each container and resource. It holds no lock.
-func (a *Allocator) ask(ctx context.Context, d device.PodDemand, choices map[string]device.Choice) ([]device.Assignment, error) {
+func (a *Allocator) ask(ctx context.Context, d device.PodDemand, best proposal) ([]device.Assignment, error) {
 	var all []device.Assignment
 	for _, demand := range d.Demands {
-		choice, ok := choices[demand.Container.Name]
+		choice, ok := best.choices[demand.Container.Name]
 		if !ok {
 			continue
 		}
 		as := device.Assignment{Container: demand.Container}
 		for _, r := range slices.Sorted(maps.Keys(choice)) {
 			grant, err := a.plugins.Allocate(ctx, d.Pod, demand.Container, r, choice[r])
+			a.answered(r, choice[r], err)
 			if err != nil {
 				return nil, err
 			}
-			as.Shares = append(as.Shares, a.share(r, choice[r], grant))
+			share := a.share(r, choice[r], grant, best.at[r])
+			share.Why = best.why[demand.Container.Name][r]
+			as.Shares = append(as.Shares, share)
 		}
 		all = append(all, as)
 	}
@@ -140,11 +180,11 @@ func (a *Allocator) ask(ctx context.Context, d device.PodDemand, choices map[str
 }
 
 // share makes what the books keep of a plugin's answer, with what its offer says by now.
-func (a *Allocator) share(r device.ResourceName, ids []device.ID, g device.Grant) device.Share {
+func (a *Allocator) share(r device.ResourceName, ids []device.ID, g device.Grant, at int64) device.Share {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pools[r]
-	return device.Share{Resource: r, IDs: ids, Near: p.listing.nodes(ids), Grant: g, PreStart: p.offer.PreStart}
+	return device.Share{Resource: r, IDs: ids, Near: p.listing.nodes(ids), Grant: g, PreStart: p.offer.PreStart, At: at, Boot: a.boot}
 }
 
 // save makes a pod's assignments durable in one commit.
@@ -157,31 +197,96 @@ func (a *Allocator) save(d device.PodDemand, got []device.Assignment) error {
 	return nil
 }
 
-// settle ends an attempt: the pod has its devices, durably, or gives back what it held.
-func (a *Allocator) settle(p *pod, held hold, got []device.Assignment, err error) {
+// fail ends an attempt that a plugin has failed: the pod gives back what it held.
+func (a *Allocator) fail(p *pod, held hold, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.giveBackLocked(p.demand.Pod.UID, held)
+	for r := range held {
+		a.wakeLocked(r, false)
+	}
+	p.tries++
+	a.failLocked(p, waitFor(err), min(firstPause<<min(p.tries-1, 8), lastPause))
+	signal(a.changed)
+}
+
+// doubt ends an attempt whose commit has failed. The commit may be in the state file all the same: when the last sync fails,
+// bbolt has written all of it, and every later commit includes it. So the devices stay set aside until a later commit has
+// replaced the pod's record.
+func (a *Allocator) doubt(p *pod, held hold, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p.doubt, p.saved = held, true
+	if !p.wanted {
+		p.later = nil
+		a.settleLocked(p)
+		a.dropLocked(p)
+		return
+	}
+	a.parkLocked(p, waitFor(err), 0)
+	a.rememberLocked(p)
+}
+
+// decideLocked ends the doubt about a pod's record: a commit has replaced it by one without the devices.
+func (a *Allocator) decideLocked(p *pod) {
+	if p.doubt == nil {
+		return
+	}
+	held := p.doubt
+	p.doubt = nil
+	a.giveBackLocked(p.demand.Pod.UID, held)
+	for r := range held {
+		a.wakeLocked(r, false)
+	}
+	later := p.later
+	p.later = nil
+	switch {
+	case !p.wanted:
+	case later != nil:
+		a.changeLocked(p, *later)
+	case !p.served():
+		a.queueLocked(p)
+	}
+	signal(a.changed)
+}
+
+// settle ends an attempt: the pod has its devices, durably.
+func (a *Allocator) settle(p *pod, held hold, got []device.Assignment) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	defer signal(a.changed)
-	if err != nil {
-		a.giveBackLocked(p.demand.Pod.UID, held)
-		for r := range held {
-			a.wakeLocked(r, false)
-		}
-		p.tries++
-		a.failLocked(p, waitFor(err), min(firstPause<<min(p.tries-1, 8), lastPause))
-		return
+	had := map[string]bool{}
+	for _, as := range p.assigned {
+		had[as.Container.Name] = true
 	}
-	p.assigned, p.saved, p.later = got, true, nil
+	p.saved, p.later = true, nil
 	delete(a.unsaved, p.demand.Pod.UID)
+	took := time.Since(p.bound)
+	a.metrics.admission.Observe(took.Seconds())
+	a.log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", summary(got), "took", took.Round(time.Microsecond))
+	a.grantedLocked(p, got, func(container string) bool { return !had[container] })
+	for r := range held {
+		a.withholdLocked(r) // the list may have changed meanwhile, and it is known only now when they were granted
+	}
+}
+
+// grantedLocked takes over a pod's assignments, which are on disk. Those of some containers are fresh.
+func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(container string) bool) {
+	p.assigned = got
 	a.settleLocked(p)
 	p.since = time.Now()
 	a.showLocked(p)
 	a.examinePodLocked(p)
-	took := time.Since(p.bound)
-	a.metrics.admission.Observe(took.Seconds())
-	a.log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", summary(got), "took", took.Round(time.Microsecond))
 	a.herald.Assigned(p.demand.Pod, got)
 	for _, as := range got {
+		if !fresh(as.Container.Name) {
+			continue
+		}
+		if p.fresh == nil {
+			p.fresh = map[string]bool{}
+		}
+		p.fresh[as.Container.Name] = true
+		delete(p.starts, as.Container.Name) // what was prepared was prepared for an older grant
 		a.prepareLocked(p, as)
 	}
 	if !p.wanted {
@@ -216,13 +321,23 @@ func waitFor(err error) device.Wait {
 	return device.Wait{Reason: device.PluginError, Message: err.Error()}
 }
 
-// summary names the devices of a pod's containers, for the log.
-func summary(all []device.Assignment) map[string][]device.ID {
-	s := map[string][]device.ID{}
+// maxSummary bounds the containers' resources that one log line names.
+const maxSummary = 16
+
+// summary names the devices of a pod's containers, for the log: the first ones, and how many more there are.
+func summary(all []device.Assignment) map[string]string {
+	s, more := map[string]string{}, 0
 	for _, as := range all {
 		for _, share := range as.Shares {
-			s[as.Container.Name+":"+string(share.Resource)] = share.IDs
+			if len(s) == maxSummary {
+				more++
+				continue
+			}
+			s[as.Container.Name+":"+string(share.Resource)] = device.Abridge(share.IDs)
 		}
+	}
+	if more > 0 {
+		s["more"] = strconv.Itoa(more)
 	}
 	return s
 }

@@ -13,14 +13,22 @@ type tenant map[string]*life
 // A life is one container of the runtime's, from before it is made until it has ended.
 type life struct {
 	name    string
-	made    time.Time // zero: not known
-	stamped bool      // it was made with what the books say
-	idle    bool      // it had not been started when the runtime told of it
-	told    bool      // that it was not has been told
+	sandbox string                // the runtime's ID of its sandbox
+	made    time.Time             // zero: not known
+	stamped bool                  // it was made with what the books say
+	told    bool                  // that it was not has been told
+	unknown []device.ResourceName // it has devices of these, and the state file that named them is lost
+	started bool                  // its processes have run, or it was there before devmgrd
+	fresh   bool                  // it was created with a grant that no container had used before
+
+	// idle: the runtime has listed the container as created and not started, and has not started it since. The kubelet
+	// starts a container right after its creation; a container that stays idle is left over from a power cut.
+	idle bool
+	// barred: the devices of its pod were released while it was idle. It must not start any more.
+	barred bool
 }
 
-// runs tells whether any of them may run. One that had not been started may be just about to, or it is left over: a
-// runtime whose machine has lost power between the two does not tell of its end.
+// runs reports whether any container of the pod may run.
 func (t tenant) runs() bool {
 	for _, l := range t {
 		if !l.idle {
@@ -28,6 +36,100 @@ func (t tenant) runs() bool {
 		}
 	}
 	return false
+}
+
+// A proof is what the host has shown about pods whose devices can be released as far as the runtime has reported.
+type proof struct {
+	idle   map[*life]bool         // containers without a process
+	vacant map[device.PodUID]bool // pods without a process
+}
+
+// prove asks the host about the pods that are to be released. The runtime's word is not enough here:
+//
+//   - It may have lost sight of a container whose processes live: the container's shim was killed, or hung while the runtime
+//     restarted, and the processes cannot be killed, as in a driver's uninterruptible sleep. The pod waits until it has no
+//     process.
+//   - The start of an idle container may have been hidden from devmgrd by another NRI plugin, or by a runtime that lets
+//     containers start while it synchronizes a plugin. A container with a process counts as started: its devices are
+//     released when the runtime reports its end.
+//
+// Where the host cannot tell, idle containers count as started, and for all others the runtime's word decides.
+func (a *Allocator) prove() proof {
+	a.mu.Lock()
+	var pods []device.PodUID
+	suspects := map[string]*life{}
+	for uid, p := range a.leavers {
+		if wait, ended := a.endedLocked(p); len(p.assigned) == 0 || !ended || wait > 0 {
+			continue
+		}
+		pods = append(pods, uid)
+		for id, l := range a.live[uid] {
+			suspects[id] = l
+		}
+	}
+	a.mu.Unlock()
+	shown := proof{map[*life]bool{}, map[device.PodUID]bool{}}
+	if len(pods) == 0 {
+		return shown
+	}
+	var occupied map[device.PodUID]bool
+	if a.host != nil {
+		var err error
+		if occupied, err = a.host.PodsWithProcesses(pods); err != nil {
+			a.log.Debug("host cannot tell which pods have processes", "err", err)
+		}
+	}
+	for _, uid := range pods {
+		if !occupied[uid] {
+			shown.vacant[uid] = true
+		}
+	}
+	a.postpone(occupied)
+	for id, l := range suspects {
+		alive, err := true, error(nil)
+		if a.host != nil {
+			alive, err = a.host.HasProcesses(id)
+		}
+		if err == nil && !alive {
+			shown.idle[l] = true
+			continue
+		}
+		a.log.Warn("container counts as started", "container", l.name, "id", id, "err", err)
+		a.mu.Lock()
+		l.idle = false
+		a.mu.Unlock()
+	}
+	return shown
+}
+
+// postpone has the release of pods with processes tried again, after a pause that doubles each time.
+func (a *Allocator) postpone(occupied map[device.PodUID]bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for uid := range occupied {
+		p := a.leavers[uid]
+		if p == nil {
+			continue
+		}
+		p.leaveAt = time.Now().Add(min(firstLook<<min(p.looks, 16), lastLook))
+		if p.looks++; p.looks == slowEnd {
+			a.log.Warn("processes outlive their pod; its devices stay assigned", "pod", p.demand.Pod.String(), "uid", uid, "devices", summary(p.assigned))
+		}
+	}
+}
+
+// bar keeps the idle containers of a pod from starting, if all of them are proven to be idle: its devices are about to be
+// released.
+func (t tenant) bar(proven map[*life]bool) bool {
+	for _, l := range t {
+		if !l.idle || !proven[l] {
+			return false
+		}
+	}
+	for _, l := range t {
+		l.barred = true
+	}
+	return true
 }
 
 // names tells whether a container of that name is among them.
@@ -47,7 +149,8 @@ func (a *Allocator) auditLocked(p *pod) {
 	if p == nil || !p.wanted || !a.synced {
 		return
 	}
-	for _, l := range a.live[p.demand.Pod.UID] {
+	uid := p.demand.Pod.UID
+	for id, l := range a.live[uid] {
 		if _, asks := p.demand.Of(l.name); !asks || l.stamped || l.told || p.imported(*l) {
 			continue
 		}
@@ -55,8 +158,16 @@ func (a *Allocator) auditLocked(p *pod) {
 		a.metrics.bare.Inc()
 		a.log.Error("a container runs without the devices that it asks for: it was created while devmgrd was away; delete its pod",
 			"pod", p.demand.Pod.String(), "container", l.name)
-		a.herald.Bare(p.demand.Pod, l.name)
+		a.herald.Bare(p.demand.Pod, l.name, func() bool { return a.bare(uid, id) })
 	}
+}
+
+// bare reports whether a container that was found running without its devices may still run.
+func (a *Allocator) bare(uid device.PodUID, id string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	l := a.live[uid][id]
+	return l != nil && !l.stamped
 }
 
 // imported tells whether a container was made by a kubelet that gave it its devices.

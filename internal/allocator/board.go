@@ -7,13 +7,19 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// maxChanges is how many of the newest changes are kept for those that follow them.
-const maxChanges = 4096
+// Bounds of the newest changes that are kept for the readers that follow them: how many, and how much memory they hold, by
+// weight. Changes of pods with few devices weigh some 2 KiB each, those of a pod with 8000 devices a megabyte.
+const (
+	maxChanges      = 4096
+	maxChangesBytes = 16 << 20
+)
 
 // A board shows who has what to those that only read. Allocator.mu guards it.
 type board struct {
 	revision uint64          // of the newest change
-	changes  []device.Change // the newest ones: a ring, see at
+	changes  []device.Change // the newest ones, the oldest first
+	weights  []int           // of each of the changes
+	weight   int             // of all of them
 	moved    chan struct{}   // closed with the next change
 	newest   *device.Board   // the last that was asked for
 }
@@ -44,9 +50,7 @@ func (a *Allocator) Since(revision uint64, most int) ([]device.Change, bool) {
 	}
 	n := min(int(b.revision-revision), most)
 	all := make([]device.Change, n)
-	for i := range all {
-		all[i] = b.changes[at(revision+1+uint64(i))]
-	}
+	copy(all, b.changes[len(b.changes)-int(b.revision-revision):])
 	return all, true
 }
 
@@ -81,7 +85,7 @@ func (a *Allocator) Pod(uid device.PodUID) device.Standing {
 		return device.Standing{Stand: device.Unknown}
 	case len(p.demand.Demands) == 0:
 		return device.Standing{Stand: device.Free}
-	case p.complete():
+	case p.served():
 		return device.Standing{Stand: device.Ready}
 	case p.phase == parked:
 		return device.Standing{Stand: device.Waiting, Wait: p.wait}
@@ -103,17 +107,70 @@ func (a *Allocator) showLocked(p *pod) {
 	p.shown = now
 	b := &a.board
 	b.revision++
-	change := device.Change{Revision: b.revision, At: time.Now(), Before: before, Now: now}
-	if len(b.changes) < maxChanges {
-		b.changes = append(b.changes, change)
-	} else {
-		b.changes[at(b.revision)] = change
-	}
+	b.keep(device.Change{Revision: b.revision, At: time.Now(), Before: before, Now: now})
 	b.move()
 }
 
-// at is where a change stands in the ring.
-func at(revision uint64) uint64 { return (revision - 1) % maxChanges }
+// keep adds a change to those that are kept, and drops the oldest ones as far as the bounds require. The newest is always
+// kept.
+func (b *board) keep(c device.Change) {
+	n := weight(c)
+	b.changes, b.weights, b.weight = append(b.changes, c), append(b.weights, n), b.weight+n
+	for len(b.changes) > 1 && (len(b.changes) > maxChanges || b.weight > maxChangesBytes) {
+		b.weight -= b.weights[0]
+		b.changes[0] = device.Change{} // the array behind the slice stays until it is full
+		b.changes, b.weights = b.changes[1:], b.weights[1:]
+	}
+}
+
+// weight estimates the memory that a change holds, in bytes. What several changes share counts for each of them.
+func weight(c device.Change) int {
+	n := 128
+	for _, h := range []*device.Holding{c.Before, c.Now} {
+		if h == nil {
+			continue
+		}
+		n += 256
+		for _, name := range h.Containers {
+			n += 16 + len(name)
+		}
+	}
+	if c.Now != nil {
+		n += weightOf(c.Now.Assignments)
+	}
+	if c.Before != nil && (c.Now == nil || !sameAssignments(c.Before, c.Now)) {
+		n += weightOf(c.Before.Assignments)
+	}
+	return n
+}
+
+func weightOf(all []device.Assignment) int {
+	n := 0
+	for _, as := range all {
+		n += 128
+		for _, s := range as.Shares {
+			n += 256 + 24*len(s.Near)
+			for _, id := range s.IDs {
+				n += 16 + len(id)
+			}
+			for _, env := range []map[string]string{s.Grant.Env, s.Grant.Annotations} {
+				for k, v := range env {
+					n += 64 + len(k) + len(v)
+				}
+			}
+			for _, m := range s.Grant.Mounts {
+				n += 64 + len(m.ContainerPath) + len(m.HostPath)
+			}
+			for _, d := range s.Grant.Nodes {
+				n += 64 + len(d.ContainerPath) + len(d.HostPath)
+			}
+			for _, name := range s.Grant.CDI {
+				n += 16 + len(name)
+			}
+		}
+	}
+	return n
+}
 
 // move wakes those who follow.
 func (b *board) move() {
@@ -127,7 +184,12 @@ func alike(a, b *device.Holding) bool {
 		return a == b
 	}
 	return a.Active == b.Active && a.Incomplete == b.Incomplete && a.Sidecars == b.Sidecars && slices.Equal(a.Containers, b.Containers) &&
-		len(a.Assignments) == len(b.Assignments) && (len(a.Assignments) == 0 || &a.Assignments[0] == &b.Assignments[0])
+		sameAssignments(a, b)
+}
+
+// sameAssignments reports whether two holdings have the same assignments in memory: values are replaced, never edited.
+func sameAssignments(a, b *device.Holding) bool {
+	return len(a.Assignments) == len(b.Assignments) && (len(a.Assignments) == 0 || &a.Assignments[0] == &b.Assignments[0])
 }
 
 // containersLocked gives the names of the containers that run until the pod ends. Of a local pod, of which the runtime tells

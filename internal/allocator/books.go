@@ -16,6 +16,10 @@ const (
 	idleGrace = 30 * time.Second
 	// bookPause is the pause before books that could not be written are tried again.
 	bookPause = time.Second
+	// firstLook and lastLook are the shortest and the longest pause between looks for the processes of a pod that has ended.
+	firstLook, lastLook = 100 * time.Millisecond, 5 * time.Second
+	// slowEnd is how many looks find processes before that is worth a warning: 6 s after the first one.
+	slowEnd = 7
 )
 
 // rememberLocked has a pod's demand written when there is time.
@@ -56,9 +60,10 @@ func (a *Allocator) keepBooks(ctx context.Context) {
 // writeBooks makes one commit of all that is due. A pod's devices are free only when the disk says so too: were they
 // given out before, a crash could leave them in two hands.
 func (a *Allocator) writeBooks() {
+	shown := a.prove()
 	a.pen.Lock()
 	defer a.pen.Unlock()
-	save, forget, records := a.due()
+	save, forget, records := a.due(shown)
 	if len(save)+len(forget) == 0 {
 		return
 	}
@@ -70,13 +75,16 @@ func (a *Allocator) writeBooks() {
 }
 
 // due gives the pods to write, with what to write, and the pods to forget, and takes them off the lists.
-func (a *Allocator) due() (save, forget []*pod, records []device.PodRecord) {
+func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodRecord) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.writeAt = time.Time{}
 	for uid, p := range a.unsaved {
 		if p.phase == asking {
 			continue // what ends the attempt writes it
+		}
+		if p.doubt != nil && !a.met {
+			continue // the record is evidence until the runtime has told; RuntimeSynced has it written
 		}
 		delete(a.unsaved, uid)
 		if p.wanted {
@@ -86,20 +94,35 @@ func (a *Allocator) due() (save, forget []*pod, records []device.PodRecord) {
 		}
 	}
 	for uid, p := range a.leavers {
-		if len(p.assigned) > 0 && (!a.synced || a.live[uid].runs()) {
-			continue // its containers may still run
-		}
-		if at := p.left.Add(idleGrace); len(a.live[uid]) > 0 && at.After(p.leaveAt) {
-			p.leaveAt = at
-		}
-		if wait := time.Until(p.leaveAt); wait > 0 && len(p.assigned) > 0 {
-			a.writeLocked(wait)
-			continue
+		if len(p.assigned) > 0 {
+			switch wait, ended := a.endedLocked(p); {
+			case !ended:
+				continue
+			case wait > 0:
+				a.writeLocked(wait)
+				continue
+			case !shown.vacant[uid] || !a.live[uid].bar(shown.idle):
+				a.writeLocked(0) // a container was started, listed or stopped since the host was asked
+				continue
+			}
 		}
 		p.leaving = true
 		forget = append(forget, p)
 	}
 	return save, forget, records
+}
+
+// endedLocked reports whether the runtime has no container of a pod, or only idle ones, and how long the release of the
+// pod's devices has to wait all the same.
+func (a *Allocator) endedLocked(p *pod) (wait time.Duration, ended bool) {
+	containers := a.live[p.demand.Pod.UID]
+	if !a.synced || containers.runs() {
+		return 0, false
+	}
+	if at := p.left.Add(idleGrace); len(containers) > 0 && at.After(p.leaveAt) {
+		p.leaveAt = at
+	}
+	return time.Until(p.leaveAt), true
 }
 
 func (a *Allocator) written(save, forget []*pod, err error) {
@@ -111,7 +134,7 @@ func (a *Allocator) written(save, forget []*pod, err error) {
 		case err == nil:
 		case !p.wanted:
 			a.leavers[p.demand.Pod.UID] = p // it may have come and gone again meanwhile
-		case !p.complete():
+		case !p.served():
 			a.queueLocked(p) // it is back
 		}
 	}
@@ -132,7 +155,11 @@ func (a *Allocator) written(save, forget []*pod, err error) {
 				}
 			}
 		}
+		for _, p := range save {
+			a.decideLocked(p)
+		}
 		for _, p := range forget {
+			a.decideLocked(p)
 			a.forgetLocked(p)
 		}
 	}
@@ -144,7 +171,7 @@ func (a *Allocator) forgetLocked(p *pod) {
 	uid := p.demand.Pod.UID
 	for _, as := range p.assigned {
 		for _, s := range as.Shares {
-			a.pools[s.Resource].giveBack(s.IDs, uid)
+			a.giveLocked(s.Resource, s.IDs, uid)
 			a.wakeLocked(s.Resource, false)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,31 +17,57 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// churn plays random steps: pods come, start, stop and go, plugins fail, offers change, the daemon restarts.
+// churn plays random steps: pods are bound, run and end, plugins fail and rename their devices, commits fail, the runtime and
+// devmgrd restart. After each step the invariants hold, and what the containers of the model really use fits together.
+// In the end, when all faults but one have ended, every pod is served.
 func churn(r *rig, seed uint64) {
-	random := rand.New(rand.NewPCG(seed, 1))
-	pods := map[string]device.PodDemand{}
-	live := map[string][]device.Running{}
-	name := func() string { return fmt.Sprintf("%c%d", 'a'+random.IntN(26), random.IntN(100)) }
-	some := func() string {
-		names := slices.Sorted(maps.Keys(pods))
-		if len(names) == 0 {
-			return "none"
+	c := newChurning(r, seed)
+	for range 300 {
+		did := c.step()
+		r.check()
+		if c.judge(); r.t.Failed() {
+			r.t.Errorf("the last step was: %s", did)
+			return
 		}
-		return names[random.IntN(len(names))]
 	}
-	var calls atomic.Int64
-	r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error {
-		if calls.Add(1)%5 == 0 {
-			return errPlugin
-		}
-		return nil
-	})
+	c.settle()
+}
+
+// A churning rig has a model of the node beside the allocator: hardware, a plugin that lists it, and containers that use it.
+type churning struct {
+	*rig
+	*rand.Rand
+	pods      map[string]device.PodDemand // in the API server
+	deleted   map[string]device.PodDemand // those that were
+	made      map[string]*made            // the runtime's containers, by its IDs
+	connected bool                        // the runtime is synchronized
+	broken    bool                        // the state file cannot be written
+	badDevice atomic.Int64                // the number of a device that the plugin refuses; -1: none
+	calls     atomic.Int64
+	well      atomic.Bool // the plugins refuse nothing but the bad device
+	renamed   int
+	prefix    map[device.ResourceName]string
+}
+
+// made is a container of the model.
+type made struct {
+	device.Running
+	uses    map[device.ResourceName][]int // hardware
+	started bool
+}
+
+func newChurning(r *rig, seed uint64) *churning {
+	c := &churning{
+		rig: r, Rand: rand.New(rand.NewPCG(seed, 1)), pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{}, made: map[string]*made{}, connected: true,
+		prefix: map[device.ResourceName]string{gpu: "d", nic: "d"},
+	}
+	c.badDevice.Store(-1)
+	r.shop.allocates(c.allocate)
 	r.RuntimeSynced(nil, nil)
 	if seed%2 == 0 {
 		r.shop.prefers(gpu, func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error) {
-			time.Sleep(time.Duration(calls.Add(1)%3) * time.Second)
-			switch calls.Load() % 7 {
+			time.Sleep(time.Duration(c.calls.Add(1)%3) * time.Second)
+			switch c.calls.Load() % 7 {
 			case 0:
 				return nil, errPlugin
 			case 1:
@@ -49,81 +76,394 @@ func churn(r *rig, seed uint64) {
 			return last(ctx, available, must, size)
 		})
 	}
-	for range 300 {
-		switch random.IntN(13) {
-		case 0, 1, 2, 3:
-			n := name()
-			if _, there := pods[n]; there {
-				break
-			}
-			var demands []device.Demand
-			for i := range random.IntN(4) {
-				kind := []device.Kind{device.Init, device.Sidecar, device.App}[random.IntN(3)]
-				d := wants(fmt.Sprintf("%d", i), kind, gpu, 1+random.IntN(3))
-				if random.IntN(2) == 0 {
-					d.Wants[nic] = 1
-				}
-				demands = append(demands, d)
-			}
-			pods[n] = pod(n, demands...)
-			r.Bind(pods[n])
-		case 4, 5:
-			n := some()
-			delete(pods, n)
-			r.Drop(device.PodUID(n))
-		case 6:
-			n := some()
-			if strings.HasPrefix(r.stands(n, "0"), "ready") {
-				c := running(fmt.Sprint(random.Uint64()), n, "0")
-				live[n] = append(live[n], c)
-				r.RuntimeStarted(c)
-			}
-		case 7:
-			names := slices.Sorted(maps.Keys(live))
-			if len(names) == 0 {
-				break
-			}
-			n := names[random.IntN(len(names))]
-			for _, c := range live[n] {
-				r.RuntimeStopped(c)
-			}
-			delete(live, n)
-		case 8:
-			n := random.IntN(30)
-			r.shop.stock(gpu, n+1, random.IntN(n+1))
-			r.shop.places(gpu, 1+random.IntN(4))
-		case 9:
-			r.shop.stock(nic, 8)
-			r.shop.places(nic, 2)
-			r.shop.offer(nic, func(o *device.Offer) { o.State = device.OfferState(random.IntN(3)) })
-		case 12:
-			c := []device.Cordon{{Resource: []device.ResourceName{gpu, nic}[random.IntN(2)], ID: device.ID(fmt.Sprint("d", random.IntN(30)))}}
-			change := r.Cordon
-			if random.IntN(2) == 0 {
-				change = r.Uncordon
-			}
-			if _, err := change(c); err != nil && !errors.As(err, new(*device.UnknownDeviceError)) {
-				r.t.Error(err)
-			}
-		case 10:
-			r.after(time.Duration(random.IntN(5)) * time.Second)
-		case 11:
-			if random.IntN(5) > 0 {
-				break
-			}
-			r.restart()
-			var all []device.PodDemand
-			for _, p := range pods {
-				all = append(all, p)
-			}
-			var cs []device.Running
-			for _, l := range live {
-				cs = append(cs, l...)
-			}
-			r.Replace(all)
-			r.RuntimeSynced(cs, nil)
+	return c
+}
+
+// allocate refuses the bad device always and others now and then, and is slow at times: lists change, and the daemon
+// restarts, in the middle of a call.
+func (c *churning) allocate(ctx context.Context, r device.ResourceName, ids []device.ID) error {
+	n := c.calls.Add(1)
+	if n%4 == 0 {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(time.Duration(n%3) * time.Second):
 		}
-		r.check()
+	}
+	if bad := c.badDevice.Load(); n%5 == 0 && !c.well.Load() || bad >= 0 && r == gpu && slices.Contains(hardware(ids), int(bad)) {
+		return errPlugin
+	}
+	return nil
+}
+
+// hardware returns the pieces of hardware that IDs stand for, whatever the plugin calls them: the number that each ends in.
+func hardware(ids []device.ID) []int {
+	all := make([]int, len(ids))
+	for i, id := range ids {
+		n, err := strconv.Atoi(string(id[strings.LastIndexByte(string(id), 'd')+1:]))
+		if err != nil {
+			panic(err)
+		}
+		all[i] = n
+	}
+	return all
+}
+
+// list has a plugin list n devices, each under the name that it has at present. A device that is listed again after an
+// absence is new, as in the registry when others were listed meanwhile.
+func (c *churning) list(r device.ResourceName, n, nodes int, sick ...int) {
+	time.Sleep(time.Microsecond) // no two things happen at one time
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = fmt.Sprint(c.prefix[r], i)
+	}
+	c.shop.offer(r, func(o *device.Offer) {
+		o.Inventory.Devices = dated(*o, ids)
+		o.Reported, o.State = true, device.Serving
+		for i, d := range o.Inventory.Devices {
+			at := hardware([]device.ID{d.ID})[0]
+			o.Inventory.Devices[i].Healthy = !slices.Contains(sick, at)
+			if nodes > 0 {
+				o.Inventory.Devices[i].NUMA = []int{at % nodes}
+			}
+		}
+	})
+}
+
+func (c *churning) pick(names []string) string {
+	if len(names) == 0 {
+		return "none"
+	}
+	slices.Sort(names)
+	return names[c.IntN(len(names))]
+}
+
+func (c *churning) somePod() string { return c.pick(slices.Collect(maps.Keys(c.pods))) }
+
+func (c *churning) someContainer() *made { return c.made[c.pick(slices.Collect(maps.Keys(c.made)))] }
+
+// step does one thing, and returns what it was.
+func (c *churning) step() string {
+	r := c.rig
+	resource := []device.ResourceName{gpu, nic}[c.IntN(2)]
+	switch c.IntN(20) {
+	case 0, 1, 2, 3:
+		n := fmt.Sprintf("%c%d", 'a'+c.IntN(26), c.IntN(100))
+		if _, is := c.pods[n]; is || c.uses(n) {
+			return "nothing"
+		}
+		var demands []device.Demand
+		for i := range c.IntN(4) {
+			kind := []device.Kind{device.Init, device.Sidecar, device.App}[c.IntN(3)]
+			d := wants(fmt.Sprint(i), kind, gpu, 1+c.IntN(3))
+			if c.IntN(2) == 0 {
+				d.Wants[nic] = 1
+			}
+			demands = append(demands, d)
+		}
+		c.pods[n] = pod(n, demands...)
+		r.Bind(c.pods[n])
+		return "bind " + n
+	case 4, 5: // by force: its containers run on
+		n := c.somePod()
+		c.delete(n)
+		return "delete " + n
+	case 6, 7:
+		return c.create(c.somePod(), c.IntN(8) == 0)
+	case 8:
+		return c.start(c.someContainer())
+	case 9, 10:
+		one := c.someContainer()
+		if one == nil {
+			return "nothing"
+		}
+		c.end(one)
+		return "end container " + one.ID
+	case 11:
+		n := c.IntN(30)
+		c.list(gpu, n+1, 1+c.IntN(4), c.IntN(n+1))
+		return fmt.Sprintf("list %d GPUs", n+1)
+	case 12:
+		c.list(nic, 8, 2)
+		r.shop.offer(nic, func(o *device.Offer) { o.State = device.OfferState(c.IntN(3)) })
+		return "list the NICs, or end their plugin"
+	case 13:
+		one := []device.Cordon{{Resource: resource, ID: device.ID(fmt.Sprint(c.prefix[resource], c.IntN(30)))}}
+		change := r.Cordon
+		if c.IntN(2) == 0 {
+			change = r.Uncordon
+		}
+		if _, err := change(one); err != nil && !c.broken && !errors.As(err, new(*device.UnknownDeviceError)) {
+			r.t.Error(err)
+		}
+		return "cordon or uncordon"
+	case 14:
+		d := time.Duration(c.IntN(5)) * time.Second
+		if c.IntN(5) == 0 {
+			d = 40 * time.Second // a container that ignores SIGTERM outlives what is due after a pod's end
+		}
+		r.after(d)
+		return d.String() + " pass"
+	case 15:
+		return c.rename(resource)
+	case 16:
+		for i := range 5 { // one device of all flaps
+			c.list(gpu, 8, 0, []int{0, -1}[i%2])
+			r.after(time.Duration(c.IntN(1500)) * time.Millisecond)
+		}
+		return "a device flaps"
+	case 17:
+		c.badDevice.Store(int64(c.IntN(8)) - 2)
+		return fmt.Sprintf("device %d is refused", c.badDevice.Load())
+	case 18:
+		return c.breakDisk(c.IntN(3))
+	}
+	return c.reconnect(c.IntN(4))
+}
+
+// delete removes a pod from the API server, whatever its containers do.
+func (c *churning) delete(pod string) {
+	if p, is := c.pods[pod]; is {
+		c.deleted[pod] = p
+	}
+	delete(c.pods, pod)
+	c.Drop(device.PodUID(pod))
+}
+
+// uses reports whether a pod of this name has left containers behind: names are UIDs here, and those are not used twice.
+func (c *churning) uses(pod string) bool {
+	for _, one := range c.made {
+		if string(one.Container.Pod) == pod {
+			return true
+		}
+	}
+	return false
+}
+
+// create has the runtime create a container, as far as the allocator lets it. It fails at the runtime at times.
+func (c *churning) create(pod string, fails bool) string {
+	if _, is := c.pods[pod]; !is || !c.connected {
+		return "nothing"
+	}
+	one := &made{Running: running(fmt.Sprint(c.Uint64()), pod, "0"), uses: map[device.ResourceName][]int{}}
+	st := c.Claim(one.Running)
+	if st.Stand != device.Ready {
+		return "create nothing"
+	}
+	one.Stamp = map[device.ResourceName][]device.ID{}
+	for _, s := range st.Assignment.Shares {
+		one.uses[s.Resource], one.Stamp[s.Resource] = hardware(s.IDs), s.IDs
+	}
+	demand, _ := c.pods[pod].Of("0")
+	for r, n := range demand.Wants {
+		if len(one.uses[r]) != n {
+			c.t.Errorf("a container of %s is created with %d of %d devices of %s", pod, len(one.uses[r]), n, r)
+		}
+	}
+	if fails {
+		c.Unclaim(one.Running)
+		return "create a container of " + pod + ", which fails"
+	}
+	c.RuntimeStarted(one.Running)
+	c.made[one.ID] = one
+	return "create a container of " + pod
+}
+
+// start has the runtime start a container. While the allocator is not connected nothing keeps a container from that.
+func (c *churning) start(one *made) string {
+	if one == nil || one.started {
+		return "nothing"
+	}
+	if c.connected {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if err := c.RuntimeStarting(ctx, one.Running); err != nil {
+			c.end(one)
+			return "a container of " + string(one.Container.Pod) + " must not start"
+		}
+	}
+	one.started = true
+	c.shop.setAlive(one.ID, true)
+	return "start a container of " + string(one.Container.Pod)
+}
+
+func (c *churning) end(one *made) {
+	delete(c.made, one.ID)
+	c.shop.setAlive(one.ID, false)
+	if c.connected {
+		c.RuntimeStopped(one.Running)
+	}
+}
+
+// rename has a plugin list the same hardware under other IDs, or under the first ones again.
+func (c *churning) rename(r device.ResourceName) string {
+	c.renamed++
+	if c.prefix[r] = fmt.Sprintf("r%d-d", c.renamed); c.IntN(3) == 0 {
+		c.prefix[r] = "d"
+	}
+	c.list(r, 8+c.IntN(8), 2)
+	return fmt.Sprintf("%s is renamed to %s...", r, c.prefix[r])
+}
+
+// breakDisk has commits fail before they write anything (0), or when they have written all (1), or ends that.
+func (c *churning) breakDisk(how int) string {
+	c.books.fails(nil)
+	c.books.failsLate(nil)
+	c.broken = how < 2
+	switch how {
+	case 0:
+		c.books.fails(func() {})
+		return "commits fail before they write"
+	case 1:
+		c.books.failsLate(errSync)
+		return "commits write, and fail"
+	}
+	return "commits succeed"
+}
+
+// reconnect loses the connection with the runtime, makes it, or restarts the daemon in the middle of whatever it does.
+func (c *churning) reconnect(how int) string {
+	switch how {
+	case 0:
+		c.connected = false
+		c.RuntimeLost()
+		return "the runtime is lost"
+	case 1:
+		c.connected, c.broken = false, false
+		c.restart()
+		c.Replace(slices.Collect(maps.Values(c.pods)))
+		return "restart"
+	}
+	c.sync()
+	return "the runtime is back"
+}
+
+// sync tells the allocator which containers the runtime has. Those that were not started may start at any time.
+func (c *churning) sync() {
+	var all []device.Running
+	for _, one := range c.made {
+		one.Idle = !one.started
+		all = append(all, one.Running)
+	}
+	c.connected = true
+	c.RuntimeSynced(all, nil)
+}
+
+// judge compares what containers use, and the numbers on the Node, with the hardware.
+func (c *churning) judge() {
+	type piece struct {
+		device.ResourceName
+		n int
+	}
+	hands, orphaned := map[piece]string{}, map[device.ResourceName]int{}
+	for _, h := range c.Board().Pods { // devices of a deleted pod count until its containers have ended and a commit says so
+		if !h.Active {
+			for r, n := range c.deleted[h.Pod.Name].Requests() {
+				orphaned[r] += n
+			}
+		}
+	}
+	use := func(pod string, r device.ResourceName, n int) {
+		if was, used := hands[piece{r, n}]; used && was != pod {
+			c.t.Errorf("device %d of %s is in the hands of two pods: %s and %s", n, r, was, pod)
+		}
+		hands[piece{r, n}] = pod
+	}
+	for _, one := range c.made {
+		pod := string(one.Container.Pod)
+		_, is := c.pods[pod]
+		for r, all := range one.uses {
+			for _, n := range all {
+				if one.started {
+					use(pod, r, n)
+				}
+			}
+		}
+		if st := c.Standing(one.Container); is && one.started && c.connected && !c.has(st, one) {
+			c.t.Errorf("a container of %s runs with %v, and the pod stands %v with %v: %v", pod, one.Stamp, st.Stand, st.Assignment, st.Wait)
+		}
+	}
+	requests := map[device.ResourceName]int{}
+	for name, p := range c.pods {
+		for _, d := range p.Demands {
+			if st := c.Standing(d.Container); st.Stand == device.Ready {
+				for _, s := range st.Assignment.Shares {
+					for _, n := range hardware(s.IDs) {
+						use(name, s.Resource, n)
+					}
+				}
+			}
+		}
+		for r, n := range p.Requests() {
+			requests[r] += n
+		}
+	}
+	for r, n := range c.Published() {
+		free := 0
+		for _, d := range c.Offers()[r].Inventory.Devices {
+			if _, used := hands[piece{r, hardware([]device.ID{d.ID})[0]}]; !used && d.Healthy && !c.Withdrawn()[r][d.ID] {
+				free++
+			}
+		}
+		if room := n - requests[r]; room > free+orphaned[r] {
+			c.t.Errorf("the Node shows %d devices of %s and its pods ask for %d: the scheduler may bind pods for %d more, and %d are free, %d of pods that have been deleted",
+				n, r, requests[r], room, free, orphaned[r])
+		}
+	}
+}
+
+// has reports whether a container's pod is recorded with the devices that the container uses.
+func (c *churning) has(st device.Standing, one *made) bool {
+	if st.Stand != device.Ready {
+		return false
+	}
+	for _, s := range st.Assignment.Shares {
+		if !slices.Equal(hardware(s.IDs), one.uses[s.Resource]) {
+			return false
+		}
+	}
+	return len(st.Assignment.Shares) == len(one.uses)
+}
+
+// spare is how many devices there are more than pods ask for: the one that is always refused.
+const spare = 1
+
+// settle ends all faults but a device that is refused, and all pods that have been served. The others are served then.
+func (c *churning) settle() {
+	c.breakDisk(2)
+	c.sync()
+	c.list(gpu, 0, 0)
+	c.list(nic, 0, 0)
+	c.after(time.Minute) // what is under way has ended, and nothing can begin
+	for _, one := range slices.Collect(maps.Values(c.made)) {
+		c.delete(string(one.Container.Pod))
+		c.end(one)
+	}
+	requests := map[device.ResourceName]int{}
+	for n, p := range c.pods {
+		if len(p.Demands) > 0 && c.Standing(p.Demands[0].Container).Stand == device.Ready {
+			c.delete(n)
+			continue
+		}
+		for r, n := range p.Requests() {
+			requests[r] += n
+		}
+	}
+	c.badDevice.Store(0)
+	c.well.Store(true)
+	c.prefix[gpu], c.prefix[nic] = "new-d", "new-d"
+	c.list(gpu, spare+requests[gpu], 0)
+	c.list(nic, requests[nic], 0)
+	c.after(5 * time.Minute)
+	c.check()
+	c.judge()
+	for n, p := range c.pods {
+		for _, d := range p.Demands {
+			if st := c.Standing(d.Container); st.Stand != device.Ready {
+				c.t.Errorf("when all is well %s/%s waits with %+v", n, d.Container.Name, st.Wait)
+				return
+			}
+		}
 	}
 }
 

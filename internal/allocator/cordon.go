@@ -136,6 +136,7 @@ func (a *Allocator) recordonLocked(r device.ResourceName) {
 	p := a.pools.of(r)
 	if l := p.listing; !sameMap(l.cordons, a.cordons[r]) {
 		p.relist(makeListing(l.devices, a.cordons[r], l))
+		a.withholdLocked(r)
 	}
 }
 

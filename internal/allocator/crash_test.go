@@ -112,13 +112,13 @@ func (b fusedBooks) SavePods(save []device.PodRecord, forget []device.PodUID) (e
 	return errors.Join(err, b.fuse.pass("after the commit for "+what)) // nobody can see it yet
 }
 
-func (fusedHerald) Failed(device.Pod, device.ResourceName, device.ID)        {}
-func (fusedHerald) FailedForLong(device.Pod, device.ResourceName, device.ID) {}
+func (fusedHerald) Failed(device.Pod, device.ResourceName, device.ID)                     {}
+func (fusedHerald) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
 
 func (h fusedHerald) Waiting(device.Pod, device.Wait) { h.fuse.pass("a pod waits") }
 
 // Bare is told of a container without its devices, which nobody makes here.
-func (h fusedHerald) Bare(_ device.Pod, container string) {
+func (h fusedHerald) Bare(_ device.Pod, container string, _ func() bool) {
 	h.t.Errorf("container %s is said to be without its devices", container)
 }
 

@@ -14,6 +14,8 @@
 //	save       one durable commit for the whole pod               attempt.go
 //	settle     now the assignment can be seen                     attempt.go
 //	Claim      the runtime asks, and gets a look-up               standing.go
+//	regrant    what was granted does not hold any more: ask again
+//	           for the same devices, or plan again                regrant.go
 //	Drop       the API wants the pod no more                      pod.go
 //	release    once the runtime has none of its containers:
 //	           first on disk, then in memory                      books.go
@@ -27,12 +29,16 @@
 // index over them, which makes an allocation cost the same however many devices and pods there are; checkInvariants
 // compares it with the truth after each test.
 //
-// Nothing is given out before the runtime has told once what runs: the books may be lost, or a copy from yesterday. What
+// Nothing is given out before the runtime has listed its containers once: the books may be lost, or a copy from yesterday.
+// The planning loop compares each list with the books, and what the runtime reports meanwhile waits in line behind it. What
 // containers have by their stamps and not by the books is set aside for their pods (runtime.go).
+//
+// A pod's devices are released when the pod has left the API, the runtime has no container of it, and the host shows no
+// process of it (prove in audit.go, due in books.go).
 //
 // Order: a pod that cannot have its devices waits with a reason and is planned again when something that matters to it
 // changes, oldest first; one that fits is never held up by one that does not. A plugin's failure is tried again after a
-// pause that doubles up to half a minute. Nothing polls.
+// pause that doubles up to half a minute. Nothing polls, but for the end of processes that outlive their pod.
 //
 // Locks and goroutines: one mutex guards all state and is held for look-ups and plans only, never across a plugin's
 // call or a commit. Log lines are said under it: the daemon's log blocks nobody. Run owns all goroutines: the loop that

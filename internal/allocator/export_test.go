@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -31,7 +32,11 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			return fmt.Errorf("pod %s: phase %d, waiting %v", p.demand.Pod, p.phase, a.waiting[uid] != nil)
 		}
 		// Everything that can be served is served, and each wait has the reason that it should have.
-		if p.phase == parked && p.retry.IsZero() && a.met {
+		if p.phase == parked && p.retry.IsZero() && a.met && p.doubt == nil && p.complete() {
+			if no, _ := a.regrantable(p); no == nil {
+				return fmt.Errorf("pod %s waits with %v, and its plugins can be asked", p.demand.Pod, p.wait)
+			}
+		} else if p.phase == parked && p.retry.IsZero() && a.met && p.doubt == nil {
 			_, no := a.planLocked(p, nil)
 			if no == nil || p.wait.Reason == "" {
 				return fmt.Errorf("pod %s waits with %v, and a plan says %v", p.demand.Pod, p.wait, no)
@@ -48,7 +53,8 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 				requests[r] += n
 			}
 		}
-		if len(p.assigned) > 0 && !p.leaving && !reflect.DeepEqual(books[uid], p.assigned) {
+		// A commit that forgets a deleted pod may have failed and be in the state file all the same.
+		if len(p.assigned) > 0 && p.wanted && !reflect.DeepEqual(books[uid], p.assigned) {
 			return fmt.Errorf("pod %s: the books say %v, and not %v", p.demand.Pod, books[uid], p.assigned)
 		}
 		for _, as := range p.assigned {
@@ -113,7 +119,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			}
 		}
 		for id, uid := range p.taken {
-			if holder := a.pods[uid]; holder != nil && holder.phase == asking {
+			if holder := a.pods[uid]; holder != nil && (holder.phase == asking || slices.Contains(holder.doubt[r], id)) {
 				if was, assigned := taken[id]; assigned && was != uid {
 					return fmt.Errorf("device %s of %s is in two hands: held for %s, assigned to %s", id, r, uid, was)
 				}
@@ -123,15 +129,27 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		if !reflect.DeepEqual(taken, p.taken) {
 			return fmt.Errorf("%s: the pool says %v is taken, the assignments say %v", r, p.taken, taken)
 		}
+		granted := a.unlistedLocked(r, p)
+		unlisted := slices.Collect(maps.Keys(granted))
+		if len(unlisted) > p.unlisted {
+			return fmt.Errorf("%s: %d devices in use are not listed, counted %d", r, len(unlisted), p.unlisted)
+		}
 		for i, d := range p.listing.devices {
 			_, used := taken[d.ID]
 			_, cordoned := a.cordons[r][d.ID]
 			usable := d.Healthy && !cordoned
-			if usable && !used {
-				free++
-			}
 			if !usable && used {
 				sick++
+			}
+			withheld := slices.ContainsFunc(unlisted, func(u device.ID) bool { // it may be the same device
+				related := func(d device.Device) bool { return physical(d.ID) == physical(u) }
+				return d.Added > granted[u] && (related(d) || !slices.ContainsFunc(p.listing.devices, related))
+			})
+			if withheld != (p.withheld != nil && p.withheld.has(i)) {
+				return fmt.Errorf("%s: device %s: withheld is %v", r, d.ID, !withheld)
+			}
+			if usable = usable && (used || !withheld); usable && !used {
+				free++
 			}
 			if p.offered && p.free.has(i) != (usable && !used) {
 				return fmt.Errorf("%s: device %s: free is %v", r, d.ID, p.free.has(i))
@@ -159,4 +177,14 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 	}
 	return nil
+}
+
+// WaitSynced waits until what the runtime has reported is applied.
+func (a *Allocator) WaitSynced() {
+	a.mu.Lock()
+	behind := a.behind
+	a.mu.Unlock()
+	if behind != nil {
+		<-behind
+	}
 }

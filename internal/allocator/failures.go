@@ -7,6 +7,9 @@ import (
 )
 
 const (
+	// unlistedGrace is how long a device in use has to stay unlisted before that counts as a failure: many plugins list
+	// nothing, or only some devices, for a moment after their start.
+	unlistedGrace = 5 * time.Second
 	// lastingFailure is how long a device in use has to be broken without a break before that counts as lasting: plugins that
 	// restart, or a link that comes back, are no reason to end a pod.
 	lastingFailure = 10 * time.Second
@@ -20,6 +23,7 @@ const (
 // A record is what a device has done while somebody had it.
 type record struct {
 	broken   time.Time // since when it is; zero: it is not, or nobody has it
+	pending  bool      // broken, and not counted as a failure: its plugin does not list it, for less than unlistedGrace
 	holder   device.PodUID
 	lasting  bool        // that it lasts has been told
 	failures []time.Time // the newest last
@@ -52,7 +56,7 @@ func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
 		switch uid, taken := p.taken[id]; {
 		case rec.broken.IsZero():
 		case !taken || uid != rec.holder || !p.broken(id):
-			rec.broken = time.Time{}
+			rec.broken, rec.pending = time.Time{}, false
 		case p.away && !rec.lasting:
 			rec.broken = now // what it was meanwhile nobody knows
 			signal(a.kick)
@@ -85,22 +89,30 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *pool, br
 					rec = &record{}
 					p.records[id] = rec
 				}
-				if !rec.broken.IsZero() && rec.holder == uid {
-					continue
-				}
-				rec.broken, rec.holder, rec.lasting = now, uid, false
-				rec.failures = append(rec.failures, now)
-				if len(rec.failures) > maxFailures {
-					rec.failures = rec.failures[1:]
-				}
 				_, listed := p.listing.at[id]
-				a.metrics.failures.WithLabelValues(string(r)).Inc()
-				a.log.Warn("a device in use has failed", "resource", r, "device", id, "pod", holder.demand.Pod.String(), "listed", listed)
-				a.herald.Failed(holder.demand.Pod, r, id)
-				signal(a.kick) // whether it lasts is looked at in time
+				if rec.broken.IsZero() || rec.holder != uid {
+					rec.broken, rec.pending, rec.holder, rec.lasting = now, true, uid, false
+					signal(a.kick) // watchFailuresLocked looks whether it lasts
+				}
+				if rec.pending && listed {
+					a.countFailureLocked(holder, r, id, rec, now)
+				}
 			}
 		}
 	}
+}
+
+// countFailureLocked counts and reports the failure of a device that a pod has been assigned.
+func (a *Allocator) countFailureLocked(holder *pod, r device.ResourceName, id device.ID, rec *record, now time.Time) {
+	rec.pending = false
+	rec.failures = append(rec.failures, now)
+	if len(rec.failures) > maxFailures {
+		rec.failures = rec.failures[1:]
+	}
+	_, listed := a.pools[r].listing.at[id]
+	a.metrics.failures.WithLabelValues(string(r)).Inc()
+	a.log.Warn("device in use has failed", "resource", r, "device", id, "pod", holder.demand.Pod.String(), "listed", listed)
+	a.herald.Failed(holder.demand.Pod, r, id)
 }
 
 // examinePodLocked looks at what a pod has just been assigned: a device may have failed while its plugin was asked for it.
@@ -120,8 +132,8 @@ func (a *Allocator) examinePodLocked(holder *pod) {
 	}
 }
 
-// watchFailuresLocked tells which failures have lasted, forgets old ones, and gives when to look again; zero: when an offer
-// changes.
+// watchFailuresLocked counts devices that have stayed unlisted as failed, reports which failures have lasted, forgets old
+// ones, and returns when to look again; zero: when an offer changes.
 func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 	for r, p := range a.pools {
 		for id, rec := range p.records {
@@ -129,7 +141,19 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 				rec.failures = rec.failures[1:]
 			}
 			if uid, taken := p.taken[id]; !taken || uid != rec.holder {
-				rec.broken = time.Time{}
+				rec.broken, rec.pending = time.Time{}, false
+			}
+			if holder := a.pods[rec.holder]; rec.pending && p.tells() {
+				due := rec.broken.Add(unlistedGrace)
+				switch {
+				case now.Before(due):
+					if next.IsZero() || due.Before(next) {
+						next = due
+					}
+					continue
+				case holder != nil:
+					a.countFailureLocked(holder, r, id, rec, now)
+				}
 			}
 			switch due := rec.broken.Add(lastingFailure); {
 			case rec.broken.IsZero():
@@ -154,11 +178,20 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 					continue
 				}
 				rec.told = now
-				a.herald.FailedForLong(holder.demand.Pod, r, id)
+				uid := rec.holder
+				a.herald.FailedForLong(holder.demand.Pod, r, id, func() bool { return a.brokenUnder(uid, r, id) })
 			}
 		}
 	}
 	return next
+}
+
+// brokenUnder reports whether a pod still has a device that is still broken, as far as its plugin has said.
+func (a *Allocator) brokenUnder(uid device.PodUID, r device.ResourceName, id device.ID) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pools[r]
+	return p.taken[id] == uid && p.broken(id)
 }
 
 // failuresOf gives how often a device has failed lately while somebody had it, and when it last did.

@@ -141,3 +141,69 @@ func TestAFailureDoesNotLastWhileThePluginIsAway(t *testing.T) {
 		}
 	})
 }
+
+// Many plugins list nothing at their start, and all of their devices milliseconds later.
+func TestDevice_UnlistedForAMoment_HasNotFailed(t *testing.T) {
+	run(t, func(r *rig) {
+		r.RuntimeSynced(nil, nil)
+		r.shop.stock(gpu, 2)
+		r.bind("a", app(gpu, 1))
+		for range 3 {
+			r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
+			r.after(time.Minute)
+			r.shop.offer(gpu, func(o *device.Offer) { o.State, o.Session, o.Inventory.Devices = device.Serving, o.Session+1, nil })
+			r.after(4 * time.Second)
+			r.shop.stock(gpu, 2)
+			r.after(time.Minute)
+		}
+		if told := r.failures(); len(told) > 0 {
+			t.Errorf("told %q", told)
+		}
+		if n := r.metric("devmgrd_device_failures_total", string(gpu)); n != 0 {
+			t.Errorf("%v failures are counted", n)
+		}
+		r.check()
+	})
+}
+
+func TestDevice_StaysUnlisted_FailsOnce(t *testing.T) {
+	run(t, func(r *rig) {
+		expect := func(want ...string) {
+			t.Helper()
+			if got := r.failures(); !slices.Equal(got, want) {
+				t.Errorf("told %q, want %q", got, want)
+			}
+		}
+		r.RuntimeSynced(nil, nil)
+		r.shop.stock(gpu, 2)
+		r.bind("a", app(gpu, 1))
+		r.shop.stock(gpu, 0)
+		r.after(4 * time.Second)
+		expect()
+		r.after(2 * time.Second)
+		expect("a failed vendor.com/gpu/d0")
+		r.shop.stock(gpu, 2, 0) // listed again, as unhealthy: the same failure
+		r.after(3 * time.Second)
+		expect("a failed vendor.com/gpu/d0")
+		r.after(2 * time.Second)
+		expect("a failed vendor.com/gpu/d0", "a failed for long vendor.com/gpu/d0")
+		if n := r.metric("devmgrd_device_failures_total", string(gpu)); n != 1 {
+			t.Errorf("%v failures are counted, want 1", n)
+		}
+	})
+}
+
+// A plugin that lists a device as unhealthy has said so: there is nothing to wait for.
+func TestDevice_UnlistedAndThenUnhealthy_FailsAtOnce(t *testing.T) {
+	run(t, func(r *rig) {
+		r.RuntimeSynced(nil, nil)
+		r.shop.stock(gpu, 2)
+		r.bind("a", app(gpu, 1))
+		r.shop.stock(gpu, 0)
+		r.after(time.Second)
+		r.shop.stock(gpu, 2, 0)
+		if told := r.failures(); len(told) != 1 {
+			t.Errorf("told %q", told)
+		}
+	})
+}

@@ -104,3 +104,54 @@ func TestRing(t *testing.T) {
 		}
 	}
 }
+
+// Pods with thousands of devices come and go: the changes hold so many bytes at most, and the newest is always known.
+func TestRing_BoundedByBytes(t *testing.T) {
+	a := &Allocator{board: board{moved: make(chan struct{})}, pods: map[device.PodUID]*pod{}}
+	turn := func(name string, devices, size int) {
+		ids := make([]device.ID, devices)
+		for i := range ids {
+			ids[i] = device.ID(fmt.Sprintf("%s-%0*d", name, size, i))
+		}
+		p := &pod{demand: device.PodDemand{Pod: device.Pod{UID: device.PodUID(name)}}, wanted: true}
+		a.pods[p.demand.Pod.UID] = p
+		a.showLocked(p)
+		p.assigned = []device.Assignment{{Shares: []device.Share{{Resource: "vendor.com/gpu", IDs: ids, Grant: device.Grant{Env: map[string]string{"IDS": fmt.Sprint(ids)}}}}}}
+		a.showLocked(p)
+		delete(a.pods, p.demand.Pod.UID)
+		a.showLocked(p)
+	}
+	holds := func() int {
+		all, known := a.Since(a.board.revision-uint64(len(a.board.changes)), 1<<30)
+		if _, more := a.Since(a.board.revision-uint64(len(a.board.changes))-1, 1); !known || more {
+			t.Fatalf("of %d changes the oldest is known: %v, and one before it: %v", len(a.board.changes), known, more)
+		}
+		sum := 0
+		for _, c := range all {
+			for _, h := range []*device.Holding{c.Before, c.Now} {
+				if h != nil && len(h.Assignments) > 0 {
+					for _, id := range h.Assignments[0].Shares[0].IDs {
+						sum += len(id)
+					}
+				}
+			}
+		}
+		return sum
+	}
+	for i := range 60 {
+		turn(fmt.Sprint("large", i), 8000, 40)
+		if sum := holds(); sum > maxChangesBytes {
+			t.Fatalf("after %d pods the changes name devices of %d bytes", i+1, sum)
+		}
+	}
+	turn("larger than all", 80_000, 400)
+	if _, known := a.Since(a.board.revision-1, 1); !known || len(a.board.changes) != 1 {
+		t.Errorf("%d changes are kept, the newest: %v", len(a.board.changes), known)
+	}
+	for i := range maxChanges {
+		turn(fmt.Sprint("small", i), 1, 2)
+	}
+	if len(a.board.changes) != maxChanges {
+		t.Errorf("%d small changes are kept", len(a.board.changes))
+	}
+}

@@ -23,7 +23,7 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 		return nil, errNotMet
 	}
 	users := a.usedByLocked(r)
-	lifted = slices.SortedFunc(maps.Values(a.cordons[r]), func(x, y device.Cordon) int { return strings.Compare(string(x.ID), string(y.ID)) })
+	lifted = slices.SortedFunc(maps.Values(a.cordons[r]), func(x, y device.Cordon) int { return device.CompareIDs(x.ID, y.ID) })
 	a.mu.Unlock()
 	if len(users) > 0 {
 		return nil, &device.InUseError{Resource: r, Pods: users}

@@ -35,7 +35,7 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 		}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "devmgrd_device_failures_total",
-			Help: "Times that a device which a pod has became unhealthy, or was listed no more by its plugin.",
+			Help: "Times that a device which a pod has became unhealthy, or that its plugin stopped listing it for 5 s.",
 		}, []string{"resource_name"}),
 		devices: prometheus.NewDesc("devmgrd_devices", "Devices of a resource by state; each device is in exactly one.",
 			[]string{"resource_name", "state"}, nil),
@@ -82,6 +82,11 @@ func (a *Allocator) counts() (map[device.ResourceName]map[string]int, map[device
 	}
 	for _, p := range a.waiting {
 		waiting[p.wait.Reason]++
+	}
+	for _, p := range a.pods {
+		if p.wanted && p.refusal != (device.Wait{}) {
+			waiting[p.refusal.Reason]++
+		}
 	}
 	return devices, waiting
 }

@@ -45,21 +45,31 @@ func (a *Allocator) hiddenLocked() map[device.ResourceName]int {
 	return hidden
 }
 
-// published is the number that the Node shows as capacity and as allocatable: what is usable or in use, without what is
-// hidden from the scheduler, and never less than the pods on the node ask for. A kubelet sets allocatable to capacity
-// whatever it was, and at its restart admits all pods anew against that number, failing the youngest where it falls short;
-// so it must not fall short.
+// published returns the number that the Node shows as capacity and as allocatable: the devices that are free or in use,
+// without those that are hidden from the scheduler. Where devices are withheld, one may be counted under two IDs: then it is
+// not more than the plugin lists.
+//
+// It is never less than what the pods that the kubelet has admitted ask for: a kubelet sets allocatable to capacity, and at
+// its restart admits all pods again against that number and fails the youngest where it is too low. What other pods ask
+// for keeps the number from falling while they are between the scheduler and the kubelet, but does not raise it: the
+// kubelet rejects a pod that was bound past the scheduler and asks for more than there is.
 func (p *pool) published(hidden int) int {
 	n := len(p.taken)
 	if p.offer.State != device.Lost {
-		n = p.frees + len(p.taken) // every usable device is free or taken
+		n += p.frees
 	}
-	return max(n-max(0, hidden), p.requests)
+	n -= max(0, hidden)
+	if p.withheld != nil {
+		n = min(n, len(p.listing.devices))
+	}
+	p.shown = max(n, p.admitted, min(p.requests, p.shown))
+	return p.shown
 }
 
 // mirrorLocked counts what a mirror asks for.
 func (a *Allocator) mirrorLocked(d device.PodDemand) {
 	a.unmirrorLocked(d.Pod.UID)
+	d.Admitted = true // the kubelet has made it
 	a.mirrors[d.Pod.UID] = d
 	a.pools.request(d, 1)
 	a.showLocalLocked(d.Pod)

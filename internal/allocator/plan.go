@@ -17,12 +17,15 @@ type wish struct {
 	runs   map[string]device.Choice // what they run with, by stamps of books that are gone
 	advice advice                   // what plugins have said that they prefer
 	places Topology
+	avoid  bool // devices that a plugin has lately refused are not to be had
 }
 
 // A proposal is what a plan gives: devices for every container that has none yet.
 type proposal struct {
 	choices map[string]device.Choice
-	ask     *question // the first choice that a plugin might make better; nil: there is none, or all have been asked
+	why     map[string]map[device.ResourceName]device.Why // of choices
+	at      map[device.ResourceName]int64                 // the newest Added of each resource's list, see device.Share.At
+	ask     *question                                     // the first choice that a plugin might make better; nil: there is none, or all have been asked
 }
 
 // plan chooses devices for every container of a pod that has none yet, or says why it cannot: all or nothing. It is
@@ -34,17 +37,32 @@ type proposal struct {
 // rules of the kubelet's device manager, which the scheduler's arithmetic expects).
 //
 // Free devices are taken near as few NUMA nodes as will do for all of the container's resources (or the pod's); among
-// those the ones that the plugin prefers, and then those with the lowest IDs.
+// those the ones that the plugin prefers, and then those with the lowest IDs. Devices that a plugin has lately refused are
+// taken only where the pod cannot have its devices without them.
 func plan(w wish, from pools) (proposal, *device.Refusal) {
+	for r := range w.demand.Requests() {
+		if p := from[r]; p != nil && len(p.refused) > 0 {
+			careful := w
+			careful.avoid = true
+			if best, no := planOnce(careful, from); no == nil {
+				return best, nil
+			}
+			break
+		}
+	}
+	return planOnce(w, from)
+}
+
+func planOnce(w wish, from pools) (proposal, *device.Refusal) {
 	if w.strict() { // that there are too few is said first, and places do not change it
 		anywhere := w
 		anywhere.places, anywhere.advice = Topology{}, nil
-		if _, no := plan(anywhere, from); no != nil {
+		if _, no := planOnce(anywhere, from); no != nil {
 			return proposal{}, no
 		}
 	}
 	work := maxWork
-	p := &planner{wish: w, from: from, work: &work, out: proposal{choices: map[string]device.Choice{}}}
+	p := &planner{wish: w, from: from, work: &work, out: proposal{choices: map[string]device.Choice{}, why: map[string]map[device.ResourceName]device.Why{}, at: map[device.ResourceName]int64{}}}
 	var near nodes
 	if w.places.minds() && w.places.Scope == PerPod {
 		var no *device.Refusal
@@ -74,6 +92,7 @@ type line struct {
 	resource  device.ResourceName
 	n         int
 	certain   []device.ID // those of the n that need not be chosen, ascending
+	stamped   bool        // certain are what the container runs with already
 	among     []device.ID // what the rest is chosen from, ascending; nil: all that is free
 }
 
@@ -133,16 +152,18 @@ func (p *planner) hopeless() bool {
 // take chooses for the i-th container near the nodes, and then for those after it.
 func (p *planner) take(i int, on shelves, lines []line, own, pod nodes) *device.Refusal {
 	d, choice, ask := p.demand.Demands[i], device.Choice{}, p.out.ask
+	why := map[device.ResourceName]device.Why{}
 	for _, l := range lines {
 		if p.back {
 			*p.work -= lineWork + 4*len(on[l.resource].left) + l.n
 		}
-		ids, question := on[l.resource].pick(l, own, p.advice, p.out.ask == nil, p.work)
+		p.out.at[l.resource] = on[l.resource].pool.listing.newest
+		ids, reasons, question := on[l.resource].pick(l, own, p.advice, p.out.ask == nil, p.work)
 		on[l.resource].settle(d.Kind, ids)
-		choice[l.resource] = ids
+		choice[l.resource], why[l.resource] = ids, reasons
 		p.out.ask = cmp.Or(p.out.ask, question)
 	}
-	p.out.choices[d.Container.Name] = choice
+	p.out.choices[d.Container.Name], p.out.why[d.Container.Name] = choice, why
 	no := p.choose(i+1, on, pod)
 	if no != nil {
 		p.out.ask = ask
@@ -162,7 +183,7 @@ func (p *planner) lines(d device.Demand, on shelves) ([]line, *device.Refusal) {
 		hand := s.hand(d.Kind)
 		switch runs := p.runs[d.Container.Name][r]; {
 		case len(runs) == l.n:
-			l.certain = slices.Sorted(slices.Values(runs))
+			l.certain, l.stamped = slices.Sorted(slices.Values(runs)), true
 		case len(hand) > l.n:
 			l.among = hand
 		default:
@@ -182,6 +203,9 @@ func (p *planner) shelf(on shelves, r device.ResourceName) *shelf {
 		s := &shelf{pool: p.from[r], used: map[int]int{}}
 		if s.pool != nil {
 			s.left = s.pool.free
+			if p.avoid {
+				s.leaveOut(s.pool.refused)
+			}
 		}
 		for _, choice := range p.runs {
 			s.running = append(s.running, choice[r]...)

@@ -29,7 +29,9 @@ type pod struct {
 	leaving  bool              // its removal from the books is under way
 	left     time.Time         // when it was last dropped
 	leaveAt  time.Time         // its removal is not to begin before then
+	looks    int               // how often the host has shown processes of it since it was dropped
 	assigned []device.Assignment
+	doubt    hold // what a commit that has failed, or a record that contradicts another one, names; nil: there is no doubt
 
 	phase phase
 	done  chan struct{} // closed when phase leaves queuing or asking; nil in the other phases
@@ -37,6 +39,13 @@ type pod struct {
 	since time.Time     // when it began to wait for that reason or, if settled, when it had its devices; zero: before we were there
 	tries int           // failures of plugins in a row
 	retry time.Time     // of parked: when to try again without any other cause; zero: never
+
+	lapsed   map[string]lapse // containers whose grants do not hold
+	fresh    map[string]bool  // containers whose grants have not been used yet
+	ran      bool             // a container of it may have run since the boot
+	failures int              // to apply its grants, in a row
+	refusal  device.Wait      // why a container of it was refused, although it has its devices; zero: it was not
+	refused  string           // that container
 
 	starts map[string]*preparation // by container name
 	shown  *device.Holding         // what the board has of it
@@ -55,19 +64,19 @@ func (p *pod) of(container string) (device.Assignment, bool) {
 	return device.Assignment{}, false
 }
 
-// has tells whether the pod has been assigned a device. A pod that is nil has none.
-func (p *pod) has(r device.ResourceName, id device.ID) bool {
-	return p != nil && slices.ContainsFunc(p.assigned, func(as device.Assignment) bool {
-		return slices.ContainsFunc(as.Shares, func(s device.Share) bool { return s.Resource == r && slices.Contains(s.IDs, id) })
-	})
-}
-
 // Bind tells that a pod is bound to this node and has not ended. Telling it again changes nothing.
 func (a *Allocator) Bind(d device.PodDemand) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.bindLocked(d)
-	a.auditLocked(a.pods[d.Pod.UID])
+	bind := func() {
+		a.bindLocked(d)
+		a.auditLocked(a.pods[d.Pod.UID])
+	}
+	if d.Local {
+		a.reportLocked(bind) // the runtime's word
+	} else {
+		bind()
+	}
 }
 
 // newSandbox is how long a local pod whose sandbox has ended may take to get another one and keep its devices. The kubelet
@@ -91,9 +100,11 @@ func (a *Allocator) Drop(uid device.PodUID) {
 func (a *Allocator) Leave(uid device.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if p := a.pods[uid]; p != nil && p.told {
-		a.dropLocked(p)
-	}
+	a.reportLocked(func() {
+		if p := a.pods[uid]; p != nil && p.told {
+			a.dropLocked(p)
+		}
+	})
 }
 
 // Replace tells of all pods that the API server has bound to this node: others are dropped, but for local ones.
@@ -132,6 +143,10 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		return
 	}
 	p := a.pods[d.Pod.UID]
+	if p != nil && d.Admitted {
+		a.admittedLocked(p)
+	}
+	d.Admitted = d.Admitted || p != nil && p.demand.Admitted
 	if d.Created.IsZero() { // nobody knows: as old as what we know of it
 		d.Created = time.Now()
 		if p != nil {
@@ -163,7 +178,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		delete(a.leavers, d.Pod.UID)
 		a.pools.request(p.demand, 1)
 		signal(a.changed)
-		if p.phase == settled && !p.leaving && !p.complete() {
+		if p.phase == settled && !p.leaving && !p.served() {
 			a.queueLocked(p)
 		}
 	}
@@ -177,6 +192,21 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		p.later = &d
 	default:
 		a.changeLocked(p, d)
+	}
+}
+
+// admittedLocked notes that the kubelet has admitted a pod.
+func (a *Allocator) admittedLocked(p *pod) {
+	if p.demand.Admitted {
+		return
+	}
+	if p.wanted {
+		a.pools.request(p.demand, -1)
+	}
+	p.demand.Admitted = true
+	if p.wanted {
+		a.pools.request(p.demand, 1)
+		signal(a.changed)
 	}
 }
 
@@ -240,7 +270,7 @@ func (a *Allocator) dropLocked(p *pod) {
 		return
 	}
 	a.leavers[p.demand.Pod.UID] = p
-	p.leaveAt = time.Time{}
+	p.leaveAt, p.looks = time.Time{}, 0
 	if p.demand.Local && a.synced {
 		p.leaveAt = time.Now().Add(newSandbox)
 	}
@@ -257,9 +287,9 @@ func (a *Allocator) removeLocked(p *pod) {
 	a.showLocked(p)
 }
 
-// queueLocked has a pod planned at the next occasion.
+// queueLocked has a pod planned at the next occasion, or when the doubt about its record has ended.
 func (a *Allocator) queueLocked(p *pod) {
-	if p.phase == queuing {
+	if p.phase == queuing || p.doubt != nil {
 		return
 	}
 	delete(a.waiting, p.demand.Pod.UID)

@@ -3,6 +3,7 @@ package allocator
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -14,7 +15,8 @@ type listing struct {
 	cordons map[device.ID]device.Cordon // of the resource: never changed
 	usable  bitset                      // healthy, and not cordoned
 
-	usables int // members of usable
+	usables int   // members of usable
+	newest  int64 // the highest Added of the devices, and 1 at least
 
 	places [][]int  // the different sets of NUMA nodes that devices are near, ascending; none: places are not told of
 	of     []int16  // the place of each device: an index into places, or -1; nil if there are no places
@@ -45,7 +47,9 @@ func makeListing(devices []device.Device, cordons map[device.ID]device.Cordon, b
 			l.at[d.ID] = i
 		}
 	}
+	l.newest = 1
 	for i, d := range devices {
+		l.newest = max(l.newest, d.Added)
 		if d.Healthy {
 			l.usable.add(i)
 			l.usables++
@@ -163,13 +167,31 @@ type pool struct {
 	freeAt   []int                       // how many of them are at each place of the listing
 	sick     int                         // taken, listed, and not usable
 	requests int                         // sum of what active pods of the API on the node ask for
+	admitted int                         // the part of requests whose pods the kubelet has admitted
+	shown    int                         // the number that the Node was last to show
+	unlisted int                         // taken, and not listed
+	withheld bitset                      // listed, and perhaps the hardware of an unlisted one; nil: none
+	told     int                         // how many were withheld when that was last logged
+	unknown  int                         // containers that run with devices which only a lost state file named
 	strays   map[device.ID]bool          // taken, and set aside because the books do not know why
+	refused  map[device.ID]refusal       // by the plugin, lately
 	records  map[device.ID]*record       // of devices that have failed while somebody had them
 	away     bool                        // its plugin has been away since they were last looked at
 }
 
 func newPool() *pool {
-	return &pool{listing: makeListing(nil, nil, nil), taken: map[device.ID]device.PodUID{}, strays: map[device.ID]bool{}, records: map[device.ID]*record{}}
+	return &pool{listing: makeListing(nil, nil, nil), taken: map[device.ID]device.PodUID{}, strays: map[device.ID]bool{}, records: map[device.ID]*record{}, refused: map[device.ID]refusal{}}
+}
+
+// A refusal is what is remembered of a device that its plugin has refused, or that could not be used.
+type refusal struct {
+	times int       // in a row
+	until time.Time // it is chosen last
+}
+
+// refuse notes a refusal of a device.
+func (p *pool) refuse(id device.ID) {
+	p.refused[id] = refusal{p.refused[id].times + 1, time.Now().Add(refusalMemory)}
 }
 
 // accept puts a new offer in the place of the last. The listing has been made of it beforehand, without a lock.
@@ -187,7 +209,7 @@ func (p *pool) retract() {
 // relist counts anew by another listing.
 func (p *pool) relist(l *listing) {
 	p.listing = l
-	p.free, p.frees, p.sick = slices.Clone(l.usable), l.usables, 0
+	p.free, p.frees, p.sick, p.unlisted, p.withheld = slices.Clone(l.usable), l.usables, 0, 0, nil
 	p.freeAt = slices.Clone(l.usableAt)
 	for id := range p.taken {
 		p.lower(id)
@@ -208,10 +230,12 @@ func (p *pool) take(ids []device.ID, pod device.PodUID) {
 // lower counts a device that has been taken.
 func (p *pool) lower(id device.ID) {
 	switch i, listed := p.listing.at[id]; {
-	case listed && p.listing.usable.has(i):
+	case !listed:
+		p.unlisted++
+	case p.free.has(i):
 		p.free.remove(i)
 		p.count(i, -1)
-	case listed:
+	case !p.listing.usable.has(i):
 		p.sick++
 	}
 }
@@ -232,11 +256,13 @@ func (p *pool) giveBack(ids []device.ID, pod device.PodUID) {
 		}
 		delete(p.taken, id)
 		switch i, listed := p.listing.at[id]; {
-		case listed && p.listing.usable.has(i):
+		case !listed:
+			p.unlisted--
+		case !p.listing.usable.has(i):
+			p.sick--
+		case p.withheld == nil || !p.withheld.has(i):
 			p.free.add(i)
 			p.count(i, 1)
-		case listed:
-			p.sick--
 		}
 	}
 }
@@ -259,7 +285,7 @@ func (p *pool) counts() map[string]int {
 	}
 	return map[string]int{
 		"free": free, "stale": stale, "assigned": len(p.taken) - len(p.strays), "quarantined": len(p.strays),
-		"unhealthy": p.unhealthy(), "cordoned": p.cordoned(),
+		"unhealthy": p.unhealthy(), "cordoned": p.cordoned(), "withheld": p.withheldCount(),
 	}
 }
 
@@ -299,6 +325,10 @@ func (ps pools) request(d device.PodDemand, sign int) {
 		return
 	}
 	for r, n := range d.Requests() {
-		ps.of(r).requests += sign * n
+		p := ps.of(r)
+		p.requests += sign * n
+		if d.Admitted {
+			p.admitted += sign * n
+		}
 	}
 }

@@ -77,6 +77,9 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 		prep.retry = time.Now().Add(min(firstPause<<min(prep.tries, 8), lastPause))
 		prep.tries++
 		a.log.Warn("preparing the devices failed", "pod", pod.String(), "container", c.Name, "err", err)
+		if p := a.pods[c.Pod]; p != nil && p.starts[c.Name] == prep && p.phase == settled && p.wanted && !p.ran {
+			a.unusableLocked(p, c.Name, device.Wait{Reason: device.PreStartFailed, Message: err.Error()})
+		}
 	} else {
 		prep.tries = 0
 	}

@@ -99,6 +99,15 @@ func TestAFailedPreStartIsARefusalAndIsTriedAgain(t *testing.T) {
 		r.shop.prepares(nil)
 		r.expect("a", "main", "waiting PreStartFailed")
 		r.after(time.Second)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+
+		c := running("1", "a", "main")
+		start(r, c)
+		r.shop.prepares(func(context.Context) error { return errPlugin })
+		r.RuntimeStopped(c)
+		r.expect("a", "main", "waiting PreStartFailed") // it has run: the devices stay its own
+		r.shop.prepares(nil)
+		r.after(time.Second)
 		r.expect("a", "main", "busy Preparing")
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 	})

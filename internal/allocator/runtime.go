@@ -1,31 +1,81 @@
 package allocator
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// RuntimeSynced tells of all containers that the runtime has, and of all local pods. Devices that are stamped on one of
-// them and that the books do not know of, because the books were lost, are set aside: its pod is given the same again, and
-// others do not get them before the runtime has no container of that pod any more.
+// RuntimeSynced takes over the runtime's containers and all local pods. Devices that are stamped on a container and that
+// the state file does not know are set aside: the container's pod is given the same devices again, and no other pod gets
+// them before the runtime has no container of that pod.
+//
+// It returns at once. The planning loop compares the lists with the state file before it plans anything, and what the
+// runtime reports meanwhile waits in line behind them. Until then nothing is released, and Claim answers Busy.
 func (a *Allocator) RuntimeSynced(all []device.Running, local []device.PodDemand) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.synced = false
+	if a.behind == nil {
+		a.behind = make(chan struct{})
+	}
+	a.news = append(a.news, func() { a.syncLocked(all, local) })
+	signal(a.kick)
+}
+
+// reportLocked applies what the runtime reports: at once, or after the lists that the planning loop has still to compare.
+func (a *Allocator) reportLocked(f func()) {
+	if a.behind == nil {
+		f()
+		return
+	}
+	a.news = append(a.news, f)
+}
+
+// catchUpLocked applies what the runtime has reported, in its order.
+func (a *Allocator) catchUpLocked() {
+	if a.behind == nil {
+		return
+	}
+	for len(a.news) > 0 {
+		f := a.news[0]
+		a.news = a.news[1:]
+		f()
+	}
+	a.news = nil
+	close(a.behind)
+	a.behind = nil
+}
+
+func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 	before := a.live
 	a.live = map[device.PodUID]tenant{}
 	clear(a.disputed)
 	for uid := range a.strays {
 		a.letGoLocked(uid)
 	}
+	for r, p := range a.pools {
+		if p.unknown > 0 {
+			p.unknown = 0
+			a.wakeLocked(r, false)
+		}
+	}
+	own := holdings{}
 	for _, r := range all {
-		l := a.liveLocked(r, len(r.Stamp) > 0)
+		l := a.liveLocked(r, len(r.Stamp)+len(r.Digests) > 0)
+		l.started = !r.Idle
 		if was := before[r.Container.Pod][r.ID]; was != nil {
-			l.told = was.told
+			l.told, l.barred = was.told, was.barred
 		}
 		for resource, ids := range r.Stamp {
-			a.setAsideLocked(r.Container.Pod, r.Container.Name, resource, ids)
+			a.setAsideLocked(r.Container, resource, ids, own)
+		}
+		for resource, digest := range r.Digests {
+			a.verifyLocked(r, l, resource, digest)
 		}
 	}
 	a.synced, a.met = true, true
@@ -34,61 +84,151 @@ func (a *Allocator) RuntimeSynced(all []device.Running, local []device.PodDemand
 		a.auditLocked(p)
 	}
 	a.writeLocked(0)
-	signal(a.kick)
 	signal(a.changed)
 }
 
-// setAsideLocked keeps others from the devices that a container was given by books that are gone.
-func (a *Allocator) setAsideLocked(uid device.PodUID, container string, r device.ResourceName, ids []device.ID) {
-	pool := a.pools.of(r)
+// verifyLocked compares the digest on a container with what its pod has been assigned. If they differ nobody knows the
+// container's devices, and nothing of the resource is given out until it has ended.
+func (a *Allocator) verifyLocked(r device.Running, l *life, resource device.ResourceName, digest string) {
+	ids := a.pods[r.Container.Pod].granted(l.name, resource)
+	if len(ids) > 0 && device.Digest(ids) == digest || slices.Contains(l.unknown, resource) {
+		return
+	}
+	l.unknown = append(l.unknown, resource)
+	a.pools.of(resource).unknown++
+	a.log.Error("container runs with unknown devices; nothing of the resource is given out until it has ended", "resource", resource,
+		"uid", r.Container.Pod, "container", l.name, "id", r.ID)
+}
+
+// holdings are the devices that pods have been assigned, as far as setAsideLocked has looked them up.
+type holdings map[holding]map[device.ID]bool
+
+type holding struct {
+	pod      device.PodUID
+	resource device.ResourceName
+}
+
+// of returns the devices of a resource that a pod has been assigned. A pod that is nil has none.
+func (h holdings) of(p *pod, r device.ResourceName) map[device.ID]bool {
+	if p == nil {
+		return nil
+	}
+	key := holding{p.demand.Pod.UID, r}
+	ids, known := h[key]
+	if !known {
+		ids = map[device.ID]bool{}
+		for _, as := range p.assigned {
+			for _, s := range as.Shares {
+				if s.Resource != r {
+					continue
+				}
+				for _, id := range s.IDs {
+					ids[id] = true
+				}
+			}
+		}
+		h[key] = ids
+	}
+	return ids
+}
+
+// setAsideLocked keeps other pods from the devices that are stamped on a container, unless its pod has been assigned them.
+func (a *Allocator) setAsideLocked(c device.Container, r device.ResourceName, ids []device.ID, own holdings) {
+	p, pool := a.pods[c.Pod], a.pools.of(r)
+	if slices.Equal(p.granted(c.Name, r), ids) {
+		return // as the state file says, without a look at each device
+	}
+	var unknown, strays, disputed []device.ID
 	for _, id := range ids {
 		switch owner, taken := pool.taken[id]; {
-		case taken && owner != uid:
-			a.log.Error("a device is in two hands", "resource", r, "device", id, "uid", uid, "container", container, "assigned to", owner)
-			note(a.disputed, uid, container, r, id)
+		case taken && owner != c.Pod:
+			disputed = append(disputed, id)
 			continue
-		case taken && a.pods[uid].has(r, id):
-			continue // as the books say
+		case taken && own.of(p, r)[id]:
+			continue
 		case !taken:
-			a.log.Warn("a container runs with a device that the books do not know of; it is set aside for its pod",
-				"resource", r, "device", id, "uid", uid, "container", container)
+			unknown = append(unknown, id)
 		}
-		pool.stray([]device.ID{id}, uid) // unless an attempt holds it
-		note(a.strays, uid, container, r, id)
+		strays = append(strays, id)
 	}
+	if len(disputed) > 0 {
+		a.log.Error("container runs with devices of another pod", "resource", r, "devices", device.Abridge(disputed), "uid", c.Pod,
+			"container", c.Name, "owner", pool.taken[disputed[0]])
+		note(a.disputed, c, r, disputed)
+	}
+	if len(unknown) > 0 {
+		a.log.Warn("container runs with devices that the state file does not know; they are set aside for its pod",
+			"resource", r, "devices", device.Abridge(unknown), "uid", c.Pod, "container", c.Name)
+	}
+	if len(strays) > 0 {
+		pool.stray(strays, c.Pod) // but for those that an attempt holds
+		note(a.strays, c, r, strays)
+	}
+	a.withholdLocked(r)
 }
 
-// note puts a device down among those that containers run with.
-func note(in map[device.PodUID]map[string]device.Choice, uid device.PodUID, container string, r device.ResourceName, id device.ID) {
-	of := in[uid]
+// granted returns the devices of a resource that a container has been assigned. A pod that is nil has none.
+func (p *pod) granted(container string, r device.ResourceName) []device.ID {
+	if p == nil {
+		return nil
+	}
+	as, _ := p.of(container)
+	for _, s := range as.Shares {
+		if s.Resource == r {
+			return s.IDs
+		}
+	}
+	return nil
+}
+
+// note adds devices to those that containers run with.
+func note(in map[device.PodUID]map[string]device.Choice, c device.Container, r device.ResourceName, ids []device.ID) {
+	of := in[c.Pod]
 	if of == nil {
 		of = map[string]device.Choice{}
-		in[uid] = of
+		in[c.Pod] = of
 	}
-	if of[container] == nil {
-		of[container] = device.Choice{}
+	if of[c.Name] == nil {
+		of[c.Name] = device.Choice{}
 	}
-	if !slices.Contains(of[container][r], id) {
-		of[container][r] = append(of[container][r], id)
+	all := of[c.Name][r]
+	known := make(map[device.ID]bool, len(all)+len(ids))
+	for _, id := range all {
+		known[id] = true
 	}
+	for _, id := range ids {
+		if !known[id] {
+			known[id] = true
+			all = append(all, id)
+		}
+	}
+	of[c.Name][r] = all
 }
 
-// reclaimLocked sets aside what somebody else had and has given back, if a container still runs with it.
+// reclaimLocked sets disputed devices aside that their other pod has given back, for the containers that run with them.
 func (a *Allocator) reclaimLocked() {
 	if len(a.disputed) == 0 {
 		return
 	}
-	disputed := a.disputed
+	disputed, own := a.disputed, holdings{}
 	a.disputed = map[device.PodUID]map[string]device.Choice{}
 	for uid, containers := range disputed {
 		for container, choice := range containers {
 			for r, ids := range choice {
+				c := device.Container{Pod: uid, Name: container}
+				var still, free []device.ID
 				for _, id := range ids {
 					if _, taken := a.pools[r].taken[id]; taken {
-						note(a.disputed, uid, container, r, id)
+						still = append(still, id)
 					} else {
-						a.setAsideLocked(uid, container, r, []device.ID{id})
+						free = append(free, id)
 					}
+				}
+				if len(still) > 0 {
+					note(a.disputed, c, r, still)
+				}
+				if len(free) > 0 {
+					a.setAsideLocked(c, r, free, own)
 				}
 			}
 		}
@@ -103,7 +243,7 @@ func (a *Allocator) letGoLocked(uid device.PodUID) {
 			for _, id := range ids {
 				if pool.strays[id] {
 					delete(pool.strays, id)
-					pool.giveBack([]device.ID{id}, uid)
+					a.giveLocked(r, []device.ID{id}, uid)
 				}
 			}
 			a.wakeLocked(r, false)
@@ -114,21 +254,66 @@ func (a *Allocator) letGoLocked(uid device.PodUID) {
 	signal(a.changed)
 }
 
-// RuntimeLost tells that the runtime is away. What it had may still run, so nothing is released until it is back.
+// RuntimeLost reports that the runtime is away. Its containers may still run, so nothing is released until it is back.
 func (a *Allocator) RuntimeLost() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.synced = false
+	a.reportLocked(func() { a.synced = false })
 }
 
-// RuntimeStarted tells that the runtime has been given all that it needs to make a container.
+// RuntimeStarted reports that the runtime has been given all that it needs to make a container.
 func (a *Allocator) RuntimeStarted(r device.Running) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.liveLocked(r, true)
-	if p := a.pods[r.Container.Pod]; p != nil {
-		delete(p.starts, r.Container.Name) // this start uses it up
+	a.reportLocked(func() {
+		l := a.liveLocked(r, true)
+		if p := a.pods[r.Container.Pod]; p != nil {
+			name := r.Container.Name
+			l.fresh = p.fresh[name]
+			delete(p.fresh, name)
+			delete(p.starts, name) // this start uses it up
+			if p.refused == name {
+				p.refusal, p.refused = device.Wait{}, ""
+			}
+		}
+	})
+}
+
+var errBarred = errors.New("its devices have been released since it was created")
+
+// RuntimeStarting reports that the processes of a container are about to run. It fails if they must not: the devices that
+// the container was created with have been released, or are another pod's. It waits for lists of the runtime that are still
+// to be compared, no longer than ctx.
+func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error {
+	for {
+		a.mu.Lock()
+		behind := a.behind
+		if behind == nil {
+			break
+		}
+		a.mu.Unlock()
+		select {
+		case <-behind:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for the comparison of the runtime's containers with the state file: %w", ctx.Err())
+		}
 	}
+	defer a.mu.Unlock()
+	l := a.live[r.Container.Pod][r.ID]
+	if l == nil {
+		return nil
+	}
+	if l.idle && (l.barred || a.disputed[r.Container.Pod][l.name] != nil) {
+		return errBarred
+	}
+	l.idle, l.started = false, true
+	if p := a.pods[r.Container.Pod]; p != nil {
+		p.failures = 0
+		if _, has := p.of(l.name); has {
+			p.ran = true
+		}
+	}
+	return nil
 }
 
 // liveLocked notes a container that lives, or is about to.
@@ -138,20 +323,26 @@ func (a *Allocator) liveLocked(r device.Running, stamped bool) *life {
 		t = tenant{}
 		a.live[r.Container.Pod] = t
 	}
-	l := &life{name: r.Container.Name, made: r.Made, stamped: stamped, idle: r.Idle}
+	l := &life{name: r.Container.Name, sandbox: r.Sandbox, made: r.Made, stamped: stamped, idle: r.Idle}
+	if was := t[r.ID]; was != nil {
+		l.unknown = was.unknown
+	}
 	t[r.ID] = l
 	return l
 }
 
-// deadLocked forgets a container, and gives its name if it was known.
-func (a *Allocator) deadLocked(r device.Running) (name string, known bool) {
-	uid := r.Container.Pod
-	l, known := a.live[uid][r.ID]
+// deadLocked forgets a container, and returns its name if it was known.
+func (a *Allocator) deadLocked(uid device.PodUID, id string) (name string, known bool) {
+	l, known := a.live[uid][id]
 	if !known {
 		return "", false
 	}
 	name = l.name
-	delete(a.live[uid], r.ID)
+	delete(a.live[uid], id)
+	for _, r := range l.unknown {
+		a.pools[r].unknown--
+		a.wakeLocked(r, false)
+	}
 	if len(a.live[uid]) > 0 {
 		return name, true
 	}
@@ -195,18 +386,39 @@ func (a *Allocator) dropIdleLocked(now time.Time) (next time.Time) {
 	return next
 }
 
-// RuntimeStopped tells that a container's processes have ended, or that it was never started.
+// RuntimeStopped reports that a container's processes have ended, or that it was never started.
 func (a *Allocator) RuntimeStopped(r device.Running) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	name, known := a.deadLocked(r)
-	p := a.pods[r.Container.Pod]
+	a.reportLocked(func() { a.stoppedLocked(r.Container.Pod, r.ID) })
+}
+
+// RuntimeRemoved reports that a sandbox is gone, and all of its containers with it. Their own ends may not have been
+// reported: an NRI plugin that fails hides events from those after it.
+func (a *Allocator) RuntimeRemoved(uid device.PodUID, sandbox string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.reportLocked(func() {
+		for id, l := range a.live[uid] {
+			if l.sandbox == sandbox {
+				a.log.Warn("end of a container was not reported", "uid", uid, "container", l.name, "id", id)
+				a.stoppedLocked(uid, id)
+			}
+		}
+	})
+}
+
+func (a *Allocator) stoppedLocked(uid device.PodUID, id string) {
+	l := a.live[uid][id]
+	name, known := a.deadLocked(uid, id)
+	p := a.pods[uid]
 	if !known || p == nil || !p.wanted {
 		return
 	}
-	if a.live[r.Container.Pod].names(name) {
+	if a.live[uid].names(name) {
 		return // its next instance runs already: its devices are not to be touched
 	}
+	a.uncreatedLocked(p, l)
 	if as, ok := p.of(name); ok {
 		a.prepareLocked(p, as)
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -249,6 +250,7 @@ func TestBareContainers(t *testing.T) {
 			r.Bind(pod(name, app(gpu, 1)))
 		}
 		r.RuntimeSynced(all, nil)
+		synctest.Wait()
 		r.Bind(pod("plain"))
 		r.Bind(pod("late", app(gpu, 1)))
 		r.RuntimeLost()
@@ -263,6 +265,7 @@ func TestBareContainers(t *testing.T) {
 		// What the kubelet made before the move has its devices, and what was made after it without a stamp does not.
 		all[1] = stamped("7", "early")
 		r.RuntimeSynced(append(all, made(running("8", "imported", "main"), born.Add(time.Hour))), nil)
+		synctest.Wait()
 		var bare []string
 		for _, told := range r.shop.told {
 			if strings.HasSuffix(told, " is bare") {
@@ -318,12 +321,12 @@ func TestQuarantine(t *testing.T) {
 		}
 		one, two := running("1", "old", "one"), running("2", "old", "two")
 		one.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}, "vendor.com/unheard-of": {"x"}}
-		two.Stamp = map[device.ResourceName][]device.ID{gpu: {"d2", "gone"}}
+		two.Stamp = map[device.ResourceName][]device.ID{gpu: {"d2"}}
 		all := []device.Running{one, two}
 		r.RuntimeSynced(all, nil)
 		r.Replace(nil) // the API server does not know the pod
-		states(1, 0, 3)
-		r.published(map[device.ResourceName]int{gpu: 4}) // as with all that is in use
+		states(1, 0, 2)
+		r.published(map[device.ResourceName]int{gpu: 3}) // as with all that is in use
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
 		r.expect("a", "main", "ready vendor.com/gpu[d1]")
@@ -331,14 +334,14 @@ func TestQuarantine(t *testing.T) {
 		for range 2 { // a reconcile, and a restart, change nothing
 			r.RuntimeLost()
 			r.RuntimeSynced(all, nil)
-			states(0, 1, 3)
+			states(0, 1, 2)
 			r.restart()
 			r.Replace([]device.PodDemand{pod("a", app(gpu, 1)), pod("b", app(gpu, 1))})
 			r.RuntimeSynced(all, nil)
-			states(0, 1, 3)
+			states(0, 1, 2)
 		}
 		r.RuntimeStopped(one)
-		states(0, 1, 3) // its pod still has a container
+		states(0, 1, 2) // its pod still has a container
 		r.RuntimeStopped(two)
 		states(1, 2, 0)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
@@ -450,6 +453,12 @@ func TestTheNumberWithLocalPods(t *testing.T) {
 		r.bind("b", app(gpu, 2))
 		r.bind("c", app(gpu, 1))
 		r.expect("c", "main", "waiting NotEnoughDevices")
+		r.published(map[device.ResourceName]int{gpu: 2})
+		for name, n := range map[string]int{"b": 2, "c": 1} {
+			admitted := pod(name, app(gpu, n))
+			admitted.Admitted = true
+			r.Bind(admitted)
+		}
 		r.published(map[device.ResourceName]int{gpu: 3}) // as many as they ask for
 		r.Drop("c")
 		r.published(map[device.ResourceName]int{gpu: 2})

@@ -12,10 +12,30 @@ type shelf struct {
 	pool     *pool
 	left     bitset      // what is free and has not been chosen
 	own      bool        // left is not shared with the pool or another shelf
-	chosen   int         // how many have been
+	chosen   int         // how many have been, and how many are left out
+	avoided  int         // how many are left out
 	used     map[int]int // how many of them are at a place
 	reusable []device.ID // ascending
 	running  []device.ID // what the pod's containers run with by stamps of lost books; ascending
+}
+
+// leaveOut takes devices off the shelf.
+func (s *shelf) leaveOut(devices map[device.ID]refusal) {
+	for id := range devices {
+		i, listed := s.pool.listing.at[id]
+		if !listed || !s.left.has(i) {
+			continue
+		}
+		if !s.own {
+			s.left, s.own = slices.Clone(s.left), true
+		}
+		s.left.remove(i)
+		s.chosen++
+		s.avoided++
+		if at := s.pool.listing.place(i); at >= 0 {
+			s.used[at]++
+		}
+	}
 }
 
 type shelves map[device.ResourceName]*shelf
@@ -42,6 +62,8 @@ func (s *shelf) closed(r device.ResourceName) *device.Refusal {
 		return device.Refuse(device.PluginStale, nil, "the device plugin of %s has gone and may be back in a moment", r)
 	case !s.pool.offer.Reported:
 		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s has not listed its devices yet", r)
+	case s.pool.unknown > 0:
+		return device.Refuse(device.DevicesUnknown, nil, "%s: %d containers run with devices that only the lost state file named; nothing of it is given out until they have ended", r, s.pool.unknown)
 	}
 	return nil
 }
@@ -53,6 +75,10 @@ func (s *shelf) short(r device.ResourceName, want, got int) *device.Refusal {
 	}
 	if n := s.pool.cordoned(); n > 0 {
 		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d cordoned", r, want, got, listed, n)
+	}
+	if n := s.pool.withheldCount(); n > 0 {
+		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d withheld until the pods end that use %d devices under IDs that are no longer listed",
+			r, want, got, listed, n, s.pool.unlisted)
 	}
 	return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free", r, want, got, listed)
 }
@@ -100,12 +126,25 @@ func (s *shelf) candidates(l line) bitset {
 	return from
 }
 
-// pick chooses a line's devices: near the nodes first. Where the plugin may know better which ones, the question to it
-// is given too if it is wanted, unless it has been answered.
-func (s *shelf) pick(l line, set nodes, said advice, wanted bool, work *int) ([]device.ID, *question) {
+// pick chooses a line's devices, near the nodes first, and says why these. Where the plugin may know better which ones, the
+// question to it is given too if it is wanted, unless it has been answered.
+func (s *shelf) pick(l line, set nodes, said advice, wanted bool, work *int) ([]device.ID, device.Why, *question) {
 	t := picking{shelf: s, line: l, from: s.candidates(l), more: l.rest(), ids: slices.Clone(l.certain), curious: wanted}
+	if l.stamped {
+		t.why.Stamped = len(l.certain)
+	} else {
+		t.why.Kept = len(l.certain)
+	}
 	if t.more == 0 {
-		return t.ids, nil
+		return t.ids, t.why, nil
+	}
+	if l.among != nil {
+		t.why.Kept = l.n
+	} else {
+		t.why.Avoided = s.avoided
+	}
+	if len(s.pool.listing.places) > 0 {
+		t.why.Near = set
 	}
 	total := s.free()
 	if l.among != nil {
@@ -136,7 +175,7 @@ func (s *shelf) pick(l line, set nodes, said advice, wanted bool, work *int) ([]
 		t.take(nil)
 	}
 	slices.Sort(t.ids)
-	return t.ids, ask
+	return t.ids, t.why, ask
 }
 
 // near gives the devices at any of the nodes, and how many of them are a line's candidates.
@@ -251,14 +290,28 @@ type picking struct {
 	more int         // how many are still to be picked
 
 	curious bool // a question is wanted
+	why     device.Why
 }
 
-// take picks the first candidates that are in mask, until there are enough.
+// take picks the first candidates that are in mask, until there are enough: those that the plugin has refused lately come
+// last, the least often refused ones first.
 func (t *picking) take(mask bitset) {
+	var refused []int
 	for i := t.from.next(0, mask); i >= 0 && t.more > 0; i = t.from.next(i+1, mask) {
+		if len(t.pool.refused) > 0 && t.refusals(i) > 0 {
+			refused = append(refused, i)
+			continue
+		}
+		t.pick(i)
+	}
+	slices.SortStableFunc(refused, func(i, j int) int { return t.refusals(i) - t.refusals(j) })
+	for _, i := range refused[:min(t.more, len(refused))] {
 		t.pick(i)
 	}
 }
+
+// refusals returns how often the plugin has refused a device lately.
+func (t *picking) refusals(i int) int { return t.pool.refused[t.pool.listing.devices[i].ID].times }
 
 func (t *picking) pick(i int) {
 	t.ids = append(t.ids, t.pool.listing.devices[i].ID)
@@ -299,6 +352,7 @@ func (t *picking) consult(said advice, mask bitset) *question {
 	for _, id := range answer {
 		if i, listed := t.pool.listing.at[id]; t.more > 0 && listed && t.from.has(i) && (mask == nil || mask.has(i)) {
 			t.pick(i)
+			t.why.Preferred++
 		}
 	}
 	return nil

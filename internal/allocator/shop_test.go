@@ -32,11 +32,16 @@ type shop struct {
 	changed  chan struct{}
 	asked    []string // "pod/container resource ids", in order
 	answer   func(ctx context.Context, pod device.Pod, r device.ResourceName) error
+	allocate func(ctx context.Context, r device.ResourceName, ids []device.ID) error // the same, with the devices
 	prepared []string
 	advised  []string // "pod/container resource size of available with must", in order
 	prefer   func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error)
-	told     []string // what the owners of pods were told
+	told     []string               // what the owners of pods were told
+	alive    map[string]bool        // containers with processes, by the runtime's IDs
+	haunted  map[device.PodUID]bool // pods with processes
+	blind    error                  // why the host cannot tell which pods have processes
 	prepare  func(ctx context.Context) error
+	cdi      bool // Allocate answers with CDI devices
 	books    interface {
 		ForgetResource(device.ResourceName) error
 	}
@@ -105,6 +110,13 @@ func (s *shop) answers(f func(context.Context, device.Pod, device.ResourceName) 
 	s.answer = f
 }
 
+// allocates orders what Allocate does from now on, by its devices.
+func (s *shop) allocates(f func(context.Context, device.ResourceName, []device.ID) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.allocate = f
+}
+
 // prepares orders what PreStart does from now on; nil: it succeeds.
 func (s *shop) prepares(f func(context.Context) error) {
 	s.mu.Lock()
@@ -117,14 +129,23 @@ func (s *shop) Changed() <-chan struct{} { return s.changed }
 func (s *shop) Allocate(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, ids []device.ID) (device.Grant, error) {
 	s.mu.Lock()
 	s.asked = append(s.asked, fmt.Sprintf("%s/%s %s %v", pod.Name, c.Name, r, ids))
-	answer := s.answer
+	answer, allocate := s.answer, s.allocate
 	s.mu.Unlock()
+	if allocate != nil {
+		if err := allocate(ctx, r, ids); err != nil {
+			return device.Grant{}, err
+		}
+	}
 	if answer != nil {
 		if err := answer(ctx, pod, r); err != nil {
 			return device.Grant{}, err
 		}
 	}
-	return device.Grant{Env: map[string]string{"IDS": fmt.Sprint(ids)}}, nil
+	grant := device.Grant{Env: map[string]string{"IDS": fmt.Sprint(ids)}}
+	if s.cdi {
+		grant.CDI = []string{"vendor.com/gpu=" + string(ids[0])}
+	}
+	return grant, nil
 }
 
 func (s *shop) Prefer(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, available, must []device.ID, size int) ([]device.ID, error) {
@@ -159,6 +180,39 @@ func (s *shop) PreStart(ctx context.Context, _ device.Pod, c device.Container, r
 	return nil
 }
 
+// HasProcesses stands for the host.
+func (s *shop) HasProcesses(container string) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.alive[container], nil
+}
+
+func (s *shop) PodsWithProcesses([]device.PodUID) (map[device.PodUID]bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.haunted), s.blind
+}
+
+// haunt sets the pods that have processes on the host.
+func (s *shop) haunt(pods ...device.PodUID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.haunted = map[device.PodUID]bool{}
+	for _, uid := range pods {
+		s.haunted[uid] = true
+	}
+}
+
+// setAlive has the host see processes of a container, or none.
+func (s *shop) setAlive(container string, is bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.alive == nil {
+		s.alive = map[string]bool{}
+	}
+	s.alive[container] = is
+}
+
 func (s *shop) Waiting(p device.Pod, w device.Wait) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -171,13 +225,13 @@ func (s *shop) Failed(p device.Pod, r device.ResourceName, id device.ID) {
 	s.told = append(s.told, fmt.Sprintf("%s failed %s/%s", p.Name, r, id))
 }
 
-func (s *shop) FailedForLong(p device.Pod, r device.ResourceName, id device.ID) {
+func (s *shop) FailedForLong(p device.Pod, r device.ResourceName, id device.ID, _ func() bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.told = append(s.told, fmt.Sprintf("%s failed for long %s/%s", p.Name, r, id))
 }
 
-func (s *shop) Bare(p device.Pod, container string) {
+func (s *shop) Bare(p device.Pod, container string, _ func() bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.told = append(s.told, p.Name+"/"+container+" is bare")
@@ -201,6 +255,7 @@ type rig struct {
 	stop  func()
 
 	topology allocator.Topology
+	boot     string
 	metrics  *prometheus.Registry
 
 	reader   *allocator.Allocator              // what follow has last followed
@@ -213,6 +268,14 @@ type disk struct {
 	*store.Store
 	mu   sync.Mutex
 	fail func()
+	late error // SavePods writes, and then fails with it
+}
+
+// failsLate lets each SavePods from now on write, and then fail; nil: it succeeds.
+func (d *disk) failsLate(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.late = err
 }
 
 // fails lets each attempt to write do f and then fail; nil: it succeeds.
@@ -226,7 +289,12 @@ func (d *disk) SavePods(save []device.PodRecord, forget []device.PodUID) error {
 	if err := d.check(); err != nil {
 		return err
 	}
-	return d.Store.SavePods(save, forget)
+	if err := d.Store.SavePods(save, forget); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.late
 }
 
 func (d *disk) SaveCordons(save, forget []device.Cordon) error {
@@ -289,8 +357,8 @@ func (r *rig) start() {
 	r.shop.books = r.books
 	r.metrics = prometheus.NewRegistry()
 	r.Allocator = allocator.New(allocator.Config{
-		Plugins: r.shop, Books: r.books, Herald: r.shop, Known: known.Pods, Cordons: known.Cordons, Retired: known.Retired,
-		Topology: r.topology, Log: log, Metrics: r.metrics,
+		Plugins: r.shop, Books: r.books, Herald: r.shop, Host: r.shop, Known: known.Pods, Cordons: known.Cordons, Retired: known.Retired,
+		Topology: r.topology, Boot: r.boot, Log: log, Metrics: r.metrics,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})

@@ -9,8 +9,14 @@ func (a *Allocator) Claim(r device.Running) device.Standing {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	st := a.standingLocked(r.Container)
+	if st.Stand == device.Ready && a.behind != nil {
+		return device.Standing{Stand: device.Busy, Done: a.behind, Wait: comparing}
+	}
 	if st.Stand == device.Free || st.Stand == device.Ready {
-		a.liveLocked(r, true)
+		a.reportLocked(func() { a.liveLocked(r, true) })
+		if p := a.pods[r.Container.Pod]; p != nil {
+			a.admittedLocked(p) // the kubelet has it made
+		}
 	}
 	return st
 }
@@ -19,7 +25,7 @@ func (a *Allocator) Claim(r device.Running) device.Standing {
 func (a *Allocator) Unclaim(r device.Running) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.deadLocked(r)
+	a.reportLocked(func() { a.deadLocked(r.Container.Pod, r.ID) })
 }
 
 // Standing tells how a container stands.
@@ -28,6 +34,9 @@ func (a *Allocator) Standing(c device.Container) device.Standing {
 	defer a.mu.Unlock()
 	return a.standingLocked(c)
 }
+
+// comparing is what Claim answers while the runtime's containers are still to be compared with the state file.
+var comparing = device.Wait{Reason: device.Allocating, Message: "the container runtime's containers are being compared with the state file"}
 
 // allocating is what is said while an attempt is due or in flight.
 var allocating = device.Wait{Reason: device.Allocating, Message: "the allocation is in progress"}
@@ -41,10 +50,12 @@ func (a *Allocator) standingLocked(c device.Container) device.Standing {
 	if !ok {
 		return device.Standing{Stand: device.Free}
 	}
-	switch p.phase {
-	case queuing, asking:
+	_, lapsed := p.lapsed[c.Name]
+	switch {
+	case p.complete() && !lapsed: // another container of the pod may wait to be granted its devices again
+	case p.phase == queuing, p.phase == asking:
 		return device.Standing{Stand: device.Busy, Done: p.done, Wait: allocating}
-	case parked:
+	case p.phase == parked:
 		return device.Standing{Stand: device.Waiting, Wait: p.wait}
 	}
 	as, ok := p.of(c.Name)
@@ -54,5 +65,5 @@ func (a *Allocator) standingLocked(c device.Container) device.Standing {
 	if not := a.preparedLocked(p, as); not != nil {
 		return *not
 	}
-	return device.Standing{Stand: device.Ready, Assignment: as, Env: demand.Env, Refs: demand.Refs}
+	return device.Standing{Stand: device.Ready, Assignment: as, Env: demand.Env, Refs: demand.Refs, Fresh: p.fresh[c.Name]}
 }

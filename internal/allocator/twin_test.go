@@ -19,6 +19,7 @@ type world struct {
 	devices map[device.ResourceName][]device.Device // by ID
 	taken   map[device.ResourceName]map[device.ID]bool
 	prefers map[device.ResourceName]bool
+	refused map[device.ResourceName]map[device.ID]int // how often
 }
 
 func (w world) pools() pools {
@@ -34,6 +35,9 @@ func (w world) pools() pools {
 		}
 		p.accept(device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, Reported: true, Prefers: w.prefers[r]}, makeListing(devices, cordons, nil))
 		p.take(slices.Sorted(maps.Keys(w.taken[r])), "others")
+		for id, times := range w.refused[r] {
+			p.refused[id] = refusal{times: times}
+		}
 	}
 	return ps
 }
@@ -161,7 +165,7 @@ func (t *twin) run(i int, s state, pod int) string {
 		choice := device.Choice{}
 		for _, r := range resources {
 			p := parts[r]
-			ids := t.choose(t.prefers[r] && !p.handed, t.advice[topic{d.Container.Name, r}], mask, p.certain, p.from, p.rest)
+			ids := t.choose(r, t.prefers[r] && !p.handed, t.advice[topic{d.Container.Name, r}], mask, p.certain, p.from, p.rest)
 			choice[r] = ids
 			for _, id := range ids {
 				next.gone[r][id] = true
@@ -259,7 +263,7 @@ func (t *twin) podMask() (int, string) {
 }
 
 // choose picks the devices: -1 for nodes that do not matter.
-func (t *twin) choose(asked bool, advice []device.ID, mask int, certain, from []device.Device, rest int) []device.ID {
+func (t *twin) choose(r device.ResourceName, asked bool, advice []device.ID, mask int, certain, from []device.Device, rest int) []device.ID {
 	var ids []device.ID
 	for _, c := range certain {
 		ids = append(ids, c.ID)
@@ -278,6 +282,7 @@ func (t *twin) choose(asked bool, advice []device.ID, mask int, certain, from []
 		for _, d := range from {
 			order = append(order, d.ID)
 		}
+		slices.SortStableFunc(order, func(a, b device.ID) int { return t.refused[r][a] - t.refused[r][b] })
 		return order
 	}()
 	near := func(d device.Device) bool { return mask > 0 && has(mask, d) }
@@ -323,11 +328,13 @@ func (t *twin) choose(asked bool, advice []device.ID, mask int, certain, from []
 }
 
 func randomWorld(random *rand.Rand) (world, wish) {
-	w := world{map[device.ResourceName][]device.Device{}, map[device.ResourceName]map[device.ID]bool{}, map[device.ResourceName]bool{}}
+	w := world{map[device.ResourceName][]device.Device{}, map[device.ResourceName]map[device.ID]bool{}, map[device.ResourceName]bool{},
+		map[device.ResourceName]map[device.ID]int{}}
+	refusing := random.IntN(3) == 0
 	resources := []device.ResourceName{"v.com/a", "v.com/b", "v.com/c"}[:1+random.IntN(3)]
 	for _, r := range resources {
 		places := random.IntN(4) // 0: this resource has none
-		w.taken[r] = map[device.ID]bool{}
+		w.taken[r], w.refused[r] = map[device.ID]bool{}, map[device.ID]int{}
 		w.prefers[r] = random.IntN(3) == 0
 		for i := range 1 + random.IntN(9) {
 			d := device.Device{ID: device.ID(fmt.Sprintf("d%02d", i)), Healthy: random.IntN(8) > 0}
@@ -339,6 +346,8 @@ func randomWorld(random *rand.Rand) (world, wish) {
 			}
 			if random.IntN(4) == 0 {
 				w.taken[r][d.ID] = true
+			} else if refusing && random.IntN(3) == 0 {
+				w.refused[r][d.ID] = 1 + random.IntN(3)
 			}
 			w.devices[r] = append(w.devices[r], d)
 		}
@@ -371,7 +380,24 @@ func randomWorld(random *rand.Rand) (world, wish) {
 	return w, q
 }
 
+// plan takes what plugins have refused for taken, and only if that will not do for free.
 func (t *twin) plan() string {
+	careful := &twin{world: t.world, wish: t.wish, out: map[string]device.Choice{}}
+	careful.taken = map[device.ResourceName]map[device.ID]bool{}
+	for r := range t.taken {
+		careful.taken[r] = maps.Clone(t.taken[r])
+		for id := range t.refused[r] {
+			careful.taken[r][id] = true
+		}
+	}
+	if careful.planOnce() == "" {
+		maps.Copy(t.out, careful.out)
+		return ""
+	}
+	return t.planOnce()
+}
+
+func (t *twin) planOnce() string {
 	start := state{map[device.ResourceName]map[device.ID]bool{}, map[device.ResourceName]map[device.ID]bool{}}
 	for r := range t.devices {
 		start.gone[r], start.reusable[r] = map[device.ID]bool{}, map[device.ID]bool{}

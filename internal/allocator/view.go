@@ -42,6 +42,7 @@ type look struct {
 	holders  map[device.ID]*device.Holder
 	strays   map[device.ID]bool
 	failures map[device.ID]failure
+	withheld bitset
 }
 
 // A failure is how often a device has failed lately, and when at last.
@@ -55,7 +56,7 @@ func (a *Allocator) look(r device.ResourceName) look {
 	defer a.mu.Unlock()
 	p := a.pools.of(r)
 	l := look{
-		resource: r, state: p.offer.State, listing: p.listing, cordons: a.cordons[r], strays: maps.Clone(p.strays),
+		resource: r, state: p.offer.State, withheld: p.withheld, listing: p.listing, cordons: a.cordons[r], strays: maps.Clone(p.strays),
 		holders: make(map[device.ID]*device.Holder, len(p.taken)), failures: make(map[device.ID]failure, len(p.records)),
 	}
 	now := time.Now()
@@ -88,7 +89,7 @@ func (l look) statuses() []device.DeviceStatus {
 			all = append(all, l.status(device.Device{ID: id}, false))
 		}
 	}
-	slices.SortFunc(all, func(x, y device.DeviceStatus) int { return cmp.Compare(x.ID, y.ID) })
+	slices.SortFunc(all, func(x, y device.DeviceStatus) int { return device.CompareIDs(x.ID, y.ID) })
 	return all
 }
 
@@ -107,6 +108,8 @@ func (l look) status(d device.Device, listed bool) device.DeviceStatus {
 		s.State = device.Cordoned
 	case !d.Healthy:
 		s.State = device.Unhealthy
+	case listed && l.withheld != nil && l.withheld.has(l.listing.at[d.ID]):
+		s.State = device.Withheld
 	case l.state != device.Serving:
 		s.State = device.OfAwayOne
 	default:
@@ -180,7 +183,7 @@ func (a *Allocator) Waiting() []device.Outlook {
 	defer a.mu.Unlock()
 	var all []device.Outlook
 	for _, p := range a.pods {
-		if p.wanted && !p.complete() {
+		if p.wanted && (!p.served() || p.refusal != (device.Wait{})) {
 			all = append(all, a.outlookLocked(p))
 		}
 	}
@@ -197,7 +200,9 @@ func (a *Allocator) outlookLocked(p *pod) device.Outlook {
 		o.Stand, o.Since = device.Unknown, p.left
 	case len(p.demand.Demands) == 0:
 		o.Stand = device.Free
-	case p.complete():
+	case p.refusal != (device.Wait{}):
+		o.Stand, o.Wait, o.Since = device.Waiting, p.refusal, p.since
+	case p.served():
 		o.Stand, o.Since = device.Ready, p.since
 	default:
 		o.Stand, o.Wait, o.Retry, o.Since = device.Waiting, p.wait, p.retry, p.since

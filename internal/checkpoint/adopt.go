@@ -18,6 +18,7 @@ type Scene struct {
 	Pods    []device.PodRecord    // our books
 	Plugins []device.PluginRecord // likewise
 	Now     time.Time             // noted on what is taken over
+	Boot    string                // likewise: of the machine
 }
 
 // A Plan says what has to be written to take over a kubelet's assignments, and what stands against it.
@@ -206,6 +207,7 @@ func (a *adoption) assignments(pod device.Pod, entries []Entry) (got map[string]
 			sound = false
 			continue
 		}
+		share.Boot = a.scene.Boot
 		a.own(e.Resource, share.IDs, pod, "the kubelet's file")
 		as.Container, as.Imported = e.Container, a.scene.Now
 		as.Shares = append(as.Shares, share)

@@ -33,6 +33,21 @@ type Share struct {
 	Near     [][]int `json:"near,omitempty"`
 	Grant    Grant   `json:"grant"`
 	PreStart bool    `json:"preStart,omitempty"` // the plugin wants PreStartContainer before each start
+	Why      Why     `json:"why,omitzero"`
+	// At is the highest Device.Added of the plugin's list when the devices were chosen, and 1 at least: a device that was
+	// added later was not in that list. 0: not known.
+	At int64 `json:"at,omitempty"`
+	// Boot identifies the boot of the machine in which the plugin gave the Grant; empty: not known.
+	Boot string `json:"boot,omitempty"`
+}
+
+// Why is what led to the choice of a share's devices.
+type Why struct {
+	Kept      int   `json:"kept,omitempty"`      // by init containers, which have ended when this container starts
+	Stamped   int   `json:"stamped,omitempty"`   // the container ran with them, and the state file had been lost
+	Preferred int   `json:"preferred,omitempty"` // as the plugin prefers
+	Near      []int `json:"near,omitempty"`      // the NUMA nodes that devices were looked for at first
+	Avoided   int   `json:"avoided,omitempty"`   // free devices that were left out since the plugin had refused them lately
 }
 
 // An Assignment is all of a container's devices. A container has all that it asked for, or no assignment.

@@ -20,5 +20,5 @@ type UnknownDeviceError struct {
 }
 
 func (e *UnknownDeviceError) Error() string {
-	return fmt.Sprintf("there is no device %s of %s", e.ID, e.Resource)
+	return fmt.Sprintf("there is no device %s of %s", QuoteID(e.ID), e.Resource)
 }

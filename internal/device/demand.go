@@ -44,6 +44,9 @@ type PodDemand struct {
 	// Local says that the runtime tells of the pod, and not the API server: what it asks for stands in an annotation of
 	// its own.
 	Local bool `json:"local,omitempty"`
+	// Admitted says that the kubelet has accepted the pod: its status has a start time and its containers. Until then the
+	// kubelet may still reject a pod that was bound past the scheduler.
+	Admitted bool `json:"-"`
 	// Mirror says that the pod does not run, but stands in the API for one that is Local, under a UID of its own: the
 	// scheduler counts what it asks for.
 	Mirror bool `json:"-"`

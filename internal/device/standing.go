@@ -16,10 +16,13 @@ const (
 	Allocating        Reason = "Allocating"        // the allocation is in flight
 	Preparing         Reason = "Preparing"         // PreStartContainer is in flight
 	PreStartFailed    Reason = "PreStartFailed"    // PreStartContainer failed
+	DevicesUnknown    Reason = "DevicesUnknown"    // a container runs with devices that only a lost state file named
 	HostDeviceMissing Reason = "HostDeviceMissing" // what the plugin granted is not there on the host
 	Overruled         Reason = "Overruled"         // another NRI plugin takes away or replaces what devmgrd gives
 	UnknownPod        Reason = "UnknownPod"        // the pod has not been heard of, and the API server cannot be asked
 	StoreUnavailable  Reason = "StoreUnavailable"  // the assignment could not be made durable
+	// AssignmentConflict: the state file assigns a device to two pods, and the runtime has not told yet which one has it.
+	AssignmentConflict Reason = "AssignmentConflict"
 )
 
 // A Wait is why a container or pod has to wait.
@@ -51,6 +54,7 @@ type Standing struct {
 	Assignment Assignment      // of Ready
 	Env        []string        // of Ready: variables that the pod sets itself, see Demand.Env
 	Refs       []string        // of Ready: variables that its arguments refer to, see Demand.Refs
+	Fresh      bool            // of Ready: no container has been created with the plugin's answer yet
 	Done       <-chan struct{} // of Busy
 }
 
@@ -58,7 +62,9 @@ type Standing struct {
 type Running struct {
 	ID        string // the runtime's
 	Container Container
-	Stamp     map[ResourceName][]ID // what devmgrd wrote on it when it was made; nil: nothing
-	Made      time.Time             // zero: not known
-	Idle      bool                  // it had been made when the runtime told of it, and not been started
+	Sandbox   string                  // the runtime's ID of the container's sandbox
+	Stamp     map[ResourceName][]ID   // what devmgrd wrote on it when it was made; nil: nothing
+	Digests   map[ResourceName]string // of lists that are too long for the stamp: Digest; an empty one matches nothing
+	Made      time.Time               // zero: not known
+	Idle      bool                    // created and not started when the runtime listed it
 }

@@ -11,6 +11,7 @@ const (
 	Unhealthy   DeviceState = "unhealthy"   // nobody has it, and it is broken
 	OfAwayOne   DeviceState = "stale"       // it would be free if its plugin were there
 	Cordoned    DeviceState = "cordoned"    // nobody has it, and nobody is to have it
+	Withheld    DeviceState = "withheld"    // it may be a device that a pod uses under an ID that is no longer listed
 	Quarantined DeviceState = "quarantined" // a container has it, and the books do not know why
 )
 
@@ -31,6 +32,22 @@ type DeviceStatus struct {
 type Holder struct {
 	Pod        Pod      // only the UID, of a pod that nobody has told us of
 	Containers []string // none: the device is held for the pod while its plugins are asked
+}
+
+// A PodContainer is a container of a pod, for people.
+type PodContainer struct {
+	Pod  Pod
+	Name string
+}
+
+// An Ending is how a pod ended, as the API server has it.
+type Ending struct {
+	Pod     Pod
+	Failed  bool      // it has failed; else it has succeeded
+	Refused bool      // the kubelet failed it before any of its containers was created
+	At      time.Time // when the kubelet refused it; zero: not known, or not refused
+	Reason  string    // one word, such as OutOfvendor.example/gpu; may be empty
+	Message string    // may be empty
 }
 
 // An Outlook is how a pod as a whole stands, for people.

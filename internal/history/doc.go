@@ -15,7 +15,8 @@
 //   - It is bounded: MaxEnded spans that have ended, of which none is older than MaxAge and which take about maxBytes. The oldest
 //     go first, in the same commit as what is new.
 //   - A write costs what has changed and not what is remembered, which is read only when somebody asks.
-//   - While the disk cannot be written, what is due waits in memory, within the same bounds.
+//   - While the disk cannot be written, what is due waits in memory, within the same bounds. Spans in a file that cannot be read
+//     at the start are taken up when it can be.
 //
 // Run's goroutine is the only one, and the only one that writes.
 package history

@@ -25,8 +25,10 @@ type Ledger interface {
 type Books interface {
 	// SaveHistory makes spans durable, each in the place of what it was while it was open, and forgets others, in one commit.
 	SaveHistory(save []device.Span, forget []device.SpanKey) error
-	// History gives all spans that had not ended by then.
-	History(since time.Time) ([]device.Span, error)
+	// Spans returns all spans that had not ended by then.
+	Spans(since time.Time) ([]device.Span, error)
+	// OpenSpans returns the spans that have not ended.
+	OpenSpans() ([]device.Span, error)
 	// HistoryKeys gives all spans that have ended, in the order of their ends.
 	HistoryKeys() ([]device.SpanKey, error)
 }
@@ -35,7 +37,7 @@ type Books interface {
 type Config struct {
 	Ledger Ledger
 	Books  Books
-	Known  []device.Span // those that are open by the books
+	Known  []device.Span // those that are open in Books, if it could be read
 	Log    *slog.Logger
 }
 
@@ -43,7 +45,7 @@ type Config struct {
 type Recorder struct {
 	cfg Config
 
-	counted bool // what the books hold has been added to ended; Run's
+	counted bool // what the books hold has been added to spans; Run's
 	failing bool // it has been told that writing fails; Run's
 
 	mu       sync.Mutex
@@ -112,7 +114,7 @@ func (r *Recorder) Spans(since time.Time) ([]device.Span, error) {
 	fresh := r.spans.unwritten(since)
 	r.mu.Unlock()
 	// In this order: what is written meanwhile is in both, and in neither it would be missing.
-	all, err := r.cfg.Books.History(since)
+	all, err := r.cfg.Books.Spans(since)
 	if err != nil {
 		return nil, err
 	}
@@ -186,17 +188,24 @@ func (r *Recorder) update() error {
 	return err
 }
 
-// count adds what the books hold of old, as soon as they can be read. It takes only the keys.
+// count adds what the books hold of old, as soon as they can be read. Of spans that have ended it takes only the keys.
 func (r *Recorder) count() {
 	if r.counted {
 		return
 	}
-	keys, err := r.cfg.Books.HistoryKeys()
+	open, err := r.cfg.Books.OpenSpans()
+	var keys []device.SpanKey
+	if err == nil {
+		keys, err = r.cfg.Books.HistoryKeys()
+	}
 	if err != nil {
 		return // a file that cannot be opened cannot be written either, and update says so
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.spans.adopt(open) {
+		r.begun = false // the pods that they are of may have gone
+	}
 	r.spans.add(keys)
 	r.counted = true
 }

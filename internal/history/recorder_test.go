@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -33,7 +34,8 @@ type rig struct {
 
 // books are real ones, on a disk that may fail.
 type books struct {
-	*store.Store
+	*store.History
+	state   *store.Store
 	full    atomic.Bool
 	commits atomic.Int32
 }
@@ -45,14 +47,21 @@ func (b *books) SaveHistory(save []device.Span, forget []device.SpanKey) error {
 		return errFull
 	}
 	b.commits.Add(1)
-	return b.Store.SaveHistory(save, forget)
+	return b.History.SaveHistory(save, forget)
+}
+
+func (b *books) OpenSpans() ([]device.Span, error) {
+	if b.full.Load() {
+		return nil, errFull
+	}
+	return b.History.OpenSpans()
 }
 
 func (b *books) HistoryKeys() ([]device.SpanKey, error) {
 	if b.full.Load() {
 		return nil, errFull
 	}
-	return b.Store.HistoryKeys()
+	return b.History.HistoryKeys()
 }
 
 func start(t *testing.T, stock int) *rig {
@@ -83,10 +92,11 @@ func (r *rig) start() {
 // open is start without Run: nothing is written.
 func (r *rig) open() {
 	r.Helper()
-	s, has, err := store.Recover(store.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
+	s, err := store.Open(store.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
 	r.must(err)
-	r.books = &books{Store: s}
-	r.recorder = history.New(history.Config{Ledger: r.Allocator, Books: r.books, Known: has.Spans, Log: slog.New(slog.DiscardHandler)})
+	h, open := store.OpenHistory(s)
+	r.books = &books{History: h, state: s}
+	r.recorder = history.New(history.Config{Ledger: r.Allocator, Books: r.books, Known: open, Log: slog.New(slog.DiscardHandler)})
 }
 
 // end is a clean stop, of the books too.
@@ -94,7 +104,7 @@ func (r *rig) end() {
 	r.Helper()
 	r.stop()
 	if r.books != nil {
-		r.must(r.books.Close())
+		r.must(errors.Join(r.books.Close(), r.books.state.Close()))
 		r.books = nil
 	}
 }
@@ -282,6 +292,8 @@ func TestAFullDisk(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.recorder.Run(ctx) }()
+	_, err := r.recorder.Spans(time.Time{}) // it follows from here on
+	r.must(err)
 	a := r.Settle(t, allocatortest.Pod("a", gpu, 1))
 	r.Settle(t, allocatortest.Pod("b", gpu, 1))
 	r.leave(a)
@@ -294,6 +306,44 @@ func TestAFullDisk(t *testing.T) {
 	r.end()
 	r.start()
 	r.tells("a d000 ended", "b d001 open")
+}
+
+// Books that cannot be read at the start are read later: no span stays open for ever, and none is lost.
+func TestBooksThatCanBeReadLater(t *testing.T) {
+	r := start(t, 3)
+	a, b := r.Settle(t, allocatortest.Pod("a", gpu, 1)), r.Settle(t, allocatortest.Pod("b", gpu, 1))
+	r.end()
+	r.leave(b)
+	r.open()
+	r.books.full.Store(true)
+	r.recorder = history.New(history.Config{Ledger: r.Allocator, Books: r.books, Log: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.recorder.Run(ctx) }()
+	r.Settle(t, allocatortest.Pod("c", gpu, 1))
+	r.books.full.Store(false)
+	plugintest.Eventually(t, "it is written", func() bool { return r.books.commits.Load() > 0 })
+	cancel()
+	r.must(<-ended)
+	all, err := r.recorder.Spans(time.Time{})
+	r.must(err)
+	r.end()
+	r.start()
+	again, err := r.recorder.Spans(time.Time{})
+	r.must(err)
+	for _, all := range [][]device.Span{all, again} {
+		var got []string
+		for _, s := range all {
+			got = append(got, fmt.Sprint(s.Pod.Name, " ", s.Until.IsZero()))
+		}
+		slices.Sort(got)
+		if want := []string{"a false", "a true", "b false", "c true"}; !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	if all[0].Pod != a.Pod || !all[0].UntilLate {
+		t.Errorf("the first is %+v", all[0])
+	}
 }
 
 // Who has fallen behind looks at who has what now, and says that it did not see how that came about.
@@ -363,7 +413,7 @@ func TestBounds(t *testing.T) {
 			r := start(t, 1)
 			r.end()
 			r.open()
-			r.must(r.books.Store.SaveHistory(c.had, nil))
+			r.must(r.books.SaveHistory(c.had, nil))
 			r.end()
 			r.start()
 			r.leave(r.Settle(t, allocatortest.Pod("new", gpu, 1)))

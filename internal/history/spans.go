@@ -28,12 +28,30 @@ type part struct {
 
 func newSpans(known []device.Span) spans {
 	s := spans{open: map[device.PodUID]map[part]device.Span{}, fresh: map[uint64]device.Span{}, inside: map[uint64]bool{}}
-	for _, k := range known {
-		s.inside[k.Number] = true
-		s.last = max(s.last, k.Number)
-		s.of(k.Pod.UID)[part{k.Container, k.Resource}] = k
-	}
+	s.adopt(known)
 	return s
+}
+
+// adopt adds spans that are open in the books, and reports whether some were new. Where two are of one part the earlier ends
+// when the later begins: the books could not be read at the start, or an older devmgrd has kept its own.
+func (s *spans) adopt(open []device.Span) (some bool) {
+	for _, k := range open {
+		if s.inside[k.Number] {
+			continue
+		}
+		some, s.inside[k.Number], s.last = true, true, max(s.last, k.Number)
+		mine, p := s.of(k.Pod.UID), part{k.Container, k.Resource}
+		other, twice := mine[p]
+		if twice && other.From.Before(k.From) {
+			k, other = other, k
+		}
+		if twice {
+			s.end(k, other.From, true)
+			k = other
+		}
+		mine[p] = k
+	}
+	return some
 }
 
 func (s *spans) of(uid device.PodUID) map[part]device.Span {

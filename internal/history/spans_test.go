@@ -35,6 +35,23 @@ func TestWhatIsNotWrittenIsBoundedToo(t *testing.T) {
 	}
 }
 
+// Of two open spans of one part, as a downgrade with the upgrade after it leaves them, the earlier ends when the later begins.
+func TestTwoOpenSpansOfOnePart(t *testing.T) {
+	at := func(minute int) device.Span {
+		return device.Span{Number: uint64(minute), Pod: device.Pod{UID: "p"}, Container: "main", Resource: "a.com/x", IDs: []device.ID{"0"}, From: time.Unix(int64(60*minute), 0)}
+	}
+	for _, known := range [][]device.Span{{at(1), at(2)}, {at(2), at(1)}} {
+		s := newSpans(known)
+		save, _ := s.due()
+		if len(save) != 1 || save[0].Number != 1 || !save[0].Until.Equal(at(2).From) || !save[0].UntilLate {
+			t.Errorf("due are %+v", save)
+		}
+		if open := s.open["p"]; len(open) != 1 || open[part{"main", "a.com/x"}].Number != 2 {
+			t.Errorf("open are %+v", open)
+		}
+	}
+}
+
 // A clock that is put back neither loses a span nor turns one round.
 func TestTheClockIsPutBack(t *testing.T) {
 	s := newSpans(nil)

@@ -119,6 +119,16 @@ func (s sight) shown(of []device.ResourceName) (all []device.ResourceName) {
 	return all
 }
 
+// overwritten returns the resources of which the Node does not show what our patches have made of it.
+func (s sight) overwritten(ours numbers) (all []device.ResourceName) {
+	for r, n := range ours {
+		if s.lacks(numbers{r: n}) > 0 {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
 // lacks counts what the Node does not show as it should.
 func (s sight) lacks(want numbers) (left int) {
 	for r, n := range want {

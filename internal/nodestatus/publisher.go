@@ -76,8 +76,9 @@ type Publisher struct {
 	metrics *metrics
 	rivals  *rivals
 
-	mu      sync.Mutex // guards failure
-	failure error      // why the Node may not show the View's numbers; nil: it does
+	mu       sync.Mutex                  // guards what follows
+	failure  error                       // why the Node may not show what it should; nil: it does
+	expected map[device.ResourceName]int // replaced, never edited: what comes back of the numbers that are withdrawn
 }
 
 // errNotYet is the state before the first comparison.
@@ -133,64 +134,80 @@ func (p *Publisher) Check() error {
 // publish compares at every change and writes what differs.
 func (p *Publisher) publish(ctx context.Context) {
 	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
-	shown := map[device.ResourceName]int{}           // what we know the Node to have shown last
+	stable := stabilizers{}
+	ours := numbers{}                                // what our patches have made of the Node
+	logged := map[device.ResourceName]int{}          // the last number of each resource in the log
 	withdrawn := map[device.ResourceName]time.Time{} // what has been taken off the Node, and when
-	defer func() { p.restore(ctx, withdrawn) }()
+	defer func() { p.restore(ctx, stable, withdrawn) }()
 	for ctx.Err() == nil {
 		complete := p.cfg.View.Complete() // asked first: what is published later counts all that it promises
 		want := p.cfg.View.Published()
-		now, known := p.store.now()
-		if !complete {
-			want = now.raised(want)
+		seen, known := p.store.now()
+		switch {
+		case !known:
+			p.change(ctx, time.Time{})
+			continue
+		case !seen.there: // a kubelet creates it without our numbers, and is no rival for that
+			clear(stable)
+			clear(ours)
+			clear(withdrawn)
+			p.expect(nil, nil)
+			p.settle(fmt.Errorf("there is no Node named %s; the kubelet has to create it", p.cfg.NodeName))
+			p.change(ctx, time.Time{})
+			continue
 		}
-		diff := now.differences(want)
 		var retired []device.ResourceName
 		if complete {
 			retired = p.cfg.View.Retired()
+		} else {
+			want = seen.raised(want)
 		}
-		left := slices.DeleteFunc(now.shown(retired), p.cfg.Ignored)
-		switch {
-		case !known:
-			p.change(ctx, nil)
-			continue
-		case !now.there:
-			clear(shown) // it is made anew without our numbers, and that is nobody's doing
-			p.settle(fmt.Errorf("there is no Node named %s; the kubelet has to create it", p.cfg.NodeName))
-			p.change(ctx, nil)
-			continue
-		case len(diff) == 0 && len(left) == 0:
-			maps.Copy(shown, want)
+		want, again := stable.next(want, seen, time.Now())
+		for _, r := range seen.overwritten(ours) {
+			delete(ours, r) // until it is ours again
+			if n, wanted := want[r]; wanted {
+				p.contend(r, n, seen)
+			}
+		}
+		diff := seen.differences(want)
+		left := slices.DeleteFunc(seen.shown(retired), p.cfg.Ignored)
+		if len(diff) == 0 && len(left) == 0 {
+			for r, n := range want {
+				ours[r], logged[r] = &n, n
+			}
 			clear(withdrawn)
+			p.expect(nil, nil)
 			retry.Reset()
 			p.settle(p.unpublished(retired))
-			p.change(ctx, nil)
+			p.change(ctx, again)
 			continue
 		}
-		next, rest := now.step(diff, func(r device.ResourceName) time.Duration { return time.Until(withdrawn[r].Add(away)) })
+		next, rest := seen.step(diff, func(r device.ResourceName) time.Duration { return time.Until(withdrawn[r].Add(away)) })
 		for _, r := range left {
 			next[r] = nil
 		}
-		if len(next) == 0 {
-			p.change(ctx, time.After(rest))
-			continue
-		}
 		for r, n := range next {
-			if n == nil { // noted before it is so: whoever ends now may not hear that it is
+			if delete(ours, r); n == nil { // noted before the patch, whose answer may be lost
 				withdrawn[r] = time.Now()
-				delete(shown, r)
 			}
+		}
+		p.expect(withdrawn, want)
+		if len(next) == 0 {
+			p.change(ctx, earliest(time.Now().Add(rest), again))
+			continue
 		}
 		if err := p.write(ctx, next); err != nil {
 			p.settle(err)
 			p.pause(ctx, retry.Next(), p.store.relisted)
 			continue
 		}
+		maps.Copy(ours, next)
 		for r, n := range next {
 			if n != nil {
 				delete(withdrawn, r)
 			}
 		}
-		p.tell(next, shown)
+		p.tell(next, logged)
 		p.pause(ctx, apart, nil)
 	}
 }
@@ -207,19 +224,39 @@ func (p *Publisher) unpublished(retired []device.ResourceName) error {
 	return nil
 }
 
-// Shown gives what the Node shows of a resource, as far as is known; false: nothing, or it is none of ours.
+// Shown returns the number that the Node shows of a resource. While the number is off the Node on its way to a lower one,
+// that is the lower one. shown is false if there is no number, or the resource is ignored.
 func (p *Publisher) Shown(r device.ResourceName) (n int, shown bool) {
-	now, _ := p.store.now()
-	if p.cfg.Ignored(r) || !now.shows(r) {
+	if p.cfg.Ignored(r) {
 		return 0, false
 	}
-	return now.allocatable[r], true
+	p.mu.Lock() // before the look at the Node: what is expected is noted before the number goes
+	defer p.mu.Unlock()
+	if seen, _ := p.store.now(); seen.shows(r) {
+		return seen.allocatable[r], true
+	}
+	n, shown = p.expected[r]
+	return n, shown
+}
+
+// expect notes the numbers that will follow those that are withdrawn.
+func (p *Publisher) expect(withdrawn map[device.ResourceName]time.Time, want map[device.ResourceName]int) {
+	expected := map[device.ResourceName]int{}
+	for r := range withdrawn {
+		if n, wanted := want[r]; wanted {
+			expected[r] = n
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.expected = expected
 }
 
 // restore puts back, at the end, what has been taken off the Node a moment ago.
-func (p *Publisher) restore(ctx context.Context, withdrawn map[device.ResourceName]time.Time) {
+func (p *Publisher) restore(ctx context.Context, stable stabilizers, withdrawn map[device.ResourceName]time.Time) {
+	want, _ := stable.next(p.cfg.View.Published(), sight{}, time.Now())
 	next := numbers{}
-	for r, n := range p.cfg.View.Published() {
+	for r, n := range want {
 		if _, off := withdrawn[r]; off {
 			next[r] = &n
 		}
@@ -234,14 +271,28 @@ func (p *Publisher) restore(ctx context.Context, withdrawn map[device.ResourceNa
 	}
 }
 
-// change waits until the Node or the View has changed, or a pause is over.
-func (p *Publisher) change(ctx context.Context, over <-chan time.Time) {
+// change waits until the Node or the View has changed, or until a time; zero: none.
+func (p *Publisher) change(ctx context.Context, until time.Time) {
+	var over <-chan time.Time
+	if !until.IsZero() {
+		timer := time.NewTimer(time.Until(until))
+		defer timer.Stop()
+		over = timer.C
+	}
 	select {
 	case <-over:
 	case <-p.store.changed:
 	case <-p.cfg.View.Changed():
 	case <-ctx.Done():
 	}
+}
+
+// earliest returns the earlier of two times; zero is never.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // pause waits for d, or until there is word on early. Nothing else shortens it: a patch that does not have its effect
@@ -256,28 +307,29 @@ func (p *Publisher) pause(ctx context.Context, d time.Duration, early <-chan str
 	}
 }
 
-// tell logs what has been written, and notes it as shown. Somebody else's doing is worth a warning; if it goes on, an alarm.
-func (p *Publisher) tell(written numbers, shown map[device.ResourceName]int) {
-	for r, number := range written {
-		if number == nil {
+// tell logs each number that differs from the last one in the log.
+func (p *Publisher) tell(written numbers, logged map[device.ResourceName]int) {
+	for r, n := range written {
+		if n == nil {
 			p.cfg.Log.Debug("the number of devices is off the node: forgotten, or to be lowered", "resource", r)
 			continue
 		}
-		n := *number
-		was, known := shown[r]
-		shown[r] = n
-		if !known || was != n {
-			p.cfg.Log.Info("published the number of devices", "resource", r, "number", n)
-			continue
+		if was, known := logged[r]; !known || was != *n {
+			p.cfg.Log.Info("published the number of devices", "resource", r, "number", *n)
 		}
-		switch times := p.rivals.meet(r); {
-		case times < tolerated:
-			p.cfg.Log.Warn("somebody had changed the node's number of devices; it is set again", "resource", r, "number", n)
-		case times == tolerated:
-			p.cfg.Log.Error("somebody else keeps changing the node's number of devices: if a device plugin of it is registered with the kubelet too, "+
-				"devices may be given out twice; make its pod anew", "resource", r, "number", n)
-			p.cfg.Herald.Contested(r)
-		}
+		logged[r] = *n
+	}
+}
+
+// contend notes that another writer has changed our number. Once is worth a warning; if it goes on, an alarm.
+func (p *Publisher) contend(r device.ResourceName, ours int, seen sight) {
+	fields := []any{"resource", r, "ours", ours, "capacity", seen.capacity[r], "allocatable", seen.allocatable[r]}
+	switch times := p.rivals.meet(r); {
+	case times < tolerated:
+		p.cfg.Log.Warn("node capacity changed by another writer", fields...)
+	case times == tolerated:
+		p.cfg.Log.Error("another writer keeps changing node capacity", fields...)
+		p.cfg.Herald.Contested(r)
 	}
 }
 

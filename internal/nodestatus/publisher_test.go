@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -157,7 +158,7 @@ func publish(t *testing.T, api *kubetest.Server, v *view) (*nodestatus.Publisher
 			if err != nil {
 				t.Errorf("Run: %v", err)
 			}
-		case <-time.After(3 * time.Second):
+		case <-time.After(20 * time.Second):
 			t.Error("Run does not end with its context")
 		}
 		if after := shows(api); !maps.Equal(before, after) {
@@ -266,8 +267,10 @@ func TestViewChanges(t *testing.T) {
 }
 
 // Before all pods are counted the Node's numbers may rise, but they do not fall.
-func TestNothingIsLoweredBeforeAllPodsAreCounted(t *testing.T) {
-	api := kubetest.New(t)
+func TestNothingIsLoweredBeforeAllPodsAreCounted(t *testing.T) { synctest.Test(t, nothingIsLowered) }
+
+func nothingIsLowered(t *testing.T) {
+	api := kubetest.NewInMemory(t)
 	api.Put(node(map[string]string{"a.example/gpu": "8", "a.example/nic": "2", "a.example/odd": "6"},
 		map[string]string{"a.example/gpu": "8", "a.example/nic": "2", "a.example/odd": "3"}))
 	v := newView(numbers{"a.example/gpu": 0, "a.example/nic": 3, "a.example/odd": 1, "a.example/new": 0})
@@ -279,14 +282,17 @@ func TestNothingIsLoweredBeforeAllPodsAreCounted(t *testing.T) {
 	untilShows(t, api, map[string]string{"a.example/gpu": "9/9", "a.example/nic": "3/3", "a.example/odd": "6/6", "a.example/new": "0/0"})
 	v.set(numbers{"a.example/gpu": 4, "a.example/nic": 0, "a.example/odd": 1, "a.example/new": 1})
 	untilShows(t, api, map[string]string{"a.example/gpu": "9/9", "a.example/nic": "3/3", "a.example/odd": "6/6", "a.example/new": "1/1"})
+	time.Sleep(time.Hour)
 	for _, patch := range api.Patches()[1:] {
 		if strings.Contains(patch, "odd") || strings.Contains(patch, "nic") {
 			t.Errorf("a number was touched that had not to be raised: %s", patch)
 		}
 	}
 	v.complete()
+	time.Sleep(5 * time.Second)
 	untilShows(t, api, map[string]string{"a.example/gpu": "4/4", "a.example/nic": "0/0", "a.example/odd": "1/1", "a.example/new": "1/1"})
 	v.set(numbers{"a.example/gpu": 2, "a.example/nic": 0, "a.example/odd": 1, "a.example/new": 1})
+	time.Sleep(8 * time.Second) // two falls are 10 s apart
 	untilShows(t, api, map[string]string{"a.example/gpu": "2/2", "a.example/nic": "0/0", "a.example/odd": "1/1", "a.example/new": "1/1"})
 }
 
@@ -342,35 +348,52 @@ func TestANumberFalls(t *testing.T) {
 		"devmgrd ends, and puts it back again": {-1, 2, []string{set(`"4"`), set("null"), set(`"2"`)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			api := kubetest.New(t)
-			api.Put(node(nil, nil))
-			v := newView(numbers{"a.example/gpu": 4})
-			ctx, stop := context.WithCancel(t.Context())
-			p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Herald: v, Ignored: func(device.ResourceName) bool { return false }, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry()})
-			done := make(chan error, 1)
-			go func() { done <- p.Run(ctx) }()
-			untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
-			untilSettled(t, p)
-			v.set(numbers{"a.example/gpu": 2})
-			untilShows(t, api, map[string]string{})
-			if test.meanwhile < 0 {
-				stop()
-			} else {
-				v.set(numbers{"a.example/gpu": test.meanwhile})
-			}
-			untilShows(t, api, map[string]string{"a.example/gpu": fmt.Sprintf("%d/%[1]d", test.shows)})
-			stop()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-			// Whoever ends does not always hear that a patch has been taken, and may send it again.
-			if got := slices.Compact(api.Patches()); !slices.Equal(got, test.patches) {
-				t.Errorf("patches %q, want %q", got, test.patches)
-			}
-			if len(v.alarms()) > 0 {
-				t.Errorf("alarms about %q", v.alarms())
-			}
+			synctest.Test(t, func(t *testing.T) { aNumberFalls(t, test.meanwhile, test.shows, test.patches) })
 		})
+	}
+}
+
+func aNumberFalls(t *testing.T, meanwhile, finally int, patches []string) {
+	api := kubetest.NewInMemory(t)
+	api.Put(node(nil, nil))
+	v := newView(numbers{"a.example/gpu": 4})
+	ctx, stop := context.WithCancel(t.Context())
+	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Herald: v, Ignored: func(device.ResourceName) bool { return false }, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry()})
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
+	untilSettled(t, p)
+	v.set(numbers{"a.example/gpu": 2})
+	fell := time.Now()
+	time.Sleep(4900 * time.Millisecond)
+	untilShows(t, api, map[string]string{})
+	if after := time.Since(fell).Round(100 * time.Millisecond); after != 5*time.Second {
+		t.Errorf("the number is off the Node %v after less was wanted, want 5 s", after)
+	}
+	synctest.Wait()
+	if n, shown := p.Shown("a.example/gpu"); n != 2 || !shown {
+		t.Errorf("of the number that is off the Node Shown says %d, %v; want the one that follows", n, shown)
+	}
+	if meanwhile < 0 {
+		stop()
+	} else {
+		v.set(numbers{"a.example/gpu": meanwhile})
+	}
+	untilShows(t, api, map[string]string{"a.example/gpu": fmt.Sprintf("%d/%[1]d", finally)})
+	synctest.Wait()
+	if n, shown := p.Shown("a.example/gpu"); n != finally || !shown {
+		t.Errorf("Shown says %d, %v; want %d", n, shown, finally)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	// The answer to the last patch may be lost when devmgrd ends, and the patch be sent again.
+	if got := slices.Compact(api.Patches()); !slices.Equal(got, patches) {
+		t.Errorf("patches %q, want %q", got, patches)
+	}
+	if len(v.alarms()) > 0 {
+		t.Errorf("alarms about %q", v.alarms())
 	}
 }
 
@@ -504,6 +527,39 @@ func TestFight(t *testing.T) {
 	}
 	if n := series(t, metrics, "devmgrd_contested"); n != 1 {
 		t.Errorf("%d resources are contested in the metrics, want 1", n)
+	}
+}
+
+// Another writer is found out by numbers above and below ours, and by taking ours off the Node.
+func TestRival_AnyNumber_RaisesTheAlarm(t *testing.T) {
+	for name, theirs := range map[string]map[string]string{
+		"lower":  {"a.example/gpu": "2"},
+		"higher": {"a.example/gpu": "8"},
+		"none":   nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := kubetest.NewInMemory(t)
+				api.Put(node(nil, nil))
+				v := newView(numbers{"a.example/gpu": 4})
+				p, _ := publish(t, api, v)
+				for i := range 8 {
+					untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
+					synctest.Wait()
+					if alarmed := len(v.alarms()) > 0; alarmed != (i >= 3) {
+						t.Errorf("after %d changes there is an alarm: %v", i, alarmed)
+					}
+					api.Put(node(theirs, theirs))
+					time.Sleep(3 * time.Second)
+				}
+				if got, want := v.alarms(), []device.ResourceName{"a.example/gpu"}; !slices.Equal(got, want) {
+					t.Errorf("alarms about %q, want %q", got, want)
+				}
+				if err := p.Check(); err == nil || !strings.Contains(err.Error(), "keeps changing the number of [a.example/gpu]") {
+					t.Errorf("Check: %v", err)
+				}
+			})
+		})
 	}
 }
 

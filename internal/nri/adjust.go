@@ -2,7 +2,6 @@ package nri
 
 import (
 	"context"
-	"encoding/json"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -13,13 +12,9 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// stampKey is the annotation that tells which devices a container got. The runtime keeps it with the container and shows
-// it again after a restart of either side: a second copy of the books that no crash can take away.
-const stampKey = "devmgrd.io/assignment"
-
 // adjust puts a container's assignment into the runtime's words. It fails with a *device.Refusal if something that was
 // granted cannot be given, and tells of conflicts that it has settled.
-func adjust(ctx context.Context, to *api.ContainerAdjustment, st device.Standing, ctr *api.Container, can abilities) ([]string, error) {
+func adjust(ctx context.Context, host *looks, to *api.ContainerAdjustment, st device.Standing, ctr *api.Container, can abilities) ([]string, error) {
 	grant, conflicts := merge(st.Assignment.Shares, own{env: st.Env, mounts: volumes(ctr), annotations: ctr.GetAnnotations()})
 	if err := tellable(grant); err != nil {
 		return nil, err
@@ -42,12 +37,16 @@ func adjust(ctx context.Context, to *api.ContainerAdjustment, st device.Standing
 	}
 	var cdi edits // needed where two ways to the same thing meet; a runtime without rules could not be told what wins
 	if len(grant.CDI) > 0 && len(grant.Nodes)+len(grant.Mounts) > 0 && can.rules {
-		cdi = cdiEdits(ctx, cdiDirs, grant.CDI)
+		var err error
+		cdi, err = lookAt(ctx, host, "CDI specifications of", strings.Join(grant.CDI, ", "), func() (edits, error) { return cdiEdits(cdiDirs, grant.CDI), nil })
+		if err != nil {
+			return nil, err
+		}
 	}
-	if err := addMounts(to, grant.Mounts, ctr, cdi); err != nil {
+	if err := addMounts(ctx, host, to, grant.Mounts, ctr, cdi, st.Fresh); err != nil {
 		return nil, err
 	}
-	if err := addNodes(ctx, to, grant.Nodes, ctr, can, cdi); err != nil {
+	if err := addNodes(ctx, host, to, grant.Nodes, ctr, can, cdi); err != nil {
 		return nil, err
 	}
 	for _, k := range slices.Sorted(maps.Keys(grant.Annotations)) {
@@ -70,14 +69,19 @@ func tellable(grant device.Grant) error {
 }
 
 // addMounts adds mounts. What the runtime itself mounts below one of them is left out, for it comes first when the
-// runtime makes the list, and is covered.
-func addMounts(to *api.ContainerAdjustment, granted []device.Mount, ctr *api.Container, cdi edits) error {
+// runtime makes the list, and is covered. What a fresh grant names may be made by devmgrd; what a plugin granted for an earlier
+// start was there, and must be.
+func addMounts(ctx context.Context, host *looks, to *api.ContainerAdjustment, granted []device.Mount, ctr *api.Container, cdi edits, fresh bool) error {
+	what, look := "mount source", existing
+	if fresh {
+		what, look = "new mount source", sourceAt
+	}
 	covered := map[string]bool{}
 	for _, m := range granted {
 		if cdi.covers(m.ContainerPath) {
 			continue
 		}
-		from, err := source(m)
+		from, err := lookAt(ctx, host, what, m.HostPath, func() (string, error) { return look(m.HostPath) })
 		if err != nil {
 			return err
 		}
@@ -107,21 +111,21 @@ func addMounts(to *api.ContainerAdjustment, granted []device.Mount, ctr *api.Con
 // write, while the kubelet's answer has a rule with what was granted, and the rules of one device add up: those of all
 // its nodes, of CDI devices, and those that the container has anyway. So where NRI's rule is more than all of them, two
 // rules are put after it: nothing at all, then the sum. Where it is less, one rule adds what is missing.
-func addNodes(ctx context.Context, to *api.ContainerAdjustment, granted []device.Node, ctr *api.Container, can abilities, cdi edits) error {
+func addNodes(ctx context.Context, host *looks, to *api.ContainerAdjustment, granted []device.Node, ctr *api.Container, can abilities, cdi edits) error {
 	has, sum := map[number]string{}, map[number]string{}
 	for _, n := range cdi.DeviceNodes {
-		if at, permissions, ok := n.rule(); ok {
+		if at, permissions, ok := n.rule(ctx, host); ok {
 			has[at], sum[at] = both(has[at], permissions), both(sum[at], permissions)
 		}
 	}
 	added, met := map[string]bool{}, map[number]bool{}
 	var order []node // one of each number
 	for _, g := range granted {
-		found, err := nodes(ctx, g)
+		found, err := lookAt(ctx, host, "device", g.HostPath, func() (place, error) { return placeAt(g.HostPath) })
 		if err != nil {
 			return err
 		}
-		for _, n := range found {
+		for _, n := range found.granted(g) {
 			if !met[n.number] {
 				met[n.number], order = true, append(order, n)
 				anyway := allowed(ctr, n.number)
@@ -202,43 +206,4 @@ func volumes(ctr *api.Container) map[string]bool {
 		}
 	}
 	return all
-}
-
-// stamp gives the value of our annotation: {"vendor.com/dev":["id1","id2"]}.
-func stamp(as device.Assignment) string {
-	ids := map[device.ResourceName][]device.ID{}
-	for _, s := range as.Shares {
-		ids[s.Resource] = s.IDs
-	}
-	text, err := json.Marshal(ids)
-	if err != nil {
-		panic(err) // strings can be marshalled
-	}
-	return string(text)
-}
-
-// maxStamp bounds what is read back as a stamp. NRI's messages are no longer than that.
-const maxStamp = 4 << 20
-
-// stamped reads our annotation back: nil if there is none, or none of ours. Whoever can make containers can write the
-// annotation, so what cannot be a resource or a device is left out.
-func stamped(annotations map[string]string) map[device.ResourceName][]device.ID {
-	text := annotations[stampKey]
-	var found map[string][]device.ID
-	if len(text) > maxStamp || json.Unmarshal([]byte(text), &found) != nil {
-		return nil
-	}
-	var ids map[device.ResourceName][]device.ID
-	for name, all := range found {
-		resource, err := device.ParseResourceName(name)
-		all = slices.DeleteFunc(all, func(id device.ID) bool { return id == "" })
-		if err != nil || len(all) == 0 {
-			continue
-		}
-		if ids == nil {
-			ids = map[device.ResourceName][]device.ID{}
-		}
-		ids[resource] = all
-	}
-	return ids
 }

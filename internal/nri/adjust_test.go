@@ -2,13 +2,10 @@ package nri
 
 import (
 	"errors"
-	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/containerd/nri/pkg/api"
 
@@ -79,7 +76,7 @@ func TestAccessToOneDeviceAddsUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			to := &api.ContainerAdjustment{}
 			ctr := &api.Container{Linux: &api.LinuxContainer{Resources: &api.LinuxResources{Devices: append([]*api.LinuxDeviceCgroup{deny}, test.has...)}}}
-			if err := addNodes(t.Context(), to, test.granted, ctr, abilities{rules: true}, test.cdi); err != nil {
+			if err := addNodes(t.Context(), newLooks(), to, test.granted, ctr, abilities{rules: true}, test.cdi); err != nil {
 				t.Fatal(err)
 			}
 			rules := slices.Clone(ctr.Linux.Resources.Devices)
@@ -128,7 +125,7 @@ func TestMounts(t *testing.T) {
 			granted = append(granted, device.Mount{ContainerPath: at, HostPath: dir})
 		}
 		to := &api.ContainerAdjustment{}
-		if err := addMounts(to, granted, ctr, test.cdi); err != nil {
+		if err := addMounts(t.Context(), newLooks(), to, granted, ctr, test.cdi, true); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
@@ -150,7 +147,7 @@ func TestAdjust(t *testing.T) {
 	for arg, want := range map[string][]string{"$(NEW)": {"2"}, "$(OLD)": nil} {
 		ctr.Args = []string{arg}
 		to := &api.ContainerAdjustment{}
-		if _, err := adjust(t.Context(), to, st, ctr, abilitiesOf("containerd", "v2.4.2")); err != nil {
+		if _, err := adjust(t.Context(), newLooks(), to, st, ctr, abilitiesOf("containerd", "v2.4.2")); err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(to.Args, want) || len(to.CDIDevices) != 0 {
@@ -164,54 +161,10 @@ func TestANameThatWouldRemoveAnother(t *testing.T) {
 	for _, grant := range []device.Grant{{Env: map[string]string{"-PATH": "x"}}, {Annotations: map[string]string{"-k": "x"}}} {
 		st := ready()
 		st.Assignment.Shares[0].Grant = grant
-		_, err := adjust(t.Context(), &api.ContainerAdjustment{}, st, container(), abilitiesOf("containerd", "v2.4.2"))
+		_, err := adjust(t.Context(), newLooks(), &api.ContainerAdjustment{}, st, container(), abilitiesOf("containerd", "v2.4.2"))
 		var no *device.Refusal
 		if !errors.As(err, &no) || no.Reason != device.PluginError {
 			t.Errorf("%+v: %v, want a refusal", grant, err)
 		}
 	}
-}
-
-func TestStamped(t *testing.T) {
-	for text, want := range map[string]map[device.ResourceName][]device.ID{
-		"":                        nil,
-		"null":                    nil,
-		"{}":                      nil,
-		"not JSON":                nil,
-		`["a.com/x"]`:             nil,
-		`{"a.com/x":"1"}`:         nil,
-		`{"a.com/x":["1"]}`:       {"a.com/x": {"1"}},
-		`{"a.com/x":["","1",""]}`: {"a.com/x": {"1"}},
-		`{"a.com/x":[],"b.com/x":[""],"cpu":["1"],"":["1"]}`:             nil,
-		fmt.Sprintf(`{"a.com/x":["%s"]}`, strings.Repeat("1", maxStamp)): nil,
-	} {
-		if got := stamped(map[string]string{stampKey: text}); !reflect.DeepEqual(got, want) {
-			t.Errorf("%.100s was read as %v, want %v", text, got, want)
-		}
-	}
-	if got := stamped(nil); got != nil {
-		t.Errorf("no annotation was read as %v", got)
-	}
-}
-
-// What is written is read back, and what somebody else has written does no harm.
-func FuzzStamp(f *testing.F) {
-	f.Add(`{"a.com/x":["1","2"]}`, "GPU-1::3", "<&>\u2028")
-	f.Add(`{"a.com/x":[""],"":["1"],"cpu":null}`, "\\\"", "\x00")
-	f.Fuzz(func(t *testing.T, text, one, other string) {
-		for resource, ids := range stamped(map[string]string{stampKey: text}) {
-			if _, err := device.ParseResourceName(string(resource)); err != nil || len(ids) == 0 || slices.Contains(ids, "") {
-				t.Errorf("%q was read as resource %q with %q", text, resource, ids)
-			}
-		}
-		if one == "" || other == "" || !utf8.ValidString(one) || !utf8.ValidString(other) { // IDs come over protobuf, which has no others
-			return
-		}
-		want := map[device.ResourceName][]device.ID{"a.com/x": {device.ID(one), device.ID(other)}, "b.com/y": {device.ID(other)}}
-		as := device.Assignment{Shares: []device.Share{{Resource: "a.com/x", IDs: want["a.com/x"]}, {Resource: "b.com/y", IDs: want["b.com/y"]}}}
-		written := stamp(as)
-		if got := stamped(map[string]string{stampKey: written}); len(written) <= maxStamp && !reflect.DeepEqual(got, want) {
-			t.Errorf("%v was written as %s and read as %v", want, written, got)
-		}
-	})
 }

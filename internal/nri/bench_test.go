@@ -38,13 +38,14 @@ func (s still) SavePods([]device.PodRecord, []device.PodUID) error {
 	s.b.Fatal("the hook has written the books")
 	return nil
 }
-func (s still) Waiting(device.Pod, device.Wait)                        {}
-func (s still) Assigned(device.Pod, []device.Assignment)               {}
-func (still) Failed(device.Pod, device.ResourceName, device.ID)        {}
-func (still) FailedForLong(device.Pod, device.ResourceName, device.ID) {}
-func (s still) Bare(device.Pod, string)                                {}
-func (s still) NotRedirected(device.Pod, string)                       {}
-func (s still) Contradiction(device.Pod, string, []string)             {}
+func (s still) Waiting(device.Pod, device.Wait)                                     {}
+func (s still) Assigned(device.Pod, []device.Assignment)                            {}
+func (still) Failed(device.Pod, device.ResourceName, device.ID)                     {}
+func (still) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+func (s still) Bare(device.Pod, string, func() bool)                                {}
+func (s still) NotRedirected(device.Pod, string, func() bool)                       {}
+func (s still) Contradiction(device.Pod, string, []string)                          {}
+func (s still) NotStarted(device.Pod, string, int, string)                          {}
 func (s still) Fetch(context.Context, device.Pod) error {
 	s.b.Fatal("the hook has asked the API server")
 	return nil

@@ -55,7 +55,7 @@ type cdiSpec struct {
 
 // cdiEdits finds what the named CDI devices put into a container. What cannot be read is left out: it is for the runtime
 // to fail because of a device that it cannot find.
-func cdiEdits(ctx context.Context, dirs, names []string) edits {
+func cdiEdits(dirs, names []string) edits {
 	found := map[string]edits{} // by device
 	left := maxSpecs
 	for _, dir := range dirs {
@@ -67,7 +67,7 @@ func cdiEdits(ctx context.Context, dirs, names []string) edits {
 			if ext := filepath.Ext(f.Name()); f.IsDir() || ext != ".json" && ext != ".yaml" {
 				continue
 			}
-			if left--; left < 0 || ctx.Err() != nil {
+			if left--; left < 0 {
 				break
 			}
 			spec, ok := readSpec(filepath.Join(dir, f.Name()), names)
@@ -118,15 +118,16 @@ func (e edits) covers(path string) bool {
 }
 
 // rule gives the access that the runtime grants for a node. What is not in the specification is the host's.
-func (n cdiNode) rule() (number, string, bool) {
+func (n cdiNode) rule(ctx context.Context, host *looks) (number, string, bool) {
 	permissions := cmp.Or(n.Permissions, "rwm") // it may also be "none"
 	if n.Type != "" && n.Major != 0 {
 		return number{n.Type, n.Major, n.Minor}, permissions, true
 	}
-	info, err := os.Lstat(cmp.Or(n.HostPath, n.Path))
+	path := cmp.Or(n.HostPath, n.Path)
+	info, err := lookAt(ctx, host, "device of a CDI device", path, func() (os.FileInfo, error) { return os.Lstat(path) })
 	if err != nil {
 		return number{}, "", false
 	}
-	found, ok := nodeOf(info, n.Path, permissions)
+	found, ok := nodeOf(info)
 	return found.number, permissions, ok
 }

@@ -36,7 +36,7 @@ devices:
 		}
 	}
 	dirs := []string{filepath.Join(root, "static"), filepath.Join(root, "none"), filepath.Join(root, "run")}
-	got := cdiEdits(t.Context(), dirs, []string{"a.com/x=1", "a.com/x=2", "a.com/x=none"})
+	got := cdiEdits(dirs, []string{"a.com/x=1", "a.com/x=2", "a.com/x=none"})
 	want := edits{
 		DeviceNodes: []cdiNode{{Path: "/dev/new", HostPath: "/dev/null", Permissions: "r"}, {Path: "/dev/all"}},
 		Mounts:      []cdiMount{{"/opt/lib"}},
@@ -62,7 +62,7 @@ func TestAccessToACDIDevice(t *testing.T) {
 		{cdiNode{Path: "/dev/no such device"}, number{}, "", false},
 		{cdiNode{Path: "/etc"}, number{}, "rwm", false},
 	} {
-		got, access, ok := test.node.rule()
+		got, access, ok := test.node.rule(t.Context(), newLooks())
 		if got != test.number || access != test.access || ok != test.ok {
 			t.Errorf("%+v: %v %q %v, want %v %q %v", test.node, got, access, ok, test.number, test.access, test.ok)
 		}
@@ -80,9 +80,9 @@ func FuzzCDISpecification(f *testing.F) {
 		if err := os.WriteFile(path, text, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		got := cdiEdits(t.Context(), []string{dir}, []string{"a.com/x=1"})
+		got := cdiEdits([]string{dir}, []string{"a.com/x=1"})
 		for _, n := range got.DeviceNodes {
-			n.rule()
+			n.rule(t.Context(), newLooks())
 		}
 		if spec, ok := readSpec(path, []string{"a.com/x=1"}); len(got.DeviceNodes)+len(got.Mounts) > 0 && (!ok || spec.Kind != "a.com/x") {
 			t.Errorf("a specification of %q gives %+v", spec.Kind, got)

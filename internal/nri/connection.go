@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // Config is what New needs; all of it but Pods and Redirect.
@@ -37,15 +39,17 @@ type Connection struct {
 	connected atomic.Bool
 	first     sync.Once
 	synced    chan struct{} // closed when the runtime has told all for the first time
-	looks     chan struct{}
+	looks     looks
 	hooks     hooks
+	limit     time.Duration // startLimit
+	strays    strays
 }
 
 const (
 	pluginName = "devmgrd"
 
 	// startLimit bounds one attempt to connect. The stub waits for its configuration without a limit of its own, so a
-	// runtime that dies at that moment would hold it for ever.
+	// runtime that dies or hangs at that moment would hold it for ever.
 	startLimit = 15 * time.Second
 
 	// Pauses between attempts. They stay short: containers that are made while we are away wait or, where nothing keeps
@@ -64,8 +68,8 @@ func New(c Config) *Connection {
 			panic("nri.New: Config." + name + " is missing")
 		}
 	}
-	n := &Connection{config: c, synced: make(chan struct{}), looks: make(chan struct{}, maxLooks)}
-	n.metrics = newMetrics(c.Metrics, n.connected.Load)
+	n := &Connection{config: c, synced: make(chan struct{}), looks: looks{log: c.Log}, limit: startLimit}
+	n.metrics = newMetrics(c.Metrics, n.connected.Load, n.strays.count)
 	return n
 }
 
@@ -83,6 +87,10 @@ func (n *Connection) Hung() error { return n.hooks.check() }
 
 // Synced is closed when the runtime has been connected for the first time and has told all that it has.
 func (n *Connection) Synced() <-chan struct{} { return n.synced }
+
+// NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory, as far as
+// the runtime has reported them.
+func (n *Connection) NotRedirected() []device.PodContainer { return n.strays.list() }
 
 // Run keeps the connection until ctx ends, and makes it anew whenever it is lost.
 func (n *Connection) Run(ctx context.Context) error {
@@ -109,20 +117,32 @@ func (n *Connection) Run(ctx context.Context) error {
 var errLost = errors.New("the connection was closed")
 
 // runOnce makes one connection and keeps it until it is lost or ctx ends. Each needs a stub of its own: one that has
-// failed to start keeps its dead connection.
+// failed to start keeps its dead connection. The connection is closed in any case: a stub that is left behind must not
+// become a second plugin of ours when the runtime goes on. NRI has no uniqueness check, and two plugins that set the same
+// thing fail every container.
 func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", n.config.Socket)
+	if err != nil {
+		return false, err
+	}
+	defer func() {
+		conn.Close()
+		n.connected.Store(false)
+		n.config.Runtime.RuntimeLost()
+	}()
 	lost := make(chan struct{})
 	var once sync.Once
 	p := &plugin{
 		ledger: n.config.Ledger, runtime: n.config.Runtime, pods: n.config.Pods, herald: n.config.Herald, redirect: n.config.Redirect,
-		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, looks: n.looks, hooks: &n.hooks,
+		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, looks: &n.looks, hooks: &n.hooks, strays: &n.strays,
 		synced: func() {
 			n.connected.Store(true)
 			n.first.Do(func() { close(n.synced) })
 		},
 	}
 	s, err := stub.New(p,
-		stub.WithPluginName(pluginName), stub.WithPluginIdx(n.config.Index), stub.WithSocketPath(n.config.Socket),
+		stub.WithPluginName(pluginName), stub.WithPluginIdx(n.config.Index), stub.WithConnection(conn),
 		stub.WithOnClose(func() { once.Do(func() { close(lost) }) }), stub.WithLogger(logger{n.config.Log}),
 		// Runtimes with NRI 0.12.4 or later fail a request that we do not answer in time; older ones go on without us. Both
 		// drop us then, which KeepConnected would prevent. But a devmgrd that hangs would fail everything that happens on
@@ -139,15 +159,11 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 		if err != nil {
 			return false, err
 		}
-	case <-time.After(startLimit):
-		return false, fmt.Errorf("the runtime has not taken us up within %s", startLimit)
+	case <-time.After(n.limit):
+		return false, fmt.Errorf("the runtime has not taken us up within %s", n.limit)
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}
-	defer func() {
-		n.connected.Store(false)
-		n.config.Runtime.RuntimeLost()
-	}()
 	select {
 	case <-lost:
 		return true, errLost

@@ -7,11 +7,18 @@
 //	redirect          a plugin's mount of the kubelet's directory     redirect.go  pure
 //	Claim             what the books say of the container: a look-up  plugin.go
 //	merge             its shares, first one wins, pod's own first     merge.go     pure
-//	host              stat the device nodes and mount sources         host.go
+//	host              stat the device nodes and mount sources         host.go, looks.go
 //	CDI               what its devices set wins over plain grants     cdi.go
 //	arguments         $(NAME) of a plugin's variable                  args.go   pure
-//	adjustment        in the runtime's words, with our stamp          adjust.go
+//	adjustment        in the runtime's words, with our stamp          adjust.go, stamp.go
 //	validation        all NRI plugins have answered: is it all there? validate.go  pure
+//
+// Then StartContainer clears the doubt about containers that were created and not started when the runtime listed them
+// (docs/decisions/0020), StopContainer and RemoveContainer report a container's end, and RemovePodSandbox the end of all
+// containers of the sandbox.
+//
+// Containers that were created while devmgrd was away and have the kubelet's plugin directory are found when the runtime lists its
+// containers, and remembered until they end (stray.go).
 //
 // Local pods are those of which no API server tells: static pods, and all pods where there is none. Their demand stands in an
 // annotation of the sandbox, which this room reads and tells the ledger of (local.go): as soon as the sandbox has been
@@ -26,7 +33,7 @@
 //   - A container that asks for none passes at once.
 //   - The hook makes no call to a plugin and touches no disk but the stat of what it injects (and the directory that it
 //     makes where a mount's source is missing), and the CDI specifications where CDI devices stand beside plain ones. A
-//     host that does not answer is a refusal. The runtime calls all hooks of the node one after the other under one lock,
+//     host that does not answer is a refusal of the containers that need the source, which the message names. The runtime calls all hooks of the node one after the other under one lock,
 //     so it waits for an allocation in flight no longer than MaxWait, and for the one live read of a pod that nobody has
 //     told of no longer than liveRead.
 //   - Containers are refused in CreateContainer only. A refused sandbox leaks a record in several releases of containerd,
@@ -45,7 +52,8 @@
 //
 // The connection (connection.go) is made anew whenever it is lost, with a new stub each time, and as rarely as possible:
 // a registering plugin waits for every container operation under way, and all later ones wait for it (containerd issue
-// 14083). The books are loaded before the first connection, so the first question finds them.
+// 14083). Each attempt has a connection of its own, which is closed when the attempt is over: a stub that is left behind must
+// not come alive next to its successor. The books are loaded before the first connection, so the first question finds them.
 //
 // What it does not do: decide who gets what, change running containers (NRI cannot add devices to them), or evict.
 package nri

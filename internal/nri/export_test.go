@@ -15,8 +15,8 @@ type Hook func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, error
 func NewHook(l Ledger, r Runtime, p Pods, h Herald) Hook {
 	plugin := &plugin{
 		ledger: l, runtime: r, pods: p, herald: h, redirect: &Redirect{From: "/var/lib/kubelet/device-plugins", To: "/run/devmgrd/device-plugins"},
-		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }),
-		looks: make(chan struct{}, maxLooks), hooks: &hooks{}, synced: func() {},
+		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }, new(strays).count),
+		looks: &looks{log: slog.New(slog.DiscardHandler)}, hooks: &hooks{}, strays: &strays{}, synced: func() {},
 	}
 	can := abilitiesOf("containerd", "v2.4.2")
 	plugin.can.Store(&can)

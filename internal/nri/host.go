@@ -1,12 +1,12 @@
 package nri
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -35,35 +35,56 @@ var notDevices = map[string]bool{
 	"pts": true, "shm": true, "fd": true, "mqueue": true, ".lxc": true, ".lxd-mounts": true, ".udev": true,
 }
 
-// maxEntries bounds a directory of devices: walking it holds up every container of the node.
+// maxEntries bounds a directory of devices, which is walked while the runtime waits.
 const maxEntries = 4096
 
-// nodes finds what a granted node stands for: one device node, through a symbolic link or not, or all those below a
+// A place is what stands at a path on the host: one device node, or a directory of them.
+type place struct {
+	path  string // what the container sees it as, unless the plugin says otherwise
+	nodes []node // their paths are below the place; "" is the place itself
+}
+
+// granted returns the device nodes that a container gets for a grant, under their paths in the container.
+func (p place) granted(n device.Node) []node {
+	inside := n.ContainerPath
+	if inside == "" {
+		inside = p.path
+	}
+	all := slices.Clone(p.nodes)
+	for i := range all {
+		all[i].permissions = n.Permissions
+		if below := all[i].path; below == "" {
+			all[i].path = inside
+		} else {
+			all[i].path = filepath.Join(inside, below)
+		}
+	}
+	return all
+}
+
+// placeAt finds what a path on the host stands for: one device node, through a symbolic link or not, or all those below a
 // directory. It is what containerd does with the kubelet's answer, which does not happen to what comes through NRI.
-func nodes(ctx context.Context, n device.Node) ([]node, error) {
-	path, err := filepath.EvalSymlinks(n.HostPath)
+func placeAt(hostPath string) (place, error) {
+	path, err := filepath.EvalSymlinks(hostPath)
 	if err != nil {
-		return nil, missing("device", n.HostPath, err)
+		return place{}, missing("device", hostPath, err)
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, missing("device", n.HostPath, err)
+		return place{}, missing("device", hostPath, err)
 	}
-	inside := n.ContainerPath
-	if inside == "" { // as on the host, where a link's name is that of what it leads to
-		inside = n.HostPath
-		if info, err := os.Lstat(n.HostPath); err == nil && info.Mode()&fs.ModeSymlink != 0 {
-			inside = path
-		}
+	all := place{path: hostPath} // a link's name is that of what it leads to
+	if info, err := os.Lstat(hostPath); err == nil && info.Mode()&fs.ModeSymlink != 0 {
+		all.path = path
 	}
 	if !info.IsDir() {
-		found, ok := nodeOf(info, inside, n.Permissions)
+		found, ok := nodeOf(info)
 		if !ok {
-			return nil, device.Refuse(device.HostDeviceMissing, nil, "%s is not a character or block device", n.HostPath)
+			return place{}, device.Refuse(device.HostDeviceMissing, nil, "%s is not a character or block device", hostPath)
 		}
-		return []node{found}, nil
+		all.nodes = []node{found}
+		return all, nil
 	}
-	var all []node
 	entries := 0
 	err = filepath.WalkDir(path, func(at string, entry fs.DirEntry, err error) error {
 		switch entries++; {
@@ -71,8 +92,6 @@ func nodes(ctx context.Context, n device.Node) ([]node, error) {
 			return err
 		case entries > maxEntries:
 			return fmt.Errorf("there are more than %d files in it", maxEntries)
-		case ctx.Err() != nil:
-			return ctx.Err()
 		case entry.IsDir():
 			if at != path && notDevices[entry.Name()] {
 				return fs.SkipDir
@@ -92,23 +111,24 @@ func nodes(ctx context.Context, n device.Node) ([]node, error) {
 		if err != nil {
 			return err
 		}
-		if found, ok := nodeOf(info, filepath.Join(inside, below), n.Permissions); ok {
-			all = append(all, found)
+		if found, ok := nodeOf(info); ok {
+			found.path = below
+			all.nodes = append(all.nodes, found)
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, missing("directory of devices", n.HostPath, err)
+		return place{}, missing("directory of devices", hostPath, err)
 	}
 	return all, nil
 }
 
-func nodeOf(info fs.FileInfo, path, permissions string) (node, bool) {
+func nodeOf(info fs.FileInfo) (node, bool) {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || stat.Rdev == 0 {
 		return node{}, false // 0 is what hides a device from a confined process
 	}
-	n := node{path: path, permissions: permissions, mode: stat.Mode &^ syscall.S_IFMT, uid: stat.Uid, gid: stat.Gid}
+	n := node{mode: stat.Mode &^ syscall.S_IFMT, uid: stat.Uid, gid: stat.Gid}
 	switch info.Mode() & (fs.ModeDevice | fs.ModeCharDevice) {
 	case fs.ModeDevice | fs.ModeCharDevice:
 		n.kind = "c"
@@ -121,18 +141,24 @@ func nodeOf(info fs.FileInfo, path, permissions string) (node, bool) {
 	return n, true
 }
 
-// source finds what a granted mount shows: symbolic links are resolved, and a missing source is made as a directory, as
-// containerd does with the kubelet's answer.
-func source(m device.Mount) (string, error) {
-	path, err := filepath.EvalSymlinks(m.HostPath)
+// sourceAt finds what a granted mount shows. A missing source is made as a directory, as containerd does with the kubelet's
+// answer.
+func sourceAt(hostPath string) (string, error) {
+	path, err := existing(hostPath)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err := os.MkdirAll(m.HostPath, 0o755); err != nil {
-			return "", missing("mount source", m.HostPath, err)
+		if err := os.MkdirAll(hostPath, 0o755); err != nil {
+			return "", missing("mount source", hostPath, err)
 		}
-		path, err = filepath.EvalSymlinks(m.HostPath)
+		return existing(hostPath)
 	}
+	return path, err
+}
+
+// existing resolves the symbolic links of a mount source.
+func existing(hostPath string) (string, error) {
+	path, err := filepath.EvalSymlinks(hostPath)
 	if err != nil {
-		return "", missing("mount source", m.HostPath, err)
+		return "", missing("mount source", hostPath, err)
 	}
 	return path, nil
 }

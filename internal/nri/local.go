@@ -112,7 +112,9 @@ func (p *plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	return p.leave("StopPodSandbox", pod)
 }
 
-// RemovePodSandbox tells that a pod's sandbox is gone. Some ends are told only so.
+// RemovePodSandbox tells that a pod's sandbox is gone. Some ends are told only so: those of sandboxes, and those of their
+// containers, whose own events an NRI plugin that fails hides from those after it. Runtimes remove a sandbox after all of
+// its containers. Its stop would come earlier and proves less: containers may still be created then.
 func (p *plugin) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	return p.leave("RemovePodSandbox", pod)
 }
@@ -120,6 +122,11 @@ func (p *plugin) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error 
 func (p *plugin) leave(event string, pod *api.PodSandbox) error {
 	defer p.hook(event)()
 	defer p.survive(event, new(error))
+	if event == "RemovePodSandbox" {
+		p.strays.removeSandbox(pod.GetId())
+		p.runtime.RuntimeRemoved(device.PodUID(pod.GetUid()), pod.GetId())
+		p.attempts.forgetPod(device.PodUID(pod.GetUid()))
+	}
 	if p.sandboxes.remove(pod) {
 		p.ledger.Leave(device.PodUID(pod.GetUid()))
 	}

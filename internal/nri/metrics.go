@@ -11,10 +11,9 @@ import (
 type metrics struct {
 	hooks    *prometheus.HistogramVec
 	refusals *prometheus.CounterVec
-	astray   prometheus.Gauge
 }
 
-func newMetrics(to prometheus.Registerer, connected func() bool) *metrics {
+func newMetrics(to prometheus.Registerer, connected func() bool, notRedirected func() float64) *metrics {
 	m := &metrics{
 		hooks: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "devmgrd_nri_hook_duration_seconds",
@@ -25,12 +24,11 @@ func newMetrics(to prometheus.Registerer, connected func() bool) *metrics {
 			Name: "devmgrd_nri_refusals_total",
 			Help: "Container creations that were refused, by reason.",
 		}, []string{"reason"}),
-		astray: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "devmgrd_containers_not_redirected",
-			Help: "Containers that ran with the kubelet's device plugin directory when the runtime was last connected: device plugins in them are registered with the kubelet.",
-		}),
 	}
-	to.MustRegister(m.hooks, m.refusals, m.astray, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	to.MustRegister(m.hooks, m.refusals, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "devmgrd_containers_not_redirected",
+		Help: "Running containers with the kubelet's device plugin directory, created while devmgrd was away: device plugins in them are registered with the kubelet.",
+	}, notRedirected), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "devmgrd_nri_connected",
 		Help: "1 while the container runtime is connected.",
 	}, func() float64 {

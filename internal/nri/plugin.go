@@ -24,13 +24,20 @@ type Ledger interface {
 	Claim(device.Running) device.Standing
 	// Unclaim says that it is not made after all.
 	Unclaim(device.Running)
+	// Refused notes why a container was refused that has its devices. The grant has lapsed if the host lacks what it names:
+	// then the container waits until the plugin has granted the devices again.
+	Refused(c device.Container, why device.Wait, lapsed bool)
 }
 
-// Runtime hears what the runtime has. Its methods return at once.
+// Runtime hears what the runtime has. Its methods return at once, but for RuntimeStarting.
 type Runtime interface {
+	// RuntimeStarting hears that a container's processes are about to run, and fails if they must not. It may wait for
+	// RuntimeSynced to be worked through, until the context ends.
+	RuntimeStarting(context.Context, device.Running) error
 	RuntimeSynced([]device.Running, []device.PodDemand) // these are all containers, and all local pods
 	RuntimeStarted(device.Running)                      // this one has been given all that it needs
 	RuntimeStopped(device.Running)                      // this one has ended, or was never started
+	RuntimeRemoved(pod device.PodUID, sandbox string)   // this sandbox is gone, and all of its containers
 	RuntimeLost()                                       // the connection is gone: nothing is known until RuntimeSynced
 }
 
@@ -42,9 +49,13 @@ type Pods interface {
 
 // Herald tells the owners of pods what is wrong with them. Its methods return at once.
 type Herald interface {
-	NotRedirected(pod device.Pod, container string)
+	// NotRedirected reports a container that was created without devmgrd and has the kubelet's plugin directory. still returns false
+	// once the container has ended.
+	NotRedirected(pod device.Pod, container string, still func() bool)
 	// Contradiction tells that the plugins of a container's resources set one thing differently. The first one has won.
 	Contradiction(pod device.Pod, container string, conflicts []string)
+	// NotStarted tells that a container got its devices so many times in a row, and never started.
+	NotStarted(pod device.Pod, container string, times int, why string)
 }
 
 const (
@@ -54,8 +65,6 @@ const (
 	// plugin is dropped, and a runtime without validators starts the container without its devices. Where the runtime
 	// allows less, three quarters of that are ours.
 	hookBudget = time.Second
-	// maxLooks bounds the look-ups on the host that a file system holds up.
-	maxLooks = 64
 )
 
 // What the kubelet writes on a pod's sandbox to say where the pod came from (its ConfigSourceAnnotationKey).
@@ -82,12 +91,14 @@ type plugin struct {
 	maxWait   time.Duration
 	log       *slog.Logger
 	metrics   *metrics
-	synced    func()        // called when the runtime has told all
-	looks     chan struct{} // a place for each look-up on the host that is under way
+	synced    func() // called when the runtime has told all
+	looks     *looks
 	hooks     *hooks
+	strays    *strays
 	can       atomic.Pointer[abilities] // of the runtime; set by Configure
 	sandboxes sandboxes
 	answers   answers // if the runtime validates them
+	attempts  attempts
 }
 
 // Configure is the runtime's first call. It tells who the runtime is, and is told which events we want.
@@ -98,7 +109,7 @@ func (p *plugin) Configure(_ context.Context, _, runtime, version string) (_ api
 	p.log.Info("connected to the container runtime", "runtime", can.runtime, "validates", can.validates)
 	var events api.EventMask
 	events.Set(api.Event_RUN_POD_SANDBOX, api.Event_STOP_POD_SANDBOX, api.Event_REMOVE_POD_SANDBOX,
-		api.Event_CREATE_CONTAINER, api.Event_STOP_CONTAINER, api.Event_REMOVE_CONTAINER)
+		api.Event_CREATE_CONTAINER, api.Event_START_CONTAINER, api.Event_STOP_CONTAINER, api.Event_REMOVE_CONTAINER)
 	if can.validates {
 		events.Set(api.Event_VALIDATE_CONTAINER_ADJUSTMENT)
 	} else {
@@ -138,21 +149,25 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 			local = append(local, d)
 		}
 	}
-	all, astray := make([]device.Running, 0, len(containers)), 0
+	expandable := maxExpanded
+	all, astray := make([]device.Running, 0, len(containers)), map[string]stray{}
 	for _, c := range containers {
 		pod := pods[c.GetPodSandboxId()]
 		r := running(pod, c)
-		r.Stamp = stamped(c.GetAnnotations())
+		r.Stamp, r.Digests = stamped(c.GetAnnotations(), &expandable)
 		if at := c.GetCreatedAt(); at > 0 {
 			r.Made = time.Unix(0, at)
 		}
 		r.Idle = c.GetState() == api.ContainerState_CONTAINER_CREATED && c.GetPid() == 0
 		all = append(all, r)
 		if p.astray(pod, c) {
-			astray++
+			astray[c.GetId()] = stray{device.PodContainer{Pod: identity(pod), Name: c.GetName()}, c.GetPodSandboxId()}
 		}
 	}
-	p.metrics.astray.Set(float64(astray))
+	p.strays.replace(astray)
+	for id, c := range astray {
+		p.herald.NotRedirected(c.Pod, c.Name, func() bool { return p.strays.has(id) })
+	}
 	p.runtime.RuntimeSynced(all, local)
 	p.log.Info("the runtime has told what it has", "pods", len(sandboxes), "containers", len(all))
 	p.synced()
@@ -168,19 +183,18 @@ func (p *plugin) survive(event string, err *error) {
 	}
 }
 
-// astray tells whether a container runs with a mount that should have been redirected: it was made while we were away.
+// astray reports whether a container has a mount that should have been redirected: it was created while devmgrd was away, and has
+// not ended.
 func (p *plugin) astray(pod *api.PodSandbox, ctr *api.Container) bool {
-	if p.redirect == nil || pod.GetAnnotations()[redirectKey] == "false" {
+	if p.redirect == nil || pod.GetAnnotations()[redirectKey] == "false" || ctr.GetState() == api.ContainerState_CONTAINER_STOPPED {
 		return false
 	}
 	i := slices.IndexFunc(ctr.GetMounts(), p.redirect.names)
 	if i < 0 {
 		return false
 	}
-	id := identity(pod)
 	p.log.Warn("a container has the kubelet's plugin directory: a device plugin in it is registered with the kubelet, not with us; restart its pod",
-		"pod", id.String(), "container", ctr.GetName(), "at", ctr.GetMounts()[i].GetDestination())
-	p.herald.NotRedirected(id, ctr.GetName())
+		"pod", identity(pod).String(), "container", ctr.GetName(), "at", ctr.GetMounts()[i].GetDestination())
 	return true
 }
 
@@ -244,7 +258,7 @@ func (p *plugin) lead(adj *api.ContainerAdjustment, pod *api.PodSandbox, ctr *ap
 
 // admit adds a container's devices to adj, or says why it may not start.
 func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, pod *api.PodSandbox, ctr *api.Container) error {
-	c := device.Running{ID: ctr.GetId(), Container: device.Container{Pod: id.UID, Name: ctr.GetName()}}
+	c := running(pod, ctr)
 	local := p.local(pod)
 	switch {
 	case local:
@@ -266,7 +280,14 @@ func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id dev
 	case device.Ready:
 		if err := p.inject(ctx, adj, id, st, ctr); err != nil {
 			p.ledger.Unclaim(c)
+			if no := (*device.Refusal)(nil); errors.As(err, &no) {
+				hangs := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+				p.ledger.Refused(c.Container, device.Wait{Reason: no.Reason, Message: err.Error()}, no.Reason == device.HostDeviceMissing && !hangs)
+			}
 			return err
+		}
+		if times, validated, report := p.attempts.given(c.Container, c.ID); report {
+			p.notStarted(id, ctr.GetName(), times, validated)
 		}
 	case device.Unknown:
 		return device.Refuse(device.UnknownPod, nil, "the pod is not known")
@@ -277,45 +298,31 @@ func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id dev
 	return nil
 }
 
-// inject adds a container's devices to adj. It looks at the host for that, and a file system that hangs (a network's, a
-// user's) must not hold up the hook: then the container is refused, and the look-up ends when it may.
+// notStarted reports a container that got its devices again and again, and never started.
+func (p *plugin) notStarted(pod device.Pod, container string, times int, validated bool) {
+	why := "the container runtime fails to create or to start it, or another NRI plugin refuses it"
+	if p.can.Load().validates && !validated {
+		why = "another NRI plugin refuses it, or sets the same variable, mount, device node, annotation or CDI device as devmgrd"
+	}
+	why += "; the kubelet's event Failed and the container runtime's log have the error"
+	p.log.Warn("container prepared again and again, never started", "pod", pod.String(), "container", container, "times", times, "why", why)
+	p.herald.NotStarted(pod, container, times, why)
+}
+
+// inject adds a container's devices to adj. It looks at the host for that. A file system that hangs must not hold up the
+// hook: then the container is refused, and the look ends when it may.
 func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, st device.Standing, ctr *api.Container) error {
-	late := func() error {
-		return device.Refuse(device.HostDeviceMissing, ctx.Err(), "the host's file system does not answer about what the device plugin granted")
+	own := &api.ContainerAdjustment{}
+	conflicts, err := adjust(ctx, p.looks, own, st, ctr, *p.can.Load())
+	if err != nil {
+		return err
 	}
-	select {
-	case p.looks <- struct{}{}:
-	case <-ctx.Done():
-		return late()
+	if len(conflicts) > 0 {
+		p.log.Warn("device plugins contradict each other; the first one wins", "pod", id.String(), "container", ctr.GetName(), "conflicts", abridge(conflicts))
+		p.herald.Contradiction(id, ctr.GetName(), conflicts)
 	}
-	type result struct {
-		own       *api.ContainerAdjustment
-		conflicts []string
-		err       error
-	}
-	done := make(chan result, 1)
-	go func() { // ends when the host has answered
-		defer func() { <-p.looks }()
-		r := result{own: &api.ContainerAdjustment{}}
-		defer func() { done <- r }()
-		defer p.survive("CreateContainer", &r.err)
-		r.conflicts, r.err = adjust(ctx, r.own, st, ctr, *p.can.Load())
-	}()
-	var r result
-	select {
-	case r = <-done:
-	case <-ctx.Done():
-		return late()
-	}
-	if r.err != nil {
-		return r.err
-	}
-	if len(r.conflicts) > 0 {
-		p.log.Warn("device plugins contradict each other; the first one wins", "pod", id.String(), "container", ctr.GetName(), "conflicts", r.conflicts)
-		p.herald.Contradiction(id, ctr.GetName(), r.conflicts)
-	}
-	adj.Annotations, adj.Env, adj.Args, adj.Linux, adj.CDIDevices = r.own.Annotations, r.own.Env, r.own.Args, r.own.Linux, r.own.CDIDevices
-	adj.Mounts = append(adj.Mounts, r.own.Mounts...) // beside what has been redirected
+	adj.Annotations, adj.Env, adj.Args, adj.Linux, adj.CDIDevices = own.Annotations, own.Env, own.Args, own.Linux, own.CDIDevices
+	adj.Mounts = append(adj.Mounts, own.Mounts...) // beside what has been redirected
 	return nil
 }
 
@@ -349,6 +356,23 @@ func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running, may
 	return st, nil
 }
 
+// StartContainer reports that a container's processes are about to run. It costs each container a round trip, and ends the
+// doubt about containers that were created and not started when the runtime listed them. containerd does not start a
+// container that is refused here; CRI-O logs the error only.
+func (p *plugin) StartContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) (err error) {
+	defer p.hook("StartContainer")()
+	defer p.survive("StartContainer", &err)
+	ctx, cancel := context.WithTimeout(ctx, budget(ctx))
+	defer cancel()
+	r := running(pod, ctr)
+	if err := p.runtime.RuntimeStarting(ctx, r); err != nil {
+		p.log.Warn("container must not start", "pod", identity(pod).String(), "uid", r.Container.Pod, "container", ctr.GetName(), "err", err)
+		return fmt.Errorf("devmgrd: container %s of pod %s must not start: %w", ctr.GetName(), identity(pod), err)
+	}
+	p.attempts.forget(r.Container)
+	return nil
+}
+
 // StopContainer tells that a container's processes have ended, or that it was not made after all.
 func (p *plugin) StopContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) ([]*api.ContainerUpdate, error) {
 	return nil, p.stopped("StopContainer", pod, ctr)
@@ -363,6 +387,7 @@ func (p *plugin) stopped(event string, pod *api.PodSandbox, ctr *api.Container) 
 	defer p.hook(event)()
 	defer p.survive(event, &err)
 	p.answers.take(ctr.GetId())
+	p.strays.remove(ctr.GetId())
 	p.runtime.RuntimeStopped(running(pod, ctr))
 	return nil
 }
@@ -381,5 +406,5 @@ func running(pod *api.PodSandbox, ctr *api.Container) device.Running {
 	if uid == "" {
 		uid = ctr.GetLabels()[podUIDKey]
 	}
-	return device.Running{ID: ctr.GetId(), Container: device.Container{Pod: device.PodUID(uid), Name: ctr.GetName()}}
+	return device.Running{ID: ctr.GetId(), Container: device.Container{Pod: device.PodUID(uid), Name: ctr.GetName()}, Sandbox: ctr.GetPodSandboxId()}
 }

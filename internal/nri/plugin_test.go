@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -22,18 +25,30 @@ import (
 
 // A world stands for the rooms around the plugin: it answers what a test has set.
 type world struct {
-	mu        sync.Mutex
-	stands    map[device.Container]device.Standing
-	fetch     func(context.Context) error
-	synced    []device.Running
-	started   []device.Running
-	stopped   []device.Running
-	astray    []string
-	conflicts []string
-	bound     []device.PodDemand
-	dropped   []device.PodUID
-	local     []device.PodDemand
-	claims    int // that have not been taken back
+	mu         sync.Mutex
+	stands     map[device.Container]device.Standing
+	fetch      func(context.Context) error
+	synced     []device.Running
+	started    []device.Running
+	stopped    []device.Running
+	starting   []device.Running
+	barred     error    // what RuntimeStarting answers
+	removed    []string // "pod sandbox"
+	astray     []string
+	still      func() bool // of the last of them
+	conflicts  []string
+	notStarted []string
+	bound      []device.PodDemand
+	dropped    []device.PodUID
+	local      []device.PodDemand
+	claims     int // that have not been taken back
+	refused    []string
+}
+
+func (w *world) Refused(c device.Container, why device.Wait, lapsed bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.refused = append(w.refused, fmt.Sprintf("%s %s lapsed=%v", c.Name, why.Reason, lapsed))
 }
 
 func (w *world) Claim(r device.Running) device.Standing {
@@ -66,10 +81,23 @@ func (w *world) RuntimeSynced(all []device.Running, local []device.PodDemand) {
 }
 func (w *world) RuntimeStarted(r device.Running) { w.started = append(w.started, r) }
 func (w *world) RuntimeStopped(r device.Running) { w.stopped = append(w.stopped, r) }
-func (w *world) RuntimeLost()                    {}
+func (w *world) RuntimeStarting(_ context.Context, r device.Running) error {
+	w.starting = append(w.starting, r)
+	return w.barred
+}
+func (w *world) RuntimeRemoved(pod device.PodUID, sandbox string) {
+	w.removed = append(w.removed, string(pod)+" "+sandbox)
+}
+func (w *world) RuntimeLost() {}
 
-func (w *world) NotRedirected(p device.Pod, container string) {
-	w.astray = append(w.astray, p.String()+"/"+container)
+func (w *world) NotRedirected(p device.Pod, container string, still func() bool) {
+	w.astray, w.still = append(w.astray, p.String()+"/"+container), still
+}
+
+func (w *world) NotStarted(p device.Pod, container string, times int, why string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.notStarted = append(w.notStarted, fmt.Sprintf("%s/%s %d: %s", p, container, times, why))
 }
 
 func (w *world) Contradiction(p device.Pod, container string, conflicts []string) {
@@ -83,13 +111,15 @@ var main = device.Container{Pod: "uid", Name: "main"}
 func newPlugin(t testing.TB) (*plugin, *world) {
 	w := &world{fetch: func(context.Context) error { return errors.New("the API server is away") }}
 	p := &plugin{ledger: w, runtime: w, pods: w, herald: w, redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, maxWait: 100 * time.Millisecond,
-		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }),
-		looks: make(chan struct{}, 1), hooks: &hooks{}, synced: func() {}}
+		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }, new(strays).count),
+		looks: newLooks(), hooks: &hooks{}, strays: &strays{}, synced: func() {}}
 	if _, err := p.Configure(context.Background(), "", "containerd", "v2.4.2"); err != nil {
 		t.Fatal(err)
 	}
 	return p, w
 }
+
+func newLooks() *looks { return &looks{log: slog.New(slog.DiscardHandler)} }
 
 func sandbox() *api.PodSandbox {
 	return &api.PodSandbox{Id: "s", Uid: "uid", Namespace: "ns", Name: "pod", Annotations: map[string]string{sourceKey: sourceAPI}}
@@ -147,7 +177,7 @@ func TestInjection(t *testing.T) {
 	if err := json.Unmarshal([]byte(adj.Annotations["devmgrd.io/assignment"]), &stamp); err != nil || !reflect.DeepEqual(stamp, map[string][]string{"a.com/x": {"1", "2"}}) || adj.Annotations["k"] != "v" {
 		t.Errorf("annotations %v, %v", adj.Annotations, err)
 	}
-	if want := []device.Running{{ID: "c", Container: main}}; !reflect.DeepEqual(w.started, want) {
+	if want := []device.Running{{ID: "c", Container: main, Sandbox: "s"}}; !reflect.DeepEqual(w.started, want) {
 		t.Errorf("started %v, want %v", w.started, want)
 	}
 }
@@ -269,29 +299,6 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// The host's file system may hang, as a network's does: the container is refused in time, and so are others once too many
-// look-ups hang.
-func TestAHostThatHangs(t *testing.T) {
-	p, w := newPlugin(t)
-	st := ready()
-	unreached := filepath.Join(t.TempDir(), "unreached")
-	st.Assignment.Shares[0].Grant.Nodes = []device.Node{{HostPath: unreached, ContainerPath: "/dev/x", Permissions: "rw"}}
-	w.set(st)
-	p.looks <- struct{}{} // one hangs already, and here one is all that may
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, _, err := p.CreateContainer(ctx, sandbox(), container())
-	if err == nil || !strings.Contains(err.Error(), "HostDeviceMissing") || !strings.Contains(err.Error(), "does not answer") {
-		t.Errorf("%v, want that the host does not answer", err)
-	}
-	if ctx.Err() != nil {
-		t.Error("the answer came after the runtime's own limit")
-	}
-	if w.claims != 0 {
-		t.Errorf("%d claims stay", w.claims)
-	}
-}
-
 func TestRedirectIsPartOfTheAnswer(t *testing.T) {
 	for _, optOut := range []bool{false, true} {
 		p, w := newPlugin(t)
@@ -327,9 +334,9 @@ func TestWhatTheRuntimeHasIsPassedOn(t *testing.T) {
 		t.Errorf("not redirected: %q, want %q", w.astray, want)
 	}
 	want := []device.Running{
-		{ID: "c", Container: main, Stamp: map[device.ResourceName][]device.ID{"a.com/x": {"1"}}},
-		{ID: "o", Container: device.Container{Pod: "u2", Name: "x"}},
-		{ID: "led", Container: main, Made: time.Unix(0, 7), Idle: true},
+		{ID: "c", Container: main, Sandbox: "s", Stamp: map[device.ResourceName][]device.ID{"a.com/x": {"1"}}},
+		{ID: "o", Container: device.Container{Pod: "u2", Name: "x"}, Sandbox: "gone"},
+		{ID: "led", Container: main, Sandbox: "s", Made: time.Unix(0, 7), Idle: true},
 	}
 	if !reflect.DeepEqual(w.synced, want) {
 		t.Errorf("synced %+v, want %+v", w.synced, want)
@@ -342,7 +349,100 @@ func TestWhatTheRuntimeHasIsPassedOn(t *testing.T) {
 	if err := p.RemoveContainer(context.Background(), sandbox(), c); err != nil {
 		t.Fatal(err)
 	}
-	if want := []device.Running{{ID: "c", Container: main}, {ID: "c", Container: main}}; !reflect.DeepEqual(w.stopped, want) {
+	if want := []device.Running{{ID: "c", Container: main, Sandbox: "s"}, {ID: "c", Container: main, Sandbox: "s"}}; !reflect.DeepEqual(w.stopped, want) {
 		t.Errorf("stopped %v, want %v", w.stopped, want)
+	}
+}
+
+// A container that was created without devmgrd is reported for as long as it runs.
+func TestNotRedirected_UntilItEnds(t *testing.T) {
+	ours := func(id, sandbox string) *api.Container {
+		c := container()
+		c.Id, c.PodSandboxId = id, sandbox
+		c.Mounts = []*api.Mount{{Type: "bind", Source: "/k/device-plugins", Destination: "/p"}}
+		return c
+	}
+	ended := ours("ended", "s")
+	ended.State = api.ContainerState_CONTAINER_STOPPED
+	for name, end := range map[string]func(*plugin) error{
+		"stopped": func(p *plugin) error { _, err := p.StopContainer(t.Context(), sandbox(), ours("c", "s")); return err },
+		"removed": func(p *plugin) error { return p.RemoveContainer(t.Context(), nil, ours("c", "s")) },
+		"sandbox": func(p *plugin) error { return p.RemovePodSandbox(t.Context(), sandbox()) },
+		"not listed any more": func(p *plugin) error {
+			_, err := p.Synchronize(t.Context(), []*api.PodSandbox{sandbox()}, []*api.Container{ended})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, w := newPlugin(t)
+			if _, err := p.Synchronize(t.Context(), []*api.PodSandbox{sandbox()}, []*api.Container{ours("c", "s"), ended}); err != nil {
+				t.Fatal(err)
+			}
+			want := []device.PodContainer{{Pod: device.Pod{UID: "uid", Namespace: "ns", Name: "pod"}, Name: "main"}}
+			if got := p.strays.list(); !slices.Equal(got, want) || p.strays.count() != 1 || len(w.astray) != 1 || !w.still() {
+				t.Errorf("%v, %v times, %q; want %v", got, p.strays.count(), w.astray, want)
+			}
+			if _, err := p.StopContainer(t.Context(), sandbox(), ours("another", "s")); err != nil || !w.still() {
+				t.Errorf("another one's end: %v, still %v", err, w.still())
+			}
+			if err := end(p); err != nil || len(p.strays.list()) != 0 || p.strays.count() != 0 || w.still() {
+				t.Errorf("it has ended, and %v are left, %v", p.strays.list(), err)
+			}
+		})
+	}
+}
+
+func TestStartContainer(t *testing.T) {
+	p, w := newPlugin(t)
+	if err := p.StartContainer(t.Context(), sandbox(), container()); err != nil {
+		t.Error(err)
+	}
+	w.barred = errors.New("its devices are gone")
+	err := p.StartContainer(t.Context(), nil, container())
+	if err == nil || !strings.Contains(err.Error(), "container main") || !strings.Contains(err.Error(), "its devices are gone") {
+		t.Errorf("%v, want the ledger's error", err)
+	}
+	if want := (device.Running{ID: "c", Container: main, Sandbox: "s"}); len(w.starting) != 2 || !reflect.DeepEqual(w.starting[0], want) {
+		t.Errorf("starting %+v, want %+v", w.starting, want)
+	}
+}
+
+func TestRemovePodSandbox_TellsOfItsContainers(t *testing.T) {
+	p, w := newPlugin(t)
+	for _, event := range []func(context.Context, *api.PodSandbox) error{p.StopPodSandbox, p.RemovePodSandbox} {
+		if err := event(t.Context(), sandbox()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []string{"uid s"}; !slices.Equal(w.removed, want) {
+		t.Errorf("removed %q, want %q", w.removed, want)
+	}
+}
+
+// A mount source that is missing is made for what a plugin has just granted, and is a refusal for what it granted before an
+// earlier start: the plugin has to make it again.
+func TestMountSourceGone_OfARememberedGrant_IsNotMade(t *testing.T) {
+	p, w := newPlugin(t)
+	gone := filepath.Join(t.TempDir(), "file")
+	st := ready()
+	st.Assignment.Shares[0].Grant = device.Grant{Mounts: []device.Mount{{HostPath: gone, ContainerPath: "/m"}}}
+	w.set(st)
+	_, _, err := p.CreateContainer(t.Context(), sandbox(), container())
+	if err == nil || !strings.Contains(err.Error(), "HostDeviceMissing") || !strings.Contains(err.Error(), gone) {
+		t.Errorf("the answer is %v", err)
+	}
+	if want := []string{"main HostDeviceMissing lapsed=true"}; !slices.Equal(w.refused, want) || w.claims != 0 {
+		t.Errorf("the ledger heard %q, and %d claims stand", w.refused, w.claims)
+	}
+	if _, err := os.Lstat(gone); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the source was made: %v", err)
+	}
+	st.Fresh = true
+	w.set(st)
+	if _, _, err := p.CreateContainer(t.Context(), sandbox(), container()); err != nil {
+		t.Error(err)
+	}
+	if info, err := os.Lstat(gone); err != nil || !info.IsDir() {
+		t.Errorf("the source of a fresh grant was not made: %v", err)
 	}
 }

@@ -27,15 +27,18 @@ func (p *plugin) ValidateContainerAdjustment(_ context.Context, req *api.Validat
 	ours, asked := p.answers.take(req.GetContainer().GetId())
 	var why string
 	if lost := altered(ours, req); len(lost) > 0 {
-		why = "other NRI plugins have taken away or replaced what devmgrd gives it: " + strings.Join(lost, ", ") +
+		why = "other NRI plugins have taken away or replaced what devmgrd gives it: " + strings.Join(abridge(lost), ", ") +
 			"; take them away, or let them answer before devmgrd (nri.index)"
 	} else if !asked {
 		why = "the container runtime has not asked devmgrd what it gets; it will when the container is created again"
 	} else {
+		p.attempts.passed(running(req.GetPod(), req.GetContainer()).Container, req.GetContainer().GetId())
 		return nil
 	}
+	p.attempts.forget(running(req.GetPod(), req.GetContainer()).Container) // this reason is told
 	pod, name := identity(req.GetPod()), req.GetContainer().GetName()
 	p.metrics.refused(device.Overruled)
+	p.ledger.Refused(device.Container{Pod: pod.UID, Name: name}, device.Wait{Reason: device.Overruled, Message: why}, false)
 	p.log.Warn("container refused: "+why, "pod", pod.String(), "container", name, "reason", device.Overruled)
 	return fmt.Errorf("devmgrd: container %s of pod %s cannot start yet: %s: %s", name, pod, device.Overruled, why)
 }
@@ -74,6 +77,17 @@ func altered(ours *api.ContainerAdjustment, req *api.ValidateContainerAdjustment
 	tell("device node", changed(ours.GetLinux().GetDevices(), all.GetLinux().GetDevices(), (*api.LinuxDevice).GetPath), owners.DeviceOwner)
 	tell("CDI device", changed(ours.GetCDIDevices(), all.GetCDIDevices(), (*api.CDIDevice).GetName), owners.CdiDeviceOwner)
 	return lost
+}
+
+// maxNamed bounds what one message or log line names.
+const maxNamed = 8
+
+// abridge returns the first of a list, and how many more there are.
+func abridge(all []string) []string {
+	if len(all) <= maxNamed {
+		return all
+	}
+	return append(slices.Clone(all[:maxNamed]), fmt.Sprintf("and %d more", len(all)-maxNamed))
 }
 
 // changed gives the keys of those in ours that are not the same in all.

@@ -16,6 +16,7 @@ const (
 	maxTiles    = 64   // devices of one resource with their names on them; more are small
 	maxHolds    = 500  // rows of who holds what
 	maxWaits    = 100  // pods that wait
+	maxStrays   = 5    // containers that were not redirected
 	maxIDs      = 64   // devices in one row
 	maxName     = 128  // characters of a name
 	maxText     = 1000 // characters of a message

@@ -16,6 +16,7 @@ var states = []struct{ Name, Meaning string }{
 	{"unhealthy", "nobody has it, and it is broken"},
 	{"stale", "it would be free if its plugin were there"},
 	{"cordoned", "somebody has taken it out of service"},
+	{"withheld", "a pod may use it under an ID that is no longer listed"},
 	{"quarantined", "a container has it, and the books do not know why"},
 }
 
@@ -104,7 +105,7 @@ func resourcesOf(all []*adminv1.Resource, devices []*adminv1.Device, now time.Ti
 // resourceOf gives one, with so many devices of it at most.
 func resourceOf(r *adminv1.Resource, devices []*adminv1.Device, room int, now time.Time) resource {
 	one := resource{Key: key("r", r.Name), Name: name(r.Name), Plugin: name(r.Plugin), Published: int(r.Published), Wanted: int(r.Wanted), Total: len(devices)}
-	for i, n := range []int32{r.Free, r.Assigned, r.Unhealthy, r.Stale, r.Cordoned, r.Quarantined} {
+	for i, n := range []int32{r.Free, r.Assigned, r.Unhealthy, r.Stale, r.Cordoned, r.Withheld, r.Quarantined} {
 		if n > 0 {
 			one.Counts = append(one.Counts, figure{states[i].Name, int(n)})
 		}
@@ -180,7 +181,7 @@ func tableOf(devices []*adminv1.Device) []row {
 
 func cellOf(d *adminv1.Device, now time.Time) cell {
 	c := cell{
-		Key: cellKey(d.ResourceName, d.Id), ID: name(d.Id), State: name(d.State), Holder: holder(d.Holder), Place: place(d.NumaNodes),
+		Key: cellKey(d.ResourceName, d.Id), ID: nameOf(d.Id), State: name(d.State), Holder: holder(d.Holder), Place: place(d.NumaNodes),
 		Failures: int(d.Failures), Failed: whenOf(d.Failed, now),
 	}
 	if h := d.Holder; h != nil {

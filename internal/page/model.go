@@ -60,6 +60,8 @@ type plugin struct {
 	Key, Resource, State, Endpoint, Problem string
 	Devices, Healthy                        int
 	Since                                   when
+	LastError                               string // of one that does not serve
+	LastErrorAt                             when
 }
 
 // modelOf makes the page's content of the answers.
@@ -69,11 +71,15 @@ func modelOf(a answers, now time.Time) *model {
 		m.Parts = append(m.Parts, part{name(p.Name), p.Ready, text(p.Problem)})
 	}
 	for _, p := range a.plugins.Plugins {
-		m.Plugins = append(m.Plugins, plugin{
+		one := plugin{
 			Key: key("p", p.ResourceName), Resource: name(p.ResourceName), State: name(p.State), Endpoint: text(p.Endpoint),
 			Devices: int(p.Devices), Healthy: int(p.Healthy), Problem: problem(p),
 			Since: whenOf(p.Since, now),
-		})
+		}
+		if p.State != "serving" {
+			one.LastError, one.LastErrorAt = text(p.LastError), whenOf(p.LastErrorTime, now)
+		}
+		m.Plugins = append(m.Plugins, one)
 	}
 	for _, e := range a.waits {
 		m.Waits = append(m.Waits, wait{
@@ -95,6 +101,8 @@ func problem(p *adminv1.Plugin) string {
 		return "it is away for less than plugins.gracePeriod: its devices still count on the node, and none is given out; devmgrd dials it by itself"
 	case p.State == "lost":
 		return "it is away for longer than plugins.gracePeriod: only devices in use count on the node; devmgrd dials it by itself. If it is not to come back: devmgrd forget " + p.ResourceName
+	case p.State == "connected":
+		return "it has not listed its devices yet"
 	case p.Devices == 0:
 		return "it lists no device"
 	case p.Healthy < p.Devices:
@@ -129,7 +137,7 @@ func (m *model) addHolds(all []*adminv1.Assignment, spans []*adminv1.Span) {
 			h.Since, h.Longer = whenOf(s.From, m.now), s.FromAtLatest
 		}
 		for _, id := range as.DeviceIds[:min(len(as.DeviceIds), maxIDs)] {
-			l := link{ID: name(id)}
+			l := link{ID: nameOf(id)}
 			if at := cellKey(as.ResourceName, id); shown[at] {
 				l.At = at
 			}
@@ -151,9 +159,12 @@ func (m *model) addMatters(a answers) {
 		}
 	}
 	for _, p := range m.Plugins {
-		if p.State != "serving" {
+		if p.State != "serving" && p.State != "connected" {
 			add("plugins", "the plugin of %s is %s", p.Resource, p.State)
 		}
+	}
+	for _, c := range a.plugins.NotRedirected[:min(len(a.plugins.NotRedirected), maxStrays)] {
+		add("plugins", "container %s of %s/%s was created while devmgrd was away: a device plugin in it is registered with the kubelet", name(c.Container), name(c.Namespace), name(c.Pod))
 	}
 	sick, used := map[string]int{}, map[string]int{}
 	for _, d := range a.devices.Devices {
@@ -166,6 +177,9 @@ func (m *model) addMatters(a answers) {
 	}
 	for i, r := range a.status.Resources {
 		at := m.Resources[i].Key
+		if r.Withheld > 0 {
+			add(at, "%s of %s withheld", number(int(r.Withheld)), name(r.Name))
+		}
 		if r.Quarantined > 0 {
 			add(at, "%s of %s quarantined", number(int(r.Quarantined)), name(r.Name))
 		}

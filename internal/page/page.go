@@ -121,8 +121,15 @@ func (p *Page) ours(host string) bool {
 	return strings.EqualFold(host, "localhost") || strings.EqualFold(host, p.cfg.Node)
 }
 
+// sendLimit bounds the sending of a page, in place of the server's limit. That begins with the request, and would close the
+// connection where a busy machine takes longer to make the page.
+const sendLimit = 30 * time.Second
+
 func (p *Page) page(w http.ResponseWriter, r *http.Request) {
 	l, err := p.look(r.Context())
+	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(sendLimit)); err != nil {
+		return // the client has gone
+	}
 	if err != nil {
 		if r.Context().Err() == nil {
 			p.cfg.Log.Error("the status page cannot be made", "err", err)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // visible makes text of others harmless: what steers a terminal or the direction of text, or cannot be seen, is shown as a
@@ -37,6 +38,10 @@ func visible(s string, most int) string {
 }
 
 func name(s string) string { return visible(s, maxName) }
+
+// nameOf returns a device's ID as the commands show it.
+func nameOf(id string) string { return name(device.QuoteID(device.ID(id))) }
+
 func text(s string) string { return visible(s, maxText) }
 
 // key gives the same name within the page to the same thing each time, whatever it is called.

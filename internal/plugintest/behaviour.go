@@ -87,7 +87,7 @@ func HoldUntil(open <-chan struct{}) func(context.Context) error {
 // machine that does many things at once, not an expectation.
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	Within(t, 20*time.Second, what, condition)
+	Within(t, time.Minute, what, condition)
 }
 
 // Within is Eventually with a limit that the test is about.

@@ -341,4 +341,7 @@ func TestListsFollowTheBoard(t *testing.T) {
 		}
 		r.Drop(d.Pod.UID)
 	}
+	if all, _ := r.list(); len(all.PodResources) != 0 {
+		t.Errorf("all pods have ended, and the list has %v", all)
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -202,16 +203,16 @@ func TestWatchUnderChurn(t *testing.T) {
 	}
 }
 
-// Who does not read is dropped, in words, and harms nobody; and can go on where it was.
+// A reader that does not read is dropped, is told why, and can go on where it was.
 func TestASlowReader(t *testing.T) {
 	r := start(t)
-	r.server.SetReadLimit(50 * time.Millisecond)
+	r.server.SetReadLimit(2 * time.Second)
 	r.Plugins.Stock(gpu, 2000)
 	plugintest.Eventually(t, "the devices are there", func() bool { return len(r.Offers()) == 1 })
-	slow := follow(t, t.Context(), r.watch, "")
+	slow := follow(t, t.Context(), r.smallWindow(), "")
 	slow.until(func() bool { return slow.whole })
 
-	// A pod of 1000 devices is some 30 KiB, and what nobody reads fits into 64.
+	// A pod of 1000 devices is some 30 KiB, and the window has room for 64.
 	for i := range 10 {
 		d := r.bind(fmt.Sprint("p", i), gpu, 1000)
 		r.Drop(d.Pod.UID)
@@ -227,6 +228,7 @@ func TestASlowReader(t *testing.T) {
 			break
 		}
 	}
+	r.server.SetReadLimit(time.Minute) // from here on the reader reads, as quickly as the machine lets it
 	r.bind("last", gpu, 1)
 	slow.again(t.Context(), r.watch, slow.resume)
 	slow.until(func() bool { return slow.has["uid-last"] != "" })
@@ -254,18 +256,26 @@ func TestALargeSnapshot(t *testing.T) {
 func TestADeafReaderDoesNotHoldUpTheEnd(t *testing.T) {
 	r := start(t)
 	r.Plugins.Stock(gpu, 1000)
-	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithInitialWindowSize(64<<10),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", r.path)
-		}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	f := follow(t, t.Context(), podresourcesv1.NewPodResourcesServiceClient(conn), "")
+	f := follow(t, t.Context(), r.smallWindow(), "")
 	f.until(func() bool { return f.whole })
 	for i := range 10 {
 		r.Drop(r.bind(fmt.Sprint("p", i), gpu, 1000).Pod.UID)
 	}
 	r.end()
+}
+
+// smallWindow returns a client of the watch whose window has 64 KiB. By default gRPC lets the window grow with what arrives,
+// so that it may hold all that a test sends.
+func (r *rig) smallWindow() podresourcesv1.PodResourcesServiceClient {
+	r.t.Helper()
+	plugintest.Eventually(r.t, "the socket is there", func() bool { _, err := os.Lstat(r.path); return err == nil })
+	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithInitialWindowSize(64<<10),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", r.path)
+		}))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { conn.Close() })
+	return podresourcesv1.NewPodResourcesServiceClient(conn)
 }

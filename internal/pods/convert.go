@@ -35,11 +35,11 @@ func (r reader) pod(obj any) (sight, bool) {
 	s := sight{
 		version: kube.ParseVersion(p.ResourceVersion),
 		node:    p.Spec.NodeName,
-		ended:   p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
+		ended:   ended(p),
 		demand: device.PodDemand{
 			Pod:     device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name},
-			Created: p.CreationTimestamp.Time,
-			Mirror:  mirrored(p) && p.Annotations[resourcesKey] != "",
+			Created: p.CreationTimestamp.Time, Admitted: admitted(p),
+			Mirror: mirrored(p) && p.Annotations[resourcesKey] != "",
 		},
 	}
 	if !s.ended {
@@ -47,6 +47,33 @@ func (r reader) pod(obj any) (sight, bool) {
 		s.demand.Containers, s.demand.Sidecars = containers(p)
 	}
 	return s, true
+}
+
+// ended reports whether the pod's phase is terminal.
+func ended(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+}
+
+// ending reads how a pod ended. A kubelet that does not admit a pod writes a reason and no container's status; whatever else ends
+// a pod on the node keeps the statuses, and what ends it from elsewhere writes no reason.
+func ending(p *corev1.Pod) device.Ending {
+	status := &p.Status
+	e := device.Ending{
+		Pod:    device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name},
+		Failed: status.Phase == corev1.PodFailed, Reason: status.Reason, Message: status.Message,
+	}
+	e.Refused = e.Failed && e.Reason != "" && len(status.InitContainerStatuses)+len(status.ContainerStatuses) == 0
+	if e.Refused && status.StartTime != nil {
+		e.At = status.StartTime.Time
+	}
+	return e
+}
+
+// admitted reports whether the kubelet has accepted a pod. A start time alone does not say so: a kubelet that has just started
+// writes it for a pod that it rejects, and the pod's phase up to 10 s later (mergePodStatus). The statuses of the containers
+// come with the first status of a pod that it has accepted.
+func admitted(p *corev1.Pod) bool {
+	return p.Status.StartTime != nil && len(p.Status.InitContainerStatuses)+len(p.Status.ContainerStatuses) > 0
 }
 
 // resourcesKey is the annotation in which a static pod may say what it asks for. Its mirror pod has it too, but the

@@ -149,3 +149,23 @@ func TestPhases(t *testing.T) {
 		}
 	}
 }
+
+// A kubelet that has just started writes the start time of a pod that it rejects up to 10 s before the pod's phase.
+func TestPod_StartTimeWithoutContainers_IsNotAdmitted(t *testing.T) {
+	p := newPod("a", container("main", "a.example/gpu", "1"))
+	started := metav1.NewTime(born)
+	for _, step := range []struct {
+		change   func()
+		admitted bool
+	}{
+		{func() {}, false},
+		{func() { p.Status.StartTime = &started }, false},
+		{func() { p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main"}} }, true},
+		{func() { p.Status.StartTime = nil }, false},
+	} {
+		step.change()
+		if s, _ := (reader{}).pod(p); s.demand.Admitted != step.admitted {
+			t.Errorf("a pod with status %+v counts as admitted: %v", p.Status, s.demand.Admitted)
+		}
+	}
+}

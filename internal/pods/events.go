@@ -31,6 +31,7 @@ const (
 	devicesAssigned   = "DevicesAssigned"
 	notRedirected     = "PluginNotRedirected"
 	contradiction     = "PluginsContradict"
+	notStarted        = "ContainerNotStarted"
 	startedWithout    = "StartedWithoutDevices"
 	contested         = "DevicesContested"
 	deviceFailed      = "DeviceFailed"
@@ -69,10 +70,25 @@ func (e *Events) Assigned(pod device.Pod, all []device.Assignment) {
 			held[s.Resource] = s.IDs
 		}
 		for _, r := range slices.Sorted(maps.Keys(held)) {
-			parts = append(parts, fmt.Sprintf("container %s has %s %v", as.Container.Name, r, held[r]))
+			parts = append(parts, fmt.Sprintf("container %s has %s", as.Container.Name, share(r, held[r])))
 		}
 	}
 	e.recorder.Event(reference(pod), corev1.EventTypeNormal, devicesAssigned, clip(strings.Join(parts, "; ")))
+}
+
+// maxShared is how many devices of one container and resource an event names.
+const maxShared = 8
+
+// share names a container's devices of one resource or, of many, their number and the first few.
+func share(r device.ResourceName, ids []device.ID) string {
+	var few []string
+	for _, id := range ids[:min(len(ids), maxShared)] {
+		few = append(few, device.QuoteID(id))
+	}
+	if len(ids) > maxShared {
+		return fmt.Sprintf("%d of %s [%s ...]", len(ids), r, strings.Join(few, " "))
+	}
+	return fmt.Sprintf("%s [%s]", r, strings.Join(few, " "))
 }
 
 // Bare tells that a container runs without the devices that it asks for.
@@ -83,7 +99,7 @@ func (e *Events) Bare(pod device.Pod, container string) {
 
 // Failed tells that a device that the pod has is broken.
 func (e *Events) Failed(pod device.Pod, r device.ResourceName, id device.ID) {
-	e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is not healthy any more, or its plugin does not list it", id, r))
+	e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is not healthy any more, or its plugin does not list it", device.QuoteID(id), r))
 }
 
 // NotRedirected tells that a container runs with the kubelet's plugin directory.
@@ -95,6 +111,11 @@ func (e *Events) NotRedirected(pod device.Pod, container string) {
 // Contradiction tells that the plugins of a container's resources set one thing differently.
 func (e *Events) Contradiction(pod device.Pod, container string, conflicts []string) {
 	e.warn(pod, contradiction, fmt.Sprintf("container %s: %s; the first resource by name wins", container, strings.Join(conflicts, "; ")))
+}
+
+// NotStarted tells that a container got its devices so many times in a row, and never started.
+func (e *Events) NotStarted(pod device.Pod, container string, times int, why string) {
+	e.warn(pod, notStarted, fmt.Sprintf("container %s was given its devices %d times and has not started: %s", container, times, why))
 }
 
 // Contested tells on the Node that somebody else keeps changing its number of a resource.

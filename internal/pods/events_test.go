@@ -24,9 +24,34 @@ func TestEventsAreClipped(t *testing.T) {
 		t.Errorf("told %q, want %q", got, want)
 	}
 	as.Shares[0].IDs = ids
-	events.Assigned(device.Pod{UID: "1"}, []device.Assignment{as})
+	many := make([]device.Assignment, 100)
+	for i := range many {
+		many[i] = as
+	}
+	events.Assigned(device.Pod{UID: "1"}, many)
 	got := strings.TrimPrefix(<-told.Events, "Normal DevicesAssigned ")
 	if len(got) > maxMessage || len(got) < maxMessage-10 || !strings.HasSuffix(got, " ...") || strings.ToValidUTF8(got, "") != got {
 		t.Errorf("told %d bytes: %q", len(got), got)
+	}
+}
+
+// Events name a few of many devices, and no character that cannot be seen.
+func TestEventsNameDevices(t *testing.T) {
+	told := record.NewFakeRecorder(3)
+	events := &Events{recorder: told}
+	one := func(ids ...device.ID) []device.Assignment {
+		return []device.Assignment{{Container: device.Container{Pod: "1", Name: "main"}, Shares: []device.Share{{Resource: "a.com/x", IDs: ids}}}}
+	}
+	events.Assigned(device.Pod{UID: "1"}, one("a\x1b", "b"))
+	events.Assigned(device.Pod{UID: "1"}, one("0", "1", "2", "3", "4", "5", "6", "7", "8"))
+	events.Failed(device.Pod{UID: "1"}, "a.com/x", "a\x1b")
+	for _, want := range []string{
+		`Normal DevicesAssigned container main has a.com/x ["a\x1b" b]`,
+		`Normal DevicesAssigned container main has 9 of a.com/x [0 1 2 3 4 5 6 7 ...]`,
+		`Warning DeviceFailed device "a\x1b" of a.com/x, which this pod has, is not healthy any more, or its plugin does not list it`,
+	} {
+		if got := <-told.Events; got != want {
+			t.Errorf("told %q, want %q", got, want)
+		}
 	}
 }

@@ -39,6 +39,7 @@ type Evictions struct {
 type eviction struct {
 	pod     device.Pod
 	why     string
+	still   func() bool // whether that is still so; never called under the lock
 	pause   backoff.Backoff
 	due     time.Time
 	refused bool // that has been told
@@ -49,15 +50,15 @@ func NewEvictions(client kube.Client, log *slog.Logger) *Evictions {
 	return &Evictions{client: client, log: log, wake: make(chan struct{}, 1), pods: map[device.PodUID]*eviction{}}
 }
 
-// Evict has a pod evicted. It returns at once; asking again for the same pod changes nothing. Nobody can be evicted who has no
-// name.
-func (e *Evictions) Evict(pod device.Pod, why string) {
+// Evict has a pod evicted, unless the reason is gone: still is called before each try. Evict returns at once; another call for
+// the same pod changes nothing. A pod without a name cannot be evicted.
+func (e *Evictions) Evict(pod device.Pod, why string, still func() bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if pod.Name == "" || e.pods[pod.UID] != nil || len(e.pods) >= maxEvictions {
 		return
 	}
-	e.pods[pod.UID] = &eviction{pod: pod, why: why, pause: backoff.Backoff{First: firstEvictionPause, Last: lastEvictionPause}}
+	e.pods[pod.UID] = &eviction{pod: pod, why: why, still: still, pause: backoff.Backoff{First: firstEvictionPause, Last: lastEvictionPause}}
 	select {
 	case e.wake <- struct{}{}:
 	default:
@@ -102,10 +103,17 @@ func (e *Evictions) next() (first *eviction, wait time.Duration) {
 
 // try asks once for one pod's eviction. It is over when the pod, or the one of this UID, is not there any more.
 func (e *Evictions) try(ctx context.Context, one *eviction) {
-	err := e.post(ctx, one.pod)
+	still := one.still()
+	var err error
+	if still {
+		err = e.post(ctx, one.pod)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
+	case !still:
+		e.log.Info("pod not evicted: the reason is gone", "pod", one.pod.String(), "why", one.why)
+		delete(e.pods, one.pod.UID)
 	case err == nil:
 		e.log.Warn("pod evicted", "pod", one.pod.String(), "why", one.why)
 		delete(e.pods, one.pod.UID)

@@ -32,6 +32,8 @@ func (e *Evictions) idle() bool {
 	return len(e.pods) == 0
 }
 
+func always() bool { return true }
+
 func identity(name string) device.Pod {
 	return device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}
 }
@@ -49,9 +51,9 @@ func TestEviction(t *testing.T) {
 		return 0
 	})
 	e := evicting(t, api)
-	e.Evict(identity("a"), "it has no device")
-	e.Evict(identity("a"), "it has no device")
-	e.Evict(identity("b"), "it has no device")
+	e.Evict(identity("a"), "it has no device", always)
+	e.Evict(identity("a"), "it has no device", always)
+	e.Evict(identity("b"), "it has no device", always)
 	left := func() int { e.mu.Lock(); defer e.mu.Unlock(); return len(e.pods) }
 	kubetest.Until(t, "b is evicted", func() bool { return left() == 1 })
 	budget.Store(true)
@@ -63,12 +65,39 @@ func TestEvictionOfAnotherPod(t *testing.T) {
 	api := kubetest.New(t)
 	api.Put(newPod("a"))
 	e := evicting(t, api)
-	e.Evict(device.Pod{UID: "before", Namespace: "ns", Name: "a"}, "it has no device")
-	e.Evict(identity("b"), "it has no device")
+	e.Evict(device.Pod{UID: "before", Namespace: "ns", Name: "a"}, "it has no device", always)
+	e.Evict(identity("b"), "it has no device", always)
 	kubetest.Until(t, "nobody is to be evicted", e.idle)
-	e.Evict(identity("a"), "it has no device")
+	e.Evict(identity("a"), "it has no device", always)
 	kubetest.Until(t, "a is evicted", e.idle)
 	if n := api.Requests("evict"); n != 3 {
 		t.Errorf("%d calls, want 3", n)
+	}
+}
+
+// A budget may hold an eviction up for hours. A pod whose device has recovered meanwhile is not evicted.
+func TestEviction_ReasonGone_IsDropped(t *testing.T) {
+	api := kubetest.New(t)
+	api.Put(newPod("a"))
+	var broken, tried, evicted atomic.Bool
+	broken.Store(true)
+	api.Refuse(func(verb, path string) int {
+		switch {
+		case verb != "evict":
+			return 0
+		case broken.Load():
+			tried.Store(true)
+			return http.StatusTooManyRequests
+		}
+		evicted.Store(true)
+		return 0
+	})
+	e := evicting(t, api)
+	e.Evict(identity("a"), "its device has failed", broken.Load)
+	kubetest.Until(t, "the budget refuses", tried.Load)
+	broken.Store(false)
+	kubetest.Until(t, "the eviction is dropped", e.idle)
+	if evicted.Load() {
+		t.Error("a pod with a healthy device has been evicted")
 	}
 }

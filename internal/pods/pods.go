@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/rest"
@@ -96,21 +97,45 @@ func (p *Pods) Find(ctx context.Context, namespace, name string) (bool, error) {
 	return p.store.fetched(seen), nil
 }
 
+// Ended reads from the API server how the pod of that name ended. It returns false if this node has no such pod, or if the pod has
+// not ended.
+func (p *Pods) Ended(ctx context.Context, namespace, name string) (device.Ending, bool, error) {
+	object, err := p.get(ctx, device.Pod{Namespace: namespace, Name: name})
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return device.Ending{}, false, nil
+	case err != nil:
+		return device.Ending{}, false, err
+	case object.Spec.NodeName != p.node || !ended(object):
+		return device.Ending{}, false, nil
+	}
+	return ending(object), true, nil
+}
+
 // read asks the API server for one pod of this node that has not ended.
 func (p *Pods) read(ctx context.Context, pod device.Pod) (sight, error) {
-	object, _ := newObjects()
-	err := p.client.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).Do(ctx).Into(object)
-	switch {
-	case apierrors.IsNotFound(err):
-		return sight{}, fmt.Errorf("reading pod %s: %w", pod, ErrNotFound)
-	case err != nil:
-		// Forbidden is among these on purpose: the node authorizer also says so of a pod whose binding it has not
-		// heard of yet.
-		return sight{}, fmt.Errorf("reading pod %s: %w: %w", pod, ErrUnavailable, err)
+	object, err := p.get(ctx, pod)
+	if err != nil {
+		return sight{}, err
 	}
 	seen, ok := p.store.reader.pod(object)
 	if !ok || seen.node != p.node || seen.ended {
 		return sight{}, fmt.Errorf("reading pod %s: %w", pod, ErrNotFound)
 	}
 	return seen, nil
+}
+
+// get asks the API server for one pod.
+func (p *Pods) get(ctx context.Context, pod device.Pod) (*corev1.Pod, error) {
+	object := &corev1.Pod{}
+	err := p.client.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).Do(ctx).Into(object)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("reading pod %s: %w", pod, ErrNotFound)
+	case err != nil:
+		// Forbidden is among these on purpose: the node authorizer also says so of a pod whose binding it has not
+		// heard of yet.
+		return nil, fmt.Errorf("reading pod %s: %w: %w", pod, ErrUnavailable, err)
+	}
+	return object, nil
 }

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -30,7 +32,7 @@ func follow(t *testing.T, api *kubetest.Server) (*Pods, *diary) {
 			if err != nil {
 				t.Errorf("Run: %v", err)
 			}
-		case <-time.After(3 * time.Second):
+		case <-time.After(20 * time.Second):
 			t.Error("Run does not end with its context")
 		}
 	})
@@ -213,6 +215,47 @@ func TestFind(t *testing.T) {
 	}
 	api.Stop()
 	if _, err := p.Find(t.Context(), "ns", "c"); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("without an API server: %v", err)
+	}
+}
+
+func TestEnded(t *testing.T) {
+	api := kubetest.New(t)
+	elsewhere := at("x", 0, "Failed")
+	elsewhere.Spec.NodeName = "n2"
+	api.Put(elsewhere)
+	api.Put(at("runs", 0, "Running"))
+	api.Put(at("done", 0, "Succeeded"))
+	began := metav1.Unix(1000, 0)
+	failed := func(name, reason string, containers ...corev1.ContainerStatus) {
+		pod := at(name, 0, "Failed")
+		pod.Status.StartTime, pod.Status.Reason, pod.Status.Message, pod.Status.ContainerStatuses = &began, reason, "why", containers
+		api.Put(pod)
+	}
+	failed("refused", "OutOfvendor.com/gpu")
+	failed("evicted", "Evicted", corev1.ContainerStatus{Name: "main"})
+	failed("collected", "")
+	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: newDiary(), Log: kubetest.Log(t)})
+	pod := func(name string) device.Pod {
+		return device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}
+	}
+	for name, want := range map[string]*device.Ending{
+		"none": nil, "x": nil, "runs": nil,
+		"done":      {Pod: pod("done")},
+		"refused":   {Pod: pod("refused"), Failed: true, Refused: true, At: began.Time, Reason: "OutOfvendor.com/gpu", Message: "why"},
+		"evicted":   {Pod: pod("evicted"), Failed: true, Reason: "Evicted", Message: "why"},
+		"collected": {Pod: pod("collected"), Failed: true, Message: "why"},
+	} {
+		got, found, err := p.Ended(t.Context(), "ns", name)
+		if !got.At.IsZero() {
+			got.At = got.At.Local() // as began is
+		}
+		if err != nil || found != (want != nil) || found && got != *want {
+			t.Errorf("%s: %+v, %v, %v, want %+v", name, got, found, err, want)
+		}
+	}
+	api.Stop()
+	if _, _, err := p.Ended(t.Context(), "ns", "refused"); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("without an API server: %v", err)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 func (j *judge) api(f Facts) {
@@ -61,22 +63,42 @@ func (j *judge) plugins(f Facts) {
 		j.warn("plugins", "start the kubelet, and check again", "the kubelet does not tell what is registered with it: %v", k.Err)
 		return
 	}
-	with := 0
-	for _, r := range slices.Sorted(maps.Keys(k.Devices)) {
-		n := k.Devices[r]
-		if n == 0 {
-			continue // it is away, and the checkpoint is looked at besides
-		}
-		with++
+	with := f.withKubelet()
+	for _, r := range slices.Sorted(maps.Keys(with)) {
+		n := with[r]
 		if f.Daemon != nil && f.Daemon.Serves[r] {
 			j.fail("plugins", anew, "%s (%d devices) is registered with the kubelet and with devmgrd: devices may be given out twice", r, n)
 			continue
 		}
 		j.warn("plugins", anew, "%s (%d devices) is registered with the kubelet, and not with devmgrd", r, n)
 	}
-	if with == 0 {
+	if len(with) == 0 {
 		j.ok("plugins", "no device plugin is registered with the kubelet")
 	}
+}
+
+// withKubelet returns how many devices of which resource are registered with the kubelet. The kubelet's PodResources leaves out
+// devices with an empty topology; its checkpoint names them. A kubelet that starts forgets which devices were healthy, so a file that
+// this kubelet has written names plugins that registered with it. The kubelet does not rewrite the file when a plugin goes, so the file
+// counts only while a plugin listens in the kubelet's directory, and not for a resource that devmgrd serves.
+func (f Facts) withKubelet() map[device.ResourceName]int {
+	with := map[device.ResourceName]int{}
+	if f.Kubelet.Err != nil {
+		return with
+	}
+	if f.Checkpoint.Err == nil && f.Checkpoint.Current && len(f.Kubelet.Plugins) > 0 {
+		for r, n := range f.Checkpoint.Healthy {
+			if n > 0 && (f.Daemon == nil || !f.Daemon.Serves[r]) {
+				with[r] = n
+			}
+		}
+	}
+	for r, n := range f.Kubelet.Devices {
+		if n > 0 { // else its plugin is away, and the checkpoint is looked at besides
+			with[r] = n
+		}
+	}
+	return with
 }
 
 // checkpoint looks at the kubelet's file. A kubelet that starts with resources in it holds their numbers at 0 for five minutes and
@@ -87,9 +109,10 @@ func (j *judge) checkpoint(f Facts) {
 		j.warn("checkpoint", "move it aside with the kubelet stopped, if no pod has devices of the kubelet's", "%v", c.Err)
 		return
 	}
+	with := f.withKubelet()
 	var left, used []string
 	for _, r := range c.Resources {
-		if f.Kubelet.Err == nil && f.Kubelet.Devices[r] > 0 && !(f.Daemon != nil && f.Daemon.Serves[r]) {
+		if with[r] > 0 && !(f.Daemon != nil && f.Daemon.Serves[r]) {
 			used = append(used, string(r))
 		} else {
 			left = append(left, string(r))

@@ -110,16 +110,20 @@ type Right struct {
 type Kubelet struct {
 	CgroupDriver string // by its file
 	ConfigErr    error
-	Devices      map[device.ResourceName]int // that are registered with its own device manager
-	Plugins      []string                    // sockets in its plugin directory where somebody listens
-	Err          error                       // why Devices is not known
+	// Devices are those that its PodResources lists, by resource. It leaves out those with an empty topology.
+	Devices map[device.ResourceName]int
+	Plugins []string // sockets in its plugin directory where somebody listens
+	Err     error    // why Devices is not known
 }
 
 // Checkpoint is the kubelet's own file.
 type Checkpoint struct {
 	Path      string
 	Resources []device.ResourceName
-	Err       error // that it cannot be read; one that is not there names nothing
+	// Healthy are the devices of plugins that were registered when the file was written, by resource.
+	Healthy map[device.ResourceName]int
+	Current bool  // the kubelet that runs has written it
+	Err     error // that it cannot be read; one that is not there names nothing
 }
 
 // A Finding is one line.

@@ -140,6 +140,30 @@ func TestJudge(t *testing.T) {
 			f.Kubelet.Devices = map[device.ResourceName]int{gpu: 2}
 			f.Checkpoint.Resources = []device.ResourceName{gpu}
 		}, "warn plugins, warn checkpoint"},
+		"devices with an empty topology": {func(f *preflight.Facts) {
+			f.Kubelet.Devices = map[device.ResourceName]int{gpu: 2}
+			f.Checkpoint.Resources = []device.ResourceName{gpu, "vendor.example/usb"}
+			f.Checkpoint.Healthy, f.Checkpoint.Current = map[device.ResourceName]int{gpu: 2, "vendor.example/usb": 3}, true
+			f.Kubelet.Plugins = []string{"gpu.sock", "usb.sock"}
+		}, "warn plugins, warn plugins, warn checkpoint"},
+		"devices of an earlier kubelet's plugin": {func(f *preflight.Facts) {
+			f.Kubelet.Plugins = []string{"another.sock"}
+			f.Checkpoint.Resources, f.Checkpoint.Healthy = []device.ResourceName{gpu}, map[device.ResourceName]int{gpu: 2}
+		}, "FAIL checkpoint"},
+		"a plugin that has gone": {func(f *preflight.Facts) {
+			f.Checkpoint.Resources = []device.ResourceName{gpu}
+			f.Checkpoint.Healthy, f.Checkpoint.Current = map[device.ResourceName]int{gpu: 2}, true
+		}, "FAIL checkpoint"},
+		"a plugin that has moved to devmgrd": {func(f *preflight.Facts) {
+			f.Kubelet.Plugins = []string{"another.sock"}
+			f.Daemon, f.Checkpoint.Resources = serving(), []device.ResourceName{gpu}
+			f.Checkpoint.Healthy, f.Checkpoint.Current = map[device.ResourceName]int{gpu: 2}, true
+		}, "FAIL checkpoint"},
+		"a plugin whose devices are all unhealthy": {func(f *preflight.Facts) {
+			f.Kubelet.Plugins = []string{"gpu.sock"}
+			f.Checkpoint.Resources = []device.ResourceName{gpu}
+			f.Checkpoint.Healthy, f.Checkpoint.Current = map[device.ResourceName]int{gpu: 0}, true
+		}, "FAIL checkpoint"},
 		"the kubelet's file, unknown":    {func(f *preflight.Facts) { f.Kubelet.Err = broken; f.Checkpoint.Resources = []device.ResourceName{gpu} }, "warn plugins, FAIL checkpoint"},
 		"the kubelet's file, unreadable": {func(f *preflight.Facts) { f.Checkpoint.Err = broken }, "warn checkpoint"},
 		"the kubelet's file, ours": {func(f *preflight.Facts) {

@@ -111,6 +111,9 @@ func (r *Registry) serving(resource device.ResourceName) (*session, *device.Refu
 	switch {
 	case s == nil:
 		return nil, device.Refuse(device.PluginMissing, nil, "no plugin has registered %s", resource)
+	case s.state != device.Serving && s.session != nil:
+		return nil, device.Refuse(device.PluginStale, nil,
+			"the plugin of %s (%s) is connected and has not listed its devices yet", resource, s.link.where())
 	case s.state == device.Lost:
 		return nil, device.Refuse(device.PluginMissing, nil,
 			"the plugin of %s (%s) has been away for longer than %s", resource, s.link.where(), r.cfg.GracePeriod)

@@ -195,7 +195,7 @@ func TestAllocatePluginReplaced(t *testing.T) {
 
 // A plugin that hangs costs only those who ask for its resource, and them no longer than the deadline.
 func TestAllocateHangs(t *testing.T) {
-	f := start(t, timeouts(300*time.Millisecond))
+	f := start(t, timeouts(time.Second))
 	hung := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
 	hung.Before(plugintest.Allocate, plugintest.Hang)
 	const other = "vendor.example/other"
@@ -212,8 +212,8 @@ func TestAllocateHangs(t *testing.T) {
 		t.Errorf("the other resource: %v", err)
 	}
 	_, err := f.Allocate(t.Context(), pod, container, gpu, nil) // behind the first; it gets the turn, or its own time is up
-	wantRefusal(t, err, device.PluginSlow, "300ms")
-	wantRefusal(t, <-failed, device.PluginSlow, "300ms")
+	wantRefusal(t, err, device.PluginSlow, "1s")
+	wantRefusal(t, <-failed, device.PluginSlow, "1s")
 	if f.offer().State != device.Serving {
 		t.Errorf("state = %s", f.offer().State)
 	}
@@ -272,7 +272,7 @@ func TestAllocateOneAtATime(t *testing.T) {
 }
 
 func TestPreStart(t *testing.T) {
-	f := start(t, timeouts(200*time.Millisecond))
+	f := start(t, timeouts(time.Second))
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
 	f.eventually("the plugin serves", f.servesNumber(3))
 	all := []device.ID{"dev-000000", "dev-000001", "dev-000002"}
@@ -288,7 +288,7 @@ func TestPreStart(t *testing.T) {
 	p.Before(plugintest.PreStart, plugintest.Fail("reset failed"))
 	wantRefusal(t, call(), device.PreStartFailed, "PreStartContainer", "reset failed")
 	p.Before(plugintest.PreStart, plugintest.Hang)
-	wantRefusal(t, call(), device.PluginSlow, "PreStartContainer", "200ms")
+	wantRefusal(t, call(), device.PluginSlow, "PreStartContainer", "1s")
 	p.Stop()
 	f.eventually("the offer is stale", f.is(device.Stale))
 	wantRefusal(t, call(), device.PluginStale)

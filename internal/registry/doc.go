@@ -11,7 +11,10 @@
 //	link           one registration, supervised: serves, dials back, ends  link.go
 //	session        one connection to a plugin, used once                   session.go
 //	lister         turns one stream's messages into inventories            inventory.go
+//	roster         an inventory, and since when each device is listed      roster.go
+//	room           forgets a lost resource when another needs its place     room.go
 //	endpoint       where a plugin serves: a name or a path, checked        endpoint.go
+//	sweep          removes dead sockets of plugins                         sweep.go
 //	socket         kubelet.sock: bound, shown, watched, put back           socket.go, watch.go
 //	pluginWatcher  the registry directory, and a candidate per socket      pluginwatcher.go
 //	candidate      one plugin that waits to be called: asked, told         candidate.go, info.go
@@ -24,10 +27,17 @@
 // word: it replaces the inventory. Until the first one arrives the predecessor's inventory stays, so a plugin's
 // roll-out leaves no gap.
 //
+// A plugin that is connected and has not listed its devices yet counts as up. What was offered before it connected counts
+// as it did, and is Lost after the grace period.
+//
 // When the stream ends the offer is Stale at once and Lost after the grace period. Meanwhile the link dials back: with
 // a growing pause, or a moment after the plugin's socket file is made anew. Where there is no file, or nobody has
-// listened behind it until the offer was Lost, it waits for that file alone. What the store remembers (Config.Known)
-// starts in that state, which is how plugins that never register twice survive a restart of ours.
+// listened behind it until the offer was Lost, it waits for that file alone.
+//
+// What the store remembers (Config.Known) is dialled at the start, which is how plugins that never register twice survive
+// a restart of devmgrd. Until such a plugin lists its devices its offer is Lost if it was Lost before the restart, and
+// Stale otherwise. The grace period of a plugin that was away goes on where it was, though the plugin has at least
+// dialTime to be found. So no restart of devmgrd makes a published number rise.
 //
 // # The registry directory
 //
@@ -52,6 +62,10 @@
 // A socket belongs to one resource. If another resource is registered there, its former owner loses it and is Stale,
 // then Lost, until a plugin registers it again.
 //
+// Where plugins.maxResources is reached, the resource that has been Lost for the longest time is forgotten for a new one,
+// as "devmgrd forget" would do it: with all that is known of it and its number on the Node. One that a pod has or wants,
+// or that has a cordoned device, stays.
+//
 // # Promises
 //
 //   - A refused registration changes nothing, and none is refused for a passing reason.
@@ -59,6 +73,8 @@
 //   - No stream is heard under two resources, except from the moment that a plugin serves another resource on its old
 //     socket until it registers it: the API does not say on a stream whose it is.
 //   - Inventories are sorted, without doubles, immutable, and shared between readers.
+//   - A device that the plugin begins to list later is dated (Device.Added), one that it left out for a
+//     while keeps its date unless the plugin has listed a new one meanwhile. Dates survive restarts and never go back.
 //   - A list that brings nothing new is not decoded, not signalled and not saved.
 //   - A plugin is asked one thing at a time, as the kubelet does; plugins do not wait for each other.
 //   - Nothing polls at rest, unless a directory cannot be watched, a plugin's socket is where no watch sees it (behind a
@@ -70,8 +86,11 @@
 // A clean stop leaves the socket's file where it is. A plugin that dials it is refused at once either way, but its
 // removal is an order to many plugins: those built on the common plugin managers stop serving when it vanishes, and
 // others exit. Left alone they go on serving, and the next start finds them by dialling. That start renames a fresh
-// socket over the dead one, which every watcher takes for the creation it waits for. Sockets of plugins are never
-// deleted: the kubelet does it at each start, and loses every plugin that watches nothing.
+// socket over the dead one, which every watcher takes for the creation it waits for.
+//
+// Sockets of plugins stay: the kubelet deletes all of them at each start, and loses every plugin that watches nothing.
+// Only those that refuse a connection, belong to no resource and are some minutes old are removed, at the start and, at
+// most once in ten minutes, when a file is made in the socket directory.
 //
 // # What it does not do
 //

@@ -10,3 +10,6 @@ func (r *Registry) SetLastPause(d time.Duration) { r.lastPause = d }
 
 // SetCallPause shortens the first pause of a plugin's calls by the watcher. It is called before Run.
 func (r *Registry) SetCallPause(d time.Duration) { r.callPause = d }
+
+// SetSweepPause shortens the pause between two sweeps of the socket directory. It is called before Run.
+func (r *Registry) SetSweepPause(d time.Duration) { r.sweepPause = d }

@@ -78,7 +78,7 @@ func (f *fixture) serve() *fixture {
 			if err != nil {
 				f.t.Errorf("Run: %v", err)
 			}
-		case <-time.After(20 * time.Second):
+		case <-time.After(time.Minute):
 			f.t.Error("Run does not return")
 		}
 	})

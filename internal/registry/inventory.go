@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"hash/maphash"
 	"slices"
-	"strings"
+	"time"
 
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/encoding/proto"
@@ -51,9 +51,10 @@ func (c *listCodec) Unmarshal(data mem.BufferSlice, into any) error {
 // one: it remembers where each stands, so that a list with the same IDs is neither sorted nor copied unless a device
 // has changed.
 type lister struct {
-	devices []device.Device // the latest inventory: shared with readers, never edited
-	order   []int32         // devices[order[i]] is the i-th of the latest message; nil: not known
-	nodes   map[int64][]int // NUMA lists of one node, one of each
+	roster                 // with the latest inventory: shared with readers, never edited
+	most   int             // plugins.maxDevices
+	order  []int32         // devices[order[i]] is the i-th of the latest message; nil: not known
+	nodes  map[int64][]int // NUMA lists of one node, one of each
 }
 
 const (
@@ -73,12 +74,13 @@ type faults struct {
 	nowhere int    // entries near a NUMA node above maxNode
 }
 
-// take makes devices the inventory of the message. If nothing has changed it stays the very slice that it was.
-func (l *lister) take(message []*pluginapi.Device) faults {
+// take makes devices the inventory of the message, which came at now. If nothing has changed it stays the very slice
+// that it was.
+func (l *lister) take(message []*pluginapi.Device, now time.Time) faults {
 	if l.order != nil && l.takeInPlace(message) {
 		return faults{}
 	}
-	return l.takeAnew(message)
+	return l.takeAnew(message, now)
 }
 
 // takeInPlace takes a message with the IDs of the one before in the same order, and gives up on any other.
@@ -107,7 +109,7 @@ func (l *lister) takeInPlace(message []*pluginapi.Device) bool {
 }
 
 // takeAnew takes any message: it sorts, removes doubles, and shares with the old inventory what is the same.
-func (l *lister) takeAnew(message []*pluginapi.Device) (found faults) {
+func (l *lister) takeAnew(message []*pluginapi.Device, now time.Time) (found faults) {
 	sorted := make([]int32, 0, len(message)) // places in the message, by ID; of doubles the later one stands later
 	for i, m := range message {
 		switch {
@@ -124,12 +126,14 @@ func (l *lister) takeAnew(message []*pluginapi.Device) (found faults) {
 		sorted = append(sorted, int32(i))
 	}
 	slices.SortFunc(sorted, func(a, b int32) int {
-		return cmp.Or(strings.Compare(message[a].ID, message[b].ID), cmp.Compare(a, b))
+		return cmp.Or(device.CompareIDs(device.ID(message[a].ID), device.ID(message[b].ID)), cmp.Compare(a, b))
 	})
 
 	devices := make([]device.Device, 0, len(sorted))
 	order := make([]int32, len(message))
 	old, same := l.devices, true
+	var gone []device.Device
+	come := newcomers{before: &l.roster, now: now}
 	for i, at := range sorted {
 		m := message[at]
 		if i+1 < len(sorted) && message[sorted[i+1]].ID == m.ID {
@@ -137,26 +141,33 @@ func (l *lister) takeAnew(message []*pluginapi.Device) (found faults) {
 			continue
 		}
 		d := device.Device{ID: device.ID(m.ID), Healthy: m.Health == pluginapi.Healthy}
-		for len(old) > 0 && old[0].ID < d.ID {
-			old, same = old[1:], false
+		for len(old) > 0 && old[0].ID != d.ID && device.CompareIDs(old[0].ID, d.ID) < 0 {
+			gone, old = append(gone, old[0]), old[1:]
 		}
-		if len(old) > 0 && old[0].ID == d.ID && l.near(old[0].NUMA, m.Topology) {
-			d.ID, d.NUMA = old[0].ID, old[0].NUMA
-			same = same && old[0].Healthy == d.Healthy
-			old = old[1:]
+		if len(old) > 0 && old[0].ID == d.ID {
+			was := old[0]
+			d.ID, d.Added, d.NUMA, old = was.ID, was.Added, was.NUMA, old[1:]
+			if !l.near(d.NUMA, m.Topology) {
+				d.NUMA, same = l.numa(m.Topology), false
+			}
+			same = same && was.Healthy == d.Healthy
 		} else {
-			d.NUMA, same = l.numa(m.Topology), false
+			d.Added, d.NUMA, same = come.added(d.ID), l.numa(m.Topology), false
 		}
 		order[at] = int32(len(devices))
 		devices = append(devices, d)
 	}
+	gone = append(gone, old...)
 
 	l.order = nil
 	if found == (faults{}) {
 		l.order = order
 	}
-	if !same || len(old) > 0 {
-		l.devices = devices
+	switch {
+	case !same || len(gone) > 0:
+		l.roster = l.with(devices, gone, come.stamp, l.most)
+	default:
+		l.listed = true
 	}
 	return found
 }

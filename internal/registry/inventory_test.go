@@ -35,7 +35,7 @@ func slowInventory(message []*pluginapi.Device) []device.Device {
 		byID[d.ID] = d
 	}
 	var all []device.Device
-	for _, id := range slices.Sorted(maps.Keys(byID)) {
+	for _, id := range slices.SortedFunc(maps.Keys(byID), device.CompareIDs) {
 		all = append(all, byID[id])
 	}
 	return all
@@ -90,7 +90,7 @@ func TestListerAgainstTwin(t *testing.T) {
 			}
 			before := l.devices
 			kept := slices.Clone(before)
-			found := l.take(message)
+			found := l.take(message, time.Now())
 			want := slowInventory(message)
 			if found.nowhere != slowNowhere(message) {
 				t.Fatalf("seed %d step %d:\nmessage %v\nfaults %+v", seed, step, message, found)
@@ -112,7 +112,7 @@ func TestListerAgainstTwin(t *testing.T) {
 var longest = strings.Repeat("l", 1024)
 
 func randomDevice(random *rand.Rand) *pluginapi.Device {
-	d := &pluginapi.Device{ID: []string{"", "a", "b", "c", "d", "e::1", "e", "f", longest, longest + "x"}[random.IntN(10)]}
+	d := &pluginapi.Device{ID: []string{"", "a", "b", "c", "d", "e::1", "e::2", "e::10", "e", "f", longest, longest + "x"}[random.IntN(12)]}
 	d.Health = []string{"Healthy", "Healthy", "Unhealthy", "healthy", ""}[random.IntN(5)]
 	if n := random.IntN(5); n > 1 {
 		d.Topology = &pluginapi.TopologyInfo{}
@@ -125,12 +125,12 @@ func randomDevice(random *rand.Rand) *pluginapi.Device {
 
 func TestListerKeepsInventoryOfPredecessor(t *testing.T) {
 	old := []device.Device{{ID: "a", Healthy: true, NUMA: []int{1}}, {ID: "b"}}
-	l := lister{devices: old}
-	l.take([]*pluginapi.Device{{ID: "b"}, {ID: "a", Health: "Healthy", Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}}}}})
+	l := lister{roster: roster{devices: old}}
+	l.take([]*pluginapi.Device{{ID: "b"}, {ID: "a", Health: "Healthy", Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}}}}}, time.Now())
 	if !device.SameList(l.devices, old) {
 		t.Error("the same devices are another inventory")
 	}
-	l.take(nil)
+	l.take(nil, time.Now())
 	if len(l.devices) != 0 {
 		t.Error("an empty list is a list")
 	}
@@ -193,7 +193,7 @@ func BenchmarkHealthChange50k(b *testing.B) {
 		if err := codec.Unmarshal(list[i%2], &m); err != nil || codec.unchanged {
 			b.Fatal(err, codec.unchanged)
 		}
-		l.take(m.Devices)
+		l.take(m.Devices, time.Now())
 	}
 	hear(1)
 	var decode, both time.Duration
@@ -225,25 +225,25 @@ func BenchmarkUnchanged80k(b *testing.B) {
 				b.Fatal(err)
 			}
 			if !codec.unchanged {
-				l.take(m.Devices)
+				l.take(m.Devices, time.Now())
 			}
 		}
 	})
 	b.Run("decoded", func(b *testing.B) { // as if the bytes were others
 		l := lister{}
-		l.take(m.Devices)
+		l.take(m.Devices, time.Now())
 		for b.Loop() {
-			l.take(m.Devices)
+			l.take(m.Devices, time.Now())
 		}
 	})
 	b.Run("shuffled", func(b *testing.B) {
 		l := lister{}
-		l.take(m.Devices)
+		l.take(m.Devices, time.Now())
 		other := slices.Clone(m.Devices)
 		rand.Shuffle(len(other), func(i, j int) { other[i], other[j] = other[j], other[i] })
 		lists := [][]*pluginapi.Device{m.Devices, other}
 		for i := 0; b.Loop(); i++ {
-			l.take(lists[i%2])
+			l.take(lists[i%2], time.Now())
 		}
 	})
 }
@@ -311,7 +311,7 @@ func FuzzLister(f *testing.F) {
 			if proto.Unmarshal(data, &m) != nil {
 				continue
 			}
-			l.take(m.Devices)
+			l.take(m.Devices, time.Now())
 			if want := slowInventory(m.Devices); !sameDevices(l.devices, want) {
 				t.Fatalf("got %v, want %v", l.devices, want)
 			}

@@ -133,7 +133,7 @@ func TestReRegistration(t *testing.T) {
 // A second registration that fails leaves the first plugin what it was.
 func TestSecondRegistrationFails(t *testing.T) {
 	f := prepare(t)
-	f.SetRegisterTimeout(500 * time.Millisecond)
+	f.SetRegisterTimeout(time.Second)
 	f.run()
 	first := plugintest.Start(t, f.dir, gpu, plugintest.Devices(2)...)
 	f.eventually("the first plugin serves", f.servesNumber(2))

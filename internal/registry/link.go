@@ -81,7 +81,9 @@ func (l *link) Run(ctx context.Context, on *session) {
 	for ctx.Err() == nil {
 		var err error
 		if on == nil {
-			on, err = l.dial(ctx)
+			if on, err = l.dial(ctx); on != nil {
+				l.registry.connected(l, on)
+			}
 		}
 		if on != nil {
 			began := time.Now()
@@ -96,6 +98,7 @@ func (l *link) Run(ctx context.Context, on *session) {
 			}
 		}
 
+		l.registry.unreached(l, err)
 		l.wait(ctx, err, &pause)
 	}
 }
@@ -191,7 +194,7 @@ func (l *link) runOnce(ctx context.Context, on *session) error {
 	if err != nil {
 		return err
 	}
-	list := lister{devices: l.registry.devices(l.resource)}
+	list := lister{roster: l.registry.roster(l.resource), most: l.registry.cfg.MaxDevices}
 	var told faults
 	for {
 		message, err := stream.Recv()
@@ -206,7 +209,7 @@ func (l *link) runOnce(ctx context.Context, on *session) error {
 		if n, limit := len(message.Devices), l.registry.cfg.MaxDevices; n > limit {
 			return fmt.Errorf("the plugin lists %d devices, and plugins.maxDevices allows %d", n, limit)
 		}
-		found := list.take(message.Devices)
+		found := list.take(message.Devices, time.Now())
 		if found != told && found != (faults{}) {
 			l.log.Warn("plugin's list has faults: of devices with the same ID the last one counts; those without ID, "+
 				"or with one that is too long, do not, nor do NUMA nodes that cannot be",
@@ -214,7 +217,7 @@ func (l *link) runOnce(ctx context.Context, on *session) error {
 				"longID", found.long, "impossibleNUMA", found.nowhere)
 		}
 		told = found
-		if l.registry.listed(l, on, list.devices) {
+		if l.registry.listed(l, on, list.roster) {
 			l.log.Info("plugin is serving", "devices", len(list.devices))
 		}
 	}

@@ -3,6 +3,7 @@ package registry_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -108,6 +109,7 @@ func TestPluginRestartsAndRegisters(t *testing.T) {
 		p.Serve()
 		p.MustRegister()
 		inTime := time.Since(began) < 50*time.Millisecond
+		f.eventually("a stream is opened", func() bool { return p.Calls(plugintest.ListAndWatch) > before })
 		f.eventually("it serves again", f.servesNumber(3))
 		if !inTime {
 			continue
@@ -136,7 +138,7 @@ func TestRegistryRestarts(t *testing.T) {
 		t.Errorf("before Run the offer is %+v", o)
 	}
 	second.run()
-	plugintest.Within(t, time.Second, "the plugin is resumed", second.servesNumber(3))
+	plugintest.Within(t, 4*time.Second, "the plugin is resumed", second.servesNumber(3))
 	if n := second.metric("device_plugin_registration_total", gpu); n > 0 {
 		t.Errorf("%v registrations were counted, and there was none", n)
 	}
@@ -144,6 +146,197 @@ func TestRegistryRestarts(t *testing.T) {
 	if saves := second.memory.all(); len(saves) != 0 {
 		t.Errorf("what was known already was saved again: %+v", saves)
 	}
+}
+
+// A plugin whose first list after its restart is empty lists no new devices a moment later; one that renames its devices
+// does, also after a restart of devmgrd.
+func TestDevicesAreDatedAcrossRestarts(t *testing.T) {
+	added := func(f *fixture) map[device.ID]bool {
+		dated := map[device.ID]bool{}
+		for _, d := range f.offer().Inventory.Devices {
+			dated[d.ID] = d.Added != 0
+		}
+		return dated
+	}
+	healthy := func(ids ...string) (all []*plugintest.Device) {
+		for _, id := range ids {
+			all = append(all, plugintest.Dev(id, plugintest.Healthy))
+		}
+		return all
+	}
+	first := start(t)
+	p := plugintest.Start(t, first.dir, gpu, healthy("a", "b")...)
+	first.eventually("the plugin serves", first.serves("a", "b"))
+	p.Stop()
+	first.eventually("it is away", first.is(device.Stale))
+	p.Set()
+	p.Serve()
+	p.MustRegister()
+	first.eventually("it lists nothing", first.servesNumber(0))
+	p.Set(healthy("a", "b")...)
+	first.eventually("it lists everything", first.serves("a", "b"))
+	if got := added(first); got["a"] || got["b"] {
+		t.Errorf("dated after an empty list: %v", got)
+	}
+	p.Set(healthy("a", "c")...)
+	first.eventually("it has renamed a device", first.serves("a", "c"))
+	want := map[device.ID]bool{"a": false, "c": true}
+	if got := added(first); !maps.Equal(got, want) {
+		t.Errorf("dated: %v, want %v", got, want)
+	}
+	first.stop()
+
+	record, _ := first.memory.last()
+	second := start(t, at(first.dir), known(record))
+	second.eventually("the plugin is resumed", second.is(device.Serving))
+	if got := added(second); !maps.Equal(got, want) {
+		t.Errorf("dated after a restart of devmgrd: %v, want %v", got, want)
+	}
+}
+
+// Offer.Session shows that a plugin was replaced without a gap, and that one has come back. Lists leave it alone.
+func TestSessionNumber(t *testing.T) {
+	f := start(t)
+	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
+	f.eventually("the plugin serves", f.servesNumber(3))
+	seen := map[uint64]bool{f.offer().Session: true}
+	p.Set(plugintest.Devices(4)...)
+	f.eventually("it lists another device", f.servesNumber(4))
+	if !seen[f.offer().Session] {
+		t.Error("a list has changed the session")
+	}
+	change := func(how string) {
+		t.Helper()
+		if n := f.offer().Session; seen[n] {
+			t.Errorf("session %d again after %s", n, how)
+		} else {
+			seen[n] = true
+		}
+	}
+	p.MustRegister() // while its stream is open
+	change("another registration")
+	f.eventually("another stream is open", func() bool { return p.Calls(plugintest.ListAndWatch) == 2 })
+	p.Set(plugintest.Devices(5)...)
+	f.eventually("it lists another device", f.servesNumber(5))
+	if !seen[f.offer().Session] {
+		t.Error("the first list of a registration that was accepted before has changed the session")
+	}
+	p.EndStreams(errors.New("out of paper"))
+	p.Set(plugintest.Devices(6)...)
+	f.eventually("devmgrd has dialled back", f.servesNumber(6))
+	change("a stream that was opened again")
+}
+
+// A plugin that was lost before a restart of devmgrd is lost after it, since the same moment, until it lists its devices.
+func TestLossOutlastsRestart(t *testing.T) {
+	first := start(t, grace(50*time.Millisecond))
+	p := plugintest.Start(t, first.dir, gpu, plugintest.Devices(3)...)
+	first.eventually("the plugin serves", first.servesNumber(3))
+	p.Stop()
+	first.eventually("it is lost", first.is(device.Lost))
+	went := first.offer().Since
+	first.stop()
+
+	record, _ := first.memory.last()
+	second := prepare(t, at(first.dir), known(record))
+	for _, when := range []string{"before Run", "while it runs"} {
+		if o := second.offer(); o.State != device.Lost || !o.Since.Equal(went) || len(o.Inventory.Devices) != 3 {
+			t.Errorf("%s the offer is %+v; want it lost since %v", when, o, went)
+		}
+		if when == "before Run" {
+			second.run()
+			second.eventually("its socket is dialled", func() bool { return second.logs.count("waiting for the plugin's socket") > 0 })
+		}
+	}
+	p.Serve()
+	p.MustRegister()
+	second.eventually("it serves again", second.servesNumber(3))
+	second.stop()
+	if record, _ = second.memory.last(); record.Lost || !record.Away.IsZero() {
+		t.Errorf("a plugin that serves is remembered as %+v", record)
+	}
+}
+
+// A plugin that was away before a restart of devmgrd is away since the same moment.
+func TestAbsenceOutlastsRestart(t *testing.T) {
+	first := start(t)
+	p := plugintest.Start(t, first.dir, gpu, plugintest.Devices(3)...)
+	first.eventually("the plugin serves", first.servesNumber(3))
+	p.Stop()
+	first.eventually("it is stale", first.is(device.Stale))
+	went := first.offer().Since
+	first.stop()
+	record, _ := first.memory.last()
+	second := start(t, at(first.dir), known(record))
+	if o := second.offer(); o.State != device.Stale || !o.Since.Equal(went) {
+		t.Errorf("the offer is %+v; want it stale since %v", o, went)
+	}
+}
+
+// A plugin that is connected and has not listed its devices yet is up, whatever it offered before.
+func TestConnectedPluginIsUp(t *testing.T) {
+	dir := socketDir(t)
+	p := plugintest.New(t, dir, gpu, plugintest.Devices(3)...)
+	listing := make(chan struct{})
+	p.Before(plugintest.ListAndWatch, plugintest.HoldUntil(listing))
+	p.Serve()
+	f := start(t, at(dir), grace(50*time.Millisecond), known(device.PluginRecord{
+		Resource: gpu, Endpoint: p.Endpoint, Reported: true, Devices: []device.Device{{ID: "a", Healthy: true}},
+		Away: time.Now().Add(-time.Hour), Lost: true,
+	}))
+	f.eventually("the plugin is connected", func() bool { return f.offer().Connected })
+	o := f.offer()
+	if o.State != device.Lost || o.Status() != device.StatusConnected || time.Since(o.Since) > time.Minute {
+		t.Errorf("offer = %+v, %s", o, o.Status())
+	}
+	if f.metric("devmgrd_plugin_up", gpu) != 1 {
+		t.Error("devmgrd_plugin_up is not 1")
+	}
+	if _, err := f.Allocate(t.Context(), pod, container, gpu, []device.ID{"a"}); err == nil || !strings.Contains(err.Error(), "is connected and has not listed its devices yet") {
+		t.Errorf("Allocate: %v", err)
+	}
+	p.Kill()
+	f.eventually("it is lost", func() bool { return f.offer().Status() == "lost" })
+	if f.metric("devmgrd_plugin_up", gpu) != 0 {
+		t.Error("devmgrd_plugin_up is not 0")
+	}
+	close(listing)
+	p.Serve()
+	f.eventually("it serves", f.servesNumber(3))
+	if s := f.offer().Status(); s != "serving" || f.metric("devmgrd_plugin_up", gpu) != 1 {
+		t.Errorf("it is %s", s)
+	}
+}
+
+// An offer says why its plugin could not be followed, reached or registered.
+func TestLastError(t *testing.T) {
+	f := start(t)
+	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
+	f.eventually("the plugin serves", f.servesNumber(3))
+	if o := f.offer(); o.LastError != "" || !o.LastErrorAt.IsZero() {
+		t.Errorf("nothing has failed, and the last error is %q at %v", o.LastError, o.LastErrorAt)
+	}
+	says := func(part string) func() bool {
+		return func() bool { return strings.Contains(f.offer().LastError, part) }
+	}
+	began := time.Now()
+	p.EndStreams(errors.New("out of paper"))
+	f.eventually("its stream has failed", says("out of paper"))
+	if at := f.offer().LastErrorAt; at.Before(began) || at.After(time.Now()) {
+		t.Errorf("it failed at %v", at)
+	}
+	f.eventually("it serves again", f.servesNumber(3))
+	if !says("out of paper")() {
+		t.Error("the error has gone with the plugin's return")
+	}
+	p.Kill()
+	f.eventually("its socket refuses", says("connection refused"))
+	p.Before(plugintest.GetOptions, plugintest.Fail("no driver"))
+	p.Serve()
+	if p.Register() == nil {
+		t.Error("it was registered")
+	}
+	f.eventually("its registration has failed", says("registration refused: failed to get device plugin options"))
 }
 
 func TestKnownPluginIsGone(t *testing.T) {

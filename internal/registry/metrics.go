@@ -31,7 +31,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}, label),
 		up: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "devmgrd_plugin_up",
-			Help: "1 while the resource's plugin is serving, otherwise 0.",
+			Help: "1 while the resource's plugin is connected, otherwise 0.",
 		}, label),
 	}
 	reg.MustRegister(m.registrations, m.allocate, m.up)

@@ -114,7 +114,7 @@ func TestDirectoryIsWiped(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wait(t, 5*time.Second, "kubelet.sock is back", created)
+	wait(t, 10*time.Second, "kubelet.sock is back", created)
 	conn, err := net.Dial("unix", filepath.Join(f.dir, "kubelet.sock"))
 	if err != nil {
 		t.Fatalf("it is seen before it can be dialled: %v", err)
@@ -292,7 +292,7 @@ func TestNothingIsListed(t *testing.T) {
 	p.Serve()
 	p.MustRegister()
 	f.eventually("its list is asked for", func() bool { return p.Calls(plugintest.ListAndWatch) == 1 })
-	if o := f.offer(); o.Reported || o.State != device.Serving {
+	if o := f.offer(); o.Reported || o.State != device.Serving || o.Status() != device.StatusConnected {
 		t.Errorf("offer = %+v", o)
 	}
 	close(listing)

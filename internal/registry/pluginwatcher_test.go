@@ -140,7 +140,7 @@ func TestWatcherEndpoints(t *testing.T) {
 func TestWatcherRefuses(t *testing.T) {
 	t.Parallel()
 	f := prepare(t, watches(socketDir(t)))
-	f.SetRegisterTimeout(500 * time.Millisecond)
+	f.SetRegisterTimeout(time.Second)
 	f.run()
 	first := plugintest.Start(t, f.dir, gpu, plugintest.Devices(2)...)
 	f.eventually("the first plugin serves", f.servesNumber(2))
@@ -570,7 +570,7 @@ func TestWatcherRestarts(t *testing.T) {
 				t.Fatal(err)
 			}
 			third := start(t, at(first.dir), watches(first.watched), known(record))
-			plugintest.Within(t, 3*time.Second, "it is dialled", third.servesNumber(2))
+			plugintest.Within(t, 4*time.Second, "it is dialled", third.servesNumber(2))
 			if n := p.Calls(plugintest.GetInfo); n != 2 {
 				t.Errorf("it was asked %d times who it is", n)
 			}

@@ -108,7 +108,7 @@ func TestPreferAnswers(t *testing.T) {
 }
 
 func TestPreferRefusals(t *testing.T) {
-	f := start(t, func(c *registry.Config) { c.PreferredTimeout = 200 * time.Millisecond })
+	f := start(t, func(c *registry.Config) { c.PreferredTimeout = time.Second })
 	ask := func() error {
 		_, err := f.Prefer(t.Context(), pod, container, gpu, nil, nil, 1)
 		return err
@@ -119,7 +119,7 @@ func TestPreferRefusals(t *testing.T) {
 	p.Before(plugintest.Preferred, plugintest.Fail("no opinion"))
 	wantRefusal(t, ask(), device.PluginError, "GetPreferredAllocation", "no opinion")
 	p.Before(plugintest.Preferred, plugintest.Hang)
-	wantRefusal(t, ask(), device.PluginSlow, "GetPreferredAllocation", "200ms")
+	wantRefusal(t, ask(), device.PluginSlow, "GetPreferredAllocation", "1s")
 	p.Stop()
 	f.eventually("the offer is stale", f.is(device.Stale))
 	wantRefusal(t, ask(), device.PluginStale)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -76,7 +77,7 @@ func TestRegisterIgnoresOptionsInRequest(t *testing.T) {
 func TestRegisterRefused(t *testing.T) {
 	t.Parallel()
 	f := prepare(t, func(c *registry.Config) { c.MaxResources = 2 })
-	f.SetRegisterTimeout(300 * time.Millisecond)
+	f.SetRegisterTimeout(time.Second)
 	f.run()
 	first := plugintest.Start(t, f.dir, gpu, plugintest.Devices(2)...)
 	f.eventually("the first plugin serves", f.servesNumber(2))
@@ -167,6 +168,80 @@ func TestRegisterRefused(t *testing.T) {
 	f.eventually("one stream is left", func() bool { return first.Streams() == 1 })
 	first.SetHealth("dev-000001", plugintest.Unhealthy)
 	f.eventually("the first plugin is still heard", func() bool { return !f.offer().Inventory.Devices[1].Healthy })
+}
+
+// A fakeLedger forgets resources that are not in use.
+type fakeLedger struct {
+	*registry.Registry
+	cordoned, used device.ResourceName
+	fail           error
+}
+
+func (l *fakeLedger) Devices(r device.ResourceName) ([]device.DeviceStatus, bool) {
+	if r == l.cordoned {
+		return []device.DeviceStatus{{}, {Cordon: &device.Cordon{}}}, true
+	}
+	return []device.DeviceStatus{{}}, true
+}
+
+func (l *fakeLedger) Forget(r device.ResourceName) ([]device.Cordon, error) {
+	if l.fail != nil {
+		return nil, l.fail
+	}
+	if r == l.used {
+		return nil, &device.InUseError{Resource: r, Pods: []device.Pod{pod}}
+	}
+	return nil, l.Registry.Forget(r)
+}
+
+// The resource that has been lost for the longest time makes room for a new one, unless it is in use or cordoned.
+func TestLostResourceMakesRoom(t *testing.T) {
+	lost := func(name string, away time.Duration) device.PluginRecord {
+		return device.PluginRecord{Resource: device.ResourceName("vendor.example/" + name), Endpoint: name + ".sock", Reported: true, Away: time.Now().Add(-away), Lost: true}
+	}
+	f := prepare(t, func(c *registry.Config) { c.MaxResources = 5 }, known(
+		lost("younger", time.Hour), lost("older", 2*time.Hour), lost("used", 3*time.Hour), lost("cordoned", 4*time.Hour),
+		device.PluginRecord{Resource: "vendor.example/stale", Reported: true},
+	))
+	ledger := &fakeLedger{Registry: f.Registry, cordoned: "vendor.example/cordoned", used: "vendor.example/used", fail: errors.New("not yet")}
+	f.MakeRoomWith(ledger)
+	f.run()
+	has := func(names ...string) {
+		t.Helper()
+		var got []string
+		for r := range f.Offers() {
+			got = append(got, strings.TrimPrefix(string(r), "vendor.example/"))
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, names) {
+			t.Errorf("known are %v, want %v", got, names)
+		}
+	}
+	register := func(name string) error {
+		p := plugintest.New(t, f.dir, "vendor.example/"+name, plugintest.Devices(1)...)
+		p.Serve()
+		return p.Register()
+	}
+	if err := register("early"); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("before the ledger can tell what is in use: %v", err)
+	}
+	ledger.fail = nil
+	for i, want := range [][]string{
+		{"cordoned", "new-0", "stale", "used", "younger"},
+		{"cordoned", "new-0", "new-1", "stale", "used"},
+	} {
+		if err := register(fmt.Sprintf("new-%d", i)); err != nil {
+			t.Errorf("new-%d: %v", i, err)
+		}
+		has(want...)
+	}
+	if err := register("new-2"); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("none is lost and unused: %v", err)
+	}
+	has("cordoned", "new-0", "new-1", "stale", "used")
+	if got, want := fmt.Sprint(f.memory.forgotten), "[vendor.example/older vendor.example/younger]"; got != want {
+		t.Errorf("forgotten are %s, want %s", got, want)
+	}
 }
 
 // Some plugins register a moment before they listen; the kubelet waits for them, and so do we.
@@ -394,7 +469,7 @@ func TestKnownResourcesWithOneSocket(t *testing.T) {
 	// What has no socket is not dialled at the next start either.
 	second := start(t, at(dir), known(was, is))
 	second.eventually("one is served", func() bool { return second.Offers()[two].State == device.Serving })
-	if second.Offers()[one].State != device.Stale || p.Streams() != 1 {
+	if second.Offers()[one].State != device.Lost || p.Streams() != 1 {
 		t.Errorf("offers = %+v, %d streams", second.Offers(), p.Streams())
 	}
 }

@@ -36,7 +36,7 @@ type Config struct {
 
 	Listener         net.Listener          // the registration socket, if somebody (systemd) made it for us
 	RejectDuplicates bool                  // refuse a second plugin while the first one serves; else the newest wins
-	Known            []device.PluginRecord // what the store remembers: dialled at the start, Stale until they serve
+	Known            []device.PluginRecord // what the store remembers: dialled at the start, Stale or Lost until they serve
 
 	Memory  Memory
 	Log     *slog.Logger
@@ -60,10 +60,12 @@ type Registry struct {
 	log             *slog.Logger
 	metrics         *metrics
 	memory          *saver
+	ledger          Ledger // nil: no resource makes room for another
 	server          *grpc.Server
 	registerTimeout time.Duration
 	lastPause       time.Duration // of a link that dials back
 	callPause       time.Duration // of the watcher's calls, the first one
+	sweepPause      time.Duration // between two sweeps of the socket directory
 	called          chan struct{} // closed when the watcher has called whom it found at the start
 	changed         chan struct{}
 	recall          chan struct{} // size one: plugins that wait to be called may be needed again
@@ -73,7 +75,7 @@ type Registry struct {
 
 	mu       sync.Mutex // guards what follows; never held across a call, a file access or a save
 	supplies map[device.ResourceName]*supply
-	arrivals uint64 // registrations so far: a link's identity
+	arrivals uint64 // registrations and streams so far: the identity of a link, and of a plugin's stream
 	listener net.Listener
 	own      os.FileInfo // kubelet.sock as we put it there
 	trouble  error       // why registration does not reach us, if it does not
@@ -96,6 +98,7 @@ func New(cfg Config) *Registry {
 		registerTimeout: registerTimeout,
 		lastPause:       lastPause,
 		callPause:       firstCallPause,
+		sweepPause:      sweepPause,
 		called:          make(chan struct{}),
 		changed:         make(chan struct{}, 1),
 		recall:          make(chan struct{}, 1),
@@ -203,11 +206,14 @@ func (r *Registry) begin() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.serveLocked()
+	booted := bootTime()
 	for _, s := range r.supplies {
 		if s.link.endpoint != "" {
 			r.startLocked(s.link, nil)
 		}
-		r.graceLocked(s)
+		if s.state == device.Stale {
+			r.graceLocked(s, r.graceLeft(s.since, booted))
+		}
 	}
 	return nil
 }

@@ -120,7 +120,7 @@ func (s *saver) save(name device.ResourceName) error {
 	s.mu.Lock()
 	last, known := s.saved[name]
 	s.mu.Unlock()
-	if known && last.Endpoint == record.Endpoint && last.Reported == record.Reported && device.SameList(last.Devices, record.Devices) {
+	if known && sameRecord(last, record) {
 		return nil
 	}
 	if err := s.memory.SavePlugin(record); err != nil {
@@ -130,4 +130,9 @@ func (s *saver) save(name device.ResourceName) error {
 	defer s.mu.Unlock()
 	s.saved[name] = record
 	return nil
+}
+
+func sameRecord(a, b device.PluginRecord) bool {
+	return a.Endpoint == b.Endpoint && a.Reported == b.Reported && a.Away.Equal(b.Away) && a.Lost == b.Lost &&
+		device.SameList(a.Devices, b.Devices)
 }

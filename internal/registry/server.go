@@ -65,6 +65,9 @@ func (r *Registry) register(ctx context.Context, request *pluginapi.RegisterRequ
 // error: it is as if it had been put in place and replaced a moment later.
 func (r *Registry) place(l *link, on *session) error {
 	loser, err := r.accept(l, on)
+	for errors.As(err, new(*fullError)) && r.makeRoom(l.resource) {
+		loser, err = r.accept(l, on)
+	}
 	if err != nil {
 		on.close()
 		if errors.Is(err, errOvertaken) {
@@ -100,7 +103,12 @@ func checkRequest(request *pluginapi.RegisterRequest) (device.ResourceName, erro
 
 // meet opens a session with a plugin that has just registered, if it can be taken. Some call Register a moment before they
 // listen, which the kubelet bears by dialling until its time is up; so does this. The options are asked for once.
-func (r *Registry) meet(ctx context.Context, l *link) (*session, error) {
+func (r *Registry) meet(ctx context.Context, l *link) (_ *session, err error) {
+	defer func() {
+		if err != nil {
+			r.unmet(l.resource, err)
+		}
+	}()
 	if err := r.room(l); err != nil {
 		return nil, err
 	}
@@ -172,7 +180,8 @@ type fullError struct {
 }
 
 func (e *fullError) Error() string {
-	return fmt.Sprintf("%s would be one resource more than plugins.maxResources (%d) allows; raise it", e.resource, e.limit)
+	return fmt.Sprintf("%s would be one resource more than plugins.maxResources (%d) allows, and none of those is lost and unused; "+
+		"raise it, or forget one with devmgrd forget", e.resource, e.limit)
 }
 
 // A takenError says that another plugin serves the resource, where that is not allowed.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
@@ -18,6 +19,7 @@ import (
 // another. So whatever goes through one session has one and the same process at the other end.
 type session struct {
 	client   pluginapi.DevicePluginClient
+	began    time.Time
 	preStart bool // of the plugin's options
 	prefers  bool // likewise
 
@@ -56,6 +58,7 @@ func connect(ctx context.Context, dir, endpoint string, maxMessage int) (*sessio
 		return nil, err
 	}
 	s := &session{
+		began:  time.Now(),
 		client: pluginapi.NewDevicePluginClient(conn),
 		conn:   conn, raw: raw,
 		turn: make(chan struct{}, 1),

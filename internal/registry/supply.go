@@ -2,7 +2,10 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -10,35 +13,59 @@ import (
 // A supply is what is known of one resource. Its fields are guarded by Registry.mu.
 type supply struct {
 	resource device.ResourceName
-	link     *link           // the current registration; others are not heard
-	session  *session        // where calls go; nil while the plugin is away
-	devices  []device.Device // the plugin's latest word: sorted, without doubles, never edited
+	link     *link    // the current registration; others are not heard
+	session  *session // the connection to the plugin, where calls go while it is serving; nil while the plugin is away
+	number   uint64   // device.Offer.Session
+	roster            // of the plugin's latest list
 	reported bool
 	preStart bool
 	prefers  bool
 	state    device.OfferState
 	since    time.Time          // it has been serving, or away
 	endGrace context.CancelFunc // stops the clock from Stale to Lost
+
+	lastError   string
+	lastErrorAt time.Time
 }
 
-// remembered makes the supply of a plugin that the store knows of.
+// remembered returns the supply of a plugin that the store knows of. A loss, and since when the plugin is away, outlast
+// a restart of devmgrd: the published number does not rise before the plugin lists its devices.
 func remembered(k device.PluginRecord, l *link) *supply {
-	return &supply{
-		resource: k.Resource, link: l, devices: k.Devices, reported: k.Reported,
+	s := &supply{
+		resource: k.Resource, link: l, roster: rosterOf(k), reported: k.Reported,
 		state: device.Stale, since: time.Now(), endGrace: func() {},
 	}
+	if k.Lost {
+		s.state = device.Lost
+	}
+	if !k.Away.IsZero() && k.Away.Before(s.since) { // else the clock was set back
+		s.since = k.Away
+	}
+	return s
 }
 
 func (s *supply) offer() device.Offer {
+	since := s.since
+	if s.session != nil && s.state != device.Serving {
+		since = s.session.began
+	}
 	return device.Offer{
-		Inventory: device.Inventory{Resource: s.resource, Devices: s.devices},
-		State:     s.state, Since: s.since, Reported: s.reported, PreStart: s.preStart, Prefers: s.prefers,
+		Inventory: device.Inventory{Resource: s.resource, Devices: s.devices}, Connected: s.session != nil,
+		State: s.state, Since: since, Session: s.number, Reported: s.reported, PreStart: s.preStart, Prefers: s.prefers,
+		LastError: s.lastError, LastErrorAt: s.lastErrorAt,
 	}
 }
 
 func (s *supply) record() device.PluginRecord {
-	return device.PluginRecord{Resource: s.resource, Endpoint: s.link.endpoint, Reported: s.reported, Devices: s.devices}
+	r := device.PluginRecord{Resource: s.resource, Endpoint: s.link.endpoint, Reported: s.reported, Devices: s.devices}
+	if s.state != device.Serving {
+		r.Away, r.Lost = s.since.Round(0), s.state == device.Lost
+	}
+	return r
 }
+
+// fail keeps why the plugin could not be reached, registered or followed.
+func (s *supply) fail(why string) { s.lastError, s.lastErrorAt = clip(why), time.Now() }
 
 // here tells whether a plugin serves it, or has just come and is about to.
 func (s *supply) here() bool { return s != nil && (s.state == device.Serving || s.session != nil) }
@@ -51,11 +78,16 @@ func (r *Registry) arrive() uint64 {
 	return r.arrivals
 }
 
-// room tells whether a registration would be taken. Nothing is promised: accept asks again.
+// room reports whether a registration would be accepted. Nothing is promised: accept asks again, and a lost resource that
+// could make room may be in use.
 func (r *Registry) room(l *link) error {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.roomLocked(l)
+	err := r.roomLocked(l)
+	r.mu.Unlock()
+	if errors.As(err, new(*fullError)) && len(r.lostResources()) > 0 {
+		return nil
+	}
+	return err
 }
 
 func (r *Registry) roomLocked(l *link) error {
@@ -98,13 +130,13 @@ func (r *Registry) accept(l *link, to *session) (loser device.ResourceName, err 
 	} else {
 		s.link.cancel()
 	}
-	s.link, s.session, s.preStart, s.prefers = l, to, to.preStart, to.prefers
+	s.link, s.session, s.number, s.preStart, s.prefers = l, to, l.id, to.preStart, to.prefers
 	if s.state == device.Stale {
-		r.graceLocked(s) // begins anew: it has just shown that it lives
+		r.graceLocked(s, r.cfg.GracePeriod) // the whole of it: the plugin has just shown that it lives
 	}
 	r.startLocked(l, to)
 	r.metrics.registrations.WithLabelValues(string(l.resource)).Inc()
-	r.metrics.setUp(l.resource, s.state == device.Serving)
+	r.metrics.setUp(l.resource, true)
 	r.memory.note(l.resource)
 	r.signal()
 	return loser, nil
@@ -141,6 +173,7 @@ func (r *Registry) vacateLocked(s *supply, lack string) {
 	s.link.cancel()
 	s.link = newLink(r, 0, s.resource, "")
 	s.link.lack = lack
+	s.fail(lack)
 	r.awayLocked(s)
 	r.memory.note(s.resource)
 	r.signal()
@@ -165,19 +198,33 @@ func (r *Registry) startLocked(l *link, on *session) {
 	})
 }
 
-// devices gives the inventory that a link starts from.
-func (r *Registry) devices(resource device.ResourceName) []device.Device {
+// roster returns what a link starts from.
+func (r *Registry) roster(resource device.ResourceName) roster {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if s := r.supplies[resource]; s != nil {
-		return s.devices
+		return s.roster
 	}
-	return nil
+	return roster{}
 }
 
-// listed takes the word of a link. devices is the very slice that it gave before if nothing has changed.
-// It tells whether the plugin was not serving before.
-func (r *Registry) listed(l *link, on *session, devices []device.Device) (back bool) {
+// connected takes notice that a link has reached its plugin again. What the plugin offered before counts as it did, until
+// the plugin lists its devices.
+func (r *Registry) connected(l *link, on *session) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.supplies[l.resource]
+	if r.closing || s == nil || s.link != l {
+		return
+	}
+	s.session = on
+	r.metrics.setUp(l.resource, true)
+	r.signal()
+}
+
+// listed takes the list that a link has received. Its devices are the same slice as before if nothing has changed.
+// It reports whether the plugin was not serving before.
+func (r *Registry) listed(l *link, on *session, list roster) (back bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.supplies[l.resource]
@@ -185,16 +232,17 @@ func (r *Registry) listed(l *link, on *session, devices []device.Device) (back b
 		return false
 	}
 	back = s.state != device.Serving || !s.reported
-	if !back && s.session == on && device.SameList(s.devices, devices) {
+	if !back && s.session == on && device.SameList(s.devices, list.devices) {
 		return false
 	}
 	s.endGrace()
 	if s.state != device.Serving {
 		s.since = time.Now()
+		r.arrivals++
+		s.number = r.arrivals
 	}
 	s.session, s.preStart, s.prefers = on, on.preStart, on.prefers
-	s.devices, s.reported, s.state = devices, true, device.Serving
-	r.metrics.setUp(l.resource, true)
+	s.roster, s.reported, s.state = list, true, device.Serving
 	r.memory.note(l.resource)
 	r.signal()
 	return back
@@ -213,7 +261,11 @@ func (r *Registry) ended(l *link) (news bool) {
 
 // awayLocked makes the offer of a supply that has lost its plugin Stale. It tells whether that was news.
 func (r *Registry) awayLocked(s *supply) (news bool) {
+	if s.session != nil {
+		r.signal()
+	}
 	s.session = nil
+	r.metrics.setUp(s.resource, false)
 	if s.state != device.Serving {
 		return false
 	}
@@ -221,11 +273,31 @@ func (r *Registry) awayLocked(s *supply) (news bool) {
 	// zero devices. Without a number on the node, pods that ask for it would be admitted unchecked.
 	s.reported = true
 	s.state, s.since = device.Stale, time.Now()
-	r.graceLocked(s)
-	r.metrics.setUp(s.resource, false)
+	r.graceLocked(s, r.cfg.GracePeriod)
 	r.memory.note(s.resource)
 	r.signal()
 	return true
+}
+
+// unreached takes notice that the link could not reach its plugin, or not follow it any longer.
+func (r *Registry) unreached(l *link, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.supplies[l.resource]
+	if r.closing || s == nil || s.link != l {
+		return
+	}
+	s.fail(err.Error())
+	r.memory.note(l.resource) // a plugin that served before devmgrd's restart is away since then
+}
+
+// unmet takes notice that a plugin of the resource was not registered.
+func (r *Registry) unmet(resource device.ResourceName, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s := r.supplies[resource]; s != nil && !r.closing {
+		s.fail("registration refused: " + err.Error())
+	}
 }
 
 // lost tells whether the link is the current one of an offer that is Lost.
@@ -236,15 +308,38 @@ func (r *Registry) lost(l *link) bool {
 	return s != nil && s.link == l && s.state == device.Lost
 }
 
+// dialTime is what a remembered plugin has at least to be dialled and to list its devices before it is Lost: it may have
+// come back while devmgrd was down.
+const dialTime = 10 * time.Second
+
+// graceLeft returns what is left of the grace period of a plugin that is away since then. A plugin cannot have come back
+// before the machine was booted.
+func (r *Registry) graceLeft(since, booted time.Time) time.Duration {
+	if since.Before(booted) {
+		since = booted
+	}
+	left := r.cfg.GracePeriod - time.Since(since)
+	return min(max(left, dialTime), r.cfg.GracePeriod)
+}
+
+// bootTime returns when the machine was booted, by the clock as it is now.
+func bootTime() time.Time {
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		return time.Time{}
+	}
+	return time.Now().Round(0).Add(-time.Duration(up.Nano()))
+}
+
 // graceLocked starts the clock that turns a Stale offer into a Lost one. Whoever ends it does so under the lock, so a
 // clock that runs out at the same moment knows that it came too late.
-func (r *Registry) graceLocked(s *supply) {
+func (r *Registry) graceLocked(s *supply, left time.Duration) {
 	s.endGrace()
 	ctx, cancel := context.WithCancel(context.Background())
 	s.endGrace = cancel
 	r.work.Go(func() {
 		defer cancel()
-		clock := time.NewTimer(r.cfg.GracePeriod)
+		clock := time.NewTimer(left)
 		defer clock.Stop()
 		select {
 		case <-ctx.Done():
@@ -259,11 +354,14 @@ func (r *Registry) lose(ctx context.Context, s *supply) {
 	gone := ctx.Err() == nil && s.state == device.Stale
 	if gone {
 		s.state = device.Lost
+		r.memory.note(s.resource)
 		r.signal()
 	}
+	away, connected := time.Since(s.since), s.session != nil
 	r.mu.Unlock()
 	if gone {
-		r.log.Warn("plugin is lost: only devices in use still count", "resource", s.resource, "away", r.cfg.GracePeriod)
+		r.log.Warn("plugin is lost: only devices in use still count", "resource", s.resource,
+			"away", away.Round(time.Millisecond), "connected", connected)
 	}
 }
 

@@ -22,7 +22,7 @@ const (
 )
 
 // watch looks after the socket directory until ctx ends: it puts kubelet.sock back if it vanishes, and wakes the link
-// whose plugin makes its socket anew.
+// whose plugin makes its socket anew. It removes dead sockets at the start, and seldom when others are made.
 func (r *Registry) watch(ctx context.Context) {
 	r.tend(ctx, r.cfg.SocketDir, r.watchOnce, func(due bool) {
 		_ = r.keepSocket() // Check says what is wrong
@@ -99,6 +99,14 @@ func (r *Registry) watchOnce(ctx context.Context) error {
 		return err
 	}
 	r.nudge("")
+	var swept time.Time
+	sweep := func() {
+		if time.Since(swept) >= r.sweepPause {
+			r.sweep(ctx)
+			swept = time.Now()
+		}
+	}
+	sweep()
 	for {
 		select {
 		case <-ctx.Done():
@@ -123,6 +131,7 @@ func (r *Registry) watchOnce(ctx context.Context) error {
 				}
 			case event.Has(fsnotify.Create):
 				r.nudge(event.Name)
+				sweep()
 			}
 		}
 	}

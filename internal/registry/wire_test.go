@@ -152,7 +152,7 @@ func TestWireGenerations(t *testing.T) {
 			}
 
 			f.eventually("the plugin serves", f.serves("card-0", "card-1"))
-			if o := f.offer(); !o.PreStart || o.Prefers || fmt.Sprint(o.Inventory.Devices) != "[{card-0 true []} {card-1 false []}]" {
+			if o := f.offer(); !o.PreStart || o.Prefers || fmt.Sprint(o.Inventory.Devices) != "[{card-0 true [] 0} {card-1 false [] 0}]" {
 				t.Errorf("offer = %+v", o)
 			}
 			close(p.well)

@@ -66,11 +66,11 @@ func (s *Store) SaveCordons(save, forget []device.Cordon) error {
 
 // cordon changes the cordons of one resource. Files that have never had one lack the bucket, which an older devmgrd ignores.
 func (d *draft) cordon(c device.Cordon, change func(shelf) error) error {
-	b, err := d.tx.CreateBucketIfNotExists(cordonsBucket)
+	cordons, err := d.shelf(cordonsBucket)
 	if err != nil {
 		return err
 	}
-	of, err := shelf{b, placeOf(cordonsBucket), d}.shelf([]byte(c.Resource))
+	of, err := cordons.shelf([]byte(c.Resource))
 	if err != nil {
 		return err
 	}

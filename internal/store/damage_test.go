@@ -3,6 +3,7 @@ package store_test
 import (
 	"bytes"
 	"compress/gzip"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -375,9 +376,10 @@ func FuzzStateFile(f *testing.F) {
 	})
 }
 
-// A file of version 1, as it was written by the devmgrd of that time, is brought up to date with all that it holds.
-func TestMigrationFromVersion1(t *testing.T) {
-	f, err := os.Open("testdata/version-1.db.gz")
+// unpack returns a file of testdata.
+func unpack(t *testing.T, name string) []byte {
+	t.Helper()
+	f, err := os.Open(filepath.Join("testdata", name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -386,10 +388,16 @@ func TestMigrationFromVersion1(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old, err := io.ReadAll(z)
+	data, err := io.ReadAll(z)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return data
+}
+
+// A file of version 1, as it was written by the devmgrd of that time, is brought up to date with all that it holds.
+func TestMigrationFromVersion1(t *testing.T) {
+	old := unpack(t, "version-1.db.gz")
 	dir := t.TempDir()
 	path := filepath.Join(dir, "state.db")
 	if err := os.WriteFile(path, old, 0o600); err != nil {
@@ -471,4 +479,40 @@ func opened(path string) (n int) {
 		}
 	}
 	return n
+}
+
+// A flipped bit in the number of the file's buckets hides some of them, or all. That is damage all the same, and no other
+// program's file: such a file would keep devmgrd from starting.
+func TestFlippedBitsInTheNumberOfBuckets(t *testing.T) {
+	for name, more := range map[string]func(*store.Store) error{
+		"three": func(*store.Store) error { return nil },
+		"four":  func(s *store.Store) error { return s.SaveCordons([]device.Cordon{{Resource: "a.com/x", ID: "1"}}, nil) },
+		"five": func(s *store.Store) error {
+			return errors.Join(s.SaveCordons([]device.Cordon{{Resource: "a.com/x", ID: "1"}}, nil), s.ForgetResource("b.com/y"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := open(t, dir)
+			if err := errors.Join(s.SavePods([]device.PodRecord{pod("a")}, nil), more(s), s.Close()); err != nil {
+				t.Fatal(err)
+			}
+			good, err := os.ReadFile(filepath.Join(dir, "state.db"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			newest := 16
+			if binary.NativeEndian.Uint64(good[4096+16+48:]) > binary.NativeEndian.Uint64(good[16+48:]) {
+				newest += 4096
+			}
+			root := int(binary.NativeEndian.Uint64(good[newest+16:])) * 4096
+			for bit := range 16 {
+				data := bytes.Clone(good)
+				data[root+10+bit/8] ^= 1 << (bit % 8)
+				if err := store.Judge(data); !errors.As(err, new(*store.DamagedError)) {
+					t.Errorf("bit %d: %v", bit, err)
+				}
+			}
+		})
+	}
 }

@@ -2,9 +2,7 @@ package store_test
 
 import (
 	"bytes"
-	"compress/gzip"
 	"errors"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -172,19 +170,7 @@ func TestTheFirstStartOnAFullDisk(t *testing.T) {
 
 // A disk that cannot be written may still be read. What is not there by then, or damaged, is made when that can be.
 func TestAStartOnAReadOnlyDisk(t *testing.T) {
-	z, err := os.Open("testdata/version-1.db.gz")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer z.Close()
-	r, err := gzip.NewReader(z)
-	if err != nil {
-		t.Fatal(err)
-	}
-	version1, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	version1 := unpack(t, "version-1.db.gz")
 	good := func() []byte {
 		dir := t.TempDir()
 		s := open(t, dir)

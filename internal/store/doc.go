@@ -1,9 +1,10 @@
-// Package store keeps what has to survive a restart, in one bbolt file.
+// Package store keeps what has to survive a restart in two bbolt files: the state file, on which assignments depend, and the
+// history, on which none does.
 //
-// It owns the file's schema, its version and its migrations, and the lock that keeps a second devmgrd from the same
-// books. It decides nothing: the allocator says what a pod holds, the registry what a plugin offers.
+// It owns the schemas of both, their versions and migrations, and the lock that keeps a second devmgrd from the same files. It
+// decides nothing: the allocator says what a pod holds, the registry what a plugin offers, the recorder what is remembered.
 //
-// The file:
+// The state file, state.db:
 //
 //	meta
 //	    version             8 bytes, big-endian: the schema's number, raw so that any version can read it
@@ -13,19 +14,25 @@
 //	    <pod UID>           JSON of device.PodRecord: what the pod asked for and, once settled, what it holds
 //	plugins
 //	    <resource name>     a bucket
-//	        record          JSON of pluginRecord: where the plugin listens, and whether it has listed its devices
+//	        record          JSON of pluginRecord: where the plugin listens, whether it has listed its devices, and since
+//	                        when it is away
 //	        devices         a bucket
-//	            <device ID> one byte (1: healthy), then the NUMA nodes as unsigned varints
+//	            <device ID> one byte (bit 0: healthy, bit 1: dated), the date as a signed varint, the NUMA nodes as unsigned
+//	                        varints
 //	cordons                 made with the first cordon
 //	    <resource name>     a bucket
 //	        <device ID>     JSON of device.Cordon: why, and since when
 //	retired                 made with the first resource that is forgotten
 //	    <resource name>     JSON of retirement: since when; the Node may still show it
-//	history                 made with the first span
-//	    open                a bucket: spans that have not ended
-//	        <key>           JSON of spanRecord; the key is its beginning in ns since 1970 and its number, 8 bytes each, big-endian
-//	    ended               a bucket: spans that have ended, the oldest first
-//	        <key>           JSON of spanRecord; the key is its end and its number, likewise
+//	history                 of older versions; OpenHistory moves its open and ended to the history
+//
+// The history, history.db:
+//
+//	meta                    as in the state file; its versions are its own
+//	open                    spans that have not ended
+//	    <key>               JSON of spanRecord; the key is its beginning in ns since 1970 and its number, 8 bytes each, big-endian
+//	ended                   spans that have ended, the oldest first
+//	    <key>               JSON of spanRecord; the key is its end and its number, likewise
 //
 // One pod is one key, so that all of its assignments become durable in one commit or none does, and a release is one
 // deletion. One device is one key, so that a change of health among 50 000 writes a few pages and not the whole list.
@@ -42,6 +49,9 @@
 //   - Recover goes on where Open gives up for damage: it sets the file aside, under a name that tells when, and never
 //     deletes or overwrites one. And it does not need a disk that can be written in order to give what it can read.
 //   - A pod's record that cannot be read is damage. A plugin's is left out: the plugin tells it again. A span's is left out
-//     too: nobody's devices depend on it.
+//     too: no assignment depends on it.
+//   - Two pods with one device are not damage: both records are returned, and Books.Contradictions names them.
+//   - OpenHistory never fails, and no damage to the history, before its start or in use, touches the state file or ends the
+//     process. The two share the lock, and no mutex and no commit.
 //   - A second devmgrd is refused with the pid of the first.
 package store

@@ -16,72 +16,77 @@ func (e *LockedError) Error() string {
 	return fmt.Sprintf("%s is running on this node and holds %s: stop it first, or give this one a stateDir and a runDir of its own", who, e.Path)
 }
 
-// A VersionError says that the state file was written by a newer devmgrd.
+// A VersionError says that a file was written by a newer devmgrd.
 type VersionError struct {
+	Title      string // what the file is
 	Path       string
 	Have, Know uint64
 }
 
 func (e *VersionError) Error() string {
-	return fmt.Sprintf("state file %s has schema version %d, and this devmgrd knows versions up to %d: it was written by a newer devmgrd; "+
-		"run that version, or restore a backup made before the upgrade; the file has not been touched", e.Path, e.Have, e.Know)
+	return fmt.Sprintf("%s %s has schema version %d, and this devmgrd knows versions up to %d: it was written by a newer devmgrd; "+
+		"run that version, or restore a backup made before the upgrade; the file has not been touched", e.Title, e.Path, e.Have, e.Know)
 }
 
-// A ForeignError says that the state file is sound, but not devmgrd's.
+// A ForeignError says that a file is sound, but not devmgrd's.
 type ForeignError struct {
-	Path string
-	Err  error
+	Title string // what the file would be
+	Path  string
+	Err   error
 }
 
 func (e *ForeignError) Error() string {
-	return fmt.Sprintf("state file %s belongs to another program: %v; give devmgrd a stateDir of its own, or move the file aside; "+
-		"the file has not been touched", e.Path, e.Err)
+	return fmt.Sprintf("%s %s belongs to another program: %v; give devmgrd a stateDir of its own, or move the file aside; "+
+		"the file has not been touched", e.Title, e.Path, e.Err)
 }
 
 // Unwrap gives the cause.
 func (e *ForeignError) Unwrap() error { return e.Err }
 
-// A DamagedError says that the state file is not what was written.
+// A DamagedError says that a file is not what was written.
 type DamagedError struct {
-	Path string
-	Err  error
+	Title  string // what the file is
+	Path   string
+	Err    error
+	Remedy string
 }
 
 func (e *DamagedError) Error() string {
-	return fmt.Sprintf("state file %s is damaged and cannot be read: %v; restore it from a backup, or have devmgrd started, which sets it aside and asks the runtime "+
-		"what is in use; the file has not been touched", e.Path, e.Err)
+	return fmt.Sprintf("%s %s is damaged and cannot be read: %v; %s; the file has not been touched", e.Title, e.Path, e.Err, e.Remedy)
 }
 
 // Unwrap gives the cause.
 func (e *DamagedError) Unwrap() error { return e.Err }
 
-// An InUseError says that somebody has the state file open.
+// An InUseError says that another program has a file open.
 type InUseError struct {
-	Path string
-	Err  error
+	Title string // what the file is
+	Path  string
+	Err   error
 }
 
 func (e *InUseError) Error() string {
-	return fmt.Sprintf("state file %s is in use by another program (%v): wait for its end, or stop it", e.Path, e.Err)
+	return fmt.Sprintf("%s %s is in use by another program (%v): wait for its end, or stop it", e.Title, e.Path, e.Err)
 }
 
 // Unwrap gives the cause.
 func (e *InUseError) Unwrap() error { return e.Err }
 
-// A StrayError says that the state file was removed or replaced under us. What is in the open one can still be saved.
+// A StrayError says that a file was removed or replaced while devmgrd has it open. The open one can still be copied.
 type StrayError struct {
+	Title   string // what the file is
 	Path    string
 	PID, FD int  // where the open file can be had
 	Removed bool // there is nothing at the path, as opposed to another file
 }
 
 func (e *StrayError) Error() string {
-	what, then := "replaced by another file", "begins with the books that are there now"
+	what, then := "replaced by another file", "begins with what is there now"
 	if e.Removed {
-		what, then = "removed", "begins with empty books"
+		what, then = "removed", "begins with an empty one"
 	}
-	return fmt.Sprintf("state file %s has been %s while it is in use, so nothing more can be saved: put the right one back "+
-		"(cp /proc/%d/fd/%d %s) and then restart devmgrd; a restart without that %s", e.Path, what, e.PID, e.FD, e.Path, then)
+	return fmt.Sprintf("%s %s has been %s while it is in use, so nothing more can be saved: put the right one back "+
+		"(cp /proc/%d/fd/%d %s) and then restart devmgrd; a restart without that %s", e.Title, e.Path, what, e.PID, e.FD, e.Path, then)
 }
 
 // A ChangedError says that the state file, which could not be written at first, holds something else by now.

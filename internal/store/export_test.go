@@ -3,6 +3,8 @@ package store
 import (
 	"errors"
 
+	bolt "go.etcd.io/bbolt"
+
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -12,11 +14,11 @@ func (s *Store) LimitSize(n int) { s.db.MaxSize = n }
 // FailedToSync has the latest commit be one that is in the file and of which nobody knows whether it is on disk.
 func (s *Store) FailedToSync() { s.failure = errors.New("no answer from the disk") }
 
-// Spoil writes what no SavePods or SavePlugin would write. The first of path is a bucket; the last is a key.
-func (s *Store) Spoil(value string, path ...string) error {
+// Spoil writes what no Save would write. The last of path is a key, the others are buckets.
+func (s *file) Spoil(value string, path ...string) error {
 	return s.update(func(d *draft) (err error) {
-		in := d.shelf([]byte(path[0]))
-		for _, name := range path[1 : len(path)-1] {
+		in := d.root
+		for _, name := range path[:len(path)-1] {
 			if in, err = in.shelf([]byte(name)); err != nil {
 				return err
 			}
@@ -25,9 +27,52 @@ func (s *Store) Spoil(value string, path ...string) error {
 	})
 }
 
+// SpoilHistory writes spans into the state file, as a devmgrd of version 2 did.
+func (s *Store) SpoilHistory(spans ...device.Span) error {
+	return s.update(func(d *draft) error {
+		in, err := d.shelf(historyBucket)
+		if err != nil {
+			return err
+		}
+		open, err := in.shelf(openBucket)
+		if err != nil {
+			return err
+		}
+		ended, err := in.shelf(endedBucket)
+		if err != nil {
+			return err
+		}
+		for _, span := range spans {
+			if err := saveSpan(open, ended, span); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// HoldsHistory reports whether a state file has the bucket of version 2.
+func HoldsHistory(path string) (there bool, err error) {
+	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
+	if err != nil {
+		return false, err
+	}
+	err = db.View(func(tx *bolt.Tx) error {
+		there = tx.Bucket(historyBucket) != nil
+		return nil
+	})
+	return there, errors.Join(err, db.Close())
+}
+
 // Judge says whether a file with this content could be used.
 func Judge(data []byte) error {
-	_, err := judge("state.db", data)
+	_, err := stateSchema.judge("state.db", data)
+	return err
+}
+
+// JudgeHistory says whether a history with this content could be used.
+func JudgeHistory(data []byte) error {
+	_, err := historySchema.judge("history.db", data)
 	return err
 }
 
@@ -40,3 +85,6 @@ func Roundtrip(d device.Device) (device.Device, error) {
 	back.ID = d.ID
 	return back, err
 }
+
+// EncodeDevice returns what is stored of a device under its ID.
+func EncodeDevice(d device.Device) []byte { return encodeDevice(nil, d) }

@@ -4,14 +4,28 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"path/filepath"
+	"runtime/debug"
+	"sync"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
+
+// A History is the file of spans. It is apart from the state file so that no damage to it, and no error of it, touches an
+// assignment. Its methods may be called from several goroutines.
+type History struct {
+	file
+
+	guard  sync.Mutex // held by each use of the file, so that none is under way when another one meets damage; guards what follows
+	broken error      // the file is not used any more
+}
 
 // spanRecord is a device.Span without its number, which is in its key.
 type spanRecord struct {
@@ -34,76 +48,182 @@ const spanKeyBytes = 16
 // fullPages has pages filled nearly to the brim: spans that have ended come in the order of their keys.
 const fullPages = 0.95
 
-// History gives the spans that had not ended by then: first those that have ended since, in the order of their ends. A record
-// that cannot be read is left out. Writers wait for a copy of the records at most, not for their decoding.
-func (s *Store) History(since time.Time) ([]device.Span, error) {
-	db, err := s.reader()
+// OpenHistory opens the history in the state directory of s, under the lock of s, and moves spans there that an older devmgrd
+// kept in the state file. It returns the open spans, too. It never fails: a damaged file is set aside, and one that cannot be
+// used for now is opened by the first SaveHistory that can. Close the history before s.
+func OpenHistory(s *Store) (*History, []device.Span) {
+	h := &History{}
+	h.file = file{path: filepath.Join(filepath.Dir(s.path), HistoryName), schema: &historySchema, log: s.log, open: h.reopen}
+	var open []spanEntry
+	err := errors.Join(h.takeOver(s), h.guarded(func() (err error) {
+		open, err = readOpen(h.db)
+		return err
+	}))
 	if err != nil {
-		return nil, err
+		h.log.Warn("history cannot be used for now", "file", h.path, "err", err)
 	}
-	var ended, open []spanEntry
-	err = db.View(func(tx *bolt.Tx) error {
-		ended = spanEntries(tx, endedBucket, spanKey(since, 0))
-		open = spanEntries(tx, openBucket, nil)
-		return nil
-	})
-	return decodeSpans(append(ended, open...), s.log), err
+	return h, decodeSpans(open, h.log)
 }
 
-// HistoryKeys gives the keys of all spans that have ended, in their order.
-func (s *Store) HistoryKeys() ([]device.SpanKey, error) {
-	db, err := s.reader()
-	if err != nil {
-		return nil, err
-	}
-	var all []device.SpanKey
-	err = db.View(func(tx *bolt.Tx) error {
-		b := historyBucketOf(tx, endedBucket)
-		if b == nil {
-			return nil
+// reopen opens the file, setting a damaged one aside.
+func (h *History) reopen() error {
+	o, err := h.openFile()
+	if damage := (*DamagedError)(nil); errors.As(err, &damage) {
+		aside, err := setAside(h.path, time.Now())
+		if err != nil {
+			return fmt.Errorf("%w; setting it aside: %w", damage, err)
 		}
-		return b.ForEach(func(key, value []byte) error {
-			if len(key) == spanKeyBytes {
-				at := time.Unix(0, int64(binary.BigEndian.Uint64(key))).UTC()
-				all = append(all, device.SpanKey{Until: at, Number: binary.BigEndian.Uint64(key[8:]), Bytes: len(value)})
+		h.log.Warn("damaged history file set aside", "file", h.path, "aside", aside, "err", damage.Err)
+		if o, err = h.openFile(); err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	h.use(o)
+	return nil
+}
+
+// guarded runs what works with the file, which it opens if need be. bbolt maps the file, so damage that comes after the file was
+// checked, or a disk that fails to read, is a fault or a panic. Neither may end devmgrd: the file is left alone from then on,
+// and the next start checks it again.
+func (h *History) guarded(what func() error) (err error) {
+	h.guard.Lock()
+	defer h.guard.Unlock()
+	if h.broken != nil {
+		return h.broken
+	}
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil {
+			h.broken = fmt.Errorf("history file %s failed while in use: %v; restart devmgrd, which sets it aside if it is damaged", h.path, p)
+			err = h.broken
+		}
+	}()
+	if h.db == nil {
+		if err := h.reopen(); err != nil {
+			return err
+		}
+	}
+	return what()
+}
+
+// takeOver moves what an older devmgrd has kept in the state file. A crash or an error in between repeats it at the next start;
+// so does a downgrade with the upgrade after it.
+func (h *History) takeOver(s *Store) error {
+	oldOpen, oldEnded, err := s.oldSpans()
+	if err != nil || oldOpen == nil && oldEnded == nil {
+		return err
+	}
+	err = h.guarded(func() error {
+		return h.update(func(d *draft) error {
+			open, ended, err := d.spans()
+			if err != nil {
+				return err
+			}
+			over := map[string]bool{} // numbers
+			for _, e := range append(spanEntries(ended.Bucket, nil), oldEnded...) {
+				over[numberOf(e.key)] = true
+				if err := ended.put(e.key, e.value); err != nil {
+					return err
+				}
+			}
+			for _, e := range oldOpen {
+				if over[numberOf(e.key)] {
+					continue // moved before, and ended since
+				}
+				if err := open.put(e.key, e.value); err != nil {
+					return err
+				}
 			}
 			return nil
+		})
+	})
+	if err == nil {
+		err = s.update(func(d *draft) error { return d.root.clear(historyBucket) })
+	}
+	if err != nil {
+		return fmt.Errorf("moving the history out of the state file: %w", err)
+	}
+	h.log.Info("history moved out of the state file", "file", h.path, "ended", len(oldEnded), "open", len(oldOpen))
+	return nil
+}
+
+// oldSpans copies the spans that an older devmgrd has kept in the state file; nil: none. A state file that cannot be opened yet
+// has its turn at the next start.
+func (s *Store) oldSpans() (open, ended []spanEntry, err error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if s.db == nil {
+		return nil, nil, nil
+	}
+	err = s.db.View(func(tx *bolt.Tx) error {
+		if b := tx.Bucket(historyBucket); b != nil {
+			open, ended = spanEntries(b.Bucket(openBucket), nil), spanEntries(b.Bucket(endedBucket), nil)
+		}
+		return nil
+	})
+	return open, ended, err
+}
+
+// Spans returns the spans that had not ended by then: first those that have ended since, in the order of their ends, then
+// the open ones. A record that cannot be read is left out.
+func (h *History) Spans(since time.Time) ([]device.Span, error) {
+	var ended, open []spanEntry
+	err := h.guarded(func() (err error) {
+		ended, open, err = readSpans(h.db, since)
+		return err
+	})
+	return decodeSpans(append(ended, open...), h.log), err
+}
+
+// readSpans copies the spans that had not ended by then.
+func readSpans(db *bolt.DB, since time.Time) (ended, open []spanEntry, err error) {
+	err = db.View(func(tx *bolt.Tx) error {
+		ended = spanEntries(tx.Bucket(endedBucket), spanKey(since, 0))
+		open = spanEntries(tx.Bucket(openBucket), nil)
+		return nil
+	})
+	return ended, open, err
+}
+
+// OpenSpans returns the spans that have not ended, in the order of their beginnings.
+func (h *History) OpenSpans() ([]device.Span, error) {
+	var open []spanEntry
+	err := h.guarded(func() (err error) {
+		open, err = readOpen(h.db)
+		return err
+	})
+	return decodeSpans(open, h.log), err
+}
+
+func readOpen(db *bolt.DB) (open []spanEntry, err error) {
+	err = db.View(func(tx *bolt.Tx) error {
+		open = spanEntries(tx.Bucket(openBucket), nil)
+		return nil
+	})
+	return open, err
+}
+
+// HistoryKeys returns the keys of all spans that have ended, in their order.
+func (h *History) HistoryKeys() ([]device.SpanKey, error) {
+	var all []device.SpanKey
+	err := h.guarded(func() error {
+		return h.db.View(func(tx *bolt.Tx) error {
+			return tx.Bucket(endedBucket).ForEach(func(key, value []byte) error {
+				if len(key) == spanKeyBytes {
+					at := time.Unix(0, int64(binary.BigEndian.Uint64(key))).UTC()
+					all = append(all, device.SpanKey{Until: at, Number: binary.BigEndian.Uint64(key[8:]), Bytes: len(value)})
+				}
+				return nil
+			})
 		})
 	})
 	return all, err
 }
 
-// reader gives the file for reading, without keeping writers away from it.
-func (s *Store) reader() (*bolt.DB, error) {
-	s.writing.Lock()
-	defer s.writing.Unlock()
-	if s.db == nil {
-		return nil, fmt.Errorf("the history cannot be read: %w", s.Check())
-	}
-	return s.db, nil
-}
-
-// readSpans gives the spans that are open, in the order of their beginnings.
-func readSpans(db *bolt.DB, log *slog.Logger) ([]device.Span, error) {
-	var open []spanEntry
-	err := db.View(func(tx *bolt.Tx) error {
-		open = spanEntries(tx, openBucket, nil)
-		return nil
-	})
-	return decodeSpans(open, log), err
-}
-
-func historyBucketOf(tx *bolt.Tx, name []byte) *bolt.Bucket {
-	history := tx.Bucket(historyBucket)
-	if history == nil {
-		return nil
-	}
-	return history.Bucket(name)
-}
-
 // spanEntries copies what is in a bucket from a key on.
-func spanEntries(tx *bolt.Tx, name, from []byte) (all []spanEntry) {
-	b := historyBucketOf(tx, name)
+func spanEntries(b *bolt.Bucket, from []byte) (all []spanEntry) {
 	if b == nil {
 		return nil
 	}
@@ -114,7 +234,7 @@ func spanEntries(tx *bolt.Tx, name, from []byte) (all []spanEntry) {
 	return all
 }
 
-// decodeSpans leaves out what it cannot read: nobody's devices depend on it.
+// decodeSpans leaves out what it cannot read: no assignment depends on it.
 func decodeSpans(entries []spanEntry, log *slog.Logger) []device.Span {
 	var all []device.Span
 	for _, e := range entries {
@@ -137,23 +257,25 @@ func decodeSpans(entries []spanEntry, log *slog.Logger) []device.Span {
 
 // SaveHistory makes spans durable, each in the place of what it was while it was open, and forgets others that have ended, in
 // one commit.
-func (s *Store) SaveHistory(save []device.Span, forget []device.SpanKey) error {
-	return s.update(func(d *draft) error {
-		open, ended, err := d.history()
-		if err != nil {
-			return fmt.Errorf("history: %w", err)
-		}
-		for _, span := range save {
-			if err := saveSpan(open, ended, span); err != nil {
-				return fmt.Errorf("history of pod %s: %w", span.Pod, err)
+func (h *History) SaveHistory(save []device.Span, forget []device.SpanKey) error {
+	return h.guarded(func() error {
+		return h.update(func(d *draft) error {
+			open, ended, err := d.spans()
+			if err != nil {
+				return err
 			}
-		}
-		for _, k := range forget {
-			if err := ended.remove(spanKey(k.Until, k.Number)); err != nil {
-				return fmt.Errorf("history: %w", err)
+			for _, span := range save {
+				if err := saveSpan(open, ended, span); err != nil {
+					return fmt.Errorf("history of pod %s: %w", span.Pod, err)
+				}
 			}
-		}
-		return nil
+			for _, k := range forget {
+				if err := ended.remove(spanKey(k.Until, k.Number)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
 	})
 }
 
@@ -175,18 +297,11 @@ func saveSpan(open, ended shelf, span device.Span) error {
 	return ended.put(spanKey(span.Until, span.Number), value)
 }
 
-// history gives the shelves of open spans and of those that have ended. Files that have never had one lack the bucket, which
-// an older devmgrd ignores.
-func (d *draft) history() (open, ended shelf, err error) {
-	b, err := d.tx.CreateBucketIfNotExists(historyBucket)
-	if err != nil {
-		return open, ended, err
+// spans returns the shelves of open spans and of those that have ended.
+func (d *draft) spans() (open, ended shelf, err error) {
+	if open, err = d.shelf(openBucket); err == nil {
+		ended, err = d.shelf(endedBucket)
 	}
-	in := shelf{b, placeOf(historyBucket), d}
-	if open, err = in.shelf(openBucket); err != nil {
-		return open, ended, err
-	}
-	ended, err = in.shelf(endedBucket)
 	if err == nil {
 		ended.FillPercent = fullPages
 	}
@@ -200,4 +315,47 @@ func spanKey(at time.Time, number uint64) []byte {
 		nanos = uint64(at.UnixNano())
 	}
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(make([]byte, 0, spanKeyBytes), nanos), number)
+}
+
+// numberOf returns the number in a key, as its bytes.
+func numberOf(key []byte) string { return string(key[len(key)/2:]) }
+
+// WriteTo writes a copy of the file as it is at this moment, while it is in use.
+func (h *History) WriteTo(w io.Writer) (n int64, err error) {
+	var copied *bytes.Buffer
+	err = h.guarded(func() (err error) {
+		copied, err = h.copied()
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return copied.WriteTo(w)
+}
+
+// Close closes the file. One that has failed in use stays open until the process ends: bbolt may hold its locks for ever.
+func (h *History) Close() error {
+	h.guard.Lock()
+	defer h.guard.Unlock()
+	if h.broken != nil || h.db == nil {
+		return nil
+	}
+	return h.db.Close()
+}
+
+// LookHistory reads a history file, or a copy of one, wherever it is, and changes nothing. The whole file is verified first. It
+// fails as Look does.
+func LookHistory(path string, log *slog.Logger) (spans []device.Span, version uint64, err error) {
+	found, err := historySchema.inspect(path)
+	if err != nil {
+		return nil, 0, err
+	}
+	o := historySchema.options()
+	o.ReadOnly = true
+	db, err := bolt.Open(path, 0o600, o)
+	if err != nil {
+		return nil, 0, fmt.Errorf("opening the history file %s: %w", path, err)
+	}
+	ended, open, err := readSpans(db, time.Time{})
+	return decodeSpans(append(ended, open...), log), found.version, errors.Join(err, db.Close())
 }

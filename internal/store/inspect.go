@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,18 +18,18 @@ type finding struct {
 	sum     uint64 // of its records
 }
 
-// inspect reads the whole of a file, without the right to write, and says whether it can be used: fs.ErrNotExist where
-// there is none, a *DamagedError, a *VersionError or a *ForeignError.
-func inspect(path string) (finding, error) {
-	data, err := read(path)
+// inspect reads the whole file without writing to it. Where the file cannot be used it returns fs.ErrNotExist, a
+// *DamagedError, a *VersionError, a *ForeignError or an *InUseError.
+func (s *schema) inspect(path string) (finding, error) {
+	data, err := s.read(path)
 	if err != nil {
 		return finding{}, err
 	}
-	return judge(path, data)
+	return s.judge(path, data)
 }
 
-// read reads the file, while nobody else writes it.
-func read(path string) ([]byte, error) {
+// read reads the file, while no other process writes it.
+func (s *schema) read(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -39,24 +40,27 @@ func read(path string) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("state file %s is not a regular file: move it aside", path)
+		return nil, fmt.Errorf("%s %s is not a regular file: move it aside", s.title, path)
 	}
 	if err := flock(f); err != nil {
-		return nil, &InUseError{path, err}
+		return nil, &InUseError{s.title, path, err}
 	}
 	data := bytes.NewBuffer(make([]byte, 0, info.Size()+bytes.MinRead))
 	if _, err := data.ReadFrom(f); errors.Is(err, unix.EIO) {
-		return nil, &DamagedError{path, err}
+		return nil, s.damaged(path, err)
 	} else if err != nil {
 		return nil, err
 	}
 	return data.Bytes(), nil
 }
 
+// lockTimeout bounds the wait for another process that has a file open.
+const lockTimeout = time.Second
+
 // flock keeps writers away. A devmgrd that ends lets go of its lock a moment before it lets go of the state file. The kernel
 // knows no wait for a lock that ends by itself, so it is tried again and again, as bbolt does, and only at the start.
 func flock(f *os.File) error {
-	for end := time.Now().Add(options().Timeout); ; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(lockTimeout); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
 		if err != unix.EWOULDBLOCK || time.Now().After(end) {
 			return err
@@ -64,19 +68,24 @@ func flock(f *os.File) error {
 	}
 }
 
+func (s *schema) damaged(path string, err error) error {
+	return &DamagedError{s.title, path, err, s.remedy}
+}
+
 // judge says what the content of a file is. Damage of any sort must not pass for a file of another program or of a newer
 // devmgrd, since those stop the start; and those must not pass for damage, since that is set aside.
-func judge(path string, data []byte) (finding, error) {
+func (s *schema) judge(path string, data []byte) (finding, error) {
 	if len(data) == 0 {
-		return finding{}, &DamagedError{path, errors.New("it is empty")}
+		return finding{}, s.damaged(path, errors.New("it is empty"))
 	}
 	var f finding
 	var version, check, sum []byte
-	buckets := 0 // of our three
+	buckets, found := 0, false // how many of those that each version has; whether there is anything
 	err := walk(data, func(in [][]byte, key, value []byte) {
+		found = true
 		switch {
 		case value == nil:
-			if len(in) == 0 && (bytes.Equal(key, metaBucket) || bytes.Equal(key, podsBucket) || bytes.Equal(key, pluginsBucket)) {
+			if len(in) == 0 && slices.ContainsFunc(s.buckets, func(name []byte) bool { return bytes.Equal(key, name) }) {
 				buckets++
 			}
 		case len(in) != 1 || !bytes.Equal(in[0], metaBucket):
@@ -91,22 +100,22 @@ func judge(path string, data []byte) (finding, error) {
 	})
 	switch {
 	case errors.Is(err, errFormat):
-		return f, &ForeignError{path, err}
+		return f, &ForeignError{s.title, path, err}
 	case err != nil:
-		return f, &DamagedError{path, err}
+		return f, s.damaged(path, err)
 	}
 	if len(version) == 8 {
 		f.version = binary.BigEndian.Uint64(version)
 	}
-	switch certain := f.version == 1 && check == nil || f.version > 1 && bytes.Equal(check, versionCheck(version)); {
-	case certain && f.version > uint64(len(migrations)):
-		return f, &VersionError{path, f.version, uint64(len(migrations))} // what else is in it is not ours to judge
-	case certain && buckets == 3 && (f.version == 1 || bytes.Equal(sum, number(f.sum))):
+	switch certain := f.version > 0 && f.version <= s.unchecked && check == nil || f.version > s.unchecked && bytes.Equal(check, versionCheck(version)); {
+	case certain && f.version > s.version():
+		return f, &VersionError{s.title, path, f.version, s.version()} // what else is in it is not ours to judge
+	case certain && buckets == len(s.buckets) && (f.version <= s.unchecked || bytes.Equal(sum, number(f.sum))):
 		return f, nil
-	case certain || buckets > 1: // one flipped bit hides one of them at most
-		return f, &DamagedError{path, errors.New("its records are not what was written")}
+	case certain || buckets > 1 || !found: // a flipped bit hides one of them, or all
+		return f, s.damaged(path, errors.New("its records are not what was written"))
 	}
-	return f, &ForeignError{path, errors.New("it holds no schema version")}
+	return f, &ForeignError{s.title, path, errors.New("it holds no schema version")}
 }
 
 func number(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }

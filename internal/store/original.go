@@ -7,11 +7,11 @@ import (
 	"os"
 )
 
-// An original is the state file as it was opened, whatever its path leads to by now.
+// An original is a file as it was opened, whatever its path leads to by now.
 type original struct {
-	path string
-	fd   uintptr
-	info os.FileInfo
+	title, path string
+	fd          uintptr
+	info        os.FileInfo
 }
 
 // open opens the file and notes which one it is. It is bbolt's Options.OpenFile.
@@ -39,7 +39,7 @@ func (o *original) check() error {
 	case err == nil && os.SameFile(now, o.info):
 		return nil
 	case err == nil, errors.Is(err, fs.ErrNotExist):
-		return &StrayError{Path: o.path, PID: os.Getpid(), FD: int(o.fd), Removed: err != nil}
+		return &StrayError{Title: o.title, Path: o.path, PID: os.Getpid(), FD: int(o.fd), Removed: err != nil}
 	}
-	return fmt.Errorf("looking at the state file: %w", err)
+	return fmt.Errorf("looking at the %s: %w", o.title, err)
 }

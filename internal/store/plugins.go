@@ -7,6 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -15,8 +18,10 @@ import (
 
 // pluginRecord is the small part of a device.PluginRecord, beside its devices.
 type pluginRecord struct {
-	Endpoint string `json:"endpoint"`
-	Reported bool   `json:"reported"`
+	Endpoint string    `json:"endpoint"`
+	Reported bool      `json:"reported"`
+	Away     time.Time `json:"away,omitzero"`
+	Lost     bool      `json:"lost,omitempty"`
 }
 
 // Plugins gives all resources that are remembered, in the order of their names.
@@ -55,12 +60,12 @@ func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
 	if err := json.Unmarshal(b.Get(recordKey), &p); err != nil {
 		return device.PluginRecord{}, err
 	}
-	r := device.PluginRecord{Endpoint: p.Endpoint, Reported: p.Reported}
+	r := device.PluginRecord{Endpoint: p.Endpoint, Reported: p.Reported, Away: p.Away, Lost: p.Lost}
 	devices := b.Bucket(devicesBucket)
 	if devices == nil {
 		return r, nil
 	}
-	return r, devices.ForEach(func(id, value []byte) error {
+	err := devices.ForEach(func(id, value []byte) error {
 		d, err := decodeDevice(value)
 		if err != nil {
 			return fmt.Errorf("device %.80q: %w", id, err)
@@ -69,6 +74,8 @@ func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
 		r.Devices = append(r.Devices, d)
 		return nil
 	})
+	slices.SortFunc(r.Devices, func(a, b device.Device) int { return device.CompareIDs(a.ID, b.ID) })
+	return r, err
 }
 
 // SavePlugin makes r durable. Only what differs from what is there is written.
@@ -82,11 +89,15 @@ func savePlugin(d *draft, r device.PluginRecord) error {
 	if err := dropRetired(d, r.Resource); err != nil {
 		return fail(err)
 	}
-	plugin, err := d.shelf(pluginsBucket).shelf([]byte(r.Resource))
+	plugins, err := d.shelf(pluginsBucket)
 	if err != nil {
 		return fail(err)
 	}
-	record, err := json.Marshal(pluginRecord{r.Endpoint, r.Reported})
+	plugin, err := plugins.shelf([]byte(r.Resource))
+	if err != nil {
+		return fail(err)
+	}
+	record, err := json.Marshal(pluginRecord{r.Endpoint, r.Reported, r.Away, r.Lost})
 	if err != nil {
 		return fail(err)
 	}
@@ -103,9 +114,12 @@ func savePlugin(d *draft, r device.PluginRecord) error {
 	return nil
 }
 
-// saveDevices makes the shelf hold exactly these devices, which are in ascending order of ID, as the keys of a
-// bucket are: one walk along both finds what differs, and only that is written afterwards.
+// saveDevices makes the shelf hold exactly these devices. In the order of the bucket's keys, which is that of text, one
+// walk along both finds what differs, and only that is written afterwards.
 func saveDevices(to shelf, devices []device.Device) error {
+	if byText := func(a, b device.Device) int { return strings.Compare(string(a.ID), string(b.ID)) }; !slices.IsSortedFunc(devices, byText) {
+		devices = slices.SortedFunc(slices.Values(devices), byText)
+	}
 	var gone [][]byte
 	var differ []device.Device
 	c := to.Cursor()
@@ -142,13 +156,24 @@ func saveDevices(to shelf, devices []device.Device) error {
 	return nil
 }
 
+const (
+	healthyBit = 1 << iota
+	addedBit   // the time that the device was added follows
+)
+
 // encodeDevice appends all of d but its ID. decodeDevice takes back whatever it writes.
 func encodeDevice(to []byte, d device.Device) []byte {
-	health := byte(0)
+	var flags byte
 	if d.Healthy {
-		health = 1
+		flags |= healthyBit
 	}
-	to = append(to, health)
+	if d.Added != 0 {
+		flags |= addedBit
+	}
+	to = append(to, flags)
+	if d.Added != 0 {
+		to = binary.AppendVarint(to, d.Added)
+	}
 	for _, n := range d.NUMA {
 		to = binary.AppendUvarint(to, uint64(n))
 	}
@@ -156,11 +181,18 @@ func encodeDevice(to []byte, d device.Device) []byte {
 }
 
 func decodeDevice(value []byte) (device.Device, error) {
-	if len(value) == 0 || value[0] > 1 {
-		return device.Device{}, errors.New("its health is neither 0 nor 1")
+	if len(value) == 0 || value[0] > healthyBit|addedBit {
+		return device.Device{}, errors.New("its flags are unknown")
 	}
-	d := device.Device{Healthy: value[0] == 1}
-	for rest := value[1:]; len(rest) > 0; {
+	d, rest := device.Device{Healthy: value[0]&healthyBit != 0}, value[1:]
+	if value[0]&addedBit != 0 {
+		added, size := binary.Varint(rest)
+		if size <= 0 {
+			return device.Device{}, errors.New("the time that it was added cannot be read")
+		}
+		d.Added, rest = added, rest[size:]
+	}
+	for len(rest) > 0 {
 		n, size := binary.Uvarint(rest)
 		if size <= 0 {
 			return device.Device{}, errors.New("its NUMA nodes cannot be read")

@@ -31,6 +31,22 @@ func TestWhatIsWrittenCanBeRead(t *testing.T) {
 	}
 }
 
+// A device without a date is stored as it was before devices had one.
+func TestDeviceWithoutDateIsStoredAsBefore(t *testing.T) {
+	for _, test := range []struct {
+		device device.Device
+		want   []byte
+	}{
+		{device.Device{}, []byte{0}},
+		{device.Device{Healthy: true}, []byte{1}},
+		{device.Device{Healthy: true, NUMA: []int{0, 300}}, []byte{1, 0, 0xac, 2}},
+	} {
+		if got := store.EncodeDevice(test.device); !bytes.Equal(got, test.want) {
+			t.Errorf("%+v is stored as % x, want % x", test.device, got, test.want)
+		}
+	}
+}
+
 // A plugin's record that cannot be read is left out and named in the log; the others are there, and it can be written
 // again.
 func TestUnreadablePluginIsLeftOut(t *testing.T) {

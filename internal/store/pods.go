@@ -76,7 +76,10 @@ func (s *Store) SavePods(save []device.PodRecord, forget []device.PodUID) error 
 }
 
 func savePods(d *draft, save []device.PodRecord, forget []device.PodUID) error {
-	pods := d.shelf(podsBucket)
+	pods, err := d.shelf(podsBucket)
+	if err != nil {
+		return err
+	}
 	for _, r := range save {
 		value, err := json.Marshal(r)
 		if err == nil {

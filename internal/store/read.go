@@ -18,7 +18,6 @@ type Books struct {
 	Plugins []device.PluginRecord
 	Cordons []device.Cordon
 	Retired []device.ResourceName // forgotten, and the Node may still show them
-	Spans   []device.Span         // those that are open; History gives the others, of which there may be many
 }
 
 // Read gives what the books in dir hold, and changes nothing in them. It needs them for itself, and fails as Open does, with
@@ -33,11 +32,11 @@ func Read(dir string, log *slog.Logger) (b Books, err error) {
 		return Books{}, err
 	}
 	defer func() { err = errors.Join(err, l.release()) }()
-	found, err := inspect(path)
+	found, err := stateSchema.inspect(path)
 	if err != nil {
 		return Books{}, err
 	}
-	if found.version < uint64(len(migrations)) {
+	if found.version < stateSchema.version() {
 		return Books{}, fmt.Errorf("state file %s is of an older devmgrd (schema version %d): start devmgrd once, which brings it up to date", path, found.version)
 	}
 	return readFile(path, log)
@@ -45,7 +44,7 @@ func Read(dir string, log *slog.Logger) (b Books, err error) {
 
 // readFile reads a file that has been inspected, without the right to write.
 func readFile(path string, log *slog.Logger) (Books, error) {
-	o := options()
+	o := stateSchema.options()
 	o.ReadOnly = true
 	db, err := bolt.Open(path, 0o600, o)
 	if err != nil {
@@ -66,11 +65,8 @@ func readBooks(db *bolt.DB, path string, log *slog.Logger) (b Books, err error) 
 	if err == nil {
 		b.Retired, err = readRetired(db)
 	}
-	if err == nil {
-		b.Spans, err = readSpans(db, log)
-	}
 	if err != nil {
-		return Books{}, &DamagedError{path, err}
+		return Books{}, stateSchema.damaged(path, err)
 	}
 	return b, nil
 }

@@ -35,11 +35,11 @@ func (s *Store) ForgetResource(r device.ResourceName) error {
 	return s.update(func(d *draft) error {
 		fail := func(err error) error { return fmt.Errorf("forgetting resource %s: %w", r, err) }
 		for _, name := range [][]byte{pluginsBucket, cordonsBucket} {
-			b := d.tx.Bucket(name)
-			if b == nil {
+			of, there := d.root.find(name)
+			if !there {
 				continue
 			}
-			if err := (shelf{b, placeOf(name), d}).clear([]byte(r)); err != nil {
+			if err := of.clear([]byte(r)); err != nil {
 				return fail(err)
 			}
 		}
@@ -47,11 +47,11 @@ func (s *Store) ForgetResource(r device.ResourceName) error {
 		if err != nil {
 			return fail(err)
 		}
-		b, err := d.tx.CreateBucketIfNotExists(retiredBucket)
-		if err != nil {
-			return fail(err)
+		retired, err := d.shelf(retiredBucket)
+		if err == nil {
+			err = retired.put([]byte(r), note)
 		}
-		if err := (shelf{b, placeOf(retiredBucket), d}).put([]byte(r), note); err != nil {
+		if err != nil {
 			return fail(err)
 		}
 		return nil
@@ -71,9 +71,9 @@ func (s *Store) DropRetired(gone []device.ResourceName) error {
 }
 
 func dropRetired(d *draft, r device.ResourceName) error {
-	b := d.tx.Bucket(retiredBucket)
-	if b == nil {
+	retired, there := d.root.find(retiredBucket)
+	if !there {
 		return nil
 	}
-	return shelf{b, placeOf(retiredBucket), d}.remove([]byte(r))
+	return retired.remove([]byte(r))
 }

@@ -23,42 +23,82 @@ var (
 	recordKey  = []byte("record")
 )
 
+// A schema is what one of our files holds.
+type schema struct {
+	title      string   // what messages call the file
+	remedy     string   // what to do about damage
+	buckets    [][]byte // that each version has
+	unchecked  uint64   // the last version without a checksum
+	migrations []migration
+
+	// freeList has bbolt keep its list of free pages in the file. Without it a commit writes fewer pages, and bbolt reads the whole
+	// tree when it opens the file and when a commit fails, in a goroutine where a fault ends the process.
+	freeList bool
+}
+
+// version is the current one.
+func (s *schema) version() uint64 { return uint64(len(s.migrations)) }
+
 // A migration takes the file from the version before to its own.
 type migration func(*bolt.Tx) error
 
-// migrations are in the order of their versions: migrations[i] leads to version i+1. A file that has none of this
-// yet is at version 0. What has been released is never changed; a new schema is a new line.
-var migrations = []migration{
-	func(tx *bolt.Tx) error { // 1: the first schema
-		for _, name := range [][]byte{metaBucket, podsBucket, pluginsBucket} {
-			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
-				return err
+// stateSchema is the state file's. migrations[i] leads to version i+1; a file that has none of this yet is at version 0. What
+// has been released is never changed; a new version is a new line.
+var stateSchema = schema{
+	title:     "state file",
+	remedy:    "restore it from a backup, or have devmgrd started, which sets it aside and asks the runtime what is in use",
+	buckets:   [][]byte{metaBucket, podsBucket, pluginsBucket},
+	unchecked: 1,
+	migrations: []migration{
+		func(tx *bolt.Tx) error { // 1: the first schema
+			for _, name := range [][]byte{metaBucket, podsBucket, pluginsBucket} {
+				if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+					return err
+				}
 			}
-		}
-		return nil
-	},
-	func(tx *bolt.Tx) error { // 2: the sum of all records
-		var sum uint64
-		for _, name := range [][]byte{podsBucket, pluginsBucket} {
-			of, err := sumOf(tx.Bucket(name), placeOf(name))
-			if err != nil {
-				return err
+			return nil
+		},
+		func(tx *bolt.Tx) error { // 2: the sum of all records
+			var sum uint64
+			for _, name := range [][]byte{podsBucket, pluginsBucket} {
+				of, err := sumOf(tx.Bucket(name), placeOf(name))
+				if err != nil {
+					return err
+				}
+				sum += of
 			}
-			sum += of
-		}
-		return tx.Bucket(metaBucket).Put(sumKey, number(sum))
+			return tx.Bucket(metaBucket).Put(sumKey, number(sum))
+		},
 	},
 }
 
-// migrate brings the file from version have to the current one, all in one commit.
-func migrate(db *bolt.DB, have uint64) error {
+// historySchema is the history's.
+var historySchema = schema{
+	title:    "history file",
+	remedy:   "devmgrd sets it aside at its next start and begins another one; assignments do not depend on it",
+	buckets:  [][]byte{metaBucket, openBucket, endedBucket},
+	freeList: true,
+	migrations: []migration{
+		func(tx *bolt.Tx) error { // 1: the first schema
+			for _, name := range [][]byte{metaBucket, openBucket, endedBucket} {
+				if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+					return err
+				}
+			}
+			return tx.Bucket(metaBucket).Put(sumKey, number(0))
+		},
+	},
+}
+
+// migrate brings a file from version have to the current one, all in one commit.
+func (s *schema) migrate(db *bolt.DB, have uint64) error {
 	return db.Update(func(tx *bolt.Tx) error {
-		for i := have; i < uint64(len(migrations)); i++ {
-			if err := migrations[i](tx); err != nil {
+		for i := have; i < s.version(); i++ {
+			if err := s.migrations[i](tx); err != nil {
 				return fmt.Errorf("to version %d: %w", i+1, err)
 			}
 		}
-		meta, version := tx.Bucket(metaBucket), number(uint64(len(migrations)))
+		meta, version := tx.Bucket(metaBucket), number(s.version())
 		if err := meta.Put(versionKey, version); err != nil {
 			return err
 		}

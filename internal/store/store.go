@@ -8,11 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,24 +23,15 @@ type Config struct {
 
 // A Store is the open state file. Its methods may be called from several goroutines.
 type Store struct {
-	path    string
-	lock    *lock
-	log     *slog.Logger
-	commits prometheus.Histogram
-
-	writing sync.Mutex // held by whoever uses what follows; bbolt has one writer at a time anyway
-	db      *bolt.DB   // nil: the file could not be opened yet
-	sum     uint64     // of the records that it held when it was opened or, without db, read
-
-	mu      sync.Mutex // guards what follows
-	file    original   // the zero value: there is none yet
-	failure error      // of the latest write; nil: it succeeded
+	file
+	lock *lock
 }
 
-// Names in the state directory. FileName is the state file's.
+// Names in the state directory: of the state file, the history, and the lock for both.
 const (
-	FileName = "state.db"
-	lockName = "lock"
+	FileName    = "state.db"
+	HistoryName = "history.db"
+	lockName    = "lock"
 )
 
 // Open opens the books in c.Dir, or starts empty ones where there are none. It fails with a *LockedError, a
@@ -52,7 +41,7 @@ func Open(c Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	o, err := openFile(s.path, c.Log)
+	o, err := s.openFile()
 	if err != nil {
 		return nil, errors.Join(err, s.lock.release())
 	}
@@ -75,7 +64,7 @@ func Recover(c Config) (*Store, Books, error) {
 		s.use(o)
 	} else if passes(err) {
 		s.log.Error("the state file cannot be written; pods wait for their devices until it can", "err", err)
-		s.failure = err
+		s.fail(err)
 		has, err = s.readOnly()
 	}
 	if err != nil {
@@ -94,11 +83,13 @@ func prepare(c Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Store{path: filepath.Join(c.Dir, FileName), lock: l, log: c.Log, commits: prometheus.NewHistogram(prometheus.HistogramOpts{
+	s := &Store{lock: l}
+	s.file = file{path: filepath.Join(c.Dir, FileName), schema: &stateSchema, log: c.Log, open: s.reopen, commits: prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "devmgrd_store_commit_duration_seconds",
 		Help:    "Time of one durable commit to the state file, waiting for the disk included.",
 		Buckets: prometheus.ExponentialBuckets(0.0001, 2, 15), // 0.1 ms to 1.6 s
-	})}, nil
+	})}
+	return s, nil
 }
 
 func (s *Store) register(c Config) {
@@ -125,7 +116,7 @@ func (s *Store) damagedFiles() float64 {
 
 // mend opens the file and reads it. If it is damaged it is set aside for a new one.
 func (s *Store) mend() (opened, Books, error) {
-	o, err := openFile(s.path, s.log)
+	o, err := s.openFile()
 	if err == nil {
 		var has Books
 		if has, err = readBooks(o.db, s.path, s.log); err == nil {
@@ -143,7 +134,7 @@ func (s *Store) mend() (opened, Books, error) {
 	}
 	s.log.Error("the state file is damaged and has been set aside; who holds what is rebuilt from what the runtime has",
 		"file", s.path, "set aside", to, "err", damage.Err)
-	o, err = openFile(s.path, s.log)
+	o, err = s.openFile()
 	return o, Books{}, err
 }
 
@@ -151,7 +142,7 @@ func (s *Store) mend() (opened, Books, error) {
 // made, or set aside, as soon as that can be.
 func (s *Store) readOnly() (Books, error) {
 	var has Books
-	found, err := inspect(s.path)
+	found, err := s.schema.inspect(s.path)
 	if err == nil {
 		has, err = readFile(s.path, s.log)
 	}
@@ -167,11 +158,18 @@ func passes(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS)
 }
 
-func (s *Store) use(o opened) {
-	s.db, s.sum = o.db, o.sum
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.file = o.file
+// reopen opens a file that could not be written before. It must hold what has been read of it.
+func (s *Store) reopen() error {
+	o, _, err := s.mend()
+	if err != nil {
+		return err
+	}
+	if o.sum != s.sum {
+		return errors.Join(&ChangedError{s.path}, o.db.Close())
+	}
+	s.use(o)
+	s.log.Info("the state file can be written again")
+	return nil
 }
 
 // Close closes the file and gives the lock back.
@@ -183,16 +181,4 @@ func (s *Store) Close() error {
 		err = s.db.Close()
 	}
 	return errors.Join(err, s.lock.release())
-}
-
-// Check gives nil while the books can be kept as far as anybody knows, and otherwise says why not, for /readyz: the
-// file is not ours any more, or the latest write has failed. A full disk is noticed by the next write.
-func (s *Store) Check() error {
-	s.mu.Lock()
-	file, failure := s.file, s.failure
-	s.mu.Unlock()
-	if err := file.check(); err != nil {
-		return err
-	}
-	return failure
 }

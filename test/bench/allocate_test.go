@@ -76,11 +76,11 @@ func newRig(b *testing.B, devices int) *rig {
 // silent tells nobody.
 type silent struct{}
 
-func (silent) Waiting(device.Pod, device.Wait)                          {}
-func (silent) Assigned(device.Pod, []device.Assignment)                 {}
-func (silent) Failed(device.Pod, device.ResourceName, device.ID)        {}
-func (silent) FailedForLong(device.Pod, device.ResourceName, device.ID) {}
-func (silent) Bare(device.Pod, string)                                  {}
+func (silent) Waiting(device.Pod, device.Wait)                                       {}
+func (silent) Assigned(device.Pod, []device.Assignment)                              {}
+func (silent) Failed(device.Pod, device.ResourceName, device.ID)                     {}
+func (silent) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+func (silent) Bare(device.Pod, string, func() bool)                                  {}
 
 func pod(name string) device.PodDemand {
 	c := device.Container{Pod: device.PodUID(name), Name: "main"}

@@ -233,11 +233,11 @@ func (m many) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv
 
 func (m many) ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
 	l := &adminv1.ListDevicesResponse{}
-	states := []string{"assigned", "free", "unhealthy", "stale", "cordoned", "quarantined"}
+	states := []string{"assigned", "free", "unhealthy", "stale", "cordoned", "withheld", "quarantined"}
 	for i := range m.n {
 		d := &adminv1.Device{ResourceName: resourceOfMany, Id: fmt.Sprintf("<b>%05d-%s", i, strings.Repeat("no-end-", 10)), State: "free", Listed: true, Healthy: true, NumaNodes: []int32{int32(i % 4)}}
 		if i%16 == 0 || m.n < 1000 {
-			d.State = states[i%7%6]
+			d.State = states[i%8%7]
 		}
 		if d.State == "assigned" {
 			d.Holder = &adminv1.Holder{Namespace: "namespace", Name: strings.Repeat("pod-", 20), Containers: []string{"main"}}

@@ -133,7 +133,7 @@ func aNode(t *testing.T) aged {
 	}
 	desk := admin.New(admin.Config{
 		Socket: filepath.Join(t.TempDir(), "unused"), Version: "v1.0.0", Node: "worker-7", Ledger: ledger, Plugins: others{}, History: others{},
-		Books: others{}, Parts: func() []admin.Part { return parts }, Log: slog.New(slog.DiscardHandler),
+		Books: others{}, Past: others{}, Parts: func() []admin.Part { return parts }, Log: slog.New(slog.DiscardHandler),
 		OnNode: func(r device.ResourceName) (int, bool) { n, shown := ledger.Published()[r]; return n, shown },
 	})
 	return aged{desk.Reader(), ledger}

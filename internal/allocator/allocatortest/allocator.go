@@ -54,7 +54,7 @@ func Start(t testing.TB, dir string) *Allocator {
 // Pod is a pod in namespace ns whose container main asks for n devices. Its UID is its name after "uid-".
 func Pod(name string, resource device.ResourceName, n int) device.PodDemand {
 	id := device.Pod{UID: device.PodUID("uid-" + name), Namespace: "ns", Name: name}
-	d := device.PodDemand{Pod: id, Created: time.Now(), Containers: []string{"main"}}
+	d := device.PodDemand{Pod: id, Created: time.Now(), Admitted: true, Containers: []string{"main"}}
 	if n > 0 {
 		d.Demands = []device.Demand{{Container: device.Container{Pod: id.UID, Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{resource: n}}}
 	}
@@ -65,7 +65,7 @@ func Pod(name string, resource device.ResourceName, n int) device.PodDemand {
 func (a *Allocator) Settle(t testing.TB, d device.PodDemand) device.PodDemand {
 	t.Helper()
 	a.Bind(d)
-	late := time.After(20 * time.Second)
+	late := time.After(time.Minute)
 	for {
 		moved := a.Moved()
 		switch st := a.Pod(d.Pod.UID); st.Stand {
@@ -85,7 +85,7 @@ type silence struct{}
 
 func (silence) Waiting(device.Pod, device.Wait)          {}
 func (silence) Assigned(device.Pod, []device.Assignment) {}
-func (silence) Bare(device.Pod, string)                  {}
+func (silence) Bare(device.Pod, string, func() bool)     {}
 
-func (silence) Failed(device.Pod, device.ResourceName, device.ID)        {}
-func (silence) FailedForLong(device.Pod, device.ResourceName, device.ID) {}
+func (silence) Failed(device.Pod, device.ResourceName, device.ID)                     {}
+func (silence) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}

@@ -37,8 +37,9 @@ type event struct {
 
 // Server is the API server. It starts up and running.
 type Server struct {
-	t       testing.TB
-	address string
+	t         testing.TB
+	address   string
+	transport http.RoundTripper // nil: sockets
 
 	mu       sync.Mutex
 	http     *http.Server // nil while away
@@ -56,10 +57,14 @@ type Server struct {
 
 // New starts a server that ends with the test.
 func New(t testing.TB) *Server {
-	s := &Server{t: t, version: 100, objects: map[string]object{}, changed: make(chan struct{}), requests: map[string]int{}}
+	s := newServer(t)
 	s.Start()
 	t.Cleanup(s.Stop)
 	return s
+}
+
+func newServer(t testing.TB) *Server {
+	return &Server{t: t, version: 100, objects: map[string]object{}, changed: make(chan struct{}), requests: map[string]int{}}
 }
 
 // NewAway is a server that nobody can reach until Start.
@@ -71,7 +76,7 @@ func NewAway(t testing.TB) *Server {
 
 // Client makes the client that the daemon would use.
 func (s *Server) Client() rest.Interface {
-	client, err := kube.NewClient(&rest.Config{Host: "http://" + s.address}, "devmgrd/test")
+	client, err := kube.NewClient(&rest.Config{Host: "http://" + s.address, Transport: s.transport}, "devmgrd/test")
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -252,7 +257,7 @@ func Until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(time.Minute)
 	for !ok() {
 		select {
 		case <-tick.C:

@@ -87,11 +87,11 @@ func (p *Process) ServeDevmgrd(s Size, _ *none) error {
 // silent tells nobody.
 type silent struct{}
 
-func (silent) Waiting(device.Pod, device.Wait)                          {}
-func (silent) Assigned(device.Pod, []device.Assignment)                 {}
-func (silent) Bare(device.Pod, string)                                  {}
-func (silent) Failed(device.Pod, device.ResourceName, device.ID)        {}
-func (silent) FailedForLong(device.Pod, device.ResourceName, device.ID) {}
+func (silent) Waiting(device.Pod, device.Wait)                                       {}
+func (silent) Assigned(device.Pod, []device.Assignment)                              {}
+func (silent) Bare(device.Pod, string, func() bool)                                  {}
+func (silent) Failed(device.Pod, device.ResourceName, device.ID)                     {}
+func (silent) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
 
 func pod(name string, devices int) device.PodDemand {
 	c := device.Container{Pod: device.PodUID(name), Name: "main"}

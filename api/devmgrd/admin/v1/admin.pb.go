@@ -70,7 +70,10 @@ type GetStatusResponse struct {
 	Parts     []*Part     `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`
 	Resources []*Resource `protobuf:"bytes,5,rep,name=resources,proto3" json:"resources,omitempty"`
 	// waiting are pods that wait for devices, those that wait longest first.
-	Waiting       []*Waiting `protobuf:"bytes,6,rep,name=waiting,proto3" json:"waiting,omitempty"`
+	Waiting []*Waiting `protobuf:"bytes,6,rep,name=waiting,proto3" json:"waiting,omitempty"`
+	// not_redirected are running containers that were created without devmgrd and have the kubelet's plugin directory: a device plugin
+	// in one of them is registered with the kubelet until its pod is deleted.
+	NotRedirected []*PodContainer `protobuf:"bytes,7,rep,name=not_redirected,json=notRedirected,proto3" json:"not_redirected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -147,6 +150,82 @@ func (x *GetStatusResponse) GetWaiting() []*Waiting {
 	return nil
 }
 
+func (x *GetStatusResponse) GetNotRedirected() []*PodContainer {
+	if x != nil {
+		return x.NotRedirected
+	}
+	return nil
+}
+
+// PodContainer is a container of a pod.
+type PodContainer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Pod           string                 `protobuf:"bytes,2,opt,name=pod,proto3" json:"pod,omitempty"`
+	Uid           string                 `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	Container     string                 `protobuf:"bytes,4,opt,name=container,proto3" json:"container,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodContainer) Reset() {
+	*x = PodContainer{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodContainer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodContainer) ProtoMessage() {}
+
+func (x *PodContainer) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodContainer.ProtoReflect.Descriptor instead.
+func (*PodContainer) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *PodContainer) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PodContainer) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *PodContainer) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *PodContainer) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
 // Part is a part of the daemon.
 type Part struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -160,7 +239,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[2]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -172,7 +251,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[2]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -185,7 +264,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Part) GetName() string {
@@ -213,7 +292,8 @@ func (x *Part) GetProblem() string {
 type Resource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// plugin is "serving", "stale" (away for less than plugins.gracePeriod) or "lost".
+	// plugin is "serving", "connected" (there, and has not listed its devices yet), "stale" (away for less than plugins.gracePeriod)
+	// or "lost".
 	Plugin string `protobuf:"bytes,2,opt,name=plugin,proto3" json:"plugin,omitempty"`
 	// published is what the Node shows. Without an API server it is 0, and so is wanted.
 	Published int32 `protobuf:"varint,3,opt,name=published,proto3" json:"published,omitempty"`
@@ -225,16 +305,18 @@ type Resource struct {
 	Stale int32 `protobuf:"varint,8,opt,name=stale,proto3" json:"stale,omitempty"`
 	// quarantined are devices that a container has which the books do not know.
 	Quarantined int32 `protobuf:"varint,9,opt,name=quarantined,proto3" json:"quarantined,omitempty"`
-	// wanted is what the Node is to show. It shows something else for a moment after a change, and while the API server is away or
-	// somebody else writes the number too.
-	Wanted        int32 `protobuf:"varint,10,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	// wanted is what the Node should show. It shows less for a moment after a change, more until a fall has lasted for the
+	// stabilization window, and something else while the API server is away or another program writes the number.
+	Wanted int32 `protobuf:"varint,10,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	// withheld are devices that may be in use under IDs that the plugin no longer lists.
+	Withheld      int32 `protobuf:"varint,11,opt,name=withheld,proto3" json:"withheld,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[3]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -246,7 +328,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[3]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -259,7 +341,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Resource) GetName() string {
@@ -332,6 +414,13 @@ func (x *Resource) GetWanted() int32 {
 	return 0
 }
 
+func (x *Resource) GetWithheld() int32 {
+	if x != nil {
+		return x.Withheld
+	}
+	return 0
+}
+
 // Waiting is a pod that waits.
 type Waiting struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -347,7 +436,7 @@ type Waiting struct {
 
 func (x *Waiting) Reset() {
 	*x = Waiting{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[4]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -359,7 +448,7 @@ func (x *Waiting) String() string {
 func (*Waiting) ProtoMessage() {}
 
 func (x *Waiting) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[4]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -372,7 +461,7 @@ func (x *Waiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Waiting.ProtoReflect.Descriptor instead.
 func (*Waiting) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Waiting) GetNamespace() string {
@@ -418,7 +507,7 @@ type ListPluginsRequest struct {
 
 func (x *ListPluginsRequest) Reset() {
 	*x = ListPluginsRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -430,7 +519,7 @@ func (x *ListPluginsRequest) String() string {
 func (*ListPluginsRequest) ProtoMessage() {}
 
 func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -443,19 +532,21 @@ func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsRequest.ProtoReflect.Descriptor instead.
 func (*ListPluginsRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 type ListPluginsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Plugins       []*Plugin              `protobuf:"bytes,1,rep,name=plugins,proto3" json:"plugins,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Plugins []*Plugin              `protobuf:"bytes,1,rep,name=plugins,proto3" json:"plugins,omitempty"`
+	// not_redirected is the same as in GetStatusResponse.
+	NotRedirected []*PodContainer `protobuf:"bytes,2,rep,name=not_redirected,json=notRedirected,proto3" json:"not_redirected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListPluginsResponse) Reset() {
 	*x = ListPluginsResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -467,7 +558,7 @@ func (x *ListPluginsResponse) String() string {
 func (*ListPluginsResponse) ProtoMessage() {}
 
 func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -480,7 +571,7 @@ func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsResponse.ProtoReflect.Descriptor instead.
 func (*ListPluginsResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListPluginsResponse) GetPlugins() []*Plugin {
@@ -490,29 +581,43 @@ func (x *ListPluginsResponse) GetPlugins() []*Plugin {
 	return nil
 }
 
+func (x *ListPluginsResponse) GetNotRedirected() []*PodContainer {
+	if x != nil {
+		return x.NotRedirected
+	}
+	return nil
+}
+
 // Plugin is the device plugin of one resource.
 type Plugin struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	ResourceName string                 `protobuf:"bytes,1,opt,name=resource_name,json=resourceName,proto3" json:"resource_name,omitempty"`
-	// state is "serving", "stale" (away for less than plugins.gracePeriod) or "lost".
+	// state is "serving", "connected" (there, and has not listed its devices yet), "stale" (away for less than plugins.gracePeriod)
+	// or "lost".
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// endpoint is its socket: a name in plugins.socketDir, or a path.
 	Endpoint string `protobuf:"bytes,3,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
-	Devices  int32  `protobuf:"varint,4,opt,name=devices,proto3" json:"devices,omitempty"`
-	Healthy  int32  `protobuf:"varint,5,opt,name=healthy,proto3" json:"healthy,omitempty"`
+	// devices is how many it lists, or has listed.
+	Devices int32 `protobuf:"varint,4,opt,name=devices,proto3" json:"devices,omitempty"`
+	// healthy is how many of them are healthy; 0 if it is lost.
+	Healthy int32 `protobuf:"varint,5,opt,name=healthy,proto3" json:"healthy,omitempty"`
 	// pre_start says that PreStartContainer runs before each start of a container.
 	PreStart bool `protobuf:"varint,6,opt,name=pre_start,json=preStart,proto3" json:"pre_start,omitempty"`
 	// prefers says that it is asked which devices go together.
 	Prefers bool `protobuf:"varint,7,opt,name=prefers,proto3" json:"prefers,omitempty"`
-	// since is when it began to serve or, if it does not, when it went; or when devmgrd was started, if that was later.
-	Since         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
+	// since is when its state began or, of one that is lost, when it went away. That may be before devmgrd was started.
+	Since *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
+	// last_error is why it could not be reached, registered or followed the last time that this failed, if it has failed since
+	// devmgrd was started. It stays when the plugin serves again.
+	LastError     string                 `protobuf:"bytes,9,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
+	LastErrorTime *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=last_error_time,json=lastErrorTime,proto3" json:"last_error_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -524,7 +629,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -537,7 +642,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Plugin) GetResourceName() string {
@@ -596,6 +701,20 @@ func (x *Plugin) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Plugin) GetLastError() string {
+	if x != nil {
+		return x.LastError
+	}
+	return ""
+}
+
+func (x *Plugin) GetLastErrorTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastErrorTime
+	}
+	return nil
+}
+
 type ListDevicesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// resource_name restricts the answer to one resource.
@@ -606,7 +725,7 @@ type ListDevicesRequest struct {
 
 func (x *ListDevicesRequest) Reset() {
 	*x = ListDevicesRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -618,7 +737,7 @@ func (x *ListDevicesRequest) String() string {
 func (*ListDevicesRequest) ProtoMessage() {}
 
 func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -631,7 +750,7 @@ func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesRequest.ProtoReflect.Descriptor instead.
 func (*ListDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListDevicesRequest) GetResourceName() string {
@@ -651,7 +770,7 @@ type ListDevicesResponse struct {
 
 func (x *ListDevicesResponse) Reset() {
 	*x = ListDevicesResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -663,7 +782,7 @@ func (x *ListDevicesResponse) String() string {
 func (*ListDevicesResponse) ProtoMessage() {}
 
 func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -676,7 +795,7 @@ func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesResponse.ProtoReflect.Descriptor instead.
 func (*ListDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListDevicesResponse) GetDevices() []*Device {
@@ -692,7 +811,8 @@ type Device struct {
 	ResourceName string                 `protobuf:"bytes,1,opt,name=resource_name,json=resourceName,proto3" json:"resource_name,omitempty"`
 	Id           string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	// state is what is to be said of it first: "free", "assigned", "unhealthy", "stale" (it would be free if its plugin were there),
-	// "cordoned" or "quarantined" (a container has it, and the books do not know why).
+	// "cordoned", "withheld" (it may be a device that a pod uses under an ID that is no longer listed) or "quarantined" (a container
+	// has it, and the books do not know why).
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	// healthy is the plugin's word, whatever the state is.
 	Healthy bool `protobuf:"varint,4,opt,name=healthy,proto3" json:"healthy,omitempty"`
@@ -713,7 +833,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -725,7 +845,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -738,7 +858,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Device) GetResourceName() string {
@@ -825,7 +945,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -837,7 +957,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -850,7 +970,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -892,7 +1012,7 @@ type DeviceCordon struct {
 
 func (x *DeviceCordon) Reset() {
 	*x = DeviceCordon{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -904,7 +1024,7 @@ func (x *DeviceCordon) String() string {
 func (*DeviceCordon) ProtoMessage() {}
 
 func (x *DeviceCordon) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -917,7 +1037,7 @@ func (x *DeviceCordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceCordon.ProtoReflect.Descriptor instead.
 func (*DeviceCordon) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeviceCordon) GetReason() string {
@@ -944,7 +1064,7 @@ type WatchDevicesRequest struct {
 
 func (x *WatchDevicesRequest) Reset() {
 	*x = WatchDevicesRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -956,7 +1076,7 @@ func (x *WatchDevicesRequest) String() string {
 func (*WatchDevicesRequest) ProtoMessage() {}
 
 func (x *WatchDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -969,7 +1089,7 @@ func (x *WatchDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDevicesRequest.ProtoReflect.Descriptor instead.
 func (*WatchDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *WatchDevicesRequest) GetResourceName() string {
@@ -989,7 +1109,7 @@ type WatchDevicesResponse struct {
 
 func (x *WatchDevicesResponse) Reset() {
 	*x = WatchDevicesResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1001,7 +1121,7 @@ func (x *WatchDevicesResponse) String() string {
 func (*WatchDevicesResponse) ProtoMessage() {}
 
 func (x *WatchDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1014,7 +1134,7 @@ func (x *WatchDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDevicesResponse.ProtoReflect.Descriptor instead.
 func (*WatchDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WatchDevicesResponse) GetDevices() []*Device {
@@ -1035,7 +1155,7 @@ type ListAssignmentsRequest struct {
 
 func (x *ListAssignmentsRequest) Reset() {
 	*x = ListAssignmentsRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1047,7 +1167,7 @@ func (x *ListAssignmentsRequest) String() string {
 func (*ListAssignmentsRequest) ProtoMessage() {}
 
 func (x *ListAssignmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1060,7 +1180,7 @@ func (x *ListAssignmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAssignmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAssignmentsRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListAssignmentsRequest) GetNamespace() string {
@@ -1087,7 +1207,7 @@ type ListAssignmentsResponse struct {
 
 func (x *ListAssignmentsResponse) Reset() {
 	*x = ListAssignmentsResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1219,7 @@ func (x *ListAssignmentsResponse) String() string {
 func (*ListAssignmentsResponse) ProtoMessage() {}
 
 func (x *ListAssignmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1232,7 @@ func (x *ListAssignmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAssignmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAssignmentsResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListAssignmentsResponse) GetAssignments() []*Assignment {
@@ -1132,14 +1252,16 @@ type Assignment struct {
 	ResourceName string                 `protobuf:"bytes,5,opt,name=resource_name,json=resourceName,proto3" json:"resource_name,omitempty"`
 	DeviceIds    []string               `protobuf:"bytes,6,rep,name=device_ids,json=deviceIds,proto3" json:"device_ids,omitempty"`
 	// ended says that the pod is over, and that something of it may still run.
-	Ended         bool `protobuf:"varint,7,opt,name=ended,proto3" json:"ended,omitempty"`
+	Ended bool `protobuf:"varint,7,opt,name=ended,proto3" json:"ended,omitempty"`
+	// why says in words why it is these devices.
+	Why           string `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +1273,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +1286,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Assignment) GetNamespace() string {
@@ -1216,6 +1338,13 @@ func (x *Assignment) GetEnded() bool {
 	return false
 }
 
+func (x *Assignment) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
 type ExplainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -1226,7 +1355,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1238,7 +1367,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1251,7 +1380,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExplainRequest) GetNamespace() string {
@@ -1273,10 +1402,10 @@ type ExplainResponse struct {
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Uid       string                 `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
-	// verdict is "none" (it asks for no device), "ready" (it has all that it asks for), "waiting" or "ended" (it is over, and
-	// something of it may still run).
+	// verdict is "none" (it asks for no device), "ready" (it has all that it asks for), "waiting", "ended" (it is over, and
+	// something of it may still run) or "refused" (the kubelet failed it before any of its containers was created).
 	Verdict string `protobuf:"bytes,4,opt,name=verdict,proto3" json:"verdict,omitempty"`
-	// reason is one word, if it waits.
+	// reason is one word: why it waits, or the API server's reason for its end.
 	Reason  string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
 	Message string                 `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
 	Since   *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=since,proto3" json:"since,omitempty"`
@@ -1291,7 +1420,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1303,7 +1432,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1316,7 +1445,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExplainResponse) GetNamespace() string {
@@ -1400,7 +1529,7 @@ type CordonRequest struct {
 
 func (x *CordonRequest) Reset() {
 	*x = CordonRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1412,7 +1541,7 @@ func (x *CordonRequest) String() string {
 func (*CordonRequest) ProtoMessage() {}
 
 func (x *CordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1425,7 +1554,7 @@ func (x *CordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRequest.ProtoReflect.Descriptor instead.
 func (*CordonRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CordonRequest) GetDevices() []*DeviceName {
@@ -1453,7 +1582,7 @@ type DeviceName struct {
 
 func (x *DeviceName) Reset() {
 	*x = DeviceName{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1465,7 +1594,7 @@ func (x *DeviceName) String() string {
 func (*DeviceName) ProtoMessage() {}
 
 func (x *DeviceName) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1478,7 +1607,7 @@ func (x *DeviceName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceName.ProtoReflect.Descriptor instead.
 func (*DeviceName) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeviceName) GetResourceName() string {
@@ -1505,7 +1634,7 @@ type CordonResponse struct {
 
 func (x *CordonResponse) Reset() {
 	*x = CordonResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1517,7 +1646,7 @@ func (x *CordonResponse) String() string {
 func (*CordonResponse) ProtoMessage() {}
 
 func (x *CordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1530,7 +1659,7 @@ func (x *CordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonResponse.ProtoReflect.Descriptor instead.
 func (*CordonResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CordonResponse) GetDevices() []*Device {
@@ -1549,7 +1678,7 @@ type UncordonRequest struct {
 
 func (x *UncordonRequest) Reset() {
 	*x = UncordonRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1561,7 +1690,7 @@ func (x *UncordonRequest) String() string {
 func (*UncordonRequest) ProtoMessage() {}
 
 func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1574,7 +1703,7 @@ func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonRequest.ProtoReflect.Descriptor instead.
 func (*UncordonRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *UncordonRequest) GetDevices() []*DeviceName {
@@ -1594,7 +1723,7 @@ type UncordonResponse struct {
 
 func (x *UncordonResponse) Reset() {
 	*x = UncordonResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1606,7 +1735,7 @@ func (x *UncordonResponse) String() string {
 func (*UncordonResponse) ProtoMessage() {}
 
 func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1619,7 +1748,7 @@ func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonResponse.ProtoReflect.Descriptor instead.
 func (*UncordonResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UncordonResponse) GetDevices() []*Device {
@@ -1638,7 +1767,7 @@ type ForgetRequest struct {
 
 func (x *ForgetRequest) Reset() {
 	*x = ForgetRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1650,7 +1779,7 @@ func (x *ForgetRequest) String() string {
 func (*ForgetRequest) ProtoMessage() {}
 
 func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1663,7 +1792,7 @@ func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetRequest.ProtoReflect.Descriptor instead.
 func (*ForgetRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ForgetRequest) GetResourceName() string {
@@ -1683,7 +1812,7 @@ type ForgetResponse struct {
 
 func (x *ForgetResponse) Reset() {
 	*x = ForgetResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1695,7 +1824,7 @@ func (x *ForgetResponse) String() string {
 func (*ForgetResponse) ProtoMessage() {}
 
 func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1708,7 +1837,7 @@ func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetResponse.ProtoReflect.Descriptor instead.
 func (*ForgetResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ForgetResponse) GetLifted() []*DeviceName {
@@ -1729,7 +1858,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1741,7 +1870,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1754,7 +1883,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DrainRequest) GetDevices() []*DeviceName {
@@ -1783,7 +1912,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1795,7 +1924,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1808,7 +1937,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DrainResponse) GetDevices() []*Device {
@@ -1841,7 +1970,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1853,7 +1982,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1866,7 +1995,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListHistoryRequest) GetResourceName() string {
@@ -1914,7 +2043,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1926,7 +2055,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1939,7 +2068,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListHistoryResponse) GetSpans() []*Span {
@@ -1971,7 +2100,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1983,7 +2112,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,7 +2125,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Span) GetNamespace() string {
@@ -2070,14 +2199,16 @@ func (x *Span) GetUntilAtLatest() bool {
 }
 
 type BackupRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// history asks for the history instead of the state file.
+	History       bool `protobuf:"varint,1,opt,name=history,proto3" json:"history,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2220,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2233,14 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *BackupRequest) GetHistory() bool {
+	if x != nil {
+		return x.History
+	}
+	return false
 }
 
 type BackupResponse struct {
@@ -2115,7 +2253,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2127,7 +2265,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2140,7 +2278,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *BackupResponse) GetData() []byte {
@@ -2155,18 +2293,24 @@ var File_devmgrd_admin_v1_admin_proto protoreflect.FileDescriptor
 const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x1cdevmgrd/admin/v1/admin.proto\x12\x10devmgrd.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\x94\x02\n" +
+	"\x10GetStatusRequest\"\xdb\x02\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x124\n" +
 	"\astarted\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12,\n" +
 	"\x05parts\x18\x04 \x03(\v2\x16.devmgrd.admin.v1.PartR\x05parts\x128\n" +
 	"\tresources\x18\x05 \x03(\v2\x1a.devmgrd.admin.v1.ResourceR\tresources\x123\n" +
-	"\awaiting\x18\x06 \x03(\v2\x19.devmgrd.admin.v1.WaitingR\awaiting\"J\n" +
+	"\awaiting\x18\x06 \x03(\v2\x19.devmgrd.admin.v1.WaitingR\awaiting\x12E\n" +
+	"\x0enot_redirected\x18\a \x03(\v2\x1e.devmgrd.admin.v1.PodContainerR\rnotRedirected\"n\n" +
+	"\fPodContainer\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03pod\x18\x02 \x01(\tR\x03pod\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\tR\x03uid\x12\x1c\n" +
+	"\tcontainer\x18\x04 \x01(\tR\tcontainer\"J\n" +
 	"\x04Part\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
-	"\aproblem\x18\x03 \x01(\tR\aproblem\"\x8e\x02\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xaa\x02\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12\x1c\n" +
@@ -2178,16 +2322,18 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x05stale\x18\b \x01(\x05R\x05stale\x12 \n" +
 	"\vquarantined\x18\t \x01(\x05R\vquarantined\x12\x16\n" +
 	"\x06wanted\x18\n" +
-	" \x01(\x05R\x06wanted\"\x9f\x01\n" +
+	" \x01(\x05R\x06wanted\x12\x1a\n" +
+	"\bwithheld\x18\v \x01(\x05R\bwithheld\"\x9f\x01\n" +
 	"\aWaiting\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x120\n" +
 	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\x14\n" +
-	"\x12ListPluginsRequest\"I\n" +
+	"\x12ListPluginsRequest\"\x90\x01\n" +
 	"\x13ListPluginsResponse\x122\n" +
-	"\aplugins\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.PluginR\aplugins\"\xfc\x01\n" +
+	"\aplugins\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.PluginR\aplugins\x12E\n" +
+	"\x0enot_redirected\x18\x02 \x03(\v2\x1e.devmgrd.admin.v1.PodContainerR\rnotRedirected\"\xdf\x02\n" +
 	"\x06Plugin\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1a\n" +
@@ -2196,7 +2342,11 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\ahealthy\x18\x05 \x01(\x05R\ahealthy\x12\x1b\n" +
 	"\tpre_start\x18\x06 \x01(\bR\bpreStart\x12\x18\n" +
 	"\aprefers\x18\a \x01(\bR\aprefers\x120\n" +
-	"\x05since\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"9\n" +
+	"\x05since\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1d\n" +
+	"\n" +
+	"last_error\x18\t \x01(\tR\tlastError\x12B\n" +
+	"\x0flast_error_time\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\rlastErrorTime\"9\n" +
 	"\x12ListDevicesRequest\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\"I\n" +
 	"\x13ListDevicesResponse\x122\n" +
@@ -2232,7 +2382,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"Y\n" +
 	"\x17ListAssignmentsResponse\x12>\n" +
-	"\vassignments\x18\x01 \x03(\v2\x1c.devmgrd.admin.v1.AssignmentR\vassignments\"\xc6\x01\n" +
+	"\vassignments\x18\x01 \x03(\v2\x1c.devmgrd.admin.v1.AssignmentR\vassignments\"\xd8\x01\n" +
 	"\n" +
 	"Assignment\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
@@ -2242,7 +2392,8 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\rresource_name\x18\x05 \x01(\tR\fresourceName\x12\x1d\n" +
 	"\n" +
 	"device_ids\x18\x06 \x03(\tR\tdeviceIds\x12\x14\n" +
-	"\x05ended\x18\a \x01(\bR\x05ended\"B\n" +
+	"\x05ended\x18\a \x01(\bR\x05ended\x12\x10\n" +
+	"\x03why\x18\b \x01(\tR\x03why\"B\n" +
 	"\x0eExplainRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"\xd9\x02\n" +
@@ -2301,8 +2452,9 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x0efrom_at_latest\x18\b \x01(\bR\ffromAtLatest\x120\n" +
 	"\x05until\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12&\n" +
 	"\x0funtil_at_latest\x18\n" +
-	" \x01(\bR\runtilAtLatest\"\x0f\n" +
-	"\rBackupRequest\"$\n" +
+	" \x01(\bR\runtilAtLatest\")\n" +
+	"\rBackupRequest\x12\x18\n" +
+	"\ahistory\x18\x01 \x01(\bR\ahistory\"$\n" +
 	"\x0eBackupResponse\x12\x12\n" +
 	"\x04data\x18\x01 \x01(\fR\x04data2\x99\b\n" +
 	"\fAdminService\x12T\n" +
@@ -2331,103 +2483,107 @@ func file_devmgrd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_devmgrd_admin_v1_admin_proto_rawDescData
 }
 
-var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 34)
+var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: devmgrd.admin.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: devmgrd.admin.v1.GetStatusResponse
-	(*Part)(nil),                    // 2: devmgrd.admin.v1.Part
-	(*Resource)(nil),                // 3: devmgrd.admin.v1.Resource
-	(*Waiting)(nil),                 // 4: devmgrd.admin.v1.Waiting
-	(*ListPluginsRequest)(nil),      // 5: devmgrd.admin.v1.ListPluginsRequest
-	(*ListPluginsResponse)(nil),     // 6: devmgrd.admin.v1.ListPluginsResponse
-	(*Plugin)(nil),                  // 7: devmgrd.admin.v1.Plugin
-	(*ListDevicesRequest)(nil),      // 8: devmgrd.admin.v1.ListDevicesRequest
-	(*ListDevicesResponse)(nil),     // 9: devmgrd.admin.v1.ListDevicesResponse
-	(*Device)(nil),                  // 10: devmgrd.admin.v1.Device
-	(*Holder)(nil),                  // 11: devmgrd.admin.v1.Holder
-	(*DeviceCordon)(nil),            // 12: devmgrd.admin.v1.DeviceCordon
-	(*WatchDevicesRequest)(nil),     // 13: devmgrd.admin.v1.WatchDevicesRequest
-	(*WatchDevicesResponse)(nil),    // 14: devmgrd.admin.v1.WatchDevicesResponse
-	(*ListAssignmentsRequest)(nil),  // 15: devmgrd.admin.v1.ListAssignmentsRequest
-	(*ListAssignmentsResponse)(nil), // 16: devmgrd.admin.v1.ListAssignmentsResponse
-	(*Assignment)(nil),              // 17: devmgrd.admin.v1.Assignment
-	(*ExplainRequest)(nil),          // 18: devmgrd.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),         // 19: devmgrd.admin.v1.ExplainResponse
-	(*CordonRequest)(nil),           // 20: devmgrd.admin.v1.CordonRequest
-	(*DeviceName)(nil),              // 21: devmgrd.admin.v1.DeviceName
-	(*CordonResponse)(nil),          // 22: devmgrd.admin.v1.CordonResponse
-	(*UncordonRequest)(nil),         // 23: devmgrd.admin.v1.UncordonRequest
-	(*UncordonResponse)(nil),        // 24: devmgrd.admin.v1.UncordonResponse
-	(*ForgetRequest)(nil),           // 25: devmgrd.admin.v1.ForgetRequest
-	(*ForgetResponse)(nil),          // 26: devmgrd.admin.v1.ForgetResponse
-	(*DrainRequest)(nil),            // 27: devmgrd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),           // 28: devmgrd.admin.v1.DrainResponse
-	(*ListHistoryRequest)(nil),      // 29: devmgrd.admin.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),     // 30: devmgrd.admin.v1.ListHistoryResponse
-	(*Span)(nil),                    // 31: devmgrd.admin.v1.Span
-	(*BackupRequest)(nil),           // 32: devmgrd.admin.v1.BackupRequest
-	(*BackupResponse)(nil),          // 33: devmgrd.admin.v1.BackupResponse
-	(*timestamppb.Timestamp)(nil),   // 34: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 35: google.protobuf.Duration
+	(*PodContainer)(nil),            // 2: devmgrd.admin.v1.PodContainer
+	(*Part)(nil),                    // 3: devmgrd.admin.v1.Part
+	(*Resource)(nil),                // 4: devmgrd.admin.v1.Resource
+	(*Waiting)(nil),                 // 5: devmgrd.admin.v1.Waiting
+	(*ListPluginsRequest)(nil),      // 6: devmgrd.admin.v1.ListPluginsRequest
+	(*ListPluginsResponse)(nil),     // 7: devmgrd.admin.v1.ListPluginsResponse
+	(*Plugin)(nil),                  // 8: devmgrd.admin.v1.Plugin
+	(*ListDevicesRequest)(nil),      // 9: devmgrd.admin.v1.ListDevicesRequest
+	(*ListDevicesResponse)(nil),     // 10: devmgrd.admin.v1.ListDevicesResponse
+	(*Device)(nil),                  // 11: devmgrd.admin.v1.Device
+	(*Holder)(nil),                  // 12: devmgrd.admin.v1.Holder
+	(*DeviceCordon)(nil),            // 13: devmgrd.admin.v1.DeviceCordon
+	(*WatchDevicesRequest)(nil),     // 14: devmgrd.admin.v1.WatchDevicesRequest
+	(*WatchDevicesResponse)(nil),    // 15: devmgrd.admin.v1.WatchDevicesResponse
+	(*ListAssignmentsRequest)(nil),  // 16: devmgrd.admin.v1.ListAssignmentsRequest
+	(*ListAssignmentsResponse)(nil), // 17: devmgrd.admin.v1.ListAssignmentsResponse
+	(*Assignment)(nil),              // 18: devmgrd.admin.v1.Assignment
+	(*ExplainRequest)(nil),          // 19: devmgrd.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),         // 20: devmgrd.admin.v1.ExplainResponse
+	(*CordonRequest)(nil),           // 21: devmgrd.admin.v1.CordonRequest
+	(*DeviceName)(nil),              // 22: devmgrd.admin.v1.DeviceName
+	(*CordonResponse)(nil),          // 23: devmgrd.admin.v1.CordonResponse
+	(*UncordonRequest)(nil),         // 24: devmgrd.admin.v1.UncordonRequest
+	(*UncordonResponse)(nil),        // 25: devmgrd.admin.v1.UncordonResponse
+	(*ForgetRequest)(nil),           // 26: devmgrd.admin.v1.ForgetRequest
+	(*ForgetResponse)(nil),          // 27: devmgrd.admin.v1.ForgetResponse
+	(*DrainRequest)(nil),            // 28: devmgrd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),           // 29: devmgrd.admin.v1.DrainResponse
+	(*ListHistoryRequest)(nil),      // 30: devmgrd.admin.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),     // 31: devmgrd.admin.v1.ListHistoryResponse
+	(*Span)(nil),                    // 32: devmgrd.admin.v1.Span
+	(*BackupRequest)(nil),           // 33: devmgrd.admin.v1.BackupRequest
+	(*BackupResponse)(nil),          // 34: devmgrd.admin.v1.BackupResponse
+	(*timestamppb.Timestamp)(nil),   // 35: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 36: google.protobuf.Duration
 }
 var file_devmgrd_admin_v1_admin_proto_depIdxs = []int32{
-	34, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	2,  // 1: devmgrd.admin.v1.GetStatusResponse.parts:type_name -> devmgrd.admin.v1.Part
-	3,  // 2: devmgrd.admin.v1.GetStatusResponse.resources:type_name -> devmgrd.admin.v1.Resource
-	4,  // 3: devmgrd.admin.v1.GetStatusResponse.waiting:type_name -> devmgrd.admin.v1.Waiting
-	34, // 4: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
-	7,  // 5: devmgrd.admin.v1.ListPluginsResponse.plugins:type_name -> devmgrd.admin.v1.Plugin
-	34, // 6: devmgrd.admin.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	10, // 7: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
-	11, // 8: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
-	12, // 9: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
-	34, // 10: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
-	34, // 11: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
-	10, // 12: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
-	17, // 13: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	34, // 14: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
-	34, // 15: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
-	17, // 16: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	21, // 17: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	10, // 18: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	21, // 19: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	10, // 20: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	21, // 21: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
-	21, // 22: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	10, // 23: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
-	35, // 24: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
-	31, // 25: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
-	34, // 26: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
-	34, // 27: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
-	0,  // 28: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
-	5,  // 29: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
-	8,  // 30: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
-	13, // 31: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
-	15, // 32: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
-	18, // 33: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
-	20, // 34: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
-	23, // 35: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
-	25, // 36: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
-	32, // 37: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
-	27, // 38: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
-	29, // 39: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
-	1,  // 40: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
-	6,  // 41: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
-	9,  // 42: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
-	14, // 43: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
-	16, // 44: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
-	19, // 45: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
-	22, // 46: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
-	24, // 47: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
-	26, // 48: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
-	33, // 49: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
-	28, // 50: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
-	30, // 51: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
-	40, // [40:52] is the sub-list for method output_type
-	28, // [28:40] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	35, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	3,  // 1: devmgrd.admin.v1.GetStatusResponse.parts:type_name -> devmgrd.admin.v1.Part
+	4,  // 2: devmgrd.admin.v1.GetStatusResponse.resources:type_name -> devmgrd.admin.v1.Resource
+	5,  // 3: devmgrd.admin.v1.GetStatusResponse.waiting:type_name -> devmgrd.admin.v1.Waiting
+	2,  // 4: devmgrd.admin.v1.GetStatusResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer
+	35, // 5: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	8,  // 6: devmgrd.admin.v1.ListPluginsResponse.plugins:type_name -> devmgrd.admin.v1.Plugin
+	2,  // 7: devmgrd.admin.v1.ListPluginsResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer
+	35, // 8: devmgrd.admin.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	35, // 9: devmgrd.admin.v1.Plugin.last_error_time:type_name -> google.protobuf.Timestamp
+	11, // 10: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
+	12, // 11: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
+	13, // 12: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
+	35, // 13: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
+	35, // 14: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
+	11, // 15: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
+	18, // 16: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	35, // 17: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
+	35, // 18: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
+	18, // 19: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	22, // 20: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	11, // 21: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	22, // 22: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	11, // 23: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	22, // 24: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
+	22, // 25: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	11, // 26: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
+	36, // 27: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
+	32, // 28: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
+	35, // 29: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
+	35, // 30: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
+	0,  // 31: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
+	6,  // 32: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
+	9,  // 33: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
+	14, // 34: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
+	16, // 35: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
+	19, // 36: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
+	21, // 37: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
+	24, // 38: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
+	26, // 39: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
+	33, // 40: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
+	28, // 41: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
+	30, // 42: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
+	1,  // 43: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
+	7,  // 44: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
+	10, // 45: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
+	15, // 46: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
+	17, // 47: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
+	20, // 48: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
+	23, // 49: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
+	25, // 50: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
+	27, // 51: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
+	34, // 52: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
+	29, // 53: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
+	31, // 54: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
+	43, // [43:55] is the sub-list for method output_type
+	31, // [31:43] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_devmgrd_admin_v1_admin_proto_init() }
@@ -2441,7 +2597,7 @@ func file_devmgrd_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_devmgrd_admin_v1_admin_proto_rawDesc), len(file_devmgrd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   34,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -62,7 +62,8 @@ type AdminServiceClient interface {
 	// the Node. NOT_FOUND if nobody has heard of it and the Node does not show it, FAILED_PRECONDITION if it is in use, UNAVAILABLE
 	// if that could not be written down. When it returns that is certain; the Node may show it until the API server can be reached.
 	Forget(ctx context.Context, in *ForgetRequest, opts ...grpc.CallOption) (*ForgetResponse, error)
-	// Backup gives a copy of the state file as it is at this moment, in parts. UNAVAILABLE if the file cannot be read.
+	// Backup returns a copy of the state file, or of the history, as it is at this moment, in parts. UNAVAILABLE if the file cannot
+	// be read.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
 	// Drain cordons devices and has the pods evicted that have them, as far as their disruption budgets let it. It tells who still
 	// has them, first at once and then whenever that changes, and ends when nobody has any. Who ends the call ends the telling: the
@@ -255,7 +256,8 @@ type AdminServiceServer interface {
 	// the Node. NOT_FOUND if nobody has heard of it and the Node does not show it, FAILED_PRECONDITION if it is in use, UNAVAILABLE
 	// if that could not be written down. When it returns that is certain; the Node may show it until the API server can be reached.
 	Forget(context.Context, *ForgetRequest) (*ForgetResponse, error)
-	// Backup gives a copy of the state file as it is at this moment, in parts. UNAVAILABLE if the file cannot be read.
+	// Backup returns a copy of the state file, or of the history, as it is at this moment, in parts. UNAVAILABLE if the file cannot
+	// be read.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
 	// Drain cordons devices and has the pods evicted that have them, as far as their disruption budgets let it. It tells who still
 	// has them, first at once and then whenever that changes, and ends when nobody has any. Who ends the call ends the telling: the

@@ -1,0 +1,118 @@
+package allocator_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// listedIdle returns the only container of pod a as a synchronization lists it between its creation and its start.
+func listedIdle(r *rig) device.Running {
+	r.shop.stock(gpu, 1)
+	r.bind("a", app(gpu, 1))
+	r.bind("b", app(gpu, 1))
+	idle := running("1", "a", "main")
+	idle.Sandbox, idle.Idle, idle.Stamp = "sandbox", true, device.Choice{gpu: {"d0"}}
+	r.RuntimeSynced([]device.Running{idle}, nil)
+	synctest.Wait()
+	return idle
+}
+
+// A container is created while devmgrd connects, starts right afterwards, and outlives the forced deletion of its pod.
+func TestIdleContainer_StartsLater_KeepsItsDevices(t *testing.T) {
+	run(t, func(r *rig) {
+		idle := listedIdle(r)
+		if err := r.RuntimeStarting(context.Background(), idle); err != nil {
+			t.Fatal(err)
+		}
+		r.Drop("a")
+		r.after(time.Hour)
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.RuntimeStopped(idle)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+func TestIdleContainer_StartIsNotReported_KeepsItsDevices(t *testing.T) {
+	run(t, func(r *rig) {
+		idle := listedIdle(r)
+		r.shop.alive = map[string]bool{idle.ID: true}
+		r.Drop("a")
+		r.after(time.Hour)
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.shop.alive = nil
+		r.after(time.Hour)
+		r.expect("b", "main", "waiting NotEnoughDevices") // it may start processes again; its end is the runtime's to report
+		r.RuntimeStopped(idle)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+func TestIdleContainer_DevicesReleased_MustNotStart(t *testing.T) {
+	run(t, func(r *rig) {
+		idle := listedIdle(r)
+		r.Drop("a")
+		r.after(time.Minute)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		for range 2 {
+			if err := r.RuntimeStarting(context.Background(), idle); err == nil {
+				t.Error("a container starts with devices that have been released")
+			}
+			r.RuntimeSynced([]device.Running{idle}, nil) // another synchronization
+		}
+		r.check()
+	})
+}
+
+// devmgrd restarts after the release, and knows the container by its stamp alone.
+func TestIdleContainer_DevicesOfAnotherPod_MustNotStart(t *testing.T) {
+	run(t, func(r *rig) {
+		idle := listedIdle(r)
+		r.Drop("a")
+		r.after(time.Minute)
+		r.restart()
+		r.Replace([]device.PodDemand{pod("b", app(gpu, 1))})
+		r.RuntimeSynced([]device.Running{idle}, nil)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		if err := r.RuntimeStarting(context.Background(), idle); err == nil {
+			t.Error("a container starts with a device of another pod")
+		}
+	})
+}
+
+func TestStart_OfAKnownContainer_Passes(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.Claim(running("1", "a", "main"))
+		for _, id := range []string{"1", "unknown"} {
+			if err := r.RuntimeStarting(context.Background(), running(id, "a", "main")); err != nil {
+				t.Errorf("container %s: %v", id, err)
+			}
+		}
+	})
+}
+
+// Another NRI plugin fails in StopContainer and RemoveContainer, which hides both from devmgrd.
+func TestSandboxRemoved_EndsItsContainers(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		for id, sandbox := range map[string]string{"1": "old", "2": "new"} {
+			c := running(id, "a", "main")
+			c.Sandbox = sandbox
+			r.Claim(c)
+		}
+		r.Drop("a")
+		r.bind("b", app(gpu, 1))
+		r.RuntimeRemoved("a", "old")
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.RuntimeRemoved("a", "new")
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	})
+}

@@ -1,0 +1,81 @@
+package allocator
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A conflict is one device that the state file assigns to two pods.
+type conflict struct {
+	resource device.ResourceName
+	id       device.ID
+	other    device.Pod
+}
+
+// findConflicts returns the pods that have a device in common with another one, by their records, and one such device each.
+func findConflicts(known []device.PodRecord) map[device.PodUID]conflict {
+	type key struct {
+		device.ResourceName
+		device.ID
+	}
+	found, owners := map[device.PodUID]conflict{}, map[key]device.Pod{}
+	for _, r := range known {
+		pod := r.Demand.Pod
+		for _, as := range r.Assignments {
+			for _, s := range as.Shares {
+				for _, id := range s.IDs {
+					owner, taken := owners[key{s.Resource, id}]
+					if !taken {
+						owners[key{s.Resource, id}] = pod
+					} else if owner.UID != pod.UID {
+						found[owner.UID], found[pod.UID] = conflict{s.Resource, id, pod}, conflict{s.Resource, id, owner}
+					}
+				}
+			}
+		}
+	}
+	return found
+}
+
+// recallLocked takes over what the state file says of a pod.
+//
+// Of two records that name one device, one must be left from a commit that had failed. Neither counts: both pods wait until
+// the runtime has told which devices its containers have, are given those again, and the records are replaced.
+func (a *Allocator) recallLocked(r device.PodRecord, c conflict) {
+	// A pod with devices counts as admitted, since the API server may be away. Another one may have been bound past the
+	// scheduler while the kubelet was away; the Node's number does not fall before the API server has listed all pods.
+	r.Demand.Admitted = len(r.Assignments) > 0
+	p := &pod{demand: r.Demand, wanted: true, saved: true, bound: time.Now(), assigned: r.Assignments}
+	if c.id != "" {
+		p.assigned, p.doubt = nil, hold{}
+	}
+	for _, as := range p.assigned {
+		for _, s := range as.Shares {
+			if s.Boot != "" && s.Boot != a.boot && a.boot != "" {
+				p.lapse(as.Container.Name, otherBoot)
+			}
+		}
+	}
+	p.ran = len(p.lapsed) == 0
+	a.addLocked(p)
+	a.pools.request(p.demand, 1)
+	for _, as := range r.Assignments {
+		for _, s := range as.Shares {
+			a.pools.of(s.Resource).take(s.IDs, r.Demand.Pod.UID)
+			if p.doubt != nil {
+				p.doubt[s.Resource] = append(p.doubt[s.Resource], s.IDs...)
+			}
+		}
+	}
+	switch {
+	case p.doubt != nil:
+		a.log.Error("state file assigns one device to two pods", "resource", c.resource, "device", c.id, "pod", p.demand.Pod.String(), "other", c.other.String())
+		a.parkLocked(p, device.Wait{Reason: device.AssignmentConflict, Message: fmt.Sprintf(
+			"the state file assigns device %s of %s to this pod and to %s; waiting for the container runtime to tell which one uses it", c.id, c.resource, c.other)}, 0)
+		a.rememberLocked(p)
+	case !p.served():
+		a.queueLocked(p)
+	}
+}

@@ -1,0 +1,64 @@
+package allocator_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// One device that its plugin lists as healthy and refuses costs no pod its start while others are free.
+func TestRefusedDevice_IsChosenLast(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 8)
+		r.RuntimeSynced(nil, nil)
+		broken := "[d0"
+		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error {
+			r.shop.mu.Lock()
+			defer r.shop.mu.Unlock()
+			if broken != "" && strings.Contains(r.shop.asked[len(r.shop.asked)-1], broken) {
+				return errPlugin
+			}
+			return nil
+		})
+		for i := range 7 {
+			name := fmt.Sprintf("%c", 'a'+i)
+			r.bind(name, app(gpu, 1))
+			r.after(2 * time.Second) // the first pause
+			r.expect(name, "main", fmt.Sprintf("ready vendor.com/gpu[d%d]", i+1))
+		}
+		r.bind("h", app(gpu, 1)) // there is no other
+		r.after(time.Hour)
+		r.expect("h", "main", "waiting PluginError")
+		r.shop.mu.Lock()
+		broken = ""
+		r.shop.mu.Unlock()
+		r.after(time.Minute)
+		r.expect("h", "main", "ready vendor.com/gpu[d0]")
+		r.Drop("h")
+		r.bind("i", app(gpu, 1)) // it is as good as any again
+		r.expect("i", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+// A pod that asks for several devices gets past one that is refused, too: the plugin does not say which of them is broken.
+func TestRefusedDevice_AmongSeveral_IsFoundOut(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 3)
+		r.RuntimeSynced(nil, nil)
+		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error {
+			r.shop.mu.Lock()
+			defer r.shop.mu.Unlock()
+			if strings.Contains(r.shop.asked[len(r.shop.asked)-1], "d0") {
+				return errPlugin
+			}
+			return nil
+		})
+		r.bind("a", app(gpu, 2))
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d1 d2]")
+	})
+}

@@ -1,0 +1,271 @@
+package allocator_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// start has the runtime create a container and run its processes.
+func start(r *rig, c device.Running) {
+	r.t.Helper()
+	if st := r.Claim(c); st.Stand != device.Ready {
+		r.t.Fatalf("%s stands %+v", c.Container.Pod, st)
+	}
+	r.RuntimeStarted(c)
+	if err := r.RuntimeStarting(context.Background(), c); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// asked returns what the plugins were asked for since the last call.
+func (r *rig) asked() []string {
+	r.shop.mu.Lock()
+	defer r.shop.mu.Unlock()
+	asked := r.shop.asked
+	r.shop.asked = nil
+	return asked
+}
+
+func (r *rig) expectAsked(want ...string) {
+	r.t.Helper()
+	synctest.Wait()
+	if got := r.asked(); !slices.Equal(got, want) {
+		r.t.Errorf("Allocate was called with %q, want %q", got, want)
+	}
+}
+
+// reboot ends everything but what is on disk. The plugin is away.
+func (r *rig) reboot() {
+	r.t.Helper()
+	r.halt()
+	r.boot += "+"
+	r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
+	r.start()
+	r.RuntimeSynced(nil, nil)
+	synctest.Wait()
+}
+
+func TestReboot_GrantIsGivenAgainBeforeTheFirstStart(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", wants("init", device.Init, gpu, 1), app(gpu, 2))
+		start(r, running("1", "a", "main"))
+		r.expectAsked("a/init vendor.com/gpu [d0]", "a/main vendor.com/gpu [d0 d1]")
+
+		r.reboot()
+		r.expect("a", "main", "waiting PluginStale")
+		if waiting := r.Waiting(); len(waiting) != 1 {
+			t.Errorf("%d pods wait", len(waiting))
+		}
+		r.after(time.Hour)
+		r.shop.stock(gpu, 2, 0, 1) // healthy or not
+		r.expect("a", "main", "ready vendor.com/gpu[d0 d1]")
+		r.expectAsked("a/init vendor.com/gpu [d0]", "a/main vendor.com/gpu [d0 d1]")
+		r.check()
+		r.restart() // of devmgrd alone
+		r.RuntimeSynced(nil, nil)
+		r.expect("a", "main", "ready vendor.com/gpu[d0 d1]")
+		r.expectAsked()
+	}, func(r *rig) { r.boot = "one" })
+}
+
+func TestReboot_PluginRefuses_PodWaitsAndMayHaveOtherDevices(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		start(r, running("1", "a", "main"))
+		r.reboot()
+		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error {
+			r.shop.mu.Lock()
+			defer r.shop.mu.Unlock()
+			if r.shop.asked[len(r.shop.asked)-1] == "a/main vendor.com/gpu [d0]" {
+				return errPlugin
+			}
+			return nil
+		})
+		r.shop.stock(gpu, 2)
+		r.expect("a", "main", "waiting PluginError")
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d1]")
+	}, func(r *rig) { r.boot = "one" })
+}
+
+// Some plugins name their devices at random: the pod must not wait for a name that never comes back.
+func TestReboot_DeviceIsListedNoMore_PodIsPlannedAgain(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.lists(gpu, "a", "b")
+		r.RuntimeSynced(nil, nil)
+		r.bind("p", app(gpu, 1))
+		start(r, running("1", "p", "main"))
+		r.reboot()
+		r.shop.offer(gpu, func(o *device.Offer) { o.Inventory.Devices, o.State, o.Since = nil, device.Serving, time.Now() })
+		r.expect("p", "main", "waiting DeviceUnhealthy")
+		r.after(5 * time.Second)
+		r.expect("p", "main", "waiting DeviceUnhealthy")
+		r.shop.lists(gpu, "c", "d")
+		r.expect("p", "main", "waiting DeviceUnhealthy")
+		r.after(6 * time.Second)
+		r.expect("p", "main", "ready vendor.com/gpu[c]")
+		r.published(map[device.ResourceName]int{gpu: 2})
+	}, func(r *rig) { r.boot = "one" })
+}
+
+func TestDeviceGone_PodThatHasNotRun_GetsAnother(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		c := running("1", "a", "main")
+		r.Claim(c)
+		r.Unclaim(c)
+		gone := device.Wait{Reason: device.HostDeviceMissing, Message: "/dev/d0 is gone"}
+		r.Refused(c.Container, gone, true)
+		r.expect("a", "main", "waiting HostDeviceMissing")
+		if w, ok := r.Outlook("ns", "a"); !ok || w.Stand != device.Waiting || w.Wait != gone {
+			t.Errorf("the outlook is %+v", w)
+		}
+		if n := r.metric("devmgrd_demands_waiting", "HostDeviceMissing"); n != 1 {
+			t.Errorf("%v pods are counted as waiting", n)
+		}
+		r.after(2 * time.Second)
+		r.expect("a", "main", "ready vendor.com/gpu[d1]")
+		r.bind("b", app(gpu, 1)) // there is no other
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.check()
+		if !slices.Contains(r.shop.told, "a waits: HostDeviceMissing") {
+			t.Errorf("told %q", r.shop.told)
+		}
+	})
+}
+
+func TestDeviceGone_PodThatHasRun_IsGrantedItAgain(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		c := running("1", "a", "main")
+		start(r, c)
+		r.RuntimeStopped(c)
+		r.asked()
+		for pause := time.Second; pause < time.Minute; pause *= 2 {
+			r.Refused(c.Container, device.Wait{Reason: device.HostDeviceMissing, Message: "/dev/d0 is gone"}, true)
+			r.expectAsked()
+			r.after(min(pause, 30*time.Second))
+			r.expectAsked("a/main vendor.com/gpu [d0]")
+			r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		}
+		start(r, c)
+		r.check()
+	})
+}
+
+func TestPreStartFails_PodThatHasNotRun_GetsAnother(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.shop.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.RuntimeSynced(nil, nil)
+		r.shop.prepares(func(context.Context) error {
+			r.shop.mu.Lock()
+			defer r.shop.mu.Unlock()
+			if r.shop.prepared[len(r.shop.prepared)-1] == "main vendor.com/gpu [d0]" {
+				return errPlugin
+			}
+			return nil
+		})
+		r.bind("a", app(gpu, 1))
+		r.expect("a", "main", "waiting PreStartFailed")
+		r.after(2 * time.Second)
+		r.expect("a", "main", "ready vendor.com/gpu[d1]")
+		r.check()
+	})
+}
+
+// The runtime cannot resolve CDI devices whose definitions are gone, and says so to the kubelet only.
+func TestCDIDeviceUndefined_RememberedGrant_IsGivenAgain(t *testing.T) {
+	for _, cdi := range []bool{true, false} {
+		t.Run(fmt.Sprint("cdi=", cdi), func(t *testing.T) {
+			run(t, func(r *rig) {
+				r.shop.stock(gpu, 1)
+				r.shop.cdi = cdi
+				r.RuntimeSynced(nil, nil)
+				r.bind("a", app(gpu, 1))
+				create := func(id string) { // which the runtime fails to do
+					r.expect("a", "main", "ready vendor.com/gpu[d0]")
+					c := running(id, "a", "main")
+					r.Claim(c)
+					r.RuntimeStarted(c)
+					r.RuntimeStopped(c)
+					synctest.Wait()
+				}
+				r.asked()
+				create("1") // with a grant that is new
+				r.after(time.Minute)
+				r.expectAsked()
+				create("2")
+				r.after(time.Minute)
+				if cdi {
+					r.expectAsked("a/main vendor.com/gpu [d0]")
+				} else {
+					r.expectAsked()
+				}
+				start(r, running("3", "a", "main"))
+				r.RuntimeStopped(running("3", "a", "main")) // that is no failure
+				r.after(time.Minute)
+				r.expectAsked()
+			})
+		})
+	}
+}
+
+func TestRefusal_IsShownUntilTheContainerIsCreated(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		c := running("1", "a", "main")
+		why := device.Wait{Reason: device.Overruled, Message: "another NRI plugin removes a device"}
+		for range 3 {
+			r.Refused(c.Container, why, false)
+		}
+		if w, _ := r.Outlook("ns", "a"); w.Stand != device.Waiting || w.Wait != why {
+			t.Errorf("the outlook is %+v", w)
+		}
+		if n := r.metric("devmgrd_demands_waiting", "Overruled"); n != 1 || len(r.Waiting()) != 1 {
+			t.Errorf("%v pods are counted as waiting, %d are shown", n, len(r.Waiting()))
+		}
+		if n := len(slices.DeleteFunc(slices.Clone(r.shop.told), func(s string) bool { return s != "a waits: Overruled" })); n != 1 {
+			t.Errorf("told %d times", n)
+		}
+		r.expect("a", "main", "ready vendor.com/gpu[d0]") // it may be created all the same
+		start(r, c)
+		if w, _ := r.Outlook("ns", "a"); w.Stand != device.Ready {
+			t.Errorf("the outlook is %+v", w)
+		}
+	})
+}
+
+func TestGrantLapsed_OtherContainersOfThePodGoOn(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", wants("side", device.Sidecar, gpu, 1), app(gpu, 1))
+		start(r, running("1", "a", "side"))
+		start(r, running("2", "a", "main"))
+		r.RuntimeStopped(running("2", "a", "main"))
+		r.Refused(device.Container{Pod: "a", Name: "main"}, device.Wait{Reason: device.HostDeviceMissing}, true)
+		r.expect("a", "main", "waiting HostDeviceMissing")
+		r.RuntimeStopped(running("1", "a", "side"))
+		r.expect("a", "side", "ready vendor.com/gpu[d0]")
+		start(r, running("3", "a", "side"))
+		r.after(time.Second)
+		r.expect("a", "main", "ready vendor.com/gpu[d1]")
+	})
+}

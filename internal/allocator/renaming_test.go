@@ -1,0 +1,248 @@
+package allocator
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// In worlds of random lists and pods the Node never shows more devices than the plugin lists and those that are in use
+// without being listed, counted once, unless the pods on it ask for more; and no device is given out that is in use under
+// another ID.
+func TestRandomWorlds_HardwareIsGivenOnce(t *testing.T) {
+	worlds := 20_000
+	if testing.Short() {
+		worlds = 1000
+	}
+	withheld := 0
+	for seed := range worlds {
+		w := newRenaming(uint64(seed))
+		for step := range 12 {
+			did := w.step()
+			if err := w.check(); err != nil {
+				t.Fatalf("world %d, step %d, %s: %v", seed, step, did, err)
+			}
+			withheld += w.pool().withheldCount()
+		}
+	}
+	if withheld == 0 {
+		t.Error("no device was ever withheld")
+	}
+}
+
+const worldly device.ResourceName = "vendor.example/device"
+
+// A renaming world is hardware, the names under which a plugin lists it, and pods that have been given some of it.
+type renaming struct {
+	*rand.Rand
+	pools   pools
+	clock   int64
+	names   int                 // that have been used
+	cards   []string            // the physical devices' names; a card may be unplugged
+	hidden  map[string]bool     // cards that the plugin does not list for now
+	slices  int                 // replicas of each card; 0: it is not shared
+	of      map[device.ID]int   // the hardware that an ID stands for
+	cardAt  []int               // the hardware of each card
+	known   map[device.ID]int64 // Added of what is listed
+	former  map[device.ID]int64 // Added of what was listed and may come back
+	listed  map[[2]device.ID]bool
+	granted map[device.ID]int64 // when each device in use was granted
+	holders map[device.ID]device.PodUID
+	pods    int
+}
+
+func newRenaming(seed uint64) *renaming {
+	w := &renaming{
+		Rand: rand.New(rand.NewPCG(seed, 3)), pools: pools{}, hidden: map[string]bool{}, of: map[device.ID]int{},
+		known: map[device.ID]int64{}, former: map[device.ID]int64{}, listed: map[[2]device.ID]bool{},
+		granted: map[device.ID]int64{}, holders: map[device.ID]device.PodUID{},
+	}
+	for i := range 1 + w.IntN(6) {
+		w.cards, w.cardAt = append(w.cards, w.name()), append(w.cardAt, i)
+	}
+	w.list()
+	return w
+}
+
+func (w *renaming) pool() *pool { return w.pools.of(worldly) }
+
+func (w *renaming) name() string {
+	w.names++
+	return fmt.Sprintf("card-%d-%d", w.IntN(10), w.names)
+}
+
+func (w *renaming) step() string {
+	w.clock += 10
+	switch w.IntN(10) {
+	case 0:
+		for i := range w.cards {
+			w.cards[i] = w.name()
+		}
+		w.list()
+		return "all renamed"
+	case 1:
+		w.slices = []int{0, 2, 3}[w.IntN(3)]
+		w.list()
+		return fmt.Sprintf("%d replicas of each card", w.slices)
+	case 2:
+		card := w.cards[w.IntN(len(w.cards))]
+		w.hidden[card] = !w.hidden[card]
+		w.list()
+		return card + " unplugged, or plugged in"
+	case 3:
+		for _, card := range w.cards {
+			w.hidden[card] = true
+		}
+		w.list()
+		clear(w.hidden)
+		w.list()
+		return "an empty list, and the full one"
+	case 4, 5, 6:
+		for _, uid := range w.holders {
+			w.end(uid)
+			return "a pod ends"
+		}
+		return "no pod to end"
+	}
+	return w.start(1 + w.IntN(2))
+}
+
+// list has the plugin list its devices. Added is the registry's: a device that comes back is as old as it was, unless the
+// plugin has listed others under new IDs meanwhile.
+func (w *renaming) list() {
+	var devices []device.Device
+	for i, card := range w.cards {
+		if w.hidden[card] {
+			continue
+		}
+		ids := []device.ID{device.ID(card)}
+		if w.slices > 0 {
+			ids = nil
+			for n := range w.slices {
+				ids = append(ids, device.ID(fmt.Sprintf("%s::%d", card, n)))
+			}
+		}
+		for _, id := range ids {
+			w.of[id] = w.cardAt[i]
+			devices = append(devices, device.Device{ID: id, Healthy: true})
+		}
+	}
+	slices.SortFunc(devices, func(a, b device.Device) int {
+		if a.ID < b.ID {
+			return -1
+		}
+		return 1
+	})
+	first, fresh, now := len(w.known) == 0 && len(w.former) == 0, false, map[device.ID]int64{}
+	for i := range devices {
+		id := devices[i].ID
+		added, is := w.known[id]
+		if !is {
+			added, is = w.former[id]
+		}
+		if !is && !first {
+			added, fresh = w.clock, true
+		}
+		devices[i].Added, now[id] = added, added
+	}
+	if fresh {
+		clear(w.former)
+	} else {
+		maps.Copy(w.former, w.known)
+	}
+	w.known = now
+	for a := range now {
+		for b := range now {
+			w.listed[[2]device.ID{a, b}] = true
+		}
+	}
+	p := w.pool()
+	p.accept(device.Offer{Reported: true, State: device.Serving, Inventory: device.Inventory{Resource: worldly, Devices: devices}},
+		makeListing(devices, nil, p.listing))
+	w.withhold()
+}
+
+func (w *renaming) withhold() {
+	unlisted := map[device.ID]int64{}
+	for id, at := range w.granted {
+		if _, is := w.known[id]; !is {
+			unlisted[id] = at
+		}
+	}
+	w.pool().withhold(unlisted)
+}
+
+func (w *renaming) start(n int) string {
+	w.pods++
+	uid := device.PodUID(fmt.Sprint(w.pods))
+	d := device.PodDemand{Pod: device.Pod{UID: uid}, Admitted: true, Demands: []device.Demand{
+		{Container: device.Container{Pod: uid, Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{worldly: n}}}}
+	got, no := plan(wish{demand: d}, w.pools)
+	if no != nil {
+		return "no room for a pod"
+	}
+	ids := got.choices["main"][worldly]
+	w.pools.request(d, 1)
+	w.pool().take(ids, uid)
+	for _, id := range ids {
+		w.granted[id], w.holders[id] = w.clock, uid
+	}
+	return fmt.Sprintf("pod %s is given %v", uid, ids)
+}
+
+func (w *renaming) end(uid device.PodUID) {
+	var ids []device.ID
+	for id, holder := range w.holders {
+		if holder == uid {
+			ids = append(ids, id)
+		}
+	}
+	p := w.pool()
+	p.requests, p.admitted = p.requests-len(ids), p.admitted-len(ids)
+	p.giveBack(ids, uid)
+	for _, id := range ids {
+		delete(w.holders, id)
+		delete(w.granted, id)
+	}
+	w.withhold()
+}
+
+func (w *renaming) check() error {
+	p := w.pool()
+	for a, first := range w.holders {
+		for b, second := range w.holders {
+			if first != second && w.of[a] == w.of[b] && !w.listed[[2]device.ID{a, b}] {
+				return fmt.Errorf("pods %s and %s have the same hardware, as %s and as %s", first, second, a, b)
+			}
+		}
+	}
+	most := len(p.listing.devices) + p.unlisted
+	if p.withheld != nil {
+		most = len(p.listing.devices)
+	}
+	if n := p.published(0); n > max(most, p.admitted) {
+		return fmt.Errorf("the Node shows %d devices, and there are %d", n, most)
+	}
+	free, at := 0, 0
+	for i, d := range p.listing.devices {
+		_, taken := p.taken[d.ID]
+		if want := !taken && (p.withheld == nil || !p.withheld.has(i)); p.free.has(i) != want {
+			return fmt.Errorf("device %s: free is %v", d.ID, !want)
+		} else if want {
+			free++
+		}
+	}
+	for id := range p.taken {
+		if _, listed := p.listing.at[id]; !listed {
+			at++
+		}
+	}
+	if free != p.frees || at != p.unlisted {
+		return fmt.Errorf("%d free and %d unlisted, counted %d and %d", free, at, p.frees, p.unlisted)
+	}
+	return nil
+}

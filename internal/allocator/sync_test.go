@@ -1,0 +1,77 @@
+package allocator_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// behind holds the planning loop up before it compares the runtime's lists with the state file, while f runs.
+func (r *rig) behind(f func()) {
+	synctest.Wait()
+	r.shop.mu.Lock() // the loop asks for the offers first
+	f()
+	r.shop.mu.Unlock()
+	synctest.Wait()
+}
+
+func TestSynchronization_NotComparedYet_AnswersNothing(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.bind("a", app(gpu, 1))
+		c, old := running("1", "a", "main"), running("0", "old", "main")
+		old.Stamp = device.Choice{gpu: {"d1"}}
+		var st, free device.Standing
+		r.bind("plain")
+		r.behind(func() {
+			r.RuntimeSynced([]device.Running{old}, nil)
+			st, free = r.Claim(c), r.Claim(running("2", "plain", "main"))
+			r.Bind(pod("b", app(gpu, 1)))
+		})
+		if st.Stand != device.Busy || st.Wait.Reason != device.Allocating {
+			t.Errorf("Claim answers %+v before the comparison", st)
+		}
+		if free.Stand != device.Free {
+			t.Errorf("a container that asks for nothing is answered %+v", free)
+		}
+		select {
+		case <-st.Done:
+		default:
+			t.Fatal("the wait does not end with the comparison")
+		}
+		if st := r.Claim(c); st.Stand != device.Ready {
+			t.Errorf("Claim answers %+v after the comparison", st)
+		}
+		r.expect("b", "main", "waiting NotEnoughDevices")
+	}, func(r *rig) { r.mute = true })
+}
+
+// What the runtime reports behind its lists is applied after them.
+func TestSynchronization_ReportsBehindIt_KeepTheirOrder(t *testing.T) {
+	local := pod("l", app(gpu, 1))
+	local.Local = true
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.bind("a", app(gpu, 1))
+		r.Drop("a")
+		ended := running("1", "a", "main")
+		r.behind(func() {
+			r.RuntimeSynced([]device.Running{ended}, nil)
+			r.RuntimeStopped(ended)
+			r.Bind(local)
+		})
+		r.after(time.Minute)
+		r.expect("l", "main", "ready vendor.com/gpu[d1]") // planned before the release of pod a was on disk
+		r.bind("b", app(gpu, 1))
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.behind(func() {
+			r.RuntimeSynced(nil, []device.PodDemand{local})
+			r.RuntimeLost()
+		})
+		r.Drop("b")
+		r.bind("c", app(gpu, 1))
+		r.expect("c", "main", "waiting NotEnoughDevices") // nothing is released while the runtime is away
+	})
+}

@@ -1,0 +1,51 @@
+package allocator_test
+
+import (
+	"context"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// What led to a choice is kept with it, over restarts and renewed grants.
+func TestWhy_SaysWhatThePlanKnew(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 8)
+		r.shop.places(gpu, 2) // d1, d3 and so on are near node 1
+		r.shop.prefers(gpu, last)
+		r.RuntimeSynced(nil, nil)
+		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { return errPlugin })
+		r.bind("a", app(gpu, 1))
+		r.shop.answers(nil)
+		r.after(time.Second)
+		r.bind("b", wants("init", device.Init, gpu, 1), app(gpu, 2))
+		why := func(pod, container string) device.Why {
+			t.Helper()
+			st := r.Standing(device.Container{Pod: device.PodUID(pod), Name: container})
+			if st.Stand != device.Ready {
+				t.Fatalf("%s/%s stands %+v", pod, container, st)
+			}
+			return st.Assignment.Shares[0].Why
+		}
+		for range 2 {
+			for at, want := range map[string]device.Why{
+				"a/main": {Preferred: 1, Near: []int{0}, Avoided: 1},
+				"b/init": {Preferred: 1, Near: []int{0}, Avoided: 1},
+				"b/main": {Kept: 1, Near: []int{0}, Avoided: 1},
+			} {
+				if got := why(at[:1], at[2:]); !reflect.DeepEqual(got, want) {
+					t.Errorf("%s has its devices for %+v, want %+v", at, got, want)
+				}
+			}
+			r.reboot()
+			r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Serving })
+			r.after(time.Second)
+		}
+	}, func(r *rig) {
+		r.boot = "one"
+		r.topology = allocator.Topology{Policy: allocator.BestEffort, Scope: allocator.PerContainer}
+	})
+}

@@ -1,0 +1,33 @@
+package device
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Bounds of what Abridge shows.
+const (
+	maxAbridged = 8  // IDs
+	maxShownID  = 80 // bytes of one ID
+)
+
+// Abridge returns IDs for a log line: all of a short list, and of a long one the first and the number of the others.
+func Abridge(ids []ID) string {
+	shown := make([]string, 0, maxAbridged)
+	for _, id := range ids[:min(len(ids), maxAbridged)] {
+		text := string(id)
+		if len(text) > maxShownID {
+			text = text[:maxShownID] + "..."
+		}
+		if quoted := strconv.Quote(text); quoted != `"`+text+`"` {
+			text = quoted
+		}
+		shown = append(shown, text)
+	}
+	text := strings.Join(shown, " ")
+	if more := len(ids) - len(shown); more > 0 {
+		text = fmt.Sprintf("%s and %d more", text, more)
+	}
+	return text
+}

@@ -1,0 +1,128 @@
+package nodestatus
+
+import (
+	"maps"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+const (
+	// shortest is the stabilization window of a resource that does not flap. It covers a plugin whose first list after a
+	// start is empty.
+	shortest = 5 * time.Second
+	// longest bounds the stabilization window. What changes more slowly is not flapping.
+	longest = 3 * time.Minute
+	// calm is how long a resource must not rise before its window is the shortest again.
+	calm = 10 * time.Minute
+	// betweenFalls is the least time between two falls of one resource. A fall costs two patches, and often a third for the
+	// rise that follows.
+	betweenFalls = 10 * time.Second
+)
+
+// A stabilizer decides which number the Node shows of one resource. It works like the stabilization window of a
+// HorizontalPodAutoscaler: a rise counts at once, and a fall leads to the highest number wanted within the window. The
+// window outlasts the falls that a rise has soon taken back, so a device that flaps in any rhythm up to longest costs
+// few falls.
+//
+// A stabilizer reads no clock: its caller passes the time, which never runs backwards.
+type stabilizer struct {
+	number int    // what the Node should show
+	want   int    // what next was asked for last
+	highs  []high // empty: want is the number
+	window time.Duration
+	fell   time.Time // when the number fell last
+	lower  time.Time // since when want had been lower then
+	fallen bool      // no rise has followed yet
+	rose   time.Time // when want rose last
+}
+
+// A high is a number that was wanted until some time, and that no number wanted since has reached. The first high of a
+// stabilizer is its number; each further high is lower and later.
+type high struct {
+	number int
+	until  time.Time
+}
+
+// newStabilizer returns the stabilizer of a resource of which the Node shows a number.
+func newStabilizer(shown int) *stabilizer {
+	return &stabilizer{number: shown, want: shown, window: shortest}
+}
+
+// next returns the number that the Node should show now that want is asked for, and when to ask again if want stays: zero
+// for never.
+func (s *stabilizer) next(want int, now time.Time) (number int, again time.Time) {
+	s.take(want, now)
+	if len(s.highs) == 0 {
+		return s.number, time.Time{}
+	}
+	due := s.due()
+	if now.Before(due) {
+		return s.number, due
+	}
+	s.fell, s.lower, s.fallen = now, s.highs[0].until, true
+	for len(s.highs) > 0 && !now.Before(s.highs[0].until.Add(s.window)) {
+		s.highs = s.highs[1:]
+	}
+	if s.number = s.want; len(s.highs) > 0 {
+		s.number = s.highs[0].number
+	}
+	return s.next(want, now)
+}
+
+// take notes what is wanted.
+func (s *stabilizer) take(want int, now time.Time) {
+	switch {
+	case want < s.want:
+		if len(s.highs) == 0 && now.Sub(s.rose) > calm {
+			s.window = shortest
+		}
+		s.highs = append(s.highs, high{s.want, now})
+	case want > s.want:
+		s.rose = now
+		for len(s.highs) > 0 && s.highs[len(s.highs)-1].number <= want {
+			s.highs = s.highs[:len(s.highs)-1]
+		}
+	}
+	s.want = want
+	if want <= s.number {
+		return
+	}
+	if lasted := now.Sub(s.lower); s.fallen && lasted < longest { // the window would rather have outlasted the fall
+		s.window = max(s.window, min(lasted+shortest, longest))
+	}
+	s.number, s.fallen = want, false
+}
+
+// due returns when the number falls: when want has not fallen further for the window, so that devices that fail one after
+// the other make one fall, or after two windows at the latest.
+func (s *stabilizer) due() time.Time {
+	first, last := s.highs[0], s.highs[len(s.highs)-1]
+	due := earliest(last.until.Add(s.window), first.until.Add(2*s.window))
+	if soonest := s.fell.Add(betweenFalls); soonest.After(due) {
+		return soonest
+	}
+	return due
+}
+
+// stabilizers are those of all resources that are published.
+type stabilizers map[device.ResourceName]*stabilizer
+
+// next returns the numbers that the Node should show now that these are wanted, and when to ask again; zero: never. A
+// resource that comes new begins with what the Node shows of it.
+func (all stabilizers) next(want map[device.ResourceName]int, seen sight, now time.Time) (numbers map[device.ResourceName]int, again time.Time) {
+	maps.DeleteFunc(all, func(r device.ResourceName, _ *stabilizer) bool { _, wanted := want[r]; return !wanted })
+	numbers = make(map[device.ResourceName]int, len(want))
+	for r, n := range want {
+		if all[r] == nil {
+			shown, ok := seen.allocatable[r]
+			if !ok {
+				shown = n
+			}
+			all[r] = newStabilizer(shown)
+		}
+		number, due := all[r].next(n, now)
+		numbers[r], again = number, earliest(again, due)
+	}
+	return numbers, again
+}

@@ -1,0 +1,71 @@
+package registry
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A Ledger knows which resources are in use.
+type Ledger interface {
+	// Devices returns a resource's devices, with their cordons.
+	Devices(device.ResourceName) (all []device.DeviceStatus, known bool)
+	// Forget drops a resource with all that is known of it, through Registry.Forget. It fails with a *device.InUseError
+	// while a pod has or wants its devices, or a plugin serves it.
+	Forget(device.ResourceName) (lifted []device.Cordon, err error)
+}
+
+// MakeRoomWith lets resources that are Lost and not in use make room for new ones. It is called before Run. Without it
+// none does.
+func (r *Registry) MakeRoomWith(l Ledger) { r.ledger = l }
+
+// makeRoom forgets the resource that has been Lost for the longest time, that no pod has or wants, and that has no
+// cordoned device: an administrator who keeps a device out of use expects the plugin back. It reports whether there was
+// one.
+func (r *Registry) makeRoom(forResource device.ResourceName) bool {
+	for _, lost := range r.lostResources() {
+		if r.cordoned(lost.resource) {
+			continue
+		}
+		_, err := r.ledger.Forget(lost.resource)
+		switch {
+		case err == nil:
+			r.log.Warn("lost resource forgotten for another", "resource", lost.resource, "for", forResource,
+				"away", time.Since(lost.since).Round(time.Second))
+			return true
+		case !errors.As(err, new(*device.InUseError)):
+			r.log.Warn("cannot forget lost resource", "resource", lost.resource, "err", err)
+			return false
+		}
+	}
+	return false
+}
+
+func (r *Registry) cordoned(resource device.ResourceName) bool {
+	devices, _ := r.ledger.Devices(resource)
+	return slices.ContainsFunc(devices, func(d device.DeviceStatus) bool { return d.Cordon != nil })
+}
+
+// A lostResource is one whose plugin has been away since then.
+type lostResource struct {
+	resource device.ResourceName
+	since    time.Time
+}
+
+// lostResources returns the resources that are Lost and have no connected plugin, those that went first in front.
+func (r *Registry) lostResources() (all []lostResource) {
+	if r.ledger == nil {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, s := range r.supplies {
+		if s.state == device.Lost && s.session == nil {
+			all = append(all, lostResource{name, s.since})
+		}
+	}
+	slices.SortFunc(all, func(a, b lostResource) int { return a.since.Compare(b.since) })
+	return all
+}

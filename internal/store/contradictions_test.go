@@ -1,0 +1,50 @@
+package store_test
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+// Two records with one device are returned as they are, and named. Containers of one pod share a device without harm.
+func TestContradictions(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	has := func(uid string, shares ...device.Share) device.PodRecord {
+		r := pod(uid)
+		c := r.Demand.Demands[0].Container
+		init := device.Container{Pod: c.Pod, Name: "init"}
+		wants := map[device.ResourceName]int{}
+		for _, s := range shares {
+			wants[s.Resource] = len(s.IDs)
+		}
+		r.Demand.Demands = []device.Demand{{Container: init, Kind: device.Init, Wants: wants}, {Container: c, Kind: device.App, Wants: wants}}
+		r.Assignments = []device.Assignment{{Container: init, Shares: shares}, {Container: c, Shares: shares}}
+		return r
+	}
+	want := []device.PodRecord{
+		has("a", device.Share{Resource: "b.com/x", IDs: []device.ID{"0", "1"}}),
+		has("b", device.Share{Resource: "a.com/x", IDs: []device.ID{"0"}}, device.Share{Resource: "b.com/x", IDs: []device.ID{"1"}}),
+		has("c", device.Share{Resource: "a.com/x", IDs: []device.ID{"0"}}),
+		has("d", device.Share{Resource: "a.com/x", IDs: []device.ID{"2"}}),
+	}
+	if err := s.SavePods(want, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, b, _, _ := recover(t, dir)
+	if !reflect.DeepEqual(b.Pods, want) {
+		t.Errorf("the records are %+v, want %+v", b.Pods, want)
+	}
+	a, bb, c := want[0].Demand.Pod, want[1].Demand.Pod, want[2].Demand.Pod
+	if got, want := b.Contradictions(), []store.Contradiction{
+		{Resource: "a.com/x", ID: "0", Pods: []device.Pod{bb, c}},
+		{Resource: "b.com/x", ID: "1", Pods: []device.Pod{a, bb}},
+	}; !reflect.DeepEqual(got, want) {
+		t.Errorf("contradictions are %+v, want %+v", got, want)
+	}
+}
