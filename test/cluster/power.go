@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
@@ -30,7 +34,23 @@ func (c *Cluster) PowerOff(ctx context.Context) error {
 	for _, dir := range []string{"/run/containerd", "/run/netns", "/run/nri"} {
 		errs = append(errs, unmountBelow(dir), removeContent(dir))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, c.nextBoot())...)
+}
+
+// nextBoot has the kernel's ID of the boot be another one, in the cluster's own mount namespace.
+func (c *Cluster) nextBoot() error {
+	const id = "/proc/sys/kernel/random/boot_id"
+	file := filepath.Join(c.run.Dir, "boot_id")
+	if err := os.WriteFile(file, []byte(string(uuid.NewUUID())+"\n"), 0o644); err != nil {
+		return err
+	}
+	if err := unix.Unmount(id, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("unmount %s: %w", id, err)
+	}
+	if err := unix.Mount(file, id, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("mount on %s: %w", id, err)
+	}
+	return nil
 }
 
 // PowerOn starts containerd and then the kubelet, and returns when the node is Ready again. before, if there is one, is

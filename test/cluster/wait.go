@@ -17,7 +17,7 @@ import (
 )
 
 // pollEvery is how often the state of foreign processes is looked at.
-const pollEvery = 25 * time.Millisecond
+const pollEvery = 50 * time.Millisecond
 
 // waitFor polls until the condition holds. It gives up when ctx ends, or when one of the processes that bring the
 // condition about has ended, and then says what was seen last and how those processes' logs end. An error of the

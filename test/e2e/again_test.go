@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
-	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
@@ -170,54 +168,6 @@ func TestTheKubeletRestarts(t *testing.T) {
 	t.Logf("%d restarts of the kubelet with all devices in use: no pod was rejected", n)
 }
 
-// The power fails. Everything is gone but what is on disk, and comes back one after the other, the plugin last. Pods run
-// again with what they had, a new one waits for the plugin, and the Node's numbers never move.
-func TestReboot(t *testing.T) {
-	r := start(t)
-	p := r.plugin(gpu, 3)
-	before := map[string]string{}
-	for _, name := range []string{"a", "b"} {
-		pod := node.Pod(name, gpu, 1, "report", "--then-sleep")
-		pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
-		r.must(r.Create(r.ctx, pod))
-		before[name] = r.running(name).Env["DEVICES"]
-	}
-	numbers := r.watchNumbers(gpu)
-
-	p.Kill()
-	r.must(r.Devmgrd.Kill())
-	r.must(r.PowerOff(r.ctx))
-	r.must(os.RemoveAll(filepath.Dir(node.SocketDir)))
-	r.must(r.PowerOn(r.ctx, func() error { return r.StartDevmgrd(r.ctx) }))
-	r.must(r.Create(r.ctx, node.Pod("c", gpu, 1, "report", "--then-sleep")))
-	r.refused("c", "PluginStale")
-	p.Serve()
-	p.MustRegister()
-
-	for _, name := range []string{"a", "b"} {
-		r.must(r.WaitPod(r.soon(time.Minute), "default", name, func(p *corev1.Pod) (bool, error) {
-			if p.Status.Phase == corev1.PodFailed {
-				return false, fmt.Errorf("pod %s has failed: %s", name, p.Status.Reason)
-			}
-			return p.Status.ContainerStatuses[0].RestartCount > 0 && p.Status.ContainerStatuses[0].Ready, nil
-		}))
-		if now := r.running(name).Env["DEVICES"]; now != before[name] || now == "" {
-			t.Errorf("pod %s had %q and has %q", name, before[name], now)
-		}
-	}
-	if c := r.running("c").Env["DEVICES"]; c == before["a"] || c == before["b"] {
-		t.Errorf("the new pod has %q, and the others %q", c, before)
-	}
-	for _, n := range numbers() {
-		if n != 3 {
-			t.Errorf("the Node showed %d meanwhile, want 3 all the time", n)
-		}
-	}
-	if n := p.Calls(plugintest.Allocate); n != 3 {
-		t.Errorf("Allocate was called %d times, want 3: what was assigned stays", n)
-	}
-}
-
 // A plugin has registered with the kubelet too. Both would give its devices out, so whoever looks after the node is told.
 func TestTheKubeletManagesItToo(t *testing.T) {
 	r := start(t)
@@ -242,7 +192,7 @@ func TestTheKubeletManagesItToo(t *testing.T) {
 func TestAContainerStartsWithoutUs(t *testing.T) {
 	for _, policy := range []string{"event", "evict"} {
 		t.Run(policy, func(t *testing.T) {
-			r := startWith(t, cluster.Options{}, "--set", "health.onMissingDevices="+policy)
+			r := start(t, "--set", "health.onMissingDevices="+policy)
 			r.plugin(gpu, 2)
 			r.run("good", gpu, 1)
 			r.must(r.Devmgrd.Kill())
@@ -257,7 +207,7 @@ func TestAContainerStartsWithoutUs(t *testing.T) {
 			if policy == "evict" {
 				r.must(r.WaitPod(r.soon(30*time.Second), "default", "bare", func(p *corev1.Pod) (bool, error) { return p == nil, nil }))
 			}
-			if _, err := r.WaitPhase(r.soon(10*time.Second), "good", corev1.PodRunning); err != nil {
+			if _, err := r.WaitPhase(r.soon(time.Minute), "good", corev1.PodRunning); err != nil {
 				t.Error(err)
 			}
 			if events := r.Events(r.ctx, "good"); strings.Contains(events, "StartedWithoutDevices") {

@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -49,7 +50,7 @@ func TestTheMainJob(t *testing.T) {
 		return r.metric(`device_plugin_registration_total{resource_name="`+node.SampleResource+`"}`) == 1
 	})
 	registered := time.Now()
-	r.must(r.WaitShown(r.soon(2*time.Second), node.SampleResource, 2))
+	r.must(r.WaitShown(r.soon(20*time.Second), node.SampleResource, 2))
 	t.Logf("the Node shows the devices %s after the registration was seen", time.Since(registered).Round(time.Millisecond))
 
 	t.Run("the kubelet knows nothing of it", func(t *testing.T) { r.in(t).unknownToTheKubelet() })
@@ -63,7 +64,7 @@ func TestTheMainJob(t *testing.T) {
 				t.Fatal(err)
 			}
 			patched := time.Now()
-			r.must(r.WaitShown(r.soon(2*time.Second), node.SampleResource, 2))
+			r.must(r.WaitShown(r.soon(20*time.Second), node.SampleResource, 2))
 			t.Logf("put right %s after it was patched", time.Since(patched).Round(time.Millisecond))
 		}
 	})
@@ -136,5 +137,15 @@ func TestAPluginStartsWithoutUs(t *testing.T) {
 	r.told(pod, "Warning PluginNotRedirected: container sample-device-plugin was started while devmgrd was away")
 	if n := r.metric("devmgrd_containers_not_redirected"); n != 1 {
 		t.Errorf("%v containers are counted, want 1", n)
+	}
+	for _, command := range []string{"status", "plugins"} {
+		r.says(command, "NOT REDIRECTED", "default/"+pod, "sample-device-plugin", "delete the pod")
+	}
+	r.must(r.Client().CoreV1().Pods(set.Namespace).Delete(r.ctx, pod, metav1.DeleteOptions{}))
+	r.until("the successor is led to devmgrd, and the gauge falls", func() bool {
+		return r.metric("devmgrd_containers_not_redirected") == 0 && r.metric(fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", node.SampleResource)) == 1
+	})
+	if out := r.says("plugins", node.SampleResource, "serving"); strings.Contains(out, "NOT REDIRECTED") {
+		t.Errorf("devmgrd plugins: %s", out)
 	}
 }

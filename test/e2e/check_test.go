@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 )
@@ -88,6 +89,21 @@ func TestCheck(t *testing.T) {
 	r.remarks(r.check(), [3]string{"warn", "plugins", "the kubelet does not tell"})
 	r.must(r.Kubelet.Start(r.ctx))
 	r.untilRemarks("as new")
+
+	// The kubelet's PodResources leaves out devices with an empty topology; its file has them.
+	usb := plugintest.Dev("usb", plugintest.Healthy)
+	usb.Topology = &pluginapi.TopologyInfo{}
+	nowhere := plugintest.New(t, "/var/lib/kubelet/device-plugins", "vendor.example/usb", usb)
+	nowhere.Serve()
+	nowhere.MustRegister()
+	r.untilRemarks("an empty topology", [3]string{"warn", "plugins", "vendor.example/usb (1 devices) is registered with the kubelet, and not with devmgrd"},
+		[3]string{"warn", "checkpoint", "names vendor.example/usb, which the kubelet serves"})
+	nowhere.Stop()
+	r.untilRemarks("its plugin has gone", [3]string{"FAIL", "checkpoint", "names vendor.example/usb"})
+	r.must(r.Kubelet.Kill())
+	r.must(os.Remove("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"))
+	r.must(r.Kubelet.Start(r.ctx))
+	r.untilRemarks("as new again")
 
 	nobody := r.nobody()
 	r.remarks(r.check("--set", "kubernetes.kubeconfig="+nobody),

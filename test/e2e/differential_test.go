@@ -49,7 +49,7 @@ type twin struct {
 
 // A container gets through devmgrd what it would have had through the kubelet and containerd.
 func TestSameAsTheKubelet(t *testing.T) {
-	r := &beside{rig: startWith(t, cluster.Options{}, "--set", "plugins.ignoredResources=["+byKubelet+"/*]")}
+	r := &beside{rig: start(t, "--set", "plugins.ignoredResources=["+byKubelet+"/*]")}
 	makeHost(t)
 	r.must(r.LoadImage(r.ctx, cluster.Image{
 		Name: imageWithEnv, Entrypoint: []string{"/probe"}, Env: []string{"PATH=/bin", "IMAGE=the image's", "TWO=the image's", "THREE=the image's"},

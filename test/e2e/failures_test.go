@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
-	"github.com/devmgrd/devmgrd/test/cluster"
 )
 
 // A device fails under a pod: its owner is told, the container keeps running with it and, as health.onDeviceFailure says, the pod
@@ -19,7 +18,7 @@ import (
 func TestADeviceFailsUnderAPod(t *testing.T) {
 	for _, policy := range []string{"event", "evict"} {
 		t.Run(policy, func(t *testing.T) {
-			r := startWith(t, cluster.Options{}, "--set", "health.onDeviceFailure="+policy)
+			r := start(t, "--set", "health.onDeviceFailure="+policy)
 			p := r.plugin(gpu, 2)
 			r.run("holder", gpu, 1)
 			r.run("beside", gpu, 1)

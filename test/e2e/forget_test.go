@@ -9,15 +9,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/devmgrd/devmgrd/test/cluster"
 )
 
 // A resource is renamed: the old name goes from the Node when somebody says so and not before, over kill -9 and with an API server
 // that is away, and does not come back with the kubelet's next word. What somebody else has left there goes too.
 func TestForget(t *testing.T) {
 	const ghost = "vendor.example/ghost"
-	r := startWith(t, cluster.Options{}, "--set", "plugins.gracePeriod=1s")
+	r := start(t, "--set", "plugins.gracePeriod=1s")
 	p := r.plugin(gpu, 2)
 	r.run("holder", gpu, 1)
 	r.fails("forget "+gpu, 1, "in use by default/holder")

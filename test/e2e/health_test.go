@@ -68,6 +68,8 @@ func TestDeviceHealth(t *testing.T) {
 
 	t.Run("in use", func(t *testing.T) {
 		r := r.in(t)
+		r.must(r.Devmgrd.Kill()) // a new one does not know that the devices have flapped, and lowers the number soon
+		r.must(r.StartDevmgrd(r.ctx))
 		if got := r.run("holder", gpu, 1).Env["DEVICES"]; got != "dev-000000" {
 			t.Fatalf("the pod has %q", got)
 		}

@@ -36,7 +36,7 @@ const (
 // Pods with devices run through the move from the kubelet's device manager to devmgrd: none is restarted, the Node's numbers
 // stay, and what restarts afterwards has the same devices, which nobody else gets.
 func TestMovingIn(t *testing.T) {
-	r := startWith(t, cluster.Options{}, "--set", "plugins.gracePeriod=5m")
+	r := start(t, "--set", "plugins.gracePeriod=5m")
 	r.withoutDevmgrd()
 	r.samplePlugin() // registers with the kubelet, and again whenever that makes its socket anew
 	old := plugintest.New(t, kubeletDir, gpu, plugintest.Dev("gpu-0", plugintest.Healthy, 0), plugintest.Dev("gpu-1", plugintest.Healthy, 0, 1),
@@ -154,7 +154,7 @@ func TestMovingIn(t *testing.T) {
 
 // Until the kubelet has been started, moving back what the import has moved undoes it.
 func TestMovingInAndRollingBack(t *testing.T) {
-	r := start(t)
+	r := startWith(t, cluster.Options{}) // what the kubelet finds of earlier pods is part of the test
 	r.withoutDevmgrd()
 	p := plugintest.New(t, kubeletDir, gpu, plugintest.Devices(2)...)
 	p.Serve()

@@ -183,7 +183,7 @@ func TestAPluginThatWaitsToBeCalled(t *testing.T) {
 
 // Where a second plugin of a resource is not taken it is told so, and the first one serves on.
 func TestASecondPluginIsRejected(t *testing.T) {
-	r := startWith(t, cluster.Options{}, "--set", "plugins.onDuplicate=reject")
+	r := start(t, "--set", "plugins.onDuplicate=reject")
 	first := r.plugin(gpu, 2)
 	r.run("a", gpu, 1)
 	stayed, shows := r.followPod("a"), r.followNumbers(gpu)
@@ -204,13 +204,18 @@ func TestASecondPluginIsRejected(t *testing.T) {
 	}
 	first.MustRegister() // it is no second one
 
-	// The first one goes: the next one is taken. Its one device and the two in use are what there is now.
+	// The first one goes: the next one is taken. Its one device may be one of the two in use under another ID, so that it is
+	// withheld, and the Node shows no more than before, until the pods have ended.
 	first.Stop()
 	r.until("the first one has gone", func() bool { return r.metric(fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", gpu)) == 0 })
 	second.MustRegister()
-	shows(3)
+	r.until("the second plugin's device is withheld", func() bool { return r.inState(gpu, "withheld") == 1 })
+	stayed()
+	for _, name := range []string{"a", "b"} {
+		r.must(r.Delete(r.ctx, name))
+	}
+	shows(1)
 	if got := r.run("c", gpu, 1).Env["DEVICES"]; got != "other" {
 		t.Errorf("the next pod has %q, want the second plugin's device", got)
 	}
-	stayed()
 }

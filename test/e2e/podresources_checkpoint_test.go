@@ -21,7 +21,6 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/plugintest"
-	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/cluster/images/report"
 	"github.com/devmgrd/devmgrd/test/node"
 )
@@ -72,7 +71,7 @@ func (c checkpointed) of(pod types.UID, resource string) []string {
 // Readers of the kubelet's file find one in the directory that plugins see, with what pods have. It is never half written,
 // and is replaced by another, which those wait for who watch the directory.
 func TestPodResourcesCheckpointMirror(t *testing.T) {
-	r := startWith(t, cluster.Options{})
+	r := start(t)
 	r.plugin(gpu, 4, func(p *plugintest.Plugin) {
 		p.Set(plugintest.Dev("gpu-0", plugintest.Healthy, 0), plugintest.Dev("gpu-1", plugintest.Healthy, 0, 1),
 			plugintest.Dev("gpu-2", plugintest.Healthy), plugintest.Dev("gpu-3", plugintest.Healthy, 1))

@@ -162,7 +162,18 @@ func TestPodsEnd(t *testing.T) {
 	_, err := r.WaitPhase(r.soon(time.Minute), "rejected", corev1.PodFailed)
 	r.must(err)
 	r.until("all devices are free again", func() bool { return r.metric(free) == 3 })
-	r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, "rejected", metav1.DeleteOptions{}))
+	r.says("explain default/rejected", "State:", "refused", "Reason:", "OutOfmemory", "Since:", "Ends:", "spec.nodeName")
+
+	// So it does with a pod that is bound past the scheduler and asks for more devices than the Node shows.
+	beyond := node.Pod("beyond", gpu, 4, "sleep")
+	beyond.Spec.NodeName = r.NodeName()
+	r.must(r.Create(r.ctx, beyond))
+	_, err = r.WaitPhase(r.soon(time.Minute), "beyond", corev1.PodFailed)
+	r.must(err)
+	r.says("explain default/beyond", "State:", "refused", "Reason:", "OutOf"+gpu, "requested: 4", "capacity: 3")
+	for _, name := range []string{"rejected", "beyond"} {
+		r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, name, metav1.DeleteOptions{}))
+	}
 }
 
 func (r *rig) uid(name string) types.UID {

@@ -145,7 +145,7 @@ func TestTheAPIServerIsAwayAtTheStart(t *testing.T) {
 	r.must(r.APIServer.Start(r.ctx))
 	r.must(r.WaitAPIServer(r.ctx))
 	r.must(r.WaitReady(r.soon(30*time.Second), func(status int, _ string) bool { return status == http.StatusOK }))
-	r.must(r.WaitShown(r.soon(10*time.Second), nic, 3))
+	r.must(r.WaitShown(r.soon(30*time.Second), nic, 3))
 }
 
 // restarted tells whether two containers run, and none of those with these IDs.

@@ -24,7 +24,16 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-func TestMain(m *testing.M) { cluster.Main(m.Run, node.Build) }
+func TestMain(m *testing.M) {
+	cluster.Main(func() int {
+		status := m.Run()
+		if err := stopSpare(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			status = max(status, 1)
+		}
+		return status
+	}, node.Build)
+}
 
 const (
 	gpu = "vendor.example/gpu"
@@ -38,14 +47,50 @@ type rig struct {
 	ctx context.Context
 }
 
-func start(t *testing.T) *rig { return startWith(t, cluster.Options{}) }
+// spare is a node on whose cluster the next test can run: the test before has left the cluster as good as new. Tests run one
+// after the other.
+var spare *node.Node
 
+func stopSpare() error {
+	if spare == nil {
+		return nil
+	}
+	n := spare
+	spare = nil
+	return n.Stop()
+}
+
+// start starts devmgrd, without state and with these arguments, on a cluster without pods and devices. A test that leaves
+// other traces in the cluster need not remove them: the next test then gets another cluster.
+func start(t *testing.T, args ...string) *rig {
+	t.Helper()
+	if spare == nil {
+		return begin(t, true, func(ctx context.Context) (*node.Node, error) {
+			return node.Start(ctx, node.Options{Cluster: cluster.Options{Log: t.Output()}, Args: args})
+		})
+	}
+	used := spare
+	spare = nil
+	return begin(t, true, func(ctx context.Context) (*node.Node, error) { return used.Again(ctx, args...) })
+}
+
+// startWith starts devmgrd on a cluster with peculiarities, which only this test uses.
 func startWith(t *testing.T, o cluster.Options, args ...string) *rig {
 	t.Helper()
+	if err := stopSpare(); err != nil { // one cluster at a time
+		t.Fatal(err)
+	}
 	o.Log = t.Output()
+	return begin(t, false, func(ctx context.Context) (*node.Node, error) {
+		return node.Start(ctx, node.Options{Cluster: o, Args: args})
+	})
+}
+
+func begin(t *testing.T, share bool, start func(context.Context) (*node.Node, error)) *rig {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	t.Cleanup(cancel)
-	n, err := node.Start(ctx, node.Options{Cluster: o, Args: args})
+	n, err := start(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,6 +100,18 @@ func startWith(t *testing.T, o cluster.Options, args ...string) *rig {
 		r.checkPromises()
 		if t.Failed() {
 			r.describe()
+		}
+		if share && !t.Failed() {
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			defer cancel()
+			began := time.Now()
+			err := n.Vacate(ctx)
+			if err == nil {
+				t.Logf("the cluster is as good as new after %s", time.Since(began).Round(10*time.Millisecond))
+				spare = n
+				return
+			}
+			t.Log("the cluster is not used again:", err)
 		}
 		if err := n.Stop(); err != nil {
 			t.Error(err)
@@ -172,7 +229,14 @@ func (r *rig) running(name string) report.Report {
 // until waits for something to hold, for as long as a busy machine may take.
 func (r *rig) until(what string, condition func() bool) {
 	r.t.Helper()
-	plugintest.Eventually(r.t, what, condition)
+	tick := time.NewTicker(50 * time.Millisecond) // most conditions start a program, or read all metrics
+	defer tick.Stop()
+	const limit = time.Minute
+	for deadline := time.Now().Add(limit); !condition(); <-tick.C {
+		if time.Now().After(deadline) {
+			r.t.Fatalf("not within %s: %s", limit, what)
+		}
+	}
 }
 
 // metric gives the value of a series.

@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
-	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
@@ -76,7 +75,7 @@ func TestDevicesNearEachOther(t *testing.T) {
 // Under single-numa-node a pod that could only have its devices apart waits, says why, and starts when they can be had
 // together.
 func TestDevicesThatWouldBeApart(t *testing.T) {
-	r := startWith(t, cluster.Options{}, "--set", "topology.policy=single-numa-node")
+	r := start(t, "--set", "topology.policy=single-numa-node")
 	r.places()
 	if got := r.both("first", "2", "1"); got != "gpu-0,gpu-1 nic-0" {
 		t.Fatalf("got %q, want all from node 0", got)

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,6 +36,7 @@ const SampleResource = "example.com/resource"
 type Options struct {
 	Cluster cluster.Options
 	Args    []string // more arguments for "devmgrd run"
+	Under   []string // a command that runs devmgrd, up to devmgrd's own; nil: none
 }
 
 // A Node is a cluster of one node with devmgrd on it.
@@ -41,6 +44,8 @@ type Node struct {
 	*cluster.Cluster
 	Devmgrd *cluster.Process
 	Tools   cluster.Tools
+
+	began [sha256.Size]byte // the cluster's configuration at the start of devmgrd
 }
 
 // Start brings up a cluster and devmgrd, and returns when devmgrd is ready.
@@ -53,8 +58,17 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{Cluster: c, Tools: tools}
-	n.Devmgrd = n.Another("devmgrd", o.Args...)
+	return on(ctx, c, tools, o.Under, o.Args)
+}
+
+// on starts devmgrd on a cluster.
+func on(ctx context.Context, c *cluster.Cluster, tools cluster.Tools, under, args []string) (*Node, error) {
+	began, err := configuration()
+	if err != nil {
+		return nil, errors.Join(err, c.Stop())
+	}
+	n := &Node{Cluster: c, Tools: tools, began: began}
+	n.Devmgrd = n.process("devmgrd", under, args)
 	if err := n.StartDevmgrd(ctx); err != nil {
 		return nil, errors.Join(err, n.Stop())
 	}
@@ -63,7 +77,12 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 
 // Another is one more devmgrd, not started.
 func (n *Node) Another(name string, args ...string) *cluster.Process {
-	return cluster.NewProcess(name, filepath.Join(n.LogDir(), name+".log"), append([]string{os.Getenv(binaryVariable), "run"}, args...), nil)
+	return n.process(name, nil, args)
+}
+
+func (n *Node) process(name string, under, args []string) *cluster.Process {
+	argv := slices.Concat(under, []string{os.Getenv(binaryVariable), "run"}, args)
+	return cluster.NewProcess(name, filepath.Join(n.LogDir(), name+".log"), argv, nil)
 }
 
 // StartDevmgrd starts devmgrd and returns when all of its parts are ready.
@@ -181,5 +200,5 @@ func (n *Node) WaitShown(ctx context.Context, name string, want int64) error {
 
 // poll asks until the answer is yes, an error comes, or ctx ends.
 func poll(ctx context.Context, ask func() (bool, error)) error {
-	return wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) { return ask() })
+	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(context.Context) (bool, error) { return ask() })
 }

@@ -6,6 +6,7 @@
 //	                                              file for reading, writing and both, and reports what came of it
 //	probe open PATH r|w|rw                        open a file and close it again
 //	probe sleep                                   wait for SIGTERM, then exit 0
+//	probe linger DURATION                         wait for SIGTERM, and exit 0 so much later
 //	probe wait-file PATH                          wait until PATH exists, then exit 0
 //	probe exit N                                  exit with status N
 //
@@ -37,6 +38,8 @@ func probe(args []string) int {
 		return open(args)
 	case "sleep":
 		return sleep()
+	case "linger":
+		return linger(args)
 	case "wait-file":
 		return waitFile(args)
 	case "exit":
@@ -97,6 +100,19 @@ func sleep() int {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	<-stop
+	return 0
+}
+
+func linger(args []string) int {
+	if len(args) != 1 {
+		return usage("linger takes DURATION")
+	}
+	d, err := time.ParseDuration(args[0])
+	if err != nil {
+		return usage(err.Error())
+	}
+	sleep()
+	time.Sleep(d)
 	return 0
 }
 

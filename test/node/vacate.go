@@ -1,0 +1,232 @@
+package node
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/devmgrd/devmgrd/internal/checkpoint"
+	"github.com/devmgrd/devmgrd/test/cluster"
+)
+
+// kubeletDir is the kubelet's own directory for device plugins.
+const kubeletDir = "/var/lib/kubelet/device-plugins"
+
+// Vacate ends devmgrd and removes what a test has made on a node, so that [Node.Again] can use the cluster. It returns an
+// error where the cluster is not as it was at its start; then [Node.Stop] is all that is left to do.
+func (n *Node) Vacate(ctx context.Context) error {
+	if err := n.programs(); err != nil {
+		return err
+	}
+	if err := n.removePods(ctx); err != nil {
+		return fmt.Errorf("remove the pods: %w", err)
+	}
+	if err := n.Devmgrd.Stop(10 * time.Second); err != nil {
+		return err
+	}
+	kept := filepath.Join(kubeletDir, "devmgrd.txt") // devmgrd puts it there for the kubelet's next start
+	if err := errors.Join(empty(StateDir), empty(runDir), os.RemoveAll(n.Devmgrd.LogPath()), os.RemoveAll(kept)); err != nil {
+		return err
+	}
+	if err := n.removeCapacity(ctx); err != nil {
+		return fmt.Errorf("remove the resources from the Node: %w", err)
+	}
+	return n.asNew(ctx)
+}
+
+// Again starts devmgrd on the cluster of a node that is vacated, and returns when devmgrd is ready.
+func (n *Node) Again(ctx context.Context, args ...string) (*Node, error) {
+	return on(ctx, n.Cluster, n.Tools, nil, args)
+}
+
+// programs returns an error unless all programs of the cluster run, with the configuration that they began with.
+func (n *Node) programs() error {
+	for _, p := range []*cluster.Process{n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager, n.Containerd, n.Kubelet} {
+		if !p.Running() {
+			return fmt.Errorf("%s does not run", p.Name)
+		}
+	}
+	now, err := configuration()
+	if err != nil {
+		return err
+	}
+	if now != n.began {
+		return errors.New("the configuration of the cluster has changed")
+	}
+	return nil
+}
+
+// configuration returns a sum over all files that the cluster's programs are configured with.
+func configuration() (sum [sha256.Size]byte, err error) {
+	h := sha256.New()
+	for _, dir := range []string{"/etc/containerd", "/etc/cni", "/etc/kubernetes"} {
+		files := os.DirFS(dir)
+		err := fs.WalkDir(files, ".", func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() {
+				return err
+			}
+			text, err := fs.ReadFile(files, path)
+			fmt.Fprintf(h, "%s/%s %d\n%s", dir, path, len(text), text)
+			return err
+		})
+		if err != nil {
+			return sum, err
+		}
+	}
+	return [sha256.Size]byte(h.Sum(nil)), nil
+}
+
+// removePods deletes all pods, what makes pods, and their events, and returns when no container runs.
+func (n *Node) removePods(ctx context.Context) error {
+	second, background := int64(1), metav1.DeletePropagationBackground
+	remove := metav1.DeleteOptions{GracePeriodSeconds: &second, PropagationPolicy: &background}
+	err := poll(ctx, func() (bool, error) {
+		sets, err := n.Client().AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for _, s := range sets.Items {
+			_ = n.Client().AppsV1().DaemonSets(s.Namespace).Delete(ctx, s.Name, remove)
+		}
+		jobs, err := n.Client().BatchV1().Jobs("").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for _, j := range jobs.Items {
+			_ = n.Client().BatchV1().Jobs(j.Namespace).Delete(ctx, j.Name, remove)
+		}
+		return len(sets.Items)+len(jobs.Items) == 0, nil
+	})
+	if err != nil {
+		return err
+	}
+	asked := map[types.UID]bool{}
+	err = poll(ctx, func() (bool, error) {
+		pods, err := n.Client().CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for _, p := range pods.Items {
+			if !asked[p.UID] {
+				_ = n.Client().CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, remove)
+				asked[p.UID] = true
+			}
+		}
+		if len(pods.Items) > 0 {
+			return false, nil
+		}
+		return n.shims() == 0, nil
+	})
+	if err != nil {
+		return err
+	}
+	for _, namespace := range []string{metav1.NamespaceDefault, metav1.NamespaceSystem} {
+		if err := n.Client().CoreV1().Events(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// shims counts the processes that hold containers.
+func (n *Node) shims() (count int) {
+	all, _ := filepath.Glob("/proc/[0-9]*/exe")
+	for _, link := range all {
+		if exe, err := os.Readlink(link); err == nil && exe == n.Tools.Path("containerd-shim-runc-v2") {
+			count++
+		}
+	}
+	return count
+}
+
+// removeCapacity removes every extended resource from the Node.
+func (n *Node) removeCapacity(ctx context.Context) error {
+	names, err := n.extended(ctx)
+	if err != nil || len(names) == 0 {
+		return err
+	}
+	null := map[string]any{}
+	for _, name := range names {
+		null[name] = nil
+	}
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"capacity": null, "allocatable": null}})
+	if err != nil {
+		return err
+	}
+	_, err = n.Client().CoreV1().Nodes().Patch(ctx, n.NodeName(), types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+	return err
+}
+
+// extended returns the names of the extended resources that the Node shows.
+func (n *Node) extended(ctx context.Context) (names []string, err error) {
+	node, err := n.Client().CoreV1().Nodes().Get(ctx, n.NodeName(), metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for name := range node.Status.Capacity {
+		if strings.Contains(string(name), "/") {
+			names = append(names, string(name))
+		}
+	}
+	return names, nil
+}
+
+// asNew returns an error unless nothing is left that a test can leave besides pods.
+func (n *Node) asNew(ctx context.Context) error {
+	if err := kubeletHasNoDevices(); err != nil {
+		return err
+	}
+	policies, err := n.Client().AdmissionregistrationV1().MutatingAdmissionPolicies().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	if len(policies.Items) > 0 {
+		return errors.New("there is an admission policy")
+	}
+	names, err := n.extended(ctx)
+	if err != nil {
+		return err
+	}
+	if len(names) > 0 {
+		return fmt.Errorf("the Node shows %v", names)
+	}
+	return n.WaitNodeReady(ctx)
+}
+
+// kubeletHasNoDevices returns an error if the kubelet manages devices itself, or its directory for that has been used.
+func kubeletHasNoDevices() error {
+	entries, err := os.ReadDir(kubeletDir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		switch e.Name() {
+		case "kubelet.sock":
+		case checkpoint.Name:
+			data, err := os.ReadFile(filepath.Join(kubeletDir, checkpoint.Name))
+			if err != nil {
+				return err
+			}
+			f, err := checkpoint.Decode(data)
+			if err != nil {
+				return err
+			}
+			if len(f.Healthy)+len(f.Entries) > 0 {
+				return errors.New("the kubelet has managed devices")
+			}
+		default:
+			return fmt.Errorf("%s is in the kubelet's directory for device plugins", e.Name())
+		}
+	}
+	return nil
+}
