@@ -16,18 +16,60 @@ import (
 // number reach us on two ways.
 const shortLimit = 3 * time.Second
 
-// aboveLimit is how long the Node may promise more than there is before that counts, while all whose word it takes run and
-// are not frozen: who has found the API server away may take 5 s to try again.
-const aboveLimit = 6 * time.Second
+// A number that is too high falls after window, with devmgrd, and after as much more as the longest fall has lasted that a
+// rise has taken back since devmgrd started (decision 0002). Two falls are 10 s apart, a resource is off the Node for a
+// second before, and a client that has found the API server away tries again after up to 5 s: slack. The kubelet is faster.
+const (
+	window  = 5 * time.Second
+	longest = 3 * time.Minute
+	slack   = 17 * time.Second
+)
+
+// falls follows the number that the Node should show.
+type falls struct {
+	publisher int // its process: what the one before it knew is forgotten
+	number    int64
+	open      []drop // falls that no rise has taken back, from the highest number on
+	lasted    time.Duration
+}
+
+type drop struct {
+	from int64
+	at   time.Time
+}
+
+// want notes which number the Node should show, and reports whether that has changed.
+func (f *falls) want(number int64, publisher int, now time.Time) bool {
+	if publisher != f.publisher {
+		*f = falls{publisher: publisher, number: number}
+		return true
+	}
+	was := f.number
+	f.number = number
+	if number < was {
+		f.open = append(f.open, drop{was, now})
+	}
+	for n := len(f.open) - 1; n >= 0 && f.open[n].from <= number; n-- {
+		f.lasted = max(f.lasted, now.Sub(f.open[n].at))
+		f.open = f.open[:n]
+	}
+	return number != was
+}
+
+// limit is how long a number may be too high after the last change of what it should be.
+func (f *falls) limit() time.Duration { return min(f.lasted+window, longest) + slack }
 
 // An apiView watches what the API server says of pods and of the Node.
 type apiView struct {
 	cluster *cluster.Cluster
 	say     func(kind, what string)
-	awake   func() bool // those whose word the Node's number needs: the plugin, and who publishes it
+	publish *cluster.Process // who publishes the Node's number
+	awake   func() bool      // those whose word the Node's number needs: the plugin, and who publishes it
 	failed  map[string]bool
 	short   lasting // the Node shows too little
 	above   lasting // it shows too much
+	double  lasting // it shows more than there has ever been
+	falls   falls
 }
 
 // lasting is something that counts once it has been so for a while.
@@ -60,6 +102,7 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 		return
 	}
 	asked := int64(0)
+	known := map[string]bool{}
 	for _, p := range pods.Items {
 		if failedForDevices(&p) && !v.failed[string(p.UID)] {
 			v.failed[string(p.UID)] = true
@@ -67,6 +110,7 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 		}
 		if p.Spec.NodeName != "" && p.Status.Phase != corev1.PodFailed && p.Status.Phase != corev1.PodSucceeded {
 			asked += limit(&p)
+			known[p.Name] = true
 		}
 	}
 	shown, there, err := v.shown(ctx)
@@ -75,8 +119,21 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 		v.say(number, fmt.Sprintf("the Node shows %d, and its pods ask for %d", shown, asked))
 	}
 	usable := int64(readMood().usable())
-	if v.above.is(seen && shown > usable+asked && v.awake(), now, aboveLimit) {
-		v.say(promised, fmt.Sprintf("the Node shows %d, its pods ask for %d, and %d devices are usable", shown, asked, usable))
+	left := int64(0) // with containers whose pods have been deleted by force
+	for _, h := range holders() {
+		if !known[h.pod] {
+			left += int64(len(h.has))
+		}
+	}
+	if v.falls.want(usable+asked+left, v.publish.Pid(), now) {
+		v.above = lasting{}
+	}
+	limit := v.falls.limit()
+	if v.above.is(seen && shown > usable+asked+left && v.awake(), now, limit) {
+		v.say(promised, fmt.Sprintf("for %s the Node shows %d, its pods ask for %d, %d devices are usable, and containers of deleted pods have %d", limit, shown, asked, usable, left))
+	}
+	if v.double.is(seen && shown > max(deviceCount, asked), now, shortLimit) {
+		v.say(promised, fmt.Sprintf("the Node shows %d of %d devices, and its pods ask for %d", shown, deviceCount, asked))
 	}
 }
 

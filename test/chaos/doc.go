@@ -5,9 +5,14 @@
 //	make chaos SEED=17          the one sequence of that seed again
 //	make chaos N=200 KUBELET=1  the same against the kubelet's own device manager, without devmgrd
 //
-// A sequence is a handful of steps, drawn from its seed: pods come and go, containers, devmgrd, the plugin, the kubelet,
-// containerd and the API server are killed, stopped or frozen, the plugin errs, dawdles and loses devices, the disk is full
-// (faults.go). Then all is mended, every pod that is left must run, all pods go, and one that asks for everything must run.
+// A sequence is a handful of steps, drawn from its seed. Pods are created and deleted, by force at times. Containers, their
+// shims, devmgrd, the plugin, the kubelet, containerd and the API server are killed, stopped or frozen, some in the middle of
+// creations. The plugin fails, is slow, renames and loses devices, refuses one, or has one that flaps. A file system hangs,
+// the disk is full (faults.go), and syncs of the state file fail (gate.go). After the steps all faults end, every pod that is
+// left must run, all pods are deleted, and a pod that asks for all devices must run.
+//
+// Each sequence's result is printed when it ends, and its seed is one more than that of the one before. So a run of 500
+// that has ended after seed 200 goes on with SEED=201 N=300.
 //
 // What is looked at does not come from devmgrd. Which devices a container has stands in the environment and /dev of its
 // processes (truth.go). What the scheduler sees, and what becomes of pods, is the API server's word (cluster.go). A keeper

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -34,7 +37,14 @@ func faults(w *world) []fault {
 		{3, moody("devices get sick", func(m *Mood, dice *rand.Rand) { m.Sick = 1 + dice.IntN(deviceCount) })},
 		{2, moody("devices vanish", func(m *Mood, dice *rand.Rand) { m.Gone = 1 + dice.IntN(deviceCount) })},
 		{2, moody("the plugin registers no more", func(m *Mood, _ *rand.Rand) { m.Loner = true })},
-		{4, moody("the plugin is well", func(m *Mood, _ *rand.Rand) { *m = Mood{} })},
+		{4, moody("the plugin is well", func(m *Mood, _ *rand.Rand) { *m = Mood{Names: m.Names, Share: m.Share, Refused: m.Refused} })},
+		{3, moody("a device is refused", func(m *Mood, dice *rand.Rand) { m.Bad, m.Refused = 1+dice.IntN(deviceCount), true })},
+		{3, moody("a device flaps", func(m *Mood, _ *rand.Rand) { m.Flaps = true })},
+		{2, rename},
+		{2, hang},
+		{1, linger},
+		{2, freezeShim},
+		{3, interrupt(w.Containerd)},
 		{5, restart(w.plugin)},
 		{2, freeze(w.plugin)},
 		{4, restart(w.Kubelet)},
@@ -46,7 +56,7 @@ func faults(w *world) []fault {
 		{1, pause},
 	}
 	if w.devmgrd != nil {
-		all = append(all, fault{8, restart(w.devmgrd)}, fault{4, freeze(w.devmgrd)}, fault{2, fillDisk})
+		all = append(all, fault{8, restart(w.devmgrd)}, fault{4, freeze(w.devmgrd)}, fault{2, fillDisk}, fault{3, interrupt(w.devmgrd)}, fault{8, failSyncs})
 	}
 	return all
 }
@@ -174,6 +184,115 @@ func freeze(p *cluster.Process) func(context.Context, *world, *rand.Rand) (strin
 	}
 }
 
+// rename has the plugin list the same hardware under other IDs, with or without a restart.
+func rename(_ context.Context, w *world, dice *rand.Rand) (string, error) {
+	w.renamed++
+	m := readMood()
+	m.Names = w.renamed
+	err := m.write()
+	if dice.IntN(2) == 0 {
+		return "the plugin renames its devices, and restarts", errors.Join(err, w.keeper.kill(w.plugin, true, false))
+	}
+	return "the plugin renames its devices", err
+}
+
+// hang has containers get a mount with their devices, of a file system that does not answer.
+func hang(_ context.Context, w *world, _ *rand.Rand) (string, error) {
+	const what = "a file system hangs that the plugin's mounts are on"
+	if w.hung != nil {
+		return what + ", already", nil
+	}
+	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		return what, err
+	}
+	if err := unix.Mount("hung", hostMount, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", f.Fd())); err != nil {
+		return what, errors.Join(err, f.Close())
+	}
+	w.hung = f
+	m := readMood()
+	m.Share = true
+	return what, m.write()
+}
+
+// unhang ends what hang has begun.
+func (w *world) unhang() error {
+	if w.hung == nil {
+		return nil
+	}
+	err := errors.Join(w.hung.Close(), unix.Unmount(hostMount, unix.MNT_DETACH))
+	w.hung = nil
+	return err
+}
+
+// linger deletes a pod by force whose container runs on for 40 s.
+func linger(ctx context.Context, w *world, _ *rand.Rand) (string, error) {
+	name, err := w.create(ctx, 1, "linger", "40s")
+	what := "create " + name + " (1 device), and delete it by force; it runs on for 40 s"
+	if err != nil {
+		return what, err
+	}
+	w.forget(name)
+	runs := func() (bool, string) {
+		return slices.ContainsFunc(holders(), func(h holder) bool { return h.pod == name }), "it has not started"
+	}
+	err = w.eventually(ctx, 3*time.Second, runs)
+	now := int64(0)
+	return what, errors.Join(err, w.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
+}
+
+// freezeShim stops the process between containerd and a container, and restarts containerd: its list says that nothing is
+// known of the container.
+func freezeShim(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
+	all := holders()
+	at, d := dice.IntN(1000), time.Duration(3000+dice.IntN(5000))*time.Millisecond
+	if len(all) == 0 {
+		return "there is no shim to freeze", nil
+	}
+	h := all[at%len(all)]
+	fields := stat(h.pid)
+	if len(fields) < 2 {
+		return "the container whose shim is to be frozen has ended", nil
+	}
+	shim, err := strconv.Atoi(fields[1])
+	if err != nil || shim <= 1 {
+		return "freeze a shim", fmt.Errorf("the parent of %d is %q", h.pid, fields[1])
+	}
+	started := startOf(shim)
+	if err := syscall.Kill(shim, syscall.SIGSTOP); err != nil {
+		return "freeze a shim", err
+	}
+	w.later.Go(func() {
+		select {
+		case <-time.After(d):
+		case <-w.mending:
+		}
+		if startOf(shim) == started {
+			_ = syscall.Kill(shim, syscall.SIGCONT)
+		}
+	})
+	return fmt.Sprintf("freeze the shim of %s for %s, and kill containerd", h.pod, d), w.keeper.kill(w.Containerd, true, false)
+}
+
+// interrupt restarts a process in the middle of the creation of some pods.
+func interrupt(p *cluster.Process) func(context.Context, *world, *rand.Rand) (string, error) {
+	return func(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
+		hard, d := dice.IntN(2) == 0, time.Duration(dice.IntN(1200))*time.Millisecond
+		what := fmt.Sprintf("restart %s %s after the creation of", p.Name, d)
+		for range 2 {
+			name, err := w.create(ctx, 1)
+			if what += " " + name; err != nil {
+				return what, err
+			}
+		}
+		select {
+		case <-time.After(d):
+		case <-ctx.Done():
+		}
+		return what, w.keeper.kill(p, hard, false)
+	}
+}
+
 // fillDisk leaves no room for devmgrd's books.
 func fillDisk(context.Context, *world, *rand.Rand) (string, error) {
 	f, err := os.OpenFile(ballast, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -192,13 +311,27 @@ func fillDisk(context.Context, *world, *rand.Rand) (string, error) {
 
 const ballast = node.StateDir + "/ballast"
 
+// failSyncs has some commits fail, at the data's sync, when they have not happened, or at the meta page's, when they have.
+func failSyncs(_ context.Context, w *world, dice *rand.Rand) (string, error) {
+	meta, syncs := dice.IntN(2) == 0, 1+dice.IntN(2)
+	w.gate.breaks(meta, syncs)
+	return fmt.Sprintf("%d syncs of the %s fail", syncs, map[bool]string{true: "meta page", false: "data"}[meta]), nil
+}
+
 func pause(context.Context, *world, *rand.Rand) (string, error) { return "nothing", nil }
 
-// create creates a pod that sleeps.
-func (w *world) create(ctx context.Context, wants int) (string, error) {
+// create creates a pod that sleeps, or does something else.
+func (w *world) create(ctx context.Context, wants int, args ...string) (string, error) {
 	w.named++
 	name := fmt.Sprintf("pod-%d", w.named)
-	pod := node.Pod(name, resourceName, wants, "sleep")
+	if args == nil {
+		args = []string{"sleep"}
+	}
+	pod := node.Pod(name, resourceName, wants, args...)
+	if args[0] != "sleep" {
+		patience := int64(60)
+		pod.Spec.TerminationGracePeriodSeconds = &patience
+	}
 	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: podVariable, Value: name}, {Name: wantsVariable, Value: fmt.Sprint(wants)}}
 	if _, err := w.Client().CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {

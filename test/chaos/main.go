@@ -26,6 +26,10 @@ func main() {
 		fmt.Fprintln(os.Stderr, "plugin:", runPlugin(os.Args[2]))
 		os.Exit(1)
 	}
+	if len(os.Args) > 3 && os.Args[1] == "gated" {
+		fmt.Fprintln(os.Stderr, "gated:", runGated(os.Args[2], os.Args[3:]))
+		os.Exit(1)
+	}
 	var o options
 	flag.IntVar(&o.sequences, "n", 10, "how many sequences of faults")
 	flag.Uint64Var(&o.seed, "seed", 0, "the seed of the first sequence, later ones count up; 0: one by the clock")

@@ -22,6 +22,8 @@ const (
 	deviceCount  = 4
 	mood         = "/run/chaos/mood.json" // where the plugin is told how to behave
 	hostNode     = "/run/chaos/null"      // what each device is on the host
+	hostMount    = "/run/chaos/share"     // where a file system can be made to hang
+	hostLibs     = hostMount + "/libs"    // what the plugin mounts while it shares
 
 	// What a container of the tests can be known by, from outside.
 	podVariable     = "CHAOS_POD"
@@ -31,11 +33,16 @@ const (
 
 // A Mood is how the plugin behaves.
 type Mood struct {
-	Errs  bool          // Allocate fails
-	Slow  time.Duration // Allocate takes as long
-	Sick  int           // so many devices are unhealthy, the last ones
-	Gone  int           // so many devices are not listed, the last ones
-	Loner bool          // it registers when it starts, and never again
+	Errs    bool          // Allocate fails
+	Slow    time.Duration // Allocate takes as long
+	Sick    int           // so many devices are unhealthy, the last ones
+	Gone    int           // so many devices are not listed, the last ones
+	Loner   bool          // it registers when it starts, and never again
+	Bad     int           // Allocate fails for one device, which is healthy: the first, the second and so on; 0: none
+	Refused bool          // a device has been refused in this sequence
+	Flaps   bool          // the first device's health changes each 700 ms
+	Names   int           // all devices have other IDs with each number; 0: the first ones
+	Share   bool          // containers get a mount with their devices
 }
 
 func (m Mood) write() error {
@@ -56,20 +63,31 @@ func readMood() (m Mood) {
 	return m
 }
 
-// usable is how many devices are listed and healthy.
+// usable is how many devices are listed and healthy, a device that flaps among them.
 func (m Mood) usable() int { return deviceCount - max(m.Sick, m.Gone) }
 
 func (m Mood) devices() []*pluginapi.Device {
 	var all []*pluginapi.Device
 	for i := range deviceCount - m.Gone {
 		health := pluginapi.Healthy
-		if i >= deviceCount-m.Sick {
+		if i >= deviceCount-m.Sick || m.Flaps && i == 0 && time.Now().UnixMilli()/700%2 == 0 {
 			health = pluginapi.Unhealthy
 		}
-		all = append(all, &pluginapi.Device{ID: fmt.Sprintf("dev-%d", i), Health: health})
+		all = append(all, &pluginapi.Device{ID: m.id(i), Health: health})
 	}
 	return all
 }
+
+// id returns the ID of a device, in which the hardware is the last digit.
+func (m Mood) id(device int) string {
+	if m.Names == 0 {
+		return fmt.Sprintf("dev-%d", device)
+	}
+	return fmt.Sprintf("n%d-dev-%d", m.Names, device)
+}
+
+// hardware returns what an ID stands for, under whatever name.
+func hardware(id string) string { return id[strings.LastIndexByte(id, '-')+1:] }
 
 // plugin is a device plugin, as simple as real ones are.
 type plugin struct {
@@ -183,7 +201,13 @@ func (p *plugin) Allocate(_ context.Context, request *pluginapi.AllocateRequest)
 	for _, c := range request.ContainerRequests {
 		grant := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{devicesVariable: strings.Join(c.DevicesIds, ",")}}
 		for _, id := range c.DevicesIds {
+			if m.Bad > 0 && hardware(id) == fmt.Sprint(m.Bad-1) {
+				return nil, fmt.Errorf("device %s cannot be had", id)
+			}
 			grant.Devices = append(grant.Devices, &pluginapi.DeviceSpec{HostPath: hostNode, ContainerPath: "/dev/chaos-" + id, Permissions: "rw"})
+		}
+		if m.Share {
+			grant.Mounts = []*pluginapi.Mount{{HostPath: hostLibs, ContainerPath: "/libs", ReadOnly: true}}
 		}
 		answer.ContainerResponses = append(answer.ContainerResponses, grant)
 	}

@@ -89,19 +89,19 @@ func awake(p *cluster.Process) bool {
 
 func (h holder) alive() bool { return startOf(h.pid) == h.started }
 
-// bareLimit is how long a container may run without its devices before that counts: so long may it take to be seen and
-// ended by those who look after that.
-const bareLimit = 10 * time.Second
+// bareLimit is how long a container may run without its devices before that counts. It covers two looks.
+const bareLimit = time.Second
 
 // A truth watches what containers really have.
 type truth struct {
 	bare map[string]time.Time // since when, by process
+	had  map[string]string    // the devices of each pod's first container; later ones have the same
 	told map[string]bool      // what has been counted
 	say  func(kind, what string)
 }
 
 func newTruth(say func(kind, what string)) *truth {
-	return &truth{bare: map[string]time.Time{}, told: map[string]bool{}, say: say}
+	return &truth{bare: map[string]time.Time{}, had: map[string]string{}, told: map[string]bool{}, say: say}
 }
 
 // look looks once.
@@ -120,13 +120,22 @@ func (t *truth) look(now time.Time) {
 				t.say(bare, fmt.Sprintf("a container of %s runs with %d of %d devices", h.pod, len(h.has), h.wants))
 			}
 		}
+		if has := strings.Join(h.has, " "); len(h.has) == h.wants && h.wants > 0 {
+			if first := t.had[h.pod]; first == "" {
+				t.had[h.pod] = has
+			} else if first != has && !t.told[key] {
+				t.told[key] = true
+				t.say(changed, fmt.Sprintf("a container of %s has %s, and the one before it had %s", h.pod, has, first))
+			}
+		}
 		for _, id := range h.has {
+			id = hardware(id) // two IDs may be one device
 			other, taken := owner[id]
 			owner[id] = h
 			// Processes are looked at one after the other: both have to be there still.
 			if pair := id + " " + other.pod + " " + h.pod; taken && other.pod != h.pod && other.alive() && h.alive() && !t.told[pair] {
 				t.told[pair] = true
-				t.say(twoHands, fmt.Sprintf("%s is in the hands of %s and %s", id, other.pod, h.pod))
+				t.say(twoHands, fmt.Sprintf("device %s is in the hands of %s and %s", id, other.pod, h.pod))
 			}
 		}
 	}

@@ -24,16 +24,18 @@ import (
 // What can go wrong.
 const (
 	failed   = "pods failed for a device reason"
-	bare     = "containers without their devices for more than 10 s"
+	bare     = "containers that started without their devices"
 	twoHands = "devices in two hands"
+	changed  = "containers that came back with other devices"
 	number   = "times the Node showed less than its pods asked for, for 3 s"
-	promised = "times the Node showed more than was usable or asked for, for 6 s"
+	promised = "times the Node showed more than there is, for longer than a fall takes"
+	waits    = "pods that waited for a device that is refused, with others free"
 	stuck    = "pods that did not run, or end, when all was well"
 	leak     = "devices that could not be had when all pods were gone"
 	crash    = "crashes of a process that nobody had killed"
 )
 
-var kinds = []string{failed, bare, twoHands, number, promised, stuck, leak, crash}
+var kinds = []string{failed, bare, twoHands, changed, number, promised, waits, stuck, leak, crash}
 
 // A world is the node with all that can be broken on it. Its fields are the player's, but for what the mutex guards.
 type world struct {
@@ -41,6 +43,7 @@ type world struct {
 	options options
 	node    *node.Node       // nil: without devmgrd
 	devmgrd *cluster.Process // the same
+	gate    *gate            // the same
 	plugin  *cluster.Process
 	keeper  *keeper
 	began   time.Time
@@ -50,6 +53,8 @@ type world struct {
 	later   sync.WaitGroup // what ends by itself, or when all is mended
 	mending chan struct{}  // closed when it is
 	cut     bool           // the API server has been away
+	renamed int            // how often the plugin has renamed its devices
+	hung    *os.File       // keeps the plugin's mounts hanging
 
 	watching context.CancelFunc
 	watchers sync.WaitGroup
@@ -64,23 +69,22 @@ type world struct {
 func newWorld(ctx context.Context, o options) (*world, error) {
 	w := &world{options: o, began: time.Now(), wrongs: map[string]int{}, now: map[string]int{}}
 	shape := cluster.Options{KubeletConfig: "crashLoopBackOff: {maxContainerRestartPeriod: 1s}\n"}
-	var err error
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(os.MkdirAll(hostLibs, 0o755), Mood{}.write()); err != nil {
+		return nil, err
+	}
 	sockets := "/var/lib/kubelet/device-plugins"
 	if o.kubelet {
 		err = w.startCluster(ctx, shape)
 	} else {
 		sockets = node.SocketDir
-		err = w.startNode(ctx, shape)
+		err = w.startNode(ctx, shape, self)
 	}
 	if err != nil {
 		return nil, err
-	}
-	if err := errors.Join(os.MkdirAll(filepath.Dir(mood), 0o755), Mood{}.write()); err != nil {
-		return nil, errors.Join(err, w.stop())
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, errors.Join(err, w.stop())
 	}
 	w.plugin = cluster.NewProcess("plugin", filepath.Join(w.LogDir(), "plugin.log"), []string{self, "plugin", sockets}, nil)
 	w.keeper = &keeper{say: w.say}
@@ -110,15 +114,19 @@ func (w *world) startCluster(ctx context.Context, shape cluster.Options) error {
 	return err
 }
 
-// startNode starts devmgrd too. Its books are on a disk of their own, which can be filled.
-func (w *world) startNode(ctx context.Context, shape cluster.Options) error {
+// startNode starts devmgrd too. Its state file is on a disk of its own, which can be filled, and behind a gate.
+func (w *world) startNode(ctx context.Context, shape cluster.Options, self string) error {
+	var err error
+	if w.gate, err = newGate(gateSocket, stateFile); err != nil {
+		return err
+	}
 	if err := os.MkdirAll(node.StateDir, 0o700); err != nil {
 		return err
 	}
 	if err := unix.Mount("chaos", node.StateDir, "tmpfs", 0, "size=4m"); err != nil {
 		return fmt.Errorf("making a small disk: %w", err)
 	}
-	n, err := node.Start(ctx, node.Options{Cluster: shape})
+	n, err := node.Start(ctx, node.Options{Cluster: shape, Under: []string{self, "gated", gateSocket}})
 	if err != nil {
 		return err
 	}
@@ -132,7 +140,7 @@ func (w *world) watch() {
 	w.watching = cancel
 	w.watchers.Go(func() { w.keeper.Run(ctx) })
 	t := newTruth(w.say)
-	v := &apiView{cluster: w.Cluster, say: w.say, awake: w.awake, failed: map[string]bool{}}
+	v := &apiView{cluster: w.Cluster, say: w.say, publish: w.publisher(), awake: w.awake, failed: map[string]bool{}}
 	for _, look := range []func(time.Time){t.look, func(now time.Time) { v.look(ctx, now) }} {
 		w.watchers.Go(func() {
 			tick := time.NewTicker(200 * time.Millisecond)
@@ -151,11 +159,15 @@ func (w *world) watch() {
 
 // awake tells whether the plugin and who publishes its devices run, and are not frozen.
 func (w *world) awake() bool {
-	publisher := w.devmgrd
-	if publisher == nil {
-		publisher = w.Kubelet
+	return awake(w.plugin) && awake(w.publisher())
+}
+
+// publisher is the process that sets the resource's number on the Node.
+func (w *world) publisher() *cluster.Process {
+	if w.devmgrd == nil {
+		return w.Kubelet
 	}
-	return awake(w.plugin) && awake(publisher)
+	return w.devmgrd
 }
 
 func (w *world) stop() error {
@@ -275,6 +287,13 @@ func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time
 		case <-time.After(rest):
 		}
 	}
+	if dice.IntN(10) == 0 { // long enough for a number to fall
+		w.tell("nothing for 30 s")
+		select {
+		case <-ctx.Done():
+		case <-time.After(30 * time.Second):
+		}
+	}
 	w.mend(ctx)
 	w.settle(ctx)
 	return steps, time.Since(began)
@@ -290,7 +309,14 @@ func (w *world) mend(ctx context.Context) {
 	w.tell("all is mended")
 	close(w.mending)
 	w.later.Wait()
-	if err := errors.Join(os.RemoveAll(ballast), Mood{}.write()); err != nil {
+	if w.gate != nil {
+		if data, meta := w.gate.mend(); data+meta > 0 {
+			w.tell("%d syncs of data and %d of a meta page have failed", data, meta)
+		}
+	}
+	// The names stay: devices in use under former IDs would be others.
+	was := readMood()
+	if err := errors.Join(os.RemoveAll(ballast), w.unhang(), Mood{Names: was.Names, Refused: was.Refused}.write()); err != nil {
 		w.say(stuck, err.Error())
 	}
 	for _, p := range []*cluster.Process{w.APIServer, w.Containerd, w.Kubelet, w.plugin, w.devmgrd} {
@@ -332,10 +358,15 @@ func (w *world) settle(ctx context.Context) {
 	if ctx.Err() != nil {
 		return // somebody has had enough: nothing is known
 	}
+	m := readMood()
 	if err := w.eventually(ctx, settleLimit, func() (bool, string) { return w.allRun(ctx) }); err != nil {
 		w.say(stuck, err.Error())
 	}
 	w.clear(ctx)
+	if m.Refused {
+		w.passOver(ctx, m)
+		w.clear(ctx)
+	}
 	if err := w.eventually(ctx, time.Minute, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
 		w.say(number, err.Error())
 	}
@@ -348,14 +379,55 @@ func (w *world) settle(ctx context.Context) {
 	}
 }
 
-// allRun tells whether all pods that are bound to the node run.
+// passOver has the first device refused, and looks whether a pod runs that wants one while the others are free.
+func (w *world) passOver(ctx context.Context, m Mood) {
+	m.Refused, m.Bad = false, 1
+	err := m.write()
+	name := ""
+	if err == nil {
+		name, err = w.create(ctx, 1)
+	}
+	if err == nil {
+		err = w.eventually(ctx, 30*time.Second, func() (bool, string) {
+			p, err := w.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return false, err.Error()
+			}
+			return ready(p) || failedForDevices(p), lament(p)
+		})
+	}
+	if err != nil {
+		w.say(waits, err.Error())
+	}
+	m.Bad = 0
+	if err := m.write(); err != nil {
+		w.say(stuck, err.Error())
+	}
+}
+
+// inUseUnlisted reports whether a container has a device under an ID that the plugin lists no longer. Devices under new IDs
+// may be withheld then (decision 0021), and pods wait for its end.
+func inUseUnlisted() bool {
+	listed := map[string]bool{}
+	for _, d := range readMood().devices() {
+		listed[d.ID] = true
+	}
+	for _, h := range holders() {
+		if slices.ContainsFunc(h.has, func(id string) bool { return !listed[id] }) {
+			return true
+		}
+	}
+	return false
+}
+
+// allRun tells whether all pods that are bound to the node run, or wait for devices that are rightly withheld.
 func (w *world) allRun(ctx context.Context) (bool, string) {
 	pods, err := w.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return false, err.Error()
 	}
 	for _, p := range pods.Items {
-		if p.Spec.NodeName != "" && p.DeletionTimestamp == nil && !ready(&p) && !failedForDevices(&p) {
+		if p.Spec.NodeName != "" && p.DeletionTimestamp == nil && !ready(&p) && !failedForDevices(&p) && (limit(&p) == 0 || !inUseUnlisted()) {
 			return false, lament(&p)
 		}
 	}
