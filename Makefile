@@ -6,6 +6,9 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 BIN     ?= bin/devmgrd
 LDFLAGS ?= -X main.version=$(VERSION)
 
+# A part of the tests, which "make test" tells with its time at its end.
+timed = scripts/stages stage
+
 .PHONY: help build check proto test e2e chaos demo page bench fuzz install deb rpm clean
 
 help: ## Show the targets.
@@ -15,15 +18,23 @@ build: ## Build bin/devmgrd: static, so that it runs wherever it is copied to.
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o $(BIN) ./cmd/devmgrd
 
 check: ## Format, vet, lint and unit tests with the race detector: all that a reviewer would ask for.
+	@$(timed) format $(MAKE) --no-print-directory format
+	@$(timed) "generated code" $(MAKE) --no-print-directory generated
+	$(timed) vet $(GO) vet ./...
+	$(timed) "vet, end to end" $(GO) vet -tags e2e ./test/...
+	@$(timed) staticcheck $(MAKE) --no-print-directory staticcheck
+	$(timed) "unit tests" $(GO) test -race ./...
+	@$(timed) alerts $(MAKE) --no-print-directory alerts
+
+.PHONY: format generated staticcheck
+format:
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
+generated:
 	$(call generate,diff -rq --exclude staging api "$$work" || { echo "the Go code in api is not what its .proto files say: run make proto"; exit 1; })
-	$(GO) vet ./...
-	$(GO) vet -tags e2e ./test/...
+staticcheck:
 	$(GO) -C test/tools/lint build -o ../../../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
 	bin/staticcheck -tags e2e ./...
-	$(GO) test -race ./...
-	$(MAKE) --no-print-directory alerts
 
 # The tests read files of this module, which Go's cache of results does not see: -count 1. The tag leaves out 240 of 1360
 # packages, those that find targets in clouds.
@@ -51,27 +62,33 @@ define generate
 endef
 
 e2e: ## End-to-end tests on a real one-node Kubernetes, the package on a Debian, some random faults, and the demo (root).
-	$(GO) run ./test/cluster/cmd/cluster build
-	$(GO) run ./test/demo
-	$(MAKE) --no-print-directory --output-sync=target --jobs=2 e2e-1 e2e-2 e2e-cluster e2e-package e2e-chaos page
+	$(timed) "build the cluster" $(GO) run ./test/cluster/cmd/cluster build
+	$(timed) demo $(GO) run ./test/demo
+	@$(MAKE) --no-print-directory --output-sync=target --jobs=2 e2e-1 e2e-2 e2e-cluster e2e-package e2e-chaos e2e-page
 
 # Parts of e2e that run side by side, each on a cluster of its own. Most of their time they wait.
-.PHONY: e2e-1 e2e-2 e2e-cluster e2e-package e2e-chaos
+.PHONY: e2e-1 e2e-2 e2e-cluster e2e-package e2e-chaos e2e-page
 e2e-1:
-	$(GO) test -tags e2e -race -count 1 -timeout 25m -run '^Test[A-L]' ./test/e2e
+	$(timed) "end to end, A to L" $(GO) test -tags e2e -race -count 1 -timeout 25m -run '^Test[A-L]' ./test/e2e
 e2e-2:
-	$(GO) test -tags e2e -race -count 1 -timeout 25m -run '^Test[M-Z]' ./test/e2e
+	$(timed) "end to end, M to Z" $(GO) test -tags e2e -race -count 1 -timeout 25m -run '^Test[M-Z]' ./test/e2e
 e2e-cluster:
-	$(GO) test -tags e2e -race -count 1 -timeout 25m ./test/cluster/...
+	$(timed) "the test cluster" $(GO) test -tags e2e -race -count 1 -timeout 25m ./test/cluster/...
 e2e-package:
-	$(GO) test -tags e2e -race -count 1 -timeout 25m ./test/package
+	$(timed) "the package" $(GO) test -tags e2e -race -count 1 -timeout 25m ./test/package
 e2e-chaos:
-	$(GO) run ./test/chaos -n 4 -seed 1
+	$(timed) chaos $(GO) run ./test/chaos -n 4 -seed 1
+e2e-page:
+	@$(timed) "the page in Chromium" $(MAKE) --no-print-directory page
 
-test: ## All tests: unit, integration, a little fuzzing, and end to end (root).
-	$(MAKE) check
-	$(MAKE) fuzz FUZZTIME=1000x # by time it fails at times at the end of the time (go.dev/issue/75804)
-	$(MAKE) e2e
+test: ## All tests: unit, integration, a little fuzzing, and end to end (root). At its end it tells what took how long.
+	@scripts/stages run $(MAKE) --no-print-directory test-stages
+
+.PHONY: test-stages
+test-stages:
+	@$(MAKE) --no-print-directory check
+	@$(timed) fuzz $(MAKE) --no-print-directory fuzz FUZZTIME=1000x # by time it fails at times at the end of the time (go.dev/issue/75804)
+	@$(MAKE) --no-print-directory e2e
 
 chaos: ## Random faults (root): N=20 sequences, SEED=17 one again, KUBELET=1 against the kubelet's device manager.
 	$(GO) run ./test/chaos -n $(or $(N),$(if $(SEED),1,20)) $(if $(SEED),-seed $(SEED)) $(if $(KUBELET),-kubelet)
