@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"encoding/base64"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"html/template"
 	"log/slog"
@@ -127,7 +128,8 @@ const sendLimit = 30 * time.Second
 
 func (p *Page) page(w http.ResponseWriter, r *http.Request) {
 	l, err := p.look(r.Context())
-	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(sendLimit)); err != nil {
+	// A writer that wraps the connection may know no deadline; the page goes out without one.
+	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(sendLimit)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return // the client has gone
 	}
 	if err != nil {

@@ -237,7 +237,7 @@ func (m many) ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv
 	for i := range m.n {
 		d := &adminv1.Device{ResourceName: resourceOfMany, Id: fmt.Sprintf("<b>%05d-%s", i, strings.Repeat("no-end-", 10)), State: "free", Listed: true, Healthy: true, NumaNodes: []int32{int32(i % 4)}}
 		if i%16 == 0 || m.n < 1000 {
-			d.State = states[i%8%7]
+			d.State = states[i%len(states)]
 		}
 		if d.State == "assigned" {
 			d.Holder = &adminv1.Holder{Namespace: "namespace", Name: strings.Repeat("pod-", 20), Containers: []string{"main"}}
