@@ -22,7 +22,8 @@
 // # Promises
 //
 //   - An answer is not older than its question: the kubelet is asked after the question came, and so is the board. Questions
-//     that come at one time share one call to the kubelet, which allows a hundred a second to all of its clients together.
+//     that come at one time share one call to the kubelet, which allows a hundred a second to all of its clients together. A Get
+//     asks the kubelet's Get while calls are few, so the kubelet's metrics show it.
 //   - Get never gives a pod without the devices that it is to have: it waits for them, and if they do not come it fails, with the
 //     reason why the pod waits. List waits for allocations in flight, shortly.
 //   - A slow or noisy client harms itself alone. Who reads a watch too slowly is dropped with RESOURCE_EXHAUSTED, and may go on

@@ -35,6 +35,8 @@ const (
 // A kubelet is asked for what is its own.
 type kubelet struct {
 	conn *grpc.ClientConn
+	get  v1.PodResourcesListerClient
+	pace *rate.Limiter
 	log  *slog.Logger
 	gaps interface{ Inc() }
 
@@ -42,7 +44,7 @@ type kubelet struct {
 	alpha       question[*v1alpha1.ListPodResourcesResponse]
 	allocatable question[*v1.AllocatableResourcesResponse]
 
-	slow atomic.Bool // the last call has timed out: rounds' to set
+	slow atomic.Bool // the last call has timed out
 	gone atomic.Bool // it has been logged that it does not answer
 }
 
@@ -62,9 +64,9 @@ func newKubelet(ctx context.Context, work *sync.WaitGroup, paths []string, self 
 	if err != nil {
 		return nil, err
 	}
-	k := &kubelet{conn: conn, log: log, gaps: gaps}
-	rounds := rounds{ctx: ctx, work: work, pace: rate.NewLimiter(kubeletRate, kubeletBurst), slow: &k.slow}
 	lister, alpha := v1.NewPodResourcesListerClient(conn), v1alpha1.NewPodResourcesListerClient(conn)
+	k := &kubelet{conn: conn, get: lister, pace: rate.NewLimiter(kubeletRate, kubeletBurst), log: log, gaps: gaps}
+	rounds := rounds{ctx: ctx, work: work, pace: k.pace, slow: &k.slow}
 	k.list = question[*v1.ListPodResourcesResponse]{rounds: rounds, call: func(ctx context.Context) (*v1.ListPodResourcesResponse, error) {
 		return lister.List(ctx, &v1.ListPodResourcesRequest{})
 	}}
@@ -110,9 +112,7 @@ func ask[T any](ctx context.Context, k *kubelet, q func(*kubelet) *question[T]) 
 	answer, err := q(k).ask(short)
 	switch {
 	case err == nil:
-		if k.gone.Swap(false) {
-			k.log.Info("the kubelet answers again")
-		}
+		k.answers()
 		return answer
 	case ctx.Err() != nil:
 		return answer // it is the caller who has no time
@@ -123,6 +123,41 @@ func ask[T any](ctx context.Context, k *kubelet, q func(*kubelet) *question[T]) 
 			"See podResources.kubeletSocket", "err", err)
 	}
 	return answer
+}
+
+// answers logs the first answer of a kubelet that did not answer before.
+func (k *kubelet) answers() {
+	if k.gone.Swap(false) {
+		k.log.Info("the kubelet answers again")
+	}
+}
+
+// pod returns the kubelet's entry of one pod, or nil. The kubelet is asked for that pod alone, so its metrics count Get as they do
+// without devmgrd. It is asked for its list, which concurrent questions share, where calls come too fast for one each, where it
+// does not answer Get (an older one without its feature gate), and where it answers with an error.
+func (k *kubelet) pod(ctx context.Context, pod podKey) *v1.PodResources {
+	if k == nil {
+		return nil
+	}
+	if !k.slow.Load() && k.pace.Allow() {
+		short, cancel := context.WithTimeout(ctx, kubeletTimeout)
+		answer, err := k.get.Get(short, &v1.GetPodResourcesRequest{PodNamespace: pod.namespace, PodName: pod.name})
+		if ctx.Err() == nil && short.Err() != nil {
+			k.slow.Store(true)
+		}
+		cancel()
+		if err == nil {
+			k.answers()
+			return answer.PodResources
+		}
+	}
+	all := ask(ctx, k, func(k *kubelet) *question[*v1.ListPodResourcesResponse] { return &k.list })
+	for _, p := range all.GetPodResources() {
+		if p.Name == pod.name && p.Namespace == pod.namespace {
+			return p
+		}
+	}
+	return nil
 }
 
 // rounds are what all questions share.

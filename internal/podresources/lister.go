@@ -49,13 +49,7 @@ func (l lister) GetAllocatableResources(ctx context.Context, _ *v1.AllocatableRe
 // the reason why the pod waits: whoever makes the pod's network by the answer has to try again, and not to go on without.
 func (l lister) Get(ctx context.Context, request *v1.GetPodResourcesRequest) (*v1.GetPodResourcesResponse, error) {
 	pod := podKey{request.PodNamespace, request.PodName}
-	all := ask(ctx, l.kubelet, func(k *kubelet) *question[*v1.ListPodResourcesResponse] { return &k.list })
-	var theirs *v1.PodResources
-	for _, p := range all.GetPodResources() {
-		if p.Name == pod.name && p.Namespace == pod.namespace {
-			theirs = p
-		}
-	}
+	theirs := l.kubelet.pod(ctx, pod)
 	short, cancel := context.WithTimeout(ctx, getLimit)
 	defer cancel()
 	h, err := l.find(short, pod, theirs != nil)

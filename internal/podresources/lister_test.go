@@ -345,3 +345,39 @@ func TestListsFollowTheBoard(t *testing.T) {
 		t.Errorf("all pods have ended, and the list has %v", all)
 	}
 }
+
+// The kubelet is asked for one pod with its Get, so its own metrics count the question; in a burst the questions share its list,
+// and so they do with a kubelet that does not know Get.
+func TestGetAsksTheKubeletForOnePod(t *testing.T) {
+	for name, old := range map[string]bool{"a kubelet with Get": false, "a kubelet without Get": true} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t)
+			r.kubelet.old = old
+			r.Plugins.Stock(gpu, 1)
+			r.bind("p", gpu, 1)
+			r.kubelet.has(func() {
+				r.kubelet.pods = []*v1.PodResources{{Name: "p", Namespace: "ns", Containers: []*v1.ContainerResources{{Name: "main", CpuIds: []int64{7}}}}}
+			})
+			get := func() {
+				one, err := r.v1.Get(t.Context(), &v1.GetPodResourcesRequest{PodNamespace: "ns", PodName: "p"})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				expect(t, one, `pod_resources {name: "p" namespace: "ns" containers {name: "main" devices {resource_name: "vendor.com/gpu" device_ids: "d000"} cpu_ids: 7}}`)
+			}
+			get()
+			if gets, lists := r.kubelet.gets.Load(), r.kubelet.calls.Load(); old != (gets == 0) || old != (lists > 0) {
+				t.Errorf("one question became %d Get and %d List", gets, lists)
+			}
+			var all sync.WaitGroup
+			for range 64 {
+				all.Go(get)
+			}
+			all.Wait()
+			if gets, lists := r.kubelet.gets.Load(), r.kubelet.calls.Load(); gets+lists > 32 {
+				t.Errorf("64 questions at one time became %d Get and %d List", gets, lists)
+			}
+		})
+	}
+}

@@ -3,6 +3,7 @@ package podresources_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -150,6 +151,8 @@ type kubelet struct {
 	path  string
 	stop  func()
 	calls atomic.Int64
+	gets  atomic.Int64
+	old   bool // it does not know Get
 
 	mu          sync.Mutex
 	pods        []*v1.PodResources
@@ -220,6 +223,25 @@ func (k *kubelet) List(ctx context.Context, _ *v1.ListPodResourcesRequest) (*v1.
 	defer k.mu.Unlock()
 	count := &v1.PodResources{Name: "count", Namespace: "kubelet", Containers: []*v1.ContainerResources{{Name: "c", CpuIds: []int64{n}}}}
 	return &v1.ListPodResourcesResponse{PodResources: append([]*v1.PodResources{count}, k.pods...)}, nil
+}
+
+// Get answers for one pod.
+func (k *kubelet) Get(ctx context.Context, request *v1.GetPodResourcesRequest) (*v1.GetPodResourcesResponse, error) {
+	if k.old {
+		return k.UnimplementedPodResourcesListerServer.Get(ctx, request)
+	}
+	k.gets.Add(1)
+	if err := k.wait(ctx); err != nil {
+		return nil, err
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, p := range k.pods {
+		if p.Name == request.PodName && p.Namespace == request.PodNamespace {
+			return &v1.GetPodResourcesResponse{PodResources: p}, nil
+		}
+	}
+	return nil, fmt.Errorf("pod %s in namespace %s not found", request.PodName, request.PodNamespace)
 }
 
 func (k *kubelet) GetAllocatableResources(ctx context.Context, _ *v1.AllocatableResourcesRequest) (*v1.AllocatableResourcesResponse, error) {
