@@ -31,7 +31,7 @@
 // as it did, and is Lost after the grace period.
 //
 // When the stream ends the offer is Stale at once and Lost after the grace period. Meanwhile the link dials back: with
-// a growing pause, or a moment after the plugin's socket file is made anew. Where there is no file, or nobody has
+// a growing pause (two minutes for a plugin that has never listed and ends the stream itself), or a moment after the plugin's socket file is made anew. Where there is no file, or nobody has
 // listened behind it until the offer was Lost, it waits for that file alone.
 //
 // What the store remembers (Config.Known) is dialled at the start, which is how plugins that never register twice survive

@@ -8,6 +8,9 @@ func (r *Registry) SetRegisterTimeout(d time.Duration) { r.registerTimeout = d }
 // SetLastPause shortens the pause that those of a link grow to. It is called before Run.
 func (r *Registry) SetLastPause(d time.Duration) { r.lastPause = d }
 
+// SetRefusePause sets the pause before a plugin is dialled that has refused to list its devices.
+func (r *Registry) SetRefusePause(d time.Duration) { r.refusePause = d }
+
 // SetCallPause shortens the first pause of a plugin's calls by the watcher. It is called before Run.
 func (r *Registry) SetCallPause(d time.Duration) { r.callPause = d }
 

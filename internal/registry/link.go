@@ -27,6 +27,7 @@ const (
 	firstPause  = 100 * time.Millisecond // before dialling back
 	lastPause   = 5 * time.Second        // the pause doubles up to this
 	unseenPause = time.Minute            // at rest, where no watch sees the socket come back
+	refusePause = 2 * time.Minute        // where the plugin itself has ended ListAndWatch, and has never listed
 	holdTime    = 5 * time.Second        // for the watcher to find a remembered plugin
 	courtesy    = 300 * time.Millisecond // from a socket's creation on, for the plugin to register by itself
 )
@@ -78,6 +79,7 @@ func (l *link) Run(ctx context.Context, on *session) {
 		l.hold(ctx)
 	}
 	pause := backoff.Backoff{First: firstPause, Last: l.registry.lastPause}
+	listed := on == nil // at some time; a remembered plugin has
 	for ctx.Err() == nil {
 		var err error
 		if on == nil {
@@ -87,7 +89,9 @@ func (l *link) Run(ctx context.Context, on *session) {
 		}
 		if on != nil {
 			began := time.Now()
-			err = l.runOnce(ctx, on)
+			var any bool
+			any, err = l.runOnce(ctx, on)
+			listed = listed || any
 			on = nil
 			if time.Since(began) > lastPause {
 				pause.Reset() // that was a life, not another failed try
@@ -99,9 +103,21 @@ func (l *link) Run(ctx context.Context, on *session) {
 		}
 
 		l.registry.unreached(l, err)
-		l.wait(ctx, err, &pause)
+		l.wait(ctx, err, &pause, !listed && errors.As(err, new(*endError)))
 	}
 }
+
+// An endError is the plugin's own end of ListAndWatch, in contrast to a connection that broke.
+type endError struct{ cause error }
+
+func (e *endError) Error() string {
+	if e.cause == nil {
+		return "the plugin has ended its stream"
+	}
+	return fmt.Sprintf("list of devices: %v", e.cause)
+}
+
+func (e *endError) Unwrap() error { return e.cause }
 
 // hold waits with the first dial of a remembered plugin which had been found by the watcher, as its endpoint shows. The
 // watcher is about to find it again, and it would have two streams, one after the other.
@@ -117,10 +133,14 @@ func (l *link) hold(ctx context.Context) {
 }
 
 // wait returns when it is time to dial back after err. Where only news can help it waits for that alone, so that a
-// plugin which has gone for good costs nothing.
-func (l *link) wait(ctx context.Context, err error, pause *backoff.Backoff) {
+// plugin which has gone for good costs nothing. A plugin that registered and then refused to list its devices is called rarely:
+// the kubelet does not call it a second time.
+func (l *link) wait(ctx context.Context, err error, pause *backoff.Backoff, refused bool) {
 	var clock <-chan time.Time
 	d := pause.Next()
+	if refused {
+		d = l.registry.refusePause
+	}
 	tried := pause.Longest()
 	rests := l.rests(err, tried)
 	unseen := rests && l.unseen()
@@ -185,14 +205,14 @@ func (l *link) dial(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-// runOnce is one honest life: it follows one ListAndWatch from its opening to its end, says why that was, and closes
-// the session.
-func (l *link) runOnce(ctx context.Context, on *session) error {
+// runOnce follows one ListAndWatch from its opening to its end, and closes the session. It returns whether the plugin listed its
+// devices, and why the stream ended.
+func (l *link) runOnce(ctx context.Context, on *session) (listed bool, err error) {
 	defer on.close()
 	codec := newListCodec()
 	stream, err := on.client.ListAndWatch(ctx, &pluginapi.Empty{}, grpc.ForceCodecV2(codec))
 	if err != nil {
-		return err
+		return false, err
 	}
 	list := lister{roster: l.registry.roster(l.resource), most: l.registry.cfg.MaxDevices}
 	var told faults
@@ -200,14 +220,14 @@ func (l *link) runOnce(ctx context.Context, on *session) error {
 		message, err := stream.Recv()
 		switch {
 		case errors.Is(err, io.EOF):
-			return errors.New("the plugin has ended its stream")
+			return listed, new(endError)
 		case err != nil:
-			return l.listError(err)
+			return listed, l.listError(err)
 		case codec.unchanged:
 			continue
 		}
 		if n, limit := len(message.Devices), l.registry.cfg.MaxDevices; n > limit {
-			return fmt.Errorf("the plugin lists %d devices, and plugins.maxDevices allows %d", n, limit)
+			return listed, fmt.Errorf("the plugin lists %d devices, and plugins.maxDevices allows %d", n, limit)
 		}
 		found := list.take(message.Devices, time.Now())
 		if found != told && found != (faults{}) {
@@ -217,6 +237,7 @@ func (l *link) runOnce(ctx context.Context, on *session) error {
 				"longID", found.long, "impossibleNUMA", found.nowhere)
 		}
 		told = found
+		listed = true
 		if l.registry.listed(l, on, list.roster) {
 			l.log.Info("plugin is serving", "devices", len(list.devices))
 		}
@@ -229,7 +250,11 @@ func (l *link) listError(err error) error {
 		return fmt.Errorf("the plugin's list is longer than the %d bytes that plugins.maxMessageBytes allows; raise it: %w",
 			l.registry.cfg.MaxMessageBytes, err)
 	}
-	return fmt.Errorf("list of devices: %w", err)
+	switch status.Code(err) {
+	case codes.Unavailable, codes.Canceled, codes.DeadlineExceeded: // what gRPC says of a connection
+		return fmt.Errorf("list of devices: %w", err)
+	}
+	return &endError{err}
 }
 
 // nudge makes a waiting link dial at once.

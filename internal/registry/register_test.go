@@ -492,7 +492,9 @@ func TestRejectDuplicates(t *testing.T) {
 // The upstream end-to-end test of a plugin whose stream fails at once: the resource is there, with no devices, and the
 // plugin is not called in a busy loop.
 func TestStreamFailsForEver(t *testing.T) {
-	f := start(t)
+	f := prepare(t)
+	f.SetRefusePause(50 * time.Millisecond)
+	f.run()
 	p := plugintest.New(t, f.dir, gpu)
 	p.Before(plugintest.ListAndWatch, plugintest.Fail("no list today"))
 	p.Serve()
@@ -508,4 +510,38 @@ func TestStreamFailsForEver(t *testing.T) {
 	p.Before(plugintest.ListAndWatch, nil)
 	p.Set(plugintest.Devices(2)...)
 	f.eventually("it serves when it has come to its senses", f.servesNumber(2))
+}
+
+// A plugin that registers and ends its first ListAndWatch itself is left alone for two minutes, as the kubelet leaves it alone for
+// ever; one whose connection broke, and one that has listed before, are dialled at once.
+func TestPausesBeforeDiallingBack(t *testing.T) {
+	refused := func(p *plugintest.Plugin) { p.Before(plugintest.ListAndWatch, plugintest.Fail("no list today")) }
+	for name, c := range map[string]struct {
+		plugin func(*plugintest.Plugin) // before it registers
+		then   func(*plugintest.Plugin) // when it has
+		rarely bool
+	}{
+		"its first list is refused": {plugin: refused, rarely: true},
+		"it has listed before":      {then: func(p *plugintest.Plugin) { refused(p); p.EndStreams(nil) }},
+		"the connection breaks":     {then: func(p *plugintest.Plugin) { p.Kill() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t)
+			p := plugintest.New(t, f.dir, gpu)
+			if c.plugin != nil {
+				c.plugin(p)
+			}
+			p.Set(plugintest.Devices(1)...)
+			p.Serve()
+			p.MustRegister()
+			if c.then != nil {
+				f.eventually("it serves", f.servesNumber(1))
+				c.then(p)
+			}
+			f.eventually("there is a pause", func() bool { return f.logs.count("dialling back") > 0 })
+			if rarely := f.logs.count("wait=2m0s") > 0; rarely != c.rarely {
+				t.Errorf("it is dialled rarely: %v\n%s", rarely, f.logs)
+			}
+		})
+	}
 }

@@ -64,6 +64,7 @@ type Registry struct {
 	server          *grpc.Server
 	registerTimeout time.Duration
 	lastPause       time.Duration // of a link that dials back
+	refusePause     time.Duration // before a plugin is dialled that has refused to list its devices
 	callPause       time.Duration // of the watcher's calls, the first one
 	sweepPause      time.Duration // between two sweeps of the socket directory
 	called          chan struct{} // closed when the watcher has called whom it found at the start
@@ -97,6 +98,7 @@ func New(cfg Config) *Registry {
 		metrics:         newMetrics(cfg.Metrics),
 		registerTimeout: registerTimeout,
 		lastPause:       lastPause,
+		refusePause:     refusePause,
 		callPause:       firstCallPause,
 		sweepPause:      sweepPause,
 		called:          make(chan struct{}),
