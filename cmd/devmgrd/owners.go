@@ -75,9 +75,9 @@ func (o *owners) NotRedirected(pod device.Pod, container string, still func() bo
 	o.clear(pod, "a device plugin in container "+container+" was started while devmgrd was away, and is registered with the kubelet", still)
 }
 
-func (o *owners) Failed(pod device.Pod, r device.ResourceName, id device.ID) {
+func (o *owners) Failed(pod device.Pod, r device.ResourceName, ids []device.ID) {
 	if o.failure != config.Ignore {
-		o.Events.Failed(pod, r, id)
+		o.Events.Failed(pod, r, ids)
 	}
 }
 
@@ -102,7 +102,7 @@ func (silence) Assigned(device.Pod, []device.Assignment)                        
 func (silence) Bare(device.Pod, string, func() bool)                                  {}
 func (silence) NotRedirected(device.Pod, string, func() bool)                         {}
 func (silence) Contradiction(device.Pod, string, []string)                            {}
-func (silence) Failed(device.Pod, device.ResourceName, device.ID)                     {}
+func (silence) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (silence) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
 func (silence) Evict(device.Pod, string, func() bool)                                 {}
 func (silence) Contested(device.ResourceName)                                         {}

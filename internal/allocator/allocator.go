@@ -50,7 +50,7 @@ type Herald interface {
 	// The cause lasts while still returns true.
 	Bare(pod device.Pod, container string, still func() bool)
 	// Failed tells that a device that a pod has is not healthy any more, or that its plugin lists it no more.
-	Failed(device.Pod, device.ResourceName, device.ID)
+	Failed(device.Pod, device.ResourceName, []device.ID)
 	// FailedForLong tells that this has lasted, of one device not more than once an hour. The device is still in use and
 	// broken while still returns true.
 	FailedForLong(pod device.Pod, r device.ResourceName, id device.ID, still func() bool)

@@ -112,7 +112,7 @@ func (b fusedBooks) SavePods(save []device.PodRecord, forget []device.PodUID) (e
 	return errors.Join(err, b.fuse.pass("after the commit for "+what)) // nobody can see it yet
 }
 
-func (fusedHerald) Failed(device.Pod, device.ResourceName, device.ID)                     {}
+func (fusedHerald) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (fusedHerald) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
 
 func (h fusedHerald) Waiting(device.Pod, device.Wait) { h.fuse.pass("a pod waits") }

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"slices"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -74,10 +75,11 @@ func (p *pool) broken(id device.ID) bool {
 	return !listed || !p.listing.devices[i].Healthy
 }
 
-// failedLocked notes which of these broken devices a pod has been assigned. Those that are only held for it are looked at when it
-// has them.
+// failedLocked notes which of these broken devices a pod has been assigned, and reports those that the plugin lists. Devices that
+// are only held for the pod are looked at when they are assigned.
 func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *pool, broken map[device.ID]bool, now time.Time) {
 	uid := holder.demand.Pod.UID
+	var failed []device.ID
 	for _, as := range holder.assigned {
 		for _, s := range as.Shares {
 			for _, id := range s.IDs {
@@ -95,24 +97,35 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *pool, br
 					signal(a.kick) // watchFailuresLocked looks whether it lasts
 				}
 				if rec.pending && listed {
-					a.countFailureLocked(holder, r, id, rec, now)
+					rec.count(now)
+					failed = append(failed, id)
 				}
 			}
 		}
 	}
+	a.reportFailures(holder, r, failed, true)
 }
 
-// countFailureLocked counts and reports the failure of a device that a pod has been assigned.
-func (a *Allocator) countFailureLocked(holder *pod, r device.ResourceName, id device.ID, rec *record, now time.Time) {
+// count notes a failure.
+func (rec *record) count(now time.Time) {
 	rec.pending = false
 	rec.failures = append(rec.failures, now)
 	if len(rec.failures) > maxFailures {
 		rec.failures = rec.failures[1:]
 	}
-	_, listed := a.pools[r].listing.at[id]
-	a.metrics.failures.WithLabelValues(string(r)).Inc()
-	a.log.Warn("device in use has failed", "resource", r, "device", id, "pod", holder.demand.Pod.String(), "listed", listed)
-	a.herald.Failed(holder.demand.Pod, r, id)
+}
+
+// reportFailures counts and reports devices of a pod that have failed at one time, in one line and one event: a plugin may take
+// thousands of devices back at once.
+func (a *Allocator) reportFailures(holder *pod, r device.ResourceName, ids []device.ID, listed bool) {
+	if len(ids) == 0 {
+		return
+	}
+	slices.SortFunc(ids, device.CompareIDs)
+	a.metrics.failures.WithLabelValues(string(r)).Add(float64(len(ids)))
+	a.log.Warn("devices in use have failed", "resource", r, "devices", device.Abridge(ids), "count", len(ids),
+		"pod", holder.demand.Pod.String(), "listed", listed)
+	a.herald.Failed(holder.demand.Pod, r, ids)
 }
 
 // examinePodLocked looks at what a pod has just been assigned: a device may have failed while its plugin was asked for it.
@@ -136,6 +149,7 @@ func (a *Allocator) examinePodLocked(holder *pod) {
 // ones, and returns when to look again; zero: when an offer changes.
 func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 	for r, p := range a.pools {
+		unlisted := map[*pod][]device.ID{}
 		for id, rec := range p.records {
 			for len(rec.failures) > 0 && now.Sub(rec.failures[0]) > failureMemory {
 				rec.failures = rec.failures[1:]
@@ -152,7 +166,8 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 					}
 					continue
 				case holder != nil:
-					a.countFailureLocked(holder, r, id, rec, now)
+					rec.count(now)
+					unlisted[holder] = append(unlisted[holder], id)
 				}
 			}
 			switch due := rec.broken.Add(lastingFailure); {
@@ -181,6 +196,9 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 				uid := rec.holder
 				a.herald.FailedForLong(holder.demand.Pod, r, id, func() bool { return a.brokenUnder(uid, r, id) })
 			}
+		}
+		for holder, ids := range unlisted {
+			a.reportFailures(holder, r, ids, false)
 		}
 	}
 	return next

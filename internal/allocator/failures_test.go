@@ -207,3 +207,26 @@ func TestDevice_UnlistedAndThenUnhealthy_FailsAtOnce(t *testing.T) {
 		}
 	})
 }
+
+// Devices of a pod that fail at one time are reported once: a plugin may take thousands back.
+func TestDevicesThatFailTogether(t *testing.T) {
+	run(t, func(r *rig) {
+		r.RuntimeSynced(nil, nil)
+		r.shop.stock(gpu, 12)
+		r.bind("a", app(gpu, 12))
+		r.shop.stock(gpu, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2)
+		want := []string{"a failed vendor.com/gpu/d2 d3 d4 d5 d6 d7 d8 d9 and 2 more"}
+		if got := r.failures(); !slices.Equal(got, want) {
+			t.Errorf("told %q, want %q", got, want)
+		}
+		r.shop.stock(gpu, 0) // and now it lists nothing
+		r.after(6 * time.Second)
+		want = append(want, "a failed vendor.com/gpu/d0 d1")
+		if got := r.failures(); !slices.Equal(got, want) {
+			t.Errorf("told %q, want %q", got, want)
+		}
+		if n := r.metric("devmgrd_device_failures_total", string(gpu)); n != 12 {
+			t.Errorf("%v failures are counted, want 12", n)
+		}
+	})
+}

@@ -219,10 +219,10 @@ func (s *shop) Waiting(p device.Pod, w device.Wait) {
 	s.told = append(s.told, p.Name+" waits: "+string(w.Reason))
 }
 
-func (s *shop) Failed(p device.Pod, r device.ResourceName, id device.ID) {
+func (s *shop) Failed(p device.Pod, r device.ResourceName, ids []device.ID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.told = append(s.told, fmt.Sprintf("%s failed %s/%s", p.Name, r, id))
+	s.told = append(s.told, fmt.Sprintf("%s failed %s/%s", p.Name, r, device.Abridge(ids)))
 }
 
 func (s *shop) FailedForLong(p device.Pod, r device.ResourceName, id device.ID, _ func() bool) {

@@ -40,7 +40,7 @@ func (s still) SavePods([]device.PodRecord, []device.PodUID) error {
 }
 func (s still) Waiting(device.Pod, device.Wait)                                     {}
 func (s still) Assigned(device.Pod, []device.Assignment)                            {}
-func (still) Failed(device.Pod, device.ResourceName, device.ID)                     {}
+func (still) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (still) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
 func (s still) Bare(device.Pod, string, func() bool)                                {}
 func (s still) NotRedirected(device.Pod, string, func() bool)                       {}

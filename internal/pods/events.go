@@ -97,9 +97,13 @@ func (e *Events) Bare(pod device.Pod, container string) {
 		"container %s was started while devmgrd was away, without the devices that it asks for; it gets them when it is created again: restart the pod", container))
 }
 
-// Failed tells that a device that the pod has is broken.
-func (e *Events) Failed(pod device.Pod, r device.ResourceName, id device.ID) {
-	e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is not healthy any more, or its plugin does not list it", device.QuoteID(id), r))
+// Failed reports that devices of the pod, of one resource, have failed at one time.
+func (e *Events) Failed(pod device.Pod, r device.ResourceName, ids []device.ID) {
+	if len(ids) == 1 {
+		e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is not healthy any more, or its plugin does not list it", device.QuoteID(ids[0]), r))
+		return
+	}
+	e.warn(pod, deviceFailed, fmt.Sprintf("%d devices of %s, which this pod has, are unhealthy, or their plugin does not list them: %s", len(ids), r, device.Abridge(ids)))
 }
 
 // NotRedirected tells that a container runs with the kubelet's plugin directory.

@@ -37,18 +37,20 @@ func TestEventsAreClipped(t *testing.T) {
 
 // Events name a few of many devices, and no character that cannot be seen.
 func TestEventsNameDevices(t *testing.T) {
-	told := record.NewFakeRecorder(3)
+	told := record.NewFakeRecorder(4)
 	events := &Events{recorder: told}
 	one := func(ids ...device.ID) []device.Assignment {
 		return []device.Assignment{{Container: device.Container{Pod: "1", Name: "main"}, Shares: []device.Share{{Resource: "a.com/x", IDs: ids}}}}
 	}
 	events.Assigned(device.Pod{UID: "1"}, one("a\x1b", "b"))
 	events.Assigned(device.Pod{UID: "1"}, one("0", "1", "2", "3", "4", "5", "6", "7", "8"))
-	events.Failed(device.Pod{UID: "1"}, "a.com/x", "a\x1b")
+	events.Failed(device.Pod{UID: "1"}, "a.com/x", []device.ID{"a\x1b"})
+	events.Failed(device.Pod{UID: "1"}, "a.com/x", []device.ID{"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"})
 	for _, want := range []string{
 		`Normal DevicesAssigned container main has a.com/x ["a\x1b" b]`,
 		`Normal DevicesAssigned container main has 9 of a.com/x [0 1 2 3 4 5 6 7 ...]`,
 		`Warning DeviceFailed device "a\x1b" of a.com/x, which this pod has, is not healthy any more, or its plugin does not list it`,
+		`Warning DeviceFailed 10 devices of a.com/x, which this pod has, are unhealthy, or their plugin does not list them: 0 1 2 3 4 5 6 7 and 2 more`,
 	} {
 		if got := <-told.Events; got != want {
 			t.Errorf("told %q, want %q", got, want)

@@ -78,7 +78,7 @@ type silent struct{}
 
 func (silent) Waiting(device.Pod, device.Wait)                                       {}
 func (silent) Assigned(device.Pod, []device.Assignment)                              {}
-func (silent) Failed(device.Pod, device.ResourceName, device.ID)                     {}
+func (silent) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (silent) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
 func (silent) Bare(device.Pod, string, func() bool)                                  {}
 

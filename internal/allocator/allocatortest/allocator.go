@@ -87,5 +87,5 @@ func (silence) Waiting(device.Pod, device.Wait)          {}
 func (silence) Assigned(device.Pod, []device.Assignment) {}
 func (silence) Bare(device.Pod, string, func() bool)     {}
 
-func (silence) Failed(device.Pod, device.ResourceName, device.ID)                     {}
+func (silence) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (silence) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
