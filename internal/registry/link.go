@@ -75,6 +75,11 @@ func newLink(r *Registry, id uint64, resource device.ResourceName, endpoint stri
 // Run lives on the session, and then on one after the other that it opens itself, until ctx ends.
 // Without a session it begins by dialling, as for a plugin that the store remembers.
 func (l *link) Run(ctx context.Context, on *session) {
+	defer func() {
+		if on != nil {
+			on.close() // ctx had ended before Run began: the next registration was that quick
+		}
+	}()
 	if on == nil {
 		l.hold(ctx)
 	}

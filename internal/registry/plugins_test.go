@@ -185,6 +185,23 @@ func TestRegisterTwiceInARow(t *testing.T) {
 	}
 }
 
+// A registration that the next one replaces before its stream is opened leaves no connection behind.
+func TestRegisterInAFlood(t *testing.T) {
+	f := start(t)
+	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(2)...)
+	p.Serve()
+	var all sync.WaitGroup
+	for range 200 {
+		all.Go(func() {
+			if err := p.Register(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	f.eventually("it serves on one stream", func() bool { return f.servesNumber(2)() && p.Streams() == 1 && p.Connections() == 1 })
+}
+
 // Some register from several processes at once, for resources of their own and for the same one. Some listen long before
 // they register, and are left alone until then.
 func TestRegisterAllAtOnce(t *testing.T) {
