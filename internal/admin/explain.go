@@ -111,6 +111,12 @@ func ends(why device.Reason, of string) string {
 		return "the device plugins answer"
 	case device.Preparing, device.PreStartFailed:
 		return fmt.Sprintf("PreStartContainer of the device plugin of %s succeeds", of)
+	case device.HostDeviceMissing:
+		return fmt.Sprintf("the host has what the device plugin of %s granted: is the driver loaded? The plugin is asked again after a pause", of)
+	case device.Overruled:
+		return "the other NRI plugin that the message names leaves the container's devices alone"
+	case device.UnknownPod:
+		return "the API server answers"
 	}
 	return ""
 }

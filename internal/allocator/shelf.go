@@ -56,12 +56,12 @@ func (s *shelf) closed(r device.ResourceName) *device.Refusal {
 	switch {
 	case s.pool == nil || !s.pool.offered:
 		return device.Refuse(device.PluginMissing, nil, "no device plugin has registered %s", r)
+	case s.pool.offer.State == device.Lost && s.pool.offer.Connected, s.pool.offer.State == device.Serving && !s.pool.offer.Reported:
+		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s has not listed its devices yet", r)
 	case s.pool.offer.State == device.Lost:
 		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s is away", r)
 	case s.pool.offer.State == device.Stale:
 		return device.Refuse(device.PluginStale, nil, "the device plugin of %s has gone and may be back in a moment", r)
-	case !s.pool.offer.Reported:
-		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s has not listed its devices yet", r)
 	case s.pool.unknown > 0:
 		return device.Refuse(device.DevicesUnknown, nil, "%s: %d containers run with devices that only the lost state file named; nothing of it is given out until they have ended", r, s.pool.unknown)
 	}
