@@ -116,12 +116,14 @@ type Allocator struct {
 	live    map[device.PodUID]tenant // what the runtime has
 	synced  bool                     // live is the whole truth
 	met     bool                     // it has been, at least once
-	behind  chan struct{}            // nil, or closed when news has been applied
-	news    []func()                 // the runtime's reports since a synchronization that is still to be compared
-	listed  bool                     // every pod that is bound to the node is in pods
-	board   board
-	cordons map[device.ResourceName]map[device.ID]device.Cordon // the inner maps are replaced, never changed
-	retired map[device.ResourceName]bool                        // forgotten, and the Node may still show them
+	// syncedAt is when the runtime listed its containers last.
+	syncedAt time.Time
+	behind   chan struct{} // nil, or closed when news has been applied
+	news     []func()      // the runtime's reports since a synchronization that is still to be compared
+	listed   bool          // every pod that is bound to the node is in pods
+	board    board
+	cordons  map[device.ResourceName]map[device.ID]device.Cordon // the inner maps are replaced, never changed
+	retired  map[device.ResourceName]bool                        // forgotten, and the Node may still show them
 
 	// strays are devices that containers run with and that the books do not know of, by pod, container and resource.
 	strays map[device.PodUID]map[string]device.Choice

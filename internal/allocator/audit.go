@@ -59,10 +59,15 @@ func (a *Allocator) prove() proof {
 	var pods []device.PodUID
 	suspects := map[string]*life{}
 	for uid, p := range a.leavers {
-		if wait, ended := a.endedLocked(p); len(p.assigned) == 0 || !ended || wait > 0 {
-			continue
+		if wait, ended := a.endedLocked(p); len(p.assigned) > 0 && ended && wait <= 0 {
+			pods = append(pods, uid)
 		}
-		pods = append(pods, uid)
+	}
+	leftovers, wait := a.leftoversLocked()
+	if wait <= 0 {
+		pods = append(pods, leftovers...)
+	}
+	for _, uid := range pods {
 		for id, l := range a.live[uid] {
 			suspects[id] = l
 		}
@@ -114,6 +119,38 @@ func (a *Allocator) postpone(occupied map[device.PodUID]bool) {
 		p.leaveAt = time.Now().Add(min(firstLook<<min(p.looks, 16), lastLook))
 		if p.looks++; p.looks == slowEnd {
 			a.log.Warn("processes outlive their pod; its devices stay assigned", "pod", p.demand.Pod.String(), "uid", uid, "devices", summary(p.assigned))
+		}
+	}
+}
+
+// leftoversLocked returns the pods that the state file does not know and whose containers were all idle when the runtime listed
+// them, and how long they have to wait for a proof: the state file may be lost, and the containers about to start. Devices are
+// set aside for them. A power cut, or a restart of the runtime during a creation, leaves such containers.
+func (a *Allocator) leftoversLocked() (pods []device.PodUID, wait time.Duration) {
+	if !a.synced {
+		return nil, 0
+	}
+	for _, claims := range []map[device.PodUID]map[string]device.Choice{a.strays, a.disputed} {
+		for uid := range claims {
+			if a.pods[uid] == nil && len(a.live[uid]) > 0 && !a.live[uid].runs() && !slices.Contains(pods, uid) {
+				pods = append(pods, uid)
+			}
+		}
+	}
+	return pods, time.Until(a.syncedAt.Add(idleGrace))
+}
+
+// releaseLeftoversLocked gives back what is set aside for pods that have idle containers alone, and bars those.
+func (a *Allocator) releaseLeftoversLocked(shown proof) {
+	leftovers, wait := a.leftoversLocked()
+	for _, uid := range leftovers {
+		switch {
+		case wait > 0:
+			a.writeLocked(wait)
+		case shown.vacant[uid] && a.live[uid].bar(shown.idle):
+			a.log.Info("devices of idle containers are no longer set aside", "uid", uid)
+			delete(a.disputed, uid)
+			a.letGoLocked(uid)
 		}
 	}
 }

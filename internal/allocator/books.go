@@ -79,6 +79,7 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.writeAt = time.Time{}
+	a.releaseLeftoversLocked(shown)
 	for uid, p := range a.unsaved {
 		if p.phase == asking {
 			continue // what ends the attempt writes it

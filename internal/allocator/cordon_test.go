@@ -40,7 +40,7 @@ func TestCordon(t *testing.T) {
 		}
 		r.Drop("holder")
 		r.expect("b", "main", "waiting NotEnoughDevices")
-		r.published(numbers{gpu: 3}) // a has two, and b asks for one
+		r.published(numbers{gpu: 2}) // a has two
 		r.Drop("b")
 		r.published(numbers{gpu: 2})
 

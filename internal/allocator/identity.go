@@ -25,10 +25,12 @@ func physical(id device.ID) string {
 // withheld and no longer are. It must be called whenever the list, or the set of unlisted devices in use, has changed.
 func (a *Allocator) withholdLocked(r device.ResourceName) {
 	p := a.pools[r]
-	if p.unlisted == 0 && p.withheld == nil && p.told == 0 {
+	if p.unlisted == 0 && p.withheld == nil && p.told == 0 && p.past == 0 {
 		return
 	}
-	p.withhold(a.unlistedLocked(r, p))
+	unlisted := a.unlistedLocked(r, p)
+	p.past = p.unlisted - len(unlisted)
+	p.withhold(unlisted)
 	n, before := p.withheldCount(), p.told
 	p.told = n
 	switch {

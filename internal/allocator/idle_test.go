@@ -83,6 +83,34 @@ func TestIdleContainer_DevicesOfAnotherPod_MustNotStart(t *testing.T) {
 	})
 }
 
+// A container that was never started is left over from a power cut, and its pod was released. After a restart devmgrd knows it by
+// its stamp alone: it holds the devices until the host has proven that nothing runs, and not until the kubelet removes it.
+func TestIdleContainer_OfAPodThatWasReleased_HoldsNothing(t *testing.T) {
+	for name, alive := range map[string]bool{"idle": false, "started unseen": true} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(r *rig) {
+				r.shop.stock(gpu, 1)
+				idle := running("1", "gone", "main")
+				idle.Sandbox, idle.Idle, idle.Stamp = "sandbox", true, device.Choice{gpu: {"d0"}}
+				r.shop.alive = map[string]bool{"1": alive}
+				r.RuntimeSynced([]device.Running{idle}, nil)
+				r.bind("b", app(gpu, 1))
+				r.expect("b", "main", "waiting NotEnoughDevices") // the state file may be lost
+				r.after(time.Minute)
+				if alive {
+					r.expect("b", "main", "waiting NotEnoughDevices")
+					r.RuntimeStopped(idle)
+				} else if err := r.RuntimeStarting(context.Background(), idle); err == nil {
+					t.Error("a container starts with devices that have been released")
+				}
+				r.expect("b", "main", "ready vendor.com/gpu[d0]")
+				r.RuntimeSynced(nil, nil)
+				r.check()
+			})
+		})
+	}
+}
+
 func TestStart_OfAKnownContainer_Passes(t *testing.T) {
 	run(t, func(r *rig) {
 		r.shop.stock(gpu, 1)

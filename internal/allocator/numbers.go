@@ -19,7 +19,20 @@ func (a *Allocator) Published() map[device.ResourceName]int {
 	return numbers
 }
 
-// Complete tells whether Published counts what every pod bound to the node asks for: after the first full list of them.
+// Bound returns the number of devices that the pods bound to the node ask for, of each resource that is in Published.
+func (a *Allocator) Bound() map[device.ResourceName]int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	bound := make(map[device.ResourceName]int, len(a.pools))
+	for r, p := range a.pools {
+		if p.offered && p.offer.Reported {
+			bound[r] = p.requests
+		}
+	}
+	return bound
+}
+
+// Complete reports whether Published and Bound count every pod bound to the node: after the first full list of them.
 func (a *Allocator) Complete() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -50,11 +63,12 @@ func (a *Allocator) hiddenLocked() map[device.ResourceName]int {
 // not more than the plugin lists.
 //
 // It is never less than what the pods that the kubelet has admitted ask for: a kubelet sets allocatable to capacity, and at
-// its restart admits all pods again against that number and fails the youngest where it is too low. What other pods ask
-// for keeps the number from falling while they are between the scheduler and the kubelet, but does not raise it: the
-// kubelet rejects a pod that was bound past the scheduler and asks for more than there is.
+// its restart admits all pods again against that number and fails the youngest where it is too low.
+//
+// Devices that no plugin lists and that a pod was granted in an earlier boot are not in use, and not counted: the pod is
+// granted listed ones.
 func (p *pool) published(hidden int) int {
-	n := len(p.taken)
+	n := len(p.taken) - p.past
 	if p.offer.State != device.Lost {
 		n += p.frees
 	}
@@ -62,8 +76,7 @@ func (p *pool) published(hidden int) int {
 	if p.withheld != nil {
 		n = min(n, len(p.listing.devices))
 	}
-	p.shown = max(n, p.admitted, min(p.requests, p.shown))
-	return p.shown
+	return max(n, p.admitted)
 }
 
 // mirrorLocked counts what a mirror asks for.

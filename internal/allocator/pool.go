@@ -168,8 +168,8 @@ type pool struct {
 	sick     int                         // taken, listed, and not usable
 	requests int                         // sum of what active pods of the API on the node ask for
 	admitted int                         // the part of requests whose pods the kubelet has admitted
-	shown    int                         // the number that the Node was last to show
 	unlisted int                         // taken, and not listed
+	past     int                         // of them: granted in another boot, so not in use
 	withheld bitset                      // listed, and perhaps the hardware of an unlisted one; nil: none
 	told     int                         // how many were withheld when that was last logged
 	unknown  int                         // containers that run with devices which only a lost state file named

@@ -129,6 +129,11 @@ func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 	}
 	lapsed := p.lapsed
 	p.lapsed = nil
+	for _, as := range got {
+		for _, s := range as.Shares {
+			a.withholdLocked(s.Resource) // the plugin may have stopped listing the devices meanwhile
+		}
+	}
 	a.grantedLocked(p, got, func(container string) bool { _, was := lapsed[container]; return was })
 	a.log.Info("devices granted again", "pod", p.demand.Pod.String(), "devices", summary(got))
 }

@@ -269,3 +269,23 @@ func TestGrantLapsed_OtherContainersOfThePodGoOn(t *testing.T) {
 		r.expect("a", "main", "ready vendor.com/gpu[d1]")
 	})
 }
+
+// Devices that were granted in another boot and are not listed in this one are in use by no process: they are not counted on top of what
+// the plugin lists, whatever IDs it uses.
+func TestReboot_DevicesAreRenamed_NumberStays(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 4)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 2))
+		r.expect("a", "main", "ready vendor.com/gpu[d0 d1]")
+		start(r, running("1", "a", "main"))
+		r.reboot()
+		r.shop.lists(gpu, "n0", "n1", "n2", "n3")
+		r.published(numbers{gpu: 4})
+		r.bind("b", app(gpu, 2))
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[n0 n1]")
+		r.expect("b", "main", "ready vendor.com/gpu[n2 n3]")
+		r.published(numbers{gpu: 4})
+	}, func(r *rig) { r.boot = "one" })
+}

@@ -71,6 +71,9 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 		if was := before[r.Container.Pod][r.ID]; was != nil {
 			l.told, l.barred = was.told, was.barred
 		}
+		if l.barred {
+			continue // its devices have been released
+		}
 		for resource, ids := range r.Stamp {
 			a.setAsideLocked(r.Container, resource, ids, own)
 		}
@@ -78,7 +81,7 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 			a.verifyLocked(r, l, resource, digest)
 		}
 	}
-	a.synced, a.met = true, true
+	a.synced, a.met, a.syncedAt = true, true, time.Now()
 	a.replaceLocked(local, true)
 	for _, p := range a.pods {
 		a.auditLocked(p)
@@ -152,8 +155,11 @@ func (a *Allocator) setAsideLocked(c device.Container, r device.ResourceName, id
 		strays = append(strays, id)
 	}
 	if len(disputed) > 0 {
-		a.log.Error("container runs with devices of another pod", "resource", r, "devices", device.Abridge(disputed), "uid", c.Pod,
-			"container", c.Name, "owner", pool.taken[disputed[0]])
+		log, message := a.log.Error, "container runs with devices of another pod"
+		if !a.live[c.Pod].runs() {
+			log, message = a.log.Warn, "idle container has devices of another pod, and will not be started"
+		}
+		log(message, "resource", r, "devices", device.Abridge(disputed), "uid", c.Pod, "container", c.Name, "owner", pool.taken[disputed[0]])
 		note(a.disputed, c, r, disputed)
 	}
 	if len(unknown) > 0 {

@@ -39,6 +39,8 @@ const (
 type View interface {
 	// Published gives the number of devices per resource, for capacity and allocatable alike.
 	Published() map[device.ResourceName]int
+	// Bound returns what the pods bound to the node ask for of each of these resources, also before the kubelet admits them.
+	Bound() map[device.ResourceName]int
 	// Complete tells whether every pod bound to the node is counted in Published. Once true it stays true.
 	Complete() bool
 	// Retired gives resources that the Node is not to show any more, if it does. None of them is in Published.
@@ -136,9 +138,10 @@ func (p *Publisher) publish(ctx context.Context) {
 	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	stable := stabilizers{}
 	ours := numbers{}                                // what our patches have made of the Node
+	peaks := peaks{}                                 // what the scheduler may have seen
 	logged := map[device.ResourceName]int{}          // the last number of each resource in the log
 	withdrawn := map[device.ResourceName]time.Time{} // what has been taken off the Node, and when
-	defer func() { p.restore(ctx, stable, withdrawn) }()
+	defer func() { p.restore(ctx, stable, peaks, withdrawn) }()
 	for ctx.Err() == nil {
 		complete := p.cfg.View.Complete() // asked first: what is published later counts all that it promises
 		want := p.cfg.View.Published()
@@ -149,6 +152,7 @@ func (p *Publisher) publish(ctx context.Context) {
 			continue
 		case !seen.there: // a kubelet creates it without our numbers, and is no rival for that
 			clear(stable)
+			clear(peaks)
 			clear(ours)
 			clear(withdrawn)
 			p.expect(nil, nil)
@@ -162,7 +166,8 @@ func (p *Publisher) publish(ctx context.Context) {
 		} else {
 			want = seen.raised(want)
 		}
-		want, again := stable.next(want, seen, time.Now())
+		peaks.see(seen, ours, time.Now())
+		want, again := stable.next(peaks.hold(want, p.cfg.View.Bound()), seen, time.Now())
 		for _, r := range seen.overwritten(ours) {
 			delete(ours, r) // until it is ours again
 			if n, wanted := want[r]; wanted {
@@ -253,8 +258,8 @@ func (p *Publisher) expect(withdrawn map[device.ResourceName]time.Time, want map
 }
 
 // restore puts back, at the end, what has been taken off the Node a moment ago.
-func (p *Publisher) restore(ctx context.Context, stable stabilizers, withdrawn map[device.ResourceName]time.Time) {
-	want, _ := stable.next(p.cfg.View.Published(), sight{}, time.Now())
+func (p *Publisher) restore(ctx context.Context, stable stabilizers, peaks peaks, withdrawn map[device.ResourceName]time.Time) {
+	want, _ := stable.next(peaks.hold(p.cfg.View.Published(), p.cfg.View.Bound()), sight{}, time.Now())
 	next := numbers{}
 	for r, n := range want {
 		if _, off := withdrawn[r]; off {

@@ -30,6 +30,7 @@ type numbers = map[device.ResourceName]int
 type view struct {
 	mu      sync.Mutex
 	numbers numbers
+	bound   numbers
 	partial bool
 	changed chan struct{}
 
@@ -44,6 +45,20 @@ func (v *view) Published() map[device.ResourceName]int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return maps.Clone(v.numbers)
+}
+
+func (v *view) Bound() map[device.ResourceName]int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return maps.Clone(v.bound)
+}
+
+// bind has pods ask for so many devices.
+func (v *view) bind(n numbers) {
+	v.mu.Lock()
+	v.bound = n
+	v.mu.Unlock()
+	v.signal()
 }
 
 func (v *view) Complete() bool {
