@@ -157,6 +157,7 @@ func cutPower(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
 			return "cut the power", err
 		}
 	}
+	w.boots.Add(1)
 	err := w.PowerOff(ctx)
 	for _, p := range all {
 		if dice.IntN(3) > 0 {

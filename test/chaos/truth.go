@@ -95,13 +95,27 @@ const bareLimit = time.Second
 // A truth watches what containers really have.
 type truth struct {
 	bare map[string]time.Time // since when, by process
-	had  map[string]string    // the devices of each pod's first container; later ones have the same
+	had  map[string]had       // by pod: the devices of its first container; later ones have the same
 	told map[string]bool      // what has been counted
+	boot func() int64         // how often the power has been cut
 	say  func(kind, what string)
 }
 
-func newTruth(say func(kind, what string)) *truth {
-	return &truth{bare: map[string]time.Time{}, had: map[string]string{}, told: map[string]bool{}, say: say}
+// A had is what a pod's containers had last, and in which boot.
+type had struct {
+	ids  string
+	boot int64
+}
+
+// renamed reports whether a container has other devices with reason: the machine was booted, and the plugin lists none of the
+// former IDs.
+func (h had) renamed(now had) bool {
+	names := func(ids string) string { name, _, _ := strings.Cut(ids, "-dev-"); return name }
+	return now.boot != h.boot && names(now.ids) != names(h.ids)
+}
+
+func newTruth(boot func() int64, say func(kind, what string)) *truth {
+	return &truth{bare: map[string]time.Time{}, had: map[string]had{}, told: map[string]bool{}, boot: boot, say: say}
 }
 
 // look looks once.
@@ -120,12 +134,13 @@ func (t *truth) look(now time.Time) {
 				t.say(bare, fmt.Sprintf("a container of %s runs with %d of %d devices", h.pod, len(h.has), h.wants))
 			}
 		}
-		if has := strings.Join(h.has, " "); len(h.has) == h.wants && h.wants > 0 {
-			if first := t.had[h.pod]; first == "" {
+		if has := (had{strings.Join(h.has, " "), t.boot()}); len(h.has) == h.wants && h.wants > 0 {
+			switch before, known := t.had[h.pod]; {
+			case !known, before.ids == has.ids, before.renamed(has):
 				t.had[h.pod] = has
-			} else if first != has && !t.told[key] {
+			case !t.told[key]:
 				t.told[key] = true
-				t.say(changed, fmt.Sprintf("a container of %s has %s, and the one before it had %s", h.pod, has, first))
+				t.say(changed, fmt.Sprintf("a container of %s has %s, and the one before it had %s", h.pod, has.ids, before.ids))
 			}
 		}
 		for _, id := range h.has {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -54,6 +55,7 @@ type world struct {
 	mending chan struct{}  // closed when it is
 	cut     bool           // the API server has been away
 	renamed int            // how often the plugin has renamed its devices
+	boots   atomic.Int64   // how often the power has been cut
 	hung    *os.File       // keeps the plugin's mounts hanging
 
 	watching context.CancelFunc
@@ -139,7 +141,7 @@ func (w *world) watch() {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.watching = cancel
 	w.watchers.Go(func() { w.keeper.Run(ctx) })
-	t := newTruth(w.say)
+	t := newTruth(w.boots.Load, w.say)
 	v := &apiView{cluster: w.Cluster, say: w.say, publish: w.publisher(), awake: w.awake, failed: map[string]bool{}}
 	for _, look := range []func(time.Time){t.look, func(now time.Time) { v.look(ctx, now) }} {
 		w.watchers.Go(func() {
