@@ -14,16 +14,12 @@ import (
 	"testing"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/machine"
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// What is made outside is told to the program inside by these variables.
-const (
-	insideVariable   = "TESTPACKAGE_INSIDE"   // set: we are in the machine
-	baseVariable     = "TESTPACKAGE_BASE"     // the base system's directory
-	sourceVariable   = "TESTPACKAGE_SOURCE"   // the checkout
-	packagesVariable = "TESTPACKAGE_PACKAGES" // the directory with the packages
-)
+// packagesVariable names the directory with the packages, which are made outside.
+const packagesVariable = "TESTPACKAGE_PACKAGES"
 
 // The versions that are packaged. The older one comes first in a user's life.
 const (
@@ -32,17 +28,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(insideVariable) != "" {
-		os.Exit(m.Run())
-	}
-	cluster.Main(func() int {
-		status, err := inMachine()
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "package:", err)
-			return max(status, 1)
-		}
-		return status
-	}, node.Build, buildBase, buildPackages)
+	machine.Main(m.Run, machine.Options{Dir: "test/package", ReadOnly: []string{packagesVariable}}, node.Build, buildPackages)
 }
 
 // inUse is the lock on the packages' directory, which the machine sees. It ends with this process.
@@ -55,11 +41,7 @@ func buildPackages(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	source, err := filepath.Abs("../..")
-	if err != nil {
-		return err
-	}
-	if inUse, err = lockFile(filepath.Join(cache, "packages.lock")); err != nil {
+	if inUse, err = machine.LockFile(filepath.Join(cache, "packages.lock")); err != nil {
 		return err
 	}
 	dir := filepath.Join(cache, "packages")
@@ -71,7 +53,7 @@ func buildPackages(ctx context.Context) error {
 	}
 	for _, p := range []struct{ version, dir string }{{older, dir}, {newer, dir}, {newer, again}} {
 		cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "deb", "VERSION=v"+p.version, "DIST="+p.dir)
-		cmd.Dir = source
+		cmd.Dir = machine.Source()
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("make deb: %w\n%s", err, out)
 		}
@@ -79,7 +61,7 @@ func buildPackages(ctx context.Context) error {
 	if err := same(deb(dir, newer), deb(again, newer)); err != nil {
 		return err
 	}
-	return errors.Join(os.RemoveAll(again), os.Setenv(sourceVariable, source), os.Setenv(packagesVariable, dir))
+	return errors.Join(os.RemoveAll(again), os.Setenv(packagesVariable, dir))
 }
 
 // same says whether two packages that were made of the same source are the same, byte by byte.

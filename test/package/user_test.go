@@ -14,13 +14,13 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/machine"
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
@@ -108,18 +108,7 @@ func (u *user) installs(version string) string {
 // startCluster starts Kubernetes in the machine.
 func (u *user) startCluster(t *testing.T) {
 	t.Helper()
-	run, err := cluster.CurrentRun()
-	u.must(err)
-	// systemd-nspawn leaves them to its own systemd; runc and the kubelet need them.
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	u.must(err)
-	for line := range strings.Lines(string(mounts)) {
-		left, right, _ := strings.Cut(line, " - ")
-		if strings.HasPrefix(right, "cgroup ") {
-			u.must(unix.Mount("", strings.Fields(left)[4], "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""))
-		}
-	}
-	u.must(run.Nest())
+	u.must(machine.Nest())
 	tools, err := cluster.Build(u.ctx, os.Stderr)
 	u.must(err)
 	c, err := cluster.Start(u.ctx, tools, cluster.Options{Units: true, Log: t.Output()})

@@ -1,6 +1,4 @@
-//go:build e2e
-
-package debian
+package machine
 
 import (
 	"errors"
@@ -9,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -21,12 +20,12 @@ import (
 // Where things are, in the namespaces and in the machine.
 const (
 	place      = "/run/machine" // a file system in memory for what the machine writes
-	testInside = "/opt/package.test"
+	testInside = "/opt/machine.test"
 )
 
 // inMachine boots the machine and runs this program in it. It returns that program's status. The machine ends with the
 // namespaces, like all that is in them.
-func inMachine() (int, error) {
+func (o Options) inMachine() (int, error) {
 	run, err := cluster.CurrentRun()
 	if err != nil {
 		return 0, err
@@ -38,16 +37,17 @@ func inMachine() (int, error) {
 	if err := run.Enter("machine"); err != nil {
 		return 0, err
 	}
-	leader, console, err := boot(run, root)
+	leader, console, err := o.boot(run, root)
 	if err != nil {
 		return 0, err
 	}
-	self := exec.Command("nsenter", append([]string{"--target", leader, "--all", "--wd=" + os.Getenv(sourceVariable) + "/test/package", "--", testInside}, testArgs()...)...)
+	self := exec.Command("nsenter", append([]string{"--target", leader, "--all", "--wd=" + filepath.Join(os.Getenv(sourceVariable), o.Dir), "--", testInside}, testArgs()...)...)
 	// What somebody has who has just logged in, and what test/cluster and test/node look for.
 	self.Env = []string{insideVariable + "=yes", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"LANG=C.UTF-8", "DEBIAN_FRONTEND=noninteractive", "HOME=" + os.Getenv("HOME")}
 	for _, variable := range os.Environ() {
-		if strings.HasPrefix(variable, "TESTCLUSTER_") || strings.HasPrefix(variable, "TESTNODE_") || strings.HasPrefix(variable, "TESTPACKAGE_") {
+		name, _, _ := strings.Cut(variable, "=")
+		if strings.HasPrefix(name, "TESTCLUSTER_") || strings.HasPrefix(name, "TESTNODE_") || slices.Contains(slices.Concat(o.Variables, o.ReadOnly, o.Writable), name) {
 			self.Env = append(self.Env, variable)
 		}
 	}
@@ -108,7 +108,7 @@ func layRoot() (string, error) {
 
 // boot starts systemd on the root and returns when it has come up, with its first process, and the file with what its
 // console says.
-func boot(run cluster.Run, root string) (leader, console string, err error) {
+func (o Options) boot(run cluster.Run, root string) (leader, console string, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return "", "", err
@@ -127,11 +127,16 @@ func boot(run cluster.Run, root string) (leader, console string, err error) {
 		"--tmpfs=/var/lib/containerd", "--tmpfs=/var/lib/kubelet", "--tmpfs=/var/lib/etcd", "--tmpfs=/var/log",
 		"--bind-ro=" + self + ":" + testInside,
 		"--bind-ro=" + os.Getenv(sourceVariable),
-		"--bind-ro=" + os.Getenv(packagesVariable),
 		"--bind-ro=" + filepath.Join(cache, "tools"),
 		"--bind-ro=" + os.Getenv("TESTNODE_SAMPLE_MANIFEST"),
 		"--bind=" + run.Dir,
 		"--bind=/dev/kmsg", // for the kubelet
+	}
+	for _, variable := range o.ReadOnly {
+		args = append(args, "--bind-ro="+os.Getenv(variable))
+	}
+	for _, variable := range o.Writable {
+		args = append(args, "--bind="+os.Getenv(variable))
 	}
 	readiness := filepath.Join(place, "notify")
 	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: readiness, Net: "unixgram"})

@@ -1,6 +1,4 @@
-//go:build e2e
-
-package debian
+package machine
 
 import (
 	"context"
@@ -9,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -18,13 +17,12 @@ import (
 )
 
 // The base system. Its name in the cache has all that decides what is in it, but for Debian's point releases.
-const (
-	suite    = "bookworm"
-	included = "systemd,systemd-sysv,dbus"
-)
+const suite = "bookworm"
+
+var included = []string{"systemd", "systemd-sysv", "dbus"}
 
 // buildBase makes the base system, if the cache has none. Some 40 seconds and 250 MB, once.
-func buildBase(ctx context.Context) error {
+func (o Options) buildBase(ctx context.Context) error {
 	if err := ensurePrograms(ctx); err != nil {
 		return err
 	}
@@ -32,8 +30,9 @@ func buildBase(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	base := filepath.Join(cache, "debian-"+suite+"-"+strings.ReplaceAll(included, ",", "-"))
-	held, err := lockFile(base + ".lock")
+	packages := slices.Concat(included, o.Packages)
+	base := filepath.Join(cache, "debian-"+suite+"-"+strings.Join(packages, "-"))
+	held, err := LockFile(base + ".lock")
 	if err != nil {
 		return err
 	}
@@ -41,7 +40,7 @@ func buildBase(ctx context.Context) error {
 	if _, err := os.Stat(base); errors.Is(err, os.ErrNotExist) {
 		fmt.Fprintf(os.Stderr, "making a Debian %s to install on (about 40 seconds the first time)\n", suite)
 		began := time.Now()
-		if err := bootstrap(ctx, base); err != nil {
+		if err := bootstrap(ctx, base, packages); err != nil {
 			return err
 		}
 		fmt.Fprintf(os.Stderr, "made Debian %s in %s\n", suite, time.Since(began).Round(time.Second/10))
@@ -50,12 +49,12 @@ func buildBase(ctx context.Context) error {
 }
 
 // bootstrap makes the base system elsewhere, and renames it when it is complete.
-func bootstrap(ctx context.Context, base string) error {
+func bootstrap(ctx context.Context, base string, packages []string) error {
 	making := base + ".making"
 	if err := os.RemoveAll(making); err != nil { // somebody was interrupted here
 		return err
 	}
-	cmd := exec.CommandContext(ctx, "debootstrap", "--variant=minbase", "--include="+included, suite, making)
+	cmd := exec.CommandContext(ctx, "debootstrap", "--variant=minbase", "--include="+strings.Join(packages, ","), suite, making)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // it unmounts what it has mounted
 	cmd.WaitDelay = 10 * time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -76,8 +75,8 @@ func ensurePrograms(ctx context.Context) error {
 	})
 }
 
-// lockFile takes the lock on a file, and waits for it: another run may be making the same thing.
-func lockFile(path string) (*os.File, error) {
+// LockFile takes the lock on a file, and waits for it: another run may be making the same thing.
+func LockFile(path string) (*os.File, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
