@@ -126,8 +126,12 @@ func (b builder) compile(ctx context.Context, dir string) error {
 	for _, variable := range b.stamp {
 		ldflags = append(ldflags, "-X", variable+"="+b.version())
 	}
-	args := []string{"build", "-buildvcs=false", "-mod=readonly", "-tags", b.tags, "-ldflags", strings.Join(ldflags, " "), "-o", tmp + "/"}
-	cmd := exec.CommandContext(ctx, "go", append(args, b.packages...)...)
+	verb := []string{"build"}
+	if b.suite {
+		verb = []string{"test", "-c"}
+	}
+	args := []string{"-buildvcs=false", "-mod=readonly", "-tags", b.tags, "-ldflags", strings.Join(ldflags, " "), "-o", tmp + "/"}
+	cmd := exec.CommandContext(ctx, "go", slices.Concat(verb, args, b.packages)...)
 	cmd.Dir = filepath.Join(b.source, b.dir)
 	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED="+map[bool]string{false: "0", true: "1"}[b.cgo])
 	// The go command removes its work directory when it is told to stop.

@@ -46,6 +46,7 @@ type Image struct {
 	Env        []string          // "NAME=value"
 	Files      map[string]string // path in the image → file on this machine; all become executable
 	Bytes      map[string][]byte // path in the image → content
+	Links      map[string]string // path in the image → target of a symbolic link
 }
 
 // LoadImage gives an image to containerd, in the namespace where the kubelet finds it.
@@ -143,6 +144,15 @@ func (i Image) layer() ([]byte, error) {
 			return nil, err
 		}
 		if err := addFile(w, inImage, 0o755, files[name]); err != nil {
+			return nil, err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(i.Links)) {
+		inImage := strings.TrimPrefix(path.Clean(name), "/")
+		if err := addDirs(w, made, path.Dir(inImage), 0o755); err != nil {
+			return nil, err
+		}
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: inImage, Linkname: i.Links[name], Mode: 0o777}); err != nil {
 			return nil, err
 		}
 	}

@@ -13,6 +13,7 @@ type toolGroup struct {
 	release  string   // the module, required by dir/go.mod, whose version names the group; "" for our own
 	renames  map[string]string
 
+	suite bool // the packages are tests, of which "go test -c" makes the program
 	cgo   bool
 	tags  string
 	stamp []string // variables to be set to the release, which Go's own build does not do
@@ -76,5 +77,18 @@ func toolGroups() []toolGroup {
 			packages: []string{"./pause", "./probe"},
 			inputs:   []string{"."},
 		},
+	}
+}
+
+// nodeSuite is Kubernetes' node end-to-end suite. It is none of the cluster's tools: few need it, and it is large.
+func nodeSuite() toolGroup {
+	return toolGroup{
+		name: "e2e_node", title: "Kubernetes' node end-to-end suite", first: "5 to 10 minutes the first time",
+		programs: []string{"e2e_node.test"},
+		release:  "k8s.io/kubernetes",
+		dir:      "test/tools/e2e_node",
+		packages: []string{"k8s.io/kubernetes/test/e2e_node"},
+		inputs:   []string{"."},
+		suite:    true,
 	}
 }

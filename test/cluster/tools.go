@@ -69,3 +69,22 @@ func Build(ctx context.Context, log io.Writer) (Tools, error) {
 	}
 	return t, nil
 }
+
+// BuildNodeSuite makes Kubernetes' node end-to-end suite, unless it is in the cache, and returns the path of the program. It
+// works like [Build].
+func BuildNodeSuite(ctx context.Context, log io.Writer) (string, error) {
+	cache, err := CacheDir()
+	if err != nil {
+		return "", err
+	}
+	source, err := sourceDir()
+	if err != nil {
+		return "", err
+	}
+	suite := nodeSuite()
+	dir, err := builder{toolGroup: suite, source: source, cache: filepath.Join(cache, "tools"), log: log}.build(ctx)
+	if err != nil {
+		return "", fmt.Errorf("build %s: %w", suite.title, err)
+	}
+	return filepath.Join(dir, suite.programs[0]), nil
+}
