@@ -9,7 +9,7 @@ LDFLAGS ?= -X main.version=$(VERSION)
 # A part of the tests, which "make test" tells with its time at its end.
 timed = scripts/stages stage
 
-.PHONY: help build check proto test e2e chaos demo page bench fuzz install deb rpm clean
+.PHONY: help build check proto test e2e chaos upstream demo page bench fuzz install deb rpm clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ test-stages:
 
 chaos: ## Random faults (root): N=20 sequences, SEED=17 one again, KUBELET=1 against the kubelet's device manager.
 	$(GO) run ./test/chaos -n $(or $(N),$(if $(SEED),1,20)) $(if $(SEED),-seed $(SEED)) $(if $(KUBELET),-kubelet)
+
+upstream: ## Run Kubernetes' own node suite with the kubelet and with devmgrd (root): SIDE=devmgrd one side, FOCUS=... some specs.
+	$(GO) test -tags e2e -count 1 -timeout 90m -v -run '^TestUpstream$$' ./test/upstream -args $(if $(SIDE),-side '$(SIDE)') $(if $(FOCUS),-focus '$(FOCUS)')
 
 demo: ## The main job, as a story to follow (root). KEEP=1 leaves it running.
 	$(GO) run ./test/demo $(if $(KEEP),--keep)

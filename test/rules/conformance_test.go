@@ -2,6 +2,8 @@ package rules
 
 import (
 	"cmp"
+	"flag"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -12,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/devmgrd/devmgrd/test/upstream"
 )
 
 // word is what is in backticks or in quotes.
@@ -93,9 +97,11 @@ func TestConformance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rooms, rows := map[string]map[string]bool{}, 0
-	number := 0
-	for line := range strings.Lines(string(text)) {
+	rows, number := 0, 0
+	rooms := rooms{root: root}
+	before, after := tables(t, string(text))
+	between := strings.Count(string(text), "\n") - strings.Count(before+after, "\n")
+	for line := range strings.Lines(before + strings.Repeat("\n", between) + after) {
 		number++
 		cells := row(line)
 		if cells == nil {
@@ -110,19 +116,107 @@ func TestConformance(t *testing.T) {
 		if wrong != "" {
 			t.Errorf("line %d: %.60s: %s", number, cells[0], wrong)
 		}
-		for _, p := range all {
-			if rooms[p.room] == nil {
-				if rooms[p.room], err = declared(filepath.Join(root, p.room)); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if !rooms[p.room][p.what] {
-				t.Errorf("line %d: %.60s: there is no %s in the tests of %s", number, cells[0], p.what, p.room)
-			}
-		}
+		rooms.check(t, fmt.Sprintf("line %d: %.60s", number, cells[0]), all)
 	}
 	if rows < 150 {
 		t.Errorf("only %d rows were read", rows)
+	}
+}
+
+// rooms know what the test files of packages declare.
+type rooms struct {
+	root     string
+	declared map[string]map[string]bool
+}
+
+// check reports proofs that do not exist.
+func (r *rooms) check(t *testing.T, where string, all []proof) {
+	t.Helper()
+	for _, p := range all {
+		if r.declared[p.room] == nil {
+			found, err := declared(filepath.Join(r.root, p.room))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.declared == nil {
+				r.declared = map[string]map[string]bool{}
+			}
+			r.declared[p.room] = found
+		}
+		if !r.declared[p.room][p.what] {
+			t.Errorf("%s: there is no %s in the tests of %s", where, p.what, p.room)
+		}
+	}
+}
+
+// What is between these lines of docs/conformance.md is made of the expectations of test/upstream.
+const (
+	tablesBegin = "<!-- from test/upstream/expected.yaml, by: go test ./test/rules -update -->\n"
+	tablesEnd   = "<!-- end -->\n"
+)
+
+var update = flag.Bool("update", false, "write the tables of docs/conformance.md that are made of test/upstream's expectations")
+
+// tables splits docs/conformance.md around the tables of test/upstream.
+func tables(t *testing.T, text string) (before, after string) {
+	t.Helper()
+	before, rest, begins := strings.Cut(text, tablesBegin)
+	_, after, ends := strings.Cut(rest, tablesEnd)
+	if !begins || !ends {
+		t.Fatalf("docs/conformance.md lacks the line %q or %q", tablesBegin, tablesEnd)
+	}
+	return before, after
+}
+
+// The documents say of upstream's specs what test/upstream expects of them.
+func TestConformance_UpstreamsSpecs_AreWhatTheSuiteIsHeldTo(t *testing.T) {
+	root := filepath.Join("..", "..")
+	files, err := upstream.Expected()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rooms := rooms{root: root}
+	for _, f := range files {
+		look := func(where, reason, proof string) {
+			if words := len(strings.Fields(reason)); words > 25 {
+				t.Errorf("%s: the reason has %d words, want 25 at most", where, words)
+			}
+			if proof == "" {
+				return
+			}
+			all, wrong := proofs(proof)
+			if wrong != "" {
+				t.Errorf("%s: %s", where, wrong)
+			}
+			rooms.check(t, where, all)
+		}
+		for _, s := range f.Specs {
+			look(s.Spec, s.Reason, s.Proof)
+		}
+		for _, s := range f.Skipped {
+			look(f.File, s.Reason, s.Proof)
+		}
+	}
+	document := filepath.Join(root, "docs", "conformance.md")
+	text, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, after := tables(t, string(text))
+	want := before + tablesBegin + upstream.Markdown(files) + "\n" + tablesEnd + after
+	if *update {
+		if err := os.WriteFile(document, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if string(text) != want {
+		t.Error("docs/conformance.md has other tables than test/upstream/expected.yaml: run go test ./test/rules -update")
+	}
+	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if summary := upstream.Summary(files); !strings.Contains(strings.Join(strings.Fields(string(readme)), " "), summary) {
+		t.Errorf("README.md does not say: %s", summary)
 	}
 }
 
