@@ -16,9 +16,11 @@
 //  3. The suite runs as e2e-node.service. On devmgrd's side it has the drop-in host-plugin.conf, which devmgrd ships for device
 //     plugins on the host: some specs are such plugins.
 //
+// A spec has up to three attempts on the kubelet's side, where specs race with the kubelet's restart, and one on devmgrd's.
+//
 // The suite's images are the project's own sample device plugin, and Debian's busybox under the name of upstream's image.
 //
-//	make upstream                           # both sides, half an hour once built
+//	make upstream                           # both sides, three quarters of an hour once built
 //	make upstream SIDE=devmgrd FOCUS='Device Plugin Failures'
 //
 // Reports and logs of the last run stay in ~/.cache/devmgrd/upstream/SIDE: report.json, suite.log, logs. The flag -last compares
