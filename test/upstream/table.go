@@ -176,7 +176,7 @@ func Summary(files []File) string {
 	}
 	sentence := fmt.Sprintf("Of the %d specs that run on one small machine the kubelet passes %d and devmgrd %d", specs, passed["kubelet"], passed["devmgrd"])
 	if either > 0 {
-		sentence += fmt.Sprintf("; %d more pass at times with the kubelet", either)
+		sentence += fmt.Sprintf("; %d more are races with the kubelet", either)
 	}
 	return sentence + fmt.Sprintf(". Another %d skip themselves on both sides.", skipped)
 }
