@@ -277,6 +277,8 @@ func TestCrash(t *testing.T) {
 	r.crash()
 	r.start()
 	r.tells("a d000 noticed", "b d000 d001 open late")
+	plugintest.Eventually(t, "b is written", func() bool { return r.books.commits.Load() > 0 })
+	r.books.full.Store(true)
 	r.leave(b)
 	r.crash()
 	r.start()
