@@ -812,7 +812,7 @@ type Device struct {
 	Id           string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	// state is what is to be said of it first: "free", "assigned", "unhealthy", "stale" (it would be free if its plugin were there),
 	// "cordoned", "withheld" (it may be a device that a pod uses under an ID that is no longer listed) or "quarantined" (a container
-	// has it, and the books do not know why).
+	// has it, and the state file does not say why).
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	// healthy is the plugin's word, whatever the state is.
 	Healthy bool `protobuf:"varint,4,opt,name=healthy,proto3" json:"healthy,omitempty"`
