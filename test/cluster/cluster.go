@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -151,17 +152,17 @@ func (c *Cluster) configure() error {
 	}
 
 	env := append(os.Environ(), "PATH="+c.tools.SearchPath(os.Getenv("PATH")))
-	process := func(name string, argv []string) *Process {
+	process := func(name string, argv []string, settings ...string) *Process {
 		if c.options.Units && (name == "containerd" || name == "kubelet") {
 			argv = append([]string{
 				"systemd-run", "--quiet", "--unit=" + name, "--service-type=notify", "--wait", "--collect", "--pipe",
 				"--property=Delegate=yes", "--property=KillMode=process", "--setenv=PATH=" + c.tools.SearchPath(os.Getenv("PATH")), "--",
 			}, argv...)
 		}
-		return NewProcess(name, filepath.Join(c.options.Dir, name+".log"), argv, env)
+		return NewProcess(name, filepath.Join(c.options.Dir, name+".log"), argv, append(slices.Clip(env), settings...))
 	}
 	c.Etcd = process("etcd", c.etcdArgs())
-	c.APIServer = process("kube-apiserver", c.apiServerArgs(keys))
+	c.APIServer = process("kube-apiserver", c.apiServerArgs(keys), "GOGC=400") // memory is cheaper than the time of its start
 	c.Scheduler = process("kube-scheduler", c.schedulerArgs())
 	c.ControllerManager = process("kube-controller-manager", c.controllerManagerArgs(keys))
 	c.Containerd = process("containerd", []string{c.tools.Path("containerd"), "--config=" + containerdConfig})

@@ -117,15 +117,15 @@ func TestCheck(t *testing.T) {
 	r.must(r.WaitAPIServer(r.ctx))
 
 	r.configureContainerd(nriTable + "plugin_request_timeout = '500ms'\n")
-	r.remarks(r.check(), [3]string{"FAIL", "nri timeout", "the runtime waits 500ms"})
+	r.untilRemarks("a short time for the hook", [3]string{"FAIL", "nri timeout", "the runtime waits 500ms"})
 	r.configureContainerd(nriTable + "plugin_request_timeout = '2s'\n")
-	r.remarks(r.check(), [3]string{"warn", "nri timeout", "may be dropped"})
+	r.untilRemarks("the runtime's own time for the hook", [3]string{"warn", "nri timeout", "may be dropped"})
 	r.configureContainerd(nriTable + "[plugins.'io.containerd.nri.v1.nri'.default_validator]\nenable = false\n")
-	r.remarks(r.check(), [3]string{"warn", "validator", "start without their devices"})
+	r.untilRemarks("no validator", [3]string{"warn", "validator", "start without their devices"})
 	r.configureContainerd(nriTable + "[plugins.'io.containerd.nri.v1.nri'.default_validator]\nrequired_plugins = ['devmgrd']\n")
-	r.remarks(r.check(), [3]string{"warn", "validator", "nothing at all starts while it is away"})
+	r.untilRemarks("a validator for all pods", [3]string{"warn", "validator", "nothing at all starts while it is away"})
 	r.configureContainerd("[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\nSystemdCgroup = true\n")
-	r.remarks(r.check(), [3]string{"warn", "cgroups", "the kubelet's file says cgroup driver cgroupfs, the runtime systemd"})
+	r.untilRemarks("another cgroup driver", [3]string{"warn", "cgroups", "the kubelet's file says cgroup driver cgroupfs, the runtime systemd"})
 	r.configureContainerd(nriTable + "disable_connections = true\n")
 	r.remarks(r.check(), [3]string{"FAIL", "nri", "takes no connections"})
 	r.configureContainerd(nriTable + "disable = true\n")
@@ -142,13 +142,14 @@ func TestCheck(t *testing.T) {
 // untilRemarks waits until these are made.
 func (r *rig) untilRemarks(what string, want ...[3]string) {
 	r.t.Helper()
+	var all []remark
 	r.until(what, func() bool {
-		all := r.check()
+		all = r.check()
 		return len(all) == len(want) && !slices.ContainsFunc(want, func(w [3]string) bool {
 			return !slices.ContainsFunc(all, func(one remark) bool { return one.Verdict == w[0] && one.Check == w[1] })
 		})
 	})
-	r.remarks(r.check(), want...)
+	r.remarks(all, want...)
 }
 
 // nobody writes a kubeconfig of somebody without any rights, and gives its path.

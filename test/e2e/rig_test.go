@@ -217,9 +217,10 @@ func (r *rig) run(name, resource string, count int) report.Report {
 	return r.running(name)
 }
 
+// running waits for a pod, for as long as the kubelet may take to remove the sandbox of the one before, and returns its report.
 func (r *rig) running(name string) report.Report {
 	r.t.Helper()
-	_, err := r.WaitPhase(r.soon(time.Minute), name, corev1.PodRunning)
+	_, err := r.WaitPhase(r.soon(2*time.Minute), name, corev1.PodRunning)
 	r.must(err)
 	got, err := r.Report(r.soon(20*time.Second), name)
 	r.must(err)
