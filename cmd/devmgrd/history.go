@@ -1,9 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"os/user"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,19 +24,33 @@ func newHistoryCommand() *cobra.Command {
 		Use:   "history",
 		Short: "Show who had which devices, from when to when",
 		Long: "history shows which container had which devices, from when to when, those that have them still included: of all, of\n" +
-			"one device, or of one pod. The newest 10 000 that have ended are kept, for up to 30 days. Times are UTC.",
-		Example: "  devmgrd history --device vendor.example/gpu/GPU-3\n  devmgrd history --pod default/training-0\n  devmgrd history --since 24h -o json",
-		Args:    usage(noArguments),
+			"one device, or of one pod. The newest 10 000 that have ended are kept, for up to 30 days. Times are UTC.\n\n" +
+			"With --actions it shows instead which commands changed something (cordon, uncordon, drain, forget) or copied a file\n" +
+			"(store backup), and who gave them: the user who logged in, the process and its user, as the kernel names them. The\n" +
+			"newest 10 000 are kept, for up to a year.",
+		Example: "  devmgrd history --device vendor.example/gpu/GPU-3\n  devmgrd history --pod default/training-0\n  devmgrd history --since 24h -o json\n" +
+			"  devmgrd history --actions --device vendor.example/gpu/GPU-3",
+		Args: usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			request, err := historyRequest(cmd)
 			if err != nil {
 				return err
+			}
+			actions, err := cmd.Flags().GetBool("actions")
+			switch {
+			case err != nil:
+				return err
+			case actions && request.Name != "":
+				return usageError{errors.New("actions are on devices and resources; leave --pod or --actions out")}
+			case actions:
+				return askActions(cmd, request)
 			}
 			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListHistoryResponse, error) {
 				return c.ListHistory(ctx, request)
 			}, func(to io.Writer, answer *adminv1.ListHistoryResponse) { showHistory(to, answer.Spans, time.Now()) })
 		},
 	}
+	cmd.Flags().Bool("actions", false, "show what operators did instead")
 	cmd.Flags().String("device", "", "only this device: RESOURCE/DEVICE")
 	cmd.Flags().String("pod", "", "only this pod: NAMESPACE/POD")
 	cmd.Flags().Duration("since", 0, "only what had not ended so long ago, like 90m or 24h")
@@ -73,6 +92,54 @@ func historyRequest(cmd *cobra.Command) (*adminv1.ListHistoryRequest, error) {
 		request.Since = durationpb.New(since)
 	}
 	return request, nil
+}
+
+// askActions shows what operators did.
+func askActions(cmd *cobra.Command, of *adminv1.ListHistoryRequest) error {
+	request := &adminv1.ListActionsRequest{Since: of.Since}
+	if of.Id != "" {
+		request.Subject = of.ResourceName + "/" + shown(of.Id)
+	}
+	return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListActionsResponse, error) {
+		return c.ListActions(ctx, request)
+	}, func(to io.Writer, answer *adminv1.ListActionsResponse) { showActions(to, answer.Actions, userName) })
+}
+
+func showActions(to io.Writer, actions []*adminv1.Action, userName func(uid uint32) string) {
+	t := newTable(to, "TIME", "ACTION", "SUBJECT", "LOGIN", "USER", "PROCESS", "RESULT", "REASON")
+	for _, a := range actions {
+		login, result := "-", "done"
+		if a.LoginUid != nil {
+			login = userName(*a.LoginUid)
+		}
+		if a.Error != "" {
+			result = "refused: " + a.Error
+		}
+		t.row(moment(a.At, false), a.Verb, subjects(a), login, userName(a.Uid), fmt.Sprintf("%s (%d)", cmp.Or(a.Program, "?"), a.Pid), result, cmp.Or(a.Reason, "-"))
+	}
+	t.to.Flush()
+	if len(actions) == 0 {
+		fmt.Fprintln(to, "No such action is on record.")
+	}
+}
+
+// subjects writes what an action was on into one cell. Names are quoted already.
+func subjects(a *adminv1.Action) string {
+	few := a.Subjects[:min(len(a.Subjects), maxListed/2)]
+	text := strings.Join(few, ",")
+	if more := len(a.Subjects) - len(few) + int(a.MoreSubjects); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// userName returns the name of a user of this machine, or the number of one that has none.
+func userName(uid uint32) string {
+	number := strconv.FormatUint(uint64(uid), 10)
+	if u, err := user.LookupId(number); err == nil {
+		return u.Username
+	}
+	return number
 }
 
 func showHistory(to io.Writer, spans []*adminv1.Span, now time.Time) {

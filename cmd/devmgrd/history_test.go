@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +18,17 @@ var someSpans = []*adminv1.Span{
 	{Namespace: "ml", Pod: "training-2", Container: "main", ResourceName: "vendor.example/gpu", DeviceIds: []string{"GPU-3"},
 		From: before(25*time.Hour + 58*time.Minute), Until: before(3 * time.Hour), UntilAtLatest: true},
 	{Namespace: "ml", Pod: "training-0", Container: "main", ResourceName: "vendor.example/gpu", DeviceIds: []string{"GPU-3"}, From: before(2*time.Hour + 15*time.Minute)},
+}
+
+var someActions = []*adminv1.Action{
+	{At: before(26 * time.Hour), Verb: "drain", Subjects: []string{"vendor.example/gpu/GPU-3"}, Reason: "Xid 79", LoginUid: new(uint32(1000)), Pid: 4242, Program: "devmgrd"},
+	{At: before(25 * time.Hour), Verb: "forget", Subjects: []string{"vendor.example/gpu"}, Error: "nothing has been changed: a plugin serves it",
+		LoginUid: new(uint32(1000)), Pid: 4290, Program: "devmgrd"},
+	{At: before(2 * time.Hour), Verb: "uncordon", Subjects: []string{"vendor.example/gpu/GPU-3"}, Uid: 0, Pid: 118, Program: "ansible-run"},
+}
+
+func someUser(uid uint32) string {
+	return map[uint32]string{0: "root", 1000: "ada"}[uid]
 }
 
 // The flags say what is asked for, and what is no device, no pod or no length of time is a mistake.
@@ -53,6 +65,30 @@ func TestHistoryRequest(t *testing.T) {
 	var got bytes.Buffer
 	if showHistory(&got, nil, noon); got.String() != "Nobody had such devices in the time that is remembered.\n" {
 		t.Errorf("got %q", got.String())
+	}
+}
+
+// Of many devices the first few are shown. Text of others is cleaned.
+func TestShowActions(t *testing.T) {
+	var got bytes.Buffer
+	showActions(&got, []*adminv1.Action{{
+		At: before(time.Hour), Verb: "cordon", Subjects: []string{"v.example/gpu/1", "v.example/gpu/2", "v.example/gpu/3", "v.example/gpu/4", "v.example/gpu/5"},
+		MoreSubjects: 3, Program: "\x1b[2J",
+	}}, someUser)
+	for _, want := range []string{"v.example/gpu/1,v.example/gpu/2,v.example/gpu/3,v.example/gpu/4 and 4 more", "?[2J (0)", "done"} {
+		if !strings.Contains(got.String(), want) {
+			t.Errorf("%q lacks %q", got.String(), want)
+		}
+	}
+	got.Reset()
+	if showActions(&got, nil, someUser); got.String() != "No such action is on record.\n" {
+		t.Errorf("got %q", got.String())
+	}
+	if name := userName(0); name != "root" {
+		t.Errorf("user 0 is %q", name)
+	}
+	if name := userName(3_999_999_999); name != "3999999999" {
+		t.Errorf("a user without a name is %q", name)
 	}
 }
 

@@ -165,7 +165,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	parts = append(parts, part{"nri", runtime.Check}, part{"podresources", resources.Check})
 	desk := admin.Config{
 		Socket: c.Admin.Socket, Version: thisBuild().version, Node: c.NodeName,
-		Ledger: ledger, Plugins: plugins, History: past, Books: books, Past: spans,
+		Ledger: ledger, Plugins: plugins, History: past, Actions: spans, Books: books, Past: spans,
 		Parts: func() []admin.Part {
 			all := make([]admin.Part, len(parts))
 			for i, p := range parts {

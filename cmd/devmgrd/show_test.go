@@ -107,6 +107,7 @@ func TestGolden(t *testing.T) {
 		"explain":     func(to *bytes.Buffer) { showExplanation(to, aWait, noon) },
 		"explain-all": func(to *bytes.Buffer) { showExplanation(to, aPodThatHasAll, noon) },
 		"history":     func(to *bytes.Buffer) { showHistory(to, someSpans, noon) },
+		"actions":     func(to *bytes.Buffer) { showActions(to, someActions, someUser) },
 		"check":       func(to *bytes.Buffer) { showFindings(to, preflight.Judge(aFreshNode)) },
 		"forget":      func(to *bytes.Buffer) { showForgotten(to, "vendor.example/old-gpu", aFarewell) },
 	} {

@@ -18,9 +18,11 @@ import (
 
 type nowhere struct{}
 
-func (nowhere) Endpoints() map[device.ResourceName]string { return nil }
-func (nowhere) Spans(time.Time) ([]device.Span, error)    { return nil, nil }
-func (nowhere) WriteTo(io.Writer) (int64, error)          { return 0, nil }
+func (nowhere) Endpoints() map[device.ResourceName]string  { return nil }
+func (nowhere) Spans(time.Time) ([]device.Span, error)     { return nil, nil }
+func (nowhere) SaveAction(device.Action) error             { return nil }
+func (nowhere) Actions(time.Time) ([]device.Action, error) { return nil, nil }
+func (nowhere) WriteTo(io.Writer) (int64, error)           { return 0, nil }
 
 // watch prints what there is, and again what there is after each change, until it is ended.
 func TestWatch(t *testing.T) {
@@ -28,7 +30,7 @@ func TestWatch(t *testing.T) {
 	ledger := allocatortest.Start(t, filepath.Join(dir, "state"))
 	at := filepath.Join(dir, "admin.sock")
 	server := admin.New(admin.Config{
-		Socket: at, Ledger: ledger, Plugins: nowhere{}, Books: nowhere{}, Past: nowhere{}, History: nowhere{}, Log: slog.New(slog.DiscardHandler),
+		Socket: at, Ledger: ledger, Plugins: nowhere{}, Books: nowhere{}, Past: nowhere{}, History: nowhere{}, Actions: nowhere{}, Log: slog.New(slog.DiscardHandler),
 		Parts: func() []admin.Part { return nil },
 	})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -27,6 +27,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/internal/store"
 )
 
 const gpu device.ResourceName = "vendor.com/gpu"
@@ -118,12 +119,28 @@ func (endpoints) Endpoints() map[device.ResourceName]string {
 	return map[device.ResourceName]string{gpu: "gpu.sock"}
 }
 
+// actionLog opens a history for actions.
+func actionLog(t *testing.T) *store.History {
+	t.Helper()
+	s, err := store.Open(store.Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, _ := store.OpenHistory(s)
+	t.Cleanup(func() {
+		if err := errors.Join(h.Close(), s.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return h
+}
+
 func start(t *testing.T, change ...func(*admin.Config)) *rig {
 	t.Helper()
 	dir := t.TempDir()
 	r := &rig{Allocator: allocatortest.Start(t, filepath.Join(dir, "state")), t: t, path: filepath.Join(dir, "run", "admin.sock")}
 	c := admin.Config{
-		Socket: r.path, Version: "v1", Node: "node", Ledger: r.Allocator, Plugins: endpoints{}, History: nothing{}, Books: books(3<<20 + 1), Past: books(7), Log: slog.New(slog.DiscardHandler),
+		Socket: r.path, Version: "v1", Node: "node", Ledger: r.Allocator, Plugins: endpoints{}, History: nothing{}, Actions: actionLog(t), Books: books(3<<20 + 1), Past: books(7), Log: slog.New(slog.DiscardHandler),
 		Parts: func() []admin.Part { return []admin.Part{{Name: "store"}, {Name: "nri", Err: errors.New("away")}} },
 	}
 	for _, f := range change {

@@ -4,7 +4,8 @@
 //	server.go    the socket, and who may use it
 //	service.go   the calls
 //	reader.go    those that change nothing, for this process itself
-//	history.go   the one that tells who had what before
+//	operator.go  which process gave a command, and the record of it
+//	history.go   who had what before, and what operators did
 //	convert.go   our words into the protocol's: pure
 //	explain.go   why a pod waits, what would end that, and how a pod ended: pure
 //
@@ -15,6 +16,8 @@
 //   - What a call changes is durable before the call returns, or has not happened.
 //   - Errors say what is unknown or wrong, and how to find out what is right.
 //   - Nothing here is needed for a container to start. A socket that cannot be had is tried again, and told.
+//   - Each command that changes something or copies a file is recorded, done or refused, with the process that gave it as the
+//     kernel names it. A history that cannot be written keeps no command from being carried out: the log has it.
 //
 // Run owns all goroutines: gRPC's.
 package admin

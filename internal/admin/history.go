@@ -3,10 +3,12 @@ package admin
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -20,12 +22,9 @@ func (s service) ListHistory(_ context.Context, request *adminv1.ListHistoryRequ
 	case request.Name != "" && request.Namespace == "":
 		return nil, status.Errorf(codes.InvalidArgument, "pod %s is named without its namespace", clip(request.Name))
 	}
-	var since time.Time
-	if request.Since != nil {
-		if err := request.Since.CheckValid(); err != nil || request.Since.AsDuration() < 0 {
-			return nil, status.Error(codes.InvalidArgument, "since is no length of time that has passed")
-		}
-		since = time.Now().Add(-request.Since.AsDuration())
+	since, err := sinceOf(request.Since)
+	if err != nil {
+		return nil, err
 	}
 	all, err := s.cfg.History.Spans(since)
 	if err != nil {
@@ -38,6 +37,50 @@ func (s service) ListHistory(_ context.Context, request *adminv1.ListHistoryRequ
 		}
 	}
 	return answer, nil
+}
+
+// sinceOf returns the time that a length of time before now stands for; zero if there is none.
+func sinceOf(d *durationpb.Duration) (time.Time, error) {
+	if d == nil {
+		return time.Time{}, nil
+	}
+	if err := d.CheckValid(); err != nil || d.AsDuration() < 0 {
+		return time.Time{}, status.Error(codes.InvalidArgument, "since is no length of time that has passed")
+	}
+	return time.Now().Add(-d.AsDuration()), nil
+}
+
+// ListActions returns what operators did.
+func (s service) ListActions(_ context.Context, request *adminv1.ListActionsRequest) (*adminv1.ListActionsResponse, error) {
+	since, err := sinceOf(request.Since)
+	if err != nil {
+		return nil, err
+	}
+	all, err := s.cfg.Actions.Actions(since)
+	if err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	answer := &adminv1.ListActionsResponse{}
+	for _, a := range all {
+		if about(a, request.Subject) {
+			answer.Actions = append(answer.Actions, actionOf(a))
+		}
+	}
+	return answer, nil
+}
+
+// about reports whether an action is on a subject, or on a device of it. Every action is about no subject.
+func about(a device.Action, subject string) bool {
+	return subject == "" || slices.ContainsFunc(a.Subject, func(s string) bool {
+		return s == subject || strings.HasPrefix(s, subject+"/")
+	})
+}
+
+func actionOf(a device.Action) *adminv1.Action {
+	return &adminv1.Action{
+		At: stamp(a.At), Verb: a.Verb, Subjects: a.Subject, MoreSubjects: uint32(a.More), Reason: a.Reason, Error: a.Err,
+		Uid: a.Operator.UID, LoginUid: a.Operator.Login, Pid: a.Operator.PID, Program: a.Operator.Name,
+	}
 }
 
 // matches tells whether a span is one of those that are asked for.

@@ -69,6 +69,14 @@ type History interface {
 	Spans(since time.Time) ([]device.Span, error)
 }
 
+// An ActionLog remembers what operators did.
+type ActionLog interface {
+	// SaveAction makes an action durable.
+	SaveAction(device.Action) error
+	// Actions returns the actions since then, as far as they are remembered, in the order of their times.
+	Actions(since time.Time) ([]device.Action, error)
+}
+
 // A Part is a part of the daemon; Err is what is missing, nil if it is ready.
 type Part struct {
 	Name string
@@ -83,6 +91,7 @@ type Config struct {
 	Ledger  Ledger
 	Plugins Plugins
 	History History
+	Actions ActionLog
 	Books   io.WriterTo // writes a copy of the state file
 	Past    io.WriterTo // writes a copy of the history
 	// Evictions and Pods are nil where there is no API server, and so is OnNode, which gives what our Node shows of a resource.
@@ -117,8 +126,8 @@ const (
 
 // New makes a Server; Run starts it.
 func New(c Config) *Server {
-	if c.Socket == "" || c.Ledger == nil || c.Plugins == nil || c.Books == nil || c.Past == nil || c.History == nil || c.Parts == nil || c.Log == nil {
-		panic("admin: Socket, Ledger, Plugins, History, Books, Past, Parts and Log are required")
+	if c.Socket == "" || c.Ledger == nil || c.Plugins == nil || c.Books == nil || c.Past == nil || c.History == nil || c.Actions == nil || c.Parts == nil || c.Log == nil {
+		panic("admin: Socket, Ledger, Plugins, History, Actions, Books, Past, Parts and Log are required")
 	}
 	return &Server{cfg: c, started: time.Now(), stopping: make(chan struct{})}
 }
@@ -132,7 +141,7 @@ func (s *Server) Check() error {
 
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequestBytes), grpc.WaitForHandlers(true))
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequestBytes), grpc.WaitForHandlers(true), grpc.Creds(peerCredentials{}))
 	adminv1.RegisterAdminServiceServer(server, service{Server: s})
 	l := s.bind(ctx)
 	if l == nil {

@@ -209,7 +209,13 @@ func (s service) ended(ctx context.Context, namespace, name string) (end device.
 }
 
 // Cordon takes devices out of service.
-func (s service) Cordon(_ context.Context, request *adminv1.CordonRequest) (*adminv1.CordonResponse, error) {
+func (s service) Cordon(ctx context.Context, request *adminv1.CordonRequest) (*adminv1.CordonResponse, error) {
+	answer, err := s.cordon(request)
+	s.record(ctx, "cordon", subjectsOf(request.Devices), request.Reason, err)
+	return answer, err
+}
+
+func (s service) cordon(request *adminv1.CordonRequest) (*adminv1.CordonResponse, error) {
 	cordons, err := cordonsOf(request.Devices)
 	if err != nil {
 		return nil, err
@@ -228,7 +234,13 @@ func (s service) Cordon(_ context.Context, request *adminv1.CordonRequest) (*adm
 }
 
 // Uncordon puts devices back into service.
-func (s service) Uncordon(_ context.Context, request *adminv1.UncordonRequest) (*adminv1.UncordonResponse, error) {
+func (s service) Uncordon(ctx context.Context, request *adminv1.UncordonRequest) (*adminv1.UncordonResponse, error) {
+	answer, err := s.uncordon(request)
+	s.record(ctx, "uncordon", subjectsOf(request.Devices), "", err)
+	return answer, err
+}
+
+func (s service) uncordon(request *adminv1.UncordonRequest) (*adminv1.UncordonResponse, error) {
 	cordons, err := cordonsOf(request.Devices)
 	if err != nil {
 		return nil, err
@@ -240,7 +252,13 @@ func (s service) Uncordon(_ context.Context, request *adminv1.UncordonRequest) (
 }
 
 // Forget drops a resource that nobody uses.
-func (s service) Forget(_ context.Context, request *adminv1.ForgetRequest) (*adminv1.ForgetResponse, error) {
+func (s service) Forget(ctx context.Context, request *adminv1.ForgetRequest) (*adminv1.ForgetResponse, error) {
+	answer, err := s.forget(request)
+	s.record(ctx, "forget", []string{clip(request.ResourceName)}, "", err)
+	return answer, err
+}
+
+func (s service) forget(request *adminv1.ForgetRequest) (*adminv1.ForgetResponse, error) {
 	r, err := device.ParseResourceName(request.ResourceName)
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
@@ -266,10 +284,8 @@ func (s service) Forget(_ context.Context, request *adminv1.ForgetRequest) (*adm
 
 // Drain takes devices out of service and has the pods evicted that have them.
 func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamingServer[adminv1.DrainResponse]) error {
-	if s.cfg.Evictions == nil {
-		return status.Error(codes.FailedPrecondition, "there is no API server that could evict pods (kubernetes.mode: none); cordon the devices, and end the pods that have them")
-	}
-	cordoned, err := s.Cordon(stream.Context(), &adminv1.CordonRequest{Devices: request.Devices, Reason: request.Reason})
+	cordoned, err := s.startDrain(request)
+	s.record(stream.Context(), "drain", subjectsOf(request.Devices), request.Reason, err)
 	if err != nil {
 		return err
 	}
@@ -315,6 +331,14 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 	}
 }
 
+// startDrain takes the devices out of service.
+func (s service) startDrain(request *adminv1.DrainRequest) (*adminv1.CordonResponse, error) {
+	if s.cfg.Evictions == nil {
+		return nil, status.Error(codes.FailedPrecondition, "there is no API server that could evict pods (kubernetes.mode: none); cordon the devices, and end the pods that have them")
+	}
+	return s.cordon(&adminv1.CordonRequest{Devices: request.Devices, Reason: request.Reason})
+}
+
 // drained reports whether a pod has one of these devices and that is still out of service.
 func (s *service) drained(names []device.Cordon, uid device.PodUID) bool {
 	return slices.ContainsFunc(s.named(names), func(d *adminv1.Device) bool {
@@ -328,10 +352,12 @@ func (s service) Backup(request *adminv1.BackupRequest, stream grpc.ServerStream
 	if request.History {
 		file, title = s.cfg.Past, "history"
 	}
-	if _, err := file.WriteTo(parts{stream}); err != nil {
-		return status.Errorf(codes.Unavailable, "the %s cannot be copied: %v", title, err)
+	_, err := file.WriteTo(parts{stream})
+	if err != nil {
+		err = status.Errorf(codes.Unavailable, "the %s cannot be copied: %v", title, err)
 	}
-	return nil
+	s.record(stream.Context(), "backup", []string{title}, "", err)
+	return err
 }
 
 // parts sends what is written in parts that any client takes.
@@ -378,6 +404,15 @@ func cordonsOf(names []*adminv1.DeviceName) ([]device.Cordon, error) {
 		all[i] = device.Cordon{Resource: r, ID: device.ID(n.Id)}
 	}
 	return all, nil
+}
+
+// subjectsOf names devices for the record of an action.
+func subjectsOf(names []*adminv1.DeviceName) []string {
+	all := make([]string, min(len(names), maxNamed))
+	for i := range all {
+		all[i] = names[i].ResourceName + "/" + device.QuoteID(device.ID(names[i].Id))
+	}
+	return all
 }
 
 // refusal chooses the code of what went wrong.

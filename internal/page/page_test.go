@@ -662,15 +662,17 @@ func TestStreams(t *testing.T) {
 
 type none struct{}
 
-func (none) Endpoints() map[device.ResourceName]string { return nil }
-func (none) Spans(time.Time) ([]device.Span, error)    { return nil, nil }
-func (none) WriteTo(io.Writer) (int64, error)          { return 0, nil }
+func (none) Endpoints() map[device.ResourceName]string  { return nil }
+func (none) Spans(time.Time) ([]device.Span, error)     { return nil, nil }
+func (none) SaveAction(device.Action) error             { return nil }
+func (none) Actions(time.Time) ([]device.Action, error) { return nil, nil }
+func (none) WriteTo(io.Writer) (int64, error)           { return 0, nil }
 
 // The commands' own answers are on the page, of a real allocator.
 func TestAnswers(t *testing.T) {
 	ledger := allocatortest.Start(t, filepath.Join(t.TempDir(), "state"))
 	office := admin.New(admin.Config{
-		Socket: "unused", Version: "v1", Node: "worker-7", Ledger: ledger, Plugins: none{}, History: none{}, Books: none{}, Past: none{},
+		Socket: "unused", Version: "v1", Node: "worker-7", Ledger: ledger, Plugins: none{}, History: none{}, Actions: none{}, Books: none{}, Past: none{},
 		Parts: func() []admin.Part { return []admin.Part{{Name: "store"}} }, Log: slog.New(slog.DiscardHandler),
 	})
 	address, _ := serve(t, office.Reader())

@@ -33,6 +33,8 @@
 //	    <key>               JSON of spanRecord; the key is its beginning in ns since 1970 and its number, 8 bytes each, big-endian
 //	ended                   spans that have ended, the oldest first
 //	    <key>               JSON of spanRecord; the key is its end and its number, likewise
+//	actions                 made with the first one
+//	    <key>               JSON of actionRecord; the key is its time and a number, likewise
 //
 // One pod is one key, so that all of its assignments become durable in one commit or none does, and a release is one
 // deletion. One device is one key, so that a change of health among 50 000 writes a few pages and not the whole list.

@@ -2,11 +2,17 @@ package store
 
 import (
 	"errors"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
+
+// LimitActions changes what is kept of actions.
+func (h *History) LimitActions(count, bytes int, age time.Duration) {
+	h.actions = actionLimits{count, bytes, age}
+}
 
 // LimitSize makes the disk as full as if the file could not grow beyond n bytes; 0 lifts the limit.
 func (s *Store) LimitSize(n int) { s.db.MaxSize = n }

@@ -18,10 +18,11 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A History is the file of spans. It is apart from the state file so that no damage to it, and no error of it, touches an
+// A History is the file of spans and actions. It is apart from the state file so that no damage to it, and no error of it, touches an
 // assignment. Its methods may be called from several goroutines.
 type History struct {
 	file
+	actions actionLimits
 
 	guard  sync.Mutex // held by each use of the file, so that none is under way when another one meets damage; guards what follows
 	broken error      // the file is not used any more
@@ -52,7 +53,7 @@ const fullPages = 0.95
 // kept in the state file. It returns the open spans, too. It never fails: a damaged file is set aside, and one that cannot be
 // used for now is opened by the first SaveHistory that can. Close the history before s.
 func OpenHistory(s *Store) (*History, []device.Span) {
-	h := &History{}
+	h := &History{actions: defaultActionLimits}
 	h.file = file{path: filepath.Join(filepath.Dir(s.path), HistoryName), schema: &historySchema, log: s.log, open: h.reopen}
 	var open []spanEntry
 	err := errors.Join(h.takeOver(s), h.guarded(func() (err error) {
@@ -211,8 +212,7 @@ func (h *History) HistoryKeys() ([]device.SpanKey, error) {
 	err := h.guarded(func() error {
 		return h.db.View(func(tx *bolt.Tx) error {
 			return tx.Bucket(endedBucket).ForEach(func(key, value []byte) error {
-				if len(key) == spanKeyBytes {
-					at := time.Unix(0, int64(binary.BigEndian.Uint64(key))).UTC()
+				if at, err := timeOf(key); err == nil {
 					all = append(all, device.SpanKey{Until: at, Number: binary.BigEndian.Uint64(key[8:]), Bytes: len(value)})
 				}
 				return nil
@@ -315,6 +315,14 @@ func spanKey(at time.Time, number uint64) []byte {
 		nanos = uint64(at.UnixNano())
 	}
 	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(make([]byte, 0, spanKeyBytes), nanos), number)
+}
+
+// timeOf returns the time in a key.
+func timeOf(key []byte) (time.Time, error) {
+	if len(key) != spanKeyBytes {
+		return time.Time{}, fmt.Errorf("its key has %d bytes", len(key))
+	}
+	return time.Unix(0, int64(binary.BigEndian.Uint64(key))).UTC(), nil
 }
 
 // numberOf returns the number in a key, as its bytes.

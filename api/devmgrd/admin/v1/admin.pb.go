@@ -2198,6 +2198,230 @@ func (x *Span) GetUntilAtLatest() bool {
 	return false
 }
 
+type ListActionsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// since restricts the answer to actions that are not older.
+	Since *durationpb.Duration `protobuf:"bytes,1,opt,name=since,proto3" json:"since,omitempty"`
+	// subject restricts the answer to actions on it: a device as RESOURCE/ID, or a resource, whose devices count too.
+	Subject       string `protobuf:"bytes,2,opt,name=subject,proto3" json:"subject,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListActionsRequest) Reset() {
+	*x = ListActionsRequest{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListActionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListActionsRequest) ProtoMessage() {}
+
+func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListActionsRequest.ProtoReflect.Descriptor instead.
+func (*ListActionsRequest) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ListActionsRequest) GetSince() *durationpb.Duration {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *ListActionsRequest) GetSubject() string {
+	if x != nil {
+		return x.Subject
+	}
+	return ""
+}
+
+type ListActionsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// actions are in the order of their times.
+	Actions       []*Action `protobuf:"bytes,1,rep,name=actions,proto3" json:"actions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListActionsResponse) Reset() {
+	*x = ListActionsResponse{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListActionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListActionsResponse) ProtoMessage() {}
+
+func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListActionsResponse.ProtoReflect.Descriptor instead.
+func (*ListActionsResponse) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ListActionsResponse) GetActions() []*Action {
+	if x != nil {
+		return x.Actions
+	}
+	return nil
+}
+
+// Action is a command of an operator.
+type Action struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	At    *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
+	// verb is "cordon", "uncordon", "drain", "forget" or "backup".
+	Verb string `protobuf:"bytes,2,opt,name=verb,proto3" json:"verb,omitempty"`
+	// subjects are devices as RESOURCE/ID, a resource, or a file: 16 KiB of them at most.
+	Subjects []string `protobuf:"bytes,3,rep,name=subjects,proto3" json:"subjects,omitempty"`
+	// more_subjects is the number of subjects that are left out.
+	MoreSubjects uint32 `protobuf:"varint,4,opt,name=more_subjects,json=moreSubjects,proto3" json:"more_subjects,omitempty"`
+	Reason       string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// error is why devmgrd refused the command; empty if it was done.
+	Error string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	// uid is the user of the process that gave the command.
+	Uid uint32 `protobuf:"varint,7,opt,name=uid,proto3" json:"uid,omitempty"`
+	// login_uid is the user who logged in to begin with; absent for a process without a login, such as a service.
+	LoginUid *uint32 `protobuf:"varint,8,opt,name=login_uid,json=loginUid,proto3,oneof" json:"login_uid,omitempty"`
+	// pid is 0 for a process outside of devmgrd's PID namespace.
+	Pid int32 `protobuf:"varint,9,opt,name=pid,proto3" json:"pid,omitempty"`
+	// program is the name of the process.
+	Program       string `protobuf:"bytes,10,opt,name=program,proto3" json:"program,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Action) Reset() {
+	*x = Action{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Action) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Action) ProtoMessage() {}
+
+func (x *Action) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Action.ProtoReflect.Descriptor instead.
+func (*Action) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *Action) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *Action) GetVerb() string {
+	if x != nil {
+		return x.Verb
+	}
+	return ""
+}
+
+func (x *Action) GetSubjects() []string {
+	if x != nil {
+		return x.Subjects
+	}
+	return nil
+}
+
+func (x *Action) GetMoreSubjects() uint32 {
+	if x != nil {
+		return x.MoreSubjects
+	}
+	return 0
+}
+
+func (x *Action) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Action) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *Action) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Action) GetLoginUid() uint32 {
+	if x != nil && x.LoginUid != nil {
+		return *x.LoginUid
+	}
+	return 0
+}
+
+func (x *Action) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *Action) GetProgram() string {
+	if x != nil {
+		return x.Program
+	}
+	return ""
+}
+
 type BackupRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// history asks for the history instead of the state file.
@@ -2208,7 +2432,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2220,7 +2444,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2233,7 +2457,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *BackupRequest) GetHistory() bool {
@@ -2253,7 +2477,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2265,7 +2489,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2278,7 +2502,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *BackupResponse) GetData() []byte {
@@ -2452,11 +2676,30 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x0efrom_at_latest\x18\b \x01(\bR\ffromAtLatest\x120\n" +
 	"\x05until\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12&\n" +
 	"\x0funtil_at_latest\x18\n" +
-	" \x01(\bR\runtilAtLatest\")\n" +
+	" \x01(\bR\runtilAtLatest\"_\n" +
+	"\x12ListActionsRequest\x12/\n" +
+	"\x05since\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05since\x12\x18\n" +
+	"\asubject\x18\x02 \x01(\tR\asubject\"I\n" +
+	"\x13ListActionsResponse\x122\n" +
+	"\aactions\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.ActionR\aactions\"\xa5\x02\n" +
+	"\x06Action\x12*\n" +
+	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
+	"\x04verb\x18\x02 \x01(\tR\x04verb\x12\x1a\n" +
+	"\bsubjects\x18\x03 \x03(\tR\bsubjects\x12#\n" +
+	"\rmore_subjects\x18\x04 \x01(\rR\fmoreSubjects\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\x12\x10\n" +
+	"\x03uid\x18\a \x01(\rR\x03uid\x12 \n" +
+	"\tlogin_uid\x18\b \x01(\rH\x00R\bloginUid\x88\x01\x01\x12\x10\n" +
+	"\x03pid\x18\t \x01(\x05R\x03pid\x12\x18\n" +
+	"\aprogram\x18\n" +
+	" \x01(\tR\aprogramB\f\n" +
+	"\n" +
+	"_login_uid\")\n" +
 	"\rBackupRequest\x12\x18\n" +
 	"\ahistory\x18\x01 \x01(\bR\ahistory\"$\n" +
 	"\x0eBackupResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\x99\b\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xf5\b\n" +
 	"\fAdminService\x12T\n" +
 	"\tGetStatus\x12\".devmgrd.admin.v1.GetStatusRequest\x1a#.devmgrd.admin.v1.GetStatusResponse\x12Z\n" +
 	"\vListPlugins\x12$.devmgrd.admin.v1.ListPluginsRequest\x1a%.devmgrd.admin.v1.ListPluginsResponse\x12Z\n" +
@@ -2469,7 +2712,8 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x06Forget\x12\x1f.devmgrd.admin.v1.ForgetRequest\x1a .devmgrd.admin.v1.ForgetResponse\x12M\n" +
 	"\x06Backup\x12\x1f.devmgrd.admin.v1.BackupRequest\x1a .devmgrd.admin.v1.BackupResponse0\x01\x12J\n" +
 	"\x05Drain\x12\x1e.devmgrd.admin.v1.DrainRequest\x1a\x1f.devmgrd.admin.v1.DrainResponse0\x01\x12Z\n" +
-	"\vListHistory\x12$.devmgrd.admin.v1.ListHistoryRequest\x1a%.devmgrd.admin.v1.ListHistoryResponseB9Z7github.com/devmgrd/devmgrd/api/devmgrd/admin/v1;adminv1b\x06proto3"
+	"\vListHistory\x12$.devmgrd.admin.v1.ListHistoryRequest\x1a%.devmgrd.admin.v1.ListHistoryResponse\x12Z\n" +
+	"\vListActions\x12$.devmgrd.admin.v1.ListActionsRequest\x1a%.devmgrd.admin.v1.ListActionsResponseB9Z7github.com/devmgrd/devmgrd/api/devmgrd/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_devmgrd_admin_v1_admin_proto_rawDescOnce sync.Once
@@ -2483,7 +2727,7 @@ func file_devmgrd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_devmgrd_admin_v1_admin_proto_rawDescData
 }
 
-var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: devmgrd.admin.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: devmgrd.admin.v1.GetStatusResponse
@@ -2518,31 +2762,34 @@ var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*ListHistoryRequest)(nil),      // 30: devmgrd.admin.v1.ListHistoryRequest
 	(*ListHistoryResponse)(nil),     // 31: devmgrd.admin.v1.ListHistoryResponse
 	(*Span)(nil),                    // 32: devmgrd.admin.v1.Span
-	(*BackupRequest)(nil),           // 33: devmgrd.admin.v1.BackupRequest
-	(*BackupResponse)(nil),          // 34: devmgrd.admin.v1.BackupResponse
-	(*timestamppb.Timestamp)(nil),   // 35: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 36: google.protobuf.Duration
+	(*ListActionsRequest)(nil),      // 33: devmgrd.admin.v1.ListActionsRequest
+	(*ListActionsResponse)(nil),     // 34: devmgrd.admin.v1.ListActionsResponse
+	(*Action)(nil),                  // 35: devmgrd.admin.v1.Action
+	(*BackupRequest)(nil),           // 36: devmgrd.admin.v1.BackupRequest
+	(*BackupResponse)(nil),          // 37: devmgrd.admin.v1.BackupResponse
+	(*timestamppb.Timestamp)(nil),   // 38: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 39: google.protobuf.Duration
 }
 var file_devmgrd_admin_v1_admin_proto_depIdxs = []int32{
-	35, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	38, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
 	3,  // 1: devmgrd.admin.v1.GetStatusResponse.parts:type_name -> devmgrd.admin.v1.Part
 	4,  // 2: devmgrd.admin.v1.GetStatusResponse.resources:type_name -> devmgrd.admin.v1.Resource
 	5,  // 3: devmgrd.admin.v1.GetStatusResponse.waiting:type_name -> devmgrd.admin.v1.Waiting
 	2,  // 4: devmgrd.admin.v1.GetStatusResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer
-	35, // 5: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	38, // 5: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
 	8,  // 6: devmgrd.admin.v1.ListPluginsResponse.plugins:type_name -> devmgrd.admin.v1.Plugin
 	2,  // 7: devmgrd.admin.v1.ListPluginsResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer
-	35, // 8: devmgrd.admin.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	35, // 9: devmgrd.admin.v1.Plugin.last_error_time:type_name -> google.protobuf.Timestamp
+	38, // 8: devmgrd.admin.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	38, // 9: devmgrd.admin.v1.Plugin.last_error_time:type_name -> google.protobuf.Timestamp
 	11, // 10: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
 	12, // 11: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
 	13, // 12: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
-	35, // 13: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
-	35, // 14: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
+	38, // 13: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
+	38, // 14: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
 	11, // 15: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
 	18, // 16: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	35, // 17: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
-	35, // 18: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
+	38, // 17: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
+	38, // 18: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
 	18, // 19: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
 	22, // 20: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
 	11, // 21: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
@@ -2551,39 +2798,44 @@ var file_devmgrd_admin_v1_admin_proto_depIdxs = []int32{
 	22, // 24: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
 	22, // 25: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
 	11, // 26: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
-	36, // 27: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
+	39, // 27: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
 	32, // 28: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
-	35, // 29: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
-	35, // 30: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
-	0,  // 31: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
-	6,  // 32: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
-	9,  // 33: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
-	14, // 34: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
-	16, // 35: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
-	19, // 36: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
-	21, // 37: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
-	24, // 38: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
-	26, // 39: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
-	33, // 40: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
-	28, // 41: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
-	30, // 42: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
-	1,  // 43: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
-	7,  // 44: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
-	10, // 45: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
-	15, // 46: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
-	17, // 47: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
-	20, // 48: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
-	23, // 49: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
-	25, // 50: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
-	27, // 51: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
-	34, // 52: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
-	29, // 53: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
-	31, // 54: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
-	43, // [43:55] is the sub-list for method output_type
-	31, // [31:43] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	38, // 29: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
+	38, // 30: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
+	39, // 31: devmgrd.admin.v1.ListActionsRequest.since:type_name -> google.protobuf.Duration
+	35, // 32: devmgrd.admin.v1.ListActionsResponse.actions:type_name -> devmgrd.admin.v1.Action
+	38, // 33: devmgrd.admin.v1.Action.at:type_name -> google.protobuf.Timestamp
+	0,  // 34: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
+	6,  // 35: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
+	9,  // 36: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
+	14, // 37: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
+	16, // 38: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
+	19, // 39: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
+	21, // 40: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
+	24, // 41: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
+	26, // 42: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
+	36, // 43: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
+	28, // 44: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
+	30, // 45: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
+	33, // 46: devmgrd.admin.v1.AdminService.ListActions:input_type -> devmgrd.admin.v1.ListActionsRequest
+	1,  // 47: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
+	7,  // 48: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
+	10, // 49: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
+	15, // 50: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
+	17, // 51: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
+	20, // 52: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
+	23, // 53: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
+	25, // 54: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
+	27, // 55: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
+	37, // 56: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
+	29, // 57: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
+	31, // 58: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
+	34, // 59: devmgrd.admin.v1.AdminService.ListActions:output_type -> devmgrd.admin.v1.ListActionsResponse
+	47, // [47:60] is the sub-list for method output_type
+	34, // [34:47] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_devmgrd_admin_v1_admin_proto_init() }
@@ -2591,13 +2843,14 @@ func file_devmgrd_admin_v1_admin_proto_init() {
 	if File_devmgrd_admin_v1_admin_proto != nil {
 		return
 	}
+	file_devmgrd_admin_v1_admin_proto_msgTypes[35].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_devmgrd_admin_v1_admin_proto_rawDesc), len(file_devmgrd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   35,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

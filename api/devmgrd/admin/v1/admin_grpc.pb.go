@@ -33,6 +33,7 @@ const (
 	AdminService_Backup_FullMethodName          = "/devmgrd.admin.v1.AdminService/Backup"
 	AdminService_Drain_FullMethodName           = "/devmgrd.admin.v1.AdminService/Drain"
 	AdminService_ListHistory_FullMethodName     = "/devmgrd.admin.v1.AdminService/ListHistory"
+	AdminService_ListActions_FullMethodName     = "/devmgrd.admin.v1.AdminService/ListActions"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -72,6 +73,9 @@ type AdminServiceClient interface {
 	// ListHistory gives who had which devices, from when to when. Those who have them still are in it. Of what has ended the newest
 	// 10 000 spans of the last 30 days are kept, and fewer if they take more than 16 MiB. UNAVAILABLE if the state file cannot be read.
 	ListHistory(ctx context.Context, in *ListHistoryRequest, opts ...grpc.CallOption) (*ListHistoryResponse, error)
+	// ListActions returns the commands that changed something or copied a file, refused ones included, and the process that gave
+	// each. The newest 10 000 are kept, for up to a year. UNAVAILABLE if the history cannot be read.
+	ListActions(ctx context.Context, in *ListActionsRequest, opts ...grpc.CallOption) (*ListActionsResponse, error)
 }
 
 type adminServiceClient struct {
@@ -229,6 +233,16 @@ func (c *adminServiceClient) ListHistory(ctx context.Context, in *ListHistoryReq
 	return out, nil
 }
 
+func (c *adminServiceClient) ListActions(ctx context.Context, in *ListActionsRequest, opts ...grpc.CallOption) (*ListActionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListActionsResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListActions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -266,6 +280,9 @@ type AdminServiceServer interface {
 	// ListHistory gives who had which devices, from when to when. Those who have them still are in it. Of what has ended the newest
 	// 10 000 spans of the last 30 days are kept, and fewer if they take more than 16 MiB. UNAVAILABLE if the state file cannot be read.
 	ListHistory(context.Context, *ListHistoryRequest) (*ListHistoryResponse, error)
+	// ListActions returns the commands that changed something or copied a file, refused ones included, and the process that gave
+	// each. The newest 10 000 are kept, for up to a year. UNAVAILABLE if the history cannot be read.
+	ListActions(context.Context, *ListActionsRequest) (*ListActionsResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -311,6 +328,9 @@ func (UnimplementedAdminServiceServer) Drain(*DrainRequest, grpc.ServerStreaming
 }
 func (UnimplementedAdminServiceServer) ListHistory(context.Context, *ListHistoryRequest) (*ListHistoryResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListHistory not implemented")
+}
+func (UnimplementedAdminServiceServer) ListActions(context.Context, *ListActionsRequest) (*ListActionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListActions not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -528,6 +548,24 @@ func _AdminService_ListHistory_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_ListActions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListActionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListActions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListActions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListActions(ctx, req.(*ListActionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -570,6 +608,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListHistory",
 			Handler:    _AdminService_ListHistory_Handler,
+		},
+		{
+			MethodName: "ListActions",
+			Handler:    _AdminService_ListActions_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -1,0 +1,117 @@
+package store
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// actionLimits bound the actions that are kept. The oldest ones go first.
+type actionLimits struct {
+	count, bytes int
+	age          time.Duration
+}
+
+var defaultActionLimits = actionLimits{10_000, 16 << 20, 365 * 24 * time.Hour}
+
+var actionsBucket = []byte("actions")
+
+// actionRecord is a device.Action without its time, which is in its key.
+type actionRecord struct {
+	Verb    string   `json:"verb"`
+	Subject []string `json:"subject,omitempty"`
+	More    int      `json:"more,omitempty"`
+	Reason  string   `json:"reason,omitempty"`
+	Err     string   `json:"err,omitempty"`
+	UID     uint32   `json:"uid"`
+	Login   *uint32  `json:"login,omitempty"`
+	PID     int32    `json:"pid"`
+	Name    string   `json:"name,omitempty"`
+}
+
+// SaveAction makes an action durable. In the same commit it removes what exceeds the limits: 10 000 actions, 16 MiB, a year.
+func (h *History) SaveAction(a device.Action) error {
+	value, err := json.Marshal(actionRecord{
+		Verb: a.Verb, Subject: a.Subject, More: a.More, Reason: a.Reason, Err: a.Err,
+		UID: a.Operator.UID, Login: a.Operator.Login, PID: a.Operator.PID, Name: a.Operator.Name,
+	})
+	if err != nil {
+		return err
+	}
+	return h.guarded(func() error {
+		return h.update(func(d *draft) error {
+			actions, err := d.shelf(actionsBucket)
+			if err != nil {
+				return err
+			}
+			var number uint64 // of the actions of the same moment
+			for actions.Get(spanKey(a.At, number)) != nil {
+				number++
+			}
+			if err := actions.put(spanKey(a.At, number), value); err != nil {
+				return err
+			}
+			return actions.trim(spanKey(a.At.Add(-h.actions.age), 0), h.actions.count, h.actions.bytes)
+		})
+	})
+}
+
+// trim removes the records before a key, and then the first ones until no more than this many, with this many bytes, are left.
+func (s shelf) trim(oldest []byte, most, mostBytes int) error {
+	count, size := 0, 0
+	var keys [][]byte
+	err := s.ForEach(func(key, value []byte) error {
+		count, size = count+1, size+len(key)+len(value)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	c := s.Cursor()
+	for key, value := c.First(); key != nil; key, value = c.Next() {
+		if bytes.Compare(key, oldest) >= 0 && count <= most && size <= mostBytes {
+			break
+		}
+		count, size = count-1, size-len(key)-len(value)
+		keys = append(keys, bytes.Clone(key))
+	}
+	for _, key := range keys {
+		if err := s.remove(key); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Actions returns the actions since then, in the order of their times. A record that cannot be read is left out.
+func (h *History) Actions(since time.Time) ([]device.Action, error) {
+	var entries []spanEntry
+	err := h.guarded(func() error {
+		return h.db.View(func(tx *bolt.Tx) error {
+			entries = spanEntries(tx.Bucket(actionsBucket), spanKey(since, 0))
+			return nil
+		})
+	})
+	var all []device.Action
+	for _, e := range entries {
+		var r actionRecord
+		at, err := timeOf(e.key)
+		if err == nil {
+			err = json.Unmarshal(e.value, &r)
+		}
+		if err != nil {
+			h.log.Warn("record of an action unreadable", "file", h.path, "key", fmt.Sprintf("%.64x", e.key), "err", err)
+			continue
+		}
+		all = append(all, device.Action{
+			At: at, Verb: r.Verb, Subject: r.Subject, More: r.More, Reason: r.Reason, Err: r.Err,
+			Operator: device.Operator{UID: r.UID, Login: r.Login, PID: r.PID, Name: r.Name},
+		})
+	}
+	return all, err
+}
