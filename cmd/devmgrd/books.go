@@ -52,26 +52,26 @@ func look(cmd *cobra.Command) (path string, b store.Books, version uint64, err e
 }
 
 // lookHistory reads the history that the flag names, or the one next to the state file. Without one, path is empty.
-func lookHistory(cmd *cobra.Command) (path string, all []device.Span, version uint64, err error) {
+func lookHistory(cmd *cobra.Command) (path string, past store.Past, err error) {
 	state, err := cmd.Flags().GetString("state")
 	if err == nil {
 		path, err = cmd.Flags().GetString("history")
 	}
 	if err != nil {
-		return "", nil, 0, err
+		return "", past, err
 	}
 	named := path != ""
 	if !named {
 		path = filepath.Join(filepath.Dir(state), store.HistoryName)
 	}
-	all, version, err = store.LookHistory(path, warnings(cmd))
+	past, err = store.LookHistory(path, warnings(cmd))
 	if errors.Is(err, fs.ErrNotExist) {
 		if !named {
-			return "", nil, 0, nil
+			return "", past, nil
 		}
 		err = fmt.Errorf("there is no history file %s", path)
 	}
-	return path, all, version, orCopy(err)
+	return path, past, orCopy(err)
 }
 
 // orCopy adds what else can be done about a file in use.
@@ -93,9 +93,9 @@ func newVerifyCommand() *cobra.Command {
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := verifyState(cmd)
-			path, spans, version, broken := lookHistory(cmd)
+			path, past, broken := lookHistory(cmd)
 			if broken == nil && path != "" {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s is sound: schema version %d, %d spans\n", path, version, len(spans))
+				fmt.Fprintf(cmd.OutOrStdout(), "%s is sound: schema version %d, %d spans, %d actions\n", path, past.Version, len(past.Spans), len(past.Actions))
 			}
 			return errors.Join(err, broken)
 		},
@@ -145,10 +145,10 @@ func newDumpCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			_, spans, _, broken := lookHistory(cmd)
+			_, past, broken := lookHistory(cmd)
 			e := json.NewEncoder(cmd.OutOrStdout())
 			e.SetIndent("", "  ")
-			return errors.Join(e.Encode(dumped(b, spans)), broken)
+			return errors.Join(e.Encode(dumped(b, past)), broken)
 		},
 	}
 	addFileFlags(cmd)
@@ -156,7 +156,7 @@ func newDumpCommand() *cobra.Command {
 }
 
 // dumped has cordons with their names, which in the file are keys.
-func dumped(b store.Books, spans []device.Span) any {
+func dumped(b store.Books, past store.Past) any {
 	type cordon struct {
 		Resource device.ResourceName `json:"resource"`
 		ID       device.ID           `json:"id"`
@@ -170,7 +170,8 @@ func dumped(b store.Books, spans []device.Span) any {
 		store.Books
 		Cordons []cordon
 		Spans   []device.Span
-	}{b, all, spans}
+		Actions []device.Action
+	}{b, all, past.Spans, past.Actions}
 }
 
 func newBackupCommand() *cobra.Command {
@@ -223,7 +224,7 @@ func backup(cmd *cobra.Command, args []string) (err error) {
 		return err
 	}
 	if history {
-		_, _, err = store.LookHistory(draft.Name(), warnings(cmd))
+		_, err = store.LookHistory(draft.Name(), warnings(cmd))
 	} else {
 		_, _, err = store.Look(draft.Name(), warnings(cmd))
 	}

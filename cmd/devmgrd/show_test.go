@@ -268,7 +268,7 @@ func TestAgo(t *testing.T) {
 
 // A cordon is printed with the device that it is of.
 func TestDumpNamesCordonedDevices(t *testing.T) {
-	text, err := json.Marshal(dumped(store.Books{Cordons: []device.Cordon{{Resource: "vendor.com/gpu", ID: "d0", Reason: "fan"}}}, nil))
+	text, err := json.Marshal(dumped(store.Books{Cordons: []device.Cordon{{Resource: "vendor.com/gpu", ID: "d0", Reason: "fan"}}}, store.Past{}))
 	if err != nil || !strings.Contains(string(text), `"d0"`) || strings.Count(string(text), "Cordons") != 1 {
 		t.Errorf("%s, %v", text, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -91,12 +92,24 @@ func (s shelf) trim(oldest []byte, most, mostBytes int) error {
 // Actions returns the actions since then, in the order of their times. A record that cannot be read is left out.
 func (h *History) Actions(since time.Time) ([]device.Action, error) {
 	var entries []spanEntry
-	err := h.guarded(func() error {
-		return h.db.View(func(tx *bolt.Tx) error {
-			entries = spanEntries(tx.Bucket(actionsBucket), spanKey(since, 0))
-			return nil
-		})
+	err := h.guarded(func() (err error) {
+		entries, err = readActions(h.db, since)
+		return err
 	})
+	return decodeActions(entries, h.log), err
+}
+
+// readActions copies the actions since then.
+func readActions(db *bolt.DB, since time.Time) (entries []spanEntry, err error) {
+	err = db.View(func(tx *bolt.Tx) error {
+		entries = spanEntries(tx.Bucket(actionsBucket), spanKey(since, 0))
+		return nil
+	})
+	return entries, err
+}
+
+// decodeActions leaves out what it cannot read.
+func decodeActions(entries []spanEntry, log *slog.Logger) []device.Action {
 	var all []device.Action
 	for _, e := range entries {
 		var r actionRecord
@@ -105,7 +118,7 @@ func (h *History) Actions(since time.Time) ([]device.Action, error) {
 			err = json.Unmarshal(e.value, &r)
 		}
 		if err != nil {
-			h.log.Warn("record of an action unreadable", "file", h.path, "key", fmt.Sprintf("%.64x", e.key), "err", err)
+			log.Warn("record of an action unreadable", "key", fmt.Sprintf("%.64x", e.key), "err", err)
 			continue
 		}
 		all = append(all, device.Action{
@@ -113,5 +126,5 @@ func (h *History) Actions(since time.Time) ([]device.Action, error) {
 			Operator: device.Operator{UID: r.UID, Login: r.Login, PID: r.PID, Name: r.Name},
 		})
 	}
-	return all, err
+	return all
 }

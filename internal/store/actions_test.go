@@ -55,8 +55,8 @@ func TestActions(t *testing.T) {
 
 	// They survive, and the file is sound.
 	closed()
-	if spans, _, err := store.LookHistory(filepath.Join(dir, store.HistoryName), slog.New(slog.DiscardHandler)); err != nil || len(spans) != 1 {
-		t.Errorf("%d spans, %v", len(spans), err)
+	if past, err := store.LookHistory(filepath.Join(dir, store.HistoryName), slog.New(slog.DiscardHandler)); err != nil || len(past.Spans) != 1 || len(past.Actions) != 4 {
+		t.Errorf("%+v, %v", past, err)
 	}
 	h, _, _ = openHistory(t, dir)
 	expect(time.Time{}, first, second, twin, third)

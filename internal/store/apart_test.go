@@ -320,11 +320,11 @@ func TestCopyOfTheHistory(t *testing.T) {
 	if err := os.WriteFile(path, text.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	all, version, err := store.LookHistory(path, slog.New(slog.DiscardHandler))
-	if err != nil || version != 1 || !reflect.DeepEqual(all, []device.Span{span(1, time.Hour), span(2, 0)}) {
-		t.Errorf("%v, %d, %v", all, version, err)
+	past, err := store.LookHistory(path, slog.New(slog.DiscardHandler))
+	if err != nil || past.Version != 1 || !reflect.DeepEqual(past.Spans, []device.Span{span(1, time.Hour), span(2, 0)}) {
+		t.Errorf("%v, %v", past, err)
 	}
-	if _, _, err := store.LookHistory(filepath.Join(dir, "history.db"), slog.New(slog.DiscardHandler)); !errors.As(err, new(*store.InUseError)) {
+	if _, err := store.LookHistory(filepath.Join(dir, "history.db"), slog.New(slog.DiscardHandler)); !errors.As(err, new(*store.InUseError)) {
 		t.Errorf("a file in use is read: %v", err)
 	}
 }

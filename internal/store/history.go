@@ -351,19 +351,27 @@ func (h *History) Close() error {
 	return h.db.Close()
 }
 
+// Past is what a history file holds.
+type Past struct {
+	Version uint64 // of the file's schema
+	Spans   []device.Span
+	Actions []device.Action
+}
+
 // LookHistory reads a history file, or a copy of one, wherever it is, and changes nothing. The whole file is verified first. It
 // fails as Look does.
-func LookHistory(path string, log *slog.Logger) (spans []device.Span, version uint64, err error) {
+func LookHistory(path string, log *slog.Logger) (Past, error) {
 	found, err := historySchema.inspect(path)
 	if err != nil {
-		return nil, 0, err
+		return Past{}, err
 	}
 	o := historySchema.options()
 	o.ReadOnly = true
 	db, err := bolt.Open(path, 0o600, o)
 	if err != nil {
-		return nil, 0, fmt.Errorf("opening the history file %s: %w", path, err)
+		return Past{}, fmt.Errorf("opening the history file %s: %w", path, err)
 	}
 	ended, open, err := readSpans(db, time.Time{})
-	return decodeSpans(append(ended, open...), log), found.version, errors.Join(err, db.Close())
+	actions, failed := readActions(db, time.Time{})
+	return Past{found.version, decodeSpans(append(ended, open...), log), decodeActions(actions, log)}, errors.Join(err, failed, db.Close())
 }

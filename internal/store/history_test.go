@@ -101,9 +101,9 @@ func TestHistory(t *testing.T) {
 		t.Errorf("open are %v, and %v, %v", open, again, err)
 	}
 	closed()
-	if all, version, err := store.LookHistory(filepath.Join(dir, "history.db"), slog.New(slog.DiscardHandler)); err != nil || version != 1 ||
-		!reflect.DeepEqual(all, []device.Span{long, still}) {
-		t.Errorf("LookHistory() = %v, %d, %v", all, version, err)
+	if past, err := store.LookHistory(filepath.Join(dir, "history.db"), slog.New(slog.DiscardHandler)); err != nil || past.Version != 1 ||
+		!reflect.DeepEqual(past.Spans, []device.Span{long, still}) {
+		t.Errorf("LookHistory() = %v, %v", past, err)
 	}
 }
 
