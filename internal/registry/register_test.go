@@ -489,6 +489,33 @@ func TestRejectDuplicates(t *testing.T) {
 	second.MustRegister()
 }
 
+// With reject, a plugin cannot take another one's socket by registering it under a second name, and then its resource.
+func TestRejectDuplicates_SocketOfAnotherPlugin(t *testing.T) {
+	f := start(t, func(c *registry.Config) { c.RejectDuplicates = true })
+	vendor := plugintest.Start(t, f.dir, gpu, plugintest.Devices(4)...)
+	f.eventually("the vendor's plugin serves", f.servesNumber(4))
+	thief := plugintest.New(t, f.dir, "cheap.example/gpu")
+	thief.Endpoint = vendor.Endpoint
+	if err := thief.Register(); status.Code(err) != codes.AlreadyExists || !strings.Contains(err.Error(), "serves "+string(gpu)) {
+		t.Errorf("err = %v", err)
+	}
+	second := plugintest.New(t, f.dir, gpu)
+	second.Endpoint = "evil.sock"
+	second.Serve()
+	if err := second.Register(); status.Code(err) != codes.AlreadyExists {
+		t.Errorf("err = %v", err)
+	}
+	if !f.servesNumber(4)() || len(f.Offers()) != 1 {
+		t.Errorf("offers are %v", f.Offers())
+	}
+	vendor.Stop()
+	f.eventually("the vendor's plugin is away", f.is(device.Stale))
+	renamed := plugintest.New(t, f.dir, "vendor.com/mig")
+	renamed.Endpoint = vendor.Endpoint
+	renamed.Serve()
+	renamed.MustRegister()
+}
+
 // The upstream end-to-end test of a plugin whose stream fails at once: the resource is there, with no devices, and the
 // plugin is not called in a busy loop.
 func TestStreamFailsForEver(t *testing.T) {

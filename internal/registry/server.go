@@ -194,6 +194,16 @@ func (e *takenError) Error() string {
 	return fmt.Sprintf("%s is served by the plugin at %q, and a second one is not taken", e.resource, e.endpoint)
 }
 
+// A socketTakenError says that a socket serves another resource, where that is not to be replaced.
+type socketTakenError struct {
+	endpoint string
+	resource device.ResourceName // that it serves
+}
+
+func (e *socketTakenError) Error() string {
+	return fmt.Sprintf("the plugin at %q serves %s, and plugins.onDuplicate is reject; a plugin has a socket of its own for each resource", e.endpoint, e.resource)
+}
+
 // refusalStatus chooses the gRPC code of a refused registration.
 func refusalStatus(err error) error {
 	var (
@@ -219,7 +229,7 @@ func refusalStatus(err error) error {
 		}
 	case errors.As(err, &full):
 		code = codes.ResourceExhausted
-	case errors.As(err, &taken):
+	case errors.As(err, &taken), errors.As(err, new(*socketTakenError)):
 		code = codes.AlreadyExists
 	}
 	return status.Error(code, err.Error())

@@ -100,6 +100,11 @@ func (r *Registry) roomLocked(l *link) error {
 	case s != nil && r.cfg.RejectDuplicates && s.state == device.Serving && s.link.path != l.path:
 		return &takenError{resource: l.resource, endpoint: s.link.endpoint}
 	}
+	// A process that registers another plugin's socket under a name of its own would take that plugin out of service, and could
+	// then register the name that has become free.
+	if rival := r.rivalLocked(l); rival != nil && r.cfg.RejectDuplicates && rival.state == device.Serving {
+		return &socketTakenError{endpoint: l.endpoint, resource: rival.resource}
+	}
 	return nil
 }
 
