@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -45,7 +46,7 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 				return
 			}
 		}
-		got, err := a.ask(ctx, demand, best)
+		got, err := a.ask(ctx, demand, has, best)
 		if err != nil {
 			a.fail(p, held, err)
 			return
@@ -156,14 +157,20 @@ func (a *Allocator) giveBackLocked(uid device.PodUID, h hold) {
 }
 
 // ask has the plugins make the chosen devices usable, one call for each container and resource. It holds no lock.
-func (a *Allocator) ask(ctx context.Context, d device.PodDemand, best proposal) ([]device.Assignment, error) {
+// Their answers are added up as they come, so that no more than one is kept beyond the limits.
+func (a *Allocator) ask(ctx context.Context, d device.PodDemand, has []device.Assignment, best proposal) ([]device.Assignment, error) {
 	var all []device.Assignment
+	var pod device.Grants
+	for _, as := range has {
+		pod.Add(as.Shares...)
+	}
 	for _, demand := range d.Demands {
 		choice, ok := best.choices[demand.Container.Name]
 		if !ok {
 			continue
 		}
 		as := device.Assignment{Container: demand.Container}
+		var container device.Grants
 		for _, r := range slices.Sorted(maps.Keys(choice)) {
 			grant, err := a.plugins.Allocate(ctx, d.Pod, demand.Container, r, choice[r])
 			a.answered(r, choice[r], err)
@@ -173,6 +180,11 @@ func (a *Allocator) ask(ctx context.Context, d device.PodDemand, best proposal) 
 			share := a.share(r, choice[r], grant, best.at[r])
 			share.Why = best.why[demand.Container.Name][r]
 			as.Shares = append(as.Shares, share)
+			container.Add(share)
+			pod.Add(share)
+			if no := cmp.Or(container.CheckContainer(demand.Container.Name), pod.CheckPod()); no != nil {
+				return nil, no
+			}
 		}
 		all = append(all, as)
 	}

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -98,10 +99,13 @@ func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) 
 // askAgain returns the assignments of a pod with new grants for the lapsed containers. It holds no lock.
 func (a *Allocator) askAgain(ctx context.Context, pod device.Pod, has []device.Assignment, lapsed map[string]lapse, at map[device.ResourceName]int64) ([]device.Assignment, error) {
 	all := slices.Clone(has)
+	var granted device.Grants // to the pod
 	for i, as := range all {
 		if _, is := lapsed[as.Container.Name]; !is {
+			granted.Add(as.Shares...)
 			continue
 		}
+		var container device.Grants
 		shares := make([]device.Share, len(as.Shares))
 		for j, s := range as.Shares {
 			grant, err := a.plugins.Allocate(ctx, pod, as.Container, s.Resource, s.IDs)
@@ -111,6 +115,11 @@ func (a *Allocator) askAgain(ctx context.Context, pod device.Pod, has []device.A
 			}
 			shares[j] = a.share(s.Resource, s.IDs, grant, at[s.Resource])
 			shares[j].Why = s.Why
+			container.Add(shares[j])
+			granted.Add(shares[j])
+			if no := cmp.Or(container.CheckContainer(as.Container.Name), granted.CheckPod()); no != nil {
+				return nil, no
+			}
 		}
 		all[i].Shares = shares
 	}

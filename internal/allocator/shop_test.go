@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -42,6 +43,7 @@ type shop struct {
 	blind    error                  // why the host cannot tell which pods have processes
 	prepare  func(ctx context.Context) error
 	cdi      bool // Allocate answers with CDI devices
+	padding  int  // how many bytes Allocate adds to its answers
 	books    interface {
 		ForgetResource(device.ResourceName) error
 	}
@@ -142,6 +144,11 @@ func (s *shop) Allocate(ctx context.Context, pod device.Pod, c device.Container,
 		}
 	}
 	grant := device.Grant{Env: map[string]string{"IDS": fmt.Sprint(ids)}}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.padding > 0 {
+		grant.Env["PADDING"] = strings.Repeat("x", s.padding)
+	}
 	if s.cdi {
 		grant.CDI = []string{"vendor.com/gpu=" + string(ids[0])}
 	}

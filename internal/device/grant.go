@@ -12,6 +12,9 @@ import (
 // Check tells what is wrong with a plugin's answer, if anything, by the name of the field in the device plugin API. One
 // with nothing in it is good: the container has the devices and needs nothing in order to use them.
 func (g Grant) Check() error {
+	if err := g.checkSize(); err != nil {
+		return err
+	}
 	for _, name := range slices.Sorted(maps.Keys(g.Env)) {
 		if err := checkVariable(name, g.Env[name]); err != nil {
 			return fmt.Errorf("envs[%q]: %w", clip(name), err)

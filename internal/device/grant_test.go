@@ -1,6 +1,7 @@
 package device_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -39,5 +40,75 @@ func TestGrantCheck(t *testing.T) {
 		case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
 			t.Errorf("%s: %v, want %q", name, err, test.want)
 		}
+	}
+}
+
+// A grant has all that Allocate may answer up to the limit, and is refused one byte above it with the entry that is to blame.
+func TestGrantCheck_Size(t *testing.T) {
+	base := device.Grant{
+		Env: map[string]string{"A": "1"}, Mounts: []device.Mount{{ContainerPath: "/a", HostPath: "/b"}},
+		Nodes: []device.Node{{ContainerPath: "/c", HostPath: "/dev/a", Permissions: "rw"}}, CDI: []string{"vendor.example/class=a"},
+		Annotations: map[string]string{"a": ""},
+	}
+	left := device.MaxGrant - base.Size()
+	for field, with := range map[string]func(g *device.Grant, n int){
+		`envs["BIG"]`: func(g *device.Grant, n int) { g.Env = map[string]string{"A": "1", "BIG": strings.Repeat("x", n-67)} },
+		`mounts[1]`: func(g *device.Grant, n int) {
+			g.Mounts = append(g.Mounts[:1:1], device.Mount{ContainerPath: "/" + strings.Repeat("x", n-66), HostPath: "/"})
+		},
+		`devices[1]`: func(g *device.Grant, n int) {
+			g.Nodes = append(g.Nodes[:1:1], device.Node{HostPath: "/" + strings.Repeat("x", n-66), Permissions: "r"})
+		},
+		`cdi_devices[1]`: func(g *device.Grant, n int) {
+			g.CDI = append(g.CDI[:1:1], "vendor.example/class="+strings.Repeat("x", n-85))
+		},
+		`annotations["big"]`: func(g *device.Grant, n int) {
+			g.Annotations = map[string]string{"a": "", "big": strings.Repeat("x", n-67)}
+		},
+	} {
+		g := base
+		if with(&g, left); g.Size() != device.MaxGrant || g.Check() != nil {
+			t.Errorf("%s: a grant of %d bytes: %v", field, g.Size(), g.Check())
+		}
+		if with(&g, left+1); g.Size() != device.MaxGrant+1 {
+			t.Errorf("%s: a grant of %d bytes", field, g.Size())
+		}
+		if err := g.Check(); err == nil || !strings.Contains(err.Error(), field) || len(err.Error()) > 1000 {
+			t.Errorf("%s: %v, want that it is too large", field, err)
+		}
+	}
+	many := device.Grant{Env: map[string]string{}}
+	for i := range device.MaxGrant / 64 {
+		many.Env[fmt.Sprint(i)] = ""
+	}
+	if many.Check() == nil {
+		t.Errorf("%d variables without a value are small", len(many.Env))
+	}
+}
+
+func TestGrants(t *testing.T) {
+	share := func(r device.ResourceName, size int) device.Share {
+		return device.Share{Resource: r, Grant: device.Grant{Env: map[string]string{"A": strings.Repeat("x", size-65)}}}
+	}
+	var c device.Grants
+	c.Add(share("a.com/x", device.MaxGrant/4), share("a.com/y", device.MaxGrant/2), share("a.com/z", device.MaxGrant/4))
+	if no := c.CheckContainer("main"); no != nil {
+		t.Error(no)
+	}
+	c.Add(share("a.com/one", 65))
+	no := c.CheckContainer("main")
+	if no == nil || no.Reason != device.PluginError || !strings.Contains(no.Message, "container main") || !strings.Contains(no.Message, "a.com/y") {
+		t.Errorf("%v, want that the grants for container main are too large", no)
+	}
+	var p device.Grants
+	for range device.MaxPodGrants / device.MaxGrant {
+		p.Add(share("a.com/x", device.MaxGrant))
+	}
+	if no := p.CheckPod(); no != nil {
+		t.Error(no)
+	}
+	p.Add(share("a.com/x", 65))
+	if no := p.CheckPod(); no == nil || no.Reason != device.PluginError || !strings.Contains(no.Message, "the pod") {
+		t.Errorf("%v, want that the grants for the pod are too large", no)
 	}
 }

@@ -278,6 +278,9 @@ func FuzzGrant(f *testing.F) {
 			}
 			return
 		}
+		if n := g.Size(); n > device.MaxGrant {
+			t.Errorf("a grant of %d bytes", n)
+		}
 		c := answer.ContainerResponses[0]
 		if len(g.Env) != len(c.Envs) || len(g.Mounts) != len(c.Mounts) || len(g.Nodes) != len(c.Devices) ||
 			len(g.CDI) != len(c.CdiDevices) || len(g.Annotations) != len(c.Annotations) {

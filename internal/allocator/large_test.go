@@ -1,0 +1,69 @@
+package allocator_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// The plugins' answers for one container may be too large together. None of them gets into the state file, the devices are
+// free for others, and the pod starts when a plugin answers less.
+func TestGrantsTooLargeTogether_Wait(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 1)
+		r.shop.stock(nic, 1)
+		r.RuntimeSynced(nil, nil)
+		pad := func(n int) {
+			r.shop.mu.Lock()
+			defer r.shop.mu.Unlock()
+			r.shop.padding = n
+		}
+		pad(device.MaxGrant/2 + 1)
+		both := app(gpu, 1)
+		both.Wants[nic] = 1
+		r.bind("a", both)
+		r.after(time.Second)
+		r.expect("a", "main", "waiting PluginError")
+		if w := r.Standing(device.Container{Pod: "a", Name: "main"}).Wait.Message; !strings.Contains(w, "container main") || !strings.Contains(w, "vendor.com/") {
+			t.Errorf("the pod waits with %q", w)
+		}
+		onDisk, err := r.store.Pods()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range onDisk {
+			if len(p.Assignments) > 0 {
+				t.Errorf("the state file has an assignment of %s", p.Demand.Pod)
+			}
+		}
+		r.bind("b", app(gpu, 1)) // one of the answers is not too large
+		r.after(time.Second)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.Drop("b")
+		pad(0)
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d0] vendor.com/nic[d0]")
+	})
+}
+
+// A pod may have many containers, and all that it is granted is one record of the state file.
+func TestGrantsOfAPodTooLargeTogether_Wait(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 20)
+		r.RuntimeSynced(nil, nil)
+		r.shop.padding = device.MaxGrant - 500
+		var all []device.Demand
+		for i := range 20 {
+			d := app(gpu, 1)
+			d.Container.Name = string(rune('a' + i))
+			all = append(all, d)
+		}
+		r.bind("p", all...) // and before the first pause has ended
+		r.expect("p", "a", "waiting PluginError")
+		if n := len(r.shop.asked); n != device.MaxPodGrants/device.MaxGrant+1 {
+			t.Errorf("the plugin was asked %d times", n)
+		}
+	})
+}
