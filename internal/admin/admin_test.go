@@ -562,7 +562,7 @@ func TestStatus(t *testing.T) {
 // Every reason that a pod can wait for has an end.
 func TestEveryReasonEnds(t *testing.T) {
 	for _, reason := range []device.Reason{device.PluginMissing, device.PluginStale, device.PluginSlow, device.PluginError, device.NotEnoughDevices,
-		device.DeviceUnhealthy, device.DevicesUnknown, device.TopologyMismatch, device.HostDeviceMissing, device.Overruled, device.UnknownPod, device.AssignmentConflict, device.Allocating, device.Preparing, device.PreStartFailed, device.StoreUnavailable} {
+		device.DeviceUnhealthy, device.DevicesUnknown, device.TopologyMismatch, device.HostDeviceMissing, device.Overruled, device.ContainerTooLarge, device.UnknownPod, device.AssignmentConflict, device.Allocating, device.Preparing, device.PreStartFailed, device.StoreUnavailable} {
 		if admin.Ends(reason, "vendor.com/gpu") == "" {
 			t.Errorf("nothing ends %s", reason)
 		}

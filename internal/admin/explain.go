@@ -115,6 +115,8 @@ func ends(why device.Reason, of string) string {
 		return fmt.Sprintf("the host has what the device plugin of %s granted: is the driver loaded? The plugin is asked again after a pause", of)
 	case device.Overruled:
 		return "the other NRI plugin that the message names leaves the container's devices alone"
+	case device.ContainerTooLarge:
+		return "the pod is replaced by one with shorter arguments, variables or annotations"
 	case device.UnknownPod:
 		return "the API server answers"
 	}

@@ -19,6 +19,7 @@ const (
 	DevicesUnknown    Reason = "DevicesUnknown"    // a container runs with devices that only a lost state file named
 	HostDeviceMissing Reason = "HostDeviceMissing" // what the plugin granted is not there on the host
 	Overruled         Reason = "Overruled"         // another NRI plugin takes away or replaces what devmgrd gives
+	ContainerTooLarge Reason = "ContainerTooLarge" // the container with its devices does not fit into the runtime's messages
 	UnknownPod        Reason = "UnknownPod"        // the pod has not been heard of, and the API server cannot be asked
 	StoreUnavailable  Reason = "StoreUnavailable"  // the assignment could not be made durable
 	// AssignmentConflict: the state file assigns a device to two pods, and the runtime has not told yet which one has it.

@@ -2,6 +2,7 @@ package nri
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -15,14 +16,28 @@ import (
 // adjust puts a container's assignment into the runtime's words. It fails with a *device.Refusal if something that was
 // granted cannot be given, and tells of conflicts that it has settled.
 func adjust(ctx context.Context, host *looks, to *api.ContainerAdjustment, st device.Standing, ctr *api.Container, can abilities) ([]string, error) {
+	if no := tooLarge(st.Assignment); no != nil {
+		return nil, no
+	}
 	grant, conflicts := merge(st.Assignment.Shares, own{env: st.Env, mounts: volumes(ctr), annotations: ctr.GetAnnotations()})
 	if err := tellable(grant); err != nil {
 		return nil, err
 	}
+	in := newDraft(to)
 	for _, k := range slices.Sorted(maps.Keys(grant.Env)) {
+		if err := in.take("variable", 2*fieldSize+len(k)+len(grant.Env[k])); err != nil {
+			return nil, err
+		}
 		to.AddEnv(k, grant.Env[k])
 	}
-	if args, changed := expand(ctr.GetArgs(), st.Refs, grant.Env); changed {
+	args, changed, err := expand(ctr.GetArgs(), st.Refs, grant.Env, in.left)
+	if err != nil {
+		return nil, device.Refuse(device.ContainerTooLarge, nil,
+			"the container's arguments, %d bytes now, become too long where they refer to device plugins' variables as $(NAME): they and what the device plugins grant may grow by %d bytes; refer to the variables less often",
+			length(ctr.GetArgs()), maxAdded)
+	}
+	if changed {
+		in.left -= max(0, length(args)-length(ctr.GetArgs()))
 		to.SetArgs(args)
 	}
 	grant.CDI = slices.DeleteFunc(grant.CDI, func(name string) bool { // those that the pod has otherwise, once is enough
@@ -33,6 +48,9 @@ func adjust(ctx context.Context, host *looks, to *api.ContainerAdjustment, st de
 			"the device plugin grants CDI devices, which %s ignores when they come through NRI (containerd 2.1 or later is needed)", can.runtime)
 	}
 	for _, name := range grant.CDI {
+		if err := in.take("CDI device", fieldSize+len(name)); err != nil {
+			return nil, err
+		}
 		to.AddCDIDevice(&api.CDIDevice{Name: name})
 	}
 	var cdi edits // needed where two ways to the same thing meet; a runtime without rules could not be told what wins
@@ -43,25 +61,42 @@ func adjust(ctx context.Context, host *looks, to *api.ContainerAdjustment, st de
 			return nil, err
 		}
 	}
-	if err := addMounts(ctx, host, to, grant.Mounts, ctr, cdi, st.Fresh); err != nil {
+	if err := addMounts(ctx, host, in, grant.Mounts, ctr, cdi, st.Fresh); err != nil {
 		return nil, err
 	}
-	if err := addNodes(ctx, host, to, grant.Nodes, ctr, can, cdi); err != nil {
+	if err := addNodes(ctx, host, in, grant.Nodes, ctr, can, cdi); err != nil {
 		return nil, err
 	}
 	for _, k := range slices.Sorted(maps.Keys(grant.Annotations)) {
+		if err := in.take("annotation", 2*fieldSize+len(k)+len(grant.Annotations[k])); err != nil {
+			return nil, err
+		}
 		to.AddAnnotation(k, grant.Annotations[k])
 	}
 	to.AddAnnotation(stampKey, stamp(st.Assignment))
 	return conflicts, nil
 }
 
+// tooLarge returns a refusal if a container's grants are larger than what is accepted of plugins. State files of earlier
+// versions have such grants. The plugin is then asked for another one, like after a grant of which the host lacks something.
+func tooLarge(as device.Assignment) *device.Refusal {
+	var all device.Grants
+	all.Add(as.Shares...)
+	if no := all.CheckContainer(as.Container.Name); no != nil {
+		return device.Refuse(device.PluginError, errLapsed, "%s", no.Message)
+	}
+	return nil
+}
+
+// errLapsed is the cause of a refusal that ends when the device plugin has granted the devices again.
+var errLapsed = errors.New("the plugin is asked again")
+
 // tellable fails if NRI would take the name of something granted for an order to remove something else.
 func tellable(grant device.Grant) error {
 	for what, all := range map[string]map[string]string{"environment variable": grant.Env, "annotation": grant.Annotations} {
 		for k := range all {
 			if _, marked := api.IsMarkedForRemoval(k); marked {
-				return device.Refuse(device.PluginError, nil, "the device plugin grants the %s %q, and a name that begins with - cannot be told to the runtime through NRI", what, k)
+				return device.Refuse(device.PluginError, nil, "the device plugin grants the %s %.300q, and a name that begins with - cannot be told to the runtime through NRI", what, k)
 			}
 		}
 	}
@@ -71,7 +106,7 @@ func tellable(grant device.Grant) error {
 // addMounts adds mounts. What the runtime itself mounts below one of them is left out, for it comes first when the
 // runtime makes the list, and is covered. What a fresh grant names may be made by devmgrd; what a plugin granted for an earlier
 // start was there, and must be.
-func addMounts(ctx context.Context, host *looks, to *api.ContainerAdjustment, granted []device.Mount, ctr *api.Container, cdi edits, fresh bool) error {
+func addMounts(ctx context.Context, host *looks, to *draft, granted []device.Mount, ctr *api.Container, cdi edits, fresh bool) error {
 	what, look := "mount source", existing
 	if fresh {
 		what, look = "new mount source", sourceAt
@@ -91,7 +126,11 @@ func addMounts(ctx context.Context, host *looks, to *api.ContainerAdjustment, gr
 		}
 		at := filepath.Clean(m.ContainerPath)
 		// The propagation is said always: NRI would carry that of another mount over.
-		to.AddMount(&api.Mount{Destination: at, Type: "bind", Source: from, Options: []string{"rbind", "rprivate", access}})
+		mount := &api.Mount{Destination: at, Type: "bind", Source: from, Options: []string{"rbind", "rprivate", access}}
+		if err := to.take("mount", mount.SizeVT()); err != nil {
+			return err
+		}
+		to.AddMount(mount)
 		for _, o := range ctr.GetMounts() {
 			if o.GetType() != "bind" && strings.HasPrefix(o.GetDestination(), at+"/") {
 				covered[o.GetDestination()] = true
@@ -102,6 +141,9 @@ func addMounts(ctx context.Context, host *looks, to *api.ContainerAdjustment, gr
 		delete(covered, filepath.Clean(m.ContainerPath)) // in whose place there is a mount now
 	}
 	for _, at := range slices.Sorted(maps.Keys(covered)) {
+		if err := to.take("mount", 2*fieldSize+len(at)); err != nil {
+			return err
+		}
 		to.RemoveMount(at)
 	}
 	return nil
@@ -111,7 +153,7 @@ func addMounts(ctx context.Context, host *looks, to *api.ContainerAdjustment, gr
 // write, while the kubelet's answer has a rule with what was granted, and the rules of one device add up: those of all
 // its nodes, of CDI devices, and those that the container has anyway. So where NRI's rule is more than all of them, two
 // rules are put after it: nothing at all, then the sum. Where it is less, one rule adds what is missing.
-func addNodes(ctx context.Context, host *looks, to *api.ContainerAdjustment, granted []device.Node, ctr *api.Container, can abilities, cdi edits) error {
+func addNodes(ctx context.Context, host *looks, to *draft, granted []device.Node, ctr *api.Container, can abilities, cdi edits) error {
 	has, sum := map[number]string{}, map[number]string{}
 	for _, n := range cdi.DeviceNodes {
 		if at, permissions, ok := n.rule(ctx, host); ok {
@@ -140,6 +182,9 @@ func addNodes(ctx context.Context, host *looks, to *api.ContainerAdjustment, gra
 				Path: n.path, Type: n.kind, Major: n.major, Minor: n.minor,
 				FileMode: api.FileMode(n.mode), Uid: api.UInt32(n.uid), Gid: api.UInt32(n.gid),
 			}
+			if err := to.take("device node", d.SizeVT()); err != nil {
+				return err
+			}
 			to.AddDevice(d)
 			has[n.number] = both(has[n.number], d.AccessString())
 		}
@@ -151,14 +196,23 @@ func addNodes(ctx context.Context, host *looks, to *api.ContainerAdjustment, gra
 				return device.Refuse(device.PluginError, nil, "the device plugin grants %s with the permissions %q only, which %s cannot be told through NRI (containerd 2.2 or later is needed)",
 					n.path, want, can.runtime)
 			}
-			addRule(to, n.number, false, "rwm")
-			addRule(to, n.number, true, want)
+			if err := to.take("rule of a device", 2*ruleSize); err != nil {
+				return err
+			}
+			addRule(to.ContainerAdjustment, n.number, false, "rwm")
+			addRule(to.ContainerAdjustment, n.number, true, want)
 		case strings.Trim(want, has[n.number]) != "" && can.rules:
-			addRule(to, n.number, true, want)
+			if err := to.take("rule of a device", ruleSize); err != nil {
+				return err
+			}
+			addRule(to.ContainerAdjustment, n.number, true, want)
 		}
 	}
 	return nil
 }
+
+// ruleSize is the most that the rule of a device takes in the encoding.
+const ruleSize = 48
 
 func addRule(to *api.ContainerAdjustment, n number, allow bool, access string) {
 	if to.Linux == nil {

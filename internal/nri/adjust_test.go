@@ -76,7 +76,7 @@ func TestAccessToOneDeviceAddsUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			to := &api.ContainerAdjustment{}
 			ctr := &api.Container{Linux: &api.LinuxContainer{Resources: &api.LinuxResources{Devices: append([]*api.LinuxDeviceCgroup{deny}, test.has...)}}}
-			if err := addNodes(t.Context(), newLooks(), to, test.granted, ctr, abilities{rules: true}, test.cdi); err != nil {
+			if err := addNodes(t.Context(), newLooks(), newDraft(to), test.granted, ctr, abilities{rules: true}, test.cdi); err != nil {
 				t.Fatal(err)
 			}
 			rules := slices.Clone(ctr.Linux.Resources.Devices)
@@ -125,7 +125,7 @@ func TestMounts(t *testing.T) {
 			granted = append(granted, device.Mount{ContainerPath: at, HostPath: dir})
 		}
 		to := &api.ContainerAdjustment{}
-		if err := addMounts(t.Context(), newLooks(), to, granted, ctr, test.cdi, true); err != nil {
+		if err := addMounts(t.Context(), newLooks(), newDraft(to), granted, ctr, test.cdi, true); err != nil {
 			t.Fatal(err)
 		}
 		var got []string

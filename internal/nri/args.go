@@ -1,12 +1,19 @@
 package nri
 
-import "strings"
+import (
+	"errors"
+	"strings"
+)
 
-// expand puts the values of a plugin's variables in the place of $(NAME) in a container's command line, for the names
+// errTooLong is the error of expand.
+var errTooLong = errors.New("the command line becomes too long")
+
+// expand returns a container's command line with the values of a plugin's variables in the place of $(NAME), for the names
 // in refs: the kubelet expands what the pod's specification defines and leaves the other references as they stand, since
-// it does not know the plugin's variables. What a value itself contains is not looked at again. It tells whether
-// anything has changed.
-func expand(args, refs []string, env map[string]string) ([]string, bool) {
+// it does not know the plugin's variables. What a value itself contains is not looked at again. expand also reports whether
+// anything has changed. It stops when the command line has grown by more than most bytes: a few characters refer to a value of any
+// length, so neither memory nor time may depend on what the result would be.
+func expand(args, refs []string, env map[string]string, most int) (expanded []string, changed bool, err error) {
 	var pairs []string
 	for _, name := range refs {
 		if value, set := env[name]; set {
@@ -14,13 +21,43 @@ func expand(args, refs []string, env map[string]string) ([]string, bool) {
 		}
 	}
 	if len(pairs) == 0 {
-		return args, false
+		return args, false, nil
 	}
 	replace := strings.NewReplacer(pairs...)
-	expanded, changed := make([]string, len(args)), false
+	left := length(args) + most
+	expanded = make([]string, len(args))
 	for i, a := range args {
-		expanded[i] = replace.Replace(a)
+		if !strings.Contains(a, "$(") {
+			expanded[i] = a
+			left -= len(a)
+			continue
+		}
+		to := limited{left: left}
+		if _, err := replace.WriteString(&to, a); err != nil {
+			return nil, false, err
+		}
+		left = to.left
+		expanded[i] = to.text.String()
 		changed = changed || expanded[i] != a
 	}
-	return expanded, changed
+	if left < 0 { // an argument without a reference came last
+		return nil, false, errTooLong
+	}
+	return expanded, changed, nil
 }
+
+// A limited writer keeps what is written to it, and fails at the first byte beyond its limit.
+type limited struct {
+	text strings.Builder
+	left int
+}
+
+func (l *limited) WriteString(s string) (int, error) {
+	if l.left -= len(s); l.left < 0 {
+		return 0, errTooLong
+	}
+	return l.text.WriteString(s)
+}
+
+// Write is part of io.Writer.
+func (l *limited) Write(p []byte) (int, error) { return l.WriteString(string(p)) }

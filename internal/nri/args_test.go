@@ -20,9 +20,9 @@ func TestExpand(t *testing.T) {
 		{"$GPU $(GPU", []string{"GPU"}, "$GPU $(GPU"},
 	} {
 		args := []string{"/bin/x", test.arg}
-		got, changed := expand(args, test.refs, env)
-		if want := []string{"/bin/x", test.want}; !slices.Equal(got, want) || changed != (test.want != test.arg) {
-			t.Errorf("%q with %q became %q, %v; want %q", test.arg, test.refs, got, changed, test.want)
+		got, changed, err := expand(args, test.refs, env, 100)
+		if want := []string{"/bin/x", test.want}; err != nil || !slices.Equal(got, want) || changed != (test.want != test.arg) {
+			t.Errorf("%q with %q became %q, %v, %v; want %q", test.arg, test.refs, got, changed, err, test.want)
 		}
 		if args[1] != test.arg {
 			t.Errorf("the container's own arguments became %q", args)

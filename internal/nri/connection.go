@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
+	"github.com/containerd/ttrpc"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
@@ -144,6 +145,7 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	s, err := stub.New(p,
 		stub.WithPluginName(pluginName), stub.WithPluginIdx(n.config.Index), stub.WithConnection(conn),
 		stub.WithOnClose(func() { once.Do(func() { close(lost) }) }), stub.WithLogger(logger{n.config.Log}),
+		stub.WithTTRPCOptions(nil, []ttrpc.ServerOpt{ttrpc.WithUnaryServerInterceptor(bounded)}),
 		// Runtimes with NRI 0.12.4 or later fail a request that we do not answer in time; older ones go on without us. Both
 		// drop us then, which KeepConnected would prevent. But a devmgrd that hangs would fail everything that happens on
 		// the node, pods without devices too, for as long as it hangs. So it is dropped, once, and what asks for devices

@@ -217,11 +217,18 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 
 	adj = &api.ContainerAdjustment{}
 	p.lead(adj, pod, ctr)
-	if err := p.admit(ctx, adj, id, pod, ctr); err != nil {
+	if len(adj.Mounts) > 0 {
+		err = fits(pod, ctr, adj)
+	}
+	if err == nil {
+		err = p.admit(ctx, adj, id, pod, ctr)
+	}
+	if err != nil {
 		reason := device.UnknownPod
 		if no := (*device.Refusal)(nil); errors.As(err, &no) {
 			reason = no.Reason
 		}
+		err = brief(err)
 		p.metrics.refused(reason)
 		p.log.Info("container refused", "pod", id.String(), "container", ctr.GetName(), "reason", reason, "err", err)
 		return nil, nil, fmt.Errorf("devmgrd: container %s of pod %s cannot start yet: %s: %w", ctr.GetName(), id, reason, err)
@@ -278,11 +285,12 @@ func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id dev
 	switch st.Stand {
 	case device.Free:
 	case device.Ready:
-		if err := p.inject(ctx, adj, id, st, ctr); err != nil {
+		if err := p.inject(ctx, adj, id, st, pod, ctr); err != nil {
 			p.ledger.Unclaim(c)
 			if no := (*device.Refusal)(nil); errors.As(err, &no) {
 				hangs := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
-				p.ledger.Refused(c.Container, device.Wait{Reason: no.Reason, Message: err.Error()}, no.Reason == device.HostDeviceMissing && !hangs)
+				lapsed := no.Reason == device.HostDeviceMissing && !hangs || errors.Is(err, errLapsed)
+				p.ledger.Refused(c.Container, device.Wait{Reason: no.Reason, Message: shorten(err.Error())}, lapsed)
 			}
 			return err
 		}
@@ -311,7 +319,7 @@ func (p *plugin) notStarted(pod device.Pod, container string, times int, validat
 
 // inject adds a container's devices to adj. It looks at the host for that. A file system that hangs must not hold up the
 // hook: then the container is refused, and the look ends when it may.
-func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, st device.Standing, ctr *api.Container) error {
+func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, st device.Standing, pod *api.PodSandbox, ctr *api.Container) error {
 	own := &api.ContainerAdjustment{}
 	conflicts, err := adjust(ctx, p.looks, own, st, ctr, *p.can.Load())
 	if err != nil {
@@ -322,8 +330,8 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 		p.herald.Contradiction(id, ctr.GetName(), conflicts)
 	}
 	adj.Annotations, adj.Env, adj.Args, adj.Linux, adj.CDIDevices = own.Annotations, own.Env, own.Args, own.Linux, own.CDIDevices
-	adj.Mounts = append(adj.Mounts, own.Mounts...) // beside what has been redirected
-	return nil
+	adj.Mounts = append(adj.Mounts, own.Mounts...) // what has been redirected stays
+	return fits(pod, ctr, adj)
 }
 
 // claim looks the container up. If nobody has told of its pod it may be read from the API server, once; if its allocation is in

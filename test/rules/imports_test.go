@@ -33,6 +33,7 @@ var base = map[string][]string{
 var libraries = map[string][]string{
 	"go.etcd.io/bbolt":                             {"internal/store"},
 	"github.com/containerd/nri":                    {"internal/nri"},
+	"github.com/containerd/ttrpc":                  {"internal/nri"},
 	"k8s.io/kubelet/pkg/apis/deviceplugin":         {"internal/registry", "internal/checkpoint", "internal/plugintest"},
 	"k8s.io/kubelet/pkg/apis/pluginregistration":   {"internal/registry", "internal/plugintest"},
 	"google.golang.org/grpc":                       {"cmd/devmgrd", "internal/admin", "api/devmgrd/admin/v1", "internal/cri", "internal/registry", "internal/plugintest", "internal/podresources", "api/devmgrd/podresources/v1", "api/podresources/v1alpha1"},
