@@ -107,6 +107,7 @@ func (silence) FailedForLong(device.Pod, device.ResourceName, device.ID, func() 
 func (silence) Evict(device.Pod, string, func() bool)                                 {}
 func (silence) Contested(device.ResourceName)                                         {}
 func (silence) NotStarted(device.Pod, string, int, string)                            {}
+func (silence) NotSynchronized(string)                                                {}
 func (silence) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return nil

@@ -46,6 +46,7 @@ func (s still) Bare(device.Pod, string, func() bool)                            
 func (s still) NotRedirected(device.Pod, string, func() bool)                       {}
 func (s still) Contradiction(device.Pod, string, []string)                          {}
 func (s still) NotStarted(device.Pod, string, int, string)                          {}
+func (s still) NotSynchronized(string)                                              {}
 func (s still) Fetch(context.Context, device.Pod) error {
 	s.b.Fatal("the hook has asked the API server")
 	return nil

@@ -44,6 +44,7 @@ type Connection struct {
 	hooks     hooks
 	limit     time.Duration // startLimit
 	strays    strays
+	stuck     atomic.Pointer[string] // why no connection lasts until the runtime has told all; nil: not known
 }
 
 const (
@@ -57,6 +58,10 @@ const (
 	// them, start without their devices, and an attempt costs microseconds while nobody listens.
 	firstPause = 50 * time.Millisecond
 	lastPause  = 500 * time.Millisecond
+
+	// lastStuckPause is the longest pause while the runtime cannot list its containers. Each attempt has it encode all of them several
+	// times, under the lock that every container operation needs.
+	lastStuckPause = 5 * time.Second
 )
 
 // New makes a Connection. It starts nothing: see Run.
@@ -77,6 +82,9 @@ func New(c Config) *Connection {
 // Check tells whether the runtime is connected, for /readyz.
 func (n *Connection) Check() error {
 	if !n.connected.Load() {
+		if why := n.stuck.Load(); why != nil {
+			return fmt.Errorf("not connected to the container runtime at %s: %s", n.config.Socket, *why)
+		}
 		return fmt.Errorf("not connected to the container runtime at %s", n.config.Socket)
 	}
 	return nil
@@ -96,6 +104,7 @@ func (n *Connection) NotRedirected() []device.PodContainer { return n.strays.lis
 // Run keeps the connection until ctx ends, and makes it anew whenever it is lost.
 func (n *Connection) Run(ctx context.Context) error {
 	pause, told := backoff.Backoff{First: firstPause, Last: lastPause}, false
+	stuck, unlisted := backoff.Backoff{First: lastPause, Last: lastStuckPause}, 0
 	for {
 		connected, err := n.runOnce(ctx)
 		if ctx.Err() != nil {
@@ -103,19 +112,43 @@ func (n *Connection) Run(ctx context.Context) error {
 		}
 		if connected {
 			pause.Reset()
+			stuck.Reset()
 			told = false
 		}
 		if !told {
 			n.config.Log.Warn("not connected to the container runtime; trying again until it is there", "socket", n.config.Socket, "err", err)
 			told = true
 		}
-		if pause.Wait(ctx); ctx.Err() != nil {
+		if why := (*unlistedError)(nil); errors.As(err, &why) {
+			unlisted++
+			n.explain(why, unlisted)
+		} else {
+			unlisted = 0
+			n.stuck.Store(nil)
+		}
+		if unlisted < maxUnlisted {
+			pause.Wait(ctx)
+		} else {
+			stuck.Wait(ctx)
+		}
+		if ctx.Err() != nil {
 			return nil
 		}
 	}
 }
 
-var errLost = errors.New("the connection was closed")
+// explain keeps the cause of connections that end before the runtime has listed its containers, so many in a row, and reports it once.
+func (n *Connection) explain(e *unlistedError, times int) {
+	if times < maxUnlisted {
+		return
+	}
+	why := e.cause()
+	n.stuck.Store(&why)
+	if times == maxUnlisted {
+		n.config.Log.Error("container runtime cannot list its containers", "socket", n.config.Socket, "attempts", times, "pods", e.pods, "containers", e.containers, "err", why)
+		n.config.Herald.NotSynchronized(why)
+	}
+}
 
 // runOnce makes one connection and keeps it until it is lost or ctx ends. Each needs a stub of its own: one that has
 // failed to start keeps its dead connection. The connection is closed in any case: a stub that is left behind must not
@@ -134,18 +167,22 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	}()
 	lost := make(chan struct{})
 	var once sync.Once
+	var synced atomic.Bool
+	far := &progress{}
 	p := &plugin{
 		ledger: n.config.Ledger, runtime: n.config.Runtime, pods: n.config.Pods, herald: n.config.Herald, redirect: n.config.Redirect,
 		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, looks: &n.looks, hooks: &n.hooks, strays: &n.strays,
 		synced: func() {
+			synced.Store(true)
 			n.connected.Store(true)
+			n.stuck.Store(nil)
 			n.first.Do(func() { close(n.synced) })
 		},
 	}
 	s, err := stub.New(p,
 		stub.WithPluginName(pluginName), stub.WithPluginIdx(n.config.Index), stub.WithConnection(conn),
 		stub.WithOnClose(func() { once.Do(func() { close(lost) }) }), stub.WithLogger(logger{n.config.Log}),
-		stub.WithTTRPCOptions(nil, []ttrpc.ServerOpt{ttrpc.WithUnaryServerInterceptor(bounded)}),
+		stub.WithTTRPCOptions(nil, []ttrpc.ServerOpt{ttrpc.WithUnaryServerInterceptor(far.intercept)}),
 		// Runtimes with NRI 0.12.4 or later fail a request that we do not answer in time; older ones go on without us. Both
 		// drop us then, which KeepConnected would prevent. But a devmgrd that hangs would fail everything that happens on
 		// the node, pods without devices too, for as long as it hangs. So it is dropped, once, and what asks for devices
@@ -166,12 +203,13 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}
+	configured := time.Now()
 	select {
 	case <-lost:
-		return true, errLost
+		return synced.Load(), far.end(time.Since(configured), s.RequestTimeout())
 	case <-ctx.Done():
 		s.Stop()
-		return true, ctx.Err()
+		return synced.Load(), ctx.Err()
 	}
 }
 

@@ -26,7 +26,8 @@ const patience = time.Minute
 // A listener is the rooms around the connection: it passes the runtime's lists on.
 type listener struct {
 	world
-	lists chan []device.Running
+	connection *Connection
+	lists      chan []device.Running
 }
 
 func (l *listener) RuntimeSynced(all []device.Running, _ []device.PodDemand) { l.lists <- all }
@@ -34,11 +35,18 @@ func (l *listener) RuntimeSynced(all []device.Running, _ []device.PodDemand) { l
 // runtime starts NRI's own side of the connection, as containerd does, with these pods and containers. It returns the socket.
 func runtime(t *testing.T, pods []*api.PodSandbox, containers []*api.Container) (*adaptation.Adaptation, string) {
 	t.Helper()
+	return runtimeOf(t, func() ([]*api.PodSandbox, []*api.Container) { return pods, containers })
+}
+
+// runtimeOf is runtime with what there is at each connection.
+func runtimeOf(t *testing.T, has func() ([]*api.PodSandbox, []*api.Container)) (*adaptation.Adaptation, string) {
+	t.Helper()
 	adaptation.SetPluginRequestTimeout(patience) // this machine may be busy
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "nri.sock")
 	r, err := adaptation.New("containerd", "v2.4.2",
 		func(ctx context.Context, sync adaptation.SyncCB) error {
+			pods, containers := has()
 			_, err := sync(ctx, pods, containers)
 			return err
 		},
@@ -61,7 +69,7 @@ func connect(t *testing.T, socket string, limit time.Duration) *listener {
 	l.world.set(device.Standing{Stand: device.Free})
 	n := New(Config{Socket: socket, Index: "05", MaxWait: time.Second, Ledger: l, Runtime: l, Pods: l, Herald: l,
 		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
-	n.limit = limit
+	n.limit, l.connection = limit, n
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {

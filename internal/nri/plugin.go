@@ -56,6 +56,8 @@ type Herald interface {
 	Contradiction(pod device.Pod, container string, conflicts []string)
 	// NotStarted tells that a container got its devices so many times in a row, and never started.
 	NotStarted(pod device.Pod, container string, times int, why string)
+	// NotSynchronized reports, on the Node, that the runtime cannot list its containers to devmgrd.
+	NotSynchronized(why string)
 }
 
 const (

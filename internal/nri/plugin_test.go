@@ -41,6 +41,7 @@ type world struct {
 	bound      []device.PodDemand
 	dropped    []device.PodUID
 	local      []device.PodDemand
+	unlisted   []string
 	claims     int // that have not been taken back
 	refused    []string
 }
@@ -98,6 +99,12 @@ func (w *world) NotStarted(p device.Pod, container string, times int, why string
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.notStarted = append(w.notStarted, fmt.Sprintf("%s/%s %d: %s", p, container, times, why))
+}
+
+func (w *world) NotSynchronized(why string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.unlisted = append(w.unlisted, why)
 }
 
 func (w *world) Contradiction(p device.Pod, container string, conflicts []string) {

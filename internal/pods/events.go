@@ -34,6 +34,7 @@ const (
 	notStarted        = "ContainerNotStarted"
 	startedWithout    = "StartedWithoutDevices"
 	contested         = "DevicesContested"
+	notSynchronized   = "RuntimeNotSynchronized"
 	deviceFailed      = "DeviceFailed"
 )
 
@@ -124,9 +125,17 @@ func (e *Events) NotStarted(pod device.Pod, container string, times int, why str
 
 // Contested tells on the Node that somebody else keeps changing its number of a resource.
 func (e *Events) Contested(r device.ResourceName) {
-	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node, UID: types.UID(e.node)} // as the kubelet does
-	e.recorder.Eventf(node, corev1.EventTypeWarning, contested,
+	e.recorder.Eventf(e.onNode(), corev1.EventTypeWarning, contested,
 		"somebody else keeps changing the number of %s: if a device plugin of it is registered with the kubelet too, devices may be given out twice; make its pod anew", r)
+}
+
+// NotSynchronized reports on the Node that the runtime cannot list its containers to devmgrd.
+func (e *Events) NotSynchronized(why string) {
+	e.recorder.Event(e.onNode(), corev1.EventTypeWarning, notSynchronized, clip("containers that ask for devices cannot start: "+why))
+}
+
+func (e *Events) onNode() *corev1.ObjectReference {
+	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: e.node, UID: types.UID(e.node)} // as the kubelet does
 }
 
 func (e *Events) warn(pod device.Pod, reason, message string) {
