@@ -335,6 +335,9 @@ func (l looker) readRuntime(f *preflight.Facts, kubelet cri.KubeletConfig) {
 	f.Runtime = preflight.Runtime{
 		Socket: at, Name: r.Name, Version: r.Version, Started: r.Started, CgroupDriver: r.CgroupDriver, OCI: r.OCI, Systemd: r.Systemd, Err: err,
 	}
+	if err == nil {
+		f.Runtime.Containers, f.Runtime.Sandboxes, f.Runtime.SizesErr = l.sizes(strings.TrimPrefix(at, "unix://"))
+	}
 	if r.Name != "" && r.Name != "containerd" {
 		return
 	}
@@ -354,6 +357,20 @@ func (l looker) readRuntime(f *preflight.Facts, kubelet cri.KubeletConfig) {
 		Disable:    c.Disable, DisableConnections: c.DisableConnections, Socket: c.Socket,
 		RequestTimeout: c.RequestTimeout, Validator: c.Validator, Required: c.Required, Err: err,
 	}
+}
+
+// sizes asks the runtime how large its containers and sandboxes are. Many containers take their time.
+func (l looker) sizes(runtime string) (containers, sandboxes []preflight.Size, err error) {
+	ctx, cancel := context.WithTimeout(l.ctx, 3*lookLimit)
+	defer cancel()
+	of, in, err := cri.Sizes(ctx, runtime)
+	for _, one := range of {
+		containers = append(containers, preflight.Size{Name: one.Namespace + "/" + one.Pod + ":" + one.Container, Bytes: one.Bytes})
+	}
+	for _, one := range in {
+		sandboxes = append(sandboxes, preflight.Size{Name: one.Namespace + "/" + one.Pod, Bytes: one.Bytes})
+	}
+	return containers, sandboxes, err
 }
 
 func hasAny(all []string, of ...string) bool {

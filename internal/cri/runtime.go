@@ -10,9 +10,7 @@ import (
 	"time"
 
 	"github.com/prometheus/procfs"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -42,10 +40,7 @@ func Ask(ctx context.Context, path string) (Runtime, error) {
 	if err != nil {
 		return Runtime{}, err
 	}
-	conn, err := grpc.NewClient("passthrough:///cri", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", path)
-		}), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)))
+	conn, err := dial(path)
 	if err != nil {
 		return Runtime{}, err
 	}

@@ -10,7 +10,8 @@
 //	host              stat the device nodes and mount sources         host.go, looks.go
 //	CDI               what its devices set wins over plain grants     cdi.go
 //	arguments         $(NAME) of a plugin's variable                  args.go   pure
-//	adjustment        in the runtime's words, with our stamp          adjust.go, stamp.go
+//	adjustment        in the runtime's words, with our stamp          adjust.go, draft.go, stamp.go
+//	sizes             does it fit into the runtime's messages?        message.go
 //	validation        all NRI plugins have answered: is it all there? validate.go  pure
 //
 // Then StartContainer clears the doubt about containers that were created and not started when the runtime listed them
@@ -36,6 +37,9 @@
 //     host that does not answer is a refusal of the containers that need the source, which the message names. The runtime calls all hooks of the node one after the other under one lock,
 //     so it waits for an allocation in flight no longer than MaxWait, and for the one live read of a pod that nobody has
 //     told of no longer than liveRead.
+//   - No answer ends the connection. Messages have at most 4 MiB, so what is added to a container is counted while it is added
+//     (draft.go), and every answer is looked at before it leaves (message.go). Both the arguments of a pod and a plugin's grant
+//     may be long.
 //   - Containers are refused in CreateContainer only. A refused sandbox leaks a record in several releases of containerd,
 //     and the next start of containerd then fails (containerd issue 13609).
 //
@@ -54,6 +58,9 @@
 // a registering plugin waits for every container operation under way, and all later ones wait for it (containerd issue
 // 14083). Each attempt has a connection of its own, which is closed when the attempt is over: a stub that is left behind must
 // not come alive next to its successor. The books are loaded before the first connection, so the first question finds them.
+//
+// A runtime whose containers do not fit into its own messages cannot take any NRI plugin up. Connections that end so are counted, and
+// the cause is named (synchronizing.go).
 //
 // What it does not do: decide who gets what, change running containers (NRI cannot add devices to them), or evict.
 package nri

@@ -4,6 +4,7 @@
 //	facts.go      what has been found
 //	judge.go      the order of the checks; the daemon's own files and sockets
 //	runtime.go    the container runtime, NRI, and cgroups
+//	sizes.go      pods that the runtime cannot list to NRI plugins
 //	cluster.go    the API server, the kubelet and its device manager
 //
 // A check FAILs if containers would not get their devices, or a promise would not hold. It warns of what devmgrd can live with, or

@@ -60,6 +60,16 @@ type Runtime struct {
 	OCI           string    // the program that makes containers, as far as is known
 	Systemd       bool      // that has systemd make their cgroups
 	Err           error
+
+	// Containers and Sandboxes are those of the runtime, the largest first; SizesErr is why they are not known.
+	Containers, Sandboxes []Size
+	SizesErr              error
+}
+
+// A Size is how large the specification of a container or of a pod's sandbox is.
+type Size struct {
+	Name  string // of the pod, and of the container
+	Bytes int
 }
 
 // NRI is what the runtime says to an NRI plugin.

@@ -19,6 +19,7 @@ func Judge(f Facts) []Finding {
 	j.nri(f)
 	j.timeout(f)
 	j.validator(f)
+	j.sizes(f)
 	j.cgroups(f)
 	j.api(f)
 	j.plugins(f)

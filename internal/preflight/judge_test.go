@@ -2,6 +2,7 @@ package preflight_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -101,9 +102,20 @@ func TestJudge(t *testing.T) {
 			f.NRI = preflight.NRI{Err: broken, Missing: true}
 			f.Containerd.WithoutNRI = true
 		}, "FAIL nri"},
-		"the CRI is disabled":      {func(f *preflight.Facts) { f.Runtime.Err = broken; f.Containerd.WithoutCRI = true }, "FAIL runtime"},
-		"an untold timeout":        {func(f *preflight.Facts) { f.NRI.RequestTimeout = 0 }, ""},
-		"an untold short timeout":  {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = 0, "" }, "warn nri timeout"},
+		"the CRI is disabled":     {func(f *preflight.Facts) { f.Runtime.Err = broken; f.Containerd.WithoutCRI = true }, "FAIL runtime"},
+		"an untold timeout":       {func(f *preflight.Facts) { f.NRI.RequestTimeout = 0 }, ""},
+		"an untold short timeout": {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = 0, "" }, "warn nri timeout"},
+		"large containers":        {func(f *preflight.Facts) { f.Runtime.Containers = sizes(4, 800_000) }, ""},
+		"too large containers":    {func(f *preflight.Facts) { f.Runtime.Containers = sizes(4, 1_000_000) }, "warn sizes"},
+		"three of them":           {func(f *preflight.Facts) { f.Runtime.Containers = append(sizes(3, 1_000_000), sizes(100, 100_000)...) }, ""},
+		"too large pods": {func(f *preflight.Facts) {
+			f.Runtime.Containers, f.Runtime.Sandboxes = sizes(4, 700_000), sizes(9, 250_000)
+		}, "warn sizes"},
+		"they keep devmgrd away": {func(f *preflight.Facts) {
+			f.Runtime.Containers = sizes(4, 1_000_000)
+			f.Daemon = &preflight.Daemon{Problems: []string{"nri: not connected to the container runtime at X: the runtime closes each connection before it has listed its containers (it"}}
+		}, "FAIL daemon, FAIL sizes"},
+		"unknown sizes":            {func(f *preflight.Facts) { f.Runtime.SizesErr = broken }, "warn sizes"},
 		"the runtime is elsewhere": {func(f *preflight.Facts) { f.Runtime = preflight.Runtime{Err: broken} }, "FAIL runtime"},
 		"the kubelet's settings":   {func(f *preflight.Facts) { f.Kubelet.ConfigErr = broken }, "warn kubelet"},
 		"nodes are not to be listed": {func(f *preflight.Facts) {
@@ -176,6 +188,30 @@ func TestJudge(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}
+}
+
+// sizes returns containers of this size each.
+func sizes(n, bytes int) (all []preflight.Size) {
+	for i := range n {
+		all = append(all, preflight.Size{Name: fmt.Sprint("ns/pod-", i, ":main"), Bytes: bytes})
+	}
+	return all
+}
+
+// The pods that are too large are named, and not all of many.
+func TestSizesAreNamed(t *testing.T) {
+	f := fit()
+	f.Runtime.Containers, f.Runtime.Sandboxes = append(sizes(20, 1_200_000), preflight.Size{Name: "ns/small:main", Bytes: 10}), sizes(1, 10)
+	for _, one := range preflight.Judge(f) {
+		if one.Check != "sizes" {
+			continue
+		}
+		if !strings.Contains(one.Text, "ns/pod-0:main (1200000 bytes)") || strings.Contains(one.Text, "pod-8") || strings.Contains(one.Text, "small") || !strings.Contains(one.Text, "4800010 bytes") {
+			t.Errorf("%s", one.Text)
+		}
+		return
+	}
+	t.Error("nothing is said of sizes")
 }
 
 func serving() *preflight.Daemon {

@@ -9,6 +9,11 @@ import _ "embed" // for what follows
 //go:embed fail-closed.yaml
 var FailClosed string
 
+// PodSize is pod-size.yaml: an admission policy and its binding.
+//
+//go:embed pod-size.yaml
+var PodSize string
+
 // RBAC is rbac.yaml: a service account, what it may do, and the binding of the two.
 //
 //go:embed rbac.yaml

@@ -82,6 +82,7 @@ func (u *user) files() {
 		"/etc/devmgrd/config.yaml":                          0o644,
 		"/usr/share/devmgrd/containerd/devmgrd.toml":        0o644,
 		"/usr/share/devmgrd/kubernetes/fail-closed.yaml":    0o644,
+		"/usr/share/devmgrd/kubernetes/pod-size.yaml":       0o644,
 		"/usr/share/devmgrd/kubernetes/rbac.yaml":           0o644,
 		"/usr/share/devmgrd/kubernetes/daemonset.yaml":      0o644,
 		"/usr/share/devmgrd/systemd/host-plugin.conf":       0o644,

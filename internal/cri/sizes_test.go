@@ -1,0 +1,86 @@
+package cri
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A runtime answers as containerd does about two pods with a container each, and one container that has just gone.
+type runtime struct {
+	v1.UnimplementedRuntimeServiceServer
+	t *testing.T
+}
+
+func (runtime) ListPodSandbox(context.Context, *v1.ListPodSandboxRequest) (*v1.ListPodSandboxResponse, error) {
+	return &v1.ListPodSandboxResponse{Items: []*v1.PodSandbox{
+		{Id: "s1", Metadata: &v1.PodSandboxMetadata{Namespace: "ns", Name: "small"}},
+		{Id: "s2", Metadata: &v1.PodSandboxMetadata{Namespace: "ns", Name: "large"}, Annotations: map[string]string{"a": strings.Repeat("x", 99)}, Labels: map[string]string{"l": "1234567"}},
+	}}, nil
+}
+
+func (runtime) ListContainers(context.Context, *v1.ListContainersRequest) (*v1.ListContainersResponse, error) {
+	return &v1.ListContainersResponse{Containers: []*v1.Container{
+		{Id: "c1", PodSandboxId: "s1", Metadata: &v1.ContainerMetadata{Name: "main"}},
+		{Id: "gone", PodSandboxId: "s1", Metadata: &v1.ContainerMetadata{Name: "gone"}},
+		{Id: "c2", PodSandboxId: "s2", Metadata: &v1.ContainerMetadata{Name: "main"}, Labels: map[string]string{"l": "123"}},
+	}}, nil
+}
+
+func (r runtime) ContainerStatus(_ context.Context, of *v1.ContainerStatusRequest) (*v1.ContainerStatusResponse, error) {
+	if of.ContainerId == "gone" || !of.Verbose {
+		return nil, status.Error(codes.NotFound, "it has gone")
+	}
+	args := []string{"sleep"}
+	if of.ContainerId == "c2" {
+		args = []string{strings.Repeat("x", 5<<20)}
+	}
+	info, err := json.Marshal(map[string]any{"pid": 1, "runtimeSpec": map[string]any{
+		"process": map[string]any{"args": args, "env": []string{"A=b"}}, "annotations": map[string]string{"k": "v"},
+	}})
+	if err != nil {
+		r.t.Error(err)
+	}
+	return &v1.ContainerStatusResponse{Info: map[string]string{"info": string(info)}}, nil
+}
+
+func TestSizes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cri.sock")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	v1.RegisterRuntimeServiceServer(server, runtime{t: t})
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	containers, sandboxes, err := Sizes(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []Size{{"ns", "large", "main", 5<<20 + 3 + 2 + 4}, {"ns", "small", "main", 5 + 3 + 2}}; !slices.Equal(containers, want) {
+		t.Errorf("containers %+v, want %+v", containers, want)
+	}
+	if want := []Size{{"ns", "large", "", 108}, {"ns", "small", "", 0}}; !slices.Equal(sandboxes, want) {
+		t.Errorf("sandboxes %+v, want %+v", sandboxes, want)
+	}
+	if _, _, err := Sizes(t.Context(), path+".none"); err == nil || !strings.Contains(fmt.Sprint(err), "cri.sock.none") {
+		t.Errorf("of a runtime that is not there: %v", err)
+	}
+}

@@ -1,0 +1,146 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/node"
+)
+
+// Neither a pod's arguments nor a plugin's answer ends devmgrd's connection to containerd, whose messages have at most 4 MiB: that
+// container is refused with the reason, and other pods get their devices meanwhile.
+func TestMessageSize_PodOrGrantTooLarge_RefusedAlone(t *testing.T) {
+	r := start(t)
+	const reference = "$(VISIBLE_DEVICES)"
+	var value atomic.Pointer[string]
+	set := func(s string) { value.Store(&s) }
+	set(strings.Repeat("GPU-8f6d2c4e-1111-2222-3333-444455556666,", 40))
+	r.plugin(gpu, 8, func(p *plugintest.Plugin) {
+		p.OnAllocate = func(context.Context, *plugintest.AllocateRequest) (*plugintest.AllocateResponse, error) {
+			return &plugintest.AllocateResponse{ContainerResponses: []*plugintest.Answer{{Envs: map[string]string{"VISIBLE_DEVICES": *value.Load()}}}}, nil
+		}
+	})
+	starts := func(name string) {
+		t.Helper()
+		began := time.Now()
+		if got := r.run(name, gpu, 1); got.Env["VISIBLE_DEVICES"] == "" {
+			t.Errorf("pod %s has no device", name)
+		}
+		t.Logf("pod %s: has its device after %s", name, time.Since(began).Round(time.Millisecond))
+	}
+	connected := func() {
+		t.Helper()
+		log, err := os.ReadFile(r.Devmgrd.LogPath())
+		r.must(err)
+		if n := strings.Count(string(log), "connected to the container runtime"); n != 1 || r.metric("devmgrd_nri_connected") != 1 {
+			t.Errorf("devmgrd was connected %d times", n)
+		}
+	}
+
+	args := []string{"report"}
+	for n := 0; n < 1_000_000; n += 100_000 {
+		args = append(args, strings.Repeat(reference, 100_000/len(reference)))
+	}
+	r.must(r.Create(r.ctx, node.Pod("tenant", gpu, 1, args...)))
+	starts("beside-the-tenant")
+	r.refused("tenant", "ContainerTooLarge: the container's arguments")
+	r.told("tenant", "Warning WaitingForDevices: ContainerTooLarge: the container's arguments")
+	starts("after-the-tenant")
+	connected()
+
+	small := *value.Load()
+	set(strings.Repeat("x", 5<<20))
+	r.must(r.Create(r.ctx, node.Pod("granted", gpu, 1, "report", "--then-sleep")))
+	r.refused("granted", "PluginError: the plugin of vendor.example/gpu answered Allocate")
+	r.told("granted", "it grants 5242959 bytes, and 262144 are allowed; the largest entry is envs[\"VISIBLE_DEVICES\"]")
+	set(small)
+	starts("after-the-plugin")
+	r.running("granted") // its plugin answers less now
+	connected()
+	r.must(r.Delete(r.ctx, "tenant"))
+
+	r.must(r.PodSize(r.soon(time.Minute)))
+	r.thePodSizePolicy()
+}
+
+// thePodSizePolicy refuses pods whose containers are too large, and no others.
+func (r *rig) thePodSizePolicy() {
+	const limit = 256 << 10
+	text := func(n int) string { return strings.Repeat("x", n) }
+	container := func(f func(*corev1.Container)) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { f(&p.Spec.Containers[0]) }
+	}
+	for name, test := range map[string]struct {
+		change func(*corev1.Pod)
+		says   string // empty: it is admitted
+	}{
+		"an ordinary pod":   {func(*corev1.Pod) {}, ""},
+		"as many arguments": {container(func(c *corev1.Container) { c.Args = []string{text(limit)} }), ""},
+		"a byte more":       {container(func(c *corev1.Container) { c.Args = []string{text(limit), "x"} }), "container main has more than 262144 bytes"},
+		"as many bytes":     {container(func(c *corev1.Container) { c.Args = []string{strings.Repeat("é", limit/2)} }), ""},
+		"a character more":  {container(func(c *corev1.Container) { c.Args = []string{strings.Repeat("é", limit/2+1)} }), "container main"},
+		"a long command":    {container(func(c *corev1.Container) { c.Command = []string{text(limit + 1)} }), "container main"},
+		"a long variable":   {container(func(c *corev1.Container) { c.Env = []corev1.EnvVar{{Name: "A", Value: text(limit)}} }), "container main"},
+		"a variable of a field": {container(func(c *corev1.Container) {
+			c.Env = []corev1.EnvVar{{Name: "A", ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}}}
+		}), ""},
+		"all of it together": {container(func(c *corev1.Container) {
+			c.Command, c.Args, c.Env = []string{text(limit / 3)}, []string{text(limit / 3)}, []corev1.EnvVar{{Name: "A", Value: text(limit/3 + 10)}}
+		}), "container main"},
+		"an init container": {func(p *corev1.Pod) {
+			p.Spec.InitContainers = []corev1.Container{{Name: "first", Image: "x", Args: []string{text(limit + 1)}}}
+		}, "container first"},
+		"a second container": {func(p *corev1.Pod) {
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "second", Image: "x", Args: []string{text(limit + 1)}})
+		}, "container second"},
+		"two that are not large": {func(p *corev1.Pod) {
+			p.Spec.Containers[0].Args = []string{text(limit)}
+			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "second", Image: "x", Args: []string{text(limit)}})
+		}, ""},
+		"very many arguments": {container(func(c *corev1.Container) {
+			for range 300_000 {
+				c.Args = append(c.Args, "x")
+			}
+		}), "devmgrd-pod-size"},
+		"long paths": {container(func(c *corev1.Container) {
+			for i := range 100 {
+				c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "v", MountPath: fmt.Sprint("/", i, "/", text(700))})
+			}
+		}), "bytes of paths in volumeMounts"},
+		"many labels": {func(p *corev1.Pod) {
+			for i := range 1200 {
+				metav1.SetMetaDataLabel(&p.ObjectMeta, fmt.Sprint("a/", i), text(60))
+			}
+		}, "bytes of labels"},
+	} {
+		p := node.Pod("a", "", 0)
+		p.Spec.Volumes = []corev1.Volume{{Name: "v"}}
+		test.change(p)
+		_, err := r.Admitted(r.ctx, p)
+		if test.says == "" && err != nil || test.says != "" && (err == nil || !strings.Contains(err.Error(), test.says)) {
+			r.t.Errorf("%s: %.500v, want %q", name, err, test.says)
+		}
+	}
+	// Ephemeral containers come later, to a pod that runs.
+	pod, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(r.ctx, "granted", metav1.GetOptions{})
+	r.must(err)
+	for bytes, says := range map[int]string{10: "", limit + 1: "container debug has more than 262144 bytes"} {
+		p := pod.DeepCopy()
+		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug", Image: "x", Args: []string{text(bytes)}}}}
+		_, err := r.Client().CoreV1().Pods(p.Namespace).UpdateEphemeralContainers(r.ctx, p.Name, p, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
+		if says == "" && err != nil || says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
+			r.t.Errorf("an ephemeral container of %d bytes: %.500v, want %q", bytes, err, says)
+		}
+	}
+}
