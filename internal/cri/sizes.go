@@ -24,7 +24,8 @@ type Size struct {
 const maxSized = 2048
 
 // Sizes returns the sizes of all containers and sandboxes of the runtime that listens on a unix socket, the largest first.
-// A container whose specification the runtime does not show has no size.
+// A container whose specification the runtime does not show has no size, and those that have ended are left out: NRI plugins are not
+// told of them.
 func Sizes(ctx context.Context, path string) (containers, sandboxes []Size, err error) {
 	conn, err := dial(path)
 	if err != nil {
@@ -49,6 +50,9 @@ func Sizes(ctx context.Context, path string) (containers, sandboxes []Size, err 
 	}
 	listed := all.GetContainers()
 	for _, c := range listed[:min(len(listed), maxSized)] {
+		if c.GetState() == v1.ContainerState_CONTAINER_EXITED || c.GetState() == v1.ContainerState_CONTAINER_UNKNOWN {
+			continue
+		}
 		status, err := client.ContainerStatus(ctx, &v1.ContainerStatusRequest{ContainerId: c.GetId(), Verbose: true})
 		if ctx.Err() != nil {
 			return nil, nil, fmt.Errorf("asking the runtime at %s for its containers: %w", path, ctx.Err())

@@ -16,7 +16,7 @@ import (
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A runtime answers as containerd does about two pods with a container each, and one container that has just gone.
+// A runtime answers as containerd does about two pods with a container each, one container that has just gone, and one that has ended.
 type runtime struct {
 	v1.UnimplementedRuntimeServiceServer
 	t *testing.T
@@ -33,6 +33,7 @@ func (runtime) ListContainers(context.Context, *v1.ListContainersRequest) (*v1.L
 	return &v1.ListContainersResponse{Containers: []*v1.Container{
 		{Id: "c1", PodSandboxId: "s1", Metadata: &v1.ContainerMetadata{Name: "main"}},
 		{Id: "gone", PodSandboxId: "s1", Metadata: &v1.ContainerMetadata{Name: "gone"}},
+		{Id: "c2", PodSandboxId: "s1", State: v1.ContainerState_CONTAINER_EXITED, Metadata: &v1.ContainerMetadata{Name: "ended"}},
 		{Id: "c2", PodSandboxId: "s2", Metadata: &v1.ContainerMetadata{Name: "main"}, Labels: map[string]string{"l": "123"}},
 	}}, nil
 }

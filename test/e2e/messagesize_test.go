@@ -77,7 +77,6 @@ func TestMessageSize_PodOrGrantTooLarge_RefusedAlone(t *testing.T) {
 // thePodSizePolicy refuses pods whose containers are too large, and no others.
 func (r *rig) thePodSizePolicy() {
 	const limit = 256 << 10
-	text := func(n int) string { return strings.Repeat("x", n) }
 	container := func(f func(*corev1.Container)) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { f(&p.Spec.Containers[0]) }
 	}
@@ -144,3 +143,46 @@ func (r *rig) thePodSizePolicy() {
 		}
 	}
 }
+
+// Pods without devices, which any user may create, keep containerd from listing its containers to an NRI plugin. devmgrd names the cause and
+// the pods, and connects when they are gone.
+func TestMessageSize_ContainersThatCannotBeListed_AreNamed(t *testing.T) {
+	r := start(t)
+	r.plugin(gpu, 1)
+	const pods = 10 // of each four in a row three are large, wherever the node's own are
+	for i := range pods {
+		p := node.Pod(fmt.Sprint("large-", i), "", 0, "report", "--then-sleep")
+		for v := range 14 {
+			p.Spec.Containers[0].Env = append(p.Spec.Containers[0].Env, corev1.EnvVar{Name: fmt.Sprint("LONG_", v), Value: text(100_000)})
+		}
+		r.must(r.Create(r.ctx, p))
+	}
+	for i := range pods {
+		_, err := r.WaitPhase(r.soon(2*time.Minute), fmt.Sprint("large-", i), corev1.PodRunning)
+		r.must(err)
+	}
+	r.must(r.Devmgrd.Kill())
+	r.must(r.Devmgrd.Start(r.ctx))
+	r.must(r.WaitReady(r.soon(time.Minute), func(_ int, text string) bool {
+		return strings.Contains(text, "the runtime closes each connection before it has listed its containers")
+	}))
+	r.until("the Node's event", func() bool {
+		events, err := r.Client().CoreV1().Events("default").List(r.ctx, metav1.ListOptions{FieldSelector: "reason=RuntimeNotSynchronized"})
+		return err == nil && len(events.Items) == 1 && strings.Contains(events.Items[0].Message, "4 MiB")
+	})
+	named := false
+	for _, one := range r.check() {
+		named = named || one.Verdict == "FAIL" && one.Check == "sizes" && strings.Contains(one.Text, "default/large-") && strings.Contains(one.Text, ":main (14")
+	}
+	if !named {
+		t.Errorf("devmgrd check names no pod: %+v", r.check())
+	}
+	r.must(r.Create(r.ctx, node.Pod("waits", gpu, 1, "report", "--then-sleep")))
+	for i := range pods {
+		r.must(r.Delete(r.ctx, fmt.Sprint("large-", i)))
+	}
+	r.must(r.WaitReady(r.soon(time.Minute), func(status int, _ string) bool { return status == 200 }))
+	r.running("waits")
+}
+
+func text(n int) string { return strings.Repeat("x", n) }
