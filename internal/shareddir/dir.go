@@ -1,0 +1,229 @@
+package shareddir
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Dir is an open directory that other processes write. Names are single file names in it unless a method says otherwise.
+// Errors name the whole path.
+type Dir struct {
+	path string
+	file *os.File // O_PATH
+}
+
+// Open opens the directory at path. Links on the way are followed: where the directory is, the configuration says.
+func Open(path string) (*Dir, error) {
+	fd, err := retry(func() (int, error) { return unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) })
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return &Dir{path: filepath.Clean(path), file: os.NewFile(uintptr(fd), path)}, nil
+}
+
+// Split opens the directory of path, and returns it with the file's name.
+func Split(path string) (*Dir, string, error) {
+	d, err := Open(filepath.Dir(path))
+	return d, filepath.Base(path), err
+}
+
+// Close closes the directory's descriptor. Entries stay open.
+func (d *Dir) Close() error { return d.file.Close() }
+
+// Path returns the path by which the directory was opened.
+func (d *Dir) Path() string { return d.path }
+
+// Join returns the path of a name in the directory, for messages and for processes that look there.
+func (d *Dir) Join(name string) string { return filepath.Join(d.path, name) }
+
+// Through returns a path that leads through the open directory, wherever that has been moved.
+func (d *Dir) Through(name string) string { return through(d.file) + "/" + name }
+
+// Real returns the directory's path without links, as the kernel knows it.
+func (d *Dir) Real() (string, error) { return os.Readlink(through(d.file)) }
+
+// Current reports whether the directory's path still leads to it.
+func (d *Dir) Current() bool {
+	now, err := os.Stat(d.path)
+	if err != nil {
+		return false
+	}
+	opened, err := d.file.Stat()
+	return err == nil && os.SameFile(now, opened)
+}
+
+// Open opens what is at a path below the directory, whatever it is. No link is followed: one at the end of the path is what is
+// opened, and one on the way is an error (ENOTDIR).
+func (d *Dir) Open(below string) (*Entry, error) {
+	path := d.Join(below)
+	steps := strings.Split(below, "/")
+	at := int(d.file.Fd())
+	for i, step := range steps {
+		if step == "" || step == "." || step == ".." {
+			if i > 0 {
+				unix.Close(at)
+			}
+			return nil, &fs.PathError{Op: "open", Path: path, Err: unix.EINVAL}
+		}
+		flags := unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC
+		if i < len(steps)-1 {
+			flags |= unix.O_DIRECTORY
+		}
+		fd, err := retry(func() (int, error) { return unix.Openat(at, step, flags, 0) })
+		if i > 0 {
+			unix.Close(at)
+		}
+		if err != nil {
+			return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+		}
+		at = fd
+	}
+	return newEntry(at, path)
+}
+
+// OpenDir opens a directory below the directory. No link is followed.
+func (d *Dir) OpenDir(below string) (*Dir, error) {
+	e, err := d.Open(below)
+	if err != nil {
+		return nil, err
+	}
+	if !e.info.IsDir() {
+		e.Close()
+		return nil, &fs.PathError{Op: "open", Path: e.path, Err: unix.ENOTDIR}
+	}
+	return &Dir{path: e.path, file: e.file}, nil
+}
+
+// Stat returns what is at a path below the directory. No link is followed.
+func (d *Dir) Stat(below string) (fs.FileInfo, error) {
+	e, err := d.Open(below)
+	if err != nil {
+		return nil, err
+	}
+	defer e.Close()
+	return e.info, nil
+}
+
+// Names returns the names in the directory, at most most of them; more reports whether there are others.
+func (d *Dir) Names(most int) (names []string, more bool, err error) {
+	fd, err := retry(func() (int, error) {
+		return unix.Openat(int(d.file.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	})
+	if err != nil {
+		return nil, false, &fs.PathError{Op: "read", Path: d.path, Err: err}
+	}
+	file := os.NewFile(uintptr(fd), d.path)
+	defer file.Close()
+	names, err = file.Readdirnames(most + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, false, err
+	}
+	if len(names) > most {
+		return names[:most], true, nil
+	}
+	return names, false, nil
+}
+
+// ReadFile returns what is in a regular file, which may have at most limit bytes.
+func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
+	e, err := d.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer e.Close()
+	return e.Read(limit)
+}
+
+// Rename renames a file, over what is at the new name if that is no directory.
+func (d *Dir) Rename(from, to string) error {
+	return d.linkError("rename", from, to, unix.Renameat(int(d.file.Fd()), from, int(d.file.Fd()), to))
+}
+
+// Exchange exchanges two names in one step. Some file systems do not know how (EINVAL).
+func (d *Dir) Exchange(a, b string) error {
+	return d.linkError("exchange", a, b, unix.Renameat2(int(d.file.Fd()), a, int(d.file.Fd()), b, unix.RENAME_EXCHANGE))
+}
+
+// Link gives a file a second name. It fails where something has that name.
+func (d *Dir) Link(from, to string) error {
+	return d.linkError("link", from, to, unix.Linkat(int(d.file.Fd()), from, int(d.file.Fd()), to, 0))
+}
+
+func (d *Dir) linkError(op, from, to string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &os.LinkError{Op: op, Old: d.Join(from), New: d.Join(to), Err: err}
+}
+
+// Unlink removes a name. It fails if that is of a directory.
+func (d *Dir) Unlink(name string) error {
+	if err := unix.Unlinkat(int(d.file.Fd()), name, 0); err != nil {
+		return &fs.PathError{Op: "remove", Path: d.Join(name), Err: err}
+	}
+	return nil
+}
+
+// Make makes the directory at path with this mode, and what is missing above it so that others can pass (0755), whatever the
+// umask is. What is there already keeps its mode. Make returns the directories that it has made, the uppermost first.
+func Make(path string, mode fs.FileMode) (made []string, err error) {
+	err = os.Mkdir(path, mode)
+	if errors.Is(err, fs.ErrNotExist) {
+		if made, err = Make(filepath.Dir(path), 0o755); err != nil {
+			return made, err
+		}
+		err = os.Mkdir(path, mode)
+	}
+	switch {
+	case err == nil:
+		return append(made, path), setMode(path, mode)
+	case errors.Is(err, fs.ErrExist):
+		if info, err := os.Stat(path); err != nil || info.IsDir() {
+			return made, err
+		}
+		return made, fmt.Errorf("%s is not a directory", path)
+	}
+	return made, err
+}
+
+// setMode gives a new directory its mode, through a descriptor that is no link's.
+func setMode(path string, mode fs.FileMode) error {
+	d, name, err := Split(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	made, err := d.OpenDir(name)
+	if err != nil {
+		return err
+	}
+	defer made.Close()
+	return os.Chmod(through(made.file), mode)
+}
+
+// SetLabel gives the directory an SELinux label, where SELinux is on.
+func (d *Dir) SetLabel(label string) error {
+	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
+		return nil
+	}
+	return unix.Setxattr(through(d.file), "security.selinux", []byte(label), 0)
+}
+
+// through returns the path by which this process reaches an open file, whatever becomes of its name.
+func through(file *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", file.Fd()) }
+
+// retry repeats a system call that a signal has interrupted.
+func retry(call func() (int, error)) (int, error) {
+	for {
+		if n, err := call(); err != unix.EINTR {
+			return n, err
+		}
+	}
+}
