@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 
@@ -12,6 +11,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
@@ -91,7 +91,7 @@ func (m moving) back() error {
 	}
 	if there {
 		kept := freeName(m.file + ".before-export")
-		if err := os.Link(m.file, kept); err != nil {
+		if err := link(m.file, kept); err != nil {
 			return fmt.Errorf("keeping the file that is there: %w", err)
 		}
 		m.say("The file that was there is kept as %s.", kept)
@@ -101,6 +101,16 @@ func (m moving) back() error {
 	}
 	m.say("Written to %s.\nStart the kubelet, then delete the pods of the device plugins on this node.", m.file)
 	return nil
+}
+
+// link gives a file a second name in its directory.
+func link(file, kept string) error {
+	d, name, err := shareddir.Split(file)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Link(name, filepath.Base(kept))
 }
 
 // tellBack prints what is written, and which pods the kubelet will not be good to.

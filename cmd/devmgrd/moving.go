@@ -6,7 +6,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -62,20 +61,16 @@ func newMoving(cmd *cobra.Command, file string) (moving, error) {
 }
 
 func readCheckpoint(path string) (checkpoint.File, error) {
-	data, err := os.ReadFile(path)
+	f, err := checkpoint.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		if earlier, _ := filepath.Glob(filepath.Dir(path) + asideSuffix + "*/" + filepath.Base(path)); len(earlier) > 0 {
 			return checkpoint.File{}, fmt.Errorf("reading the kubelet's file: %w; an earlier import has moved it to %s", err, strings.Join(earlier, ", "))
 		}
 	}
-	if err != nil {
+	if corrupt := new(checkpoint.CorruptError); err != nil && !errors.As(err, &corrupt) {
 		return checkpoint.File{}, fmt.Errorf("reading the kubelet's file: %w", err)
 	}
-	f, err := checkpoint.Decode(data)
-	if err != nil {
-		return checkpoint.File{}, fmt.Errorf("%s: %w", path, err)
-	}
-	return f, nil
+	return f, err
 }
 
 // stopFirst says in this command's words that devmgrd runs.

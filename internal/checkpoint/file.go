@@ -2,14 +2,12 @@ package checkpoint
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
 // Name is what a kubelet calls the file, in the directory of its device plugins.
@@ -185,45 +183,41 @@ func (f File) Resources() []device.ResourceName {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// Write puts data at path, durably and in one step: whoever reads it finds the old file or the new one. A listing of the
+// Write puts data at path, durably and in one step: a reader finds the old file or the new one. A listing of the
 // directory by a kubelet does not show the draft, whose name begins with a dot.
-func Write(path string, data []byte) error { return write(path, data, true) }
+func Write(path string, data []byte) error {
+	return write(path, func(d *shareddir.Dir, name string) error { return d.WriteFile(name, data) })
+}
 
-// write is Write. What can be made again need not be durable.
-func write(path string, data []byte, durable bool) (err error) {
-	fail := func(err error) error { return fmt.Errorf("writing %s: %w", path, err) }
-	dir := filepath.Dir(path)
-	draft, err := os.CreateTemp(dir, draftOf(path)) // mode 0600, as the kubelet's
-	if err != nil {
-		return fail(err)
-	}
-	_, err = draft.Write(data)
-	if err == nil && durable {
-		err = draft.Sync()
-	}
-	if err = errors.Join(err, draft.Close()); err == nil {
-		err = os.Rename(draft.Name(), path)
+func write(path string, with func(d *shareddir.Dir, name string) error) error {
+	d, name, err := shareddir.Split(path)
+	if err == nil {
+		defer d.Close()
+		err = with(d, name)
 	}
 	if err != nil {
-		return fail(errors.Join(err, os.Remove(draft.Name())))
-	}
-	if !durable {
-		return nil
-	}
-	if err := syncDir(dir); err != nil {
-		return fail(err)
+		return fmt.Errorf("writing %s: %w", path, err)
 	}
 	return nil
 }
 
-// draftOf gives what the names of a file's drafts begin with. A number follows.
-func draftOf(path string) string { return "." + filepath.Base(path) + "." }
+// maxBytes bounds a file: a kubelet's has some 100 bytes for each device.
+const maxBytes = 256 << 20
 
-// syncDir makes durable which names a directory has.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
+// Read reads the file at path, which is a regular one and no link: plugins may write in its directory.
+func Read(path string) (File, error) {
+	d, name, err := shareddir.Split(path)
 	if err != nil {
-		return err
+		return File{}, err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	defer d.Close()
+	data, err := d.ReadFile(name, maxBytes)
+	if err != nil {
+		return File{}, err
+	}
+	f, err := Decode(data)
+	if err != nil {
+		return File{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return f, nil
 }

@@ -3,17 +3,15 @@ package checkpoint
 import (
 	"bytes"
 	"context"
-	"errors"
-	"io/fs"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
 // View is what a Mirror shows.
@@ -29,7 +27,8 @@ type Mirror struct {
 	view View
 	log  *slog.Logger
 
-	failing bool // it has been told that the file cannot be written; Run's
+	told           bool            // it has been told that the file cannot be written; Run's
+	faults, strays *rate.Sometimes // of what is logged about that, and about another file at the path
 }
 
 const (
@@ -40,7 +39,7 @@ const (
 
 // NewMirror makes a Mirror that writes to path. Nothing is touched before Run.
 func NewMirror(path string, view View, log *slog.Logger) *Mirror {
-	return &Mirror{path: path, view: view, log: log}
+	return &Mirror{path: path, view: view, log: log, faults: seldom(), strays: seldom()}
 }
 
 // Run writes until ctx ends, and then what is still to be written. It always gives nil.
@@ -91,15 +90,18 @@ func rest(took time.Duration) time.Duration { return max(mirrorPause, mirrorIdle
 func (m *Mirror) update() error {
 	data, err := m.draw()
 	if err == nil && !m.has(data) {
-		err = write(m.path, data, false)
+		err = write(m.path, func(d *shareddir.Dir, name string) error { return d.ReplaceFile(name, data) })
 	}
 	switch {
-	case err != nil && !m.failing:
-		m.log.Error("the file for those who read the kubelet's checkpoint is out of date; trying again until it can be written", "path", m.path, "err", err)
-	case err == nil && m.failing:
+	case err != nil && !m.told:
+		m.faults.Do(func() {
+			m.told = true
+			m.log.Error("the file for those who read the kubelet's checkpoint is out of date; trying again until it can be written", "path", m.path, "err", err)
+		})
+	case err == nil && m.told:
+		m.told = false
 		m.log.Info("the file for those who read the kubelet's checkpoint is up to date again", "path", m.path)
 	}
-	m.failing = err != nil
 	return err
 }
 
@@ -120,30 +122,42 @@ func (m *Mirror) draw() ([]byte, error) {
 	return f.Encode()
 }
 
-// has tells whether the file says that already. Somebody else may have written or removed it.
+// has reports whether the file says that already. Another process may have written, removed or exchanged it.
 func (m *Mirror) has(data []byte) bool {
-	info, err := os.Lstat(m.path)
-	if err != nil || !info.Mode().IsRegular() || info.Size() != int64(len(data)) {
+	d, name, err := shareddir.Split(m.path)
+	if err != nil {
 		return false
 	}
-	old, err := os.ReadFile(m.path)
+	defer d.Close()
+	e, err := d.Open(name)
+	if err != nil {
+		return false
+	}
+	defer e.Close()
+	if !e.Info().Mode().IsRegular() {
+		m.strays.Do(func() {
+			m.log.Warn("checkpoint's name taken; replacing file", "path", m.path, "type", shareddir.TypeName(e.Info().Mode()))
+		})
+		return false
+	}
+	if e.Info().Size() != int64(len(data)) {
+		return false
+	}
+	old, err := e.Read(int64(len(data)))
 	return err == nil && bytes.Equal(old, data)
 }
 
 // sweep removes drafts that a crash has left behind.
 func (m *Mirror) sweep() {
-	dir := filepath.Dir(m.path)
-	entries, err := os.ReadDir(dir)
+	d, name, err := shareddir.Split(m.path)
 	if err != nil {
 		return // the first update says why
 	}
-	for _, e := range entries {
-		number, draft := strings.CutPrefix(e.Name(), draftOf(m.path))
-		if !draft || number == "" || strings.Trim(number, "0123456789") != "" || !e.Type().IsRegular() {
-			continue
-		}
-		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			m.log.Warn("a draft that was left behind cannot be removed", "path", filepath.Join(dir, e.Name()), "err", err)
-		}
+	defer d.Close()
+	if err := d.RemoveDrafts(name); err != nil {
+		m.log.Warn("cannot remove drafts left behind", "path", m.path, "err", err)
 	}
 }
+
+// seldom is for a line of the log that another process can have written as often as it likes.
+func seldom() *rate.Sometimes { return &rate.Sometimes{First: 5, Interval: time.Minute} }

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
-	"os"
-	"path/filepath"
+
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
 const (
@@ -26,16 +26,17 @@ func keep(dir string, log *slog.Logger) {
 }
 
 func makeKept(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if _, err := shareddir.Make(dir, 0o755); err != nil {
 		return err
 	}
-	file, err := os.OpenFile(filepath.Join(dir, keptFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if errors.Is(err, fs.ErrExist) {
-		return nil
-	}
+	d, err := shareddir.Open(dir)
 	if err != nil {
 		return err
 	}
-	_, err = file.WriteString(keptText)
-	return errors.Join(err, file.Close())
+	defer d.Close()
+	err = d.CreateFile(keptFile, []byte(keptText), 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
 }
