@@ -1,15 +1,16 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
+	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
 // asideSuffix is what the kubelet's directory is called when it has been moved aside, after its own name.
@@ -61,9 +62,11 @@ func setAside(dir string, stays checkpoint.File) (aside string, err error) {
 	return aside, os.Rename(draft, dir)
 }
 
-// listens tells whether somebody takes connections at a unix socket.
-func listens(socket string) bool {
-	conn, err := net.DialTimeout("unix", socket, time.Second)
+// listens reports whether a process takes connections at a unix socket. A link there is not followed.
+func listens(path string) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	conn, err := socket.Dial(ctx, path)
 	if err != nil {
 		return false
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/podresources"
 	"github.com/devmgrd/devmgrd/internal/pods"
 	"github.com/devmgrd/devmgrd/internal/preflight"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/socket"
 	"github.com/devmgrd/devmgrd/internal/store"
 )
@@ -265,6 +266,29 @@ func (l looker) daemon(f *preflight.Facts) int {
 	return pid
 }
 
+// lookAtSocket returns whether systemd listens at path, and else why devmgrd cannot.
+func lookAtSocket(ctx context.Context, path string) (init bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if conn, err := socket.Dial(ctx, path); err == nil {
+		pid, err := socket.Peer(conn)
+		conn.Close()
+		if err == nil && pid == 1 {
+			return true, nil
+		}
+	}
+	d, name, err := shareddir.Split(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // devmgrd makes the directory
+	}
+	if err != nil {
+		return false, err
+	}
+	defer d.Close()
+	_, err = socket.Vacant(d, name)
+	return false, err
+}
+
 func (l looker) sockets() []preflight.Socket {
 	c := l.config
 	all := []preflight.Socket{
@@ -278,14 +302,7 @@ func (l looker) sockets() []preflight.Socket {
 			s.Err = err
 			continue
 		}
-		if conn, err := net.DialTimeout("unix", s.At, time.Second); err == nil {
-			pid, err := socket.Peer(conn)
-			conn.Close()
-			if s.Init = err == nil && pid == 1; s.Init {
-				continue
-			}
-		}
-		s.Err = socket.Vacant(s.At)
+		s.Init, s.Err = lookAtSocket(l.ctx, s.At)
 	}
 	if at := c.Metrics.Listen; at != "" {
 		listener, err := net.Listen("tcp", at)
@@ -413,28 +430,40 @@ func (l looker) readKubelet(f *preflight.Facts, daemon int) {
 		}
 	}
 	dir := l.config.Plugins.KubeletDir
-	entries, _ := os.ReadDir(dir) // one that is not there has none
-	for _, e := range entries {
-		if at := filepath.Join(dir, e.Name()); e.Type() == fs.ModeSocket && e.Name() != "kubelet.sock" && listens(at) {
-			k.Plugins = append(k.Plugins, e.Name())
+	k.Plugins = listeners(dir)
+	f.Checkpoint = lookAtCheckpoint(dir, ignored)
+}
+
+// maxFiles is how many files of a plugin directory are looked at.
+const maxFiles = 4096
+
+// listeners returns the names of the plugins' sockets in a directory on which a process listens, ascending.
+func listeners(dir string) (plugins []string) {
+	d, err := shareddir.Open(dir)
+	if err != nil {
+		return nil // one that is not there has none
+	}
+	defer d.Close()
+	names, _, _ := d.Names(maxFiles)
+	slices.Sort(names)
+	for _, name := range names {
+		info, err := d.Stat(name)
+		if err == nil && info.Mode().Type() == fs.ModeSocket && name != "kubelet.sock" && listens(d.Join(name)) {
+			plugins = append(plugins, name)
 		}
 	}
-	f.Checkpoint = lookAtCheckpoint(dir, ignored)
+	return plugins
 }
 
 // lookAtCheckpoint reads the kubelet's file in the directory of its device plugins.
 func lookAtCheckpoint(dir string, ignored func(device.ResourceName) bool) preflight.Checkpoint {
 	c := preflight.Checkpoint{Path: filepath.Join(dir, checkpoint.Name)}
-	text, err := os.ReadFile(c.Path)
+	file, err := checkpoint.Read(c.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return c
 	}
-	file := checkpoint.File{}
-	if err == nil {
-		file, err = checkpoint.Decode(text)
-	}
 	if err != nil {
-		c.Err = fmt.Errorf("%s: %w", c.Path, err)
+		c.Err = err
 		return c
 	}
 	c.Healthy = map[device.ResourceName]int{}
@@ -445,9 +474,12 @@ func lookAtCheckpoint(dir string, ignored func(device.ResourceName) bool) prefli
 		}
 	}
 	// A kubelet reads the file before it makes its socket, and writes it when a plugin lists its devices.
-	written, err := os.Stat(c.Path)
-	if listens, missing := os.Stat(filepath.Join(dir, "kubelet.sock")); err == nil && missing == nil {
-		c.Current = !written.ModTime().Before(listens.ModTime())
+	if d, err := shareddir.Open(dir); err == nil {
+		defer d.Close()
+		written, err := d.Stat(checkpoint.Name)
+		if listens, missing := d.Stat("kubelet.sock"); err == nil && missing == nil {
+			c.Current = !written.ModTime().Before(listens.ModTime())
+		}
 	}
 	return c
 }

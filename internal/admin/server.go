@@ -16,6 +16,7 @@ import (
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
@@ -184,13 +185,24 @@ func (s *Server) bind(ctx context.Context) net.Listener {
 }
 
 func (s *Server) listen() (net.Listener, error) {
-	dir := filepath.Dir(s.cfg.Socket)
-	if _, err := socket.MakeDir(dir, 0o755); err != nil {
+	if _, err := shareddir.Make(filepath.Dir(s.cfg.Socket), 0o755); err != nil {
 		return nil, err
 	}
-	if err := socket.Vacant(s.cfg.Socket); err != nil {
+	d, name, err := shareddir.Split(s.cfg.Socket)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	stray, err := socket.Vacant(d, name)
+	if err != nil {
 		return nil, fmt.Errorf("%w, or choose another admin.socket", err)
 	}
-	l, _, err := socket.Listen(s.cfg.Socket, filepath.Join(dir, ".admin.new"), 0o600)
-	return l, err
+	if stray != nil {
+		s.cfg.Log.Warn("admin socket's name taken; replacing file", "path", s.cfg.Socket, "type", shareddir.TypeName(stray.Mode()))
+	}
+	l, _, err := socket.Listen(d, name, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
 }

@@ -3,20 +3,20 @@ package podresources
 import (
 	"context"
 	"net"
-	"os"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
 // KubeletDevices asks the kubelet how many devices of each resource its own device manager has. The kubelet is at the path of its
 // socket, or beside it where a devmgrd has taken that path: the process with the number devmgrd is not asked.
 func KubeletDevices(ctx context.Context, socket string, devmgrd int) (map[device.ResourceName]int, error) {
 	paths := []string{asideOf(socket), socket}
-	if _, err := os.Stat(paths[0]); err != nil {
+	if !exists(paths[0]) {
 		paths = paths[1:]
 	}
 	first, err := dialOther(ctx, paths, devmgrd) // for a plain error
@@ -40,4 +40,15 @@ func KubeletDevices(ctx context.Context, socket string, devmgrd int) (map[device
 		all[device.ResourceName(d.ResourceName)] += len(d.DeviceIds)
 	}
 	return all, nil
+}
+
+// exists reports whether something is at a path.
+func exists(path string) bool {
+	d, name, err := shareddir.Split(path)
+	if err != nil {
+		return false
+	}
+	defer d.Close()
+	_, err = d.Stat(name)
+	return err == nil
 }

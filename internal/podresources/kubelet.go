@@ -83,7 +83,7 @@ func newKubelet(ctx context.Context, work *sync.WaitGroup, paths []string, self 
 func dialOther(ctx context.Context, paths []string, self int) (net.Conn, error) {
 	var errs []error
 	for _, path := range paths {
-		conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
+		conn, err := socket.Dial(ctx, path)
 		if err == nil {
 			var pid int32
 			if pid, err = socket.Peer(conn); err == nil && int(pid) != self {

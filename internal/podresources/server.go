@@ -21,6 +21,7 @@ import (
 	proposal "github.com/devmgrd/devmgrd/api/podresources/v1alpha1"
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
@@ -167,7 +168,7 @@ func (s *Server) Run(ctx context.Context) error {
 	doors.Go(func() {
 		s.serve(ctx, server, s.cfg.Socket, s.listen, func(ctx context.Context) {
 			<-ctx.Done()
-			os.Remove(s.cfg.Socket) // what is left is only a name that nobody answers to
+			s.unlink() // what is left is only a name that nobody answers to
 		})
 	})
 	<-ctx.Done()
@@ -181,18 +182,34 @@ func (s *Server) Run(ctx context.Context) error {
 
 // listen binds our own socket.
 func (s *Server) listen() (net.Listener, error) {
-	dir := filepath.Dir(s.cfg.Socket)
-	if _, err := socket.MakeDir(dir, 0o750); err != nil { // as the kubelet's
+	if _, err := shareddir.Make(filepath.Dir(s.cfg.Socket), 0o750); err != nil { // as the kubelet's
 		return nil, err
 	}
-	if err := socket.Vacant(s.cfg.Socket); err != nil {
+	d, name, err := shareddir.Split(s.cfg.Socket)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	stray, err := socket.Vacant(d, name)
+	if err != nil {
 		return nil, fmt.Errorf("%w, or choose another podResources.socket", err)
 	}
-	l, _, err := socket.Listen(s.cfg.Socket, filepath.Join(dir, ".new"), 0o660)
+	if stray != nil {
+		s.log.Warn("PodResources socket's name taken; replacing file", "path", s.cfg.Socket, "type", shareddir.TypeName(stray.Mode()))
+	}
+	l, _, err := socket.Listen(d, name, 0o660)
 	if err != nil {
 		return nil, err
 	}
 	return l, nil
+}
+
+// unlink removes our own socket's name.
+func (s *Server) unlink() {
+	if d, name, err := shareddir.Split(s.cfg.Socket); err == nil {
+		_ = d.Unlink(name)
+		d.Close()
+	}
 }
 
 // serve serves a path, on the listener that it gets, and looks after it with keep until ctx ends. It tries until it gets one.

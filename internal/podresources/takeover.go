@@ -7,15 +7,15 @@ import (
 	"io/fs"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
-	"github.com/devmgrd/devmgrd/internal/socket"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
 // A takeover puts our socket where agents look for the kubelet's, and the kubelet's beside it. Three names, all in one
@@ -35,7 +35,8 @@ import (
 // Whose a socket is its inode says. One that nobody listens on is nobody's: a dead kubelet's, or ours of a devmgrd that was
 // killed. It never takes the place of one that somebody listens on.
 type takeover struct {
-	path, hidden, theirs string // immutable, as what follows
+	dir                  string // immutable, as what follows
+	path, hidden, theirs string
 
 	log      *slog.Logger
 	listener *takeoverListener
@@ -43,30 +44,38 @@ type takeover struct {
 	files    takeoverFiles
 
 	// What follows is Run's, and before it listen's.
-	own     os.FileInfo // of our socket
+	own     fs.FileInfo // of our socket
 	mode    fs.FileMode // of our socket: as the kubelet's last one
 	pace    takeoverPace
 	trouble bool // it has been told that the path cannot be ours
+
+	faults, strays, takings *rate.Sometimes // of what is logged, since another process can have it happen as often as it likes
 }
 
 const (
 	takeoverRetry = time.Second // the longest pause before the next try, while the path is not ours or cannot be watched
-	takeoverMode  = 0o755       // of a kubelet's socket, with the usual umask
+	takeoverMode  = 0o750       // of a kubelet's socket, with the usual umask, less what takeoverWidest leaves out
 	takeoverDir   = 0o750       // of the directory, if we make it: the kubelet's
+
+	takeoverWidest fs.FileMode = 0o770 // the most that is taken over of a socket's mode
+
+	hiddenSocket = ".devmgrd.sock"
 )
 
 // newTakeover makes a takeover of the kubelet's socket at path. Nothing is touched before listen.
 func newTakeover(path string, log *slog.Logger) *takeover {
 	dir, name := filepath.Split(filepath.Clean(path))
 	return &takeover{
+		dir:      filepath.Clean(dir),
 		path:     filepath.Join(dir, name),
-		hidden:   filepath.Join(dir, ".devmgrd.sock"),
+		hidden:   filepath.Join(dir, hiddenSocket),
 		theirs:   asideOf(path),
 		log:      log,
 		listener: &takeoverListener{addr: path},
 		watcher:  fsnotify.NewWatcher,
-		files:    newTakeoverFiles(),
+		files:    newTakeoverFiles(filepath.Clean(dir)),
 		mode:     takeoverMode,
+		faults:   seldom(), strays: seldom(), takings: seldom(),
 	}
 }
 
@@ -123,17 +132,17 @@ func (t *takeover) watchOnce(ctx context.Context) error {
 		return err
 	}
 	defer watcher.Close()
-	dir := filepath.Dir(t.path)
-	if _, err := socket.MakeDir(dir, takeoverDir); err != nil {
+	if _, err := shareddir.Make(t.dir, takeoverDir); err != nil {
 		return err
 	}
-	if err := watcher.Add(dir); err != nil {
+	if err := watcher.Add(t.dir); err != nil {
 		return err
 	}
-	watched, err := os.Stat(dir)
+	watched, err := shareddir.Open(t.dir)
 	if err != nil {
 		return err
 	}
+	defer watched.Close()
 	var retry <-chan time.Time // while the path is not ours
 	again := backoff.Backoff{First: takeoverRetry / 10, Last: takeoverRetry}
 	look := func() error {
@@ -144,7 +153,7 @@ func (t *takeover) watchOnce(ctx context.Context) error {
 		}
 		// The directory's own end is not told while a socket that was bound in it is open, as ours is; and the look may have
 		// made it anew.
-		if now, err := os.Stat(dir); err != nil || !os.SameFile(now, watched) {
+		if !watched.Current() {
 			return errTakeoverGone
 		}
 		return nil
@@ -165,7 +174,7 @@ func (t *takeover) watchOnce(ctx context.Context) error {
 			return err // events may have been lost
 		case event := <-watcher.Events:
 			switch {
-			case event.Name == dir && event.Has(fsnotify.Remove|fsnotify.Rename):
+			case event.Name == t.dir && event.Has(fsnotify.Remove|fsnotify.Rename):
 				return errTakeoverGone
 			case event.Name != t.path && event.Name != t.hidden, !event.Has(fsnotify.Create | fsnotify.Remove | fsnotify.Rename):
 				continue
@@ -183,13 +192,19 @@ func (t *takeover) look() error {
 	err := t.takePath()
 	switch {
 	case err != nil && !t.trouble:
-		t.log.Error("the kubelet's PodResources socket cannot be taken over", "path", t.path, "err", err)
+		t.faults.Do(func() {
+			t.trouble = true
+			t.log.Error("the kubelet's PodResources socket cannot be taken over", "path", t.path, "err", err)
+		})
 	case err == nil && t.trouble:
+		t.trouble = false
 		t.log.Info("the kubelet's PodResources socket is taken over again", "path", t.path)
 	}
-	t.trouble = err != nil
 	return err
 }
+
+// seldom is for a line of the log that another process can have written as often as it likes.
+func seldom() *rate.Sometimes { return &rate.Sometimes{First: 5, Interval: time.Minute} }
 
 // A takeoverPace lets a kubelet's starts pass, and holds up those who fight for the path with us: after two hundred takings in
 // one go there are ten in a second.

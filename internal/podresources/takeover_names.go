@@ -4,33 +4,48 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
 // bind makes our socket, under its hidden name. It fails if another devmgrd has one there.
 func (t *takeover) bind() error {
-	dir := filepath.Dir(t.path)
 	if err := socket.CheckPath(t.theirs); err != nil {
 		return err
 	}
-	if _, err := socket.MakeDir(dir, takeoverDir); err != nil {
+	if _, err := shareddir.Make(t.dir, takeoverDir); err != nil {
 		return err
 	}
-	if err := socket.Vacant(t.hidden); err != nil {
+	d, err := shareddir.Open(t.dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	stray, err := socket.Vacant(d, hiddenSocket)
+	if err != nil {
 		return takeoverRemedy(err)
 	}
-	l, info, err := socket.Listen(t.hidden, filepath.Join(dir, ".devmgrd.new"), t.mode)
+	t.stray(t.hidden, stray)
+	l, info, err := socket.Listen(d, hiddenSocket, t.mode)
 	if err != nil {
 		return err
 	}
 	t.own = info
 	return t.listener.replace(l)
+}
+
+// stray warns of a file at one of the names that is about to be replaced, since it is no socket.
+func (t *takeover) stray(path string, info fs.FileInfo) {
+	if info != nil {
+		t.strays.Do(func() {
+			t.log.Warn("PodResources socket's name taken; replacing file", "path", path, "type", shareddir.TypeName(info.Mode()))
+		})
+	}
 }
 
 // takeoverRemedy adds to what can be done what the configuration has to offer.
@@ -75,7 +90,7 @@ func (t *takeover) settle(step func() (done bool, err error)) error {
 // takeOnce is one step towards a path that is ours. It is done when it finds it so.
 func (t *takeover) takeOnce() (done bool, err error) {
 	// Somebody may have removed our socket's hidden name, mostly with the whole directory. Without a name it gets none again.
-	if info, err := os.Lstat(t.hidden); err != nil || !t.ours(info) {
+	if info, err := t.stat(t.hidden); err != nil || !t.ours(info) {
 		if err := t.bind(); err != nil {
 			return false, err
 		}
@@ -88,20 +103,21 @@ func (t *takeover) takeOnce() (done bool, err error) {
 		return true, nil
 	case at.who == takeoverNobody:
 		return false, t.files.link(t.hidden, t.path) // never over what has come meanwhile
-	case at.who == takeoverOther:
-		return false, &socket.TakenError{Path: t.path}
 	case aside.who == takeoverOther:
-		return false, &socket.TakenError{Path: t.theirs}
-	case at.who == takeoverDead && aside.who == takeoverLive:
+		t.stray(t.theirs, aside.info)
+		return false, t.files.remove(t.theirs)
+	case at.who != takeoverLive && aside.who == takeoverLive: // dead or no socket
 		return false, t.swap()
 	case aside.is(at): // to rename one to the other would do nothing
 		return false, t.files.remove(t.theirs)
 	}
-	if mode := at.info.Mode().Perm(); mode != t.mode {
-		if err := os.Chmod(t.hidden, mode); err != nil {
-			return false, err
+	if at.who == takeoverOther {
+		t.stray(t.path, at.info)
+		if err := t.files.remove(t.theirs); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return false, err // rename puts no directory in the place of a socket
 		}
-		t.mode = mode
+	} else if err := t.setMode(at.info.Mode()); err != nil {
+		return false, err
 	}
 	if err := t.files.rename(t.path, t.theirs); err != nil {
 		return false, err
@@ -110,19 +126,48 @@ func (t *takeover) takeOnce() (done bool, err error) {
 		return false, err
 	}
 	if at.who == takeoverLive {
-		t.log.Info("the kubelet's PodResources socket is taken over", "path", t.path, "kubelet", t.theirs)
+		t.takings.Do(func() {
+			t.log.Info("the kubelet's PodResources socket is taken over", "path", t.path, "kubelet", t.theirs)
+		})
 		return false, nil
 	}
-	if aside, err = t.lookAt(t.theirs); err != nil || aside.who != takeoverDead {
+	if aside, err = t.lookAt(t.theirs); err != nil || aside.who != takeoverDead && aside.who != takeoverOther {
 		return false, err
 	}
 	return false, t.files.remove(t.theirs)
 }
 
+// setMode gives our socket the mode of the kubelet's, so that the same processes may dial it. It is never wider than
+// takeoverWidest: another process may have put a socket with any mode at the path.
+func (t *takeover) setMode(mode fs.FileMode) error {
+	mode = mode.Perm() & takeoverWidest
+	if mode == t.mode {
+		return nil
+	}
+	d, err := shareddir.Open(t.dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	e, err := d.Open(hiddenSocket)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	if !t.ours(e.Info()) {
+		return fmt.Errorf("%s has been exchanged: %w", t.hidden, fs.ErrNotExist) // the next step makes another
+	}
+	if err := e.Chmod(mode); err != nil {
+		return err
+	}
+	t.mode = mode
+	return nil
+}
+
 // leave gives the path back and removes what is ours.
 func (t *takeover) leave() error {
 	err := t.settle(t.giveBackOnce)
-	if info, e := os.Lstat(t.hidden); e == nil && t.ours(info) {
+	if info, e := t.stat(t.hidden); e == nil && t.ours(info) {
 		err = errors.Join(err, t.files.remove(t.hidden))
 	}
 	return err
@@ -136,16 +181,11 @@ func (t *takeover) giveBackOnce() (done bool, err error) {
 		return false, err
 	}
 	switch aside.who {
-	case takeoverOurs, takeoverDead:
+	case takeoverOurs, takeoverDead, takeoverOther:
 		return false, t.files.remove(t.theirs)
 	case takeoverNobody:
 		if at.who == takeoverOurs {
 			return false, t.files.rename(t.path, t.theirs) // or whatever is there by now
-		}
-		return true, nil
-	case takeoverOther:
-		if at.who == takeoverOurs {
-			return false, &socket.TakenError{Path: t.theirs}
 		}
 		return true, nil
 	}
@@ -154,7 +194,7 @@ func (t *takeover) giveBackOnce() (done bool, err error) {
 		return false, t.files.link(t.theirs, t.path)
 	case aside.is(at):
 		return false, t.files.remove(t.theirs)
-	case at.who == takeoverOurs || at.who == takeoverDead:
+	case at.who != takeoverLive: // ours, dead or no socket
 		return false, t.swap()
 	}
 	return true, nil // both stay
@@ -167,14 +207,18 @@ func (t *takeover) swap() error {
 	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, errors.ErrUnsupported) {
 		return err
 	}
-	between := filepath.Join(filepath.Dir(t.path), ".devmgrd.swap")
+	between := filepath.Join(t.dir, ".devmgrd.swap")
 	if err := t.files.rename(t.path, between); err != nil {
 		return err
 	}
 	if err := t.files.link(t.theirs, t.path); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return t.files.rename(between, t.theirs)
+	err = t.files.rename(between, t.theirs)
+	if errors.Is(err, unix.ENOTDIR) { // it was a directory, which is in the way of nothing there
+		return t.files.remove(between)
+	}
+	return err
 }
 
 // takeoverFiles is how names are changed.
@@ -183,16 +227,33 @@ type takeoverFiles struct {
 	remove                 func(name string) error
 }
 
-func newTakeoverFiles() takeoverFiles {
-	return takeoverFiles{link: os.Link, rename: os.Rename, remove: os.Remove, exchange: func(a, b string) error {
-		return unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
-	}}
+// newTakeoverFiles returns how names in dir are changed: relative to the open directory.
+func newTakeoverFiles(dir string) takeoverFiles {
+	in := func(change func(d *shareddir.Dir) error) error {
+		d, err := shareddir.Open(dir)
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		return change(d)
+	}
+	pair := func(change func(d *shareddir.Dir, from, to string) error) func(from, to string) error {
+		return func(from, to string) error {
+			return in(func(d *shareddir.Dir) error { return change(d, filepath.Base(from), filepath.Base(to)) })
+		}
+	}
+	return takeoverFiles{
+		link: pair((*shareddir.Dir).Link), rename: pair((*shareddir.Dir).Replace), exchange: pair((*shareddir.Dir).Exchange),
+		remove: func(name string) error {
+			return in(func(d *shareddir.Dir) error { return d.Remove(filepath.Base(name)) })
+		},
+	}
 }
 
 // A takeoverSeen is what was seen at a name.
 type takeoverSeen struct {
 	who  takeoverWho
-	info os.FileInfo // nil: nothing
+	info fs.FileInfo // nil: nothing
 }
 
 // A takeoverWho says who is at a name.
@@ -203,12 +264,12 @@ const (
 	takeoverOurs                      // our socket
 	takeoverLive                      // a socket on which somebody else listens: the kubelet
 	takeoverDead                      // one on which nobody does, whosever it was
-	takeoverOther                     // no socket
+	takeoverOther                     // something else than a socket that a server could have
 )
 
 // is tells whether two names are of one file.
 func (s takeoverSeen) is(other takeoverSeen) bool {
-	return s.info != nil && other.info != nil && socket.Same(s.info, other.info)
+	return s.info != nil && other.info != nil && shareddir.Same(s.info, other.info)
 }
 
 func (t *takeover) lookAtBoth() (at, aside takeoverSeen, err error) {
@@ -220,7 +281,7 @@ func (t *takeover) lookAtBoth() (at, aside takeoverSeen, err error) {
 
 // lookAt tells who is at a name.
 func (t *takeover) lookAt(name string) (takeoverSeen, error) {
-	info, err := os.Lstat(name)
+	info, err := t.stat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return takeoverSeen{who: takeoverNobody}, nil
@@ -229,17 +290,32 @@ func (t *takeover) lookAt(name string) (takeoverSeen, error) {
 	case t.ours(info):
 		return takeoverSeen{takeoverOurs, info}, nil
 	}
-	var taken *socket.TakenError
-	switch err := socket.Vacant(name); {
-	case err == nil:
-		return takeoverSeen{takeoverDead, info}, nil
-	case !errors.As(err, &taken):
+	d, err := shareddir.Open(t.dir)
+	if err != nil {
 		return takeoverSeen{}, err
-	case taken.Live:
-		return takeoverSeen{takeoverLive, info}, nil
 	}
-	return takeoverSeen{takeoverOther, info}, nil
+	defer d.Close()
+	stray, err := socket.Vacant(d, filepath.Base(name))
+	switch {
+	case errors.As(err, new(*socket.TakenError)):
+		return takeoverSeen{takeoverLive, info}, nil
+	case err != nil:
+		return takeoverSeen{}, err
+	case stray != nil:
+		return takeoverSeen{takeoverOther, info}, nil
+	}
+	return takeoverSeen{takeoverDead, info}, nil
+}
+
+// stat returns what is at a name.
+func (t *takeover) stat(name string) (fs.FileInfo, error) {
+	d, err := shareddir.Open(t.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	return d.Stat(filepath.Base(name))
 }
 
 // ours tells whether a file is our socket, under whatever name.
-func (t *takeover) ours(info os.FileInfo) bool { return t.own != nil && socket.Same(t.own, info) }
+func (t *takeover) ours(info fs.FileInfo) bool { return t.own != nil && shareddir.Same(t.own, info) }

@@ -674,45 +674,74 @@ func TestTakeoverPutsBack(t *testing.T) {
 	}
 }
 
-// What is not a socket is left alone, and told once.
-func TestTakeoverNotASocket(t *testing.T) {
-	for name, at := range map[string]func(s *takeoverStage) string{
-		"at the path": func(s *takeoverStage) string { return s.path },
-		"aside":       func(s *takeoverStage) string { return s.aside },
+// What is no socket is in the way of nothing, wherever another process leaves it. It is told.
+func TestTakeoverStrays(t *testing.T) {
+	outside := t.TempDir()
+	precious := filepath.Join(outside, "precious")
+	if err := os.WriteFile(precious, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for kind, leave := range map[string]func(path string) error{
+		"file":          func(path string) error { return os.WriteFile(path, nil, 0o600) },
+		"symbolic link": func(path string) error { return os.Symlink(precious, path) },
+		"FIFO":          func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"directory": func(path string) error {
+			return errors.Join(os.MkdirAll(filepath.Join(path, "a"), 0o700), os.Symlink(outside, filepath.Join(path, "link")))
+		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			s := newTakeoverStage(t)
-			s.startKubelet()
-			precious := at(s)
-			if precious == s.path {
-				s.stopKubelet()
-				s.must(os.Remove(s.path))
+		for _, bare := range []bool{false, true} {
+			for _, running := range []bool{false, true} {
+				for _, aside := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%s, bare %v, a kubelet %v, aside %v", kind, bare, running, aside), func(t *testing.T) {
+						s := newTakeoverStage(t)
+						s.bare = bare
+						if running {
+							s.startKubelet()
+						}
+						s.must(os.MkdirAll(filepath.Dir(s.path), 0o750))
+						others := []string{hiddenName(s), hiddenName(s) + ".1"}
+						if aside { // a kubelet stays where it can be found
+							if running {
+								s.must(os.Rename(s.path, s.aside))
+							}
+							others = append(others, s.path)
+						} else {
+							others = append(others, s.aside)
+						}
+						for _, path := range others {
+							s.must(leave(path))
+						}
+						stop := s.start()
+						kubelet := s.kubelet.Load()
+						s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+						s.soon("the kubelet is aside", func() bool { return kubelet == nil || s.answers(s.aside, kubelet.name) })
+						if !strings.Contains(s.log.String(), "replacing file") || !strings.Contains(s.log.String(), kind) {
+							t.Error("what was at the names is not told")
+						}
+						// While it runs, too.
+						for _, path := range []string{hiddenName(s), s.path} {
+							s.must(leave(path + ".stray"))
+							s.eventually("it is at the name", func() bool {
+								if os.Rename(path+".stray", path) == nil {
+									return true
+								}
+								_ = os.Remove(path) // which a directory cannot replace
+								return false
+							})
+						}
+						s.soon("devmgrd answers again", func() bool { return s.answers(s.path, "devmgrd") })
+						s.must(os.Remove(s.path))
+						stop()
+						if kubelet != nil {
+							s.soon("the kubelet has its path back", func() bool { return s.answers(s.path, kubelet.name) })
+						}
+						if text, err := os.ReadFile(precious); string(text) != "precious" {
+							t.Errorf("a link was followed: %v", err)
+						}
+					})
+				}
 			}
-			s.must(os.WriteFile(precious, []byte("precious"), 0o600))
-			stop := s.start()
-			told := func() int {
-				return strings.Count(s.log.String(), precious+" is there and is not a socket; remove it or set podResources.takeover to false")
-			}
-			s.soon("it is told", func() bool { return told() > 0 })
-			for range 3 { // and not again
-				other := filepath.Join(filepath.Dir(s.path), ".devmgrd.sock")
-				s.must(os.Remove(other))
-				s.eventually("it was looked at", func() bool { _, err := os.Lstat(other); return err == nil })
-			}
-			if text, err := os.ReadFile(precious); string(text) != "precious" || told() != 1 {
-				t.Errorf("it was told %d times, and is %q (%v)", told(), text, err)
-			}
-			s.must(os.Remove(precious))
-			s.eventually("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
-			s.eventually("that is told", func() bool { return strings.Contains(s.log.String(), "is taken over again") })
-			s.must(os.Remove(s.path))
-			s.must(os.WriteFile(s.path+".1", []byte("precious"), 0o600))
-			s.must(os.Rename(s.path+".1", s.path))
-			stop()
-			if text, err := os.ReadFile(s.path); err == nil && string(text) != "precious" {
-				t.Errorf("it has become %q", text)
-			}
-		})
+		}
 	}
 }
 
@@ -753,6 +782,12 @@ func TestTakeoverMode(t *testing.T) {
 	s.startKubelet()
 	s.soon("the kubelet is aside", func() bool { return s.answers(s.aside, "kubelet 1") })
 	mode(0o700)
+	// One that any process may dial is no example.
+	s.stopKubelet()
+	syscall.Umask(0)
+	s.startKubelet()
+	s.soon("the kubelet is aside", func() bool { return s.answers(s.aside, "kubelet 2") })
+	mode(0o770)
 }
 
 // A kubelet's starts pass, and somebody who does nothing else does not keep us busy.

@@ -90,7 +90,7 @@ func (c *candidate) wait(ctx context.Context, clock <-chan time.Time, mine *link
 func (c *candidate) call(ctx context.Context) (*link, error) {
 	dialling, cancel := context.WithTimeout(ctx, c.registry.registerTimeout)
 	defer cancel()
-	on, err := connect(dialling, c.registry.cfg.SocketDir, c.path, maxRegisterBytes)
+	on, err := connect(dialling, &c.registry.cfg, c.path, maxRegisterBytes)
 	if err != nil {
 		return nil, err
 	}

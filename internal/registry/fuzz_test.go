@@ -15,7 +15,7 @@ import (
 // A request that is taken names a good resource and a socket directly in the plugin directory that is not ours. One that
 // is not is told why, and shortly.
 func FuzzRegisterRequest(f *testing.F) {
-	for _, endpoint := range []string{"gpu.sock", "", ".", "..", "../gpu.sock", "/gpu.sock", "a/b", "a\x00", "kubelet.sock", ".kubelet.new", "...", "ä"} {
+	for _, endpoint := range []string{"gpu.sock", "", ".", "..", "../gpu.sock", "/gpu.sock", "a/b", "a\x00", "kubelet.sock", ".kubelet.sock.1", "...", "ä"} {
 		f.Add("v1beta1", "vendor.example/gpu", endpoint)
 	}
 	f.Add("v1beta2", "vendor.example/gpu", "gpu.sock")
@@ -32,7 +32,7 @@ func FuzzRegisterRequest(f *testing.F) {
 		}
 		path := locate(dir, endpoint)
 		if filepath.Dir(path) != dir || filepath.Base(path) != endpoint || strings.ContainsRune(path, 0) ||
-			path == dir+"/kubelet.sock" || path == dir+"/.kubelet.new" {
+			path == dir+"/kubelet.sock" || path == dir+"/.kubelet.sock.1" {
 			t.Errorf("endpoint %q is %q", endpoint, path)
 		}
 	})
@@ -58,7 +58,7 @@ func FuzzPluginInfo(f *testing.F) {
 		SocketDir: "/run/devmgrd/device-plugins", RegistryDir: "/run/devmgrd/plugins_registry",
 		KubeletDir: "/var/lib/kubelet/device-plugins", KubeletRegistryDir: "/var/lib/kubelet/plugins_registry",
 	}
-	own := map[string]bool{config.SocketDir + "/kubelet.sock": true, config.SocketDir + "/.kubelet.new": true}
+	own := map[string]bool{config.SocketDir + "/kubelet.sock": true, config.SocketDir + "/.kubelet.sock.1": true}
 	const found = "/run/devmgrd/plugins_registry/sub/reg.sock"
 	for _, endpoint := range []string{
 		"", "a.sock", "/", "/a.sock", "//var/lib/kubelet/plugins_registry//a.sock", "/var/lib/kubelet/plugins_registry/a.sock", "/var/lib/kubelet/plugins_registry",

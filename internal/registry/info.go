@@ -40,7 +40,7 @@ func (c *Config) checkInfo(info *watcherapi.PluginInfo, path string) (device.Res
 		served = c.onHost(filepath.Clean(e))
 	}
 	switch dir, name := filepath.Dir(served), filepath.Base(served); {
-	case dir == c.SocketDir && (name == socketName || name == bindName):
+	case dir == c.SocketDir && isOwn(name):
 		return "", "", &requestError{fmt.Sprintf("endpoint %q is devmgrd's registration socket; the plugin must listen on a socket of its own", clip(e))}
 	case len(served) > maxSocketPath:
 		return "", "", &requestError{fmt.Sprintf("endpoint %q is %q here, longer than the %d bytes that a socket's path may have",

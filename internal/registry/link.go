@@ -8,7 +8,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -191,7 +190,7 @@ func (l *link) unseen() bool {
 	if !l.registry.watched(l.path) {
 		return true
 	}
-	info, err := os.Lstat(l.path)
+	info, err := l.registry.cfg.stat(l.path)
 	return err == nil && info.Mode().Type() == fs.ModeSymlink
 }
 
@@ -199,7 +198,7 @@ func (l *link) unseen() bool {
 func (l *link) dial(ctx context.Context) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.registry.registerTimeout)
 	defer cancel()
-	s, err := connect(ctx, l.registry.cfg.SocketDir, l.endpoint, l.registry.cfg.MaxMessageBytes)
+	s, err := connect(ctx, &l.registry.cfg, l.endpoint, l.registry.cfg.MaxMessageBytes)
 	if err != nil {
 		return nil, err
 	}

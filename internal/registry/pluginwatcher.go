@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,12 +13,15 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
 const (
 	maxDirectories = 256                   // that are watched
 	maxDepth       = 4                     // of directories below the registry directory
 	maxCandidates  = 1024                  // that are called
+	maxFiles       = 16384                 // of one directory that are looked at
 	lull           = 20 * time.Millisecond // from the first event of a burst to the look
 )
 
@@ -64,10 +66,11 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 	if err := watcher.Add(above); err != nil {
 		return err
 	}
-	watched, err := os.Stat(w.dir)
+	watched, err := shareddir.Open(w.dir)
 	if err != nil {
 		return err
 	}
+	defer watched.Close()
 	// Events come in bursts, and say too little: which file it was that came or went. So the whole is looked at.
 	soon := time.After(0)
 	for {
@@ -88,7 +91,7 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 			}
 		case <-soon:
 			soon = nil
-			if now, err := os.Stat(w.dir); err != nil || !os.SameFile(now, watched) {
+			if !watched.Current() {
 				return errRemoved
 			}
 			if err := w.look(ctx, watcher.Add); err != nil {
@@ -106,7 +109,7 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 	}
 	var gone []*candidate
 	for path, c := range w.candidates {
-		if now := found[path]; now == nil || !sameSocket(c.file, now) {
+		if now := found[path]; now == nil || !shareddir.Same(c.file, now) {
 			c.cancel()
 			gone = append(gone, c)
 			delete(w.candidates, path)
@@ -175,53 +178,82 @@ func (w *pluginWatcher) start(ctx context.Context, path string, file fs.FileInfo
 // kubelet's, names that begin with a dot are passed over, and links are not followed.
 func (w *pluginWatcher) find(watch func(dir string) error) (map[string]fs.FileInfo, error) {
 	type place struct {
-		dir   string
+		below string // the directory; empty for the one at the top
 		depth int
 	}
+	top, err := shareddir.Open(w.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer top.Close()
 	found := make(map[string]fs.FileInfo)
-	places := []place{{w.dir, 0}}
+	places := []place{{}}
 	for i := 0; i < len(places); i++ {
 		at := places[i]
-		if err := watch(at.dir); err != nil {
-			if i > 0 && vanished(err) {
-				continue
-			}
-			return nil, err
+		err := watch(filepath.Join(w.dir, at.below))
+		var files []fs.FileInfo
+		if err == nil {
+			files, err = w.read(top, at.below)
 		}
-		entries, err := os.ReadDir(at.dir)
 		if err != nil {
 			if i > 0 && vanished(err) {
 				continue
 			}
 			return nil, err
 		}
-		for _, e := range entries {
-			path := filepath.Join(at.dir, e.Name())
+		for _, info := range files {
+			below := filepath.Join(at.below, info.Name())
 			switch {
-			case strings.HasPrefix(e.Name(), "."):
-			case e.IsDir() && at.depth < maxDepth && len(places) < maxDirectories:
-				places = append(places, place{path, at.depth + 1})
-			case e.IsDir():
-				w.passOver(path)
-			case e.Type() == fs.ModeSocket:
-				info, err := e.Info()
-				switch {
-				case err == nil:
-					found[path] = info
-				case !vanished(err):
-					return nil, err
-				}
+			case info.IsDir() && at.depth < maxDepth && len(places) < maxDirectories:
+				places = append(places, place{below, at.depth + 1})
+			case info.IsDir():
+				w.passOver(filepath.Join(w.dir, below))
+			case info.Mode().Type() == fs.ModeSocket:
+				found[filepath.Join(w.dir, below)] = info
 			}
 		}
 	}
 	return found, nil
 }
 
+// read returns the files in a directory below top whose names do not begin with a dot.
+func (w *pluginWatcher) read(top *shareddir.Dir, below string) ([]fs.FileInfo, error) {
+	d := top
+	if below != "" {
+		var err error
+		if d, err = top.OpenDir(below); err != nil {
+			return nil, err
+		}
+		defer d.Close()
+	}
+	names, more, err := d.Names(maxFiles)
+	if err != nil {
+		return nil, err
+	}
+	if more {
+		w.passOver(d.Path())
+	}
+	var files []fs.FileInfo
+	for _, name := range names {
+		if strings.HasPrefix(name, ".") {
+			continue
+		}
+		info, err := d.Stat(name)
+		switch {
+		case err == nil:
+			files = append(files, info)
+		case !vanished(err):
+			return nil, err
+		}
+	}
+	return files, nil
+}
+
 // passOver says once that there is more in the directory than is looked at.
 func (w *pluginWatcher) passOver(path string) {
 	if !w.crowded {
 		w.registry.log.Error("there is too much in the plugin registry, or it lies too deep, and is passed over; remove what is not needed",
-			"first", path, "sockets", maxCandidates, "directories", maxDirectories, "depth", maxDepth)
+			"first", path, "sockets", maxCandidates, "directories", maxDirectories, "depth", maxDepth, "files", maxFiles)
 	}
 	w.crowded = true
 }
@@ -230,7 +262,3 @@ func (w *pluginWatcher) passOver(path string) {
 func vanished(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
-
-// sameSocket tells whether two looks at a path have seen one file. A file system may give a deleted file's number to the
-// next one: the time tells them apart.
-func sameSocket(a, b fs.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }

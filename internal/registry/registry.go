@@ -3,14 +3,15 @@ package registry
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -72,13 +73,16 @@ type Registry struct {
 	recall          chan struct{} // size one: plugins that wait to be called may be needed again
 	failed          chan error    // the registration service broke down
 
+	restores                *rate.Limiter   // of kubelet.sock being put back
+	strays, losses, returns *rate.Sometimes // of what is logged about kubelet.sock
+
 	work sync.WaitGroup // everything that Run has to wait for
 
 	mu       sync.Mutex // guards what follows; never held across a call, a file access or a save
 	supplies map[device.ResourceName]*supply
 	arrivals uint64 // registrations and streams so far: the identity of a link, and of a plugin's stream
 	listener net.Listener
-	own      os.FileInfo // kubelet.sock as we put it there
+	own      fs.FileInfo // kubelet.sock as we put it there
 	trouble  error       // why registration does not reach us, if it does not
 	running  bool
 	closing  bool
@@ -104,8 +108,10 @@ func New(cfg Config) *Registry {
 		called:          make(chan struct{}),
 		changed:         make(chan struct{}, 1),
 		recall:          make(chan struct{}, 1),
-		failed:          make(chan error, 1),
-		supplies:        make(map[device.ResourceName]*supply, len(cfg.Known)),
+		restores:        rate.NewLimiter(rate.Every(time.Second), restoreBurst),
+		strays:          seldom(), losses: seldom(), returns: seldom(),
+		failed:   make(chan error, 1),
+		supplies: make(map[device.ResourceName]*supply, len(cfg.Known)),
 	}
 	r.memory = newSaver(cfg.Memory, cfg.Log, r.record)
 	r.server = newServer(r)

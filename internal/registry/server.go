@@ -95,7 +95,7 @@ func checkRequest(request *pluginapi.RegisterRequest) (device.ResourceName, erro
 	switch e := request.GetEndpoint(); {
 	case e == "" || e == "." || e == ".." || strings.ContainsAny(e, "/\x00"):
 		return "", &requestError{fmt.Sprintf("endpoint %q is not the name of a socket in the plugin directory; name it without a path", clip(e))}
-	case e == socketName || e == bindName:
+	case isOwn(e):
 		return "", &requestError{fmt.Sprintf("endpoint %q is the registration socket; the plugin must listen on a socket of its own", e)}
 	}
 	return resource, nil
@@ -116,7 +116,7 @@ func (r *Registry) meet(ctx context.Context, l *link) (_ *session, err error) {
 	defer cancel()
 	var cause error // of the latest try that had its time
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
-		on, err := connect(ctx, r.cfg.SocketDir, l.endpoint, r.cfg.MaxMessageBytes)
+		on, err := connect(ctx, &r.cfg, l.endpoint, r.cfg.MaxMessageBytes)
 		if err == nil {
 			if err := on.ask(ctx); err != nil {
 				on.close()

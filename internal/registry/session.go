@@ -31,12 +31,13 @@ type session struct {
 }
 
 // connect opens a session with the plugin at endpoint, or says within one try why that cannot be.
-func connect(ctx context.Context, dir, endpoint string, maxMessage int) (*session, error) {
-	path, err := resolve(dir, endpoint)
+func connect(ctx context.Context, c *Config, endpoint string, maxMessage int) (*session, error) {
+	e, err := c.open(endpoint)
 	if err != nil {
 		return nil, err
 	}
-	raw, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	defer e.Close()
+	raw, err := e.Dial(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +67,7 @@ func connect(ctx context.Context, dir, endpoint string, maxMessage int) (*sessio
 	}
 	if err := s.ready(ctx); err != nil {
 		s.close()
-		return nil, fmt.Errorf("dial %s: %w", path, err)
+		return nil, fmt.Errorf("dial %s: %w", e.Path(), err)
 	}
 	return s, nil
 }

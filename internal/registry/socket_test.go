@@ -8,10 +8,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/registry"
@@ -55,15 +57,72 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 	second.eventually("the plugin serves", second.servesNumber(1))
 }
 
-func TestListenKeepsOtherFiles(t *testing.T) {
-	f := prepare(t)
-	path := filepath.Join(f.dir, "kubelet.sock")
-	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+// What another process leaves at devmgrd's names keeps it neither from starting nor from serving. It is told.
+func TestStrays(t *testing.T) {
+	outside := socketDir(t)
+	if err := os.WriteFile(filepath.Join(outside, "precious"), []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Listen(); err == nil || !strings.Contains(err.Error(), "is not a socket") {
-		t.Errorf("err = %v", err)
+	for name, leave := range map[string]func(path string) error{
+		"file":          func(path string) error { return os.WriteFile(path, nil, 0o600) },
+		"symbolic link": func(path string) error { return os.Symlink(filepath.Join(outside, "precious"), path) },
+		"FIFO":          func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"directory": func(path string) error {
+			return errors.Join(os.MkdirAll(filepath.Join(path, "a"), 0o700), os.Symlink(outside, filepath.Join(path, "link")))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := prepare(t)
+			path := filepath.Join(f.dir, "kubelet.sock")
+			for _, p := range []string{path, filepath.Join(f.dir, ".kubelet.sock.1"), filepath.Join(f.dir, ".kubelet.new")} {
+				if err := leave(p); err != nil {
+					t.Fatal(err)
+				}
+			}
+			f.run()
+			f.eventually("registration is served", func() bool { return f.Check() == nil })
+			if f.logs.count("replacing file") != 1 || f.logs.count(name) == 0 {
+				t.Error("what was at the socket's name is not told")
+			}
+			if err := os.Rename(filepath.Join(f.dir, ".kubelet.new"), path); err != nil { // over the socket, but for a directory
+				if err := errors.Join(os.Remove(path), os.Rename(filepath.Join(f.dir, ".kubelet.new"), path)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
+			p.Serve()
+			f.eventually("a plugin can register again", func() bool { return p.Register() == nil })
+			f.eventually("the plugin serves", f.servesNumber(1))
+			if got := files(t, f.dir); !slices.Equal(got, []string{"kubelet.sock", p.Endpoint}) {
+				t.Errorf("left are %q", got)
+			}
+			if text, err := os.ReadFile(filepath.Join(outside, "precious")); string(text) != "precious" {
+				t.Errorf("a link was followed: %v", err)
+			}
+		})
 	}
+}
+
+// A process that takes kubelet.sock away in a loop costs neither a core nor the log's space, and the socket comes back.
+func TestSocketIsTakenAwayInALoop(t *testing.T) {
+	t.Parallel()
+	f := start(t)
+	path := filepath.Join(f.dir, "kubelet.sock")
+	began, removed := time.Now(), 0
+	for removed < 23 { // of which 20 are put back at once
+		if os.Remove(path) == nil {
+			removed++
+		}
+		f.eventually("kubelet.sock is back", func() bool { _, err := os.Lstat(path); return err == nil })
+	}
+	if took := time.Since(began); took < 2*time.Second {
+		t.Errorf("it was put back %d times in %s", removed, took)
+	}
+	if n := f.logs.count("is back"); n > 5+int(time.Since(began)/time.Minute) {
+		t.Errorf("it was told %d times", n)
+	}
+	f.eventually("registration is served", func() bool { return f.Check() == nil })
 }
 
 func TestListenPathTooLong(t *testing.T) {

@@ -3,47 +3,44 @@ package registry
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
-	"net"
-	"os"
 	"path/filepath"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
 const (
 	sweepPause = 10 * time.Minute // between two sweeps
 	deadAge    = 5 * time.Minute  // of a socket that a sweep removes: its owner binds it a moment before it listens
 	maxSwept   = 4096             // directory entries that a sweep looks at
+	callLimit  = time.Second      // of one connection, to a socket whose queue is full
 )
 
 // sweep removes sockets from the socket directory that refuse a connection and belong to no resource: plugins that name
 // their socket after their process leave one behind at each crash. Plugins may exchange a file there at any time,
 // so each is opened without following links, and the connection goes to what was opened.
 func (r *Registry) sweep(ctx context.Context) {
-	dir, err := os.OpenFile(r.cfg.SocketDir, unix.O_DIRECTORY, 0)
+	d, err := shareddir.Open(r.cfg.SocketDir)
 	if err != nil {
 		return // the watch of the directory says so
 	}
-	defer dir.Close()
-	names, err := dir.Readdirnames(maxSwept)
-	if err != nil && !errors.Is(err, io.EOF) {
+	defer d.Close()
+	names, _, err := d.Names(maxSwept)
+	if err != nil {
 		r.log.Debug("cannot list socket directory", "err", err)
 		return
 	}
 	removed := 0
-	kept := r.endpointFiles()
+	kept := r.endpointFiles(d)
 	for _, name := range names {
 		if ctx.Err() != nil {
 			break
 		}
-		if name == socketName || name == bindName || kept[name] {
+		if isOwn(name) || kept[name] {
 			continue
 		}
-		switch dead, err := removeDead(int(dir.Fd()), name); {
+		switch dead, err := removeDead(ctx, d, name); {
 		case err != nil:
 			r.log.Debug("cannot look at socket", "file", name, "err", err)
 		case dead:
@@ -57,44 +54,52 @@ func (r *Registry) sweep(ctx context.Context) {
 
 // endpointFiles returns the files in the socket directory that belong to a resource: those that its endpoint names, and
 // those that links with such a name lead to.
-func (r *Registry) endpointFiles() map[string]bool {
+func (r *Registry) endpointFiles(d *shareddir.Dir) map[string]bool {
 	files := map[string]bool{}
 	for _, endpoint := range r.Endpoints() {
-		path := locate(r.cfg.SocketDir, endpoint)
-		files[filepath.Base(path)] = true
-		if target, err := filepath.EvalSymlinks(path); err == nil {
-			files[filepath.Base(target)] = true
+		if endpoint == "" {
+			continue
+		}
+		files[filepath.Base(endpoint)] = true
+		if filepath.IsAbs(endpoint) {
+			continue // no link
+		}
+		e, way, err := follow(d, endpoint, true)
+		if err == nil {
+			e.Close()
+		}
+		for _, name := range way {
+			files[filepath.Base(name)] = true
 		}
 	}
 	return files
 }
 
 // removeDead removes a file of the directory if it is a socket, was made some time ago, and refuses a connection.
-func removeDead(dir int, name string) (bool, error) {
-	fd, err := unix.Openat(dir, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+func removeDead(ctx context.Context, d *shareddir.Dir, name string) (bool, error) {
+	e, err := d.Open(name)
 	if err != nil {
 		return false, err
 	}
-	defer unix.Close(fd)
-	var opened, now unix.Stat_t
-	if err := unix.Fstat(fd, &opened); err != nil {
-		return false, err
-	}
-	if opened.Mode&unix.S_IFMT != unix.S_IFSOCK || time.Since(time.Unix(opened.Mtim.Unix())) < deadAge {
+	defer e.Close()
+	if !e.IsSocket() || time.Since(e.Info().ModTime()) < deadAge {
 		return false, nil
 	}
-	conn, err := net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d", fd))
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	conn, err := e.Dial(ctx)
 	if err == nil {
 		return false, conn.Close()
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return false, err
 	}
-	if err := unix.Fstatat(dir, name, &now, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	now, err := d.Stat(name)
+	if err != nil {
 		return false, err
 	}
-	if now.Dev != opened.Dev || now.Ino != opened.Ino || now.Mtim != opened.Mtim {
+	if !shareddir.Same(now, e.Info()) {
 		return false, nil // another file has that name now
 	}
-	return true, unix.Unlinkat(dir, name, 0)
+	return true, d.Unlink(name)
 }

@@ -5,14 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
-	"os"
 	"path/filepath"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
 const (
@@ -75,16 +75,20 @@ func (r *Registry) watchOnce(ctx context.Context) error {
 	if err := watcher.Add(r.cfg.SocketDir); err != nil {
 		return err
 	}
-	watched, err := os.Stat(r.cfg.SocketDir)
+	watched, err := shareddir.Open(r.cfg.SocketDir)
 	if err != nil {
 		return err
 	}
+	defer watched.Close()
 	// Whatever happened before the watch was in place is seen here.
 	var retry <-chan time.Time // while kubelet.sock is not ours: whoever has it may go without a sign
 	again := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	keep := func() error {
 		err := r.keepSocket()
+		early := new(earlyError)
 		switch {
+		case errors.As(err, &early):
+			retry = time.After(early.wait)
 		case errors.Is(err, fs.ErrNotExist):
 			return errRemoved
 		case err != nil:
@@ -123,7 +127,7 @@ func (r *Registry) watchOnce(ctx context.Context) error {
 				return errRemoved
 			case name == socketName && event.Has(fsnotify.Create|fsnotify.Remove|fsnotify.Rename):
 				// The directory's own end is not told while a socket that was bound in it is open, as ours is.
-				if now, err := os.Stat(r.cfg.SocketDir); err != nil || !os.SameFile(now, watched) {
+				if !watched.Current() {
 					return errRemoved
 				}
 				if err := keep(); err != nil {
@@ -149,34 +153,69 @@ func (r *Registry) nudge(path string) {
 }
 
 // keepSocket makes sure that kubelet.sock is ours. A missing or dead one is replaced at once, since plugins that find
-// none for some seconds give up. One that somebody else serves is left alone: plugins now register there, and Check
-// says so. The caller asks again, since that somebody may end and leave the file behind.
+// none for some seconds give up, and so is what is no socket. One on which another process listens is left alone: plugins now
+// register there, and Check says so. The caller asks again, since that process may end and leave the file behind.
+//
+// A process that takes the socket away in a loop has it back once a second, and the log grows by a line a minute.
 func (r *Registry) keepSocket() error {
 	r.mu.Lock()
 	own, before := r.own, r.trouble
 	r.mu.Unlock()
 	path := filepath.Join(r.cfg.SocketDir, socketName)
-	info, err := os.Lstat(path)
-	// A file system may give a deleted file's number to the next one: the time tells them apart.
-	if err == nil && os.SameFile(own, info) && own.ModTime().Equal(info.ModTime()) {
-		r.setTrouble(nil)
-		return nil
+	err := r.putBack(own)
+	if early := new(earlyError); errors.As(err, &early) {
+		return err
 	}
-	if err = vacant(path); err == nil {
-		var l net.Listener
-		if l, info, err = bind(r.cfg.SocketDir); err == nil {
-			r.adopt(l, info)
-			r.log.Warn("the registration socket had been removed and is back", "path", path)
-			return nil
-		}
+	if err != nil {
+		err = fmt.Errorf("plugins cannot register: %w", err)
 	}
-	err = fmt.Errorf("plugins cannot register: %w", err)
 	r.setTrouble(err)
-	if before == nil {
-		r.log.Error("the registration socket is not ours any more", "path", path, "err", err)
+	if err != nil && before == nil {
+		r.losses.Do(func() { r.log.Error("the registration socket is not ours any more", "path", path, "err", err) })
 	}
 	return err
 }
+
+// putBack makes another kubelet.sock if the one that is there is not own.
+func (r *Registry) putBack(own fs.FileInfo) error {
+	d, err := shareddir.Open(r.cfg.SocketDir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if info, err := d.Stat(socketName); err == nil && shareddir.Same(own, info) {
+		return nil
+	}
+	if err := r.vacant(d); err != nil {
+		return err
+	}
+	if turn := r.restores.Reserve(); turn.Delay() > 0 {
+		defer turn.Cancel()
+		return &earlyError{turn.Delay()}
+	}
+	l, info, err := bind(d)
+	if err != nil {
+		return err
+	}
+	r.adopt(l, info)
+	r.returns.Do(func() {
+		r.log.Warn("the registration socket had been removed and is back", "path", d.Join(socketName))
+	})
+	return nil
+}
+
+// restoreBurst is how often kubelet.sock is put back at once. Then it is put back once a second.
+const restoreBurst = 20
+
+// An earlyError reports that kubelet.sock has been taken away too often to be put back at once.
+type earlyError struct{ wait time.Duration }
+
+func (e *earlyError) Error() string {
+	return fmt.Sprintf("the registration socket is removed again and again; it is put back in %s", e.wait)
+}
+
+// seldom is for a line of the log that another process can have written as often as it likes.
+func seldom() *rate.Sometimes { return &rate.Sometimes{First: 5, Interval: time.Minute} }
 
 func (r *Registry) setTrouble(err error) {
 	r.mu.Lock()

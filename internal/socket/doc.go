@@ -1,15 +1,15 @@
-// Package socket puts unix sockets where others look for them. Several servers of the daemon need that, so it is a base
-// room, beside the words. It knows no protocol and no configuration.
+// Package socket listens on unix sockets where other processes look for them. Several servers of the daemon need that, so it
+// is a base room, next to package shareddir, through which it works: the directory of a socket is one that other processes may
+// write. It knows no protocol and no configuration.
 //
 //	CheckPath   whether the kernel takes a path
-//	Vacant      whether a path may be taken, or who has it
+//	Vacant      whether a name may be taken, or which process has it
 //	Listen      a socket that is seen only once it listens
-//	Same        whether a file is still the one that it was
-//	Peer        who is at the other end
-//	MakeDir     a directory, whatever the umask is
+//	Dial        the socket at a path, never at the end of a link
+//	Peer        which process is at the other end
 //
-// Whoever wants a socket asks in that order. Nothing holds a path between Vacant and Listen: two who start in the same
-// moment may both find it vacant. What keeps two daemons apart is the lock of the state file.
+// A server that wants a socket asks in that order. Nothing holds a name between Vacant and Listen: two servers that start in
+// the same moment may both find it vacant. What keeps two daemons apart is the lock of the state file.
 //
 // Errors name the path and what can be done about it there. What the caller's configuration has to offer besides is the
 // caller's to add.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -21,6 +22,10 @@ func PeerCredentials(conn net.Conn) (unix.Ucred, error) {
 	if !ok {
 		return unix.Ucred{}, fmt.Errorf("%T is no connection over a unix socket", conn)
 	}
+	return peer(c)
+}
+
+func peer(c syscall.Conn) (unix.Ucred, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return unix.Ucred{}, err

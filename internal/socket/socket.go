@@ -1,15 +1,26 @@
 package socket
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
-	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
 // MaxPath is what the kernel takes as a unix socket's path: 108 bytes with the final NUL.
 const MaxPath = 107
+
+const (
+	bindTries = 100 // until a draft stays what it was for as long as it takes to open it
+	selfLimit = 5 * time.Second
+)
 
 // CheckPath fails if path is too long for a socket.
 func CheckPath(path string) error {
@@ -19,47 +30,144 @@ func CheckPath(path string) error {
 	return nil
 }
 
-// Listen makes a socket at draft and renames it to path when it listens and has its mode. Whoever watches the directory
-// dials as soon as the file is seen, and the file is made by bind, a moment before listen: they would be refused, or let in
-// by the umask. The draft is another name in the same directory, which nobody else uses.
+// Listen makes a socket as a draft and renames it to name when it listens and has its mode. A process that watches the directory
+// dials as soon as the file is seen, and the file is made by bind, a moment before listen: it would be refused, or let in by the
+// umask.
 //
-// Whatever is at path is replaced: see Vacant. The file stays where it is when the listener is closed.
-func Listen(path, draft string, mode fs.FileMode) (*net.UnixListener, os.FileInfo, error) {
-	for _, p := range []string{path, draft} {
-		if err := CheckPath(p); err != nil {
-			return nil, nil, err
+// Whatever is at name is replaced: see Vacant. The file stays where it is when the listener is closed.
+func Listen(d *shareddir.Dir, name string, mode fs.FileMode) (*net.UnixListener, fs.FileInfo, error) {
+	if err := CheckPath(d.Join(name)); err != nil {
+		return nil, nil, err
+	}
+	_ = d.RemoveDrafts(name) // one that stays is in the way of nothing
+	var err error
+	for range bindTries {
+		var l *net.UnixListener
+		var info fs.FileInfo
+		l, info, err = listen(d, name, mode)
+		if exchanged := new(exchangedError); !errors.As(err, &exchanged) {
+			return l, info, err
 		}
 	}
-	if err := os.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, err // left behind by a crash, and not to be removed
+	return nil, nil, err
+}
+
+func listen(d *shareddir.Dir, name string, mode fs.FileMode) (_ *net.UnixListener, _ fs.FileInfo, err error) {
+	draft := d.Draft(name)
+	bound := d.Through(draft)
+	l, err := bind(bound, mode)
+	if err != nil {
+		return nil, nil, fmt.Errorf("listen %s: %w", d.Join(name), err)
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: draft, Net: "unix"})
+	defer func() {
+		if err != nil {
+			l.Close()
+			_ = d.Unlink(draft)
+		}
+	}()
+	e, err := d.Open(draft)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = &exchangedError{d.Join(draft), err}
+	}
 	if err != nil {
 		return nil, nil, err
 	}
-	l.SetUnlinkOnClose(false)
-	info, err := show(draft, path, mode)
-	if err != nil {
-		l.Close()
-		os.Remove(draft)
+	defer e.Close()
+	if err := Reaches(e, l); err != nil {
+		return nil, nil, &exchangedError{e.Path(), err}
+	}
+	if err := forget(l); err != nil {
 		return nil, nil, err
 	}
-	return l, info, nil
+	if err := e.Chmod(mode); err != nil {
+		return nil, nil, err
+	}
+	if err := d.Replace(draft, name); err != nil {
+		return nil, nil, err
+	}
+	return l, e.Info(), nil
 }
 
-func show(draft, path string, mode fs.FileMode) (os.FileInfo, error) {
-	if err := os.Chmod(draft, mode); err != nil {
+// bind makes a socket that listens at path. Its mode is never wider than mode: the kernel takes that of the descriptor, less the
+// umask.
+func bind(path string, mode fs.FileMode) (*net.UnixListener, error) {
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var failed error
+		err := c.Control(func(fd uintptr) { failed = unix.Fchmod(int(fd), uint32(mode.Perm())) })
+		return errors.Join(err, failed)
+	}}
+	l, err := config.Listen(context.Background(), "unix", path)
+	if err != nil {
+		if op := new(net.OpError); errors.As(err, &op) {
+			err = op.Err // the path says nothing
+		}
 		return nil, err
 	}
-	info, err := os.Lstat(draft)
+	listener := l.(*net.UnixListener)
+	listener.SetUnlinkOnClose(false)
+	return listener, nil
+}
+
+// Reaches fails if the file that was opened is not the one to which l is bound: another process may have exchanged it. The
+// kernel answers that for a connection to the opened file: the process that listens there is the one that made l listen, at the
+// address to which l was bound. A process has no other socket with the address of a draft, whose name is random.
+func Reaches(e *shareddir.Entry, l *net.UnixListener) error {
+	ctx, cancel := context.WithTimeout(context.Background(), selfLimit)
+	defer cancel()
+	conn, err := e.Dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	theirs, err := Peer(conn)
+	if err != nil {
+		return err
+	}
+	ours, err := peer(l) // of a socket that listens: the process that made it listen
+	if err != nil {
+		return err
+	}
+	if at, want := conn.RemoteAddr().String(), l.Addr().String(); theirs != ours.Pid || at != want {
+		return fmt.Errorf("process %d listens on %s, which was bound to %s, instead of process %d, bound to %s", theirs, e.Path(), at, ours.Pid, want)
+	}
+	return nil
+}
+
+// forget takes the connection of Reaches out of the queue, where it is the first unless a process has dialled the draft.
+func forget(l *net.UnixListener) error {
+	if err := l.SetDeadline(time.Now().Add(selfLimit)); err != nil {
+		return err
+	}
+	own, err := l.Accept()
+	if err != nil {
+		return err
+	}
+	return errors.Join(own.Close(), l.SetDeadline(time.Time{}))
+}
+
+// An exchangedError reports that another process has exchanged a draft.
+type exchangedError struct {
+	path string
+	err  error
+}
+
+func (e *exchangedError) Error() string {
+	return fmt.Sprintf("another process has exchanged %s; find the process that changes names in that directory: %v", e.path, e.err)
+}
+
+func (e *exchangedError) Unwrap() error { return e.err }
+
+// Dial connects to the socket at path. A link there is not followed.
+func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
+	d, name, err := shareddir.Split(path)
 	if err != nil {
 		return nil, err
 	}
-	return info, os.Rename(draft, path)
-}
-
-// Same tells whether two looks were at one file. A file system may give a deleted file's number to the next one: the time
-// tells them apart.
-func Same(a, b os.FileInfo) bool {
-	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime())
+	defer d.Close()
+	e, err := d.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer e.Close()
+	return e.Dial(ctx)
 }

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
@@ -26,9 +27,20 @@ func tempDir(t *testing.T) string {
 	return dir
 }
 
+func open(t *testing.T, dir string) *shareddir.Dir {
+	t.Helper()
+	d, err := shareddir.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
 func listen(t *testing.T, dir string) (*net.UnixListener, os.FileInfo) {
 	t.Helper()
-	l, info, err := socket.Listen(filepath.Join(dir, "a.sock"), filepath.Join(dir, ".a.new"), 0o660)
+	d := open(t, dir)
+	l, info, err := socket.Listen(d, "a.sock", 0o660)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,21 +68,21 @@ func TestListen(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o077))
 	dir := tempDir(t)
 	path := filepath.Join(dir, "a.sock")
-	for _, left := range []string{path, filepath.Join(dir, ".a.new")} {
+	for _, left := range []string{path, filepath.Join(dir, ".a.sock.1")} {
 		if err := os.WriteFile(left, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	l, info := listen(t, dir)
 	seen, err := os.Lstat(path)
-	if err != nil || !socket.Same(info, seen) || seen.Mode() != fs.ModeSocket|0o660 {
+	if err != nil || !shareddir.Same(info, seen) || seen.Mode() != fs.ModeSocket|0o660 {
 		t.Errorf("there is %v, want %v with mode 0660 (%v)", seen, info, err)
 	}
 	l.Close()
 	if got := names(t, dir); !slices.Equal(got, []string{"a.sock"}) {
 		t.Errorf("left are %q", got)
 	}
-	if _, again := listen(t, dir); socket.Same(info, again) {
+	if _, again := listen(t, dir); shareddir.Same(info, again) {
 		t.Error("another socket is taken for the same")
 	}
 }
@@ -106,41 +118,106 @@ func TestListenIsSeenListening(t *testing.T) {
 
 func TestListenFails(t *testing.T) {
 	dir := tempDir(t)
-	long := filepath.Join(dir, strings.Repeat("l", socket.MaxPath))
-	full := filepath.Join(dir, "full")
-	if err := os.MkdirAll(filepath.Join(full, "x"), 0o700); err != nil {
+	d := open(t, dir)
+	if _, _, err := socket.Listen(d, strings.Repeat("l", socket.MaxPath), 0o600); err == nil || !strings.Contains(err.Error(), "107 bytes") {
+		t.Errorf("a path that is too long: %v", err)
+	}
+	if err := os.Remove(dir); err != nil {
 		t.Fatal(err)
 	}
-	for name, test := range map[string]struct{ path, draft, want string }{
-		"the path is too long":        {long, dir + "/n", "107 bytes"},
-		"the draft is too long":       {dir + "/p", long, "107 bytes"},
-		"a draft that is no file":     {dir + "/p", full, "directory not empty"},
-		"no such directory":           {dir + "/no/p", dir + "/no/n", "no such file"},
-		"a directory is at the path":  {full, dir + "/n", "file exists"},
-		"the draft is somewhere else": {"/proc/p", dir + "/n", "cross-device"},
-	} {
-		if _, _, err := socket.Listen(test.path, test.draft, 0o600); err == nil || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: %v, want %q", name, err, test.want)
-		}
+	if _, _, err := socket.Listen(d, "a.sock", 0o600); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), dir+"/a.sock") {
+		t.Errorf("a directory that is gone: %v", err)
 	}
-	if got := names(t, dir); !slices.Equal(got, []string{"full"}) {
-		t.Errorf("left are %q", got)
+}
+
+// strays are what another process may leave at a name.
+var strays = map[string]func(path string) error{
+	"a file":                             func(path string) error { return os.WriteFile(path, []byte("precious"), 0o600) },
+	"a link":                             func(path string) error { return os.Symlink("/etc", path) },
+	"a link to a link that is not there": func(path string) error { return os.Symlink("nothing", path) },
+	"a FIFO":                             func(path string) error { return syscall.Mkfifo(path, 0o600) },
+	"a device":                           func(path string) error { return syscall.Mknod(path, syscall.S_IFCHR|0o600, 1<<8|5) },
+	"an empty directory":                 func(path string) error { return os.Mkdir(path, 0o700) },
+	"a full directory": func(path string) error {
+		return errors.Join(os.MkdirAll(path+"/x/y", 0o700), os.WriteFile(path+"/x/f", nil, 0o400), os.Symlink("/etc", path+"/x/l"))
+	},
+	"a socket for datagrams": func(path string) error {
+		fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_DGRAM, 0)
+		return errors.Join(err, syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}), syscall.Close(fd))
+	},
+}
+
+// What is no socket is told, replaced and not followed.
+func TestListenReplacesStrays(t *testing.T) {
+	for name, leave := range strays {
+		t.Run(name, func(t *testing.T) {
+			dir := tempDir(t)
+			path := filepath.Join(dir, "a.sock")
+			for range 2 {
+				if err := leave(path); err != nil {
+					t.Skip(err) // no device without root
+				}
+				seen, _ := os.Lstat(path)
+				stray, err := socket.Vacant(open(t, dir), "a.sock")
+				if err != nil || seen.Mode().Type() != fs.ModeSocket && (stray == nil || !os.SameFile(stray, seen)) {
+					t.Errorf("found %v, want %v (%v)", stray, seen, err)
+				}
+				l, _ := listen(t, dir)
+				conn, err := net.Dial("unix", path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				conn.Close()
+				l.Close()
+				if got := names(t, dir); !slices.Equal(got, []string{"a.sock"}) {
+					t.Errorf("left are %q", got)
+				}
+				os.Remove(path)
+			}
+		})
+	}
+	if _, err := os.Stat("/etc/passwd"); err != nil {
+		t.Errorf("a link was followed: %v", err)
+	}
+}
+
+// Two listeners of one process are told apart, and so are those of two processes.
+func TestReaches(t *testing.T) {
+	dir := tempDir(t)
+	first, _ := listen(t, dir)
+	reaches := func(l *net.UnixListener) error {
+		t.Helper()
+		e, err := open(t, dir).Open("a.sock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer e.Close()
+		return socket.Reaches(e, l)
+	}
+	if err := reaches(first); err != nil {
+		t.Error(err)
+	}
+	second, _ := listen(t, dir)
+	if err := reaches(second); err != nil {
+		t.Error(err)
+	}
+	if err := reaches(first); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "a.sock")) {
+		t.Errorf("the first listener is taken for the second: %v", err)
 	}
 }
 
 func TestVacant(t *testing.T) {
 	for name, test := range map[string]struct {
 		make func(path string)
-		live bool
 		want string // empty: it is vacant
 	}{
-		"nothing there": {func(string) {}, false, ""},
+		"nothing there": {func(string) {}, ""},
 		"left behind": {func(path string) {
 			l, _ := listen(t, filepath.Dir(path))
 			l.Close()
-		}, false, ""},
-		"somebody listens": {func(path string) { listen(t, filepath.Dir(path)) }, true, "socket.test (pid "},
-		"somebody who does not answer": {func(path string) {
+		}, ""},
+		"another process listens": {func(path string) { listen(t, filepath.Dir(path)) }, "socket.test (pid "},
+		"a process that does not answer": {func(path string) {
 			fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 			if err == nil {
 				t.Cleanup(func() { syscall.Close(fd) })
@@ -155,14 +232,14 @@ func TestVacant(t *testing.T) {
 			if !errors.Is(err, syscall.EAGAIN) {
 				t.Fatal(err)
 			}
-		}, true, "does not answer; stop them"},
-		"a file":      {func(path string) { os.WriteFile(path, nil, 0o600) }, false, "is there and is not a socket; remove it"},
-		"a directory": {func(path string) { os.Mkdir(path, 0o700) }, false, "is there and is not a socket; remove it"},
-		"a link":      {func(path string) { os.Symlink("elsewhere", path) }, false, "is there and is not a socket; remove it"},
+		}, "does not answer; stop it"},
 	} {
 		path := filepath.Join(tempDir(t), "a.sock")
 		test.make(path)
-		err := socket.Vacant(path)
+		stray, err := socket.Vacant(open(t, filepath.Dir(path)), "a.sock")
+		if stray != nil {
+			t.Errorf("%s: %v is no socket", name, stray)
+		}
 		if test.want == "" {
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
@@ -170,40 +247,25 @@ func TestVacant(t *testing.T) {
 			continue
 		}
 		var taken *socket.TakenError
-		if !errors.As(err, &taken) || taken.Path != path || taken.Live != test.live || !strings.Contains(err.Error(), test.want) {
+		if !errors.As(err, &taken) || taken.Path != path || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v, want %q", name, err, test.want)
 		}
 	}
-	file := filepath.Join(tempDir(t), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := socket.Vacant(filepath.Join(file, "a.sock")); err == nil {
-		t.Error("a path below a file is vacant")
-	}
 }
 
-func TestMakeDir(t *testing.T) {
-	defer syscall.Umask(syscall.Umask(0o077))
-	root := tempDir(t) // its own mode is 0700 and stays so
-	dir := filepath.Join(root, "a", "b")
-	for _, want := range [][]string{{filepath.Dir(dir), dir}, nil} {
-		if made, err := socket.MakeDir(dir, 0o750); err != nil || !slices.Equal(made, want) {
-			t.Errorf("made %q, want %q (%v)", made, want, err)
-		}
+// A link is not dialled, whatever it leads to.
+func TestDialFollowsNoLink(t *testing.T) {
+	dir := tempDir(t)
+	listen(t, dir)
+	if conn, err := socket.Dial(t.Context(), filepath.Join(dir, "a.sock")); err != nil {
+		t.Error(err)
+	} else {
+		conn.Close()
 	}
-	for path, want := range map[string]fs.FileMode{root: 0o700, filepath.Dir(dir): 0o755, dir: 0o750} {
-		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
-			t.Errorf("%s: mode %v, want %v (%v)", path, info.Mode().Perm(), want, err)
-		}
-	}
-	file := filepath.Join(root, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
+	if err := os.Symlink("a.sock", filepath.Join(dir, "link")); err != nil {
 		t.Fatal(err)
 	}
-	for _, dir := range []string{file, filepath.Join(file, "b")} {
-		if _, err := socket.MakeDir(dir, 0o755); err == nil || !strings.Contains(err.Error(), "not a directory") {
-			t.Errorf("%s: %v", dir, err)
-		}
+	if _, err := socket.Dial(t.Context(), filepath.Join(dir, "link")); err == nil || !strings.Contains(err.Error(), "symbolic link") {
+		t.Errorf("a link is dialled: %v", err)
 	}
 }

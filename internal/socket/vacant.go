@@ -1,6 +1,7 @@
 package socket
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,46 +10,52 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
-// Vacant gives nil if path may be taken: nothing is there, or a socket that somebody has left behind. A *TakenError says
-// who has it.
-func Vacant(path string) error {
-	info, err := os.Lstat(path)
+// Vacant returns nil if name may be taken: nothing is there, a socket on which no process listens, or something else than a
+// socket, which is then returned: Listen replaces it, and the caller warns of that. A link there is not followed. A *TakenError
+// says which process has the name.
+func Vacant(d *shareddir.Dir, name string) (stray fs.FileInfo, err error) {
+	e, err := d.Open(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil
+		return nil, nil
 	case err != nil:
-		return err
-	case info.Mode().Type() != fs.ModeSocket:
-		return &TakenError{Path: path}
+		return nil, err
 	}
-	conn, err := net.DialTimeout("unix", path, time.Second)
+	defer e.Close()
+	if !e.IsSocket() {
+		return e.Info(), nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	conn, err := e.Dial(ctx)
 	switch {
-	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, fs.ErrNotExist):
-		return nil // left behind
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return nil, nil // left behind
+	case errors.Is(err, syscall.EPROTOTYPE):
+		return e.Info(), nil // for datagrams: no server of ours or the kubelet's
 	case errors.Is(err, syscall.EAGAIN):
-		return &TakenError{Path: path, Live: true}
+		return nil, &TakenError{Path: e.Path()}
 	case err != nil:
-		return err
+		return nil, err
 	}
 	defer conn.Close()
-	return &TakenError{Path: path, Live: true, By: listenerOf(conn.(*net.UnixConn))}
+	return nil, &TakenError{Path: e.Path(), By: listenerOf(conn)}
 }
 
-// A TakenError says why a path cannot be taken. Its text ends in what can be done there, so that " or ..." may follow.
+// A TakenError reports that another process listens at a path. Its text ends in what can be done there, so that " or ..." may
+// follow.
 type TakenError struct {
 	Path string
-	Live bool   // somebody listens there; else it is no socket
-	By   string // who listens: a name and a pid; empty if they do not answer
+	By   string // which process: a name and a pid; empty if it does not answer
 }
 
 func (e *TakenError) Error() string {
-	switch {
-	case !e.Live:
-		return e.Path + " is there and is not a socket; remove it"
-	case e.By == "":
-		return fmt.Sprintf("somebody listens on %s and does not answer; stop them", e.Path)
+	if e.By == "" {
+		return fmt.Sprintf("a process listens on %s and does not answer; stop it", e.Path)
 	}
 	return fmt.Sprintf("%s listens on %s already; stop it", e.By, e.Path)
 }
