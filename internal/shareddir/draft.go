@@ -15,7 +15,7 @@ const (
 	maxListed   = 4096 // names that RemoveDrafts looks at
 	maxRemoved  = 4096 // files below a directory that Remove removes
 	maxDepth    = 8    // of those
-	maxReplaced = 10   // times that Replace finds a directory in its way
+	maxReplaced = 100  // times that Replace finds a directory in its way
 )
 
 // Draft returns a name that no process can foresee, for a file that is to become name. A listing by a kubelet does not show
@@ -42,7 +42,8 @@ func (d *Dir) RemoveDrafts(name string) error {
 	return err
 }
 
-// Replace renames a draft to name, over what is there. A directory there is renamed aside and removed as far as possible.
+// Replace renames a draft to name, over what is there. A directory there is exchanged for the draft in one step, so that no other
+// process can make another one in between, and then removed as far as possible.
 func (d *Dir) Replace(draft, name string) error {
 	var err error
 	for range maxReplaced {
@@ -50,7 +51,17 @@ func (d *Dir) Replace(draft, name string) error {
 		if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) {
 			return err
 		}
-		if err := d.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		switch err := d.Exchange(draft, name); {
+		case err == nil:
+			left := maxRemoved
+			_ = removeAll(int(d.file.Fd()), draft, maxDepth, &left) // what cannot be removed is in the way of nothing
+			return nil
+		case errors.Is(err, fs.ErrNotExist): // the directory, unless it is the draft: the next rename says so
+		case errors.Is(err, unix.EINVAL): // the file system does not know how
+			if err := d.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		default:
 			return err
 		}
 	}

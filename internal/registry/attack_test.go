@@ -1,0 +1,200 @@
+package registry_test
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+)
+
+const attackTime = 20 * time.Second
+
+// A plugin without capabilities removes kubelet.sock, and puts a link in the place of the draft of the next one, as fast as it
+// can. The mode of what the link leads to does not change.
+func TestAttackDraft_Link_IsNotFollowed(t *testing.T) {
+	t.Parallel()
+	f := prepare(t)
+	f.SetRestores() // as fast as the attacker
+	f.run()
+	victims := map[string]fs.FileMode{}
+	outside := socketDir(t)
+	for name, mode := range map[string]fs.FileMode{"key": 0o600, "dir": 0o755} {
+		victim := filepath.Join(outside, name)
+		made := func() error { return os.WriteFile(victim, []byte("secret"), mode) }
+		if name == "dir" {
+			made = func() error { return os.Mkdir(victim, mode) }
+		}
+		if err := errors.Join(made(), os.Chmod(victim, mode)); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Lstat(victim)
+		if err != nil {
+			t.Fatal(err)
+		}
+		victims[victim] = info.Mode()
+	}
+	done, output := plugintest.Attack(t, "TestAttackDraft", attackTime, "ATTACK_DIR="+f.dir, "ATTACK_VICTIMS="+outside)
+	began := time.Now()
+	for look := time.NewTicker(10 * time.Millisecond); ; <-look.C {
+		for victim, mode := range victims {
+			if info, err := os.Lstat(victim); err != nil || info.Mode() != mode {
+				t.Fatalf("won after %s: %s was %v, is %v (%v)", time.Since(began), victim, mode, info.Mode(), err)
+			}
+		}
+		select {
+		default:
+			continue
+		case <-done:
+		}
+		break
+	}
+	t.Log(attackReport(output()))
+	if drafts := attackCount(t, output(), "drafts"); drafts == 0 {
+		t.Error("the attacker has seen no draft: nothing was attacked")
+	}
+	f.eventually("registration is served", func() bool { return f.Check() == nil })
+	plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
+	f.eventually("a plugin serves", f.servesNumber(1))
+	if info, err := os.Lstat(filepath.Join(f.dir, "kubelet.sock")); err != nil || info.Mode() != fs.ModeSocket|0o660 {
+		t.Errorf("kubelet.sock has mode %v (%v)", info.Mode(), err)
+	}
+}
+
+// TestAttackDraft is no test, but the process that TestAttackDraft_Link_IsNotFollowed starts.
+func TestAttackDraft(t *testing.T) {
+	end := plugintest.Attacking(t)
+	dir, victims := os.Getenv("ATTACK_DIR"), os.Getenv("ATTACK_VICTIMS")
+	socket, link := filepath.Join(dir, "kubelet.sock"), filepath.Join(dir, "x")
+	made := plugintest.Watch(t, dir, unix.IN_CREATE)
+	drafts, exchanged := 0, 0
+	for n := 0; time.Now().Before(end); n++ {
+		os.Remove(link)
+		os.Symlink(filepath.Join(victims, []string{"key", "dir"}[n%2]), link)
+		made.Next()
+		os.Remove(socket) // devmgrd binds the next one
+		var draft string
+		for end := time.Now().Add(20 * time.Millisecond); draft == "" && time.Now().Before(end); {
+			for _, name := range made.Next() {
+				if strings.HasPrefix(name, ".kubelet.") {
+					draft = filepath.Join(dir, name)
+				}
+			}
+		}
+		if draft != "" {
+			drafts++
+			for end := time.Now().Add(time.Duration(rand.IntN(200)) * time.Microsecond); n%3 != 0 && time.Now().Before(end); {
+			}
+			if _, err := os.Lstat(draft); err == nil && os.Rename(link, draft) == nil {
+				exchanged++
+			}
+		}
+		time.Sleep(2 * time.Millisecond) // the daemon needs a core, too
+		os.Remove(draft)
+	}
+	fmt.Printf("attack: drafts %d, exchanged %d\n", drafts, exchanged)
+}
+
+// attackReport returns what an attacker has counted.
+func attackReport(output string) string { return regexp.MustCompile(`attack: .*`).FindString(output) }
+
+func attackCount(t *testing.T, output, what string) int {
+	t.Helper()
+	found := regexp.MustCompile(what + ` (\d+)`).FindStringSubmatch(attackReport(output))
+	if found == nil {
+		t.Fatalf("the attacker does not say how many %s:\n%s", what, output)
+	}
+	n, err := strconv.Atoi(found[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// A plugin without capabilities puts whatever it can at devmgrd's names, as fast as it can. devmgrd starts all the same, writes a
+// bounded log, and serves when the attack is over.
+func TestAttackNames_AnyFile_DoesNotKeepFromStarting(t *testing.T) {
+	t.Parallel()
+	dir, outside := socketDir(t), socketDir(t)
+	precious := filepath.Join(outside, "precious")
+	if err := os.WriteFile(precious, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	done, output := plugintest.Attack(t, "TestAttackNames", attackTime, "ATTACK_DIR="+dir, "ATTACK_VICTIMS="+outside)
+	starts := 0
+	began := time.Now()
+	for over := false; !over; starts++ {
+		f := prepare(t, at(dir))
+		if err := f.Listen(); err != nil {
+			t.Fatalf("start %d: %v", starts, err)
+		}
+		f.serve()
+		for time.Since(began) < time.Duration(starts)*time.Second && !over { // a second each
+			select {
+			case <-done:
+				over = true
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+		f.stop()
+		if lines := strings.Count(f.logs.String(), "level=WARN") + strings.Count(f.logs.String(), "level=ERROR"); lines > 30+int(time.Since(began)/time.Second) {
+			t.Errorf("start %d has written %d lines", starts, lines)
+		}
+	}
+	t.Logf("%d starts; %s", starts, attackReport(output()))
+	if attackCount(t, output(), "left") == 0 {
+		t.Error("the attacker has left nothing: nothing was attacked")
+	}
+	f := start(t, at(dir))
+	f.eventually("registration is served", func() bool { return f.Check() == nil })
+	plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
+	f.eventually("a plugin serves", f.servesNumber(1))
+	if text, err := os.ReadFile(precious); string(text) != "precious" {
+		t.Errorf("a link was followed: %v", err)
+	}
+}
+
+// TestAttackNames is no test, but the process that TestAttackNames_AnyFile_DoesNotKeepFromStarting starts.
+func TestAttackNames(t *testing.T) {
+	end := plugintest.Attacking(t)
+	dir, outside := os.Getenv("ATTACK_DIR"), os.Getenv("ATTACK_VICTIMS")
+	socket := filepath.Join(dir, "kubelet.sock")
+	made := plugintest.Watch(t, dir, unix.IN_CREATE)
+	leave := []func(path string) error{
+		func(path string) error { return syscall.Mknod(path, syscall.S_IFREG|0o600, 0) }, // to open one may wait, if it is a FIFO by then
+		func(path string) error { return os.Symlink(filepath.Join(outside, "precious"), path) },
+		func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		func(path string) error { return os.MkdirAll(filepath.Join(path, "a"), 0o700) },
+	}
+	left := 0
+	for n := 0; time.Now().Before(end); n++ {
+		for _, name := range append(made.Next(), "kubelet.sock") {
+			path := filepath.Join(dir, name)
+			if name != "kubelet.sock" && !strings.HasPrefix(name, ".kubelet.") {
+				continue
+			}
+			if n%2 == 0 {
+				os.Remove(path)
+			}
+			if leave[n%len(leave)](path) == nil {
+				left++
+			}
+		}
+		if n%50 == 0 { // mostly there is a full directory
+			os.RemoveAll(socket)
+			time.Sleep(time.Millisecond)
+		}
+	}
+	fmt.Printf("attack: left %d\n", left)
+}
