@@ -25,14 +25,16 @@
 //   - A file whose checksum is wrong is not read: what a kubelet would not believe we do not either.
 //   - One entry that makes no sense costs nobody else's: it is told with all others that stand in the way.
 //   - What Encode writes is what a kubelet accepts, and Decode gives back. Equal files are equal bytes.
-//   - What a file says and means is pure: no file, no clock, no log. Write writes one, and the Mirror alone runs.
+//   - What a file says and means is pure: no file, no clock, no log. Read and Write touch one, and the Mirror alone runs.
 //
 // # The mirror
 //
 // Agents that tell which pod has which device watch the kubelet's file, or read it where they find no PodResources socket.
 // The Mirror writes one for them: the devices of every pod that has any, whether it still counts as active or not, and the
 // healthy ones of each resource that a plugin serves, or has served until a moment ago. It writes when the bytes change,
-// once a second at most, and rests for twenty times as long as it has worked. It never waits for a disk: after a power cut
+// once a second at most, and rests for twenty times as long as it has worked. Plugins may exchange the file at any time: it is
+// compared through a descriptor, within the length that it should have, and whatever else is at its name is replaced. The Mirror
+// never waits for a disk: after a power cut
 // the file may be empty or an old one, and the next start makes it good.
 //
 // # What it does not do

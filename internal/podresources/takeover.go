@@ -32,6 +32,9 @@ import (
 // fails if something has come meanwhile. A crash between any two leaves what the next look makes good: nothing has to be
 // remembered.
 //
+// What is no socket at one of the names is treated like a dead one, and told. Agents may write in the directory, so all goes through
+// package shareddir.
+//
 // Whose a socket is its inode says. One that nobody listens on is nobody's: a dead kubelet's, or ours of a devmgrd that was
 // killed. It never takes the place of one that somebody listens on.
 type takeover struct {

@@ -57,6 +57,13 @@
 // this way, as the path shows, is not dialled before the sockets that are there have been called: it would have two
 // streams, one after the other.
 //
+// # Hostile directories
+//
+// Plugins write in the socket directory and in the registry directory. Names there are opened through package shareddir, and
+// what is dialled is the descriptor that was checked. A file, link or directory at kubelet.sock is replaced and told; a socket on
+// which another process listens is left alone. A process that removes kubelet.sock in a loop has it back 20 times at once, then
+// once a second.
+//
 // # Sockets and resources
 //
 // A socket belongs to one resource. If another resource is registered there, its former owner loses it and is Stale,
