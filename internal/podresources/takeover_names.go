@@ -211,7 +211,12 @@ func (t *takeover) swap() error {
 	if err := t.files.rename(t.path, between); err != nil {
 		return err
 	}
-	if err := t.files.link(t.theirs, t.path); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := t.files.link(t.theirs, t.path); errors.Is(err, fs.ErrExist) {
+		// Another process was faster. What is in between takes the kubelet's name only if it is a kubelet's itself.
+		if seen, err := t.lookAt(between); err == nil && seen.who != takeoverLive {
+			return t.files.remove(between)
+		}
+	} else if err != nil {
 		return err
 	}
 	err = t.files.rename(between, t.theirs)
