@@ -19,6 +19,7 @@ const module = "github.com/devmgrd/devmgrd/"
 var base = map[string][]string{
 	"internal/device":    {"internal/allocator/allocatortest", "internal/admin", "internal/page", "internal/preflight", "config", "internal/allocator", "internal/checkpoint", "internal/history", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
 	"internal/backoff":   {"internal/admin", "cmd/devmgrd", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry"},
+	"internal/connlimit": {"internal/podresources", "internal/registry"},
 	"internal/socket":    {"internal/admin", "internal/cri", "internal/podresources", "internal/registry"},
 	"internal/shareddir": {"internal/admin", "internal/checkpoint", "internal/nodestatus", "internal/podresources", "internal/registry", "internal/socket"},
 	"internal/kube":      {"internal/nodestatus", "internal/pods", "internal/kube/kubetest"},
