@@ -100,6 +100,9 @@ func (c *Config) check() []Mistake {
 		r.broken("admin.socket", "is the same as podResources.kubeletSocket", "choose another path")
 	}
 	r.listen("metrics.listen", c.Metrics.Listen)
+	for _, name := range c.Metrics.HostNames {
+		r.hostName("metrics.hostNames", name)
+	}
 	r.oneOf("log.level", c.Log.Level, "debug", "info", "warn", "error")
 	r.oneOf("log.format", c.Log.Format, "text", "json")
 	return r.mistakes
@@ -172,9 +175,22 @@ func (r *rules) patterns(key string, list []string) {
 	}
 }
 
-// listen wants host:port with a numeric port, or nothing. The host may be empty: all addresses.
+// hostName wants a name without a port, as a Host header has it.
+func (r *rules) hostName(key, s string) {
+	if s == "" || strings.ContainsAny(s, " /:*\x00\n") {
+		r.broken(key, quote(s)+" is not the name of a host", "write a name like node-1.example.com, without a port")
+	}
+}
+
+// listen wants host:port with a numeric port, the path of a unix socket, or nothing. The host may be empty: all addresses.
 func (r *rules) listen(key, s string) {
 	if s == "" {
+		return
+	}
+	if path, unix := strings.CutPrefix(s, UnixPrefix); unix {
+		if r.path(key, path) {
+			r.socket(key, path)
+		}
 		return
 	}
 	_, port, err := net.SplitHostPort(s)
@@ -182,7 +198,7 @@ func (r *rules) listen(key, s string) {
 		_, err = strconv.ParseUint(port, 10, 16)
 	}
 	if err != nil {
-		r.broken(key, quote(s)+" is not an address to listen on", `write host:port like 127.0.0.1:9464, or "" for none`)
+		r.broken(key, quote(s)+" is not an address to listen on", `write host:port like 127.0.0.1:9464, unix: and a path, or "" for none`)
 	}
 }
 

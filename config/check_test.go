@@ -63,6 +63,10 @@ func TestRules(t *testing.T) {
 		{"metrics.listen=:9464", ""},
 		{"metrics.listen=[::1]:9464", ""},
 		{"metrics.listen=9464", "metrics.listen"},
+		{"metrics.listen=unix:/run/devmgrd/metrics.sock metrics.hostNames=a.example,b", ""},
+		{"metrics.listen=unix:metrics.sock", "metrics.listen"},
+		{"metrics.listen=unix:" + long, "metrics.listen"},
+		{"metrics.hostNames=a.example:9464,*.example", "metrics.hostNames metrics.hostNames"},
 		{"metrics.listen=localhost:http", "metrics.listen"},
 		{"log.level=loud log.format=xml", "log.format log.level"},
 	} {

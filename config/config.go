@@ -112,8 +112,12 @@ type Admin struct {
 
 // Metrics says where Prometheus and health checks are served.
 type Metrics struct {
-	Listen string `key:"listen"` // host:port; empty: nowhere
+	Listen    string   `key:"listen"`    // host:port, or unix:/path; empty: nowhere
+	HostNames []string `key:"hostNames"` // names of this host in requests, besides the node's and the host's own
 }
+
+// UnixPrefix stands before the path of a unix socket in Metrics.Listen.
+const UnixPrefix = "unix:"
 
 // Log says how the daemon speaks.
 type Log struct {
@@ -146,7 +150,7 @@ func defaults() Config {
 		Topology:     Topology{Policy: "best-effort", Scope: "container"},
 		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event},
 		PodResources: PodResources{KubeletSocket: "/var/lib/kubelet/pod-resources/kubelet.sock"},
-		Metrics:      Metrics{Listen: "127.0.0.1:9464"},
+		Metrics:      Metrics{Listen: "127.0.0.1:9464", HostNames: []string{}},
 		Log:          Log{Level: "info", Format: "text"},
 	}
 }

@@ -305,7 +305,7 @@ func (l looker) sockets() []preflight.Socket {
 		s.Init, s.Err = lookAtSocket(l.ctx, s.At)
 	}
 	if at := c.Metrics.Listen; at != "" {
-		listener, err := net.Listen("tcp", at)
+		listener, err := tryWeb(at)
 		if err == nil {
 			err = listener.Close()
 		}

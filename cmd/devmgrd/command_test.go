@@ -16,6 +16,7 @@ import (
 
 // The tests say what the environment holds; that of whoever runs them does not count.
 func TestMain(m *testing.M) {
+	standIn()
 	for _, v := range os.Environ() {
 		if name, _, _ := strings.Cut(v, "="); strings.HasPrefix(name, "DEVMGRD_") || name == "NODE_NAME" {
 			os.Unsetenv(name)

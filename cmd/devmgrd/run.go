@@ -189,13 +189,22 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	if err := plugins.Listen(); err != nil {
 		return err
 	}
-	status := statuspage.New(statuspage.Config{Source: office.Reader(), Node: c.NodeName, Log: room("page")})
-	web := newWeb(c.Metrics.Listen, metrics, parts, status.Mount, room("web"))
+	status := statuspage.New(statuspage.Config{Source: office.Reader(), Log: room("page")})
+	web := newWeb(c.Metrics.Listen, namesOf(c), metrics, parts, status.Mount, room("web"))
 	log.Info("devmgrd serves", "version", thisBuild().version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
 		"remembered pods", len(known.Pods), "remembered resources", len(known.Plugins))
 	return runAll(ctx, append(runs, office.Run, resources.Run, runtime.Run, web.run, func(ctx context.Context) error {
 		return tellSystemd(ctx, runtime.Synced(), ledger.Published, runtime.Hung, room("systemd"))
 	})...)
+}
+
+// namesOf returns the names by which the node may be asked for its metrics.
+func namesOf(c config.Config) hosts {
+	names := hosts{c.NodeName}
+	if name, err := os.Hostname(); err == nil && name != c.NodeName {
+		names = append(names, name)
+	}
+	return append(names, c.Metrics.HostNames...)
 }
 
 // redirect gives the way from the kubelet's plugin directories to ours, if plugins are to be led along it. The runtime

@@ -25,7 +25,8 @@ type part struct {
 const (
 	firstRebind = time.Second // before the next try for an address that is taken
 	lastRebind  = 30 * time.Second
-	maxScrapes  = 4 // at once: each looks at the disk, which may not answer
+	idleLimit   = 30 * time.Second // of a connection between two requests; Prometheus makes another one
+	maxScrapes  = 4                // at once: each looks at the disk, which may not answer
 )
 
 // A web serves metrics, health checks and the status page. Devices do not depend on it: an address that is taken holds
@@ -36,8 +37,9 @@ type web struct {
 	log    *slog.Logger
 }
 
-// newWeb makes a web for the address, which run binds. An empty one serves nothing. page adds what else is served.
-func newWeb(address string, metrics *prometheus.Registry, parts []part, page func(*http.ServeMux), log *slog.Logger) *web {
+// newWeb returns a web for an address, which run binds. An empty one serves nothing. names are those of the node, and page adds
+// other paths.
+func newWeb(address string, names hosts, metrics *prometheus.Registry, parts []part, page func(*http.ServeMux), log *slog.Logger) *web {
 	if address == "" {
 		return &web{}
 	}
@@ -52,13 +54,13 @@ func newWeb(address string, metrics *prometheus.Registry, parts []part, page fun
 	})
 	page(mux)
 	return &web{
-		listen: func() (net.Listener, error) { return net.Listen("tcp", address) },
+		listen: webListener(address),
 		server: &http.Server{
-			Handler:           mux,
+			Handler:           names.guard(mux),
 			ReadHeaderTimeout: 5 * time.Second,
 			ReadTimeout:       10 * time.Second,
 			WriteTimeout:      30 * time.Second,
-			IdleTimeout:       2 * time.Minute,
+			IdleTimeout:       idleLimit,
 			MaxHeaderBytes:    16 << 10,
 			ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		},

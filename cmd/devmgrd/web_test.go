@@ -64,7 +64,7 @@ func TestWeb(t *testing.T) {
 	var broken error
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "some_gauge"}))
-	w := newWeb("127.0.0.1:0", metrics, []part{
+	w := newWeb("127.0.0.1:0", nil, metrics, []part{
 		{"one", func() error { return nil }},
 		{"two", func() error { return broken }},
 	}, nothing, slog.New(slog.DiscardHandler))
@@ -96,7 +96,7 @@ func TestWeb(t *testing.T) {
 }
 
 func TestWebIsOff(t *testing.T) {
-	if err := runWeb(t, newWeb("", prometheus.NewRegistry(), nil, nothing, slog.New(slog.DiscardHandler)))(); err != nil {
+	if err := runWeb(t, newWeb("", nil, prometheus.NewRegistry(), nil, nothing, slog.New(slog.DiscardHandler)))(); err != nil {
 		t.Errorf("run: %v", err)
 	}
 }
@@ -109,7 +109,7 @@ func TestWebWaitsForItsAddress(t *testing.T) {
 	}
 	defer theirs.Close()
 	address, log := theirs.Addr().String(), &lines{}
-	w := newWeb(address, prometheus.NewRegistry(), nil, nothing, slog.New(slog.NewTextHandler(log, nil)))
+	w := newWeb(address, nil, prometheus.NewRegistry(), nil, nothing, slog.New(slog.NewTextHandler(log, nil)))
 	listen, tries := w.listen, make(chan struct{}, 100)
 	w.listen = func() (net.Listener, error) { tries <- struct{}{}; return listen() }
 	end := runWeb(t, w)
@@ -128,7 +128,7 @@ func TestWebWaitsForItsAddress(t *testing.T) {
 // Nor is it the end if the listener breaks later.
 func TestWebListensAgain(t *testing.T) {
 	log := &lines{}
-	w := newWeb("127.0.0.1:0", prometheus.NewRegistry(), nil, nothing, slog.New(slog.NewTextHandler(log, nil)))
+	w := newWeb("127.0.0.1:0", nil, prometheus.NewRegistry(), nil, nothing, slog.New(slog.NewTextHandler(log, nil)))
 	listen, listeners := w.listen, make(chan net.Listener, 100)
 	w.listen = func() (net.Listener, error) {
 		l, err := listen()
@@ -151,7 +151,7 @@ func TestWebListensAgain(t *testing.T) {
 
 // An answer that goes on ends with the daemon, which does not wait for it.
 func TestWebEndsAnswersThatGoOn(t *testing.T) {
-	w := newWeb("127.0.0.1:0", prometheus.NewRegistry(), nil, func(on *http.ServeMux) {
+	w := newWeb("127.0.0.1:0", nil, prometheus.NewRegistry(), nil, func(on *http.ServeMux) {
 		on.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(http.StatusOK)
 			_ = http.NewResponseController(w).Flush()

@@ -188,21 +188,9 @@ func (s *Server) listen() (net.Listener, error) {
 	if _, err := shareddir.Make(filepath.Dir(s.cfg.Socket), 0o755); err != nil {
 		return nil, err
 	}
-	d, name, err := shareddir.Split(s.cfg.Socket)
-	if err != nil {
-		return nil, err
-	}
-	defer d.Close()
-	stray, err := socket.Vacant(d, name)
+	l, err := socket.ListenPath(s.cfg.Socket, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("%w, or choose another admin.socket", err)
-	}
-	if stray != nil {
-		s.cfg.Log.Warn("admin socket's name taken; replacing file", "path", s.cfg.Socket, "type", shareddir.TypeName(stray.Mode()))
-	}
-	l, _, err := socket.Listen(d, name, 0o600)
-	if err != nil {
-		return nil, err
 	}
 	return l, nil
 }

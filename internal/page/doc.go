@@ -1,7 +1,7 @@
 // Package page is the status page: what devmgrd knows of its node, on one page for people, at / of metrics.listen. It shows the
 // answers that commands get (devmgrd.admin.v1) in the same words, and changes nothing.
 //
-//	page.go      the paths, who may ask, and the headers
+//	page.go      the paths and the headers
 //	look.go      one rendering for all who look, and when it is too old
 //	stream.go    tells a browser that something has moved
 //	gather.go    the questions, and the limits of what is shown
@@ -30,7 +30,5 @@
 // # Who may look
 //
 // Whoever reaches the address: there is no login, as for /metrics beside it, and names of pods and devices are on the page. By
-// default that is 127.0.0.1. A browser on the node (or one with a tunnel to it) may have pages of strangers open, and such a page
-// can have its own name point to 127.0.0.1 and then read what is there as its own (DNS rebinding). It cannot choose the Host
-// header, which has its name then. So the page answers only to IP addresses, localhost and the node's name, and says so else.
+// default that is 127.0.0.1. The server checks which names of the host a request may have, for the page as for the other paths.
 package page

@@ -7,7 +7,7 @@ import (
 
 // Render makes the page once, whatever there is already.
 func Render(from Source) ([]byte, error) {
-	p := New(Config{Source: from, Node: "node", Log: slog.New(slog.DiscardHandler)})
+	p := New(Config{Source: from, Log: slog.New(slog.DiscardHandler)})
 	l, err := p.look(context.Background())
 	if err != nil {
 		return nil, err

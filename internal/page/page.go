@@ -10,11 +10,8 @@ import (
 	"fmt"
 	"html/template"
 	"log/slog"
-	"net"
 	"net/http"
-	"net/netip"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -37,7 +34,6 @@ type Source interface {
 // Config is what New needs.
 type Config struct {
 	Source Source
-	Node   string // the node's name, by which the page may be asked for
 	Log    *slog.Logger
 }
 
@@ -55,8 +51,8 @@ const maxStreams = 32
 
 // New makes a Page. It starts nothing.
 func New(c Config) *Page {
-	if c.Source == nil || c.Node == "" || c.Log == nil {
-		panic("page: Source, Node and Log are required")
+	if c.Source == nil || c.Log == nil {
+		panic("page: Source and Log are required")
 	}
 	return &Page{cfg: c, streams: make(chan struct{}, maxStreams)}
 }
@@ -64,8 +60,8 @@ func New(c Config) *Page {
 // Mount adds the page's paths to those of a server. Its streams end when the context of their requests does, which therefore
 // has to end before the server waits for them.
 func (p *Page) Mount(on *http.ServeMux) {
-	on.HandleFunc("GET /{$}", p.guarded(p.page))
-	on.HandleFunc("GET /events", p.guarded(p.events))
+	on.HandleFunc("GET /{$}", headed(p.page))
+	on.HandleFunc("GET /events", headed(p.events))
 }
 
 var (
@@ -92,8 +88,8 @@ func sum(s string) []byte {
 // source names an inline style or script as a content security policy does.
 func source(s string) string { return "sha256-" + base64.StdEncoding.EncodeToString(sum(s)) }
 
-// guarded sets the headers of all answers, and refuses questions to names that are not ours.
-func (p *Page) guarded(then http.HandlerFunc) http.HandlerFunc {
+// headed sets the headers of all answers.
+func headed(then http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Security-Policy", policy)
@@ -101,25 +97,8 @@ func (p *Page) guarded(then http.HandlerFunc) http.HandlerFunc {
 		h.Set("Cache-Control", "no-store")
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
-		if !p.ours(r.Host) {
-			http.Error(w, fmt.Sprintf("This page answers to an IP address, to localhost and to the node's name, %s; "+
-				"the address in the browser has another name. Use one of those.", p.cfg.Node), http.StatusMisdirectedRequest)
-			return
-		}
 		then(w, r)
 	}
-}
-
-// ours tells whether a Host header names us, whatever the port: it may be that of a tunnel.
-func (p *Page) ours(host string) bool {
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
-	}
-	host = strings.TrimSuffix(strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"), ".")
-	if _, err := netip.ParseAddr(host); err == nil {
-		return true
-	}
-	return strings.EqualFold(host, "localhost") || strings.EqualFold(host, p.cfg.Node)
 }
 
 // sendLimit bounds the sending of a page, in place of the server's limit. That begins with the request, and would close the

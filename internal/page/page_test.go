@@ -117,7 +117,7 @@ func (d *desk) add(r *adminv1.Resource, devices ...*adminv1.Device) {
 func serve(t *testing.T, from page.Source, change ...func(*http.Server)) (address string, end func()) {
 	t.Helper()
 	mux := http.NewServeMux()
-	page.New(page.Config{Source: from, Node: "worker-7", Log: slog.New(slog.DiscardHandler)}).Mount(mux)
+	page.New(page.Config{Source: from, Log: slog.New(slog.DiscardHandler)}).Mount(mux)
 	ctx, cancel := context.WithCancel(context.Background())
 	server := httptest.NewUnstartedServer(mux)
 	server.Config.ReadTimeout, server.Config.WriteTimeout = 10*time.Second, 30*time.Second // as in the daemon
@@ -455,25 +455,16 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// Nothing but GET and HEAD, of the two paths, by names that are ours.
+// Nothing but GET and HEAD, of the two paths.
 func TestWhoMayAskWhat(t *testing.T) {
 	address, _ := serve(t, newDesk())
 	for _, c := range []struct {
 		method, path, host string
 		status             int
 	}{
-		{"GET", "/", "127.0.0.1:9464", 200},
+		{"GET", "/", "", 200},
 		{"HEAD", "/", "", 200},
-		{"GET", "/", "[::1]:9464", 200},
-		{"GET", "/", "[::1]", 200},
-		{"GET", "/", "LocalHost", 200},
-		{"GET", "/", "worker-7:80", 200},
-		{"HEAD", "/events", "Worker-7.", 200},
-		{"GET", "/", "evil.example", 421},
-		{"GET", "/", "evil.example:9464", 421},
-		{"GET", "/", "127.0.0.1.evil.example", 421},
-		{"GET", "/", "worker-7.evil.example", 421},
-		{"GET", "/events", "evil.example", 421},
+		{"HEAD", "/events", "", 200},
 		{"POST", "/", "", 405},
 		{"DELETE", "/events", "", 405},
 		{"GET", "/index.html", "", 404},
@@ -483,9 +474,6 @@ func TestWhoMayAskWhat(t *testing.T) {
 		answer, body := ask(t, c.method, address, c.path, c.host)
 		if answer.StatusCode != c.status || c.method == "HEAD" && body != "" {
 			t.Errorf("%s %s of %s: %s", c.method, c.path, c.host, answer.Status)
-		}
-		if c.status == 421 && (!strings.Contains(body, "worker-7") || strings.Contains(body, "v1")) {
-			t.Errorf("%s of %s: %s", c.path, c.host, body)
 		}
 	}
 }

@@ -52,6 +52,20 @@ func Listen(d *shareddir.Dir, name string, mode fs.FileMode) (*net.UnixListener,
 	return nil, nil, err
 }
 
+// ListenPath is Listen at a path that VacantPath finds vacant.
+func ListenPath(path string, mode fs.FileMode) (*net.UnixListener, error) {
+	if err := VacantPath(path); err != nil {
+		return nil, err
+	}
+	d, name, err := shareddir.Split(path)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	l, _, err := Listen(d, name, mode)
+	return l, err
+}
+
 func listen(d *shareddir.Dir, name string, mode fs.FileMode) (_ *net.UnixListener, _ fs.FileInfo, err error) {
 	draft := d.Draft(name)
 	bound := d.Through(draft)

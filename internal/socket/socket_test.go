@@ -269,3 +269,27 @@ func TestDialFollowsNoLink(t *testing.T) {
 		t.Errorf("a link is dialled: %v", err)
 	}
 }
+
+// Where no other user writes, a file that is no socket is not devmgrd's to replace.
+func TestListenPath(t *testing.T) {
+	path := filepath.Join(tempDir(t), "a.sock")
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := socket.ListenPath(path, 0o600); err == nil || err.Error() != path+" is a regular file, not a socket; remove it" {
+		t.Errorf("over a file: %v", err)
+	}
+	if text, err := os.ReadFile(path); string(text) != "precious" {
+		t.Errorf("the file holds %q, %v", text, err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second finds the first one's file
+		l, err := socket.ListenPath(path, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+	}
+}

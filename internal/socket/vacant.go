@@ -46,6 +46,21 @@ func Vacant(d *shareddir.Dir, name string) (stray fs.FileInfo, err error) {
 	return nil, &TakenError{Path: e.Path(), By: listenerOf(conn)}
 }
 
+// VacantPath is Vacant for a path in a directory that no other user writes. What is there and is no socket is an error: it is
+// another program's file, or the configuration names the wrong path.
+func VacantPath(path string) error {
+	d, name, err := shareddir.Split(path)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	stray, err := Vacant(d, name)
+	if err == nil && stray != nil {
+		return fmt.Errorf("%s is a %s, not a socket; remove it", path, shareddir.TypeName(stray.Mode()))
+	}
+	return err
+}
+
 // A TakenError reports that another process listens at a path. Its text ends in what can be done there, so that " or ..." may
 // follow.
 type TakenError struct {
