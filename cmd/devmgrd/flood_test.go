@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,6 +18,9 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 )
@@ -39,10 +43,63 @@ func standIn() {
 	}
 	if most := os.Getenv(holdVariable); most != "" {
 		n, _ := strconv.Atoi(most)
+		if os.Args[1] == "register" {
+			registerWithoutEnd(os.Args[2], n)
+			os.Exit(0)
+		}
 		hold(os.Args[1], os.Args[2], n)
 		os.Exit(0)
 	}
 }
+
+// beginnings are what a client sends first: of a request that never ends, and of a gRPC connection without a request.
+var beginnings = map[string]string{
+	"tcp":  "GET /metrics HTTP/1.1\r\nHost: localhost\r\n",
+	"unix": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
+}
+
+// registerWithoutEnd calls Register as often as it is told on one connection, with a socket that takes connections and answers
+// nothing. It ends with its standard input.
+func registerWithoutEnd(dir string, calls int) {
+	l, err := net.Listen("unix", filepath.Join(dir, "silent.sock"))
+	if err != nil {
+		panic(err)
+	}
+	conn, err := grpc.NewClient("unix://"+filepath.Join(dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		panic(err)
+	}
+	client := pluginapi.NewRegistrationClient(conn)
+	for i := range calls {
+		go func() {
+			_, _ = client.Register(context.Background(), &pluginapi.RegisterRequest{
+				Version: pluginapi.Version, Endpoint: "silent.sock", ResourceName: fmt.Sprintf("silent.example/r%d", i),
+			})
+		}()
+	}
+	var all []net.Conn
+	for len(all) < maxDialled {
+		c, err := l.Accept()
+		if err != nil {
+			panic(err)
+		}
+		all = append(all, c)
+	}
+	fmt.Println("tried")
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			all = append(all, c)
+		}
+	}()
+	_, _ = os.Stdin.Read(make([]byte, 1))
+}
+
+// maxDialled is as many sockets as devmgrd dials at once for one process that registers.
+const maxDialled = 32
 
 // hold opens connections from many addresses and keeps them, opens those again that are closed, and says once that it has tried
 // them all. It ends with its standard input.
@@ -64,7 +121,7 @@ func hold(network, address string, most int) {
 					dialer.LocalAddr = &net.TCPAddr{IP: net.IPv4(127, 0, byte(n>>8), byte(n)|1)}
 				}
 				if conn, err := dialer.Dial(network, address); err == nil {
-					_, _ = conn.Write([]byte("GET /metrics HTTP/1.1\r\nHost: localhost\r\n")) // and never the end of it
+					_, _ = conn.Write([]byte(beginnings[network]))
 					open[slot] = conn
 				}
 				if tried.Add(1) >= int64(most) {
@@ -231,4 +288,32 @@ func TestFlood_HTTPPort_DaemonWorks(t *testing.T) {
 	}
 	plugintest.Eventually(t, "kubelet.sock is back", func() bool { _, err := os.Lstat(path); return err == nil })
 	d.works("vendor.example/nic")
+}
+
+// A process in a plugin's container that opens all the connections that it can to kubelet.sock keeps no plugin from registering.
+func TestFlood_RegistrationConnections_DaemonWorks(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root may dial kubelet.sock")
+	}
+	binary := copied(t)
+	d := startDaemon(t, 1000)
+	attack(t, binary, 0, 3000, "unix", filepath.Join(d.sockets, "kubelet.sock"))
+	if n := d.descriptors(); n > 700 {
+		t.Errorf("the daemon has %d descriptors open", n)
+	}
+	d.works("vendor.example/gpu")
+}
+
+// Nor does one that calls Register thousands of times at once, and has devmgrd wait for its answers.
+func TestFlood_RegistrationCalls_DaemonWorks(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root may dial kubelet.sock")
+	}
+	binary := copied(t)
+	d := startDaemon(t, 1000)
+	attack(t, binary, 0, 3000, "register", d.sockets)
+	d.works("vendor.example/gpu")
+	if n := d.descriptors(); n > 200 {
+		t.Errorf("the daemon has %d descriptors open", n)
+	}
 }

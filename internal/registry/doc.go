@@ -18,6 +18,7 @@
 //	socket         kubelet.sock: bound, shown, watched, put back           socket.go, watch.go
 //	pluginWatcher  the registry directory, and a candidate per socket      pluginwatcher.go
 //	candidate      one plugin that waits to be called: asked, told         candidate.go, info.go
+//	callers        bounds on who dials kubelet.sock, in line beyond them    callers.go
 //
 // # The order of events
 //

@@ -12,7 +12,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
-	"google.golang.org/grpc"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -62,7 +61,7 @@ type Registry struct {
 	metrics         *metrics
 	memory          *saver
 	ledger          Ledger // nil: no resource makes room for another
-	server          *grpc.Server
+	server          *registrationServer
 	registerTimeout time.Duration
 	lastPause       time.Duration // of a link that dials back
 	refusePause     time.Duration // before a plugin is dialled that has refused to list its devices

@@ -26,8 +26,8 @@ type server struct {
 	registry *Registry
 }
 
-func newServer(r *Registry) *grpc.Server {
-	s := grpc.NewServer(
+func newServer(r *Registry) *registrationServer {
+	s := newRegistrationServer(
 		grpc.MaxRecvMsgSize(maxRegisterBytes),
 		grpc.ConnectionTimeout(r.registerTimeout),
 		grpc.WaitForHandlers(true),

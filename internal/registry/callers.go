@@ -1,0 +1,155 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/devmgrd/devmgrd/internal/connlimit"
+)
+
+// What the processes that dial kubelet.sock may hold, in sum and each. What is beyond waits in line: a plugin may register
+// hundreds of resources at once, and one that is refused may never try again.
+var callerLimits = connlimit.Limits{Served: 1024, ServedPerClient: 256, Waiting: 1024, WaitingPerClient: 256}
+
+const (
+	connectionStreams = 32  // requests at once on one connection
+	maxRegistering    = 256 // calls of Register at work
+	maxRegisteringOf  = 32  // of one process
+
+	// A connection that does nothing makes room. gRPC's clients dial again when they need to.
+	callerIdle = 10 * time.Second
+	// Nor does a connection keep its room by calling without end.
+	callerAge   = time.Minute
+	callerGrace = 15 * time.Second
+
+	callerBuffer = 4 << 10 // a request is far smaller
+)
+
+// A registrationServer is the gRPC server of kubelet.sock, with bounds on its connections.
+type registrationServer struct {
+	*grpc.Server
+	limiter *connlimit.Limiter
+}
+
+// newRegistrationServer returns a server whose connections and calls are bounded.
+func newRegistrationServer(options ...grpc.ServerOption) *registrationServer {
+	calls := &turns{all: semaphore.NewWeighted(maxRegistering), clients: map[string]*turn{}}
+	return &registrationServer{
+		Server: grpc.NewServer(append(options,
+			grpc.Creds(callers{}),
+			grpc.UnaryInterceptor(calls.wait),
+			grpc.MaxConcurrentStreams(connectionStreams),
+			grpc.ReadBufferSize(callerBuffer),
+			grpc.WriteBufferSize(callerBuffer),
+			grpc.KeepaliveParams(keepalive.ServerParameters{
+				MaxConnectionIdle: callerIdle, MaxConnectionAge: callerAge, MaxConnectionAgeGrace: callerGrace,
+			}),
+		)...),
+		limiter: connlimit.New(callerLimits, connlimit.UnixClient),
+	}
+}
+
+// Serve serves the connections of a listener as their turn comes.
+func (s *registrationServer) Serve(l net.Listener) error {
+	return s.Server.Serve(s.limiter.Listener(l))
+}
+
+// callers are the transport's credentials: the kernel says which process has dialled.
+type callers struct{}
+
+// A caller is the process at the other end of a connection.
+type caller struct {
+	credentials.CommonAuthInfo
+	client string
+}
+
+// AuthType is part of credentials.AuthInfo.
+func (caller) AuthType() string { return "peer credentials" }
+
+// ServerHandshake is part of credentials.TransportCredentials. Nothing is sent.
+func (callers) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	limited, ok := conn.(*connlimit.Conn)
+	if !ok {
+		return nil, nil, errors.New("the connection was not accepted by kubelet.sock's listener")
+	}
+	return conn, caller{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, limited.Client()}, nil
+}
+
+// ClientHandshake is part of credentials.TransportCredentials, and of no use here.
+func (callers) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("only for servers")
+}
+
+// Info is part of credentials.TransportCredentials.
+func (callers) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "unix"}
+}
+
+// Clone is part of credentials.TransportCredentials.
+func (callers) Clone() credentials.TransportCredentials { return callers{} }
+
+// OverrideServerName is part of credentials.TransportCredentials.
+func (callers) OverrideServerName(string) error { return nil }
+
+// turns bounds the calls at work. Calls beyond the bounds wait in line until their callers give up.
+type turns struct {
+	all *semaphore.Weighted
+
+	mu      sync.Mutex
+	clients map[string]*turn
+}
+
+// A turn is that of one client's calls.
+type turn struct {
+	own   *semaphore.Weighted
+	calls int // at work or waiting
+}
+
+// wait has a call wait for its turn.
+func (t *turns) wait(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	p, _ := peer.FromContext(ctx)
+	client := p.AuthInfo.(caller).client
+	mine := t.enter(client)
+	defer t.leave(client)
+	if err := mine.Acquire(ctx, 1); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	defer mine.Release(1)
+	if err := t.all.Acquire(ctx, 1); err != nil {
+		return nil, status.FromContextError(err).Err()
+	}
+	defer t.all.Release(1)
+	return handle(ctx, request)
+}
+
+func (t *turns) enter(client string) *semaphore.Weighted {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := t.clients[client]
+	if c == nil {
+		c = &turn{own: semaphore.NewWeighted(maxRegisteringOf)}
+		t.clients[client] = c
+	}
+	c.calls++
+	return c.own
+}
+
+func (t *turns) leave(client string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if c := t.clients[client]; c.calls > 1 {
+		c.calls--
+	} else {
+		delete(t.clients, client)
+	}
+}
