@@ -10,6 +10,8 @@ func (s *Server) Alone() { s.self = 0 }
 
 // What tests are about.
 const (
-	ClientBurst       = clientBurst
-	ClientConnections = clientConnections
+	ClientBurst = clientBurst
 )
+
+// ClientConnections is how many connections one client may have at once.
+var ClientConnections = connections.ServedPerClient

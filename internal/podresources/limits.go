@@ -3,7 +3,6 @@ package podresources
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"net"
 	"sync"
@@ -16,10 +15,11 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/devmgrd/devmgrd/internal/socket"
+	"github.com/devmgrd/devmgrd/internal/connlimit"
 )
 
-// What one client may do. A client is a process. The kubelet has one limit of 100 a second and 10 at once for all of its
+// What one client may do. A client is a process: by its ID, outside the daemon's PID namespace by its pidfd, and where the kernel
+// shows neither each connection is a client of its own. The kubelet has one limit of 100 a second and 10 at once for all of its
 // clients together, and refuses the rest; here a client that asks too often waits its turn.
 const (
 	clientRate  = 100         // requests a second
@@ -29,9 +29,12 @@ const (
 	findRate  = 2 // questions a second that the API server has to answer
 	findBurst = 8
 
-	clientConnections = 64
-	connectionStreams = 100 // requests at once on one connection
+	connectionStreams = 100         // requests at once on one connection
+	connectionIdle    = time.Minute // without a request or a watch; gRPC's clients dial again when they need to
 )
+
+// connections bounds those of all clients together, and of each. What is beyond waits until another one is closed.
+var connections = connlimit.Limits{Served: 1024, ServedPerClient: 64, Waiting: 256, WaitingPerClient: 16}
 
 // errBusy has the kubelet's words, which tests and people look for.
 var errBusy = status.Error(codes.ResourceExhausted, "rejected by rate limit")
@@ -46,7 +49,7 @@ type client struct {
 // clients knows who is connected. It is the transport's credentials: the kernel says which process has dialled.
 type clients struct {
 	mu  sync.Mutex
-	all map[int32]*client // by process ID
+	all map[string]*client // by the name that connlimit has for it
 }
 
 // turn waits until it is the caller's turn.
@@ -88,24 +91,22 @@ func (caller) AuthType() string { return "peer credentials" }
 
 // ServerHandshake is part of credentials.TransportCredentials. Nothing is sent.
 func (cs *clients) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	pid, err := socket.Peer(conn)
-	if err != nil {
-		return nil, nil, err
+	limited, ok := conn.(*connlimit.Conn)
+	if !ok {
+		return nil, nil, errors.New("the connection was not accepted by a listener of PodResources")
 	}
+	name := limited.Client()
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	c := cs.all[pid]
-	switch {
-	case c == nil:
+	c := cs.all[name]
+	if c == nil {
 		// Whoever dials anew for each request is the same client still, until all is forgotten that it has asked.
-		maps.DeleteFunc(cs.all, func(_ int32, c *client) bool { return c.connections == 0 && c.pace.Tokens() >= clientBurst })
+		maps.DeleteFunc(cs.all, func(_ string, c *client) bool { return c.connections == 0 && c.pace.Tokens() >= clientBurst })
 		c = &client{pace: rate.NewLimiter(clientRate, clientBurst), finds: rate.NewLimiter(findRate, findBurst)}
 		if cs.all == nil {
-			cs.all = map[int32]*client{}
+			cs.all = map[string]*client{}
 		}
-		cs.all[pid] = c
-	case c.connections >= clientConnections:
-		return nil, nil, fmt.Errorf("process %d has %d connections already", pid, c.connections)
+		cs.all[name] = c
 	}
 	c.connections++
 	return &counted{Conn: conn, left: sync.OnceFunc(func() { cs.leave(c) })},

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -11,8 +12,11 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -27,6 +31,10 @@ import (
 func TestMain(m *testing.M) {
 	if path := os.Getenv("PODRESOURCES_NOISE"); path != "" {
 		makeNoise(path)
+		return
+	}
+	if path := os.Getenv("PODRESOURCES_LIST"); path != "" {
+		listOnce(path)
 		return
 	}
 	os.Exit(m.Run())
@@ -113,39 +121,153 @@ func TestAClientWaitsItsTurn(t *testing.T) {
 	}
 }
 
-// One process does not use up all connections, and those that it closes it may have again.
-func TestConnections(t *testing.T) {
+// TestServe is the server of TestConnections_OtherPIDNamespace, which has to be another process. It says where it serves, and
+// ends with its standard input.
+func TestServe(t *testing.T) {
+	if os.Getenv("PODRESOURCES_SERVE") == "" {
+		t.Skip("a part of another test")
+	}
 	r := start(t)
 	r.list()
-	open := func() (net.Conn, bool) {
-		conn, err := net.Dial("unix", r.path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = conn.Read(make([]byte, 1)) // the server speaks first, or hangs up
-		return conn, err == nil
+	fmt.Println("at " + r.path)
+	_, _ = os.Stdin.Read(make([]byte, 1))
+}
+
+// opened is a connection, and whether the server has spoken: it speaks first when it serves, and not to those in line.
+func opened(t *testing.T, path string) (net.Conn, <-chan bool) {
+	t.Helper()
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { conn.Close() })
+	served := make(chan bool, 1)
+	go func() {
+		_, err := conn.Read(make([]byte, 1))
+		served <- err == nil
+	}()
+	return conn, served
+}
+
+// greedy opens as many connections as one process may have, besides those that it has, and one more, which waits. Meanwhile
+// another process is served. When one connection is closed the last one is, too.
+func greedy(t *testing.T, path string, has int) {
+	t.Helper()
 	var all []net.Conn
-	for range podresources.ClientConnections - 1 { // the rig has one
-		conn, good := open()
-		if !good {
-			t.Fatalf("connection %d is refused", len(all)+2)
+	for range podresources.ClientConnections - has {
+		conn, served := opened(t, path)
+		if !<-served {
+			t.Fatalf("connection %d is refused", len(all)+has+1)
 		}
 		all = append(all, conn)
 	}
-	if conn, good := open(); good {
-		t.Error("one connection too many is not refused")
-	} else {
-		conn.Close()
+	_, served := opened(t, path)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, conn := range all {
-		conn.Close()
+	other := exec.CommandContext(t.Context(), self)
+	other.Env = append(os.Environ(), "PODRESOURCES_LIST="+path)
+	if out, err := other.CombinedOutput(); err != nil {
+		t.Errorf("another process is not served: %v\n%s", err, out)
 	}
-	plugintest.Eventually(t, "connections are taken again", func() bool {
-		conn, good := open()
-		conn.Close()
-		return good
-	})
+	select {
+	case good := <-served:
+		t.Errorf("one connection too many does not wait; served: %v", good)
+		return
+	default:
+	}
+	all[0].Close()
+	if !<-served {
+		t.Error("the connection in line is not served in the place of one that is closed")
+	}
+}
+
+// listOnce asks once, and fails if it is not answered in time.
+func listOnce(path string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		panic(err)
+	}
+	if _, err := v1.NewPodResourcesListerClient(conn).List(ctx, &v1.ListPodResourcesRequest{}); err != nil {
+		panic(err)
+	}
+}
+
+// One process does not use up all connections.
+func TestConnections(t *testing.T) {
+	r := start(t)
+	r.list()
+	greedy(t, r.path, 1)
+}
+
+// Nor does it where the server is in a PID namespace of its own, as in the DaemonSet: there no client has a process ID.
+func TestConnections_OtherPIDNamespace(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root may make a PID namespace")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := exec.Command(self, "-test.run=^TestServe$")
+	server.Env = append(os.Environ(), "PODRESOURCES_SERVE=1")
+	server.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	in, err := server.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := server.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.Stderr = os.Stderr
+	if err := server.Start(); err != nil {
+		t.Skipf("no PID namespace can be made here: %v", err)
+	}
+	t.Cleanup(func() { in.Close(); _ = server.Wait() })
+	var path string
+	if _, err := fmt.Fscanf(out, "at %s\n", &path); err != nil {
+		t.Fatalf("the server does not say where it serves: %v", err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, out) }()
+	first, served := opened(t, path)
+	if !<-served {
+		t.Fatal("the first connection is refused")
+	}
+	if namesOutsiders(t, first) {
+		greedy(t, path, 1)
+		return
+	}
+	for n := range 2 * podresources.ClientConnections { // each is a client of its own
+		if _, served := opened(t, path); !<-served {
+			t.Fatalf("connection %d is refused", n+2)
+		}
+	}
+}
+
+// namesOutsiders reports whether the kernel names processes of other PID namespaces.
+func namesOutsiders(t *testing.T, conn net.Conn) bool {
+	t.Helper()
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := false
+	if err := raw.Control(func(socket uintptr) {
+		fd, err := unix.GetsockoptInt(int(socket), unix.SOL_SOCKET, unix.SO_PEERPIDFD)
+		if err != nil {
+			return
+		}
+		defer unix.Close(fd)
+		var fs unix.Statfs_t
+		named = unix.Fstatfs(fd, &fs) == nil && fs.Type == 0x50494446 // the file system of pidfds
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return named
 }
 
 // The socket is the owner's and the group's, and goes with the daemon.

@@ -14,12 +14,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	v1alpha1 "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
 	podresourcesv1 "github.com/devmgrd/devmgrd/api/devmgrd/podresources/v1"
 	proposal "github.com/devmgrd/devmgrd/api/podresources/v1alpha1"
 	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/connlimit"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/socket"
@@ -71,6 +73,7 @@ type Server struct {
 	readLimit time.Duration // a constant, but for tests
 	self      int           // this process, but for tests
 
+	limiter  *connlimit.Limiter
 	stopping chan struct{} // closed when watchers have to end
 	work     sync.WaitGroup
 
@@ -101,6 +104,7 @@ func New(c Config) *Server {
 
 		readLimit: readLimit,
 		self:      os.Getpid(),
+		limiter:   connlimit.New(connections, connlimit.UnixClient),
 		stopping:  make(chan struct{}),
 		trouble:   map[string]error{},
 	}
@@ -136,6 +140,7 @@ func (s *Server) Run(ctx context.Context) error {
 		grpc.Creds(&clients{}),
 		grpc.MaxRecvMsgSize(maxRequestBytes),
 		grpc.MaxConcurrentStreams(connectionStreams),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: connectionIdle}),
 		grpc.UnaryInterceptor(s.limit),
 		grpc.StreamInterceptor(s.limitStream),
 		grpc.WaitForHandlers(true),
@@ -226,7 +231,7 @@ func (s *Server) serve(ctx context.Context, server *grpc.Server, path string, li
 		}
 		s.log.Info("PodResources is served", "at", path)
 		s.work.Go(func() { // it ends with the server
-			if err := server.Serve(l); err != nil && ctx.Err() == nil { // no listener fails but when it is closed
+			if err := server.Serve(s.limiter.Listener(l)); err != nil && ctx.Err() == nil { // no listener fails but when it is closed
 				s.setTrouble(path, err)
 				s.log.Error("PodResources is served no more", "at", path, "err", err)
 			}
