@@ -127,7 +127,7 @@ func verifyState(cmd *cobra.Command) error {
 		for i, p := range c.Pods {
 			pods[i] = fmt.Sprintf("%s (UID %s)", p, p.UID)
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "device %s of %s is assigned to %s\n", plain(string(c.ID)), c.Resource, plain(strings.Join(pods, " and ")))
+		fmt.Fprintf(cmd.OutOrStdout(), "device %s of %s is assigned to %s\n", plain(string(c.ID)), plain(string(c.Resource)), plain(strings.Join(pods, " and ")))
 	}
 	return fmt.Errorf("%s assigns %d devices to several pods; keep one pod of each, and delete the others", path, len(all))
 }

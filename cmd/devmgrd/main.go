@@ -56,9 +56,9 @@ func exitCode(err error) int {
 	}
 }
 
-// report prints the error, each mistake of a configuration on a line of its own.
+// report prints the error, each mistake of a configuration on a line of its own. The daemon and others may have a part in it.
 func report(w io.Writer, err error) {
 	for line := range strings.SplitSeq(err.Error(), "\n") {
-		fmt.Fprintln(w, "devmgrd: "+line)
+		fmt.Fprintln(w, "devmgrd: "+plain(line))
 	}
 }

@@ -439,7 +439,7 @@ func drain(cmd *cobra.Command, args []string) error {
 			}
 			for _, d := range answer.Devices {
 				if d.Holder != nil {
-					fmt.Fprintf(cmd.ErrOrStderr(), "waiting for %s, which has %s/%s\n", holder(d.Holder), d.ResourceName, shown(d.Id))
+					fmt.Fprintf(cmd.ErrOrStderr(), "%s\n", plain(fmt.Sprintf("waiting for %s, which has %s/%s", holder(d.Holder), d.ResourceName, shown(d.Id))))
 				}
 			}
 		}

@@ -5,9 +5,9 @@ import (
 	"io"
 	"strings"
 	"text/tabwriter"
-	"unicode"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
 // A table is printed in columns, and not at all without rows.
@@ -39,15 +39,8 @@ func (t *table) end() {
 	t.to.Flush()
 }
 
-// plain has a question mark for each control character: what plugins and others have said does not steer a terminal.
-func plain(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return '?'
-		}
-		return r
-	}, s)
-}
+// plain returns text of others so that all of it is seen and nothing steers a terminal.
+func plain(s string) string { return visible.Text(s) }
 
 // shown writes a device's ID as it can be read, and be named again in a command.
 func shown[T ~string](id T) string { return device.QuoteID(device.ID(id)) }

@@ -6,43 +6,20 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
-// visible makes text of others harmless: what steers a terminal or the direction of text, or cannot be seen, is shown as a
-// sign of its own. It is cut after so many characters.
-func visible(s string, most int) string {
-	var b strings.Builder
-	n := 0
-	for _, r := range s { // what is not UTF-8 comes as U+FFFD
-		if n++; n > most {
-			return b.String() + "…"
-		}
-		switch {
-		case r < ' ':
-			b.WriteRune('␀' + r)
-		case r == 0x7f:
-			b.WriteRune('␡')
-		case unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co, unicode.Zl, unicode.Zp):
-			fmt.Fprintf(&b, "⟨%U⟩", r)
-		default:
-			b.WriteRune(r)
-		}
-	}
-	return b.String()
-}
-
-func name(s string) string { return visible(s, maxName) }
+func name(s string) string { return visible.Short(s, maxName) }
 
 // nameOf returns a device's ID as the commands show it.
 func nameOf(id string) string { return name(device.QuoteID(device.ID(id))) }
 
-func text(s string) string { return visible(s, maxText) }
+func text(s string) string { return visible.Short(s, maxText) }
 
 // key gives the same name within the page to the same thing each time, whatever it is called.
 func key(kind string, of ...string) string {

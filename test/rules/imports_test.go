@@ -22,6 +22,7 @@ var base = map[string][]string{
 	"internal/connlimit": {"internal/podresources", "internal/registry"},
 	"internal/socket":    {"internal/admin", "internal/cri", "internal/podresources", "internal/registry"},
 	"internal/shareddir": {"internal/admin", "internal/checkpoint", "internal/nodestatus", "internal/podresources", "internal/registry", "internal/socket"},
+	"internal/visible":   {"internal/page"},
 	"internal/kube":      {"internal/nodestatus", "internal/pods", "internal/kube/kubetest"},
 
 	"api/devmgrd/podresources/v1": {"internal/podresources"},

@@ -1,0 +1,46 @@
+// Package visible writes text that came from elsewhere (plugins, pods, the API server) so that a reader sees all of it as it is.
+// It is a base package: the commands write to terminals with it, and the status page to browsers.
+//
+// A terminal acts on control characters, ESC and the C1 set among them. Terminals and browsers reorder the text around bidi
+// controls, and show nothing for others: two names that look the same may be different ones. Each such character is written
+// as a sign of its own, so that different texts look different.
+package visible
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"unicode"
+)
+
+const brailleBlank = '\u2800' // a symbol by its class, and empty
+
+// Text returns s with signs in place of what cannot be seen. It is UTF-8 without control characters, whatever s is.
+func Text(s string) string { return Short(s, math.MaxInt) }
+
+// Short returns Text of the first most characters, and an ellipsis if there are more.
+func Short(s string, most int) string {
+	var b strings.Builder
+	n := 0
+	for _, r := range s { // a byte that is not UTF-8 is U+FFFD here
+		if n++; n > most {
+			return b.String() + "…"
+		}
+		switch {
+		case r < ' ':
+			b.WriteRune('␀' + r)
+		case r == 0x7f:
+			b.WriteRune('␡')
+		case hidden(r):
+			fmt.Fprintf(&b, "⟨%U⟩", r)
+		default:
+			b.WriteRune(r)
+		}
+	}
+	return b.String()
+}
+
+// hidden reports whether a character is not seen, or moves others. Of the spaces only ASCII's is seen as what it is.
+func hidden(r rune) bool {
+	return !unicode.IsPrint(r) || r == brailleBlank || unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector)
+}
