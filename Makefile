@@ -117,7 +117,7 @@ fuzz: ## Fuzz what reads other people's bytes, FUZZTIME each.
 # The binary itself writes its manual pages and completions. One for another machine cannot run here.
 HERE   = $(if $(filter $(shell $(GO) env GOARCH),$(shell $(GO) env GOHOSTARCH)),$(abspath $(BIN)),GOARCH= $(GO) run -ldflags "$(LDFLAGS)" ./cmd/devmgrd)
 SHARE  = $(DESTDIR)/usr/share
-SHIPPED = containerd/devmgrd.toml systemd/host-plugin.conf $(patsubst packaging/%,%,$(wildcard \
+SHIPPED = containerd/devmgrd.toml systemd/host-plugin.conf systemd/other-users.conf $(patsubst packaging/%,%,$(wildcard \
 	packaging/kubernetes/*.yaml packaging/prometheus/alerts.yaml packaging/grafana/devmgrd.json))
 
 install: build ## Install the binary, the systemd units and what ships with them below DESTDIR.

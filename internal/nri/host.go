@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
 // A node is a device node as it is on the host at this moment. Numbers change when a driver is loaded anew, so they are
@@ -141,12 +142,18 @@ func nodeOf(info fs.FileInfo) (node, bool) {
 	return n, true
 }
 
+// makeSource makes a directory and those above it for users other than root too, whatever the umask is.
+func makeSource(dir string) error {
+	_, err := shareddir.Make(dir, 0o755)
+	return err
+}
+
 // sourceAt finds what a granted mount shows. A missing source is made as a directory, as containerd does with the kubelet's
 // answer.
 func sourceAt(hostPath string) (string, error) {
 	path, err := existing(hostPath)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err := os.MkdirAll(hostPath, 0o755); err != nil {
+		if err := makeSource(hostPath); err != nil {
 			return "", missing("mount source", hostPath, err)
 		}
 		return existing(hostPath)

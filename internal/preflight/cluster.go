@@ -32,11 +32,14 @@ func (j *judge) api(f Facts) {
 		}
 		missing++
 		const remedy = "use the kubelet's own credentials (/etc/kubernetes/kubelet.conf), or grant the right (/usr/share/devmgrd/kubernetes/rbac.yaml)"
+		const evicts = "use the kubelet's own credentials (/etc/kubernetes/kubelet.conf), or grant the right (/usr/share/devmgrd/kubernetes/rbac-eviction.yaml)"
 		switch what := "it may not " + r.What; {
 		case strings.HasSuffix(r.What, "events"):
 			j.warn("permissions", remedy, "%s: the owners of pods are not told why they wait. %v", what, r.Err)
 		case strings.HasSuffix(r.What, "eviction") && !f.Evicts:
-			j.warn("permissions", remedy, "%s: devmgrd drain does not evict. %v", what, r.Err)
+			j.warn("permissions", evicts+"; without it all but devmgrd drain works", "%s: devmgrd drain does not evict. %v", what, r.Err)
+		case strings.HasSuffix(r.What, "eviction"):
+			j.fail("permissions", evicts, "%s, and health.onMissingDevices or health.onDeviceFailure is evict: %v", what, r.Err)
 		default:
 			j.fail("permissions", remedy, "%s: %v", what, r.Err)
 		}

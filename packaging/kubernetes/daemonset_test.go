@@ -9,6 +9,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/devmgrd/devmgrd/config"
@@ -32,6 +33,13 @@ func TestDaemonSet(t *testing.T) {
 		if strings.Contains(string(name), "/") {
 			t.Errorf("it asks for %s", name)
 		}
+	}
+	if main.Resources.Limits.Memory().IsZero() {
+		t.Error("its memory has no limit")
+	}
+	collector := slices.IndexFunc(main.Env, func(e corev1.EnvVar) bool { return e.Name == "GOMEMLIMIT" })
+	if collector < 0 || main.Env[collector].ValueFrom.ResourceFieldRef.Resource != "limits.memory" {
+		t.Error("Go's collector does not know the memory limit")
 	}
 	if links := pod.Spec.EnableServiceLinks; links == nil || *links {
 		t.Error("variables of Services named devmgrd would break its configuration")
@@ -95,5 +103,36 @@ func TestDaemonSet(t *testing.T) {
 	}
 	if get := main.LivenessProbe.HTTPGet; get.Host+":"+get.Port.String() != c.Metrics.Listen {
 		t.Errorf("the probes ask %s:%s, and metrics.listen is %s", get.Host, get.Port.String(), c.Metrics.Listen)
+	}
+}
+
+// TestRBAC_DefaultFile_NoEviction holds that the default rights are those that every node needs.
+func TestRBAC_DefaultFile_NoEviction(t *testing.T) {
+	role := func(manifests string) (all []string) {
+		for document := range strings.SplitSeq(manifests, "\n---\n") {
+			var r rbacv1.ClusterRole
+			if err := yaml.Unmarshal([]byte(document), &r); err != nil {
+				t.Fatal(err)
+			}
+			if r.Kind != "ClusterRole" {
+				continue
+			}
+			for _, rule := range r.Rules {
+				for _, resource := range rule.Resources {
+					for _, verb := range rule.Verbs {
+						all = append(all, verb+" "+resource)
+					}
+				}
+			}
+		}
+		slices.Sort(all)
+		return all
+	}
+	want := []string{"create events", "get nodes", "get pods", "list nodes", "list pods", "patch events", "patch nodes/status", "watch nodes", "watch pods"}
+	if got := role(RBAC); !slices.Equal(got, want) {
+		t.Errorf("rbac.yaml grants %q, want %q", got, want)
+	}
+	if got := role(RBACEviction); !slices.Equal(got, []string{"create pods/eviction"}) {
+		t.Errorf("rbac-eviction.yaml grants %q", got)
 	}
 }

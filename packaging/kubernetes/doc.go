@@ -19,6 +19,11 @@ var PodSize string
 //go:embed rbac.yaml
 var RBAC string
 
+// RBACEviction is rbac-eviction.yaml: the right to evict pods, which only some settings and commands need.
+//
+//go:embed rbac-eviction.yaml
+var RBACEviction string
+
 // DaemonSet is daemonset.yaml.
 //
 //go:embed daemonset.yaml

@@ -5,6 +5,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -107,9 +110,88 @@ func TestPromises(t *testing.T) {
 			t.Errorf("%s is %q, want %q", key, got, want)
 		}
 	}
-	for _, key := range []string{"Requires", "BindsTo", "PrivateDevices", "DevicePolicy", "ProtectClock", "PrivateTmp", "ProtectHome", "ProtectKernelLogs", "ProtectKernelModules", "PrivateUsers", "PrivateNetwork"} {
+	for _, key := range []string{"Requires", "BindsTo", "PrivateDevices", "PrivateTmp", "ProtectHome", "ProtectKernelLogs", "ProtectKernelModules", "PrivateUsers", "PrivateNetwork"} {
 		if got := settings(t, key); len(got) > 0 {
 			t.Errorf("%s=%q has no place in the unit; its comments say why", key, got)
+		}
+	}
+}
+
+// TestExposure holds how much of the system systemd counts as exposed to devmgrd, from 0 to 10, and that each entry of its list has
+// its reason in the unit.
+func TestExposure(t *testing.T) {
+	const most = 3.0
+	tool := apt.Program(t, "systemd-analyze", "systemd", "the unit's exposure is counted by systemd-analyze")
+	out, err := exec.Command(tool, "security", "--offline=true", "--no-pager", unit).Output()
+	if err != nil {
+		t.Fatalf("systemd-analyze security: %v", err)
+	}
+	_, text, found := strings.Cut(string(out), "Overall exposure level for "+unit+": ")
+	figure, _, _ := strings.Cut(text, " ")
+	if score, err := strconv.ParseFloat(figure, 64); !found || err != nil || score > most {
+		t.Errorf("the exposure is %q, %v, want %v at most\n%s", figure, err, most, out)
+	}
+	shipped, err := os.ReadFile(unit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var comments strings.Builder
+	for line := range strings.Lines(string(shipped)) {
+		if strings.HasPrefix(line, "#") {
+			comments.WriteString(line)
+		}
+	}
+	exposed := 0
+	for line := range strings.Lines(string(out)) {
+		name, ok := strings.CutPrefix(line, "✗ ")
+		if !ok {
+			continue
+		}
+		exposed++
+		name = strings.Fields(name)[0]
+		reasons := regexp.MustCompile(`AF_[A-Z]+|^[A-Za-z]+=`).FindAllString(name, 1)
+		if families, ok := strings.CutPrefix(name, "RestrictAddressFamilies=~AF_"); ok { // of one, or of (several|ones)
+			reasons = nil
+			for family := range strings.SplitSeq(strings.Trim(families, "()"), "|") {
+				reasons = append(reasons, "AF_"+family)
+			}
+		}
+		if strings.HasPrefix(name, "CapabilityBoundingSet") {
+			reasons = []string{"CAP_DAC"}
+		}
+		if len(reasons) == 0 {
+			t.Errorf("%s: the entry is not understood", name)
+		}
+		for _, reason := range reasons {
+			if !strings.Contains(comments.String(), reason) {
+				t.Errorf("%s: no comment in the unit has the reason for %s", name, reason)
+			}
+		}
+	}
+	if exposed == 0 {
+		t.Errorf("the list is not understood:\n%s", out)
+	}
+}
+
+// TestBudget compares the memory limits: the collector comes first, then the kernel's brake, then the end.
+func TestBudget(t *testing.T) {
+	var bytes []int64
+	for _, setting := range []string{strings.TrimPrefix(strings.Join(settings(t, "Environment"), ""), "GOMEMLIMIT="), strings.Join(settings(t, "MemoryHigh"), ""), strings.Join(settings(t, "MemoryMax"), "")} {
+		n, err := strconv.ParseInt(strings.TrimRight(setting, "MGiB"), 10, 64)
+		if err != nil {
+			t.Fatalf("%q: %v", setting, err)
+		}
+		if strings.Contains(setting, "G") {
+			n <<= 10
+		}
+		bytes = append(bytes, n)
+	}
+	if !slices.IsSorted(bytes) || bytes[0] == bytes[1] || bytes[1] == bytes[2] {
+		t.Errorf("GOMEMLIMIT, MemoryHigh and MemoryMax are %v MiB, want each larger than the one before", bytes)
+	}
+	for _, key := range []string{"TasksMax", "LimitNOFILE", "UMask"} {
+		if len(settings(t, key)) != 1 {
+			t.Errorf("%s is not set", key)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,33 +39,14 @@ func (u *user) daemonSet() {
 
 	// With what keeps pods that need devmgrd from starting without it. It must not wait for itself.
 	u.must(u.FailClosed(u.ctx))
-	var set *appsv1.DaemonSet
-	for _, object := range u.decodes(kubernetes.RBAC + "\n---\n" + kubernetes.DaemonSet) {
-		var err error
-		switch o := object.(type) {
-		case *corev1.ServiceAccount:
-			_, err = u.Client().CoreV1().ServiceAccounts(o.Namespace).Create(u.ctx, o, strictly)
-		case *rbacv1.ClusterRole:
-			_, err = u.Client().RbacV1().ClusterRoles().Create(u.ctx, o, strictly)
-		case *rbacv1.ClusterRoleBinding:
-			_, err = u.Client().RbacV1().ClusterRoleBindings().Create(u.ctx, o, strictly)
-		case *admissionv1.ValidatingAdmissionPolicy:
-			_, err = u.Client().AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(u.ctx, o, strictly)
-		case *admissionv1.ValidatingAdmissionPolicyBinding:
-			_, err = u.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(u.ctx, o, strictly)
-		case *appsv1.DaemonSet:
-			set = o
-		default:
-			err = fmt.Errorf("there is a %T in the manifests", o)
-		}
-		u.must(err)
-	}
+	set := u.applies(kubernetes.RBAC + "\n---\n" + kubernetes.DaemonSet)
 
 	// This cluster has no Services, so the API server is not where a pod looks for it: the token comes with an address.
 	set.Spec.Template.Spec.Containers[0].Image = image
 	token := u.lendsKubeconfig(set)
 	u.onlyItsOwnNode(token)
-	u.addsHostPath(set, "/tmp") // as the manifest says: this plugin grants files there
+	u.applies(kubernetes.RBACEviction) // for the drain below
+	u.addsHostPath(set, "/tmp")        // as the manifest says: this plugin grants files there
 	set, err := u.Client().AppsV1().DaemonSets(set.Namespace).Create(u.ctx, set, strictly)
 	u.must(err)
 	u.until("its pod is ready", func() bool { return u.isReady(set, "") })
@@ -74,7 +56,7 @@ func (u *user) daemonSet() {
 	for _, pid := range u.processes() {
 		text, err := os.ReadFile("/proc/" + pid + "/status")
 		u.must(err)
-		u.reads(string(text), "CapEff:\t0000000000000006\n", "CapBnd:\t0000000000000006\n", "NoNewPrivs:\t1\n", "Seccomp:\t2\n")
+		u.reads(string(text), "CapEff:\t0000000000000004\n", "CapBnd:\t0000000000000004\n", "NoNewPrivs:\t1\n", "Seccomp:\t2\n")
 	}
 
 	plugin, err := u.SamplePlugin()
@@ -114,6 +96,32 @@ func (u *user) daemonSet() {
 	if err != nil || strings.Contains(log, "forbidden") {
 		u.t.Errorf("it may not do what it has to: %v\n%s", err, log)
 	}
+}
+
+// applies makes what is in manifests, but a DaemonSet, which it returns.
+func (u *user) applies(manifests string) (set *appsv1.DaemonSet) {
+	u.t.Helper()
+	for _, object := range u.decodes(manifests) {
+		var err error
+		switch o := object.(type) {
+		case *corev1.ServiceAccount:
+			_, err = u.Client().CoreV1().ServiceAccounts(o.Namespace).Create(u.ctx, o, strictly)
+		case *rbacv1.ClusterRole:
+			_, err = u.Client().RbacV1().ClusterRoles().Create(u.ctx, o, strictly)
+		case *rbacv1.ClusterRoleBinding:
+			_, err = u.Client().RbacV1().ClusterRoleBindings().Create(u.ctx, o, strictly)
+		case *admissionv1.ValidatingAdmissionPolicy:
+			_, err = u.Client().AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(u.ctx, o, strictly)
+		case *admissionv1.ValidatingAdmissionPolicyBinding:
+			_, err = u.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(u.ctx, o, strictly)
+		case *appsv1.DaemonSet:
+			set = o
+		default:
+			err = fmt.Errorf("there is a %T in the manifests", o)
+		}
+		u.must(err)
+	}
+	return set
 }
 
 var strictly = metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}
@@ -169,16 +177,39 @@ func (u *user) onlyItsOwnNode(token string) {
 	config.BearerToken = token
 	client, err := clientset.NewForConfig(config)
 	u.must(err)
-	change := func(node string) error {
-		_, err := client.CoreV1().Nodes().Patch(u.ctx, node, types.MergePatchType, []byte(`{"status":{"capacity":{"vendor.example/x":"1"}}}`),
+	patch := func(node, text string) error {
+		_, err := client.CoreV1().Nodes().Patch(u.ctx, node, types.MergePatchType, []byte(text),
 			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, "status")
 		return err
 	}
+	change := func(node string) error { return patch(node, `{"status":{"capacity":{"vendor.example/x":"1"}}}`) }
 	u.until("the policy is in force", func() bool {
 		err := change("other")
 		return err != nil && strings.Contains(err.Error(), "its own node only")
 	})
 	u.must(change(u.NodeName()))
+	u.must(patch(u.NodeName(), `{"status":{"capacity":{"vendor.example/x":"1"},"allocatable":{"vendor.example/x":"1"}}}`))
+	for what, text := range map[string]string{
+		"an address":                `{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`,
+		"a condition":               `{"status":{"conditions":[]}}`,
+		"a field that was not set":  `{"status":{"phase":"Terminated"}}`,
+		"a field that is taken off": `{"status":{"nodeInfo":{"kubeletVersion":""}}}`,
+		"CPUs":                      `{"status":{"capacity":{"cpu":"1000"}}}`,
+		"memory":                    `{"status":{"allocatable":{"memory":null}}}`,
+		"a resource of Kubernetes":  `{"status":{"capacity":{"example.kubernetes.io/x":"1"}}}`,
+		"a label":                   `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`,
+		"an annotation":             `{"metadata":{"annotations":{"vendor.example/x":"1"}}}`,
+	} {
+		if err := patch(u.NodeName(), text); err == nil || !strings.Contains(err.Error(), "devmgrd may ") {
+			u.t.Errorf("%s of the own node is changed: %v", what, err)
+		}
+	}
+	err = client.CoreV1().Pods(metav1.NamespaceDefault).EvictV1(u.ctx, &policyv1.Eviction{
+		ObjectMeta: metav1.ObjectMeta{Name: "holder", Namespace: metav1.NamespaceDefault}, DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
+	})
+	if !apierrors.IsForbidden(err) {
+		u.t.Errorf("an eviction: %v, want it forbidden", err)
+	}
 	if _, err := client.CoreV1().Secrets(metav1.NamespaceSystem).List(u.ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
 		u.t.Errorf("listing secrets: %v, want it forbidden", err)
 	}

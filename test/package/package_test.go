@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -86,6 +87,10 @@ func (u *user) files() {
 		"/usr/share/devmgrd/kubernetes/rbac.yaml":           0o644,
 		"/usr/share/devmgrd/kubernetes/daemonset.yaml":      0o644,
 		"/usr/share/devmgrd/systemd/host-plugin.conf":       0o644,
+		"/usr/share/devmgrd/systemd/other-users.conf":       0o644,
+		"/usr/share/devmgrd/kubernetes/rbac-eviction.yaml":  0o644,
+		"/usr/share/doc/devmgrd/SECURITY.md":                0o644,
+		"/usr/share/doc/devmgrd/sbom.cdx.json":              0o644,
 		"/usr/share/devmgrd/prometheus/alerts.yaml":         0o644,
 		"/usr/share/devmgrd/grafana/devmgrd.json":           0o644,
 		"/usr/share/doc/devmgrd/copyright":                  0o644,
@@ -193,7 +198,7 @@ func (u *user) hardening() {
 	text, err := os.ReadFile("/proc/" + pid + "/status")
 	u.must(err)
 	for _, want := range []string{
-		"CapBnd:\t0000000000000006", "CapEff:\t0000000000000006", // CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+		"CapBnd:\t0000000000000004", "CapEff:\t0000000000000004", // CAP_DAC_READ_SEARCH
 		"NoNewPrivs:\t1", "Seccomp:\t2",
 	} {
 		if !strings.Contains(string(text), want+"\n") {
@@ -215,6 +220,23 @@ func (u *user) hardening() {
 	}
 	score, err := os.ReadFile("/proc/" + pid + "/oom_score_adj")
 	u.must(err)
+	if out := u.types("systemd-analyze", "security", "--no-pager", "devmgrd.service"); !strings.Contains(out, "Overall exposure level") {
+		u.t.Errorf("systemd-analyze security: %s", out)
+	} else {
+		_, text, _ := strings.Cut(out, "Overall exposure level for devmgrd.service: ")
+		figure, _, _ := strings.Cut(text, " ")
+		if exposure, err := strconv.ParseFloat(figure, 64); err != nil || exposure > 3.0 {
+			u.t.Errorf("the exposure of the running service is %q, %v, want 3.0 at most:\n%s", figure, err, out)
+		}
+	}
+	for name, want := range map[string]string{"MemoryHigh": "943718400", "MemoryMax": "1073741824", "TasksMax": "1024", "UMask": "0077"} {
+		if got := u.property("devmgrd.service", name); got != want {
+			u.t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	environment, err := os.ReadFile("/proc/" + pid + "/environ")
+	u.must(err)
+	u.reads(string(environment), "GOMEMLIMIT=")
 	u.t.Logf("oom_score_adj is %s", score) // -999, where the machine around this may go so low
 }
 

@@ -21,7 +21,7 @@ var base = map[string][]string{
 	"internal/backoff":   {"internal/admin", "cmd/devmgrd", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry"},
 	"internal/connlimit": {"internal/podresources", "internal/registry"},
 	"internal/socket":    {"internal/admin", "internal/cri", "internal/podresources", "internal/registry"},
-	"internal/shareddir": {"internal/admin", "internal/checkpoint", "internal/nodestatus", "internal/podresources", "internal/registry", "internal/socket"},
+	"internal/shareddir": {"internal/admin", "internal/checkpoint", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/registry", "internal/socket"},
 	"internal/visible":   {"internal/page"},
 	"internal/kube":      {"internal/nodestatus", "internal/pods", "internal/kube/kubetest"},
 
