@@ -12,7 +12,7 @@ timed = scripts/stages stage
 .PHONY: help build check proto test e2e chaos upstream demo page bench fuzz install deb rpm clean
 
 help: ## Show the targets.
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## Build bin/devmgrd: static, so that it runs wherever it is copied to.
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o $(BIN) ./cmd/devmgrd
@@ -45,6 +45,10 @@ alerts: ## Check the alerts and the dashboard, and play the alerts' tests, with 
 	bin/promtool test rules packaging/prometheus/alerts_test.yaml
 	$(GO) -C test/tools/prometheus test -count 1 .
 	$(GO) test ./packaging/prometheus ./packaging/grafana
+
+.PHONY: vulnerabilities
+vulnerabilities: ## Look for known vulnerabilities in what is linked into the binary; it needs vuln.go.dev.
+	scripts/vulnerabilities
 
 proto: ## Lint the .proto files in api, and write their Go code beside them.
 	$(call generate,find api -name '*.pb.go' -delete; cd "$$work"; find . -name '*.pb.go' -exec cp --parents {} "$(CURDIR)/api" \;)
@@ -164,7 +168,7 @@ stage:
 	rm -rf $(STAGE)
 	$(MAKE) --no-print-directory install DESTDIR=$(STAGE) BIN=$(DIST)/devmgrd LDFLAGS='-s -w -X main.version=$(VERSION)'
 	install -d $(STAGE)/usr/share/doc/devmgrd/decisions
-	install -m 0644 README.md CHANGELOG.md docs/*.md $(STAGE)/usr/share/doc/devmgrd
+	install -m 0644 README.md CHANGELOG.md SECURITY.md docs/*.md $(STAGE)/usr/share/doc/devmgrd
 	install -m 0644 docs/decisions/*.md $(STAGE)/usr/share/doc/devmgrd/decisions
 	$(GO) list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}' ./cmd/devmgrd | sort -u | \
 	while read module version dir; do \
@@ -172,6 +176,8 @@ stage:
 			printf '==== %s %s: %s ====\n\n' $$module $$version $$file; cat "$$dir/$$file"; echo; \
 		done; \
 	done | gzip -9n > $(STAGE)/usr/share/doc/devmgrd/third-party-licenses.gz
+	GOARCH= $(GO) run ./packaging/sbom -version '$(VERSION)' $(DIST)/devmgrd > $(STAGE)/usr/share/doc/devmgrd/sbom.cdx.json
+	chmod 0644 $(STAGE)/usr/share/doc/devmgrd/sbom.cdx.json
 	@printf 'devmgrd (%s) unstable; urgency=medium\n\n  * See /usr/share/doc/devmgrd/CHANGELOG.md.\n\n -- The devmgrd authors <devmgrd@users.noreply.github.com>  %s\n' \
 		'$(PACKAGE_VERSION)' "$$(LC_ALL=C date -u -R -d @$(SOURCE_DATE_EPOCH))" | gzip -9n > $(STAGE)/changelog.gz
 

@@ -6,7 +6,9 @@ import (
 	"bufio"
 	"compress/gzip"
 	"context"
+	"debug/buildinfo"
 	"debug/elf"
+	"encoding/json"
 	"fmt"
 	"io/fs"
 	"net/http"
@@ -119,6 +121,7 @@ func (u *user) files() {
 			u.t.Error("the binary is not static")
 		}
 	}
+	u.bill()
 	page, err := os.Open("/usr/share/man/man8/devmgrd.8.gz")
 	u.must(err)
 	defer page.Close()
@@ -129,6 +132,32 @@ func (u *user) files() {
 	}
 	u.reads(u.types("bash", "-c", ". /usr/share/bash-completion/completions/devmgrd && complete -p devmgrd"), "devmgrd")
 	u.reads(u.types("devmgrd", "__complete", "st"), "status\t", "store\t")
+}
+
+// bill compares the bill of materials with what the linker has recorded in the binary.
+func (u *user) bill() {
+	info, err := buildinfo.ReadFile("/usr/bin/devmgrd")
+	u.must(err)
+	text, err := os.ReadFile("/usr/share/doc/devmgrd/sbom.cdx.json")
+	u.must(err)
+	var bill struct {
+		BOMFormat  string
+		Metadata   struct{ Component struct{ Version string } }
+		Components []struct{ Name, Version string }
+	}
+	u.must(json.Unmarshal(text, &bill))
+	listed := map[string]string{}
+	for _, c := range bill.Components {
+		listed[c.Name] = c.Version
+	}
+	for _, m := range info.Deps {
+		if listed[m.Path] != m.Version {
+			u.t.Errorf("%s %s is linked into the binary, and the bill of materials has %q", m.Path, m.Version, listed[m.Path])
+		}
+	}
+	if bill.BOMFormat != "CycloneDX" || bill.Metadata.Component.Version != "v"+older || len(listed) != len(info.Deps)+1 || listed["std"] == "" {
+		u.t.Errorf("the bill of materials is %s of %s with %d components, want %d", bill.BOMFormat, bill.Metadata.Component.Version, len(listed), len(info.Deps)+1)
+	}
 }
 
 // An installation starts nothing.
