@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"io"
 	"log/slog"
 	"net"
@@ -79,7 +80,9 @@ func TestWeb_UnixSocket(t *testing.T) {
 	}
 	path := filepath.Join(dir, "metrics.sock")
 	runWeb(t, newWeb("unix:"+path, hosts{"worker-7"}, prometheus.NewRegistry(), nil, nothing, slog.New(slog.DiscardHandler)))
-	client := http.Client{Transport: &http.Transport{Dial: func(string, string) (net.Conn, error) { return net.Dial("unix", path) }}}
+	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}}}
 	defer client.CloseIdleConnections()
 	plugintest.Eventually(t, "it serves", func() bool {
 		answer, err := client.Get("http://anything/healthz")
