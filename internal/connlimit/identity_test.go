@@ -13,8 +13,6 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/devmgrd/devmgrd/internal/plugintest"
 )
 
 // atEnd reports whether the other side has closed a socket.
@@ -209,6 +207,7 @@ func init() {
 		fmt.Println(err)
 		os.Exit(1)
 	}
+	fmt.Println("listening")
 	for {
 		conn, err := l.Accept() // it stays open
 		if err != nil {
@@ -239,7 +238,9 @@ func TestUnixClient_OtherPIDNamespace(t *testing.T) {
 		t.Skipf("no PID namespace can be made here: %v", err)
 	}
 	t.Cleanup(func() { _ = server.Process.Kill(); _ = server.Wait() })
-	plugintest.Eventually(t, "it listens", func() bool { _, err := os.Lstat(path); return err == nil })
+	if _, err := fmt.Fscanf(out, "listening\n"); err != nil {
+		t.Fatalf("the server does not listen: %v", err)
+	}
 
 	var names []string
 	read := func() {
