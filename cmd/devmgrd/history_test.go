@@ -75,7 +75,7 @@ func TestShowActions(t *testing.T) {
 		At: before(time.Hour), Verb: "cordon", Subjects: []string{"v.example/gpu/1", "v.example/gpu/2", "v.example/gpu/3", "v.example/gpu/4", "v.example/gpu/5"},
 		MoreSubjects: 3, Program: "\x1b[2J",
 	}}, someUser)
-	for _, want := range []string{"v.example/gpu/1,v.example/gpu/2,v.example/gpu/3,v.example/gpu/4 and 4 more", "?[2J (0)", "done"} {
+	for _, want := range []string{"v.example/gpu/1,v.example/gpu/2,v.example/gpu/3,v.example/gpu/4 and 4 more", "␛[2J (0)", "done"} {
 		if !strings.Contains(got.String(), want) {
 			t.Errorf("%q lacks %q", got.String(), want)
 		}
