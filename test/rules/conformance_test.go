@@ -92,16 +92,32 @@ func declared(dir string) (map[string]bool, error) {
 
 // Each test that docs/conformance.md names is there, and no row is without one or a reason.
 func TestConformance(t *testing.T) {
-	root := filepath.Join("..", "..")
 	text, err := os.ReadFile(filepath.Join(root, "docs", "conformance.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, number := 0, 0
-	rooms := rooms{root: root}
 	before, after := tables(t, string(text))
 	between := strings.Count(string(text), "\n") - strings.Count(before+after, "\n")
-	for line := range strings.Lines(before + strings.Repeat("\n", between) + after) {
+	checkRows(t, before+strings.Repeat("\n", between)+after, 150)
+}
+
+// Each test that THREATS.md names is there, and no threat is without one.
+func TestThreats(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "THREATS.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkRows(t, string(text), 25)
+}
+
+var root = filepath.Join("..", "..")
+
+// checkRows checks the tables of a document, whose third column names tests. It has at least as many rows as least.
+func checkRows(t *testing.T, text string, least int) {
+	t.Helper()
+	rows, number := 0, 0
+	rooms := rooms{root: root}
+	for line := range strings.Lines(text) {
 		number++
 		cells := row(line)
 		if cells == nil {
@@ -118,7 +134,7 @@ func TestConformance(t *testing.T) {
 		}
 		rooms.check(t, fmt.Sprintf("line %d: %.60s", number, cells[0]), all)
 	}
-	if rows < 150 {
+	if rows < least {
 		t.Errorf("only %d rows were read", rows)
 	}
 }
