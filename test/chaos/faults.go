@@ -159,6 +159,7 @@ func cutPower(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
 	}
 	w.boots.Add(1)
 	err := w.PowerOff(ctx)
+	w.boots.Add(1)
 	for _, p := range all {
 		if dice.IntN(3) > 0 {
 			w.keeper.up(p)

@@ -97,7 +97,7 @@ type truth struct {
 	bare map[string]time.Time // since when, by process
 	had  map[string]had       // by pod: the devices of its first container; later ones have the same
 	told map[string]bool      // what has been counted
-	boot func() int64         // how often the power has been cut
+	boot func() int64         // world.boots
 	say  func(kind, what string)
 }
 
@@ -120,9 +120,13 @@ func newTruth(boot func() int64, say func(kind, what string)) *truth {
 
 // look looks once.
 func (t *truth) look(now time.Time) {
+	boot, all := t.boot(), holders()
+	if boot%2 == 1 || t.boot() != boot {
+		return // the power is cut, or was while it looked
+	}
 	owner := map[string]holder{}
 	seen := map[string]bool{}
-	for _, h := range holders() {
+	for _, h := range all {
 		key := fmt.Sprint(h.pid, "/", h.started)
 		seen[key] = true
 		if len(h.has) < h.wants {
@@ -134,7 +138,7 @@ func (t *truth) look(now time.Time) {
 				t.say(bare, fmt.Sprintf("a container of %s runs with %d of %d devices", h.pod, len(h.has), h.wants))
 			}
 		}
-		if has := (had{strings.Join(h.has, " "), t.boot()}); len(h.has) == h.wants && h.wants > 0 {
+		if has := (had{strings.Join(h.has, " "), boot}); len(h.has) == h.wants && h.wants > 0 {
 			switch before, known := t.had[h.pod]; {
 			case !known, before.ids == has.ids, before.renamed(has):
 				t.had[h.pod] = has

@@ -55,7 +55,7 @@ type world struct {
 	mending chan struct{}  // closed when it is
 	cut     bool           // the API server has been away
 	renamed int            // how often the plugin has renamed its devices
-	boots   atomic.Int64   // how often the power has been cut
+	boots   atomic.Int64   // how often the power has been cut and has come back: odd while it is cut
 	hung    *os.File       // keeps the plugin's mounts hanging
 
 	watching context.CancelFunc
@@ -355,6 +355,10 @@ func (w *world) mend(ctx context.Context) {
 // several times within two minutes asks for it again after up to a minute.
 const settleLimit = 2 * time.Minute
 
+// leakLimit is how long devices may stay with a pod that is gone. A kubelet that was killed between a container's creation and its
+// start removes that container when it collects garbage, each minute.
+const leakLimit = 100 * time.Second
+
 // settle waits until what should run runs, ends it all, and looks whether everything can be had then.
 func (w *world) settle(ctx context.Context) {
 	if ctx.Err() != nil {
@@ -372,7 +376,7 @@ func (w *world) settle(ctx context.Context) {
 	if err := w.eventually(ctx, time.Minute, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
 		w.say(number, err.Error())
 	}
-	if err := w.eventually(ctx, time.Minute, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
+	if err := w.eventually(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
 		w.say(leak, err.Error())
 	}
 	w.clear(ctx)
