@@ -58,6 +58,11 @@ func (c *Config) check() []Mistake {
 	r.number("plugins.maxDevices", p.MaxDevices, maxDevices)
 	r.number("plugins.maxResources", p.MaxResources, maxResources)
 	r.patterns("plugins.ignoredResources", p.IgnoredResources)
+	for _, s := range p.AllowedAnnotations {
+		if key := strings.TrimSuffix(s, "*"); key == "" || strings.ContainsAny(key, "*, \x00\n") {
+			r.broken("plugins.allowedAnnotations", quote(s)+" is not the key of an annotation", "write one like run.oci.handler, or io.katacontainers.* for all that begin so")
+		}
+	}
 
 	r.oneOf("kubernetes.mode", c.Kubernetes.Mode, Cluster, NoCluster)
 	if c.Kubernetes.Kubeconfig != "" {

@@ -45,6 +45,8 @@ func TestRules(t *testing.T) {
 		{"plugins.maxDevices=0 plugins.maxResources=-1", "plugins.maxDevices plugins.maxResources"},
 		{"plugins.ignoredResources=a.example/x,b.example/*", ""},
 		{"plugins.ignoredResources=cpu,*/x,kubernetes.io/*", "plugins.ignoredResources plugins.ignoredResources plugins.ignoredResources"},
+		{"plugins.allowedAnnotations=run.oci.handler,io.katacontainers.*", ""},
+		{"plugins.allowedAnnotations=*,a*b", "plugins.allowedAnnotations plugins.allowedAnnotations"},
 		{"kubernetes.kubeconfig=admin.conf", "kubernetes.kubeconfig"},
 		{"nri.index=5", "nri.index"},
 		{"nri.index=ab", "nri.index"},

@@ -43,6 +43,9 @@ type Plugins struct {
 	// IgnoredResources are extended resources that no device plugin serves, such as licences counted by hand:
 	// names, or "domain/*" for all of a domain. Nothing is allocated for them and nobody waits for them.
 	IgnoredResources []string `key:"ignoredResources"`
+	// AllowedAnnotations are annotations that a plugin may grant although they steer the container runtime: keys, or
+	// beginnings of keys followed by an asterisk.
+	AllowedAnnotations []string `key:"allowedAnnotations"`
 }
 
 // KubeletRegistryDir is where the kubelet looks for plugins that wait to be asked: beside its device plugin directory.
@@ -132,18 +135,19 @@ func defaults() Config {
 		StateDir: "/var/lib/devmgrd",
 		RunDir:   "/run/devmgrd",
 		Plugins: Plugins{
-			Redirect:         true,
-			KubeletDir:       "/var/lib/kubelet/device-plugins",
-			GracePeriod:      time.Minute,
-			AllocateTimeout:  30 * time.Second,
-			PreferredTimeout: 5 * time.Second,
-			PreStartTimeout:  30 * time.Second,
-			OnDuplicate:      Replace,
-			MaxMessageBytes:  64 << 20,
-			MaxDevices:       250_000,
-			MaxResources:     256,
-			CheckpointMirror: true,
-			IgnoredResources: []string{},
+			Redirect:           true,
+			KubeletDir:         "/var/lib/kubelet/device-plugins",
+			GracePeriod:        time.Minute,
+			AllocateTimeout:    30 * time.Second,
+			PreferredTimeout:   5 * time.Second,
+			PreStartTimeout:    30 * time.Second,
+			OnDuplicate:        Replace,
+			MaxMessageBytes:    64 << 20,
+			MaxDevices:         250_000,
+			MaxResources:       256,
+			CheckpointMirror:   true,
+			IgnoredResources:   []string{},
+			AllowedAnnotations: []string{},
 		},
 		Kubernetes:   Kubernetes{Mode: Cluster},
 		NRI:          NRI{Socket: "/var/run/nri/nri.sock", Index: "05", MaxWait: 100 * time.Millisecond},

@@ -91,6 +91,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		MaxMessageBytes:    c.Plugins.MaxMessageBytes,
 		MaxDevices:         c.Plugins.MaxDevices,
 		MaxResources:       c.Plugins.MaxResources,
+		AllowedAnnotations: c.Plugins.AllowedAnnotations,
 		RejectDuplicates:   c.Plugins.OnDuplicate == config.Reject,
 		Listener:           handed(c.Plugins.SocketDir, room("registry")),
 		Known:              known.Plugins,

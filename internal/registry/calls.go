@@ -24,7 +24,7 @@ func (r *Registry) Allocate(ctx context.Context, pod device.Pod, c device.Contai
 		if err != nil {
 			return err
 		}
-		if given, err = grant(answer); err != nil {
+		if given, err = grant(answer, r.cfg.AllowedAnnotations); err != nil {
 			return &nonsenseError{err}
 		}
 		return nil

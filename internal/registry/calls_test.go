@@ -140,6 +140,37 @@ func TestAllocateBadAnswers(t *testing.T) {
 	}
 }
 
+// A grant's annotations pass the runtime's own list of allowed ones by, so those that steer the runtime are refused here.
+func TestAllocate_SteeringAnnotation_IsRefusedUnlessAllowed(t *testing.T) {
+	f := start(t, func(c *registry.Config) {
+		c.AllowedAnnotations = []string{"run.oci.keep_original_groups", "io.katacontainers.config.agent.*"}
+	})
+	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
+	var key atomic.Pointer[string]
+	p.OnAllocate = func(context.Context, *plugintest.AllocateRequest) (*plugintest.AllocateResponse, error) {
+		return &plugintest.AllocateResponse{ContainerResponses: []*plugintest.Answer{{Annotations: map[string]string{"vendor.com/a": "b", *key.Load(): "x"}}}}, nil
+	}
+	p.Serve()
+	p.MustRegister()
+	f.eventually("the plugin serves", f.servesNumber(1))
+	for name, allowed := range map[string]bool{
+		"vendor.com/slot": true, "cdi.k8s.io/vendor": true, "io.kubernetes.other": true, "run.oci.keep_original_groups": true, "io.katacontainers.config.agent.trace": true,
+		"run.oci.handler": false, "run.oci.keep_original_groups.not": false, "io.katacontainers.config.hypervisor.path": false, "io.kubernetes.cri-o.TrySkipVolumeSELinuxLabel": false,
+		"io.kubernetes.cri.container-type": false, "io.containerd.image.name": false, "org.systemd.property.CPUWeight": false, "org.criu.config": false,
+		"dev.gvisor.flag.debug": false, "com.github.containers.virtcontainers.pkg.oci.bundle_path": false, "devmgrd.io/assignment": false,
+	} {
+		key.Store(&name)
+		g, err := f.Allocate(t.Context(), pod, container, gpu, []device.ID{"dev-000000"})
+		if allowed {
+			if err != nil || len(g.Annotations) != 2 {
+				t.Errorf("%s: %v, %v", name, g, err)
+			}
+			continue
+		}
+		wantRefusal(t, err, device.PluginError, "annotations[\""+name+"\"]", "plugins.allowedAnnotations")
+	}
+}
+
 func TestAllocateRefusals(t *testing.T) {
 	f := start(t, grace(time.Hour))
 	_, err := f.Allocate(t.Context(), pod, container, gpu, nil)

@@ -40,8 +40,9 @@ func wireIDs(ids []device.ID) []string {
 	return wire
 }
 
-// grant takes a plugin's answer for one container. The error names the field that is wrong.
-func grant(answer *pluginapi.AllocateResponse) (device.Grant, error) {
+// grant takes a plugin's answer for one container. The error names the field that is wrong. allowed are the annotations that may steer
+// the runtime.
+func grant(answer *pluginapi.AllocateResponse, allowed []string) (device.Grant, error) {
 	if n := len(answer.GetContainerResponses()); n != 1 {
 		return device.Grant{}, fmt.Errorf("it answers for %d containers and was asked for 1", n)
 	}
@@ -59,7 +60,7 @@ func grant(answer *pluginapi.AllocateResponse) (device.Grant, error) {
 	if err := g.Check(); err != nil {
 		return device.Grant{}, err
 	}
-	return g, nil
+	return g, g.CheckSteering(allowed)
 }
 
 // preferred takes a plugin's advice for one container. It is not judged, only kept small: an answer may have none of the

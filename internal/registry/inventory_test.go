@@ -271,7 +271,7 @@ func FuzzGrant(f *testing.F) {
 		if proto.Unmarshal(data, &answer) != nil {
 			return
 		}
-		g, err := grant(&answer)
+		g, err := grant(&answer, nil)
 		if err != nil {
 			if !reflect.DeepEqual(g, device.Grant{}) {
 				t.Errorf("a grant comes with the error %v", err)

@@ -34,6 +34,8 @@ type Config struct {
 	MaxDevices      int // the longest list taken from a plugin
 	MaxResources    int // how many resources may be known at once
 
+	AllowedAnnotations []string // of grants that steer the runtime: keys, or beginnings of keys and an asterisk
+
 	Listener         net.Listener          // the registration socket, if somebody (systemd) made it for us
 	RejectDuplicates bool                  // refuse a second plugin while the first one serves; else the newest wins
 	Known            []device.PluginRecord // what the store remembers: dialled at the start, Stale or Lost until they serve
