@@ -9,7 +9,7 @@ LDFLAGS ?= -X main.version=$(VERSION)
 # A part of the tests, which "make test" tells with its time at its end.
 timed = scripts/stages stage
 
-.PHONY: help build check proto test e2e chaos upstream demo page bench fuzz install deb rpm clean
+.PHONY: help build check proto test e2e chaos upstream demo page mac bench fuzz install deb rpm clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +106,9 @@ demo: ## The main job, as a story to follow (root). KEEP=1 leaves it running.
 page: ## Test the status page in Chromium, which root gets as a Debian package. UPDATE=1 writes docs/images anew.
 	$(GO) -C test/browser test -race -count 1 -timeout 10m . $(if $(UPDATE),-update)
 
+mac: ## Run the package on an emulated Debian that enforces AppArmor (root); some minutes.
+	$(GO) test -tags e2e -race -count 1 -timeout 40m -v ./test/mac
+
 bench: ## Print the figures that the design is measured by.
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/... ./test/bench/...
 	$(GO) -C test/bench/kubelet test -run '^$$' -bench . -benchtime 3s . # it builds half a kubelet first: some minutes, once
@@ -121,7 +124,8 @@ fuzz: ## Fuzz what reads other people's bytes, FUZZTIME each.
 # The binary itself writes its manual pages and completions. One for another machine cannot run here.
 HERE   = $(if $(filter $(shell $(GO) env GOARCH),$(shell $(GO) env GOHOSTARCH)),$(abspath $(BIN)),GOARCH= $(GO) run -ldflags "$(LDFLAGS)" ./cmd/devmgrd)
 SHARE  = $(DESTDIR)/usr/share
-SHIPPED = containerd/devmgrd.toml systemd/host-plugin.conf systemd/other-users.conf $(patsubst packaging/%,%,$(wildcard \
+SHIPPED = containerd/devmgrd.toml systemd/host-plugin.conf systemd/other-users.conf apparmor/devmgrd selinux/devmgrd.te \
+	selinux/devmgrd.fc selinux/devmgrd.if $(patsubst packaging/%,%,$(wildcard \
 	packaging/kubernetes/*.yaml packaging/prometheus/alerts.yaml packaging/grafana/devmgrd.json))
 
 install: build ## Install the binary, the systemd units and what ships with them below DESTDIR.

@@ -104,7 +104,8 @@ func TestPromises(t *testing.T) {
 		"Type": "notify", "Restart": "always", "StartLimitIntervalSec": "0", // it is never given up
 		"RuntimeDirectoryPreserve": "yes", // plugin containers have a directory below it mounted
 		"Before":                   "kubelet.service",
-		"WatchdogSec":              "30s", // a devmgrd that hangs is started anew
+		"AppArmorProfile":          "devmgrd", // packaging/apparmor
+		"WatchdogSec":              "30s",     // a devmgrd that hangs is started anew
 	} {
 		if got := settings(t, key); len(got) != 1 || got[0] != want {
 			t.Errorf("%s is %q, want %q", key, got, want)

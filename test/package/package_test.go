@@ -77,12 +77,15 @@ func (u *user) install() {
 // What is in it is there, and as it should be.
 func (u *user) files() {
 	u.sees("dpkg --verify devmgrd") // prints nothing if all is as shipped
-	u.sees("dpkg-query --show --showformat=${Conffiles} devmgrd", "/etc/devmgrd/config.yaml")
+	u.sees("dpkg-query --show --showformat=${Conffiles} devmgrd", "/etc/apparmor.d/devmgrd", "/etc/devmgrd/config.yaml")
 	for path, mode := range map[string]fs.FileMode{
 		"/usr/bin/devmgrd":                                  0o755,
 		"/usr/lib/systemd/system/devmgrd.service":           0o644,
 		"/usr/lib/systemd/system/devmgrd.socket":            0o644,
 		"/etc/devmgrd/config.yaml":                          0o644,
+		"/etc/apparmor.d/devmgrd":                           0o644,
+		"/usr/share/devmgrd/apparmor/devmgrd":               0o644,
+		"/usr/share/devmgrd/selinux/devmgrd.te":             0o644,
 		"/usr/share/devmgrd/containerd/devmgrd.toml":        0o644,
 		"/usr/share/devmgrd/kubernetes/fail-closed.yaml":    0o644,
 		"/usr/share/devmgrd/kubernetes/pod-size.yaml":       0o644,
@@ -447,7 +450,7 @@ func (u *user) remove() {
 
 func (u *user) purge() {
 	u.types("dpkg", "--purge", "devmgrd")
-	u.absent("/etc/devmgrd", "/var/lib/devmgrd")
+	u.absent("/etc/devmgrd", "/var/lib/devmgrd", "/etc/apparmor.d/devmgrd")
 	u.left()
 	if out, status := u.tries("dpkg-query", "--show", "devmgrd"); status == 0 {
 		u.t.Errorf("dpkg still knows it: %s", out)
