@@ -107,7 +107,7 @@ page: ## Test the status page in Chromium, which root gets as a Debian package. 
 	$(GO) -C test/browser test -race -count 1 -timeout 10m . $(if $(UPDATE),-update)
 
 mac: ## Run the package on an emulated Debian that enforces AppArmor (root); some minutes.
-	$(GO) test -tags e2e -race -count 1 -timeout 40m -v ./test/mac
+	$(GO) test -tags e2e -race -count 1 -timeout 60m -v ./test/mac
 
 bench: ## Print the figures that the design is measured by.
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/... ./test/bench/...

@@ -86,7 +86,9 @@ func TestAppArmor_PackagedProfile_AllowsTheServiceAndDeniesTheRest(t *testing.T)
 		t.Errorf("the log of the kernel shows %d denials, want 10 at least: the test above has read too little of it:\n%s", len(denied), strings.Join(denied, "\n"))
 	}
 
+	t.Log("stopping the units")
 	types(t, "systemctl", "stop", "devmgrd.socket", "devmgrd.service")
+	t.Log("purging the package")
 	types(t, "dpkg", "--purge", "devmgrd")
 	if loaded := types(t, "cat", "/sys/kernel/security/apparmor/profiles"); strings.Contains(loaded, confined) {
 		t.Error("the purge has left the profile loaded")
