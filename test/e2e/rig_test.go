@@ -88,7 +88,7 @@ func startWith(t *testing.T, o cluster.Options, args ...string) *rig {
 
 func begin(t *testing.T, share bool, start func(context.Context) (*node.Node, error)) *rig {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute) // ten times what the longest test takes on a quiet machine
 	t.Cleanup(cancel)
 	n, err := start(ctx)
 	if err != nil {
