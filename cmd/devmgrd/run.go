@@ -26,6 +26,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/podresources"
 	"github.com/devmgrd/devmgrd/internal/pods"
 	"github.com/devmgrd/devmgrd/internal/registry"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
@@ -68,7 +69,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(c.RunDir, 0o755); err != nil {
+	if _, err := shareddir.Make(c.RunDir, 0o755); err != nil { // whatever the umask is: others pass to the sockets below
 		return fmt.Errorf("making runDir: %w", err)
 	}
 	books, known, err := store.Recover(store.Config{Dir: c.StateDir, Log: room("store"), Metrics: metrics})

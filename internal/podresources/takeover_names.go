@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -322,5 +323,6 @@ func (t *takeover) stat(name string) (fs.FileInfo, error) {
 	return d.Stat(filepath.Base(name))
 }
 
-// ours tells whether a file is our socket, under whatever name.
-func (t *takeover) ours(info fs.FileInfo) bool { return t.own != nil && shareddir.Same(t.own, info) }
+// ours reports whether a file is devmgrd's socket, under whatever name. Its times say nothing: an agent may set them. Its number is
+// not given to another file while the socket is open.
+func (t *takeover) ours(info fs.FileInfo) bool { return t.own != nil && os.SameFile(t.own, info) }

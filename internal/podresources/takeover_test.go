@@ -674,6 +674,22 @@ func TestTakeoverPutsBack(t *testing.T) {
 	}
 }
 
+// An agent that writes in the directory may set a socket's times. The socket stays devmgrd's.
+func TestTakeoverTimesAreSet(t *testing.T) {
+	s := newTakeoverStage(t)
+	s.startKubelet()
+	stop := s.start()
+	s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
+	long := time.Now().Add(-24 * time.Hour)
+	s.must(os.Chtimes(s.path, long, long))
+	s.startKubelet() // it replaces the socket
+	kubelet := s.kubelet.Load()
+	s.soon("devmgrd answers again", func() bool { return s.answers(s.path, "devmgrd") })
+	s.soon("the kubelet is aside", func() bool { return s.answers(s.aside, kubelet.name) })
+	stop()
+	s.soon("the kubelet answers", func() bool { return s.answers(s.path, kubelet.name) })
+}
+
 // What is no socket is in the way of nothing, wherever another process leaves it. It is told.
 func TestTakeoverStrays(t *testing.T) {
 	outside := t.TempDir()

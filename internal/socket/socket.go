@@ -20,6 +20,9 @@ const MaxPath = 107
 const (
 	bindTries = 100 // until a draft stays what it was for as long as it takes to open it
 	selfLimit = 5 * time.Second
+
+	queueTries = 100                    // connections that Reaches closes while the queue is full: another process may fill it again
+	queueLimit = 200 * time.Millisecond // for one of them
 )
 
 // CheckPath fails if path is too long for a socket.
@@ -125,10 +128,19 @@ func bind(path string, mode fs.FileMode) (*net.UnixListener, error) {
 // Reaches fails if the file that was opened is not the one to which l is bound: another process may have exchanged it. The
 // kernel answers that for a connection to the opened file: the process that listens there is the one that made l listen, at the
 // address to which l was bound. A process has no other socket with the address of a draft, whose name is random.
+//
+// The queue of a socket that was handed over may be full of connections that no process has accepted: they stay when their clients have
+// gone. Reaches then closes the oldest ones.
 func Reaches(e *shareddir.Entry, l *net.UnixListener) error {
 	ctx, cancel := context.WithTimeout(context.Background(), selfLimit)
 	defer cancel()
 	conn, err := e.Dial(ctx)
+	for tries := 0; errors.Is(err, unix.EAGAIN) && tries < queueTries; tries++ {
+		if err = accept(l, queueLimit); err != nil {
+			return fmt.Errorf("%s: the queue of the process that listens there is full, and this listener's is not: %w", e.Path(), err)
+		}
+		conn, err = e.Dial(ctx)
+	}
 	if err != nil {
 		return err
 	}
@@ -148,15 +160,18 @@ func Reaches(e *shareddir.Entry, l *net.UnixListener) error {
 }
 
 // forget takes the connection of Reaches out of the queue, where it is the first unless a process has dialled the draft.
-func forget(l *net.UnixListener) error {
-	if err := l.SetDeadline(time.Now().Add(selfLimit)); err != nil {
+func forget(l *net.UnixListener) error { return accept(l, selfLimit) }
+
+// accept takes the first connection out of the queue, and closes it.
+func accept(l *net.UnixListener, limit time.Duration) error {
+	if err := l.SetDeadline(time.Now().Add(limit)); err != nil {
 		return err
 	}
-	own, err := l.Accept()
+	conn, err := l.Accept()
 	if err != nil {
-		return err
+		return errors.Join(err, l.SetDeadline(time.Time{}))
 	}
-	return errors.Join(own.Close(), l.SetDeadline(time.Time{}))
+	return errors.Join(conn.Close(), l.SetDeadline(time.Time{}))
 }
 
 // An exchangedError reports that another process has exchanged a draft.

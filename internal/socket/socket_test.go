@@ -293,3 +293,48 @@ func TestListenPath(t *testing.T) {
 		l.Close()
 	}
 }
+
+// systemd holds a socket while devmgrd is away. Connections fill its queue, and stay in it when their clients have gone. devmgrd takes
+// the socket over all the same.
+func TestReaches_FullQueue(t *testing.T) {
+	dir := tempDir(t)
+	path := filepath.Join(dir, "a.sock")
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}), syscall.Listen(fd, 1)); err != nil {
+		t.Fatal(err)
+	}
+	file := os.NewFile(uintptr(fd), path)
+	handed, err := net.FileListener(file)
+	file.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer handed.Close()
+	for err == nil {
+		var conn net.Conn
+		if conn, err = net.Dial("unix", path); err == nil {
+			conn.Close()
+		}
+	}
+	if !errors.Is(err, syscall.EAGAIN) {
+		t.Fatal(err)
+	}
+	e, err := open(t, dir).Open("a.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	if err := socket.Reaches(e, handed.(*net.UnixListener)); err != nil {
+		t.Error(err)
+	}
+	other, _ := listen(t, tempDir(t)) // whose queue is empty
+	for err == nil {
+		_, err = net.Dial("unix", path)
+	}
+	if err := socket.Reaches(e, other); err == nil {
+		t.Error("another listener's full queue is taken for this one's")
+	}
+}

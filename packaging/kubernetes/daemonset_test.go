@@ -10,6 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/yaml"
 
 	"github.com/devmgrd/devmgrd/config"
@@ -38,8 +39,12 @@ func TestDaemonSet(t *testing.T) {
 		t.Error("its memory has no limit")
 	}
 	collector := slices.IndexFunc(main.Env, func(e corev1.EnvVar) bool { return e.Name == "GOMEMLIMIT" })
-	if collector < 0 || main.Env[collector].ValueFrom.ResourceFieldRef.Resource != "limits.memory" {
-		t.Error("Go's collector does not know the memory limit")
+	if collector < 0 {
+		t.Fatal("Go's collector does not know the memory limit")
+	}
+	heap, err := resource.ParseQuantity(strings.TrimSuffix(main.Env[collector].Value, "B"))
+	if limit := main.Resources.Limits.Memory().Value(); err != nil || heap.Value() < limit/2 || heap.Value() > limit*4/5 {
+		t.Errorf("GOMEMLIMIT is %s (%v) with a limit of %d bytes; the kernel counts more than Go does", main.Env[collector].Value, err, limit)
 	}
 	if links := pod.Spec.EnableServiceLinks; links == nil || *links {
 		t.Error("variables of Services named devmgrd would break its configuration")
