@@ -437,7 +437,7 @@ func (u *user) remove() {
 		u.t.Errorf("processes %q still run", left)
 	}
 	u.absent("/usr/bin/devmgrd", "/run/devmgrd", "/usr/share/devmgrd", "/usr/share/doc/devmgrd", "/var/lib/kubelet/device-plugins/devmgrd.txt")
-	u.left("/etc/devmgrd/config.yaml", "/var/lib/devmgrd/state.db", "/var/lib/devmgrd/history.db")
+	u.left("/etc/apparmor.d/devmgrd", "/etc/devmgrd/config.yaml", "/var/lib/devmgrd/state.db", "/var/lib/devmgrd/history.db")
 
 	// Who runs, runs on, and the Node shows its last numbers.
 	after, err := u.WaitPhase(u.ctx, "holder", corev1.PodRunning)
