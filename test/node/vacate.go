@@ -190,7 +190,11 @@ func (n *Node) asNew(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if len(policies.Items) > 0 {
+	validating, err := n.Client().AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	if len(policies.Items)+len(validating.Items) > 0 {
 		return errors.New("there is an admission policy")
 	}
 	names, err := n.extended(ctx)
