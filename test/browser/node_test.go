@@ -34,8 +34,10 @@ type others struct{}
 func (others) Endpoints() map[device.ResourceName]string {
 	return map[device.ResourceName]string{gpu: "gpu.sock", nic: "nic.sock", fpga: "fpga.sock"}
 }
-func (others) Spans(time.Time) ([]device.Span, error) { return nil, nil }
-func (others) WriteTo(io.Writer) (int64, error)       { return 0, nil }
+func (others) Spans(time.Time) ([]device.Span, error)     { return nil, nil }
+func (others) SaveAction(device.Action) error             { return nil }
+func (others) Actions(time.Time) ([]device.Action, error) { return nil, nil }
+func (others) WriteTo(io.Writer) (int64, error)           { return 0, nil }
 
 // aged has the answers be those of a node that has been up for some time.
 type aged struct {
@@ -132,7 +134,7 @@ func aNode(t *testing.T) aged {
 		parts = append(parts, admin.Part{Name: name})
 	}
 	desk := admin.New(admin.Config{
-		Socket: filepath.Join(t.TempDir(), "unused"), Version: "v1.0.0", Node: "worker-7", Ledger: ledger, Plugins: others{}, History: others{},
+		Socket: filepath.Join(t.TempDir(), "unused"), Version: "v1.0.0", Node: "worker-7", Ledger: ledger, Plugins: others{}, History: others{}, Actions: others{},
 		Books: others{}, Past: others{}, Parts: func() []admin.Part { return parts }, Log: slog.New(slog.DiscardHandler),
 		OnNode: func(r device.ResourceName) (int, bool) { n, shown := ledger.Published()[r]; return n, shown },
 	})
@@ -140,7 +142,7 @@ func aNode(t *testing.T) aged {
 }
 
 func mount(on *http.ServeMux, from page.Source) {
-	page.New(page.Config{Source: from, Node: "worker-7", Log: slog.New(slog.DiscardHandler)}).Mount(on)
+	page.New(page.Config{Source: from, Log: slog.New(slog.DiscardHandler)}).Mount(on)
 }
 
 // serve serves a page until the test ends.
