@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
 	"net"
@@ -58,7 +57,7 @@ var beginnings = map[string]string{
 	"unix": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
 }
 
-// registerWithoutEnd calls Register as often as it is told on one connection, with a socket that takes connections and answers
+// registerWithoutEnd makes this many calls of Register on one connection, for a socket that takes connections and answers
 // nothing. It ends with its standard input.
 func registerWithoutEnd(dir string, calls int) {
 	l, err := net.Listen("unix", filepath.Join(dir, "silent.sock"))
@@ -132,29 +131,6 @@ func hold(network, address string, most int) {
 		}()
 	}
 	_, _ = os.Stdin.Read(make([]byte, 1))
-}
-
-// copied returns a copy of the test binary that other users can run.
-func copied(t *testing.T) string {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	binary, err := os.ReadFile(self)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir, err := os.MkdirTemp("", "devmgrd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	path := filepath.Join(dir, "attacker")
-	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(path, binary, 0o755)); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 // attack has another process hold connections, and returns when it has tried to open all of them.
@@ -269,19 +245,19 @@ func (d *process) works(resource string) {
 	}
 }
 
-// A local user who opens all the connections that it can to the HTTP port takes them from nobody else.
+// A local user who opens as many connections to the HTTP port as it can takes none from other clients.
 func TestFlood_HTTPPort_DaemonWorks(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root may start a process as another user")
 	}
-	binary := copied(t)
+	binary := plugintest.Executable(t)
 	d := startDaemon(t, 1000)
 	attack(t, binary, 65534, 3000, "tcp", d.web)
 	if n := d.descriptors(); n > 500 {
 		t.Errorf("the daemon has %d descriptors open", n)
 	}
 	d.works("vendor.example/gpu")
-	// kubelet.sock is made anew where plugins have removed it: that takes descriptors.
+	// devmgrd makes another kubelet.sock where a plugin has removed it: that takes descriptors.
 	path := filepath.Join(d.sockets, "kubelet.sock")
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
@@ -295,7 +271,7 @@ func TestFlood_RegistrationConnections_DaemonWorks(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root may dial kubelet.sock")
 	}
-	binary := copied(t)
+	binary := plugintest.Executable(t)
 	d := startDaemon(t, 1000)
 	attack(t, binary, 0, 3000, "unix", filepath.Join(d.sockets, "kubelet.sock"))
 	if n := d.descriptors(); n > 700 {
@@ -309,7 +285,7 @@ func TestFlood_RegistrationCalls_DaemonWorks(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root may dial kubelet.sock")
 	}
-	binary := copied(t)
+	binary := plugintest.Executable(t)
 	d := startDaemon(t, 1000)
 	attack(t, binary, 0, 3000, "register", d.sockets)
 	d.works("vendor.example/gpu")

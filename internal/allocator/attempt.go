@@ -157,7 +157,7 @@ func (a *Allocator) giveBackLocked(uid device.PodUID, h hold) {
 }
 
 // ask has the plugins make the chosen devices usable, one call for each container and resource. It holds no lock.
-// Their answers are added up as they come, so that no more than one is kept beyond the limits.
+// It adds up the sizes of the answers one by one, so at most one answer beyond the limits is in memory.
 func (a *Allocator) ask(ctx context.Context, d device.PodDemand, has []device.Assignment, best proposal) ([]device.Assignment, error) {
 	var all []device.Assignment
 	var pod device.Grants

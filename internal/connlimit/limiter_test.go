@@ -208,7 +208,7 @@ func TestLimiter_SecondListener_CountsWithTheFirst(t *testing.T) {
 	go func() { _, _ = r.on.Accept() }()
 	r.dial("first")
 	r.has(2, 2)
-	if err := old.Listener.Close(); err != nil { // as by somebody who does not know of the limits
+	if err := old.Listener.Close(); err != nil { // past the Limiter
 		t.Fatal(err)
 	}
 	plugintest.Eventually(t, "its connections are closed", func() bool { return closed(inLine) && closed(notAccepted) })

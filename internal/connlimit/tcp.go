@@ -12,7 +12,7 @@ var errGone = errors.New("the client has closed the connection already")
 // TCPClient names the client at the other end of a TCP connection.
 //
 // On the same host (and in the same network namespace) that is the user who owns the other socket: all of 127.0.0.0/8 is any
-// local user's, so an address there says nothing. Processes of root are told apart by their cgroups, since containers in the
+// local user's, so an address there says nothing. The cgroup distinguishes processes of root, since containers in the
 // host's network may run as root; other users may make cgroups of their own. From elsewhere it is the IPv4 address, or the
 // first 64 bits of the IPv6 address.
 func TCPClient(conn net.Conn) (string, error) {

@@ -211,7 +211,8 @@ func TestMessages_NeverEndTheConnection(t *testing.T) {
 	}
 }
 
-// A grant that is too large for a container has been written by an earlier version. The ledger is told to ask for another one.
+// A state file of an earlier version has a grant that is too large for a container. The hook reports it to the ledger, which asks the
+// plugin for another one.
 func TestGrantTooLarge_OfAnOldStateFile_IsAskedForAgain(t *testing.T) {
 	p, w := newPlugin(t)
 	w.set(withGrant(device.Grant{Env: map[string]string{"BIG": strings.Repeat("x", 5<<20)}}))
