@@ -1,0 +1,26 @@
+package device
+
+// A PluginPod is the pod in which a device plugin runs. It is zero where that is not known: the plugin runs on the host, or its
+// container has the common directory.
+type PluginPod struct {
+	Pod
+	ServiceAccount string // empty: not known
+}
+
+// Known reports whether the pod is known.
+func (p PluginPod) Known() bool { return p.UID != "" }
+
+// A Registration says where a resource's plugin listens and whose it is.
+type Registration struct {
+	Endpoint string // its socket: a name in the directory in which it registered, or a path; empty: it has none any more
+	Pod      PluginPod
+}
+
+// A PluginDir is a directory in which device plugins register: a plugin pod's own, or the common one, which has no owner.
+type PluginDir struct {
+	Owner    Pod
+	Sockets  string // the path of what a plugin has in the place of the kubelet's device plugin directory
+	Registry string // likewise of plugins_registry; empty: there is none
+	// Resources are those of the owner's plugins.
+	Resources []ResourceName
+}

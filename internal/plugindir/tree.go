@@ -1,0 +1,153 @@
+package plugindir
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
+)
+
+const (
+	ownerFile   = "owner.json"
+	socketsDir  = "device-plugins"
+	registryDir = "plugins_registry"
+
+	maxOwner = 4 << 10 // bytes of an owner.json
+
+	// label is the SELinux label by which containers may reach the sockets in a directory: the kubelet's.
+	label = "system_u:object_r:container_file_t:s0"
+)
+
+// A Tree is the directory that holds those of all plugin pods.
+type Tree struct{ root string }
+
+// At returns the tree at root. Nothing is touched.
+func At(root string) *Tree { return &Tree{root: filepath.Clean(root)} }
+
+// names are the UIDs that can be a directory's name. Kubernetes' UIDs can: they are UUIDs, and hashes for static pods.
+var names = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z_-]{0,127}$`)
+
+// Of returns a pod's directory, whether it is there or not. It fails if the UID cannot be a directory's name.
+func (t *Tree) Of(pod device.Pod) (device.PluginDir, error) {
+	if !names.MatchString(string(pod.UID)) {
+		return device.PluginDir{}, fmt.Errorf("the UID %.80q of pod %s cannot be a directory's name", pod.UID, pod)
+	}
+	dir := t.path(pod.UID)
+	return device.PluginDir{Owner: pod, Sockets: filepath.Join(dir, socketsDir), Registry: filepath.Join(dir, registryDir)}, nil
+}
+
+func (t *Tree) path(uid device.PodUID) string { return filepath.Join(t.root, string(uid)) }
+
+// owner is what owner.json holds.
+type owner struct {
+	UID       device.PodUID `json:"uid"`
+	Namespace string        `json:"namespace"`
+	Name      string        `json:"name"`
+}
+
+// Make makes a pod's directory, or completes it.
+func (t *Tree) Make(pod device.Pod) (device.PluginDir, error) {
+	dir, err := t.Of(pod)
+	if err != nil {
+		return dir, err
+	}
+	for _, path := range []string{t.root, t.path(pod.UID)} {
+		if _, err := shareddir.Make(path, 0o700); err != nil {
+			return dir, err
+		}
+	}
+	if err := errors.Join(MakeShared(dir.Sockets), MakeShared(dir.Registry)); err != nil {
+		return dir, err
+	}
+	text, err := json.Marshal(owner{pod.UID, pod.Namespace, pod.Name})
+	if err != nil {
+		return dir, err
+	}
+	if len(text) > maxOwner {
+		return dir, fmt.Errorf("the names of pod %.80q have %d bytes; at most %d are taken", pod.String(), len(text), maxOwner)
+	}
+	d, err := shareddir.Open(t.path(pod.UID))
+	if err != nil {
+		return dir, err
+	}
+	defer d.Close()
+	return dir, d.ReplaceFile(ownerFile, text)
+}
+
+// Known makes the tree, returns the directories that are there, and removes what has been begun or left behind.
+func (t *Tree) Known() ([]device.PluginDir, error) {
+	if _, err := shareddir.Make(t.root, 0o700); err != nil {
+		return nil, fmt.Errorf("directory for plugin pods: %w", err)
+	}
+	entries, err := os.ReadDir(t.root)
+	if err != nil {
+		return nil, err
+	}
+	var all []device.PluginDir
+	for _, e := range entries {
+		dir, err := t.read(e.Name())
+		if err != nil {
+			_ = os.RemoveAll(filepath.Join(t.root, e.Name())) // no container has it: it was never complete
+			continue
+		}
+		all = append(all, dir)
+	}
+	return all, nil
+}
+
+// read returns the directory of that name, if it is complete.
+func (t *Tree) read(name string) (device.PluginDir, error) {
+	d, err := shareddir.Open(filepath.Join(t.root, name))
+	if err != nil {
+		return device.PluginDir{}, err
+	}
+	defer d.Close()
+	text, err := d.ReadFile(ownerFile, maxOwner)
+	if err != nil {
+		return device.PluginDir{}, err
+	}
+	var o owner
+	if err := json.Unmarshal(text, &o); err != nil {
+		return device.PluginDir{}, err
+	}
+	if string(o.UID) != name {
+		return device.PluginDir{}, fmt.Errorf("%s is of pod %.80q", d.Join(ownerFile), o.UID)
+	}
+	return t.Of(device.Pod{UID: o.UID, Namespace: o.Namespace, Name: o.Name})
+}
+
+// Remove removes a pod's directory with all that is in it. The pod's containers have ended.
+func (t *Tree) Remove(uid device.PodUID) error {
+	// Without owner.json what is left after a crash does not count.
+	if err := os.Remove(filepath.Join(t.path(uid), ownerFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.RemoveAll(t.path(uid))
+}
+
+// MakeShared makes a directory for plugins, and what is missing above it, so that plugins of other users can pass, and of other
+// containers. What is there already keeps its mode and its label.
+func MakeShared(dir string) error {
+	made, err := shareddir.Make(dir, 0o755)
+	for _, d := range made {
+		setLabel(d)
+	}
+	return err
+}
+
+// setLabel lets containers in where SELinux is on. As in the kubelet it is no error if that fails: an administrator may have given
+// the directory a label of another kind.
+func setLabel(dir string) {
+	d, err := shareddir.Open(dir)
+	if err != nil {
+		return
+	}
+	defer d.Close()
+	_ = d.SetLabel(label)
+}
