@@ -108,7 +108,7 @@ func newPluginsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "plugins",
 		Short:   "Show the device plugins",
-		Long:    "plugins shows the device plugin of each resource, where it listens, what it has listed and, if it does not serve, why.",
+		Long:    "plugins shows the device plugin of each resource, the pod that it runs in, where it listens, what it has listed and, if it does not serve, why.",
 		Example: "  devmgrd plugins",
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -122,15 +122,23 @@ func newPluginsCommand() *cobra.Command {
 }
 
 func showPlugins(to io.Writer, answer *adminv1.ListPluginsResponse, now time.Time) {
-	t := newTable(to, "RESOURCE", "STATE", "SINCE", "SOCKET", "DEVICES", "HEALTHY", "PRESTART", "PREFERS", "LAST ERROR")
+	t := newTable(to, "RESOURCE", "STATE", "SINCE", "POD", "SOCKET", "DEVICES", "HEALTHY", "PRESTART", "PREFERS", "LAST ERROR")
 	for _, p := range answer.Plugins {
-		t.row(p.ResourceName, p.State, ago(p.Since, now), p.Endpoint, fmt.Sprint(p.Devices), fmt.Sprint(p.Healthy), yes(p.PreStart), yes(p.Prefers), lastError(p, now))
+		t.row(p.ResourceName, p.State, ago(p.Since, now), podName(p.Pod), p.Endpoint, fmt.Sprint(p.Devices), fmt.Sprint(p.Healthy), yes(p.PreStart), yes(p.Prefers), lastError(p, now))
 	}
 	t.to.Flush()
 	if len(answer.Plugins) == 0 {
 		fmt.Fprintln(to, "No device plugin has registered.")
 	}
 	showNotRedirected(to, answer.NotRedirected)
+}
+
+// podName names a plugin's pod. Its service account is in the JSON output.
+func podName(p *adminv1.PluginPod) string {
+	if p == nil {
+		return "-"
+	}
+	return p.Namespace + "/" + p.Name
 }
 
 // lastError returns why the plugin does not serve. The last error of one that serves is in the JSON output alone.

@@ -46,7 +46,7 @@ var (
 	// A node on which devmgrd was away while a plugin started.
 	strays      = []*adminv1.PodContainer{{Namespace: "kube-system", Pod: "gpu-plugin-x7k2p", Container: "gpu-plugin"}}
 	somePlugins = &adminv1.ListPluginsResponse{Plugins: []*adminv1.Plugin{
-		{ResourceName: "vendor.example/gpu", State: "serving", Endpoint: "gpu.sock", Devices: 8, Healthy: 7, Prefers: true, Since: before(26 * time.Hour)},
+		{ResourceName: "vendor.example/gpu", State: "serving", Endpoint: "gpu.sock", Pod: &adminv1.PluginPod{Namespace: "kube-system", Name: "gpu-plugin-x7k2p", Uid: "u", ServiceAccount: "gpu-plugin"}, Devices: 8, Healthy: 7, Prefers: true, Since: before(26 * time.Hour)},
 		{ResourceName: "vendor.example/nic", State: "stale", Endpoint: "nic.sock", Devices: 2, Healthy: 2, PreStart: true, Since: before(40 * time.Second),
 			LastError: "dial unix /run/devmgrd/device-plugins/nic.sock: connect: connection refused", LastErrorTime: before(3 * time.Second)},
 	}}

@@ -18,11 +18,11 @@ import (
 
 type nowhere struct{}
 
-func (nowhere) Endpoints() map[device.ResourceName]string  { return nil }
-func (nowhere) Spans(time.Time) ([]device.Span, error)     { return nil, nil }
-func (nowhere) SaveAction(device.Action) error             { return nil }
-func (nowhere) Actions(time.Time) ([]device.Action, error) { return nil, nil }
-func (nowhere) WriteTo(io.Writer) (int64, error)           { return 0, nil }
+func (nowhere) Registrations() map[device.ResourceName]device.Registration { return nil }
+func (nowhere) Spans(time.Time) ([]device.Span, error)                     { return nil, nil }
+func (nowhere) SaveAction(device.Action) error                             { return nil }
+func (nowhere) Actions(time.Time) ([]device.Action, error)                 { return nil, nil }
+func (nowhere) WriteTo(io.Writer) (int64, error)                           { return 0, nil }
 
 // watch prints what there is, and again what there is after each change, until it is ended.
 func TestWatch(t *testing.T) {

@@ -115,8 +115,10 @@ func TestBackup(t *testing.T) {
 
 type endpoints struct{}
 
-func (endpoints) Endpoints() map[device.ResourceName]string {
-	return map[device.ResourceName]string{gpu: "gpu.sock"}
+func (endpoints) Registrations() map[device.ResourceName]device.Registration {
+	return map[device.ResourceName]device.Registration{gpu: {Endpoint: "gpu.sock", Pod: device.PluginPod{
+		Pod: device.Pod{UID: "u1", Namespace: "system", Name: "gpu-plugin"}, ServiceAccount: "gpu",
+	}}}
 }
 
 // actionLog opens a history for actions.
@@ -556,13 +558,14 @@ func TestStatus(t *testing.T) {
 		resources {name: "vendor.com/gpu" plugin: "serving" published: 2 wanted: 3 free: 1 assigned: 1}
 		waiting {namespace: "ns" name: "waits" reason: "NotEnoughDevices" message: "vendor.com/gpu: 2 wanted, 1 of 2 free"}`)
 	plugins, err := r.ListPlugins(t.Context(), &adminv1.ListPluginsRequest{})
-	expect(t, plugins, err, `plugins {resource_name: "vendor.com/gpu" state: "serving" endpoint: "gpu.sock" devices: 2 healthy: 2}`)
+	expect(t, plugins, err, `plugins {resource_name: "vendor.com/gpu" state: "serving" endpoint: "gpu.sock" devices: 2 healthy: 2
+		pod {namespace: "system" name: "gpu-plugin" uid: "u1" service_account: "gpu"}}`)
 }
 
 // Every reason that a pod can wait for has an end.
 func TestEveryReasonEnds(t *testing.T) {
 	for _, reason := range []device.Reason{device.PluginMissing, device.PluginStale, device.PluginSlow, device.PluginError, device.NotEnoughDevices,
-		device.DeviceUnhealthy, device.DevicesUnknown, device.TopologyMismatch, device.HostDeviceMissing, device.Overruled, device.ContainerTooLarge, device.UnknownPod, device.AssignmentConflict, device.Allocating, device.Preparing, device.PreStartFailed, device.StoreUnavailable} {
+		device.DeviceUnhealthy, device.DevicesUnknown, device.TopologyMismatch, device.HostDeviceMissing, device.Overruled, device.ContainerTooLarge, device.PluginDirectoryMissing, device.UnknownPod, device.AssignmentConflict, device.Allocating, device.Preparing, device.PreStartFailed, device.StoreUnavailable} {
 		if admin.Ends(reason, "vendor.com/gpu") == "" {
 			t.Errorf("nothing ends %s", reason)
 		}

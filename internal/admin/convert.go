@@ -28,11 +28,14 @@ func stateOf(o device.Offer) string {
 	return o.Status()
 }
 
-func pluginOf(o device.Offer, endpoint string) *adminv1.Plugin {
+func pluginOf(o device.Offer, at device.Registration) *adminv1.Plugin {
 	p := &adminv1.Plugin{
-		ResourceName: string(o.Inventory.Resource), State: stateOf(o), Endpoint: endpoint,
+		ResourceName: string(o.Inventory.Resource), State: stateOf(o), Endpoint: at.Endpoint,
 		Devices: int32(len(o.Inventory.Devices)), PreStart: o.PreStart, Prefers: o.Prefers, Since: stamp(o.Since),
 		LastError: strings.ToValidUTF8(o.LastError, "\uFFFD"), LastErrorTime: stamp(o.LastErrorAt),
+	}
+	if at.Pod.Known() {
+		p.Pod = &adminv1.PluginPod{Namespace: at.Pod.Namespace, Name: at.Pod.Name, Uid: string(at.Pod.UID), ServiceAccount: at.Pod.ServiceAccount}
 	}
 	for _, d := range o.Inventory.Devices {
 		if d.Healthy && o.State != device.Lost { // what a lost plugin has said of its devices' health is old

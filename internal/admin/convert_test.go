@@ -12,7 +12,7 @@ func TestPluginOf(t *testing.T) {
 	p := pluginOf(device.Offer{
 		Inventory: device.Inventory{Resource: "vendor.com/gpu", Devices: []device.Device{{ID: "a", Healthy: true}, {ID: "b"}}},
 		State:     device.Lost, Connected: true, Since: at, LastError: "it said \xff", LastErrorAt: at.Add(time.Second),
-	}, "gpu.sock")
+	}, device.Registration{Endpoint: "gpu.sock"})
 	if p.Healthy != 0 || p.Devices != 2 || p.State != "connected" || !p.Since.AsTime().Equal(at) || p.LastError != "it said \uFFFD" || !p.LastErrorTime.AsTime().Equal(at.Add(time.Second)) {
 		t.Errorf("%v", p)
 	}

@@ -45,9 +45,9 @@ type Ledger interface {
 	Forget(device.ResourceName) (lifted []device.Cordon, err error)
 }
 
-// Plugins know where device plugins listen.
+// Plugins know where device plugins listen, and whose they are.
 type Plugins interface {
-	Endpoints() map[device.ResourceName]string
+	Registrations() map[device.ResourceName]device.Registration
 }
 
 // Evictions have pods leave.

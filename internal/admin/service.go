@@ -71,9 +71,9 @@ func (s service) notRedirected() []device.PodContainer {
 // ListPlugins gives the device plugins that are known.
 func (s service) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
 	answer := &adminv1.ListPluginsResponse{NotRedirected: containersOf(s.notRedirected())}
-	offers, endpoints := s.cfg.Ledger.Offers(), s.cfg.Plugins.Endpoints()
+	offers, registrations := s.cfg.Ledger.Offers(), s.cfg.Plugins.Registrations()
 	for _, r := range slices.Sorted(maps.Keys(offers)) {
-		answer.Plugins = append(answer.Plugins, pluginOf(offers[r], endpoints[r]))
+		answer.Plugins = append(answer.Plugins, pluginOf(offers[r], registrations[r]))
 	}
 	return answer, nil
 }

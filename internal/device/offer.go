@@ -73,7 +73,8 @@ func (s OfferState) String() string {
 // without registering anew, and the published number does not move while it is away.
 type PluginRecord struct {
 	Resource ResourceName
-	Endpoint string   // its socket: a name in the plugin directory, or a path
+	Endpoint string // its socket: a name in the directory in which it registered, or a path
+	Pod      PluginPod
 	Reported bool     // Devices is the plugin's word, not just the lack of one
 	Devices  []Device // as in Inventory
 	// Away is since when the plugin is away, and Lost that it has been so for the grace period. Zero: the plugin served

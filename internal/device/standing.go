@@ -22,6 +22,8 @@ const (
 	ContainerTooLarge Reason = "ContainerTooLarge" // the container with its devices does not fit into the runtime's messages
 	UnknownPod        Reason = "UnknownPod"        // the pod has not been heard of, and the API server cannot be asked
 	StoreUnavailable  Reason = "StoreUnavailable"  // the assignment could not be made durable
+	// PluginDirectoryMissing: the pod is a device plugin's, and the directory in which it registers could not be made.
+	PluginDirectoryMissing Reason = "PluginDirectoryMissing"
 	// AssignmentConflict: the state file assigns a device to two pods, and the runtime has not told yet which one has it.
 	AssignmentConflict Reason = "AssignmentConflict"
 )

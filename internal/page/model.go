@@ -57,11 +57,11 @@ type hold struct {
 type link struct{ ID, At string }
 
 type plugin struct {
-	Key, Resource, State, Endpoint, Problem string
-	Devices, Healthy                        int
-	Since                                   when
-	LastError                               string // of one that does not serve
-	LastErrorAt                             when
+	Key, Resource, State, Pod, Endpoint, Problem string
+	Devices, Healthy                             int
+	Since                                        when
+	LastError                                    string // of one that does not serve
+	LastErrorAt                                  when
 }
 
 // modelOf makes the page's content of the answers.
@@ -75,6 +75,9 @@ func modelOf(a answers, now time.Time) *model {
 			Key: key("p", p.ResourceName), Resource: name(p.ResourceName), State: name(p.State), Endpoint: text(p.Endpoint),
 			Devices: int(p.Devices), Healthy: int(p.Healthy), Problem: problem(p),
 			Since: whenOf(p.Since, now),
+		}
+		if pod := p.Pod; pod != nil {
+			one.Pod = name(pod.Namespace) + "/" + name(pod.Name)
 		}
 		if p.State != "serving" {
 			one.LastError, one.LastErrorAt = text(p.LastError), whenOf(p.LastErrorTime, now)

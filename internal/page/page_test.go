@@ -108,7 +108,7 @@ func (d *desk) add(r *adminv1.Resource, devices ...*adminv1.Device) {
 		one.ResourceName = r.Name
 	}
 	d.status.Resources = append(d.status.Resources, r)
-	d.plugins = append(d.plugins, &adminv1.Plugin{ResourceName: r.Name, State: r.Plugin, Endpoint: "x.sock", Devices: int32(len(devices)), Healthy: int32(len(devices)),
+	d.plugins = append(d.plugins, &adminv1.Plugin{ResourceName: r.Name, State: r.Plugin, Endpoint: "x.sock", Pod: &adminv1.PluginPod{Namespace: "system", Name: "plugin"}, Devices: int32(len(devices)), Healthy: int32(len(devices)),
 		Since: before(26 * time.Hour)})
 	d.devices = append(d.devices, devices...)
 }
@@ -264,7 +264,7 @@ func TestPage(t *testing.T) {
 		"1 device of vendor.example/gpu withheld", "1 device of vendor.example/gpu quarantined", "2 devices of vendor.example/gpu unhealthy, 1 of them in use", "1 pod waits for devices")
 	doc.id(t, "waiting").says(t, "ml/next NotEnoughDevices for 1m35s", "Why vendor.example/gpu: 4 wanted, 1 of 7 free", "Ends when a device is given back", "if nothing else happens before")
 	doc.id(t, "holds").says(t, "ml/training-0 main vendor.example/gpu b 3h00m or longer", "ml/old over; something of it may still run main vendor.example/gpu z –")
-	doc.id(t, "plugins").says(t, "vendor.example/gpu serving 1d02h 8 8 x.sock –", "vendor.example/nic stale 1d02h 0 0 x.sock it is away", "Last error, 3s ago: connection refused")
+	doc.id(t, "plugins").says(t, "vendor.example/gpu serving 1d02h 8 8 system/plugin x.sock –", "vendor.example/nic stale 1d02h 0 0 system/plugin x.sock it is away", "Last error, 3s ago: connection refused")
 	devices := doc.id(t, "devices")
 	devices.says(t, "1 free 2 assigned 1 unhealthy 1 stale 1 cordoned 1 withheld 1 quarantined the Node shows 5, and is to show 6", "the Node shows 2, falling to 1")
 	var places []string
@@ -650,11 +650,11 @@ func TestStreams(t *testing.T) {
 
 type none struct{}
 
-func (none) Endpoints() map[device.ResourceName]string  { return nil }
-func (none) Spans(time.Time) ([]device.Span, error)     { return nil, nil }
-func (none) SaveAction(device.Action) error             { return nil }
-func (none) Actions(time.Time) ([]device.Action, error) { return nil, nil }
-func (none) WriteTo(io.Writer) (int64, error)           { return 0, nil }
+func (none) Registrations() map[device.ResourceName]device.Registration { return nil }
+func (none) Spans(time.Time) ([]device.Span, error)                     { return nil, nil }
+func (none) SaveAction(device.Action) error                             { return nil }
+func (none) Actions(time.Time) ([]device.Action, error)                 { return nil, nil }
+func (none) WriteTo(io.Writer) (int64, error)                           { return 0, nil }
 
 // The commands' own answers are on the page, of a real allocator.
 func TestAnswers(t *testing.T) {

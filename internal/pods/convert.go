@@ -20,7 +20,8 @@ type sight struct {
 	demand  device.PodDemand
 	version uint64 // the resourceVersion; 0: not comparable
 	node    string
-	ended   bool // the phase is terminal: no container of it runs again
+	account string // its service account's name
+	ended   bool   // the phase is terminal: no container of it runs again
 }
 
 // reader turns API objects into sights.
@@ -35,6 +36,7 @@ func (r reader) pod(obj any) (sight, bool) {
 	s := sight{
 		version: kube.ParseVersion(p.ResourceVersion),
 		node:    p.Spec.NodeName,
+		account: p.Spec.ServiceAccountName,
 		ended:   ended(p),
 		demand: device.PodDemand{
 			Pod:     device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name},

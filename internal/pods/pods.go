@@ -84,6 +84,9 @@ func (p *Pods) Fetch(ctx context.Context, pod device.Pod) error {
 	return err
 }
 
+// ServiceAccount returns the name of a pod's service account; empty: the watch has not shown the pod.
+func (p *Pods) ServiceAccount(pod device.Pod) string { return p.store.account(pod) }
+
 // Find asks the API server for the pod of that name, of which the watch has not shown anything yet, and binds it. It gives
 // false if there is no such pod here (any more), and an error if nobody could tell.
 func (p *Pods) Find(ctx context.Context, namespace, name string) (bool, error) {

@@ -24,6 +24,8 @@ type store struct {
 // An entry is one active pod.
 type entry struct {
 	demand device.PodDemand
+	// account is the name of the pod's service account.
+	account string
 	// ahead is the version in which Fetch has read the pod; 0 once the watch has shown it too.
 	ahead uint64
 }
@@ -45,7 +47,7 @@ func (s *store) Update(obj any) error {
 	case seen.ended:
 		s.dropLocked(seen.demand.Pod)
 	default:
-		s.pods[seen.demand.Pod.UID] = entry{demand: seen.demand}
+		s.pods[seen.demand.Pod.UID] = entry{demand: seen.demand, account: seen.account}
 		s.sink.Bind(seen.demand)
 	}
 	return nil
@@ -93,9 +95,11 @@ func (s *store) dropLocked(pod device.Pod) {
 func (s *store) Replace(list []any, version string) error {
 	at := kube.ParseVersion(version)
 	demands := make([]device.PodDemand, 0, len(list))
+	accounts := make(map[device.Pod]string, len(list))
 	for _, obj := range list {
 		if seen, ok := s.reader.pod(obj); ok && !seen.ended {
 			demands = append(demands, seen.demand)
+			accounts[seen.demand.Pod] = seen.account
 		}
 	}
 	slices.SortFunc(demands, func(a, b device.PodDemand) int {
@@ -105,7 +109,7 @@ func (s *store) Replace(list []any, version string) error {
 	demands = slices.DeleteFunc(demands, func(d device.PodDemand) bool {
 		_, taken := pods[d.Pod.UID]
 		if !taken {
-			pods[d.Pod.UID] = entry{demand: d}
+			pods[d.Pod.UID] = entry{demand: d, account: accounts[d.Pod]}
 		}
 		return taken
 	})
@@ -141,6 +145,16 @@ func (s *store) knows(pod device.Pod) bool {
 	return has
 }
 
+// account returns the name of a pod's service account, if the pod is here.
+func (s *store) account(pod device.Pod) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if has, _ := s.hasLocked(pod); !has {
+		return ""
+	}
+	return s.pods[pod.UID].account
+}
+
 // fetched takes an active pod from Fetch. It gives false if another one has its UID, or if it has ended meanwhile: the
 // watch has passed the version that Fetch has read, and the pod is not here.
 func (s *store) fetched(seen sight) bool {
@@ -152,7 +166,7 @@ func (s *store) fetched(seen sight) bool {
 	case taken, seen.version <= s.passed:
 		return false
 	}
-	s.pods[seen.demand.Pod.UID] = entry{demand: seen.demand, ahead: seen.version}
+	s.pods[seen.demand.Pod.UID] = entry{demand: seen.demand, account: seen.account, ahead: seen.version}
 	s.sink.Bind(seen.demand)
 	return true
 }

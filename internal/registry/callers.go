@@ -55,7 +55,7 @@ func newRegistrationServer(options ...grpc.ServerOption) *registrationServer {
 				MaxConnectionIdle: callerIdle, MaxConnectionAge: callerAge, MaxConnectionAgeGrace: callerGrace,
 			}),
 		)...),
-		limiter: connlimit.New(callerLimits, connlimit.UnixClient),
+		limiter: connlimit.New(callerLimits, clientOf),
 	}
 }
 
@@ -64,13 +64,52 @@ func (s *registrationServer) Serve(l net.Listener) error {
 	return s.Server.Serve(s.limiter.Listener(l))
 }
 
-// callers are the transport's credentials: the kernel says which process has dialled.
+// An entrance is the listener of a directory's kubelet.sock.
+type entrance struct {
+	net.Listener
+	directory *directory
+}
+
+// Accept returns the next connection, which knows the directory.
+func (e entrance) Accept() (net.Conn, error) {
+	conn, err := e.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &guest{conn, e.directory}, nil
+}
+
+// A guest is a connection to a directory's kubelet.sock.
+type guest struct {
+	net.Conn
+	directory *directory
+}
+
+// NetConn returns the connection itself.
+func (g *guest) NetConn() net.Conn { return g.Conn }
+
+// clientOf names the client of a connection: a plugin pod as a whole, since its processes may fork, or another process.
+func clientOf(conn net.Conn) (string, error) {
+	if g, is := conn.(*guest); is && g.directory.pod.Known() {
+		return "pod " + string(g.directory.pod.UID), nil
+	}
+	return connlimit.UnixClient(conn)
+}
+
+// callers are the transport's credentials: the kernel says which process has dialled, and in which directory.
 type callers struct{}
 
-// A caller is the process at the other end of a connection.
+// A caller is the other end of a connection.
 type caller struct {
 	credentials.CommonAuthInfo
-	client string
+	client    string
+	directory *directory
+}
+
+// callerOf returns whose call it is.
+func callerOf(ctx context.Context) caller {
+	p, _ := peer.FromContext(ctx)
+	return p.AuthInfo.(caller)
 }
 
 // AuthType is part of credentials.AuthInfo.
@@ -80,10 +119,16 @@ func (caller) AuthType() string { return "peer credentials" }
 func (callers) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	limited, ok := conn.(*connlimit.Conn)
 	if !ok {
-		return nil, nil, errors.New("the connection was not accepted by kubelet.sock's listener")
+		return nil, nil, errNotAccepted
 	}
-	return conn, caller{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, limited.Client()}, nil
+	g, ok := limited.NetConn().(*guest)
+	if !ok {
+		return nil, nil, errNotAccepted
+	}
+	return conn, caller{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, limited.Client(), g.directory}, nil
 }
+
+var errNotAccepted = errors.New("the connection was not accepted by kubelet.sock's listener")
 
 // ClientHandshake is part of credentials.TransportCredentials, and of no use here.
 func (callers) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -117,8 +162,7 @@ type turn struct {
 
 // wait has a call wait for its turn.
 func (t *turns) wait(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	p, _ := peer.FromContext(ctx)
-	client := p.AuthInfo.(caller).client
+	client := callerOf(ctx).client
 	mine := t.enter(client)
 	defer t.leave(client)
 	if err := mine.Acquire(ctx, 1); err != nil {

@@ -26,6 +26,7 @@ const (
 // again only if it could not be taken up.
 type candidate struct {
 	registry *Registry
+	home     *home
 	log      *slog.Logger
 	path     string
 	file     fs.FileInfo
@@ -90,7 +91,7 @@ func (c *candidate) wait(ctx context.Context, clock <-chan time.Time, mine *link
 func (c *candidate) call(ctx context.Context) (*link, error) {
 	dialling, cancel := context.WithTimeout(ctx, c.registry.registerTimeout)
 	defer cancel()
-	on, err := connect(dialling, &c.registry.cfg, c.path, maxRegisterBytes)
+	on, err := connect(dialling, c.home, c.path, maxRegisterBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -118,15 +119,15 @@ func (c *candidate) take(ctx context.Context, plugin watcherapi.RegistrationClie
 	if err != nil {
 		return nil, failed("GetInfo", err)
 	}
-	resource, path, err := r.cfg.checkInfo(info, c.path)
+	resource, path, err := c.home.checkInfo(info, c.path)
 	if err != nil {
 		return nil, err
 	}
-	endpoint, err := r.spell(path)
+	endpoint, err := c.home.spell(path)
 	if err != nil {
 		return nil, fmt.Errorf("the plugin's socket: %w", err)
 	}
-	l := newLink(r, id, resource, endpoint)
+	l := newLink(r, id, resource, r.named(*c.home), endpoint)
 	on, err := r.meet(ctx, l)
 	if err != nil {
 		return nil, err

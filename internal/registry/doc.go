@@ -13,12 +13,14 @@
 //	lister         turns one stream's messages into inventories            inventory.go
 //	roster         an inventory, and since when each device is listed      roster.go
 //	room           forgets a lost resource when another needs its place     room.go
-//	endpoint       where a plugin serves: a name or a path, checked        endpoint.go
+//	directory      where plugins register: the common one, a pod's own     directory.go
+//	home           its paths; where a plugin serves, checked               endpoint.go
 //	sweep          removes dead sockets of plugins                         sweep.go
 //	socket         kubelet.sock: bound, shown, watched, put back           socket.go, watch.go
-//	pluginWatcher  the registry directory, and a candidate per socket      pluginwatcher.go
+//	notifier       what happens in many directories, by one inotify        notifier.go
+//	pluginWatcher  a registry directory, and a candidate per socket        pluginwatcher.go
 //	candidate      one plugin that waits to be called: asked, told         candidate.go, info.go
-//	callers        bounds on who dials kubelet.sock, in line beyond them    callers.go
+//	callers        in which directory it is dialled; bounds, and a line    callers.go
 //
 // # The order of events
 //
@@ -39,6 +41,14 @@
 // a restart of devmgrd. Until such a plugin lists its devices its offer is Lost if it was Lost before the restart, and
 // Stale otherwise. The grace period of a plugin that was away goes on where it was, though the plugin has at least
 // dialTime to be found. So no restart of devmgrd makes a published number rise.
+//
+// # The directories
+//
+// Plugins of the host register in the common directory (Config.SocketDir). Each plugin pod has one of its own, below
+// Config.PluginsDir: the hook asks for it (Directory) before the pod's first container has its mounts. It has the same two parts, a
+// kubelet.sock, and a watch. A registration belongs to the pod in whose directory it was made, and an endpoint leads nowhere
+// else. The directory goes when the pod has no sandbox any more (PodGone, PodsPresent), and with it the sockets of the pod's plugins:
+// their resources are Stale and then Lost, until another pod registers them.
 //
 // # The registry directory
 //

@@ -8,36 +8,51 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
-// An endpoint is where a plugin serves: the name of a socket in the socket directory, as Register gives it, or a path,
-// as a plugin gives it that the watcher has found. Paths are compared, never endpoints.
+// An endpoint is where a plugin serves: the name of a socket in its socket directory, as Register gives it, or a path, as a plugin
+// gives it that the watcher has found. Paths are compared, never endpoints.
 
-// maxSocketPath is what the kernel takes as a unix socket's path: 108 bytes with the final NUL.
-const maxSocketPath = 107
+// maxPath is what the kernel takes as a path, with the final NUL. The shorter limit for a socket's path does not count: sockets are
+// dialled through their descriptors.
+const maxPath = unix.PathMax
 
-// locate gives the path of an endpoint.
-func locate(dir, endpoint string) string {
+// A home is where plugins put their sockets: a plugin pod's own pair of directories, or the common one. It is never edited.
+type home struct {
+	pod      device.PluginPod // zero: the common home
+	sockets  string           // kubelet.sock is in it, and plugins put their sockets beside it
+	registry string           // watched for sockets of plugins that wait to be called; empty: none is called
+
+	kubelet         string   // where a plugin's container has sockets, as in the endpoint that it names to the watcher
+	kubeletRegistry string   // where it has registry, likewise
+	foreign         []string // where other homes are: no socket there is this home's
+}
+
+// locate returns the path of an endpoint.
+func (h *home) locate(endpoint string) string {
 	if endpoint == "" || filepath.IsAbs(endpoint) {
 		return endpoint
 	}
-	return filepath.Join(dir, endpoint)
+	return filepath.Join(h.sockets, endpoint)
 }
 
-// home returns the directory of ours that a path lies in, or the root directory, and the rest of the path.
-func (c *Config) home(path string) (dir, rest string) {
-	for _, home := range []string{c.SocketDir, c.RegistryDir} {
-		if rest, inside := below(home, path); inside && home != "" {
-			return home, rest
+// split returns the directory of the home that a path lies in, or the root directory, and the rest of the path.
+func (h *home) split(path string) (dir, rest string) {
+	for _, dir := range []string{h.sockets, h.registry} {
+		if rest, inside := below(dir, path); inside && dir != "" {
+			return dir, rest
 		}
 	}
 	return "/", strings.TrimPrefix(path, "/")
 }
 
 // stat returns what is at the path of an endpoint. No link is followed.
-func (c *Config) stat(path string) (fs.FileInfo, error) {
-	dir, rest := c.home(path)
+func (h *home) stat(path string) (fs.FileInfo, error) {
+	dir, rest := h.split(path)
 	d, err := shareddir.Open(dir)
 	if err != nil {
 		return nil, err
@@ -49,12 +64,12 @@ func (c *Config) stat(path string) (fs.FileInfo, error) {
 // open opens the socket of an endpoint: what is dialled is what was checked. A name may be a link, but not lead out of the
 // directory: a process that may write there could otherwise have devmgrd dial any socket of the host. A path is never a link:
 // its plugin can as well name what that leads to.
-func (c *Config) open(endpoint string) (*shareddir.Entry, error) {
-	path := locate(c.SocketDir, endpoint)
-	if len(path) > maxSocketPath {
+func (h *home) open(endpoint string) (*shareddir.Entry, error) {
+	path := h.locate(endpoint)
+	if len(path) >= maxPath {
 		return nil, tooLong(path)
 	}
-	dir, rest := c.home(path)
+	dir, rest := h.split(path)
 	if rest == "" {
 		return nil, notSocket(path)
 	}
@@ -67,7 +82,7 @@ func (c *Config) open(endpoint string) (*shareddir.Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch own, err := c.stat(filepath.Join(c.SocketDir, socketName)); {
+	switch own, err := h.stat(filepath.Join(h.sockets, socketName)); {
 	case err == nil && os.SameFile(own, e.Info()):
 		err = &socketError{path, "is our own " + socketName + "; the plugin must listen on a socket of its own"}
 		return nil, errors.Join(err, e.Close())
@@ -131,7 +146,7 @@ func notSocket(path string) error {
 }
 
 func tooLong(path string) error {
-	return &socketError{clip(path), fmt.Sprintf("is longer than the %d bytes that a socket's path may have", maxSocketPath)}
+	return &socketError{clip(path), fmt.Sprintf("is longer than the %d bytes that a path may have", maxPath-1)}
 }
 
 // A socketError says what is wrong with a plugin's socket for good, so that trying again is no use.
@@ -142,22 +157,31 @@ func (e *socketError) Error() string { return e.path + " " + e.fault }
 // spell gives the one way in which we write the path of a socket, so that two spellings of it are known as one: without
 // links on the way, but below our own directories as those are configured. A path below one of them must not leave it
 // through a link, since in the plugin's container that leads elsewhere.
-func (r *Registry) spell(path string) (string, error) {
+func (h *home) spell(path string) (string, error) {
 	parent, err := realPath(filepath.Dir(path))
 	if err != nil {
 		return "", err
 	}
 	plain := filepath.Join(parent, filepath.Base(path))
-	for _, home := range []string{r.cfg.SocketDir, r.cfg.RegistryDir} {
-		real, err := realPath(home)
+	for _, dir := range []string{h.sockets, h.registry} {
+		real, err := realPath(dir)
 		if err != nil {
 			return "", err
 		}
 		if rest, inside := below(real, plain); inside {
-			return filepath.Join(home, rest), nil
+			return filepath.Join(dir, rest), nil
 		}
-		if _, inside := below(home, path); inside {
-			return "", &socketError{path, "leads through a link to " + plain + ", out of " + home + "; plugins must listen inside it"}
+		if _, inside := below(dir, path); inside {
+			return "", &socketError{path, "leads through a link to " + plain + ", out of " + dir + "; plugins must listen inside it"}
+		}
+	}
+	for _, dir := range h.foreign {
+		real, err := realPath(dir)
+		if err != nil {
+			return "", err
+		}
+		if _, inside := below(real, plain); inside {
+			return "", &socketError{path, "is in a directory of other plugins; the plugin must listen in its own"}
 		}
 	}
 	return plain, nil
@@ -174,12 +198,12 @@ func realPath(dir string) (string, error) {
 }
 
 // watched tells whether the watch of a directory sees a socket of that path come and go.
-func (r *Registry) watched(path string) bool {
-	if filepath.Dir(path) == r.cfg.SocketDir {
+func (h *home) watched(path string) bool {
+	if filepath.Dir(path) == h.sockets {
 		return true
 	}
-	rest, inside := below(r.cfg.RegistryDir, path)
-	return inside && r.cfg.RegistryDir != "" && !hidden(rest)
+	rest, inside := below(h.registry, path)
+	return inside && h.registry != "" && !hidden(rest)
 }
 
 // below gives the rest of a path that is inside a directory. Both are clean.

@@ -22,4 +22,4 @@ func (r *Registry) SetCallPause(d time.Duration) { r.callPause = d }
 func (r *Registry) SetSweepPause(d time.Duration) { r.sweepPause = d }
 
 // SetRestores lets kubelet.sock be put back as often as it is removed.
-func (r *Registry) SetRestores() { r.restores.SetLimit(rate.Inf) }
+func (r *Registry) SetRestores() { r.common.restores.SetLimit(rate.Inf) }

@@ -30,7 +30,7 @@ func FuzzRegisterRequest(f *testing.F) {
 		if _, err := device.ParseResourceName(string(resource)); err != nil || string(resource) != name || version != "v1beta1" {
 			t.Errorf("%q of version %q became %q: %v", name, version, resource, err)
 		}
-		path := locate(dir, endpoint)
+		path := (&home{sockets: dir}).locate(endpoint)
 		if filepath.Dir(path) != dir || filepath.Base(path) != endpoint || strings.ContainsRune(path, 0) ||
 			path == dir+"/kubelet.sock" || path == dir+"/.kubelet.sock.1" {
 			t.Errorf("endpoint %q is %q", endpoint, path)
@@ -54,17 +54,17 @@ func wantRequestError(t *testing.T, err error, left ...string) {
 // What a plugin says of itself leads to a socket where it means it: below our directories for what it sees below the
 // kubelet's, and never outside of the one that it means, nor to our own socket.
 func FuzzPluginInfo(f *testing.F) {
-	config := Config{
-		SocketDir: "/run/devmgrd/device-plugins", RegistryDir: "/run/devmgrd/plugins_registry",
-		KubeletDir: "/var/lib/kubelet/device-plugins", KubeletRegistryDir: "/var/lib/kubelet/plugins_registry",
+	config := home{
+		sockets: "/run/devmgrd/device-plugins", registry: "/run/devmgrd/plugins_registry",
+		kubelet: "/var/lib/kubelet/device-plugins", kubeletRegistry: "/var/lib/kubelet/plugins_registry",
 	}
-	own := map[string]bool{config.SocketDir + "/kubelet.sock": true, config.SocketDir + "/.kubelet.sock.1": true}
+	own := map[string]bool{config.sockets + "/kubelet.sock": true, config.sockets + "/.kubelet.sock.1": true}
 	const found = "/run/devmgrd/plugins_registry/sub/reg.sock"
 	for _, endpoint := range []string{
 		"", "a.sock", "/", "/a.sock", "//var/lib/kubelet/plugins_registry//a.sock", "/var/lib/kubelet/plugins_registry/a.sock", "/var/lib/kubelet/plugins_registry",
 		"/var/lib/kubelet/plugins_registry/../a.sock", "/var/lib/kubelet/plugins_registry/.../a.sock", "/var/lib/kubelet/plugins_registry2/a.sock",
 		"/var/lib/kubelet/device-plugins/kubelet.sock", "/var/lib/kubelet/device-plugins/./kubelet.sock", "/run/devmgrd/device-plugins/kubelet.sock/",
-		"/var/lib/kubelet/device-plugins/sub/kubelet.sock", "/run/a\x00b", "/" + strings.Repeat("x", 107),
+		"/var/lib/kubelet/device-plugins/sub/kubelet.sock", "/run/a\x00b", "/" + strings.Repeat("x", 4096),
 	} {
 		f.Add("DevicePlugin", "vendor.example/gpu", endpoint, "v1alpha1,v1beta1")
 	}
@@ -81,7 +81,7 @@ func FuzzPluginInfo(f *testing.F) {
 			!strings.Contains(","+versions+",", ",v1beta1,") {
 			t.Errorf("%+v became %q: %v", info, resource, err)
 		}
-		if !filepath.IsAbs(path) || filepath.Clean(path) != path || own[path] || len(path) > maxSocketPath || strings.ContainsRune(path, 0) {
+		if !filepath.IsAbs(path) || filepath.Clean(path) != path || own[path] || len(path) >= maxPath || strings.ContainsRune(path, 0) {
 			t.Errorf("endpoint %q is %q", endpoint, path)
 		}
 		// The slow way: element by element, as the container's mounts would have it.
@@ -95,10 +95,10 @@ func FuzzPluginInfo(f *testing.F) {
 			}
 			want = append(want, e)
 			switch strings.Join(want, "/") {
-			case config.KubeletDir:
-				want = []string{config.SocketDir}
-			case config.KubeletRegistryDir:
-				want = []string{config.RegistryDir}
+			case config.kubelet:
+				want = []string{config.sockets}
+			case config.kubeletRegistry:
+				want = []string{config.registry}
 			}
 		}
 		switch slow := strings.Join(want, "/"); {
@@ -106,7 +106,7 @@ func FuzzPluginInfo(f *testing.F) {
 			if path != found {
 				t.Errorf("no endpoint is %q", path)
 			}
-		case slow == config.SocketDir || slow == config.RegistryDir || slow == "": // a directory itself, by whichever name
+		case slow == config.sockets || slow == config.registry || slow == "": // a directory itself, by whichever name
 		case path != slow:
 			t.Errorf("endpoint %q is %q, want %q", endpoint, path, slow)
 		}

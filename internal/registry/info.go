@@ -14,7 +14,7 @@ import (
 
 // checkInfo checks what a plugin says of itself on the registration socket at path, without touching anything, and gives
 // its resource and the path of the socket on which it serves.
-func (c *Config) checkInfo(info *watcherapi.PluginInfo, path string) (device.ResourceName, string, error) {
+func (h *home) checkInfo(info *watcherapi.PluginInfo, path string) (device.ResourceName, string, error) {
 	if t := info.GetType(); t != watcherapi.DevicePlugin {
 		return "", "", &typeError{t}
 	}
@@ -37,23 +37,23 @@ func (c *Config) checkInfo(info *watcherapi.PluginInfo, path string) (device.Res
 	case slices.Contains(strings.Split(e, "/"), ".."):
 		return "", "", &requestError{fmt.Sprintf(`endpoint %q has ".." in it; name the plugin's socket directly`, clip(e))}
 	default:
-		served = c.onHost(filepath.Clean(e))
+		served = h.onHost(filepath.Clean(e))
 	}
 	switch dir, name := filepath.Dir(served), filepath.Base(served); {
-	case dir == c.SocketDir && isOwn(name):
+	case dir == h.sockets && isOwn(name):
 		return "", "", &requestError{fmt.Sprintf("endpoint %q is devmgrd's registration socket; the plugin must listen on a socket of its own", clip(e))}
-	case len(served) > maxSocketPath:
-		return "", "", &requestError{fmt.Sprintf("endpoint %q is %q here, longer than the %d bytes that a socket's path may have",
-			clip(e), clip(served), maxSocketPath)}
+	case len(served) >= maxPath:
+		return "", "", &requestError{fmt.Sprintf("endpoint %q is %q here, longer than the %d bytes that a path may have",
+			clip(e), clip(served), maxPath-1)}
 	}
 	return resource, served, nil
 }
 
 // onHost gives the place of a path that a plugin in a container names: it has our directories where the kubelet's would
 // be. The longer of two directories that contain each other is the one that was meant.
-func (c *Config) onHost(path string) string {
-	seen, ours := c.KubeletDir, c.SocketDir
-	other, theirs := c.KubeletRegistryDir, c.RegistryDir
+func (h *home) onHost(path string) string {
+	seen, ours := h.kubelet, h.sockets
+	other, theirs := h.kubeletRegistry, h.registry
 	if len(other) > len(seen) {
 		seen, ours, other, theirs = other, theirs, seen, ours
 	}

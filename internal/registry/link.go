@@ -36,6 +36,7 @@ const (
 type link struct {
 	id       uint64 // in order of arrival
 	resource device.ResourceName
+	home     home
 	endpoint string // see endpoint.go; empty: the plugin has none any more, and the link is not run
 	path     string // of the endpoint
 	lack     string // why there is no endpoint
@@ -58,17 +59,25 @@ func (l *link) where() string {
 const (
 	evicted   = "its socket is another resource's now"
 	withdrawn = "its registration socket was removed"
+	podGone   = "its pod is gone"
 )
 
 // newLink makes a link that does nothing before it is started.
-func newLink(r *Registry, id uint64, resource device.ResourceName, endpoint string) *link {
-	return &link{
-		id: id, resource: resource, endpoint: endpoint, path: locate(r.cfg.SocketDir, endpoint),
+func newLink(r *Registry, id uint64, resource device.ResourceName, h home, endpoint string) *link {
+	l := &link{
+		id: id, resource: resource, home: h, endpoint: endpoint, path: h.locate(endpoint),
 		registry: r,
 		log:      r.log.With("resource", resource, "endpoint", endpoint),
 		wake:     make(chan struct{}, 1),
 		cancel:   func() {},
 	}
+	if h.pod.Known() {
+		l.log = l.log.With("pod", h.pod.String())
+	}
+	if h.pod.ServiceAccount != "" {
+		l.log = l.log.With("serviceAccount", h.pod.ServiceAccount)
+	}
+	return l
 }
 
 // Run lives on the session, and then on one after the other that it opens itself, until ctx ends.
@@ -126,12 +135,13 @@ func (e *endError) Unwrap() error { return e.cause }
 // hold waits with the first dial of a remembered plugin which had been found by the watcher, as its endpoint shows. The
 // watcher is about to find it again, and it would have two streams, one after the other.
 func (l *link) hold(ctx context.Context) {
-	if l.registry.cfg.RegistryDir == "" || !filepath.IsAbs(l.endpoint) {
+	d := l.registry.directoryOf(l.home)
+	if d == nil || d.home.registry == "" || !filepath.IsAbs(l.endpoint) {
 		return
 	}
 	select {
 	case <-ctx.Done():
-	case <-l.registry.called:
+	case <-d.called:
 	case <-time.After(holdTime):
 	}
 }
@@ -187,10 +197,10 @@ func (l *link) rests(err error, tried bool) bool {
 // unseen tells whether the socket may come and go without a sign: it is in no directory that is watched, or its name is
 // a link.
 func (l *link) unseen() bool {
-	if !l.registry.watched(l.path) {
+	if !l.home.watched(l.path) {
 		return true
 	}
-	info, err := l.registry.cfg.stat(l.path)
+	info, err := l.home.stat(l.path)
 	return err == nil && info.Mode().Type() == fs.ModeSymlink
 }
 
@@ -198,7 +208,7 @@ func (l *link) unseen() bool {
 func (l *link) dial(ctx context.Context) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.registry.registerTimeout)
 	defer cancel()
-	s, err := connect(ctx, &l.registry.cfg, l.endpoint, l.registry.cfg.MaxMessageBytes)
+	s, err := connect(ctx, &l.home, l.endpoint, l.registry.cfg.MaxMessageBytes)
 	if err != nil {
 		return nil, err
 	}

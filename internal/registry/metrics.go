@@ -14,6 +14,7 @@ type metrics struct {
 	registrations *prometheus.CounterVec
 	allocate      *prometheus.HistogramVec
 	up            *prometheus.GaugeVec
+	info          *prometheus.GaugeVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -33,8 +34,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "devmgrd_plugin_up",
 			Help: "1 while the resource's plugin is connected, otherwise 0.",
 		}, label),
+		info: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "devmgrd_plugin_info",
+			Help: "Always 1; the labels tell in which pod the resource's plugin runs. Empty: on the host, or not known.",
+		}, append(label, "namespace", "pod", "service_account")),
 	}
-	reg.MustRegister(m.registrations, m.allocate, m.up)
+	reg.MustRegister(m.registrations, m.allocate, m.up, m.info)
 	return m
 }
 
@@ -46,6 +51,12 @@ func (m *metrics) setUp(resource device.ResourceName, up bool) {
 	m.up.WithLabelValues(string(resource)).Set(value)
 }
 
+// setPod notes in which pod the resource's plugin runs.
+func (m *metrics) setPod(resource device.ResourceName, p device.PluginPod) {
+	m.info.DeletePartialMatch(prometheus.Labels{"resource_name": string(resource)})
+	m.info.WithLabelValues(string(resource), p.Namespace, p.Name, p.ServiceAccount).Set(1)
+}
+
 func (m *metrics) allocated(resource device.ResourceName, began time.Time) {
 	m.allocate.WithLabelValues(string(resource)).Observe(time.Since(began).Seconds())
 }
@@ -54,4 +65,5 @@ func (m *metrics) forget(resource device.ResourceName) {
 	m.registrations.DeleteLabelValues(string(resource))
 	m.allocate.DeleteLabelValues(string(resource))
 	m.up.DeleteLabelValues(string(resource))
+	m.info.DeletePartialMatch(prometheus.Labels{"resource_name": string(resource)})
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
+	"github.com/devmgrd/devmgrd/internal/plugindir"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
@@ -29,6 +30,7 @@ const (
 // each. Its fields are its own goroutine's.
 type pluginWatcher struct {
 	registry   *Registry
+	of         *directory
 	dir        string
 	candidates map[string]*candidate // by path
 	work       sync.WaitGroup        // the candidates'
@@ -36,13 +38,13 @@ type pluginWatcher struct {
 	crowded    bool                  // that there are too many has been told
 }
 
-func newPluginWatcher(r *Registry) *pluginWatcher {
-	return &pluginWatcher{registry: r, dir: r.cfg.RegistryDir, candidates: make(map[string]*candidate)}
+func newPluginWatcher(d *directory) *pluginWatcher {
+	return &pluginWatcher{registry: d.registry, of: d, dir: d.home.registry, candidates: make(map[string]*candidate)}
 }
 
 // Run takes up plugins until ctx ends.
 func (w *pluginWatcher) Run(ctx context.Context) {
-	w.registry.tend(ctx, w.dir, w.watchOnce, func(due bool) {
+	w.of.tend(ctx, w.dir, w.watchOnce, func(due bool) {
 		if due {
 			_ = w.look(ctx, func(string) error { return nil }) // it has been told that there is no watch
 		}
@@ -52,12 +54,12 @@ func (w *pluginWatcher) Run(ctx context.Context) {
 
 // watchOnce watches until the watch breaks or the directory is gone.
 func (w *pluginWatcher) watchOnce(ctx context.Context) error {
-	watcher, err := fsnotify.NewWatcher()
+	watcher, err := w.of.notifier.open()
 	if err != nil {
 		return err
 	}
 	defer watcher.Close()
-	if err := makeDirectory(w.dir); err != nil {
+	if err := plugindir.MakeShared(w.dir); err != nil {
 		return err
 	}
 	// The directory's own end is told by the one above it: on its own watch it is not, while a socket that was bound in it
@@ -85,7 +87,7 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 			if soon == nil && ours && event.Has(fsnotify.Create|fsnotify.Remove|fsnotify.Rename) {
 				soon = time.After(lull)
 			}
-		case <-w.registry.recall:
+		case <-w.of.recall:
 			for _, c := range w.candidates {
 				c.nudge()
 			}
@@ -151,7 +153,7 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 		w.started = true
 		w.work.Go(func() {
 			calls.Wait()
-			close(w.registry.called)
+			close(w.of.called)
 		})
 	}
 	return nil
@@ -160,7 +162,7 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 func (w *pluginWatcher) start(ctx context.Context, path string, file fs.FileInfo, first func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &candidate{
-		registry: w.registry, log: w.registry.log.With("socket", path),
+		registry: w.registry, home: &w.of.home, log: w.of.log.With("socket", path),
 		path: path, file: file, id: w.registry.arrive(),
 		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 	}
@@ -252,7 +254,7 @@ func (w *pluginWatcher) read(top *shareddir.Dir, below string) ([]fs.FileInfo, e
 // passOver says once that there is more in the directory than is looked at.
 func (w *pluginWatcher) passOver(path string) {
 	if !w.crowded {
-		w.registry.log.Error("there is too much in the plugin registry, or it lies too deep, and is passed over; remove what is not needed",
+		w.of.log.Error("there is too much in the plugin registry, or it lies too deep, and is passed over; remove what is not needed",
 			"first", path, "sockets", maxCandidates, "directories", maxDirectories, "depth", maxDepth, "files", maxFiles)
 	}
 	w.crowded = true

@@ -176,7 +176,7 @@ func TestWatcherRefuses(t *testing.T) {
 		{"relative", at("a.sock"), []string{`"a.sock" is not an absolute path`}},
 		{"dots", at(kubeletDir + "/../a.sock"), []string{`has ".." in it`}},
 		{"NUL", at("/a\x00.sock"), []string{"NUL"}},
-		{"too long", at("/" + strings.Repeat("x", 107)), []string{"107 bytes"}},
+		{"too long", at("/" + strings.Repeat("x", 4095)), []string{"4095 bytes"}},
 		{"our own socket", at(kubeletDir + "/kubelet.sock"), []string{"a socket of its own"}},
 		{"our own socket under another name", at(elsewhere + "/kubelet"), []string{"our own kubelet.sock"}},
 		{"link", at(kubeletRegistry + "/link.sock"), []string{"is a link; name the socket itself"}},

@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"log/slog"
 	"net"
 	"path/filepath"
@@ -11,12 +10,12 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/plugindir"
 )
 
-// Config is what a Registry needs. Only the plugin watcher's directories, Listener, Known and RejectDuplicates may be left
+// Config is what a Registry needs. Only the plugin watcher's directories, PluginsDir, Listener, Known and RejectDuplicates may be left
 // out. All paths are absolute.
 type Config struct {
 	SocketDir   string        // we listen on kubelet.sock in it; plugins put their sockets beside it
@@ -25,6 +24,7 @@ type Config struct {
 	RegistryDir        string // watched for sockets of plugins that wait to be called; empty: none is called
 	KubeletDir         string // where a plugin's container has SocketDir, as in the endpoint that it names to the watcher
 	KubeletRegistryDir string // where it has RegistryDir, likewise
+	PluginsDir         string // for directories of plugin pods' own; empty: no pod has one
 
 	AllocateTimeout  time.Duration // of one Allocate, the wait for one's turn included
 	PreferredTimeout time.Duration // of one GetPreferredAllocation, likewise
@@ -69,22 +69,23 @@ type Registry struct {
 	refusePause     time.Duration // before a plugin is dialled that has refused to list its devices
 	callPause       time.Duration // of the watcher's calls, the first one
 	sweepPause      time.Duration // between two sweeps of the socket directory
-	called          chan struct{} // closed when the watcher has called whom it found at the start
 	changed         chan struct{}
-	recall          chan struct{} // size one: plugins that wait to be called may be needed again
-	failed          chan error    // the registration service broke down
+	failed          chan error // the registration service broke down
 
-	restores                *rate.Limiter   // of kubelet.sock being put back
-	strays, losses, returns *rate.Sometimes // of what is logged about kubelet.sock
+	common      *directory
+	tree        *plugindir.Tree // nil: no pod has a directory of its own
+	accounts    ServiceAccounts // nil: none is known
+	notifier    *notifier       // of the plugin pods' own directories
+	directories bell            // the directories, or whose resources are, have changed
 
 	work sync.WaitGroup // everything that Run has to wait for
+
+	making sync.Mutex // held while a plugin pod's directory is made; taken before mu
 
 	mu       sync.Mutex // guards what follows; never held across a call, a file access or a save
 	supplies map[device.ResourceName]*supply
 	arrivals uint64 // registrations and streams so far: the identity of a link, and of a plugin's stream
-	listener net.Listener
-	own      fs.FileInfo // kubelet.sock as we put it there
-	trouble  error       // why registration does not reach us, if it does not
+	own      map[device.PodUID]*directory
 	running  bool
 	closing  bool
 }
@@ -92,7 +93,7 @@ type Registry struct {
 // New makes a Registry that already offers, as Stale, what cfg.Known remembers. Nothing runs before Run.
 func New(cfg Config) *Registry {
 	cfg.mustBeComplete()
-	for _, dir := range []*string{&cfg.SocketDir, &cfg.RegistryDir, &cfg.KubeletDir, &cfg.KubeletRegistryDir} {
+	for _, dir := range []*string{&cfg.SocketDir, &cfg.RegistryDir, &cfg.KubeletDir, &cfg.KubeletRegistryDir, &cfg.PluginsDir} {
 		if *dir != "" {
 			*dir = filepath.Clean(*dir)
 		}
@@ -106,28 +107,34 @@ func New(cfg Config) *Registry {
 		refusePause:     refusePause,
 		callPause:       firstCallPause,
 		sweepPause:      sweepPause,
-		called:          make(chan struct{}),
 		changed:         make(chan struct{}, 1),
-		recall:          make(chan struct{}, 1),
-		restores:        rate.NewLimiter(rate.Every(time.Second), restoreBurst),
-		strays:          seldom(), losses: seldom(), returns: seldom(),
-		failed:   make(chan error, 1),
-		supplies: make(map[device.ResourceName]*supply, len(cfg.Known)),
+		failed:          make(chan error, 1),
+		notifier:        newNotifier(),
+		own:             map[device.PodUID]*directory{},
+		supplies:        make(map[device.ResourceName]*supply, len(cfg.Known)),
 	}
+	common := home{sockets: cfg.SocketDir, registry: cfg.RegistryDir, kubelet: cfg.KubeletDir, kubeletRegistry: cfg.KubeletRegistryDir}
+	if cfg.PluginsDir != "" {
+		common.foreign = []string{cfg.PluginsDir}
+		r.tree = plugindir.At(cfg.PluginsDir)
+	}
+	r.common = newDirectory(r, common, newNotifier())
 	r.memory = newSaver(cfg.Memory, cfg.Log, r.record)
 	r.server = newServer(r)
-	shared := sharedSockets(cfg.SocketDir, cfg.Known)
+	shared := r.sharedSockets(cfg.Known)
 	for _, k := range cfg.Known {
 		r.memory.remember(k)
-		if shared[locate(cfg.SocketDir, k.Endpoint)] {
+		h := r.homeOfPod(k.Pod)
+		if shared[h.locate(k.Endpoint)] {
 			r.log.Warn("several remembered resources have the same socket: none is dialled until its plugin registers",
 				"resource", k.Resource, "endpoint", k.Endpoint)
 			k.Endpoint = ""
 			r.memory.note(k.Resource)
 		}
 		r.arrivals++
-		r.supplies[k.Resource] = remembered(k, newLink(r, r.arrivals, k.Resource, k.Endpoint))
+		r.supplies[k.Resource] = remembered(k, newLink(r, r.arrivals, k.Resource, h, k.Endpoint))
 		r.metrics.setUp(k.Resource, false)
+		r.metrics.setPod(k.Resource, k.Pod)
 	}
 	return r
 }
@@ -135,10 +142,11 @@ func New(cfg Config) *Registry {
 // sharedSockets gives the paths that more than one record names, as after a crash between two saves. A socket belongs to
 // one resource, but nothing in the records tells which of them registered last, and the plugin cannot be asked: it is
 // better to wait for it than to offer its devices under a wrong name.
-func sharedSockets(dir string, known []device.PluginRecord) map[string]bool {
+func (r *Registry) sharedSockets(known []device.PluginRecord) map[string]bool {
 	seen, shared := make(map[string]bool), make(map[string]bool)
 	for _, k := range known {
-		if path := locate(dir, k.Endpoint); path != "" {
+		h := r.homeOfPod(k.Pod)
+		if path := h.locate(k.Endpoint); path != "" {
 			shared[path] = seen[path]
 			seen[path] = true
 		}
@@ -173,11 +181,6 @@ func (r *Registry) Run(ctx context.Context) error {
 	if err := r.begin(); err != nil {
 		return err
 	}
-	watching, endWatching := context.WithCancel(context.WithoutCancel(ctx)) // a socket is not gone because we are going
-	r.work.Go(func() { r.watch(watching) })
-	if r.cfg.RegistryDir != "" {
-		r.work.Go(func() { newPluginWatcher(r).Run(watching) })
-	}
 	saving, endSaving := context.WithCancel(context.WithoutCancel(ctx))
 	var saver sync.WaitGroup
 	saver.Go(func() { r.memory.run(saving) })
@@ -191,8 +194,10 @@ func (r *Registry) Run(ctx context.Context) error {
 	// The reverse order: no new link, then no link, then nothing left to save.
 	r.close()
 	r.server.Stop() // waits for the calls of Register
-	endWatching()
+	r.endWatches()
 	r.work.Wait()
+	r.common.notifier.work.Wait()
+	r.notifier.work.Wait()
 	endSaving()
 	saver.Wait()
 	return err
@@ -201,8 +206,7 @@ func (r *Registry) Run(ctx context.Context) error {
 // begin listens, if that has not been done, and starts the links of remembered plugins.
 func (r *Registry) begin() error {
 	r.mu.Lock()
-	again, listening := r.running, r.listener != nil
-	r.running = true
+	again, listening := r.running, r.common.listener != nil
 	r.mu.Unlock()
 	if again {
 		return errors.New("registry: Run was called a second time")
@@ -214,7 +218,11 @@ func (r *Registry) begin() error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.serveLocked()
+	r.running = true
+	r.common.startLocked()
+	for _, d := range r.own {
+		d.startLocked()
+	}
 	booted := bootTime()
 	for _, s := range r.supplies {
 		if s.link.endpoint != "" {
@@ -225,6 +233,16 @@ func (r *Registry) begin() error {
 		}
 	}
 	return nil
+}
+
+// endWatches ends the watchers of all directories.
+func (r *Registry) endWatches() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.common.cancel()
+	for _, d := range r.own {
+		d.cancel()
+	}
 }
 
 // close ends all links and lets nothing new begin.
@@ -249,13 +267,13 @@ func (r *Registry) Offers() map[device.ResourceName]device.Offer {
 	return offers
 }
 
-// Endpoints gives where the plugins listen: a name in the plugin directory, or a path.
-func (r *Registry) Endpoints() map[device.ResourceName]string {
+// Registrations returns where the plugins listen, and whose they are.
+func (r *Registry) Registrations() map[device.ResourceName]device.Registration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := make(map[device.ResourceName]string, len(r.supplies))
+	all := make(map[device.ResourceName]device.Registration, len(r.supplies))
 	for resource, s := range r.supplies {
-		all[resource] = s.link.endpoint
+		all[resource] = device.Registration{Endpoint: s.link.endpoint, Pod: s.link.home.pod}
 	}
 	return all
 }
@@ -277,10 +295,10 @@ func (r *Registry) Check() error {
 	switch {
 	case r.closing:
 		return errors.New("plugin registration is stopping")
-	case !r.running || r.listener == nil:
+	case !r.running || r.common.listener == nil:
 		return errors.New("plugin registration has not started")
 	}
-	return r.trouble
+	return r.common.trouble
 }
 
 // Forget drops a resource that nobody serves, and has the Memory forget it; one that is unknown too. A plugin that registers it
@@ -312,10 +330,11 @@ func (r *Registry) Forget(resource device.ResourceName) error {
 	s.endGrace()
 	delete(r.supplies, resource)
 	r.metrics.forget(resource)
+	r.directories.tell()
 	r.signal()
-	select {
-	case r.recall <- struct{}{}: // one that is there and cannot call by itself is not to be lost
-	default:
+	r.common.callAgain() // a plugin that is there and cannot call by itself is not to be lost
+	for _, d := range r.own {
+		d.callAgain()
 	}
 	return nil
 }

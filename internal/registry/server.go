@@ -39,21 +39,22 @@ func newServer(r *Registry) *registrationServer {
 // Register takes up a plugin. It returns when the plugin has been put in place; its stream is opened afterwards.
 // RegisterRequest.options do not count: the plugin is asked, as the kubelet asks it.
 func (s *server) Register(ctx context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
-	if err := s.registry.register(ctx, request); err != nil {
-		s.registry.log.Warn("registration refused", "resource", clip(request.GetResourceName()),
+	d := callerOf(ctx).directory
+	if err := s.registry.register(ctx, d, request); err != nil {
+		d.log.Warn("registration refused", "resource", clip(request.GetResourceName()),
 			"endpoint", clip(request.GetEndpoint()), "err", err)
 		return nil, refusalStatus(err)
 	}
 	return &pluginapi.Empty{}, nil
 }
 
-func (r *Registry) register(ctx context.Context, request *pluginapi.RegisterRequest) error {
+func (r *Registry) register(ctx context.Context, d *directory, request *pluginapi.RegisterRequest) error {
 	id := r.arrive()
 	resource, err := checkRequest(request)
 	if err != nil {
 		return err
 	}
-	l := newLink(r, id, resource, request.GetEndpoint())
+	l := newLink(r, id, resource, r.named(d.home), request.GetEndpoint())
 	on, err := r.meet(ctx, l)
 	if err != nil {
 		return err
@@ -116,7 +117,7 @@ func (r *Registry) meet(ctx context.Context, l *link) (_ *session, err error) {
 	defer cancel()
 	var cause error // of the latest try that had its time
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
-		on, err := connect(ctx, &r.cfg, l.endpoint, r.cfg.MaxMessageBytes)
+		on, err := connect(ctx, &l.home, l.endpoint, r.cfg.MaxMessageBytes)
 		if err == nil {
 			if err := on.ask(ctx); err != nil {
 				on.close()

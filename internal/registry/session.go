@@ -31,8 +31,8 @@ type session struct {
 }
 
 // connect opens a session with the plugin at endpoint, or says within one try why that cannot be.
-func connect(ctx context.Context, c *Config, endpoint string, maxMessage int) (*session, error) {
-	e, err := c.open(endpoint)
+func connect(ctx context.Context, h *home, endpoint string, maxMessage int) (*session, error) {
+	e, err := h.open(endpoint)
 	if err != nil {
 		return nil, err
 	}

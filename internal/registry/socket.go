@@ -5,56 +5,80 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"path/filepath"
 
+	"github.com/devmgrd/devmgrd/internal/plugindir"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
-const (
-	socketName = "kubelet.sock" // the name that every plugin knows
-
-	// The label by which, under SELinux, containers may reach the sockets in the directory: the kubelet's.
-	directoryLabel = "system_u:object_r:container_file_t:s0"
-)
+const socketName = "kubelet.sock" // the name that every plugin knows
 
 // isOwn reports whether a file in the socket directory is devmgrd's by its name.
 func isOwn(name string) bool { return name == socketName || shareddir.IsDraft(name, socketName) }
 
-// Listen binds the registration socket. From the moment that kubelet.sock is seen, whoever dials it is queued, and
+// Listen binds the registration sockets. From the moment that kubelet.sock is seen, whoever dials it is queued, and
 // served once Run runs. It fails if somebody else listens there.
 func (r *Registry) Listen() error {
-	if err := r.listen(); err != nil {
+	err := r.listen()
+	if err == nil && r.tree != nil {
+		err = r.restore()
+	}
+	if err != nil {
 		return fmt.Errorf("plugin registration: %w", err)
 	}
 	return nil
 }
 
 func (r *Registry) listen() error {
-	if err := makeDirectory(r.cfg.SocketDir); err != nil {
+	if err := plugindir.MakeShared(r.common.sockets); err != nil {
 		return err
 	}
-	d, err := shareddir.Open(r.cfg.SocketDir)
-	if err != nil {
-		return err
+	// Plugins dial it by its path, unless they are in a container.
+	if err := socket.CheckPath(filepath.Join(r.common.sockets, socketName)); err != nil {
+		return fmt.Errorf("%w; choose a shorter plugins.socketDir", err)
 	}
-	defer d.Close()
 	if handed := r.cfg.Listener; handed != nil {
-		info, err := reached(d, handed)
+		err := r.common.take(handed)
 		if err == nil {
-			r.adopt(handed, info)
 			return nil
 		}
 		r.log.Warn("nobody can dial the registration socket that was handed over; making another", "err", err)
 		handed.Close()
 	}
-	if err := r.vacant(d); err != nil {
-		return err
-	}
-	listener, info, err := bind(d)
+	return r.common.listen()
+}
+
+// listen binds the directory's registration socket.
+func (d *directory) listen() error {
+	dir, err := shareddir.Open(d.sockets)
 	if err != nil {
 		return err
 	}
-	r.adopt(listener, info)
+	defer dir.Close()
+	if err := d.vacant(dir); err != nil {
+		return err
+	}
+	listener, info, err := bind(dir)
+	if err != nil {
+		return err
+	}
+	d.adopt(listener, info)
+	return nil
+}
+
+// take makes a socket that was handed over the directory's.
+func (d *directory) take(handed net.Listener) error {
+	dir, err := shareddir.Open(d.sockets)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	info, err := reached(dir, handed)
+	if err != nil {
+		return err
+	}
+	d.adopt(handed, info)
 	return nil
 }
 
@@ -75,15 +99,16 @@ func reached(d *shareddir.Dir, handed net.Listener) (fs.FileInfo, error) {
 }
 
 // adopt makes l the registration socket, in place of one whose file has gone.
-func (r *Registry) adopt(l net.Listener, info fs.FileInfo) {
+func (d *directory) adopt(l net.Listener, info fs.FileInfo) {
+	r := d.registry
 	r.mu.Lock()
-	old := r.listener
-	if r.closing {
+	old := d.listener
+	if r.closing || d.leaving {
 		old = l // too late
 	} else {
-		r.listener, r.own, r.trouble = l, info, nil
-		if old != nil {
-			r.serveLocked()
+		d.listener, d.own, d.trouble = l, info, nil
+		if d.watched {
+			d.serveLocked()
 		}
 	}
 	r.mu.Unlock()
@@ -93,12 +118,12 @@ func (r *Registry) adopt(l net.Listener, info fs.FileInfo) {
 }
 
 // serveLocked serves registrations from the current listener until that is closed.
-func (r *Registry) serveLocked() {
-	l := r.listener
+func (d *directory) serveLocked() {
+	r, l := d.registry, d.listener
 	r.work.Go(func() {
-		err := r.server.Serve(l)
+		err := r.server.Serve(entrance{l, d})
 		r.mu.Lock()
-		expected := r.closing || r.listener != l
+		expected := r.closing || d.listener != l
 		r.mu.Unlock()
 		if expected {
 			return
@@ -112,9 +137,6 @@ func (r *Registry) serveLocked() {
 
 // bind makes the socket, which plugins see only once it listens.
 func bind(d *shareddir.Dir) (net.Listener, fs.FileInfo, error) {
-	if err := socket.CheckPath(d.Join(socketName)); err != nil {
-		return nil, nil, fmt.Errorf("%w; choose a shorter plugins.socketDir", err)
-	}
 	// Its file stays when it is closed: see "Leaving kubelet.sock behind" in doc.go.
 	l, info, err := socket.Listen(d, socketName, 0o660)
 	if err != nil {
@@ -124,36 +146,15 @@ func bind(d *shareddir.Dir) (net.Listener, fs.FileInfo, error) {
 }
 
 // vacant fails if another process listens on kubelet.sock. It warns of what is there if that is no socket, since it is replaced.
-func (r *Registry) vacant(d *shareddir.Dir) error {
-	stray, err := socket.Vacant(d, socketName)
+func (d *directory) vacant(dir *shareddir.Dir) error {
+	stray, err := socket.Vacant(dir, socketName)
 	if stray != nil {
-		r.strays.Do(func() {
-			r.log.Warn("registration socket's name taken; replacing file", "path", d.Join(socketName), "type", shareddir.TypeName(stray.Mode()))
+		d.strays.Do(func() {
+			d.log.Warn("registration socket's name taken; replacing file", "path", dir.Join(socketName), "type", shareddir.TypeName(stray.Mode()))
 		})
 	}
-	if errors.As(err, new(*socket.TakenError)) {
+	if errors.As(err, new(*socket.TakenError)) && !d.pod.Known() {
 		return fmt.Errorf("%w or choose another plugins.socketDir", err)
 	}
 	return err
-}
-
-// makeDirectory makes dir and what is missing above it so that plugins of other users can pass, and of other containers.
-// What is there already keeps its mode and its label.
-func makeDirectory(dir string) error {
-	made, err := shareddir.Make(dir, 0o755)
-	for _, d := range made {
-		label(d)
-	}
-	return err
-}
-
-// label lets containers in where SELinux is on. As in the kubelet it is no error if that fails: an administrator may
-// have given the directory a label of another kind.
-func label(dir string) {
-	d, err := shareddir.Open(dir)
-	if err != nil {
-		return
-	}
-	defer d.Close()
-	_ = d.SetLabel(directoryLabel)
 }

@@ -57,7 +57,7 @@ func (s *supply) offer() device.Offer {
 }
 
 func (s *supply) record() device.PluginRecord {
-	r := device.PluginRecord{Resource: s.resource, Endpoint: s.link.endpoint, Reported: s.reported, Devices: s.devices}
+	r := device.PluginRecord{Resource: s.resource, Endpoint: s.link.endpoint, Pod: s.link.home.pod, Reported: s.reported, Devices: s.devices}
 	if s.state != device.Serving {
 		r.Away, r.Lost = s.since.Round(0), s.state == device.Lost
 	}
@@ -142,7 +142,9 @@ func (r *Registry) accept(l *link, to *session) (loser device.ResourceName, err 
 	r.startLocked(l, to)
 	r.metrics.registrations.WithLabelValues(string(l.resource)).Inc()
 	r.metrics.setUp(l.resource, true)
+	r.metrics.setPod(l.resource, l.home.pod)
 	r.memory.note(l.resource)
+	r.directories.tell()
 	r.signal()
 	return loser, nil
 }
@@ -176,7 +178,7 @@ func (r *Registry) withdraw(l *link) {
 // vacateLocked leaves a supply without a plugin's socket. Nobody serves it, so any registration is newer than what is left.
 func (r *Registry) vacateLocked(s *supply, lack string) {
 	s.link.cancel()
-	s.link = newLink(r, 0, s.resource, "")
+	s.link = newLink(r, 0, s.resource, s.link.home, "")
 	s.link.lack = lack
 	s.fail(lack)
 	r.awayLocked(s)

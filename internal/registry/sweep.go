@@ -20,19 +20,19 @@ const (
 // sweep removes sockets from the socket directory that refuse a connection and belong to no resource: plugins that name
 // their socket after their process leave one behind at each crash. Plugins may exchange a file there at any time,
 // so each is opened without following links, and the connection goes to what was opened.
-func (r *Registry) sweep(ctx context.Context) {
-	d, err := shareddir.Open(r.cfg.SocketDir)
+func (d *directory) sweep(ctx context.Context) {
+	dir, err := shareddir.Open(d.sockets)
 	if err != nil {
 		return // the watch of the directory says so
 	}
-	defer d.Close()
-	names, _, err := d.Names(maxSwept)
+	defer dir.Close()
+	names, _, err := dir.Names(maxSwept)
 	if err != nil {
-		r.log.Debug("cannot list socket directory", "err", err)
+		d.log.Debug("cannot list socket directory", "err", err)
 		return
 	}
 	removed := 0
-	kept := r.endpointFiles(d)
+	kept := d.endpointFiles(dir)
 	for _, name := range names {
 		if ctx.Err() != nil {
 			break
@@ -40,31 +40,28 @@ func (r *Registry) sweep(ctx context.Context) {
 		if isOwn(name) || kept[name] {
 			continue
 		}
-		switch dead, err := removeDead(ctx, d, name); {
+		switch dead, err := removeDead(ctx, dir, name); {
 		case err != nil:
-			r.log.Debug("cannot look at socket", "file", name, "err", err)
+			d.log.Debug("cannot look at socket", "file", name, "err", err)
 		case dead:
 			removed++
 		}
 	}
 	if removed > 0 {
-		r.log.Info("dead sockets removed", "dir", r.cfg.SocketDir, "sockets", removed)
+		d.log.Info("dead sockets removed", "dir", d.sockets, "sockets", removed)
 	}
 }
 
 // endpointFiles returns the files in the socket directory that belong to a resource: those that its endpoint names, and
 // those that links with such a name lead to.
-func (r *Registry) endpointFiles(d *shareddir.Dir) map[string]bool {
+func (d *directory) endpointFiles(dir *shareddir.Dir) map[string]bool {
 	files := map[string]bool{}
-	for _, endpoint := range r.Endpoints() {
-		if endpoint == "" {
-			continue
-		}
+	for _, endpoint := range d.endpoints() {
 		files[filepath.Base(endpoint)] = true
 		if filepath.IsAbs(endpoint) {
 			continue // no link
 		}
-		e, way, err := follow(d, endpoint, true)
+		e, way, err := follow(dir, endpoint, true)
 		if err == nil {
 			e.Close()
 		}
@@ -73,6 +70,18 @@ func (r *Registry) endpointFiles(d *shareddir.Dir) map[string]bool {
 		}
 	}
 	return files
+}
+
+// endpoints returns those of the plugins that registered in the directory.
+func (d *directory) endpoints() (all []string) {
+	d.registry.mu.Lock()
+	defer d.registry.mu.Unlock()
+	for _, s := range d.registry.supplies {
+		if l := s.link; l.endpoint != "" && l.home.sockets == d.sockets {
+			all = append(all, l.endpoint)
+		}
+	}
+	return all
 }
 
 // removeDead removes a file of the directory if it is a socket, was made some time ago, and refuses a connection.

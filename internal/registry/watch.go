@@ -13,6 +13,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/plugindir"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
@@ -24,18 +25,18 @@ const (
 
 // watch looks after the socket directory until ctx ends: it puts kubelet.sock back if it vanishes, and wakes the link
 // whose plugin makes its socket anew. It removes dead sockets at the start, and seldom when others are made.
-func (r *Registry) watch(ctx context.Context) {
-	r.tend(ctx, r.cfg.SocketDir, r.watchOnce, func(due bool) {
-		_ = r.keepSocket() // Check says what is wrong
+func (d *directory) watch(ctx context.Context) {
+	d.tend(ctx, d.sockets, d.watchOnce, func(due bool) {
+		_ = d.keepSocket() // Check says what is wrong
 		if due {
-			r.nudge("")
+			d.nudge()
 		}
 	})
 }
 
 // tend watches a directory until ctx ends: Run and runOnce of a link, once more. Perhaps there is no watch to be had on
 // this machine: then it looks instead, and says when a longer pause is over.
-func (r *Registry) tend(ctx context.Context, dir string, watchOnce func(context.Context) error, look func(due bool)) {
+func (d *directory) tend(ctx context.Context, dir string, watchOnce func(context.Context) error, look func(due bool)) {
 	pause := backoff.Backoff{First: firstPause, Last: lastPause}
 	failing := false
 	var looked time.Time
@@ -47,7 +48,7 @@ func (r *Registry) tend(ctx context.Context, dir string, watchOnce func(context.
 			failing = false
 		}
 		if ctx.Err() == nil && !failing {
-			r.log.Warn("a directory of plugins' sockets has to be watched anew", "dir", dir, "err", err)
+			d.log.Warn("a directory of plugins' sockets has to be watched anew", "dir", dir, "err", err)
 			failing = true
 		}
 		if ctx.Err() == nil && !errors.Is(err, errRemoved) {
@@ -64,19 +65,19 @@ func (r *Registry) tend(ctx context.Context, dir string, watchOnce func(context.
 var errRemoved = errors.New("the directory was removed")
 
 // watchOnce watches until the watch breaks or the directory is gone.
-func (r *Registry) watchOnce(ctx context.Context) error {
-	watcher, err := fsnotify.NewWatcher()
+func (d *directory) watchOnce(ctx context.Context) error {
+	watcher, err := d.notifier.open()
 	if err != nil {
 		return err
 	}
 	defer watcher.Close()
-	if err := makeDirectory(r.cfg.SocketDir); err != nil {
+	if err := plugindir.MakeShared(d.sockets); err != nil {
 		return err
 	}
-	if err := watcher.Add(r.cfg.SocketDir); err != nil {
+	if err := watcher.Add(d.sockets); err != nil {
 		return err
 	}
-	watched, err := shareddir.Open(r.cfg.SocketDir)
+	watched, err := shareddir.Open(d.sockets)
 	if err != nil {
 		return err
 	}
@@ -85,7 +86,7 @@ func (r *Registry) watchOnce(ctx context.Context) error {
 	var retry <-chan time.Time // while kubelet.sock is not ours: whoever has it may go without a sign
 	again := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	keep := func() error {
-		err := r.keepSocket()
+		err := d.keepSocket()
 		early := new(earlyError)
 		switch {
 		case errors.As(err, &early):
@@ -103,11 +104,11 @@ func (r *Registry) watchOnce(ctx context.Context) error {
 	if err := keep(); err != nil {
 		return err
 	}
-	r.nudge("")
+	d.nudge()
 	var swept time.Time
 	sweep := func() {
-		if time.Since(swept) >= r.sweepPause {
-			r.sweep(ctx)
+		if time.Since(swept) >= d.registry.sweepPause {
+			d.sweep(ctx)
 			swept = time.Now()
 		}
 	}
@@ -124,7 +125,7 @@ func (r *Registry) watchOnce(ctx context.Context) error {
 			return err // events may have been lost: look at everything anew
 		case event := <-watcher.Events:
 			switch name := filepath.Base(event.Name); {
-			case event.Name == r.cfg.SocketDir && event.Has(fsnotify.Remove|fsnotify.Rename):
+			case event.Name == d.sockets && event.Has(fsnotify.Remove|fsnotify.Rename):
 				return errRemoved
 			case name == socketName && event.Has(fsnotify.Create|fsnotify.Remove|fsnotify.Rename):
 				// The directory's own end is not told while a socket that was bound in it is open, as ours is.
@@ -135,19 +136,28 @@ func (r *Registry) watchOnce(ctx context.Context) error {
 					return err // removed since we looked
 				}
 			case event.Has(fsnotify.Create):
-				r.nudge(event.Name)
+				d.registry.nudge(event.Name)
 				sweep()
 			}
 		}
 	}
 }
 
-// nudge wakes the links whose plugin listens at path; all links if that is empty.
+// nudge wakes the links whose plugin listens at path.
 func (r *Registry) nudge(path string) {
+	r.nudgeIf(func(l *link) bool { return l.path == path })
+}
+
+// nudge wakes the links of the directory's plugins.
+func (d *directory) nudge() {
+	d.registry.nudgeIf(func(l *link) bool { return l.home.sockets == d.sockets })
+}
+
+func (r *Registry) nudgeIf(meant func(*link) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, s := range r.supplies {
-		if path == "" || s.link.path == path {
+		if meant(s.link) {
 			s.link.nudge()
 		}
 	}
@@ -158,56 +168,58 @@ func (r *Registry) nudge(path string) {
 // register there, and Check says so. The caller asks again, since that process may end and leave the file behind.
 //
 // A process that takes the socket away in a loop has it back once a second, and the log grows by a line a minute.
-func (r *Registry) keepSocket() error {
-	r.mu.Lock()
-	own, before := r.own, r.trouble
-	r.mu.Unlock()
-	path := filepath.Join(r.cfg.SocketDir, socketName)
-	err := r.putBack(own)
+func (d *directory) keepSocket() error {
+	d.registry.mu.Lock()
+	own, before := d.own, d.trouble
+	d.registry.mu.Unlock()
+	path := filepath.Join(d.sockets, socketName)
+	err := d.putBack(own)
 	if early := new(earlyError); errors.As(err, &early) {
 		return err
 	}
 	if err != nil {
 		err = fmt.Errorf("plugins cannot register: %w", err)
 	}
-	r.setTrouble(err)
+	d.setTrouble(err)
 	if err != nil && before == nil {
-		r.losses.Do(func() { r.log.Error("the registration socket is not ours any more", "path", path, "err", err) })
+		d.losses.Do(func() { d.log.Error("the registration socket is not ours any more", "path", path, "err", err) })
 	}
 	return err
 }
 
 // putBack makes another kubelet.sock if the one that is there is not own.
-func (r *Registry) putBack(own fs.FileInfo) error {
-	d, err := shareddir.Open(r.cfg.SocketDir)
+func (d *directory) putBack(own fs.FileInfo) error {
+	dir, err := shareddir.Open(d.sockets)
 	if err != nil {
 		return err
 	}
-	defer d.Close()
+	defer dir.Close()
 	// The file's times say nothing: a plugin may set them. Its number is not given to another file while the socket is open.
-	if info, err := d.Stat(socketName); err == nil && os.SameFile(own, info) {
+	if info, err := dir.Stat(socketName); err == nil && os.SameFile(own, info) {
 		return nil
 	}
-	if err := r.vacant(d); err != nil {
+	if err := d.vacant(dir); err != nil {
 		return err
 	}
-	if turn := r.restores.Reserve(); turn.Delay() > 0 {
+	if turn := d.restores.Reserve(); turn.Delay() > 0 {
 		defer turn.Cancel()
 		return &earlyError{turn.Delay()}
 	}
-	l, info, err := bind(d)
+	l, info, err := bind(dir)
 	if err != nil {
 		return err
 	}
-	r.adopt(l, info)
-	r.returns.Do(func() {
-		r.log.Warn("the registration socket had been removed and is back", "path", d.Join(socketName))
+	d.adopt(l, info)
+	d.returns.Do(func() {
+		d.log.Warn("the registration socket had been removed and is back", "path", dir.Join(socketName))
 	})
 	return nil
 }
 
-// restoreBurst is how often kubelet.sock is put back at once. Then it is put back once a second.
-const restoreBurst = 20
+const (
+	restoreBurst    = 20 // times that kubelet.sock is put back at once
+	restoreInterval = time.Second
+)
 
 // An earlyError reports that kubelet.sock has been taken away too often to be put back at once.
 type earlyError struct{ wait time.Duration }
@@ -219,8 +231,8 @@ func (e *earlyError) Error() string {
 // seldom is for a line of the log that another process can have written as often as it likes.
 func seldom() *rate.Sometimes { return &rate.Sometimes{First: 5, Interval: time.Minute} }
 
-func (r *Registry) setTrouble(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.trouble = err
+func (d *directory) setTrouble(err error) {
+	d.registry.mu.Lock()
+	defer d.registry.mu.Unlock()
+	d.trouble = err
 }

@@ -18,10 +18,33 @@ import (
 
 // pluginRecord is the small part of a device.PluginRecord, beside its devices.
 type pluginRecord struct {
-	Endpoint string    `json:"endpoint"`
-	Reported bool      `json:"reported"`
-	Away     time.Time `json:"away,omitzero"`
-	Lost     bool      `json:"lost,omitempty"`
+	Endpoint string     `json:"endpoint"`
+	Pod      *pluginPod `json:"pod,omitempty"` // nil: not known
+	Reported bool       `json:"reported"`
+	Away     time.Time  `json:"away,omitzero"`
+	Lost     bool       `json:"lost,omitempty"`
+}
+
+// pluginPod is a device.PluginPod.
+type pluginPod struct {
+	UID            device.PodUID `json:"uid"`
+	Namespace      string        `json:"namespace"`
+	Name           string        `json:"name"`
+	ServiceAccount string        `json:"serviceAccount,omitempty"`
+}
+
+func podOf(p *pluginPod) device.PluginPod {
+	if p == nil {
+		return device.PluginPod{}
+	}
+	return device.PluginPod{Pod: device.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name}, ServiceAccount: p.ServiceAccount}
+}
+
+func recordOf(p device.PluginPod) *pluginPod {
+	if !p.Known() {
+		return nil
+	}
+	return &pluginPod{p.UID, p.Namespace, p.Name, p.ServiceAccount}
 }
 
 // Plugins gives all resources that are remembered, in the order of their names.
@@ -60,7 +83,7 @@ func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
 	if err := json.Unmarshal(b.Get(recordKey), &p); err != nil {
 		return device.PluginRecord{}, err
 	}
-	r := device.PluginRecord{Endpoint: p.Endpoint, Reported: p.Reported, Away: p.Away, Lost: p.Lost}
+	r := device.PluginRecord{Endpoint: p.Endpoint, Pod: podOf(p.Pod), Reported: p.Reported, Away: p.Away, Lost: p.Lost}
 	devices := b.Bucket(devicesBucket)
 	if devices == nil {
 		return r, nil
@@ -97,7 +120,7 @@ func savePlugin(d *draft, r device.PluginRecord) error {
 	if err != nil {
 		return fail(err)
 	}
-	record, err := json.Marshal(pluginRecord{r.Endpoint, r.Reported, r.Away, r.Lost})
+	record, err := json.Marshal(pluginRecord{r.Endpoint, recordOf(r.Pod), r.Reported, r.Away, r.Lost})
 	if err != nil {
 		return fail(err)
 	}

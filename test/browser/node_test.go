@@ -31,8 +31,13 @@ const (
 // others stand for the rooms that the page needs nothing of.
 type others struct{}
 
-func (others) Endpoints() map[device.ResourceName]string {
-	return map[device.ResourceName]string{gpu: "gpu.sock", nic: "nic.sock", fpga: "fpga.sock"}
+func (others) Registrations() map[device.ResourceName]device.Registration {
+	in := func(name string) device.PluginPod {
+		return device.PluginPod{Pod: device.Pod{UID: device.PodUID(name), Namespace: "kube-system", Name: name}}
+	}
+	return map[device.ResourceName]device.Registration{
+		gpu: {Endpoint: "gpu.sock", Pod: in("gpu-plugin-7wzqx")}, nic: {Endpoint: "nic.sock", Pod: in("nic-plugin-l9m4c")}, fpga: {Endpoint: "fpga.sock"},
+	}
 }
 func (others) Spans(time.Time) ([]device.Span, error)     { return nil, nil }
 func (others) SaveAction(device.Action) error             { return nil }

@@ -595,7 +595,7 @@ type Plugin struct {
 	// state is "serving", "connected" (there, and has not listed its devices yet), "stale" (away for less than plugins.gracePeriod)
 	// or "lost".
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
-	// endpoint is its socket: a name in plugins.socketDir, or a path.
+	// endpoint is its socket: a name in the directory in which it registered, or a path.
 	Endpoint string `protobuf:"bytes,3,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	// devices is how many it lists, or has listed.
 	Devices int32 `protobuf:"varint,4,opt,name=devices,proto3" json:"devices,omitempty"`
@@ -611,6 +611,9 @@ type Plugin struct {
 	// devmgrd was started. It stays when the plugin serves again.
 	LastError     string                 `protobuf:"bytes,9,opt,name=last_error,json=lastError,proto3" json:"last_error,omitempty"`
 	LastErrorTime *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=last_error_time,json=lastErrorTime,proto3" json:"last_error_time,omitempty"`
+	// pod is the pod in which it runs. Not set: it is not known, since the plugin runs on the host or registered in the directory
+	// that all share.
+	Pod           *PluginPod `protobuf:"bytes,11,opt,name=pod,proto3" json:"pod,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -715,6 +718,83 @@ func (x *Plugin) GetLastErrorTime() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Plugin) GetPod() *PluginPod {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+// A PluginPod is the pod of a device plugin, by the directory in which it registered.
+type PluginPod struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Uid       string                 `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	// service_account is the name of the pod's service account; empty if it is not known.
+	ServiceAccount string `protobuf:"bytes,4,opt,name=service_account,json=serviceAccount,proto3" json:"service_account,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *PluginPod) Reset() {
+	*x = PluginPod{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PluginPod) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PluginPod) ProtoMessage() {}
+
+func (x *PluginPod) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PluginPod.ProtoReflect.Descriptor instead.
+func (*PluginPod) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *PluginPod) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PluginPod) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PluginPod) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *PluginPod) GetServiceAccount() string {
+	if x != nil {
+		return x.ServiceAccount
+	}
+	return ""
+}
+
 type ListDevicesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// resource_name restricts the answer to one resource.
@@ -725,7 +805,7 @@ type ListDevicesRequest struct {
 
 func (x *ListDevicesRequest) Reset() {
 	*x = ListDevicesRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -737,7 +817,7 @@ func (x *ListDevicesRequest) String() string {
 func (*ListDevicesRequest) ProtoMessage() {}
 
 func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -750,7 +830,7 @@ func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesRequest.ProtoReflect.Descriptor instead.
 func (*ListDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListDevicesRequest) GetResourceName() string {
@@ -770,7 +850,7 @@ type ListDevicesResponse struct {
 
 func (x *ListDevicesResponse) Reset() {
 	*x = ListDevicesResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -782,7 +862,7 @@ func (x *ListDevicesResponse) String() string {
 func (*ListDevicesResponse) ProtoMessage() {}
 
 func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -795,7 +875,7 @@ func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesResponse.ProtoReflect.Descriptor instead.
 func (*ListDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListDevicesResponse) GetDevices() []*Device {
@@ -833,7 +913,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +925,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +938,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Device) GetResourceName() string {
@@ -945,7 +1025,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -957,7 +1037,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -970,7 +1050,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -1012,7 +1092,7 @@ type DeviceCordon struct {
 
 func (x *DeviceCordon) Reset() {
 	*x = DeviceCordon{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1024,7 +1104,7 @@ func (x *DeviceCordon) String() string {
 func (*DeviceCordon) ProtoMessage() {}
 
 func (x *DeviceCordon) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1037,7 +1117,7 @@ func (x *DeviceCordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceCordon.ProtoReflect.Descriptor instead.
 func (*DeviceCordon) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeviceCordon) GetReason() string {
@@ -1064,7 +1144,7 @@ type WatchDevicesRequest struct {
 
 func (x *WatchDevicesRequest) Reset() {
 	*x = WatchDevicesRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1076,7 +1156,7 @@ func (x *WatchDevicesRequest) String() string {
 func (*WatchDevicesRequest) ProtoMessage() {}
 
 func (x *WatchDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1089,7 +1169,7 @@ func (x *WatchDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDevicesRequest.ProtoReflect.Descriptor instead.
 func (*WatchDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *WatchDevicesRequest) GetResourceName() string {
@@ -1109,7 +1189,7 @@ type WatchDevicesResponse struct {
 
 func (x *WatchDevicesResponse) Reset() {
 	*x = WatchDevicesResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1121,7 +1201,7 @@ func (x *WatchDevicesResponse) String() string {
 func (*WatchDevicesResponse) ProtoMessage() {}
 
 func (x *WatchDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1134,7 +1214,7 @@ func (x *WatchDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDevicesResponse.ProtoReflect.Descriptor instead.
 func (*WatchDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WatchDevicesResponse) GetDevices() []*Device {
@@ -1155,7 +1235,7 @@ type ListAssignmentsRequest struct {
 
 func (x *ListAssignmentsRequest) Reset() {
 	*x = ListAssignmentsRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1167,7 +1247,7 @@ func (x *ListAssignmentsRequest) String() string {
 func (*ListAssignmentsRequest) ProtoMessage() {}
 
 func (x *ListAssignmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1180,7 +1260,7 @@ func (x *ListAssignmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAssignmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAssignmentsRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListAssignmentsRequest) GetNamespace() string {
@@ -1207,7 +1287,7 @@ type ListAssignmentsResponse struct {
 
 func (x *ListAssignmentsResponse) Reset() {
 	*x = ListAssignmentsResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1219,7 +1299,7 @@ func (x *ListAssignmentsResponse) String() string {
 func (*ListAssignmentsResponse) ProtoMessage() {}
 
 func (x *ListAssignmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1232,7 +1312,7 @@ func (x *ListAssignmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAssignmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAssignmentsResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListAssignmentsResponse) GetAssignments() []*Assignment {
@@ -1261,7 +1341,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1273,7 +1353,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1286,7 +1366,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Assignment) GetNamespace() string {
@@ -1355,7 +1435,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1367,7 +1447,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1380,7 +1460,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExplainRequest) GetNamespace() string {
@@ -1420,7 +1500,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1432,7 +1512,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1445,7 +1525,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExplainResponse) GetNamespace() string {
@@ -1529,7 +1609,7 @@ type CordonRequest struct {
 
 func (x *CordonRequest) Reset() {
 	*x = CordonRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1541,7 +1621,7 @@ func (x *CordonRequest) String() string {
 func (*CordonRequest) ProtoMessage() {}
 
 func (x *CordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1554,7 +1634,7 @@ func (x *CordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRequest.ProtoReflect.Descriptor instead.
 func (*CordonRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CordonRequest) GetDevices() []*DeviceName {
@@ -1582,7 +1662,7 @@ type DeviceName struct {
 
 func (x *DeviceName) Reset() {
 	*x = DeviceName{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1594,7 +1674,7 @@ func (x *DeviceName) String() string {
 func (*DeviceName) ProtoMessage() {}
 
 func (x *DeviceName) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1607,7 +1687,7 @@ func (x *DeviceName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceName.ProtoReflect.Descriptor instead.
 func (*DeviceName) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeviceName) GetResourceName() string {
@@ -1634,7 +1714,7 @@ type CordonResponse struct {
 
 func (x *CordonResponse) Reset() {
 	*x = CordonResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1646,7 +1726,7 @@ func (x *CordonResponse) String() string {
 func (*CordonResponse) ProtoMessage() {}
 
 func (x *CordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1659,7 +1739,7 @@ func (x *CordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonResponse.ProtoReflect.Descriptor instead.
 func (*CordonResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CordonResponse) GetDevices() []*Device {
@@ -1678,7 +1758,7 @@ type UncordonRequest struct {
 
 func (x *UncordonRequest) Reset() {
 	*x = UncordonRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1690,7 +1770,7 @@ func (x *UncordonRequest) String() string {
 func (*UncordonRequest) ProtoMessage() {}
 
 func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1703,7 +1783,7 @@ func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonRequest.ProtoReflect.Descriptor instead.
 func (*UncordonRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *UncordonRequest) GetDevices() []*DeviceName {
@@ -1723,7 +1803,7 @@ type UncordonResponse struct {
 
 func (x *UncordonResponse) Reset() {
 	*x = UncordonResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1735,7 +1815,7 @@ func (x *UncordonResponse) String() string {
 func (*UncordonResponse) ProtoMessage() {}
 
 func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1748,7 +1828,7 @@ func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonResponse.ProtoReflect.Descriptor instead.
 func (*UncordonResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *UncordonResponse) GetDevices() []*Device {
@@ -1767,7 +1847,7 @@ type ForgetRequest struct {
 
 func (x *ForgetRequest) Reset() {
 	*x = ForgetRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1779,7 +1859,7 @@ func (x *ForgetRequest) String() string {
 func (*ForgetRequest) ProtoMessage() {}
 
 func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1792,7 +1872,7 @@ func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetRequest.ProtoReflect.Descriptor instead.
 func (*ForgetRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ForgetRequest) GetResourceName() string {
@@ -1812,7 +1892,7 @@ type ForgetResponse struct {
 
 func (x *ForgetResponse) Reset() {
 	*x = ForgetResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1824,7 +1904,7 @@ func (x *ForgetResponse) String() string {
 func (*ForgetResponse) ProtoMessage() {}
 
 func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1837,7 +1917,7 @@ func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetResponse.ProtoReflect.Descriptor instead.
 func (*ForgetResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ForgetResponse) GetLifted() []*DeviceName {
@@ -1858,7 +1938,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1870,7 +1950,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1883,7 +1963,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DrainRequest) GetDevices() []*DeviceName {
@@ -1912,7 +1992,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2004,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2017,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DrainResponse) GetDevices() []*Device {
@@ -1970,7 +2050,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1982,7 +2062,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1995,7 +2075,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListHistoryRequest) GetResourceName() string {
@@ -2043,7 +2123,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2135,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2148,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListHistoryResponse) GetSpans() []*Span {
@@ -2100,7 +2180,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2112,7 +2192,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2125,7 +2205,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Span) GetNamespace() string {
@@ -2210,7 +2290,7 @@ type ListActionsRequest struct {
 
 func (x *ListActionsRequest) Reset() {
 	*x = ListActionsRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2222,7 +2302,7 @@ func (x *ListActionsRequest) String() string {
 func (*ListActionsRequest) ProtoMessage() {}
 
 func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2235,7 +2315,7 @@ func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsRequest.ProtoReflect.Descriptor instead.
 func (*ListActionsRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListActionsRequest) GetSince() *durationpb.Duration {
@@ -2262,7 +2342,7 @@ type ListActionsResponse struct {
 
 func (x *ListActionsResponse) Reset() {
 	*x = ListActionsResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2274,7 +2354,7 @@ func (x *ListActionsResponse) String() string {
 func (*ListActionsResponse) ProtoMessage() {}
 
 func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2287,7 +2367,7 @@ func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsResponse.ProtoReflect.Descriptor instead.
 func (*ListActionsResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListActionsResponse) GetActions() []*Action {
@@ -2324,7 +2404,7 @@ type Action struct {
 
 func (x *Action) Reset() {
 	*x = Action{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2336,7 +2416,7 @@ func (x *Action) String() string {
 func (*Action) ProtoMessage() {}
 
 func (x *Action) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2349,7 +2429,7 @@ func (x *Action) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Action.ProtoReflect.Descriptor instead.
 func (*Action) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Action) GetAt() *timestamppb.Timestamp {
@@ -2432,7 +2512,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2444,7 +2524,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2457,7 +2537,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *BackupRequest) GetHistory() bool {
@@ -2477,7 +2557,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2489,7 +2569,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2502,7 +2582,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *BackupResponse) GetData() []byte {
@@ -2557,7 +2637,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x12ListPluginsRequest\"\x90\x01\n" +
 	"\x13ListPluginsResponse\x122\n" +
 	"\aplugins\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.PluginR\aplugins\x12E\n" +
-	"\x0enot_redirected\x18\x02 \x03(\v2\x1e.devmgrd.admin.v1.PodContainerR\rnotRedirected\"\xdf\x02\n" +
+	"\x0enot_redirected\x18\x02 \x03(\v2\x1e.devmgrd.admin.v1.PodContainerR\rnotRedirected\"\x8e\x03\n" +
 	"\x06Plugin\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1a\n" +
@@ -2570,7 +2650,13 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"last_error\x18\t \x01(\tR\tlastError\x12B\n" +
 	"\x0flast_error_time\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\rlastErrorTime\"9\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\rlastErrorTime\x12-\n" +
+	"\x03pod\x18\v \x01(\v2\x1b.devmgrd.admin.v1.PluginPodR\x03pod\"x\n" +
+	"\tPluginPod\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\tR\x03uid\x12'\n" +
+	"\x0fservice_account\x18\x04 \x01(\tR\x0eserviceAccount\"9\n" +
 	"\x12ListDevicesRequest\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\"I\n" +
 	"\x13ListDevicesResponse\x122\n" +
@@ -2727,7 +2813,7 @@ func file_devmgrd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_devmgrd_admin_v1_admin_proto_rawDescData
 }
 
-var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: devmgrd.admin.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: devmgrd.admin.v1.GetStatusResponse
@@ -2738,104 +2824,106 @@ var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*ListPluginsRequest)(nil),      // 6: devmgrd.admin.v1.ListPluginsRequest
 	(*ListPluginsResponse)(nil),     // 7: devmgrd.admin.v1.ListPluginsResponse
 	(*Plugin)(nil),                  // 8: devmgrd.admin.v1.Plugin
-	(*ListDevicesRequest)(nil),      // 9: devmgrd.admin.v1.ListDevicesRequest
-	(*ListDevicesResponse)(nil),     // 10: devmgrd.admin.v1.ListDevicesResponse
-	(*Device)(nil),                  // 11: devmgrd.admin.v1.Device
-	(*Holder)(nil),                  // 12: devmgrd.admin.v1.Holder
-	(*DeviceCordon)(nil),            // 13: devmgrd.admin.v1.DeviceCordon
-	(*WatchDevicesRequest)(nil),     // 14: devmgrd.admin.v1.WatchDevicesRequest
-	(*WatchDevicesResponse)(nil),    // 15: devmgrd.admin.v1.WatchDevicesResponse
-	(*ListAssignmentsRequest)(nil),  // 16: devmgrd.admin.v1.ListAssignmentsRequest
-	(*ListAssignmentsResponse)(nil), // 17: devmgrd.admin.v1.ListAssignmentsResponse
-	(*Assignment)(nil),              // 18: devmgrd.admin.v1.Assignment
-	(*ExplainRequest)(nil),          // 19: devmgrd.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),         // 20: devmgrd.admin.v1.ExplainResponse
-	(*CordonRequest)(nil),           // 21: devmgrd.admin.v1.CordonRequest
-	(*DeviceName)(nil),              // 22: devmgrd.admin.v1.DeviceName
-	(*CordonResponse)(nil),          // 23: devmgrd.admin.v1.CordonResponse
-	(*UncordonRequest)(nil),         // 24: devmgrd.admin.v1.UncordonRequest
-	(*UncordonResponse)(nil),        // 25: devmgrd.admin.v1.UncordonResponse
-	(*ForgetRequest)(nil),           // 26: devmgrd.admin.v1.ForgetRequest
-	(*ForgetResponse)(nil),          // 27: devmgrd.admin.v1.ForgetResponse
-	(*DrainRequest)(nil),            // 28: devmgrd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),           // 29: devmgrd.admin.v1.DrainResponse
-	(*ListHistoryRequest)(nil),      // 30: devmgrd.admin.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),     // 31: devmgrd.admin.v1.ListHistoryResponse
-	(*Span)(nil),                    // 32: devmgrd.admin.v1.Span
-	(*ListActionsRequest)(nil),      // 33: devmgrd.admin.v1.ListActionsRequest
-	(*ListActionsResponse)(nil),     // 34: devmgrd.admin.v1.ListActionsResponse
-	(*Action)(nil),                  // 35: devmgrd.admin.v1.Action
-	(*BackupRequest)(nil),           // 36: devmgrd.admin.v1.BackupRequest
-	(*BackupResponse)(nil),          // 37: devmgrd.admin.v1.BackupResponse
-	(*timestamppb.Timestamp)(nil),   // 38: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 39: google.protobuf.Duration
+	(*PluginPod)(nil),               // 9: devmgrd.admin.v1.PluginPod
+	(*ListDevicesRequest)(nil),      // 10: devmgrd.admin.v1.ListDevicesRequest
+	(*ListDevicesResponse)(nil),     // 11: devmgrd.admin.v1.ListDevicesResponse
+	(*Device)(nil),                  // 12: devmgrd.admin.v1.Device
+	(*Holder)(nil),                  // 13: devmgrd.admin.v1.Holder
+	(*DeviceCordon)(nil),            // 14: devmgrd.admin.v1.DeviceCordon
+	(*WatchDevicesRequest)(nil),     // 15: devmgrd.admin.v1.WatchDevicesRequest
+	(*WatchDevicesResponse)(nil),    // 16: devmgrd.admin.v1.WatchDevicesResponse
+	(*ListAssignmentsRequest)(nil),  // 17: devmgrd.admin.v1.ListAssignmentsRequest
+	(*ListAssignmentsResponse)(nil), // 18: devmgrd.admin.v1.ListAssignmentsResponse
+	(*Assignment)(nil),              // 19: devmgrd.admin.v1.Assignment
+	(*ExplainRequest)(nil),          // 20: devmgrd.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),         // 21: devmgrd.admin.v1.ExplainResponse
+	(*CordonRequest)(nil),           // 22: devmgrd.admin.v1.CordonRequest
+	(*DeviceName)(nil),              // 23: devmgrd.admin.v1.DeviceName
+	(*CordonResponse)(nil),          // 24: devmgrd.admin.v1.CordonResponse
+	(*UncordonRequest)(nil),         // 25: devmgrd.admin.v1.UncordonRequest
+	(*UncordonResponse)(nil),        // 26: devmgrd.admin.v1.UncordonResponse
+	(*ForgetRequest)(nil),           // 27: devmgrd.admin.v1.ForgetRequest
+	(*ForgetResponse)(nil),          // 28: devmgrd.admin.v1.ForgetResponse
+	(*DrainRequest)(nil),            // 29: devmgrd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),           // 30: devmgrd.admin.v1.DrainResponse
+	(*ListHistoryRequest)(nil),      // 31: devmgrd.admin.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),     // 32: devmgrd.admin.v1.ListHistoryResponse
+	(*Span)(nil),                    // 33: devmgrd.admin.v1.Span
+	(*ListActionsRequest)(nil),      // 34: devmgrd.admin.v1.ListActionsRequest
+	(*ListActionsResponse)(nil),     // 35: devmgrd.admin.v1.ListActionsResponse
+	(*Action)(nil),                  // 36: devmgrd.admin.v1.Action
+	(*BackupRequest)(nil),           // 37: devmgrd.admin.v1.BackupRequest
+	(*BackupResponse)(nil),          // 38: devmgrd.admin.v1.BackupResponse
+	(*timestamppb.Timestamp)(nil),   // 39: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 40: google.protobuf.Duration
 }
 var file_devmgrd_admin_v1_admin_proto_depIdxs = []int32{
-	38, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	39, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
 	3,  // 1: devmgrd.admin.v1.GetStatusResponse.parts:type_name -> devmgrd.admin.v1.Part
 	4,  // 2: devmgrd.admin.v1.GetStatusResponse.resources:type_name -> devmgrd.admin.v1.Resource
 	5,  // 3: devmgrd.admin.v1.GetStatusResponse.waiting:type_name -> devmgrd.admin.v1.Waiting
 	2,  // 4: devmgrd.admin.v1.GetStatusResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer
-	38, // 5: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	39, // 5: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
 	8,  // 6: devmgrd.admin.v1.ListPluginsResponse.plugins:type_name -> devmgrd.admin.v1.Plugin
 	2,  // 7: devmgrd.admin.v1.ListPluginsResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer
-	38, // 8: devmgrd.admin.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	38, // 9: devmgrd.admin.v1.Plugin.last_error_time:type_name -> google.protobuf.Timestamp
-	11, // 10: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
-	12, // 11: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
-	13, // 12: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
-	38, // 13: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
-	38, // 14: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
-	11, // 15: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
-	18, // 16: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	38, // 17: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
-	38, // 18: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
-	18, // 19: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	22, // 20: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	11, // 21: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	22, // 22: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	11, // 23: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	22, // 24: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
-	22, // 25: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	11, // 26: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
-	39, // 27: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
-	32, // 28: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
-	38, // 29: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
-	38, // 30: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
-	39, // 31: devmgrd.admin.v1.ListActionsRequest.since:type_name -> google.protobuf.Duration
-	35, // 32: devmgrd.admin.v1.ListActionsResponse.actions:type_name -> devmgrd.admin.v1.Action
-	38, // 33: devmgrd.admin.v1.Action.at:type_name -> google.protobuf.Timestamp
-	0,  // 34: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
-	6,  // 35: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
-	9,  // 36: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
-	14, // 37: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
-	16, // 38: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
-	19, // 39: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
-	21, // 40: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
-	24, // 41: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
-	26, // 42: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
-	36, // 43: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
-	28, // 44: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
-	30, // 45: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
-	33, // 46: devmgrd.admin.v1.AdminService.ListActions:input_type -> devmgrd.admin.v1.ListActionsRequest
-	1,  // 47: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
-	7,  // 48: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
-	10, // 49: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
-	15, // 50: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
-	17, // 51: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
-	20, // 52: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
-	23, // 53: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
-	25, // 54: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
-	27, // 55: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
-	37, // 56: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
-	29, // 57: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
-	31, // 58: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
-	34, // 59: devmgrd.admin.v1.AdminService.ListActions:output_type -> devmgrd.admin.v1.ListActionsResponse
-	47, // [47:60] is the sub-list for method output_type
-	34, // [34:47] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	39, // 8: devmgrd.admin.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	39, // 9: devmgrd.admin.v1.Plugin.last_error_time:type_name -> google.protobuf.Timestamp
+	9,  // 10: devmgrd.admin.v1.Plugin.pod:type_name -> devmgrd.admin.v1.PluginPod
+	12, // 11: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
+	13, // 12: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
+	14, // 13: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
+	39, // 14: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
+	39, // 15: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
+	12, // 16: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
+	19, // 17: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	39, // 18: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
+	39, // 19: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
+	19, // 20: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	23, // 21: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	12, // 22: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	23, // 23: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	12, // 24: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	23, // 25: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
+	23, // 26: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	12, // 27: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
+	40, // 28: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
+	33, // 29: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
+	39, // 30: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
+	39, // 31: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
+	40, // 32: devmgrd.admin.v1.ListActionsRequest.since:type_name -> google.protobuf.Duration
+	36, // 33: devmgrd.admin.v1.ListActionsResponse.actions:type_name -> devmgrd.admin.v1.Action
+	39, // 34: devmgrd.admin.v1.Action.at:type_name -> google.protobuf.Timestamp
+	0,  // 35: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
+	6,  // 36: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
+	10, // 37: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
+	15, // 38: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
+	17, // 39: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
+	20, // 40: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
+	22, // 41: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
+	25, // 42: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
+	27, // 43: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
+	37, // 44: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
+	29, // 45: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
+	31, // 46: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
+	34, // 47: devmgrd.admin.v1.AdminService.ListActions:input_type -> devmgrd.admin.v1.ListActionsRequest
+	1,  // 48: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
+	7,  // 49: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
+	11, // 50: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
+	16, // 51: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
+	18, // 52: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
+	21, // 53: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
+	24, // 54: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
+	26, // 55: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
+	28, // 56: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
+	38, // 57: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
+	30, // 58: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
+	32, // 59: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
+	35, // 60: devmgrd.admin.v1.AdminService.ListActions:output_type -> devmgrd.admin.v1.ListActionsResponse
+	48, // [48:61] is the sub-list for method output_type
+	35, // [35:48] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_devmgrd_admin_v1_admin_proto_init() }
@@ -2843,14 +2931,14 @@ func file_devmgrd_admin_v1_admin_proto_init() {
 	if File_devmgrd_admin_v1_admin_proto != nil {
 		return
 	}
-	file_devmgrd_admin_v1_admin_proto_msgTypes[35].OneofWrappers = []any{}
+	file_devmgrd_admin_v1_admin_proto_msgTypes[36].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_devmgrd_admin_v1_admin_proto_rawDesc), len(file_devmgrd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   38,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
