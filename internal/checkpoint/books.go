@@ -14,7 +14,7 @@ func Of(pods []device.PodRecord, offered []device.Inventory) (File, error) {
 		f.Healthy[o.Resource] = healthy(o)
 	}
 	for _, p := range pods {
-		if err := f.add(p.Demand.Pod, p.Assignments); err != nil {
+		if err := f.add(p.Demand.Pod, p.Assignments, func(device.ResourceName) bool { return true }); err != nil {
 			return File{}, err
 		}
 	}
@@ -38,10 +38,13 @@ func healthy(o device.Inventory) []device.ID {
 	return ids
 }
 
-// add makes entries of what a pod has.
-func (f *File) add(pod device.Pod, all []device.Assignment) error {
+// add makes entries of what a pod has of the resources that are to be shown.
+func (f *File) add(pod device.Pod, all []device.Assignment, shown func(device.ResourceName) bool) error {
 	for _, as := range all {
 		for _, s := range as.Shares {
+			if !shown(s.Resource) {
+				continue
+			}
 			a, err := answer(s.Grant)
 			if err != nil {
 				return fmt.Errorf("pod %s, container %s, %s: %w", pod, as.Container.Name, s.Resource, err)

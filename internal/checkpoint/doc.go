@@ -6,6 +6,7 @@
 //	Of                    our books, as a kubelet would have written them
 //	Adopt                 a kubelet's file, as our books would have it: moving in
 //	Mirror                such a file, kept up to date for those who read the kubelet's
+//	Mirrors               one in the common plugin directory, and one in each plugin pod's own
 //
 // # The format
 //

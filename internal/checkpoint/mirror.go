@@ -3,6 +3,8 @@ package checkpoint
 import (
 	"bytes"
 	"context"
+	"errors"
+	"io/fs"
 	"log/slog"
 	"slices"
 	"time"
@@ -25,6 +27,7 @@ type View interface {
 type Mirror struct {
 	path string
 	view View
+	only *selection // nil: all resources are shown
 	log  *slog.Logger
 
 	told           bool            // it has been told that the file cannot be written; Run's
@@ -65,6 +68,7 @@ func (m *Mirror) Run(ctx context.Context) error {
 		if err == nil {
 			select {
 			case <-moved:
+			case <-m.only.changed():
 			case <-ctx.Done():
 			}
 		}
@@ -91,6 +95,9 @@ func (m *Mirror) update() error {
 	data, err := m.draw()
 	if err == nil && !m.has(data) {
 		err = write(m.path, func(d *shareddir.Dir, name string) error { return d.ReplaceFile(name, data) })
+		if m.only != nil && errors.Is(err, fs.ErrNotExist) {
+			err = nil // its pod is gone, with the directory
+		}
 	}
 	switch {
 	case err != nil && !m.told:
@@ -109,12 +116,12 @@ func (m *Mirror) update() error {
 func (m *Mirror) draw() ([]byte, error) {
 	f := File{Healthy: map[device.ResourceName][]device.ID{}}
 	for r, o := range m.view.Offers() {
-		if o.Reported && o.State != device.Lost {
+		if o.Reported && o.State != device.Lost && m.only.has(r) {
 			f.Healthy[r] = healthy(o.Inventory)
 		}
 	}
 	for _, h := range m.view.Board().Pods {
-		if err := f.add(h.Pod, h.Assignments); err != nil {
+		if err := f.add(h.Pod, h.Assignments, m.only.has); err != nil {
 			return nil, err
 		}
 	}

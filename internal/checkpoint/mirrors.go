@@ -1,0 +1,124 @@
+package checkpoint
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Directories are those of plugin pods.
+type Directories interface {
+	// Directories returns all, and a channel that is closed when they have changed.
+	Directories() ([]device.PluginDir, <-chan struct{})
+}
+
+// Mirrors keep a file in the common directory, and one in each plugin pod's own. A pod's file has the devices of the pod's plugins:
+// no plugin sees what others give out.
+type Mirrors struct {
+	common string
+	dirs   Directories
+	view   View
+	log    *slog.Logger
+}
+
+// NewMirrors makes Mirrors. Nothing is touched before Run.
+func NewMirrors(common string, dirs Directories, view View, log *slog.Logger) *Mirrors {
+	return &Mirrors{common: common, dirs: dirs, view: view, log: log}
+}
+
+// Run writes until ctx ends, and then what is still to be written. It always gives nil. The files do not wait for each other: a
+// plugin may keep its own from being written.
+func (m *Mirrors) Run(ctx context.Context) error {
+	var work sync.WaitGroup
+	defer work.Wait()
+	start := func(ctx context.Context, dir string, only *selection) {
+		one := NewMirror(filepath.Join(dir, Name), m.view, m.log)
+		one.only = only
+		work.Go(func() { _ = one.Run(ctx) })
+	}
+	start(ctx, m.common, nil)
+	type mirrored struct {
+		only *selection
+		end  context.CancelFunc
+	}
+	running := map[string]mirrored{}
+	for {
+		dirs, changed := m.dirs.Directories()
+		there := map[string]bool{}
+		for _, d := range dirs {
+			there[d.Sockets] = true
+			one, is := running[d.Sockets]
+			if !is {
+				of, end := context.WithCancel(ctx)
+				one = mirrored{&selection{changes: make(chan struct{}, 1)}, end}
+				one.only.set(d)
+				running[d.Sockets] = one
+				start(of, d.Sockets, one.only)
+				continue
+			}
+			one.only.set(d)
+		}
+		maps.DeleteFunc(running, func(dir string, one mirrored) bool {
+			if !there[dir] {
+				one.end()
+			}
+			return !there[dir]
+		})
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			for _, one := range running {
+				one.end()
+			}
+			return nil
+		}
+	}
+}
+
+// A selection says which resources a file shows.
+type selection struct {
+	changes chan struct{} // size one
+
+	mu        sync.Mutex
+	resources []device.ResourceName // sorted
+}
+
+// set makes it that of a directory.
+func (s *selection) set(d device.PluginDir) {
+	resources := slices.Sorted(slices.Values(d.Resources))
+	s.mu.Lock()
+	same := slices.Equal(s.resources, resources)
+	s.resources = resources
+	s.mu.Unlock()
+	if same {
+		return
+	}
+	select {
+	case s.changes <- struct{}{}:
+	default:
+	}
+}
+
+// has reports whether a resource is shown.
+func (s *selection) has(r device.ResourceName) bool {
+	if s == nil {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, found := slices.BinarySearch(s.resources, r)
+	return found
+}
+
+// changed receives when has may return something else.
+func (s *selection) changed() <-chan struct{} {
+	if s == nil {
+		return nil
+	}
+	return s.changes
+}
