@@ -49,6 +49,11 @@ func (c *Config) check() []Mistake {
 				"choose another directory or, on a node without a kubelet, set plugins.redirect to false")
 		}
 	}
+	for _, d := range []struct{ key, path string }{{"plugins.socketDir", p.SocketDir}, {"plugins.registryDir", p.RegistryDir}} {
+		if own := c.PluginPodsDir(); within(d.path, own) {
+			r.broken(d.key, fmt.Sprintf("lies in %s, where plugin pods have their own directories", own), "choose a directory beside it")
+		}
+	}
 	r.duration("plugins.gracePeriod", p.GracePeriod, 0, maxGrace)
 	r.duration("plugins.allocateTimeout", p.AllocateTimeout, time.Millisecond, maxTimeout)
 	r.duration("plugins.preferredTimeout", p.PreferredTimeout, time.Millisecond, maxTimeout)

@@ -30,6 +30,7 @@ type Plugins struct {
 	SocketDir        string        `key:"socketDir"`        // devmgrd listens on kubelet.sock in it
 	RegistryDir      string        `key:"registryDir"`      // watched for sockets of plugins that wait to be asked
 	Redirect         bool          `key:"redirect"`         // plugin pods that mount KubeletDir get SocketDir
+	DirectoryPerPod  bool          `key:"directoryPerPod"`  // each of those gets a directory of its own
 	KubeletDir       string        `key:"kubeletDir"`       // the directory of the kubelet's own device manager
 	GracePeriod      time.Duration `key:"gracePeriod"`      // how long a plugin may be away unnoticed
 	AllocateTimeout  time.Duration `key:"allocateTimeout"`  // per Allocate call
@@ -52,6 +53,9 @@ type Plugins struct {
 func (p Plugins) KubeletRegistryDir() string {
 	return path.Join(path.Dir(p.KubeletDir), "plugins_registry")
 }
+
+// PluginPodsDir is where plugin pods have their own directories.
+func (c *Config) PluginPodsDir() string { return path.Join(c.RunDir, "plugins") }
 
 // What Plugins.OnDuplicate says.
 const (
@@ -136,6 +140,7 @@ func defaults() Config {
 		RunDir:   "/run/devmgrd",
 		Plugins: Plugins{
 			Redirect:           true,
+			DirectoryPerPod:    true,
 			KubeletDir:         "/var/lib/kubelet/device-plugins",
 			GracePeriod:        time.Minute,
 			AllocateTimeout:    30 * time.Second,

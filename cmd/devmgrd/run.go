@@ -85,6 +85,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		RegistryDir:        c.Plugins.RegistryDir,
 		KubeletDir:         c.Plugins.KubeletDir,
 		KubeletRegistryDir: c.Plugins.KubeletRegistryDir(),
+		PluginsDir:         c.PluginPodsDir(),
 		GracePeriod:        c.Plugins.GracePeriod,
 		AllocateTimeout:    c.Plugins.AllocateTimeout,
 		PreferredTimeout:   c.Plugins.PreferredTimeout,
@@ -123,6 +124,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Runtime:  ledger,
 		Herald:   owners,
 		Redirect: redirect(c.Plugins),
+		Dirs:     plugins,
 		Log:      room("nri"),
 		Metrics:  metrics,
 	}
@@ -160,6 +162,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			Metrics:    metrics,
 		})
 		door.Pods, window.Pods, onNode = bound, bound, node.Shown
+		plugins.AddServiceAccounts(bound)
 		parts = append(parts, part{"pods", bound.Check}, part{"node", node.Check})
 		runs = append(runs, bound.Run, node.Run)
 	}
@@ -184,7 +187,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	office := admin.New(desk)
 	parts = append(parts, part{"admin", office.Check})
 	if c.Plugins.CheckpointMirror {
-		mirror := checkpoint.NewMirror(filepath.Join(c.Plugins.SocketDir, checkpoint.Name), ledger, room("checkpoint"))
+		mirror := checkpoint.NewMirrors(c.Plugins.SocketDir, plugins, ledger, room("checkpoint"))
 		runs = append(runs, mirror.Run)
 	}
 
@@ -224,6 +227,7 @@ func redirect(c config.Plugins) *nri.Redirect {
 	return &nri.Redirect{
 		From: real(c.KubeletDir), To: c.SocketDir,
 		RegistryFrom: real(c.KubeletRegistryDir()), RegistryTo: c.RegistryDir,
+		Own: c.DirectoryPerPod,
 	}
 }
 

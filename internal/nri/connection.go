@@ -29,6 +29,7 @@ type Config struct {
 	Pods     Pods // nil: there is no API server, and every pod says itself what it asks for
 	Herald   Herald
 	Redirect *Redirect // nil: off
+	Dirs     Directories
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer
 }
@@ -68,7 +69,7 @@ const (
 func New(c Config) *Connection {
 	for name, missing := range map[string]bool{
 		"Socket": c.Socket == "", "Index": c.Index == "", "Ledger": c.Ledger == nil, "Runtime": c.Runtime == nil,
-		"Herald": c.Herald == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
+		"Herald": c.Herald == nil, "Dirs": c.Dirs == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
 	} {
 		if missing {
 			panic("nri.New: Config." + name + " is missing")
@@ -170,7 +171,7 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	var synced atomic.Bool
 	far := &progress{}
 	p := &plugin{
-		ledger: n.config.Ledger, runtime: n.config.Runtime, pods: n.config.Pods, herald: n.config.Herald, redirect: n.config.Redirect,
+		ledger: n.config.Ledger, runtime: n.config.Runtime, pods: n.config.Pods, herald: n.config.Herald, redirect: n.config.Redirect, dirs: n.config.Dirs,
 		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, looks: &n.looks, hooks: &n.hooks, strays: &n.strays,
 		synced: func() {
 			synced.Store(true)

@@ -67,7 +67,7 @@ func connect(t *testing.T, socket string, limit time.Duration) *listener {
 	t.Helper()
 	l := &listener{lists: make(chan []device.Running, 16)}
 	l.world.set(device.Standing{Stand: device.Free})
-	n := New(Config{Socket: socket, Index: "05", MaxWait: time.Second, Ledger: l, Runtime: l, Pods: l, Herald: l,
+	n := New(Config{Socket: socket, Index: "05", MaxWait: time.Second, Ledger: l, Runtime: l, Pods: l, Herald: l, Dirs: &world{},
 		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
 	n.limit, l.connection = limit, n
 	ctx, cancel := context.WithCancel(context.Background())

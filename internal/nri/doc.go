@@ -5,6 +5,7 @@
 //
 //	CreateContainer   the runtime asks                                plugin.go
 //	redirect          a plugin's mount of the kubelet's directory     redirect.go  pure
+//	directory         the plugin pod's own, in its place              plugin.go
 //	Claim             what the books say of the container: a look-up  plugin.go
 //	merge             its shares, first one wins, pod's own first     merge.go     pure
 //	host              stat the device nodes and mount sources         host.go, looks.go
@@ -32,8 +33,8 @@
 //     runtime then refuses the container and the kubelet asks again (after about 1 s, later every 10 to 15 s). A panic
 //     in a handler is an error too: a dropped connection would let the container start without its devices.
 //   - A container that asks for none passes at once.
-//   - The hook makes no call to a plugin and touches no disk but the stat of what it injects (and the directory that it
-//     makes where a mount's source is missing), and the CDI specifications where CDI devices stand beside plain ones. A
+//   - The hook makes no call to a plugin and touches no disk but a plugin pod's own directory, which is made for the pod's first
+//     container, the stat of what it injects (and the directory that it makes where a mount's source is missing), and the CDI specifications where CDI devices stand beside plain ones. A
 //     host that does not answer is a refusal of the containers that need the source, which the message names. The runtime calls all hooks of the node one after the other under one lock,
 //     so it waits for an allocation in flight no longer than MaxWait, and for the one live read of a pod that nobody has
 //     told of no longer than liveRead.

@@ -97,6 +97,7 @@ func (p *plugin) bind(pod *api.PodSandbox) error {
 func (p *plugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	defer p.hook("RunPodSandbox")()
 	defer p.survive("RunPodSandbox", new(error))
+	p.present.add(pod)
 	if !p.local(pod) {
 		return nil
 	}
@@ -130,10 +131,13 @@ func (p *plugin) leave(event string, pod *api.PodSandbox) error {
 	if p.sandboxes.remove(pod) {
 		p.ledger.Leave(device.PodUID(pod.GetUid()))
 	}
+	if event == "RemovePodSandbox" && p.present.remove(pod) {
+		p.dirs.PodGone(device.PodUID(pod.GetUid()))
+	}
 	return nil
 }
 
-// sandboxes are those of the local pods that have been bound, by the pods' UIDs.
+// sandboxes are those of some pods, by the pods' UIDs.
 type sandboxes struct {
 	mu  sync.Mutex
 	ids map[string]map[string]bool
@@ -151,7 +155,19 @@ func (s *sandboxes) add(pod *api.PodSandbox) {
 	s.ids[pod.GetUid()][pod.GetId()] = true
 }
 
-// remove tells whether that was a local pod's last one.
+func (s *sandboxes) has(uid device.PodUID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.ids[string(uid)]) > 0
+}
+
+func (s *sandboxes) clear() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ids = nil
+}
+
+// remove tells whether that was a pod's last one.
 func (s *sandboxes) remove(pod *api.PodSandbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

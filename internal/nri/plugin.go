@@ -47,6 +47,18 @@ type Pods interface {
 	Fetch(context.Context, device.Pod) error
 }
 
+// Directories give plugin pods directories of their own to register in, with devmgrd's kubelet.sock in each. Their methods return in a
+// few milliseconds.
+type Directories interface {
+	// Directory makes a pod's directory, if it has none.
+	Directory(pod device.Pod) (device.PluginDir, error)
+	// OwnDirectory returns the directory that a pod has; false: none.
+	OwnDirectory(device.PodUID) (device.PluginDir, bool)
+	// PodGone hears that the last sandbox of a pod is gone, and PodsPresent which pods have one.
+	PodGone(device.PodUID)
+	PodsPresent(func(device.PodUID) bool)
+}
+
 // Herald tells the owners of pods what is wrong with them. Its methods return at once.
 type Herald interface {
 	// NotRedirected reports a container that was created without devmgrd and has the kubelet's plugin directory. still returns false
@@ -79,8 +91,10 @@ const (
 const (
 	resourcesKey = "devmgrd.io/resources"
 	redirectKey  = "devmgrd.io/redirect"
+	directoryKey = "devmgrd.io/plugin-directory"
 
 	registryToo = "plugins_registry" // of redirectKey: lead a pod that mounts only the kubelet's plugins_registry
+	common      = "common"           // of directoryKey: the pod's plugins register where those of the host do
 )
 
 // A plugin answers the runtime's questions over one connection.
@@ -90,6 +104,7 @@ type plugin struct {
 	pods      Pods // nil: there is no API server
 	herald    Herald
 	redirect  *Redirect // nil: off
+	dirs      Directories
 	maxWait   time.Duration
 	log       *slog.Logger
 	metrics   *metrics
@@ -98,8 +113,9 @@ type plugin struct {
 	hooks     *hooks
 	strays    *strays
 	can       atomic.Pointer[abilities] // of the runtime; set by Configure
-	sandboxes sandboxes
-	answers   answers // if the runtime validates them
+	sandboxes sandboxes                 // of local pods that are bound
+	present   sandboxes                 // of all pods
+	answers   answers                   // if the runtime validates them
 	attempts  attempts
 }
 
@@ -139,8 +155,10 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 	}
 	pods := make(map[string]*api.PodSandbox, len(sandboxes))
 	var local []device.PodDemand
+	p.present.clear()
 	for _, s := range sandboxes {
 		pods[s.GetId()] = s
+		p.present.add(s)
 		// Sandboxes that have stopped are told too, until somebody removes them, and nothing says so but that they have
 		// no process. Some that run have none either: those are known by their containers, or when they get one.
 		if !p.local(s) || s.GetPid() == 0 && !used[s.GetId()] {
@@ -166,6 +184,7 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 			astray[c.GetId()] = stray{device.PodContainer{Pod: identity(pod), Name: c.GetName()}, c.GetPodSandboxId()}
 		}
 	}
+	p.dirs.PodsPresent(p.present.has)
 	p.strays.replace(astray)
 	for id, c := range astray {
 		p.herald.NotRedirected(c.Pod, c.Name, func() bool { return p.strays.has(id) })
@@ -218,8 +237,7 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 	defer cancel()
 
 	adj = &api.ContainerAdjustment{}
-	p.lead(adj, pod, ctr)
-	if len(adj.Mounts) > 0 {
+	if err = p.lead(adj, pod, ctr); err == nil && len(adj.Mounts) > 0 {
 		err = fits(pod, ctr, adj)
 	}
 	if err == nil {
@@ -250,11 +268,21 @@ func budget(ctx context.Context) time.Duration {
 }
 
 // lead redirects a device plugin's mounts.
-func (p *plugin) lead(adj *api.ContainerAdjustment, pod *api.PodSandbox, ctr *api.Container) {
+func (p *plugin) lead(adj *api.ContainerAdjustment, pod *api.PodSandbox, ctr *api.Container) error {
 	if p.redirect == nil || pod.GetAnnotations()[redirectKey] == "false" {
-		return
+		return nil
 	}
-	instead, shared := p.redirect.mounts(ctr.GetMounts(), pod.GetAnnotations()[redirectKey] == registryToo)
+	registry := pod.GetAnnotations()[redirectKey] == registryToo
+	instead, shared := p.redirect.mounts(ctr.GetMounts(), registry)
+	if len(instead) > 0 {
+		own, err := p.ownRedirect(pod, ctr, registry)
+		if err != nil {
+			return device.Refuse(device.PluginDirectoryMissing, err, "the plugin's own directory cannot be made")
+		}
+		if own != nil {
+			instead, _ = own.mounts(ctr.GetMounts(), registry)
+		}
+	}
 	for _, m := range instead {
 		adj.AddMount(m)
 		p.log.Info("mount of the kubelet's plugin directory redirected", "pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", m.Destination, "to", m.Source)
@@ -263,6 +291,34 @@ func (p *plugin) lead(adj *api.ContainerAdjustment, pod *api.PodSandbox, ctr *ap
 		p.log.Info("a mount above the kubelet's plugin directory is shared with the host, so a device plugin in this container would reach the kubelet; give it a mount of the directory itself",
 			"pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", at)
 	}
+	return nil
+}
+
+// ownRedirect leads to the pod's own directory; nil: to the common one. A container that mounts the directory for reading only
+// cannot put a socket into it. One that mounts a directory above has the kubelet's own files in its hands, and needs to see what all
+// see.
+func (p *plugin) ownRedirect(pod *api.PodSandbox, ctr *api.Container, registry bool) (*Redirect, error) {
+	if !p.redirect.Own || pod.GetAnnotations()[directoryKey] == common || pod.GetUid() == "" {
+		return nil, nil
+	}
+	id := identity(pod)
+	dir, has := p.dirs.OwnDirectory(id.UID)
+	writes := slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool {
+		return p.redirect.direct(m, registry) && !slices.Contains(m.GetOptions(), "ro")
+	})
+	if !has && !writes {
+		return nil, nil
+	}
+	if !has {
+		p.present.add(pod)
+		var err error
+		if dir, err = p.dirs.Directory(id); err != nil {
+			return nil, err
+		}
+	}
+	own := *p.redirect
+	own.To, own.RegistryTo = dir.Sockets, dir.Registry
+	return &own, nil
 }
 
 // admit adds a container's devices to adj, or says why it may not start.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -25,25 +26,27 @@ import (
 
 // A world stands for the rooms around the plugin: it answers what a test has set.
 type world struct {
-	mu         sync.Mutex
-	stands     map[device.Container]device.Standing
-	fetch      func(context.Context) error
-	synced     []device.Running
-	started    []device.Running
-	stopped    []device.Running
-	starting   []device.Running
-	barred     error    // what RuntimeStarting answers
-	removed    []string // "pod sandbox"
-	astray     []string
-	still      func() bool // of the last of them
-	conflicts  []string
-	notStarted []string
-	bound      []device.PodDemand
-	dropped    []device.PodUID
-	local      []device.PodDemand
-	unlisted   []string
-	claims     int // that have not been taken back
-	refused    []string
+	mu          sync.Mutex
+	stands      map[device.Container]device.Standing
+	fetch       func(context.Context) error
+	synced      []device.Running
+	started     []device.Running
+	stopped     []device.Running
+	starting    []device.Running
+	barred      error    // what RuntimeStarting answers
+	removed     []string // "pod sandbox"
+	astray      []string
+	still       func() bool // of the last of them
+	conflicts   []string
+	notStarted  []string
+	bound       []device.PodDemand
+	dropped     []device.PodUID
+	local       []device.PodDemand
+	unlisted    []string
+	dirs        map[device.PodUID]device.PluginDir
+	noDirectory error // what Directory answers
+	claims      int   // that have not been taken back
+	refused     []string
 }
 
 func (w *world) Refused(c device.Container, why device.Wait, lapsed bool) {
@@ -113,11 +116,44 @@ func (w *world) Contradiction(p device.Pod, container string, conflicts []string
 	}
 }
 
+func (w *world) Directory(pod device.Pod) (device.PluginDir, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.noDirectory != nil {
+		return device.PluginDir{}, w.noDirectory
+	}
+	d := device.PluginDir{Owner: pod, Sockets: "/own/" + string(pod.UID) + "/d", Registry: "/own/" + string(pod.UID) + "/r"}
+	if w.dirs == nil {
+		w.dirs = map[device.PodUID]device.PluginDir{}
+	}
+	w.dirs[pod.UID] = d
+	return d, nil
+}
+
+func (w *world) OwnDirectory(uid device.PodUID) (device.PluginDir, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	d, has := w.dirs[uid]
+	return d, has
+}
+
+func (w *world) PodGone(uid device.PodUID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.dirs, uid)
+}
+
+func (w *world) PodsPresent(present func(device.PodUID) bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	maps.DeleteFunc(w.dirs, func(uid device.PodUID, _ device.PluginDir) bool { return !present(uid) })
+}
+
 var main = device.Container{Pod: "uid", Name: "main"}
 
 func newPlugin(t testing.TB) (*plugin, *world) {
 	w := &world{fetch: func(context.Context) error { return errors.New("the API server is away") }}
-	p := &plugin{ledger: w, runtime: w, pods: w, herald: w, redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, maxWait: 100 * time.Millisecond,
+	p := &plugin{ledger: w, runtime: w, pods: w, herald: w, redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, dirs: w, maxWait: 100 * time.Millisecond,
 		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }, new(strays).count),
 		looks: newLooks(), hooks: &hooks{}, strays: &strays{}, synced: func() {}}
 	if _, err := p.Configure(context.Background(), "", "containerd", "v2.4.2"); err != nil {

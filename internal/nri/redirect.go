@@ -19,6 +19,8 @@ type Redirect struct {
 	// The same for the directory in which plugins wait to be asked. CSI drivers wait there too, and are the kubelet's; so
 	// it is led for containers that have From as well, and for pods that ask for it.
 	RegistryFrom, RegistryTo string
+	// Own gives each plugin pod directories of its own in the place of To and RegistryTo.
+	Own bool
 }
 
 // mounts gives the mounts to put over a container's own, and the destinations of mounts that should have been
@@ -75,6 +77,11 @@ func (w way) mounts(all []*api.Mount) (instead []*api.Mount, shared []string) {
 func (r Redirect) names(m *api.Mount) bool {
 	from := filepath.Clean(m.GetSource())
 	return from == r.From || from == filepath.Join(r.From, registrationSocket)
+}
+
+// direct tells whether a mount is of what is redirected itself, not of what is above.
+func (r Redirect) direct(m *api.Mount, registry bool) bool {
+	return r.names(m) || registry && filepath.Clean(m.GetSource()) == r.RegistryFrom
 }
 
 // between tells whether path is below top, and is bottom or above it.

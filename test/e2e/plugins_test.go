@@ -19,9 +19,6 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// registryDir is devmgrd's in the place of the kubelet's plugins_registry.
-const registryDir = "/run/devmgrd/plugins_registry"
-
 // samplePod gives the sample plugin's pod, once it runs and it is not the one of before.
 func (r *rig) samplePod(before *corev1.Pod) *corev1.Pod {
 	r.t.Helper()
@@ -121,6 +118,7 @@ func TestAPluginThatWaitsToBeCalled(t *testing.T) {
 		c.Env = append(c.Env, corev1.EnvVar{Name: "REGISTER_CONTROL_FILE", Value: "/tmp/register"}) // it does not register before that is removed
 	})
 
+	var plugin *corev1.Pod
 	t.Run("devmgrd calls it", func(t *testing.T) {
 		r := r.in(t)
 		for series, want := range map[string]float64{"device_plugin_registration_total": 1, "devmgrd_plugin_up": 1} {
@@ -128,13 +126,9 @@ func TestAPluginThatWaitsToBeCalled(t *testing.T) {
 				t.Errorf("%s is %v, want %v", series, n, want)
 			}
 		}
-		spec, err := r.spec(r.ctx, node.ContainerID(r.samplePod(nil)))
-		r.must(err)
-		from := map[any]any{}
-		for _, m := range spec["mounts"].([]any) {
-			from[m.(map[string]any)["destination"]] = m.(map[string]any)["source"]
-		}
-		for at, want := range map[string]string{kubelets: registryDir, "/var/lib/kubelet/device-plugins": node.SocketDir} {
+		plugin = r.samplePod(nil)
+		from := r.sources(plugin)
+		for at, want := range map[string]string{kubelets: ownDir(plugin) + "/plugins_registry", "/var/lib/kubelet/device-plugins": ownDir(plugin) + "/device-plugins"} {
 			if from[at] != want {
 				t.Errorf("%s is %v in the plugin's container, want %s", at, from[at], want)
 			}
@@ -150,8 +144,8 @@ func TestAPluginThatWaitsToBeCalled(t *testing.T) {
 		if sockets, err := os.ReadDir(kubelets); err != nil || len(sockets) != 0 {
 			t.Errorf("the kubelet's directory has %v (%v)", sockets, err)
 		}
-		if sockets, err := os.ReadDir(registryDir); err != nil || len(sockets) != 1 {
-			t.Errorf("devmgrd's directory has %v (%v), want the plugin's socket", sockets, err)
+		if sockets, err := os.ReadDir(ownDir(plugin) + "/plugins_registry"); err != nil || len(sockets) != 1 {
+			t.Errorf("the pod's own directory has %v (%v), want the plugin's socket", sockets, err)
 		}
 	})
 
