@@ -80,7 +80,7 @@ e2e-cluster:
 e2e-package:
 	$(timed) "the package" $(GO) test -tags e2e -race -count 1 -timeout 25m ./test/package
 e2e-chaos:
-	$(timed) chaos $(GO) run ./test/chaos -n 4 -seed 1
+	$(timed) chaos $(GO) run ./test/chaos -n 4 -seed 1 -attacker
 e2e-page:
 	@$(timed) "the page in Chromium" $(MAKE) --no-print-directory page
 e2e-demo:
@@ -95,8 +95,8 @@ test-stages:
 	@$(timed) fuzz $(MAKE) --no-print-directory fuzz FUZZTIME=1000x # by time it fails at times at the end of the time (go.dev/issue/75804)
 	@$(MAKE) --no-print-directory e2e
 
-chaos: ## Random faults (root): N=20 sequences, SEED=17 one again, KUBELET=1 against the kubelet's device manager.
-	$(GO) run ./test/chaos -n $(or $(N),$(if $(SEED),1,20)) $(if $(SEED),-seed $(SEED)) $(if $(KUBELET),-kubelet)
+chaos: ## Random faults (root): N=20 sequences, SEED=17 one again, KUBELET=1 against the kubelet's device manager, ATTACKER=1 with a hostile plugin pod.
+	$(GO) run ./test/chaos -n $(or $(N),$(if $(SEED),1,20)) $(if $(SEED),-seed $(SEED)) $(if $(KUBELET),-kubelet) $(if $(ATTACKER),-attacker)
 
 upstream: ## Run Kubernetes' own node suite with the kubelet and with devmgrd (root): SIDE=devmgrd one side, FOCUS=... some specs.
 	$(GO) test -tags e2e -count 1 -timeout 90m -v -run '^TestUpstream$$' ./test/upstream -args $(if $(SIDE),-side '$(SIDE)') $(if $(FOCUS),-focus '$(FOCUS)')

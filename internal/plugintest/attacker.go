@@ -64,7 +64,7 @@ func Attacking(t testing.TB) (end time.Time) {
 	default:
 		t.Skip("only as a process of another test")
 	case "1":
-		if err := dropAll(); err != nil {
+		if err := DropRights(); err != nil {
 			t.Fatal(err)
 		}
 		os.Setenv(attackerStage, "2")
@@ -87,8 +87,8 @@ func Attacking(t testing.TB) (end time.Time) {
 	return end
 }
 
-// dropAll gives up the capabilities of this thread, for good, and for what it executes.
-func dropAll() error {
+// DropRights gives up the capabilities of this thread, for good, and for what it executes.
+func DropRights() error {
 	runtime.LockOSThread()
 	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && err != unix.EINVAL { // an older kernel has fewer

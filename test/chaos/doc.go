@@ -4,6 +4,7 @@
 //	make chaos N=200            200 sequences, from a seed that is printed
 //	make chaos SEED=17          the one sequence of that seed again
 //	make chaos N=200 KUBELET=1  the same against the kubelet's own device manager, without devmgrd
+//	make chaos N=200 ATTACKER=1 the same with a plugin pod that attacks devmgrd all the time
 //
 // A sequence is a handful of steps, drawn from its seed. Pods are created and deleted, by force at times. Containers, their
 // shims, devmgrd, the plugin, the kubelet, containerd and the API server are killed, stopped or frozen, some in the middle of
@@ -13,6 +14,10 @@
 //
 // Each sequence's result is printed when it ends, and its seed is one more than that of the one before. So a run of 500
 // that has ended after seed 200 goes on with SEED=201 N=300.
+//
+// The attacker (attacker.go) has a container's rights and the directory of a plugin pod. It removes and replaces what is devmgrd's
+// there, registers junk and foreign sockets, lists devices with long IDs, and floods the directory and its kubelet.sock. It
+// draws from dice of its own: the sequences are the same with it and without.
 //
 // What is looked at does not come from devmgrd. Which devices a container has stands in the environment and /dev of its
 // processes (truth.go). What the scheduler sees, and what becomes of pods, is the API server's word (cluster.go). A keeper

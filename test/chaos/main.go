@@ -18,12 +18,17 @@ type options struct {
 	sequences int
 	seed      uint64
 	kubelet   bool
+	attacker  bool
 	verbose   bool
 }
 
 func main() {
 	if len(os.Args) == 3 && os.Args[1] == "plugin" {
 		fmt.Fprintln(os.Stderr, "plugin:", runPlugin(os.Args[2]))
+		os.Exit(1)
+	}
+	if len(os.Args) == 4 && os.Args[1] == "attacker" {
+		fmt.Fprintln(os.Stderr, "attacker:", runAttacker(os.Args[2], os.Args[3]))
 		os.Exit(1)
 	}
 	if len(os.Args) > 3 && os.Args[1] == "gated" {
@@ -34,13 +39,18 @@ func main() {
 	flag.IntVar(&o.sequences, "n", 10, "how many sequences of faults")
 	flag.Uint64Var(&o.seed, "seed", 0, "the seed of the first sequence, later ones count up; 0: one by the clock")
 	flag.BoolVar(&o.kubelet, "kubelet", false, "against the kubelet's own device manager, without devmgrd")
+	flag.BoolVar(&o.attacker, "attacker", false, "with a plugin pod that attacks devmgrd all the time")
 	flag.BoolVar(&o.verbose, "v", false, "tell each step as it is done, not only those of a sequence that has gone wrong")
 	flag.Usage = func() {
-		fmt.Fprintf(flag.CommandLine.Output(), "usage: go run ./test/chaos [-n N] [-seed S] [-kubelet] [-v]\n\n"+
+		fmt.Fprintf(flag.CommandLine.Output(), "usage: go run ./test/chaos [-n N] [-seed S] [-kubelet | -attacker] [-v]\n\n"+
 			"Plays random sequences of faults on a real one-node Kubernetes that is made for it. Needs root.\n\n")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
+	if o.kubelet && o.attacker {
+		fmt.Fprintln(os.Stderr, "chaos: the attacker attacks devmgrd, and with -kubelet there is none")
+		os.Exit(2)
+	}
 	if flag.NArg() > 0 {
 		fmt.Fprintf(os.Stderr, "chaos: there is no argument %q; see -help\n", flag.Arg(0))
 		os.Exit(2)

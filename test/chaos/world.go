@@ -41,13 +41,14 @@ var kinds = []string{failed, bare, twoHands, changed, number, promised, waits, s
 // A world is the node with all that can be broken on it. Its fields are the player's, but for what the mutex guards.
 type world struct {
 	*cluster.Cluster
-	options options
-	node    *node.Node       // nil: without devmgrd
-	devmgrd *cluster.Process // the same
-	gate    *gate            // the same
-	plugin  *cluster.Process
-	keeper  *keeper
-	began   time.Time
+	options  options
+	node     *node.Node       // nil: without devmgrd
+	devmgrd  *cluster.Process // the same
+	gate     *gate            // the same
+	plugin   *cluster.Process
+	attacker *cluster.Process // nil: none
+	keeper   *keeper
+	began    time.Time
 
 	pods    []string // that should be there
 	named   int
@@ -99,6 +100,11 @@ func newWorld(ctx context.Context, o options) (*world, error) {
 	}
 	if err := w.plugin.Start(ctx); err != nil {
 		return nil, errors.Join(err, w.stop())
+	}
+	if o.attacker {
+		if err := w.addAttacker(ctx, self); err != nil {
+			return nil, errors.Join(err, w.stop())
+		}
 	}
 	w.watch()
 	if err := w.eventually(ctx, 30*time.Second, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
@@ -178,8 +184,10 @@ func (w *world) stop() error {
 		w.watchers.Wait()
 	}
 	var err error
-	if w.plugin != nil {
-		err = w.plugin.Kill()
+	for _, p := range []*cluster.Process{w.plugin, w.attacker} {
+		if p != nil {
+			err = errors.Join(err, p.Kill())
+		}
 	}
 	if w.node != nil {
 		return errors.Join(err, w.node.Stop())
@@ -243,7 +251,7 @@ func (w *world) play(ctx context.Context) int {
 		if !w.options.verbose {
 			fmt.Println(strings.Join(story, "\n"))
 		}
-		fmt.Printf("  again: make chaos SEED=%d%s\n", seed, map[bool]string{true: " KUBELET=1"}[w.options.kubelet])
+		fmt.Printf("  again: make chaos SEED=%d%s\n", seed, w.side())
 		if w.node != nil {
 			fmt.Printf("  devmgrd said last:\n%s\n", w.node.Tail())
 		}
@@ -254,6 +262,14 @@ func (w *world) play(ctx context.Context) int {
 		fmt.Printf("%6d %s\n", w.wrongs[kind], kind)
 		status = max(status, min(w.wrongs[kind], 1))
 	}
+	if w.options.attacker {
+		n := readAttacks()
+		fmt.Printf("%6d attacks\n", n)
+		if n < 10*played {
+			fmt.Println("the attacker has hardly attacked: the run says nothing of it")
+			status = 1
+		}
+	}
 	if ctx.Err() != nil {
 		return 130
 	}
@@ -261,6 +277,17 @@ func (w *world) play(ctx context.Context) int {
 		return 0 // it is there to be compared with
 	}
 	return status
+}
+
+// side returns what make has to be told besides the seed.
+func (w *world) side() string {
+	switch {
+	case w.options.kubelet:
+		return " KUBELET=1"
+	case w.options.attacker:
+		return " ATTACKER=1"
+	}
+	return ""
 }
 
 // sequence plays one sequence, and mends everything.
