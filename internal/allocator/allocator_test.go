@@ -18,6 +18,7 @@ type numbers = map[device.ResourceName]int
 
 func TestTwoPodsGetDifferentDevices(t *testing.T) {
 	run(t, func(r *rig) {
+		r.Replace(nil)
 		r.shop.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))

@@ -90,13 +90,20 @@ func (a *Allocator) prove() proof {
 		}
 	}
 	a.postpone(occupied)
+	shown.idle = a.proveIdle(suspects)
+	return shown
+}
+
+// proveIdle returns those of some idle containers, by their IDs, that have no process. The others count as started.
+func (a *Allocator) proveIdle(suspects map[string]*life) map[*life]bool {
+	idle := map[*life]bool{}
 	for id, l := range suspects {
 		alive, err := true, error(nil)
 		if a.host != nil {
 			alive, err = a.host.HasProcesses(id)
 		}
 		if err == nil && !alive {
-			shown.idle[l] = true
+			idle[l] = true
 			continue
 		}
 		a.log.Warn("container counts as started", "container", l.name, "id", id, "err", err)
@@ -104,7 +111,7 @@ func (a *Allocator) prove() proof {
 		l.idle = false
 		a.mu.Unlock()
 	}
-	return shown
+	return idle
 }
 
 // postpone has the release of pods with processes tried again, after a pause that doubles each time.

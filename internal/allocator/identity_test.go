@@ -198,6 +198,7 @@ func TestRenamedDevices_UsedByALocalPod_AreNotPublished(t *testing.T) {
 
 func TestPodBoundPastTheScheduler_RaisesNoNumber(t *testing.T) {
 	run(t, func(r *rig) {
+		r.Replace(nil)
 		r.shop.stock(gpu, 8)
 		r.RuntimeSynced(nil, nil)
 		r.published(map[device.ResourceName]int{gpu: 8})

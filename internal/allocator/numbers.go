@@ -13,7 +13,7 @@ func (a *Allocator) Published() map[device.ResourceName]int {
 	numbers := make(map[device.ResourceName]int, len(a.pools))
 	for r, p := range a.pools {
 		if p.offered && p.offer.Reported {
-			numbers[r] = p.published(hidden[r])
+			numbers[r] = p.published(hidden[r], a.listed)
 		}
 	}
 	return numbers
@@ -67,7 +67,10 @@ func (a *Allocator) hiddenLocked() map[device.ResourceName]int {
 //
 // Devices that no plugin lists and that a pod was granted in an earlier boot are not in use, and not counted: the pod is
 // granted listed ones.
-func (p *pool) published(hidden int) int {
+//
+// What admitted pods ask for counts when the API server has listed the node's pods. Before that some of them are known from the
+// state file alone and may be gone, and the publisher lowers no number.
+func (p *pool) published(hidden int, listed bool) int {
 	n := len(p.taken) - p.past
 	if p.offer.State != device.Lost {
 		n += p.frees
@@ -75,6 +78,9 @@ func (p *pool) published(hidden int) int {
 	n -= max(0, hidden)
 	if p.withheld != nil {
 		n = min(n, len(p.listing.devices))
+	}
+	if !listed {
+		return n
 	}
 	return max(n, p.admitted)
 }

@@ -28,3 +28,30 @@ func TestNumber_UnadmittedPodInTheStateFile_DoesNotRaiseIt(t *testing.T) {
 		r.published(numbers{gpu: 2})
 	})
 }
+
+// Pods that the state file knows may be gone by now: what they ask for raises no number before the API server has listed the pods.
+func TestNumber_PodsOfTheStateFileAreGone_DoNotRaiseIt(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 4)
+		r.RuntimeSynced(nil, nil)
+		var all []device.PodDemand
+		for _, name := range []string{"a", "b", "c"} {
+			p := pod(name, app(gpu, 2))
+			p.Admitted = true
+			all = append(all, p)
+		}
+		r.Bind(all[0])
+		r.Bind(all[1])
+		r.after(time.Second)
+		r.halt()
+		r.boot = "two"
+		r.start()
+		r.shop.lists(gpu, "n0", "n1", "n2", "n3") // what the two have is of another boot, and listed no more
+		r.published(numbers{gpu: 4})
+		r.Replace([]device.PodDemand{all[2]})
+		r.RuntimeSynced(nil, nil)
+		r.after(time.Minute)
+		r.expect("c", "main", "ready vendor.com/gpu[n0 n1]")
+		r.published(numbers{gpu: 4})
+	}, func(r *rig) { r.boot = "one" })
+}

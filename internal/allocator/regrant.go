@@ -42,16 +42,16 @@ const maxRegrants = 3
 
 // regrantLocked has the lapsed grants of a pod given again.
 func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
-	movable := !p.ran && len(a.live[p.demand.Pod.UID]) == 0
+	movable := !p.ran && !a.live[p.demand.Pod.UID].runs()
 	failed := p.tries >= maxRegrants && p.wait.Reason != device.StoreUnavailable
 	if movable && (failed || slices.Contains(slices.Collect(maps.Values(p.lapsed)), unusable)) {
-		a.replanLocked(p, p.wait)
+		a.moveLocked(p, p.wait)
 		return
 	}
 	if no, lasting := a.regrantable(p); no != nil {
 		left := time.Until(lasting)
 		if movable && !lasting.IsZero() && left <= 0 {
-			a.replanLocked(p, no.Wait)
+			a.moveLocked(p, no.Wait)
 			return
 		}
 		a.parkLocked(p, no.Wait, max(0, left))
@@ -145,6 +145,40 @@ func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 	}
 	a.grantedLocked(p, got, func(container string) bool { _, was := lapsed[container]; return was })
 	a.log.Info("devices granted again", "pod", p.demand.Pod.String(), "devices", summary(got))
+}
+
+// moveLocked has a pod planned again that has not run with its devices. The runtime may have containers of it that were created and
+// never started, as after a power cut: they are barred first, as when devices are released (books.go), since they were created with
+// the devices that the pod gives back.
+func (a *Allocator) moveLocked(p *pod, why device.Wait) {
+	idle := maps.Clone(a.live[p.demand.Pod.UID])
+	if len(idle) == 0 {
+		a.replanLocked(p, why)
+		return
+	}
+	if left := time.Until(a.syncedAt.Add(idleGrace)); left > 0 {
+		a.parkLocked(p, why, left)
+		return
+	}
+	p.phase = asking
+	a.work.Go(func() {
+		proven := a.proveIdle(idle)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if !p.wanted || p.later != nil || !a.live[p.demand.Pod.UID].bar(proven) {
+			a.failLocked(p, why, firstPause)
+			return
+		}
+		a.replanLocked(p, why)
+	})
+}
+
+// reviveLocked tries again a pod that waits for its devices to be granted again: a container that kept it from having others may be
+// gone, or be idle.
+func (a *Allocator) reviveLocked(p *pod) {
+	if p != nil && p.wanted && p.phase == parked && len(p.lapsed) > 0 {
+		a.queueLocked(p)
+	}
 }
 
 // replanLocked takes a pod's devices back, and has it planned again when that is on disk.

@@ -289,3 +289,35 @@ func TestReboot_DevicesAreRenamed_NumberStays(t *testing.T) {
 		r.published(numbers{gpu: 4})
 	}, func(r *rig) { r.boot = "one" })
 }
+
+// A power cut between the creation of a container and its start: the runtime lists the container for as long as the pod lives, and it
+// never starts. The pod gets other devices when the host has shown that nothing runs, and the container must not start any more.
+func TestReboot_DevicesAreRenamed_IdleContainerIsInNobodysWay(t *testing.T) {
+	run(t, func(r *rig) {
+		r.shop.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 2))
+		idle := running("1", "a", "main")
+		idle.Stamp, idle.Idle = device.Choice{gpu: {"d0", "d1"}}, true
+		r.Claim(idle)
+		r.reboot()
+		r.RuntimeSynced([]device.Running{idle}, nil)
+		r.shop.lists(gpu, "n0", "n1")
+		r.after(20 * time.Second)
+		r.expect("a", "main", "waiting DeviceUnhealthy") // it may be about to start
+		r.shop.setAlive(idle.ID, true)
+		r.after(time.Minute)
+		r.expect("a", "main", "waiting DeviceUnhealthy") // the host shows a process
+		r.shop.setAlive(idle.ID, false)
+		r.RuntimeSynced([]device.Running{idle}, nil)
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[n0 n1]")
+		if err := r.RuntimeStarting(context.Background(), idle); err == nil {
+			t.Error("the container starts with devices that its pod has given back")
+		}
+		next := running("2", "a", "main")
+		start(r, next)
+		r.published(numbers{gpu: 2})
+		r.check()
+	}, func(r *rig) { r.boot = "one" })
+}

@@ -224,7 +224,7 @@ func (w *renaming) check() error {
 	if p.withheld != nil {
 		most = len(p.listing.devices)
 	}
-	if n := p.published(0); n > max(most, p.admitted) {
+	if n := p.published(0, true); n > max(most, p.admitted) {
 		return fmt.Errorf("the Node shows %d devices, and there are %d", n, most)
 	}
 	free, at := 0, 0

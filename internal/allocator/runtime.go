@@ -85,6 +85,7 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 	a.replaceLocked(local, true)
 	for _, p := range a.pods {
 		a.auditLocked(p)
+		a.reviveLocked(p)
 	}
 	a.writeLocked(0)
 	signal(a.changed)
@@ -365,6 +366,7 @@ func (a *Allocator) deadLocked(uid device.PodUID, id string) (name string, known
 		p.heard = time.Now()
 		signal(a.kick)
 	}
+	a.reviveLocked(a.pods[uid])
 	return name, true
 }
 
