@@ -17,6 +17,7 @@ const (
 	maxMessage    = 1 << 30
 	maxDevices    = 10_000_000
 	maxResources  = 4096
+	maxTotal      = 64 << 30
 	maxTimeout    = time.Hour
 	maxGrace      = 24 * time.Hour
 	maxNRIWait    = time.Second // the runtime asks its plugins one after the other and drops one that is late: 2 s
@@ -62,6 +63,7 @@ func (c *Config) check() []Mistake {
 	r.number("plugins.maxMessageBytes", p.MaxMessageBytes, maxMessage)
 	r.number("plugins.maxDevices", p.MaxDevices, maxDevices)
 	r.number("plugins.maxResources", p.MaxResources, maxResources)
+	r.number("plugins.maxTotalBytes", p.MaxTotalBytes, maxTotal)
 	r.patterns("plugins.ignoredResources", p.IgnoredResources)
 	for _, s := range p.AllowedAnnotations {
 		if key := strings.TrimSuffix(s, "*"); key == "" || strings.ContainsAny(key, "*, \x00\n") {

@@ -40,6 +40,7 @@ type Plugins struct {
 	MaxMessageBytes  int           `key:"maxMessageBytes"`  // of one message from a plugin
 	MaxDevices       int           `key:"maxDevices"`       // of one resource
 	MaxResources     int           `key:"maxResources"`     // on this node
+	MaxTotalBytes    int           `key:"maxTotalBytes"`    // of the lists of all plugins
 	CheckpointMirror bool          `key:"checkpointMirror"` // keep a kubelet_internal_checkpoint in SocketDir
 	// IgnoredResources are extended resources that no device plugin serves, such as licences counted by hand:
 	// names, or "domain/*" for all of a domain. Nothing is allocated for them and nobody waits for them.
@@ -150,6 +151,7 @@ func defaults() Config {
 			MaxMessageBytes:    64 << 20,
 			MaxDevices:         250_000,
 			MaxResources:       256,
+			MaxTotalBytes:      256 << 20,
 			CheckpointMirror:   true,
 			IgnoredResources:   []string{},
 			AllowedAnnotations: []string{},

@@ -93,6 +93,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		MaxMessageBytes:    c.Plugins.MaxMessageBytes,
 		MaxDevices:         c.Plugins.MaxDevices,
 		MaxResources:       c.Plugins.MaxResources,
+		MaxTotalBytes:      c.Plugins.MaxTotalBytes,
 		AllowedAnnotations: c.Plugins.AllowedAnnotations,
 		RejectDuplicates:   c.Plugins.OnDuplicate == config.Reject,
 		Listener:           handed(c.Plugins.SocketDir, room("registry")),

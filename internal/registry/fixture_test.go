@@ -43,7 +43,7 @@ func prepare(t testing.TB, change ...func(*registry.Config)) *fixture {
 	cfg := registry.Config{
 		GracePeriod:     time.Minute,
 		AllocateTimeout: 10 * time.Second, PreferredTimeout: 10 * time.Second, PreStartTimeout: 10 * time.Second,
-		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 256,
+		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 256, MaxTotalBytes: 256 << 20,
 		Memory: f.memory, Metrics: f.metrics,
 		Log: slog.New(slog.NewTextHandler(f.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}

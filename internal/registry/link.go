@@ -116,7 +116,7 @@ func (l *link) Run(ctx context.Context, on *session) {
 		}
 
 		l.registry.unreached(l, err)
-		l.wait(ctx, err, &pause, !listed && errors.As(err, new(*endError)))
+		l.wait(ctx, err, &pause, !listed && errors.As(err, new(*endError)) || errors.As(err, new(*budgetError)))
 	}
 }
 
@@ -243,7 +243,13 @@ func (l *link) runOnce(ctx context.Context, on *session) (listed bool, err error
 		if n, limit := len(message.Devices), l.registry.cfg.MaxDevices; n > limit {
 			return listed, fmt.Errorf("the plugin lists %d devices, and plugins.maxDevices allows %d", n, limit)
 		}
+		before := list.devices
 		found := list.take(message.Devices, time.Now())
+		if !device.SameList(before, list.devices) {
+			if err := l.registry.afford(l, list.roster); err != nil {
+				return listed, err
+			}
+		}
 		if found != told && found != (faults{}) {
 			l.log.Warn("plugin's list has faults: of devices with the same ID the last one counts; those without ID, "+
 				"or with one that is too long, do not, nor do NUMA nodes that cannot be",

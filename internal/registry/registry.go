@@ -33,6 +33,7 @@ type Config struct {
 	MaxMessageBytes int // the largest message taken from a plugin
 	MaxDevices      int // the longest list taken from a plugin
 	MaxResources    int // how many resources may be known at once
+	MaxTotalBytes   int // about what the lists of all plugins together may cost in memory
 
 	AllowedAnnotations []string // of grants that steer the runtime: keys, or beginnings of keys and an asterisk
 
@@ -164,6 +165,7 @@ func (c Config) mustBeComplete() {
 		"MaxMessageBytes":  c.MaxMessageBytes <= 0,
 		"MaxDevices":       c.MaxDevices <= 0,
 		"MaxResources":     c.MaxResources <= 0,
+		"MaxTotalBytes":    c.MaxTotalBytes <= 0,
 		"Memory":           c.Memory == nil,
 		"Log":              c.Log == nil,
 		"Metrics":          c.Metrics == nil,

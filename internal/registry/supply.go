@@ -17,6 +17,7 @@ type supply struct {
 	session  *session // the connection to the plugin, where calls go while it is serving; nil while the plugin is away
 	number   uint64   // device.Offer.Session
 	roster            // of the plugin's latest list
+	weight   int      // of the roster
 	reported bool
 	preStart bool
 	prefers  bool
@@ -35,6 +36,7 @@ func remembered(k device.PluginRecord, l *link) *supply {
 		resource: k.Resource, link: l, roster: rosterOf(k), reported: k.Reported,
 		state: device.Stale, since: time.Now(), endGrace: func() {},
 	}
+	s.weight = s.roster.weight()
 	if k.Lost {
 		s.state = device.Lost
 	}

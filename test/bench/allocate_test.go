@@ -51,7 +51,7 @@ func newRig(b *testing.B, devices int) *rig {
 	}
 	b.Cleanup(func() { os.RemoveAll(sockets) })
 	plugins := registry.New(registry.Config{
-		SocketDir: sockets, GracePeriod: time.Minute, AllocateTimeout: 30 * time.Second, PreferredTimeout: 5 * time.Second, PreStartTimeout: 30 * time.Second,
+		MaxTotalBytes: 256 << 20, SocketDir: sockets, GracePeriod: time.Minute, AllocateTimeout: 30 * time.Second, PreferredTimeout: 5 * time.Second, PreStartTimeout: 30 * time.Second,
 		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Memory: books, Log: log, Metrics: metrics,
 	})
 	ledger := allocator.New(allocator.Config{Plugins: plugins, Books: books, Herald: silent{}, Log: log, Metrics: metrics})

@@ -1,0 +1,76 @@
+package registry_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/internal/registry"
+)
+
+// longList has n devices with IDs of 900 bytes.
+func longList(n int) (all []*plugintest.Device) {
+	for i := range n {
+		all = append(all, plugintest.Dev(fmt.Sprintf("%04d-%s", i, strings.Repeat("x", 895)), plugintest.Healthy))
+	}
+	return all
+}
+
+// A list for which there is no room is refused, whoever sends it, and those that are there stay. The plugin hears of it by the end of
+// its stream, and is called again seldom. What another resource gives back is room again.
+func TestTotalBytes(t *testing.T) {
+	f := prepare(t, func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 }) // about 900 devices of these
+	f.run()
+	first := plugintest.Start(t, f.dir, gpu, longList(500)...)
+	f.eventually("the first one serves", f.servesNumber(500))
+	second := plugintest.Start(t, f.dir, "vendor.example/nic", longList(500)...)
+	f.eventually("the second one is refused", func() bool {
+		return strings.Contains(f.Offers()["vendor.example/nic"].LastError, "plugins.maxTotalBytes allows 1048576")
+	})
+	if o := f.Offers()["vendor.example/nic"]; len(o.Inventory.Devices) != 0 {
+		t.Errorf("%d of its devices are offered", len(o.Inventory.Devices))
+	}
+	if !f.servesNumber(500)() {
+		t.Error("the first one does not serve any more")
+	}
+	if n := second.Calls(plugintest.ListAndWatch); n != 1 {
+		t.Errorf("the second one was called %d times", n)
+	}
+	first.Set(longList(600)...) // it may grow for as long as there is room
+	f.eventually("the first one has more", f.servesNumber(600))
+	first.Set(append(longList(99), plugintest.Dev("new", plugintest.Healthy))...) // a new ID ends the memory of those that are gone
+	f.eventually("the first one has less", f.servesNumber(100))
+	second.MustRegister()
+	f.eventually("the second one serves", func() bool { return len(f.Offers()["vendor.example/nic"].Inventory.Devices) == 500 })
+	first.Set(longList(900)...)
+	f.eventually("the first one has too many", func() bool { return strings.Contains(f.offer().LastError, "plugins.maxTotalBytes") })
+	if o := f.offer(); len(o.Inventory.Devices) != 100 {
+		t.Errorf("%d of its devices are offered, want those before", len(o.Inventory.Devices))
+	}
+}
+
+// forgetful forgets whatever is asked for.
+type forgetful struct{ f *fixture }
+
+func (forgetful) Devices(device.ResourceName) ([]device.DeviceStatus, bool) { return nil, true }
+func (l forgetful) Forget(r device.ResourceName) ([]device.Cordon, error)   { return nil, l.f.Forget(r) }
+
+// A lost resource that is not in use makes room.
+func TestTotalBytes_LostResourceMakesRoom(t *testing.T) {
+	var old []device.Device
+	for i, d := range longList(800) {
+		old = append(old, device.Device{ID: device.ID(d.ID), Healthy: i%2 == 0})
+	}
+	f := prepare(t, func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 },
+		known(device.PluginRecord{Resource: "lost.example/x", Endpoint: "gone.sock", Reported: true, Devices: old, Away: time.Now().Add(-time.Hour), Lost: true}))
+	f.MakeRoomWith(forgetful{f})
+	f.run()
+	plugintest.Start(t, f.dir, gpu, longList(500)...)
+	f.eventually("it serves", f.servesNumber(500))
+	if _, known := f.Offers()["lost.example/x"]; known {
+		t.Error("the lost resource is still there")
+	}
+}
