@@ -75,6 +75,9 @@ func (m *Mirror) Run(ctx context.Context) error {
 		if ctx.Err() == nil {
 			continue
 		}
+		if m.only != nil {
+			return nil // its directory is being removed, or the next start makes it good
+		}
 		select {
 		case <-moved:
 			_ = m.update()

@@ -31,7 +31,7 @@ func NewMirrors(common string, dirs Directories, view View, log *slog.Logger) *M
 	return &Mirrors{common: common, dirs: dirs, view: view, log: log}
 }
 
-// Run writes until ctx ends, and then what is still to be written. It always gives nil. The files do not wait for each other: a
+// Run writes until ctx ends, and then what is still to be written to the common directory. It always gives nil. The files do not wait for each other: a
 // plugin may keep its own from being written.
 func (m *Mirrors) Run(ctx context.Context) error {
 	var work sync.WaitGroup

@@ -133,10 +133,24 @@ func TestOwnDirectory_End(t *testing.T) {
 		t.Error("it is there after the last sandbox")
 	}
 
+	// A sandbox counts though nobody has told that it runs.
+	create(first)
+	create(second)
+	p.RemovePodSandbox(t.Context(), first)
+	if !has() {
+		t.Error("it is gone, and a container runs in the second sandbox")
+	}
+	p.RemovePodSandbox(t.Context(), second)
+
 	// What ended while devmgrd was away shows when the runtime lists what it has.
 	create(first)
 	if _, err := p.Synchronize(t.Context(), []*api.PodSandbox{first}, nil); err != nil || !has() {
 		t.Error("it is gone, and its sandbox is not")
+	}
+	running := container()
+	running.PodSandboxId, running.Labels = first.Id, map[string]string{podUIDKey: "uid"}
+	if _, err := p.Synchronize(t.Context(), nil, []*api.Container{running}); err != nil || !has() {
+		t.Error("it is gone, and a container of it runs in a sandbox that is not listed")
 	}
 	if _, err := p.Synchronize(t.Context(), nil, nil); err != nil || has() {
 		t.Error("it is there, and its sandbox is not")

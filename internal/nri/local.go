@@ -143,16 +143,18 @@ type sandboxes struct {
 	ids map[string]map[string]bool
 }
 
-func (s *sandboxes) add(pod *api.PodSandbox) {
+func (s *sandboxes) add(pod *api.PodSandbox) { s.addID(pod.GetUid(), pod.GetId()) }
+
+func (s *sandboxes) addID(uid, id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ids == nil {
 		s.ids = map[string]map[string]bool{}
 	}
-	if s.ids[pod.GetUid()] == nil {
-		s.ids[pod.GetUid()] = map[string]bool{}
+	if s.ids[uid] == nil {
+		s.ids[uid] = map[string]bool{}
 	}
-	s.ids[pod.GetUid()][pod.GetId()] = true
+	s.ids[uid][id] = true
 }
 
 func (s *sandboxes) has(uid device.PodUID) bool {

@@ -174,6 +174,7 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 	for _, c := range containers {
 		pod := pods[c.GetPodSandboxId()]
 		r := running(pod, c)
+		p.present.addID(string(r.Container.Pod), c.GetPodSandboxId()) // the runtime may leave out a sandbox that it cannot reach
 		r.Stamp, r.Digests = stamped(c.GetAnnotations(), &expandable)
 		if at := c.GetCreatedAt(); at > 0 {
 			r.Made = time.Unix(0, at)
@@ -302,6 +303,7 @@ func (p *plugin) ownRedirect(pod *api.PodSandbox, ctr *api.Container, registry b
 		return nil, nil
 	}
 	id := identity(pod)
+	p.present.add(pod)
 	dir, has := p.dirs.OwnDirectory(id.UID)
 	writes := slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool {
 		return p.redirect.direct(m, registry) && !slices.Contains(m.GetOptions(), "ro")
@@ -310,7 +312,6 @@ func (p *plugin) ownRedirect(pod *api.PodSandbox, ctr *api.Container, registry b
 		return nil, nil
 	}
 	if !has {
-		p.present.add(pod)
 		var err error
 		if dir, err = p.dirs.Directory(id); err != nil {
 			return nil, err

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"syscall"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
@@ -31,7 +33,7 @@ type Tree struct{ root string }
 func At(root string) *Tree { return &Tree{root: filepath.Clean(root)} }
 
 // names are the UIDs that can be a directory's name. Kubernetes' UIDs can: they are UUIDs, and hashes for static pods.
-var names = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z_-]{0,127}$`)
+var names = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z._-]{0,127}$`)
 
 // Of returns a pod's directory, whether it is there or not. It fails if the UID cannot be a directory's name.
 func (t *Tree) Of(pod device.Pod) (device.PluginDir, error) {
@@ -80,7 +82,8 @@ func (t *Tree) Make(pod device.Pod) (device.PluginDir, error) {
 	return dir, d.ReplaceFile(ownerFile, text)
 }
 
-// Known makes the tree, returns the directories that are there, and removes what has been begun or left behind.
+// Known makes the tree, returns the directories that are there, and removes what has been begun or left behind. A directory that
+// cannot be read stays as it is: a container may have it.
 func (t *Tree) Known() ([]device.PluginDir, error) {
 	if _, err := shareddir.Make(t.root, 0o700); err != nil {
 		return nil, fmt.Errorf("directory for plugin pods: %w", err)
@@ -90,34 +93,43 @@ func (t *Tree) Known() ([]device.PluginDir, error) {
 		return nil, err
 	}
 	var all []device.PluginDir
+	var failed error
 	for _, e := range entries {
-		dir, err := t.read(e.Name())
-		if err != nil {
-			_ = os.RemoveAll(filepath.Join(t.root, e.Name())) // no container has it: it was never complete
-			continue
+		switch dir, err := t.read(e.Name()); {
+		case err == nil:
+			all = append(all, dir)
+		case errors.Is(err, errIncomplete):
+			failed = errors.Join(failed, removeAll(filepath.Join(t.root, e.Name())))
+		default:
+			failed = errors.Join(failed, err)
 		}
-		all = append(all, dir)
 	}
-	return all, nil
+	return all, failed
 }
+
+// errIncomplete is of a directory that no container has: it was never complete, or is being removed.
+var errIncomplete = errors.New("it is not complete")
 
 // read returns the directory of that name, if it is complete.
 func (t *Tree) read(name string) (device.PluginDir, error) {
 	d, err := shareddir.Open(filepath.Join(t.root, name))
+	if errors.Is(err, syscall.ENOTDIR) {
+		return device.PluginDir{}, errIncomplete
+	}
 	if err != nil {
 		return device.PluginDir{}, err
 	}
 	defer d.Close()
 	text, err := d.ReadFile(ownerFile, maxOwner)
+	if errors.Is(err, fs.ErrNotExist) {
+		return device.PluginDir{}, errIncomplete
+	}
 	if err != nil {
 		return device.PluginDir{}, err
 	}
 	var o owner
-	if err := json.Unmarshal(text, &o); err != nil {
-		return device.PluginDir{}, err
-	}
-	if string(o.UID) != name {
-		return device.PluginDir{}, fmt.Errorf("%s is of pod %.80q", d.Join(ownerFile), o.UID)
+	if err := json.Unmarshal(text, &o); err != nil || string(o.UID) != name {
+		return device.PluginDir{}, errIncomplete
 	}
 	return t.Of(device.Pod{UID: o.UID, Namespace: o.Namespace, Name: o.Name})
 }
@@ -128,8 +140,20 @@ func (t *Tree) Remove(uid device.PodUID) error {
 	if err := os.Remove(filepath.Join(t.path(uid), ownerFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return os.RemoveAll(t.path(uid))
+	var err error
+	for range removeTries {
+		if err = removeAll(t.path(uid)); err == nil {
+			return nil
+		}
+		time.Sleep(removePause)
+	}
+	return err
 }
+
+const (
+	removeTries = 5 // something may still be written there, such as the checkpoint for its readers
+	removePause = 100 * time.Millisecond
+)
 
 // MakeShared makes a directory for plugins, and what is missing above it, so that plugins of other users can pass, and of other
 // containers. What is there already keeps its mode and its label.

@@ -1,6 +1,8 @@
 package plugindir_test
 
 import (
+	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -8,9 +10,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/plugindir"
+	"github.com/devmgrd/devmgrd/internal/plugintest"
 )
 
 var pod = device.Pod{UID: "8f2b1c3d-0000-4000-8000-123456789abc", Namespace: "kube-system", Name: "gpu-plugin-x7k2p"}
@@ -55,7 +59,7 @@ func TestMake(t *testing.T) {
 func TestMakeFails(t *testing.T) {
 	root := t.TempDir()
 	tree := plugindir.At(root)
-	for _, uid := range []device.PodUID{"", ".", "..", "../x", "a/b", "a\x00b", ".hidden", device.PodUID(strings.Repeat("u", 129))} {
+	for _, uid := range []device.PodUID{"", ".", "..", "../x", "-x", "a/b", "a\x00b", ".hidden", device.PodUID(strings.Repeat("u", 129))} {
 		if dir, err := tree.Make(device.Pod{UID: uid, Name: "p"}); err == nil {
 			t.Errorf("UID %q: made %+v", uid, dir)
 		}
@@ -106,6 +110,86 @@ func TestKnown(t *testing.T) {
 	}
 	if left := names(t, precious); len(left) != 1 {
 		t.Error("a link was followed")
+	}
+}
+
+// What cannot be read now may be a running plugin's: it stays.
+func TestKnown_CannotBeRead_Stays(t *testing.T) {
+	root := t.TempDir()
+	tree := plugindir.At(root)
+	if _, err := tree.Make(pod); err != nil {
+		t.Fatal(err)
+	}
+	owner := filepath.Join(root, string(pod.UID), "owner.json")
+	if err := errors.Join(os.Rename(owner, owner+".old"), os.Mkdir(owner, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := tree.Known(); err == nil || len(got) != 0 {
+		t.Errorf("known are %+v, %v", got, err)
+	}
+	if err := errors.Join(os.Remove(owner), os.Rename(owner+".old", owner)); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := tree.Known(); err != nil || len(got) != 1 {
+		t.Errorf("known are %+v, %v", got, err)
+	}
+}
+
+// A pod leaves trees that are deeper than a process has descriptors, and directories that may not be written. devmgrd removes them
+// without the capability to write everything.
+func TestRemove_HostileTree(t *testing.T) {
+	done, output := plugintest.Attack(t, "TestRemoveWithoutCapabilities", time.Minute, "TREE="+t.TempDir())
+	<-done
+	output()
+}
+
+// TestRemoveWithoutCapabilities is no test, but the process that TestRemove_HostileTree starts.
+func TestRemoveWithoutCapabilities(t *testing.T) {
+	plugintest.Attacking(t)
+	root := os.Getenv("TREE")
+	tree := plugindir.At(root)
+	dir, err := tree.Make(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 64, Max: 64}); err != nil {
+		t.Fatal(err)
+	}
+	at, err := syscall.Open(dir.Sockets, syscall.O_DIRECTORY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2000 {
+		if err := syscall.Mkdirat(at, "d", 0o700); err != nil {
+			t.Fatal(err)
+		}
+		next, err := syscall.Openat(at, "d", syscall.O_DIRECTORY, 0)
+		syscall.Close(at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at = next
+	}
+	syscall.Close(at)
+	locked := filepath.Join(dir.Registry, "a")
+	for _, err := range []error{
+		os.MkdirAll(filepath.Join(locked, "b"), 0o700), os.WriteFile(filepath.Join(locked, "b", "f"), nil, 0o600),
+		os.Chmod(filepath.Join(locked, "b"), 0o500), os.Chmod(locked, 0o500), os.Chmod(dir.Registry, 0o500), os.Chmod(dir.Sockets, 0o500),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3000 {
+		if err := os.WriteFile(filepath.Join(filepath.Dir(dir.Registry), fmt.Sprint(i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tree.Remove(pod.UID); err != nil {
+		t.Error(err)
+	}
+	if left := names(t, root); len(left) != 0 {
+		t.Errorf("left are %q", left)
 	}
 }
 

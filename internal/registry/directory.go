@@ -13,6 +13,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/plugindir"
 )
 
 // A directory is a home with a kubelet.sock in it: the common one, or a plugin pod's own. It is watched while the registry runs,
@@ -21,7 +22,6 @@ type directory struct {
 	home
 	registry *Registry
 	log      *slog.Logger
-	notifier *notifier
 	called   chan struct{} // closed when the watcher has called whom it found at the start
 	recall   chan struct{} // size one: plugins that wait to be called may be needed again
 
@@ -39,9 +39,9 @@ type directory struct {
 	leaving  bool               // its pod is gone
 }
 
-func newDirectory(r *Registry, h home, n *notifier) *directory {
+func newDirectory(r *Registry, h home) *directory {
 	d := &directory{
-		home: h, registry: r, log: r.log, notifier: n,
+		home: h, registry: r, log: r.log,
 		called: make(chan struct{}), recall: make(chan struct{}, 1),
 		restores: rate.NewLimiter(rate.Every(restoreInterval), restoreBurst),
 		strays:   seldom(), losses: seldom(), returns: seldom(),
@@ -85,7 +85,7 @@ func (r *Registry) Directory(pod device.Pod) (device.PluginDir, error) {
 	defer r.making.Unlock()
 	r.mu.Lock()
 	d, closing := r.own[pod.UID], r.closing
-	leaving := d != nil && d.leaving
+	leaving, deaf := d != nil && d.leaving, d != nil && d.listener == nil
 	r.mu.Unlock()
 	switch {
 	case closing:
@@ -94,6 +94,11 @@ func (r *Registry) Directory(pod device.Pod) (device.PluginDir, error) {
 		return device.PluginDir{}, fmt.Errorf("the directory of an earlier sandbox of pod %s is being removed", pod)
 	case r.tree == nil:
 		return device.PluginDir{}, errors.New("no plugin pod has a directory of its own")
+	case d != nil && deaf:
+		if err := d.listen(); err != nil {
+			return device.PluginDir{}, err
+		}
+		return d.pluginDir(), nil
 	case d != nil:
 		return d.pluginDir(), nil
 	}
@@ -101,15 +106,14 @@ func (r *Registry) Directory(pod device.Pod) (device.PluginDir, error) {
 	if err != nil {
 		return device.PluginDir{}, fmt.Errorf("directory for the plugins of pod %s: %w", pod, err)
 	}
-	d = newDirectory(r, r.homeOf(dir), r.notifier)
+	d = newDirectory(r, r.homeOf(dir))
 	if err := d.listen(); err != nil {
-		return device.PluginDir{}, err
+		return device.PluginDir{}, errors.Join(err, r.tree.Remove(pod.UID))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.closing {
-		d.listener.Close()
-		return device.PluginDir{}, errStopping
+		return device.PluginDir{}, errStopping // which has closed the listener; the directory stays for the next start
 	}
 	r.own[pod.UID] = d
 	if r.running {
@@ -119,12 +123,12 @@ func (r *Registry) Directory(pod device.Pod) (device.PluginDir, error) {
 	return dir, nil
 }
 
-// OwnDirectory returns a plugin pod's own directory; false: it has none.
+// OwnDirectory returns a plugin pod's own directory; false: it has none in which kubelet.sock listens.
 func (r *Registry) OwnDirectory(uid device.PodUID) (device.PluginDir, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	d := r.own[uid]
-	if d == nil || d.leaving {
+	if d == nil || d.leaving || d.listener == nil {
 		return device.PluginDir{}, false
 	}
 	return d.pluginDir(), true
@@ -175,12 +179,14 @@ func (r *Registry) PodGone(uid device.PodUID) {
 // leaveLocked has a directory removed in the background.
 func (r *Registry) leaveLocked(uid device.PodUID) {
 	d := r.own[uid]
-	if d == nil || d.leaving || r.closing || !r.running {
+	if d == nil || d.leaving || r.closing {
 		return
 	}
 	d.leaving = true
 	r.directories.tell()
-	r.work.Go(func() { r.remove(d) })
+	if r.running { // else begin removes it
+		r.work.Go(func() { r.remove(d) })
+	}
 }
 
 func (r *Registry) remove(d *directory) {
@@ -193,8 +199,9 @@ func (r *Registry) remove(d *directory) {
 		}
 	}
 	r.mu.Unlock()
+	r.callAgain() // a plugin of another pod may serve what this one did
 	if err := r.tree.Remove(d.pod.UID); err != nil {
-		d.log.Warn("cannot remove directory of a plugin pod that is gone", "dir", d.sockets, "err", err)
+		d.log.Warn("cannot remove directory of a plugin pod that is gone", "dir", d.sockets, "err", clip(err.Error()))
 	} else {
 		d.log.Info("directory of plugin pod removed", "dir", d.sockets)
 	}
@@ -216,13 +223,13 @@ func (d *directory) stop() {
 }
 
 // restore takes up the directories of plugin pods that are there since before devmgrd's start.
-func (r *Registry) restore() error {
+func (r *Registry) restore() {
 	known, err := r.tree.Known()
 	if err != nil {
-		return err
+		r.log.Error("directories of plugin pods cannot be taken up; their plugins cannot register before devmgrd's next start", "err", clip(err.Error()))
 	}
 	for _, dir := range known {
-		d := newDirectory(r, r.homeOf(dir), r.notifier)
+		d := newDirectory(r, r.homeOf(dir))
 		if err := d.listen(); err != nil { // its watch tries again
 			d.log.Error("plugins of a pod cannot register", "dir", dir.Sockets, "err", err)
 		}
@@ -230,7 +237,19 @@ func (r *Registry) restore() error {
 		r.own[dir.Owner.UID] = d
 		r.mu.Unlock()
 	}
-	return nil
+}
+
+// make makes the directory if it is not there.
+func (d *directory) make() error {
+	if d.pod.Known() {
+		_, err := d.registry.tree.Make(d.pod.Pod)
+		return err
+	}
+	err := plugindir.MakeShared(d.sockets)
+	if err == nil && d.home.registry != "" {
+		err = plugindir.MakeShared(d.home.registry)
+	}
+	return err
 }
 
 // homeOf returns the home in a plugin pod's own directory.
@@ -276,7 +295,21 @@ func (r *Registry) directoryOf(h home) *directory {
 	return r.own[h.pod.UID]
 }
 
-// callAgain has the plugins called that wait for it.
+// callAgain has all plugins called that wait for it: one that was replaced may be needed again.
+func (r *Registry) callAgain() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.callAgainLocked()
+}
+
+func (r *Registry) callAgainLocked() {
+	r.common.callAgain()
+	for _, d := range r.own {
+		d.callAgain()
+	}
+}
+
+// callAgain has the plugins of a directory called that wait for it.
 func (d *directory) callAgain() {
 	select {
 	case d.recall <- struct{}{}:

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -254,6 +255,54 @@ func TestDirectory_Flood_StopsNobodyElse(t *testing.T) {
 	f.eventually("a good plugin serves", f.servesNumber(1))
 	cancel()
 	<-done
+}
+
+// A plugin that waits to be called is called when the one that has replaced it goes, in whatever directory that was.
+func TestDirectory_Replacement_Goes_FormerServes(t *testing.T) {
+	for name, end := range map[string]func(f *fixture, p *plugintest.Plugin, a *plugintest.Announcement){
+		"its socket is removed": func(_ *fixture, p *plugintest.Plugin, a *plugintest.Announcement) { p.Stop(); a.Withdraw() },
+		"its pod is gone":       func(f *fixture, p *plugintest.Plugin, _ *plugintest.Announcement) { p.Stop(); f.PodGone("uid-b") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := start(t, ownDirs(socketDir(t)), watches(socketDir(t)))
+			announce := func(dir device.PluginDir, devices int) (*plugintest.Plugin, *plugintest.Announcement) {
+				p := plugintest.New(t, dir.Sockets, gpu, plugintest.Devices(devices)...)
+				p.Endpoint = "gpu.sock"
+				p.SetInfo(&plugintest.Info{Type: "DevicePlugin", Name: gpu, Endpoint: kubeletDir + "/gpu.sock", SupportedVersions: []string{"v1beta1"}})
+				p.Serve()
+				a := p.Announce(filepath.Join(dir.Registry, "reg.sock"))
+				f.eventually("it serves", f.servesNumber(devices))
+				return p, a
+			}
+			announce(f.directory("a"), 1)
+			p, a := announce(f.directory("b"), 2)
+			end(f, p, a)
+			f.eventually("the former one serves", f.servesNumber(1))
+		})
+	}
+}
+
+// A pod exchanges directories below its registry directory while they are watched, and ends. Another pod is served on.
+func TestDirectory_ExchangedDirectories_HarmNobody(t *testing.T) {
+	f := start(t, ownDirs(socketDir(t)))
+	evil, good := f.directory("evil"), f.directory("good")
+	p, q := filepath.Join(evil.Registry, "p"), filepath.Join(evil.Registry, "q")
+	for _, dir := range []string{p, q} {
+		if err := os.MkdirAll(filepath.Join(dir, "x"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		caller := plugintest.New(t, evil.Sockets, "evil.example/"+filepath.Base(dir))
+		caller.SetInfo(&plugintest.Info{Type: "Other"})
+		caller.Announce(filepath.Join(dir, "x", "reg.sock"))
+		f.eventually("the directory is watched", func() bool { return len(caller.Told()) > 0 })
+	}
+	if err := unix.Renameat2(unix.AT_FDCWD, p, unix.AT_FDCWD, q, unix.RENAME_EXCHANGE); err != nil {
+		t.Fatal(err)
+	}
+	f.PodGone("uid-evil")
+	f.eventually("its directory is removed", func() bool { _, err := os.Stat(evil.Sockets); return os.IsNotExist(err) })
+	plugintest.Start(t, good.Sockets, gpu, plugintest.Devices(1)...)
+	f.eventually("a good plugin serves", f.servesNumber(1))
 }
 
 // Nothing is made once the registry stops.

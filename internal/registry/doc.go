@@ -12,12 +12,12 @@
 //	session        one connection to a plugin, used once                   session.go
 //	lister         turns one stream's messages into inventories            inventory.go
 //	roster         an inventory, and since when each device is listed      roster.go
+//	budget         what the lists of all plugins may cost together         budget.go
 //	room           forgets a lost resource when another needs its place     room.go
 //	directory      where plugins register: the common one, a pod's own     directory.go
 //	home           its paths; where a plugin serves, checked               endpoint.go
 //	sweep          removes dead sockets of plugins                         sweep.go
 //	socket         kubelet.sock: bound, shown, watched, put back           socket.go, watch.go
-//	notifier       what happens in many directories, by one inotify        notifier.go
 //	pluginWatcher  a registry directory, and a candidate per socket        pluginwatcher.go
 //	candidate      one plugin that waits to be called: asked, told         candidate.go, info.go
 //	callers        in which directory it is dialled; bounds, and a line    callers.go

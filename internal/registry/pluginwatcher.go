@@ -14,7 +14,6 @@ import (
 
 	"github.com/fsnotify/fsnotify"
 
-	"github.com/devmgrd/devmgrd/internal/plugindir"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
@@ -54,12 +53,12 @@ func (w *pluginWatcher) Run(ctx context.Context) {
 
 // watchOnce watches until the watch breaks or the directory is gone.
 func (w *pluginWatcher) watchOnce(ctx context.Context) error {
-	watcher, err := w.of.notifier.open()
+	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return err
 	}
 	defer watcher.Close()
-	if err := plugindir.MakeShared(w.dir); err != nil {
+	if err := w.of.make(); err != nil {
 		return err
 	}
 	// The directory's own end is told by the one above it: on its own watch it is not, while a socket that was bound in it

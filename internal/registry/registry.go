@@ -76,7 +76,6 @@ type Registry struct {
 	common      *directory
 	tree        *plugindir.Tree // nil: no pod has a directory of its own
 	accounts    ServiceAccounts // nil: none is known
-	notifier    *notifier       // of the plugin pods' own directories
 	directories bell            // the directories, or whose resources are, have changed
 
 	work sync.WaitGroup // everything that Run has to wait for
@@ -110,7 +109,6 @@ func New(cfg Config) *Registry {
 		sweepPause:      sweepPause,
 		changed:         make(chan struct{}, 1),
 		failed:          make(chan error, 1),
-		notifier:        newNotifier(),
 		own:             map[device.PodUID]*directory{},
 		supplies:        make(map[device.ResourceName]*supply, len(cfg.Known)),
 	}
@@ -119,7 +117,7 @@ func New(cfg Config) *Registry {
 		common.foreign = []string{cfg.PluginsDir}
 		r.tree = plugindir.At(cfg.PluginsDir)
 	}
-	r.common = newDirectory(r, common, newNotifier())
+	r.common = newDirectory(r, common)
 	r.memory = newSaver(cfg.Memory, cfg.Log, r.record)
 	r.server = newServer(r)
 	shared := r.sharedSockets(cfg.Known)
@@ -198,8 +196,6 @@ func (r *Registry) Run(ctx context.Context) error {
 	r.server.Stop() // waits for the calls of Register
 	r.endWatches()
 	r.work.Wait()
-	r.common.notifier.work.Wait()
-	r.notifier.work.Wait()
 	endSaving()
 	saver.Wait()
 	return err
@@ -223,6 +219,10 @@ func (r *Registry) begin() error {
 	r.running = true
 	r.common.startLocked()
 	for _, d := range r.own {
+		if d.leaving {
+			r.work.Go(func() { r.remove(d) })
+			continue
+		}
 		d.startLocked()
 	}
 	booted := bootTime()
@@ -334,9 +334,6 @@ func (r *Registry) Forget(resource device.ResourceName) error {
 	r.metrics.forget(resource)
 	r.directories.tell()
 	r.signal()
-	r.common.callAgain() // a plugin that is there and cannot call by itself is not to be lost
-	for _, d := range r.own {
-		d.callAgain()
-	}
+	r.callAgainLocked() // a plugin that is there and cannot call by itself is not to be lost
 	return nil
 }

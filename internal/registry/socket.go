@@ -7,7 +7,6 @@ import (
 	"net"
 	"path/filepath"
 
-	"github.com/devmgrd/devmgrd/internal/plugindir"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
@@ -20,18 +19,17 @@ func isOwn(name string) bool { return name == socketName || shareddir.IsDraft(na
 // Listen binds the registration sockets. From the moment that kubelet.sock is seen, whoever dials it is queued, and
 // served once Run runs. It fails if somebody else listens there.
 func (r *Registry) Listen() error {
-	err := r.listen()
-	if err == nil && r.tree != nil {
-		err = r.restore()
-	}
-	if err != nil {
+	if err := r.listen(); err != nil {
 		return fmt.Errorf("plugin registration: %w", err)
+	}
+	if r.tree != nil {
+		r.restore()
 	}
 	return nil
 }
 
 func (r *Registry) listen() error {
-	if err := plugindir.MakeShared(r.common.sockets); err != nil {
+	if err := r.common.make(); err != nil {
 		return err
 	}
 	// Plugins dial it by its path, unless they are in a container.

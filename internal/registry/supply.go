@@ -173,6 +173,7 @@ func (r *Registry) withdraw(l *link) {
 	}
 	r.mu.Unlock()
 	if current {
+		r.callAgain() // one that was replaced by it may be in another directory
 		l.log.Warn("plugin is withdrawn: nothing new is allocated from it until one registers", "grace", r.cfg.GracePeriod)
 	}
 }
@@ -193,7 +194,7 @@ func (r *Registry) orphaned(resource device.ResourceName) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.supplies[resource]
-	return s == nil || s.link.lack == withdrawn
+	return s == nil || s.link.lack == withdrawn || s.link.lack == podGone
 }
 
 // startLocked runs the link, on the session if there is one. Its life is its own: it outlasts the call of Register

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
-	"github.com/devmgrd/devmgrd/internal/plugindir"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
@@ -66,12 +65,12 @@ var errRemoved = errors.New("the directory was removed")
 
 // watchOnce watches until the watch breaks or the directory is gone.
 func (d *directory) watchOnce(ctx context.Context) error {
-	watcher, err := d.notifier.open()
+	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
 		return err
 	}
 	defer watcher.Close()
-	if err := plugindir.MakeShared(d.sockets); err != nil {
+	if err := d.make(); err != nil {
 		return err
 	}
 	if err := watcher.Add(d.sockets); err != nil {

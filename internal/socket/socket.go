@@ -37,11 +37,10 @@ func CheckPath(path string) error {
 // dials as soon as the file is seen, and the file is made by bind, a moment before listen: it would be refused, or let in by the
 // umask.
 //
+// The path may be longer than CheckPath allows: then only processes that see the directory at a shorter one can dial it.
+//
 // Whatever is at name is replaced: see Vacant. The file stays where it is when the listener is closed.
 func Listen(d *shareddir.Dir, name string, mode fs.FileMode) (*net.UnixListener, fs.FileInfo, error) {
-	if err := CheckPath(d.Join(name)); err != nil {
-		return nil, nil, err
-	}
 	_ = d.RemoveDrafts(name) // one that stays is in the way of nothing
 	var err error
 	for range bindTries {
@@ -57,6 +56,9 @@ func Listen(d *shareddir.Dir, name string, mode fs.FileMode) (*net.UnixListener,
 
 // ListenPath is Listen at a path that VacantPath finds vacant.
 func ListenPath(path string, mode fs.FileMode) (*net.UnixListener, error) {
+	if err := CheckPath(path); err != nil {
+		return nil, err
+	}
 	if err := VacantPath(path); err != nil {
 		return nil, err
 	}

@@ -119,7 +119,7 @@ func TestListenIsSeenListening(t *testing.T) {
 func TestListenFails(t *testing.T) {
 	dir := tempDir(t)
 	d := open(t, dir)
-	if _, _, err := socket.Listen(d, strings.Repeat("l", socket.MaxPath), 0o600); err == nil || !strings.Contains(err.Error(), "107 bytes") {
+	if _, err := socket.ListenPath(filepath.Join(dir, strings.Repeat("l", socket.MaxPath)), 0o600); err == nil || !strings.Contains(err.Error(), "107 bytes") {
 		t.Errorf("a path that is too long: %v", err)
 	}
 	if err := os.Remove(dir); err != nil {
