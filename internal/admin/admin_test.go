@@ -545,6 +545,7 @@ func TestStatus(t *testing.T) {
 	r := start(t, func(c *admin.Config) {
 		c.OnNode = func(device.ResourceName) (int, bool) { return 2, true } // the API server has not taken 3 yet
 	})
+	r.Replace(nil) // the API server has listed the pods
 	r.Plugins.Stock(gpu, 2)
 	r.Settle(t, allocatortest.Pod("has", gpu, 1))
 	r.Bind(allocatortest.Pod("waits", gpu, 2))
