@@ -94,8 +94,8 @@ func TestModule_LetsContainersIn(t *testing.T) {
 			t.Errorf("the module lacks %s", want)
 		}
 	}
-	for _, dir := range []string{"device-plugins", "plugins_registry", "pod-resources"} {
-		if !regexp.MustCompile(`\(filecon "/run/devmgrd/[^"]*` + dir + `[^"]*" any \(system_u object_r container_file_t `).MatchString(cil) {
+	for _, dir := range []string{`\([^"]*device-plugins`, `\([^"]*plugins_registry`, `\([^"]*pod-resources`, `plugins/[^"]*device-plugins`, `plugins/[^"]*plugins_registry`} {
+		if !regexp.MustCompile(`\(filecon "/run/devmgrd/` + dir + `[^"]*" any \(system_u object_r container_file_t `).MatchString(cil) {
 			t.Errorf("the directory %s has not the label container_file_t", dir)
 		}
 	}
