@@ -101,7 +101,11 @@ func listen(d *shareddir.Dir, name string, mode fs.FileMode) (_ *net.UnixListene
 	if err := e.Chmod(mode); err != nil {
 		return nil, nil, err
 	}
-	if err := d.Replace(draft, name); err != nil {
+	err = d.Replace(draft, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = &exchangedError{d.Join(draft), err} // another process has removed it
+	}
+	if err != nil {
 		return nil, nil, err
 	}
 	return l, e.Info(), nil
