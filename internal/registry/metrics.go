@@ -37,7 +37,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		info: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "devmgrd_plugin_info",
 			Help: "Always 1; the labels tell in which pod the resource's plugin runs. Empty: on the host, or not known.",
-		}, append(label, "namespace", "pod", "service_account")),
+		}, []string{"resource_name", "namespace", "pod", "service_account"}),
 	}
 	reg.MustRegister(m.registrations, m.allocate, m.up, m.info)
 	return m
