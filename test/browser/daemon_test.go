@@ -65,7 +65,7 @@ func (d *daemon) start() {
 		d.t.Fatal(err)
 	}
 	d.process = exec.Command(d.binary, "run", "--set", "kubernetes.mode=none", "--set", "nodeName=worker-7", "--set", "metrics.listen="+d.address,
-		"--set", "stateDir="+in("state"), "--set", "runDir="+d.dir, "--set", "plugins.kubeletDir="+in("kubelet"), "--set", "plugins.socketDir="+in("plugins"),
+		"--set", "stateDir="+in("state"), "--set", "runDir="+d.dir, "--set", "plugins.kubeletDir="+in("kubelet"), "--set", "plugins.socketDir="+in("device-plugins"),
 		"--set", "plugins.registryDir="+in("registry"), "--set", "admin.socket="+in("admin.sock"), "--set", "nri.socket="+in("nobody.sock"),
 		"--set", "podResources.socket="+in("pr.sock"), "--set", "podResources.kubeletSocket="+in("kubelet-pr.sock"))
 	d.process.Stdout, d.process.Stderr = &d.log, &d.log
@@ -117,7 +117,7 @@ func TestDaemon(t *testing.T) {
 	tb.says("worker-7", "No plugin has registered yet", "nri is not ready")
 	value[bool](tb, `window.mine = true`) // goes with the document
 
-	p := plugintest.New(t, filepath.Join(d.dir, "plugins"), "vendor.example/gpu",
+	p := plugintest.New(t, filepath.Join(d.dir, "device-plugins"), "vendor.example/gpu",
 		plugintest.Dev("GPU-0", plugintest.Healthy, 0), plugintest.Dev("GPU-1", plugintest.Healthy, 0), plugintest.Dev("GPU-2", plugintest.Healthy, 1))
 	p.Serve()
 	p.MustRegister()
