@@ -168,7 +168,15 @@ func (tb *tab) scheme(name string) {
 // until waits for an expression to be true, and fails the test with what is on the page if that is not in time.
 func (tb *tab) until(what, expression string) {
 	tb.t.Helper()
-	tb.wait(what, func() bool { return value[bool](tb, expression) })
+	tb.wait(what, func() bool {
+		ctx, cancel := context.WithTimeout(tb, limit)
+		defer cancel()
+		is, err := chromedp.Run(ctx, chromedp.Evaluate[bool](expression))
+		if err != nil && !strings.Contains(err.Error(), "navigated or closed") { // the page loads itself anew
+			tb.t.Fatal(err)
+		}
+		return is
+	})
 }
 
 func (tb *tab) wait(what string, condition func() bool) {
