@@ -46,7 +46,7 @@ func TestNumber_PodsOfTheStateFileAreGone_DoNotRaiseIt(t *testing.T) {
 		r.halt()
 		r.boot = "two"
 		r.start()
-		r.shop.lists(gpu, "n0", "n1", "n2", "n3") // what the two have is of another boot, and listed no more
+		r.shop.lists(gpu, "n0", "n1", "n2", "n3") // the devices of the two pods are of another boot, and no longer listed
 		r.published(numbers{gpu: 4})
 		r.Replace([]device.PodDemand{all[2]})
 		r.RuntimeSynced(nil, nil)

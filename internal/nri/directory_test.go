@@ -133,7 +133,7 @@ func TestOwnDirectory_End(t *testing.T) {
 		t.Error("it is there after the last sandbox")
 	}
 
-	// A sandbox counts though nobody has told that it runs.
+	// A sandbox counts though its RunPodSandbox event was not received.
 	create(first)
 	create(second)
 	p.RemovePodSandbox(t.Context(), first)

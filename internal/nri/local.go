@@ -169,7 +169,7 @@ func (s *sandboxes) clear() {
 	s.ids = nil
 }
 
-// remove tells whether that was a pod's last one.
+// remove reports whether that was the pod's last sandbox.
 func (s *sandboxes) remove(pod *api.PodSandbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
