@@ -70,6 +70,8 @@ func (c *Config) check() []Mistake {
 			r.broken("plugins.allowedAnnotations", quote(s)+" is not the key of an annotation", "write one like run.oci.handler, or io.katacontainers.* for all that begin so")
 		}
 	}
+	r.oneOf("plugins.rules", p.Rules, Off, Report, Enforce)
+	r.path("plugins.rulesFile", p.RulesFile)
 
 	r.oneOf("kubernetes.mode", c.Kubernetes.Mode, Cluster, NoCluster)
 	if c.Kubernetes.Kubeconfig != "" {

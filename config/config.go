@@ -48,7 +48,16 @@ type Plugins struct {
 	// AllowedAnnotations are annotations that a plugin may grant although they steer the container runtime: keys, or
 	// beginnings of keys followed by an asterisk.
 	AllowedAnnotations []string `key:"allowedAnnotations"`
+	Rules              string   `key:"rules"`     // what becomes of what RulesFile does not allow: off, report or enforce
+	RulesFile          string   `key:"rulesFile"` // which plugins may serve which resources, and what they may grant
 }
+
+// What Plugins.Rules says.
+const (
+	Off     = "off"     // RulesFile is not read
+	Report  = "report"  // in the log, in a metric and as an event
+	Enforce = "enforce" // refused as well
+)
 
 // KubeletRegistryDir is where the kubelet looks for plugins that wait to be asked: beside its device plugin directory.
 func (p Plugins) KubeletRegistryDir() string {
@@ -155,6 +164,8 @@ func defaults() Config {
 			CheckpointMirror:   true,
 			IgnoredResources:   []string{},
 			AllowedAnnotations: []string{},
+			Rules:              Off,
+			RulesFile:          "/etc/devmgrd/rules.yaml",
 		},
 		Kubernetes:   Kubernetes{Mode: Cluster},
 		NRI:          NRI{Socket: "/var/run/nri/nri.sock", Index: "05", MaxWait: 100 * time.Millisecond},

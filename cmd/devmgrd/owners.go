@@ -12,6 +12,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 	"github.com/devmgrd/devmgrd/internal/nri"
+	"github.com/devmgrd/devmgrd/internal/pluginrules"
 	"github.com/devmgrd/devmgrd/internal/pods"
 )
 
@@ -32,6 +33,7 @@ type herald interface {
 	allocator.Herald
 	nri.Herald
 	nodestatus.Herald
+	pluginrules.Herald
 	// Evict has a pod evicted; where there is no API server it does nothing.
 	Evict(pod device.Pod, why string, still func() bool)
 	Run(context.Context) error
@@ -108,6 +110,7 @@ func (silence) Evict(device.Pod, string, func() bool)                           
 func (silence) Contested(device.ResourceName)                                         {}
 func (silence) NotStarted(device.Pod, string, int, string)                            {}
 func (silence) NotSynchronized(string)                                                {}
+func (silence) NotAllowed(device.Pod, string)                                         {}
 func (silence) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return nil

@@ -26,7 +26,7 @@ func newRootCommand() *cobra.Command {
 	})
 	root.AddCommand(newRunCommand(), newConfigCommand(), newImportCommand(), newExportCommand(), newVersionCommand(),
 		newStatusCommand(), newPluginsCommand(), newDevicesCommand(), newWatchCommand(), newAssignmentsCommand(), newExplainCommand(), newCordonCommand(), newUncordonCommand(),
-		newDrainCommand(), newCheckCommand(), newForgetCommand(), newHistoryCommand(), newStoreCommand(), newManCommand())
+		newDrainCommand(), newCheckCommand(), newRulesCommand(), newForgetCommand(), newHistoryCommand(), newStoreCommand(), newManCommand())
 	addCompletions(root)
 	return root
 }

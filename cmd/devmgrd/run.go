@@ -23,6 +23,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 	"github.com/devmgrd/devmgrd/internal/nri"
 	statuspage "github.com/devmgrd/devmgrd/internal/page"
+	"github.com/devmgrd/devmgrd/internal/pluginrules"
 	"github.com/devmgrd/devmgrd/internal/podresources"
 	"github.com/devmgrd/devmgrd/internal/pods"
 	"github.com/devmgrd/devmgrd/internal/registry"
@@ -69,6 +70,10 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
+	allowed, err := rulesOf(c.Plugins, room("pluginrules"))
+	if err != nil {
+		return err
+	}
 	if _, err := shareddir.Make(c.RunDir, 0o755); err != nil { // whatever the umask is: others pass to the sockets below
 		return fmt.Errorf("making runDir: %w", err)
 	}
@@ -80,6 +85,17 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	spans, open := store.OpenHistory(books)
 	defer func() { err = errors.Join(err, spans.Close()) }()
 
+	owners := heraldOf(c, api, room("pods"))
+	rules := pluginrules.New(pluginrules.Config{
+		Rules: allowed, Enforce: c.Plugins.Rules == config.Enforce, Herald: owners, Log: room("pluginrules"), Metrics: metrics,
+	})
+	for _, r := range known.Pods {
+		for _, as := range r.Assignments {
+			for _, s := range as.Shares {
+				rules.Granted(s.Resource, s.IDs, s.Grant)
+			}
+		}
+	}
 	plugins := registry.New(registry.Config{
 		SocketDir:          c.Plugins.SocketDir,
 		RegistryDir:        c.Plugins.RegistryDir,
@@ -95,6 +111,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		MaxResources:       c.Plugins.MaxResources,
 		MaxTotalBytes:      c.Plugins.MaxTotalBytes,
 		AllowedAnnotations: c.Plugins.AllowedAnnotations,
+		Rules:              rules,
 		RejectDuplicates:   c.Plugins.OnDuplicate == config.Reject,
 		Listener:           handed(c.Plugins.SocketDir, room("registry")),
 		Known:              known.Plugins,
@@ -102,7 +119,6 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Log:                room("registry"),
 		Metrics:            metrics,
 	})
-	owners := heraldOf(c, api, room("pods"))
 	ledger := allocator.New(allocator.Config{
 		Plugins:  plugins,
 		Books:    books,
@@ -126,6 +142,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Herald:   owners,
 		Redirect: redirect(c.Plugins),
 		Dirs:     plugins,
+		Rules:    rules,
 		Log:      room("nri"),
 		Metrics:  metrics,
 	}
@@ -171,7 +188,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	parts = append(parts, part{"nri", runtime.Check}, part{"podresources", resources.Check})
 	desk := admin.Config{
 		Socket: c.Admin.Socket, Version: thisBuild().version, Node: c.NodeName,
-		Ledger: ledger, Plugins: plugins, History: past, Actions: spans, Books: books, Past: spans,
+		Ledger: ledger, Plugins: plugins, Rules: rules, History: past, Actions: spans, Books: books, Past: spans,
 		Parts: func() []admin.Part {
 			all := make([]admin.Part, len(parts))
 			for i, p := range parts {

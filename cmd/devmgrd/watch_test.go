@@ -19,6 +19,7 @@ import (
 type nowhere struct{}
 
 func (nowhere) Registrations() map[device.ResourceName]device.Registration { return nil }
+func (nowhere) Seen() []device.PluginGrants                                { return nil }
 func (nowhere) Spans(time.Time) ([]device.Span, error)                     { return nil, nil }
 func (nowhere) SaveAction(device.Action) error                             { return nil }
 func (nowhere) Actions(time.Time) ([]device.Action, error)                 { return nil, nil }
@@ -30,7 +31,7 @@ func TestWatch(t *testing.T) {
 	ledger := allocatortest.Start(t, filepath.Join(dir, "state"))
 	at := filepath.Join(dir, "admin.sock")
 	server := admin.New(admin.Config{
-		Socket: at, Ledger: ledger, Plugins: nowhere{}, Books: nowhere{}, Past: nowhere{}, History: nowhere{}, Actions: nowhere{}, Log: slog.New(slog.DiscardHandler),
+		Socket: at, Ledger: ledger, Plugins: nowhere{}, Rules: nowhere{}, Books: nowhere{}, Past: nowhere{}, History: nowhere{}, Actions: nowhere{}, Log: slog.New(slog.DiscardHandler),
 		Parts: func() []admin.Part { return nil },
 	})
 	ctx, cancel := context.WithCancel(t.Context())

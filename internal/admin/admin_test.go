@@ -121,6 +121,18 @@ func (endpoints) Registrations() map[device.ResourceName]device.Registration {
 	}}}
 }
 
+type grants struct{}
+
+func (grants) Seen() []device.PluginGrants {
+	name := func(text, pattern string) []device.GrantName {
+		return []device.GrantName{{Text: text, Pattern: pattern}}
+	}
+	return []device.PluginGrants{{
+		Resource: gpu, Env: name("GPU_1", "GPU_[0-9]*"), Mounts: name("/lib", "/lib"), Devices: name("/dev/gpu0", "/dev/gpu[0-9]*"),
+		Annotations: name("a/b", "a/b"), CDIKinds: name("v.example/gpu", "v.example/gpu"), Full: true,
+	}}
+}
+
 // actionLog opens a history for actions.
 func actionLog(t *testing.T) *store.History {
 	t.Helper()
@@ -142,7 +154,7 @@ func start(t *testing.T, change ...func(*admin.Config)) *rig {
 	dir := t.TempDir()
 	r := &rig{Allocator: allocatortest.Start(t, filepath.Join(dir, "state")), t: t, path: filepath.Join(dir, "run", "admin.sock")}
 	c := admin.Config{
-		Socket: r.path, Version: "v1", Node: "node", Ledger: r.Allocator, Plugins: endpoints{}, History: nothing{}, Actions: actionLog(t), Books: books(3<<20 + 1), Past: books(7), Log: slog.New(slog.DiscardHandler),
+		Socket: r.path, Version: "v1", Node: "node", Ledger: r.Allocator, Plugins: endpoints{}, Rules: grants{}, History: nothing{}, Actions: actionLog(t), Books: books(3<<20 + 1), Past: books(7), Log: slog.New(slog.DiscardHandler),
 		Parts: func() []admin.Part { return []admin.Part{{Name: "store"}, {Name: "nri", Err: errors.New("away")}} },
 	}
 	for _, f := range change {
@@ -671,5 +683,24 @@ func TestStatus_PluginNotKnown_WantsWhatTheNodeShows(t *testing.T) {
 	s, err := r.GetStatus(t.Context(), &adminv1.GetStatusRequest{})
 	if err != nil || len(s.Resources) == 0 || s.Resources[0].Published != 2 || s.Resources[0].Wanted != 2 || s.Resources[0].Assigned != 1 {
 		t.Errorf("%v, %v", s, err)
+	}
+}
+
+// ListGrants returns names and patterns of all sorts.
+func TestListGrants(t *testing.T) {
+	r := start(t)
+	answer, err := r.ListGrants(t.Context(), &adminv1.ListGrantsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := func(text, pattern string) []*adminv1.GrantName {
+		return []*adminv1.GrantName{{Text: text, Pattern: pattern}}
+	}
+	want := &adminv1.ListGrantsResponse{Grants: []*adminv1.Grants{{
+		ResourceName: string(gpu), Env: name("GPU_1", "GPU_[0-9]*"), Mounts: name("/lib", "/lib"), Devices: name("/dev/gpu0", "/dev/gpu[0-9]*"),
+		Annotations: name("a/b", "a/b"), CdiKinds: name("v.example/gpu", "v.example/gpu"), Full: true,
+	}}}
+	if !proto.Equal(answer, want) {
+		t.Errorf("the answer is %v, want %v", answer, want)
 	}
 }

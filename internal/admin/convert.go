@@ -102,3 +102,18 @@ func text(err error) string {
 
 // clip keeps what a peer sent short enough for a message.
 func clip(s string) string { return s[:min(len(s), 300)] }
+
+func grantsOf(g device.PluginGrants) *adminv1.Grants {
+	return &adminv1.Grants{
+		ResourceName: string(g.Resource), Env: grantNamesOf(g.Env), Mounts: grantNamesOf(g.Mounts), Devices: grantNamesOf(g.Devices),
+		Annotations: grantNamesOf(g.Annotations), CdiKinds: grantNamesOf(g.CDIKinds), Full: g.Full,
+	}
+}
+
+func grantNamesOf(all []device.GrantName) []*adminv1.GrantName {
+	var names []*adminv1.GrantName
+	for _, n := range all {
+		names = append(names, &adminv1.GrantName{Text: n.Text, Pattern: n.Pattern})
+	}
+	return names
+}

@@ -45,6 +45,11 @@ type Ledger interface {
 	Forget(device.ResourceName) (lifted []device.Cordon, err error)
 }
 
+// Rules know what device plugins have granted.
+type Rules interface {
+	Seen() []device.PluginGrants
+}
+
 // Plugins know where device plugins listen, and whose they are.
 type Plugins interface {
 	Registrations() map[device.ResourceName]device.Registration
@@ -91,6 +96,7 @@ type Config struct {
 	Node    string
 	Ledger  Ledger
 	Plugins Plugins
+	Rules   Rules
 	History History
 	Actions ActionLog
 	Books   io.WriterTo // writes a copy of the state file
@@ -127,8 +133,8 @@ const (
 
 // New makes a Server; Run starts it.
 func New(c Config) *Server {
-	if c.Socket == "" || c.Ledger == nil || c.Plugins == nil || c.Books == nil || c.Past == nil || c.History == nil || c.Actions == nil || c.Parts == nil || c.Log == nil {
-		panic("admin: Socket, Ledger, Plugins, History, Actions, Books, Past, Parts and Log are required")
+	if c.Socket == "" || c.Ledger == nil || c.Plugins == nil || c.Rules == nil || c.Books == nil || c.Past == nil || c.History == nil || c.Actions == nil || c.Parts == nil || c.Log == nil {
+		panic("admin: Socket, Ledger, Plugins, Rules, History, Actions, Books, Past, Parts and Log are required")
 	}
 	return &Server{cfg: c, started: time.Now(), stopping: make(chan struct{})}
 }

@@ -78,6 +78,15 @@ func (s service) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adm
 	return answer, nil
 }
 
+// ListGrants returns what plugins have granted.
+func (s service) ListGrants(context.Context, *adminv1.ListGrantsRequest) (*adminv1.ListGrantsResponse, error) {
+	answer := &adminv1.ListGrantsResponse{}
+	for _, g := range s.cfg.Rules.Seen() {
+		answer.Grants = append(answer.Grants, grantsOf(g))
+	}
+	return answer, nil
+}
+
 // ListDevices gives each device and what has become of it.
 func (s service) ListDevices(_ context.Context, request *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
 	all, known := s.cfg.Ledger.Devices(device.ResourceName(request.ResourceName))

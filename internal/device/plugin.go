@@ -24,3 +24,27 @@ type PluginDir struct {
 	// Resources are those of the owner's plugins.
 	Resources []ResourceName
 }
+
+// PluginGrants is what the plugins of a resource have granted: names and paths, without values.
+type PluginGrants struct {
+	Resource    ResourceName
+	Env         []GrantName
+	Mounts      []GrantName // paths on the host
+	Devices     []GrantName // likewise
+	Annotations []GrantName // keys
+	CDIKinds    []GrantName
+	Full        bool // they have granted more than is remembered
+}
+
+// A GrantName is a name or path that a plugin has granted.
+type GrantName struct {
+	Text    string
+	Pattern string // it matches names that differ in device IDs and numbers only
+}
+
+// A HostNode is a device node of the host.
+type HostNode struct {
+	Path  string // without links
+	Kind  string // "c" or "b"
+	Major int64
+}

@@ -10,6 +10,7 @@ const (
 	PluginStale       Reason = "PluginStale"       // the plugin's stream has ended; it may be back in a moment
 	PluginSlow        Reason = "PluginSlow"        // the plugin did not answer in time
 	PluginError       Reason = "PluginError"       // the plugin answered with an error, or with nonsense
+	PluginNotAllowed  Reason = "PluginNotAllowed"  // a rule of the node does not allow what the plugin serves or grants
 	NotEnoughDevices  Reason = "NotEnoughDevices"  // too few devices are free
 	DeviceUnhealthy   Reason = "DeviceUnhealthy"   // enough devices are there, but too few of them are healthy
 	TopologyMismatch  Reason = "TopologyMismatch"  // no choice of devices fits the topology policy

@@ -14,8 +14,8 @@ import (
 )
 
 // adjust puts a container's assignment into the runtime's words. It fails with a *device.Refusal if something that was
-// granted cannot be given, and tells of conflicts that it has settled.
-func adjust(ctx context.Context, host *looks, to *api.ContainerAdjustment, st device.Standing, ctr *api.Container, can abilities) ([]string, error) {
+// granted cannot be given, or must not be by the rules, and tells of conflicts that it has settled.
+func adjust(ctx context.Context, host *looks, may *permit, to *api.ContainerAdjustment, st device.Standing, ctr *api.Container, can abilities) ([]string, error) {
 	if no := tooLarge(st.Assignment); no != nil {
 		return nil, no
 	}
@@ -61,10 +61,10 @@ func adjust(ctx context.Context, host *looks, to *api.ContainerAdjustment, st de
 			return nil, err
 		}
 	}
-	if err := addMounts(ctx, host, in, grant.Mounts, ctr, cdi, st.Fresh); err != nil {
+	if err := addMounts(ctx, host, may, in, grant.Mounts, ctr, cdi, st.Fresh); err != nil {
 		return nil, err
 	}
-	if err := addNodes(ctx, host, in, grant.Nodes, ctr, can, cdi); err != nil {
+	if err := addNodes(ctx, host, may, in, grant.Nodes, ctr, can, cdi); err != nil {
 		return nil, err
 	}
 	for _, k := range slices.Sorted(maps.Keys(grant.Annotations)) {
@@ -106,7 +106,7 @@ func tellable(grant device.Grant) error {
 // addMounts adds mounts. What the runtime itself mounts below one of them is left out, for it comes first when the
 // runtime makes the list, and is covered. What a fresh grant names may be made by devmgrd; what a plugin granted for an earlier
 // start was there, and must be.
-func addMounts(ctx context.Context, host *looks, to *draft, granted []device.Mount, ctr *api.Container, cdi edits, fresh bool) error {
+func addMounts(ctx context.Context, host *looks, may *permit, to *draft, granted []device.Mount, ctr *api.Container, cdi edits, fresh bool) error {
 	what, look := "mount source", existing
 	if fresh {
 		what, look = "new mount source", sourceAt
@@ -116,8 +116,20 @@ func addMounts(ctx context.Context, host *looks, to *draft, granted []device.Mou
 		if cdi.covers(m.ContainerPath) {
 			continue
 		}
+		if fresh && may != nil { // before a source is made elsewhere, through a link
+			there, err := lookAt(ctx, host, "place of mount source", m.HostPath, func() (string, error) { return wouldBe(m.HostPath) })
+			if err != nil {
+				return err
+			}
+			if err := may.mount(m.HostPath, there); err != nil {
+				return err
+			}
+		}
 		from, err := lookAt(ctx, host, what, m.HostPath, func() (string, error) { return look(m.HostPath) })
 		if err != nil {
+			return err
+		}
+		if err := may.mount(m.HostPath, from); err != nil {
 			return err
 		}
 		access := "rw"
@@ -153,7 +165,7 @@ func addMounts(ctx context.Context, host *looks, to *draft, granted []device.Mou
 // write, while the kubelet's answer has a rule with what was granted, and the rules of one device add up: those of all
 // its nodes, of CDI devices, and those that the container has anyway. So where NRI's rule is more than all of them, two
 // rules are put after it: nothing at all, then the sum. Where it is less, one rule adds what is missing.
-func addNodes(ctx context.Context, host *looks, to *draft, granted []device.Node, ctr *api.Container, can abilities, cdi edits) error {
+func addNodes(ctx context.Context, host *looks, may *permit, to *draft, granted []device.Node, ctr *api.Container, can abilities, cdi edits) error {
 	has, sum := map[number]string{}, map[number]string{}
 	for _, n := range cdi.DeviceNodes {
 		if at, permissions, ok := n.rule(ctx, host); ok {
@@ -165,6 +177,9 @@ func addNodes(ctx context.Context, host *looks, to *draft, granted []device.Node
 	for _, g := range granted {
 		found, err := lookAt(ctx, host, "device", g.HostPath, func() (place, error) { return placeAt(g.HostPath) })
 		if err != nil {
+			return err
+		}
+		if err := may.devices(g.HostPath, found); err != nil {
 			return err
 		}
 		for _, n := range found.granted(g) {

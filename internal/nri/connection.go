@@ -30,6 +30,7 @@ type Config struct {
 	Herald   Herald
 	Redirect *Redirect // nil: off
 	Dirs     Directories
+	Rules    Rules // nil: a plugin may grant anything
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer
 }
@@ -171,7 +172,7 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	var synced atomic.Bool
 	far := &progress{}
 	p := &plugin{
-		ledger: n.config.Ledger, runtime: n.config.Runtime, pods: n.config.Pods, herald: n.config.Herald, redirect: n.config.Redirect, dirs: n.config.Dirs,
+		ledger: n.config.Ledger, runtime: n.config.Runtime, pods: n.config.Pods, herald: n.config.Herald, redirect: n.config.Redirect, dirs: n.config.Dirs, rules: n.config.Rules,
 		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, looks: &n.looks, hooks: &n.hooks, strays: &n.strays,
 		synced: func() {
 			synced.Store(true)

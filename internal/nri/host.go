@@ -41,6 +41,7 @@ const maxEntries = 4096
 
 // A place is what stands at a path on the host: one device node, or a directory of them.
 type place struct {
+	real  string // the path without links
 	path  string // what the container sees it as, unless the plugin says otherwise
 	nodes []node // their paths are below the place; "" is the place itself
 }
@@ -74,7 +75,7 @@ func placeAt(hostPath string) (place, error) {
 	if err != nil {
 		return place{}, missing("device", hostPath, err)
 	}
-	all := place{path: hostPath} // a link's name is that of what it leads to
+	all := place{real: path, path: hostPath} // a link's name is that of what it leads to
 	if info, err := os.Lstat(hostPath); err == nil && info.Mode()&fs.ModeSymlink != 0 {
 		all.path = path
 	}
@@ -159,6 +160,21 @@ func sourceAt(hostPath string) (string, error) {
 		return existing(hostPath)
 	}
 	return path, err
+}
+
+// wouldBe returns where on the host a path leads or, if there is nothing, where a directory of that path would be made.
+func wouldBe(hostPath string) (string, error) {
+	rest := ""
+	for at := filepath.Clean(hostPath); ; at = filepath.Dir(at) {
+		path, err := filepath.EvalSymlinks(at)
+		switch {
+		case err == nil:
+			return filepath.Join(path, rest), nil
+		case !errors.Is(err, fs.ErrNotExist) || at == filepath.Dir(at):
+			return "", missing("mount source", hostPath, err)
+		}
+		rest = filepath.Join(filepath.Base(at), rest)
+	}
 }
 
 // existing resolves the symbolic links of a mount source.

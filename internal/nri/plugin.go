@@ -105,6 +105,7 @@ type plugin struct {
 	herald    Herald
 	redirect  *Redirect // nil: off
 	dirs      Directories
+	rules     Rules // nil: a plugin may grant anything
 	maxWait   time.Duration
 	log       *slog.Logger
 	metrics   *metrics
@@ -380,7 +381,11 @@ func (p *plugin) notStarted(pod device.Pod, container string, times int, validat
 // hook: then the container is refused, and the look ends when it may.
 func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, st device.Standing, pod *api.PodSandbox, ctr *api.Container) error {
 	own := &api.ContainerAdjustment{}
-	conflicts, err := adjust(ctx, p.looks, own, st, ctr, *p.can.Load())
+	may, err := permitted(p.rules, device.PodContainer{Pod: id, Name: ctr.GetName()}, st.Assignment.Shares)
+	if err != nil {
+		return err
+	}
+	conflicts, err := adjust(ctx, p.looks, may, own, st, ctr, *p.can.Load())
 	if err != nil {
 		return err
 	}

@@ -652,6 +652,7 @@ type none struct{}
 
 func (none) Registrations() map[device.ResourceName]device.Registration { return nil }
 func (none) Spans(time.Time) ([]device.Span, error)                     { return nil, nil }
+func (none) Seen() []device.PluginGrants                                { return nil }
 func (none) SaveAction(device.Action) error                             { return nil }
 func (none) Actions(time.Time) ([]device.Action, error)                 { return nil, nil }
 func (none) WriteTo(io.Writer) (int64, error)                           { return 0, nil }
@@ -660,7 +661,7 @@ func (none) WriteTo(io.Writer) (int64, error)                           { return
 func TestAnswers(t *testing.T) {
 	ledger := allocatortest.Start(t, filepath.Join(t.TempDir(), "state"))
 	office := admin.New(admin.Config{
-		Socket: "unused", Version: "v1", Node: "worker-7", Ledger: ledger, Plugins: none{}, History: none{}, Actions: none{}, Books: none{}, Past: none{},
+		Socket: "unused", Version: "v1", Node: "worker-7", Ledger: ledger, Plugins: none{}, Rules: none{}, History: none{}, Actions: none{}, Books: none{}, Past: none{},
 		Parts: func() []admin.Part { return []admin.Part{{Name: "store"}} }, Log: slog.New(slog.DiscardHandler),
 	})
 	address, _ := serve(t, office.Reader())

@@ -36,6 +36,7 @@ const (
 	contested         = "DevicesContested"
 	notSynchronized   = "RuntimeNotSynchronized"
 	deviceFailed      = "DeviceFailed"
+	notAllowed        = "PluginNotAllowed"
 )
 
 // maxMessage bounds an event's text, which may name thousands of devices. It is what the API takes as an event's note.
@@ -132,6 +133,15 @@ func (e *Events) Contested(r device.ResourceName) {
 // NotSynchronized reports on the Node that the runtime cannot list its containers to devmgrd.
 func (e *Events) NotSynchronized(why string) {
 	e.recorder.Event(e.onNode(), corev1.EventTypeWarning, notSynchronized, clip("containers that ask for devices cannot start: "+why))
+}
+
+// NotAllowed reports what a rule for device plugins does not allow: on a pod, or on the Node if the pod has no UID.
+func (e *Events) NotAllowed(pod device.Pod, why string) {
+	about := e.onNode()
+	if pod.UID != "" {
+		about = reference(pod)
+	}
+	e.recorder.Event(about, corev1.EventTypeWarning, notAllowed, clip(why))
 }
 
 func (e *Events) onNode() *corev1.ObjectReference {

@@ -27,6 +27,13 @@ func (r *Registry) Allocate(ctx context.Context, pod device.Pod, c device.Contai
 		if given, err = grant(answer, r.cfg.AllowedAnnotations); err != nil {
 			return &nonsenseError{err}
 		}
+		if r.cfg.Rules == nil {
+			return nil
+		}
+		if err := r.cfg.Rules.MayGrant(device.PodContainer{Pod: pod, Name: c.Name}, resource, given); err != nil {
+			return err
+		}
+		r.cfg.Rules.Granted(resource, ids, given)
 		return nil
 	})
 	return given, err
@@ -147,7 +154,10 @@ func (c call) refuse(caller context.Context, s *session, err error) error {
 	}
 	nonsense := new(nonsenseError)
 	said := clip(status.Convert(err).Message())
+	refusal := new(device.Refusal)
 	switch code := status.Code(err); {
+	case errors.As(err, &refusal):
+		return refusal
 	case errors.Is(err, errNoTurn):
 		return device.Refuse(device.PluginSlow, nil,
 			"the plugin of %s was busy with other calls for %s, and %s had to wait", c.resource, c.timeout, c.name)

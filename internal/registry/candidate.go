@@ -127,7 +127,7 @@ func (c *candidate) take(ctx context.Context, plugin watcherapi.RegistrationClie
 	if err != nil {
 		return nil, fmt.Errorf("the plugin's socket: %w", err)
 	}
-	l := newLink(r, id, resource, r.named(*c.home), endpoint)
+	l := newLink(r, id, resource, r.named(ctx, *c.home, resource), endpoint)
 	on, err := r.meet(ctx, l)
 	if err != nil {
 		return nil, err

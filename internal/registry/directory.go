@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -76,6 +77,8 @@ func (r *Registry) AddServiceAccounts(of ServiceAccounts) { r.accounts = of }
 type ServiceAccounts interface {
 	// ServiceAccount returns the name of a pod's service account; empty: not known.
 	ServiceAccount(device.Pod) string
+	// Fetch reads the pod from the API server if it is not known. Then its service account is.
+	Fetch(context.Context, device.Pod) error
 }
 
 // Directory returns a plugin pod's own directory, in which kubelet.sock listens. It is made if it is not there. It returns in a few
@@ -277,12 +280,47 @@ func (r *Registry) homeOfPod(pod device.PluginPod) home {
 	return h
 }
 
-// named returns the home with the name of its pod's service account.
-func (r *Registry) named(h home) home {
-	if h.pod.Known() && r.accounts != nil {
-		h.pod.ServiceAccount = r.accounts.ServiceAccount(h.pod.Pod)
+// accountTimeout bounds the read of a plugin pod that the watch has not shown yet.
+const accountTimeout = 3 * time.Second
+
+// named returns the home with the name of its pod's service account. The API server is asked only if a rule depends on the name.
+func (r *Registry) named(ctx context.Context, h home, resource device.ResourceName) home {
+	if !h.pod.Known() || h.pod.ServiceAccount != "" || r.accounts == nil {
+		return h
 	}
+	h.pod.ServiceAccount = r.accounts.ServiceAccount(h.pod.Pod)
+	if h.pod.ServiceAccount != "" || r.cfg.Rules == nil || !r.cfg.Rules.NeedsAccount(resource, h.pod.Pod) {
+		return h
+	}
+	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
+	defer cancel()
+	if err := r.accounts.Fetch(ctx, h.pod.Pod); err != nil {
+		r.log.Debug("service account of plugin pod not known", "pod", h.pod.String(), "err", err)
+	}
+	h.pod.ServiceAccount = r.accounts.ServiceAccount(h.pod.Pod)
 	return h
+}
+
+// A barredError says that a rule does not let the plugin serve the resource.
+type barredError struct {
+	err     error
+	lasting bool // until the next start; else the pod's service account may become known
+}
+
+func (e *barredError) Error() string { return e.err.Error() }
+
+func (e *barredError) Unwrap() error { return e.err }
+
+// allowed returns a *barredError if a rule does not let the plugin serve the link's resource.
+func (r *Registry) allowed(ctx context.Context, l *link) error {
+	if r.cfg.Rules == nil {
+		return nil
+	}
+	pod := r.named(ctx, l.home, l.resource).pod
+	if err := r.cfg.Rules.MayServe(l.resource, pod); err != nil {
+		return &barredError{err, pod.ServiceAccount != "" || !r.cfg.Rules.NeedsAccount(l.resource, pod.Pod)}
+	}
+	return nil
 }
 
 // directoryOf returns the directory of a home, or nil: it is gone.

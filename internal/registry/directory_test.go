@@ -43,7 +43,8 @@ func (f *fixture) owner() device.PluginPod { return f.Registrations()[gpu].Pod }
 
 type accounts map[string]string
 
-func (a accounts) ServiceAccount(p device.Pod) string { return a[p.Name] }
+func (a accounts) ServiceAccount(p device.Pod) string      { return a[p.Name] }
+func (a accounts) Fetch(context.Context, device.Pod) error { return nil }
 
 // Who registers in a pod's own directory is that pod's plugin: in what is shown, recorded and measured.
 func TestDirectory_Registration_HasItsPod(t *testing.T) {

@@ -116,7 +116,9 @@ func (l *link) Run(ctx context.Context, on *session) {
 		}
 
 		l.registry.unreached(l, err)
-		l.wait(ctx, err, &pause, !listed && errors.As(err, new(*endError)) || errors.As(err, new(*budgetError)))
+		barred := new(barredError)
+		l.wait(ctx, err, &pause, !listed && errors.As(err, new(*endError)) || errors.As(err, new(*budgetError)) ||
+			errors.As(err, &barred) && barred.lasting)
 	}
 }
 
@@ -208,6 +210,9 @@ func (l *link) unseen() bool {
 func (l *link) dial(ctx context.Context) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.registry.registerTimeout)
 	defer cancel()
+	if err := l.registry.allowed(ctx, l); err != nil {
+		return nil, err
+	}
 	s, err := connect(ctx, &l.home, l.endpoint, l.registry.cfg.MaxMessageBytes)
 	if err != nil {
 		return nil, err

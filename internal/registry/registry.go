@@ -15,8 +15,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/plugindir"
 )
 
-// Config is what a Registry needs. Only the plugin watcher's directories, PluginsDir, Listener, Known and RejectDuplicates may be left
-// out. All paths are absolute.
+// Config is what a Registry needs. Only the plugin watcher's directories, PluginsDir, Rules, Listener, Known and RejectDuplicates may
+// be left out. All paths are absolute.
 type Config struct {
 	SocketDir   string        // we listen on kubelet.sock in it; plugins put their sockets beside it
 	GracePeriod time.Duration // how long an offer is Stale before it is Lost; 0: not at all
@@ -36,6 +36,7 @@ type Config struct {
 	MaxTotalBytes   int // about what the lists of all plugins together may cost in memory
 
 	AllowedAnnotations []string // of grants that steer the runtime: keys, or beginnings of keys and an asterisk
+	Rules              Rules    // nil: any plugin may serve any resource, and grant anything
 
 	Listener         net.Listener          // the registration socket, if somebody (systemd) made it for us
 	RejectDuplicates bool                  // refuse a second plugin while the first one serves; else the newest wins
@@ -52,6 +53,18 @@ type Memory interface {
 	SavePlugin(device.PluginRecord) error
 	// ForgetResource removes all that is remembered of a resource.
 	ForgetResource(device.ResourceName) error
+}
+
+// Rules are the operator's rules for plugins. Their methods return at once; their errors are *device.Refusal.
+type Rules interface {
+	// NeedsAccount reports whether MayServe depends on the service account of the pod.
+	NeedsAccount(resource device.ResourceName, pod device.Pod) bool
+	// MayServe returns an error if the plugin must not serve the resource.
+	MayServe(resource device.ResourceName, by device.PluginPod) error
+	// MayGrant returns an error if the container must not have what the plugin grants.
+	MayGrant(to device.PodContainer, resource device.ResourceName, grant device.Grant) error
+	// Granted notes a grant.
+	Granted(resource device.ResourceName, ids []device.ID, grant device.Grant)
 }
 
 // registerTimeout is how long a plugin has to answer on the socket that it has just named: the kubelet's figure.

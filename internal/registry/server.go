@@ -54,7 +54,7 @@ func (r *Registry) register(ctx context.Context, d *directory, request *pluginap
 	if err != nil {
 		return err
 	}
-	l := newLink(r, id, resource, r.named(d.home), request.GetEndpoint())
+	l := newLink(r, id, resource, r.named(ctx, d.home, resource), request.GetEndpoint())
 	on, err := r.meet(ctx, l)
 	if err != nil {
 		return err
@@ -110,6 +110,9 @@ func (r *Registry) meet(ctx context.Context, l *link) (_ *session, err error) {
 			r.unmet(l.resource, err)
 		}
 	}()
+	if err := r.allowed(ctx, l); err != nil {
+		return nil, err
+	}
 	if err := r.room(l); err != nil {
 		return nil, err
 	}
@@ -219,6 +222,8 @@ func refusalStatus(err error) error {
 	switch {
 	case errors.As(err, &request):
 		code = codes.InvalidArgument
+	case errors.As(err, new(*barredError)):
+		code = codes.PermissionDenied
 	case errors.As(err, &socket):
 		code = codes.FailedPrecondition
 	case errors.As(err, &dial), errors.Is(err, errStopping):

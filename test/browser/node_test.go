@@ -31,6 +31,7 @@ const (
 // others stand for the rooms that the page needs nothing of.
 type others struct{}
 
+func (others) Seen() []device.PluginGrants { return nil }
 func (others) Registrations() map[device.ResourceName]device.Registration {
 	in := func(name string) device.PluginPod {
 		return device.PluginPod{Pod: device.Pod{UID: device.PodUID(name), Namespace: "kube-system", Name: name}}
@@ -139,7 +140,7 @@ func aNode(t *testing.T) aged {
 		parts = append(parts, admin.Part{Name: name})
 	}
 	desk := admin.New(admin.Config{
-		Socket: filepath.Join(t.TempDir(), "unused"), Version: "v1.0.0", Node: "worker-7", Ledger: ledger, Plugins: others{}, History: others{}, Actions: others{},
+		Socket: filepath.Join(t.TempDir(), "unused"), Version: "v1.0.0", Node: "worker-7", Ledger: ledger, Plugins: others{}, Rules: others{}, History: others{}, Actions: others{},
 		Books: others{}, Past: others{}, Parts: func() []admin.Part { return parts }, Log: slog.New(slog.DiscardHandler),
 		OnNode: func(r device.ResourceName) (int, bool) { n, shown := ledger.Published()[r]; return n, shown },
 	})

@@ -397,6 +397,11 @@ func (w *world) settle(ctx context.Context) {
 	}
 	w.clear(ctx)
 	if m.Refused {
+		// A pod that is gone may hold its devices for a while yet, see leakLimit. Then the others are not free.
+		if err := w.eventually(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
+			w.say(leak, err.Error())
+		}
+		w.clear(ctx)
 		w.passOver(ctx, m)
 		w.clear(ctx)
 	}

@@ -795,6 +795,240 @@ func (x *PluginPod) GetServiceAccount() string {
 	return ""
 }
 
+type ListGrantsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGrantsRequest) Reset() {
+	*x = ListGrantsRequest{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGrantsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGrantsRequest) ProtoMessage() {}
+
+func (x *ListGrantsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGrantsRequest.ProtoReflect.Descriptor instead.
+func (*ListGrantsRequest) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+type ListGrantsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// grants has one entry for each resource whose plugin has granted something.
+	Grants        []*Grants `protobuf:"bytes,1,rep,name=grants,proto3" json:"grants,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGrantsResponse) Reset() {
+	*x = ListGrantsResponse{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGrantsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGrantsResponse) ProtoMessage() {}
+
+func (x *ListGrantsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGrantsResponse.ProtoReflect.Descriptor instead.
+func (*ListGrantsResponse) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ListGrantsResponse) GetGrants() []*Grants {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
+}
+
+// Grants is what the plugins of one resource have granted.
+type Grants struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	ResourceName string                 `protobuf:"bytes,1,opt,name=resource_name,json=resourceName,proto3" json:"resource_name,omitempty"`
+	// env are names of variables.
+	Env []*GrantName `protobuf:"bytes,2,rep,name=env,proto3" json:"env,omitempty"`
+	// mounts are paths on the host, as the plugin granted them.
+	Mounts []*GrantName `protobuf:"bytes,3,rep,name=mounts,proto3" json:"mounts,omitempty"`
+	// devices are paths on the host, likewise.
+	Devices []*GrantName `protobuf:"bytes,4,rep,name=devices,proto3" json:"devices,omitempty"`
+	// annotations are keys.
+	Annotations []*GrantName `protobuf:"bytes,5,rep,name=annotations,proto3" json:"annotations,omitempty"`
+	// cdi_kinds are like vendor.example/gpu.
+	CdiKinds []*GrantName `protobuf:"bytes,6,rep,name=cdi_kinds,json=cdiKinds,proto3" json:"cdi_kinds,omitempty"`
+	// full says that the plugins have granted more than is remembered.
+	Full          bool `protobuf:"varint,7,opt,name=full,proto3" json:"full,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Grants) Reset() {
+	*x = Grants{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Grants) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Grants) ProtoMessage() {}
+
+func (x *Grants) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Grants.ProtoReflect.Descriptor instead.
+func (*Grants) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Grants) GetResourceName() string {
+	if x != nil {
+		return x.ResourceName
+	}
+	return ""
+}
+
+func (x *Grants) GetEnv() []*GrantName {
+	if x != nil {
+		return x.Env
+	}
+	return nil
+}
+
+func (x *Grants) GetMounts() []*GrantName {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
+func (x *Grants) GetDevices() []*GrantName {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+func (x *Grants) GetAnnotations() []*GrantName {
+	if x != nil {
+		return x.Annotations
+	}
+	return nil
+}
+
+func (x *Grants) GetCdiKinds() []*GrantName {
+	if x != nil {
+		return x.CdiKinds
+	}
+	return nil
+}
+
+func (x *Grants) GetFull() bool {
+	if x != nil {
+		return x.Full
+	}
+	return false
+}
+
+// A GrantName is a name or path that a plugin has granted.
+type GrantName struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Text  string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	// pattern matches names that differ in device IDs and numbers only, in the form of the rules for plugins.
+	Pattern       string `protobuf:"bytes,2,opt,name=pattern,proto3" json:"pattern,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantName) Reset() {
+	*x = GrantName{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantName) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantName) ProtoMessage() {}
+
+func (x *GrantName) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantName.ProtoReflect.Descriptor instead.
+func (*GrantName) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *GrantName) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *GrantName) GetPattern() string {
+	if x != nil {
+		return x.Pattern
+	}
+	return ""
+}
+
 type ListDevicesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// resource_name restricts the answer to one resource.
@@ -805,7 +1039,7 @@ type ListDevicesRequest struct {
 
 func (x *ListDevicesRequest) Reset() {
 	*x = ListDevicesRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -817,7 +1051,7 @@ func (x *ListDevicesRequest) String() string {
 func (*ListDevicesRequest) ProtoMessage() {}
 
 func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -830,7 +1064,7 @@ func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesRequest.ProtoReflect.Descriptor instead.
 func (*ListDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListDevicesRequest) GetResourceName() string {
@@ -850,7 +1084,7 @@ type ListDevicesResponse struct {
 
 func (x *ListDevicesResponse) Reset() {
 	*x = ListDevicesResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -862,7 +1096,7 @@ func (x *ListDevicesResponse) String() string {
 func (*ListDevicesResponse) ProtoMessage() {}
 
 func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -875,7 +1109,7 @@ func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesResponse.ProtoReflect.Descriptor instead.
 func (*ListDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListDevicesResponse) GetDevices() []*Device {
@@ -913,7 +1147,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -925,7 +1159,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -938,7 +1172,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Device) GetResourceName() string {
@@ -1025,7 +1259,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1271,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +1284,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -1092,7 +1326,7 @@ type DeviceCordon struct {
 
 func (x *DeviceCordon) Reset() {
 	*x = DeviceCordon{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1338,7 @@ func (x *DeviceCordon) String() string {
 func (*DeviceCordon) ProtoMessage() {}
 
 func (x *DeviceCordon) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1351,7 @@ func (x *DeviceCordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceCordon.ProtoReflect.Descriptor instead.
 func (*DeviceCordon) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DeviceCordon) GetReason() string {
@@ -1144,7 +1378,7 @@ type WatchDevicesRequest struct {
 
 func (x *WatchDevicesRequest) Reset() {
 	*x = WatchDevicesRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1156,7 +1390,7 @@ func (x *WatchDevicesRequest) String() string {
 func (*WatchDevicesRequest) ProtoMessage() {}
 
 func (x *WatchDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1169,7 +1403,7 @@ func (x *WatchDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDevicesRequest.ProtoReflect.Descriptor instead.
 func (*WatchDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WatchDevicesRequest) GetResourceName() string {
@@ -1189,7 +1423,7 @@ type WatchDevicesResponse struct {
 
 func (x *WatchDevicesResponse) Reset() {
 	*x = WatchDevicesResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1435,7 @@ func (x *WatchDevicesResponse) String() string {
 func (*WatchDevicesResponse) ProtoMessage() {}
 
 func (x *WatchDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +1448,7 @@ func (x *WatchDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDevicesResponse.ProtoReflect.Descriptor instead.
 func (*WatchDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WatchDevicesResponse) GetDevices() []*Device {
@@ -1235,7 +1469,7 @@ type ListAssignmentsRequest struct {
 
 func (x *ListAssignmentsRequest) Reset() {
 	*x = ListAssignmentsRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1481,7 @@ func (x *ListAssignmentsRequest) String() string {
 func (*ListAssignmentsRequest) ProtoMessage() {}
 
 func (x *ListAssignmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1494,7 @@ func (x *ListAssignmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAssignmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAssignmentsRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListAssignmentsRequest) GetNamespace() string {
@@ -1287,7 +1521,7 @@ type ListAssignmentsResponse struct {
 
 func (x *ListAssignmentsResponse) Reset() {
 	*x = ListAssignmentsResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1299,7 +1533,7 @@ func (x *ListAssignmentsResponse) String() string {
 func (*ListAssignmentsResponse) ProtoMessage() {}
 
 func (x *ListAssignmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1312,7 +1546,7 @@ func (x *ListAssignmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAssignmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAssignmentsResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListAssignmentsResponse) GetAssignments() []*Assignment {
@@ -1341,7 +1575,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +1587,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +1600,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Assignment) GetNamespace() string {
@@ -1435,7 +1669,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1447,7 +1681,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1460,7 +1694,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExplainRequest) GetNamespace() string {
@@ -1500,7 +1734,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1512,7 +1746,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1525,7 +1759,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExplainResponse) GetNamespace() string {
@@ -1609,7 +1843,7 @@ type CordonRequest struct {
 
 func (x *CordonRequest) Reset() {
 	*x = CordonRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1621,7 +1855,7 @@ func (x *CordonRequest) String() string {
 func (*CordonRequest) ProtoMessage() {}
 
 func (x *CordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1634,7 +1868,7 @@ func (x *CordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRequest.ProtoReflect.Descriptor instead.
 func (*CordonRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CordonRequest) GetDevices() []*DeviceName {
@@ -1662,7 +1896,7 @@ type DeviceName struct {
 
 func (x *DeviceName) Reset() {
 	*x = DeviceName{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1674,7 +1908,7 @@ func (x *DeviceName) String() string {
 func (*DeviceName) ProtoMessage() {}
 
 func (x *DeviceName) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1687,7 +1921,7 @@ func (x *DeviceName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceName.ProtoReflect.Descriptor instead.
 func (*DeviceName) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeviceName) GetResourceName() string {
@@ -1714,7 +1948,7 @@ type CordonResponse struct {
 
 func (x *CordonResponse) Reset() {
 	*x = CordonResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1726,7 +1960,7 @@ func (x *CordonResponse) String() string {
 func (*CordonResponse) ProtoMessage() {}
 
 func (x *CordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1739,7 +1973,7 @@ func (x *CordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonResponse.ProtoReflect.Descriptor instead.
 func (*CordonResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CordonResponse) GetDevices() []*Device {
@@ -1758,7 +1992,7 @@ type UncordonRequest struct {
 
 func (x *UncordonRequest) Reset() {
 	*x = UncordonRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1770,7 +2004,7 @@ func (x *UncordonRequest) String() string {
 func (*UncordonRequest) ProtoMessage() {}
 
 func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1783,7 +2017,7 @@ func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonRequest.ProtoReflect.Descriptor instead.
 func (*UncordonRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *UncordonRequest) GetDevices() []*DeviceName {
@@ -1803,7 +2037,7 @@ type UncordonResponse struct {
 
 func (x *UncordonResponse) Reset() {
 	*x = UncordonResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1815,7 +2049,7 @@ func (x *UncordonResponse) String() string {
 func (*UncordonResponse) ProtoMessage() {}
 
 func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1828,7 +2062,7 @@ func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonResponse.ProtoReflect.Descriptor instead.
 func (*UncordonResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *UncordonResponse) GetDevices() []*Device {
@@ -1847,7 +2081,7 @@ type ForgetRequest struct {
 
 func (x *ForgetRequest) Reset() {
 	*x = ForgetRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1859,7 +2093,7 @@ func (x *ForgetRequest) String() string {
 func (*ForgetRequest) ProtoMessage() {}
 
 func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1872,7 +2106,7 @@ func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetRequest.ProtoReflect.Descriptor instead.
 func (*ForgetRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ForgetRequest) GetResourceName() string {
@@ -1892,7 +2126,7 @@ type ForgetResponse struct {
 
 func (x *ForgetResponse) Reset() {
 	*x = ForgetResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1904,7 +2138,7 @@ func (x *ForgetResponse) String() string {
 func (*ForgetResponse) ProtoMessage() {}
 
 func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1917,7 +2151,7 @@ func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetResponse.ProtoReflect.Descriptor instead.
 func (*ForgetResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ForgetResponse) GetLifted() []*DeviceName {
@@ -1938,7 +2172,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1950,7 +2184,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2197,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DrainRequest) GetDevices() []*DeviceName {
@@ -1992,7 +2226,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2004,7 +2238,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2017,7 +2251,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DrainResponse) GetDevices() []*Device {
@@ -2050,7 +2284,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2062,7 +2296,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2075,7 +2309,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListHistoryRequest) GetResourceName() string {
@@ -2123,7 +2357,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2135,7 +2369,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2148,7 +2382,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListHistoryResponse) GetSpans() []*Span {
@@ -2180,7 +2414,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2192,7 +2426,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2205,7 +2439,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Span) GetNamespace() string {
@@ -2290,7 +2524,7 @@ type ListActionsRequest struct {
 
 func (x *ListActionsRequest) Reset() {
 	*x = ListActionsRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2302,7 +2536,7 @@ func (x *ListActionsRequest) String() string {
 func (*ListActionsRequest) ProtoMessage() {}
 
 func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2315,7 +2549,7 @@ func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsRequest.ProtoReflect.Descriptor instead.
 func (*ListActionsRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListActionsRequest) GetSince() *durationpb.Duration {
@@ -2342,7 +2576,7 @@ type ListActionsResponse struct {
 
 func (x *ListActionsResponse) Reset() {
 	*x = ListActionsResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2354,7 +2588,7 @@ func (x *ListActionsResponse) String() string {
 func (*ListActionsResponse) ProtoMessage() {}
 
 func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2367,7 +2601,7 @@ func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsResponse.ProtoReflect.Descriptor instead.
 func (*ListActionsResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListActionsResponse) GetActions() []*Action {
@@ -2404,7 +2638,7 @@ type Action struct {
 
 func (x *Action) Reset() {
 	*x = Action{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2416,7 +2650,7 @@ func (x *Action) String() string {
 func (*Action) ProtoMessage() {}
 
 func (x *Action) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2429,7 +2663,7 @@ func (x *Action) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Action.ProtoReflect.Descriptor instead.
 func (*Action) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Action) GetAt() *timestamppb.Timestamp {
@@ -2512,7 +2746,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2524,7 +2758,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2537,7 +2771,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *BackupRequest) GetHistory() bool {
@@ -2557,7 +2791,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2569,7 +2803,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2582,7 +2816,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *BackupResponse) GetData() []byte {
@@ -2656,7 +2890,21 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x03 \x01(\tR\x03uid\x12'\n" +
-	"\x0fservice_account\x18\x04 \x01(\tR\x0eserviceAccount\"9\n" +
+	"\x0fservice_account\x18\x04 \x01(\tR\x0eserviceAccount\"\x13\n" +
+	"\x11ListGrantsRequest\"F\n" +
+	"\x12ListGrantsResponse\x120\n" +
+	"\x06grants\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.GrantsR\x06grants\"\xd5\x02\n" +
+	"\x06Grants\x12#\n" +
+	"\rresource_name\x18\x01 \x01(\tR\fresourceName\x12-\n" +
+	"\x03env\x18\x02 \x03(\v2\x1b.devmgrd.admin.v1.GrantNameR\x03env\x123\n" +
+	"\x06mounts\x18\x03 \x03(\v2\x1b.devmgrd.admin.v1.GrantNameR\x06mounts\x125\n" +
+	"\adevices\x18\x04 \x03(\v2\x1b.devmgrd.admin.v1.GrantNameR\adevices\x12=\n" +
+	"\vannotations\x18\x05 \x03(\v2\x1b.devmgrd.admin.v1.GrantNameR\vannotations\x128\n" +
+	"\tcdi_kinds\x18\x06 \x03(\v2\x1b.devmgrd.admin.v1.GrantNameR\bcdiKinds\x12\x12\n" +
+	"\x04full\x18\a \x01(\bR\x04full\"9\n" +
+	"\tGrantName\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\x12\x18\n" +
+	"\apattern\x18\x02 \x01(\tR\apattern\"9\n" +
 	"\x12ListDevicesRequest\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\"I\n" +
 	"\x13ListDevicesResponse\x122\n" +
@@ -2785,10 +3033,12 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\rBackupRequest\x12\x18\n" +
 	"\ahistory\x18\x01 \x01(\bR\ahistory\"$\n" +
 	"\x0eBackupResponse\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xf5\b\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xce\t\n" +
 	"\fAdminService\x12T\n" +
 	"\tGetStatus\x12\".devmgrd.admin.v1.GetStatusRequest\x1a#.devmgrd.admin.v1.GetStatusResponse\x12Z\n" +
-	"\vListPlugins\x12$.devmgrd.admin.v1.ListPluginsRequest\x1a%.devmgrd.admin.v1.ListPluginsResponse\x12Z\n" +
+	"\vListPlugins\x12$.devmgrd.admin.v1.ListPluginsRequest\x1a%.devmgrd.admin.v1.ListPluginsResponse\x12W\n" +
+	"\n" +
+	"ListGrants\x12#.devmgrd.admin.v1.ListGrantsRequest\x1a$.devmgrd.admin.v1.ListGrantsResponse\x12Z\n" +
 	"\vListDevices\x12$.devmgrd.admin.v1.ListDevicesRequest\x1a%.devmgrd.admin.v1.ListDevicesResponse\x12_\n" +
 	"\fWatchDevices\x12%.devmgrd.admin.v1.WatchDevicesRequest\x1a&.devmgrd.admin.v1.WatchDevicesResponse0\x01\x12f\n" +
 	"\x0fListAssignments\x12(.devmgrd.admin.v1.ListAssignmentsRequest\x1a).devmgrd.admin.v1.ListAssignmentsResponse\x12N\n" +
@@ -2813,7 +3063,7 @@ func file_devmgrd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_devmgrd_admin_v1_admin_proto_rawDescData
 }
 
-var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: devmgrd.admin.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: devmgrd.admin.v1.GetStatusResponse
@@ -2825,105 +3075,117 @@ var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*ListPluginsResponse)(nil),     // 7: devmgrd.admin.v1.ListPluginsResponse
 	(*Plugin)(nil),                  // 8: devmgrd.admin.v1.Plugin
 	(*PluginPod)(nil),               // 9: devmgrd.admin.v1.PluginPod
-	(*ListDevicesRequest)(nil),      // 10: devmgrd.admin.v1.ListDevicesRequest
-	(*ListDevicesResponse)(nil),     // 11: devmgrd.admin.v1.ListDevicesResponse
-	(*Device)(nil),                  // 12: devmgrd.admin.v1.Device
-	(*Holder)(nil),                  // 13: devmgrd.admin.v1.Holder
-	(*DeviceCordon)(nil),            // 14: devmgrd.admin.v1.DeviceCordon
-	(*WatchDevicesRequest)(nil),     // 15: devmgrd.admin.v1.WatchDevicesRequest
-	(*WatchDevicesResponse)(nil),    // 16: devmgrd.admin.v1.WatchDevicesResponse
-	(*ListAssignmentsRequest)(nil),  // 17: devmgrd.admin.v1.ListAssignmentsRequest
-	(*ListAssignmentsResponse)(nil), // 18: devmgrd.admin.v1.ListAssignmentsResponse
-	(*Assignment)(nil),              // 19: devmgrd.admin.v1.Assignment
-	(*ExplainRequest)(nil),          // 20: devmgrd.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),         // 21: devmgrd.admin.v1.ExplainResponse
-	(*CordonRequest)(nil),           // 22: devmgrd.admin.v1.CordonRequest
-	(*DeviceName)(nil),              // 23: devmgrd.admin.v1.DeviceName
-	(*CordonResponse)(nil),          // 24: devmgrd.admin.v1.CordonResponse
-	(*UncordonRequest)(nil),         // 25: devmgrd.admin.v1.UncordonRequest
-	(*UncordonResponse)(nil),        // 26: devmgrd.admin.v1.UncordonResponse
-	(*ForgetRequest)(nil),           // 27: devmgrd.admin.v1.ForgetRequest
-	(*ForgetResponse)(nil),          // 28: devmgrd.admin.v1.ForgetResponse
-	(*DrainRequest)(nil),            // 29: devmgrd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),           // 30: devmgrd.admin.v1.DrainResponse
-	(*ListHistoryRequest)(nil),      // 31: devmgrd.admin.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),     // 32: devmgrd.admin.v1.ListHistoryResponse
-	(*Span)(nil),                    // 33: devmgrd.admin.v1.Span
-	(*ListActionsRequest)(nil),      // 34: devmgrd.admin.v1.ListActionsRequest
-	(*ListActionsResponse)(nil),     // 35: devmgrd.admin.v1.ListActionsResponse
-	(*Action)(nil),                  // 36: devmgrd.admin.v1.Action
-	(*BackupRequest)(nil),           // 37: devmgrd.admin.v1.BackupRequest
-	(*BackupResponse)(nil),          // 38: devmgrd.admin.v1.BackupResponse
-	(*timestamppb.Timestamp)(nil),   // 39: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 40: google.protobuf.Duration
+	(*ListGrantsRequest)(nil),       // 10: devmgrd.admin.v1.ListGrantsRequest
+	(*ListGrantsResponse)(nil),      // 11: devmgrd.admin.v1.ListGrantsResponse
+	(*Grants)(nil),                  // 12: devmgrd.admin.v1.Grants
+	(*GrantName)(nil),               // 13: devmgrd.admin.v1.GrantName
+	(*ListDevicesRequest)(nil),      // 14: devmgrd.admin.v1.ListDevicesRequest
+	(*ListDevicesResponse)(nil),     // 15: devmgrd.admin.v1.ListDevicesResponse
+	(*Device)(nil),                  // 16: devmgrd.admin.v1.Device
+	(*Holder)(nil),                  // 17: devmgrd.admin.v1.Holder
+	(*DeviceCordon)(nil),            // 18: devmgrd.admin.v1.DeviceCordon
+	(*WatchDevicesRequest)(nil),     // 19: devmgrd.admin.v1.WatchDevicesRequest
+	(*WatchDevicesResponse)(nil),    // 20: devmgrd.admin.v1.WatchDevicesResponse
+	(*ListAssignmentsRequest)(nil),  // 21: devmgrd.admin.v1.ListAssignmentsRequest
+	(*ListAssignmentsResponse)(nil), // 22: devmgrd.admin.v1.ListAssignmentsResponse
+	(*Assignment)(nil),              // 23: devmgrd.admin.v1.Assignment
+	(*ExplainRequest)(nil),          // 24: devmgrd.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),         // 25: devmgrd.admin.v1.ExplainResponse
+	(*CordonRequest)(nil),           // 26: devmgrd.admin.v1.CordonRequest
+	(*DeviceName)(nil),              // 27: devmgrd.admin.v1.DeviceName
+	(*CordonResponse)(nil),          // 28: devmgrd.admin.v1.CordonResponse
+	(*UncordonRequest)(nil),         // 29: devmgrd.admin.v1.UncordonRequest
+	(*UncordonResponse)(nil),        // 30: devmgrd.admin.v1.UncordonResponse
+	(*ForgetRequest)(nil),           // 31: devmgrd.admin.v1.ForgetRequest
+	(*ForgetResponse)(nil),          // 32: devmgrd.admin.v1.ForgetResponse
+	(*DrainRequest)(nil),            // 33: devmgrd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),           // 34: devmgrd.admin.v1.DrainResponse
+	(*ListHistoryRequest)(nil),      // 35: devmgrd.admin.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),     // 36: devmgrd.admin.v1.ListHistoryResponse
+	(*Span)(nil),                    // 37: devmgrd.admin.v1.Span
+	(*ListActionsRequest)(nil),      // 38: devmgrd.admin.v1.ListActionsRequest
+	(*ListActionsResponse)(nil),     // 39: devmgrd.admin.v1.ListActionsResponse
+	(*Action)(nil),                  // 40: devmgrd.admin.v1.Action
+	(*BackupRequest)(nil),           // 41: devmgrd.admin.v1.BackupRequest
+	(*BackupResponse)(nil),          // 42: devmgrd.admin.v1.BackupResponse
+	(*timestamppb.Timestamp)(nil),   // 43: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 44: google.protobuf.Duration
 }
 var file_devmgrd_admin_v1_admin_proto_depIdxs = []int32{
-	39, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	43, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
 	3,  // 1: devmgrd.admin.v1.GetStatusResponse.parts:type_name -> devmgrd.admin.v1.Part
 	4,  // 2: devmgrd.admin.v1.GetStatusResponse.resources:type_name -> devmgrd.admin.v1.Resource
 	5,  // 3: devmgrd.admin.v1.GetStatusResponse.waiting:type_name -> devmgrd.admin.v1.Waiting
 	2,  // 4: devmgrd.admin.v1.GetStatusResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer
-	39, // 5: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	43, // 5: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
 	8,  // 6: devmgrd.admin.v1.ListPluginsResponse.plugins:type_name -> devmgrd.admin.v1.Plugin
 	2,  // 7: devmgrd.admin.v1.ListPluginsResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer
-	39, // 8: devmgrd.admin.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	39, // 9: devmgrd.admin.v1.Plugin.last_error_time:type_name -> google.protobuf.Timestamp
+	43, // 8: devmgrd.admin.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	43, // 9: devmgrd.admin.v1.Plugin.last_error_time:type_name -> google.protobuf.Timestamp
 	9,  // 10: devmgrd.admin.v1.Plugin.pod:type_name -> devmgrd.admin.v1.PluginPod
-	12, // 11: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
-	13, // 12: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
-	14, // 13: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
-	39, // 14: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
-	39, // 15: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
-	12, // 16: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
-	19, // 17: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	39, // 18: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
-	39, // 19: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
-	19, // 20: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	23, // 21: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	12, // 22: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	23, // 23: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	12, // 24: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	23, // 25: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
-	23, // 26: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	12, // 27: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
-	40, // 28: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
-	33, // 29: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
-	39, // 30: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
-	39, // 31: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
-	40, // 32: devmgrd.admin.v1.ListActionsRequest.since:type_name -> google.protobuf.Duration
-	36, // 33: devmgrd.admin.v1.ListActionsResponse.actions:type_name -> devmgrd.admin.v1.Action
-	39, // 34: devmgrd.admin.v1.Action.at:type_name -> google.protobuf.Timestamp
-	0,  // 35: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
-	6,  // 36: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
-	10, // 37: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
-	15, // 38: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
-	17, // 39: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
-	20, // 40: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
-	22, // 41: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
-	25, // 42: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
-	27, // 43: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
-	37, // 44: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
-	29, // 45: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
-	31, // 46: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
-	34, // 47: devmgrd.admin.v1.AdminService.ListActions:input_type -> devmgrd.admin.v1.ListActionsRequest
-	1,  // 48: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
-	7,  // 49: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
-	11, // 50: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
-	16, // 51: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
-	18, // 52: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
-	21, // 53: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
-	24, // 54: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
-	26, // 55: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
-	28, // 56: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
-	38, // 57: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
-	30, // 58: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
-	32, // 59: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
-	35, // 60: devmgrd.admin.v1.AdminService.ListActions:output_type -> devmgrd.admin.v1.ListActionsResponse
-	48, // [48:61] is the sub-list for method output_type
-	35, // [35:48] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	12, // 11: devmgrd.admin.v1.ListGrantsResponse.grants:type_name -> devmgrd.admin.v1.Grants
+	13, // 12: devmgrd.admin.v1.Grants.env:type_name -> devmgrd.admin.v1.GrantName
+	13, // 13: devmgrd.admin.v1.Grants.mounts:type_name -> devmgrd.admin.v1.GrantName
+	13, // 14: devmgrd.admin.v1.Grants.devices:type_name -> devmgrd.admin.v1.GrantName
+	13, // 15: devmgrd.admin.v1.Grants.annotations:type_name -> devmgrd.admin.v1.GrantName
+	13, // 16: devmgrd.admin.v1.Grants.cdi_kinds:type_name -> devmgrd.admin.v1.GrantName
+	16, // 17: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
+	17, // 18: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
+	18, // 19: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
+	43, // 20: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
+	43, // 21: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
+	16, // 22: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
+	23, // 23: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	43, // 24: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
+	43, // 25: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
+	23, // 26: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	27, // 27: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	16, // 28: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	27, // 29: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	16, // 30: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	27, // 31: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
+	27, // 32: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	16, // 33: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
+	44, // 34: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
+	37, // 35: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
+	43, // 36: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
+	43, // 37: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
+	44, // 38: devmgrd.admin.v1.ListActionsRequest.since:type_name -> google.protobuf.Duration
+	40, // 39: devmgrd.admin.v1.ListActionsResponse.actions:type_name -> devmgrd.admin.v1.Action
+	43, // 40: devmgrd.admin.v1.Action.at:type_name -> google.protobuf.Timestamp
+	0,  // 41: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
+	6,  // 42: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
+	10, // 43: devmgrd.admin.v1.AdminService.ListGrants:input_type -> devmgrd.admin.v1.ListGrantsRequest
+	14, // 44: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
+	19, // 45: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
+	21, // 46: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
+	24, // 47: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
+	26, // 48: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
+	29, // 49: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
+	31, // 50: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
+	41, // 51: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
+	33, // 52: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
+	35, // 53: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
+	38, // 54: devmgrd.admin.v1.AdminService.ListActions:input_type -> devmgrd.admin.v1.ListActionsRequest
+	1,  // 55: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
+	7,  // 56: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
+	11, // 57: devmgrd.admin.v1.AdminService.ListGrants:output_type -> devmgrd.admin.v1.ListGrantsResponse
+	15, // 58: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
+	20, // 59: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
+	22, // 60: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
+	25, // 61: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
+	28, // 62: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
+	30, // 63: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
+	32, // 64: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
+	42, // 65: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
+	34, // 66: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
+	36, // 67: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
+	39, // 68: devmgrd.admin.v1.AdminService.ListActions:output_type -> devmgrd.admin.v1.ListActionsResponse
+	55, // [55:69] is the sub-list for method output_type
+	41, // [41:55] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_devmgrd_admin_v1_admin_proto_init() }
@@ -2931,14 +3193,14 @@ func file_devmgrd_admin_v1_admin_proto_init() {
 	if File_devmgrd_admin_v1_admin_proto != nil {
 		return
 	}
-	file_devmgrd_admin_v1_admin_proto_msgTypes[36].OneofWrappers = []any{}
+	file_devmgrd_admin_v1_admin_proto_msgTypes[40].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_devmgrd_admin_v1_admin_proto_rawDesc), len(file_devmgrd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

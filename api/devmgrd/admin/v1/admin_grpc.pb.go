@@ -23,6 +23,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	AdminService_GetStatus_FullMethodName       = "/devmgrd.admin.v1.AdminService/GetStatus"
 	AdminService_ListPlugins_FullMethodName     = "/devmgrd.admin.v1.AdminService/ListPlugins"
+	AdminService_ListGrants_FullMethodName      = "/devmgrd.admin.v1.AdminService/ListGrants"
 	AdminService_ListDevices_FullMethodName     = "/devmgrd.admin.v1.AdminService/ListDevices"
 	AdminService_WatchDevices_FullMethodName    = "/devmgrd.admin.v1.AdminService/WatchDevices"
 	AdminService_ListAssignments_FullMethodName = "/devmgrd.admin.v1.AdminService/ListAssignments"
@@ -46,6 +47,9 @@ type AdminServiceClient interface {
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
 	// ListPlugins gives the device plugins that are known, by resource.
 	ListPlugins(ctx context.Context, in *ListPluginsRequest, opts ...grpc.CallOption) (*ListPluginsResponse, error)
+	// ListGrants returns what each resource's plugins have granted since devmgrd's start, and what containers had then: names and
+	// paths, without values.
+	ListGrants(ctx context.Context, in *ListGrantsRequest, opts ...grpc.CallOption) (*ListGrantsResponse, error)
 	// ListDevices gives each device and what has become of it. NOT_FOUND if the resource is unknown.
 	ListDevices(ctx context.Context, in *ListDevicesRequest, opts ...grpc.CallOption) (*ListDevicesResponse, error)
 	// WatchDevices gives the same at once, and again whenever it has changed, five times a second at most. UNAVAILABLE if devmgrd stops.
@@ -100,6 +104,16 @@ func (c *adminServiceClient) ListPlugins(ctx context.Context, in *ListPluginsReq
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListPluginsResponse)
 	err := c.cc.Invoke(ctx, AdminService_ListPlugins_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ListGrants(ctx context.Context, in *ListGrantsRequest, opts ...grpc.CallOption) (*ListGrantsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListGrantsResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListGrants_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -253,6 +267,9 @@ type AdminServiceServer interface {
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	// ListPlugins gives the device plugins that are known, by resource.
 	ListPlugins(context.Context, *ListPluginsRequest) (*ListPluginsResponse, error)
+	// ListGrants returns what each resource's plugins have granted since devmgrd's start, and what containers had then: names and
+	// paths, without values.
+	ListGrants(context.Context, *ListGrantsRequest) (*ListGrantsResponse, error)
 	// ListDevices gives each device and what has become of it. NOT_FOUND if the resource is unknown.
 	ListDevices(context.Context, *ListDevicesRequest) (*ListDevicesResponse, error)
 	// WatchDevices gives the same at once, and again whenever it has changed, five times a second at most. UNAVAILABLE if devmgrd stops.
@@ -298,6 +315,9 @@ func (UnimplementedAdminServiceServer) GetStatus(context.Context, *GetStatusRequ
 }
 func (UnimplementedAdminServiceServer) ListPlugins(context.Context, *ListPluginsRequest) (*ListPluginsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPlugins not implemented")
+}
+func (UnimplementedAdminServiceServer) ListGrants(context.Context, *ListGrantsRequest) (*ListGrantsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListGrants not implemented")
 }
 func (UnimplementedAdminServiceServer) ListDevices(context.Context, *ListDevicesRequest) (*ListDevicesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListDevices not implemented")
@@ -385,6 +405,24 @@ func _AdminService_ListPlugins_Handler(srv interface{}, ctx context.Context, dec
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AdminServiceServer).ListPlugins(ctx, req.(*ListPluginsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ListGrants_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListGrantsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListGrants(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListGrants_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListGrants(ctx, req.(*ListGrantsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -580,6 +618,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListPlugins",
 			Handler:    _AdminService_ListPlugins_Handler,
+		},
+		{
+			MethodName: "ListGrants",
+			Handler:    _AdminService_ListGrants_Handler,
 		},
 		{
 			MethodName: "ListDevices",

@@ -1,0 +1,87 @@
+package pluginrules
+
+import (
+	"path"
+	"strings"
+)
+
+// matches reports whether a pattern in the form of path.Match matches a name: "*" stands for any characters but a slash, "?" for one of
+// them, and "[0-9]" for one of a class.
+func matches(pattern, name string) bool {
+	ok, err := path.Match(pattern, name)
+	return ok && err == nil
+}
+
+// matchesAny reports whether one of the patterns matches a name.
+func matchesAny(patterns []string, name string) bool {
+	for _, p := range patterns {
+		if matches(p, name) {
+			return true
+		}
+	}
+	return false
+}
+
+// covers reports whether a path is one that the pattern matches, or below one. Both are absolute and clean.
+func covers(pattern, at string) bool {
+	if pattern == "/" {
+		return true
+	}
+	for {
+		var want, name string
+		want, pattern, _ = strings.Cut(strings.TrimPrefix(pattern, "/"), "/")
+		name, at, _ = strings.Cut(strings.TrimPrefix(at, "/"), "/")
+		if name == "" || !matches(want, name) {
+			return false
+		}
+		if pattern == "" {
+			return true
+		}
+	}
+}
+
+// coversAny reports whether one of the patterns covers a path.
+func coversAny(patterns []string, at string) bool {
+	at = path.Clean(at)
+	for _, p := range patterns {
+		if strings.HasPrefix(p, "/") && covers(p, at) {
+			return true
+		}
+	}
+	return false
+}
+
+// generalize returns a pattern for a name: it matches names that differ in device IDs and in numbers only. Device IDs of fewer than
+// 4 bytes count only as numbers.
+func generalize(name string, ids []string) string {
+	var b strings.Builder
+	for name != "" {
+		if n := longestPrefix(name, ids); n > 0 {
+			b.WriteByte('*')
+			name = name[n:]
+			continue
+		}
+		if n := len(name) - len(strings.TrimLeft(name, "0123456789")); n > 0 {
+			b.WriteString("[0-9]*")
+			name = name[n:]
+			continue
+		}
+		if strings.IndexByte(`*?[\`, name[0]) >= 0 {
+			b.WriteByte('\\')
+		}
+		b.WriteByte(name[0])
+		name = name[1:]
+	}
+	return b.String()
+}
+
+// longestPrefix returns the length of the longest ID that a name begins with. An ID with a slash is no part of a path's name.
+func longestPrefix(name string, ids []string) int {
+	longest := 0
+	for _, id := range ids {
+		if len(id) >= 4 && len(id) > longest && !strings.Contains(id, "/") && strings.HasPrefix(name, id) {
+			longest = len(id)
+		}
+	}
+	return longest
+}

@@ -1,0 +1,119 @@
+package pluginrules
+
+import (
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Bounds of what is remembered of grants.
+const (
+	maxSeen    = 1024  // names of each sort of one resource
+	maxAllSeen = 16384 // names in all
+	maxName    = 512   // bytes of a name
+	maxIDs     = 256   // device IDs of one grant that are looked for in its names
+)
+
+// memory remembers what plugins have granted since devmgrd's start.
+type memory struct {
+	mu  sync.Mutex
+	all map[device.ResourceName]*remembered
+	n   int // names in all
+}
+
+type remembered struct {
+	env, mounts, devices, annotations, kinds map[string]string // patterns by text
+	full                                     bool
+}
+
+// note adds a grant.
+func (m *memory) note(resource device.ResourceName, ids []device.ID, g device.Grant) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := m.all[resource]
+	if r == nil && m.n >= maxAllSeen {
+		return
+	}
+	if r == nil {
+		m.n++
+		r = &remembered{
+			env: map[string]string{}, mounts: map[string]string{}, devices: map[string]string{},
+			annotations: map[string]string{}, kinds: map[string]string{},
+		}
+		if m.all == nil {
+			m.all = map[device.ResourceName]*remembered{}
+		}
+		m.all[resource] = r
+	}
+	var names []string // of the devices; made when they are needed
+	add := func(to map[string]string, text string) {
+		if _, has := to[text]; has {
+			return
+		}
+		if len(to) >= maxSeen || m.n >= maxAllSeen || len(text) > maxName {
+			r.full = true
+			return
+		}
+		if names == nil {
+			for _, id := range ids[:min(len(ids), maxIDs)] {
+				names = append(names, string(id))
+			}
+		}
+		m.n++
+		to[text] = generalize(text, names)
+	}
+	for name := range g.Env {
+		add(r.env, name)
+	}
+	for _, mount := range g.Mounts {
+		add(r.mounts, path.Clean(mount.HostPath))
+	}
+	for _, n := range g.Nodes {
+		add(r.devices, path.Clean(n.HostPath))
+	}
+	for key, value := range g.Annotations {
+		if !strings.HasPrefix(key, cdiPrefix) {
+			add(r.annotations, key)
+			continue
+		}
+		for name := range strings.SplitSeq(value, ",") {
+			add(r.kinds, kindOf(name))
+		}
+	}
+	for _, name := range g.CDI {
+		add(r.kinds, kindOf(name))
+	}
+}
+
+// list returns what is remembered, by resource.
+func (m *memory) list() []device.PluginGrants {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []device.PluginGrants
+	for _, resource := range slices.Sorted(maps.Keys(m.all)) {
+		r := m.all[resource]
+		all = append(all, device.PluginGrants{
+			Resource: resource, Env: sorted(r.env), Mounts: sorted(r.mounts), Devices: sorted(r.devices),
+			Annotations: sorted(r.annotations), CDIKinds: sorted(r.kinds), Full: r.full,
+		})
+	}
+	return all
+}
+
+func sorted(patterns map[string]string) []device.GrantName {
+	var all []device.GrantName
+	for _, text := range slices.Sorted(maps.Keys(patterns)) {
+		all = append(all, device.GrantName{Text: text, Pattern: patterns[text]})
+	}
+	return all
+}
+
+// kindOf returns the vendor and the class of a CDI device's name.
+func kindOf(name string) string {
+	kind, _, _ := strings.Cut(name, "=")
+	return kind
+}
