@@ -117,6 +117,8 @@ func ends(why device.Reason, of string) string {
 		return "the other NRI plugin that the message names leaves the container's devices alone"
 	case device.ContainerTooLarge:
 		return "the pod is replaced by one with shorter arguments, variables or annotations"
+	case device.PluginNotAllowed:
+		return fmt.Sprintf("the rule that the message names allows it, or the device plugin of %s grants something else: it is asked again after a pause", of)
 	case device.PluginDirectoryMissing:
 		return "the directory in runDir can be made: devmgrd's log has the error"
 	case device.UnknownPod:
