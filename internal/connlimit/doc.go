@@ -3,7 +3,7 @@
 //
 //	limiter.go   Limiter, which serves clients in turn
 //	listener.go  Listener and Conn, which a server uses in place of its own
-//	unix.go      UnixClient, the process at the other end of a unix socket
+//	unix.go      UnixClient, the pod or process at the other end of a unix socket
 //	tcp.go       TCPClient, the local user or the address at the other end of a TCP connection
 //	diag.go      the kernel's answer to who owns a local TCP socket
 //

@@ -258,3 +258,41 @@ func TestUnixClient_OtherPIDNamespace(t *testing.T) {
 		t.Errorf("two connections of one process and one of another are %q", names)
 	}
 }
+
+// The processes of a pod are one client, by the cgroup that the kubelet makes for the pod.
+func TestPodOf(t *testing.T) {
+	const uid = "0a1b2c3d-1111-2222-3333-444455556666"
+	for cgroups, want := range map[string]string{
+		"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod0a1b2c3d_1111_2222_3333_444455556666.slice/cri-containerd-ab.scope\n": uid,
+		"0::/kubepods.slice/kubepods-pod0a1b2c3d_1111_2222_3333_444455556666.slice/cri-containerd-ab.scope\n":                                      uid,
+		"12:pids:/kubepods/burstable/pod" + uid + "/ab\n0::/\n":                                                                                    uid,
+		"4:memory:/\n3:pids:/kubepods/pod" + uid + "/ab/below\n":                                                                                   uid,
+		"0::/../../kubepods.slice/kubepods-pod0a1b2c3d_1111_2222_3333_444455556666.slice/cri-containerd-ab.scope\n":                                uid,
+		"0::/kubepods/pod0123456789abcdef0123456789abcdef/ab\n":                                                                                    "0123456789abcdef0123456789abcdef",
+		"0::/user.slice/user-1000.slice/user@1000.service/kubepods/pod" + uid + "/ab\n":                                                            "",
+		"0::/system.slice/kubelet.service\n":                                                                                                       "",
+		"0::/kubepods.slice\n":                                                                                                                     "",
+		"0::/\n":                                                                                                                                   "",
+		"":                                                                                                                                         "",
+		"no colons":                                                                                                                                "",
+		"1:name=systemd:/podman/pod1\n":                                                                                                            "",
+	} {
+		if got := podOf(cgroups); got != want {
+			t.Errorf("%q: %q, want %q", cgroups, got, want)
+		}
+	}
+}
+
+// A process may hand its connections on and end. All that did so are one client, or a pod could have any number of them.
+func TestProcessOf_Ended(t *testing.T) {
+	cmd := exec.Command(plugintest.Executable(t), "-test.run", "^$")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if got := processOf(cmd.Process.Pid); got != "processes that have ended" {
+		t.Errorf("it is %q", got)
+	}
+	if got, want := processOf(os.Getpid()), fmt.Sprintf("process %d", os.Getpid()); got != want {
+		t.Errorf("this process is %q, want %q", got, want)
+	}
+}

@@ -3,8 +3,12 @@ package connlimit
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
+	"os"
+	"regexp"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -13,8 +17,9 @@ import (
 // pidFS is the type of the file system of pidfds: since Linux 6.9 the inode of a pidfd names its process.
 const pidFS = 0x50494446
 
-// UnixClient names the process that has dialled a unix socket. A process outside the daemon's PID namespace has no ID there: it
-// is known by its pidfd where the kernel has that (Linux 6.9), and else not at all.
+// UnixClient names the pod whose process has dialled a unix socket, since processes of a container may fork, or another process. All
+// processes that have ended since are one client: what they dialled another process may use. A process outside the daemon's PID
+// namespace has no ID there: it is known by its pidfd where the kernel has that (Linux 6.9), and else not at all.
 func UnixClient(conn net.Conn) (string, error) {
 	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		conn = wrapped.NetConn()
@@ -35,12 +40,40 @@ func UnixClient(conn net.Conn) (string, error) {
 			return
 		}
 		if peer.Pid > 0 {
-			name = "process " + strconv.Itoa(int(peer.Pid))
+			name = processOf(int(peer.Pid))
 			return
 		}
 		name = processBehind(int(fd))
 	})
 	return name, errors.Join(err, failed)
+}
+
+// processOf names a process, or its pod.
+func processOf(pid int) string {
+	cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+		return "processes that have ended"
+	}
+	if pod := podOf(string(cgroups)); pod != "" {
+		return "pod " + pod
+	}
+	return "process " + strconv.Itoa(pid)
+}
+
+// podCgroup is the cgroup of a pod, as the kubelet names it with either cgroup driver. It must be at the kubelet's place at the root: a
+// user may make cgroups of such a name in those that systemd delegates.
+var podCgroup = regexp.MustCompile(`^/(?:\.\./)*kubepods(?:\.slice)?/(?:[^/]+/)?(?:kubepods[a-z-]*-)?pod([0-9A-Za-z_-]+)(?:\.slice)?(?:/|$)`)
+
+// podOf returns the UID of the pod whose cgroup a process is in, by its /proc/PID/cgroup; empty: it is in none.
+func podOf(cgroups string) string {
+	for line := range strings.Lines(cgroups) {
+		_, path, _ := strings.Cut(line, ":")
+		_, path, _ = strings.Cut(path, ":")
+		if found := podCgroup.FindStringSubmatch(strings.TrimSuffix(path, "\n")); found != nil {
+			return strings.ReplaceAll(found[1], "_", "-")
+		}
+	}
+	return ""
 }
 
 // processBehind names the process at the other end of a socket by its pidfd; empty where the kernel does not.
@@ -50,9 +83,9 @@ func processBehind(socket int) string {
 		return ""
 	}
 	defer syscall.Close(fd)
-	var fs unix.Statfs_t
+	var system unix.Statfs_t
 	var file unix.Stat_t
-	if unix.Fstatfs(fd, &fs) != nil || fs.Type != pidFS || unix.Fstat(fd, &file) != nil {
+	if unix.Fstatfs(fd, &system) != nil || system.Type != pidFS || unix.Fstat(fd, &file) != nil {
 		return ""
 	}
 	return "process outside, pidfd " + strconv.FormatUint(file.Ino, 10)

@@ -18,8 +18,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/connlimit"
 )
 
-// What one client may do. A client is a process: by its ID, outside the daemon's PID namespace by its pidfd, and where the kernel
-// shows neither each connection is a client of its own. The kubelet has one limit of 100 a second and 10 at once for all of its
+// What one client may do. A client is a pod, or another process: by its ID, outside the daemon's PID namespace by its pidfd, and where
+// the kernel shows neither each connection is a client of its own. The kubelet has one limit of 100 a second and 10 at once for all of its
 // clients together, and refuses the rest; here a client that asks too often waits its turn.
 const (
 	clientRate  = 100         // requests a second
@@ -39,7 +39,7 @@ var connections = connlimit.Limits{Served: 1024, ServedPerClient: 64, Waiting: 2
 // errBusy has the kubelet's words, which tests and people look for.
 var errBusy = status.Error(codes.ResourceExhausted, "rejected by rate limit")
 
-// A client is a process that is connected.
+// A client is a pod or another process that is connected.
 type client struct {
 	pace        *rate.Limiter
 	finds       *rate.Limiter
