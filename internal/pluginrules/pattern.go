@@ -51,12 +51,13 @@ func coversAny(patterns []string, at string) bool {
 	return false
 }
 
-// generalize returns a pattern for a name: it matches names that differ in device IDs and in numbers only. Device IDs of fewer than
-// 4 bytes count only as numbers.
+// generalize returns a pattern for a name: it matches names that differ in numbers and in device IDs only, of which it keeps what comes
+// before their numbers. IDs of fewer than 4 bytes count as numbers only.
 func generalize(name string, ids []string) string {
 	var b strings.Builder
 	for name != "" {
 		if n := longestPrefix(name, ids); n > 0 {
+			b.WriteString(escape(stem(name[:n])))
 			b.WriteByte('*')
 			name = name[n:]
 			continue
@@ -73,6 +74,19 @@ func generalize(name string, ids []string) string {
 		name = name[1:]
 	}
 	return b.String()
+}
+
+// stem returns what IDs of a kind have in common: what comes before the part with the first digit. GPU- of GPU-fa12-3, gpu of gpu7, nothing
+// of 0000:3b:00.0 or of an ID without digits.
+func stem(id string) string {
+	first := strings.IndexAny(id, "0123456789")
+	if first < 0 {
+		return ""
+	}
+	if end := strings.LastIndexAny(id[:first], "-_:."); end >= 0 {
+		return id[:end+1]
+	}
+	return id[:first]
 }
 
 // longestPrefix returns the length of the longest ID that a name begins with. An ID with a slash is no part of a path's name.

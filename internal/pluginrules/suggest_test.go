@@ -88,6 +88,9 @@ func TestSuggest(t *testing.T) {
 			t.Errorf("%s: what was seen is not allowed: %v", o.Resource, bad)
 		}
 	}
+	if !strings.Contains(string(text), "/var/lib/vendor/GPU-*/state") {
+		t.Error("a device's ID is not made a pattern")
+	}
 	// Another device of the same plugin is allowed, and nothing else.
 	other := device.Grant{
 		Env:    map[string]string{"VENDOR_SLOT_3": ""},
@@ -100,6 +103,7 @@ func TestSuggest(t *testing.T) {
 	for _, bad := range []device.Grant{
 		{Nodes: []device.Node{{HostPath: "/dev/vendorx"}}},
 		{Mounts: []device.Mount{{HostPath: "/var/lib/vendor/a/b"}}},
+		{Mounts: []device.Mount{{HostPath: "/var/lib/vendor/other/state"}}},
 		{Env: map[string]string{"VENDOR_VISIBLE_DEVICES_2": ""}},
 	} {
 		if rules.Grant(gpu, bad) == nil {

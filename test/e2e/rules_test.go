@@ -53,13 +53,17 @@ func TestPluginRules(t *testing.T) {
 		r.must(r.StartDevmgrd(r.soon(time.Minute)))
 		r.must(r.WaitShown(r.soon(time.Minute), node.SampleResource, 2))
 	}
-	r.samplePlugin()
+	set, err := r.SamplePlugin()
+	r.must(err)
+	set.Spec.Template.Spec.ServiceAccountName = "sample"
+	r.must(r.Apply(r.ctx, set))
+	r.must(r.WaitShown(r.soon(time.Minute), node.SampleResource, 2))
 	a := node.Pod("a", node.SampleResource, 1, "report", "--then-sleep")
 	a.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	r.must(r.Create(r.ctx, a))
 	device := sampleDevice(r.running("a"))
 
-	suggested := r.says("rules suggest", "resources:", node.SampleResource, "namespace: kube-system", "serviceAccount: default", "mounts:")
+	suggested := r.says("rules suggest", "resources:", node.SampleResource, "namespace: kube-system", "serviceAccount: sample", "mounts:", "- /tmp/Dev-*")
 	allowed := filepath.Join(dir, "allowed")
 	r.must(os.MkdirAll(filepath.Join(allowed, "lib"), 0o755))
 	r.must(os.Symlink("/etc", filepath.Join(allowed, "link")))
@@ -97,9 +101,8 @@ func TestPluginRules(t *testing.T) {
 			t.Errorf("the host's registers: %v", err)
 		}
 		r.told(r.NodeName(), "Warning PluginNotAllowed: "+rule+"a plugin of the host serve "+node.SampleResource)
-		set, err := r.SamplePlugin()
-		r.must(err)
-		set.Namespace, set.Name = metav1.NamespaceDefault, "tenant"
+		set := set.DeepCopy()
+		set.Namespace, set.Name, set.ResourceVersion = metav1.NamespaceDefault, "tenant", ""
 		set.Spec.Selector.MatchLabels = map[string]string{"app": "tenant"}
 		set.Spec.Template.Labels = set.Spec.Selector.MatchLabels
 		set.Spec.Template.Spec.PriorityClassName = ""
@@ -116,7 +119,9 @@ func TestPluginRules(t *testing.T) {
 			tenant = pods.Items[0].Name
 			return true
 		})
-		r.told(tenant, "Warning PluginNotAllowed: "+rule+"the plugin of pod default/"+tenant+" (service account default) serve "+node.SampleResource)
+		_, err := r.WaitPhase(r.soon(time.Minute), tenant, corev1.PodRunning)
+		r.must(err)
+		r.told(tenant, "Warning PluginNotAllowed: "+rule+"the plugin of pod default/"+tenant+" (service account sample) serve "+node.SampleResource)
 		if got := r.pluginPod(node.SampleResource); got.Namespace != metav1.NamespaceSystem {
 			t.Errorf("%+v serves", got)
 		}
