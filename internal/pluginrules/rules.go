@@ -197,8 +197,13 @@ func wellFormed(pattern string) bool {
 	return err == nil && pattern != "" && !strings.ContainsAny(pattern, "\x00\n")
 }
 
+// wellFormedPath reports whether each name in a pattern of a path is well formed: a class has no slash.
 func wellFormedPath(pattern string) bool {
-	return strings.HasPrefix(pattern, "/") && path.Clean(pattern) == pattern && wellFormed(pattern)
+	if pattern == "/" {
+		return true
+	}
+	names, absolute := strings.CutPrefix(pattern, "/")
+	return absolute && path.Clean(pattern) == pattern && !slices.ContainsFunc(strings.Split(names, "/"), func(name string) bool { return !wellFormed(name) })
 }
 
 // parseMajor reads c:MAJOR or b:MAJOR.

@@ -175,8 +175,8 @@ func TestParse_Mistakes(t *testing.T) {
 		"rules:\n- name: a\n  resources: [a.example/b]\n  plugins: [{}, {host: true, namespace: x}, {serviceAccount: x}]": {
 			"plugins[0]: it names no namespace", "plugins[1]: a plugin of the host has no namespace", "plugins[2]: it names no namespace",
 		},
-		"rules:\n- name: a\n  resources: [a.example/b]\n  grants: {env: ['A=b', ''], mounts: [usr, /a/../b, /a/, '/a/['], devices: ['x:1', 'c:', 'c:-1', dev], annotations: [''], cdiKinds: [a, a/b=c]}": {
-			"grants.env[0]:", "grants.env[1]:", "grants.mounts[0]:", "grants.mounts[1]:", "grants.mounts[2]:", "grants.mounts[3]:", "grants.devices[0]:", "grants.devices[1]:",
+		"rules:\n- name: a\n  resources: [a.example/b]\n  grants: {env: ['A=b', ''], mounts: [usr, /a/../b, /a/, '/a/[', '/a/[x/y]'], devices: ['x:1', 'c:', 'c:-1', dev], annotations: [''], cdiKinds: [a, a/b=c]}": {
+			"grants.env[0]:", "grants.env[1]:", "grants.mounts[0]:", "grants.mounts[1]:", "grants.mounts[2]:", "grants.mounts[3]:", "grants.mounts[4]:", "grants.devices[0]:", "grants.devices[1]:",
 			"grants.devices[2]:", "grants.devices[3]:", "grants.annotations[0]:", "grants.cdiKinds[0]:", "grants.cdiKinds[1]:",
 		},
 		strings.Repeat("# x\n", pluginrules.MaxFile/4+1): {"more than 1048576 bytes"},
