@@ -82,7 +82,7 @@ func check(cmd *cobra.Command, _ []string) error {
 	}
 	log := warnings(cmd)
 	kube.RouteLogs(log)
-	l := looker{ctx: cmd.Context(), config: c, log: log, runtime: flag("runtime-endpoint"), kubelet: flag("kubelet-config"), containerd: flag("containerd-config")}
+	l := gatherer{ctx: cmd.Context(), config: c, log: log, runtime: flag("runtime-endpoint"), kubelet: flag("kubelet-config"), containerd: flag("containerd-config")}
 	f := l.facts()
 	if f.ConfigFile = flag("config"); f.ConfigFile == "" {
 		if _, err := os.Stat(config.DefaultFile); err == nil {
@@ -158,15 +158,15 @@ func wrap(text string, width int) (lines []string) {
 	return append(lines, line)
 }
 
-// A looker gathers what preflight judges.
-type looker struct {
+// A gatherer gathers what preflight judges.
+type gatherer struct {
 	ctx                          context.Context
 	config                       config.Config
 	log                          *slog.Logger
 	runtime, kubelet, containerd string // where they are, if the command line says so
 }
 
-func (l looker) facts() preflight.Facts {
+func (l gatherer) facts() preflight.Facts {
 	f := preflight.Facts{
 		Root:   os.Geteuid() == 0,
 		Evicts: l.config.Health.OnDeviceFailure == config.Evict || l.config.Health.OnMissingDevices == config.Evict,
@@ -189,9 +189,9 @@ func (l looker) facts() preflight.Facts {
 	return f
 }
 
-func (l looker) state() preflight.State {
+func (l gatherer) state() preflight.State {
 	s := preflight.State{Dir: l.config.StateDir}
-	books, version, err := store.Look(filepath.Join(s.Dir, store.FileName), l.log)
+	books, version, err := store.ReadFile(filepath.Join(s.Dir, store.FileName), l.log)
 	switch {
 	case errors.As(err, new(*store.InUseError)):
 		s.InUse = true
@@ -231,7 +231,7 @@ func writable(dir string) error {
 }
 
 // daemon asks a devmgrd that runs, and gives its process; 0: there is none.
-func (l looker) daemon(f *preflight.Facts) int {
+func (l gatherer) daemon(f *preflight.Facts) int {
 	at := l.config.Admin.Socket
 	pid := 0
 	if conn, err := net.DialTimeout("unix", at, time.Second); err == nil {
@@ -249,7 +249,7 @@ func (l looker) daemon(f *preflight.Facts) int {
 			return err
 		}
 		d := &preflight.Daemon{Version: status.Version, Serves: map[device.ResourceName]bool{}}
-		for _, p := range status.Parts {
+		for _, p := range status.Components {
 			if !p.Ready {
 				d.Problems = append(d.Problems, p.Problem)
 			}
@@ -289,7 +289,7 @@ func lookAtSocket(ctx context.Context, path string) (init bool, err error) {
 	return false, err
 }
 
-func (l looker) sockets() []preflight.Socket {
+func (l gatherer) sockets() []preflight.Socket {
 	c := l.config
 	all := []preflight.Socket{
 		{Key: "plugins.socketDir", At: filepath.Join(c.Plugins.SocketDir, "kubelet.sock")},
@@ -314,7 +314,7 @@ func (l looker) sockets() []preflight.Socket {
 	return all
 }
 
-func (l looker) nri() preflight.NRI {
+func (l gatherer) nri() preflight.NRI {
 	ctx, cancel := context.WithTimeout(l.ctx, lookLimit)
 	defer cancel()
 	at := l.config.NRI.Socket
@@ -341,7 +341,7 @@ func host() preflight.Host {
 	return preflight.Host{Systemd: there("/run/systemd/system"), Unified: there("/sys/fs/cgroup/cgroup.controllers")}
 }
 
-func (l looker) readRuntime(f *preflight.Facts, kubelet cri.KubeletConfig) {
+func (l gatherer) readRuntime(f *preflight.Facts, kubelet cri.KubeletConfig) {
 	at := l.runtime
 	if at == "" {
 		at = kubelet.RuntimeSocket()
@@ -377,7 +377,7 @@ func (l looker) readRuntime(f *preflight.Facts, kubelet cri.KubeletConfig) {
 }
 
 // sizes asks the runtime how large its containers and sandboxes are. Many containers take their time.
-func (l looker) sizes(runtime string) (containers, sandboxes []preflight.Size, err error) {
+func (l gatherer) sizes(runtime string) (containers, sandboxes []preflight.Size, err error) {
 	ctx, cancel := context.WithTimeout(l.ctx, 3*lookLimit)
 	defer cancel()
 	of, in, err := cri.Sizes(ctx, runtime)
@@ -394,7 +394,7 @@ func hasAny(all []string, of ...string) bool {
 	return slices.ContainsFunc(all, func(one string) bool { return slices.Contains(of, one) })
 }
 
-func (l looker) readAPI(f *preflight.Facts) {
+func (l gatherer) readAPI(f *preflight.Facts) {
 	if l.config.Kubernetes.Mode == config.NoCluster {
 		return
 	}
@@ -418,7 +418,7 @@ func (l looker) readAPI(f *preflight.Facts) {
 }
 
 // readKubelet looks at what is left with the kubelet's own device manager.
-func (l looker) readKubelet(f *preflight.Facts, daemon int) {
+func (l gatherer) readKubelet(f *preflight.Facts, daemon int) {
 	ctx, cancel := context.WithTimeout(l.ctx, lookLimit)
 	defer cancel()
 	ignored := pods.Ignores(l.config.Plugins.IgnoredResources)

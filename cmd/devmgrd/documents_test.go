@@ -63,13 +63,13 @@ func TestDocumentedOutput(t *testing.T) {
 	_, _, errs := execute("config", "--set", "nri.maxWait=5s")
 	page.shows("$ DEVMGRD_LOG_LEVL=x devmgrd config --set nri.maxWait=5s", errs)
 
-	var parts []part
+	var parts []component
 	for _, name := range []string{"registration", "store", "pods", "node", "nri", "podresources", "admin"} {
-		parts = append(parts, part{name, func() error { return nil }})
+		parts = append(parts, component{name, func() error { return nil }})
 	}
 	_, out = readiness(parts)
 	openDocument(t, "migration.md").shows("$ curl -s 127.0.0.1:9464/readyz", out)
-	parts[4].check = func() error { return errors.New("not connected to the container runtime at /var/run/nri/nri.sock") }
+	parts[4].check = func() error { return errors.New("not connected to container runtime at /var/run/nri/nri.sock") }
 	_, out = readiness(parts)
 	openDocument(t, "operations.md").shows("$ curl -s 127.0.0.1:9464/readyz", out)
 }
@@ -96,7 +96,7 @@ func TestDocumentedMove(t *testing.T) {
 	for i := range 4 {
 		offered.Devices = append(offered.Devices, device.Device{ID: device.ID(fmt.Sprintf("gpu-%d", i)), Healthy: true})
 	}
-	content, err := checkpoint.Of([]device.PodRecord{
+	content, err := checkpoint.FromState([]device.PodRecord{
 		{Assignments: []device.Assignment{has("uid-train", "main", "gpu-2")}},
 		{Assignments: []device.Assignment{has("uid-chain", "first", "gpu-1"), has("uid-chain", "main", "gpu-1")}},
 		{Assignments: []device.Assignment{has("981d52da-7c18-4bf3-893e-2726c86dd5f8", "main", "gpu-3")}},

@@ -33,30 +33,30 @@ func newExportCheckpointCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kubelet-checkpoint FILE",
 		Short: "Write the assignments for the kubelet's device manager",
-		Long: "kubelet-checkpoint writes what is in devmgrd's books as the file from which a kubelet's device manager starts.\n" +
+		Long: "kubelet-checkpoint writes what is in devmgrd's state file as the file from which a kubelet's device manager starts.\n" +
 			"Neither the kubelet nor devmgrd may be running; pods may. If there is such a file already, what it says of other\n" +
 			"resources stays, and the old one is kept beside it.",
 		Example: "  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run\n" +
 			"  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name),
 		Args: usage(oneFile),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			m, err := newMoving(cmd, args[0])
+			m, err := newMigration(cmd, args[0])
 			if err != nil {
 				return err
 			}
-			return m.back()
+			return m.exportCheckpoint()
 		},
 	}
-	addMovingFlags(cmd)
+	addMigrationFlags(cmd)
 	return cmd
 }
 
-// back writes the books into the kubelet's file.
-func (m moving) back() error {
+// exportCheckpoint writes the state file into the kubelet's file.
+func (m migration) exportCheckpoint() error {
 	books, err := store.Read(m.config.StateDir, m.log)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("there are no books in %s; is stateDir right?", m.config.StateDir)
+		return fmt.Errorf("there is no state file in %s; is stateDir right?", m.config.StateDir)
 	case err != nil:
 		return stopFirst(err)
 	}
@@ -67,7 +67,7 @@ func (m moving) back() error {
 	for i, p := range books.Plugins {
 		offered[i] = device.Inventory{Resource: p.Resource, Devices: p.Devices}
 	}
-	ours, err := checkpoint.Of(books.Pods, offered)
+	ours, err := checkpoint.FromState(books.Pods, offered)
 	if err != nil {
 		return err
 	}
@@ -82,9 +82,9 @@ func (m moving) back() error {
 		return err
 	}
 	if _, err := checkpoint.Decode(data); err != nil {
-		return fmt.Errorf("the kubelet would not read what the books come to: %w", err)
+		return fmt.Errorf("the kubelet would not read what the state file comes to: %w", err)
 	}
-	m.tellBack(books.Pods, ours, stays)
+	m.reportExport(books.Pods, ours, stays)
 	if m.dry {
 		m.say("Nothing has been changed. Without --dry-run, this is written to %s.", m.file)
 		return nil
@@ -113,8 +113,8 @@ func link(file, kept string) error {
 	return d.Link(name, filepath.Base(kept))
 }
 
-// tellBack prints what is written, and which pods the kubelet will not be good to.
-func (m moving) tellBack(pods []device.PodRecord, ours, stays checkpoint.File) {
+// reportExport prints what is written, and which pods the kubelet will not be good to.
+func (m migration) reportExport(pods []device.PodRecord, ours, stays checkpoint.File) {
 	w := newTable(m.out, "POD", "CONTAINER", "RESOURCE", "DEVICES")
 	var notes []string
 	for _, p := range pods {

@@ -15,8 +15,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// keep fills the books: a pod with an init container that has handed its device on, and one that waits.
-func (f *farm) keep() {
+// keep fills the state file: a pod with an init container that has handed its device on, and one that waits.
+func (f *harness) keep() {
 	f.t.Helper()
 	c := func(name string) device.Container { return device.Container{Pod: "a", Name: name} }
 	wants := map[device.ResourceName]int{"a.example/gpu": 1}
@@ -78,14 +78,14 @@ func TestExport(t *testing.T) {
 
 func TestExportRefuses(t *testing.T) {
 	for name, test := range map[string]struct {
-		prepare func(*farm)
+		prepare func(*harness)
 		want    string
 	}{
-		"no books":         {func(f *farm) { f.must(os.RemoveAll(f.state)) }, "there are no books in "},
-		"the kubelet runs": {func(f *farm) { f.listen(filepath.Join(filepath.Dir(f.file), "kubelet.sock")) }, "the kubelet is running"},
-		"devmgrd runs":     {func(f *farm) { f.runDevmgrd() }, "devmgrd is running (pid "},
-		"a corrupt file":   {func(f *farm) { f.must(os.WriteFile(f.file, []byte("{}"), 0o600)) }, "move it aside"},
-		"no directory":     {func(f *farm) { f.must(os.Remove(filepath.Dir(f.file))) }, "no such file or directory"},
+		"no state file":    {func(f *harness) { f.must(os.RemoveAll(f.state)) }, "there is no state file in "},
+		"the kubelet runs": {func(f *harness) { f.listen(filepath.Join(filepath.Dir(f.file), "kubelet.sock")) }, "the kubelet is running"},
+		"devmgrd runs":     {func(f *harness) { f.runDevmgrd() }, "devmgrd is running (pid "},
+		"a corrupt file":   {func(f *harness) { f.must(os.WriteFile(f.file, []byte("{}"), 0o600)) }, "move it aside"},
+		"no directory":     {func(f *harness) { f.must(os.Remove(filepath.Dir(f.file))) }, "no such file or directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFarm(t)

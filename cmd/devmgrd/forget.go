@@ -15,7 +15,7 @@ import (
 func newForgetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "forget RESOURCE",
-		Short: "Drop a resource that nobody serves, from the books and from the Node",
+		Short: "Drop a resource that nobody serves, from the state file and from the Node",
 		Long: "forget drops a resource for good: what is remembered of its plugin and devices, their cordons, and the number that the Node\n" +
 			"shows. Without it a resource that has been published once stays on the Node, with 0 in the end, since a plugin that is away\n" +
 			"may come back. It fails while a plugin serves the resource, or a pod of this node has its devices or asks for them. The\n" +

@@ -147,13 +147,13 @@ func showHistory(to io.Writer, spans []*adminv1.Span, now time.Time) {
 	for _, s := range spans {
 		until, end := "-", now
 		if s.Until != nil {
-			until, end = moment(s.Until, s.UntilAtLatest), s.Until.AsTime()
+			until, end = moment(s.Until, s.UntilApproximate), s.Until.AsTime()
 		}
 		held := ago(s.From, end)
-		if s.FromAtLatest || s.UntilAtLatest {
+		if s.FromApproximate || s.UntilApproximate {
 			held = "about " + held
 		}
-		t.row(moment(s.From, s.FromAtLatest), until, held, s.Namespace+"/"+s.Pod, s.Container, s.ResourceName, list(s.DeviceIds))
+		t.row(moment(s.From, s.FromApproximate), until, held, s.Namespace+"/"+s.Pod, s.Container, s.ResourceName, list(s.DeviceIds))
 	}
 	t.to.Flush()
 	if len(spans) == 0 {

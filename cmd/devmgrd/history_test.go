@@ -14,9 +14,9 @@ import (
 
 var someSpans = []*adminv1.Span{
 	{Namespace: "ml", Pod: "training-1", Container: "main", ResourceName: "vendor.example/gpu", DeviceIds: []string{"GPU-3", "GPU-4"},
-		From: before(76 * time.Hour), FromAtLatest: true, Until: before(26 * time.Hour)},
+		From: before(76 * time.Hour), FromApproximate: true, Until: before(26 * time.Hour)},
 	{Namespace: "ml", Pod: "training-2", Container: "main", ResourceName: "vendor.example/gpu", DeviceIds: []string{"GPU-3"},
-		From: before(25*time.Hour + 58*time.Minute), Until: before(3 * time.Hour), UntilAtLatest: true},
+		From: before(25*time.Hour + 58*time.Minute), Until: before(3 * time.Hour), UntilApproximate: true},
 	{Namespace: "ml", Pod: "training-0", Container: "main", ResourceName: "vendor.example/gpu", DeviceIds: []string{"GPU-3"}, From: before(2*time.Hour + 15*time.Minute)},
 }
 

@@ -36,7 +36,7 @@ func newImportCheckpointCommand() *cobra.Command {
 		Use:   "kubelet-checkpoint FILE",
 		Short: "Take over the assignments of the kubelet's device manager",
 		Long: "kubelet-checkpoint reads the file in which a kubelet's device manager keeps its assignments and writes them into\n" +
-			"devmgrd's books, with what the API server says of their pods. Neither the kubelet nor devmgrd may be running;\n" +
+			"devmgrd's state file, with what the API server says of their pods. Neither the kubelet nor devmgrd may be running;\n" +
 			"pods may. If something stands against it all of that is told, and nothing is written.\n\n" +
 			"Afterwards the directory of the file is moved aside and made anew, if it is plugins.kubeletDir: else the kubelet\n" +
 			"would claim the devices when it starts, and plugins that run would register with it again.",
@@ -44,23 +44,23 @@ func newImportCheckpointCommand() *cobra.Command {
 			"  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name),
 		Args: usage(oneFile),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			m, err := newMoving(cmd, args[0])
+			m, err := newMigration(cmd, args[0])
 			if err != nil {
 				return err
 			}
-			return m.in(cmd.Context())
+			return m.importCheckpoint(cmd.Context())
 		},
 	}
-	addMovingFlags(cmd)
+	addMigrationFlags(cmd)
 	return cmd
 }
 
 // listTimeout bounds what is asked of the API server.
 const listTimeout = 30 * time.Second
 
-// in takes over what the file says. Nothing is written before all of it has been found good; the books are written before
+// importCheckpoint takes over what the file says. Nothing is written before all of it has been found good; the state file is written before
 // anything is done to the file, so that whoever is interrupted can do it again.
-func (m moving) in(ctx context.Context) error {
+func (m migration) importCheckpoint(ctx context.Context) error {
 	file, err := readCheckpoint(m.file)
 	if err != nil {
 		return err
@@ -72,7 +72,7 @@ func (m moving) in(ctx context.Context) error {
 	if err := m.kubeletStopped(m.config.Plugins.KubeletDir, filepath.Dir(m.file)); err != nil {
 		return err
 	}
-	scene, err := m.scene(ctx)
+	scene, err := m.adoptInput(ctx)
 	if err != nil {
 		return err
 	}
@@ -82,7 +82,7 @@ func (m moving) in(ctx context.Context) error {
 
 	scene.Pods, scene.Plugins = books.Pods, books.Plugins
 	plan := checkpoint.Adopt(file, scene)
-	m.tell(plan, stays)
+	m.report(plan, stays)
 	if err := refused(plan); err != nil {
 		return err
 	}
@@ -111,40 +111,40 @@ func (m moving) in(ctx context.Context) error {
 	}
 	aside, err := setAside(dir, stays)
 	if err != nil {
-		return fmt.Errorf("the assignments are in devmgrd's books, but the kubelet's directory could not be moved aside: %w; "+
+		return fmt.Errorf("the assignments are in devmgrd's state file, but the kubelet's directory could not be moved aside: %w; "+
 			"the kubelet must not be started as it is: docs/migration.md says what to do", err)
 	}
 	m.say("%s is now %s.\nStart devmgrd, then the kubelet, then delete the pods of the device plugins on this node.", dir, aside)
 	return nil
 }
 
-// scene asks the API server for the pods of this node.
-func (m moving) scene(ctx context.Context) (checkpoint.Scene, error) {
+// adoptInput asks the API server for the pods of this node.
+func (m migration) adoptInput(ctx context.Context) (checkpoint.AdoptInput, error) {
 	api, err := connect(m.config.Kubernetes)
 	if err != nil {
-		return checkpoint.Scene{}, err
+		return checkpoint.AdoptInput{}, err
 	}
 	if api == nil {
-		return checkpoint.Scene{}, errors.New("kubernetes.mode is none, and without an API server nobody says which pods there are: import with the mode cluster")
+		return checkpoint.AdoptInput{}, errors.New("kubernetes.mode is none, and without an API server nobody says which pods there are: import with the mode cluster")
 	}
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	if err := api.Get().Resource("nodes").Name(m.config.NodeName).Do(ctx).Error(); err != nil {
-		return checkpoint.Scene{}, fmt.Errorf("reading node %s: %w; is nodeName right, and is the API server there?", m.config.NodeName, err)
+		return checkpoint.AdoptInput{}, fmt.Errorf("reading node %s: %w; is nodeName right, and is the API server there?", m.config.NodeName, err)
 	}
 	here, err := pods.List(ctx, api, m.config.NodeName, m.config.Plugins.IgnoredResources)
 	if err != nil {
-		return checkpoint.Scene{}, err
+		return checkpoint.AdoptInput{}, err
 	}
 	boot, err := bootID()
 	if err != nil {
-		return checkpoint.Scene{}, err
+		return checkpoint.AdoptInput{}, err
 	}
-	return checkpoint.Scene{Active: here.Active, Ended: here.Ended, Now: time.Now().UTC(), Boot: boot}, nil
+	return checkpoint.AdoptInput{Active: here.Active, Ended: here.Ended, Now: time.Now().UTC(), Boot: boot}, nil
 }
 
-// save writes what is planned, with the books that are there now.
-func (m moving) save(file checkpoint.File, scene checkpoint.Scene) (err error) {
+// save writes what is planned, with the records that are there now.
+func (m migration) save(file checkpoint.File, scene checkpoint.AdoptInput) (err error) {
 	books, err := store.Open(store.Config{Dir: m.config.StateDir, Log: m.log})
 	if err != nil {
 		return stopFirst(err)
@@ -172,17 +172,17 @@ func refused(plan checkpoint.Plan) error {
 		strings.Join(plan.Conflicts, "\n"))
 }
 
-// tell prints what is taken over, and what else there is to know.
-func (m moving) tell(plan checkpoint.Plan, stays checkpoint.File) {
-	fates := map[checkpoint.Fate]string{
-		checkpoint.Taken: "taken over",
-		checkpoint.Known: "left as it is: the books have it",
-		checkpoint.Over:  "taken over, and freed when nothing of it runs: no such pod is active",
+// report prints what is taken over, and what else there is to know.
+func (m migration) report(plan checkpoint.Plan, stays checkpoint.File) {
+	fates := map[checkpoint.Outcome]string{
+		checkpoint.Adopted:         "taken over",
+		checkpoint.AlreadyRecorded: "left as it is: the state file has it",
+		checkpoint.PodEnded:        "taken over, and freed when nothing of it runs: no such pod is active",
 	}
 	w := newTable(m.out, "POD", "CONTAINER", "RESOURCE", "DEVICES", "WILL BE")
 	used := map[device.ResourceName]map[device.ID]bool{}
-	for _, t := range plan.Takings {
-		w.row(t.Pod.String(), t.Container, string(t.Resource), list(t.IDs), fates[t.Fate])
+	for _, t := range plan.Items {
+		w.row(t.Pod.String(), t.Container, string(t.Resource), list(t.IDs), fates[t.Outcome])
 		if used[t.Resource] == nil {
 			used[t.Resource] = map[device.ID]bool{}
 		}

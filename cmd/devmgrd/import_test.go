@@ -21,8 +21,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// A farm is a node on which nothing runs: an API server, a kubelet's directory, and a place for the books.
-type farm struct {
+// A harness is a node on which nothing runs: an API server, a kubelet's directory, and a place for the state file.
+type harness struct {
 	t     *testing.T
 	api   *kubetest.Server
 	dir   string
@@ -31,9 +31,9 @@ type farm struct {
 	args  []string
 }
 
-func newFarm(t *testing.T) *farm {
+func newFarm(t *testing.T) *harness {
 	dir := t.TempDir()
-	f := &farm{t: t, api: kubetest.New(t), dir: dir, state: filepath.Join(dir, "state"), file: filepath.Join(dir, "device-plugins", checkpoint.Name)}
+	f := &harness{t: t, api: kubetest.New(t), dir: dir, state: filepath.Join(dir, "state"), file: filepath.Join(dir, "device-plugins", checkpoint.Name)}
 	f.api.Put(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
 	kubeconfig := filepath.Join(dir, "kubeconfig")
 	f.must(os.WriteFile(kubeconfig, []byte(fmt.Sprintf("clusters: [{name: c, cluster: {server: %q}}]\ncontexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n",
@@ -45,7 +45,7 @@ func newFarm(t *testing.T) *farm {
 	return f
 }
 
-func (f *farm) must(err error) {
+func (f *harness) must(err error) {
 	f.t.Helper()
 	if err != nil {
 		f.t.Fatal(err)
@@ -53,12 +53,12 @@ func (f *farm) must(err error) {
 }
 
 // execute runs a command about the kubelet's file.
-func (f *farm) execute(command, file string, more ...string) (status int, stdout, stderr string) {
+func (f *harness) execute(command, file string, more ...string) (status int, stdout, stderr string) {
 	return execute(append(append([]string{command, "kubelet-checkpoint", file}, f.args...), more...)...)
 }
 
 // kubelet has a kubelet write its file: pod, container, resource and device of each line.
-func (f *farm) kubelet(lines ...string) []byte {
+func (f *harness) kubelet(lines ...string) []byte {
 	f.t.Helper()
 	var records []device.PodRecord
 	listed := map[device.ResourceName]device.Inventory{}
@@ -74,7 +74,7 @@ func (f *farm) kubelet(lines ...string) []byte {
 	for _, i := range listed {
 		offered = append(offered, i)
 	}
-	content, err := checkpoint.Of(records, offered)
+	content, err := checkpoint.FromState(records, offered)
 	f.must(err)
 	data, err := content.Encode()
 	f.must(err)
@@ -83,7 +83,7 @@ func (f *farm) kubelet(lines ...string) []byte {
 }
 
 // pod puts a pod into the API, with its name as UID and a container main that asks for one of each of these.
-func (f *farm) pod(name string, resources ...string) {
+func (f *harness) pod(name string, resources ...string) {
 	main := corev1.Container{Name: "main", Env: []corev1.EnvVar{{Name: "OWN"}}, Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{}}}
 	for _, r := range resources {
 		main.Resources.Limits[corev1.ResourceName(r)] = resource.MustParse("1")
@@ -92,14 +92,14 @@ func (f *farm) pod(name string, resources ...string) {
 		Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{main}}})
 }
 
-func (f *farm) books() store.Books {
+func (f *harness) books() store.State {
 	f.t.Helper()
 	b, err := store.Read(f.state, slog.New(slog.DiscardHandler))
 	f.must(err)
 	return b
 }
 
-// tree is what is below a directory: names, and what is in files. The lock of the books is none of it: who looks into them
+// tree is what is below a directory: names, and what is in files. The lock of the state file is none of it: who looks into them
 // takes it.
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
@@ -145,12 +145,12 @@ func TestImport(t *testing.T) {
 	}
 	books := f.books()
 	if len(books.Pods) != 2 || len(books.Plugins) != 1 || books.Plugins[0].Resource != "a.example/gpu" || len(books.Plugins[0].Devices) != 2 || !books.Plugins[0].Reported {
-		t.Fatalf("the books have %+v", books)
+		t.Fatalf("the state file has %+v", books)
 	}
 	a := books.Pods[0]
 	if a.Demand.Pod.Name != "a" || !reflect.DeepEqual(a.Demand.Demands[0].Env, []string{"OWN"}) || a.Assignments[0].Imported.IsZero() ||
 		a.Assignments[0].Shares[0].Grant.Env["DEV"] != "gpu-0" {
-		t.Errorf("the books have a as %+v", a)
+		t.Errorf("the state file has a as %+v", a)
 	}
 	// The old directory is as it was, and the new one has only what stays with the kubelet.
 	if got, err := os.ReadFile(filepath.Join(aside, checkpoint.Name)); err != nil || string(got) != string(data) {
@@ -170,7 +170,7 @@ func TestImport(t *testing.T) {
 
 	// Once more, from where it is now.
 	status, out, errs = f.execute("import", filepath.Join(aside, checkpoint.Name))
-	if status != 0 || strings.Count(out, "the books have it") != 2 || !strings.Contains(out, "nothing has been done to it") || !reflect.DeepEqual(f.books(), books) {
+	if status != 0 || strings.Count(out, "the state file has it") != 2 || !strings.Contains(out, "nothing has been done to it") || !reflect.DeepEqual(f.books(), books) {
 		t.Errorf("again: status %d\n%s%s", status, out, errs)
 	}
 }
@@ -192,19 +192,19 @@ func TestImportOfConflicts(t *testing.T) {
 // Nothing is touched where something is not as it should be, and the message says what.
 func TestImportRefuses(t *testing.T) {
 	for name, test := range map[string]struct {
-		prepare func(*farm)
+		prepare func(*harness)
 		want    string
 		status  int
 	}{
-		"no file":          {func(f *farm) { f.must(os.Remove(f.file)) }, "no such file", 1},
-		"a corrupt file":   {func(f *farm) { f.must(os.WriteFile(f.file, []byte("{}"), 0o600)) }, "corrupt", 1},
-		"the kubelet runs": {func(f *farm) { f.listen(filepath.Join(filepath.Dir(f.file), "kubelet.sock")) }, "the kubelet is running", 1},
-		"devmgrd runs":     {func(f *farm) { f.runDevmgrd() }, fmt.Sprintf("devmgrd is running (pid %d)", os.Getpid()), 1},
-		"no API server":    {func(f *farm) { f.api.Stop() }, "is the API server there?", 1},
-		"another node":     {func(f *farm) { f.args = append(f.args, "--set", "nodeName=n2") }, "is nodeName right", 1},
-		"no Kubernetes":    {func(f *farm) { f.args = append(f.args, "--set", "kubernetes.mode=none") }, "kubernetes.mode is none", 1},
-		"wrong settings":   {func(f *farm) { f.args = append(f.args, "--set", "x=y") }, "there is no such key", 2},
-		"damaged books": {func(f *farm) {
+		"no file":          {func(f *harness) { f.must(os.Remove(f.file)) }, "no such file", 1},
+		"a corrupt file":   {func(f *harness) { f.must(os.WriteFile(f.file, []byte("{}"), 0o600)) }, "corrupt", 1},
+		"the kubelet runs": {func(f *harness) { f.listen(filepath.Join(filepath.Dir(f.file), "kubelet.sock")) }, "the kubelet is running", 1},
+		"devmgrd runs":     {func(f *harness) { f.runDevmgrd() }, fmt.Sprintf("devmgrd is running (pid %d)", os.Getpid()), 1},
+		"no API server":    {func(f *harness) { f.api.Stop() }, "is the API server there?", 1},
+		"another node":     {func(f *harness) { f.args = append(f.args, "--set", "nodeName=n2") }, "is nodeName right", 1},
+		"no Kubernetes":    {func(f *harness) { f.args = append(f.args, "--set", "kubernetes.mode=none") }, "kubernetes.mode is none", 1},
+		"wrong settings":   {func(f *harness) { f.args = append(f.args, "--set", "x=y") }, "there is no such key", 2},
+		"damaged state file": {func(f *harness) {
 			f.must(os.Mkdir(f.state, 0o700))
 			f.must(os.WriteFile(filepath.Join(f.state, "state.db"), nil, 0o600))
 		}, "cannot be read", 1},
@@ -239,7 +239,7 @@ func TestRehearsal(t *testing.T) {
 }
 
 // listen has somebody listen on a socket until the test ends, or the listener is closed.
-func (f *farm) listen(socket string) net.Listener {
+func (f *harness) listen(socket string) net.Listener {
 	f.t.Helper()
 	l, err := net.Listen("unix", socket)
 	f.must(err)
@@ -247,7 +247,7 @@ func (f *farm) listen(socket string) net.Listener {
 	return l
 }
 
-func (f *farm) runDevmgrd() {
+func (f *harness) runDevmgrd() {
 	f.t.Helper()
 	books, err := store.Open(store.Config{Dir: f.state, Log: slog.New(slog.DiscardHandler)})
 	f.must(err)

@@ -16,7 +16,7 @@ func newLog(c config.Log, to io.Writer) (*slog.Logger, func()) {
 	if err := level.UnmarshalText([]byte(c.Level)); err != nil {
 		panic(err) // the configuration has been checked
 	}
-	scribe := newScribe(to)
+	scribe := newAsyncWriter(to)
 	options := &slog.HandlerOptions{Level: level}
 	if c.Format == "json" {
 		return slog.New(slog.NewJSONHandler(scribe, options)), scribe.end
@@ -24,10 +24,10 @@ func newLog(c config.Log, to io.Writer) (*slog.Logger, func()) {
 	return slog.New(slog.NewTextHandler(scribe, options)), scribe.end
 }
 
-// A scribe writes lines in the background. Whoever reads our log may stop reading, as journald does when its disk hangs;
+// A asyncWriter writes lines in the background. Whoever reads our log may stop reading, as journald does when its disk hangs;
 // a daemon that waits for that holds up every container of the node. So nobody waits: when too many lines wait to be
 // written, further ones are lost, and how many is said as soon as somebody reads again.
-type scribe struct {
+type asyncWriter struct {
 	to    io.Writer
 	lines chan []byte
 	ended chan struct{}
@@ -42,14 +42,14 @@ const (
 	parting = 2 * time.Second // for what is left at the end
 )
 
-func newScribe(to io.Writer) *scribe {
-	s := &scribe{to: to, lines: make(chan []byte, backlog), ended: make(chan struct{})}
+func newAsyncWriter(to io.Writer) *asyncWriter {
+	s := &asyncWriter{to: to, lines: make(chan []byte, backlog), ended: make(chan struct{})}
 	go s.run() // ends with end
 	return s
 }
 
 // Write takes one line. It is called by slog, one line at a time, and never blocks.
-func (s *scribe) Write(line []byte) (int, error) {
+func (s *asyncWriter) Write(line []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.over {
@@ -63,7 +63,7 @@ func (s *scribe) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-func (s *scribe) run() {
+func (s *asyncWriter) run() {
 	defer close(s.ended)
 	for line := range s.lines {
 		s.to.Write(line)
@@ -78,7 +78,7 @@ func (s *scribe) run() {
 }
 
 // end waits until all is written, but not for somebody who does not read.
-func (s *scribe) end() {
+func (s *asyncWriter) end() {
 	s.mu.Lock()
 	if !s.over {
 		s.over = true

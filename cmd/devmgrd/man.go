@@ -115,7 +115,7 @@ func commandPage(cmd *cobra.Command, day string) string {
 		p.term("NODE_NAME", "The node's name, unless the configuration has another.")
 		p.section("FILES")
 		p.term(config.DefaultFile, "The configuration; see devmgrd.yaml(5).")
-		p.term("/var/lib/devmgrd/state.db", "The books on who holds which device.")
+		p.term("/var/lib/devmgrd/state.db", "The state file: which container has which device.")
 		p.term("/run/devmgrd", "Sockets: of device plugins, of commands, of those who ask who has which device.")
 		p.section("EXIT STATUS")
 		p.term("0", "All is well.")

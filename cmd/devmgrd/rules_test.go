@@ -31,7 +31,7 @@ func (served) Registrations() map[device.ResourceName]device.Registration {
 func TestRules(t *testing.T) {
 	dir := t.TempDir()
 	ledger := allocatortest.Start(t, filepath.Join(dir, "state"))
-	guard := pluginrules.New(pluginrules.Config{Herald: silence{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
+	guard := pluginrules.New(pluginrules.Config{Notifier: noopNotifier{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
 	target, link := filepath.Join(dir, "target"), filepath.Join(dir, "link")
 	if err := os.Mkdir(target, 0o755); err != nil {
 		t.Fatal(err)
@@ -44,8 +44,8 @@ func TestRules(t *testing.T) {
 	})
 	at := filepath.Join(dir, "admin.sock")
 	server := admin.New(admin.Config{
-		Socket: at, Node: "worker-1", Ledger: ledger, Plugins: served{}, Rules: guard, Books: nowhere{}, Past: nowhere{}, History: nowhere{}, Actions: nowhere{},
-		Log: slog.New(slog.DiscardHandler), Parts: func() []admin.Part { return nil },
+		Socket: at, Node: "worker-1", Allocator: ledger, Plugins: served{}, Rules: guard, StateFile: nowhere{}, HistoryFile: nowhere{}, History: nowhere{}, Actions: nowhere{},
+		Log: slog.New(slog.DiscardHandler), Components: func() []admin.Component { return nil },
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

@@ -55,11 +55,11 @@ func newRunCommand() *cobra.Command {
 }
 
 // serve makes the rooms, each from those before it, and runs them until ctx ends or one of them fails. The order is
-// that of a recovery: the books, who holds what, who offers devices, who wants some, and only then the runtime, so
-// that its first question finds all that is known. They end in reverse, and the books are closed last.
+// that of a recovery: the state file, who holds what, who offers devices, who wants some, and only then the runtime, so
+// that its first question finds all that is known. They end in reverse, and the state file is closed last.
 func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	kube.RouteLogs(log)
-	room := func(name string) *slog.Logger { return log.With("room", name) }
+	logFor := func(name string) *slog.Logger { return log.With("component", name) }
 	metrics := newMetrics()
 
 	api, err := connect(c.Kubernetes)
@@ -70,24 +70,24 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
-	allowed, err := rulesOf(c.Plugins, room("pluginrules"))
+	allowed, err := rulesOf(c.Plugins, logFor("pluginrules"))
 	if err != nil {
 		return err
 	}
 	if _, err := shareddir.Make(c.RunDir, 0o755); err != nil { // whatever the umask is: others pass to the sockets below
 		return fmt.Errorf("making runDir: %w", err)
 	}
-	books, known, err := store.Recover(store.Config{Dir: c.StateDir, Log: room("store"), Metrics: metrics})
+	stateFile, known, err := store.Recover(store.Config{Dir: c.StateDir, Log: logFor("store"), Metrics: metrics})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, books.Close()) }()
-	spans, open := store.OpenHistory(books)
-	defer func() { err = errors.Join(err, spans.Close()) }()
+	defer func() { err = errors.Join(err, stateFile.Close()) }()
+	historyFile, open := store.OpenHistory(stateFile)
+	defer func() { err = errors.Join(err, historyFile.Close()) }()
 
-	owners := heraldOf(c, api, room("pods"))
+	notifier := newNotifier(c, api, logFor("pods"))
 	rules := pluginrules.New(pluginrules.Config{
-		Rules: allowed, Enforce: c.Plugins.Rules == config.Enforce, Herald: owners, Log: room("pluginrules"), Metrics: metrics,
+		Rules: allowed, Enforce: c.Plugins.Rules == config.Enforce, Notifier: notifier, Log: logFor("pluginrules"), Metrics: metrics,
 	})
 	for _, r := range known.Pods {
 		for _, as := range r.Assignments {
@@ -113,111 +113,111 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		AllowedAnnotations: c.Plugins.AllowedAnnotations,
 		Rules:              rules,
 		RejectDuplicates:   c.Plugins.OnDuplicate == config.Reject,
-		Listener:           handed(c.Plugins.SocketDir, room("registry")),
+		Listener:           socketFromSystemd(c.Plugins.SocketDir, logFor("registry")),
 		Known:              known.Plugins,
-		Memory:             books,
-		Log:                room("registry"),
+		Store:              stateFile,
+		Log:                logFor("registry"),
 		Metrics:            metrics,
 	})
-	ledger := allocator.New(allocator.Config{
+	devices := allocator.New(allocator.Config{
 		Plugins:  plugins,
-		Books:    books,
-		Herald:   owners,
+		Store:    stateFile,
+		Notifier: notifier,
 		Host:     nri.Cgroups(nri.CgroupRoot),
 		Boot:     boot,
 		Known:    known.Pods,
 		Cordons:  known.Cordons,
 		Retired:  known.Retired,
 		Topology: allocator.Topology{Policy: allocator.Policy(c.Topology.Policy), Scope: allocator.Scope(c.Topology.Scope)},
-		Log:      room("allocator"),
+		Log:      logFor("allocator"),
 		Metrics:  metrics,
 	})
-	plugins.MakeRoomWith(ledger)
-	door := nri.Config{
-		Socket:   c.NRI.Socket,
-		Index:    c.NRI.Index,
-		MaxWait:  c.NRI.MaxWait,
-		Ledger:   ledger,
-		Runtime:  ledger,
-		Herald:   owners,
-		Redirect: redirect(c.Plugins),
-		Dirs:     plugins,
-		Rules:    rules,
-		Log:      room("nri"),
-		Metrics:  metrics,
+	plugins.MakeRoomWith(devices)
+	nriConfig := nri.Config{
+		Socket:    c.NRI.Socket,
+		Index:     c.NRI.Index,
+		MaxWait:   c.NRI.MaxWait,
+		Allocator: devices,
+		Runtime:   devices,
+		Notifier:  notifier,
+		Redirect:  redirect(c.Plugins),
+		Dirs:      plugins,
+		Rules:     rules,
+		Log:       logFor("nri"),
+		Metrics:   metrics,
 	}
-	window := podresources.Config{
+	podResourcesConfig := podresources.Config{
 		Socket:        c.PodResources.Socket,
 		KubeletSocket: c.PodResources.KubeletSocket,
 		Takeover:      c.PodResources.Takeover,
-		Ledger:        ledger,
-		Log:           room("podresources"),
+		Allocator:     devices,
+		Log:           logFor("podresources"),
 		Metrics:       metrics,
 	}
-	parts := []part{{"registration", plugins.Check}, {"store", books.Check}}
-	past := history.New(history.Config{Ledger: ledger, Books: spans, Known: open, Log: room("history")})
+	components := []component{{"registration", plugins.Check}, {"store", stateFile.Check}}
+	recorder := history.New(history.Config{Allocator: devices, Store: historyFile, Known: open, Log: logFor("history")})
 	var bound *pods.Pods
 	var onNode func(device.ResourceName) (n int, shown bool)
-	runs := []func(context.Context) error{owners.Run, plugins.Run, past.Run, ledger.Run}
+	runs := []func(context.Context) error{notifier.Run, plugins.Run, recorder.Run, devices.Run}
 	if api == nil {
-		ledger.Replace(nil) // what an API server had bound to the node before is not wanted any more
+		devices.Replace(nil) // what an API server had bound to the node before is not wanted any more
 	} else {
 		bound = pods.New(pods.Config{
 			NodeName: c.NodeName,
 			Client:   api,
-			Sink:     ledger,
+			Sink:     devices,
 			Ignored:  c.Plugins.IgnoredResources,
-			Log:      room("pods"),
+			Log:      logFor("pods"),
 		})
 		node := nodestatus.New(nodestatus.Config{
 			NodeName:   c.NodeName,
 			Client:     api,
-			View:       ledger,
-			Herald:     owners,
+			View:       devices,
+			Notifier:   notifier,
 			Ignored:    pods.Ignores(c.Plugins.IgnoredResources),
 			KubeletDir: c.Plugins.KubeletDir,
-			Log:        room("nodestatus"),
+			Log:        logFor("nodestatus"),
 			Metrics:    metrics,
 		})
-		door.Pods, window.Pods, onNode = bound, bound, node.Shown
+		nriConfig.Pods, podResourcesConfig.Pods, onNode = bound, bound, node.Shown
 		plugins.AddServiceAccounts(bound)
-		parts = append(parts, part{"pods", bound.Check}, part{"node", node.Check})
+		components = append(components, component{"pods", bound.Check}, component{"node", node.Check})
 		runs = append(runs, bound.Run, node.Run)
 	}
-	runtime, resources := nri.New(door), podresources.New(window)
-	parts = append(parts, part{"nri", runtime.Check}, part{"podresources", resources.Check})
-	desk := admin.Config{
+	runtime, resources := nri.New(nriConfig), podresources.New(podResourcesConfig)
+	components = append(components, component{"nri", runtime.Check}, component{"podresources", resources.Check})
+	adminConfig := admin.Config{
 		Socket: c.Admin.Socket, Version: thisBuild().version, Node: c.NodeName,
-		Ledger: ledger, Plugins: plugins, Rules: rules, History: past, Actions: spans, Books: books, Past: spans,
-		Parts: func() []admin.Part {
-			all := make([]admin.Part, len(parts))
-			for i, p := range parts {
-				all[i] = admin.Part{Name: p.name, Err: p.check()}
+		Allocator: devices, Plugins: plugins, Rules: rules, History: recorder, Actions: historyFile, StateFile: stateFile, HistoryFile: historyFile,
+		Components: func() []admin.Component {
+			all := make([]admin.Component, len(components))
+			for i, p := range components {
+				all[i] = admin.Component{Name: p.name, Err: p.check()}
 			}
 			return all
 		},
 		NotRedirected: runtime.NotRedirected,
-		Log:           room("admin"),
+		Log:           logFor("admin"),
 	}
 	if api != nil {
-		desk.Evictions, desk.Pods, desk.OnNode = owners, bound, onNode
+		adminConfig.Evictions, adminConfig.Pods, adminConfig.OnNode = notifier, bound, onNode
 	}
-	office := admin.New(desk)
-	parts = append(parts, part{"admin", office.Check})
+	adminServer := admin.New(adminConfig)
+	components = append(components, component{"admin", adminServer.Check})
 	if c.Plugins.CheckpointMirror {
-		mirror := checkpoint.NewMirrors(c.Plugins.SocketDir, plugins, ledger, room("checkpoint"))
+		mirror := checkpoint.NewMirrors(c.Plugins.SocketDir, plugins, devices, logFor("checkpoint"))
 		runs = append(runs, mirror.Run)
 	}
 
 	if err := plugins.Listen(); err != nil {
 		return err
 	}
-	status := statuspage.New(statuspage.Config{Source: office.Reader(), Log: room("page")})
-	web := newWeb(c.Metrics.Listen, namesOf(c), metrics, parts, status.Mount, room("web"))
-	log.Info("devmgrd serves", "version", thisBuild().version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
-		"remembered pods", len(known.Pods), "remembered resources", len(known.Plugins))
-	return runAll(ctx, append(runs, office.Run, resources.Run, runtime.Run, web.run, func(ctx context.Context) error {
-		return tellSystemd(ctx, runtime.Synced(), ledger.Published, runtime.Hung, room("systemd"))
+	status := statuspage.New(statuspage.Config{Source: adminServer.Reader(), Log: logFor("page")})
+	web := newWeb(c.Metrics.Listen, namesOf(c), metrics, components, status.Mount, logFor("web"))
+	log.Info("devmgrd started", "version", thisBuild().version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
+		"pods", len(known.Pods), "resources", len(known.Plugins))
+	return runAll(ctx, append(runs, adminServer.Run, resources.Run, runtime.Run, web.run, func(ctx context.Context) error {
+		return tellSystemd(ctx, runtime.Synced(), devices.Capacity, runtime.Hung, logFor("systemd"))
 	})...)
 }
 

@@ -36,19 +36,19 @@ func newStatusCommand() *cobra.Command {
 
 func showStatus(to io.Writer, s *adminv1.GetStatusResponse, now time.Time) {
 	fmt.Fprintf(to, "devmgrd %s on node %s, running for %s\n\n", s.Version, s.Node, ago(s.Started, now))
-	parts := newTable(to, "PART", "STATE")
-	for _, p := range s.Parts {
+	components := newTable(to, "COMPONENT", "STATE")
+	for _, p := range s.Components {
 		state := "ok"
 		if !p.Ready {
 			state = p.Problem
 		}
-		parts.row(p.Name, state)
+		components.row(p.Name, state)
 	}
-	parts.end()
-	resources := newTable(to, "RESOURCE", "PLUGIN", "ON NODE", "FREE", "ASSIGNED", "UNHEALTHY", "CORDONED", "NOTES")
+	components.end()
+	resources := newTable(to, "RESOURCE", "PLUGIN", "CAPACITY", "FREE", "ASSIGNED", "UNHEALTHY", "CORDONED", "NOTES")
 	for _, r := range s.Resources {
 		row := []string{r.Name, r.Plugin}
-		for _, n := range []int32{r.Published, r.Free, r.Assigned, r.Unhealthy, r.Cordoned} {
+		for _, n := range []int32{r.NodeCapacity, r.Free, r.Assigned, r.Unhealthy, r.Cordoned} {
 			row = append(row, fmt.Sprint(n))
 		}
 		resources.row(append(row, rare(r))...)
@@ -89,10 +89,10 @@ func rare(r *adminv1.Resource) string {
 		all = append(all, fmt.Sprintf("%d stale", r.Stale))
 	}
 	switch {
-	case r.Wanted > r.Published:
-		all = append(all, fmt.Sprintf("%d wanted on the node", r.Wanted))
-	case r.Wanted < r.Published: // mostly within the stabilization window of nodestatus
-		all = append(all, fmt.Sprintf("falling to %d on the node", r.Wanted))
+	case r.TargetCapacity > r.NodeCapacity:
+		all = append(all, fmt.Sprintf("capacity rising to %d", r.TargetCapacity))
+	case r.TargetCapacity < r.NodeCapacity: // mostly within the stabilization window of nodestatus
+		all = append(all, fmt.Sprintf("capacity falling to %d", r.TargetCapacity))
 	}
 	if r.Withheld > 0 {
 		all = append(all, fmt.Sprintf("%d withheld", r.Withheld))

@@ -30,13 +30,13 @@ func before(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noo
 var (
 	aStatus = &adminv1.GetStatusResponse{
 		Version: "v1.0.0", Node: "worker-7", Started: before(26 * time.Hour),
-		Parts: []*adminv1.Part{
+		Components: []*adminv1.Component{
 			{Name: "registration", Ready: true}, {Name: "store", Ready: true}, {Name: "pods", Ready: true}, {Name: "node", Ready: true},
-			{Name: "nri", Problem: "not connected to the container runtime at /var/run/nri/nri.sock"}, {Name: "podresources", Ready: true},
+			{Name: "nri", Problem: "not connected to container runtime at /var/run/nri/nri.sock"}, {Name: "podresources", Ready: true},
 		},
 		Resources: []*adminv1.Resource{
-			{Name: "vendor.example/gpu", Plugin: "serving", Published: 7, Wanted: 7, Free: 3, Assigned: 3, Unhealthy: 1, Cordoned: 1},
-			{Name: "vendor.example/nic", Plugin: "stale", Published: 2, Wanted: 2, Stale: 1, Assigned: 1},
+			{Name: "vendor.example/gpu", Plugin: "serving", NodeCapacity: 7, TargetCapacity: 7, Free: 3, Assigned: 3, Unhealthy: 1, Cordoned: 1},
+			{Name: "vendor.example/nic", Plugin: "stale", NodeCapacity: 2, TargetCapacity: 2, Stale: 1, Assigned: 1},
 		},
 		Waiting: []*adminv1.Waiting{{
 			Namespace: "ml", Name: "training-3", Reason: "NotEnoughDevices", Since: before(95 * time.Second),
@@ -268,7 +268,7 @@ func TestAgo(t *testing.T) {
 
 // A cordon is printed with the device that it is of.
 func TestDumpNamesCordonedDevices(t *testing.T) {
-	text, err := json.Marshal(dumped(store.Books{Cordons: []device.Cordon{{Resource: "vendor.com/gpu", ID: "d0", Reason: "fan"}}}, store.Past{}))
+	text, err := json.Marshal(dumped(store.State{Cordons: []device.Cordon{{Resource: "vendor.com/gpu", ID: "d0", Reason: "fan"}}}, store.HistoryContent{}))
 	if err != nil || !strings.Contains(string(text), `"d0"`) || strings.Count(string(text), "Cordons") != 1 {
 		t.Errorf("%s, %v", text, err)
 	}
@@ -290,8 +290,8 @@ func TestRare(t *testing.T) {
 	for _, test := range []struct {
 		published, wanted int32
 		want              string
-	}{{8, 8, "-"}, {7, 8, "8 wanted on the node"}, {8, 7, "falling to 7 on the node"}} {
-		if got := rare(&adminv1.Resource{Published: test.published, Wanted: test.wanted}); got != test.want {
+	}{{8, 8, "-"}, {7, 8, "capacity rising to 8"}, {8, 7, "capacity falling to 7"}} {
+		if got := rare(&adminv1.Resource{NodeCapacity: test.published, TargetCapacity: test.wanted}); got != test.want {
 			t.Errorf("%d on the node, %d wanted: %q, want %q", test.published, test.wanted, got, test.want)
 		}
 	}

@@ -15,18 +15,18 @@ const doorLimit = 20 * time.Second
 
 // tellSystemd says that the daemon is ready when it has met the runtime: pods that the kubelet starts after that find it
 // at its door. If the runtime is not to be had for long it says so all the same, for nothing else has to wait for it. Then
-// it says that the daemon is alive for as long as it is: alive means that the books answer and that no hook hangs, since
+// it says that the daemon is alive for as long as it is: alive means that the allocator answers and that no hook hangs, since
 // a daemon with either would hold up the whole node. Without systemd it does nothing.
 func tellSystemd(ctx context.Context, runtime <-chan struct{}, ask func() map[device.ResourceName]int, hung func() error, log *slog.Logger) error {
 	tell := func(state string) {
 		if _, err := daemon.SdNotify(false, state); err != nil {
-			log.Warn("systemd cannot be told", "state", state, "err", err)
+			log.Warn("cannot notify systemd", "state", state, "err", err)
 		}
 	}
 	select {
 	case <-runtime:
 	case <-time.After(doorLimit):
-		log.Warn("serving without the container runtime, which cannot be reached", "waited", doorLimit)
+		log.Warn("reporting ready without the container runtime", "waited", doorLimit)
 	case <-ctx.Done():
 		return nil
 	}
@@ -34,7 +34,7 @@ func tellSystemd(ctx context.Context, runtime <-chan struct{}, ask func() map[de
 	defer tell(daemon.SdNotifyStopping)
 	interval, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
-		log.Warn("the watchdog's interval cannot be read; it is not served", "err", err)
+		log.Warn("ignoring invalid watchdog interval", "err", err)
 	}
 	if interval == 0 {
 		<-ctx.Done()
@@ -53,7 +53,7 @@ func tellSystemd(ctx context.Context, runtime <-chan struct{}, ask func() map[de
 			if err == nil {
 				tell(daemon.SdNotifyWatchdog)
 			} else if !told {
-				log.Error("devmgrd hangs; systemd's watchdog is not fed any more, so that it starts devmgrd anew", "err", err)
+				log.Error("devmgrd hangs; watchdog will restart it", "err", err)
 			}
 			told = err != nil
 		}

@@ -41,7 +41,7 @@ func listen(t *testing.T) (said func(limit time.Duration) string) {
 	}
 }
 
-// What systemd is told, and when: ready once the runtime has been met, then beats for as long as the books answer.
+// What systemd is told, and when: ready once the runtime has been met, then beats for as long as the allocator answers.
 func TestWhatSystemdIsTold(t *testing.T) {
 	said := listen(t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -67,7 +67,7 @@ func TestWhatSystemdIsTold(t *testing.T) {
 		}
 	}
 	if got := said(200 * time.Millisecond); got != "" {
-		t.Errorf("%q was said while the books hang", got)
+		t.Errorf("%q was said while the allocator hangs", got)
 	}
 	stop()
 	close(hang)

@@ -31,8 +31,8 @@ func TestWatch(t *testing.T) {
 	ledger := allocatortest.Start(t, filepath.Join(dir, "state"))
 	at := filepath.Join(dir, "admin.sock")
 	server := admin.New(admin.Config{
-		Socket: at, Ledger: ledger, Plugins: nowhere{}, Rules: nowhere{}, Books: nowhere{}, Past: nowhere{}, History: nowhere{}, Actions: nowhere{}, Log: slog.New(slog.DiscardHandler),
-		Parts: func() []admin.Part { return nil },
+		Socket: at, Allocator: ledger, Plugins: nowhere{}, Rules: nowhere{}, StateFile: nowhere{}, HistoryFile: nowhere{}, History: nowhere{}, Actions: nowhere{}, Log: slog.New(slog.DiscardHandler),
+		Components: func() []admin.Component { return nil },
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 2)

@@ -16,8 +16,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/backoff"
 )
 
-// A part of the daemon whose state /readyz tells.
-type part struct {
+// A component of the daemon whose state /readyz tells.
+type component struct {
 	name  string
 	check func() error // nil: it is ready
 }
@@ -39,7 +39,7 @@ type web struct {
 
 // newWeb returns a web for an address, which run binds. An empty one serves nothing. names are those of the node, and page adds
 // other paths.
-func newWeb(address string, names hosts, metrics *prometheus.Registry, parts []part, page func(*http.ServeMux), log *slog.Logger) *web {
+func newWeb(address string, names hosts, metrics *prometheus.Registry, parts []component, page func(*http.ServeMux), log *slog.Logger) *web {
 	if address == "" {
 		return &web{}
 	}
@@ -69,7 +69,7 @@ func newWeb(address string, names hosts, metrics *prometheus.Registry, parts []p
 }
 
 // readiness gives a line for each part: its name, then "ok" or what is missing.
-func readiness(parts []part) (status int, text string) {
+func readiness(parts []component) (status int, text string) {
 	var b strings.Builder
 	status = http.StatusOK
 	for _, p := range parts {
@@ -84,12 +84,12 @@ func readiness(parts []part) (status int, text string) {
 
 // A readyMetric tells on each scrape what /readyz tells.
 type readyMetric struct {
-	parts []part
+	parts []component
 	desc  *prometheus.Desc
 }
 
-func newReadyMetric(parts []part) readyMetric {
-	return readyMetric{parts, prometheus.NewDesc("devmgrd_ready", "1 while a part of the daemon is ready, as /readyz has it, else 0.", []string{"part"}, nil)}
+func newReadyMetric(parts []component) readyMetric {
+	return readyMetric{parts, prometheus.NewDesc("devmgrd_ready", "1 while a component of the daemon is ready, as /readyz has it, else 0.", []string{"component"}, nil)}
 }
 
 // Describe is part of prometheus.Collector.
@@ -120,7 +120,7 @@ func (w *web) run(ctx context.Context) error {
 		listener, err := w.listen()
 		if err == nil {
 			if failing {
-				w.log.Info("metrics and health checks are served")
+				w.log.Info("serving metrics and health checks")
 			}
 			pause.Reset()
 			failing = false
@@ -129,8 +129,7 @@ func (w *web) run(ctx context.Context) error {
 			}
 		}
 		if !failing {
-			w.log.Error("metrics and health checks are not served; trying again until they are. If another process has the address, "+
-				"choose another one for metrics.listen, or an empty one to serve none", "err", err)
+			w.log.Error("cannot serve metrics; retrying", "setting", "metrics.listen", "err", err)
 			failing = true
 		}
 		pause.Wait(ctx)

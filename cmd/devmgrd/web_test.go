@@ -64,7 +64,7 @@ func TestWeb(t *testing.T) {
 	var broken error
 	metrics := prometheus.NewRegistry()
 	metrics.MustRegister(prometheus.NewGauge(prometheus.GaugeOpts{Name: "some_gauge"}))
-	w := newWeb("127.0.0.1:0", nil, metrics, []part{
+	w := newWeb("127.0.0.1:0", nil, metrics, []component{
 		{"one", func() error { return nil }},
 		{"two", func() error { return broken }},
 	}, nothing, slog.New(slog.DiscardHandler))
@@ -84,7 +84,7 @@ func TestWeb(t *testing.T) {
 	if status, body := get(address, "/readyz"); status != http.StatusServiceUnavailable || body != "one: ok\ntwo: out of order\n" {
 		t.Errorf("/readyz: %d %q", status, body)
 	}
-	if _, body := get(address, "/metrics"); !strings.Contains(body, "devmgrd_ready{part=\"one\"} 1\ndevmgrd_ready{part=\"two\"} 0\n") {
+	if _, body := get(address, "/metrics"); !strings.Contains(body, "devmgrd_ready{component=\"one\"} 1\ndevmgrd_ready{component=\"two\"} 0\n") {
 		t.Errorf("/metrics: %q", body)
 	}
 	if err := end(); err != nil {

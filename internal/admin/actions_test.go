@@ -22,7 +22,7 @@ import (
 )
 
 // actions returns what is on record, without times.
-func (r *rig) actions(request *adminv1.ListActionsRequest) []*adminv1.Action {
+func (r *harness) actions(request *adminv1.ListActionsRequest) []*adminv1.Action {
 	r.t.Helper()
 	answer, err := r.ListActions(r.t.Context(), request)
 	if err != nil {

@@ -32,8 +32,8 @@ import (
 
 const gpu device.ResourceName = "vendor.com/gpu"
 
-// A rig is a server in front of a real allocator, and a client.
-type rig struct {
+// A harness is a server in front of a real allocator, and a client.
+type harness struct {
 	*allocatortest.Allocator
 	adminv1.AdminServiceClient
 	t      *testing.T
@@ -42,10 +42,10 @@ type rig struct {
 	end    func()
 }
 
-// books are files of so many bytes.
-type books int
+// fakeFile are files of so many bytes.
+type fakeFile int
 
-func (b books) WriteTo(w io.Writer) (int64, error) {
+func (b fakeFile) WriteTo(w io.Writer) (int64, error) {
 	n, err := w.Write(bytes.Repeat([]byte("x"), int(b)))
 	return int64(n), err
 }
@@ -149,13 +149,15 @@ func actionLog(t *testing.T) *store.History {
 	return h
 }
 
-func start(t *testing.T, change ...func(*admin.Config)) *rig {
+func start(t *testing.T, change ...func(*admin.Config)) *harness {
 	t.Helper()
 	dir := t.TempDir()
-	r := &rig{Allocator: allocatortest.Start(t, filepath.Join(dir, "state")), t: t, path: filepath.Join(dir, "run", "admin.sock")}
+	r := &harness{Allocator: allocatortest.Start(t, filepath.Join(dir, "state")), t: t, path: filepath.Join(dir, "run", "admin.sock")}
 	c := admin.Config{
-		Socket: r.path, Version: "v1", Node: "node", Ledger: r.Allocator, Plugins: endpoints{}, Rules: grants{}, History: nothing{}, Actions: actionLog(t), Books: books(3<<20 + 1), Past: books(7), Log: slog.New(slog.DiscardHandler),
-		Parts: func() []admin.Part { return []admin.Part{{Name: "store"}, {Name: "nri", Err: errors.New("away")}} },
+		Socket: r.path, Version: "v1", Node: "node", Allocator: r.Allocator, Plugins: endpoints{}, Rules: grants{}, History: nothing{}, Actions: actionLog(t), StateFile: fakeFile(3<<20 + 1), HistoryFile: fakeFile(7), Log: slog.New(slog.DiscardHandler),
+		Components: func() []admin.Component {
+			return []admin.Component{{Name: "store"}, {Name: "nri", Err: errors.New("away")}}
+		},
 	}
 	for _, f := range change {
 		f(&c)
@@ -258,7 +260,7 @@ func TestForget(t *testing.T) {
 	_, err = forget(gpu)
 	refused(t, err, codes.FailedPrecondition, "nothing has been changed: vendor.com/gpu is in use by ns/p: what has its devices or asks for them has to end first")
 	r.Drop(p.Pod.UID)
-	plugintest.Eventually(t, "nobody asks for it", func() bool { return r.Figures()[gpu]["free"] == 1 })
+	plugintest.Eventually(t, "nobody asks for it", func() bool { return r.DeviceCounts()[gpu]["free"] == 1 })
 	_, err = forget(gpu)
 	refused(t, err, codes.FailedPrecondition, "its device plugin is serving; end the plugin first")
 	r.Plugins.Offer(gpu, device.Lost, device.Device{ID: "d000"}, device.Device{ID: "d001"})
@@ -397,7 +399,7 @@ func TestExplain(t *testing.T) {
 	r.Settle(t, allocatortest.Pod("plain", "", 0))
 	r.Bind(allocatortest.Pod("waits", gpu, 1))
 	r.Bind(allocatortest.Pod("lost", "vendor.com/none", 1))
-	plugintest.Eventually(t, "two wait", func() bool { return len(r.Waiting()) == 2 && r.Waiting()[1].Wait.Reason != device.Allocating })
+	plugintest.Eventually(t, "two wait", func() bool { return len(r.WaitingPods()) == 2 && r.WaitingPods()[1].Wait.Reason != device.Allocating })
 	explain := func(pod, want string) {
 		t.Helper()
 		e, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: pod})
@@ -455,7 +457,9 @@ func TestNotRedirected(t *testing.T) {
 	r.Plugins.Stock(gpu, 1)
 	r.Bind(allocatortest.Pod("lost", "vendor.com/none", 1))
 	r.Bind(allocatortest.Pod("large", gpu, 2))
-	plugintest.Eventually(t, "two wait", func() bool { return len(r.Waiting()) == 2 && r.Waiting()[1].Wait.Reason == device.NotEnoughDevices })
+	plugintest.Eventually(t, "two wait", func() bool {
+		return len(r.WaitingPods()) == 2 && r.WaitingPods()[1].Wait.Reason == device.NotEnoughDevices
+	})
 	ends := func(name string) string {
 		e, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: name})
 		if err != nil {
@@ -479,12 +483,12 @@ func TestNotRedirected(t *testing.T) {
 
 // apiPods stand for the API server's pods.
 type apiPods struct {
-	ends map[string]device.Ending // by name
-	bind func(name string) bool   // of Find
+	ends map[string]device.EndedPod // by name
+	bind func(name string) bool     // of Find
 	err  error
 }
 
-func (a apiPods) Ended(_ context.Context, _, name string) (device.Ending, bool, error) {
+func (a apiPods) Ended(_ context.Context, _, name string) (device.EndedPod, bool, error) {
 	end, ended := a.ends[name]
 	return end, ended, a.err
 }
@@ -495,7 +499,7 @@ func (a apiPods) Find(_ context.Context, _, name string) (bool, error) {
 
 // A pod that the ledger does not know, or not any more, is looked up in the API server.
 func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
-	api := &apiPods{ends: map[string]device.Ending{}}
+	api := &apiPods{ends: map[string]device.EndedPod{}}
 	r := start(t, func(c *admin.Config) { c.Pods = api })
 	api.bind = func(name string) bool {
 		if name == "late" {
@@ -507,10 +511,10 @@ func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
 		return device.Pod{UID: device.PodUID("uid-" + name), Namespace: "ns", Name: name}
 	}
 	at := time.Unix(1000, 0)
-	api.ends["refused"] = device.Ending{Pod: pod("refused"), Failed: true, Refused: true, At: at, Reason: "OutOfvendor.com/gpu", Message: "Pod was rejected"}
-	api.ends["failed"] = device.Ending{Pod: pod("failed"), Failed: true, Reason: "Evicted"}
-	api.ends["has"] = device.Ending{Pod: pod("has"), Message: "done"}
-	api.ends["again"] = device.Ending{Pod: device.Pod{UID: "uid-of-another"}, Failed: true, Reason: "Evicted"}
+	api.ends["refused"] = device.EndedPod{Pod: pod("refused"), Failed: true, Refused: true, At: at, Reason: "OutOfvendor.com/gpu", Message: "Pod was rejected"}
+	api.ends["failed"] = device.EndedPod{Pod: pod("failed"), Failed: true, Reason: "Evicted"}
+	api.ends["has"] = device.EndedPod{Pod: pod("has"), Message: "done"}
+	api.ends["again"] = device.EndedPod{Pod: device.Pod{UID: "uid-of-another"}, Failed: true, Reason: "Evicted"}
 	explain := func(name, want string) {
 		t.Helper()
 		e, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: name})
@@ -561,14 +565,14 @@ func TestStatus(t *testing.T) {
 	r.Plugins.Stock(gpu, 2)
 	r.Settle(t, allocatortest.Pod("has", gpu, 1))
 	r.Bind(allocatortest.Pod("waits", gpu, 2))
-	plugintest.Eventually(t, "one waits", func() bool { return r.Allocator.Pod("uid-waits").Wait.Reason == device.NotEnoughDevices })
+	plugintest.Eventually(t, "one waits", func() bool { return r.Allocator.PodReadiness("uid-waits").Wait.Reason == device.NotEnoughDevices })
 	s, err := r.GetStatus(t.Context(), &adminv1.GetStatusRequest{})
 	if err != nil || s.Started == nil || len(s.Waiting) != 1 || s.Waiting[0].Since == nil {
 		t.Fatalf("%v, %v", s, err)
 	}
 	s.Started, s.Waiting[0].Since = nil, nil
-	expect(t, s, nil, `version: "v1" node: "node" parts {name: "store" ready: true} parts {name: "nri" problem: "away"}
-		resources {name: "vendor.com/gpu" plugin: "serving" published: 2 wanted: 3 free: 1 assigned: 1}
+	expect(t, s, nil, `version: "v1" node: "node" components {name: "store" ready: true} components {name: "nri" problem: "away"}
+		resources {name: "vendor.com/gpu" plugin: "serving" node_capacity: 2 target_capacity: 3 free: 1 assigned: 1}
 		waiting {namespace: "ns" name: "waits" reason: "NotEnoughDevices" message: "vendor.com/gpu: 2 wanted, 1 of 2 free"}`)
 	plugins, err := r.ListPlugins(t.Context(), &adminv1.ListPluginsRequest{})
 	expect(t, plugins, err, `plugins {resource_name: "vendor.com/gpu" state: "serving" endpoint: "gpu.sock" devices: 2 healthy: 2
@@ -681,7 +685,7 @@ func TestStatus_PluginNotKnown_WantsWhatTheNodeShows(t *testing.T) {
 	r.Plugins.Stock("vendor.com/other", 1)
 	plugintest.Eventually(t, "the offer is gone", func() bool { _, is := r.Offers()[gpu]; return !is })
 	s, err := r.GetStatus(t.Context(), &adminv1.GetStatusRequest{})
-	if err != nil || len(s.Resources) == 0 || s.Resources[0].Published != 2 || s.Resources[0].Wanted != 2 || s.Resources[0].Assigned != 1 {
+	if err != nil || len(s.Resources) == 0 || s.Resources[0].NodeCapacity != 2 || s.Resources[0].TargetCapacity != 2 || s.Resources[0].Assigned != 1 {
 		t.Errorf("%v, %v", s, err)
 	}
 }

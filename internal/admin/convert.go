@@ -16,7 +16,7 @@ func resourceOf(r device.ResourceName, figures map[string]int, o device.Offer) *
 	return &adminv1.Resource{
 		Name: string(r), Plugin: stateOf(o),
 		Free: n(device.Available), Assigned: n(device.Assigned), Unhealthy: n(device.Unhealthy),
-		Cordoned: n(device.Cordoned), Stale: n(device.OfAwayOne), Quarantined: n(device.Quarantined), Withheld: n(device.Withheld),
+		Cordoned: n(device.Cordoned), Stale: n(device.PluginAway), Quarantined: n(device.Quarantined), Withheld: n(device.Withheld),
 	}
 }
 
@@ -60,7 +60,7 @@ func deviceOf(d device.DeviceStatus) *adminv1.Device {
 	return one
 }
 
-func assignmentsOf(h *device.Holding) []*adminv1.Assignment {
+func assignmentsOf(h *device.PodAllocation) []*adminv1.Assignment {
 	var all []*adminv1.Assignment
 	for _, as := range h.Assignments {
 		for _, s := range as.Shares {

@@ -9,8 +9,8 @@ import (
 )
 
 // explanation says in words how a pod stands.
-func (s service) explanation(o device.Outlook) *adminv1.ExplainResponse {
-	h := o.Holding
+func (s service) explanation(o device.PodStatus) *adminv1.ExplainResponse {
+	h := o.Allocation
 	e := &adminv1.ExplainResponse{
 		Namespace: h.Pod.Namespace, Name: h.Pod.Name, Uid: string(h.Pod.UID), Since: stamp(o.Since), Assignments: assignmentsOf(h),
 	}
@@ -21,10 +21,10 @@ func (s service) explanation(o device.Outlook) *adminv1.ExplainResponse {
 		if len(h.Assignments) > 0 {
 			e.Ends = "its devices are free when the runtime has no container of it any more"
 		}
-	case o.Stand == device.Free:
+	case o.State == device.NoDevices:
 		e.Verdict = "none"
 		e.Message = "the pod asks for no device that devmgrd gives out"
-	case o.Stand == device.Ready:
+	case o.State == device.Ready:
 		e.Verdict = "ready"
 		e.Message = "the pod has all the devices that it asks for"
 	default:
@@ -39,7 +39,7 @@ func (s service) explanation(o device.Outlook) *adminv1.ExplainResponse {
 }
 
 // tellEnd adds what the API server says of a pod's end.
-func tellEnd(e *adminv1.ExplainResponse, end device.Ending) {
+func tellEnd(e *adminv1.ExplainResponse, end device.EndedPod) {
 	e.Reason = end.Reason
 	switch {
 	case end.Refused:
@@ -104,7 +104,7 @@ func ends(why device.Reason, of string) string {
 	case device.PluginSlow, device.PluginError:
 		return fmt.Sprintf("the device plugin of %s answers: it is asked again after a pause, and at once when it is back from having been away", of)
 	case device.StoreUnavailable:
-		return "the state file can be written again: it is tried again after a pause"
+		return "state file opened for writing: it is tried again after a pause"
 	case device.AssignmentConflict:
 		return "the container runtime reports which devices its containers have"
 	case device.Allocating:

@@ -94,7 +94,7 @@ func matches(request *adminv1.ListHistoryRequest, s device.Span) bool {
 func spanOf(s device.Span) *adminv1.Span {
 	one := &adminv1.Span{
 		Namespace: s.Pod.Namespace, Pod: s.Pod.Name, Uid: string(s.Pod.UID), Container: s.Container, ResourceName: string(s.Resource),
-		From: stamp(s.From), FromAtLatest: s.FromLate, Until: stamp(s.Until), UntilAtLatest: s.UntilLate,
+		From: stamp(s.From), FromApproximate: s.FromApprox, Until: stamp(s.Until), UntilApproximate: s.UntilApprox,
 	}
 	for _, id := range slices.SortedFunc(slices.Values(s.IDs), device.CompareIDs) {
 		one.DeviceIds = append(one.DeviceIds, string(id))

@@ -40,10 +40,10 @@ func TestListHistory(t *testing.T) {
 	span := func(pod, ids string, until time.Duration) device.Span {
 		s := device.Span{
 			Pod: device.Pod{UID: device.PodUID("uid-" + pod), Namespace: "ns", Name: pod}, Container: "main",
-			Resource: gpu, IDs: []device.ID{device.ID(ids[:2]), device.ID(ids[2:])}, From: from, FromLate: until == 0,
+			Resource: gpu, IDs: []device.ID{device.ID(ids[:2]), device.ID(ids[2:])}, From: from, FromApprox: until == 0,
 		}
 		if until > 0 {
-			s.Until, s.UntilLate = from.Add(until), true
+			s.Until, s.UntilApprox = from.Add(until), true
 		}
 		return s
 	}
@@ -55,8 +55,8 @@ func TestListHistory(t *testing.T) {
 	has := func(pod, resource, ids, rest string) string {
 		return `spans {namespace: "ns" pod: "` + pod + `" uid: "uid-` + pod + `" container: "main" resource_name: "` + resource + `" device_ids: [` + ids + `] ` + rest + `} `
 	}
-	a, b := has("a", "vendor.com/gpu", `"d0", "d1"`, "until_at_latest: true"), has("b", "vendor.com/gpu", `"d1", "d2"`, "from_at_latest: true")
-	n := has("a", "vendor.com/nic", `"d0", "d1"`, "from_at_latest: true")
+	a, b := has("a", "vendor.com/gpu", `"d0", "d1"`, "until_approximate: true"), has("b", "vendor.com/gpu", `"d1", "d2"`, "from_approximate: true")
+	n := has("a", "vendor.com/nic", `"d0", "d1"`, "from_approximate: true")
 	for _, c := range []struct {
 		request *adminv1.ListHistoryRequest
 		want    string
@@ -73,7 +73,7 @@ func TestListHistory(t *testing.T) {
 	} {
 		got, err := r.ListHistory(t.Context(), c.request)
 		for _, s := range got.GetSpans() {
-			if !s.From.AsTime().Equal(from) || (s.Until == nil) == s.UntilAtLatest {
+			if !s.From.AsTime().Equal(from) || (s.Until == nil) == s.UntilApproximate {
 				t.Errorf("%v: from %v until %v", c.request, s.From, s.Until)
 			}
 			s.From, s.Until = nil, nil

@@ -12,8 +12,8 @@ type Reader struct{ s service }
 // Reader gives one.
 func (s *Server) Reader() Reader { return Reader{service{Server: s}} }
 
-// Moved is Ledger.Moved.
-func (r Reader) Moved() <-chan struct{} { return r.s.cfg.Ledger.Moved() }
+// Updated is Ledger.Updated.
+func (r Reader) Updated() <-chan struct{} { return r.s.cfg.Allocator.Updated() }
 
 // GetStatus is the call of that name, as are those that follow.
 func (r Reader) GetStatus(ctx context.Context, request *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {

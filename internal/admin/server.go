@@ -20,22 +20,22 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
-// A Ledger knows who has which devices, and takes them out of service. But for Cordon and Uncordon, which write to the disk,
+// A Allocator knows who has which devices, and takes them out of service. But for Cordon and Uncordon, which write to the disk,
 // its methods return at once.
-type Ledger interface {
-	Board() *device.Board
-	// Moved gives a channel that is closed when the board, an offer or a cordon has changed since the call.
-	Moved() <-chan struct{}
+type Allocator interface {
+	Snapshot() *device.Snapshot
+	// Updated gives a channel that is closed when the board, an offer or a cordon has changed since the call.
+	Updated() <-chan struct{}
 	Offers() map[device.ResourceName]device.Offer
-	Published() map[device.ResourceName]int
-	// Figures gives the number of devices in each device.DeviceState.
-	Figures() map[device.ResourceName]map[string]int
+	Capacity() map[device.ResourceName]int
+	// DeviceCounts gives the number of devices in each device.DeviceState.
+	DeviceCounts() map[device.ResourceName]map[string]int
 	// Devices gives the devices of a resource, or of all; false: there is no such resource.
 	Devices(device.ResourceName) (all []device.DeviceStatus, known bool)
-	// Outlook tells how a pod stands; false: there is no such pod.
-	Outlook(namespace, name string) (device.Outlook, bool)
-	// Waiting tells how those stand that wait.
-	Waiting() []device.Outlook
+	// PodStatus tells how a pod stands; false: there is no such pod.
+	PodStatus(namespace, name string) (device.PodStatus, bool)
+	// WaitingPods tells how those stand that wait.
+	WaitingPods() []device.PodStatus
 	// Cordon takes devices out of service, durably: all, or with an error none. A *device.UnknownDeviceError names one that
 	// there is not.
 	Cordon([]device.Cordon) (held []device.Cordon, err error)
@@ -66,7 +66,7 @@ type Pods interface {
 	// Find reads a pod of this node that the ledger does not know, and has the ledger bind it; false: there is none that has not ended.
 	Find(ctx context.Context, namespace, name string) (bool, error)
 	// Ended reads how a pod of this node ended; false: there is none that has.
-	Ended(ctx context.Context, namespace, name string) (device.Ending, bool, error)
+	Ended(ctx context.Context, namespace, name string) (device.EndedPod, bool, error)
 }
 
 // A History remembers who had which devices.
@@ -83,29 +83,29 @@ type ActionLog interface {
 	Actions(since time.Time) ([]device.Action, error)
 }
 
-// A Part is a part of the daemon; Err is what is missing, nil if it is ready.
-type Part struct {
+// A Component is a part of the daemon; Err is what is missing, nil if it is ready.
+type Component struct {
 	Name string
 	Err  error
 }
 
 // Config is what New needs.
 type Config struct {
-	Socket  string
-	Version string
-	Node    string
-	Ledger  Ledger
-	Plugins Plugins
-	Rules   Rules
-	History History
-	Actions ActionLog
-	Books   io.WriterTo // writes a copy of the state file
-	Past    io.WriterTo // writes a copy of the history
+	Socket      string
+	Version     string
+	Node        string
+	Allocator   Allocator
+	Plugins     Plugins
+	Rules       Rules
+	History     History
+	Actions     ActionLog
+	StateFile   io.WriterTo // writes a copy of the state file
+	HistoryFile io.WriterTo // writes a copy of the history
 	// Evictions and Pods are nil where there is no API server, and so is OnNode, which gives what our Node shows of a resource.
-	Evictions Evictions
-	Pods      Pods
-	OnNode    func(device.ResourceName) (n int, shown bool)
-	Parts     func() []Part
+	Evictions  Evictions
+	Pods       Pods
+	OnNode     func(device.ResourceName) (n int, shown bool)
+	Components func() []Component
 	// NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory. nil: there
 	// is no redirect.
 	NotRedirected func() []device.PodContainer
@@ -133,8 +133,8 @@ const (
 
 // New makes a Server; Run starts it.
 func New(c Config) *Server {
-	if c.Socket == "" || c.Ledger == nil || c.Plugins == nil || c.Rules == nil || c.Books == nil || c.Past == nil || c.History == nil || c.Actions == nil || c.Parts == nil || c.Log == nil {
-		panic("admin: Socket, Ledger, Plugins, Rules, History, Actions, Books, Past, Parts and Log are required")
+	if c.Socket == "" || c.Allocator == nil || c.Plugins == nil || c.Rules == nil || c.StateFile == nil || c.HistoryFile == nil || c.History == nil || c.Actions == nil || c.Components == nil || c.Log == nil {
+		panic("admin: Socket, Allocator, Plugins, Rules, History, Actions, StateFile, HistoryFile, Components and Log are required")
 	}
 	return &Server{cfg: c, started: time.Now(), stopping: make(chan struct{})}
 }
@@ -183,7 +183,7 @@ func (s *Server) bind(ctx context.Context) net.Listener {
 			return l
 		}
 		if !told {
-			s.cfg.Log.Error("commands are not served; trying again until they are", "err", err)
+			s.cfg.Log.Error("cannot serve admin socket; retrying", "err", err)
 		}
 		pause.Wait(ctx)
 	}

@@ -27,10 +27,10 @@ type service struct {
 // GetStatus gives the daemon's state at a glance.
 func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
 	answer := &adminv1.GetStatusResponse{Version: s.cfg.Version, Node: s.cfg.Node, Started: timestamppb.New(s.started)}
-	for _, p := range s.cfg.Parts() {
-		answer.Parts = append(answer.Parts, &adminv1.Part{Name: p.Name, Ready: p.Err == nil, Problem: text(p.Err)})
+	for _, p := range s.cfg.Components() {
+		answer.Components = append(answer.Components, &adminv1.Component{Name: p.Name, Ready: p.Err == nil, Problem: text(p.Err)})
 	}
-	figures, wanted, offers := s.cfg.Ledger.Figures(), s.cfg.Ledger.Published(), s.cfg.Ledger.Offers()
+	figures, wanted, offers := s.cfg.Allocator.DeviceCounts(), s.cfg.Allocator.Capacity(), s.cfg.Allocator.Offers()
 	for _, r := range slices.Sorted(maps.Keys(figures)) {
 		one := resourceOf(r, figures[r], offers[r])
 		if s.cfg.OnNode != nil {
@@ -39,13 +39,13 @@ func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 			if !known { // devmgrd has not heard of the plugin yet, and leaves the Node's number alone
 				want = shown
 			}
-			one.Published, one.Wanted = int32(shown), int32(want)
+			one.NodeCapacity, one.TargetCapacity = int32(shown), int32(want)
 		}
 		answer.Resources = append(answer.Resources, one)
 	}
-	for _, o := range s.cfg.Ledger.Waiting() {
+	for _, o := range s.cfg.Allocator.WaitingPods() {
 		answer.Waiting = append(answer.Waiting, &adminv1.Waiting{
-			Namespace: o.Holding.Pod.Namespace, Name: o.Holding.Pod.Name,
+			Namespace: o.Allocation.Pod.Namespace, Name: o.Allocation.Pod.Name,
 			Reason: string(o.Wait.Reason), Message: o.Wait.Message, Since: stamp(o.Since),
 		})
 	}
@@ -71,7 +71,7 @@ func (s service) notRedirected() []device.PodContainer {
 // ListPlugins gives the device plugins that are known.
 func (s service) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
 	answer := &adminv1.ListPluginsResponse{NotRedirected: containersOf(s.notRedirected())}
-	offers, registrations := s.cfg.Ledger.Offers(), s.cfg.Plugins.Registrations()
+	offers, registrations := s.cfg.Allocator.Offers(), s.cfg.Plugins.Registrations()
 	for _, r := range slices.Sorted(maps.Keys(offers)) {
 		answer.Plugins = append(answer.Plugins, pluginOf(offers[r], registrations[r]))
 	}
@@ -89,7 +89,7 @@ func (s service) ListGrants(context.Context, *adminv1.ListGrantsRequest) (*admin
 
 // ListDevices gives each device and what has become of it.
 func (s service) ListDevices(_ context.Context, request *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
-	all, known := s.cfg.Ledger.Devices(device.ResourceName(request.ResourceName))
+	all, known := s.cfg.Allocator.Devices(device.ResourceName(request.ResourceName))
 	if !known {
 		return nil, s.unknownResource(request.ResourceName)
 	}
@@ -104,7 +104,7 @@ func (s service) ListDevices(_ context.Context, request *adminv1.ListDevicesRequ
 func (s service) WatchDevices(request *adminv1.WatchDevicesRequest, stream grpc.ServerStreamingServer[adminv1.WatchDevicesResponse]) error {
 	var last []*adminv1.Device
 	for {
-		moved := s.cfg.Ledger.Moved()
+		moved := s.cfg.Allocator.Updated()
 		all, err := s.ListDevices(stream.Context(), &adminv1.ListDevicesRequest{ResourceName: request.ResourceName})
 		if err != nil {
 			return err
@@ -142,7 +142,7 @@ func until[T any](ctx context.Context, s service, what <-chan T) error {
 // unknownResource says which resources there are.
 func (s service) unknownResource(name string) error {
 	var names []string
-	for r := range s.cfg.Ledger.Offers() {
+	for r := range s.cfg.Allocator.Offers() {
 		names = append(names, string(r))
 	}
 	slices.Sort(names)
@@ -156,8 +156,8 @@ func (s service) unknownResource(name string) error {
 func (s service) ListAssignments(_ context.Context, request *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error) {
 	answer := &adminv1.ListAssignmentsResponse{}
 	one, found := request.Namespace != "" || request.Name != "", false
-	pods := slices.Clone(s.cfg.Ledger.Board().Pods)
-	slices.SortFunc(pods, func(a, b *device.Holding) int { return strings.Compare(a.Pod.String(), b.Pod.String()) })
+	pods := slices.Clone(s.cfg.Allocator.Snapshot().Pods)
+	slices.SortFunc(pods, func(a, b *device.PodAllocation) int { return strings.Compare(a.Pod.String(), b.Pod.String()) })
 	for _, h := range pods {
 		if one && (h.Pod.Namespace != request.Namespace || h.Pod.Name != request.Name) {
 			continue
@@ -178,19 +178,19 @@ func unknownPod(namespace, name string) error {
 // Explain says why a pod has its devices, or why it waits for them.
 func (s service) Explain(ctx context.Context, request *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
 	namespace, name := request.Namespace, request.Name
-	o, known := s.cfg.Ledger.Outlook(namespace, name)
-	if known && o.Holding.Active {
+	o, known := s.cfg.Allocator.PodStatus(namespace, name)
+	if known && o.Allocation.Active {
 		return s.explanation(o), nil
 	}
 	end, ended, err := s.ended(ctx, namespace, name)
 	if known {
 		e := s.explanation(o)
-		if ended && end.Pod.UID == o.Holding.Pod.UID {
+		if ended && end.Pod.UID == o.Allocation.Pod.UID {
 			tellEnd(e, end)
 		}
 		return e, nil
 	}
-	switch o, known = s.cfg.Ledger.Outlook(namespace, name); {
+	switch o, known = s.cfg.Allocator.PodStatus(namespace, name); {
 	case known:
 		return s.explanation(o), nil
 	case err != nil:
@@ -204,7 +204,7 @@ func (s service) Explain(ctx context.Context, request *adminv1.ExplainRequest) (
 }
 
 // ended asks the API server how a pod ended. If it has not ended, the ledger knows it afterwards.
-func (s service) ended(ctx context.Context, namespace, name string) (end device.Ending, ended bool, err error) {
+func (s service) ended(ctx context.Context, namespace, name string) (end device.EndedPod, ended bool, err error) {
 	if s.cfg.Pods == nil {
 		return end, false, nil
 	}
@@ -236,7 +236,7 @@ func (s service) cordon(request *adminv1.CordonRequest) (*adminv1.CordonResponse
 	for i := range cordons {
 		cordons[i].Reason, cordons[i].Since = request.Reason, now
 	}
-	if _, err := s.cfg.Ledger.Cordon(cordons); err != nil {
+	if _, err := s.cfg.Allocator.Cordon(cordons); err != nil {
 		return nil, refusal(err)
 	}
 	return &adminv1.CordonResponse{Devices: s.named(cordons)}, nil
@@ -254,7 +254,7 @@ func (s service) uncordon(request *adminv1.UncordonRequest) (*adminv1.UncordonRe
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.cfg.Ledger.Uncordon(cordons); err != nil {
+	if _, err := s.cfg.Allocator.Uncordon(cordons); err != nil {
 		return nil, refusal(err)
 	}
 	return &adminv1.UncordonResponse{Devices: s.named(cordons)}, nil
@@ -272,12 +272,12 @@ func (s service) forget(request *adminv1.ForgetRequest) (*adminv1.ForgetResponse
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if _, known := s.cfg.Ledger.Devices(r); !known {
+	if _, known := s.cfg.Allocator.Devices(r); !known {
 		if _, shown := s.onNode(r); !shown {
 			return nil, s.unknownResource(request.ResourceName)
 		}
 	}
-	lifted, err := s.cfg.Ledger.Forget(r)
+	lifted, err := s.cfg.Allocator.Forget(r)
 	switch inUse := (*device.InUseError)(nil); {
 	case errors.As(err, &inUse):
 		return nil, status.Errorf(codes.FailedPrecondition, "nothing has been changed: %v", err)
@@ -305,7 +305,7 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 	asked := map[string]bool{} // pods, by UID
 	last := ""
 	for {
-		moved := s.cfg.Ledger.Moved()
+		moved := s.cfg.Allocator.Updated()
 		devices := s.named(names)
 		if len(devices) < len(names) || slices.ContainsFunc(devices, func(d *adminv1.Device) bool { return d.Cordon == nil }) {
 			return status.Error(codes.Aborted, "somebody has put one of the devices back into service; nobody else is evicted")
@@ -357,11 +357,11 @@ func (s *service) drained(names []device.Cordon, uid device.PodUID) bool {
 
 // Backup sends a copy of the state file, or of the history.
 func (s service) Backup(request *adminv1.BackupRequest, stream grpc.ServerStreamingServer[adminv1.BackupResponse]) error {
-	file, title := s.cfg.Books, "state file"
+	file, title := s.cfg.StateFile, "state file"
 	if request.History {
-		file, title = s.cfg.Past, "history"
+		file, title = s.cfg.HistoryFile, "history"
 	}
-	_, err := file.WriteTo(parts{stream})
+	_, err := file.WriteTo(chunkWriter{stream})
 	if err != nil {
 		err = status.Errorf(codes.Unavailable, "the %s cannot be copied: %v", title, err)
 	}
@@ -369,16 +369,16 @@ func (s service) Backup(request *adminv1.BackupRequest, stream grpc.ServerStream
 	return err
 }
 
-// parts sends what is written in parts that any client takes.
-type parts struct {
+// chunkWriter sends what is written in parts that any client takes.
+type chunkWriter struct {
 	stream grpc.ServerStreamingServer[adminv1.BackupResponse]
 }
 
-const maxPart = 1 << 20
+const maxChunk = 1 << 20
 
-func (p parts) Write(data []byte) (n int, err error) {
+func (p chunkWriter) Write(data []byte) (n int, err error) {
 	for len(data) > 0 && err == nil {
-		part := data[:min(len(data), maxPart)]
+		part := data[:min(len(data), maxChunk)]
 		data = data[len(part):]
 		if err = p.stream.Send(&adminv1.BackupResponse{Data: part}); err == nil {
 			n += len(part)
@@ -444,7 +444,7 @@ func (s service) named(names []device.Cordon) []*adminv1.Device {
 			continue
 		}
 		found[key{n.Resource, ""}] = device.DeviceStatus{}
-		all, _ := s.cfg.Ledger.Devices(n.Resource)
+		all, _ := s.cfg.Allocator.Devices(n.Resource)
 		for _, d := range all {
 			found[key{n.Resource, d.ID}] = d
 		}

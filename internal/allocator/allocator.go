@@ -17,7 +17,7 @@ import (
 type Plugins interface {
 	// Offers gives all offers as they are now. Inventories are shared and never change.
 	Offers() map[device.ResourceName]device.Offer
-	// Changed has a value after the offers have changed.
+	// CapacityChanged has a value after the offers have changed.
 	Changed() <-chan struct{}
 	// Allocate asks the resource's plugin to make these devices usable in a container. It has a deadline of its own.
 	// An error that is a *device.Refusal carries the reason to wait.
@@ -27,13 +27,13 @@ type Plugins interface {
 	Prefer(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, available, must []device.ID, size int) ([]device.ID, error)
 	// PreStart asks the plugin to prepare the devices for one start of the container.
 	PreStart(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) error
-	// Forget drops a resource that nobody serves, and all that the books have of it, cordons too. It fails with a
+	// Forget drops a resource that nobody serves, and all that the state file has of it, cordons too. It fails with a
 	// *device.InUseError while a plugin serves it.
 	Forget(device.ResourceName) error
 }
 
-// Books make durable what has been decided.
-type Books interface {
+// Store make durable what has been decided.
+type Store interface {
 	// SavePods writes some pods and forgets others, in one commit. When it returns nil that is on disk.
 	SavePods(save []device.PodRecord, forget []device.PodUID) error
 	// SaveCordons does so with cordons.
@@ -42,13 +42,13 @@ type Books interface {
 	DropRetired([]device.ResourceName) error
 }
 
-// Herald tells the owners of pods what becomes of them. Its methods return at once.
-type Herald interface {
+// Notifier tells the owners of pods what becomes of them. Its methods return at once.
+type Notifier interface {
 	Waiting(device.Pod, device.Wait)
 	Assigned(device.Pod, []device.Assignment)
-	// Bare tells of a container that runs without the devices that it asks for.
+	// StartedWithoutDevices tells of a container that runs without the devices that it asks for.
 	// The cause lasts while still returns true.
-	Bare(pod device.Pod, container string, still func() bool)
+	StartedWithoutDevices(pod device.Pod, container string, still func() bool)
 	// Failed tells that a device that a pod has is not healthy any more, or that its plugin lists it no more.
 	Failed(device.Pod, device.ResourceName, []device.ID)
 	// FailedForLong tells that this has lasted, of one device not more than once an hour. The device is still in use and
@@ -66,14 +66,14 @@ type Host interface {
 
 // Config is what New needs.
 type Config struct {
-	Plugins Plugins
-	Books   Books
-	Herald  Herald
-	Host    Host                  // nil: no container is ever proven to be idle
-	Boot    string                // identifies this boot of the machine; empty: grants hold for every boot
-	Known   []device.PodRecord    // what the books hold already
-	Cordons []device.Cordon       // the same
-	Retired []device.ResourceName // the same
+	Plugins  Plugins
+	Store    Store
+	Notifier Notifier
+	Host     Host                  // nil: no container is ever proven to be idle
+	Boot     string                // identifies this boot of the machine; empty: grants hold for every boot
+	Known    []device.PodRecord    // what the state file holds already
+	Cordons  []device.Cordon       // the same
+	Retired  []device.ResourceName // the same
 	// Topology says how devices' places are minded; the zero value: not at all.
 	Topology Topology
 	Log      *slog.Logger
@@ -84,86 +84,86 @@ type Config struct {
 // anything but its own short lock.
 type Allocator struct {
 	plugins  Plugins
-	books    Books
-	herald   Herald
+	store    Store
+	notifier Notifier
 	host     Host
 	boot     string
 	topology Topology
 	log      *slog.Logger
 	metrics  *metrics
 
-	kick    chan struct{} // something to plan
-	write   chan struct{} // something to write into the books
-	changed chan struct{} // the published numbers may have changed
-	work    sync.WaitGroup
+	kick            chan struct{} // something to plan
+	write           chan struct{} // something to write into the state file
+	capacityChanged chan struct{} // the published numbers may have changed
+	work            sync.WaitGroup
 
-	intake sync.Mutex // held while offers are taken over, so that an older one never lands on a newer one; after pen, before mu
+	offersMu sync.Mutex // held while offers are taken over, so that an older one never lands on a newer one; after pen, before mu
 
-	pen sync.Mutex // held while the books are written, so that an older word never lands on a newer one
+	commitMu sync.Mutex // held while the state file is written, so that an older word never lands on a newer one
 
-	mu      sync.Mutex // guards what follows; never held across a plugin's call or a commit
-	pods    map[device.PodUID]*pod
-	locals  map[device.PodUID]*pod             // those of pods of which the runtime tells
-	mirrors map[device.PodUID]device.PodDemand // what stands for those in the API
-	pools   pools
-	queued  []*pod                   // to be planned now
-	waiting map[device.PodUID]*pod   // to be planned when something changes
-	starts  []device.Container       // to be prepared now
-	leavers map[device.PodUID]*pod   // to be forgotten as soon as the runtime has none of their containers
-	unsaved map[device.PodUID]*pod   // to be remembered when there is time
-	writeAt time.Time                // when the books are to be written; zero: nothing to write
-	bookErr bool                     // the last attempt to write them failed
-	live    map[device.PodUID]tenant // what the runtime has
-	synced  bool                     // live is the whole truth
-	met     bool                     // it has been, at least once
+	mu            sync.Mutex // guards what follows; never held across a plugin's call or a commit
+	pods          map[device.PodUID]*pod
+	locals        map[device.PodUID]*pod             // those of pods of which the runtime tells
+	mirrors       map[device.PodUID]device.PodDemand // what stands for those in the API
+	pools         pools
+	queued        []*pod                       // to be planned now
+	waiting       map[device.PodUID]*pod       // to be planned when something changes
+	toPrepare     []device.Container           // to be prepared now
+	releasing     map[device.PodUID]*pod       // to be forgotten as soon as the runtime has none of their containers
+	unsaved       map[device.PodUID]*pod       // to be remembered when there is time
+	writeAt       time.Time                    // when the state file is to be written; zero: nothing to write
+	storeErr      bool                         // the last attempt to write them failed
+	running       map[device.PodUID]runningPod // what the runtime has
+	runtimeSynced bool                         // running is the whole truth
+	runtimeListed bool                         // it has been, at least once
 	// syncedAt is when the runtime listed its containers last.
-	syncedAt time.Time
-	behind   chan struct{} // nil, or closed when news has been applied
-	news     []func()      // the runtime's reports since a synchronization that is still to be compared
-	listed   bool          // every pod that is bound to the node is in pods
-	board    board
-	cordons  map[device.ResourceName]map[device.ID]device.Cordon // the inner maps are replaced, never changed
-	retired  map[device.ResourceName]bool                        // forgotten, and the Node may still show them
+	syncedAt   time.Time
+	catchingUp chan struct{} // nil, or closed when news has been applied
+	reports    []func()      // the runtime's reports since a synchronization that is still to be compared
+	podsListed bool          // every pod that is bound to the node is in pods
+	feed       feed
+	cordons    map[device.ResourceName]map[device.ID]device.Cordon // the inner maps are replaced, never changed
+	retired    map[device.ResourceName]bool                        // forgotten, and the Node may still show them
 
-	// strays are devices that containers run with and that the books do not know of, by pod, container and resource.
-	strays map[device.PodUID]map[string]device.Choice
-	// disputed are those of them that somebody else has, by the books.
-	disputed map[device.PodUID]map[string]device.Choice
+	// quarantined are devices that containers run with and that the state file does not know of, by pod, container and resource.
+	quarantined map[device.PodUID]map[string]device.Choice
+	// conflicting are those of them that somebody else has, by the state file.
+	conflicting map[device.PodUID]map[string]device.Choice
 }
 
-// New makes an Allocator that knows what the books know. It starts nothing: see Run.
+// New makes an Allocator that knows what the state file knows. It starts nothing: see Run.
 func New(c Config) *Allocator {
 	for name, missing := range map[string]bool{
-		"Plugins": c.Plugins == nil, "Books": c.Books == nil, "Herald": c.Herald == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
+		"Plugins": c.Plugins == nil, "Store": c.Store == nil, "Notifier": c.Notifier == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
 	} {
 		if missing {
 			panic("allocator.New: Config." + name + " is missing")
 		}
 	}
 	a := &Allocator{
-		plugins:  c.Plugins,
-		books:    c.Books,
-		herald:   c.Herald,
-		host:     c.Host,
-		boot:     c.Boot,
-		topology: c.Topology,
-		log:      c.Log,
-		kick:     make(chan struct{}, 1),
-		write:    make(chan struct{}, 1),
-		changed:  make(chan struct{}, 1),
-		pods:     map[device.PodUID]*pod{},
-		locals:   map[device.PodUID]*pod{},
-		mirrors:  map[device.PodUID]device.PodDemand{},
-		pools:    pools{},
-		waiting:  map[device.PodUID]*pod{},
-		leavers:  map[device.PodUID]*pod{},
-		unsaved:  map[device.PodUID]*pod{},
-		live:     map[device.PodUID]tenant{},
-		strays:   map[device.PodUID]map[string]device.Choice{},
-		disputed: map[device.PodUID]map[string]device.Choice{},
-		board:    board{moved: make(chan struct{})},
-		cordons:  map[device.ResourceName]map[device.ID]device.Cordon{},
-		retired:  map[device.ResourceName]bool{},
+		plugins:         c.Plugins,
+		store:           c.Store,
+		notifier:        c.Notifier,
+		host:            c.Host,
+		boot:            c.Boot,
+		topology:        c.Topology,
+		log:             c.Log,
+		kick:            make(chan struct{}, 1),
+		write:           make(chan struct{}, 1),
+		capacityChanged: make(chan struct{}, 1),
+		pods:            map[device.PodUID]*pod{},
+		locals:          map[device.PodUID]*pod{},
+		mirrors:         map[device.PodUID]device.PodDemand{},
+		pools:           pools{},
+		waiting:         map[device.PodUID]*pod{},
+		releasing:       map[device.PodUID]*pod{},
+		unsaved:         map[device.PodUID]*pod{},
+		running:         map[device.PodUID]runningPod{},
+		quarantined:     map[device.PodUID]map[string]device.Choice{},
+		conflicting:     map[device.PodUID]map[string]device.Choice{},
+		feed:            feed{updated: make(chan struct{})},
+		cordons:         map[device.ResourceName]map[device.ID]device.Cordon{},
+		retired:         map[device.ResourceName]bool{},
 	}
 	for _, r := range c.Retired {
 		a.retired[r] = true
@@ -183,10 +183,10 @@ func New(c Config) *Allocator {
 	return a
 }
 
-// Run plans, asks and keeps the books until ctx ends. It returns when all that it started has ended.
+// Run plans, asks and keeps the state file until ctx ends. It returns when all that it started has ended.
 func (a *Allocator) Run(ctx context.Context) error {
 	defer a.work.Wait()
-	a.work.Go(func() { a.keepBooks(ctx) })
+	a.work.Go(func() { a.writeLoop(ctx) })
 	for {
 		a.refresh()
 		var again <-chan time.Time
@@ -210,8 +210,8 @@ func (a *Allocator) refresh() {
 		offer   device.Offer
 		listing *listing
 	}
-	a.intake.Lock()
-	defer a.intake.Unlock()
+	a.offersMu.Lock()
+	defer a.offersMu.Unlock()
 	fresh, offers := map[device.ResourceName]news{}, a.plugins.Offers()
 	for r, o := range offers {
 		a.mu.Lock()
@@ -233,30 +233,30 @@ func (a *Allocator) refresh() {
 	}
 	for r, n := range fresh {
 		p := a.pools[r]
-		if n.offer.State == device.Serving { // what the books have of it goes with its record
+		if n.offer.State == device.Serving { // what the state file has of it goes with its record
 			delete(a.retired, r)
 		}
 		back := n.offer.State == device.Serving && (!p.offered || p.offer.State != device.Serving || p.offer.Session != n.offer.Session)
 		p.accept(n.offer, n.listing)
 		a.withholdLocked(r)
-		a.recordonLocked(r) // somebody may have cordoned a device meanwhile
+		a.refreshCordonsLocked(r) // somebody may have cordoned a device meanwhile
 		a.examineLocked(r, p)
 		a.wakeLocked(r, back)
 	}
-	a.board.move()
-	signal(a.changed)
+	a.feed.notify()
+	signal(a.capacityChanged)
 }
 
 // serve gives every queued pod its devices or a reason to wait, oldest first. It tells when a pod that waits for a
 // plugin to recover, or that may have ended unheard, is due, if there is one.
 //
-// Nothing is given out before the runtime has told once what runs: the books may be lost, or older than that. It costs
+// Nothing is given out before the runtime has told once what runs: the state file may be lost, or older than that. It costs
 // nothing, since without the runtime no container starts.
 func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.catchUpLocked()
-	if !a.met {
+	if !a.runtimeListed {
 		return time.Time{} // RuntimeSynced kicks us
 	}
 	now := time.Now()
@@ -273,18 +273,18 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 			again = p.retry
 		}
 	}
-	queued := a.queued
+	all := a.queued
 	a.queued = nil
-	slices.SortFunc(queued, older)
-	for _, p := range queued {
-		if p.phase == queuing { // it may have left meanwhile
+	slices.SortFunc(all, older)
+	for _, p := range all {
+		if p.phase == queued { // it may have left meanwhile
 			a.reserveLocked(ctx, p)
 		}
 		a.mu.Unlock() // the runtime's questions are not to wait for all of them
 		a.mu.Lock()
 	}
-	starts := a.starts
-	a.starts = nil
+	starts := a.toPrepare
+	a.toPrepare = nil
 	for _, c := range starts {
 		a.startPreparingLocked(ctx, c)
 	}

@@ -17,9 +17,9 @@ import (
 type numbers = map[device.ResourceName]int
 
 func TestTwoPodsGetDifferentDevices(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		r.Replace(nil)
-		r.shop.stock(gpu, 2)
+		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
@@ -44,7 +44,7 @@ func TestTwoPodsGetDifferentDevices(t *testing.T) {
 }
 
 func TestAContainerWithoutDevicesIsFree(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		r.expect("p", "main", "unknown")
 		r.bind("p")
 		r.expect("p", "main", "free")
@@ -56,49 +56,49 @@ func TestAContainerWithoutDevicesIsFree(t *testing.T) {
 }
 
 func TestWaitingEndsWhenThePluginIsThere(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		r.bind("a", app(gpu, 1))
 		r.expect("a", "main", "waiting PluginMissing")
-		r.shop.offer(gpu, func(o *device.Offer) {})
+		r.plugins.offer(gpu, func(o *device.Offer) {})
 		r.expect("a", "main", "waiting PluginMissing") // registered, nothing listed
-		r.shop.stock(gpu, 1, 0)
+		r.plugins.stock(gpu, 1, 0)
 		r.expect("a", "main", "waiting DeviceUnhealthy")
-		r.shop.stock(gpu, 1)
+		r.plugins.stock(gpu, 1)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		// Its owner is told of each cause once, and of the end.
-		if want := []string{"a waits: PluginMissing", "a waits: PluginMissing", "a waits: DeviceUnhealthy", "a has its devices"}; !slices.Equal(r.shop.told, want) {
-			t.Errorf("told %q, want %q", r.shop.told, want)
+		if want := []string{"a waits: PluginMissing", "a waits: PluginMissing", "a waits: DeviceUnhealthy", "a has its devices"}; !slices.Equal(r.plugins.told, want) {
+			t.Errorf("told %q, want %q", r.plugins.told, want)
 		}
 	})
 }
 
 func TestStaleAndLostOffersGiveNothingAndKeepTheirNumbers(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 4)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 4)
 		r.bind("a", app(gpu, 1))
-		r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
+		r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
 		r.bind("b", app(gpu, 1))
 		r.expect("b", "main", "waiting PluginStale")
 		r.published(numbers{gpu: 4})
-		r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Lost })
+		r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Lost })
 		r.expect("b", "main", "waiting PluginMissing")
 		r.published(numbers{gpu: 1}) // one assigned
-		if got := r.Bound(); !maps.Equal(got, numbers{gpu: 2}) {
+		if got := r.Requested(); !maps.Equal(got, numbers{gpu: 2}) {
 			t.Errorf("bound pods ask for %v, want 2", got)
 		}
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
-		r.shop.stock(gpu, 4)
+		r.plugins.stock(gpu, 4)
 		r.expect("b", "main", "ready vendor.com/gpu[d1]")
 	})
 }
 
 func TestVanishedAndUnhealthyDevicesInUseCount(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 3)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
 		r.bind("a", app(gpu, 1))
-		r.shop.stock(gpu, 3, 0, 1)
+		r.plugins.stock(gpu, 3, 0, 1)
 		r.published(numbers{gpu: 2}) // d0 is in use, d2 is healthy
-		r.shop.offer(gpu, func(o *device.Offer) { o.Inventory.Devices = o.Inventory.Devices[1:] })
+		r.plugins.offer(gpu, func(o *device.Offer) { o.Inventory.Devices = o.Inventory.Devices[1:] })
 		r.published(numbers{gpu: 2})
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		r.RuntimeSynced(nil, nil)
@@ -109,36 +109,36 @@ func TestVanishedAndUnhealthyDevicesInUseCount(t *testing.T) {
 
 // With nothing in use the number on the Node, capacity and allocatable alike, is that of the healthy ones.
 func TestNumbersWithNothingInUse(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		state := func(res device.ResourceName, s device.OfferState) {
-			r.shop.offer(res, func(o *device.Offer) { o.State = s })
+			r.plugins.offer(res, func(o *device.Offer) { o.State = s })
 		}
 		for _, step := range []struct {
 			what string
 			do   func()
 			want string // each resource's number, and its devices by the metric
 		}{
-			{"one of three is sick", func() { r.shop.stock(gpu, 3, 2) }, "gpu 2: 2 free, 1 unhealthy"},
-			{"the sick one vanishes", func() { r.shop.stock(gpu, 2) }, "gpu 2: 2 free"},
-			{"it is back, and another is sick too", func() { r.shop.stock(gpu, 3, 1, 2) }, "gpu 1: 1 free, 2 unhealthy"},
+			{"one of three is sick", func() { r.plugins.stock(gpu, 3, 2) }, "gpu 2: 2 free, 1 unhealthy"},
+			{"the sick one vanishes", func() { r.plugins.stock(gpu, 2) }, "gpu 2: 2 free"},
+			{"it is back, and another is sick too", func() { r.plugins.stock(gpu, 3, 1, 2) }, "gpu 1: 1 free, 2 unhealthy"},
 			{"the healthy one vanishes", func() {
-				r.shop.offer(gpu, func(o *device.Offer) { o.Inventory.Devices = o.Inventory.Devices[1:] })
+				r.plugins.offer(gpu, func(o *device.Offer) { o.Inventory.Devices = o.Inventory.Devices[1:] })
 			}, "gpu 0: 2 unhealthy"},
-			{"another resource joins", func() { r.shop.stock(nic, 3, 1, 2) }, "gpu 0: 2 unhealthy; nic 1: 1 free, 2 unhealthy"},
-			{"all get well", func() { r.shop.stock(gpu, 3) }, "gpu 3: 3 free; nic 1: 1 free, 2 unhealthy"},
+			{"another resource joins", func() { r.plugins.stock(nic, 3, 1, 2) }, "gpu 0: 2 unhealthy; nic 1: 1 free, 2 unhealthy"},
+			{"all get well", func() { r.plugins.stock(gpu, 3) }, "gpu 3: 3 free; nic 1: 1 free, 2 unhealthy"},
 			{"a plugin goes", func() { state(gpu, device.Stale) }, "gpu 3: 3 stale; nic 1: 1 free, 2 unhealthy"},
 			{"for good", func() { state(gpu, device.Lost) }, "gpu 0: 3 stale; nic 1: 1 free, 2 unhealthy"},
 			{"the other one goes", func() { state(nic, device.Stale) }, "gpu 0: 3 stale; nic 1: 1 stale, 2 unhealthy"},
 			{"devmgrd restarts", r.restart, "gpu 0: 3 stale; nic 1: 1 stale, 2 unhealthy"},
 			{"for good too", func() { state(nic, device.Lost) }, "gpu 0: 3 stale; nic 0: 1 stale, 2 unhealthy"},
-			{"one is back with an empty list", func() { r.shop.stock(nic, 0) }, "gpu 0: 3 stale; nic 0:"},
+			{"one is back with an empty list", func() { r.plugins.stock(nic, 0) }, "gpu 0: 3 stale; nic 0:"},
 			{"the other one as it was", func() { state(gpu, device.Serving) }, "gpu 3: 3 free; nic 0:"},
-			{"its list is empty now", func() { r.shop.stock(gpu, 0) }, "gpu 0:; nic 0:"},
+			{"its list is empty now", func() { r.plugins.stock(gpu, 0) }, "gpu 0:; nic 0:"},
 		} {
 			step.do()
 			synctest.Wait()
 			var all []string
-			numbers := r.Published()
+			numbers := r.Capacity()
 			for _, res := range slices.Sorted(maps.Keys(numbers)) {
 				var states []string
 				for _, s := range []string{"free", "stale", "assigned", "quarantined", "unhealthy"} {
@@ -158,10 +158,10 @@ func TestNumbersWithNothingInUse(t *testing.T) {
 }
 
 func TestAllOrNothing(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
-		r.shop.stock(nic, 1)
-		r.shop.answers(func(_ context.Context, _ device.Pod, res device.ResourceName) error {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.plugins.stock(nic, 1)
+		r.plugins.answers(func(_ context.Context, _ device.Pod, res device.ResourceName) error {
 			if res == nic {
 				return device.Refuse(device.PluginError, errPlugin, "Allocate of %s", res)
 			}
@@ -175,31 +175,31 @@ func TestAllOrNothing(t *testing.T) {
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 		r.check()
 
-		r.shop.stock(gpu, 2)
-		r.shop.answers(nil)
+		r.plugins.stock(gpu, 2)
+		r.plugins.answers(nil)
 		r.after(time.Minute)
 		r.expect("a", "main", "ready vendor.com/gpu[d1] vendor.com/nic[d0]")
 	})
 }
 
 func TestAFailingPluginIsTriedAgainWithLongerAndLongerPauses(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
-		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { return errPlugin })
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { return errPlugin })
 		r.bind("a", app(gpu, 1))
 		r.after(time.Minute)
 		// at 0, 1, 3, 7, 15, 31 and 61 s
-		if n := len(r.shop.asked); n != 6 {
+		if n := len(r.plugins.asked); n != 6 {
 			t.Errorf("asked %d times in a minute, want 6", n)
 		}
 	})
 }
 
 func TestAHungPluginHoldsUpNobodyElse(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 8)
-		r.shop.stock(nic, 8)
-		r.shop.answers(func(ctx context.Context, _ device.Pod, res device.ResourceName) error {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 8)
+		r.plugins.stock(nic, 8)
+		r.plugins.answers(func(ctx context.Context, _ device.Pod, res device.ResourceName) error {
 			if res == gpu {
 				<-ctx.Done()
 				return ctx.Err()
@@ -217,11 +217,11 @@ func TestAHungPluginHoldsUpNobodyElse(t *testing.T) {
 }
 
 func TestOldestFirst(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		for _, name := range []string{"d", "b", "c", "a"} {
 			r.bind(name, app(gpu, 1))
 		}
-		r.shop.stock(gpu, 2)
+		r.plugins.stock(gpu, 2)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		r.expect("b", "main", "ready vendor.com/gpu[d1]")
 		r.expect("c", "main", "waiting NotEnoughDevices")
@@ -234,8 +234,8 @@ func TestOldestFirst(t *testing.T) {
 
 // A big demand that does not fit never holds up a smaller one that does.
 func TestNobodyIsHeldUp(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 3))
 		r.bind("b", app(gpu, 2))
 		r.expect("a", "main", "waiting NotEnoughDevices")
@@ -244,8 +244,8 @@ func TestNobodyIsHeldUp(t *testing.T) {
 }
 
 func TestInitContainersHandTheirDevicesOn(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 6)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 6)
 		r.bind("a", wants("i1", device.Init, gpu, 1), wants("i2", device.Init, gpu, 2),
 			wants("c1", device.App, gpu, 1), wants("c2", device.App, gpu, 1))
 		r.expect("a", "i1", "ready vendor.com/gpu[d0]")
@@ -265,13 +265,13 @@ func TestInitContainersHandTheirDevicesOn(t *testing.T) {
 
 // The plugin is away while devmgrd starts. What was assigned before is had without it.
 func TestARestartWithoutThePlugin(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 3)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
 		r.RuntimeSynced(nil, nil)
 		a := pod("a", wants("init", device.Init, gpu, 1), app(gpu, 2))
 		r.bind("a", a.Demands...)
 		first := running("1", "a", "init")
-		if st := r.Claim(first); st.Stand != device.Ready {
+		if st := r.Claim(first); st.State != device.Ready {
 			t.Fatalf("the init container stands %+v", st)
 		}
 		r.RuntimeStarted(first)
@@ -282,7 +282,7 @@ func TestARestartWithoutThePlugin(t *testing.T) {
 			number int
 			reason string
 		}{{device.Stale, 3, "PluginStale"}, {device.Lost, 2, "PluginMissing"}} {
-			r.shop.offer(gpu, func(o *device.Offer) { o.State = away.state })
+			r.plugins.offer(gpu, func(o *device.Offer) { o.State = away.state })
 			r.restart()
 			r.expect("a", "main", "ready vendor.com/gpu[d0 d1]") // before anybody has told us anything
 			r.Replace([]device.PodDemand{a})
@@ -294,7 +294,7 @@ func TestARestartWithoutThePlugin(t *testing.T) {
 				r.RuntimeStopped(c)
 			}
 			next := running(fmt.Sprint("main", i), "a", "main")
-			if st := r.Claim(next); st.Stand != device.Ready || !slices.Equal(st.Assignment.Shares[0].IDs, []device.ID{"d0", "d1"}) {
+			if st := r.Claim(next); st.State != device.Ready || !slices.Equal(st.Assignment.Shares[0].IDs, []device.ID{"d0", "d1"}) {
 				t.Errorf("%s: main is not made: %+v", away.state, st)
 			}
 			r.RuntimeStarted(next)
@@ -304,18 +304,18 @@ func TestARestartWithoutThePlugin(t *testing.T) {
 			r.Drop("b")
 			r.check()
 		}
-		if want := []string{"a/init vendor.com/gpu [d0]", "a/main vendor.com/gpu [d0 d1]"}; !slices.Equal(r.shop.asked, want) {
-			t.Errorf("asked %q, want %q", r.shop.asked, want)
+		if want := []string{"a/init vendor.com/gpu [d0]", "a/main vendor.com/gpu [d0 d1]"}; !slices.Equal(r.plugins.asked, want) {
+			t.Errorf("asked %q, want %q", r.plugins.asked, want)
 		}
-		r.shop.stock(gpu, 3)
+		r.plugins.stock(gpu, 3)
 		r.bind("c", app(gpu, 1))
 		r.expect("c", "main", "ready vendor.com/gpu[d2]")
 	})
 }
 
 func TestARestartGivesTheSameAnswerWithoutAskingAgain(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
 		r.bind("w", app(nic, 1))
 		r.bind("plain")
@@ -326,8 +326,8 @@ func TestARestartGivesTheSameAnswerWithoutAskingAgain(t *testing.T) {
 		r.expect("plain", "main", "free")
 		r.Replace([]device.PodDemand{pod("a", app(gpu, 1)), pod("w", app(nic, 1)), pod("plain")})
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
-		if n := len(r.shop.asked); n != 1 {
-			t.Errorf("Allocate was called %d times, want once: %v", n, r.shop.asked)
+		if n := len(r.plugins.asked); n != 1 {
+			t.Errorf("Allocate was called %d times, want once: %v", n, r.plugins.asked)
 		}
 		r.bind("b", app(gpu, 1))
 		r.expect("b", "main", "ready vendor.com/gpu[d1]")
@@ -335,10 +335,10 @@ func TestARestartGivesTheSameAnswerWithoutAskingAgain(t *testing.T) {
 }
 
 func TestAPodThatGoesDuringItsAllocationLeavesNothing(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		gate := make(chan struct{})
-		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { <-gate; return nil })
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { <-gate; return nil })
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.Drop("a")
@@ -356,23 +356,23 @@ func TestAPodThatGoesDuringItsAllocationLeavesNothing(t *testing.T) {
 
 // One commit makes a pod's assignments durable, and one call each its devices usable.
 func TestOneCallPerResourceAndContainer(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 8)
-		r.shop.stock(nic, 8)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 8)
+		r.plugins.stock(nic, 8)
 		both := wants("x", device.App, gpu, 2)
 		both.Wants[nic] = 1
 		r.bind("a", both, wants("y", device.App, gpu, 1))
 		want := []string{"a/x vendor.com/gpu [d0 d1]", "a/x vendor.com/nic [d0]", "a/y vendor.com/gpu [d2]"}
-		if !slices.Equal(r.shop.asked, want) {
-			t.Errorf("asked %v, want %v", r.shop.asked, want)
+		if !slices.Equal(r.plugins.asked, want) {
+			t.Errorf("asked %v, want %v", r.plugins.asked, want)
 		}
 	})
 }
 
 // After a restart a resource may not be ignored any more: pods that passed have to wait now.
 func TestADemandThatGrows(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.bind("a")
 		r.expect("a", "main", "free")
 		r.bind("a", app(gpu, 1))
@@ -380,11 +380,11 @@ func TestADemandThatGrows(t *testing.T) {
 		r.published(numbers{gpu: 1})
 
 		gate := make(chan struct{})
-		r.shop.stock(nic, 3)
-		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { <-gate; return errPlugin })
+		r.plugins.stock(nic, 3)
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { <-gate; return errPlugin })
 		r.bind("b", app(nic, 1))
 		r.bind("b", app(nic, 2)) // while the plugin is being asked
-		r.shop.answers(nil)
+		r.plugins.answers(nil)
 		close(gate)
 		r.expect("b", "main", "ready vendor.com/nic[d1 d2]") // the plugin has refused d0
 		r.published(numbers{gpu: 1, nic: 3})
@@ -393,43 +393,43 @@ func TestADemandThatGrows(t *testing.T) {
 
 // The disk fails while a pod is being forgotten, and the API changes its mind meanwhile.
 func TestForgettingFailsInTheMiddle(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
-		r.books.fails(func() { // gone, back, and gone again
+		r.disk.fails(func() { // gone, back, and gone again
 			r.Bind(pod("a", app(gpu, 1)))
 			r.Drop("a")
 		})
 		r.Drop("a")
 		r.expect("b", "main", "waiting NotEnoughDevices")
-		r.books.fails(nil)
+		r.disk.fails(nil)
 		r.after(2 * time.Second)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 
 		r.bind("c", app(nic, 1))
 		r.after(2 * time.Second) // it is remembered
-		r.books.fails(func() { r.Bind(pod("c", app(nic, 1))) })
+		r.disk.fails(func() { r.Bind(pod("c", app(nic, 1))) })
 		r.Drop("c")
 		r.after(time.Millisecond)
-		r.books.fails(nil)
-		r.shop.stock(nic, 1)
+		r.disk.fails(nil)
+		r.plugins.stock(nic, 1)
 		r.after(2 * time.Second)
 		r.expect("c", "main", "ready vendor.com/nic[d0]")
 	})
 }
 
-// An assignment that cannot be written is none; it is tried again as soon as the books can be written.
+// An assignment that cannot be written is none; it is tried again as soon as the state file can be written.
 func TestADiskThatFails(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
-		r.books.fails(func() {})
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.disk.fails(func() {})
 		r.bind("a", app(gpu, 1))
 		r.expect("a", "main", "waiting StoreUnavailable")
 		r.check()
 		r.after(20 * time.Second) // its pauses have grown
-		r.books.fails(nil)
+		r.disk.fails(nil)
 		r.after(2 * time.Second)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 	})
@@ -437,13 +437,13 @@ func TestADiskThatFails(t *testing.T) {
 
 // The numbers are complete once every pod has been heard of.
 func TestComplete(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		r.bind("a", app(gpu, 1))
-		if r.Complete() {
+		if r.PodsListed() {
 			t.Error("complete before the first full list")
 		}
 		r.Replace([]device.PodDemand{pod("a", app(gpu, 1))})
-		if !r.Complete() {
+		if !r.PodsListed() {
 			t.Error("not complete after a full list")
 		}
 	})
@@ -454,7 +454,7 @@ func TestChurn(t *testing.T) {
 	for seed := range uint64(10) {
 		places := []allocator.Topology{{}, {Policy: allocator.BestEffort}, {Policy: allocator.Restricted, Scope: allocator.PerPod}, {Policy: allocator.SingleNUMA}}
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			run(t, func(r *rig) { churn(r, seed) }, func(r *rig) { r.topology = places[seed%4] })
+			run(t, func(r *harness) { churn(r, seed) }, func(r *harness) { r.topology = places[seed%4] })
 		})
 	}
 }
@@ -463,7 +463,7 @@ func TestChurn(t *testing.T) {
 func TestUnrest(t *testing.T) {
 	for _, scope := range []allocator.Scope{allocator.PerContainer, allocator.PerPod} {
 		t.Run(string(scope), func(t *testing.T) {
-			run(t, unrest, func(r *rig) { r.topology = allocator.Topology{Policy: allocator.SingleNUMA, Scope: scope} })
+			run(t, unrest, func(r *harness) { r.topology = allocator.Topology{Policy: allocator.SingleNUMA, Scope: scope} })
 		})
 	}
 }

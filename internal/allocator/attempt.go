@@ -26,8 +26,8 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 		return
 	}
 	uid := p.demand.Pod.UID
-	said := advice{}
-	if a.strays[uid] != nil {
+	said := preferences{}
+	if a.quarantined[uid] != nil {
 		said = nil // what its containers run with counts, not what would be better
 	}
 	best, no := a.planLocked(p, said)
@@ -36,17 +36,17 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 		return
 	}
 	held := a.holdLocked(uid, best.choices)
-	p.phase = asking
+	p.phase = allocating
 	demand, has := p.demand, p.assigned
 	a.work.Go(func() {
 		for best.ask != nil {
-			said[best.ask.topic()] = a.consult(ctx, demand.Pod, *best.ask)
+			said[best.ask.key()] = a.askPreference(ctx, demand.Pod, *best.ask)
 			var ok bool
 			if best, held, ok = a.improve(p, held, said); !ok {
 				return
 			}
 		}
-		got, err := a.ask(ctx, demand, has, best)
+		got, err := a.callPlugins(ctx, demand, has, best)
 		if err != nil {
 			a.fail(p, held, err)
 			return
@@ -56,7 +56,7 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 			a.doubt(p, held, err)
 			return
 		}
-		a.settle(p, held, got)
+		a.succeed(p, held, got)
 	})
 }
 
@@ -78,7 +78,7 @@ func (a *Allocator) answered(r device.ResourceName, ids []device.ID, err error) 
 	}
 }
 
-func (a *Allocator) planLocked(p *pod, said advice) (proposal, *device.Refusal) {
+func (a *Allocator) planLocked(p *pod, said preferences) (planResult, *device.Refusal) {
 	for _, d := range p.demand.Demands {
 		for r := range d.Wants {
 			if pool := a.pools[r]; pool != nil {
@@ -86,20 +86,20 @@ func (a *Allocator) planLocked(p *pod, said advice) (proposal, *device.Refusal) 
 			}
 		}
 	}
-	return plan(wish{demand: p.demand, has: p.assigned, runs: a.strays[p.demand.Pod.UID], advice: said, places: a.topology}, a.pools)
+	return plan(planInput{demand: p.demand, has: p.assigned, running: a.quarantined[p.demand.Pod.UID], preferences: said, topology: a.topology}, a.pools)
 }
 
 // improve plans anew with what plugins have said, and sets that aside instead. The pod holds a full choice all the time,
 // so that no younger pod gets its devices while its plugins think. It gives false if there is nothing to go on with: the
 // pod is not wanted any more, wants something else, or cannot have its devices since one has failed or gone.
-func (a *Allocator) improve(p *pod, held hold, said advice) (best proposal, instead hold, ok bool) {
+func (a *Allocator) improve(p *pod, held hold, said preferences) (best planResult, instead hold, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	uid := p.demand.Pod.UID
 	a.catchUpLocked()
-	a.giveBackLocked(uid, held)
+	a.releaseLocked(uid, held)
 	no := &device.Refusal{}
-	if p.wanted && p.later == nil {
+	if p.active && p.newDemand == nil {
 		if best, no = a.planLocked(p, said); no != nil {
 			best, no = a.planLocked(p, nil) // what plugins prefer is a wish, and one may stand in the way of another container
 		}
@@ -114,7 +114,7 @@ func (a *Allocator) improve(p *pod, held hold, said advice) (best proposal, inst
 	}
 	if no != nil {
 		a.failLocked(p, no.Wait, 0)
-		signal(a.changed)
+		signal(a.capacityChanged)
 	}
 	return best, instead, no == nil
 }
@@ -130,11 +130,11 @@ func (a *Allocator) holdLocked(uid device.PodUID, choices map[string]device.Choi
 			pool := a.pools[r]
 			for _, id := range ids {
 				_, taken := pool.taken[id]
-				if taken && !pool.strays[id] {
+				if taken && !pool.quarantined[id] {
 					continue
 				}
 				pool.take([]device.ID{id}, uid)
-				delete(pool.strays, id)
+				delete(pool.quarantined, id)
 				h[r] = append(h[r], id)
 			}
 		}
@@ -142,23 +142,23 @@ func (a *Allocator) holdLocked(uid device.PodUID, choices map[string]device.Choi
 	return h
 }
 
-// giveBackLocked gives back what an attempt has set aside. What a container of the pod runs with stays set aside for it.
-func (a *Allocator) giveBackLocked(uid device.PodUID, h hold) {
+// releaseLocked gives back what an attempt has set aside. What a container of the pod runs with stays set aside for it.
+func (a *Allocator) releaseLocked(uid device.PodUID, h hold) {
 	for r, ids := range h {
-		a.giveLocked(r, ids, uid)
+		a.freeLocked(r, ids, uid)
 	}
-	for _, choice := range a.strays[uid] {
+	for _, choice := range a.quarantined[uid] {
 		for r, ids := range choice {
-			a.pools[r].stray(ids, uid)
+			a.pools[r].quarantine(ids, uid)
 			a.withholdLocked(r)
 		}
 	}
 	a.reclaimLocked()
 }
 
-// ask has the plugins make the chosen devices usable, one call for each container and resource. It holds no lock.
+// callPlugins has the plugins make the chosen devices usable, one call for each container and resource. It holds no lock.
 // It adds up the sizes of the answers one by one, so at most one answer beyond the limits is in memory.
-func (a *Allocator) ask(ctx context.Context, d device.PodDemand, has []device.Assignment, best proposal) ([]device.Assignment, error) {
+func (a *Allocator) callPlugins(ctx context.Context, d device.PodDemand, has []device.Assignment, best planResult) ([]device.Assignment, error) {
 	var all []device.Assignment
 	var pod device.Grants
 	for _, as := range has {
@@ -191,7 +191,7 @@ func (a *Allocator) ask(ctx context.Context, d device.PodDemand, has []device.As
 	return all, nil
 }
 
-// share makes what the books keep of a plugin's answer, with what its offer says by now.
+// share makes what the state file keeps of a plugin's answer, with what its offer says by now.
 func (a *Allocator) share(r device.ResourceName, ids []device.ID, g device.Grant, at int64) device.Share {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -201,9 +201,9 @@ func (a *Allocator) share(r device.ResourceName, ids []device.ID, g device.Grant
 
 // save makes a pod's assignments durable in one commit.
 func (a *Allocator) save(d device.PodDemand, got []device.Assignment) error {
-	a.pen.Lock()
-	defer a.pen.Unlock()
-	if err := a.books.SavePods([]device.PodRecord{{Demand: d, Assignments: got}}, nil); err != nil {
+	a.commitMu.Lock()
+	defer a.commitMu.Unlock()
+	if err := a.store.SavePods([]device.PodRecord{{Demand: d, Assignments: got}}, nil); err != nil {
 		return device.Refuse(device.StoreUnavailable, err, "the assignment cannot be made durable")
 	}
 	return nil
@@ -213,13 +213,13 @@ func (a *Allocator) save(d device.PodDemand, got []device.Assignment) error {
 func (a *Allocator) fail(p *pod, held hold, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.giveBackLocked(p.demand.Pod.UID, held)
+	a.releaseLocked(p.demand.Pod.UID, held)
 	for r := range held {
 		a.wakeLocked(r, false)
 	}
 	p.tries++
 	a.failLocked(p, waitFor(err), min(firstPause<<min(p.tries-1, 8), lastPause))
-	signal(a.changed)
+	signal(a.capacityChanged)
 }
 
 // doubt ends an attempt whose commit has failed. The commit may be in the state file all the same: when the last sync fails,
@@ -229,14 +229,14 @@ func (a *Allocator) doubt(p *pod, held hold, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p.doubt, p.saved = held, true
-	if !p.wanted {
-		p.later = nil
+	if !p.active {
+		p.newDemand = nil
 		a.settleLocked(p)
 		a.dropLocked(p)
 		return
 	}
 	a.parkLocked(p, waitFor(err), 0)
-	a.rememberLocked(p)
+	a.saveLaterLocked(p)
 }
 
 // decideLocked ends the doubt about a pod's record: a commit has replaced it by one without the devices.
@@ -246,32 +246,32 @@ func (a *Allocator) decideLocked(p *pod) {
 	}
 	held := p.doubt
 	p.doubt = nil
-	a.giveBackLocked(p.demand.Pod.UID, held)
+	a.releaseLocked(p.demand.Pod.UID, held)
 	for r := range held {
 		a.wakeLocked(r, false)
 	}
-	later := p.later
-	p.later = nil
+	later := p.newDemand
+	p.newDemand = nil
 	switch {
-	case !p.wanted:
+	case !p.active:
 	case later != nil:
 		a.changeLocked(p, *later)
 	case !p.served():
 		a.queueLocked(p)
 	}
-	signal(a.changed)
+	signal(a.capacityChanged)
 }
 
-// settle ends an attempt: the pod has its devices, durably.
-func (a *Allocator) settle(p *pod, held hold, got []device.Assignment) {
+// assign ends an attempt: the pod has its devices, durably.
+func (a *Allocator) succeed(p *pod, held hold, got []device.Assignment) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	defer signal(a.changed)
+	defer signal(a.capacityChanged)
 	had := map[string]bool{}
 	for _, as := range p.assigned {
 		had[as.Container.Name] = true
 	}
-	p.saved, p.later = true, nil
+	p.saved, p.newDemand = true, nil
 	delete(a.unsaved, p.demand.Pod.UID)
 	took := time.Since(p.bound)
 	a.metrics.admission.Observe(took.Seconds())
@@ -287,9 +287,9 @@ func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(co
 	p.assigned = got
 	a.settleLocked(p)
 	p.since = time.Now()
-	a.showLocked(p)
+	a.publishLocked(p)
 	a.examinePodLocked(p)
-	a.herald.Assigned(p.demand.Pod, got)
+	a.notifier.Assigned(p.demand.Pod, got)
 	for _, as := range got {
 		if !fresh(as.Container.Name) {
 			continue
@@ -298,20 +298,20 @@ func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(co
 			p.fresh = map[string]bool{}
 		}
 		p.fresh[as.Container.Name] = true
-		delete(p.starts, as.Container.Name) // what was prepared was prepared for an older grant
+		delete(p.preparations, as.Container.Name) // what was prepared was prepared for an older grant
 		a.prepareLocked(p, as)
 	}
-	if !p.wanted {
+	if !p.active {
 		a.dropLocked(p)
 	}
 }
 
 // failLocked ends an attempt that has come to nothing. The pod holds nothing any more.
 func (a *Allocator) failLocked(p *pod, why device.Wait, pause time.Duration) {
-	later := p.later
-	p.later = nil
+	later := p.newDemand
+	p.newDemand = nil
 	switch {
-	case !p.wanted:
+	case !p.active:
 		a.settleLocked(p)
 		a.dropLocked(p)
 	case later != nil:

@@ -7,29 +7,29 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A tenant is what the runtime has of one pod: its containers, by the runtime's IDs.
-type tenant map[string]*life
+// A runningPod is what the runtime has of one pod: its containers, by the runtime's IDs.
+type runningPod map[string]*runningContainer
 
-// A life is one container of the runtime's, from before it is made until it has ended.
-type life struct {
-	name    string
-	sandbox string                // the runtime's ID of its sandbox
-	made    time.Time             // zero: not known
-	stamped bool                  // it was made with what the books say
-	told    bool                  // that it was not has been told
-	unknown []device.ResourceName // it has devices of these, and the state file that named them is lost
-	started bool                  // its processes have run, or it was there before devmgrd
-	fresh   bool                  // it was created with a grant that no container had used before
+// A runningContainer is one container of the runtime's, from before it is made until it has ended.
+type runningContainer struct {
+	name           string
+	sandbox        string                // the runtime's ID of its sandbox
+	made           time.Time             // zero: not known
+	stamped        bool                  // it was made with what the state file says
+	reported       bool                  // that it was not has been told
+	unknownDevices []device.ResourceName // it has devices of these, and the state file that named them is lost
+	started        bool                  // its processes have run, or it was there before devmgrd
+	fresh          bool                  // it was created with a grant that no container had used before
 
 	// idle: the runtime has listed the container as created and not started, and has not started it since. The kubelet
-	// starts a container right after its creation; a container that stays idle is left over from a power cut.
+	// preparations a container right after its creation; a container that stays idle is left over from a power cut.
 	idle bool
 	// barred: the devices of its pod were released while it was idle. It must not start any more.
 	barred bool
 }
 
-// runs reports whether any container of the pod may run.
-func (t tenant) runs() bool {
+// running reports whether any container of the pod may run.
+func (t runningPod) mayRun() bool {
 	for _, l := range t {
 		if !l.idle {
 			return true
@@ -40,8 +40,8 @@ func (t tenant) runs() bool {
 
 // A proof is what the host has shown about pods whose devices can be released as far as the runtime has reported.
 type proof struct {
-	idle   map[*life]bool         // containers without a process
-	vacant map[device.PodUID]bool // pods without a process
+	idle   map[*runningContainer]bool // containers without a process
+	vacant map[device.PodUID]bool     // pods without a process
 }
 
 // prove asks the host about the pods that are to be released. The runtime's word is not enough here:
@@ -57,8 +57,8 @@ type proof struct {
 func (a *Allocator) prove() proof {
 	a.mu.Lock()
 	var pods []device.PodUID
-	suspects := map[string]*life{}
-	for uid, p := range a.leavers {
+	suspects := map[string]*runningContainer{}
+	for uid, p := range a.releasing {
 		if wait, ended := a.endedLocked(p); len(p.assigned) > 0 && ended && wait <= 0 {
 			pods = append(pods, uid)
 		}
@@ -68,12 +68,12 @@ func (a *Allocator) prove() proof {
 		pods = append(pods, leftovers...)
 	}
 	for _, uid := range pods {
-		for id, l := range a.live[uid] {
+		for id, l := range a.running[uid] {
 			suspects[id] = l
 		}
 	}
 	a.mu.Unlock()
-	shown := proof{map[*life]bool{}, map[device.PodUID]bool{}}
+	shown := proof{map[*runningContainer]bool{}, map[device.PodUID]bool{}}
 	if len(pods) == 0 {
 		return shown
 	}
@@ -95,8 +95,8 @@ func (a *Allocator) prove() proof {
 }
 
 // proveIdle returns those of some idle containers, by their IDs, that have no process. The others count as started.
-func (a *Allocator) proveIdle(suspects map[string]*life) map[*life]bool {
-	idle := map[*life]bool{}
+func (a *Allocator) proveIdle(suspects map[string]*runningContainer) map[*runningContainer]bool {
+	idle := map[*runningContainer]bool{}
 	for id, l := range suspects {
 		alive, err := true, error(nil)
 		if a.host != nil {
@@ -119,12 +119,12 @@ func (a *Allocator) postpone(occupied map[device.PodUID]bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for uid := range occupied {
-		p := a.leavers[uid]
+		p := a.releasing[uid]
 		if p == nil {
 			continue
 		}
-		p.leaveAt = time.Now().Add(min(firstLook<<min(p.looks, 16), lastLook))
-		if p.looks++; p.looks == slowEnd {
+		p.releaseAt = time.Now().Add(min(firstProcessCheck<<min(p.processChecks, 16), lastProcessCheck))
+		if p.processChecks++; p.processChecks == slowEndChecks {
 			a.log.Warn("processes outlive their pod; its devices stay assigned", "pod", p.demand.Pod.String(), "uid", uid, "devices", summary(p.assigned))
 		}
 	}
@@ -134,12 +134,12 @@ func (a *Allocator) postpone(occupied map[device.PodUID]bool) {
 // them, and how long they have to wait for a proof: the state file may be lost, and the containers about to start. Devices are
 // set aside for them. A power cut, or a restart of the runtime during a creation, leaves such containers.
 func (a *Allocator) leftoversLocked() (pods []device.PodUID, wait time.Duration) {
-	if !a.synced {
+	if !a.runtimeSynced {
 		return nil, 0
 	}
-	for _, claims := range []map[device.PodUID]map[string]device.Choice{a.strays, a.disputed} {
+	for _, claims := range []map[device.PodUID]map[string]device.Choice{a.quarantined, a.conflicting} {
 		for uid := range claims {
-			if a.pods[uid] == nil && len(a.live[uid]) > 0 && !a.live[uid].runs() && !slices.Contains(pods, uid) {
+			if a.pods[uid] == nil && len(a.running[uid]) > 0 && !a.running[uid].mayRun() && !slices.Contains(pods, uid) {
 				pods = append(pods, uid)
 			}
 		}
@@ -153,18 +153,18 @@ func (a *Allocator) releaseLeftoversLocked(shown proof) {
 	for _, uid := range leftovers {
 		switch {
 		case wait > 0:
-			a.writeLocked(wait)
-		case shown.vacant[uid] && a.live[uid].bar(shown.idle):
-			a.log.Info("devices of idle containers are no longer set aside", "uid", uid)
-			delete(a.disputed, uid)
-			a.letGoLocked(uid)
+			a.scheduleWriteLocked(wait)
+		case shown.vacant[uid] && a.running[uid].bar(shown.idle):
+			a.log.Info("released devices of idle containers", "uid", uid)
+			delete(a.conflicting, uid)
+			a.endQuarantineLocked(uid)
 		}
 	}
 }
 
 // bar keeps the idle containers of a pod from starting, if all of them are proven to be idle: its devices are about to be
 // released.
-func (t tenant) bar(proven map[*life]bool) bool {
+func (t runningPod) bar(proven map[*runningContainer]bool) bool {
 	for _, l := range t {
 		if !l.idle || !proven[l] {
 			return false
@@ -176,8 +176,8 @@ func (t tenant) bar(proven map[*life]bool) bool {
 	return true
 }
 
-// names tells whether a container of that name is among them.
-func (t tenant) names(container string) bool {
+// has tells whether a container of that name is among them.
+func (t runningPod) has(container string) bool {
 	for _, l := range t {
 		if l.name == container {
 			return true
@@ -190,32 +190,32 @@ func (t tenant) names(container string) bool {
 // was away, and nothing kept them from it. What was taken over from a kubelet has its devices, and no stamp, if it was made
 // before.
 func (a *Allocator) auditLocked(p *pod) {
-	if p == nil || !p.wanted || !a.synced {
+	if p == nil || !p.active || !a.runtimeSynced {
 		return
 	}
 	uid := p.demand.Pod.UID
-	for id, l := range a.live[uid] {
-		if _, asks := p.demand.Of(l.name); !asks || l.stamped || l.told || p.imported(*l) {
+	for id, l := range a.running[uid] {
+		if _, asks := p.demand.Of(l.name); !asks || l.stamped || l.reported || p.imported(*l) {
 			continue
 		}
-		l.told = true
-		a.metrics.bare.Inc()
-		a.log.Error("a container runs without the devices that it asks for: it was created while devmgrd was away; delete its pod",
+		l.reported = true
+		a.metrics.startedWithout.Inc()
+		a.log.Error("container started without its devices",
 			"pod", p.demand.Pod.String(), "container", l.name)
-		a.herald.Bare(p.demand.Pod, l.name, func() bool { return a.bare(uid, id) })
+		a.notifier.StartedWithoutDevices(p.demand.Pod, l.name, func() bool { return a.stillWithoutDevices(uid, id) })
 	}
 }
 
-// bare reports whether a container that was found running without its devices may still run.
-func (a *Allocator) bare(uid device.PodUID, id string) bool {
+// startedWithout reports whether a container that was found running without its devices may still run.
+func (a *Allocator) stillWithoutDevices(uid device.PodUID, id string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	l := a.live[uid][id]
+	l := a.running[uid][id]
 	return l != nil && !l.stamped
 }
 
 // imported tells whether a container was made by a kubelet that gave it its devices.
-func (p *pod) imported(l life) bool {
+func (p *pod) imported(l runningContainer) bool {
 	return slices.ContainsFunc(p.assigned, func(as device.Assignment) bool {
 		return as.Container.Name == l.name && !as.Imported.IsZero() && !l.made.After(as.Imported)
 	})

@@ -20,7 +20,7 @@ import (
 // churn plays random steps: pods are bound, run and end, plugins fail and rename their devices, commits fail, the runtime and
 // devmgrd restart. After each step the invariants hold, and what the containers of the model really use fits together.
 // In the end, when all faults but one have ended, every pod is served.
-func churn(r *rig, seed uint64) {
+func churn(r *harness, seed uint64) {
 	c := newChurning(r, seed)
 	for range 300 {
 		did := c.step()
@@ -35,7 +35,7 @@ func churn(r *rig, seed uint64) {
 
 // A churning rig has a model of the node beside the allocator: hardware, a plugin that lists it, and containers that use it.
 type churning struct {
-	*rig
+	*harness
 	*rand.Rand
 	pods      map[string]device.PodDemand // in the API server
 	deleted   map[string]device.PodDemand // those that were
@@ -56,16 +56,16 @@ type made struct {
 	started bool
 }
 
-func newChurning(r *rig, seed uint64) *churning {
+func newChurning(r *harness, seed uint64) *churning {
 	c := &churning{
-		rig: r, Rand: rand.New(rand.NewPCG(seed, 1)), pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{}, made: map[string]*made{}, connected: true,
+		harness: r, Rand: rand.New(rand.NewPCG(seed, 1)), pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{}, made: map[string]*made{}, connected: true,
 		prefix: map[device.ResourceName]string{gpu: "d", nic: "d"},
 	}
 	c.badDevice.Store(-1)
-	r.shop.allocates(c.allocate)
+	r.plugins.allocates(c.allocate)
 	r.RuntimeSynced(nil, nil)
 	if seed%2 == 0 {
-		r.shop.prefers(gpu, func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error) {
+		r.plugins.prefers(gpu, func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error) {
 			time.Sleep(time.Duration(c.calls.Add(1)%3) * time.Second)
 			switch c.calls.Load() % 7 {
 			case 0:
@@ -117,7 +117,7 @@ func (c *churning) list(r device.ResourceName, n, nodes int, sick ...int) {
 	for i := range ids {
 		ids[i] = fmt.Sprint(c.prefix[r], i)
 	}
-	c.shop.offer(r, func(o *device.Offer) {
+	c.plugins.offer(r, func(o *device.Offer) {
 		o.Inventory.Devices = dated(*o, ids)
 		o.Reported, o.State = true, device.Serving
 		for i, d := range o.Inventory.Devices {
@@ -144,7 +144,7 @@ func (c *churning) someContainer() *made { return c.made[c.pick(slices.Collect(m
 
 // step does one thing, and returns what it was.
 func (c *churning) step() string {
-	r := c.rig
+	r := c.harness
 	resource := []device.ResourceName{gpu, nic}[c.IntN(2)]
 	switch c.IntN(20) {
 	case 0, 1, 2, 3:
@@ -185,7 +185,7 @@ func (c *churning) step() string {
 		return fmt.Sprintf("list %d GPUs", n+1)
 	case 12:
 		c.list(nic, 8, 2)
-		r.shop.offer(nic, func(o *device.Offer) { o.State = device.OfferState(c.IntN(3)) })
+		r.plugins.offer(nic, func(o *device.Offer) { o.State = device.OfferState(c.IntN(3)) })
 		return "list the NICs, or end their plugin"
 	case 13:
 		one := []device.Cordon{{Resource: resource, ID: device.ID(fmt.Sprint(c.prefix[resource], c.IntN(30)))}}
@@ -247,7 +247,7 @@ func (c *churning) create(pod string, fails bool) string {
 	}
 	one := &made{Running: running(fmt.Sprint(c.Uint64()), pod, "0"), uses: map[device.ResourceName][]int{}}
 	st := c.Claim(one.Running)
-	if st.Stand != device.Ready {
+	if st.State != device.Ready {
 		return "create nothing"
 	}
 	one.Stamp = map[device.ResourceName][]device.ID{}
@@ -283,13 +283,13 @@ func (c *churning) start(one *made) string {
 		}
 	}
 	one.started = true
-	c.shop.setAlive(one.ID, true)
+	c.plugins.setAlive(one.ID, true)
 	return "start a container of " + string(one.Container.Pod)
 }
 
 func (c *churning) end(one *made) {
 	delete(c.made, one.ID)
-	c.shop.setAlive(one.ID, false)
+	c.plugins.setAlive(one.ID, false)
 	if c.connected {
 		c.RuntimeStopped(one.Running)
 	}
@@ -307,15 +307,15 @@ func (c *churning) rename(r device.ResourceName) string {
 
 // breakDisk has commits fail before they write anything (0), or when they have written all (1), or ends that.
 func (c *churning) breakDisk(how int) string {
-	c.books.fails(nil)
-	c.books.failsLate(nil)
+	c.disk.fails(nil)
+	c.disk.failsLate(nil)
 	c.broken = how < 2
 	switch how {
 	case 0:
-		c.books.fails(func() {})
+		c.disk.fails(func() {})
 		return "commits fail before they write"
 	case 1:
-		c.books.failsLate(errSync)
+		c.disk.failsLate(errSync)
 		return "commits write, and fail"
 	}
 	return "commits succeed"
@@ -349,14 +349,14 @@ func (c *churning) sync() {
 	c.RuntimeSynced(all, nil)
 }
 
-// judge compares what containers use, and the numbers on the Node, with the hardware.
+// evaluate compares what containers use, and the numbers on the Node, with the hardware.
 func (c *churning) judge() {
 	type piece struct {
 		device.ResourceName
 		n int
 	}
 	hands, orphaned := map[piece]string{}, map[device.ResourceName]int{}
-	for _, h := range c.Board().Pods { // devices of a deleted pod count until its containers have ended and a commit says so
+	for _, h := range c.Snapshot().Pods { // devices of a deleted pod count until its containers have ended and a commit says so
 		if !h.Active {
 			for r, n := range c.deleted[h.Pod.Name].Requests() {
 				orphaned[r] += n
@@ -379,14 +379,14 @@ func (c *churning) judge() {
 				}
 			}
 		}
-		if st := c.Standing(one.Container); is && one.started && c.connected && !c.has(st, one) {
-			c.t.Errorf("a container of %s runs with %v, and the pod stands %v with %v: %v", pod, one.Stamp, st.Stand, st.Assignment, st.Wait)
+		if st := c.Readiness(one.Container); is && one.started && c.connected && !c.has(st, one) {
+			c.t.Errorf("a container of %s runs with %v, and the pod stands %v with %v: %v", pod, one.Stamp, st.State, st.Assignment, st.Wait)
 		}
 	}
 	requests := map[device.ResourceName]int{}
 	for name, p := range c.pods {
 		for _, d := range p.Demands {
-			if st := c.Standing(d.Container); st.Stand == device.Ready {
+			if st := c.Readiness(d.Container); st.State == device.Ready {
 				for _, s := range st.Assignment.Shares {
 					for _, n := range hardware(s.IDs) {
 						use(name, s.Resource, n)
@@ -398,7 +398,7 @@ func (c *churning) judge() {
 			requests[r] += n
 		}
 	}
-	for r, n := range c.Published() {
+	for r, n := range c.Capacity() {
 		free := 0
 		for _, d := range c.Offers()[r].Inventory.Devices {
 			if _, used := hands[piece{r, hardware([]device.ID{d.ID})[0]}]; !used && d.Healthy && !c.Withdrawn()[r][d.ID] {
@@ -413,8 +413,8 @@ func (c *churning) judge() {
 }
 
 // has reports whether a container's pod is recorded with the devices that the container uses.
-func (c *churning) has(st device.Standing, one *made) bool {
-	if st.Stand != device.Ready {
+func (c *churning) has(st device.Readiness, one *made) bool {
+	if st.State != device.Ready {
 		return false
 	}
 	for _, s := range st.Assignment.Shares {
@@ -428,7 +428,7 @@ func (c *churning) has(st device.Standing, one *made) bool {
 // spare is how many devices there are more than pods ask for: the one that is always refused.
 const spare = 1
 
-// settle ends all faults but a device that is refused, and all pods that have been served. The others are served then.
+// assign ends all faults but a device that is refused, and all pods that have been served. The others are served then.
 func (c *churning) settle() {
 	c.breakDisk(2)
 	c.sync()
@@ -441,7 +441,7 @@ func (c *churning) settle() {
 	}
 	requests := map[device.ResourceName]int{}
 	for n, p := range c.pods {
-		if len(p.Demands) > 0 && c.Standing(p.Demands[0].Container).Stand == device.Ready {
+		if len(p.Demands) > 0 && c.Readiness(p.Demands[0].Container).State == device.Ready {
 			c.delete(n)
 			continue
 		}
@@ -459,7 +459,7 @@ func (c *churning) settle() {
 	c.judge()
 	for n, p := range c.pods {
 		for _, d := range p.Demands {
-			if st := c.Standing(d.Container); st.Stand != device.Ready {
+			if st := c.Readiness(d.Container); st.State != device.Ready {
 				c.t.Errorf("when all is well %s/%s waits with %+v", n, d.Container.Name, st.Wait)
 				return
 			}
@@ -468,7 +468,7 @@ func (c *churning) settle() {
 }
 
 // unrest changes the offers of two resources, of a thousand devices each, without a pause while pods come and go.
-func unrest(r *rig) {
+func unrest(r *harness) {
 	var ids [1000]device.ID
 	for i := range ids {
 		ids[i] = device.ID(fmt.Sprintf("d%03d", i))
@@ -477,7 +477,7 @@ func unrest(r *rig) {
 	change := func() { // in turn whether there are preferences, and health; now and then also places, and how many there are
 		list := changes / 2
 		for _, res := range []device.ResourceName{gpu, nic} {
-			r.shop.offer(res, func(o *device.Offer) {
+			r.plugins.offer(res, func(o *device.Offer) {
 				o.Reported, o.State, o.Prefers = true, device.Serving, changes%2 > 0
 				if changes%2 > 0 {
 					return
@@ -491,7 +491,7 @@ func unrest(r *rig) {
 		changes++
 	}
 	change()
-	r.shop.prefers(nic, last)
+	r.plugins.prefers(nic, last)
 	r.RuntimeSynced(nil, nil)
 	synctest.Wait()
 	over, changed := make(chan struct{}), make(chan struct{})
@@ -513,14 +513,14 @@ func unrest(r *rig) {
 		p := pod(fmt.Sprint(i), wants("init", device.Init, gpu, 2), both)
 		r.Bind(p)
 		<-changed
-		s := r.Standing(p.Demands[1].Container)
-		for ; s.Stand == device.Busy; s = r.Standing(p.Demands[1].Container) {
+		s := r.Readiness(p.Demands[1].Container)
+		for ; s.State == device.Busy; s = r.Readiness(p.Demands[1].Container) {
 			<-s.Done
 		}
-		if s.Stand != device.Ready {
+		if s.State != device.Ready {
 			r.t.Errorf("pod %d stands %+v", i, s)
 		}
-		if n := r.Published()[gpu]; n < 600 {
+		if n := r.Capacity()[gpu]; n < 600 {
 			r.t.Errorf("%d are published", n)
 		}
 		r.Drop(device.PodUID(fmt.Sprint(i - 3)))

@@ -11,17 +11,17 @@ import (
 // When it returns nil that is durable, and none of them is given to anybody from then on. It gives those that somebody has:
 // they go when their pods do.
 func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err error) {
-	a.pen.Lock()
-	defer a.pen.Unlock()
-	if err := a.known(cordons); err != nil {
+	a.commitMu.Lock()
+	defer a.commitMu.Unlock()
+	if err := a.checkKnown(cordons); err != nil {
 		return nil, err
 	}
-	if err := a.books.SaveCordons(cordons, nil); err != nil {
+	if err := a.store.SaveCordons(cordons, nil); err != nil {
 		return nil, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.ownCordonsLocked(cordons)
+	a.cloneCordonsLocked(cordons)
 	for _, c := range cordons {
 		a.cordons[c.Resource][c.ID] = c
 		if _, taken := a.pools.of(c.Resource).taken[c.ID]; taken {
@@ -29,16 +29,16 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 		}
 		a.log.Info("device cordoned", "resource", c.Resource, "device", c.ID, "reason", c.Reason)
 	}
-	a.applyLocked(cordons)
+	a.cordonsChangedLocked(cordons)
 	return held, nil
 }
 
 // Uncordon puts devices back into service. It gives those that were out of it; others are left as they are. All are known, as with
 // Cordon, or nothing is done.
 func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, err error) {
-	a.pen.Lock()
-	defer a.pen.Unlock()
-	if err := a.known(devices); err != nil {
+	a.commitMu.Lock()
+	defer a.commitMu.Unlock()
+	if err := a.checkKnown(devices); err != nil {
 		return nil, err
 	}
 	a.mu.Lock()
@@ -51,22 +51,22 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	if len(lifted) == 0 {
 		return nil, nil
 	}
-	if err := a.books.SaveCordons(nil, lifted); err != nil {
+	if err := a.store.SaveCordons(nil, lifted); err != nil {
 		return nil, err
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.ownCordonsLocked(lifted)
+	a.cloneCordonsLocked(lifted)
 	for _, c := range lifted {
 		delete(a.cordons[c.Resource], c.ID)
 		a.log.Info("device uncordoned", "resource", c.Resource, "device", c.ID)
 	}
-	a.applyLocked(lifted)
+	a.cordonsChangedLocked(lifted)
 	return lifted, nil
 }
 
-// ownCordonsLocked puts copies in the place of the maps that have cordons of these devices, once each: listings have the others.
-func (a *Allocator) ownCordonsLocked(devices []device.Cordon) {
+// cloneCordonsLocked puts copies in the place of the maps that have cordons of these devices, once each: listings have the others.
+func (a *Allocator) cloneCordonsLocked(devices []device.Cordon) {
 	own := map[device.ResourceName]bool{}
 	for _, d := range devices {
 		if own[d.Resource] {
@@ -98,8 +98,8 @@ func (a *Allocator) Withdrawn() map[device.ResourceName]map[device.ID]bool {
 	return all
 }
 
-// known fails if one of the devices has never been listed, is nobody's, and is not cordoned either: then it is a mistake.
-func (a *Allocator) known(devices []device.Cordon) error {
+// checkKnown fails if one of the devices has never been listed, is nobody's, and is not cordoned either: then it is a mistake.
+func (a *Allocator) checkKnown(devices []device.Cordon) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, d := range devices {
@@ -116,26 +116,26 @@ func (a *Allocator) known(devices []device.Cordon) error {
 	return nil
 }
 
-// applyLocked has plans and numbers mind what has become of the cordons of these devices.
-func (a *Allocator) applyLocked(devices []device.Cordon) {
+// cordonsChangedLocked has plans and numbers mind what has become of the cordons of these devices.
+func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 	done := map[device.ResourceName]bool{}
 	for _, d := range devices {
 		if !done[d.Resource] {
 			done[d.Resource] = true
-			a.recordonLocked(d.Resource)
+			a.refreshCordonsLocked(d.Resource)
 			a.wakeLocked(d.Resource, false)
 		}
 	}
-	a.board.move()
-	signal(a.changed)
+	a.feed.notify()
+	signal(a.capacityChanged)
 	signal(a.kick)
 }
 
-// recordonLocked makes a resource's listing anew if it was made with other cordons.
-func (a *Allocator) recordonLocked(r device.ResourceName) {
+// refreshCordonsLocked makes a resource's listing anew if it was made with other cordons.
+func (a *Allocator) refreshCordonsLocked(r device.ResourceName) {
 	p := a.pools.of(r)
 	if l := p.listing; !sameMap(l.cordons, a.cordons[r]) {
-		p.relist(makeListing(l.devices, a.cordons[r], l))
+		p.setListing(makeListing(l.devices, a.cordons[r], l))
 		a.withholdLocked(r)
 	}
 }

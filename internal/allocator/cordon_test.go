@@ -18,9 +18,9 @@ func cordon(reason string, ids ...device.ID) (all []device.Cordon) {
 
 // One of four devices is taken out of service: its holder keeps it, nobody gets it afterwards, and the number follows.
 func TestCordon(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
-		r.shop.stock(gpu, 4)
+		r.plugins.stock(gpu, 4)
 		r.bind("holder", app(gpu, 1))
 		held, err := r.Cordon(cordon("fan", "d0", "d1"))
 		if err != nil || len(held) != 1 || held[0].ID != "d0" {
@@ -32,7 +32,7 @@ func TestCordon(t *testing.T) {
 		r.expect("a", "main", "ready vendor.com/gpu[d2 d3]")
 		r.bind("b", app(gpu, 1))
 		r.expect("b", "main", "waiting NotEnoughDevices")
-		if got, want := r.Pod("b").Wait.Message, "vendor.com/gpu: 1 wanted, 0 of 4 free, 1 cordoned"; got != want {
+		if got, want := r.PodReadiness("b").Wait.Message, "vendor.com/gpu: 1 wanted, 0 of 4 free, 1 cordoned"; got != want {
 			t.Errorf("b is told %q, want %q", got, want)
 		}
 		if n := r.metric("devmgrd_devices", string(gpu), "cordoned"); n != 1 {
@@ -48,8 +48,8 @@ func TestCordon(t *testing.T) {
 		r.restart()
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 2))
-		r.shop.stock(gpu, 0)
-		r.shop.stock(gpu, 4)
+		r.plugins.stock(gpu, 0)
+		r.plugins.stock(gpu, 4)
 		r.bind("b", app(gpu, 1))
 		r.expect("b", "main", "waiting NotEnoughDevices")
 
@@ -64,8 +64,8 @@ func TestCordon(t *testing.T) {
 
 // All or nothing, and a slip of the pen is no cordon.
 func TestCordonOfNothing(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.bind("plain")
 		for _, change := range []func([]device.Cordon) ([]device.Cordon, error){r.Cordon, r.Uncordon} {
 			var unknown *device.UnknownDeviceError
@@ -82,10 +82,10 @@ func TestCordonOfNothing(t *testing.T) {
 
 // What the disk does not have is not so.
 func TestCordonOnADiskThatFails(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.bind("plain")
-		r.books.fails(func() {})
+		r.disk.fails(func() {})
 		if _, err := r.Cordon(cordon("", "d0")); err == nil {
 			t.Error("a cordon is accepted that is nowhere written")
 		}
@@ -95,8 +95,8 @@ func TestCordonOnADiskThatFails(t *testing.T) {
 
 // One unknown device among known ones is a mistake, and lifts nothing.
 func TestUncordonOfSomeUnknown(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.bind("plain")
 		if _, err := r.Cordon(cordon("", "d0")); err != nil {
 			t.Fatal(err)

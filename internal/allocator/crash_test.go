@@ -58,14 +58,14 @@ func (f *fuse) dead() bool {
 // The neighbours of the allocator, with a point before and after all that has an effect.
 type (
 	fusedPlugins struct {
-		*shop
+		*fakePlugins
 		fuse *fuse
 	}
-	fusedBooks struct {
+	fusedStore struct {
 		*store.Store
 		fuse *fuse
 	}
-	fusedHerald struct {
+	fusedNotifier struct {
 		t     *testing.T
 		store *store.Store
 		fuse  *fuse
@@ -74,31 +74,31 @@ type (
 
 func (p fusedPlugins) Allocate(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, ids []device.ID) (g device.Grant, err error) {
 	if err = p.fuse.pass("before Allocate"); err == nil {
-		g, err = p.shop.Allocate(ctx, pod, c, r, ids)
+		g, err = p.fakePlugins.Allocate(ctx, pod, c, r, ids)
 	}
 	return g, errors.Join(err, p.fuse.pass("after Allocate"))
 }
 
 func (p fusedPlugins) Prefer(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, available, must []device.ID, size int) (ids []device.ID, err error) {
 	if err = p.fuse.pass("before a plugin's advice"); err == nil { // the pod has its hold
-		ids, err = p.shop.Prefer(ctx, pod, c, r, available, must, size)
+		ids, err = p.fakePlugins.Prefer(ctx, pod, c, r, available, must, size)
 	}
 	return ids, errors.Join(err, p.fuse.pass("after a plugin's advice"))
 }
 
 func (p fusedPlugins) PreStart(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, ids []device.ID) (err error) {
 	if err = p.fuse.pass("before PreStart"); err == nil {
-		err = p.shop.PreStart(ctx, pod, c, r, ids)
+		err = p.fakePlugins.PreStart(ctx, pod, c, r, ids)
 	}
 	return errors.Join(err, p.fuse.pass("after PreStart"))
 }
 
 func (p fusedPlugins) Offers() map[device.ResourceName]device.Offer {
 	p.fuse.pass("taking up the offers")
-	return p.shop.Offers()
+	return p.fakePlugins.Offers()
 }
 
-func (b fusedBooks) SavePods(save []device.PodRecord, forget []device.PodUID) (err error) {
+func (b fusedStore) SavePods(save []device.PodRecord, forget []device.PodUID) (err error) {
 	what := "remembering pods"
 	switch {
 	case len(forget) > 0:
@@ -112,18 +112,18 @@ func (b fusedBooks) SavePods(save []device.PodRecord, forget []device.PodUID) (e
 	return errors.Join(err, b.fuse.pass("after the commit for "+what)) // nobody can see it yet
 }
 
-func (fusedHerald) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
-func (fusedHerald) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+func (fusedNotifier) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
+func (fusedNotifier) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
 
-func (h fusedHerald) Waiting(device.Pod, device.Wait) { h.fuse.pass("a pod waits") }
+func (h fusedNotifier) Waiting(device.Pod, device.Wait) { h.fuse.pass("a pod waits") }
 
-// Bare is told of a container without its devices, which nobody makes here.
-func (h fusedHerald) Bare(_ device.Pod, container string, _ func() bool) {
+// StartedWithoutDevices is told of a container without its devices, which nobody makes here.
+func (h fusedNotifier) StartedWithoutDevices(_ device.Pod, container string, _ func() bool) {
 	h.t.Errorf("container %s is said to be without its devices", container)
 }
 
 // Assigned checks that what can be seen is on disk.
-func (h fusedHerald) Assigned(pod device.Pod, all []device.Assignment) {
+func (h fusedNotifier) Assigned(pod device.Pod, all []device.Assignment) {
 	if h.fuse.pass("an assignment is visible") != nil {
 		return
 	}
@@ -139,8 +139,8 @@ func (h fusedHerald) Assigned(pod device.Pod, all []device.Assignment) {
 type world struct {
 	t          *testing.T
 	dir        string
-	shop       *shop
-	lives      []*life
+	shop       *fakePlugins
+	lives      []*runningContainer
 	fuses      []int                     // after how many points each life ends; the last one does not
 	atCrash    func()                    // what else goes wrong at the end of a life
 	bound      []device.PodDemand        // pods in the API, in the order in which they came
@@ -150,15 +150,15 @@ type world struct {
 	ids        int
 }
 
-// A life is the daemon from its start to its end.
-type life struct {
+// A runningContainer is the daemon from its start to its end.
+type runningContainer struct {
 	*allocator.Allocator
 	store *store.Store
 	fuse  *fuse
 	end   func()
 }
 
-func (w *world) now() *life { return w.lives[len(w.lives)-1] }
+func (w *world) now() *runningContainer { return w.lives[len(w.lives)-1] }
 
 // begin starts the daemon on the state file, in the order of a recovery.
 func (w *world) begin() {
@@ -172,9 +172,9 @@ func (w *world) begin() {
 	if n := len(w.lives); n < len(w.fuses) {
 		left = w.fuses[n]
 	}
-	l := &life{store: s, fuse: &fuse{left: left}}
+	l := &runningContainer{store: s, fuse: &fuse{left: left}}
 	l.Allocator = allocator.New(allocator.Config{
-		Plugins: fusedPlugins{w.shop, l.fuse}, Books: fusedBooks{s, l.fuse}, Herald: fusedHerald{w.t, s, l.fuse},
+		Plugins: fusedPlugins{w.shop, l.fuse}, Store: fusedStore{s, l.fuse}, Notifier: fusedNotifier{w.t, s, l.fuse},
 		Known: books.Pods, Log: log, Metrics: prometheus.NewRegistry(),
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -195,7 +195,7 @@ func (w *world) begin() {
 	w.settle()
 }
 
-// settle waits until nothing moves. If the daemon has died, the next one is started.
+// assign waits until nothing moves. If the daemon has died, the next one is started.
 func (w *world) settle() {
 	w.t.Helper()
 	synctest.Wait()
@@ -259,7 +259,7 @@ func (w *world) create(c device.Container) bool {
 	r := device.Running{ID: fmt.Sprint("container-", w.ids), Container: c}
 	l := w.now()
 	st := l.Claim(r)
-	if w.settle(); l != w.now() || st.Stand != device.Ready {
+	if w.settle(); l != w.now() || st.State != device.Ready {
 		return false
 	}
 	if l.fuse.pass("before the container is made"); l.fuse.dead() {
@@ -283,7 +283,7 @@ func (w *world) create(c device.Container) bool {
 	return true
 }
 
-// runs gives the ID of a container that runs, or "".
+// running gives the ID of a container that runs, or "".
 func (w *world) runs(c device.Container) string {
 	for id, r := range w.containers {
 		if r.Container == c {
@@ -302,7 +302,7 @@ func (w *world) stop(id string) {
 	w.settle()
 }
 
-// look looks at what runs: no device is in the hands of two pods.
+// view looks at what runs: no device is in the hands of two pods.
 func (w *world) look() {
 	w.t.Helper()
 	holder := map[string]device.Container{}
@@ -339,7 +339,7 @@ func (w *world) running(all ...device.Container) {
 	w.kubelet()
 	for _, c := range all {
 		if w.runs(c) == "" {
-			w.t.Errorf("container %v does not run: it stands %+v", c, w.now().Standing(c))
+			w.t.Errorf("container %v does not run: it stands %+v", c, w.now().Readiness(c))
 		}
 	}
 	w.check()
@@ -382,11 +382,11 @@ func (w *world) story() {
 	w.nothingIsLeft()
 }
 
-// nothingIsLeft checks that nothing is left in the books, and that one pod can have all devices.
+// nothingIsLeft checks that nothing is left in the state file, and that one pod can have all devices.
 func (w *world) nothingIsLeft() {
 	w.t.Helper()
 	if left, err := w.now().store.Pods(); err != nil || len(left) > 0 {
-		w.t.Errorf("left in the books: %v, %v", left, err)
+		w.t.Errorf("left in the state file: %v, %v", left, err)
 	}
 	w.bind(pod("all", app(gpu, 4)))
 	w.running(device.Container{Pod: "all", Name: "main"})

@@ -18,8 +18,8 @@ import (
 // themselves.
 func TestAFullDisk(t *testing.T) {
 	var missing error
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 3)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
@@ -64,7 +64,7 @@ func TestAFullDisk(t *testing.T) {
 		r.check()
 		r.restart()
 		r.expect("c", "main", "ready vendor.com/gpu[d2]")
-	}, func(r *rig) {
+	}, func(r *harness) {
 		if missing = unix.Mount("none", r.dir, "tmpfs", 0, "size=1m"); missing != nil {
 			r.t.SkipNow()
 		}

@@ -29,12 +29,12 @@
 // index over them, which makes an allocation cost the same however many devices and pods there are; checkInvariants
 // compares it with the truth after each test.
 //
-// Nothing is given out before the runtime has listed its containers once: the books may be lost, or a copy from yesterday.
-// The planning loop compares each list with the books, and what the runtime reports meanwhile waits in line behind it. What
-// containers have by their stamps and not by the books is set aside for their pods (runtime.go).
+// Nothing is given out before the runtime has listed its containers once: the state file may be lost, or a copy from yesterday.
+// The planning loop compares each list with the state file, and what the runtime reports meanwhile waits in line behind it. What
+// containers have by their stamps and not by the state file is set aside for their pods (runtime.go).
 //
 // A pod's devices are released when the pod has left the API, the runtime has no container of it, and the host shows no
-// process of it (prove in audit.go, due in books.go).
+// process of it (prove in audit.go, due in writer.go).
 //
 // Order: a pod that cannot have its devices waits with a reason and is planned again when something that matters to it
 // changes, oldest first; one that fits is never held up by one that does not. A plugin's failure is tried again after a
@@ -42,7 +42,7 @@
 //
 // Locks and goroutines: one mutex guards all state and is held for look-ups and plans only, never across a plugin's
 // call or a commit. Log lines are said under it: the daemon's log blocks nobody. Run owns all goroutines: the loop that
-// plans, the one that keeps the books (books.go), and one for each pod whose plugins are being asked. A constructor
+// plans, the one that keeps the state file (writer.go), and one for each pod whose plugins are being asked. A constructor
 // starts none.
 //
 // What it does not do: talk to plugins, files, the API server or the runtime. It asks for these through the small

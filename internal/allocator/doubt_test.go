@@ -12,21 +12,21 @@ import (
 var errSync = errors.New("fdatasync: input/output error")
 
 func TestFailedCommit_DevicesStayHeldUntilTheNextOne(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1, 0)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1, 0)
 		r.RuntimeSynced(nil, nil)
 		r.bind("b", app(gpu, 1)) // a is older
 		r.after(5 * time.Second) // b is on disk
 		r.expect("b", "main", "waiting DeviceUnhealthy")
 
-		r.books.failsLate(errSync)
-		r.shop.stock(gpu, 1)
+		r.disk.failsLate(errSync)
+		r.plugins.stock(gpu, 1)
 		r.expect("b", "main", "waiting StoreUnavailable")
 		r.bind("a", app(gpu, 1))
 		r.expect("a", "main", "waiting NotEnoughDevices") // the file may say that b has it
 		r.after(time.Minute)
 		r.expect("a", "main", "waiting NotEnoughDevices")
-		r.books.failsLate(nil)
+		r.disk.failsLate(nil)
 		r.after(time.Minute)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		r.expect("b", "main", "waiting NotEnoughDevices")
@@ -39,16 +39,16 @@ func TestFailedCommit_DevicesStayHeldUntilTheNextOne(t *testing.T) {
 }
 
 func TestFailedCommit_OfAPodThatIsDeleted_LeavesNoRecord(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
-		r.books.failsLate(errSync)
+		r.disk.failsLate(errSync)
 		r.bind("a", app(gpu, 1)) // nothing of it is on disk
 		r.expect("a", "main", "waiting StoreUnavailable")
 		r.Drop("a")
 		r.bind("b", app(gpu, 1))
 		r.expect("b", "main", "waiting NotEnoughDevices")
-		r.books.failsLate(nil)
+		r.disk.failsLate(nil)
 		r.after(2 * time.Second)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 		onDisk, err := r.store.Pods()
@@ -65,7 +65,7 @@ func TestFailedCommit_OfAPodThatIsDeleted_LeavesNoRecord(t *testing.T) {
 }
 
 // contradict writes two records with d0 into the state file, as a version without the hold would leave them.
-func contradict(r *rig) {
+func contradict(r *harness) {
 	r.t.Helper()
 	var records []device.PodRecord
 	for _, name := range []string{"a", "b"} {
@@ -82,8 +82,8 @@ func contradict(r *rig) {
 func TestContradictingRecords_ServedToNeither_UntilTheRuntimeTells(t *testing.T) {
 	for _, who := range []string{"neither", "a", "b"} {
 		t.Run(who, func(t *testing.T) {
-			run(t, func(r *rig) {
-				r.shop.stock(gpu, 3)
+			run(t, func(r *harness) {
+				r.plugins.stock(gpu, 3)
 				contradict(r)
 				r.after(time.Minute)
 				r.expect("a", "main", "waiting AssignmentConflict")
@@ -106,7 +106,7 @@ func TestContradictingRecords_ServedToNeither_UntilTheRuntimeTells(t *testing.T)
 				r.check()
 				r.restart()
 				r.check()
-			}, func(r *rig) { r.mute = true })
+			}, func(r *harness) { r.mute = true })
 		})
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// CheckInvariants compares the pools with the truth that they are an index over, and the assignments with the books.
+// CheckInvariants compares the pools with the truth that they are an index over, and the assignments with the state file.
 // Pods in the middle of an attempt may hold devices besides.
 func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 	a.mu.Lock()
@@ -25,37 +25,37 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		books[r.Demand.Pod.UID] = r.Assignments
 	}
 	for uid, p := range a.pods {
-		if (p.done != nil) != (p.phase == queuing || p.phase == asking) {
+		if (p.done != nil) != (p.phase == queued || p.phase == allocating) {
 			return fmt.Errorf("pod %s: phase %d, done %v", p.demand.Pod, p.phase, p.done)
 		}
 		if (a.waiting[uid] != nil) != (p.phase == parked) {
 			return fmt.Errorf("pod %s: phase %d, waiting %v", p.demand.Pod, p.phase, a.waiting[uid] != nil)
 		}
 		// Everything that can be served is served, and each wait has the reason that it should have.
-		if p.phase == parked && p.retry.IsZero() && a.met && p.doubt == nil && p.complete() {
+		if p.phase == parked && p.retry.IsZero() && a.runtimeListed && p.doubt == nil && p.complete() {
 			if no, _ := a.regrantable(p); no == nil {
 				return fmt.Errorf("pod %s waits with %v, and its plugins can be asked", p.demand.Pod, p.wait)
 			}
-		} else if p.phase == parked && p.retry.IsZero() && a.met && p.doubt == nil {
+		} else if p.phase == parked && p.retry.IsZero() && a.runtimeListed && p.doubt == nil {
 			_, no := a.planLocked(p, nil)
 			if no == nil || p.wait.Reason == "" {
 				return fmt.Errorf("pod %s waits with %v, and a plan says %v", p.demand.Pod, p.wait, no)
 			}
 		}
-		if s := p.shown; s == nil || s.Pod != p.demand.Pod || s.Active != p.wanted || s.Incomplete != (p.wanted && !p.complete()) || !reflect.DeepEqual(s.Assignments, p.assigned) {
+		if s := p.allocation; s == nil || s.Pod != p.demand.Pod || s.Active != p.active || s.Incomplete != (p.active && !p.complete()) || !reflect.DeepEqual(s.Assignments, p.assigned) {
 			return fmt.Errorf("pod %s: the board shows %+v of %+v", p.demand.Pod, s, p)
 		}
 		if (a.locals[uid] != nil) != p.demand.Local {
 			return fmt.Errorf("pod %s: local %v, and among the local ones %v", p.demand.Pod, p.demand.Local, a.locals[uid] != nil)
 		}
-		if p.wanted && !p.demand.Local {
+		if p.active && !p.demand.Local {
 			for r, n := range p.demand.Requests() {
 				requests[r] += n
 			}
 		}
 		// A commit that forgets a deleted pod may have failed and be in the state file all the same.
-		if len(p.assigned) > 0 && p.wanted && !reflect.DeepEqual(books[uid], p.assigned) {
-			return fmt.Errorf("pod %s: the books say %v, and not %v", p.demand.Pod, books[uid], p.assigned)
+		if len(p.assigned) > 0 && p.active && !reflect.DeepEqual(books[uid], p.assigned) {
+			return fmt.Errorf("pod %s: the state file says %v, and not %v", p.demand.Pod, books[uid], p.assigned)
 		}
 		for _, as := range p.assigned {
 			d, ok := p.demand.Of(as.Container.Name)
@@ -82,11 +82,11 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 	}
 	strays := map[key]device.PodUID{}
-	for uid, containers := range a.strays {
+	for uid, containers := range a.quarantined {
 		for _, choice := range containers {
 			for r, ids := range choice {
 				for _, id := range ids {
-					if a.pools[r].strays[id] {
+					if a.pools[r].quarantined[id] {
 						strays[key{r, id}] = uid
 					}
 				}
@@ -100,7 +100,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		owner[k] = uid
 	}
 	for r, p := range a.pools {
-		for id := range p.strays {
+		for id := range p.quarantined {
 			if _, known := strays[key{r, id}]; !known {
 				return fmt.Errorf("device %s of %s is set aside for nobody", id, r)
 			}
@@ -119,7 +119,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			}
 		}
 		for id, uid := range p.taken {
-			if holder := a.pods[uid]; holder != nil && (holder.phase == asking || slices.Contains(holder.doubt[r], id)) {
+			if holder := a.pods[uid]; holder != nil && (holder.phase == allocating || slices.Contains(holder.doubt[r], id)) {
 				if was, assigned := taken[id]; assigned && was != uid {
 					return fmt.Errorf("device %s of %s is in two hands: held for %s, assigned to %s", id, r, uid, was)
 				}
@@ -155,8 +155,8 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 				return fmt.Errorf("%s: device %s: free is %v", r, d.ID, p.free.has(i))
 			}
 		}
-		if p.offered && (p.frees != free || p.sick != sick) {
-			return fmt.Errorf("%s: %d free and %d sick, counted %d and %d", r, p.frees, p.sick, free, sick)
+		if p.offered && (p.freeCount != free || p.takenUnusable != sick) {
+			return fmt.Errorf("%s: %d free and %d sick, counted %d and %d", r, p.freeCount, p.takenUnusable, free, sick)
 		}
 		for i := range p.freeAt {
 			n := 0
@@ -182,7 +182,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 // WaitSynced waits until what the runtime has reported is applied.
 func (a *Allocator) WaitSynced() {
 	a.mu.Lock()
-	behind := a.behind
+	behind := a.catchingUp
 	a.mu.Unlock()
 	if behind != nil {
 		<-behind

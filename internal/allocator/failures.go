@@ -21,20 +21,20 @@ const (
 	maxFailures = 100
 )
 
-// A record is what a device has done while somebody had it.
-type record struct {
-	broken   time.Time // since when it is; zero: it is not, or nobody has it
-	pending  bool      // broken, and not counted as a failure: its plugin does not list it, for less than unlistedGrace
-	holder   device.PodUID
-	lasting  bool        // that it lasts has been told
-	failures []time.Time // the newest last
-	told     time.Time   // when one of them was last told to be lasting
+// A failureRecord is what a device has done while somebody had it.
+type failureRecord struct {
+	broken     time.Time // since when it is; zero: it is not, or nobody has it
+	pending    bool      // broken, and not counted as a failure: its plugin does not list it, for less than unlistedGrace
+	holder     device.PodUID
+	lasting    bool        // that it lasts has been told
+	failures   []time.Time // the newest last
+	reportedAt time.Time   // when one of them was last told to be lasting
 }
 
 // examineLocked looks which devices that somebody has are broken, after the offer or its list has changed. What a plugin that
 // is away would say is not known, so nothing changes then.
 func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
-	if !p.tells() {
+	if !p.current() {
 		p.away = true
 		return
 	}
@@ -53,7 +53,7 @@ func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
 			a.failedLocked(holder, r, p, ids, now)
 		}
 	}
-	for id, rec := range p.records {
+	for id, rec := range p.failures {
 		switch uid, taken := p.taken[id]; {
 		case rec.broken.IsZero():
 		case !taken || uid != rec.holder || !p.broken(id):
@@ -66,8 +66,10 @@ func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
 	p.away = false
 }
 
-// tells tells whether what the listing says of devices is how they are.
-func (p *pool) tells() bool { return p.offered && p.offer.State == device.Serving && p.offer.Reported }
+// current tells whether what the listing says of devices is how they are.
+func (p *pool) current() bool {
+	return p.offered && p.offer.State == device.Serving && p.offer.Reported
+}
 
 // broken tells whether a device is not healthy, or not listed any more.
 func (p *pool) broken(id device.ID) bool {
@@ -86,10 +88,10 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *pool, br
 				if s.Resource != r || !broken[id] {
 					continue
 				}
-				rec := p.records[id]
+				rec := p.failures[id]
 				if rec == nil {
-					rec = &record{}
-					p.records[id] = rec
+					rec = &failureRecord{}
+					p.failures[id] = rec
 				}
 				_, listed := p.listing.at[id]
 				if rec.broken.IsZero() || rec.holder != uid {
@@ -107,7 +109,7 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *pool, br
 }
 
 // count notes a failure.
-func (rec *record) count(now time.Time) {
+func (rec *failureRecord) count(now time.Time) {
 	rec.pending = false
 	rec.failures = append(rec.failures, now)
 	if len(rec.failures) > maxFailures {
@@ -125,7 +127,7 @@ func (a *Allocator) reportFailures(holder *pod, r device.ResourceName, ids []dev
 	a.metrics.failures.WithLabelValues(string(r)).Add(float64(len(ids)))
 	a.log.Warn("devices in use have failed", "resource", r, "devices", device.Abridge(ids), "count", len(ids),
 		"pod", holder.demand.Pod.String(), "listed", listed)
-	a.herald.Failed(holder.demand.Pod, r, ids)
+	a.notifier.Failed(holder.demand.Pod, r, ids)
 }
 
 // examinePodLocked looks at what a pod has just been assigned: a device may have failed while its plugin was asked for it.
@@ -134,7 +136,7 @@ func (a *Allocator) examinePodLocked(holder *pod) {
 		for _, s := range as.Shares {
 			p, broken := a.pools[s.Resource], map[device.ID]bool{}
 			for _, id := range s.IDs {
-				if p.tells() && p.broken(id) {
+				if p.current() && p.broken(id) {
 					broken[id] = true
 				}
 			}
@@ -150,14 +152,14 @@ func (a *Allocator) examinePodLocked(holder *pod) {
 func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 	for r, p := range a.pools {
 		unlisted := map[*pod][]device.ID{}
-		for id, rec := range p.records {
+		for id, rec := range p.failures {
 			for len(rec.failures) > 0 && now.Sub(rec.failures[0]) > failureMemory {
 				rec.failures = rec.failures[1:]
 			}
 			if uid, taken := p.taken[id]; !taken || uid != rec.holder {
 				rec.broken, rec.pending = time.Time{}, false
 			}
-			if holder := a.pods[rec.holder]; rec.pending && p.tells() {
+			if holder := a.pods[rec.holder]; rec.pending && p.current() {
 				due := rec.broken.Add(unlistedGrace)
 				switch {
 				case now.Before(due):
@@ -172,10 +174,10 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 			}
 			switch due := rec.broken.Add(lastingFailure); {
 			case rec.broken.IsZero():
-				if len(rec.failures) == 0 && now.Sub(rec.told) > failureMemory {
-					delete(p.records, id)
+				if len(rec.failures) == 0 && now.Sub(rec.reportedAt) > failureMemory {
+					delete(p.failures, id)
 				}
-			case rec.lasting, !p.tells(): // examineLocked begins anew when its plugin is back
+			case rec.lasting, !p.current(): // examineLocked begins anew when its plugin is back
 			case now.Before(due):
 				if next.IsZero() || due.Before(next) {
 					next = due
@@ -183,18 +185,18 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 			default:
 				rec.lasting = true
 				holder := a.pods[rec.holder]
-				if holder == nil || !holder.wanted {
+				if holder == nil || !holder.active {
 					continue
 				}
-				again := !rec.told.IsZero() && now.Sub(rec.told) < failureMemory
+				again := !rec.reportedAt.IsZero() && now.Sub(rec.reportedAt) < failureMemory
 				if again {
-					a.log.Warn("a device keeps failing; it costs no further pod its life for now", "resource", r, "device", id,
+					a.log.Warn("device failing repeatedly; not evicting again", "resource", r, "device", id,
 						"pod", holder.demand.Pod.String(), "failures", len(rec.failures))
 					continue
 				}
-				rec.told = now
+				rec.reportedAt = now
 				uid := rec.holder
-				a.herald.FailedForLong(holder.demand.Pod, r, id, func() bool { return a.brokenUnder(uid, r, id) })
+				a.notifier.FailedForLong(holder.demand.Pod, r, id, func() bool { return a.stillBroken(uid, r, id) })
 			}
 		}
 		for holder, ids := range unlisted {
@@ -204,8 +206,8 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 	return next
 }
 
-// brokenUnder reports whether a pod still has a device that is still broken, as far as its plugin has said.
-func (a *Allocator) brokenUnder(uid device.PodUID, r device.ResourceName, id device.ID) bool {
+// stillBroken reports whether a pod still has a device that is still broken, as far as its plugin has said.
+func (a *Allocator) stillBroken(uid device.PodUID, r device.ResourceName, id device.ID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pools[r]
@@ -214,7 +216,7 @@ func (a *Allocator) brokenUnder(uid device.PodUID, r device.ResourceName, id dev
 
 // failuresOf gives how often a device has failed lately while somebody had it, and when it last did.
 func (p *pool) failuresOf(id device.ID, now time.Time) (n int, last time.Time) {
-	rec := p.records[id]
+	rec := p.failures[id]
 	if rec == nil {
 		return 0, time.Time{}
 	}

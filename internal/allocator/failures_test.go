@@ -12,11 +12,11 @@ import (
 )
 
 // failures gives what owners were told of failing devices.
-func (r *rig) failures() (told []string) {
+func (r *harness) failures() (told []string) {
 	synctest.Wait()
-	r.shop.mu.Lock()
-	defer r.shop.mu.Unlock()
-	for _, s := range r.shop.told {
+	r.plugins.mu.Lock()
+	defer r.plugins.mu.Unlock()
+	for _, s := range r.plugins.told {
 		if strings.Contains(s, "failed") {
 			told = append(told, s)
 		}
@@ -26,7 +26,7 @@ func (r *rig) failures() (told []string) {
 
 // The owner of a device's holder is told at once when it fails, and when that lasts; of one device once an hour.
 func TestADeviceInUseFails(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		expect := func(want ...string) {
 			t.Helper()
 			if got := r.failures(); !slices.Equal(got, want) {
@@ -38,21 +38,21 @@ func TestADeviceInUseFails(t *testing.T) {
 			return all[slices.IndexFunc(all, func(d device.DeviceStatus) bool { return d.ID == id })]
 		}
 		r.RuntimeSynced(nil, nil)
-		r.shop.stock(gpu, 3)
+		r.plugins.stock(gpu, 3)
 		r.bind("a", app(gpu, 1))
-		r.shop.stock(gpu, 3, 2) // nobody has it
+		r.plugins.stock(gpu, 3, 2) // nobody has it
 		expect()
-		r.shop.stock(gpu, 3, 0, 2)
+		r.plugins.stock(gpu, 3, 0, 2)
 		expect("a failed vendor.com/gpu/d0")
 		r.after(9 * time.Second)
-		r.shop.stock(gpu, 3, 2)
+		r.plugins.stock(gpu, 3, 2)
 		r.after(time.Minute)
 		expect("a failed vendor.com/gpu/d0") // it has not lasted
 		if d := status("d0"); d.Failures != 1 || d.State != device.Assigned {
 			t.Errorf("d0: %+v", d)
 		}
 
-		r.shop.stock(gpu, 3, 0)
+		r.plugins.stock(gpu, 3, 0)
 		r.after(11 * time.Second)
 		lasting := []string{"a failed vendor.com/gpu/d0", "a failed vendor.com/gpu/d0", "a failed for long vendor.com/gpu/d0"}
 		expect(lasting...)
@@ -63,10 +63,10 @@ func TestADeviceInUseFails(t *testing.T) {
 
 		// It is well for a moment and given to another pod: that one is told, and does not have to go.
 		r.Drop("a")
-		r.shop.stock(gpu, 3)
+		r.plugins.stock(gpu, 3)
 		r.bind("b", app(gpu, 1))
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
-		r.shop.stock(gpu, 3, 0)
+		r.plugins.stock(gpu, 3, 0)
 		r.after(time.Minute)
 		expect(append(lasting, "b failed vendor.com/gpu/d0")...)
 		if d := status("d0"); d.Failures != 3 || d.Failed.IsZero() {
@@ -74,9 +74,9 @@ func TestADeviceInUseFails(t *testing.T) {
 		}
 
 		// After an hour that counts no more. What a plugin lists no more has failed, too.
-		r.shop.stock(gpu, 3)
+		r.plugins.stock(gpu, 3)
 		r.after(2 * time.Hour)
-		r.shop.offer(gpu, func(o *device.Offer) { o.Inventory.Devices = o.Inventory.Devices[1:] })
+		r.plugins.offer(gpu, func(o *device.Offer) { o.Inventory.Devices = o.Inventory.Devices[1:] })
 		r.after(11 * time.Second)
 		expect(append(lasting, "b failed vendor.com/gpu/d0", "b failed vendor.com/gpu/d0", "b failed for long vendor.com/gpu/d0")...)
 		if d := status("d0"); d.Failures != 1 || d.Listed {
@@ -87,10 +87,10 @@ func TestADeviceInUseFails(t *testing.T) {
 
 // What a plugin that is away would say is not known.
 func TestAPluginThatIsAwayFailsNobody(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.bind("a", app(gpu, 1))
-		r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Lost })
+		r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Lost })
 		r.after(time.Minute)
 		if told := r.failures(); len(told) > 0 {
 			t.Errorf("told %q", told)
@@ -100,13 +100,13 @@ func TestAPluginThatIsAwayFailsNobody(t *testing.T) {
 
 // A device that fails while the plugin is asked for it is one that fails in a pod's hands.
 func TestADeviceFailsWhileItIsGiven(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
-		r.shop.stock(gpu, 1)
+		r.plugins.stock(gpu, 1)
 		goOn := make(chan struct{})
-		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { <-goOn; return nil })
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { <-goOn; return nil })
 		r.bind("a", app(gpu, 1))
-		r.shop.stock(gpu, 1, 0) // d0 fails
+		r.plugins.stock(gpu, 1, 0) // d0 fails
 		synctest.Wait()
 		close(goOn)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
@@ -119,18 +119,18 @@ func TestADeviceFailsWhileItIsGiven(t *testing.T) {
 
 // Nobody knows whether the device of a plugin that is away is still broken.
 func TestAFailureDoesNotLastWhileThePluginIsAway(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
-		r.shop.stock(gpu, 1)
+		r.plugins.stock(gpu, 1)
 		r.bind("a", app(gpu, 1))
-		r.shop.stock(gpu, 1, 0) // as some plugins say when they end
+		r.plugins.stock(gpu, 1, 0) // as some plugins say when they end
 		r.after(time.Second)
-		r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
+		r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
 		r.after(15 * time.Second)
 		if told := r.failures(); len(told) != 1 {
 			t.Errorf("told %q", told)
 		}
-		r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Serving })
+		r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Serving })
 		r.after(9 * time.Second)
 		if told := r.failures(); len(told) != 1 { // the time begins anew
 			t.Errorf("told %q", told)
@@ -144,16 +144,16 @@ func TestAFailureDoesNotLastWhileThePluginIsAway(t *testing.T) {
 
 // Many plugins list nothing at their start, and all of their devices milliseconds later.
 func TestDevice_UnlistedForAMoment_HasNotFailed(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
-		r.shop.stock(gpu, 2)
+		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
 		for range 3 {
-			r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
+			r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
 			r.after(time.Minute)
-			r.shop.offer(gpu, func(o *device.Offer) { o.State, o.Session, o.Inventory.Devices = device.Serving, o.Session+1, nil })
+			r.plugins.offer(gpu, func(o *device.Offer) { o.State, o.Session, o.Inventory.Devices = device.Serving, o.Session+1, nil })
 			r.after(4 * time.Second)
-			r.shop.stock(gpu, 2)
+			r.plugins.stock(gpu, 2)
 			r.after(time.Minute)
 		}
 		if told := r.failures(); len(told) > 0 {
@@ -167,7 +167,7 @@ func TestDevice_UnlistedForAMoment_HasNotFailed(t *testing.T) {
 }
 
 func TestDevice_StaysUnlisted_FailsOnce(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		expect := func(want ...string) {
 			t.Helper()
 			if got := r.failures(); !slices.Equal(got, want) {
@@ -175,14 +175,14 @@ func TestDevice_StaysUnlisted_FailsOnce(t *testing.T) {
 			}
 		}
 		r.RuntimeSynced(nil, nil)
-		r.shop.stock(gpu, 2)
+		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
-		r.shop.stock(gpu, 0)
+		r.plugins.stock(gpu, 0)
 		r.after(4 * time.Second)
 		expect()
 		r.after(2 * time.Second)
 		expect("a failed vendor.com/gpu/d0")
-		r.shop.stock(gpu, 2, 0) // listed again, as unhealthy: the same failure
+		r.plugins.stock(gpu, 2, 0) // podsListed again, as unhealthy: the same failure
 		r.after(3 * time.Second)
 		expect("a failed vendor.com/gpu/d0")
 		r.after(2 * time.Second)
@@ -195,13 +195,13 @@ func TestDevice_StaysUnlisted_FailsOnce(t *testing.T) {
 
 // A plugin that lists a device as unhealthy has said so: there is nothing to wait for.
 func TestDevice_UnlistedAndThenUnhealthy_FailsAtOnce(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
-		r.shop.stock(gpu, 2)
+		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
-		r.shop.stock(gpu, 0)
+		r.plugins.stock(gpu, 0)
 		r.after(time.Second)
-		r.shop.stock(gpu, 2, 0)
+		r.plugins.stock(gpu, 2, 0)
 		if told := r.failures(); len(told) != 1 {
 			t.Errorf("told %q", told)
 		}
@@ -210,16 +210,16 @@ func TestDevice_UnlistedAndThenUnhealthy_FailsAtOnce(t *testing.T) {
 
 // Devices of a pod that fail at one time are reported once: a plugin may take thousands back.
 func TestDevicesThatFailTogether(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
-		r.shop.stock(gpu, 12)
+		r.plugins.stock(gpu, 12)
 		r.bind("a", app(gpu, 12))
-		r.shop.stock(gpu, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2)
+		r.plugins.stock(gpu, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2)
 		want := []string{"a failed vendor.com/gpu/d2 d3 d4 d5 d6 d7 d8 d9 and 2 more"}
 		if got := r.failures(); !slices.Equal(got, want) {
 			t.Errorf("told %q, want %q", got, want)
 		}
-		r.shop.stock(gpu, 0) // and now it lists nothing
+		r.plugins.stock(gpu, 0) // and now it lists nothing
 		r.after(6 * time.Second)
 		want = append(want, "a failed vendor.com/gpu/d0 d1")
 		if got := r.failures(); !slices.Equal(got, want) {

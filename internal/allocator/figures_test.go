@@ -37,11 +37,11 @@ func TestFiguresOfAPool(t *testing.T) {
 					cordons[id()] = device.Cordon{}
 				}
 				l = makeListing(l.devices, cordons, l)
-				p.relist(l)
+				p.setListing(l)
 			case 2:
 				p.take([]device.ID{id()}, "u")
 			case 3:
-				p.giveBack([]device.ID{id()}, "u")
+				p.release([]device.ID{id()}, "u")
 			}
 			free, sick, broken, out := 0, 0, 0, 0
 			for _, d := range p.listing.devices {
@@ -59,8 +59,8 @@ func TestFiguresOfAPool(t *testing.T) {
 					free++
 				}
 			}
-			if p.frees != free || p.sick != sick || p.unhealthy() != broken || p.cordoned() != out {
-				t.Fatalf("seed %d: free %d %d, sick %d %d, unhealthy %d %d, cordoned %d %d", seed, p.frees, free, p.sick, sick, p.unhealthy(), broken, p.cordoned(), out)
+			if p.freeCount != free || p.takenUnusable != sick || p.unhealthy() != broken || p.cordoned() != out {
+				t.Fatalf("seed %d: free %d %d, sick %d %d, unhealthy %d %d, cordoned %d %d", seed, p.freeCount, free, p.takenUnusable, sick, p.unhealthy(), broken, p.cordoned(), out)
 			}
 			for i, n := range p.freeAt {
 				k := 0
@@ -79,11 +79,11 @@ func TestFiguresOfAPool(t *testing.T) {
 
 // The ring around its length.
 func TestRing(t *testing.T) {
-	a := &Allocator{board: board{moved: make(chan struct{})}, pods: map[device.PodUID]*pod{}}
+	a := &Allocator{feed: feed{updated: make(chan struct{})}, pods: map[device.PodUID]*pod{}}
 	for i := range 3*maxChanges + 5 {
 		p := &pod{demand: device.PodDemand{Pod: device.Pod{UID: device.PodUID(fmt.Sprint(i))}}}
 		a.pods[p.demand.Pod.UID] = p
-		a.showLocked(p)
+		a.publishLocked(p)
 		now := uint64(i + 1)
 		if i%97 != 0 && (i+1)%maxChanges > 2 {
 			continue
@@ -92,7 +92,7 @@ func TestRing(t *testing.T) {
 			if back > now {
 				continue
 			}
-			all, known := a.Since(now-back, 1<<30)
+			all, known := a.ChangesSince(now-back, 1<<30)
 			if known != (back <= maxChanges) || known && len(all) != int(back) {
 				t.Fatalf("at %d, %d back: %d, %v", now, back, len(all), known)
 			}
@@ -107,28 +107,28 @@ func TestRing(t *testing.T) {
 
 // Pods with thousands of devices come and go: the changes hold so many bytes at most, and the newest is always known.
 func TestRing_BoundedByBytes(t *testing.T) {
-	a := &Allocator{board: board{moved: make(chan struct{})}, pods: map[device.PodUID]*pod{}}
+	a := &Allocator{feed: feed{updated: make(chan struct{})}, pods: map[device.PodUID]*pod{}}
 	turn := func(name string, devices, size int) {
 		ids := make([]device.ID, devices)
 		for i := range ids {
 			ids[i] = device.ID(fmt.Sprintf("%s-%0*d", name, size, i))
 		}
-		p := &pod{demand: device.PodDemand{Pod: device.Pod{UID: device.PodUID(name)}}, wanted: true}
+		p := &pod{demand: device.PodDemand{Pod: device.Pod{UID: device.PodUID(name)}}, active: true}
 		a.pods[p.demand.Pod.UID] = p
-		a.showLocked(p)
+		a.publishLocked(p)
 		p.assigned = []device.Assignment{{Shares: []device.Share{{Resource: "vendor.com/gpu", IDs: ids, Grant: device.Grant{Env: map[string]string{"IDS": fmt.Sprint(ids)}}}}}}
-		a.showLocked(p)
+		a.publishLocked(p)
 		delete(a.pods, p.demand.Pod.UID)
-		a.showLocked(p)
+		a.publishLocked(p)
 	}
 	holds := func() int {
-		all, known := a.Since(a.board.revision-uint64(len(a.board.changes)), 1<<30)
-		if _, more := a.Since(a.board.revision-uint64(len(a.board.changes))-1, 1); !known || more {
-			t.Fatalf("of %d changes the oldest is known: %v, and one before it: %v", len(a.board.changes), known, more)
+		all, known := a.ChangesSince(a.feed.revision-uint64(len(a.feed.changes)), 1<<30)
+		if _, more := a.ChangesSince(a.feed.revision-uint64(len(a.feed.changes))-1, 1); !known || more {
+			t.Fatalf("of %d changes the oldest is known: %v, and one before it: %v", len(a.feed.changes), known, more)
 		}
 		sum := 0
 		for _, c := range all {
-			for _, h := range []*device.Holding{c.Before, c.Now} {
+			for _, h := range []*device.PodAllocation{c.Before, c.After} {
 				if h != nil && len(h.Assignments) > 0 {
 					for _, id := range h.Assignments[0].Shares[0].IDs {
 						sum += len(id)
@@ -145,13 +145,13 @@ func TestRing_BoundedByBytes(t *testing.T) {
 		}
 	}
 	turn("larger than all", 80_000, 400)
-	if _, known := a.Since(a.board.revision-1, 1); !known || len(a.board.changes) != 1 {
-		t.Errorf("%d changes are kept, the newest: %v", len(a.board.changes), known)
+	if _, known := a.ChangesSince(a.feed.revision-1, 1); !known || len(a.feed.changes) != 1 {
+		t.Errorf("%d changes are kept, the newest: %v", len(a.feed.changes), known)
 	}
 	for i := range maxChanges {
 		turn(fmt.Sprint("small", i), 1, 2)
 	}
-	if len(a.board.changes) != maxChanges {
-		t.Errorf("%d small changes are kept", len(a.board.changes))
+	if len(a.feed.changes) != maxChanges {
+		t.Errorf("%d small changes are kept", len(a.feed.changes))
 	}
 }

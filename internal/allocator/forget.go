@@ -10,17 +10,17 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-var errNotMet = errors.New("the container runtime has not told yet what runs: it may be what somebody has; see devmgrd status")
+var errRuntimeUnknown = errors.New("the container runtime has not told yet what runs: it may be what somebody has; see devmgrd status")
 
 // Forget drops a resource that nobody serves, has or asks for: a *device.InUseError otherwise. Its cordons go too, and it gives
 // them. When it returns nil that is durable, and so is that the Node is not to show it any more (Retired).
 func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err error) {
-	a.pen.Lock()
-	defer a.pen.Unlock()
+	a.commitMu.Lock()
+	defer a.commitMu.Unlock()
 	a.mu.Lock()
-	if !a.met {
+	if !a.runtimeListed {
 		a.mu.Unlock()
-		return nil, errNotMet
+		return nil, errRuntimeUnknown
 	}
 	users := a.usedByLocked(r)
 	lifted = slices.SortedFunc(maps.Values(a.cordons[r]), func(x, y device.Cordon) int { return device.CompareIDs(x.ID, y.ID) })
@@ -29,8 +29,8 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 		return nil, &device.InUseError{Resource: r, Pods: users}
 	}
 	if err := a.plugins.Forget(r); err != nil {
-		// A plugin may have come when the books had forgotten its devices' cordons already.
-		if lost := a.books.SaveCordons(lifted, nil); lost != nil {
+		// A plugin may have come when the state file had forgotten its devices' cordons already.
+		if lost := a.store.SaveCordons(lifted, nil); lost != nil {
 			return nil, fmt.Errorf("%w; and its cordons last until the next start only: %w", err, lost)
 		}
 		return nil, err
@@ -40,9 +40,9 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	defer a.mu.Unlock()
 	delete(a.cordons, r)
 	a.retired[r] = true
-	a.applyLocked([]device.Cordon{{Resource: r}})
+	a.cordonsChangedLocked([]device.Cordon{{Resource: r}})
 	a.metrics.forget(r)
-	a.log.Info("resource forgotten", "resource", r, "cordons lifted", len(lifted))
+	a.log.Info("resource forgotten", "resource", r, "uncordoned", len(lifted))
 	return lifted, nil
 }
 
@@ -50,7 +50,7 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 	users := map[device.PodUID]device.Pod{}
 	for uid, p := range a.pods {
-		if p.wanted && p.demand.Requests()[r] > 0 {
+		if p.active && p.demand.Requests()[r] > 0 {
 			users[uid] = p.demand.Pod
 		}
 	}
@@ -95,11 +95,11 @@ func (a *Allocator) Retired() []device.ResourceName {
 	return all
 }
 
-// Unpublished tells that the Node shows none of these resources any more.
-func (a *Allocator) Unpublished(gone []device.ResourceName) error {
-	a.pen.Lock()
-	defer a.pen.Unlock()
-	if err := a.books.DropRetired(gone); err != nil {
+// ResourcesRemoved tells that the Node shows none of these resources any more.
+func (a *Allocator) ResourcesRemoved(gone []device.ResourceName) error {
+	a.commitMu.Lock()
+	defer a.commitMu.Unlock()
+	if err := a.store.DropRetired(gone); err != nil {
 		return err
 	}
 	a.mu.Lock()

@@ -10,15 +10,15 @@ import (
 )
 
 // lose has a resource's plugin be away.
-func (s *shop) lose(r device.ResourceName) {
+func (s *fakePlugins) lose(r device.ResourceName) {
 	s.offer(r, func(o *device.Offer) { o.State = device.Lost })
 }
 
 // What somebody serves, has or asks for is not forgotten, and costs nothing to try.
 func TestForgetWhatIsInUse(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
-		r.shop.stock(gpu, 2)
+		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
 		inUse := func(want device.InUseError) {
 			t.Helper()
@@ -30,12 +30,12 @@ func TestForgetWhatIsInUse(t *testing.T) {
 		}
 		a, b := pod("a").Pod, pod("b").Pod
 		inUse(device.InUseError{Resource: gpu, Pods: []device.Pod{a}})
-		r.shop.lose(gpu)
+		r.plugins.lose(gpu)
 		r.bind("b", app(gpu, 1))
 		inUse(device.InUseError{Resource: gpu, Pods: []device.Pod{a, b}})
 		r.Drop("a")
 		r.Drop("b")
-		r.shop.stock(gpu, 2)
+		r.plugins.stock(gpu, 2)
 		r.check()
 		if _, err := r.Cordon(cordon("fan", "d1")); err != nil {
 			t.Fatal(err)
@@ -44,28 +44,28 @@ func TestForgetWhatIsInUse(t *testing.T) {
 		if got := r.Withdrawn()[gpu]; !got["d1"] {
 			t.Errorf("cordoned are %v", got)
 		}
-		r.shop.lose(gpu)
-		r.books.fails(func() {})
+		r.plugins.lose(gpu)
+		r.disk.fails(func() {})
 		if _, err := r.Forget(gpu); err == nil || r.Withdrawn()[gpu] == nil {
 			t.Errorf("a disk that is full has not kept it: %v", err)
 		}
-		r.books.fails(nil)
+		r.disk.fails(nil)
 		r.published(numbers{gpu: 0})
 	})
 }
 
-// A resource that nobody serves goes from the books, the numbers and the metrics, with its cordons, and stays to be taken off the
+// A resource that nobody serves goes from the state file, the numbers and the metrics, with its cordons, and stays to be taken off the
 // Node until the Node shows it no more.
 func TestForget(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
-		r.shop.stock(gpu, 2)
+		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
 		if _, err := r.Cordon(cordon("fan", "d1")); err != nil {
 			t.Fatal(err)
 		}
 		r.Drop("a")
-		r.shop.lose(gpu)
+		r.plugins.lose(gpu)
 		r.check()
 		lifted, err := r.Forget(gpu)
 		if err != nil || len(lifted) != 1 || lifted[0].Reason != "fan" {
@@ -74,8 +74,8 @@ func TestForget(t *testing.T) {
 		gone := func() {
 			t.Helper()
 			r.check()
-			if _, known := r.Devices(gpu); known || len(r.Published()) > 0 || len(r.Figures()) > 0 {
-				t.Errorf("it is known: %v, %v", r.Published(), r.Figures())
+			if _, known := r.Devices(gpu); known || len(r.Capacity()) > 0 || len(r.DeviceCounts()) > 0 {
+				t.Errorf("it is known: %v, %v", r.Capacity(), r.DeviceCounts())
 			}
 			if !slices.Equal(r.Retired(), []device.ResourceName{gpu}) {
 				t.Errorf("to be taken off the Node: %v", r.Retired())
@@ -93,13 +93,13 @@ func TestForget(t *testing.T) {
 		}
 		r.Drop("b")
 		r.check()
-		r.books.fails(func() {})
-		if r.Unpublished([]device.ResourceName{gpu}) == nil {
+		r.disk.fails(func() {})
+		if r.ResourcesRemoved([]device.ResourceName{gpu}) == nil {
 			t.Error("what cannot be written is not noted")
 		}
-		r.books.fails(nil)
+		r.disk.fails(nil)
 		gone()
-		if err := r.Unpublished([]device.ResourceName{gpu}); err != nil || len(r.Retired()) > 0 {
+		if err := r.ResourcesRemoved([]device.ResourceName{gpu}); err != nil || len(r.Retired()) > 0 {
 			t.Errorf("%v, %v", err, r.Retired())
 		}
 		r.restart()
@@ -107,7 +107,7 @@ func TestForget(t *testing.T) {
 			t.Errorf("after a restart there is %v again", r.Retired())
 		}
 
-		r.shop.stock(gpu, 2) // it is back, and nothing is remembered against it
+		r.plugins.stock(gpu, 2) // it is back, and nothing is remembered against it
 		r.RuntimeSynced(nil, nil)
 		r.bind("c", app(gpu, 2))
 		r.expect("c", "main", "ready vendor.com/gpu[d0 d1]")
@@ -117,14 +117,14 @@ func TestForget(t *testing.T) {
 
 // A plugin that is back before the Node has been patched keeps its number.
 func TestForgottenTooEarly(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
-		r.shop.lose(gpu)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.plugins.lose(gpu)
 		r.check()
 		if _, err := r.Forget(gpu); err != nil {
 			t.Fatal(err)
 		}
-		r.shop.stock(gpu, 3)
+		r.plugins.stock(gpu, 3)
 		r.check()
 		r.published(numbers{gpu: 3})
 		if len(r.Retired()) > 0 {

@@ -25,14 +25,14 @@ func physical(id device.ID) string {
 // withheld and no longer are. It must be called whenever the list, or the set of unlisted devices in use, has changed.
 func (a *Allocator) withholdLocked(r device.ResourceName) {
 	p := a.pools[r]
-	if p.unlisted == 0 && p.withheld == nil && p.told == 0 && p.past == 0 {
+	if p.unlisted == 0 && p.withheld == nil && p.withheldLogged == 0 && p.unlistedLapsed == 0 {
 		return
 	}
 	unlisted := a.unlistedLocked(r, p)
-	p.past = p.unlisted - len(unlisted)
+	p.unlistedLapsed = p.unlisted - len(unlisted)
 	p.withhold(unlisted)
-	n, before := p.withheldCount(), p.told
-	p.told = n
+	n, before := p.withheldCount(), p.withheldLogged
+	p.withheldLogged = n
 	switch {
 	case n == before:
 	case n > 0:
@@ -45,11 +45,11 @@ func (a *Allocator) withholdLocked(r device.ResourceName) {
 	}
 }
 
-// giveLocked takes devices back from a pod.
-func (a *Allocator) giveLocked(r device.ResourceName, ids []device.ID, from device.PodUID) {
+// freeLocked takes devices back from a pod.
+func (a *Allocator) freeLocked(r device.ResourceName, ids []device.ID, from device.PodUID) {
 	p := a.pools[r]
 	before := p.unlisted
-	p.giveBack(ids, from)
+	p.release(ids, from)
 	if p.unlisted != before {
 		a.withholdLocked(r)
 	}

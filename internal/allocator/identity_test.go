@@ -12,7 +12,7 @@ import (
 )
 
 // lists has a resource's plugin list these devices, healthy.
-func (s *shop) lists(r device.ResourceName, ids ...string) {
+func (s *fakePlugins) lists(r device.ResourceName, ids ...string) {
 	s.offer(r, func(o *device.Offer) {
 		o.Inventory.Devices, o.State, o.Reported = dated(*o, ids), device.Serving, true
 	})
@@ -45,16 +45,16 @@ func numbered(prefix string, n int) []string {
 }
 
 func TestRenamedDevices_AllInUse_NoneIsGivenTwice(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.lists(gpu, numbered("d", 8)...)
+	run(t, func(r *harness) {
+		r.plugins.lists(gpu, numbered("d", 8)...)
 		r.RuntimeSynced(nil, nil)
 		for i := range 8 {
 			r.bind(fmt.Sprintf("p%d", i), app(gpu, 1))
 		}
 		r.published(map[device.ResourceName]int{gpu: 8})
-		r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
+		r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
 		r.after(time.Second)
-		r.shop.lists(gpu, numbered("GPU-", 8)...)
+		r.plugins.lists(gpu, numbered("GPU-", 8)...)
 		r.published(map[device.ResourceName]int{gpu: 8})
 		r.bind("q", app(gpu, 1))
 		r.expect("q", "main", "waiting NotEnoughDevices")
@@ -80,16 +80,16 @@ func TestRenamedDevices_AllInUse_NoneIsGivenTwice(t *testing.T) {
 }
 
 func TestRenamedDevices_SomeInUse_AllNewOnesWait(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.lists(gpu, numbered("d", 8)...)
+	run(t, func(r *harness) {
+		r.plugins.lists(gpu, numbered("d", 8)...)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 3))
 		r.after(time.Second)
-		r.shop.lists(gpu, numbered("GPU-", 8)...)
+		r.plugins.lists(gpu, numbered("GPU-", 8)...)
 		r.published(map[device.ResourceName]int{gpu: 3}) // the scheduler has none to give
 		r.bind("b", app(gpu, 1))
 		r.expect("b", "main", "waiting NotEnoughDevices")
-		if w := r.Standing(device.Container{Pod: "b", Name: "main"}).Wait.Message; !strings.Contains(w, "8 withheld") {
+		if w := r.Readiness(device.Container{Pod: "b", Name: "main"}).Wait.Message; !strings.Contains(w, "8 withheld") {
 			t.Errorf("b waits with %q", w)
 		}
 		r.Drop("a")
@@ -98,17 +98,17 @@ func TestRenamedDevices_SomeInUse_AllNewOnesWait(t *testing.T) {
 }
 
 func TestUnpluggedDevice_OthersAreGivenOut(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.lists(gpu, "a", "b", "c")
+	run(t, func(r *harness) {
+		r.plugins.lists(gpu, "a", "b", "c")
 		r.RuntimeSynced(nil, nil)
 		r.bind("p", app(gpu, 1))
 		r.expect("p", "main", "ready vendor.com/gpu[a]")
 		r.after(time.Second)
-		r.shop.lists(gpu, "b", "c")
+		r.plugins.lists(gpu, "b", "c")
 		r.published(map[device.ResourceName]int{gpu: 3}) // the one in use, and two more
 		r.bind("q", app(gpu, 2))
 		r.expect("q", "main", "ready vendor.com/gpu[b c]")
-		r.shop.lists(gpu, "b", "c", "d") // replaced, or renamed: that cannot be told
+		r.plugins.lists(gpu, "b", "c", "d") // replaced, or renamed: that cannot be told
 		r.after(time.Second)
 		r.bind("s", app(gpu, 1))
 		r.expect("s", "main", "waiting NotEnoughDevices")
@@ -119,14 +119,14 @@ func TestUnpluggedDevice_OthersAreGivenOut(t *testing.T) {
 
 // NVIDIA's plugin lists the replicas of a shared GPU-x as GPU-x::0, GPU-x::1 and so on.
 func TestTimeSlicing_SwitchedOnAndOff_OtherDevicesStayAvailable(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		shared := []string{"GPU-x::0", "GPU-x::1", "GPU-y::0", "GPU-y::1"}
-		r.shop.lists(gpu, "GPU-x", "GPU-y")
+		r.plugins.lists(gpu, "GPU-x", "GPU-y")
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.expect("a", "main", "ready vendor.com/gpu[GPU-x]")
 		r.after(time.Second)
-		r.shop.lists(gpu, shared...)
+		r.plugins.lists(gpu, shared...)
 		r.published(map[device.ResourceName]int{gpu: 3})
 		r.bind("b", app(gpu, 2))
 		r.expect("b", "main", "ready vendor.com/gpu[GPU-y::0 GPU-y::1]")
@@ -137,7 +137,7 @@ func TestTimeSlicing_SwitchedOnAndOff_OtherDevicesStayAvailable(t *testing.T) {
 		r.after(time.Second)
 
 		r.Drop("b")
-		r.shop.lists(gpu, "GPU-x", "GPU-y")
+		r.plugins.lists(gpu, "GPU-x", "GPU-y")
 		r.after(time.Second)
 		r.bind("d", app(gpu, 1))
 		r.expect("d", "main", "ready vendor.com/gpu[GPU-y]")
@@ -150,13 +150,13 @@ func TestTimeSlicing_SwitchedOnAndOff_OtherDevicesStayAvailable(t *testing.T) {
 
 // A replica that is no longer listed was listed together with those that are: they share one GPU on purpose.
 func TestTimeSlicing_FewerReplicas_NoneIsWithheld(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.lists(gpu, "GPU-x::0", "GPU-x::1", "GPU-x::2")
+	run(t, func(r *harness) {
+		r.plugins.lists(gpu, "GPU-x::0", "GPU-x::1", "GPU-x::2")
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 3))
 		r.bind("b", app(gpu, 1))
 		r.after(time.Second)
-		r.shop.lists(gpu, "GPU-x::0", "GPU-x::1")
+		r.plugins.lists(gpu, "GPU-x::0", "GPU-x::1")
 		r.after(time.Second)
 		if n := r.metric("devmgrd_devices", string(gpu), "withheld"); n != 0 {
 			t.Errorf("%v devices are withheld", n)
@@ -165,14 +165,14 @@ func TestTimeSlicing_FewerReplicas_NoneIsWithheld(t *testing.T) {
 }
 
 func TestFirstListEmpty_FullListLater_NothingIsWithheld(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.lists(gpu, "a", "b")
+	run(t, func(r *harness) {
+		r.plugins.lists(gpu, "a", "b")
 		r.RuntimeSynced(nil, nil)
 		r.bind("p", app(gpu, 1))
 		var was []device.Device
-		r.shop.offer(gpu, func(o *device.Offer) { was, o.Inventory.Devices = o.Inventory.Devices, nil })
+		r.plugins.offer(gpu, func(o *device.Offer) { was, o.Inventory.Devices = o.Inventory.Devices, nil })
 		r.after(time.Second)
-		r.shop.offer(gpu, func(o *device.Offer) { o.Inventory.Devices = was })
+		r.plugins.offer(gpu, func(o *device.Offer) { o.Inventory.Devices = was })
 		r.published(map[device.ResourceName]int{gpu: 2})
 		r.bind("q", app(gpu, 1))
 		r.expect("q", "main", "ready vendor.com/gpu[b]")
@@ -181,31 +181,31 @@ func TestFirstListEmpty_FullListLater_NothingIsWithheld(t *testing.T) {
 
 // The scheduler does not know what a local pod uses.
 func TestRenamedDevices_UsedByALocalPod_AreNotPublished(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		local := pod("l", app(gpu, 1))
 		local.Local = true
-		r.shop.lists(gpu, "a", "b")
+		r.plugins.lists(gpu, "a", "b")
 		r.RuntimeSynced([]device.Running{running("1", "l", "main")}, []device.PodDemand{local})
 		r.expect("l", "main", "ready vendor.com/gpu[a]")
 		r.published(map[device.ResourceName]int{gpu: 1})
 		r.after(time.Second)
-		r.shop.lists(gpu, "c", "d")
+		r.plugins.lists(gpu, "c", "d")
 		r.published(map[device.ResourceName]int{gpu: 0})
-		r.shop.lists(gpu, "b")
+		r.plugins.lists(gpu, "b")
 		r.after(time.Second)
 	})
 }
 
 func TestPodBoundPastTheScheduler_RaisesNoNumber(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		r.Replace(nil)
-		r.shop.stock(gpu, 8)
+		r.plugins.stock(gpu, 8)
 		r.RuntimeSynced(nil, nil)
 		r.published(map[device.ResourceName]int{gpu: 8})
 		r.bind("a", app(gpu, 1000))
 		r.published(map[device.ResourceName]int{gpu: 8})
 		r.bind("b", app(gpu, 8))
-		r.shop.stock(gpu, 8, 0, 1) // what was on its way from the scheduler keeps the number
+		r.plugins.stock(gpu, 8, 0, 1) // what was on its way from the scheduler keeps the number
 		r.published(map[device.ResourceName]int{gpu: 8})
 		r.Drop("b")
 		r.Drop("a")
@@ -225,8 +225,8 @@ func TestPodBoundPastTheScheduler_RaisesNoNumber(t *testing.T) {
 // A container with a stamp that the state file lost names a device that the plugin does not list: nothing says which
 // devices were listed when it was granted.
 func TestUnlistedStamp_AllDevicesAreWithheld(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 3)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
 		old := running("1", "old", "main")
 		old.Stamp = map[device.ResourceName][]device.ID{gpu: {"gone"}}
 		r.RuntimeSynced([]device.Running{old}, nil)
@@ -239,11 +239,11 @@ func TestUnlistedStamp_AllDevicesAreWithheld(t *testing.T) {
 }
 
 func TestRenamedDevices_DuringAllocate_AreWithheld(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.lists(gpu, numbered("d", 2)...)
+	run(t, func(r *harness) {
+		r.plugins.lists(gpu, numbered("d", 2)...)
 		r.RuntimeSynced(nil, nil)
 		gate := make(chan struct{})
-		r.shop.answers(func(_ context.Context, p device.Pod, _ device.ResourceName) error {
+		r.plugins.answers(func(_ context.Context, p device.Pod, _ device.ResourceName) error {
 			if p.Name == "a" {
 				<-gate
 			}
@@ -251,7 +251,7 @@ func TestRenamedDevices_DuringAllocate_AreWithheld(t *testing.T) {
 		})
 		r.bind("a", app(gpu, 1))
 		r.after(time.Second)
-		r.shop.lists(gpu, numbered("GPU-", 2)...)
+		r.plugins.lists(gpu, numbered("GPU-", 2)...)
 		r.after(time.Second)
 		close(gate)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")

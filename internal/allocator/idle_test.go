@@ -10,8 +10,8 @@ import (
 )
 
 // listedIdle returns the only container of pod a as a synchronization lists it between its creation and its start.
-func listedIdle(r *rig) device.Running {
-	r.shop.stock(gpu, 1)
+func listedIdle(r *harness) device.Running {
+	r.plugins.stock(gpu, 1)
 	r.bind("a", app(gpu, 1))
 	r.bind("b", app(gpu, 1))
 	idle := running("1", "a", "main")
@@ -23,7 +23,7 @@ func listedIdle(r *rig) device.Running {
 
 // A container is created while devmgrd connects, starts right afterwards, and outlives the forced deletion of its pod.
 func TestIdleContainer_StartsLater_KeepsItsDevices(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		idle := listedIdle(r)
 		if err := r.RuntimeStarting(context.Background(), idle); err != nil {
 			t.Fatal(err)
@@ -37,13 +37,13 @@ func TestIdleContainer_StartsLater_KeepsItsDevices(t *testing.T) {
 }
 
 func TestIdleContainer_StartIsNotReported_KeepsItsDevices(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		idle := listedIdle(r)
-		r.shop.alive = map[string]bool{idle.ID: true}
+		r.plugins.alive = map[string]bool{idle.ID: true}
 		r.Drop("a")
 		r.after(time.Hour)
 		r.expect("b", "main", "waiting NotEnoughDevices")
-		r.shop.alive = nil
+		r.plugins.alive = nil
 		r.after(time.Hour)
 		r.expect("b", "main", "waiting NotEnoughDevices") // it may start processes again; its end is the runtime's to report
 		r.RuntimeStopped(idle)
@@ -52,7 +52,7 @@ func TestIdleContainer_StartIsNotReported_KeepsItsDevices(t *testing.T) {
 }
 
 func TestIdleContainer_DevicesReleased_MustNotStart(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		idle := listedIdle(r)
 		r.Drop("a")
 		r.after(time.Minute)
@@ -69,7 +69,7 @@ func TestIdleContainer_DevicesReleased_MustNotStart(t *testing.T) {
 
 // devmgrd restarts after the release, and knows the container by its stamp alone.
 func TestIdleContainer_DevicesOfAnotherPod_MustNotStart(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		idle := listedIdle(r)
 		r.Drop("a")
 		r.after(time.Minute)
@@ -88,11 +88,11 @@ func TestIdleContainer_DevicesOfAnotherPod_MustNotStart(t *testing.T) {
 func TestIdleContainer_OfAPodThatWasReleased_HoldsNothing(t *testing.T) {
 	for name, alive := range map[string]bool{"idle": false, "started unseen": true} {
 		t.Run(name, func(t *testing.T) {
-			run(t, func(r *rig) {
-				r.shop.stock(gpu, 1)
+			run(t, func(r *harness) {
+				r.plugins.stock(gpu, 1)
 				idle := running("1", "gone", "main")
 				idle.Sandbox, idle.Idle, idle.Stamp = "sandbox", true, device.Choice{gpu: {"d0"}}
-				r.shop.alive = map[string]bool{"1": alive}
+				r.plugins.alive = map[string]bool{"1": alive}
 				r.RuntimeSynced([]device.Running{idle}, nil)
 				r.bind("b", app(gpu, 1))
 				r.expect("b", "main", "waiting NotEnoughDevices") // the state file may be lost
@@ -112,8 +112,8 @@ func TestIdleContainer_OfAPodThatWasReleased_HoldsNothing(t *testing.T) {
 }
 
 func TestStart_OfAKnownContainer_Passes(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.Claim(running("1", "a", "main"))
@@ -127,8 +127,8 @@ func TestStart_OfAKnownContainer_Passes(t *testing.T) {
 
 // Another NRI plugin fails in StopContainer and RemoveContainer, which hides both from devmgrd.
 func TestSandboxRemoved_EndsItsContainers(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		for id, sandbox := range map[string]string{"1": "old", "2": "new"} {

@@ -11,14 +11,14 @@ import (
 // The plugins' answers for one container may be too large together. None of them gets into the state file, the devices are
 // free for others, and the pod starts when a plugin answers less.
 func TestGrantsTooLargeTogether_Wait(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
-		r.shop.stock(nic, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.plugins.stock(nic, 1)
 		r.RuntimeSynced(nil, nil)
 		pad := func(n int) {
-			r.shop.mu.Lock()
-			defer r.shop.mu.Unlock()
-			r.shop.padding = n
+			r.plugins.mu.Lock()
+			defer r.plugins.mu.Unlock()
+			r.plugins.padding = n
 		}
 		pad(device.MaxGrant/2 + 1)
 		both := app(gpu, 1)
@@ -26,7 +26,7 @@ func TestGrantsTooLargeTogether_Wait(t *testing.T) {
 		r.bind("a", both)
 		r.after(time.Second)
 		r.expect("a", "main", "waiting PluginError")
-		if w := r.Standing(device.Container{Pod: "a", Name: "main"}).Wait.Message; !strings.Contains(w, "container main") || !strings.Contains(w, "vendor.com/") {
+		if w := r.Readiness(device.Container{Pod: "a", Name: "main"}).Wait.Message; !strings.Contains(w, "container main") || !strings.Contains(w, "vendor.com/") {
 			t.Errorf("the pod waits with %q", w)
 		}
 		onDisk, err := r.store.Pods()
@@ -50,10 +50,10 @@ func TestGrantsTooLargeTogether_Wait(t *testing.T) {
 
 // A pod may have many containers, and all that it is granted is one record of the state file.
 func TestGrantsOfAPodTooLargeTogether_Wait(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 20)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 20)
 		r.RuntimeSynced(nil, nil)
-		r.shop.padding = device.MaxGrant - 500
+		r.plugins.padding = device.MaxGrant - 500
 		var all []device.Demand
 		for i := range 20 {
 			d := app(gpu, 1)
@@ -62,7 +62,7 @@ func TestGrantsOfAPodTooLargeTogether_Wait(t *testing.T) {
 		}
 		r.bind("p", all...) // and before the first pause has ended
 		r.expect("p", "a", "waiting PluginError")
-		if n := len(r.shop.asked); n != device.MaxPodGrants/device.MaxGrant+1 {
+		if n := len(r.plugins.asked); n != device.MaxPodGrants/device.MaxGrant+1 {
 			t.Errorf("the plugin was asked %d times", n)
 		}
 	})

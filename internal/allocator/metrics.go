@@ -8,13 +8,13 @@ import (
 
 // metrics tells the world how the allocator stands. Gauges are computed when they are read.
 type metrics struct {
-	a         *Allocator
-	admission prometheus.Histogram
-	preferred *prometheus.CounterVec
-	bare      prometheus.Counter
-	failures  *prometheus.CounterVec
-	devices   *prometheus.Desc
-	waiting   *prometheus.Desc
+	a              *Allocator
+	admission      prometheus.Histogram
+	preferred      *prometheus.CounterVec
+	startedWithout prometheus.Counter
+	failures       *prometheus.CounterVec
+	devices        *prometheus.Desc
+	waiting        *prometheus.Desc
 }
 
 func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
@@ -29,7 +29,7 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 			Name: "devmgrd_preferred_allocations_total",
 			Help: "Questions to device plugins which devices they prefer, by what became of the answer: followed, corrected, slow or failed.",
 		}, []string{"resource_name", "result"}),
-		bare: prometheus.NewCounter(prometheus.CounterOpts{
+		startedWithout: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "devmgrd_started_without_devices_total",
 			Help: "Containers found running without the devices that they ask for: they were created while devmgrd was away.",
 		}),
@@ -39,9 +39,9 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 		}, []string{"resource_name"}),
 		devices: prometheus.NewDesc("devmgrd_devices", "Devices of a resource by state; each device is in exactly one.",
 			[]string{"resource_name", "state"}, nil),
-		waiting: prometheus.NewDesc("devmgrd_demands_waiting", "Pods that wait for their devices, by reason.", []string{"reason"}, nil),
+		waiting: prometheus.NewDesc("devmgrd_pods_waiting", "Pods that wait for their devices, by reason.", []string{"reason"}, nil),
 	}
-	to.MustRegister(m.admission, m.preferred, m.bare, m.failures, m)
+	to.MustRegister(m.admission, m.preferred, m.startedWithout, m.failures, m)
 	return m
 }
 
@@ -84,7 +84,7 @@ func (a *Allocator) counts() (map[device.ResourceName]map[string]int, map[device
 		waiting[p.wait.Reason]++
 	}
 	for _, p := range a.pods {
-		if p.wanted && p.refusal != (device.Wait{}) {
+		if p.active && p.refusal != (device.Wait{}) {
 			waiting[p.refusal.Reason]++
 		}
 	}

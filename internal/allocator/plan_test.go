@@ -60,8 +60,8 @@ func asks(text string) device.Demand {
 	return d
 }
 
-// told writes a proposal like "main gpu:a,b nic:c", containers in alphabetical order, or the reason of a refusal.
-func told(p proposal, no *device.Refusal) string {
+// reportedAt writes a proposal like "main gpu:a,b nic:c", containers in alphabetical order, or the reason of a refusal.
+func told(p planResult, no *device.Refusal) string {
 	if no != nil {
 		return string(no.Reason)
 	}
@@ -90,13 +90,13 @@ type planCase struct {
 	gpu, nic string // what is offered
 	pod      []string
 	runs     map[string]device.Choice
-	advice   advice
+	advice   preferences
 	want     string
 }
 
 func (c planCase) run(t *testing.T) {
 	t.Helper()
-	w := wish{runs: c.runs, advice: c.advice, places: Topology{Policy: c.policy, Scope: c.scope}}
+	w := planInput{running: c.runs, preferences: c.advice, topology: Topology{Policy: c.policy, Scope: c.scope}}
 	w.demand.Pod.UID = "pod"
 	for _, text := range c.pod {
 		w.demand.Demands = append(w.demand.Demands, asks(text))
@@ -184,7 +184,7 @@ func TestReuse(t *testing.T) {
 	}
 }
 
-func says(ids ...device.ID) advice { return advice{topic{"main", gpu}: ids} }
+func says(ids ...device.ID) preferences { return preferences{preferenceKey{"main", gpu}: ids} }
 
 // What a plugin prefers decides among the devices that may be had, and nothing else.
 func TestPreferences(t *testing.T) {
@@ -240,7 +240,7 @@ func TestQuestions(t *testing.T) {
 			[]string{"init:i gpu=2", "main gpu=6"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := wish{advice: advice{}, places: Topology{Policy: c.policy}}
+			w := planInput{preferences: preferences{}, topology: Topology{Policy: c.policy}}
 			for _, text := range c.pod {
 				w.demand.Demands = append(w.demand.Demands, asks(text))
 			}
@@ -265,7 +265,7 @@ func TestQuestions(t *testing.T) {
 		})
 	}
 	// The second question, after the first has been answered, builds on that answer.
-	w := wish{advice: advice{topic{"i", gpu}: {"c"}}}
+	w := planInput{preferences: preferences{preferenceKey{"i", gpu}: {"c"}}}
 	w.demand.Demands = []device.Demand{asks("init:i gpu=1"), asks("main gpu=2")}
 	if p, _ := plan(w, pools{gpu: stock(true, "a b c d")}); p.ask == nil || join(p.ask.must) != "c" || join(p.ask.available) != "a,b,c,d" || p.ask.size != 2 {
 		t.Errorf("the second question is %+v", p.ask)
@@ -274,7 +274,7 @@ func TestQuestions(t *testing.T) {
 
 // A refusal says what stands where, so that its reader can do something about it.
 func TestMismatchIsExplained(t *testing.T) {
-	w := wish{places: Topology{Policy: SingleNUMA}}
+	w := planInput{topology: Topology{Policy: SingleNUMA}}
 	w.demand.Demands = []device.Demand{asks("main gpu=2 nic=1")}
 	_, no := plan(w, pools{gpu: stock(false, "a@0 b@1 c@1"), nic: stock(false, "x@0")})
 	if want := "container main wants 2 vendor.com/gpu (free by NUMA node: 1 on 0, 2 on 1) and 1 vendor.com/nic (free by NUMA node: 1 on 0), " +
@@ -284,9 +284,9 @@ func TestMismatchIsExplained(t *testing.T) {
 }
 
 // big makes a world that the kubelet's way of looking at every set of nodes would never get through: 2^64 of them.
-func big(resources, nodes, devices int) (wish, pools) {
+func big(resources, nodes, devices int) (planInput, pools) {
 	from := pools{}
-	w := wish{advice: advice{}, places: Topology{Policy: BestEffort}}
+	w := planInput{preferences: preferences{}, topology: Topology{Policy: BestEffort}}
 	w.demand.Demands = []device.Demand{{Container: device.Container{Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{}}}
 	for r := range resources {
 		name := device.ResourceName(fmt.Sprintf("vendor.com/r%d", r))
@@ -301,7 +301,7 @@ func big(resources, nodes, devices int) (wish, pools) {
 				p.take([]device.ID{all[i].ID}, "others")
 			}
 		}
-		w.demand.Demands[0].Wants[name] = p.frees / 2
+		w.demand.Demands[0].Wants[name] = p.freeCount / 2
 	}
 	return w, from
 }
@@ -310,7 +310,7 @@ func big(resources, nodes, devices int) (wish, pools) {
 func TestManyNodes(t *testing.T) {
 	w, from := big(8, 64, 6400)
 	for _, policy := range []Policy{NoPolicy, BestEffort, Restricted, SingleNUMA} {
-		w.places.Policy = policy
+		w.topology.Policy = policy
 		p, no := plan(w, from)
 		if served := policy != Restricted && policy != SingleNUMA; (no == nil) != served {
 			t.Fatalf("%s: %v", policy, no)
@@ -325,10 +325,10 @@ func TestManyNodes(t *testing.T) {
 
 // vain makes a pod that single-numa-node can never serve. Only its last containers show that: all that can be tried for
 // those before them is in vain. If they could be served alone it shows even later.
-func vain(devices, nodes, containers int, alone bool) (wish, pools) {
+func vain(devices, nodes, containers int, alone bool) (planInput, pools) {
 	const aux device.ResourceName = "vendor.com/aux"
 	from := pools{}
-	w := wish{advice: advice{}, places: Topology{Policy: SingleNUMA}}
+	w := planInput{preferences: preferences{}, topology: Topology{Policy: SingleNUMA}}
 	stock := func(r device.ResourceName, n int, near func(i int) int) {
 		all := make([]device.Device, n)
 		for i := range all {
@@ -426,7 +426,7 @@ func BenchmarkPlanManyNodes(b *testing.B) {
 			w, from := big(size.resources, size.nodes, size.devices)
 			for _, policy := range []Policy{NoPolicy, BestEffort} {
 				b.Run(string(policy), func(b *testing.B) {
-					w.places.Policy = policy
+					w.topology.Policy = policy
 					for b.Loop() {
 						if _, no := plan(w, from); no != nil {
 							b.Fatal(no)

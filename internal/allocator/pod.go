@@ -11,44 +11,44 @@ import (
 type phase int
 
 const (
-	settled phase = iota // it asks for nothing, or has all that it asks for
-	queuing              // it is to be planned
-	asking               // its plugins are being asked, and it holds devices
-	parked               // it waits for something to change
+	settled    phase = iota // it asks for nothing, or has all that it asks for
+	queued                  // it is to be planned
+	allocating              // its plugins are being asked, and it holds devices
+	parked                  // it waits for something to change
 )
 
 // A pod is all that is known of one pod. Allocator.mu guards it.
 type pod struct {
-	demand   device.PodDemand
-	later    *device.PodDemand // of asking: what it asks for by now, if that is something else
-	bound    time.Time         // when we heard of it
-	wanted   bool              // the API has it, and it has not ended; or it is local, and has a sandbox
-	told     bool              // the runtime has told of it: it is local, and nothing from the API concerns it
-	heard    time.Time         // of told: when it was bound, or its last container ended, whatever was last
-	saved    bool              // the books know it, if perhaps with another demand
-	leaving  bool              // its removal from the books is under way
-	left     time.Time         // when it was last dropped
-	leaveAt  time.Time         // its removal is not to begin before then
-	looks    int               // how often the host has shown processes of it since it was dropped
-	assigned []device.Assignment
-	doubt    hold // what a commit that has failed, or a record that contradicts another one, names; nil: there is no doubt
+	demand        device.PodDemand
+	newDemand     *device.PodDemand // of asking: what it asks for by now, if that is something else
+	bound         time.Time         // when we heard of it
+	active        bool              // the API has it, and it has not ended; or it is local, and has a sandbox
+	runtimeKnows  bool              // the runtime has told of it: it is local, and nothing from the API concerns it
+	lastSeen      time.Time         // of told: when it was bound, or its last container ended, whatever was last
+	saved         bool              // the state file knows it, if perhaps with another demand
+	releasing     bool              // its removal from the state file is under way
+	droppedAt     time.Time         // when it was last dropped
+	releaseAt     time.Time         // its removal is not to begin before then
+	processChecks int               // needMode often the host has shown processes of it since it was dropped
+	assigned      []device.Assignment
+	doubt         hold // what a commit that has failed, or a record that contradicts another one, names; nil: there is no doubt
 
 	phase phase
-	done  chan struct{} // closed when phase leaves queuing or asking; nil in the other phases
+	done  chan struct{} // unavailable when phase leaves queuing or asking; nil in the other phases
 	wait  device.Wait   // of parked
 	since time.Time     // when it began to wait for that reason or, if settled, when it had its devices; zero: before we were there
 	tries int           // failures of plugins in a row
 	retry time.Time     // of parked: when to try again without any other cause; zero: never
 
-	lapsed   map[string]lapse // containers whose grants do not hold
-	fresh    map[string]bool  // containers whose grants have not been used yet
-	ran      bool             // a container of it may have run since the boot
-	failures int              // to apply its grants, in a row
-	refusal  device.Wait      // why a container of it was refused, although it has its devices; zero: it was not
-	refused  string           // that container
+	lapsed           map[string]lapse // containers whose grants do not hold
+	fresh            map[string]bool  // containers whose grants have not been used yet
+	ran              bool             // a container of it may have run since the boot
+	failures         int              // to apply its grants, in a row
+	refusal          device.Wait      // why a container of it was refused, although it has its devices; zero: it was not
+	refusedContainer string           // that container
 
-	starts map[string]*preparation // by container name
-	shown  *device.Holding         // what the board has of it
+	preparations map[string]*preparation // by container name
+	allocation   *device.PodAllocation   // what the board has of it
 }
 
 // complete tells whether each container has what it asks for.
@@ -89,19 +89,19 @@ func (a *Allocator) Drop(uid device.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if d := a.mirrors[uid]; a.unmirrorLocked(uid) {
-		a.showLocalLocked(d.Pod)
+		a.publishLocalLocked(d.Pod)
 	}
-	if p := a.pods[uid]; p != nil && !p.told {
+	if p := a.pods[uid]; p != nil && !p.runtimeKnows {
 		a.dropLocked(p)
 	}
 }
 
-// Leave tells that a local pod has no sandbox any more.
-func (a *Allocator) Leave(uid device.PodUID) {
+// DropLocal tells that a local pod has no sandbox any more.
+func (a *Allocator) DropLocal(uid device.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.reportLocked(func() {
-		if p := a.pods[uid]; p != nil && p.told {
+		if p := a.pods[uid]; p != nil && p.runtimeKnows {
 			a.dropLocked(p)
 		}
 	})
@@ -116,10 +116,10 @@ func (a *Allocator) Replace(all []device.PodDemand) {
 	}
 	a.replaceLocked(all, false)
 	for _, p := range a.locals {
-		a.showLocked(p) // its mirror may be gone
+		a.publishLocked(p) // its mirror may be gone
 	}
-	a.listed = true
-	signal(a.changed)
+	a.podsListed = true
+	signal(a.capacityChanged)
 }
 
 // replaceLocked binds these pods and drops all others of their sort.
@@ -155,30 +155,30 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 	if p == nil {
 		now := time.Now()
-		p = &pod{demand: d, bound: now, wanted: true, told: d.Local, heard: now}
+		p = &pod{demand: d, bound: now, active: true, runtimeKnows: d.Local, lastSeen: now}
 		a.addLocked(p)
 		a.admitLocked(p)
 		return
 	}
 	switch {
-	case p.told && !d.Local:
+	case p.runtimeKnows && !d.Local:
 		return // somebody has made a pod in the API that pretends to be this one's mirror
 	case p.demand.Local != d.Local: // kubernetes.mode is another one than before the last restart
 		a.localLocked(p, d.Local)
 	}
-	p.told, p.heard = d.Local, time.Now()
-	if !slices.Equal(p.demand.Containers, d.Containers) { // the books were written by somebody who did not know them
+	p.runtimeKnows, p.lastSeen = d.Local, time.Now()
+	if !slices.Equal(p.demand.Containers, d.Containers) { // the state file was written by somebody who did not know them
 		p.demand.Containers, p.demand.Sidecars = d.Containers, d.Sidecars
-		a.rememberLocked(p)
-		a.showLocked(p)
+		a.saveLaterLocked(p)
+		a.publishLocked(p)
 	}
-	if !p.wanted {
-		p.wanted = true
-		a.showLocked(p)
-		delete(a.leavers, d.Pod.UID)
+	if !p.active {
+		p.active = true
+		a.publishLocked(p)
+		delete(a.releasing, d.Pod.UID)
 		a.pools.request(p.demand, 1)
-		signal(a.changed)
-		if p.phase == settled && !p.leaving && !p.served() {
+		signal(a.capacityChanged)
+		if p.phase == settled && !p.releasing && !p.served() {
 			a.queueLocked(p)
 		}
 	}
@@ -186,10 +186,10 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	// scheduler may give a resource to a DRA driver, and after a restart other resources may be ignored.
 	switch {
 	case p.demand.Equal(d):
-		p.later = nil
-	case len(p.assigned) > 0 || p.leaving:
-	case p.phase == asking:
-		p.later = &d
+		p.newDemand = nil
+	case len(p.assigned) > 0 || p.releasing:
+	case p.phase == allocating:
+		p.newDemand = &d
 	default:
 		a.changeLocked(p, d)
 	}
@@ -200,13 +200,13 @@ func (a *Allocator) admittedLocked(p *pod) {
 	if p.demand.Admitted {
 		return
 	}
-	if p.wanted {
+	if p.active {
 		a.pools.request(p.demand, -1)
 	}
 	p.demand.Admitted = true
-	if p.wanted {
+	if p.active {
 		a.pools.request(p.demand, 1)
-		signal(a.changed)
+		signal(a.capacityChanged)
 	}
 }
 
@@ -216,29 +216,29 @@ func (a *Allocator) addLocked(p *pod) {
 	if a.pods[uid] = p; p.demand.Local {
 		a.locals[uid] = p
 	}
-	a.showLocked(p)
+	a.publishLocked(p)
 }
 
 // localLocked has a pod be one of those of which the runtime tells, or of the others.
 func (a *Allocator) localLocked(p *pod, local bool) {
-	if p.wanted {
+	if p.active {
 		a.pools.request(p.demand, -1)
 	}
 	delete(a.locals, p.demand.Pod.UID)
 	p.demand.Local = local
 	a.addLocked(p)
-	if p.wanted {
+	if p.active {
 		a.pools.request(p.demand, 1)
 	}
-	a.rememberLocked(p)
+	a.saveLaterLocked(p)
 }
 
 // changeLocked has a pod that holds nothing ask for something else.
 func (a *Allocator) changeLocked(p *pod, d device.PodDemand) {
 	a.pools.request(p.demand, -1)
 	p.demand = d
-	a.showLocked(p)
-	a.rememberLocked(p)
+	a.publishLocked(p)
+	a.saveLaterLocked(p)
 	a.admitLocked(p)
 }
 
@@ -246,35 +246,35 @@ func (a *Allocator) changeLocked(p *pod, d device.PodDemand) {
 func (a *Allocator) admitLocked(p *pod) {
 	a.pools.request(p.demand, 1)
 	if len(p.demand.Demands) > 0 {
-		signal(a.changed)
+		signal(a.capacityChanged)
 		a.queueLocked(p)
 		return
 	}
 	a.settleLocked(p)
-	a.rememberLocked(p)
+	a.saveLaterLocked(p)
 }
 
 func (a *Allocator) dropLocked(p *pod) {
-	if p.wanted {
-		p.wanted, p.left = false, time.Now()
-		a.showLocked(p)
+	if p.active {
+		p.active, p.droppedAt = false, time.Now()
+		a.publishLocked(p)
 		a.pools.request(p.demand, -1)
-		signal(a.changed)
+		signal(a.capacityChanged)
 	}
-	if p.phase == asking || p.leaving {
-		return // who settles it, or writes the books, sees that it is not wanted
+	if p.phase == allocating || p.releasing {
+		return // who settles it, or writes the state file, sees that it is not wanted
 	}
 	a.settleLocked(p)
 	if len(p.assigned) == 0 && !p.saved {
 		a.removeLocked(p)
 		return
 	}
-	a.leavers[p.demand.Pod.UID] = p
-	p.leaveAt, p.looks = time.Time{}, 0
-	if p.demand.Local && a.synced {
-		p.leaveAt = time.Now().Add(newSandbox)
+	a.releasing[p.demand.Pod.UID] = p
+	p.releaseAt, p.processChecks = time.Time{}, 0
+	if p.demand.Local && a.runtimeSynced {
+		p.releaseAt = time.Now().Add(newSandbox)
 	}
-	a.writeLocked(0)
+	a.scheduleWriteLocked(0)
 }
 
 // removeLocked lets a pod out of memory, where alone it was.
@@ -283,17 +283,17 @@ func (a *Allocator) removeLocked(p *pod) {
 	delete(a.pods, uid)
 	delete(a.locals, uid)
 	delete(a.unsaved, uid)
-	delete(a.leavers, uid)
-	a.showLocked(p)
+	delete(a.releasing, uid)
+	a.publishLocked(p)
 }
 
 // queueLocked has a pod planned at the next occasion, or when the doubt about its record has ended.
 func (a *Allocator) queueLocked(p *pod) {
-	if p.phase == queuing || p.doubt != nil {
+	if p.phase == queued || p.doubt != nil {
 		return
 	}
 	delete(a.waiting, p.demand.Pod.UID)
-	p.phase = queuing
+	p.phase = queued
 	if p.done == nil {
 		p.done = make(chan struct{})
 	}
@@ -314,13 +314,13 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	}
 	a.waiting[p.demand.Pod.UID] = p
 	a.endWaitLocked(p)
-	a.board.move()
+	a.feed.notify()
 	if !p.saved || a.unsaved[p.demand.Pod.UID] != nil {
-		a.rememberLocked(p)
+		a.saveLaterLocked(p)
 	}
 	if news {
 		a.log.Info("pod waits for its devices", "pod", p.demand.Pod.String(), "reason", why.Reason, "why", why.Message)
-		a.herald.Waiting(p.demand.Pod, why)
+		a.notifier.Waiting(p.demand.Pod, why)
 	}
 }
 

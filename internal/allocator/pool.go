@@ -15,8 +15,8 @@ type listing struct {
 	cordons map[device.ID]device.Cordon // of the resource: never changed
 	usable  bitset                      // healthy, and not cordoned
 
-	usables int   // members of usable
-	newest  int64 // the highest Added of the devices, and 1 at least
+	usableCount int   // members of usable
+	newest      int64 // the highest Added of the devices, and 1 at least
 
 	places [][]int  // the different sets of NUMA nodes that devices are near, ascending; none: places are not told of
 	of     []int16  // the place of each device: an index into places, or -1; nil if there are no places
@@ -52,13 +52,13 @@ func makeListing(devices []device.Device, cordons map[device.ID]device.Cordon, b
 		l.newest = max(l.newest, d.Added)
 		if d.Healthy {
 			l.usable.add(i)
-			l.usables++
+			l.usableCount++
 		}
 	}
 	for id := range cordons {
 		if i, listed := l.at[id]; listed && l.usable.has(i) {
 			l.usable.remove(i)
-			l.usables--
+			l.usableCount--
 		}
 	}
 	if before != nil && samePlaces(devices, before.devices) {
@@ -158,29 +158,29 @@ func (l *listing) has(id device.ID) bool {
 
 // A pool is one resource as the plan and the scheduler see it: an index over the offer, the holds and the assignments.
 type pool struct {
-	offer    device.Offer
-	offered  bool // an offer has been seen; without one there is only what the books say is in use
-	listing  *listing
-	taken    map[device.ID]device.PodUID // held or assigned
-	free     bitset                      // usable and not taken
-	frees    int                         // members of free
-	freeAt   []int                       // how many of them are at each place of the listing
-	sick     int                         // taken, listed, and not usable
-	requests int                         // sum of what active pods of the API on the node ask for
-	admitted int                         // the part of requests whose pods the kubelet has admitted
-	unlisted int                         // taken, and not listed
-	past     int                         // of them: granted in another boot, so not in use
-	withheld bitset                      // listed, and perhaps the hardware of an unlisted one; nil: none
-	told     int                         // how many were withheld when that was last logged
-	unknown  int                         // containers that run with devices which only a lost state file named
-	strays   map[device.ID]bool          // taken, and set aside because the books do not know why
-	refused  map[device.ID]refusal       // by the plugin, lately
-	records  map[device.ID]*record       // of devices that have failed while somebody had them
-	away     bool                        // its plugin has been away since they were last looked at
+	offer          device.Offer
+	offered        bool // an offer has been seen; without one there is only what the state file says is in use
+	listing        *listing
+	taken          map[device.ID]device.PodUID  // held or assigned
+	free           bitset                       // usable and not taken
+	freeCount      int                          // members of free
+	freeAt         []int                        // needMode many of them are at each place of the listing
+	takenUnusable  int                          // taken, listed, and not usable
+	requests       int                          // sum of what active pods of the API on the node ask for
+	admitted       int                          // the part of requests whose pods the kubelet has admitted
+	unlisted       int                          // taken, and not listed
+	unlistedLapsed int                          // of them: granted in another boot, so not in use
+	withheld       bitset                       // podsListed, and perhaps the hardware of an unlisted one; nil: none
+	withheldLogged int                          // needMode many were withheld when that was last logged
+	unknownUsers   int                          // containers that run with devices which only a lost state file named
+	quarantined    map[device.ID]bool           // taken, and set aside because the state file does not know why
+	refused        map[device.ID]refusal        // by the plugin, lately
+	failures       map[device.ID]*failureRecord // of devices that have failed while somebody had them
+	away           bool                         // its plugin has been away since they were last looked at
 }
 
 func newPool() *pool {
-	return &pool{listing: makeListing(nil, nil, nil), taken: map[device.ID]device.PodUID{}, strays: map[device.ID]bool{}, records: map[device.ID]*record{}, refused: map[device.ID]refusal{}}
+	return &pool{listing: makeListing(nil, nil, nil), taken: map[device.ID]device.PodUID{}, quarantined: map[device.ID]bool{}, failures: map[device.ID]*failureRecord{}, refused: map[device.ID]refusal{}}
 }
 
 // A refusal is what is remembered of a device that its plugin has refused, or that could not be used.
@@ -197,22 +197,22 @@ func (p *pool) refuse(id device.ID) {
 // accept puts a new offer in the place of the last. The listing has been made of it beforehand, without a lock.
 func (p *pool) accept(o device.Offer, l *listing) {
 	p.offer, p.offered = o, true
-	p.relist(l)
+	p.setListing(l)
 }
 
 // retract takes an offer back, as if nobody had ever made one.
 func (p *pool) retract() {
-	p.offer, p.offered, p.records, p.away = device.Offer{}, false, map[device.ID]*record{}, false
-	p.relist(makeListing(nil, nil, nil))
+	p.offer, p.offered, p.failures, p.away = device.Offer{}, false, map[device.ID]*failureRecord{}, false
+	p.setListing(makeListing(nil, nil, nil))
 }
 
-// relist counts anew by another listing.
-func (p *pool) relist(l *listing) {
+// setListing counts anew by another listing.
+func (p *pool) setListing(l *listing) {
 	p.listing = l
-	p.free, p.frees, p.sick, p.unlisted, p.withheld = slices.Clone(l.usable), l.usables, 0, 0, nil
+	p.free, p.freeCount, p.takenUnusable, p.unlisted, p.withheld = slices.Clone(l.usable), l.usableCount, 0, 0, nil
 	p.freeAt = slices.Clone(l.usableAt)
 	for id := range p.taken {
-		p.lower(id)
+		p.countTaken(id)
 	}
 }
 
@@ -223,12 +223,12 @@ func (p *pool) take(ids []device.ID, pod device.PodUID) {
 			continue
 		}
 		p.taken[id] = pod
-		p.lower(id)
+		p.countTaken(id)
 	}
 }
 
-// lower counts a device that has been taken.
-func (p *pool) lower(id device.ID) {
+// countTaken counts a device that has been taken.
+func (p *pool) countTaken(id device.ID) {
 	switch i, listed := p.listing.at[id]; {
 	case !listed:
 		p.unlisted++
@@ -236,20 +236,20 @@ func (p *pool) lower(id device.ID) {
 		p.free.remove(i)
 		p.count(i, -1)
 	case !p.listing.usable.has(i):
-		p.sick++
+		p.takenUnusable++
 	}
 }
 
 // count counts a device that is free from now on (1) or not any more (-1).
 func (p *pool) count(i, by int) {
-	p.frees += by
+	p.freeCount += by
 	if at := p.listing.place(i); at >= 0 {
 		p.freeAt[at] += by
 	}
 }
 
-// giveBack takes devices out of a pod's hands.
-func (p *pool) giveBack(ids []device.ID, pod device.PodUID) {
+// release takes devices out of a pod's hands.
+func (p *pool) release(ids []device.ID, pod device.PodUID) {
 	for _, id := range ids {
 		if p.taken[id] != pod {
 			continue
@@ -259,7 +259,7 @@ func (p *pool) giveBack(ids []device.ID, pod device.PodUID) {
 		case !listed:
 			p.unlisted--
 		case !p.listing.usable.has(i):
-			p.sick--
+			p.takenUnusable--
 		case p.withheld == nil || !p.withheld.has(i):
 			p.free.add(i)
 			p.count(i, 1)
@@ -267,31 +267,31 @@ func (p *pool) giveBack(ids []device.ID, pod device.PodUID) {
 	}
 }
 
-// stray sets devices aside that a pod runs with, if they are not in its hands otherwise.
-func (p *pool) stray(ids []device.ID, pod device.PodUID) {
+// quarantine sets devices aside that a pod runs with, if they are not in its hands otherwise.
+func (p *pool) quarantine(ids []device.ID, pod device.PodUID) {
 	for _, id := range ids {
 		if _, taken := p.taken[id]; !taken {
 			p.take([]device.ID{id}, pod)
-			p.strays[id] = true
+			p.quarantined[id] = true
 		}
 	}
 }
 
 // counts gives the number of devices in each state of the metric devmgrd_devices: each device is in exactly one.
 func (p *pool) counts() map[string]int {
-	free, stale := p.frees, 0
+	free, stale := p.freeCount, 0
 	if p.offer.State != device.Serving {
-		free, stale = 0, p.frees
+		free, stale = 0, p.freeCount
 	}
 	return map[string]int{
-		"free": free, "stale": stale, "assigned": len(p.taken) - len(p.strays), "quarantined": len(p.strays),
+		"free": free, "stale": stale, "assigned": len(p.taken) - len(p.quarantined), "quarantined": len(p.quarantined),
 		"unhealthy": p.unhealthy(), "cordoned": p.cordoned(), "withheld": p.withheldCount(),
 	}
 }
 
 // unhealthy gives the number of devices that would be free if they were healthy.
 func (p *pool) unhealthy() int {
-	return len(p.listing.devices) - p.listing.usables - p.sick - p.cordoned()
+	return len(p.listing.devices) - p.listing.usableCount - p.takenUnusable - p.cordoned()
 }
 
 // cordoned gives the number of devices that are listed, cordoned, and in nobody's hands.

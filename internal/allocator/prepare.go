@@ -17,7 +17,7 @@ type preparation struct {
 	err     error
 	retry   time.Time     // after a failure: not before this
 	tries   int           // failures in a row
-	done    chan struct{} // closed when it has ended
+	done    chan struct{} // unavailable when it has ended
 }
 
 // preparesLocked gives the part of an assignment that has to be prepared before a start. Of what was taken over from a
@@ -31,7 +31,7 @@ func (a *Allocator) preparesLocked(as device.Assignment) []device.Share {
 // prepareLocked has a container prepared for its next start, if its plugins want that and it is not being done.
 func (a *Allocator) prepareLocked(p *pod, as device.Assignment) {
 	name := as.Container.Name
-	last := p.starts[name]
+	last := p.preparations[name]
 	if len(a.preparesLocked(as)) == 0 || last != nil && last.running {
 		return
 	}
@@ -39,25 +39,25 @@ func (a *Allocator) prepareLocked(p *pod, as device.Assignment) {
 	if last != nil {
 		next.tries = last.tries
 	}
-	if p.starts == nil {
-		p.starts = map[string]*preparation{}
+	if p.preparations == nil {
+		p.preparations = map[string]*preparation{}
 	}
-	p.starts[name] = next
-	a.starts = append(a.starts, as.Container)
+	p.preparations[name] = next
+	a.toPrepare = append(a.toPrepare, as.Container)
 	signal(a.kick)
 }
 
 // startPreparingLocked makes the calls that prepareLocked has asked for.
 func (a *Allocator) startPreparingLocked(ctx context.Context, c device.Container) {
 	p := a.pods[c.Pod]
-	if p == nil || p.starts[c.Name] == nil {
+	if p == nil || p.preparations[c.Name] == nil {
 		return
 	}
 	as, ok := p.of(c.Name)
 	if !ok {
 		return
 	}
-	pod, prep, shares := p.demand.Pod, p.starts[c.Name], a.preparesLocked(as)
+	pod, prep, shares := p.demand.Pod, p.preparations[c.Name], a.preparesLocked(as)
 	a.work.Go(func() {
 		var err error
 		for _, s := range shares {
@@ -76,8 +76,8 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 	if err != nil {
 		prep.retry = time.Now().Add(min(firstPause<<min(prep.tries, 8), lastPause))
 		prep.tries++
-		a.log.Warn("preparing the devices failed", "pod", pod.String(), "container", c.Name, "err", err)
-		if p := a.pods[c.Pod]; p != nil && p.starts[c.Name] == prep && p.phase == settled && p.wanted && !p.ran {
+		a.log.Warn("PreStartContainer failed", "pod", pod.String(), "container", c.Name, "err", err)
+		if p := a.pods[c.Pod]; p != nil && p.preparations[c.Name] == prep && p.phase == settled && p.active && !p.ran {
 			a.unusableLocked(p, c.Name, device.Wait{Reason: device.PreStartFailed, Message: err.Error()})
 		}
 	} else {
@@ -88,21 +88,21 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 
 // preparedLocked gives what the state of the preparations makes of a container that is otherwise ready: nil if it may
 // start.
-func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Standing {
+func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Readiness {
 	if len(a.preparesLocked(as)) == 0 {
 		return nil
 	}
-	prep := p.starts[as.Container.Name]
+	prep := p.preparations[as.Container.Name]
 	if prep == nil || prep.err != nil && !time.Now().Before(prep.retry) {
 		a.prepareLocked(p, as)
-		prep = p.starts[as.Container.Name]
+		prep = p.preparations[as.Container.Name]
 	}
 	switch {
 	case prep.running:
-		return &device.Standing{Stand: device.Busy, Done: prep.done,
+		return &device.Readiness{State: device.Busy, Done: prep.done,
 			Wait: device.Wait{Reason: device.Preparing, Message: "the device plugin is preparing the devices"}}
 	case prep.err != nil:
-		return &device.Standing{Stand: device.Waiting, Wait: device.Wait{Reason: device.PreStartFailed, Message: prep.err.Error()}}
+		return &device.Readiness{State: device.Waiting, Wait: device.Wait{Reason: device.PreStartFailed, Message: prep.err.Error()}}
 	}
 	return nil
 }

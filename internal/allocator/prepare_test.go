@@ -14,12 +14,12 @@ import (
 )
 
 func TestPreStartRunsBeforeEachStart(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
-		r.shop.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
 		r.RuntimeSynced(nil, nil)
 		gate := make(chan struct{})
-		r.shop.prepares(func(context.Context) error { <-gate; return nil })
+		r.plugins.prepares(func(context.Context) error { <-gate; return nil })
 		r.bind("a", app(gpu, 1))
 		r.expect("a", "main", "busy Preparing")
 		close(gate)
@@ -27,12 +27,12 @@ func TestPreStartRunsBeforeEachStart(t *testing.T) {
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		r.RuntimeStarted(running("1", "a", "main"))
 		synctest.Wait()
-		if n := len(r.shop.prepared); n != 1 {
+		if n := len(r.plugins.prepared); n != 1 {
 			t.Fatalf("prepared %d times before the first start, want once", n)
 		}
 		r.RuntimeStopped(running("1", "a", "main"))
 		synctest.Wait()
-		if n := len(r.shop.prepared); n != 2 {
+		if n := len(r.plugins.prepared); n != 2 {
 			t.Fatalf("prepared %d times after the first stop, want twice", n)
 		}
 		// The next instance starts before the end of the last one is told: its devices are not touched then.
@@ -40,13 +40,13 @@ func TestPreStartRunsBeforeEachStart(t *testing.T) {
 		r.RuntimeStarted(running("3", "a", "main"))
 		r.RuntimeStopped(running("2", "a", "main"))
 		synctest.Wait()
-		if n := len(r.shop.prepared); n != 2 {
+		if n := len(r.plugins.prepared); n != 2 {
 			t.Errorf("prepared %d times while an instance runs, want twice", n)
 		}
 		r.restart()
-		r.expect("a", "main", "busy Preparing") // asking has it prepared
+		r.expect("a", "main", "busy Preparing") // allocating has it prepared
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
-		if n := len(r.shop.prepared); n != 3 {
+		if n := len(r.plugins.prepared); n != 3 {
 			t.Errorf("prepared %d times after a restart, want 3", n)
 		}
 	})
@@ -55,10 +55,10 @@ func TestPreStartRunsBeforeEachStart(t *testing.T) {
 // A call names all of the container's devices of a resource, however it came by them; a plugin that wants no call gets none.
 func TestPreStartNamesAllDevices(t *testing.T) {
 	const plain device.ResourceName = "vendor.com/plain"
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		for _, res := range []device.ResourceName{gpu, nic, plain} {
-			r.shop.stock(res, 6)
-			r.shop.offer(res, func(o *device.Offer) { o.PreStart = res != plain })
+			r.plugins.stock(res, 6)
+			r.plugins.offer(res, func(o *device.Offer) { o.PreStart = res != plain })
 		}
 		r.RuntimeSynced(nil, nil)
 		all := app(gpu, 3)
@@ -68,8 +68,8 @@ func TestPreStartNamesAllDevices(t *testing.T) {
 		r.expect("a", "main", "ready vendor.com/gpu[d1 d2 d3] vendor.com/nic[d0 d1] vendor.com/plain[d0 d1]")
 		calls := func() []string {
 			synctest.Wait()
-			made := slices.Sorted(slices.Values(r.shop.prepared)) // containers are prepared side by side
-			r.shop.prepared = nil
+			made := slices.Sorted(slices.Values(r.plugins.prepared)) // containers are prepared side by side
+			r.plugins.prepared = nil
 			return made
 		}
 		of := []string{"main vendor.com/gpu [d1 d2 d3]", "main vendor.com/nic [d0 d1]"}
@@ -82,7 +82,7 @@ func TestPreStartNamesAllDevices(t *testing.T) {
 			t.Errorf("prepared %q for the next start, want %q", got, of)
 		}
 		r.restart()
-		r.expect("a", "main", "busy Preparing") // asking has it prepared, as the books say
+		r.expect("a", "main", "busy Preparing") // allocating has it prepared, as the state file says
 		if got := calls(); !slices.Equal(got, of) {
 			t.Errorf("prepared %q after a restart, want %q", got, of)
 		}
@@ -90,23 +90,23 @@ func TestPreStartNamesAllDevices(t *testing.T) {
 }
 
 func TestAFailedPreStartIsARefusalAndIsTriedAgain(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
-		r.shop.offer(gpu, func(o *device.Offer) { o.PreStart = true })
-		r.shop.prepares(func(context.Context) error { return errPlugin })
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.plugins.prepares(func(context.Context) error { return errPlugin })
 		r.bind("a", app(gpu, 1))
 		r.expect("a", "main", "waiting PreStartFailed")
-		r.shop.prepares(nil)
+		r.plugins.prepares(nil)
 		r.expect("a", "main", "waiting PreStartFailed")
 		r.after(time.Second)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 
 		c := running("1", "a", "main")
 		start(r, c)
-		r.shop.prepares(func(context.Context) error { return errPlugin })
+		r.plugins.prepares(func(context.Context) error { return errPlugin })
 		r.RuntimeStopped(c)
 		r.expect("a", "main", "waiting PreStartFailed") // it has run: the devices stay its own
-		r.shop.prepares(nil)
+		r.plugins.prepares(nil)
 		r.after(time.Second)
 		r.expect("a", "main", "busy Preparing")
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
@@ -115,7 +115,7 @@ func TestAFailedPreStartIsARefusalAndIsTriedAgain(t *testing.T) {
 
 // Of what was taken over from a kubelet nobody knows whether its plugin wants the call, until the plugin is there.
 func TestPreStartOfWhatWasImported(t *testing.T) {
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		c := device.Container{Pod: "a", Name: "main"}
 		r.halt()
 		books, err := store.Open(store.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
@@ -132,12 +132,12 @@ func TestPreStartOfWhatWasImported(t *testing.T) {
 		r.Bind(pod("a", app(gpu, 1)))
 		r.RuntimeSynced([]device.Running{running("1", "a", "main")}, nil)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
-		r.shop.stock(gpu, 2)
-		r.shop.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.plugins.stock(gpu, 2)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
 		synctest.Wait()
 		r.RuntimeStopped(running("1", "a", "main"))
 		synctest.Wait()
-		if n := len(r.shop.prepared); n != 1 {
+		if n := len(r.plugins.prepared); n != 1 {
 			t.Errorf("prepared %d times before the next start, want once", n)
 		}
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")

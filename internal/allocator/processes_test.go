@@ -10,28 +10,28 @@ import (
 
 // The runtime has reported the end of a container, or does not list the container any longer, and its processes live.
 func TestRelease_ProcessesLive_WaitsForTheirEnd(t *testing.T) {
-	for name, lose := range map[string]func(*rig){
-		"the end is reported":  func(r *rig) { r.RuntimeStopped(running("1", "a", "main")) },
-		"the runtime restarts": func(r *rig) { r.RuntimeLost(); r.RuntimeSynced(nil, nil) },
-		"devmgrd restarts": func(r *rig) {
+	for name, lose := range map[string]func(*harness){
+		"the end is reported":  func(r *harness) { r.RuntimeStopped(running("1", "a", "main")) },
+		"the runtime restarts": func(r *harness) { r.RuntimeLost(); r.RuntimeSynced(nil, nil) },
+		"devmgrd restarts": func(r *harness) {
 			r.restart()
 			r.Replace([]device.PodDemand{pod("b", app(gpu, 1))})
 			r.RuntimeSynced(nil, nil)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			run(t, func(r *rig) {
-				r.shop.stock(gpu, 1)
+			run(t, func(r *harness) {
+				r.plugins.stock(gpu, 1)
 				r.RuntimeSynced(nil, nil)
 				r.bind("a", app(gpu, 1))
 				r.bind("b", app(gpu, 1))
 				r.Claim(running("1", "a", "main"))
-				r.shop.haunt("a")
+				r.plugins.haunt("a")
 				r.Drop("a")
 				lose(r)
 				r.after(time.Hour)
 				r.expect("b", "main", "waiting NotEnoughDevices")
-				r.shop.haunt()
+				r.plugins.haunt()
 				r.after(10 * time.Second)
 				r.expect("b", "main", "ready vendor.com/gpu[d0]")
 			})
@@ -41,15 +41,15 @@ func TestRelease_ProcessesLive_WaitsForTheirEnd(t *testing.T) {
 
 // A pod's last processes mostly end a moment after its containers.
 func TestRelease_ProcessesEndSoon_TakesNoLonger(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
-		r.shop.haunt("a")
+		r.plugins.haunt("a")
 		r.Drop("a")
 		r.after(50 * time.Millisecond)
-		r.shop.haunt()
+		r.plugins.haunt()
 		r.after(100 * time.Millisecond)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 	})
@@ -57,9 +57,9 @@ func TestRelease_ProcessesEndSoon_TakesNoLonger(t *testing.T) {
 
 // As in a container that does not see the host's cgroups. The runtime's word counts then.
 func TestRelease_HostCannotTell_GoesByTheRuntime(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.blind = errors.New("not the host's cgroups")
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.blind = errors.New("not the host's cgroups")
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))

@@ -47,7 +47,7 @@ func (a *Allocator) recallLocked(r device.PodRecord, c conflict) {
 	// A pod with devices counts as admitted, since the API server may be away. Another one may have been bound past the
 	// scheduler while the kubelet was away; the Node's number does not fall before the API server has listed all pods.
 	r.Demand.Admitted = len(r.Assignments) > 0
-	p := &pod{demand: r.Demand, wanted: true, saved: true, bound: time.Now(), assigned: r.Assignments}
+	p := &pod{demand: r.Demand, active: true, saved: true, bound: time.Now(), assigned: r.Assignments}
 	if c.id != "" {
 		p.assigned, p.doubt = nil, hold{}
 	}
@@ -74,7 +74,7 @@ func (a *Allocator) recallLocked(r device.PodRecord, c conflict) {
 		a.log.Error("state file assigns one device to two pods", "resource", c.resource, "device", c.id, "pod", p.demand.Pod.String(), "other", c.other.String())
 		a.parkLocked(p, device.Wait{Reason: device.AssignmentConflict, Message: fmt.Sprintf(
 			"the state file assigns device %s of %s to this pod and to %s; waiting for the container runtime to tell which one uses it", c.id, c.resource, c.other)}, 0)
-		a.rememberLocked(p)
+		a.saveLaterLocked(p)
 	case !p.served():
 		a.queueLocked(p)
 	}

@@ -9,8 +9,8 @@ import (
 
 // The kubelet is away, so a pod that was bound past the scheduler is neither admitted nor rejected while devmgrd restarts.
 func TestNumber_UnadmittedPodInTheStateFile_DoesNotRaiseIt(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		all := pod("a", app(gpu, 2))
 		all.Admitted = true
 		r.Bind(all)
@@ -31,8 +31,8 @@ func TestNumber_UnadmittedPodInTheStateFile_DoesNotRaiseIt(t *testing.T) {
 
 // Pods that the state file knows may be gone by now: what they ask for raises no number before the API server has listed the pods.
 func TestNumber_PodsOfTheStateFileAreGone_DoNotRaiseIt(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 4)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 4)
 		r.RuntimeSynced(nil, nil)
 		var all []device.PodDemand
 		for _, name := range []string{"a", "b", "c"} {
@@ -46,12 +46,12 @@ func TestNumber_PodsOfTheStateFileAreGone_DoNotRaiseIt(t *testing.T) {
 		r.halt()
 		r.boot = "two"
 		r.start()
-		r.shop.lists(gpu, "n0", "n1", "n2", "n3") // the devices of the two pods are of another boot, and no longer listed
+		r.plugins.lists(gpu, "n0", "n1", "n2", "n3") // the devices of the two pods are of another boot, and no longer listed
 		r.published(numbers{gpu: 4})
 		r.Replace([]device.PodDemand{all[2]})
 		r.RuntimeSynced(nil, nil)
 		r.after(time.Minute)
 		r.expect("c", "main", "ready vendor.com/gpu[n0 n1]")
 		r.published(numbers{gpu: 4})
-	}, func(r *rig) { r.boot = "one" })
+	}, func(r *harness) { r.boot = "one" })
 }

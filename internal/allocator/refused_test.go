@@ -12,14 +12,14 @@ import (
 
 // One device that its plugin lists as healthy and refuses costs no pod its start while others are free.
 func TestRefusedDevice_IsChosenLast(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 8)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 8)
 		r.RuntimeSynced(nil, nil)
 		broken := "[d0"
-		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error {
-			r.shop.mu.Lock()
-			defer r.shop.mu.Unlock()
-			if broken != "" && strings.Contains(r.shop.asked[len(r.shop.asked)-1], broken) {
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error {
+			r.plugins.mu.Lock()
+			defer r.plugins.mu.Unlock()
+			if broken != "" && strings.Contains(r.plugins.asked[len(r.plugins.asked)-1], broken) {
 				return errPlugin
 			}
 			return nil
@@ -33,9 +33,9 @@ func TestRefusedDevice_IsChosenLast(t *testing.T) {
 		r.bind("h", app(gpu, 1)) // there is no other
 		r.after(time.Hour)
 		r.expect("h", "main", "waiting PluginError")
-		r.shop.mu.Lock()
+		r.plugins.mu.Lock()
 		broken = ""
-		r.shop.mu.Unlock()
+		r.plugins.mu.Unlock()
 		r.after(time.Minute)
 		r.expect("h", "main", "ready vendor.com/gpu[d0]")
 		r.Drop("h")
@@ -46,13 +46,13 @@ func TestRefusedDevice_IsChosenLast(t *testing.T) {
 
 // A pod that asks for several devices gets past one that is refused, too: the plugin does not say which of them is broken.
 func TestRefusedDevice_AmongSeveral_IsFoundOut(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 3)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
 		r.RuntimeSynced(nil, nil)
-		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error {
-			r.shop.mu.Lock()
-			defer r.shop.mu.Unlock()
-			if strings.Contains(r.shop.asked[len(r.shop.asked)-1], "d0") {
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error {
+			r.plugins.mu.Lock()
+			defer r.plugins.mu.Unlock()
+			if strings.Contains(r.plugins.asked[len(r.plugins.asked)-1], "d0") {
 				return errPlugin
 			}
 			return nil

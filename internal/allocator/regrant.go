@@ -42,7 +42,7 @@ const maxRegrants = 3
 
 // regrantLocked has the lapsed grants of a pod given again.
 func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
-	movable := !p.ran && !a.live[p.demand.Pod.UID].runs()
+	movable := !p.ran && !a.running[p.demand.Pod.UID].mayRun()
 	failed := p.tries >= maxRegrants && p.wait.Reason != device.StoreUnavailable
 	if movable && (failed || slices.Contains(slices.Collect(maps.Values(p.lapsed)), unusable)) {
 		a.moveLocked(p, p.wait)
@@ -57,7 +57,7 @@ func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 		a.parkLocked(p, no.Wait, max(0, left))
 		return
 	}
-	p.phase = asking
+	p.phase = allocating
 	demand, has, lapsed, at := p.demand, p.assigned, maps.Clone(p.lapsed), map[device.ResourceName]int64{}
 	for _, as := range has {
 		for _, s := range as.Shares {
@@ -65,7 +65,7 @@ func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 		}
 	}
 	a.work.Go(func() {
-		got, err := a.askAgain(ctx, demand.Pod, has, lapsed, at)
+		got, err := a.callPluginsAgain(ctx, demand.Pod, has, lapsed, at)
 		if err == nil {
 			err = a.save(demand, got)
 		}
@@ -82,7 +82,7 @@ func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) 
 		}
 		for _, s := range as.Shares {
 			pool := a.pools[s.Resource]
-			if no := (&shelf{pool: pool}).closed(s.Resource); no != nil {
+			if no := (&draft{pool: pool}).unavailable(s.Resource); no != nil {
 				return no, time.Time{}
 			}
 			for _, id := range s.IDs {
@@ -96,8 +96,8 @@ func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) 
 	return nil, time.Time{}
 }
 
-// askAgain returns the assignments of a pod with new grants for the lapsed containers. It holds no lock.
-func (a *Allocator) askAgain(ctx context.Context, pod device.Pod, has []device.Assignment, lapsed map[string]lapse, at map[device.ResourceName]int64) ([]device.Assignment, error) {
+// callPluginsAgain returns the assignments of a pod with new grants for the lapsed containers. It holds no lock.
+func (a *Allocator) callPluginsAgain(ctx context.Context, pod device.Pod, has []device.Assignment, lapsed map[string]lapse, at map[device.ResourceName]int64) ([]device.Assignment, error) {
 	all := slices.Clone(has)
 	var granted device.Grants // to the pod
 	for i, as := range all {
@@ -148,10 +148,10 @@ func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 }
 
 // moveLocked has a pod planned again that has not run with its devices. The runtime may have containers of it that were created and
-// never started, as after a power cut: they are barred first, as when devices are released (books.go), since they were created with
+// never started, as after a power cut: they are barred first, as when devices are released (writer.go), since they were created with
 // the devices that the pod gives back.
 func (a *Allocator) moveLocked(p *pod, why device.Wait) {
-	idle := maps.Clone(a.live[p.demand.Pod.UID])
+	idle := maps.Clone(a.running[p.demand.Pod.UID])
 	if len(idle) == 0 {
 		a.replanLocked(p, why)
 		return
@@ -160,12 +160,12 @@ func (a *Allocator) moveLocked(p *pod, why device.Wait) {
 		a.parkLocked(p, why, left)
 		return
 	}
-	p.phase = asking
+	p.phase = allocating
 	a.work.Go(func() {
 		proven := a.proveIdle(idle)
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if !p.wanted || p.later != nil || !a.live[p.demand.Pod.UID].bar(proven) {
+		if !p.active || p.newDemand != nil || !a.running[p.demand.Pod.UID].bar(proven) {
 			a.failLocked(p, why, firstPause)
 			return
 		}
@@ -176,7 +176,7 @@ func (a *Allocator) moveLocked(p *pod, why device.Wait) {
 // reviveLocked tries again a pod that waits for its devices to be granted again: a container that kept it from having others may be
 // gone, or be idle.
 func (a *Allocator) reviveLocked(p *pod) {
-	if p != nil && p.wanted && p.phase == parked && len(p.lapsed) > 0 {
+	if p != nil && p.active && p.phase == parked && len(p.lapsed) > 0 {
 		a.queueLocked(p)
 	}
 }
@@ -190,11 +190,11 @@ func (a *Allocator) replanLocked(p *pod, why device.Wait) {
 			p.doubt[s.Resource] = append(p.doubt[s.Resource], s.IDs...)
 		}
 	}
-	p.assigned, p.lapsed, p.fresh, p.starts, p.tries = nil, nil, nil, nil, 0
-	a.showLocked(p)
+	p.assigned, p.lapsed, p.fresh, p.preparations, p.tries = nil, nil, nil, nil, 0
+	a.publishLocked(p)
 	a.parkLocked(p, why, 0)
-	a.rememberLocked(p)
-	a.writeLocked(0)
+	a.saveLaterLocked(p)
+	a.scheduleWriteLocked(0)
 }
 
 // Refused notes why a container was refused that has its devices. The grant has lapsed if the host lacks what it names: then
@@ -203,7 +203,7 @@ func (a *Allocator) Refused(c device.Container, why device.Wait, lapsed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pods[c.Pod]
-	if p == nil || !p.wanted || p.phase != settled {
+	if p == nil || !p.active || p.phase != settled {
 		return
 	}
 	if _, has := p.of(c.Name); !has {
@@ -214,10 +214,10 @@ func (a *Allocator) Refused(c device.Container, why device.Wait, lapsed bool) {
 		return
 	}
 	news := p.refusal != why
-	p.refusal, p.refused = why, c.Name
-	a.board.move()
+	p.refusal, p.refusedContainer = why, c.Name
+	a.feed.notify()
 	if news {
-		a.herald.Waiting(p.demand.Pod, why)
+		a.notifier.Waiting(p.demand.Pod, why)
 	}
 }
 
@@ -238,7 +238,7 @@ func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait) {
 // uncreatedLocked looks at a container that has ended before it started: the runtime has failed to create it, and said so to
 // the kubelet only. Where a remembered grant names CDI devices these may be the cause: their definitions are the plugin's
 // files, and are looked up by the runtime alone.
-func (a *Allocator) uncreatedLocked(p *pod, l *life) {
+func (a *Allocator) uncreatedLocked(p *pod, l *runningContainer) {
 	as, has := p.of(l.name)
 	if l.started || l.fresh || !has || p.phase != settled {
 		return

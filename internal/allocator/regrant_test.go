@@ -12,9 +12,9 @@ import (
 )
 
 // start has the runtime create a container and run its processes.
-func start(r *rig, c device.Running) {
+func start(r *harness, c device.Running) {
 	r.t.Helper()
-	if st := r.Claim(c); st.Stand != device.Ready {
+	if st := r.Claim(c); st.State != device.Ready {
 		r.t.Fatalf("%s stands %+v", c.Container.Pod, st)
 	}
 	r.RuntimeStarted(c)
@@ -24,15 +24,15 @@ func start(r *rig, c device.Running) {
 }
 
 // asked returns what the plugins were asked for since the last call.
-func (r *rig) asked() []string {
-	r.shop.mu.Lock()
-	defer r.shop.mu.Unlock()
-	asked := r.shop.asked
-	r.shop.asked = nil
+func (r *harness) asked() []string {
+	r.plugins.mu.Lock()
+	defer r.plugins.mu.Unlock()
+	asked := r.plugins.asked
+	r.plugins.asked = nil
 	return asked
 }
 
-func (r *rig) expectAsked(want ...string) {
+func (r *harness) expectAsked(want ...string) {
 	r.t.Helper()
 	synctest.Wait()
 	if got := r.asked(); !slices.Equal(got, want) {
@@ -41,19 +41,19 @@ func (r *rig) expectAsked(want ...string) {
 }
 
 // reboot ends everything but what is on disk. The plugin is away.
-func (r *rig) reboot() {
+func (r *harness) reboot() {
 	r.t.Helper()
 	r.halt()
 	r.boot += "+"
-	r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
+	r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
 	r.start()
 	r.RuntimeSynced(nil, nil)
 	synctest.Wait()
 }
 
 func TestReboot_GrantIsGivenAgainBeforeTheFirstStart(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", wants("init", device.Init, gpu, 1), app(gpu, 2))
 		start(r, running("1", "a", "main"))
@@ -61,11 +61,11 @@ func TestReboot_GrantIsGivenAgainBeforeTheFirstStart(t *testing.T) {
 
 		r.reboot()
 		r.expect("a", "main", "waiting PluginStale")
-		if waiting := r.Waiting(); len(waiting) != 1 {
+		if waiting := r.WaitingPods(); len(waiting) != 1 {
 			t.Errorf("%d pods wait", len(waiting))
 		}
 		r.after(time.Hour)
-		r.shop.stock(gpu, 2, 0, 1) // healthy or not
+		r.plugins.stock(gpu, 2, 0, 1) // healthy or not
 		r.expect("a", "main", "ready vendor.com/gpu[d0 d1]")
 		r.expectAsked("a/init vendor.com/gpu [d0]", "a/main vendor.com/gpu [d0 d1]")
 		r.check()
@@ -73,54 +73,54 @@ func TestReboot_GrantIsGivenAgainBeforeTheFirstStart(t *testing.T) {
 		r.RuntimeSynced(nil, nil)
 		r.expect("a", "main", "ready vendor.com/gpu[d0 d1]")
 		r.expectAsked()
-	}, func(r *rig) { r.boot = "one" })
+	}, func(r *harness) { r.boot = "one" })
 }
 
 func TestReboot_PluginRefuses_PodWaitsAndMayHaveOtherDevices(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		start(r, running("1", "a", "main"))
 		r.reboot()
-		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error {
-			r.shop.mu.Lock()
-			defer r.shop.mu.Unlock()
-			if r.shop.asked[len(r.shop.asked)-1] == "a/main vendor.com/gpu [d0]" {
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error {
+			r.plugins.mu.Lock()
+			defer r.plugins.mu.Unlock()
+			if r.plugins.asked[len(r.plugins.asked)-1] == "a/main vendor.com/gpu [d0]" {
 				return errPlugin
 			}
 			return nil
 		})
-		r.shop.stock(gpu, 2)
+		r.plugins.stock(gpu, 2)
 		r.expect("a", "main", "waiting PluginError")
 		r.after(time.Minute)
 		r.expect("a", "main", "ready vendor.com/gpu[d1]")
-	}, func(r *rig) { r.boot = "one" })
+	}, func(r *harness) { r.boot = "one" })
 }
 
 // Some plugins name their devices at random: the pod must not wait for a name that never comes back.
 func TestReboot_DeviceIsListedNoMore_PodIsPlannedAgain(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.lists(gpu, "a", "b")
+	run(t, func(r *harness) {
+		r.plugins.lists(gpu, "a", "b")
 		r.RuntimeSynced(nil, nil)
 		r.bind("p", app(gpu, 1))
 		start(r, running("1", "p", "main"))
 		r.reboot()
-		r.shop.offer(gpu, func(o *device.Offer) { o.Inventory.Devices, o.State, o.Since = nil, device.Serving, time.Now() })
+		r.plugins.offer(gpu, func(o *device.Offer) { o.Inventory.Devices, o.State, o.Since = nil, device.Serving, time.Now() })
 		r.expect("p", "main", "waiting DeviceUnhealthy")
 		r.after(5 * time.Second)
 		r.expect("p", "main", "waiting DeviceUnhealthy")
-		r.shop.lists(gpu, "c", "d")
+		r.plugins.lists(gpu, "c", "d")
 		r.expect("p", "main", "waiting DeviceUnhealthy")
 		r.after(6 * time.Second)
 		r.expect("p", "main", "ready vendor.com/gpu[c]")
 		r.published(map[device.ResourceName]int{gpu: 2})
-	}, func(r *rig) { r.boot = "one" })
+	}, func(r *harness) { r.boot = "one" })
 }
 
 func TestDeviceGone_PodThatHasNotRun_GetsAnother(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		c := running("1", "a", "main")
@@ -129,10 +129,10 @@ func TestDeviceGone_PodThatHasNotRun_GetsAnother(t *testing.T) {
 		gone := device.Wait{Reason: device.HostDeviceMissing, Message: "/dev/d0 is gone"}
 		r.Refused(c.Container, gone, true)
 		r.expect("a", "main", "waiting HostDeviceMissing")
-		if w, ok := r.Outlook("ns", "a"); !ok || w.Stand != device.Waiting || w.Wait != gone {
+		if w, ok := r.PodStatus("ns", "a"); !ok || w.State != device.Waiting || w.Wait != gone {
 			t.Errorf("the outlook is %+v", w)
 		}
-		if n := r.metric("devmgrd_demands_waiting", "HostDeviceMissing"); n != 1 {
+		if n := r.metric("devmgrd_pods_waiting", "HostDeviceMissing"); n != 1 {
 			t.Errorf("%v pods are counted as waiting", n)
 		}
 		r.after(2 * time.Second)
@@ -140,15 +140,15 @@ func TestDeviceGone_PodThatHasNotRun_GetsAnother(t *testing.T) {
 		r.bind("b", app(gpu, 1)) // there is no other
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 		r.check()
-		if !slices.Contains(r.shop.told, "a waits: HostDeviceMissing") {
-			t.Errorf("told %q", r.shop.told)
+		if !slices.Contains(r.plugins.told, "a waits: HostDeviceMissing") {
+			t.Errorf("told %q", r.plugins.told)
 		}
 	})
 }
 
 func TestDeviceGone_PodThatHasRun_IsGrantedItAgain(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		c := running("1", "a", "main")
@@ -168,14 +168,14 @@ func TestDeviceGone_PodThatHasRun_IsGrantedItAgain(t *testing.T) {
 }
 
 func TestPreStartFails_PodThatHasNotRun_GetsAnother(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
-		r.shop.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
 		r.RuntimeSynced(nil, nil)
-		r.shop.prepares(func(context.Context) error {
-			r.shop.mu.Lock()
-			defer r.shop.mu.Unlock()
-			if r.shop.prepared[len(r.shop.prepared)-1] == "main vendor.com/gpu [d0]" {
+		r.plugins.prepares(func(context.Context) error {
+			r.plugins.mu.Lock()
+			defer r.plugins.mu.Unlock()
+			if r.plugins.prepared[len(r.plugins.prepared)-1] == "main vendor.com/gpu [d0]" {
 				return errPlugin
 			}
 			return nil
@@ -192,9 +192,9 @@ func TestPreStartFails_PodThatHasNotRun_GetsAnother(t *testing.T) {
 func TestCDIDeviceUndefined_RememberedGrant_IsGivenAgain(t *testing.T) {
 	for _, cdi := range []bool{true, false} {
 		t.Run(fmt.Sprint("cdi=", cdi), func(t *testing.T) {
-			run(t, func(r *rig) {
-				r.shop.stock(gpu, 1)
-				r.shop.cdi = cdi
+			run(t, func(r *harness) {
+				r.plugins.stock(gpu, 1)
+				r.plugins.cdi = cdi
 				r.RuntimeSynced(nil, nil)
 				r.bind("a", app(gpu, 1))
 				create := func(id string) { // which the runtime fails to do
@@ -226,8 +226,8 @@ func TestCDIDeviceUndefined_RememberedGrant_IsGivenAgain(t *testing.T) {
 }
 
 func TestRefusal_IsShownUntilTheContainerIsCreated(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		c := running("1", "a", "main")
@@ -235,26 +235,26 @@ func TestRefusal_IsShownUntilTheContainerIsCreated(t *testing.T) {
 		for range 3 {
 			r.Refused(c.Container, why, false)
 		}
-		if w, _ := r.Outlook("ns", "a"); w.Stand != device.Waiting || w.Wait != why {
+		if w, _ := r.PodStatus("ns", "a"); w.State != device.Waiting || w.Wait != why {
 			t.Errorf("the outlook is %+v", w)
 		}
-		if n := r.metric("devmgrd_demands_waiting", "Overruled"); n != 1 || len(r.Waiting()) != 1 {
-			t.Errorf("%v pods are counted as waiting, %d are shown", n, len(r.Waiting()))
+		if n := r.metric("devmgrd_pods_waiting", "Overruled"); n != 1 || len(r.WaitingPods()) != 1 {
+			t.Errorf("%v pods are counted as waiting, %d are shown", n, len(r.WaitingPods()))
 		}
-		if n := len(slices.DeleteFunc(slices.Clone(r.shop.told), func(s string) bool { return s != "a waits: Overruled" })); n != 1 {
+		if n := len(slices.DeleteFunc(slices.Clone(r.plugins.told), func(s string) bool { return s != "a waits: Overruled" })); n != 1 {
 			t.Errorf("told %d times", n)
 		}
 		r.expect("a", "main", "ready vendor.com/gpu[d0]") // it may be created all the same
 		start(r, c)
-		if w, _ := r.Outlook("ns", "a"); w.Stand != device.Ready {
+		if w, _ := r.PodStatus("ns", "a"); w.State != device.Ready {
 			t.Errorf("the outlook is %+v", w)
 		}
 	})
 }
 
 func TestGrantLapsed_OtherContainersOfThePodGoOn(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", wants("side", device.Sidecar, gpu, 1), app(gpu, 1))
 		start(r, running("1", "a", "side"))
@@ -273,28 +273,28 @@ func TestGrantLapsed_OtherContainersOfThePodGoOn(t *testing.T) {
 // Devices that were granted in another boot and are not listed in this one are in use by no process: they are not counted on top of what
 // the plugin lists, whatever IDs it uses.
 func TestReboot_DevicesAreRenamed_NumberStays(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 4)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 4)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 2))
 		r.expect("a", "main", "ready vendor.com/gpu[d0 d1]")
 		start(r, running("1", "a", "main"))
 		r.reboot()
-		r.shop.lists(gpu, "n0", "n1", "n2", "n3")
+		r.plugins.lists(gpu, "n0", "n1", "n2", "n3")
 		r.published(numbers{gpu: 4})
 		r.bind("b", app(gpu, 2))
 		r.after(time.Minute)
 		r.expect("a", "main", "ready vendor.com/gpu[n0 n1]")
 		r.expect("b", "main", "ready vendor.com/gpu[n2 n3]")
 		r.published(numbers{gpu: 4})
-	}, func(r *rig) { r.boot = "one" })
+	}, func(r *harness) { r.boot = "one" })
 }
 
 // A power cut between the creation of a container and its start: the runtime lists the container for as long as the pod lives, and it
 // never starts. The pod gets other devices when the host has shown that nothing runs, and the container must not start any more.
 func TestReboot_DevicesAreRenamed_IdleContainerIsInNobodysWay(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 2))
 		idle := running("1", "a", "main")
@@ -302,13 +302,13 @@ func TestReboot_DevicesAreRenamed_IdleContainerIsInNobodysWay(t *testing.T) {
 		r.Claim(idle)
 		r.reboot()
 		r.RuntimeSynced([]device.Running{idle}, nil)
-		r.shop.lists(gpu, "n0", "n1")
+		r.plugins.lists(gpu, "n0", "n1")
 		r.after(20 * time.Second)
 		r.expect("a", "main", "waiting DeviceUnhealthy") // it may be about to start
-		r.shop.setAlive(idle.ID, true)
+		r.plugins.setAlive(idle.ID, true)
 		r.after(time.Minute)
 		r.expect("a", "main", "waiting DeviceUnhealthy") // the host shows a process
-		r.shop.setAlive(idle.ID, false)
+		r.plugins.setAlive(idle.ID, false)
 		r.RuntimeSynced([]device.Running{idle}, nil)
 		r.after(time.Minute)
 		r.expect("a", "main", "ready vendor.com/gpu[n0 n1]")
@@ -319,5 +319,5 @@ func TestReboot_DevicesAreRenamed_IdleContainerIsInNobodysWay(t *testing.T) {
 		start(r, next)
 		r.published(numbers{gpu: 2})
 		r.check()
-	}, func(r *rig) { r.boot = "one" })
+	}, func(r *harness) { r.boot = "one" })
 }

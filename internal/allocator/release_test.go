@@ -123,8 +123,8 @@ func (w *world) unheard(dice *rand.Rand) {
 // The power went between the making of a container and its start. The runtime that is back has it, and never tells that
 // it is gone.
 func TestAContainerThatWasNeverStarted(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.bind("a", app(gpu, 1))
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		idle := running("1", "a", "main")
@@ -139,8 +139,8 @@ func TestAContainerThatWasNeverStarted(t *testing.T) {
 		r.after(2 * time.Second)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 	})
-	run(t, func(r *rig) { // another of the pod runs
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) { // another of the pod runs
+		r.plugins.stock(gpu, 1)
 		r.bind("a", app(gpu, 1))
 		idle := running("1", "a", "main")
 		idle.Idle = true

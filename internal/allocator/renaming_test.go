@@ -181,7 +181,7 @@ func (w *renaming) start(n int) string {
 	uid := device.PodUID(fmt.Sprint(w.pods))
 	d := device.PodDemand{Pod: device.Pod{UID: uid}, Admitted: true, Demands: []device.Demand{
 		{Container: device.Container{Pod: uid, Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{worldly: n}}}}
-	got, no := plan(wish{demand: d}, w.pools)
+	got, no := plan(planInput{demand: d}, w.pools)
 	if no != nil {
 		return "no room for a pod"
 	}
@@ -203,7 +203,7 @@ func (w *renaming) end(uid device.PodUID) {
 	}
 	p := w.pool()
 	p.requests, p.admitted = p.requests-len(ids), p.admitted-len(ids)
-	p.giveBack(ids, uid)
+	p.release(ids, uid)
 	for _, id := range ids {
 		delete(w.holders, id)
 		delete(w.granted, id)
@@ -224,7 +224,7 @@ func (w *renaming) check() error {
 	if p.withheld != nil {
 		most = len(p.listing.devices)
 	}
-	if n := p.published(0, true); n > max(most, p.admitted) {
+	if n := p.capacity(0, true); n > max(most, p.admitted) {
 		return fmt.Errorf("the Node shows %d devices, and there are %d", n, most)
 	}
 	free, at := 0, 0
@@ -241,8 +241,8 @@ func (w *renaming) check() error {
 			at++
 		}
 	}
-	if free != p.frees || at != p.unlisted {
-		return fmt.Errorf("%d free and %d unlisted, counted %d and %d", free, at, p.frees, p.unlisted)
+	if free != p.freeCount || at != p.unlisted {
+		return fmt.Errorf("%d free and %d unlisted, counted %d and %d", free, at, p.freeCount, p.unlisted)
 	}
 	return nil
 }

@@ -11,17 +11,17 @@ import (
 // Another instance of a plugin may register while the stream of the one before is open: the offer is never away, and the
 // pauses of pods that the old instance failed end all the same.
 func TestPluginReplacedWithoutAGap_EndsPauses(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
-		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { return errPlugin })
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { return errPlugin })
 		r.bind("a", app(gpu, 1))
 		r.after(10 * time.Minute) // its pauses are 30 s by now
 		for r.asked(); len(r.asked()) == 0; {
 			r.after(time.Second) // just after a try
 		}
-		r.shop.answers(nil)
-		r.shop.offer(gpu, func(o *device.Offer) { o.Session++ })
+		r.plugins.answers(nil)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.Session++ })
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 	})
 }

@@ -19,92 +19,92 @@ import (
 func (a *Allocator) RuntimeSynced(all []device.Running, local []device.PodDemand) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.synced = false
-	if a.behind == nil {
-		a.behind = make(chan struct{})
+	a.runtimeSynced = false
+	if a.catchingUp == nil {
+		a.catchingUp = make(chan struct{})
 	}
-	a.news = append(a.news, func() { a.syncLocked(all, local) })
+	a.reports = append(a.reports, func() { a.syncLocked(all, local) })
 	signal(a.kick)
 }
 
 // reportLocked applies what the runtime reports: at once, or after the lists that the planning loop has still to compare.
 func (a *Allocator) reportLocked(f func()) {
-	if a.behind == nil {
+	if a.catchingUp == nil {
 		f()
 		return
 	}
-	a.news = append(a.news, f)
+	a.reports = append(a.reports, f)
 }
 
 // catchUpLocked applies what the runtime has reported, in its order.
 func (a *Allocator) catchUpLocked() {
-	if a.behind == nil {
+	if a.catchingUp == nil {
 		return
 	}
-	for len(a.news) > 0 {
-		f := a.news[0]
-		a.news = a.news[1:]
+	for len(a.reports) > 0 {
+		f := a.reports[0]
+		a.reports = a.reports[1:]
 		f()
 	}
-	a.news = nil
-	close(a.behind)
-	a.behind = nil
+	a.reports = nil
+	close(a.catchingUp)
+	a.catchingUp = nil
 }
 
 func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
-	before := a.live
-	a.live = map[device.PodUID]tenant{}
-	clear(a.disputed)
-	for uid := range a.strays {
-		a.letGoLocked(uid)
+	before := a.running
+	a.running = map[device.PodUID]runningPod{}
+	clear(a.conflicting)
+	for uid := range a.quarantined {
+		a.endQuarantineLocked(uid)
 	}
 	for r, p := range a.pools {
-		if p.unknown > 0 {
-			p.unknown = 0
+		if p.unknownUsers > 0 {
+			p.unknownUsers = 0
 			a.wakeLocked(r, false)
 		}
 	}
 	own := holdings{}
 	for _, r := range all {
-		l := a.liveLocked(r, len(r.Stamp)+len(r.Digests) > 0)
+		l := a.addRunningLocked(r, len(r.Stamp)+len(r.Digests) > 0)
 		l.started = !r.Idle
 		if was := before[r.Container.Pod][r.ID]; was != nil {
-			l.told, l.barred = was.told, was.barred
+			l.reported, l.barred = was.reported, was.barred
 		}
 		if l.barred {
 			continue // its devices have been released
 		}
 		for resource, ids := range r.Stamp {
-			a.setAsideLocked(r.Container, resource, ids, own)
+			a.quarantineLocked(r.Container, resource, ids, own)
 		}
 		for resource, digest := range r.Digests {
 			a.verifyLocked(r, l, resource, digest)
 		}
 	}
-	a.synced, a.met, a.syncedAt = true, true, time.Now()
+	a.runtimeSynced, a.runtimeListed, a.syncedAt = true, true, time.Now()
 	a.replaceLocked(local, true)
 	for _, p := range a.pods {
 		a.auditLocked(p)
 		a.reviveLocked(p)
 	}
-	a.writeLocked(0)
-	signal(a.changed)
+	a.scheduleWriteLocked(0)
+	signal(a.capacityChanged)
 }
 
 // verifyLocked compares the digest on a container with what its pod has been assigned. If they differ nobody knows the
 // container's devices, and nothing of the resource is given out until it has ended.
-func (a *Allocator) verifyLocked(r device.Running, l *life, resource device.ResourceName, digest string) {
+func (a *Allocator) verifyLocked(r device.Running, l *runningContainer, resource device.ResourceName, digest string) {
 	ids := a.pods[r.Container.Pod].granted(l.name, resource)
-	if len(ids) > 0 && device.Digest(ids) == digest || slices.Contains(l.unknown, resource) {
+	if len(ids) > 0 && device.Digest(ids) == digest || slices.Contains(l.unknownDevices, resource) {
 		return
 	}
-	l.unknown = append(l.unknown, resource)
-	a.pools.of(resource).unknown++
-	a.log.Error("container runs with unknown devices; nothing of the resource is given out until it has ended", "resource", resource,
+	l.unknownDevices = append(l.unknownDevices, resource)
+	a.pools.of(resource).unknownUsers++
+	a.log.Error("container runs with unknown devices; resource paused", "resource", resource,
 		"uid", r.Container.Pod, "container", l.name, "id", r.ID)
 }
 
-// holdings are the devices that pods have been assigned, as far as setAsideLocked has looked them up.
+// holdings are the devices that pods have been assigned, as far as quarantineLocked has looked them up.
 type holdings map[holding]map[device.ID]bool
 
 type holding struct {
@@ -136,8 +136,8 @@ func (h holdings) of(p *pod, r device.ResourceName) map[device.ID]bool {
 	return ids
 }
 
-// setAsideLocked keeps other pods from the devices that are stamped on a container, unless its pod has been assigned them.
-func (a *Allocator) setAsideLocked(c device.Container, r device.ResourceName, ids []device.ID, own holdings) {
+// quarantineLocked keeps other pods from the devices that are stamped on a container, unless its pod has been assigned them.
+func (a *Allocator) quarantineLocked(c device.Container, r device.ResourceName, ids []device.ID, own holdings) {
 	p, pool := a.pods[c.Pod], a.pools.of(r)
 	if slices.Equal(p.granted(c.Name, r), ids) {
 		return // as the state file says, without a look at each device
@@ -157,19 +157,19 @@ func (a *Allocator) setAsideLocked(c device.Container, r device.ResourceName, id
 	}
 	if len(disputed) > 0 {
 		log, message := a.log.Error, "container runs with devices of another pod"
-		if !a.live[c.Pod].runs() {
+		if !a.running[c.Pod].mayRun() {
 			log, message = a.log.Warn, "idle container has devices of another pod, and will not be started"
 		}
 		log(message, "resource", r, "devices", device.Abridge(disputed), "uid", c.Pod, "container", c.Name, "owner", pool.taken[disputed[0]])
-		note(a.disputed, c, r, disputed)
+		addDevices(a.conflicting, c, r, disputed)
 	}
 	if len(unknown) > 0 {
-		a.log.Warn("container runs with devices that the state file does not know; they are set aside for its pod",
+		a.log.Warn("quarantined unrecorded devices of running container",
 			"resource", r, "devices", device.Abridge(unknown), "uid", c.Pod, "container", c.Name)
 	}
 	if len(strays) > 0 {
-		pool.stray(strays, c.Pod) // but for those that an attempt holds
-		note(a.strays, c, r, strays)
+		pool.quarantine(strays, c.Pod) // but for those that an attempt holds
+		addDevices(a.quarantined, c, r, strays)
 	}
 	a.withholdLocked(r)
 }
@@ -188,8 +188,8 @@ func (p *pod) granted(container string, r device.ResourceName) []device.ID {
 	return nil
 }
 
-// note adds devices to those that containers run with.
-func note(in map[device.PodUID]map[string]device.Choice, c device.Container, r device.ResourceName, ids []device.ID) {
+// addDevices adds devices to those that containers run with.
+func addDevices(in map[device.PodUID]map[string]device.Choice, c device.Container, r device.ResourceName, ids []device.ID) {
 	of := in[c.Pod]
 	if of == nil {
 		of = map[string]device.Choice{}
@@ -214,11 +214,11 @@ func note(in map[device.PodUID]map[string]device.Choice, c device.Container, r d
 
 // reclaimLocked sets disputed devices aside that their other pod has given back, for the containers that run with them.
 func (a *Allocator) reclaimLocked() {
-	if len(a.disputed) == 0 {
+	if len(a.conflicting) == 0 {
 		return
 	}
-	disputed, own := a.disputed, holdings{}
-	a.disputed = map[device.PodUID]map[string]device.Choice{}
+	disputed, own := a.conflicting, holdings{}
+	a.conflicting = map[device.PodUID]map[string]device.Choice{}
 	for uid, containers := range disputed {
 		for container, choice := range containers {
 			for r, ids := range choice {
@@ -232,40 +232,40 @@ func (a *Allocator) reclaimLocked() {
 					}
 				}
 				if len(still) > 0 {
-					note(a.disputed, c, r, still)
+					addDevices(a.conflicting, c, r, still)
 				}
 				if len(free) > 0 {
-					a.setAsideLocked(c, r, free, own)
+					a.quarantineLocked(c, r, free, own)
 				}
 			}
 		}
 	}
 }
 
-// letGoLocked frees what setAsideLocked has set aside for a pod and what is neither held nor assigned by now.
-func (a *Allocator) letGoLocked(uid device.PodUID) {
-	for _, choice := range a.strays[uid] {
+// endQuarantineLocked frees what quarantineLocked has set aside for a pod and what is neither held nor assigned by now.
+func (a *Allocator) endQuarantineLocked(uid device.PodUID) {
+	for _, choice := range a.quarantined[uid] {
 		for r, ids := range choice {
 			pool := a.pools[r]
 			for _, id := range ids {
-				if pool.strays[id] {
-					delete(pool.strays, id)
-					a.giveLocked(r, []device.ID{id}, uid)
+				if pool.quarantined[id] {
+					delete(pool.quarantined, id)
+					a.freeLocked(r, []device.ID{id}, uid)
 				}
 			}
 			a.wakeLocked(r, false)
 		}
 	}
-	delete(a.strays, uid)
+	delete(a.quarantined, uid)
 	a.reclaimLocked()
-	signal(a.changed)
+	signal(a.capacityChanged)
 }
 
 // RuntimeLost reports that the runtime is away. Its containers may still run, so nothing is released until it is back.
 func (a *Allocator) RuntimeLost() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.reportLocked(func() { a.synced = false })
+	a.reportLocked(func() { a.runtimeSynced = false })
 }
 
 // RuntimeStarted reports that the runtime has been given all that it needs to make a container.
@@ -273,14 +273,14 @@ func (a *Allocator) RuntimeStarted(r device.Running) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.reportLocked(func() {
-		l := a.liveLocked(r, true)
+		l := a.addRunningLocked(r, true)
 		if p := a.pods[r.Container.Pod]; p != nil {
 			name := r.Container.Name
 			l.fresh = p.fresh[name]
 			delete(p.fresh, name)
-			delete(p.starts, name) // this start uses it up
-			if p.refused == name {
-				p.refusal, p.refused = device.Wait{}, ""
+			delete(p.preparations, name) // this start uses it up
+			if p.refusedContainer == name {
+				p.refusal, p.refusedContainer = device.Wait{}, ""
 			}
 		}
 	})
@@ -294,7 +294,7 @@ var errBarred = errors.New("its devices have been released since it was created"
 func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error {
 	for {
 		a.mu.Lock()
-		behind := a.behind
+		behind := a.catchingUp
 		if behind == nil {
 			break
 		}
@@ -306,11 +306,11 @@ func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error
 		}
 	}
 	defer a.mu.Unlock()
-	l := a.live[r.Container.Pod][r.ID]
+	l := a.running[r.Container.Pod][r.ID]
 	if l == nil {
 		return nil
 	}
-	if l.idle && (l.barred || a.disputed[r.Container.Pod][l.name] != nil) {
+	if l.idle && (l.barred || a.conflicting[r.Container.Pod][l.name] != nil) {
 		return errBarred
 	}
 	l.idle, l.started = false, true
@@ -323,47 +323,47 @@ func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error
 	return nil
 }
 
-// liveLocked notes a container that lives, or is about to.
-func (a *Allocator) liveLocked(r device.Running, stamped bool) *life {
-	t := a.live[r.Container.Pod]
+// addRunningLocked notes a container that lives, or is about to.
+func (a *Allocator) addRunningLocked(r device.Running, stamped bool) *runningContainer {
+	t := a.running[r.Container.Pod]
 	if t == nil {
-		t = tenant{}
-		a.live[r.Container.Pod] = t
+		t = runningPod{}
+		a.running[r.Container.Pod] = t
 	}
-	l := &life{name: r.Container.Name, sandbox: r.Sandbox, made: r.Made, stamped: stamped, idle: r.Idle}
+	l := &runningContainer{name: r.Container.Name, sandbox: r.Sandbox, made: r.Made, stamped: stamped, idle: r.Idle}
 	if was := t[r.ID]; was != nil {
-		l.unknown = was.unknown
+		l.unknownDevices = was.unknownDevices
 	}
 	t[r.ID] = l
 	return l
 }
 
-// deadLocked forgets a container, and returns its name if it was known.
-func (a *Allocator) deadLocked(uid device.PodUID, id string) (name string, known bool) {
-	l, known := a.live[uid][id]
+// removeRunningLocked forgets a container, and returns its name if it was known.
+func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) (name string, known bool) {
+	l, known := a.running[uid][id]
 	if !known {
 		return "", false
 	}
 	name = l.name
-	delete(a.live[uid], id)
-	for _, r := range l.unknown {
-		a.pools[r].unknown--
+	delete(a.running[uid], id)
+	for _, r := range l.unknownDevices {
+		a.pools[r].unknownUsers--
 		a.wakeLocked(r, false)
 	}
-	if len(a.live[uid]) > 0 {
+	if len(a.running[uid]) > 0 {
 		return name, true
 	}
-	delete(a.live, uid)
-	delete(a.disputed, uid)
-	if a.strays[uid] != nil {
-		a.letGoLocked(uid) // what an attempt holds of it stays held
+	delete(a.running, uid)
+	delete(a.conflicting, uid)
+	if a.quarantined[uid] != nil {
+		a.endQuarantineLocked(uid) // what an attempt holds of it stays held
 	}
 	switch p := a.pods[uid]; {
 	case p == nil:
-	case !p.wanted:
-		a.writeLocked(0) // it can be released now
-	case p.told:
-		p.heard = time.Now()
+	case !p.active:
+		a.scheduleWriteLocked(0) // it can be released now
+	case p.runtimeKnows:
+		p.lastSeen = time.Now()
 		signal(a.kick)
 	}
 	a.reviveLocked(a.pods[uid])
@@ -379,13 +379,13 @@ const idleLimit = 10 * time.Minute
 // there after all, the next container that is made of it binds it again.
 func (a *Allocator) dropIdleLocked(now time.Time) (next time.Time) {
 	for uid, p := range a.locals {
-		if !p.wanted || !p.told || !a.synced || len(a.live[uid]) > 0 {
+		if !p.active || !p.runtimeKnows || !a.runtimeSynced || len(a.running[uid]) > 0 {
 			continue
 		}
-		due := p.heard.Add(idleLimit)
+		due := p.lastSeen.Add(idleLimit)
 		switch {
 		case !now.Before(due):
-			a.log.Info("a local pod has had no container for long; its devices are given back", "pod", p.demand.Pod.String())
+			a.log.Info("releasing devices of idle static pod", "pod", p.demand.Pod.String())
 			a.dropLocked(p)
 		case next.IsZero() || due.Before(next):
 			next = due
@@ -407,7 +407,7 @@ func (a *Allocator) RuntimeRemoved(uid device.PodUID, sandbox string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.reportLocked(func() {
-		for id, l := range a.live[uid] {
+		for id, l := range a.running[uid] {
 			if l.sandbox == sandbox {
 				a.log.Warn("end of a container was not reported", "uid", uid, "container", l.name, "id", id)
 				a.stoppedLocked(uid, id)
@@ -417,13 +417,13 @@ func (a *Allocator) RuntimeRemoved(uid device.PodUID, sandbox string) {
 }
 
 func (a *Allocator) stoppedLocked(uid device.PodUID, id string) {
-	l := a.live[uid][id]
-	name, known := a.deadLocked(uid, id)
+	l := a.running[uid][id]
+	name, known := a.removeRunningLocked(uid, id)
 	p := a.pods[uid]
-	if !known || p == nil || !p.wanted {
+	if !known || p == nil || !p.active {
 		return
 	}
-	if a.live[uid].names(name) {
+	if a.running[uid].has(name) {
 		return // its next instance runs already: its devices are not to be touched
 	}
 	a.uncreatedLocked(p, l)

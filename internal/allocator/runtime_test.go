@@ -16,8 +16,8 @@ import (
 )
 
 func TestDevicesStayWhileAContainerLives(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
 		r.RuntimeStarted(running("1", "a", "main"))
@@ -35,30 +35,30 @@ func TestDevicesStayWhileAContainerLives(t *testing.T) {
 
 // From the answer to the runtime on, a container counts as living: its pod may go at any moment.
 func TestAClaimKeepsTheDevices(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1))
 		c := running("1", "a", "main")
-		if st := r.Claim(c); st.Stand != device.Ready {
+		if st := r.Claim(c); st.State != device.Ready {
 			t.Fatalf("a stands %v", st)
 		}
 		r.Drop("a")
 		r.expect("b", "main", "waiting NotEnoughDevices")
 		r.Unclaim(c)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
-		r.Claim(running("2", "c", "main")) // unknown: nothing is claimed
+		r.Claim(running("2", "c", "main")) // unknownUsers: nothing is claimed
 		r.bind("c", app(gpu, 1))
 		r.Drop("b")
 		r.expect("c", "main", "ready vendor.com/gpu[d0]")
 	})
 }
 
-// The books are gone, and containers run with devices: their stamps keep others away until they have ended.
+// The store are gone, and containers run with devices: their stamps keep others away until they have ended.
 func TestStampsKeepDevicesThatTheBooksDoNotKnow(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		old := running("1", "old", "main")
 		old.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
 		r.RuntimeSynced([]device.Running{old}, nil)
@@ -74,10 +74,10 @@ func TestStampsKeepDevicesThatTheBooksDoNotKnow(t *testing.T) {
 	})
 }
 
-// A pod that runs on after the books were lost is given the same devices again.
+// A pod that runs on after the state file was lost is given the same devices again.
 func TestStampsAreTakenUpAgain(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 4)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 4)
 		demands := func() []device.Demand {
 			return []device.Demand{wants("init", device.Init, gpu, 2), wants("x", device.App, gpu, 2), wants("y", device.App, gpu, 1)}
 		}
@@ -92,7 +92,7 @@ func TestStampsAreTakenUpAgain(t *testing.T) {
 		r.expect("a", "x", "ready vendor.com/gpu[d1 d2]")
 		r.expect("a", "y", "ready vendor.com/gpu[d3]")
 		r.check()
-		r.RuntimeSynced(all, nil) // the books know them now
+		r.RuntimeSynced(all, nil) // the state file knows them now
 		r.check()
 		r.Drop("a")
 		for _, c := range all {
@@ -101,15 +101,15 @@ func TestStampsAreTakenUpAgain(t *testing.T) {
 		r.check()
 		r.bind("b", app(gpu, 4))
 		r.expect("b", "main", "ready vendor.com/gpu[d0 d1 d2 d3]")
-	}, func(r *rig) { r.mute = true })
+	}, func(r *harness) { r.mute = true })
 }
 
 // What a pod runs with by its stamp is held while its plugin is asked for it again, and set aside again if that fails.
 func TestStampsThatCannotBeTakenUp(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		var gate chan struct{}
-		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { <-gate; return errPlugin })
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { <-gate; return errPlugin })
 		old := running("1", "a", "main")
 		old.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
 		for _, ends := range []bool{false, true} { // the container runs on meanwhile, and then it does not
@@ -132,14 +132,14 @@ func TestStampsThatCannotBeTakenUp(t *testing.T) {
 				r.check()
 			}
 		}
-		r.shop.answers(nil)
+		r.plugins.answers(nil)
 		close(gate)
 		r.after(time.Minute)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
-	}, func(r *rig) { r.mute = true })
+	}, func(r *harness) { r.mute = true })
 }
 
-// The runtime may tell of a stamp that the books lack while the pod is being served. What the container runs with is
+// The runtime may tell of a stamp that the state file lacks while the pod is being served. What the container runs with is
 // nobody else's until it ends, whatever becomes of the attempt.
 func TestStampsDuringAnAttempt(t *testing.T) {
 	stamp := func(id device.ID) device.Running {
@@ -159,10 +159,10 @@ func TestStampsDuringAnAttempt(t *testing.T) {
 		"of another, and the plugin fails":      {"d1", true, "waiting PluginError", []device.ID{"d0", "d1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			run(t, func(r *rig) {
-				r.shop.stock(gpu, 2)
+			run(t, func(r *harness) {
+				r.plugins.stock(gpu, 2)
 				gate := make(chan struct{})
-				r.shop.answers(func(_ context.Context, p device.Pod, _ device.ResourceName) error {
+				r.plugins.answers(func(_ context.Context, p device.Pod, _ device.ResourceName) error {
 					if <-gate; test.fails && p.Name == "a" {
 						return errPlugin
 					}
@@ -183,14 +183,14 @@ func TestStampsDuringAnAttempt(t *testing.T) {
 		})
 	}
 	t.Run("while the plugin thinks", func(t *testing.T) {
-		run(t, func(r *rig) {
-			r.shop.stock(gpu, 6)
+		run(t, func(r *harness) {
+			r.plugins.stock(gpu, 6)
 			think := make(chan struct{})
-			r.shop.prefers(gpu, func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error) {
+			r.plugins.prefers(gpu, func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error) {
 				<-think
 				return last(ctx, available, must, size)
 			})
-			r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { return errPlugin })
+			r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { return errPlugin })
 			r.bind("a", app(gpu, 1), wants("two", device.App, gpu, 1), wants("three", device.App, gpu, 1))
 			r.RuntimeSynced([]device.Running{stamp("d5")}, nil)
 			for range 3 {
@@ -202,7 +202,7 @@ func TestStampsDuringAnAttempt(t *testing.T) {
 				}
 			}
 			r.expect("a", "main", "waiting PluginError")
-			r.shop.answers(nil)
+			r.plugins.answers(nil)
 			r.Drop("a")
 			r.bind("b", app(gpu, 6))
 			r.expect("b", "main", "waiting NotEnoughDevices")
@@ -221,7 +221,7 @@ func TestBareContainers(t *testing.T) {
 		r.Stamp = map[device.ResourceName][]device.ID{gpu: {map[string]device.ID{"good": "d0", "early": "d1"}[pod]}}
 		return r
 	}
-	imported := func(r *rig, at time.Time) {
+	imported := func(r *harness, at time.Time) {
 		r.halt()
 		books, err := store.Open(store.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
@@ -239,9 +239,9 @@ func TestBareContainers(t *testing.T) {
 		r.Made = at
 		return r
 	}
-	run(t, func(r *rig) {
+	run(t, func(r *harness) {
 		imported(r, born)
-		r.shop.stock(gpu, 4)
+		r.plugins.stock(gpu, 4)
 		all := []device.Running{
 			stamped("1", "good"), running("2", "early", "main"), running("3", "plain", "main"), running("4", "late", "main"),
 			running("5", "early", "sidekick"), made(running("6", "imported", "main"), born.Add(-time.Hour)),
@@ -267,7 +267,7 @@ func TestBareContainers(t *testing.T) {
 		r.RuntimeSynced(append(all, made(running("8", "imported", "main"), born.Add(time.Hour))), nil)
 		synctest.Wait()
 		var bare []string
-		for _, told := range r.shop.told {
+		for _, told := range r.plugins.told {
 			if strings.HasSuffix(told, " is bare") {
 				bare = append(bare, told)
 			}
@@ -278,13 +278,13 @@ func TestBareContainers(t *testing.T) {
 		if n := r.metric("devmgrd_started_without_devices_total"); n != float64(len(bare)) {
 			t.Errorf("counted %v", n)
 		}
-	}, func(r *rig) { r.mute = true }) // no pod is planned before the runtime has told what runs: good and early would draw lots for d0
+	}, func(r *harness) { r.mute = true }) // no pod is planned before the runtime has told what runs: good and early would draw lots for d0
 }
 
-// Whatever the books say, the runtime is asked first: they may be lost, or a copy from yesterday.
+// Whatever the state file says, the runtime is asked first: it may be lost, or a copy from yesterday.
 func TestNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
 		r.expect("a", "main", "busy Allocating")
 		old := running("1", "old", "main")
@@ -303,13 +303,13 @@ func TestNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
 		r.expect("c", "main", "waiting NotEnoughDevices")
 		r.RuntimeStopped(old)
 		r.expect("c", "main", "ready vendor.com/gpu[d0]")
-	}, func(r *rig) { r.mute = true })
+	}, func(r *harness) { r.mute = true })
 }
 
 // Devices in use that nobody can explain are nobody's until their container has ended, and they are counted.
 func TestQuarantine(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 3)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
 		states := func(free, assigned, quarantined float64) {
 			t.Helper()
 			r.check()
@@ -345,14 +345,14 @@ func TestQuarantine(t *testing.T) {
 		r.RuntimeStopped(two)
 		states(1, 2, 0)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
-	}, func(r *rig) { r.mute = true })
+	}, func(r *harness) { r.mute = true })
 }
 
-// A container runs with a device that is another pod's by the books. Nobody gets it after that pod while it does.
+// A container runs with a device that is another pod's by the state file. Nobody gets it after that pod while it does.
 func TestADisputedDevice(t *testing.T) {
 	old := running("1", "old", "main")
 	old.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
-	free := func(r *rig) {
+	free := func(r *harness) {
 		r.t.Helper()
 		r.expect("c", "main", "waiting NotEnoughDevices")
 		r.check()
@@ -363,8 +363,8 @@ func TestADisputedDevice(t *testing.T) {
 		r.expect("c", "main", "ready vendor.com/gpu[d0]")
 	}
 	t.Run("assigned", func(t *testing.T) {
-		run(t, func(r *rig) {
-			r.shop.stock(gpu, 1)
+		run(t, func(r *harness) {
+			r.plugins.stock(gpu, 1)
 			r.bind("b", app(gpu, 1))
 			r.expect("b", "main", "ready vendor.com/gpu[d0]")
 			r.bind("c", app(gpu, 1))
@@ -375,23 +375,23 @@ func TestADisputedDevice(t *testing.T) {
 		})
 	})
 	t.Run("held", func(t *testing.T) {
-		run(t, func(r *rig) {
-			r.shop.stock(gpu, 1)
+		run(t, func(r *harness) {
+			r.plugins.stock(gpu, 1)
 			gate := make(chan struct{})
-			r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { <-gate; return errPlugin })
+			r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { <-gate; return errPlugin })
 			r.bind("b", app(gpu, 1))
 			r.expect("b", "main", "busy Allocating")
 			r.RuntimeSynced([]device.Running{old}, nil)
 			r.Drop("b")
 			r.bind("c", app(gpu, 1))
-			r.shop.answers(nil)
+			r.plugins.answers(nil)
 			close(gate)
 			free(r)
 		})
 	})
 	t.Run("set aside", func(t *testing.T) {
-		run(t, func(r *rig) {
-			r.shop.stock(gpu, 1)
+		run(t, func(r *harness) {
+			r.plugins.stock(gpu, 1)
 			first := old
 			first.ID, first.Container.Pod = "0", "older"
 			r.RuntimeSynced([]device.Running{first, old}, nil)
@@ -407,8 +407,8 @@ func TestADisputedDevice(t *testing.T) {
 func TestALocalPodWhoseEndIsNotTold(t *testing.T) {
 	local := pod("a", app(gpu, 1))
 	local.Local = true
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced([]device.Running{running("1", "a", "main")}, []device.PodDemand{local})
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		r.after(time.Hour)
@@ -440,8 +440,8 @@ func TestALocalPodWhoseEndIsNotTold(t *testing.T) {
 
 // The scheduler does not know of a local pod's devices, but by its mirror: what it does not know of is not on the Node.
 func TestTheNumberWithLocalPods(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 3)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
 		r.RuntimeSynced(nil, nil)
 		r.Replace(nil)
 		r.published(map[device.ResourceName]int{gpu: 3})
@@ -481,7 +481,7 @@ func TestTheNumberWithLocalPods(t *testing.T) {
 		r.Bind(mirror)
 		r.Replace([]device.PodDemand{pod("b", app(gpu, 2))})
 		r.published(map[device.ResourceName]int{gpu: 2})
-		r.Leave("a")
+		r.DropLocal("a")
 		r.after(time.Minute)
 		r.published(map[device.ResourceName]int{gpu: 3})
 	})
@@ -489,8 +489,8 @@ func TestTheNumberWithLocalPods(t *testing.T) {
 
 // A node may get an API server, or lose it: what was known by one is then known by the other, or is gone.
 func TestAnotherMode(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 1))
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
@@ -527,8 +527,8 @@ func TestLocalPods(t *testing.T) {
 		d.Local, d.Created = true, time.Time{}
 		return d
 	}
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
 		r.Bind(local("a"))
 		r.Bind(local("a"))
@@ -542,7 +542,7 @@ func TestLocalPods(t *testing.T) {
 		r.after(time.Minute)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 
-		r.Leave("a")
+		r.DropLocal("a")
 		r.bind("b", app(gpu, 1))
 		r.after(9 * time.Second)
 		r.expect("b", "main", "waiting NotEnoughDevices")
@@ -556,7 +556,7 @@ func TestLocalPods(t *testing.T) {
 		r.after(time.Minute)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 
-		r.Leave("a")
+		r.DropLocal("a")
 		r.after(11 * time.Second)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 		r.Drop("b")

@@ -8,32 +8,32 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// behind holds the planning loop up before it compares the runtime's lists with the state file, while f runs.
-func (r *rig) behind(f func()) {
+// catchingUp holds the planning loop up before it compares the runtime's lists with the state file, while f runs.
+func (r *harness) behind(f func()) {
 	synctest.Wait()
-	r.shop.mu.Lock() // the loop asks for the offers first
+	r.plugins.mu.Lock() // the loop asks for the offers first
 	f()
-	r.shop.mu.Unlock()
+	r.plugins.mu.Unlock()
 	synctest.Wait()
 }
 
 func TestSynchronization_NotComparedYet_AnswersNothing(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
 		c, old := running("1", "a", "main"), running("0", "old", "main")
 		old.Stamp = device.Choice{gpu: {"d1"}}
-		var st, free device.Standing
+		var st, free device.Readiness
 		r.bind("plain")
 		r.behind(func() {
 			r.RuntimeSynced([]device.Running{old}, nil)
 			st, free = r.Claim(c), r.Claim(running("2", "plain", "main"))
 			r.Bind(pod("b", app(gpu, 1)))
 		})
-		if st.Stand != device.Busy || st.Wait.Reason != device.Allocating {
+		if st.State != device.Busy || st.Wait.Reason != device.Allocating {
 			t.Errorf("Claim answers %+v before the comparison", st)
 		}
-		if free.Stand != device.Free {
+		if free.State != device.NoDevices {
 			t.Errorf("a container that asks for nothing is answered %+v", free)
 		}
 		select {
@@ -41,19 +41,19 @@ func TestSynchronization_NotComparedYet_AnswersNothing(t *testing.T) {
 		default:
 			t.Fatal("the wait does not end with the comparison")
 		}
-		if st := r.Claim(c); st.Stand != device.Ready {
+		if st := r.Claim(c); st.State != device.Ready {
 			t.Errorf("Claim answers %+v after the comparison", st)
 		}
 		r.expect("b", "main", "waiting NotEnoughDevices")
-	}, func(r *rig) { r.mute = true })
+	}, func(r *harness) { r.mute = true })
 }
 
 // What the runtime reports behind its lists is applied after them.
 func TestSynchronization_ReportsBehindIt_KeepTheirOrder(t *testing.T) {
 	local := pod("l", app(gpu, 1))
 	local.Local = true
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 2)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
 		r.Drop("a")
 		ended := running("1", "a", "main")

@@ -15,7 +15,7 @@ type Policy string
 
 // The policies.
 const (
-	NoPolicy   Policy = "none"             // places do not matter
+	NoPolicy   Policy = "none"             // topology do not matter
 	BestEffort Policy = "best-effort"      // as near as can be had now
 	Restricted Policy = "restricted"       // as near as could be had if all listed devices were free, or wait
 	SingleNUMA Policy = "single-numa-node" // all near one NUMA node, or wait
@@ -36,8 +36,8 @@ type Topology struct {
 	Scope  Scope
 }
 
-// minds tells whether places matter at all.
-func (t Topology) minds() bool { return t.Policy != "" && t.Policy != NoPolicy }
+// enabled tells whether places matter at all.
+func (t Topology) enabled() bool { return t.Policy != "" && t.Policy != NoPolicy }
 
 // strict tells whether a container rather waits than have its devices apart.
 func (t Topology) strict() bool { return t.Policy == Restricted || t.Policy == SingleNUMA }
@@ -48,7 +48,7 @@ type nodes []int
 // A place is where some devices of one resource are: near all of these NUMA nodes, ascending. Mostly it is one.
 type place struct {
 	nodes []int
-	count int // how many devices there can be had
+	count int // needMode many devices there can be had
 }
 
 // A need is what one resource wants of a set of NUMA nodes: that as many of its devices are near one of them, and each
@@ -84,9 +84,9 @@ func (n need) counts() string {
 // given up where it takes as much again.
 const maxWork = 300_000
 
-// lineWork is the share of maxWork that the choice of one line's devices takes where others have been tried in vain, beside
+// requestWork is the share of maxWork that the choice of one line's devices takes where others have been tried in vain, beside
 // what depends on their number.
-const lineWork = 300
+const requestWork = 300
 
 // A search looks for the smallest sets of NUMA nodes that satisfy all needs. Of sets of one size those with the lower
 // nodes come first, compared from the highest node down, as the kubelet compares its bit masks.

@@ -19,7 +19,7 @@ type world struct {
 	devices map[device.ResourceName][]device.Device // by ID
 	taken   map[device.ResourceName]map[device.ID]bool
 	prefers map[device.ResourceName]bool
-	refused map[device.ResourceName]map[device.ID]int // how often
+	refused map[device.ResourceName]map[device.ID]int // needMode often
 }
 
 func (w world) pools() pools {
@@ -44,7 +44,7 @@ func (w world) pools() pools {
 
 type twin struct {
 	world
-	wish
+	planInput
 	out map[string]device.Choice
 }
 
@@ -165,7 +165,7 @@ func (t *twin) run(i int, s state, pod int) string {
 		choice := device.Choice{}
 		for _, r := range resources {
 			p := parts[r]
-			ids := t.choose(r, t.prefers[r] && !p.handed, t.advice[topic{d.Container.Name, r}], mask, p.certain, p.from, p.rest)
+			ids := t.choose(r, t.prefers[r] && !p.handed, t.preferences[preferenceKey{d.Container.Name, r}], mask, p.certain, p.from, p.rest)
 			choice[r] = ids
 			for _, id := range ids {
 				next.gone[r][id] = true
@@ -180,11 +180,11 @@ func (t *twin) run(i int, s state, pod int) string {
 		return t.run(i+1, next, pod)
 	}
 	switch {
-	case !t.places.minds():
+	case !t.topology.enabled():
 		return try(-1)
-	case t.places.Scope == PerPod:
+	case t.topology.Scope == PerPod:
 		return try(pod)
-	case !t.places.strict():
+	case !t.topology.strict():
 		for _, mask := range masks() {
 			if satisfies(mask, true) {
 				return try(mask)
@@ -193,7 +193,7 @@ func (t *twin) run(i int, s state, pod int) string {
 		panic("all nodes do not suffice")
 	}
 	limit := 1
-	if t.places.Policy == Restricted {
+	if t.topology.Policy == Restricted {
 		limit = t.ideal(d.Wants)
 	}
 	for _, mask := range masks() {
@@ -235,7 +235,7 @@ func (t *twin) podMask() (int, string) {
 		}
 	}
 	limit := twinNodes
-	switch t.places.Policy {
+	switch t.topology.Policy {
 	case SingleNUMA:
 		limit = 1
 	case Restricted:
@@ -244,7 +244,7 @@ func (t *twin) podMask() (int, string) {
 	for _, mask := range masks() {
 		ok := bits.OnesCount(uint(mask)) <= limit
 		for r, n := range requests {
-			if !t.places.strict() {
+			if !t.topology.strict() {
 				placed := 0
 				for _, d := range free[r] {
 					if len(d.NUMA) > 0 {
@@ -327,7 +327,7 @@ func (t *twin) choose(r device.ResourceName, asked bool, advice []device.ID, mas
 	return ids
 }
 
-func randomWorld(random *rand.Rand) (world, wish) {
+func randomWorld(random *rand.Rand) (world, planInput) {
 	w := world{map[device.ResourceName][]device.Device{}, map[device.ResourceName]map[device.ID]bool{}, map[device.ResourceName]bool{},
 		map[device.ResourceName]map[device.ID]int{}}
 	refusing := random.IntN(3) == 0
@@ -352,7 +352,7 @@ func randomWorld(random *rand.Rand) (world, wish) {
 			w.devices[r] = append(w.devices[r], d)
 		}
 	}
-	q := wish{advice: advice{}, places: Topology{
+	q := planInput{preferences: preferences{}, topology: Topology{
 		Policy: []Policy{NoPolicy, BestEffort, BestEffort, Restricted, SingleNUMA}[random.IntN(5)],
 		Scope:  []Scope{PerContainer, PerContainer, PerPod}[random.IntN(3)],
 	}}
@@ -368,7 +368,7 @@ func randomWorld(random *rand.Rand) (world, wish) {
 				d.Wants[r] = 1 + random.IntN(3)
 				if random.IntN(2) == 0 {
 					for range random.IntN(5) {
-						q.advice[topic{d.Container.Name, r}] = append(q.advice[topic{d.Container.Name, r}], device.ID(fmt.Sprintf("d%02d", random.IntN(11))))
+						q.preferences[preferenceKey{d.Container.Name, r}] = append(q.preferences[preferenceKey{d.Container.Name, r}], device.ID(fmt.Sprintf("d%02d", random.IntN(11))))
 					}
 				}
 			}
@@ -382,7 +382,7 @@ func randomWorld(random *rand.Rand) (world, wish) {
 
 // plan takes what plugins have refused for taken, and only if that will not do for free.
 func (t *twin) plan() string {
-	careful := &twin{world: t.world, wish: t.wish, out: map[string]device.Choice{}}
+	careful := &twin{world: t.world, planInput: t.planInput, out: map[string]device.Choice{}}
 	careful.taken = map[device.ResourceName]map[device.ID]bool{}
 	for r := range t.taken {
 		careful.taken[r] = maps.Clone(t.taken[r])
@@ -402,15 +402,15 @@ func (t *twin) planOnce() string {
 	for r := range t.devices {
 		start.gone[r], start.reusable[r] = map[device.ID]bool{}, map[device.ID]bool{}
 	}
-	if t.places.strict() {
+	if t.topology.strict() {
 		anywhere := *t
-		anywhere.places, anywhere.out = Topology{}, map[string]device.Choice{}
+		anywhere.topology, anywhere.out = Topology{}, map[string]device.Choice{}
 		if why := anywhere.run(0, start.clone(), 0); why != "" {
 			return why
 		}
 	}
 	pod := 0
-	if t.places.minds() && t.places.Scope == PerPod {
+	if t.topology.enabled() && t.topology.Scope == PerPod {
 		mask, why := t.podMask()
 		if why != "" {
 			return why
@@ -425,7 +425,7 @@ func TestPlanAgainstTwin(t *testing.T) {
 	outcomes := map[string]int{}
 	for seed := range uint64(20000) {
 		w, q := randomWorld(rand.New(rand.NewPCG(seed, 7)))
-		tw := &twin{world: w, wish: q, out: map[string]device.Choice{}}
+		tw := &twin{world: w, planInput: q, out: map[string]device.Choice{}}
 		why := tw.plan()
 		got, no := plan(q, w.pools())
 		outcome := "served"
@@ -437,7 +437,7 @@ func TestPlanAgainstTwin(t *testing.T) {
 		} else if why != "" || len(q.demand.Demands) > 0 && !reflect.DeepEqual(got.choices, tw.out) {
 			t.Fatalf("seed %d: %v, and the twin says %q %v\n%+v\n%+v", seed, got.choices, why, tw.out, w, q)
 		}
-		outcomes[string(q.places.Policy)+" "+outcome]++
+		outcomes[string(q.topology.Policy)+" "+outcome]++
 		again, _ := plan(q, w.pools())
 		if !reflect.DeepEqual(got, again) {
 			t.Fatalf("seed %d: %+v, and then %+v", seed, got, again)

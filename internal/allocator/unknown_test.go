@@ -16,9 +16,9 @@ func digested(id, pod string, ids ...device.ID) device.Running {
 
 // The state file is lost, and a container's stamp names its devices by a digest only.
 func TestUnknownDevices_StateFileLost_CloseTheResource(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 4)
-		r.shop.stock(nic, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 4)
+		r.plugins.stock(nic, 1)
 		all := []device.Running{digested("1", "old", "d0", "d1"), digested("2", "a", "d2")}
 		r.RuntimeSynced(all, nil)
 		r.bind("a", app(gpu, 1)) // its own container runs, too
@@ -33,7 +33,7 @@ func TestUnknownDevices_StateFileLost_CloseTheResource(t *testing.T) {
 			r.RuntimeLost()
 			r.RuntimeSynced(all, nil)
 		}
-		st := r.Standing(device.Container{Pod: "b", Name: "main"})
+		st := r.Readiness(device.Container{Pod: "b", Name: "main"})
 		if want := "vendor.com/gpu: 2 containers run with devices that only the lost state file named"; !strings.Contains(st.Wait.Message, want) {
 			t.Errorf("the message is %q, want %q", st.Wait.Message, want)
 		}
@@ -42,12 +42,12 @@ func TestUnknownDevices_StateFileLost_CloseTheResource(t *testing.T) {
 		r.RuntimeStopped(all[1])
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		r.expect("b", "main", "ready vendor.com/gpu[d1]")
-	}, func(r *rig) { r.mute = true })
+	}, func(r *harness) { r.mute = true })
 }
 
 func TestUnknownDevices_GoneAtTheNextSynchronization_OpenTheResource(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 1)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced([]device.Running{digested("1", "old", "d0")}, nil)
 		r.bind("a", app(gpu, 1))
 		r.expect("a", "main", "waiting DevicesUnknown")
@@ -58,13 +58,13 @@ func TestUnknownDevices_GoneAtTheNextSynchronization_OpenTheResource(t *testing.
 }
 
 func TestDigest_AsInTheStateFile_ClosesNothing(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 3)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
 		r.bind("a", app(gpu, 2))
 		r.RuntimeSynced([]device.Running{digested("1", "a", "d0", "d1")}, nil)
 		r.bind("b", app(gpu, 1))
 		r.expect("b", "main", "ready vendor.com/gpu[d2]")
-		for _, told := range r.shop.told {
+		for _, told := range r.plugins.told {
 			if strings.Contains(told, "bare") {
 				t.Error(told)
 			}

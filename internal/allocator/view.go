@@ -13,15 +13,15 @@ import (
 // nobody has heard of the resource. It takes time with the number of devices, and is for people; what holds others up, the lock,
 // takes time with those that somebody has.
 func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, known bool) {
-	for _, r := range a.heardOf(of) {
+	for _, r := range a.knownResources(of) {
 		known = true
-		all = append(all, a.look(r).statuses()...)
+		all = append(all, a.view(r).statuses()...)
 	}
 	return all, known || of == ""
 }
 
-// heardOf gives the resources of which there is anything to say, ascending: all, or this one.
-func (a *Allocator) heardOf(of device.ResourceName) (all []device.ResourceName) {
+// knownResources gives the resources of which there is anything to say, ascending: all, or this one.
+func (a *Allocator) knownResources(of device.ResourceName) (all []device.ResourceName) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for r, p := range a.pools {
@@ -33,16 +33,16 @@ func (a *Allocator) heardOf(of device.ResourceName) (all []device.ResourceName) 
 	return all
 }
 
-// A look is one resource at one moment: what can be taken over of it, and copies of the rest.
-type look struct {
-	resource device.ResourceName
-	state    device.OfferState
-	listing  *listing
-	cordons  map[device.ID]device.Cordon
-	holders  map[device.ID]*device.Holder
-	strays   map[device.ID]bool
-	failures map[device.ID]failure
-	withheld bitset
+// A view is one resource at one moment: what can be taken over of it, and copies of the rest.
+type resourceView struct {
+	resource    device.ResourceName
+	state       device.OfferState
+	listing     *listing
+	cordons     map[device.ID]device.Cordon
+	holders     map[device.ID]*device.Holder
+	quarantined map[device.ID]bool
+	failures    map[device.ID]failure
+	withheld    bitset
 }
 
 // A failure is how often a device has failed lately, and when at last.
@@ -51,16 +51,16 @@ type failure struct {
 	last time.Time
 }
 
-func (a *Allocator) look(r device.ResourceName) look {
+func (a *Allocator) view(r device.ResourceName) resourceView {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pools.of(r)
-	l := look{
-		resource: r, state: p.offer.State, withheld: p.withheld, listing: p.listing, cordons: a.cordons[r], strays: maps.Clone(p.strays),
-		holders: make(map[device.ID]*device.Holder, len(p.taken)), failures: make(map[device.ID]failure, len(p.records)),
+	l := resourceView{
+		resource: r, state: p.offer.State, withheld: p.withheld, listing: p.listing, cordons: a.cordons[r], quarantined: maps.Clone(p.quarantined),
+		holders: make(map[device.ID]*device.Holder, len(p.taken)), failures: make(map[device.ID]failure, len(p.failures)),
 	}
 	now := time.Now()
-	for id := range p.records {
+	for id := range p.failures {
 		n, last := p.failuresOf(id, now)
 		l.failures[id] = failure{n, last}
 	}
@@ -72,7 +72,7 @@ func (a *Allocator) look(r device.ResourceName) look {
 }
 
 // statuses gives each device, in the order of the names.
-func (l look) statuses() []device.DeviceStatus {
+func (l resourceView) statuses() []device.DeviceStatus {
 	all := make([]device.DeviceStatus, 0, len(l.listing.devices))
 	for _, d := range l.listing.devices {
 		all = append(all, l.status(d, true))
@@ -93,14 +93,14 @@ func (l look) statuses() []device.DeviceStatus {
 	return all
 }
 
-func (l look) status(d device.Device, listed bool) device.DeviceStatus {
+func (l resourceView) status(d device.Device, listed bool) device.DeviceStatus {
 	s := device.DeviceStatus{Resource: l.resource, Device: d, Listed: listed, Holder: l.holders[d.ID]}
 	if c, cordoned := l.cordons[d.ID]; cordoned {
 		s.Cordon = &c
 	}
 	s.Failures, s.Failed = l.failures[d.ID].n, l.failures[d.ID].last
 	switch {
-	case l.strays[d.ID]:
+	case l.quarantined[d.ID]:
 		s.State = device.Quarantined
 	case s.Holder != nil:
 		s.State = device.Assigned
@@ -111,22 +111,22 @@ func (l look) status(d device.Device, listed bool) device.DeviceStatus {
 	case listed && l.withheld != nil && l.withheld.has(l.listing.at[d.ID]):
 		s.State = device.Withheld
 	case l.state != device.Serving:
-		s.State = device.OfAwayOne
+		s.State = device.PluginAway
 	default:
 		s.State = device.Available
 	}
 	return s
 }
 
-// A user is a container that has been assigned a device.
-type user struct {
+// A deviceUser is a container that has been assigned a device.
+type deviceUser struct {
 	pod       device.PodUID
 	container string
 }
 
 // usersLocked gives all of a resource's: to look for each device's would take time with the square of what a pod has.
-func (a *Allocator) usersLocked(r device.ResourceName) map[device.ID][]user {
-	users := map[device.ID][]user{}
+func (a *Allocator) usersLocked(r device.ResourceName) map[device.ID][]deviceUser {
+	users := map[device.ID][]deviceUser{}
 	for uid, p := range a.pods {
 		for _, as := range p.assigned {
 			for _, s := range as.Shares {
@@ -134,7 +134,7 @@ func (a *Allocator) usersLocked(r device.ResourceName) map[device.ID][]user {
 					continue
 				}
 				for _, id := range s.IDs {
-					users[id] = append(users[id], user{uid, as.Container.Name})
+					users[id] = append(users[id], deviceUser{uid, as.Container.Name})
 				}
 			}
 		}
@@ -143,7 +143,7 @@ func (a *Allocator) usersLocked(r device.ResourceName) map[device.ID][]user {
 }
 
 // holderLocked tells who has a device.
-func (a *Allocator) holderLocked(uid device.PodUID, r device.ResourceName, id device.ID, users []user) *device.Holder {
+func (a *Allocator) holderLocked(uid device.PodUID, r device.ResourceName, id device.ID, users []deviceUser) *device.Holder {
 	h := &device.Holder{Pod: device.Pod{UID: uid}}
 	if p := a.pods[uid]; p != nil {
 		h.Pod = p.demand.Pod
@@ -153,7 +153,7 @@ func (a *Allocator) holderLocked(uid device.PodUID, r device.ResourceName, id de
 			h.Containers = append(h.Containers, u.container)
 		}
 	}
-	for container, choice := range a.strays[uid] {
+	for container, choice := range a.quarantined[uid] {
 		if len(h.Containers) == 0 && slices.Contains(choice[r], id) {
 			h.Containers = append(h.Containers, container)
 		}
@@ -161,53 +161,53 @@ func (a *Allocator) holderLocked(uid device.PodUID, r device.ResourceName, id de
 	return h
 }
 
-// Outlook tells how the pod of that name stands. Of several lives of one name the one that is wanted counts.
-func (a *Allocator) Outlook(namespace, name string) (device.Outlook, bool) {
+// PodStatus tells how the pod of that name stands. Of several lives of one name the one that is wanted counts.
+func (a *Allocator) PodStatus(namespace, name string) (device.PodStatus, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var found *pod
 	for _, p := range a.pods {
-		if id := p.demand.Pod; id.Namespace == namespace && id.Name == name && (found == nil || p.wanted) {
+		if id := p.demand.Pod; id.Namespace == namespace && id.Name == name && (found == nil || p.active) {
 			found = p
 		}
 	}
 	if found == nil {
-		return device.Outlook{}, false
+		return device.PodStatus{}, false
 	}
-	return a.outlookLocked(found), true
+	return a.podStatusLocked(found), true
 }
 
-// Waiting tells how all pods stand that wait, those that have waited longest first.
-func (a *Allocator) Waiting() []device.Outlook {
+// WaitingPods tells how all pods stand that wait, those that have waited longest first.
+func (a *Allocator) WaitingPods() []device.PodStatus {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	var all []device.Outlook
+	var all []device.PodStatus
 	for _, p := range a.pods {
-		if p.wanted && (!p.served() || p.refusal != (device.Wait{})) {
-			all = append(all, a.outlookLocked(p))
+		if p.active && (!p.served() || p.refusal != (device.Wait{})) {
+			all = append(all, a.podStatusLocked(p))
 		}
 	}
-	slices.SortFunc(all, func(x, y device.Outlook) int {
-		return cmp.Or(x.Since.Compare(y.Since), cmp.Compare(x.Holding.Pod.String(), y.Holding.Pod.String()))
+	slices.SortFunc(all, func(x, y device.PodStatus) int {
+		return cmp.Or(x.Since.Compare(y.Since), cmp.Compare(x.Allocation.Pod.String(), y.Allocation.Pod.String()))
 	})
 	return all
 }
 
-func (a *Allocator) outlookLocked(p *pod) device.Outlook {
-	o := device.Outlook{Holding: p.shown, Since: p.bound}
+func (a *Allocator) podStatusLocked(p *pod) device.PodStatus {
+	o := device.PodStatus{Allocation: p.allocation, Since: p.bound}
 	switch {
-	case !p.wanted:
-		o.Stand, o.Since = device.Unknown, p.left
+	case !p.active:
+		o.State, o.Since = device.Unknown, p.droppedAt
 	case len(p.demand.Demands) == 0:
-		o.Stand = device.Free
+		o.State = device.NoDevices
 	case p.refusal != (device.Wait{}):
-		o.Stand, o.Wait, o.Since = device.Waiting, p.refusal, p.since
+		o.State, o.Wait, o.Since = device.Waiting, p.refusal, p.since
 	case p.served():
-		o.Stand, o.Since = device.Ready, p.since
+		o.State, o.Since = device.Ready, p.since
 	default:
-		o.Stand, o.Wait, o.Retry, o.Since = device.Waiting, p.wait, p.retry, p.since
+		o.State, o.Wait, o.Retry, o.Since = device.Waiting, p.wait, p.retry, p.since
 		if p.phase != parked {
-			o.Wait = allocating
+			o.Wait = waitAllocating
 		}
 	}
 	if o.Since.IsZero() {
@@ -223,8 +223,8 @@ func (a *Allocator) outlookLocked(p *pod) device.Outlook {
 	return o
 }
 
-// Figures gives the number of devices in each state of the metric devmgrd_devices, by resource.
-func (a *Allocator) Figures() map[device.ResourceName]map[string]int {
+// DeviceCounts gives the number of devices in each state of the metric devmgrd_devices, by resource.
+func (a *Allocator) DeviceCounts() map[device.ResourceName]map[string]int {
 	figures, _ := a.counts()
 	return figures
 }

@@ -12,20 +12,20 @@ import (
 
 // What led to a choice is kept with it, over restarts and renewed grants.
 func TestWhy_SaysWhatThePlanKnew(t *testing.T) {
-	run(t, func(r *rig) {
-		r.shop.stock(gpu, 8)
-		r.shop.places(gpu, 2) // d1, d3 and so on are near node 1
-		r.shop.prefers(gpu, last)
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 8)
+		r.plugins.places(gpu, 2) // d1, d3 and so on are near node 1
+		r.plugins.prefers(gpu, last)
 		r.RuntimeSynced(nil, nil)
-		r.shop.answers(func(context.Context, device.Pod, device.ResourceName) error { return errPlugin })
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { return errPlugin })
 		r.bind("a", app(gpu, 1))
-		r.shop.answers(nil)
+		r.plugins.answers(nil)
 		r.after(time.Second)
 		r.bind("b", wants("init", device.Init, gpu, 1), app(gpu, 2))
 		why := func(pod, container string) device.Why {
 			t.Helper()
-			st := r.Standing(device.Container{Pod: device.PodUID(pod), Name: container})
-			if st.Stand != device.Ready {
+			st := r.Readiness(device.Container{Pod: device.PodUID(pod), Name: container})
+			if st.State != device.Ready {
 				t.Fatalf("%s/%s stands %+v", pod, container, st)
 			}
 			return st.Assignment.Shares[0].Why
@@ -41,10 +41,10 @@ func TestWhy_SaysWhatThePlanKnew(t *testing.T) {
 				}
 			}
 			r.reboot()
-			r.shop.offer(gpu, func(o *device.Offer) { o.State = device.Serving })
+			r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Serving })
 			r.after(time.Second)
 		}
-	}, func(r *rig) {
+	}, func(r *harness) {
 		r.boot = "one"
 		r.topology = allocator.Topology{Policy: allocator.BestEffort, Scope: allocator.PerContainer}
 	})

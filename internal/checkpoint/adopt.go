@@ -11,11 +11,11 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A Scene is what a kubelet's file is compared with.
-type Scene struct {
+// A AdoptInput is what a kubelet's file is compared with.
+type AdoptInput struct {
 	Active  []device.PodDemand    // the pods of this node that have not ended, as the API server has them
 	Ended   []device.Pod          // those that have, and are still there
-	Pods    []device.PodRecord    // our books
+	Pods    []device.PodRecord    // our state file
 	Plugins []device.PluginRecord // likewise
 	Now     time.Time             // noted on what is taken over
 	Boot    string                // likewise: of the machine
@@ -26,44 +26,44 @@ type Plan struct {
 	Pods    []device.PodRecord
 	Plugins []device.PluginRecord
 
-	Takings   []Taking // one for each entry of the file
+	Items     []Item   // one for each entry of the file
 	Notes     []string // what somebody should know, for people
 	Conflicts []string // what somebody has to put right first; if there is one nothing may be written
 }
 
-// A Taking is what becomes of one entry.
-type Taking struct {
+// A Item is what becomes of one entry.
+type Item struct {
 	Pod       device.Pod // ?/UID if nobody knows its name
 	Container string
 	Resource  device.ResourceName
 	IDs       []device.ID
-	Fate      Fate
+	Outcome   Outcome
 }
 
-// A Fate is what becomes of an entry.
-type Fate int
+// A Outcome is what becomes of an entry.
+type Outcome int
 
 const (
-	// Taken: it is to be written into the books.
-	Taken Fate = iota
-	// Known: the books have it already.
-	Known
-	// Over: it is to be written, but the API server has no such pod, or one that has ended. The kubelet may not have
+	// Adopted: it is to be written into the state file.
+	Adopted Outcome = iota
+	// AlreadyRecorded: the state file has it already.
+	AlreadyRecorded
+	// PodEnded: it is to be written, but the API server has no such pod, or one that has ended. The kubelet may not have
 	// ended its containers yet, so nobody else may have its devices before the runtime has said that it has none of them.
-	Over
+	PodEnded
 )
 
 // Adopt plans to take over everything that a file says. All of it is looked at, whatever is found on the way.
 //
 // The pods' demands are those of the API server. An entry whose pod is not there is not left out: it becomes a record that
 // the allocator drops, as that of any pod that is gone, once the runtime has told what runs.
-func Adopt(f File, s Scene) Plan {
+func Adopt(f File, s AdoptInput) Plan {
 	a := adoption{
-		scene:  s,
-		active: map[device.PodUID]device.PodDemand{},
-		ended:  map[device.PodUID]device.Pod{},
-		books:  map[device.PodUID]device.PodRecord{},
-		owners: map[device.ResourceName]map[device.ID]owner{},
+		input:    s,
+		active:   map[device.PodUID]device.PodDemand{},
+		ended:    map[device.PodUID]device.Pod{},
+		recorded: map[device.PodUID]device.PodRecord{},
+		owners:   map[device.ResourceName]map[device.ID]owner{},
 	}
 	for _, d := range s.Active {
 		a.active[d.Pod.UID] = d
@@ -72,10 +72,10 @@ func Adopt(f File, s Scene) Plan {
 		a.ended[p.UID] = p
 	}
 	for _, r := range s.Pods {
-		a.books[r.Demand.Pod.UID] = r
+		a.recorded[r.Demand.Pod.UID] = r
 		for _, as := range r.Assignments {
 			for _, share := range as.Shares {
-				a.own(share.Resource, share.IDs, r.Demand.Pod, "devmgrd's books")
+				a.own(share.Resource, share.IDs, r.Demand.Pod, "devmgrd's state file")
 			}
 		}
 	}
@@ -98,12 +98,12 @@ func Adopt(f File, s Scene) Plan {
 
 // An adoption is one run of Adopt.
 type adoption struct {
-	scene  Scene
-	active map[device.PodUID]device.PodDemand
-	ended  map[device.PodUID]device.Pod
-	books  map[device.PodUID]device.PodRecord
-	owners map[device.ResourceName]map[device.ID]owner
-	plan   Plan
+	input    AdoptInput
+	active   map[device.PodUID]device.PodDemand
+	ended    map[device.PodUID]device.Pod
+	recorded map[device.PodUID]device.PodRecord
+	owners   map[device.ResourceName]map[device.ID]owner
+	plan     Plan
 }
 
 func (a *adoption) conflict(format string, args ...any) {
@@ -137,7 +137,7 @@ type owner struct {
 // pod plans for the entries of one pod.
 func (a *adoption) pod(uid device.PodUID, entries []Entry) {
 	demand, active := a.active[uid]
-	old := a.books[uid]
+	old := a.recorded[uid]
 	switch {
 	case !active:
 		demand = device.PodDemand{Pod: a.name(uid), Created: old.Demand.Created, Local: old.Demand.Local}
@@ -150,16 +150,16 @@ func (a *adoption) pod(uid device.PodUID, entries []Entry) {
 	}
 	fresh := map[string]device.Assignment{}
 	for _, name := range slices.Sorted(maps.Keys(got)) {
-		as, fate := got[name], Taken
+		as, fate := got[name], Adopted
 		if !active {
-			fate = Over
+			fate = PodEnded
 		}
 		has, held := assignment(old, name)
 		switch {
 		case held && same(has, as):
-			fate = Known
+			fate = AlreadyRecorded
 		case held:
-			a.conflict("pod %s, container %s: by the kubelet's file it has %s, by devmgrd's books %s", demand.Pod, name, summary(as), summary(has))
+			a.conflict("pod %s, container %s: by the kubelet's file it has %s, by devmgrd's state file %s", demand.Pod, name, summary(as), summary(has))
 			continue
 		case active && !a.asked(demand, as):
 			continue
@@ -167,7 +167,7 @@ func (a *adoption) pod(uid device.PodUID, entries []Entry) {
 			fresh[name] = as
 		}
 		for _, s := range as.Shares {
-			a.plan.Takings = append(a.plan.Takings, Taking{Pod: demand.Pod, Container: name, Resource: s.Resource, IDs: s.IDs, Fate: fate})
+			a.plan.Items = append(a.plan.Items, Item{Pod: demand.Pod, Container: name, Resource: s.Resource, IDs: s.IDs, Outcome: fate})
 		}
 	}
 	if len(fresh) == 0 {
@@ -187,7 +187,7 @@ func (a *adoption) name(uid device.PodUID) device.Pod {
 	if p, ended := a.ended[uid]; ended {
 		return p
 	}
-	if r, known := a.books[uid]; known {
+	if r, known := a.recorded[uid]; known {
 		return r.Demand.Pod
 	}
 	return device.Pod{UID: uid, Namespace: "?", Name: string(uid)}
@@ -207,9 +207,9 @@ func (a *adoption) assignments(pod device.Pod, entries []Entry) (got map[string]
 			sound = false
 			continue
 		}
-		share.Boot = a.scene.Boot
+		share.Boot = a.input.Boot
 		a.own(e.Resource, share.IDs, pod, "the kubelet's file")
-		as.Container, as.Imported = e.Container, a.scene.Now
+		as.Container, as.Imported = e.Container, a.input.Now
 		as.Shares = append(as.Shares, share)
 		got[e.Container.Name] = as
 	}
@@ -259,12 +259,12 @@ func (a *adoption) asked(d device.PodDemand, as device.Assignment) bool {
 // waiting notes containers that ask for devices and have none by any book.
 func (a *adoption) waiting() {
 	taken := map[device.Container]bool{}
-	for _, t := range a.plan.Takings {
+	for _, t := range a.plan.Items {
 		taken[device.Container{Pod: t.Pod.UID, Name: t.Container}] = true
 	}
-	for _, d := range a.scene.Active {
+	for _, d := range a.input.Active {
 		for _, want := range d.Demands {
-			if _, held := assignment(a.books[d.Pod.UID], want.Container.Name); held || taken[want.Container] || d.Mirror {
+			if _, held := assignment(a.recorded[d.Pod.UID], want.Container.Name); held || taken[want.Container] || d.Mirror {
 				continue
 			}
 			var wants []string
@@ -280,7 +280,7 @@ func (a *adoption) waiting() {
 // plugins plans to remember the resources, so that their numbers on the Node do not fall before plugins have registered.
 func (a *adoption) plugins(f File) {
 	known := map[device.ResourceName]device.PluginRecord{}
-	for _, p := range a.scene.Plugins {
+	for _, p := range a.input.Plugins {
 		known[p.Resource] = p
 	}
 	for _, r := range f.Resources() {

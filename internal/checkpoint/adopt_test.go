@@ -21,7 +21,7 @@ func kubelets(t testing.TB, healthy map[device.ResourceName][]device.ID, all ...
 	for i, as := range all {
 		records[i] = device.PodRecord{Assignments: []device.Assignment{as}}
 	}
-	f, err := checkpoint.Of(records, nil)
+	f, err := checkpoint.FromState(records, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func TestAdopt(t *testing.T) {
 
 	f := kubelets(t, map[device.ResourceName][]device.ID{gpu: {"0", "1", "2"}, nic: {"n"}, "c.example/idle": {"x"}},
 		main, first, held("ended", "a", share(gpu, "1")), held("gone", "b", near(share(gpu, "sick", "well"), nil, []int{0, 1}), share(nic, "m")))
-	p := checkpoint.Adopt(f, checkpoint.Scene{Active: []device.PodDemand{plain, chain, waits}, Ended: []device.Pod{ended}, Now: now})
+	p := checkpoint.Adopt(f, checkpoint.AdoptInput{Active: []device.PodDemand{plain, chain, waits}, Ended: []device.Pod{ended}, Now: now})
 
 	if len(p.Conflicts) > 0 {
 		t.Fatalf("conflicts: %q", p.Conflicts)
@@ -75,8 +75,8 @@ func TestAdopt(t *testing.T) {
 		t.Errorf("plugins:\n%+v, want\n%+v", p.Plugins, want)
 	}
 	var fates []string
-	for _, taking := range p.Takings {
-		fates = append(fates, fmt.Sprint(taking.Pod, " ", taking.Container, " ", taking.Resource, taking.IDs, taking.Fate))
+	for _, taking := range p.Items {
+		fates = append(fates, fmt.Sprint(taking.Pod, " ", taking.Container, " ", taking.Resource, taking.IDs, taking.Outcome))
 	}
 	if want := []string{
 		"ns/chain first a.example/gpu[0] 0", "ns/chain main a.example/gpu[0] 0", "ns/chain main b.example/nic[n] 0",
@@ -93,26 +93,26 @@ func TestAdopt(t *testing.T) {
 func TestAdoptAgain(t *testing.T) {
 	a, b := held("a", "main", share(gpu, "0")), held("b", "main", share(gpu, "1"))
 	f := kubelets(t, nil, a, b)
-	here := checkpoint.Scene{Active: []device.PodDemand{wanting("a", device.App, a)}, Now: now}
+	here := checkpoint.AdoptInput{Active: []device.PodDemand{wanting("a", device.App, a)}, Now: now}
 	first := checkpoint.Adopt(f, here)
 	here.Pods, here.Plugins, here.Now = first.Pods, first.Plugins, now.Add(time.Hour)
-	for _, scene := range []checkpoint.Scene{here, {Pods: here.Pods, Plugins: here.Plugins, Now: here.Now}} {
+	for _, scene := range []checkpoint.AdoptInput{here, {Pods: here.Pods, Plugins: here.Plugins, Now: here.Now}} {
 		p := checkpoint.Adopt(f, scene)
-		if len(p.Pods)+len(p.Conflicts)+len(p.Notes) > 0 || !reflect.DeepEqual(p.Plugins, first.Plugins) || len(p.Takings) != 2 {
+		if len(p.Pods)+len(p.Conflicts)+len(p.Notes) > 0 || !reflect.DeepEqual(p.Plugins, first.Plugins) || len(p.Items) != 2 {
 			t.Errorf("again: %+v", p)
 		}
-		for _, taking := range p.Takings {
-			if taking.Fate != checkpoint.Known {
+		for _, taking := range p.Items {
+			if taking.Outcome != checkpoint.AlreadyRecorded {
 				t.Errorf("%+v is not known", taking)
 			}
 		}
 	}
 }
 
-// What the books have of a pod, or of a plugin, stays.
+// What the state file has of a pod, or of a plugin, stays.
 func TestAdoptAdds(t *testing.T) {
 	a, b := held("a", "a", share(gpu, "0")), held("a", "b", share(gpu, "1"))
-	p := checkpoint.Adopt(kubelets(t, map[device.ResourceName][]device.ID{gpu: {"0", "2"}}, b), checkpoint.Scene{
+	p := checkpoint.Adopt(kubelets(t, map[device.ResourceName][]device.ID{gpu: {"0", "2"}}, b), checkpoint.AdoptInput{
 		Active: []device.PodDemand{wanting("a", device.App, a, b)},
 		Pods:   []device.PodRecord{{Demand: wanting("a", device.App, a, b), Assignments: []device.Assignment{a}}},
 		Plugins: []device.PluginRecord{
@@ -130,7 +130,7 @@ func TestAdoptAdds(t *testing.T) {
 		t.Errorf("plugins:\n%+v, want\n%+v", p.Plugins, want)
 	}
 	// A pod that devmgrd has only seen waiting is one like any other.
-	p = checkpoint.Adopt(kubelets(t, nil, a, b), checkpoint.Scene{
+	p = checkpoint.Adopt(kubelets(t, nil, a, b), checkpoint.AdoptInput{
 		Active: []device.PodDemand{wanting("a", device.App, a, b)}, Pods: []device.PodRecord{{Demand: wanting("a", device.App, a, b)}}, Now: now,
 	})
 	if len(p.Pods) != 1 || len(p.Pods[0].Assignments) != 2 {
@@ -146,10 +146,10 @@ func TestAdoptConflicts(t *testing.T) {
 		change(&f.Entries[0])
 		return f
 	}
-	good := checkpoint.Scene{Active: []device.PodDemand{wanting("a", device.App, one)}}
+	good := checkpoint.AdoptInput{Active: []device.PodDemand{wanting("a", device.App, one)}}
 	for name, test := range map[string]struct {
 		file  checkpoint.File
-		scene checkpoint.Scene
+		scene checkpoint.AdoptInput
 		want  []string
 	}{
 		"none": {kubelets(t, nil, one), good, nil},
@@ -157,20 +157,20 @@ func TestAdoptConflicts(t *testing.T) {
 			kubelets(t, nil, one, held("b", "main", share(gpu, "0"))), good,
 			[]string{"a.example/gpu/0: it is pod ns/a's by the kubelet's file, and pod ?/b's by the kubelet's file"},
 		},
-		"the books have it as another pod's": {
-			kubelets(t, nil, one), checkpoint.Scene{Active: good.Active, Pods: []device.PodRecord{record("b", held("b", "main", share(gpu, "0")))}},
-			[]string{"a.example/gpu/0: it is pod ns/b's by devmgrd's books, and pod ns/a's by the kubelet's file"},
+		"the state file has it as another pod's": {
+			kubelets(t, nil, one), checkpoint.AdoptInput{Active: good.Active, Pods: []device.PodRecord{record("b", held("b", "main", share(gpu, "0")))}},
+			[]string{"a.example/gpu/0: it is pod ns/b's by devmgrd's state file, and pod ns/a's by the kubelet's file"},
 		},
-		"the books have other devices for it": {
-			kubelets(t, nil, one), checkpoint.Scene{Active: good.Active, Pods: []device.PodRecord{record("a", held("a", "main", share(gpu, "1")))}},
-			[]string{"pod ns/a, container main: by the kubelet's file it has a.example/gpu [0], by devmgrd's books a.example/gpu [1]"},
+		"the state file has other devices for it": {
+			kubelets(t, nil, one), checkpoint.AdoptInput{Active: good.Active, Pods: []device.PodRecord{record("a", held("a", "main", share(gpu, "1")))}},
+			[]string{"pod ns/a, container main: by the kubelet's file it has a.example/gpu [0], by devmgrd's state file a.example/gpu [1]"},
 		},
 		"more than it asks for": {
 			kubelets(t, nil, held("a", "main", share(gpu, "0", "1"))), good,
 			[]string{"pod ns/a, container main: it asks for 1 of a.example/gpu, and the file has 2"},
 		},
 		"less than it asks for, and of one nothing": {
-			kubelets(t, nil, one), checkpoint.Scene{Active: []device.PodDemand{wanting("a", device.App, held("a", "main", share(gpu, "0", "1"), share(nic, "n")))}},
+			kubelets(t, nil, one), checkpoint.AdoptInput{Active: []device.PodDemand{wanting("a", device.App, held("a", "main", share(gpu, "0", "1"), share(nic, "n")))}},
 			[]string{
 				"pod ns/a, container main: it asks for 2 of a.example/gpu, and the file has 1",
 				"pod ns/a, container main: it asks for 1 of b.example/nic, of which the file has none, beside a.example/gpu [0]; if no device plugin serves b.example/nic, name it in plugins.ignoredResources",
@@ -214,12 +214,12 @@ func TestAdoptConflicts(t *testing.T) {
 // In and back is what was there before.
 func TestInAndBack(t *testing.T) {
 	f := decode(t, real(t))
-	p := checkpoint.Adopt(f, checkpoint.Scene{Now: now})
+	p := checkpoint.Adopt(f, checkpoint.AdoptInput{Now: now})
 	var offered []device.Inventory
 	for _, r := range p.Plugins {
 		offered = append(offered, device.Inventory{Resource: r.Resource, Devices: r.Devices})
 	}
-	back, err := checkpoint.Of(p.Pods, offered)
+	back, err := checkpoint.FromState(p.Pods, offered)
 	if err != nil || len(p.Conflicts) > 0 {
 		t.Fatal(err, p.Conflicts)
 	}

@@ -1,10 +1,10 @@
 // Package checkpoint knows the file in which a kubelet's device manager keeps who has which devices
-// (kubelet_internal_checkpoint), and what that file means for our books.
+// (kubelet_internal_checkpoint), and what that file means for our state file.
 //
 //	Decode, File.Encode   the file's bytes and what they say
 //	Entry                 the devices of one resource that one container has, with the plugin's answer
-//	Of                    our books, as a kubelet would have written them
-//	Adopt                 a kubelet's file, as our books would have it: moving in
+//	Of                    our state file, as a kubelet would have written it
+//	Adopt                 a kubelet's file, as our state file would have it: moving in
 //	Mirror                such a file, kept up to date for those who read the kubelet's
 //	Mirrors               one in the common plugin directory, and one in each plugin pod's own
 //

@@ -179,7 +179,7 @@ func FuzzDecode(f *testing.F) {
 		for _, e := range file.Entries {
 			_, _ = e.Grant()
 		}
-		_ = checkpoint.Adopt(file, checkpoint.Scene{})
+		_ = checkpoint.Adopt(file, checkpoint.AdoptInput{})
 		once := encode(t, file)
 		if again := encode(t, decode(t, once)); !bytes.Equal(again, once) {
 			t.Errorf("%s became %s", once, again)

@@ -18,9 +18,9 @@ import (
 
 // View is what a Mirror shows.
 type View interface {
-	Board() *device.Board                         // who has what
+	Snapshot() *device.Snapshot                   // who has what
 	Offers() map[device.ResourceName]device.Offer // what plugins list
-	Moved() <-chan struct{}                       // closed when either has changed since the call
+	Updated() <-chan struct{}                     // closed when either has changed since the call
 }
 
 // A Mirror keeps a file like the kubelet's up to date. Nobody waits for it.
@@ -50,7 +50,7 @@ func (m *Mirror) Run(ctx context.Context) error {
 	m.sweep()
 	again := backoff.Backoff{First: mirrorPause, Last: mirrorRetry}
 	for {
-		moved := m.view.Moved() // before anything is looked at: what changes from here on counts
+		moved := m.view.Updated() // before anything is looked at: what changes from here on counts
 		began := time.Now()
 		err := m.update()
 		pause := rest(time.Since(began))
@@ -106,11 +106,11 @@ func (m *Mirror) update() error {
 	case err != nil && !m.told:
 		m.faults.Do(func() {
 			m.told = true
-			m.log.Error("the file for those who read the kubelet's checkpoint is out of date; trying again until it can be written", "path", m.path, "err", err)
+			m.log.Error("cannot write checkpoint mirror; retrying", "path", m.path, "err", err)
 		})
 	case err == nil && m.told:
 		m.told = false
-		m.log.Info("the file for those who read the kubelet's checkpoint is up to date again", "path", m.path)
+		m.log.Info("checkpoint mirror up to date again", "path", m.path)
 	}
 	return err
 }
@@ -123,7 +123,7 @@ func (m *Mirror) draw() ([]byte, error) {
 			f.Healthy[r] = healthy(o.Inventory)
 		}
 	}
-	for _, h := range m.view.Board().Pods {
+	for _, h := range m.view.Snapshot().Pods {
 		if err := f.add(h.Pod, h.Assignments, m.only.has); err != nil {
 			return nil, err
 		}
@@ -165,7 +165,7 @@ func (m *Mirror) sweep() {
 	}
 	defer d.Close()
 	if err := d.RemoveDrafts(name); err != nil {
-		m.log.Warn("cannot remove drafts left behind", "path", m.path, "err", err)
+		m.log.Warn("cannot remove temporary files", "path", m.path, "err", err)
 	}
 }
 

@@ -27,20 +27,20 @@ type view struct {
 
 	mu     sync.Mutex
 	looks  int
-	board  device.Board
+	board  device.Snapshot
 	offers map[device.ResourceName]device.Offer
 	moved  chan struct{}
 }
 
-func newView(holdings ...*device.Holding) *view {
-	return &view{board: device.Board{Pods: holdings}, moved: make(chan struct{}), offers: map[device.ResourceName]device.Offer{
+func newView(holdings ...*device.PodAllocation) *view {
+	return &view{board: device.Snapshot{Pods: holdings}, moved: make(chan struct{}), offers: map[device.ResourceName]device.Offer{
 		gpu: {State: device.Serving, Reported: true, Inventory: device.Inventory{Resource: gpu, Devices: []device.Device{
 			{ID: "0", Healthy: true}, {ID: "1", Healthy: true, NUMA: []int{0}}, {ID: "2"},
 		}}},
 	}}
 }
 
-func (v *view) Board() *device.Board {
+func (v *view) Snapshot() *device.Snapshot {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.looks++
@@ -55,7 +55,7 @@ func (v *view) Offers() map[device.ResourceName]device.Offer {
 	return v.offers
 }
 
-func (v *view) Moved() <-chan struct{} {
+func (v *view) Updated() <-chan struct{} {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.moved
@@ -73,16 +73,16 @@ func (v *view) count() int {
 }
 
 // hold makes it another board.
-func (v *view) hold(holdings ...*device.Holding) {
+func (v *view) hold(holdings ...*device.PodAllocation) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.board = device.Board{Revision: v.board.Revision + 1, Pods: holdings}
+	v.board = device.Snapshot{Revision: v.board.Revision + 1, Pods: holdings}
 	close(v.moved)
 	v.moved = make(chan struct{})
 }
 
-func holding(uid string, active bool, all ...device.Assignment) *device.Holding {
-	return &device.Holding{Pod: device.Pod{UID: device.PodUID(uid), Namespace: "ns", Name: uid}, Active: active, Assignments: all}
+func holding(uid string, active bool, all ...device.Assignment) *device.PodAllocation {
+	return &device.PodAllocation{Pod: device.Pod{UID: device.PodUID(uid), Namespace: "ns", Name: uid}, Active: active, Assignments: all}
 }
 
 // A mirrored is a mirror that runs, and a reader who watches its file as agents do.
@@ -218,7 +218,7 @@ func TestMirror(t *testing.T) {
 	plugintest.Eventually(t, "the file is there", m.says("a", "a", "b"))
 	m.stop()
 	got, _ := m.read()
-	want, err := checkpoint.Of([]device.PodRecord{record("a", a), record("b", b)}, nil)
+	want, err := checkpoint.FromState([]device.PodRecord{record("a", a), record("b", b)}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -369,20 +369,20 @@ func TestMirrorStarts(t *testing.T) {
 func TestMirrorCannotWrite(t *testing.T) {
 	v := newView()
 	m := mirror(t, v, func(m *mirrored) { m.path = filepath.Join(filepath.Dir(m.path), "later", checkpoint.Name) })
-	plugintest.Eventually(t, "it is told", func() bool { return m.log.count("is out of date") == 1 })
+	plugintest.Eventually(t, "it is told", func() bool { return m.log.count("cannot write checkpoint mirror") == 1 })
 	for n := range 20 {
 		v.hold(holding(fmt.Sprint(n), true, held(fmt.Sprint(n), "main", share(gpu, "0"))))
 	}
 	plugintest.Eventually(t, "it has been tried again", v.looked(1))
 	m.must(os.Mkdir(filepath.Dir(m.path), 0o700))
 	plugintest.Eventually(t, "the file is there", m.says("19"))
-	plugintest.Eventually(t, "that is told", func() bool { return m.log.count("is up to date again") == 1 })
-	if n := m.log.count("is out of date"); n != 1 {
+	plugintest.Eventually(t, "that is told", func() bool { return m.log.count("checkpoint mirror up to date again") == 1 })
+	if n := m.log.count("cannot write checkpoint mirror"); n != 1 {
 		t.Errorf("it was told %d times", n)
 	}
 	m.must(os.RemoveAll(filepath.Dir(m.path)))
 	v.hold()
-	plugintest.Eventually(t, "it is told again", func() bool { return m.log.count("is out of date") == 2 })
+	plugintest.Eventually(t, "it is told again", func() bool { return m.log.count("cannot write checkpoint mirror") == 2 })
 	m.must(os.Mkdir(filepath.Dir(m.path), 0o700))
 	m.stop() // not after the pause
 	if !m.says()() {

@@ -11,8 +11,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 )
 
-// A rig is a listener on a real unix socket, whose clients say who they are in the name of their own socket.
-type rig struct {
+// A harness is a listener on a real unix socket, whose clients say who they are in the name of their own socket.
+type harness struct {
 	t       *testing.T
 	dir     string
 	limiter *Limiter
@@ -20,8 +20,8 @@ type rig struct {
 	clients int
 }
 
-func newRig(t *testing.T, limits Limits) *rig {
-	r := &rig{t: t, dir: t.TempDir()}
+func newRig(t *testing.T, limits Limits) *harness {
+	r := &harness{t: t, dir: t.TempDir()}
 	r.limiter = New(limits, func(c net.Conn) (string, error) {
 		name, _, _ := strings.Cut(filepath.Base(c.RemoteAddr().String()), "-")
 		switch name {
@@ -36,7 +36,7 @@ func newRig(t *testing.T, limits Limits) *rig {
 	return r
 }
 
-func (r *rig) listen(name string) *Listener {
+func (r *harness) listen(name string) *Listener {
 	l, err := net.Listen("unix", filepath.Join(r.dir, name))
 	if err != nil {
 		r.t.Fatal(err)
@@ -47,7 +47,7 @@ func (r *rig) listen(name string) *Listener {
 }
 
 // dial connects as a client, and waits until the listener has dealt with it: it serves, in line or closed.
-func (r *rig) dial(client string) net.Conn {
+func (r *harness) dial(client string) net.Conn {
 	r.t.Helper()
 	r.clients++
 	before := r.seen()
@@ -61,7 +61,7 @@ func (r *rig) dial(client string) net.Conn {
 	return conn
 }
 
-func (r *rig) seen() int {
+func (r *harness) seen() int {
 	r.limiter.mu.Lock()
 	defer r.limiter.mu.Unlock()
 	return r.limiter.served + r.limiter.waiting
@@ -79,7 +79,7 @@ func closed(conn net.Conn) bool {
 }
 
 // accept returns the next connection, and wants it to be this client's.
-func (r *rig) accept(want string) net.Conn {
+func (r *harness) accept(want string) net.Conn {
 	r.t.Helper()
 	conn, err := r.on.Accept()
 	if err != nil {
@@ -93,7 +93,7 @@ func (r *rig) accept(want string) net.Conn {
 }
 
 // has compares the numbers of connections.
-func (r *rig) has(served, waiting int) {
+func (r *harness) has(served, waiting int) {
 	r.t.Helper()
 	r.limiter.mu.Lock()
 	defer r.limiter.mu.Unlock()
@@ -103,7 +103,7 @@ func (r *rig) has(served, waiting int) {
 }
 
 // start has the listener accept: the first connection is served in any case.
-func (r *rig) start() net.Conn {
+func (r *harness) start() net.Conn {
 	r.t.Helper()
 	done := make(chan net.Conn)
 	go func() { conn, _ := r.on.Accept(); done <- conn }()
@@ -169,7 +169,7 @@ func TestLimiter_LineFull_LongestGivesWay(t *testing.T) {
 }
 
 // dialBeyond dials where another connection has to give way.
-func (r *rig) dialBeyond(client string, loser net.Conn) net.Conn {
+func (r *harness) dialBeyond(client string, loser net.Conn) net.Conn {
 	r.t.Helper()
 	conn, err := net.DialUnix("unix", &net.UnixAddr{Name: filepath.Join(r.dir, client+"-beyond"), Net: "unix"},
 		&net.UnixAddr{Name: r.on.Addr().String(), Net: "unix"})

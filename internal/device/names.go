@@ -15,7 +15,7 @@ type ID string
 // A PodUID identifies one life of a pod: a pod made anew under the same name has another.
 type PodUID string
 
-// A Pod names a pod for people (namespace and name) and for the books (UID).
+// A Pod names a pod for people (namespace and name) and for the state file (UID).
 type Pod struct {
 	UID       PodUID `json:"uid"`
 	Namespace string `json:"namespace"`

@@ -9,10 +9,10 @@ const (
 	Available   DeviceState = "free"        // it can be given to anybody
 	Assigned    DeviceState = "assigned"    // a pod has it, or is about to
 	Unhealthy   DeviceState = "unhealthy"   // nobody has it, and it is broken
-	OfAwayOne   DeviceState = "stale"       // it would be free if its plugin were there
+	PluginAway  DeviceState = "stale"       // it would be free if its plugin were there
 	Cordoned    DeviceState = "cordoned"    // nobody has it, and nobody is to have it
 	Withheld    DeviceState = "withheld"    // it may be a device that a pod uses under an ID that is no longer listed
-	Quarantined DeviceState = "quarantined" // a container has it, and the books do not know why
+	Quarantined DeviceState = "quarantined" // a container has it, and the state file does not know why
 )
 
 // A DeviceStatus is one device and what has become of it.
@@ -40,8 +40,8 @@ type PodContainer struct {
 	Name string
 }
 
-// An Ending is how a pod ended, as the API server has it.
-type Ending struct {
+// An EndedPod is how a pod ended, as the API server has it.
+type EndedPod struct {
 	Pod     Pod
 	Failed  bool      // it has failed; else it has succeeded
 	Refused bool      // the kubelet failed it before any of its containers was created
@@ -50,10 +50,10 @@ type Ending struct {
 	Message string    // may be empty
 }
 
-// An Outlook is how a pod as a whole stands, for people.
-type Outlook struct {
-	Holding *Holding
-	Standing
+// An PodStatus is how a pod as a whole stands, for people.
+type PodStatus struct {
+	Allocation *PodAllocation
+	Readiness
 	Since time.Time // when it began to stand so
 	Retry time.Time // of Waiting: when it is tried again whatever happens; zero: when something changes
 	Wants []ResourceName

@@ -10,7 +10,7 @@
 // Promises:
 //
 //   - An allocation never waits for it: it follows the board, as anybody may, and writes at most once a second.
-//   - What a crash loses is that second. The books know who has what now, so the next start makes spans good that are open:
+//   - What a crash loses is that second. The history file knows who has what now, so the next start makes spans good that are open:
 //     one goes on if its container still has the same devices, and is ended otherwise. None is there twice.
 //   - It is bounded: MaxEnded spans that have ended, of which none is older than MaxAge and which take about maxBytes. The oldest
 //     go first, in the same commit as what is new.

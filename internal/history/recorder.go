@@ -12,17 +12,17 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A Ledger knows who has which devices, and what has become of that.
-type Ledger interface {
-	Board() *device.Board
-	// Since gives the changes after a revision, in order, at most most of them; false: they are not known any more.
-	Since(revision uint64, most int) ([]device.Change, bool)
-	// Moved gives a channel that is closed when there is another change since the call.
-	Moved() <-chan struct{}
+// A Allocator knows who has which devices, and what has become of that.
+type Allocator interface {
+	Snapshot() *device.Snapshot
+	// ChangesSince gives the changes after a revision, in order, at most most of them; false: they are not known any more.
+	ChangesSince(revision uint64, most int) ([]device.Change, bool)
+	// Updated gives a channel that is closed when there is another change since the call.
+	Updated() <-chan struct{}
 }
 
-// Books keep spans.
-type Books interface {
+// Store keep spans.
+type Store interface {
 	// SaveHistory makes spans durable, each in the place of what it was while it was open, and forgets others, in one commit.
 	SaveHistory(save []device.Span, forget []device.SpanKey) error
 	// Spans returns all spans that had not ended by then.
@@ -35,17 +35,17 @@ type Books interface {
 
 // Config is what New needs.
 type Config struct {
-	Ledger Ledger
-	Books  Books
-	Known  []device.Span // those that are open in Books, if it could be read
-	Log    *slog.Logger
+	Allocator Allocator
+	Store     Store
+	Known     []device.Span // those that are open in Store, if it could be read
+	Log       *slog.Logger
 }
 
 // A Recorder remembers who had which devices.
 type Recorder struct {
 	cfg Config
 
-	counted bool // what the books hold has been added to spans; Run's
+	counted bool // what the history file holds has been added to spans; Run's
 	failing bool // it has been told that writing fails; Run's
 
 	mu       sync.Mutex
@@ -69,8 +69,8 @@ const (
 
 // New makes a Recorder. Nothing is read or written before Run.
 func New(c Config) *Recorder {
-	if c.Ledger == nil || c.Books == nil || c.Log == nil {
-		panic("history: Ledger, Books and Log are required")
+	if c.Allocator == nil || c.Store == nil || c.Log == nil {
+		panic("history: Allocator, Store and Log are required")
 	}
 	return &Recorder{cfg: c, spans: newSpans(c.Known)}
 }
@@ -79,7 +79,7 @@ func New(c Config) *Recorder {
 func (r *Recorder) Run(ctx context.Context) error {
 	again := backoff.Backoff{First: batch, Last: retry}
 	for {
-		moved := r.cfg.Ledger.Moved() // before anything is looked at: what changes from here on counts
+		moved := r.cfg.Allocator.Updated() // before anything is looked at: what changes from here on counts
 		err := r.update()
 		pause := batch
 		if err == nil {
@@ -114,7 +114,7 @@ func (r *Recorder) Spans(since time.Time) ([]device.Span, error) {
 	fresh := r.spans.unwritten(since)
 	r.mu.Unlock()
 	// In this order: what is written meanwhile is in both, and in neither it would be missing.
-	all, err := r.cfg.Books.Spans(since)
+	all, err := r.cfg.Store.Spans(since)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func (r *Recorder) Spans(since time.Time) ([]device.Span, error) {
 // followLocked brings the spans up to date with the ledger.
 func (r *Recorder) followLocked() {
 	for r.begun {
-		changes, known := r.cfg.Ledger.Since(r.revision, maxSteps)
+		changes, known := r.cfg.Allocator.ChangesSince(r.revision, maxSteps)
 		if !known {
 			break
 		}
@@ -148,22 +148,22 @@ func (r *Recorder) followLocked() {
 			return
 		}
 		for _, c := range changes {
-			if c.Now != nil {
-				r.spans.show(c.Now, c.At, false)
+			if c.After != nil {
+				r.spans.show(c.After, c.At, false)
 			} else if c.Before != nil {
-				r.spans.show(&device.Holding{Pod: c.Before.Pod}, c.At, false)
+				r.spans.show(&device.PodAllocation{Pod: c.Before.Pod}, c.At, false)
 			}
 			r.revision = c.Revision
 		}
 	}
-	b := r.cfg.Ledger.Board()
+	b := r.cfg.Allocator.Snapshot()
 	r.spans.replace(b.Pods, time.Now())
 	r.revision, r.begun = b.Revision, true
 }
 
 // update writes what is due. It says when that begins to fail and when it has ended.
 func (r *Recorder) update() error {
-	r.count()
+	r.countStored()
 	r.mu.Lock()
 	r.followLocked()
 	r.spans.trim(time.Now())
@@ -172,7 +172,7 @@ func (r *Recorder) update() error {
 	if len(save) == 0 && len(forget) == 0 {
 		return nil
 	}
-	err := r.cfg.Books.SaveHistory(save, forget)
+	err := r.cfg.Store.SaveHistory(save, forget)
 	if err == nil {
 		r.mu.Lock()
 		r.spans.written(save, len(forget))
@@ -180,23 +180,23 @@ func (r *Recorder) update() error {
 	}
 	switch {
 	case err != nil && !r.failing:
-		r.cfg.Log.Error("who holds which devices cannot be written down for devmgrd history; trying again until it can", "err", err)
+		r.cfg.Log.Error("cannot write history; retrying", "err", err)
 	case err == nil && r.failing:
-		r.cfg.Log.Info("who holds which devices is written down for devmgrd history again")
+		r.cfg.Log.Info("history writable again")
 	}
 	r.failing = err != nil
 	return err
 }
 
-// count adds what the books hold of old, as soon as they can be read. Of spans that have ended it takes only the keys.
-func (r *Recorder) count() {
+// countStored adds what the history file holds of old, as soon as it can be read. Of spans that have ended it takes only the keys.
+func (r *Recorder) countStored() {
 	if r.counted {
 		return
 	}
-	open, err := r.cfg.Books.OpenSpans()
+	open, err := r.cfg.Store.OpenSpans()
 	var keys []device.SpanKey
 	if err == nil {
-		keys, err = r.cfg.Books.HistoryKeys()
+		keys, err = r.cfg.Store.HistoryKeys()
 	}
 	if err != nil {
 		return // a file that cannot be opened cannot be written either, and update says so

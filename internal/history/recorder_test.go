@@ -22,18 +22,18 @@ import (
 
 const gpu device.ResourceName = "vendor.com/gpu"
 
-// A rig is a recorder that follows a real allocator, and writes into real books of its own.
-type rig struct {
+// A harness is a recorder that follows a real allocator, and writes into a real history file of its own.
+type harness struct {
 	*allocatortest.Allocator
 	*testing.T
 	dir      string
-	books    *books
+	store    *failingStore
 	recorder *history.Recorder
 	stop     func()
 }
 
-// books are real ones, on a disk that may fail.
-type books struct {
+// failingStore are real ones, on a disk that may fail.
+type failingStore struct {
 	*store.History
 	state   *store.Store
 	full    atomic.Bool
@@ -42,7 +42,7 @@ type books struct {
 
 var errFull = errors.New("the disk is full")
 
-func (b *books) SaveHistory(save []device.Span, forget []device.SpanKey) error {
+func (b *failingStore) SaveHistory(save []device.Span, forget []device.SpanKey) error {
 	if b.full.Load() {
 		return errFull
 	}
@@ -50,32 +50,32 @@ func (b *books) SaveHistory(save []device.Span, forget []device.SpanKey) error {
 	return b.History.SaveHistory(save, forget)
 }
 
-func (b *books) OpenSpans() ([]device.Span, error) {
+func (b *failingStore) OpenSpans() ([]device.Span, error) {
 	if b.full.Load() {
 		return nil, errFull
 	}
 	return b.History.OpenSpans()
 }
 
-func (b *books) HistoryKeys() ([]device.SpanKey, error) {
+func (b *failingStore) HistoryKeys() ([]device.SpanKey, error) {
 	if b.full.Load() {
 		return nil, errFull
 	}
 	return b.History.HistoryKeys()
 }
 
-func start(t *testing.T, stock int) *rig {
+func start(t *testing.T, stock int) *harness {
 	t.Helper()
 	dir := t.TempDir()
-	r := &rig{Allocator: allocatortest.Start(t, filepath.Join(dir, "allocator")), T: t, dir: filepath.Join(dir, "history"), stop: func() {}}
+	r := &harness{Allocator: allocatortest.Start(t, filepath.Join(dir, "allocator")), T: t, dir: filepath.Join(dir, "history"), stop: func() {}}
 	t.Cleanup(func() { r.end() })
 	r.Plugins.Stock(gpu, stock)
 	r.start()
 	return r
 }
 
-// start opens the books, and has a new recorder run on what they hold.
-func (r *rig) start() {
+// start opens the history file, and has a new recorder run on what it holds.
+func (r *harness) start() {
 	r.Helper()
 	r.open()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -90,32 +90,32 @@ func (r *rig) start() {
 }
 
 // open is start without Run: nothing is written.
-func (r *rig) open() {
+func (r *harness) open() {
 	r.Helper()
 	s, err := store.Open(store.Config{Dir: r.dir, Log: slog.New(slog.DiscardHandler)})
 	r.must(err)
 	h, open := store.OpenHistory(s)
-	r.books = &books{History: h, state: s}
-	r.recorder = history.New(history.Config{Ledger: r.Allocator, Books: r.books, Known: open, Log: slog.New(slog.DiscardHandler)})
+	r.store = &failingStore{History: h, state: s}
+	r.recorder = history.New(history.Config{Allocator: r.Allocator, Store: r.store, Known: open, Log: slog.New(slog.DiscardHandler)})
 }
 
-// end is a clean stop, of the books too.
-func (r *rig) end() {
+// end is a clean stop, of the history file too.
+func (r *harness) end() {
 	r.Helper()
 	r.stop()
-	if r.books != nil {
-		r.must(errors.Join(r.books.Close(), r.books.state.Close()))
-		r.books = nil
+	if r.store != nil {
+		r.must(errors.Join(r.store.Close(), r.store.state.Close()))
+		r.store = nil
 	}
 }
 
 // crash ends without writing what is due.
-func (r *rig) crash() {
-	r.books.full.Store(true)
+func (r *harness) crash() {
+	r.store.full.Store(true)
 	r.end()
 }
 
-func (r *rig) must(err error) {
+func (r *harness) must(err error) {
 	r.Helper()
 	if err != nil {
 		r.Fatal(err)
@@ -123,19 +123,19 @@ func (r *rig) must(err error) {
 }
 
 // leave has a pod go, and waits until its devices are free.
-func (r *rig) leave(d device.PodDemand) {
+func (r *harness) leave(d device.PodDemand) {
 	r.Helper()
 	r.Drop(d.Pod.UID)
 	r.gone(d)
 }
 
-func (r *rig) gone(d device.PodDemand) {
+func (r *harness) gone(d device.PodDemand) {
 	r.Helper()
 	plugintest.Eventually(r, d.Pod.Name+" has gone", func() bool { return !r.holds(d) })
 }
 
-func (r *rig) holds(d device.PodDemand) bool {
-	for _, h := range r.Board().Pods {
+func (r *harness) holds(d device.PodDemand) bool {
+	for _, h := range r.Snapshot().Pods {
 		if h.Pod.UID == d.Pod.UID {
 			return true
 		}
@@ -145,7 +145,7 @@ func (r *rig) holds(d device.PodDemand) bool {
 
 // tells fails unless the recorder tells these spans: pod, devices, and "open", "ended" or "noticed"; "late" is one of which nobody
 // saw the beginning.
-func (r *rig) tells(want ...string) []device.Span {
+func (r *harness) tells(want ...string) []device.Span {
 	r.Helper()
 	all, err := r.recorder.Spans(time.Time{})
 	r.must(err)
@@ -158,12 +158,12 @@ func (r *rig) tells(want ...string) []device.Span {
 		switch {
 		case s.Until.IsZero():
 			text += " open"
-		case s.UntilLate:
+		case s.UntilApprox:
 			text += " noticed"
 		default:
 			text += " ended"
 		}
-		if s.FromLate {
+		if s.FromApprox {
 			text += " late"
 		}
 		got = append(got, text)
@@ -209,7 +209,7 @@ func TestASpanLastsAsLongAsTheContainer(t *testing.T) {
 	runs := device.Running{ID: "1", Container: device.Container{Pod: p.Pod.UID, Name: "main"}}
 	r.Claim(runs)
 	r.Drop(p.Pod.UID)
-	plugintest.Eventually(t, "it is over", func() bool { return !r.Board().Pods[0].Active })
+	plugintest.Eventually(t, "it is over", func() bool { return !r.Snapshot().Pods[0].Active })
 	r.tells("p d000 open")
 	stopped := time.Now()
 	r.RuntimeStopped(runs)
@@ -265,20 +265,20 @@ func TestRestartWithOtherDevices(t *testing.T) {
 	r.tells("first d000 noticed", "p d001 noticed", "p d000 open late")
 }
 
-// A crash loses what was not written; the books of who has what make good what is open.
+// A crash loses what was not written; the state file makes good what is open.
 func TestCrash(t *testing.T) {
 	r := start(t, 3)
 	a := r.Settle(t, allocatortest.Pod("a", gpu, 1))
-	plugintest.Eventually(t, "a is written", func() bool { return r.books.commits.Load() > 0 })
-	r.books.full.Store(true) // from here on nothing is written any more
+	plugintest.Eventually(t, "a is written", func() bool { return r.store.commits.Load() > 0 })
+	r.store.full.Store(true) // from here on nothing is written any more
 	r.leave(a)
 	b := r.Settle(t, allocatortest.Pod("b", gpu, 2))
 	r.tells("a d000 ended", "b d000 d001 open")
 	r.crash()
 	r.start()
 	r.tells("a d000 noticed", "b d000 d001 open late")
-	plugintest.Eventually(t, "b is written", func() bool { return r.books.commits.Load() > 0 })
-	r.books.full.Store(true)
+	plugintest.Eventually(t, "b is written", func() bool { return r.store.commits.Load() > 0 })
+	r.store.full.Store(true)
 	r.leave(b)
 	r.crash()
 	r.start()
@@ -290,7 +290,7 @@ func TestAFullDisk(t *testing.T) {
 	r := start(t, 2)
 	r.end()
 	r.open()
-	r.books.full.Store(true)
+	r.store.full.Store(true)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.recorder.Run(ctx) }()
@@ -300,8 +300,8 @@ func TestAFullDisk(t *testing.T) {
 	r.Settle(t, allocatortest.Pod("b", gpu, 1))
 	r.leave(a)
 	r.tells("a d000 ended", "b d001 open")
-	r.books.full.Store(false)
-	plugintest.Eventually(t, "it is written", func() bool { return r.books.commits.Load() > 0 })
+	r.store.full.Store(false)
+	plugintest.Eventually(t, "it is written", func() bool { return r.store.commits.Load() > 0 })
 	r.tells("a d000 ended", "b d001 open")
 	cancel()
 	r.must(<-ended)
@@ -310,21 +310,21 @@ func TestAFullDisk(t *testing.T) {
 	r.tells("a d000 ended", "b d001 open")
 }
 
-// Books that cannot be read at the start are read later: no span stays open for ever, and none is lost.
+// Store that cannot be read at the start are read later: no span stays open for ever, and none is lost.
 func TestBooksThatCanBeReadLater(t *testing.T) {
 	r := start(t, 3)
 	a, b := r.Settle(t, allocatortest.Pod("a", gpu, 1)), r.Settle(t, allocatortest.Pod("b", gpu, 1))
 	r.end()
 	r.leave(b)
 	r.open()
-	r.books.full.Store(true)
-	r.recorder = history.New(history.Config{Ledger: r.Allocator, Books: r.books, Log: slog.New(slog.DiscardHandler)})
+	r.store.full.Store(true)
+	r.recorder = history.New(history.Config{Allocator: r.Allocator, Store: r.store, Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.recorder.Run(ctx) }()
 	r.Settle(t, allocatortest.Pod("c", gpu, 1))
-	r.books.full.Store(false)
-	plugintest.Eventually(t, "it is written", func() bool { return r.books.commits.Load() > 0 })
+	r.store.full.Store(false)
+	plugintest.Eventually(t, "it is written", func() bool { return r.store.commits.Load() > 0 })
 	cancel()
 	r.must(<-ended)
 	all, err := r.recorder.Spans(time.Time{})
@@ -343,7 +343,7 @@ func TestBooksThatCanBeReadLater(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
-	if all[0].Pod != a.Pod || !all[0].UntilLate {
+	if all[0].Pod != a.Pod || !all[0].UntilApprox {
 		t.Errorf("the first is %+v", all[0])
 	}
 }
@@ -361,7 +361,7 @@ func TestFallenBehind(t *testing.T) {
 		r.Bind(allocatortest.Pod(fmt.Sprint("plain-", i), "", 0))
 	}
 	r.Settle(t, allocatortest.Pod("c", gpu, 2))
-	if _, known := r.Since(0, 1); known {
+	if _, known := r.ChangesSince(0, 1); known {
 		t.Fatal("it is not behind")
 	}
 	r.tells("a d000 noticed late", "b d001 open late", "c d000 d002 open late")
@@ -370,7 +370,7 @@ func TestFallenBehind(t *testing.T) {
 	r.tells("a d000 noticed late", "b d001 open late", "c d000 d002 open late")
 }
 
-// However much happens, there is about one commit a second, and all of it is in the books at a clean stop.
+// However much happens, there is about one commit a second, and all of it is in the history file at a clean stop.
 func TestOneCommitASecond(t *testing.T) {
 	r := start(t, 4)
 	began := time.Now()
@@ -379,7 +379,7 @@ func TestOneCommitASecond(t *testing.T) {
 	}
 	r.stop()
 	// The first, if something was there already when the recorder began; the second after a change; and the last.
-	if n, most := r.books.commits.Load(), int32(time.Since(began)/time.Second)+2; n > most {
+	if n, most := r.store.commits.Load(), int32(time.Since(began)/time.Second)+2; n > most {
 		t.Errorf("%d commits, want at most %d", n, most)
 	}
 	r.end()
@@ -415,13 +415,13 @@ func TestBounds(t *testing.T) {
 			r := start(t, 1)
 			r.end()
 			r.open()
-			r.must(r.books.SaveHistory(c.had, nil))
+			r.must(r.store.SaveHistory(c.had, nil))
 			r.end()
 			r.start()
 			r.leave(r.Settle(t, allocatortest.Pod("new", gpu, 1)))
 			r.end()
 			r.open()
-			keys, err := r.books.HistoryKeys()
+			keys, err := r.store.HistoryKeys()
 			if err != nil || len(keys) != c.kept+1 {
 				t.Fatalf("%d are kept, %v; want %d", len(keys), err, c.kept+1)
 			}

@@ -12,11 +12,11 @@ import (
 // spans are those that are open, and what of them and of those that have ended is not written yet.
 type spans struct {
 	open   map[device.PodUID]map[part]device.Span
-	fresh  map[uint64]device.Span // not in the books as they are here
-	inside map[uint64]bool        // open in the books
+	fresh  map[uint64]device.Span // not in the history file as they are here
+	inside map[uint64]bool        // open in the history file
 	ended  []device.SpanKey       // all that are remembered, in the order of their ends
 	bytes  int                    // of ended
-	gone   []device.SpanKey       // in the books, and to be forgotten
+	gone   []device.SpanKey       // in the history file, and to be forgotten
 	last   uint64                 // the highest number
 }
 
@@ -32,8 +32,8 @@ func newSpans(known []device.Span) spans {
 	return s
 }
 
-// adopt adds spans that are open in the books, and reports whether some were new. Where two are of one part the earlier ends
-// when the later begins: the books could not be read at the start, or an older devmgrd has kept its own.
+// adopt adds spans that are open in the history file, and reports whether some were new. Where two are of one part the earlier ends
+// when the later begins: the history file could not be read at the start, or an older devmgrd has kept its own.
 func (s *spans) adopt(open []device.Span) (some bool) {
 	for _, k := range open {
 		if s.inside[k.Number] {
@@ -62,8 +62,8 @@ func (s *spans) of(uid device.PodUID) map[part]device.Span {
 }
 
 // show has the spans of one pod be what it holds. late: it may hold that for longer than since at.
-func (s *spans) show(h *device.Holding, at time.Time, late bool) {
-	at = at.Round(0).UTC() // the books keep no monotonic clock
+func (s *spans) show(h *device.PodAllocation, at time.Time, late bool) {
+	at = at.Round(0).UTC() // the history file keeps no monotonic clock
 	holds := map[part][]device.ID{}
 	for _, as := range h.Assignments {
 		for _, share := range as.Shares {
@@ -85,7 +85,7 @@ func (s *spans) show(h *device.Holding, at time.Time, late bool) {
 	}) {
 		// Higher than those of before a restart, too, which may not have been read yet.
 		s.last = max(s.last+1, uint64(max(at.UnixNano(), 0)))
-		span := device.Span{Number: s.last, Pod: h.Pod, Container: p.container, Resource: p.resource, IDs: holds[p], From: at, FromLate: late}
+		span := device.Span{Number: s.last, Pod: h.Pod, Container: p.container, Resource: p.resource, IDs: holds[p], From: at, FromApprox: late}
 		mine[p], s.fresh[span.Number] = span, span
 	}
 	if len(mine) == 0 {
@@ -94,10 +94,10 @@ func (s *spans) show(h *device.Holding, at time.Time, late bool) {
 }
 
 // replace has the spans be what these pods hold, and those of others end.
-func (s *spans) replace(pods []*device.Holding, at time.Time) {
+func (s *spans) replace(pods []*device.PodAllocation, at time.Time) {
 	there := map[device.PodUID]bool{}
 	// A board has no order; numbers should have one.
-	for _, h := range slices.SortedFunc(slices.Values(pods), func(a, b *device.Holding) int {
+	for _, h := range slices.SortedFunc(slices.Values(pods), func(a, b *device.PodAllocation) int {
 		return cmp.Or(cmp.Compare(a.Pod.Namespace, b.Pod.Namespace), cmp.Compare(a.Pod.Name, b.Pod.Name))
 	}) {
 		there[h.Pod.UID] = true
@@ -105,7 +105,7 @@ func (s *spans) replace(pods []*device.Holding, at time.Time) {
 	}
 	for uid := range s.open {
 		if !there[uid] {
-			s.show(&device.Holding{Pod: device.Pod{UID: uid}}, at, true)
+			s.show(&device.PodAllocation{Pod: device.Pod{UID: uid}}, at, true)
 		}
 	}
 }
@@ -114,12 +114,12 @@ func (s *spans) end(span device.Span, at time.Time, late bool) {
 	if at.Before(span.From) {
 		at = span.From // the clock has been put back
 	}
-	span.Until, span.UntilLate = at, late
+	span.Until, span.UntilApprox = at, late
 	s.fresh[span.Number] = span
 	s.add([]device.SpanKey{{Until: span.Until, Number: span.Number, Bytes: size(span)}})
 }
 
-// size is about what a span takes in the books.
+// size is about what a span takes in the history file.
 func size(span device.Span) int {
 	n := 256 + len(span.Pod.Namespace) + len(span.Pod.Name) + len(span.Container) + len(span.Resource)
 	for _, id := range span.IDs {
@@ -154,7 +154,7 @@ func (s *spans) trim(now time.Time) {
 		n++
 		s.bytes -= k.Bytes
 		if _, fresh := s.fresh[k.Number]; fresh && !s.inside[k.Number] {
-			delete(s.fresh, k.Number) // the books have never heard of it
+			delete(s.fresh, k.Number) // the history file has never heard of it
 		} else {
 			s.gone = append(s.gone, k)
 		}
@@ -171,7 +171,7 @@ func (s *spans) due() ([]device.Span, []device.SpanKey) {
 	return save, slices.Clone(s.gone)
 }
 
-// written says that these, and the first so many of gone, are in the books, and out of them.
+// written says that these, and the first so many of gone, are in the history file, and out of them.
 func (s *spans) written(save []device.Span, forgotten int) {
 	for _, span := range save {
 		if span.Until.IsZero() {
@@ -186,7 +186,7 @@ func (s *spans) written(save []device.Span, forgotten int) {
 	s.gone = slices.Delete(s.gone, 0, forgotten)
 }
 
-// unwritten gives the spans that had not ended by then and that the books do not have as they are.
+// unwritten gives the spans that had not ended by then and that the history file does not have as they are.
 func (s *spans) unwritten(since time.Time) []device.Span {
 	var all []device.Span
 	for _, span := range s.fresh {

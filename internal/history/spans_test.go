@@ -12,11 +12,11 @@ func TestWhatIsNotWrittenIsBoundedToo(t *testing.T) {
 	known := device.Span{Number: 7, Pod: device.Pod{UID: "known"}, Container: "main", Resource: "a.com/x", IDs: []device.ID{"0"}, From: time.Unix(1, 0)}
 	s := newSpans([]device.Span{known})
 	now := time.Now()
-	with := &device.Holding{Pod: device.Pod{UID: "p"}, Assignments: []device.Assignment{{
+	with := &device.PodAllocation{Pod: device.Pod{UID: "p"}, Assignments: []device.Assignment{{
 		Container: device.Container{Pod: "p", Name: "main"}, Shares: []device.Share{{Resource: "a.com/x", IDs: []device.ID{"1"}}},
 	}}}
-	without := &device.Holding{Pod: with.Pod}
-	s.show(&device.Holding{Pod: known.Pod}, now, false)
+	without := &device.PodAllocation{Pod: with.Pod}
+	s.show(&device.PodAllocation{Pod: known.Pod}, now, false)
 	for range MaxEnded + 1000 {
 		s.show(with, now, false) // all at once, as far as this clock goes
 		s.show(without, now, false)
@@ -43,7 +43,7 @@ func TestTwoOpenSpansOfOnePart(t *testing.T) {
 	for _, known := range [][]device.Span{{at(1), at(2)}, {at(2), at(1)}} {
 		s := newSpans(known)
 		save, _ := s.due()
-		if len(save) != 1 || save[0].Number != 1 || !save[0].Until.Equal(at(2).From) || !save[0].UntilLate {
+		if len(save) != 1 || save[0].Number != 1 || !save[0].Until.Equal(at(2).From) || !save[0].UntilApprox {
 			t.Errorf("due are %+v", save)
 		}
 		if open := s.open["p"]; len(open) != 1 || open[part{"main", "a.com/x"}].Number != 2 {
@@ -56,12 +56,12 @@ func TestTwoOpenSpansOfOnePart(t *testing.T) {
 func TestTheClockIsPutBack(t *testing.T) {
 	s := newSpans(nil)
 	now := time.Now()
-	with := &device.Holding{Pod: device.Pod{UID: "p"}, Assignments: []device.Assignment{{
+	with := &device.PodAllocation{Pod: device.Pod{UID: "p"}, Assignments: []device.Assignment{{
 		Container: device.Container{Pod: "p", Name: "main"}, Shares: []device.Share{{Resource: "a.com/x", IDs: []device.ID{"1"}}},
 	}}}
 	for i := range 3 {
 		s.show(with, now.Add(-time.Duration(i)*time.Hour), false)
-		s.show(&device.Holding{Pod: with.Pod}, now.Add(-time.Duration(i+1)*time.Hour), false)
+		s.show(&device.PodAllocation{Pod: with.Pod}, now.Add(-time.Duration(i+1)*time.Hour), false)
 	}
 	save, _ := s.due()
 	for i, span := range save {
@@ -78,25 +78,25 @@ func TestTheClockIsPutBack(t *testing.T) {
 func TestAnEndDuringAWrite(t *testing.T) {
 	s := newSpans(nil)
 	now := time.Now()
-	with := &device.Holding{Pod: device.Pod{UID: "p"}, Assignments: []device.Assignment{{
+	with := &device.PodAllocation{Pod: device.Pod{UID: "p"}, Assignments: []device.Assignment{{
 		Container: device.Container{Pod: "p", Name: "main"}, Shares: []device.Share{{Resource: "a.com/x", IDs: []device.ID{"1"}}},
 	}}}
 	s.show(with, now, false)
 	save, _ := s.due()
-	s.show(&device.Holding{Pod: with.Pod}, now.Add(time.Second), false)
+	s.show(&device.PodAllocation{Pod: with.Pod}, now.Add(time.Second), false)
 	s.written(save, 0)
 	after, _ := s.due()
 	if len(save) != 1 || !save[0].Until.IsZero() || len(after) != 1 || after[0].Until.IsZero() || after[0].Number != save[0].Number {
 		t.Errorf("%+v, then %+v", save, after)
 	}
-	// Once its beginning is in the books, it has to go from there, too.
+	// Once its beginning is in the history file, it has to go from there, too.
 	s.trim(now.Add(2 * MaxAge))
 	if save, forget := s.due(); len(save) != 1 || len(forget) != 1 {
 		t.Errorf("%+v and %+v", save, forget)
 	}
 }
 
-// Books that can be read only after the first write tell of that, too: it counts once.
+// Store that can be read only after the first write tell of that, too: it counts once.
 func TestKeysThatAreKnown(t *testing.T) {
 	s := newSpans(nil)
 	at := time.Now().Round(0)

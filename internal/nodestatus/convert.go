@@ -16,21 +16,21 @@ import (
 	"github.com/devmgrd/devmgrd/internal/kube"
 )
 
-// A sight is what one look at our Node tells us. Sights are replaced, never edited.
-type sight struct {
+// A nodeState is what one look at our Node tells us. Sights are replaced, never edited.
+type nodeState struct {
 	there       bool   // the object exists
 	version     uint64 // its resourceVersion
 	capacity    map[device.ResourceName]int
 	allocatable map[device.ResourceName]int
 }
 
-// sightOf reads a Node as the watch or a patch's answer delivers it.
-func sightOf(obj any) (sight, bool) {
+// nodeStateOf reads a Node as the watch or a patch's answer delivers it.
+func nodeStateOf(obj any) (nodeState, bool) {
 	n, ok := obj.(*corev1.Node)
 	if !ok {
-		return sight{}, false
+		return nodeState{}, false
 	}
-	return sight{true, kube.ParseVersion(n.ResourceVersion), extended(n.Status.Capacity), extended(n.Status.Allocatable)}, true
+	return nodeState{true, kube.ParseVersion(n.ResourceVersion), extended(n.Status.Capacity), extended(n.Status.Allocatable)}, true
 }
 
 // goneAt reads the version of the Node's end.
@@ -59,7 +59,7 @@ func extended(list corev1.ResourceList) map[device.ResourceName]int {
 }
 
 // differences gives the numbers of want that the Node does not show, as capacity and as allocatable.
-func (s sight) differences(want map[device.ResourceName]int) map[device.ResourceName]int {
+func (s nodeState) differences(want map[device.ResourceName]int) map[device.ResourceName]int {
 	diff := maps.Clone(want)
 	maps.DeleteFunc(diff, func(r device.ResourceName, n int) bool {
 		capacity, ok := s.capacity[r]
@@ -70,7 +70,7 @@ func (s sight) differences(want map[device.ResourceName]int) map[device.Resource
 }
 
 // raised gives the numbers of want, or of the Node's capacity where that is more.
-func (s sight) raised(want map[device.ResourceName]int) map[device.ResourceName]int {
+func (s nodeState) raised(want map[device.ResourceName]int) map[device.ResourceName]int {
 	raised := make(map[device.ResourceName]int, len(want))
 	for r, n := range want {
 		raised[r] = max(n, s.capacity[r])
@@ -78,15 +78,15 @@ func (s sight) raised(want map[device.ResourceName]int) map[device.ResourceName]
 	return raised
 }
 
-// numbers are what a patch sets; nil: the number is taken off the Node.
-type numbers map[device.ResourceName]*int
+// quantities are what a patch sets; nil: the number is taken off the Node.
+type quantities map[device.ResourceName]*int
 
 // step gives what to write next on the way to the numbers in diff, and how long to wait if that is nothing. A number is not
 // lowered but taken off the Node first, and comes back lower when it has been away: rest says how much longer it has to be.
 // Then the scheduler binds nothing more, and a pod that it has bound already finds a kubelet that does not check a resource
 // which the Node does not show. With a lower number the kubelet would fail that pod for good.
-func (s sight) step(diff map[device.ResourceName]int, rest func(device.ResourceName) time.Duration) (next numbers, wait time.Duration) {
-	next = numbers{}
+func (s nodeState) step(diff map[device.ResourceName]int, rest func(device.ResourceName) time.Duration) (next quantities, wait time.Duration) {
+	next = quantities{}
 	for r, n := range diff {
 		switch left := rest(r); {
 		case s.shows(r) && n < max(s.capacity[r], s.allocatable[r]):
@@ -103,14 +103,14 @@ func (s sight) step(diff map[device.ResourceName]int, rest func(device.ResourceN
 }
 
 // shows tells whether there is any number of the resource.
-func (s sight) shows(r device.ResourceName) bool {
+func (s nodeState) shows(r device.ResourceName) bool {
 	_, capacity := s.capacity[r]
 	_, allocatable := s.allocatable[r]
 	return capacity || allocatable
 }
 
 // shown gives those of some resources of which there is any number.
-func (s sight) shown(of []device.ResourceName) (all []device.ResourceName) {
+func (s nodeState) shown(of []device.ResourceName) (all []device.ResourceName) {
 	for _, r := range of {
 		if s.shows(r) {
 			all = append(all, r)
@@ -120,9 +120,9 @@ func (s sight) shown(of []device.ResourceName) (all []device.ResourceName) {
 }
 
 // overwritten returns the resources of which the Node does not show what our patches have made of it.
-func (s sight) overwritten(ours numbers) (all []device.ResourceName) {
+func (s nodeState) overwritten(ours quantities) (all []device.ResourceName) {
 	for r, n := range ours {
-		if s.lacks(numbers{r: n}) > 0 {
+		if s.lacks(quantities{r: n}) > 0 {
 			all = append(all, r)
 		}
 	}
@@ -130,7 +130,7 @@ func (s sight) overwritten(ours numbers) (all []device.ResourceName) {
 }
 
 // lacks counts what the Node does not show as it should.
-func (s sight) lacks(want numbers) (left int) {
+func (s nodeState) lacks(want quantities) (left int) {
 	for r, n := range want {
 		capacity, shown := s.capacity[r]
 		allocatable, also := s.allocatable[r]
@@ -142,7 +142,7 @@ func (s sight) lacks(want numbers) (left int) {
 }
 
 // patch makes a JSON merge patch (RFC 7386) for the status of a Node that sets these numbers and touches nothing else.
-func patch(next numbers) ([]byte, error) {
+func patch(next quantities) ([]byte, error) {
 	list := map[device.ResourceName]any{}
 	for r, n := range next {
 		if list[r] = nil; n != nil {

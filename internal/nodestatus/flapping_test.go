@@ -34,7 +34,7 @@ func TestFlapping_ADay_LeavesTheNodeAlone(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := kubetest.NewInMemory(t)
 				api.Put(node(nil, nil))
-				v := newView(numbers{"a.example/gpu": 8})
+				v := newView(quantities{"a.example/gpu": 8})
 				publish(t, api, v)
 				untilShows(t, api, map[string]string{"a.example/gpu": "8/8"})
 				patches := len(api.Patches())
@@ -48,7 +48,7 @@ func TestFlapping_ADay_LeavesTheNodeAlone(t *testing.T) {
 				})
 				r := rand.New(rand.NewPCG(1, 2))
 				for n := 7; time.Since(began) < day; n = 15 - n {
-					v.set(numbers{"a.example/gpu": n})
+					v.set(quantities{"a.example/gpu": n})
 					time.Sleep(pause(r))
 				}
 				synctest.Wait()
@@ -71,13 +71,13 @@ func TestFlapping_AnEmptyFirstList_LeavesTheNodeAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := kubetest.NewInMemory(t)
 		api.Put(node(nil, nil))
-		v := newView(numbers{"a.example/gpu": 8})
+		v := newView(quantities{"a.example/gpu": 8})
 		publish(t, api, v)
 		untilShows(t, api, map[string]string{"a.example/gpu": "8/8"})
 		for range 10 { // roll-outs
-			v.set(numbers{"a.example/gpu": 0})
+			v.set(quantities{"a.example/gpu": 0})
 			time.Sleep(time.Second)
-			v.set(numbers{"a.example/gpu": 8})
+			v.set(quantities{"a.example/gpu": 8})
 			time.Sleep(time.Hour)
 		}
 		if got := shows(api); len(api.Patches()) != 1 || !maps.Equal(got, map[string]string{"a.example/gpu": "8/8"}) {
@@ -98,10 +98,10 @@ func TestFall_AnotherWriterMeanwhile_IsOverruledAtOnce(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := kubetest.NewInMemory(t)
 				api.Put(node(nil, nil))
-				v := newView(numbers{"a.example/gpu": 8})
+				v := newView(quantities{"a.example/gpu": 8})
 				publish(t, api, v)
 				untilShows(t, api, map[string]string{"a.example/gpu": "8/8"})
-				v.set(numbers{"a.example/gpu": 7})
+				v.set(quantities{"a.example/gpu": 7})
 				time.Sleep(time.Second)
 				api.Put(node(theirs, theirs))
 				time.Sleep(2 * time.Second)

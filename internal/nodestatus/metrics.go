@@ -4,27 +4,27 @@ import "github.com/prometheus/client_golang/prometheus"
 
 // metrics counts patches, and shows on each scrape what the Node shows.
 type metrics struct {
-	patches   *prometheus.CounterVec
-	published *prometheus.Desc
-	contested *prometheus.Desc
-	store     *store
-	view      View
-	rivals    *rivals
+	patches    *prometheus.CounterVec
+	capacity   *prometheus.Desc
+	contested  *prometheus.Desc
+	store      *store
+	view       View
+	contention *contention
 }
 
-func newMetrics(to prometheus.Registerer, s *store, v View, by *rivals) *metrics {
+func newMetrics(to prometheus.Registerer, s *store, v View, by *contention) *metrics {
 	m := &metrics{
 		patches: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "devmgrd_node_patches_total",
 			Help: "Patches of the node's status, by result: ok or error.",
 		}, []string{"result"}),
-		published: prometheus.NewDesc("devmgrd_published",
+		capacity: prometheus.NewDesc("devmgrd_node_capacity",
 			"Devices that the Node object shows to the scheduler, as capacity and allocatable.", []string{"resource_name"}, nil),
-		contested: prometheus.NewDesc("devmgrd_contested",
+		contested: prometheus.NewDesc("devmgrd_node_capacity_contested",
 			"1 while somebody else keeps changing the Node's number of devices: mostly a kubelet with which a device plugin has registered too.", []string{"resource_name"}, nil),
-		store:  s,
-		view:   v,
-		rivals: by,
+		store:      s,
+		view:       v,
+		contention: by,
 	}
 	for _, result := range []string{"ok", "error"} {
 		m.patches.WithLabelValues(result)
@@ -43,19 +43,19 @@ func (m *metrics) patch(err error) {
 
 // Describe is part of prometheus.Collector.
 func (m *metrics) Describe(c chan<- *prometheus.Desc) {
-	c <- m.published
+	c <- m.capacity
 	c <- m.contested
 }
 
 // Collect is part of prometheus.Collector. Only resources of the View are shown, so that none stays behind.
 func (m *metrics) Collect(c chan<- prometheus.Metric) {
-	for _, r := range m.rivals.contested() {
+	for _, r := range m.contention.contested() {
 		c <- prometheus.MustNewConstMetric(m.contested, prometheus.GaugeValue, 1, string(r))
 	}
 	now, _ := m.store.now()
-	for r := range m.view.Published() {
+	for r := range m.view.Capacity() {
 		if n, ok := now.allocatable[r]; ok {
-			c <- prometheus.MustNewConstMetric(m.published, prometheus.GaugeValue, float64(n), string(r))
+			c <- prometheus.MustNewConstMetric(m.capacity, prometheus.GaugeValue, float64(n), string(r))
 		}
 	}
 }

@@ -6,9 +6,9 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// late is how long after a number has fallen the scheduler may still bind pods by the higher one: its watch of the Node may be
+// schedulerDelay is how long after a number has fallen the scheduler may still bind pods by the higher one: its watch of the Node may be
 // behind, as after a restart of the API server.
-const late = 30 * time.Second
+const schedulerDelay = 30 * time.Second
 
 // peaks are the highest numbers that the Node has shown lately. Up to a peak, pods that are bound and not yet admitted hold the
 // number: the scheduler has bound them by it, and with a lower number the kubelet would fail them for good. They do not hold it
@@ -20,13 +20,13 @@ type peak struct {
 	until  time.Time // the Node has shown it then
 }
 
-// see notes what the Node shows. What another writer has raised above our number does not count.
-func (all peaks) see(seen sight, ours numbers, now time.Time) {
+// observe notes what the Node shows. What another writer has raised above our number does not count.
+func (all peaks) observe(seen nodeState, ours quantities, now time.Time) {
 	for r, n := range seen.allocatable {
 		if mine := ours[r]; mine != nil {
 			n = min(n, *mine)
 		}
-		if was, known := all[r]; !known || n >= was.number || now.Sub(was.until) > late {
+		if was, known := all[r]; !known || n >= was.number || now.Sub(was.until) > schedulerDelay {
 			all[r] = peak{n, now}
 		}
 	}

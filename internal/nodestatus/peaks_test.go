@@ -26,19 +26,19 @@ func TestBoundPods_HoldTheNumber_UpToWhatTheNodeShowed(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := kubetest.NewInMemory(t)
 				api.Put(node(nil, nil))
-				v := newView(numbers{"a.example/gpu": 4})
+				v := newView(quantities{"a.example/gpu": 4})
 				publish(t, api, v)
 				untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
 				time.Sleep(time.Hour)
-				v.bind(numbers{"a.example/gpu": 2})
-				v.set(numbers{"a.example/gpu": 2})
+				v.bind(quantities{"a.example/gpu": 2})
+				v.set(quantities{"a.example/gpu": 2})
 				time.Sleep(c.at)
-				v.bind(numbers{"a.example/gpu": c.ask})
+				v.bind(quantities{"a.example/gpu": c.ask})
 				time.Sleep(10 * time.Second)
 				if got := shows(api)["a.example/gpu"]; got != c.shows {
 					t.Errorf("10 s after the pods were bound the Node shows %q, want %s", got, c.shows)
 				}
-				v.bind(numbers{"a.example/gpu": 2}) // rejected, or deleted
+				v.bind(quantities{"a.example/gpu": 2}) // rejected, or deleted
 				time.Sleep(time.Minute)
 				if got := shows(api)["a.example/gpu"]; got != "2/2" {
 					t.Errorf("a minute after the pods have gone the Node shows %q, want 2/2", got)

@@ -23,36 +23,36 @@ import (
 )
 
 const (
-	// apart is the least time between two patches. A burst of changes becomes one patch, and somebody who fights for
+	// minPatchInterval is the least time between two patches. A burst of changes becomes one patch, and somebody who fights for
 	// the numbers cannot draw us into a storm.
-	apart = 200 * time.Millisecond
-	// away is how long a number is off the Node before a lower one is on it: so long may a pod be on its way from the
+	minPatchInterval = 200 * time.Millisecond
+	// withdrawDelay is how long a number is off the Node before a lower one is on it: so long may a pod be on its way from the
 	// scheduler's decision to the kubelet's.
-	away         = time.Second
-	patchTimeout = 10 * time.Second
-	lastPatch    = 2 * time.Second // of one at the end
-	firstRetry   = 200 * time.Millisecond
-	lastRetry    = 10 * time.Second
+	withdrawDelay = time.Second
+	patchTimeout  = 10 * time.Second
+	lastPatch     = 2 * time.Second // of one at the end
+	firstRetry    = 200 * time.Millisecond
+	lastRetry     = 10 * time.Second
 )
 
 // A View tells what the Node should show.
 type View interface {
-	// Published gives the number of devices per resource, for capacity and allocatable alike.
-	Published() map[device.ResourceName]int
-	// Bound returns what the pods bound to the node ask for of each of these resources, also before the kubelet admits them.
-	Bound() map[device.ResourceName]int
-	// Complete tells whether every pod bound to the node is counted in Published. Once true it stays true.
-	Complete() bool
+	// Capacity gives the number of devices per resource, for capacity and allocatable alike.
+	Capacity() map[device.ResourceName]int
+	// Requested returns what the pods bound to the node ask for of each of these resources, also before the kubelet admits them.
+	Requested() map[device.ResourceName]int
+	// PodsListed tells whether every pod bound to the node is counted in Published. Once true it stays true.
+	PodsListed() bool
 	// Retired gives resources that the Node is not to show any more, if it does. None of them is in Published.
 	Retired() []device.ResourceName
-	// Unpublished tells that it shows none of these. With an error the View asks for them again.
-	Unpublished([]device.ResourceName) error
-	// Changed holds one token when the numbers, or Complete, may have changed since the last look.
-	Changed() <-chan struct{}
+	// ResourcesRemoved tells that it shows none of these. With an error the View asks for them again.
+	ResourcesRemoved([]device.ResourceName) error
+	// CapacityChanged holds one token when the numbers, or Complete, may have changed since the last look.
+	CapacityChanged() <-chan struct{}
 }
 
-// Herald tells the owners of the node what is wrong with it. Its methods return at once.
-type Herald interface {
+// Notifier tells the owners of the node what is wrong with it. Its methods return at once.
+type Notifier interface {
 	// Contested tells that somebody else keeps changing the Node's number of a resource.
 	Contested(device.ResourceName)
 }
@@ -62,7 +62,7 @@ type Config struct {
 	NodeName string
 	Client   rest.Interface // core/v1
 	View     View
-	Herald   Herald
+	Notifier Notifier
 	// Ignored tells which resources are none of ours: they are not taken off the Node either.
 	Ignored    func(device.ResourceName) bool
 	KubeletDir string // the plugin directory of the kubelet, which is kept from being empty
@@ -72,11 +72,11 @@ type Config struct {
 
 // Publisher keeps our Node's numbers.
 type Publisher struct {
-	cfg     Config
-	store   *store
-	watch   *kube.Watch
-	metrics *metrics
-	rivals  *rivals
+	cfg        Config
+	store      *store
+	watch      *kube.Watch
+	metrics    *metrics
+	contention *contention
 
 	mu       sync.Mutex                  // guards what follows
 	failure  error                       // why the Node may not show what it should; nil: it does
@@ -88,17 +88,17 @@ var errNotYet = errors.New("the node's numbers have not been compared yet")
 
 // New makes a Publisher; Run starts it.
 func New(cfg Config) *Publisher {
-	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Herald == nil || cfg.Ignored == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
+	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Notifier == nil || cfg.Ignored == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
 		panic("nodestatus: every field of Config is required")
 	}
 	s := newStore()
-	v := &rivals{now: time.Now}
+	v := &contention{now: time.Now}
 	return &Publisher{
-		cfg:     cfg,
-		store:   s,
-		failure: errNotYet,
-		rivals:  v,
-		metrics: newMetrics(cfg.Metrics, s, cfg.View, v),
+		cfg:        cfg,
+		store:      s,
+		failure:    errNotYet,
+		contention: v,
+		metrics:    newMetrics(cfg.Metrics, s, cfg.View, v),
 		watch: kube.NewWatch(kube.WatchConfig{
 			Name:     "our node",
 			Client:   cfg.Client,
@@ -113,7 +113,7 @@ func New(cfg Config) *Publisher {
 
 // Run publishes until ctx ends, which is not an error. It leaves the numbers as they are.
 func (p *Publisher) Run(ctx context.Context) error {
-	keep(p.cfg.KubeletDir, p.cfg.Log)
+	keepPlaceholder(p.cfg.KubeletDir, p.cfg.Log)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.watch.Run(ctx) })
 	group.Go(func() error { p.publish(ctx); return nil })
@@ -125,7 +125,7 @@ func (p *Publisher) Check() error {
 	if err := p.watch.Check(); err != nil {
 		return err
 	}
-	if all := p.rivals.contested(); len(all) > 0 {
+	if all := p.contention.contested(); len(all) > 0 {
 		return fmt.Errorf("somebody else keeps changing the number of %v: a device plugin of it is registered with the kubelet too, or another program writes it", all)
 	}
 	p.mu.Lock()
@@ -137,18 +137,18 @@ func (p *Publisher) Check() error {
 func (p *Publisher) publish(ctx context.Context) {
 	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	stable := stabilizers{}
-	ours := numbers{}                                // what our patches have made of the Node
+	ours := quantities{}                             // what our patches have made of the Node
 	peaks := peaks{}                                 // what the scheduler may have seen
 	logged := map[device.ResourceName]int{}          // the last number of each resource in the log
 	withdrawn := map[device.ResourceName]time.Time{} // what has been taken off the Node, and when
 	defer func() { p.restore(ctx, stable, peaks, withdrawn) }()
 	for ctx.Err() == nil {
-		complete := p.cfg.View.Complete() // asked first: what is published later counts all that it promises
-		want := p.cfg.View.Published()
+		complete := p.cfg.View.PodsListed() // asked first: what is published later counts all that it promises
+		want := p.cfg.View.Capacity()
 		seen, known := p.store.now()
 		switch {
 		case !known:
-			p.change(ctx, time.Time{})
+			p.waitForChange(ctx, time.Time{})
 			continue
 		case !seen.there: // a kubelet creates it without our numbers, and is no rival for that
 			clear(stable)
@@ -156,8 +156,8 @@ func (p *Publisher) publish(ctx context.Context) {
 			clear(ours)
 			clear(withdrawn)
 			p.expect(nil, nil)
-			p.settle(fmt.Errorf("there is no Node named %s; the kubelet has to create it", p.cfg.NodeName))
-			p.change(ctx, time.Time{})
+			p.setFailure(fmt.Errorf("there is no Node named %s; the kubelet has to create it", p.cfg.NodeName))
+			p.waitForChange(ctx, time.Time{})
 			continue
 		}
 		var retired []device.ResourceName
@@ -166,12 +166,12 @@ func (p *Publisher) publish(ctx context.Context) {
 		} else {
 			want = seen.raised(want)
 		}
-		peaks.see(seen, ours, time.Now())
-		want, again := stable.next(peaks.hold(want, p.cfg.View.Bound()), seen, time.Now())
+		peaks.observe(seen, ours, time.Now())
+		want, again := stable.next(peaks.hold(want, p.cfg.View.Requested()), seen, time.Now())
 		for _, r := range seen.overwritten(ours) {
 			delete(ours, r) // until it is ours again
 			if n, wanted := want[r]; wanted {
-				p.contend(r, n, seen)
+				p.reportContention(r, n, seen)
 			}
 		}
 		diff := seen.differences(want)
@@ -183,11 +183,11 @@ func (p *Publisher) publish(ctx context.Context) {
 			clear(withdrawn)
 			p.expect(nil, nil)
 			retry.Reset()
-			p.settle(p.unpublished(retired))
-			p.change(ctx, again)
+			p.setFailure(p.confirmRemoved(retired))
+			p.waitForChange(ctx, again)
 			continue
 		}
-		next, rest := seen.step(diff, func(r device.ResourceName) time.Duration { return time.Until(withdrawn[r].Add(away)) })
+		next, rest := seen.step(diff, func(r device.ResourceName) time.Duration { return time.Until(withdrawn[r].Add(withdrawDelay)) })
 		for _, r := range left {
 			next[r] = nil
 		}
@@ -198,11 +198,11 @@ func (p *Publisher) publish(ctx context.Context) {
 		}
 		p.expect(withdrawn, want)
 		if len(next) == 0 {
-			p.change(ctx, earliest(time.Now().Add(rest), again))
+			p.waitForChange(ctx, earliest(time.Now().Add(rest), again))
 			continue
 		}
 		if err := p.write(ctx, next); err != nil {
-			p.settle(err)
+			p.setFailure(err)
 			p.pause(ctx, retry.Next(), p.store.relisted)
 			continue
 		}
@@ -212,20 +212,20 @@ func (p *Publisher) publish(ctx context.Context) {
 				delete(withdrawn, r)
 			}
 		}
-		p.tell(next, logged)
-		p.pause(ctx, apart, nil)
+		p.logQuantities(next, logged)
+		p.pause(ctx, minPatchInterval, nil)
 	}
 }
 
-// unpublished tells the View which of its retired resources the Node shows no more.
-func (p *Publisher) unpublished(retired []device.ResourceName) error {
+// confirmRemoved tells the View which of its retired resources the Node shows no more.
+func (p *Publisher) confirmRemoved(retired []device.ResourceName) error {
 	if len(retired) == 0 {
 		return nil
 	}
-	if err := p.cfg.View.Unpublished(retired); err != nil {
+	if err := p.cfg.View.ResourcesRemoved(retired); err != nil {
 		return fmt.Errorf("noting that the node does not show %v any more: %w", retired, err)
 	}
-	p.cfg.Log.Info("the node shows what was forgotten no more", "resources", retired)
+	p.cfg.Log.Info("forgotten resources removed from node", "resources", retired)
 	return nil
 }
 
@@ -259,8 +259,8 @@ func (p *Publisher) expect(withdrawn map[device.ResourceName]time.Time, want map
 
 // restore puts back, at the end, what has been taken off the Node a moment ago.
 func (p *Publisher) restore(ctx context.Context, stable stabilizers, peaks peaks, withdrawn map[device.ResourceName]time.Time) {
-	want, _ := stable.next(peaks.hold(p.cfg.View.Published(), p.cfg.View.Bound()), sight{}, time.Now())
-	next := numbers{}
+	want, _ := stable.next(peaks.hold(p.cfg.View.Capacity(), p.cfg.View.Requested()), nodeState{}, time.Now())
+	next := quantities{}
 	for r, n := range want {
 		if _, off := withdrawn[r]; off {
 			next[r] = &n
@@ -272,12 +272,12 @@ func (p *Publisher) restore(ctx context.Context, stable stabilizers, peaks peaks
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastPatch)
 	defer cancel()
 	if err := p.write(ctx, next); err != nil {
-		p.cfg.Log.Warn("the node's number of devices is not shown until the next start", "err", err)
+		p.cfg.Log.Warn("cannot restore node capacity before exit", "err", err)
 	}
 }
 
-// change waits until the Node or the View has changed, or until a time; zero: none.
-func (p *Publisher) change(ctx context.Context, until time.Time) {
+// waitForChange waits until the Node or the View has changed, or until a time; zero: none.
+func (p *Publisher) waitForChange(ctx context.Context, until time.Time) {
 	var over <-chan time.Time
 	if !until.IsZero() {
 		timer := time.NewTimer(time.Until(until))
@@ -287,7 +287,7 @@ func (p *Publisher) change(ctx context.Context, until time.Time) {
 	select {
 	case <-over:
 	case <-p.store.changed:
-	case <-p.cfg.View.Changed():
+	case <-p.cfg.View.CapacityChanged():
 	case <-ctx.Done():
 	}
 }
@@ -312,34 +312,34 @@ func (p *Publisher) pause(ctx context.Context, d time.Duration, early <-chan str
 	}
 }
 
-// tell logs each number that differs from the last one in the log.
-func (p *Publisher) tell(written numbers, logged map[device.ResourceName]int) {
+// logQuantities logs each number that differs from the last one in the log.
+func (p *Publisher) logQuantities(written quantities, logged map[device.ResourceName]int) {
 	for r, n := range written {
 		if n == nil {
-			p.cfg.Log.Debug("the number of devices is off the node: forgotten, or to be lowered", "resource", r)
+			p.cfg.Log.Debug("resource removed from node", "resource", r)
 			continue
 		}
 		if was, known := logged[r]; !known || was != *n {
-			p.cfg.Log.Info("published the number of devices", "resource", r, "number", *n)
+			p.cfg.Log.Info("published node capacity", "resource", r, "number", *n)
 		}
 		logged[r] = *n
 	}
 }
 
-// contend notes that another writer has changed our number. Once is worth a warning; if it goes on, an alarm.
-func (p *Publisher) contend(r device.ResourceName, ours int, seen sight) {
+// reportContention notes that another writer has changed our number. Once is worth a warning; if it goes on, an alarm.
+func (p *Publisher) reportContention(r device.ResourceName, ours int, seen nodeState) {
 	fields := []any{"resource", r, "ours", ours, "capacity", seen.capacity[r], "allocatable", seen.allocatable[r]}
-	switch times := p.rivals.meet(r); {
-	case times < tolerated:
+	switch times := p.contention.record(r); {
+	case times < contentionLimit:
 		p.cfg.Log.Warn("node capacity changed by another writer", fields...)
-	case times == tolerated:
+	case times == contentionLimit:
 		p.cfg.Log.Error("another writer keeps changing node capacity", fields...)
-		p.cfg.Herald.Contested(r)
+		p.cfg.Notifier.Contested(r)
 	}
 }
 
 // write sends one patch and takes the answer for the newest state of the Node.
-func (p *Publisher) write(ctx context.Context, next numbers) error {
+func (p *Publisher) write(ctx context.Context, next quantities) error {
 	body, err := patch(next)
 	if err != nil {
 		return err
@@ -356,27 +356,27 @@ func (p *Publisher) write(ctx context.Context, next numbers) error {
 	case err != nil:
 		return fmt.Errorf("patching the status of node %s: %w", p.cfg.NodeName, err)
 	}
-	seen, ok := sightOf(node)
+	seen, ok := nodeStateOf(node)
 	if !ok {
 		return fmt.Errorf("patching the status of node %s: the answer is not a Node", p.cfg.NodeName)
 	}
 	if left := seen.lacks(next); left > 0 {
 		return fmt.Errorf("patching the status of node %s: the API server took the patch and left %d numbers as they were", p.cfg.NodeName, left)
 	}
-	p.store.see(seen)
+	p.store.observe(seen)
 	return nil
 }
 
-// settle takes down whether the Node shows the numbers, and says so when that has changed.
-func (p *Publisher) settle(err error) {
+// setFailure takes down whether the Node shows the numbers, and says so when that has changed.
+func (p *Publisher) setFailure(err error) {
 	p.mu.Lock()
 	before := p.failure
 	p.failure = err
 	p.mu.Unlock()
 	switch {
 	case err != nil && (before == nil || errors.Is(before, errNotYet)):
-		p.cfg.Log.Warn("cannot publish the numbers of devices", "err", err)
+		p.cfg.Log.Warn("cannot publish node capacity", "err", err)
 	case err == nil && before != nil && !errors.Is(before, errNotYet):
-		p.cfg.Log.Info("the node shows the numbers of devices again")
+		p.cfg.Log.Info("node capacity published again")
 	}
 }

@@ -24,13 +24,13 @@ import (
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 )
 
-type numbers = map[device.ResourceName]int
+type quantities = map[device.ResourceName]int
 
 // view is what the allocator would say.
 type view struct {
 	mu      sync.Mutex
-	numbers numbers
-	bound   numbers
+	numbers quantities
+	bound   quantities
 	partial bool
 	changed chan struct{}
 
@@ -39,29 +39,29 @@ type view struct {
 	fail      error // of Unpublished
 }
 
-func newView(n numbers) *view { return &view{numbers: n, changed: make(chan struct{}, 1)} }
+func newView(n quantities) *view { return &view{numbers: n, changed: make(chan struct{}, 1)} }
 
-func (v *view) Published() map[device.ResourceName]int {
+func (v *view) Capacity() map[device.ResourceName]int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return maps.Clone(v.numbers)
 }
 
-func (v *view) Bound() map[device.ResourceName]int {
+func (v *view) Requested() map[device.ResourceName]int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return maps.Clone(v.bound)
 }
 
 // bind has pods ask for so many devices.
-func (v *view) bind(n numbers) {
+func (v *view) bind(n quantities) {
 	v.mu.Lock()
 	v.bound = n
 	v.mu.Unlock()
 	v.signal()
 }
 
-func (v *view) Complete() bool {
+func (v *view) PodsListed() bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return !v.partial
@@ -73,7 +73,7 @@ func (v *view) Retired() []device.ResourceName {
 	return slices.Clone(v.retired)
 }
 
-func (v *view) Unpublished(gone []device.ResourceName) error {
+func (v *view) ResourcesRemoved(gone []device.ResourceName) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.fail == nil {
@@ -82,9 +82,9 @@ func (v *view) Unpublished(gone []device.ResourceName) error {
 	return v.fail
 }
 
-func (v *view) Changed() <-chan struct{} { return v.changed }
+func (v *view) CapacityChanged() <-chan struct{} { return v.changed }
 
-func (v *view) set(n numbers) {
+func (v *view) set(n quantities) {
 	v.mu.Lock()
 	v.numbers = n
 	v.mu.Unlock()
@@ -99,7 +99,7 @@ func (v *view) complete() {
 	v.signal()
 }
 
-// Contested is part of nodestatus.Herald.
+// Contested is part of nodestatus.Notifier.
 func (v *view) Contested(r device.ResourceName) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -161,7 +161,7 @@ func untilShows(t *testing.T, api *kubetest.Server, want map[string]string) {
 func publish(t *testing.T, api *kubetest.Server, v *view) (*nodestatus.Publisher, *prometheus.Registry) {
 	t.Helper()
 	registry := prometheus.NewRegistry()
-	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Herald: v, Ignored: func(r device.ResourceName) bool { return r == "a.example/ignored" }, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
+	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Notifier: v, Ignored: func(r device.ResourceName) bool { return r == "a.example/ignored" }, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -207,7 +207,7 @@ func TestOnePatchPublishes(t *testing.T) {
 	api := kubetest.New(t)
 	api.Put(node(map[string]string{"other.example/x": "3", "a.example/gpu": "2", "a.example/same": "5"},
 		map[string]string{"other.example/x": "1", "a.example/gpu": "2", "a.example/same": "5"}))
-	p, registry := publish(t, api, newView(numbers{"a.example/gpu": 4, "a.example/nic": 0, "a.example/same": 5}))
+	p, registry := publish(t, api, newView(quantities{"a.example/gpu": 4, "a.example/nic": 0, "a.example/same": 5}))
 	untilShows(t, api, map[string]string{"a.example/gpu": "4/4", "a.example/nic": "0/0", "a.example/same": "5/5", "other.example/x": "3/1"})
 	untilSettled(t, p)
 	want := `{"status":{"allocatable":{"a.example/gpu":"4","a.example/nic":"0"},"capacity":{"a.example/gpu":"4","a.example/nic":"0"}}}`
@@ -218,7 +218,7 @@ func TestOnePatchPublishes(t *testing.T) {
 		t.Errorf("cpu became %s", cpu.String())
 	}
 	for metric, want := range map[string]float64{
-		`devmgrd_published{a.example/gpu}`: 4, `devmgrd_published{a.example/nic}`: 0, `devmgrd_published{a.example/same}`: 5,
+		`devmgrd_node_capacity{a.example/gpu}`: 4, `devmgrd_node_capacity{a.example/nic}`: 0, `devmgrd_node_capacity{a.example/same}`: 5,
 		`devmgrd_node_patches_total{ok}`: 1, `devmgrd_node_patches_total{error}`: 0,
 	} {
 		if got, ok := gathered(t, registry)[metric]; !ok || got != want {
@@ -246,12 +246,12 @@ func gathered(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 func TestNothingIsWrittenWhenNothingDiffers(t *testing.T) {
 	api := kubetest.New(t)
 	api.Put(node(map[string]string{"a.example/gpu": "4"}, map[string]string{"a.example/gpu": "4"}))
-	v := newView(numbers{"a.example/gpu": 4})
+	v := newView(quantities{"a.example/gpu": 4})
 	p, _ := publish(t, api, v)
 	untilSettled(t, p)
-	v.set(numbers{"a.example/gpu": 4})
+	v.set(quantities{"a.example/gpu": 4})
 	api.Put(node(map[string]string{"a.example/gpu": "4", "other.example/x": "1"}, map[string]string{"a.example/gpu": "4"}))
-	v.set(numbers{"a.example/gpu": 5}) // the patch that this needs ends the test
+	v.set(quantities{"a.example/gpu": 5}) // the patch that this needs ends the test
 	untilShows(t, api, map[string]string{"a.example/gpu": "5/5", "other.example/x": "1/0"})
 	if n := len(api.Patches()); n != 1 {
 		t.Errorf("%d patches, want 1: %q", n, api.Patches())
@@ -261,19 +261,19 @@ func TestNothingIsWrittenWhenNothingDiffers(t *testing.T) {
 func TestViewChanges(t *testing.T) {
 	api := kubetest.New(t)
 	api.Put(node(nil, nil))
-	v := newView(numbers{"a.example/gpu": 4, "a.example/nic": 1})
+	v := newView(quantities{"a.example/gpu": 4, "a.example/nic": 1})
 	p, registry := publish(t, api, v)
 	untilShows(t, api, map[string]string{"a.example/gpu": "4/4", "a.example/nic": "1/1"})
 	for i := range 50 { // a burst
-		v.set(numbers{"a.example/gpu": 5 + i, "a.example/nic": 1})
+		v.set(quantities{"a.example/gpu": 5 + i, "a.example/nic": 1})
 	}
 	untilShows(t, api, map[string]string{"a.example/gpu": "54/54", "a.example/nic": "1/1"})
 	if n := len(api.Patches()); n > 3 {
 		t.Errorf("%d patches for one burst", n)
 	}
-	v.set(numbers{"a.example/gpu": 54}) // a resource that is named no more stays on the node, and its series ends
+	v.set(quantities{"a.example/gpu": 54}) // a resource that is named no more stays on the node, and its series ends
 	untilSettled(t, p)
-	if got := gathered(t, registry); len(got) != 3 || got["devmgrd_published{a.example/gpu}"] != 54 {
+	if got := gathered(t, registry); len(got) != 3 || got["devmgrd_node_capacity{a.example/gpu}"] != 54 {
 		t.Errorf("got %v", got)
 	}
 	if got := shows(api)["a.example/nic"]; got != "1/1" {
@@ -288,14 +288,14 @@ func nothingIsLowered(t *testing.T) {
 	api := kubetest.NewInMemory(t)
 	api.Put(node(map[string]string{"a.example/gpu": "8", "a.example/nic": "2", "a.example/odd": "6"},
 		map[string]string{"a.example/gpu": "8", "a.example/nic": "2", "a.example/odd": "3"}))
-	v := newView(numbers{"a.example/gpu": 0, "a.example/nic": 3, "a.example/odd": 1, "a.example/new": 0})
+	v := newView(quantities{"a.example/gpu": 0, "a.example/nic": 3, "a.example/odd": 1, "a.example/new": 0})
 	v.partial = true
 	p, _ := publish(t, api, v)
 	untilShows(t, api, map[string]string{"a.example/gpu": "8/8", "a.example/nic": "3/3", "a.example/odd": "6/6", "a.example/new": "0/0"})
 	untilSettled(t, p)
-	v.set(numbers{"a.example/gpu": 9, "a.example/nic": 0, "a.example/odd": 1, "a.example/new": 0})
+	v.set(quantities{"a.example/gpu": 9, "a.example/nic": 0, "a.example/odd": 1, "a.example/new": 0})
 	untilShows(t, api, map[string]string{"a.example/gpu": "9/9", "a.example/nic": "3/3", "a.example/odd": "6/6", "a.example/new": "0/0"})
-	v.set(numbers{"a.example/gpu": 4, "a.example/nic": 0, "a.example/odd": 1, "a.example/new": 1})
+	v.set(quantities{"a.example/gpu": 4, "a.example/nic": 0, "a.example/odd": 1, "a.example/new": 1})
 	untilShows(t, api, map[string]string{"a.example/gpu": "9/9", "a.example/nic": "3/3", "a.example/odd": "6/6", "a.example/new": "1/1"})
 	time.Sleep(time.Hour)
 	for _, patch := range api.Patches()[1:] {
@@ -306,7 +306,7 @@ func nothingIsLowered(t *testing.T) {
 	v.complete()
 	time.Sleep(5 * time.Second)
 	untilShows(t, api, map[string]string{"a.example/gpu": "4/4", "a.example/nic": "0/0", "a.example/odd": "1/1", "a.example/new": "1/1"})
-	v.set(numbers{"a.example/gpu": 2, "a.example/nic": 0, "a.example/odd": 1, "a.example/new": 1})
+	v.set(quantities{"a.example/gpu": 2, "a.example/nic": 0, "a.example/odd": 1, "a.example/new": 1})
 	time.Sleep(8 * time.Second) // two falls are 10 s apart
 	untilShows(t, api, map[string]string{"a.example/gpu": "2/2", "a.example/nic": "0/0", "a.example/odd": "1/1", "a.example/new": "1/1"})
 }
@@ -330,7 +330,7 @@ func TestDriftIsPutRight(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			api := kubetest.New(t)
 			api.Put(node(nil, nil))
-			p, _ := publish(t, api, newView(numbers{"a.example/gpu": 4}))
+			p, _ := publish(t, api, newView(quantities{"a.example/gpu": 4}))
 			untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
 			untilSettled(t, p)
 			drift(api)
@@ -371,14 +371,14 @@ func TestANumberFalls(t *testing.T) {
 func aNumberFalls(t *testing.T, meanwhile, finally int, patches []string) {
 	api := kubetest.NewInMemory(t)
 	api.Put(node(nil, nil))
-	v := newView(numbers{"a.example/gpu": 4})
+	v := newView(quantities{"a.example/gpu": 4})
 	ctx, stop := context.WithCancel(t.Context())
-	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Herald: v, Ignored: func(device.ResourceName) bool { return false }, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry()})
+	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Notifier: v, Ignored: func(device.ResourceName) bool { return false }, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry()})
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
 	untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
 	untilSettled(t, p)
-	v.set(numbers{"a.example/gpu": 2})
+	v.set(quantities{"a.example/gpu": 2})
 	fell := time.Now()
 	time.Sleep(4900 * time.Millisecond)
 	untilShows(t, api, map[string]string{})
@@ -392,7 +392,7 @@ func aNumberFalls(t *testing.T, meanwhile, finally int, patches []string) {
 	if meanwhile < 0 {
 		stop()
 	} else {
-		v.set(numbers{"a.example/gpu": meanwhile})
+		v.set(quantities{"a.example/gpu": meanwhile})
 	}
 	untilShows(t, api, map[string]string{"a.example/gpu": fmt.Sprintf("%d/%[1]d", finally)})
 	synctest.Wait()
@@ -414,7 +414,7 @@ func aNumberFalls(t *testing.T, meanwhile, finally int, patches []string) {
 
 func TestNodeIsNotThereYet(t *testing.T) {
 	api := kubetest.New(t)
-	p, _ := publish(t, api, newView(numbers{"a.example/gpu": 4}))
+	p, _ := publish(t, api, newView(quantities{"a.example/gpu": 4}))
 	kubetest.Until(t, "the lack of a node is seen", func() bool {
 		err := p.Check()
 		return err != nil && strings.Contains(err.Error(), "no Node named n1")
@@ -429,13 +429,13 @@ func TestNodeIsNotThereYet(t *testing.T) {
 func TestServerAwayAtStart(t *testing.T) {
 	api := kubetest.NewAway(t)
 	api.Put(node(nil, nil))
-	v := newView(numbers{"a.example/gpu": 4})
+	v := newView(quantities{"a.example/gpu": 4})
 	p, _ := publish(t, api, v)
 	kubetest.Until(t, "an attempt has failed", func() bool {
 		err := p.Check()
 		return err != nil && strings.Contains(err.Error(), "refused")
 	})
-	v.set(numbers{"a.example/gpu": 6})
+	v.set(quantities{"a.example/gpu": 6})
 	api.Start()
 	untilShows(t, api, map[string]string{"a.example/gpu": "6/6"})
 	untilSettled(t, p)
@@ -451,7 +451,7 @@ func TestFailingPatchesAreSpaced(t *testing.T) {
 		return 0
 	})
 	start := time.Now()
-	p, registry := publish(t, api, newView(numbers{"a.example/gpu": 4}))
+	p, registry := publish(t, api, newView(quantities{"a.example/gpu": 4}))
 	kubetest.Until(t, "some attempts", func() bool { return api.Requests("patch") >= 4 })
 	if took := time.Since(start); took < (100+200+400)*time.Millisecond-200*time.Millisecond {
 		t.Errorf("four attempts in %v", took)
@@ -504,11 +504,11 @@ func TestKubeletSetsAllocatable(t *testing.T) {
 			writes++
 		}
 	})
-	v := newView(numbers{"a.example/gpu": 4})
+	v := newView(quantities{"a.example/gpu": 4})
 	p, _ := publish(t, api, v)
 	untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
 	untilSettled(t, p)
-	v.set(numbers{"a.example/gpu": 6})
+	v.set(quantities{"a.example/gpu": 6})
 	untilShows(t, api, map[string]string{"a.example/gpu": "6/6"})
 	untilSettled(t, p)
 	stop()
@@ -525,7 +525,7 @@ func TestFight(t *testing.T) {
 		api.Put(node(map[string]string{"a.example/gpu": "0"}, map[string]string{"a.example/gpu": "0"}))
 	})
 	start := time.Now()
-	v := newView(numbers{"a.example/gpu": 4})
+	v := newView(quantities{"a.example/gpu": 4})
 	p, metrics := publish(t, api, v)
 	kubetest.Until(t, "some rounds", func() bool { return api.Requests("patch") >= 6 })
 	if took := time.Since(start); took < 5*200*time.Millisecond {
@@ -540,7 +540,7 @@ func TestFight(t *testing.T) {
 	if err := p.Check(); err == nil || !strings.Contains(err.Error(), "keeps changing the number of [a.example/gpu]") {
 		t.Errorf("Check: %v", err)
 	}
-	if n := series(t, metrics, "devmgrd_contested"); n != 1 {
+	if n := series(t, metrics, "devmgrd_node_capacity_contested"); n != 1 {
 		t.Errorf("%d resources are contested in the metrics, want 1", n)
 	}
 }
@@ -556,7 +556,7 @@ func TestRival_AnyNumber_RaisesTheAlarm(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := kubetest.NewInMemory(t)
 				api.Put(node(nil, nil))
-				v := newView(numbers{"a.example/gpu": 4})
+				v := newView(quantities{"a.example/gpu": 4})
 				p, _ := publish(t, api, v)
 				for i := range 8 {
 					untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
@@ -581,7 +581,7 @@ func TestRival_AnyNumber_RaisesTheAlarm(t *testing.T) {
 func TestKeepsAFileInTheKubeletsDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "kubelet", "device-plugins")
 	start := func() {
-		p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: kubetest.New(t).Client(), View: newView(nil), Herald: newView(nil), Ignored: func(device.ResourceName) bool { return false }, KubeletDir: dir,
+		p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: kubetest.New(t).Client(), View: newView(nil), Notifier: newView(nil), Ignored: func(device.ResourceName) bool { return false }, KubeletDir: dir,
 			Log: kubetest.Log(t), Metrics: prometheus.NewRegistry()})
 		ctx, stop := context.WithCancel(context.Background())
 		stop()

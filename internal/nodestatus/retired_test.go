@@ -20,7 +20,7 @@ func (v *view) retire(fail error, all ...device.ResourceName) {
 func TestRetired(t *testing.T) {
 	api := kubetest.New(t)
 	api.Put(node(map[string]string{"a.example/old": "0", "a.example/ignored": "5", "b.example/x": "1"}, map[string]string{"a.example/old": "0", "a.example/ignored": "5", "b.example/x": "1"}))
-	v := newView(numbers{"a.example/gpu": 2})
+	v := newView(quantities{"a.example/gpu": 2})
 	v.partial = true
 	v.retire(nil, "a.example/old", "a.example/ignored")
 	p, _ := publish(t, api, v)
@@ -35,7 +35,7 @@ func TestRetired(t *testing.T) {
 	kubetest.Until(t, "the view has been told", func() bool { return len(v.Retired()) == 0 })
 	untilSettled(t, p)
 	api.Put(node(map[string]string{"a.example/gpu": "2", "a.example/old": "4"}, map[string]string{"a.example/gpu": "2", "a.example/old": "4"}))
-	v.set(numbers{"a.example/gpu": 3}) // the patch that this needs ends the test
+	v.set(quantities{"a.example/gpu": 3}) // the patch that this needs ends the test
 	untilShows(t, api, map[string]string{"a.example/gpu": "3/3", "a.example/old": "4/4"})
 }
 
@@ -43,7 +43,7 @@ func TestRetired(t *testing.T) {
 func TestRetiredIsNotedLater(t *testing.T) {
 	api := kubetest.New(t)
 	api.Put(node(nil, nil))
-	v := newView(numbers{})
+	v := newView(quantities{})
 	v.retire(errors.New("disk full"), "a.example/old")
 	p, _ := publish(t, api, v)
 	kubetest.Until(t, "the failure shows", func() bool {

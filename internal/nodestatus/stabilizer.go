@@ -110,7 +110,7 @@ type stabilizers map[device.ResourceName]*stabilizer
 
 // next returns the numbers that the Node should show now that these are wanted, and when to ask again; zero: never. A
 // resource that comes new begins with what the Node shows of it.
-func (all stabilizers) next(want map[device.ResourceName]int, seen sight, now time.Time) (numbers map[device.ResourceName]int, again time.Time) {
+func (all stabilizers) next(want map[device.ResourceName]int, seen nodeState, now time.Time) (numbers map[device.ResourceName]int, again time.Time) {
 	maps.DeleteFunc(all, func(r device.ResourceName, _ *stabilizer) bool { _, wanted := want[r]; return !wanted })
 	numbers = make(map[device.ResourceName]int, len(want))
 	for r, n := range want {

@@ -13,7 +13,7 @@ type store struct {
 	relisted chan struct{} // holds one token when there has been a full list: the API server is back
 
 	mu     sync.Mutex // guards what follows; never held across I/O
-	newest sight
+	newest nodeState
 	listed bool // there has been a full list, so that a Node which is not there is known not to be
 }
 
@@ -22,14 +22,14 @@ func newStore() *store {
 }
 
 // now gives the newest state; known is false before the first list.
-func (s *store) now() (newest sight, known bool) {
+func (s *store) now() (newest nodeState, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.newest, s.listed
 }
 
-// see takes a state of the Node unless it is older than the newest.
-func (s *store) see(n sight) {
+// observe takes a state of the Node unless it is older than the newest.
+func (s *store) observe(n nodeState) {
 	s.mu.Lock()
 	if n.version >= s.newest.version {
 		s.newest = n
@@ -43,23 +43,23 @@ func (s *store) Add(obj any) error { return s.Update(obj) }
 
 // Update takes a change from the watch.
 func (s *store) Update(obj any) error {
-	if n, ok := sightOf(obj); ok {
-		s.see(n)
+	if n, ok := nodeStateOf(obj); ok {
+		s.observe(n)
 	}
 	return nil
 }
 
 // Delete takes the end of the Node from the watch.
 func (s *store) Delete(obj any) error {
-	s.see(sight{version: goneAt(obj)})
+	s.observe(nodeState{version: goneAt(obj)})
 	return nil
 }
 
 // Replace takes a full list, which holds our Node or nothing.
 func (s *store) Replace(list []any, version string) error {
-	newest := sight{version: kube.ParseVersion(version)}
+	newest := nodeState{version: kube.ParseVersion(version)}
 	for _, obj := range list {
-		if n, ok := sightOf(obj); ok {
+		if n, ok := nodeStateOf(obj); ok {
 			newest = n
 		}
 	}

@@ -15,7 +15,7 @@ import (
 
 // adjust puts a container's assignment into the runtime's words. It fails with a *device.Refusal if something that was
 // granted cannot be given, or must not be by the rules, and tells of conflicts that it has settled.
-func adjust(ctx context.Context, host *looks, may *permit, to *api.ContainerAdjustment, st device.Standing, ctr *api.Container, can abilities) ([]string, error) {
+func adjust(ctx context.Context, host *hostChecks, may *permit, to *api.ContainerAdjustment, st device.Readiness, ctr *api.Container, can features) ([]string, error) {
 	if no := tooLarge(st.Assignment); no != nil {
 		return nil, no
 	}
@@ -23,7 +23,7 @@ func adjust(ctx context.Context, host *looks, may *permit, to *api.ContainerAdju
 	if err := tellable(grant); err != nil {
 		return nil, err
 	}
-	in := newDraft(to)
+	in := newAdjustment(to)
 	for _, k := range slices.Sorted(maps.Keys(grant.Env)) {
 		if err := in.take("variable", 2*fieldSize+len(k)+len(grant.Env[k])); err != nil {
 			return nil, err
@@ -56,7 +56,7 @@ func adjust(ctx context.Context, host *looks, may *permit, to *api.ContainerAdju
 	var cdi edits // needed where two ways to the same thing meet; a runtime without rules could not be told what wins
 	if len(grant.CDI) > 0 && len(grant.Nodes)+len(grant.Mounts) > 0 && can.rules {
 		var err error
-		cdi, err = lookAt(ctx, host, "CDI specifications of", strings.Join(grant.CDI, ", "), func() (edits, error) { return cdiEdits(cdiDirs, grant.CDI), nil })
+		cdi, err = checkHost(ctx, host, "CDI specifications of", strings.Join(grant.CDI, ", "), func() (edits, error) { return cdiEdits(cdiDirs, grant.CDI), nil })
 		if err != nil {
 			return nil, err
 		}
@@ -106,7 +106,7 @@ func tellable(grant device.Grant) error {
 // addMounts adds mounts. What the runtime itself mounts below one of them is left out, for it comes first when the
 // runtime makes the list, and is covered. What a fresh grant names may be made by devmgrd; what a plugin granted for an earlier
 // start was there, and must be.
-func addMounts(ctx context.Context, host *looks, may *permit, to *draft, granted []device.Mount, ctr *api.Container, cdi edits, fresh bool) error {
+func addMounts(ctx context.Context, host *hostChecks, may *permit, to *adjustment, granted []device.Mount, ctr *api.Container, cdi edits, fresh bool) error {
 	what, look := "mount source", existing
 	if fresh {
 		what, look = "new mount source", sourceAt
@@ -117,7 +117,7 @@ func addMounts(ctx context.Context, host *looks, may *permit, to *draft, granted
 			continue
 		}
 		if fresh && may != nil { // before a source is made elsewhere, through a link
-			there, err := lookAt(ctx, host, "place of mount source", m.HostPath, func() (string, error) { return wouldBe(m.HostPath) })
+			there, err := checkHost(ctx, host, "place of mount source", m.HostPath, func() (string, error) { return wouldBe(m.HostPath) })
 			if err != nil {
 				return err
 			}
@@ -125,7 +125,7 @@ func addMounts(ctx context.Context, host *looks, may *permit, to *draft, granted
 				return err
 			}
 		}
-		from, err := lookAt(ctx, host, what, m.HostPath, func() (string, error) { return look(m.HostPath) })
+		from, err := checkHost(ctx, host, what, m.HostPath, func() (string, error) { return look(m.HostPath) })
 		if err != nil {
 			return err
 		}
@@ -165,7 +165,7 @@ func addMounts(ctx context.Context, host *looks, may *permit, to *draft, granted
 // write, while the kubelet's answer has a rule with what was granted, and the rules of one device add up: those of all
 // its nodes, of CDI devices, and those that the container has anyway. So where NRI's rule is more than all of them, two
 // rules are put after it: nothing at all, then the sum. Where it is less, one rule adds what is missing.
-func addNodes(ctx context.Context, host *looks, may *permit, to *draft, granted []device.Node, ctr *api.Container, can abilities, cdi edits) error {
+func addNodes(ctx context.Context, host *hostChecks, may *permit, to *adjustment, granted []device.Node, ctr *api.Container, can features, cdi edits) error {
 	has, sum := map[number]string{}, map[number]string{}
 	for _, n := range cdi.DeviceNodes {
 		if at, permissions, ok := n.rule(ctx, host); ok {
@@ -175,7 +175,7 @@ func addNodes(ctx context.Context, host *looks, may *permit, to *draft, granted 
 	added, met := map[string]bool{}, map[number]bool{}
 	var order []node // one of each number
 	for _, g := range granted {
-		found, err := lookAt(ctx, host, "device", g.HostPath, func() (place, error) { return placeAt(g.HostPath) })
+		found, err := checkHost(ctx, host, "device", g.HostPath, func() (hostDevices, error) { return hostDevicesAt(g.HostPath) })
 		if err != nil {
 			return err
 		}

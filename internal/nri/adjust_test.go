@@ -76,7 +76,7 @@ func TestAccessToOneDeviceAddsUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			to := &api.ContainerAdjustment{}
 			ctr := &api.Container{Linux: &api.LinuxContainer{Resources: &api.LinuxResources{Devices: append([]*api.LinuxDeviceCgroup{deny}, test.has...)}}}
-			if err := addNodes(t.Context(), newLooks(), nil, newDraft(to), test.granted, ctr, abilities{rules: true}, test.cdi); err != nil {
+			if err := addNodes(t.Context(), newLooks(), nil, newAdjustment(to), test.granted, ctr, features{rules: true}, test.cdi); err != nil {
 				t.Fatal(err)
 			}
 			rules := slices.Clone(ctr.Linux.Resources.Devices)
@@ -125,7 +125,7 @@ func TestMounts(t *testing.T) {
 			granted = append(granted, device.Mount{ContainerPath: at, HostPath: dir})
 		}
 		to := &api.ContainerAdjustment{}
-		if err := addMounts(t.Context(), newLooks(), nil, newDraft(to), granted, ctr, test.cdi, true); err != nil {
+		if err := addMounts(t.Context(), newLooks(), nil, newAdjustment(to), granted, ctr, test.cdi, true); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
@@ -147,7 +147,7 @@ func TestAdjust(t *testing.T) {
 	for arg, want := range map[string][]string{"$(NEW)": {"2"}, "$(OLD)": nil} {
 		ctr.Args = []string{arg}
 		to := &api.ContainerAdjustment{}
-		if _, err := adjust(t.Context(), newLooks(), nil, to, st, ctr, abilitiesOf("containerd", "v2.4.2")); err != nil {
+		if _, err := adjust(t.Context(), newLooks(), nil, to, st, ctr, featuresOf("containerd", "v2.4.2")); err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(to.Args, want) || len(to.CDIDevices) != 0 {
@@ -161,7 +161,7 @@ func TestANameThatWouldRemoveAnother(t *testing.T) {
 	for _, grant := range []device.Grant{{Env: map[string]string{"-PATH": "x"}}, {Annotations: map[string]string{"-k": "x"}}} {
 		st := ready()
 		st.Assignment.Shares[0].Grant = grant
-		_, err := adjust(t.Context(), newLooks(), nil, &api.ContainerAdjustment{}, st, container(), abilitiesOf("containerd", "v2.4.2"))
+		_, err := adjust(t.Context(), newLooks(), nil, &api.ContainerAdjustment{}, st, container(), featuresOf("containerd", "v2.4.2"))
 		var no *device.Refusal
 		if !errors.As(err, &no) || no.Reason != device.PluginError {
 			t.Errorf("%+v: %v, want a refusal", grant, err)

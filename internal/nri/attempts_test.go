@@ -64,7 +64,7 @@ func TestAttempts_ContainerThatStarts_IsNotReported(t *testing.T) {
 		p.try(t, id, true, id%4 == 3) // it crashes; and some of its starts fail
 	}
 	for id := range 20 { // it asks for nothing
-		w.set(device.Standing{Stand: device.Free})
+		w.set(device.Readiness{State: device.NoDevices})
 		p.try(t, id, true, false)
 	}
 	if len(w.notStarted) > 0 {

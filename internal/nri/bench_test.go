@@ -35,14 +35,14 @@ func (s still) SaveCordons(_, _ []device.Cordon) error  { return nil }
 func (s still) DropRetired([]device.ResourceName) error { return nil }
 func (s still) Forget(device.ResourceName) error        { return nil }
 func (s still) SavePods([]device.PodRecord, []device.PodUID) error {
-	s.b.Fatal("the hook has written the books")
+	s.b.Fatal("the hook has written the state file")
 	return nil
 }
 func (s still) Waiting(device.Pod, device.Wait)                                     {}
 func (s still) Assigned(device.Pod, []device.Assignment)                            {}
 func (still) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (still) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
-func (s still) Bare(device.Pod, string, func() bool)                                {}
+func (s still) StartedWithoutDevices(device.Pod, string, func() bool)               {}
 func (s still) NotRedirected(device.Pod, string, func() bool)                       {}
 func (s still) Contradiction(device.Pod, string, []string)                          {}
 func (s still) NotStarted(device.Pod, string, int, string)                          {}
@@ -53,7 +53,7 @@ func (s still) Fetch(context.Context, device.Pod) error {
 }
 
 // BenchmarkHook measures what devmgrd adds to the creation of a container: the hook, in process, on the message that
-// containerd 2.4.2 sent for a container of a real pod, with real books of 110 pods. The stat of each device is real.
+// containerd 2.4.2 sent for a container of a real pod, with real state file of 110 pods. The stat of each device is real.
 func BenchmarkHook(b *testing.B) {
 	raw, err := os.ReadFile("testdata/create-container.pb")
 	if err != nil {
@@ -71,7 +71,7 @@ func BenchmarkHook(b *testing.B) {
 				known = append(known, record(device.PodUID(fmt.Sprint(i)), "main", 0))
 			}
 			books := allocator.New(allocator.Config{
-				Plugins: still{b}, Books: still{b}, Herald: still{b}, Known: known, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+				Plugins: still{b}, Store: still{b}, Notifier: still{b}, Known: known, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 			})
 			hook := nri.NewHook(books, books, still{b}, still{b})
 			b.ReportAllocs()

@@ -118,13 +118,13 @@ func (e edits) covers(path string) bool {
 }
 
 // rule gives the access that the runtime grants for a node. What is not in the specification is the host's.
-func (n cdiNode) rule(ctx context.Context, host *looks) (number, string, bool) {
+func (n cdiNode) rule(ctx context.Context, host *hostChecks) (number, string, bool) {
 	permissions := cmp.Or(n.Permissions, "rwm") // it may also be "none"
 	if n.Type != "" && n.Major != 0 {
 		return number{n.Type, n.Major, n.Minor}, permissions, true
 	}
 	path := cmp.Or(n.HostPath, n.Path)
-	info, err := lookAt(ctx, host, "device of a CDI device", path, func() (os.FileInfo, error) { return os.Lstat(path) })
+	info, err := checkHost(ctx, host, "device of a CDI device", path, func() (os.FileInfo, error) { return os.Lstat(path) })
 	if err != nil {
 		return number{}, "", false
 	}

@@ -21,32 +21,32 @@ import (
 
 // Config is what New needs; all of it but Pods and Redirect.
 type Config struct {
-	Socket   string        // where the runtime listens
-	Index    string        // two digits: our place among the NRI plugins
-	MaxWait  time.Duration // how long a hook waits for an allocation in flight
-	Ledger   Ledger
-	Runtime  Runtime
-	Pods     Pods // nil: there is no API server, and every pod says itself what it asks for
-	Herald   Herald
-	Redirect *Redirect // nil: off
-	Dirs     Directories
-	Rules    Rules // nil: a plugin may grant anything
-	Log      *slog.Logger
-	Metrics  prometheus.Registerer
+	Socket    string        // where the runtime listens
+	Index     string        // two digits: our place among the NRI plugins
+	MaxWait   time.Duration // how long a hook waits for an allocation in flight
+	Allocator Allocator
+	Runtime   Runtime
+	Pods      Pods // nil: there is no API server, and every pod says itself what it asks for
+	Notifier  Notifier
+	Redirect  *Redirect // nil: off
+	Dirs      Directories
+	Rules     Rules // nil: a plugin may grant anything
+	Log       *slog.Logger
+	Metrics   prometheus.Registerer
 }
 
 // A Connection keeps devmgrd connected to the runtime.
 type Connection struct {
-	config    Config
-	metrics   *metrics
-	connected atomic.Bool
-	first     sync.Once
-	synced    chan struct{} // closed when the runtime has told all for the first time
-	looks     looks
-	hooks     hooks
-	limit     time.Duration // startLimit
-	strays    strays
-	stuck     atomic.Pointer[string] // why no connection lasts until the runtime has told all; nil: not known
+	config        Config
+	metrics       *metrics
+	connected     atomic.Bool
+	first         sync.Once
+	synced        chan struct{} // closed when the runtime has told all for the first time
+	hostChecks    hostChecks
+	hooks         hooks
+	limit         time.Duration // startLimit
+	notRedirected notRedirected
+	stuck         atomic.Pointer[string] // why no connection lasts until the runtime has told all; nil: not known
 }
 
 const (
@@ -69,15 +69,15 @@ const (
 // New makes a Connection. It starts nothing: see Run.
 func New(c Config) *Connection {
 	for name, missing := range map[string]bool{
-		"Socket": c.Socket == "", "Index": c.Index == "", "Ledger": c.Ledger == nil, "Runtime": c.Runtime == nil,
-		"Herald": c.Herald == nil, "Dirs": c.Dirs == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
+		"Socket": c.Socket == "", "Index": c.Index == "", "Allocator": c.Allocator == nil, "Runtime": c.Runtime == nil,
+		"Notifier": c.Notifier == nil, "Dirs": c.Dirs == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
 	} {
 		if missing {
 			panic("nri.New: Config." + name + " is missing")
 		}
 	}
-	n := &Connection{config: c, synced: make(chan struct{}), looks: looks{log: c.Log}, limit: startLimit}
-	n.metrics = newMetrics(c.Metrics, n.connected.Load, n.strays.count)
+	n := &Connection{config: c, synced: make(chan struct{}), hostChecks: hostChecks{log: c.Log}, limit: startLimit}
+	n.metrics = newMetrics(c.Metrics, n.connected.Load, n.notRedirected.count)
 	return n
 }
 
@@ -85,14 +85,14 @@ func New(c Config) *Connection {
 func (n *Connection) Check() error {
 	if !n.connected.Load() {
 		if why := n.stuck.Load(); why != nil {
-			return fmt.Errorf("not connected to the container runtime at %s: %s", n.config.Socket, *why)
+			return fmt.Errorf("not connected to container runtime at %s: %s", n.config.Socket, *why)
 		}
-		return fmt.Errorf("not connected to the container runtime at %s", n.config.Socket)
+		return fmt.Errorf("not connected to container runtime at %s", n.config.Socket)
 	}
 	return nil
 }
 
-// Hung tells whether a hook hangs, for the watchdog: what the books say does not tell that. Devices are refused or lost by
+// Hung tells whether a hook hangs, for the watchdog: what the state file says does not tell that. Devices are refused or lost by
 // then, for the runtime does not wait, and a new process is the way out.
 func (n *Connection) Hung() error { return n.hooks.check() }
 
@@ -101,7 +101,7 @@ func (n *Connection) Synced() <-chan struct{} { return n.synced }
 
 // NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory, as far as
 // the runtime has reported them.
-func (n *Connection) NotRedirected() []device.PodContainer { return n.strays.list() }
+func (n *Connection) NotRedirected() []device.PodContainer { return n.notRedirected.list() }
 
 // Run keeps the connection until ctx ends, and makes it anew whenever it is lost.
 func (n *Connection) Run(ctx context.Context) error {
@@ -118,7 +118,7 @@ func (n *Connection) Run(ctx context.Context) error {
 			told = false
 		}
 		if !told {
-			n.config.Log.Warn("not connected to the container runtime; trying again until it is there", "socket", n.config.Socket, "err", err)
+			n.config.Log.Warn("cannot connect to container runtime; retrying", "socket", n.config.Socket, "err", err)
 			told = true
 		}
 		if why := (*unlistedError)(nil); errors.As(err, &why) {
@@ -148,7 +148,7 @@ func (n *Connection) explain(e *unlistedError, times int) {
 	n.stuck.Store(&why)
 	if times == maxUnlisted {
 		n.config.Log.Error("container runtime cannot list its containers", "socket", n.config.Socket, "attempts", times, "pods", e.pods, "containers", e.containers, "err", why)
-		n.config.Herald.NotSynchronized(why)
+		n.config.Notifier.NotSynchronized(why)
 	}
 }
 
@@ -172,8 +172,8 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	var synced atomic.Bool
 	far := &progress{}
 	p := &plugin{
-		ledger: n.config.Ledger, runtime: n.config.Runtime, pods: n.config.Pods, herald: n.config.Herald, redirect: n.config.Redirect, dirs: n.config.Dirs, rules: n.config.Rules,
-		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, looks: &n.looks, hooks: &n.hooks, strays: &n.strays,
+		allocator: n.config.Allocator, runtime: n.config.Runtime, pods: n.config.Pods, notifier: n.config.Notifier, redirect: n.config.Redirect, dirs: n.config.Dirs, rules: n.config.Rules,
+		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, hostChecks: &n.hostChecks, hooks: &n.hooks, notRedirected: &n.notRedirected,
 		synced: func() {
 			synced.Store(true)
 			n.connected.Store(true)

@@ -25,7 +25,7 @@ const patience = time.Minute
 
 // A listener is the rooms around the connection: it passes the runtime's lists on.
 type listener struct {
-	world
+	harness
 	connection *Connection
 	lists      chan []device.Running
 }
@@ -66,8 +66,8 @@ func runtimeOf(t *testing.T, has func() ([]*api.PodSandbox, []*api.Container)) (
 func connect(t *testing.T, socket string, limit time.Duration) *listener {
 	t.Helper()
 	l := &listener{lists: make(chan []device.Running, 16)}
-	l.world.set(device.Standing{Stand: device.Free})
-	n := New(Config{Socket: socket, Index: "05", MaxWait: time.Second, Ledger: l, Runtime: l, Pods: l, Herald: l, Dirs: &world{},
+	l.harness.set(device.Readiness{State: device.NoDevices})
+	n := New(Config{Socket: socket, Index: "05", MaxWait: time.Second, Allocator: l, Runtime: l, Pods: l, Notifier: l, Dirs: &harness{},
 		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
 	n.limit, l.connection = limit, n
 	ctx, cancel := context.WithCancel(context.Background())

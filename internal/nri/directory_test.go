@@ -29,10 +29,10 @@ func written(all []*api.Mount) string {
 }
 
 // ownRedirects makes a plugin that gives plugin pods directories of their own.
-func ownRedirects(t *testing.T) (*plugin, *world) {
+func ownRedirects(t *testing.T) (*plugin, *harness) {
 	p, w := newPlugin(t)
 	p.redirect = &Redirect{From: "/k/device-plugins", To: "/d", RegistryFrom: "/k/plugins_registry", RegistryTo: "/r", Own: true}
-	w.set(device.Standing{Stand: device.Free})
+	w.set(device.Readiness{State: device.NoDevices})
 	return p, w
 }
 

@@ -6,7 +6,7 @@
 //	CreateContainer   the runtime asks                                plugin.go
 //	redirect          a plugin's mount of the kubelet's directory     redirect.go  pure
 //	directory         the plugin pod's own, in its place              plugin.go
-//	Claim             what the books say of the container: a look-up  plugin.go
+//	Claim             what the state file says of the container: a look-up  plugin.go
 //	merge             its shares, first one wins, pod's own first     merge.go     pure
 //	host              stat the device nodes and mount sources         host.go, looks.go
 //	CDI               what its devices set wins over plain grants     cdi.go
@@ -58,7 +58,7 @@
 // The connection (connection.go) is made anew whenever it is lost, with a new stub each time, and as rarely as possible:
 // a registering plugin waits for every container operation under way, and all later ones wait for it (containerd issue
 // 14083). Each attempt has a connection of its own, which is closed when the attempt is over: a stub that is left behind must
-// not come alive next to its successor. The books are loaded before the first connection, so the first question finds them.
+// not come alive next to its successor. The state file is loaded before the first connection, so the first question finds them.
 //
 // A runtime whose containers do not fit into its own messages cannot take any NRI plugin up. Connections that end so are counted, and
 // the cause is named (synchronizing.go).

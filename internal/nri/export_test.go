@@ -8,18 +8,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A Hook is the plugin's CreateContainer, for benchmarks beside the real books.
+// A Hook is the plugin's CreateContainer, for benchmarks beside the real state file.
 type Hook func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, error)
 
 // NewHook makes the hook of a Connection as it is while containerd 2.4.2 is connected.
-func NewHook(l Ledger, r Runtime, p Pods, h Herald) Hook {
+func NewHook(l Allocator, r Runtime, p Pods, h Notifier) Hook {
 	plugin := &plugin{
-		ledger: l, runtime: r, pods: p, herald: h, redirect: &Redirect{From: "/var/lib/kubelet/device-plugins", To: "/run/devmgrd/device-plugins"},
-		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }, new(strays).count),
-		looks: &looks{log: slog.New(slog.DiscardHandler)}, hooks: &hooks{}, strays: &strays{}, synced: func() {},
+		allocator: l, runtime: r, pods: p, notifier: h, redirect: &Redirect{From: "/var/lib/kubelet/device-plugins", To: "/run/devmgrd/device-plugins"},
+		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }, new(notRedirected).count),
+		hostChecks: &hostChecks{log: slog.New(slog.DiscardHandler)}, hooks: &hooks{}, notRedirected: &notRedirected{}, synced: func() {},
 	}
-	can := abilitiesOf("containerd", "v2.4.2")
-	plugin.can.Store(&can)
+	can := featuresOf("containerd", "v2.4.2")
+	plugin.features.Store(&can)
 	return func(pod *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, error) {
 		adj, _, err := plugin.CreateContainer(context.Background(), pod, ctr)
 		return adj, err

@@ -39,15 +39,15 @@ var notDevices = map[string]bool{
 // maxEntries bounds a directory of devices, which is walked while the runtime waits.
 const maxEntries = 4096
 
-// A place is what stands at a path on the host: one device node, or a directory of them.
-type place struct {
+// A hostDevices is what stands at a path on the host: one device node, or a directory of them.
+type hostDevices struct {
 	real  string // the path without links
 	path  string // what the container sees it as, unless the plugin says otherwise
 	nodes []node // their paths are below the place; "" is the place itself
 }
 
 // granted returns the device nodes that a container gets for a grant, under their paths in the container.
-func (p place) granted(n device.Node) []node {
+func (p hostDevices) granted(n device.Node) []node {
 	inside := n.ContainerPath
 	if inside == "" {
 		inside = p.path
@@ -64,25 +64,25 @@ func (p place) granted(n device.Node) []node {
 	return all
 }
 
-// placeAt finds what a path on the host stands for: one device node, through a symbolic link or not, or all those below a
+// hostDevicesAt finds what a path on the host stands for: one device node, through a symbolic link or not, or all those below a
 // directory. It is what containerd does with the kubelet's answer, which does not happen to what comes through NRI.
-func placeAt(hostPath string) (place, error) {
+func hostDevicesAt(hostPath string) (hostDevices, error) {
 	path, err := filepath.EvalSymlinks(hostPath)
 	if err != nil {
-		return place{}, missing("device", hostPath, err)
+		return hostDevices{}, missing("device", hostPath, err)
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return place{}, missing("device", hostPath, err)
+		return hostDevices{}, missing("device", hostPath, err)
 	}
-	all := place{real: path, path: hostPath} // a link's name is that of what it leads to
+	all := hostDevices{real: path, path: hostPath} // a link's name is that of what it leads to
 	if info, err := os.Lstat(hostPath); err == nil && info.Mode()&fs.ModeSymlink != 0 {
 		all.path = path
 	}
 	if !info.IsDir() {
 		found, ok := nodeOf(info)
 		if !ok {
-			return place{}, device.Refuse(device.HostDeviceMissing, nil, "%s is not a character or block device", hostPath)
+			return hostDevices{}, device.Refuse(device.HostDeviceMissing, nil, "%s is not a character or block device", hostPath)
 		}
 		all.nodes = []node{found}
 		return all, nil
@@ -120,7 +120,7 @@ func placeAt(hostPath string) (place, error) {
 		return nil
 	})
 	if err != nil {
-		return place{}, missing("directory of devices", hostPath, err)
+		return hostDevices{}, missing("directory of devices", hostPath, err)
 	}
 	return all, nil
 }

@@ -19,7 +19,7 @@ func isNull(n node) bool { return n.kind == "c" && n.major == 1 && n.minor == 3 
 
 // nodes returns what a container gets for a grant.
 func nodes(n device.Node) ([]node, error) {
-	found, err := placeAt(n.HostPath)
+	found, err := hostDevicesAt(n.HostPath)
 	return found.granted(n), err
 }
 

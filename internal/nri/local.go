@@ -88,7 +88,7 @@ func (p *plugin) bind(pod *api.PodSandbox) error {
 		return err
 	}
 	p.sandboxes.add(pod)
-	p.ledger.Bind(d)
+	p.allocator.Bind(d)
 	return nil
 }
 
@@ -102,7 +102,7 @@ func (p *plugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 		return nil
 	}
 	if err := p.bind(pod); err != nil {
-		p.log.Warn("a pod cannot have devices", "pod", identity(pod).String(), "err", err)
+		p.log.Warn("cannot serve static pod", "pod", identity(pod).String(), "err", err)
 	}
 	return nil
 }
@@ -124,12 +124,12 @@ func (p *plugin) leave(event string, pod *api.PodSandbox) error {
 	defer p.hook(event)()
 	defer p.survive(event, new(error))
 	if event == "RemovePodSandbox" {
-		p.strays.removeSandbox(pod.GetId())
+		p.notRedirected.removeSandbox(pod.GetId())
 		p.runtime.RuntimeRemoved(device.PodUID(pod.GetUid()), pod.GetId())
 		p.attempts.forgetPod(device.PodUID(pod.GetUid()))
 	}
 	if p.sandboxes.remove(pod) {
-		p.ledger.Leave(device.PodUID(pod.GetUid()))
+		p.allocator.DropLocal(device.PodUID(pod.GetUid()))
 	}
 	if event == "RemovePodSandbox" && p.present.remove(pod) {
 		p.dirs.PodGone(device.PodUID(pod.GetUid()))

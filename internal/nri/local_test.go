@@ -161,7 +161,7 @@ func TestLocalPodsWithoutRunPodSandbox(t *testing.T) {
 	}
 }
 
-// The books keep pods by their UIDs, which in a kubelet's sandboxes have 32 or 36 bytes.
+// The state file keeps pods by their UIDs, which in a kubelet's sandboxes have 32 or 36 bytes.
 func TestLocalPodsUID(t *testing.T) {
 	for n, fits := range map[int]bool{0: false, 1: true, 128: true, 129: false} {
 		p, w := newPlugin(t)
@@ -177,10 +177,10 @@ func TestLocalPodsUID(t *testing.T) {
 }
 
 // broken is a ledger that panics.
-type broken struct{ *world }
+type broken struct{ *harness }
 
-func (broken) Bind(device.PodDemand) { panic("oh") }
-func (broken) Leave(device.PodUID)   { panic("oh") }
+func (broken) Bind(device.PodDemand)   { panic("oh") }
+func (broken) DropLocal(device.PodUID) { panic("oh") }
 
 // What goes wrong with a sandbox is for the log: an error would do harm, and the end of the process more.
 func TestSandboxesNeverFail(t *testing.T) {
@@ -192,12 +192,12 @@ func TestSandboxesNeverFail(t *testing.T) {
 		t.Run(event, func(t *testing.T) {
 			p, w := newPlugin(t)
 			var log strings.Builder
-			p.ledger, p.log = broken{w}, slog.New(slog.NewTextHandler(&log, nil))
+			p.allocator, p.log = broken{w}, slog.New(slog.NewTextHandler(&log, nil))
 			p.sandboxes.add(static("s1"))
 			if err := handle(p, t.Context(), static("s1")); err != nil {
 				t.Errorf("the runtime is told %v", err)
 			}
-			if !strings.Contains(log.String(), "a handler panicked") || !strings.Contains(log.String(), "event="+event+" panic=oh") {
+			if !strings.Contains(log.String(), "hook panicked") || !strings.Contains(log.String(), "event="+event+" panic=oh") {
 				t.Errorf("the log says %q", log.String())
 			}
 		})

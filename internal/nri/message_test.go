@@ -36,7 +36,7 @@ func newLane(t *testing.T) *lane {
 	n := &lane{r, l, t}
 	for n.counted() == 0 { // the runtime takes a plugin up a moment after it has synchronized it
 		n.mu.Lock()
-		n.stands = map[device.Container]device.Standing{neighbour: {Stand: device.Ready, Assignment: device.Assignment{
+		n.stands = map[device.Container]device.Readiness{neighbour: {State: device.Ready, Assignment: device.Assignment{
 			Container: neighbour, Shares: []device.Share{{Resource: "a.com/x", IDs: []device.ID{"1"}, Grant: device.Grant{Env: map[string]string{"DEVICE": "1"}}}},
 		}}}
 		n.mu.Unlock()
@@ -52,7 +52,7 @@ func (n *lane) counted() int {
 }
 
 // stand sets how the container main stands.
-func (n *lane) stand(s device.Standing) {
+func (n *lane) stand(s device.Readiness) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.stands[main] = s
@@ -98,8 +98,8 @@ func (n *lane) makes(pod *api.PodSandbox, c *api.Container) error {
 	return err
 }
 
-func withGrant(g device.Grant) device.Standing {
-	return device.Standing{Stand: device.Ready, Assignment: device.Assignment{Container: main, Shares: []device.Share{{Resource: "a.com/x", IDs: []device.ID{"1"}, Grant: g}}}}
+func withGrant(g device.Grant) device.Readiness {
+	return device.Readiness{State: device.Ready, Assignment: device.Assignment{Container: main, Shares: []device.Share{{Resource: "a.com/x", IDs: []device.ID{"1"}, Grant: g}}}}
 }
 
 // sized returns a container with this many bytes of arguments.
@@ -118,12 +118,12 @@ func sized(n int, of string) *api.Container {
 func TestMessages_NeverEndTheConnection(t *testing.T) {
 	uuids := strings.Repeat("GPU-8f6d2c4e-1111-2222-3333-444455556666,", 4)
 	const reference = "$(NVIDIA_VISIBLE_DEVICES)"
-	refers := func(value string) device.Standing {
+	refers := func(value string) device.Readiness {
 		st := withGrant(device.Grant{Env: map[string]string{"NVIDIA_VISIBLE_DEVICES": value}})
 		st.Refs = []string{"NVIDIA_VISIBLE_DEVICES"}
 		return st
 	}
-	variable := func(n int) device.Standing {
+	variable := func(n int) device.Readiness {
 		return withGrant(device.Grant{Env: map[string]string{"BIG": strings.Repeat("x", n)}})
 	}
 	directories := device.Grant{}
@@ -141,7 +141,7 @@ func TestMessages_NeverEndTheConnection(t *testing.T) {
 		mounts.Mounts = append(mounts.Mounts, device.Mount{HostPath: link, ContainerPath: fmt.Sprintf("/m/%d", i)})
 	}
 	// The size at which the answer alone has 4 MiB as the runtime reads it: the answer's own fields take the rest.
-	edge := func(beyond int) device.Standing {
+	edge := func(beyond int) device.Readiness {
 		const target = maxMessage
 		n := target - 200
 		for {
@@ -156,7 +156,7 @@ func TestMessages_NeverEndTheConnection(t *testing.T) {
 		}
 	}
 	for name, test := range map[string]struct {
-		st     device.Standing
+		st     device.Readiness
 		ctr    *api.Container
 		reason device.Reason // empty: the container is made
 		says   string
@@ -179,7 +179,7 @@ func TestMessages_NeverEndTheConnection(t *testing.T) {
 		"directories of device nodes":     {withGrant(directories), container(), device.PluginError, "at a device node"},
 		"mounts that lead far":            {withGrant(mounts), container(), device.PluginError, "at a mount"},
 		"a name that is quoted":           {withGrant(device.Grant{Env: map[string]string{"-" + strings.Repeat("\x01", 200<<10): ""}}), container(), device.PluginError, "begins with -"},
-		"a wait with a long message":      {device.Standing{Stand: device.Waiting, Wait: device.Wait{Reason: device.PluginError, Message: strings.Repeat("x", 5<<20)}}, container(), device.PluginError, "xxx ..."},
+		"a wait with a long message":      {device.Readiness{State: device.Waiting, Wait: device.Wait{Reason: device.PluginError, Message: strings.Repeat("x", 5<<20)}}, container(), device.PluginError, "xxx ..."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newLane(t)

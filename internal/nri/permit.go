@@ -60,7 +60,7 @@ func (m *permit) mount(granted, real string) error {
 }
 
 // devices returns an error if one of the devices at a granted path must not be there.
-func (m *permit) devices(granted string, found place) error {
+func (m *permit) devices(granted string, found hostDevices) error {
 	if m == nil {
 		return nil
 	}

@@ -30,7 +30,7 @@ func ruled(t testing.TB, p *plugin, grants string, enforce bool) *told {
 	}
 	heard := &told{}
 	p.rules = pluginrules.New(pluginrules.Config{
-		Rules: rules, Enforce: enforce, Herald: heard, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Rules: rules, Enforce: enforce, Notifier: heard, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
 	return heard
 }
@@ -128,7 +128,7 @@ func TestRules_OnePathOfTwoResources(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.rules = pluginrules.New(pluginrules.Config{Rules: rules, Enforce: true, Herald: &told{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
+	p.rules = pluginrules.New(pluginrules.Config{Rules: rules, Enforce: true, Notifier: &told{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
 	st := ready()
 	st.Assignment.Shares = []device.Share{
 		{Resource: "a.com/x", Grant: device.Grant{Nodes: []device.Node{{HostPath: "/dev/null", Permissions: "rw"}}}},

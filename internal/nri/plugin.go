@@ -15,13 +15,13 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Ledger says how a container stands. Its methods wait for nothing.
-type Ledger interface {
+// Allocator says how a container stands. Its methods wait for nothing.
+type Allocator interface {
 	// Bind tells of a local pod, whose demand stands in an annotation; Leave that it has ended, unless it is bound again.
 	Bind(device.PodDemand)
-	Leave(device.PodUID)
+	DropLocal(device.PodUID)
 	// Claim says how a container stands that is about to be made. If it may be made it counts as living from then on.
-	Claim(device.Running) device.Standing
+	Claim(device.Running) device.Readiness
 	// Unclaim says that it is not made after all.
 	Unclaim(device.Running)
 	// Refused notes why a container was refused that has its devices. The grant has lapsed if the host lacks what it names:
@@ -59,8 +59,8 @@ type Directories interface {
 	PodsPresent(func(device.PodUID) bool)
 }
 
-// Herald tells the owners of pods what is wrong with them. Its methods return at once.
-type Herald interface {
+// Notifier tells the owners of pods what is wrong with them. Its methods return at once.
+type Notifier interface {
 	// NotRedirected reports a container that was created without devmgrd and has the kubelet's plugin directory. still returns false
 	// once the container has ended.
 	NotRedirected(pod device.Pod, container string, still func() bool)
@@ -99,40 +99,40 @@ const (
 
 // A plugin answers the runtime's questions over one connection.
 type plugin struct {
-	ledger    Ledger
-	runtime   Runtime
-	pods      Pods // nil: there is no API server
-	herald    Herald
-	redirect  *Redirect // nil: off
-	dirs      Directories
-	rules     Rules // nil: a plugin may grant anything
-	maxWait   time.Duration
-	log       *slog.Logger
-	metrics   *metrics
-	synced    func() // called when the runtime has told all
-	looks     *looks
-	hooks     *hooks
-	strays    *strays
-	can       atomic.Pointer[abilities] // of the runtime; set by Configure
-	sandboxes sandboxes                 // of local pods that are bound
-	present   sandboxes                 // of all pods
-	answers   answers                   // if the runtime validates them
-	attempts  attempts
+	allocator     Allocator
+	runtime       Runtime
+	pods          Pods // nil: there is no API server
+	notifier      Notifier
+	redirect      *Redirect // nil: off
+	dirs          Directories
+	rules         Rules // nil: a plugin may grant anything
+	maxWait       time.Duration
+	log           *slog.Logger
+	metrics       *metrics
+	synced        func() // called when the runtime has told all
+	hostChecks    *hostChecks
+	hooks         *hooks
+	notRedirected *notRedirected
+	features      atomic.Pointer[features] // of the runtime; set by Configure
+	sandboxes     sandboxes                // of local pods that are bound
+	present       sandboxes                // of all pods
+	answers       answers                  // if the runtime validates them
+	attempts      attempts
 }
 
 // Configure is the runtime's first call. It tells who the runtime is, and is told which events we want.
 func (p *plugin) Configure(_ context.Context, _, runtime, version string) (_ api.EventMask, err error) {
 	defer p.survive("Configure", &err)
-	can := abilitiesOf(runtime, version)
-	p.can.Store(&can)
-	p.log.Info("connected to the container runtime", "runtime", can.runtime, "validates", can.validates)
+	can := featuresOf(runtime, version)
+	p.features.Store(&can)
+	p.log.Info("connected to container runtime", "runtime", can.runtime, "validates", can.validates)
 	var events api.EventMask
 	events.Set(api.Event_RUN_POD_SANDBOX, api.Event_STOP_POD_SANDBOX, api.Event_REMOVE_POD_SANDBOX,
 		api.Event_CREATE_CONTAINER, api.Event_START_CONTAINER, api.Event_STOP_CONTAINER, api.Event_REMOVE_CONTAINER)
 	if can.validates {
 		events.Set(api.Event_VALIDATE_CONTAINER_ADJUSTMENT)
 	} else {
-		p.log.Warn("this container runtime cannot be kept from making containers without devmgrd: those that are made while devmgrd is away or too slow start without their devices (containerd 2.2 or later is needed)", "runtime", can.runtime)
+		p.log.Warn("container runtime too old to fail closed", "runtime", can.runtime)
 	}
 	return events, nil
 }
@@ -171,7 +171,7 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 		}
 	}
 	expandable := maxExpanded
-	all, astray := make([]device.Running, 0, len(containers)), map[string]stray{}
+	all, astray := make([]device.Running, 0, len(containers)), map[string]notRedirectedContainer{}
 	for _, c := range containers {
 		pod := pods[c.GetPodSandboxId()]
 		r := running(pod, c)
@@ -182,17 +182,17 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 		}
 		r.Idle = c.GetState() == api.ContainerState_CONTAINER_CREATED && c.GetPid() == 0
 		all = append(all, r)
-		if p.astray(pod, c) {
-			astray[c.GetId()] = stray{device.PodContainer{Pod: identity(pod), Name: c.GetName()}, c.GetPodSandboxId()}
+		if p.hasKubeletDir(pod, c) {
+			astray[c.GetId()] = notRedirectedContainer{device.PodContainer{Pod: identity(pod), Name: c.GetName()}, c.GetPodSandboxId()}
 		}
 	}
 	p.dirs.PodsPresent(p.present.has)
-	p.strays.replace(astray)
+	p.notRedirected.replace(astray)
 	for id, c := range astray {
-		p.herald.NotRedirected(c.Pod, c.Name, func() bool { return p.strays.has(id) })
+		p.notifier.NotRedirected(c.Pod, c.Name, func() bool { return p.notRedirected.has(id) })
 	}
 	p.runtime.RuntimeSynced(all, local)
-	p.log.Info("the runtime has told what it has", "pods", len(sandboxes), "containers", len(all))
+	p.log.Info("synchronized with container runtime", "pods", len(sandboxes), "containers", len(all))
 	p.synced()
 	return nil, nil
 }
@@ -201,14 +201,14 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 // has to be deferred itself: a function that is deferred and calls it would catch nothing.
 func (p *plugin) survive(event string, err *error) {
 	if r := recover(); r != nil {
-		p.log.Error("a handler panicked", "event", event, "panic", r, "stack", string(debug.Stack()))
+		p.log.Error("hook panicked", "event", event, "panic", r, "stack", string(debug.Stack()))
 		*err = fmt.Errorf("devmgrd: internal error: %v", r)
 	}
 }
 
-// astray reports whether a container has a mount that should have been redirected: it was created while devmgrd was away, and has
+// hasKubeletDir reports whether a container has a mount that should have been redirected: it was created while devmgrd was away, and has
 // not ended.
-func (p *plugin) astray(pod *api.PodSandbox, ctr *api.Container) bool {
+func (p *plugin) hasKubeletDir(pod *api.PodSandbox, ctr *api.Container) bool {
 	if p.redirect == nil || pod.GetAnnotations()[redirectKey] == "false" || ctr.GetState() == api.ContainerState_CONTAINER_STOPPED {
 		return false
 	}
@@ -216,7 +216,7 @@ func (p *plugin) astray(pod *api.PodSandbox, ctr *api.Container) bool {
 	if i < 0 {
 		return false
 	}
-	p.log.Warn("a container has the kubelet's plugin directory: a device plugin in it is registered with the kubelet, not with us; restart its pod",
+	p.log.Warn("container not redirected; restart its pod",
 		"pod", identity(pod).String(), "container", ctr.GetName(), "at", ctr.GetMounts()[i].GetDestination())
 	return true
 }
@@ -239,7 +239,7 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 	defer cancel()
 
 	adj = &api.ContainerAdjustment{}
-	if err = p.lead(adj, pod, ctr); err == nil && len(adj.Mounts) > 0 {
+	if err = p.redirectMounts(adj, pod, ctr); err == nil && len(adj.Mounts) > 0 {
 		err = fits(pod, ctr, adj)
 	}
 	if err == nil {
@@ -255,7 +255,7 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 		p.log.Info("container refused", "pod", id.String(), "container", ctr.GetName(), "reason", reason, "err", err)
 		return nil, nil, fmt.Errorf("devmgrd: container %s of pod %s cannot start yet: %s: %w", ctr.GetName(), id, reason, err)
 	}
-	if p.can.Load().validates {
+	if p.features.Load().validates {
 		p.answers.put(ctr.GetId(), adj)
 	}
 	return adj, nil, nil
@@ -269,8 +269,8 @@ func budget(ctx context.Context) time.Duration {
 	return hookBudget
 }
 
-// lead redirects a device plugin's mounts.
-func (p *plugin) lead(adj *api.ContainerAdjustment, pod *api.PodSandbox, ctr *api.Container) error {
+// redirectMounts redirects a device plugin's mounts.
+func (p *plugin) redirectMounts(adj *api.ContainerAdjustment, pod *api.PodSandbox, ctr *api.Container) error {
 	if p.redirect == nil || pod.GetAnnotations()[redirectKey] == "false" {
 		return nil
 	}
@@ -287,10 +287,10 @@ func (p *plugin) lead(adj *api.ContainerAdjustment, pod *api.PodSandbox, ctr *ap
 	}
 	for _, m := range instead {
 		adj.AddMount(m)
-		p.log.Info("mount of the kubelet's plugin directory redirected", "pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", m.Destination, "to", m.Source)
+		p.log.Info("redirected kubelet's plugin directory", "pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", m.Destination, "to", m.Source)
 	}
 	for _, at := range shared {
-		p.log.Info("a mount above the kubelet's plugin directory is shared with the host, so a device plugin in this container would reach the kubelet; give it a mount of the directory itself",
+		p.log.Info("cannot redirect mount above kubelet's plugin directory",
 			"pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", at)
 	}
 	return nil
@@ -342,15 +342,15 @@ func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id dev
 	case err != nil:
 		return err
 	}
-	switch st.Stand {
-	case device.Free:
+	switch st.State {
+	case device.NoDevices:
 	case device.Ready:
 		if err := p.inject(ctx, adj, id, st, pod, ctr); err != nil {
-			p.ledger.Unclaim(c)
+			p.allocator.Unclaim(c)
 			if no := (*device.Refusal)(nil); errors.As(err, &no) {
 				hangs := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 				lapsed := no.Reason == device.HostDeviceMissing && !hangs || errors.Is(err, errLapsed)
-				p.ledger.Refused(c.Container, device.Wait{Reason: no.Reason, Message: shorten(err.Error())}, lapsed)
+				p.allocator.Refused(c.Container, device.Wait{Reason: no.Reason, Message: shorten(err.Error())}, lapsed)
 			}
 			return err
 		}
@@ -369,29 +369,29 @@ func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id dev
 // notStarted reports a container that got its devices again and again, and never started.
 func (p *plugin) notStarted(pod device.Pod, container string, times int, validated bool) {
 	why := "the container runtime fails to create or to start it, or another NRI plugin refuses it"
-	if p.can.Load().validates && !validated {
+	if p.features.Load().validates && !validated {
 		why = "another NRI plugin refuses it, or sets the same variable, mount, device node, annotation or CDI device as devmgrd"
 	}
 	why += "; the kubelet's event Failed and the container runtime's log have the error"
-	p.log.Warn("container prepared again and again, never started", "pod", pod.String(), "container", container, "times", times, "why", why)
-	p.herald.NotStarted(pod, container, times, why)
+	p.log.Warn("container created repeatedly, never started", "pod", pod.String(), "container", container, "times", times, "why", why)
+	p.notifier.NotStarted(pod, container, times, why)
 }
 
 // inject adds a container's devices to adj. It looks at the host for that. A file system that hangs must not hold up the
 // hook: then the container is refused, and the look ends when it may.
-func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, st device.Standing, pod *api.PodSandbox, ctr *api.Container) error {
+func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, st device.Readiness, pod *api.PodSandbox, ctr *api.Container) error {
 	own := &api.ContainerAdjustment{}
 	may, err := permitted(p.rules, device.PodContainer{Pod: id, Name: ctr.GetName()}, st.Assignment.Shares)
 	if err != nil {
 		return err
 	}
-	conflicts, err := adjust(ctx, p.looks, may, own, st, ctr, *p.can.Load())
+	conflicts, err := adjust(ctx, p.hostChecks, may, own, st, ctr, *p.features.Load())
 	if err != nil {
 		return err
 	}
 	if len(conflicts) > 0 {
-		p.log.Warn("device plugins contradict each other; the first one wins", "pod", id.String(), "container", ctr.GetName(), "conflicts", abridge(conflicts))
-		p.herald.Contradiction(id, ctr.GetName(), conflicts)
+		p.log.Warn("device plugins conflict; using the first", "pod", id.String(), "container", ctr.GetName(), "conflicts", abridge(conflicts))
+		p.notifier.Contradiction(id, ctr.GetName(), conflicts)
 	}
 	adj.Annotations, adj.Env, adj.Args, adj.Linux, adj.CDIDevices = own.Annotations, own.Env, own.Args, own.Linux, own.CDIDevices
 	adj.Mounts = append(adj.Mounts, own.Mounts...) // what has been redirected stays
@@ -400,25 +400,25 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 
 // claim looks the container up. If nobody has told of its pod it may be read from the API server, once; if its allocation is in
 // flight that is waited for, but not long: every other container of the node waits with it.
-func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running, mayRead bool) (device.Standing, error) {
-	st := p.ledger.Claim(c)
-	if st.Stand == device.Unknown && mayRead {
+func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running, mayRead bool) (device.Readiness, error) {
+	st := p.allocator.Claim(c)
+	if st.State == device.Unknown && mayRead {
 		read, cancel := context.WithTimeout(ctx, liveRead)
 		defer cancel()
 		if err := p.pods.Fetch(read, id); err != nil {
 			return st, device.Refuse(device.UnknownPod, err, "nothing has been heard of the pod")
 		}
-		st = p.ledger.Claim(c)
+		st = p.allocator.Claim(c)
 	}
-	if st.Stand != device.Busy {
+	if st.State != device.Busy {
 		return st, nil
 	}
 	patience := time.NewTimer(p.maxWait)
 	defer patience.Stop()
-	for st.Stand == device.Busy {
+	for st.State == device.Busy {
 		select {
 		case <-st.Done:
-			st = p.ledger.Claim(c)
+			st = p.allocator.Claim(c)
 		case <-patience.C:
 			return st, nil
 		case <-ctx.Done():
@@ -459,7 +459,7 @@ func (p *plugin) stopped(event string, pod *api.PodSandbox, ctr *api.Container) 
 	defer p.hook(event)()
 	defer p.survive(event, &err)
 	p.answers.take(ctr.GetId())
-	p.strays.remove(ctr.GetId())
+	p.notRedirected.remove(ctr.GetId())
 	p.runtime.RuntimeStopped(running(pod, ctr))
 	return nil
 }

@@ -24,10 +24,10 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A world stands for the rooms around the plugin: it answers what a test has set.
-type world struct {
+// A harness stands for the rooms around the plugin: it answers what a test has set.
+type harness struct {
 	mu          sync.Mutex
-	stands      map[device.Container]device.Standing
+	stands      map[device.Container]device.Readiness
 	fetch       func(context.Context) error
 	synced      []device.Running
 	started     []device.Running
@@ -49,74 +49,74 @@ type world struct {
 	refused     []string
 }
 
-func (w *world) Refused(c device.Container, why device.Wait, lapsed bool) {
+func (w *harness) Refused(c device.Container, why device.Wait, lapsed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.refused = append(w.refused, fmt.Sprintf("%s %s lapsed=%v", c.Name, why.Reason, lapsed))
 }
 
-func (w *world) Claim(r device.Running) device.Standing {
+func (w *harness) Claim(r device.Running) device.Readiness {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	st := w.stands[r.Container]
-	if st.Stand == device.Ready || st.Stand == device.Free {
+	if st.State == device.Ready || st.State == device.NoDevices {
 		w.claims++
 	}
 	return st
 }
 
-func (w *world) Unclaim(device.Running) {
+func (w *harness) Unclaim(device.Running) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.claims--
 }
 
-func (w *world) set(s device.Standing) {
+func (w *harness) set(s device.Readiness) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.stands = map[device.Container]device.Standing{main: s}
+	w.stands = map[device.Container]device.Readiness{main: s}
 }
 
-func (w *world) Fetch(ctx context.Context, _ device.Pod) error { return w.fetch(ctx) }
-func (w *world) Bind(d device.PodDemand)                       { w.bound = append(w.bound, d) }
-func (w *world) Leave(uid device.PodUID)                       { w.dropped = append(w.dropped, uid) }
-func (w *world) RuntimeSynced(all []device.Running, local []device.PodDemand) {
+func (w *harness) Fetch(ctx context.Context, _ device.Pod) error { return w.fetch(ctx) }
+func (w *harness) Bind(d device.PodDemand)                       { w.bound = append(w.bound, d) }
+func (w *harness) DropLocal(uid device.PodUID)                   { w.dropped = append(w.dropped, uid) }
+func (w *harness) RuntimeSynced(all []device.Running, local []device.PodDemand) {
 	w.synced, w.local = all, local
 }
-func (w *world) RuntimeStarted(r device.Running) { w.started = append(w.started, r) }
-func (w *world) RuntimeStopped(r device.Running) { w.stopped = append(w.stopped, r) }
-func (w *world) RuntimeStarting(_ context.Context, r device.Running) error {
+func (w *harness) RuntimeStarted(r device.Running) { w.started = append(w.started, r) }
+func (w *harness) RuntimeStopped(r device.Running) { w.stopped = append(w.stopped, r) }
+func (w *harness) RuntimeStarting(_ context.Context, r device.Running) error {
 	w.starting = append(w.starting, r)
 	return w.barred
 }
-func (w *world) RuntimeRemoved(pod device.PodUID, sandbox string) {
+func (w *harness) RuntimeRemoved(pod device.PodUID, sandbox string) {
 	w.removed = append(w.removed, string(pod)+" "+sandbox)
 }
-func (w *world) RuntimeLost() {}
+func (w *harness) RuntimeLost() {}
 
-func (w *world) NotRedirected(p device.Pod, container string, still func() bool) {
+func (w *harness) NotRedirected(p device.Pod, container string, still func() bool) {
 	w.astray, w.still = append(w.astray, p.String()+"/"+container), still
 }
 
-func (w *world) NotStarted(p device.Pod, container string, times int, why string) {
+func (w *harness) NotStarted(p device.Pod, container string, times int, why string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.notStarted = append(w.notStarted, fmt.Sprintf("%s/%s %d: %s", p, container, times, why))
 }
 
-func (w *world) NotSynchronized(why string) {
+func (w *harness) NotSynchronized(why string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.unlisted = append(w.unlisted, why)
 }
 
-func (w *world) Contradiction(p device.Pod, container string, conflicts []string) {
+func (w *harness) Contradiction(p device.Pod, container string, conflicts []string) {
 	for _, text := range conflicts {
 		w.conflicts = append(w.conflicts, p.String()+"/"+container+": "+text)
 	}
 }
 
-func (w *world) Directory(pod device.Pod) (device.PluginDir, error) {
+func (w *harness) Directory(pod device.Pod) (device.PluginDir, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.noDirectory != nil {
@@ -130,20 +130,20 @@ func (w *world) Directory(pod device.Pod) (device.PluginDir, error) {
 	return d, nil
 }
 
-func (w *world) OwnDirectory(uid device.PodUID) (device.PluginDir, bool) {
+func (w *harness) OwnDirectory(uid device.PodUID) (device.PluginDir, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	d, has := w.dirs[uid]
 	return d, has
 }
 
-func (w *world) PodGone(uid device.PodUID) {
+func (w *harness) PodGone(uid device.PodUID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.dirs, uid)
 }
 
-func (w *world) PodsPresent(present func(device.PodUID) bool) {
+func (w *harness) PodsPresent(present func(device.PodUID) bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	maps.DeleteFunc(w.dirs, func(uid device.PodUID, _ device.PluginDir) bool { return !present(uid) })
@@ -151,18 +151,18 @@ func (w *world) PodsPresent(present func(device.PodUID) bool) {
 
 var main = device.Container{Pod: "uid", Name: "main"}
 
-func newPlugin(t testing.TB) (*plugin, *world) {
-	w := &world{fetch: func(context.Context) error { return errors.New("the API server is away") }}
-	p := &plugin{ledger: w, runtime: w, pods: w, herald: w, redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, dirs: w, maxWait: 100 * time.Millisecond,
-		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }, new(strays).count),
-		looks: newLooks(), hooks: &hooks{}, strays: &strays{}, synced: func() {}}
+func newPlugin(t testing.TB) (*plugin, *harness) {
+	w := &harness{fetch: func(context.Context) error { return errors.New("the API server is away") }}
+	p := &plugin{allocator: w, runtime: w, pods: w, notifier: w, redirect: &Redirect{From: "/k/device-plugins", To: "/d"}, dirs: w, maxWait: 100 * time.Millisecond,
+		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }, new(notRedirected).count),
+		hostChecks: newLooks(), hooks: &hooks{}, notRedirected: &notRedirected{}, synced: func() {}}
 	if _, err := p.Configure(context.Background(), "", "containerd", "v2.4.2"); err != nil {
 		t.Fatal(err)
 	}
 	return p, w
 }
 
-func newLooks() *looks { return &looks{log: slog.New(slog.DiscardHandler)} }
+func newLooks() *hostChecks { return &hostChecks{log: slog.New(slog.DiscardHandler)} }
 
 func sandbox() *api.PodSandbox {
 	return &api.PodSandbox{Id: "s", Uid: "uid", Namespace: "ns", Name: "pod", Annotations: map[string]string{sourceKey: sourceAPI}}
@@ -173,8 +173,8 @@ func container() *api.Container {
 		Mounts: []*api.Mount{{Destination: "/dev/shm", Type: "tmpfs"}, {Destination: "/volume", Type: "bind"}}}
 }
 
-func ready() device.Standing {
-	return device.Standing{Stand: device.Ready, Env: []string{"FROM_POD"}, Assignment: device.Assignment{Container: main, Shares: []device.Share{{
+func ready() device.Readiness {
+	return device.Readiness{State: device.Ready, Env: []string{"FROM_POD"}, Assignment: device.Assignment{Container: main, Shares: []device.Share{{
 		Resource: "a.com/x", IDs: []device.ID{"1", "2"},
 		Grant: device.Grant{
 			Env:         map[string]string{"FROM_IMAGE": "2", "FROM_POD": "2", "NEW": "2"},
@@ -185,8 +185,8 @@ func ready() device.Standing {
 		}}}}}
 }
 
-func busy(done <-chan struct{}) device.Standing {
-	return device.Standing{Stand: device.Busy, Done: done, Wait: device.Wait{Reason: device.Allocating, Message: "the allocation is in progress"}}
+func busy(done <-chan struct{}) device.Readiness {
+	return device.Readiness{State: device.Busy, Done: done, Wait: device.Wait{Reason: device.Allocating, Message: "the allocation is in progress"}}
 }
 
 func TestInjection(t *testing.T) {
@@ -273,49 +273,49 @@ func TestWhatTheRuntimeCannotBeToldIsRefused(t *testing.T) {
 func TestAnswers(t *testing.T) {
 	for _, test := range []struct {
 		name    string
-		prepare func(*world, *api.PodSandbox)
+		prepare func(*harness, *api.PodSandbox)
 		want    string // in the error; empty: it passes
 		waits   time.Duration
 	}{
-		{"asks for nothing", func(w *world, _ *api.PodSandbox) { w.set(device.Standing{Stand: device.Free}) }, "", 0},
-		{"waits", func(w *world, _ *api.PodSandbox) {
-			w.set(device.Standing{Stand: device.Waiting, Wait: device.Wait{Reason: device.NotEnoughDevices, Message: "a.com/x: 1 wanted, 0 of 2 free"}})
+		{"asks for nothing", func(w *harness, _ *api.PodSandbox) { w.set(device.Readiness{State: device.NoDevices}) }, "", 0},
+		{"waits", func(w *harness, _ *api.PodSandbox) {
+			w.set(device.Readiness{State: device.Waiting, Wait: device.Wait{Reason: device.NotEnoughDevices, Message: "a.com/x: 1 wanted, 0 of 2 free"}})
 		}, "container main of pod ns/pod cannot start yet: NotEnoughDevices: a.com/x: 1 wanted, 0 of 2 free", 0},
-		{"in flight for long", func(w *world, _ *api.PodSandbox) { w.set(busy(make(chan struct{}))) }, "Allocating", 100 * time.Millisecond},
-		{"in flight for a moment", func(w *world, _ *api.PodSandbox) {
+		{"in flight for long", func(w *harness, _ *api.PodSandbox) { w.set(busy(make(chan struct{}))) }, "Allocating", 100 * time.Millisecond},
+		{"in flight for a moment", func(w *harness, _ *api.PodSandbox) {
 			done := make(chan struct{})
 			w.set(busy(done))
 			time.AfterFunc(50*time.Millisecond, func() { w.set(ready()); close(done) })
 		}, "", 50 * time.Millisecond},
-		{"unknown, and the API server has it", func(w *world, _ *api.PodSandbox) {
+		{"unknown, and the API server has it", func(w *harness, _ *api.PodSandbox) {
 			w.fetch = func(context.Context) error { w.set(ready()); return nil }
 		}, "", 0},
-		{"unknown, and the API server is away", func(*world, *api.PodSandbox) {}, "UnknownPod: nothing has been heard of the pod: the API server is away", 0},
-		{"unknown, and the API server hangs", func(w *world, _ *api.PodSandbox) {
+		{"unknown, and the API server is away", func(*harness, *api.PodSandbox) {}, "UnknownPod: nothing has been heard of the pod: the API server is away", 0},
+		{"unknown, and the API server hangs", func(w *harness, _ *api.PodSandbox) {
 			w.fetch = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 		}, "deadline", 300 * time.Millisecond},
-		{"unknown still", func(w *world, _ *api.PodSandbox) { w.fetch = func(context.Context) error { return nil } }, "UnknownPod", 0},
-		{"a static pod", func(_ *world, s *api.PodSandbox) { s.Annotations[sourceKey] = "file" }, "", 0},
-		{"a static pod with a mirror", func(w *world, s *api.PodSandbox) {
+		{"unknown still", func(w *harness, _ *api.PodSandbox) { w.fetch = func(context.Context) error { return nil } }, "UnknownPod", 0},
+		{"a static pod", func(_ *harness, s *api.PodSandbox) { s.Annotations[sourceKey] = "file" }, "", 0},
+		{"a static pod with a mirror", func(w *harness, s *api.PodSandbox) {
 			s.Annotations[sourceKey] = "file"
 			w.fetch = func(context.Context) error { w.set(busy(make(chan struct{}))); return nil }
 		}, "Allocating", 100 * time.Millisecond},
-		{"a static pod with an annotation", func(w *world, s *api.PodSandbox) {
+		{"a static pod with an annotation", func(w *harness, s *api.PodSandbox) {
 			s.Annotations = map[string]string{sourceKey: "file", resourcesKey: `{"main":{"a.com/x":1}}`}
 			w.set(busy(make(chan struct{})))
 		}, "Allocating", 100 * time.Millisecond},
-		{"a static pod that the ledger lets go of", func(_ *world, s *api.PodSandbox) {
+		{"a static pod that the ledger lets go of", func(_ *harness, s *api.PodSandbox) {
 			s.Annotations = map[string]string{sourceKey: "file", resourcesKey: `{"main":{"a.com/x":1}}`}
 		}, "UnknownPod", 0},
-		{"a static pod with an annotation that cannot be read", func(_ *world, s *api.PodSandbox) {
+		{"a static pod with an annotation that cannot be read", func(_ *harness, s *api.PodSandbox) {
 			s.Annotations = map[string]string{sourceKey: "file", resourcesKey: `{"main":"a.com/x"}`}
 		}, "UnknownPod: what the pod asks for is not known: annotation devmgrd.io/resources: it cannot be read", 0},
-		{"an annotation on a pod of the API server", func(w *world, s *api.PodSandbox) {
+		{"an annotation on a pod of the API server", func(w *harness, s *api.PodSandbox) {
 			s.Annotations[resourcesKey] = "not read"
-			w.set(device.Standing{Stand: device.Free})
+			w.set(device.Readiness{State: device.NoDevices})
 		}, "", 0},
-		{"no kubelet's pod", func(_ *world, s *api.PodSandbox) { s.Annotations = nil }, "", 0},
-		{"a panic", func(w *world, _ *api.PodSandbox) { w.fetch = func(context.Context) error { panic("oh") } }, "internal error: oh", 0},
+		{"no kubelet's pod", func(_ *harness, s *api.PodSandbox) { s.Annotations = nil }, "", 0},
+		{"a panic", func(w *harness, _ *api.PodSandbox) { w.fetch = func(context.Context) error { panic("oh") } }, "internal error: oh", 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -345,7 +345,7 @@ func TestAnswers(t *testing.T) {
 func TestRedirectIsPartOfTheAnswer(t *testing.T) {
 	for _, optOut := range []bool{false, true} {
 		p, w := newPlugin(t)
-		w.set(device.Standing{Stand: device.Free})
+		w.set(device.Readiness{State: device.NoDevices})
 		s, c := sandbox(), container()
 		if optOut {
 			s.Annotations[redirectKey] = "false"
@@ -422,14 +422,14 @@ func TestNotRedirected_UntilItEnds(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := []device.PodContainer{{Pod: device.Pod{UID: "uid", Namespace: "ns", Name: "pod"}, Name: "main"}}
-			if got := p.strays.list(); !slices.Equal(got, want) || p.strays.count() != 1 || len(w.astray) != 1 || !w.still() {
-				t.Errorf("%v, %v times, %q; want %v", got, p.strays.count(), w.astray, want)
+			if got := p.notRedirected.list(); !slices.Equal(got, want) || p.notRedirected.count() != 1 || len(w.astray) != 1 || !w.still() {
+				t.Errorf("%v, %v times, %q; want %v", got, p.notRedirected.count(), w.astray, want)
 			}
 			if _, err := p.StopContainer(t.Context(), sandbox(), ours("another", "s")); err != nil || !w.still() {
 				t.Errorf("another one's end: %v, still %v", err, w.still())
 			}
-			if err := end(p); err != nil || len(p.strays.list()) != 0 || p.strays.count() != 0 || w.still() {
-				t.Errorf("it has ended, and %v are left, %v", p.strays.list(), err)
+			if err := end(p); err != nil || len(p.notRedirected.list()) != 0 || p.notRedirected.count() != 0 || w.still() {
+				t.Errorf("it has ended, and %v are left, %v", p.notRedirected.list(), err)
 			}
 		})
 	}

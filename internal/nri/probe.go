@@ -45,7 +45,7 @@ func Probe(ctx context.Context, socket string) (Greeting, error) {
 		}
 		return Greeting{}, err
 	}
-	can := abilitiesOf(who.name, who.version)
+	can := featuresOf(who.name, who.version)
 	return Greeting{
 		Runtime: who.name, Version: who.version, RegistrationTimeout: s.RegistrationTimeout(), RequestTimeout: s.RequestTimeout(),
 		CDI: can.cdi, Rules: can.rules, Validates: can.validates,

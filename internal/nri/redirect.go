@@ -25,20 +25,20 @@ type Redirect struct {
 
 // mounts gives the mounts to put over a container's own, and the destinations of mounts that should have been
 // redirected and cannot be: a mount made below one that is shared with the host would appear on the host too, in the
-// place of the kubelet's own directory.
+// hostDevices of the kubelet's own directory.
 func (r Redirect) mounts(all []*api.Mount, registry bool) (instead []*api.Mount, shared []string) {
-	instead, shared = way{r.From, r.To}.mounts(all)
+	instead, shared = redirectedDir{r.From, r.To}.mounts(all)
 	if registry || slices.ContainsFunc(all, r.names) {
-		more, moreShared := way{r.RegistryFrom, r.RegistryTo}.mounts(all)
+		more, moreShared := redirectedDir{r.RegistryFrom, r.RegistryTo}.mounts(all)
 		instead, shared = append(instead, more...), append(shared, moreShared...)
 	}
 	return instead, shared
 }
 
-// A way leads from one directory to another.
-type way struct{ from, to string }
+// A redirectedDir leads from one directory to another.
+type redirectedDir struct{ from, to string }
 
-func (w way) mounts(all []*api.Mount) (instead []*api.Mount, shared []string) {
+func (w redirectedDir) mounts(all []*api.Mount) (instead []*api.Mount, shared []string) {
 	for _, m := range all {
 		if m.GetType() != "bind" && m.GetType() != "" {
 			continue

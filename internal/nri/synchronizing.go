@@ -24,7 +24,7 @@ const maxUnlisted = 3
 type progress struct {
 	mu               sync.Mutex
 	pods, containers int  // of which the runtime has told
-	told             bool // of all of them
+	reported         bool // of all of them
 }
 
 // intercept is bounded, and notes what the runtime tells.
@@ -39,7 +39,7 @@ func (g *progress) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, i
 			defer g.mu.Unlock()
 			g.pods += len(part.GetPods())
 			g.containers += len(part.GetContainers())
-			g.told = !part.GetMore()
+			g.reported = !part.GetMore()
 		}
 		return err
 	}, info, method)
@@ -50,7 +50,7 @@ func (g *progress) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, i
 func (g *progress) end(took, limit time.Duration) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.told {
+	if g.reported {
 		return errLost
 	}
 	return &unlistedError{pods: g.pods, containers: g.containers, late: limit > 0 && took >= limit, limit: limit}

@@ -57,7 +57,7 @@ func TestConnection_ContainersThatCannotBeListed_AreTheCause(t *testing.T) {
 			l := connect(t, socket, startLimit)
 			check := func() string { return fmt.Sprint(l.connection.Check()) }
 			eventually(t, "the cause is said", func() bool { return strings.Contains(check(), "more than 4 MiB") })
-			if got := check(); !strings.Contains(got, "not connected to the container runtime at "+socket) || !strings.Contains(got, test.says) || !strings.Contains(got, "devmgrd check") {
+			if got := check(); !strings.Contains(got, "not connected to container runtime at "+socket) || !strings.Contains(got, test.says) || !strings.Contains(got, "devmgrd check") {
 				t.Errorf("/readyz says %s; want %q", got, test.says)
 			}
 			if n := asked.Load(); n < maxUnlisted {
@@ -86,7 +86,7 @@ func TestProgress(t *testing.T) {
 		took     time.Duration
 		says     string
 	}{
-		"after all were listed": {&progress{pods: 1, containers: 1, told: true}, 0, "the connection was closed"},
+		"after all were listed": {&progress{pods: 1, containers: 1, reported: true}, 0, "the connection was closed"},
 		"before":                {&progress{}, time.Second, "before it had listed its containers, after 0 pods and 0 containers"},
 		"amid":                  {&progress{pods: 3, containers: 7}, time.Second, "after 3 pods and 7 containers"},
 		"late":                  {&progress{pods: 3, containers: 7}, 2 * time.Second, "was not taken within 2s (plugin_request_timeout)"},

@@ -38,7 +38,7 @@ func (p *plugin) ValidateContainerAdjustment(_ context.Context, req *api.Validat
 	p.attempts.forget(running(req.GetPod(), req.GetContainer()).Container) // this reason is told
 	pod, name := identity(req.GetPod()), req.GetContainer().GetName()
 	p.metrics.refused(device.Overruled)
-	p.ledger.Refused(device.Container{Pod: pod.UID, Name: name}, device.Wait{Reason: device.Overruled, Message: why}, false)
+	p.allocator.Refused(device.Container{Pod: pod.UID, Name: name}, device.Wait{Reason: device.Overruled, Message: why}, false)
 	p.log.Warn("container refused: "+why, "pod", pod.String(), "container", name, "reason", device.Overruled)
 	return fmt.Errorf("devmgrd: container %s of pod %s cannot start yet: %s: %s", name, pod, device.Overruled, why)
 }

@@ -86,7 +86,7 @@ func TestValidation(t *testing.T) {
 // Each answer is validated once, and what has never been asked for is not right either.
 func TestValidationOfWhatWasNotAsked(t *testing.T) {
 	p, w := newPlugin(t)
-	w.set(device.Standing{Stand: device.Free})
+	w.set(device.Readiness{State: device.NoDevices})
 	request := &api.ValidateContainerAdjustmentRequest{Pod: sandbox(), Container: container(), Adjust: &api.ContainerAdjustment{}}
 	ask := func() error {
 		t.Helper()
@@ -136,7 +136,7 @@ func TestWhichEventsAreAskedFor(t *testing.T) {
 		"cri-o 1.33.9": false, "cri-o 1.34.0": true, "other v9.0.0": false,
 	} {
 		p, w := newPlugin(t)
-		w.set(device.Standing{Stand: device.Free})
+		w.set(device.Readiness{State: device.NoDevices})
 		name, version, _ := strings.Cut(runtime, " ")
 		events, err := p.Configure(context.Background(), "", name, version)
 		if err != nil {

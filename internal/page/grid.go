@@ -17,13 +17,13 @@ var states = []struct{ Name, Meaning string }{
 	{"stale", "it would be free if its plugin were there"},
 	{"cordoned", "somebody has taken it out of service"},
 	{"withheld", "a pod may use it under an ID that is no longer listed"},
-	{"quarantined", "a container has it, and the books do not know why"},
+	{"quarantined", "a container has it, and the state file does not know why"},
 }
 
 // A resource with its devices: each of them, or those that stand out and figures of all.
 type resource struct {
 	Key, Name, Plugin string
-	Published, Wanted int // on the Node; both 0: there is none
+	Capacity, Target  int // of the Node, now and as it should be; both 0: there is none
 	Total             int
 	Counts            []figure
 	Places            []spot
@@ -104,7 +104,7 @@ func resourcesOf(all []*adminv1.Resource, devices []*adminv1.Device, now time.Ti
 
 // resourceOf gives one, with so many devices of it at most.
 func resourceOf(r *adminv1.Resource, devices []*adminv1.Device, room int, now time.Time) resource {
-	one := resource{Key: key("r", r.Name), Name: name(r.Name), Plugin: name(r.Plugin), Published: int(r.Published), Wanted: int(r.Wanted), Total: len(devices)}
+	one := resource{Key: key("r", r.Name), Name: name(r.Name), Plugin: name(r.Plugin), Capacity: int(r.NodeCapacity), Target: int(r.TargetCapacity), Total: len(devices)}
 	for i, n := range []int32{r.Free, r.Assigned, r.Unhealthy, r.Stale, r.Cordoned, r.Withheld, r.Quarantined} {
 		if n > 0 {
 			one.Counts = append(one.Counts, figure{states[i].Name, int(n)})

@@ -18,7 +18,7 @@ type model struct {
 	Holds         []hold
 	MoreHolds     int
 	Plugins       []plugin
-	Parts         []part
+	Components    []component
 
 	now time.Time
 }
@@ -32,7 +32,7 @@ func (m *model) States() any { return states }
 // A matter is something that somebody should look at, and where on the page that is.
 type matter struct{ Text, At string }
 
-type part struct {
+type component struct {
 	Name    string
 	Ready   bool
 	Problem string
@@ -67,8 +67,8 @@ type plugin struct {
 // modelOf makes the page's content of the answers.
 func modelOf(a answers, now time.Time) *model {
 	m := &model{Node: name(a.status.Node), Version: name(a.status.Version), Started: whenOf(a.status.Started, now), now: now}
-	for _, p := range a.status.Parts {
-		m.Parts = append(m.Parts, part{name(p.Name), p.Ready, text(p.Problem)})
+	for _, p := range a.status.Components {
+		m.Components = append(m.Components, component{name(p.Name), p.Ready, text(p.Problem)})
 	}
 	for _, p := range a.plugins.Plugins {
 		one := plugin{
@@ -137,7 +137,7 @@ func (m *model) addHolds(all []*adminv1.Assignment, spans []*adminv1.Span) {
 			Resource: name(as.ResourceName), More: max(0, len(as.DeviceIds)-maxIDs), Ended: as.Ended, Since: whenOf(nil, m.now),
 		}
 		if s := begun[part{as.Uid, as.Container, as.ResourceName}]; s != nil {
-			h.Since, h.Longer = whenOf(s.From, m.now), s.FromAtLatest
+			h.Since, h.Longer = whenOf(s.From, m.now), s.FromApproximate
 		}
 		for _, id := range as.DeviceIds[:min(len(as.DeviceIds), maxIDs)] {
 			l := link{ID: nameOf(id)}
@@ -156,7 +156,7 @@ func (m *model) addMatters(a answers) {
 	add := func(at, format string, args ...any) {
 		m.Matters = append(m.Matters, matter{fmt.Sprintf(format, args...), at})
 	}
-	for _, p := range m.Parts {
+	for _, p := range m.Components {
 		if !p.Ready {
 			add("daemon", "%s is not ready", p.Name)
 		}

@@ -26,9 +26,9 @@ type Source interface {
 	ListAssignments(context.Context, *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error)
 	ListHistory(context.Context, *adminv1.ListHistoryRequest) (*adminv1.ListHistoryResponse, error)
 	Explain(context.Context, *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error)
-	// Moved gives a channel that is closed when an answer may be another one than at the call. Only of the readiness of parts,
+	// Updated gives a channel that is closed when an answer may be another one than at the call. Only of the readiness of parts,
 	// and of time that passes, it says nothing.
-	Moved() <-chan struct{}
+	Updated() <-chan struct{}
 }
 
 // Config is what New needs.
@@ -43,7 +43,7 @@ type Page struct {
 	streams chan struct{} // one in it for each that is open
 
 	mu     sync.Mutex    // guards what follows
-	newest *look         // nil: nobody has looked yet
+	newest *rendering    // nil: nobody has looked yet
 	making chan struct{} // closed when the look under way is made; nil: there is none
 }
 
@@ -106,14 +106,14 @@ func headed(then http.HandlerFunc) http.HandlerFunc {
 const sendLimit = 30 * time.Second
 
 func (p *Page) page(w http.ResponseWriter, r *http.Request) {
-	l, err := p.look(r.Context())
+	l, err := p.view(r.Context())
 	// A writer that wraps the connection may know no deadline; the page goes out without one.
 	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(sendLimit)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return // the client has gone
 	}
 	if err != nil {
 		if r.Context().Err() == nil {
-			p.cfg.Log.Error("the status page cannot be made", "err", err)
+			p.cfg.Log.Error("cannot render status page", "err", err)
 		}
 		http.Error(w, "The page cannot be made; devmgrd's log says why. devmgrd status shows the same.", http.StatusInternalServerError)
 		return

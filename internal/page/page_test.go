@@ -33,8 +33,8 @@ import (
 
 const gpu = "vendor.example/gpu"
 
-// A desk answers as a test says, and counts how often it is asked.
-type desk struct {
+// A harness answers as a test says, and counts how often it is asked.
+type harness struct {
 	mu      sync.Mutex
 	status  *adminv1.GetStatusResponse
 	plugins []*adminv1.Plugin
@@ -51,14 +51,14 @@ type desk struct {
 	asked atomic.Int64
 }
 
-func newDesk() *desk {
-	return &desk{moved: make(chan struct{}), status: &adminv1.GetStatusResponse{Version: "v1", Node: "worker-7", Started: before(26 * time.Hour)}}
+func newDesk() *harness {
+	return &harness{moved: make(chan struct{}), status: &adminv1.GetStatusResponse{Version: "v1", Node: "worker-7", Started: before(26 * time.Hour)}}
 }
 
 func before(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(time.Now().Add(-d)) }
 
 // move changes something, and says so.
-func (d *desk) move(f func()) {
+func (d *harness) move(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	f()
@@ -66,44 +66,44 @@ func (d *desk) move(f func()) {
 	d.moved = make(chan struct{})
 }
 
-func (d *desk) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
+func (d *harness) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
 	d.asked.Add(1)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.status, d.trouble
 }
 
-func (d *desk) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
+func (d *harness) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
 	return &adminv1.ListPluginsResponse{Plugins: d.plugins, NotRedirected: d.strays}, nil
 }
 
-func (d *desk) ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
+func (d *harness) ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
 	if d.wait != nil {
 		<-d.wait
 	}
 	return &adminv1.ListDevicesResponse{Devices: d.devices}, nil
 }
 
-func (d *desk) ListAssignments(context.Context, *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error) {
+func (d *harness) ListAssignments(context.Context, *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error) {
 	return &adminv1.ListAssignmentsResponse{Assignments: d.holds}, nil
 }
 
-func (d *desk) ListHistory(_ context.Context, r *adminv1.ListHistoryRequest) (*adminv1.ListHistoryResponse, error) {
+func (d *harness) ListHistory(_ context.Context, r *adminv1.ListHistoryRequest) (*adminv1.ListHistoryResponse, error) {
 	return &adminv1.ListHistoryResponse{Spans: d.spans}, d.history
 }
 
-func (d *desk) Explain(_ context.Context, r *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
+func (d *harness) Explain(_ context.Context, r *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
 	return d.explain(r.Name), nil
 }
 
-func (d *desk) Moved() <-chan struct{} {
+func (d *harness) Updated() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.moved
 }
 
 // add adds a resource with its devices.
-func (d *desk) add(r *adminv1.Resource, devices ...*adminv1.Device) {
+func (d *harness) add(r *adminv1.Resource, devices ...*adminv1.Device) {
 	for _, one := range devices {
 		one.ResourceName = r.Name
 	}
@@ -153,8 +153,8 @@ func ask(t *testing.T, method, address, path, host string) (*http.Response, stri
 // A node is an element of a document.
 type node struct{ *html.Node }
 
-// look fetches the page and reads it as a browser does.
-func look(t *testing.T, address string) node {
+// view fetches the page and reads it as a browser does.
+func rendering(t *testing.T, address string) node {
 	t.Helper()
 	answer, body := ask(t, http.MethodGet, address, "/", "")
 	if answer.StatusCode != http.StatusOK {
@@ -228,14 +228,14 @@ func (n node) cells() []node {
 // All that the answers say is on the page, with the same words.
 func TestPage(t *testing.T) {
 	d := newDesk()
-	d.status.Parts = []*adminv1.Part{{Name: "store", Ready: true}, {Name: "nri", Problem: "not connected to the container runtime at /run/nri.sock"}}
+	d.status.Components = []*adminv1.Component{{Name: "store", Ready: true}, {Name: "nri", Problem: "not connected to container runtime at /run/nri.sock"}}
 	d.status.Waiting = []*adminv1.Waiting{{Namespace: "ml", Name: "next", Reason: "NotEnoughDevices"}}
 	d.explain = func(name string) *adminv1.ExplainResponse {
 		return &adminv1.ExplainResponse{Namespace: "ml", Name: name, Uid: "u3", Verdict: "waiting", Reason: "NotEnoughDevices", Since: before(95 * time.Second),
 			Message: "vendor.example/gpu: 4 wanted, 1 of 7 free", Ends: "a device is given back", Retry: before(0)}
 	}
 	one := &adminv1.Holder{Namespace: "ml", Name: "training-0", Uid: "u1", Containers: []string{"main"}}
-	d.add(&adminv1.Resource{Name: gpu, Plugin: "serving", Published: 5, Wanted: 6, Free: 1, Assigned: 2, Unhealthy: 1, Stale: 1, Cordoned: 1, Withheld: 1, Quarantined: 1},
+	d.add(&adminv1.Resource{Name: gpu, Plugin: "serving", NodeCapacity: 5, TargetCapacity: 6, Free: 1, Assigned: 2, Unhealthy: 1, Stale: 1, Cordoned: 1, Withheld: 1, Quarantined: 1},
 		&adminv1.Device{Id: "a", State: "free", Healthy: true, Listed: true, NumaNodes: []int32{0}},
 		&adminv1.Device{Id: "b", State: "assigned", Listed: true, NumaNodes: []int32{1}, Holder: one, Failures: 2, Failed: before(time.Minute)},
 		&adminv1.Device{Id: "c", State: "assigned", Healthy: true, Holder: &adminv1.Holder{Uid: "u9"}, Cordon: &adminv1.DeviceCordon{}},
@@ -244,7 +244,7 @@ func TestPage(t *testing.T) {
 		&adminv1.Device{Id: "f", State: "cordoned", Healthy: true, Listed: true, NumaNodes: []int32{0}, Cordon: &adminv1.DeviceCordon{Reason: "fan noise", Since: before(50 * time.Hour)}},
 		&adminv1.Device{Id: "g", State: "quarantined", Healthy: true, Listed: true, NumaNodes: []int32{1}},
 		&adminv1.Device{Id: "h", State: "withheld", Healthy: true, Listed: true, NumaNodes: []int32{1}})
-	d.add(&adminv1.Resource{Name: "vendor.example/nic", Plugin: "stale", Published: 2, Wanted: 1})
+	d.add(&adminv1.Resource{Name: "vendor.example/nic", Plugin: "stale", NodeCapacity: 2, TargetCapacity: 1})
 	nic := d.plugins[1]
 	nic.LastError, nic.LastErrorTime = "connection refused", before(3*time.Second)
 	d.strays = []*adminv1.PodContainer{{Namespace: "kube-system", Pod: "plugin", Container: "main"}}
@@ -253,20 +253,20 @@ func TestPage(t *testing.T) {
 		{Namespace: "ml", Pod: "old", Uid: "u2", Container: "main", ResourceName: gpu, DeviceIds: []string{"z"}, Ended: true},
 	}
 	d.spans = []*adminv1.Span{
-		{Uid: "u1", Container: "main", ResourceName: gpu, From: before(3 * time.Hour), FromAtLatest: true},
+		{Uid: "u1", Container: "main", ResourceName: gpu, From: before(3 * time.Hour), FromApproximate: true},
 		{Uid: "u1", Container: "main", ResourceName: gpu, From: before(9 * time.Hour), Until: before(time.Hour)},
 	}
 	address, _ := serve(t, d)
-	doc := look(t, address)
+	doc := rendering(t, address)
 	doc.says(t, "worker-7", "devmgrd v1, running for 1d02h")
-	doc.id(t, "daemon").says(t, "store ok", "nri not connected to the container runtime at /run/nri.sock")
+	doc.id(t, "daemon").says(t, "store ok", "nri not connected to container runtime at /run/nri.sock")
 	doc.id(t, "matters").says(t, "7 matters need a look", "nri is not ready", "the plugin of vendor.example/nic is stale", "container main of kube-system/plugin was created while devmgrd was away",
 		"1 device of vendor.example/gpu withheld", "1 device of vendor.example/gpu quarantined", "2 devices of vendor.example/gpu unhealthy, 1 of them in use", "1 pod waits for devices")
 	doc.id(t, "waiting").says(t, "ml/next NotEnoughDevices for 1m35s", "Why vendor.example/gpu: 4 wanted, 1 of 7 free", "Ends when a device is given back", "if nothing else happens before")
 	doc.id(t, "holds").says(t, "ml/training-0 main vendor.example/gpu b 3h00m or longer", "ml/old over; something of it may still run main vendor.example/gpu z –")
 	doc.id(t, "plugins").says(t, "vendor.example/gpu serving 1d02h 8 8 system/plugin x.sock –", "vendor.example/nic stale 1d02h 0 0 system/plugin x.sock it is away", "Last error, 3s ago: connection refused")
 	devices := doc.id(t, "devices")
-	devices.says(t, "1 free 2 assigned 1 unhealthy 1 stale 1 cordoned 1 withheld 1 quarantined the Node shows 5, and is to show 6", "the Node shows 2, falling to 1")
+	devices.says(t, "1 free 2 assigned 1 unhealthy 1 stale 1 cordoned 1 withheld 1 quarantined node capacity 5, rising to 6", "node capacity 2, falling to 1")
 	var places []string
 	for _, h := range devices.tags("h4") {
 		places = append(places, h.text())
@@ -309,7 +309,7 @@ func TestPage(t *testing.T) {
 func TestNothingYet(t *testing.T) {
 	d := newDesk()
 	address, _ := serve(t, d)
-	doc := look(t, address)
+	doc := rendering(t, address)
 	doc.says(t, "All is well", "No plugin has registered yet:", "Deploy the device plugin", "restart its pod", "No pod waits.", "No container has devices.")
 	if n := len(doc.cells()); n != 0 {
 		t.Errorf("%d devices are shown", n)
@@ -324,7 +324,7 @@ func TestHostileText(t *testing.T) {
 	const evil = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J\x00\u202egpj\u200b\xff{{.}}</style>javascript:"
 	d := newDesk()
 	d.status.Node, d.status.Version = evil, evil
-	d.status.Parts = []*adminv1.Part{{Name: evil, Problem: evil}}
+	d.status.Components = []*adminv1.Component{{Name: evil, Problem: evil}}
 	d.status.Waiting = []*adminv1.Waiting{{Namespace: evil, Name: evil}}
 	d.explain = func(string) *adminv1.ExplainResponse {
 		return &adminv1.ExplainResponse{Namespace: evil, Name: evil, Verdict: "waiting", Reason: evil, Message: evil, Ends: evil}
@@ -334,7 +334,7 @@ func TestHostileText(t *testing.T) {
 	d.plugins[0].Endpoint = evil
 	d.holds = []*adminv1.Assignment{{Namespace: evil, Pod: evil, Container: evil, ResourceName: evil, DeviceIds: []string{evil}}}
 	address, _ := serve(t, d)
-	doc := look(t, address)
+	doc := rendering(t, address)
 	_, body := ask(t, http.MethodGet, address, "/", "")
 	for _, wrong := range []string{"\x1b", "\x00", "\u202e", "\u200b", "\xff"} {
 		if strings.Contains(body, wrong) {
@@ -368,7 +368,7 @@ func TestIDs(t *testing.T) {
 	}
 	address, _ := serve(t, d)
 	seen := map[string]bool{}
-	for _, n := range look(t, address).all(func(n node) bool { return n.attr("id") != "" }) {
+	for _, n := range rendering(t, address).all(func(n node) bool { return n.attr("id") != "" }) {
 		if seen[n.attr("id")] {
 			t.Errorf("two elements have the id %s", n.attr("id"))
 		}
@@ -410,7 +410,7 @@ func TestLimits(t *testing.T) {
 		return &adminv1.ExplainResponse{Name: name, Uid: name, Verdict: "waiting"}
 	}
 	address, _ := serve(t, d)
-	doc := look(t, address)
+	doc := rendering(t, address)
 	_, body := ask(t, http.MethodGet, address, "/", "")
 	if len(body) > 6<<20 {
 		t.Errorf("the page has %d bytes", len(body))
@@ -432,7 +432,7 @@ func TestLimits(t *testing.T) {
 func TestPolicy(t *testing.T) {
 	address, _ := serve(t, newDesk())
 	answer, _ := ask(t, http.MethodGet, address, "/", "")
-	doc, policy := look(t, address), answer.Header.Get("Content-Security-Policy")
+	doc, policy := rendering(t, address), answer.Header.Get("Content-Security-Policy")
 	for _, kind := range []string{"style", "script"} {
 		all := doc.tags(kind)
 		if len(all) != 1 {
@@ -488,7 +488,7 @@ func TestTrouble(t *testing.T) {
 		t.Errorf("%s: %s", answer.Status, body)
 	}
 	d.move(func() { d.trouble = nil })
-	look(t, address).says(t, "All is well")
+	rendering(t, address).says(t, "All is well")
 }
 
 // However many look at once, and again within a second, the page is made once.
@@ -588,7 +588,7 @@ func TestStream(t *testing.T) {
 	began := time.Now()
 	next, _ := events(t, address)
 	first, err := next()
-	if err != nil || first == "" || first != look(t, address).tags("html")[0].attr("data-tag") {
+	if err != nil || first == "" || first != rendering(t, address).tags("html")[0].attr("data-tag") {
 		t.Fatalf("%q, %v", first, err)
 	}
 	for range 100 {
@@ -606,7 +606,7 @@ func TestStream(t *testing.T) {
 	if n, most := d.asked.Load(), int64(time.Since(began)/time.Second)+1; n > most {
 		t.Errorf("the page was made %d times, want %d at most", n, most)
 	}
-	look(t, address).says(t, "devmgrd v2")
+	rendering(t, address).says(t, "devmgrd v2")
 	if third, err := next(); err != nil || third != second { // the beat
 		t.Errorf("%q after %q, %v", third, second, err)
 	}
@@ -661,8 +661,8 @@ func (none) WriteTo(io.Writer) (int64, error)                           { return
 func TestAnswers(t *testing.T) {
 	ledger := allocatortest.Start(t, filepath.Join(t.TempDir(), "state"))
 	office := admin.New(admin.Config{
-		Socket: "unused", Version: "v1", Node: "worker-7", Ledger: ledger, Plugins: none{}, Rules: none{}, History: none{}, Actions: none{}, Books: none{}, Past: none{},
-		Parts: func() []admin.Part { return []admin.Part{{Name: "store"}} }, Log: slog.New(slog.DiscardHandler),
+		Socket: "unused", Version: "v1", Node: "worker-7", Allocator: ledger, Plugins: none{}, Rules: none{}, History: none{}, Actions: none{}, StateFile: none{}, HistoryFile: none{},
+		Components: func() []admin.Component { return []admin.Component{{Name: "store"}} }, Log: slog.New(slog.DiscardHandler),
 	})
 	address, _ := serve(t, office.Reader())
 	next, _ := events(t, address)
@@ -672,14 +672,14 @@ func TestAnswers(t *testing.T) {
 	ledger.Plugins.Stock(gpu, 1)
 	ledger.Settle(t, allocatortest.Pod("has", gpu, 1))
 	ledger.Bind(allocatortest.Pod("waits", gpu, 1))
-	plugintest.Eventually(t, "one pod waits", func() bool { return ledger.Pod("uid-waits").Wait.Reason == device.NotEnoughDevices })
+	plugintest.Eventually(t, "one pod waits", func() bool { return ledger.PodReadiness("uid-waits").Wait.Reason == device.NotEnoughDevices })
 	plugintest.Eventually(t, "the page says so", func() bool {
 		if _, err := next(); err != nil {
 			t.Fatal(err)
 		}
-		return strings.Contains(look(t, address).text(), "ns/waits")
+		return strings.Contains(rendering(t, address).text(), "ns/waits")
 	})
-	doc := look(t, address)
+	doc := rendering(t, address)
 	doc.id(t, "waiting").says(t, "ns/waits NotEnoughDevices for", "vendor.example/gpu: 1 wanted, 0 of 1 free",
 		"a device of vendor.example/gpu is given back by another pod, uncordoned, or listed anew")
 	doc.id(t, "holds").says(t, "ns/has main vendor.example/gpu d000")

@@ -26,11 +26,11 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	// The server's limits are those of an answer that ends. That of reading would end the request's context, too.
 	on := http.NewResponseController(w)
 	if err := on.SetReadDeadline(time.Time{}); err != nil {
-		p.cfg.Log.Error("the status page cannot be kept up to date", "err", err)
+		p.cfg.Log.Error("cannot update status page", "err", err)
 		return
 	}
 	for {
-		l, err := p.look(r.Context())
+		l, err := p.view(r.Context())
 		if err != nil {
 			return // the browser asks for the page then, and that tells
 		}
@@ -51,7 +51,7 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 
 // pass waits until there may be another look, or for a beat. It gives false if the request ends before: the browser's end, or
 // the daemon's.
-func (l *look) pass(r *http.Request) bool {
+func (l *rendering) pass(r *http.Request) bool {
 	fresh := time.NewTimer(min(time.Until(l.fresh), beat))
 	defer fresh.Stop()
 	select {
@@ -62,7 +62,7 @@ func (l *look) pass(r *http.Request) bool {
 	old := time.NewTimer(time.Until(l.made.Add(beat)))
 	defer old.Stop()
 	select {
-	case <-l.moved:
+	case <-l.updated:
 	case <-old.C:
 	case <-r.Context().Done():
 		return false

@@ -9,19 +9,19 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Herald reports violations of rules that are not enforced, and registrations that are refused. It returns at once.
-type Herald interface {
+// Notifier reports violations of rules that are not enforced, and registrations that are refused. It returns at once.
+type Notifier interface {
 	// NotAllowed reports on a pod, or on the Node if the pod has no UID.
 	NotAllowed(pod device.Pod, why string)
 }
 
 // Config is what New needs. Rules and Enforce may be left out.
 type Config struct {
-	Rules   *Rules // nil: nothing is checked
-	Enforce bool   // refuse what the rules do not allow; else it is only reported
-	Herald  Herald
-	Log     *slog.Logger
-	Metrics prometheus.Registerer
+	Rules    *Rules // nil: nothing is checked
+	Enforce  bool   // refuse what the rules do not allow; else it is only reported
+	Notifier Notifier
+	Log      *slog.Logger
+	Metrics  prometheus.Registerer
 }
 
 // A Guard has the rules of a node kept. Its methods may be called at any time, and return at once.
@@ -39,8 +39,8 @@ const maxTold = 4096
 
 // New makes a Guard.
 func New(cfg Config) *Guard {
-	if cfg.Herald == nil || cfg.Log == nil || cfg.Metrics == nil {
-		panic("pluginrules: Herald, Log and Metrics are required")
+	if cfg.Notifier == nil || cfg.Log == nil || cfg.Metrics == nil {
+		panic("pluginrules: Notifier, Log and Metrics are required")
 	}
 	g := &Guard{cfg: cfg, told: map[string]bool{}, violations: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "devmgrd_plugin_rule_violations_total",
@@ -74,7 +74,7 @@ func (g *Guard) MayServe(resource device.ResourceName, by device.PluginPod) erro
 	}
 	if g.news(v, by.Pod, "") {
 		g.cfg.Log.Warn("plugin not allowed by rule", "resource", resource, "rule", v.Rule, "pod", by.String(), "enforced", g.cfg.Enforce, "why", v.Message)
-		g.cfg.Herald.NotAllowed(by.Pod, v.Message+g.consequence())
+		g.cfg.Notifier.NotAllowed(by.Pod, v.Message+g.consequence())
 	}
 	return g.refuse(v)
 }
@@ -112,7 +112,7 @@ func (g *Guard) judge(to device.PodContainer, resource device.ResourceName, v *V
 		g.cfg.Log.Warn("grant not allowed by rule", "resource", resource, "rule", v.Rule, "pod", to.Pod.String(), "container", to.Name,
 			"enforced", g.cfg.Enforce, "why", v.Message)
 		if !g.cfg.Enforce { // else the pod waits, which is an event
-			g.cfg.Herald.NotAllowed(to.Pod, "container "+to.Name+": "+v.Message+g.consequence())
+			g.cfg.Notifier.NotAllowed(to.Pod, "container "+to.Name+": "+v.Message+g.consequence())
 		}
 	}
 	return g.refuse(v)

@@ -48,7 +48,7 @@ func TestGuard_Enforce(t *testing.T) {
 
 func TestGuard_Report(t *testing.T) {
 	metrics, told := prometheus.NewRegistry(), &herald{}
-	guard := pluginrules.New(pluginrules.Config{Rules: parse(t, example), Herald: told, Log: slog.New(slog.DiscardHandler), Metrics: metrics})
+	guard := pluginrules.New(pluginrules.Config{Rules: parse(t, example), Notifier: told, Log: slog.New(slog.DiscardHandler), Metrics: metrics})
 	for range 3 {
 		if err := errors.Join(
 			guard.MayServe(gpu, pluginPod("tenant", "x")),

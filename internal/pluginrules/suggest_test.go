@@ -44,7 +44,7 @@ func seen(t testing.TB, resource device.ResourceName, ids []device.ID, grants ..
 
 func newGuard(cfg pluginrules.Config) (*pluginrules.Guard, *herald) {
 	h := &herald{}
-	cfg.Herald, cfg.Log, cfg.Metrics = h, slog.New(slog.DiscardHandler), prometheus.NewRegistry()
+	cfg.Notifier, cfg.Log, cfg.Metrics = h, slog.New(slog.DiscardHandler), prometheus.NewRegistry()
 	return pluginrules.New(cfg), h
 }
 

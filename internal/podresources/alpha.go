@@ -18,13 +18,13 @@ type alphaLister struct {
 func (l alphaLister) List(ctx context.Context, _ *v1alpha1.ListPodResourcesRequest) (*v1alpha1.ListPodResourcesResponse, error) {
 	l.allocated(ctx)
 	theirs := ask(ctx, l.kubelet, func(k *kubelet) *question[*v1alpha1.ListPodResourcesResponse] { return &k.alpha })
-	board := l.cfg.Ledger.Board()
+	board := l.cfg.Allocator.Snapshot()
 	return &v1alpha1.ListPodResourcesResponse{
-		PodResources: mergeAlpha(shown(&l.alpha, board), theirs.GetPodResources(), resourcesOf(board, l.cfg.Ledger.Offers())),
+		PodResources: mergeAlpha(shown(&l.alpha, board), theirs.GetPodResources(), resourcesOf(board, l.cfg.Allocator.Offers())),
 	}, nil
 }
 
 // ListDevices gives all devices that plugins have listed, healthy or not, in use or not.
 func (l alphaLister) ListDevices(context.Context, *proposal.ListDevicesRequest) (*proposal.ListDevicesResponse, error) {
-	return &proposal.ListDevicesResponse{Devices: listed(l.cfg.Ledger.Offers())}, nil
+	return &proposal.ListDevicesResponse{Devices: listed(l.cfg.Allocator.Offers())}, nil
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // entry draws a pod as v1 has it: all containers that run until the pod ends, also those without devices.
-func entry(h *device.Holding) *v1.PodResources {
+func entry(h *device.PodAllocation) *v1.PodResources {
 	e := &v1.PodResources{Name: h.Pod.Name, Namespace: h.Pod.Namespace, Containers: make([]*v1.ContainerResources, len(h.Containers))}
 	for i, name := range h.Containers {
 		as, _ := h.Of(name)
@@ -63,7 +63,7 @@ func appendDevice(to []*v1.ContainerDevices, r device.ResourceName, id device.ID
 }
 
 // alphaEntry draws a pod as v1alpha1 has it: without sidecars and topology.
-func alphaEntry(h *device.Holding) *v1alpha1.PodResources {
+func alphaEntry(h *device.PodAllocation) *v1alpha1.PodResources {
 	e := &v1alpha1.PodResources{Name: h.Pod.Name, Namespace: h.Pod.Namespace}
 	for _, name := range h.Containers[h.Sidecars:] {
 		as, _ := h.Of(name)

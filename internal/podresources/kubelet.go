@@ -119,8 +119,7 @@ func ask[T any](ctx context.Context, k *kubelet, q func(*kubelet) *question[T]) 
 	}
 	k.gaps.Inc()
 	if !k.gone.Swap(true) {
-		k.log.Warn("the kubelet does not answer on its PodResources socket: devices are told without CPUs, memory and dynamic resources until it does. "+
-			"See podResources.kubeletSocket", "err", err)
+		k.log.Warn("kubelet's PodResources not answering; serving devices only", "err", err)
 	}
 	return answer
 }
@@ -128,7 +127,7 @@ func ask[T any](ctx context.Context, k *kubelet, q func(*kubelet) *question[T]) 
 // answers logs the first answer of a kubelet that did not answer before.
 func (k *kubelet) answers() {
 	if k.gone.Swap(false) {
-		k.log.Info("the kubelet answers again")
+		k.log.Info("kubelet's PodResources answering again")
 	}
 }
 

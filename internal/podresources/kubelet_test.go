@@ -83,24 +83,26 @@ func TestWhoJoinsLateHasAnAnswer(t *testing.T) {
 	})
 }
 
-// stuck is a ledger in which one pod is known, active, incomplete, and on its way out of the books.
+// stuck is a ledger in which one pod is known, active, incomplete, and on its way out of the state file.
 type stuck struct {
-	Ledger
+	Allocator
 	asked atomic.Int64
-	h     *device.Holding
+	h     *device.PodAllocation
 }
 
-func (s *stuck) Board() *device.Board   { return &device.Board{Pods: []*device.Holding{s.h}} }
-func (s *stuck) Moved() <-chan struct{} { return make(chan struct{}) }
-func (s *stuck) Pod(device.PodUID) device.Standing {
+func (s *stuck) Snapshot() *device.Snapshot {
+	return &device.Snapshot{Pods: []*device.PodAllocation{s.h}}
+}
+func (s *stuck) Updated() <-chan struct{} { return make(chan struct{}) }
+func (s *stuck) PodReadiness(device.PodUID) device.Readiness {
 	s.asked.Add(1)
-	return device.Standing{Stand: device.Unknown}
+	return device.Readiness{State: device.Unknown}
 }
 
-// Get ends with its time, also for a pod that is on its way out of the books and wanted again.
+// Get ends with its time, also for a pod that is on its way out of the state file and wanted again.
 func TestGetEndsInTime(t *testing.T) {
-	s := &stuck{h: &device.Holding{Pod: device.Pod{UID: "u", Name: "p", Namespace: "ns"}, Active: true, Incomplete: true}}
-	l := lister{Server: &Server{cfg: Config{Ledger: s}}}
+	s := &stuck{h: &device.PodAllocation{Pod: device.Pod{UID: "u", Name: "p", Namespace: "ns"}, Active: true, Incomplete: true}}
+	l := lister{Server: &Server{cfg: Config{Allocator: s}}}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	done := make(chan struct{})

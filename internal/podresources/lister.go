@@ -29,17 +29,17 @@ type lister struct {
 func (l lister) List(ctx context.Context, _ *v1.ListPodResourcesRequest) (*v1.ListPodResourcesResponse, error) {
 	l.allocated(ctx)
 	theirs := ask(ctx, l.kubelet, func(k *kubelet) *question[*v1.ListPodResourcesResponse] { return &k.list })
-	board := l.cfg.Ledger.Board()
-	return &v1.ListPodResourcesResponse{PodResources: merge(shown(&l.pages, board), theirs.GetPodResources(), resourcesOf(board, l.cfg.Ledger.Offers()))}, nil
+	board := l.cfg.Allocator.Snapshot()
+	return &v1.ListPodResourcesResponse{PodResources: merge(shown(&l.entries, board), theirs.GetPodResources(), resourcesOf(board, l.cfg.Allocator.Offers()))}, nil
 }
 
 // GetAllocatableResources gives what there is to be had, in use or not.
 func (l lister) GetAllocatableResources(ctx context.Context, _ *v1.AllocatableResourcesRequest) (*v1.AllocatableResourcesResponse, error) {
 	theirs := ask(ctx, l.kubelet, func(k *kubelet) *question[*v1.AllocatableResourcesResponse] { return &k.allocatable })
-	offers := l.cfg.Ledger.Offers()
-	o := resourcesOf(l.cfg.Ledger.Board(), offers)
+	offers := l.cfg.Allocator.Offers()
+	o := resourcesOf(l.cfg.Allocator.Snapshot(), offers)
 	return &v1.AllocatableResourcesResponse{
-		Devices: append(foreign(theirs.GetDevices(), o), allocatable(offers, l.cfg.Ledger.Withdrawn())...),
+		Devices: append(foreign(theirs.GetDevices(), o), allocatable(offers, l.cfg.Allocator.Withdrawn())...),
 		CpuIds:  theirs.GetCpuIds(),
 		Memory:  theirs.GetMemory(),
 	}, nil
@@ -66,12 +66,12 @@ func (l lister) Get(ctx context.Context, request *v1.GetPodResourcesRequest) (*v
 	if mine == nil && theirs == nil {
 		return nil, unknown(pod)
 	}
-	return &v1.GetPodResourcesResponse{PodResources: mergePod(mine, theirs, resourcesOf(l.cfg.Ledger.Board(), l.cfg.Ledger.Offers()))}, nil
+	return &v1.GetPodResourcesResponse{PodResources: mergePod(mine, theirs, resourcesOf(l.cfg.Allocator.Snapshot(), l.cfg.Allocator.Offers()))}, nil
 }
 
 // find gives what is known of an active pod; nil: nothing. If the kubelet knows a pod that we have not heard of the API server
 // is asked: the kubelet may ask for it before our watch has shown it.
-func (l lister) find(ctx context.Context, pod podKey, there bool) (*device.Holding, error) {
+func (l lister) find(ctx context.Context, pod podKey, there bool) (*device.PodAllocation, error) {
 	if h := l.known(pod); h != nil || !there || l.cfg.Pods == nil {
 		return h, nil
 	}
@@ -86,8 +86,8 @@ func (l lister) find(ctx context.Context, pod podKey, there bool) (*device.Holdi
 	return l.known(pod), nil
 }
 
-func (l lister) known(pod podKey) *device.Holding {
-	for _, h := range l.cfg.Ledger.Board().Pods {
+func (l lister) known(pod podKey) *device.PodAllocation {
+	for _, h := range l.cfg.Allocator.Snapshot().Pods {
 		if h.Active && h.Pod.Name == pod.name && h.Pod.Namespace == pod.namespace {
 			return h
 		}
@@ -96,9 +96,9 @@ func (l lister) known(pod podKey) *device.Holding {
 }
 
 // settled waits until a pod has all of its devices, and gives what it has then.
-func (l lister) settled(ctx context.Context, h *device.Holding) (*device.Holding, error) {
+func (l lister) settled(ctx context.Context, h *device.PodAllocation) (*device.PodAllocation, error) {
 	for {
-		moved := l.cfg.Ledger.Moved()
+		moved := l.cfg.Allocator.Updated()
 		now := l.known(podKey{h.Pod.Namespace, h.Pod.Name})
 		switch {
 		case now == nil:
@@ -109,8 +109,8 @@ func (l lister) settled(ctx context.Context, h *device.Holding) (*device.Holding
 		select {
 		case <-moved:
 		case <-ctx.Done():
-			why := l.cfg.Ledger.Pod(now.Pod.UID).Wait
-			if why.Reason == "" { // its former life is being written out of the books
+			why := l.cfg.Allocator.PodReadiness(now.Pod.UID).Wait
+			if why.Reason == "" { // its former life is being written out of the state file
 				why = device.Wait{Reason: device.Allocating, Message: "the allocation has not begun yet"}
 			}
 			return nil, status.Errorf(codes.Unavailable, "%s: pod %s waits for its devices: %s; try again", why.Reason, now.Pod, why.Message)
@@ -124,7 +124,7 @@ func (s *Server) allocated(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, listLimit)
 	defer cancel()
 	for ctx.Err() == nil {
-		moved := s.cfg.Ledger.Moved()
+		moved := s.cfg.Allocator.Updated()
 		if !s.allocating() {
 			return
 		}
@@ -136,8 +136,8 @@ func (s *Server) allocated(ctx context.Context) {
 }
 
 func (s *Server) allocating() bool {
-	for _, h := range s.cfg.Ledger.Board().Pods {
-		if h.Incomplete && s.cfg.Ledger.Pod(h.Pod.UID).Wait.Reason == device.Allocating {
+	for _, h := range s.cfg.Allocator.Snapshot().Pods {
+		if h.Incomplete && s.cfg.Allocator.PodReadiness(h.Pod.UID).Wait.Reason == device.Allocating {
 			return true
 		}
 	}
@@ -145,7 +145,7 @@ func (s *Server) allocating() bool {
 }
 
 // shown gives the active pods' pages.
-func shown[T any](a *album[T], b *device.Board) []T {
+func shown[T any](a *entryCache[T], b *device.Snapshot) []T {
 	pages := a.of(b)
 	all := make([]T, 0, len(b.Pods))
 	for _, h := range b.Pods {

@@ -33,7 +33,7 @@ func expect(t *testing.T, got proto.Message, want string) {
 }
 
 // list gives v1's list without the kubelet's counting pod, and the count.
-func (r *rig) list() (all *v1.ListPodResourcesResponse, count int64) {
+func (r *harness) list() (all *v1.ListPodResourcesResponse, count int64) {
 	r.t.Helper()
 	answer, err := r.v1.List(r.t.Context(), &v1.ListPodResourcesRequest{})
 	if err != nil {
@@ -63,7 +63,7 @@ func TestOnePodInAllForms(t *testing.T) {
 		r.kubelet.allocatable = &v1.AllocatableResourcesResponse{CpuIds: []int64{1, 2, 3},
 			Devices: []*v1.ContainerDevices{{ResourceName: string(gpu), DeviceIds: []string{"old"}}, {ResourceName: "other.com/x", DeviceIds: []string{"0"}}}}
 	})
-	plugintest.Eventually(t, "p has its devices", func() bool { return r.Pod(d.Pod.UID).Stand == device.Ready })
+	plugintest.Eventually(t, "p has its devices", func() bool { return r.PodReadiness(d.Pod.UID).State == device.Ready })
 
 	devices := `
 		devices {resource_name: "vendor.com/gpu" device_ids: "both" topology {nodes {ID: 0}}}
@@ -141,7 +141,7 @@ func TestWhichPodsAreListed(t *testing.T) {
 	mirror := pod("static", "", 0)
 	mirror.Pod.UID, mirror.Mirror, mirror.Containers = "mirror", true, []string{"main", "more"}
 	r.Bind(mirror)
-	plugintest.Eventually(t, "the local pod has its device", func() bool { return r.Pod(local.Pod.UID).Stand == device.Ready })
+	plugintest.Eventually(t, "the local pod has its device", func() bool { return r.PodReadiness(local.Pod.UID).State == device.Ready })
 	all, _ := r.list()
 	names := map[string]int{}
 	for _, p := range all.PodResources {
@@ -176,12 +176,12 @@ func TestTheKubeletIsAway(t *testing.T) {
 	if n := r.metric("devmgrd_podresources_gaps_total"); n != 3 {
 		t.Errorf("%v answers are counted as incomplete, want 3", n)
 	}
-	if n := r.log.count("the kubelet does not answer"); n != 1 {
+	if n := r.log.count("PodResources not answering"); n != 1 {
 		t.Errorf("it is told %d times, want once", n)
 	}
 	r.kubelet.serve(t)
 	plugintest.Eventually(t, "the kubelet is asked again", func() bool { _, count := r.list(); return count > 0 })
-	if n := r.log.count("the kubelet answers again"); n != 1 {
+	if n := r.log.count("kubelet's PodResources answering again"); n != 1 {
 		t.Errorf("its return is told %d times, want once", n)
 	}
 }
@@ -267,7 +267,7 @@ func TestListWaits(t *testing.T) {
 	answer := make(chan error)
 	r.Plugins.Answer(func(ctx context.Context) error { return <-answer })
 	r.Bind(pod("p", gpu, 1))
-	plugintest.Eventually(t, "the allocation is in flight", func() bool { return r.Pod("uid-p").Wait.Reason == device.Allocating })
+	plugintest.Eventually(t, "the allocation is in flight", func() bool { return r.PodReadiness("uid-p").Wait.Reason == device.Allocating })
 	all, _ := r.list()
 	expect(t, all, `pod_resources {name: "p" namespace: "ns" containers {name: "main"}}`) // it does not wait for ever
 	go func() { answer <- nil }()
@@ -286,7 +286,7 @@ func (f finder) Find(_ context.Context, namespace, name string) (bool, error) {
 
 // The kubelet may ask for a pod's network before our watch has shown the pod: then the API server is asked.
 func TestGetFindsAPod(t *testing.T) {
-	var r *rig
+	var r *harness
 	asked := 0
 	r = start(t, func(c *podresources.Config) {
 		c.Pods = finder(func(_, name string) (bool, error) {

@@ -16,7 +16,7 @@ type podKey struct{ namespace, name string }
 type ours map[device.ResourceName]bool
 
 // resourcesOf gives the resources that plugins have offered us or that pods have from us.
-func resourcesOf(b *device.Board, offers map[device.ResourceName]device.Offer) ours {
+func resourcesOf(b *device.Snapshot, offers map[device.ResourceName]device.Offer) ours {
 	o := ours{}
 	for r := range offers {
 		o[r] = true

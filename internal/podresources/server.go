@@ -27,20 +27,20 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
-// A Ledger knows who has which devices. Its methods return at once.
-type Ledger interface {
-	// Board gives who has what at this moment.
-	Board() *device.Board
-	// Since gives the changes after a revision, in order, at most most of them; false if it does not know them any more.
-	Since(revision uint64, most int) (changes []device.Change, known bool)
-	// Moved gives a channel that is closed when the board, an offer or a pod's reason to wait has changed since the call.
-	Moved() <-chan struct{}
+// A Allocator knows who has which devices. Its methods return at once.
+type Allocator interface {
+	// Snapshot gives who has what at this moment.
+	Snapshot() *device.Snapshot
+	// ChangesSince gives the changes after a revision, in order, at most most of them; false if it does not know them any more.
+	ChangesSince(revision uint64, most int) (changes []device.Change, known bool)
+	// Updated gives a channel that is closed when the board, an offer or a pod's reason to wait has changed since the call.
+	Updated() <-chan struct{}
 	// Offers gives what plugins offer.
 	Offers() map[device.ResourceName]device.Offer
 	// Withdrawn gives devices that are out of service and that nobody has.
 	Withdrawn() map[device.ResourceName]map[device.ID]bool
-	// Pod tells how a pod as a whole stands: Unknown, Free, Ready or Waiting.
-	Pod(device.PodUID) device.Standing
+	// PodReadiness tells how a pod as a whole stands: Unknown, Free, Ready or Waiting.
+	PodReadiness(device.PodUID) device.Readiness
 }
 
 // Pods can be asked for a pod that nobody has told of yet.
@@ -54,7 +54,7 @@ type Config struct {
 	Socket        string // where to serve
 	KubeletSocket string // where the kubelet serves; empty: there is none
 	Takeover      bool   // serve there, too, and put the kubelet's socket aside
-	Ledger        Ledger
+	Allocator     Allocator
 	Pods          Pods // nil: there is no API server
 	Log           *slog.Logger
 	Metrics       prometheus.Registerer
@@ -66,8 +66,8 @@ type Server struct {
 	log     *slog.Logger
 	metrics *metrics
 	kubelet *kubelet // nil: there is none
-	pages   album[*v1.PodResources]
-	alpha   album[*v1alpha1.PodResources]
+	entries entryCache[*v1.PodResources]
+	alpha   entryCache[*v1alpha1.PodResources]
 	epoch   string // of this process's revisions
 
 	readLimit time.Duration // a constant, but for tests
@@ -91,15 +91,15 @@ const (
 
 // New makes a Server; Run starts it.
 func New(c Config) *Server {
-	if c.Socket == "" || c.Ledger == nil || c.Log == nil || c.Metrics == nil {
-		panic("podresources: Socket, Ledger, Log and Metrics are required")
+	if c.Socket == "" || c.Allocator == nil || c.Log == nil || c.Metrics == nil {
+		panic("podresources: Socket, Allocator, Log and Metrics are required")
 	}
 	return &Server{
 		cfg:     c,
 		log:     c.Log,
 		metrics: newMetrics(c.Metrics),
-		pages:   album[*v1.PodResources]{draw: entry},
-		alpha:   album[*v1alpha1.PodResources]{draw: alphaEntry},
+		entries: entryCache[*v1.PodResources]{encode: entry},
+		alpha:   entryCache[*v1alpha1.PodResources]{encode: alphaEntry},
 		epoch:   newEpoch(),
 
 		readLimit: readLimit,
@@ -158,7 +158,7 @@ func (s *Server) Run(ctx context.Context) error {
 		doors.Go(func() {
 			s.serve(ctx, server, s.cfg.KubeletSocket, t.listen, func(ctx context.Context) {
 				if err := t.Run(ctx); err != nil {
-					s.log.Warn("the kubelet's PodResources socket is not back at its path; a restart of the kubelet puts it there", "err", err)
+					s.log.Warn("cannot restore kubelet's PodResources socket", "err", err)
 				}
 			})
 		})
@@ -223,17 +223,17 @@ func (s *Server) serve(ctx context.Context, server *grpc.Server, path string, li
 	for ctx.Err() == nil {
 		l, err := listen()
 		if s.setTrouble(path, err) && err != nil {
-			s.log.Error("PodResources is not served; trying again until it is", "at", path, "err", err)
+			s.log.Error("cannot serve PodResources; retrying", "at", path, "err", err)
 		}
 		if err != nil {
 			pause.Wait(ctx)
 			continue
 		}
-		s.log.Info("PodResources is served", "at", path)
+		s.log.Info("serving PodResources", "at", path)
 		s.work.Go(func() { // it ends with the server
 			if err := server.Serve(s.limiter.Listener(l)); err != nil && ctx.Err() == nil { // no listener fails but when it is closed
 				s.setTrouble(path, err)
-				s.log.Error("PodResources is served no more", "at", path, "err", err)
+				s.log.Error("PodResources server failed", "at", path, "err", err)
 			}
 		})
 		keep(ctx)

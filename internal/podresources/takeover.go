@@ -113,7 +113,7 @@ func (t *takeover) Run(ctx context.Context) error {
 		}
 		if ctx.Err() == nil && !errors.Is(err, errTakeoverGone) {
 			if !blind {
-				t.log.Warn("the kubelet's PodResources directory cannot be watched: it is looked at every second", "dir", filepath.Dir(t.path), "err", err)
+				t.log.Warn("cannot watch kubelet's PodResources directory; polling", "dir", filepath.Dir(t.path), "err", err)
 				blind = true
 			}
 			_ = t.look() // it has been told
@@ -197,11 +197,11 @@ func (t *takeover) look() error {
 	case err != nil && !t.trouble:
 		t.faults.Do(func() {
 			t.trouble = true
-			t.log.Error("the kubelet's PodResources socket cannot be taken over", "path", t.path, "err", err)
+			t.log.Error("cannot take over kubelet's PodResources socket", "path", t.path, "err", err)
 		})
 	case err == nil && t.trouble:
 		t.trouble = false
-		t.log.Info("the kubelet's PodResources socket is taken over again", "path", t.path)
+		t.log.Info("took over kubelet's PodResources socket again", "path", t.path)
 	}
 	return err
 }

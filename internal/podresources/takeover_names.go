@@ -128,7 +128,7 @@ func (t *takeover) takeOnce() (done bool, err error) {
 	}
 	if at.who == takeoverLive {
 		t.takings.Do(func() {
-			t.log.Info("the kubelet's PodResources socket is taken over", "path", t.path, "kubelet", t.theirs)
+			t.log.Info("took over kubelet's PodResources socket", "path", t.path, "kubelet", t.theirs)
 		})
 		return false, nil
 	}

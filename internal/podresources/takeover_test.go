@@ -667,7 +667,7 @@ func TestTakeoverPutsBack(t *testing.T) {
 			back("the directory that was moved is back")
 			k := s.startKubelet()
 			s.soon("the kubelet is aside", func() bool { return s.answers(s.aside, k.name) && s.answers(s.path, "devmgrd") })
-			if n := strings.Count(s.log.String(), "cannot be watched"); blind && n != 1 || !blind && n != 0 {
+			if n := strings.Count(s.log.String(), "cannot watch kubelet's PodResources directory"); blind && n != 1 || !blind && n != 0 {
 				t.Errorf("it is told %d times that there is no watch", n)
 			}
 		})

@@ -57,10 +57,10 @@ func (w watcher) Watch(request *podresourcesv1.WatchRequest, stream grpc.ServerS
 	defer close(out.responses)
 	at, known := w.revision(request.Resume)
 	if known {
-		_, known = w.cfg.Ledger.Since(at, 0)
+		_, known = w.cfg.Allocator.ChangesSince(at, 0)
 	}
 	if !known {
-		board := w.cfg.Ledger.Board()
+		board := w.cfg.Allocator.Snapshot()
 		for _, part := range snapshot(board) {
 			r := &podresourcesv1.WatchResponse{Content: &podresourcesv1.WatchResponse_Snapshot{Snapshot: part}}
 			if part.Last {
@@ -73,8 +73,8 @@ func (w watcher) Watch(request *podresourcesv1.WatchRequest, stream grpc.ServerS
 		at = board.Revision
 	}
 	for {
-		moved := w.cfg.Ledger.Moved()
-		changes, known := w.cfg.Ledger.Since(at, batch)
+		moved := w.cfg.Allocator.Updated()
+		changes, known := w.cfg.Allocator.ChangesSince(at, batch)
 		if !known {
 			return errSlow // the reader has held us up until the changes were gone
 		}
@@ -141,7 +141,7 @@ func (s sender) send(r *podresourcesv1.WatchResponse) error {
 }
 
 // snapshot gives all pods that have devices, in parts.
-func snapshot(b *device.Board) []*podresourcesv1.Snapshot {
+func snapshot(b *device.Snapshot) []*podresourcesv1.Snapshot {
 	part := &podresourcesv1.Snapshot{First: true}
 	parts, n := []*podresourcesv1.Snapshot{part}, 0
 	for _, h := range b.Pods {
@@ -165,8 +165,8 @@ func snapshot(b *device.Board) []*podresourcesv1.Snapshot {
 func changeOf(c device.Change) *podresourcesv1.Change {
 	change := &podresourcesv1.Change{Time: timestamppb.New(c.At)}
 	switch {
-	case c.Now != nil && len(c.Now.Assignments) > 0:
-		change.What = &podresourcesv1.Change_Assigned{Assigned: podOf(c.Now)}
+	case c.After != nil && len(c.After.Assignments) > 0:
+		change.What = &podresourcesv1.Change_Assigned{Assigned: podOf(c.After)}
 	case c.Before != nil && len(c.Before.Assignments) > 0:
 		change.What = &podresourcesv1.Change_Released{Released: podOf(c.Before)}
 	default:
@@ -175,7 +175,7 @@ func changeOf(c device.Change) *podresourcesv1.Change {
 	return change
 }
 
-func podOf(h *device.Holding) *podresourcesv1.Pod {
+func podOf(h *device.PodAllocation) *podresourcesv1.Pod {
 	p := &podresourcesv1.Pod{Namespace: h.Pod.Namespace, Name: h.Pod.Name, Uid: string(h.Pod.UID), Ended: !h.Active}
 	for _, as := range h.Assignments {
 		c := &podresourcesv1.Container{Name: as.Container.Name}

@@ -182,11 +182,11 @@ func TestWatchUnderChurn(t *testing.T) {
 		for i := range pods {
 			d := pod(fmt.Sprint("p", i), gpu, 1)
 			r.Bind(d)
-			for moved := r.Moved(); r.Pod(d.Pod.UID).Stand != device.Ready; moved = r.Moved() {
+			for moved := r.Updated(); r.PodReadiness(d.Pod.UID).State != device.Ready; moved = r.Updated() {
 				<-moved
 			}
 			r.Drop(d.Pod.UID)
-			for moved := r.Moved(); len(r.Board().Pods) > 0; moved = r.Moved() {
+			for moved := r.Updated(); len(r.Snapshot().Pods) > 0; moved = r.Updated() {
 				<-moved
 			}
 		}
@@ -266,7 +266,7 @@ func TestADeafReaderDoesNotHoldUpTheEnd(t *testing.T) {
 
 // smallWindow returns a client of the watch whose window has 64 KiB. By default gRPC lets the window grow with what arrives,
 // so that it may hold all that a test sends.
-func (r *rig) smallWindow() podresourcesv1.PodResourcesServiceClient {
+func (r *harness) smallWindow() podresourcesv1.PodResourcesServiceClient {
 	r.t.Helper()
 	plugintest.Eventually(r.t, "the socket is there", func() bool { _, err := os.Lstat(r.path); return err == nil })
 	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithInitialWindowSize(64<<10),

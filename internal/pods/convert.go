@@ -15,8 +15,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/kube"
 )
 
-// A sight is what one look at a pod in the API tells us.
-type sight struct {
+// A podState is what one look at a pod in the API tells us.
+type podState struct {
 	demand  device.PodDemand
 	version uint64 // the resourceVersion; 0: not comparable
 	node    string
@@ -28,12 +28,12 @@ type sight struct {
 type reader struct{ ignored ignored }
 
 // pod reads a pod as the watch delivers it.
-func (r reader) pod(obj any) (sight, bool) {
+func (r reader) pod(obj any) (podState, bool) {
 	p, ok := obj.(*corev1.Pod)
 	if !ok {
-		return sight{}, false
+		return podState{}, false
 	}
-	s := sight{
+	s := podState{
 		version: kube.ParseVersion(p.ResourceVersion),
 		node:    p.Spec.NodeName,
 		account: p.Spec.ServiceAccountName,
@@ -58,9 +58,9 @@ func ended(p *corev1.Pod) bool {
 
 // ending reads how a pod ended. A kubelet that does not admit a pod writes a reason and no container's status; whatever else ends
 // a pod on the node keeps the statuses, and what ends it from elsewhere writes no reason.
-func ending(p *corev1.Pod) device.Ending {
+func ending(p *corev1.Pod) device.EndedPod {
 	status := &p.Status
-	e := device.Ending{
+	e := device.EndedPod{
 		Pod:    device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name},
 		Failed: status.Phase == corev1.PodFailed, Reason: status.Reason, Message: status.Message,
 	}

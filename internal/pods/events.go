@@ -94,7 +94,7 @@ func share(r device.ResourceName, ids []device.ID) string {
 }
 
 // Bare tells that a container runs without the devices that it asks for.
-func (e *Events) Bare(pod device.Pod, container string) {
+func (e *Events) StartedWithoutDevices(pod device.Pod, container string) {
 	e.warn(pod, startedWithout, fmt.Sprintf(
 		"container %s was started while devmgrd was away, without the devices that it asks for; it gets them when it is created again: restart the pod", container))
 }

@@ -119,13 +119,13 @@ func (e *Evictions) try(ctx context.Context, one *eviction) {
 		delete(e.pods, one.pod.UID)
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
 		// A static pod is among these: the API has a mirror of it only, under another UID.
-		e.log.Info("there is no such pod to evict any more", "pod", one.pod.String(), "uid", one.pod.UID, "why", one.why)
+		e.log.Info("pod to evict is gone", "pod", one.pod.String(), "uid", one.pod.UID, "why", one.why)
 		delete(e.pods, one.pod.UID)
 	default:
 		one.due = time.Now().Add(one.pause.Next())
 		if !one.refused && ctx.Err() == nil {
 			one.refused = true
-			e.log.Warn("pod cannot be evicted yet; trying again until it can", "pod", one.pod.String(), "why", one.why, "err", err)
+			e.log.Warn("cannot evict pod; retrying", "pod", one.pod.String(), "why", one.why, "err", err)
 		}
 	}
 }

@@ -102,28 +102,28 @@ func (p *Pods) Find(ctx context.Context, namespace, name string) (bool, error) {
 
 // Ended reads from the API server how the pod of that name ended. It returns false if this node has no such pod, or if the pod has
 // not ended.
-func (p *Pods) Ended(ctx context.Context, namespace, name string) (device.Ending, bool, error) {
+func (p *Pods) Ended(ctx context.Context, namespace, name string) (device.EndedPod, bool, error) {
 	object, err := p.get(ctx, device.Pod{Namespace: namespace, Name: name})
 	switch {
 	case errors.Is(err, ErrNotFound):
-		return device.Ending{}, false, nil
+		return device.EndedPod{}, false, nil
 	case err != nil:
-		return device.Ending{}, false, err
+		return device.EndedPod{}, false, err
 	case object.Spec.NodeName != p.node || !ended(object):
-		return device.Ending{}, false, nil
+		return device.EndedPod{}, false, nil
 	}
 	return ending(object), true, nil
 }
 
 // read asks the API server for one pod of this node that has not ended.
-func (p *Pods) read(ctx context.Context, pod device.Pod) (sight, error) {
+func (p *Pods) read(ctx context.Context, pod device.Pod) (podState, error) {
 	object, err := p.get(ctx, pod)
 	if err != nil {
-		return sight{}, err
+		return podState{}, err
 	}
 	seen, ok := p.store.reader.pod(object)
 	if !ok || seen.node != p.node || seen.ended {
-		return sight{}, fmt.Errorf("reading pod %s: %w", pod, ErrNotFound)
+		return podState{}, fmt.Errorf("reading pod %s: %w", pod, ErrNotFound)
 	}
 	return seen, nil
 }

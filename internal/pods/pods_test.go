@@ -239,7 +239,7 @@ func TestEnded(t *testing.T) {
 	pod := func(name string) device.Pod {
 		return device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}
 	}
-	for name, want := range map[string]*device.Ending{
+	for name, want := range map[string]*device.EndedPod{
 		"none": nil, "x": nil, "runs": nil,
 		"done":      {Pod: pod("done")},
 		"refused":   {Pod: pod("refused"), Failed: true, Refused: true, At: began.Time, Reason: "OutOfvendor.com/gpu", Message: "why"},

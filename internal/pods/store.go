@@ -157,7 +157,7 @@ func (s *store) account(pod device.Pod) string {
 
 // fetched takes an active pod from Fetch. It gives false if another one has its UID, or if it has ended meanwhile: the
 // watch has passed the version that Fetch has read, and the pod is not here.
-func (s *store) fetched(seen sight) bool {
+func (s *store) fetched(seen podState) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch has, taken := s.hasLocked(seen.demand.Pod); {

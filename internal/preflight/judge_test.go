@@ -59,10 +59,10 @@ func TestJudge(t *testing.T) {
 		"the defaults":             {func(f *preflight.Facts) { f.ConfigFile = "" }, ""},
 		"it runs":                  {func(f *preflight.Facts) { f.Daemon = &preflight.Daemon{Version: "v1"} }, ""},
 		"a part is not ready":      {func(f *preflight.Facts) { f.Daemon = &preflight.Daemon{Problems: []string{"x", "y"}} }, "FAIL daemon, FAIL daemon"},
-		"no books":                 {func(f *preflight.Facts) { f.State = preflight.State{} }, ""},
+		"no state file":            {func(f *preflight.Facts) { f.State = preflight.State{} }, ""},
 		"books in use":             {func(f *preflight.Facts) { f.State = preflight.State{InUse: true} }, ""},
 		"books of a newer version": {func(f *preflight.Facts) { f.State.Err = broken }, "FAIL state"},
-		"damaged books":            {func(f *preflight.Facts) { f.State.Err, f.State.Damaged = broken, true }, "warn state"},
+		"damaged state file":       {func(f *preflight.Facts) { f.State.Err, f.State.Damaged = broken, true }, "warn state"},
 		"a socket is taken":        {func(f *preflight.Facts) { f.Sockets[0].Err = broken }, "FAIL socket"},
 		"systemd has a socket":     {func(f *preflight.Facts) { f.Sockets[0].Init = true }, ""},
 		"the port is taken":        {func(f *preflight.Facts) { f.Sockets = []preflight.Socket{{Key: "metrics.listen", Err: broken}} }, "warn socket"},
@@ -113,7 +113,7 @@ func TestJudge(t *testing.T) {
 		}, "warn sizes"},
 		"they keep devmgrd away": {func(f *preflight.Facts) {
 			f.Runtime.Containers = sizes(4, 1_000_000)
-			f.Daemon = &preflight.Daemon{Problems: []string{"nri: not connected to the container runtime at X: the runtime closes each connection before it has listed its containers (it"}}
+			f.Daemon = &preflight.Daemon{Problems: []string{"nri: not connected to container runtime at X: the runtime closes each connection before it has listed its containers (it"}}
 		}, "FAIL daemon, FAIL sizes"},
 		"unknown sizes":            {func(f *preflight.Facts) { f.Runtime.SizesErr = broken }, "warn sizes"},
 		"the runtime is elsewhere": {func(f *preflight.Facts) { f.Runtime = preflight.Runtime{Err: broken} }, "FAIL runtime"},

@@ -10,7 +10,7 @@ import (
 const deviceWeight = 256
 
 // weight returns about how many bytes a roster costs.
-func (r *roster) weight() int {
+func (r *deviceList) weight() int {
 	n := (len(r.devices) + len(r.absent)) * deviceWeight
 	for i := range r.devices {
 		n += len(r.devices[i].ID) + 8*len(r.devices[i].NUMA)
@@ -23,7 +23,7 @@ func (r *roster) weight() int {
 
 // afford fails if the rosters of all resources together would cost more than plugins.maxTotalBytes with this one. Those of lost
 // resources that are not in use make room. What is afforded counts from then on.
-func (r *Registry) afford(l *link, list roster) error {
+func (r *Registry) afford(l *registration, list deviceList) error {
 	weight := list.weight()
 	for {
 		others := r.tryAfford(l, weight)
@@ -37,15 +37,15 @@ func (r *Registry) afford(l *link, list roster) error {
 }
 
 // tryAfford returns what the other resources cost, and counts the resource's own if that is within the limit.
-func (r *Registry) tryAfford(l *link, weight int) (others int) {
+func (r *Registry) tryAfford(l *registration, weight int) (others int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, s := range r.supplies {
+	for _, s := range r.resources {
 		if s.resource != l.resource {
 			others += s.weight
 		}
 	}
-	if s := r.supplies[l.resource]; s != nil && s.link == l && others+weight <= r.cfg.MaxTotalBytes {
+	if s := r.resources[l.resource]; s != nil && s.registration == l && others+weight <= r.cfg.MaxTotalBytes {
 		s.weight = weight
 	}
 	return others

@@ -53,7 +53,7 @@ func TestTotalBytes(t *testing.T) {
 }
 
 // forgetful forgets whatever is asked for.
-type forgetful struct{ f *fixture }
+type forgetful struct{ f *harness }
 
 func (forgetful) Devices(device.ResourceName) ([]device.DeviceStatus, bool) { return nil, true }
 func (l forgetful) Forget(r device.ResourceName) ([]device.Cordon, error)   { return nil, l.f.Forget(r) }

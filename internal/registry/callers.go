@@ -43,10 +43,10 @@ type registrationServer struct {
 
 // newRegistrationServer returns a server whose connections and calls are bounded.
 func newRegistrationServer(options ...grpc.ServerOption) *registrationServer {
-	calls := &turns{all: semaphore.NewWeighted(maxRegistering), clients: map[string]*turn{}}
+	calls := &callLimiter{all: semaphore.NewWeighted(maxRegistering), clients: map[string]*clientCalls{}}
 	return &registrationServer{
 		Server: grpc.NewServer(append(options,
-			grpc.Creds(callers{}),
+			grpc.Creds(callerCredentials{}),
 			grpc.UnaryInterceptor(calls.wait),
 			grpc.MaxConcurrentStreams(connectionStreams),
 			grpc.ReadBufferSize(callerBuffer),
@@ -64,40 +64,40 @@ func (s *registrationServer) Serve(l net.Listener) error {
 	return s.Server.Serve(s.limiter.Listener(l))
 }
 
-// An entrance is the listener of a directory's kubelet.sock.
-type entrance struct {
+// An directoryListener is the listener of a directory's kubelet.sock.
+type directoryListener struct {
 	net.Listener
 	directory *directory
 }
 
 // Accept returns the next connection, which knows the directory.
-func (e entrance) Accept() (net.Conn, error) {
+func (e directoryListener) Accept() (net.Conn, error) {
 	conn, err := e.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	return &guest{conn, e.directory}, nil
+	return &directoryConn{conn, e.directory}, nil
 }
 
-// A guest is a connection to a directory's kubelet.sock.
-type guest struct {
+// A directoryConn is a connection to a directory's kubelet.sock.
+type directoryConn struct {
 	net.Conn
 	directory *directory
 }
 
 // NetConn returns the connection itself.
-func (g *guest) NetConn() net.Conn { return g.Conn }
+func (g *directoryConn) NetConn() net.Conn { return g.Conn }
 
 // clientOf names the client of a connection: a plugin pod as a whole, since its processes may fork, or another process.
 func clientOf(conn net.Conn) (string, error) {
-	if g, is := conn.(*guest); is && g.directory.pod.Known() {
+	if g, is := conn.(*directoryConn); is && g.directory.pod.Known() {
 		return "pod " + string(g.directory.pod.UID), nil
 	}
 	return connlimit.UnixClient(conn)
 }
 
-// callers are the transport's credentials: the kernel says which process has dialled, and in which directory.
-type callers struct{}
+// callerCredentials are the transport's credentials: the kernel says which process has dialled, and in which directory.
+type callerCredentials struct{}
 
 // A caller is the other end of a connection.
 type caller struct {
@@ -116,12 +116,12 @@ func callerOf(ctx context.Context) caller {
 func (caller) AuthType() string { return "peer credentials" }
 
 // ServerHandshake is part of credentials.TransportCredentials. Nothing is sent.
-func (callers) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (callerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	limited, ok := conn.(*connlimit.Conn)
 	if !ok {
 		return nil, nil, errNotAccepted
 	}
-	g, ok := limited.NetConn().(*guest)
+	g, ok := limited.NetConn().(*directoryConn)
 	if !ok {
 		return nil, nil, errNotAccepted
 	}
@@ -131,37 +131,37 @@ func (callers) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, e
 var errNotAccepted = errors.New("the connection was not accepted by kubelet.sock's listener")
 
 // ClientHandshake is part of credentials.TransportCredentials, and of no use here.
-func (callers) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (callerCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errors.New("only for servers")
 }
 
 // Info is part of credentials.TransportCredentials.
-func (callers) Info() credentials.ProtocolInfo {
+func (callerCredentials) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: "unix"}
 }
 
 // Clone is part of credentials.TransportCredentials.
-func (callers) Clone() credentials.TransportCredentials { return callers{} }
+func (callerCredentials) Clone() credentials.TransportCredentials { return callerCredentials{} }
 
 // OverrideServerName is part of credentials.TransportCredentials.
-func (callers) OverrideServerName(string) error { return nil }
+func (callerCredentials) OverrideServerName(string) error { return nil }
 
-// turns bounds the calls at work. Calls beyond the bounds wait in line until their callers give up.
-type turns struct {
+// callLimiter bounds the calls at work. Calls beyond the bounds wait in line until their callers give up.
+type callLimiter struct {
 	all *semaphore.Weighted
 
 	mu      sync.Mutex
-	clients map[string]*turn
+	clients map[string]*clientCalls
 }
 
-// A turn is that of one client's calls.
-type turn struct {
+// A clientCalls is that of one client's calls.
+type clientCalls struct {
 	own   *semaphore.Weighted
 	calls int // at work or waiting
 }
 
 // wait has a call wait for its turn.
-func (t *turns) wait(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+func (t *callLimiter) wait(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	client := callerOf(ctx).client
 	mine := t.enter(client)
 	defer t.leave(client)
@@ -176,19 +176,19 @@ func (t *turns) wait(ctx context.Context, request any, _ *grpc.UnaryServerInfo, 
 	return handle(ctx, request)
 }
 
-func (t *turns) enter(client string) *semaphore.Weighted {
+func (t *callLimiter) enter(client string) *semaphore.Weighted {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := t.clients[client]
 	if c == nil {
-		c = &turn{own: semaphore.NewWeighted(maxRegisteringOf)}
+		c = &clientCalls{own: semaphore.NewWeighted(maxRegisteringOf)}
 		t.clients[client] = c
 	}
 	c.calls++
 	return c.own
 }
 
-func (t *turns) leave(client string) {
+func (t *callLimiter) leave(client string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if c := t.clients[client]; c.calls > 1 {

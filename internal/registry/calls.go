@@ -114,19 +114,19 @@ func (r *Registry) do(caller context.Context, c call, ask func(context.Context, 
 func (r *Registry) serving(resource device.ResourceName) (*session, *device.Refusal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := r.supplies[resource]
+	s := r.resources[resource]
 	switch {
 	case s == nil:
 		return nil, device.Refuse(device.PluginMissing, nil, "no plugin has registered %s", resource)
 	case s.state != device.Serving && s.session != nil:
 		return nil, device.Refuse(device.PluginStale, nil,
-			"the plugin of %s (%s) is connected and has not listed its devices yet", resource, s.link.where())
+			"the plugin of %s (%s) is connected and has not listed its devices yet", resource, s.registration.where())
 	case s.state == device.Lost:
 		return nil, device.Refuse(device.PluginMissing, nil,
-			"the plugin of %s (%s) has been away for longer than %s", resource, s.link.where(), r.cfg.GracePeriod)
+			"the plugin of %s (%s) has been away for longer than %s", resource, s.registration.where(), r.cfg.GracePeriod)
 	case s.state == device.Stale:
 		return nil, device.Refuse(device.PluginStale, nil,
-			"the plugin of %s (%s) is away at the moment", resource, s.link.where())
+			"the plugin of %s (%s) is away at the moment", resource, s.registration.where())
 	}
 	return s.session, nil
 }

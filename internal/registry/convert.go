@@ -11,7 +11,7 @@ import (
 )
 
 // This file turns what we are asked into requests and plugins' answers into grants. What a plugin grants is checked
-// here, where its error can still be told to somebody: the kubelet passes it on as it is, and the runtime then fails
+// present, where its error can still be told to somebody: the kubelet passes it on as it is, and the runtime then fails
 // the container with words that no longer name the plugin.
 
 func allocateRequest(ids []device.ID) *pluginapi.AllocateRequest {

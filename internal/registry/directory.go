@@ -122,7 +122,7 @@ func (r *Registry) Directory(pod device.Pod) (device.PluginDir, error) {
 	if r.running {
 		d.startLocked()
 	}
-	r.directories.tell()
+	r.directories.notify()
 	return dir, nil
 }
 
@@ -148,8 +148,8 @@ func (r *Registry) Directories() (all []device.PluginDir, changed <-chan struct{
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	of := map[device.PodUID][]device.ResourceName{}
-	for name, s := range r.supplies {
-		of[s.link.home.pod.UID] = append(of[s.link.home.pod.UID], name)
+	for name, s := range r.resources {
+		of[s.registration.home.pod.UID] = append(of[s.registration.home.pod.UID], name)
 	}
 	for uid, d := range r.own {
 		if !d.leaving {
@@ -186,7 +186,7 @@ func (r *Registry) leaveLocked(uid device.PodUID) {
 		return
 	}
 	d.leaving = true
-	r.directories.tell()
+	r.directories.notify()
 	if r.running { // else begin removes it
 		r.work.Go(func() { r.remove(d) })
 	}
@@ -196,9 +196,9 @@ func (r *Registry) remove(d *directory) {
 	d.stop()
 	d.watches.Wait()
 	r.mu.Lock()
-	for _, s := range r.supplies {
-		if s.link.home.pod.UID == d.pod.UID && s.link.endpoint != "" && !r.closing {
-			r.vacateLocked(s, podGone)
+	for _, s := range r.resources {
+		if s.registration.home.pod.UID == d.pod.UID && s.registration.endpoint != "" && !r.closing {
+			r.dropSocketLocked(s, podGone)
 		}
 	}
 	r.mu.Unlock()
@@ -229,12 +229,12 @@ func (d *directory) stop() {
 func (r *Registry) restore() {
 	known, err := r.tree.Known()
 	if err != nil {
-		r.log.Error("directories of plugin pods cannot be taken up; their plugins cannot register before devmgrd's next start", "err", clip(err.Error()))
+		r.log.Error("cannot read directories of plugin pods", "err", clip(err.Error()))
 	}
 	for _, dir := range known {
 		d := newDirectory(r, r.homeOf(dir))
 		if err := d.listen(); err != nil { // its watch tries again
-			d.log.Error("plugins of a pod cannot register", "dir", dir.Sockets, "err", err)
+			d.log.Error("cannot serve directory of plugin pod", "dir", dir.Sockets, "err", err)
 		}
 		r.mu.Lock()
 		r.own[dir.Owner.UID] = d
@@ -312,7 +312,7 @@ func (e *barredError) Error() string { return e.err.Error() }
 func (e *barredError) Unwrap() error { return e.err }
 
 // allowed returns a *barredError if a rule does not let the plugin serve the link's resource.
-func (r *Registry) allowed(ctx context.Context, l *link) error {
+func (r *Registry) allowed(ctx context.Context, l *registration) error {
 	if r.cfg.Rules == nil {
 		return nil
 	}
@@ -355,14 +355,14 @@ func (d *directory) callAgain() {
 	}
 }
 
-// A bell tells any number of listeners that something has changed.
-type bell struct {
+// A broadcaster tells any number of listeners that something has changed.
+type broadcaster struct {
 	mu   sync.Mutex
 	ring chan struct{}
 }
 
 // changed returns a channel that the next tell closes.
-func (b *bell) changed() <-chan struct{} {
+func (b *broadcaster) changed() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ring == nil {
@@ -371,7 +371,7 @@ func (b *bell) changed() <-chan struct{} {
 	return b.ring
 }
 
-func (b *bell) tell() {
+func (b *broadcaster) notify() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ring != nil {

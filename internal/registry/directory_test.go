@@ -29,7 +29,7 @@ func pluginPod(name string) device.Pod {
 }
 
 // directory makes a plugin pod's directory, as the hook does.
-func (f *fixture) directory(name string) device.PluginDir {
+func (f *harness) directory(name string) device.PluginDir {
 	f.t.Helper()
 	dir, err := f.Directory(pluginPod(name))
 	if err != nil {
@@ -39,7 +39,7 @@ func (f *fixture) directory(name string) device.PluginDir {
 }
 
 // owner returns the pod of gpu's plugin.
-func (f *fixture) owner() device.PluginPod { return f.Registrations()[gpu].Pod }
+func (f *harness) owner() device.PluginPod { return f.Registrations()[gpu].Pod }
 
 type accounts map[string]string
 
@@ -58,7 +58,7 @@ func TestDirectory_Registration_HasItsPod(t *testing.T) {
 		t.Errorf("its pod is %+v, want %+v", got, want)
 	}
 	f.eventually("it is recorded", func() bool { r, ok := f.memory.last(); return ok && r.Pod == want && r.Endpoint == p.Endpoint })
-	if text := f.logs.String(); !strings.Contains(text, `msg="plugin registered" resource=vendor.example/gpu endpoint=`+p.Endpoint+" pod=kube-system/a serviceAccount=plugins") {
+	if text := f.logs.String(); !strings.Contains(text, `msg="plugin registered" resource=vendor.example/gpu endpoint=`+p.Endpoint+" pod=kube-system/a service_account=plugins") {
 		t.Errorf("the log does not name its pod:\n%s", text)
 	}
 	if n := f.metric("devmgrd_plugin_info", "kube-system"); n != 1 {
@@ -89,7 +89,7 @@ func TestDirectory_TwoPods_AreApart(t *testing.T) {
 		o := f.Offers()
 		return len(o["vendor.example/r0"].Inventory.Devices) == 1 && len(o["vendor.example/r1"].Inventory.Devices) == 2
 	})
-	if n := f.logs.count("another resource was served"); n != 0 {
+	if n := f.logs.count("socket taken from another resource"); n != 0 {
 		t.Error("one has taken the other one's socket")
 	}
 	// Nothing but its own is in reach of b, whatever it names.
@@ -260,9 +260,9 @@ func TestDirectory_Flood_StopsNobodyElse(t *testing.T) {
 
 // A plugin that waits to be called is called when the one that has replaced it goes, in whatever directory that was.
 func TestDirectory_Replacement_Goes_FormerServes(t *testing.T) {
-	for name, end := range map[string]func(f *fixture, p *plugintest.Plugin, a *plugintest.Announcement){
-		"its socket is removed": func(_ *fixture, p *plugintest.Plugin, a *plugintest.Announcement) { p.Stop(); a.Withdraw() },
-		"its pod is gone":       func(f *fixture, p *plugintest.Plugin, _ *plugintest.Announcement) { p.Stop(); f.PodGone("uid-b") },
+	for name, end := range map[string]func(f *harness, p *plugintest.Plugin, a *plugintest.Announcement){
+		"its socket is removed": func(_ *harness, p *plugintest.Plugin, a *plugintest.Announcement) { p.Stop(); a.Withdraw() },
+		"its pod is gone":       func(f *harness, p *plugintest.Plugin, _ *plugintest.Announcement) { p.Stop(); f.PodGone("uid-b") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := start(t, ownDirs(socketDir(t)), watches(socketDir(t)))
@@ -321,7 +321,7 @@ func TestDirectory_AfterTheEnd(t *testing.T) {
 }
 
 // directoryOf returns the path of a directory that is there.
-func (f *fixture) directoryOf(name string) string {
+func (f *harness) directoryOf(name string) string {
 	f.t.Helper()
 	dir, has := f.OwnDirectory(device.PodUID("uid-" + name))
 	if !has {

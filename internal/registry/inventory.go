@@ -51,10 +51,10 @@ func (c *listCodec) Unmarshal(data mem.BufferSlice, into any) error {
 // one: it remembers where each stands, so that a list with the same IDs is neither sorted nor copied unless a device
 // has changed.
 type lister struct {
-	roster                 // with the latest inventory: shared with readers, never edited
-	most   int             // plugins.maxDevices
-	order  []int32         // devices[order[i]] is the i-th of the latest message; nil: not known
-	nodes  map[int64][]int // NUMA lists of one node, one of each
+	deviceList                 // with the latest inventory: shared with readers, never edited
+	most       int             // plugins.maxDevices
+	order      []int32         // devices[order[i]] is the i-th of the latest message; nil: not known
+	nodes      map[int64][]int // NUMA lists of one node, one of each
 }
 
 const (
@@ -133,7 +133,7 @@ func (l *lister) takeAnew(message []*pluginapi.Device, now time.Time) (found fau
 	order := make([]int32, len(message))
 	old, same := l.devices, true
 	var gone []device.Device
-	come := newcomers{before: &l.roster, now: now}
+	come := additions{before: &l.deviceList, now: now}
 	for i, at := range sorted {
 		m := message[at]
 		if i+1 < len(sorted) && message[sorted[i+1]].ID == m.ID {
@@ -165,7 +165,7 @@ func (l *lister) takeAnew(message []*pluginapi.Device, now time.Time) (found fau
 	}
 	switch {
 	case !same || len(gone) > 0:
-		l.roster = l.with(devices, gone, come.stamp, l.most)
+		l.deviceList = l.with(devices, gone, come.stamp, l.most)
 	default:
 		l.listed = true
 	}

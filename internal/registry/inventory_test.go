@@ -125,7 +125,7 @@ func randomDevice(random *rand.Rand) *pluginapi.Device {
 
 func TestListerKeepsInventoryOfPredecessor(t *testing.T) {
 	old := []device.Device{{ID: "a", Healthy: true, NUMA: []int{1}}, {ID: "b"}}
-	l := lister{roster: roster{devices: old}}
+	l := lister{deviceList: deviceList{devices: old}}
 	l.take([]*pluginapi.Device{{ID: "b"}, {ID: "a", Health: "Healthy", Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}}}}}, time.Now())
 	if !device.SameList(l.devices, old) {
 		t.Error("the same devices are another inventory")

@@ -122,7 +122,7 @@ func TestReRegistration(t *testing.T) {
 				first.Set(plugintest.Devices(5)...)
 				first.Stop()
 				second.Kill()
-				if !f.serves("dev3")() || f.metric("device_plugin_registration_total", gpu) != 3 || f.logs.count("plugin is away") != 0 {
+				if !f.serves("dev3")() || f.metric("device_plugin_registration_total", gpu) != 3 || f.logs.count("plugin disconnected") != 0 {
 					t.Errorf("an old plugin was heard: %+v", f.offer())
 				}
 			})

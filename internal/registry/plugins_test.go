@@ -180,7 +180,7 @@ func TestRegisterTwiceInARow(t *testing.T) {
 	}
 	p.SetHealth("dev-000001", plugintest.Unhealthy)
 	f.eventually("the stream is heard", func() bool { return !f.offer().Inventory.Devices[1].Healthy })
-	if f.logs.count("plugin is away") != 0 {
+	if f.logs.count("plugin disconnected") != 0 {
 		t.Error("there was a gap")
 	}
 }
@@ -275,7 +275,7 @@ func TestOldStreamsLiveOn(t *testing.T) {
 	f.eventually("the current one is heard", f.serves("newer", "newest"))
 	f.eventually("we are at the other end of one", func() bool { return old.Connections() == 0 && fresh.Connections() == 1 })
 	old.Stop()
-	if !f.serves("newer", "newest")() || f.logs.count("plugin is away") != 0 {
+	if !f.serves("newer", "newest")() || f.logs.count("plugin disconnected") != 0 {
 		t.Errorf("the old plugin was heard: %+v", f.offer())
 	}
 }

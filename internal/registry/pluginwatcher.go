@@ -18,27 +18,27 @@ import (
 )
 
 const (
-	maxDirectories = 256                   // that are watched
-	maxDepth       = 4                     // of directories below the registry directory
-	maxCandidates  = 1024                  // that are called
-	maxFiles       = 16384                 // of one directory that are looked at
-	lull           = 20 * time.Millisecond // from the first event of a burst to the look
+	maxDirectories    = 256                   // that are watched
+	maxDepth          = 4                     // of directories below the registry directory
+	maxWatchedSockets = 1024                  // that are called
+	maxFiles          = 16384                 // of one directory that are looked at
+	lull              = 20 * time.Millisecond // from the first event of a burst to the look
 )
 
 // A pluginWatcher follows the registry directory, where plugins put sockets and wait to be called, and has a candidate for
 // each. Its fields are its own goroutine's.
 type pluginWatcher struct {
-	registry   *Registry
-	of         *directory
-	dir        string
-	candidates map[string]*candidate // by path
-	work       sync.WaitGroup        // the candidates'
-	started    bool                  // the first look is over
-	crowded    bool                  // that there are too many has been told
+	registry *Registry
+	of       *directory
+	dir      string
+	sockets  map[string]*watchedSocket // by path
+	work     sync.WaitGroup            // the candidates'
+	started  bool                      // the first look is over
+	crowded  bool                      // that there are too many has been told
 }
 
 func newPluginWatcher(d *directory) *pluginWatcher {
-	return &pluginWatcher{registry: d.registry, of: d, dir: d.home.registry, candidates: make(map[string]*candidate)}
+	return &pluginWatcher{registry: d.registry, of: d, dir: d.home.registry, sockets: make(map[string]*watchedSocket)}
 }
 
 // Run takes up plugins until ctx ends.
@@ -87,7 +87,7 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 				soon = time.After(lull)
 			}
 		case <-w.of.recall:
-			for _, c := range w.candidates {
+			for _, c := range w.sockets {
 				c.nudge()
 			}
 		case <-soon:
@@ -108,12 +108,12 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 	if err != nil {
 		return err
 	}
-	var gone []*candidate
-	for path, c := range w.candidates {
+	var gone []*watchedSocket
+	for path, c := range w.sockets {
 		if now := found[path]; now == nil || !shareddir.Same(c.file, now) {
 			c.cancel()
 			gone = append(gone, c)
-			delete(w.candidates, path)
+			delete(w.sockets, path)
 		}
 	}
 	// They end at once, whatever they do, and before their successors begin.
@@ -121,14 +121,14 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 		<-c.done
 	}
 	if len(gone) > 0 {
-		for _, c := range w.candidates {
+		for _, c := range w.sockets {
 			c.nudge()
 		}
 	}
 
 	var fresh []string
 	for path := range found {
-		if w.candidates[path] == nil {
+		if w.sockets[path] == nil {
 			fresh = append(fresh, path)
 		}
 	}
@@ -138,7 +138,7 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 	})
 	var calls sync.WaitGroup
 	for _, path := range fresh {
-		if len(w.candidates) >= maxCandidates {
+		if len(w.sockets) >= maxWatchedSockets {
 			w.passOver(path)
 			break
 		}
@@ -160,12 +160,12 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 
 func (w *pluginWatcher) start(ctx context.Context, path string, file fs.FileInfo, first func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	c := &candidate{
+	c := &watchedSocket{
 		registry: w.registry, home: &w.of.home, log: w.of.log.With("socket", path),
-		path: path, file: file, id: w.registry.arrive(),
+		path: path, file: file, id: w.registry.nextNumber(),
 		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 	}
-	w.candidates[path] = c
+	w.sockets[path] = c
 	w.work.Go(func() {
 		defer close(c.done)
 		defer cancel()
@@ -253,8 +253,8 @@ func (w *pluginWatcher) read(top *shareddir.Dir, below string) ([]fs.FileInfo, e
 // passOver says once that there is more in the directory than is looked at.
 func (w *pluginWatcher) passOver(path string) {
 	if !w.crowded {
-		w.of.log.Error("there is too much in the plugin registry, or it lies too deep, and is passed over; remove what is not needed",
-			"first", path, "sockets", maxCandidates, "directories", maxDirectories, "depth", maxDepth, "files", maxFiles)
+		w.of.log.Error("plugin registry too large; ignoring the rest",
+			"first", path, "sockets", maxWatchedSockets, "directories", maxDirectories, "depth", maxDepth, "files", maxFiles)
 	}
 	w.crowded = true
 }

@@ -18,13 +18,13 @@ import (
 )
 
 // announced makes a plugin that serves in the socket directory and waits to be called at reg.sock.
-func announced(f *fixture, devices ...*plugintest.Device) (*plugintest.Plugin, *plugintest.Announcement) {
+func announced(f *harness, devices ...*plugintest.Device) (*plugintest.Plugin, *plugintest.Announcement) {
 	f.t.Helper()
 	return announcedAt(f, "reg.sock", devices...)
 }
 
 // announcedAt is announced for a socket that may be in a directory below, which is made.
-func announcedAt(f *fixture, socket string, devices ...*plugintest.Device) (*plugintest.Plugin, *plugintest.Announcement) {
+func announcedAt(f *harness, socket string, devices ...*plugintest.Device) (*plugintest.Plugin, *plugintest.Announcement) {
 	f.t.Helper()
 	path := filepath.Join(f.watched, socket)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -47,7 +47,7 @@ func wasTold(p *plugintest.Plugin, registered bool, parts ...string) func() bool
 }
 
 // eager makes a registry that runs, watches, and calls again almost at once.
-func eager(t testing.TB, change ...func(*registry.Config)) *fixture {
+func eager(t testing.TB, change ...func(*registry.Config)) *harness {
 	t.Helper()
 	f := prepare(t, append([]func(*registry.Config){watches(socketDir(t))}, change...)...)
 	f.SetCallPause(10 * time.Millisecond)
@@ -95,18 +95,18 @@ func TestWatcher(t *testing.T) {
 // Where a plugin serves, however it says so.
 func TestWatcherEndpoints(t *testing.T) {
 	elsewhere := socketDir(t)
-	for name, endpoint := range map[string]func(f *fixture, p *plugintest.Plugin) (says string){
-		"none":                      func(f *fixture, p *plugintest.Plugin) string { p.Dir = f.watched; return "" },
-		"in the kubelet's registry": func(f *fixture, p *plugintest.Plugin) string { p.Dir = f.watched; return kubeletRegistry + "/a.sock" },
-		"in a directory below": func(f *fixture, p *plugintest.Plugin) string {
+	for name, endpoint := range map[string]func(f *harness, p *plugintest.Plugin) (says string){
+		"none":                      func(f *harness, p *plugintest.Plugin) string { p.Dir = f.watched; return "" },
+		"in the kubelet's registry": func(f *harness, p *plugintest.Plugin) string { p.Dir = f.watched; return kubeletRegistry + "/a.sock" },
+		"in a directory below": func(f *harness, p *plugintest.Plugin) string {
 			p.Dir = f.watched + "/sub"
 			return kubeletRegistry + "/sub//./a.sock"
 		},
-		"in the registry":            func(f *fixture, p *plugintest.Plugin) string { p.Dir = f.watched; return f.watched + "/a.sock" },
-		"in the kubelet's directory": func(f *fixture, p *plugintest.Plugin) string { return kubeletDir + "/a.sock" },
-		"in our directory":           func(f *fixture, p *plugintest.Plugin) string { return f.dir + "/a.sock" },
-		"elsewhere":                  func(f *fixture, p *plugintest.Plugin) string { p.Dir = elsewhere; return elsewhere + "/a.sock" },
-		"through a link elsewhere": func(f *fixture, p *plugintest.Plugin) string {
+		"in the registry":            func(f *harness, p *plugintest.Plugin) string { p.Dir = f.watched; return f.watched + "/a.sock" },
+		"in the kubelet's directory": func(f *harness, p *plugintest.Plugin) string { return kubeletDir + "/a.sock" },
+		"in our directory":           func(f *harness, p *plugintest.Plugin) string { return f.dir + "/a.sock" },
+		"elsewhere":                  func(f *harness, p *plugintest.Plugin) string { p.Dir = elsewhere; return elsewhere + "/a.sock" },
+		"through a link elsewhere": func(f *harness, p *plugintest.Plugin) string {
 			link := filepath.Join(elsewhere, "way")
 			if err := os.Symlink(f.watched, link); err != nil {
 				f.t.Fatal(err)
@@ -239,7 +239,7 @@ func TestWatcherLeavesOtherTypesAlone(t *testing.T) {
 	bad.Info = &plugintest.Info{Type: "DevicePlugin", Name: "bad"}
 	bad.Serve()
 	f.eventually("another one is called again and again", func() bool { return bad.Calls(plugintest.GetInfo) >= 5 })
-	if n := csi.Calls(plugintest.GetInfo); n != 1 || f.logs.count("none of ours") != 1 {
+	if n := csi.Calls(plugintest.GetInfo); n != 1 || f.logs.count("ignoring socket of another plugin type") != 1 {
 		t.Errorf("it was asked %d times", n)
 	}
 	csi.Stop()
@@ -307,7 +307,7 @@ func TestWatcherSocketRemoved(t *testing.T) {
 			if n := len(f.offer().Inventory.Devices); n != 2 {
 				t.Errorf("the last inventory was not kept: %d devices", n)
 			}
-			if n := f.logs.count("plugin is withdrawn"); n != 1 || f.Offers()[other].State != device.Serving {
+			if n := f.logs.count("plugin withdrawn"); n != 1 || f.Offers()[other].State != device.Serving {
 				t.Errorf("%d plugins were withdrawn; %+v", n, f.Offers()[other])
 			}
 			p.Announce(filepath.Join(f.watched, "other.sock"))
@@ -332,7 +332,7 @@ func TestWatcherOldSocketRemoved(t *testing.T) {
 	called.Info = &plugintest.Info{}
 	called.Serve()
 	f.eventually("the removal was seen", func() bool { return called.Calls(plugintest.GetInfo) > 0 })
-	if !f.serves("new")() || fresh.Streams() != 1 || f.logs.count("plugin is withdrawn") != 0 {
+	if !f.serves("new")() || fresh.Streams() != 1 || f.logs.count("plugin withdrawn") != 0 {
 		t.Errorf("the new plugin was touched: %+v", f.offer())
 	}
 }
@@ -489,7 +489,7 @@ func TestWatcherLooksBelow(t *testing.T) {
 	if len(hidden.Requests())+len(deep.Requests())+len(dot.Requests()) != 0 {
 		t.Error("one is called that must not be")
 	}
-	f.eventually("what is too deep is told", func() bool { return f.logs.count("too deep") == 1 })
+	f.eventually("what is too deep is told", func() bool { return f.logs.count("plugin registry too large") == 1 })
 	hidden.Info.Type = "DevicePlugin"
 	if err := os.Rename(hidden.Dir, filepath.Join(f.watched, "shown")); err != nil {
 		t.Fatal(err)
@@ -533,9 +533,9 @@ func TestWatcherDirectoryRemoved(t *testing.T) {
 
 // After a restart of ours a plugin that waits to be called is called, and not dialled before that.
 func TestWatcherRestarts(t *testing.T) {
-	for name, here := range map[string]func(f *fixture) string{
-		"serves in the registry":         func(f *fixture) string { return f.watched },
-		"serves in the socket directory": func(f *fixture) string { return f.dir },
+	for name, here := range map[string]func(f *harness) string{
+		"serves in the registry":         func(f *harness) string { return f.watched },
+		"serves in the socket directory": func(f *harness) string { return f.dir },
 	} {
 		t.Run(name, func(t *testing.T) {
 			first := eager(t)
@@ -691,13 +691,13 @@ func TestWatcherOneSocketOneResource(t *testing.T) {
 	}
 	f.eventually("one stream is left", func() bool { return p.Streams() == 1 })
 
-	// The books of such a time, after a crash between two saves.
+	// The state file of such a time, after a crash between two saves.
 	second := start(t, known(
 		device.PluginRecord{Resource: gpu, Endpoint: "same.sock"}, device.PluginRecord{Resource: other, Endpoint: "same.sock"}))
 	second.stop()
 	third := start(t, at(second.dir), known(
 		device.PluginRecord{Resource: gpu, Endpoint: "same.sock"}, device.PluginRecord{Resource: other, Endpoint: second.dir + "/same.sock"}))
-	if n := third.logs.count("several remembered resources have the same socket"); n != 2 {
+	if n := third.logs.count("recorded resources share a socket"); n != 2 {
 		t.Errorf("%d warnings", n)
 	}
 }
@@ -720,7 +720,7 @@ func TestWatcherEnds(t *testing.T) {
 	}
 	f.stop()
 	if r, _ := f.memory.last(); r.Endpoint != p.Socket() {
-		t.Errorf("the books say %+v", r)
+		t.Errorf("the state file says %+v", r)
 	}
 	for _, h := range append(hung, p) {
 		h.Stop()

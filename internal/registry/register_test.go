@@ -306,7 +306,7 @@ func TestRegisterAgain(t *testing.T) {
 	close(list)
 	f.eventually("the new plugin serves", f.serves("new"))
 	old.Stop()
-	if !f.serves("new")() || f.logs.count("plugin is away") != 0 {
+	if !f.serves("new")() || f.logs.count("plugin disconnected") != 0 {
 		t.Error("the old plugin's end was noticed")
 	}
 	if n := f.metric("device_plugin_registration_total", gpu); n != 2 {
@@ -323,7 +323,7 @@ func TestRegisterSameSocketTwice(t *testing.T) {
 	f.eventually("one stream is left, and it serves", func() bool { return p.Streams() == 1 && f.servesNumber(2)() })
 	p.SetHealth("dev-000000", plugintest.Unhealthy)
 	f.eventually("the stream is heard", func() bool { return !f.offer().Inventory.Devices[0].Healthy })
-	if f.logs.count("plugin is away") != 0 {
+	if f.logs.count("plugin disconnected") != 0 {
 		t.Error("there was a gap")
 	}
 }
@@ -391,12 +391,12 @@ func TestRegisterOtherResourceOnSameSocket(t *testing.T) {
 			f.eventually("the new resource is served", serving(fresh, 3))
 			f.eventually("the old resource is lost", func() bool { return f.Offers()[old].State == device.Lost })
 			f.eventually("one stream is left", func() bool { return p.Streams() == 1 })
-			f.eventually("the books know whose socket it is", func() bool {
+			f.eventually("the state file knows whose socket it is", func() bool {
 				was, _ := f.memory.lastOf(old)
 				is, _ := f.memory.lastOf(fresh)
 				return was.Reported && was.Endpoint == "" && is.Endpoint == "vf.sock"
 			})
-			if f.metric("devmgrd_plugin_up", old) != 0 || f.logs.count("another resource was served at this socket") != 1 {
+			if f.metric("devmgrd_plugin_up", old) != 0 || f.logs.count("socket taken from another resource") != 1 {
 				t.Error("metric and log do not tell of it")
 			}
 			// A later list is the new resource's alone, and whoever registers the old one again is welcome.
@@ -463,7 +463,7 @@ func TestKnownResourcesWithOneSocket(t *testing.T) {
 	was, _ := f.memory.lastOf(one)
 	is, _ := f.memory.lastOf(two)
 	if !was.Reported || was.Endpoint != "" || is.Endpoint != "same.sock" {
-		t.Errorf("the books say %+v and %+v", was, is)
+		t.Errorf("the state file says %+v and %+v", was, is)
 	}
 
 	// What has no socket is not dialled at the next start either.
@@ -531,7 +531,7 @@ func TestStreamFailsForEver(t *testing.T) {
 		return o.State == device.Stale && o.Reported && len(o.Inventory.Devices) == 0
 	})
 	f.eventually("it is dialled back", func() bool { return p.Calls(plugintest.ListAndWatch) >= 3 })
-	if n := f.logs.count("plugin is away"); n != 1 {
+	if n := f.logs.count("plugin disconnected"); n != 1 {
 		t.Errorf("%d log lines for one change of state", n)
 	}
 	p.Before(plugintest.ListAndWatch, nil)
@@ -565,7 +565,7 @@ func TestPausesBeforeDiallingBack(t *testing.T) {
 				f.eventually("it serves", f.servesNumber(1))
 				c.then(p)
 			}
-			f.eventually("there is a pause", func() bool { return f.logs.count("dialling back") > 0 })
+			f.eventually("there is a pause", func() bool { return f.logs.count("redialling plugin") > 0 })
 			if rarely := f.logs.count("wait=2m0s") > 0; rarely != c.rarely {
 				t.Errorf("it is dialled rarely: %v\n%s", rarely, f.logs)
 			}

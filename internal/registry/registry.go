@@ -42,14 +42,14 @@ type Config struct {
 	RejectDuplicates bool                  // refuse a second plugin while the first one serves; else the newest wins
 	Known            []device.PluginRecord // what the store remembers: dialled at the start, Stale or Lost until they serve
 
-	Memory  Memory
+	Store   Store
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 }
 
-// Memory keeps what has to survive a restart. SavePlugin returns when the record is durable. It is called by one
+// Store keeps what has to survive a restart. SavePlugin returns when the record is durable. It is called by one
 // goroutine that nobody waits for, and only when the record differs from the one saved before.
-type Memory interface {
+type Store interface {
 	SavePlugin(device.PluginRecord) error
 	// ForgetResource removes all that is remembered of a resource.
 	ForgetResource(device.ResourceName) error
@@ -75,8 +75,8 @@ type Registry struct {
 	cfg             Config // immutable after New
 	log             *slog.Logger
 	metrics         *metrics
-	memory          *saver
-	ledger          Ledger // nil: no resource makes room for another
+	saver           *saver
+	allocator       Allocator // nil: no resource makes room for another
 	server          *registrationServer
 	registerTimeout time.Duration
 	lastPause       time.Duration // of a link that dials back
@@ -89,18 +89,18 @@ type Registry struct {
 	common      *directory
 	tree        *plugindir.Tree // nil: no pod has a directory of its own
 	accounts    ServiceAccounts // nil: none is known
-	directories bell            // the directories, or whose resources are, have changed
+	directories broadcaster     // the directories, or whose resources are, have changed
 
 	work sync.WaitGroup // everything that Run has to wait for
 
 	making sync.Mutex // held while a plugin pod's directory is made; taken before mu
 
-	mu       sync.Mutex // guards what follows; never held across a call, a file access or a save
-	supplies map[device.ResourceName]*supply
-	arrivals uint64 // registrations and streams so far: the identity of a link, and of a plugin's stream
-	own      map[device.PodUID]*directory
-	running  bool
-	closing  bool
+	mu         sync.Mutex // guards what follows; never held across a call, a file access or a save
+	resources  map[device.ResourceName]*resourceState
+	lastNumber uint64 // registrations and streams so far: the identity of a link, and of a plugin's stream
+	own        map[device.PodUID]*directory
+	running    bool
+	closing    bool
 }
 
 // New makes a Registry that already offers, as Stale, what cfg.Known remembers. Nothing runs before Run.
@@ -123,7 +123,7 @@ func New(cfg Config) *Registry {
 		changed:         make(chan struct{}, 1),
 		failed:          make(chan error, 1),
 		own:             map[device.PodUID]*directory{},
-		supplies:        make(map[device.ResourceName]*supply, len(cfg.Known)),
+		resources:       make(map[device.ResourceName]*resourceState, len(cfg.Known)),
 	}
 	common := home{sockets: cfg.SocketDir, registry: cfg.RegistryDir, kubelet: cfg.KubeletDir, kubeletRegistry: cfg.KubeletRegistryDir}
 	if cfg.PluginsDir != "" {
@@ -131,20 +131,20 @@ func New(cfg Config) *Registry {
 		r.tree = plugindir.At(cfg.PluginsDir)
 	}
 	r.common = newDirectory(r, common)
-	r.memory = newSaver(cfg.Memory, cfg.Log, r.record)
+	r.saver = newSaver(cfg.Store, cfg.Log, r.record)
 	r.server = newServer(r)
 	shared := r.sharedSockets(cfg.Known)
 	for _, k := range cfg.Known {
-		r.memory.remember(k)
+		r.saver.remember(k)
 		h := r.homeOfPod(k.Pod)
 		if shared[h.locate(k.Endpoint)] {
-			r.log.Warn("several remembered resources have the same socket: none is dialled until its plugin registers",
+			r.log.Warn("recorded resources share a socket; not dialling",
 				"resource", k.Resource, "endpoint", k.Endpoint)
 			k.Endpoint = ""
-			r.memory.note(k.Resource)
+			r.saver.note(k.Resource)
 		}
-		r.arrivals++
-		r.supplies[k.Resource] = remembered(k, newLink(r, r.arrivals, k.Resource, h, k.Endpoint))
+		r.lastNumber++
+		r.resources[k.Resource] = remembered(k, newRegistration(r, r.lastNumber, k.Resource, h, k.Endpoint))
 		r.metrics.setUp(k.Resource, false)
 		r.metrics.setPod(k.Resource, k.Pod)
 	}
@@ -177,7 +177,7 @@ func (c Config) mustBeComplete() {
 		"MaxDevices":       c.MaxDevices <= 0,
 		"MaxResources":     c.MaxResources <= 0,
 		"MaxTotalBytes":    c.MaxTotalBytes <= 0,
-		"Memory":           c.Memory == nil,
+		"Store":            c.Store == nil,
 		"Log":              c.Log == nil,
 		"Metrics":          c.Metrics == nil,
 	} {
@@ -196,7 +196,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	}
 	saving, endSaving := context.WithCancel(context.WithoutCancel(ctx))
 	var saver sync.WaitGroup
-	saver.Go(func() { r.memory.run(saving) })
+	saver.Go(func() { r.saver.run(saving) })
 
 	var err error
 	select {
@@ -239,9 +239,9 @@ func (r *Registry) begin() error {
 		d.startLocked()
 	}
 	booted := bootTime()
-	for _, s := range r.supplies {
-		if s.link.endpoint != "" {
-			r.startLocked(s.link, nil)
+	for _, s := range r.resources {
+		if s.registration.endpoint != "" {
+			r.startLocked(s.registration, nil)
 		}
 		if s.state == device.Stale {
 			r.graceLocked(s, r.graceLeft(s.since, booted))
@@ -265,8 +265,8 @@ func (r *Registry) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.closing = true
-	for _, s := range r.supplies {
-		s.link.cancel()
+	for _, s := range r.resources {
+		s.registration.cancel()
 		s.endGrace()
 	}
 }
@@ -275,8 +275,8 @@ func (r *Registry) close() {
 func (r *Registry) Offers() map[device.ResourceName]device.Offer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	offers := make(map[device.ResourceName]device.Offer, len(r.supplies))
-	for name, s := range r.supplies {
+	offers := make(map[device.ResourceName]device.Offer, len(r.resources))
+	for name, s := range r.resources {
 		offers[name] = s.offer()
 	}
 	return offers
@@ -286,9 +286,9 @@ func (r *Registry) Offers() map[device.ResourceName]device.Offer {
 func (r *Registry) Registrations() map[device.ResourceName]device.Registration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := make(map[device.ResourceName]device.Registration, len(r.supplies))
-	for resource, s := range r.supplies {
-		all[resource] = device.Registration{Endpoint: s.link.endpoint, Pod: s.link.home.pod}
+	all := make(map[device.ResourceName]device.Registration, len(r.resources))
+	for resource, s := range r.resources {
+		all[resource] = device.Registration{Endpoint: s.registration.endpoint, Pod: s.registration.home.pod}
 	}
 	return all
 }
@@ -319,33 +319,33 @@ func (r *Registry) Check() error {
 // Forget drops a resource that nobody serves, and has the Memory forget it; one that is unknown too. A plugin that registers it
 // later brings it back. It fails with a *device.InUseError while a plugin serves it, also if one has come meanwhile.
 func (r *Registry) Forget(resource device.ResourceName) error {
-	r.memory.pen.Lock() // or a save that is under way would bring it back
-	defer r.memory.pen.Unlock()
+	r.saver.commitMu.Lock() // or a save that is under way would bring it back
+	defer r.saver.commitMu.Unlock()
 	r.mu.Lock()
-	here := r.supplies[resource].here()
+	here := r.resources[resource].present()
 	r.mu.Unlock()
 	if here {
 		return &device.InUseError{Resource: resource, Serving: true}
 	}
-	if err := r.memory.memory.ForgetResource(resource); err != nil {
+	if err := r.saver.store.ForgetResource(resource); err != nil {
 		return err
 	}
-	r.memory.forget(resource)
+	r.saver.forget(resource)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := r.supplies[resource]
+	s := r.resources[resource]
 	switch {
 	case s == nil:
 		return nil
-	case s.here():
-		r.memory.note(resource)
+	case s.present():
+		r.saver.note(resource)
 		return &device.InUseError{Resource: resource, Serving: true}
 	}
-	s.link.cancel()
+	s.registration.cancel()
 	s.endGrace()
-	delete(r.supplies, resource)
+	delete(r.resources, resource)
 	r.metrics.forget(resource)
-	r.directories.tell()
+	r.directories.notify()
 	r.signal()
 	r.callAgainLocked() // a plugin that is there and cannot call by itself is not to be lost
 	return nil

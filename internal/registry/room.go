@@ -8,8 +8,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A Ledger knows which resources are in use.
-type Ledger interface {
+// A Allocator knows which resources are in use.
+type Allocator interface {
 	// Devices returns a resource's devices, with their cordons.
 	Devices(device.ResourceName) (all []device.DeviceStatus, known bool)
 	// Forget drops a resource with all that is known of it, through Registry.Forget. It fails with a *device.InUseError
@@ -19,7 +19,7 @@ type Ledger interface {
 
 // MakeRoomWith lets resources that are Lost and not in use make room for new ones. It is called before Run. Without it
 // none does.
-func (r *Registry) MakeRoomWith(l Ledger) { r.ledger = l }
+func (r *Registry) MakeRoomWith(l Allocator) { r.allocator = l }
 
 // makeRoom forgets the resource that has been Lost for the longest time, that no pod has or wants, and that has no
 // cordoned device: an administrator who keeps a device out of use expects the plugin back. It reports whether there was
@@ -29,7 +29,7 @@ func (r *Registry) makeRoom(forResource device.ResourceName) bool {
 		if r.cordoned(lost.resource) {
 			continue
 		}
-		_, err := r.ledger.Forget(lost.resource)
+		_, err := r.allocator.Forget(lost.resource)
 		switch {
 		case err == nil:
 			r.log.Warn("lost resource forgotten for another", "resource", lost.resource, "for", forResource,
@@ -44,7 +44,7 @@ func (r *Registry) makeRoom(forResource device.ResourceName) bool {
 }
 
 func (r *Registry) cordoned(resource device.ResourceName) bool {
-	devices, _ := r.ledger.Devices(resource)
+	devices, _ := r.allocator.Devices(resource)
 	return slices.ContainsFunc(devices, func(d device.DeviceStatus) bool { return d.Cordon != nil })
 }
 
@@ -56,12 +56,12 @@ type lostResource struct {
 
 // lostResources returns the resources that are Lost and have no connected plugin, those that went first in front.
 func (r *Registry) lostResources() (all []lostResource) {
-	if r.ledger == nil {
+	if r.allocator == nil {
 		return nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for name, s := range r.supplies {
+	for name, s := range r.resources {
 		if s.state == device.Lost && s.session == nil {
 			all = append(all, lostResource{name, s.since})
 		}

@@ -40,12 +40,12 @@ func rules(t testing.TB, text string, enforce bool) func(*registry.Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	guard := pluginrules.New(pluginrules.Config{Rules: r, Enforce: enforce, Herald: silent{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
+	guard := pluginrules.New(pluginrules.Config{Rules: r, Enforce: enforce, Notifier: silent{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
 	return func(c *registry.Config) { c.Rules = guard }
 }
 
 // directoryOf makes the directory of a plugin pod in some namespace.
-func (f *fixture) directoryIn(namespace, name string) device.PluginDir {
+func (f *harness) directoryIn(namespace, name string) device.PluginDir {
 	f.t.Helper()
 	pod := pluginPod(name)
 	pod.Namespace = namespace

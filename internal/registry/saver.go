@@ -17,21 +17,21 @@ const (
 // A saver writes records to the Memory behind everybody's back. Changes are noted by name; the record is fetched when
 // its turn comes, so any number of changes in between are one save, and one that was undone is none.
 type saver struct {
-	memory Memory
-	log    *slog.Logger
-	fetch  func(device.ResourceName) (device.PluginRecord, bool)
-	wake   chan struct{}
+	store Store
+	log   *slog.Logger
+	fetch func(device.ResourceName) (device.PluginRecord, bool)
+	wake  chan struct{}
 
-	pen sync.Mutex // held while the Memory writes; taken before all other locks
+	commitMu sync.Mutex // held while the Memory writes; taken before all other locks
 
 	mu    sync.Mutex // guards what follows; taken after Registry.mu, never the other way round
 	dirty map[device.ResourceName]bool
 	saved map[device.ResourceName]device.PluginRecord
 }
 
-func newSaver(m Memory, log *slog.Logger, fetch func(device.ResourceName) (device.PluginRecord, bool)) *saver {
+func newSaver(m Store, log *slog.Logger, fetch func(device.ResourceName) (device.PluginRecord, bool)) *saver {
 	return &saver{
-		memory: m, log: log, fetch: fetch,
+		store: m, log: log, fetch: fetch,
 		wake:  make(chan struct{}, 1),
 		dirty: make(map[device.ResourceName]bool),
 		saved: make(map[device.ResourceName]device.PluginRecord),
@@ -102,17 +102,17 @@ func (s *saver) saveAll(failing *bool) bool {
 	}
 	switch {
 	case failed != nil && !*failing:
-		s.log.Error("plugins cannot be remembered; trying again", "err", failed)
+		s.log.Error("cannot record plugins; retrying", "err", failed)
 	case failed == nil && *failing:
-		s.log.Info("plugins are remembered again")
+		s.log.Info("plugins recorded again")
 	}
 	*failing = failed != nil
 	return failed == nil
 }
 
 func (s *saver) save(name device.ResourceName) error {
-	s.pen.Lock()
-	defer s.pen.Unlock()
+	s.commitMu.Lock()
+	defer s.commitMu.Unlock()
 	record, ok := s.fetch(name)
 	if !ok {
 		return nil // forgotten meanwhile
@@ -123,7 +123,7 @@ func (s *saver) save(name device.ResourceName) error {
 	if known && sameRecord(last, record) {
 		return nil
 	}
-	if err := s.memory.SavePlugin(record); err != nil {
+	if err := s.store.SavePlugin(record); err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -49,22 +49,22 @@ func (s *server) Register(ctx context.Context, request *pluginapi.RegisterReques
 }
 
 func (r *Registry) register(ctx context.Context, d *directory, request *pluginapi.RegisterRequest) error {
-	id := r.arrive()
+	id := r.nextNumber()
 	resource, err := checkRequest(request)
 	if err != nil {
 		return err
 	}
-	l := newLink(r, id, resource, r.named(ctx, d.home, resource), request.GetEndpoint())
-	on, err := r.meet(ctx, l)
+	l := newRegistration(r, id, resource, r.named(ctx, d.home, resource), request.GetEndpoint())
+	on, err := r.connectBack(ctx, l)
 	if err != nil {
 		return err
 	}
-	return r.place(l, on)
+	return r.install(l, on)
 }
 
-// place puts the plugin that l stands for in place. A plugin that has been overtaken by a newer registration hears no
+// install puts the plugin that l stands for in place. A plugin that has been overtaken by a newer registration hears no
 // error: it is as if it had been put in place and replaced a moment later.
-func (r *Registry) place(l *link, on *session) error {
+func (r *Registry) install(l *registration, on *session) error {
 	loser, err := r.accept(l, on)
 	for errors.As(err, new(*fullError)) && r.makeRoom(l.resource) {
 		loser, err = r.accept(l, on)
@@ -78,7 +78,7 @@ func (r *Registry) place(l *link, on *session) error {
 	}
 	l.log.Info("plugin registered", "preStart", on.preStart, "prefers", on.prefers)
 	if loser != "" {
-		l.log.Warn("another resource was served at this socket, and is away until a plugin registers it again", "loser", loser)
+		l.log.Warn("socket taken from another resource", "loser", loser)
 	}
 	return nil
 }
@@ -102,18 +102,18 @@ func checkRequest(request *pluginapi.RegisterRequest) (device.ResourceName, erro
 	return resource, nil
 }
 
-// meet opens a session with a plugin that has just registered, if it can be taken. Some call Register a moment before they
+// connectBack opens a session with a plugin that has just registered, if it can be taken. Some call Register a moment before they
 // listen, which the kubelet bears by dialling until its time is up; so does this. The options are asked for once.
-func (r *Registry) meet(ctx context.Context, l *link) (_ *session, err error) {
+func (r *Registry) connectBack(ctx context.Context, l *registration) (_ *session, err error) {
 	defer func() {
 		if err != nil {
-			r.unmet(l.resource, err)
+			r.registrationRefused(l.resource, err)
 		}
 	}()
 	if err := r.allowed(ctx, l); err != nil {
 		return nil, err
 	}
-	if err := r.room(l); err != nil {
+	if err := r.checkRoom(l); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.registerTimeout)

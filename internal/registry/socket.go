@@ -41,7 +41,7 @@ func (r *Registry) listen() error {
 		if err == nil {
 			return nil
 		}
-		r.log.Warn("nobody can dial the registration socket that was handed over; making another", "err", err)
+		r.log.Warn("passed registration socket unreachable; creating another", "err", err)
 		handed.Close()
 	}
 	return r.common.listen()
@@ -119,7 +119,7 @@ func (d *directory) adopt(l net.Listener, info fs.FileInfo) {
 func (d *directory) serveLocked() {
 	r, l := d.registry, d.listener
 	r.work.Go(func() {
-		err := r.server.Serve(entrance{l, d})
+		err := r.server.Serve(directoryListener{l, d})
 		r.mu.Lock()
 		expected := r.closing || d.listener != l
 		r.mu.Unlock()

@@ -121,7 +121,7 @@ func TestSocketIsTakenAwayInALoop(t *testing.T) {
 	if took := time.Since(began); took < 2*time.Second {
 		t.Errorf("it was put back %d times in %s", removed, took)
 	}
-	if n := f.logs.count("is back"); n > 5+int(time.Since(began)/time.Minute) {
+	if n := f.logs.count("registration socket restored"); n > 5+int(time.Since(began)/time.Minute) {
 		t.Errorf("it was told %d times", n)
 	}
 	f.eventually("registration is served", func() bool { return f.Check() == nil })

@@ -76,8 +76,8 @@ func (d *directory) endpointFiles(dir *shareddir.Dir) map[string]bool {
 func (d *directory) endpoints() (all []string) {
 	d.registry.mu.Lock()
 	defer d.registry.mu.Unlock()
-	for _, s := range d.registry.supplies {
-		if l := s.link; l.endpoint != "" && l.home.sockets == d.sockets {
+	for _, s := range d.registry.resources {
+		if l := s.registration; l.endpoint != "" && l.home.sockets == d.sockets {
 			all = append(all, l.endpoint)
 		}
 	}

@@ -47,7 +47,7 @@ func (d *directory) tend(ctx context.Context, dir string, watchOnce func(context
 			failing = false
 		}
 		if ctx.Err() == nil && !failing {
-			d.log.Warn("a directory of plugins' sockets has to be watched anew", "dir", dir, "err", err)
+			d.log.Warn("plugin directory watch failed; retrying", "dir", dir, "err", err)
 			failing = true
 		}
 		if ctx.Err() == nil && !errors.Is(err, errRemoved) {
@@ -144,20 +144,20 @@ func (d *directory) watchOnce(ctx context.Context) error {
 
 // nudge wakes the links whose plugin listens at path.
 func (r *Registry) nudge(path string) {
-	r.nudgeIf(func(l *link) bool { return l.path == path })
+	r.nudgeIf(func(l *registration) bool { return l.path == path })
 }
 
 // nudge wakes the links of the directory's plugins.
 func (d *directory) nudge() {
-	d.registry.nudgeIf(func(l *link) bool { return l.home.sockets == d.sockets })
+	d.registry.nudgeIf(func(l *registration) bool { return l.home.sockets == d.sockets })
 }
 
-func (r *Registry) nudgeIf(meant func(*link) bool) {
+func (r *Registry) nudgeIf(meant func(*registration) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, s := range r.supplies {
-		if meant(s.link) {
-			s.link.nudge()
+	for _, s := range r.resources {
+		if meant(s.registration) {
+			s.registration.nudge()
 		}
 	}
 }
@@ -181,7 +181,7 @@ func (d *directory) keepSocket() error {
 	}
 	d.setTrouble(err)
 	if err != nil && before == nil {
-		d.losses.Do(func() { d.log.Error("the registration socket is not ours any more", "path", path, "err", err) })
+		d.losses.Do(func() { d.log.Error("registration socket taken by another process", "path", path, "err", err) })
 	}
 	return err
 }
@@ -210,7 +210,7 @@ func (d *directory) putBack(own fs.FileInfo) error {
 	}
 	d.adopt(l, info)
 	d.returns.Do(func() {
-		d.log.Warn("the registration socket had been removed and is back", "path", dir.Join(socketName))
+		d.log.Warn("registration socket restored", "path", dir.Join(socketName))
 	})
 	return nil
 }

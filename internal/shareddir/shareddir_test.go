@@ -18,21 +18,21 @@ import (
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
-// A stage is a directory with files in it, and one outside to which links lead.
-type stage struct {
+// A harness is a directory with files in it, and one outside to which links lead.
+type harness struct {
 	*testing.T
 	*shareddir.Dir
 	path, outside string
 }
 
-func newStage(t *testing.T) *stage {
+func newStage(t *testing.T) *harness {
 	t.Helper()
 	root, err := os.MkdirTemp("", "shared") // short, as a socket's path has to be
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(root) })
-	s := &stage{T: t, path: filepath.Join(root, "dir"), outside: filepath.Join(root, "outside")}
+	s := &harness{T: t, path: filepath.Join(root, "dir"), outside: filepath.Join(root, "outside")}
 	s.must(errors.Join(os.Mkdir(s.path, 0o755), os.Mkdir(s.outside, 0o755), os.WriteFile(filepath.Join(s.outside, "precious"), []byte("precious"), 0o600)))
 	s.Dir, err = shareddir.Open(s.path)
 	s.must(err)
@@ -45,7 +45,7 @@ func newStage(t *testing.T) *stage {
 	return s
 }
 
-func (s *stage) must(err error) {
+func (s *harness) must(err error) {
 	s.Helper()
 	if err != nil {
 		s.Fatal(err)
@@ -53,7 +53,7 @@ func (s *stage) must(err error) {
 }
 
 // has fails unless just these names are in the directory.
-func (s *stage) has(want ...string) {
+func (s *harness) has(want ...string) {
 	s.Helper()
 	names, _, err := s.Names(100)
 	s.must(err)

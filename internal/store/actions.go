@@ -45,8 +45,8 @@ func (h *History) SaveAction(a device.Action) error {
 		return err
 	}
 	return h.guarded(func() error {
-		return h.update(func(d *draft) error {
-			actions, err := d.shelf(actionsBucket)
+		return h.update(func(d *transaction) error {
+			actions, err := d.bucket(actionsBucket)
 			if err != nil {
 				return err
 			}
@@ -63,7 +63,7 @@ func (h *History) SaveAction(a device.Action) error {
 }
 
 // trim removes the records before a key, and then the first ones until no more than this many, with this many bytes, are left.
-func (s shelf) trim(oldest []byte, most, mostBytes int) error {
+func (s bucket) trim(oldest []byte, most, mostBytes int) error {
 	count, size := 0, 0
 	var keys [][]byte
 	err := s.ForEach(func(key, value []byte) error {
@@ -118,7 +118,7 @@ func decodeActions(entries []spanEntry, log *slog.Logger) []device.Action {
 			err = json.Unmarshal(e.value, &r)
 		}
 		if err != nil {
-			log.Warn("record of an action unreadable", "key", fmt.Sprintf("%.64x", e.key), "err", err)
+			log.Warn("ignoring unreadable action record", "key", fmt.Sprintf("%.64x", e.key), "err", err)
 			continue
 		}
 		all = append(all, device.Action{

@@ -55,7 +55,7 @@ func TestActions(t *testing.T) {
 
 	// They survive, and the file is sound.
 	closed()
-	if past, err := store.LookHistory(filepath.Join(dir, store.HistoryName), slog.New(slog.DiscardHandler)); err != nil || len(past.Spans) != 1 || len(past.Actions) != 4 {
+	if past, err := store.ReadHistoryFile(filepath.Join(dir, store.HistoryName), slog.New(slog.DiscardHandler)); err != nil || len(past.Spans) != 1 || len(past.Actions) != 4 {
 		t.Errorf("%+v, %v", past, err)
 	}
 	h, _, _ = openHistory(t, dir)

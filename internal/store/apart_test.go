@@ -240,7 +240,7 @@ func TestHistoryMovesOutOfTheStateFile(t *testing.T) {
 	if err := os.WriteFile(path, old, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	want := store.Books{
+	want := store.State{
 		Pods: []device.PodRecord{pod("a"), pod("b"), pod("c")},
 		Plugins: []device.PluginRecord{
 			{Resource: "a.com/x", Endpoint: "x.sock", Reported: true, Devices: []device.Device{{ID: "1", Healthy: true, NUMA: []int{0, 300}}, {ID: "3"}}},
@@ -250,7 +250,7 @@ func TestHistoryMovesOutOfTheStateFile(t *testing.T) {
 		Retired: []device.ResourceName{"c.com/z"},
 	}
 	spans := []device.Span{span(1, time.Hour), span(2, 9*time.Hour), span(3, 0)}
-	start := func(state store.Books, history []device.Span, then func(*store.Store, *store.History)) {
+	start := func(state store.State, history []device.Span, then func(*store.Store, *store.History)) {
 		t.Helper()
 		s, has, _, metrics := recover(t, dir)
 		h, open := store.OpenHistory(s)
@@ -320,11 +320,11 @@ func TestCopyOfTheHistory(t *testing.T) {
 	if err := os.WriteFile(path, text.Bytes(), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	past, err := store.LookHistory(path, slog.New(slog.DiscardHandler))
+	past, err := store.ReadHistoryFile(path, slog.New(slog.DiscardHandler))
 	if err != nil || past.Version != 1 || !reflect.DeepEqual(past.Spans, []device.Span{span(1, time.Hour), span(2, 0)}) {
 		t.Errorf("%v, %v", past, err)
 	}
-	if _, err := store.LookHistory(filepath.Join(dir, "history.db"), slog.New(slog.DiscardHandler)); !errors.As(err, new(*store.InUseError)) {
+	if _, err := store.ReadHistoryFile(filepath.Join(dir, "history.db"), slog.New(slog.DiscardHandler)); !errors.As(err, new(*store.InUseError)) {
 		t.Errorf("a file in use is read: %v", err)
 	}
 }

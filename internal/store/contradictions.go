@@ -17,7 +17,7 @@ type Contradiction struct {
 
 // Contradictions returns the devices that the records give to several pods, in the order of their resources and IDs. It
 // happens after a commit that has failed and is in the file all the same. Containers of one pod may share a device.
-func (b Books) Contradictions() []Contradiction {
+func (b State) Contradictions() []Contradiction {
 	type key struct {
 		resource device.ResourceName
 		id       device.ID

@@ -32,7 +32,7 @@ func readCordons(db *bolt.DB, log *slog.Logger) ([]device.Cordon, error) {
 			return cordons.Bucket(name).ForEach(func(id, value []byte) error {
 				c := device.Cordon{}
 				if err := json.Unmarshal(value, &c); err != nil {
-					log.Warn("why a device is cordoned cannot be read", "resource", string(name), "device", string(id), "err", err)
+					log.Warn("ignoring unreadable cordon record", "resource", string(name), "device", string(id), "err", err)
 				}
 				c.Resource, c.ID = device.ResourceName(name), device.ID(id)
 				all = append(all, c)
@@ -45,18 +45,18 @@ func readCordons(db *bolt.DB, log *slog.Logger) ([]device.Cordon, error) {
 
 // SaveCordons makes some cordons durable and forgets others, in one commit.
 func (s *Store) SaveCordons(save, forget []device.Cordon) error {
-	return s.update(func(d *draft) error {
+	return s.update(func(d *transaction) error {
 		for _, c := range save {
 			value, err := json.Marshal(c)
 			if err == nil {
-				err = d.cordon(c, func(to shelf) error { return to.put([]byte(c.ID), value) })
+				err = d.cordon(c, func(to bucket) error { return to.put([]byte(c.ID), value) })
 			}
 			if err != nil {
 				return fmt.Errorf("cordon of %s/%s: %w", c.Resource, c.ID, err)
 			}
 		}
 		for _, c := range forget {
-			if err := d.cordon(c, func(to shelf) error { return to.remove([]byte(c.ID)) }); err != nil {
+			if err := d.cordon(c, func(to bucket) error { return to.remove([]byte(c.ID)) }); err != nil {
 				return fmt.Errorf("cordon of %s/%s: %w", c.Resource, c.ID, err)
 			}
 		}
@@ -65,12 +65,12 @@ func (s *Store) SaveCordons(save, forget []device.Cordon) error {
 }
 
 // cordon changes the cordons of one resource. Files that have never had one lack the bucket, which an older devmgrd ignores.
-func (d *draft) cordon(c device.Cordon, change func(shelf) error) error {
-	cordons, err := d.shelf(cordonsBucket)
+func (d *transaction) cordon(c device.Cordon, change func(bucket) error) error {
+	cordons, err := d.bucket(cordonsBucket)
 	if err != nil {
 		return err
 	}
-	of, err := cordons.shelf([]byte(c.Resource))
+	of, err := cordons.bucket([]byte(c.Resource))
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,7 @@ func TestCordons(t *testing.T) {
 	two := device.Cordon{Resource: "b.com/nic", ID: "1", Since: since}
 	s := open()
 	if got, err := s.Cordons(); len(got) > 0 || err != nil {
-		t.Errorf("new books have %v, %v", got, err)
+		t.Errorf("a new state file has %v, %v", got, err)
 	}
 	if err := s.SaveCordons([]device.Cordon{two, one}, nil); err != nil {
 		t.Fatal(err)

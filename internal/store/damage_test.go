@@ -24,8 +24,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// recover opens the books as the daemon does, and gives what it says.
-func recover(t testing.TB, dir string) (s *store.Store, has store.Books, log *bytes.Buffer, metrics *prometheus.Registry) {
+// recover opens the state file as the daemon does, and gives what it says.
+func recover(t testing.TB, dir string) (s *store.Store, has store.State, log *bytes.Buffer, metrics *prometheus.Registry) {
 	t.Helper()
 	log, metrics = &bytes.Buffer{}, prometheus.NewRegistry()
 	s, has, err := store.Recover(store.Config{Dir: dir, Log: slog.New(slog.NewTextHandler(log, nil)), Metrics: metrics})
@@ -53,10 +53,10 @@ func damagedFiles(t *testing.T, metrics *prometheus.Registry) float64 {
 }
 
 // some writes books of several pages into a directory, and gives them and the file.
-func some(t testing.TB, dir string) (store.Books, []byte) {
+func some(t testing.TB, dir string) (store.State, []byte) {
 	t.Helper()
 	s := open(t, dir)
-	var b store.Books
+	var b store.State
 	for i := range 40 {
 		b.Pods = append(b.Pods, pod(fmt.Sprintf("%04d", i)))
 	}
@@ -85,7 +85,7 @@ func some(t testing.TB, dir string) (store.Books, []byte) {
 	return b, data
 }
 
-// A damaged file is set aside as it is, with a word in the log, and the daemon goes on with new books.
+// A damaged file is set aside as it is, with a word in the log, and the daemon goes on with a new state file.
 func TestADamagedFileIsSetAside(t *testing.T) {
 	// where gives the offset of the first page of a kind: 1 for branches, 2 for leaves.
 	where := func(t *testing.T, data []byte, kind byte) int {
@@ -160,11 +160,11 @@ func TestADamagedFileIsSetAside(t *testing.T) {
 				t.Errorf("the metric says %v", n)
 			}
 			if err := errors.Join(s.Check(), s.SavePods([]device.PodRecord{pod("a")}, nil)); err != nil {
-				t.Errorf("the new books: %v", err)
+				t.Errorf("the new state file: %v", err)
 			}
 			s = reopen(t, s, dir)
 			if pods, err := s.Pods(); err != nil || !reflect.DeepEqual(pods, []device.PodRecord{pod("a")}) {
-				t.Errorf("the new books hold %v, %v", pods, err)
+				t.Errorf("the new state file holds %v, %v", pods, err)
 			}
 		})
 	}
@@ -183,7 +183,7 @@ func TestAnUnreadablePodIsDamage(t *testing.T) {
 		t.Errorf("read %d pods and said:\n%s", len(has.Pods), log)
 	}
 	if pods, err := s.Pods(); err != nil || len(pods) > 0 {
-		t.Errorf("the new books hold %v, %v", pods, err)
+		t.Errorf("the new state file holds %v, %v", pods, err)
 	}
 }
 
@@ -304,7 +304,7 @@ func TestRecoverLeavesOtherFilesAlone(t *testing.T) {
 }
 
 // reads fails unless a file with this content is refused as damaged, or is read as if nothing were wrong with it.
-func reads(t testing.TB, data []byte, want store.Books) {
+func reads(t testing.TB, data []byte, want store.State) {
 	t.Helper()
 	err := store.Judge(data)
 	if err != nil {
@@ -403,7 +403,7 @@ func TestMigrationFromVersion1(t *testing.T) {
 	if err := os.WriteFile(path, old, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	want := store.Books{
+	want := store.State{
 		Pods: []device.PodRecord{pod("a"), pod("b"), pod("c")},
 		Plugins: []device.PluginRecord{
 			{Resource: "a.com/x", Endpoint: "x.sock", Reported: true, Devices: []device.Device{{ID: "1", Healthy: true, NUMA: []int{0, 300}}, {ID: "3"}}},

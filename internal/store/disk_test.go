@@ -122,7 +122,7 @@ func TestAFullDisk(t *testing.T) {
 	works(t, s, d.dir, large("b"), pod("a"))
 }
 
-// After a reboot with a full disk what the books hold is served all the same.
+// After a reboot with a full disk what the state file holds is served all the same.
 func TestAStartOnAFullDisk(t *testing.T) {
 	d := newDisk(t)
 	s, _, _, _ := recover(t, d.dir)
@@ -152,7 +152,7 @@ func TestTheFirstStartOnAFullDisk(t *testing.T) {
 			}
 			d.fill()
 			s, has, log, _ := recover(t, d.dir)
-			if len(has.Pods) > 0 || !strings.Contains(log.String(), "cannot be written") || !errors.Is(s.Check(), unix.ENOSPC) {
+			if len(has.Pods) > 0 || !strings.Contains(log.String(), "cannot open state file for writing") || !errors.Is(s.Check(), unix.ENOSPC) {
 				t.Errorf("it holds %+v, is told to be %v, and says:\n%s", has, s.Check(), log)
 			}
 			fails(t, s, pod("a"), unix.ENOSPC)
@@ -225,7 +225,7 @@ func TestAStartOnAReadOnlyDisk(t *testing.T) {
 		})
 	}
 
-	// Somebody has mended the disk and put another file there: to go on would be to write half of two books.
+	// Somebody has mended the disk and put another file there: to go on would be to write half of two state file.
 	d := newDisk(t)
 	path := filepath.Join(d.dir, "state.db")
 	if err := errors.Join(open(t, d.dir).Close(), os.WriteFile(path, good, 0o600)); err != nil {

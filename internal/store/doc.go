@@ -52,7 +52,7 @@
 //     deletes or overwrites one. And it does not need a disk that can be written in order to give what it can read.
 //   - A pod's record that cannot be read is damage. A plugin's is left out: the plugin tells it again. A span's is left out
 //     too: no assignment depends on it.
-//   - Two pods with one device are not damage: both records are returned, and Books.Contradictions names them.
+//   - Two pods with one device are not damage: both records are returned, and State.Contradictions names them.
 //   - OpenHistory never fails, and no damage to the history, before its start or in use, touches the state file or ends the
 //     process. The two share the lock, and no mutex and no commit.
 //   - A second devmgrd is refused with the pid of the first.

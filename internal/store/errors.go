@@ -2,7 +2,7 @@ package store
 
 import "fmt"
 
-// A LockedError says that another devmgrd has the books open.
+// A LockedError says that another devmgrd has the state file open.
 type LockedError struct {
 	Path string // the lock file
 	PID  int    // of the other devmgrd; 0 if it left no note

@@ -22,10 +22,10 @@ func (s *Store) FailedToSync() { s.failure = errors.New("no answer from the disk
 
 // Spoil writes what no Save would write. The last of path is a key, the others are buckets.
 func (s *file) Spoil(value string, path ...string) error {
-	return s.update(func(d *draft) (err error) {
+	return s.update(func(d *transaction) (err error) {
 		in := d.root
 		for _, name := range path[:len(path)-1] {
-			if in, err = in.shelf([]byte(name)); err != nil {
+			if in, err = in.bucket([]byte(name)); err != nil {
 				return err
 			}
 		}
@@ -35,16 +35,16 @@ func (s *file) Spoil(value string, path ...string) error {
 
 // SpoilHistory writes spans into the state file, as a devmgrd of version 2 did.
 func (s *Store) SpoilHistory(spans ...device.Span) error {
-	return s.update(func(d *draft) error {
-		in, err := d.shelf(historyBucket)
+	return s.update(func(d *transaction) error {
+		in, err := d.bucket(historyBucket)
 		if err != nil {
 			return err
 		}
-		open, err := in.shelf(openBucket)
+		open, err := in.bucket(openBucket)
 		if err != nil {
 			return err
 		}
-		ended, err := in.shelf(endedBucket)
+		ended, err := in.bucket(endedBucket)
 		if err != nil {
 			return err
 		}

@@ -29,15 +29,15 @@ type file struct {
 	db      *bolt.DB   // nil: the file could not be opened yet
 	sum     uint64     // of the records that it held when it was opened or, without db, read
 
-	mu       sync.Mutex // guards what follows
-	original original   // the zero value: there is none yet
-	failure  error      // of the latest write; nil: it succeeded
+	mu       sync.Mutex   // guards what follows
+	identity fileIdentity // the zero value: there is none yet
+	failure  error        // of the latest write; nil: it succeeded
 }
 
 // An opened file is one that can be written.
 type opened struct {
 	db   *bolt.DB
-	file original
+	file fileIdentity
 	sum  uint64 // of its records
 }
 
@@ -49,13 +49,13 @@ func (f *file) openFile() (opened, error) {
 		if err := f.create(); err != nil {
 			return opened{}, err
 		}
-		f.log.Info("no file found; starting with an empty one", "file", f.path)
+		f.log.Info("no file found; creating it", "file", f.path)
 		found, err = f.schema.inspect(f.path)
 	}
 	if err != nil {
 		return opened{}, err
 	}
-	o := opened{file: original{title: f.schema.title, path: f.path}, sum: found.sum}
+	o := opened{file: fileIdentity{title: f.schema.title, path: f.path}, sum: found.sum}
 	with := f.schema.options()
 	with.OpenFile = o.file.open
 	if o.db, err = bolt.Open(f.path, 0o600, with); err != nil {
@@ -100,14 +100,14 @@ func (f *file) use(o opened) {
 	f.db, f.sum = o.db, o.sum
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.original = o.file
+	f.identity = o.file
 }
 
 // Check returns nil while the file can be written as far as is known, and otherwise the reason, for /readyz: the file is not
 // ours any more, or the latest write has failed. A full disk is noticed by the next write.
 func (f *file) Check() error {
 	f.mu.Lock()
-	original, failure := f.original, f.failure
+	original, failure := f.identity, f.failure
 	f.mu.Unlock()
 	if err := original.check(); err != nil {
 		return err
@@ -127,7 +127,7 @@ var errUnchanged = errors.New("nothing changed")
 
 // update runs change in one transaction and commits it, durably, if there is something to commit. It fails if the open
 // file is not the one at its path any more, since nothing in it is durable then.
-func (f *file) update(change func(*draft) error) error {
+func (f *file) update(change func(*transaction) error) error {
 	f.writing.Lock()
 	defer f.writing.Unlock()
 	start := time.Now()
@@ -145,7 +145,7 @@ func (f *file) update(change func(*draft) error) error {
 	return err
 }
 
-func (f *file) write(change func(*draft) error) error {
+func (f *file) write(change func(*transaction) error) error {
 	if f.db == nil {
 		if err := f.open(); err != nil {
 			return err
@@ -156,11 +156,11 @@ func (f *file) write(change func(*draft) error) error {
 	sure := f.failure == nil
 	return f.db.Update(func(tx *bolt.Tx) error {
 		meta := tx.Bucket(metaBucket)
-		d := newDraft(tx, binary.BigEndian.Uint64(meta.Get(sumKey)))
+		d := newTransaction(tx, binary.BigEndian.Uint64(meta.Get(sumKey)))
 		if err := change(d); err != nil {
 			return err
 		}
-		if err := f.original.check(); err != nil {
+		if err := f.identity.check(); err != nil {
 			return err
 		}
 		if !d.changed && sure {

@@ -61,7 +61,7 @@ func OpenHistory(s *Store) (*History, []device.Span) {
 		return err
 	}))
 	if err != nil {
-		h.log.Warn("history cannot be used for now", "file", h.path, "err", err)
+		h.log.Warn("history unavailable", "file", h.path, "err", err)
 	}
 	return h, decodeSpans(open, h.log)
 }
@@ -117,7 +117,7 @@ func (h *History) takeOver(s *Store) error {
 		return err
 	}
 	err = h.guarded(func() error {
-		return h.update(func(d *draft) error {
+		return h.update(func(d *transaction) error {
 			open, ended, err := d.spans()
 			if err != nil {
 				return err
@@ -141,7 +141,7 @@ func (h *History) takeOver(s *Store) error {
 		})
 	})
 	if err == nil {
-		err = s.update(func(d *draft) error { return d.root.clear(historyBucket) })
+		err = s.update(func(d *transaction) error { return d.root.clear(historyBucket) })
 	}
 	if err != nil {
 		return fmt.Errorf("moving the history out of the state file: %w", err)
@@ -244,12 +244,12 @@ func decodeSpans(entries []spanEntry, log *slog.Logger) []device.Span {
 			err = fmt.Errorf("its key has %d bytes", len(e.key))
 		}
 		if err != nil {
-			log.Warn("a record of who held which devices cannot be read, and is left out", "key", fmt.Sprintf("%.64x", e.key), "err", err)
+			log.Warn("ignoring unreadable history record", "key", fmt.Sprintf("%.64x", e.key), "err", err)
 			continue
 		}
 		all = append(all, device.Span{
 			Number: binary.BigEndian.Uint64(e.key[8:]), Pod: r.Pod, Container: r.Container, Resource: r.Resource, IDs: r.IDs,
-			From: r.From, FromLate: r.FromLate, Until: r.Until, UntilLate: r.UntilLate,
+			From: r.From, FromApprox: r.FromLate, Until: r.Until, UntilApprox: r.UntilLate,
 		})
 	}
 	return all
@@ -259,7 +259,7 @@ func decodeSpans(entries []spanEntry, log *slog.Logger) []device.Span {
 // one commit.
 func (h *History) SaveHistory(save []device.Span, forget []device.SpanKey) error {
 	return h.guarded(func() error {
-		return h.update(func(d *draft) error {
+		return h.update(func(d *transaction) error {
 			open, ended, err := d.spans()
 			if err != nil {
 				return err
@@ -279,10 +279,10 @@ func (h *History) SaveHistory(save []device.Span, forget []device.SpanKey) error
 	})
 }
 
-func saveSpan(open, ended shelf, span device.Span) error {
+func saveSpan(open, ended bucket, span device.Span) error {
 	value, err := json.Marshal(spanRecord{
 		Pod: span.Pod, Container: span.Container, Resource: span.Resource, IDs: span.IDs,
-		From: span.From, FromLate: span.FromLate, Until: span.Until, UntilLate: span.UntilLate,
+		From: span.From, FromLate: span.FromApprox, Until: span.Until, UntilLate: span.UntilApprox,
 	})
 	if err != nil {
 		return err
@@ -298,9 +298,9 @@ func saveSpan(open, ended shelf, span device.Span) error {
 }
 
 // spans returns the shelves of open spans and of those that have ended.
-func (d *draft) spans() (open, ended shelf, err error) {
-	if open, err = d.shelf(openBucket); err == nil {
-		ended, err = d.shelf(endedBucket)
+func (d *transaction) spans() (open, ended bucket, err error) {
+	if open, err = d.bucket(openBucket); err == nil {
+		ended, err = d.bucket(endedBucket)
 	}
 	if err == nil {
 		ended.FillPercent = fullPages
@@ -351,27 +351,27 @@ func (h *History) Close() error {
 	return h.db.Close()
 }
 
-// Past is what a history file holds.
-type Past struct {
+// HistoryContent is what a history file holds.
+type HistoryContent struct {
 	Version uint64 // of the file's schema
 	Spans   []device.Span
 	Actions []device.Action
 }
 
-// LookHistory reads a history file, or a copy of one, wherever it is, and changes nothing. The whole file is verified first. It
+// ReadHistoryFile reads a history file, or a copy of one, wherever it is, and changes nothing. The whole file is verified first. It
 // fails as Look does.
-func LookHistory(path string, log *slog.Logger) (Past, error) {
+func ReadHistoryFile(path string, log *slog.Logger) (HistoryContent, error) {
 	found, err := historySchema.inspect(path)
 	if err != nil {
-		return Past{}, err
+		return HistoryContent{}, err
 	}
 	o := historySchema.options()
 	o.ReadOnly = true
 	db, err := bolt.Open(path, 0o600, o)
 	if err != nil {
-		return Past{}, fmt.Errorf("opening the history file %s: %w", path, err)
+		return HistoryContent{}, fmt.Errorf("opening the history file %s: %w", path, err)
 	}
 	ended, open, err := readSpans(db, time.Time{})
 	actions, failed := readActions(db, time.Time{})
-	return Past{found.version, decodeSpans(append(ended, open...), log), decodeActions(actions, log)}, errors.Join(err, failed, db.Close())
+	return HistoryContent{found.version, decodeSpans(append(ended, open...), log), decodeActions(actions, log)}, errors.Join(err, failed, db.Close())
 }

@@ -25,10 +25,10 @@ var thirdOfJanuary = time.Date(2026, 1, 3, 0, 0, 0, 123456789, time.UTC)
 func span(number int, lasted time.Duration) device.Span {
 	s := device.Span{
 		Number: uint64(number), Pod: device.Pod{UID: device.PodUID(fmt.Sprintf("%036d", number)), Namespace: "default", Name: "pod"}, Container: "main",
-		Resource: "vendor.com/dev", IDs: []device.ID{"dev-1", "dev-2"}, From: thirdOfJanuary.Add(time.Duration(number) * time.Hour), FromLate: lasted == 0,
+		Resource: "vendor.com/dev", IDs: []device.ID{"dev-1", "dev-2"}, From: thirdOfJanuary.Add(time.Duration(number) * time.Hour), FromApprox: lasted == 0,
 	}
 	if lasted > 0 {
-		s.Until, s.UntilLate = s.From.Add(lasted), true
+		s.Until, s.UntilApprox = s.From.Add(lasted), true
 	}
 	return s
 }
@@ -101,7 +101,7 @@ func TestHistory(t *testing.T) {
 		t.Errorf("open are %v, and %v, %v", open, again, err)
 	}
 	closed()
-	if past, err := store.LookHistory(filepath.Join(dir, "history.db"), slog.New(slog.DiscardHandler)); err != nil || past.Version != 1 ||
+	if past, err := store.ReadHistoryFile(filepath.Join(dir, "history.db"), slog.New(slog.DiscardHandler)); err != nil || past.Version != 1 ||
 		!reflect.DeepEqual(past.Spans, []device.Span{long, still}) {
 		t.Errorf("LookHistory() = %v, %v", past, err)
 	}
@@ -149,7 +149,7 @@ func TestUnreadableSpanIsLeftOut(t *testing.T) {
 	state, _, log, _ := recover(t, dir)
 	h, open := store.OpenHistory(state)
 	defer h.Close()
-	if !reflect.DeepEqual(open, []device.Span{span(2, 0)}) || strings.Count(log.String(), "cannot be read, and is left out") != 1 {
+	if !reflect.DeepEqual(open, []device.Span{span(2, 0)}) || strings.Count(log.String(), "ignoring unreadable history record") != 1 {
 		t.Errorf("%v, with\n%s", open, log)
 	}
 }

@@ -4,13 +4,13 @@ import (
 	"log/slog"
 )
 
-// Look reads a state file, or a copy of one, wherever it is, and changes nothing. The whole file is verified first. It fails as
+// ReadFile reads a state file, or a copy of one, wherever it is, and changes nothing. The whole file is verified first. It fails as
 // Open does; and while a devmgrd has the file open, since then it may change at any moment: Store.WriteTo makes a copy.
-func Look(path string, log *slog.Logger) (b Books, version uint64, err error) {
+func ReadFile(path string, log *slog.Logger) (b State, version uint64, err error) {
 	found, err := stateSchema.inspect(path)
 	if err != nil {
-		return Books{}, 0, err
+		return State{}, 0, err
 	}
-	b, err = readFile(path, log)
+	b, err = readDB(path, log)
 	return b, found.version, err
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// A copy of the books that are in use is whole and sound, whatever is written meanwhile.
+// A copy of the state file that is in use is whole and sound, whatever is written meanwhile.
 func TestACopyOfBooksInUse(t *testing.T) {
 	dir, quiet := t.TempDir(), slog.New(slog.DiscardHandler)
 	s, err := store.Open(store.Config{Dir: dir, Log: quiet})
@@ -26,7 +26,7 @@ func TestACopyOfBooksInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if _, _, err := store.Look(filepath.Join(dir, "state.db"), quiet); err == nil || !strings.Contains(err.Error(), "in use") {
+	if _, _, err := store.ReadFile(filepath.Join(dir, "state.db"), quiet); err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("a file in use is read: %v", err)
 	}
 	var writing sync.WaitGroup
@@ -63,7 +63,7 @@ func TestACopyOfBooksInUse(t *testing.T) {
 		if err := os.WriteFile(path, text.Bytes(), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if b, version, err := store.Look(path, quiet); err != nil || version == 0 || !reflect.DeepEqual(b.Cordons, cordons) {
+		if b, version, err := store.ReadFile(path, quiet); err != nil || version == 0 || !reflect.DeepEqual(b.Cordons, cordons) {
 			t.Fatalf("the copy has %+v, version %d, %v", b, version, err)
 		}
 		text.Bytes()[text.Len()/2] ^= 1
@@ -73,7 +73,7 @@ func TestACopyOfBooksInUse(t *testing.T) {
 	}
 	close(done)
 	writing.Wait()
-	if _, _, err := store.Look(filepath.Join(dir, "none.db"), quiet); !errors.Is(err, fs.ErrNotExist) {
+	if _, _, err := store.ReadFile(filepath.Join(dir, "none.db"), quiet); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 }

@@ -66,7 +66,7 @@ func readPlugins(db *bolt.DB, log *slog.Logger) ([]device.PluginRecord, error) {
 		return plugins.ForEachBucket(func(name []byte) error {
 			r, err := readPlugin(plugins.Bucket(name))
 			if err != nil {
-				log.Error("what is remembered of a plugin cannot be read; it counts when the plugin registers again",
+				log.Error("ignoring unreadable plugin record",
 					"resource", string(name), "err", err)
 				return nil
 			}
@@ -103,20 +103,20 @@ func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
 
 // SavePlugin makes r durable. Only what differs from what is there is written.
 func (s *Store) SavePlugin(r device.PluginRecord) error {
-	return s.update(func(d *draft) error { return savePlugin(d, r) })
+	return s.update(func(d *transaction) error { return savePlugin(d, r) })
 }
 
 // savePlugin drops the note that the resource is to be taken off the Node, if there is one: it is back.
-func savePlugin(d *draft, r device.PluginRecord) error {
+func savePlugin(d *transaction, r device.PluginRecord) error {
 	fail := func(err error) error { return fmt.Errorf("resource %s: %w", r.Resource, err) }
 	if err := dropRetired(d, r.Resource); err != nil {
 		return fail(err)
 	}
-	plugins, err := d.shelf(pluginsBucket)
+	plugins, err := d.bucket(pluginsBucket)
 	if err != nil {
 		return fail(err)
 	}
-	plugin, err := plugins.shelf([]byte(r.Resource))
+	plugin, err := plugins.bucket([]byte(r.Resource))
 	if err != nil {
 		return fail(err)
 	}
@@ -127,7 +127,7 @@ func savePlugin(d *draft, r device.PluginRecord) error {
 	if err := plugin.put(recordKey, record); err != nil {
 		return fail(err)
 	}
-	devices, err := plugin.shelf(devicesBucket)
+	devices, err := plugin.bucket(devicesBucket)
 	if err != nil {
 		return fail(err)
 	}
@@ -139,7 +139,7 @@ func savePlugin(d *draft, r device.PluginRecord) error {
 
 // saveDevices makes the shelf hold exactly these devices. In the order of the bucket's keys, which is that of text, one
 // walk along both finds what differs, and only that is written afterwards.
-func saveDevices(to shelf, devices []device.Device) error {
+func saveDevices(to bucket, devices []device.Device) error {
 	if byText := func(a, b device.Device) int { return strings.Compare(string(a.ID), string(b.ID)) }; !slices.IsSortedFunc(devices, byText) {
 		devices = slices.SortedFunc(slices.Values(devices), byText)
 	}

@@ -72,11 +72,11 @@ func readPod(uid device.PodUID, value []byte) (r device.PodRecord, err error) {
 
 // SavePods makes save durable and forgets the pods in forget, in one commit.
 func (s *Store) SavePods(save []device.PodRecord, forget []device.PodUID) error {
-	return s.update(func(d *draft) error { return savePods(d, save, forget) })
+	return s.update(func(d *transaction) error { return savePods(d, save, forget) })
 }
 
-func savePods(d *draft, save []device.PodRecord, forget []device.PodUID) error {
-	pods, err := d.shelf(podsBucket)
+func savePods(d *transaction, save []device.PodRecord, forget []device.PodUID) error {
+	pods, err := d.bucket(podsBucket)
 	if err != nil {
 		return err
 	}

@@ -12,50 +12,50 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Books are all that the state file holds.
-type Books struct {
+// State are all that the state file holds.
+type State struct {
 	Pods    []device.PodRecord
 	Plugins []device.PluginRecord
 	Cordons []device.Cordon
 	Retired []device.ResourceName // forgotten, and the Node may still show them
 }
 
-// Read gives what the books in dir hold, and changes nothing in them. It needs them for itself, and fails as Open does, with
+// Read gives what the state file in dir hold, and changes nothing in them. It needs them for itself, and fails as Open does, with
 // fs.ErrNotExist where there are none.
-func Read(dir string, log *slog.Logger) (b Books, err error) {
+func Read(dir string, log *slog.Logger) (b State, err error) {
 	path := filepath.Join(dir, FileName)
 	if _, err := os.Stat(path); err != nil {
-		return Books{}, err
+		return State{}, err
 	}
 	l, err := takeLock(filepath.Join(dir, lockName))
 	if err != nil {
-		return Books{}, err
+		return State{}, err
 	}
 	defer func() { err = errors.Join(err, l.release()) }()
 	found, err := stateSchema.inspect(path)
 	if err != nil {
-		return Books{}, err
+		return State{}, err
 	}
 	if found.version < stateSchema.version() {
-		return Books{}, fmt.Errorf("state file %s is of an older devmgrd (schema version %d): start devmgrd once, which brings it up to date", path, found.version)
+		return State{}, fmt.Errorf("state file %s is of an older devmgrd (schema version %d): start devmgrd once, which brings it up to date", path, found.version)
 	}
-	return readFile(path, log)
+	return readDB(path, log)
 }
 
-// readFile reads a file that has been inspected, without the right to write.
-func readFile(path string, log *slog.Logger) (Books, error) {
+// readDB reads a file that has been inspected, without the right to write.
+func readDB(path string, log *slog.Logger) (State, error) {
 	o := stateSchema.options()
 	o.ReadOnly = true
 	db, err := bolt.Open(path, 0o600, o)
 	if err != nil {
-		return Books{}, fmt.Errorf("opening the state file %s: %w", path, err)
+		return State{}, fmt.Errorf("opening the state file %s: %w", path, err)
 	}
-	b, err := readBooks(db, path, log)
+	b, err := readState(db, path, log)
 	return b, errors.Join(err, db.Close())
 }
 
-// readBooks reads all that an open file holds.
-func readBooks(db *bolt.DB, path string, log *slog.Logger) (b Books, err error) {
+// readState reads all that an open file holds.
+func readState(db *bolt.DB, path string, log *slog.Logger) (b State, err error) {
 	if b.Pods, err = readPods(db); err == nil {
 		b.Plugins, err = readPlugins(db, log)
 	}
@@ -66,7 +66,7 @@ func readBooks(db *bolt.DB, path string, log *slog.Logger) (b Books, err error) 
 		b.Retired, err = readRetired(db)
 	}
 	if err != nil {
-		return Books{}, stateSchema.damaged(path, err)
+		return State{}, stateSchema.damaged(path, err)
 	}
 	return b, nil
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// Reading leaves everything as it is, and wants the books for itself.
+// Reading leaves everything as it is, and wants the state file for itself.
 func TestRead(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := store.Read(dir, slog.New(slog.DiscardHandler)); !errors.Is(err, fs.ErrNotExist) {
@@ -23,7 +23,7 @@ func TestRead(t *testing.T) {
 		t.Errorf("it has made %v (%v)", left, err)
 	}
 	s := open(t, dir)
-	want := store.Books{Pods: []device.PodRecord{pod("a")}, Plugins: []device.PluginRecord{{Resource: "a.com/x", Endpoint: "x.sock"}}}
+	want := store.State{Pods: []device.PodRecord{pod("a")}, Plugins: []device.PluginRecord{{Resource: "a.com/x", Endpoint: "x.sock"}}}
 	if err := s.SaveAll(want.Pods, want.Plugins); err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func readRetired(db *bolt.DB) (all []device.ResourceName, err error) {
 // ForgetResource removes all that is kept of a resource but its history, its plugin, devices and cordons, and notes that it is to be
 // taken off the Node: in one commit.
 func (s *Store) ForgetResource(r device.ResourceName) error {
-	return s.update(func(d *draft) error {
+	return s.update(func(d *transaction) error {
 		fail := func(err error) error { return fmt.Errorf("forgetting resource %s: %w", r, err) }
 		for _, name := range [][]byte{pluginsBucket, cordonsBucket} {
 			of, there := d.root.find(name)
@@ -47,7 +47,7 @@ func (s *Store) ForgetResource(r device.ResourceName) error {
 		if err != nil {
 			return fail(err)
 		}
-		retired, err := d.shelf(retiredBucket)
+		retired, err := d.bucket(retiredBucket)
 		if err == nil {
 			err = retired.put([]byte(r), note)
 		}
@@ -60,7 +60,7 @@ func (s *Store) ForgetResource(r device.ResourceName) error {
 
 // DropRetired removes the notes on resources that the Node shows no more.
 func (s *Store) DropRetired(gone []device.ResourceName) error {
-	return s.update(func(d *draft) error {
+	return s.update(func(d *transaction) error {
 		for _, r := range gone {
 			if err := dropRetired(d, r); err != nil {
 				return fmt.Errorf("retired resource %s: %w", r, err)
@@ -70,7 +70,7 @@ func (s *Store) DropRetired(gone []device.ResourceName) error {
 	})
 }
 
-func dropRetired(d *draft, r device.ResourceName) error {
+func dropRetired(d *transaction, r device.ResourceName) error {
 	retired, there := d.root.find(retiredBucket)
 	if !there {
 		return nil

@@ -13,7 +13,7 @@ import (
 // Of a resource that is forgotten nothing is left but a note, and then not even that. The sum of the file is right all along.
 func TestForgetResource(t *testing.T) {
 	dir := t.TempDir()
-	read := func() store.Books {
+	read := func() store.State {
 		t.Helper()
 		b, err := store.Read(dir, slog.New(slog.DiscardHandler))
 		if err != nil {

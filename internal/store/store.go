@@ -34,7 +34,7 @@ const (
 	lockName    = "lock"
 )
 
-// Open opens the books in c.Dir, or starts empty ones where there are none. It fails with a *LockedError, a
+// Open opens the state file in c.Dir, or starts empty ones where there are none. It fails with a *LockedError, a
 // *VersionError, a *ForeignError or a *DamagedError where somebody has to decide, and leaves the file alone then.
 func Open(c Config) (*Store, error) {
 	s, err := prepare(c)
@@ -50,25 +50,25 @@ func Open(c Config) (*Store, error) {
 	return s, nil
 }
 
-// Recover is Open for a daemon that has to go on whatever has become of its books, and gives what they hold.
+// Recover is Open for a daemon that has to go on whatever has become of its state file, and gives what they hold.
 //
-// A damaged file is set aside, and new books are started: what can still be read of it is not to be trusted. Where the
+// A damaged file is set aside, and a new state file is started: what can still be read of it is not to be trusted. Where the
 // disk is full or cannot be written, what the file holds is given all the same, and writing fails until there is room.
-func Recover(c Config) (*Store, Books, error) {
+func Recover(c Config) (*Store, State, error) {
 	s, err := prepare(c)
 	if err != nil {
-		return nil, Books{}, err
+		return nil, State{}, err
 	}
-	o, has, err := s.mend()
+	o, has, err := s.openOrReplace()
 	if err == nil {
 		s.use(o)
-	} else if passes(err) {
-		s.log.Error("the state file cannot be written; pods wait for their devices until it can", "err", err)
+	} else if isTransient(err) {
+		s.log.Error("cannot open state file for writing; retrying", "err", err)
 		s.fail(err)
 		has, err = s.readOnly()
 	}
 	if err != nil {
-		return nil, Books{}, errors.Join(err, s.lock.release())
+		return nil, State{}, errors.Join(err, s.lock.release())
 	}
 	s.register(c)
 	return s, has, nil
@@ -114,53 +114,53 @@ func (s *Store) damagedFiles() float64 {
 	return float64(n)
 }
 
-// mend opens the file and reads it. If it is damaged it is set aside for a new one.
-func (s *Store) mend() (opened, Books, error) {
+// openOrReplace opens the file and reads it. If it is damaged it is set aside for a new one.
+func (s *Store) openOrReplace() (opened, State, error) {
 	o, err := s.openFile()
 	if err == nil {
-		var has Books
-		if has, err = readBooks(o.db, s.path, s.log); err == nil {
+		var has State
+		if has, err = readState(o.db, s.path, s.log); err == nil {
 			return o, has, nil
 		}
 		err = errors.Join(err, o.db.Close())
 	}
 	var damage *DamagedError
 	if !errors.As(err, &damage) {
-		return opened{}, Books{}, err
+		return opened{}, State{}, err
 	}
 	to, err := setAside(s.path, time.Now())
 	if err != nil {
-		return opened{}, Books{}, fmt.Errorf("%w; setting it aside: %w", damage, err)
+		return opened{}, State{}, fmt.Errorf("%w; setting it aside: %w", damage, err)
 	}
-	s.log.Error("the state file is damaged and has been set aside; who holds what is rebuilt from what the runtime has",
-		"file", s.path, "set aside", to, "err", damage.Err)
+	s.log.Error("state file damaged; replaced by an empty one",
+		"file", s.path, "renamed_to", to, "err", damage.Err)
 	o, err = s.openFile()
-	return o, Books{}, err
+	return o, State{}, err
 }
 
 // readOnly gives what a file holds that cannot be written. One that is not there or that is damaged holds nothing: it is
 // made, or set aside, as soon as that can be.
-func (s *Store) readOnly() (Books, error) {
-	var has Books
+func (s *Store) readOnly() (State, error) {
+	var has State
 	found, err := s.schema.inspect(s.path)
 	if err == nil {
-		has, err = readFile(s.path, s.log)
+		has, err = readDB(s.path, s.log)
 	}
 	if errors.Is(err, fs.ErrNotExist) || errors.As(err, new(*DamagedError)) {
-		return Books{}, nil
+		return State{}, nil
 	}
 	s.sum = found.sum
 	return has, err
 }
 
-// passes tells whether an error is one of a disk that may be put right while we wait.
-func passes(err error) bool {
+// isTransient tells whether an error is one of a disk that may be put right while we wait.
+func isTransient(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS)
 }
 
 // reopen opens a file that could not be written before. It must hold what has been read of it.
 func (s *Store) reopen() error {
-	o, _, err := s.mend()
+	o, _, err := s.openOrReplace()
 	if err != nil {
 		return err
 	}
@@ -168,7 +168,7 @@ func (s *Store) reopen() error {
 		return errors.Join(&ChangedError{s.path}, o.db.Close())
 	}
 	s.use(o)
-	s.log.Info("the state file can be written again")
+	s.log.Info("state file opened for writing")
 	return nil
 }
 

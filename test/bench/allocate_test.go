@@ -22,17 +22,17 @@ import (
 
 const gpu = "vendor.example/gpu"
 
-// A rig is the chain from a bound pod to its durable assignment: the rooms as the daemon wires them, a plugin on a real
+// A harness is the chain from a bound pod to its durable assignment: the rooms as the daemon wires them, a plugin on a real
 // socket that answers at once, and a state file on a real disk.
-type rig struct {
-	ledger  *allocator.Allocator
-	plugins *registry.Registry
-	plugin  *plugintest.Plugin
-	books   *store.Store
-	metrics *prometheus.Registry
+type harness struct {
+	allocator *allocator.Allocator
+	plugins   *registry.Registry
+	plugin    *plugintest.Plugin
+	store     *store.Store
+	metrics   *prometheus.Registry
 }
 
-func newRig(b *testing.B, devices int) *rig {
+func newRig(b *testing.B, devices int) *harness {
 	log := slog.New(slog.DiscardHandler)
 	metrics := prometheus.NewRegistry()
 	// /tmp may be in memory, where a commit costs nothing.
@@ -52,9 +52,9 @@ func newRig(b *testing.B, devices int) *rig {
 	b.Cleanup(func() { os.RemoveAll(sockets) })
 	plugins := registry.New(registry.Config{
 		MaxTotalBytes: 256 << 20, SocketDir: sockets, GracePeriod: time.Minute, AllocateTimeout: 30 * time.Second, PreferredTimeout: 5 * time.Second, PreStartTimeout: 30 * time.Second,
-		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Memory: books, Log: log, Metrics: metrics,
+		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Store: books, Log: log, Metrics: metrics,
 	})
-	ledger := allocator.New(allocator.Config{Plugins: plugins, Books: books, Herald: silent{}, Log: log, Metrics: metrics})
+	ledger := allocator.New(allocator.Config{Plugins: plugins, Store: books, Notifier: noopNotifier{}, Log: log, Metrics: metrics})
 	ledger.RuntimeSynced(nil, nil)
 	if err := plugins.Listen(); err != nil {
 		b.Fatal(err)
@@ -68,19 +68,19 @@ func newRig(b *testing.B, devices int) *rig {
 		running.Wait()
 		books.Close()
 	})
-	r := &rig{ledger, plugins, plugintest.Start(b, sockets, gpu, plugintest.Devices(devices)...), books, metrics}
-	plugintest.Eventually(b, "the devices are there", func() bool { return ledger.Published()[gpu] == devices })
+	r := &harness{ledger, plugins, plugintest.Start(b, sockets, gpu, plugintest.Devices(devices)...), books, metrics}
+	plugintest.Eventually(b, "the devices are there", func() bool { return ledger.Capacity()[gpu] == devices })
 	return r
 }
 
-// silent tells nobody.
-type silent struct{}
+// noopNotifier tells nobody.
+type noopNotifier struct{}
 
-func (silent) Waiting(device.Pod, device.Wait)                                       {}
-func (silent) Assigned(device.Pod, []device.Assignment)                              {}
-func (silent) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
-func (silent) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
-func (silent) Bare(device.Pod, string, func() bool)                                  {}
+func (noopNotifier) Waiting(device.Pod, device.Wait)                                       {}
+func (noopNotifier) Assigned(device.Pod, []device.Assignment)                              {}
+func (noopNotifier) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
+func (noopNotifier) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+func (noopNotifier) StartedWithoutDevices(device.Pod, string, func() bool)                 {}
 
 func pod(name string) device.PodDemand {
 	c := device.Container{Pod: device.PodUID(name), Name: "main"}
@@ -91,10 +91,10 @@ func pod(name string) device.PodDemand {
 }
 
 // serve binds a pod and returns when its container may be injected.
-func (r *rig) serve(b *testing.B, d device.PodDemand) {
-	r.ledger.Bind(d)
+func (r *harness) serve(b *testing.B, d device.PodDemand) {
+	r.allocator.Bind(d)
 	for {
-		switch st := r.ledger.Standing(d.Demands[0].Container); st.Stand {
+		switch st := r.allocator.Readiness(d.Demands[0].Container); st.State {
 		case device.Ready:
 			return
 		case device.Busy:
@@ -106,15 +106,15 @@ func (r *rig) serve(b *testing.B, d device.PodDemand) {
 }
 
 // release drops a pod and returns when its device is free again.
-func (r *rig) release(d device.PodDemand) {
-	r.ledger.Drop(d.Pod.UID)
-	for r.ledger.Standing(d.Demands[0].Container).Stand != device.Unknown {
+func (r *harness) release(d device.PodDemand) {
+	r.allocator.Drop(d.Pod.UID)
+	for r.allocator.Readiness(d.Demands[0].Container).State != device.Unknown {
 		runtime.Gosched()
 	}
 }
 
 // commits counts the durable commits so far.
-func (r *rig) commits(b *testing.B) uint64 {
+func (r *harness) commits(b *testing.B) uint64 {
 	families, err := r.metrics.Gather()
 	if err != nil {
 		b.Fatal(err)
@@ -135,7 +135,7 @@ func BenchmarkBoundToReady(b *testing.B) {
 		b.Run(fmt.Sprintf("devices=%d/pods=%d", size.devices, size.pods), func(b *testing.B) {
 			r := newRig(b, size.devices)
 			for i := range size.pods {
-				r.ledger.Bind(pod(fmt.Sprintf("old-%05d", i)))
+				r.allocator.Bind(pod(fmt.Sprintf("old-%05d", i)))
 			}
 			for i := range size.pods {
 				r.serve(b, pod(fmt.Sprintf("old-%05d", i)))
@@ -160,11 +160,11 @@ func BenchmarkBoundToReady(b *testing.B) {
 				}
 				share := device.Share{Resource: gpu, IDs: []device.ID{id}, Grant: grant}
 				record := device.PodRecord{Demand: d, Assignments: []device.Assignment{{Container: d.Demands[0].Container, Shares: []device.Share{share}}}}
-				if err := r.books.SavePods([]device.PodRecord{record}, nil); err != nil {
+				if err := r.store.SavePods([]device.PodRecord{record}, nil); err != nil {
 					b.Fatal(err)
 				}
 				floor = append(floor, time.Since(start))
-				if err := r.books.SavePods(nil, []device.PodUID{d.Pod.UID}); err != nil {
+				if err := r.store.SavePods(nil, []device.PodUID{d.Pod.UID}); err != nil {
 					b.Fatal(err)
 				}
 			}

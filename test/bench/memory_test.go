@@ -51,7 +51,7 @@ func BenchmarkResidentMemory(b *testing.B) {
 	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
 		b.Fatal(err)
 	}
-	// Empty books would have the daemon wait for the runtime, which is not here: as after a restart, then.
+	// An empty state file would have the daemon wait for the runtime, which is not here: as after a restart, then.
 	state := filepath.Join(dir, "state")
 	books, err := store.Open(store.Config{Dir: state, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

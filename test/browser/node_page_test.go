@@ -214,9 +214,9 @@ type many struct {
 
 func (m many) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
 	s := &adminv1.GetStatusResponse{Node: "a-node-with-a-name-that-does-not-end." + strings.Repeat("example.", 12), Version: "v1", Started: ago(0)}
-	s.Parts = []*adminv1.Part{{Name: "nri", Problem: "not connected: " + strings.Repeat("/a/path/without/spaces", 20)}}
+	s.Components = []*adminv1.Component{{Name: "nri", Problem: "not connected: " + strings.Repeat("/a/path/without/spaces", 20)}}
 	if m.n > 0 {
-		s.Resources = []*adminv1.Resource{{Name: resourceOfMany, Plugin: "serving", Published: int32(m.n), Free: int32(m.n)}}
+		s.Resources = []*adminv1.Resource{{Name: resourceOfMany, Plugin: "serving", NodeCapacity: int32(m.n), Free: int32(m.n)}}
 	}
 	return s, nil
 }
@@ -265,4 +265,4 @@ func (m many) ListHistory(context.Context, *adminv1.ListHistoryRequest) (*adminv
 	return &adminv1.ListHistoryResponse{}, nil
 }
 
-func (m many) Moved() <-chan struct{} { return nil }
+func (m many) Updated() <-chan struct{} { return nil }

@@ -132,17 +132,17 @@ func aNode(t *testing.T) aged {
 	ledger.Bind(pod("ml/training-1", "trainer", map[device.ResourceName]int{gpu: 2, nic: 1}))
 	ledger.Bind(pod("video/transcode-0", "ffmpeg", map[device.ResourceName]int{fpga: 1}))
 	plugintest.Eventually(t, "two pods wait", func() bool {
-		all := ledger.Waiting()
+		all := ledger.WaitingPods()
 		return len(all) == 2 && all[0].Wait.Reason != device.Allocating && all[1].Wait.Reason != device.Allocating
 	})
-	var parts []admin.Part
+	var components []admin.Component
 	for _, name := range []string{"registration", "store", "pods", "node", "nri", "podresources", "admin"} {
-		parts = append(parts, admin.Part{Name: name})
+		components = append(components, admin.Component{Name: name})
 	}
 	desk := admin.New(admin.Config{
-		Socket: filepath.Join(t.TempDir(), "unused"), Version: "v1.0.0", Node: "worker-7", Ledger: ledger, Plugins: others{}, Rules: others{}, History: others{}, Actions: others{},
-		Books: others{}, Past: others{}, Parts: func() []admin.Part { return parts }, Log: slog.New(slog.DiscardHandler),
-		OnNode: func(r device.ResourceName) (int, bool) { n, shown := ledger.Published()[r]; return n, shown },
+		Socket: filepath.Join(t.TempDir(), "unused"), Version: "v1.0.0", Node: "worker-7", Allocator: ledger, Plugins: others{}, Rules: others{}, History: others{}, Actions: others{},
+		StateFile: others{}, HistoryFile: others{}, Components: func() []admin.Component { return components }, Log: slog.New(slog.DiscardHandler),
+		OnNode: func(r device.ResourceName) (int, bool) { n, shown := ledger.Capacity()[r]; return n, shown },
 	})
 	return aged{desk.Reader(), ledger}
 }

@@ -295,7 +295,7 @@ func interrupt(p *cluster.Process) func(context.Context, *world, *rand.Rand) (st
 	}
 }
 
-// fillDisk leaves no room for devmgrd's books.
+// fillDisk leaves no room for devmgrd's state file.
 func fillDisk(context.Context, *world, *rand.Rand) (string, error) {
 	f, err := os.OpenFile(ballast, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {

@@ -64,7 +64,7 @@ func (s *story) pluginRegisters(ctx context.Context) error {
 	}
 	s.gap()
 	s.say("%s later the plugin runs and has registered, but not with the kubelet: at the creation of its container devmgrd has put a folder of its own in the place of the kubelet's. The log of devmgrd says:", since(began))
-	lines, err := s.logLines(ctx, 0, "redirected", "plugin registered", "plugin is serving")
+	lines, err := s.logLines(ctx, 0, "redirected", "plugin registered", "plugin serving")
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func (s *story) nodeShowsDevices(ctx context.Context) error {
 	if err := s.n.WaitShown(ctx, node.SampleResource, 2); err != nil {
 		return err
 	}
-	took, err := s.betweenLogLines(ctx, "plugin registered", "published the number of devices")
+	took, err := s.betweenLogLines(ctx, "plugin registered", "published node capacity")
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func (s *story) whoHoldsWhat(ctx context.Context) error {
 	}
 	s.gap()
 	s.say("By devmgrd's metrics:")
-	lines, err := s.metrics("devmgrd_devices", "devmgrd_published")
+	lines, err := s.metrics("devmgrd_devices", "devmgrd_node_capacity")
 	if err != nil {
 		return err
 	}
@@ -214,7 +214,7 @@ func (s *story) devmgrdIsKilled(ctx context.Context) error {
 		return err
 	}
 	s.say("kill -9 %d, and a new start. %s after the kill devmgrd was ready and had the plugin again:", pid, since(began))
-	lines, err := s.logLines(ctx, logged, "devmgrd serves", "the runtime has told", "plugin is serving")
+	lines, err := s.logLines(ctx, logged, "devmgrd started", "synchronized with container runtime", "plugin serving")
 	if err != nil {
 		return err
 	}
@@ -228,7 +228,7 @@ func (s *story) devmgrdIsKilled(ctx context.Context) error {
 	if !slices.Equal(before, after) {
 		return fmt.Errorf("the assignments have changed: before %v, after %v", before, after)
 	}
-	s.say("The same containers, which have run on, hold the same devices, by their stamps and by the books:")
+	s.say("The same containers, which have run on, hold the same devices, by their stamps and by the state file:")
 	if err := s.showHolders(ctx); err != nil {
 		return err
 	}

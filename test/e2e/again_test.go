@@ -36,7 +36,7 @@ func times(t *testing.T, variable string, usual int) int {
 }
 
 // steady starts pods that stay and have all devices between them.
-func (r *rig) steady(resource string, pods, each int) (stayed func()) {
+func (r *harness) steady(resource string, pods, each int) (stayed func()) {
 	r.t.Helper()
 	var all []func()
 	for i := range pods {
@@ -124,9 +124,9 @@ func comebacks(t *testing.T, path string) []time.Duration {
 		at, err := time.Parse("2006-01-02T15:04:05.000Z", strings.TrimPrefix(strings.Fields(line + " x")[0], "time="))
 		switch {
 		case err != nil:
-		case strings.Contains(line, `msg="devmgrd serves"`):
+		case strings.Contains(line, `msg="devmgrd started"`):
 			started = at
-		case strings.Contains(line, `msg="plugin is serving"`) && !started.IsZero():
+		case strings.Contains(line, `msg="plugin serving"`) && !started.IsZero():
 			all = append(all, at.Sub(started))
 			started = time.Time{}
 		}
@@ -182,8 +182,8 @@ func TestTheKubeletManagesItToo(t *testing.T) {
 	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, text string) bool {
 		return status == http.StatusServiceUnavailable && strings.Contains(text, "node: somebody else keeps changing the number of ["+gpu+"]")
 	}))
-	if n := r.metric(`devmgrd_contested{resource_name="` + gpu + `"}`); n != 1 {
-		t.Errorf("devmgrd_contested is %v, want 1", n)
+	if n := r.metric(`devmgrd_node_capacity_contested{resource_name="` + gpu + `"}`); n != 1 {
+		t.Errorf("devmgrd_node_capacity_contested is %v, want 1", n)
 	}
 }
 

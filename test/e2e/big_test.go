@@ -33,7 +33,7 @@ func TestManyDevices(t *testing.T) {
 	}
 	ran := time.Since(began)
 
-	published := fmt.Sprintf("devmgrd_published{resource_name=%q}", gpu)
+	published := fmt.Sprintf("devmgrd_node_capacity{resource_name=%q}", gpu)
 	began = time.Now()
 	p.SetHealth(all[count-1].ID, plugintest.Unhealthy)
 	r.until("the number has changed", func() bool { return r.metric(published) == count-1 })

@@ -27,7 +27,7 @@ import (
 var stateFile = filepath.Join(node.StateDir, "state.db")
 
 // stays starts a pod that stays, and whose container is made again when it ends. It gives the devices that it has.
-func (r *rig) stays(name string, count int) string {
+func (r *harness) stays(name string, count int) string {
 	r.t.Helper()
 	p := node.Pod(name, gpu, count, "report", "--then-sleep")
 	p.Spec.RestartPolicy = corev1.RestartPolicyAlways
@@ -36,7 +36,7 @@ func (r *rig) stays(name string, count int) string {
 }
 
 // again has a pod's container made again, and gives the devices that it has then.
-func (r *rig) again(name string) string {
+func (r *harness) again(name string) string {
 	r.t.Helper()
 	p, err := r.WaitPhase(r.ctx, name, corev1.PodRunning)
 	r.must(err)
@@ -50,7 +50,7 @@ func (r *rig) again(name string) string {
 }
 
 // states waits until so many devices are free, assigned and quarantined.
-func (r *rig) states(free, assigned, quarantined float64) {
+func (r *harness) states(free, assigned, quarantined float64) {
 	r.t.Helper()
 	r.until(fmt.Sprintf("%v devices are free, %v assigned and %v quarantined", free, assigned, quarantined), func() bool {
 		return r.inState(gpu, "free") == free && r.inState(gpu, "assigned") == assigned && r.inState(gpu, "quarantined") == quarantined
@@ -108,7 +108,7 @@ func TestADamagedStateFile(t *testing.T) {
 		if !found {
 			t.Errorf("%s: none of %q is what was there", c.name, aside)
 		}
-		if !strings.Contains(r.Tail(), "is damaged and has been set aside") {
+		if !strings.Contains(r.Tail(), "state file damaged; replaced by an empty one") {
 			t.Errorf("%s: the log does not say so:\n%s", c.name, r.Tail())
 		}
 		p.MustRegister() // nobody remembers it
@@ -151,7 +151,7 @@ func TestADamagedStateFile(t *testing.T) {
 	r.must(r.StartDevmgrd(r.ctx))
 }
 
-// The state file's disk is full, and then read-only. What is in the books is served, with a restart of devmgrd too; new pods
+// The state file's disk is full, and then read-only. What is in the state file is served, with a restart of devmgrd too; new pods
 // wait, and run when the disk is well again, without anybody's help.
 func TestAFullOrReadOnlyDisk(t *testing.T) {
 	r := start(t)
@@ -292,7 +292,7 @@ func TestAPodIsDeletedByForce(t *testing.T) {
 	r.states(1, 1, 0)
 	r.must(r.Devmgrd.Kill())
 	r.must(r.StartDevmgrd(r.ctx))
-	r.states(1, 1, 0) // by the books
+	r.states(1, 1, 0) // by the state file
 	r.must(r.Devmgrd.Kill())
 	r.must(os.Remove(stateFile))
 	r.must(r.StartDevmgrd(r.ctx))

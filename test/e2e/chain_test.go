@@ -24,7 +24,7 @@ import (
 const staticCPUs = "cpuManagerPolicy: static\nreservedSystemCPUs: \"0\"\n"
 
 // unknownToTheKubelet fails the test if the kubelet itself has devices.
-func (r *rig) unknownToTheKubelet() {
+func (r *harness) unknownToTheKubelet() {
 	r.t.Helper()
 	conn, err := grpc.NewClient("unix:///var/lib/kubelet/pod-resources/kubelet.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	r.must(err)

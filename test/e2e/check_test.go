@@ -25,7 +25,7 @@ import (
 type remark struct{ Verdict, Check, Text, Remedy string }
 
 // check gives the remarks, and looks that the exit status fits.
-func (r *rig) check(args ...string) (all []remark) {
+func (r *harness) check(args ...string) (all []remark) {
 	r.t.Helper()
 	out, stderr, status := r.devmgrd(append([]string{"check", "-o", "json"}, args...)...)
 	if err := json.Unmarshal([]byte(out), &all); err != nil {
@@ -42,7 +42,7 @@ func (r *rig) check(args ...string) (all []remark) {
 }
 
 // remarks wants exactly these, each as its verdict, check and words of its text.
-func (r *rig) remarks(all []remark, want ...[3]string) {
+func (r *harness) remarks(all []remark, want ...[3]string) {
 	r.t.Helper()
 	if len(all) != len(want) {
 		r.t.Errorf("%d remarks, want %d: %+v", len(all), len(want), all)
@@ -56,7 +56,7 @@ func (r *rig) remarks(all []remark, want ...[3]string) {
 }
 
 // configure has containerd start with more configuration, the last to be read.
-func (r *rig) configureContainerd(text string) {
+func (r *harness) configureContainerd(text string) {
 	r.t.Helper()
 	r.must(os.WriteFile("/etc/containerd/conf.d/zz.toml", []byte("version = 3\n"+text), 0o644))
 	r.must(r.Containerd.Kill())
@@ -70,7 +70,7 @@ func TestCheck(t *testing.T) {
 	r := start(t)
 	r.remarks(r.check())
 	r.must(r.Devmgrd.Stop(20 * time.Second))
-	t.Cleanup(func() { (&rig{r.Node, t, context.Background()}).devmgrdIsBack() }) // the test's own context is over
+	t.Cleanup(func() { (&harness{r.Node, t, context.Background()}).devmgrdIsBack() }) // the test's own context is over
 	r.remarks(r.check())
 
 	kubelet := plugintest.New(t, "/var/lib/kubelet/device-plugins", gpu, plugintest.Devices(2)...)
@@ -146,7 +146,7 @@ func TestCheck(t *testing.T) {
 }
 
 // untilRemarks waits until these are made.
-func (r *rig) untilRemarks(what string, want ...[3]string) {
+func (r *harness) untilRemarks(what string, want ...[3]string) {
 	r.t.Helper()
 	var all []remark
 	r.until(what, func() bool {
@@ -159,7 +159,7 @@ func (r *rig) untilRemarks(what string, want ...[3]string) {
 }
 
 // nobody writes a kubeconfig of somebody without any rights, and gives its path.
-func (r *rig) nobody() string {
+func (r *harness) nobody() string {
 	r.t.Helper()
 	accounts := r.Client().CoreV1().ServiceAccounts(metav1.NamespaceDefault)
 	_, err := accounts.Create(r.ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "nobody"}}, metav1.CreateOptions{})
@@ -178,7 +178,7 @@ func (r *rig) nobody() string {
 }
 
 // devmgrdIsBack starts devmgrd if it does not run, for what is looked at after each test.
-func (r *rig) devmgrdIsBack() {
+func (r *harness) devmgrdIsBack() {
 	if !r.Devmgrd.Running() {
 		r.must(r.StartDevmgrd(r.ctx))
 	}

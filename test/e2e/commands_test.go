@@ -18,7 +18,7 @@ import (
 )
 
 // says runs a command that has to succeed, and wants these words in what it prints, in this order.
-func (r *rig) says(command string, words ...string) string {
+func (r *harness) says(command string, words ...string) string {
 	r.t.Helper()
 	out, stderr, status := r.devmgrd(strings.Fields(command)...)
 	if status != 0 || stderr != "" {
@@ -37,7 +37,7 @@ func (r *rig) says(command string, words ...string) string {
 }
 
 // completes asks for what a shell would offer after these words.
-func (r *rig) completes(words string, want ...string) {
+func (r *harness) completes(words string, want ...string) {
 	r.t.Helper()
 	out, _, status := r.devmgrd(append(append([]string{"__complete"}, strings.Fields(words)...), "")...)
 	offered, _, _ := strings.Cut(out, ":") // after it comes what the shell is to do
@@ -50,7 +50,7 @@ func (r *rig) completes(words string, want ...string) {
 }
 
 // fails runs a command that has to fail with these words.
-func (r *rig) fails(command string, status int, words string) {
+func (r *harness) fails(command string, status int, words string) {
 	r.t.Helper()
 	if out, stderr, got := r.devmgrd(strings.Fields(command)...); got != status || !strings.Contains(stderr, words) || out != "" {
 		r.t.Errorf("devmgrd %s: status %d, %q, %q, want status %d and %q", command, got, out, stderr, status, words)
@@ -158,7 +158,7 @@ func TestCommandsThatFail(t *testing.T) {
 	r.must(r.StartDevmgrd(r.ctx))
 }
 
-// The books are copied while they are in use, and the copy is verified and read.
+// The state file is copied while they are in use, and the copy is verified and read.
 func TestTheBooksAreCopied(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 1)

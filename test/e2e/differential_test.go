@@ -49,7 +49,7 @@ type twin struct {
 
 // A container gets through devmgrd what it would have had through the kubelet and containerd.
 func TestSameAsTheKubelet(t *testing.T) {
-	r := &beside{rig: start(t, "--set", "plugins.ignoredResources=["+byKubelet+"/*]")}
+	r := &beside{harness: start(t, "--set", "plugins.ignoredResources=["+byKubelet+"/*]")}
 	makeHost(t)
 	r.must(r.LoadImage(r.ctx, cluster.Image{
 		Name: imageWithEnv, Entrypoint: []string{"/probe"}, Env: []string{"PATH=/bin", "IMAGE=the image's", "TWO=the image's", "THREE=the image's"},
@@ -91,7 +91,7 @@ func TestSameAsTheKubelet(t *testing.T) {
 
 // beside is a node on which the kubelet and devmgrd serve devices side by side.
 type beside struct {
-	*rig
+	*harness
 	plugins []*plugintest.Plugin
 }
 

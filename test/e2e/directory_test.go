@@ -23,7 +23,7 @@ import (
 func ownDir(pod *corev1.Pod) string { return filepath.Join("/run/devmgrd/plugins", string(pod.UID)) }
 
 // sources returns where the mounts of a pod's container come from, by destination.
-func (r *rig) sources(pod *corev1.Pod) map[string]string {
+func (r *harness) sources(pod *corev1.Pod) map[string]string {
 	r.t.Helper()
 	spec, err := r.spec(r.ctx, node.ContainerID(pod))
 	r.must(err)
@@ -35,7 +35,7 @@ func (r *rig) sources(pod *corev1.Pod) map[string]string {
 }
 
 // pluginPod returns what devmgrd plugins says of the pod of a resource's plugin.
-func (r *rig) pluginPod(resource string) (pod struct{ Namespace, Name, UID, ServiceAccount string }) {
+func (r *harness) pluginPod(resource string) (pod struct{ Namespace, Name, UID, ServiceAccount string }) {
 	r.t.Helper()
 	var answer struct {
 		Plugins []struct {

@@ -65,7 +65,7 @@ func TestFailClosed(t *testing.T) {
 
 // containerdHasOurConfiguration asks containerd what it makes of the file that is shipped, and of all of this node's, among
 // which the test's own comes later.
-func (r *rig) containerdHasOurConfiguration() {
+func (r *harness) containerdHasOurConfiguration() {
 	const shipped = "/etc/containerd/conf.d/devmgrd.toml"
 	alone := filepath.Join(r.t.TempDir(), "config.toml")
 	r.must(os.WriteFile(alone, fmt.Appendf(nil, "version = 3\nimports = [%q]\n", shipped), 0o600))
@@ -123,7 +123,7 @@ func (m *meddler) CreateContainer(_ context.Context, _ *api.PodSandbox, ctr *api
 }
 
 // meddle has another NRI plugin join, until the function that it gives is called or the test ends.
-func (r *rig) meddle(index string, m *meddler) (leave func()) {
+func (r *harness) meddle(index string, m *meddler) (leave func()) {
 	r.t.Helper()
 	s, err := stub.New(m, stub.WithPluginName("meddler"), stub.WithPluginIdx(index), stub.WithSocketPath(r.NRISocket()), stub.WithOnClose(func() {}))
 	r.must(err)
@@ -133,7 +133,7 @@ func (r *rig) meddle(index string, m *meddler) (leave func()) {
 }
 
 // A plugin after devmgrd that takes something away keeps the container from starting. One that adds something does not.
-func (r *rig) anotherPluginMeddles() {
+func (r *harness) anotherPluginMeddles() {
 	leave := r.meddle("10", &meddler{change: func(*api.Container) *api.ContainerAdjustment {
 		a := &api.ContainerAdjustment{}
 		a.AddEnv("MEDDLER", "was here")
@@ -166,7 +166,7 @@ func (r *rig) anotherPluginMeddles() {
 
 // devmgrd dies while a container is being made: before it is asked, or after it has answered. Other plugins hold the
 // runtime up for that moment.
-func (r *rig) killedWhileTheRuntimeAsks() {
+func (r *harness) killedWhileTheRuntimeAsks() {
 	for index, when := range map[string]string{"04": "before", "06": "after"} {
 		m := &meddler{entered: make(chan struct{}), leave: make(chan struct{})}
 		leave := r.meddle(index, m)
@@ -198,7 +198,7 @@ func plain(name string) *corev1.Pod {
 }
 
 // nudge has the kubelet look at a pod at once. It would do so by itself after 10 to 15 seconds.
-func (r *rig) nudge(name string) {
+func (r *harness) nudge(name string) {
 	r.t.Helper()
 	_, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Patch(r.ctx, name, types.MergePatchType,
 		fmt.Appendf(nil, `{"metadata":{"annotations":{"test/nudge":"%d"}}}`, time.Now().UnixNano()), metav1.PatchOptions{})
@@ -207,7 +207,7 @@ func (r *rig) nudge(name string) {
 
 // nobodyIsBare looks for containers that ask for devices and run without. Those are named "main", and run until they are
 // deleted, so one that has been made at any time is seen.
-func (r *rig) nobodyIsBare() {
+func (r *harness) nobodyIsBare() {
 	r.t.Helper()
 	bare, err := r.Bare(r.ctx, "main")
 	r.must(err)
@@ -217,7 +217,7 @@ func (r *rig) nobodyIsBare() {
 }
 
 // devmgrdIsAway: pods that ask for devices, and plugins, wait for it; nobody else does.
-func (r *rig) devmgrdIsAway() {
+func (r *harness) devmgrdIsAway() {
 	r.must(r.Devmgrd.Stop(10 * time.Second))
 
 	r.must(r.Create(r.ctx, node.Pod("device", gpu, 1, "report", "--then-sleep")))
@@ -292,7 +292,7 @@ func waitsFor(reason string) func(*corev1.Pod) (bool, error) {
 }
 
 // devmgrdIsStopped: it hangs, as far as anybody can tell, and then goes on.
-func (r *rig) devmgrdIsStopped(pods int, stop time.Duration) {
+func (r *harness) devmgrdIsStopped(pods int, stop time.Duration) {
 	r.must(r.Devmgrd.Signal(syscall.SIGSTOP))
 	began := time.Now()
 	for i := range pods {
@@ -324,7 +324,7 @@ func (r *rig) devmgrdIsStopped(pods int, stop time.Duration) {
 }
 
 // devmgrdIsKilled again and again, while containers are being made.
-func (r *rig) devmgrdIsKilled(pods int) {
+func (r *harness) devmgrdIsKilled(pods int) {
 	for i := range pods {
 		r.must(r.Create(r.ctx, node.Pod(fmt.Sprint("killed-device-", i), gpu, 1, "report", "--then-sleep")))
 		r.must(r.Create(r.ctx, plain(fmt.Sprint("killed-plain-", i))))

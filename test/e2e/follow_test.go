@@ -17,7 +17,7 @@ import (
 // followNumbers follows what the Node shows of a resource. Each call of the function that it returns takes the next
 // numbers that differ from those before, first those that are shown now, and fails the test unless both are as wanted.
 // That a number is off the Node for a moment before a lower one comes is passed over.
-func (r *rig) followNumbers(resource string) func(want int64) {
+func (r *harness) followNumbers(resource string) func(want int64) {
 	r.t.Helper()
 	ctx := r.ctx
 	w, err := r.Client().CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + r.NodeName()})
@@ -65,7 +65,7 @@ func (r *rig) followNumbers(resource string) func(want int64) {
 
 // followPod follows a pod that runs. The function that it returns fails the test unless the pod has run all the while in
 // the same container, and was ready.
-func (r *rig) followPod(name string) (stayed func()) {
+func (r *harness) followPod(name string) (stayed func()) {
 	r.t.Helper()
 	pods := r.Client().CoreV1().Pods(metav1.NamespaceDefault)
 	first, err := r.WaitPhase(r.soon(time.Minute), name, corev1.PodRunning)

@@ -96,7 +96,7 @@ func TestDeviceHealth(t *testing.T) {
 		})
 		r.must(r.Create(r.ctx, node.Pod("bound", gpu, 3, "report", "--then-sleep")))
 		r.told("bound", "Warning WaitingForDevices: DeviceUnhealthy: vendor.example/gpu: 3 wanted, 2 of 4 free and healthy, 1 free but unhealthy")
-		if n := r.metric(`devmgrd_demands_waiting{reason="DeviceUnhealthy"}`); n != 1 {
+		if n := r.metric(`devmgrd_pods_waiting{reason="DeviceUnhealthy"}`); n != 1 {
 			t.Errorf("%v pods wait for a device to be healthy, want 1", n)
 		}
 		p.Before(plugintest.Allocate, nil)

@@ -26,7 +26,7 @@ import (
 const manifests = "/etc/kubernetes/manifests"
 
 // static puts a pod's manifest where the kubelet looks for static pods, and gives the name of its mirror pod.
-func (r *rig) static(pod *corev1.Pod) string {
+func (r *harness) static(pod *corev1.Pod) string {
 	r.t.Helper()
 	pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
 	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
@@ -107,7 +107,7 @@ type criRuntime struct {
 	ctx context.Context
 }
 
-func (r *rig) cri() criRuntime {
+func (r *harness) cri() criRuntime {
 	r.t.Helper()
 	conn, err := grpc.NewClient("unix://"+r.ContainerdSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	r.must(err)

@@ -44,7 +44,7 @@ func TestMessageSize_PodOrGrantTooLarge_RefusedAlone(t *testing.T) {
 		t.Helper()
 		log, err := os.ReadFile(r.Devmgrd.LogPath())
 		r.must(err)
-		return strings.Count(string(log), "connected to the container runtime") // lines of an earlier test included
+		return strings.Count(string(log), "connected to container runtime") // lines of an earlier test included
 	}
 	before := connections()
 	connected := func() {
@@ -81,7 +81,7 @@ func TestMessageSize_PodOrGrantTooLarge_RefusedAlone(t *testing.T) {
 }
 
 // thePodSizePolicy refuses pods whose containers are too large, and no others.
-func (r *rig) thePodSizePolicy() {
+func (r *harness) thePodSizePolicy() {
 	const limit = 256 << 10
 	container := func(f func(*corev1.Container)) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { f(&p.Spec.Containers[0]) }

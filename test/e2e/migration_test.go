@@ -87,7 +87,7 @@ func TestMovingIn(t *testing.T) {
 	stdout, stderr, status := r.devmgrd("import", "kubelet-checkpoint", kubeletFile, "--dry-run")
 	t.Logf("dry run:\n%s%s", stdout, stderr)
 	if _, err := os.Stat(filepath.Join(node.StateDir, "state.db")); status != 0 || !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("dry run: status %d, and the books: %v", status, err)
+		t.Errorf("dry run: status %d, and the state file: %v", status, err)
 	}
 	if same, err := os.ReadFile(kubeletFile); err != nil || !bytes.Equal(same, data) {
 		t.Errorf("the dry run has changed the file (%v)", err)
@@ -107,7 +107,7 @@ func TestMovingIn(t *testing.T) {
 		t.Errorf("once more: status %d, %s", status, stderr)
 	}
 	stdout, stderr, status = r.devmgrd("import", "kubelet-checkpoint", asideDir+"/"+checkpoint.Name)
-	if status != 0 || strings.Count(stdout, "the books have it") != 5 {
+	if status != 0 || strings.Count(stdout, "the state file has it") != 5 {
 		t.Errorf("once more, from where it is now: status %d, %s%s", status, stdout, stderr)
 	}
 
@@ -265,7 +265,7 @@ func TestMovingBack(t *testing.T) {
 }
 
 // withoutDevmgrd makes the node one that has never had devmgrd.
-func (r *rig) withoutDevmgrd() {
+func (r *harness) withoutDevmgrd() {
 	r.t.Helper()
 	r.must(r.Devmgrd.Stop(10 * time.Second))
 	r.must(os.RemoveAll(filepath.Join(node.StateDir, "state.db")))
@@ -274,7 +274,7 @@ func (r *rig) withoutDevmgrd() {
 
 // registersAgain has a plugin do what plugins do when they see that a kubelet has started: its socket, in the directory
 // that they were given.
-func (r *rig) registersAgain(p *plugintest.Plugin) {
+func (r *harness) registersAgain(p *plugintest.Plugin) {
 	r.t.Helper()
 	w, err := fsnotify.NewWatcher()
 	r.must(err)
@@ -294,7 +294,7 @@ func (r *rig) registersAgain(p *plugintest.Plugin) {
 }
 
 // devmgrd runs another command of devmgrd.
-func (r *rig) devmgrd(args ...string) (stdout, stderr string, status int) {
+func (r *harness) devmgrd(args ...string) (stdout, stderr string, status int) {
 	r.t.Helper()
 	cmd := exec.CommandContext(r.ctx, os.Getenv("TESTNODE_BINARY"), args...)
 	var out, errs bytes.Buffer
@@ -306,7 +306,7 @@ func (r *rig) devmgrd(args ...string) (stdout, stderr string, status int) {
 }
 
 // deleteSamplePlugin deletes the pod of the sample plugin, for another to come in its place.
-func (r *rig) deleteSamplePlugin() {
+func (r *harness) deleteSamplePlugin() {
 	r.t.Helper()
 	set, err := r.SamplePlugin()
 	r.must(err)
@@ -315,7 +315,7 @@ func (r *rig) deleteSamplePlugin() {
 }
 
 // restartsWithTheSame ends the containers of these pods and looks at what they have then.
-func (r *rig) restartsWithTheSame(devices map[string]string) {
+func (r *harness) restartsWithTheSame(devices map[string]string) {
 	r.t.Helper()
 	for name, want := range devices {
 		pod, err := r.WaitPhase(r.ctx, name, corev1.PodRunning)
@@ -331,7 +331,7 @@ func (r *rig) restartsWithTheSame(devices map[string]string) {
 }
 
 // kubeletsView asks the kubelet which devices pods have: resource=ID, by the pods' names.
-func (r *rig) kubeletsView() map[string][]string {
+func (r *harness) kubeletsView() map[string][]string {
 	r.t.Helper()
 	conn, err := grpc.NewClient("unix:///var/lib/kubelet/pod-resources/kubelet.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	r.must(err)
@@ -352,7 +352,7 @@ func (r *rig) kubeletsView() map[string][]string {
 }
 
 // lives names the lives of pods' containers: a restart makes another one.
-func (r *rig) lives(pods ...string) []string {
+func (r *harness) lives(pods ...string) []string {
 	r.t.Helper()
 	var all []string
 	for _, name := range pods {

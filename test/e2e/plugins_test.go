@@ -20,7 +20,7 @@ import (
 )
 
 // samplePod gives the sample plugin's pod, once it runs and it is not the one of before.
-func (r *rig) samplePod(before *corev1.Pod) *corev1.Pod {
+func (r *harness) samplePod(before *corev1.Pod) *corev1.Pod {
 	r.t.Helper()
 	var pod *corev1.Pod
 	r.until("the plugin's container runs", func() bool {

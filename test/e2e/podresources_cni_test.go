@@ -36,7 +36,7 @@ func gated(t *testing.T, socket string) cluster.Options {
 }
 
 // visits gives what the CNI plugin has noted, by pods.
-func (r *rig) visits() map[string][]visit.Visit {
+func (r *harness) visits() map[string][]visit.Visit {
 	r.t.Helper()
 	log, err := os.ReadFile(gateLog)
 	r.must(err)
@@ -127,7 +127,7 @@ func TestPodResourcesDuringCNI(t *testing.T) {
 }
 
 // deleteAll deletes pods side by side and returns when they are gone.
-func (r *rig) deleteAll(names []string) {
+func (r *harness) deleteAll(names []string) {
 	r.t.Helper()
 	gone := make(chan error)
 	for _, name := range names {

@@ -151,7 +151,7 @@ type saying map[string]view
 
 // A stage is a node with the plugins and the pods, at the kubelet or at devmgrd.
 type stage struct {
-	*rig
+	*harness
 	sockets string // the directory where plugins register
 	tell    teller
 	plugins map[string]*plugintest.Plugin
@@ -184,7 +184,7 @@ func (s *stage) scene(name string) {
 		}
 	case scenes[1]:
 		static := node.Pod("static", whole("static"), 1, "sleep")
-		s.static = s.rig.static(static)
+		s.static = s.harness.static(static)
 		_, err := s.Client().CoreV1().Namespaces().Create(s.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other"}}, metav1.CreateOptions{})
 		s.must(err)
 		for _, p := range cast() {
@@ -386,7 +386,7 @@ func TestPodResourcesSameAsTheKubelet(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { os.RemoveAll(manifests) })
-		return &stage{rig: startWith(t, shape, args...)}
+		return &stage{harness: startWith(t, shape, args...)}
 	}
 	told := t.Run("the kubelet", func(t *testing.T) {
 		s := begin(t)

@@ -37,7 +37,7 @@ type teller struct {
 }
 
 // teller calls a PodResources socket. The connection is made with the first call, and ends with the test.
-func (r *rig) teller(socket string) teller {
+func (r *harness) teller(socket string) teller {
 	r.t.Helper()
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	r.must(err)
@@ -47,7 +47,7 @@ func (r *rig) teller(socket string) teller {
 
 // untilTold waits for something that a PodResources socket is asked for. It asks seldom: a hundred questions a second are
 // all that such a socket answers, to everybody together.
-func (r *rig) untilTold(what string, condition func() bool) {
+func (r *harness) untilTold(what string, condition func() bool) {
 	r.t.Helper()
 	err := wait.PollUntilContextTimeout(r.ctx, 100*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
 		return condition(), nil

@@ -32,7 +32,7 @@ func asks(name string, count int, args ...string) corev1.Container {
 }
 
 // held gives which devices the containers of a pod have or had, by the containers' reports.
-func (r *rig) held(pod string, containers ...string) map[string][]string {
+func (r *harness) held(pod string, containers ...string) map[string][]string {
 	r.t.Helper()
 	all := map[string][]string{}
 	for _, c := range containers {
@@ -176,7 +176,7 @@ func TestPodsEnd(t *testing.T) {
 	}
 }
 
-func (r *rig) uid(name string) types.UID {
+func (r *harness) uid(name string) types.UID {
 	r.t.Helper()
 	pod, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(context.WithoutCancel(r.ctx), name, metav1.GetOptions{})
 	r.must(err)

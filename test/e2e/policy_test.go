@@ -29,7 +29,7 @@ func needs(p *corev1.Pod, container string) (names []string, err error) {
 }
 
 // thePolicy says of the right pods that they need devmgrd, and leaves all others as they are.
-func (r *rig) thePolicy() {
+func (r *harness) thePolicy() {
 	limit := func(p *corev1.Pod, list *[]corev1.Container, name, count string) {
 		if len(*list) == 0 {
 			*list = append(*list, corev1.Container{Name: "first", Image: "x"})

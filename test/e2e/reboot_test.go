@@ -22,7 +22,7 @@ import (
 )
 
 // restarting creates a pod with one device that its kubelet starts again after a reboot.
-func (r *rig) restarting(name, resource string) {
+func (r *harness) restarting(name, resource string) {
 	r.t.Helper()
 	pod := node.Pod(name, resource, 1, "report", "--then-sleep")
 	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
@@ -30,7 +30,7 @@ func (r *rig) restarting(name, resource string) {
 }
 
 // runsAgain waits until a pod runs again after a reboot, and returns its report.
-func (r *rig) runsAgain(name string) report.Report {
+func (r *harness) runsAgain(name string) report.Report {
 	r.t.Helper()
 	r.must(r.WaitPod(r.soon(2*time.Minute), "default", name, func(p *corev1.Pod) (bool, error) {
 		if p.Status.Phase == corev1.PodFailed {
@@ -42,7 +42,7 @@ func (r *rig) runsAgain(name string) report.Report {
 }
 
 // reboot cuts the power, and switches it on again. The plugins stay away.
-func (r *rig) reboot(plugins ...*plugintest.Plugin) {
+func (r *harness) reboot(plugins ...*plugintest.Plugin) {
 	r.t.Helper()
 	for _, p := range plugins {
 		p.Kill()
@@ -228,7 +228,7 @@ func TestGrant_GoneBetweenTwoStarts_IsGrantedAgain(t *testing.T) {
 	r.must(r.KillContainer(r.ctx, node.ContainerID(pod)))
 	r.refused("a", "HostDeviceMissing")
 	r.told("a", "WaitingForDevices: HostDeviceMissing")
-	r.until("it waits", func() bool { return r.metric(`devmgrd_demands_waiting{reason="HostDeviceMissing"}`) == 1 })
+	r.until("it waits", func() bool { return r.metric(`devmgrd_pods_waiting{reason="HostDeviceMissing"}`) == 1 })
 	r.says("explain default/a", "waiting", "HostDeviceMissing")
 	r.says("status", "default/a", "HostDeviceMissing")
 	r.until("the plugin is asked again", func() bool { return p.Calls(plugintest.Allocate) > 1 })

@@ -62,7 +62,7 @@ func TestKill9(t *testing.T) {
 }
 
 // watchNumbers follows what the Node shows of a resource; the function it returns gives all that was seen.
-func (r *rig) watchNumbers(resource string) func() []int64 {
+func (r *harness) watchNumbers(resource string) func() []int64 {
 	r.t.Helper()
 	w, err := r.Client().CoreV1().Nodes().Watch(r.ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + r.NodeName()})
 	r.must(err)
@@ -149,7 +149,7 @@ func TestTheAPIServerIsAwayAtTheStart(t *testing.T) {
 }
 
 // restarted tells whether two containers run, and none of those with these IDs.
-func (r *rig) restarted(old []string) bool {
+func (r *harness) restarted(old []string) bool {
 	ids, err := r.RunningContainers(r.ctx, "main")
 	if err != nil || len(ids) != len(old) {
 		return false
@@ -186,7 +186,7 @@ func TestASecondDevmgrd(t *testing.T) {
 	r.run("a", gpu, 1)
 }
 
-// The books are gone, and containers run: their stamps tell what they hold, and nobody else gets it.
+// The state file is gone, and containers run: their stamps tell what they hold, and nobody else gets it.
 func TestALostStateFile(t *testing.T) {
 	r := start(t)
 	p := r.plugin(gpu, 4)

@@ -26,7 +26,7 @@ import (
 type view []string
 
 // look gives the view of a pod's container "main", which has reported.
-func (r *rig) look(ctx context.Context, name string) (view, error) {
+func (r *harness) look(ctx context.Context, name string) (view, error) {
 	pod, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func (r *rig) look(ctx context.Context, name string) (view, error) {
 }
 
 // spec gives the OCI specification from which containerd has made a container.
-func (r *rig) spec(ctx context.Context, container string) (map[string]any, error) {
+func (r *harness) spec(ctx context.Context, container string) (map[string]any, error) {
 	cmd := exec.CommandContext(ctx, r.Tools.Path("ctr"), "--address", r.ContainerdSocket(), "--namespace", "k8s.io", "containers", "info", container)
 	out, err := cmd.Output()
 	if err != nil {

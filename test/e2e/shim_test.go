@@ -21,8 +21,8 @@ import (
 // sleep: its shim hangs while containerd restarts, or is killed. The device stays with the processes although their pod is
 // deleted by force.
 func TestContainer_LostByContainerd_KeepsItsDeviceWhileItsProcessesLive(t *testing.T) {
-	for name, lose := range map[string]func(r *rig, shim int){
-		"shim hangs while containerd and devmgrd restart": func(r *rig, shim int) {
+	for name, lose := range map[string]func(r *harness, shim int){
+		"shim hangs while containerd and devmgrd restart": func(r *harness, shim int) {
 			r.must(r.Devmgrd.Kill())
 			r.must(r.Containerd.Kill())
 			r.must(syscall.Kill(shim, syscall.SIGSTOP))
@@ -31,7 +31,7 @@ func TestContainer_LostByContainerd_KeepsItsDeviceWhileItsProcessesLive(t *testi
 			r.must(r.WaitContainerd(r.ctx))
 			r.must(r.StartDevmgrd(r.ctx))
 		},
-		"shim is killed": func(r *rig, shim int) {
+		"shim is killed": func(r *harness, shim int) {
 			r.must(syscall.Kill(shim, syscall.SIGKILL))
 		},
 	} {

@@ -16,7 +16,7 @@ import (
 
 // places starts two plugins whose devices lie near two NUMA nodes: gpu-0 to gpu-2 near 0, 0 and 1, nic-0 and nic-1 near
 // 0 and 1.
-func (r *rig) places() {
+func (r *harness) places() {
 	r.t.Helper()
 	for name, nodes := range map[string][]int64{gpu: {0, 0, 1}, nic: {0, 1}} {
 		r.plugin(name, len(nodes), func(p *plugintest.Plugin) {
@@ -50,7 +50,7 @@ func twoResources(name, gpus, nics string) *corev1.Pod {
 }
 
 // both makes a pod that asks for so many of each, and gives what it got, as "gpu-0,gpu-1 nic-0".
-func (r *rig) both(name string, gpus, nics string) string {
+func (r *harness) both(name string, gpus, nics string) string {
 	r.t.Helper()
 	r.must(r.Create(r.ctx, twoResources(name, gpus, nics)))
 	got := r.running(name)

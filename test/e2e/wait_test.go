@@ -51,7 +51,7 @@ func TestPodsWaitForTheirPlugin(t *testing.T) {
 		r.refused(name, "PluginMissing: no device plugin has registered vendor.example/gpu")
 	}
 	r.told("never", "Warning WaitingForDevices: PluginMissing: no device plugin has registered vendor.example/gpu")
-	if n := r.metric(`devmgrd_demands_waiting{reason="PluginMissing"}`); n != 3 {
+	if n := r.metric(`devmgrd_pods_waiting{reason="PluginMissing"}`); n != 3 {
 		t.Errorf("%v pods wait for a plugin, want 3", n)
 	}
 

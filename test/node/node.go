@@ -153,7 +153,7 @@ func (n *Node) Get(path string) (status int, text string, err error) {
 	return answer.StatusCode, string(body), err
 }
 
-// Metric gives the value of one series as /metrics writes it, for instance `devmgrd_published{resource_name="a/b"}`.
+// Metric gives the value of one series as /metrics writes it, for instance `devmgrd_node_capacity{resource_name="a/b"}`.
 // A series that is not there is 0.
 func (n *Node) Metric(series string) (float64, error) {
 	_, text, err := n.Get("/metrics")

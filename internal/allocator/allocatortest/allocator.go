@@ -1,4 +1,4 @@
-// Package allocatortest runs a real allocator, on real books, for tests of the rooms that only read what it knows.
+// Package allocatortest runs a real allocator, on a real state file, for tests of the rooms that only read what it knows.
 package allocatortest
 
 import (
@@ -21,7 +21,7 @@ type Allocator struct {
 	Plugins *Plugins
 }
 
-// Start starts one with empty books in dir.
+// Start starts one with an empty state file in dir.
 func Start(t testing.TB, dir string) *Allocator {
 	t.Helper()
 	books, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
@@ -30,7 +30,7 @@ func Start(t testing.TB, dir string) *Allocator {
 	}
 	a := &Allocator{Plugins: newPlugins()}
 	a.Allocator = allocator.New(allocator.Config{
-		Plugins: a.Plugins, Books: books, Herald: silence{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Plugins: a.Plugins, Store: books, Notifier: noopNotifier{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 		Topology: allocator.Topology{Policy: allocator.BestEffort, Scope: allocator.PerContainer},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -67,9 +67,9 @@ func (a *Allocator) Settle(t testing.TB, d device.PodDemand) device.PodDemand {
 	a.Bind(d)
 	late := time.After(time.Minute)
 	for {
-		moved := a.Moved()
-		switch st := a.Pod(d.Pod.UID); st.Stand {
-		case device.Ready, device.Free:
+		moved := a.Updated()
+		switch st := a.PodReadiness(d.Pod.UID); st.State {
+		case device.Ready, device.NoDevices:
 			return d
 		default:
 			select {
@@ -81,11 +81,11 @@ func (a *Allocator) Settle(t testing.TB, d device.PodDemand) device.PodDemand {
 	}
 }
 
-type silence struct{}
+type noopNotifier struct{}
 
-func (silence) Waiting(device.Pod, device.Wait)          {}
-func (silence) Assigned(device.Pod, []device.Assignment) {}
-func (silence) Bare(device.Pod, string, func() bool)     {}
+func (noopNotifier) Waiting(device.Pod, device.Wait)                       {}
+func (noopNotifier) Assigned(device.Pod, []device.Assignment)              {}
+func (noopNotifier) StartedWithoutDevices(device.Pod, string, func() bool) {}
 
-func (silence) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
-func (silence) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+func (noopNotifier) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
+func (noopNotifier) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}

@@ -26,7 +26,7 @@ const (
 	podDevices = 8 // of each pod that is there from the start
 )
 
-// node is devmgrd without its daemon: a real ledger with real books and a real plugin.
+// node is devmgrd without its daemon: a real ledger with real state file and a real plugin.
 type node struct {
 	t      *testing.T
 	ledger *allocator.Allocator
@@ -51,9 +51,9 @@ func (p *Process) ServeDevmgrd(s Size, _ *none) error {
 	sockets := t.TempDir()
 	plugins := registry.New(registry.Config{
 		MaxTotalBytes: 256 << 20, SocketDir: sockets, GracePeriod: time.Minute, AllocateTimeout: 30 * time.Second, PreferredTimeout: 5 * time.Second, PreStartTimeout: 30 * time.Second,
-		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Memory: books, Log: log, Metrics: metrics,
+		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Store: books, Log: log, Metrics: metrics,
 	})
-	p.node = &node{t, allocator.New(allocator.Config{Plugins: plugins, Books: books, Herald: silent{}, Log: log, Metrics: metrics})}
+	p.node = &node{t, allocator.New(allocator.Config{Plugins: plugins, Store: books, Notifier: silent{}, Log: log, Metrics: metrics})}
 	p.node.ledger.RuntimeSynced(nil, nil)
 	if err := plugins.Listen(); err != nil {
 		return err
@@ -72,7 +72,7 @@ func (p *Process) ServeDevmgrd(s Size, _ *none) error {
 		devices[i] = plugintest.Dev(fmt.Sprintf("dev-%06d", i), plugintest.Healthy, int64(i%2))
 	}
 	plugintest.Start(t, sockets, gpu, devices...)
-	plugintest.Eventually(t, "the devices are there", func() bool { return p.node.ledger.Published()[gpu] == len(devices) })
+	plugintest.Eventually(t, "the devices are there", func() bool { return p.node.ledger.Capacity()[gpu] == len(devices) })
 	pods := make([]device.PodDemand, s.Pods)
 	for i := range pods {
 		pods[i] = pod(fmt.Sprintf("pod-%06d", i), podDevices)
@@ -89,7 +89,7 @@ type silent struct{}
 
 func (silent) Waiting(device.Pod, device.Wait)                                       {}
 func (silent) Assigned(device.Pod, []device.Assignment)                              {}
-func (silent) Bare(device.Pod, string, func() bool)                                  {}
+func (silent) StartedWithoutDevices(device.Pod, string, func() bool)                 {}
 func (silent) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (silent) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
 
@@ -104,7 +104,7 @@ func pod(name string, devices int) device.PodDemand {
 // settle waits until a pod that is bound has its devices.
 func (n *node) settle(d device.PodDemand) {
 	for {
-		switch st := n.ledger.Standing(d.Demands[0].Container); st.Stand {
+		switch st := n.ledger.Readiness(d.Demands[0].Container); st.State {
 		case device.Ready:
 			return
 		case device.Busy:
@@ -123,8 +123,8 @@ func (n *node) drop(pods ...device.PodDemand) {
 		going[d.Pod.UID] = true
 	}
 	for {
-		moved := n.ledger.Moved()
-		if !slices.ContainsFunc(n.ledger.Board().Pods, func(h *device.Holding) bool { return going[h.Pod.UID] }) {
+		moved := n.ledger.Updated()
+		if !slices.ContainsFunc(n.ledger.Snapshot().Pods, func(h *device.PodAllocation) bool { return going[h.Pod.UID] }) {
 			return
 		}
 		<-moved
@@ -137,7 +137,7 @@ type Window struct{ Socket, KubeletSocket string }
 // Window serves PodResources as devmgrd does, until the process ends.
 func (p *Process) Window(w Window, _ *none) error {
 	s := podresources.New(podresources.Config{
-		Socket: w.Socket, KubeletSocket: w.KubeletSocket, Ledger: p.node.ledger, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Socket: w.Socket, KubeletSocket: w.KubeletSocket, Allocator: p.node.ledger, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
 	ctx, stop := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -146,7 +146,7 @@ func (p *Process) Window(w Window, _ *none) error {
 		stop()
 		running.Wait()
 	})
-	plugintest.Eventually(p.t, "PodResources is served", func() bool {
+	plugintest.Eventually(p.t, "serving PodResources", func() bool {
 		_, err := os.Stat(w.Socket)
 		return err == nil
 	})
@@ -174,7 +174,7 @@ const lastPod = "last"
 // Churn has pods come and go. Its answer is what has become of pods meanwhile, as the ledger has it.
 func (p *Process) Churn(c Churn, events *[]string) error {
 	ledger := p.node.ledger
-	from := ledger.Board().Revision
+	from := ledger.Snapshot().Revision
 	var rounds [][]device.PodDemand
 	for i := range c.Pods {
 		if !c.AtOnce || i == 0 {
@@ -192,14 +192,14 @@ func (p *Process) Churn(c Churn, events *[]string) error {
 		}
 		p.node.drop(pods...)
 	}
-	changes, known := ledger.Since(from, 1<<20)
+	changes, known := ledger.ChangesSince(from, 1<<20)
 	if !known {
 		return errors.New("so many changes that the ledger has forgotten the first ones")
 	}
 	for _, c := range changes {
 		switch {
-		case c.Now != nil && len(c.Now.Assignments) > 0:
-			*events = append(*events, event("assigned", string(c.Now.Pod.UID), !c.Now.Active))
+		case c.After != nil && len(c.After.Assignments) > 0:
+			*events = append(*events, event("assigned", string(c.After.Pod.UID), !c.After.Active))
 		case c.Before != nil && len(c.Before.Assignments) > 0:
 			*events = append(*events, event("released", string(c.Before.Pod.UID), !c.Before.Active))
 		}

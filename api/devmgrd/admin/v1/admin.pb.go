@@ -4,7 +4,7 @@
 // 	protoc        (unknown)
 // source: devmgrd/admin/v1/admin.proto
 
-// What people who look after a node ask devmgrd, and tell it. Served on admin.socket, which is root's.
+// The operator's API of devmgrd, served on admin.socket, which only root can open.
 
 package adminv1
 
@@ -66,9 +66,9 @@ type GetStatusResponse struct {
 	Version string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
 	Node    string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
 	Started *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=started,proto3" json:"started,omitempty"`
-	// parts are those of /readyz, in its order.
-	Parts     []*Part     `protobuf:"bytes,4,rep,name=parts,proto3" json:"parts,omitempty"`
-	Resources []*Resource `protobuf:"bytes,5,rep,name=resources,proto3" json:"resources,omitempty"`
+	// components are those of /readyz, in its order.
+	Components []*Component `protobuf:"bytes,4,rep,name=components,proto3" json:"components,omitempty"`
+	Resources  []*Resource  `protobuf:"bytes,5,rep,name=resources,proto3" json:"resources,omitempty"`
 	// waiting are pods that wait for devices, those that wait longest first.
 	Waiting []*Waiting `protobuf:"bytes,6,rep,name=waiting,proto3" json:"waiting,omitempty"`
 	// not_redirected are running containers that were created without devmgrd and have the kubelet's plugin directory: a device plugin
@@ -129,9 +129,9 @@ func (x *GetStatusResponse) GetStarted() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *GetStatusResponse) GetParts() []*Part {
+func (x *GetStatusResponse) GetComponents() []*Component {
 	if x != nil {
-		return x.Parts
+		return x.Components
 	}
 	return nil
 }
@@ -226,31 +226,31 @@ func (x *PodContainer) GetContainer() string {
 	return ""
 }
 
-// Part is a part of the daemon.
-type Part struct {
+// Component is a part of the daemon, as in /readyz.
+type Component struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Ready bool                   `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`
-	// problem is what is missing, if it is not ready.
+	// problem is the reason why it is not ready.
 	Problem       string `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Part) Reset() {
-	*x = Part{}
+func (x *Component) Reset() {
+	*x = Component{}
 	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Part) String() string {
+func (x *Component) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Part) ProtoMessage() {}
+func (*Component) ProtoMessage() {}
 
-func (x *Part) ProtoReflect() protoreflect.Message {
+func (x *Component) ProtoReflect() protoreflect.Message {
 	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -262,52 +262,52 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Part.ProtoReflect.Descriptor instead.
-func (*Part) Descriptor() ([]byte, []int) {
+// Deprecated: Use Component.ProtoReflect.Descriptor instead.
+func (*Component) Descriptor() ([]byte, []int) {
 	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
-func (x *Part) GetName() string {
+func (x *Component) GetName() string {
 	if x != nil {
 		return x.Name
 	}
 	return ""
 }
 
-func (x *Part) GetReady() bool {
+func (x *Component) GetReady() bool {
 	if x != nil {
 		return x.Ready
 	}
 	return false
 }
 
-func (x *Part) GetProblem() string {
+func (x *Component) GetProblem() string {
 	if x != nil {
 		return x.Problem
 	}
 	return ""
 }
 
-// Resource is one resource in figures. Each device is counted once, but for published.
+// Resource has the counts of one resource. Each device is counted in exactly one of them, except in the capacities.
 type Resource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// plugin is "serving", "connected" (there, and has not listed its devices yet), "stale" (away for less than plugins.gracePeriod)
 	// or "lost".
 	Plugin string `protobuf:"bytes,2,opt,name=plugin,proto3" json:"plugin,omitempty"`
-	// published is what the Node shows. Without an API server it is 0, and so is wanted.
-	Published int32 `protobuf:"varint,3,opt,name=published,proto3" json:"published,omitempty"`
-	Free      int32 `protobuf:"varint,4,opt,name=free,proto3" json:"free,omitempty"`
-	Assigned  int32 `protobuf:"varint,5,opt,name=assigned,proto3" json:"assigned,omitempty"`
-	Unhealthy int32 `protobuf:"varint,6,opt,name=unhealthy,proto3" json:"unhealthy,omitempty"`
-	Cordoned  int32 `protobuf:"varint,7,opt,name=cordoned,proto3" json:"cordoned,omitempty"`
+	// node_capacity is the number that the Node shows. Without an API server it is 0, and so is target_capacity.
+	NodeCapacity int32 `protobuf:"varint,3,opt,name=node_capacity,json=nodeCapacity,proto3" json:"node_capacity,omitempty"`
+	Free         int32 `protobuf:"varint,4,opt,name=free,proto3" json:"free,omitempty"`
+	Assigned     int32 `protobuf:"varint,5,opt,name=assigned,proto3" json:"assigned,omitempty"`
+	Unhealthy    int32 `protobuf:"varint,6,opt,name=unhealthy,proto3" json:"unhealthy,omitempty"`
+	Cordoned     int32 `protobuf:"varint,7,opt,name=cordoned,proto3" json:"cordoned,omitempty"`
 	// stale are devices that would be free if the plugin were there.
 	Stale int32 `protobuf:"varint,8,opt,name=stale,proto3" json:"stale,omitempty"`
-	// quarantined are devices that a container has which the books do not know.
+	// quarantined are devices that a running container has and the state file does not assign.
 	Quarantined int32 `protobuf:"varint,9,opt,name=quarantined,proto3" json:"quarantined,omitempty"`
-	// wanted is what the Node should show. It shows less for a moment after a change, more until a fall has lasted for the
+	// target_capacity is the number that the Node should show. It shows less for a moment after a change, more until a fall has lasted for the
 	// stabilization window, and something else while the API server is away or another program writes the number.
-	Wanted int32 `protobuf:"varint,10,opt,name=wanted,proto3" json:"wanted,omitempty"`
+	TargetCapacity int32 `protobuf:"varint,10,opt,name=target_capacity,json=targetCapacity,proto3" json:"target_capacity,omitempty"`
 	// withheld are devices that may be in use under IDs that the plugin no longer lists.
 	Withheld      int32 `protobuf:"varint,11,opt,name=withheld,proto3" json:"withheld,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -358,9 +358,9 @@ func (x *Resource) GetPlugin() string {
 	return ""
 }
 
-func (x *Resource) GetPublished() int32 {
+func (x *Resource) GetNodeCapacity() int32 {
 	if x != nil {
-		return x.Published
+		return x.NodeCapacity
 	}
 	return 0
 }
@@ -407,9 +407,9 @@ func (x *Resource) GetQuarantined() int32 {
 	return 0
 }
 
-func (x *Resource) GetWanted() int32 {
+func (x *Resource) GetTargetCapacity() int32 {
 	if x != nil {
-		return x.Wanted
+		return x.TargetCapacity
 	}
 	return 0
 }
@@ -1124,22 +1124,22 @@ type Device struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	ResourceName string                 `protobuf:"bytes,1,opt,name=resource_name,json=resourceName,proto3" json:"resource_name,omitempty"`
 	Id           string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// state is what is to be said of it first: "free", "assigned", "unhealthy", "stale" (it would be free if its plugin were there),
+	// state is the first that applies of: "free", "assigned", "unhealthy", "stale" (it would be free if its plugin were there),
 	// "cordoned", "withheld" (it may be a device that a pod uses under an ID that is no longer listed) or "quarantined" (a container
 	// has it, and the state file does not say why).
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
-	// healthy is the plugin's word, whatever the state is.
+	// healthy is what the plugin reports, whatever the state is.
 	Healthy bool `protobuf:"varint,4,opt,name=healthy,proto3" json:"healthy,omitempty"`
-	// listed says that the plugin lists it; a device that is in use may be listed no more.
+	// listed says that the plugin lists it; a device in use may no longer be listed.
 	Listed    bool    `protobuf:"varint,5,opt,name=listed,proto3" json:"listed,omitempty"`
 	NumaNodes []int32 `protobuf:"varint,6,rep,packed,name=numa_nodes,json=numaNodes,proto3" json:"numa_nodes,omitempty"`
-	// holder is who has it, if anybody.
+	// holder is the pod that has it; not set: none.
 	Holder *Holder `protobuf:"bytes,7,opt,name=holder,proto3" json:"holder,omitempty"`
-	// cordon is set if it is out of service, also while somebody has it.
+	// cordon is set if it is out of service, also while a pod has it.
 	Cordon *DeviceCordon `protobuf:"bytes,8,opt,name=cordon,proto3" json:"cordon,omitempty"`
-	// failures is how often it has failed in the last hour while somebody had it.
+	// failures is how often it has failed in the last hour while a pod had it.
 	Failures int32 `protobuf:"varint,9,opt,name=failures,proto3" json:"failures,omitempty"`
-	// failed is when it last did.
+	// failed is the time of its latest failure.
 	Failed        *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=failed,proto3" json:"failed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1565,9 +1565,9 @@ type Assignment struct {
 	Container    string                 `protobuf:"bytes,4,opt,name=container,proto3" json:"container,omitempty"`
 	ResourceName string                 `protobuf:"bytes,5,opt,name=resource_name,json=resourceName,proto3" json:"resource_name,omitempty"`
 	DeviceIds    []string               `protobuf:"bytes,6,rep,name=device_ids,json=deviceIds,proto3" json:"device_ids,omitempty"`
-	// ended says that the pod is over, and that something of it may still run.
+	// ended says that the pod has terminated; containers of it may still run.
 	Ended bool `protobuf:"varint,7,opt,name=ended,proto3" json:"ended,omitempty"`
-	// why says in words why it is these devices.
+	// why says why devmgrd chose these devices.
 	Why           string `protobuf:"bytes,8,opt,name=why,proto3" json:"why,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1716,8 +1716,8 @@ type ExplainResponse struct {
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Uid       string                 `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
-	// verdict is "none" (it asks for no device), "ready" (it has all that it asks for), "waiting", "ended" (it is over, and
-	// something of it may still run) or "refused" (the kubelet failed it before any of its containers was created).
+	// verdict is "none" (it asks for no device), "ready" (it has all that it asks for), "waiting", "ended" (it has terminated;
+	// containers of it may still run) or "refused" (the kubelet failed it before any of its containers was created).
 	Verdict string `protobuf:"bytes,4,opt,name=verdict,proto3" json:"verdict,omitempty"`
 	// reason is one word: why it waits, or the API server's reason for its end.
 	Reason  string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -2218,7 +2218,7 @@ type DrainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// devices are all of those that were named, as they are now.
 	Devices []*Device `protobuf:"bytes,1,rep,name=devices,proto3" json:"devices,omitempty"`
-	// done says that nobody has any of them.
+	// done says that no pod has any of them.
 	Done          bool `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2402,14 +2402,14 @@ type Span struct {
 	ResourceName string                 `protobuf:"bytes,5,opt,name=resource_name,json=resourceName,proto3" json:"resource_name,omitempty"`
 	DeviceIds    []string               `protobuf:"bytes,6,rep,name=device_ids,json=deviceIds,proto3" json:"device_ids,omitempty"`
 	From         *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=from,proto3" json:"from,omitempty"`
-	// from_at_latest says that nobody saw it begin: from is when it was noticed.
-	FromAtLatest bool `protobuf:"varint,8,opt,name=from_at_latest,json=fromAtLatest,proto3" json:"from_at_latest,omitempty"`
+	// from_approximate says that devmgrd was not running when it began: from is when devmgrd noticed it.
+	FromApproximate bool `protobuf:"varint,8,opt,name=from_approximate,json=fromApproximate,proto3" json:"from_approximate,omitempty"`
 	// until is absent while the container has them.
 	Until *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=until,proto3" json:"until,omitempty"`
-	// until_at_latest says that nobody saw it end: until is when that was noticed.
-	UntilAtLatest bool `protobuf:"varint,10,opt,name=until_at_latest,json=untilAtLatest,proto3" json:"until_at_latest,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// until_approximate says that devmgrd was not running when it ended: until is when devmgrd noticed it.
+	UntilApproximate bool `protobuf:"varint,10,opt,name=until_approximate,json=untilApproximate,proto3" json:"until_approximate,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Span) Reset() {
@@ -2491,9 +2491,9 @@ func (x *Span) GetFrom() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *Span) GetFromAtLatest() bool {
+func (x *Span) GetFromApproximate() bool {
 	if x != nil {
-		return x.FromAtLatest
+		return x.FromApproximate
 	}
 	return false
 }
@@ -2505,9 +2505,9 @@ func (x *Span) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *Span) GetUntilAtLatest() bool {
+func (x *Span) GetUntilApproximate() bool {
 	if x != nil {
-		return x.UntilAtLatest
+		return x.UntilApproximate
 	}
 	return false
 }
@@ -2783,7 +2783,7 @@ func (x *BackupRequest) GetHistory() bool {
 
 type BackupResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// data is the next part.
+	// data is the next chunk.
 	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2831,12 +2831,14 @@ var File_devmgrd_admin_v1_admin_proto protoreflect.FileDescriptor
 const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x1cdevmgrd/admin/v1/admin.proto\x12\x10devmgrd.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xdb\x02\n" +
+	"\x10GetStatusRequest\"\xea\x02\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x124\n" +
-	"\astarted\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12,\n" +
-	"\x05parts\x18\x04 \x03(\v2\x16.devmgrd.admin.v1.PartR\x05parts\x128\n" +
+	"\astarted\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12;\n" +
+	"\n" +
+	"components\x18\x04 \x03(\v2\x1b.devmgrd.admin.v1.ComponentR\n" +
+	"components\x128\n" +
 	"\tresources\x18\x05 \x03(\v2\x1a.devmgrd.admin.v1.ResourceR\tresources\x123\n" +
 	"\awaiting\x18\x06 \x03(\v2\x19.devmgrd.admin.v1.WaitingR\awaiting\x12E\n" +
 	"\x0enot_redirected\x18\a \x03(\v2\x1e.devmgrd.admin.v1.PodContainerR\rnotRedirected\"n\n" +
@@ -2844,23 +2846,23 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\x02 \x01(\tR\x03pod\x12\x10\n" +
 	"\x03uid\x18\x03 \x01(\tR\x03uid\x12\x1c\n" +
-	"\tcontainer\x18\x04 \x01(\tR\tcontainer\"J\n" +
-	"\x04Part\x12\x12\n" +
+	"\tcontainer\x18\x04 \x01(\tR\tcontainer\"O\n" +
+	"\tComponent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
-	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xaa\x02\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xc2\x02\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12\x1c\n" +
-	"\tpublished\x18\x03 \x01(\x05R\tpublished\x12\x12\n" +
+	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12#\n" +
+	"\rnode_capacity\x18\x03 \x01(\x05R\fnodeCapacity\x12\x12\n" +
 	"\x04free\x18\x04 \x01(\x05R\x04free\x12\x1a\n" +
 	"\bassigned\x18\x05 \x01(\x05R\bassigned\x12\x1c\n" +
 	"\tunhealthy\x18\x06 \x01(\x05R\tunhealthy\x12\x1a\n" +
 	"\bcordoned\x18\a \x01(\x05R\bcordoned\x12\x14\n" +
 	"\x05stale\x18\b \x01(\x05R\x05stale\x12 \n" +
-	"\vquarantined\x18\t \x01(\x05R\vquarantined\x12\x16\n" +
-	"\x06wanted\x18\n" +
-	" \x01(\x05R\x06wanted\x12\x1a\n" +
+	"\vquarantined\x18\t \x01(\x05R\vquarantined\x12'\n" +
+	"\x0ftarget_capacity\x18\n" +
+	" \x01(\x05R\x0etargetCapacity\x12\x1a\n" +
 	"\bwithheld\x18\v \x01(\x05R\bwithheld\"\x9f\x01\n" +
 	"\aWaiting\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
@@ -2997,7 +2999,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x04name\x18\x04 \x01(\tR\x04name\x12/\n" +
 	"\x05since\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x05since\"C\n" +
 	"\x13ListHistoryResponse\x12,\n" +
-	"\x05spans\x18\x01 \x03(\v2\x16.devmgrd.admin.v1.SpanR\x05spans\"\xda\x02\n" +
+	"\x05spans\x18\x01 \x03(\v2\x16.devmgrd.admin.v1.SpanR\x05spans\"\xe4\x02\n" +
 	"\x04Span\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\x02 \x01(\tR\x03pod\x12\x10\n" +
@@ -3006,11 +3008,11 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\rresource_name\x18\x05 \x01(\tR\fresourceName\x12\x1d\n" +
 	"\n" +
 	"device_ids\x18\x06 \x03(\tR\tdeviceIds\x12.\n" +
-	"\x04from\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x12$\n" +
-	"\x0efrom_at_latest\x18\b \x01(\bR\ffromAtLatest\x120\n" +
-	"\x05until\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12&\n" +
-	"\x0funtil_at_latest\x18\n" +
-	" \x01(\bR\runtilAtLatest\"_\n" +
+	"\x04from\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x12)\n" +
+	"\x10from_approximate\x18\b \x01(\bR\x0ffromApproximate\x120\n" +
+	"\x05until\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12+\n" +
+	"\x11until_approximate\x18\n" +
+	" \x01(\bR\x10untilApproximate\"_\n" +
 	"\x12ListActionsRequest\x12/\n" +
 	"\x05since\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05since\x12\x18\n" +
 	"\asubject\x18\x02 \x01(\tR\asubject\"I\n" +
@@ -3068,7 +3070,7 @@ var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: devmgrd.admin.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: devmgrd.admin.v1.GetStatusResponse
 	(*PodContainer)(nil),            // 2: devmgrd.admin.v1.PodContainer
-	(*Part)(nil),                    // 3: devmgrd.admin.v1.Part
+	(*Component)(nil),               // 3: devmgrd.admin.v1.Component
 	(*Resource)(nil),                // 4: devmgrd.admin.v1.Resource
 	(*Waiting)(nil),                 // 5: devmgrd.admin.v1.Waiting
 	(*ListPluginsRequest)(nil),      // 6: devmgrd.admin.v1.ListPluginsRequest
@@ -3113,7 +3115,7 @@ var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 }
 var file_devmgrd_admin_v1_admin_proto_depIdxs = []int32{
 	43, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	3,  // 1: devmgrd.admin.v1.GetStatusResponse.parts:type_name -> devmgrd.admin.v1.Part
+	3,  // 1: devmgrd.admin.v1.GetStatusResponse.components:type_name -> devmgrd.admin.v1.Component
 	4,  // 2: devmgrd.admin.v1.GetStatusResponse.resources:type_name -> devmgrd.admin.v1.Resource
 	5,  // 3: devmgrd.admin.v1.GetStatusResponse.waiting:type_name -> devmgrd.admin.v1.Waiting
 	2,  // 4: devmgrd.admin.v1.GetStatusResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer

@@ -4,7 +4,7 @@
 // - protoc             (unknown)
 // source: devmgrd/admin/v1/admin.proto
 
-// What people who look after a node ask devmgrd, and tell it. Served on admin.socket, which is root's.
+// The operator's API of devmgrd, served on admin.socket, which only root can open.
 
 package adminv1
 
@@ -41,41 +41,42 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// AdminService shows what devmgrd knows, and takes single devices out of service.
+// AdminService shows the daemon's state, and takes single devices out of service.
 type AdminServiceClient interface {
-	// GetStatus gives the daemon's state at a glance.
+	// GetStatus returns the daemon's state at a glance.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
-	// ListPlugins gives the device plugins that are known, by resource.
+	// ListPlugins returns the known device plugins, by resource.
 	ListPlugins(ctx context.Context, in *ListPluginsRequest, opts ...grpc.CallOption) (*ListPluginsResponse, error)
 	// ListGrants returns what each resource's plugins have granted since devmgrd's start, and what containers had then: names and
 	// paths, without values.
 	ListGrants(ctx context.Context, in *ListGrantsRequest, opts ...grpc.CallOption) (*ListGrantsResponse, error)
-	// ListDevices gives each device and what has become of it. NOT_FOUND if the resource is unknown.
+	// ListDevices returns each device and its state. NOT_FOUND if the resource is unknown.
 	ListDevices(ctx context.Context, in *ListDevicesRequest, opts ...grpc.CallOption) (*ListDevicesResponse, error)
-	// WatchDevices gives the same at once, and again whenever it has changed, five times a second at most. UNAVAILABLE if devmgrd stops.
+	// WatchDevices sends the same list at once, and again after each change, at most five times a second. UNAVAILABLE if devmgrd stops.
 	WatchDevices(ctx context.Context, in *WatchDevicesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchDevicesResponse], error)
-	// ListAssignments gives which containers have which devices. NOT_FOUND if a pod is named that is unknown.
+	// ListAssignments returns the devices of each container. NOT_FOUND if the request names an unknown pod.
 	ListAssignments(ctx context.Context, in *ListAssignmentsRequest, opts ...grpc.CallOption) (*ListAssignmentsResponse, error)
 	// Explain says why a pod has its devices, or why it waits for them. NOT_FOUND if the pod is unknown.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
-	// Cordon takes devices out of service: nobody is given them, and whoever has them keeps them. NOT_FOUND, and nothing is
-	// changed, if one of them is unknown. UNAVAILABLE if that could not be written down.
+	// Cordon takes devices out of service: devmgrd does not allocate them, and pods that use them keep them. NOT_FOUND, and
+	// nothing is changed, if one of them is unknown. UNAVAILABLE if the state file cannot be written.
 	Cordon(ctx context.Context, in *CordonRequest, opts ...grpc.CallOption) (*CordonResponse, error)
 	// Uncordon puts devices back into service. The same errors.
 	Uncordon(ctx context.Context, in *UncordonRequest, opts ...grpc.CallOption) (*UncordonResponse, error)
-	// Forget drops a resource that no plugin serves and no pod has or asks for, with the cordons of its devices, and has it taken off
-	// the Node. NOT_FOUND if nobody has heard of it and the Node does not show it, FAILED_PRECONDITION if it is in use, UNAVAILABLE
-	// if that could not be written down. When it returns that is certain; the Node may show it until the API server can be reached.
+	// Forget drops a resource that no plugin serves and no pod has or asks for, with the cordons of its devices, and removes it from
+	// the Node. NOT_FOUND if the resource is unknown and the Node does not show it, FAILED_PRECONDITION if it is in use, UNAVAILABLE
+	// if the state file cannot be written. The drop is durable when the call returns; the Node may show the resource until the API
+	// server can be reached.
 	Forget(ctx context.Context, in *ForgetRequest, opts ...grpc.CallOption) (*ForgetResponse, error)
-	// Backup returns a copy of the state file, or of the history, as it is at this moment, in parts. UNAVAILABLE if the file cannot
-	// be read.
+	// Backup returns a copy of the state file, or of the history, as it is at this moment, in chunks. UNAVAILABLE if the file
+	// cannot be read.
 	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
-	// Drain cordons devices and has the pods evicted that have them, as far as their disruption budgets let it. It tells who still
-	// has them, first at once and then whenever that changes, and ends when nobody has any. Who ends the call ends the telling: the
-	// cordons stay, and pods that were to go go. The same errors, and FAILED_PRECONDITION if there is no API server.
+	// Drain cordons devices and evicts the pods that use them, within their disruption budgets. It sends the devices with the pods
+	// that still use them, at once and after each change, and ends when no pod uses any. Cancelling the call leaves the cordons and
+	// the evictions in place. The same errors as Cordon, and FAILED_PRECONDITION if there is no API server.
 	Drain(ctx context.Context, in *DrainRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DrainResponse], error)
-	// ListHistory gives who had which devices, from when to when. Those who have them still are in it. Of what has ended the newest
-	// 10 000 spans of the last 30 days are kept, and fewer if they take more than 16 MiB. UNAVAILABLE if the state file cannot be read.
+	// ListHistory returns which container had which devices, from when to when, current ones included. devmgrd keeps the newest
+	// 10 000 ended spans of the last 30 days, and fewer if they take more than 16 MiB. UNAVAILABLE if the history cannot be read.
 	ListHistory(ctx context.Context, in *ListHistoryRequest, opts ...grpc.CallOption) (*ListHistoryResponse, error)
 	// ListActions returns the commands that changed something or copied a file, refused ones included, and the process that gave
 	// each. The newest 10 000 are kept, for up to a year. UNAVAILABLE if the history cannot be read.
@@ -261,41 +262,42 @@ func (c *adminServiceClient) ListActions(ctx context.Context, in *ListActionsReq
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
 //
-// AdminService shows what devmgrd knows, and takes single devices out of service.
+// AdminService shows the daemon's state, and takes single devices out of service.
 type AdminServiceServer interface {
-	// GetStatus gives the daemon's state at a glance.
+	// GetStatus returns the daemon's state at a glance.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
-	// ListPlugins gives the device plugins that are known, by resource.
+	// ListPlugins returns the known device plugins, by resource.
 	ListPlugins(context.Context, *ListPluginsRequest) (*ListPluginsResponse, error)
 	// ListGrants returns what each resource's plugins have granted since devmgrd's start, and what containers had then: names and
 	// paths, without values.
 	ListGrants(context.Context, *ListGrantsRequest) (*ListGrantsResponse, error)
-	// ListDevices gives each device and what has become of it. NOT_FOUND if the resource is unknown.
+	// ListDevices returns each device and its state. NOT_FOUND if the resource is unknown.
 	ListDevices(context.Context, *ListDevicesRequest) (*ListDevicesResponse, error)
-	// WatchDevices gives the same at once, and again whenever it has changed, five times a second at most. UNAVAILABLE if devmgrd stops.
+	// WatchDevices sends the same list at once, and again after each change, at most five times a second. UNAVAILABLE if devmgrd stops.
 	WatchDevices(*WatchDevicesRequest, grpc.ServerStreamingServer[WatchDevicesResponse]) error
-	// ListAssignments gives which containers have which devices. NOT_FOUND if a pod is named that is unknown.
+	// ListAssignments returns the devices of each container. NOT_FOUND if the request names an unknown pod.
 	ListAssignments(context.Context, *ListAssignmentsRequest) (*ListAssignmentsResponse, error)
 	// Explain says why a pod has its devices, or why it waits for them. NOT_FOUND if the pod is unknown.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
-	// Cordon takes devices out of service: nobody is given them, and whoever has them keeps them. NOT_FOUND, and nothing is
-	// changed, if one of them is unknown. UNAVAILABLE if that could not be written down.
+	// Cordon takes devices out of service: devmgrd does not allocate them, and pods that use them keep them. NOT_FOUND, and
+	// nothing is changed, if one of them is unknown. UNAVAILABLE if the state file cannot be written.
 	Cordon(context.Context, *CordonRequest) (*CordonResponse, error)
 	// Uncordon puts devices back into service. The same errors.
 	Uncordon(context.Context, *UncordonRequest) (*UncordonResponse, error)
-	// Forget drops a resource that no plugin serves and no pod has or asks for, with the cordons of its devices, and has it taken off
-	// the Node. NOT_FOUND if nobody has heard of it and the Node does not show it, FAILED_PRECONDITION if it is in use, UNAVAILABLE
-	// if that could not be written down. When it returns that is certain; the Node may show it until the API server can be reached.
+	// Forget drops a resource that no plugin serves and no pod has or asks for, with the cordons of its devices, and removes it from
+	// the Node. NOT_FOUND if the resource is unknown and the Node does not show it, FAILED_PRECONDITION if it is in use, UNAVAILABLE
+	// if the state file cannot be written. The drop is durable when the call returns; the Node may show the resource until the API
+	// server can be reached.
 	Forget(context.Context, *ForgetRequest) (*ForgetResponse, error)
-	// Backup returns a copy of the state file, or of the history, as it is at this moment, in parts. UNAVAILABLE if the file cannot
-	// be read.
+	// Backup returns a copy of the state file, or of the history, as it is at this moment, in chunks. UNAVAILABLE if the file
+	// cannot be read.
 	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
-	// Drain cordons devices and has the pods evicted that have them, as far as their disruption budgets let it. It tells who still
-	// has them, first at once and then whenever that changes, and ends when nobody has any. Who ends the call ends the telling: the
-	// cordons stay, and pods that were to go go. The same errors, and FAILED_PRECONDITION if there is no API server.
+	// Drain cordons devices and evicts the pods that use them, within their disruption budgets. It sends the devices with the pods
+	// that still use them, at once and after each change, and ends when no pod uses any. Cancelling the call leaves the cordons and
+	// the evictions in place. The same errors as Cordon, and FAILED_PRECONDITION if there is no API server.
 	Drain(*DrainRequest, grpc.ServerStreamingServer[DrainResponse]) error
-	// ListHistory gives who had which devices, from when to when. Those who have them still are in it. Of what has ended the newest
-	// 10 000 spans of the last 30 days are kept, and fewer if they take more than 16 MiB. UNAVAILABLE if the state file cannot be read.
+	// ListHistory returns which container had which devices, from when to when, current ones included. devmgrd keeps the newest
+	// 10 000 ended spans of the last 30 days, and fewer if they take more than 16 MiB. UNAVAILABLE if the history cannot be read.
 	ListHistory(context.Context, *ListHistoryRequest) (*ListHistoryResponse, error)
 	// ListActions returns the commands that changed something or copied a file, refused ones included, and the process that gave
 	// each. The newest 10 000 are kept, for up to a year. UNAVAILABLE if the history cannot be read.

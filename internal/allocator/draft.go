@@ -1,0 +1,359 @@
+package allocator
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A draft is one resource during one plan: what the plan has used up of the pool, and what init containers hand on.
+type draft struct {
+	pool     *pool
+	left     bitset      // what is free and has not been chosen
+	ownsLeft bool        // droppedAt is not shared with the pool or another shelf
+	chosen   int         // needMode many have been, and how many are left out
+	avoided  int         // needMode many are left out
+	used     map[int]int // needMode many of them are at a place
+	reusable []device.ID // ascending
+	running  []device.ID // what the pod's containers run with by stamps that a lost state file does not name; ascending
+}
+
+// exclude takes devices off the shelf.
+func (s *draft) exclude(devices map[device.ID]refusal) {
+	for id := range devices {
+		i, listed := s.pool.listing.at[id]
+		if !listed || !s.left.has(i) {
+			continue
+		}
+		if !s.ownsLeft {
+			s.left, s.ownsLeft = slices.Clone(s.left), true
+		}
+		s.left.remove(i)
+		s.chosen++
+		s.avoided++
+		if at := s.pool.listing.place(i); at >= 0 {
+			s.used[at]++
+		}
+	}
+}
+
+type drafts map[device.ResourceName]*draft
+
+func (ss drafts) clone() drafts {
+	all := make(drafts, len(ss))
+	for r, s := range ss {
+		s.ownsLeft = false
+		c := *s
+		c.used, c.reusable = maps.Clone(s.used), slices.Clone(s.reusable)
+		all[r] = &c
+	}
+	return all
+}
+
+// unavailable says why nothing at all can be had of the resource, if so.
+func (s *draft) unavailable(r device.ResourceName) *device.Refusal {
+	switch {
+	case s.pool == nil || !s.pool.offered:
+		return device.Refuse(device.PluginMissing, nil, "no device plugin has registered %s", r)
+	case s.pool.offer.State == device.Lost && s.pool.offer.Connected, s.pool.offer.State == device.Serving && !s.pool.offer.Reported:
+		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s has not listed its devices yet", r)
+	case s.pool.offer.State == device.Lost:
+		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s is away", r)
+	case s.pool.offer.State == device.Stale:
+		return device.Refuse(device.PluginStale, nil, "the device plugin of %s has gone and may be back in a moment", r)
+	case s.pool.unknownUsers > 0:
+		return device.Refuse(device.DevicesUnknown, nil, "%s: %d containers run with devices that only the lost state file named; nothing of it is given out until they have ended", r, s.pool.unknownUsers)
+	}
+	return nil
+}
+
+func (s *draft) shortage(r device.ResourceName, want, got int) *device.Refusal {
+	listed, sick := len(s.pool.listing.devices), s.pool.unhealthy()
+	if sick > 0 && got+sick >= want {
+		return device.Refuse(device.DeviceUnhealthy, nil, "%s: %d wanted, %d of %d free and healthy, %d free but unhealthy", r, want, got, listed, sick)
+	}
+	if n := s.pool.cordoned(); n > 0 {
+		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d cordoned", r, want, got, listed, n)
+	}
+	if n := s.pool.withheldCount(); n > 0 {
+		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d withheld until the pods end that use %d devices under IDs that are no longer listed",
+			r, want, got, listed, n, s.pool.unlisted)
+	}
+	return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free", r, want, got, listed)
+}
+
+// free is how many devices are left.
+func (s *draft) free() int { return s.pool.freeCount - s.chosen }
+
+// reusableFor gives the devices of init containers that a container of this kind may have.
+func (s *draft) reusableFor(kind device.Kind) []device.ID {
+	hand := slices.Clone(s.reusable)
+	if kind == device.Init {
+		hand = append(hand, s.running...) // what later containers run with they may have had from this one
+		slices.Sort(hand)
+		hand = slices.Compact(hand)
+	}
+	return slices.DeleteFunc(hand, func(id device.ID) bool {
+		_, runs := slices.BinarySearch(s.running, id)
+		return !s.pool.listing.has(id) || runs && kind != device.Init
+	})
+}
+
+// assign notes that a container of this kind has these devices, ascending.
+func (s *draft) assign(kind device.Kind, ids []device.ID) {
+	if kind == device.Init {
+		s.reusable = append(s.reusable, ids...)
+		slices.Sort(s.reusable)
+		s.reusable = slices.Compact(s.reusable)
+		return
+	}
+	s.reusable = slices.DeleteFunc(s.reusable, func(id device.ID) bool {
+		_, kept := slices.BinarySearch(ids, id)
+		return kept
+	})
+}
+
+// candidates are the positions of the devices that a line may be given.
+func (s *draft) candidates(l request) bitset {
+	if l.among == nil {
+		return s.left
+	}
+	from := newBitset(len(s.pool.listing.devices))
+	for _, id := range l.among {
+		from.add(s.pool.listing.at[id])
+	}
+	return from
+}
+
+// pick chooses a line's devices, near the nodes first, and says why these. Where the plugin may know better which ones, the
+// preferenceRequest to it is given too if it is wanted, unless it has been answered.
+func (s *draft) pick(l request, set nodes, said preferences, wanted bool, work *int) ([]device.ID, device.Why, *preferenceRequest) {
+	t := picker{draft: s, request: l, from: s.candidates(l), more: l.rest(), ids: slices.Clone(l.certain), mayAsk: wanted}
+	if l.stamped {
+		t.why.Stamped = len(l.certain)
+	} else {
+		t.why.Kept = len(l.certain)
+	}
+	if t.more == 0 {
+		return t.ids, t.why, nil
+	}
+	if l.among != nil {
+		t.why.Kept = l.n
+	} else {
+		t.why.Avoided = s.avoided
+	}
+	if len(s.pool.listing.places) > 0 {
+		t.why.Near = set
+	}
+	total := s.free()
+	if l.among != nil {
+		total = len(l.among)
+	}
+	near, n := s.near(l, set)
+	var ask *preferenceRequest
+	if t.more < n {
+		ask = t.applyPreference(said, near)
+		if len(set) > 1 {
+			l.certain = t.ids
+			if fewer, found := newSearch([]need{s.need(l, needAll).within(set)}, work).fewest(); found {
+				closest, _ := s.near(l, fewer)
+				t.take(closest)
+			}
+		}
+		t.take(near)
+	} else {
+		if n > 0 {
+			t.take(near)
+		}
+		if t.more > 0 && t.more < total-n {
+			ask = t.applyPreference(said, nil)
+		}
+		if set != nil {
+			t.take(s.pool.listing.placed)
+		}
+		t.take(nil)
+	}
+	slices.Sort(t.ids)
+	return t.ids, t.why, ask
+}
+
+// near gives the devices at any of the nodes, and how many of them are a line's candidates.
+func (s *draft) near(l request, set nodes) (devices bitset, n int) {
+	ls := s.pool.listing
+	if len(set) == 0 || len(ls.places) == 0 {
+		return nil, 0
+	}
+	devices = newBitset(len(ls.devices))
+	for i, nodes := range ls.places {
+		if slices.ContainsFunc(nodes, func(n int) bool { return slices.Contains(set, n) }) {
+			devices.join(ls.here[i])
+			n += s.pool.freeAt[i] - s.used[i]
+		}
+	}
+	if l.among != nil {
+		n = 0
+		for _, id := range l.among {
+			if devices.has(ls.at[id]) {
+				n++
+			}
+		}
+	}
+	return devices, n
+}
+
+// How a line's wish becomes a need for NUMA nodes.
+type needMode int
+
+const (
+	needAll       needMode = iota // all that has to be chosen
+	needPlaced                    // as many of them as have a place
+	needIfAllFree                 // all that is wanted, of all that is listed
+)
+
+// needs turns a container's lines into needs, one for each.
+func needs(lines []request, on drafts, as needMode) []need {
+	all := make([]need, len(lines))
+	for i, l := range lines {
+		all[i] = on[l.resource].need(l, as)
+	}
+	return all
+}
+
+// need turns a line into a need. Of a resource without places there is none.
+func (s *draft) need(l request, as needMode) need {
+	ls := s.pool.listing
+	if len(ls.places) == 0 {
+		return need{}
+	}
+	n := need{want: max(0, l.rest()), places: make([]place, len(ls.places))}
+	for i, nodes := range ls.places {
+		n.places[i] = place{nodes, s.pool.freeAt[i] - s.used[i]}
+	}
+	if l.among != nil {
+		for i := range n.places {
+			n.places[i].count = 0
+		}
+		for _, id := range l.among {
+			if at := ls.place(ls.at[id]); at >= 0 {
+				n.places[at].count++
+			}
+		}
+	}
+	if as == needIfAllFree {
+		n.want = l.n
+		for i := range n.places {
+			n.places[i].count = ls.sizes[i]
+		}
+		return n
+	}
+	for _, id := range l.certain {
+		if i, listed := ls.at[id]; listed && ls.place(i) >= 0 {
+			n.must = append(n.must, ls.places[ls.place(i)])
+		}
+	}
+	if as == needPlaced {
+		placed := 0
+		for _, p := range n.places {
+			placed += p.count
+		}
+		n.want = min(n.want, placed)
+	}
+	return n
+}
+
+// within leaves of a need what lies at the nodes.
+func (n need) within(set nodes) need {
+	in := func(all []int) []int {
+		return slices.DeleteFunc(slices.Clone(all), func(n int) bool { return !slices.Contains(set, n) })
+	}
+	less := need{want: n.want}
+	for _, p := range n.places {
+		if nodes := in(p.nodes); len(nodes) > 0 && p.count > 0 {
+			less.places = append(less.places, place{nodes, p.count})
+		}
+	}
+	for _, nodes := range n.must {
+		if nodes = in(nodes); len(nodes) > 0 {
+			less.must = append(less.must, nodes)
+		}
+	}
+	return less
+}
+
+// A picker is the choice of one line's devices under way.
+type picker struct {
+	*draft
+	request
+	from bitset      // what can still be picked
+	ids  []device.ID // picked so far, and what was certain
+	more int         // needMode many are still to be picked
+
+	mayAsk bool // a question is wanted
+	why    device.Why
+}
+
+// take picks the first candidates that are in mask, until there are enough: those that the plugin has refused lately come
+// last, the least often refused ones first.
+func (t *picker) take(mask bitset) {
+	var refused []int
+	for i := t.from.next(0, mask); i >= 0 && t.more > 0; i = t.from.next(i+1, mask) {
+		if len(t.pool.refused) > 0 && t.refusals(i) > 0 {
+			refused = append(refused, i)
+			continue
+		}
+		t.pick(i)
+	}
+	slices.SortStableFunc(refused, func(i, j int) int { return t.refusals(i) - t.refusals(j) })
+	for _, i := range refused[:min(t.more, len(refused))] {
+		t.pick(i)
+	}
+}
+
+// refusals returns how often the plugin has refused a device lately.
+func (t *picker) refusals(i int) int { return t.pool.refused[t.pool.listing.devices[i].ID].times }
+
+func (t *picker) pick(i int) {
+	t.ids = append(t.ids, t.pool.listing.devices[i].ID)
+	t.more--
+	if t.among != nil {
+		t.from.remove(i)
+		return
+	}
+	if !t.ownsLeft {
+		t.left, t.ownsLeft = slices.Clone(t.left), true
+	}
+	t.left.remove(i)
+	t.from = t.left
+	t.chosen++
+	if at := t.pool.listing.place(i); at >= 0 {
+		t.used[at]++
+	}
+}
+
+// applyPreference picks what the plugin prefers among the candidates in mask, or gives the question to ask it.
+func (t *picker) applyPreference(said preferences, mask bitset) *preferenceRequest {
+	if !t.pool.offer.Prefers || t.among != nil || said == nil {
+		return nil
+	}
+	answer, answered := said[preferenceKey{t.container.Name, t.resource}]
+	switch {
+	case !answered && !t.mayAsk:
+		return nil
+	case !answered:
+		q := &preferenceRequest{container: t.container, resource: t.resource, size: t.n, must: slices.Sorted(slices.Values(t.ids))}
+		q.available = slices.Clone(t.ids)
+		for i := t.from.next(0, mask); i >= 0; i = t.from.next(i+1, mask) {
+			q.available = append(q.available, t.pool.listing.devices[i].ID)
+		}
+		slices.Sort(q.available)
+		return q
+	}
+	for _, id := range answer {
+		if i, listed := t.pool.listing.at[id]; t.more > 0 && listed && t.from.has(i) && (mask == nil || mask.has(i)) {
+			t.pick(i)
+			t.why.Preferred++
+		}
+	}
+	return nil
+}

@@ -1,0 +1,545 @@
+package allocator_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+const (
+	gpu device.ResourceName = "vendor.com/gpu"
+	nic device.ResourceName = "vendor.com/nic"
+)
+
+// A plugins stands for the registry: offers that a test sets, and answers that it orders.
+type fakePlugins struct {
+	mu       sync.Mutex
+	offers   map[device.ResourceName]device.Offer
+	changed  chan struct{}
+	asked    []string // "pod/container resource ids", in order
+	answer   func(ctx context.Context, pod device.Pod, r device.ResourceName) error
+	allocate func(ctx context.Context, r device.ResourceName, ids []device.ID) error // the same, with the devices
+	prepared []string
+	advised  []string // "pod/container resource size of available with must", in order
+	prefer   func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error)
+	told     []string               // what the owners of pods were told
+	alive    map[string]bool        // containers with processes, by the runtime's IDs
+	haunted  map[device.PodUID]bool // pods with processes
+	blind    error                  // why the host cannot tell which pods have processes
+	prepare  func(ctx context.Context) error
+	cdi      bool // Allocate answers with CDI devices
+	padding  int  // needMode many bytes Allocate adds to its answers
+	store    interface {
+		ForgetResource(device.ResourceName) error
+	}
+}
+
+func newShop() *fakePlugins {
+	return &fakePlugins{offers: map[device.ResourceName]device.Offer{}, changed: make(chan struct{}, 1)}
+}
+
+func (s *fakePlugins) offer(r device.ResourceName, edit func(*device.Offer)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	o := s.offers[r]
+	o.Inventory.Resource = r
+	edit(&o)
+	s.offers[r] = o
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// stock offers n healthy devices, d0 to d<n-1>, without those in sick.
+func (s *fakePlugins) stock(r device.ResourceName, n int, sick ...int) {
+	s.offer(r, func(o *device.Offer) {
+		o.Reported, o.State = true, device.Serving
+		o.Inventory.Devices = make([]device.Device, n)
+		for i := range n {
+			o.Inventory.Devices[i] = device.Device{ID: device.ID(fmt.Sprintf("d%d", i)), Healthy: true}
+		}
+		for _, i := range sick {
+			o.Inventory.Devices[i].Healthy = false
+		}
+	})
+}
+
+func (s *fakePlugins) Offers() map[device.ResourceName]device.Offer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.offers)
+}
+
+// topology puts a resource's devices near NUMA nodes, in turn.
+func (s *fakePlugins) places(r device.ResourceName, nodes int) {
+	s.offer(r, func(o *device.Offer) {
+		devices := slices.Clone(o.Inventory.Devices)
+		for i := range devices {
+			devices[i].NUMA = []int{i % nodes}
+		}
+		o.Inventory.Devices = devices
+	})
+}
+
+// prefers has a resource's plugin asked what it prefers, and orders the answers.
+func (s *fakePlugins) prefers(r device.ResourceName, f func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error)) {
+	s.mu.Lock()
+	s.prefer = f
+	s.mu.Unlock()
+	s.offer(r, func(o *device.Offer) { o.Prefers = true })
+}
+
+// answers orders what Allocate does from now on; nil: it grants.
+func (s *fakePlugins) answers(f func(context.Context, device.Pod, device.ResourceName) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answer = f
+}
+
+// allocates orders what Allocate does from now on, by its devices.
+func (s *fakePlugins) allocates(f func(context.Context, device.ResourceName, []device.ID) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.allocate = f
+}
+
+// prepares orders what PreStart does from now on; nil: it succeeds.
+func (s *fakePlugins) prepares(f func(context.Context) error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prepare = f
+}
+
+func (s *fakePlugins) Changed() <-chan struct{} { return s.changed }
+
+func (s *fakePlugins) Allocate(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, ids []device.ID) (device.Grant, error) {
+	s.mu.Lock()
+	s.asked = append(s.asked, fmt.Sprintf("%s/%s %s %v", pod.Name, c.Name, r, ids))
+	answer, allocate := s.answer, s.allocate
+	s.mu.Unlock()
+	if allocate != nil {
+		if err := allocate(ctx, r, ids); err != nil {
+			return device.Grant{}, err
+		}
+	}
+	if answer != nil {
+		if err := answer(ctx, pod, r); err != nil {
+			return device.Grant{}, err
+		}
+	}
+	grant := device.Grant{Env: map[string]string{"IDS": fmt.Sprint(ids)}}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.padding > 0 {
+		grant.Env["PADDING"] = strings.Repeat("x", s.padding)
+	}
+	if s.cdi {
+		grant.CDI = []string{"vendor.com/gpu=" + string(ids[0])}
+	}
+	return grant, nil
+}
+
+func (s *fakePlugins) Prefer(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, available, must []device.ID, size int) ([]device.ID, error) {
+	s.mu.Lock()
+	s.advised = append(s.advised, fmt.Sprintf("%s/%s %s %d of %v with %v", pod.Name, c.Name, r, size, available, must))
+	prefer := s.prefer
+	s.mu.Unlock()
+	return prefer(ctx, available, must, size)
+}
+
+func (s *fakePlugins) Forget(r device.ResourceName) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if o, is := s.offers[r]; is && o.State == device.Serving {
+		return &device.InUseError{Resource: r, Serving: true}
+	}
+	if err := s.store.ForgetResource(r); err != nil {
+		return err
+	}
+	delete(s.offers, r)
+	return nil
+}
+
+func (s *fakePlugins) PreStart(ctx context.Context, _ device.Pod, c device.Container, r device.ResourceName, ids []device.ID) error {
+	s.mu.Lock()
+	s.prepared = append(s.prepared, fmt.Sprintf("%s %s %v", c.Name, r, ids))
+	prepare := s.prepare
+	s.mu.Unlock()
+	if prepare != nil {
+		return prepare(ctx)
+	}
+	return nil
+}
+
+// HasProcesses stands for the host.
+func (s *fakePlugins) HasProcesses(container string) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.alive[container], nil
+}
+
+func (s *fakePlugins) PodsWithProcesses([]device.PodUID) (map[device.PodUID]bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return maps.Clone(s.haunted), s.blind
+}
+
+// haunt sets the pods that have processes on the host.
+func (s *fakePlugins) haunt(pods ...device.PodUID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.haunted = map[device.PodUID]bool{}
+	for _, uid := range pods {
+		s.haunted[uid] = true
+	}
+}
+
+// setAlive has the host see processes of a container, or none.
+func (s *fakePlugins) setAlive(container string, is bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.alive == nil {
+		s.alive = map[string]bool{}
+	}
+	s.alive[container] = is
+}
+
+func (s *fakePlugins) Waiting(p device.Pod, w device.Wait) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = append(s.told, p.Name+" waits: "+string(w.Reason))
+}
+
+func (s *fakePlugins) Failed(p device.Pod, r device.ResourceName, ids []device.ID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = append(s.told, fmt.Sprintf("%s failed %s/%s", p.Name, r, device.Abridge(ids)))
+}
+
+func (s *fakePlugins) FailedForLong(p device.Pod, r device.ResourceName, id device.ID, _ func() bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = append(s.told, fmt.Sprintf("%s failed for long %s/%s", p.Name, r, id))
+}
+
+func (s *fakePlugins) StartedWithoutDevices(p device.Pod, container string, _ func() bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = append(s.told, p.Name+"/"+container+" is bare")
+}
+
+func (s *fakePlugins) Assigned(p device.Pod, _ []device.Assignment) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = append(s.told, p.Name+" has its devices")
+}
+
+// A harness is a running allocator on a real state file.
+type harness struct {
+	*allocator.Allocator
+	t       *testing.T
+	plugins *fakePlugins
+	store   *store.Store
+	disk    *disk
+	dir     string
+	mute    bool // the runtime tells nothing by itself
+	stop    func()
+
+	topology allocator.Topology
+	boot     string
+	metrics  *prometheus.Registry
+
+	reader   *allocator.Allocator                    // what follow has last followed
+	seen     map[device.PodUID]*device.PodAllocation // what its changes have led to
+	revision uint64
+}
+
+// A disk is the state file, which fails to be written when a test says so.
+type disk struct {
+	*store.Store
+	mu   sync.Mutex
+	fail func()
+	late error // SavePods writes, and then fails with it
+}
+
+// failsLate lets each SavePods from now on write, and then fail; nil: it succeeds.
+func (d *disk) failsLate(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.late = err
+}
+
+// fails lets each attempt to write do f and then fail; nil: it succeeds.
+func (d *disk) fails(f func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fail = f
+}
+
+func (d *disk) SavePods(save []device.PodRecord, forget []device.PodUID) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	if err := d.Store.SavePods(save, forget); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.late
+}
+
+func (d *disk) SaveCordons(save, forget []device.Cordon) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	return d.Store.SaveCordons(save, forget)
+}
+
+func (d *disk) ForgetResource(r device.ResourceName) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	return d.Store.ForgetResource(r)
+}
+
+func (d *disk) DropRetired(gone []device.ResourceName) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	return d.Store.DropRetired(gone)
+}
+
+func (d *disk) check() error {
+	d.mu.Lock()
+	fail := d.fail
+	d.mu.Unlock()
+	if fail == nil {
+		return nil
+	}
+	fail()
+	return errors.New("no space left on device")
+}
+
+// run runs a test in a bubble with a clock of its own, and checks the invariants when it is over.
+func run(t *testing.T, test func(*harness), prepare ...func(*harness)) {
+	t.Helper()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		r := &harness{t: t, plugins: newShop(), dir: dir}
+		for _, f := range prepare {
+			f(r)
+		}
+		r.start()
+		test(r)
+		r.check()
+		r.halt()
+	})
+}
+
+func (r *harness) start() {
+	r.t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	var err error
+	var known store.State
+	if r.store, known, err = store.Recover(store.Config{Dir: r.dir, Log: log, Metrics: prometheus.NewRegistry()}); err != nil {
+		r.t.Fatal(err)
+	}
+	r.disk = &disk{Store: r.store}
+	r.plugins.store = r.disk
+	r.metrics = prometheus.NewRegistry()
+	r.Allocator = allocator.New(allocator.Config{
+		Plugins: r.plugins, Store: r.disk, Notifier: r.plugins, Host: r.plugins, Known: known.Pods, Cordons: known.Cordons, Retired: known.Retired,
+		Topology: r.topology, Boot: r.boot, Log: log, Metrics: r.metrics,
+	})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if err := r.Run(ctx); err != nil {
+			r.t.Error(err)
+		}
+	}()
+	r.stop = func() {
+		cancel()
+		<-ended
+	}
+	if !r.mute { // pods are served from then on; what runs is for the test to say
+		r.RuntimeSynced(nil, nil)
+		r.RuntimeLost()
+	}
+	synctest.Wait()
+}
+
+func (r *harness) halt() {
+	r.stop()
+	if err := r.store.Close(); err != nil {
+		r.t.Error(err)
+	}
+}
+
+// restart ends the daemon's part and starts it anew on the same state file.
+func (r *harness) restart() {
+	r.halt()
+	r.start()
+}
+
+// check waits until nothing moves and compares all that must agree.
+func (r *harness) check() {
+	r.t.Helper()
+	synctest.Wait()
+	onDisk, err := r.store.Pods()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := r.CheckInvariants(onDisk); err != nil {
+		r.t.Error(err)
+	}
+	r.follow()
+}
+
+// follow goes through the changes since the last check, and compares where they lead to with what is true.
+func (r *harness) follow() {
+	r.t.Helper()
+	if r.reader != r.Allocator {
+		r.reader, r.seen, r.revision = r.Allocator, map[device.PodUID]*device.PodAllocation{}, 0
+	}
+	for {
+		changes, known := r.ChangesSince(r.revision, 3)
+		if !known {
+			r.t.Fatalf("the changes since revision %d are not known any more", r.revision)
+		}
+		for _, c := range changes {
+			r.revision++
+			uid := cmp.Or(c.Before, c.After).Pod.UID
+			if c.Revision != r.revision || r.seen[uid] != c.Before {
+				r.t.Errorf("change %+v does not follow on revision %d", c, r.revision-1)
+			}
+			if r.seen[uid] = c.After; c.After == nil {
+				delete(r.seen, uid)
+			}
+		}
+		if len(changes) == 0 {
+			break
+		}
+	}
+	now := map[device.PodUID]*device.PodAllocation{}
+	board := r.Snapshot()
+	for _, h := range board.Pods {
+		now[h.Pod.UID] = h
+	}
+	if board.Revision != r.revision || !maps.Equal(now, r.seen) {
+		r.t.Errorf("the board of revision %d has %v; the changes up to %d lead to %v", board.Revision, now, r.revision, r.seen)
+	}
+}
+
+// bind binds a pod with these demands, when what was offered before has been taken over, and waits until nothing moves.
+func (r *harness) bind(name string, demands ...device.Demand) {
+	synctest.Wait()
+	r.Bind(pod(name, demands...))
+	synctest.Wait()
+}
+
+// stands gives the standing of a container in short: a word, and the devices or the reason.
+func (r *harness) stands(pod, container string) string {
+	r.t.Helper()
+	synctest.Wait()
+	s := r.Readiness(device.Container{Pod: device.PodUID(pod), Name: container})
+	switch s.State {
+	case device.Unknown:
+		return "unknown"
+	case device.NoDevices:
+		return "free"
+	case device.Busy:
+		return "busy " + string(s.Wait.Reason)
+	case device.Waiting:
+		return "waiting " + string(s.Wait.Reason)
+	}
+	out := "ready"
+	for _, share := range s.Assignment.Shares {
+		out += fmt.Sprintf(" %s%v", share.Resource, share.IDs)
+	}
+	return out
+}
+
+func (r *harness) expect(pod, container, want string) {
+	r.t.Helper()
+	if got := r.stands(pod, container); got != want {
+		r.t.Errorf("%s/%s stands %q, want %q", pod, container, got, want)
+	}
+}
+
+func (r *harness) published(want map[device.ResourceName]int) {
+	r.t.Helper()
+	synctest.Wait()
+	if got := r.Capacity(); !maps.Equal(got, want) {
+		r.t.Errorf("published %v, want %v", got, want)
+	}
+}
+
+// metric gives the value of a counter or gauge with these label values, in the order of the labels' names.
+func (r *harness) metric(name string, labels ...string) float64 {
+	r.t.Helper()
+	families, err := r.metrics.Gather()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			var got []string
+			for _, l := range m.GetLabel() {
+				got = append(got, l.GetValue())
+			}
+			if f.GetName() == name && slices.Equal(got, labels) {
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	return 0
+}
+
+// after lets time pass and waits until nothing moves.
+func (r *harness) after(d time.Duration) {
+	time.Sleep(d) // the bubble's clock: this takes no time
+	synctest.Wait()
+}
+
+var born = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// pod makes a pod whose UID is its name. Pods are as old as their names say, in the order of the alphabet.
+func pod(name string, demands ...device.Demand) device.PodDemand {
+	for i := range demands {
+		demands[i].Container.Pod = device.PodUID(name)
+	}
+	return device.PodDemand{
+		Pod:     device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name},
+		Created: born.Add(time.Duration(name[0]) * time.Minute), Demands: demands,
+	}
+}
+
+func wants(container string, kind device.Kind, r device.ResourceName, n int) device.Demand {
+	return device.Demand{Container: device.Container{Name: container}, Kind: kind, Wants: map[device.ResourceName]int{r: n}}
+}
+
+func app(r device.ResourceName, n int) device.Demand { return wants("main", device.App, r, n) }
+
+func running(id, pod, container string) device.Running {
+	return device.Running{ID: id, Container: device.Container{Pod: device.PodUID(pod), Name: container}}
+}
+
+var errPlugin = errors.New("the plugin says no")

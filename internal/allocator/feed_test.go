@@ -1,0 +1,210 @@
+package allocator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"testing"
+	"testing/synctest"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// kept is more than the changes that are kept for those who follow.
+const kept = 5000
+
+// holding gives what the board has of a pod.
+func (r *harness) holding(pod string) *device.PodAllocation {
+	synctest.Wait()
+	for _, h := range r.Snapshot().Pods {
+		if h.Pod.Name == pod {
+			return h
+		}
+	}
+	return nil
+}
+
+// What the board shows is what is true, from a pod's binding to its release, and who waits for the next change is woken.
+func TestTheBoard(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.plugins.places(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		synctest.Wait()
+		moved := r.Updated()
+		r.bind("a", app(gpu, 1), wants("first", device.Init, gpu, 1))
+		h := r.holding("a")
+		switch {
+		case h == nil || !h.Active || len(h.Assignments) != 2 || !reflect.DeepEqual(h.Containers, []string{"main"}):
+			t.Fatalf("the board shows %+v", h)
+		case !reflect.DeepEqual(h.Assignments[0].Shares[0].Near, [][]int{{0}}):
+			t.Errorf("the device is near %v", h.Assignments[0].Shares[0].Near)
+		}
+		select {
+		case <-moved:
+		default:
+			t.Error("nobody was told of the change")
+		}
+		if one, other := r.Snapshot(), r.Snapshot(); one != other {
+			t.Error("nothing has changed, and there are two boards")
+		}
+
+		// Where a device is by now is another matter.
+		r.plugins.places(gpu, 1)
+		if h := r.holding("a"); !reflect.DeepEqual(h.Assignments[0].Shares[0].Near, [][]int{{0}}) {
+			t.Errorf("the device was near %v", h.Assignments[0].Shares[0].Near)
+		}
+
+		c := running("1", "a", "main")
+		r.Claim(c)
+		r.Drop("a")
+		if h := r.holding("a"); h == nil || h.Active || len(h.Assignments) != 2 {
+			t.Errorf("of a pod that is over and still runs the board shows %+v", h)
+		}
+		r.RuntimeStopped(c)
+		if h := r.holding("a"); h != nil {
+			t.Errorf("of a pod that is gone the board shows %+v", h)
+		}
+	})
+}
+
+// Offers are not on the board, but whoever shows them is woken when they change.
+func TestTheBoardMovesWithOffers(t *testing.T) {
+	run(t, func(r *harness) {
+		synctest.Wait()
+		moved, before := r.Updated(), r.Snapshot()
+		r.plugins.stock(gpu, 3)
+		synctest.Wait()
+		select {
+		case <-moved:
+		default:
+			t.Error("nobody was told of the offer")
+		}
+		if r.Snapshot() != before {
+			t.Error("there is another board")
+		}
+		if got := len(r.Offers()[gpu].Inventory.Devices); got != 3 {
+			t.Errorf("%d devices are offered, want 3", got)
+		}
+	})
+}
+
+// The store may have been written by somebody who did not note all containers of a pod.
+func TestTheBoardLearnsAPodsContainers(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.bind("a", app(gpu, 1))
+		more := pod("a", app(gpu, 1))
+		more.Containers = []string{"side", "main"}
+		r.Bind(more)
+		if h := r.holding("a"); !reflect.DeepEqual(h.Containers, more.Containers) || len(h.Assignments) != 1 {
+			t.Errorf("the board shows %+v", h)
+		}
+		r.after(2e9)
+		r.restart()
+		if h := r.holding("a"); !reflect.DeepEqual(h.Containers, more.Containers) {
+			t.Errorf("after a restart the board shows %+v", h)
+		}
+	})
+}
+
+// A local pod is known by what asks for devices, and by its mirror pod when that is there.
+func TestTheBoardShowsALocalPodsContainers(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		local := pod("static", app(gpu, 1))
+		local.Local = true
+		r.Bind(local)
+		if h := r.holding("static"); !reflect.DeepEqual(h.Containers, []string{"main"}) {
+			t.Errorf("the board shows %+v", h)
+		}
+		mirror := pod("static")
+		mirror.Pod.UID, mirror.Mirror, mirror.Containers = "mirror", true, []string{"main", "other"}
+		r.Bind(mirror)
+		if h := r.holding("static"); !reflect.DeepEqual(h.Containers, mirror.Containers) {
+			t.Errorf("with a mirror pod the board shows %+v", h)
+		}
+		r.Drop("mirror")
+		if h := r.holding("static"); !reflect.DeepEqual(h.Containers, []string{"main"}) {
+			t.Errorf("without it the board shows %+v", h)
+		}
+	})
+}
+
+// Only the newest changes are kept, and who asks for others hears so.
+func TestChangesThatAreNotKept(t *testing.T) {
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		for i := range kept {
+			r.Bind(pod(fmt.Sprint("p", i)))
+			if i%100 == 0 {
+				r.follow()
+			}
+		}
+		if _, known := r.ChangesSince(0, 10); known {
+			t.Error("the first change is still known")
+		}
+		if _, known := r.ChangesSince(kept+1, 10); known {
+			t.Error("changes after one that is still to come are known")
+		}
+		if all, known := r.ChangesSince(kept-5, 10); !known || len(all) != 5 || all[4].After.Pod.Name != fmt.Sprint("p", kept-1) {
+			t.Errorf("the last five changes: %v, %v", all, known)
+		}
+	})
+}
+
+// A pod as a whole: what somebody who asks before its first container is made wants to know.
+func TestPod(t *testing.T) {
+	run(t, func(r *harness) {
+		expect := func(name string, want device.ReadinessState, reason device.Reason) {
+			t.Helper()
+			synctest.Wait()
+			if st := r.PodReadiness(device.PodUID(name)); st.State != want || st.Wait.Reason != reason {
+				t.Errorf("%s stands %v, want %v %v", name, st, want, reason)
+			}
+		}
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		expect("a", device.Unknown, "")
+		r.bind("plain")
+		expect("plain", device.NoDevices, "")
+		answer := make(chan error)
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { return <-answer })
+		r.bind("a", app(gpu, 1))
+		expect("a", device.Waiting, device.Allocating)
+		answer <- nil
+		expect("a", device.Ready, "")
+		r.bind("b", app(gpu, 1))
+		expect("b", device.Waiting, device.NotEnoughDevices)
+		r.Drop("a")
+		answer <- errors.New("no")
+		expect("b", device.Waiting, device.PluginError)
+		r.Drop("b")
+		expect("b", device.Unknown, "")
+	})
+}
+
+// A mirror's status changes all the time; the board changes only if something that it shows does.
+func TestAMirrorsStatusIsNoChange(t *testing.T) {
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.plugins.stock(gpu, 2)
+		d := pod("static", app(gpu, 1))
+		d.Local = true
+		r.Bind(d)
+		m := pod("static", app(gpu, 1))
+		m.Pod.UID, m.Mirror, m.Containers = "mirror", true, []string{"side", "main"}
+		m.Sidecars = 1
+		r.Bind(m)
+		synctest.Wait()
+		at := r.Snapshot().Revision
+		for range 5 {
+			r.Bind(m)
+		}
+		synctest.Wait()
+		if now := r.Snapshot().Revision; now != at {
+			t.Errorf("%d changes", now-at)
+		}
+	})
+}

@@ -1,0 +1,69 @@
+package allocator
+
+import "github.com/devmgrd/devmgrd/internal/device"
+
+// Claim answers the runtime's question about a container that it is about to make. It is a look-up: it waits for nothing.
+// If the container may be made, it counts as living from this moment, so that its devices cannot be released between the
+// answer and its start; Unclaim takes that back.
+func (a *Allocator) Claim(r device.Running) device.Readiness {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	st := a.readinessLocked(r.Container)
+	if st.State == device.Ready && a.catchingUp != nil {
+		return device.Readiness{State: device.Busy, Done: a.catchingUp, Wait: waitComparing}
+	}
+	if st.State == device.NoDevices || st.State == device.Ready {
+		a.reportLocked(func() { a.addRunningLocked(r, true) })
+		if p := a.pods[r.Container.Pod]; p != nil {
+			a.admittedLocked(p) // the kubelet has it made
+		}
+	}
+	return st
+}
+
+// Unclaim tells that the container is not going to be made after all. What was prepared for its start stays prepared.
+func (a *Allocator) Unclaim(r device.Running) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.reportLocked(func() { a.removeRunningLocked(r.Container.Pod, r.ID) })
+}
+
+// Readiness tells how a container stands.
+func (a *Allocator) Readiness(c device.Container) device.Readiness {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.readinessLocked(c)
+}
+
+// waitComparing is what Claim answers while the runtime's containers are still to be compared with the state file.
+var waitComparing = device.Wait{Reason: device.Allocating, Message: "the container runtime's containers are being compared with the state file"}
+
+// waitAllocating is what is said while an attempt is due or in flight.
+var waitAllocating = device.Wait{Reason: device.Allocating, Message: "the allocation is in progress"}
+
+func (a *Allocator) readinessLocked(c device.Container) device.Readiness {
+	p := a.pods[c.Pod]
+	if p == nil || p.releasing {
+		return device.Readiness{State: device.Unknown}
+	}
+	demand, ok := p.demand.Of(c.Name)
+	if !ok {
+		return device.Readiness{State: device.NoDevices}
+	}
+	_, lapsed := p.lapsed[c.Name]
+	switch {
+	case p.complete() && !lapsed: // another container of the pod may wait to be granted its devices again
+	case p.phase == queued, p.phase == allocating:
+		return device.Readiness{State: device.Busy, Done: p.done, Wait: waitAllocating}
+	case p.phase == parked:
+		return device.Readiness{State: device.Waiting, Wait: p.wait}
+	}
+	as, ok := p.of(c.Name)
+	if !ok { // it was dropped before it had its devices
+		return device.Readiness{State: device.Unknown}
+	}
+	if not := a.preparedLocked(p, as); not != nil {
+		return *not
+	}
+	return device.Readiness{State: device.Ready, Assignment: as, Env: demand.Env, Refs: demand.Refs, Fresh: p.fresh[c.Name]}
+}

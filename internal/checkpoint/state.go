@@ -1,0 +1,63 @@
+package checkpoint
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// FromState gives our state file as a kubelet would have written it: what pods hold, and what plugins offer.
+func FromState(pods []device.PodRecord, offered []device.Inventory) (File, error) {
+	f := File{Healthy: make(map[device.ResourceName][]device.ID, len(offered))}
+	for _, o := range offered {
+		f.Healthy[o.Resource] = healthy(o)
+	}
+	for _, p := range pods {
+		if err := f.add(p.Demand.Pod, p.Assignments, func(device.ResourceName) bool { return true }); err != nil {
+			return File{}, err
+		}
+	}
+	for _, e := range f.Entries {
+		if f.Healthy[e.Resource] == nil {
+			f.Healthy[e.Resource] = []device.ID{} // its plugin is not remembered, but the kubelet has to wait for it
+		}
+	}
+	slices.SortStableFunc(f.Entries, compare)
+	return f, nil
+}
+
+// healthy gives the IDs of an inventory's healthy devices, ascending.
+func healthy(o device.Inventory) []device.ID {
+	ids := []device.ID{}
+	for _, d := range o.Devices {
+		if d.Healthy {
+			ids = append(ids, d.ID)
+		}
+	}
+	return ids
+}
+
+// add makes entries of what a pod has of the resources that are to be shown.
+func (f *File) add(pod device.Pod, all []device.Assignment, shown func(device.ResourceName) bool) error {
+	for _, as := range all {
+		for _, s := range as.Shares {
+			if !shown(s.Resource) {
+				continue
+			}
+			a, err := answer(s.Grant)
+			if err != nil {
+				return fmt.Errorf("pod %s, container %s, %s: %w", pod, as.Container.Name, s.Resource, err)
+			}
+			e := Entry{Container: as.Container, Resource: s.Resource, Devices: make([]device.Device, len(s.IDs)), Answer: a}
+			for i, id := range s.IDs {
+				e.Devices[i].ID = id
+				if i < len(s.Near) {
+					e.Devices[i].NUMA = s.Near[i]
+				}
+			}
+			f.Entries = append(f.Entries, e)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,70 @@
+package nri
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"sync"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// notRedirected are running containers that have the kubelet's plugin directory: they were created without devmgrd, so a device plugin in
+// one of them is registered with the kubelet. They outlast a connection: the next one's Synchronize replaces them.
+type notRedirected struct {
+	mu         sync.Mutex
+	containers map[string]notRedirectedContainer // by the container's ID
+}
+
+type notRedirectedContainer struct {
+	device.PodContainer
+	sandbox string
+}
+
+// replace takes all that the runtime has.
+func (s *notRedirected) replace(all map[string]notRedirectedContainer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.containers = all
+}
+
+// remove takes a container that has ended.
+func (s *notRedirected) remove(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.containers, id)
+}
+
+// removeSandbox takes all containers of a sandbox that is gone.
+func (s *notRedirected) removeSandbox(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.containers, func(_ string, c notRedirectedContainer) bool { return c.sandbox == id })
+}
+
+func (s *notRedirected) has(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, has := s.containers[id]
+	return has
+}
+
+// list returns the containers in the order of their pods' names.
+func (s *notRedirected) list() []device.PodContainer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]device.PodContainer, 0, len(s.containers))
+	for _, c := range s.containers {
+		all = append(all, c.PodContainer)
+	}
+	slices.SortFunc(all, func(a, b device.PodContainer) int {
+		return cmp.Or(cmp.Compare(a.Pod.String(), b.Pod.String()), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Pod.UID, b.Pod.UID))
+	})
+	return all
+}
+
+func (s *notRedirected) count() float64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return float64(len(s.containers))
+}

@@ -1,0 +1,162 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc/status"
+	watcherapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
+)
+
+const (
+	infoTimeout    = 5 * time.Second // of GetInfo; the kubelet gives it one, which is little while a machine boots
+	notifyTimeout  = 5 * time.Second
+	firstCallPause = 500 * time.Millisecond // before the next try
+	lastCallPause  = 2 * time.Minute        // the pause doubles up to this
+)
+
+// A watchedSocket is a socket in the registry directory, on which a plugin waits to be called and asked who it is. It lives
+// for as long as the file is the same one. What became of its plugin's stream is the link's business: a plugin is called
+// again only if it could not be taken up.
+type watchedSocket struct {
+	registry *Registry
+	home     *home
+	log      *slog.Logger
+	path     string
+	file     fs.FileInfo
+	id       uint64        // of the first registration that comes of it
+	wake     chan struct{} // size one: another candidate has gone
+	cancel   context.CancelFunc
+	done     chan struct{} // closed when Run has returned
+}
+
+// Run calls the plugin until it has been taken up, and takes it out when ctx ends: the socket is no more. first is called
+// when the first call is over.
+func (c *watchedSocket) Run(ctx context.Context, first func()) {
+	pause := backoff.Backoff{First: c.registry.callPause, Last: lastCallPause}
+	var fault string
+	var mine *registration
+	for ctx.Err() == nil {
+		l, err := c.call(ctx)
+		first()
+		other := new(typeError)
+		switch {
+		case err == nil:
+			mine, fault = l, ""
+			pause.Reset()
+			c.wait(ctx, nil, mine)
+		case ctx.Err() != nil:
+		case errors.As(err, &other):
+			c.log.Warn("ignoring socket of another plugin type", "err", err)
+			<-ctx.Done()
+		default:
+			level := slog.LevelDebug
+			if err.Error() != fault { // loud once
+				fault, level = err.Error(), slog.LevelWarn
+			}
+			d := pause.Next()
+			c.log.Log(ctx, level, "cannot register waiting plugin; retrying", "err", err, "wait", d)
+			c.wait(ctx, time.After(d), mine)
+		}
+	}
+	if mine != nil {
+		c.registry.withdraw(mine)
+	}
+}
+
+// wait returns when there is reason to call again. A plugin that was taken up and then replaced by one which has been
+// withdrawn meanwhile is called: it is still there, and nobody else serves its resource.
+func (c *watchedSocket) wait(ctx context.Context, clock <-chan time.Time, mine *registration) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-clock:
+			return
+		case <-c.wake:
+			if mine == nil || c.registry.orphaned(mine.resource) {
+				return
+			}
+		}
+	}
+}
+
+// call takes the plugin up, or tells it why not.
+func (c *watchedSocket) call(ctx context.Context) (*registration, error) {
+	dialling, cancel := context.WithTimeout(ctx, c.registry.registerTimeout)
+	defer cancel()
+	on, err := connect(dialling, c.home, c.path, maxRegisterBytes)
+	if err != nil {
+		return nil, err
+	}
+	defer on.close()
+	plugin := watcherapi.NewRegistrationClient(on.conn)
+	l, err := c.take(ctx, plugin)
+	if err != nil {
+		_ = notify(ctx, plugin, &watcherapi.RegistrationStatus{Error: err.Error()}) // it may never have listened
+		return nil, err
+	}
+	return l, nil
+}
+
+// take asks the plugin who it is, tells it that it is registered, and puts it in place. The kubelet tells it last, and takes
+// it out again if it does not hear. Here it is told first: nobody has to give way for a plugin that does not hear it.
+func (c *watchedSocket) take(ctx context.Context, plugin watcherapi.RegistrationClient) (*registration, error) {
+	r := c.registry
+	id := c.id
+	if c.id = 0; id == 0 {
+		id = r.nextNumber()
+	}
+	asking, cancel := context.WithTimeout(ctx, infoTimeout)
+	defer cancel()
+	info, err := plugin.GetInfo(asking, &watcherapi.InfoRequest{})
+	if err != nil {
+		return nil, failed("GetInfo", err)
+	}
+	resource, path, err := c.home.checkInfo(info, c.path)
+	if err != nil {
+		return nil, err
+	}
+	endpoint, err := c.home.spell(path)
+	if err != nil {
+		return nil, fmt.Errorf("the plugin's socket: %w", err)
+	}
+	l := newRegistration(r, id, resource, r.named(ctx, *c.home, resource), endpoint)
+	on, err := r.connectBack(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	if err := notify(ctx, plugin, &watcherapi.RegistrationStatus{PluginRegistered: true}); err != nil {
+		on.close()
+		return nil, err
+	}
+	return l, r.install(l, on)
+}
+
+func notify(ctx context.Context, plugin watcherapi.RegistrationClient, s *watcherapi.RegistrationStatus) error {
+	ctx, cancel := context.WithTimeout(ctx, notifyTimeout)
+	defer cancel()
+	if _, err := plugin.NotifyRegistrationStatus(ctx, s); err != nil {
+		return failed("NotifyRegistrationStatus", err)
+	}
+	return nil
+}
+
+// failed says what a plugin has answered to a call instead of what was hoped for.
+func failed(call string, err error) error {
+	return fmt.Errorf("%s: %s (%s)", call, clip(status.Convert(err).Message()), status.Code(err))
+}
+
+// nudge has a plugin called that could not be taken up before, or is needed again.
+func (c *watchedSocket) nudge() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,323 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/cluster/images/report"
+	"github.com/devmgrd/devmgrd/test/node"
+)
+
+func TestMain(m *testing.M) {
+	cluster.Main(func() int {
+		status := m.Run()
+		if err := stopSpare(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			status = max(status, 1)
+		}
+		return status
+	}, node.Build)
+}
+
+const (
+	gpu = "vendor.example/gpu"
+	nic = "vendor.example/nic"
+)
+
+// A harness is a node for one test. What goes wrong ends the test.
+type harness struct {
+	*node.Node
+	t   *testing.T
+	ctx context.Context
+}
+
+// spare is a node on whose cluster the next test can run: the test before has left the cluster as good as new. Tests run one
+// after the other.
+var spare *node.Node
+
+func stopSpare() error {
+	if spare == nil {
+		return nil
+	}
+	n := spare
+	spare = nil
+	return n.Stop()
+}
+
+// start starts devmgrd, without state and with these arguments, on a cluster without pods and devices. A test that leaves
+// other traces in the cluster need not remove them: the next test then gets another cluster.
+func start(t *testing.T, args ...string) *harness {
+	t.Helper()
+	if spare == nil {
+		return begin(t, true, func(ctx context.Context) (*node.Node, error) {
+			return node.Start(ctx, node.Options{Cluster: cluster.Options{Log: t.Output()}, Args: args})
+		})
+	}
+	used := spare
+	spare = nil
+	return begin(t, true, func(ctx context.Context) (*node.Node, error) { return used.Again(ctx, args...) })
+}
+
+// startWith starts devmgrd on a cluster with peculiarities, which only this test uses.
+func startWith(t *testing.T, o cluster.Options, args ...string) *harness {
+	t.Helper()
+	if err := stopSpare(); err != nil { // one cluster at a time
+		t.Fatal(err)
+	}
+	o.Log = t.Output()
+	return begin(t, false, func(ctx context.Context) (*node.Node, error) {
+		return node.Start(ctx, node.Options{Cluster: o, Args: args})
+	})
+}
+
+func begin(t *testing.T, share bool, start func(context.Context) (*node.Node, error)) *harness {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute) // ten times what the longest test takes on a quiet machine
+	t.Cleanup(cancel)
+	n, err := start(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &harness{n, t, ctx}
+	t.Cleanup(func() {
+		r.ctx = context.Background() // the test's own is over
+		r.checkPromises()
+		if t.Failed() {
+			r.describe()
+		}
+		if share && !t.Failed() {
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			defer cancel()
+			began := time.Now()
+			err := n.Vacate(ctx)
+			if err == nil {
+				t.Logf("the cluster is as good as new after %s", time.Since(began).Round(10*time.Millisecond))
+				spare = n
+				return
+			}
+			t.Log("the cluster is not used again:", err)
+		}
+		if err := n.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// describe tells how things stand at the end of a test that has failed.
+func (r *harness) describe() {
+	r.t.Logf("devmgrd said last:\n%s", r.Tail())
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for _, command := range []string{"status", "devices", "assignments"} {
+		out, err := exec.CommandContext(ctx, os.Getenv("TESTNODE_BINARY"), command).CombinedOutput()
+		r.t.Logf("devmgrd %s: %v\n%s", command, err, out)
+	}
+	pods, err := r.Client().CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return // a test may leave the API server down
+	}
+	for _, p := range pods.Items {
+		r.t.Logf("pod %s: %s, to be deleted at %v, containers %+v", p.Name, p.Status.Phase, p.DeletionTimestamp, p.Status.ContainerStatuses)
+	}
+}
+
+// in is the rig for a subtest.
+func (r *harness) in(t *testing.T) *harness { return &harness{r.Node, t, r.ctx} }
+
+func (r *harness) must(err error) {
+	r.t.Helper()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// soon is a context for something that has to happen within a time that the test is about.
+func (r *harness) soon(limit time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(r.ctx, limit)
+	r.t.Cleanup(cancel)
+	return ctx
+}
+
+// checkPromises looks at what containerd and the API server have.
+func (r *harness) checkPromises() {
+	r.t.Helper()
+	holders := map[string]string{}
+	stamps, err := r.Stamps(r.ctx)
+	if err != nil {
+		r.t.Error(err)
+	}
+	for _, s := range stamps {
+		for resource, ids := range s.Devices {
+			for _, id := range ids {
+				key := resource + "/" + id
+				if other, taken := holders[key]; taken && other != s.PodUID {
+					r.t.Errorf("device %s is in two hands: of pods %s and %s", key, other, s.PodUID)
+				}
+				holders[key] = s.PodUID
+			}
+		}
+	}
+	pods, err := r.Client().CoreV1().Pods("").List(r.ctx, metav1.ListOptions{})
+	if err != nil {
+		return // a test may leave the API server down
+	}
+	for _, p := range pods.Items {
+		if p.Status.Phase == corev1.PodFailed && p.Status.Reason != "" {
+			r.t.Errorf("pod %s has failed: %s: %s", p.Name, p.Status.Reason, p.Status.Message)
+		}
+	}
+}
+
+// plugin starts a device plugin on the node, and waits until the Node shows its devices.
+func (r *harness) plugin(resource string, devices int, prepare ...func(*plugintest.Plugin)) *plugintest.Plugin {
+	r.t.Helper()
+	p := plugintest.New(r.t, node.SocketDir, resource, plugintest.Devices(devices)...)
+	for _, f := range prepare {
+		f(p)
+	}
+	p.Serve()
+	p.MustRegister()
+	r.must(r.WaitShown(r.soon(20*time.Second), resource, int64(devices)))
+	return p
+}
+
+// samplePlugin applies Kubernetes' sample device plugin and waits until the Node shows its devices.
+func (r *harness) samplePlugin(prepare ...func(*corev1.Container)) {
+	r.t.Helper()
+	set, err := r.SamplePlugin()
+	r.must(err)
+	for _, f := range prepare {
+		f(&set.Spec.Template.Spec.Containers[0])
+	}
+	r.must(r.Apply(r.ctx, set))
+	r.must(r.WaitShown(r.soon(time.Minute), node.SampleResource, 2))
+}
+
+// run creates a pod that reports what it sees and stays, and gives its report.
+func (r *harness) run(name, resource string, count int) report.Report {
+	r.t.Helper()
+	r.must(r.Create(r.ctx, node.Pod(name, resource, count, "report", "--then-sleep")))
+	return r.running(name)
+}
+
+// running waits for a pod, for as long as the kubelet may take to remove the sandbox of the one before, and returns its report.
+func (r *harness) running(name string) report.Report {
+	r.t.Helper()
+	_, err := r.WaitPhase(r.soon(2*time.Minute), name, corev1.PodRunning)
+	r.must(err)
+	got, err := r.Report(r.soon(20*time.Second), name)
+	r.must(err)
+	return got
+}
+
+// until waits for something to hold, for as long as a busy machine may take.
+func (r *harness) until(what string, condition func() bool) {
+	r.t.Helper()
+	tick := time.NewTicker(50 * time.Millisecond) // most conditions start a program, or read all metrics
+	defer tick.Stop()
+	const limit = time.Minute
+	for deadline := time.Now().Add(limit); !condition(); <-tick.C {
+		if time.Now().After(deadline) {
+			r.t.Fatalf("not within %s: %s", limit, what)
+		}
+	}
+}
+
+// metric gives the value of a series.
+func (r *harness) metric(series string) float64 {
+	r.t.Helper()
+	v, err := r.Metric(series)
+	r.must(err)
+	return v
+}
+
+// inState counts a resource's devices in a state.
+func (r *harness) inState(resource, state string) float64 {
+	r.t.Helper()
+	return r.metric(fmt.Sprintf("devmgrd_devices{resource_name=%q,state=%q}", resource, state))
+}
+
+// unscheduled waits until the scheduler has found no room for the pod.
+func (r *harness) unscheduled(name string) {
+	r.t.Helper()
+	r.must(r.WaitPod(r.soon(30*time.Second), metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) {
+		if p == nil || p.Status.Phase != corev1.PodPending {
+			return false, fmt.Errorf("pod %s is not pending: %+v", name, p)
+		}
+		return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodScheduled && c.Reason == corev1.PodReasonUnschedulable
+		}), nil
+	}))
+}
+
+// refused waits until the kubelet has told that devmgrd refuses the pod's container for this reason.
+func (r *harness) refused(name, reason string) {
+	r.t.Helper()
+	want := "cannot start yet: " + reason
+	r.until("pod "+name+" is refused: "+reason, func() bool { return strings.Contains(r.Events(r.ctx, name), want) })
+}
+
+// told waits until the pod's events hold this.
+func (r *harness) told(name, want string) {
+	r.t.Helper()
+	r.until("the owner of pod "+name+" is told: "+want, func() bool { return strings.Contains(r.Events(r.ctx, name), want) })
+}
+
+// makeNode makes a device node for a plugin to grant, out of everybody's way.
+func makeNode(t *testing.T, name string, mode uint32, major, minor uint32) string {
+	t.Helper()
+	path := filepath.Join("/run/vendor", name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mknod(path, unix.S_IFCHR|mode, int(unix.Mkdev(major, minor))); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path, os.FileMode(mode)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(path) })
+	return path
+}
+
+// minus gives the keys of a that b does not have.
+func minus[V any](a, b map[string]V) []string {
+	a = maps.Clone(a)
+	maps.DeleteFunc(a, func(k string, _ V) bool { _, ok := b[k]; return ok })
+	return slices.Sorted(maps.Keys(a))
+}
+
+// points gives a report's mounts by where they are.
+func points(r report.Report) map[string]report.Mount {
+	all := map[string]report.Mount{}
+	for _, m := range r.Mounts {
+		all[m.Point] = m
+	}
+	return all
+}
+
+// devices gives a report's device nodes by their paths.
+func devices(r report.Report) map[string]report.Device {
+	all := map[string]report.Device{}
+	for _, d := range r.Devices {
+		all[d.Path] = d
+	}
+	return all
+}
