@@ -23,6 +23,7 @@ check: ## Format, vet, lint and unit tests with the race detector: all that a re
 	$(timed) vet $(GO) vet ./...
 	$(timed) "vet, end to end" $(GO) vet -tags e2e ./test/...
 	$(timed) "vet, browser" $(GO) -C test/browser vet .
+	$(timed) "container image" $(GO) -C packaging/image test -race .
 	@$(timed) staticcheck $(MAKE) --no-print-directory staticcheck
 	$(timed) "unit tests" $(GO) test -race ./...
 	@$(timed) alerts $(MAKE) --no-print-directory alerts
@@ -156,6 +157,14 @@ deb: stage ## Make a Debian package, dist/devmgrd_VERSION_ARCH.deb; VERSION=v1.2
 
 rpm: stage ## Make an RPM package, dist/devmgrd-VERSION-1.ARCH.rpm.
 	$(call package,rpm)
+
+.PHONY: release
+release: ## Make packages, binaries, images, checksums and notes of the tag TAG=v1.2.3 in dist/release; publishes nothing.
+	scripts/release $(TAG)
+
+.PHONY: hooks
+hooks: ## Have Git check each commit's message.
+	ln -sf ../../scripts/commit-msg "$$(git rev-parse --git-path hooks)/commit-msg"
 
 .PHONY: package-version
 package-version:

@@ -1,0 +1,76 @@
+package rules
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// Updates are looked for in each Go module of the repository.
+func TestDependabotKnowsEachModule(t *testing.T) {
+	root := filepath.Join("..", "..")
+	out, err := exec.Command("git", "-C", root, "ls-files", "-co", "--exclude-standard", "go.mod", "*/go.mod").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var modules []string
+	for _, file := range strings.Fields(string(out)) {
+		modules = append(modules, filepath.Join("/", filepath.Dir(file)))
+	}
+	text, err := os.ReadFile(filepath.Join(root, ".github", "dependabot.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var settings struct {
+		Updates []struct {
+			Ecosystem   string `json:"package-ecosystem"`
+			Directories []string
+		}
+	}
+	if err := yaml.Unmarshal(text, &settings); err != nil {
+		t.Fatal(err)
+	}
+	for _, u := range settings.Updates {
+		if u.Ecosystem != "gomod" {
+			continue
+		}
+		slices.Sort(modules)
+		slices.Sort(u.Directories)
+		if !slices.Equal(u.Directories, modules) {
+			t.Errorf("updates are looked for in\n%q, and there are\n%q", u.Directories, modules)
+		}
+		return
+	}
+	t.Error("updates of Go modules are not looked for")
+}
+
+// The check of commit messages takes a good one and refuses each kind of bad one.
+func TestCommitMessages(t *testing.T) {
+	for message, complaint := range map[string]string{
+		"allocator: release the hold when a plugin dies\n\nWhy.\n":    "",
+		"store, nri: keep the sum\n":                                  "",
+		"test/e2e: wait for the socket\n\nWhy.\n\n# a comment\n":      "",
+		"Merge branch 'x'\n":                                          "",
+		"release the hold\n":                                          "begin with the package",
+		"allocator: the hold is released\n":                           "imperative",
+		"allocator: what a plugin leaves\n":                           "imperative",
+		"allocator: Release the hold\n":                               "lower case",
+		"allocator: release the hold.\n":                              "full stop",
+		"allocator: release the hold\nwhen a plugin dies\n":           "empty line",
+		"allocator: release " + strings.Repeat("the hold ", 7) + "\n": "72 at most",
+	} {
+		file := filepath.Join(t.TempDir(), "message")
+		if err := os.WriteFile(file, []byte(message), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.Command(filepath.Join("..", "..", "scripts", "commit-msg"), file).CombinedOutput()
+		if (err == nil) != (complaint == "") || !strings.Contains(string(out), complaint) {
+			t.Errorf("%q: %v, %q, want %q", message, err, out, complaint)
+		}
+	}
+}
