@@ -44,7 +44,7 @@ func (c *Config) check() []Mistake {
 	if r.path("plugins.registryDir", p.RegistryDir) {
 		switch registry := c.Plugins.KubeletRegistryDir(); {
 		case sockets && (within(p.RegistryDir, p.SocketDir) || within(p.SocketDir, p.RegistryDir)):
-			r.broken("plugins.registryDir", fmt.Sprintf("and plugins.socketDir (%s) are not apart", p.SocketDir), "choose a directory beside it")
+			r.broken("plugins.registryDir", fmt.Sprintf("and plugins.socketDir (%s) are not apart", p.SocketDir), "choose another directory")
 		case kubelet && p.Redirect && within(p.RegistryDir, registry):
 			r.broken("plugins.registryDir", fmt.Sprintf("lies in %s, whose plugins the kubelet registers", registry),
 				"choose another directory or, on a node without a kubelet, set plugins.redirect to false")
@@ -52,7 +52,7 @@ func (c *Config) check() []Mistake {
 	}
 	for _, d := range []struct{ key, path string }{{"plugins.socketDir", p.SocketDir}, {"plugins.registryDir", p.RegistryDir}} {
 		if own := c.PluginPodsDir(); within(d.path, own) {
-			r.broken(d.key, fmt.Sprintf("lies in %s, where plugin pods have their own directories", own), "choose a directory beside it")
+			r.broken(d.key, fmt.Sprintf("lies in %s, where plugin pods have their own directories", own), "choose another directory")
 		}
 	}
 	r.duration("plugins.gracePeriod", p.GracePeriod, 0, maxGrace)

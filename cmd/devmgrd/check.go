@@ -48,7 +48,7 @@ func newCheckCommand() *cobra.Command {
 		Short: "Look whether this node is fit for devmgrd, and say what to do",
 		Long: "check looks at the container runtime, its NRI and its validator, the API server and what devmgrd may do there, the sockets\n" +
 			"and the state file, and at what is left with the kubelet's own device manager. Each line says ok, warn or FAIL, and what\n" +
-			"is not ok is followed by what to do. It changes nothing, and may be run before devmgrd and beside it.",
+			"is not ok is followed by a remedy. It changes nothing, and may run before devmgrd and next to it.",
 		Example: "  devmgrd check\n  devmgrd check --config /tmp/new.yaml -o json",
 		Args:    usage(noArguments),
 		RunE:    check,

@@ -35,7 +35,7 @@ func newExportCheckpointCommand() *cobra.Command {
 		Short: "Write the assignments for the kubelet's device manager",
 		Long: "kubelet-checkpoint writes what is in devmgrd's state file as the file from which a kubelet's device manager starts.\n" +
 			"Neither the kubelet nor devmgrd may be running; pods may. If there is such a file already, what it says of other\n" +
-			"resources stays, and the old one is kept beside it.",
+			"resources stays, and the old file is kept next to it.",
 		Example: "  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run\n" +
 			"  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name),
 		Args: usage(oneFile),

@@ -15,11 +15,11 @@ import (
 func newForgetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "forget RESOURCE",
-		Short: "Drop a resource that nobody serves, from the state file and from the Node",
-		Long: "forget drops a resource for good: what is remembered of its plugin and devices, their cordons, and the number that the Node\n" +
-			"shows. Without it a resource that has been published once stays on the Node, with 0 in the end, since a plugin that is away\n" +
-			"may come back. It fails while a plugin serves the resource, or a pod of this node has its devices or asks for them. The\n" +
-			"history is kept. A plugin that registers it later brings it back.",
+		Short: "Drop a resource that no plugin serves, from the state file and from the Node",
+		Long: "forget removes a resource: the records of its plugin and devices, their cordons, and the Node's capacity. Otherwise a\n" +
+			"resource stays on the Node once published, at 0 in the end, since its plugin may return. forget fails while a plugin serves\n" +
+			"the resource, or a pod of this node has its devices or asks for them. The history is kept. A plugin that registers the\n" +
+			"resource later adds it again.",
 		Example: "  devmgrd forget vendor.example/old-gpu",
 		Args:    usage(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -33,7 +33,7 @@ func newForgetCommand() *cobra.Command {
 }
 
 func showForgotten(to io.Writer, resource string, answer *adminv1.ForgetResponse) {
-	fmt.Fprintf(to, "%s is forgotten, and is taken off the Node as soon as the API server can be reached.\n", plain(resource))
+	fmt.Fprintf(to, "%s is forgotten. The Node no longer shows it as soon as the API server can be reached.\n", plain(resource))
 	if len(answer.Lifted) > 0 {
 		ids := make([]string, len(answer.Lifted))
 		for i, d := range answer.Lifted {

@@ -157,7 +157,7 @@ func showHistory(to io.Writer, spans []*adminv1.Span, now time.Time) {
 	}
 	t.to.Flush()
 	if len(spans) == 0 {
-		fmt.Fprintln(to, "Nobody had such devices in the time that is remembered.")
+		fmt.Fprintln(to, "No matching entries.")
 	}
 }
 

@@ -63,7 +63,7 @@ func TestHistoryRequest(t *testing.T) {
 		}
 	}
 	var got bytes.Buffer
-	if showHistory(&got, nil, noon); got.String() != "Nobody had such devices in the time that is remembered.\n" {
+	if showHistory(&got, nil, noon); got.String() != "No matching entries.\n" {
 		t.Errorf("got %q", got.String())
 	}
 }

@@ -37,8 +37,8 @@ func newImportCheckpointCommand() *cobra.Command {
 		Short: "Take over the assignments of the kubelet's device manager",
 		Long: "kubelet-checkpoint reads the file in which a kubelet's device manager keeps its assignments and writes them into\n" +
 			"devmgrd's state file, with what the API server says of their pods. Neither the kubelet nor devmgrd may be running;\n" +
-			"pods may. If something stands against it all of that is told, and nothing is written.\n\n" +
-			"Afterwards the directory of the file is moved aside and made anew, if it is plugins.kubeletDir: else the kubelet\n" +
+			"pods may. If there are conflicts, the command lists all of them and writes nothing.\n\n" +
+			"Afterwards the directory of the file is moved aside and recreated, if it is plugins.kubeletDir: else the kubelet\n" +
 			"would claim the devices when it starts, and plugins that run would register with it again.",
 		Example: "  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run\n" +
 			"  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name),
@@ -96,7 +96,7 @@ func (m migration) importCheckpoint(ctx context.Context) error {
 			m.say("and nothing is done to %s, since that is not in plugins.kubeletDir (%s).", m.file, m.config.Plugins.KubeletDir)
 			return nil
 		}
-		m.say("and %s is moved to %s and made anew.", dir, freeName(dir+asideSuffix))
+		m.say("and %s is moved to %s and recreated.", dir, freeName(dir+asideSuffix))
 		return nil
 	}
 
@@ -125,7 +125,7 @@ func (m migration) adoptInput(ctx context.Context) (checkpoint.AdoptInput, error
 		return checkpoint.AdoptInput{}, err
 	}
 	if api == nil {
-		return checkpoint.AdoptInput{}, errors.New("kubernetes.mode is none, and without an API server nobody says which pods there are: import with the mode cluster")
+		return checkpoint.AdoptInput{}, errors.New("kubernetes.mode is none: the import reads the node's pods from the API server; use the mode cluster")
 	}
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()

@@ -72,7 +72,7 @@ func (s *asyncWriter) run() {
 		s.lost = 0
 		s.mu.Unlock()
 		if lost > 0 {
-			fmt.Fprintf(s.to, "devmgrd: %d log lines were lost because nobody read the log in time\n", lost)
+			fmt.Fprintf(s.to, "devmgrd: %d log lines were lost because the log was not read in time\n", lost)
 		}
 	}
 }

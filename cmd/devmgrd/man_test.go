@@ -30,7 +30,7 @@ func TestManPages(t *testing.T) {
 		"devmgrd-status.8":       {`.B devmgrd status`, `\-\-socket`},
 		"devmgrd-store-backup.8": {".SH EXAMPLES"},
 		// Each group of keys, a key with its text, and its default.
-		"devmgrd.yaml.5": {".SH THE NODE", ".SH PLUGINS", ".B plugins.gracePeriod\nHow long a plugin may be away", "Default: 1m\n", ".SH LOG", ".B log.format"},
+		"devmgrd.yaml.5": {".SH THE NODE", ".SH PLUGINS", ".B plugins.gracePeriod\nHow long a plugin may be disconnected", "Default: 1m\n", ".SH LOG", ".B log.format"},
 	} {
 		text := read(name)
 		for _, want := range wants {

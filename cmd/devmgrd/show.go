@@ -220,7 +220,7 @@ func notes(d *adminv1.Device, now time.Time) []string {
 		all = append(all, note)
 	}
 	if d.Failures > 0 {
-		all = append(all, fmt.Sprintf("failed %d times in the last hour, %s ago at last", d.Failures, ago(d.Failed, now)))
+		all = append(all, fmt.Sprintf("%d failures in the last hour, most recent %s ago", d.Failures, ago(d.Failed, now)))
 	}
 	switch {
 	case !d.Listed:
@@ -378,8 +378,8 @@ func newCordonCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cordon RESOURCE/DEVICE...",
 		Short: "Take single devices out of service",
-		Long: "cordon takes devices out of service: nobody is given them any more, and the Node's number falls by those that nobody\n" +
-			"has. Whoever has one keeps it; it goes when its pod does. It lasts until uncordon, also over restarts and reboots.",
+		Long: "cordon takes devices out of service: devmgrd does not allocate them. Pods that use one keep it; node capacity falls when the\n" +
+			"device is free. A cordon lasts until uncordon, also over restarts and reboots.",
 		Example: "  devmgrd cordon vendor.example/gpu/GPU-3 --reason \"fan noise, ticket 4711\"",
 		Args:    usage(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -406,9 +406,9 @@ func newDrainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain RESOURCE/DEVICE...",
 		Short: "Take single devices out of service, and have their pods evicted",
-		Long: "drain cordons devices and has the pods evicted that have them, through the eviction API, so that disruption budgets\n" +
-			"hold. It waits until nobody has any of them. If it is ended before, the devices stay cordoned, and pods that were to\n" +
-			"be evicted still are.",
+		Long: "drain cordons devices and evicts the pods that use them, through the eviction API, so that disruption budgets hold.\n" +
+			"It waits until no pod uses any of them. If the command is interrupted, the devices stay cordoned and the evictions\n" +
+			"go on.",
 		Example: "  devmgrd drain vendor.example/gpu/GPU-3 --reason \"fan noise, ticket 4711\"\n  devmgrd drain vendor.example/gpu/GPU-3 --timeout 10m",
 		Args:    usage(cobra.MinimumNArgs(1)),
 		RunE:    drain,

@@ -72,7 +72,7 @@ var (
 	aWait = &adminv1.ExplainResponse{
 		Namespace: "ml", Name: "training-3", Uid: "6ad2b4a5-2f2d-4f4c-8c57-5d6a0f3c3d11", Verdict: "waiting", Reason: "NotEnoughDevices",
 		Message: "vendor.example/gpu: 4 wanted, 3 of 8 free, 1 cordoned", Since: before(95 * time.Second),
-		Ends: "a device of vendor.example/gpu is given back by another pod, uncordoned, or listed anew",
+		Ends: "a device of vendor.example/gpu is released by another pod, uncordoned, or listed again",
 	}
 	// A node on which devmgrd has just been installed, beside a kubelet that has a plugin.
 	aFreshNode = preflight.Facts{

@@ -268,7 +268,7 @@ func TestForget(t *testing.T) {
 	answer, err := forget(gpu)
 	expect(t, answer, err, `lifted {resource_name: "vendor.com/gpu" id: "d001"}`)
 	_, err = forget(gpu)
-	refused(t, err, codes.NotFound, "nobody has heard of resource \"vendor.com/gpu\"")
+	refused(t, err, codes.NotFound, "unknown resource \"vendor.com/gpu\"")
 	answer, err = forget(onNode)
 	expect(t, answer, err, "")
 	if got := r.Retired(); !slices.Equal(got, []device.ResourceName{onNode, gpu}) {
@@ -360,7 +360,7 @@ func TestMistakes(t *testing.T) {
 	r.Plugins.Stock(gpu, 2)
 	plugintest.Eventually(t, "the plugin is known", func() bool { return len(r.Offers()) > 0 })
 	_, err = r.ListDevices(t.Context(), &adminv1.ListDevicesRequest{ResourceName: "vendor.com/gpus"})
-	refused(t, err, codes.NotFound, "there are vendor.com/gpu")
+	refused(t, err, codes.NotFound, "known resources: vendor.com/gpu")
 	_, err = r.ListAssignments(t.Context(), &adminv1.ListAssignmentsRequest{Namespace: "ns", Name: "p"})
 	refused(t, err, codes.NotFound, "pod ns/p is not known on this node")
 	_, err = r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "p"})
@@ -413,16 +413,16 @@ func TestExplain(t *testing.T) {
 	}
 	mine := `assignments {namespace: "ns" pod: "has" uid: "uid-has" container: "main" resource_name: "vendor.com/gpu" device_ids: "d000" why: "1 by lowest ID"`
 	explain("has", `namespace: "ns" name: "has" uid: "uid-has" verdict: "ready" message: "the pod has all the devices that it asks for" `+mine+`}`)
-	explain("plain", `namespace: "ns" name: "plain" uid: "uid-plain" verdict: "none" message: "the pod asks for no device that devmgrd gives out"`)
+	explain("plain", `namespace: "ns" name: "plain" uid: "uid-plain" verdict: "none" message: "the pod asks for no device that devmgrd allocates"`)
 	explain("waits", `namespace: "ns" name: "waits" uid: "uid-waits" verdict: "waiting" reason: "NotEnoughDevices" message: "vendor.com/gpu: 1 wanted, 0 of 1 free"
-		ends: "a device of vendor.com/gpu is given back by another pod, uncordoned, or listed anew"`)
+		ends: "a device of vendor.com/gpu is released by another pod, uncordoned, or listed again"`)
 	explain("lost", `namespace: "ns" name: "lost" uid: "uid-lost" verdict: "waiting" reason: "PluginMissing" message: "no device plugin has registered vendor.com/none"
 		ends: "the device plugin of vendor.com/none registers and lists its devices"`)
 
 	r.Claim(device.Running{ID: "1", Container: device.Container{Pod: has.Pod.UID, Name: "main"}})
 	r.Drop(has.Pod.UID)
 	explain("has", `namespace: "ns" name: "has" uid: "uid-has" verdict: "ended" message: "the pod is over"
-		ends: "its devices are free when the runtime has no container of it any more" `+mine+` ended: true}`)
+		ends: "its devices are released when the runtime has no container of it" `+mine+` ended: true}`)
 	all, err := r.ListAssignments(t.Context(), &adminv1.ListAssignmentsRequest{})
 	expect(t, all, err, mine+` ended: true}`)
 }
@@ -527,14 +527,14 @@ func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
 		message: "the kubelet did not admit the pod, and no container of it was ever created: Pod was rejected"
 		ends: "never: delete the pod, or let its controller replace it; leave spec.nodeName to the scheduler, which lets a pod wait until the Node has enough"`)
 	explain("failed", `verdict: "ended" reason: "Evicted" message: "the pod has failed"`)
-	explain("late", `verdict: "none" message: "the pod asks for no device that devmgrd gives out"`)
+	explain("late", `verdict: "none" message: "the pod asks for no device that devmgrd allocates"`)
 	r.Plugins.Stock(gpu, 2)
 	for _, name := range []string{"has", "again"} { // which have devices until the runtime has removed their containers
 		p := r.Settle(t, allocatortest.Pod(name, gpu, 1))
 		r.Claim(device.Running{ID: name, Container: device.Container{Pod: p.Pod.UID, Name: "main"}})
 		r.Drop(p.Pod.UID)
 	}
-	held := `ends: "its devices are free when the runtime has no container of it any more" assignments {namespace: "ns" container: "main" resource_name: "vendor.com/gpu" ended: true `
+	held := `ends: "its devices are released when the runtime has no container of it" assignments {namespace: "ns" container: "main" resource_name: "vendor.com/gpu" ended: true `
 	explain("has", held+`pod: "has" uid: "uid-has" device_ids: "d000" why: "1 by lowest ID"} verdict: "ended" message: "the pod has succeeded: done"`)
 	explain("again", held+`pod: "again" uid: "uid-again" device_ids: "d001" why: "1 by lowest ID"} verdict: "ended" message: "the pod is over"`)
 	_, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "none"})
@@ -552,7 +552,7 @@ func TestExplainTellsOfTheNextTry(t *testing.T) {
 	r.Bind(allocatortest.Pod("p", gpu, 1))
 	plugintest.Eventually(t, "the plugin has failed", func() bool {
 		e, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "p"})
-		return err == nil && e.Reason == "PluginError" && e.Retry != nil && strings.Contains(e.Ends, "is asked again")
+		return err == nil && e.Reason == "PluginError" && e.Retry != nil && strings.Contains(e.Ends, "devmgrd asks again")
 	})
 }
 
@@ -644,7 +644,7 @@ func TestUncordonEndsADrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = stream.Recv()
-	refused(t, err, codes.Aborted, "back into service")
+	refused(t, err, codes.Aborted, "uncordoned meanwhile")
 	r.Drop(p.Pod.UID)
 	r.Settle(t, allocatortest.Pod("fresh", gpu, 1))
 	if len(gone) > 0 {

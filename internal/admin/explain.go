@@ -19,11 +19,11 @@ func (s service) explanation(o device.PodStatus) *adminv1.ExplainResponse {
 		e.Verdict = "ended"
 		e.Message = "the pod is over"
 		if len(h.Assignments) > 0 {
-			e.Ends = "its devices are free when the runtime has no container of it any more"
+			e.Ends = "its devices are released when the runtime has no container of it"
 		}
 	case o.State == device.NoDevices:
 		e.Verdict = "none"
-		e.Message = "the pod asks for no device that devmgrd gives out"
+		e.Message = "the pod asks for no device that devmgrd allocates"
 	case o.State == device.Ready:
 		e.Verdict = "ready"
 		e.Message = "the pod has all the devices that it asks for"
@@ -92,19 +92,19 @@ func ends(why device.Reason, of string) string {
 	case device.PluginMissing:
 		return fmt.Sprintf("the device plugin of %s registers and lists its devices", of)
 	case device.PluginStale:
-		return fmt.Sprintf("the device plugin of %s is back; devmgrd dials it by itself", of)
+		return fmt.Sprintf("the device plugin of %s serves again; devmgrd dials it automatically", of)
 	case device.NotEnoughDevices:
-		return fmt.Sprintf("a device of %s is given back by another pod, uncordoned, or listed anew", of)
+		return fmt.Sprintf("a device of %s is released by another pod, uncordoned, or listed again", of)
 	case device.DeviceUnhealthy:
-		return fmt.Sprintf("a device of %s gets well, or is given back by another pod", of)
+		return fmt.Sprintf("a device of %s becomes healthy, or is released by another pod", of)
 	case device.DevicesUnknown:
 		return fmt.Sprintf("the containers end that run with unknown devices of %s: devmgrd's log names them", of)
 	case device.TopologyMismatch:
-		return fmt.Sprintf("devices of %s are given back where they are near each other, or topology.policy is a weaker one", of)
+		return fmt.Sprintf("devices of %s on one NUMA node are released, or topology.policy is relaxed", of)
 	case device.PluginSlow, device.PluginError:
-		return fmt.Sprintf("the device plugin of %s answers: it is asked again after a pause, and at once when it is back from having been away", of)
+		return fmt.Sprintf("the device plugin of %s answers: devmgrd asks again after a pause, and at once when the plugin reconnects", of)
 	case device.StoreUnavailable:
-		return "state file opened for writing: it is tried again after a pause"
+		return "the state file can be written: devmgrd tries again after a pause"
 	case device.AssignmentConflict:
 		return "the container runtime reports which devices its containers have"
 	case device.Allocating:

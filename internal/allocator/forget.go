@@ -10,7 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-var errRuntimeUnknown = errors.New("the container runtime has not told yet what runs: it may be what somebody has; see devmgrd status")
+var errRuntimeUnknown = errors.New("the container runtime has not listed its containers yet, and one of them may use the resource; see devmgrd status")
 
 // Forget drops a resource that nobody serves, has or asks for: a *device.InUseError otherwise. Its cordons go too, and it gives
 // them. When it returns nil that is durable, and so is that the Node is not to show it any more (Retired).

@@ -249,7 +249,7 @@ func (a *adoption) asked(d device.PodDemand, as device.Assignment) bool {
 		delete(left, s.Resource)
 	}
 	for _, r := range slices.Sorted(maps.Keys(left)) {
-		a.conflict("pod %s, container %s: it asks for %d of %s, of which the file has none, beside %s; "+
+		a.conflict("pod %s, container %s: it asks for %d of %s, of which the file has none, next to %s; "+
 			"if no device plugin serves %[4]s, name it in plugins.ignoredResources", d.Pod, as.Container.Name, left[r], r, summary(as))
 		ok = false
 	}

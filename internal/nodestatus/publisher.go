@@ -126,7 +126,7 @@ func (p *Publisher) Check() error {
 		return err
 	}
 	if all := p.contention.contested(); len(all) > 0 {
-		return fmt.Errorf("somebody else keeps changing the number of %v: a device plugin of it is registered with the kubelet too, or another program writes it", all)
+		return fmt.Errorf("another writer keeps changing the capacity of %v: a device plugin of it is registered with the kubelet too, or another program patches the Node", all)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -223,7 +223,7 @@ func (p *Publisher) confirmRemoved(retired []device.ResourceName) error {
 		return nil
 	}
 	if err := p.cfg.View.ResourcesRemoved(retired); err != nil {
-		return fmt.Errorf("noting that the node does not show %v any more: %w", retired, err)
+		return fmt.Errorf("recording that the node no longer shows %v: %w", retired, err)
 	}
 	p.cfg.Log.Info("forgotten resources removed from node", "resources", retired)
 	return nil

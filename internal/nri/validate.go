@@ -27,7 +27,7 @@ func (p *plugin) ValidateContainerAdjustment(_ context.Context, req *api.Validat
 	ours, asked := p.answers.take(req.GetContainer().GetId())
 	var why string
 	if lost := altered(ours, req); len(lost) > 0 {
-		why = "other NRI plugins have taken away or replaced what devmgrd gives it: " + strings.Join(abridge(lost), ", ") +
+		why = "other NRI plugins have removed or replaced what devmgrd injects: " + strings.Join(abridge(lost), ", ") +
 			"; take them away, or let them answer before devmgrd (nri.index)"
 	} else if !asked {
 		why = "the container runtime has not asked devmgrd what it gets; it will when the container is created again"

@@ -13,9 +13,9 @@ import (
 var states = []struct{ Name, Meaning string }{
 	{"free", "it can be given to a pod"},
 	{"assigned", "a pod has it, or is about to"},
-	{"unhealthy", "nobody has it, and it is broken"},
+	{"unhealthy", "not in use, and unhealthy"},
 	{"stale", "it would be free if its plugin were there"},
-	{"cordoned", "somebody has taken it out of service"},
+	{"cordoned", "taken out of service by an operator"},
 	{"withheld", "a pod may use it under an ID that is no longer listed"},
 	{"quarantined", "a container has it, and the state file does not know why"},
 }

@@ -101,9 +101,9 @@ func modelOf(a answers, now time.Time) *model {
 func problem(p *adminv1.Plugin) string {
 	switch {
 	case p.State == "stale":
-		return "it is away for less than plugins.gracePeriod: its devices still count on the node, and none is given out; devmgrd dials it by itself"
+		return "disconnected for less than plugins.gracePeriod: its devices still count in the node's capacity, and none is allocated; devmgrd dials the plugin automatically"
 	case p.State == "lost":
-		return "it is away for longer than plugins.gracePeriod: only devices in use count on the node; devmgrd dials it by itself. If it is not to come back: devmgrd forget " + p.ResourceName
+		return "disconnected for longer than plugins.gracePeriod: only devices in use count in the node's capacity; devmgrd dials the plugin automatically. If the plugin was removed: devmgrd forget " + p.ResourceName
 	case p.State == "connected":
 		return "it has not listed its devices yet"
 	case p.Devices == 0:

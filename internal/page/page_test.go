@@ -264,7 +264,7 @@ func TestPage(t *testing.T) {
 		"1 device of vendor.example/gpu withheld", "1 device of vendor.example/gpu quarantined", "2 devices of vendor.example/gpu unhealthy, 1 of them in use", "1 pod waits for devices")
 	doc.id(t, "waiting").says(t, "ml/next NotEnoughDevices for 1m35s", "Why vendor.example/gpu: 4 wanted, 1 of 7 free", "Ends when a device is given back", "if nothing else happens before")
 	doc.id(t, "holds").says(t, "ml/training-0 main vendor.example/gpu b 3h00m or longer", "ml/old over; something of it may still run main vendor.example/gpu z –")
-	doc.id(t, "plugins").says(t, "vendor.example/gpu serving 1d02h 8 8 system/plugin x.sock –", "vendor.example/nic stale 1d02h 0 0 system/plugin x.sock it is away", "Last error, 3s ago: connection refused")
+	doc.id(t, "plugins").says(t, "vendor.example/gpu serving 1d02h 8 8 system/plugin x.sock –", "vendor.example/nic stale 1d02h 0 0 system/plugin x.sock disconnected for less", "Last error, 3s ago: connection refused")
 	devices := doc.id(t, "devices")
 	devices.says(t, "1 free 2 assigned 1 unhealthy 1 stale 1 cordoned 1 withheld 1 quarantined node capacity 5, rising to 6", "node capacity 2, falling to 1")
 	var places []string
@@ -681,7 +681,7 @@ func TestAnswers(t *testing.T) {
 	})
 	doc := rendering(t, address)
 	doc.id(t, "waiting").says(t, "ns/waits NotEnoughDevices for", "vendor.example/gpu: 1 wanted, 0 of 1 free",
-		"a device of vendor.example/gpu is given back by another pod, uncordoned, or listed anew")
+		"a device of vendor.example/gpu is released by another pod, uncordoned, or listed again")
 	doc.id(t, "holds").says(t, "ns/has main vendor.example/gpu d000")
 	doc.id(t, "devices").says(t, "d000 assigned has")
 }

@@ -85,7 +85,7 @@ func (t *takeover) settle(step func() (done bool, err error)) error {
 	if last != nil {
 		return last
 	}
-	return fmt.Errorf("somebody else takes %s all the time; stop them or set podResources.takeover to false", t.path)
+	return fmt.Errorf("another process keeps taking %s; stop it or set podResources.takeover to false", t.path)
 }
 
 // takeOnce is one step towards a path that is ours. It is done when it finds it so.

@@ -102,7 +102,7 @@ func (e *Events) StartedWithoutDevices(pod device.Pod, container string) {
 // Failed reports that devices of the pod, of one resource, have failed at one time.
 func (e *Events) Failed(pod device.Pod, r device.ResourceName, ids []device.ID) {
 	if len(ids) == 1 {
-		e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is not healthy any more, or its plugin does not list it", device.QuoteID(ids[0]), r))
+		e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is no longer healthy, or its plugin no longer lists it", device.QuoteID(ids[0]), r))
 		return
 	}
 	e.warn(pod, deviceFailed, fmt.Sprintf("%d devices of %s, which this pod has, are unhealthy, or their plugin does not list them: %s", len(ids), r, device.Abridge(ids)))
@@ -127,7 +127,7 @@ func (e *Events) NotStarted(pod device.Pod, container string, times int, why str
 // Contested tells on the Node that somebody else keeps changing its number of a resource.
 func (e *Events) Contested(r device.ResourceName) {
 	e.recorder.Eventf(e.onNode(), corev1.EventTypeWarning, contested,
-		"somebody else keeps changing the number of %s: if a device plugin of it is registered with the kubelet too, devices may be given out twice; make its pod anew", r)
+		"another writer keeps changing the capacity of %s: if a device plugin of it is registered with the kubelet too, devices may be allocated twice; restart its pod", r)
 }
 
 // NotSynchronized reports on the Node that the runtime cannot list its containers to devmgrd.

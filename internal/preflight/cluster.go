@@ -60,7 +60,7 @@ func (j *judge) plugins(f Facts) {
 		"/usr/share/devmgrd/systemd/host-plugin.conf. On a node that has work on it follow docs/migration.md"
 	if k.Err != nil {
 		if len(k.Plugins) > 0 {
-			j.warn("plugins", anew, "the kubelet does not tell what is registered with it (%v), but device plugins listen in its directory: %s", k.Err, strings.Join(k.Plugins, ", "))
+			j.warn("plugins", anew, "the kubelet does not answer which plugins are registered with it (%v), but device plugins listen in its directory: %s", k.Err, strings.Join(k.Plugins, ", "))
 			return
 		}
 		j.warn("plugins", "start the kubelet, and check again", "the kubelet does not tell what is registered with it: %v", k.Err)
@@ -70,7 +70,7 @@ func (j *judge) plugins(f Facts) {
 	for _, r := range slices.Sorted(maps.Keys(with)) {
 		n := with[r]
 		if f.Daemon != nil && f.Daemon.Serves[r] {
-			j.fail("plugins", anew, "%s (%d devices) is registered with the kubelet and with devmgrd: devices may be given out twice", r, n)
+			j.fail("plugins", anew, "%s (%d devices) is registered with the kubelet and with devmgrd: devices may be allocated twice", r, n)
 			continue
 		}
 		j.warn("plugins", anew, "%s (%d devices) is registered with the kubelet, and not with devmgrd", r, n)

@@ -9,7 +9,7 @@ import (
 func Judge(f Facts) []Finding {
 	var j judge
 	if !f.Root {
-		j.fail("user", "run this as root", "only root sees what is to be looked at")
+		j.fail("user", "run this as root", "only root can read the facts")
 		return j
 	}
 	j.daemon(f)
@@ -67,7 +67,7 @@ func (j *judge) state(f Facts) {
 	case s.Damaged:
 		j.warn("state", "restore it from a backup, if there is one that is newer than the last change; or start devmgrd, which sets it aside and asks the runtime what is in use", "%v", s.Err)
 	case s.Err != nil:
-		j.fail("state", "mend that, or give devmgrd another stateDir", "%v", s.Err)
+		j.fail("state", "repair that, or give devmgrd another stateDir", "%v", s.Err)
 	case s.Version == 0:
 		j.ok("state", "there is none yet; it will be in %s", s.Dir)
 	default:

@@ -33,7 +33,7 @@ func (j *judge) runtime(f Facts) {
 		j.ok("runtime", "%s %s at %s", r.Name, r.Version, r.Socket)
 	}
 	if f.Containerd.Err != nil {
-		j.warn("containerd", "mend the file; or name the right one with --containerd-config", "%v", f.Containerd.Err)
+		j.warn("containerd", "repair the file, or name the right one with --containerd-config", "%v", f.Containerd.Err)
 	}
 }
 
@@ -43,7 +43,7 @@ func (j *judge) nri(f Facts) {
 	case n.Err == nil:
 		j.ok("nri", "it is on, at %s", n.Socket)
 	case f.Runtime.Err != nil && n.Missing:
-		j.fail("nri", "start the runtime first", "nobody listens at %s", n.Socket)
+		j.fail("nri", "start the runtime first", "no process listens at %s", n.Socket)
 	case c.WithoutNRI:
 		j.fail("nri", "take the plugin io.containerd.nri.v1.nri out of disabled_plugins, and "+restart, "containerd's configuration (%s) disables the whole plugin", c.File)
 	case isTrue(c.Disable):
@@ -53,9 +53,9 @@ func (j *judge) nri(f Facts) {
 	case c.Socket != "" && c.Socket != n.Socket:
 		j.fail("nri", "set nri.socket to "+c.Socket+" in devmgrd's configuration", "nri.socket is %s, but containerd's is %s", n.Socket, c.Socket)
 	case n.Missing && f.Runtime.Name == containerd && strings.HasPrefix(strings.TrimPrefix(f.Runtime.Version, "v"), "1."):
-		j.fail("nri", "use containerd 2.0 or later, or "+dropIn, "nobody listens at %s: before 2.0 NRI is off in containerd unless it is switched on", n.Socket)
+		j.fail("nri", "use containerd 2.0 or later, or "+dropIn, "no process listens at %s: before 2.0 NRI is off in containerd unless it is switched on", n.Socket)
 	case n.Missing:
-		j.fail("nri", f.advice("disable"), "nobody listens at %s: NRI is off in the runtime, or elsewhere", n.Socket)
+		j.fail("nri", f.advice("disable"), "no process listens at %s: NRI is off in the runtime, or has another socket", n.Socket)
 	default:
 		j.fail("nri", "see the runtime's log (journalctl -u containerd)", "the runtime does not take a plugin at %s: %v", n.Socket, n.Err)
 	}
@@ -82,7 +82,7 @@ func (j *judge) timeout(f Facts) {
 	case n.RequestTimeout == 0: // NRI before 0.7
 		j.ok("nri timeout", "the runtime waits %s for an answer, by its configuration", written)
 	case n.RequestTimeout < minRequestTimeout:
-		j.fail("nri timeout", f.advice("plugin_request_timeout"), "the runtime waits %s for an answer: devmgrd may take a second, and whoever is late is dropped", n.RequestTimeout)
+		j.fail("nri timeout", f.advice("plugin_request_timeout"), "the runtime waits %s for an answer: devmgrd may take a second, and the runtime drops a late plugin", n.RequestTimeout)
 	case n.RequestTimeout < goodRequestTimeout:
 		j.warn("nri timeout", f.advice("plugin_request_timeout"), "the runtime waits %s for an answer: with many containers, or little CPU, devmgrd may be dropped without a fault of its own", n.RequestTimeout)
 	case n.RequestTimeout > longRequestTimeout:
@@ -113,7 +113,7 @@ func (j *judge) validator(f Facts) {
 	case !f.Runtime.Started.IsZero() && c.Changed.After(f.Runtime.Started.Add(startAccuracy)):
 		j.warn("validator", restart, "the default validator is on in containerd's configuration, but that has been written after containerd was started")
 	case f.API != nil && f.API.Err == nil && f.API.Unbound > 0:
-		j.warn("validator", "kubectl apply -f /usr/share/devmgrd/kubernetes/fail-closed.yaml, once for the cluster (Kubernetes 1.36 or later); static pods say it in their manifests. Pods have it when they are made anew",
+		j.warn("validator", "kubectl apply -f /usr/share/devmgrd/kubernetes/fail-closed.yaml, once for the cluster (Kubernetes 1.36 or later); static pods have it in their manifests. Pods get it when they are recreated",
 			"the default validator is on, but %d of %d pods here that ask for devices do not say that they need devmgrd: %s", f.API.Unbound, f.API.Asking, bare)
 	case f.API != nil && f.API.Err == nil && f.API.lacks("list pods"):
 		j.ok("validator", "the default validator is on; whether pods say that they need devmgrd could not be seen")
@@ -124,7 +124,7 @@ func (j *judge) validator(f Facts) {
 
 func (j *judge) cgroups(f Facts) {
 	if err := f.Kubelet.ConfigErr; err != nil {
-		j.warn("kubelet", "mend the file, or name the right one with --kubelet-config", "%v", err)
+		j.warn("kubelet", "repair the file, or name the right one with --kubelet-config", "%v", err)
 	}
 	r, k := f.Runtime, f.Kubelet
 	driver := r.CgroupDriver

@@ -58,6 +58,6 @@ type budgetError struct {
 }
 
 func (e *budgetError) Error() string {
-	return fmt.Sprintf("the list of %s would cost %d bytes beside the %d of all other resources, and plugins.maxTotalBytes allows %d together; "+
+	return fmt.Sprintf("the list of %s would cost %d bytes next to the %d of all other resources, and plugins.maxTotalBytes allows %d together; "+
 		"raise it, with the service's limit of memory, or forget resources with devmgrd forget", e.resource, e.bytes, e.others, e.limit)
 }

@@ -143,7 +143,7 @@ func (r *Registry) connectBack(ctx context.Context, l *registration) (_ *session
 }
 
 var (
-	errStopping  = errors.New("devmgrd is stopping; register again when kubelet.sock is made anew")
+	errStopping  = errors.New("devmgrd is stopping; register again when kubelet.sock is recreated")
 	errOvertaken = errors.New("a newer registration has been accepted meanwhile")
 )
 
