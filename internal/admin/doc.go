@@ -1,23 +1,23 @@
-// Package admin answers those who look after the node: what devmgrd knows, and why a pod waits; and takes single devices out
-// of service for them. It speaks devmgrd.admin.v1 (api/devmgrd/admin/v1) on a unix socket that is root's.
+// Package admin serves the operator's API: the state of the node, why a pod waits, and cordons of single devices. It speaks
+// devmgrd.admin.v1 (api/devmgrd/admin/v1) on a unix socket that only root can open.
 //
-//	server.go    the socket, and who may use it
+//	server.go    the socket, and its clients' rights
 //	service.go   the calls
-//	reader.go    those that change nothing, for this process itself
+//	reader.go    the reading calls, for the status page
 //	operator.go  which process gave a command, and the record of it
-//	history.go   who had what before, and what operators did
-//	convert.go   our words into the protocol's: pure
+//	history.go   former assignments, and the operators' actions
+//	convert.go   devmgrd's values into messages: pure
 //	explain.go   why a pod waits, what would end that, and how a pod ended: pure
 //
 // Promises:
 //
-//   - It knows nothing by itself: each answer is read from the rooms that know, and is as new as its question. Of a pod
-//     that they do not know, Explain asks the API server.
-//   - What a call changes is durable before the call returns, or has not happened.
-//   - Errors say what is unknown or wrong, and how to find out what is right.
-//   - Nothing here is needed for a container to start. A socket that cannot be had is tried again, and told.
+//   - It keeps no state: each answer is read from the other packages after the request. Explain asks the API server about a pod
+//     that they do not know.
+//   - A change is durable before its call returns, or has not happened.
+//   - An error names what is unknown or wrong, and how to find the right value.
+//   - No container needs this package to start. A socket that cannot be bound is retried and logged.
 //   - Each command that changes something or copies a file is recorded, done or refused, with the process that gave it as the
-//     kernel names it. A history that cannot be written keeps no command from being carried out: the log has it.
+//     kernel names it. If the history cannot be written, the command is carried out all the same, and the log has it.
 //
 // Run owns all goroutines: gRPC's.
 package admin

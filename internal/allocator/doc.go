@@ -1,50 +1,47 @@
-// Package allocator knows which container holds which devices.
+// Package allocator decides which container has which devices.
 //
-// A device is free, held or assigned. It is held from the moment a plan sets it aside until the assignment is on disk
-// or has failed; it is assigned until its pod is gone. No device is ever in the hands of two pods.
+// A device is free, held or assigned. It is held from the moment a plan chooses it until the assignment is durable or has
+// failed, and assigned until its pod is gone. No device is held by or assigned to two pods.
 //
-// One pod's way through:
+// The path of one pod:
 //
-//	Bind       the API has bound the pod to this node             pod.go
-//	plan       choose for all of its containers, or say why not   plan.go     pure
-//	hold       set the choice aside, under the lock               attempt.go
-//	advice     ask the plugins which devices they prefer, without
-//	           the lock; plan anew and hold that instead          advice.go, attempt.go
-//	Allocate   ask the plugins, without the lock                  attempt.go
-//	save       one durable commit for the whole pod               attempt.go
-//	settle     now the assignment can be seen                     attempt.go
-//	Claim      the runtime asks, and gets a look-up               standing.go
-//	regrant    what was granted does not hold any more: ask again
-//	           for the same devices, or plan again                regrant.go
-//	Drop       the API wants the pod no more                      pod.go
-//	release    once the runtime has none of its containers:
-//	           first on disk, then in memory                      books.go
+//	Bind        the API server has bound the pod to this node           pod.go
+//	plan        choose devices for all containers, or name the reason   plan.go, draft.go     pure
+//	hold        reserve the choice, under the lock                      attempt.go
+//	preference  ask the plugins which devices they prefer, without
+//	            the lock; plan again and hold the result instead        preference.go, attempt.go
+//	Allocate    call the plugins, without the lock                      attempt.go
+//	save        one durable commit for the whole pod                    attempt.go
+//	succeed     make the assignment visible                             attempt.go
+//	Claim       answer the container runtime with a look-up             readiness.go
+//	regrant     a grant no longer holds: call Allocate again for the
+//	            same devices, or plan again                             regrant.go
+//	Drop        the pod has ended or is gone from the API server        pod.go
+//	release     when the runtime has none of its containers: first
+//	            on disk, then in memory                                 writer.go, audit.go
 //
-// A plan goes through the pod's containers in order and takes from one shelf per resource (shelf.go): what is certain, what
-// init containers hand on, what is free. Which NUMA nodes to take it from is a bounded search over counts (topology.go).
-// Strict policies try one set of nodes after the other, until all containers have theirs.
+// A plan goes through the pod's containers in order and takes devices from one draft for each resource (draft.go): devices
+// that the container already has, devices of the pod's init containers, then free devices. A bounded search over counts
+// chooses the NUMA nodes (topology.go). Strict policies try one set of nodes after the other, until all containers fit.
 //
-// What is true, and what follows from it: the offers (from the plugins), the demands (from the API), the holds and the
-// assignments (our own, as they are on disk) and the running containers (from the runtime) are the truth. A pool is an
-// index over them, which makes an allocation cost the same however many devices and pods there are; checkInvariants
-// compares it with the truth after each test.
+// The truth is: offers (from the plugins), demands (from the API server), holds and assignments (on disk), and running
+// containers (from the runtime). A pool is an index over them, so that the cost of an allocation does not depend on the
+// number of devices and pods; CheckInvariants compares the index with the truth after each test.
 //
-// Nothing is given out before the runtime has listed its containers once: the state file may be lost, or a copy from yesterday.
-// The planning loop compares each list with the state file, and what the runtime reports meanwhile waits in line behind it. What
-// containers have by their stamps and not by the state file is set aside for their pods (runtime.go).
+// Nothing is allocated before the runtime has listed its containers once, because the state file may be lost or an old
+// copy. The planning loop compares each list with the state file, and applies later reports of the runtime after it. Devices
+// that a container has by its annotation, and that the state file does not assign, are quarantined for its pod (runtime.go).
 //
-// A pod's devices are released when the pod has left the API, the runtime has no container of it, and the host shows no
-// process of it (prove in audit.go, due in writer.go).
+// A pod's devices are released when the pod has left the API server, the runtime has no container of it, and the host has
+// no process of it (prove in audit.go, due in writer.go).
 //
-// Order: a pod that cannot have its devices waits with a reason and is planned again when something that matters to it
-// changes, oldest first; one that fits is never held up by one that does not. A plugin's failure is tried again after a
-// pause that doubles up to half a minute. Nothing polls, but for the end of processes that outlive their pod.
+// A pod that cannot have its devices waits with a reason, and is planned again when something that concerns it changes,
+// oldest first. A pod that fits does not wait for an older one that does not. A failed call of a plugin is retried after a
+// pause that doubles up to 30 s. Nothing polls, except for processes that outlive their pod.
 //
-// Locks and goroutines: one mutex guards all state and is held for look-ups and plans only, never across a plugin's
-// call or a commit. Log lines are said under it: the daemon's log blocks nobody. Run owns all goroutines: the loop that
-// plans, the one that keeps the state file (writer.go), and one for each pod whose plugins are being asked. A constructor
-// starts none.
+// One mutex guards all state. It is held for look-ups and plans, and never across a plugin's call or a commit. Logging
+// under it is safe because the log writer never blocks. Run owns all goroutines: the planning loop, the writer (writer.go),
+// and one for each pod whose plugins are being called. New starts none.
 //
-// What it does not do: talk to plugins, files, the API server or the runtime. It asks for these through the small
-// interfaces it declares.
+// The package does not talk to plugins, files, the API server or the runtime: it declares small interfaces for them.
 package allocator

@@ -1,11 +1,11 @@
-// Package checkpoint knows the file in which a kubelet's device manager keeps who has which devices
-// (kubelet_internal_checkpoint), and what that file means for our state file.
+// Package checkpoint reads and writes the file in which a kubelet's device manager keeps its assignments
+// (kubelet_internal_checkpoint), and converts between that file and devmgrd's records.
 //
-//	Decode, File.Encode   the file's bytes and what they say
+//	Decode, File.Encode   the file's bytes
 //	Entry                 the devices of one resource that one container has, with the plugin's answer
-//	Of                    our state file, as a kubelet would have written it
-//	Adopt                 a kubelet's file, as our state file would have it: moving in
-//	Mirror                such a file, kept up to date for those who read the kubelet's
+//	FromState             devmgrd's records, as a kubelet would have written them
+//	Adopt                 a kubelet's file, as records of devmgrd: migration
+//	Mirror                such a file, kept up to date for programs that read the kubelet's
 //	Mirrors               one in the common plugin directory, and one in each plugin pod's own
 //
 // # The format
@@ -23,22 +23,21 @@
 //
 // # Promises
 //
-//   - A file whose checksum is wrong is not read: what a kubelet would not believe we do not either.
-//   - One entry that makes no sense costs nobody else's: it is told with all others that stand in the way.
-//   - What Encode writes is what a kubelet accepts, and Decode gives back. Equal files are equal bytes.
-//   - What a file says and means is pure: no file, no clock, no log. Read and Write touch one, and the Mirror alone runs.
+//   - A file with a wrong checksum is refused, as a kubelet refuses it.
+//   - An invalid entry does not hide others: Adopt reports all conflicts together.
+//   - A kubelet accepts what Encode writes, and Decode returns it. Equal files have equal bytes.
+//   - Decoding and conversion are pure: no file, no clock, no log. Read and Write access a file, and only the Mirror runs.
 //
 // # The mirror
 //
-// Agents that tell which pod has which device watch the kubelet's file, or read it where they find no PodResources socket.
-// The Mirror writes one for them: the devices of every pod that has any, whether it still counts as active or not, and the
-// healthy ones of each resource that a plugin serves, or has served until a moment ago. It writes when the bytes change,
-// once a second at most, and rests for twenty times as long as it has worked. Plugins may exchange the file at any time: it is
-// compared through a descriptor, within the length that it should have, and whatever else is at its name is replaced. The Mirror
-// never waits for a disk: after a power cut
-// the file may be empty or an old one, and the next start makes it good.
+// Some agents watch the kubelet's file, or read it if they find no PodResources socket. The Mirror writes one for them: the
+// devices of every pod that has any, active or not, and the healthy devices of each resource that a plugin serves or has just
+// served. It writes when the bytes change, at most once a second, and rests for twenty times as long as it has worked. Plugins may
+// exchange the file at any time: the Mirror compares the file through a descriptor, within the expected length, and replaces
+// anything else at its name. The Mirror never waits for a disk: after a power cut the file may be empty or old, and the next
+// start writes it again.
 //
 // # What it does not do
 //
-// It does not know whether a kubelet runs: that is for whoever reads or writes the file to find out.
+// It does not check whether a kubelet runs: its caller does.
 package checkpoint

@@ -1,7 +1,7 @@
-// Package plugindir keeps the directories of plugin pods on disk. It is a base room, next to shareddir.
+// Package plugindir keeps the directories of plugin pods on disk. It is a base package, next to shareddir.
 //
 // Each plugin pod has a directory of its own, in which devmgrd's kubelet.sock and the pod's own sockets are. So the directory in
-// which a plugin registers says whose plugin it is, and no plugin sees the sockets of another one:
+// which a plugin registers identifies its pod, and no plugin sees the sockets of another one:
 //
 //	ROOT/                    root's alone; runDir/plugins
 //	  POD-UID/               root's alone

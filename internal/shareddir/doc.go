@@ -1,5 +1,5 @@
 // Package shareddir works in directories that other processes write: the plugins' socket directory, the plugin registry,
-// the kubelet's pod-resources directory. It is a base room, next to package socket, which listens there.
+// the kubelet's pod-resources directory. It is a base package, next to socket, which listens there.
 //
 //	Dir     an open directory: names are looked up, renamed, linked and removed relative to its descriptor
 //	Entry   what has been opened below a directory: dialled, read and chmodded through its descriptor

@@ -1,5 +1,5 @@
 // Package socket listens on unix sockets where other processes look for them. Several servers of the daemon need that, so it
-// is a base room, next to package shareddir, through which it works: the directory of a socket is one that other processes may
+// is a base package, next to shareddir, through which it works: the directory of a socket is one that other processes may
 // write. It knows no protocol and no configuration.
 //
 //	CheckPath   whether the kernel takes a path

@@ -1,8 +1,8 @@
-// Package store keeps what has to survive a restart in two bbolt files: the state file, on which assignments depend, and the
-// history, on which none does.
+// Package store keeps the daemon's durable data in two bbolt files: the state file, on which assignments depend, and the history,
+// on which no assignment depends.
 //
 // It owns the schemas of both, their versions and migrations, and the lock that keeps a second devmgrd from the same files. It
-// decides nothing: the allocator says what a pod holds, the registry what a plugin offers, the recorder what is remembered.
+// decides nothing: the allocator writes assignments, the registry plugins, the recorder the history.
 //
 // The state file, state.db:
 //
@@ -11,17 +11,17 @@
 //	    check               4 bytes: CRC-32 of version; every version from 2 on has it
 //	    sum                 8 bytes, big-endian: of all records below (sum.go)
 //	pods
-//	    <pod UID>           JSON of device.PodRecord: what the pod asked for and, once settled, what it holds
+//	    <pod UID>           JSON of device.PodRecord: the pod's demand and, once assigned, its devices
 //	plugins
 //	    <resource name>     a bucket
 //	        record          JSON of pluginRecord: where the plugin listens, whether it has listed its devices, and since
-//	                        when it is away
+//	                        when it is disconnected
 //	        devices         a bucket
 //	            <device ID> one byte (bit 0: healthy, bit 1: dated), the date as a signed varint, the NUMA nodes as unsigned
 //	                        varints
 //	cordons                 made with the first cordon
 //	    <resource name>     a bucket
-//	        <device ID>     JSON of device.Cordon: why, and since when
+//	        <device ID>     JSON of device.Cordon: reason and time
 //	retired                 made with the first resource that is forgotten
 //	    <resource name>     JSON of retirement: since when; the Node may still show it
 //	history                 of older versions; OpenHistory moves its open and ended to the history
@@ -42,16 +42,16 @@
 // Promises:
 //
 //   - When SavePods or SavePlugin returns nil, what it was given is on disk (bbolt syncs each commit), in the file that
-//     has the state file's name. If somebody removes or replaces that file, saving fails from then on.
-//   - Saving what is there already writes nothing, unless the write before has failed.
-//   - What is read is what was written. A file is read as a whole before it is opened, without trusting any of it
-//     (pages.go, inspect.go): one flipped bit anywhere in it is found, or is where nothing is kept.
-//   - Open never changes a file that it does not understand: one of a newer version, damaged, or of another program
-//     is refused with its path, the reason and the remedy, and stays as it was.
-//   - Recover goes on where Open gives up for damage: it sets the file aside, under a name that tells when, and never
-//     deletes or overwrites one. And it does not need a disk that can be written in order to give what it can read.
-//   - A pod's record that cannot be read is damage. A plugin's is left out: the plugin tells it again. A span's is left out
-//     too: no assignment depends on it.
+//     has the state file's name. If another process removes or replaces that file, saving fails from then on.
+//   - Saving a record that is there already writes nothing, unless the write before has failed.
+//   - Damage is found. The package reads a file as a whole before it opens it, and trusts none of it (pages.go, inspect.go):
+//     one flipped bit is found wherever it is, except in unused space.
+//   - Open never changes a file that it does not understand: it refuses a file of a newer version, a damaged one and one of
+//     another program, with its path, the reason and the remedy.
+//   - Recover continues where Open refuses a damaged file: it renames the file to a name with the time, and never deletes or
+//     overwrites such a file. It returns the records also if the disk cannot be written.
+//   - An unreadable record of a pod is damage. An unreadable record of a plugin is left out, since the plugin registers
+//     again, and so is one of a span, since no assignment depends on it.
 //   - Two pods with one device are not damage: both records are returned, and State.Contradictions names them.
 //   - OpenHistory never fails, and no damage to the history, before its start or in use, touches the state file or ends the
 //     process. The two share the lock, and no mutex and no commit.
