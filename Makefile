@@ -52,7 +52,7 @@ alerts: ## Check the alerts and the dashboard, and play the alerts' tests, with 
 vulnerabilities: ## Look for known vulnerabilities in what is linked into the binary; it needs vuln.go.dev.
 	scripts/vulnerabilities
 
-proto: ## Lint the .proto files in api, and write their Go code beside them.
+proto: ## Lint the .proto files in api, and write their Go code next to them.
 	$(call generate,find api -name '*.pb.go' -delete; cd "$$work"; find . -name '*.pb.go' -exec cp --parents {} "$(CURDIR)/api" \;)
 
 # Lint and generate in a copy of api, $$work, then do $(1). Nothing is fetched but Go modules. One of them has the file that
@@ -105,7 +105,7 @@ upstream: ## Run Kubernetes' own node suite with the kubelet and with devmgrd (r
 demo: ## The main job, as a story to follow (root). KEEP=1 leaves it running.
 	$(GO) run ./test/demo $(if $(KEEP),--keep)
 
-page: ## Test the status page in Chromium, which root gets as a Debian package. UPDATE=1 writes docs/images anew.
+page: ## Test the status page in Chromium, which root gets as a Debian package. UPDATE=1 writes docs/images again.
 	$(GO) -C test/browser test -race -count 1 -timeout 10m . $(if $(UPDATE),-update)
 
 mac: ## Run the package on an emulated Debian that enforces AppArmor (root); some minutes.

@@ -75,7 +75,7 @@ func serve(t *testing.T, options ...grpc.ServerOption) *grpc.ClientConn {
 	return conn
 }
 
-// Each of our services has its name on the wire, beside that of Kubernetes, and in what an interceptor is told.
+// Each of our services has its name on the wire, next to that of Kubernetes, and in what an interceptor is told.
 func TestUnary(t *testing.T) {
 	var seen []string
 	for name, options := range map[string][]grpc.ServerOption{

@@ -23,7 +23,7 @@ const (
 	maxNRIWait    = time.Second // the runtime asks its plugins one after the other and drops one that is late: 2 s
 )
 
-// check gives every rule that c breaks, without the source of the value.
+// check returns every rule that c breaks, without the source of the value.
 func (c *Config) check() []Mistake {
 	var r rules
 	r.nodeName(c.NodeName)
@@ -222,7 +222,7 @@ func (r *rules) oneOf(key, s string, words ...string) {
 	}
 }
 
-// within tells whether a is dir or lies below it.
+// within reports whether a is dir or lies below it.
 func within(a, dir string) bool {
 	return a == dir || strings.HasPrefix(a, strings.TrimSuffix(dir, "/")+"/")
 }

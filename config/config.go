@@ -59,7 +59,7 @@ const (
 	Enforce = "enforce" // refused as well
 )
 
-// KubeletRegistryDir is where the kubelet looks for plugins that wait to be asked: beside its device plugin directory.
+// KubeletRegistryDir is where the kubelet looks for plugins that wait to be asked: next to its device plugin directory.
 func (p Plugins) KubeletRegistryDir() string {
 	return path.Join(path.Dir(p.KubeletDir), "plugins_registry")
 }
@@ -142,7 +142,7 @@ type Log struct {
 	Format string `key:"format"` // text or json
 }
 
-// defaults gives the values of keys that nobody has set. nodeName, the plugins' two
+// defaults returns the values of keys that nobody has set. nodeName, the plugins' two
 // directories and our own sockets depend on others: see derive.
 func defaults() Config {
 	return Config{

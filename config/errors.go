@@ -15,7 +15,7 @@ type Mistake struct {
 	Remedy  string // what to do
 }
 
-// String gives the mistake in one line.
+// String returns the mistake in one line.
 func (m Mistake) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: ", m.Source)
@@ -32,7 +32,7 @@ func (m Mistake) String() string {
 // Error is a configuration that cannot be used. It holds every mistake, in the order of their keys.
 type Error struct{ Mistakes []Mistake }
 
-// Error gives one line per mistake.
+// Error returns one line per mistake.
 func (e *Error) Error() string {
 	lines := make([]string, len(e.Mistakes))
 	for i, m := range e.Mistakes {
@@ -41,7 +41,7 @@ func (e *Error) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// refuse gives the mistakes as an error, or nil if there are none.
+// refuse returns the mistakes as an error, or nil if there are none.
 func refuse(mistakes []Mistake) error {
 	if len(mistakes) == 0 {
 		return nil

@@ -29,15 +29,15 @@ func fieldsOf(prefix string, v reflect.Value) []field {
 	return all
 }
 
-// isList tells whether the field takes several values.
+// isList reports whether the field takes several values.
 func (f field) isList() bool { return f.value.Kind() == reflect.Slice }
 
-// env gives the environment variable that sets the field.
+// env returns the environment variable that sets the field.
 func (f field) env() string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(f.key, ".", "_"))
 }
 
-// plain gives the field's value as the file would write it: a text, or a list of texts.
+// plain returns the field's value as the file would write it: a text, or a list of texts.
 func (f field) plain() any {
 	if f.isList() {
 		return f.value.Interface()
@@ -61,7 +61,7 @@ func (f field) form() (what, remedy string) {
 	}
 }
 
-// nearest gives the candidate with the smallest edit distance to s, if a slip of the finger explains it: at most
+// nearest returns the candidate with the smallest edit distance to s, if a slip of the finger explains it: at most
 // three letters, and at most a quarter of a short word.
 func nearest(s string, candidates []string) (string, bool) {
 	best, least := "", min(3, len(s)/4)+1

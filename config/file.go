@@ -43,7 +43,7 @@ func (o Options) fromFile(known map[string]field) (map[string]setting, []Mistake
 	return d.settings, d.mistakes
 }
 
-// reason gives the cause without the path, which the mistake names already.
+// reason returns the cause without the path, which the mistake names already.
 func reason(err error) string {
 	var p *fs.PathError
 	if errors.As(err, &p) {
@@ -132,7 +132,7 @@ func (d *document) value(f field, n *yaml.Node) {
 	}
 }
 
-// isGroup tells whether there are keys below key.
+// isGroup reports whether there are keys below key.
 func (d *document) isGroup(key string) bool {
 	for k := range d.known {
 		if strings.HasPrefix(k, key+".") {

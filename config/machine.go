@@ -9,7 +9,7 @@ type machine struct {
 }
 
 // nodeName gives $NODE_NAME, which pods commonly get through the downward API, else the host name in lower case,
-// as the kubelet names its node. It gives the name's source as well.
+// as the kubelet names its node. It returns the name's source as well.
 func (m machine) nodeName() (name, source string) {
 	for _, e := range m.environ {
 		if name, ok := strings.CutPrefix(e, "NODE_NAME="); ok && name != "" {

@@ -16,7 +16,7 @@ import (
 // asideSuffix is what the kubelet's directory is called when it has been moved aside, after its own name.
 const asideSuffix = ".before-devmgrd"
 
-// freeName gives a name that nothing has: this one, or with a number after it.
+// freeName returns a name that nothing has: this one, or with a number after it.
 func freeName(name string) string {
 	free := name
 	for i := 2; ; i++ {
@@ -31,7 +31,7 @@ func freeName(name string) string {
 //
 // A kubelet that finds its file claims all resources in it. And one that starts is seen by the plugins that watch its
 // directory, which register with it again: it would write its own numbers on the Node, give the same devices out, and
-// refuse pods for minutes once the plugins' pods are made anew. Their containers hold the old directory, wherever it is
+// refuse pods for minutes once the plugins' pods are recreated. Their containers hold the old directory, wherever it is
 // moved, and never see what happens in the new one.
 func setAside(dir string, stays checkpoint.File) (aside string, err error) {
 	info, err := os.Stat(dir)
@@ -74,7 +74,7 @@ func listens(path string) bool {
 	return true
 }
 
-// socketsBelow gives the sockets in a directory and below. What cannot be read is passed over.
+// socketsBelow returns the sockets in a directory and below. What cannot be read is passed over.
 func socketsBelow(dir string) []string {
 	var found []string
 	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {

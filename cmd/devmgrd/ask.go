@@ -79,7 +79,7 @@ func outputFormat(cmd *cobra.Command, formats ...string) (string, error) {
 // forever is longer than anybody waits.
 const forever = 365 * 24 * time.Hour
 
-// isTerminal tells whether somebody looks at it.
+// isTerminal reports whether somebody looks at it.
 func isTerminal(f *os.File) bool {
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	return err == nil
@@ -134,7 +134,7 @@ func askError(at string, err error) error {
 	if status.Code(err) != codes.Unavailable {
 		return errors.New(status.Convert(err).Message())
 	}
-	// gRPC gives the cause of a failed dial as text only.
+	// gRPC returns the cause of a failed dial as text only.
 	conn, cause := net.DialTimeout("unix", at, time.Second)
 	switch {
 	case cause == nil:

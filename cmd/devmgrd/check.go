@@ -120,7 +120,7 @@ func printFindings(to io.Writer, format string, findings []preflight.Finding) er
 // findingWidth is how wide the lines of findings are.
 const findingWidth = 110
 
-// showFindings prints each finding beside its verdict, and what to do below it.
+// showFindings prints each finding next to its verdict, and what to do below it.
 func showFindings(to io.Writer, findings []preflight.Finding) {
 	width, count := 0, map[preflight.Verdict]int{}
 	for _, f := range findings {
@@ -142,7 +142,7 @@ func showFindings(to io.Writer, findings []preflight.Finding) {
 	fmt.Fprintf(to, "\n%d ok, %d warn, %d FAIL\n", count[preflight.OK], count[preflight.Warn], count[preflight.Fail])
 }
 
-// wrap breaks a text between words, into lines of this width if the words let it. It gives one at least.
+// wrap breaks a text between words, into lines of this width if the words let it. It returns one at least.
 func wrap(text string, width int) (lines []string) {
 	line := ""
 	for word := range strings.FieldsSeq(text) {
@@ -230,7 +230,7 @@ func writable(dir string) error {
 	}
 }
 
-// daemon asks a devmgrd that runs, and gives its process; 0: there is none.
+// daemon asks a devmgrd that runs, and returns its process; 0: there is none.
 func (l gatherer) daemon(f *preflight.Facts) int {
 	at := l.config.Admin.Socket
 	pid := 0

@@ -103,7 +103,7 @@ func (m migration) exportCheckpoint() error {
 	return nil
 }
 
-// link gives a file a second name in its directory.
+// link returns a file a second name in its directory.
 func link(file, kept string) error {
 	d, name, err := shareddir.Split(file)
 	if err != nil {

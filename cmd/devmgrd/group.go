@@ -6,7 +6,7 @@ import (
 )
 
 // runAll runs parts side by side until ctx ends or one of them returns; then it ends them one after the other, the last
-// one first, and waits for each. It gives the errors of all.
+// one first, and waits for each. It returns the errors of all.
 func runAll(ctx context.Context, parts ...func(context.Context) error) error {
 	type running struct {
 		end   context.CancelFunc

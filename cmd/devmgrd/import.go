@@ -163,7 +163,7 @@ func (m migration) save(file checkpoint.File, scene checkpoint.AdoptInput) (err 
 	return books.SaveAll(plan.Pods, plan.Plugins)
 }
 
-// refused gives all conflicts of a plan as an error.
+// refused returns all conflicts of a plan as an error.
 func refused(plan checkpoint.Plan) error {
 	if len(plan.Conflicts) == 0 {
 		return nil

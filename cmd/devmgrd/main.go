@@ -21,7 +21,7 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run carries out one command line and gives the exit status. SIGTERM and SIGINT end the command's context.
+// run carries out one command line and returns the exit status. SIGTERM and SIGINT end the command's context.
 func run(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()

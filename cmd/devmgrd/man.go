@@ -63,7 +63,7 @@ func writePages(root *cobra.Command, dir, day string) error {
 	return errors.Join(errs...)
 }
 
-// shownCommands gives a command and all below it, without those that are hidden.
+// shownCommands returns a command and all below it, without those that are hidden.
 func shownCommands(cmd *cobra.Command) []*cobra.Command {
 	shown := []*cobra.Command{cmd}
 	for _, c := range cmd.Commands() {

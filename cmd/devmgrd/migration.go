@@ -98,7 +98,7 @@ func (m migration) kubeletStopped(dirs ...string) error {
 	return nil
 }
 
-// kubeletsOwn gives the kubelet's directory, without links on the way, if the file is in it; else "".
+// kubeletsOwn returns the kubelet's directory, without links on the way, if the file is in it; else "".
 func (m migration) kubeletsOwn() (string, error) {
 	ours, err := filepath.EvalSymlinks(filepath.Dir(m.file))
 	if err != nil {

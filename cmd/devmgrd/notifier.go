@@ -39,7 +39,7 @@ type notifier interface {
 	Run(context.Context) error
 }
 
-// newNotifier gives what tells the owners of pods and of the node.
+// newNotifier returns what tells the owners of pods and of the node.
 func newNotifier(c config.Config, api kube.Client, log *slog.Logger) notifier {
 	if api == nil {
 		return noopNotifier{}

@@ -160,7 +160,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	var onNode func(device.ResourceName) (n int, shown bool)
 	runs := []func(context.Context) error{notifier.Run, plugins.Run, recorder.Run, devices.Run}
 	if api == nil {
-		devices.Replace(nil) // what an API server had bound to the node before is not wanted any more
+		devices.Replace(nil) // what an API server had bound to the node before is no longer wanted
 	} else {
 		bound = pods.New(pods.Config{
 			NodeName: c.NodeName,
@@ -230,7 +230,7 @@ func namesOf(c config.Config) hosts {
 	return append(names, c.Metrics.HostNames...)
 }
 
-// redirect gives the way from the kubelet's plugin directories to ours, if plugins are to be led along it. The runtime
+// redirect returns the way from the kubelet's plugin directories to ours, if plugins have to be led along it. The runtime
 // names mounts by their real paths, so links on the way are resolved where there are any.
 func redirect(c config.Plugins) *nri.Redirect {
 	if !c.Redirect {

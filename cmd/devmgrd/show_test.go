@@ -74,7 +74,7 @@ var (
 		Message: "vendor.example/gpu: 4 wanted, 3 of 8 free, 1 cordoned", Since: before(95 * time.Second),
 		Ends: "a device of vendor.example/gpu is released by another pod, uncordoned, or listed again",
 	}
-	// A node on which devmgrd has just been installed, beside a kubelet that has a plugin.
+	// A node on which devmgrd has just been installed, next to a kubelet that has a plugin.
 	aFreshNode = preflight.Facts{
 		Root: true, ConfigFile: "/etc/devmgrd/config.yaml", State: preflight.State{Dir: "/var/lib/devmgrd"},
 		Sockets:    []preflight.Socket{{Key: "plugins.socketDir", At: "/run/devmgrd/device-plugins/kubelet.sock", Init: true}, {Key: "admin.socket", At: "/run/devmgrd/admin.sock"}},

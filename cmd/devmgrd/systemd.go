@@ -48,7 +48,7 @@ func tellSystemd(ctx context.Context, runtime <-chan struct{}, ask func() map[de
 		case <-ctx.Done():
 			return nil
 		case <-beat.C:
-			ask() // if this hangs so does the beat, and systemd starts us anew
+			ask() // if this hangs so does the beat, and systemd starts us again
 			err := hung()
 			if err == nil {
 				tell(daemon.SdNotifyWatchdog)

@@ -81,7 +81,7 @@ func TestWhatSystemdIsTold(t *testing.T) {
 	<-ended
 }
 
-// While a hook hangs systemd is told nothing, so that it starts the daemon anew.
+// While a hook hangs systemd is told nothing, so that it starts the daemon again.
 func TestTheWatchdogIsNotFedWhileAHookHangs(t *testing.T) {
 	said := listen(t)
 	ctx, stop := context.WithCancel(t.Context())

@@ -68,7 +68,7 @@ func newWeb(address string, names hosts, metrics *prometheus.Registry, parts []c
 	}
 }
 
-// readiness gives a line for each part: its name, then "ok" or what is missing.
+// readiness returns a line for each part: its name, then "ok" or what is missing.
 func readiness(parts []component) (status int, text string) {
 	var b strings.Builder
 	status = http.StatusOK

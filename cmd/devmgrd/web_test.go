@@ -38,7 +38,7 @@ func (l *lines) count(part string) int {
 
 func nothing(*http.ServeMux) {}
 
-// runWeb runs w; what it gives ends it and gives its error.
+// runWeb runs w; what it gives ends it and returns its error.
 func runWeb(t *testing.T, w *web) (end func() error) {
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

@@ -291,7 +291,7 @@ func (e evictions) Evict(pod device.Pod, why string, still func() bool) {
 	e.gone <- pod
 }
 
-// Devices are drained: cordoned, and their pods evicted, once each; the telling ends when nobody has them any more.
+// Devices are drained: cordoned, and their pods evicted, once each; the telling ends when nobody has them any longer.
 func TestDrain(t *testing.T) {
 	gone := make(chan device.Pod, 10)
 	r := start(t, func(c *admin.Config) { c.Evictions = evictions{gone: gone} })
@@ -497,7 +497,7 @@ func (a apiPods) Find(_ context.Context, _, name string) (bool, error) {
 	return a.bind != nil && a.bind(name), a.err
 }
 
-// A pod that the ledger does not know, or not any more, is looked up in the API server.
+// A pod that the ledger does not know, or not any longer, is looked up in the API server.
 func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
 	api := &apiPods{ends: map[string]device.EndedPod{}}
 	r := start(t, func(c *admin.Config) { c.Pods = api })

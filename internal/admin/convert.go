@@ -20,7 +20,7 @@ func resourceOf(r device.ResourceName, figures map[string]int, o device.Offer) *
 	}
 }
 
-// stateOf gives a plugin's state. One of which nobody has heard but by what containers have is away.
+// stateOf returns a plugin's state. One of which nobody has heard but by what containers have is away.
 func stateOf(o device.Offer) string {
 	if o.Inventory.Resource == "" {
 		return device.Lost.String()
@@ -85,7 +85,7 @@ func containersOf(all []device.PodContainer) []*adminv1.PodContainer {
 	return named
 }
 
-// stamp gives a time, or nothing for one that is not known.
+// stamp returns a time, or nothing for one that is not known.
 func stamp(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {
 		return nil

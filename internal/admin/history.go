@@ -83,7 +83,7 @@ func actionOf(a device.Action) *adminv1.Action {
 	}
 }
 
-// matches tells whether a span is one of those that are asked for.
+// matches reports whether a span is one of those that are asked for.
 func matches(request *adminv1.ListHistoryRequest, s device.Span) bool {
 	return (request.ResourceName == "" || request.ResourceName == string(s.Resource)) &&
 		(request.Id == "" || slices.Contains(s.IDs, device.ID(request.Id))) &&

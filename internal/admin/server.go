@@ -24,13 +24,13 @@ import (
 // its methods return at once.
 type Allocator interface {
 	Snapshot() *device.Snapshot
-	// Updated gives a channel that is closed when the board, an offer or a cordon has changed since the call.
+	// Updated returns a channel that is closed when the board, an offer or a cordon has changed since the call.
 	Updated() <-chan struct{}
 	Offers() map[device.ResourceName]device.Offer
 	Capacity() map[device.ResourceName]int
-	// DeviceCounts gives the number of devices in each device.DeviceState.
+	// DeviceCounts returns the number of devices in each device.DeviceState.
 	DeviceCounts() map[device.ResourceName]map[string]int
-	// Devices gives the devices of a resource, or of all; false: there is no such resource.
+	// Devices returns the devices of a resource, or of all; false: there is no such resource.
 	Devices(device.ResourceName) (all []device.DeviceStatus, known bool)
 	// PodStatus tells how a pod stands; false: there is no such pod.
 	PodStatus(namespace, name string) (device.PodStatus, bool)
@@ -71,7 +71,7 @@ type Pods interface {
 
 // A History remembers who had which devices.
 type History interface {
-	// Spans gives all that had not ended by then, as far as they are remembered, in the order of their beginnings.
+	// Spans returns all that had not ended by then, as far as they are remembered, in the order of their beginnings.
 	Spans(since time.Time) ([]device.Span, error)
 }
 
@@ -101,7 +101,7 @@ type Config struct {
 	Actions     ActionLog
 	StateFile   io.WriterTo // writes a copy of the state file
 	HistoryFile io.WriterTo // writes a copy of the history
-	// Evictions and Pods are nil where there is no API server, and so is OnNode, which gives what our Node shows of a resource.
+	// Evictions and Pods are nil where there is no API server, and so is OnNode, which returns what our Node shows of a resource.
 	Evictions  Evictions
 	Pods       Pods
 	OnNode     func(device.ResourceName) (n int, shown bool)
@@ -139,7 +139,7 @@ func New(c Config) *Server {
 	return &Server{cfg: c, started: time.Now(), stopping: make(chan struct{})}
 }
 
-// Check gives nil unless the socket cannot be had.
+// Check returns nil unless the socket cannot be had.
 func (s *Server) Check() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -24,7 +24,7 @@ type service struct {
 	*Server
 }
 
-// GetStatus gives the daemon's state at a glance.
+// GetStatus returns the daemon's state at a glance.
 func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
 	answer := &adminv1.GetStatusResponse{Version: s.cfg.Version, Node: s.cfg.Node, Started: timestamppb.New(s.started)}
 	for _, p := range s.cfg.Components() {
@@ -53,7 +53,7 @@ func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 	return answer, nil
 }
 
-// onNode gives what our Node shows of a resource.
+// onNode returns what our Node shows of a resource.
 func (s service) onNode(r device.ResourceName) (n int, shown bool) {
 	if s.cfg.OnNode == nil {
 		return 0, false
@@ -68,7 +68,7 @@ func (s service) notRedirected() []device.PodContainer {
 	return s.cfg.NotRedirected()
 }
 
-// ListPlugins gives the device plugins that are known.
+// ListPlugins returns the device plugins that are known.
 func (s service) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
 	answer := &adminv1.ListPluginsResponse{NotRedirected: containersOf(s.notRedirected())}
 	offers, registrations := s.cfg.Allocator.Offers(), s.cfg.Plugins.Registrations()
@@ -87,7 +87,7 @@ func (s service) ListGrants(context.Context, *adminv1.ListGrantsRequest) (*admin
 	return answer, nil
 }
 
-// ListDevices gives each device and what has become of it.
+// ListDevices returns each device and what has become of it.
 func (s service) ListDevices(_ context.Context, request *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
 	all, known := s.cfg.Allocator.Devices(device.ResourceName(request.ResourceName))
 	if !known {
@@ -152,7 +152,7 @@ func (s service) unknownResource(name string) error {
 	return status.Errorf(codes.NotFound, "unknown resource %q; known resources: %s", clip(name), strings.Join(names[:min(len(names), 20)], ", "))
 }
 
-// ListAssignments gives which containers have which devices.
+// ListAssignments returns which containers have which devices.
 func (s service) ListAssignments(_ context.Context, request *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error) {
 	answer := &adminv1.ListAssignmentsResponse{}
 	one, found := request.Namespace != "" || request.Name != "", false
@@ -432,7 +432,7 @@ func refusal(err error) error {
 	return status.Errorf(codes.Unavailable, "nothing has been changed: %v", err)
 }
 
-// named gives devices as they are now, in the order in which they were named.
+// named returns devices as they are now, in the order in which they were named.
 func (s service) named(names []device.Cordon) []*adminv1.Device {
 	type key struct {
 		device.ResourceName

@@ -15,7 +15,7 @@ import (
 
 // Plugins are those who offer devices and can be asked for them.
 type Plugins interface {
-	// Offers gives all offers as they are now. Inventories are shared and never change.
+	// Offers returns all offers as they are now. Inventories are shared and never change.
 	Offers() map[device.ResourceName]device.Offer
 	// CapacityChanged has a value after the offers have changed.
 	Changed() <-chan struct{}
@@ -49,7 +49,7 @@ type Notifier interface {
 	// StartedWithoutDevices tells of a container that runs without the devices that it asks for.
 	// The cause lasts while still returns true.
 	StartedWithoutDevices(pod device.Pod, container string, still func() bool)
-	// Failed tells that a device that a pod has is not healthy any more, or that its plugin lists it no more.
+	// Failed tells that a device that a pod has is no longer healthy, or that its plugin lists it no more.
 	Failed(device.Pod, device.ResourceName, []device.ID)
 	// FailedForLong tells that this has lasted, of one device not more than once an hour. The device is still in use and
 	// broken while still returns true.
@@ -111,7 +111,7 @@ type Allocator struct {
 	toPrepare     []device.Container           // to be prepared now
 	releasing     map[device.PodUID]*pod       // to be forgotten as soon as the runtime has none of their containers
 	unsaved       map[device.PodUID]*pod       // to be remembered when there is time
-	writeAt       time.Time                    // when the state file is to be written; zero: nothing to write
+	writeAt       time.Time                    // when the state file has to be written; zero: nothing to write
 	storeErr      bool                         // the last attempt to write them failed
 	running       map[device.PodUID]runningPod // what the runtime has
 	runtimeSynced bool                         // running is the whole truth
@@ -247,7 +247,7 @@ func (a *Allocator) refresh() {
 	signal(a.capacityChanged)
 }
 
-// serve gives every queued pod its devices or a reason to wait, oldest first. It tells when a pod that waits for a
+// serve returns every queued pod its devices or a reason to wait, oldest first. It tells when a pod that waits for a
 // plugin to recover, or that may have ended unheard, is due, if there is one.
 //
 // Nothing is given out before the runtime has told once what runs: the state file may be lost, or older than that. It costs

@@ -369,7 +369,7 @@ func TestOneCallPerResourceAndContainer(t *testing.T) {
 	})
 }
 
-// After a restart a resource may not be ignored any more: pods that passed have to wait now.
+// After a restart a resource may not be ignored any longer: pods that passed have to wait now.
 func TestADemandThatGrows(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)

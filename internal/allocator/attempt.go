@@ -89,9 +89,9 @@ func (a *Allocator) planLocked(p *pod, said preferences) (planResult, *device.Re
 	return plan(planInput{demand: p.demand, has: p.assigned, running: a.quarantined[p.demand.Pod.UID], preferences: said, topology: a.topology}, a.pools)
 }
 
-// improve plans anew with what plugins have said, and sets that aside instead. The pod holds a full choice all the time,
-// so that no younger pod gets its devices while its plugins think. It gives false if there is nothing to go on with: the
-// pod is not wanted any more, wants something else, or cannot have its devices since one has failed or gone.
+// improve plans again with what plugins have said, and sets that aside instead. The pod holds a full choice all the time,
+// so that no younger pod gets its devices while its plugins think. It returns false if there is nothing to go on with: the
+// pod is no longer wanted, wants something else, or cannot have its devices since one has failed or gone.
 func (a *Allocator) improve(p *pod, held hold, said preferences) (best planResult, instead hold, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -306,7 +306,7 @@ func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(co
 	}
 }
 
-// failLocked ends an attempt that has come to nothing. The pod holds nothing any more.
+// failLocked ends an attempt that has come to nothing. The pod holds nothing any longer.
 func (a *Allocator) failLocked(p *pod, why device.Wait, pause time.Duration) {
 	later := p.newDemand
 	p.newDemand = nil
@@ -321,7 +321,7 @@ func (a *Allocator) failLocked(p *pod, why device.Wait, pause time.Duration) {
 	}
 }
 
-// waitFor gives the reason that an error carries.
+// waitFor returns the reason that an error carries.
 func waitFor(err error) device.Wait {
 	var no *device.Refusal
 	switch {

@@ -24,7 +24,7 @@ type runningContainer struct {
 	// idle: the runtime has listed the container as created and not started, and has not started it since. The kubelet
 	// preparations a container right after its creation; a container that stays idle is left over from a power cut.
 	idle bool
-	// barred: the devices of its pod were released while it was idle. It must not start any more.
+	// barred: the devices of its pod were released while it was idle. It must no longer start.
 	barred bool
 }
 
@@ -44,7 +44,7 @@ type proof struct {
 	vacant map[device.PodUID]bool     // pods without a process
 }
 
-// prove asks the host about the pods that are to be released. The runtime's word is not enough here:
+// prove asks the host about the pods that have to be released. The runtime's word is not enough here:
 //
 //   - It may have lost sight of a container whose processes live: the container's shim was killed, or hung while the runtime
 //     restarted, and the processes cannot be killed, as in a driver's uninterruptible sleep. The pod waits until it has no
@@ -176,7 +176,7 @@ func (t runningPod) bar(proven map[*runningContainer]bool) bool {
 	return true
 }
 
-// has tells whether a container of that name is among them.
+// has reports whether a container of that name is among them.
 func (t runningPod) has(container string) bool {
 	for _, l := range t {
 		if l.name == container {
@@ -214,7 +214,7 @@ func (a *Allocator) stillWithoutDevices(uid device.PodUID, id string) bool {
 	return l != nil && !l.stamped
 }
 
-// imported tells whether a container was made by a kubelet that gave it its devices.
+// imported reports whether a container was made by a kubelet that gave it its devices.
 func (p *pod) imported(l runningContainer) bool {
 	return slices.ContainsFunc(p.assigned, func(as device.Assignment) bool {
 		return as.Container.Name == l.name && !as.Imported.IsZero() && !l.made.After(as.Imported)

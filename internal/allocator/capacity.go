@@ -5,7 +5,7 @@ import "github.com/devmgrd/devmgrd/internal/device"
 // CapacityChanged has a value after the published numbers may have changed.
 func (a *Allocator) CapacityChanged() <-chan struct{} { return a.capacityChanged }
 
-// Capacity gives the number of devices that the Node shows for each resource that a plugin has ever listed.
+// Capacity returns the number of devices that the Node shows for each resource that a plugin has ever listed.
 func (a *Allocator) Capacity() map[device.ResourceName]int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -39,7 +39,7 @@ func (a *Allocator) PodsListed() bool {
 	return a.podsListed
 }
 
-// hiddenFromSchedulerLocked gives the number of devices that local pods have and that the scheduler does not know to be in use: it knows
+// hiddenFromSchedulerLocked returns the number of devices that local pods have and that the scheduler does not know to be in use: it knows
 // what their mirrors ask for.
 func (a *Allocator) hiddenFromSchedulerLocked() map[device.ResourceName]int {
 	hidden := map[device.ResourceName]int{}
@@ -95,7 +95,7 @@ func (a *Allocator) mirrorLocked(d device.PodDemand) {
 	signal(a.capacityChanged)
 }
 
-// unmirrorLocked tells whether there was such a mirror. The board is the caller's: another one may come at once.
+// unmirrorLocked reports whether there was such a mirror. The board is the caller's: another one may come at once.
 func (a *Allocator) unmirrorLocked(uid device.PodUID) bool {
 	d, known := a.mirrors[uid]
 	if known {

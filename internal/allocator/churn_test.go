@@ -33,7 +33,7 @@ func churn(r *harness, seed uint64) {
 	c.settle()
 }
 
-// A churning rig has a model of the node beside the allocator: hardware, a plugin that lists it, and containers that use it.
+// A churning rig has a model of the node next to the allocator: hardware, a plugin that lists it, and containers that use it.
 type churning struct {
 	*harness
 	*rand.Rand

@@ -8,7 +8,7 @@ import (
 )
 
 // Cordon takes devices out of service, or changes the reason. All are known, or nothing is done: a *device.UnknownDeviceError.
-// When it returns nil that is durable, and none of them is given to anybody from then on. It gives those that somebody has:
+// When it returns nil that is durable, and none of them is given to anybody from then on. It returns those that somebody has:
 // they go when their pods do.
 func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err error) {
 	a.commitMu.Lock()
@@ -33,7 +33,7 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 	return held, nil
 }
 
-// Uncordon puts devices back into service. It gives those that were out of it; others are left as they are. All are known, as with
+// Uncordon puts devices back into service. It returns those that were out of it; others are left as they are. All are known, as with
 // Cordon, or nothing is done.
 func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, err error) {
 	a.commitMu.Lock()
@@ -79,7 +79,7 @@ func (a *Allocator) cloneCordonsLocked(devices []device.Cordon) {
 	}
 }
 
-// Withdrawn gives the cordoned devices that nobody has: they are not to be had.
+// Withdrawn returns the cordoned devices that nobody has: they are not to be had.
 func (a *Allocator) Withdrawn() map[device.ResourceName]map[device.ID]bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -131,7 +131,7 @@ func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 	signal(a.kick)
 }
 
-// refreshCordonsLocked makes a resource's listing anew if it was made with other cordons.
+// refreshCordonsLocked makes a resource's listing again if it was made with other cordons.
 func (a *Allocator) refreshCordonsLocked(r device.ResourceName) {
 	p := a.pools.of(r)
 	if l := p.listing; !sameMap(l.cordons, a.cordons[r]) {
@@ -140,7 +140,7 @@ func (a *Allocator) refreshCordonsLocked(r device.ResourceName) {
 	}
 }
 
-// sameMap tells whether two maps are one. They are replaced, and never changed.
+// sameMap reports whether two maps are one. They are replaced, and never changed.
 func sameMap[K comparable, V any](a, b map[K]V) bool {
 	return len(a) == len(b) && (len(a) == 0 || reflect.ValueOf(a).Pointer() == reflect.ValueOf(b).Pointer())
 }

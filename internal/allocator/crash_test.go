@@ -283,7 +283,7 @@ func (w *world) create(c device.Container) bool {
 	return true
 }
 
-// running gives the ID of a container that runs, or "".
+// running returns the ID of a container that runs, or "".
 func (w *world) runs(c device.Container) string {
 	for id, r := range w.containers {
 		if r.Container == c {
@@ -434,7 +434,7 @@ var fates = map[string]func(w *world){
 	},
 }
 
-// lose does something to the state file. What does not run by then is known by nobody any more.
+// lose does something to the state file. What does not run by then is known by nobody any longer.
 func (w *world) lose(do func(path string) error) {
 	if err := do(filepath.Join(w.dir, "state.db")); err != nil {
 		w.t.Fatal(err)

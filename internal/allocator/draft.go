@@ -86,7 +86,7 @@ func (s *draft) shortage(r device.ResourceName, want, got int) *device.Refusal {
 // free is how many devices are left.
 func (s *draft) free() int { return s.pool.freeCount - s.chosen }
 
-// reusableFor gives the devices of init containers that a container of this kind may have.
+// reusableFor returns the devices of init containers that a container of this kind may have.
 func (s *draft) reusableFor(kind device.Kind) []device.ID {
 	hand := slices.Clone(s.reusable)
 	if kind == device.Init {
@@ -178,7 +178,7 @@ func (s *draft) pick(l request, set nodes, said preferences, wanted bool, work *
 	return t.ids, t.why, ask
 }
 
-// near gives the devices at any of the nodes, and how many of them are a line's candidates.
+// near returns the devices at any of the nodes, and how many of them are a line's candidates.
 func (s *draft) near(l request, set nodes) (devices bitset, n int) {
 	ls := s.pool.listing
 	if len(set) == 0 || len(ls.places) == 0 {

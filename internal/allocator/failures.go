@@ -66,12 +66,12 @@ func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
 	p.away = false
 }
 
-// current tells whether what the listing says of devices is how they are.
+// current reports whether what the listing says of devices is how they are.
 func (p *pool) current() bool {
 	return p.offered && p.offer.State == device.Serving && p.offer.Reported
 }
 
-// broken tells whether a device is not healthy, or not listed any more.
+// broken reports whether a device is not healthy, or not listed any longer.
 func (p *pool) broken(id device.ID) bool {
 	i, listed := p.listing.at[id]
 	return !listed || !p.listing.devices[i].Healthy
@@ -177,7 +177,7 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 				if len(rec.failures) == 0 && now.Sub(rec.reportedAt) > failureMemory {
 					delete(p.failures, id)
 				}
-			case rec.lasting, !p.current(): // examineLocked begins anew when its plugin is back
+			case rec.lasting, !p.current(): // examineLocked begins again when its plugin is back
 			case now.Before(due):
 				if next.IsZero() || due.Before(next) {
 					next = due
@@ -214,7 +214,7 @@ func (a *Allocator) stillBroken(uid device.PodUID, r device.ResourceName, id dev
 	return p.taken[id] == uid && p.broken(id)
 }
 
-// failuresOf gives how often a device has failed lately while somebody had it, and when it last did.
+// failuresOf returns how often a device has failed lately while somebody had it, and when it last did.
 func (p *pool) failuresOf(id device.ID, now time.Time) (n int, last time.Time) {
 	rec := p.failures[id]
 	if rec == nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// failures gives what owners were told of failing devices.
+// failures returns what owners were told of failing devices.
 func (r *harness) failures() (told []string) {
 	synctest.Wait()
 	r.plugins.mu.Lock()
@@ -132,7 +132,7 @@ func TestAFailureDoesNotLastWhileThePluginIsAway(t *testing.T) {
 		}
 		r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Serving })
 		r.after(9 * time.Second)
-		if told := r.failures(); len(told) != 1 { // the time begins anew
+		if told := r.failures(); len(told) != 1 { // the time begins again
 			t.Errorf("told %q", told)
 		}
 		r.after(2 * time.Second)

@@ -66,7 +66,7 @@ func (s *fakePlugins) offer(r device.ResourceName, edit func(*device.Offer)) {
 	}
 }
 
-// stock offers n healthy devices, d0 to d<n-1>, without those in sick.
+// stock offers n healthy devices, d0 to d<n-1>, without those in unhealthy.
 func (s *fakePlugins) stock(r device.ResourceName, n int, sick ...int) {
 	s.offer(r, func(o *device.Offer) {
 		o.Reported, o.State = true, device.Serving
@@ -393,7 +393,7 @@ func (r *harness) halt() {
 	}
 }
 
-// restart ends the daemon's part and starts it anew on the same state file.
+// restart ends the daemon's part and starts it again on the same state file.
 func (r *harness) restart() {
 	r.halt()
 	r.start()
@@ -455,7 +455,7 @@ func (r *harness) bind(name string, demands ...device.Demand) {
 	synctest.Wait()
 }
 
-// stands gives the standing of a container in short: a word, and the devices or the reason.
+// stands returns the standing of a container in short: a word, and the devices or the reason.
 func (r *harness) stands(pod, container string) string {
 	r.t.Helper()
 	synctest.Wait()
@@ -492,7 +492,7 @@ func (r *harness) published(want map[device.ResourceName]int) {
 	}
 }
 
-// metric gives the value of a counter or gauge with these label values, in the order of the labels' names.
+// metric returns the value of a counter or gauge with these label values, in the order of the labels' names.
 func (r *harness) metric(name string, labels ...string) float64 {
 	r.t.Helper()
 	families, err := r.metrics.Gather()

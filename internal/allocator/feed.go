@@ -39,7 +39,7 @@ func (a *Allocator) Snapshot() *device.Snapshot {
 	return b
 }
 
-// ChangesSince gives the changes after a revision, in order, at most most of them. It gives false if it does not know them any
+// ChangesSince returns the changes after a revision, in order, at most most of them. It returns false if it does not know them any
 // more, or never has: then only a new Board tells what is true.
 func (a *Allocator) ChangesSince(revision uint64, most int) ([]device.Change, bool) {
 	a.mu.Lock()
@@ -54,7 +54,7 @@ func (a *Allocator) ChangesSince(revision uint64, most int) ([]device.Change, bo
 	return all, true
 }
 
-// Updated gives a channel that is closed as soon as the board, an offer or a pod's reason to wait is another one than at the
+// Updated returns a channel that is closed as soon as the board, an offer or a pod's reason to wait is another one than at the
 // call.
 func (a *Allocator) Updated() <-chan struct{} {
 	a.mu.Lock()
@@ -62,7 +62,7 @@ func (a *Allocator) Updated() <-chan struct{} {
 	return a.feed.updated
 }
 
-// Offers gives what plugins offer, as devices are given out by it.
+// Offers returns what plugins offer, as devices are given out by it.
 func (a *Allocator) Offers() map[device.ResourceName]device.Offer {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -178,7 +178,7 @@ func (b *feed) notify() {
 	b.updated = make(chan struct{})
 }
 
-// alike tells whether the board shows two holdings of one pod alike.
+// alike reports whether the board shows two holdings of one pod alike.
 func alike(a, b *device.PodAllocation) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -192,7 +192,7 @@ func sameAssignments(a, b *device.PodAllocation) bool {
 	return len(a.Assignments) == len(b.Assignments) && (len(a.Assignments) == 0 || &a.Assignments[0] == &b.Assignments[0])
 }
 
-// containersLocked gives the names of the containers that run until the pod ends. Of a local pod, of which the runtime tells
+// containersLocked returns the names of the containers that run until the pod ends. Of a local pod, of which the runtime tells
 // container by container, its mirror knows them; without one those that ask for devices are known.
 func (a *Allocator) containersLocked(p *pod) (names []string, sidecars int) {
 	if len(p.demand.Containers) > 0 {

@@ -14,7 +14,7 @@ import (
 // kept is more than the changes that are kept for those who follow.
 const kept = 5000
 
-// holding gives what the board has of a pod.
+// holding returns what the board has of a pod.
 func (r *harness) holding(pod string) *device.PodAllocation {
 	synctest.Wait()
 	for _, h := range r.Snapshot().Pods {

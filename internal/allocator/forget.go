@@ -13,7 +13,7 @@ import (
 var errRuntimeUnknown = errors.New("the container runtime has not listed its containers yet, and one of them may use the resource; see devmgrd status")
 
 // Forget drops a resource that nobody serves, has or asks for: a *device.InUseError otherwise. Its cordons go too, and it gives
-// them. When it returns nil that is durable, and so is that the Node is not to show it any more (Retired).
+// them. When it returns nil that is durable, and so is that the Node is no longer to show it (Retired).
 func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err error) {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
@@ -46,7 +46,7 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	return lifted, nil
 }
 
-// usedByLocked gives the pods that have devices of a resource, or ask for some.
+// usedByLocked returns the pods that have devices of a resource, or ask for some.
 func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 	users := map[device.PodUID]device.Pod{}
 	for uid, p := range a.pods {
@@ -69,7 +69,7 @@ func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 	return slices.SortedFunc(maps.Values(users), func(x, y device.Pod) int { return strings.Compare(x.String(), y.String()) })
 }
 
-// retractLocked drops the offers of resources that the plugins have forgotten. It tells whether there was one.
+// retractLocked drops the offers of resources that the plugins have forgotten. It reports whether there was one.
 func (a *Allocator) retractLocked(offers map[device.ResourceName]device.Offer) (dropped bool) {
 	for r, p := range a.pools {
 		if _, is := offers[r]; !is && p.offered {
@@ -81,7 +81,7 @@ func (a *Allocator) retractLocked(offers map[device.ResourceName]device.Offer) (
 	return dropped
 }
 
-// Retired gives the resources that the Node is not to show any more: forgotten, and neither offered nor used since.
+// Retired returns the resources that the Node is no longer to show: forgotten, and neither offered nor used since.
 func (a *Allocator) Retired() []device.ResourceName {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -95,7 +95,7 @@ func (a *Allocator) Retired() []device.ResourceName {
 	return all
 }
 
-// ResourcesRemoved tells that the Node shows none of these resources any more.
+// ResourcesRemoved tells that the Node shows none of these resources any longer.
 func (a *Allocator) ResourcesRemoved(gone []device.ResourceName) error {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()

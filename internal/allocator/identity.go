@@ -94,7 +94,7 @@ func (a *Allocator) unlistedLocked(r device.ResourceName, p *pool) map[device.ID
 }
 
 // withhold takes the listed devices that may be one of the unlisted ones off the free ones, and puts back those that
-// cannot be any more.
+// can no longer be.
 func (p *pool) withhold(unlisted map[device.ID]int64) {
 	since := map[string]int64{} // by physical device: IDs added later may be it
 	for id, at := range unlisted {

@@ -10,7 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A planInput is all that a plan for one pod depends on, beside the pools.
+// A planInput is all that a plan for one pod depends on, next to the pools.
 type planInput struct {
 	demand      device.PodDemand
 	has         []device.Assignment      // what its containers have already
@@ -81,7 +81,7 @@ type planner struct {
 	planInput
 	from pools
 	work *int // what is left of maxWork
-	back bool // a choice has been in vain: from now on each other one counts as work
+	back bool // a choice has been without success: from now on each other one counts as work
 	out  planResult
 	hope *bool // what hopeless has found out; nil: nobody has asked
 }
@@ -134,7 +134,7 @@ func (p *planner) choose(i int, on drafts, near nodes) *device.Refusal {
 	return cmp.Or(no, p.mismatch("container "+d.Container.Name, lines, on))
 }
 
-// hopeless tells whether one of the containers could not have its devices as the policy demands if it were alone, so that
+// hopeless reports whether one of the containers could not have its devices as the policy demands if it were alone, so that
 // it is no use to try other places for the ones before it.
 func (p *planner) hopeless() bool {
 	if p.hope == nil {
@@ -197,7 +197,7 @@ func (p *planner) requests(d device.Demand, on drafts) ([]request, *device.Refus
 	return lines, nil
 }
 
-// draft gives the shelf of a resource, making one if there is none.
+// draft returns the shelf of a resource, making one if there is none.
 func (p *planner) draft(on drafts, r device.ResourceName) *draft {
 	if on[r] == nil {
 		s := &draft{pool: p.from[r], used: map[int]int{}}
@@ -282,10 +282,10 @@ func (p *planner) mismatch(whose string, lines []request, on drafts) *device.Ref
 		whose, strings.Join(wants, " and "), how, p.topology.Policy)
 }
 
-// strict tells whether the pod rather waits than have its devices apart. One that runs already has what it has.
+// strict reports whether the pod rather waits than have its devices apart. One that runs already has what it has.
 func (w planInput) strict() bool { return w.topology.strict() && len(w.running) == 0 }
 
-// sharesOf gives what a container has already, or nil.
+// sharesOf returns what a container has already, or nil.
 func sharesOf(has []device.Assignment, container string) map[device.ResourceName][]device.ID {
 	for _, a := range has {
 		if a.Container.Name == container {

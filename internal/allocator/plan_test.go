@@ -15,7 +15,7 @@ const (
 	nic device.ResourceName = "vendor.com/nic"
 )
 
-// stock makes a pool of devices written like "a@0 b@0,1 c d@1! e@1*": names, NUMA nodes, sick (!), taken by others (*).
+// stock makes a pool of devices written like "a@0 b@0,1 c d@1! e@1*": names, NUMA nodes, unhealthy (!), taken by others (*).
 func stock(prefers bool, text string) *pool {
 	p := newPool()
 	var devices []device.Device
@@ -152,7 +152,7 @@ func TestPlaces(t *testing.T) {
 			pod: []string{"init:i gpu=3", "a gpu=1"}, want: "a gpu:c | i gpu:c,d,e"},
 		"a pod's resources of which one has no places": {policy: Restricted, scope: PerPod, gpu: "a@0 b@1", nic: "x y",
 			pod: []string{"a gpu=1 nic=1", "b nic=1"}, want: "a gpu:a nic:x | b nic:y"},
-		// The first container could have a0. Then the second would have to wait for good.
+		// The first container could have a0. Then the second would have to wait permanently.
 		"a container makes room for the next": {policy: SingleNUMA, gpu: "a0@0 a1@0 b0@1", pod: []string{"a gpu=1", "b gpu=2"}, want: "a gpu:b0 | b gpu:a0,a1"},
 		"what init containers hand on decides": {policy: SingleNUMA, gpu: "a@0 b@1", nic: "y@1",
 			pod: []string{"init:i gpu=1", "main gpu=1 nic=1"}, want: "i gpu:b | main gpu:b nic:y"},
@@ -176,7 +176,7 @@ func TestReuse(t *testing.T) {
 		"init, sidecar and app with two devices": {gpu: "a b", pod: []string{"init:i gpu=1", "sidecar:s gpu=1", "main gpu=1"}, want: "i gpu:a | main gpu:b | s gpu:a"},
 		"a sidecar's devices are not handed on":  {gpu: "a", pod: []string{"sidecar:s gpu=1", "main gpu=1"}, want: "NotEnoughDevices"},
 		"enough for both, too few for the rest":  {gpu: "a b c", pod: []string{"m1 gpu=2", "m2 gpu=2"}, want: "NotEnoughDevices"},
-		"sick ones are not enough":               {gpu: "a b!", pod: one("main gpu=2"), want: "DeviceUnhealthy"},
+		"unhealthy ones are not enough":               {gpu: "a b!", pod: one("main gpu=2"), want: "DeviceUnhealthy"},
 		"nobody offers it":                       {gpu: "a", pod: one("main nic=1"), want: "PluginMissing"},
 		"an empty list":                          {gpu: " ", pod: one("main gpu=1"), want: "NotEnoughDevices"},
 	} {
@@ -195,7 +195,7 @@ func TestPreferences(t *testing.T) {
 		"too many":                             {gpu: "a b c d", pod: one("main gpu=2"), advice: says("d", "c", "b"), want: "main gpu:c,d"},
 		"too few":                              {gpu: "a b c d", pod: one("main gpu=3"), advice: says("d"), want: "main gpu:a,b,d"},
 		"doubles":                              {gpu: "a b c d", pod: one("main gpu=2"), advice: says("d", "d"), want: "main gpu:a,d"},
-		"unknown, sick and taken ones":         {gpu: "a b c! d* e", pod: one("main gpu=2"), advice: says("zz", "c", "d", "e"), want: "main gpu:a,e"},
+		"unknown, unhealthy and taken ones":         {gpu: "a b c! d* e", pod: one("main gpu=2"), advice: says("zz", "c", "d", "e"), want: "main gpu:a,e"},
 		"near ones":                            {policy: BestEffort, gpu: eight, pod: one("main gpu=5"), advice: says("b", "c", "d", "e", "f"), want: "main gpu:b,c,d,e,f"},
 		"near ones, and others are not taken":  {policy: BestEffort, gpu: eight, pod: one("main gpu=5"), advice: says("b", "c", "g", "h", "f"), want: "main gpu:a,b,c,d,f"},
 		"nonsense and near ones":               {policy: BestEffort, gpu: eight, pod: one("main gpu=5"), advice: says("x", "y", "f"), want: "main gpu:a,b,c,d,f"},
@@ -324,7 +324,7 @@ func TestManyNodes(t *testing.T) {
 }
 
 // vain makes a pod that single-numa-node can never serve. Only its last containers show that: all that can be tried for
-// those before them is in vain. If they could be served alone it shows even later.
+// those before them is without success. If they could be served alone it shows even later.
 func vain(devices, nodes, containers int, alone bool) (planInput, pools) {
 	const aux device.ResourceName = "vendor.com/aux"
 	from := pools{}

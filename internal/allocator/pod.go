@@ -12,7 +12,7 @@ type phase int
 
 const (
 	settled    phase = iota // it asks for nothing, or has all that it asks for
-	queued                  // it is to be planned
+	queued                  // it has to be planned
 	allocating              // its plugins are being asked, and it holds devices
 	parked                  // it waits for something to change
 )
@@ -51,10 +51,10 @@ type pod struct {
 	allocation   *device.PodAllocation   // what the board has of it
 }
 
-// complete tells whether each container has what it asks for.
+// complete reports whether each container has what it asks for.
 func (p *pod) complete() bool { return len(p.assigned) == len(p.demand.Demands) }
 
-// of gives the assignment of the container of that name.
+// of returns the assignment of the container of that name.
 func (p *pod) of(container string) (device.Assignment, bool) {
 	for _, as := range p.assigned {
 		if as.Container.Name == container {
@@ -96,7 +96,7 @@ func (a *Allocator) Drop(uid device.PodUID) {
 	}
 }
 
-// DropLocal tells that a local pod has no sandbox any more.
+// DropLocal tells that a local pod has no sandbox any longer.
 func (a *Allocator) DropLocal(uid device.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

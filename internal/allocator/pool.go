@@ -36,7 +36,7 @@ const (
 )
 
 // makeListing takes over what it can from the listing before: where only health has changed, the positions are the
-// same, and making them anew would be most of the work.
+// same, and making them again would be most of the work.
 func makeListing(devices []device.Device, cordons map[device.ID]device.Cordon, before *listing) *listing {
 	l := &listing{devices: devices, cordons: cordons, usable: newBitset(len(devices))}
 	if before != nil && sameIDs(devices, before.devices) {
@@ -98,7 +98,7 @@ func (l *listing) findPlaces() {
 	}
 }
 
-// placeOf gives the index of a place, making one if it is new.
+// placeOf returns the index of a place, making one if it is new.
 func (l *listing) placeOf(nodes []int, known map[string]int16) int16 {
 	if len(nodes) == 0 {
 		return -1
@@ -118,7 +118,7 @@ func (l *listing) placeOf(nodes []int, known map[string]int16) int16 {
 	return at
 }
 
-// place gives the index of a device's place, or -1.
+// place returns the index of a device's place, or -1.
 func (l *listing) place(i int) int {
 	if l.of == nil {
 		return -1
@@ -126,7 +126,7 @@ func (l *listing) place(i int) int {
 	return int(l.of[i])
 }
 
-// nodes gives the NUMA nodes of each device; nil if none has a place.
+// nodes returns the NUMA nodes of each device; nil if none has a place.
 func (l *listing) nodes(ids []device.ID) [][]int {
 	var all [][]int
 	for i, id := range ids {
@@ -150,7 +150,7 @@ func sameIDs(a, b []device.Device) bool {
 	return slices.EqualFunc(a, b, func(x, y device.Device) bool { return x.ID == y.ID })
 }
 
-// has tells whether the device is listed and usable.
+// has reports whether the device is listed and usable.
 func (l *listing) has(id device.ID) bool {
 	i, ok := l.at[id]
 	return ok && l.usable.has(i)
@@ -206,7 +206,7 @@ func (p *pool) retract() {
 	p.setListing(makeListing(nil, nil, nil))
 }
 
-// setListing counts anew by another listing.
+// setListing counts again by another listing.
 func (p *pool) setListing(l *listing) {
 	p.listing = l
 	p.free, p.freeCount, p.takenUnusable, p.unlisted, p.withheld = slices.Clone(l.usable), l.usableCount, 0, 0, nil
@@ -240,7 +240,7 @@ func (p *pool) countTaken(id device.ID) {
 	}
 }
 
-// count counts a device that is free from now on (1) or not any more (-1).
+// count counts a device that is free from now on (1) or not any longer (-1).
 func (p *pool) count(i, by int) {
 	p.freeCount += by
 	if at := p.listing.place(i); at >= 0 {
@@ -277,7 +277,7 @@ func (p *pool) quarantine(ids []device.ID, pod device.PodUID) {
 	}
 }
 
-// counts gives the number of devices in each state of the metric devmgrd_devices: each device is in exactly one.
+// counts returns the number of devices in each state of the metric devmgrd_devices: each device is in exactly one.
 func (p *pool) counts() map[string]int {
 	free, stale := p.freeCount, 0
 	if p.offer.State != device.Serving {
@@ -289,12 +289,12 @@ func (p *pool) counts() map[string]int {
 	}
 }
 
-// unhealthy gives the number of devices that would be free if they were healthy.
+// unhealthy returns the number of devices that would be free if they were healthy.
 func (p *pool) unhealthy() int {
 	return len(p.listing.devices) - p.listing.usableCount - p.takenUnusable - p.cordoned()
 }
 
-// cordoned gives the number of devices that are listed, cordoned, and in nobody's hands.
+// cordoned returns the number of devices that are listed, cordoned, and in nobody's hands.
 func (p *pool) cordoned() int {
 	n := 0
 	for id := range p.listing.cordons {
@@ -309,7 +309,7 @@ func (p *pool) cordoned() int {
 // pools are all resources that have been offered or are in use.
 type pools map[device.ResourceName]*pool
 
-// of gives the pool of a resource, making an empty one if there is none.
+// of returns the pool of a resource, making an empty one if there is none.
 func (ps pools) of(r device.ResourceName) *pool {
 	p := ps[r]
 	if p == nil {

@@ -20,7 +20,7 @@ type preparation struct {
 	done    chan struct{} // unavailable when it has ended
 }
 
-// preparesLocked gives the part of an assignment that has to be prepared before a start. Of what was taken over from a
+// preparesLocked returns the part of an assignment that has to be prepared before a start. Of what was taken over from a
 // kubelet nobody has written down whether its plugin wants that: the plugin itself says so, as long as it is there.
 func (a *Allocator) preparesLocked(as device.Assignment) []device.Share {
 	return slices.DeleteFunc(slices.Clone(as.Shares), func(s device.Share) bool {
@@ -86,7 +86,7 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 	close(prep.done)
 }
 
-// preparedLocked gives what the state of the preparations makes of a container that is otherwise ready: nil if it may
+// preparedLocked returns what the state of the preparations makes of a container that is otherwise ready: nil if it may
 // start.
 func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Readiness {
 	if len(a.preparesLocked(as)) == 0 {

@@ -11,7 +11,7 @@ import (
 )
 
 // A grant is what a plugin answered when it was asked for devices. It holds for one boot of the machine: device nodes are
-// numbered anew at the next one, and files that the plugin has made in a tmpfs are gone. And it holds only as long as the
+// numbered again at the next one, and files that the plugin has made in a tmpfs are gone. And it holds only as long as the
 // host has what it names. Where it does not hold the plugin is asked once more for the same devices, and its answer
 // replaces the old one before the container starts. While the plugin is away the container waits.
 //

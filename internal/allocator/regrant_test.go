@@ -291,7 +291,7 @@ func TestReboot_DevicesAreRenamed_NumberStays(t *testing.T) {
 }
 
 // A power cut between the creation of a container and its start: the runtime lists the container for as long as the pod lives, and it
-// never starts. The pod gets other devices when the host has shown that nothing runs, and the container must not start any more.
+// never starts. The pod gets other devices when the host has shown that nothing runs, and the container must no longer start.
 func TestReboot_DevicesAreRenamed_IdleContainerIsInNobodysWay(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)

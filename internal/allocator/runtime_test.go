@@ -497,7 +497,7 @@ func TestAnotherMode(t *testing.T) {
 		r.restart()
 		local := pod("a", app(gpu, 1))
 		local.Local = true
-		r.Replace(nil) // there is no API server any more
+		r.Replace(nil) // there is no API server any longer
 		r.RuntimeSynced([]device.Running{running("1", "a", "main")}, []device.PodDemand{local})
 		r.after(time.Minute)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")

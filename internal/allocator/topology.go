@@ -21,7 +21,7 @@ const (
 	SingleNUMA Policy = "single-numa-node" // all near one NUMA node, or wait
 )
 
-// A Scope says whose devices are to be near each other.
+// A Scope says whose devices have to be near each other.
 type Scope string
 
 // The scopes.
@@ -36,10 +36,10 @@ type Topology struct {
 	Scope  Scope
 }
 
-// enabled tells whether places matter at all.
+// enabled reports whether places matter at all.
 func (t Topology) enabled() bool { return t.Policy != "" && t.Policy != NoPolicy }
 
-// strict tells whether a container rather waits than have its devices apart.
+// strict reports whether a container rather waits than have its devices apart.
 func (t Topology) strict() bool { return t.Policy == Restricted || t.Policy == SingleNUMA }
 
 // nodes is a set of NUMA nodes, ascending; nil: places do not matter.
@@ -84,7 +84,7 @@ func (n need) counts() string {
 // given up where it takes as much again.
 const maxWork = 300_000
 
-// requestWork is the share of maxWork that the choice of one line's devices takes where others have been tried in vain, beside
+// requestWork is the share of maxWork that the choice of one line's devices takes where others have been tried without success, next to
 // what depends on their number.
 const requestWork = 300
 
@@ -234,7 +234,7 @@ func (s *search) extend(below, more int, yield func(nodes) bool) bool {
 	return true
 }
 
-// promises tells whether as many more nodes below an index may satisfy all needs. It may be wrong with yes, never with no.
+// promises reports whether as many more nodes below an index may satisfy all needs. It may be wrong with yes, never with no.
 func (s *search) promises(below, more int) bool {
 	left := int64(0)
 	for i, n := range s.needs {
@@ -284,7 +284,7 @@ func (s *search) remove(m int) {
 }
 
 // greedy takes the node that brings most, again and again, until all needs are satisfied: not always the fewest, but in
-// one pass over the nodes for each. It gives false if they cannot be satisfied.
+// one pass over the nodes for each. It returns false if they cannot be satisfied.
 func (s *search) greedy() (nodes, bool) {
 	defer func() {
 		for len(s.chosen) > 0 {
@@ -343,10 +343,10 @@ func (s *search) gain(m int) int {
 	return gain
 }
 
-// exhausted tells whether not even a greedy choice is to be made any more.
+// exhausted reports whether not even a greedy choice has to be made any longer.
 func (s *search) exhausted() bool { return *s.work < -maxWork }
 
-// first gives the first set of at most limit nodes that satisfies all needs, or false if none does.
+// first returns the first set of at most limit nodes that satisfies all needs, or false if none does.
 func (s *search) first(limit int) (nodes, bool) {
 	for set := range s.sets(limit) {
 		return set, true
@@ -354,5 +354,5 @@ func (s *search) first(limit int) (nodes, bool) {
 	return nil, false
 }
 
-// fewest gives a set of as few nodes as satisfy all needs, or false if none does.
+// fewest returns a set of as few nodes as satisfy all needs, or false if none does.
 func (s *search) fewest() (nodes, bool) { return s.first(len(s.nodes)) }

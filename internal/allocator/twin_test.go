@@ -67,7 +67,7 @@ func has(mask int, d device.Device) bool {
 	return slices.ContainsFunc(d.NUMA, func(n int) bool { return mask&(1<<n) != 0 })
 }
 
-// masks gives all sets of nodes: smaller ones first, then in the order of their numbers.
+// masks returns all sets of nodes: smaller ones first, then in the order of their numbers.
 func masks() []int {
 	all := make([]int, 1<<twinNodes)
 	for i := range all {
@@ -81,7 +81,7 @@ func (t *twin) placed(r device.ResourceName) bool {
 	return slices.ContainsFunc(t.devices[r], func(d device.Device) bool { return len(d.NUMA) > 0 })
 }
 
-// split gives what a container is certain to get of a resource and what the rest can be chosen from.
+// split returns what a container is certain to get of a resource and what the rest can be chosen from.
 func (t *twin) split(d device.Demand, r device.ResourceName, s state) (certain, from []device.Device, handed, ok bool) {
 	n := d.Wants[r]
 	var hand, free []device.Device
@@ -103,7 +103,7 @@ func (t *twin) split(d device.Demand, r device.ResourceName, s state) (certain, 
 	return hand, free, false, true
 }
 
-// meets tells whether the rest can be chosen near the nodes, and those that are certain are near them too.
+// meets reports whether the rest can be chosen near the nodes, and those that are certain are near them too.
 func (t *twin) meets(mask, rest int, certain, from []device.Device) bool {
 	n := 0
 	for _, d := range from {

@@ -9,7 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Devices gives all devices of a resource, or of all resources if it is empty, in the order of their names. It gives false if
+// Devices returns all devices of a resource, or of all resources if it is empty, in the order of their names. It returns false if
 // nobody has heard of the resource. It takes time with the number of devices, and is for people; what holds others up, the lock,
 // takes time with those that somebody has.
 func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, known bool) {
@@ -20,7 +20,7 @@ func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, 
 	return all, known || of == ""
 }
 
-// knownResources gives the resources of which there is anything to say, ascending: all, or this one.
+// knownResources returns the resources of which there is anything to say, ascending: all, or this one.
 func (a *Allocator) knownResources(of device.ResourceName) (all []device.ResourceName) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -71,7 +71,7 @@ func (a *Allocator) view(r device.ResourceName) resourceView {
 	return l
 }
 
-// statuses gives each device, in the order of the names.
+// statuses returns each device, in the order of the names.
 func (l resourceView) statuses() []device.DeviceStatus {
 	all := make([]device.DeviceStatus, 0, len(l.listing.devices))
 	for _, d := range l.listing.devices {
@@ -124,7 +124,7 @@ type deviceUser struct {
 	container string
 }
 
-// usersLocked gives all of a resource's: to look for each device's would take time with the square of what a pod has.
+// usersLocked returns all of a resource's: to look for each device's would take time with the square of what a pod has.
 func (a *Allocator) usersLocked(r device.ResourceName) map[device.ID][]deviceUser {
 	users := map[device.ID][]deviceUser{}
 	for uid, p := range a.pods {
@@ -223,7 +223,7 @@ func (a *Allocator) podStatusLocked(p *pod) device.PodStatus {
 	return o
 }
 
-// DeviceCounts gives the number of devices in each state of the metric devmgrd_devices, by resource.
+// DeviceCounts returns the number of devices in each state of the metric devmgrd_devices, by resource.
 func (a *Allocator) DeviceCounts() map[device.ResourceName]map[string]int {
 	figures, _ := a.counts()
 	return figures

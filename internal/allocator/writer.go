@@ -74,7 +74,7 @@ func (a *Allocator) writePending() {
 	a.written(save, forget, a.store.SavePods(records, uids))
 }
 
-// due gives the pods to write, with what to write, and the pods to forget, and takes them off the lists.
+// due returns the pods to write, with what to write, and the pods to forget, and takes them off the lists.
 func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodRecord) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -187,7 +187,7 @@ func (a *Allocator) releasedLocked(p *pod) {
 		return
 	}
 	a.publishLocked(p)
-	// The API had lost sight of it and has it again: it starts anew.
+	// The API had lost sight of it and has it again: it starts again.
 	if len(p.demand.Demands) > 0 {
 		a.queueLocked(p)
 	} else {

@@ -1,5 +1,5 @@
 // Package backoff makes the pauses between attempts at something that is not there yet. Every room that keeps a
-// connection needs them, so it is a base room, beside the words. Standard library only.
+// connection needs them, so it is a base room, next to the words. Standard library only.
 package backoff
 
 import (
@@ -15,7 +15,7 @@ type Backoff struct {
 	next        time.Duration
 }
 
-// Next gives the next pause.
+// Next returns the next pause.
 func (b *Backoff) Next() time.Duration {
 	b.next = min(max(b.next, b.First), b.Last)
 	pause := b.next
@@ -23,7 +23,7 @@ func (b *Backoff) Next() time.Duration {
 	return pause/2 + rand.N(pause/2+1)
 }
 
-// Longest tells whether the next pause is the longest: the pauses grow no more.
+// Longest reports whether the next pause is the longest: the pauses grow no more.
 func (b *Backoff) Longest() bool { return b.next >= b.Last }
 
 // Reset makes the next pause the first one again.

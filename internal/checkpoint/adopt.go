@@ -44,11 +44,11 @@ type Item struct {
 type Outcome int
 
 const (
-	// Adopted: it is to be written into the state file.
+	// Adopted: it has to be written into the state file.
 	Adopted Outcome = iota
 	// AlreadyRecorded: the state file has it already.
 	AlreadyRecorded
-	// PodEnded: it is to be written, but the API server has no such pod, or one that has ended. The kubelet may not have
+	// PodEnded: it has to be written, but the API server has no such pod, or one that has ended. The kubelet may not have
 	// ended its containers yet, so nobody else may have its devices before the runtime has said that it has none of them.
 	PodEnded
 )
@@ -193,7 +193,7 @@ func (a *adoption) name(uid device.PodUID) device.Pod {
 	return device.Pod{UID: uid, Namespace: "?", Name: string(uid)}
 }
 
-// assignments makes assignments of the entries of one pod, by container. It tells whether all of them are sound.
+// assignments makes assignments of the entries of one pod, by container. It reports whether all of them are sound.
 func (a *adoption) assignments(pod device.Pod, entries []Entry) (got map[string]device.Assignment, sound bool) {
 	got, sound = map[string]device.Assignment{}, true
 	for _, e := range entries {
@@ -236,7 +236,7 @@ func takeShare(e Entry) (device.Share, error) {
 	return device.Share{Resource: r, IDs: e.IDs(), Near: e.near(), Grant: g}, nil
 }
 
-// asked tells whether the container asks for just what it has.
+// asked reports whether the container asks for just what it has.
 func (a *adoption) asked(d device.PodDemand, as device.Assignment) bool {
 	want, _ := d.Of(as.Container.Name)
 	left := maps.Clone(want.Wants)
@@ -324,7 +324,7 @@ func record(d device.PodDemand, has map[string]device.Assignment) device.PodReco
 	return r
 }
 
-// demandsOf gives the least that containers can have asked for. Which of them are init containers is not known.
+// demandsOf returns the least that containers can have asked for. Which of them are init containers is not known.
 func demandsOf(has map[string]device.Assignment) []device.Demand {
 	var all []device.Demand
 	for _, name := range slices.Sorted(maps.Keys(has)) {
@@ -346,7 +346,7 @@ func assignment(r device.PodRecord, container string) (device.Assignment, bool) 
 	return device.Assignment{}, false
 }
 
-// same tells whether two assignments are of the same devices. What a plugin said of them may be another answer of its.
+// same reports whether two assignments are of the same devices. What a plugin said of them may be another answer of its.
 func same(a, b device.Assignment) bool {
 	return slices.EqualFunc(a.Shares, b.Shares, func(s, t device.Share) bool {
 		return s.Resource == t.Resource && slices.Equal(s.IDs, t.IDs)

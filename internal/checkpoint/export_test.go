@@ -2,7 +2,7 @@ package checkpoint
 
 import "encoding/json"
 
-// Believable gives a file its right checksum; nil if it is none at all.
+// Believable returns a file its right checksum; nil if it is none at all.
 func Believable(data []byte) []byte {
 	var w wire
 	if json.Unmarshal(data, &w) != nil {

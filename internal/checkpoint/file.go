@@ -28,7 +28,7 @@ type Entry struct {
 	Answer    []byte          // the plugin's, as it came: see Grant
 }
 
-// IDs gives the IDs of the entry's devices, ascending.
+// IDs returns the IDs of the entry's devices, ascending.
 func (e Entry) IDs() []device.ID {
 	ids := make([]device.ID, len(e.Devices))
 	for i, d := range e.Devices {
@@ -37,7 +37,7 @@ func (e Entry) IDs() []device.ID {
 	return ids
 }
 
-// near gives the NUMA nodes of each of the entry's devices; nil if none of them has a place.
+// near returns the NUMA nodes of each of the entry's devices; nil if none of them has a place.
 func (e Entry) near() [][]int {
 	var all [][]int
 	for i, d := range e.Devices {
@@ -143,7 +143,7 @@ func (f File) Encode() ([]byte, error) {
 	return marshal(d)
 }
 
-// Select gives the part of the file that is about some resources.
+// Select returns the part of the file that is about some resources.
 func (f File) Select(of func(device.ResourceName) bool) File {
 	part := File{Healthy: map[device.ResourceName][]device.ID{}}
 	for _, e := range f.Entries {
@@ -159,7 +159,7 @@ func (f File) Select(of func(device.ResourceName) bool) File {
 	return part
 }
 
-// Join gives one file of two that are about different resources.
+// Join returns one file of two that are about different resources.
 func (f File) Join(g File) File {
 	all := File{Entries: slices.Concat(f.Entries, g.Entries), Healthy: map[device.ResourceName][]device.ID{}}
 	slices.SortStableFunc(all.Entries, compare)
@@ -168,10 +168,10 @@ func (f File) Join(g File) File {
 	return all
 }
 
-// Empty tells whether the file says nothing.
+// Empty reports whether the file says nothing.
 func (f File) Empty() bool { return len(f.Entries)+len(f.Healthy) == 0 }
 
-// Resources gives the resources that the file is about, ascending.
+// Resources returns the resources that the file is about, ascending.
 func (f File) Resources() []device.ResourceName {
 	names := map[device.ResourceName]bool{}
 	for r := range f.Healthy {

@@ -90,7 +90,7 @@ func (m *Mirror) Run(ctx context.Context) error {
 	}
 }
 
-// rest gives the pause after a look that has taken so long.
+// rest returns the pause after a look that has taken so long.
 func rest(took time.Duration) time.Duration { return max(mirrorPause, mirrorIdle*took) }
 
 // update writes the file if it is not as it should be. It says when that begins to fail and when it has ended.
@@ -115,7 +115,7 @@ func (m *Mirror) update() error {
 	return err
 }
 
-// draw gives what the file should say.
+// draw returns what the file should say.
 func (m *Mirror) draw() ([]byte, error) {
 	f := File{Healthy: map[device.ResourceName][]device.ID{}}
 	for r, o := range m.view.Offers() {

@@ -61,7 +61,7 @@ func (v *view) Updated() <-chan struct{} {
 	return v.moved
 }
 
-// looked tells whether it has been looked at more than n times.
+// looked reports whether it has been looked at more than n times.
 func (v *view) looked(n int) func() bool {
 	return func() bool { return v.count() > n }
 }
@@ -171,7 +171,7 @@ func (m *mirrored) read() (checkpoint.File, bool) {
 	return f, true
 }
 
-// says tells whether the file has entries of just these pods.
+// says reports whether the file has entries of just these pods.
 func (m *mirrored) says(pods ...string) func() bool {
 	return func() bool {
 		f, there := m.read()

@@ -27,7 +27,7 @@ func FromState(pods []device.PodRecord, offered []device.Inventory) (File, error
 	return f, nil
 }
 
-// healthy gives the IDs of an inventory's healthy devices, ascending.
+// healthy returns the IDs of an inventory's healthy devices, ascending.
 func healthy(o device.Inventory) []device.ID {
 	ids := []device.ID{}
 	for _, d := range o.Devices {
@@ -38,7 +38,7 @@ func healthy(o device.Inventory) []device.ID {
 	return ids
 }
 
-// add makes entries of what a pod has of the resources that are to be shown.
+// add makes entries of what a pod has of the resources that have to be shown.
 func (f *File) add(pod device.Pod, all []device.Assignment, shown func(device.ResourceName) bool) error {
 	for _, as := range all {
 		for _, s := range as.Shares {

@@ -46,7 +46,7 @@ func (e *CorruptError) Error() string {
 	return fmt.Sprintf("it is corrupt: %v; a kubelet would start with no assignments at all from it", e.Err)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *CorruptError) Unwrap() error { return e.Err }
 
 func unmarshal(data []byte) (checkpointData, error) {

@@ -52,7 +52,7 @@ func ReadContainerd(path string) (ContainerdConfig, error) {
 	return c, nil
 }
 
-// merge reads one file over what is known. It gives the files that it imports.
+// merge reads one file over what is known. It returns the files that it imports.
 func (c *ContainerdConfig) merge(path string) (imports []string, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// write puts files into a directory of their own and gives its path.
+// write puts files into a directory of their own and returns its path.
 func write(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -33,7 +33,7 @@ func ReadKubelet(path string) (KubeletConfig, error) {
 // runtimeSockets are where runtimes listen by default, as the kubelet and crictl look for them.
 var runtimeSockets = []string{"/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock"}
 
-// RuntimeSocket gives the path of the runtime's socket: the configured one, else one that is there, else containerd's.
+// RuntimeSocket returns the path of the runtime's socket: the configured one, else one that is there, else containerd's.
 func (c KubeletConfig) RuntimeSocket() string {
 	if c.RuntimeEndpoint != "" {
 		return strings.TrimPrefix(c.RuntimeEndpoint, "unix://")

@@ -121,7 +121,7 @@ func defaultHandler(text string) (oci string, systemd bool) {
 	return config.Containerd.Default, handler.Options.Systemd
 }
 
-// ConfigFile gives the configuration file that the process was started with, if its arguments say so.
+// ConfigFile returns the configuration file that the process was started with, if its arguments say so.
 func (r Runtime) ConfigFile() string {
 	for i, arg := range r.Args {
 		name, value, inline := strings.Cut(strings.TrimLeft(arg, "-"), "=")

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Kind says how a container lives beside the others of its pod, which decides whether its devices can be handed on.
+// Kind says how a container lives next to the others of its pod, which decides whether its devices can be handed on.
 type Kind string
 
 const (
@@ -52,7 +52,7 @@ type PodDemand struct {
 	Mirror bool `json:"-"`
 }
 
-// Requests gives the number of devices that the scheduler and the kubelet charge to the pod, per resource: the sum
+// Requests returns the number of devices that the scheduler and the kubelet charge to the pod, per resource: the sum
 // over its long-running containers (apps and sidecars), or what an init container needs while it runs, with the
 // sidecars started before it, whichever is more.
 func (p PodDemand) Requests() map[ResourceName]int {
@@ -72,7 +72,7 @@ func (p PodDemand) Requests() map[ResourceName]int {
 	return peak
 }
 
-// Of gives the demand of the container of that name, if it has any.
+// Of returns the demand of the container of that name, if it has any.
 func (p PodDemand) Of(container string) (Demand, bool) {
 	for _, d := range p.Demands {
 		if d.Container.Name == container {
@@ -82,7 +82,7 @@ func (p PodDemand) Of(container string) (Demand, bool) {
 	return Demand{}, false
 }
 
-// Equal tells whether two demands ask for the same on behalf of the same pod.
+// Equal reports whether two demands ask for the same on behalf of the same pod.
 func (p PodDemand) Equal(q PodDemand) bool {
 	if p.Pod != q.Pod || !p.Created.Equal(q.Created) || len(p.Demands) != len(q.Demands) {
 		return false

@@ -78,7 +78,7 @@ func absolute(field, path string) error {
 	return nil
 }
 
-// qualified tells whether name has the parts of a CDI device name: vendor/class=name.
+// qualified reports whether name has the parts of a CDI device name: vendor/class=name.
 func qualified(name string) bool {
 	kind, dev, ok := strings.Cut(name, "=")
 	vendor, class, slash := strings.Cut(kind, "/")

@@ -12,7 +12,7 @@ type ResourceName string
 // An ID is a plugin's name for one device. It means nothing outside its resource.
 type ID string
 
-// A PodUID identifies one life of a pod: a pod made anew under the same name has another.
+// A PodUID identifies one life of a pod: a pod recreated under the same name has another.
 type PodUID string
 
 // A Pod names a pod for people (namespace and name) and for the state file (UID).
@@ -26,7 +26,7 @@ type Pod struct {
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 
 // A Container is a container of a pod. It stays the same when the container restarts under a new runtime ID,
-// and when the pod's sandbox is made anew.
+// and when the pod's sandbox is recreated.
 type Container struct {
 	Pod  PodUID `json:"pod"`
 	Name string `json:"name"`

@@ -19,7 +19,7 @@ type Inventory struct {
 	Devices  []Device
 }
 
-// SameList tells whether two lists of devices are one slice, not just alike. Lists are replaced and never edited, so one
+// SameList reports whether two lists of devices are one slice, not just alike. Lists are replaced and never edited, so one
 // that is handed on unchanged is recognised by that, however long it is.
 func SameList(a, b []Device) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
@@ -70,7 +70,7 @@ func (s OfferState) String() string {
 }
 
 // A PluginRecord is what the store keeps of a resource, so that a plugin that still serves can be taken up again
-// without registering anew, and the published number does not move while it is away.
+// without registering again, and the published number does not move while it is away.
 type PluginRecord struct {
 	Resource ResourceName
 	Endpoint string // its socket: a name in the directory in which it registered, or a path

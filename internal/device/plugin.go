@@ -12,7 +12,7 @@ func (p PluginPod) Known() bool { return p.UID != "" }
 
 // A Registration says where a resource's plugin listens and whose it is.
 type Registration struct {
-	Endpoint string // its socket: a name in the directory in which it registered, or a path; empty: it has none any more
+	Endpoint string // its socket: a name in the directory in which it registered, or a path; empty: it has none any longer
 	Pod      PluginPod
 }
 

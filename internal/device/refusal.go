@@ -14,7 +14,7 @@ func Refuse(reason Reason, cause error, format string, args ...any) *Refusal {
 	return &Refusal{Wait: Wait{Reason: reason, Message: fmt.Sprintf(format, args...)}, Err: cause}
 }
 
-// Error gives the sentence and, if there is one, the cause.
+// Error returns the sentence and, if there is one, the cause.
 func (r *Refusal) Error() string {
 	if r.Err == nil {
 		return r.Message
@@ -22,5 +22,5 @@ func (r *Refusal) Error() string {
 	return r.Message + ": " + r.Err.Error()
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (r *Refusal) Unwrap() error { return r.Err }

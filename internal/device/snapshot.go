@@ -23,7 +23,7 @@ type PodAllocation struct {
 	Assignments []Assignment // of all containers, init containers too, in the order in which they start
 }
 
-// Of gives what the container of that name has, if anything.
+// Of returns what the container of that name has, if anything.
 func (h *PodAllocation) Of(container string) (Assignment, bool) {
 	for _, as := range h.Assignments {
 		if as.Container.Name == container {

@@ -2,7 +2,7 @@ package device
 
 import "time"
 
-// A DeviceState is what is to be said of a device first. The words are those of the metric devmgrd_devices.
+// A DeviceState is what has to be said of a device first. The words are those of the metric devmgrd_devices.
 type DeviceState string
 
 const (

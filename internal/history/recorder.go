@@ -15,9 +15,9 @@ import (
 // A Allocator knows who has which devices, and what has become of that.
 type Allocator interface {
 	Snapshot() *device.Snapshot
-	// ChangesSince gives the changes after a revision, in order, at most most of them; false: they are not known any more.
+	// ChangesSince returns the changes after a revision, in order, at most most of them; false: they are no longer known.
 	ChangesSince(revision uint64, most int) ([]device.Change, bool)
-	// Updated gives a channel that is closed when there is another change since the call.
+	// Updated returns a channel that is closed when there is another change since the call.
 	Updated() <-chan struct{}
 }
 
@@ -29,7 +29,7 @@ type Store interface {
 	Spans(since time.Time) ([]device.Span, error)
 	// OpenSpans returns the spans that have not ended.
 	OpenSpans() ([]device.Span, error)
-	// HistoryKeys gives all spans that have ended, in the order of their ends.
+	// HistoryKeys returns all spans that have ended, in the order of their ends.
 	HistoryKeys() ([]device.SpanKey, error)
 }
 
@@ -104,7 +104,7 @@ func (r *Recorder) Run(ctx context.Context) error {
 	}
 }
 
-// Spans gives all spans that had not ended by then, as far as they are remembered, in the order of their beginnings.
+// Spans returns all spans that had not ended by then, as far as they are remembered, in the order of their beginnings.
 func (r *Recorder) Spans(since time.Time) ([]device.Span, error) {
 	if oldest := time.Now().Add(-MaxAge); since.Before(oldest) {
 		since = oldest

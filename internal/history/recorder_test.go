@@ -270,7 +270,7 @@ func TestCrash(t *testing.T) {
 	r := start(t, 3)
 	a := r.Settle(t, allocatortest.Pod("a", gpu, 1))
 	plugintest.Eventually(t, "a is written", func() bool { return r.store.commits.Load() > 0 })
-	r.store.full.Store(true) // from here on nothing is written any more
+	r.store.full.Store(true) // from here on nothing is written any longer
 	r.leave(a)
 	b := r.Settle(t, allocatortest.Pod("b", gpu, 2))
 	r.tells("a d000 ended", "b d000 d001 open")

@@ -162,7 +162,7 @@ func (s *spans) trim(now time.Time) {
 	s.ended = slices.Delete(s.ended, 0, n)
 }
 
-// due gives what is to be written, and what is to be forgotten then.
+// due returns what has to be written, and what has to be forgotten then.
 func (s *spans) due() ([]device.Span, []device.SpanKey) {
 	save := make([]device.Span, 0, len(s.fresh))
 	for _, number := range slices.Sorted(maps.Keys(s.fresh)) {
@@ -186,7 +186,7 @@ func (s *spans) written(save []device.Span, forgotten int) {
 	s.gone = slices.Delete(s.gone, 0, forgotten)
 }
 
-// unwritten gives the spans that had not ended by then and that the history file does not have as they are.
+// unwritten returns the spans that had not ended by then and that the history file does not have as they are.
 func (s *spans) unwritten(since time.Time) []device.Span {
 	var all []device.Span
 	for _, span := range s.fresh {

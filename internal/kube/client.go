@@ -31,7 +31,7 @@ const (
 
 // Load finds the API server and the credentials: in the kubeconfig file if one is given, else in the service account
 // if this process runs in a pod, else in the kubelet's kubeconfig. Certificates and tokens that those name as files
-// are read anew when they change. The error says what to do.
+// are read again when they change. The error says what to do.
 func Load(kubeconfig string) (*rest.Config, error) { return load(kubeconfig, KubeletConfig) }
 
 func load(kubeconfig, fallback string) (*rest.Config, error) {

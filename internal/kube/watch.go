@@ -83,7 +83,7 @@ func (w *Watch) Run(ctx context.Context) error {
 	return nil
 }
 
-// Check gives nil while the store is in step with the API server, else the reason why it is not.
+// Check returns nil while the store is in step with the API server, else the reason why it is not.
 func (w *Watch) Check() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -141,7 +141,7 @@ func (w *Watch) note(step func()) {
 	}
 }
 
-// end takes down that a life is over, says so if it was a change, and gives how long it was in step.
+// end takes down that a life is over, says so if it was a change, and returns how long it was in step.
 func (w *Watch) end(err error) time.Duration {
 	if err == nil {
 		err = errors.New("the API server ended the watch")

@@ -9,7 +9,7 @@ import (
 )
 
 // A number of ours that somebody else has changed so often, each time within quiet of the last, is contested. One change is
-// an accident, or a Node that was made anew. A kubelet that manages the resource too writes its number every few seconds.
+// an accident, or a Node that was recreated. A kubelet that manages the resource too writes its number every few seconds.
 const (
 	contentionLimit  = 3
 	contentionWindow = time.Minute
@@ -28,7 +28,7 @@ type overwrites struct {
 	last  time.Time
 }
 
-// record notes that our number has been changed. It gives how often by now.
+// record notes that our number has been changed. It returns how often by now.
 func (v *contention) record(r device.ResourceName) int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -44,7 +44,7 @@ func (v *contention) record(r device.ResourceName) int {
 	return one.times
 }
 
-// contested gives the resources whose numbers somebody else keeps changing, ascending.
+// contested returns the resources whose numbers somebody else keeps changing, ascending.
 func (v *contention) contested() []device.ResourceName {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -58,7 +58,7 @@ func extended(list corev1.ResourceList) map[device.ResourceName]int {
 	return numbers
 }
 
-// differences gives the numbers of want that the Node does not show, as capacity and as allocatable.
+// differences returns the numbers of want that the Node does not show, as capacity and as allocatable.
 func (s nodeState) differences(want map[device.ResourceName]int) map[device.ResourceName]int {
 	diff := maps.Clone(want)
 	maps.DeleteFunc(diff, func(r device.ResourceName, n int) bool {
@@ -69,7 +69,7 @@ func (s nodeState) differences(want map[device.ResourceName]int) map[device.Reso
 	return diff
 }
 
-// raised gives the numbers of want, or of the Node's capacity where that is more.
+// raised returns the numbers of want, or of the Node's capacity where that is more.
 func (s nodeState) raised(want map[device.ResourceName]int) map[device.ResourceName]int {
 	raised := make(map[device.ResourceName]int, len(want))
 	for r, n := range want {
@@ -81,10 +81,10 @@ func (s nodeState) raised(want map[device.ResourceName]int) map[device.ResourceN
 // quantities are what a patch sets; nil: the number is taken off the Node.
 type quantities map[device.ResourceName]*int
 
-// step gives what to write next on the way to the numbers in diff, and how long to wait if that is nothing. A number is not
+// step returns what to write next on the way to the numbers in diff, and how long to wait if that is nothing. A number is not
 // lowered but taken off the Node first, and comes back lower when it has been away: rest says how much longer it has to be.
 // Then the scheduler binds nothing more, and a pod that it has bound already finds a kubelet that does not check a resource
-// which the Node does not show. With a lower number the kubelet would fail that pod for good.
+// which the Node does not show. With a lower number the kubelet would fail that pod permanently.
 func (s nodeState) step(diff map[device.ResourceName]int, rest func(device.ResourceName) time.Duration) (next quantities, wait time.Duration) {
 	next = quantities{}
 	for r, n := range diff {
@@ -102,14 +102,14 @@ func (s nodeState) step(diff map[device.ResourceName]int, rest func(device.Resou
 	return next, wait
 }
 
-// shows tells whether there is any number of the resource.
+// shows reports whether there is any number of the resource.
 func (s nodeState) shows(r device.ResourceName) bool {
 	_, capacity := s.capacity[r]
 	_, allocatable := s.allocatable[r]
 	return capacity || allocatable
 }
 
-// shown gives those of some resources of which there is any number.
+// shown returns those of some resources of which there is any number.
 func (s nodeState) shown(of []device.ResourceName) (all []device.ResourceName) {
 	for _, r := range of {
 		if s.shows(r) {
@@ -156,5 +156,5 @@ func patch(next quantities) ([]byte, error) {
 	return body, nil
 }
 
-// newObjects gives what the watch decodes into.
+// newObjects returns what the watch decodes into.
 func newObjects() (object, list runtime.Object) { return &corev1.Node{}, &corev1.NodeList{} }

@@ -11,7 +11,7 @@ import (
 const schedulerDelay = 30 * time.Second
 
 // peaks are the highest numbers that the Node has shown lately. Up to a peak, pods that are bound and not yet admitted hold the
-// number: the scheduler has bound them by it, and with a lower number the kubelet would fail them for good. They do not hold it
+// number: the scheduler has bound them by it, and with a lower number the kubelet would fail them permanently. They do not hold it
 // higher: a pod that was bound past the scheduler and asks for more is the kubelet's to reject.
 type peaks map[device.ResourceName]peak
 

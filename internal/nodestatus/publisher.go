@@ -37,13 +37,13 @@ const (
 
 // A View tells what the Node should show.
 type View interface {
-	// Capacity gives the number of devices per resource, for capacity and allocatable alike.
+	// Capacity returns the number of devices per resource, for capacity and allocatable alike.
 	Capacity() map[device.ResourceName]int
 	// Requested returns what the pods bound to the node ask for of each of these resources, also before the kubelet admits them.
 	Requested() map[device.ResourceName]int
-	// PodsListed tells whether every pod bound to the node is counted in Published. Once true it stays true.
+	// PodsListed reports whether every pod bound to the node is counted in Published. Once true it stays true.
 	PodsListed() bool
-	// Retired gives resources that the Node is not to show any more, if it does. None of them is in Published.
+	// Retired gives resources that the Node is no longer to show, if it does. None of them is in Published.
 	Retired() []device.ResourceName
 	// ResourcesRemoved tells that it shows none of these. With an error the View asks for them again.
 	ResourcesRemoved([]device.ResourceName) error
@@ -120,7 +120,7 @@ func (p *Publisher) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Check gives nil while the Node shows the View's numbers as far as anybody can know, else the reason why it may not.
+// Check returns nil while the Node shows the View's numbers as far as anybody can know, else the reason why it may not.
 func (p *Publisher) Check() error {
 	if err := p.watch.Check(); err != nil {
 		return err

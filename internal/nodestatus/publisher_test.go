@@ -106,7 +106,7 @@ func (v *view) Contested(r device.ResourceName) {
 	v.contested = append(v.contested, r)
 }
 
-// alarms gives what has been told.
+// alarms returns what has been told.
 func (v *view) alarms() []device.ResourceName {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -134,7 +134,7 @@ func node(capacity, allocatable map[string]string) *corev1.Node {
 	return n
 }
 
-// shows gives the pairs capacity/allocatable of extended resources.
+// shows returns the pairs capacity/allocatable of extended resources.
 func shows(api *kubetest.Server) map[string]string {
 	n := api.Node("n1")
 	if n == nil {
@@ -227,7 +227,7 @@ func TestOnePatchPublishes(t *testing.T) {
 	}
 }
 
-// gathered gives the values of all series, by name{label value}.
+// gathered returns the values of all series, by name{label value}.
 func gathered(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := registry.Gather()
@@ -323,7 +323,7 @@ func TestDriftIsPutRight(t *testing.T) {
 		"zero": func(api *kubetest.Server) {
 			api.Put(node(map[string]string{"a.example/gpu": "0"}, map[string]string{"a.example/gpu": "0"}))
 		},
-		"made anew":       func(api *kubetest.Server) { api.Delete("nodes/n1"); api.Put(node(nil, nil)) },
+		"recreated":       func(api *kubetest.Server) { api.Delete("nodes/n1"); api.Put(node(nil, nil)) },
 		"while API away":  func(api *kubetest.Server) { api.Stop(); api.Put(node(nil, nil)); api.Start() },
 		"history is gone": func(api *kubetest.Server) { api.Stop(); api.Put(node(nil, nil)); api.Forget(); api.Start() },
 	} {
@@ -490,7 +490,7 @@ func afterPatches(api *kubetest.Server, f func()) (stop func()) {
 	return func() { close(ended); running.Wait() }
 }
 
-// TestKubeletSetsAllocatable runs beside a writer that does what a kubelet does to resources it does not manage:
+// TestKubeletSetsAllocatable runs next to a writer that does what a kubelet does to resources it does not manage:
 // allocatable becomes capacity, and what has no capacity goes. An equal pair gives it nothing to do.
 func TestKubeletSetsAllocatable(t *testing.T) {
 	api := kubetest.New(t)

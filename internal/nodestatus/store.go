@@ -21,7 +21,7 @@ func newStore() *store {
 	return &store{changed: make(chan struct{}, 1), relisted: make(chan struct{}, 1)}
 }
 
-// now gives the newest state; known is false before the first list.
+// now returns the newest state; known is false before the first list.
 func (s *store) now() (newest nodeState, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

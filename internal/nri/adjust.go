@@ -241,7 +241,7 @@ func addRule(to *api.ContainerAdjustment, n number, allow bool, access string) {
 	})
 }
 
-// allowed gives what the container may do with a device by the rules that it has already. A privileged one has a rule
+// allowed returns what the container may do with a device by the rules that it has already. A privileged one has a rule
 // that allows all.
 func allowed(ctr *api.Container, n number) string {
 	sum := ""
@@ -254,7 +254,7 @@ func allowed(ctr *api.Container, n number) string {
 	return sum
 }
 
-// both gives the letters of r, w and m that are in one or the other.
+// both returns the letters of r, w and m that are in one or the other.
 func both(a, b string) string {
 	return strings.Map(func(letter rune) rune {
 		if strings.ContainsRune(a+b, letter) {
@@ -264,7 +264,7 @@ func both(a, b string) string {
 	}, "rwm")
 }
 
-// volumes gives the destinations of the pod's volumes, and of the files that the kubelet gives to every pod. They win
+// volumes returns the destinations of the pod's volumes, and of the files that the kubelet gives to every pod. They win
 // over a plugin's mounts; the runtime's own file systems (proc, tmpfs and so on) do not, nor do the files that containerd
 // keeps for the pod's sandbox and would mount only where nothing else is.
 func volumes(ctr *api.Container) map[string]bool {

@@ -12,7 +12,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// access gives what a runtime makes of rules for one device, in their order.
+// access returns what a runtime makes of rules for one device, in their order.
 func access(n number, rules []*api.LinuxDeviceCgroup) string {
 	sum := ""
 	for _, r := range rules {
@@ -47,7 +47,7 @@ func TestAccessToOneDeviceAddsUp(t *testing.T) {
 		has     []*api.LinuxDeviceCgroup // rules of the container's own
 		cdi     edits
 		want    map[number]string
-		rules   int // that we add beside those of NRI
+		rules   int // that we add next to those of NRI
 	}{
 		"to read and write":        {granted: []device.Node{grant("/a", "/dev/null", "rw")}, want: map[number]string{null: "rw", zero: ""}},
 		"in any order":             {granted: []device.Node{grant("/a", "/dev/null", "wr")}, want: map[number]string{null: "rw"}},

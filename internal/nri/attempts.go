@@ -27,7 +27,7 @@ const (
 	maxAttempts      = 1024
 )
 
-// given notes that a container gets its devices. It returns how many times before it got them in vain, and how far the last
+// given notes that a container gets its devices. It returns how many times before it got them without success, and how far the last
 // attempt came, if that is worth a report.
 func (a *attempts) given(c device.Container, id string) (times int, validated, report bool) {
 	a.mu.Lock()

@@ -88,7 +88,7 @@ func BenchmarkHook(b *testing.B) {
 	}
 }
 
-// record gives a pod that holds n devices, each with a device node, and for all of them one mount and three variables.
+// record returns a pod that holds n devices, each with a device node, and for all of them one mount and three variables.
 func record(uid device.PodUID, container string, n int) device.PodRecord {
 	c := device.Container{Pod: uid, Name: container}
 	d := device.PodDemand{Pod: device.Pod{UID: uid, Namespace: "default", Name: string(uid)}}

@@ -107,17 +107,17 @@ func readSpec(path string, names []string) (spec cdiSpec, ok bool) {
 	return spec, mentioned && yaml.Unmarshal(text, &spec) == nil
 }
 
-// has tells whether a device of that path is among the edits.
+// has reports whether a device of that path is among the edits.
 func (e edits) has(path string) bool {
 	return slices.ContainsFunc(e.DeviceNodes, func(n cdiNode) bool { return n.Path == path })
 }
 
-// covers tells whether a mount at that place is among the edits.
+// covers reports whether a mount at that place is among the edits.
 func (e edits) covers(path string) bool {
 	return slices.ContainsFunc(e.Mounts, func(m cdiMount) bool { return filepath.Clean(m.ContainerPath) == filepath.Clean(path) })
 }
 
-// rule gives the access that the runtime grants for a node. What is not in the specification is the host's.
+// rule returns the access that the runtime grants for a node. What is not in the specification is the host's.
 func (n cdiNode) rule(ctx context.Context, host *hostChecks) (number, string, bool) {
 	permissions := cmp.Or(n.Permissions, "rwm") // it may also be "none"
 	if n.Type != "" && n.Major != 0 {

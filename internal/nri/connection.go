@@ -81,7 +81,7 @@ func New(c Config) *Connection {
 	return n
 }
 
-// Check tells whether the runtime is connected, for /readyz.
+// Check reports whether the runtime is connected, for /readyz.
 func (n *Connection) Check() error {
 	if !n.connected.Load() {
 		if why := n.stuck.Load(); why != nil {
@@ -92,7 +92,7 @@ func (n *Connection) Check() error {
 	return nil
 }
 
-// Hung tells whether a hook hangs, for the watchdog: what the state file says does not tell that. Devices are refused or lost by
+// Hung reports whether a hook hangs, for the watchdog: what the state file says does not tell that. Devices are refused or lost by
 // then, for the runtime does not wait, and a new process is the way out.
 func (n *Connection) Hung() error { return n.hooks.check() }
 
@@ -103,7 +103,7 @@ func (n *Connection) Synced() <-chan struct{} { return n.synced }
 // the runtime has reported them.
 func (n *Connection) NotRedirected() []device.PodContainer { return n.notRedirected.list() }
 
-// Run keeps the connection until ctx ends, and makes it anew whenever it is lost.
+// Run keeps the connection until ctx ends, and makes it again whenever it is lost.
 func (n *Connection) Run(ctx context.Context) error {
 	pause, told := backoff.Backoff{First: firstPause, Last: lastPause}, false
 	stuck, unlisted := backoff.Backoff{First: lastPause, Last: lastStuckPause}, 0

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// A Hook is the plugin's CreateContainer, for benchmarks beside the real state file.
+// A Hook is the plugin's CreateContainer, for benchmarks next to the real state file.
 type Hook func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, error)
 
 // NewHook makes the hook of a Connection as it is while containerd 2.4.2 is connected.

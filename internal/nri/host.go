@@ -15,7 +15,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
-// A node is a device node as it is on the host at this moment. Numbers change when a driver is loaded anew, so they are
+// A node is a device node as it is on the host at this moment. Numbers change when a driver is loaded again, so they are
 // read at each creation of a container.
 type node struct {
 	number

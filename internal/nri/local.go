@@ -26,12 +26,12 @@ const (
 	maxUID        = 128      // the longest UID of a local pod; Kubernetes' own have 36 bytes
 )
 
-// local tells whether what the pod asks for is the runtime's to tell.
+// local reports whether what the pod asks for is the runtime's to tell.
 func (p *plugin) local(pod *api.PodSandbox) bool {
 	return pod.GetAnnotations()[resourcesKey] != "" && (p.pods == nil || !fromAPI(pod))
 }
 
-// fromAPI tells whether a kubelet has made the pod for the API server.
+// fromAPI reports whether a kubelet has made the pod for the API server.
 func fromAPI(pod *api.PodSandbox) bool { return pod.GetAnnotations()[sourceKey] == sourceAPI }
 
 // demandOf reads what a local pod asks for. Nothing tells init containers from others, so all count as running side by
@@ -107,7 +107,7 @@ func (p *plugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	return nil
 }
 
-// StopPodSandbox tells that a pod's sandbox has ended: no container starts in it any more. A pod may have another one by
+// StopPodSandbox tells that a pod's sandbox has ended: no container starts in it any longer. A pod may have another one by
 // then, or get one in a moment.
 func (p *plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	return p.leave("StopPodSandbox", pod)

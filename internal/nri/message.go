@@ -19,7 +19,7 @@ import (
 //     makes other containers without it until it is back. So no answer of devmgrd may come near that.
 //   - A larger request of the runtime is not sent. The request fails and the connection stays: the container is not made.
 //   - The list of all pods and containers is sent in parts, but never in parts of fewer than four pods and four containers.
-//     Where four neighbours are larger, no plugin can connect any more (synchronizing.go).
+//     Where four neighbours are larger, no plugin can connect any longer (synchronizing.go).
 const (
 	maxMessage = 4 << 20
 

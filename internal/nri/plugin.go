@@ -225,7 +225,7 @@ func identity(pod *api.PodSandbox) device.Pod {
 	return device.Pod{UID: device.PodUID(pod.GetUid()), Namespace: pod.GetNamespace(), Name: pod.GetName()}
 }
 
-// CreateContainer is the hook: what is to be injected, or why the container may not start.
+// CreateContainer is the hook: what has to be injected, or why the container may not start.
 func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) (adj *api.ContainerAdjustment, _ []*api.ContainerUpdate, err error) {
 	defer p.hook("CreateContainer")()
 	defer func() {

@@ -19,11 +19,11 @@ type Redirect struct {
 	// The same for the directory in which plugins wait to be asked. CSI drivers wait there too, and are the kubelet's; so
 	// it is led for containers that have From as well, and for pods that ask for it.
 	RegistryFrom, RegistryTo string
-	// Own gives each plugin pod directories of its own in the place of To and RegistryTo.
+	// Own returns each plugin pod directories of its own in the place of To and RegistryTo.
 	Own bool
 }
 
-// mounts gives the mounts to put over a container's own, and the destinations of mounts that should have been
+// mounts returns the mounts to put over a container's own, and the destinations of mounts that should have been
 // redirected and cannot be: a mount made below one that is shared with the host would appear on the host too, in the
 // hostDevices of the kubelet's own directory.
 func (r Redirect) mounts(all []*api.Mount, registry bool) (instead []*api.Mount, shared []string) {
@@ -72,19 +72,19 @@ func (w redirectedDir) mounts(all []*api.Mount) (instead []*api.Mount, shared []
 	return instead, shared
 }
 
-// names tells whether a mount is of the kubelet's plugin directory itself or of its socket, as only device plugins have
+// names reports whether a mount is of the kubelet's plugin directory itself or of its socket, as only device plugins have
 // it: mounts of what is above are made by many others.
 func (r Redirect) names(m *api.Mount) bool {
 	from := filepath.Clean(m.GetSource())
 	return from == r.From || from == filepath.Join(r.From, registrationSocket)
 }
 
-// direct tells whether a mount is of what is redirected itself, not of what is above.
+// direct reports whether a mount is of what is redirected itself, not of what is above.
 func (r Redirect) direct(m *api.Mount, registry bool) bool {
 	return r.names(m) || registry && filepath.Clean(m.GetSource()) == r.RegistryFrom
 }
 
-// between tells whether path is below top, and is bottom or above it.
+// between reports whether path is below top, and is bottom or above it.
 func between(top, path, bottom string) bool {
 	top, path = filepath.Clean(top), filepath.Clean(path)
 	return len(path) > len(top) && (path == bottom || strings.HasPrefix(bottom, path+"/"))

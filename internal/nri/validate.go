@@ -90,7 +90,7 @@ func abridge(all []string) []string {
 	return append(slices.Clone(all[:maxNamed]), fmt.Sprintf("and %d more", len(all)-maxNamed))
 }
 
-// changed gives the keys of those in ours that are not the same in all.
+// changed returns the keys of those in ours that are not the same in all.
 func changed[T proto.Message](ours, all []T, key func(T) string) (keys []string) {
 	if len(ours) == 0 {
 		return nil
@@ -123,7 +123,7 @@ func (a *answers) put(id string, given *api.ContainerAdjustment) {
 	a.all[id] = given
 }
 
-// take gives an answer and forgets it.
+// take returns an answer and forgets it.
 func (a *answers) take(id string) (given *api.ContainerAdjustment, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

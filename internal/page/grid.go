@@ -80,7 +80,7 @@ func (c cell) Title() string {
 
 func cellKey(resource, id string) string { return key("d", resource, id) }
 
-// resourcesOf gives each resource with its devices, which are in the order of resources.
+// resourcesOf returns each resource with its devices, which are in the order of resources.
 func resourcesOf(all []*adminv1.Resource, devices []*adminv1.Device, now time.Time) []resource {
 	of := map[string][]*adminv1.Device{}
 	for i := 0; i < len(devices); {

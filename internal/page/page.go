@@ -26,7 +26,7 @@ type Source interface {
 	ListAssignments(context.Context, *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error)
 	ListHistory(context.Context, *adminv1.ListHistoryRequest) (*adminv1.ListHistoryResponse, error)
 	Explain(context.Context, *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error)
-	// Updated gives a channel that is closed when an answer may be another one than at the call. Only of the readiness of parts,
+	// Updated returns a channel that is closed when an answer may be another one than at the call. Only of the readiness of parts,
 	// and of time that passes, it says nothing.
 	Updated() <-chan struct{}
 }

@@ -176,7 +176,7 @@ func (n node) attr(name string) string {
 	return ""
 }
 
-// all gives the elements below for which the condition holds.
+// all returns the elements below for which the condition holds.
 func (n node) all(is func(node) bool) (found []node) {
 	for d := range n.Descendants() {
 		if d.Type == html.ElementNode && is(node{d}) {
@@ -188,7 +188,7 @@ func (n node) all(is func(node) bool) (found []node) {
 
 func (n node) tags(name string) []node { return n.all(func(n node) bool { return n.Data == name }) }
 
-// id gives the element of that id.
+// id returns the element of that id.
 func (n node) id(t *testing.T, id string) node {
 	t.Helper()
 	found := n.all(func(n node) bool { return n.attr("id") == id })

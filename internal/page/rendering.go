@@ -26,7 +26,7 @@ type rendering struct {
 	made    time.Time
 }
 
-// view gives the newest look. If that is too old it makes one, or waits for the one that somebody else is making.
+// view returns the newest look. If that is too old it makes one, or waits for the one that somebody else is making.
 func (p *Page) view(ctx context.Context) (*rendering, error) {
 	for {
 		p.mu.Lock()

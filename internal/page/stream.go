@@ -49,7 +49,7 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// pass waits until there may be another look, or for a beat. It gives false if the request ends before: the browser's end, or
+// pass waits until there may be another look, or for a beat. It returns false if the request ends before: the browser's end, or
 // the daemon's.
 func (l *rendering) pass(r *http.Request) bool {
 	fresh := time.NewTimer(min(time.Until(l.fresh), beat))

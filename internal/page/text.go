@@ -21,7 +21,7 @@ func nameOf(id string) string { return name(device.QuoteID(device.ID(id))) }
 
 func text(s string) string { return visible.Short(s, maxText) }
 
-// key gives the same name within the page to the same thing each time, whatever it is called.
+// key returns the same name within the page to the same thing each time, whatever it is called.
 func key(kind string, of ...string) string {
 	return kind + hex.EncodeToString(sum(strings.Join(of, "\x00"))[:8])
 }
@@ -39,7 +39,7 @@ func whenOf(t *timestamppb.Timestamp, now time.Time) when {
 	return when{t.AsTime(), now}
 }
 
-// Known tells whether it is any time.
+// Known reports whether it is any time.
 func (w when) Known() bool { return !w.At.IsZero() }
 
 // Stamp is for machines, and for people who want to know it exactly.

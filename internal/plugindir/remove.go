@@ -15,7 +15,7 @@ import (
 // removeBatch is how many names are read at once.
 const removeBatch = 1024
 
-// removeAll removes a path with all that is below. No process writes there any more, but one that did may have left trees that are
+// removeAll removes a path with all that is below. No process writes there any longer, but one that did may have left trees that are
 // deeper than a process has descriptors, and directories that root may not write without CAP_DAC_OVERRIDE. So directories are moved
 // to the top before they are emptied, and made writable.
 func removeAll(path string) error {

@@ -37,7 +37,7 @@ func (a *Announcement) Withdraw() {
 	_ = os.Remove(a.path) // the test may have done so
 }
 
-// Told gives what the plugin was told of its registration, in order.
+// Told returns what the plugin was told of its registration, in order.
 func (p *Plugin) Told() []*Status {
 	var told []*Status
 	for _, r := range p.Requests() {

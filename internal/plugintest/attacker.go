@@ -57,7 +57,7 @@ func Attack(t testing.TB, test string, lasts time.Duration, env ...string) (done
 	}
 }
 
-// Attacking gives up what a container does not have, and returns until when to attack. It skips a test that is run as a test.
+// Attacking returns up what a container does not have, and returns until when to attack. It skips a test that is run as a test.
 func Attacking(t testing.TB) (end time.Time) {
 	t.Helper()
 	switch os.Getenv(attackerStage) {
@@ -87,7 +87,7 @@ func Attacking(t testing.TB) (end time.Time) {
 	return end
 }
 
-// DropRights gives up the capabilities of this thread, for good, and for what it executes.
+// DropRights returns up the capabilities of this thread, permanently, and for what it executes.
 func DropRights() error {
 	runtime.LockOSThread()
 	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {

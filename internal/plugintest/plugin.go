@@ -158,7 +158,7 @@ func (p *Plugin) Kill() {
 	}
 }
 
-// Register calls the manager, within ten seconds, and gives its answer.
+// Register calls the manager, within ten seconds, and returns its answer.
 func (p *Plugin) Register() error {
 	return p.RegisterAs(&RegisterRequest{Version: pluginapi.Version, Endpoint: p.Endpoint, ResourceName: p.Resource})
 }
@@ -199,7 +199,7 @@ func (p *Plugin) Set(devices ...*Device) {
 	p.wakeLocked()
 }
 
-// Listed gives the devices as they were set last.
+// Listed returns the devices as they were set last.
 func (p *Plugin) Listed() []*Device {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -214,7 +214,7 @@ func (p *Plugin) Resend() {
 	p.wakeLocked()
 }
 
-// SetHealth gives one device another health and sends the list.
+// SetHealth returns one device another health and sends the list.
 func (p *Plugin) SetHealth(id, health string) {
 	devices := p.Listed()
 	for i, d := range devices {
@@ -257,7 +257,7 @@ func (p *Plugin) Streams() int {
 // Connections is the number of connections that managers have to the plugin's sockets.
 func (p *Plugin) Connections() int { return int(p.conns.Load()) }
 
-// Requests gives what the plugin was asked, in order.
+// Requests returns what the plugin was asked, in order.
 func (p *Plugin) Requests() []Request {
 	p.mu.Lock()
 	defer p.mu.Unlock()

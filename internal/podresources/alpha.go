@@ -14,7 +14,7 @@ type alphaLister struct {
 	*Server
 }
 
-// List gives what each pod has. Those that have ended are listed while the kubelet knows them.
+// List returns what each pod has. Those that have ended are listed while the kubelet knows them.
 func (l alphaLister) List(ctx context.Context, _ *v1alpha1.ListPodResourcesRequest) (*v1alpha1.ListPodResourcesResponse, error) {
 	l.allocated(ctx)
 	theirs := ask(ctx, l.kubelet, func(k *kubelet) *question[*v1alpha1.ListPodResourcesResponse] { return &k.alpha })
@@ -24,7 +24,7 @@ func (l alphaLister) List(ctx context.Context, _ *v1alpha1.ListPodResourcesReque
 	}, nil
 }
 
-// ListDevices gives all devices that plugins have listed, healthy or not, in use or not.
+// ListDevices returns all devices that plugins have listed, healthy or not, in use or not.
 func (l alphaLister) ListDevices(context.Context, *proposal.ListDevicesRequest) (*proposal.ListDevicesResponse, error) {
 	return &proposal.ListDevicesResponse{Devices: listed(l.cfg.Allocator.Offers())}, nil
 }

@@ -15,7 +15,7 @@ type entryCache[T any] struct {
 	entries  map[*device.PodAllocation]T
 }
 
-// of gives what is drawn of each holding on the board.
+// of returns what is drawn of each holding on the board.
 func (a *entryCache[T]) of(b *device.Snapshot) map[*device.PodAllocation]T {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -79,7 +79,7 @@ func start(t *testing.T, change ...func(*podresources.Config)) *harness {
 	return r
 }
 
-// dial gives a connection of its own.
+// dial returns a connection of its own.
 func dial(t testing.TB, path string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
@@ -100,7 +100,7 @@ func pod(name string, resource device.ResourceName, n int) device.PodDemand {
 	return allocatortest.Pod(name, resource, n)
 }
 
-// metric gives the sum of a counter's series whose labels have all of these values.
+// metric returns the sum of a counter's series whose labels have all of these values.
 func (r *harness) metric(name string, values ...string) float64 {
 	r.t.Helper()
 	families, err := r.metrics.Gather()

@@ -54,7 +54,7 @@ func newKubelet(ctx context.Context, work *sync.WaitGroup, paths []string, self 
 	conn, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dialOther(ctx, paths, self) }),
-		// A kubelet that is back is to be asked at once. Nothing is dialled while nobody asks.
+		// A kubelet that is back has to be asked at once. Nothing is dialled while nobody asks.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, MaxDelay: 200 * time.Millisecond},
 			MinConnectTimeout: kubeletTimeout,
@@ -97,7 +97,7 @@ func dialOther(ctx context.Context, paths []string, self int) (net.Conn, error) 
 	return nil, errors.Join(errs...)
 }
 
-// ask gives the kubelet's answer, or the zero value if there is none: then devices have to do. Without a kubelet nothing is
+// ask returns the kubelet's answer, or the zero value if there is none: then devices have to do. Without a kubelet nothing is
 // asked.
 func ask[T any](ctx context.Context, k *kubelet, q func(*kubelet) *question[T]) (answer T) {
 	if k == nil {

@@ -19,7 +19,7 @@ type tally struct{ n int }
 
 func (t *tally) Inc() { t.n++ }
 
-// asks asks a kubelet whose List takes as long as takes says, and gives the number of pods in its answer.
+// asks asks a kubelet whose List takes as long as takes says, and returns the number of pods in its answer.
 func asks(t *testing.T, takes func() time.Duration) (list func() int) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var work sync.WaitGroup

@@ -100,7 +100,7 @@ func (cs *clients) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInf
 	defer cs.mu.Unlock()
 	c := cs.all[name]
 	if c == nil {
-		// Whoever dials anew for each request is the same client still, until all is forgotten that it has asked.
+		// Whoever dials again for each request is the same client still, until all is forgotten that it has asked.
 		maps.DeleteFunc(cs.all, func(_ string, c *client) bool { return c.connections == 0 && c.pace.Tokens() >= clientBurst })
 		c = &client{pace: rate.NewLimiter(clientRate, clientBurst), finds: rate.NewLimiter(findRate, findBurst)}
 		if cs.all == nil {

@@ -105,7 +105,7 @@ func TestANoisyClient(t *testing.T) {
 	}
 }
 
-// Who asks more often than it may waits its turn, also if it dials anew each time.
+// Who asks more often than it may waits its turn, also if it dials again each time.
 func TestAClientWaitsItsTurn(t *testing.T) {
 	r := start(t)
 	for range podresources.ClientBurst + 20 {

@@ -25,7 +25,7 @@ type lister struct {
 	*Server
 }
 
-// List gives what each active pod has.
+// List returns what each active pod has.
 func (l lister) List(ctx context.Context, _ *v1.ListPodResourcesRequest) (*v1.ListPodResourcesResponse, error) {
 	l.allocated(ctx)
 	theirs := ask(ctx, l.kubelet, func(k *kubelet) *question[*v1.ListPodResourcesResponse] { return &k.list })
@@ -33,7 +33,7 @@ func (l lister) List(ctx context.Context, _ *v1.ListPodResourcesRequest) (*v1.Li
 	return &v1.ListPodResourcesResponse{PodResources: merge(shown(&l.entries, board), theirs.GetPodResources(), resourcesOf(board, l.cfg.Allocator.Offers()))}, nil
 }
 
-// GetAllocatableResources gives what there is to be had, in use or not.
+// GetAllocatableResources returns what there is to be had, in use or not.
 func (l lister) GetAllocatableResources(ctx context.Context, _ *v1.AllocatableResourcesRequest) (*v1.AllocatableResourcesResponse, error) {
 	theirs := ask(ctx, l.kubelet, func(k *kubelet) *question[*v1.AllocatableResourcesResponse] { return &k.allocatable })
 	offers := l.cfg.Allocator.Offers()
@@ -45,7 +45,7 @@ func (l lister) GetAllocatableResources(ctx context.Context, _ *v1.AllocatableRe
 	}, nil
 }
 
-// Get gives what one active pod has. It waits for devices that the pod is to have. If they do not come in time it fails, with
+// Get returns what one active pod has. It waits for devices that the pod is to have. If they do not come in time it fails, with
 // the reason why the pod waits: whoever makes the pod's network by the answer has to try again, and not to go on without.
 func (l lister) Get(ctx context.Context, request *v1.GetPodResourcesRequest) (*v1.GetPodResourcesResponse, error) {
 	pod := podKey{request.PodNamespace, request.PodName}
@@ -69,7 +69,7 @@ func (l lister) Get(ctx context.Context, request *v1.GetPodResourcesRequest) (*v
 	return &v1.GetPodResourcesResponse{PodResources: mergePod(mine, theirs, resourcesOf(l.cfg.Allocator.Snapshot(), l.cfg.Allocator.Offers()))}, nil
 }
 
-// find gives what is known of an active pod; nil: nothing. If the kubelet knows a pod that we have not heard of the API server
+// find returns what is known of an active pod; nil: nothing. If the kubelet knows a pod that we have not heard of the API server
 // is asked: the kubelet may ask for it before our watch has shown it.
 func (l lister) find(ctx context.Context, pod podKey, there bool) (*device.PodAllocation, error) {
 	if h := l.known(pod); h != nil || !there || l.cfg.Pods == nil {
@@ -95,7 +95,7 @@ func (l lister) known(pod podKey) *device.PodAllocation {
 	return nil
 }
 
-// settled waits until a pod has all of its devices, and gives what it has then.
+// settled waits until a pod has all of its devices, and returns what it has then.
 func (l lister) settled(ctx context.Context, h *device.PodAllocation) (*device.PodAllocation, error) {
 	for {
 		moved := l.cfg.Allocator.Updated()
@@ -144,7 +144,7 @@ func (s *Server) allocating() bool {
 	return false
 }
 
-// shown gives the active pods' pages.
+// shown returns the active pods' pages.
 func shown[T any](a *entryCache[T], b *device.Snapshot) []T {
 	pages := a.of(b)
 	all := make([]T, 0, len(b.Pods))

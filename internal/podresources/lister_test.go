@@ -109,7 +109,7 @@ func TestOnePodInAllForms(t *testing.T) {
 	}
 }
 
-// What cannot be given to a container is not allocatable: sick devices, those out of service, and those of a plugin that is gone
+// What cannot be given to a container is not allocatable: unhealthy devices, those out of service, and those of a plugin that is gone
 // for long.
 func TestAllocatable(t *testing.T) {
 	r := start(t)
@@ -127,7 +127,7 @@ func TestAllocatable(t *testing.T) {
 	expect(t, there, `devices {resource_name: "vendor.com/gpu" device_ids: "a"}`)
 }
 
-// Pods without devices are listed, those that are over are not, and a local pod's mirror is no pod beside it.
+// Pods without devices are listed, those that are over are not, and a local pod's mirror is no pod next to it.
 func TestWhichPodsAreListed(t *testing.T) {
 	r := start(t)
 	r.Plugins.Stock(gpu, 2)

@@ -15,7 +15,7 @@ type podKey struct{ namespace, name string }
 // ours are resources whose devices are ours to tell.
 type ours map[device.ResourceName]bool
 
-// resourcesOf gives the resources that plugins have offered us or that pods have from us.
+// resourcesOf returns the resources that plugins have offered us or that pods have from us.
 func resourcesOf(b *device.Snapshot, offers map[device.ResourceName]device.Offer) ours {
 	o := ours{}
 	for r := range offers {
@@ -82,14 +82,14 @@ func mergePod(mine, theirs *v1.PodResources, o ours) *v1.PodResources {
 	return p
 }
 
-// plain tells whether the kubelet has nothing to add to the pod, as with most pods.
+// plain reports whether the kubelet has nothing to add to the pod, as with most pods.
 func plain(mine, theirs *v1.PodResources) bool {
 	return slices.EqualFunc(mine.Containers, theirs.Containers, func(own, c *v1.ContainerResources) bool {
 		return own.Name == c.Name && len(c.Devices)+len(c.CpuIds)+len(c.Memory)+len(c.DynamicResources) == 0
 	})
 }
 
-// foreign gives the devices that are not ours to tell.
+// foreign returns the devices that are not ours to tell.
 func foreign(devices []*v1.ContainerDevices, o ours) []*v1.ContainerDevices {
 	var all []*v1.ContainerDevices
 	for _, d := range devices {

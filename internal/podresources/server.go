@@ -31,13 +31,13 @@ import (
 type Allocator interface {
 	// Snapshot gives who has what at this moment.
 	Snapshot() *device.Snapshot
-	// ChangesSince gives the changes after a revision, in order, at most most of them; false if it does not know them any more.
+	// ChangesSince returns the changes after a revision, in order, at most most of them; false if it does not know them any longer.
 	ChangesSince(revision uint64, most int) (changes []device.Change, known bool)
-	// Updated gives a channel that is closed when the board, an offer or a pod's reason to wait has changed since the call.
+	// Updated returns a channel that is closed when the board, an offer or a pod's reason to wait has changed since the call.
 	Updated() <-chan struct{}
-	// Offers gives what plugins offer.
+	// Offers returns what plugins offer.
 	Offers() map[device.ResourceName]device.Offer
-	// Withdrawn gives devices that are out of service and that nobody has.
+	// Withdrawn returns devices that are out of service and that nobody has.
 	Withdrawn() map[device.ResourceName]map[device.ID]bool
 	// PodReadiness tells how a pod as a whole stands: Unknown, Free, Ready or Waiting.
 	PodReadiness(device.PodUID) device.Readiness
@@ -45,7 +45,7 @@ type Allocator interface {
 
 // Pods can be asked for a pod that nobody has told of yet.
 type Pods interface {
-	// Find asks the API server for a pod of this node, and tells the ledger of it. It gives false if there is none.
+	// Find asks the API server for a pod of this node, and tells the ledger of it. It returns false if there is none.
 	Find(ctx context.Context, namespace, name string) (bool, error)
 }
 
@@ -110,7 +110,7 @@ func New(c Config) *Server {
 	}
 }
 
-// Check gives nil while PodResources is served wherever it should be.
+// Check returns nil while PodResources is served wherever it should be.
 func (s *Server) Check() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,7 +122,7 @@ func (s *Server) Check() error {
 	return nil
 }
 
-// setTrouble notes whether a path is served, and tells whether that is news.
+// setTrouble notes whether a path is served, and reports whether that is news.
 func (s *Server) setTrouble(path string, err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

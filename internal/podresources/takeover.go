@@ -18,13 +18,13 @@ import (
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
-// A takeover puts our socket where agents look for the kubelet's, and the kubelet's beside it. Three names, all in one
+// A takeover puts our socket where agents look for the kubelet's, and the kubelet's next to it. Three names, all in one
 // directory:
 //
 //	kubelet.sock       the path. A kubelet removes what is there when it starts, and renames a socket of its own to it.
 //	                   It never looks at it again, and leaves it behind when it dies
 //	.devmgrd.sock      our socket, under the name that no kubelet touches. At the path is a hard link of it: so one
-//	                   listener serves for good, whatever becomes of the path
+//	                   listener serves permanently, whatever becomes of the path
 //	kubelet-own.sock   aside: the kubelet's
 //
 // A kubelet may start between any two system calls of ours. So nothing is removed from the path, and nothing renamed over
@@ -82,7 +82,7 @@ func newTakeover(path string, log *slog.Logger) *takeover {
 	}
 }
 
-// asideOf gives where the kubelet's socket is when its path is ours.
+// asideOf returns where the kubelet's socket is when its path is ours.
 func asideOf(path string) string {
 	end := filepath.Ext(path)
 	return strings.TrimSuffix(filepath.Clean(path), end) + "-own" + end
@@ -155,7 +155,7 @@ func (t *takeover) watchOnce(ctx context.Context) error {
 			retry = time.After(again.Next())
 		}
 		// The directory's own end is not told while a socket that was bound in it is open, as ours is; and the look may have
-		// made it anew.
+		// made it again.
 		if !watched.Current() {
 			return errTakeoverGone
 		}

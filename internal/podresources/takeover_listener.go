@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// A takeoverListener accepts from our socket, which is bound anew if its directory was removed: a server that was given it
+// A takeoverListener accepts from our socket, which is bound again if its directory was removed: a server that was given it
 // once need not know.
 type takeoverListener struct {
 	addr string
@@ -61,5 +61,5 @@ func (t *takeoverListener) Close() error {
 	return t.now.Close()
 }
 
-// Addr gives the path where clients find it.
+// Addr returns the path where clients find it.
 func (t *takeoverListener) Addr() net.Addr { return &net.UnixAddr{Name: t.addr, Net: "unix"} }

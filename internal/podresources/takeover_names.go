@@ -165,7 +165,7 @@ func (t *takeover) setMode(mode fs.FileMode) error {
 	return nil
 }
 
-// leave gives the path back and removes what is ours.
+// leave returns the path back and removes what is ours.
 func (t *takeover) leave() error {
 	err := t.settle(t.giveBackOnce)
 	if info, e := t.stat(t.hidden); e == nil && t.ours(info) {
@@ -273,7 +273,7 @@ const (
 	takeoverOther                     // something else than a socket that a server could have
 )
 
-// is tells whether two names are of one file.
+// is reports whether two names are of one file.
 func (s takeoverSeen) is(other takeoverSeen) bool {
 	return s.info != nil && other.info != nil && shareddir.Same(s.info, other.info)
 }

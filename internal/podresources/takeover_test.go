@@ -299,7 +299,7 @@ func (s *takeoverStage) start() (stop func()) {
 	return stop
 }
 
-// files gives what is in the directory.
+// files returns what is in the directory.
 func (s *takeoverStage) files() []string {
 	s.Helper()
 	entries, err := os.ReadDir(filepath.Dir(s.path))
@@ -360,7 +360,7 @@ func TestTakeoverKubeletRestarts(t *testing.T) {
 			s.must(err)
 			defer old.Close()
 
-			// A client that dials anew all the time.
+			// A client that dials again all the time.
 			var ours, kubelets, missing atomic.Int64
 			dialling, end := context.WithCancel(context.Background())
 			defer end()
@@ -550,7 +550,7 @@ func TestTakeoverProcess(t *testing.T) {
 	t.Fatal(u.Run(context.Background()))
 }
 
-// killed runs a devmgrd of before, beside a kubelet, and kills it.
+// killed runs a devmgrd of before, next to a kubelet, and kills it.
 func (s *takeoverStage) killed() {
 	s.Helper()
 	s.startKubelet()

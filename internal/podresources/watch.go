@@ -44,14 +44,14 @@ func newEpoch() string { return rand.Text()[:8] }
 // resume is where to go on after a revision.
 func (s *Server) resume(revision uint64) string { return fmt.Sprintf("%s-%d", s.epoch, revision) }
 
-// revision reads it back. It gives false for one that is not from this process.
+// revision reads it back. It returns false for one that is not from this process.
 func (s *Server) revision(resume string) (uint64, bool) {
 	epoch, number, _ := strings.Cut(resume, "-")
 	n, err := strconv.ParseUint(number, 10, 64)
 	return n, err == nil && epoch == s.epoch
 }
 
-// Watch gives a snapshot, unless the caller can go on from where it was, and then every change.
+// Watch returns a snapshot, unless the caller can go on from where it was, and then every change.
 func (w watcher) Watch(request *podresourcesv1.WatchRequest, stream grpc.ServerStreamingServer[podresourcesv1.WatchResponse]) error {
 	out := w.sender(stream)
 	defer close(out.responses)
@@ -140,7 +140,7 @@ func (s sender) send(r *podresourcesv1.WatchResponse) error {
 	}
 }
 
-// snapshot gives all pods that have devices, in parts.
+// snapshot returns all pods that have devices, in parts.
 func snapshot(b *device.Snapshot) []*podresourcesv1.Snapshot {
 	part := &podresourcesv1.Snapshot{First: true}
 	parts, n := []*podresourcesv1.Snapshot{part}, 0
@@ -161,7 +161,7 @@ func snapshot(b *device.Snapshot) []*podresourcesv1.Snapshot {
 	return parts
 }
 
-// changeOf gives what a change means to those who want to know who has devices; nil: nothing.
+// changeOf returns what a change means to those who want to know who has devices; nil: nothing.
 func changeOf(c device.Change) *podresourcesv1.Change {
 	change := &podresourcesv1.Change{Time: timestamppb.New(c.At)}
 	switch {

@@ -82,7 +82,7 @@ func admitted(p *corev1.Pod) bool {
 // runtime tells of it earlier, and without an API server. What the mirror pod itself asks for is for the scheduler.
 const resourcesKey = "devmgrd.io/resources"
 
-// mirrored tells whether the kubelet takes the pod for the mirror of a static one, of which it never runs a container.
+// mirrored reports whether the kubelet takes the pod for the mirror of a static one, of which it never runs a container.
 func mirrored(p *corev1.Pod) bool {
 	_, is := p.Annotations[corev1.MirrorPodAnnotationKey]
 	return is
@@ -91,9 +91,9 @@ func mirrored(p *corev1.Pod) bool {
 // generated is what a kubelet makes of a static pod's manifest: a hash of 128 bits. No UID of the API server looks so.
 var generated = regexp.MustCompile("^[0-9a-f]{32}$")
 
-// uid gives the UID by which the runtime knows the pod: that of a static pod is a hash of its manifest, which the kubelet
+// uid returns the UID by which the runtime knows the pod: that of a static pod is a hash of its manifest, which the kubelet
 // notes on the mirror pod. Whoever may create pods can write there too, so nothing else counts. If the runtime tells of
-// the static pod, its mirror is a pod beside it.
+// the static pod, its mirror is a pod next to it.
 func uid(p *corev1.Pod) device.PodUID {
 	if hash := p.Annotations[corev1.MirrorPodAnnotationKey]; generated.MatchString(hash) && p.Annotations[resourcesKey] == "" {
 		return device.PodUID(hash)
@@ -192,7 +192,7 @@ func (r reader) wants(p *corev1.Pod, c *corev1.Container) map[device.ResourceNam
 	return wants
 }
 
-// claimed tells whether dynamic resource allocation serves this resource to the container. The scheduler writes that
+// claimed reports whether dynamic resource allocation serves this resource to the container. The scheduler writes that
 // into the pod's status before it binds the pod.
 func claimed(p *corev1.Pod, container, resource string) bool {
 	status := p.Status.ExtendedResourceClaimStatus
@@ -201,7 +201,7 @@ func claimed(p *corev1.Pod, container, resource string) bool {
 	})
 }
 
-// variables gives the names that the specification sets in the container, ascending. Those of envFrom are not known
+// variables returns the names that the specification sets in the container, ascending. Those of envFrom are not known
 // here: they stand in other objects.
 func variables(c *corev1.Container) []string {
 	var names []string
@@ -212,7 +212,7 @@ func variables(c *corev1.Container) []string {
 	return slices.Compact(names)
 }
 
-// references gives the variables that command and args refer to as $(NAME) and that the specification does not define,
+// references returns the variables that command and args refer to as $(NAME) and that the specification does not define,
 // ascending; defined are those that it does. The kubelet leaves the others as they stand. So it does with $$(NAME), which
 // then looks the same: a name that is written so anywhere is left out.
 func references(c *corev1.Container, defined []string) []string {
@@ -243,5 +243,5 @@ func references(c *corev1.Container, defined []string) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// newObjects gives what the watch decodes into.
+// newObjects returns what the watch decodes into.
 func newObjects() (object, list runtime.Object) { return &corev1.Pod{}, &corev1.PodList{} }

@@ -86,7 +86,7 @@ func (e *Evictions) Run(ctx context.Context) error {
 	}
 }
 
-// next gives the eviction that is due first, and in how long.
+// next returns the eviction that is due first, and in how long.
 func (e *Evictions) next() (first *eviction, wait time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -101,7 +101,7 @@ func (e *Evictions) next() (first *eviction, wait time.Duration) {
 	return first, time.Until(first.due)
 }
 
-// try asks once for one pod's eviction. It is over when the pod, or the one of this UID, is not there any more.
+// try asks once for one pod's eviction. It is over when the pod, or the one of this UID, is no longer there.
 func (e *Evictions) try(ctx context.Context, one *eviction) {
 	still := one.still()
 	var err error

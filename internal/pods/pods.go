@@ -22,7 +22,7 @@ type Sink interface {
 	Bind(device.PodDemand)
 	// Drop says that a pod has ended (Succeeded, Failed) or is gone from the API.
 	Drop(device.PodUID)
-	// Replace gives every active pod of the node, after each full list. Pods that are not in it are gone.
+	// Replace returns every active pod of the node, after each full list. Pods that are not in it are gone.
 	Replace([]device.PodDemand)
 }
 
@@ -68,11 +68,11 @@ func New(cfg Config) *Pods {
 // Run follows the pods until ctx ends, which is not an error.
 func (p *Pods) Run(ctx context.Context) error { return p.watch.Run(ctx) }
 
-// Check gives nil while what the Sink has been told is current, else the reason why it may not be.
+// Check returns nil while what the Sink has been told is current, else the reason why it may not be.
 func (p *Pods) Check() error { return p.watch.Check() }
 
 // Fetch asks the API server for one pod that the watch has not shown yet, and binds it. After nil the Sink knows the
-// pod. ErrNotFound says that there is no such pod here (any more), ErrUnavailable that nobody could tell.
+// pod. ErrNotFound says that there is no such pod here (any longer), ErrUnavailable that nobody could tell.
 func (p *Pods) Fetch(ctx context.Context, pod device.Pod) error {
 	if p.store.knows(pod) {
 		return nil
@@ -88,7 +88,7 @@ func (p *Pods) Fetch(ctx context.Context, pod device.Pod) error {
 func (p *Pods) ServiceAccount(pod device.Pod) string { return p.store.account(pod) }
 
 // Find asks the API server for the pod of that name, of which the watch has not shown anything yet, and binds it. It gives
-// false if there is no such pod here (any more), and an error if nobody could tell.
+// false if there is no such pod here (any longer), and an error if nobody could tell.
 func (p *Pods) Find(ctx context.Context, namespace, name string) (bool, error) {
 	seen, err := p.read(ctx, device.Pod{Namespace: namespace, Name: name})
 	switch {

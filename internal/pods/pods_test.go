@@ -70,7 +70,7 @@ func TestFollowsThePodsOfTheNode(t *testing.T) {
 			untilHas(t, d, "a")
 			api.Delete("namespaces/ns/pods/a")
 			untilHas(t, d, "")
-			// A pod made anew under the same name is another pod.
+			// A pod recreated under the same name is another pod.
 			again := at("a", 0)
 			again.UID = types.UID("a2")
 			api.Put(again)

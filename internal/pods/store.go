@@ -10,7 +10,7 @@ import (
 )
 
 // store holds the active pods of this node and decides what the Sink hears. It is the reflector's store: its methods
-// never fail, since there is nothing that a retry would mend.
+// never fail, since there is nothing that a retry would repair.
 type store struct {
 	reader reader
 	sink   Sink
@@ -74,7 +74,7 @@ func (s *store) Delete(obj any) error {
 	return nil
 }
 
-// hasLocked tells whether the pod is here, and whether another one has taken its UID: two can only have the same where one
+// hasLocked reports whether the pod is here, and whether another one has taken its UID: two can only have the same where one
 // of them pretends to be a mirror pod. The first one has it until it is over.
 func (s *store) hasLocked(pod device.Pod) (has, taken bool) {
 	e, known := s.pods[pod.UID]
@@ -137,7 +137,7 @@ func (s *store) Bookmark(version string) error {
 // Resync is asked for by no one.
 func (s *store) Resync() error { return nil }
 
-// knows tells whether the Sink has the pod.
+// knows reports whether the Sink has the pod.
 func (s *store) knows(pod device.Pod) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,7 +155,7 @@ func (s *store) account(pod device.Pod) string {
 	return s.pods[pod.UID].account
 }
 
-// fetched takes an active pod from Fetch. It gives false if another one has its UID, or if it has ended meanwhile: the
+// fetched takes an active pod from Fetch. It returns false if another one has its UID, or if it has ended meanwhile: the
 // watch has passed the version that Fetch has read, and the pod is not here.
 func (s *store) fetched(seen podState) bool {
 	s.mu.Lock()

@@ -61,7 +61,7 @@ func (d *diary) Replace(all []device.PodDemand) {
 	d.lines = append(d.lines, strings.TrimSpace("replace "+strings.Join(uids, " ")))
 }
 
-// has gives the UIDs that are bound, ascending, with spaces between them.
+// has returns the UIDs that are bound, ascending, with spaces between them.
 func (d *diary) has() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -82,7 +82,7 @@ func (d *diary) said() []string {
 // hashOf stands for the UID that a kubelet makes for a static pod.
 func hashOf(name string) string { return fmt.Sprintf("%032x", name) }
 
-// at gives a pod named uid in a version; what follows is the phase, or "mirror" for the mirror of a static pod, or "local"
+// at returns a pod named uid in a version; what follows is the phase, or "mirror" for the mirror of a static pod, or "local"
 // for that of one which says itself what it asks for.
 func at(uid string, version int, what ...string) *corev1.Pod {
 	p := newPod(uid, container("c", "a.example/gpu", "1"))

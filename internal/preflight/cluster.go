@@ -49,7 +49,7 @@ func (j *judge) api(f Facts) {
 	}
 }
 
-// lacks tells whether devmgrd may not do that.
+// lacks reports whether devmgrd may not do that.
 func (a *API) lacks(right string) bool {
 	return slices.ContainsFunc(a.Rights, func(r Right) bool { return r.What == right && r.Err != nil })
 }

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Judge gives the findings, in the order in which they are best mended.
+// Judge returns the findings, in the order in which they are best repaired.
 func Judge(f Facts) []Finding {
 	var j judge
 	if !f.Root {

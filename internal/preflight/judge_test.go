@@ -13,7 +13,7 @@ import (
 
 const gpu device.ResourceName = "vendor.example/gpu"
 
-// fit is a node on which nothing is to be said.
+// fit is a node on which nothing has to be said.
 func fit() preflight.Facts {
 	on := true
 	return preflight.Facts{
@@ -31,7 +31,7 @@ func fit() preflight.Facts {
 	}
 }
 
-// remarks gives what is not ok, as "verdict check".
+// remarks returns what is not ok, as "verdict check".
 func remarks(t *testing.T, f preflight.Facts) string {
 	var all []string
 	for _, one := range preflight.Judge(f) {
@@ -218,7 +218,7 @@ func serving() *preflight.Daemon {
 	return &preflight.Daemon{Serves: map[device.ResourceName]bool{gpu: true}}
 }
 
-// What is to be done fits the runtime that there is.
+// What has to be done fits the runtime that there is.
 func TestAdvice(t *testing.T) {
 	f := fit()
 	f.Runtime.Name, f.Runtime.Version, f.NRI = "cri-o", "1.34.1", preflight.NRI{Err: errors.New("x"), Missing: true}

@@ -6,7 +6,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// deviceWeight is what one device costs beside its ID: in the inventory, in the allocator's index, and in what is shown.
+// deviceWeight is what one device costs next to its ID: in the inventory, in the allocator's index, and in what is shown.
 const deviceWeight = 256
 
 // weight returns about how many bytes a roster costs.

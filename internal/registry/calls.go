@@ -12,7 +12,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Allocate asks the resource's plugin to make the devices ready for the container, and gives its answer, checked.
+// Allocate asks the resource's plugin to make the devices ready for the container, and returns its answer, checked.
 // The error is a *device.Refusal, or ctx's if that has ended.
 func (r *Registry) Allocate(ctx context.Context, pod device.Pod, c device.Container, resource device.ResourceName, ids []device.ID) (device.Grant, error) {
 	var given device.Grant
@@ -49,7 +49,7 @@ func (r *Registry) PreStart(ctx context.Context, pod device.Pod, c device.Contai
 	})
 }
 
-// Prefer asks the resource's plugin which size of the available devices go well together; those in must are to be among
+// Prefer asks the resource's plugin which size of the available devices go well together; those in must have to be among
 // them, and are available too. What it answers is given as it is, and may be empty: whoever asks judges it. The caller
 // does so only if the Offer says that the plugin has preferences. The error is a *device.Refusal, or ctx's if that has
 // ended.
@@ -110,7 +110,7 @@ func (r *Registry) do(caller context.Context, c call, ask func(context.Context, 
 	return nil
 }
 
-// serving gives the session of the resource's plugin, or says why there is none.
+// serving returns the session of the resource's plugin, or says why there is none.
 func (r *Registry) serving(resource device.ResourceName) (*session, *device.Refusal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

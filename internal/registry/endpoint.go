@@ -24,7 +24,7 @@ const maxPath = unix.PathMax
 // A home is where plugins put their sockets: a plugin pod's own pair of directories, or the common one. It is never edited.
 type home struct {
 	pod      device.PluginPod // zero: the common home
-	sockets  string           // kubelet.sock is in it, and plugins put their sockets beside it
+	sockets  string           // kubelet.sock is in it, and plugins put their sockets next to it
 	registry string           // watched for sockets of plugins that wait to be called; empty: none is called
 
 	kubelet         string   // where a plugin's container has sockets, as in the endpoint that it names to the watcher
@@ -149,12 +149,12 @@ func tooLong(path string) error {
 	return &socketError{clip(path), fmt.Sprintf("is longer than the %d bytes that a path may have", maxPath-1)}
 }
 
-// A socketError says what is wrong with a plugin's socket for good, so that trying again is no use.
+// A socketError says what is wrong with a plugin's socket permanently, so that trying again is no use.
 type socketError struct{ path, fault string }
 
 func (e *socketError) Error() string { return e.path + " " + e.fault }
 
-// spell gives the one way in which we write the path of a socket, so that two spellings of it are known as one: without
+// spell returns the one way in which we write the path of a socket, so that two spellings of it are known as one: without
 // links on the way, but below our own directories as those are configured. A path below one of them must not leave it
 // through a link, since in the plugin's container that leads elsewhere.
 func (h *home) spell(path string) (string, error) {
@@ -197,7 +197,7 @@ func realPath(dir string) (string, error) {
 	return d.Real()
 }
 
-// watched tells whether the watch of a directory sees a socket of that path come and go.
+// watched reports whether the watch of a directory sees a socket of that path come and go.
 func (h *home) watched(path string) bool {
 	if filepath.Dir(path) == h.sockets {
 		return true
@@ -206,12 +206,12 @@ func (h *home) watched(path string) bool {
 	return inside && h.registry != "" && !hidden(rest)
 }
 
-// below gives the rest of a path that is inside a directory. Both are clean.
+// below returns the rest of a path that is inside a directory. Both are clean.
 func below(dir, path string) (rest string, inside bool) {
 	return strings.CutPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// hidden tells whether the watcher passes over a path in its directory, as the kubelet's does.
+// hidden reports whether the watcher passes over a path in its directory, as the kubelet's does.
 func hidden(rest string) bool {
 	return strings.HasPrefix(rest, ".") || strings.Contains(rest, "/.")
 }

@@ -132,10 +132,10 @@ func known(records ...device.PluginRecord) func(*registry.Config) {
 	return func(c *registry.Config) { c.Known = records }
 }
 
-// offer gives the offer of gpu.
+// offer returns the offer of gpu.
 func (f *harness) offer() device.Offer { return f.Offers()[gpu] }
 
-// serves tells whether gpu is served with devices of these IDs.
+// serves reports whether gpu is served with devices of these IDs.
 func (f *harness) serves(want ...string) func() bool {
 	return func() bool {
 		o := f.offer()
@@ -150,7 +150,7 @@ func (f *harness) is(state device.OfferState) func() bool {
 	}
 }
 
-// servesNumber tells whether gpu is served with n devices.
+// servesNumber reports whether gpu is served with n devices.
 func (f *harness) servesNumber(n int) func() bool {
 	return func() bool {
 		o := f.offer()
@@ -163,7 +163,7 @@ func (f *harness) eventually(what string, condition func() bool) {
 	plugintest.Eventually(f.t, what, condition)
 }
 
-// metric gives the value of a counter or gauge, or a histogram's count; -1 if there is no such series.
+// metric returns the value of a counter or gauge, or a histogram's count; -1 if there is no such series.
 func (f *harness) metric(name, resource string) float64 {
 	f.t.Helper()
 	families, err := f.metrics.Gather()
@@ -234,7 +234,7 @@ func (m *memory) all() []device.PluginRecord {
 	return slices.Clone(m.saves)
 }
 
-// last gives the latest record of gpu.
+// last returns the latest record of gpu.
 func (m *memory) last() (device.PluginRecord, bool) { return m.lastOf(gpu) }
 
 func (m *memory) lastOf(resource device.ResourceName) (device.PluginRecord, bool) {

@@ -49,7 +49,7 @@ func (h *home) checkInfo(info *watcherapi.PluginInfo, path string) (device.Resou
 	return resource, served, nil
 }
 
-// onHost gives the place of a path that a plugin in a container names: it has our directories where the kubelet's would
+// onHost returns the place of a path that a plugin in a container names: it has our directories where the kubelet's would
 // be. The longer of two directories that contain each other is the one that was meant.
 func (h *home) onHost(path string) string {
 	seen, ours := h.kubelet, h.sockets

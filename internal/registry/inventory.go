@@ -172,7 +172,7 @@ func (l *lister) takeAnew(message []*pluginapi.Device, now time.Time) (found fau
 	return found
 }
 
-// near tells whether numa(t) would be nodes, mostly without making it.
+// near reports whether numa(t) would be nodes, mostly without making it.
 func (l *lister) near(nodes []int, t *pluginapi.TopologyInfo) bool {
 	switch len(t.GetNodes()) {
 	case 0:
@@ -184,10 +184,10 @@ func (l *lister) near(nodes []int, t *pluginapi.TopologyInfo) bool {
 	return slices.Equal(nodes, l.numa(t))
 }
 
-// counts tells whether a NUMA node's number is one.
+// counts reports whether a NUMA node's number is one.
 func counts(id int64) bool { return 0 <= id && id <= maxNode }
 
-// impossible tells whether a topology names a NUMA node that no machine has. Negative numbers are no fault.
+// impossible reports whether a topology names a NUMA node that no machine has. Negative numbers are no fault.
 func impossible(t *pluginapi.TopologyInfo) bool {
 	for _, n := range t.GetNodes() {
 		if n.GetID() > maxNode {
@@ -197,7 +197,7 @@ func impossible(t *pluginapi.TopologyInfo) bool {
 	return false
 }
 
-// numa gives the NUMA nodes of a topology: ascending, without doubles, and without those that no machine has and the
+// numa returns the NUMA nodes of a topology: ascending, without doubles, and without those that no machine has and the
 // negative ones by which some plugins say that there is none.
 func (l *lister) numa(t *pluginapi.TopologyInfo) []int {
 	if len(t.GetNodes()) == 1 {
@@ -213,7 +213,7 @@ func (l *lister) numa(t *pluginapi.TopologyInfo) []int {
 	return slices.Compact(nodes)
 }
 
-// single gives the list of one node, the same for all devices near it.
+// single returns the list of one node, the same for all devices near it.
 func (l *lister) single(id int64) []int {
 	if !counts(id) {
 		return nil

@@ -176,7 +176,7 @@ func wire(t testing.TB, m proto.Message) mem.BufferSlice {
 	return mem.BufferSlice{mem.SliceBuffer(data)}
 }
 
-// BenchmarkHealthChange50k puts the price of a changed list beside that of decoding it, which the library sets.
+// BenchmarkHealthChange50k puts the price of a changed list next to that of decoding it, which the library sets.
 // The budget is a factor of 1.5.
 func BenchmarkHealthChange50k(b *testing.B) {
 	const n = 50_000

@@ -88,7 +88,7 @@ func TestHealth(t *testing.T) {
 	f.eventually("health may come and go", func() bool { return healthy() == "09" })
 }
 
-// A plugin is registered with two devices, then anew from another socket with the same two, then a third with another
+// A plugin is registered with two devices, then again from another socket with the same two, then a third with another
 // one. The number is 2, 2 and 1, whatever options they have, and whatever the old ones do afterwards.
 func TestReRegistration(t *testing.T) {
 	for _, way := range []string{"by Register", "by the watcher"} {

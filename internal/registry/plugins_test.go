@@ -21,7 +21,7 @@ import (
 
 // What plugins in use do, each kind by itself. They were not written for us, and are not asked to change.
 
-// seen gives what happens to the file of that name, as a plugin's own watch sees it.
+// seen returns what happens to the file of that name, as a plugin's own watch sees it.
 func seen(t *testing.T, dir, name string, what fsnotify.Op) <-chan struct{} {
 	t.Helper()
 	watcher, err := fsnotify.NewWatcher()
@@ -53,7 +53,7 @@ func wait(t *testing.T, limit time.Duration, what string, events <-chan struct{}
 	}
 }
 
-// We restart. Some plugins start again when they see kubelet.sock anew; others only when their own socket vanishes, which
+// We restart. Some plugins start again when they see kubelet.sock again; others only when their own socket vanishes, which
 // it does not; and some watch nothing at all.
 func TestPluginKinds(t *testing.T) {
 	for _, kind := range []string{"watches kubelet.sock", "watches its own socket", "watches nothing"} {

@@ -175,7 +175,7 @@ func (w *pluginWatcher) start(ctx context.Context, path string, file fs.FileInfo
 	})
 }
 
-// find gives the sockets in the directory and those below it, and has each directory watched before it is read. As in the
+// find returns the sockets in the directory and those below it, and has each directory watched before it is read. As in the
 // kubelet's, names that begin with a dot are passed over, and links are not followed.
 func (w *pluginWatcher) find(watch func(dir string) error) (map[string]fs.FileInfo, error) {
 	type place struct {
@@ -259,7 +259,7 @@ func (w *pluginWatcher) passOver(path string) {
 	w.crowded = true
 }
 
-// vanished tells whether a file was there a moment ago, or another kind of file.
+// vanished reports whether a file was there a moment ago, or another kind of file.
 func vanished(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }

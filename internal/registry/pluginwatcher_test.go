@@ -35,7 +35,7 @@ func announcedAt(f *harness, socket string, devices ...*plugintest.Device) (*plu
 	return p, p.Announce(path)
 }
 
-// wasTold tells whether the latest that the plugin was told of its registration is this.
+// wasTold reports whether the latest that the plugin was told of its registration is this.
 func wasTold(p *plugintest.Plugin, registered bool, parts ...string) func() bool {
 	return func() bool {
 		told := p.Told()
@@ -228,7 +228,7 @@ func TestWatcherCallsAgain(t *testing.T) {
 	}
 }
 
-// Plugins of other types are not asked twice, before they make their socket anew.
+// Plugins of other types are not asked twice, before they make their socket again.
 func TestWatcherLeavesOtherTypesAlone(t *testing.T) {
 	f := eager(t)
 	csi := plugintest.New(t, f.watched, "csi")
@@ -411,7 +411,7 @@ func TestWatcherSocketLeftBehind(t *testing.T) {
 	f.eventually("the next one serves", f.servesNumber(3))
 }
 
-// A plugin that starts again makes its socket anew, perhaps by renaming, and is another one from then on.
+// A plugin that starts again makes its socket again, perhaps by renaming, and is another one from then on.
 func TestWatcherSocketMadeAnew(t *testing.T) {
 	f := eager(t)
 	p := plugintest.New(t, f.watched, gpu, plugintest.Devices(2)...)
@@ -434,7 +434,7 @@ func TestWatcherSocketMadeAnew(t *testing.T) {
 	f.eventually("the former's stream is closed", func() bool { return p.Streams() == 0 })
 }
 
-// The kubelet would wait until the socket is made anew: we dial back.
+// The kubelet would wait until the socket is recreated: we dial back.
 func TestWatcherStreamEnds(t *testing.T) {
 	f := eager(t)
 	p, _ := announced(f, plugintest.Devices(2)...)
@@ -565,7 +565,7 @@ func TestWatcherRestarts(t *testing.T) {
 			}
 			second.stop()
 
-			// It does not wait to be called any more, but serves.
+			// It does not wait to be called any longer, but serves.
 			if err := os.Remove(filepath.Join(first.watched, "reg.sock")); err != nil {
 				t.Fatal(err)
 			}

@@ -37,13 +37,13 @@ type registration struct {
 	id       uint64 // in order of arrival
 	resource device.ResourceName
 	home     home
-	endpoint string // see endpoint.go; empty: the plugin has none any more, and the link is not run
+	endpoint string // see endpoint.go; empty: the plugin has none any longer, and the link is not run
 	path     string // of the endpoint
 	lack     string // why there is no endpoint
 
 	registry *Registry
 	log      *slog.Logger
-	wake     chan struct{}      // size one: the socket file was made anew
+	wake     chan struct{}      // size one: the socket file was recreated
 	cancel   context.CancelFunc // ends Run; guarded by Registry.mu
 }
 
@@ -149,7 +149,7 @@ func (l *registration) hold(ctx context.Context) {
 }
 
 // wait returns when it is time to dial back after err. Where only news can help it waits for that alone, so that a
-// plugin which has gone for good costs nothing. A plugin that registered and then refused to list its devices is called rarely:
+// plugin which has gone permanently costs nothing. A plugin that registered and then refused to list its devices is called rarely:
 // the kubelet does not call it a second time.
 func (l *registration) wait(ctx context.Context, err error, pause *backoff.Backoff, refused bool) {
 	var clock <-chan time.Time
@@ -174,7 +174,7 @@ func (l *registration) wait(ctx context.Context, err error, pause *backoff.Backo
 	case <-ctx.Done():
 	case <-clock:
 	case <-l.wake:
-		// Most plugins that make their socket anew register a moment later. To dial them before that would open
+		// Most plugins that make their socket again register a moment later. To dial them before that would open
 		// two streams, and plugins whose abandoned stream keeps reading from the same channel as the next one
 		// would tell it, not us, of the next device that fails.
 		pause.Reset()
@@ -185,7 +185,7 @@ func (l *registration) wait(ctx context.Context, err error, pause *backoff.Backo
 	}
 }
 
-// rests tells whether dialling is no use until the socket's file is made anew, which the watch sees, or the plugin
+// rests reports whether dialling is no use until the socket's file is recreated, which the watch sees, or the plugin
 // registers: there is no file, it is no plugin's socket, or nobody listens on it. The last may pass without a sign,
 // since a socket's file is there before its owner listens; so it counts when the plugin is lost and has been dialled
 // for as long as the pauses grow.
@@ -196,7 +196,7 @@ func (l *registration) rests(err error, tried bool) bool {
 	return tried && errors.Is(err, syscall.ECONNREFUSED) && l.registry.lost(l)
 }
 
-// unseen tells whether the socket may come and go without a sign: it is in no directory that is watched, or its name is
+// unseen reports whether the socket may come and go without a sign: it is in no directory that is watched, or its name is
 // a link.
 func (l *registration) unseen() bool {
 	if !l.home.watched(l.path) {

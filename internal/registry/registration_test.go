@@ -397,8 +397,8 @@ func TestListWithFaults(t *testing.T) {
 	}
 }
 
-// A plugin that has gone for good is dialled until it is lost and the pauses have grown, and no more. It is found when
-// its socket is made anew.
+// A plugin that has gone permanently is dialled until it is lost and the pauses have grown, and no more. It is found when
+// its socket is recreated.
 func TestNothingIsDialledAtRest(t *testing.T) {
 	t.Parallel()
 	dir := socketDir(t)
@@ -441,7 +441,7 @@ func TestUnchangedList(t *testing.T) {
 	p.Resend()
 	p.Set(devices...)
 	p.Set(reversed...)
-	// A second resource comes after them. It changes something, so what they would have changed is to be seen by then.
+	// A second resource comes after them. It changes something, so what they would have changed has to be seen by then.
 	plugintest.Start(t, f.dir, "vendor.example/other", plugintest.Devices(1)...)
 	f.eventually("the other resource is served", func() bool { return f.Offers()["vendor.example/other"].Reported })
 	if after := f.offer(); &after.Inventory.Devices[0] != &before.Inventory.Devices[0] {
@@ -454,7 +454,7 @@ func TestUnchangedList(t *testing.T) {
 		}
 	}
 
-	// Alone, it gives no signal at all: see TestUnchangedListGivesNoSignal, where nothing else happens.
+	// Alone, it returns no signal at all: see TestUnchangedListGivesNoSignal, where nothing else happens.
 }
 
 func TestUnchangedListGivesNoSignal(t *testing.T) {

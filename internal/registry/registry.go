@@ -18,7 +18,7 @@ import (
 // Config is what a Registry needs. Only the plugin watcher's directories, PluginsDir, Rules, Listener, Known and RejectDuplicates may
 // be left out. All paths are absolute.
 type Config struct {
-	SocketDir   string        // we listen on kubelet.sock in it; plugins put their sockets beside it
+	SocketDir   string        // we listen on kubelet.sock in it; plugins put their sockets next to it
 	GracePeriod time.Duration // how long an offer is Stale before it is Lost; 0: not at all
 
 	RegistryDir        string // watched for sockets of plugins that wait to be called; empty: none is called
@@ -151,7 +151,7 @@ func New(cfg Config) *Registry {
 	return r
 }
 
-// sharedSockets gives the paths that more than one record names, as after a crash between two saves. A socket belongs to
+// sharedSockets returns the paths that more than one record names, as after a crash between two saves. A socket belongs to
 // one resource, but nothing in the records tells which of them registered last, and the plugin cannot be asked: it is
 // better to wait for it than to offer its devices under a wrong name.
 func (r *Registry) sharedSockets(known []device.PluginRecord) map[string]bool {
@@ -271,7 +271,7 @@ func (r *Registry) close() {
 	}
 }
 
-// Offers gives what is offered at this moment. Inventories are shared and must not be changed.
+// Offers returns what is offered at this moment. Inventories are shared and must not be changed.
 func (r *Registry) Offers() map[device.ResourceName]device.Offer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -303,7 +303,7 @@ func (r *Registry) signal() {
 	}
 }
 
-// Check gives nil while registrations reach us, and otherwise says why they do not.
+// Check returns nil while registrations reach us, and otherwise says why they do not.
 func (r *Registry) Check() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -69,7 +69,7 @@ func (s *resourceState) record() device.PluginRecord {
 // fail keeps why the plugin could not be reached, registered or followed.
 func (s *resourceState) fail(why string) { s.lastError, s.lastErrorAt = clip(why), time.Now() }
 
-// present tells whether a plugin serves it, or has just come and is about to.
+// present reports whether a plugin serves it, or has just come and is about to.
 func (s *resourceState) present() bool {
 	return s != nil && (s.state == device.Serving || s.session != nil)
 }
@@ -153,7 +153,7 @@ func (r *Registry) accept(l *registration, to *session) (loser device.ResourceNa
 	return loser, nil
 }
 
-// sameSocketLocked gives the supply of another resource whose plugin listens, or listened, at l's socket. There is at most
+// sameSocketLocked returns the supply of another resource whose plugin listens, or listened, at l's socket. There is at most
 // one.
 func (r *Registry) sameSocketLocked(l *registration) *resourceState {
 	for _, s := range r.resources {
@@ -191,7 +191,7 @@ func (r *Registry) dropSocketLocked(s *resourceState, lack string) {
 	r.signal()
 }
 
-// orphaned tells whether the resource's plugin has been withdrawn and no other has come, or whether it has been forgotten.
+// orphaned reports whether the resource's plugin has been withdrawn and no other has come, or whether it has been forgotten.
 func (r *Registry) orphaned(resource device.ResourceName) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -260,7 +260,7 @@ func (r *Registry) listed(l *registration, on *session, list deviceList) (back b
 	return back
 }
 
-// ended takes notice that a link's stream has ended. It tells whether that was news.
+// ended takes notice that a link's stream has ended. It reports whether that was news.
 func (r *Registry) ended(l *registration) (news bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -271,7 +271,7 @@ func (r *Registry) ended(l *registration) (news bool) {
 	return r.awayLocked(s)
 }
 
-// awayLocked makes the offer of a supply that has lost its plugin Stale. It tells whether that was news.
+// awayLocked makes the offer of a supply that has lost its plugin Stale. It reports whether that was news.
 func (r *Registry) awayLocked(s *resourceState) (news bool) {
 	if s.session != nil {
 		r.signal()
@@ -312,7 +312,7 @@ func (r *Registry) registrationRefused(resource device.ResourceName, err error) 
 	}
 }
 
-// lost tells whether the link is the current one of an offer that is Lost.
+// lost reports whether the link is the current one of an offer that is Lost.
 func (r *Registry) lost(l *registration) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -377,7 +377,7 @@ func (r *Registry) lose(ctx context.Context, s *resourceState) {
 	}
 }
 
-// record gives what there is to remember of a resource.
+// record returns what there is to remember of a resource.
 func (r *Registry) record(resource device.ResourceName) (device.PluginRecord, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

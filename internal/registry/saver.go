@@ -84,7 +84,7 @@ func (s *saver) run(ctx context.Context) {
 	}
 }
 
-// saveAll saves each noted record that differs from the one saved before, and tells whether all went well.
+// saveAll saves each noted record that differs from the one saved before, and reports whether all went well.
 func (s *saver) saveAll(failing *bool) bool {
 	s.mu.Lock()
 	names := s.dirty

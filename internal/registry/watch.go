@@ -23,7 +23,7 @@ const (
 )
 
 // watch looks after the socket directory until ctx ends: it puts kubelet.sock back if it vanishes, and wakes the link
-// whose plugin makes its socket anew. It removes dead sockets at the start, and seldom when others are made.
+// whose plugin makes its socket again. It removes dead sockets at the start, and seldom when others are made.
 func (d *directory) watch(ctx context.Context) {
 	d.tend(ctx, d.sockets, d.watchOnce, func(due bool) {
 		_ = d.keepSocket() // Check says what is wrong
@@ -121,7 +121,7 @@ func (d *directory) watchOnce(ctx context.Context) error {
 				return err
 			}
 		case err := <-watcher.Errors:
-			return err // events may have been lost: look at everything anew
+			return err // events may have been lost: look at everything again
 		case event := <-watcher.Events:
 			switch name := filepath.Base(event.Name); {
 			case event.Name == d.sockets && event.Has(fsnotify.Remove|fsnotify.Rename):

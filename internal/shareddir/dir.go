@@ -151,7 +151,7 @@ func (d *Dir) Exchange(a, b string) error {
 	return d.linkError("exchange", a, b, unix.Renameat2(int(d.file.Fd()), a, int(d.file.Fd()), b, unix.RENAME_EXCHANGE))
 }
 
-// Link gives a file a second name. It fails where something has that name.
+// Link returns a file a second name. It fails where something has that name.
 func (d *Dir) Link(from, to string) error {
 	return d.linkError("link", from, to, unix.Linkat(int(d.file.Fd()), from, int(d.file.Fd()), to, 0))
 }
@@ -193,7 +193,7 @@ func Make(path string, mode fs.FileMode) (made []string, err error) {
 	return made, err
 }
 
-// setMode gives a new directory its mode, through a descriptor that is no link's.
+// setMode returns a new directory its mode, through a descriptor that is no link's.
 func setMode(path string, mode fs.FileMode) error {
 	d, name, err := Split(path)
 	if err != nil {
@@ -208,7 +208,7 @@ func setMode(path string, mode fs.FileMode) error {
 	return os.Chmod(through(made.file), mode)
 }
 
-// SetLabel gives the directory an SELinux label, where SELinux is on.
+// SetLabel returns the directory an SELinux label, where SELinux is on.
 func (d *Dir) SetLabel(label string) error {
 	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
 		return nil

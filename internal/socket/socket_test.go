@@ -48,7 +48,7 @@ func listen(t *testing.T, dir string) (*net.UnixListener, os.FileInfo) {
 	return l, info
 }
 
-// names gives what is in a directory.
+// names returns what is in a directory.
 func names(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

@@ -13,7 +13,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// A full disk is told until it is not full any more.
+// A full disk is told until it is no longer full.
 func TestCheckTellsOfFailingWrites(t *testing.T) {
 	s := open(t, t.TempDir())
 	if err := s.Check(); err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Cordons gives all cordons, in the order of their resources and devices.
+// Cordons returns all cordons, in the order of their resources and devices.
 func (s *Store) Cordons() ([]device.Cordon, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()

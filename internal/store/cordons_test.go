@@ -12,7 +12,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// Cordons survive, beside all else, and are read back with their words.
+// Cordons survive, next to all else, and are read back with their words.
 func TestCordons(t *testing.T) {
 	dir := t.TempDir()
 	open := func() *store.Store {

@@ -24,7 +24,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// recover opens the state file as the daemon does, and gives what it says.
+// recover opens the state file as the daemon does, and returns what it says.
 func recover(t testing.TB, dir string) (s *store.Store, has store.State, log *bytes.Buffer, metrics *prometheus.Registry) {
 	t.Helper()
 	log, metrics = &bytes.Buffer{}, prometheus.NewRegistry()
@@ -36,7 +36,7 @@ func recover(t testing.TB, dir string) (s *store.Store, has store.State, log *by
 	return s, has, log, metrics
 }
 
-// damagedFiles gives the metric of that name.
+// damagedFiles returns the metric of that name.
 func damagedFiles(t *testing.T, metrics *prometheus.Registry) float64 {
 	t.Helper()
 	families, err := metrics.Gather()
@@ -87,7 +87,7 @@ func some(t testing.TB, dir string) (store.State, []byte) {
 
 // A damaged file is set aside as it is, with a word in the log, and the daemon goes on with a new state file.
 func TestADamagedFileIsSetAside(t *testing.T) {
-	// where gives the offset of the first page of a kind: 1 for branches, 2 for leaves.
+	// where returns the offset of the first page of a kind: 1 for branches, 2 for leaves.
 	where := func(t *testing.T, data []byte, kind byte) int {
 		for at := 2 * 4096; at < len(data); at += 4096 {
 			if data[at+8] == kind && data[at+10] > 1 {

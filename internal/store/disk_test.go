@@ -225,7 +225,7 @@ func TestAStartOnAReadOnlyDisk(t *testing.T) {
 		})
 	}
 
-	// Somebody has mended the disk and put another file there: to go on would be to write half of two state file.
+	// Somebody has repaired the disk and put another file there: to go on would be to write half of two state file.
 	d := newDisk(t)
 	path := filepath.Join(d.dir, "state.db")
 	if err := errors.Join(open(t, d.dir).Close(), os.WriteFile(path, good, 0o600)); err != nil {

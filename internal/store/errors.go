@@ -40,7 +40,7 @@ func (e *ForeignError) Error() string {
 		"the file has not been touched", e.Title, e.Path, e.Err)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *ForeignError) Unwrap() error { return e.Err }
 
 // A DamagedError says that a file is not what was written.
@@ -55,7 +55,7 @@ func (e *DamagedError) Error() string {
 	return fmt.Sprintf("%s %s is damaged and cannot be read: %v; %s; the file has not been touched", e.Title, e.Path, e.Err, e.Remedy)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *DamagedError) Unwrap() error { return e.Err }
 
 // An InUseError says that another program has a file open.
@@ -69,7 +69,7 @@ func (e *InUseError) Error() string {
 	return fmt.Sprintf("%s %s is in use by another program (%v): wait for its end, or stop it", e.Title, e.Path, e.Err)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *InUseError) Unwrap() error { return e.Err }
 
 // A StrayError says that a file was removed or replaced while devmgrd has it open. The open one can still be copied.

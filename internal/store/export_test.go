@@ -82,7 +82,7 @@ func JudgeHistory(data []byte) error {
 	return err
 }
 
-// VersionCheck is what has to stand beside a version.
+// VersionCheck is what has to stand next to a version.
 var VersionCheck = versionCheck
 
 // Roundtrip encodes a device and decodes it again.

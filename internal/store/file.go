@@ -104,7 +104,7 @@ func (f *file) use(o opened) {
 }
 
 // Check returns nil while the file can be written as far as is known, and otherwise the reason, for /readyz: the file is not
-// ours any more, or the latest write has failed. A full disk is noticed by the next write.
+// ours any longer, or the latest write has failed. A full disk is noticed by the next write.
 func (f *file) Check() error {
 	f.mu.Lock()
 	original, failure := f.identity, f.failure
@@ -126,7 +126,7 @@ func (f *file) fail(err error) {
 var errUnchanged = errors.New("nothing changed")
 
 // update runs change in one transaction and commits it, durably, if there is something to commit. It fails if the open
-// file is not the one at its path any more, since nothing in it is durable then.
+// file is no longer the one at its path, since nothing in it is durable then.
 func (f *file) update(change func(*transaction) error) error {
 	f.writing.Lock()
 	defer f.writing.Unlock()

@@ -25,7 +25,7 @@ type History struct {
 	actions actionLimits
 
 	guard  sync.Mutex // held by each use of the file, so that none is under way when another one meets damage; guards what follows
-	broken error      // the file is not used any more
+	broken error      // the file is no longer used
 }
 
 // spanRecord is a device.Span without its number, which is in its key.

@@ -39,5 +39,5 @@ func takeLock(path string) (*lock, error) {
 	return &lock{f}, nil
 }
 
-// release gives the lock back. The file stays: removing it would let two processes lock two files of one name.
+// release returns the lock back. The file stays: removing it would let two processes lock two files of one name.
 func (l *lock) release() error { return l.file.Close() }

@@ -16,7 +16,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// pluginRecord is the small part of a device.PluginRecord, beside its devices.
+// pluginRecord is the small part of a device.PluginRecord, next to its devices.
 type pluginRecord struct {
 	Endpoint string     `json:"endpoint"`
 	Pod      *pluginPod `json:"pod,omitempty"` // nil: not known
@@ -47,7 +47,7 @@ func recordOf(p device.PluginPod) *pluginPod {
 	return &pluginPod{p.UID, p.Namespace, p.Name, p.ServiceAccount}
 }
 
-// Plugins gives all resources that are remembered, in the order of their names.
+// Plugins returns all resources that are remembered, in the order of their names.
 func (s *Store) Plugins() ([]device.PluginRecord, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -106,7 +106,7 @@ func (s *Store) SavePlugin(r device.PluginRecord) error {
 	return s.update(func(d *transaction) error { return savePlugin(d, r) })
 }
 
-// savePlugin drops the note that the resource is to be taken off the Node, if there is one: it is back.
+// savePlugin drops the note that the resource has to be taken off the Node, if there is one: it is back.
 func savePlugin(d *transaction, r device.PluginRecord) error {
 	fail := func(err error) error { return fmt.Errorf("resource %s: %w", r.Resource, err) }
 	if err := dropRetired(d, r.Resource); err != nil {

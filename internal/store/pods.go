@@ -9,7 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Pods gives all pods that are remembered, in the order of their UIDs.
+// Pods returns all pods that are remembered, in the order of their UIDs.
 func (s *Store) Pods() ([]device.PodRecord, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()

@@ -20,7 +20,7 @@ type State struct {
 	Retired []device.ResourceName // forgotten, and the Node may still show them
 }
 
-// Read gives what the state file in dir hold, and changes nothing in them. It needs them for itself, and fails as Open does, with
+// Read returns what the state file in dir hold, and changes nothing in them. It needs them for itself, and fails as Open does, with
 // fs.ErrNotExist where there are none.
 func Read(dir string, log *slog.Logger) (b State, err error) {
 	path := filepath.Join(dir, FileName)

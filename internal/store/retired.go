@@ -29,7 +29,7 @@ func readRetired(db *bolt.DB) (all []device.ResourceName, err error) {
 	return all, err
 }
 
-// ForgetResource removes all that is kept of a resource but its history, its plugin, devices and cordons, and notes that it is to be
+// ForgetResource removes all that is kept of a resource but its history, its plugin, devices and cordons, and notes that it has to be
 // taken off the Node: in one commit.
 func (s *Store) ForgetResource(r device.ResourceName) error {
 	return s.update(func(d *transaction) error {

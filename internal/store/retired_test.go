@@ -58,7 +58,7 @@ func TestForgetResource(t *testing.T) {
 		t.Errorf("retired %v", b.Retired)
 	}
 	do(func(s *store.Store) error { return s.ForgetResource("d.com/back") })
-	do(func(s *store.Store) error { return s.SavePlugin(plugin("d.com/back")) }) // it is not to be taken off the Node any more
+	do(func(s *store.Store) error { return s.SavePlugin(plugin("d.com/back")) }) // it is no longer to be taken off the Node
 	do(func(s *store.Store) error { return s.DropRetired([]device.ResourceName{"a.com/gpu", "c.com/x"}) })
 	if b := read(); !reflect.DeepEqual(b.Retired, []device.ResourceName{"never.com/heard-of"}) {
 		t.Errorf("retired %v", b.Retired)

@@ -50,7 +50,7 @@ func Open(c Config) (*Store, error) {
 	return s, nil
 }
 
-// Recover is Open for a daemon that has to go on whatever has become of its state file, and gives what they hold.
+// Recover is Open for a daemon that has to go on whatever has become of its state file, and returns what they hold.
 //
 // A damaged file is set aside, and a new state file is started: what can still be read of it is not to be trusted. Where the
 // disk is full or cannot be written, what the file holds is given all the same, and writing fails until there is room.
@@ -138,7 +138,7 @@ func (s *Store) openOrReplace() (opened, State, error) {
 	return o, State{}, err
 }
 
-// readOnly gives what a file holds that cannot be written. One that is not there or that is damaged holds nothing: it is
+// readOnly returns what a file holds that cannot be written. One that is not there or that is damaged holds nothing: it is
 // made, or set aside, as soon as that can be.
 func (s *Store) readOnly() (State, error) {
 	var has State
@@ -153,7 +153,7 @@ func (s *Store) readOnly() (State, error) {
 	return has, err
 }
 
-// isTransient tells whether an error is one of a disk that may be put right while we wait.
+// isTransient reports whether an error is one of a disk that may be put right while we wait.
 func isTransient(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS)
 }
@@ -172,7 +172,7 @@ func (s *Store) reopen() error {
 	return nil
 }
 
-// Close closes the file and gives the lock back.
+// Close closes the file and returns the lock back.
 func (s *Store) Close() error {
 	s.writing.Lock()
 	defer s.writing.Unlock()

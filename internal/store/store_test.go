@@ -300,7 +300,7 @@ func BenchmarkOpen(b *testing.B) {
 	}
 }
 
-// BenchmarkCheck measures the check of the whole file that is part of it, beside the one that comes with bbolt, which sees
+// BenchmarkCheck measures the check of the whole file that is part of it, next to the one that comes with bbolt, which sees
 // less.
 func BenchmarkCheck(b *testing.B) {
 	path := filepath.Join(fullNode(b), "state.db")

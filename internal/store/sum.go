@@ -37,7 +37,7 @@ func (p place) fold(text []byte) place {
 // hash is what a record adds to the sum.
 func (p place) hash(key, value []byte) uint64 { return uint64(p.fold(key).fold(value)) }
 
-// placeOf gives the place of what is in the innermost of these buckets.
+// placeOf returns the place of what is in the innermost of these buckets.
 func placeOf(path ...[]byte) place {
 	p := top
 	for _, name := range path {
@@ -60,7 +60,7 @@ func sumOf(b *bolt.Bucket, p place) (sum uint64, err error) {
 	return sum, err
 }
 
-// versionCheck is what stands beside the version, so that damage to it is not taken for a newer devmgrd's file.
+// versionCheck is what stands next to the version, so that damage to it is not taken for a newer devmgrd's file.
 func versionCheck(version []byte) []byte {
 	return binary.BigEndian.AppendUint32(nil, crc32.ChecksumIEEE(version))
 }

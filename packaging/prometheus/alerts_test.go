@@ -43,7 +43,7 @@ func read(t *testing.T, file string, to any, strictly bool) {
 	}
 }
 
-// alerts gives all alerts by name.
+// alerts returns all alerts by name.
 func alerts(t *testing.T) map[string]alert {
 	t.Helper()
 	var r rules

@@ -21,7 +21,7 @@ const (
 	socket = "devmgrd.socket"
 )
 
-// settings gives the values of a key of the unit, without prefixes such as "-".
+// settings returns the values of a key of the unit, without prefixes such as "-".
 func settings(t *testing.T, key string) []string {
 	t.Helper()
 	return settingsOf(t, unit, key)
@@ -105,7 +105,7 @@ func TestPromises(t *testing.T) {
 		"RuntimeDirectoryPreserve": "yes", // plugin containers have a directory below it mounted
 		"Before":                   "kubelet.service",
 		"AppArmorProfile":          "devmgrd", // packaging/apparmor
-		"WatchdogSec":              "30s",     // a devmgrd that hangs is started anew
+		"WatchdogSec":              "30s",     // a devmgrd that hangs is started again
 	} {
 		if got := settings(t, key); len(got) != 1 || got[0] != want {
 			t.Errorf("%s is %q, want %q", key, got, want)

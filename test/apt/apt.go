@@ -57,7 +57,7 @@ func Ensure(ctx context.Context, log io.Writer, n Need) error {
 	return nil
 }
 
-// Program gives the path of a program that a test cannot do without, installing it as Ensure does. Where that cannot be the test
+// Program returns the path of a program that a test cannot do without, installing it as Ensure does. Where that cannot be the test
 // fails and says what to do: what has not been checked is not to look as if it had.
 func Program(t testing.TB, name, pkg, why string) string {
 	t.Helper()
@@ -91,7 +91,7 @@ func takeTurn() (*os.File, error) {
 	return file, nil
 }
 
-// Programs gives the packages of those programs that are not in PATH.
+// Programs returns the packages of those programs that are not in PATH.
 func Programs(packages map[string]string) func() []string {
 	return func() (missing []string) {
 		for program, of := range packages {

@@ -135,7 +135,7 @@ func (tb *tab) do(actions ...chromedp.Action[chromedp.Void]) {
 	get(tb, chromedp.Steps(actions...))
 }
 
-// get runs an action and gives its value.
+// get runs an action and returns its value.
 func get[T any](tb *tab, action chromedp.Action[T]) T {
 	tb.t.Helper()
 	ctx, cancel := context.WithTimeout(tb, limit)
@@ -172,7 +172,7 @@ func (tb *tab) until(what, expression string) {
 		ctx, cancel := context.WithTimeout(tb, limit)
 		defer cancel()
 		is, err := chromedp.Run(ctx, chromedp.Evaluate[bool](expression))
-		if err != nil && !strings.Contains(err.Error(), "navigated or closed") { // the page loads itself anew
+		if err != nil && !strings.Contains(err.Error(), "navigated or closed") { // the page loads itself again
 			tb.t.Fatal(err)
 		}
 		return is
@@ -190,13 +190,13 @@ func (tb *tab) wait(what string, condition func() bool) {
 	}
 }
 
-// picture gives all of the page.
+// picture returns all of the page.
 func (tb *tab) picture() []byte {
 	tb.t.Helper()
 	return get(tb, chromedp.FullScreenshot(100))
 }
 
-// says tells whether all texts are on the page.
+// says reports whether all texts are on the page.
 func (tb *tab) says(texts ...string) {
 	tb.t.Helper()
 	all := value[string](tb, "document.body.innerText")

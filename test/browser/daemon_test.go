@@ -81,7 +81,7 @@ func (d *daemon) start() {
 	})
 }
 
-// end ends it, if it runs, and gives how.
+// end ends it, if it runs, and returns how.
 func (d *daemon) end(how syscall.Signal) error {
 	if d.process == nil {
 		return nil
@@ -107,7 +107,7 @@ func cell(id string) string {
 	return fmt.Sprintf(`([...document.querySelectorAll("summary")].find((s) => s.querySelector(".id").textContent === %q) ?? {innerText: ""}).innerText`, id)
 }
 
-// What becomes of a devmgrd and its plugin is on the page within a moment, without loading it anew: whoever has it open keeps the
+// What becomes of a devmgrd and its plugin is on the page within a moment, without loading it again: whoever has it open keeps the
 // place, the focus and what is open. When the daemon is gone the page says so, and goes on when it is back.
 func TestDaemon(t *testing.T) {
 	d := newDaemon(t)

@@ -95,7 +95,7 @@ func TestExtremes(t *testing.T) {
 	}
 }
 
-// Without its script the page is all there, and loads itself anew.
+// Without its script the page is all there, and loads itself again.
 func TestWithoutScript(t *testing.T) {
 	address := serve(t, aNode(t))
 	tb := open(t, 1280, 900)
@@ -167,7 +167,7 @@ func TestBackground(t *testing.T) {
 	tb.wait("there is a stream again", func() bool { return streams.Load() == 1 })
 }
 
-// A devmgrd of another build has another script: its page is loaded anew, once.
+// A devmgrd of another build has another script: its page is loaded again, once.
 func TestAnotherBuild(t *testing.T) {
 	source := aNode(t)
 	inside := http.NewServeMux()

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// keep writes a picture into docs/images, if that is wanted; it is to be small, and is never empty.
+// keep writes a picture into docs/images, if that is wanted; it has to be small, and is never empty.
 func keep(t *testing.T, name string, picture []byte) {
 	t.Helper()
 	small := shrink(t, picture)

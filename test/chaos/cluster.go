@@ -78,7 +78,7 @@ type lasting struct {
 	told  bool
 }
 
-// is tells whether it has just become so for longer than the limit.
+// is reports whether it has just become so for longer than the limit.
 func (l *lasting) is(so bool, now time.Time, limit time.Duration) bool {
 	switch {
 	case !so:
@@ -158,7 +158,7 @@ func limit(p *corev1.Pod) int64 {
 	return n
 }
 
-// failedForDevices tells whether a kubelet has failed the pod for want of devices.
+// failedForDevices reports whether a kubelet has failed the pod for want of devices.
 func failedForDevices(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodFailed &&
 		(strings.HasPrefix(p.Status.Reason, "OutOf") || p.Status.Reason == "UnexpectedAdmissionError" || p.Status.Reason == "TopologyAffinityError")

@@ -25,7 +25,7 @@ type fault struct {
 	do     func(ctx context.Context, w *world, dice *rand.Rand) (what string, err error)
 }
 
-// faults are all that may happen. What has to be mended afterwards is, by world.mend, whatever happened.
+// faults are all that may happen. What has to be repaired afterwards is, by world.repair, whatever happened.
 func faults(w *world) []fault {
 	all := []fault{
 		{14, createPods}, // the first
@@ -130,7 +130,7 @@ func moody(what string, change func(*Mood, *rand.Rand)) func(context.Context, *w
 	}
 }
 
-// restart ends a process, politely or not, and lets it be away for a moment or until all is mended.
+// restart ends a process, politely or not, and lets it be away for a moment or until all is repaired.
 func restart(p *cluster.Process) func(context.Context, *world, *rand.Rand) (string, error) {
 	return func(_ context.Context, w *world, dice *rand.Rand) (string, error) {
 		hard, away := dice.IntN(3) > 0, dice.IntN(3) == 0

@@ -51,7 +51,7 @@ func (g *gate) breaks(meta bool, syncs int) {
 	g.fail[meta] = syncs
 }
 
-// mend lets all syncs succeed, and returns how many have failed: of the data, and of the meta page.
+// repair lets all syncs succeed, and returns how many have failed: of the data, and of the meta page.
 func (g *gate) mend() (data, meta int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -21,7 +21,7 @@ type holder struct {
 	has     []string
 }
 
-// holders gives all processes that run in containers of the tests, with the devices that they really have.
+// holders returns all processes that run in containers of the tests, with the devices that they really have.
 func holders() []holder {
 	var all []holder
 	entries, _ := os.ReadDir("/proc")
@@ -37,7 +37,7 @@ func holders() []holder {
 	return all
 }
 
-// look reads what a process has. It gives false if it is none of a container of the tests, or has ended.
+// look reads what a process has. It returns false if it is none of a container of the tests, or has ended.
 func look(pid int) (holder, bool) {
 	dir := fmt.Sprintf("/proc/%d", pid)
 	env, err := os.ReadFile(dir + "/environ")
@@ -71,7 +71,7 @@ func startOf(pid int) string {
 	return ""
 }
 
-// stat gives what the kernel says of a process, from its state on; nothing if it has ended.
+// stat returns what the kernel says of a process, from its state on; nothing if it has ended.
 func stat(pid int) []string {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -81,7 +81,7 @@ func stat(pid int) []string {
 	return strings.Fields(rest)
 }
 
-// awake tells whether a process runs and is not frozen.
+// awake reports whether a process runs and is not frozen.
 func awake(p *cluster.Process) bool {
 	fields := stat(p.Pid())
 	return p.Running() && len(fields) > 0 && fields[0] != "T"

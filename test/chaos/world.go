@@ -52,7 +52,7 @@ type world struct {
 
 	pods    []string // that should be there
 	named   int
-	later   sync.WaitGroup // what ends by itself, or when all is mended
+	later   sync.WaitGroup // what ends by itself, or when all is repaired
 	mending chan struct{}  // closed when it is
 	cut     bool           // the API server has been away
 	renamed int            // how often the plugin has renamed its devices
@@ -165,7 +165,7 @@ func (w *world) watch() {
 	}
 }
 
-// awake tells whether the plugin and who publishes its devices run, and are not frozen.
+// awake reports whether the plugin and who publishes its devices run, and are not frozen.
 func (w *world) awake() bool {
 	return awake(w.plugin) && awake(w.publisher())
 }
@@ -221,7 +221,7 @@ func (w *world) say(kind, what string) {
 	w.tell("WRONG: %s: %s", kind, what)
 }
 
-// play plays all sequences and gives the exit status.
+// play plays all sequences and returns the exit status.
 func (w *world) play(ctx context.Context) int {
 	against := "devmgrd"
 	if w.options.kubelet {
@@ -290,7 +290,7 @@ func (w *world) side() string {
 	return ""
 }
 
-// sequence plays one sequence, and mends everything.
+// sequence plays one sequence, and repairs everything.
 func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time.Duration) {
 	began := time.Now()
 	dice := rand.New(rand.NewPCG(seed, 0))
@@ -333,7 +333,7 @@ func short(err error) string {
 	return text[:min(len(text), 80)]
 }
 
-// mend puts everything right again that faults may have broken.
+// repair puts everything right again that faults may have broken.
 func (w *world) mend(ctx context.Context) {
 	w.tell("all is mended")
 	close(w.mending)
@@ -458,7 +458,7 @@ func inUseUnlisted() bool {
 	return false
 }
 
-// allRun tells whether all pods that are bound to the node run, or wait for devices that are rightly withheld.
+// allRun reports whether all pods that are bound to the node run, or wait for devices that are rightly withheld.
 func (w *world) allRun(ctx context.Context) (bool, string) {
 	pods, err := w.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -472,7 +472,7 @@ func (w *world) allRun(ctx context.Context) (bool, string) {
 	return true, ""
 }
 
-// hasAll tells whether one pod runs that has all devices. It makes that pod, and another one when it has failed.
+// hasAll reports whether one pod runs that has all devices. It makes that pod, and another one when it has failed.
 func (w *world) hasAll(ctx context.Context) (bool, string) {
 	if len(w.pods) == 0 {
 		if _, err := w.create(ctx, deviceCount); err != nil {
@@ -552,7 +552,7 @@ func (w *world) shows(ctx context.Context, want int64) (bool, string) {
 	return got == want, fmt.Sprintf("the Node shows %d, want %d", got, want)
 }
 
-// eventually waits for a condition, and gives what it has said last if it does not come.
+// eventually waits for a condition, and returns what it has said last if it does not come.
 func (w *world) eventually(ctx context.Context, limit time.Duration, condition func() (bool, string)) error {
 	end := time.Now().Add(limit)
 	for {

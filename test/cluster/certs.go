@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// pki holds the files of one cluster's keys. They are made anew for each, and cheaply.
+// pki holds the files of one cluster's keys. They are recreated for each, and cheaply.
 type pki struct {
 	caFile                    string
 	serverFile, serverKey     string // for the API server and the kubelet

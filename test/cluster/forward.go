@@ -27,7 +27,7 @@ func forward(listener net.Listener, pid int) {
 			defer outer.Close()
 			inner, err := dialIn(ns, apiAddress)
 			if err != nil {
-				return // nobody listens yet, or any more: the client sees its connection closed
+				return // nobody listens yet, or any longer: the client sees its connection closed
 			}
 			defer inner.Close()
 			go func() {

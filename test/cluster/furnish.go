@@ -99,7 +99,7 @@ func replace(dir, by string) error {
 	return mount(by, dir, "", unix.MS_BIND, "")
 }
 
-// replaceTmp gives the run a /tmp of its own in which everything that is in the machine's /tmp now can still be
+// replaceTmp returns the run a /tmp of its own in which everything that is in the machine's /tmp now can still be
 // read and written (the go command has its work directory there), but nothing new reaches the machine's.
 func replaceTmp(own string) error {
 	if err := os.MkdirAll(own, 0o755); err != nil {

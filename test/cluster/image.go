@@ -49,7 +49,7 @@ type Image struct {
 	Links      map[string]string // path in the image → target of a symbolic link
 }
 
-// LoadImage gives an image to containerd, in the namespace where the kubelet finds it.
+// LoadImage returns an image to containerd, in the namespace where the kubelet finds it.
 func (c *Cluster) LoadImage(ctx context.Context, image Image) error {
 	archive, err := image.archive()
 	if err != nil {

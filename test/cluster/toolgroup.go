@@ -48,7 +48,7 @@ func toolGroups() []toolGroup {
 			programs: []string{"runc"},
 			release:  "github.com/opencontainers/runc",
 			cgo:      true,
-			tags:     "seccomp", // containerd gives every unprivileged container a seccomp profile
+			tags:     "seccomp", // containerd returns every unprivileged container a seccomp profile
 		}),
 		module(toolGroup{
 			name: "cni", title: "CNI plugins",

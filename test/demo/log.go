@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// devmgrdLog gives the lines of devmgrd's log after the first skip bytes.
+// devmgrdLog returns the lines of devmgrd's log after the first skip bytes.
 func (s *story) devmgrdLog(skip int) ([]string, error) {
 	content, err := os.ReadFile(s.n.Devmgrd.LogPath())
 	if err != nil {
@@ -21,7 +21,7 @@ func (s *story) devmgrdLog(skip int) ([]string, error) {
 	return strings.Split(strings.TrimSpace(string(content[min(skip, len(content)):])), "\n"), nil
 }
 
-// logSize gives the present size of devmgrd's log.
+// logSize returns the present size of devmgrd's log.
 func (s *story) logSize() int {
 	info, err := os.Stat(s.n.Devmgrd.LogPath())
 	if err != nil {
@@ -30,7 +30,7 @@ func (s *story) logSize() int {
 	return int(info.Size())
 }
 
-// logLines gives the latest line with each of the words, in the order of the log and without the date.
+// logLines returns the latest line with each of the words, in the order of the log and without the date.
 func (s *story) logLines(ctx context.Context, skip int, words ...string) ([]string, error) {
 	var found []string
 	for _, word := range words {
@@ -70,7 +70,7 @@ func (s *story) logLine(ctx context.Context, skip int, word string) (line string
 	return line, nil
 }
 
-// betweenLogLines gives the time from the latest line with one word to that with another.
+// betweenLogLines returns the time from the latest line with one word to that with another.
 func (s *story) betweenLogLines(ctx context.Context, from, to string) (time.Duration, error) {
 	var at [2]time.Time
 	for i, word := range []string{from, to} {

@@ -194,7 +194,7 @@ func kubeletDevices(ctx context.Context) (int, error) {
 	return count, nil
 }
 
-// waitUnschedulable waits until the scheduler has found no place for a pod, and gives its words.
+// waitUnschedulable waits until the scheduler has found no place for a pod, and returns its words.
 func (s *story) waitUnschedulable(ctx context.Context, name string) (why string, err error) {
 	err = s.n.WaitPod(ctx, metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) {
 		if p == nil {
@@ -229,7 +229,7 @@ func (s *story) waitEvent(ctx context.Context, name, reason string) (event strin
 	return event, nil
 }
 
-// metrics gives the lines of /metrics that begin with one of the names, sorted as they are there.
+// metrics returns the lines of /metrics that begin with one of the names, sorted as they are there.
 func (s *story) metrics(names ...string) ([]string, error) {
 	_, all, err := s.n.Get("/metrics")
 	if err != nil {

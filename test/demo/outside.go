@@ -18,7 +18,7 @@ import (
 const noteVariable = "TESTDEMO_NOTE"
 
 // outside runs this program once more, for the story, and looks afterwards whether anything of it is left on the
-// machine. It gives the exit status.
+// machine. It returns the exit status.
 func outside() int {
 	status, err := supervise()
 	if err != nil {

@@ -28,7 +28,7 @@ type step struct {
 
 const stepLimit = 2 * time.Minute
 
-// inside tells the story and gives the exit status.
+// inside tells the story and returns the exit status.
 func inside(keep bool) int {
 	// Not stopped before the end: a second Ctrl-C must not cut the clean-up short.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
@@ -93,7 +93,7 @@ func clip(line string) string {
 	return strings.ToValidUTF8(line[:longest], "") + " ..."
 }
 
-// end stops everything and gives the exit status.
+// end stops everything and returns the exit status.
 func (s *story) end(number int) int {
 	s.head(number, "Everything ends")
 	if s.n != nil {
@@ -128,7 +128,7 @@ func (s *story) stay(ctx context.Context) {
 	s.gap()
 }
 
-// since gives how long something took, in a form for reading.
+// since returns how long something took, in a form for reading.
 func since(began time.Time) string { return short(time.Since(began)) }
 
 func short(d time.Duration) string {

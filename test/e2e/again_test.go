@@ -139,7 +139,7 @@ func comebacks(t *testing.T, path string) []time.Duration {
 	return all
 }
 
-// The kubelet restarts with every device in use, and one of them sick: no pod is rejected, no number moves.
+// The kubelet restarts with every device in use, and one of them unhealthy: no pod is rejected, no number moves.
 // E2E_RESTARTS=20 does it 20 times.
 func TestTheKubeletRestarts(t *testing.T) {
 	r := start(t)
@@ -153,7 +153,7 @@ func TestTheKubeletRestarts(t *testing.T) {
 		r.must(r.Kubelet.Kill())
 		r.must(r.Kubelet.Start(r.ctx))
 		r.must(r.WaitNodeReady(r.ctx))
-		// It has admitted all pods anew when it serves what they say.
+		// It has admitted all pods again when it serves what they say.
 		r.until("the kubelet has taken up all pods", func() bool {
 			_, err := r.PodLogs(r.ctx, "default", "steady-3", "main")
 			return err == nil
@@ -217,7 +217,7 @@ func TestAContainerStartsWithoutUs(t *testing.T) {
 	}
 }
 
-// Somebody deletes the Node object. A kubelet makes it anew at its next start, without our numbers, and they come back.
+// Somebody deletes the Node object. A kubelet makes it again at its next start, without our numbers, and they come back.
 func TestTheNodeIsMadeAnew(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 3)

@@ -26,7 +26,7 @@ import (
 
 var stateFile = filepath.Join(node.StateDir, "state.db")
 
-// stays starts a pod that stays, and whose container is made again when it ends. It gives the devices that it has.
+// stays starts a pod that stays, and whose container is made again when it ends. It returns the devices that it has.
 func (r *harness) stays(name string, count int) string {
 	r.t.Helper()
 	p := node.Pod(name, gpu, count, "report", "--then-sleep")
@@ -35,7 +35,7 @@ func (r *harness) stays(name string, count int) string {
 	return r.running(name).Env["DEVICES"]
 }
 
-// again has a pod's container made again, and gives the devices that it has then.
+// again has a pod's container made again, and returns the devices that it has then.
 func (r *harness) again(name string) string {
 	r.t.Helper()
 	p, err := r.WaitPhase(r.ctx, name, corev1.PodRunning)
@@ -65,7 +65,7 @@ func TestADamagedStateFile(t *testing.T) {
 	before := r.stays("a", 2)
 	numbers := r.watchNumbers(gpu)
 	// The records say dev-00000X, and no checksum of bbolt's tells. Each one is changed: some may lie in pages that nothing uses
-	// any more.
+	// any longer.
 	flip := func(data []byte) []byte {
 		name := []byte("dev-00000")
 		for at := 0; bytes.Contains(data[at:], name); {
@@ -214,7 +214,7 @@ func TestAFullOrReadOnlyDisk(t *testing.T) {
 	r.states(1, 3, 0)
 }
 
-// devmgrd is killed at any moments, while pods come and go and the plugin registers anew. Afterwards every pod has what it
+// devmgrd is killed at any moments, while pods come and go and the plugin registers again. Afterwards every pod has what it
 // had, and everything else is free. E2E_KILLS=200 kills it 200 times; E2E_SEED chooses the moments.
 func TestKillsAtRandom(t *testing.T) {
 	kills, seed := times(t, "E2E_KILLS", 12), times(t, "E2E_SEED", int(time.Now().UnixNano()>>10&0xffffff))
@@ -372,7 +372,7 @@ func TestPodsEndWithoutTheAPIServer(t *testing.T) {
 	r.run("next", gpu, 2)
 }
 
-// processWith gives a process that has this device, or 0.
+// processWith returns a process that has this device, or 0.
 func processWith(t *testing.T, device string) (pid int) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/environ")

@@ -24,7 +24,7 @@ import (
 // A remark is what devmgrd check has to say of something that is not ok.
 type remark struct{ Verdict, Check, Text, Remedy string }
 
-// check gives the remarks, and looks that the exit status fits.
+// check returns the remarks, and looks that the exit status fits.
 func (r *harness) check(args ...string) (all []remark) {
 	r.t.Helper()
 	out, stderr, status := r.devmgrd(append([]string{"check", "-o", "json"}, args...)...)
@@ -158,7 +158,7 @@ func (r *harness) untilRemarks(what string, want ...[3]string) {
 	r.remarks(all, want...)
 }
 
-// nobody writes a kubeconfig of somebody without any rights, and gives its path.
+// nobody writes a kubeconfig of somebody without any rights, and returns its path.
 func (r *harness) nobody() string {
 	r.t.Helper()
 	accounts := r.Client().CoreV1().ServiceAccounts(metav1.NamespaceDefault)

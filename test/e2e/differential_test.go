@@ -89,7 +89,7 @@ func TestSameAsTheKubelet(t *testing.T) {
 	}
 }
 
-// beside is a node on which the kubelet and devmgrd serve devices side by side.
+// next to is a node on which the kubelet and devmgrd serve devices side by side.
 type beside struct {
 	*harness
 	plugins []*plugintest.Plugin

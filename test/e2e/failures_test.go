@@ -14,7 +14,7 @@ import (
 )
 
 // A device fails under a pod: its owner is told, the container keeps running with it and, as health.onDeviceFailure says, the pod
-// is evicted. The pod beside it is not touched.
+// is evicted. The pod next to it is not touched.
 func TestADeviceFailsUnderAPod(t *testing.T) {
 	for _, policy := range []string{"event", "evict"} {
 		t.Run(policy, func(t *testing.T) {

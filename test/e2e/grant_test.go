@@ -89,7 +89,7 @@ func TestExactlyWhatThePluginAnswered(t *testing.T) {
 	}
 }
 
-// A device that is not on the host any more is a refusal with that reason, and the container starts once it is back.
+// A device that is no longer on the host is a refusal with that reason, and the container starts once it is back.
 func TestAMissingHostDevice(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 1, func(p *plugintest.Plugin) {
@@ -122,7 +122,7 @@ func TestTheLogHoldsNoEnvironment(t *testing.T) {
 }
 
 // Some plugins make what they grant while they are asked for it: a device node, and a file that describes CDI devices. A
-// container has both, of the first pod and of a later one for which the same file is written anew.
+// container has both, of the first pod and of a later one for which the same file is written again.
 func TestAPluginMakesWhatItGrants(t *testing.T) {
 	const specFile = "/var/run/cdi/vendor-made.json"
 	r := start(t)

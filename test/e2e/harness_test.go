@@ -210,7 +210,7 @@ func (r *harness) samplePlugin(prepare ...func(*corev1.Container)) {
 	r.must(r.WaitShown(r.soon(time.Minute), node.SampleResource, 2))
 }
 
-// run creates a pod that reports what it sees and stays, and gives its report.
+// run creates a pod that reports what it sees and stays, and returns its report.
 func (r *harness) run(name, resource string, count int) report.Report {
 	r.t.Helper()
 	r.must(r.Create(r.ctx, node.Pod(name, resource, count, "report", "--then-sleep")))
@@ -240,7 +240,7 @@ func (r *harness) until(what string, condition func() bool) {
 	}
 }
 
-// metric gives the value of a series.
+// metric returns the value of a series.
 func (r *harness) metric(series string) float64 {
 	r.t.Helper()
 	v, err := r.Metric(series)
@@ -297,14 +297,14 @@ func makeNode(t *testing.T, name string, mode uint32, major, minor uint32) strin
 	return path
 }
 
-// minus gives the keys of a that b does not have.
+// minus returns the keys of a that b does not have.
 func minus[V any](a, b map[string]V) []string {
 	a = maps.Clone(a)
 	maps.DeleteFunc(a, func(k string, _ V) bool { _, ok := b[k]; return ok })
 	return slices.Sorted(maps.Keys(a))
 }
 
-// points gives a report's mounts by where they are.
+// points returns a report's mounts by where they are.
 func points(r report.Report) map[string]report.Mount {
 	all := map[string]report.Mount{}
 	for _, m := range r.Mounts {
@@ -313,7 +313,7 @@ func points(r report.Report) map[string]report.Mount {
 	return all
 }
 
-// devices gives a report's device nodes by their paths.
+// devices returns a report's device nodes by their paths.
 func devices(r report.Report) map[string]report.Device {
 	all := map[string]report.Device{}
 	for _, d := range r.Devices {

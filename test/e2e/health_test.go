@@ -13,12 +13,12 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// The Node's numbers follow the health of devices, each change by one step. A device that gets sick under a pod stays the
+// The Node's numbers follow the health of devices, each change by one step. A device that gets unhealthy under a pod stays the
 // pod's, counts as long as it is in use, and is given to nobody else.
 func TestDeviceHealth(t *testing.T) {
 	r := start(t)
 	p := r.plugin(gpu, 4)
-	// sick makes the devices with these numbers sick, and all others healthy.
+	// unhealthy makes the devices with these numbers unhealthy, and all others healthy.
 	sick := func(numbers ...int) {
 		all := plugintest.Devices(4)
 		for _, i := range numbers {
@@ -37,7 +37,7 @@ func TestDeviceHealth(t *testing.T) {
 	})
 
 	// What upstream's test of the kubelet's numbers does. Where that has two numbers, what is healthy is both.
-	t.Run("devices come, get sick and go", func(t *testing.T) {
+	t.Run("devices come, get unhealthy and go", func(t *testing.T) {
 		r := r.in(t)
 		other := plugintest.New(t, node.SocketDir, nic)
 		other.Set(listed("one two three!")...)
@@ -89,7 +89,7 @@ func TestDeviceHealth(t *testing.T) {
 		}
 		r.must(r.Delete(r.ctx, "later"))
 
-		// Who was scheduled, and finds a device sick then, waits on the node. It counts there, so the number stays.
+		// Who was scheduled, and finds a device unhealthy then, waits on the node. It counts there, so the number stays.
 		p.Before(plugintest.Allocate, func(context.Context) error {
 			sick(0, 2)
 			return errors.New("dev-000002 is sick")
@@ -122,7 +122,7 @@ func TestDeviceHealth(t *testing.T) {
 	})
 }
 
-// listed makes devices of a list of IDs, those with a "!" sick.
+// listed makes devices of a list of IDs, those with a "!" unhealthy.
 func listed(list string) []*plugintest.Device {
 	var all []*plugintest.Device
 	for _, word := range strings.Fields(list) {

@@ -25,7 +25,7 @@ import (
 
 const manifests = "/etc/kubernetes/manifests"
 
-// static puts a pod's manifest where the kubelet looks for static pods, and gives the name of its mirror pod.
+// static puts a pod's manifest where the kubelet looks for static pods, and returns the name of its mirror pod.
 func (r *harness) static(pod *corev1.Pod) string {
 	r.t.Helper()
 	pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}

@@ -38,7 +38,7 @@ const (
 func TestMovingIn(t *testing.T) {
 	r := start(t, "--set", "plugins.gracePeriod=5m")
 	r.withoutDevmgrd()
-	r.samplePlugin() // registers with the kubelet, and again whenever that makes its socket anew
+	r.samplePlugin() // registers with the kubelet, and again whenever that makes its socket again
 	old := plugintest.New(t, kubeletDir, gpu, plugintest.Dev("gpu-0", plugintest.Healthy, 0), plugintest.Dev("gpu-1", plugintest.Healthy, 0, 1),
 		plugintest.Dev("gpu-2", plugintest.Healthy), plugintest.Dev("gpu-3", plugintest.Healthy), plugintest.Dev("gpu-4", plugintest.Unhealthy))
 	old.Serve()
@@ -178,7 +178,7 @@ func TestMovingInAndRollingBack(t *testing.T) {
 	r.must(os.Rename(asideDir, kubeletDir))
 	r.must(r.Kubelet.Start(r.ctx))
 	r.run("plain", "", 0)
-	p.Kill() // it is made anew
+	p.Kill() // it is recreated
 	p.Serve()
 	p.MustRegister()
 	r.must(r.WaitShown(r.soon(time.Minute), gpu, 2))

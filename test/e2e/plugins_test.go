@@ -19,7 +19,7 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// samplePod gives the sample plugin's pod, once it runs and it is not the one of before.
+// samplePod returns the sample plugin's pod, once it runs and it is not the one of before.
 func (r *harness) samplePod(before *corev1.Pod) *corev1.Pod {
 	r.t.Helper()
 	var pod *corev1.Pod
@@ -45,7 +45,7 @@ func sampleDevice(got report.Report) string {
 	return strings.Join(all, ",")
 }
 
-// A plugin's process is killed, and then its pod is made anew, while a pod runs with its device: that runs on and keeps
+// A plugin's process is killed, and then its pod is recreated, while a pod runs with its device: that runs on and keeps
 // its device, and the Node's number does not move.
 func TestAPluginRestarts(t *testing.T) {
 	r := start(t)

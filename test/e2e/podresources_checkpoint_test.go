@@ -53,7 +53,7 @@ func readCheckpoint(path string) (checkpointed, error) {
 	return c, json.Unmarshal(data, &c)
 }
 
-// of gives a pod's devices of one resource, whatever node they are near.
+// of returns a pod's devices of one resource, whatever node they are near.
 func (c checkpointed) of(pod types.UID, resource string) []string {
 	var ids []string
 	for _, e := range c.Data.PodDeviceEntries {
@@ -150,7 +150,7 @@ func TestPodResourcesCheckpointMirror(t *testing.T) {
 	t.Logf("the file was replaced %d times", replaced)
 }
 
-// ids gives the devices that a container sees, ascending.
+// ids returns the devices that a container sees, ascending.
 func ids(seen report.Report) []string {
 	all := strings.Split(seen.Env["DEVICES"], ",")
 	slices.Sort(all)

@@ -35,7 +35,7 @@ func gated(t *testing.T, socket string) cluster.Options {
 	return cluster.Options{CNI: []cluster.CNIPlugin{{Path: tools.Path("cnigate"), Config: map[string]any{"socket": socket, "log": gateLog}}}}
 }
 
-// visits gives what the CNI plugin has noted, by pods.
+// visits returns what the CNI plugin has noted, by pods.
 func (r *harness) visits() map[string][]visit.Visit {
 	r.t.Helper()
 	log, err := os.ReadFile(gateLog)

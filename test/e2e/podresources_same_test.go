@@ -204,7 +204,7 @@ func (s *stage) scene(name string) {
 	}
 }
 
-// settled tells whether a pod is as it will stay.
+// settled reports whether a pod is as it will stay.
 func settled(p *corev1.Pod) bool {
 	if p == nil {
 		return false
@@ -333,7 +333,7 @@ func oldLines(pods []*v1alpha1.PodResources) view {
 	return all
 }
 
-// file gives what the kubelet's file in the plugins' directory says, with pods' names for their UIDs.
+// file returns what the kubelet's file in the plugins' directory says, with pods' names for their UIDs.
 func (s *stage) file() (view, error) {
 	data, err := os.ReadFile(filepath.Join(s.sockets, checkpoint.Name))
 	if err != nil {

@@ -57,7 +57,7 @@ func (r *harness) untilTold(what string, condition func() bool) {
 	}
 }
 
-// holdings gives the devices of pods: "resource=ID", by the pods' names.
+// holdings returns the devices of pods: "resource=ID", by the pods' names.
 func (tell teller) holdings(ctx context.Context) (map[string][]string, error) {
 	answer, err := tell.List(ctx, &podresources.ListPodResourcesRequest{})
 	return holdings(answer.GetPodResources()), err

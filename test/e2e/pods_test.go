@@ -31,7 +31,7 @@ func asks(name string, count int, args ...string) corev1.Container {
 	return c
 }
 
-// held gives which devices the containers of a pod have or had, by the containers' reports.
+// held returns which devices the containers of a pod have or had, by the containers' reports.
 func (r *harness) held(pod string, containers ...string) map[string][]string {
 	r.t.Helper()
 	all := map[string][]string{}
@@ -95,7 +95,7 @@ func TestContainersOfAllSorts(t *testing.T) {
 		t.Errorf("the debug container has %v", got)
 	}
 
-	// The pod's sandbox is made anew under the same UID: the same devices, and nobody is asked again.
+	// The pod's sandbox is recreated under the same UID: the same devices, and nobody is asked again.
 	before := r.held("a", "one", "two")
 	stamps, err := r.Stamps(r.ctx)
 	r.must(err)
@@ -129,7 +129,7 @@ func sameDevices(a, b []node.Stamp) bool {
 	return text(a) == text(b)
 }
 
-// Pods that have ended in any way give their devices back, also while their objects stay; a pod made anew under the same
+// Pods that have ended in any way give their devices back, also while their objects stay; a pod recreated under the same
 // name is another pod.
 func TestPodsEnd(t *testing.T) {
 	r := start(t)

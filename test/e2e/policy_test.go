@@ -22,7 +22,7 @@ import (
 
 const required = node.RequiredPlugins
 
-// needs gives the plugins that containerd's validator wants for a container, as it reads them.
+// needs returns the plugins that containerd's validator wants for a container, as it reads them.
 func needs(p *corev1.Pod, container string) (names []string, err error) {
 	value, _ := plugin.GetEffectiveAnnotation(&api.PodSandbox{Annotations: p.Annotations}, plugin.RequiredPluginsAnnotation, container)
 	return names, yaml.Unmarshal([]byte(value), &names)
@@ -224,7 +224,7 @@ func mountsAgain(p *corev1.Pod) {
 	p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "second", Image: "x", VolumeMounts: []corev1.VolumeMount{{Name: "v", MountPath: "/v"}}})
 }
 
-// huge gives a pod as much as the API server takes in one piece, or nearly, and nothing that is devmgrd's.
+// huge returns a pod as much as the API server takes in one piece, or nearly, and nothing that is devmgrd's.
 func huge(p *corev1.Pod) {
 	for i := range 500 {
 		name := fmt.Sprint("x-", i)

@@ -148,7 +148,7 @@ func TestTheAPIServerIsAwayAtTheStart(t *testing.T) {
 	r.must(r.WaitShown(r.soon(30*time.Second), nic, 3))
 }
 
-// restarted tells whether two containers run, and none of those with these IDs.
+// restarted reports whether two containers run, and none of those with these IDs.
 func (r *harness) restarted(old []string) bool {
 	ids, err := r.RunningContainers(r.ctx, "main")
 	if err != nil || len(ids) != len(old) {

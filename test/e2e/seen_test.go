@@ -25,7 +25,7 @@ import (
 // what differs between any two pods.
 type view []string
 
-// look gives the view of a pod's container "main", which has reported.
+// look returns the view of a pod's container "main", which has reported.
 func (r *harness) look(ctx context.Context, name string) (view, error) {
 	pod, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -48,7 +48,7 @@ func (r *harness) look(ctx context.Context, name string) (view, error) {
 	return lines, nil
 }
 
-// spec gives the OCI specification from which containerd has made a container.
+// spec returns the OCI specification from which containerd has made a container.
 func (r *harness) spec(ctx context.Context, container string) (map[string]any, error) {
 	cmd := exec.CommandContext(ctx, r.Tools.Path("ctr"), "--address", r.ContainerdSocket(), "--namespace", "k8s.io", "containers", "info", container)
 	out, err := cmd.Output()
@@ -62,7 +62,7 @@ func (r *harness) spec(ctx context.Context, container string) (map[string]any, e
 	return info.Spec, nil
 }
 
-// anonymous gives what takes a pod's names out of a text.
+// anonymous returns what takes a pod's names out of a text.
 func anonymous(pod *corev1.Pod, sandbox string) func(string) string {
 	names := strings.NewReplacer(
 		pod.Name, "POD", string(pod.UID), "UID", node.ContainerID(pod), "CONTAINER", sandbox, "SANDBOX",
@@ -166,7 +166,7 @@ func flat(at string, value any) view {
 	return all
 }
 
-// differences gives what one view has and the other has not: "-" before what is only in the first, "+" before what is
+// differences returns what one view has and the other has not: "-" before what is only in the first, "+" before what is
 // only in the second.
 func differences(first, second view) []string {
 	var all []string

@@ -49,7 +49,7 @@ func twoResources(name, gpus, nics string) *corev1.Pod {
 	return pod
 }
 
-// both makes a pod that asks for so many of each, and gives what it got, as "gpu-0,gpu-1 nic-0".
+// both makes a pod that asks for so many of each, and returns what it got, as "gpu-0,gpu-1 nic-0".
 func (r *harness) both(name string, gpus, nics string) string {
 	r.t.Helper()
 	r.must(r.Create(r.ctx, twoResources(name, gpus, nics)))

@@ -40,7 +40,7 @@ func grantsEnv(env map[string]string) []*plugintest.Answer {
 	return []*plugintest.Answer{{Envs: env}}
 }
 
-// setsEnv gives the container variables of its own: NAME=value.
+// setsEnv returns the container variables of its own: NAME=value.
 func setsEnv(all ...string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		for _, v := range all {

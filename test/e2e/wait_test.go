@@ -16,7 +16,7 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// After a reboot pods come back before their plugins do. The kubelet would fail them for good; here they wait.
+// After a reboot pods come back before their plugins do. The kubelet would fail them permanently; here they wait.
 func TestPodsWaitForTheirPlugin(t *testing.T) {
 	r := start(t)
 	bound := func(p *corev1.Pod) *corev1.Pod { // as if scheduled before the reboot

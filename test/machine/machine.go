@@ -61,7 +61,7 @@ func (o Options) inMachine() (int, error) {
 	return 0, err
 }
 
-// read gives what is in a file, or why that is not known.
+// read returns what is in a file, or why that is not known.
 func read(path string) string {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Annotations gives the annotations that containerd keeps of the latest life of a pod's container "main".
+// Annotations returns the annotations that containerd keeps of the latest life of a pod's container "main".
 func (n *Node) Annotations(ctx context.Context, name string) (map[string]string, error) {
 	pod, err := n.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -35,7 +35,7 @@ func (n *Node) annotations(ctx context.Context, container string) (map[string]st
 	return info.Spec.Annotations, nil
 }
 
-// ContainerID gives the runtime's ID of a pod's first container, or "".
+// ContainerID returns the runtime's ID of a pod's first container, or "".
 func ContainerID(pod *corev1.Pod) string {
 	if len(pod.Status.ContainerStatuses) == 0 {
 		return ""
@@ -43,7 +43,7 @@ func ContainerID(pod *corev1.Pod) string {
 	return strings.TrimPrefix(pod.Status.ContainerStatuses[0].ContainerID, "containerd://")
 }
 
-// SandboxOf gives the ID of the sandbox that a container lives in.
+// SandboxOf returns the ID of the sandbox that a container lives in.
 func (n *Node) SandboxOf(ctx context.Context, container string) (string, error) {
 	annotations, err := n.annotations(ctx, container)
 	return annotations["io.kubernetes.cri.sandbox-id"], err
@@ -70,7 +70,7 @@ type Stamp struct {
 	Devices                map[string][]string // by resource
 }
 
-// Stamps gives the stamps of all running containers, as containerd keeps them.
+// Stamps returns the stamps of all running containers, as containerd keeps them.
 func (n *Node) Stamps(ctx context.Context) ([]Stamp, error) {
 	ids, err := n.runningTasks(ctx)
 	if err != nil {
@@ -99,7 +99,7 @@ func (n *Node) Stamps(ctx context.Context) ([]Stamp, error) {
 	return stamps, nil
 }
 
-// RunningContainers gives the IDs of the running containers of that name.
+// RunningContainers returns the IDs of the running containers of that name.
 func (n *Node) RunningContainers(ctx context.Context, name string) ([]string, error) {
 	ids, err := n.runningTasks(ctx)
 	if err != nil {
@@ -125,7 +125,7 @@ func (n *Node) runningTasks(ctx context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// Bare gives the pods of which a container of that name runs without a stamp: it was made without devmgrd.
+// Bare returns the pods of which a container of that name runs without a stamp: it was made without devmgrd.
 func (n *Node) Bare(ctx context.Context, name string) ([]string, error) {
 	ids, err := n.runningTasks(ctx)
 	if err != nil {

@@ -1,5 +1,5 @@
 // Package node is a node of the test cluster with devmgrd on it, for end-to-end tests and the demo: it builds devmgrd,
-// runs it on its default paths beside a real kubelet and containerd, and knows Kubernetes' sample device plugin with its
+// runs it on its default paths next to a real kubelet and containerd, and knows Kubernetes' sample device plugin with its
 // own manifest.
 //
 //	func main() { cluster.Main(run, node.Build) }

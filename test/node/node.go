@@ -131,7 +131,7 @@ func (n *Node) WaitReady(ctx context.Context, condition func(status int, text st
 	return nil
 }
 
-// Tail gives the last lines of devmgrd's log.
+// Tail returns the last lines of devmgrd's log.
 func (n *Node) Tail() string {
 	text, err := os.ReadFile(n.Devmgrd.LogPath())
 	if err != nil {
@@ -153,7 +153,7 @@ func (n *Node) Get(path string) (status int, text string, err error) {
 	return answer.StatusCode, string(body), err
 }
 
-// Metric gives the value of one series as /metrics writes it, for instance `devmgrd_node_capacity{resource_name="a/b"}`.
+// Metric returns the value of one series as /metrics writes it, for instance `devmgrd_node_capacity{resource_name="a/b"}`.
 // A series that is not there is 0.
 func (n *Node) Metric(series string) (float64, error) {
 	_, text, err := n.Get("/metrics")
@@ -170,7 +170,7 @@ func (n *Node) Metric(series string) (float64, error) {
 	return 0, nil
 }
 
-// Shown gives what the Node object shows of a resource: capacity and allocatable, -1 for one that is not there.
+// Shown returns what the Node object shows of a resource: capacity and allocatable, -1 for one that is not there.
 func (n *Node) Shown(ctx context.Context, name string) (capacity, allocatable int64, err error) {
 	node, err := n.Client().CoreV1().Nodes().Get(ctx, n.NodeName(), metav1.GetOptions{})
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/devmgrd/devmgrd/test/cluster/images/report"
 )
 
-// SamplePlugin gives the manifest of Kubernetes' sample device plugin as its makers ship it.
+// SamplePlugin returns the manifest of Kubernetes' sample device plugin as its makers ship it.
 func (n *Node) SamplePlugin() (*appsv1.DaemonSet, error) {
 	text, err := os.ReadFile(os.Getenv(manifestVariable))
 	if err != nil {
@@ -86,7 +86,7 @@ func (n *Node) WaitPhase(ctx context.Context, name string, phase corev1.PodPhase
 	return last, nil
 }
 
-// Events gives what has been told about a pod of the namespace default, one line each.
+// Events returns what has been told about a pod of the namespace default, one line each.
 func (n *Node) Events(ctx context.Context, name string) string {
 	events, err := n.Client().CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + name})
 	if err != nil {
@@ -99,7 +99,7 @@ func (n *Node) Events(ctx context.Context, name string) string {
 	return b.String()
 }
 
-// Report gives what the probe in a pod's container "main" has said of it. The pod may still be at it.
+// Report returns what the probe in a pod's container "main" has said of it. The pod may still be at it.
 func (n *Node) Report(ctx context.Context, name string) (report.Report, error) {
 	var r report.Report
 	err := poll(ctx, func() (bool, error) {

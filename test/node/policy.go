@@ -64,7 +64,7 @@ func (n *Node) policy(ctx context.Context, file, text string, inForce func() boo
 	return nil
 }
 
-// Admitted gives what the API server would make of a pod.
+// Admitted returns what the API server would make of a pod.
 func (n *Node) Admitted(ctx context.Context, p *corev1.Pod) (*corev1.Pod, error) {
 	return n.Client().CoreV1().Pods(p.Namespace).Create(ctx, p, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 }

@@ -223,7 +223,7 @@ func (u *user) addsHostPath(set *appsv1.DaemonSet, path string) {
 	pod.Containers[0].VolumeMounts = append(pod.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "granted", MountPath: path})
 }
 
-// podOf gives the DaemonSet's pod on the only node, or nil.
+// podOf returns the DaemonSet's pod on the only node, or nil.
 func (u *user) podOf(set *appsv1.DaemonSet) *corev1.Pod {
 	u.t.Helper()
 	pods, err := u.Client().CoreV1().Pods(set.Namespace).List(u.ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(set.Spec.Selector)})

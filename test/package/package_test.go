@@ -457,7 +457,7 @@ func (u *user) purge() {
 	}
 }
 
-// processes gives the IDs of all processes of devmgrd's binary.
+// processes returns the IDs of all processes of devmgrd's binary.
 func (u *user) processes() (pids []string) {
 	u.t.Helper()
 	links, err := filepath.Glob("/proc/[0-9]*/exe")

@@ -38,7 +38,7 @@ func (u *user) must(err error) {
 	}
 }
 
-// types runs a command that has to succeed, and gives what it prints.
+// types runs a command that has to succeed, and returns what it prints.
 func (u *user) types(words ...string) string {
 	u.t.Helper()
 	out, status := u.tries(words...)
@@ -93,13 +93,13 @@ func (u *user) until(what string, condition func() bool) {
 	}
 }
 
-// property gives one property of a unit.
+// property returns one property of a unit.
 func (u *user) property(unit, name string) string {
 	u.t.Helper()
 	return strings.TrimSpace(u.types("systemctl", "show", "--value", "--property="+name, unit))
 }
 
-// installs installs, upgrades or downgrades, and gives what is said meanwhile.
+// installs installs, upgrades or downgrades, and returns what is said meanwhile.
 func (u *user) installs(version string) string {
 	u.t.Helper()
 	return u.types("apt-get", "install", "--yes", "--quiet", "--no-install-recommends", "--allow-downgrades", deb(os.Getenv(packagesVariable), version))
@@ -125,7 +125,7 @@ func (u *user) shows(want int64) {
 	u.must(u.WaitShown(ctx, node.SampleResource, want))
 }
 
-// runs starts a pod that stays, and gives what its container looks like.
+// runs starts a pod that stays, and returns what its container looks like.
 func (u *user) runs(name string) (*corev1.Pod, string) {
 	u.t.Helper()
 	pod := node.Pod(name, node.SampleResource, 1, "report", "--then-sleep")

@@ -49,7 +49,7 @@ func proofs(cell string) (all []proof, wrong string) {
 	return all, ""
 }
 
-// row gives the cells of a table's row; nil: the line is none, or the table's head.
+// row returns the cells of a table's row; nil: the line is none, or the table's head.
 func row(line string) []string {
 	inside, is := strings.CutPrefix(strings.TrimSpace(line), "|")
 	inside, ends := strings.CutSuffix(inside, "|")
@@ -66,7 +66,7 @@ func row(line string) []string {
 	return cells
 }
 
-// declared gives what the test files of a directory have, whatever their build tags: tests, and texts in quotes.
+// declared returns what the test files of a directory have, whatever their build tags: tests, and texts in quotes.
 func declared(dir string) (map[string]bool, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 	all := map[string]bool{}

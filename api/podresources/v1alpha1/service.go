@@ -25,9 +25,9 @@ const (
 
 // A PodResourcesServer answers for a node. It is called from many goroutines.
 type PodResourcesServer interface {
-	// List gives what each pod has.
+	// List returns what each pod has.
 	List(context.Context, *kubelet.ListPodResourcesRequest) (*kubelet.ListPodResourcesResponse, error)
-	// ListDevices gives what there is.
+	// ListDevices returns what there is.
 	ListDevices(context.Context, *ListDevicesRequest) (*ListDevicesResponse, error)
 }
 
@@ -68,7 +68,7 @@ func NewPodResourcesClient(conn grpc.ClientConnInterface) *PodResourcesClient {
 	return &PodResourcesClient{conn}
 }
 
-// List gives what each pod has.
+// List returns what each pod has.
 func (c *PodResourcesClient) List(ctx context.Context, request *kubelet.ListPodResourcesRequest, options ...grpc.CallOption) (*kubelet.ListPodResourcesResponse, error) {
 	answer := new(kubelet.ListPodResourcesResponse)
 	if err := c.conn.Invoke(ctx, ListFullMethod, request, answer, options...); err != nil {
@@ -77,7 +77,7 @@ func (c *PodResourcesClient) List(ctx context.Context, request *kubelet.ListPodR
 	return answer, nil
 }
 
-// ListDevices gives what there is.
+// ListDevices returns what there is.
 func (c *PodResourcesClient) ListDevices(ctx context.Context, request *ListDevicesRequest, options ...grpc.CallOption) (*ListDevicesResponse, error) {
 	answer := new(ListDevicesResponse)
 	if err := c.conn.Invoke(ctx, ListDevicesFullMethod, request, answer, options...); err != nil {

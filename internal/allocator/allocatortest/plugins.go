@@ -60,7 +60,7 @@ func (p *Plugins) Offers() map[device.ResourceName]device.Offer {
 // Changed says that an offer has changed.
 func (p *Plugins) Changed() <-chan struct{} { return p.changed }
 
-// Allocate gives an empty grant, or the error that a test wants.
+// Allocate returns an empty grant, or the error that a test wants.
 func (p *Plugins) Allocate(ctx context.Context, _ device.Pod, _ device.Container, _ device.ResourceName, _ []device.ID) (device.Grant, error) {
 	p.mu.Lock()
 	answer := p.answer

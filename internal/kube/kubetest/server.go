@@ -142,7 +142,7 @@ func (s *Server) Stop() {
 	}
 }
 
-// Put creates or updates a *corev1.Pod or *corev1.Node and gives its new resourceVersion.
+// Put creates or updates a *corev1.Pod or *corev1.Node and returns its new resourceVersion.
 func (s *Server) Put(o runtime.Object) int {
 	s.t.Helper()
 	text, err := json.Marshal(o)
@@ -208,7 +208,7 @@ func (s *Server) Forget() {
 	s.history = nil
 }
 
-// Node gives a node as it is now, or nil.
+// Node returns a node as it is now, or nil.
 func (s *Server) Node(name string) *corev1.Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,14 +224,14 @@ func (s *Server) Node(name string) *corev1.Node {
 	return &n
 }
 
-// Requests gives how often a verb was asked for: list, watch, get, patch or evict.
+// Requests returns how often a verb was asked for: list, watch, get, patch or evict.
 func (s *Server) Requests(verb string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.requests[verb]
 }
 
-// Patches gives the bodies of all patches, in order.
+// Patches returns the bodies of all patches, in order.
 func (s *Server) Patches() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -267,7 +267,7 @@ func Until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// copied gives a deep copy.
+// copied returns a deep copy.
 func copied(o object) object {
 	text, err := json.Marshal(o)
 	if err != nil {
@@ -280,7 +280,7 @@ func copied(o object) object {
 	return c
 }
 
-// matches tells whether an object is of the resource and selected by metadata.name or spec.nodeName.
+// matches reports whether an object is of the resource and selected by metadata.name or spec.nodeName.
 func matches(path, resource, selector string, o object) bool {
 	if !strings.HasPrefix(path, resource+"/") && !strings.Contains(path, "/"+resource+"/") {
 		return false

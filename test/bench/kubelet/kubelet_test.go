@@ -37,7 +37,7 @@ func newManager(log klog.Logger, socket string, topology []cadvisorapi.Node, aff
 //go:linkname containerDevices k8s.io/kubernetes/pkg/kubelet/cm.containerDevicesFromResourceDeviceInstances
 func containerDevices(devicemanager.ResourceDeviceInstances) []*v1.ContainerDevices
 
-// kubelet gives the kubelet's server what it asks for: devices from the kubelet's own device manager, as the kubelet does, and
+// kubelet returns the kubelet's server what it asks for: devices from the kubelet's own device manager, as the kubelet does, and
 // the rest as cheaply as can be.
 type kubelet struct {
 	*devicemanager.ManagerImpl
@@ -65,7 +65,7 @@ func (k *kubelet) GetDynamicResources(*corev1.Pod, *corev1.Container) []*v1.Dyna
 // Served says how to serve.
 type Served struct {
 	Socket  string
-	Content []byte // a ListPodResourcesResponse: what is to be told
+	Content []byte // a ListPodResourcesResponse: what has to be told
 	Limited bool   // as the kubelet limits all of its clients together
 }
 

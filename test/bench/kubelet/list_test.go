@@ -42,7 +42,7 @@ const (
 )
 
 // BenchmarkList measures what a client of one server has to wait for: from its question to the last byte of the answer. What
-// it takes to read the answer is the same for all, and stands beside.
+// it takes to read the answer is the same for all, and stands next to.
 func BenchmarkList(b *testing.B) {
 	for _, pods := range []int{110, 1000} {
 		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
@@ -130,7 +130,7 @@ func startServers(b *testing.B, pods int) *servers {
 
 func (s *servers) at(socket string) string { return filepath.Join(s.dir, socket) }
 
-// read gives a server's answer, in order: neither side keeps one.
+// read returns a server's answer, in order: neither side keeps one.
 func (s *servers) read(b *testing.B, socket string) *v1.ListPodResourcesResponse {
 	b.Helper()
 	answer, err := v1.NewPodResourcesListerClient(dial(b, s.at(socket))).List(b.Context(), &v1.ListPodResourcesRequest{})

@@ -24,7 +24,7 @@ var (
 	growth = []string{"rate", "increase", "irate"}
 )
 
-// check gives what is wrong with an expression: it cannot be read, or it names what devmgrd does not have.
+// check returns what is wrong with an expression: it cannot be read, or it names what devmgrd does not have.
 func (s source) check(expr string) (wrong []string) {
 	say := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
 	tree, err := reader.ParseExpr(expr)
@@ -87,7 +87,7 @@ func (s source) check(expr string) (wrong []string) {
 	return wrong
 }
 
-// below gives the selectors in an expression.
+// below returns the selectors in an expression.
 func below(e parser.Expr) (all []*parser.VectorSelector) {
 	parser.Inspect(e, func(n parser.Node, _ []parser.Node) error {
 		if selector, is := n.(*parser.VectorSelector); is {

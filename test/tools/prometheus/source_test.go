@@ -21,7 +21,7 @@ var root = filepath.Join("..", "..", "..")
 
 // A series is what can be asked for by one name.
 type series struct {
-	labels  []string // beside those of the target
+	labels  []string // next to those of the target
 	counter bool     // it only grows, so that a rate of it means something
 }
 
@@ -136,7 +136,7 @@ func (s source) file(f *ast.File) error {
 	return errors.Join(wrong...)
 }
 
-// selected gives the name that is taken from the package prometheus; "": it is another expression.
+// selected returns the name that is taken from the package prometheus; "": it is another expression.
 func selected(e ast.Expr) string {
 	if s, is := e.(*ast.SelectorExpr); is {
 		if from, is := s.X.(*ast.Ident); is && from.Name == "prometheus" {
