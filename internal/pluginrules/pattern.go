@@ -52,8 +52,21 @@ func coversAny(patterns []string, at string) bool {
 }
 
 // generalize returns a pattern for a name: it matches names that differ in numbers and in device IDs only, of which it keeps what comes
-// before their numbers. IDs of fewer than 4 bytes count as numbers only.
+// before their numbers. IDs of fewer than 4 bytes count as numbers only. An ID never becomes the whole of a name, or of one of a
+// path's first two parts: a plugin could choose an ID so that the pattern allows anything.
 func generalize(name string, ids []string) string {
+	parts := strings.Split(name, "/")
+	for i, part := range parts {
+		pattern := generalizePart(part, ids)
+		if pattern == "*" && (parts[0] != "" || i < 3) {
+			pattern = escape(part)
+		}
+		parts[i] = pattern
+	}
+	return strings.Join(parts, "/")
+}
+
+func generalizePart(name string, ids []string) string {
 	var b strings.Builder
 	for name != "" {
 		if n := longestPrefix(name, ids); n > 0 {
@@ -67,10 +80,7 @@ func generalize(name string, ids []string) string {
 			name = name[n:]
 			continue
 		}
-		if strings.IndexByte(`*?[\`, name[0]) >= 0 {
-			b.WriteByte('\\')
-		}
-		b.WriteByte(name[0])
+		b.WriteString(escape(name[:1]))
 		name = name[1:]
 	}
 	return b.String()
