@@ -173,7 +173,7 @@ func TestAdoptConflicts(t *testing.T) {
 			kubelets(t, nil, one), checkpoint.AdoptInput{Active: []device.PodDemand{wanting("a", device.App, held("a", "main", share(gpu, "0", "1"), share(nic, "n")))}},
 			[]string{
 				"pod ns/a, container main: it asks for 2 of a.example/gpu, and the file has 1",
-				"pod ns/a, container main: it asks for 1 of b.example/nic, of which the file has none, beside a.example/gpu [0]; if no device plugin serves b.example/nic, name it in plugins.ignoredResources",
+				"pod ns/a, container main: it asks for 1 of b.example/nic, of which the file has none, next to a.example/gpu [0]; if no device plugin serves b.example/nic, name it in plugins.ignoredResources",
 			},
 		},
 		"a container that asks for nothing": {

@@ -37,7 +37,7 @@ func (r *harness) check(args ...string) (all []remark) {
 	}
 	return slices.DeleteFunc(all, func(one remark) bool {
 		// Whether a kubelet that serves a resource too writes its number often enough to be called a rival is a matter of moments.
-		return one.Verdict == "ok" || strings.Contains(one.Text, "somebody else keeps changing")
+		return one.Verdict == "ok" || strings.Contains(one.Text, "another writer keeps changing")
 	})
 }
 
@@ -80,13 +80,13 @@ func TestCheck(t *testing.T) {
 		[3]string{"warn", "checkpoint", "names " + gpu + ", which the kubelet serves"})
 	r.must(r.StartDevmgrd(r.ctx))
 	p := r.plugin(gpu, 2)
-	r.untilRemarks("with both", [3]string{"FAIL", "plugins", "devices may be given out twice"}, [3]string{"FAIL", "checkpoint", gpu})
+	r.untilRemarks("with both", [3]string{"FAIL", "plugins", "devices may be allocated twice"}, [3]string{"FAIL", "checkpoint", gpu})
 	kubelet.Stop()
 	r.untilRemarks("left in the kubelet's file", [3]string{"FAIL", "checkpoint", "fails pods that ask for it"})
 	p.Stop()
 	r.must(r.Kubelet.Kill())
 	r.must(os.Remove("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"))
-	r.remarks(r.check(), [3]string{"warn", "plugins", "the kubelet does not tell"})
+	r.remarks(r.check(), [3]string{"warn", "plugins", "the kubelet does not answer which plugins"})
 	r.must(r.Kubelet.Start(r.ctx))
 	r.untilRemarks("as new")
 
@@ -140,7 +140,7 @@ func TestCheck(t *testing.T) {
 	r.must(os.WriteFile("/etc/containerd/conf.d/zz.toml", []byte("version = 3\n"+nriTable+"plugin_request_timeout = '20s'\n"), 0o644)) // not in force
 	r.remarks(r.check(), [3]string{"FAIL", "nri", "NRI is off in the runtime"})
 	r.must(r.Containerd.Kill())
-	r.remarks(r.check(), [3]string{"FAIL", "runtime", "no container runtime answers"}, [3]string{"FAIL", "nri", "nobody listens"})
+	r.remarks(r.check(), [3]string{"FAIL", "runtime", "no container runtime answers"}, [3]string{"FAIL", "nri", "no process listens"})
 	r.configureContainerd("")
 	r.remarks(r.check())
 }
