@@ -176,7 +176,7 @@ func TestReuse(t *testing.T) {
 		"init, sidecar and app with two devices": {gpu: "a b", pod: []string{"init:i gpu=1", "sidecar:s gpu=1", "main gpu=1"}, want: "i gpu:a | main gpu:b | s gpu:a"},
 		"a sidecar's devices are not handed on":  {gpu: "a", pod: []string{"sidecar:s gpu=1", "main gpu=1"}, want: "NotEnoughDevices"},
 		"enough for both, too few for the rest":  {gpu: "a b c", pod: []string{"m1 gpu=2", "m2 gpu=2"}, want: "NotEnoughDevices"},
-		"unhealthy ones are not enough":               {gpu: "a b!", pod: one("main gpu=2"), want: "DeviceUnhealthy"},
+		"unhealthy ones are not enough":          {gpu: "a b!", pod: one("main gpu=2"), want: "DeviceUnhealthy"},
 		"nobody offers it":                       {gpu: "a", pod: one("main nic=1"), want: "PluginMissing"},
 		"an empty list":                          {gpu: " ", pod: one("main gpu=1"), want: "NotEnoughDevices"},
 	} {
@@ -195,7 +195,7 @@ func TestPreferences(t *testing.T) {
 		"too many":                             {gpu: "a b c d", pod: one("main gpu=2"), advice: says("d", "c", "b"), want: "main gpu:c,d"},
 		"too few":                              {gpu: "a b c d", pod: one("main gpu=3"), advice: says("d"), want: "main gpu:a,b,d"},
 		"doubles":                              {gpu: "a b c d", pod: one("main gpu=2"), advice: says("d", "d"), want: "main gpu:a,d"},
-		"unknown, unhealthy and taken ones":         {gpu: "a b c! d* e", pod: one("main gpu=2"), advice: says("zz", "c", "d", "e"), want: "main gpu:a,e"},
+		"unknown, unhealthy and taken ones":    {gpu: "a b c! d* e", pod: one("main gpu=2"), advice: says("zz", "c", "d", "e"), want: "main gpu:a,e"},
 		"near ones":                            {policy: BestEffort, gpu: eight, pod: one("main gpu=5"), advice: says("b", "c", "d", "e", "f"), want: "main gpu:b,c,d,e,f"},
 		"near ones, and others are not taken":  {policy: BestEffort, gpu: eight, pod: one("main gpu=5"), advice: says("b", "c", "g", "h", "f"), want: "main gpu:a,b,c,d,f"},
 		"nonsense and near ones":               {policy: BestEffort, gpu: eight, pod: one("main gpu=5"), advice: says("x", "y", "f"), want: "main gpu:a,b,c,d,f"},
