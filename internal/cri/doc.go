@@ -1,7 +1,8 @@
-// Package cri looks at the container runtime and the kubelet as they are set up, for those who want to know whether devmgrd can
-// work with them. It changes nothing, and the running daemon does not need it.
+// Package cri reads the setup of the container runtime and the kubelet, so that "devmgrd check" can judge whether devmgrd works with
+// them. It changes nothing, and the running daemon does not need it.
 //
-//	runtime.go      what the runtime says of itself through the CRI
-//	containerd.go   what stands in containerd's configuration files
-//	kubelet.go      what stands in the kubelet's
+//	runtime.go      the runtime's description of itself through the CRI
+//	sizes.go        the sizes of its containers and sandboxes
+//	containerd.go   containerd's configuration files
+//	kubelet.go      the kubelet's configuration file
 package cri
