@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// A Mistake is one thing that is wrong with the configuration.
+// A Mistake is one mistake in the configuration.
 type Mistake struct {
 	Key     string // empty: the source as a whole
-	Source  string // where it was written: file:line, an environment variable, --set, or default
-	Problem string // what is wrong
-	Remedy  string // what to do
+	Source  string // file:line, an environment variable, --set, or default
+	Problem string
+	Remedy  string
 }
 
-// String gives the mistake in one line.
+// String returns the mistake in one line.
 func (m Mistake) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: ", m.Source)
@@ -29,10 +29,10 @@ func (m Mistake) String() string {
 	return b.String()
 }
 
-// Error is a configuration that cannot be used. It holds every mistake, in the order of their keys.
+// Error reports an invalid configuration. It holds every mistake, in the order of the keys.
 type Error struct{ Mistakes []Mistake }
 
-// Error gives one line per mistake.
+// Error returns one line per mistake.
 func (e *Error) Error() string {
 	lines := make([]string, len(e.Mistakes))
 	for i, m := range e.Mistakes {
@@ -41,7 +41,7 @@ func (e *Error) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// refuse gives the mistakes as an error, or nil if there are none.
+// refuse returns the mistakes as an error, or nil if there are none.
 func refuse(mistakes []Mistake) error {
 	if len(mistakes) == 0 {
 		return nil
