@@ -1,13 +1,12 @@
-// Package kube is the way to the API server.
+// Package kube connects devmgrd to the API server.
 //
-// It owns the credentials, the client, and the upkeep of a watch: list, follow, lose, come back. It promises that a
-// Watch is in step with the API server again soon after its return (a second after a short absence, five at most),
-// that it neither spins nor logs per attempt while it is away, and that Check tells at any moment whether what it
-// last passed on is current.
+// It owns the credentials, the client, and the maintenance of a watch: list, watch, reconnect. It promises that a Watch
+// is up to date soon after the API server returns (a second after a short absence, five at most), that it neither spins
+// nor logs each attempt meanwhile, and that Check reports at any moment whether its objects are current.
 //
-// The order of events: Load finds the credentials, NewClient makes one client that all rooms share, and each room
-// that follows something runs a Watch with a store of its own.
+// Load finds the credentials, NewClient returns one client for all packages, and each package that watches objects runs a
+// Watch with its own store.
 //
-// It keeps no object and knows none but as something to decode. The client knows core/v1 only: a clientset, with its
+// The package stores no objects. The client knows core/v1 only: a clientset, with its
 // dozens of API groups, costs tens of megabytes of resident memory in a daemon that runs on every node.
 package kube
