@@ -20,7 +20,7 @@ const (
 	maxTotal      = 64 << 30
 	maxTimeout    = time.Hour
 	maxGrace      = 24 * time.Hour
-	maxNRIWait    = time.Second // the runtime asks its plugins one after the other and drops one that is late: 2 s
+	maxNRIWait    = time.Second // the runtime calls its plugins one after the other and drops a late one after 2 s
 )
 
 // check returns every rule that c breaks, without the source of the value.
@@ -31,7 +31,7 @@ func (c *Config) check() []Mistake {
 	p := c.Plugins
 	paths := r.path("stateDir", c.StateDir) && r.path("runDir", c.RunDir)
 	if paths && c.StateDir == c.RunDir {
-		r.broken("stateDir", "is the same directory as runDir", "keep them apart: runDir is emptied at boot, stateDir must not be")
+		r.broken("stateDir", "is the same directory as runDir", "choose two directories: runDir is emptied at boot, stateDir must not be")
 	}
 	sockets, kubelet := r.path("plugins.socketDir", p.SocketDir), r.path("plugins.kubeletDir", p.KubeletDir)
 	if sockets {
@@ -44,7 +44,7 @@ func (c *Config) check() []Mistake {
 	if r.path("plugins.registryDir", p.RegistryDir) {
 		switch registry := c.Plugins.KubeletRegistryDir(); {
 		case sockets && (within(p.RegistryDir, p.SocketDir) || within(p.SocketDir, p.RegistryDir)):
-			r.broken("plugins.registryDir", fmt.Sprintf("and plugins.socketDir (%s) are not apart", p.SocketDir), "choose another directory")
+			r.broken("plugins.registryDir", fmt.Sprintf("and plugins.socketDir (%s) overlap", p.SocketDir), "choose a directory next to it")
 		case kubelet && p.Redirect && within(p.RegistryDir, registry):
 			r.broken("plugins.registryDir", fmt.Sprintf("lies in %s, whose plugins the kubelet registers", registry),
 				"choose another directory or, on a node without a kubelet, set plugins.redirect to false")
@@ -52,7 +52,7 @@ func (c *Config) check() []Mistake {
 	}
 	for _, d := range []struct{ key, path string }{{"plugins.socketDir", p.SocketDir}, {"plugins.registryDir", p.RegistryDir}} {
 		if own := c.PluginPodsDir(); within(d.path, own) {
-			r.broken(d.key, fmt.Sprintf("lies in %s, where plugin pods have their own directories", own), "choose another directory")
+			r.broken(d.key, fmt.Sprintf("lies in %s, where plugin pods have their own directories", own), "choose a directory next to it")
 		}
 	}
 	r.duration("plugins.gracePeriod", p.GracePeriod, 0, maxGrace)
@@ -93,7 +93,7 @@ func (c *Config) check() []Mistake {
 	}
 	switch theirs := c.PodResources.KubeletSocket; {
 	case theirs == "" && c.PodResources.Takeover:
-		r.broken("podResources.takeover", "needs the path that is to be taken over", "set podResources.kubeletSocket, or this to false")
+		r.broken("podResources.takeover", "needs podResources.kubeletSocket, the path to take over", "set podResources.kubeletSocket, or this to false")
 	case theirs == "":
 	case theirs == c.PodResources.Socket:
 		r.broken("podResources.socket", "is the same as podResources.kubeletSocket, which is the kubelet's",
@@ -108,7 +108,7 @@ func (c *Config) check() []Mistake {
 		}
 	}
 	if theirs := c.PodResources.KubeletSocket; theirs != "" && path.Dir(theirs) == path.Dir(c.PodResources.Socket) && c.PodResources.Takeover {
-		r.broken("podResources.socket", "is in the kubelet's directory, of which podResources.takeover makes use", "choose another directory")
+		r.broken("podResources.socket", "is in the kubelet's directory, which podResources.takeover uses", "choose another directory")
 	}
 	if c.Admin.Socket == c.PodResources.KubeletSocket {
 		r.broken("admin.socket", "is the same as podResources.kubeletSocket", "choose another path")
@@ -122,14 +122,14 @@ func (c *Config) check() []Mistake {
 	return r.mistakes
 }
 
-// rules collects what is broken.
+// rules collects mistakes.
 type rules struct{ mistakes []Mistake }
 
 func (r *rules) broken(key, problem, remedy string) {
 	r.mistakes = append(r.mistakes, Mistake{Key: key, Problem: problem, Remedy: remedy})
 }
 
-// nodeName wants a DNS subdomain (RFC 1123), as Kubernetes does of the name of a Node.
+// nodeName requires a DNS subdomain (RFC 1123), as Kubernetes does for the name of a Node.
 func (r *rules) nodeName(s string) {
 	ok := s != "" && len(s) <= 253
 	for label := range strings.SplitSeq(s, ".") {
@@ -142,25 +142,25 @@ func (r *rules) nodeName(s string) {
 	}
 }
 
-// path wants an absolute path without detours, so that two spellings of a directory cannot hide a contradiction.
+// path requires a clean absolute path, so that two spellings of a directory cannot hide a contradiction.
 func (r *rules) path(key, s string) bool {
 	switch {
 	case !path.IsAbs(s):
 		r.broken(key, quote(s)+" is not an absolute path", "write it from the root, like /var/lib/devmgrd")
 	case path.Clean(s) != s:
-		r.broken(key, quote(s)+" takes detours", "write it as "+path.Clean(s))
+		r.broken(key, quote(s)+" is not a clean path", "write it as "+path.Clean(s))
 	case strings.ContainsAny(s, "\x00\n"):
-		r.broken(key, quote(s)+" holds characters that no path should", "remove them")
+		r.broken(key, quote(s)+" contains a NUL or a line break", "remove it")
 	default:
 		return true
 	}
 	return false
 }
 
-// socket wants a path short enough for a unix socket.
+// socket requires a path short enough for a unix socket.
 func (r *rules) socket(key, s string) {
 	if len(s) > maxSocketPath {
-		r.broken(key, fmt.Sprintf("the socket %s has a path of %d bytes, and Linux takes %d", quote(s), len(s), maxSocketPath), "choose a shorter directory")
+		r.broken(key, fmt.Sprintf("the path of socket %s has %d bytes, and Linux allows %d", quote(s), len(s), maxSocketPath), "choose a shorter directory")
 	}
 }
 
@@ -176,7 +176,7 @@ func (r *rules) number(key string, n, most int) {
 	}
 }
 
-// patterns wants names of extended resources, or a domain with /* for all of its resources.
+// patterns requires names of extended resources, or a domain with /* for all of its resources.
 func (r *rules) patterns(key string, list []string) {
 	for _, s := range list {
 		name := s
@@ -189,14 +189,14 @@ func (r *rules) patterns(key string, list []string) {
 	}
 }
 
-// hostName wants a name without a port, as a Host header has it.
+// hostName requires a name without a port, as in a Host header.
 func (r *rules) hostName(key, s string) {
 	if s == "" || strings.ContainsAny(s, " /:*\x00\n") {
 		r.broken(key, quote(s)+" is not the name of a host", "write a name like node-1.example.com, without a port")
 	}
 }
 
-// listen wants host:port with a numeric port, the path of a unix socket, or nothing. The host may be empty: all addresses.
+// listen requires host:port with a numeric port, the path of a unix socket, or "". The host may be empty: all addresses.
 func (r *rules) listen(key, s string) {
 	if s == "" {
 		return

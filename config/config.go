@@ -8,7 +8,7 @@ import (
 // DefaultFile is the configuration file of the daemon. It need not exist.
 const DefaultFile = "/etc/devmgrd/config.yaml"
 
-// Config is everything that can be configured. Each field's key is its path with dots, in the spelling of its tag.
+// Config is the whole configuration. Each field's key is its path with dots, in the spelling of its tag.
 type Config struct {
 	NodeName   string     `key:"nodeName"` // the Node object that stands for this machine
 	StateDir   string     `key:"stateDir"` // what must survive a reboot
@@ -18,21 +18,21 @@ type Config struct {
 	NRI        NRI        `key:"nri"`
 	Topology   Topology   `key:"topology"`
 	Health     Health     `key:"health"`
-	// PodResources tells who has which devices.
+	// PodResources reports which pods have which devices.
 	PodResources PodResources `key:"podResources"`
 	Admin        Admin        `key:"admin"`
 	Metrics      Metrics      `key:"metrics"`
 	Log          Log          `key:"log"`
 }
 
-// Plugins says where device plugins are met and how much of them is taken.
+// Plugins holds the sockets and limits of device plugins.
 type Plugins struct {
 	SocketDir        string        `key:"socketDir"`        // devmgrd listens on kubelet.sock in it
-	RegistryDir      string        `key:"registryDir"`      // watched for sockets of plugins that wait to be asked
+	RegistryDir      string        `key:"registryDir"`      // watched for sockets of plugins that wait for a call
 	Redirect         bool          `key:"redirect"`         // plugin pods that mount KubeletDir get SocketDir
-	DirectoryPerPod  bool          `key:"directoryPerPod"`  // each of those gets a directory of its own
+	DirectoryPerPod  bool          `key:"directoryPerPod"`  // each of these pods gets a directory of its own
 	KubeletDir       string        `key:"kubeletDir"`       // the directory of the kubelet's own device manager
-	GracePeriod      time.Duration `key:"gracePeriod"`      // how long a plugin may be away unnoticed
+	GracePeriod      time.Duration `key:"gracePeriod"`      // how long an absent plugin's devices stay on the Node
 	AllocateTimeout  time.Duration `key:"allocateTimeout"`  // per Allocate call
 	PreferredTimeout time.Duration `key:"preferredTimeout"` // per GetPreferredAllocation call
 	PreStartTimeout  time.Duration `key:"preStartTimeout"`  // per PreStartContainer call
@@ -43,23 +43,23 @@ type Plugins struct {
 	MaxTotalBytes    int           `key:"maxTotalBytes"`    // of the lists of all plugins
 	CheckpointMirror bool          `key:"checkpointMirror"` // keep a kubelet_internal_checkpoint in SocketDir
 	// IgnoredResources are extended resources that no device plugin serves, such as licences counted by hand:
-	// names, or "domain/*" for all of a domain. Nothing is allocated for them and nobody waits for them.
+	// names, or "domain/*" for all of a domain. Nothing is allocated for them and no pod waits for them.
 	IgnoredResources []string `key:"ignoredResources"`
 	// AllowedAnnotations are annotations that a plugin may grant although they steer the container runtime: keys, or
 	// beginnings of keys followed by an asterisk.
 	AllowedAnnotations []string `key:"allowedAnnotations"`
-	Rules              string   `key:"rules"`     // what becomes of what RulesFile does not allow: off, report or enforce
+	Rules              string   `key:"rules"`     // the handling of violations of RulesFile: off, report or enforce
 	RulesFile          string   `key:"rulesFile"` // which plugins may serve which resources, and what they may grant
 }
 
-// What Plugins.Rules says.
+// Values of Plugins.Rules.
 const (
 	Off     = "off"     // RulesFile is not read
 	Report  = "report"  // in the log, in a metric and as an event
 	Enforce = "enforce" // refused as well
 )
 
-// KubeletRegistryDir is where the kubelet looks for plugins that wait to be asked: next to its device plugin directory.
+// KubeletRegistryDir is the kubelet's directory for plugins that wait for a call, next to its device plugin directory.
 func (p Plugins) KubeletRegistryDir() string {
 	return path.Join(path.Dir(p.KubeletDir), "plugins_registry")
 }
@@ -67,67 +67,67 @@ func (p Plugins) KubeletRegistryDir() string {
 // PluginPodsDir is where plugin pods have their own directories.
 func (c *Config) PluginPodsDir() string { return path.Join(c.RunDir, "plugins") }
 
-// What Plugins.OnDuplicate says.
+// Values of Plugins.OnDuplicate.
 const (
 	Replace = "replace" // the newest plugin of a resource serves it
-	Reject  = "reject"  // the first one does, for as long as it serves
+	Reject  = "reject"  // the first plugin serves it until it goes
 )
 
-// Kubernetes says whether there is an API server and how it is reached.
+// Kubernetes holds the access to the API server.
 type Kubernetes struct {
 	Mode string `key:"mode"` // Cluster or NoCluster
 	// Kubeconfig is a file; empty: the pod's service account, else /etc/kubernetes/kubelet.conf.
 	Kubeconfig string `key:"kubeconfig"`
 }
 
-// What Kubernetes.Mode says.
+// Values of Kubernetes.Mode.
 const (
-	Cluster   = "cluster" // pods, the Node and events are the API server's
-	NoCluster = "none"    // there is none: what containers ask for stands in annotations of their pods
+	Cluster   = "cluster" // the API server has pods, the Node and events
+	NoCluster = "none"    // no API server: containers' requests are in annotations of their pods
 )
 
-// NRI says how the container runtime is met.
+// NRI holds the connection to the container runtime.
 type NRI struct {
 	Socket  string        `key:"socket"`
 	Index   string        `key:"index"`   // two digits: the order among NRI plugins, lowest first
 	MaxWait time.Duration `key:"maxWait"` // how long a container's creation is held up for an allocation in flight
 }
 
-// Topology says how devices' places on NUMA nodes are minded. The words are the kubelet's.
+// Topology controls the alignment of devices on NUMA nodes. The words are the kubelet's.
 type Topology struct {
 	Policy string `key:"policy"` // none, best-effort, restricted or single-numa-node
 	Scope  string `key:"scope"`  // container or pod
 }
 
-// Health says what becomes of pods that cannot work as they are.
+// Health controls the handling of pods with missing or failed devices.
 type Health struct {
 	// OnMissingDevices is for pods that started while devmgrd was away: without their devices, or with a device plugin
 	// that has registered with the kubelet.
 	OnMissingDevices string `key:"onMissingDevices"` // Ignore, Event or Evict
-	// OnDeviceFailure is for pods that have a device which has become unhealthy or is listed no more.
+	// OnDeviceFailure is for pods with a device that has become unhealthy or is no longer listed.
 	OnDeviceFailure string `key:"onDeviceFailure"` // the same
 }
 
-// What Health says. All of it is in the log and in metrics, too.
+// Values of Health's fields. With each the log and metrics report the pods, too.
 const (
 	Ignore = "none"
-	Event  = "event" // tell the pod's owner
-	Evict  = "evict" // tell, and have the pod evicted
+	Event  = "event" // publish an event on the pod
+	Evict  = "evict" // publish an event, and evict the pod
 )
 
-// PodResources says where those are served who ask which pod has which devices.
+// PodResources holds the sockets of the PodResources API.
 type PodResources struct {
 	Socket        string `key:"socket"`
-	KubeletSocket string `key:"kubeletSocket"` // what the kubelet serves is part of the answers; empty: nobody does
-	Takeover      bool   `key:"takeover"`      // serve at KubeletSocket, too, with the kubelet's put aside
+	KubeletSocket string `key:"kubeletSocket"` // the kubelet's answers are part of devmgrd's; empty: no kubelet
+	Takeover      bool   `key:"takeover"`      // serve at KubeletSocket, too, with the kubelet's socket moved aside
 }
 
-// Admin says where commands ask the daemon.
+// Admin holds the socket of the commands.
 type Admin struct {
 	Socket string `key:"socket"`
 }
 
-// Metrics says where Prometheus and health checks are served.
+// Metrics holds the address of metrics and health checks.
 type Metrics struct {
 	Listen    string   `key:"listen"`    // host:port, or unix:/path; empty: nowhere
 	HostNames []string `key:"hostNames"` // names of this host in requests, besides the node's and the host's own
@@ -136,14 +136,14 @@ type Metrics struct {
 // UnixPrefix stands before the path of a unix socket in Metrics.Listen.
 const UnixPrefix = "unix:"
 
-// Log says how the daemon speaks.
+// Log controls the daemon's log.
 type Log struct {
 	Level  string `key:"level"`  // debug, info, warn or error
 	Format string `key:"format"` // text or json
 }
 
-// defaults returns the values of keys that nobody has set. nodeName, the plugins' two
-// directories and our own sockets depend on others: see derive.
+// defaults returns the defaults of all keys. nodeName, the plugins' two directories and devmgrd's own sockets depend on
+// other values: see derive.
 func defaults() Config {
 	return Config{
 		StateDir: "/var/lib/devmgrd",
@@ -177,7 +177,7 @@ func defaults() Config {
 	}
 }
 
-// derive fills in what is empty and follows from something else.
+// derive fills in empty values that depend on other values.
 func (c *Config) derive(m machine, from Sources) {
 	if c.NodeName == "" {
 		c.NodeName, from["nodeName"] = m.nodeName()

@@ -7,12 +7,12 @@ import (
 	"strings"
 )
 
-// A Mistake is one thing that is wrong with the configuration.
+// A Mistake is one mistake in the configuration.
 type Mistake struct {
 	Key     string // empty: the source as a whole
-	Source  string // where it was written: file:line, an environment variable, --set, or default
-	Problem string // what is wrong
-	Remedy  string // what to do
+	Source  string // file:line, an environment variable, --set, or default
+	Problem string
+	Remedy  string
 }
 
 // String returns the mistake in one line.
@@ -29,7 +29,7 @@ func (m Mistake) String() string {
 	return b.String()
 }
 
-// Error is a configuration that cannot be used. It holds every mistake, in the order of their keys.
+// Error reports an invalid configuration. It holds every mistake, in the order of the keys.
 type Error struct{ Mistakes []Mistake }
 
 // Error returns one line per mistake.

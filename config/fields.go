@@ -37,7 +37,7 @@ func (f field) env() string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(f.key, ".", "_"))
 }
 
-// plain returns the field's value as the file would write it: a text, or a list of texts.
+// plain returns the field's value as the file has it: a text, or a list of texts.
 func (f field) plain() any {
 	if f.isList() {
 		return f.value.Interface()
@@ -45,13 +45,13 @@ func (f field) plain() any {
 	return fmt.Sprint(f.value.Interface())
 }
 
-// form says what a value of the field looks like, and shows how to write one.
+// form returns the name of the field's type, and how to write a value.
 func (f field) form() (what, remedy string) {
 	switch f.value.Interface().(type) {
 	case time.Duration:
 		return "a duration", "write it like 1m30s"
 	case bool:
-		return "a truth value", "write true or false"
+		return "a boolean", "write true or false"
 	case int:
 		return "a whole number", "write it in digits, like 256"
 	case []string:
@@ -61,8 +61,8 @@ func (f field) form() (what, remedy string) {
 	}
 }
 
-// nearest returns the candidate with the smallest edit distance to s, if a slip of the finger explains it: at most
-// three letters, and at most a quarter of a short word.
+// nearest returns the candidate with the smallest edit distance to s, if a typing error explains it: at most three
+// letters, and at most a quarter of a short word.
 func nearest(s string, candidates []string) (string, bool) {
 	best, least := "", min(3, len(s)/4)+1
 	for _, c := range candidates {

@@ -43,7 +43,7 @@ func (o Options) fromFile(known map[string]field) (map[string]setting, []Mistake
 	return d.settings, d.mistakes
 }
 
-// reason returns the cause without the path, which the mistake names already.
+// reason returns the cause without the path, which the mistake already has.
 func reason(err error) string {
 	var p *fs.PathError
 	if errors.As(err, &p) {
@@ -52,7 +52,7 @@ func reason(err error) string {
 	return "cannot be read: " + err.Error()
 }
 
-// A document is a YAML file on its way to settings.
+// A document converts a YAML file to settings.
 type document struct {
 	name     string
 	known    map[string]field
@@ -67,7 +67,7 @@ func (d *document) read(text []byte) {
 	if err := decoder.Decode(&first); errors.Is(err, io.EOF) {
 		return // empty, or comments only
 	} else if err != nil {
-		d.wrong(nil, "", "is not YAML: "+strings.TrimPrefix(err.Error(), "yaml: "), "see the line named here or the one above it")
+		d.wrong(nil, "", "is not YAML: "+strings.TrimPrefix(err.Error(), "yaml: "), "check this line and the one above it")
 		return
 	}
 	if err := decoder.Decode(&second); !errors.Is(err, io.EOF) {
@@ -106,13 +106,13 @@ func (d *document) mapping(prefix string, n *yaml.Node) {
 	}
 }
 
-// value reads the value of one key. Scalars are taken as they are written, so that the index 05 stays 05.
+// value reads the value of one key. It keeps the spelling of scalars, so that the index 05 stays 05.
 func (d *document) value(f field, n *yaml.Node) {
 	n = follow(n)
 	what, remedy := f.form()
 	switch {
 	case isNull(n):
-		d.wrong(n, f.key, "has no value", "give it one, or remove the key")
+		d.wrong(n, f.key, "has no value", "set one, or remove the key")
 	case n.Kind == yaml.ScalarNode && f.value.Kind() == reflect.Slice:
 		d.wrong(n, f.key, quote(n.Value)+" is not "+what, remedy)
 	case n.Kind == yaml.ScalarNode:
@@ -146,7 +146,7 @@ func (d *document) wrong(n *yaml.Node, key, problem, remedy string) {
 	d.mistakes = append(d.mistakes, Mistake{key, d.at(n), problem, remedy})
 }
 
-// at gives file:line.
+// at returns file:line.
 func (d *document) at(n *yaml.Node) string {
 	if n == nil || n.Line == 0 {
 		return d.name

@@ -10,20 +10,19 @@ import (
 	"github.com/spf13/viper"
 )
 
-// Default is the source of a value that nobody has set.
+// Default is the source of a default value.
 const Default = "default"
 
 const envPrefix = "DEVMGRD_"
 
-// Options says where the configuration comes from.
+// Options are the sources of the configuration.
 type Options struct {
 	File    string   // must exist; empty: DefaultFile, which need not
 	Set     []string // key=value, as in --set; wins over everything else
-	Environ []string // as os.Environ gives it; wins over the file
+	Environ []string // as os.Environ returns it; wins over the file
 }
 
-// Sources tells for each key where its value came from: Default, file:line, the name of an environment variable,
-// or --set.
+// Sources holds the source of each key's value: Default, file:line, the name of an environment variable, or --set.
 type Sources map[string]string
 
 // Load reads, merges and checks the configuration. Every mistake is in the *Error it returns.
@@ -31,7 +30,7 @@ func Load(o Options) (Config, Sources, error) {
 	return load(o, machine{o.Environ, os.Hostname})
 }
 
-// A setting is what one source says about one key: a text or, in a file, a list of texts.
+// A setting is one source's value of one key: a text or, in a file, a list of texts.
 type setting struct {
 	value  any
 	source string
@@ -46,7 +45,7 @@ func load(o Options, m machine) (Config, Sources, error) {
 		known[f.key] = f
 	}
 
-	// Each layer overrides the ones before it. viper holds them, decides who wins, and decodes.
+	// Each layer overrides the ones before it. viper holds and decodes the values.
 	v := viper.NewWithOptions(viper.KeyDelimiter("."))
 	from := Sources{}
 	for _, f := range all {
@@ -65,7 +64,7 @@ func load(o Options, m machine) (Config, Sources, error) {
 		}
 	}
 
-	broken := map[string]bool{} // no rule is checked on what could not be read
+	broken := map[string]bool{} // unreadable values, for which no rule is checked
 	for _, f := range all {
 		if err := v.UnmarshalKey(f.key, f.value.Addr().Interface(), viper.DecodeHook(decodeText)); err != nil {
 			what, remedy := f.form()
@@ -86,7 +85,7 @@ func load(o Options, m machine) (Config, Sources, error) {
 	return c, from, nil
 }
 
-// decodeText turns the text of one value into a duration or a list; plain kinds are decoded without it.
+// decodeText converts the text of one value to a duration or a list; plain kinds need no hook.
 var decodeText = mapstructure.ComposeDecodeHookFunc(
 	mapstructure.StringToTimeDurationHookFunc(),
 	listHook,
@@ -134,7 +133,7 @@ func (o Options) fromFlags(known map[string]field) (map[string]setting, []Mistak
 	return settings, mistakes
 }
 
-// unknown is the mistake of a key that does not exist.
+// unknown returns the mistake of an unknown key.
 func unknown(key, source string, candidates []string) Mistake {
 	slices.Sort(candidates)
 	m := Mistake{Key: key, Source: source, Problem: "there is no such key", Remedy: "remove it"}

@@ -154,7 +154,7 @@ func TestFile(t *testing.T) {
 		"text for list": {"plugins: {ignoredResources: a.example/x}", "is not a list"},
 		"map in a list": {"plugins: {ignoredResources: [{a: b}]}", "an item is not a text"},
 		"fraction":      {"plugins: {maxDevices: 1.5}", "is not a whole number"},
-		"yes":           {"plugins: {redirect: sometimes}", "is not a truth value"},
+		"yes":           {"plugins: {redirect: sometimes}", "is not a boolean"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := mistakes(t, Options{File: write(t, c.text)})

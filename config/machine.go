@@ -2,13 +2,13 @@ package config
 
 import "strings"
 
-// A machine is where the daemon runs, as far as defaults depend on it.
+// A machine has the properties of the host on which defaults depend.
 type machine struct {
 	environ  []string
 	hostname func() (string, error)
 }
 
-// nodeName gives $NODE_NAME, which pods commonly get through the downward API, else the host name in lower case,
+// nodeName returns $NODE_NAME, which pods commonly get through the downward API, else the host name in lower case,
 // as the kubelet names its node. It returns the name's source as well.
 func (m machine) nodeName() (name, source string) {
 	for _, e := range m.environ {
@@ -18,7 +18,7 @@ func (m machine) nodeName() (name, source string) {
 	}
 	host, err := m.hostname()
 	if err != nil {
-		return "", Default // the check of nodeName says what to do
+		return "", Default // the check of nodeName has the remedy
 	}
 	return strings.ToLower(strings.TrimSpace(host)), Default
 }

@@ -8,8 +8,8 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 )
 
-// WriteYAML prints c as a configuration file that gives the same Config again, in the order of the declaration,
-// with the source of each value as a comment behind it.
+// WriteYAML prints c as a configuration file that loads as the same Config, in the order of the declaration, with the
+// source of each value as a comment behind it.
 func (c Config) WriteYAML(w io.Writer, from Sources) error {
 	root := &yaml.Node{Kind: yaml.MappingNode}
 	for _, f := range fields(&c) {
@@ -29,7 +29,7 @@ func (c Config) WriteYAML(w io.Writer, from Sources) error {
 	return e.Close()
 }
 
-// child returns the group of that name at the end of n, and makes it if it is not there.
+// child returns the group of that name at the end of n, and creates it if it is missing.
 func child(n *yaml.Node, name string) *yaml.Node {
 	if last := len(n.Content); last > 0 && n.Content[last-2].Value == name {
 		return n.Content[last-1]
@@ -39,7 +39,7 @@ func child(n *yaml.Node, name string) *yaml.Node {
 	return group
 }
 
-// node returns the field's value in YAML. Texts that would read as something else are quoted.
+// node returns the field's value in YAML. Texts that would read as another type are quoted.
 func (f field) node() *yaml.Node {
 	switch v := f.plain().(type) {
 	case []string:
@@ -58,5 +58,5 @@ func (f field) node() *yaml.Node {
 	}
 }
 
-// text returns a YAML text; the tag makes the encoder quote what would otherwise read as a number or nothing.
+// text returns a YAML text; the tag makes the encoder quote a text that would otherwise read as a number or null.
 func text(s string) *yaml.Node { return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: s} }

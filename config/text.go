@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// listHook lets the environment and --set give a list in one text: items with commas between them, in brackets or
+// listHook lets the environment and --set set a list in one text: items with commas between them, in brackets or
 // not. An empty text is an empty list.
 func listHook(from, to reflect.Type, data any) (any, error) {
 	text, ok := data.(string)
@@ -16,7 +16,7 @@ func listHook(from, to reflect.Type, data any) (any, error) {
 	text = strings.TrimSpace(text)
 	if inner, ok := strings.CutPrefix(text, "["); ok {
 		if text, ok = strings.CutSuffix(inner, "]"); !ok {
-			return nil, fmt.Errorf("a [ without its ]")
+			return nil, fmt.Errorf("a [ without a ]")
 		}
 	}
 	list := []string{}

@@ -13,10 +13,10 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
-// asideSuffix is what the kubelet's directory is called when it has been moved aside, after its own name.
+// asideSuffix follows the name of the kubelet's directory when it has been moved aside.
 const asideSuffix = ".before-devmgrd"
 
-// freeName returns a name that nothing has: this one, or with a number after it.
+// freeName returns an unused path: name, or name with a number after it.
 func freeName(name string) string {
 	free := name
 	for i := 2; ; i++ {
@@ -27,12 +27,12 @@ func freeName(name string) string {
 	}
 }
 
-// setAside moves the kubelet's directory away, and puts a new one in its place that holds what stays with the kubelet.
+// setAside moves the kubelet's directory away, and creates a new one with the entries that stay with the kubelet.
 //
-// A kubelet that finds its file claims all resources in it. And one that starts is seen by the plugins that watch its
-// directory, which register with it again: it would write its own numbers on the Node, give the same devices out, and
-// refuse pods for minutes once the plugins' pods are recreated. Their containers hold the old directory, wherever it is
-// moved, and never see what happens in the new one.
+// A kubelet that finds its checkpoint claims all resources in it. Plugins that watch the directory of a kubelet register
+// again when the kubelet starts. The kubelet would then publish its own capacity, assign the same devices, and refuse pods
+// for minutes after the plugins' pods are recreated. The plugins' containers hold the old directory, wherever it is moved,
+// and never see the new one.
 func setAside(dir string, stays checkpoint.File) (aside string, err error) {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -44,7 +44,7 @@ func setAside(dir string, stays checkpoint.File) (aside string, err error) {
 		return "", err
 	}
 	// The kubelet must not find the directory empty: see internal/nodestatus, which keeps this file.
-	note := fmt.Sprintf("What was here is in %s, since %s: devmgrd has taken over the kubelet's assignments.\n"+
+	note := fmt.Sprintf("The previous directory is %s, since %s: devmgrd has taken over the kubelet's assignments.\n"+
 		"devmgrd keeps this file here so that the kubelet does not find this directory empty when it starts.\n", aside, time.Now().UTC().Format(time.RFC3339))
 	err = errors.Join(os.Chmod(draft, info.Mode().Perm()), os.WriteFile(filepath.Join(draft, "devmgrd.txt"), []byte(note), 0o644))
 	if err == nil && !stays.Empty() {
@@ -62,7 +62,7 @@ func setAside(dir string, stays checkpoint.File) (aside string, err error) {
 	return aside, os.Rename(draft, dir)
 }
 
-// listens reports whether a process takes connections at a unix socket. A link there is not followed.
+// listens reports whether a process accepts connections at a unix socket. It does not follow a link.
 func listens(path string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -74,7 +74,7 @@ func listens(path string) bool {
 	return true
 }
 
-// socketsBelow returns the sockets in a directory and below. What cannot be read is passed over.
+// socketsBelow returns the sockets in a directory tree, except those that cannot be read.
 func socketsBelow(dir string) []string {
 	var found []string
 	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {

@@ -31,26 +31,26 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// askLimit bounds one question to the daemon, which has all answers at hand.
+// askLimit bounds one call to the daemon, which answers from memory.
 const askLimit = 10 * time.Second
 
-// maxAnswerBytes bounds an answer: a million devices.
+// maxAnswerBytes bounds an answer. It has space for a million devices.
 const maxAnswerBytes = 256 << 20
 
 const defaultAdminSocket = "/run/devmgrd/admin.sock"
 
-// addAskFlags adds the flags of every command that asks the daemon.
+// addAskFlags adds the flags of every command that calls the daemon.
 func addAskFlags(cmd *cobra.Command) {
 	cmd.Flags().String("socket", defaultAdminSocket, "the daemon's admin.socket")
-	cmd.Flags().StringP("output", "o", "", "json or yaml; else it is for people")
+	cmd.Flags().StringP("output", "o", "", "output format: json or yaml (default text)")
 }
 
-// ask asks the daemon, and prints its answer: as -o says, or else with show.
+// ask calls the daemon and prints the answer in the format of -o, or else with show.
 func ask[A proto.Message](cmd *cobra.Command, question func(context.Context, adminv1.AdminServiceClient) (A, error), show func(io.Writer, A)) error {
 	return askFor(cmd, askLimit, question, show)
 }
 
-// askFor is ask for a question that may take longer.
+// askFor is ask for a call that may take longer.
 func askFor[A proto.Message](cmd *cobra.Command, limit time.Duration, question func(context.Context, adminv1.AdminServiceClient) (A, error), show func(io.Writer, A)) error {
 	format, err := outputFormat(cmd, "json", "yaml")
 	if err != nil {
@@ -67,19 +67,19 @@ func askFor[A proto.Message](cmd *cobra.Command, limit time.Duration, question f
 	return printAnswer(cmd.OutOrStdout(), format, answer, show)
 }
 
-// outputFormat reads -o: one of these, or nothing.
+// outputFormat returns the value of -o: one of formats, or "".
 func outputFormat(cmd *cobra.Command, formats ...string) (string, error) {
 	format, err := cmd.Flags().GetString("output")
 	if err == nil && format != "" && !slices.Contains(formats, format) {
-		err = usageError{fmt.Errorf("there is no output format %q; write -o %s", format, strings.Join(formats, " or -o "))}
+		err = usageError{fmt.Errorf("unknown output format %q; use -o %s", format, strings.Join(formats, " or -o "))}
 	}
 	return format, err
 }
 
-// forever is longer than anybody waits.
+// forever stands for a call without a time limit.
 const forever = 365 * 24 * time.Hour
 
-// isTerminal reports whether somebody looks at it.
+// isTerminal reports whether f is a terminal.
 func isTerminal(f *os.File) bool {
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 	return err == nil
@@ -126,26 +126,26 @@ func callAt(ctx context.Context, at string, limit time.Duration, do func(context
 	return nil
 }
 
-// askError says in words why there is no answer. What the daemon has said stands for itself.
+// askError explains why there is no answer. It returns the daemon's own errors unchanged.
 func askError(at string, err error) error {
 	if status.Code(err) == codes.DeadlineExceeded {
-		return fmt.Errorf("devmgrd at %s has not come to an end in time; what it has been asked to do stays so", at)
+		return fmt.Errorf("devmgrd at %s did not finish in time; any requested change stays in force", at)
 	}
 	if status.Code(err) != codes.Unavailable {
 		return errors.New(status.Convert(err).Message())
 	}
-	// gRPC returns the cause of a failed dial as text only.
+	// gRPC reports the cause of a failed dial as text only.
 	conn, cause := net.DialTimeout("unix", at, time.Second)
 	switch {
 	case cause == nil:
 		conn.Close()
 		return fmt.Errorf("devmgrd at %s: %s", at, status.Convert(err).Message())
 	case errors.Is(cause, fs.ErrPermission):
-		return fmt.Errorf("%s is root's alone: try again as root", at)
+		return fmt.Errorf("only root may use %s: run the command as root", at)
 	case errors.Is(cause, fs.ErrNotExist), errors.Is(cause, syscall.ECONNREFUSED):
-		return fmt.Errorf("devmgrd does not answer at %s: it is not running (systemctl status devmgrd), or its admin.socket is another one (--socket)", at)
+		return fmt.Errorf("devmgrd does not answer at %s: it is not running (systemctl status devmgrd), or its admin.socket has another path (--socket)", at)
 	}
-	return fmt.Errorf("devmgrd cannot be reached: %w", cause)
+	return fmt.Errorf("connecting to devmgrd: %w", cause)
 }
 
 func printAnswer[A proto.Message](to io.Writer, format string, answer A, show func(io.Writer, A)) error {
@@ -153,7 +153,7 @@ func printAnswer[A proto.Message](to io.Writer, format string, answer A, show fu
 		show(to, answer)
 		return nil
 	}
-	// protojson varies its white space on purpose; scripts and tests do not like that.
+	// protojson varies its white space on purpose, which would break scripts and tests.
 	text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(answer)
 	if err != nil {
 		return err
@@ -182,7 +182,7 @@ func splitPod(arg string) (namespace, name string, err error) {
 	return namespace, name, nil
 }
 
-// splitDevice reads RESOURCE/ID. A resource has one slash; an ID may have others.
+// splitDevice reads RESOURCE/ID. A resource has one slash; an ID may have more.
 func splitDevice(arg string) (*adminv1.DeviceName, error) {
 	parts := strings.SplitN(arg, "/", 3)
 	if len(parts) < 3 || device.UnquoteID(parts[2]) == "" {
@@ -191,7 +191,7 @@ func splitDevice(arg string) (*adminv1.DeviceName, error) {
 	return &adminv1.DeviceName{ResourceName: parts[0] + "/" + parts[1], Id: string(device.UnquoteID(parts[2]))}, nil
 }
 
-// ago writes how long ago something was, in its two largest units.
+// ago formats the time since t in its two largest units.
 func ago(t *timestamppb.Timestamp, now time.Time) string {
 	if t == nil {
 		return "-"
@@ -208,7 +208,7 @@ func ago(t *timestamppb.Timestamp, now time.Time) string {
 	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
 }
 
-// dash stands for what is empty in a table.
+// dash replaces an empty cell of a table.
 func dash(s string) string {
 	if s == "" {
 		return "-"

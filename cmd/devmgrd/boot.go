@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// bootFile names the boot of the machine: the kernel writes another random UUID into it at each one.
+// bootFile identifies the boot of the machine: the kernel creates a random UUID at each boot.
 const bootFile = "/proc/sys/kernel/random/boot_id"
 
-// bootID identifies this boot of the machine. What device plugins have granted holds for one boot.
+// bootID identifies this boot of the machine. Grants of device plugins hold for one boot.
 func bootID() (string, error) {
 	text, err := os.ReadFile(bootFile)
 	id := strings.TrimSpace(string(text))

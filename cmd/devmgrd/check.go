@@ -37,18 +37,18 @@ import (
 )
 
 const (
-	lookLimit = 5 * time.Second  // for each look at something that may not answer
-	apiLimit  = 15 * time.Second // for all questions to the API server, which may be far away
+	lookLimit = 5 * time.Second  // for each component that may not answer
+	apiLimit  = 15 * time.Second // for all calls to the API server, which may be far away
 )
 
-// newCheckCommand makes "devmgrd check".
+// newCheckCommand returns "devmgrd check".
 func newCheckCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Look whether this node is fit for devmgrd, and say what to do",
-		Long: "check looks at the container runtime, its NRI and its validator, the API server and what devmgrd may do there, the sockets\n" +
-			"and the state file, and at what is left with the kubelet's own device manager. Each line says ok, warn or FAIL, and what\n" +
-			"is not ok is followed by a remedy. It changes nothing, and may run before devmgrd and next to it.",
+		Short: "Check this node's setup for devmgrd, and print remedies",
+		Long: "check examines the container runtime, its NRI and validator, devmgrd's rights at the API server, the sockets, the state file\n" +
+			"and the kubelet's own device manager. Each line says ok, warn or FAIL; a remedy follows each warn and FAIL. The command\n" +
+			"changes nothing, and may run before devmgrd or next to it.",
 		Example: "  devmgrd check\n  devmgrd check --config /tmp/new.yaml -o json",
 		Args:    usage(noArguments),
 		RunE:    check,
@@ -57,12 +57,12 @@ func newCheckCommand() *cobra.Command {
 	cmd.Flags().StringP("output", "o", "", "json or yaml; else it is for people")
 	cmd.Flags().String("runtime-endpoint", "", "the runtime's CRI `socket` (default the kubelet's)")
 	cmd.Flags().String("kubelet-config", cri.DefaultKubeletConfig, "the kubelet's configuration `file`")
-	cmd.Flags().String("containerd-config", "", "containerd's configuration `file` (default the one it was started with)")
+	cmd.Flags().String("containerd-config", "", "containerd's configuration `file` (default from containerd's command line)")
 	return cmd
 }
 
-// errUnfit is the end of a check that has found failures, which have been told.
-var errUnfit = errors.New("this node is not fit for devmgrd yet: see the lines that FAIL")
+// errUnfit ends a check with failures, which have been printed.
+var errUnfit = errors.New("this node is not ready for devmgrd: see the FAIL lines")
 
 func check(cmd *cobra.Command, _ []string) error {
 	c, _, err := loadConfig(cmd)
@@ -117,10 +117,10 @@ func printFindings(to io.Writer, format string, findings []preflight.Finding) er
 	return err
 }
 
-// findingWidth is how wide the lines of findings are.
+// findingWidth is the width of a line of findings.
 const findingWidth = 110
 
-// showFindings prints each finding next to its verdict, and what to do below it.
+// showFindings prints each finding next to its verdict, and the remedy below it.
 func showFindings(to io.Writer, findings []preflight.Finding) {
 	width, count := 0, map[preflight.Verdict]int{}
 	for _, f := range findings {
@@ -142,7 +142,7 @@ func showFindings(to io.Writer, findings []preflight.Finding) {
 	fmt.Fprintf(to, "\n%d ok, %d warn, %d FAIL\n", count[preflight.OK], count[preflight.Warn], count[preflight.Fail])
 }
 
-// wrap breaks a text between words, into lines of this width if the words let it. It returns one at least.
+// wrap breaks a text between words, into lines of this width if the words allow it. It returns at least one line.
 func wrap(text string, width int) (lines []string) {
 	line := ""
 	for word := range strings.FieldsSeq(text) {
@@ -158,12 +158,12 @@ func wrap(text string, width int) (lines []string) {
 	return append(lines, line)
 }
 
-// A gatherer gathers what preflight judges.
+// A gatherer collects the facts for preflight.
 type gatherer struct {
 	ctx                          context.Context
 	config                       config.Config
 	log                          *slog.Logger
-	runtime, kubelet, containerd string // where they are, if the command line says so
+	runtime, kubelet, containerd string // their paths, if the command line has them
 }
 
 func (l gatherer) facts() preflight.Facts {
@@ -214,7 +214,7 @@ func (l gatherer) state() preflight.State {
 	return s
 }
 
-// writable looks at the directory or, if it is still to be made, at what is above it.
+// writable checks the directory or, if it does not exist yet, the nearest existing one above it.
 func writable(dir string) error {
 	at := dir
 	for {
@@ -230,7 +230,7 @@ func writable(dir string) error {
 	}
 }
 
-// daemon asks a devmgrd that runs, and returns its process; 0: there is none.
+// daemon asks a running devmgrd for its status, and returns its process; 0: none is running.
 func (l gatherer) daemon(f *preflight.Facts) int {
 	at := l.config.Admin.Socket
 	pid := 0
@@ -266,7 +266,7 @@ func (l gatherer) daemon(f *preflight.Facts) int {
 	return pid
 }
 
-// lookAtSocket returns whether systemd listens at path, and else why devmgrd cannot.
+// lookAtSocket reports whether systemd listens at path. If not, err is the reason why devmgrd cannot listen there.
 func lookAtSocket(ctx context.Context, path string) (init bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -325,7 +325,7 @@ func (l gatherer) nri() preflight.NRI {
 		if none == nil {
 			conn.Close()
 		}
-		missing = errors.Is(none, fs.ErrNotExist) || errors.Is(none, syscall.ECONNREFUSED) // what is left of a socket
+		missing = errors.Is(none, fs.ErrNotExist) || errors.Is(none, syscall.ECONNREFUSED) // a socket without a listener
 	}
 	return preflight.NRI{
 		Socket: at, Missing: missing, Err: err,
@@ -376,7 +376,7 @@ func (l gatherer) readRuntime(f *preflight.Facts, kubelet cri.KubeletConfig) {
 	}
 }
 
-// sizes asks the runtime how large its containers and sandboxes are. Many containers take their time.
+// sizes asks the runtime for the sizes of its containers and sandboxes, which takes long for many containers.
 func (l gatherer) sizes(runtime string) (containers, sandboxes []preflight.Size, err error) {
 	ctx, cancel := context.WithTimeout(l.ctx, 3*lookLimit)
 	defer cancel()
@@ -417,7 +417,7 @@ func (l gatherer) readAPI(f *preflight.Facts) {
 	f.API.Asking, f.API.Unbound = pods.Bound(access.Pods, l.config.Plugins.IgnoredResources)
 }
 
-// readKubelet looks at what is left with the kubelet's own device manager.
+// readKubelet reads the state of the kubelet's own device manager.
 func (l gatherer) readKubelet(f *preflight.Facts, daemon int) {
 	ctx, cancel := context.WithTimeout(l.ctx, lookLimit)
 	defer cancel()
@@ -434,14 +434,14 @@ func (l gatherer) readKubelet(f *preflight.Facts, daemon int) {
 	f.Checkpoint = lookAtCheckpoint(dir, ignored)
 }
 
-// maxFiles is how many files of a plugin directory are looked at.
+// maxFiles bounds the files of a plugin directory that are checked.
 const maxFiles = 4096
 
 // listeners returns the names of the plugins' sockets in a directory on which a process listens, ascending.
 func listeners(dir string) (plugins []string) {
 	d, err := shareddir.Open(dir)
 	if err != nil {
-		return nil // one that is not there has none
+		return nil // a missing directory has no sockets
 	}
 	defer d.Close()
 	names, _, _ := d.Names(maxFiles)
@@ -455,7 +455,7 @@ func listeners(dir string) (plugins []string) {
 	return plugins
 }
 
-// lookAtCheckpoint reads the kubelet's file in the directory of its device plugins.
+// lookAtCheckpoint reads the kubelet's checkpoint in its device plugin directory.
 func lookAtCheckpoint(dir string, ignored func(device.ResourceName) bool) preflight.Checkpoint {
 	c := preflight.Checkpoint{Path: filepath.Join(dir, checkpoint.Name)}
 	file, err := checkpoint.Read(c.Path)

@@ -11,11 +11,11 @@ import (
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 )
 
-// completeLimit bounds a question that a shell asks while somebody types.
+// completeLimit bounds a call that a shell makes while the user types.
 const completeLimit = time.Second
 
-// addCompletions has shells complete what the daemon knows: resources, devices and pods. If it does not answer there is nothing
-// to complete.
+// addCompletions adds shell completion of resources, devices and pods, as the daemon knows them. Without an answer there is
+// no completion.
 func addCompletions(root *cobra.Command) {
 	first := func(of func(*cobra.Command) []string) cobra.CompletionFunc {
 		return func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -54,7 +54,7 @@ func addCompletions(root *cobra.Command) {
 	}
 }
 
-// complete completes a flag's value, whatever arguments there are.
+// complete completes a flag's value, regardless of the arguments.
 func complete(cmd *cobra.Command, flag string, of func(*cobra.Command) []string) {
 	err := cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		return of(cmd), cobra.ShellCompDirectiveNoFileComp
@@ -109,10 +109,10 @@ func knownPods(cmd *cobra.Command) (all []string) {
 	return slices.Compact(all)
 }
 
-// consult asks the daemon. Without an answer nothing is known, and a shell is no place for an error.
+// consult calls the daemon, and ignores errors: a completing shell cannot show them.
 func consult(cmd *cobra.Command, do func(context.Context, adminv1.AdminServiceClient) error) {
 	if cmd.Context() == nil {
-		cmd.SetContext(context.Background()) // as in completion, where cobra does not
+		cmd.SetContext(context.Background()) // cobra sets none in completion
 	}
 	_ = call(cmd, completeLimit, do)
 }

@@ -8,11 +8,11 @@ import (
 	"github.com/devmgrd/devmgrd/config"
 )
 
-// newConfigCommand makes "devmgrd config".
+// newConfigCommand returns "devmgrd config".
 func newConfigCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
-		Short: "Print the configuration in force and where each value comes from",
+		Short: "Print the configuration in force and the source of each value",
 		Long: "config reads the configuration as \"devmgrd run\" does and prints it as YAML, with the source of each value\n" +
 			"as a comment. What it prints can be used as a configuration file.",
 		Example: "  devmgrd config\n  devmgrd config --config /tmp/new.yaml --set log.level=debug",
@@ -29,7 +29,7 @@ func newConfigCommand() *cobra.Command {
 	return cmd
 }
 
-// addConfigFlags gives cmd the flags that loadConfig reads.
+// addConfigFlags adds the flags that loadConfig reads.
 func addConfigFlags(cmd *cobra.Command) {
 	cmd.Flags().String("config", "", "configuration `file` (default "+config.DefaultFile+", which need not exist)")
 	cmd.Flags().StringArray("set", nil, "set one `key=value`, such as log.level=debug; may be repeated")

@@ -15,12 +15,12 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// newExportCommand makes "devmgrd export".
+// newExportCommand returns "devmgrd export".
 func newExportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "export",
-		Short:   "Write down what has been assigned for another device manager",
-		Long:    "export writes down what devmgrd has assigned, for another device manager. docs/migration.md has the whole way.",
+		Short:   "Export assignments for another device manager",
+		Long:    "export writes devmgrd's assignments for another device manager. docs/migration.md has all the steps.",
 		Example: "  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run",
 		Args:    usage(noSuchCommand),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -33,9 +33,9 @@ func newExportCheckpointCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kubelet-checkpoint FILE",
 		Short: "Write the assignments for the kubelet's device manager",
-		Long: "kubelet-checkpoint writes what is in devmgrd's state file as the file from which a kubelet's device manager starts.\n" +
-			"Neither the kubelet nor devmgrd may be running; pods may. If there is such a file already, what it says of other\n" +
-			"resources stays, and the old file is kept next to it.",
+		Long: "kubelet-checkpoint writes devmgrd's state file as the checkpoint from which a kubelet's device manager starts.\n" +
+			"Neither the kubelet nor devmgrd may be running; pods may. The entries of other resources in an existing checkpoint\n" +
+			"stay, and the old file is kept next to the new one.",
 		Example: "  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run\n" +
 			"  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name),
 		Args: usage(oneFile),
@@ -51,7 +51,7 @@ func newExportCheckpointCommand() *cobra.Command {
 	return cmd
 }
 
-// exportCheckpoint writes the state file into the kubelet's file.
+// exportCheckpoint writes the state file's assignments into the kubelet's checkpoint.
 func (m migration) exportCheckpoint() error {
 	books, err := store.Read(m.config.StateDir, m.log)
 	switch {
@@ -73,7 +73,7 @@ func (m migration) exportCheckpoint() error {
 	}
 	old, err := readCheckpoint(m.file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w; move it aside to have one without what it says", err)
+		return fmt.Errorf("%w; move it aside to export without its entries", err)
 	}
 	there := err == nil
 	stays := old.Select(func(r device.ResourceName) bool { return !slices.Contains(ours.Resources(), r) })
@@ -82,7 +82,7 @@ func (m migration) exportCheckpoint() error {
 		return err
 	}
 	if _, err := checkpoint.Decode(data); err != nil {
-		return fmt.Errorf("the kubelet would not read what the state file comes to: %w", err)
+		return fmt.Errorf("checking the new checkpoint: %w", err)
 	}
 	m.reportExport(books.Pods, ours, stays)
 	if m.dry {
@@ -92,9 +92,9 @@ func (m migration) exportCheckpoint() error {
 	if there {
 		kept := freeName(m.file + ".before-export")
 		if err := link(m.file, kept); err != nil {
-			return fmt.Errorf("keeping the file that is there: %w", err)
+			return fmt.Errorf("keeping the existing file: %w", err)
 		}
-		m.say("The file that was there is kept as %s.", kept)
+		m.say("The previous file is kept as %s.", kept)
 	}
 	if err := checkpoint.Write(m.file, data); err != nil {
 		return err
@@ -103,7 +103,7 @@ func (m migration) exportCheckpoint() error {
 	return nil
 }
 
-// link returns a file a second name in its directory.
+// link creates a second name for a file in its directory.
 func link(file, kept string) error {
 	d, name, err := shareddir.Split(file)
 	if err != nil {
@@ -113,7 +113,7 @@ func link(file, kept string) error {
 	return d.Link(name, filepath.Base(kept))
 }
 
-// reportExport prints what is written, and which pods the kubelet will not be good to.
+// reportExport prints the exported assignments, and the pods that the kubelet may fail.
 func (m migration) reportExport(pods []device.PodRecord, ours, stays checkpoint.File) {
 	w := newTable(m.out, "POD", "CONTAINER", "RESOURCE", "DEVICES")
 	var notes []string
@@ -123,12 +123,12 @@ func (m migration) reportExport(pods []device.PodRecord, ours, stays checkpoint.
 				w.row(p.Demand.Pod.String(), as.Container.Name, string(s.Resource), list(s.IDs))
 			}
 			if d, _ := p.Demand.Of(as.Container.Name); d.Kind == device.Init {
-				notes = append(notes, fmt.Sprintf("init container %s of pod %s has devices: if it has ended, a kubelet that starts before its plugin has registered "+
+				notes = append(notes, fmt.Sprintf("init container %s of pod %s has devices: if it has ended, a kubelet that starts before the plugin registers "+
 					"fails the pod", as.Container.Name, p.Demand.Pod))
 			}
 		}
 		if len(p.Assignments) < len(p.Demand.Demands) {
-			notes = append(notes, fmt.Sprintf("pod %s waits for devices: the kubelet fails it if its plugin has not registered by then", p.Demand.Pod))
+			notes = append(notes, fmt.Sprintf("pod %s waits for devices: a kubelet that starts before the plugin registers fails the pod", p.Demand.Pod))
 		}
 	}
 	w.end()
@@ -138,7 +138,7 @@ func (m migration) reportExport(pods []device.PodRecord, ours, stays checkpoint.
 	}
 	w.end()
 	for _, r := range stays.Resources() {
-		m.say("%s stays in the file as it is: devmgrd does not know it.", r)
+		m.say("%s stays in the file unchanged: devmgrd does not know this resource.", r)
 	}
 	for _, n := range notes {
 		m.say("NOTE: %s.", n)

@@ -11,15 +11,15 @@ import (
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 )
 
-// newForgetCommand makes "devmgrd forget".
+// newForgetCommand returns "devmgrd forget".
 func newForgetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "forget RESOURCE",
-		Short: "Drop a resource that no plugin serves, from the state file and from the Node",
-		Long: "forget removes a resource: the records of its plugin and devices, their cordons, and the Node's capacity. Otherwise a\n" +
-			"resource stays on the Node once published, at 0 in the end, since its plugin may return. forget fails while a plugin serves\n" +
-			"the resource, or a pod of this node has its devices or asks for them. The history is kept. A plugin that registers the\n" +
-			"resource later adds it again.",
+		Short: "Remove a resource without a plugin from the state file and the Node",
+		Long: "forget removes a resource permanently: the record of its plugin and devices, their cordons, and the Node's capacity.\n" +
+			"Otherwise a published resource stays on the Node, in the end with capacity 0, since an absent plugin may return. The\n" +
+			"command fails while a plugin serves the resource, or a pod of this node has or requests its devices. The history is\n" +
+			"kept. A plugin that registers the resource later brings it back.",
 		Example: "  devmgrd forget vendor.example/old-gpu",
 		Args:    usage(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -33,12 +33,12 @@ func newForgetCommand() *cobra.Command {
 }
 
 func showForgotten(to io.Writer, resource string, answer *adminv1.ForgetResponse) {
-	fmt.Fprintf(to, "%s is forgotten. The Node no longer shows it as soon as the API server can be reached.\n", plain(resource))
+	fmt.Fprintf(to, "%s is forgotten. It is removed from the Node as soon as the API server is reachable.\n", plain(resource))
 	if len(answer.Lifted) > 0 {
 		ids := make([]string, len(answer.Lifted))
 		for i, d := range answer.Lifted {
 			ids[i] = shown(d.Id)
 		}
-		fmt.Fprintf(to, "Cordons that went with it: %s\n", strings.Join(ids, ", "))
+		fmt.Fprintf(to, "Cordons removed: %s\n", strings.Join(ids, ", "))
 	}
 }

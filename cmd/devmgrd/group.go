@@ -5,8 +5,8 @@ import (
 	"errors"
 )
 
-// runAll runs parts side by side until ctx ends or one of them returns; then it ends them one after the other, the last
-// one first, and waits for each. It returns the errors of all.
+// runAll runs parts concurrently until ctx ends or one of them returns. Then it ends them one after the other, the last
+// one first, and waits for each. It returns the errors of all parts.
 func runAll(ctx context.Context, parts ...func(context.Context) error) error {
 	type running struct {
 		end   context.CancelFunc
@@ -15,7 +15,7 @@ func runAll(ctx context.Context, parts ...func(context.Context) error) error {
 	first := make(chan struct{}, len(parts))
 	var crew []running
 	for _, part := range parts {
-		// Each has a context of its own, so that all do not end at once.
+		// Each part has its own context, so that the parts end in order.
 		own, end := context.WithCancel(context.WithoutCancel(ctx))
 		r := running{end, make(chan error, 1)}
 		crew = append(crew, r)

@@ -18,16 +18,16 @@ import (
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 )
 
-// newHistoryCommand makes "devmgrd history".
+// newHistoryCommand returns "devmgrd history".
 func newHistoryCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "history",
-		Short: "Show who had which devices, from when to when",
-		Long: "history shows which container had which devices, from when to when, those that have them still included: of all, of\n" +
-			"one device, or of one pod. The newest 10 000 that have ended are kept, for up to 30 days. Times are UTC.\n\n" +
-			"With --actions it shows instead which commands changed something (cordon, uncordon, drain, forget) or copied a file\n" +
-			"(store backup), and who gave them: the user who logged in, the process and its user, as the kernel names them. The\n" +
-			"newest 10 000 are kept, for up to a year.",
+		Short: "Show which container had which devices, and when",
+		Long: "history shows which container had which devices, and when, including containers that still have devices: all entries, or\n" +
+			"those of one device or one pod. The newest 10 000 ended entries are kept, for up to 30 days. Times are UTC.\n\n" +
+			"With --actions it shows operators' commands instead: changes (cordon, uncordon, drain, forget) and copies (store\n" +
+			"backup). Each has the user who logged in, and the process and its user, as the kernel reports them. The newest\n" +
+			"10 000 are kept, for up to a year.",
 		Example: "  devmgrd history --device vendor.example/gpu/GPU-3\n  devmgrd history --pod default/training-0\n  devmgrd history --since 24h -o json\n" +
 			"  devmgrd history --actions --device vendor.example/gpu/GPU-3",
 		Args: usage(noArguments),
@@ -41,7 +41,7 @@ func newHistoryCommand() *cobra.Command {
 			case err != nil:
 				return err
 			case actions && request.Name != "":
-				return usageError{errors.New("actions are on devices and resources; leave --pod or --actions out")}
+				return usageError{errors.New("--pod and --actions exclude each other: actions are on devices and resources")}
 			case actions:
 				return askActions(cmd, request)
 			}
@@ -50,15 +50,15 @@ func newHistoryCommand() *cobra.Command {
 			}, func(to io.Writer, answer *adminv1.ListHistoryResponse) { showHistory(to, answer.Spans, time.Now()) })
 		},
 	}
-	cmd.Flags().Bool("actions", false, "show what operators did instead")
+	cmd.Flags().Bool("actions", false, "show operators' commands instead")
 	cmd.Flags().String("device", "", "only this device: RESOURCE/DEVICE")
 	cmd.Flags().String("pod", "", "only this pod: NAMESPACE/POD")
-	cmd.Flags().Duration("since", 0, "only what had not ended so long ago, like 90m or 24h")
+	cmd.Flags().Duration("since", 0, "only entries that had not ended this long ago, like 90m or 24h")
 	addAskFlags(cmd)
 	return cmd
 }
 
-// historyRequest reads the flags.
+// historyRequest returns the request that the flags describe.
 func historyRequest(cmd *cobra.Command) (*adminv1.ListHistoryRequest, error) {
 	request := &adminv1.ListHistoryRequest{}
 	one, err := cmd.Flags().GetString("device")
@@ -86,7 +86,7 @@ func historyRequest(cmd *cobra.Command) (*adminv1.ListHistoryRequest, error) {
 		return nil, err
 	}
 	if since < 0 {
-		return nil, usageError{fmt.Errorf("--since %s lies ahead; write how long ago, like 24h", since)}
+		return nil, usageError{fmt.Errorf("--since %s is in the future; write a positive duration, like 24h", since)}
 	}
 	if cmd.Flags().Changed("since") {
 		request.Since = durationpb.New(since)
@@ -94,7 +94,7 @@ func historyRequest(cmd *cobra.Command) (*adminv1.ListHistoryRequest, error) {
 	return request, nil
 }
 
-// askActions shows what operators did.
+// askActions prints operators' commands.
 func askActions(cmd *cobra.Command, of *adminv1.ListHistoryRequest) error {
 	request := &adminv1.ListActionsRequest{Since: of.Since}
 	if of.Id != "" {
@@ -119,11 +119,11 @@ func showActions(to io.Writer, actions []*adminv1.Action, userName func(uid uint
 	}
 	t.to.Flush()
 	if len(actions) == 0 {
-		fmt.Fprintln(to, "No such action is on record.")
+		fmt.Fprintln(to, "No such action is recorded.")
 	}
 }
 
-// subjects writes what an action was on into one cell. Names are quoted already.
+// subjects formats the subjects of an action as one cell. Their names are quoted already.
 func subjects(a *adminv1.Action) string {
 	few := a.Subjects[:min(len(a.Subjects), maxListed/2)]
 	text := strings.Join(few, ",")
@@ -133,7 +133,7 @@ func subjects(a *adminv1.Action) string {
 	return text
 }
 
-// userName returns the name of a user of this machine, or the number of one that has none.
+// userName returns the name of a user of this machine, or the user's ID where there is no name.
 func userName(uid uint32) string {
 	number := strconv.FormatUint(uint64(uid), 10)
 	if u, err := user.LookupId(number); err == nil {
@@ -157,11 +157,11 @@ func showHistory(to io.Writer, spans []*adminv1.Span, now time.Time) {
 	}
 	t.to.Flush()
 	if len(spans) == 0 {
-		fmt.Fprintln(to, "No matching entries.")
+		fmt.Fprintln(to, "No container had such devices within the recorded time.")
 	}
 }
 
-// moment writes a time, and that it is the latest at which something can have happened.
+// moment formats a time. With latest, the event happened at that time at the latest.
 func moment(t *timestamppb.Timestamp, latest bool) string {
 	text := t.AsTime().UTC().Format(time.RFC3339)
 	if latest {

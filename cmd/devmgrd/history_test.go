@@ -63,7 +63,7 @@ func TestHistoryRequest(t *testing.T) {
 		}
 	}
 	var got bytes.Buffer
-	if showHistory(&got, nil, noon); got.String() != "No matching entries.\n" {
+	if showHistory(&got, nil, noon); got.String() != "No container had such devices within the recorded time.\n" {
 		t.Errorf("got %q", got.String())
 	}
 }
@@ -81,7 +81,7 @@ func TestShowActions(t *testing.T) {
 		}
 	}
 	got.Reset()
-	if showActions(&got, nil, someUser); got.String() != "No such action is on record.\n" {
+	if showActions(&got, nil, someUser); got.String() != "No such action is recorded.\n" {
 		t.Errorf("got %q", got.String())
 	}
 	if name := userName(0); name != "root" {

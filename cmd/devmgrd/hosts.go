@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// hosts are the names by which metrics.listen may be asked for, besides IP addresses and localhost.
+// hosts are the host names that requests to metrics.listen may use, besides IP addresses and localhost.
 //
-// A page of a stranger, open in a browser on the node or at the end of a tunnel, can have its own name point to 127.0.0.1 and
-// then read the answers as its own (DNS rebinding). It cannot choose the Host header, which holds its name.
+// A foreign page, open in a browser on the node or at the end of a tunnel, can have its own name resolve to 127.0.0.1 and
+// then read the answers as its own (DNS rebinding). The page cannot choose the Host header, which holds its name.
 type hosts []string
 
-// guard refuses requests for names that are not ours, and keeps browsers from taking an answer for anything else than it is.
+// guard refuses requests for foreign host names, and keeps browsers from guessing the type of an answer.
 func (h hosts) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -29,7 +29,7 @@ func (h hosts) guard(next http.Handler) http.Handler {
 	})
 }
 
-// has reports whether a Host header names this node, whatever the port: that may be a tunnel's. Browsers always send one.
+// has reports whether a Host header names this node. The port may be a tunnel's. Browsers always send a Host header.
 func (h hosts) has(host string) bool {
 	if host == "" {
 		return true
@@ -44,7 +44,7 @@ func (h hosts) has(host string) bool {
 	return strings.EqualFold(host, "localhost") || slices.ContainsFunc(h, func(name string) bool { return strings.EqualFold(host, name) })
 }
 
-// overUnix reports whether a request has come over a unix socket, which no browser dials.
+// overUnix reports whether a request came over a unix socket, which no browser dials.
 func overUnix(r *http.Request) bool {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	return ok && local.Network() == "unix"

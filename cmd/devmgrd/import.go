@@ -17,12 +17,12 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// newImportCommand makes "devmgrd import".
+// newImportCommand returns "devmgrd import".
 func newImportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "import",
-		Short:   "Take over what another device manager has assigned",
-		Long:    "import takes over what another device manager has assigned. docs/migration.md has the whole way, step by step.",
+		Short:   "Import assignments from another device manager",
+		Long:    "import takes over another device manager's assignments. docs/migration.md has all the steps.",
 		Example: "  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run",
 		Args:    usage(noSuchCommand),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -35,11 +35,11 @@ func newImportCheckpointCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kubelet-checkpoint FILE",
 		Short: "Take over the assignments of the kubelet's device manager",
-		Long: "kubelet-checkpoint reads the file in which a kubelet's device manager keeps its assignments and writes them into\n" +
-			"devmgrd's state file, with what the API server says of their pods. Neither the kubelet nor devmgrd may be running;\n" +
-			"pods may. If there are conflicts, the command lists all of them and writes nothing.\n\n" +
-			"Afterwards the directory of the file is moved aside and recreated, if it is plugins.kubeletDir: else the kubelet\n" +
-			"would claim the devices when it starts, and plugins that run would register with it again.",
+		Long: "kubelet-checkpoint reads the checkpoint in which a kubelet's device manager keeps its assignments and writes them into\n" +
+			"devmgrd's state file, with their pods from the API server. Neither the kubelet nor devmgrd may be running; pods may. If\n" +
+			"there are conflicts, the command lists all of them and writes nothing.\n\n" +
+			"Afterwards the directory of the checkpoint is moved aside and recreated, if it is plugins.kubeletDir. Otherwise the\n" +
+			"kubelet would claim the devices when it starts, and running plugins would register with it again.",
 		Example: "  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run\n" +
 			"  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name),
 		Args: usage(oneFile),
@@ -55,11 +55,11 @@ func newImportCheckpointCommand() *cobra.Command {
 	return cmd
 }
 
-// listTimeout bounds what is asked of the API server.
+// listTimeout bounds all requests to the API server.
 const listTimeout = 30 * time.Second
 
-// importCheckpoint takes over what the file says. Nothing is written before all of it has been found good; the state file is written before
-// anything is done to the file, so that whoever is interrupted can do it again.
+// importCheckpoint imports the checkpoint's assignments. It writes nothing before it has checked all of them. It writes the state file
+// before it moves the checkpoint, so that an interrupted import can be repeated.
 func (m migration) importCheckpoint(ctx context.Context) error {
 	file, err := readCheckpoint(m.file)
 	if err != nil {
@@ -93,7 +93,7 @@ func (m migration) importCheckpoint(ctx context.Context) error {
 	if m.dry {
 		m.say("Nothing has been changed. Without --dry-run, this is written to %s,", m.config.StateDir)
 		if dir == "" {
-			m.say("and nothing is done to %s, since that is not in plugins.kubeletDir (%s).", m.file, m.config.Plugins.KubeletDir)
+			m.say("and %s is left alone: it is not in plugins.kubeletDir (%s).", m.file, m.config.Plugins.KubeletDir)
 			return nil
 		}
 		m.say("and %s is moved to %s and recreated.", dir, freeName(dir+asideSuffix))
@@ -105,14 +105,14 @@ func (m migration) importCheckpoint(ctx context.Context) error {
 	}
 	m.say("Written to %s.", m.config.StateDir)
 	if dir == "" {
-		m.say("%s is not in plugins.kubeletDir (%s): nothing has been done to it.\n"+
-			"If the kubelet's own file is still there, move that directory aside before you start the kubelet.", m.file, m.config.Plugins.KubeletDir)
+		m.say("%s is left alone: it is not in plugins.kubeletDir (%s).\n"+
+			"If that directory still holds the kubelet's own file, move it aside before you start the kubelet.", m.file, m.config.Plugins.KubeletDir)
 		return nil
 	}
 	aside, err := setAside(dir, stays)
 	if err != nil {
-		return fmt.Errorf("the assignments are in devmgrd's state file, but the kubelet's directory could not be moved aside: %w; "+
-			"the kubelet must not be started as it is: docs/migration.md says what to do", err)
+		return fmt.Errorf("moving the kubelet's directory aside, after writing the assignments into devmgrd's state file: %w; "+
+			"do not start the kubelet before you have followed docs/migration.md", err)
 	}
 	m.say("%s is now %s.\nStart devmgrd, then the kubelet, then delete the pods of the device plugins on this node.", dir, aside)
 	return nil
@@ -125,12 +125,12 @@ func (m migration) adoptInput(ctx context.Context) (checkpoint.AdoptInput, error
 		return checkpoint.AdoptInput{}, err
 	}
 	if api == nil {
-		return checkpoint.AdoptInput{}, errors.New("kubernetes.mode is none: the import reads the node's pods from the API server; use the mode cluster")
+		return checkpoint.AdoptInput{}, errors.New("kubernetes.mode is none, but import needs the API server's list of pods: set the mode to cluster")
 	}
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	if err := api.Get().Resource("nodes").Name(m.config.NodeName).Do(ctx).Error(); err != nil {
-		return checkpoint.AdoptInput{}, fmt.Errorf("reading node %s: %w; is nodeName right, and is the API server there?", m.config.NodeName, err)
+		return checkpoint.AdoptInput{}, fmt.Errorf("reading node %s: %w; is nodeName right, and is the API server reachable?", m.config.NodeName, err)
 	}
 	here, err := pods.List(ctx, api, m.config.NodeName, m.config.Plugins.IgnoredResources)
 	if err != nil {
@@ -143,7 +143,7 @@ func (m migration) adoptInput(ctx context.Context) (checkpoint.AdoptInput, error
 	return checkpoint.AdoptInput{Active: here.Active, Ended: here.Ended, Now: time.Now().UTC(), Boot: boot}, nil
 }
 
-// save writes what is planned, with the records that are there now.
+// save plans again with the current records, and writes the plan.
 func (m migration) save(file checkpoint.File, scene checkpoint.AdoptInput) (err error) {
 	books, err := store.Open(store.Config{Dir: m.config.StateDir, Log: m.log})
 	if err != nil {
@@ -168,16 +168,16 @@ func refused(plan checkpoint.Plan) error {
 	if len(plan.Conflicts) == 0 {
 		return nil
 	}
-	return fmt.Errorf("nothing has been written, since the following has to be put right first (docs/migration.md says how):\n%s",
+	return fmt.Errorf("nothing has been written: resolve these conflicts first (see docs/migration.md):\n%s",
 		strings.Join(plan.Conflicts, "\n"))
 }
 
-// report prints what is taken over, and what else there is to know.
+// report prints the planned assignments, and notes.
 func (m migration) report(plan checkpoint.Plan, stays checkpoint.File) {
 	fates := map[checkpoint.Outcome]string{
 		checkpoint.Adopted:         "taken over",
-		checkpoint.AlreadyRecorded: "left as it is: the state file has it",
-		checkpoint.PodEnded:        "taken over, and freed when nothing of it runs: no such pod is active",
+		checkpoint.AlreadyRecorded: "left as it is: already in the state file",
+		checkpoint.PodEnded:        "taken over, and released when none of its containers runs: no such pod is active",
 	}
 	w := newTable(m.out, "POD", "CONTAINER", "RESOURCE", "DEVICES", "WILL BE")
 	used := map[device.ResourceName]map[device.ID]bool{}
@@ -203,7 +203,7 @@ func (m migration) report(plan checkpoint.Plan, stays checkpoint.File) {
 		m.say("NOTE: %s.", n)
 	}
 	for _, s := range socketsBelow(m.config.Plugins.KubeletRegistryDir()) {
-		m.say("NOTE: a plugin waits to be called at %s. The kubelet calls it when it starts: if that is a device plugin, end its container before (CSI and DRA drivers are none).", s)
+		m.say("NOTE: a plugin waits at %s for the kubelet's call. If it is a device plugin, and not a CSI or DRA driver, end its container before you start the kubelet.", s)
 	}
 	m.say("")
 }

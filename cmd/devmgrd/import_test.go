@@ -170,7 +170,7 @@ func TestImport(t *testing.T) {
 
 	// Once more, from where it is now.
 	status, out, errs = f.execute("import", filepath.Join(aside, checkpoint.Name))
-	if status != 0 || strings.Count(out, "the state file has it") != 2 || !strings.Contains(out, "nothing has been done to it") || !reflect.DeepEqual(f.books(), books) {
+	if status != 0 || strings.Count(out, "already in the state file") != 2 || !strings.Contains(out, "is left alone: it is not in plugins.kubeletDir") || !reflect.DeepEqual(f.books(), books) {
 		t.Errorf("again: status %d\n%s%s", status, out, errs)
 	}
 }
@@ -200,7 +200,7 @@ func TestImportRefuses(t *testing.T) {
 		"a corrupt file":   {func(f *harness) { f.must(os.WriteFile(f.file, []byte("{}"), 0o600)) }, "corrupt", 1},
 		"the kubelet runs": {func(f *harness) { f.listen(filepath.Join(filepath.Dir(f.file), "kubelet.sock")) }, "the kubelet is running", 1},
 		"devmgrd runs":     {func(f *harness) { f.runDevmgrd() }, fmt.Sprintf("devmgrd is running (pid %d)", os.Getpid()), 1},
-		"no API server":    {func(f *harness) { f.api.Stop() }, "is the API server there?", 1},
+		"no API server":    {func(f *harness) { f.api.Stop() }, "is the API server reachable?", 1},
 		"another node":     {func(f *harness) { f.args = append(f.args, "--set", "nodeName=n2") }, "is nodeName right", 1},
 		"no Kubernetes":    {func(f *harness) { f.args = append(f.args, "--set", "kubernetes.mode=none") }, "kubernetes.mode is none", 1},
 		"wrong settings":   {func(f *harness) { f.args = append(f.args, "--set", "x=y") }, "there is no such key", 2},
@@ -262,7 +262,7 @@ func TestImportFromElsewhere(t *testing.T) {
 	copied := filepath.Join(f.dir, "copy")
 	f.must(os.WriteFile(copied, data, 0o600))
 	status, out, errs := f.execute("import", copied)
-	if status != 0 || !strings.Contains(out, "nothing has been done to it") || len(f.books().Pods) != 1 {
+	if status != 0 || !strings.Contains(out, "is left alone: it is not in plugins.kubeletDir") || len(f.books().Pods) != 1 {
 		t.Errorf("status %d\n%s%s", status, out, errs)
 	}
 	if _, err := os.Stat(f.file); err != nil {
@@ -278,7 +278,7 @@ func TestImportTellsOfWaitingPlugins(t *testing.T) {
 	f.must(os.Mkdir(registry, 0o755))
 	f.listen(filepath.Join(registry, "p.sock"))
 	status, out, errs := f.execute("import", f.file, "--dry-run")
-	if status != 0 || !strings.Contains(out, "a plugin waits to be called at "+filepath.Join(registry, "p.sock")) {
+	if status != 0 || !strings.Contains(out, "a plugin waits at "+filepath.Join(registry, "p.sock")+" for the kubelet's call") {
 		t.Errorf("status %d\n%s%s", status, out, errs)
 	}
 }

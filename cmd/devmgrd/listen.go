@@ -12,11 +12,11 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
-// webLimits bounds the connections of metrics.listen: a local user who opens all that it can has these, and leaves the others to
-// Prometheus and to the kubelet's probes.
+// webLimits bounds the connections of metrics.listen, so that a local user who opens many leaves enough to Prometheus and to the
+// kubelet's probes.
 var webLimits = connlimit.Limits{Served: 256, ServedPerClient: 32, Waiting: 256, WaitingPerClient: 32}
 
-// webListener returns what makes the listener for metrics.listen, again after each failure.
+// webListener returns a function that opens the listener for metrics.listen, and can be called again after a failure.
 func webListener(at string) func() (net.Listener, error) {
 	path, unix := strings.CutPrefix(at, config.UnixPrefix)
 	if !unix {

@@ -10,7 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/config"
 )
 
-// newLog makes the daemon's log. The function it gives ends it: what has been said until then is written.
+// newLog returns the daemon's log, and a function that ends it after writing the pending lines.
 func newLog(c config.Log, to io.Writer) (*slog.Logger, func()) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(c.Level)); err != nil {
@@ -24,22 +24,22 @@ func newLog(c config.Log, to io.Writer) (*slog.Logger, func()) {
 	return slog.New(slog.NewTextHandler(scribe, options)), scribe.end
 }
 
-// A asyncWriter writes lines in the background. Whoever reads our log may stop reading, as journald does when its disk hangs;
-// a daemon that waits for that holds up every container of the node. So nobody waits: when too many lines wait to be
-// written, further ones are lost, and how many is said as soon as somebody reads again.
+// An asyncWriter writes lines in the background. The log's reader may stop reading, as journald does when its disk hangs.
+// A daemon that waited for the reader would hold up every container of the node. So Write never blocks: when too many
+// lines are pending, further lines are lost, and run writes the number of lost lines as soon as the reader continues.
 type asyncWriter struct {
 	to    io.Writer
 	lines chan []byte
 	ended chan struct{}
 
-	mu   sync.Mutex // guards what follows; held for no write
+	mu   sync.Mutex // guards the fields below; not held during a write
 	lost int
 	over bool
 }
 
 const (
 	backlog = 4096            // lines
-	parting = 2 * time.Second // for what is left at the end
+	parting = 2 * time.Second // for pending lines at the end
 )
 
 func newAsyncWriter(to io.Writer) *asyncWriter {
@@ -77,7 +77,7 @@ func (s *asyncWriter) run() {
 	}
 }
 
-// end waits until all is written, but not for somebody who does not read.
+// end waits until all lines are written, for parting at most.
 func (s *asyncWriter) end() {
 	s.mu.Lock()
 	if !s.over {

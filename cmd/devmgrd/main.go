@@ -1,7 +1,7 @@
-// Command devmgrd manages the devices of a Kubernetes node in the kubelet's stead: device plugins register with it,
-// and it decides, remembers and puts into effect which container gets which device.
+// Command devmgrd manages the devices of a Kubernetes node in place of the kubelet. Device plugins register with devmgrd,
+// which assigns devices to containers, records the assignments and injects the devices.
 //
-// This package wires the rooms together and decides on their lifetime; it holds no behaviour of its own.
+// This package connects the other packages and controls their lifetime. It has no behaviour of its own.
 package main
 
 import (
@@ -21,7 +21,7 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run carries out one command line and returns the exit status. SIGTERM and SIGINT end the command's context.
+// run executes one command line and returns the exit status. SIGTERM and SIGINT end the command's context.
 func run(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -36,13 +36,13 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return exitCode(err)
 }
 
-// usageError is a command line that cannot be understood.
+// usageError is a mistake in the command line.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// exitCode maps an error to the exit status: 0 for none, 2 for a wrong command line or configuration, where nothing
-// was started, 1 for everything else.
+// exitCode maps an error to the exit status: 0 for none, 2 for a wrong command line or configuration (nothing was
+// started), 1 for all other errors.
 func exitCode(err error) int {
 	var usage usageError
 	var wrong *config.Error
@@ -56,7 +56,7 @@ func exitCode(err error) int {
 	}
 }
 
-// report prints the error, each mistake of a configuration on a line of its own. The daemon and others may have a part in it.
+// report prints the error, each mistake of a configuration on its own line. The text may come from the daemon or another program.
 func report(w io.Writer, err error) {
 	for line := range strings.SplitSeq(err.Error(), "\n") {
 		fmt.Fprintln(w, "devmgrd: "+plain(line))

@@ -16,9 +16,9 @@ import (
 	"github.com/devmgrd/devmgrd/config"
 )
 
-// newManCommand makes "devmgrd man", with which packages are built. It is a command of this binary and not a program of
-// its own because nobody else can have the commands; a library that writes manual pages would bring a Markdown parser
-// into a daemon that runs as root.
+// newManCommand returns "devmgrd man", which writes the manual pages of packages. It is a command of this binary because
+// only this binary has the commands. A library that writes manual pages would bring a Markdown parser into a daemon that
+// runs as root.
 func newManCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "man DIRECTORY",
@@ -36,21 +36,21 @@ func newManCommand() *cobra.Command {
 	}
 }
 
-// manDay is the day that stands in the pages: of the source if the builder says so, so that the same source gives the
-// same pages, else today.
+// manDay returns the date of the pages: the source's if the builder sets it, so that the same source yields the same
+// pages, else today's.
 func manDay(epoch string) (string, error) {
 	at := time.Now()
 	if epoch != "" {
 		seconds, err := strconv.ParseInt(epoch, 10, 64)
 		if err != nil {
-			return "", usageError{fmt.Errorf("SOURCE_DATE_EPOCH: %q is no number of seconds; set it to that of the commit, or not at all", epoch)}
+			return "", usageError{fmt.Errorf("SOURCE_DATE_EPOCH: %q is not a number of seconds; set it to the commit's time, or unset it", epoch)}
 		}
 		at = time.Unix(seconds, 0)
 	}
 	return at.UTC().Format(time.DateOnly), nil
 }
 
-// writePages writes a page for each command that people see, and one for the configuration file.
+// writePages writes a page for each visible command, and one for the configuration file.
 func writePages(root *cobra.Command, dir, day string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("making the directory of the manual pages: %w", err)
@@ -63,7 +63,7 @@ func writePages(root *cobra.Command, dir, day string) error {
 	return errors.Join(errs...)
 }
 
-// shownCommands returns a command and all below it, without those that are hidden.
+// shownCommands returns a command and all its subcommands, except hidden ones.
 func shownCommands(cmd *cobra.Command) []*cobra.Command {
 	shown := []*cobra.Command{cmd}
 	for _, c := range cmd.Commands() {
@@ -112,13 +112,13 @@ func commandPage(cmd *cobra.Command, day string) string {
 	if !cmd.HasParent() {
 		p.section("ENVIRONMENT")
 		p.term("DEVMGRD_...", "Each key of the configuration: DEVMGRD_ and the key in upper case with _ for a dot, such as DEVMGRD_LOG_LEVEL.")
-		p.term("NODE_NAME", "The node's name, unless the configuration has another.")
+		p.term("NODE_NAME", "The node's name, unless nodeName is set.")
 		p.section("FILES")
 		p.term(config.DefaultFile, "The configuration; see devmgrd.yaml(5).")
 		p.term("/var/lib/devmgrd/state.db", "The state file: which container has which device.")
-		p.term("/run/devmgrd", "Sockets: of device plugins, of commands, of those who ask who has which device.")
+		p.term("/run/devmgrd", "Sockets of device plugins, of the commands and of PodResources.")
 		p.section("EXIT STATUS")
-		p.term("0", "All is well.")
+		p.term("0", "Success.")
 		p.term("1", "The command has failed; standard error says why.")
 		p.term("2", "The command line or the configuration is wrong. Nothing was done.")
 	}
@@ -149,13 +149,13 @@ func flagText(f *pflag.Flag) string {
 	return text + " (default " + f.DefValue + ")"
 }
 
-// Lines of the configuration's reference that are no prose: a heading, and a key with its default.
+// Lines of the configuration's reference other than prose: a heading, and a key with its default.
 var (
 	heading = regexp.MustCompile(`^([a-zA-Z]+):$`)
 	keyLine = regexp.MustCompile(`^ *#([a-zA-Z]+): (.*)$`)
 )
 
-// configPage is the commented configuration file, told as a manual page.
+// configPage returns the commented configuration file as a manual page.
 func configPage(day string) string {
 	p := newPage("devmgrd.yaml", 5, day, "File Formats")
 	p.section("NAME")
@@ -202,7 +202,7 @@ func configPage(day string) string {
 	return p.String()
 }
 
-// A page is a manual page in the making, in the language of man(7).
+// A page is a manual page under construction, in the language of man(7).
 type page struct{ strings.Builder }
 
 func newPage(name string, section int, day, title string) *page {
@@ -223,10 +223,10 @@ func (p *page) term(term, text string) {
 	fmt.Fprintf(p, ".TP\n.B %s\n%s\n", roff(term), roff(text))
 }
 
-// continued is one more line of what the last term means.
+// continued adds a line to the meaning of the last term.
 func (p *page) continued(s string) { fmt.Fprintf(p, ".br\n%s\n", roff(s)) }
 
-// prose writes paragraphs; lines that are indented are kept as they are.
+// prose writes paragraphs, and keeps indented lines as they are.
 func (p *page) prose(s string) {
 	for i, part := range strings.Split(s, "\n\n") {
 		if i > 0 {
@@ -249,8 +249,8 @@ func (p *page) verbatim(lines []string) {
 	p.WriteString(".fi\n")
 }
 
-// roff writes text so that nothing in it is taken for a request: backslashes, hyphens that somebody may copy, and a dot or
-// an apostrophe at the beginning.
+// roff escapes text so that no part of it is a request: backslashes, hyphens (which readers may copy), and a dot or an
+// apostrophe at the beginning.
 func roff(s string) string {
 	s = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(s)
 	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {

@@ -26,10 +26,10 @@ type migration struct {
 	log    *slog.Logger
 }
 
-// kubeletDir is plugins.kubeletDir where nobody has changed it, for examples.
+// kubeletDir is the default of plugins.kubeletDir, for examples.
 const kubeletDir = "/var/lib/kubelet/device-plugins"
 
-// oneFile wants the path of one file.
+// oneFile requires the path of one file.
 func oneFile(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 || args[0] == "" {
 		return fmt.Errorf("%s takes the path of one file, but got %q; see %[1]s --help", cmd.CommandPath(), args)
@@ -37,10 +37,10 @@ func oneFile(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// addMigrationFlags gives cmd the flags that newMigration reads.
+// addMigrationFlags adds the flags that newMigration reads.
 func addMigrationFlags(cmd *cobra.Command) {
 	addConfigFlags(cmd)
-	cmd.Flags().Bool("dry-run", false, "change nothing, and print what would be done")
+	cmd.Flags().Bool("dry-run", false, "change nothing, and print the planned changes")
 }
 
 func newMigration(cmd *cobra.Command, file string) (migration, error) {
@@ -73,7 +73,7 @@ func readCheckpoint(path string) (checkpoint.File, error) {
 	return f, err
 }
 
-// stopFirst says in this command's words that devmgrd runs.
+// stopFirst turns the error of a locked state file into a request to stop devmgrd.
 func stopFirst(err error) error {
 	if locked := new(store.LockedError); errors.As(err, &locked) {
 		return fmt.Errorf("devmgrd is running (pid %d) and has the state file open: stop it first (systemctl stop devmgrd)", locked.PID)
@@ -81,8 +81,8 @@ func stopFirst(err error) error {
 	return err
 }
 
-// kubeletStopped fails if somebody listens at a kubelet's socket in one of the directories: it would go on writing its
-// file, and never read ours. A dry run only says so.
+// kubeletStopped fails if a kubelet listens in one of the directories: it would continue to write its checkpoint, and
+// never read devmgrd's. A dry run prints a note instead.
 func (m migration) kubeletStopped(dirs ...string) error {
 	for _, dir := range dirs {
 		socket := filepath.Join(dir, "kubelet.sock")
@@ -90,7 +90,7 @@ func (m migration) kubeletStopped(dirs ...string) error {
 			continue
 		}
 		if m.dry {
-			m.say("NOTE: the kubelet is running (%s): what it does from now on is not in this.\n", socket)
+			m.say("NOTE: the kubelet is running (%s): its later changes are not included.\n", socket)
 			return nil
 		}
 		return fmt.Errorf("the kubelet is running: it listens at %s; stop it first (systemctl stop kubelet)", socket)
@@ -98,7 +98,7 @@ func (m migration) kubeletStopped(dirs ...string) error {
 	return nil
 }
 
-// kubeletsOwn returns the kubelet's directory, without links on the way, if the file is in it; else "".
+// kubeletsOwn returns the kubelet's directory, with links resolved, if the file is in it; else "".
 func (m migration) kubeletsOwn() (string, error) {
 	ours, err := filepath.EvalSymlinks(filepath.Dir(m.file))
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/pods"
 )
 
-// connect makes the way to the API server; nil if there is to be none.
+// connect returns a client for the API server, or nil if the configuration has none.
 func connect(c config.Kubernetes) (kube.Client, error) {
 	if c.Mode == config.NoCluster {
 		return nil, nil
@@ -28,18 +28,18 @@ func connect(c config.Kubernetes) (kube.Client, error) {
 	return kube.NewClient(api, "devmgrd/"+thisBuild().version)
 }
 
-// A notifier tells the owners of pods what becomes of them.
+// A notifier informs the owners of pods and of the node.
 type notifier interface {
 	allocator.Notifier
 	nri.Notifier
 	nodestatus.Notifier
 	pluginrules.Notifier
-	// Evict has a pod evicted; where there is no API server it does nothing.
+	// Evict evicts a pod. Without an API server it does nothing.
 	Evict(pod device.Pod, why string, still func() bool)
 	Run(context.Context) error
 }
 
-// newNotifier returns what tells the owners of pods and of the node.
+// newNotifier returns the notifier for an API server, or one that does nothing if api is nil.
 func newNotifier(c config.Config, api kube.Client, log *slog.Logger) notifier {
 	if api == nil {
 		return noopNotifier{}
@@ -47,13 +47,13 @@ func newNotifier(c config.Config, api kube.Client, log *slog.Logger) notifier {
 	return &podNotifier{Events: pods.NewEvents(c.NodeName, api), Evictions: pods.NewEvictions(api, log), missing: c.Health.OnMissingDevices, failure: c.Health.OnDeviceFailure}
 }
 
-// podNotifier tell by events, and do what health.* says with pods that started while devmgrd was away and with those whose devices
-// have failed.
+// podNotifier publishes events, and applies health.* to pods that started while devmgrd was away and to pods whose devices have
+// failed.
 type podNotifier struct {
 	*pods.Events
 	*pods.Evictions
-	missing string // what health.onMissingDevices says
-	failure string // what health.onDeviceFailure says
+	missing string // health.onMissingDevices
+	failure string // health.onDeviceFailure
 }
 
 func (o *podNotifier) Run(ctx context.Context) error {
@@ -89,14 +89,14 @@ func (o *podNotifier) FailedForLong(pod device.Pod, r device.ResourceName, id de
 	}
 }
 
-// evictIfConfigured has a pod evicted that is not as it should be, if health.onMissingDevices says so.
+// evictIfConfigured evicts a pod if health.onMissingDevices is evict.
 func (o *podNotifier) evictIfConfigured(pod device.Pod, why string, still func() bool) {
 	if o.missing == config.Evict {
 		o.Evict(pod, why, still)
 	}
 }
 
-// noopNotifier is the herald where there is no API server: the log has to do.
+// noopNotifier is the notifier without an API server: the log has to suffice.
 type noopNotifier struct{}
 
 func (noopNotifier) Waiting(device.Pod, device.Wait)                                       {}

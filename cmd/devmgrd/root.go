@@ -6,17 +6,17 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// newRootCommand makes devmgrd with all its commands.
+// newRootCommand returns devmgrd with all its commands.
 func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "devmgrd",
 		Short: "Manage the devices of a Kubernetes node",
-		Long: "devmgrd does on a node what the kubelet's device manager does: device plugins register with it, and it\n" +
-			"decides, remembers and puts into effect which container gets which device.",
+		Long: "devmgrd replaces the kubelet's device manager on a node. Device plugins register with devmgrd, which assigns\n" +
+			"devices to containers, records the assignments and injects the devices.",
 		Example: "  devmgrd run --config /etc/devmgrd/config.yaml\n  devmgrd config",
 		Args:    usage(noSuchCommand),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		// What goes wrong is printed once, by report, and without the help text, which would bury it.
+		// report prints an error once, without the help text, which would bury it.
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
@@ -31,7 +31,7 @@ func newRootCommand() *cobra.Command {
 	return root
 }
 
-// usage marks what check finds wrong with the arguments as a mistake in the command line.
+// usage marks errors of check as mistakes in the command line.
 func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
@@ -41,7 +41,7 @@ func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// noSuchCommand refuses words that are no command.
+// noSuchCommand refuses an unknown command.
 func noSuchCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil

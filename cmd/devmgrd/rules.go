@@ -23,7 +23,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/pluginrules"
 )
 
-// rulesOf reads the rules for device plugins, if there are to be any.
+// rulesOf reads the rules for device plugins; nil: plugins.rules is off.
 func rulesOf(c config.Plugins, log *slog.Logger) (*pluginrules.Rules, error) {
 	if c.Rules == config.Off {
 		return nil, nil
@@ -36,7 +36,7 @@ func rulesOf(c config.Plugins, log *slog.Logger) (*pluginrules.Rules, error) {
 	return rules, nil
 }
 
-// readRules reads a file of rules. The error names each mistake in it on a line of its own, and leads to exit status 2.
+// readRules reads a rules file. The error lists each mistake on its own line, and leads to exit status 2.
 func readRules(path string) (*pluginrules.Rules, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -57,14 +57,14 @@ func readRules(path string) (*pluginrules.Rules, error) {
 	return rules, nil
 }
 
-// newRulesCommand makes "devmgrd rules".
+// newRulesCommand returns "devmgrd rules".
 func newRulesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rules",
 		Short: "Write and check rules for device plugins",
-		Long: "rules helps with the file of plugins.rules: which pods may serve which resource, and what device plugins may put into\n" +
-			"containers. The way to rules that are enforced: suggest them on a node where all works, read them, set plugins.rules to\n" +
-			"report, and to enforce when nothing is reported any longer.",
+		Long: "rules writes and checks the file of plugins.rules: which pods may serve which resource, and which grants device plugins\n" +
+			"may make to containers. To enforce rules: suggest them on a node that works, read them, set plugins.rules to report, and\n" +
+			"then to enforce when there are no further reports.",
 		Example: "  devmgrd rules suggest > /etc/devmgrd/rules.yaml\n  devmgrd rules check",
 		Args:    usage(noSuchCommand),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -76,10 +76,10 @@ func newRulesCommand() *cobra.Command {
 func newSuggestCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "suggest",
-		Short: "Print rules that allow what this node has seen",
-		Long: "suggest prints rules in which each resource is served by the pods that serve it now, and its plugin grants what it has\n" +
-			"granted since devmgrd's start, or to the containers that there were then. Numbers and device IDs in names and paths become\n" +
-			"patterns. Read each line: what an attacker has done before is among it.",
+		Short: "Print rules that allow the plugins and grants of this node",
+		Long: "suggest prints rules that allow the plugin pods which serve each resource now, and all grants of its plugin since devmgrd\n" +
+			"started, and to containers that existed then. Numbers and device IDs in names and paths become patterns. Read each line:\n" +
+			"the rules also allow an attacker's earlier grants.",
 		Example: "  devmgrd rules suggest > /etc/devmgrd/rules.yaml",
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -102,9 +102,9 @@ func newSuggestCommand() *cobra.Command {
 func newRulesCheckCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check [FILE]",
-		Short: "Check a file of rules, and what it would refuse on this node",
-		Long: "check reads a file of rules and compares it with what this node has seen: the plugins that serve now, and what they have\n" +
-			"granted. It changes nothing. The exit status is 1 if the rules would refuse some of that, and 2 if the file has mistakes.",
+		Short: "Check a rules file, and print what it would refuse on this node",
+		Long: "check reads a rules file and compares it with the current plugins of this node and their grants. It changes nothing. The\n" +
+			"exit status is 1 if the rules would refuse one of them, and 2 if the file has mistakes.",
 		Example: "  devmgrd rules check\n  devmgrd rules check ./rules.yaml",
 		Args:    usage(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -132,7 +132,7 @@ func newRulesCheckCommand() *cobra.Command {
 	return cmd
 }
 
-// showAudit prints what the rules would refuse. The error says that there is something.
+// showAudit prints the registrations and grants that the rules would refuse. It fails if there are any.
 func showAudit(to io.Writer, file string, rules *pluginrules.Rules, seen []pluginrules.Observation, host pluginrules.Host) error {
 	t := newTable(to, "RESOURCE", "RULE", "WHY")
 	refused := 0
@@ -144,13 +144,13 @@ func showAudit(to io.Writer, file string, rules *pluginrules.Rules, seen []plugi
 	}
 	if refused > 0 {
 		t.to.Flush()
-		return fmt.Errorf("%s would refuse %d of what this node has seen", file, refused)
+		return fmt.Errorf("%s would refuse %d registrations or grants of this node", file, refused)
 	}
-	fmt.Fprintf(to, "%s has %s and allows all that this node has seen of %s.\n", file, count(len(rules.Rules), "rule"), count(len(seen), "resource"))
+	fmt.Fprintf(to, "%s has %s and allows all registrations and grants of %s.\n", file, count(len(rules.Rules), "rule"), count(len(seen), "resource"))
 	return nil
 }
 
-// count writes a number of things.
+// count formats a number with its noun.
 func count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
@@ -158,13 +158,13 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// observed is what a daemon has seen of device plugins.
+// observed holds a daemon's observations of device plugins.
 type observed struct {
 	node      string
 	resources []pluginrules.Observation
 }
 
-// observe asks the daemon what it has seen of device plugins.
+// observe asks the daemon for its observations of device plugins.
 func observe(cmd *cobra.Command) (seen observed, err error) {
 	err = call(cmd, askLimit, func(ctx context.Context, c adminv1.AdminServiceClient) error {
 		status, err := c.GetStatus(ctx, &adminv1.GetStatusRequest{})
@@ -224,7 +224,7 @@ func grantNames(all []*adminv1.GrantName) []device.GrantName {
 	return names
 }
 
-// hostFiles answers about the files of this host.
+// hostFiles looks up files of this host.
 type hostFiles struct{}
 
 // Resolve is part of pluginrules.Host.

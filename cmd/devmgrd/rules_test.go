@@ -83,7 +83,7 @@ func TestRules(t *testing.T) {
 		}
 	}
 	write(text)
-	if status, out, errs := command("rules", "check", file); status != 0 || out != file+" has 1 rule and allows all that this node has seen of 1 resource.\n" || errs != "" {
+	if status, out, errs := command("rules", "check", file); status != 0 || out != file+" has 1 rule and allows all registrations and grants of 1 resource.\n" || errs != "" {
 		t.Errorf("%d\n%s\n%s", status, out, errs)
 	}
 	write(strings.NewReplacer("serviceAccount: gpu", "serviceAccount: other", "- GPU\n", "- OTHER\n", "/target\n", "/elsewhere\n").Replace(text))
@@ -95,7 +95,7 @@ func TestRules(t *testing.T) {
 			t.Errorf("%q is not in:\n%s", want, out)
 		}
 	}
-	if status != 1 || errs != "devmgrd: "+file+" would refuse 3 of what this node has seen\n" {
+	if status != 1 || errs != "devmgrd: "+file+" would refuse 3 registrations or grants of this node\n" {
 		t.Errorf("%d\n%s", status, errs)
 	}
 	write("rules:\n- name: A\n- name: b\n")

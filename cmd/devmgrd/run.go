@@ -31,13 +31,13 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// newRunCommand makes "devmgrd run".
+// newRunCommand returns "devmgrd run".
 func newRunCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Run the daemon",
-		Long: "run is the daemon. It serves until it gets SIGTERM or SIGINT and then stops cleanly, which touches no running\n" +
-			"container and none of the Node's numbers.",
+		Long: "run is the daemon. It serves until it receives SIGTERM or SIGINT. Then it stops cleanly: running containers and the\n" +
+			"Node's capacity stay unchanged.",
 		Example: "  devmgrd run\n  devmgrd run --config /etc/devmgrd/config.yaml --set log.level=debug",
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -54,9 +54,9 @@ func newRunCommand() *cobra.Command {
 	return cmd
 }
 
-// serve makes the rooms, each from those before it, and runs them until ctx ends or one of them fails. The order is
-// that of a recovery: the state file, who holds what, who offers devices, who wants some, and only then the runtime, so
-// that its first question finds all that is known. They end in reverse, and the state file is closed last.
+// serve creates the components, each from earlier ones, and runs them until ctx ends or one of them fails. Recovery
+// dictates the order: the state file, then assignments, plugins and pods, and only then the runtime, so that its first
+// call finds complete data. The components end in reverse order, and the state file is closed last.
 func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	kube.RouteLogs(log)
 	logFor := func(name string) *slog.Logger { return log.With("component", name) }
@@ -74,7 +74,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := shareddir.Make(c.RunDir, 0o755); err != nil { // whatever the umask is: others pass to the sockets below
+	if _, err := shareddir.Make(c.RunDir, 0o755); err != nil { // regardless of the umask: other users pass through to the sockets below
 		return fmt.Errorf("making runDir: %w", err)
 	}
 	stateFile, known, err := store.Recover(store.Config{Dir: c.StateDir, Log: logFor("store"), Metrics: metrics})
@@ -160,7 +160,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	var onNode func(device.ResourceName) (n int, shown bool)
 	runs := []func(context.Context) error{notifier.Run, plugins.Run, recorder.Run, devices.Run}
 	if api == nil {
-		devices.Replace(nil) // what an API server had bound to the node before is no longer wanted
+		devices.Replace(nil) // drop pods that an API server had bound to the node before
 	} else {
 		bound = pods.New(pods.Config{
 			NodeName: c.NodeName,
@@ -221,7 +221,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	})...)
 }
 
-// namesOf returns the names by which the node may be asked for its metrics.
+// namesOf returns the host names that requests for metrics may use.
 func namesOf(c config.Config) hosts {
 	names := hosts{c.NodeName}
 	if name, err := os.Hostname(); err == nil && name != c.NodeName {
@@ -230,8 +230,8 @@ func namesOf(c config.Config) hosts {
 	return append(names, c.Metrics.HostNames...)
 }
 
-// redirect returns the way from the kubelet's plugin directories to ours, if plugins have to be led along it. The runtime
-// names mounts by their real paths, so links on the way are resolved where there are any.
+// redirect returns the mapping from the kubelet's plugin directories to devmgrd's; nil: plugins.redirect is off. The
+// runtime names mounts by their real paths, so redirect resolves links.
 func redirect(c config.Plugins) *nri.Redirect {
 	if !c.Redirect {
 		return nil
@@ -249,13 +249,13 @@ func redirect(c config.Plugins) *nri.Redirect {
 	}
 }
 
-// newMetrics makes the registry of metrics, with what every Go process tells.
+// newMetrics returns the registry of metrics, with the standard metrics of a Go process.
 func newMetrics() *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	b := thisBuild()
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "devmgrd_build_info",
-		Help:        "Always 1; the labels tell what is running.",
+		Help:        "Always 1; the labels name the running version.",
 		ConstLabels: prometheus.Labels{"version": b.version, "goversion": b.goVersion},
 	})
 	info.Set(1)
@@ -263,5 +263,5 @@ func newMetrics() *prometheus.Registry {
 	return r
 }
 
-// stopLimit bounds the end of one part.
+// stopLimit bounds the shutdown of the web server.
 const stopLimit = 5 * time.Second

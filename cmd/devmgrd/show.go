@@ -15,13 +15,13 @@ import (
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 )
 
-// newStatusCommand makes "devmgrd status".
+// newStatusCommand returns "devmgrd status".
 func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show how the daemon is, its resources in figures, and who waits",
-		Long: "status shows at a glance whether every part of the daemon works, how many devices of each resource are in which\n" +
-			"state, and which pods wait for devices.",
+		Short: "Show the daemon's components, resources and waiting pods",
+		Long: "status shows whether each component of the daemon is ready, how many devices of each resource are in each state, and\n" +
+			"which pods wait for devices.",
 		Example: "  devmgrd status\n  devmgrd status -o json",
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -69,7 +69,7 @@ func showStatus(to io.Writer, s *adminv1.GetStatusResponse, now time.Time) {
 	showNotRedirected(to, s.NotRedirected)
 }
 
-// showNotRedirected prints the containers in which a device plugin is registered with the kubelet, and what to do.
+// showNotRedirected prints the containers in which a device plugin is registered with the kubelet, and the remedy.
 func showNotRedirected(to io.Writer, all []*adminv1.PodContainer) {
 	if len(all) == 0 {
 		return
@@ -82,7 +82,7 @@ func showNotRedirected(to io.Writer, all []*adminv1.PodContainer) {
 	t.to.Flush()
 }
 
-// rare are figures that are mostly zero.
+// rare lists the counts that are mostly zero.
 func rare(r *adminv1.Resource) string {
 	var all []string
 	if r.Stale > 0 {
@@ -103,12 +103,12 @@ func rare(r *adminv1.Resource) string {
 	return dash(strings.Join(all, ", "))
 }
 
-// newPluginsCommand makes "devmgrd plugins".
+// newPluginsCommand returns "devmgrd plugins".
 func newPluginsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "plugins",
 		Short:   "Show the device plugins",
-		Long:    "plugins shows the device plugin of each resource, the pod that it runs in, where it listens, what it has listed and, if it does not serve, why.",
+		Long:    "plugins shows the device plugin of each resource: its state, pod, socket and devices and, if it does not serve, its last error.",
 		Example: "  devmgrd plugins",
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -141,7 +141,7 @@ func podName(p *adminv1.PluginPod) string {
 	return p.Namespace + "/" + p.Name
 }
 
-// lastError returns why the plugin does not serve. The last error of one that serves is in the JSON output alone.
+// lastError returns the last error of a plugin that does not serve. For a plugin that serves only the JSON output has it.
 func lastError(p *adminv1.Plugin, now time.Time) string {
 	if p.LastError == "" || p.State == "serving" {
 		return "-"
@@ -156,12 +156,12 @@ func yes(b bool) string {
 	return "no"
 }
 
-// newDevicesCommand makes "devmgrd devices".
+// newDevicesCommand returns "devmgrd devices".
 func newDevicesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "devices [RESOURCE]",
-		Short:   "Show each device, its state and who has it",
-		Long:    "devices shows each device of a resource, or of all, with its state, where it is, who has it, and why it is out of service.",
+		Short:   "Show each device, its state and its holder",
+		Long:    "devices shows the devices of one resource, or of all, with state, NUMA node, holder, and the reason why a device is out of service.",
 		Example: "  devmgrd devices\n  devmgrd devices vendor.example/gpu -o yaml",
 		Args:    usage(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -209,7 +209,7 @@ func holder(h *adminv1.Holder) string {
 	return h.Namespace + "/" + h.Name + ":" + strings.Join(h.Containers, ",")
 }
 
-// notes are what the state does not say.
+// notes returns facts that the state does not include.
 func notes(d *adminv1.Device, now time.Time) []string {
 	var all []string
 	if c := d.Cordon; c != nil {
@@ -220,7 +220,7 @@ func notes(d *adminv1.Device, now time.Time) []string {
 		all = append(all, note)
 	}
 	if d.Failures > 0 {
-		all = append(all, fmt.Sprintf("%d failures in the last hour, most recent %s ago", d.Failures, ago(d.Failed, now)))
+		all = append(all, fmt.Sprintf("failed %d times in the last hour, last %s ago", d.Failures, ago(d.Failed, now)))
 	}
 	switch {
 	case !d.Listed:
@@ -231,13 +231,13 @@ func notes(d *adminv1.Device, now time.Time) []string {
 	return all
 }
 
-// newWatchCommand makes "devmgrd watch".
+// newWatchCommand returns "devmgrd watch".
 func newWatchCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch [RESOURCE]",
-		Short: "Show each device, its state and who has it, live",
-		Long: "watch shows what devices shows, and again whenever it has changed, until it is ended. On a terminal the new table takes\n" +
-			"the place of the old one. With -o json each is one line.",
+		Short: "Show each device, its state and its holder, live",
+		Long: "watch prints the table of the devices command, and again after each change, until you end it. On a terminal the new table\n" +
+			"replaces the old one. With -o json each table is one line.",
 		Example: "  devmgrd watch\n  devmgrd watch vendor.example/gpu -o json",
 		Args:    usage(cobra.MaximumNArgs(1)),
 		RunE:    watch,
@@ -283,12 +283,12 @@ func watch(cmd *cobra.Command, args []string) error {
 	})
 }
 
-// newAssignmentsCommand makes "devmgrd assignments".
+// newAssignmentsCommand returns "devmgrd assignments".
 func newAssignmentsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "assignments [NAMESPACE/POD]",
 		Short:   "Show which container has which devices",
-		Long:    "assignments shows which devices each container has, of one pod or of all. Of many devices the table shows the first few; -o json has all.",
+		Long:    "assignments shows the devices of each container, of one pod or of all. The table shows the first few of many devices; -o json has all.",
 		Example: "  devmgrd assignments\n  devmgrd assignments default/training-0",
 		Args:    usage(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -313,7 +313,7 @@ func showAssignments(to io.Writer, all []*adminv1.Assignment) {
 	for _, a := range all {
 		note := ""
 		if a.Ended {
-			note = "the pod is over; something of it may still run"
+			note = "the pod has ended; its containers may still run"
 		}
 		t.row(a.Namespace+"/"+a.Pod, a.Container, a.ResourceName, list(a.DeviceIds), dash(note))
 	}
@@ -323,13 +323,13 @@ func showAssignments(to io.Writer, all []*adminv1.Assignment) {
 	}
 }
 
-// newExplainCommand makes "devmgrd explain".
+// newExplainCommand returns "devmgrd explain".
 func newExplainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "explain NAMESPACE/POD",
-		Short: "Say why a pod has its devices, or why it waits for them",
-		Long: "explain says how a pod stands: that it has its devices, which, and what led to their choice, or the one reason why\n" +
-			"it waits, since when, and what would end that. Of a pod that has ended on this node it says how.",
+		Short: "Explain why a pod has its devices, or waits for them",
+		Long: "explain shows a pod's devices and the reasons for their choice, or the one reason why the pod waits, since when, and\n" +
+			"what would end the wait. For a pod that has ended on this node, explain shows how it ended.",
 		Example: "  devmgrd explain default/training-0",
 		Args:    usage(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -361,7 +361,7 @@ func showExplanation(to io.Writer, e *adminv1.ExplainResponse, now time.Time) {
 	}
 	line("Ends:", e.Ends)
 	if e.Retry != nil {
-		line("Retry:", "at "+e.Retry.AsTime().UTC().Format(time.RFC3339)+", if nothing else happens before")
+		line("Retry:", "at "+e.Retry.AsTime().UTC().Format(time.RFC3339)+", or earlier after a change")
 	}
 	if len(e.Assignments) > 0 {
 		fmt.Fprintln(to)
@@ -373,13 +373,13 @@ func showExplanation(to io.Writer, e *adminv1.ExplainResponse, now time.Time) {
 	}
 }
 
-// newCordonCommand makes "devmgrd cordon".
+// newCordonCommand returns "devmgrd cordon".
 func newCordonCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cordon RESOURCE/DEVICE...",
 		Short: "Take single devices out of service",
-		Long: "cordon takes devices out of service: devmgrd does not allocate them. Pods that use one keep it; node capacity falls when the\n" +
-			"device is free. A cordon lasts until uncordon, also over restarts and reboots.",
+		Long: "cordon takes devices out of service: devmgrd assigns them to no pod, and the Node's capacity falls by those not in use. A\n" +
+			"pod keeps its cordoned device until the pod ends. A cordon lasts until uncordon, also over restarts and reboots.",
 		Example: "  devmgrd cordon vendor.example/gpu/GPU-3 --reason \"fan noise, ticket 4711\"",
 		Args:    usage(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -397,25 +397,25 @@ func newCordonCommand() *cobra.Command {
 		},
 	}
 	addAskFlags(cmd)
-	cmd.Flags().String("reason", "", "why, for people; it is kept with the cordon")
+	cmd.Flags().String("reason", "", "the reason, which is kept with the cordon")
 	return cmd
 }
 
-// newDrainCommand makes "devmgrd drain".
+// newDrainCommand returns "devmgrd drain".
 func newDrainCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain RESOURCE/DEVICE...",
-		Short: "Take single devices out of service, and have their pods evicted",
-		Long: "drain cordons devices and evicts the pods that use them, through the eviction API, so that disruption budgets hold.\n" +
-			"It waits until no pod uses any of them. If the command is interrupted, the devices stay cordoned and the evictions\n" +
-			"go on.",
+		Short: "Take single devices out of service, and evict their pods",
+		Long: "drain cordons devices and evicts the pods that have them, through the eviction API, so that disruption budgets hold. It\n" +
+			"waits until no pod has any of them. If you end drain before, the devices stay cordoned, and devmgrd still evicts the\n" +
+			"pods.",
 		Example: "  devmgrd drain vendor.example/gpu/GPU-3 --reason \"fan noise, ticket 4711\"\n  devmgrd drain vendor.example/gpu/GPU-3 --timeout 10m",
 		Args:    usage(cobra.MinimumNArgs(1)),
 		RunE:    drain,
 	}
 	addAskFlags(cmd)
-	cmd.Flags().String("reason", "", "why, for people; it is kept with the cordon")
-	cmd.Flags().Duration("timeout", 0, "how long to wait; 0: as long as it takes")
+	cmd.Flags().String("reason", "", "the reason, which is kept with the cordon")
+	cmd.Flags().Duration("timeout", 0, "how long to wait; 0: without a limit")
 	return cmd
 }
 
@@ -454,12 +454,12 @@ func drain(cmd *cobra.Command, args []string) error {
 	}, func(to io.Writer, answer *adminv1.DrainResponse) { showDevices(to, answer.Devices, time.Now()) })
 }
 
-// newUncordonCommand makes "devmgrd uncordon".
+// newUncordonCommand returns "devmgrd uncordon".
 func newUncordonCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "uncordon RESOURCE/DEVICE...",
 		Short:   "Put devices back into service",
-		Long:    "uncordon puts devices back into service. Those that are not out of it are left as they are.",
+		Long:    "uncordon puts devices back into service. Devices without a cordon stay as they are.",
 		Example: "  devmgrd uncordon vendor.example/gpu/GPU-3",
 		Args:    usage(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -476,7 +476,7 @@ func newUncordonCommand() *cobra.Command {
 	return cmd
 }
 
-// splitDevices reads several RESOURCE/ID, each of which may be named twice.
+// splitDevices reads several RESOURCE/ID, and drops duplicates.
 func splitDevices(args []string) ([]*adminv1.DeviceName, error) {
 	slices.Sort(args)
 	var all []*adminv1.DeviceName

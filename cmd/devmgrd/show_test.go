@@ -72,7 +72,7 @@ var (
 	aWait = &adminv1.ExplainResponse{
 		Namespace: "ml", Name: "training-3", Uid: "6ad2b4a5-2f2d-4f4c-8c57-5d6a0f3c3d11", Verdict: "waiting", Reason: "NotEnoughDevices",
 		Message: "vendor.example/gpu: 4 wanted, 3 of 8 free, 1 cordoned", Since: before(95 * time.Second),
-		Ends: "a device of vendor.example/gpu is released by another pod, uncordoned, or listed again",
+		Ends: "a device of vendor.example/gpu is released by another pod, uncordoned, or newly listed",
 	}
 	// A node on which devmgrd has just been installed, next to a kubelet that has a plugin.
 	aFreshNode = preflight.Facts{
@@ -86,7 +86,7 @@ var (
 	}
 	aFarewell      = &adminv1.ForgetResponse{Lifted: []*adminv1.DeviceName{{ResourceName: "vendor.example/old-gpu", Id: "GPU-3"}}}
 	aPodThatHasAll = &adminv1.ExplainResponse{
-		Namespace: "ml", Name: "training-1", Uid: "u1", Verdict: "ready", Message: "the pod has all the devices that it asks for",
+		Namespace: "ml", Name: "training-1", Uid: "u1", Verdict: "ready", Message: "the pod has all the devices that it requests",
 		Since: before(3 * time.Hour), Assignments: someAssignments[1:3],
 	}
 )

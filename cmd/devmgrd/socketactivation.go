@@ -8,9 +8,9 @@ import (
 	"github.com/coreos/go-systemd/v22/activation"
 )
 
-// socketFromSystemd returns the registration socket if systemd has made it for us (devmgrd.socket). It outlives a restart of ours: plugins
-// that watch it see nothing, and one that registers meanwhile waits. A socket at another place is of no use, since plugins
-// would not find it next to their own.
+// socketFromSystemd returns the registration socket if systemd has created it (devmgrd.socket). The socket outlives a restart of
+// devmgrd: plugins that watch it see no change, and a plugin that registers meanwhile waits. A socket at another path is ignored:
+// plugins look for it next to their own.
 func socketFromSystemd(socketDir string, log *slog.Logger) net.Listener {
 	all, err := activation.Listeners()
 	if err != nil {

@@ -19,12 +19,12 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// newStoreCommand makes "devmgrd store".
+// newStoreCommand returns "devmgrd store".
 func newStoreCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "store",
 		Short:   "Verify, print or copy the state file and the history",
-		Long:    "store looks into the files in which devmgrd keeps which container has which devices, and had them.",
+		Long:    "store verifies, prints or copies the files with devmgrd's current and past assignments.",
 		Example: "  devmgrd store backup /root/state.db\n  devmgrd store verify --state /root/state.db",
 		Args:    usage(noSuchCommand),
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -74,10 +74,10 @@ func lookHistory(cmd *cobra.Command) (path string, past store.HistoryContent, er
 	return path, past, orCopy(err)
 }
 
-// orCopy adds what else can be done about a file in use.
+// orCopy adds a remedy for a file in use.
 func orCopy(err error) error {
 	if errors.As(err, new(*store.InUseError)) {
-		return fmt.Errorf("%w; or make a copy with devmgrd store backup, and look into that", err)
+		return fmt.Errorf("%w; or make a copy with devmgrd store backup, and read the copy", err)
 	}
 	return err
 }
@@ -85,10 +85,10 @@ func orCopy(err error) error {
 func newVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
-		Short: "Check that the state file and the history are what was written",
-		Long: "verify reads each file as a whole and checks it: its pages, its records, and the one number that stands for all of them. One\n" +
-			"flipped bit is found. In the state file it also looks for devices that several pods have, which only a disk that has failed\n" +
-			"to write can cause. While devmgrd runs, make a copy with store backup, and verify that.",
+		Short: "Verify that the state file and the history are intact",
+		Long: "verify checks each file as a whole: its pages, its records, and the checksum over all of them. It detects one flipped bit. In\n" +
+			"the state file it also looks for devices that several pods have, which only a disk that has failed to write can cause. While\n" +
+			"devmgrd runs, make a copy with store backup, and verify the copy.",
 		Example: "  devmgrd store verify\n  devmgrd store verify --state /root/state.db",
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -121,7 +121,7 @@ func verifyState(cmd *cobra.Command) error {
 		fmt.Fprintf(cmd.OutOrStdout(), "%s is sound: %s\n", path, counts)
 		return nil
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "%s is what was written, and contradicts itself: %s\n", path, counts)
+	fmt.Fprintf(cmd.OutOrStdout(), "%s is intact, but contradicts itself: %s\n", path, counts)
 	for _, c := range all {
 		pods := make([]string, len(c.Pods))
 		for i, p := range c.Pods {
@@ -135,9 +135,9 @@ func verifyState(cmd *cobra.Command) error {
 func newDumpCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "dump",
-		Short: "Print what the state file and the history hold, as JSON",
-		Long: "dump verifies both files and prints what they hold. Among that is what plugins have granted to containers: environment\n" +
-			"variables, too.",
+		Short: "Print the state file and the history as JSON",
+		Long: "dump verifies both files and prints their contents, including the environment variables that plugins have granted to\n" +
+			"containers.",
 		Example: "  devmgrd store dump --state /root/state.db | less",
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -155,7 +155,7 @@ func newDumpCommand() *cobra.Command {
 	return cmd
 }
 
-// dumped has cordons with their names, which in the file are keys.
+// dumped adds to each cordon its name, which is a key in the file.
 func dumped(b store.State, past store.HistoryContent) any {
 	type cordon struct {
 		Resource device.ResourceName `json:"resource"`
@@ -178,7 +178,7 @@ func newBackupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "backup FILE",
 		Short:   "Copy the state file, or the history, while devmgrd runs",
-		Long:    "backup asks the running daemon for a copy of the file as it is at this moment, verifies it, and puts it at FILE.",
+		Long:    "backup requests a copy of the current file from the running daemon, verifies the copy, and stores it at FILE.",
 		Example: "  devmgrd store backup /root/state.db\n  devmgrd store backup --history /root/history.db",
 		Args:    usage(oneFile),
 		RunE:    backup,
@@ -195,7 +195,7 @@ func backup(cmd *cobra.Command, args []string) (err error) {
 		return err
 	}
 	if _, err := os.Lstat(to); err == nil {
-		return fmt.Errorf("%s is there already; choose another name", to)
+		return fmt.Errorf("%s already exists; choose another name", to)
 	}
 	draft, err := os.CreateTemp(filepath.Dir(to), "."+filepath.Base(to)+".") // mode 0600
 	if err != nil {
@@ -229,16 +229,16 @@ func backup(cmd *cobra.Command, args []string) (err error) {
 		_, _, err = store.ReadFile(draft.Name(), warnings(cmd))
 	}
 	if err != nil {
-		return fmt.Errorf("the copy is not sound: %w", err)
+		return fmt.Errorf("verifying the copy: %w", err)
 	}
-	if err := os.Link(draft.Name(), to); err != nil { // and not over what has come to be there meanwhile
+	if err := os.Link(draft.Name(), to); err != nil { // fails if the file exists by now
 		return err
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "%s: %d bytes, verified\n", to, n)
 	return nil
 }
 
-// warnings is the log of a command that says what it finds itself.
+// warnings returns the log of a command that prints its own findings.
 func warnings(cmd *cobra.Command) *slog.Logger {
 	return slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 }

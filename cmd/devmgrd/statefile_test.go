@@ -86,7 +86,7 @@ func TestVerify_Contradiction(t *testing.T) {
 	state, history := saved(t, "a", "b")
 	status, out, errs := execute("store", "verify", "--state", state)
 	for _, want := range []string{
-		state + " is what was written, and contradicts itself: schema version 2, 2 pods (2 with devices)",
+		state + " is intact, but contradicts itself: schema version 2, 2 pods (2 with devices)",
 		"device gpu-0 of a.example/gpu is assigned to ns/a (UID uid-a) and ns/b (UID uid-b)",
 		history + " is sound", "assigns 1 devices to several pods",
 	} {

@@ -10,13 +10,13 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// doorLimit is how long systemd, and with it the kubelet, is kept waiting for the connection to the runtime.
+// doorLimit bounds the time for which systemd, and with it the kubelet, waits for the connection to the runtime.
 const doorLimit = 20 * time.Second
 
-// tellSystemd says that the daemon is ready when it has met the runtime: pods that the kubelet starts after that find it
-// at its door. If the runtime is not to be had for long it says so all the same, for nothing else has to wait for it. Then
-// it says that the daemon is alive for as long as it is: alive means that the allocator answers and that no hook hangs, since
-// a daemon with either would hold up the whole node. Without systemd it does nothing.
+// tellSystemd reports readiness to systemd when the runtime has connected, so that the kubelet starts its pods after that.
+// Without a connection it reports readiness after doorLimit, since the rest of the node need not wait longer. From then on it
+// feeds the watchdog while the allocator answers and no hook hangs: a daemon that hangs would hold up the whole node.
+// Without systemd it does nothing.
 func tellSystemd(ctx context.Context, runtime <-chan struct{}, ask func() map[device.ResourceName]int, hung func() error, log *slog.Logger) error {
 	tell := func(state string) {
 		if _, err := daemon.SdNotify(false, state); err != nil {
@@ -48,7 +48,7 @@ func tellSystemd(ctx context.Context, runtime <-chan struct{}, ask func() map[de
 		case <-ctx.Done():
 			return nil
 		case <-beat.C:
-			ask() // if this hangs so does the beat, and systemd starts us again
+			ask() // if this call hangs, the watchdog starves and systemd restarts devmgrd
 			err := hung()
 			if err == nil {
 				tell(daemon.SdNotifyWatchdog)

@@ -10,10 +10,10 @@ import (
 	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
-// A table is printed in columns, and not at all without rows.
+// A table prints rows in columns. Without rows it prints nothing.
 type table struct {
 	to    *tabwriter.Writer
-	heads []string // nil: they have been printed
+	heads []string // nil: already printed
 }
 
 func newTable(to io.Writer, heads ...string) *table {
@@ -39,16 +39,16 @@ func (t *table) end() {
 	t.to.Flush()
 }
 
-// plain returns text of others so that all of it is seen and nothing steers a terminal.
+// plain escapes foreign text, so that all of it is visible and none of it controls the terminal.
 func plain(s string) string { return visible.Text(s) }
 
-// shown writes a device's ID as it can be read, and be named again in a command.
+// shown formats a device's ID so that users can read it and pass it to a command.
 func shown[T ~string](id T) string { return device.QuoteID(device.ID(id)) }
 
 // maxListed is how many IDs a cell holds at most: a column is as wide as its widest cell.
 const maxListed = 8
 
-// list writes IDs into one cell: all of them or, of many, the first few and how many there are besides.
+// list formats IDs as one cell: all of them or, of many, the first few and the number of the rest.
 func list[T ~string](ids []T) string {
 	few := ids
 	if len(ids) > maxListed {

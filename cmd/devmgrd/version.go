@@ -15,7 +15,7 @@ var version = ""
 // pluginAPIs are the versions of the device plugin API that registrations may name.
 const pluginAPIs = "v1beta1"
 
-// A build says what this binary was made from.
+// A build identifies the sources of this binary.
 type build struct{ version, commit, goVersion string }
 
 // thisBuild reads what the linker and the go command wrote into the binary.
@@ -46,12 +46,12 @@ func thisBuild() build {
 	return b
 }
 
-// newVersionCommand makes "devmgrd version".
+// newVersionCommand returns "devmgrd version".
 func newVersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:     "version",
-		Short:   "Print what this binary is",
-		Long:    "version prints the version, the commit, the Go release and the device plugin API versions that are served.",
+		Short:   "Print the version of this binary",
+		Long:    "version prints the version, the commit, the Go release and the supported versions of the device plugin API.",
 		Example: "  devmgrd version",
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {

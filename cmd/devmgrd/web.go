@@ -16,29 +16,29 @@ import (
 	"github.com/devmgrd/devmgrd/internal/backoff"
 )
 
-// A component of the daemon whose state /readyz tells.
+// A component of the daemon whose state /readyz reports.
 type component struct {
 	name  string
 	check func() error // nil: it is ready
 }
 
 const (
-	firstRebind = time.Second // before the next try for an address that is taken
+	firstRebind = time.Second // before the next try for an address in use
 	lastRebind  = 30 * time.Second
-	idleLimit   = 30 * time.Second // of a connection between two requests; Prometheus makes another one
-	maxScrapes  = 4                // at once: each looks at the disk, which may not answer
+	idleLimit   = 30 * time.Second // of a connection between two requests; Prometheus opens another one
+	maxScrapes  = 4                // at once: each reads the disk, which may not answer
 )
 
-// A web serves metrics, health checks and the status page. Devices do not depend on it: an address that is taken holds
-// nothing else up.
+// A web serves metrics, health checks and the status page. Devices do not depend on it: an address in use holds up no
+// other component.
 type web struct {
 	listen func() (net.Listener, error) // nil: off
 	server *http.Server
 	log    *slog.Logger
 }
 
-// newWeb returns a web for an address, which run binds. An empty one serves nothing. names are those of the node, and page adds
-// other paths.
+// newWeb returns a web for an address, which run binds. With an empty address it serves nothing. names are the node's, and page
+// adds other paths.
 func newWeb(address string, names hosts, metrics *prometheus.Registry, parts []component, page func(*http.ServeMux), log *slog.Logger) *web {
 	if address == "" {
 		return &web{}
@@ -68,7 +68,7 @@ func newWeb(address string, names hosts, metrics *prometheus.Registry, parts []c
 	}
 }
 
-// readiness returns a line for each part: its name, then "ok" or what is missing.
+// readiness returns a line for each component: its name, then "ok" or its error.
 func readiness(parts []component) (status int, text string) {
 	var b strings.Builder
 	status = http.StatusOK
@@ -82,7 +82,7 @@ func readiness(parts []component) (status int, text string) {
 	return status, b.String()
 }
 
-// A readyMetric tells on each scrape what /readyz tells.
+// A readyMetric reports on each scrape the same as /readyz.
 type readyMetric struct {
 	parts []component
 	desc  *prometheus.Desc
@@ -106,14 +106,14 @@ func (m readyMetric) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// run serves until ctx ends, and comes back to the address whenever it cannot.
+// run serves until ctx ends, and tries the address again after each failure.
 func (w *web) run(ctx context.Context) error {
 	if w.listen == nil {
 		<-ctx.Done()
 		return nil
 	}
 	defer w.server.Close() // of connections that outlived their listener
-	// Answers that go on end with ctx; a shutdown would wait for them.
+	// Streams end with ctx; a shutdown would wait for them.
 	w.server.BaseContext = func(net.Listener) context.Context { return ctx }
 	failing, pause := false, backoff.Backoff{First: firstRebind, Last: lastRebind}
 	for ctx.Err() == nil {
@@ -137,7 +137,7 @@ func (w *web) run(ctx context.Context) error {
 	return nil
 }
 
-// serve serves on the listener until ctx ends, or until that fails.
+// serve serves on the listener until ctx ends or the listener fails.
 func (w *web) serve(ctx context.Context, on net.Listener) error {
 	ended := make(chan error, 1)
 	go func() { ended <- w.server.Serve(on) }()
@@ -150,7 +150,7 @@ func (w *web) serve(ctx context.Context, on net.Listener) error {
 	defer cancel()
 	err := w.server.Shutdown(grace)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = w.server.Close() // somebody holds a connection open; that is no reason to stay
+		err = w.server.Close() // a client holds a connection open, which must not delay the end
 	}
 	<-ended
 	return err

@@ -58,7 +58,7 @@ func TestActions(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = drain.Recv()
-	refused(t, err, codes.FailedPrecondition, "no API server")
+	refused(t, err, codes.FailedPrecondition, "needs an API server")
 	_, err = r.Forget(t.Context(), &adminv1.ForgetRequest{ResourceName: string(gpu)})
 	refused(t, err, codes.FailedPrecondition, "nothing has been changed")
 	backup, err := r.Backup(t.Context(), &adminv1.BackupRequest{History: true})

@@ -244,7 +244,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// A resource is forgotten when nobody uses it, and what nobody has heard of is none.
+// An unused resource can be forgotten, and an unknown resource cannot.
 func TestForget(t *testing.T) {
 	onNode := device.ResourceName("vendor.com/ghost")
 	r := start(t, func(c *admin.Config) { c.OnNode = func(r device.ResourceName) (int, bool) { return 3, r == onNode } })
@@ -268,7 +268,7 @@ func TestForget(t *testing.T) {
 	answer, err := forget(gpu)
 	expect(t, answer, err, `lifted {resource_name: "vendor.com/gpu" id: "d001"}`)
 	_, err = forget(gpu)
-	refused(t, err, codes.NotFound, "unknown resource \"vendor.com/gpu\"")
+	refused(t, err, codes.NotFound, "resource \"vendor.com/gpu\" is not known")
 	answer, err = forget(onNode)
 	expect(t, answer, err, "")
 	if got := r.Retired(); !slices.Equal(got, []device.ResourceName{onNode, gpu}) {
@@ -360,7 +360,7 @@ func TestMistakes(t *testing.T) {
 	r.Plugins.Stock(gpu, 2)
 	plugintest.Eventually(t, "the plugin is known", func() bool { return len(r.Offers()) > 0 })
 	_, err = r.ListDevices(t.Context(), &adminv1.ListDevicesRequest{ResourceName: "vendor.com/gpus"})
-	refused(t, err, codes.NotFound, "known resources: vendor.com/gpu")
+	refused(t, err, codes.NotFound, "known are vendor.com/gpu")
 	_, err = r.ListAssignments(t.Context(), &adminv1.ListAssignmentsRequest{Namespace: "ns", Name: "p"})
 	refused(t, err, codes.NotFound, "pod ns/p is not known on this node")
 	_, err = r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "p"})
@@ -412,17 +412,17 @@ func TestExplain(t *testing.T) {
 		expect(t, e, err, want)
 	}
 	mine := `assignments {namespace: "ns" pod: "has" uid: "uid-has" container: "main" resource_name: "vendor.com/gpu" device_ids: "d000" why: "1 by lowest ID"`
-	explain("has", `namespace: "ns" name: "has" uid: "uid-has" verdict: "ready" message: "the pod has all the devices that it asks for" `+mine+`}`)
-	explain("plain", `namespace: "ns" name: "plain" uid: "uid-plain" verdict: "none" message: "the pod asks for no device that devmgrd allocates"`)
+	explain("has", `namespace: "ns" name: "has" uid: "uid-has" verdict: "ready" message: "the pod has all the devices that it requests" `+mine+`}`)
+	explain("plain", `namespace: "ns" name: "plain" uid: "uid-plain" verdict: "none" message: "the pod requests no device that devmgrd assigns"`)
 	explain("waits", `namespace: "ns" name: "waits" uid: "uid-waits" verdict: "waiting" reason: "NotEnoughDevices" message: "vendor.com/gpu: 1 wanted, 0 of 1 free"
-		ends: "a device of vendor.com/gpu is released by another pod, uncordoned, or listed again"`)
+		ends: "a device of vendor.com/gpu is released by another pod, uncordoned, or newly listed"`)
 	explain("lost", `namespace: "ns" name: "lost" uid: "uid-lost" verdict: "waiting" reason: "PluginMissing" message: "no device plugin has registered vendor.com/none"
 		ends: "the device plugin of vendor.com/none registers and lists its devices"`)
 
 	r.Claim(device.Running{ID: "1", Container: device.Container{Pod: has.Pod.UID, Name: "main"}})
 	r.Drop(has.Pod.UID)
-	explain("has", `namespace: "ns" name: "has" uid: "uid-has" verdict: "ended" message: "the pod is over"
-		ends: "its devices are released when the runtime has no container of it" `+mine+` ended: true}`)
+	explain("has", `namespace: "ns" name: "has" uid: "uid-has" verdict: "ended" message: "the pod has ended"
+		ends: "its devices are released when the runtime has no container of the pod" `+mine+` ended: true}`)
 	all, err := r.ListAssignments(t.Context(), &adminv1.ListAssignmentsRequest{})
 	expect(t, all, err, mine+` ended: true}`)
 }
@@ -467,7 +467,7 @@ func TestNotRedirected(t *testing.T) {
 		}
 		return e.Ends
 	}
-	if got := ends("lost"); !strings.HasSuffix(got, "; if the plugin runs in kube-system/plugin:main, it is registered with the kubelet, since the container was created while devmgrd was away: delete its pod") {
+	if got := ends("lost"); !strings.HasSuffix(got, "; if the plugin runs in kube-system/plugin:main, it is registered with the kubelet, because the container was created while devmgrd was away: delete its pod") {
 		t.Errorf("lost ends: %q", got)
 	}
 	if got := ends("large"); strings.Contains(got, "kubelet") {
@@ -524,19 +524,19 @@ func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
 		expect(t, e, err, `namespace: "ns" name: "`+name+`" uid: "uid-`+name+`" `+want)
 	}
 	explain("refused", `verdict: "refused" reason: "OutOfvendor.com/gpu" since {seconds: 1000}
-		message: "the kubelet did not admit the pod, and no container of it was ever created: Pod was rejected"
-		ends: "never: delete the pod, or let its controller replace it; leave spec.nodeName to the scheduler, which lets a pod wait until the Node has enough"`)
+		message: "the kubelet did not admit the pod, and none of its containers was created: Pod was rejected"
+		ends: "never: delete the pod, or let its controller replace it; leave spec.nodeName to the scheduler, which keeps a pod pending until the Node has enough"`)
 	explain("failed", `verdict: "ended" reason: "Evicted" message: "the pod has failed"`)
-	explain("late", `verdict: "none" message: "the pod asks for no device that devmgrd allocates"`)
+	explain("late", `verdict: "none" message: "the pod requests no device that devmgrd assigns"`)
 	r.Plugins.Stock(gpu, 2)
 	for _, name := range []string{"has", "again"} { // which have devices until the runtime has removed their containers
 		p := r.Settle(t, allocatortest.Pod(name, gpu, 1))
 		r.Claim(device.Running{ID: name, Container: device.Container{Pod: p.Pod.UID, Name: "main"}})
 		r.Drop(p.Pod.UID)
 	}
-	held := `ends: "its devices are released when the runtime has no container of it" assignments {namespace: "ns" container: "main" resource_name: "vendor.com/gpu" ended: true `
+	held := `ends: "its devices are released when the runtime has no container of the pod" assignments {namespace: "ns" container: "main" resource_name: "vendor.com/gpu" ended: true `
 	explain("has", held+`pod: "has" uid: "uid-has" device_ids: "d000" why: "1 by lowest ID"} verdict: "ended" message: "the pod has succeeded: done"`)
-	explain("again", held+`pod: "again" uid: "uid-again" device_ids: "d001" why: "1 by lowest ID"} verdict: "ended" message: "the pod is over"`)
+	explain("again", held+`pod: "again" uid: "uid-again" device_ids: "d001" why: "1 by lowest ID"} verdict: "ended" message: "the pod has ended"`)
 	_, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "none"})
 	refused(t, err, codes.NotFound, "pod ns/none is not known on this node")
 	api.err = errors.New("forbidden")
@@ -552,7 +552,7 @@ func TestExplainTellsOfTheNextTry(t *testing.T) {
 	r.Bind(allocatortest.Pod("p", gpu, 1))
 	plugintest.Eventually(t, "the plugin has failed", func() bool {
 		e, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "p"})
-		return err == nil && e.Reason == "PluginError" && e.Retry != nil && strings.Contains(e.Ends, "devmgrd asks again")
+		return err == nil && e.Reason == "PluginError" && e.Retry != nil && strings.Contains(e.Ends, "asks it again")
 	})
 }
 

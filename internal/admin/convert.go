@@ -20,7 +20,7 @@ func resourceOf(r device.ResourceName, figures map[string]int, o device.Offer) *
 	}
 }
 
-// stateOf returns a plugin's state. One of which nobody has heard but by what containers have is away.
+// stateOf returns a plugin's state. A plugin known only from its devices in containers is lost.
 func stateOf(o device.Offer) string {
 	if o.Inventory.Resource == "" {
 		return device.Lost.String()
@@ -38,7 +38,7 @@ func pluginOf(o device.Offer, at device.Registration) *adminv1.Plugin {
 		p.Pod = &adminv1.PluginPod{Namespace: at.Pod.Namespace, Name: at.Pod.Name, Uid: string(at.Pod.UID), ServiceAccount: at.Pod.ServiceAccount}
 	}
 	for _, d := range o.Inventory.Devices {
-		if d.Healthy && o.State != device.Lost { // what a lost plugin has said of its devices' health is old
+		if d.Healthy && o.State != device.Lost { // the health that a lost plugin reported is outdated
 			p.Healthy++
 		}
 	}
@@ -85,7 +85,7 @@ func containersOf(all []device.PodContainer) []*adminv1.PodContainer {
 	return named
 }
 
-// stamp returns a time, or nothing for one that is not known.
+// stamp converts a time; nil: not known.
 func stamp(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {
 		return nil
@@ -100,7 +100,7 @@ func text(err error) string {
 	return err.Error()
 }
 
-// clip keeps what a peer sent short enough for a message.
+// clip shortens a peer's text for a message.
 func clip(s string) string { return s[:min(len(s), 300)] }
 
 func grantsOf(g device.PluginGrants) *adminv1.Grants {

@@ -8,7 +8,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// explanation says in words how a pod stands.
+// explanation describes a pod's state in words.
 func (s service) explanation(o device.PodStatus) *adminv1.ExplainResponse {
 	h := o.Allocation
 	e := &adminv1.ExplainResponse{
@@ -17,16 +17,16 @@ func (s service) explanation(o device.PodStatus) *adminv1.ExplainResponse {
 	switch {
 	case !h.Active:
 		e.Verdict = "ended"
-		e.Message = "the pod is over"
+		e.Message = "the pod has ended"
 		if len(h.Assignments) > 0 {
-			e.Ends = "its devices are released when the runtime has no container of it"
+			e.Ends = "its devices are released when the runtime has no container of the pod"
 		}
 	case o.State == device.NoDevices:
 		e.Verdict = "none"
-		e.Message = "the pod asks for no device that devmgrd allocates"
+		e.Message = "the pod requests no device that devmgrd assigns"
 	case o.State == device.Ready:
 		e.Verdict = "ready"
-		e.Message = "the pod has all the devices that it asks for"
+		e.Message = "the pod has all the devices that it requests"
 	default:
 		e.Verdict = "waiting"
 		e.Reason, e.Message, e.Retry = string(o.Wait.Reason), o.Wait.Message, stamp(o.Retry)
@@ -38,13 +38,13 @@ func (s service) explanation(o device.PodStatus) *adminv1.ExplainResponse {
 	return e
 }
 
-// tellEnd adds what the API server says of a pod's end.
+// tellEnd adds the end of a pod, as the API server reports it.
 func tellEnd(e *adminv1.ExplainResponse, end device.EndedPod) {
 	e.Reason = end.Reason
 	switch {
 	case end.Refused:
 		e.Verdict, e.Since = "refused", stamp(end.At)
-		e.Message = "the kubelet did not admit the pod, and no container of it was ever created"
+		e.Message = "the kubelet did not admit the pod, and none of its containers was created"
 		e.Ends = refusalEnds
 	case end.Failed:
 		e.Message = "the pod has failed"
@@ -56,14 +56,14 @@ func tellEnd(e *adminv1.ExplainResponse, end device.EndedPod) {
 	}
 }
 
-// refusalEnds is the remedy for a pod that the kubelet refused. The scheduler binds no pod beyond the Node's number.
-const refusalEnds = "never: delete the pod, or let its controller replace it; leave spec.nodeName to the scheduler, which lets a pod wait until the Node has enough"
+// refusalEnds is the remedy for a pod that the kubelet refused. The scheduler binds no pod beyond the Node's allocatable.
+const refusalEnds = "never: delete the pod, or let its controller replace it; leave spec.nodeName to the scheduler, which keeps a pod pending until the Node has enough"
 
 // maxNamedStrays bounds the containers that an explanation names.
 const maxNamedStrays = 5
 
-// astray says that a plugin may be missing since its container was created without the redirect. Which resource a plugin in such a
-// container serves is not known.
+// astray names the containers that were created without the redirect and may run the missing plugin. The resources of plugins in
+// these containers are not known.
 func astray(all []device.PodContainer) string {
 	if len(all) == 0 {
 		return ""
@@ -75,7 +75,7 @@ func astray(all []device.PodContainer) string {
 	if more := len(all) - len(names); more > 0 {
 		names = append(names, fmt.Sprintf("%d more", more))
 	}
-	return "; if the plugin runs in " + strings.Join(names, " or ") + ", it is registered with the kubelet, since the container was created while devmgrd was away: delete its pod"
+	return "; if the plugin runs in " + strings.Join(names, " or ") + ", it is registered with the kubelet, because the container was created while devmgrd was away: delete its pod"
 }
 
 func resources(names []device.ResourceName) string {
@@ -86,23 +86,23 @@ func resources(names []device.ResourceName) string {
 	return strings.Join(all, " or ")
 }
 
-// ends says what would end a wait.
+// ends returns the event that would end a wait.
 func ends(why device.Reason, of string) string {
 	switch why {
 	case device.PluginMissing:
 		return fmt.Sprintf("the device plugin of %s registers and lists its devices", of)
 	case device.PluginStale:
-		return fmt.Sprintf("the device plugin of %s serves again; devmgrd dials it automatically", of)
+		return fmt.Sprintf("the device plugin of %s returns; devmgrd dials it until then", of)
 	case device.NotEnoughDevices:
-		return fmt.Sprintf("a device of %s is released by another pod, uncordoned, or listed again", of)
+		return fmt.Sprintf("a device of %s is released by another pod, uncordoned, or newly listed", of)
 	case device.DeviceUnhealthy:
 		return fmt.Sprintf("a device of %s becomes healthy, or is released by another pod", of)
 	case device.DevicesUnknown:
-		return fmt.Sprintf("the containers end that run with unknown devices of %s: devmgrd's log names them", of)
+		return fmt.Sprintf("the containers with unknown devices of %s end: devmgrd's log names them", of)
 	case device.TopologyMismatch:
-		return fmt.Sprintf("devices of %s on one NUMA node are released, or topology.policy is relaxed", of)
+		return fmt.Sprintf("devices of %s that are near each other are released, or topology.policy is relaxed", of)
 	case device.PluginSlow, device.PluginError:
-		return fmt.Sprintf("the device plugin of %s answers: devmgrd asks again after a pause, and at once when the plugin reconnects", of)
+		return fmt.Sprintf("the device plugin of %s answers: devmgrd asks it again after a pause, and at once when an absent plugin returns", of)
 	case device.StoreUnavailable:
 		return "the state file can be written: devmgrd tries again after a pause"
 	case device.AssignmentConflict:
@@ -112,22 +112,22 @@ func ends(why device.Reason, of string) string {
 	case device.Preparing, device.PreStartFailed:
 		return fmt.Sprintf("PreStartContainer of the device plugin of %s succeeds", of)
 	case device.HostDeviceMissing:
-		return fmt.Sprintf("the host has what the device plugin of %s granted: is the driver loaded? The plugin is asked again after a pause", of)
+		return fmt.Sprintf("the host has the devices and files that the device plugin of %s granted: is the driver loaded? devmgrd asks the plugin again after a pause", of)
 	case device.Overruled:
 		return "the other NRI plugin that the message names leaves the container's devices alone"
 	case device.ContainerTooLarge:
 		return "the pod is replaced by one with shorter arguments, variables or annotations"
 	case device.PluginNotAllowed:
-		return fmt.Sprintf("the rule that the message names allows it, or the device plugin of %s grants something else: it is asked again after a pause", of)
+		return fmt.Sprintf("the rule in the message allows the grant, or the device plugin of %s grants something else: devmgrd asks it again after a pause", of)
 	case device.PluginDirectoryMissing:
-		return "the directory in runDir can be made: devmgrd's log has the error"
+		return "the directory in runDir can be created: devmgrd's log has the error"
 	case device.UnknownPod:
 		return "the API server answers"
 	}
 	return ""
 }
 
-// choice says why a container has these devices of a resource.
+// choice returns the reason why a container has these devices of a resource.
 func choice(as device.Assignment, s device.Share) string {
 	if !as.Imported.IsZero() {
 		return "taken over from the kubelet"
@@ -145,11 +145,11 @@ func choice(as device.Assignment, s device.Share) string {
 	if len(s.Why.Near) > 0 {
 		parts = append(parts, "near NUMA "+nodes(s.Why.Near)+" first")
 	}
-	add(s.Why.Avoided, "left out: refused by the plugin lately")
+	add(s.Why.Avoided, "left out: recently refused by the plugin")
 	return strings.Join(parts, ", ")
 }
 
-// nodes names NUMA nodes.
+// nodes formats NUMA nodes.
 func nodes(all []int) string {
 	if len(all) == 1 {
 		return fmt.Sprintf("node %d", all[0])

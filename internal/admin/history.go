@@ -14,7 +14,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// ListHistory gives who had which devices, from when to when.
+// ListHistory returns which container had which devices, and when.
 func (s service) ListHistory(_ context.Context, request *adminv1.ListHistoryRequest) (*adminv1.ListHistoryResponse, error) {
 	switch {
 	case request.Id != "" && request.ResourceName == "":
@@ -39,18 +39,18 @@ func (s service) ListHistory(_ context.Context, request *adminv1.ListHistoryRequ
 	return answer, nil
 }
 
-// sinceOf returns the time that a length of time before now stands for; zero if there is none.
+// sinceOf returns the time that lies d before now; zero if d is nil.
 func sinceOf(d *durationpb.Duration) (time.Time, error) {
 	if d == nil {
 		return time.Time{}, nil
 	}
 	if err := d.CheckValid(); err != nil || d.AsDuration() < 0 {
-		return time.Time{}, status.Error(codes.InvalidArgument, "since is no length of time that has passed")
+		return time.Time{}, status.Error(codes.InvalidArgument, "since is not a valid, positive duration")
 	}
 	return time.Now().Add(-d.AsDuration()), nil
 }
 
-// ListActions returns what operators did.
+// ListActions returns operators' commands.
 func (s service) ListActions(_ context.Context, request *adminv1.ListActionsRequest) (*adminv1.ListActionsResponse, error) {
 	since, err := sinceOf(request.Since)
 	if err != nil {
@@ -69,7 +69,7 @@ func (s service) ListActions(_ context.Context, request *adminv1.ListActionsRequ
 	return answer, nil
 }
 
-// about reports whether an action is on a subject, or on a device of it. Every action is about no subject.
+// about reports whether an action is on a subject, or on a device of it. An empty subject matches every action.
 func about(a device.Action, subject string) bool {
 	return subject == "" || slices.ContainsFunc(a.Subject, func(s string) bool {
 		return s == subject || strings.HasPrefix(s, subject+"/")
@@ -83,7 +83,7 @@ func actionOf(a device.Action) *adminv1.Action {
 	}
 }
 
-// matches reports whether a span is one of those that are asked for.
+// matches reports whether a request asks for a span.
 func matches(request *adminv1.ListHistoryRequest, s device.Span) bool {
 	return (request.ResourceName == "" || request.ResourceName == string(s.Resource)) &&
 		(request.Id == "" || slices.Contains(s.IDs, device.ID(request.Id))) &&

@@ -83,7 +83,7 @@ func TestListHistory(t *testing.T) {
 	for words, request := range map[string]*adminv1.ListHistoryRequest{
 		"device d0 is named without its resource": {Id: "d0"},
 		"pod a is named without its namespace":    {Name: "a"},
-		"since is no length of time":              {Since: durationpb.New(-time.Hour)},
+		"since is not a valid, positive duration": {Since: durationpb.New(-time.Hour)},
 	} {
 		_, err := r.ListHistory(t.Context(), request)
 		refused(t, err, codes.InvalidArgument, words)

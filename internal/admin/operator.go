@@ -21,9 +21,9 @@ import (
 // maxSubjectBytes bounds the names in the record of one action.
 const maxSubjectBytes = 16 << 10
 
-// record writes down what an operator asked for, and the outcome: into the history, and into the log, which has it also where
-// the history cannot be written. An action is done whether or not its record can be kept: a device that fails is taken out
-// of service on a full disk too.
+// record writes an operator's command and its outcome into the history and the log. The log has them also where the history
+// cannot be written. A command is executed even if the history cannot record it: an operator can cordon a failing device on
+// a full disk.
 func (s *Server) record(ctx context.Context, verb string, subjects []string, reason string, err error) {
 	a := device.Action{At: time.Now(), Verb: verb, Operator: operatorOf(ctx), Reason: reason}
 	if err != nil {
@@ -79,7 +79,7 @@ func operatorOf(ctx context.Context) device.Operator {
 	return o.Operator
 }
 
-// An operator is what a connection knows of its other end.
+// An operator identifies the process at the other end of a connection.
 type operator struct {
 	credentials.CommonAuthInfo
 	device.Operator
@@ -88,10 +88,10 @@ type operator struct {
 // AuthType is part of credentials.AuthInfo.
 func (operator) AuthType() string { return "peer credentials" }
 
-// peerCredentials identify the process at the other end of a connection, while it is certain to be there: it waits for the answer.
+// peerCredentials identify the process at the other end of a connection, at the handshake, while that process waits for an answer.
 type peerCredentials struct{}
 
-// ServerHandshake is part of credentials.TransportCredentials. Nothing is sent.
+// ServerHandshake is part of credentials.TransportCredentials. It sends nothing.
 func (peerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	who, err := socket.PeerCredentials(conn)
 	if err != nil {
@@ -104,7 +104,7 @@ func (peerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.Aut
 	return conn, operator{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, o}, nil
 }
 
-// loginOf returns the user who logged in to begin with; nil if there is none, or the kernel has no such record.
+// loginOf returns the user who logged in originally; nil if there is none, or the kernel has no record.
 func loginOf(pid int32) *uint32 {
 	const unset = 1<<32 - 1
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/loginuid", pid))

@@ -6,16 +6,16 @@ import (
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 )
 
-// A Reader gives the answers of the calls that change nothing, within this process: it needs no socket.
+// A Reader offers the read-only calls within this process, without the socket.
 type Reader struct{ s service }
 
-// Reader gives one.
+// Reader returns a Reader of the server.
 func (s *Server) Reader() Reader { return Reader{service{Server: s}} }
 
-// Updated is Ledger.Updated.
+// Updated is Allocator.Updated.
 func (r Reader) Updated() <-chan struct{} { return r.s.cfg.Allocator.Updated() }
 
-// GetStatus is the call of that name, as are those that follow.
+// GetStatus is the call of that name, as are the methods below.
 func (r Reader) GetStatus(ctx context.Context, request *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
 	return r.s.GetStatus(ctx, request)
 }

@@ -20,11 +20,11 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
-// A Allocator knows who has which devices, and takes them out of service. But for Cordon and Uncordon, which write to the disk,
-// its methods return at once.
+// An Allocator knows which pods have which devices, and takes devices out of service. Its methods return at once, except for Cordon,
+// Uncordon and Forget, which write to the disk.
 type Allocator interface {
 	Snapshot() *device.Snapshot
-	// Updated returns a channel that is closed when the board, an offer or a cordon has changed since the call.
+	// Updated returns a channel that is closed when the snapshot, an offer or a cordon changes after the call.
 	Updated() <-chan struct{}
 	Offers() map[device.ResourceName]device.Offer
 	Capacity() map[device.ResourceName]int
@@ -32,58 +32,58 @@ type Allocator interface {
 	DeviceCounts() map[device.ResourceName]map[string]int
 	// Devices returns the devices of a resource, or of all; false: there is no such resource.
 	Devices(device.ResourceName) (all []device.DeviceStatus, known bool)
-	// PodStatus tells how a pod stands; false: there is no such pod.
+	// PodStatus returns a pod's state; false: there is no such pod.
 	PodStatus(namespace, name string) (device.PodStatus, bool)
-	// WaitingPods tells how those stand that wait.
+	// WaitingPods returns the states of the waiting pods.
 	WaitingPods() []device.PodStatus
-	// Cordon takes devices out of service, durably: all, or with an error none. A *device.UnknownDeviceError names one that
-	// there is not.
+	// Cordon takes devices out of service, durably: all, or with an error none. A *device.UnknownDeviceError names a missing
+	// device.
 	Cordon([]device.Cordon) (held []device.Cordon, err error)
-	// Uncordon puts them back.
+	// Uncordon puts devices back into service.
 	Uncordon([]device.Cordon) (lifted []device.Cordon, err error)
-	// Forget drops a resource, durably, with its cordons. A *device.InUseError says who uses it.
+	// Forget removes a resource, durably, with its cordons. A *device.InUseError names its user.
 	Forget(device.ResourceName) (lifted []device.Cordon, err error)
 }
 
-// Rules know what device plugins have granted.
+// Rules know the grants of device plugins.
 type Rules interface {
 	Seen() []device.PluginGrants
 }
 
-// Plugins know where device plugins listen, and whose they are.
+// Plugins know the sockets and pods of device plugins.
 type Plugins interface {
 	Registrations() map[device.ResourceName]device.Registration
 }
 
-// Evictions have pods leave.
+// Evictions evict pods.
 type Evictions interface {
-	// Evict has a pod evicted, as soon as its disruption budget lets it, unless still returns false by then. It returns at once.
+	// Evict evicts a pod as soon as its disruption budget allows, unless still returns false by then. It returns at once.
 	Evict(pod device.Pod, why string, still func() bool)
 }
 
 // Pods read single pods from the API server.
 type Pods interface {
-	// Find reads a pod of this node that the ledger does not know, and has the ledger bind it; false: there is none that has not ended.
+	// Find reads a pod of this node that the allocator does not know, and binds it there; false: no such pod, or it has ended.
 	Find(ctx context.Context, namespace, name string) (bool, error)
-	// Ended reads how a pod of this node ended; false: there is none that has.
+	// Ended reads how a pod of this node ended; false: no such pod has ended.
 	Ended(ctx context.Context, namespace, name string) (device.EndedPod, bool, error)
 }
 
-// A History remembers who had which devices.
+// A History holds past and current assignments.
 type History interface {
-	// Spans returns all that had not ended by then, as far as they are remembered, in the order of their beginnings.
+	// Spans returns the recorded spans that had not ended by then, in the order of their beginnings.
 	Spans(since time.Time) ([]device.Span, error)
 }
 
-// An ActionLog remembers what operators did.
+// An ActionLog records operators' commands.
 type ActionLog interface {
 	// SaveAction makes an action durable.
 	SaveAction(device.Action) error
-	// Actions returns the actions since then, as far as they are remembered, in the order of their times.
+	// Actions returns the recorded actions since then, in the order of their times.
 	Actions(since time.Time) ([]device.Action, error)
 }
 
-// A Component is a part of the daemon; Err is what is missing, nil if it is ready.
+// A Component of the daemon; Err is nil if it is ready.
 type Component struct {
 	Name string
 	Err  error
@@ -101,7 +101,7 @@ type Config struct {
 	Actions     ActionLog
 	StateFile   io.WriterTo // writes a copy of the state file
 	HistoryFile io.WriterTo // writes a copy of the history
-	// Evictions and Pods are nil where there is no API server, and so is OnNode, which returns what our Node shows of a resource.
+	// Evictions, Pods and OnNode are nil without an API server. OnNode returns a resource's capacity on the Node.
 	Evictions  Evictions
 	Pods       Pods
 	OnNode     func(device.ResourceName) (n int, shown bool)
@@ -117,21 +117,21 @@ type Server struct {
 	cfg     Config
 	started time.Time
 
-	stopping chan struct{} // closed when calls that go on have to end
+	stopping chan struct{} // closed when streams have to end
 
 	mu      sync.Mutex
-	trouble error // why it is not served
+	trouble error // why the socket is not served
 }
 
 const (
-	firstRebind = time.Second // before the next try for a socket that cannot be had
+	firstRebind = time.Second // before the next try for an unavailable socket
 	lastRebind  = 30 * time.Second
 
 	maxRequestBytes = 1 << 20
 	stopLimit       = 2 * time.Second
 )
 
-// New makes a Server; Run starts it.
+// New returns a Server; Run starts it.
 func New(c Config) *Server {
 	if c.Socket == "" || c.Allocator == nil || c.Plugins == nil || c.Rules == nil || c.StateFile == nil || c.HistoryFile == nil || c.History == nil || c.Actions == nil || c.Components == nil || c.Log == nil {
 		panic("admin: Socket, Allocator, Plugins, Rules, History, Actions, StateFile, HistoryFile, Components and Log are required")
@@ -139,7 +139,7 @@ func New(c Config) *Server {
 	return &Server{cfg: c, started: time.Now(), stopping: make(chan struct{})}
 }
 
-// Check returns nil unless the socket cannot be had.
+// Check returns nil unless the socket is unavailable.
 func (s *Server) Check() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,7 +162,7 @@ func (s *Server) Run(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	close(s.stopping)
-	os.Remove(s.cfg.Socket) // what is left is only a name that nobody answers to
+	os.Remove(s.cfg.Socket) // no process answers there from now on
 	hard := time.AfterFunc(stopLimit, server.Stop)
 	defer hard.Stop()
 	server.GracefulStop()
@@ -170,7 +170,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// bind tries until it has the socket; nil: ctx has ended.
+// bind tries until it listens on the socket; nil: ctx has ended.
 func (s *Server) bind(ctx context.Context) net.Listener {
 	pause := backoff.Backoff{First: firstRebind, Last: lastRebind}
 	for ctx.Err() == nil {

@@ -24,7 +24,7 @@ type service struct {
 	*Server
 }
 
-// GetStatus returns the daemon's state at a glance.
+// GetStatus returns the daemon's components, resources and waiting pods.
 func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
 	answer := &adminv1.GetStatusResponse{Version: s.cfg.Version, Node: s.cfg.Node, Started: timestamppb.New(s.started)}
 	for _, p := range s.cfg.Components() {
@@ -36,7 +36,7 @@ func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 		if s.cfg.OnNode != nil {
 			shown, _ := s.cfg.OnNode(r)
 			want, known := wanted[r]
-			if !known { // devmgrd has not heard of the plugin yet, and leaves the Node's number alone
+			if !known { // the plugin has not registered yet, and devmgrd leaves the Node's capacity alone
 				want = shown
 			}
 			one.NodeCapacity, one.TargetCapacity = int32(shown), int32(want)
@@ -53,7 +53,7 @@ func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 	return answer, nil
 }
 
-// onNode returns what our Node shows of a resource.
+// onNode returns a resource's capacity on the Node.
 func (s service) onNode(r device.ResourceName) (n int, shown bool) {
 	if s.cfg.OnNode == nil {
 		return 0, false
@@ -68,7 +68,7 @@ func (s service) notRedirected() []device.PodContainer {
 	return s.cfg.NotRedirected()
 }
 
-// ListPlugins returns the device plugins that are known.
+// ListPlugins returns the known device plugins.
 func (s service) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
 	answer := &adminv1.ListPluginsResponse{NotRedirected: containersOf(s.notRedirected())}
 	offers, registrations := s.cfg.Allocator.Offers(), s.cfg.Plugins.Registrations()
@@ -78,7 +78,7 @@ func (s service) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adm
 	return answer, nil
 }
 
-// ListGrants returns what plugins have granted.
+// ListGrants returns the grants of plugins.
 func (s service) ListGrants(context.Context, *adminv1.ListGrantsRequest) (*adminv1.ListGrantsResponse, error) {
 	answer := &adminv1.ListGrantsResponse{}
 	for _, g := range s.cfg.Rules.Seen() {
@@ -87,7 +87,7 @@ func (s service) ListGrants(context.Context, *adminv1.ListGrantsRequest) (*admin
 	return answer, nil
 }
 
-// ListDevices returns each device and what has become of it.
+// ListDevices returns each device and its state.
 func (s service) ListDevices(_ context.Context, request *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
 	all, known := s.cfg.Allocator.Devices(device.ResourceName(request.ResourceName))
 	if !known {
@@ -100,7 +100,7 @@ func (s service) ListDevices(_ context.Context, request *adminv1.ListDevicesRequ
 	return answer, nil
 }
 
-// WatchDevices tells of each device, and of each change.
+// WatchDevices sends all devices, and again after each change.
 func (s service) WatchDevices(request *adminv1.WatchDevicesRequest, stream grpc.ServerStreamingServer[adminv1.WatchDevicesResponse]) error {
 	var last []*adminv1.Device
 	for {
@@ -124,10 +124,10 @@ func (s service) WatchDevices(request *adminv1.WatchDevicesRequest, stream grpc.
 	}
 }
 
-// watchPause is the least time between two looks of one watcher, or of one drain.
+// watchPause is the minimum time between two reads of one watcher, or of one drain.
 const watchPause = 200 * time.Millisecond
 
-// until waits for something, or fails if the caller or the daemon ends before.
+// until waits for a value, or fails if the caller or the daemon ends before.
 func until[T any](ctx context.Context, s service, what <-chan T) error {
 	select {
 	case <-what:
@@ -139,7 +139,7 @@ func until[T any](ctx context.Context, s service, what <-chan T) error {
 	}
 }
 
-// unknownResource says which resources there are.
+// unknownResource returns an error that lists the known resources.
 func (s service) unknownResource(name string) error {
 	var names []string
 	for r := range s.cfg.Allocator.Offers() {
@@ -147,12 +147,12 @@ func (s service) unknownResource(name string) error {
 	}
 	slices.Sort(names)
 	if len(names) == 0 {
-		return status.Errorf(codes.NotFound, "unknown resource %q; no device plugin has registered yet", clip(name))
+		return status.Errorf(codes.NotFound, "resource %q is not known; no device plugin has registered yet", clip(name))
 	}
-	return status.Errorf(codes.NotFound, "unknown resource %q; known resources: %s", clip(name), strings.Join(names[:min(len(names), 20)], ", "))
+	return status.Errorf(codes.NotFound, "resource %q is not known; known are %s", clip(name), strings.Join(names[:min(len(names), 20)], ", "))
 }
 
-// ListAssignments returns which containers have which devices.
+// ListAssignments returns the devices of each container.
 func (s service) ListAssignments(_ context.Context, request *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error) {
 	answer := &adminv1.ListAssignmentsResponse{}
 	one, found := request.Namespace != "" || request.Name != "", false
@@ -175,7 +175,7 @@ func unknownPod(namespace, name string) error {
 	return status.Errorf(codes.NotFound, "pod %s/%s is not known on this node", clip(namespace), clip(name))
 }
 
-// Explain says why a pod has its devices, or why it waits for them.
+// Explain returns why a pod has its devices, or why it waits for them.
 func (s service) Explain(ctx context.Context, request *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
 	namespace, name := request.Namespace, request.Name
 	o, known := s.cfg.Allocator.PodStatus(namespace, name)
@@ -198,12 +198,12 @@ func (s service) Explain(ctx context.Context, request *adminv1.ExplainRequest) (
 	case !ended:
 		return nil, unknownPod(namespace, name)
 	}
-	e := &adminv1.ExplainResponse{Namespace: namespace, Name: name, Uid: string(end.Pod.UID), Verdict: "ended", Message: "the pod is over"}
+	e := &adminv1.ExplainResponse{Namespace: namespace, Name: name, Uid: string(end.Pod.UID), Verdict: "ended", Message: "the pod has ended"}
 	tellEnd(e, end)
 	return e, nil
 }
 
-// ended asks the API server how a pod ended. If it has not ended, the ledger knows it afterwards.
+// ended asks the API server how a pod ended. If the pod has not ended, the allocator knows it afterwards.
 func (s service) ended(ctx context.Context, namespace, name string) (end device.EndedPod, ended bool, err error) {
 	if s.cfg.Pods == nil {
 		return end, false, nil
@@ -260,7 +260,7 @@ func (s service) uncordon(request *adminv1.UncordonRequest) (*adminv1.UncordonRe
 	return &adminv1.UncordonResponse{Devices: s.named(cordons)}, nil
 }
 
-// Forget drops a resource that nobody uses.
+// Forget removes an unused resource.
 func (s service) Forget(ctx context.Context, request *adminv1.ForgetRequest) (*adminv1.ForgetResponse, error) {
 	answer, err := s.forget(request)
 	s.record(ctx, "forget", []string{clip(request.ResourceName)}, "", err)
@@ -291,7 +291,7 @@ func (s service) forget(request *adminv1.ForgetRequest) (*adminv1.ForgetResponse
 	return answer, nil
 }
 
-// Drain takes devices out of service and has the pods evicted that have them.
+// Drain takes devices out of service and evicts the pods that have them.
 func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamingServer[adminv1.DrainResponse]) error {
 	cordoned, err := s.startDrain(request)
 	s.record(stream.Context(), "drain", subjectsOf(request.Devices), request.Reason, err)
@@ -308,7 +308,7 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 		moved := s.cfg.Allocator.Updated()
 		devices := s.named(names)
 		if len(devices) < len(names) || slices.ContainsFunc(devices, func(d *adminv1.Device) bool { return d.Cordon == nil }) {
-			return status.Error(codes.Aborted, "one of the devices was uncordoned meanwhile; no further pod is evicted")
+			return status.Error(codes.Aborted, "one of the devices was put back into service; devmgrd evicts no further pod")
 		}
 		holders := ""
 		for _, d := range devices {
@@ -316,7 +316,7 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 				continue
 			}
 			holders += d.Holder.Uid + " "
-			if !asked[d.Holder.Uid] && d.Holder.Name != "" { // without a name it may be told of later
+			if !asked[d.Holder.Uid] && d.Holder.Name != "" { // without a name it may get one later
 				asked[d.Holder.Uid] = true
 				pod := device.Pod{UID: device.PodUID(d.Holder.Uid), Namespace: d.Holder.Namespace, Name: d.Holder.Name}
 				s.cfg.Evictions.Evict(pod, "its device "+device.QuoteID(device.ID(d.Id))+" of "+d.ResourceName+" is drained", func() bool { return s.drained(names, pod.UID) })
@@ -330,7 +330,7 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 		if last = holders; holders == "" {
 			return nil
 		}
-		// The board may move a thousand times a second, and a look takes time with the number of devices.
+		// Devices may change a thousand times a second, and a read takes longer with more devices.
 		if err := until(stream.Context(), s, time.After(watchPause)); err != nil {
 			return err
 		}
@@ -343,12 +343,12 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 // startDrain takes the devices out of service.
 func (s service) startDrain(request *adminv1.DrainRequest) (*adminv1.CordonResponse, error) {
 	if s.cfg.Evictions == nil {
-		return nil, status.Error(codes.FailedPrecondition, "there is no API server that could evict pods (kubernetes.mode: none); cordon the devices, and end the pods that have them")
+		return nil, status.Error(codes.FailedPrecondition, "evicting pods needs an API server, but kubernetes.mode is none; cordon the devices, and end their pods")
 	}
 	return s.cordon(&adminv1.CordonRequest{Devices: request.Devices, Reason: request.Reason})
 }
 
-// drained reports whether a pod has one of these devices and that is still out of service.
+// drained reports whether a pod has one of these devices while the device is still out of service.
 func (s *service) drained(names []device.Cordon, uid device.PodUID) bool {
 	return slices.ContainsFunc(s.named(names), func(d *adminv1.Device) bool {
 		return d.Cordon != nil && d.Holder != nil && d.Holder.Uid == string(uid)
@@ -363,13 +363,13 @@ func (s service) Backup(request *adminv1.BackupRequest, stream grpc.ServerStream
 	}
 	_, err := file.WriteTo(chunkWriter{stream})
 	if err != nil {
-		err = status.Errorf(codes.Unavailable, "the %s cannot be copied: %v", title, err)
+		err = status.Errorf(codes.Unavailable, "copying the %s: %v", title, err)
 	}
 	s.record(stream.Context(), "backup", []string{title}, "", err)
 	return err
 }
 
-// chunkWriter sends what is written in parts that any client takes.
+// chunkWriter sends data in chunks small enough for any client.
 type chunkWriter struct {
 	stream grpc.ServerStreamingServer[adminv1.BackupResponse]
 }
@@ -388,18 +388,18 @@ func (p chunkWriter) Write(data []byte) (n int, err error) {
 }
 
 const (
-	apiLimit  = 3 * time.Second // for the reads of one question; devmgrd explain allows 10 s
+	apiLimit  = 3 * time.Second // for the reads of one call; devmgrd explain allows 10 s
 	maxReason = 1024            // bytes
 	maxNamed  = 4096            // devices in one call
 )
 
-// cordonsOf checks names as they come.
+// cordonsOf validates the names in a request.
 func cordonsOf(names []*adminv1.DeviceName) ([]device.Cordon, error) {
 	switch {
 	case len(names) == 0:
 		return nil, status.Error(codes.InvalidArgument, "no device is named; name them like vendor.example/gpu/ID")
 	case len(names) > maxNamed:
-		return nil, status.Errorf(codes.InvalidArgument, "%d devices are named, and %d are taken at once", len(names), maxNamed)
+		return nil, status.Errorf(codes.InvalidArgument, "%d devices are named; one call takes %d at most", len(names), maxNamed)
 	}
 	all := make([]device.Cordon, len(names))
 	for i, n := range names {
@@ -424,7 +424,7 @@ func subjectsOf(names []*adminv1.DeviceName) []string {
 	return all
 }
 
-// refusal chooses the code of what went wrong.
+// refusal converts an error of the allocator to a gRPC status.
 func refusal(err error) error {
 	if unknown := (*device.UnknownDeviceError)(nil); errors.As(err, &unknown) {
 		return status.Errorf(codes.NotFound, "%v, and nothing has been changed; see devmgrd devices %s", err, unknown.Resource)
@@ -432,7 +432,7 @@ func refusal(err error) error {
 	return status.Errorf(codes.Unavailable, "nothing has been changed: %v", err)
 }
 
-// named returns devices as they are now, in the order in which they were named.
+// named returns the current state of devices, in the order of names.
 func (s service) named(names []device.Cordon) []*adminv1.Device {
 	type key struct {
 		device.ResourceName

@@ -1,5 +1,5 @@
-// Package backoff makes the pauses between attempts at something that is not there yet. Every room that keeps a
-// connection needs them, so it is a base room, next to the words. Standard library only.
+// Package backoff computes the pauses between attempts to reach a peer. Every package that keeps a connection needs it,
+// so it is a base package. It uses the standard library only.
 package backoff
 
 import (
@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A Backoff is a pause between attempts that doubles from First to Last. Each pause is cut by up to half at random, so
-// that many nodes do not come back in the same moment. The zero count is ready to use.
+// A Backoff is a pause between attempts that doubles from First to Last. Each pause is shortened by up to half at random,
+// so that many nodes do not return at the same moment. The zero count is ready to use.
 type Backoff struct {
 	First, Last time.Duration
 	next        time.Duration
@@ -23,7 +23,7 @@ func (b *Backoff) Next() time.Duration {
 	return pause/2 + rand.N(pause/2+1)
 }
 
-// Longest reports whether the next pause is the longest: the pauses grow no more.
+// Longest reports whether the next pause is the longest.
 func (b *Backoff) Longest() bool { return b.next >= b.Last }
 
 // Reset makes the next pause the first one again.

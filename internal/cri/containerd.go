@@ -9,15 +9,15 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// DefaultContainerdConfig is where containerd looks when it is not told otherwise.
+// DefaultContainerdConfig is containerd's default configuration file.
 const DefaultContainerdConfig = "/etc/containerd/config.toml"
 
-// A ContainerdConfig is what containerd's files say of NRI. What they do not say is nil, or empty.
+// A ContainerdConfig is the NRI configuration in containerd's files. Unset values are nil, or empty.
 type ContainerdConfig struct {
-	Files   []string  // all that were read, in their order
-	Changed time.Time // when the newest of them was written
+	Files   []string  // all files, in the order of reading
+	Changed time.Time // the newest modification time
 
-	Disabled           []string // plugins that are disabled as a whole
+	Disabled           []string // disabled plugins
 	Disable            *bool
 	DisableConnections *bool
 	Socket             string
@@ -29,8 +29,8 @@ type ContainerdConfig struct {
 // maxConfigFiles bounds the files that a configuration imports.
 const maxConfigFiles = 256
 
-// ReadContainerd reads a configuration file, and those that it imports. As with containerd, what is read later wins, key by key,
-// and imported files are read in the order in which they are named.
+// ReadContainerd reads a configuration file and its imports. As with containerd, a later value of a key wins, and imported files are
+// read in the order of their names in the importing file.
 func ReadContainerd(path string) (ContainerdConfig, error) {
 	var c ContainerdConfig
 	read := map[string]bool{}
@@ -52,7 +52,7 @@ func ReadContainerd(path string) (ContainerdConfig, error) {
 	return c, nil
 }
 
-// merge reads one file over what is known. It returns the files that it imports.
+// merge reads one file over the values so far. It returns the files that it imports.
 func (c *ContainerdConfig) merge(path string) (imports []string, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -8,10 +8,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// DefaultKubeletConfig is where kubeadm puts the kubelet's configuration.
+// DefaultKubeletConfig is kubeadm's path for the kubelet's configuration.
 const DefaultKubeletConfig = "/var/lib/kubelet/config.yaml"
 
-// A KubeletConfig is what the kubelet's configuration file says of the runtime; what it does not say is empty.
+// A KubeletConfig holds the kubelet's settings for the runtime; unset values are empty.
 type KubeletConfig struct {
 	CgroupDriver    string `json:"cgroupDriver"`
 	RuntimeEndpoint string `json:"containerRuntimeEndpoint"`
@@ -30,10 +30,10 @@ func ReadKubelet(path string) (KubeletConfig, error) {
 	return c, nil
 }
 
-// runtimeSockets are where runtimes listen by default, as the kubelet and crictl look for them.
+// runtimeSockets are the default sockets of runtimes, in the order in which the kubelet and crictl try them.
 var runtimeSockets = []string{"/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock"}
 
-// RuntimeSocket returns the path of the runtime's socket: the configured one, else one that is there, else containerd's.
+// RuntimeSocket returns the path of the runtime's socket: the configured one, else an existing one, else containerd's.
 func (c KubeletConfig) RuntimeSocket() string {
 	if c.RuntimeEndpoint != "" {
 		return strings.TrimPrefix(c.RuntimeEndpoint, "unix://")

@@ -17,16 +17,16 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
-// A Runtime is what a container runtime says of itself.
+// A Runtime is a container runtime's description of itself.
 type Runtime struct {
 	Name, Version string
 	PID           int      // of the process that listens
 	Args          []string // of that process
 	Started       time.Time
-	// CgroupDriver is "systemd" or "cgroupfs"; empty: it does not tell, and the kubelet goes by its own configuration.
+	// CgroupDriver is "systemd" or "cgroupfs"; empty: not reported, and the kubelet uses its own configuration.
 	CgroupDriver string
-	// OCI is the program that makes containers by default, such as "runc", as far as is known; Systemd is whether it has systemd
-	// make their cgroups.
+	// OCI is the program that creates containers by default, such as "runc", if known; Systemd is true if systemd creates their
+	// cgroups.
 	OCI     string
 	Systemd bool
 }
@@ -69,7 +69,7 @@ func Ask(ctx context.Context, path string) (Runtime, error) {
 	return r, nil
 }
 
-// behind tells which process listens.
+// behind returns the process that listens on a unix socket.
 func behind(path string) (Runtime, error) {
 	conn, err := net.DialTimeout("unix", path, 2*time.Second)
 	if err != nil {
@@ -81,7 +81,7 @@ func behind(path string) (Runtime, error) {
 		return Runtime{}, err
 	}
 	r := Runtime{PID: int(pid)}
-	// It may be in another namespace of processes. Then nothing more is known.
+	// The process may be in another PID namespace. Then only its PID is known.
 	if p, err := procfs.NewProc(r.PID); err == nil {
 		if r.Args, err = p.CmdLine(); err != nil {
 			return r, nil
@@ -95,7 +95,7 @@ func behind(path string) (Runtime, error) {
 	return r, nil
 }
 
-// defaultHandler reads what containerd tells of its configuration. What it does not tell is not known.
+// defaultHandler reads the default handler from the configuration that containerd reports; zero values: not reported.
 func defaultHandler(text string) (oci string, systemd bool) {
 	var config struct {
 		Containerd struct {
@@ -121,7 +121,7 @@ func defaultHandler(text string) (oci string, systemd bool) {
 	return config.Containerd.Default, handler.Options.Systemd
 }
 
-// ConfigFile returns the configuration file that the process was started with, if its arguments say so.
+// ConfigFile returns the configuration file in the process's arguments, if there is one.
 func (r Runtime) ConfigFile() string {
 	for i, arg := range r.Args {
 		name, value, inline := strings.Cut(strings.TrimLeft(arg, "-"), "=")

@@ -13,19 +13,19 @@ import (
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A Size is how large the specification of a container or of a pod's sandbox is, as the runtime passes it on to NRI plugins.
+// A Size is the size of the specification of a container or of a pod's sandbox, as the runtime passes it to NRI plugins.
 type Size struct {
 	Namespace, Pod string
 	Container      string // empty: the pod's sandbox
 	Bytes          int    // of arguments, variables, annotations and labels
 }
 
-// maxSized bounds the containers of a node that are looked at.
+// maxSized bounds the containers that Sizes reads.
 const maxSized = 2048
 
 // Sizes returns the sizes of all containers and sandboxes of the runtime that listens on a unix socket, the largest first.
-// A container whose specification the runtime does not show has no size, and those that have ended are left out: NRI plugins are not
-// told of them.
+// Sizes omits containers whose specification the runtime does not show, and containers that have ended, which NRI plugins do not
+// see.
 func Sizes(ctx context.Context, path string) (containers, sandboxes []Size, err error) {
 	conn, err := dial(path)
 	if err != nil {
@@ -58,7 +58,7 @@ func Sizes(ctx context.Context, path string) (containers, sandboxes []Size, err 
 			return nil, nil, fmt.Errorf("asking the runtime at %s for its containers: %w", path, ctx.Err())
 		}
 		if err != nil {
-			continue // it has gone meanwhile
+			continue // the container has gone meanwhile
 		}
 		one := names[c.GetPodSandboxId()]
 		one.Container = c.GetMetadata().GetName()
@@ -73,7 +73,7 @@ func Sizes(ctx context.Context, path string) (containers, sandboxes []Size, err 
 	return containers, sandboxes, nil
 }
 
-// specSize returns the size of the container in what the runtime tells of it; 0: it does not tell.
+// specSize returns a container's size from the runtime's verbose status; 0: not reported.
 func specSize(info string) (n int) {
 	var about struct {
 		Spec struct {

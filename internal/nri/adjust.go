@@ -33,7 +33,7 @@ func adjust(ctx context.Context, host *hostChecks, may *permit, to *api.Containe
 	args, changed, err := expand(ctr.GetArgs(), st.Refs, grant.Env, in.left)
 	if err != nil {
 		return nil, device.Refuse(device.ContainerTooLarge, nil,
-			"the container's arguments, %d bytes now, become too long where they refer to device plugins' variables as $(NAME): they and what the device plugins grant may grow by %d bytes; refer to the variables less often",
+			"the container's arguments, now %d bytes, become too long where they refer to device plugins' variables as $(NAME): arguments and grants together may add %d bytes; refer to the variables less often",
 			length(ctr.GetArgs()), maxAdded)
 	}
 	if changed {
@@ -45,7 +45,7 @@ func adjust(ctx context.Context, host *hostChecks, may *permit, to *api.Containe
 	})
 	if len(grant.CDI) > 0 && !can.cdi {
 		return nil, device.Refuse(device.PluginError, nil,
-			"the device plugin grants CDI devices, which %s ignores when they come through NRI (containerd 2.1 or later is needed)", can.runtime)
+			"the device plugin grants CDI devices, which %s ignores in NRI answers (containerd 2.1 or later is needed)", can.runtime)
 	}
 	for _, name := range grant.CDI {
 		if err := in.take("CDI device", fieldSize+len(name)); err != nil {
@@ -96,7 +96,7 @@ func tellable(grant device.Grant) error {
 	for what, all := range map[string]map[string]string{"environment variable": grant.Env, "annotation": grant.Annotations} {
 		for k := range all {
 			if _, marked := api.IsMarkedForRemoval(k); marked {
-				return device.Refuse(device.PluginError, nil, "the device plugin grants the %s %.300q, and a name that begins with - cannot be told to the runtime through NRI", what, k)
+				return device.Refuse(device.PluginError, nil, "the device plugin grants the %s %.300q, but NRI does not support a name that begins with -", what, k)
 			}
 		}
 	}
@@ -208,7 +208,7 @@ func addNodes(ctx context.Context, host *hostChecks, may *permit, to *adjustment
 		switch want := sum[n.number]; {
 		case strings.Trim(has[n.number], want+"m") != "": // everybody may make nodes, that cannot be withheld
 			if !can.rules {
-				return device.Refuse(device.PluginError, nil, "the device plugin grants %s with the permissions %q only, which %s cannot be told through NRI (containerd 2.2 or later is needed)",
+				return device.Refuse(device.PluginError, nil, "the device plugin grants %s with the permissions %q only, which %s does not support through NRI (containerd 2.2 or later is needed)",
 					n.path, want, can.runtime)
 			}
 			if err := to.take("rule of a device", 2*ruleSize); err != nil {

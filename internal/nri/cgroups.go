@@ -14,7 +14,7 @@ import (
 // CgroupRoot is where Linux distributions mount the cgroup file systems.
 const CgroupRoot = "/sys/fs/cgroup"
 
-// Cgroups looks for containers' processes in the cgroup file systems below a directory. containerd and CRI-O name a
+// Cgroups finds containers' processes in the cgroup file systems below a directory. containerd and CRI-O name a
 // container's cgroup after its ID with each cgroup driver: cri-containerd-<id>.scope, crio-<id>.scope or <id>.
 //
 // A runtime with virtual machines may run containers without a cgroup of their own on the host. Their starts are known

@@ -22,7 +22,7 @@ import (
 // Config is what New needs; all of it but Pods and Redirect.
 type Config struct {
 	Socket    string        // where the runtime listens
-	Index     string        // two digits: our place among the NRI plugins
+	Index     string        // two digits: devmgrd's order among the NRI plugins
 	MaxWait   time.Duration // how long a hook waits for an allocation in flight
 	Allocator Allocator
 	Runtime   Runtime
@@ -41,12 +41,12 @@ type Connection struct {
 	metrics       *metrics
 	connected     atomic.Bool
 	first         sync.Once
-	synced        chan struct{} // closed when the runtime has told all for the first time
+	synced        chan struct{} // closed when the runtime has listed all containers for the first time
 	hostChecks    hostChecks
 	hooks         hooks
 	limit         time.Duration // startLimit
 	notRedirected notRedirected
-	stuck         atomic.Pointer[string] // why no connection lasts until the runtime has told all; nil: not known
+	stuck         atomic.Pointer[string] // why no connection lasts until the runtime has listed all containers; nil: not known
 }
 
 const (
@@ -66,7 +66,7 @@ const (
 	lastStuckPause = 5 * time.Second
 )
 
-// New makes a Connection. It starts nothing: see Run.
+// New returns a Connection. It starts nothing: see Run.
 func New(c Config) *Connection {
 	for name, missing := range map[string]bool{
 		"Socket": c.Socket == "", "Index": c.Index == "", "Allocator": c.Allocator == nil, "Runtime": c.Runtime == nil,
@@ -96,14 +96,14 @@ func (n *Connection) Check() error {
 // then, for the runtime does not wait, and a new process is the way out.
 func (n *Connection) Hung() error { return n.hooks.check() }
 
-// Synced is closed when the runtime has been connected for the first time and has told all that it has.
+// Synced is closed when the runtime has connected for the first time and has listed all its containers.
 func (n *Connection) Synced() <-chan struct{} { return n.synced }
 
 // NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory, as far as
 // the runtime has reported them.
 func (n *Connection) NotRedirected() []device.PodContainer { return n.notRedirected.list() }
 
-// Run keeps the connection until ctx ends, and makes it again whenever it is lost.
+// Run keeps the connection until ctx ends, and replaces it whenever it is lost.
 func (n *Connection) Run(ctx context.Context) error {
 	pause, told := backoff.Backoff{First: firstPause, Last: lastPause}, false
 	stuck, unlisted := backoff.Backoff{First: lastPause, Last: lastStuckPause}, 0
@@ -215,7 +215,7 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	}
 }
 
-// logger takes what the stub has to say into our log. Its good news are details to us.
+// logger passes the stub's messages to devmgrd's log, its info messages at level debug.
 type logger struct{ log *slog.Logger }
 
 func (l logger) Debugf(ctx context.Context, format string, args ...any) {

@@ -36,7 +36,7 @@ func checkHost[T any](ctx context.Context, l *hostChecks, what, source string, f
 	one := l.join(what+" "+source, func() (any, error) { return f() })
 	if one == nil {
 		return found, device.Refuse(device.HostDeviceMissing, nil,
-			"the %s %s cannot be looked at: %d other sources on the host do not answer", what, source, maxHostChecks)
+			"the %s %s cannot be checked: %d other sources on the host do not answer", what, source, maxHostChecks)
 	}
 	select {
 	case <-one.done:

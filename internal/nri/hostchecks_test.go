@@ -113,7 +113,7 @@ func TestLooks_Bounded(t *testing.T) {
 		checkHost(over, l, "device", filepath.Join("/hung", fmt.Sprint(i)), func() (int, error) { <-end; return 0, nil })
 	}
 	_, err := checkHost(t.Context(), l, "device", "/dev/null", func() (int, error) { return 0, nil })
-	if err == nil || !strings.Contains(err.Error(), "device /dev/null cannot be looked at: 256 other sources") {
+	if err == nil || !strings.Contains(err.Error(), "device /dev/null cannot be checked: 256 other sources") {
 		t.Errorf("%v, want that there are too many", err)
 	}
 }

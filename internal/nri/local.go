@@ -26,12 +26,12 @@ const (
 	maxUID        = 128      // the longest UID of a local pod; Kubernetes' own have 36 bytes
 )
 
-// local reports whether what the pod asks for is the runtime's to tell.
+// local reports whether the pod's demand comes from the runtime.
 func (p *plugin) local(pod *api.PodSandbox) bool {
 	return pod.GetAnnotations()[resourcesKey] != "" && (p.pods == nil || !fromAPI(pod))
 }
 
-// fromAPI reports whether a kubelet has made the pod for the API server.
+// fromAPI reports whether a kubelet created the pod for the API server.
 func fromAPI(pod *api.PodSandbox) bool { return pod.GetAnnotations()[sourceKey] == sourceAPI }
 
 // demandOf reads what a local pod asks for. Nothing tells init containers from others, so all count as running side by
@@ -39,7 +39,7 @@ func fromAPI(pod *api.PodSandbox) bool { return pod.GetAnnotations()[sourceKey] 
 func demandOf(pod *api.PodSandbox) (device.PodDemand, error) {
 	d := device.PodDemand{Pod: identity(pod), Local: true}
 	if n := len(d.Pod.UID); n == 0 || n > maxUID {
-		return d, fmt.Errorf("the sandbox's UID has %d bytes, and a pod with devices is remembered by it; make the sandbox with one of 1 to %d bytes", n, maxUID)
+		return d, fmt.Errorf("the sandbox's UID has %d bytes; a pod with devices needs a UID of 1 to %d bytes", n, maxUID)
 	}
 	wants, err := resources(pod.GetAnnotations()[resourcesKey])
 	if err != nil {
@@ -52,7 +52,7 @@ func demandOf(pod *api.PodSandbox) (device.PodDemand, error) {
 	return d, nil
 }
 
-// resources reads the annotation: what each container asks for. Containers that ask for nothing are left out.
+// resources reads the annotation: the requests of each container. It omits containers without requests.
 func resources(text string) (map[string]map[device.ResourceName]int, error) {
 	if len(text) > maxAnnotation {
 		return nil, fmt.Errorf("it is longer than %d bytes", maxAnnotation)
@@ -69,7 +69,7 @@ func resources(text string) (map[string]map[device.ResourceName]int, error) {
 			case err != nil:
 				return nil, fmt.Errorf("container %.80q: %w", container, err)
 			case n < 0:
-				return nil, fmt.Errorf("container %.80q: %d of %s are asked for", container, n, r)
+				return nil, fmt.Errorf("container %.80q: requests %d of %s", container, n, r)
 			case n == 0:
 				continue
 			case all[container] == nil:
@@ -81,7 +81,7 @@ func resources(text string) (map[string]map[device.ResourceName]int, error) {
 	return all, nil
 }
 
-// bind tells the ledger of a local pod, whose sandbox this is. Telling it again changes nothing.
+// bind binds the local pod of a sandbox in the allocator. It is idempotent.
 func (p *plugin) bind(pod *api.PodSandbox) error {
 	d, err := demandOf(pod)
 	if err != nil {

@@ -31,7 +31,7 @@ func TestResourcesAnnotation(t *testing.T) {
 		`[1]`:                      "cannot be read",
 		`{"a":{"x.com/d":"2"}}`:    "cannot be read",
 		`{"a":{"x.com/d":1.5}}`:    "cannot be read",
-		`{"a":{"x.com/d":-1}}`:     `container "a": -1 of x.com/d`,
+		`{"a":{"x.com/d":-1}}`:     `container "a": requests -1 of x.com/d`,
 		`{"a":{"cpu":1}}`:          `container "a": resource name "cpu"`,
 		strings.Repeat(" ", 1<<17): "longer than",
 	} {

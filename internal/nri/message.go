@@ -47,7 +47,7 @@ func bounded(ctx context.Context, unmarshal ttrpc.Unmarshaler, info *ttrpc.Unary
 	}
 	if m, ok := answer.(interface{ SizeVT() int }); ok {
 		if n := m.SizeVT(); n > maxMessage-maxError { // the rest is ttrpc's own
-			return nil, fmt.Errorf("devmgrd: internal error: an answer of %d bytes to %s, and a message has at most %d", n, info.FullMethod, maxMessage)
+			return nil, fmt.Errorf("devmgrd: internal error: an answer of %d bytes to %s, but a message has at most %d", n, info.FullMethod, maxMessage)
 		}
 	}
 	return answer, nil
@@ -77,7 +77,7 @@ func fits(pod *api.PodSandbox, ctr *api.Container, adj *api.ContainerAdjustment)
 		return nil
 	}
 	return device.Refuse(device.ContainerTooLarge, nil,
-		"the container has %d bytes (arguments %d, variables %d), its pod %d and devmgrd's answer %d, and %d are allowed together: shorten its arguments, variables or annotations",
+		"the container has %d bytes (arguments %d, variables %d), its pod %d and devmgrd's answer %d, but at most %d are allowed together: shorten its arguments, variables or annotations",
 		own, length(ctr.GetArgs()), length(ctr.GetEnv()), sandbox, added, maxExchange)
 }
 

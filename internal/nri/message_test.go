@@ -161,7 +161,7 @@ func TestMessages_NeverEndTheConnection(t *testing.T) {
 		reason device.Reason // empty: the container is made
 		says   string
 	}{
-		"references to a long variable":   {refers(uuids), sized(1_000_000, reference), device.ContainerTooLarge, "the container's arguments, 1000000 bytes now"},
+		"references to a long variable":   {refers(uuids), sized(1_000_000, reference), device.ContainerTooLarge, "the container's arguments, now 1000000 bytes"},
 		"references to a very long one":   {refers(strings.Repeat("x", 200<<10)), sized(1_000_000, reference), device.ContainerTooLarge, "arguments"},
 		"references to 1 MiB":             {refers(strings.Repeat("x", 1<<20)), sized(40_000*len(reference), reference), device.PluginError, "a.com/x"},
 		"a few references":                {refers(uuids), sized(1_000*len(reference), reference), "", ""},

@@ -15,42 +15,42 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Allocator says how a container stands. Its methods wait for nothing.
+// Allocator knows the state of each container. Its methods return at once.
 type Allocator interface {
-	// Bind tells of a local pod, whose demand stands in an annotation; Leave that it has ended, unless it is bound again.
+	// Bind adds a local pod, whose demand is in an annotation. Leave removes it when it has ended, unless it is bound again.
 	Bind(device.PodDemand)
 	DropLocal(device.PodUID)
-	// Claim says how a container stands that is about to be made. If it may be made it counts as living from then on.
+	// Claim returns the state of a container that is about to be created. If it may be created it counts as living from then on.
 	Claim(device.Running) device.Readiness
-	// Unclaim says that it is not made after all.
+	// Unclaim withdraws a claim of a container that is not created.
 	Unclaim(device.Running)
 	// Refused notes why a container was refused that has its devices. The grant has lapsed if the host lacks what it names:
 	// then the container waits until the plugin has granted the devices again.
 	Refused(c device.Container, why device.Wait, lapsed bool)
 }
 
-// Runtime hears what the runtime has. Its methods return at once, but for RuntimeStarting.
+// Runtime receives the runtime's containers. Its methods return at once, except for RuntimeStarting.
 type Runtime interface {
 	// RuntimeStarting hears that a container's processes are about to run, and fails if they must not. It may wait for
 	// RuntimeSynced to be worked through, until the context ends.
 	RuntimeStarting(context.Context, device.Running) error
-	RuntimeSynced([]device.Running, []device.PodDemand) // these are all containers, and all local pods
-	RuntimeStarted(device.Running)                      // this one has been given all that it needs
-	RuntimeStopped(device.Running)                      // this one has ended, or was never started
-	RuntimeRemoved(pod device.PodUID, sandbox string)   // this sandbox is gone, and all of its containers
-	RuntimeLost()                                       // the connection is gone: nothing is known until RuntimeSynced
+	RuntimeSynced([]device.Running, []device.PodDemand) // all containers, and all local pods
+	RuntimeStarted(device.Running)                      // the container has all its devices
+	RuntimeStopped(device.Running)                      // the container has ended, or was never started
+	RuntimeRemoved(pod device.PodUID, sandbox string)   // the sandbox and all its containers are gone
+	RuntimeLost()                                       // the connection is lost: no container is known until RuntimeSynced
 }
 
-// Pods can be asked for a pod that nobody has told of.
+// Pods reads pods that the watch has not reported.
 type Pods interface {
-	// Fetch reads the pod from the API server and tells the ledger of it, or fails.
+	// Fetch reads the pod from the API server and binds it in the allocator, or fails.
 	Fetch(context.Context, device.Pod) error
 }
 
 // Directories give plugin pods directories of their own to register in, with devmgrd's kubelet.sock in each. Their methods return in a
 // few milliseconds.
 type Directories interface {
-	// Directory makes a pod's directory, if it has none.
+	// Directory returns a pod's directory, and creates it if it is missing.
 	Directory(pod device.Pod) (device.PluginDir, error)
 	// OwnDirectory returns the directory that a pod has; false: none.
 	OwnDirectory(device.PodUID) (device.PluginDir, bool)
@@ -59,14 +59,14 @@ type Directories interface {
 	PodsPresent(func(device.PodUID) bool)
 }
 
-// Notifier tells the owners of pods what is wrong with them. Its methods return at once.
+// Notifier reports problems to the owners of pods. Its methods return at once.
 type Notifier interface {
 	// NotRedirected reports a container that was created without devmgrd and has the kubelet's plugin directory. still returns false
 	// once the container has ended.
 	NotRedirected(pod device.Pod, container string, still func() bool)
-	// Contradiction tells that the plugins of a container's resources set one thing differently. The first one has won.
+	// Contradiction reports that the plugins of a container's resources set one entry differently. The first one has won.
 	Contradiction(pod device.Pod, container string, conflicts []string)
-	// NotStarted tells that a container got its devices so many times in a row, and never started.
+	// NotStarted reports a container that got its devices so many times in a row, and never started.
 	NotStarted(pod device.Pod, container string, times int, why string)
 	// NotSynchronized reports, on the Node, that the runtime cannot list its containers to devmgrd.
 	NotSynchronized(why string)
@@ -97,7 +97,7 @@ const (
 	common      = "common"           // of directoryKey: the pod's plugins register where those of the host do
 )
 
-// A plugin answers the runtime's questions over one connection.
+// A plugin answers the runtime's calls over one connection.
 type plugin struct {
 	allocator     Allocator
 	runtime       Runtime
@@ -120,7 +120,7 @@ type plugin struct {
 	attempts      attempts
 }
 
-// Configure is the runtime's first call. It tells who the runtime is, and is told which events we want.
+// Configure is the runtime's first call. It identifies the runtime, and returns the events to which devmgrd subscribes.
 func (p *plugin) Configure(_ context.Context, _, runtime, version string) (_ api.EventMask, err error) {
 	defer p.survive("Configure", &err)
 	can := featuresOf(runtime, version)
@@ -225,7 +225,7 @@ func identity(pod *api.PodSandbox) device.Pod {
 	return device.Pod{UID: device.PodUID(pod.GetUid()), Namespace: pod.GetNamespace(), Name: pod.GetName()}
 }
 
-// CreateContainer is the hook: what has to be injected, or why the container may not start.
+// CreateContainer is the hook. It returns the container's devices, or the reason why the container may not start.
 func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) (adj *api.ContainerAdjustment, _ []*api.ContainerUpdate, err error) {
 	defer p.hook("CreateContainer")()
 	defer func() {
@@ -279,7 +279,7 @@ func (p *plugin) redirectMounts(adj *api.ContainerAdjustment, pod *api.PodSandbo
 	if len(instead) > 0 {
 		own, err := p.ownRedirect(pod, ctr, registry)
 		if err != nil {
-			return device.Refuse(device.PluginDirectoryMissing, err, "the plugin's own directory cannot be made")
+			return device.Refuse(device.PluginDirectoryMissing, err, "the plugin's own directory cannot be created")
 		}
 		if own != nil {
 			instead, _ = own.mounts(ctr.GetMounts(), registry)
@@ -323,14 +323,14 @@ func (p *plugin) ownRedirect(pod *api.PodSandbox, ctr *api.Container, registry b
 	return &own, nil
 }
 
-// admit adds a container's devices to adj, or says why it may not start.
+// admit adds a container's devices to adj, or returns the reason why the container may not start.
 func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id device.Pod, pod *api.PodSandbox, ctr *api.Container) error {
 	c := running(pod, ctr)
 	local := p.local(pod)
 	switch {
 	case local:
 		if err := p.bind(pod); err != nil {
-			return device.Refuse(device.UnknownPod, err, "what the pod asks for is not known")
+			return device.Refuse(device.UnknownPod, err, "the pod's requests are not known")
 		}
 	case p.pods == nil || pod.GetAnnotations()[sourceKey] == "":
 		return nil // no annotation, no demand
@@ -406,7 +406,7 @@ func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running, may
 		read, cancel := context.WithTimeout(ctx, liveRead)
 		defer cancel()
 		if err := p.pods.Fetch(read, id); err != nil {
-			return st, device.Refuse(device.UnknownPod, err, "nothing has been heard of the pod")
+			return st, device.Refuse(device.UnknownPod, err, "the pod is not known")
 		}
 		st = p.allocator.Claim(c)
 	}
@@ -445,12 +445,12 @@ func (p *plugin) StartContainer(ctx context.Context, pod *api.PodSandbox, ctr *a
 	return nil
 }
 
-// StopContainer tells that a container's processes have ended, or that it was not made after all.
+// StopContainer reports that a container's processes have ended, or that it was not created after all.
 func (p *plugin) StopContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) ([]*api.ContainerUpdate, error) {
 	return nil, p.stopped("StopContainer", pod, ctr)
 }
 
-// RemoveContainer tells that a container is gone. It implies that it has stopped: some ends are told only so.
+// RemoveContainer reports that a container is gone, and so has stopped: for some ends it is the only event.
 func (p *plugin) RemoveContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) error {
 	return p.stopped("RemoveContainer", pod, ctr)
 }

@@ -290,7 +290,7 @@ func TestAnswers(t *testing.T) {
 		{"unknown, and the API server has it", func(w *harness, _ *api.PodSandbox) {
 			w.fetch = func(context.Context) error { w.set(ready()); return nil }
 		}, "", 0},
-		{"unknown, and the API server is away", func(*harness, *api.PodSandbox) {}, "UnknownPod: nothing has been heard of the pod: the API server is away", 0},
+		{"unknown, and the API server is away", func(*harness, *api.PodSandbox) {}, "UnknownPod: the pod is not known: the API server is away", 0},
 		{"unknown, and the API server hangs", func(w *harness, _ *api.PodSandbox) {
 			w.fetch = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
 		}, "deadline", 300 * time.Millisecond},
@@ -309,7 +309,7 @@ func TestAnswers(t *testing.T) {
 		}, "UnknownPod", 0},
 		{"a static pod with an annotation that cannot be read", func(_ *harness, s *api.PodSandbox) {
 			s.Annotations = map[string]string{sourceKey: "file", resourcesKey: `{"main":"a.com/x"}`}
-		}, "UnknownPod: what the pod asks for is not known: annotation devmgrd.io/resources: it cannot be read", 0},
+		}, "UnknownPod: the pod's requests are not known: annotation devmgrd.io/resources: it cannot be read", 0},
 		{"an annotation on a pod of the API server", func(w *harness, s *api.PodSandbox) {
 			s.Annotations[resourcesKey] = "not read"
 			w.set(device.Readiness{State: device.NoDevices})

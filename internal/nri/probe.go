@@ -13,7 +13,7 @@ import (
 	"github.com/containerd/nri/pkg/stub"
 )
 
-// A Greeting is what a runtime says of itself to an NRI plugin that connects.
+// A Greeting is the runtime's description of itself to an NRI plugin that connects.
 type Greeting struct {
 	Runtime, Version string
 	// RegistrationTimeout is how long a plugin may take to connect, RequestTimeout how long for each answer.
@@ -36,7 +36,7 @@ func Probe(ctx context.Context, socket string) (Greeting, error) {
 	select {
 	case err = <-started:
 	case <-ctx.Done():
-		return Greeting{}, fmt.Errorf("it takes the connection and says nothing: %w", ctx.Err())
+		return Greeting{}, fmt.Errorf("it accepts the connection and does not answer: %w", ctx.Err())
 	}
 	who := p.greeted.Load()
 	if who == nil { // else the error is ours, or that the runtime has hung up at once because of it
@@ -53,7 +53,7 @@ func Probe(ctx context.Context, socket string) (Greeting, error) {
 }
 
 // errProbed is said to the runtime, and ends in its log.
-var errProbed = errors.New("devmgrd check has seen what it wanted to see, and does not stay; this is no fault")
+var errProbed = errors.New("devmgrd check disconnects after its probe; this is not a failure")
 
 // A probe is a plugin that is not taken up.
 type probe struct{ greeted atomic.Pointer[runtimeName] }

@@ -15,11 +15,11 @@ const registrationSocket = "kubelet.sock"
 // directory in their containers is replaced by one of ours, and their manifests stay as the vendor made them.
 type Redirect struct {
 	From string // the kubelet's plugin directory
-	To   string // ours
+	To   string // devmgrd's
 	// The same for the directory in which plugins wait to be asked. CSI drivers wait there too, and are the kubelet's; so
 	// it is led for containers that have From as well, and for pods that ask for it.
 	RegistryFrom, RegistryTo string
-	// Own returns each plugin pod directories of its own in the place of To and RegistryTo.
+	// Own: each plugin pod gets its own directories in place of To and RegistryTo.
 	Own bool
 }
 
@@ -35,7 +35,7 @@ func (r Redirect) mounts(all []*api.Mount, registry bool) (instead []*api.Mount,
 	return instead, shared
 }
 
-// A redirectedDir leads from one directory to another.
+// A redirectedDir maps one directory to another.
 type redirectedDir struct{ from, to string }
 
 func (w redirectedDir) mounts(all []*api.Mount) (instead []*api.Mount, shared []string) {
@@ -79,7 +79,7 @@ func (r Redirect) names(m *api.Mount) bool {
 	return from == r.From || from == filepath.Join(r.From, registrationSocket)
 }
 
-// direct reports whether a mount is of what is redirected itself, not of what is above.
+// direct reports whether a mount is of a redirected directory itself, not of one above it.
 func (r Redirect) direct(m *api.Mount, registry bool) bool {
 	return r.names(m) || registry && filepath.Clean(m.GetSource()) == r.RegistryFrom
 }

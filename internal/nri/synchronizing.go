@@ -77,6 +77,6 @@ func (e *unlistedError) cause() string {
 	if e.late {
 		return fmt.Sprintf("the runtime closes each connection since its list of pods and containers is not taken within %s: set plugin_request_timeout to 10s in the runtime's NRI configuration", e.limit)
 	}
-	return fmt.Sprintf("the runtime closes each connection before it has listed its containers (it listed %d pods and %d containers): the next four pods and containers have probably more than 4 MiB "+
+	return fmt.Sprintf("the runtime closes each connection before it has listed its containers (it listed %d pods and %d containers): the next four pods and containers probably have more than 4 MiB "+
 		"of arguments, variables and annotations, which NRI cannot send in one message; devmgrd check names the largest", e.pods, e.containers)
 }

@@ -27,10 +27,10 @@ func (p *plugin) ValidateContainerAdjustment(_ context.Context, req *api.Validat
 	ours, asked := p.answers.take(req.GetContainer().GetId())
 	var why string
 	if lost := altered(ours, req); len(lost) > 0 {
-		why = "other NRI plugins have removed or replaced what devmgrd injects: " + strings.Join(abridge(lost), ", ") +
-			"; take them away, or let them answer before devmgrd (nri.index)"
+		why = "other NRI plugins have removed or replaced entries of devmgrd: " + strings.Join(abridge(lost), ", ") +
+			"; remove these plugins, or let them answer before devmgrd (nri.index)"
 	} else if !asked {
-		why = "the container runtime has not asked devmgrd what it gets; it will when the container is created again"
+		why = "the container runtime did not call devmgrd for the container's devices; it will when it creates the container again"
 	} else {
 		p.attempts.passed(running(req.GetPod(), req.GetContainer()).Container, req.GetContainer().GetId())
 		return nil

@@ -9,12 +9,12 @@ import (
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 )
 
-// What is shown, at most. With all of it the page has one or two megabytes, or a few where names are very long.
+// Limits of the page's content. A full page has one or two megabytes, or a few where names are very long.
 const (
 	maxCells    = 512  // devices of one resource
 	maxAllCells = 2048 // devices of all
-	maxTiles    = 64   // devices of one resource with their names on them; more are small
-	maxHolds    = 500  // rows of who holds what
+	maxTiles    = 64   // devices of one resource with their names; more are shown small
+	maxHolds    = 500  // rows of assignments
 	maxWaits    = 100  // pods that wait
 	maxStrays   = 5    // containers that were not redirected
 	maxIDs      = 64   // devices in one row
@@ -22,7 +22,7 @@ const (
 	maxText     = 1000 // characters of a message
 )
 
-// answers are what the page is made of.
+// answers are the data of the page.
 type answers struct {
 	status  *adminv1.GetStatusResponse
 	plugins *adminv1.ListPluginsResponse
@@ -32,8 +32,8 @@ type answers struct {
 	waits   []*adminv1.ExplainResponse   // of the first of status.Waiting
 }
 
-// gather asks one question after the other. Each answer is true by itself; what moves between two of them is a reason for the
-// next page.
+// gather makes one call after the other. Each answer is consistent in itself; a change between two of them leads to the next
+// page.
 func gather(ctx context.Context, from Source) (a answers, err error) {
 	if a.status, err = from.GetStatus(ctx, &adminv1.GetStatusRequest{}); err != nil {
 		return a, fmt.Errorf("asking for the status: %w", err)
@@ -45,15 +45,15 @@ func gather(ctx context.Context, from Source) (a answers, err error) {
 		return a, fmt.Errorf("asking for the devices: %w", err)
 	}
 	if a.holds, err = from.ListAssignments(ctx, &adminv1.ListAssignmentsRequest{}); err != nil {
-		return a, fmt.Errorf("asking who holds what: %w", err)
+		return a, fmt.Errorf("asking for the assignments: %w", err)
 	}
-	// What has not ended by now is what is held; it says since when. The page can do without it.
+	// Open spans have the beginnings of the current assignments. The page can do without them.
 	if a.spans, err = from.ListHistory(ctx, &adminv1.ListHistoryRequest{Since: durationpb.New(0)}); err != nil {
 		a.spans = &adminv1.ListHistoryResponse{}
 	}
 	for _, w := range a.status.Waiting[:min(len(a.status.Waiting), maxWaits)] {
 		e, err := from.Explain(ctx, &adminv1.ExplainRequest{Namespace: w.Namespace, Name: w.Name})
-		if err == nil && e.Verdict == "waiting" { // else it has its devices, or is gone, by now
+		if err == nil && e.Verdict == "waiting" { // else the pod has its devices by now, or has gone
 			a.waits = append(a.waits, e)
 		}
 	}

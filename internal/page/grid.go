@@ -9,26 +9,26 @@ import (
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 )
 
-// states are those of devices, in the order in which they are counted and explained.
+// states are the states of devices, in the order of counts and explanations.
 var states = []struct{ Name, Meaning string }{
-	{"free", "it can be given to a pod"},
-	{"assigned", "a pod has it, or is about to"},
-	{"unhealthy", "not in use, and unhealthy"},
-	{"stale", "it would be free if its plugin were there"},
-	{"cordoned", "taken out of service by an operator"},
-	{"withheld", "a pod may use it under an ID that is no longer listed"},
-	{"quarantined", "a container has it, and the state file does not know why"},
+	{"free", "available to pods"},
+	{"assigned", "a pod has it, or will soon"},
+	{"unhealthy", "not in use, and reported unhealthy by its plugin"},
+	{"stale", "free, but its plugin is away"},
+	{"cordoned", "not in use, and taken out of service by an operator"},
+	{"withheld", "possibly in use under an ID that is no longer listed"},
+	{"quarantined", "a container has it, without an assignment in the state file"},
 }
 
-// A resource with its devices: each of them, or those that stand out and figures of all.
+// A resource with its devices: each of them, or counts of all and the devices that stand out.
 type resource struct {
 	Key, Name, Plugin string
-	Capacity, Target  int // of the Node, now and as it should be; both 0: there is none
+	Capacity, Target  int // of the Node, now and planned; both 0: none
 	Total             int
 	Counts            []figure
 	Places            []spot
-	Tiles             bool  // the devices are few enough to have their names on them
-	Left              int   // of those that stand out, how many are not shown
+	Tiles             bool  // the devices are few enough to show their names
+	Left              int   // number of devices that stand out but are not shown
 	Table             []row // nil: each device is shown
 }
 
@@ -37,14 +37,14 @@ type figure struct {
 	N     int
 }
 
-// A row has the figures of one place, in the order of states.
+// A row has the counts of one place, in the order of states.
 type row struct {
 	Place   string
 	Figures []int
 	Total   int
 }
 
-// A spot is a place with the devices in it that are shown.
+// A spot is a place with its shown devices.
 type spot struct {
 	Key   string
 	Name  string // empty: no device of the resource has a place
@@ -53,7 +53,7 @@ type spot struct {
 
 type cell struct {
 	Key, ID, State string
-	Also           []string // what the state does not say
+	Also           []string // facts that the state does not include
 	Holder, Pod    string
 	Cordon         *cordon
 	Failures       int
@@ -66,7 +66,7 @@ type cordon struct {
 	Since  when
 }
 
-// Title is a cell in one line, for those who point at it.
+// Title describes a cell in one line, as its tooltip.
 func (c cell) Title() string {
 	all := append([]string{c.ID + " is " + c.State}, c.Also...)
 	if c.Holder != "" {
@@ -80,7 +80,7 @@ func (c cell) Title() string {
 
 func cellKey(resource, id string) string { return key("d", resource, id) }
 
-// resourcesOf returns each resource with its devices, which are in the order of resources.
+// resourcesOf returns each resource with its devices, which are sorted by resource.
 func resourcesOf(all []*adminv1.Resource, devices []*adminv1.Device, now time.Time) []resource {
 	of := map[string][]*adminv1.Device{}
 	for i := 0; i < len(devices); {
@@ -102,7 +102,7 @@ func resourcesOf(all []*adminv1.Resource, devices []*adminv1.Device, now time.Ti
 	return list
 }
 
-// resourceOf gives one, with so many devices of it at most.
+// resourceOf returns one resource, with at most room of its devices.
 func resourceOf(r *adminv1.Resource, devices []*adminv1.Device, room int, now time.Time) resource {
 	one := resource{Key: key("r", r.Name), Name: name(r.Name), Plugin: name(r.Plugin), Capacity: int(r.NodeCapacity), Target: int(r.TargetCapacity), Total: len(devices)}
 	for i, n := range []int32{r.Free, r.Assigned, r.Unhealthy, r.Stale, r.Cordoned, r.Withheld, r.Quarantined} {
@@ -135,16 +135,16 @@ func resourceOf(r *adminv1.Resource, devices []*adminv1.Device, room int, now ti
 	return one
 }
 
-// ordinary tells that there is nothing to say of a device but who has it.
+// ordinary reports whether a device is free or assigned, and has no note.
 func ordinary(d *adminv1.Device) bool {
 	return (d.State == "free" || d.State == "assigned") && d.Healthy && d.Listed && d.Cordon == nil && d.Failures == 0
 }
 
-// byPlace sorts by place, and leaves the order within one.
+// byPlace sorts stably by place.
 func byPlace(devices []*adminv1.Device) []*adminv1.Device {
 	devices = slices.Clone(devices)
 	slices.SortStableFunc(devices, func(a, b *adminv1.Device) int {
-		if len(a.NumaNodes) == 0 || len(b.NumaNodes) == 0 { // those without a place come last
+		if len(a.NumaNodes) == 0 || len(b.NumaNodes) == 0 { // devices without a place come last
 			return cmp.Compare(len(b.NumaNodes), len(a.NumaNodes))
 		}
 		return slices.Compare(a.NumaNodes, b.NumaNodes)
@@ -152,7 +152,7 @@ func byPlace(devices []*adminv1.Device) []*adminv1.Device {
 	return devices
 }
 
-const maxRows = 64 // of a table of places
+const maxRows = 64 // of the table of places
 
 // tableOf counts devices by place and state.
 func tableOf(devices []*adminv1.Device) []row {

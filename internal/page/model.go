@@ -7,7 +7,7 @@ import (
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 )
 
-// A model is all that is on the page. Two of them are alike if the page looks alike but for how long ago things were.
+// A model is the content of the page. Two models are equal if the pages differ only in ages.
 type model struct {
 	Node, Version string
 	Started       when
@@ -23,13 +23,13 @@ type model struct {
 	now time.Time
 }
 
-// Now is when the page was made.
+// Now is the time when the page was rendered.
 func (m *model) Now() string { return m.now.Format(time.RFC3339Nano) }
 
-// States explain the signs.
+// States returns the states that explain the signs.
 func (m *model) States() any { return states }
 
-// A matter is something that somebody should look at, and where on the page that is.
+// A matter is a problem for the operator, with its place on the page.
 type matter struct{ Text, At string }
 
 type component struct {
@@ -49,7 +49,7 @@ type hold struct {
 	Devices                       []link
 	More                          int // devices that are left out
 	Since                         when
-	Longer                        bool // nobody has seen it begin
+	Longer                        bool // devmgrd did not see its beginning
 	Ended                         bool
 }
 
@@ -60,11 +60,11 @@ type plugin struct {
 	Key, Resource, State, Pod, Endpoint, Problem string
 	Devices, Healthy                             int
 	Since                                        when
-	LastError                                    string // of one that does not serve
+	LastError                                    string // of a plugin that does not serve
 	LastErrorAt                                  when
 }
 
-// modelOf makes the page's content of the answers.
+// modelOf returns the page's content from the answers.
 func modelOf(a answers, now time.Time) *model {
 	m := &model{Node: name(a.status.Node), Version: name(a.status.Version), Started: whenOf(a.status.Started, now), now: now}
 	for _, p := range a.status.Components {
@@ -97,13 +97,13 @@ func modelOf(a answers, now time.Time) *model {
 	return m
 }
 
-// problem says what is wrong with a plugin.
+// problem describes the problem of a plugin.
 func problem(p *adminv1.Plugin) string {
 	switch {
 	case p.State == "stale":
-		return "disconnected for less than plugins.gracePeriod: its devices still count in the node's capacity, and none is allocated; devmgrd dials the plugin automatically"
+		return "it is away for less than plugins.gracePeriod: its devices still count as capacity, and none is assigned; devmgrd redials it"
 	case p.State == "lost":
-		return "disconnected for longer than plugins.gracePeriod: only devices in use count in the node's capacity; devmgrd dials the plugin automatically. If the plugin was removed: devmgrd forget " + p.ResourceName
+		return "it is away for longer than plugins.gracePeriod: only devices in use count as capacity; devmgrd redials it. If it will not return: devmgrd forget " + p.ResourceName
 	case p.State == "connected":
 		return "it has not listed its devices yet"
 	case p.Devices == 0:
@@ -114,7 +114,7 @@ func problem(p *adminv1.Plugin) string {
 	return ""
 }
 
-// addHolds adds who has what. Spans that go on say since when, and the cells are where the links lead.
+// addHolds adds the assignments. Open spans have their beginnings, and links lead to cells.
 func (m *model) addHolds(all []*adminv1.Assignment, spans []*adminv1.Span) {
 	type part struct{ uid, container, resource string }
 	begun := map[part]*adminv1.Span{}
@@ -151,7 +151,7 @@ func (m *model) addHolds(all []*adminv1.Assignment, spans []*adminv1.Span) {
 	m.MoreHolds = max(0, len(all)-maxHolds)
 }
 
-// addMatters adds what somebody should look at, the worst first.
+// addMatters adds the problems for the operator, the worst first.
 func (m *model) addMatters(a answers) {
 	add := func(at, format string, args ...any) {
 		m.Matters = append(m.Matters, matter{fmt.Sprintf(format, args...), at})
@@ -195,7 +195,7 @@ func (m *model) addMatters(a answers) {
 	}
 	waiting := 0
 	for _, w := range a.status.Waiting {
-		if w.Reason != "Allocating" && w.Reason != "Preparing" { // which are a matter of milliseconds
+		if w.Reason != "Allocating" && w.Reason != "Preparing" { // which take milliseconds
 			waiting++
 		}
 	}

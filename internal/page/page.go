@@ -18,7 +18,7 @@ import (
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 )
 
-// A Source has what the page shows: those calls of AdminService that change nothing. They return at once.
+// A Source has the page's data: the read-only calls of AdminService. They return at once.
 type Source interface {
 	GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error)
 	ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error)
@@ -26,8 +26,8 @@ type Source interface {
 	ListAssignments(context.Context, *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error)
 	ListHistory(context.Context, *adminv1.ListHistoryRequest) (*adminv1.ListHistoryResponse, error)
 	Explain(context.Context, *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error)
-	// Updated returns a channel that is closed when an answer may be another one than at the call. Only of the readiness of parts,
-	// and of time that passes, it says nothing.
+	// Updated returns a channel that is closed when an answer may have changed since the call. It does not cover the readiness of
+	// components, and the passing of time.
 	Updated() <-chan struct{}
 }
 
@@ -40,16 +40,16 @@ type Config struct {
 // A Page is the status page.
 type Page struct {
 	cfg     Config
-	streams chan struct{} // one in it for each that is open
+	streams chan struct{} // one value for each open stream
 
-	mu     sync.Mutex    // guards what follows
-	newest *rendering    // nil: nobody has looked yet
-	making chan struct{} // closed when the look under way is made; nil: there is none
+	mu     sync.Mutex    // guards the fields below
+	newest *rendering    // nil: none yet
+	making chan struct{} // closed when the rendering under way is done; nil: there is none
 }
 
 const maxStreams = 32
 
-// New makes a Page. It starts nothing.
+// New returns a Page. It starts nothing.
 func New(c Config) *Page {
 	if c.Source == nil || c.Log == nil {
 		panic("page: Source and Log are required")
@@ -57,8 +57,8 @@ func New(c Config) *Page {
 	return &Page{cfg: c, streams: make(chan struct{}, maxStreams)}
 }
 
-// Mount adds the page's paths to those of a server. Its streams end when the context of their requests does, which therefore
-// has to end before the server waits for them.
+// Mount adds the page's paths to a server. A stream ends with the context of its request, so these contexts have to end before the
+// server waits for its requests.
 func (p *Page) Mount(on *http.ServeMux) {
 	on.HandleFunc("GET /{$}", headed(p.page))
 	on.HandleFunc("GET /events", headed(p.events))
@@ -73,9 +73,9 @@ var (
 	script string
 
 	shell = template.Must(template.New("page").Parse(layout))
-	// build tells a browser that the page has another style or script than the one it runs.
+	// build lets a browser notice that the page has another style or script than its own.
 	build = hex.EncodeToString(sum(layout + style + script)[:8])
-	// policy lets a browser run what is in the page, and ask this daemon. Nothing else.
+	// policy lets a browser run the page's own style and script, and call this daemon. It forbids all else.
 	policy = fmt.Sprintf("default-src 'none'; style-src '%s'; script-src '%s'; img-src data:; connect-src 'self'; "+
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'", source(style), source(script))
 )
@@ -88,7 +88,7 @@ func sum(s string) []byte {
 // source names an inline style or script as a content security policy does.
 func source(s string) string { return "sha256-" + base64.StdEncoding.EncodeToString(sum(s)) }
 
-// headed sets the headers of all answers.
+// headed sets the headers of each answer.
 func headed(then http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
@@ -101,13 +101,13 @@ func headed(then http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// sendLimit bounds the sending of a page, in place of the server's limit. That begins with the request, and would close the
-// connection where a busy machine takes longer to make the page.
+// sendLimit bounds the sending of a page, in place of the server's limit. The server's limit begins with the request, and would
+// close the connection where a busy machine takes longer to render the page.
 const sendLimit = 30 * time.Second
 
 func (p *Page) page(w http.ResponseWriter, r *http.Request) {
 	l, err := p.view(r.Context())
-	// A writer that wraps the connection may know no deadline; the page goes out without one.
+	// A writer that wraps the connection may support no deadline; the page is sent without one.
 	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(sendLimit)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 		return // the client has gone
 	}
@@ -115,13 +115,13 @@ func (p *Page) page(w http.ResponseWriter, r *http.Request) {
 		if r.Context().Err() == nil {
 			p.cfg.Log.Error("cannot render status page", "err", err)
 		}
-		http.Error(w, "The page cannot be made; devmgrd's log says why. devmgrd status shows the same.", http.StatusInternalServerError)
+		http.Error(w, "The page cannot be rendered; devmgrd's log has the error. devmgrd status shows the same data.", http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.Header().Set("Content-Length", strconv.Itoa(len(l.body)))
-	_, _ = w.Write(l.body) // an error is the client's, who has gone
+	_, _ = w.Write(l.body) // on an error the client has gone
 }
 
-// now is the time of a look; the page's script counts from it.
+// now returns the time of a rendering; the page's script counts from it.
 func now() time.Time { return time.Now().UTC() }

@@ -4,18 +4,18 @@
   const live = document.getElementById("live");
   const told = live.firstElementChild;
   const since = document.getElementById("seen");
-  const quiet = 15000; // ms without a word after which the connection is taken for lost: the daemon says one every 5 s
+  const quiet = 15000; // ms without an event after which the connection counts as lost: the daemon sends one every 5 s
 
   let tag = root.dataset.tag;
-  let skew = Date.now() - Date.parse(root.dataset.now); // how far our clock is ahead of the node's
-  let seen = Date.now(); // the last word
+  let skew = Date.now() - Date.parse(root.dataset.now); // how far the browser's clock is ahead of the node's
+  let seen = Date.now(); // the last event
   let lost = false;
   let stream = null;
   let timer = 0;
-  let life = 0; // of the stream; what an earlier one still has to say does not count
+  let life = 0; // of the stream; events of an earlier stream do not count
   let work = Promise.resolve(); // one page is fetched at a time
 
-  // ago says the same as the server does.
+  // ago formats a duration as the server does.
   function ago(ms) {
     const s = Math.max(0, Math.floor(ms / 1000));
     const two = (n) => String(n).padStart(2, "0");
@@ -32,7 +32,7 @@
     }
   }
 
-  // say tells how the connection is: in words that a screen reader hears once, and beside them in figures that it does not.
+  // say shows the state of the connection: in words that a screen reader reads once, and next to them in figures that it skips.
   function say() {
     const words = lost ? "Connection lost" : "Live";
     if (told.textContent !== words) told.textContent = words;
@@ -47,8 +47,8 @@
     say();
   }
 
-  // change makes the old node be as the new one, and touches only what is different. Nodes are the same if they have the same
-  // name and id; what has data-own is the script's.
+  // change makes the old node equal to the new one, and touches only the differences. Nodes are the same if they have the same
+  // name and id. The script owns elements with data-own.
   function change(old, now) {
     if (old.isEqualNode(now)) return;
     if (old.nodeType !== Node.ELEMENT_NODE) {
@@ -113,7 +113,7 @@
     show(new DOMParser().parseFromString(html, "text/html"));
   }
 
-  // refresh has the page be the one that the tag is of, or the newest.
+  // refresh replaces the page with the one of the tag, or with the newest.
   function refresh(wanted) {
     const mine = work.then(() => load(wanted));
     work = mine.catch(() => {});
@@ -164,7 +164,7 @@
     else if (stream && Date.now() - seen > quiet) later(0);
   }, 1000);
 
-  // Who does not look costs nothing.
+  // A hidden page costs nothing.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) stop();
     else later(0);

@@ -232,7 +232,7 @@ func TestPage(t *testing.T) {
 	d.status.Waiting = []*adminv1.Waiting{{Namespace: "ml", Name: "next", Reason: "NotEnoughDevices"}}
 	d.explain = func(name string) *adminv1.ExplainResponse {
 		return &adminv1.ExplainResponse{Namespace: "ml", Name: name, Uid: "u3", Verdict: "waiting", Reason: "NotEnoughDevices", Since: before(95 * time.Second),
-			Message: "vendor.example/gpu: 4 wanted, 1 of 7 free", Ends: "a device is given back", Retry: before(0)}
+			Message: "vendor.example/gpu: 4 wanted, 1 of 7 free", Ends: "a device is released", Retry: before(0)}
 	}
 	one := &adminv1.Holder{Namespace: "ml", Name: "training-0", Uid: "u1", Containers: []string{"main"}}
 	d.add(&adminv1.Resource{Name: gpu, Plugin: "serving", NodeCapacity: 5, TargetCapacity: 6, Free: 1, Assigned: 2, Unhealthy: 1, Stale: 1, Cordoned: 1, Withheld: 1, Quarantined: 1},
@@ -260,11 +260,11 @@ func TestPage(t *testing.T) {
 	doc := rendering(t, address)
 	doc.says(t, "worker-7", "devmgrd v1, running for 1d02h")
 	doc.id(t, "daemon").says(t, "store ok", "nri not connected to container runtime at /run/nri.sock")
-	doc.id(t, "matters").says(t, "7 matters need a look", "nri is not ready", "the plugin of vendor.example/nic is stale", "container main of kube-system/plugin was created while devmgrd was away",
+	doc.id(t, "matters").says(t, "7 problems need attention", "nri is not ready", "the plugin of vendor.example/nic is stale", "container main of kube-system/plugin was created while devmgrd was away",
 		"1 device of vendor.example/gpu withheld", "1 device of vendor.example/gpu quarantined", "2 devices of vendor.example/gpu unhealthy, 1 of them in use", "1 pod waits for devices")
-	doc.id(t, "waiting").says(t, "ml/next NotEnoughDevices for 1m35s", "Why vendor.example/gpu: 4 wanted, 1 of 7 free", "Ends when a device is given back", "if nothing else happens before")
-	doc.id(t, "holds").says(t, "ml/training-0 main vendor.example/gpu b 3h00m or longer", "ml/old over; something of it may still run main vendor.example/gpu z –")
-	doc.id(t, "plugins").says(t, "vendor.example/gpu serving 1d02h 8 8 system/plugin x.sock –", "vendor.example/nic stale 1d02h 0 0 system/plugin x.sock disconnected for less", "Last error, 3s ago: connection refused")
+	doc.id(t, "waiting").says(t, "ml/next NotEnoughDevices for 1m35s", "Why vendor.example/gpu: 4 wanted, 1 of 7 free", "Ends when a device is released", "or earlier after a change")
+	doc.id(t, "holds").says(t, "ml/training-0 main vendor.example/gpu b 3h00m or longer", "ml/old ended; its containers may still run main vendor.example/gpu z –")
+	doc.id(t, "plugins").says(t, "vendor.example/gpu serving 1d02h 8 8 system/plugin x.sock –", "vendor.example/nic stale 1d02h 0 0 system/plugin x.sock it is away", "Last error, 3s ago: connection refused")
 	devices := doc.id(t, "devices")
 	devices.says(t, "1 free 2 assigned 1 unhealthy 1 stale 1 cordoned 1 withheld 1 quarantined node capacity 5, rising to 6", "node capacity 2, falling to 1")
 	var places []string
@@ -302,7 +302,7 @@ func TestPage(t *testing.T) {
 	if len(different) != 7 {
 		t.Errorf("seven states have the signs %v", signs)
 	}
-	devices.says(t, "Cordoned for 2d02h : fan noise", "Failures 2 in the last hour, 1m00s ago at last", "Holder ml/training-0:main", "Holder nobody")
+	devices.says(t, "Cordoned for 2d02h : fan noise", "Failures 2 in the last hour, last 1m00s ago", "Holder ml/training-0:main", "Holder none")
 }
 
 // A page for whoever has just installed devmgrd says what to do; one of a node where all is well says that.
@@ -310,7 +310,7 @@ func TestNothingYet(t *testing.T) {
 	d := newDesk()
 	address, _ := serve(t, d)
 	doc := rendering(t, address)
-	doc.says(t, "All is well", "No plugin has registered yet:", "Deploy the device plugin", "restart its pod", "No pod waits.", "No container has devices.")
+	doc.says(t, "All is well", "No plugin has registered yet:", "Deploy the device plugin", "recreate its pod", "No pod waits.", "No container has devices.")
 	if n := len(doc.cells()); n != 0 {
 		t.Errorf("%d devices are shown", n)
 	}
@@ -419,8 +419,8 @@ func TestLimits(t *testing.T) {
 	if n := len(doc.cells()); n != 10+512+2*512 {
 		t.Errorf("%d devices are shown", n)
 	}
-	doc.id(t, "devices").says(t, "The figures are of all 5000; shown one by one are those of which there is more to say", "devmgrd devices v.example/1 shows each",
-		"NUMA node 0 2490 0 0 0 10 0 0 2500", "but for 488 of them", "NUMA node 1 0 0 0 500 0 0 0 500")
+	doc.id(t, "devices").says(t, "The table counts all 5000. Listed below it are devices with a note or a state other than free and assigned", "devmgrd devices v.example/1 shows each",
+		"NUMA node 0 2490 0 0 0 10 0 0 2500", "except for 488 of them", "NUMA node 1 0 0 0 500 0 0 0 500")
 	doc.id(t, "holds").says(t, "200 more rows: devmgrd assignments", "and 36 more: devmgrd assignments")
 	doc.id(t, "waiting").says(t, "600 more pods wait: devmgrd status")
 	if n := explained.Load(); n > 200 { // one page, or two
@@ -681,7 +681,7 @@ func TestAnswers(t *testing.T) {
 	})
 	doc := rendering(t, address)
 	doc.id(t, "waiting").says(t, "ns/waits NotEnoughDevices for", "vendor.example/gpu: 1 wanted, 0 of 1 free",
-		"a device of vendor.example/gpu is released by another pod, uncordoned, or listed again")
+		"a device of vendor.example/gpu is released by another pod, uncordoned, or newly listed")
 	doc.id(t, "holds").says(t, "ns/has main vendor.example/gpu d000")
 	doc.id(t, "devices").says(t, "d000 assigned has")
 }

@@ -11,22 +11,22 @@ import (
 )
 
 const (
-	minLife = time.Second // of a look
-	// share is how much longer than its making a look lives at least: with very many devices it is made less often.
+	minLife = time.Second // of a rendering
+	// share is the minimum ratio of a rendering's life to its making: with very many devices the page is rendered less often.
 	share = 20
-	beat  = 5 * time.Second // after which streams want another one although nothing has moved
+	beat  = 5 * time.Second // after which streams request another rendering without a change
 )
 
-// A view is the page as it was at one moment. It is never changed.
+// A rendering is the page at one moment. It never changes.
 type rendering struct {
 	body    []byte
-	tag     string          // of all that is on it, but for how long ago things were
+	tag     string          // of its content, except ages
 	updated <-chan struct{} // closed when it may be outdated
-	fresh   time.Time       // until then it is what anybody gets
+	fresh   time.Time       // until then every request gets it
 	made    time.Time
 }
 
-// view returns the newest look. If that is too old it makes one, or waits for the one that somebody else is making.
+// view returns the newest rendering. If that is too old, view makes another, or waits for the one that another request is making.
 func (p *Page) view(ctx context.Context) (*rendering, error) {
 	for {
 		p.mu.Lock()
@@ -50,7 +50,7 @@ func (p *Page) view(ctx context.Context) (*rendering, error) {
 	}
 }
 
-// make makes a look for all that wait for it, whatever becomes of the one who asked first. If that fails the next one tries.
+// make makes a rendering for all waiting requests, even if the first one is canceled. After a failure the next request tries.
 func (p *Page) make(ctx context.Context, done chan struct{}) (l *rendering, err error) {
 	defer func() {
 		p.mu.Lock()
@@ -62,7 +62,7 @@ func (p *Page) make(ctx context.Context, done chan struct{}) (l *rendering, err 
 		close(done)
 	}()
 	began := time.Now()
-	moved := p.cfg.Source.Updated() // before anything is asked: what changes from here on counts
+	moved := p.cfg.Source.Updated() // before the first call: later changes count
 	a, err := gather(context.WithoutCancel(ctx), p.cfg.Source)
 	if err != nil {
 		return nil, err

@@ -6,24 +6,24 @@ import (
 	"time"
 )
 
-// writeLimit is how long one event may take on its way to a browser.
+// writeLimit bounds the sending of one event to a browser.
 const writeLimit = 10 * time.Second
 
-// events tells a browser the tag of the newest page: at once, whenever it is another one, and at each beat.
+// events sends the tag of the newest page to a browser: at once, after each change, and at each beat.
 func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	select {
 	case p.streams <- struct{}{}:
 		defer func() { <-p.streams }()
 	default:
 		w.Header().Set("Retry-After", "5")
-		http.Error(w, fmt.Sprintf("There are %d streams already; ask for the page itself from time to time.", maxStreams), http.StatusServiceUnavailable)
+		http.Error(w, fmt.Sprintf("All %d streams are in use; reload the page from time to time.", maxStreams), http.StatusServiceUnavailable)
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	if r.Method == http.MethodHead {
 		return
 	}
-	// The server's limits are those of an answer that ends. That of reading would end the request's context, too.
+	// The server's limits are meant for answers that end. Its read limit would end the request's context, too.
 	on := http.NewResponseController(w)
 	if err := on.SetReadDeadline(time.Time{}); err != nil {
 		p.cfg.Log.Error("cannot update status page", "err", err)
@@ -32,7 +32,7 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	for {
 		l, err := p.view(r.Context())
 		if err != nil {
-			return // the browser asks for the page then, and that tells
+			return // the browser then requests the page, which has the error
 		}
 		if err := on.SetWriteDeadline(time.Now().Add(writeLimit)); err != nil {
 			return
@@ -49,8 +49,8 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// pass waits until there may be another look, or for a beat. It returns false if the request ends before: the browser's end, or
-// the daemon's.
+// pass waits until there may be another rendering, or for a beat. It returns false if the browser or the daemon ends the request
+// before.
 func (l *rendering) pass(r *http.Request) bool {
 	fresh := time.NewTimer(min(time.Until(l.fresh), beat))
 	defer fresh.Stop()

@@ -21,12 +21,12 @@ func nameOf(id string) string { return name(device.QuoteID(device.ID(id))) }
 
 func text(s string) string { return visible.Short(s, maxText) }
 
-// key returns the same name within the page to the same thing each time, whatever it is called.
+// key returns a stable ID within the page for an object with any name.
 func key(kind string, of ...string) string {
 	return kind + hex.EncodeToString(sum(strings.Join(of, "\x00"))[:8])
 }
 
-// A when is a time, for people: how long ago it was, or how long it is until then.
+// A when is a time for people, shown as its distance from now.
 type when struct {
 	At  time.Time
 	now time.Time
@@ -39,13 +39,13 @@ func whenOf(t *timestamppb.Timestamp, now time.Time) when {
 	return when{t.AsTime(), now}
 }
 
-// Known reports whether it is any time.
+// Known reports whether the time is set.
 func (w when) Known() bool { return !w.At.IsZero() }
 
-// Stamp is for machines, and for people who want to know it exactly.
+// Stamp formats the exact time.
 func (w when) Stamp() string { return w.At.UTC().Format(time.RFC3339) }
 
-// Ago is for people, in the words of the commands. page.js says the same a second later.
+// Ago formats the age as the commands do. page.js keeps it current.
 func (w when) Ago() string {
 	d := w.now.Sub(w.At)
 	switch {
@@ -59,7 +59,7 @@ func (w when) Ago() string {
 	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
 }
 
-// holder names who has a device, as commands do.
+// holder names the holder of a device as the commands do.
 func holder(h *adminv1.Holder) string {
 	switch {
 	case h == nil:
@@ -72,7 +72,7 @@ func holder(h *adminv1.Holder) string {
 	return name(h.Namespace) + "/" + name(h.Name) + ":" + text(strings.Join(h.Containers, ","))
 }
 
-// place names where devices are.
+// place names the place of devices.
 func place(nodes []int32) string {
 	if len(nodes) == 0 {
 		return "no NUMA node"
@@ -87,7 +87,7 @@ func place(nodes []int32) string {
 	return text("NUMA nodes " + strings.Join(all, ", "))
 }
 
-// number says how many devices there are.
+// number formats a number of devices.
 func number(n int) string {
 	if n == 1 {
 		return "1 device"
@@ -95,7 +95,7 @@ func number(n int) string {
 	return grouped(n) + " devices"
 }
 
-// grouped writes a number with spaces between its thousands, which do not break.
+// grouped formats a number with non-breaking spaces between its thousands.
 func grouped(n int) string {
 	s := strconv.Itoa(n)
 	for i := len(s) - 3; i > 0; i -= 3 {

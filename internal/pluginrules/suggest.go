@@ -32,9 +32,9 @@ type Host interface {
 // Suggest returns a rules file that allows what a node has seen, and as little more as patterns allow.
 func Suggest(node string, at time.Time, all []Observation, host Host) ([]byte, error) {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "# Rules for device plugins: what node %s had seen at %s.\n"+
-		"# Read each line: what an attacker has done before then is among it. Then write the file to plugins.rulesFile,\n"+
-		"# set plugins.rules to report, and to enforce when nothing is reported any longer.\n", node, at.UTC().Format(time.RFC3339))
+	fmt.Fprintf(&b, "# Rules for device plugins: the plugins and grants of node %s at %s.\n"+
+		"# Read each line: the rules also allow an attacker's earlier grants. Then write the file to plugins.rulesFile,\n"+
+		"# set plugins.rules to report, and then to enforce when there are no further reports.\n", node, at.UTC().Format(time.RFC3339))
 	if len(all) == 0 {
 		b.WriteString("# No device plugin has registered.\nrules: []\n")
 		return b.Bytes(), nil

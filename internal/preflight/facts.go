@@ -6,11 +6,11 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Facts are what has been found on a node. An Err is why something could not be found.
+// Facts are the facts about a node. An Err is the reason why a fact is missing.
 type Facts struct {
-	Root       bool   // who looks is root: others do not see enough
-	ConfigFile string // what has been read; empty: there is none
-	Evicts     bool   // the configuration has pods evicted
+	Root       bool   // the caller is root, which the checks need
+	ConfigFile string // empty: there is none
+	Evicts     bool   // the configuration evicts pods
 
 	State   State
 	Daemon  *Daemon // nil: it does not run
@@ -30,16 +30,16 @@ type Facts struct {
 type State struct {
 	Dir     string
 	Version uint64 // of its schema; 0: there is none yet
-	Pods    int    // that have devices, by it
+	Pods    int    // with devices
 	InUse   bool   // by the running daemon
 	Damaged bool
 	Err     error
 }
 
-// A Daemon is a devmgrd that runs.
+// A Daemon is a running devmgrd.
 type Daemon struct {
 	Version  string
-	Problems []string // of its parts, as /readyz has them
+	Problems []string // of its components, as in /readyz
 	Serves   map[device.ResourceName]bool
 }
 
@@ -47,42 +47,42 @@ type Daemon struct {
 type Socket struct {
 	Key  string // of the configuration
 	At   string
-	Init bool // process 1 has it, for devmgrd
+	Init bool // process 1 listens there, for devmgrd
 	Err  error
 }
 
-// Runtime is what the container runtime says through the CRI.
+// Runtime is the container runtime's description of itself through the CRI.
 type Runtime struct {
 	Socket        string
 	Name, Version string
 	Started       time.Time // zero: not known
-	CgroupDriver  string    // "systemd" or "cgroupfs"; empty: it does not tell
-	OCI           string    // the program that makes containers, as far as is known
-	Systemd       bool      // that has systemd make their cgroups
+	CgroupDriver  string    // "systemd" or "cgroupfs"; empty: not reported
+	OCI           string    // the program that creates containers, if known
+	Systemd       bool      // systemd creates their cgroups
 	Err           error
 
-	// Containers and Sandboxes are those of the runtime, the largest first; SizesErr is why they are not known.
+	// Containers and Sandboxes are the runtime's, the largest first; SizesErr is the reason why they are not known.
 	Containers, Sandboxes []Size
 	SizesErr              error
 }
 
-// A Size is how large the specification of a container or of a pod's sandbox is.
+// A Size is the size of the specification of a container or of a pod's sandbox.
 type Size struct {
 	Name  string // of the pod, and of the container
 	Bytes int
 }
 
-// NRI is what the runtime says to an NRI plugin.
+// NRI is the runtime's description of itself to an NRI plugin.
 type NRI struct {
 	Socket                string
-	Missing               bool // nobody listens there
+	Missing               bool // no process listens there
 	Runtime, Version      string
-	RequestTimeout        time.Duration // 0: it does not tell
-	CDI, Rules, Validates bool          // what it can do
+	RequestTimeout        time.Duration // 0: not reported
+	CDI, Rules, Validates bool          // its features
 	Err                   error
 }
 
-// Containerd is what stands in containerd's configuration; nil: nothing is said.
+// Containerd is containerd's configuration; nil: not set.
 type Containerd struct {
 	File                        string // the main one
 	WithoutNRI, WithoutCRI      bool   // those plugins are disabled as a whole
@@ -96,44 +96,44 @@ type Containerd struct {
 
 // Host is the machine.
 type Host struct {
-	Systemd bool // is its init
+	Systemd bool // is the init process
 	Unified bool // has cgroup v2
 }
 
 // API is the API server, with the configured credentials.
 type API struct {
 	NodeName string
-	Node     bool // there is one of that name
+	Node     bool // the Node of that name exists
 	Rights   []Right
-	Asking   int // pods on the node that ask for devices
-	Unbound  int // those of them that do not name devmgrd in the annotation for NRI's validator
+	Asking   int // pods on the node that request devices
+	Unbound  int // pods among them that do not name devmgrd in the annotation for NRI's validator
 	Err      error
 }
 
-// A Right is something that devmgrd asks of the API server.
+// A Right is an operation that devmgrd needs at the API server.
 type Right struct {
 	What string
-	Err  error // nil: it may
+	Err  error // nil: granted
 }
 
-// Kubelet is what the kubelet's files and its own device manager say.
+// Kubelet is the state of the kubelet's files and of its own device manager.
 type Kubelet struct {
-	CgroupDriver string // by its file
+	CgroupDriver string // in its file
 	ConfigErr    error
-	// Devices are those that its PodResources lists, by resource. It leaves out those with an empty topology.
+	// Devices counts the devices that its PodResources lists, by resource. It omits devices with an empty topology.
 	Devices map[device.ResourceName]int
-	Plugins []string // sockets in its plugin directory where somebody listens
-	Err     error    // why Devices is not known
+	Plugins []string // sockets in its plugin directory on which a process listens
+	Err     error    // the reason why Devices is not known
 }
 
-// Checkpoint is the kubelet's own file.
+// Checkpoint is the kubelet's own checkpoint file.
 type Checkpoint struct {
 	Path      string
 	Resources []device.ResourceName
 	// Healthy are the devices of plugins that were registered when the file was written, by resource.
 	Healthy map[device.ResourceName]int
-	Current bool  // the kubelet that runs has written it
-	Err     error // that it cannot be read; one that is not there names nothing
+	Current bool  // written by the running kubelet
+	Err     error // of reading it; nil for a missing file, which names no resource
 }
 
 // A Finding is one line.
@@ -141,10 +141,10 @@ type Finding struct {
 	Verdict Verdict `json:"verdict"`
 	Check   string  `json:"check"`
 	Text    string  `json:"text"`
-	Remedy  string  `json:"remedy,omitempty"` // unless it is ok
+	Remedy  string  `json:"remedy,omitempty"` // empty if Verdict is OK
 }
 
-// A Verdict is how bad it is.
+// A Verdict is the severity of a finding.
 type Verdict string
 
 // Verdicts.

@@ -5,11 +5,11 @@ import (
 	"strings"
 )
 
-// Judge returns the findings, in the order in which they are best repaired.
+// Judge returns the findings, in the order in which an operator should fix them.
 func Judge(f Facts) []Finding {
 	var j judge
 	if !f.Root {
-		j.fail("user", "run this as root", "only root can read the facts")
+		j.fail("user", "run this as root", "only root can see all the facts")
 		return j
 	}
 	j.daemon(f)
@@ -49,9 +49,9 @@ func (j *judge) daemon(f Facts) {
 	}
 	switch {
 	case f.Daemon == nil:
-		j.ok("daemon", "it does not run")
+		j.ok("daemon", "not running")
 	case len(f.Daemon.Problems) == 0:
-		j.ok("daemon", "devmgrd %s runs, and every part of it is ready", f.Daemon.Version)
+		j.ok("daemon", "devmgrd %s runs, and all its components are ready", f.Daemon.Version)
 	default:
 		for _, p := range f.Daemon.Problems {
 			j.fail("daemon", "see devmgrd status, and journalctl -u devmgrd", "devmgrd %s runs, but %s", f.Daemon.Version, p)
@@ -65,13 +65,13 @@ func (j *judge) state(f Facts) {
 	case s.InUse:
 		j.ok("state", "%s is in use by the running devmgrd", s.Dir)
 	case s.Damaged:
-		j.warn("state", "restore it from a backup, if there is one that is newer than the last change; or start devmgrd, which sets it aside and asks the runtime what is in use", "%v", s.Err)
+		j.warn("state", "restore a backup that is newer than the last change, if there is one; or start devmgrd, which sets the file aside and asks the runtime for the devices in use", "%v", s.Err)
 	case s.Err != nil:
-		j.fail("state", "repair that, or give devmgrd another stateDir", "%v", s.Err)
+		j.fail("state", "fix that, or set another stateDir", "%v", s.Err)
 	case s.Version == 0:
-		j.ok("state", "there is none yet; it will be in %s", s.Dir)
+		j.ok("state", "no state file yet; it will be in %s", s.Dir)
 	default:
-		j.ok("state", "%s is sound, and %d pods have devices by it", s.Dir, s.Pods)
+		j.ok("state", "%s is sound; %d pods have devices", s.Dir, s.Pods)
 	}
 }
 

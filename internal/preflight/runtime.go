@@ -7,19 +7,19 @@ import (
 )
 
 const (
-	// minRequestTimeout is what containerd gives by default. The hook's own bound is a second, and a machine that is short of CPU
-	// needs some of the rest.
+	// minRequestTimeout is containerd's default. The hook's own bound is a second, and a machine short of CPU needs some of the
+	// rest.
 	minRequestTimeout = 2 * time.Second
-	// goodRequestTimeout is what packaging/containerd sets 10 s for: below it a node with many containers may lose devmgrd when it
-	// connects, since the list of all containers has to be answered in that time too.
+	// goodRequestTimeout is the reason for the 10 s in packaging/containerd: with less, a node with many containers may lose devmgrd
+	// when it connects, since devmgrd has to answer the list of all containers in that time too.
 	goodRequestTimeout = 5 * time.Second
-	// longRequestTimeout is for how long a devmgrd that hangs could hold up every container of the node.
+	// longRequestTimeout bounds the time for which a devmgrd that hangs could hold up every container of the node.
 	longRequestTimeout = time.Minute
 
-	// startAccuracy is how exactly the system tells when a process was started.
+	// startAccuracy is the accuracy of a process's start time.
 	startAccuracy = 5 * time.Second
 
-	dropIn     = "copy /usr/share/devmgrd/containerd/devmgrd.toml into /etc/containerd/conf.d, see that containerd's configuration imports it, and restart containerd"
+	dropIn     = "copy /usr/share/devmgrd/containerd/devmgrd.toml into /etc/containerd/conf.d, make sure that containerd's configuration imports it, and restart containerd"
 	containerd = "containerd"
 	restart    = "restart containerd, which touches no running container"
 )
@@ -33,7 +33,7 @@ func (j *judge) runtime(f Facts) {
 		j.ok("runtime", "%s %s at %s", r.Name, r.Version, r.Socket)
 	}
 	if f.Containerd.Err != nil {
-		j.warn("containerd", "repair the file, or name the right one with --containerd-config", "%v", f.Containerd.Err)
+		j.warn("containerd", "fix the file, or name the right one with --containerd-config", "%v", f.Containerd.Err)
 	}
 }
 
@@ -41,32 +41,32 @@ func (j *judge) nri(f Facts) {
 	n, c := f.NRI, f.Containerd
 	switch {
 	case n.Err == nil:
-		j.ok("nri", "it is on, at %s", n.Socket)
+		j.ok("nri", "on, at %s", n.Socket)
 	case f.Runtime.Err != nil && n.Missing:
 		j.fail("nri", "start the runtime first", "no process listens at %s", n.Socket)
 	case c.WithoutNRI:
-		j.fail("nri", "take the plugin io.containerd.nri.v1.nri out of disabled_plugins, and "+restart, "containerd's configuration (%s) disables the whole plugin", c.File)
+		j.fail("nri", "take the plugin io.containerd.nri.v1.nri out of disabled_plugins, and "+restart, "containerd's configuration (%s) disables the NRI plugin", c.File)
 	case isTrue(c.Disable):
 		j.fail("nri", "set disable = false in [plugins.'io.containerd.nri.v1.nri'] (devmgrd's drop-in does), and "+restart, "NRI is off in containerd's configuration (%s)", c.File)
 	case isTrue(c.DisableConnections):
-		j.fail("nri", "set disable_connections = false in [plugins.'io.containerd.nri.v1.nri'] (devmgrd's drop-in does), and "+restart, "NRI takes no connections, by containerd's configuration (%s)", c.File)
+		j.fail("nri", "set disable_connections = false in [plugins.'io.containerd.nri.v1.nri'] (devmgrd's drop-in does), and "+restart, "containerd's configuration (%s) disables NRI connections", c.File)
 	case c.Socket != "" && c.Socket != n.Socket:
 		j.fail("nri", "set nri.socket to "+c.Socket+" in devmgrd's configuration", "nri.socket is %s, but containerd's is %s", n.Socket, c.Socket)
 	case n.Missing && f.Runtime.Name == containerd && strings.HasPrefix(strings.TrimPrefix(f.Runtime.Version, "v"), "1."):
-		j.fail("nri", "use containerd 2.0 or later, or "+dropIn, "no process listens at %s: before 2.0 NRI is off in containerd unless it is switched on", n.Socket)
+		j.fail("nri", "use containerd 2.0 or later, or "+dropIn, "no process listens at %s: before containerd 2.0 NRI is off by default", n.Socket)
 	case n.Missing:
-		j.fail("nri", f.advice("disable"), "no process listens at %s: NRI is off in the runtime, or has another socket", n.Socket)
+		j.fail("nri", f.advice("disable"), "no process listens at %s: the runtime has NRI off, or another socket", n.Socket)
 	default:
-		j.fail("nri", "see the runtime's log (journalctl -u containerd)", "the runtime does not take a plugin at %s: %v", n.Socket, n.Err)
+		j.fail("nri", "see the runtime's log (journalctl -u containerd)", "the runtime does not accept a plugin at %s: %v", n.Socket, n.Err)
 	}
 	if n.Err != nil {
 		return
 	}
 	if !n.CDI {
-		j.warn("nri", "use containerd 2.1 or later, if device plugins grant CDI devices", "%s %s cannot be told of CDI devices: containers that are granted some are refused", n.Runtime, n.Version)
+		j.warn("nri", "use containerd 2.1 or later, if device plugins grant CDI devices", "%s %s cannot inject CDI devices: devmgrd refuses containers that are granted some", n.Runtime, n.Version)
 	}
 	if !n.Rules {
-		j.warn("nri", "use containerd 2.2 or later, if device plugins grant such", "%s %s cannot be told of device nodes with less than read and write access: containers that are granted some are refused", n.Runtime, n.Version)
+		j.warn("nri", "use containerd 2.2 or later, if device plugins grant them", "%s %s cannot inject device nodes with less than read and write access: devmgrd refuses containers that are granted some", n.Runtime, n.Version)
 	}
 }
 
@@ -78,15 +78,15 @@ func (j *judge) timeout(f Facts) {
 	written, err := time.ParseDuration(f.Containerd.RequestTimeout)
 	switch {
 	case n.RequestTimeout == 0 && (err != nil || written < goodRequestTimeout):
-		j.warn("nri timeout", f.advice("plugin_request_timeout"), "the runtime does not tell how long it waits for an answer: 2s, if nothing is set")
+		j.warn("nri timeout", f.advice("plugin_request_timeout"), "the runtime does not report how long it waits for an answer: 2s by default")
 	case n.RequestTimeout == 0: // NRI before 0.7
-		j.ok("nri timeout", "the runtime waits %s for an answer, by its configuration", written)
+		j.ok("nri timeout", "the runtime's configuration lets it wait %s for an answer", written)
 	case n.RequestTimeout < minRequestTimeout:
 		j.fail("nri timeout", f.advice("plugin_request_timeout"), "the runtime waits %s for an answer: devmgrd may take a second, and the runtime drops a late plugin", n.RequestTimeout)
 	case n.RequestTimeout < goodRequestTimeout:
-		j.warn("nri timeout", f.advice("plugin_request_timeout"), "the runtime waits %s for an answer: with many containers, or little CPU, devmgrd may be dropped without a fault of its own", n.RequestTimeout)
+		j.warn("nri timeout", f.advice("plugin_request_timeout"), "the runtime waits %s for an answer: with many containers, or little CPU, it may drop a healthy devmgrd", n.RequestTimeout)
 	case n.RequestTimeout > longRequestTimeout:
-		j.warn("nri timeout", "set plugin_request_timeout to 10s", "the runtime waits %s for an answer: for so long a devmgrd that hangs can hold up every container of the node", n.RequestTimeout)
+		j.warn("nri timeout", "set plugin_request_timeout to 10s", "the runtime waits %s for an answer: a devmgrd that hangs can hold up every container of the node for so long", n.RequestTimeout)
 	default:
 		j.ok("nri timeout", "the runtime waits %s for an answer", n.RequestTimeout)
 	}
@@ -97,26 +97,26 @@ func (j *judge) timeout(f Facts) {
 
 func (j *judge) validator(f Facts) {
 	n, c := f.NRI, f.Containerd
-	const bare = "containers that are made while devmgrd is away start without their devices"
+	const bare = "containers that are created while devmgrd is away start without their devices"
 	switch {
 	case n.Err != nil:
 	case !n.Validates:
 		j.warn("validator", "use containerd 2.2 or later", "%s %s has no validators: %s", n.Runtime, n.Version, bare)
 	case n.Runtime != containerd:
-		j.warn("validator", "see that its default validator is on (CRI-O: nri_enable_default_validator in [crio.nri.default_validator])", "of %s the configuration is not read: without a validator %s", n.Runtime, bare)
-	case c.Err != nil: // which has been told
+		j.warn("validator", "make sure that its default validator is on (CRI-O: nri_enable_default_validator in [crio.nri.default_validator])", "the configuration of %s is not read: without a validator %s", n.Runtime, bare)
+	case c.Err != nil: // runtime has reported it
 	case !isTrue(c.Validator):
 		j.warn("validator", dropIn, "the default validator is off in containerd's configuration (%s): %s", c.File, bare)
 	case slices.ContainsFunc(c.Required, func(name string) bool { return name == "devmgrd" || strings.HasSuffix(name, "-devmgrd") }):
-		j.warn("validator", "take devmgrd out of required_plugins; packaging/kubernetes/fail-closed.yaml has pods say themselves that they need it",
-			"containerd's configuration requires devmgrd of every container: nothing at all starts while it is away, the network included")
+		j.warn("validator", "take devmgrd out of required_plugins; packaging/kubernetes/fail-closed.yaml requires it only for pods that need it",
+			"containerd's configuration requires devmgrd for every container: while devmgrd is away no container starts, the network's included")
 	case !f.Runtime.Started.IsZero() && c.Changed.After(f.Runtime.Started.Add(startAccuracy)):
-		j.warn("validator", restart, "the default validator is on in containerd's configuration, but that has been written after containerd was started")
+		j.warn("validator", restart, "the default validator is on in containerd's configuration, but the file is newer than the running containerd")
 	case f.API != nil && f.API.Err == nil && f.API.Unbound > 0:
-		j.warn("validator", "kubectl apply -f /usr/share/devmgrd/kubernetes/fail-closed.yaml, once for the cluster (Kubernetes 1.36 or later); static pods have it in their manifests. Pods get it when they are recreated",
-			"the default validator is on, but %d of %d pods here that ask for devices do not say that they need devmgrd: %s", f.API.Unbound, f.API.Asking, bare)
+		j.warn("validator", "kubectl apply -f /usr/share/devmgrd/kubernetes/fail-closed.yaml, once for the cluster (Kubernetes 1.36 or later); static pods need the annotation in their manifests. Recreate the pods",
+			"the default validator is on, but %d of %d pods here that request devices do not require devmgrd: %s", f.API.Unbound, f.API.Asking, bare)
 	case f.API != nil && f.API.Err == nil && f.API.lacks("list pods"):
-		j.ok("validator", "the default validator is on; whether pods say that they need devmgrd could not be seen")
+		j.ok("validator", "the default validator is on; whether pods require devmgrd is not known")
 	default:
 		j.ok("validator", "the default validator is on")
 	}
@@ -124,7 +124,7 @@ func (j *judge) validator(f Facts) {
 
 func (j *judge) cgroups(f Facts) {
 	if err := f.Kubelet.ConfigErr; err != nil {
-		j.warn("kubelet", "repair the file, or name the right one with --kubelet-config", "%v", err)
+		j.warn("kubelet", "fix the file, or name the right one with --kubelet-config", "%v", err)
 	}
 	r, k := f.Runtime, f.Kubelet
 	driver := r.CgroupDriver
@@ -134,23 +134,23 @@ func (j *judge) cgroups(f Facts) {
 	} else if !said && r.OCI != "" {
 		driver = "cgroupfs"
 	}
-	const same = "set cgroupDriver in the kubelet's configuration and SystemdCgroup in containerd's to one and the same, with the node drained"
+	const same = "drain the node, then set cgroupDriver in the kubelet's configuration and SystemdCgroup in containerd's to the same driver"
 	switch {
 	case r.Err != nil || driver == "":
 	case k.CgroupDriver != "" && k.CgroupDriver != driver && !said:
-		j.fail("cgroups", same, "the kubelet's cgroup driver is %s, the runtime's is %s, and the runtime is too old to tell the kubelet: pods fail, or run outside of their limits", k.CgroupDriver, driver)
+		j.fail("cgroups", same, "the kubelet's cgroup driver is %s, the runtime's is %s, and the runtime is too old to report its own to the kubelet: pods fail, or run outside of their limits", k.CgroupDriver, driver)
 	case k.CgroupDriver != "" && k.CgroupDriver != driver:
-		j.warn("cgroups", same, "the kubelet's file says cgroup driver %s, the runtime %s: kubelets from 1.34 on go by the runtime, older ones do not", k.CgroupDriver, driver)
+		j.warn("cgroups", same, "the kubelet's file says cgroup driver %s, the runtime %s: kubelets from 1.34 on use the runtime's, older ones do not", k.CgroupDriver, driver)
 	case driver == "cgroupfs" && f.Host.Systemd && f.Host.Unified:
-		j.warn("cgroups", "set SystemdCgroup = true in containerd's runtime options, with the node drained", "systemd and the runtime both make cgroups in one tree (cgroup driver cgroupfs under systemd): the rules for devices of running containers may be lost when systemd reloads")
+		j.warn("cgroups", "drain the node, then set SystemdCgroup = true in containerd's runtime options", "systemd and the runtime both manage one cgroup tree (cgroup driver cgroupfs under systemd): running containers may lose their device rules when systemd reloads")
 	case driver == "systemd" && r.OCI == "crun":
-		j.warn("cgroups", "use runc, if device plugins grant device nodes with less than read and write access", "crun with cgroup driver systemd takes no rule that denies access to a device: containers that are granted less than read and write fail")
+		j.warn("cgroups", "use runc, if device plugins grant device nodes with less than read and write access", "crun with cgroup driver systemd supports no rule that denies access to a device: containers that are granted less than read and write fail")
 	default:
 		j.ok("cgroups", "cgroup driver %s", driver)
 	}
 }
 
-// advice is how to set something of NRI, in the runtime that there is.
+// advice returns the remedy for an NRI setting of the node's runtime.
 func (f Facts) advice(what string) string {
 	if f.NRI.Runtime == "cri-o" || f.Runtime.Name == "cri-o" {
 		return map[string]string{

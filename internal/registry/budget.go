@@ -6,10 +6,10 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// deviceWeight is what one device costs next to its ID: in the inventory, in the allocator's index, and in what is shown.
+// deviceWeight is the memory of one device without its ID: in the inventory, in the allocator's index, and in answers.
 const deviceWeight = 256
 
-// weight returns about how many bytes a roster costs.
+// weight returns the approximate memory of a list, in bytes.
 func (r *deviceList) weight() int {
 	n := (len(r.devices) + len(r.absent)) * deviceWeight
 	for i := range r.devices {
@@ -21,8 +21,8 @@ func (r *deviceList) weight() int {
 	return n
 }
 
-// afford fails if the rosters of all resources together would cost more than plugins.maxTotalBytes with this one. Those of lost
-// resources that are not in use make room. What is afforded counts from then on.
+// afford fails if the lists of all resources, with this one, would need more than plugins.maxTotalBytes. It forgets lost, unused
+// resources to make room. An accepted list counts from then on.
 func (r *Registry) afford(l *registration, list deviceList) error {
 	weight := list.weight()
 	for {
@@ -36,7 +36,7 @@ func (r *Registry) afford(l *registration, list deviceList) error {
 	}
 }
 
-// tryAfford returns what the other resources cost, and counts the resource's own if that is within the limit.
+// tryAfford returns the memory of the other resources, and counts the resource's own if the sum is within the limit.
 func (r *Registry) tryAfford(l *registration, weight int) (others int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -51,13 +51,13 @@ func (r *Registry) tryAfford(l *registration, weight int) (others int) {
 	return others
 }
 
-// A budgetError reports a list for which there is no room.
+// A budgetError reports a list beyond plugins.maxTotalBytes.
 type budgetError struct {
 	resource             device.ResourceName
 	bytes, others, limit int
 }
 
 func (e *budgetError) Error() string {
-	return fmt.Sprintf("the list of %s would cost %d bytes next to the %d of all other resources, and plugins.maxTotalBytes allows %d together; "+
-		"raise it, with the service's limit of memory, or forget resources with devmgrd forget", e.resource, e.bytes, e.others, e.limit)
+	return fmt.Sprintf("the list of %s needs %d bytes next to the %d of all other resources, and plugins.maxTotalBytes allows %d together; "+
+		"raise it, with the service's memory limit, or forget resources with devmgrd forget", e.resource, e.bytes, e.others, e.limit)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/connlimit"
 )
 
-// What the processes that dial kubelet.sock may hold, in sum and each. What is beyond waits in line: a plugin may register
-// hundreds of resources at once, and one that is refused may never try again.
+// callerLimits bounds the connections to kubelet.sock, in total and per client. Further connections wait in line: a plugin may
+// register hundreds of resources at once, and a refused plugin may never try again.
 var callerLimits = connlimit.Limits{Served: 1024, ServedPerClient: 256, Waiting: 1024, WaitingPerClient: 256}
 
 const (
@@ -26,9 +26,9 @@ const (
 	maxRegistering    = 256 // calls of Register at work
 	maxRegisteringOf  = 32  // of one process
 
-	// A connection that does nothing makes room. gRPC's clients dial again when they need to.
+	// An idle connection is closed. gRPC's clients dial again when they need to.
 	callerIdle = 10 * time.Second
-	// Nor does a connection keep its room by calling without end.
+	// A busy connection is closed too, after this time.
 	callerAge   = time.Minute
 	callerGrace = 15 * time.Second
 
@@ -59,12 +59,12 @@ func newRegistrationServer(options ...grpc.ServerOption) *registrationServer {
 	}
 }
 
-// Serve serves the connections of a listener as their turn comes.
+// Serve serves the connections of a listener in turn.
 func (s *registrationServer) Serve(l net.Listener) error {
 	return s.Server.Serve(s.limiter.Listener(l))
 }
 
-// An directoryListener is the listener of a directory's kubelet.sock.
+// A directoryListener is the listener of a directory's kubelet.sock.
 type directoryListener struct {
 	net.Listener
 	directory *directory
@@ -96,7 +96,7 @@ func clientOf(conn net.Conn) (string, error) {
 	return connlimit.UnixClient(conn)
 }
 
-// callerCredentials are the transport's credentials: the kernel says which process has dialled, and in which directory.
+// callerCredentials are the transport's credentials: the process, as the kernel names it, and the directory that it dialled in.
 type callerCredentials struct{}
 
 // A caller is the other end of a connection.
@@ -106,7 +106,7 @@ type caller struct {
 	directory *directory
 }
 
-// callerOf returns whose call it is.
+// callerOf returns the caller of a call.
 func callerOf(ctx context.Context) caller {
 	p, _ := peer.FromContext(ctx)
 	return p.AuthInfo.(caller)
@@ -115,7 +115,7 @@ func callerOf(ctx context.Context) caller {
 // AuthType is part of credentials.AuthInfo.
 func (caller) AuthType() string { return "peer credentials" }
 
-// ServerHandshake is part of credentials.TransportCredentials. Nothing is sent.
+// ServerHandshake is part of credentials.TransportCredentials. It sends nothing.
 func (callerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	limited, ok := conn.(*connlimit.Conn)
 	if !ok {
@@ -130,7 +130,7 @@ func (callerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.A
 
 var errNotAccepted = errors.New("the connection was not accepted by kubelet.sock's listener")
 
-// ClientHandshake is part of credentials.TransportCredentials, and of no use here.
+// ClientHandshake is part of credentials.TransportCredentials, and not used.
 func (callerCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errors.New("only for servers")
 }
@@ -154,13 +154,13 @@ type callLimiter struct {
 	clients map[string]*clientCalls
 }
 
-// A clientCalls is that of one client's calls.
+// A clientCalls counts one client's calls.
 type clientCalls struct {
 	own   *semaphore.Weighted
 	calls int // at work or waiting
 }
 
-// wait has a call wait for its turn.
+// wait waits for a call's turn.
 func (t *callLimiter) wait(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	client := callerOf(ctx).client
 	mine := t.enter(client)

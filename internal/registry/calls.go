@@ -12,7 +12,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Allocate asks the resource's plugin to make the devices ready for the container, and returns its answer, checked.
+// Allocate calls Allocate of the resource's plugin for the container, and returns its answer, checked.
 // The error is a *device.Refusal, or ctx's if that has ended.
 func (r *Registry) Allocate(ctx context.Context, pod device.Pod, c device.Container, resource device.ResourceName, ids []device.ID) (device.Grant, error) {
 	var given device.Grant
@@ -39,8 +39,8 @@ func (r *Registry) Allocate(ctx context.Context, pod device.Pod, c device.Contai
 	return given, err
 }
 
-// PreStart asks the resource's plugin to prepare the devices for the container's next start. The caller does so if the
-// Offer demands it. The error is a *device.Refusal, or ctx's if that has ended.
+// PreStart asks the resource's plugin to prepare the devices for the container's next start. Call it if the Offer requires
+// it. The error is a *device.Refusal, or ctx's if that has ended.
 func (r *Registry) PreStart(ctx context.Context, pod device.Pod, c device.Container, resource device.ResourceName, ids []device.ID) error {
 	call := call{name: "PreStartContainer", resource: resource, timeout: r.cfg.PreStartTimeout, failure: device.PreStartFailed}
 	return r.do(ctx, call, func(ctx context.Context, s *session) error {
@@ -49,10 +49,9 @@ func (r *Registry) PreStart(ctx context.Context, pod device.Pod, c device.Contai
 	})
 }
 
-// Prefer asks the resource's plugin which size of the available devices go well together; those in must have to be among
-// them, and are available too. What it answers is given as it is, and may be empty: whoever asks judges it. The caller
-// does so only if the Offer says that the plugin has preferences. The error is a *device.Refusal, or ctx's if that has
-// ended.
+// Prefer asks the resource's plugin for the best size devices among the available ones. The answer should contain the devices
+// in must, which are available too. Prefer returns the answer unchecked; it may be empty. Call it only if the Offer says
+// that the plugin has preferences. The error is a *device.Refusal, or ctx's if that has ended.
 func (r *Registry) Prefer(ctx context.Context, pod device.Pod, c device.Container, resource device.ResourceName, available, must []device.ID, size int) ([]device.ID, error) {
 	var likes []device.ID
 	call := call{name: "GetPreferredAllocation", resource: resource, timeout: r.cfg.PreferredTimeout, failure: device.PluginError}
@@ -69,7 +68,7 @@ func (r *Registry) Prefer(ctx context.Context, pod device.Pod, c device.Containe
 	return likes, err
 }
 
-// identify sends along whom the call is for. Plugins that do not know of it see nothing of it.
+// identify adds the container to the call's metadata. Other plugins ignore it.
 func identify(ctx context.Context, pod device.Pod, c device.Container) context.Context {
 	return metadata.AppendToOutgoingContext(ctx,
 		"devmgrd-pod-namespace", pod.Namespace,
@@ -79,7 +78,7 @@ func identify(ctx context.Context, pod device.Pod, c device.Container) context.C
 	)
 }
 
-// A call is one question to a plugin.
+// A call is one call to a plugin.
 type call struct {
 	name     string
 	resource device.ResourceName
@@ -87,8 +86,8 @@ type call struct {
 	failure  device.Reason // if the plugin answers with an error
 }
 
-// do waits for its turn with the plugin and asks, both within the call's time. Like the kubelet it asks a plugin one
-// thing at a time, since plugins were never written for more.
+// do waits for its turn with the plugin and calls it, both within the call's time. Like the kubelet it makes one call to a
+// plugin at a time, since plugins are not written for concurrent calls.
 func (r *Registry) do(caller context.Context, c call, ask func(context.Context, *session) error) error {
 	s, refusal := r.serving(c.resource)
 	if refusal != nil {
@@ -110,7 +109,7 @@ func (r *Registry) do(caller context.Context, c call, ask func(context.Context, 
 	return nil
 }
 
-// serving returns the session of the resource's plugin, or says why there is none.
+// serving returns the session of the resource's plugin, or the reason why there is none.
 func (r *Registry) serving(resource device.ResourceName) (*session, *device.Refusal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -136,12 +135,12 @@ var (
 	errSessionOver = errors.New("the connection to it has ended")
 )
 
-// A nonsenseError is an answer that cannot be used.
+// A nonsenseError reports an unusable answer.
 type nonsenseError struct{ err error }
 
 func (e *nonsenseError) Error() string { return e.err.Error() }
 
-// refuse finds the reason for which a call has failed.
+// refuse returns the refusal for a failed call.
 func (c call) refuse(caller context.Context, s *session, err error) error {
 	if caller.Err() != nil {
 		return caller.Err()
@@ -166,7 +165,7 @@ func (c call) refuse(caller context.Context, s *session, err error) error {
 			"the plugin of %s did not answer %s within %s", c.resource, c.name, c.timeout)
 	case errors.As(err, &nonsense):
 		return device.Refuse(device.PluginError, nil,
-			"the plugin of %s answered %s with something that cannot be used: %s", c.resource, c.name, clip(err.Error()))
+			"the plugin of %s returned an unusable answer to %s: %s", c.resource, c.name, clip(err.Error()))
 	case over, code == codes.Unavailable:
 		return device.Refuse(device.PluginStale, nil,
 			"the connection to the plugin of %s ended during %s: %s", c.resource, c.name, said)

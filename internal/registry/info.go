@@ -12,8 +12,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// checkInfo checks what a plugin says of itself on the registration socket at path, without touching anything, and gives
-// its resource and the path of the socket on which it serves.
+// checkInfo checks a plugin's answer to GetInfo on the registration socket at path, without side effects. It returns the
+// plugin's resource and the path of its serving socket.
 func (h *home) checkInfo(info *watcherapi.PluginInfo, path string) (device.ResourceName, string, error) {
 	if t := info.GetType(); t != watcherapi.DevicePlugin {
 		return "", "", &typeError{t}
@@ -49,8 +49,8 @@ func (h *home) checkInfo(info *watcherapi.PluginInfo, path string) (device.Resou
 	return resource, served, nil
 }
 
-// onHost returns the place of a path that a plugin in a container names: it has our directories where the kubelet's would
-// be. The longer of two directories that contain each other is the one that was meant.
+// onHost converts a path in a plugin's container to the path on the host: the container has devmgrd's directories in place
+// of the kubelet's. Of two directories that contain each other the longer one counts.
 func (h *home) onHost(path string) string {
 	seen, ours := h.kubelet, h.sockets
 	other, theirs := h.kubeletRegistry, h.registry
@@ -65,10 +65,10 @@ func (h *home) onHost(path string) string {
 	return path
 }
 
-// A typeError says that a plugin is none of ours.
+// A typeError reports a plugin of another type.
 type typeError struct{ is string }
 
 func (e *typeError) Error() string {
-	return fmt.Sprintf("type %q is not taken: devmgrd registers plugins of type %s only. CSI and DRA plugins register with the kubelet: "+
+	return fmt.Sprintf("type %q is not supported: devmgrd registers plugins of type %s only. CSI and DRA plugins register with the kubelet: "+
 		`annotate the pod with devmgrd.io/redirect: "false", so that it has the kubelet's own directory`, clip(e.is), watcherapi.DevicePlugin)
 }

@@ -17,8 +17,8 @@ import (
 // A listCodec decodes the messages of one stream, except those that are the same as the one before, byte for byte.
 // Some plugins send tens of thousands of devices every few seconds, unchanged.
 //
-// Messages are told apart by length and a 64-bit hash under a seed that nobody outside knows. Two different ones look
-// the same once in 10^19 times, and the plugin's next change would put that right.
+// It compares messages by length and a 64-bit hash with a secret seed. Two different messages look the same once in 10^19
+// times, and the plugin's next change would correct that.
 type listCodec struct {
 	encoding.CodecV2
 	unchanged bool // the latest message was the same as the one before, and was not decoded
@@ -65,7 +65,7 @@ const (
 	maxNode = 1<<10 - 1
 )
 
-// faults is what was wrong with a list and has been put right.
+// faults counts the corrected faults of a list.
 type faults struct {
 	doubles int    // entries with an ID that comes again later
 	double  string // one such ID
@@ -172,7 +172,7 @@ func (l *lister) takeAnew(message []*pluginapi.Device, now time.Time) (found fau
 	return found
 }
 
-// near reports whether numa(t) would be nodes, mostly without making it.
+// near reports whether numa(t) equals nodes, mostly without computing it.
 func (l *lister) near(nodes []int, t *pluginapi.TopologyInfo) bool {
 	switch len(t.GetNodes()) {
 	case 0:
@@ -184,7 +184,7 @@ func (l *lister) near(nodes []int, t *pluginapi.TopologyInfo) bool {
 	return slices.Equal(nodes, l.numa(t))
 }
 
-// counts reports whether a NUMA node's number is one.
+// counts reports whether a NUMA node's number is valid.
 func counts(id int64) bool { return 0 <= id && id <= maxNode }
 
 // impossible reports whether a topology names a NUMA node that no machine has. Negative numbers are no fault.
@@ -213,7 +213,7 @@ func (l *lister) numa(t *pluginapi.TopologyInfo) []int {
 	return slices.Compact(nodes)
 }
 
-// single returns the list of one node, the same for all devices near it.
+// single returns the list of one node, shared by all devices near it.
 func (l *lister) single(id int64) []int {
 	if !counts(id) {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// metrics bear names that dashboards made for the kubelet know. A resource gets its series when its plugin has been
-// accepted, never from a name that was merely sent to us.
+// metrics have the names of the kubelet's, for existing dashboards. A resource gets its series when its plugin is accepted,
+// never from the name in a mere request.
 type metrics struct {
 	registrations *prometheus.CounterVec
 	allocate      *prometheus.HistogramVec

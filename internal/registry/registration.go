@@ -28,7 +28,7 @@ const (
 	unseenPause = time.Minute            // at rest, where no watch sees the socket come back
 	refusePause = 2 * time.Minute        // where the plugin itself has ended ListAndWatch, and has never listed
 	holdTime    = 5 * time.Second        // for the watcher to find a remembered plugin
-	courtesy    = 300 * time.Millisecond // from a socket's creation on, for the plugin to register by itself
+	courtesy    = 300 * time.Millisecond // from a socket's creation on, for the plugin to register
 )
 
 // A registration is one registration: one plugin's claim to serve one resource, for as long as no other takes its place.
@@ -47,7 +47,7 @@ type registration struct {
 	cancel   context.CancelFunc // ends Run; guarded by Registry.mu
 }
 
-// where names the plugin's socket for people.
+// where describes the plugin's socket in messages.
 func (l *registration) where() string {
 	if l.endpoint == "" {
 		return cmp.Or(l.lack, "it has to register again")
@@ -62,7 +62,7 @@ const (
 	podGone   = "its pod is gone"
 )
 
-// newRegistration makes a link that does nothing before it is started.
+// newRegistration returns a registration that does nothing before it is started.
 func newRegistration(r *Registry, id uint64, resource device.ResourceName, h home, endpoint string) *registration {
 	l := &registration{
 		id: id, resource: resource, home: h, endpoint: endpoint, path: h.locate(endpoint),
@@ -122,7 +122,7 @@ func (l *registration) Run(ctx context.Context, on *session) {
 	}
 }
 
-// An endError is the plugin's own end of ListAndWatch, in contrast to a connection that broke.
+// An endError reports that the plugin ended ListAndWatch, in contrast to a broken connection.
 type endError struct{ cause error }
 
 func (e *endError) Error() string {
@@ -134,8 +134,8 @@ func (e *endError) Error() string {
 
 func (e *endError) Unwrap() error { return e.cause }
 
-// hold waits with the first dial of a remembered plugin which had been found by the watcher, as its endpoint shows. The
-// watcher is about to find it again, and it would have two streams, one after the other.
+// hold delays the first dial of a recorded plugin that the watcher had found, as its endpoint shows. The watcher will find
+// the plugin again, which would otherwise have two streams, one after the other.
 func (l *registration) hold(ctx context.Context) {
 	d := l.registry.directoryOf(l.home)
 	if d == nil || d.home.registry == "" || !filepath.IsAbs(l.endpoint) {
@@ -148,8 +148,8 @@ func (l *registration) hold(ctx context.Context) {
 	}
 }
 
-// wait returns when it is time to dial back after err. Where only news can help it waits for that alone, so that a
-// plugin which has gone permanently costs nothing. A plugin that registered and then refused to list its devices is called rarely:
+// wait returns when it is time to dial back after err. Where only a new socket can help it waits for that alone, so that a
+// plugin that has gone forever costs nothing. A plugin that registered and then refused to list its devices is called rarely:
 // the kubelet does not call it a second time.
 func (l *registration) wait(ctx context.Context, err error, pause *backoff.Backoff, refused bool) {
 	var clock <-chan time.Time
@@ -174,9 +174,9 @@ func (l *registration) wait(ctx context.Context, err error, pause *backoff.Backo
 	case <-ctx.Done():
 	case <-clock:
 	case <-l.wake:
-		// Most plugins that make their socket again register a moment later. To dial them before that would open
-		// two streams, and plugins whose abandoned stream keeps reading from the same channel as the next one
-		// would tell it, not us, of the next device that fails.
+		// Most plugins that recreate their socket register a moment later. Dialling them before that would open
+		// two streams. Some plugins' abandoned stream keeps reading from the same channel as the next one, and
+		// would consume the next device's failure.
 		pause.Reset()
 		select {
 		case <-ctx.Done():
@@ -185,10 +185,10 @@ func (l *registration) wait(ctx context.Context, err error, pause *backoff.Backo
 	}
 }
 
-// rests reports whether dialling is no use until the socket's file is recreated, which the watch sees, or the plugin
-// registers: there is no file, it is no plugin's socket, or nobody listens on it. The last may pass without a sign,
-// since a socket's file is there before its owner listens; so it counts when the plugin is lost and has been dialled
-// for as long as the pauses grow.
+// rests reports whether dialling is useless until the socket's file is recreated, which the watch sees, or the plugin
+// registers: the file is missing, is no plugin's socket, or has no listener. A listener may appear without an event,
+// since a socket's file exists before its owner listens. So a missing listener counts only when the plugin is lost and
+// has been dialled until the pause is the longest.
 func (l *registration) rests(err error, tried bool) bool {
 	if hopeless := new(socketError); errors.As(err, &hopeless) || errors.Is(err, fs.ErrNotExist) {
 		return true
@@ -196,8 +196,8 @@ func (l *registration) rests(err error, tried bool) bool {
 	return tried && errors.Is(err, syscall.ECONNREFUSED) && l.registry.lost(l)
 }
 
-// unseen reports whether the socket may come and go without a sign: it is in no directory that is watched, or its name is
-// a link.
+// unseen reports whether the socket may come and go without an event: it is in no watched directory, or its name is a
+// link.
 func (l *registration) unseen() bool {
 	if !l.home.watched(l.path) {
 		return true
@@ -267,7 +267,7 @@ func (l *registration) runOnce(ctx context.Context, on *session) (listed bool, e
 	}
 }
 
-// listError says why a stream has ended with err.
+// listError explains the end of a stream with err.
 func (l *registration) listError(err error) error {
 	if status.Code(err) == codes.ResourceExhausted && strings.Contains(err.Error(), "received message larger than max") {
 		return fmt.Errorf("the plugin's list is longer than the %d bytes that plugins.maxMessageBytes allows; raise it: %w",
@@ -280,7 +280,7 @@ func (l *registration) listError(err error) error {
 	return &endError{err}
 }
 
-// nudge makes a waiting link dial at once.
+// nudge makes a waiting registration dial at once.
 func (l *registration) nudge() {
 	select {
 	case l.wake <- struct{}{}:

@@ -18,40 +18,40 @@ import (
 // Config is what a Registry needs. Only the plugin watcher's directories, PluginsDir, Rules, Listener, Known and RejectDuplicates may
 // be left out. All paths are absolute.
 type Config struct {
-	SocketDir   string        // we listen on kubelet.sock in it; plugins put their sockets next to it
+	SocketDir   string        // devmgrd listens on kubelet.sock in it; plugins put their sockets next to it
 	GracePeriod time.Duration // how long an offer is Stale before it is Lost; 0: not at all
 
-	RegistryDir        string // watched for sockets of plugins that wait to be called; empty: none is called
-	KubeletDir         string // where a plugin's container has SocketDir, as in the endpoint that it names to the watcher
-	KubeletRegistryDir string // where it has RegistryDir, likewise
-	PluginsDir         string // for directories of plugin pods' own; empty: no pod has one
+	RegistryDir        string // watched for sockets of plugins that wait for a call; empty: none is called
+	KubeletDir         string // the path of SocketDir in a plugin's container, as in its answer to GetInfo
+	KubeletRegistryDir string // the path of RegistryDir there
+	PluginsDir         string // for plugin pods' own directories; empty: no pod has one
 
-	AllocateTimeout  time.Duration // of one Allocate, the wait for one's turn included
+	AllocateTimeout  time.Duration // of one Allocate, including the wait for its turn
 	PreferredTimeout time.Duration // of one GetPreferredAllocation, likewise
 	PreStartTimeout  time.Duration // of one PreStartContainer, likewise
 
-	MaxMessageBytes int // the largest message taken from a plugin
-	MaxDevices      int // the longest list taken from a plugin
-	MaxResources    int // how many resources may be known at once
-	MaxTotalBytes   int // about what the lists of all plugins together may cost in memory
+	MaxMessageBytes int // the largest message accepted from a plugin
+	MaxDevices      int // the longest list accepted from a plugin
+	MaxResources    int // the number of resources at once
+	MaxTotalBytes   int // the approximate memory of all plugins' lists together
 
 	AllowedAnnotations []string // of grants that steer the runtime: keys, or beginnings of keys and an asterisk
 	Rules              Rules    // nil: any plugin may serve any resource, and grant anything
 
-	Listener         net.Listener          // the registration socket, if somebody (systemd) made it for us
+	Listener         net.Listener          // the registration socket, if systemd created it
 	RejectDuplicates bool                  // refuse a second plugin while the first one serves; else the newest wins
-	Known            []device.PluginRecord // what the store remembers: dialled at the start, Stale or Lost until they serve
+	Known            []device.PluginRecord // the store's records: dialled at the start, Stale or Lost until they serve
 
 	Store   Store
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 }
 
-// Store keeps what has to survive a restart. SavePlugin returns when the record is durable. It is called by one
-// goroutine that nobody waits for, and only when the record differs from the one saved before.
+// Store keeps records over a restart. SavePlugin returns when the record is durable. One goroutine calls it, for which no
+// other waits, and only when the record differs from the one saved before.
 type Store interface {
 	SavePlugin(device.PluginRecord) error
-	// ForgetResource removes all that is remembered of a resource.
+	// ForgetResource removes all records of a resource.
 	ForgetResource(device.ResourceName) error
 }
 
@@ -63,14 +63,14 @@ type Rules interface {
 	MayServe(resource device.ResourceName, by device.PluginPod) error
 	// MayGrant returns an error if the container must not have what the plugin grants.
 	MayGrant(to device.PodContainer, resource device.ResourceName, grant device.Grant) error
-	// Granted notes a grant.
+	// Granted records a grant.
 	Granted(resource device.ResourceName, ids []device.ID, grant device.Grant)
 }
 
-// registerTimeout is how long a plugin has to answer on the socket that it has just named: the kubelet's figure.
+// registerTimeout bounds a registering plugin's first answer on its own socket. The kubelet has the same.
 const registerTimeout = 10 * time.Second
 
-// Registry is the public door of this room. All methods may be called at any time and from anywhere.
+// Registry is the API of this package. All methods may be called at any time and from any goroutine.
 type Registry struct {
 	cfg             Config // immutable after New
 	log             *slog.Logger
@@ -80,22 +80,22 @@ type Registry struct {
 	server          *registrationServer
 	registerTimeout time.Duration
 	lastPause       time.Duration // of a link that dials back
-	refusePause     time.Duration // before a plugin is dialled that has refused to list its devices
+	refusePause     time.Duration // before dialling a plugin that has refused to list its devices
 	callPause       time.Duration // of the watcher's calls, the first one
 	sweepPause      time.Duration // between two sweeps of the socket directory
 	changed         chan struct{}
-	failed          chan error // the registration service broke down
+	failed          chan error // the registration service failed
 
 	common      *directory
 	tree        *plugindir.Tree // nil: no pod has a directory of its own
 	accounts    ServiceAccounts // nil: none is known
-	directories broadcaster     // the directories, or whose resources are, have changed
+	directories broadcaster     // a directory, or the pod of a resource, has changed
 
-	work sync.WaitGroup // everything that Run has to wait for
+	work sync.WaitGroup // all goroutines that Run waits for
 
 	making sync.Mutex // held while a plugin pod's directory is made; taken before mu
 
-	mu         sync.Mutex // guards what follows; never held across a call, a file access or a save
+	mu         sync.Mutex // guards the fields below; never held across a call, a file access or a save
 	resources  map[device.ResourceName]*resourceState
 	lastNumber uint64 // registrations and streams so far: the identity of a link, and of a plugin's stream
 	own        map[device.PodUID]*directory
@@ -103,7 +103,7 @@ type Registry struct {
 	closing    bool
 }
 
-// New makes a Registry that already offers, as Stale, what cfg.Known remembers. Nothing runs before Run.
+// New returns a Registry with the offers of cfg.Known, as Stale or Lost. Nothing runs before Run.
 func New(cfg Config) *Registry {
 	cfg.mustBeComplete()
 	for _, dir := range []*string{&cfg.SocketDir, &cfg.RegistryDir, &cfg.KubeletDir, &cfg.KubeletRegistryDir, &cfg.PluginsDir} {
@@ -151,9 +151,9 @@ func New(cfg Config) *Registry {
 	return r
 }
 
-// sharedSockets returns the paths that more than one record names, as after a crash between two saves. A socket belongs to
-// one resource, but nothing in the records tells which of them registered last, and the plugin cannot be asked: it is
-// better to wait for it than to offer its devices under a wrong name.
+// sharedSockets returns the paths of more than one record, as after a crash between two saves. A socket belongs to one
+// resource, but the records do not show the latest registration, and the plugin cannot be asked. It is better to wait for the
+// plugin than to offer its devices under a wrong name.
 func (r *Registry) sharedSockets(known []device.PluginRecord) map[string]bool {
 	seen, shared := make(map[string]bool), make(map[string]bool)
 	for _, k := range known {
@@ -187,9 +187,8 @@ func (c Config) mustBeComplete() {
 	}
 }
 
-// Run serves registrations, follows plugins and calls them until ctx ends, then gives nil; or an error when the
-// service cannot go on. It may be called once. When it returns, everything that it started has ended and what was
-// to be saved has been saved.
+// Run serves registrations, follows plugins and calls them until ctx ends, then returns nil; or it returns an error when
+// the service fails. It may be called once. When it returns, all its goroutines have ended and all records are saved.
 func (r *Registry) Run(ctx context.Context) error {
 	if err := r.begin(); err != nil {
 		return err
@@ -204,7 +203,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	case err = <-r.failed:
 	}
 
-	// The reverse order: no new link, then no link, then nothing left to save.
+	// In reverse order: no new registration, then no registration, then no unsaved record.
 	r.close()
 	r.server.Stop() // waits for the calls of Register
 	r.endWatches()
@@ -214,7 +213,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	return err
 }
 
-// begin listens, if that has not been done, and starts the links of remembered plugins.
+// begin listens, unless Listen was called, and starts the registrations of recorded plugins.
 func (r *Registry) begin() error {
 	r.mu.Lock()
 	again, listening := r.running, r.common.listener != nil
@@ -260,7 +259,7 @@ func (r *Registry) endWatches() {
 	}
 }
 
-// close ends all links and lets nothing new begin.
+// close ends all registrations and accepts no new one.
 func (r *Registry) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -271,7 +270,7 @@ func (r *Registry) close() {
 	}
 }
 
-// Offers returns what is offered at this moment. Inventories are shared and must not be changed.
+// Offers returns the current offers. Inventories are shared and must not be changed.
 func (r *Registry) Offers() map[device.ResourceName]device.Offer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -282,7 +281,7 @@ func (r *Registry) Offers() map[device.ResourceName]device.Offer {
 	return offers
 }
 
-// Registrations returns where the plugins listen, and whose they are.
+// Registrations returns the plugins' endpoints and pods.
 func (r *Registry) Registrations() map[device.ResourceName]device.Registration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -293,17 +292,17 @@ func (r *Registry) Registrations() map[device.ResourceName]device.Registration {
 	return all
 }
 
-// Changed says that Offers may have changed since the last receive.
+// Changed signals that Offers may have changed since the last receive.
 func (r *Registry) Changed() <-chan struct{} { return r.changed }
 
 func (r *Registry) signal() {
 	select {
 	case r.changed <- struct{}{}:
-	default: // one is waiting to be read already, and whoever reads it sees this change too
+	default: // a pending signal covers this change too
 	}
 }
 
-// Check returns nil while registrations reach us, and otherwise says why they do not.
+// Check returns nil while plugins can register, and otherwise the reason why not.
 func (r *Registry) Check() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -316,10 +315,10 @@ func (r *Registry) Check() error {
 	return r.common.trouble
 }
 
-// Forget drops a resource that nobody serves, and has the Memory forget it; one that is unknown too. A plugin that registers it
-// later brings it back. It fails with a *device.InUseError while a plugin serves it, also if one has come meanwhile.
+// Forget removes a resource without a plugin, also from the Store, and also an unknown one. A plugin that registers it later
+// brings it back. Forget fails with a *device.InUseError while a plugin serves the resource, also if one has come meanwhile.
 func (r *Registry) Forget(resource device.ResourceName) error {
-	r.saver.commitMu.Lock() // or a save that is under way would bring it back
+	r.saver.commitMu.Lock() // or a concurrent save would bring it back
 	defer r.saver.commitMu.Unlock()
 	r.mu.Lock()
 	here := r.resources[resource].present()
@@ -347,6 +346,6 @@ func (r *Registry) Forget(resource device.ResourceName) error {
 	r.metrics.forget(resource)
 	r.directories.notify()
 	r.signal()
-	r.callAgainLocked() // a plugin that is there and cannot call by itself is not to be lost
+	r.callAgainLocked() // a running plugin that waits for a call must not be lost
 	return nil
 }

@@ -8,22 +8,21 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A Allocator knows which resources are in use.
+// An Allocator knows which resources are in use.
 type Allocator interface {
 	// Devices returns a resource's devices, with their cordons.
 	Devices(device.ResourceName) (all []device.DeviceStatus, known bool)
-	// Forget drops a resource with all that is known of it, through Registry.Forget. It fails with a *device.InUseError
-	// while a pod has or wants its devices, or a plugin serves it.
+	// Forget removes a resource with its records, through Registry.Forget. It fails with a *device.InUseError while a pod
+	// has or requests its devices, or a plugin serves it.
 	Forget(device.ResourceName) (lifted []device.Cordon, err error)
 }
 
-// MakeRoomWith lets resources that are Lost and not in use make room for new ones. It is called before Run. Without it
-// none does.
+// MakeRoomWith lets new resources replace resources that are Lost and not in use. Call it before Run. Without it none is
+// replaced.
 func (r *Registry) MakeRoomWith(l Allocator) { r.allocator = l }
 
-// makeRoom forgets the resource that has been Lost for the longest time, that no pod has or wants, and that has no
-// cordoned device: an administrator who keeps a device out of use expects the plugin back. It reports whether there was
-// one.
+// makeRoom forgets the resource that has been Lost for the longest time, among those that no pod has or requests and that have
+// no cordoned device: an operator who cordons a device expects the plugin back. It reports whether it forgot one.
 func (r *Registry) makeRoom(forResource device.ResourceName) bool {
 	for _, lost := range r.lostResources() {
 		if r.cordoned(lost.resource) {
@@ -48,13 +47,13 @@ func (r *Registry) cordoned(resource device.ResourceName) bool {
 	return slices.ContainsFunc(devices, func(d device.DeviceStatus) bool { return d.Cordon != nil })
 }
 
-// A lostResource is one whose plugin has been away since then.
+// A lostResource is a resource whose plugin has been away since then.
 type lostResource struct {
 	resource device.ResourceName
 	since    time.Time
 }
 
-// lostResources returns the resources that are Lost and have no connected plugin, those that went first in front.
+// lostResources returns the resources that are Lost and have no connected plugin, the longest lost first.
 func (r *Registry) lostResources() (all []lostResource) {
 	if r.allocator == nil {
 		return nil

@@ -14,17 +14,17 @@ const (
 	saveRetry    = 5 * time.Second // after a save has failed
 )
 
-// A saver writes records to the Memory behind everybody's back. Changes are noted by name; the record is fetched when
-// its turn comes, so any number of changes in between are one save, and one that was undone is none.
+// A saver writes records to the Store in the background. Changes are noted by name, and the record is fetched when its turn
+// comes. So several changes need one save, and an undone change needs none.
 type saver struct {
 	store Store
 	log   *slog.Logger
 	fetch func(device.ResourceName) (device.PluginRecord, bool)
 	wake  chan struct{}
 
-	commitMu sync.Mutex // held while the Memory writes; taken before all other locks
+	commitMu sync.Mutex // held while the Store writes; taken before all other locks
 
-	mu    sync.Mutex // guards what follows; taken after Registry.mu, never the other way round
+	mu    sync.Mutex // guards the fields below; taken after Registry.mu, never the other way round
 	dirty map[device.ResourceName]bool
 	saved map[device.ResourceName]device.PluginRecord
 }
@@ -38,10 +38,10 @@ func newSaver(m Store, log *slog.Logger, fetch func(device.ResourceName) (device
 	}
 }
 
-// remember takes k as saved already.
+// remember marks k as saved.
 func (s *saver) remember(k device.PluginRecord) { s.saved[k.Resource] = k }
 
-// note says that the resource's record may have changed.
+// note marks the resource's record as possibly changed.
 func (s *saver) note(resource device.ResourceName) {
 	s.mu.Lock()
 	s.dirty[resource] = true
@@ -59,7 +59,7 @@ func (s *saver) forget(resource device.ResourceName) {
 	delete(s.saved, resource)
 }
 
-// run saves what is noted until ctx ends, and then what is left.
+// run saves noted records until ctx ends, and then the rest.
 func (s *saver) run(ctx context.Context) {
 	failing := false
 	for {
@@ -73,7 +73,7 @@ func (s *saver) run(ctx context.Context) {
 		if !s.saveAll(&failing) {
 			pause = saveRetry
 			select {
-			case s.wake <- struct{}{}: // what failed is still noted
+			case s.wake <- struct{}{}: // failed records are still noted
 			default:
 			}
 		}
@@ -84,7 +84,7 @@ func (s *saver) run(ctx context.Context) {
 	}
 }
 
-// saveAll saves each noted record that differs from the one saved before, and reports whether all went well.
+// saveAll saves each noted record that differs from the one saved before, and reports whether all saves succeeded.
 func (s *saver) saveAll(failing *bool) bool {
 	s.mu.Lock()
 	names := s.dirty

@@ -20,7 +20,7 @@ import (
 // maxRegisterBytes is far more than a request of Register has.
 const maxRegisterBytes = 64 << 10
 
-// server is what plugins see on kubelet.sock.
+// server is the Registration service on kubelet.sock.
 type server struct {
 	pluginapi.UnimplementedRegistrationServer
 	registry *Registry
@@ -36,8 +36,8 @@ func newServer(r *Registry) *registrationServer {
 	return s
 }
 
-// Register takes up a plugin. It returns when the plugin has been put in place; its stream is opened afterwards.
-// RegisterRequest.options do not count: the plugin is asked, as the kubelet asks it.
+// Register registers a plugin. It returns when the registration is accepted; the plugin's stream is opened afterwards.
+// Register ignores RegisterRequest.options and asks the plugin for its options, as the kubelet does.
 func (s *server) Register(ctx context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	d := callerOf(ctx).directory
 	if err := s.registry.register(ctx, d, request); err != nil {
@@ -62,8 +62,8 @@ func (r *Registry) register(ctx context.Context, d *directory, request *pluginap
 	return r.install(l, on)
 }
 
-// install puts the plugin that l stands for in place. A plugin that has been overtaken by a newer registration hears no
-// error: it is as if it had been put in place and replaced a moment later.
+// install makes l its resource's registration. A plugin that was overtaken by a newer registration gets no error, as if it had
+// been installed and replaced a moment later.
 func (r *Registry) install(l *registration, on *session) error {
 	loser, err := r.accept(l, on)
 	for errors.As(err, new(*fullError)) && r.makeRoom(l.resource) {
@@ -83,7 +83,7 @@ func (r *Registry) install(l *registration, on *session) error {
 	return nil
 }
 
-// checkRequest checks what can be checked without touching anything.
+// checkRequest makes all checks without side effects.
 func checkRequest(request *pluginapi.RegisterRequest) (device.ResourceName, error) {
 	if v := request.GetVersion(); v != pluginapi.Version {
 		return "", &requestError{fmt.Sprintf("device plugin API version %q is not supported; supported: %s",
@@ -102,8 +102,8 @@ func checkRequest(request *pluginapi.RegisterRequest) (device.ResourceName, erro
 	return resource, nil
 }
 
-// connectBack opens a session with a plugin that has just registered, if it can be taken. Some call Register a moment before they
-// listen, which the kubelet bears by dialling until its time is up; so does this. The options are asked for once.
+// connectBack opens a session with a plugin that has just registered. Some plugins call Register a moment before they listen. So
+// connectBack, like the kubelet, dials until its time is up. It asks for the options once.
 func (r *Registry) connectBack(ctx context.Context, l *registration) (_ *session, err error) {
 	defer func() {
 		if err != nil {
@@ -147,12 +147,12 @@ var (
 	errOvertaken = errors.New("a newer registration has been accepted meanwhile")
 )
 
-// A requestError says what is wrong with a request.
+// A requestError reports an invalid request.
 type requestError struct{ fault string }
 
 func (e *requestError) Error() string { return e.fault }
 
-// A dialError says that nobody answers on the plugin's socket.
+// A dialError reports a plugin's socket on which no process answers.
 type dialError struct {
 	endpoint string
 	err      error
@@ -170,45 +170,45 @@ func (e *dialError) Error() string {
 	return fmt.Sprintf("failed to dial device plugin at %q: %v; the plugin must serve there before it registers", e.endpoint, e.err)
 }
 
-// An optionsError is GetDevicePluginOptions' failure. Its text is the kubelet's, which tests and people look for.
+// An optionsError is GetDevicePluginOptions' failure. Its text is the kubelet's, which tests and operators search for.
 type optionsError struct{ err error }
 
 func (e *optionsError) Error() string {
 	return "failed to get device plugin options: " + clip(e.err.Error())
 }
 
-// A fullError says that no more resources are taken.
+// A fullError reports that plugins.maxResources is reached.
 type fullError struct {
 	resource device.ResourceName
 	limit    int
 }
 
 func (e *fullError) Error() string {
-	return fmt.Sprintf("%s would be one resource more than plugins.maxResources (%d) allows, and none of those is lost and unused; "+
+	return fmt.Sprintf("%s exceeds plugins.maxResources (%d), and no registered resource is lost and unused; "+
 		"raise it, or forget one with devmgrd forget", e.resource, e.limit)
 }
 
-// A takenError says that another plugin serves the resource, where that is not allowed.
+// A takenError reports a second plugin of a resource where plugins.onDuplicate is reject.
 type takenError struct {
 	resource device.ResourceName
 	endpoint string
 }
 
 func (e *takenError) Error() string {
-	return fmt.Sprintf("%s is served by the plugin at %q, and a second one is not taken", e.resource, e.endpoint)
+	return fmt.Sprintf("%s is served by the plugin at %q, and plugins.onDuplicate is reject", e.resource, e.endpoint)
 }
 
-// A socketTakenError says that a socket serves another resource, where that is not to be replaced.
+// A socketTakenError reports a socket of another resource where plugins.onDuplicate is reject.
 type socketTakenError struct {
 	endpoint string
 	resource device.ResourceName // that it serves
 }
 
 func (e *socketTakenError) Error() string {
-	return fmt.Sprintf("the plugin at %q serves %s, and plugins.onDuplicate is reject; a plugin has a socket of its own for each resource", e.endpoint, e.resource)
+	return fmt.Sprintf("the plugin at %q serves %s, and plugins.onDuplicate is reject; use one socket for each resource", e.endpoint, e.resource)
 }
 
-// refusalStatus chooses the gRPC code of a refused registration.
+// refusalStatus returns the gRPC status of a refused registration.
 func refusalStatus(err error) error {
 	var (
 		request *requestError

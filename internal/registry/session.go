@@ -15,8 +15,8 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// A session is one connection to a plugin. It is never re-dialled: when it breaks it is over, and the link opens
-// another. So whatever goes through one session has one and the same process at the other end.
+// A session is one connection to a plugin. It is never re-dialled: when the connection breaks, the registration opens another
+// session. So all calls through one session reach the same process.
 type session struct {
 	client   pluginapi.DevicePluginClient
 	began    time.Time
@@ -25,12 +25,12 @@ type session struct {
 
 	conn *grpc.ClientConn
 	raw  net.Conn
-	turn chan struct{} // size one: who has put something in may call the plugin
+	turn chan struct{} // size one: held by the caller of the plugin
 	over chan struct{} // closed with the session
 	once sync.Once
 }
 
-// connect opens a session with the plugin at endpoint, or says within one try why that cannot be.
+// connect opens a session with the plugin at endpoint, in one try.
 func connect(ctx context.Context, h *home, endpoint string, maxMessage int) (*session, error) {
 	e, err := h.open(endpoint)
 	if err != nil {
@@ -87,7 +87,7 @@ func (s *session) ready(ctx context.Context) error {
 			return errors.New("it does not answer as a gRPC server")
 		}
 		if !s.conn.WaitForStateChange(ctx, state) {
-			return fmt.Errorf("it takes connections but does not answer: %w", ctx.Err())
+			return fmt.Errorf("it accepts connections but does not answer: %w", ctx.Err())
 		}
 	}
 }
@@ -102,11 +102,11 @@ func (s *session) ask(ctx context.Context) error {
 	return nil
 }
 
-// close ends the session and all that goes on in it. It may be called more than once.
+// close ends the session and all its calls. It may be called more than once.
 func (s *session) close() {
 	s.once.Do(func() {
 		close(s.over)
 		s.conn.Close()
-		s.raw.Close() // it is ours still if gRPC has not got round to taking it
+		s.raw.Close() // gRPC may not have taken it over yet
 	})
 }

@@ -1,5 +1,5 @@
-// Package visible writes text that came from elsewhere (plugins, pods, the API server) so that a reader sees all of it as it is.
-// It is a base package: the commands write to terminals with it, and the status page to browsers.
+// Package visible escapes foreign text (of plugins, pods, the API server) so that a reader sees each character of it. It is a base
+// package: the commands use it for terminals, and the status page for browsers.
 //
 // A terminal acts on control characters, ESC and the C1 set among them. Terminals and browsers reorder the text around bidi
 // controls, and show nothing for others: two names that look the same may be different ones. Each such character is written
@@ -15,7 +15,7 @@ import (
 
 const brailleBlank = '\u2800' // a symbol by its class, and empty
 
-// Text returns s with signs in place of what cannot be seen. It is UTF-8 without control characters, whatever s is.
+// Text returns s with signs in place of invisible characters. The result is UTF-8 without control characters for any s.
 func Text(s string) string { return Short(s, math.MaxInt) }
 
 // Short returns Text of the first most characters, and an ellipsis if there are more.

@@ -172,7 +172,7 @@ func (tb *tab) until(what, expression string) {
 		ctx, cancel := context.WithTimeout(tb, limit)
 		defer cancel()
 		is, err := chromedp.Run(ctx, chromedp.Evaluate[bool](expression))
-		if err != nil && !strings.Contains(err.Error(), "navigated or closed") { // the page loads itself again
+		if err != nil && !strings.Contains(err.Error(), "navigated or closed") { // the page reloads
 			tb.t.Fatal(err)
 		}
 		return is

@@ -23,10 +23,10 @@ func TestNode(t *testing.T) {
 	tb := open(t, 1280, 900)
 	tb.do(chromedp.Navigate("http://" + address + "/"))
 	tb.until("the stream tells", `document.querySelector("#live").innerText === "Live"`)
-	tb.says("worker-7", "devmgrd v1.0.0, running for 1d02h", "3 matters need a look", "the plugin of vendor.example/fpga is stale",
+	tb.says("worker-7", "devmgrd v1.0.0, running for 1d02h", "3 problems need attention", "the plugin of vendor.example/fpga is stale",
 		"1 device of vendor.example/gpu unhealthy", "2 pods wait for devices", "plugin stale", "6 assigned", "fan noise, ticket 4711", "NUMA node 1",
 		"0000:af:00.1", "ml/training-1", "NotEnoughDevices", "for 12m4", "vendor.example/gpu: 2 wanted, 0 of 8 free, 1 cordoned", "is released by another pod",
-		"video/transcode-0", "PluginStale", "for 1m3", "search/embed-7d9c8-x2kqp", "3d02h", "disconnected for less than plugins.gracePeriod")
+		"video/transcode-0", "PluginStale", "for 1m3", "search/embed-7d9c8-x2kqp", "3d02h", "it is away for less than plugins.gracePeriod")
 	counts := value[map[string]int](tb, `Object.groupBy ? Object.fromEntries(Object.entries(Object.groupBy(document.querySelectorAll(".tiles > li"),
 		li => li.className.split(" ")[0])).map(([k, v]) => [k, v.length])) : {}`)
 	if fmt.Sprint(counts) != "map[s-assigned:9 s-cordoned:1 s-free:1 s-stale:2 s-unhealthy:1]" {
@@ -95,14 +95,14 @@ func TestExtremes(t *testing.T) {
 	}
 }
 
-// Without its script the page is all there, and loads itself again.
+// Without its script the page is all there, and reloads.
 func TestWithoutScript(t *testing.T) {
 	address := serve(t, aNode(t))
 	tb := open(t, 1280, 900)
 	call(tb, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true})
 	tb.do(chromedp.Navigate("http://" + address + "/"))
 	html := get(tb, chromedp.OuterHTML(chromedp.CSS("html")))
-	for _, want := range []string{"This page loads itself anew", "training-0", "12m4"} {
+	for _, want := range []string{"This page reloads", "training-0", "12m4"} {
 		if !strings.Contains(html, want) {
 			t.Errorf("%q is not there", want)
 		}

@@ -80,13 +80,13 @@ func TestCheck(t *testing.T) {
 		[3]string{"warn", "checkpoint", "names " + gpu + ", which the kubelet serves"})
 	r.must(r.StartDevmgrd(r.ctx))
 	p := r.plugin(gpu, 2)
-	r.untilRemarks("with both", [3]string{"FAIL", "plugins", "devices may be allocated twice"}, [3]string{"FAIL", "checkpoint", gpu})
+	r.untilRemarks("with both", [3]string{"FAIL", "plugins", "devices may be assigned twice"}, [3]string{"FAIL", "checkpoint", gpu})
 	kubelet.Stop()
-	r.untilRemarks("left in the kubelet's file", [3]string{"FAIL", "checkpoint", "fails pods that ask for it"})
+	r.untilRemarks("left in the kubelet's file", [3]string{"FAIL", "checkpoint", "fails pods that request them"})
 	p.Stop()
 	r.must(r.Kubelet.Kill())
 	r.must(os.Remove("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"))
-	r.remarks(r.check(), [3]string{"warn", "plugins", "the kubelet does not answer which plugins"})
+	r.remarks(r.check(), [3]string{"warn", "plugins", "the kubelet does not list its devices"})
 	r.must(r.Kubelet.Start(r.ctx))
 	r.untilRemarks("as new")
 
@@ -113,7 +113,7 @@ func TestCheck(t *testing.T) {
 
 	nobody := r.nobody()
 	r.remarks(r.check("--set", "kubernetes.kubeconfig="+nobody),
-		[3]string{"FAIL", "permissions", "it may not list nodes"}, [3]string{"FAIL", "permissions", "watch nodes"}, [3]string{"FAIL", "permissions", "list pods"},
+		[3]string{"FAIL", "permissions", "devmgrd may not list nodes"}, [3]string{"FAIL", "permissions", "watch nodes"}, [3]string{"FAIL", "permissions", "list pods"},
 		[3]string{"FAIL", "permissions", "watch pods"}, [3]string{"warn", "permissions", "create events"}, [3]string{"warn", "permissions", "patch events"},
 		[3]string{"warn", "permissions", "create pods/eviction"})
 	r.must(r.APIServer.Kill())
@@ -129,16 +129,16 @@ func TestCheck(t *testing.T) {
 	r.configureContainerd(nriTable + "[plugins.'io.containerd.nri.v1.nri'.default_validator]\nenable = false\n")
 	r.untilRemarks("no validator", [3]string{"warn", "validator", "start without their devices"})
 	r.configureContainerd(nriTable + "[plugins.'io.containerd.nri.v1.nri'.default_validator]\nrequired_plugins = ['devmgrd']\n")
-	r.untilRemarks("a validator for all pods", [3]string{"warn", "validator", "nothing at all starts while it is away"})
+	r.untilRemarks("a validator for all pods", [3]string{"warn", "validator", "while devmgrd is away no container starts"})
 	r.configureContainerd("[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\nSystemdCgroup = true\n")
 	r.untilRemarks("another cgroup driver", [3]string{"warn", "cgroups", "the kubelet's file says cgroup driver cgroupfs, the runtime systemd"})
 	r.configureContainerd(nriTable + "disable_connections = true\n")
-	r.remarks(r.check(), [3]string{"FAIL", "nri", "takes no connections"})
+	r.remarks(r.check(), [3]string{"FAIL", "nri", "disables NRI connections"})
 	r.configureContainerd(nriTable + "disable = true\n")
 	r.remarks(r.check(), [3]string{"FAIL", "nri", "NRI is off in containerd's configuration (/etc/containerd/config.toml)"})
 	r.remarks(r.check("--set", "nri.socket=/run/other.sock"), [3]string{"FAIL", "nri", "NRI is off"})
 	r.must(os.WriteFile("/etc/containerd/conf.d/zz.toml", []byte("version = 3\n"+nriTable+"plugin_request_timeout = '20s'\n"), 0o644)) // not in force
-	r.remarks(r.check(), [3]string{"FAIL", "nri", "NRI is off in the runtime"})
+	r.remarks(r.check(), [3]string{"FAIL", "nri", "the runtime has NRI off"})
 	r.must(r.Containerd.Kill())
 	r.remarks(r.check(), [3]string{"FAIL", "runtime", "no container runtime answers"}, [3]string{"FAIL", "nri", "no process listens"})
 	r.configureContainerd("")

@@ -135,7 +135,7 @@ func TestADeviceOutOfService(t *testing.T) {
 	r.says("history --pod default/third --since 1h", "FROM", "default/third")
 	r.fails("history --pod third", 2, "NAMESPACE/NAME")
 	r.says("history --actions --device "+gpu+"/"+held, "drain", gpu+"/"+held, "root", "devmgrd (", "done", "dust")
-	r.fails("history --actions --pod default/third", 2, "leave --pod or --actions out")
+	r.fails("history --actions --pod default/third", 2, "--pod and --actions exclude each other")
 	r.says("history --actions --since 1h", "uncordon", gpu+"/"+free)
 	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 3))
 	r.says("uncordon " + gpu + "/" + held)

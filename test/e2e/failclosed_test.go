@@ -153,7 +153,7 @@ func (r *harness) anotherPluginMeddles() {
 		return a
 	}})
 	r.must(r.Create(r.ctx, node.Pod("robbed", gpu, 1, "report", "--then-sleep")))
-	r.refused("robbed", "Overruled: other NRI plugins have removed or replaced what devmgrd injects: environment variable DEVICES (by 10-meddler)")
+	r.refused("robbed", "Overruled: other NRI plugins have removed or replaced entries of devmgrd: environment variable DEVICES (by 10-meddler)")
 	r.must(r.Create(r.ctx, plain("plain-beside")))
 	_, err := r.WaitPhase(r.soon(time.Minute), "plain-beside", corev1.PodRunning)
 	r.must(err)

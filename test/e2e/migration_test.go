@@ -107,7 +107,7 @@ func TestMovingIn(t *testing.T) {
 		t.Errorf("once more: status %d, %s", status, stderr)
 	}
 	stdout, stderr, status = r.devmgrd("import", "kubelet-checkpoint", asideDir+"/"+checkpoint.Name)
-	if status != 0 || strings.Count(stdout, "the state file has it") != 5 {
+	if status != 0 || strings.Count(stdout, "already in the state file") != 5 {
 		t.Errorf("once more, from where it is now: status %d, %s%s", status, stdout, stderr)
 	}
 

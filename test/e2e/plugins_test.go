@@ -187,7 +187,7 @@ func TestASecondPluginIsRejected(t *testing.T) {
 	second.Serve()
 	err := second.Register()
 	t.Log(err)
-	if want := fmt.Sprintf("%s is served by the plugin at %q, and a second one is not taken", gpu, first.Endpoint); err == nil || !strings.Contains(err.Error(), want) {
+	if want := fmt.Sprintf("%s is served by the plugin at %q, and plugins.onDuplicate is reject", gpu, first.Endpoint); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("the second plugin was told %v, want %q", err, want)
 	}
 	if got := r.run("b", gpu, 1).Env["DEVICES"]; got != "dev-000001" {
