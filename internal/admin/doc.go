@@ -1,23 +1,23 @@
-// Package admin serves operators: it reports devmgrd's state, explains why a pod waits, and takes single devices out of
-// service. It serves devmgrd.admin.v1 (api/devmgrd/admin/v1) on a unix socket for root.
+// Package admin serves the operator's API: the state of the node, why a pod waits, and cordons of single devices. It speaks
+// devmgrd.admin.v1 (api/devmgrd/admin/v1) on a unix socket that only root can open.
 //
-//	server.go    the socket, and its access rights
+//	server.go    the socket, and its clients' rights
 //	service.go   the calls
-//	reader.go    the read-only calls, for this process
-//	operator.go  the process behind a command, and the record of it
-//	history.go   past assignments and operators' commands
-//	convert.go   conversion into the protocol's types: pure
-//	explain.go   why a pod waits, what would end the wait, and how a pod ended: pure
+//	reader.go    the reading calls, for the status page
+//	operator.go  which process gave a command, and the record of it
+//	history.go   former assignments, and the operators' actions
+//	convert.go   devmgrd's values into messages: pure
+//	explain.go   why a pod waits, what would end that, and how a pod ended: pure
 //
 // Promises:
 //
-//   - The package has no state of its own: it reads each answer from the other components when the call arrives. For a pod
-//     that they do not know, Explain asks the API server.
+//   - It keeps no state: each answer is read from the other packages after the request. Explain asks the API server about a pod
+//     that they do not know.
 //   - A change is durable before its call returns, or has not happened.
-//   - Errors name the unknown or wrong value, and the way to find the right one.
-//   - No container needs this package to start. Run tries an unavailable socket again, and logs the error.
-//   - The history records each command that changes something or copies a file, done or refused, with its process as the kernel
-//     names it. A history that cannot be written holds up no command: the log has the record.
+//   - An error names what is unknown or wrong, and how to find the right value.
+//   - No container needs this package to start. A socket that cannot be bound is retried and logged.
+//   - Each command that changes something or copies a file is recorded, done or refused, with the process that gave it as the
+//     kernel names it. If the history cannot be written, the command is carried out all the same, and the log has it.
 //
 // Run owns all goroutines: gRPC's.
 package admin

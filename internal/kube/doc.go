@@ -1,12 +1,12 @@
-// Package kube connects devmgrd to the API server.
+// Package kube connects to the API server.
 //
-// It owns the credentials, the client, and the maintenance of a watch: list, watch, reconnect. It promises that a Watch
-// is up to date soon after the API server returns (a second after a short absence, five at most), that it neither spins
-// nor logs each attempt meanwhile, and that Check reports at any moment whether its objects are current.
+// It owns the credentials, the client, and the upkeep of a watch: list, follow, reconnect. A Watch is in step with the API server
+// soon after the API server returns (a second after a short absence, at most five). While the API server is away, a Watch neither
+// spins nor logs each attempt, and Check reports at any moment whether the Watch is current.
 //
-// Load finds the credentials, NewClient returns one client for all packages, and each package that watches objects runs a
-// Watch with its own store.
+// The order of events: Load finds the credentials, NewClient makes one client that all packages share, and each package
+// that follows objects runs a Watch with a store of its own.
 //
-// The package stores no objects. The client knows core/v1 only: a clientset, with its
+// It keeps no object. The client knows core/v1 only: a clientset, with its
 // dozens of API groups, costs tens of megabytes of resident memory in a daemon that runs on every node.
 package kube

@@ -1,17 +1,17 @@
 // Package plugindir keeps the directories of plugin pods on disk. It is a base package, next to shareddir.
 //
-// Each plugin pod has its own directory, with devmgrd's kubelet.sock and the pod's own sockets. So the directory of a
-// registration identifies the plugin's pod, and no plugin sees another plugin's sockets:
+// Each plugin pod has a directory of its own, in which devmgrd's kubelet.sock and the pod's own sockets are. So the directory in
+// which a plugin registers identifies its pod, and no plugin sees the sockets of another one:
 //
-//	ROOT/                    root only; runDir/plugins
-//	  POD-UID/               root only
-//	    owner.json           the pod
-//	    device-plugins/      mounted into the pod's containers in place of the kubelet's
+//	ROOT/                    root's alone; runDir/plugins
+//	  POD-UID/               root's alone
+//	    owner.json           which pod it is
+//	    device-plugins/      mounted into the pod's containers in the place of the kubelet's
 //	    plugins_registry/    likewise
 //
-// The pod's processes write the two lowest directories, so all access to them goes through package shareddir. Only devmgrd
-// writes the directories above.
+// The two at the bottom are written by the pod's processes, so whatever is done in them goes through package shareddir. What is
+// above is devmgrd's alone.
 //
-// A directory counts when it has owner.json, which is created last. The directories date from the current boot: no
-// container outlives a boot.
+// A directory counts when owner.json is there, which is made last. The directories are as old as the machine's boot: no
+// container outlives it.
 package plugindir

@@ -1,11 +1,11 @@
-// Package pluginrules holds the operator's rules for device plugins: which pods may serve a resource, and which grants a plugin
-// may make to containers.
+// Package pluginrules holds the operator's rules for device plugins: which pods may serve a resource, and what a plugin may put
+// into containers.
 //
-//	rules.go    parses the rules, and checks one registration or one grant; pure
+//	rules.go    the rules: parsed, and asked about one registration or one grant; pure
 //	pattern.go  patterns of names and paths; pure
-//	guard.go    applies the rules of this node: log, metric, event, and refusals in mode enforce
-//	seen.go     grants on this node, for suggestions
-//	suggest.go  writes a rules file from a node's observations; pure
+//	guard.go    the rules of this node at work: log, metric, event; refusals where they are enforced
+//	seen.go     what plugins have granted on this node, for suggestions
+//	suggest.go  a rules file from what a node has seen; pure
 //
 // The first rule with a pattern that matches a resource decides about it. A resource that no rule matches has no plugin that may
 // serve it.

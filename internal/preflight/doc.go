@@ -1,12 +1,12 @@
-// Package preflight judges whether a node is ready for devmgrd. It returns findings with remedies. It is pure: the caller collects
-// the facts.
+// Package preflight judges whether a node is fit for devmgrd, with a remedy for each problem. It is pure: the caller gathers the
+// facts.
 //
-//	facts.go      the facts
+//	facts.go      the facts of a node
 //	judge.go      the order of the checks; the daemon's own files and sockets
 //	runtime.go    the container runtime, NRI, and cgroups
 //	sizes.go      pods that the runtime cannot list to NRI plugins
 //	cluster.go    the API server, the kubelet and its device manager
 //
-// A check FAILs if containers would not get their devices, or a promise would not hold. It warns of a problem that devmgrd can
-// tolerate, or that only the operator can judge. Each finding other than ok has a remedy.
+// A check FAILs if containers would not get their devices, or a promise would not hold. It warns of problems that devmgrd can work
+// with, and of those that only the operator can judge. Each finding that is not ok has a remedy.
 package preflight

@@ -1,15 +1,15 @@
 // Package shareddir works in directories that other processes write: the plugins' socket directory, the plugin registry,
-// the kubelet's pod-resources directory. It is a base package, next to package socket, which listens there.
+// the kubelet's pod-resources directory. It is a base package, next to socket, which listens there.
 //
 //	Dir     an open directory: names are looked up, renamed, linked and removed relative to its descriptor
-//	Entry   an opened file below a directory: dialled, read and chmodded through its descriptor
-//	Make    creates a directory, regardless of the umask
+//	Entry   what has been opened below a directory: dialled, read and chmodded through its descriptor
+//	Make    a directory, whatever the umask is
 //
 // A process that writes in such a directory, mostly a plugin in a container, may exchange any name for a link, a FIFO or a
 // directory between two system calls of devmgrd. Four rules follow, and test/rules checks that the packages which work there
 // leave paths to this one:
 //
-//   - A name is opened once, without following links (O_PATH|O_NOFOLLOW), and the descriptor is checked. All later access goes
+//   - A name is opened once, without following links (O_PATH|O_NOFOLLOW), and the descriptor is checked. What follows goes
 //     through the descriptor.
 //   - Only a regular file is opened for reading, without waiting for a writer, and only as many bytes are read as the caller
 //     allows.
@@ -17,7 +17,7 @@
 //     are removed by RemoveDrafts. A draft is not made in a private directory: one inside the shared directory belongs to uid 0,
 //     as a plugin's process mostly does, and one outside may be on another mount, where rename fails. So a draft counts for
 //     nothing until its descriptor has been checked.
-//   - devmgrd may replace any file at its own names. A directory there, which rename cannot replace, is renamed aside
+//   - What is at devmgrd's own names is devmgrd's to replace. A directory there, which rename cannot replace, is renamed aside
 //     and removed within a limit.
 //
 // Nothing here knows a protocol, waits, or logs.
