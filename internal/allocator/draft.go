@@ -59,11 +59,11 @@ func (s *draft) unavailable(r device.ResourceName) *device.Refusal {
 	case s.pool.offer.State == device.Lost && s.pool.offer.Connected, s.pool.offer.State == device.Serving && !s.pool.offer.Reported:
 		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s has not listed its devices yet", r)
 	case s.pool.offer.State == device.Lost:
-		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s is away", r)
+		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s is disconnected", r)
 	case s.pool.offer.State == device.Stale:
-		return device.Refuse(device.PluginStale, nil, "the device plugin of %s has gone and may be back in a moment", r)
+		return device.Refuse(device.PluginStale, nil, "the device plugin of %s has just disconnected and may return", r)
 	case s.pool.unknownUsers > 0:
-		return device.Refuse(device.DevicesUnknown, nil, "%s: %d containers run with devices that only the lost state file named; nothing of it is given out until they have ended", r, s.pool.unknownUsers)
+		return device.Refuse(device.DevicesUnknown, nil, "%s: %d containers run with devices that only the lost state file named; allocation resumes when these containers have ended", r, s.pool.unknownUsers)
 	}
 	return nil
 }
@@ -77,7 +77,7 @@ func (s *draft) shortage(r device.ResourceName, want, got int) *device.Refusal {
 		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d cordoned", r, want, got, listed, n)
 	}
 	if n := s.pool.withheldCount(); n > 0 {
-		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d withheld until the pods end that use %d devices under IDs that are no longer listed",
+		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d withheld while pods use %d devices under IDs that are no longer listed",
 			r, want, got, listed, n, s.pool.unlisted)
 	}
 	return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free", r, want, got, listed)

@@ -10,7 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-var errRuntimeUnknown = errors.New("the container runtime has not told yet what runs: it may be what somebody has; see devmgrd status")
+var errRuntimeUnknown = errors.New("the container runtime has not listed its containers yet, and one may use the resource; see devmgrd status")
 
 // Forget drops a resource that nobody serves, has or asks for: a *device.InUseError otherwise. Its cordons go too, and it gives
 // them. When it returns nil that is durable, and so is that the Node is not to show it any more (Retired).
@@ -31,7 +31,7 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	if err := a.plugins.Forget(r); err != nil {
 		// A plugin may have come when the state file had forgotten its devices' cordons already.
 		if lost := a.store.SaveCordons(lifted, nil); lost != nil {
-			return nil, fmt.Errorf("%w; and its cordons last until the next start only: %w", err, lost)
+			return nil, fmt.Errorf("%w; its cordons last only until devmgrd restarts: %w", err, lost)
 		}
 		return nil, err
 	}

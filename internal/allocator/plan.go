@@ -273,12 +273,12 @@ func (p *planner) mismatch(whose string, lines []request, on drafts) *device.Ref
 	}
 	how := "on one NUMA node"
 	if p.topology.Policy == Restricted {
-		how = "on as few NUMA nodes as they could be"
+		how = "on as few NUMA nodes as with all devices free"
 	}
 	if *p.work <= 0 {
-		how += ", as far as was tried"
+		how += ", within the search limit"
 	}
-	return device.Refuse(device.TopologyMismatch, nil, "%s wants %s, which are not to be had %s, as topology.policy %s demands",
+	return device.Refuse(device.TopologyMismatch, nil, "%s requests %s, which cannot be allocated %s, as topology.policy %s requires",
 		whose, strings.Join(wants, " and "), how, p.topology.Policy)
 }
 

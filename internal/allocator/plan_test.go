@@ -277,8 +277,8 @@ func TestMismatchIsExplained(t *testing.T) {
 	w := planInput{topology: Topology{Policy: SingleNUMA}}
 	w.demand.Demands = []device.Demand{asks("main gpu=2 nic=1")}
 	_, no := plan(w, pools{gpu: stock(false, "a@0 b@1 c@1"), nic: stock(false, "x@0")})
-	if want := "container main wants 2 vendor.com/gpu (free by NUMA node: 1 on 0, 2 on 1) and 1 vendor.com/nic (free by NUMA node: 1 on 0), " +
-		"which are not to be had on one NUMA node, as topology.policy single-numa-node demands"; no == nil || no.Message != want {
+	if want := "container main requests 2 vendor.com/gpu (free by NUMA node: 1 on 0, 2 on 1) and 1 vendor.com/nic (free by NUMA node: 1 on 0), " +
+		"which cannot be allocated on one NUMA node, as topology.policy single-numa-node requires"; no == nil || no.Message != want {
 		t.Errorf("%v, want %q", no, want)
 	}
 }

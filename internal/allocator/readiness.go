@@ -36,7 +36,7 @@ func (a *Allocator) Readiness(c device.Container) device.Readiness {
 }
 
 // waitComparing is what Claim answers while the runtime's containers are still to be compared with the state file.
-var waitComparing = device.Wait{Reason: device.Allocating, Message: "the container runtime's containers are being compared with the state file"}
+var waitComparing = device.Wait{Reason: device.Allocating, Message: "devmgrd is comparing the container runtime's containers with the state file"}
 
 // waitAllocating is what is said while an attempt is due or in flight.
 var waitAllocating = device.Wait{Reason: device.Allocating, Message: "the allocation is in progress"}

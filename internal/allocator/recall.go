@@ -73,7 +73,7 @@ func (a *Allocator) recallLocked(r device.PodRecord, c conflict) {
 	case p.doubt != nil:
 		a.log.Error("state file assigns one device to two pods", "resource", c.resource, "device", c.id, "pod", p.demand.Pod.String(), "other", c.other.String())
 		a.parkLocked(p, device.Wait{Reason: device.AssignmentConflict, Message: fmt.Sprintf(
-			"the state file assigns device %s of %s to this pod and to %s; waiting for the container runtime to tell which one uses it", c.id, c.resource, c.other)}, 0)
+			"the state file assigns device %s of %s to this pod and to %s; waiting for the container runtime to report which pod uses the device", c.id, c.resource, c.other)}, 0)
 		a.saveLaterLocked(p)
 	case !p.served():
 		a.queueLocked(p)

@@ -87,7 +87,7 @@ func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) 
 			}
 			for _, id := range s.IDs {
 				if _, listed := pool.listing.at[id]; !listed {
-					return device.Refuse(device.DeviceUnhealthy, nil, "the device plugin of %s does not list device %s, which the pod has", s.Resource, id),
+					return device.Refuse(device.DeviceUnhealthy, nil, "the device plugin of %s does not list device %s, which is assigned to the pod", s.Resource, id),
 						pool.offer.Since.Add(lastingFailure)
 				}
 			}
@@ -245,6 +245,6 @@ func (a *Allocator) uncreatedLocked(p *pod, l *runningContainer) {
 	}
 	if slices.ContainsFunc(as.Shares, func(s device.Share) bool { return len(s.Grant.CDI) > 0 }) {
 		a.unusableLocked(p, l.name, device.Wait{Reason: device.HostDeviceMissing, Message: "container " + l.name +
-			" could not be created; the CDI devices that its plugin granted may be undefined by now, so the plugin is asked again"})
+			" could not be created; the CDI devices that its plugin granted may no longer be defined, so devmgrd asks the plugin again"})
 	}
 }

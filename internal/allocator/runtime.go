@@ -286,7 +286,7 @@ func (a *Allocator) RuntimeStarted(r device.Running) {
 	})
 }
 
-var errBarred = errors.New("its devices have been released since it was created")
+var errBarred = errors.New("the container's devices have been released since its creation")
 
 // RuntimeStarting reports that the processes of a container are about to run. It fails if they must not: the devices that
 // the container was created with have been released, or are another pod's. It waits for lists of the runtime that are still

@@ -121,7 +121,7 @@ func (a *adoption) own(r device.ResourceName, ids []device.ID, pod device.Pod, b
 	}
 	for _, id := range ids {
 		if other, taken := a.owners[r][id]; taken && other.pod.UID != pod.UID {
-			a.conflict("%s/%s: it is pod %s's by %s, and pod %s's by %s", r, id, other.pod, other.by, pod, by)
+			a.conflict("%s/%s: assigned to pod %s by %s, and to pod %s by %s", r, id, other.pod, other.by, pod, by)
 			continue
 		}
 		a.owners[r][id] = owner{pod, by}
@@ -159,7 +159,7 @@ func (a *adoption) pod(uid device.PodUID, entries []Entry) {
 		case held && same(has, as):
 			fate = AlreadyRecorded
 		case held:
-			a.conflict("pod %s, container %s: by the kubelet's file it has %s, by devmgrd's state file %s", demand.Pod, name, summary(as), summary(has))
+			a.conflict("pod %s, container %s: the kubelet's file assigns %s, and devmgrd's state file %s", demand.Pod, name, summary(as), summary(has))
 			continue
 		case active && !a.asked(demand, as):
 			continue
@@ -200,7 +200,7 @@ func (a *adoption) assignments(pod device.Pod, entries []Entry) (got map[string]
 		as := got[e.Container.Name]
 		share, err := takeShare(e)
 		if err == nil && len(as.Shares) > 0 && as.Shares[len(as.Shares)-1].Resource == e.Resource {
-			err = errors.New("the file has that twice")
+			err = errors.New("the file has two such entries")
 		}
 		if err != nil {
 			a.conflict("pod %s, container %s, %s: %v", pod, e.Container.Name, e.Resource, err)
@@ -223,7 +223,7 @@ func takeShare(e Entry) (device.Share, error) {
 	case err != nil:
 		return device.Share{}, err
 	case e.Container.Pod == "" || e.Container.Name == "":
-		return device.Share{}, errors.New("the file does not say whose it is")
+		return device.Share{}, errors.New("the entry lacks a pod or a container")
 	case len(e.Devices) == 0:
 		return device.Share{}, errors.New("the file names no device")
 	case e.Devices[0].ID == "":
@@ -243,14 +243,14 @@ func (a *adoption) asked(d device.PodDemand, as device.Assignment) bool {
 	ok := true
 	for _, s := range as.Shares {
 		if n := want.Wants[s.Resource]; n != len(s.IDs) {
-			a.conflict("pod %s, container %s: it asks for %d of %s, and the file has %d", d.Pod, as.Container.Name, n, s.Resource, len(s.IDs))
+			a.conflict("pod %s, container %s: it requests %d of %s, and the file has %d", d.Pod, as.Container.Name, n, s.Resource, len(s.IDs))
 			ok = false
 		}
 		delete(left, s.Resource)
 	}
 	for _, r := range slices.Sorted(maps.Keys(left)) {
-		a.conflict("pod %s, container %s: it asks for %d of %s, of which the file has none, beside %s; "+
-			"if no device plugin serves %[4]s, name it in plugins.ignoredResources", d.Pod, as.Container.Name, left[r], r, summary(as))
+		a.conflict("pod %s, container %s: it requests %d of %s, and the file has only %s; "+
+			"if no device plugin serves %[4]s, add it to plugins.ignoredResources", d.Pod, as.Container.Name, left[r], r, summary(as))
 		ok = false
 	}
 	return ok
@@ -271,8 +271,8 @@ func (a *adoption) waiting() {
 			for _, r := range slices.Sorted(maps.Keys(want.Wants)) {
 				wants = append(wants, fmt.Sprintf("%d of %s", want.Wants[r], r))
 			}
-			a.note("pod %s, container %s asks for %s and the file has nothing for it: devmgrd gives it devices when it starts next, once a plugin "+
-				"has registered; a resource that no device plugin serves has to be named in plugins.ignoredResources", d.Pod, want.Container.Name, strings.Join(wants, " and "))
+			a.note("pod %s, container %s requests %s, and the file has no devices for the container: devmgrd assigns them at its next start, once a plugin "+
+				"has registered; add a resource that no device plugin serves to plugins.ignoredResources", d.Pod, want.Container.Name, strings.Join(wants, " and "))
 		}
 	}
 }

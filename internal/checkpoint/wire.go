@@ -43,7 +43,7 @@ type CorruptError struct {
 }
 
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("it is corrupt: %v; a kubelet would start with no assignments at all from it", e.Err)
+	return fmt.Sprintf("the file is corrupt: %v; a kubelet would load no assignments from it", e.Err)
 }
 
 // Unwrap gives the cause.
@@ -55,7 +55,7 @@ func unmarshal(data []byte) (checkpointData, error) {
 		return checkpointData{}, &CorruptError{err}
 	}
 	if sum := checksum(w.Data); sum != w.Checksum {
-		return checkpointData{}, &CorruptError{fmt.Errorf("its checksum is %d, and what is in it has %d", w.Checksum, sum)}
+		return checkpointData{}, &CorruptError{fmt.Errorf("its checksum is %d, and its content has %d", w.Checksum, sum)}
 	}
 	return w.Data, nil
 }

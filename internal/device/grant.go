@@ -37,7 +37,7 @@ func (g Grant) Check() error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(g.Annotations)) {
 		if name == "" || strings.ContainsRune(name+g.Annotations[name], 0) {
-			return fmt.Errorf("annotations[%q]: the name is empty, or name or value has a NUL in it", clip(name))
+			return fmt.Errorf("annotations[%q]: the name is empty, or the name or value contains NUL", clip(name))
 		}
 	}
 	return nil
@@ -48,9 +48,9 @@ func checkVariable(name, value string) error {
 	case name == "":
 		return errors.New("the name is empty")
 	case strings.ContainsAny(name, "=\x00"):
-		return errors.New("the name has '=' or NUL in it")
+		return errors.New("the name contains '=' or NUL")
 	case strings.ContainsRune(value, 0):
-		return errors.New("the value has a NUL in it")
+		return errors.New("the value contains NUL")
 	}
 	return nil
 }

@@ -52,9 +52,9 @@ func ParseResourceName(s string) (ResourceName, error) {
 	case strings.Contains(name, "/"):
 		return bad("there is more than one slash")
 	case strings.HasPrefix(s, "requests."):
-		return bad(`the prefix "requests." is kept for quotas`)
+		return bad(`the prefix "requests." is reserved for quotas`)
 	case strings.Contains(s, "kubernetes.io/"):
-		return bad("the domain kubernetes.io belongs to Kubernetes itself")
+		return bad("the domain kubernetes.io is reserved for Kubernetes")
 	case !validDomain(domain):
 		return bad("the domain is not a lower-case DNS name of at most 244 characters")
 	case !validName(name):

@@ -76,7 +76,7 @@ func (g Grant) checkSize() error {
 		return nil
 	}
 	field, largest := g.largest()
-	return fmt.Errorf("it grants %d bytes, and %d are allowed; the largest entry is %s with %d", size, MaxGrant, field, largest)
+	return fmt.Errorf("the grant has %d bytes, and %d are allowed; the largest entry is %s with %d", size, MaxGrant, field, largest)
 }
 
 // Grants sums up the grants of a container or of a pod.

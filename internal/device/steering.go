@@ -20,7 +20,7 @@ var steering = []string{
 func (g Grant) CheckSteering(allowed []string) error {
 	for _, key := range slices.Sorted(maps.Keys(g.Annotations)) {
 		if begins(key, steering) && !slices.ContainsFunc(allowed, func(pattern string) bool { return matches(pattern, key) }) {
-			return fmt.Errorf("annotations[%q]: it steers the container runtime; if the plugin may, name it in plugins.allowedAnnotations", clip(key))
+			return fmt.Errorf("annotations[%q]: it steers the container runtime; to allow it, add it to plugins.allowedAnnotations", clip(key))
 		}
 	}
 	return nil

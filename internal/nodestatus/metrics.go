@@ -21,7 +21,7 @@ func newMetrics(to prometheus.Registerer, s *store, v View, by *contention) *met
 		capacity: prometheus.NewDesc("devmgrd_node_capacity",
 			"Devices that the Node object shows to the scheduler, as capacity and allocatable.", []string{"resource_name"}, nil),
 		contested: prometheus.NewDesc("devmgrd_node_capacity_contested",
-			"1 while somebody else keeps changing the Node's number of devices: mostly a kubelet with which a device plugin has registered too.", []string{"resource_name"}, nil),
+			"1 while another writer keeps changing the Node's capacity of the resource: mostly a kubelet with which a device plugin is also registered.", []string{"resource_name"}, nil),
 		store:      s,
 		view:       v,
 		contention: by,

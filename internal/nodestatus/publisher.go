@@ -84,7 +84,7 @@ type Publisher struct {
 }
 
 // errNotYet is the state before the first comparison.
-var errNotYet = errors.New("the node's numbers have not been compared yet")
+var errNotYet = errors.New("the node's capacity has not been compared yet")
 
 // New makes a Publisher; Run starts it.
 func New(cfg Config) *Publisher {
@@ -100,7 +100,7 @@ func New(cfg Config) *Publisher {
 		contention: v,
 		metrics:    newMetrics(cfg.Metrics, s, cfg.View, v),
 		watch: kube.NewWatch(kube.WatchConfig{
-			Name:     "our node",
+			Name:     "this node",
 			Client:   cfg.Client,
 			Resource: "nodes",
 			Selector: fields.OneTermEqualSelector("metadata.name", cfg.NodeName),
@@ -126,7 +126,7 @@ func (p *Publisher) Check() error {
 		return err
 	}
 	if all := p.contention.contested(); len(all) > 0 {
-		return fmt.Errorf("somebody else keeps changing the number of %v: a device plugin of it is registered with the kubelet too, or another program writes it", all)
+		return fmt.Errorf("another writer keeps changing the node's capacity of %v: a device plugin is also registered with the kubelet, or another program writes the capacity", all)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -223,7 +223,7 @@ func (p *Publisher) confirmRemoved(retired []device.ResourceName) error {
 		return nil
 	}
 	if err := p.cfg.View.ResourcesRemoved(retired); err != nil {
-		return fmt.Errorf("noting that the node does not show %v any more: %w", retired, err)
+		return fmt.Errorf("recording that the node no longer shows %v: %w", retired, err)
 	}
 	p.cfg.Log.Info("forgotten resources removed from node", "resources", retired)
 	return nil
@@ -352,7 +352,7 @@ func (p *Publisher) write(ctx context.Context, next quantities) error {
 	p.metrics.patch(err)
 	switch {
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("patching the status of node %s: %w; devmgrd needs the right to patch nodes/status", p.cfg.NodeName, err)
+		return fmt.Errorf("patching the status of node %s: %w; devmgrd needs permission to patch nodes/status", p.cfg.NodeName, err)
 	case err != nil:
 		return fmt.Errorf("patching the status of node %s: %w", p.cfg.NodeName, err)
 	}
@@ -361,7 +361,7 @@ func (p *Publisher) write(ctx context.Context, next quantities) error {
 		return fmt.Errorf("patching the status of node %s: the answer is not a Node", p.cfg.NodeName)
 	}
 	if left := seen.lacks(next); left > 0 {
-		return fmt.Errorf("patching the status of node %s: the API server took the patch and left %d numbers as they were", p.cfg.NodeName, left)
+		return fmt.Errorf("patching the status of node %s: the API server accepted the patch and left %d quantities unchanged", p.cfg.NodeName, left)
 	}
 	p.store.observe(seen)
 	return nil

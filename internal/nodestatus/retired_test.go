@@ -48,7 +48,7 @@ func TestRetiredIsNotedLater(t *testing.T) {
 	p, _ := publish(t, api, v)
 	kubetest.Until(t, "the failure shows", func() bool {
 		err := p.Check()
-		return err != nil && err.Error() == "noting that the node does not show [a.example/old] any more: disk full"
+		return err != nil && err.Error() == "recording that the node no longer shows [a.example/old]: disk full"
 	})
 	v.retire(nil)
 	kubetest.Until(t, "the view has been told", func() bool { return len(v.Retired()) == 0 })

@@ -96,13 +96,13 @@ func share(r device.ResourceName, ids []device.ID) string {
 // Bare tells that a container runs without the devices that it asks for.
 func (e *Events) StartedWithoutDevices(pod device.Pod, container string) {
 	e.warn(pod, startedWithout, fmt.Sprintf(
-		"container %s was started while devmgrd was away, without the devices that it asks for; it gets them when it is created again: restart the pod", container))
+		"container %s was started while devmgrd was away, without the devices that it requests; restart the pod to inject them", container))
 }
 
 // Failed reports that devices of the pod, of one resource, have failed at one time.
 func (e *Events) Failed(pod device.Pod, r device.ResourceName, ids []device.ID) {
 	if len(ids) == 1 {
-		e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is not healthy any more, or its plugin does not list it", device.QuoteID(ids[0]), r))
+		e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is unhealthy, or its plugin does not list it", device.QuoteID(ids[0]), r))
 		return
 	}
 	e.warn(pod, deviceFailed, fmt.Sprintf("%d devices of %s, which this pod has, are unhealthy, or their plugin does not list them: %s", len(ids), r, device.Abridge(ids)))
@@ -111,7 +111,7 @@ func (e *Events) Failed(pod device.Pod, r device.ResourceName, ids []device.ID) 
 // NotRedirected tells that a container runs with the kubelet's plugin directory.
 func (e *Events) NotRedirected(pod device.Pod, container string) {
 	e.warn(pod, notRedirected, fmt.Sprintf(
-		"container %s was started while devmgrd was away and has the kubelet's device plugin directory: a device plugin in it is registered with the kubelet, not with devmgrd; restart the pod", container))
+		"container %s was started while devmgrd was away and mounts the kubelet's device plugin directory: a device plugin in it is registered with the kubelet, not with devmgrd; restart the pod", container))
 }
 
 // Contradiction tells that the plugins of a container's resources set one thing differently.
@@ -127,12 +127,12 @@ func (e *Events) NotStarted(pod device.Pod, container string, times int, why str
 // Contested tells on the Node that somebody else keeps changing its number of a resource.
 func (e *Events) Contested(r device.ResourceName) {
 	e.recorder.Eventf(e.onNode(), corev1.EventTypeWarning, contested,
-		"somebody else keeps changing the number of %s: if a device plugin of it is registered with the kubelet too, devices may be given out twice; make its pod anew", r)
+		"another writer keeps changing the node's capacity of %s: if a device plugin is also registered with the kubelet, devices may be assigned twice; recreate the plugin's pod", r)
 }
 
 // NotSynchronized reports on the Node that the runtime cannot list its containers to devmgrd.
 func (e *Events) NotSynchronized(why string) {
-	e.recorder.Event(e.onNode(), corev1.EventTypeWarning, notSynchronized, clip("containers that ask for devices cannot start: "+why))
+	e.recorder.Event(e.onNode(), corev1.EventTypeWarning, notSynchronized, clip("containers that request devices cannot start: "+why))
 }
 
 // NotAllowed reports what a rule for device plugins does not allow: on a pod, or on the Node if the pod has no UID.

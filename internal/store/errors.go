@@ -13,7 +13,7 @@ func (e *LockedError) Error() string {
 	if e.PID > 0 {
 		who = fmt.Sprintf("another devmgrd (pid %d)", e.PID)
 	}
-	return fmt.Sprintf("%s is running on this node and holds %s: stop it first, or give this one a stateDir and a runDir of its own", who, e.Path)
+	return fmt.Sprintf("%s is running on this node and holds %s: stop that devmgrd first, or configure another stateDir and runDir", who, e.Path)
 }
 
 // A VersionError says that a file was written by a newer devmgrd.
@@ -24,8 +24,8 @@ type VersionError struct {
 }
 
 func (e *VersionError) Error() string {
-	return fmt.Sprintf("%s %s has schema version %d, and this devmgrd knows versions up to %d: it was written by a newer devmgrd; "+
-		"run that version, or restore a backup made before the upgrade; the file has not been touched", e.Title, e.Path, e.Have, e.Know)
+	return fmt.Sprintf("%s %s has schema version %d, and this devmgrd supports versions up to %d: a newer devmgrd wrote the file; "+
+		"run that version, or restore a backup from before the upgrade; the file has not been touched", e.Title, e.Path, e.Have, e.Know)
 }
 
 // A ForeignError says that a file is sound, but not devmgrd's.
@@ -66,7 +66,7 @@ type InUseError struct {
 }
 
 func (e *InUseError) Error() string {
-	return fmt.Sprintf("%s %s is in use by another program (%v): wait for its end, or stop it", e.Title, e.Path, e.Err)
+	return fmt.Sprintf("%s %s is in use by another program (%v): wait for that program to end, or stop it", e.Title, e.Path, e.Err)
 }
 
 // Unwrap gives the cause.
@@ -81,17 +81,17 @@ type StrayError struct {
 }
 
 func (e *StrayError) Error() string {
-	what, then := "replaced by another file", "begins with what is there now"
+	what, then := "replaced by another file", "starts from the replacement"
 	if e.Removed {
-		what, then = "removed", "begins with an empty one"
+		what, then = "removed", "starts from an empty file"
 	}
-	return fmt.Sprintf("%s %s has been %s while it is in use, so nothing more can be saved: put the right one back "+
-		"(cp /proc/%d/fd/%d %s) and then restart devmgrd; a restart without that %s", e.Title, e.Path, what, e.PID, e.FD, e.Path, then)
+	return fmt.Sprintf("%s %s was %s while in use, so devmgrd cannot save to it: restore the original "+
+		"(cp /proc/%d/fd/%d %s) and then restart devmgrd; without the original devmgrd %s", e.Title, e.Path, what, e.PID, e.FD, e.Path, then)
 }
 
 // A ChangedError says that the state file, which could not be written at first, holds something else by now.
 type ChangedError struct{ Path string }
 
 func (e *ChangedError) Error() string {
-	return fmt.Sprintf("state file %s can be written again, but is not what was read at the start: restart devmgrd", e.Path)
+	return fmt.Sprintf("state file %s is writable again, but has changed since devmgrd read it: restart devmgrd", e.Path)
 }

@@ -63,7 +63,7 @@ func (f *file) openFile() (opened, error) {
 	}
 	if known := f.schema.version(); found.version < known {
 		if err := f.schema.migrate(o.db, found.version); err != nil {
-			return opened{}, errors.Join(fmt.Errorf("bringing the %s %s from version %d to %d: %w", f.schema.title, f.path, found.version, known, err), o.db.Close())
+			return opened{}, errors.Join(fmt.Errorf("migrating the %s %s from version %d to %d: %w", f.schema.title, f.path, found.version, known, err), o.db.Close())
 		}
 	}
 	return o, nil
@@ -79,7 +79,7 @@ func (f *file) create() (err error) {
 	draft := f.path + ".new"
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("making the %s %s: %w", f.schema.title, f.path, err)
+			err = fmt.Errorf("creating the %s %s: %w", f.schema.title, f.path, err)
 			os.Remove(draft) // where the disk is full it would be in the way of others
 		}
 	}()

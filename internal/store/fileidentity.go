@@ -41,5 +41,5 @@ func (o *fileIdentity) check() error {
 	case err == nil, errors.Is(err, fs.ErrNotExist):
 		return &StrayError{Title: o.title, Path: o.path, PID: os.Getpid(), FD: int(o.fd), Removed: err != nil}
 	}
-	return fmt.Errorf("looking at the %s: %w", o.title, err)
+	return fmt.Errorf("checking the %s: %w", o.title, err)
 }

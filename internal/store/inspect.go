@@ -113,7 +113,7 @@ func (s *schema) judge(path string, data []byte) (finding, error) {
 	case certain && buckets == len(s.buckets) && (f.version <= s.unchecked || bytes.Equal(sum, number(f.sum))):
 		return f, nil
 	case certain || buckets > 1 || !found: // a flipped bit hides one of them, or all
-		return f, s.damaged(path, errors.New("its records are not what was written"))
+		return f, s.damaged(path, errors.New("its records are incomplete or altered"))
 	}
 	return f, &ForeignError{s.title, path, errors.New("it holds no schema version")}
 }

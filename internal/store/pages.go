@@ -46,7 +46,7 @@ const (
 	isBucket                       = 0x01             // flag of an element
 )
 
-var errFormat = errors.New("its format is not one that this devmgrd knows")
+var errFormat = errors.New("this devmgrd does not support its format")
 
 // walk calls visit for each key and value of the file; a bucket's value is nil. It fails with errFormat where the headers are
 // sound, but of another format.
@@ -67,7 +67,7 @@ func walk(data []byte, visit func(path [][]byte, key, value []byte)) error {
 		}
 	}
 	if w.end < 2 || w.end > uint64(len(data))/size {
-		return fmt.Errorf("it is cut short: %d bytes are there, and it uses %d pages of %d", len(data), w.end, size)
+		return fmt.Errorf("it is truncated: it has %d bytes, and uses %d pages of %d", len(data), w.end, size)
 	}
 	w.used = make([]bool, w.end)
 	w.used[0], w.used[1] = true, true
@@ -84,7 +84,7 @@ func (w *walker) header(i uint64) error {
 	sum.Write(b[:headerSize-8])
 	switch {
 	case binary.NativeEndian.Uint32(b) != headerMagic:
-		return errors.New("it is not bbolt's")
+		return errors.New("it is not a bbolt header")
 	case number(headerSize-8) != sum.Sum64():
 		return errors.New("its checksum is wrong")
 	case binary.NativeEndian.Uint32(b[4:]) != headerVersion:
@@ -108,13 +108,13 @@ func (w *walker) page(id uint64) (flags, count uint16, body []byte, err error) {
 	overflow := uint64(binary.NativeEndian.Uint32(b[12:]))
 	switch {
 	case binary.NativeEndian.Uint64(b) != id:
-		return 0, 0, nil, fmt.Errorf("page %d says that it is page %d", id, binary.NativeEndian.Uint64(b))
+		return 0, 0, nil, fmt.Errorf("page %d has the number of page %d", id, binary.NativeEndian.Uint64(b))
 	case overflow >= w.end-id:
 		return 0, 0, nil, fmt.Errorf("page %d is longer than the file", id)
 	}
 	for i := id; i <= id+overflow; i++ {
 		if w.used[i] {
-			return 0, 0, nil, fmt.Errorf("page %d belongs to two others", i)
+			return 0, 0, nil, fmt.Errorf("page %d is used twice", i)
 		}
 		w.used[i] = true
 	}
@@ -198,7 +198,7 @@ func (w *walker) elements(id uint64, flags, count uint16, body []byte, path [][]
 
 // bucket reads a bucket that is the value of an element of page id.
 func (w *walker) bucket(id uint64, value []byte, path [][]byte) error {
-	cut := func() error { return fmt.Errorf("page %d: bucket %.40q is cut short", id, path[len(path)-1]) }
+	cut := func() error { return fmt.Errorf("page %d: bucket %.40q is truncated", id, path[len(path)-1]) }
 	if len(value) < bucketHeader {
 		return cut()
 	}
@@ -231,7 +231,7 @@ func (w *walker) freeList() error {
 	for last := uint64(1); n > 0; n, body = n-1, body[8:] {
 		id := binary.NativeEndian.Uint64(body)
 		if id <= last || id >= w.end || w.used[id] {
-			return fmt.Errorf("page %d is said to be free", id)
+			return fmt.Errorf("page %d is wrongly listed as free", id)
 		}
 		last = id
 	}

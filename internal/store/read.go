@@ -37,7 +37,7 @@ func Read(dir string, log *slog.Logger) (b State, err error) {
 		return State{}, err
 	}
 	if found.version < stateSchema.version() {
-		return State{}, fmt.Errorf("state file %s is of an older devmgrd (schema version %d): start devmgrd once, which brings it up to date", path, found.version)
+		return State{}, fmt.Errorf("an older devmgrd wrote state file %s (schema version %d): start devmgrd once to migrate the file", path, found.version)
 	}
 	return readDB(path, log)
 }

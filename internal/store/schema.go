@@ -46,7 +46,7 @@ type migration func(*bolt.Tx) error
 // has been released is never changed; a new version is a new line.
 var stateSchema = schema{
 	title:     "state file",
-	remedy:    "restore it from a backup, or have devmgrd started, which sets it aside and asks the runtime what is in use",
+	remedy:    "restore it from a backup, or start devmgrd, which sets it aside and asks the container runtime which devices are in use",
 	buckets:   [][]byte{metaBucket, podsBucket, pluginsBucket},
 	unchecked: 1,
 	migrations: []migration{
@@ -75,7 +75,7 @@ var stateSchema = schema{
 // historySchema is the history's.
 var historySchema = schema{
 	title:    "history file",
-	remedy:   "devmgrd sets it aside at its next start and begins another one; assignments do not depend on it",
+	remedy:   "devmgrd sets it aside at its next start and creates an empty one; assignments do not depend on it",
 	buckets:  [][]byte{metaBucket, openBucket, endedBucket},
 	freeList: true,
 	migrations: []migration{

@@ -77,7 +77,7 @@ func Recover(c Config) (*Store, State, error) {
 // prepare makes a Store without a file.
 func prepare(c Config) (*Store, error) {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("making the state directory: %w", err)
+		return nil, fmt.Errorf("creating the state directory: %w", err)
 	}
 	l, err := takeLock(filepath.Join(c.Dir, lockName))
 	if err != nil {
