@@ -22,8 +22,8 @@ type Plugins interface {
 	// Allocate asks the resource's plugin to make these devices usable in a container, with its own deadline. A
 	// *device.Refusal as error carries the reason to wait.
 	Allocate(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) (device.Grant, error)
-	// Prefer asks the plugin which size devices of the available ones it prefers, with must among them. The answer is
-	// unchecked. A *device.Refusal as error carries the reason.
+	// Prefer asks the plugin to choose size of the available devices, must included. The answer is unchecked. A
+	// *device.Refusal as error carries the reason.
 	Prefer(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, available, must []device.ID, size int) ([]device.ID, error)
 	// PreStart asks the plugin to prepare the devices for one start of the container.
 	PreStart(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) error

@@ -6,7 +6,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// metrics tells the world how the allocator stands. Gauges are computed when they are read.
+// metrics publishes the allocator's state. Gauges are computed when they are read.
 type metrics struct {
 	a              *Allocator
 	admission      prometheus.Histogram
@@ -45,7 +45,7 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 	return m
 }
 
-// forget ends the series of a resource. The others are made when they are read.
+// forget deletes a resource's series. The other series are built on each read.
 func (m *metrics) forget(r device.ResourceName) {
 	of := prometheus.Labels{"resource_name": string(r)}
 	m.preferred.DeletePartialMatch(of)
