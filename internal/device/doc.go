@@ -1,12 +1,12 @@
-// Package device holds the words that every other package of devmgrd speaks: names, plain values and the
-// arithmetic on them. It knows no library but the standard one, no file, no socket and no clock.
+// Package device defines the vocabulary of devmgrd's packages: names, plain values and the arithmetic on them. It imports
+// only the standard library, and uses no file, socket or clock.
 //
-//	a plugin offers devices         Offer, an Inventory of Devices and how much to trust it
-//	a pod wants devices             PodDemand, one Demand per container that asks for any
+//	a plugin offers devices         Offer, an Inventory of Devices and how far to trust it
+//	a pod requests devices          PodDemand, one Demand per container that requests any
 //	a plugin answers an allocation  Grant: what a container needs to use the devices
 //	a container holds devices       Assignment, one Share per resource
-//	what a container may do now     Standing: pass, inject, wait or be refused with a Reason
+//	a container may start or waits  Readiness, with a Reason to wait
 //
-// Values are replaced, never edited: whoever holds an Inventory, a PodDemand or an Assignment may go on reading it
-// without a lock, and nobody writes into its maps and slices once it has been handed over.
+// Values are replaced, never edited. A holder of an Inventory, a PodDemand or an Assignment may read it without a lock; no
+// package writes into its maps and slices after handing the value over.
 package device

@@ -5,14 +5,14 @@ import (
 	"strings"
 )
 
-// An InUseError says why a resource cannot be forgotten. A Serving plugin, or Pods that have its devices or ask for them.
+// An InUseError reports why a resource cannot be forgotten: a Serving plugin, or Pods that have or request its devices.
 type InUseError struct {
 	Resource ResourceName
 	Serving  bool
 	Pods     []Pod
 }
 
-// maxNamed is how many pods a message names.
+// maxNamed is the number of pods that a message names.
 const maxNamed = 5
 
 func (e *InUseError) Error() string {

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Check tells what is wrong with a plugin's answer, if anything, by the name of the field in the device plugin API. One
-// with nothing in it is good: the container has the devices and needs nothing in order to use them.
+// Check returns an error if a plugin's answer is invalid, with the field's name in the device plugin API. An empty answer is
+// valid: the container has the devices and needs nothing else to use them.
 func (g Grant) Check() error {
 	if err := g.checkSize(); err != nil {
 		return err
@@ -64,7 +64,7 @@ func (n Node) check() error {
 			return err
 		}
 	}
-	// Without permissions the container would have the node and be refused by it.
+	// Without permissions the container would have the node, but the kernel would refuse access.
 	if n.Permissions == "" || strings.Trim(n.Permissions, "rwm") != "" {
 		return fmt.Errorf("permissions %q are not one or more of r, w and m", clip(n.Permissions))
 	}
@@ -78,7 +78,7 @@ func absolute(field, path string) error {
 	return nil
 }
 
-// qualified tells whether name has the parts of a CDI device name: vendor/class=name.
+// qualified reports whether name has the parts of a CDI device name: vendor/class=name.
 func qualified(name string) bool {
 	kind, dev, ok := strings.Cut(name, "=")
 	vendor, class, slash := strings.Cut(kind, "/")

@@ -9,7 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Pods gives all pods that are remembered, in the order of their UIDs.
+// Pods returns all stored pods, ordered by UID.
 func (s *Store) Pods() ([]device.PodRecord, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -34,7 +34,7 @@ func readPods(db *bolt.DB) ([]device.PodRecord, error) {
 	return all, err
 }
 
-// readPod takes a record that says of itself what its key says, and in which each container holds what it asks for.
+// readPod accepts a record whose UID is its key and in which each container holds the devices that it requests.
 func readPod(uid device.PodUID, value []byte) (r device.PodRecord, err error) {
 	if err := json.Unmarshal(value, &r); err != nil {
 		return r, err
@@ -70,7 +70,7 @@ func readPod(uid device.PodUID, value []byte) (r device.PodRecord, err error) {
 	return r, nil
 }
 
-// SavePods makes save durable and forgets the pods in forget, in one commit.
+// SavePods saves the pods in save and forgets those in forget, durably in one commit.
 func (s *Store) SavePods(save []device.PodRecord, forget []device.PodUID) error {
 	return s.update(func(d *transaction) error { return savePods(d, save, forget) })
 }
