@@ -25,7 +25,7 @@ type PluginDir struct {
 	Resources []ResourceName
 }
 
-// A PluginGrants is the names and paths, without values, that the plugins of a resource have granted.
+// PluginGrants are the names and paths, without values, that the plugins of a resource have granted.
 type PluginGrants struct {
 	Resource    ResourceName
 	Env         []GrantName

@@ -2,7 +2,7 @@ package nodestatus
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metrics counts patches, and shows on each scrape what the Node shows.
+// metrics counts patches, and reports on each scrape what the Node shows.
 type metrics struct {
 	patches    *prometheus.CounterVec
 	capacity   *prometheus.Desc
@@ -47,7 +47,7 @@ func (m *metrics) Describe(c chan<- *prometheus.Desc) {
 	c <- m.contested
 }
 
-// Collect is part of prometheus.Collector. Only resources of the View are shown, so that none stays behind.
+// Collect is part of prometheus.Collector. It reports only resources of the View, so that no old series remains.
 func (m *metrics) Collect(c chan<- prometheus.Metric) {
 	for _, r := range m.contention.contested() {
 		c <- prometheus.MustNewConstMetric(m.contested, prometheus.GaugeValue, 1, string(r))
