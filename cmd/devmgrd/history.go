@@ -157,7 +157,7 @@ func showHistory(to io.Writer, spans []*adminv1.Span, now time.Time) {
 	}
 	t.to.Flush()
 	if len(spans) == 0 {
-		fmt.Fprintln(to, "No container had such devices within the recorded time.")
+		fmt.Fprintln(to, "No matching entries.")
 	}
 }
 

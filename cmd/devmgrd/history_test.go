@@ -63,7 +63,7 @@ func TestHistoryRequest(t *testing.T) {
 		}
 	}
 	var got bytes.Buffer
-	if showHistory(&got, nil, noon); got.String() != "No container had such devices within the recorded time.\n" {
+	if showHistory(&got, nil, noon); got.String() != "No matching entries.\n" {
 		t.Errorf("got %q", got.String())
 	}
 }

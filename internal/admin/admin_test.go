@@ -258,11 +258,11 @@ func TestForget(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = forget(gpu)
-	refused(t, err, codes.FailedPrecondition, "nothing has been changed: vendor.com/gpu is in use by ns/p: what has its devices or asks for them has to end first")
+	refused(t, err, codes.FailedPrecondition, "nothing has been changed: vendor.com/gpu is in use by ns/p: pods that hold or request its devices must end first")
 	r.Drop(p.Pod.UID)
 	plugintest.Eventually(t, "nobody asks for it", func() bool { return r.DeviceCounts()[gpu]["free"] == 1 })
 	_, err = forget(gpu)
-	refused(t, err, codes.FailedPrecondition, "its device plugin is serving; end the plugin first")
+	refused(t, err, codes.FailedPrecondition, "its device plugin is serving; stop the plugin first")
 	r.Plugins.Offer(gpu, device.Lost, device.Device{ID: "d000"}, device.Device{ID: "d001"})
 	plugintest.Eventually(t, "the plugin is away", func() bool { return r.Offers()[gpu].State == device.Lost })
 	answer, err := forget(gpu)

@@ -147,9 +147,9 @@ func (s service) unknownResource(name string) error {
 	}
 	slices.Sort(names)
 	if len(names) == 0 {
-		return status.Errorf(codes.NotFound, "resource %q is not known; no device plugin has registered yet", clip(name))
+		return status.Errorf(codes.NotFound, "unknown resource %q; no device plugin has registered yet", clip(name))
 	}
-	return status.Errorf(codes.NotFound, "resource %q is not known; known are %s", clip(name), strings.Join(names[:min(len(names), 20)], ", "))
+	return status.Errorf(codes.NotFound, "unknown resource %q; known resources: %s", clip(name), strings.Join(names[:min(len(names), 20)], ", "))
 }
 
 // ListAssignments returns the devices of each container.
@@ -308,7 +308,7 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 		moved := s.cfg.Allocator.Updated()
 		devices := s.named(names)
 		if len(devices) < len(names) || slices.ContainsFunc(devices, func(d *adminv1.Device) bool { return d.Cordon == nil }) {
-			return status.Error(codes.Aborted, "one of the devices was put back into service; devmgrd evicts no further pod")
+			return status.Error(codes.Aborted, "one of the devices was uncordoned meanwhile; no further pod is evicted")
 		}
 		holders := ""
 		for _, d := range devices {

@@ -13,54 +13,54 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Plugins are those who offer devices and can be asked for them.
+// Plugins are the device plugins that offer and allocate devices.
 type Plugins interface {
-	// Offers returns all offers as they are now. Inventories are shared and never change.
+	// Offers returns all current offers. Inventories are shared and never change.
 	Offers() map[device.ResourceName]device.Offer
-	// CapacityChanged has a value after the offers have changed.
+	// Changed has a value after the offers have changed.
 	Changed() <-chan struct{}
-	// Allocate asks the resource's plugin to make these devices usable in a container. It has a deadline of its own.
-	// An error that is a *device.Refusal carries the reason to wait.
+	// Allocate asks the resource's plugin to make these devices usable in a container, with its own deadline. A
+	// *device.Refusal as error carries the reason to wait.
 	Allocate(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) (device.Grant, error)
-	// Prefer asks the plugin which size devices of the available ones go well together, if these must be among them.
-	// The answer is the plugin's, unchecked. A *device.Refusal as error carries the reason.
+	// Prefer asks the plugin to choose size of the available devices, must included. The answer is unchecked. A
+	// *device.Refusal as error carries the reason.
 	Prefer(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, available, must []device.ID, size int) ([]device.ID, error)
 	// PreStart asks the plugin to prepare the devices for one start of the container.
 	PreStart(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) error
-	// Forget drops a resource that nobody serves, and all that the state file has of it, cordons too. It fails with a
-	// *device.InUseError while a plugin serves it.
+	// Forget drops a resource that no plugin serves, and its records in the state file, cordons included. It fails with a
+	// *device.InUseError while a plugin serves the resource.
 	Forget(device.ResourceName) error
 }
 
-// Store make durable what has been decided.
+// Store makes the allocator's decisions durable.
 type Store interface {
-	// SavePods writes some pods and forgets others, in one commit. When it returns nil that is on disk.
+	// SavePods saves some pods and forgets others, in one commit. The commit is on disk when SavePods returns nil.
 	SavePods(save []device.PodRecord, forget []device.PodUID) error
-	// SaveCordons does so with cordons.
+	// SaveCordons saves and forgets cordons in the same way.
 	SaveCordons(save, forget []device.Cordon) error
-	// DropRetired forgets that resources were to be taken off the Node.
+	// DropRetired removes the notes of resources that the Node may still show.
 	DropRetired([]device.ResourceName) error
 }
 
-// Notifier tells the owners of pods what becomes of them. Its methods return at once.
+// Notifier reports what happens to pods to their owners. Its methods return at once.
 type Notifier interface {
 	Waiting(device.Pod, device.Wait)
 	Assigned(device.Pod, []device.Assignment)
-	// StartedWithoutDevices tells of a container that runs without the devices that it asks for.
-	// The cause lasts while still returns true.
+	// StartedWithoutDevices reports a container that runs without the devices it requests. The cause lasts while still returns
+	// true.
 	StartedWithoutDevices(pod device.Pod, container string, still func() bool)
-	// Failed tells that a device that a pod has is no longer healthy, or that its plugin lists it no more.
+	// Failed reports that devices of a pod have become unhealthy, or that their plugin no longer lists them.
 	Failed(device.Pod, device.ResourceName, []device.ID)
-	// FailedForLong tells that this has lasted, of one device not more than once an hour. The device is still in use and
-	// broken while still returns true.
+	// FailedForLong reports that a failure has lasted, at most once an hour for each device. The device is still in use and
+	// failed while still returns true.
 	FailedForLong(pod device.Pod, r device.ResourceName, id device.ID, still func() bool)
 }
 
-// Host can be asked what runs on this machine.
+// Host reports which processes run on this machine.
 type Host interface {
-	// HasProcesses reports whether a container has processes. The ID is the runtime's.
+	// HasProcesses reports whether a container has processes. container is the runtime's ID.
 	HasProcesses(container string) (bool, error)
-	// PodsWithProcesses returns those of the pods that have processes, of containers or of sandboxes.
+	// PodsWithProcesses returns the pods, of those given, that have processes in containers or sandboxes.
 	PodsWithProcesses([]device.PodUID) (map[device.PodUID]bool, error)
 }
 
@@ -69,19 +69,18 @@ type Config struct {
 	Plugins  Plugins
 	Store    Store
 	Notifier Notifier
-	Host     Host                  // nil: no container is ever proven to be idle
+	Host     Host                  // nil: no container is ever proven idle
 	Boot     string                // identifies this boot of the machine; empty: grants hold for every boot
-	Known    []device.PodRecord    // what the state file holds already
-	Cordons  []device.Cordon       // the same
-	Retired  []device.ResourceName // the same
-	// Topology says how devices' places are minded; the zero value: not at all.
+	Known    []device.PodRecord    // from the state file
+	Cordons  []device.Cordon       // likewise
+	Retired  []device.ResourceName // likewise
+	// Topology is the policy for NUMA placement; the zero value ignores placement.
 	Topology Topology
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer
 }
 
-// An Allocator gives devices to containers. Its methods may be called from several goroutines and never block on
-// anything but its own short lock.
+// An Allocator assigns devices to containers. Its methods are safe for concurrent use and block only on its own short lock.
 type Allocator struct {
 	plugins  Plugins
 	store    Store
@@ -93,45 +92,45 @@ type Allocator struct {
 	metrics  *metrics
 
 	kick            chan struct{} // something to plan
-	write           chan struct{} // something to write into the state file
-	capacityChanged chan struct{} // the published numbers may have changed
+	write           chan struct{} // the state file needs a write
+	capacityChanged chan struct{} // the published capacity may have changed
 	work            sync.WaitGroup
 
-	offersMu sync.Mutex // held while offers are taken over, so that an older one never lands on a newer one; after pen, before mu
+	offersMu sync.Mutex // held while offers are taken over, so that an older offer never replaces a newer one; after commitMu, before mu
 
-	commitMu sync.Mutex // held while the state file is written, so that an older word never lands on a newer one
+	commitMu sync.Mutex // held while the state file is written, so that an older record never replaces a newer one
 
 	mu            sync.Mutex // guards what follows; never held across a plugin's call or a commit
 	pods          map[device.PodUID]*pod
-	locals        map[device.PodUID]*pod             // those of pods of which the runtime tells
-	mirrors       map[device.PodUID]device.PodDemand // what stands for those in the API
+	locals        map[device.PodUID]*pod             // the pods known from the runtime
+	mirrors       map[device.PodUID]device.PodDemand // their mirror pods in the API
 	pools         pools
-	queued        []*pod                       // to be planned now
-	waiting       map[device.PodUID]*pod       // to be planned when something changes
-	toPrepare     []device.Container           // to be prepared now
-	releasing     map[device.PodUID]*pod       // to be forgotten as soon as the runtime has none of their containers
-	unsaved       map[device.PodUID]*pod       // to be remembered when there is time
-	writeAt       time.Time                    // when the state file has to be written; zero: nothing to write
-	storeErr      bool                         // the last attempt to write them failed
-	running       map[device.PodUID]runningPod // what the runtime has
-	runtimeSynced bool                         // running is the whole truth
-	runtimeListed bool                         // it has been, at least once
-	// syncedAt is when the runtime listed its containers last.
+	queued        []*pod                       // to plan now
+	waiting       map[device.PodUID]*pod       // to plan after a change
+	toPrepare     []device.Container           // to prepare now
+	releasing     map[device.PodUID]*pod       // to forget once the runtime has none of their containers
+	unsaved       map[device.PodUID]*pod       // to save within saveDelay
+	writeAt       time.Time                    // when to write the state file; zero: nothing to write
+	storeErr      bool                         // the last write failed
+	running       map[device.PodUID]runningPod // the runtime's containers
+	runtimeSynced bool                         // running is complete
+	runtimeListed bool                         // runtimeSynced has been true at least once
+	// syncedAt is when the runtime last listed its containers.
 	syncedAt   time.Time
-	catchingUp chan struct{} // nil, or closed when news has been applied
-	reports    []func()      // the runtime's reports since a synchronization that is still to be compared
+	catchingUp chan struct{} // nil, or closed when all reports have been applied
+	reports    []func()      // the runtime's reports since a synchronization that is not compared yet
 	podsListed bool          // every pod that is bound to the node is in pods
 	feed       feed
 	cordons    map[device.ResourceName]map[device.ID]device.Cordon // the inner maps are replaced, never changed
-	retired    map[device.ResourceName]bool                        // forgotten, and the Node may still show them
+	retired    map[device.ResourceName]bool                        // forgotten resources that the Node may still show
 
-	// quarantined are devices that containers run with and that the state file does not know of, by pod, container and resource.
+	// quarantined are devices of running containers that the state file does not know, by pod, container and resource.
 	quarantined map[device.PodUID]map[string]device.Choice
-	// conflicting are those of them that somebody else has, by the state file.
+	// conflicting are devices of running containers that the state file assigns to another pod.
 	conflicting map[device.PodUID]map[string]device.Choice
 }
 
-// New makes an Allocator that knows what the state file knows. It starts nothing: see Run.
+// New returns an Allocator with the state file's content. Run starts it.
 func New(c Config) *Allocator {
 	for name, missing := range map[string]bool{
 		"Plugins": c.Plugins == nil, "Store": c.Store == nil, "Notifier": c.Notifier == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
@@ -183,7 +182,7 @@ func New(c Config) *Allocator {
 	return a
 }
 
-// Run plans, asks and keeps the state file until ctx ends. It returns when all that it started has ended.
+// Run plans pods, asks plugins and writes the state file until ctx ends. It returns when all its goroutines have ended.
 func (a *Allocator) Run(ctx context.Context) error {
 	defer a.work.Wait()
 	a.work.Go(func() { a.writeLoop(ctx) })
@@ -203,8 +202,8 @@ func (a *Allocator) Run(ctx context.Context) error {
 	}
 }
 
-// refresh takes over the offers that have changed, and drops those that are no more. Listings are made without the lock: of
-// 50 000 devices that would hold up the runtime's look-ups.
+// refresh takes over changed offers and drops withdrawn ones. It makes listings without the lock: a listing of 50 000 devices
+// would delay the runtime's look-ups.
 func (a *Allocator) refresh() {
 	type news struct {
 		offer   device.Offer
@@ -233,13 +232,13 @@ func (a *Allocator) refresh() {
 	}
 	for r, n := range fresh {
 		p := a.pools[r]
-		if n.offer.State == device.Serving { // what the state file has of it goes with its record
+		if n.offer.State == device.Serving { // the plugin's new record removes the state file's note
 			delete(a.retired, r)
 		}
 		back := n.offer.State == device.Serving && (!p.offered || p.offer.State != device.Serving || p.offer.Session != n.offer.Session)
 		p.accept(n.offer, n.listing)
 		a.withholdLocked(r)
-		a.refreshCordonsLocked(r) // somebody may have cordoned a device meanwhile
+		a.refreshCordonsLocked(r) // a device may have been cordoned meanwhile
 		a.examineLocked(r, p)
 		a.wakeLocked(r, back)
 	}
@@ -247,17 +246,17 @@ func (a *Allocator) refresh() {
 	signal(a.capacityChanged)
 }
 
-// serve returns every queued pod its devices or a reason to wait, oldest first. It tells when a pod that waits for a
-// plugin to recover, or that may have ended unheard, is due, if there is one.
+// serve assigns devices to every queued pod or parks it with a reason, oldest pod first. It returns the next time at which a
+// retry, a failure check or an idle static pod is due; zero: none.
 //
-// Nothing is given out before the runtime has told once what runs: the state file may be lost, or older than that. It costs
-// nothing, since without the runtime no container starts.
+// It assigns nothing before the runtime has listed its containers once, because the state file may be lost or outdated. The
+// wait costs nothing: without the runtime no container starts.
 func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.catchUpLocked()
 	if !a.runtimeListed {
-		return time.Time{} // RuntimeSynced kicks us
+		return time.Time{} // RuntimeSynced wakes the loop
 	}
 	now := time.Now()
 	again = a.dropIdleLocked(now)
@@ -277,10 +276,10 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	a.queued = nil
 	slices.SortFunc(all, older)
 	for _, p := range all {
-		if p.phase == queued { // it may have left meanwhile
+		if p.phase == queued { // the pod may have left the queue meanwhile
 			a.reserveLocked(ctx, p)
 		}
-		a.mu.Unlock() // the runtime's questions are not to wait for all of them
+		a.mu.Unlock() // let the runtime's questions in between two pods
 		a.mu.Lock()
 	}
 	starts := a.toPrepare
@@ -291,7 +290,7 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	return again
 }
 
-// older orders pods by age, and those of one age by their UIDs.
+// older orders pods by age, and pods of the same age by UID.
 func older(p, q *pod) int {
 	if c := p.demand.Created.Compare(q.demand.Created); c != 0 {
 		return c
@@ -299,7 +298,7 @@ func older(p, q *pod) int {
 	return strings.Compare(string(p.demand.Pod.UID), string(q.demand.Pod.UID))
 }
 
-// signal puts a value into a channel of size one, unless one is waiting there already.
+// signal puts a value into a channel of size one unless the channel is full.
 func signal(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -51,7 +51,7 @@ func TestAContainerWithoutDevicesIsFree(t *testing.T) {
 		r.bind("q", app(gpu, 1))
 		r.expect("q", "other", "free")
 		r.expect("q", "main", "waiting PluginMissing")
-		r.published(numbers{}) // no plugin has ever listed it: it is not ours to publish
+		r.published(numbers{}) // no plugin has ever listed the resource: devmgrd does not publish it
 	})
 }
 
@@ -65,7 +65,7 @@ func TestWaitingEndsWhenThePluginIsThere(t *testing.T) {
 		r.expect("a", "main", "waiting DeviceUnhealthy")
 		r.plugins.stock(gpu, 1)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
-		// Its owner is told of each cause once, and of the end.
+		// The owner receives one event for each cause, and one for the end.
 		if want := []string{"a waits: PluginMissing", "a waits: PluginMissing", "a waits: DeviceUnhealthy", "a has its devices"}; !slices.Equal(r.plugins.told, want) {
 			t.Errorf("told %q, want %q", r.plugins.told, want)
 		}
@@ -107,7 +107,7 @@ func TestVanishedAndUnhealthyDevicesInUseCount(t *testing.T) {
 	})
 }
 
-// With nothing in use the number on the Node, capacity and allocatable alike, is that of the healthy ones.
+// With no device in use, capacity and allocatable are the number of healthy devices.
 func TestNumbersWithNothingInUse(t *testing.T) {
 	run(t, func(r *harness) {
 		state := func(res device.ResourceName, s device.OfferState) {
@@ -232,7 +232,7 @@ func TestOldestFirst(t *testing.T) {
 	})
 }
 
-// A big demand that does not fit never holds up a smaller one that does.
+// A large demand that does not fit never delays a smaller one that does.
 func TestNobodyIsHeldUp(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
@@ -263,7 +263,7 @@ func TestInitContainersHandTheirDevicesOn(t *testing.T) {
 	})
 }
 
-// The plugin is away while devmgrd starts. What was assigned before is had without it.
+// The plugin is away while devmgrd starts. Earlier assignments remain usable.
 func TestARestartWithoutThePlugin(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
@@ -284,13 +284,13 @@ func TestARestartWithoutThePlugin(t *testing.T) {
 		}{{device.Stale, 3, "PluginStale"}, {device.Lost, 2, "PluginMissing"}} {
 			r.plugins.offer(gpu, func(o *device.Offer) { o.State = away.state })
 			r.restart()
-			r.expect("a", "main", "ready vendor.com/gpu[d0 d1]") // before anybody has told us anything
+			r.expect("a", "main", "ready vendor.com/gpu[d0 d1]") // before any report
 			r.Replace([]device.PodDemand{a})
 			r.RuntimeSynced(runs, nil)
 			r.expect("a", "init", "ready vendor.com/gpu[d0]")
 			r.published(numbers{gpu: away.number})
 			r.check()
-			for _, c := range runs { // what ran on through the restart ends, and is made again
+			for _, c := range runs { // containers that ran through the restart end, and are recreated
 				r.RuntimeStopped(c)
 			}
 			next := running(fmt.Sprint("main", i), "a", "main")
@@ -354,7 +354,7 @@ func TestAPodThatGoesDuringItsAllocationLeavesNothing(t *testing.T) {
 	})
 }
 
-// One commit makes a pod's assignments durable, and one call each its devices usable.
+// One commit makes a pod's assignments durable, and one Allocate call per resource and container makes the devices usable.
 func TestOneCallPerResourceAndContainer(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 8)
@@ -369,7 +369,7 @@ func TestOneCallPerResourceAndContainer(t *testing.T) {
 	})
 }
 
-// After a restart a resource may not be ignored any longer: pods that passed have to wait now.
+// After a restart a resource may no longer be ignored: pods that passed before must wait now.
 func TestADemandThatGrows(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
@@ -391,7 +391,7 @@ func TestADemandThatGrows(t *testing.T) {
 	})
 }
 
-// The disk fails while a pod is being forgotten, and the API changes its mind meanwhile.
+// The commit that forgets a pod fails, and the pod returns to the API meanwhile.
 func TestForgettingFailsInTheMiddle(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
@@ -420,7 +420,7 @@ func TestForgettingFailsInTheMiddle(t *testing.T) {
 	})
 }
 
-// An assignment that cannot be written is none; it is tried again as soon as the state file can be written.
+// An assignment that cannot be written does not count; the allocator retries as soon as the state file is writable.
 func TestADiskThatFails(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
@@ -435,7 +435,7 @@ func TestADiskThatFails(t *testing.T) {
 	})
 }
 
-// The numbers are complete once every pod has been heard of.
+// The capacity is complete once every pod has been reported.
 func TestComplete(t *testing.T) {
 	run(t, func(r *harness) {
 		r.bind("a", app(gpu, 1))
@@ -459,7 +459,7 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-// TestUnrest has plugins change a thousand devices without a pause. run checks everything in the end.
+// TestUnrest has plugins change a thousand devices without a pause. run checks everything at the end.
 func TestUnrest(t *testing.T) {
 	for _, scope := range []allocator.Scope{allocator.PerContainer, allocator.PerPod} {
 		t.Run(string(scope), func(t *testing.T) {

@@ -12,14 +12,14 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Pauses before a pod whose plugin has failed it is tried again: they double from the first to the last.
+// Pauses before a retry after a plugin failure: they double from the first to the last.
 const (
 	firstPause = time.Second
 	lastPause  = 30 * time.Second
 )
 
-// reserveLocked plans for one pod. If that succeeds the devices are set aside and its plugins are asked, without the
-// lock, by a goroutine that ends in settle.
+// reserveLocked plans for one pod. If the plan succeeds, it holds the devices and starts a goroutine that asks the plugins
+// without the lock and ends the attempt.
 func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 	if p.complete() {
 		a.regrantLocked(ctx, p)
@@ -28,7 +28,7 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 	uid := p.demand.Pod.UID
 	said := preferences{}
 	if a.quarantined[uid] != nil {
-		said = nil // what its containers run with counts, not what would be better
+		said = nil // the pod's running containers decide, not preferences
 	}
 	best, no := a.planLocked(p, said)
 	if no != nil {
@@ -60,11 +60,11 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 	})
 }
 
-// refusalMemory is how long devices that a plugin has refused are chosen last. A device that its plugin calls healthy and
-// refuses, such as a virtual function that another driver has, costs no pod its start while others are free.
+// refusalMemory is how long devices that a plugin has refused are chosen last. A plugin may report a device as healthy and
+// refuse it, such as a virtual function that another driver holds. The pod gets other devices while some are free.
 const refusalMemory = 10 * time.Minute
 
-// answered notes whether a plugin has granted these devices or refused them. One that is away has done neither.
+// answered records whether a plugin has granted or refused these devices. A disconnected plugin has done neither.
 func (a *Allocator) answered(r device.ResourceName, ids []device.ID, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -89,9 +89,9 @@ func (a *Allocator) planLocked(p *pod, said preferences) (planResult, *device.Re
 	return plan(planInput{demand: p.demand, has: p.assigned, running: a.quarantined[p.demand.Pod.UID], preferences: said, topology: a.topology}, a.pools)
 }
 
-// improve plans again with what plugins have said, and sets that aside instead. The pod holds a full choice all the time,
-// so that no younger pod gets its devices while its plugins think. It returns false if there is nothing to go on with: the
-// pod is no longer wanted, wants something else, or cannot have its devices since one has failed or gone.
+// improve plans again with the plugins' preferences and holds the new choice instead. The pod holds a full choice all the
+// time, so no younger pod gets its devices while plugins answer. improve returns false if the attempt ends: the pod has
+// ended, has a new demand, or a device it needs has failed or gone.
 func (a *Allocator) improve(p *pod, held hold, said preferences) (best planResult, instead hold, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -101,7 +101,7 @@ func (a *Allocator) improve(p *pod, held hold, said preferences) (best planResul
 	no := &device.Refusal{}
 	if p.active && p.newDemand == nil {
 		if best, no = a.planLocked(p, said); no != nil {
-			best, no = a.planLocked(p, nil) // what plugins prefer is a wish, and one may stand in the way of another container
+			best, no = a.planLocked(p, nil) // a preference for one container may leave too few devices for another
 		}
 	}
 	if no == nil {
@@ -119,10 +119,10 @@ func (a *Allocator) improve(p *pod, held hold, said preferences) (best planResul
 	return best, instead, no == nil
 }
 
-// A hold is what an attempt has set aside.
+// A hold is the devices that an attempt has set aside.
 type hold map[device.ResourceName][]device.ID
 
-// holdLocked sets the chosen devices aside. Those that are neither free nor strays are the pod's own already.
+// holdLocked sets the chosen devices aside. Taken devices that are not quarantined are the pod's own already.
 func (a *Allocator) holdLocked(uid device.PodUID, choices map[string]device.Choice) hold {
 	h := hold{}
 	for _, container := range slices.Sorted(maps.Keys(choices)) {
@@ -142,7 +142,8 @@ func (a *Allocator) holdLocked(uid device.PodUID, choices map[string]device.Choi
 	return h
 }
 
-// releaseLocked gives back what an attempt has set aside. What a container of the pod runs with stays set aside for it.
+// releaseLocked frees the devices that an attempt has set aside. Devices that the pod's containers run with stay set aside
+// for the pod.
 func (a *Allocator) releaseLocked(uid device.PodUID, h hold) {
 	for r, ids := range h {
 		a.freeLocked(r, ids, uid)
@@ -156,8 +157,8 @@ func (a *Allocator) releaseLocked(uid device.PodUID, h hold) {
 	a.reclaimLocked()
 }
 
-// callPlugins has the plugins make the chosen devices usable, one call for each container and resource. It holds no lock.
-// It adds up the sizes of the answers one by one, so at most one answer beyond the limits is in memory.
+// callPlugins asks the plugins for the chosen devices, with one call for each container and resource. It holds no lock. It
+// adds up the sizes of the answers one by one, so at most one answer beyond the limits is in memory.
 func (a *Allocator) callPlugins(ctx context.Context, d device.PodDemand, has []device.Assignment, best planResult) ([]device.Assignment, error) {
 	var all []device.Assignment
 	var pod device.Grants
@@ -191,7 +192,7 @@ func (a *Allocator) callPlugins(ctx context.Context, d device.PodDemand, has []d
 	return all, nil
 }
 
-// share makes what the state file keeps of a plugin's answer, with what its offer says by now.
+// share builds the state file's record of a plugin's answer, with the current offer's details.
 func (a *Allocator) share(r device.ResourceName, ids []device.ID, g device.Grant, at int64) device.Share {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -204,12 +205,12 @@ func (a *Allocator) save(d device.PodDemand, got []device.Assignment) error {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
 	if err := a.store.SavePods([]device.PodRecord{{Demand: d, Assignments: got}}, nil); err != nil {
-		return device.Refuse(device.StoreUnavailable, err, "the assignment cannot be made durable")
+		return device.Refuse(device.StoreUnavailable, err, "cannot save the assignment")
 	}
 	return nil
 }
 
-// fail ends an attempt that a plugin has failed: the pod gives back what it held.
+// fail ends an attempt after a plugin failure and releases the pod's hold.
 func (a *Allocator) fail(p *pod, held hold, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -222,9 +223,9 @@ func (a *Allocator) fail(p *pod, held hold, err error) {
 	signal(a.capacityChanged)
 }
 
-// doubt ends an attempt whose commit has failed. The commit may be in the state file all the same: when the last sync fails,
-// bbolt has written all of it, and every later commit includes it. So the devices stay set aside until a later commit has
-// replaced the pod's record.
+// doubt ends an attempt whose commit has failed. The state file may still contain the commit: when the last sync fails, bbolt
+// has written everything, and every later commit includes it. So the devices stay set aside until a later commit has replaced
+// the pod's record.
 func (a *Allocator) doubt(p *pod, held hold, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -239,7 +240,7 @@ func (a *Allocator) doubt(p *pod, held hold, err error) {
 	a.saveLaterLocked(p)
 }
 
-// decideLocked ends the doubt about a pod's record: a commit has replaced it by one without the devices.
+// decideLocked ends the doubt about a pod's record: a commit has replaced it with a record without the devices.
 func (a *Allocator) decideLocked(p *pod) {
 	if p.doubt == nil {
 		return
@@ -262,7 +263,7 @@ func (a *Allocator) decideLocked(p *pod) {
 	signal(a.capacityChanged)
 }
 
-// assign ends an attempt: the pod has its devices, durably.
+// succeed ends an attempt whose assignments are durable.
 func (a *Allocator) succeed(p *pod, held hold, got []device.Assignment) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -278,11 +279,11 @@ func (a *Allocator) succeed(p *pod, held hold, got []device.Assignment) {
 	a.log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", summary(got), "took", took.Round(time.Microsecond))
 	a.grantedLocked(p, got, func(container string) bool { return !had[container] })
 	for r := range held {
-		a.withholdLocked(r) // the list may have changed meanwhile, and it is known only now when they were granted
+		a.withholdLocked(r) // the list may have changed meanwhile, and only now the grant's time is known
 	}
 }
 
-// grantedLocked takes over a pod's assignments, which are on disk. Those of some containers are fresh.
+// grantedLocked takes over a pod's assignments, which are on disk. fresh reports whether a container's grant is new.
 func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(container string) bool) {
 	p.assigned = got
 	a.settleLocked(p)
@@ -298,7 +299,7 @@ func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(co
 			p.fresh = map[string]bool{}
 		}
 		p.fresh[as.Container.Name] = true
-		delete(p.preparations, as.Container.Name) // what was prepared was prepared for an older grant
+		delete(p.preparations, as.Container.Name) // the preparation was for an older grant
 		a.prepareLocked(p, as)
 	}
 	if !p.active {
@@ -306,7 +307,7 @@ func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(co
 	}
 }
 
-// failLocked ends an attempt that has come to nothing. The pod holds nothing any longer.
+// failLocked ends a failed attempt of a pod that holds nothing from it.
 func (a *Allocator) failLocked(p *pod, why device.Wait, pause time.Duration) {
 	later := p.newDemand
 	p.newDemand = nil
@@ -336,7 +337,8 @@ func waitFor(err error) device.Wait {
 // maxSummary bounds the containers' resources that one log line names.
 const maxSummary = 16
 
-// summary names the devices of a pod's containers, for the log: the first ones, and how many more there are.
+// summary returns the devices of a pod's containers for the log: the first maxSummary entries, and the number of further
+// ones.
 func summary(all []device.Assignment) map[string]string {
 	s, more := map[string]string{}, 0
 	for _, as := range all {

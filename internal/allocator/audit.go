@@ -7,28 +7,28 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A runningPod is what the runtime has of one pod: its containers, by the runtime's IDs.
+// A runningPod is the runtime's containers of one pod, by the runtime's IDs.
 type runningPod map[string]*runningContainer
 
-// A runningContainer is one container of the runtime's, from before it is made until it has ended.
+// A runningContainer is one container of the runtime, from before its creation until its end.
 type runningContainer struct {
 	name           string
 	sandbox        string                // the runtime's ID of its sandbox
 	made           time.Time             // zero: not known
-	stamped        bool                  // it was made with what the state file says
-	reported       bool                  // that it was not has been told
-	unknownDevices []device.ResourceName // it has devices of these, and the state file that named them is lost
-	started        bool                  // its processes have run, or it was there before devmgrd
-	fresh          bool                  // it was created with a grant that no container had used before
+	stamped        bool                  // created with the devices that the state file names
+	reported       bool                  // the missing stamp has been reported
+	unknownDevices []device.ResourceName // resources of its devices that only a lost state file named
+	started        bool                  // its processes have run, or it ran before devmgrd started
+	fresh          bool                  // created with a grant that no container had used before
 
-	// idle: the runtime has listed the container as created and not started, and has not started it since. The kubelet
-	// preparations a container right after its creation; a container that stays idle is left over from a power cut.
+	// idle: the runtime has listed the container as created and not started, and has not started it since. The kubelet starts
+	// a container right after its creation; a container that stays idle is left over from a power cut.
 	idle bool
-	// barred: the devices of its pod were released while it was idle. It must no longer start.
+	// barred: the pod's devices were released while the container was idle. It must not start.
 	barred bool
 }
 
-// running reports whether any container of the pod may run.
+// mayRun reports whether any container of the pod may run.
 func (t runningPod) mayRun() bool {
 	for _, l := range t {
 		if !l.idle {
@@ -38,22 +38,22 @@ func (t runningPod) mayRun() bool {
 	return false
 }
 
-// A proof is what the host has shown about pods whose devices can be released as far as the runtime has reported.
+// A proof is the host's evidence about pods whose devices may be released as far as the runtime has reported.
 type proof struct {
 	idle   map[*runningContainer]bool // containers without a process
 	vacant map[device.PodUID]bool     // pods without a process
 }
 
-// prove asks the host about the pods that have to be released. The runtime's word is not enough here:
+// prove asks the host about the pods to release. The runtime's report does not suffice, for two reasons:
 //
-//   - It may have lost sight of a container whose processes live: the container's shim was killed, or hung while the runtime
-//     restarted, and the processes cannot be killed, as in a driver's uninterruptible sleep. The pod waits until it has no
-//     process.
-//   - The start of an idle container may have been hidden from devmgrd by another NRI plugin, or by a runtime that lets
-//     containers start while it synchronizes a plugin. A container with a process counts as started: its devices are
-//     released when the runtime reports its end.
+//   - The runtime may have lost track of a container whose processes live: the container's shim was killed, or hung while the
+//     runtime restarted, and the processes cannot be killed, as in a driver's uninterruptible sleep. The pod waits until it
+//     has no process.
+//   - Another NRI plugin may have hidden the start of an idle container from devmgrd, or the runtime may let containers start
+//     while it synchronizes a plugin. A container with a process counts as started: its devices are released when the runtime
+//     reports its end.
 //
-// Where the host cannot tell, idle containers count as started, and for all others the runtime's word decides.
+// Where the host cannot answer, idle containers count as started, and for other containers the runtime's report decides.
 func (a *Allocator) prove() proof {
 	a.mu.Lock()
 	var pods []device.PodUID
@@ -94,7 +94,7 @@ func (a *Allocator) prove() proof {
 	return shown
 }
 
-// proveIdle returns those of some idle containers, by their IDs, that have no process. The others count as started.
+// proveIdle returns the idle containers, by ID, that have no process. The others count as started.
 func (a *Allocator) proveIdle(suspects map[string]*runningContainer) map[*runningContainer]bool {
 	idle := map[*runningContainer]bool{}
 	for id, l := range suspects {
@@ -114,7 +114,7 @@ func (a *Allocator) proveIdle(suspects map[string]*runningContainer) map[*runnin
 	return idle
 }
 
-// postpone has the release of pods with processes tried again, after a pause that doubles each time.
+// postpone delays the release of pods with processes. The pause doubles each time.
 func (a *Allocator) postpone(occupied map[device.PodUID]bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -130,9 +130,10 @@ func (a *Allocator) postpone(occupied map[device.PodUID]bool) {
 	}
 }
 
-// leftoversLocked returns the pods that the state file does not know and whose containers were all idle when the runtime listed
-// them, and how long they have to wait for a proof: the state file may be lost, and the containers about to start. Devices are
-// set aside for them. A power cut, or a restart of the runtime during a creation, leaves such containers.
+// leftoversLocked returns the pods that the state file does not know and whose containers were all idle when the runtime
+// listed them, and how long they wait for a proof. They wait because the state file may be lost and the containers about to
+// start. Devices are set aside for these pods. A power cut, or a restart of the runtime during a creation, leaves such
+// containers.
 func (a *Allocator) leftoversLocked() (pods []device.PodUID, wait time.Duration) {
 	if !a.runtimeSynced {
 		return nil, 0
@@ -147,7 +148,7 @@ func (a *Allocator) leftoversLocked() (pods []device.PodUID, wait time.Duration)
 	return pods, time.Until(a.syncedAt.Add(idleGrace))
 }
 
-// releaseLeftoversLocked gives back what is set aside for pods that have idle containers alone, and bars those.
+// releaseLeftoversLocked frees the devices that are set aside for pods with only idle containers, and bars these containers.
 func (a *Allocator) releaseLeftoversLocked(shown proof) {
 	leftovers, wait := a.leftoversLocked()
 	for _, uid := range leftovers {
@@ -162,8 +163,8 @@ func (a *Allocator) releaseLeftoversLocked(shown proof) {
 	}
 }
 
-// bar keeps the idle containers of a pod from starting, if all of them are proven to be idle: its devices are about to be
-// released.
+// bar keeps the idle containers of a pod from starting, if all of them are proven idle: the pod's devices are about to be
+// released. It reports whether they are.
 func (t runningPod) bar(proven map[*runningContainer]bool) bool {
 	for _, l := range t {
 		if !l.idle || !proven[l] {
@@ -176,7 +177,7 @@ func (t runningPod) bar(proven map[*runningContainer]bool) bool {
 	return true
 }
 
-// has reports whether a container of that name is among them.
+// has reports whether the pod has a container of that name.
 func (t runningPod) has(container string) bool {
 	for _, l := range t {
 		if l.name == container {
@@ -186,9 +187,8 @@ func (t runningPod) has(container string) bool {
 	return false
 }
 
-// auditLocked looks for containers of a pod that run without the devices that they ask for: they were made while devmgrd
-// was away, and nothing kept them from it. What was taken over from a kubelet has its devices, and no stamp, if it was made
-// before.
+// auditLocked reports containers of a pod that run without the devices they request: they were created while devmgrd was away
+// and unguarded. A container that got its devices from a kubelet before an import has no stamp and counts as served.
 func (a *Allocator) auditLocked(p *pod) {
 	if p == nil || !p.active || !a.runtimeSynced {
 		return
@@ -206,7 +206,7 @@ func (a *Allocator) auditLocked(p *pod) {
 	}
 }
 
-// startedWithout reports whether a container that was found running without its devices may still run.
+// stillWithoutDevices reports whether a container that was found running without its devices still runs.
 func (a *Allocator) stillWithoutDevices(uid device.PodUID, id string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -214,7 +214,7 @@ func (a *Allocator) stillWithoutDevices(uid device.PodUID, id string) bool {
 	return l != nil && !l.stamped
 }
 
-// imported reports whether a container was made by a kubelet that gave it its devices.
+// imported reports whether a kubelet created a container and assigned its devices.
 func (p *pod) imported(l runningContainer) bool {
 	return slices.ContainsFunc(p.assigned, func(as device.Assignment) bool {
 		return as.Container.Name == l.name && !as.Imported.IsZero() && !l.made.After(as.Imported)

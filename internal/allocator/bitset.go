@@ -11,7 +11,7 @@ func (b bitset) has(i int) bool { return b[i/64]&(1<<(i%64)) != 0 }
 func (b bitset) add(i int)      { b[i/64] |= 1 << (i % 64) }
 func (b bitset) remove(i int)   { b[i/64] &^= 1 << (i % 64) }
 
-// next returns the lowest member that is not below from and is in mask too, or -1. A mask that is nil holds everything.
+// next returns the lowest member that is not below from and is also in mask, or -1. A nil mask contains everything.
 func (b bitset) next(from int, mask bitset) int {
 	for w := from / 64; w < len(b); w++ {
 		word := b[w]

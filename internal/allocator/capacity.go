@@ -2,7 +2,7 @@ package allocator
 
 import "github.com/devmgrd/devmgrd/internal/device"
 
-// CapacityChanged has a value after the published numbers may have changed.
+// CapacityChanged has a value after the published capacity may have changed.
 func (a *Allocator) CapacityChanged() <-chan struct{} { return a.capacityChanged }
 
 // Capacity returns the number of devices that the Node shows for each resource that a plugin has ever listed.
@@ -19,7 +19,7 @@ func (a *Allocator) Capacity() map[device.ResourceName]int {
 	return numbers
 }
 
-// Requested returns the number of devices that the pods bound to the node ask for, of each resource that is in Published.
+// Requested returns the number of devices that the pods bound to the node request, for each resource in Capacity.
 func (a *Allocator) Requested() map[device.ResourceName]int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -32,15 +32,16 @@ func (a *Allocator) Requested() map[device.ResourceName]int {
 	return bound
 }
 
-// PodsListed reports whether Published and Bound count every pod bound to the node: after the first full list of them.
+// PodsListed reports whether Capacity and Requested count every pod bound to the node. They do after the first full list of
+// pods.
 func (a *Allocator) PodsListed() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.podsListed
 }
 
-// hiddenFromSchedulerLocked returns the number of devices that local pods have and that the scheduler does not know to be in use: it knows
-// what their mirrors ask for.
+// hiddenFromSchedulerLocked returns the number of devices of static pods that the scheduler does not count: the scheduler
+// counts only the requests of their mirror pods.
 func (a *Allocator) hiddenFromSchedulerLocked() map[device.ResourceName]int {
 	hidden := map[device.ResourceName]int{}
 	for _, p := range a.locals {
@@ -59,17 +60,17 @@ func (a *Allocator) hiddenFromSchedulerLocked() map[device.ResourceName]int {
 }
 
 // capacity returns the number that the Node shows as capacity and as allocatable: the devices that are free or in use,
-// without those that are hidden from the scheduler. Where devices are withheld, one may be counted under two IDs: then it is
-// not more than the plugin lists.
+// without those hidden from the scheduler. Where devices are withheld, one device may count under two IDs, so the capacity is
+// at most the number of listed devices.
 //
-// It is never less than what the pods that the kubelet has admitted ask for: a kubelet sets allocatable to capacity, and at
-// its restart admits all pods again against that number and fails the youngest where it is too low.
+// The capacity is never less than the requests of the pods that the kubelet has admitted. A kubelet sets allocatable to
+// capacity; at its restart it admits all pods again against that value and fails the youngest where the value is too low.
 //
-// Devices that no plugin lists and that a pod was granted in an earlier boot are not in use, and not counted: the pod is
-// granted listed ones.
+// Unlisted devices that a pod was granted in an earlier boot are not in use, and do not count: the pod is granted listed
+// ones.
 //
-// What admitted pods ask for counts when the API server has listed the node's pods. Before that some of them are known from the
-// state file alone and may be gone, and the publisher lowers no number.
+// The requests of admitted pods count once the API server has listed the node's pods. Until then some pods are known only
+// from the state file and may be gone, and the publisher lowers no capacity.
 func (p *pool) capacity(hidden int, listed bool) int {
 	n := len(p.taken) - p.unlistedLapsed
 	if p.offer.State != device.Lost {
@@ -85,17 +86,18 @@ func (p *pool) capacity(hidden int, listed bool) int {
 	return max(n, p.admitted)
 }
 
-// mirrorLocked counts what a mirror asks for.
+// mirrorLocked counts a mirror pod's requests.
 func (a *Allocator) mirrorLocked(d device.PodDemand) {
 	a.unmirrorLocked(d.Pod.UID)
-	d.Admitted = true // the kubelet has made it
+	d.Admitted = true // the kubelet has created the mirror pod
 	a.mirrors[d.Pod.UID] = d
 	a.pools.request(d, 1)
 	a.publishLocalLocked(d.Pod)
 	signal(a.capacityChanged)
 }
 
-// unmirrorLocked reports whether there was such a mirror. The board is the caller's: another one may come at once.
+// unmirrorLocked removes a mirror pod and reports whether it was known. The caller publishes the change, since another mirror
+// pod may follow at once.
 func (a *Allocator) unmirrorLocked(uid device.PodUID) bool {
 	d, known := a.mirrors[uid]
 	if known {
@@ -106,7 +108,7 @@ func (a *Allocator) unmirrorLocked(uid device.PodUID) bool {
 	return known
 }
 
-// publishLocalLocked has the board show what a mirror tells of its local pod.
+// publishLocalLocked publishes the static pod of a mirror pod.
 func (a *Allocator) publishLocalLocked(mirror device.Pod) {
 	for _, p := range a.locals {
 		if p.demand.Pod.Namespace == mirror.Namespace && p.demand.Pod.Name == mirror.Name {

@@ -18,8 +18,8 @@ import (
 )
 
 // churn plays random steps: pods are bound, run and end, plugins fail and rename their devices, commits fail, the runtime and
-// devmgrd restart. After each step the invariants hold, and what the containers of the model really use fits together.
-// In the end, when all faults but one have ended, every pod is served.
+// devmgrd restart. After each step the invariants hold, and no two pods of the model use the same hardware. After the end of
+// all faults but one, every pod is served.
 func churn(r *harness, seed uint64) {
 	c := newChurning(r, seed)
 	for range 300 {
@@ -33,7 +33,7 @@ func churn(r *harness, seed uint64) {
 	c.settle()
 }
 
-// A churning rig has a model of the node next to the allocator: hardware, a plugin that lists it, and containers that use it.
+// A churning has a model of the node besides the allocator: hardware, a plugin that lists it, and containers that use it.
 type churning struct {
 	*harness
 	*rand.Rand
@@ -41,7 +41,7 @@ type churning struct {
 	deleted   map[string]device.PodDemand // those that were
 	made      map[string]*made            // the runtime's containers, by its IDs
 	connected bool                        // the runtime is synchronized
-	broken    bool                        // the state file cannot be written
+	broken    bool                        // writes to the state file fail
 	badDevice atomic.Int64                // the number of a device that the plugin refuses; -1: none
 	calls     atomic.Int64
 	well      atomic.Bool // the plugins refuse nothing but the bad device
@@ -49,7 +49,7 @@ type churning struct {
 	prefix    map[device.ResourceName]string
 }
 
-// made is a container of the model.
+// A made is a container of the model.
 type made struct {
 	device.Running
 	uses    map[device.ResourceName][]int // hardware
@@ -79,7 +79,7 @@ func newChurning(r *harness, seed uint64) *churning {
 	return c
 }
 
-// allocate refuses the bad device always and others now and then, and is slow at times: lists change, and the daemon
+// allocate always refuses the bad device, refuses others occasionally, and is sometimes slow: lists change, and the daemon
 // restarts, in the middle of a call.
 func (c *churning) allocate(ctx context.Context, r device.ResourceName, ids []device.ID) error {
 	n := c.calls.Add(1)
@@ -96,7 +96,7 @@ func (c *churning) allocate(ctx context.Context, r device.ResourceName, ids []de
 	return nil
 }
 
-// hardware returns the pieces of hardware that IDs stand for, whatever the plugin calls them: the number that each ends in.
+// hardware returns the hardware behind IDs, whatever the plugin calls it: the number at the end of each ID.
 func hardware(ids []device.ID) []int {
 	all := make([]int, len(ids))
 	for i, id := range ids {
@@ -109,8 +109,8 @@ func hardware(ids []device.ID) []int {
 	return all
 }
 
-// list has a plugin list n devices, each under the name that it has at present. A device that is listed again after an
-// absence is new, as in the registry when others were listed meanwhile.
+// list has a plugin list n devices, each under its present name. A device that returns after an absence is new, as in the
+// registry when other devices were listed meanwhile.
 func (c *churning) list(r device.ResourceName, n, nodes int, sick ...int) {
 	time.Sleep(time.Microsecond) // no two things happen at one time
 	ids := make([]string, n)
@@ -142,7 +142,7 @@ func (c *churning) somePod() string { return c.pick(slices.Collect(maps.Keys(c.p
 
 func (c *churning) someContainer() *made { return c.made[c.pick(slices.Collect(maps.Keys(c.made)))] }
 
-// step does one thing, and returns what it was.
+// step performs one random step and returns its description.
 func (c *churning) step() string {
 	r := c.harness
 	resource := []device.ResourceName{gpu, nic}[c.IntN(2)]
@@ -221,7 +221,7 @@ func (c *churning) step() string {
 	return c.reconnect(c.IntN(4))
 }
 
-// delete removes a pod from the API server, whatever its containers do.
+// delete removes a pod from the API server, whatever state its containers are in.
 func (c *churning) delete(pod string) {
 	if p, is := c.pods[pod]; is {
 		c.deleted[pod] = p
@@ -230,7 +230,7 @@ func (c *churning) delete(pod string) {
 	c.Drop(device.PodUID(pod))
 }
 
-// uses reports whether a pod of this name has left containers behind: names are UIDs here, and those are not used twice.
+// uses reports whether a pod of this name has left containers behind: names are UIDs here, and a UID is never reused.
 func (c *churning) uses(pod string) bool {
 	for _, one := range c.made {
 		if string(one.Container.Pod) == pod {
@@ -240,7 +240,7 @@ func (c *churning) uses(pod string) bool {
 	return false
 }
 
-// create has the runtime create a container, as far as the allocator lets it. It fails at the runtime at times.
+// create has the runtime create a container, as far as the allocator permits. The runtime fails sometimes.
 func (c *churning) create(pod string, fails bool) string {
 	if _, is := c.pods[pod]; !is || !c.connected {
 		return "nothing"
@@ -269,7 +269,7 @@ func (c *churning) create(pod string, fails bool) string {
 	return "create a container of " + pod
 }
 
-// start has the runtime start a container. While the allocator is not connected nothing keeps a container from that.
+// start has the runtime start a container. While the allocator is disconnected nothing prevents the start.
 func (c *churning) start(one *made) string {
 	if one == nil || one.started {
 		return "nothing"
@@ -305,7 +305,7 @@ func (c *churning) rename(r device.ResourceName) string {
 	return fmt.Sprintf("%s is renamed to %s...", r, c.prefix[r])
 }
 
-// breakDisk has commits fail before they write anything (0), or when they have written all (1), or ends that.
+// breakDisk makes commits fail before they write anything (0), or after they have written everything (1), or ends the fault.
 func (c *churning) breakDisk(how int) string {
 	c.disk.fails(nil)
 	c.disk.failsLate(nil)
@@ -321,7 +321,7 @@ func (c *churning) breakDisk(how int) string {
 	return "commits succeed"
 }
 
-// reconnect loses the connection with the runtime, makes it, or restarts the daemon in the middle of whatever it does.
+// reconnect disconnects the runtime, connects it, or restarts the daemon at any moment.
 func (c *churning) reconnect(how int) string {
 	switch how {
 	case 0:
@@ -338,7 +338,7 @@ func (c *churning) reconnect(how int) string {
 	return "the runtime is back"
 }
 
-// sync tells the allocator which containers the runtime has. Those that were not started may start at any time.
+// sync reports the runtime's containers to the allocator. Those not started yet may start at any time.
 func (c *churning) sync() {
 	var all []device.Running
 	for _, one := range c.made {
@@ -349,7 +349,7 @@ func (c *churning) sync() {
 	c.RuntimeSynced(all, nil)
 }
 
-// evaluate compares what containers use, and the numbers on the Node, with the hardware.
+// judge compares the containers' devices, and the Node's capacity, with the hardware.
 func (c *churning) judge() {
 	type piece struct {
 		device.ResourceName
@@ -425,16 +425,16 @@ func (c *churning) has(st device.Readiness, one *made) bool {
 	return len(st.Assignment.Shares) == len(one.uses)
 }
 
-// spare is how many devices there are more than pods ask for: the one that is always refused.
+// spare is the number of devices beyond the pods' requests: the one that is always refused.
 const spare = 1
 
-// assign ends all faults but a device that is refused, and all pods that have been served. The others are served then.
+// settle ends all faults except the refused device, and all pods that have been served. Then the other pods are served.
 func (c *churning) settle() {
 	c.breakDisk(2)
 	c.sync()
 	c.list(gpu, 0, 0)
 	c.list(nic, 0, 0)
-	c.after(time.Minute) // what is under way has ended, and nothing can begin
+	c.after(time.Minute) // all calls have ended, and nothing can begin
 	for _, one := range slices.Collect(maps.Values(c.made)) {
 		c.delete(string(one.Container.Pod))
 		c.end(one)
@@ -502,7 +502,7 @@ func unrest(r *harness) {
 			select {
 			case <-over:
 				return
-			case changed <- struct{}{}: // somebody waits for it
+			case changed <- struct{}{}: // a goroutine waits for it
 			default:
 			}
 		}
@@ -527,7 +527,7 @@ func unrest(r *harness) {
 	}
 	close(over)
 	plugin.Wait()
-	for range 12 { // a change of each sort by itself
+	for range 12 { // each kind of change alone
 		r.check()
 		change()
 	}

@@ -7,9 +7,9 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Cordon takes devices out of service, or changes the reason. All are known, or nothing is done: a *device.UnknownDeviceError.
-// When it returns nil that is durable, and none of them is given to anybody from then on. It returns those that somebody has:
-// they go when their pods do.
+// Cordon takes devices out of service, or changes the reason. If a device is unknown, Cordon changes nothing and returns a
+// *device.UnknownDeviceError. When Cordon returns nil, the cordons are durable, and from then on no pod is assigned these
+// devices. Cordon returns the cordoned devices that pods hold; these pods keep them until they end.
 func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err error) {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
@@ -33,8 +33,8 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 	return held, nil
 }
 
-// Uncordon puts devices back into service. It returns those that were out of it; others are left as they are. All are known, as with
-// Cordon, or nothing is done.
+// Uncordon returns devices to service. It returns those that were cordoned and ignores the others. As with Cordon, an unknown
+// device makes it change nothing.
 func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, err error) {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
@@ -65,7 +65,8 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	return lifted, nil
 }
 
-// cloneCordonsLocked puts copies in the place of the maps that have cordons of these devices, once each: listings have the others.
+// cloneCordonsLocked replaces the cordon maps of these devices' resources with copies, once each: listings share the old
+// maps.
 func (a *Allocator) cloneCordonsLocked(devices []device.Cordon) {
 	own := map[device.ResourceName]bool{}
 	for _, d := range devices {
@@ -79,7 +80,7 @@ func (a *Allocator) cloneCordonsLocked(devices []device.Cordon) {
 	}
 }
 
-// Withdrawn returns the cordoned devices that nobody has: they are not to be had.
+// Withdrawn returns the cordoned devices that no pod has. They cannot be assigned.
 func (a *Allocator) Withdrawn() map[device.ResourceName]map[device.ID]bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -98,7 +99,7 @@ func (a *Allocator) Withdrawn() map[device.ResourceName]map[device.ID]bool {
 	return all
 }
 
-// checkKnown fails if one of the devices has never been listed, is nobody's, and is not cordoned either: then it is a mistake.
+// checkKnown fails if a device is neither listed nor taken nor cordoned: then its name is a mistake.
 func (a *Allocator) checkKnown(devices []device.Cordon) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -116,7 +117,7 @@ func (a *Allocator) checkKnown(devices []device.Cordon) error {
 	return nil
 }
 
-// cordonsChangedLocked has plans and numbers mind what has become of the cordons of these devices.
+// cordonsChangedLocked makes plans and capacity follow the changed cordons of these devices.
 func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 	done := map[device.ResourceName]bool{}
 	for _, d := range devices {
@@ -131,7 +132,7 @@ func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 	signal(a.kick)
 }
 
-// refreshCordonsLocked makes a resource's listing again if it was made with other cordons.
+// refreshCordonsLocked rebuilds a resource's listing if its cordons have changed.
 func (a *Allocator) refreshCordonsLocked(r device.ResourceName) {
 	p := a.pools.of(r)
 	if l := p.listing; !sameMap(l.cordons, a.cordons[r]) {
@@ -140,7 +141,7 @@ func (a *Allocator) refreshCordonsLocked(r device.ResourceName) {
 	}
 }
 
-// sameMap reports whether two maps are one. They are replaced, and never changed.
+// sameMap reports whether two variables hold the same map. Maps are replaced and never changed.
 func sameMap[K comparable, V any](a, b map[K]V) bool {
 	return len(a) == len(b) && (len(a) == 0 || reflect.ValueOf(a).Pointer() == reflect.ValueOf(b).Pointer())
 }

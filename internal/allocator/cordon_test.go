@@ -8,7 +8,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// cordon names devices of gpu.
+// cordon returns cordons of gpu's devices.
 func cordon(reason string, ids ...device.ID) (all []device.Cordon) {
 	for _, id := range ids {
 		all = append(all, device.Cordon{Resource: gpu, ID: id, Reason: reason, Since: time.Now().UTC()})
@@ -16,7 +16,7 @@ func cordon(reason string, ids ...device.ID) (all []device.Cordon) {
 	return all
 }
 
-// One of four devices is taken out of service: its holder keeps it, nobody gets it afterwards, and the number follows.
+// One of four devices is cordoned: its pod keeps it, no pod gets it afterwards, and the capacity follows.
 func TestCordon(t *testing.T) {
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
@@ -44,7 +44,7 @@ func TestCordon(t *testing.T) {
 		r.Drop("b")
 		r.published(numbers{gpu: 2})
 
-		// It is kept across a restart of ours, and of the plugin, which may list other devices meanwhile.
+		// The cordon survives restarts of devmgrd and of the plugin, which may list other devices meanwhile.
 		r.restart()
 		r.RuntimeSynced(nil, nil)
 		r.bind("a", app(gpu, 2))
@@ -62,7 +62,7 @@ func TestCordon(t *testing.T) {
 	})
 }
 
-// All or nothing, and a slip of the pen is no cordon.
+// Cordon does all or nothing, and rejects a mistyped name.
 func TestCordonOfNothing(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
@@ -80,7 +80,7 @@ func TestCordonOfNothing(t *testing.T) {
 	})
 }
 
-// What the disk does not have is not so.
+// A cordon that is not on disk does not count.
 func TestCordonOnADiskThatFails(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
@@ -93,7 +93,7 @@ func TestCordonOnADiskThatFails(t *testing.T) {
 	})
 }
 
-// One unknown device among known ones is a mistake, and lifts nothing.
+// One unknown device among known ones is a mistake, and none is uncordoned.
 func TestUncordonOfSomeUnknown(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)

@@ -23,8 +23,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// A fuse ends a life of the daemon at one of the points that it passes, as SIGKILL does: nothing that it does from then
-// on reaches the world.
+// A fuse ends a life of the daemon at one of the points that it passes, as SIGKILL does: from then on the daemon has no
+// effect on the world.
 type fuse struct {
 	mu     sync.Mutex
 	left   int      // points until it blows; never, if it is negative
@@ -55,7 +55,7 @@ func (f *fuse) dead() bool {
 	return f.blown
 }
 
-// The neighbours of the allocator, with a point before and after all that has an effect.
+// The allocator's neighbours, with a point before and after every effect.
 type (
 	fusedPlugins struct {
 		*fakePlugins
@@ -109,7 +109,7 @@ func (b fusedStore) SavePods(save []device.PodRecord, forget []device.PodUID) (e
 	if err = b.fuse.pass("before the commit for " + what); err == nil {
 		err = b.Store.SavePods(save, forget)
 	}
-	return errors.Join(err, b.fuse.pass("after the commit for "+what)) // nobody can see it yet
+	return errors.Join(err, b.fuse.pass("after the commit for "+what)) // not published yet
 }
 
 func (fusedNotifier) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
@@ -117,12 +117,12 @@ func (fusedNotifier) FailedForLong(device.Pod, device.ResourceName, device.ID, f
 
 func (h fusedNotifier) Waiting(device.Pod, device.Wait) { h.fuse.pass("a pod waits") }
 
-// StartedWithoutDevices is told of a container without its devices, which nobody makes here.
+// StartedWithoutDevices fails the test: no container here runs without its devices.
 func (h fusedNotifier) StartedWithoutDevices(_ device.Pod, container string, _ func() bool) {
 	h.t.Errorf("container %s is said to be without its devices", container)
 }
 
-// Assigned checks that what can be seen is on disk.
+// Assigned checks that published assignments are on disk.
 func (h fusedNotifier) Assigned(pod device.Pod, all []device.Assignment) {
 	if h.fuse.pass("an assignment is visible") != nil {
 		return
@@ -135,14 +135,14 @@ func (h fusedNotifier) Assigned(pod device.Pod, all []device.Assignment) {
 	}
 }
 
-// A world is all that goes on without the daemon: pods in the API, their containers, and plugins.
+// A world is everything outside the daemon: pods in the API, their containers, and plugins.
 type world struct {
 	t          *testing.T
 	dir        string
 	shop       *fakePlugins
 	lives      []*runningContainer
 	fuses      []int                     // after how many points each life ends; the last one does not
-	atCrash    func()                    // what else goes wrong at the end of a life
+	atCrash    func()                    // an additional fault at the end of a life
 	bound      []device.PodDemand        // pods in the API, in the order in which they came
 	containers map[string]device.Running // by the runtime's ID
 	done       map[device.Container]bool // init containers that have ended
@@ -195,7 +195,7 @@ func (w *world) begin() {
 	w.settle()
 }
 
-// assign waits until nothing moves. If the daemon has died, the next one is started.
+// settle waits until nothing moves. If the daemon has died, it starts the next one.
 func (w *world) settle() {
 	w.t.Helper()
 	synctest.Wait()
@@ -217,14 +217,14 @@ func (w *world) bind(d device.PodDemand) {
 	w.settle()
 }
 
-// drop has a pod go in the API. Its containers go on.
+// drop removes a pod from the API. Its containers continue.
 func (w *world) drop(name string) {
 	w.bound = slices.DeleteFunc(w.bound, func(d device.PodDemand) bool { return d.Pod.Name == name })
 	w.now().Drop(device.PodUID(name))
 	w.settle()
 }
 
-// kubelet makes containers until there is nothing more to be made, or time is up.
+// kubelet creates containers until there are none left to create, or time is up.
 func (w *world) kubelet() {
 	w.t.Helper()
 	for range 60 {
@@ -236,7 +236,7 @@ func (w *world) kubelet() {
 	}
 }
 
-// sync makes the next container of a pod, as far as the pod is let.
+// sync creates the next container of a pod, as far as the daemon permits.
 func (w *world) sync(d device.PodDemand) {
 	for _, c := range d.Demands {
 		if w.done[c.Container] || w.runs(c.Container) != "" {
@@ -252,7 +252,7 @@ func (w *world) sync(d device.PodDemand) {
 	}
 }
 
-// create asks the daemon as the runtime does, and makes the container if it may be made.
+// create asks the daemon as the runtime does, and creates the container if permitted.
 func (w *world) create(c device.Container) bool {
 	w.t.Helper()
 	w.ids++
@@ -263,7 +263,7 @@ func (w *world) create(c device.Container) bool {
 		return false
 	}
 	if l.fuse.pass("before the container is made"); l.fuse.dead() {
-		w.settle() // the runtime drops us, and makes no container that needs us
+		w.settle() // the runtime disconnects devmgrd, and creates no container that needs it
 		return false
 	}
 	r.Stamp = map[device.ResourceName][]device.ID{}
@@ -283,7 +283,7 @@ func (w *world) create(c device.Container) bool {
 	return true
 }
 
-// running returns the ID of a container that runs, or "".
+// runs returns the ID of the running instance of a container, or "".
 func (w *world) runs(c device.Container) string {
 	for id, r := range w.containers {
 		if r.Container == c {
@@ -302,7 +302,7 @@ func (w *world) stop(id string) {
 	w.settle()
 }
 
-// view looks at what runs: no device is in the hands of two pods.
+// look checks the running containers: no device belongs to two pods.
 func (w *world) look() {
 	w.t.Helper()
 	holder := map[string]device.Container{}
@@ -319,7 +319,7 @@ func (w *world) look() {
 	}
 }
 
-// check looks at what runs, at the daemon and at the state file.
+// check checks the running containers, the daemon and the state file.
 func (w *world) check() {
 	w.t.Helper()
 	w.settle()
@@ -345,7 +345,7 @@ func (w *world) running(all ...device.Container) {
 	w.check()
 }
 
-// story is what happens in each world.
+// story is the sequence of events in each world.
 func (w *world) story() {
 	a, b, c := device.Container{Pod: "a", Name: "main"}, device.Container{Pod: "b", Name: "main"}, device.Container{Pod: "c", Name: "main"}
 	w.shop.stock(gpu, 4)
@@ -392,7 +392,7 @@ func (w *world) nothingIsLeft() {
 	w.running(device.Container{Pod: "all", Name: "main"})
 }
 
-// inWorld runs a test in a new world. The lives of the daemon end after so many points each, and the last one does not.
+// inWorld runs a test in a new world. Each life of the daemon but the last ends after its number of points.
 func inWorld(t *testing.T, test func(*world), atCrash func(*world), fuses ...int) (w *world) {
 	t.Helper()
 	dir := t.TempDir()
@@ -417,7 +417,7 @@ func play(t *testing.T, atCrash func(*world), fuses ...int) *world {
 	return inWorld(t, (*world).story, atCrash, fuses...)
 }
 
-// What may become of the state file when the daemon dies.
+// fates are the possible states of the state file after the daemon's death.
 var fates = map[string]func(w *world){
 	"kept": func(*world) {},
 	"lost": func(w *world) { w.lose(os.Remove) },
@@ -434,7 +434,7 @@ var fates = map[string]func(w *world){
 	},
 }
 
-// lose does something to the state file. What does not run by then is known by nobody any longer.
+// lose changes the state file. Pods without a running container are forgotten then.
 func (w *world) lose(do func(path string) error) {
 	if err := do(filepath.Join(w.dir, "state.db")); err != nil {
 		w.t.Fatal(err)
@@ -463,7 +463,7 @@ func TestCrashes(t *testing.T) {
 	}
 }
 
-// TestManyCrashes ends it again and again, at any points.
+// TestManyCrashes ends the daemon repeatedly, at random points.
 func TestManyCrashes(t *testing.T) {
 	for fate, atCrash := range fates {
 		t.Run(fate, func(t *testing.T) {

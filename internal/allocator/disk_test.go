@@ -14,8 +14,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// On a disk that is really full pods wait, and nothing can be seen that is not on it. When there is room they are served by
-// themselves.
+// On a full disk pods wait, and nothing is published that is not on disk. When there is space again they are served without
+// intervention.
 func TestAFullDisk(t *testing.T) {
 	var missing error
 	run(t, func(r *harness) {

@@ -64,7 +64,7 @@ func TestFailedCommit_OfAPodThatIsDeleted_LeavesNoRecord(t *testing.T) {
 	})
 }
 
-// contradict writes two records with d0 into the state file, as a version without the hold would leave them.
+// contradict writes two records with d0 into the state file, as an older version without holds leaves them.
 func contradict(r *harness) {
 	r.t.Helper()
 	var records []device.PodRecord

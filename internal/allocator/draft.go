@@ -7,19 +7,19 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A draft is one resource during one plan: what the plan has used up of the pool, and what init containers hand on.
+// A draft is one resource during one plan: the devices that the plan has used, and those that init containers hand on.
 type draft struct {
 	pool     *pool
-	left     bitset      // what is free and has not been chosen
-	ownsLeft bool        // droppedAt is not shared with the pool or another shelf
-	chosen   int         // needMode many have been, and how many are left out
-	avoided  int         // needMode many are left out
-	used     map[int]int // needMode many of them are at a place
+	left     bitset      // free and not chosen
+	ownsLeft bool        // left is not shared with the pool or another draft
+	chosen   int         // number of devices chosen or avoided
+	avoided  int         // number of devices avoided
+	used     map[int]int // number of chosen devices at each place
 	reusable []device.ID // ascending
-	running  []device.ID // what the pod's containers run with by stamps that a lost state file does not name; ascending
+	running  []device.ID // devices of the pod's containers that only their stamps name; ascending
 }
 
-// exclude takes devices off the shelf.
+// exclude removes devices from the draft.
 func (s *draft) exclude(devices map[device.ID]refusal) {
 	for id := range devices {
 		i, listed := s.pool.listing.at[id]
@@ -51,7 +51,7 @@ func (ss drafts) clone() drafts {
 	return all
 }
 
-// unavailable says why nothing at all can be had of the resource, if so.
+// unavailable returns why no device of the resource can be assigned, or nil.
 func (s *draft) unavailable(r device.ResourceName) *device.Refusal {
 	switch {
 	case s.pool == nil || !s.pool.offered:
@@ -59,11 +59,11 @@ func (s *draft) unavailable(r device.ResourceName) *device.Refusal {
 	case s.pool.offer.State == device.Lost && s.pool.offer.Connected, s.pool.offer.State == device.Serving && !s.pool.offer.Reported:
 		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s has not listed its devices yet", r)
 	case s.pool.offer.State == device.Lost:
-		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s is away", r)
+		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s is disconnected", r)
 	case s.pool.offer.State == device.Stale:
-		return device.Refuse(device.PluginStale, nil, "the device plugin of %s has gone and may be back in a moment", r)
+		return device.Refuse(device.PluginStale, nil, "the device plugin of %s has just disconnected and may return", r)
 	case s.pool.unknownUsers > 0:
-		return device.Refuse(device.DevicesUnknown, nil, "%s: %d containers run with devices that only the lost state file named; nothing of it is given out until they have ended", r, s.pool.unknownUsers)
+		return device.Refuse(device.DevicesUnknown, nil, "%s: %d containers run with devices that only the lost state file named; allocation resumes when these containers have ended", r, s.pool.unknownUsers)
 	}
 	return nil
 }
@@ -77,20 +77,20 @@ func (s *draft) shortage(r device.ResourceName, want, got int) *device.Refusal {
 		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d cordoned", r, want, got, listed, n)
 	}
 	if n := s.pool.withheldCount(); n > 0 {
-		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d withheld until the pods end that use %d devices under IDs that are no longer listed",
+		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d withheld while pods use %d devices under IDs that are no longer listed",
 			r, want, got, listed, n, s.pool.unlisted)
 	}
 	return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free", r, want, got, listed)
 }
 
-// free is how many devices are left.
+// free returns the number of devices that are left.
 func (s *draft) free() int { return s.pool.freeCount - s.chosen }
 
 // reusableFor returns the devices of init containers that a container of this kind may have.
 func (s *draft) reusableFor(kind device.Kind) []device.ID {
 	hand := slices.Clone(s.reusable)
 	if kind == device.Init {
-		hand = append(hand, s.running...) // what later containers run with they may have had from this one
+		hand = append(hand, s.running...) // later containers may have their devices from this one
 		slices.Sort(hand)
 		hand = slices.Compact(hand)
 	}
@@ -100,7 +100,7 @@ func (s *draft) reusableFor(kind device.Kind) []device.ID {
 	})
 }
 
-// assign notes that a container of this kind has these devices, ascending.
+// assign records that a container of this kind has these devices, ascending.
 func (s *draft) assign(kind device.Kind, ids []device.ID) {
 	if kind == device.Init {
 		s.reusable = append(s.reusable, ids...)
@@ -114,7 +114,7 @@ func (s *draft) assign(kind device.Kind, ids []device.ID) {
 	})
 }
 
-// candidates are the positions of the devices that a line may be given.
+// candidates returns the positions of the devices from which a request may be served.
 func (s *draft) candidates(l request) bitset {
 	if l.among == nil {
 		return s.left
@@ -126,8 +126,8 @@ func (s *draft) candidates(l request) bitset {
 	return from
 }
 
-// pick chooses a line's devices, near the nodes first, and says why these. Where the plugin may know better which ones, the
-// preferenceRequest to it is given too if it is wanted, unless it has been answered.
+// pick chooses a request's devices, those near the nodes first, and returns the reasons. Where the plugin's preference may
+// matter and has not been asked for, pick also returns the preferenceRequest, if wanted is set.
 func (s *draft) pick(l request, set nodes, said preferences, wanted bool, work *int) ([]device.ID, device.Why, *preferenceRequest) {
 	t := picker{draft: s, request: l, from: s.candidates(l), more: l.rest(), ids: slices.Clone(l.certain), mayAsk: wanted}
 	if l.stamped {
@@ -178,7 +178,7 @@ func (s *draft) pick(l request, set nodes, said preferences, wanted bool, work *
 	return t.ids, t.why, ask
 }
 
-// near returns the devices at any of the nodes, and how many of them are a line's candidates.
+// near returns the devices at any of the nodes, and how many of them are candidates of a request.
 func (s *draft) near(l request, set nodes) (devices bitset, n int) {
 	ls := s.pool.listing
 	if len(set) == 0 || len(ls.places) == 0 {
@@ -202,16 +202,16 @@ func (s *draft) near(l request, set nodes) (devices bitset, n int) {
 	return devices, n
 }
 
-// How a line's wish becomes a need for NUMA nodes.
+// A needMode selects how a request becomes a need for NUMA nodes.
 type needMode int
 
 const (
-	needAll       needMode = iota // all that has to be chosen
-	needPlaced                    // as many of them as have a place
-	needIfAllFree                 // all that is wanted, of all that is listed
+	needAll       needMode = iota // all devices still to choose
+	needPlaced                    // as many of these as have a place
+	needIfAllFree                 // all requested devices, out of all listed ones
 )
 
-// needs turns a container's lines into needs, one for each.
+// needs turns each of a container's requests into a need.
 func needs(lines []request, on drafts, as needMode) []need {
 	all := make([]need, len(lines))
 	for i, l := range lines {
@@ -220,7 +220,7 @@ func needs(lines []request, on drafts, as needMode) []need {
 	return all
 }
 
-// need turns a line into a need. Of a resource without places there is none.
+// need turns a request into a need. A resource without places has an empty need.
 func (s *draft) need(l request, as needMode) need {
 	ls := s.pool.listing
 	if len(ls.places) == 0 {
@@ -262,7 +262,7 @@ func (s *draft) need(l request, as needMode) need {
 	return n
 }
 
-// within leaves of a need what lies at the nodes.
+// within returns the part of a need that lies at the nodes.
 func (n need) within(set nodes) need {
 	in := func(all []int) []int {
 		return slices.DeleteFunc(slices.Clone(all), func(n int) bool { return !slices.Contains(set, n) })
@@ -281,20 +281,20 @@ func (n need) within(set nodes) need {
 	return less
 }
 
-// A picker is the choice of one line's devices under way.
+// A picker chooses the devices of one request.
 type picker struct {
 	*draft
 	request
-	from bitset      // what can still be picked
-	ids  []device.ID // picked so far, and what was certain
-	more int         // needMode many are still to be picked
+	from bitset      // devices that can still be picked
+	ids  []device.ID // picked so far, certain devices included
+	more int         // number of devices still to pick
 
-	mayAsk bool // a question is wanted
+	mayAsk bool // the caller wants a preferenceRequest
 	why    device.Why
 }
 
-// take picks the first candidates that are in mask, until there are enough: those that the plugin has refused lately come
-// last, the least often refused ones first.
+// take picks the first candidates in mask until there are enough. Devices that the plugin has recently refused come last, the
+// least often refused ones first.
 func (t *picker) take(mask bitset) {
 	var refused []int
 	for i := t.from.next(0, mask); i >= 0 && t.more > 0; i = t.from.next(i+1, mask) {
@@ -310,7 +310,7 @@ func (t *picker) take(mask bitset) {
 	}
 }
 
-// refusals returns how often the plugin has refused a device lately.
+// refusals returns how often the plugin has recently refused a device.
 func (t *picker) refusals(i int) int { return t.pool.refused[t.pool.listing.devices[i].ID].times }
 
 func (t *picker) pick(i int) {
@@ -331,7 +331,7 @@ func (t *picker) pick(i int) {
 	}
 }
 
-// applyPreference picks what the plugin prefers among the candidates in mask, or gives the question to ask it.
+// applyPreference picks the plugin's preferred devices among the candidates in mask, or returns the preferenceRequest to ask.
 func (t *picker) applyPreference(said preferences, mask bitset) *preferenceRequest {
 	if !t.pool.offer.Prefers || t.among != nil || said == nil {
 		return nil

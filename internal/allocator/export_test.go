@@ -9,8 +9,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// CheckInvariants compares the pools with the truth that they are an index over, and the assignments with the state file.
-// Pods in the middle of an attempt may hold devices besides.
+// CheckInvariants compares the pools with their sources, and the assignments with the state file. Pods in the middle of an
+// attempt may hold further devices.
 func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -179,7 +179,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 	return nil
 }
 
-// WaitSynced waits until what the runtime has reported is applied.
+// WaitSynced waits until the runtime's reports have been applied.
 func (a *Allocator) WaitSynced() {
 	a.mu.Lock()
 	behind := a.catchingUp

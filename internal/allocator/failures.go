@@ -8,31 +8,31 @@ import (
 )
 
 const (
-	// unlistedGrace is how long a device in use has to stay unlisted before that counts as a failure: many plugins list
+	// unlistedGrace is how long a device in use must stay unlisted before it counts as failed: many plugins list
 	// nothing, or only some devices, for a moment after their start.
 	unlistedGrace = 5 * time.Second
-	// lastingFailure is how long a device in use has to be broken without a break before that counts as lasting: plugins that
-	// restart, or a link that comes back, are no reason to end a pod.
+	// lastingFailure is how long a device in use must stay failed before the failure counts as lasting: a plugin that
+	// restarts, or a link that recovers, is no reason to end a pod.
 	lastingFailure = 10 * time.Second
-	// failureMemory is how long a failure is remembered. A device that has cost one pod its life costs no other one that within
-	// this time, so that one which comes and goes does not evict in circles.
+	// failureMemory is how long a failure is remembered. A device that has caused one eviction causes no other within
+	// this time, so that an intermittent failure does not evict pod after pod.
 	failureMemory = time.Hour
-	// maxFailures is how many failures of one device are remembered.
+	// maxFailures is the number of failures remembered for one device.
 	maxFailures = 100
 )
 
-// A failureRecord is what a device has done while somebody had it.
+// A failureRecord is the failures of a device while pods had it.
 type failureRecord struct {
-	broken     time.Time // since when it is; zero: it is not, or nobody has it
-	pending    bool      // broken, and not counted as a failure: its plugin does not list it, for less than unlistedGrace
+	broken     time.Time // start of the current failure; zero: none, or no pod has the device
+	pending    bool      // the failure does not count yet: the device has been unlisted for less than unlistedGrace
 	holder     device.PodUID
-	lasting    bool        // that it lasts has been told
+	lasting    bool        // the failure has been reported as lasting
 	failures   []time.Time // the newest last
-	reportedAt time.Time   // when one of them was last told to be lasting
+	reportedAt time.Time   // when a failure was last reported as lasting
 }
 
-// examineLocked looks which devices that somebody has are broken, after the offer or its list has changed. What a plugin that
-// is away would say is not known, so nothing changes then.
+// examineLocked checks which devices in use have failed, after the offer or its list has changed. While the plugin is
+// disconnected the devices' health is unknown and nothing changes.
 func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
 	if !p.current() {
 		p.away = true
@@ -59,26 +59,26 @@ func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
 		case !taken || uid != rec.holder || !p.broken(id):
 			rec.broken, rec.pending = time.Time{}, false
 		case p.away && !rec.lasting:
-			rec.broken = now // what it was meanwhile nobody knows
+			rec.broken = now // its health meanwhile is unknown
 			signal(a.kick)
 		}
 	}
 	p.away = false
 }
 
-// current reports whether what the listing says of devices is how they are.
+// current reports whether the listing is up to date.
 func (p *pool) current() bool {
 	return p.offered && p.offer.State == device.Serving && p.offer.Reported
 }
 
-// broken reports whether a device is not healthy, or not listed any longer.
+// broken reports whether a device is unhealthy or not listed.
 func (p *pool) broken(id device.ID) bool {
 	i, listed := p.listing.at[id]
 	return !listed || !p.listing.devices[i].Healthy
 }
 
-// failedLocked notes which of these broken devices a pod has been assigned, and reports those that the plugin lists. Devices that
-// are only held for the pod are looked at when they are assigned.
+// failedLocked records which of these failed devices a pod has been assigned, and reports those that the plugin lists.
+// Devices that are only held for the pod are examined when they are assigned.
 func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *pool, broken map[device.ID]bool, now time.Time) {
 	uid := holder.demand.Pod.UID
 	var failed []device.ID
@@ -96,7 +96,7 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *pool, br
 				_, listed := p.listing.at[id]
 				if rec.broken.IsZero() || rec.holder != uid {
 					rec.broken, rec.pending, rec.holder, rec.lasting = now, true, uid, false
-					signal(a.kick) // watchFailuresLocked looks whether it lasts
+					signal(a.kick) // watchFailuresLocked checks whether the failure lasts
 				}
 				if rec.pending && listed {
 					rec.count(now)
@@ -108,7 +108,7 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *pool, br
 	a.reportFailures(holder, r, failed, true)
 }
 
-// count notes a failure.
+// count records a failure.
 func (rec *failureRecord) count(now time.Time) {
 	rec.pending = false
 	rec.failures = append(rec.failures, now)
@@ -117,8 +117,8 @@ func (rec *failureRecord) count(now time.Time) {
 	}
 }
 
-// reportFailures counts and reports devices of a pod that have failed at one time, in one line and one event: a plugin may take
-// thousands of devices back at once.
+// reportFailures counts and reports a pod's devices that failed together, in one log line and one event: a plugin may
+// withdraw thousands of devices at once.
 func (a *Allocator) reportFailures(holder *pod, r device.ResourceName, ids []device.ID, listed bool) {
 	if len(ids) == 0 {
 		return
@@ -130,7 +130,7 @@ func (a *Allocator) reportFailures(holder *pod, r device.ResourceName, ids []dev
 	a.notifier.Failed(holder.demand.Pod, r, ids)
 }
 
-// examinePodLocked looks at what a pod has just been assigned: a device may have failed while its plugin was asked for it.
+// examinePodLocked checks a pod's new assignment: a device may have failed during the plugin's Allocate call.
 func (a *Allocator) examinePodLocked(holder *pod) {
 	for _, as := range holder.assigned {
 		for _, s := range as.Shares {
@@ -147,8 +147,8 @@ func (a *Allocator) examinePodLocked(holder *pod) {
 	}
 }
 
-// watchFailuresLocked counts devices that have stayed unlisted as failed, reports which failures have lasted, forgets old
-// ones, and returns when to look again; zero: when an offer changes.
+// watchFailuresLocked counts devices that have stayed unlisted as failed, reports lasting failures and forgets old ones. It
+// returns when to check again; zero: after the next change of an offer.
 func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 	for r, p := range a.pools {
 		unlisted := map[*pod][]device.ID{}
@@ -177,7 +177,7 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 				if len(rec.failures) == 0 && now.Sub(rec.reportedAt) > failureMemory {
 					delete(p.failures, id)
 				}
-			case rec.lasting, !p.current(): // examineLocked begins again when its plugin is back
+			case rec.lasting, !p.current(): // examineLocked starts again when the plugin is back
 			case now.Before(due):
 				if next.IsZero() || due.Before(next) {
 					next = due
@@ -206,7 +206,7 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 	return next
 }
 
-// stillBroken reports whether a pod still has a device that is still broken, as far as its plugin has said.
+// stillBroken reports whether a pod still has a failed device, by the plugin's latest list.
 func (a *Allocator) stillBroken(uid device.PodUID, r device.ResourceName, id device.ID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -214,7 +214,7 @@ func (a *Allocator) stillBroken(uid device.PodUID, r device.ResourceName, id dev
 	return p.taken[id] == uid && p.broken(id)
 }
 
-// failuresOf returns how often a device has failed lately while somebody had it, and when it last did.
+// failuresOf returns how often a device has failed within failureMemory while in use, and when it last failed.
 func (p *pool) failuresOf(id device.ID, now time.Time) (n int, last time.Time) {
 	rec := p.failures[id]
 	if rec == nil {

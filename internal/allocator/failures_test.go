@@ -11,7 +11,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// failures returns what owners were told of failing devices.
+// failures returns the reports of failing devices to owners.
 func (r *harness) failures() (told []string) {
 	synctest.Wait()
 	r.plugins.mu.Lock()
@@ -24,7 +24,7 @@ func (r *harness) failures() (told []string) {
 	return told
 }
 
-// The owner of a device's holder is told at once when it fails, and when that lasts; of one device once an hour.
+// A failing device's pod gets an event at once and, when the failure lasts, at most one per device and hour.
 func TestADeviceInUseFails(t *testing.T) {
 	run(t, func(r *harness) {
 		expect := func(want ...string) {
@@ -40,7 +40,7 @@ func TestADeviceInUseFails(t *testing.T) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 3)
 		r.bind("a", app(gpu, 1))
-		r.plugins.stock(gpu, 3, 2) // nobody has it
+		r.plugins.stock(gpu, 3, 2) // no pod has it
 		expect()
 		r.plugins.stock(gpu, 3, 0, 2)
 		expect("a failed vendor.com/gpu/d0")
@@ -61,7 +61,7 @@ func TestADeviceInUseFails(t *testing.T) {
 		}
 		r.expect("a", "main", "ready vendor.com/gpu[d0]") // it is never taken away
 
-		// It is well for a moment and given to another pod: that one is told, and does not have to go.
+		// It recovers for a moment and is assigned to another pod: that pod gets an event, and no eviction.
 		r.Drop("a")
 		r.plugins.stock(gpu, 3)
 		r.bind("b", app(gpu, 1))
@@ -73,7 +73,7 @@ func TestADeviceInUseFails(t *testing.T) {
 			t.Errorf("d0: %+v", d)
 		}
 
-		// After an hour that counts no more. What a plugin lists no more has failed, too.
+		// After an hour the failure no longer counts. A device that its plugin no longer lists has failed, too.
 		r.plugins.stock(gpu, 3)
 		r.after(2 * time.Hour)
 		r.plugins.offer(gpu, func(o *device.Offer) { o.Inventory.Devices = o.Inventory.Devices[1:] })
@@ -85,7 +85,7 @@ func TestADeviceInUseFails(t *testing.T) {
 	})
 }
 
-// What a plugin that is away would say is not known.
+// The health of a disconnected plugin's devices is unknown.
 func TestAPluginThatIsAwayFailsNobody(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
@@ -98,7 +98,7 @@ func TestAPluginThatIsAwayFailsNobody(t *testing.T) {
 	})
 }
 
-// A device that fails while the plugin is asked for it is one that fails in a pod's hands.
+// A device that fails during the Allocate call counts as failed in use.
 func TestADeviceFailsWhileItIsGiven(t *testing.T) {
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
@@ -111,13 +111,13 @@ func TestADeviceFailsWhileItIsGiven(t *testing.T) {
 		close(goOn)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		r.after(time.Minute)
-		if told := r.failures(); len(told) != 2 { // and that it has lasted
+		if told := r.failures(); len(told) != 2 { // the second: the failure has lasted
 			t.Errorf("told %q", told)
 		}
 	})
 }
 
-// Nobody knows whether the device of a plugin that is away is still broken.
+// Whether a disconnected plugin's device is still unhealthy is unknown.
 func TestAFailureDoesNotLastWhileThePluginIsAway(t *testing.T) {
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
@@ -132,7 +132,7 @@ func TestAFailureDoesNotLastWhileThePluginIsAway(t *testing.T) {
 		}
 		r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Serving })
 		r.after(9 * time.Second)
-		if told := r.failures(); len(told) != 1 { // the time begins again
+		if told := r.failures(); len(told) != 1 { // the time starts again
 			t.Errorf("told %q", told)
 		}
 		r.after(2 * time.Second)
@@ -193,7 +193,7 @@ func TestDevice_StaysUnlisted_FailsOnce(t *testing.T) {
 	})
 }
 
-// A plugin that lists a device as unhealthy has said so: there is nothing to wait for.
+// A device that its plugin lists as unhealthy has failed: there is nothing to wait for.
 func TestDevice_UnlistedAndThenUnhealthy_FailsAtOnce(t *testing.T) {
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
@@ -208,7 +208,7 @@ func TestDevice_UnlistedAndThenUnhealthy_FailsAtOnce(t *testing.T) {
 	})
 }
 
-// Devices of a pod that fail at one time are reported once: a plugin may take thousands back.
+// Devices of a pod that fail together are reported once: a plugin may withdraw thousands.
 func TestDevicesThatFailTogether(t *testing.T) {
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)

@@ -26,7 +26,7 @@ const (
 	nic device.ResourceName = "vendor.com/nic"
 )
 
-// A plugins stands for the registry: offers that a test sets, and answers that it orders.
+// fakePlugins replaces the registry: a test sets its offers and answers.
 type fakePlugins struct {
 	mu       sync.Mutex
 	offers   map[device.ResourceName]device.Offer
@@ -37,10 +37,10 @@ type fakePlugins struct {
 	prepared []string
 	advised  []string // "pod/container resource size of available with must", in order
 	prefer   func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error)
-	told     []string               // what the owners of pods were told
+	told     []string               // the reports to the pods' owners
 	alive    map[string]bool        // containers with processes, by the runtime's IDs
 	haunted  map[device.PodUID]bool // pods with processes
-	blind    error                  // why the host cannot tell which pods have processes
+	blind    error                  // why the host cannot list the pods with processes
 	prepare  func(ctx context.Context) error
 	cdi      bool // Allocate answers with CDI devices
 	padding  int  // needMode many bytes Allocate adds to its answers
@@ -66,7 +66,7 @@ func (s *fakePlugins) offer(r device.ResourceName, edit func(*device.Offer)) {
 	}
 }
 
-// stock offers n healthy devices, d0 to d<n-1>, without those in unhealthy.
+// stock offers n healthy devices, d0 to d<n-1>, those in sick unhealthy.
 func (s *fakePlugins) stock(r device.ResourceName, n int, sick ...int) {
 	s.offer(r, func(o *device.Offer) {
 		o.Reported, o.State = true, device.Serving
@@ -86,7 +86,7 @@ func (s *fakePlugins) Offers() map[device.ResourceName]device.Offer {
 	return maps.Clone(s.offers)
 }
 
-// topology puts a resource's devices near NUMA nodes, in turn.
+// places puts a resource's devices near NUMA nodes, in turn.
 func (s *fakePlugins) places(r device.ResourceName, nodes int) {
 	s.offer(r, func(o *device.Offer) {
 		devices := slices.Clone(o.Inventory.Devices)
@@ -97,7 +97,7 @@ func (s *fakePlugins) places(r device.ResourceName, nodes int) {
 	})
 }
 
-// prefers has a resource's plugin asked what it prefers, and orders the answers.
+// prefers makes a resource's plugin support GetPreferredAllocation, and sets its answers.
 func (s *fakePlugins) prefers(r device.ResourceName, f func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error)) {
 	s.mu.Lock()
 	s.prefer = f
@@ -105,21 +105,21 @@ func (s *fakePlugins) prefers(r device.ResourceName, f func(ctx context.Context,
 	s.offer(r, func(o *device.Offer) { o.Prefers = true })
 }
 
-// answers orders what Allocate does from now on; nil: it grants.
+// answers sets the result of each further Allocate; nil: it grants.
 func (s *fakePlugins) answers(f func(context.Context, device.Pod, device.ResourceName) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.answer = f
 }
 
-// allocates orders what Allocate does from now on, by its devices.
+// allocates sets the result of each further Allocate, by its devices.
 func (s *fakePlugins) allocates(f func(context.Context, device.ResourceName, []device.ID) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.allocate = f
 }
 
-// prepares orders what PreStart does from now on; nil: it succeeds.
+// prepares sets the result of each further PreStart; nil: it succeeds.
 func (s *fakePlugins) prepares(f func(context.Context) error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -187,7 +187,7 @@ func (s *fakePlugins) PreStart(ctx context.Context, _ device.Pod, c device.Conta
 	return nil
 }
 
-// HasProcesses stands for the host.
+// HasProcesses replaces the host's.
 func (s *fakePlugins) HasProcesses(container string) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -258,19 +258,19 @@ type harness struct {
 	store   *store.Store
 	disk    *disk
 	dir     string
-	mute    bool // the runtime tells nothing by itself
+	mute    bool // the runtime reports nothing on its own
 	stop    func()
 
 	topology allocator.Topology
 	boot     string
 	metrics  *prometheus.Registry
 
-	reader   *allocator.Allocator                    // what follow has last followed
-	seen     map[device.PodUID]*device.PodAllocation // what its changes have led to
+	reader   *allocator.Allocator                    // the allocator that follow last followed
+	seen     map[device.PodUID]*device.PodAllocation // the result of its changes
 	revision uint64
 }
 
-// A disk is the state file, which fails to be written when a test says so.
+// A disk is the state file, with write errors that a test sets.
 type disk struct {
 	*store.Store
 	mu   sync.Mutex
@@ -278,14 +278,14 @@ type disk struct {
 	late error // SavePods writes, and then fails with it
 }
 
-// failsLate lets each SavePods from now on write, and then fail; nil: it succeeds.
+// failsLate makes each further SavePods write and then fail; nil: it succeeds.
 func (d *disk) failsLate(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.late = err
 }
 
-// fails lets each attempt to write do f and then fail; nil: it succeeds.
+// fails makes each write call f and then fail; nil: it succeeds.
 func (d *disk) fails(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -336,7 +336,7 @@ func (d *disk) check() error {
 	return errors.New("no space left on device")
 }
 
-// run runs a test in a bubble with a clock of its own, and checks the invariants when it is over.
+// run runs a test in a bubble with its own clock, and checks the invariants at the end.
 func run(t *testing.T, test func(*harness), prepare ...func(*harness)) {
 	t.Helper()
 	dir := t.TempDir()
@@ -379,7 +379,7 @@ func (r *harness) start() {
 		cancel()
 		<-ended
 	}
-	if !r.mute { // pods are served from then on; what runs is for the test to say
+	if !r.mute { // pods are served from then on; the test reports the containers
 		r.RuntimeSynced(nil, nil)
 		r.RuntimeLost()
 	}
@@ -393,13 +393,13 @@ func (r *harness) halt() {
 	}
 }
 
-// restart ends the daemon's part and starts it again on the same state file.
+// restart stops the daemon and starts it again on the same state file.
 func (r *harness) restart() {
 	r.halt()
 	r.start()
 }
 
-// check waits until nothing moves and compares all that must agree.
+// check waits until nothing moves, and compares the state's copies with each other.
 func (r *harness) check() {
 	r.t.Helper()
 	synctest.Wait()
@@ -413,7 +413,7 @@ func (r *harness) check() {
 	r.follow()
 }
 
-// follow goes through the changes since the last check, and compares where they lead to with what is true.
+// follow applies the changes since the last check, and compares the result with the allocator's state.
 func (r *harness) follow() {
 	r.t.Helper()
 	if r.reader != r.Allocator {
@@ -448,14 +448,14 @@ func (r *harness) follow() {
 	}
 }
 
-// bind binds a pod with these demands, when what was offered before has been taken over, and waits until nothing moves.
+// bind binds a pod with these demands, after earlier offers have been applied, and waits until nothing moves.
 func (r *harness) bind(name string, demands ...device.Demand) {
 	synctest.Wait()
 	r.Bind(pod(name, demands...))
 	synctest.Wait()
 }
 
-// stands returns the standing of a container in short: a word, and the devices or the reason.
+// stands returns the readiness of a container in short: a word, and the devices or the reason.
 func (r *harness) stands(pod, container string) string {
 	r.t.Helper()
 	synctest.Wait()
@@ -521,7 +521,7 @@ func (r *harness) after(d time.Duration) {
 
 var born = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// pod makes a pod whose UID is its name. Pods are as old as their names say, in the order of the alphabet.
+// pod returns a pod whose UID is its name. Pods are ordered by age as their names are in the alphabet.
 func pod(name string, demands ...device.Demand) device.PodDemand {
 	for i := range demands {
 		demands[i].Container.Pod = device.PodUID(name)

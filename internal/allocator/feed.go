@@ -7,24 +7,24 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Bounds of the newest changes that are kept for the readers that follow them: how many, and how much memory they hold, by
-// weight. Changes of pods with few devices weigh some 2 KiB each, those of a pod with 8000 devices a megabyte.
+// Bounds of the changes kept for followers: their number, and their memory by weight. Changes of pods with few devices weigh
+// some 2 KiB each, those of a pod with 8000 devices a megabyte.
 const (
 	maxChanges      = 4096
 	maxChangesBytes = 16 << 20
 )
 
-// A feed shows who has what to those that only read. Allocator.mu guards it.
+// A feed publishes assignments to readers. Allocator.mu guards it.
 type feed struct {
 	revision uint64           // of the newest change
-	changes  []device.Change  // the newest ones, the oldest first
+	changes  []device.Change  // the newest changes, the oldest first
 	weights  []int            // of each of the changes
 	weight   int              // of all of them
-	updated  chan struct{}    // unavailable with the next change
-	snapshot *device.Snapshot // the last that was asked for
+	updated  chan struct{}    // closed with the next change
+	snapshot *device.Snapshot // the latest one built
 }
 
-// Snapshot gives who has what at this moment. It costs nothing while nothing changes.
+// Snapshot returns the current allocations. It is free while nothing changes.
 func (a *Allocator) Snapshot() *device.Snapshot {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -39,8 +39,8 @@ func (a *Allocator) Snapshot() *device.Snapshot {
 	return b
 }
 
-// ChangesSince returns the changes after a revision, in order, at most most of them. It returns false if it does not know them any
-// more, or never has: then only a new Board tells what is true.
+// ChangesSince returns the changes after a revision in order, at most most of them. It returns false if the feed no longer
+// has all of them, or never had: then the reader needs a new Snapshot.
 func (a *Allocator) ChangesSince(revision uint64, most int) ([]device.Change, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -54,7 +54,7 @@ func (a *Allocator) ChangesSince(revision uint64, most int) ([]device.Change, bo
 	return all, true
 }
 
-// Updated returns a channel that is closed as soon as the board, an offer or a pod's reason to wait is another one than at the
+// Updated returns a channel that is closed as soon as the feed, an offer or a pod's reason to wait has changed since the
 // call.
 func (a *Allocator) Updated() <-chan struct{} {
 	a.mu.Lock()
@@ -62,7 +62,7 @@ func (a *Allocator) Updated() <-chan struct{} {
 	return a.feed.updated
 }
 
-// Offers returns what plugins offer, as devices are given out by it.
+// Offers returns the offers that the allocator uses.
 func (a *Allocator) Offers() map[device.ResourceName]device.Offer {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -75,7 +75,8 @@ func (a *Allocator) Offers() map[device.ResourceName]device.Offer {
 	return all
 }
 
-// PodReadiness tells how a pod as a whole stands: Unknown, Free, Ready, or Waiting, which is where an attempt is in flight, too.
+// PodReadiness returns the readiness of a pod as a whole: Unknown, NoDevices, Ready or Waiting. Waiting covers an attempt in
+// flight.
 func (a *Allocator) PodReadiness(uid device.PodUID) device.Readiness {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -93,7 +94,7 @@ func (a *Allocator) PodReadiness(uid device.PodUID) device.Readiness {
 	return device.Readiness{State: device.Waiting, Wait: waitAllocating}
 }
 
-// publishLocked has the board show what has become of a pod, if that is anything that it shows.
+// publishLocked publishes a pod's allocation if it has changed.
 func (a *Allocator) publishLocked(p *pod) {
 	var now *device.PodAllocation
 	if a.pods[p.demand.Pod.UID] == p {
@@ -111,8 +112,7 @@ func (a *Allocator) publishLocked(p *pod) {
 	b.notify()
 }
 
-// keep adds a change to those that are kept, and drops the oldest ones as far as the bounds require. The newest is always
-// kept.
+// keep adds a change and drops the oldest ones until the bounds hold. It always keeps the newest.
 func (b *feed) keep(c device.Change) {
 	n := weight(c)
 	b.changes, b.weights, b.weight = append(b.changes, c), append(b.weights, n), b.weight+n
@@ -123,7 +123,7 @@ func (b *feed) keep(c device.Change) {
 	}
 }
 
-// weight estimates the memory that a change holds, in bytes. What several changes share counts for each of them.
+// weight estimates the memory that a change holds, in bytes. Memory shared by several changes counts for each of them.
 func weight(c device.Change) int {
 	n := 128
 	for _, h := range []*device.PodAllocation{c.Before, c.After} {
@@ -172,13 +172,13 @@ func weightOf(all []device.Assignment) int {
 	return n
 }
 
-// notify wakes those who follow.
+// notify wakes the followers.
 func (b *feed) notify() {
 	close(b.updated)
 	b.updated = make(chan struct{})
 }
 
-// alike reports whether the board shows two holdings of one pod alike.
+// alike reports whether two allocations of one pod are published in the same way.
 func alike(a, b *device.PodAllocation) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -187,13 +187,14 @@ func alike(a, b *device.PodAllocation) bool {
 		sameAssignments(a, b)
 }
 
-// sameAssignments reports whether two holdings have the same assignments in memory: values are replaced, never edited.
+// sameAssignments reports whether two allocations share their assignments in memory: values are replaced, never edited.
 func sameAssignments(a, b *device.PodAllocation) bool {
 	return len(a.Assignments) == len(b.Assignments) && (len(a.Assignments) == 0 || &a.Assignments[0] == &b.Assignments[0])
 }
 
-// containersLocked returns the names of the containers that run until the pod ends. Of a local pod, of which the runtime tells
-// container by container, its mirror knows them; without one those that ask for devices are known.
+// containersLocked returns the names of the containers that run until the pod ends. The runtime reports a static pod
+// container by container, so its mirror pod supplies the names; without a mirror pod only containers that request devices are
+// known.
 func (a *Allocator) containersLocked(p *pod) (names []string, sidecars int) {
 	if len(p.demand.Containers) > 0 {
 		return p.demand.Containers, p.demand.Sidecars

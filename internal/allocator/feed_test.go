@@ -11,10 +11,10 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// kept is more than the changes that are kept for those who follow.
+// kept is more than the number of changes that the feed keeps.
 const kept = 5000
 
-// holding returns what the board has of a pod.
+// holding returns the published allocation of a pod.
 func (r *harness) holding(pod string) *device.PodAllocation {
 	synctest.Wait()
 	for _, h := range r.Snapshot().Pods {
@@ -25,7 +25,7 @@ func (r *harness) holding(pod string) *device.PodAllocation {
 	return nil
 }
 
-// What the board shows is what is true, from a pod's binding to its release, and who waits for the next change is woken.
+// The feed publishes a pod's true state from its binding to its release, and wakes readers that wait for the next change.
 func TestTheBoard(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
@@ -69,7 +69,7 @@ func TestTheBoard(t *testing.T) {
 	})
 }
 
-// Offers are not on the board, but whoever shows them is woken when they change.
+// Offers are not in the feed, but their changes wake its readers.
 func TestTheBoardMovesWithOffers(t *testing.T) {
 	run(t, func(r *harness) {
 		synctest.Wait()
@@ -90,7 +90,7 @@ func TestTheBoardMovesWithOffers(t *testing.T) {
 	})
 }
 
-// The store may have been written by somebody who did not note all containers of a pod.
+// The writer of the state file may not have recorded all containers of a pod.
 func TestTheBoardLearnsAPodsContainers(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
@@ -109,7 +109,7 @@ func TestTheBoardLearnsAPodsContainers(t *testing.T) {
 	})
 }
 
-// A local pod is known by what asks for devices, and by its mirror pod when that is there.
+// A static pod is known by the containers that request devices, and by its mirror pod when there is one.
 func TestTheBoardShowsALocalPodsContainers(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
@@ -132,7 +132,7 @@ func TestTheBoardShowsALocalPodsContainers(t *testing.T) {
 	})
 }
 
-// Only the newest changes are kept, and who asks for others hears so.
+// Only the newest changes are kept, and a reader that asks for older ones learns that.
 func TestChangesThatAreNotKept(t *testing.T) {
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
@@ -154,7 +154,7 @@ func TestChangesThatAreNotKept(t *testing.T) {
 	})
 }
 
-// A pod as a whole: what somebody who asks before its first container is made wants to know.
+// PodReadiness answers for a pod as a whole, even before its first container is created.
 func TestPod(t *testing.T) {
 	run(t, func(r *harness) {
 		expect := func(name string, want device.ReadinessState, reason device.Reason) {
@@ -185,7 +185,7 @@ func TestPod(t *testing.T) {
 	})
 }
 
-// A mirror's status changes all the time; the board changes only if something that it shows does.
+// A mirror pod's status changes often; the feed changes only if its published content does.
 func TestAMirrorsStatusIsNoChange(t *testing.T) {
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)

@@ -8,7 +8,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Whatever inventories, cordons and holders do together, the figures are those that counting gives.
+// The counts of a pool equal a full count, whatever inventories, cordons and holders change.
 func TestFiguresOfAPool(t *testing.T) {
 	for seed := range uint64(300) {
 		g := rand.New(rand.NewPCG(seed, 1))
@@ -77,7 +77,7 @@ func TestFiguresOfAPool(t *testing.T) {
 	}
 }
 
-// The ring around its length.
+// The ring near its length.
 func TestRing(t *testing.T) {
 	a := &Allocator{feed: feed{updated: make(chan struct{})}, pods: map[device.PodUID]*pod{}}
 	for i := range 3*maxChanges + 5 {
@@ -105,7 +105,7 @@ func TestRing(t *testing.T) {
 	}
 }
 
-// Pods with thousands of devices come and go: the changes hold so many bytes at most, and the newest is always known.
+// Pods with thousands of devices come and go: the changes stay within their memory bound, and the newest is always known.
 func TestRing_BoundedByBytes(t *testing.T) {
 	a := &Allocator{feed: feed{updated: make(chan struct{})}, pods: map[device.PodUID]*pod{}}
 	turn := func(name string, devices, size int) {

@@ -10,10 +10,11 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-var errRuntimeUnknown = errors.New("the container runtime has not listed its containers yet, and one of them may use the resource; see devmgrd status")
+var errRuntimeUnknown = errors.New("the container runtime has not listed its containers yet, and one may use the resource; see devmgrd status")
 
-// Forget drops a resource that nobody serves, has or asks for: a *device.InUseError otherwise. Its cordons go too, and it gives
-// them. When it returns nil that is durable, and so is that the Node is no longer to show it (Retired).
+// Forget drops a resource and returns its cordons, which go too. It fails with a *device.InUseError if a plugin serves the
+// resource, or a pod has or requests its devices. When Forget returns nil, the removal is durable, and so is the note to take
+// the resource off the Node (Retired).
 func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err error) {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
@@ -29,9 +30,9 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 		return nil, &device.InUseError{Resource: r, Pods: users}
 	}
 	if err := a.plugins.Forget(r); err != nil {
-		// A plugin may have come when the state file had forgotten its devices' cordons already.
+		// A plugin may have registered after the state file had dropped the cordons.
 		if lost := a.store.SaveCordons(lifted, nil); lost != nil {
-			return nil, fmt.Errorf("%w; and its cordons last until the next start only: %w", err, lost)
+			return nil, fmt.Errorf("%w; its cordons last only until devmgrd restarts: %w", err, lost)
 		}
 		return nil, err
 	}
@@ -46,7 +47,7 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	return lifted, nil
 }
 
-// usedByLocked returns the pods that have devices of a resource, or ask for some.
+// usedByLocked returns the pods that have or request devices of a resource.
 func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 	users := map[device.PodUID]device.Pod{}
 	for uid, p := range a.pods {
@@ -81,7 +82,7 @@ func (a *Allocator) retractLocked(offers map[device.ResourceName]device.Offer) (
 	return dropped
 }
 
-// Retired returns the resources that the Node is no longer to show: forgotten, and neither offered nor used since.
+// Retired returns the forgotten resources that the Node should no longer show: neither offered nor used since.
 func (a *Allocator) Retired() []device.ResourceName {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -95,7 +96,7 @@ func (a *Allocator) Retired() []device.ResourceName {
 	return all
 }
 
-// ResourcesRemoved tells that the Node shows none of these resources any longer.
+// ResourcesRemoved confirms that the Node shows none of these resources.
 func (a *Allocator) ResourcesRemoved(gone []device.ResourceName) error {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()

@@ -9,12 +9,12 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// lose has a resource's plugin be away.
+// lose makes a resource's plugin lost.
 func (s *fakePlugins) lose(r device.ResourceName) {
 	s.offer(r, func(o *device.Offer) { o.State = device.Lost })
 }
 
-// What somebody serves, has or asks for is not forgotten, and costs nothing to try.
+// A resource that is served, held or requested is not forgotten, and the attempt changes nothing.
 func TestForgetWhatIsInUse(t *testing.T) {
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
@@ -54,8 +54,8 @@ func TestForgetWhatIsInUse(t *testing.T) {
 	})
 }
 
-// A resource that nobody serves goes from the state file, the numbers and the metrics, with its cordons, and stays to be taken off the
-// Node until the Node shows it no more.
+// A resource that no plugin serves leaves the state file, the capacity and the metrics, with its cordons. It stays retired
+// until the Node no longer shows it.
 func TestForget(t *testing.T) {
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
@@ -115,7 +115,7 @@ func TestForget(t *testing.T) {
 	})
 }
 
-// A plugin that is back before the Node has been patched keeps its number.
+// A plugin that is back before the patch of the Node keeps its capacity.
 func TestForgottenTooEarly(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)

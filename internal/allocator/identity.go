@@ -21,8 +21,8 @@ func physical(id device.ID) string {
 	return name
 }
 
-// withholdLocked withholds the devices that may be in use under an ID that is no longer listed, and frees those that were
-// withheld and no longer are. It must be called whenever the list, or the set of unlisted devices in use, has changed.
+// withholdLocked withholds the devices that may be in use under an ID that is no longer listed, and frees withheld devices
+// that are no longer in doubt. Callers run it whenever the list, or the set of unlisted devices in use, has changed.
 func (a *Allocator) withholdLocked(r device.ResourceName) {
 	p := a.pools[r]
 	if p.unlisted == 0 && p.withheld == nil && p.withheldLogged == 0 && p.unlistedLapsed == 0 {
@@ -55,8 +55,8 @@ func (a *Allocator) freeLocked(r device.ResourceName, ids []device.ID, from devi
 	}
 }
 
-// unlistedLocked returns the devices in use that the plugin does not list, with the time when each was granted: before all
-// others where that is not known.
+// unlistedLocked returns the devices in use that the plugin does not list, with the time of each grant. An unknown time
+// counts as earlier than all others.
 func (a *Allocator) unlistedLocked(r device.ResourceName, p *pool) map[device.ID]int64 {
 	if p.unlisted == 0 {
 		return nil
@@ -84,7 +84,7 @@ func (a *Allocator) unlistedLocked(r device.ResourceName, p *pool) map[device.ID
 						granted[id] = s.At
 					}
 					if lapsed && why == otherBoot {
-						delete(granted, id) // nothing has used it since the boot
+						delete(granted, id) // no container has used it since the boot
 					}
 				}
 			}
@@ -93,10 +93,10 @@ func (a *Allocator) unlistedLocked(r device.ResourceName, p *pool) map[device.ID
 	return granted
 }
 
-// withhold takes the listed devices that may be one of the unlisted ones off the free ones, and puts back those that
-// can no longer be.
+// withhold removes the listed devices that may be one of the unlisted ones from the free ones, and frees those that no longer
+// may.
 func (p *pool) withhold(unlisted map[device.ID]int64) {
-	since := map[string]int64{} // by physical device: IDs added later may be it
+	since := map[string]int64{} // by physical device: IDs added later may name it
 	for id, at := range unlisted {
 		name := physical(id)
 		if was, known := since[name]; !known || at < was {
@@ -111,7 +111,7 @@ func (p *pool) withhold(unlisted map[device.ID]int64) {
 			}
 		}
 	}
-	unknown := int64(math.MaxInt64) // IDs added later may be one of the devices that are listed under no name
+	unknown := int64(math.MaxInt64) // IDs added later may name a device that is listed under no name
 	for name, at := range since {
 		if !listed[name] {
 			unknown = min(unknown, at)

@@ -11,14 +11,14 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// lists has a resource's plugin list these devices, healthy.
+// lists makes a resource's plugin list these devices, healthy.
 func (s *fakePlugins) lists(r device.ResourceName, ids ...string) {
 	s.offer(r, func(o *device.Offer) {
 		o.Inventory.Devices, o.State, o.Reported = dated(*o, ids), device.Serving, true
 	})
 }
 
-// dated returns devices with these IDs, healthy. As in the registry, a device that the list before lacks was added now.
+// dated returns healthy devices with these IDs. As in the registry, a device missing from the previous list was added now.
 func dated(before device.Offer, ids []string) []device.Device {
 	known := map[device.ID]int64{}
 	for _, d := range before.Inventory.Devices {
@@ -108,7 +108,7 @@ func TestUnpluggedDevice_OthersAreGivenOut(t *testing.T) {
 		r.published(map[device.ResourceName]int{gpu: 3}) // the one in use, and two more
 		r.bind("q", app(gpu, 2))
 		r.expect("q", "main", "ready vendor.com/gpu[b c]")
-		r.plugins.lists(gpu, "b", "c", "d") // replaced, or renamed: that cannot be told
+		r.plugins.lists(gpu, "b", "c", "d") // replaced or renamed: unknown
 		r.after(time.Second)
 		r.bind("s", app(gpu, 1))
 		r.expect("s", "main", "waiting NotEnoughDevices")
@@ -148,7 +148,7 @@ func TestTimeSlicing_SwitchedOnAndOff_OtherDevicesStayAvailable(t *testing.T) {
 	})
 }
 
-// A replica that is no longer listed was listed together with those that are: they share one GPU on purpose.
+// A replica that is no longer listed was once listed together with the current ones: they share one GPU on purpose.
 func TestTimeSlicing_FewerReplicas_NoneIsWithheld(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.lists(gpu, "GPU-x::0", "GPU-x::1", "GPU-x::2")
@@ -179,7 +179,7 @@ func TestFirstListEmpty_FullListLater_NothingIsWithheld(t *testing.T) {
 	})
 }
 
-// The scheduler does not know what a local pod uses.
+// The scheduler does not know the devices of a static pod.
 func TestRenamedDevices_UsedByALocalPod_AreNotPublished(t *testing.T) {
 	run(t, func(r *harness) {
 		local := pod("l", app(gpu, 1))
@@ -205,7 +205,7 @@ func TestPodBoundPastTheScheduler_RaisesNoNumber(t *testing.T) {
 		r.bind("a", app(gpu, 1000))
 		r.published(map[device.ResourceName]int{gpu: 8})
 		r.bind("b", app(gpu, 8))
-		r.plugins.stock(gpu, 8, 0, 1) // what was on its way from the scheduler keeps the number
+		r.plugins.stock(gpu, 8, 0, 1) // pods bound and not yet admitted hold up the capacity
 		r.published(map[device.ResourceName]int{gpu: 8})
 		r.Drop("b")
 		r.Drop("a")
@@ -222,8 +222,8 @@ func TestPodBoundPastTheScheduler_RaisesNoNumber(t *testing.T) {
 	})
 }
 
-// A container with a stamp that the state file lost names a device that the plugin does not list: nothing says which
-// devices were listed when it was granted.
+// The stamp of a container missing from the state file names a device that the plugin does not list: the list at the time of
+// its grant is unknown.
 func TestUnlistedStamp_AllDevicesAreWithheld(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)

@@ -67,7 +67,7 @@ func TestIdleContainer_DevicesReleased_MustNotStart(t *testing.T) {
 	})
 }
 
-// devmgrd restarts after the release, and knows the container by its stamp alone.
+// devmgrd restarts after the release, and knows the container only by its stamp.
 func TestIdleContainer_DevicesOfAnotherPod_MustNotStart(t *testing.T) {
 	run(t, func(r *harness) {
 		idle := listedIdle(r)
@@ -83,8 +83,9 @@ func TestIdleContainer_DevicesOfAnotherPod_MustNotStart(t *testing.T) {
 	})
 }
 
-// A container that was never started is left over from a power cut, and its pod was released. After a restart devmgrd knows it by
-// its stamp alone: it holds the devices until the host has proven that nothing runs, and not until the kubelet removes it.
+// A container that was never started is left over from a power cut, and its pod was released. After a restart devmgrd knows
+// the container only by its stamp: it holds the devices until the host has proven that nothing runs, and does not wait for
+// the kubelet to remove it.
 func TestIdleContainer_OfAPodThatWasReleased_HoldsNothing(t *testing.T) {
 	for name, alive := range map[string]bool{"idle": false, "started unseen": true} {
 		t.Run(name, func(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// The plugins' answers for one container may be too large together. None of them gets into the state file, the devices are
-// free for others, and the pod starts when a plugin answers less.
+// The plugins' answers for one container may be too large together. None of them enters the state file, other pods may have
+// the devices, and the pod starts when a plugin answers less.
 func TestGrantsTooLargeTogether_Wait(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
@@ -48,7 +48,7 @@ func TestGrantsTooLargeTogether_Wait(t *testing.T) {
 	})
 }
 
-// A pod may have many containers, and all that it is granted is one record of the state file.
+// A pod may have many containers, and all its grants are one record of the state file.
 func TestGrantsOfAPodTooLargeTogether_Wait(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 20)

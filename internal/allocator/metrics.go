@@ -6,7 +6,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// metrics tells the world how the allocator stands. Gauges are computed when they are read.
+// metrics publishes the allocator's state. Gauges are computed when they are read.
 type metrics struct {
 	a              *Allocator
 	admission      prometheus.Histogram
@@ -22,20 +22,20 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 		a: a,
 		admission: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "devmgrd_admission_duration_seconds",
-			Help:    "Time from hearing that a pod is bound to this node until its devices are durably assigned, waiting included.",
+			Help:    "Time from the first report of a pod bound to this node until the pod's devices are durably assigned, waiting included.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2.5, 16), // 0.5 ms to 8 min
 		}),
 		preferred: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "devmgrd_preferred_allocations_total",
-			Help: "Questions to device plugins which devices they prefer, by what became of the answer: followed, corrected, slow or failed.",
+			Help: "GetPreferredAllocation calls to device plugins, by result: followed, corrected, slow or failed.",
 		}, []string{"resource_name", "result"}),
 		startedWithout: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "devmgrd_started_without_devices_total",
-			Help: "Containers found running without the devices that they ask for: they were created while devmgrd was away.",
+			Help: "Containers found running without the devices that they request: they were created while devmgrd was away.",
 		}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "devmgrd_device_failures_total",
-			Help: "Times that a device which a pod has became unhealthy, or that its plugin stopped listing it for 5 s.",
+			Help: "Times that a device in use became unhealthy, or that its plugin stopped listing the device for 5 s.",
 		}, []string{"resource_name"}),
 		devices: prometheus.NewDesc("devmgrd_devices", "Devices of a resource by state; each device is in exactly one.",
 			[]string{"resource_name", "state"}, nil),
@@ -45,7 +45,7 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 	return m
 }
 
-// forget ends the series of a resource. The others are made when they are read.
+// forget deletes a resource's series. The other series are built on each read.
 func (m *metrics) forget(r device.ResourceName) {
 	of := prometheus.Labels{"resource_name": string(r)}
 	m.preferred.DeletePartialMatch(of)

@@ -10,35 +10,35 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A planInput is all that a plan for one pod depends on, next to the pools.
+// A planInput is all that a plan for one pod depends on, besides the pools.
 type planInput struct {
 	demand      device.PodDemand
-	has         []device.Assignment      // what its containers have already
-	running     map[string]device.Choice // what they run with, by stamps, if the state file was lost
-	preferences preferences              // what plugins have said that they prefer
+	has         []device.Assignment      // the pod's assignments so far
+	running     map[string]device.Choice // devices that its containers run with, by their stamps, if the state file was lost
+	preferences preferences              // the plugins' preferences
 	topology    Topology
-	avoid       bool // devices that a plugin has lately refused are not to be had
+	avoid       bool // exclude devices that a plugin has recently refused
 }
 
-// A planResult is what a plan gives: devices for every container that has none yet.
+// A planResult is a plan's choice: devices for every container that has none yet.
 type planResult struct {
 	choices map[string]device.Choice
 	why     map[string]map[device.ResourceName]device.Why // of choices
 	at      map[device.ResourceName]int64                 // the newest Added of each resource's list, see device.Share.At
-	ask     *preferenceRequest                            // the first choice that a plugin might make better; nil: there is none, or all have been asked
+	ask     *preferenceRequest                            // the first choice that a plugin's preference may improve; nil: none, or all have been asked
 }
 
-// plan chooses devices for every container of a pod that has none yet, or says why it cannot: all or nothing. It is
-// pure: the same wish and pools give the same answer, and nothing is changed.
+// plan chooses devices for every container of a pod that has none yet, or returns why it cannot: all or nothing. It is pure:
+// equal inputs and pools lead to equal results, and plan changes nothing.
 //
-// For each resource of a container, in this order: what it runs with already, by a stamp, if the state file was lost; devices
-// of the pod's init containers that are still healthy, since those containers have ended when later ones start; and then
-// free devices. App containers and sidecars keep what they take from an init container, so no other can have it too (the
-// rules of the kubelet's device manager, which the scheduler's arithmetic expects).
+// For each resource of a container plan takes, in this order: the devices in the container's stamp, if the state file was
+// lost; healthy devices of the pod's init containers, which end before later containers start; free devices. App containers
+// and sidecars keep the devices that they take from an init container, so no other container can have them too. The kubelet's
+// device manager has these rules, and the scheduler's arithmetic relies on them.
 //
-// Free devices are taken near as few NUMA nodes as will do for all of the container's resources (or the pod's); among
-// those the ones that the plugin prefers, and then those with the lowest IDs. Devices that a plugin has lately refused are
-// taken only where the pod cannot have its devices without them.
+// plan takes free devices near as few NUMA nodes as suffice for all of the container's (or the pod's) resources; among those
+// the plugin's preferred ones, then the lowest IDs. It takes devices that a plugin has recently refused only where the pod
+// cannot be served without them.
 func plan(w planInput, from pools) (planResult, *device.Refusal) {
 	for r := range w.demand.Requests() {
 		if p := from[r]; p != nil && len(p.refused) > 0 {
@@ -54,7 +54,7 @@ func plan(w planInput, from pools) (planResult, *device.Refusal) {
 }
 
 func planOnce(w planInput, from pools) (planResult, *device.Refusal) {
-	if w.strict() { // that there are too few is said first, and places do not change it
+	if w.strict() { // report too few devices first, which does not depend on places
 		anywhere := w
 		anywhere.topology, anywhere.preferences = Topology{}, nil
 		if _, no := planOnce(anywhere, from); no != nil {
@@ -80,26 +80,26 @@ func planOnce(w planInput, from pools) (planResult, *device.Refusal) {
 type planner struct {
 	planInput
 	from pools
-	work *int // what is left of maxWork
-	back bool // a choice has been without success: from now on each other one counts as work
+	work *int // the rest of maxWork
+	back bool // a choice has failed: from now on each further one counts as work
 	out  planResult
-	hope *bool // what hopeless has found out; nil: nobody has asked
+	hope *bool // the result of hopeless; nil: not computed
 }
 
-// A request is what a container wants of one resource.
+// A request is a container's demand for one resource.
 type request struct {
 	container device.Container
 	resource  device.ResourceName
 	n         int
-	certain   []device.ID // those of the n that need not be chosen, ascending
-	stamped   bool        // certain are what the container runs with already
-	among     []device.ID // what the rest is chosen from, ascending; nil: all that is free
+	certain   []device.ID // devices among the n that need no choice, ascending
+	stamped   bool        // the container already runs with the certain devices
+	among     []device.ID // candidates for the rest, ascending; nil: all free devices
 }
 
 func (l request) rest() int { return l.n - len(l.certain) }
 
-// choose chooses for the containers from the i-th on. Where a container rather waits than have its devices apart, it
-// tries one set of NUMA nodes after the other, until the containers after it have theirs too.
+// choose chooses devices for the containers from the i-th on. Under a strict policy per container it tries one set of NUMA
+// nodes after another until the later containers have their devices too.
 func (p *planner) choose(i int, on drafts, near nodes) *device.Refusal {
 	if i == len(p.demand.Demands) {
 		return nil
@@ -134,8 +134,8 @@ func (p *planner) choose(i int, on drafts, near nodes) *device.Refusal {
 	return cmp.Or(no, p.mismatch("container "+d.Container.Name, lines, on))
 }
 
-// hopeless reports whether one of the containers could not have its devices as the policy demands if it were alone, so that
-// it is no use to try other places for the ones before it.
+// hopeless reports whether a container could not have its devices under the policy even if it were alone. Then other places
+// for earlier containers do not help.
 func (p *planner) hopeless() bool {
 	if p.hope == nil {
 		hope := len(p.has) > 0 || !slices.ContainsFunc(p.demand.Demands, func(d device.Demand) bool {
@@ -149,7 +149,7 @@ func (p *planner) hopeless() bool {
 	return !*p.hope
 }
 
-// take chooses for the i-th container near the nodes, and then for those after it.
+// take chooses devices for the i-th container near the nodes, and then for the later ones.
 func (p *planner) take(i int, on drafts, lines []request, own, pod nodes) *device.Refusal {
 	d, choice, ask := p.demand.Demands[i], device.Choice{}, p.out.ask
 	why := map[device.ResourceName]device.Why{}
@@ -171,7 +171,7 @@ func (p *planner) take(i int, on drafts, lines []request, own, pod nodes) *devic
 	return no
 }
 
-// requests tells what a container wants, or why it cannot have so many.
+// requests returns a container's requests, or why there are too few devices.
 func (p *planner) requests(d device.Demand, on drafts) ([]request, *device.Refusal) {
 	lines := make([]request, 0, len(d.Wants))
 	for _, r := range slices.Sorted(maps.Keys(d.Wants)) {
@@ -197,7 +197,7 @@ func (p *planner) requests(d device.Demand, on drafts) ([]request, *device.Refus
 	return lines, nil
 }
 
-// draft returns the shelf of a resource, making one if there is none.
+// draft returns the draft of a resource, creating it if necessary.
 func (p *planner) draft(on drafts, r device.ResourceName) *draft {
 	if on[r] == nil {
 		s := &draft{pool: p.from[r], used: map[int]int{}}
@@ -216,7 +216,7 @@ func (p *planner) draft(on drafts, r device.ResourceName) *draft {
 	return on[r]
 }
 
-// podNodes finds NUMA nodes for the pod as a whole: for as many devices as its containers need at one time.
+// podNodes finds NUMA nodes for the whole pod: for as many devices as its containers need at one time.
 func (p *planner) podNodes() (nodes, *device.Refusal) {
 	on := drafts{}
 	requests := p.demand.Requests()
@@ -251,7 +251,7 @@ func (p *planner) podNodes() (nodes, *device.Refusal) {
 	return nil, p.mismatch("the pod", lines, on)
 }
 
-// limit is how many NUMA nodes may be taken under a strict policy.
+// limit returns the number of NUMA nodes allowed under a strict policy.
 func (p *planner) limit(lines []request, on drafts) int {
 	if p.topology.Policy == SingleNUMA {
 		return 1
@@ -263,7 +263,7 @@ func (p *planner) limit(lines []request, on drafts) int {
 	return len(best)
 }
 
-// mismatch says what stands against a strict policy.
+// mismatch returns a refusal that explains why a strict policy cannot be met.
 func (p *planner) mismatch(whose string, lines []request, on drafts) *device.Refusal {
 	var wants []string
 	for i, n := range needs(lines, on, needAll) {
@@ -273,19 +273,19 @@ func (p *planner) mismatch(whose string, lines []request, on drafts) *device.Ref
 	}
 	how := "on one NUMA node"
 	if p.topology.Policy == Restricted {
-		how = "on as few NUMA nodes as they could be"
+		how = "on as few NUMA nodes as with all devices free"
 	}
 	if *p.work <= 0 {
-		how += ", as far as was tried"
+		how += ", within the search limit"
 	}
-	return device.Refuse(device.TopologyMismatch, nil, "%s wants %s, which are not to be had %s, as topology.policy %s demands",
+	return device.Refuse(device.TopologyMismatch, nil, "%s requests %s, which cannot be allocated %s, as topology.policy %s requires",
 		whose, strings.Join(wants, " and "), how, p.topology.Policy)
 }
 
-// strict reports whether the pod rather waits than have its devices apart. One that runs already has what it has.
+// strict reports whether the pod waits rather than have its devices apart. A pod that already runs keeps its devices.
 func (w planInput) strict() bool { return w.topology.strict() && len(w.running) == 0 }
 
-// sharesOf returns what a container has already, or nil.
+// sharesOf returns a container's current devices, or nil.
 func sharesOf(has []device.Assignment, container string) map[device.ResourceName][]device.ID {
 	for _, a := range has {
 		if a.Container.Name == container {

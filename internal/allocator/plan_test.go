@@ -15,7 +15,8 @@ const (
 	nic device.ResourceName = "vendor.com/nic"
 )
 
-// stock makes a pool of devices written like "a@0 b@0,1 c d@1! e@1*": names, NUMA nodes, unhealthy (!), taken by others (*).
+// stock returns a pool of devices written like "a@0 b@0,1 c d@1! e@1*": names, NUMA nodes, unhealthy (!), taken by other pods
+// (*).
 func stock(prefers bool, text string) *pool {
 	p := newPool()
 	var devices []device.Device
@@ -44,7 +45,7 @@ func stock(prefers bool, text string) *pool {
 	return p
 }
 
-// asks makes a demand written like "main gpu=2 nic=1", of an app container unless it begins with "init:" or "sidecar:".
+// asks returns a demand written like "main gpu=2 nic=1", of an app container unless it begins with "init:" or "sidecar:".
 func asks(text string) device.Demand {
 	words := strings.Fields(text)
 	d := device.Demand{Kind: device.App, Container: device.Container{Pod: "pod", Name: words[0]}, Wants: map[device.ResourceName]int{}}
@@ -60,7 +61,7 @@ func asks(text string) device.Demand {
 	return d
 }
 
-// reportedAt writes a proposal like "main gpu:a,b nic:c", containers in alphabetical order, or the reason of a refusal.
+// told returns a proposal like "main gpu:a,b nic:c", containers in alphabetical order, or the reason of a refusal.
 func told(p planResult, no *device.Refusal) string {
 	if no != nil {
 		return string(no.Reason)
@@ -87,7 +88,7 @@ func join(ids []device.ID) string {
 type planCase struct {
 	policy   Policy // none if empty
 	scope    Scope
-	gpu, nic string // what is offered
+	gpu, nic string // the offered devices
 	pod      []string
 	runs     map[string]device.Choice
 	advice   preferences
@@ -114,7 +115,7 @@ func (c planCase) run(t *testing.T) {
 
 func one(text string) []string { return []string{text} }
 
-// Which devices a container gets that has to be near one NUMA node, or as few as can be.
+// Devices of a container that must be near one NUMA node, or near as few as possible.
 func TestPlaces(t *testing.T) {
 	perNode := "a0@0 a1@0 b0@1 b1@1"
 	for name, c := range map[string]planCase{
@@ -152,7 +153,7 @@ func TestPlaces(t *testing.T) {
 			pod: []string{"init:i gpu=3", "a gpu=1"}, want: "a gpu:c | i gpu:c,d,e"},
 		"a pod's resources of which one has no places": {policy: Restricted, scope: PerPod, gpu: "a@0 b@1", nic: "x y",
 			pod: []string{"a gpu=1 nic=1", "b nic=1"}, want: "a gpu:a nic:x | b nic:y"},
-		// The first container could have a0. Then the second would have to wait permanently.
+		// The first container could have a0. Then the second would wait forever.
 		"a container makes room for the next": {policy: SingleNUMA, gpu: "a0@0 a1@0 b0@1", pod: []string{"a gpu=1", "b gpu=2"}, want: "a gpu:b0 | b gpu:a0,a1"},
 		"what init containers hand on decides": {policy: SingleNUMA, gpu: "a@0 b@1", nic: "y@1",
 			pod: []string{"init:i gpu=1", "main gpu=1 nic=1"}, want: "i gpu:b | main gpu:b nic:y"},
@@ -186,7 +187,7 @@ func TestReuse(t *testing.T) {
 
 func says(ids ...device.ID) preferences { return preferences{preferenceKey{"main", gpu}: ids} }
 
-// What a plugin prefers decides among the devices that may be had, and nothing else.
+// A plugin's preference decides only among the eligible devices.
 func TestPreferences(t *testing.T) {
 	eight := "a@0 b@0 c@0 d@0 e@0 f@0 g@1 h@1"
 	for name, c := range map[string]planCase{
@@ -209,7 +210,7 @@ func TestPreferences(t *testing.T) {
 	}
 }
 
-// What a plugin is asked: only where there is a choice, with all that may be chosen, what must be among it, and how many.
+// A plugin is asked only where there is a choice, with all eligible devices, the required ones among them, and their number.
 func TestQuestions(t *testing.T) {
 	for name, c := range map[string]struct {
 		policy   Policy
@@ -272,18 +273,18 @@ func TestQuestions(t *testing.T) {
 	}
 }
 
-// A refusal says what stands where, so that its reader can do something about it.
+// A refusal names the obstacle so that the operator can act.
 func TestMismatchIsExplained(t *testing.T) {
 	w := planInput{topology: Topology{Policy: SingleNUMA}}
 	w.demand.Demands = []device.Demand{asks("main gpu=2 nic=1")}
 	_, no := plan(w, pools{gpu: stock(false, "a@0 b@1 c@1"), nic: stock(false, "x@0")})
-	if want := "container main wants 2 vendor.com/gpu (free by NUMA node: 1 on 0, 2 on 1) and 1 vendor.com/nic (free by NUMA node: 1 on 0), " +
-		"which are not to be had on one NUMA node, as topology.policy single-numa-node demands"; no == nil || no.Message != want {
+	if want := "container main requests 2 vendor.com/gpu (free by NUMA node: 1 on 0, 2 on 1) and 1 vendor.com/nic (free by NUMA node: 1 on 0), " +
+		"which cannot be allocated on one NUMA node, as topology.policy single-numa-node requires"; no == nil || no.Message != want {
 		t.Errorf("%v, want %q", no, want)
 	}
 }
 
-// big makes a world that the kubelet's way of looking at every set of nodes would never get through: 2^64 of them.
+// big returns a plan input with 2^64 sets of nodes, which the kubelet's full enumeration would never finish.
 func big(resources, nodes, devices int) (planInput, pools) {
 	from := pools{}
 	w := planInput{preferences: preferences{}, topology: Topology{Policy: BestEffort}}
@@ -306,7 +307,7 @@ func big(resources, nodes, devices int) (planInput, pools) {
 	return w, from
 }
 
-// On a machine of 64 nodes a plan ends, with a choice that is no worse than what can be had.
+// On a machine of 64 nodes a plan ends, with a choice as good as possible.
 func TestManyNodes(t *testing.T) {
 	w, from := big(8, 64, 6400)
 	for _, policy := range []Policy{NoPolicy, BestEffort, Restricted, SingleNUMA} {
@@ -323,8 +324,8 @@ func TestManyNodes(t *testing.T) {
 	}
 }
 
-// vain makes a pod that single-numa-node can never serve. Only its last containers show that: all that can be tried for
-// those before them is without success. If they could be served alone it shows even later.
+// vain returns a pod that single-numa-node can never serve. Only its last containers show that, so every attempt for the
+// earlier ones fails. If the last containers could be served alone, the plan finds out even later.
 func vain(devices, nodes, containers int, alone bool) (planInput, pools) {
 	const aux device.ResourceName = "vendor.com/aux"
 	from := pools{}
@@ -355,8 +356,8 @@ func vain(devices, nodes, containers int, alone bool) (planInput, pools) {
 	return w, from
 }
 
-// A plan that cannot succeed ends after a bounded amount of work, too: the runtime's questions wait for it. What it
-// allocates is a measure of that which does not depend on the machine.
+// A plan that cannot succeed also ends after a bounded amount of work: the runtime's questions wait for it. The test measures
+// that work by its allocations, independent of the machine.
 func TestPlansInVain(t *testing.T) {
 	for _, c := range []struct{ devices, nodes, containers int }{{64, 2, 20}, {64, 8, 7}, {64, 8, 40}, {20_000, 8, 7}} {
 		for _, alone := range []bool{false, true} {
@@ -373,7 +374,7 @@ func TestPlansInVain(t *testing.T) {
 	}
 }
 
-// BenchmarkPlanInVain has the cost of plans that cannot succeed.
+// BenchmarkPlanInVain measures plans that cannot succeed.
 func BenchmarkPlanInVain(b *testing.B) {
 	for _, c := range []struct{ devices, nodes, containers int }{{64, 2, 20}, {64, 8, 7}, {80_000, 8, 7}} {
 		for _, alone := range []bool{false, true} {
@@ -387,7 +388,7 @@ func BenchmarkPlanInVain(b *testing.B) {
 	}
 }
 
-// BenchmarkPlanOne plans for one device of many: the first one that is free, and one of the last NUMA node.
+// BenchmarkPlanOne plans for one device of many: the first free one, and one of the last NUMA node.
 func BenchmarkPlanOne(b *testing.B) {
 	for _, devices := range []int{10, 1000, 80_000} {
 		for _, nodes := range []int{0, 2, 8} {
@@ -418,8 +419,8 @@ func BenchmarkPlanOne(b *testing.B) {
 	}
 }
 
-// BenchmarkPlanManyNodes plans for a container that asks for 8 resources of 100 000 devices each on 64 NUMA nodes, in
-// such a way that no small set of nodes will do: the search runs into its limit.
+// BenchmarkPlanManyNodes plans for a container that requests 8 resources of 100 000 devices each on 64 NUMA nodes, so that no
+// small set of nodes suffices: the search reaches its limit.
 func BenchmarkPlanManyNodes(b *testing.B) {
 	for _, size := range []struct{ resources, nodes, devices int }{{1, 2, 1000}, {8, 8, 1000}, {8, 36, 1024}, {8, 64, 100_000}} {
 		b.Run(fmt.Sprintf("%dresources/%dnodes/%ddevices", size.resources, size.nodes, size.devices), func(b *testing.B) {

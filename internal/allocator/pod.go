@@ -7,51 +7,51 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A phase is where a pod stands on its way to its devices.
+// A phase is a pod's position on the way to its devices.
 type phase int
 
 const (
-	settled    phase = iota // it asks for nothing, or has all that it asks for
-	queued                  // it has to be planned
-	allocating              // its plugins are being asked, and it holds devices
+	settled    phase = iota // it requests nothing, or has all its devices
+	queued                  // it waits for its plan
+	allocating              // its plugins are being asked, and devices are held for it
 	parked                  // it waits for something to change
 )
 
-// A pod is all that is known of one pod. Allocator.mu guards it.
+// A pod is the allocator's state of one pod. Allocator.mu guards it.
 type pod struct {
 	demand        device.PodDemand
-	newDemand     *device.PodDemand // of asking: what it asks for by now, if that is something else
-	bound         time.Time         // when we heard of it
-	active        bool              // the API has it, and it has not ended; or it is local, and has a sandbox
-	runtimeKnows  bool              // the runtime has told of it: it is local, and nothing from the API concerns it
-	lastSeen      time.Time         // of told: when it was bound, or its last container ended, whatever was last
-	saved         bool              // the state file knows it, if perhaps with another demand
-	releasing     bool              // its removal from the state file is under way
+	newDemand     *device.PodDemand // while allocating: its current demand, if it has changed
+	bound         time.Time         // when the allocator first heard of the pod
+	active        bool              // in the API and not ended; or a static pod with a sandbox
+	runtimeKnows  bool              // a static pod reported by the runtime: the API does not affect it
+	lastSeen      time.Time         // if runtimeKnows: when it was bound, or its last container ended, whichever was later
+	saved         bool              // in the state file, possibly with another demand
+	releasing     bool              // its removal from the state file is in progress
 	droppedAt     time.Time         // when it was last dropped
-	releaseAt     time.Time         // its removal is not to begin before then
-	processChecks int               // needMode often the host has shown processes of it since it was dropped
+	releaseAt     time.Time         // earliest time of its removal
+	processChecks int               // how often the host has shown processes of it since it was dropped
 	assigned      []device.Assignment
-	doubt         hold // what a commit that has failed, or a record that contradicts another one, names; nil: there is no doubt
+	doubt         hold // devices of a failed commit, or of a record that contradicts another; nil: no doubt
 
 	phase phase
-	done  chan struct{} // unavailable when phase leaves queuing or asking; nil in the other phases
-	wait  device.Wait   // of parked
-	since time.Time     // when it began to wait for that reason or, if settled, when it had its devices; zero: before we were there
-	tries int           // failures of plugins in a row
-	retry time.Time     // of parked: when to try again without any other cause; zero: never
+	done  chan struct{} // closed when phase leaves queued or allocating; nil in the other phases
+	wait  device.Wait   // if parked
+	since time.Time     // start of the wait for that reason or, if settled, of the assignment; zero: before devmgrd started
+	tries int           // consecutive plugin failures
+	retry time.Time     // if parked: when to retry without another cause; zero: never
 
-	lapsed           map[string]lapse // containers whose grants do not hold
-	fresh            map[string]bool  // containers whose grants have not been used yet
-	ran              bool             // a container of it may have run since the boot
-	failures         int              // to apply its grants, in a row
-	refusal          device.Wait      // why a container of it was refused, although it has its devices; zero: it was not
-	refusedContainer string           // that container
+	lapsed           map[string]lapse // containers whose grants no longer hold
+	fresh            map[string]bool  // containers whose grants are unused so far
+	ran              bool             // a container may have run since the boot
+	failures         int              // consecutive failures to apply its grants
+	refusal          device.Wait      // why a container with devices was refused; zero: none was
+	refusedContainer string           // the container of refusal
 
 	preparations map[string]*preparation // by container name
-	allocation   *device.PodAllocation   // what the board has of it
+	allocation   *device.PodAllocation   // as published in the feed
 }
 
-// complete reports whether each container has what it asks for.
+// complete reports whether each container has its devices.
 func (p *pod) complete() bool { return len(p.assigned) == len(p.demand.Demands) }
 
 // of returns the assignment of the container of that name.
@@ -64,7 +64,7 @@ func (p *pod) of(container string) (device.Assignment, bool) {
 	return device.Assignment{}, false
 }
 
-// Bind tells that a pod is bound to this node and has not ended. Telling it again changes nothing.
+// Bind reports that a pod is bound to this node and has not ended. Repeated calls change nothing.
 func (a *Allocator) Bind(d device.PodDemand) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -73,18 +73,17 @@ func (a *Allocator) Bind(d device.PodDemand) {
 		a.auditLocked(a.pods[d.Pod.UID])
 	}
 	if d.Local {
-		a.reportLocked(bind) // the runtime's word
+		a.reportLocked(bind) // reported by the runtime
 	} else {
 		bind()
 	}
 }
 
-// newSandbox is how long a local pod whose sandbox has ended may take to get another one and keep its devices. The kubelet
-// makes one within a second or so; nobody tells beforehand whether it will.
+// newSandbox is how long a static pod without a sandbox keeps its devices. The kubelet creates another sandbox within a
+// second or so, and does not announce it.
 const newSandbox = 10 * time.Second
 
-// Drop tells that a pod has ended or is gone in the API. Its devices stay its own for as long as the runtime has a
-// container of it.
+// Drop reports that a pod has ended or left the API. The pod keeps its devices as long as the runtime has a container of it.
 func (a *Allocator) Drop(uid device.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -96,7 +95,7 @@ func (a *Allocator) Drop(uid device.PodUID) {
 	}
 }
 
-// DropLocal tells that a local pod has no sandbox any longer.
+// DropLocal reports that a static pod has no sandbox.
 func (a *Allocator) DropLocal(uid device.PodUID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -107,7 +106,7 @@ func (a *Allocator) DropLocal(uid device.PodUID) {
 	})
 }
 
-// Replace tells of all pods that the API server has bound to this node: others are dropped, but for local ones.
+// Replace reports all pods that the API server has bound to this node. It drops all others except static pods.
 func (a *Allocator) Replace(all []device.PodDemand) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -116,13 +115,13 @@ func (a *Allocator) Replace(all []device.PodDemand) {
 	}
 	a.replaceLocked(all, false)
 	for _, p := range a.locals {
-		a.publishLocked(p) // its mirror may be gone
+		a.publishLocked(p) // its mirror pod may be gone
 	}
 	a.podsListed = true
 	signal(a.capacityChanged)
 }
 
-// replaceLocked binds these pods and drops all others of their sort.
+// replaceLocked binds these pods and drops all others with the same Local.
 func (a *Allocator) replaceLocked(all []device.PodDemand, local bool) {
 	named := make(map[device.PodUID]bool, len(all))
 	for _, d := range all {
@@ -147,7 +146,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		a.admittedLocked(p)
 	}
 	d.Admitted = d.Admitted || p != nil && p.demand.Admitted
-	if d.Created.IsZero() { // nobody knows: as old as what we know of it
+	if d.Created.IsZero() { // unknown: as old as the allocator's record of the pod
 		d.Created = time.Now()
 		if p != nil {
 			d.Created = p.demand.Created
@@ -162,12 +161,12 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 	switch {
 	case p.runtimeKnows && !d.Local:
-		return // somebody has made a pod in the API that pretends to be this one's mirror
-	case p.demand.Local != d.Local: // kubernetes.mode is another one than before the last restart
+		return // a pod in the API pretends to be this pod's mirror
+	case p.demand.Local != d.Local: // kubernetes.mode has changed since the last start
 		a.localLocked(p, d.Local)
 	}
 	p.runtimeKnows, p.lastSeen = d.Local, time.Now()
-	if !slices.Equal(p.demand.Containers, d.Containers) { // the state file was written by somebody who did not know them
+	if !slices.Equal(p.demand.Containers, d.Containers) { // the state file's writer did not know them
 		p.demand.Containers, p.demand.Sidecars = d.Containers, d.Sidecars
 		a.saveLaterLocked(p)
 		a.publishLocked(p)
@@ -182,7 +181,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 			a.queueLocked(p)
 		}
 	}
-	// What a pod asks for never changes while it lives, but what we have to serve of it may, until it has been served: the
+	// A pod's requests never change, but the part that devmgrd serves may, until it has been served: the
 	// scheduler may give a resource to a DRA driver, and after a restart other resources may be ignored.
 	switch {
 	case p.demand.Equal(d):
@@ -195,7 +194,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 }
 
-// admittedLocked notes that the kubelet has admitted a pod.
+// admittedLocked records that the kubelet has admitted a pod.
 func (a *Allocator) admittedLocked(p *pod) {
 	if p.demand.Admitted {
 		return
@@ -210,7 +209,7 @@ func (a *Allocator) admittedLocked(p *pod) {
 	}
 }
 
-// addLocked takes a pod into memory.
+// addLocked adds a pod to memory.
 func (a *Allocator) addLocked(p *pod) {
 	uid := p.demand.Pod.UID
 	if a.pods[uid] = p; p.demand.Local {
@@ -219,7 +218,7 @@ func (a *Allocator) addLocked(p *pod) {
 	a.publishLocked(p)
 }
 
-// localLocked has a pod be one of those of which the runtime tells, or of the others.
+// localLocked marks a pod as known from the runtime, or from the API.
 func (a *Allocator) localLocked(p *pod, local bool) {
 	if p.active {
 		a.pools.request(p.demand, -1)
@@ -233,7 +232,7 @@ func (a *Allocator) localLocked(p *pod, local bool) {
 	a.saveLaterLocked(p)
 }
 
-// changeLocked has a pod that holds nothing ask for something else.
+// changeLocked changes the demand of a pod that holds nothing.
 func (a *Allocator) changeLocked(p *pod, d device.PodDemand) {
 	a.pools.request(p.demand, -1)
 	p.demand = d
@@ -242,7 +241,7 @@ func (a *Allocator) changeLocked(p *pod, d device.PodDemand) {
 	a.admitLocked(p)
 }
 
-// admitLocked takes up a pod that is new or asks for something else.
+// admitLocked starts a pod that is new or has a new demand.
 func (a *Allocator) admitLocked(p *pod) {
 	a.pools.request(p.demand, 1)
 	if len(p.demand.Demands) > 0 {
@@ -262,7 +261,7 @@ func (a *Allocator) dropLocked(p *pod) {
 		signal(a.capacityChanged)
 	}
 	if p.phase == allocating || p.releasing {
-		return // who settles it, or writes the state file, sees that it is not wanted
+		return // the end of the attempt, or of the commit, drops the pod
 	}
 	a.settleLocked(p)
 	if len(p.assigned) == 0 && !p.saved {
@@ -277,7 +276,7 @@ func (a *Allocator) dropLocked(p *pod) {
 	a.scheduleWriteLocked(0)
 }
 
-// removeLocked lets a pod out of memory, where alone it was.
+// removeLocked removes a pod from memory, its only record.
 func (a *Allocator) removeLocked(p *pod) {
 	uid := p.demand.Pod.UID
 	delete(a.pods, uid)
@@ -287,7 +286,7 @@ func (a *Allocator) removeLocked(p *pod) {
 	a.publishLocked(p)
 }
 
-// queueLocked has a pod planned at the next occasion, or when the doubt about its record has ended.
+// queueLocked queues a pod for the next plan, unless its record is in doubt: then decideLocked queues it.
 func (a *Allocator) queueLocked(p *pod) {
 	if p.phase == queued || p.doubt != nil {
 		return
@@ -301,7 +300,7 @@ func (a *Allocator) queueLocked(p *pod) {
 	signal(a.kick)
 }
 
-// parkLocked has a pod wait: until something it waits for changes and, if pause is not zero, no longer than that.
+// parkLocked makes a pod wait for a change, and no longer than pause if pause is not zero.
 func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	news := p.wait != why
 	if p.wait.Reason != why.Reason {
@@ -324,14 +323,14 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	}
 }
 
-// settleLocked ends a pod's way: it has its devices, needs none, or is on its way out.
+// settleLocked ends a pod's attempts: it has its devices, needs none, or has ended.
 func (a *Allocator) settleLocked(p *pod) {
 	delete(a.waiting, p.demand.Pod.UID)
 	p.phase, p.wait, p.tries, p.retry = settled, device.Wait{}, 0, time.Time{}
 	a.endWaitLocked(p)
 }
 
-// endWaitLocked tells those who wait for the end of an attempt.
+// endWaitLocked wakes the callers that wait for the end of an attempt.
 func (a *Allocator) endWaitLocked(p *pod) {
 	if p.done != nil {
 		close(p.done)
@@ -339,8 +338,8 @@ func (a *Allocator) endWaitLocked(p *pod) {
 	}
 }
 
-// wakeLocked has the pods that wait for something about the resource planned again. Those that wait because a plugin
-// failed them take their time, unless it is back from having been away.
+// wakeLocked queues the pods that wait for the resource. Pods in the pause after a plugin failure stay parked, unless the
+// plugin is back.
 func (a *Allocator) wakeLocked(r device.ResourceName, back bool) {
 	for _, p := range a.waiting {
 		if !p.retry.IsZero() && !back {

@@ -8,35 +8,35 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A listing is an inventory made ready for look-ups. It is never changed once made.
+// A listing is an inventory prepared for look-ups. It never changes.
 type listing struct {
 	devices []device.Device
 	at      map[device.ID]int           // position of an ID in devices
-	cordons map[device.ID]device.Cordon // of the resource: never changed
+	cordons map[device.ID]device.Cordon // of the resource; never changed
 	usable  bitset                      // healthy, and not cordoned
 
 	usableCount int   // members of usable
-	newest      int64 // the highest Added of the devices, and 1 at least
+	newest      int64 // the highest Added of the devices, at least 1
 
-	places [][]int  // the different sets of NUMA nodes that devices are near, ascending; none: places are not told of
-	of     []int16  // the place of each device: an index into places, or -1; nil if there are no places
+	places [][]int  // the distinct sets of NUMA nodes that devices are near, ascending; empty: the plugin reports none
+	of     []int16  // the place of each device: an index into places, or -1; nil without places
 	sizes  []int    // devices at each place
 	here   []bitset // the devices at each place
 	placed bitset   // the devices that have a place
-	near   int      // the lengths of all places together
+	near   int      // total length of all places
 
-	usableAt []int // usable ones at each place
+	usableAt []int // usable devices at each place
 }
 
-// Bounds of what a resource may have, far more than any machine has: different sets of NUMA nodes, and nodes in all of
-// them together. Devices beyond are taken as having no place.
+// Bounds of a resource, far above those of any machine: distinct sets of NUMA nodes, and nodes in all of
+// these sets together. Devices beyond a bound have no place.
 const (
 	maxPlaces = 256
 	maxNear   = 2048
 )
 
-// makeListing takes over what it can from the listing before: where only health has changed, the positions are the
-// same, and making them again would be most of the work.
+// makeListing reuses parts of the previous listing: where only health has changed, the positions stay the same, and
+// rebuilding them would be most of the work.
 func makeListing(devices []device.Device, cordons map[device.ID]device.Cordon, before *listing) *listing {
 	l := &listing{devices: devices, cordons: cordons, usable: newBitset(len(devices))}
 	if before != nil && sameIDs(devices, before.devices) {
@@ -84,7 +84,7 @@ func (l *listing) findPlaces() {
 	}
 	l.of, l.placed = make([]int16, len(l.devices)), newBitset(len(l.devices))
 	known := map[string]int16{}
-	var last []int // devices that stand side by side are mostly at one place
+	var last []int // adjacent devices are mostly at one place
 	var at int16 = -1
 	for i, d := range l.devices {
 		if !slices.Equal(d.NUMA, last) {
@@ -98,7 +98,7 @@ func (l *listing) findPlaces() {
 	}
 }
 
-// placeOf returns the index of a place, making one if it is new.
+// placeOf returns the index of a place, adding a new one.
 func (l *listing) placeOf(nodes []int, known map[string]int16) int16 {
 	if len(nodes) == 0 {
 		return -1
@@ -126,7 +126,7 @@ func (l *listing) place(i int) int {
 	return int(l.of[i])
 }
 
-// nodes returns the NUMA nodes of each device; nil if none has a place.
+// nodes returns the NUMA nodes of each device; nil if no device has a place.
 func (l *listing) nodes(ids []device.ID) [][]int {
 	var all [][]int
 	for i, id := range ids {
@@ -156,57 +156,57 @@ func (l *listing) has(id device.ID) bool {
 	return ok && l.usable.has(i)
 }
 
-// A pool is one resource as the plan and the scheduler see it: an index over the offer, the holds and the assignments.
+// A pool is one resource as plans and the scheduler see it: an index over the offer, the holds and the assignments.
 type pool struct {
 	offer          device.Offer
-	offered        bool // an offer has been seen; without one there is only what the state file says is in use
+	offered        bool // an offer has been seen; otherwise only the devices in use by the state file are known
 	listing        *listing
 	taken          map[device.ID]device.PodUID  // held or assigned
 	free           bitset                       // usable and not taken
 	freeCount      int                          // members of free
-	freeAt         []int                        // needMode many of them are at each place of the listing
+	freeAt         []int                        // free devices at each place of the listing
 	takenUnusable  int                          // taken, listed, and not usable
-	requests       int                          // sum of what active pods of the API on the node ask for
-	admitted       int                          // the part of requests whose pods the kubelet has admitted
+	requests       int                          // sum of the requests of the node's active pods in the API
+	admitted       int                          // the part of requests from pods that the kubelet has admitted
 	unlisted       int                          // taken, and not listed
-	unlistedLapsed int                          // of them: granted in another boot, so not in use
-	withheld       bitset                       // podsListed, and perhaps the hardware of an unlisted one; nil: none
-	withheldLogged int                          // needMode many were withheld when that was last logged
-	unknownUsers   int                          // containers that run with devices which only a lost state file named
-	quarantined    map[device.ID]bool           // taken, and set aside because the state file does not know why
-	refused        map[device.ID]refusal        // by the plugin, lately
-	failures       map[device.ID]*failureRecord // of devices that have failed while somebody had them
-	away           bool                         // its plugin has been away since they were last looked at
+	unlistedLapsed int                          // the part of unlisted granted in another boot, so not in use
+	withheld       bitset                       // listed, and possibly the same hardware as an unlisted device; nil: none
+	withheldLogged int                          // number of withheld devices last logged
+	unknownUsers   int                          // containers with devices that only a lost state file named
+	quarantined    map[device.ID]bool           // taken, and set aside because the state file does not assign them
+	refused        map[device.ID]refusal        // recently, by the plugin
+	failures       map[device.ID]*failureRecord // of devices that have failed while in use
+	away           bool                         // the plugin has been disconnected since the last examination
 }
 
 func newPool() *pool {
 	return &pool{listing: makeListing(nil, nil, nil), taken: map[device.ID]device.PodUID{}, quarantined: map[device.ID]bool{}, failures: map[device.ID]*failureRecord{}, refused: map[device.ID]refusal{}}
 }
 
-// A refusal is what is remembered of a device that its plugin has refused, or that could not be used.
+// A refusal records that a device's plugin has refused it, or that its grant could not be used.
 type refusal struct {
-	times int       // in a row
-	until time.Time // it is chosen last
+	times int       // consecutive
+	until time.Time // until then the device is chosen last
 }
 
-// refuse notes a refusal of a device.
+// refuse records a refusal of a device.
 func (p *pool) refuse(id device.ID) {
 	p.refused[id] = refusal{p.refused[id].times + 1, time.Now().Add(refusalMemory)}
 }
 
-// accept puts a new offer in the place of the last. The listing has been made of it beforehand, without a lock.
+// accept replaces the offer. The caller has built its listing without the lock.
 func (p *pool) accept(o device.Offer, l *listing) {
 	p.offer, p.offered = o, true
 	p.setListing(l)
 }
 
-// retract takes an offer back, as if nobody had ever made one.
+// retract removes the offer, as if there had never been one.
 func (p *pool) retract() {
 	p.offer, p.offered, p.failures, p.away = device.Offer{}, false, map[device.ID]*failureRecord{}, false
 	p.setListing(makeListing(nil, nil, nil))
 }
 
-// setListing counts again by another listing.
+// setListing replaces the listing and recounts.
 func (p *pool) setListing(l *listing) {
 	p.listing = l
 	p.free, p.freeCount, p.takenUnusable, p.unlisted, p.withheld = slices.Clone(l.usable), l.usableCount, 0, 0, nil
@@ -216,7 +216,7 @@ func (p *pool) setListing(l *listing) {
 	}
 }
 
-// take puts devices into a pod's hands. Those that the pod has already stay there.
+// take marks devices as a pod's. Devices that are taken already stay as they are.
 func (p *pool) take(ids []device.ID, pod device.PodUID) {
 	for _, id := range ids {
 		if _, taken := p.taken[id]; taken {
@@ -240,7 +240,7 @@ func (p *pool) countTaken(id device.ID) {
 	}
 }
 
-// count counts a device that is free from now on (1) or not any longer (-1).
+// count counts a device that becomes free (1) or stops being free (-1).
 func (p *pool) count(i, by int) {
 	p.freeCount += by
 	if at := p.listing.place(i); at >= 0 {
@@ -248,7 +248,7 @@ func (p *pool) count(i, by int) {
 	}
 }
 
-// release takes devices out of a pod's hands.
+// release frees a pod's devices.
 func (p *pool) release(ids []device.ID, pod device.PodUID) {
 	for _, id := range ids {
 		if p.taken[id] != pod {
@@ -267,7 +267,7 @@ func (p *pool) release(ids []device.ID, pod device.PodUID) {
 	}
 }
 
-// quarantine sets devices aside that a pod runs with, if they are not in its hands otherwise.
+// quarantine sets aside devices that a pod runs with, unless they are taken already.
 func (p *pool) quarantine(ids []device.ID, pod device.PodUID) {
 	for _, id := range ids {
 		if _, taken := p.taken[id]; !taken {
@@ -277,7 +277,7 @@ func (p *pool) quarantine(ids []device.ID, pod device.PodUID) {
 	}
 }
 
-// counts returns the number of devices in each state of the metric devmgrd_devices: each device is in exactly one.
+// counts returns the number of devices in each state of the metric devmgrd_devices. Each device is in exactly one state.
 func (p *pool) counts() map[string]int {
 	free, stale := p.freeCount, 0
 	if p.offer.State != device.Serving {
@@ -294,7 +294,7 @@ func (p *pool) unhealthy() int {
 	return len(p.listing.devices) - p.listing.usableCount - p.takenUnusable - p.cordoned()
 }
 
-// cordoned returns the number of devices that are listed, cordoned, and in nobody's hands.
+// cordoned returns the number of devices that are listed, cordoned and not taken.
 func (p *pool) cordoned() int {
 	n := 0
 	for id := range p.listing.cordons {
@@ -309,7 +309,7 @@ func (p *pool) cordoned() int {
 // pools are all resources that have been offered or are in use.
 type pools map[device.ResourceName]*pool
 
-// of returns the pool of a resource, making an empty one if there is none.
+// of returns the pool of a resource, creating an empty one if necessary.
 func (ps pools) of(r device.ResourceName) *pool {
 	p := ps[r]
 	if p == nil {
@@ -319,7 +319,7 @@ func (ps pools) of(r device.ResourceName) *pool {
 	return p
 }
 
-// request adds to (sign 1) or takes from (sign -1) what active pods of the API ask for.
+// request adds (sign 1) or subtracts (sign -1) the requests of an active pod of the API.
 func (ps pools) request(d device.PodDemand, sign int) {
 	if d.Local {
 		return

@@ -8,18 +8,17 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A preferenceKey is what advice is about: one container's devices of one resource.
+// A preferenceKey identifies one container's devices of one resource.
 type preferenceKey struct {
 	container string
 	resource  device.ResourceName
 }
 
-// preferences is what plugins have said that they prefer, during one attempt. A topic that is there has been asked about,
-// even if nothing came of it. nil: nobody is asked.
+// preferences are the plugins' answers during one attempt. A key that is present has been asked, even if its answer was
+// useless. nil: no plugin is asked.
 type preferences map[preferenceKey][]device.ID
 
-// A preferenceRequest is what GetPreferredAllocation asks: which size devices of the available ones go well together, if these
-// must be among them.
+// A preferenceRequest is a GetPreferredAllocation call: it asks for size of the available devices, must included.
 type preferenceRequest struct {
 	container device.Container
 	resource  device.ResourceName
@@ -30,15 +29,15 @@ type preferenceRequest struct {
 
 func (q preferenceRequest) key() preferenceKey { return preferenceKey{q.container.Name, q.resource} }
 
-// What has become of a question, in the metric devmgrd_preferred_allocations_total.
+// Results of preference requests, in the metric devmgrd_preferred_allocations_total.
 const (
-	followed  = "followed"  // the answer was used as it was
-	corrected = "corrected" // the answer was not what was asked for: what could be used of it was
-	slow      = "slow"      // no answer in time: the choice was made without
-	failed    = "failed"    // the plugin gave an error: likewise
+	followed  = "followed"  // the answer was used unchanged
+	corrected = "corrected" // the answer did not match the request: its usable part was used
+	slow      = "slow"      // no answer in time: devmgrd chose without it
+	failed    = "failed"    // the plugin returned an error: likewise
 )
 
-// evaluate tells how good an answer is.
+// evaluate returns the result of an answer: followed or corrected.
 func (q preferenceRequest) evaluate(answer []device.ID) string {
 	sorted := slices.Sorted(slices.Values(answer))
 	if len(slices.Compact(sorted)) != q.size || len(answer) != q.size {
@@ -57,7 +56,7 @@ func (q preferenceRequest) evaluate(answer []device.ID) string {
 	return followed
 }
 
-// applyPreference asks a plugin what it prefers. A plugin that fails to say costs its advice, not the allocation. No lock is held.
+// askPreference asks a plugin for its preference. A failure costs the preference, not the allocation. No lock is held.
 func (a *Allocator) askPreference(ctx context.Context, pod device.Pod, q preferenceRequest) []device.ID {
 	answer, err := a.plugins.Prefer(ctx, pod, q.container, q.resource, q.available, q.must, q.size)
 	result := failed

@@ -29,7 +29,7 @@ func TestAPluginIsAskedWhatItPrefers(t *testing.T) {
 		r.bind("a", wants("init", device.Init, gpu, 1), app(gpu, 2))
 		r.expect("a", "init", "ready vendor.com/gpu[d3]")
 		r.expect("a", "main", "ready vendor.com/gpu[d2 d3]")
-		r.bind("b", app(gpu, 2)) // no choice: nobody is asked
+		r.bind("b", app(gpu, 2)) // no choice: no plugin is asked
 		r.expect("b", "main", "ready vendor.com/gpu[d0 d1]")
 		if want := []string{
 			"a/init vendor.com/gpu 1 of [d0 d1 d2 d3] with []",
@@ -46,7 +46,7 @@ func TestAPluginIsAskedWhatItPrefers(t *testing.T) {
 	})
 }
 
-// Advice that cannot be followed costs the advice, and is counted.
+// An unusable preference is ignored and counted.
 func TestAdviceThatCannotBeFollowed(t *testing.T) {
 	for name, test := range map[string]struct {
 		prefer func(context.Context, []device.ID, []device.ID, int) ([]device.ID, error)
@@ -84,7 +84,7 @@ func TestAdviceThatCannotBeFollowed(t *testing.T) {
 	}
 }
 
-// While a plugin thinks, the pod has a full choice set aside: a younger pod does not get ahead of it.
+// While a plugin answers, the pod holds a full choice: a younger pod does not get ahead of it.
 func TestWhileAPluginThinks(t *testing.T) {
 	type step func(r *harness)
 	for name, test := range map[string]struct {
@@ -149,7 +149,8 @@ func TestWhileAPluginThinks(t *testing.T) {
 	}
 }
 
-// What a plugin prefers for one container may leave another one without a place. It is a wish, and the pod is served.
+// A plugin's preference for one container may leave another one without devices. The preference yields, and the pod is
+// served.
 func TestAdviceThatStandsInTheWay(t *testing.T) {
 	run(t, func(r *harness) {
 		near := func(res device.ResourceName, nodes ...int) {
@@ -174,7 +175,7 @@ func TestAdviceThatStandsInTheWay(t *testing.T) {
 	}, func(r *harness) { r.topology = allocator.Topology{Policy: allocator.Restricted} })
 }
 
-// Places are minded by the allocator as a whole: what is given back ends the wait for a better place.
+// Placement works in the allocator as a whole: a release ends the wait for a better place.
 func TestAMismatchEndsWhenDevicesAreGivenBack(t *testing.T) {
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)

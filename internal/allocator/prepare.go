@@ -8,27 +8,27 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A preparation is what has become of PreStartContainer for the next start of one container. Plugins that ask for it
-// want the call before each start; the runtime's hook has no time for it, so it is made ahead: when the devices have
-// been assigned, and again each time the container has stopped. A container whose preparation is not done is refused,
-// and the kubelet asks again.
+// A preparation is the state of PreStartContainer for the next start of one container. Plugins that require it need the call
+// before each start, but the runtime's hook has no time for it. So devmgrd calls it ahead: when the devices have been
+// assigned, and again each time the container has stopped. Until the preparation has succeeded the container is refused, and
+// the kubelet tries again.
 type preparation struct {
 	running bool
 	err     error
-	retry   time.Time     // after a failure: not before this
-	tries   int           // failures in a row
-	done    chan struct{} // unavailable when it has ended
+	retry   time.Time     // after a failure: earliest retry
+	tries   int           // consecutive failures
+	done    chan struct{} // closed when it has ended
 }
 
-// preparesLocked returns the part of an assignment that has to be prepared before a start. Of what was taken over from a
-// kubelet nobody has written down whether its plugin wants that: the plugin itself says so, as long as it is there.
+// preparesLocked returns the shares of an assignment that need PreStartContainer. A kubelet's checkpoint does not record
+// which shares do, so for imported ones the plugin's current offer decides.
 func (a *Allocator) preparesLocked(as device.Assignment) []device.Share {
 	return slices.DeleteFunc(slices.Clone(as.Shares), func(s device.Share) bool {
 		return !s.PreStart && (as.Imported.IsZero() || !a.pools.of(s.Resource).offer.PreStart)
 	})
 }
 
-// prepareLocked has a container prepared for its next start, if its plugins want that and it is not being done.
+// prepareLocked requests the preparation of a container's next start, if its plugins require one and none is running.
 func (a *Allocator) prepareLocked(p *pod, as device.Assignment) {
 	name := as.Container.Name
 	last := p.preparations[name]
@@ -47,7 +47,7 @@ func (a *Allocator) prepareLocked(p *pod, as device.Assignment) {
 	signal(a.kick)
 }
 
-// startPreparingLocked makes the calls that prepareLocked has asked for.
+// startPreparingLocked makes the calls that prepareLocked has requested.
 func (a *Allocator) startPreparingLocked(ctx context.Context, c device.Container) {
 	p := a.pods[c.Pod]
 	if p == nil || p.preparations[c.Name] == nil {
@@ -86,8 +86,7 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 	close(prep.done)
 }
 
-// preparedLocked returns what the state of the preparations makes of a container that is otherwise ready: nil if it may
-// start.
+// preparedLocked returns the readiness that a preparation imposes on a container that is otherwise ready; nil: it may start.
 func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Readiness {
 	if len(a.preparesLocked(as)) == 0 {
 		return nil

@@ -35,7 +35,7 @@ func TestPreStartRunsBeforeEachStart(t *testing.T) {
 		if n := len(r.plugins.prepared); n != 2 {
 			t.Fatalf("prepared %d times after the first stop, want twice", n)
 		}
-		// The next instance starts before the end of the last one is told: its devices are not touched then.
+		// The next instance starts before the end of the last one is reported: its devices are not touched then.
 		r.RuntimeStarted(running("2", "a", "main"))
 		r.RuntimeStarted(running("3", "a", "main"))
 		r.RuntimeStopped(running("2", "a", "main"))
@@ -52,7 +52,7 @@ func TestPreStartRunsBeforeEachStart(t *testing.T) {
 	})
 }
 
-// A call names all of the container's devices of a resource, however it came by them; a plugin that wants no call gets none.
+// A call names all of the container's devices of a resource, from any source; a plugin that requires no call gets none.
 func TestPreStartNamesAllDevices(t *testing.T) {
 	const plain device.ResourceName = "vendor.com/plain"
 	run(t, func(r *harness) {
@@ -113,7 +113,7 @@ func TestAFailedPreStartIsARefusalAndIsTriedAgain(t *testing.T) {
 	})
 }
 
-// Of what was taken over from a kubelet nobody knows whether its plugin wants the call, until the plugin is there.
+// Whether an imported share's plugin requires the call is unknown until the plugin is connected.
 func TestPreStartOfWhatWasImported(t *testing.T) {
 	run(t, func(r *harness) {
 		c := device.Container{Pod: "a", Name: "main"}

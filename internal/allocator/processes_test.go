@@ -8,7 +8,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// The runtime has reported the end of a container, or does not list the container any longer, and its processes live.
+// The runtime has reported the end of a container, or no longer lists it, but its processes live.
 func TestRelease_ProcessesLive_WaitsForTheirEnd(t *testing.T) {
 	for name, lose := range map[string]func(*harness){
 		"the end is reported":  func(r *harness) { r.RuntimeStopped(running("1", "a", "main")) },
@@ -55,7 +55,7 @@ func TestRelease_ProcessesEndSoon_TakesNoLonger(t *testing.T) {
 	})
 }
 
-// As in a container that does not see the host's cgroups. The runtime's word counts then.
+// As in a container that does not see the host's cgroups. Then the runtime's report decides.
 func TestRelease_HostCannotTell_GoesByTheRuntime(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.blind = errors.New("not the host's cgroups")

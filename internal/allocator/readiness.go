@@ -2,9 +2,9 @@ package allocator
 
 import "github.com/devmgrd/devmgrd/internal/device"
 
-// Claim answers the runtime's question about a container that it is about to make. It is a look-up: it waits for nothing.
-// If the container may be made, it counts as living from this moment, so that its devices cannot be released between the
-// answer and its start; Unclaim takes that back.
+// Claim answers the runtime's question about a container that it is about to create. It is a look-up and waits for nothing. A
+// container that may be created counts as running from then on, so that its devices cannot be released before its start;
+// Unclaim reverts this.
 func (a *Allocator) Claim(r device.Running) device.Readiness {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -15,30 +15,30 @@ func (a *Allocator) Claim(r device.Running) device.Readiness {
 	if st.State == device.NoDevices || st.State == device.Ready {
 		a.reportLocked(func() { a.addRunningLocked(r, true) })
 		if p := a.pods[r.Container.Pod]; p != nil {
-			a.admittedLocked(p) // the kubelet has it made
+			a.admittedLocked(p) // the kubelet is creating the container
 		}
 	}
 	return st
 }
 
-// Unclaim tells that the container is not going to be made after all. What was prepared for its start stays prepared.
+// Unclaim reports that the container is not created after all. The preparation of its start remains valid.
 func (a *Allocator) Unclaim(r device.Running) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.reportLocked(func() { a.removeRunningLocked(r.Container.Pod, r.ID) })
 }
 
-// Readiness tells how a container stands.
+// Readiness returns the readiness of a container.
 func (a *Allocator) Readiness(c device.Container) device.Readiness {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.readinessLocked(c)
 }
 
-// waitComparing is what Claim answers while the runtime's containers are still to be compared with the state file.
-var waitComparing = device.Wait{Reason: device.Allocating, Message: "the container runtime's containers are being compared with the state file"}
+// waitComparing is Claim's answer while the runtime's containers are being compared with the state file.
+var waitComparing = device.Wait{Reason: device.Allocating, Message: "devmgrd is comparing the container runtime's containers with the state file"}
 
-// waitAllocating is what is said while an attempt is due or in flight.
+// waitAllocating is the answer while an attempt is due or in flight.
 var waitAllocating = device.Wait{Reason: device.Allocating, Message: "the allocation is in progress"}
 
 func (a *Allocator) readinessLocked(c device.Container) device.Readiness {
@@ -52,7 +52,7 @@ func (a *Allocator) readinessLocked(c device.Container) device.Readiness {
 	}
 	_, lapsed := p.lapsed[c.Name]
 	switch {
-	case p.complete() && !lapsed: // another container of the pod may wait to be granted its devices again
+	case p.complete() && !lapsed: // another container of the pod may wait for a new grant
 	case p.phase == queued, p.phase == allocating:
 		return device.Readiness{State: device.Busy, Done: p.done, Wait: waitAllocating}
 	case p.phase == parked:

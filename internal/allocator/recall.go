@@ -7,14 +7,14 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A conflict is one device that the state file assigns to two pods.
+// A conflict is a device that the state file assigns to two pods.
 type conflict struct {
 	resource device.ResourceName
 	id       device.ID
 	other    device.Pod
 }
 
-// findConflicts returns the pods that have a device in common with another one, by their records, and one such device each.
+// findConflicts returns the pods whose records share a device with another pod's record, with one such device each.
 func findConflicts(known []device.PodRecord) map[device.PodUID]conflict {
 	type key struct {
 		device.ResourceName
@@ -39,13 +39,13 @@ func findConflicts(known []device.PodRecord) map[device.PodUID]conflict {
 	return found
 }
 
-// recallLocked takes over what the state file says of a pod.
+// recallLocked loads a pod from the state file.
 //
-// Of two records that name one device, one must be left from a commit that had failed. Neither counts: both pods wait until
-// the runtime has told which devices its containers have, are given those again, and the records are replaced.
+// If two records name one device, one of them is left from a failed commit, so neither counts. Both pods wait until the
+// runtime has reported their containers' devices. Then the pods get these devices again, and devmgrd replaces the records.
 func (a *Allocator) recallLocked(r device.PodRecord, c conflict) {
-	// A pod with devices counts as admitted, since the API server may be away. Another one may have been bound past the
-	// scheduler while the kubelet was away; the Node's number does not fall before the API server has listed all pods.
+	// A pod with devices counts as admitted, since the API server may be away. A pod without may have been bound past the
+	// scheduler while the kubelet was away; the Node's capacity does not fall before the API server has listed all pods.
 	r.Demand.Admitted = len(r.Assignments) > 0
 	p := &pod{demand: r.Demand, active: true, saved: true, bound: time.Now(), assigned: r.Assignments}
 	if c.id != "" {
@@ -73,7 +73,7 @@ func (a *Allocator) recallLocked(r device.PodRecord, c conflict) {
 	case p.doubt != nil:
 		a.log.Error("state file assigns one device to two pods", "resource", c.resource, "device", c.id, "pod", p.demand.Pod.String(), "other", c.other.String())
 		a.parkLocked(p, device.Wait{Reason: device.AssignmentConflict, Message: fmt.Sprintf(
-			"the state file assigns device %s of %s to this pod and to %s; waiting for the container runtime to tell which one uses it", c.id, c.resource, c.other)}, 0)
+			"the state file assigns device %s of %s to this pod and to %s; waiting for the container runtime to report which pod uses the device", c.id, c.resource, c.other)}, 0)
 		a.saveLaterLocked(p)
 	case !p.served():
 		a.queueLocked(p)

@@ -29,7 +29,7 @@ func TestNumber_UnadmittedPodInTheStateFile_DoesNotRaiseIt(t *testing.T) {
 	})
 }
 
-// Pods that the state file knows may be gone by now: what they ask for raises no number before the API server has listed the pods.
+// Pods in the state file may be gone: their requests raise no capacity before the API server has listed the pods.
 func TestNumber_PodsOfTheStateFileAreGone_DoNotRaiseIt(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 4)

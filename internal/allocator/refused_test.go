@@ -10,7 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// One device that its plugin lists as healthy and refuses costs no pod its start while others are free.
+// A device that its plugin lists as healthy and refuses does not block a pod while others are free.
 func TestRefusedDevice_IsChosenLast(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 8)
@@ -44,7 +44,7 @@ func TestRefusedDevice_IsChosenLast(t *testing.T) {
 	})
 }
 
-// A pod that asks for several devices gets past one that is refused, too: the plugin does not say which of them is broken.
+// A pod that requests several devices gets past a refused one, too, although the plugin does not name the device at fault.
 func TestRefusedDevice_AmongSeveral_IsFoundOut(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)

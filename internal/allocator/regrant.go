@@ -10,15 +10,15 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A grant is what a plugin answered when it was asked for devices. It holds for one boot of the machine: device nodes are
-// numbered again at the next one, and files that the plugin has made in a tmpfs are gone. And it holds only as long as the
-// host has what it names. Where it does not hold the plugin is asked once more for the same devices, and its answer
-// replaces the old one before the container starts. While the plugin is away the container waits.
+// A grant is a plugin's answer to Allocate. A grant holds for one boot of the machine: device nodes are
+// renumbered at the next boot, and files that the plugin has created in a tmpfs are gone. A grant also holds only while the
+// host has the files and devices that it names. Otherwise devmgrd asks the plugin again for the same devices, and the answer
+// replaces the old grant before the container starts. While the plugin is away the container waits.
 //
-// A pod none of whose containers has run with the devices may as well have others: it is planned again where its plugin
-// fails it, so that a device that the host lacks costs no pod its start while others are free.
+// A pod whose containers have never run with the devices may get others: it is planned again where its plugin
+// fails, so that a device missing on the host does not block the pod while others are free.
 
-// Why a container's devices have to be granted again.
+// A lapse is why a container's grant no longer holds.
 type lapse int
 
 const (
@@ -26,10 +26,10 @@ const (
 	unusable               // it could not be applied
 )
 
-// served reports whether each container has what it asks for, in a form that can be injected.
+// served reports whether each container has its devices, with a grant that can be injected.
 func (p *pod) served() bool { return p.complete() && len(p.lapsed) == 0 }
 
-// lapse notes that a container's grant does not hold.
+// lapse records that a container's grant no longer holds.
 func (p *pod) lapse(container string, why lapse) {
 	if p.lapsed == nil {
 		p.lapsed = map[string]lapse{}
@@ -37,10 +37,10 @@ func (p *pod) lapse(container string, why lapse) {
 	p.lapsed[container] = why
 }
 
-// maxRegrants is how often a plugin may fail a pod that has not run since the boot before the pod may have other devices.
+// maxRegrants is how often a plugin may fail a pod that has not run since the boot before the pod may get other devices.
 const maxRegrants = 3
 
-// regrantLocked has the lapsed grants of a pod given again.
+// regrantLocked renews the lapsed grants of a pod.
 func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 	movable := !p.ran && !a.running[p.demand.Pod.UID].mayRun()
 	failed := p.tries >= maxRegrants && p.wait.Reason != device.StoreUnavailable
@@ -74,7 +74,7 @@ func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 }
 
 // regrantable returns why a pod's plugins cannot be asked again for its devices, or nil. If a plugin does not list a device,
-// lasting is when that counts as lasting: many plugins list no devices, or some, for a moment after their start.
+// lasting is when its absence counts as lasting: many plugins list no devices, or only some, for a moment after their start.
 func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) {
 	for _, as := range p.assigned {
 		if _, lapsed := p.lapsed[as.Container.Name]; !lapsed {
@@ -87,7 +87,7 @@ func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) 
 			}
 			for _, id := range s.IDs {
 				if _, listed := pool.listing.at[id]; !listed {
-					return device.Refuse(device.DeviceUnhealthy, nil, "the device plugin of %s does not list device %s, which the pod has", s.Resource, id),
+					return device.Refuse(device.DeviceUnhealthy, nil, "the device plugin of %s does not list device %s, which is assigned to the pod", s.Resource, id),
 						pool.offer.Since.Add(lastingFailure)
 				}
 			}
@@ -126,8 +126,8 @@ func (a *Allocator) callPluginsAgain(ctx context.Context, pod device.Pod, has []
 	return all, nil
 }
 
-// regranted ends an attempt to have grants given again. After a failed commit either grant may be in the state file; both
-// name the same devices.
+// regranted ends an attempt to renew grants. After a failed commit the state file may contain either grant; both name the
+// same devices.
 func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -147,9 +147,9 @@ func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 	a.log.Info("devices granted again", "pod", p.demand.Pod.String(), "devices", summary(got))
 }
 
-// moveLocked has a pod planned again that has not run with its devices. The runtime may have containers of it that were created and
-// never started, as after a power cut: they are barred first, as when devices are released (writer.go), since they were created with
-// the devices that the pod gives back.
+// moveLocked plans a pod again that has not run with its devices. The runtime may have containers of the pod that were
+// created and never started, as after a power cut. These containers have the devices that the pod gives up, so they are
+// barred first, as in a release (writer.go).
 func (a *Allocator) moveLocked(p *pod, why device.Wait) {
 	idle := maps.Clone(a.running[p.demand.Pod.UID])
 	if len(idle) == 0 {
@@ -173,15 +173,15 @@ func (a *Allocator) moveLocked(p *pod, why device.Wait) {
 	})
 }
 
-// reviveLocked tries again a pod that waits for its devices to be granted again: a container that kept it from having others may be
-// gone, or be idle.
+// reviveLocked retries a pod that waits for a new grant: a container that kept the pod from getting other devices may be gone
+// or idle.
 func (a *Allocator) reviveLocked(p *pod) {
 	if p != nil && p.active && p.phase == parked && len(p.lapsed) > 0 {
 		a.queueLocked(p)
 	}
 }
 
-// replanLocked takes a pod's devices back, and has it planned again when that is on disk.
+// replanLocked releases a pod's devices, and plans the pod again when the release is on disk.
 func (a *Allocator) replanLocked(p *pod, why device.Wait) {
 	a.log.Warn("pod is given other devices", "pod", p.demand.Pod.String(), "devices", summary(p.assigned), "reason", why.Reason, "err", why.Message)
 	p.doubt = hold{}
@@ -197,8 +197,8 @@ func (a *Allocator) replanLocked(p *pod, why device.Wait) {
 	a.scheduleWriteLocked(0)
 }
 
-// Refused notes why a container was refused that has its devices. The grant has lapsed if the host lacks what it names: then
-// the pod waits until the grant has been given again.
+// Refused records why a container with devices was refused. If the host lacks what the grant names, lapsed is set and the pod
+// waits for a new grant.
 func (a *Allocator) Refused(c device.Container, why device.Wait, lapsed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -221,8 +221,8 @@ func (a *Allocator) Refused(c device.Container, why device.Wait, lapsed bool) {
 	}
 }
 
-// unusableLocked has a container's grant given again after a pause that doubles with each failure in a row. The pod waits
-// meanwhile. The devices are chosen last for others.
+// unusableLocked renews a container's grant after a pause that doubles with each consecutive failure. The pod waits
+// meanwhile. Other pods get these devices last.
 func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait) {
 	p.lapse(container, unusable)
 	as, _ := p.of(container)
@@ -235,9 +235,9 @@ func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait) {
 	a.parkLocked(p, why, min(firstPause<<min(p.failures-1, 8), lastPause))
 }
 
-// uncreatedLocked looks at a container that has ended before it started: the runtime has failed to create it, and said so to
-// the kubelet only. Where a remembered grant names CDI devices these may be the cause: their definitions are the plugin's
-// files, and are looked up by the runtime alone.
+// uncreatedLocked examines a container that ended before it started: the runtime could not create it, and reported that only
+// to the kubelet. If the grant is an old one with CDI devices, these may be the cause: only the runtime looks up their
+// definitions, in the plugin's files.
 func (a *Allocator) uncreatedLocked(p *pod, l *runningContainer) {
 	as, has := p.of(l.name)
 	if l.started || l.fresh || !has || p.phase != settled {
@@ -245,6 +245,6 @@ func (a *Allocator) uncreatedLocked(p *pod, l *runningContainer) {
 	}
 	if slices.ContainsFunc(as.Shares, func(s device.Share) bool { return len(s.Grant.CDI) > 0 }) {
 		a.unusableLocked(p, l.name, device.Wait{Reason: device.HostDeviceMissing, Message: "container " + l.name +
-			" could not be created; the CDI devices that its plugin granted may be undefined by now, so the plugin is asked again"})
+			" could not be created; the CDI devices that its plugin granted may no longer be defined, so devmgrd asks the plugin again"})
 	}
 }

@@ -23,7 +23,7 @@ func start(r *harness, c device.Running) {
 	}
 }
 
-// asked returns what the plugins were asked for since the last call.
+// asked returns the Allocate calls since the last call of asked.
 func (r *harness) asked() []string {
 	r.plugins.mu.Lock()
 	defer r.plugins.mu.Unlock()
@@ -40,7 +40,7 @@ func (r *harness) expectAsked(want ...string) {
 	}
 }
 
-// reboot ends everything but what is on disk. The plugin is away.
+// reboot ends everything except the files on disk. The plugin is away.
 func (r *harness) reboot() {
 	r.t.Helper()
 	r.halt()
@@ -98,7 +98,7 @@ func TestReboot_PluginRefuses_PodWaitsAndMayHaveOtherDevices(t *testing.T) {
 	}, func(r *harness) { r.boot = "one" })
 }
 
-// Some plugins name their devices at random: the pod must not wait for a name that never comes back.
+// Some plugins name their devices at random: the pod must not wait for a name that never returns.
 func TestReboot_DeviceIsListedNoMore_PodIsPlannedAgain(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.lists(gpu, "a", "b")
@@ -188,7 +188,7 @@ func TestPreStartFails_PodThatHasNotRun_GetsAnother(t *testing.T) {
 	})
 }
 
-// The runtime cannot resolve CDI devices whose definitions are gone, and says so to the kubelet only.
+// The runtime cannot resolve CDI devices whose definitions are gone, and reports that only to the kubelet.
 func TestCDIDeviceUndefined_RememberedGrant_IsGivenAgain(t *testing.T) {
 	for _, cdi := range []bool{true, false} {
 		t.Run(fmt.Sprint("cdi=", cdi), func(t *testing.T) {
@@ -270,8 +270,8 @@ func TestGrantLapsed_OtherContainersOfThePodGoOn(t *testing.T) {
 	})
 }
 
-// Devices that were granted in another boot and are not listed in this one are in use by no process: they are not counted on top of what
-// the plugin lists, whatever IDs it uses.
+// Devices granted in another boot and unlisted in this one are used by no process: the capacity does not count them in
+// addition to the listed ones, whatever IDs the plugin uses.
 func TestReboot_DevicesAreRenamed_NumberStays(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 4)
@@ -290,8 +290,9 @@ func TestReboot_DevicesAreRenamed_NumberStays(t *testing.T) {
 	}, func(r *harness) { r.boot = "one" })
 }
 
-// A power cut between the creation of a container and its start: the runtime lists the container for as long as the pod lives, and it
-// never starts. The pod gets other devices when the host has shown that nothing runs, and the container must no longer start.
+// A power cut between the creation of a container and its start: the runtime lists the container as long as the pod lives,
+// and it never starts. The pod gets other devices when the host has shown that nothing runs, and from then on the container
+// must not start.
 func TestReboot_DevicesAreRenamed_IdleContainerIsInNobodysWay(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)

@@ -12,10 +12,10 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// TestRelease plays with what releases depend on: events of the runtime that are lost, late, doubled or of nobody, pods that
-// are deleted by force while their containers live, pods that go while the API server is away, a runtime that restarts while
-// containers end. There is always somebody who waits for a device, so that one which is freed too early is in two hands at
-// once. After a reconcile nothing is left that is not in use.
+// TestRelease plays the inputs of releases at random: events of the runtime that are lost, late, doubled or about unknown
+// containers; pods deleted by force while their containers live; pods that go while the API server is away; a runtime that
+// restarts while containers end. A pod always waits for a device, so a device freed too early belongs to two pods at once.
+// After a reconcile only devices in use remain.
 func TestRelease(t *testing.T) {
 	for seed := range uint64(25) {
 		inWorld(t, func(w *world) { w.unheard(rand.New(rand.NewPCG(seed, 1))) }, nil)
@@ -64,7 +64,7 @@ func (w *world) unheard(dice *rand.Rand) {
 					w.now().Drop(gone.Pod.UID)
 				}
 			}
-		case 4, 5: // a container ends, and that is told, sooner or later, once or twice, or never
+		case 4, 5: // a container ends, and the report comes sooner or later, once or twice, or never
 			if id := someContainer(); id != "" {
 				r := w.containers[id]
 				delete(w.containers, id)
@@ -81,7 +81,7 @@ func (w *world) unheard(dice *rand.Rand) {
 			}
 		case 8:
 			w.now().RuntimeStopped(running("nobody's", "p001", "main"))
-		case 9: // the runtime restarts; what ends meanwhile is told by nobody
+		case 9: // the runtime restarts; ends meanwhile are not reported
 			w.now().RuntimeLost()
 			synctest.Wait()
 			for range dice.IntN(3) {
@@ -94,7 +94,7 @@ func (w *world) unheard(dice *rand.Rand) {
 			}
 		case 11:
 			reconcile()
-			// What is in use is what somebody has: by the API or by the runtime.
+			// Every device in use has a pod: in the API or in the runtime.
 			left, err := w.now().store.Pods()
 			if err != nil {
 				w.t.Fatal(err)
@@ -120,8 +120,8 @@ func (w *world) unheard(dice *rand.Rand) {
 	w.nothingIsLeft()
 }
 
-// The power went between the making of a container and its start. The runtime that is back has it, and never tells that
-// it is gone.
+// A power cut between the creation of a container and its start. The restarted runtime lists the container, and never reports
+// its end.
 func TestAContainerThatWasNeverStarted(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)

@@ -10,9 +10,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// In worlds of random lists and pods the Node never shows more devices than the plugin lists and those that are in use
-// without being listed, counted once, unless the pods on it ask for more; and no device is given out that is in use under
-// another ID.
+// In worlds of random lists and pods the Node never shows more devices than the listed ones and the unlisted ones in use
+// together, counted once, unless the pods on it request more. No device is assigned that is in use under another ID.
 func TestRandomWorlds_HardwareIsGivenOnce(t *testing.T) {
 	worlds := 20_000
 	if testing.Short() {
@@ -36,7 +35,7 @@ func TestRandomWorlds_HardwareIsGivenOnce(t *testing.T) {
 
 const worldly device.ResourceName = "vendor.example/device"
 
-// A renaming world is hardware, the names under which a plugin lists it, and pods that have been given some of it.
+// A renaming is a world of hardware, the names under which a plugin lists it, and pods that hold some of it.
 type renaming struct {
 	*rand.Rand
 	pools   pools
@@ -47,8 +46,8 @@ type renaming struct {
 	slices  int                 // replicas of each card; 0: it is not shared
 	of      map[device.ID]int   // the hardware that an ID stands for
 	cardAt  []int               // the hardware of each card
-	known   map[device.ID]int64 // Added of what is listed
-	former  map[device.ID]int64 // Added of what was listed and may come back
+	known   map[device.ID]int64 // Added of the listed devices
+	former  map[device.ID]int64 // Added of formerly listed devices that may return
 	listed  map[[2]device.ID]bool
 	granted map[device.ID]int64 // when each device in use was granted
 	holders map[device.ID]device.PodUID
@@ -111,7 +110,7 @@ func (w *renaming) step() string {
 	return w.start(1 + w.IntN(2))
 }
 
-// list has the plugin list its devices. Added is the registry's: a device that comes back is as old as it was, unless the
+// list makes the plugin list its devices. Added is set as in the registry: a returning device keeps its age, unless the
 // plugin has listed others under new IDs meanwhile.
 func (w *renaming) list() {
 	var devices []device.Device

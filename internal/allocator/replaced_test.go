@@ -8,8 +8,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Another instance of a plugin may register while the stream of the one before is open: the offer is never away, and the
-// pauses of pods that the old instance failed end all the same.
+// Another instance of a plugin may register while the previous stream is open: the offer is never away, and still the pauses
+// of pods that the old instance failed end.
 func TestPluginReplacedWithoutAGap_EndsPauses(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)

@@ -10,12 +10,12 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// RuntimeSynced takes over the runtime's containers and all local pods. Devices that are stamped on a container and that
-// the state file does not know are set aside: the container's pod is given the same devices again, and no other pod gets
-// them before the runtime has no container of that pod.
+// RuntimeSynced takes over the runtime's containers and all static pods. Devices that a container's stamp names and the state
+// file does not are set aside: the container's pod is assigned the same devices again, and no other pod gets them while the
+// runtime has a container of that pod.
 //
-// It returns at once. The planning loop compares the lists with the state file before it plans anything, and what the
-// runtime reports meanwhile waits in line behind them. Until then nothing is released, and Claim answers Busy.
+// It returns at once. The planning loop compares the lists with the state file before it plans, and later reports of the
+// runtime wait until then. Meanwhile nothing is released, and Claim answers Busy.
 func (a *Allocator) RuntimeSynced(all []device.Running, local []device.PodDemand) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -27,7 +27,7 @@ func (a *Allocator) RuntimeSynced(all []device.Running, local []device.PodDemand
 	signal(a.kick)
 }
 
-// reportLocked applies what the runtime reports: at once, or after the lists that the planning loop has still to compare.
+// reportLocked applies a report of the runtime: at once, or after the lists that the planning loop has not compared yet.
 func (a *Allocator) reportLocked(f func()) {
 	if a.catchingUp == nil {
 		f()
@@ -36,7 +36,7 @@ func (a *Allocator) reportLocked(f func()) {
 	a.reports = append(a.reports, f)
 }
 
-// catchUpLocked applies what the runtime has reported, in its order.
+// catchUpLocked applies the runtime's reports, in their order.
 func (a *Allocator) catchUpLocked() {
 	if a.catchingUp == nil {
 		return
@@ -72,7 +72,7 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 			l.reported, l.barred = was.reported, was.barred
 		}
 		if l.barred {
-			continue // its devices have been released
+			continue // the container's devices have been released
 		}
 		for resource, ids := range r.Stamp {
 			a.quarantineLocked(r.Container, resource, ids, own)
@@ -91,8 +91,8 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 	signal(a.capacityChanged)
 }
 
-// verifyLocked compares the digest on a container with what its pod has been assigned. If they differ nobody knows the
-// container's devices, and nothing of the resource is given out until it has ended.
+// verifyLocked compares a container's digest with its pod's assignment. If they differ, the container's devices are unknown,
+// and nothing of the resource is assigned until the container has ended.
 func (a *Allocator) verifyLocked(r device.Running, l *runningContainer, resource device.ResourceName, digest string) {
 	ids := a.pods[r.Container.Pod].granted(l.name, resource)
 	if len(ids) > 0 && device.Digest(ids) == digest || slices.Contains(l.unknownDevices, resource) {
@@ -104,7 +104,7 @@ func (a *Allocator) verifyLocked(r device.Running, l *runningContainer, resource
 		"uid", r.Container.Pod, "container", l.name, "id", r.ID)
 }
 
-// holdings are the devices that pods have been assigned, as far as quarantineLocked has looked them up.
+// holdings are the devices assigned to pods, as far as quarantineLocked has looked them up.
 type holdings map[holding]map[device.ID]bool
 
 type holding struct {
@@ -112,7 +112,7 @@ type holding struct {
 	resource device.ResourceName
 }
 
-// of returns the devices of a resource that a pod has been assigned. A pod that is nil has none.
+// of returns the devices of a resource that a pod has been assigned. A nil pod has none.
 func (h holdings) of(p *pod, r device.ResourceName) map[device.ID]bool {
 	if p == nil {
 		return nil
@@ -136,11 +136,11 @@ func (h holdings) of(p *pod, r device.ResourceName) map[device.ID]bool {
 	return ids
 }
 
-// quarantineLocked keeps other pods from the devices that are stamped on a container, unless its pod has been assigned them.
+// quarantineLocked keeps other pods from the devices in a container's stamp, unless its pod has been assigned them.
 func (a *Allocator) quarantineLocked(c device.Container, r device.ResourceName, ids []device.ID, own holdings) {
 	p, pool := a.pods[c.Pod], a.pools.of(r)
 	if slices.Equal(p.granted(c.Name, r), ids) {
-		return // as the state file says, without a look at each device
+		return // as in the state file: no need to look at each device
 	}
 	var unknown, strays, disputed []device.ID
 	for _, id := range ids {
@@ -168,13 +168,13 @@ func (a *Allocator) quarantineLocked(c device.Container, r device.ResourceName, 
 			"resource", r, "devices", device.Abridge(unknown), "uid", c.Pod, "container", c.Name)
 	}
 	if len(strays) > 0 {
-		pool.quarantine(strays, c.Pod) // but for those that an attempt holds
+		pool.quarantine(strays, c.Pod) // except those that an attempt holds
 		addDevices(a.quarantined, c, r, strays)
 	}
 	a.withholdLocked(r)
 }
 
-// granted returns the devices of a resource that a container has been assigned. A pod that is nil has none.
+// granted returns the devices of a resource that a container has been assigned. A nil pod has none.
 func (p *pod) granted(container string, r device.ResourceName) []device.ID {
 	if p == nil {
 		return nil
@@ -188,7 +188,7 @@ func (p *pod) granted(container string, r device.ResourceName) []device.ID {
 	return nil
 }
 
-// addDevices adds devices to those that containers run with.
+// addDevices adds a container's devices to a map of running containers' devices.
 func addDevices(in map[device.PodUID]map[string]device.Choice, c device.Container, r device.ResourceName, ids []device.ID) {
 	of := in[c.Pod]
 	if of == nil {
@@ -212,7 +212,7 @@ func addDevices(in map[device.PodUID]map[string]device.Choice, c device.Containe
 	of[c.Name][r] = all
 }
 
-// reclaimLocked sets disputed devices aside that their other pod has given back, for the containers that run with them.
+// reclaimLocked sets disputed devices aside for the containers that run with them, once the other pod has released them.
 func (a *Allocator) reclaimLocked() {
 	if len(a.conflicting) == 0 {
 		return
@@ -242,7 +242,7 @@ func (a *Allocator) reclaimLocked() {
 	}
 }
 
-// endQuarantineLocked frees what quarantineLocked has set aside for a pod and what is neither held nor assigned by now.
+// endQuarantineLocked frees the devices set aside for a pod that are neither held nor assigned.
 func (a *Allocator) endQuarantineLocked(uid device.PodUID) {
 	for _, choice := range a.quarantined[uid] {
 		for r, ids := range choice {
@@ -268,7 +268,7 @@ func (a *Allocator) RuntimeLost() {
 	a.reportLocked(func() { a.runtimeSynced = false })
 }
 
-// RuntimeStarted reports that the runtime has been given all that it needs to make a container.
+// RuntimeStarted reports that the runtime has received all that it needs to create a container.
 func (a *Allocator) RuntimeStarted(r device.Running) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -278,7 +278,7 @@ func (a *Allocator) RuntimeStarted(r device.Running) {
 			name := r.Container.Name
 			l.fresh = p.fresh[name]
 			delete(p.fresh, name)
-			delete(p.preparations, name) // this start uses it up
+			delete(p.preparations, name) // this start consumes the preparation
 			if p.refusedContainer == name {
 				p.refusal, p.refusedContainer = device.Wait{}, ""
 			}
@@ -286,11 +286,11 @@ func (a *Allocator) RuntimeStarted(r device.Running) {
 	})
 }
 
-var errBarred = errors.New("its devices have been released since it was created")
+var errBarred = errors.New("the container's devices have been released since its creation")
 
-// RuntimeStarting reports that the processes of a container are about to run. It fails if they must not: the devices that
-// the container was created with have been released, or are another pod's. It waits for lists of the runtime that are still
-// to be compared, no longer than ctx.
+// RuntimeStarting reports that a container's processes are about to run. It fails if they must not: the container's devices
+// have been released since its creation, or are another pod's. It waits for a pending comparison of the runtime's lists, no
+// longer than ctx.
 func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error {
 	for {
 		a.mu.Lock()
@@ -323,7 +323,7 @@ func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error
 	return nil
 }
 
-// addRunningLocked notes a container that lives, or is about to.
+// addRunningLocked records a container that exists, or is about to.
 func (a *Allocator) addRunningLocked(r device.Running, stamped bool) *runningContainer {
 	t := a.running[r.Container.Pod]
 	if t == nil {
@@ -356,12 +356,12 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) (name stri
 	delete(a.running, uid)
 	delete(a.conflicting, uid)
 	if a.quarantined[uid] != nil {
-		a.endQuarantineLocked(uid) // what an attempt holds of it stays held
+		a.endQuarantineLocked(uid) // devices that an attempt holds stay held
 	}
 	switch p := a.pods[uid]; {
 	case p == nil:
 	case !p.active:
-		a.scheduleWriteLocked(0) // it can be released now
+		a.scheduleWriteLocked(0) // the pod can be released now
 	case p.runtimeKnows:
 		p.lastSeen = time.Now()
 		signal(a.kick)
@@ -370,13 +370,12 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) (name stri
 	return name, true
 }
 
-// idleLimit is how long a local pod may have no container and keep its devices. A runtime that has been restarted does not
-// tell of the end of sandboxes that were there before. Between two starts of a container that fails again and again the
-// kubelet takes five minutes at most.
+// idleLimit is how long a static pod without containers keeps its devices. A restarted runtime does not report the end of
+// sandboxes from before its restart. The kubelet's back-off between starts of a failing container is at most five minutes.
 const idleLimit = 10 * time.Minute
 
-// dropIdleLocked drops local pods that have had no container for so long, and tells when the next one is due. If one is
-// there after all, the next container that is made of it binds it again.
+// dropIdleLocked drops static pods that have had no container for idleLimit, and returns when the next one is due. If a
+// dropped pod still exists, its next container binds it again.
 func (a *Allocator) dropIdleLocked(now time.Time) (next time.Time) {
 	for uid, p := range a.locals {
 		if !p.active || !p.runtimeKnows || !a.runtimeSynced || len(a.running[uid]) > 0 {
@@ -401,8 +400,8 @@ func (a *Allocator) RuntimeStopped(r device.Running) {
 	a.reportLocked(func() { a.stoppedLocked(r.Container.Pod, r.ID) })
 }
 
-// RuntimeRemoved reports that a sandbox is gone, and all of its containers with it. Their own ends may not have been
-// reported: an NRI plugin that fails hides events from those after it.
+// RuntimeRemoved reports that a sandbox is gone with all of its containers. The containers' ends may be unreported: an NRI
+// plugin that fails hides events from later plugins.
 func (a *Allocator) RuntimeRemoved(uid device.PodUID, sandbox string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -424,7 +423,7 @@ func (a *Allocator) stoppedLocked(uid device.PodUID, id string) {
 		return
 	}
 	if a.running[uid].has(name) {
-		return // its next instance runs already: its devices are not to be touched
+		return // the next instance already runs and has the devices
 	}
 	a.uncreatedLocked(p, l)
 	if as, ok := p.of(name); ok {

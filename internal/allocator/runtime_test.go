@@ -22,18 +22,18 @@ func TestDevicesStayWhileAContainerLives(t *testing.T) {
 		r.bind("b", app(gpu, 1))
 		r.RuntimeStarted(running("1", "a", "main"))
 		r.Drop("a")
-		r.expect("b", "main", "waiting NotEnoughDevices") // the runtime has not told all yet
+		r.expect("b", "main", "waiting NotEnoughDevices") // the runtime has not listed its containers yet
 		r.RuntimeSynced([]device.Running{running("1", "a", "main")}, nil)
 		r.expect("b", "main", "waiting NotEnoughDevices") // force-deleted, and still running
 		r.RuntimeLost()
 		r.RuntimeStopped(running("1", "a", "main"))
-		r.expect("b", "main", "waiting NotEnoughDevices") // nobody knows what runs now
+		r.expect("b", "main", "waiting NotEnoughDevices") // the running containers are unknown
 		r.RuntimeSynced(nil, nil)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 	})
 }
 
-// From the answer to the runtime on, a container counts as living: its pod may go at any moment.
+// From Claim's answer on, a container counts as running: its pod may end at any moment.
 func TestAClaimKeepsTheDevices(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
@@ -55,7 +55,7 @@ func TestAClaimKeepsTheDevices(t *testing.T) {
 	})
 }
 
-// The store are gone, and containers run with devices: their stamps keep others away until they have ended.
+// The state file is gone, and containers run with devices: their stamps keep other pods away until the containers have ended.
 func TestStampsKeepDevicesThatTheBooksDoNotKnow(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
@@ -74,7 +74,7 @@ func TestStampsKeepDevicesThatTheBooksDoNotKnow(t *testing.T) {
 	})
 }
 
-// A pod that runs on after the state file was lost is given the same devices again.
+// A pod that runs on after a loss of the state file is assigned the same devices again.
 func TestStampsAreTakenUpAgain(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 4)
@@ -104,7 +104,7 @@ func TestStampsAreTakenUpAgain(t *testing.T) {
 	}, func(r *harness) { r.mute = true })
 }
 
-// What a pod runs with by its stamp is held while its plugin is asked for it again, and set aside again if that fails.
+// The devices in a pod's stamps are held while its plugin is asked again, and set aside again if the plugin fails.
 func TestStampsThatCannotBeTakenUp(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
@@ -139,8 +139,8 @@ func TestStampsThatCannotBeTakenUp(t *testing.T) {
 	}, func(r *harness) { r.mute = true })
 }
 
-// The runtime may tell of a stamp that the state file lacks while the pod is being served. What the container runs with is
-// nobody else's until it ends, whatever becomes of the attempt.
+// The runtime may report a stamp that the state file lacks while the pod is being served. No other pod gets the container's
+// devices until it ends, whatever the attempt's result.
 func TestStampsDuringAnAttempt(t *testing.T) {
 	stamp := func(id device.ID) device.Running {
 		r := running("1", "a", "main")
@@ -151,7 +151,7 @@ func TestStampsDuringAnAttempt(t *testing.T) {
 		stamp device.ID
 		fails bool
 		a     string
-		b     []device.ID // what the next pod gets when the container has ended
+		b     []device.ID // the next pod's devices when the container has ended
 	}{
 		"of what is held":                       {"d0", false, "ready vendor.com/gpu[d0]", []device.ID{"d0", "d1"}},
 		"of what is held, and the plugin fails": {"d0", true, "waiting PluginError", []device.ID{"d0", "d1"}},
@@ -213,8 +213,8 @@ func TestStampsDuringAnAttempt(t *testing.T) {
 	})
 }
 
-// A container that asks for devices and has no stamp was made while nobody kept it from starting. It is told once, whoever
-// comes first, the runtime's word or the API server's.
+// A container that requests devices and has no stamp was created while nothing blocked it. It is reported once, whether the
+// runtime or the API server reports first.
 func TestBareContainers(t *testing.T) {
 	stamped := func(id, pod string) device.Running {
 		r := running(id, pod, "main")
@@ -256,13 +256,13 @@ func TestBareContainers(t *testing.T) {
 		r.RuntimeLost()
 		r.RuntimeSynced(all, nil)
 		r.Bind(pod("late", app(gpu, 1)))
-		// It restarts, and is given its devices.
+		// The container restarts, and gets its devices.
 		r.RuntimeStopped(running("2", "early", "main"))
 		r.expect("early", "main", "ready vendor.com/gpu[d1]")
 		r.Claim(running("7", "early", "main"))
 		r.RuntimeStarted(running("7", "early", "main"))
 		r.Bind(pod("early", app(gpu, 1)))
-		// What the kubelet made before the move has its devices, and what was made after it without a stamp does not.
+		// A container that the kubelet created before the import has its devices; a later one without a stamp does not.
 		all[1] = stamped("7", "early")
 		r.RuntimeSynced(append(all, made(running("8", "imported", "main"), born.Add(time.Hour))), nil)
 		synctest.Wait()
@@ -278,10 +278,10 @@ func TestBareContainers(t *testing.T) {
 		if n := r.metric("devmgrd_started_without_devices_total"); n != float64(len(bare)) {
 			t.Errorf("counted %v", n)
 		}
-	}, func(r *harness) { r.mute = true }) // no pod is planned before the runtime has told what runs: good and early would draw lots for d0
+	}, func(r *harness) { r.mute = true }) // no pod is planned before the runtime's list: otherwise good and early would race for d0
 }
 
-// Whatever the state file says, the runtime is asked first: it may be lost, or a copy from yesterday.
+// Whatever the state file contains, the runtime reports first: the file may be lost or outdated.
 func TestNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
@@ -306,7 +306,7 @@ func TestNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
 	}, func(r *harness) { r.mute = true })
 }
 
-// Devices in use that nobody can explain are nobody's until their container has ended, and they are counted.
+// Devices in use without a record stay unavailable until their container has ended, and they are counted.
 func TestQuarantine(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
@@ -348,7 +348,8 @@ func TestQuarantine(t *testing.T) {
 	}, func(r *harness) { r.mute = true })
 }
 
-// A container runs with a device that is another pod's by the state file. Nobody gets it after that pod while it does.
+// A container runs with a device that the state file assigns to another pod. After that pod no pod gets the device while the
+// container runs.
 func TestADisputedDevice(t *testing.T) {
 	old := running("1", "old", "main")
 	old.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
@@ -402,8 +403,8 @@ func TestADisputedDevice(t *testing.T) {
 	})
 }
 
-// A restarted runtime does not tell of the end of sandboxes from before. A local pod without a container for so long as no
-// pod that lives has none gives its devices back, and gets some again if it comes back.
+// A restarted runtime does not report the end of earlier sandboxes. A static pod that has had no container for idleLimit
+// loses its devices, and gets some again if it returns.
 func TestALocalPodWhoseEndIsNotTold(t *testing.T) {
 	local := pod("a", app(gpu, 1))
 	local.Local = true
@@ -424,7 +425,7 @@ func TestALocalPodWhoseEndIsNotTold(t *testing.T) {
 		r.RuntimeStopped(running("1", "a", "main"))
 		r.RuntimeLost()
 		r.after(time.Hour)
-		r.expect("b", "main", "waiting NotEnoughDevices") // nobody knows
+		r.expect("b", "main", "waiting NotEnoughDevices") // unknown
 		r.RuntimeSynced(nil, []device.PodDemand{local})
 		r.after(9 * time.Minute)
 		r.expect("b", "main", "waiting NotEnoughDevices")
@@ -438,7 +439,7 @@ func TestALocalPodWhoseEndIsNotTold(t *testing.T) {
 	})
 }
 
-// The scheduler does not know of a local pod's devices, but by its mirror: what it does not know of is not on the Node.
+// The scheduler knows a static pod's devices only by its mirror pod: the Node does not show the others.
 func TestTheNumberWithLocalPods(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
@@ -487,7 +488,7 @@ func TestTheNumberWithLocalPods(t *testing.T) {
 	})
 }
 
-// A node may get an API server, or lose it: what was known by one is then known by the other, or is gone.
+// A node may gain or lose an API server: pods known from one source are then known from the other, or gone.
 func TestAnotherMode(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
@@ -497,7 +498,7 @@ func TestAnotherMode(t *testing.T) {
 		r.restart()
 		local := pod("a", app(gpu, 1))
 		local.Local = true
-		r.Replace(nil) // there is no API server any longer
+		r.Replace(nil) // the API server is gone
 		r.RuntimeSynced([]device.Running{running("1", "a", "main")}, []device.PodDemand{local})
 		r.after(time.Minute)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
@@ -519,7 +520,7 @@ func TestAnotherMode(t *testing.T) {
 	})
 }
 
-// Local pods are the runtime's to tell of: no list of the API server's touches them. When their sandbox has ended they
+// The runtime alone reports static pods: a list of the API server does not affect them. After the end of their sandbox they
 // keep their devices for a moment, since they may get another.
 func TestLocalPods(t *testing.T) {
 	local := func(name string) device.PodDemand {
@@ -535,7 +536,7 @@ func TestLocalPods(t *testing.T) {
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 		r.Replace(nil)
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
-		r.bind("a", app(gpu, 2)) // a pod in the API that pretends to be its mirror
+		r.bind("a", app(gpu, 2)) // a pod in the API that pretends to be the mirror pod
 		r.Drop("a")
 		r.Replace([]device.PodDemand{pod("a")})
 		r.Replace(nil)
@@ -563,7 +564,7 @@ func TestLocalPods(t *testing.T) {
 		r.Bind(local("c"))
 		r.expect("c", "main", "ready vendor.com/gpu[d0]")
 		r.restart()
-		r.RuntimeSynced(nil, nil) // it went while we were away
+		r.RuntimeSynced(nil, nil) // it ended while devmgrd was away
 		r.bind("d", app(gpu, 1))
 		r.after(time.Minute)
 		r.expect("d", "main", "ready vendor.com/gpu[d0]")

@@ -14,7 +14,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// noBooks keeps nothing.
+// noBooks is a Store that keeps nothing.
 type noBooks struct{}
 
 func (noBooks) SavePods([]device.PodRecord, []device.PodUID) error { return nil }

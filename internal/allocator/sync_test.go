@@ -8,7 +8,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// catchingUp holds the planning loop up before it compares the runtime's lists with the state file, while f runs.
+// behind stops the planning loop before it compares the runtime's lists with the state file, while f runs.
 func (r *harness) behind(f func()) {
 	synctest.Wait()
 	r.plugins.mu.Lock() // the loop asks for the offers first
@@ -48,7 +48,7 @@ func TestSynchronization_NotComparedYet_AnswersNothing(t *testing.T) {
 	}, func(r *harness) { r.mute = true })
 }
 
-// What the runtime reports behind its lists is applied after them.
+// Reports of the runtime after its lists are applied after the lists.
 func TestSynchronization_ReportsBehindIt_KeepTheirOrder(t *testing.T) {
 	local := pod("l", app(gpu, 1))
 	local.Local = true

@@ -9,19 +9,19 @@ import (
 	"strings"
 )
 
-// A Policy says what becomes of a container whose devices cannot be near each other. The words and their meaning are
+// A Policy selects the handling of a container whose devices cannot be near each other. The values and their meaning are
 // those of the kubelet's topology manager.
 type Policy string
 
 // The policies.
 const (
-	NoPolicy   Policy = "none"             // topology do not matter
-	BestEffort Policy = "best-effort"      // as near as can be had now
-	Restricted Policy = "restricted"       // as near as could be had if all listed devices were free, or wait
-	SingleNUMA Policy = "single-numa-node" // all near one NUMA node, or wait
+	NoPolicy   Policy = "none"             // ignore topology
+	BestEffort Policy = "best-effort"      // as near as currently possible
+	Restricted Policy = "restricted"       // as near as with all listed devices free, or wait
+	SingleNUMA Policy = "single-numa-node" // near one NUMA node, or wait
 )
 
-// A Scope says whose devices have to be near each other.
+// A Scope selects the devices that must be near each other: a container's or a pod's.
 type Scope string
 
 // The scopes.
@@ -30,38 +30,37 @@ const (
 	PerPod       Scope = "pod"
 )
 
-// Topology is how devices' places are minded.
+// Topology is the policy and scope of NUMA placement.
 type Topology struct {
 	Policy Policy
 	Scope  Scope
 }
 
-// enabled reports whether places matter at all.
+// enabled reports whether placement matters.
 func (t Topology) enabled() bool { return t.Policy != "" && t.Policy != NoPolicy }
 
-// strict reports whether a container rather waits than have its devices apart.
+// strict reports whether a container waits rather than have its devices apart.
 func (t Topology) strict() bool { return t.Policy == Restricted || t.Policy == SingleNUMA }
 
-// nodes is a set of NUMA nodes, ascending; nil: places do not matter.
+// nodes is a set of NUMA nodes, ascending; nil: placement does not matter.
 type nodes []int
 
-// A place is where some devices of one resource are: near all of these NUMA nodes, ascending. Mostly it is one.
+// A place is a group of devices of one resource near the same NUMA nodes, ascending. Mostly it is one node.
 type place struct {
 	nodes []int
-	count int // needMode many devices there can be had
+	count int // available devices there
 }
 
-// A need is what one resource wants of a set of NUMA nodes: that as many of its devices are near one of them, and each
-// of those that are certain to be chosen.
+// A need is one resource's demand on a set of NUMA nodes: want devices near any of them, and every certain device.
 type need struct {
 	want   int
 	places []place
-	must   [][]int // the nodes of each device that is certain; devices without a place are not among them
+	must   [][]int // the nodes of each certain device that has a place
 }
 
-// counts tells how many devices can be had by NUMA node, for people.
+// counts returns the number of available devices by NUMA node, for messages.
 func (n need) counts() string {
-	const most = 8 // nodes told
+	const most = 8 // nodes listed
 	at := map[int]int{}
 	for _, p := range n.places {
 		for _, node := range p.nodes {
@@ -79,36 +78,36 @@ func (n need) counts() string {
 	return strings.Join(all, ", ")
 }
 
-// maxWork bounds what one plan may cost, in places looked at: about a millisecond. What is asked for on machines of a few
-// nodes takes hundreds or thousands. Where it runs out no other set of nodes is tried, and a greedy choice is made; that is
-// given up where it takes as much again.
+// maxWork bounds the cost of one plan in places examined: about a millisecond. Typical requests on machines of a few nodes
+// take hundreds or thousands. When maxWork is used up, the plan tries no further set of nodes but a greedy choice, which ends
+// without a result after as much work again.
 const maxWork = 300_000
 
-// requestWork is the share of maxWork that the choice of one line's devices takes where others have been tried without success, next to
-// what depends on their number.
+// requestWork is the fixed part of maxWork that choosing one request's devices costs after another choice has failed. The
+// rest depends on the number of devices.
 const requestWork = 300
 
-// A search looks for the smallest sets of NUMA nodes that satisfy all needs. Of sets of one size those with the lower
-// nodes come first, compared from the highest node down, as the kubelet compares its bit masks.
+// A search finds the smallest sets of NUMA nodes that satisfy all needs. Sets of one size are ordered like the kubelet's bit
+// masks: compared from the highest node down, lower nodes first.
 type search struct {
 	needs []need
-	work  *int  // what is left of maxWork; shared by all searches of one plan
-	nodes []int // that any need has to do with, ascending
+	work  *int  // the rest of maxWork; shared by all searches of one plan
+	nodes []int // the nodes that occur in any need, ascending
 
 	touches [][]touch // by index of node: the places there
 	covered [][]int   // by need and place: how many of the chosen nodes are there
 	sums    []int     // by need: devices near the chosen nodes
 	chosen  []int     // indexes of nodes, descending
 
-	best  [][]int // by need: what a node adds at most, summed up over the best nodes: best[i][j] of j nodes
-	below [][]int // by need: what all nodes below an index add at most
-	joint []int64 // the same as best for all needs together, each counted as a share of one
+	best  [][]int // by need: the most that j nodes can add is best[i][j]
+	below [][]int // by need: the most that all nodes below an index can add
+	joint []int64 // like best for all needs together, each scaled to share
 }
 
 // A touch is a place of a need at a node.
 type touch struct{ need, place int }
 
-// share is the whole of a need in search.joint.
+// share stands for a whole need in search.joint.
 const share = 1 << 20
 
 func newSearch(needs []need, work *int) *search {
@@ -174,7 +173,7 @@ func newSearch(needs []need, work *int) *search {
 	return s
 }
 
-// sumsOfLargest gives for each n the sum of the n largest values. It sorts values.
+// sumsOfLargest returns the sum of the n largest values for each n. It sorts values.
 func sumsOfLargest(values []int) []int {
 	sort.Sort(sort.Reverse(sort.IntSlice(values)))
 	sums := make([]int, len(values)+1)
@@ -184,8 +183,8 @@ func sumsOfLargest(values []int) []int {
 	return sums
 }
 
-// sets yields the sets of at most limit nodes that satisfy all needs, smaller ones first. A yielded set may be kept. When
-// the work is used up one more is yielded that a greedy choice has found, if it finds one.
+// sets yields the sets of at most limit nodes that satisfy all needs, smaller ones first. The caller may keep a yielded set.
+// When the work is used up, sets yields at most one more, from a greedy choice.
 func (s *search) sets(limit int) iter.Seq[nodes] {
 	return func(yield func(nodes) bool) {
 		if s.exhausted() {
@@ -204,8 +203,8 @@ func (s *search) sets(limit int) iter.Seq[nodes] {
 	}
 }
 
-// extend chooses as many more nodes below an index in every way, and yields those sets that satisfy all needs. It
-// gives false when no more are wanted.
+// extend adds more nodes below an index in every way, and yields the sets that satisfy all needs. It returns false when yield
+// wants no further set.
 func (s *search) extend(below, more int, yield func(nodes) bool) bool {
 	if !s.promises(below, more) {
 		return true
@@ -234,7 +233,7 @@ func (s *search) extend(below, more int, yield func(nodes) bool) bool {
 	return true
 }
 
-// promises reports whether as many more nodes below an index may satisfy all needs. It may be wrong with yes, never with no.
+// promises reports whether more nodes below an index may satisfy all needs. A false result is always right.
 func (s *search) promises(below, more int) bool {
 	left := int64(0)
 	for i, n := range s.needs {
@@ -283,8 +282,8 @@ func (s *search) remove(m int) {
 	}
 }
 
-// greedy takes the node that brings most, again and again, until all needs are satisfied: not always the fewest, but in
-// one pass over the nodes for each. It returns false if they cannot be satisfied.
+// greedy repeatedly takes the node that adds most until all needs are satisfied. The result is not always the smallest, but
+// takes one pass over the nodes for each node chosen. greedy returns false if it finds no set.
 func (s *search) greedy() (nodes, bool) {
 	defer func() {
 		for len(s.chosen) > 0 {
@@ -325,7 +324,7 @@ func (s *search) greedy() (nodes, bool) {
 	return set, true
 }
 
-// gain is what a node would add to what is wanted, each need counted as a share of one.
+// gain returns how much a node would add to the unmet needs, each need scaled to share.
 func (s *search) gain(m int) int {
 	adds := make([]int, len(s.needs))
 	*s.work -= len(s.touches[m])
@@ -343,7 +342,7 @@ func (s *search) gain(m int) int {
 	return gain
 }
 
-// exhausted reports whether not even a greedy choice has to be made any longer.
+// exhausted reports whether no work is left, not even for a greedy choice.
 func (s *search) exhausted() bool { return *s.work < -maxWork }
 
 // first returns the first set of at most limit nodes that satisfies all needs, or false if none does.
@@ -354,5 +353,5 @@ func (s *search) first(limit int) (nodes, bool) {
 	return nil, false
 }
 
-// fewest returns a set of as few nodes as satisfy all needs, or false if none does.
+// fewest returns a smallest set of nodes that satisfies all needs, or false if none does.
 func (s *search) fewest() (nodes, bool) { return s.first(len(s.nodes)) }

@@ -12,9 +12,9 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// The twin is plan once more, slow and obvious: it looks at every set of NUMA nodes and at every device, again and again.
+// The twin is a second, slow and obvious plan: it examines every set of NUMA nodes and every device repeatedly.
 
-// A world is what a plan starts from, as the twin sees it.
+// A world is the input of a plan, as the twin sees it.
 type world struct {
 	devices map[device.ResourceName][]device.Device // by ID
 	taken   map[device.ResourceName]map[device.ID]bool
@@ -48,7 +48,7 @@ type twin struct {
 	out map[string]device.Choice
 }
 
-// A state is what the twin has given out so far: by resource, what is gone and what init containers hand on.
+// A state is the twin's assignments so far: by resource, the taken devices and those that init containers hand on.
 type state struct {
 	gone, reusable map[device.ResourceName]map[device.ID]bool
 }
@@ -81,7 +81,7 @@ func (t *twin) placed(r device.ResourceName) bool {
 	return slices.ContainsFunc(t.devices[r], func(d device.Device) bool { return len(d.NUMA) > 0 })
 }
 
-// split returns what a container is certain to get of a resource and what the rest can be chosen from.
+// split returns a container's certain devices of a resource, and the candidates for the rest.
 func (t *twin) split(d device.Demand, r device.ResourceName, s state) (certain, from []device.Device, handed, ok bool) {
 	n := d.Wants[r]
 	var hand, free []device.Device
@@ -103,7 +103,7 @@ func (t *twin) split(d device.Demand, r device.ResourceName, s state) (certain, 
 	return hand, free, false, true
 }
 
-// meets reports whether the rest can be chosen near the nodes, and those that are certain are near them too.
+// meets reports whether the rest can be chosen near the nodes, and whether the certain devices are near them too.
 func (t *twin) meets(mask, rest int, certain, from []device.Device) bool {
 	n := 0
 	for _, d := range from {
@@ -206,7 +206,7 @@ func (t *twin) run(i int, s state, pod int) string {
 	return "apart"
 }
 
-// ideal is how many nodes would do if all listed devices were free; -1: no number would.
+// ideal returns how many nodes would suffice if all listed devices were free; -1: no number would.
 func (t *twin) ideal(wants map[device.ResourceName]int) int {
 	for _, mask := range masks() {
 		ok := true
@@ -220,7 +220,7 @@ func (t *twin) ideal(wants map[device.ResourceName]int) int {
 	return -1
 }
 
-// podMask is the set of nodes for the pod as a whole.
+// podMask returns the set of nodes for the pod as a whole.
 func (t *twin) podMask() (int, string) {
 	requests := t.demand.Requests()
 	free := map[device.ResourceName][]device.Device{}
@@ -380,7 +380,7 @@ func randomWorld(random *rand.Rand) (world, planInput) {
 	return w, q
 }
 
-// plan takes what plugins have refused for taken, and only if that will not do for free.
+// plan treats refused devices as taken, and as free only if the pod cannot be served otherwise.
 func (t *twin) plan() string {
 	careful := &twin{world: t.world, planInput: t.planInput, out: map[string]device.Choice{}}
 	careful.taken = map[device.ResourceName]map[device.ID]bool{}
@@ -420,7 +420,7 @@ func (t *twin) planOnce() string {
 	return t.run(0, start, pod)
 }
 
-// On small random worlds plan and its twin give the same answer.
+// On small random worlds plan and its twin return the same result.
 func TestPlanAgainstTwin(t *testing.T) {
 	outcomes := map[string]int{}
 	for seed := range uint64(20000) {

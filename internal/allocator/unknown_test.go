@@ -14,7 +14,7 @@ func digested(id, pod string, ids ...device.ID) device.Running {
 	return c
 }
 
-// The state file is lost, and a container's stamp names its devices by a digest only.
+// The state file is lost, and a container's stamp has only a digest of its devices.
 func TestUnknownDevices_StateFileLost_CloseTheResource(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 4)

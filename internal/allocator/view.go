@@ -9,9 +9,9 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Devices returns all devices of a resource, or of all resources if it is empty, in the order of their names. It returns false if
-// nobody has heard of the resource. It takes time with the number of devices, and is for people; what holds others up, the lock,
-// takes time with those that somebody has.
+// Devices returns the devices of one resource, or of all resources if of is empty, in the order of their names. It returns
+// false if the resource is unknown. Its time grows with the number of devices; it holds the lock only for a time that grows
+// with the number of devices in use.
 func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, known bool) {
 	for _, r := range a.knownResources(of) {
 		known = true
@@ -20,7 +20,7 @@ func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, 
 	return all, known || of == ""
 }
 
-// knownResources returns the resources of which there is anything to say, ascending: all, or this one.
+// knownResources returns the known resources, ascending: all, or only this one.
 func (a *Allocator) knownResources(of device.ResourceName) (all []device.ResourceName) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -33,7 +33,7 @@ func (a *Allocator) knownResources(of device.ResourceName) (all []device.Resourc
 	return all
 }
 
-// A view is one resource at one moment: what can be taken over of it, and copies of the rest.
+// A resourceView is one resource at one moment: shared immutable values, and copies of the rest.
 type resourceView struct {
 	resource    device.ResourceName
 	state       device.OfferState
@@ -45,7 +45,7 @@ type resourceView struct {
 	withheld    bitset
 }
 
-// A failure is how often a device has failed lately, and when at last.
+// A failure is how often a device has failed within failureMemory, and when it last failed.
 type failure struct {
 	n    int
 	last time.Time
@@ -77,7 +77,7 @@ func (l resourceView) statuses() []device.DeviceStatus {
 	for _, d := range l.listing.devices {
 		all = append(all, l.status(d, true))
 	}
-	unlisted := map[device.ID]bool{} // that somebody has, or that are cordoned
+	unlisted := map[device.ID]bool{} // in use or cordoned
 	for id := range l.holders {
 		unlisted[id] = true
 	}
@@ -124,7 +124,7 @@ type deviceUser struct {
 	container string
 }
 
-// usersLocked returns all of a resource's: to look for each device's would take time with the square of what a pod has.
+// usersLocked returns the users of all devices of a resource: a search for each device would take quadratic time.
 func (a *Allocator) usersLocked(r device.ResourceName) map[device.ID][]deviceUser {
 	users := map[device.ID][]deviceUser{}
 	for uid, p := range a.pods {
@@ -142,7 +142,7 @@ func (a *Allocator) usersLocked(r device.ResourceName) map[device.ID][]deviceUse
 	return users
 }
 
-// holderLocked tells who has a device.
+// holderLocked returns the pod that has a device.
 func (a *Allocator) holderLocked(uid device.PodUID, r device.ResourceName, id device.ID, users []deviceUser) *device.Holder {
 	h := &device.Holder{Pod: device.Pod{UID: uid}}
 	if p := a.pods[uid]; p != nil {
@@ -161,7 +161,7 @@ func (a *Allocator) holderLocked(uid device.PodUID, r device.ResourceName, id de
 	return h
 }
 
-// PodStatus tells how the pod of that name stands. Of several lives of one name the one that is wanted counts.
+// PodStatus returns the status of the pod of that name. Of several pods with that name it prefers the active one.
 func (a *Allocator) PodStatus(namespace, name string) (device.PodStatus, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -177,7 +177,7 @@ func (a *Allocator) PodStatus(namespace, name string) (device.PodStatus, bool) {
 	return a.podStatusLocked(found), true
 }
 
-// WaitingPods tells how all pods stand that wait, those that have waited longest first.
+// WaitingPods returns the status of all waiting pods, the longest wait first.
 func (a *Allocator) WaitingPods() []device.PodStatus {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// What led to a choice is kept with it, over restarts and renewed grants.
+// The reasons of a choice are kept with it, over restarts and renewed grants.
 func TestWhy_SaysWhatThePlanKnew(t *testing.T) {
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 8)

@@ -8,27 +8,27 @@ import (
 )
 
 const (
-	// saveDelay is how long pods that need no commit of their own are gathered before they are written together.
-	// They are remembered so that a restart while the API server is away does not make strangers of them.
+	// saveDelay is how long devmgrd gathers pods that need no commit of their own before it writes them together.
+	// These records keep the pods known over a restart while the API server is away.
 	saveDelay = time.Second
-	// idleGrace is how long after a pod's end a container of it that has not been started keeps its devices. A kubelet
-	// preparations a container right after it has made it, and none of a pod that is gone.
+	// idleGrace is how long after a pod's end a container that has not been started keeps its devices. A kubelet
+	// starts a container right after its creation, and starts none of a pod that is gone.
 	idleGrace = 30 * time.Second
-	// writeRetry is the pause before books that could not be written are tried again.
+	// writeRetry is the pause before a failed write of the state file is retried.
 	writeRetry = time.Second
-	// firstProcessCheck and lastProcessCheck are the shortest and the longest pause between looks for the processes of a pod that has ended.
+	// firstProcessCheck and lastProcessCheck are the shortest and the longest pause between checks for processes of an ended pod.
 	firstProcessCheck, lastProcessCheck = 100 * time.Millisecond, 5 * time.Second
-	// slowEndChecks is how many looks find processes before that is worth a warning: 6 s after the first one.
+	// slowEndChecks is the number of checks that find processes before devmgrd logs a warning: 6 s after the first one.
 	slowEndChecks = 7
 )
 
-// saveLaterLocked has a pod's demand written when there is time.
+// saveLaterLocked schedules a write of a pod's record within saveDelay.
 func (a *Allocator) saveLaterLocked(p *pod) {
 	a.unsaved[p.demand.Pod.UID] = p
 	a.scheduleWriteLocked(saveDelay)
 }
 
-// scheduleWriteLocked has the state file written after that time at the latest.
+// scheduleWriteLocked schedules a write of the state file after at most that time.
 func (a *Allocator) scheduleWriteLocked(in time.Duration) {
 	if at := time.Now().Add(in); a.writeAt.IsZero() || at.Before(a.writeAt) {
 		a.writeAt = at
@@ -36,7 +36,7 @@ func (a *Allocator) scheduleWriteLocked(in time.Duration) {
 	}
 }
 
-// writeLoop writes what no attempt writes: releases at once, new pods without an assignment when some have gathered.
+// writeLoop writes what no attempt writes: releases at once, and new pods without an assignment in batches.
 func (a *Allocator) writeLoop(ctx context.Context) {
 	for {
 		a.mu.Lock()
@@ -48,7 +48,7 @@ func (a *Allocator) writeLoop(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-			a.writePending() // a clean stop leaves nothing to chance
+			a.writePending() // a clean stop leaves nothing unwritten
 			return
 		case <-a.write:
 		case <-due:
@@ -57,8 +57,8 @@ func (a *Allocator) writeLoop(ctx context.Context) {
 	}
 }
 
-// writePending makes one commit of all that is due. A pod's devices are free only when the disk says so too: were they
-// given out before, a crash could leave them in two hands.
+// writePending writes all due records in one commit. A pod's devices become free only after the commit: if they were assigned
+// earlier, a crash could leave them with two pods.
 func (a *Allocator) writePending() {
 	shown := a.prove()
 	a.commitMu.Lock()
@@ -74,7 +74,7 @@ func (a *Allocator) writePending() {
 	a.written(save, forget, a.store.SavePods(records, uids))
 }
 
-// due returns the pods to write, with what to write, and the pods to forget, and takes them off the lists.
+// due returns the pods to write with their records, and the pods to forget, and removes them from the lists.
 func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodRecord) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -82,14 +82,14 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 	a.releaseLeftoversLocked(shown)
 	for uid, p := range a.unsaved {
 		if p.phase == allocating {
-			continue // what ends the attempt writes it
+			continue // the end of the attempt writes the record
 		}
 		if p.doubt != nil && !a.runtimeListed {
-			continue // the record is evidence until the runtime has told; RuntimeSynced has it written
+			continue // the record is evidence until the runtime has listed its containers; syncLocked schedules the write
 		}
 		delete(a.unsaved, uid)
 		if p.active {
-			p.saved = true // a pod that goes while we write has to be forgotten again
+			p.saved = true // a pod that ends during the write has to be forgotten again
 			save = append(save, p)
 			records = append(records, device.PodRecord{Demand: p.demand, Assignments: p.assigned})
 		}
@@ -113,8 +113,8 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 	return save, forget, records
 }
 
-// endedLocked reports whether the runtime has no container of a pod, or only idle ones, and how long the release of the
-// pod's devices has to wait all the same.
+// endedLocked reports whether the runtime has no container of a pod, or only idle ones, and how long the release of the pod's
+// devices still has to wait.
 func (a *Allocator) endedLocked(p *pod) (wait time.Duration, ended bool) {
 	containers := a.running[p.demand.Pod.UID]
 	if !a.runtimeSynced || containers.mayRun() {
@@ -134,9 +134,9 @@ func (a *Allocator) written(save, forget []*pod, err error) {
 		switch {
 		case err == nil:
 		case !p.active:
-			a.releasing[p.demand.Pod.UID] = p // it may have come and gone again meanwhile
+			a.releasing[p.demand.Pod.UID] = p // the pod may have returned and ended again meanwhile
 		case !p.served():
-			a.queueLocked(p) // it is back
+			a.queueLocked(p) // the pod is back
 		}
 	}
 	if err != nil {
@@ -167,7 +167,7 @@ func (a *Allocator) written(save, forget []*pod, err error) {
 	a.storeErr = err != nil
 }
 
-// releasedLocked lets go of a pod that the state file has let go of.
+// releasedLocked frees the devices of a pod that the state file has forgotten.
 func (a *Allocator) releasedLocked(p *pod) {
 	uid := p.demand.Pod.UID
 	for _, as := range p.assigned {
@@ -187,7 +187,7 @@ func (a *Allocator) releasedLocked(p *pod) {
 		return
 	}
 	a.publishLocked(p)
-	// The API had lost sight of it and has it again: it starts again.
+	// The pod is back in the API: it starts again.
 	if len(p.demand.Demands) > 0 {
 		a.queueLocked(p)
 	} else {

@@ -11,52 +11,53 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A AdoptInput is what a kubelet's file is compared with.
+// An AdoptInput is the state with which Adopt compares a kubelet's file.
 type AdoptInput struct {
-	Active  []device.PodDemand    // the pods of this node that have not ended, as the API server has them
-	Ended   []device.Pod          // those that have, and are still there
-	Pods    []device.PodRecord    // our state file
+	Active  []device.PodDemand    // the node's pods in the API that have not ended
+	Ended   []device.Pod          // the node's ended pods in the API
+	Pods    []device.PodRecord    // devmgrd's state file
 	Plugins []device.PluginRecord // likewise
-	Now     time.Time             // noted on what is taken over
-	Boot    string                // likewise: of the machine
+	Now     time.Time             // recorded in adopted assignments
+	Boot    string                // likewise: the machine's boot
 }
 
-// A Plan says what has to be written to take over a kubelet's assignments, and what stands against it.
+// A Plan is the records to write in order to take over a kubelet's assignments, and the obstacles.
 type Plan struct {
 	Pods    []device.PodRecord
 	Plugins []device.PluginRecord
 
 	Items     []Item   // one for each entry of the file
-	Notes     []string // what somebody should know, for people
-	Conflicts []string // what somebody has to put right first; if there is one nothing may be written
+	Notes     []string // remarks for the operator
+	Conflicts []string // obstacles that the operator must remove first; with any of them nothing may be written
 }
 
-// A Item is what becomes of one entry.
+// An Item is the outcome of one entry.
 type Item struct {
-	Pod       device.Pod // ?/UID if nobody knows its name
+	Pod       device.Pod // ?/UID if the name is unknown
 	Container string
 	Resource  device.ResourceName
 	IDs       []device.ID
 	Outcome   Outcome
 }
 
-// A Outcome is what becomes of an entry.
+// An Outcome is the result of an entry.
 type Outcome int
 
 const (
-	// Adopted: it has to be written into the state file.
+	// Adopted: the entry will be written into the state file.
 	Adopted Outcome = iota
-	// AlreadyRecorded: the state file has it already.
+	// AlreadyRecorded: the state file already has the entry.
 	AlreadyRecorded
-	// PodEnded: it has to be written, but the API server has no such pod, or one that has ended. The kubelet may not have
-	// ended its containers yet, so nobody else may have its devices before the runtime has said that it has none of them.
+	// PodEnded: the entry will be written, but the pod has ended or the API server has no such pod. The kubelet may not have
+	// ended its containers yet, so no other pod may have its devices before the runtime has reported that it has no container
+	// of the pod.
 	PodEnded
 )
 
-// Adopt plans to take over everything that a file says. All of it is looked at, whatever is found on the way.
+// Adopt plans to take over a whole file. It examines every entry, whatever it finds on the way.
 //
-// The pods' demands are those of the API server. An entry whose pod is not there is not left out: it becomes a record that
-// the allocator drops, as that of any pod that is gone, once the runtime has told what runs.
+// The pods' demands are those of the API server. An entry of an unknown pod becomes a record too; the allocator drops it, as
+// for any pod that is gone, once the runtime has listed its containers.
 func Adopt(f File, s AdoptInput) Plan {
 	a := adoption{
 		input:    s,
@@ -114,27 +115,27 @@ func (a *adoption) note(format string, args ...any) {
 	a.plan.Notes = append(a.plan.Notes, fmt.Sprintf(format, args...))
 }
 
-// own notes who has devices. That a pod has one twice is no conflict: its init containers hand theirs on.
+// own records the owner of devices. A pod may have a device twice: its init containers hand theirs on.
 func (a *adoption) own(r device.ResourceName, ids []device.ID, pod device.Pod, by string) {
 	if a.owners[r] == nil {
 		a.owners[r] = map[device.ID]owner{}
 	}
 	for _, id := range ids {
 		if other, taken := a.owners[r][id]; taken && other.pod.UID != pod.UID {
-			a.conflict("%s/%s: it is pod %s's by %s, and pod %s's by %s", r, id, other.pod, other.by, pod, by)
+			a.conflict("%s/%s: assigned to pod %s by %s, and to pod %s by %s", r, id, other.pod, other.by, pod, by)
 			continue
 		}
 		a.owners[r][id] = owner{pod, by}
 	}
 }
 
-// An owner is who has a device, and which book says so.
+// An owner is a device's pod, and the file that names it.
 type owner struct {
 	pod device.Pod
 	by  string
 }
 
-// pod plans for the entries of one pod.
+// pod plans the entries of one pod.
 func (a *adoption) pod(uid device.PodUID, entries []Entry) {
 	demand, active := a.active[uid]
 	old := a.recorded[uid]
@@ -142,7 +143,7 @@ func (a *adoption) pod(uid device.PodUID, entries []Entry) {
 	case !active:
 		demand = device.PodDemand{Pod: a.name(uid), Created: old.Demand.Created, Local: old.Demand.Local}
 	case len(old.Assignments) > 0:
-		demand = old.Demand // it has been served by that
+		demand = old.Demand // its devices were assigned for that demand
 	}
 	got, sound := a.assignments(demand.Pod, entries)
 	if !sound {
@@ -159,7 +160,7 @@ func (a *adoption) pod(uid device.PodUID, entries []Entry) {
 		case held && same(has, as):
 			fate = AlreadyRecorded
 		case held:
-			a.conflict("pod %s, container %s: by the kubelet's file it has %s, by devmgrd's state file %s", demand.Pod, name, summary(as), summary(has))
+			a.conflict("pod %s, container %s: the kubelet's file assigns %s, and devmgrd's state file %s", demand.Pod, name, summary(as), summary(has))
 			continue
 		case active && !a.asked(demand, as):
 			continue
@@ -182,7 +183,7 @@ func (a *adoption) pod(uid device.PodUID, entries []Entry) {
 	a.plan.Pods = append(a.plan.Pods, record(demand, fresh))
 }
 
-// name names a pod that is not active.
+// name returns the identity of a pod that is not active.
 func (a *adoption) name(uid device.PodUID) device.Pod {
 	if p, ended := a.ended[uid]; ended {
 		return p
@@ -193,14 +194,14 @@ func (a *adoption) name(uid device.PodUID) device.Pod {
 	return device.Pod{UID: uid, Namespace: "?", Name: string(uid)}
 }
 
-// assignments makes assignments of the entries of one pod, by container. It reports whether all of them are sound.
+// assignments returns the assignments in one pod's entries, by container, and whether all entries are sound.
 func (a *adoption) assignments(pod device.Pod, entries []Entry) (got map[string]device.Assignment, sound bool) {
 	got, sound = map[string]device.Assignment{}, true
 	for _, e := range entries {
 		as := got[e.Container.Name]
 		share, err := takeShare(e)
 		if err == nil && len(as.Shares) > 0 && as.Shares[len(as.Shares)-1].Resource == e.Resource {
-			err = errors.New("the file has that twice")
+			err = errors.New("the file has two such entries")
 		}
 		if err != nil {
 			a.conflict("pod %s, container %s, %s: %v", pod, e.Container.Name, e.Resource, err)
@@ -216,14 +217,14 @@ func (a *adoption) assignments(pod device.Pod, entries []Entry) (got map[string]
 	return got, sound
 }
 
-// takeShare takes one entry.
+// takeShare converts one entry.
 func takeShare(e Entry) (device.Share, error) {
 	r, err := device.ParseResourceName(string(e.Resource))
 	switch {
 	case err != nil:
 		return device.Share{}, err
 	case e.Container.Pod == "" || e.Container.Name == "":
-		return device.Share{}, errors.New("the file does not say whose it is")
+		return device.Share{}, errors.New("the entry lacks a pod or a container")
 	case len(e.Devices) == 0:
 		return device.Share{}, errors.New("the file names no device")
 	case e.Devices[0].ID == "":
@@ -236,27 +237,27 @@ func takeShare(e Entry) (device.Share, error) {
 	return device.Share{Resource: r, IDs: e.IDs(), Near: e.near(), Grant: g}, nil
 }
 
-// asked reports whether the container asks for just what it has.
+// asked reports whether the container requests exactly the devices that it has.
 func (a *adoption) asked(d device.PodDemand, as device.Assignment) bool {
 	want, _ := d.Of(as.Container.Name)
 	left := maps.Clone(want.Wants)
 	ok := true
 	for _, s := range as.Shares {
 		if n := want.Wants[s.Resource]; n != len(s.IDs) {
-			a.conflict("pod %s, container %s: it asks for %d of %s, and the file has %d", d.Pod, as.Container.Name, n, s.Resource, len(s.IDs))
+			a.conflict("pod %s, container %s: it requests %d of %s, and the file has %d", d.Pod, as.Container.Name, n, s.Resource, len(s.IDs))
 			ok = false
 		}
 		delete(left, s.Resource)
 	}
 	for _, r := range slices.Sorted(maps.Keys(left)) {
-		a.conflict("pod %s, container %s: it asks for %d of %s, of which the file has none, next to %s; "+
-			"if no device plugin serves %[4]s, name it in plugins.ignoredResources", d.Pod, as.Container.Name, left[r], r, summary(as))
+		a.conflict("pod %s, container %s: it requests %d of %s, and the file has only %s; "+
+			"if no device plugin serves %[4]s, add it to plugins.ignoredResources", d.Pod, as.Container.Name, left[r], r, summary(as))
 		ok = false
 	}
 	return ok
 }
 
-// waiting notes containers that ask for devices and have none by any book.
+// waiting adds a note for each container that requests devices and has none in either file.
 func (a *adoption) waiting() {
 	taken := map[device.Container]bool{}
 	for _, t := range a.plan.Items {
@@ -271,13 +272,13 @@ func (a *adoption) waiting() {
 			for _, r := range slices.Sorted(maps.Keys(want.Wants)) {
 				wants = append(wants, fmt.Sprintf("%d of %s", want.Wants[r], r))
 			}
-			a.note("pod %s, container %s asks for %s and the file has nothing for it: devmgrd gives it devices when it starts next, once a plugin "+
-				"has registered; a resource that no device plugin serves has to be named in plugins.ignoredResources", d.Pod, want.Container.Name, strings.Join(wants, " and "))
+			a.note("pod %s, container %s requests %s, and the file has no devices for the container: devmgrd assigns them at its next start, once a plugin "+
+				"has registered; add a resource that no device plugin serves to plugins.ignoredResources", d.Pod, want.Container.Name, strings.Join(wants, " and "))
 		}
 	}
 }
 
-// plugins plans to remember the resources, so that their numbers on the Node do not fall before plugins have registered.
+// plugins plans records of the resources, so that the Node's capacity does not fall before plugins have registered.
 func (a *adoption) plugins(f File) {
 	known := map[device.ResourceName]device.PluginRecord{}
 	for _, p := range a.input.Plugins {
@@ -292,7 +293,7 @@ func (a *adoption) plugins(f File) {
 		for _, e := range f.Entries {
 			if e.Resource == r {
 				for _, d := range e.Devices {
-					devices[d.ID] = d // not healthy, unless it is among the healthy ones
+					devices[d.ID] = d // unhealthy, unless it is among the healthy ones
 				}
 			}
 		}
@@ -302,7 +303,7 @@ func (a *adoption) plugins(f File) {
 			devices[id] = d
 		}
 		old := known[r]
-		for _, d := range old.Devices { // what a plugin has told us itself
+		for _, d := range old.Devices { // as listed by the plugin itself
 			devices[d.ID] = d
 		}
 		p := device.PluginRecord{Resource: r, Endpoint: old.Endpoint, Reported: true}
@@ -313,7 +314,7 @@ func (a *adoption) plugins(f File) {
 	}
 }
 
-// record makes a pod's record, its assignments in the order of its demands.
+// record returns a pod's record, with its assignments in the order of its demands.
 func record(d device.PodDemand, has map[string]device.Assignment) device.PodRecord {
 	r := device.PodRecord{Demand: d}
 	for _, want := range d.Demands {
@@ -324,7 +325,7 @@ func record(d device.PodDemand, has map[string]device.Assignment) device.PodReco
 	return r
 }
 
-// demandsOf returns the least that containers can have asked for. Which of them are init containers is not known.
+// demandsOf returns the least that the containers can have requested. Which of them are init containers is unknown.
 func demandsOf(has map[string]device.Assignment) []device.Demand {
 	var all []device.Demand
 	for _, name := range slices.Sorted(maps.Keys(has)) {
@@ -346,7 +347,7 @@ func assignment(r device.PodRecord, container string) (device.Assignment, bool) 
 	return device.Assignment{}, false
 }
 
-// same reports whether two assignments are of the same devices. What a plugin said of them may be another answer of its.
+// same reports whether two assignments have the same devices. The plugin's answers may differ.
 func same(a, b device.Assignment) bool {
 	return slices.EqualFunc(a.Shares, b.Shares, func(s, t device.Share) bool {
 		return s.Resource == t.Resource && slices.Equal(s.IDs, t.IDs)

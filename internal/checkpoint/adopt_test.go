@@ -84,7 +84,7 @@ func TestAdopt(t *testing.T) {
 	}; !slices.Equal(fates, want) {
 		t.Errorf("told: %q, want %q", fates, want)
 	}
-	if len(p.Notes) != 1 || !strings.Contains(p.Notes[0], "pod ns/waits, container main asks for 1 of a.example/gpu and the file has nothing for it") {
+	if len(p.Notes) != 1 || !strings.Contains(p.Notes[0], "pod ns/waits, container main requests 1 of a.example/gpu, and the file has no devices for the container") {
 		t.Errorf("notes: %q", p.Notes)
 	}
 }
@@ -155,29 +155,29 @@ func TestAdoptConflicts(t *testing.T) {
 		"none": {kubelets(t, nil, one), good, nil},
 		"a device of two pods": {
 			kubelets(t, nil, one, held("b", "main", share(gpu, "0"))), good,
-			[]string{"a.example/gpu/0: it is pod ns/a's by the kubelet's file, and pod ?/b's by the kubelet's file"},
+			[]string{"a.example/gpu/0: assigned to pod ns/a by the kubelet's file, and to pod ?/b by the kubelet's file"},
 		},
 		"the state file has it as another pod's": {
 			kubelets(t, nil, one), checkpoint.AdoptInput{Active: good.Active, Pods: []device.PodRecord{record("b", held("b", "main", share(gpu, "0")))}},
-			[]string{"a.example/gpu/0: it is pod ns/b's by devmgrd's state file, and pod ns/a's by the kubelet's file"},
+			[]string{"a.example/gpu/0: assigned to pod ns/b by devmgrd's state file, and to pod ns/a by the kubelet's file"},
 		},
 		"the state file has other devices for it": {
 			kubelets(t, nil, one), checkpoint.AdoptInput{Active: good.Active, Pods: []device.PodRecord{record("a", held("a", "main", share(gpu, "1")))}},
-			[]string{"pod ns/a, container main: by the kubelet's file it has a.example/gpu [0], by devmgrd's state file a.example/gpu [1]"},
+			[]string{"pod ns/a, container main: the kubelet's file assigns a.example/gpu [0], and devmgrd's state file a.example/gpu [1]"},
 		},
-		"more than it asks for": {
+		"more than it requests": {
 			kubelets(t, nil, held("a", "main", share(gpu, "0", "1"))), good,
-			[]string{"pod ns/a, container main: it asks for 1 of a.example/gpu, and the file has 2"},
+			[]string{"pod ns/a, container main: it requests 1 of a.example/gpu, and the file has 2"},
 		},
-		"less than it asks for, and of one nothing": {
+		"less than it requests, and of one nothing": {
 			kubelets(t, nil, one), checkpoint.AdoptInput{Active: []device.PodDemand{wanting("a", device.App, held("a", "main", share(gpu, "0", "1"), share(nic, "n")))}},
 			[]string{
-				"pod ns/a, container main: it asks for 2 of a.example/gpu, and the file has 1",
-				"pod ns/a, container main: it asks for 1 of b.example/nic, of which the file has none, next to a.example/gpu [0]; if no device plugin serves b.example/nic, name it in plugins.ignoredResources",
+				"pod ns/a, container main: it requests 2 of a.example/gpu, and the file has 1",
+				"pod ns/a, container main: it requests 1 of b.example/nic, and the file has only a.example/gpu [0]; if no device plugin serves b.example/nic, add it to plugins.ignoredResources",
 			},
 		},
 		"a container that asks for nothing": {
-			kubelets(t, nil, held("a", "other", share(gpu, "0"))), good, []string{"pod ns/a, container other: it asks for 0 of a.example/gpu, and the file has 1"},
+			kubelets(t, nil, held("a", "other", share(gpu, "0"))), good, []string{"pod ns/a, container other: it requests 0 of a.example/gpu, and the file has 1"},
 		},
 		"an answer that is none": {
 			entry(func(e *checkpoint.Entry) { e.Answer = []byte("garbage") }), good, []string{"pod ns/a, container main, a.example/gpu: the plugin's answer cannot be read"},
@@ -191,11 +191,11 @@ func TestAdoptConflicts(t *testing.T) {
 				f := kubelets(t, nil, one)
 				f.Entries = append(f.Entries, f.Entries[0])
 				return f
-			}(), good, []string{"pod ns/a, container main, a.example/gpu: the file has that twice"},
+			}(), good, []string{"pod ns/a, container main, a.example/gpu: the file has two such entries"},
 		},
 		"no device":           {entry(func(e *checkpoint.Entry) { e.Devices = nil }), good, []string{"the file names no device"}},
 		"a device without ID": {entry(func(e *checkpoint.Entry) { e.Devices[0].ID = "" }), good, []string{"a device has no ID"}},
-		"nobody's":            {entry(func(e *checkpoint.Entry) { e.Container.Name = "" }), good, []string{"the file does not say whose it is"}},
+		"nobody's":            {entry(func(e *checkpoint.Entry) { e.Container.Name = "" }), good, []string{"the entry lacks a pod or a container"}},
 		"no resource":         {kubelets(t, map[device.ResourceName][]device.ID{"cpu": {"0"}}, one), good, []string{`resource name "cpu"`}},
 	} {
 		p := checkpoint.Adopt(test.file, test.scene)

@@ -10,22 +10,22 @@ import (
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
-// Name is what a kubelet calls the file, in the directory of its device plugins.
+// Name is the kubelet's name of the file, in its device plugin directory.
 const Name = "kubelet_internal_checkpoint"
 
-// A File is what a kubelet's file says. Nothing in it has been judged.
+// A File is the content of a kubelet's file, unchecked.
 type File struct {
 	Entries []Entry // ascending by pod, container and resource
-	// Healthy are the resources that plugins had registered, and their devices that were healthy: ascending.
+	// Healthy are the resources that plugins had registered, with their healthy devices, ascending.
 	Healthy map[device.ResourceName][]device.ID
 }
 
-// An Entry is the devices of one resource that one container has.
+// An Entry is one container's devices of one resource.
 type Entry struct {
 	Container device.Container
 	Resource  device.ResourceName
-	Devices   []device.Device // ascending by ID; of each, the NUMA nodes that it was near and nothing of its health
-	Answer    []byte          // the plugin's, as it came: see Grant
+	Devices   []device.Device // ascending by ID, with NUMA nodes and without health
+	Answer    []byte          // the plugin's, unchanged: see Grant
 }
 
 // IDs returns the IDs of the entry's devices, ascending.
@@ -37,7 +37,7 @@ func (e Entry) IDs() []device.ID {
 	return ids
 }
 
-// near returns the NUMA nodes of each of the entry's devices; nil if none of them has a place.
+// near returns the NUMA nodes of each of the entry's devices; nil if no device has any.
 func (e Entry) near() [][]int {
 	var all [][]int
 	for i, d := range e.Devices {
@@ -51,7 +51,7 @@ func (e Entry) near() [][]int {
 	return all
 }
 
-// Decode reads a file. A *CorruptError says that it is not as a kubelet has written it.
+// Decode parses a file. It fails with a *CorruptError if the file is not as a kubelet writes it.
 func Decode(data []byte) (File, error) {
 	d, err := unmarshal(data)
 	if err != nil {
@@ -82,7 +82,7 @@ func compare(a, b Entry) int {
 	return cmp.Or(cmp.Compare(a.Container.Pod, b.Container.Pod), cmp.Compare(a.Container.Name, b.Container.Name), cmp.Compare(a.Resource, b.Resource))
 }
 
-// devices turns the kubelet's lists by NUMA node into one list of devices.
+// devices converts the kubelet's lists by NUMA node into one list of devices.
 func (per DevicesPerNUMA) devices() []device.Device {
 	near := map[device.ID][]int{}
 	for node, ids := range per {
@@ -103,7 +103,7 @@ func (per DevicesPerNUMA) devices() []device.Device {
 	return all
 }
 
-// perNUMA is the way back.
+// perNUMA is the inverse of devices.
 func perNUMA(devices []device.Device) DevicesPerNUMA {
 	per := DevicesPerNUMA{}
 	for _, d := range devices {
@@ -117,7 +117,7 @@ func perNUMA(devices []device.Device) DevicesPerNUMA {
 	return per
 }
 
-// Encode writes the file as a kubelet would. Equal files give equal bytes.
+// Encode returns the file as a kubelet writes it. Equal files have equal bytes.
 func (f File) Encode() ([]byte, error) {
 	d := checkpointData{
 		PodDeviceEntries:  make([]PodDevicesEntry, 0, len(f.Entries)),
@@ -126,7 +126,7 @@ func (f File) Encode() ([]byte, error) {
 	for _, e := range f.Entries {
 		answer := e.Answer
 		if answer == nil {
-			answer = []byte{} // JSON would bring back nil as nil, but a kubelet never writes it
+			answer = []byte{} // JSON keeps nil as null, which a kubelet never writes
 		}
 		d.PodDeviceEntries = append(d.PodDeviceEntries, PodDevicesEntry{
 			PodUID: string(e.Container.Pod), ContainerName: e.Container.Name, ResourceName: string(e.Resource),
@@ -143,7 +143,7 @@ func (f File) Encode() ([]byte, error) {
 	return marshal(d)
 }
 
-// Select returns the part of the file that is about some resources.
+// Select returns the part of the file about the selected resources.
 func (f File) Select(of func(device.ResourceName) bool) File {
 	part := File{Healthy: map[device.ResourceName][]device.ID{}}
 	for _, e := range f.Entries {
@@ -159,7 +159,7 @@ func (f File) Select(of func(device.ResourceName) bool) File {
 	return part
 }
 
-// Join returns one file of two that are about different resources.
+// Join merges two files about different resources.
 func (f File) Join(g File) File {
 	all := File{Entries: slices.Concat(f.Entries, g.Entries), Healthy: map[device.ResourceName][]device.ID{}}
 	slices.SortStableFunc(all.Entries, compare)
@@ -168,10 +168,10 @@ func (f File) Join(g File) File {
 	return all
 }
 
-// Empty reports whether the file says nothing.
+// Empty reports whether the file has no content.
 func (f File) Empty() bool { return len(f.Entries)+len(f.Healthy) == 0 }
 
-// Resources returns the resources that the file is about, ascending.
+// Resources returns the resources in the file, ascending.
 func (f File) Resources() []device.ResourceName {
 	names := map[device.ResourceName]bool{}
 	for r := range f.Healthy {
@@ -183,8 +183,8 @@ func (f File) Resources() []device.ResourceName {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// Write puts data at path, durably and in one step: a reader finds the old file or the new one. A listing of the
-// directory by a kubelet does not show the draft, whose name begins with a dot.
+// Write writes data to path, durably and in one step: a reader finds the old file or the new one. The temporary file's name
+// begins with a dot, so a kubelet's listing of the directory ignores it.
 func Write(path string, data []byte) error {
 	return write(path, func(d *shareddir.Dir, name string) error { return d.WriteFile(name, data) })
 }
@@ -201,10 +201,10 @@ func write(path string, with func(d *shareddir.Dir, name string) error) error {
 	return nil
 }
 
-// maxBytes bounds a file: a kubelet's has some 100 bytes for each device.
+// maxBytes bounds a file: a kubelet's file has some 100 bytes for each device.
 const maxBytes = 256 << 20
 
-// Read reads the file at path, which is a regular one and no link: plugins may write in its directory.
+// Read reads the file at path. It must be a regular file and no link, because plugins may write in its directory.
 func Read(path string) (File, error) {
 	d, name, err := shareddir.Split(path)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Grant reads the plugin's answer and checks it as one that comes from a plugin now.
+// Grant decodes the plugin's answer and checks it like a plugin's present answer.
 func (e Entry) Grant() (device.Grant, error) {
 	var answer pluginapi.ContainerAllocateResponse
 	if err := proto.Unmarshal(e.Answer, &answer); err != nil {
@@ -31,7 +31,7 @@ func (e Entry) Grant() (device.Grant, error) {
 	return g, nil
 }
 
-// answer is the way back.
+// answer is the inverse of Grant.
 func answer(g device.Grant) ([]byte, error) {
 	a := pluginapi.ContainerAllocateResponse{Envs: g.Env, Annotations: g.Annotations}
 	for _, m := range g.Mounts {

@@ -16,41 +16,41 @@ import (
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
-// View is what a Mirror shows.
+// View is the source of a Mirror.
 type View interface {
-	Snapshot() *device.Snapshot                   // who has what
-	Offers() map[device.ResourceName]device.Offer // what plugins list
-	Updated() <-chan struct{}                     // closed when either has changed since the call
+	Snapshot() *device.Snapshot                   // the pods' devices
+	Offers() map[device.ResourceName]device.Offer // the plugins' devices
+	Updated() <-chan struct{}                     // closed at the next change of either
 }
 
-// A Mirror keeps a file like the kubelet's up to date. Nobody waits for it.
+// A Mirror keeps a file like the kubelet's up to date. No component waits for it.
 type Mirror struct {
 	path string
 	view View
 	only *selection // nil: all resources are shown
 	log  *slog.Logger
 
-	told           bool            // it has been told that the file cannot be written; Run's
-	faults, strays *rate.Sometimes // of what is logged about that, and about another file at the path
+	told           bool            // the failure to write has been logged; Run's
+	faults, strays *rate.Sometimes // limits for log lines about that, and about another file at the path
 }
 
 const (
-	mirrorPause = time.Second // between two looks at what has changed
-	mirrorIdle  = 20          // so many times as long as a look has taken it rests: a twentieth of one core at most
-	mirrorRetry = time.Minute // the longest pause while the file cannot be written
+	mirrorPause = time.Second // between two updates
+	mirrorIdle  = 20          // rest, as a multiple of an update's duration: a twentieth of one core at most
+	mirrorRetry = time.Minute // the longest pause while writes fail
 )
 
-// NewMirror makes a Mirror that writes to path. Nothing is touched before Run.
+// NewMirror returns a Mirror that writes to path. It touches no file before Run.
 func NewMirror(path string, view View, log *slog.Logger) *Mirror {
 	return &Mirror{path: path, view: view, log: log, faults: seldom(), strays: seldom()}
 }
 
-// Run writes until ctx ends, and then what is still to be written. It always gives nil.
+// Run writes until ctx ends, and then writes the rest. It always returns nil.
 func (m *Mirror) Run(ctx context.Context) error {
 	m.sweep()
 	again := backoff.Backoff{First: mirrorPause, Last: mirrorRetry}
 	for {
-		moved := m.view.Updated() // before anything is looked at: what changes from here on counts
+		moved := m.view.Updated() // before update reads anything, so that no later change is missed
 		began := time.Now()
 		err := m.update()
 		pause := rest(time.Since(began))
@@ -76,7 +76,7 @@ func (m *Mirror) Run(ctx context.Context) error {
 			continue
 		}
 		if m.only != nil {
-			return nil // its directory is being removed, or the next start makes it good
+			return nil // its directory is being removed, or the next start updates the file
 		}
 		select {
 		case <-moved:
@@ -90,16 +90,16 @@ func (m *Mirror) Run(ctx context.Context) error {
 	}
 }
 
-// rest returns the pause after a look that has taken so long.
+// rest returns the pause after an update of this duration.
 func rest(took time.Duration) time.Duration { return max(mirrorPause, mirrorIdle*took) }
 
-// update writes the file if it is not as it should be. It says when that begins to fail and when it has ended.
+// update writes the file if it is out of date. It logs the first failure and the recovery.
 func (m *Mirror) update() error {
 	data, err := m.draw()
 	if err == nil && !m.has(data) {
 		err = write(m.path, func(d *shareddir.Dir, name string) error { return d.ReplaceFile(name, data) })
 		if m.only != nil && errors.Is(err, fs.ErrNotExist) {
-			err = nil // its pod is gone, with the directory
+			err = nil // the pod is gone, with its directory
 		}
 	}
 	switch {
@@ -115,7 +115,7 @@ func (m *Mirror) update() error {
 	return err
 }
 
-// draw returns what the file should say.
+// draw returns the file's current content.
 func (m *Mirror) draw() ([]byte, error) {
 	f := File{Healthy: map[device.ResourceName][]device.ID{}}
 	for r, o := range m.view.Offers() {
@@ -132,7 +132,7 @@ func (m *Mirror) draw() ([]byte, error) {
 	return f.Encode()
 }
 
-// has reports whether the file says that already. Another process may have written, removed or exchanged it.
+// has reports whether the file already has that content. Another process may have written, removed or exchanged the file.
 func (m *Mirror) has(data []byte) bool {
 	d, name, err := shareddir.Split(m.path)
 	if err != nil {
@@ -157,11 +157,11 @@ func (m *Mirror) has(data []byte) bool {
 	return err == nil && bytes.Equal(old, data)
 }
 
-// sweep removes drafts that a crash has left behind.
+// sweep removes temporary files left by a crash.
 func (m *Mirror) sweep() {
 	d, name, err := shareddir.Split(m.path)
 	if err != nil {
-		return // the first update says why
+		return // the first update reports why
 	}
 	defer d.Close()
 	if err := d.RemoveDrafts(name); err != nil {
@@ -169,5 +169,5 @@ func (m *Mirror) sweep() {
 	}
 }
 
-// seldom is for a line of the log that another process can have written as often as it likes.
+// seldom limits a log line that another process can trigger at will.
 func seldom() *rate.Sometimes { return &rate.Sometimes{First: 5, Interval: time.Minute} }

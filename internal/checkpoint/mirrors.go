@@ -11,14 +11,14 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Directories are those of plugin pods.
+// Directories are the directories of plugin pods.
 type Directories interface {
-	// Directories returns all, and a channel that is closed when they have changed.
+	// Directories returns all directories, and a channel that is closed when they have changed.
 	Directories() ([]device.PluginDir, <-chan struct{})
 }
 
-// Mirrors keep a file in the common directory, and one in each plugin pod's own. A pod's file has the devices of the pod's plugins:
-// no plugin sees what others give out.
+// Mirrors keeps a file in the common directory, and one in each plugin pod's own. A pod's file has the devices of the pod's
+// plugins: no plugin sees other plugins' assignments.
 type Mirrors struct {
 	common string
 	dirs   Directories
@@ -26,13 +26,13 @@ type Mirrors struct {
 	log    *slog.Logger
 }
 
-// NewMirrors makes Mirrors. Nothing is touched before Run.
+// NewMirrors returns Mirrors. It touches no file before Run.
 func NewMirrors(common string, dirs Directories, view View, log *slog.Logger) *Mirrors {
 	return &Mirrors{common: common, dirs: dirs, view: view, log: log}
 }
 
-// Run writes until ctx ends, and then what is still to be written to the common directory. It always gives nil. The files do not wait for each other: a
-// plugin may keep its own from being written.
+// Run writes until ctx ends, and then writes the rest to the common directory. It always returns nil. Each file has its own
+// goroutine: a plugin may block the writes of its own file.
 func (m *Mirrors) Run(ctx context.Context) error {
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -80,7 +80,7 @@ func (m *Mirrors) Run(ctx context.Context) error {
 	}
 }
 
-// A selection says which resources a file shows.
+// A selection is the resources that a file shows.
 type selection struct {
 	changes chan struct{} // size one
 
@@ -88,7 +88,7 @@ type selection struct {
 	resources []device.ResourceName // sorted
 }
 
-// set makes it that of a directory.
+// set makes it the selection of a directory.
 func (s *selection) set(d device.PluginDir) {
 	resources := slices.Sorted(slices.Values(d.Resources))
 	s.mu.Lock()

@@ -7,7 +7,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// FromState gives our state file as a kubelet would have written it: what pods hold, and what plugins offer.
+// FromState returns devmgrd's state file as a kubelet's file: the pods' devices and the plugins' offers.
 func FromState(pods []device.PodRecord, offered []device.Inventory) (File, error) {
 	f := File{Healthy: make(map[device.ResourceName][]device.ID, len(offered))}
 	for _, o := range offered {
@@ -20,7 +20,7 @@ func FromState(pods []device.PodRecord, offered []device.Inventory) (File, error
 	}
 	for _, e := range f.Entries {
 		if f.Healthy[e.Resource] == nil {
-			f.Healthy[e.Resource] = []device.ID{} // its plugin is not remembered, but the kubelet has to wait for it
+			f.Healthy[e.Resource] = []device.ID{} // no record of the plugin, but the kubelet must wait for it
 		}
 	}
 	slices.SortStableFunc(f.Entries, compare)
@@ -38,7 +38,7 @@ func healthy(o device.Inventory) []device.ID {
 	return ids
 }
 
-// add makes entries of what a pod has of the resources that have to be shown.
+// add adds entries for a pod's devices of the shown resources.
 func (f *File) add(pod device.Pod, all []device.Assignment, shown func(device.ResourceName) bool) error {
 	for _, as := range all {
 		for _, s := range as.Shares {

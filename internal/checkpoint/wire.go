@@ -8,7 +8,7 @@ import (
 	"k8s.io/utils/dump"
 )
 
-// The kubelet's own types. Their names, fields, and the order of the fields are part of the checksum.
+// The kubelet's types. Their names, their fields and the fields' order are part of the checksum.
 type (
 	// DevicesPerNUMA are IDs by NUMA node.
 	DevicesPerNUMA map[int64][]string
@@ -28,22 +28,22 @@ type (
 	}
 )
 
-// nowhere is the NUMA node of devices that are near none.
+// nowhere is the NUMA node of devices without one.
 const nowhere = -1
 
-// wire is the file as JSON has it.
+// wire is the file in JSON.
 type wire struct {
 	Data     checkpointData
 	Checksum uint64
 }
 
-// A CorruptError says that a file is not as its kubelet has written it.
+// A CorruptError reports that a file is not as its kubelet wrote it.
 type CorruptError struct {
 	Err error
 }
 
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("it is corrupt: %v; a kubelet would start with no assignments at all from it", e.Err)
+	return fmt.Sprintf("the file is corrupt: %v; a kubelet would load no assignments from it", e.Err)
 }
 
 // Unwrap returns the cause.
@@ -55,7 +55,7 @@ func unmarshal(data []byte) (checkpointData, error) {
 		return checkpointData{}, &CorruptError{err}
 	}
 	if sum := checksum(w.Data); sum != w.Checksum {
-		return checkpointData{}, &CorruptError{fmt.Errorf("its checksum is %d, and what is in it has %d", w.Checksum, sum)}
+		return checkpointData{}, &CorruptError{fmt.Errorf("its checksum is %d, and its content has %d", w.Checksum, sum)}
 	}
 	return w.Data, nil
 }

@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// Bounds of what Abridge shows.
+// Bounds of Abridge's result.
 const (
 	maxAbridged = 8  // IDs
 	maxShownID  = 80 // bytes of one ID
 )
 
-// Abridge returns IDs for a log line: all of a short list, and of a long one the first and the number of the others.
+// Abridge returns IDs for a log line: a short list in full, and the first IDs of a long one with the number of the others.
 func Abridge(ids []ID) string {
 	shown := make([]string, 0, maxAbridged)
 	for _, id := range ids[:min(len(ids), maxAbridged)] {

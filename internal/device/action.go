@@ -2,21 +2,21 @@ package device
 
 import "time"
 
-// An Action is a command that an operator gave to devmgrd and that changes something, or copies its files.
+// An Action is an operator's command that changes something in devmgrd, or copies its files.
 type Action struct {
 	At       time.Time
 	Verb     string // cordon, uncordon, drain, forget or backup
 	Operator Operator
-	Subject  []string // devices as RESOURCE/ID, a resource, or a file; of many, the first ones
+	Subject  []string // devices as RESOURCE/ID, a resource, or a file; at most the first few
 	More     int      // subjects that Subject leaves out
-	Reason   string   // the operator's own words
-	Err      string   // why devmgrd refused it; empty: it was done
+	Reason   string   // as given by the operator
+	Err      string   // why devmgrd refused the command; empty: it succeeded
 }
 
-// An Operator is the process that gave a command, by what the kernel says of it.
+// An Operator is the process that issued a command, as the kernel reports it.
 type Operator struct {
 	UID   uint32
-	Login *uint32 // the user who logged in to begin with (/proc/PID/loginuid); nil: no login, as from a service or a container
+	Login *uint32 // the user at login (/proc/PID/loginuid); nil: no login, as from a service or a container
 	PID   int32   // 0: outside of devmgrd's PID namespace
 	Name  string  // of the program
 }

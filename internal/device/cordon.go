@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// A Cordon takes one device out of service: nobody is given it. Whoever has it keeps it.
+// A Cordon takes one device out of service: no pod is assigned it. A pod that has the device keeps it.
 type Cordon struct {
 	Resource ResourceName `json:"-"`
 	ID       ID           `json:"-"`
-	Reason   string       `json:"reason,omitempty"` // what somebody has said, for people
+	Reason   string       `json:"reason,omitempty"` // as given by the operator
 	Since    time.Time    `json:"since"`
 }
 
-// An UnknownDeviceError says that nobody has heard of a device.
+// An UnknownDeviceError reports that a resource has no such device.
 type UnknownDeviceError struct {
 	Resource ResourceName
 	ID       ID

@@ -5,19 +5,19 @@ import (
 	"strings"
 )
 
-// An InUseError says why a resource cannot be forgotten. A Serving plugin, or Pods that have its devices or ask for them.
+// An InUseError reports why a resource cannot be forgotten: a Serving plugin, or Pods that have or request its devices.
 type InUseError struct {
 	Resource ResourceName
 	Serving  bool
 	Pods     []Pod
 }
 
-// maxNamed is how many pods a message names.
+// maxNamed is the number of pods that a message names.
 const maxNamed = 5
 
 func (e *InUseError) Error() string {
 	if e.Serving {
-		return fmt.Sprintf("%s is in use: its device plugin is serving; end the plugin first", e.Resource)
+		return fmt.Sprintf("%s is in use: its device plugin is serving; stop the plugin first", e.Resource)
 	}
 	names := make([]string, min(len(e.Pods), maxNamed))
 	for i := range names {
@@ -29,5 +29,5 @@ func (e *InUseError) Error() string {
 	if len(e.Pods) > maxNamed {
 		more = fmt.Sprintf(" and %d more", len(e.Pods)-maxNamed)
 	}
-	return fmt.Sprintf("%s is in use by %s%s: what has its devices or asks for them has to end first", e.Resource, strings.Join(names, ", "), more)
+	return fmt.Sprintf("%s is in use by %s%s: pods that hold or request its devices must end first", e.Resource, strings.Join(names, ", "), more)
 }

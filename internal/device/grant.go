@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Check tells what is wrong with a plugin's answer, if anything, by the name of the field in the device plugin API. One
-// with nothing in it is good: the container has the devices and needs nothing in order to use them.
+// Check returns an error if a plugin's answer is invalid, with the field's name in the device plugin API. An empty answer is
+// valid: the container has the devices and needs nothing else to use them.
 func (g Grant) Check() error {
 	if err := g.checkSize(); err != nil {
 		return err
@@ -37,7 +37,7 @@ func (g Grant) Check() error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(g.Annotations)) {
 		if name == "" || strings.ContainsRune(name+g.Annotations[name], 0) {
-			return fmt.Errorf("annotations[%q]: the name is empty, or name or value has a NUL in it", clip(name))
+			return fmt.Errorf("annotations[%q]: the name is empty, or the name or value contains NUL", clip(name))
 		}
 	}
 	return nil
@@ -48,9 +48,9 @@ func checkVariable(name, value string) error {
 	case name == "":
 		return errors.New("the name is empty")
 	case strings.ContainsAny(name, "=\x00"):
-		return errors.New("the name has '=' or NUL in it")
+		return errors.New("the name contains '=' or NUL")
 	case strings.ContainsRune(value, 0):
-		return errors.New("the value has a NUL in it")
+		return errors.New("the value contains NUL")
 	}
 	return nil
 }
@@ -64,7 +64,7 @@ func (n Node) check() error {
 			return err
 		}
 	}
-	// Without permissions the container would have the node and be refused by it.
+	// Without permissions the container would have the node, but the kernel would refuse access.
 	if n.Permissions == "" || strings.Trim(n.Permissions, "rwm") != "" {
 		return fmt.Errorf("permissions %q are not one or more of r, w and m", clip(n.Permissions))
 	}

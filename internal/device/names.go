@@ -5,28 +5,28 @@ import (
 	"strings"
 )
 
-// A ResourceName names a kind of device as Kubernetes does, for example "vendor.example/gpu".
-// ParseResourceName is the only way in for names that come from outside.
+// A ResourceName names a kind of device as Kubernetes does, for example "vendor.example/gpu". Names from outside enter only
+// through ParseResourceName.
 type ResourceName string
 
-// An ID is a plugin's name for one device. It means nothing outside its resource.
+// An ID is a plugin's name for one device. It is unique only within its resource.
 type ID string
 
-// A PodUID identifies one life of a pod: a pod recreated under the same name has another.
+// A PodUID identifies one life of a pod: a recreated pod of the same name has another UID.
 type PodUID string
 
-// A Pod names a pod for people (namespace and name) and for the state file (UID).
+// A Pod identifies a pod for people (namespace and name) and for the state file (UID).
 type Pod struct {
 	UID       PodUID `json:"uid"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 }
 
-// String gives namespace/name, the way kubectl names pods.
+// String returns namespace/name, as kubectl prints it.
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 
-// A Container is a container of a pod. It stays the same when the container restarts under a new runtime ID,
-// and when the pod's sandbox is recreated.
+// A Container is a container of a pod. It stays the same when the container restarts under a new runtime ID, and when the
+// pod's sandbox is recreated.
 type Container struct {
 	Pod  PodUID `json:"pod"`
 	Name string `json:"name"`
@@ -34,13 +34,13 @@ type Container struct {
 
 const (
 	maxLabel  = 63  // a DNS label, and the part of a resource name after the slash
-	maxDomain = 244 // a DNS name of 253 characters with room for the quota prefix "requests."
+	maxDomain = 244 // a DNS name of 253 characters less the quota prefix "requests."
 )
 
-// ParseResourceName takes s as the name of an extended resource, by the rules of Kubernetes (IsExtendedResourceName
-// in its core validation): a DNS domain that is not kubernetes.io nor below it, a slash, and a name of at most
-// 63 letters, digits, '-', '_' and '.', which starts and ends with a letter or digit. The prefix "requests." is
-// kept for quotas. The error says which part is wrong and shows a name that would do.
+// ParseResourceName parses the name of an extended resource by the rules of Kubernetes (IsExtendedResourceName in its core
+// validation): a DNS domain other than kubernetes.io and its subdomains, a slash, and a name of at most 63 letters, digits,
+// '-', '_' and '.', which starts and ends with a letter or digit. The prefix "requests." is reserved for quotas. The error
+// names the invalid part and shows a valid name.
 func ParseResourceName(s string) (ResourceName, error) {
 	bad := func(why string) (ResourceName, error) {
 		return "", fmt.Errorf("resource name %q: %s; an extended resource is named like vendor.example/gpu", clip(s), why)
@@ -52,9 +52,9 @@ func ParseResourceName(s string) (ResourceName, error) {
 	case strings.Contains(name, "/"):
 		return bad("there is more than one slash")
 	case strings.HasPrefix(s, "requests."):
-		return bad(`the prefix "requests." is kept for quotas`)
+		return bad(`the prefix "requests." is reserved for quotas`)
 	case strings.Contains(s, "kubernetes.io/"):
-		return bad("the domain kubernetes.io belongs to Kubernetes itself")
+		return bad("the domain kubernetes.io is reserved for Kubernetes")
 	case !validDomain(domain):
 		return bad("the domain is not a lower-case DNS name of at most 244 characters")
 	case !validName(name):
@@ -95,7 +95,7 @@ func validName(s string) bool {
 func lowerOrDigit(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }
 func alphanumeric(c byte) bool { return lowerOrDigit(c) || 'A' <= c && c <= 'Z' }
 
-// clip keeps what a peer sent short enough for a message.
+// clip shortens a peer's text for a message.
 func clip(s string) string {
 	if len(s) > 300 {
 		return s[:300] + "..."

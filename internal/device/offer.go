@@ -2,49 +2,49 @@ package device
 
 import "time"
 
-// A Device is one device as its plugin describes it.
+// A Device is one device as its plugin lists it.
 type Device struct {
 	ID      ID    `json:"id"`
 	Healthy bool  `json:"healthy"`
-	NUMA    []int `json:"numa,omitempty"` // the NUMA nodes it is near; empty: it has no place
-	// Added is when the plugin began to list the device, in Unix nanoseconds: higher than the Added of each device that
-	// the plugin began to list earlier. 0: the device was in the plugin's first list, or the time is not known.
+	NUMA    []int `json:"numa,omitempty"` // nearby NUMA nodes; empty: none
+	// Added is when the plugin began to list the device, in Unix nanoseconds: higher than for each device listed earlier. 0:
+	// the device was in the plugin's first list, or the time is not known.
 	Added int64 `json:"added,omitempty"`
 }
 
-// An Inventory is a plugin's latest full word on its devices: replaced, never patched.
-// Devices are in the order of CompareIDs and no ID appears twice.
+// An Inventory is a plugin's latest full list of devices: replaced, never patched. Devices are in the order of CompareIDs and
+// no ID appears twice.
 type Inventory struct {
 	Resource ResourceName
 	Devices  []Device
 }
 
-// SameList reports whether two lists of devices are one slice, not just alike. Lists are replaced and never edited, so one
-// that is handed on unchanged is recognised by that, however long it is.
+// SameList reports whether two lists of devices are the same slice, not just equal. Lists are replaced and never edited, so
+// this detects an unchanged list of any length at once.
 func SameList(a, b []Device) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// An Offer is what devmgrd has of one resource at this moment.
+// An Offer is the current state of one resource in devmgrd.
 type Offer struct {
 	Inventory Inventory
 	State     OfferState
-	Since     time.Time // it has been Serving, connected or away; or since devmgrd has known
-	Connected bool      // a plugin has been reached and its devices are asked for, though it may not have listed them yet
-	Reported  bool      // the plugin, or the store on its behalf, has listed its devices at least once
-	PreStart  bool      // PreStartContainer has to run before each start of a container
+	Since     time.Time // start of the present Status, or of devmgrd's knowledge of it
+	Connected bool      // the connection to the plugin is up, though it may not have listed its devices yet
+	Reported  bool      // the plugin, or the state file, has listed the devices at least once
+	PreStart  bool      // PreStartContainer must run before each start of a container
 	Session   uint64    // changes when a registration is accepted, and when a plugin that was away lists its devices again
-	Prefers   bool      // GetPreferredAllocation may be asked which devices go well together
-	// LastError is why the plugin could not be reached, registered or followed the last time that this failed, and
-	// LastErrorAt when that was. Empty: it has not failed since devmgrd was started.
+	Prefers   bool      // the plugin supports GetPreferredAllocation
+	// LastError is the latest failure to reach, register or follow the plugin, and LastErrorAt its time. Empty: none since
+	// devmgrd started.
 	LastError   string
 	LastErrorAt time.Time
 }
 
-// StatusConnected is the Status of an Offer whose plugin is there and has not listed its devices yet.
+// StatusConnected is the Status of an Offer whose plugin is connected and has not listed its devices yet.
 const StatusConnected = "connected"
 
-// Status returns the state of the Offer's plugin in a word: "serving", "connected", "stale" or "lost".
+// Status returns the state of the Offer's plugin: "serving", "connected", "stale" or "lost".
 func (o Offer) Status() string {
 	if o.Connected && (o.State != Serving || !o.Reported) {
 		return StatusConnected
@@ -52,14 +52,14 @@ func (o Offer) Status() string {
 	return o.State.String()
 }
 
-// OfferState says how far an Offer may be trusted.
+// OfferState is how far an Offer may be trusted.
 type OfferState int
 
 const (
 	// Serving: the plugin's stream is open.
 	Serving OfferState = iota
-	// Stale: the plugin is away, but has been for less than the grace period. Its devices still count for the
-	// published number, so that a plugin's roll-out moves nothing; nothing new is allocated from it.
+	// Stale: the plugin has been away for less than the grace period. Its devices still count in the published capacity, so
+	// that a rollout of the plugin does not change the Node; devmgrd assigns none of them.
 	Stale
 	// Lost: the plugin has been away for longer. Only devices in use count.
 	Lost
@@ -69,16 +69,16 @@ func (s OfferState) String() string {
 	return [...]string{"serving", "stale", "lost"}[s]
 }
 
-// A PluginRecord is what the store keeps of a resource, so that a plugin that still serves can be taken up again
-// without registering again, and the published number does not move while it is away.
+// A PluginRecord is the store's record of a resource. With it devmgrd reconnects to a serving plugin without a new
+// registration, and the published capacity does not change while the plugin is away.
 type PluginRecord struct {
 	Resource ResourceName
-	Endpoint string // its socket: a name in the directory in which it registered, or a path
+	Endpoint string // the plugin's socket: a name in the directory of its registration, or a path
 	Pod      PluginPod
-	Reported bool     // Devices is the plugin's word, not just the lack of one
+	Reported bool     // the plugin has listed Devices, even if empty
 	Devices  []Device // as in Inventory
-	// Away is since when the plugin is away, and Lost that it has been so for the grace period. Zero: the plugin served
-	// when the record was written, or the record is of a version that did not keep it.
+	// Away is when the plugin went away, and Lost reports that the grace period has passed since. Zero: the plugin served when
+	// the record was written, or an older version wrote the record.
 	Away time.Time
 	Lost bool
 }

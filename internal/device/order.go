@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// CompareIDs orders IDs as people count: gpu-2 comes before gpu-10. A number is a digit and the hexadecimal digits that
-// follow it, so that PCI addresses and UUIDs are in their own order too: 0000:3b:00.2 is after 0000:10:00.2. IDs that
-// differ in leading zeros alone are ordered as text: the order is total.
+// CompareIDs orders IDs by number: gpu-2 comes before gpu-10. A number is a digit and the hexadecimal digits that follow it,
+// so PCI addresses and UUIDs keep their own order too: 0000:3b:00.2 is after 0000:10:00.2. IDs that differ only in leading
+// zeros are ordered as text: the order is total.
 func CompareIDs(a, b ID) int {
 	i := 0
 	for i < len(a) && i < len(b) && a[i] == b[i] {
@@ -36,7 +36,7 @@ func CompareIDs(a, b ID) int {
 	}
 }
 
-// numberStart returns where the number begins that the byte before i belongs to, or i.
+// numberStart returns the start of the number that contains the byte before i, or i.
 func numberStart(id ID, i int) int {
 	start := i
 	for start > 0 && isHexDigit(id[start-1]) {
@@ -48,7 +48,7 @@ func numberStart(id ID, i int) int {
 	return start
 }
 
-// cutNumber returns the number at the beginning of id, without leading zeros, and what follows it.
+// cutNumber returns the number at the beginning of id, without leading zeros, and the rest of id.
 func cutNumber(id ID) (number, rest ID) {
 	zeros := 0
 	for zeros < len(id) && id[zeros] == '0' {

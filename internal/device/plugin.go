@@ -1,7 +1,7 @@
 package device
 
-// A PluginPod is the pod in which a device plugin runs. It is zero where that is not known: the plugin runs on the host, or its
-// container has the common directory.
+// A PluginPod is the pod in which a device plugin runs. It is zero where the pod is not known: the plugin runs on the host,
+// or its container mounts the common directory.
 type PluginPod struct {
 	Pod
 	ServiceAccount string // empty: not known
@@ -10,22 +10,22 @@ type PluginPod struct {
 // Known reports whether the pod is known.
 func (p PluginPod) Known() bool { return p.UID != "" }
 
-// A Registration says where a resource's plugin listens and whose it is.
+// A Registration is a resource's plugin socket and the plugin's pod.
 type Registration struct {
-	Endpoint string // its socket: a name in the directory in which it registered, or a path; empty: it has none any longer
+	Endpoint string // the plugin's socket: a name in the directory of its registration, or a path; empty: none left
 	Pod      PluginPod
 }
 
 // A PluginDir is a directory in which device plugins register: a plugin pod's own, or the common one, which has no owner.
 type PluginDir struct {
 	Owner    Pod
-	Sockets  string // the path of what a plugin has in the place of the kubelet's device plugin directory
-	Registry string // likewise of plugins_registry; empty: there is none
-	// Resources are those of the owner's plugins.
+	Sockets  string // the host path mounted in place of the kubelet's device plugin directory
+	Registry string // likewise for plugins_registry; empty: none
+	// Resources are those that the owner's plugins serve.
 	Resources []ResourceName
 }
 
-// PluginGrants is what the plugins of a resource have granted: names and paths, without values.
+// PluginGrants are the names and paths, without values, that the plugins of a resource have granted.
 type PluginGrants struct {
 	Resource    ResourceName
 	Env         []GrantName
@@ -33,18 +33,18 @@ type PluginGrants struct {
 	Devices     []GrantName // likewise
 	Annotations []GrantName // keys
 	CDIKinds    []GrantName
-	Full        bool // they have granted more than is remembered
+	Full        bool // the record is full: the plugins have granted more
 }
 
 // A GrantName is a name or path that a plugin has granted.
 type GrantName struct {
 	Text    string
-	Pattern string // it matches names that differ in device IDs and numbers only
+	Pattern string // matches names that differ only in device IDs and numbers
 }
 
 // A HostNode is a device node of the host.
 type HostNode struct {
-	Path  string // without links
+	Path  string // links resolved
 	Kind  string // "c" or "b"
 	Major int64
 }

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// QuoteID returns an ID as people read it: as it is or, with spaces, characters that cannot be seen, invalid UTF-8 or a
-// quote in front, as a Go string literal, which is how the log writes it.
+// QuoteID returns an ID for display: unchanged or, if it has spaces, invisible characters, invalid UTF-8 or a leading quote,
+// as a Go string literal, as in the log.
 func QuoteID(id ID) string {
 	s := string(id)
 	hidden := func(r rune) bool { return r == utf8.RuneError || unicode.IsSpace(r) || !unicode.IsPrint(r) }
@@ -18,7 +18,7 @@ func QuoteID(id ID) string {
 	return s
 }
 
-// UnquoteID takes back what QuoteID returns. Other text is an ID as it is.
+// UnquoteID reverses QuoteID. Other text is an ID as it stands.
 func UnquoteID(s string) ID {
 	if strings.HasPrefix(s, `"`) {
 		if id, err := strconv.Unquote(s); err == nil {

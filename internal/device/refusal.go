@@ -2,14 +2,14 @@ package device
 
 import "fmt"
 
-// A Refusal is an error that says why a container has to wait, in the one word for it and in a sentence.
-// Rooms that fail on a container's behalf return one, so that whoever tells the user need not guess.
+// A Refusal is an error that carries why a container waits, as a Reason and a sentence. Packages that fail on a container's
+// behalf return one, so that the user sees the exact reason.
 type Refusal struct {
 	Wait
 	Err error // the cause, if there is one
 }
 
-// Refuse makes a Refusal; cause may be nil.
+// Refuse returns a Refusal; cause may be nil.
 func Refuse(reason Reason, cause error, format string, args ...any) *Refusal {
 	return &Refusal{Wait: Wait{Reason: reason, Message: fmt.Sprintf(format, args...)}, Err: cause}
 }

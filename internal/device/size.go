@@ -2,7 +2,7 @@ package device
 
 import "fmt"
 
-// Limits of what plugins answer to Allocate, in bytes as Size counts them.
+// Limits of plugins' answers to Allocate, in bytes as Size counts them.
 const (
 	// MaxGrant bounds all grants of one container together. The container runtime lists its containers to NRI plugins in
 	// messages of at most 4 MiB and never splits them below four pods and four containers: four containers with larger
@@ -12,11 +12,11 @@ const (
 	// MaxPodGrants bounds all grants of one pod together: they are one record of the state file.
 	MaxPodGrants = 4 << 20
 
-	// entrySize is added for each entry of a grant: what the encodings of the state file and of NRI need around its text.
+	// entrySize is added for each entry of a grant: the overhead of the encodings of the state file and of NRI.
 	entrySize = 64
 )
 
-// Size returns how many bytes a grant counts: its text, and a fixed number for each entry.
+// Size returns the number of bytes that a grant counts: its text, and a fixed number for each entry.
 func (g Grant) Size() int {
 	n := 0
 	for k, v := range g.Env {
@@ -43,7 +43,7 @@ func (n Node) size() int {
 	return entrySize + len(n.ContainerPath) + len(n.HostPath) + len(n.Permissions)
 }
 
-// largest names the largest entry of a grant by its field in the device plugin API, and returns its size.
+// largest returns the field in the device plugin API and the size of a grant's largest entry.
 func (g Grant) largest() (field string, size int) {
 	see := func(n int, name func() string) {
 		if n > size {
@@ -76,7 +76,7 @@ func (g Grant) checkSize() error {
 		return nil
 	}
 	field, largest := g.largest()
-	return fmt.Errorf("it grants %d bytes, and %d are allowed; the largest entry is %s with %d", size, MaxGrant, field, largest)
+	return fmt.Errorf("the grant has %d bytes, and %d are allowed; the largest entry is %s with %d", size, MaxGrant, field, largest)
 }
 
 // Grants sums up the grants of a container or of a pod.
@@ -96,12 +96,12 @@ func (g *Grants) Add(shares ...Share) {
 	}
 }
 
-// CheckContainer returns a refusal if these are more than one container can have.
+// CheckContainer returns a refusal if the grants exceed the limit of one container.
 func (g *Grants) CheckContainer(name string) *Refusal {
 	return g.check("container "+name, MaxGrant)
 }
 
-// CheckPod returns a refusal if these are more than one pod can have.
+// CheckPod returns a refusal if the grants exceed the limit of one pod.
 func (g *Grants) CheckPod() *Refusal { return g.check("the pod", MaxPodGrants) }
 
 func (g *Grants) check(whose string, limit int) *Refusal {

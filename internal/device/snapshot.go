@@ -2,28 +2,28 @@ package device
 
 import "time"
 
-// A Snapshot is who has which devices at one moment. It is never changed: the next moment has another.
+// A Snapshot is all pods' allocations at one moment. It never changes.
 type Snapshot struct {
-	Revision uint64 // of the newest change that is in it
+	Revision uint64 // of the newest change included
 	Pods     []*PodAllocation
 }
 
-// A Allocation is one pod that is known here, and the devices that it has.
+// A PodAllocation is one known pod and its devices.
 type PodAllocation struct {
 	Pod Pod
-	// Active: the pod is bound to this node and has not ended. Else it has ended, or is gone, and the runtime may still have a
-	// container of it, so the devices are its own.
+	// Active: the pod is bound to this node and has not ended. Otherwise it has ended or is gone, but keeps its devices
+	// because the runtime may still have a container of it.
 	Active bool
-	// Containers are those that run until the pod ends, whether they ask for devices or not: so many Sidecars, then the
-	// others, each in the order of the pod's specification.
+	// Containers are those that run until the pod ends, whether they request devices or not: the Sidecars first, by number,
+	// then the others, each in the order of the pod's specification.
 	Containers []string
 	Sidecars   int
-	// Incomplete: the pod asks for devices, and does not have them yet.
+	// Incomplete: the pod requests devices, and does not have all of them yet.
 	Incomplete  bool
-	Assignments []Assignment // of all containers, init containers too, in the order in which they start
+	Assignments []Assignment // of all containers, init containers too, in starting order
 }
 
-// Of returns what the container of that name has, if anything.
+// Of returns the assignment of the container of that name, if any.
 func (h *PodAllocation) Of(container string) (Assignment, bool) {
 	for _, as := range h.Assignments {
 		if as.Container.Name == container {
@@ -33,10 +33,10 @@ func (h *PodAllocation) Of(container string) (Assignment, bool) {
 	return Assignment{}, false
 }
 
-// A Change is one step from a Board to the next: what has become of one pod.
+// A Change is the difference for one pod between a Snapshot and the next.
 type Change struct {
 	Revision uint64 // one more than that of the change before
 	At       time.Time
 	Before   *PodAllocation // nil: the pod is new
-	After    *PodAllocation // nil: it is gone
+	After    *PodAllocation // nil: the pod is gone
 }

@@ -2,22 +2,22 @@ package device
 
 import "time"
 
-// A Span is one container's hold on devices of one resource, from when to when.
+// A Span is one container's hold on devices of one resource, with its beginning and end.
 type Span struct {
-	Number      uint64 // its own, and higher than that of any before it
+	Number      uint64 // unique, and higher than in any earlier span
 	Pod         Pod
 	Container   string
 	Resource    ResourceName
 	IDs         []ID // ascending
 	From        time.Time
-	FromApprox  bool      // nobody saw it begin: From is when it was noticed
-	Until       time.Time // zero: the container has them still
-	UntilApprox bool      // nobody saw it end: Until is when that was noticed
+	FromApprox  bool      // devmgrd did not see the beginning: From is when it noticed
+	Until       time.Time // zero: the container still has them
+	UntilApprox bool      // devmgrd did not see the end: Until is when it noticed
 }
 
-// A SpanKey names a span that has ended. Those of the oldest ends come first.
+// A SpanKey identifies a span that has ended. Keys sort by the time of the end.
 type SpanKey struct {
 	Until  time.Time
 	Number uint64
-	Bytes  int // about what it takes to keep it
+	Bytes  int // approximate size of its record
 }

@@ -12,24 +12,24 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A Allocator knows who has which devices, and what has become of that.
+// An Allocator publishes allocations and their changes.
 type Allocator interface {
 	Snapshot() *device.Snapshot
-	// ChangesSince returns the changes after a revision, in order, at most most of them; false: they are no longer known.
+	// ChangesSince returns the changes after a revision in order, at most most of them; false: not all of them are known.
 	ChangesSince(revision uint64, most int) ([]device.Change, bool)
-	// Updated returns a channel that is closed when there is another change since the call.
+	// Updated returns a channel that is closed at the next change after the call.
 	Updated() <-chan struct{}
 }
 
-// Store keep spans.
+// A Store keeps spans.
 type Store interface {
-	// SaveHistory makes spans durable, each in the place of what it was while it was open, and forgets others, in one commit.
+	// SaveHistory makes spans durable, each in place of its open record, and forgets others, in one commit.
 	SaveHistory(save []device.Span, forget []device.SpanKey) error
 	// Spans returns all spans that had not ended by then.
 	Spans(since time.Time) ([]device.Span, error)
 	// OpenSpans returns the spans that have not ended.
 	OpenSpans() ([]device.Span, error)
-	// HistoryKeys returns all spans that have ended, in the order of their ends.
+	// HistoryKeys returns the keys of all spans that have ended, ordered by end.
 	HistoryKeys() ([]device.SpanKey, error)
 }
 
@@ -37,37 +37,37 @@ type Store interface {
 type Config struct {
 	Allocator Allocator
 	Store     Store
-	Known     []device.Span // those that are open in Store, if it could be read
+	Known     []device.Span // the open spans in Store, if they could be read
 	Log       *slog.Logger
 }
 
-// A Recorder remembers who had which devices.
+// A Recorder records which container had which devices.
 type Recorder struct {
 	cfg Config
 
-	counted bool // what the history file holds has been added to spans; Run's
-	failing bool // it has been told that writing fails; Run's
+	counted bool // the history file's content has been added to spans; Run's
+	failing bool // the failure to write has been logged; Run's
 
 	mu       sync.Mutex
 	spans    spans
-	revision uint64 // of the board, up to which spans are true
+	revision uint64 // of the allocator, up to which spans are current
 	begun    bool   // revision is of this process
 }
 
-// Bounds of what is remembered.
+// Bounds of the history.
 const (
 	MaxEnded = 10_000
 	MaxAge   = 30 * 24 * time.Hour
-	maxBytes = 16 << 20 // of spans that have ended, as they are kept
+	maxBytes = 16 << 20 // of ended spans, as stored
 )
 
 const (
-	batch    = time.Second // from a change until it is written
-	retry    = time.Minute // the longest pause while nothing can be written
-	maxSteps = 256         // changes that are fetched at once
+	batch    = time.Second // delay from a change to its write
+	retry    = time.Minute // the longest pause while writes fail
+	maxSteps = 256         // changes fetched at once
 )
 
-// New makes a Recorder. Nothing is read or written before Run.
+// New returns a Recorder. It reads and writes nothing before Run.
 func New(c Config) *Recorder {
 	if c.Allocator == nil || c.Store == nil || c.Log == nil {
 		panic("history: Allocator, Store and Log are required")
@@ -75,11 +75,11 @@ func New(c Config) *Recorder {
 	return &Recorder{cfg: c, spans: newSpans(c.Known)}
 }
 
-// Run writes until ctx ends, and then what is still to be written. It always gives nil.
+// Run writes until ctx ends, and then writes the rest. It always returns nil.
 func (r *Recorder) Run(ctx context.Context) error {
 	again := backoff.Backoff{First: batch, Last: retry}
 	for {
-		moved := r.cfg.Allocator.Updated() // before anything is looked at: what changes from here on counts
+		moved := r.cfg.Allocator.Updated() // before update reads anything, so that no later change is missed
 		err := r.update()
 		pause := batch
 		if err == nil {
@@ -104,7 +104,7 @@ func (r *Recorder) Run(ctx context.Context) error {
 	}
 }
 
-// Spans returns all spans that had not ended by then, as far as they are remembered, in the order of their beginnings.
+// Spans returns all remembered spans that had not ended by then, ordered by beginning.
 func (r *Recorder) Spans(since time.Time) ([]device.Span, error) {
 	if oldest := time.Now().Add(-MaxAge); since.Before(oldest) {
 		since = oldest
@@ -113,7 +113,7 @@ func (r *Recorder) Spans(since time.Time) ([]device.Span, error) {
 	r.followLocked()
 	fresh := r.spans.unwritten(since)
 	r.mu.Unlock()
-	// In this order: what is written meanwhile is in both, and in neither it would be missing.
+	// In this order a span written meanwhile is in both lists; in the other order it would be in none.
 	all, err := r.cfg.Store.Spans(since)
 	if err != nil {
 		return nil, err
@@ -137,7 +137,7 @@ func (r *Recorder) Spans(since time.Time) ([]device.Span, error) {
 	return all, nil
 }
 
-// followLocked brings the spans up to date with the ledger.
+// followLocked brings the spans up to date with the allocator.
 func (r *Recorder) followLocked() {
 	for r.begun {
 		changes, known := r.cfg.Allocator.ChangesSince(r.revision, maxSteps)
@@ -161,7 +161,7 @@ func (r *Recorder) followLocked() {
 	r.revision, r.begun = b.Revision, true
 }
 
-// update writes what is due. It says when that begins to fail and when it has ended.
+// update writes due records. It logs the first failure and the recovery.
 func (r *Recorder) update() error {
 	r.countStored()
 	r.mu.Lock()
@@ -188,7 +188,8 @@ func (r *Recorder) update() error {
 	return err
 }
 
-// countStored adds what the history file holds of old, as soon as it can be read. Of spans that have ended it takes only the keys.
+// countStored adds the history file's earlier content, as soon as the file is readable. Of ended spans it reads only the
+// keys.
 func (r *Recorder) countStored() {
 	if r.counted {
 		return
@@ -199,12 +200,12 @@ func (r *Recorder) countStored() {
 		keys, err = r.cfg.Store.HistoryKeys()
 	}
 	if err != nil {
-		return // a file that cannot be opened cannot be written either, and update says so
+		return // a file that cannot be opened cannot be written either, and update logs that
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.spans.adopt(open) {
-		r.begun = false // the pods that they are of may have gone
+		r.begun = false // the spans' pods may have gone
 	}
 	r.spans.add(keys)
 	r.counted = true

@@ -9,18 +9,18 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// spans are those that are open, and what of them and of those that have ended is not written yet.
+// spans are the open spans, and the unwritten state of open and ended ones.
 type spans struct {
 	open   map[device.PodUID]map[part]device.Span
-	fresh  map[uint64]device.Span // not in the history file as they are here
+	fresh  map[uint64]device.Span // different from the history file
 	inside map[uint64]bool        // open in the history file
-	ended  []device.SpanKey       // all that are remembered, in the order of their ends
+	ended  []device.SpanKey       // all remembered ones, ordered by end
 	bytes  int                    // of ended
-	gone   []device.SpanKey       // in the history file, and to be forgotten
+	gone   []device.SpanKey       // in the history file, and due for removal
 	last   uint64                 // the highest number
 }
 
-// A part of a pod has a span of its own.
+// A part is one container's devices of one resource; each part has its own span.
 type part struct {
 	container string
 	resource  device.ResourceName
@@ -32,8 +32,8 @@ func newSpans(known []device.Span) spans {
 	return s
 }
 
-// adopt adds spans that are open in the history file, and reports whether some were new. Where two are of one part the earlier ends
-// when the later begins: the history file could not be read at the start, or an older devmgrd has kept its own.
+// adopt adds the history file's open spans, and reports whether some were new. Of two spans of one part the earlier ends when
+// the later begins: the history file was unreadable at the start, or an older devmgrd kept spans of its own.
 func (s *spans) adopt(open []device.Span) (some bool) {
 	for _, k := range open {
 		if s.inside[k.Number] {
@@ -61,7 +61,7 @@ func (s *spans) of(uid device.PodUID) map[part]device.Span {
 	return s.open[uid]
 }
 
-// show has the spans of one pod be what it holds. late: it may hold that for longer than since at.
+// show updates the spans of one pod to its allocation. late: the pod may have had the allocation for longer than since at.
 func (s *spans) show(h *device.PodAllocation, at time.Time, late bool) {
 	at = at.Round(0).UTC() // the history file keeps no monotonic clock
 	holds := map[part][]device.ID{}
@@ -73,17 +73,17 @@ func (s *spans) show(h *device.PodAllocation, at time.Time, late bool) {
 	mine := s.of(h.Pod.UID)
 	for p, span := range mine {
 		if ids, has := holds[p]; has && slices.Equal(ids, span.IDs) {
-			delete(holds, p) // nothing has become of it
+			delete(holds, p) // unchanged
 			continue
 		}
 		delete(mine, p)
 		s.end(span, at, late)
 	}
-	// In one order, so that numbers are.
+	// Ordered, so that the numbers are.
 	for _, p := range slices.SortedFunc(maps.Keys(holds), func(a, b part) int {
 		return cmp.Or(cmp.Compare(a.container, b.container), cmp.Compare(a.resource, b.resource))
 	}) {
-		// Higher than those of before a restart, too, which may not have been read yet.
+		// Higher than numbers from before a restart, too, which may not have been read yet.
 		s.last = max(s.last+1, uint64(max(at.UnixNano(), 0)))
 		span := device.Span{Number: s.last, Pod: h.Pod, Container: p.container, Resource: p.resource, IDs: holds[p], From: at, FromApprox: late}
 		mine[p], s.fresh[span.Number] = span, span
@@ -93,10 +93,10 @@ func (s *spans) show(h *device.PodAllocation, at time.Time, late bool) {
 	}
 }
 
-// replace has the spans be what these pods hold, and those of others end.
+// replace updates the spans to these pods' allocations, and ends the spans of other pods.
 func (s *spans) replace(pods []*device.PodAllocation, at time.Time) {
 	there := map[device.PodUID]bool{}
-	// A board has no order; numbers should have one.
+	// A snapshot has no order, but the numbers should.
 	for _, h := range slices.SortedFunc(slices.Values(pods), func(a, b *device.PodAllocation) int {
 		return cmp.Or(cmp.Compare(a.Pod.Namespace, b.Pod.Namespace), cmp.Compare(a.Pod.Name, b.Pod.Name))
 	}) {
@@ -119,7 +119,7 @@ func (s *spans) end(span device.Span, at time.Time, late bool) {
 	s.add([]device.SpanKey{{Until: span.Until, Number: span.Number, Bytes: size(span)}})
 }
 
-// size is about what a span takes in the history file.
+// size returns the approximate size of a span in the history file.
 func size(span device.Span) int {
 	n := 256 + len(span.Pod.Namespace) + len(span.Pod.Name) + len(span.Container) + len(span.Resource)
 	for _, id := range span.IDs {
@@ -128,7 +128,7 @@ func size(span device.Span) int {
 	return n
 }
 
-// add puts keys where they belong, mostly at the end, unless they are there already.
+// add inserts keys in order, mostly at the end, unless they are already present.
 func (s *spans) add(keys []device.SpanKey) {
 	order := func(a, b device.SpanKey) int {
 		return cmp.Or(a.Until.Compare(b.Until), cmp.Compare(a.Number, b.Number))
@@ -144,7 +144,7 @@ func (s *spans) add(keys []device.SpanKey) {
 	}
 }
 
-// trim leaves out the oldest that are too many or too old.
+// trim drops the oldest spans that are too many or too old.
 func (s *spans) trim(now time.Time) {
 	n := 0
 	for _, k := range s.ended {
@@ -154,7 +154,7 @@ func (s *spans) trim(now time.Time) {
 		n++
 		s.bytes -= k.Bytes
 		if _, fresh := s.fresh[k.Number]; fresh && !s.inside[k.Number] {
-			delete(s.fresh, k.Number) // the history file has never heard of it
+			delete(s.fresh, k.Number) // never written
 		} else {
 			s.gone = append(s.gone, k)
 		}
@@ -162,7 +162,7 @@ func (s *spans) trim(now time.Time) {
 	s.ended = slices.Delete(s.ended, 0, n)
 }
 
-// due returns what has to be written, and what has to be forgotten then.
+// due returns the spans to write, and the keys to remove.
 func (s *spans) due() ([]device.Span, []device.SpanKey) {
 	save := make([]device.Span, 0, len(s.fresh))
 	for _, number := range slices.Sorted(maps.Keys(s.fresh)) {
@@ -171,7 +171,7 @@ func (s *spans) due() ([]device.Span, []device.SpanKey) {
 	return save, slices.Clone(s.gone)
 }
 
-// written says that these, and the first so many of gone, are in the history file, and out of them.
+// written records that these spans have been written, and that the first forgotten keys of gone have been removed.
 func (s *spans) written(save []device.Span, forgotten int) {
 	for _, span := range save {
 		if span.Until.IsZero() {
@@ -186,7 +186,7 @@ func (s *spans) written(save []device.Span, forgotten int) {
 	s.gone = slices.Delete(s.gone, 0, forgotten)
 }
 
-// unwritten returns the spans that had not ended by then and that the history file does not have as they are.
+// unwritten returns the spans that had not ended by then and that differ from the history file.
 func (s *spans) unwritten(since time.Time) []device.Span {
 	var all []device.Span
 	for _, span := range s.fresh {

@@ -8,14 +8,15 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A number of ours that somebody else has changed so often, each time within quiet of the last, is contested. One change is
-// an accident, or a Node that was recreated. A kubelet that manages the resource too writes its number every few seconds.
+// A resource is contested when another writer has changed its published capacity contentionLimit times, each time within
+// contentionWindow of the last. A single change is an accident, or a recreated Node. A kubelet that manages the resource too
+// writes its own value every few seconds.
 const (
 	contentionLimit  = 3
 	contentionWindow = time.Minute
 )
 
-// contention remember who is contested.
+// contention records which resources are contested.
 type contention struct {
 	now func() time.Time
 
@@ -28,7 +29,7 @@ type overwrites struct {
 	last  time.Time
 }
 
-// record notes that our number has been changed. It returns how often by now.
+// record records a change by another writer and returns their number so far.
 func (v *contention) record(r device.ResourceName) int {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -44,7 +45,7 @@ func (v *contention) record(r device.ResourceName) int {
 	return one.times
 }
 
-// contested returns the resources whose numbers somebody else keeps changing, ascending.
+// contested returns the contested resources, ascending.
 func (v *contention) contested() []device.ResourceName {
 	v.mu.Lock()
 	defer v.mu.Unlock()

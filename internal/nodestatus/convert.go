@@ -16,7 +16,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/kube"
 )
 
-// A nodeState is what one look at our Node tells us. Sights are replaced, never edited.
+// A nodeState is the part of devmgrd's Node that the publisher uses. States are replaced, never edited.
 type nodeState struct {
 	there       bool   // the object exists
 	version     uint64 // its resourceVersion
@@ -24,7 +24,7 @@ type nodeState struct {
 	allocatable map[device.ResourceName]int
 }
 
-// nodeStateOf reads a Node as the watch or a patch's answer delivers it.
+// nodeStateOf reads a Node from the watch or from a patch's answer.
 func nodeStateOf(obj any) (nodeState, bool) {
 	n, ok := obj.(*corev1.Node)
 	if !ok {
@@ -33,7 +33,7 @@ func nodeStateOf(obj any) (nodeState, bool) {
 	return nodeState{true, kube.ParseVersion(n.ResourceVersion), extended(n.Status.Capacity), extended(n.Status.Allocatable)}, true
 }
 
-// goneAt reads the version of the Node's end.
+// goneAt returns the version at which the Node was deleted.
 func goneAt(obj any) uint64 {
 	if tomb, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = tomb.Obj
@@ -44,7 +44,7 @@ func goneAt(obj any) uint64 {
 	return 0
 }
 
-// extended picks the extended resources. The API server takes whole numbers only for these.
+// extended returns the extended resources. The API server accepts only whole numbers for these.
 func extended(list corev1.ResourceList) map[device.ResourceName]int {
 	numbers := map[device.ResourceName]int{}
 	for name, quantity := range list {
@@ -58,7 +58,7 @@ func extended(list corev1.ResourceList) map[device.ResourceName]int {
 	return numbers
 }
 
-// differences returns the numbers of want that the Node does not show, as capacity and as allocatable.
+// differences returns the entries of want that the Node does not show, as capacity and as allocatable.
 func (s nodeState) differences(want map[device.ResourceName]int) map[device.ResourceName]int {
 	diff := maps.Clone(want)
 	maps.DeleteFunc(diff, func(r device.ResourceName, n int) bool {
@@ -69,7 +69,7 @@ func (s nodeState) differences(want map[device.ResourceName]int) map[device.Reso
 	return diff
 }
 
-// raised returns the numbers of want, or of the Node's capacity where that is more.
+// raised returns want, or the Node's capacity where that is higher.
 func (s nodeState) raised(want map[device.ResourceName]int) map[device.ResourceName]int {
 	raised := make(map[device.ResourceName]int, len(want))
 	for r, n := range want {
@@ -78,13 +78,13 @@ func (s nodeState) raised(want map[device.ResourceName]int) map[device.ResourceN
 	return raised
 }
 
-// quantities are what a patch sets; nil: the number is taken off the Node.
+// quantities are the values that a patch sets; nil: the patch removes the resource from the Node.
 type quantities map[device.ResourceName]*int
 
-// step returns what to write next on the way to the numbers in diff, and how long to wait if that is nothing. A number is not
-// lowered but taken off the Node first, and comes back lower when it has been away: rest says how much longer it has to be.
-// Then the scheduler binds nothing more, and a pod that it has bound already finds a kubelet that does not check a resource
-// which the Node does not show. With a lower number the kubelet would fail that pod permanently.
+// step returns the next patch on the way to diff, and how long to wait if there is none. A capacity is not lowered directly:
+// step removes it from the Node first and restores the lower value after a rest, whose remaining time rest returns. Without a
+// value the scheduler binds no more pods, and a pod that it has just bound reaches a kubelet that does not check a resource
+// which the Node does not show. With a lower value the kubelet would fail that pod permanently.
 func (s nodeState) step(diff map[device.ResourceName]int, rest func(device.ResourceName) time.Duration) (next quantities, wait time.Duration) {
 	next = quantities{}
 	for r, n := range diff {
@@ -102,14 +102,14 @@ func (s nodeState) step(diff map[device.ResourceName]int, rest func(device.Resou
 	return next, wait
 }
 
-// shows reports whether there is any number of the resource.
+// shows reports whether the Node has any value of the resource.
 func (s nodeState) shows(r device.ResourceName) bool {
 	_, capacity := s.capacity[r]
 	_, allocatable := s.allocatable[r]
 	return capacity || allocatable
 }
 
-// shown returns those of some resources of which there is any number.
+// shown returns the resources, of those given, of which the Node has any value.
 func (s nodeState) shown(of []device.ResourceName) (all []device.ResourceName) {
 	for _, r := range of {
 		if s.shows(r) {
@@ -119,7 +119,7 @@ func (s nodeState) shown(of []device.ResourceName) (all []device.ResourceName) {
 	return all
 }
 
-// overwritten returns the resources of which the Node does not show what our patches have made of it.
+// overwritten returns the resources for which the Node does not show the values of devmgrd's patches.
 func (s nodeState) overwritten(ours quantities) (all []device.ResourceName) {
 	for r, n := range ours {
 		if s.lacks(quantities{r: n}) > 0 {
@@ -129,7 +129,7 @@ func (s nodeState) overwritten(ours quantities) (all []device.ResourceName) {
 	return all
 }
 
-// lacks counts what the Node does not show as it should.
+// lacks returns the number of wanted values that the Node does not show.
 func (s nodeState) lacks(want quantities) (left int) {
 	for r, n := range want {
 		capacity, shown := s.capacity[r]
@@ -141,7 +141,7 @@ func (s nodeState) lacks(want quantities) (left int) {
 	return left
 }
 
-// patch makes a JSON merge patch (RFC 7386) for the status of a Node that sets these numbers and touches nothing else.
+// patch returns a JSON merge patch (RFC 7386) for a Node's status that sets these values and changes nothing else.
 func patch(next quantities) ([]byte, error) {
 	list := map[device.ResourceName]any{}
 	for r, n := range next {
@@ -156,5 +156,5 @@ func patch(next quantities) ([]byte, error) {
 	return body, nil
 }
 
-// newObjects returns what the watch decodes into.
+// newObjects returns the objects into which the watch decodes.
 func newObjects() (object, list runtime.Object) { return &corev1.Node{}, &corev1.NodeList{} }

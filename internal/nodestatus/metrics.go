@@ -2,7 +2,7 @@ package nodestatus
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metrics counts patches, and shows on each scrape what the Node shows.
+// metrics counts patches, and reports on each scrape what the Node shows.
 type metrics struct {
 	patches    *prometheus.CounterVec
 	capacity   *prometheus.Desc
@@ -21,7 +21,7 @@ func newMetrics(to prometheus.Registerer, s *store, v View, by *contention) *met
 		capacity: prometheus.NewDesc("devmgrd_node_capacity",
 			"Devices that the Node object shows to the scheduler, as capacity and allocatable.", []string{"resource_name"}, nil),
 		contested: prometheus.NewDesc("devmgrd_node_capacity_contested",
-			"1 while another writer keeps changing the Node's capacity: mostly a kubelet with which a device plugin has registered too.", []string{"resource_name"}, nil),
+			"1 while another writer keeps changing the Node's capacity of the resource: mostly a kubelet with which a device plugin is also registered.", []string{"resource_name"}, nil),
 		store:      s,
 		view:       v,
 		contention: by,
@@ -47,7 +47,7 @@ func (m *metrics) Describe(c chan<- *prometheus.Desc) {
 	c <- m.contested
 }
 
-// Collect is part of prometheus.Collector. Only resources of the View are shown, so that none stays behind.
+// Collect is part of prometheus.Collector. It reports only resources of the View, so that no old series remains.
 func (m *metrics) Collect(c chan<- prometheus.Metric) {
 	for _, r := range m.contention.contested() {
 		c <- prometheus.MustNewConstMetric(m.contested, prometheus.GaugeValue, 1, string(r))

@@ -14,11 +14,11 @@ const (
 		"An empty directory makes the kubelet set the node's extended resources to zero (kubernetes/kubernetes issue 126943).\n"
 )
 
-// keepPlaceholder makes sure that the kubelet's plugin directory is not empty. When a kubelet registers its node and lists
-// nothing there but names with a leading dot, it takes the node for a new one and sets capacity and allocatable of
-// all extended resources to zero, whoever published them; running pods would then fail for want of them
-// (kubernetes/kubernetes issue 126943). What stays there is a plain file: at its start the kubelet deletes sockets
-// only. Failure is warned about and changes nothing else, for the reset needs a late container runtime besides.
+// keepPlaceholder keeps the kubelet's plugin directory from being empty. When a kubelet registers its node and finds only
+// names with a leading dot there, it takes the node for a new one and sets capacity and allocatable of all extended resources
+// to zero, whichever component published them; running pods would then fail (kubernetes/kubernetes issue 126943). The
+// placeholder is a plain file, because at its start the kubelet deletes only sockets. A failure is logged and has no other
+// effect, because the reset also requires a late container runtime.
 func keepPlaceholder(dir string, log *slog.Logger) {
 	if err := makePlaceholder(dir); err != nil {
 		log.Warn("cannot write placeholder into kubelet's plugin directory", "dir", dir, "err", err)

@@ -23,37 +23,38 @@ import (
 )
 
 const (
-	// minPatchInterval is the least time between two patches. A burst of changes becomes one patch, and somebody who fights for
-	// the numbers cannot draw us into a storm.
+	// minPatchInterval is the least time between two patches. A burst of changes becomes one patch, and a rival writer cannot
+	// cause a storm of patches.
 	minPatchInterval = 200 * time.Millisecond
-	// withdrawDelay is how long a number is off the Node before a lower one is on it: so long may a pod be on its way from the
+	// withdrawDelay is how long a resource is off the Node before its lower capacity appears: a pod may take that long from the
 	// scheduler's decision to the kubelet's.
 	withdrawDelay = time.Second
 	patchTimeout  = 10 * time.Second
-	lastPatch     = 2 * time.Second // of one at the end
+	lastPatch     = 2 * time.Second // the patch at the end of Run
 	firstRetry    = 200 * time.Millisecond
 	lastRetry     = 10 * time.Second
 )
 
-// A View tells what the Node should show.
+// A View is the source of the published capacity.
 type View interface {
 	// Capacity returns the number of devices per resource, for capacity and allocatable alike.
 	Capacity() map[device.ResourceName]int
-	// Requested returns what the pods bound to the node ask for of each of these resources, also before the kubelet admits them.
+	// Requested returns the requests of the pods bound to the node for each of these resources, including pods that the
+	// kubelet has not admitted yet.
 	Requested() map[device.ResourceName]int
-	// PodsListed reports whether every pod bound to the node is counted in Published. Once true it stays true.
+	// PodsListed reports whether Capacity counts every pod bound to the node. Once true it stays true.
 	PodsListed() bool
-	// Retired gives resources that the Node is no longer to show, if it does. None of them is in Published.
+	// Retired returns resources to remove from the Node. None of them is in Capacity.
 	Retired() []device.ResourceName
-	// ResourcesRemoved tells that it shows none of these. With an error the View asks for them again.
+	// ResourcesRemoved reports that the Node shows none of these. After an error the View returns them from Retired again.
 	ResourcesRemoved([]device.ResourceName) error
-	// CapacityChanged holds one token when the numbers, or Complete, may have changed since the last look.
+	// CapacityChanged holds one token when the capacity, or PodsListed, may have changed since the last look.
 	CapacityChanged() <-chan struct{}
 }
 
-// Notifier tells the owners of the node what is wrong with it. Its methods return at once.
+// Notifier reports the node's problems to its owners. Its methods return at once.
 type Notifier interface {
-	// Contested tells that somebody else keeps changing the Node's number of a resource.
+	// Contested reports that another writer keeps changing the Node's capacity of a resource.
 	Contested(device.ResourceName)
 }
 
@@ -63,14 +64,14 @@ type Config struct {
 	Client   rest.Interface // core/v1
 	View     View
 	Notifier Notifier
-	// Ignored tells which resources are none of ours: they are not taken off the Node either.
+	// Ignored reports which resources devmgrd does not manage: they are not removed from the Node either.
 	Ignored    func(device.ResourceName) bool
-	KubeletDir string // the plugin directory of the kubelet, which is kept from being empty
+	KubeletDir string // the kubelet's plugin directory, which keepPlaceholder keeps from being empty
 	Log        *slog.Logger
 	Metrics    prometheus.Registerer
 }
 
-// Publisher keeps our Node's numbers.
+// A Publisher keeps the capacity of devmgrd's Node up to date.
 type Publisher struct {
 	cfg        Config
 	store      *store
@@ -80,13 +81,13 @@ type Publisher struct {
 
 	mu       sync.Mutex                  // guards what follows
 	failure  error                       // why the Node may not show what it should; nil: it does
-	expected map[device.ResourceName]int // replaced, never edited: what comes back of the numbers that are withdrawn
+	expected map[device.ResourceName]int // replaced, never edited: the values that follow withdrawn ones
 }
 
 // errNotYet is the state before the first comparison.
-var errNotYet = errors.New("the node's numbers have not been compared yet")
+var errNotYet = errors.New("the node's capacity has not been compared yet")
 
-// New makes a Publisher; Run starts it.
+// New returns a Publisher; Run starts it.
 func New(cfg Config) *Publisher {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Notifier == nil || cfg.Ignored == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
 		panic("nodestatus: every field of Config is required")
@@ -100,7 +101,7 @@ func New(cfg Config) *Publisher {
 		contention: v,
 		metrics:    newMetrics(cfg.Metrics, s, cfg.View, v),
 		watch: kube.NewWatch(kube.WatchConfig{
-			Name:     "our node",
+			Name:     "this node",
 			Client:   cfg.Client,
 			Resource: "nodes",
 			Selector: fields.OneTermEqualSelector("metadata.name", cfg.NodeName),
@@ -111,7 +112,7 @@ func New(cfg Config) *Publisher {
 	}
 }
 
-// Run publishes until ctx ends, which is not an error. It leaves the numbers as they are.
+// Run publishes until ctx ends, which is not an error. It leaves the published capacity in place.
 func (p *Publisher) Run(ctx context.Context) error {
 	keepPlaceholder(p.cfg.KubeletDir, p.cfg.Log)
 	group, ctx := errgroup.WithContext(ctx)
@@ -120,37 +121,38 @@ func (p *Publisher) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Check returns nil while the Node shows the View's numbers as far as anybody can know, else the reason why it may not.
+// Check returns nil while the Node shows the View's capacity as far as devmgrd knows, and otherwise the reason why it may
+// not.
 func (p *Publisher) Check() error {
 	if err := p.watch.Check(); err != nil {
 		return err
 	}
 	if all := p.contention.contested(); len(all) > 0 {
-		return fmt.Errorf("another writer keeps changing the capacity of %v: a device plugin of it is registered with the kubelet too, or another program patches the Node", all)
+		return fmt.Errorf("another writer keeps changing the node's capacity of %v: a device plugin is also registered with the kubelet, or another program writes the capacity", all)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.failure
 }
 
-// publish compares at every change and writes what differs.
+// publish compares at every change and writes the differences.
 func (p *Publisher) publish(ctx context.Context) {
 	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	stable := stabilizers{}
-	ours := quantities{}                             // what our patches have made of the Node
-	peaks := peaks{}                                 // what the scheduler may have seen
-	logged := map[device.ResourceName]int{}          // the last number of each resource in the log
-	withdrawn := map[device.ResourceName]time.Time{} // what has been taken off the Node, and when
+	ours := quantities{}                             // the values of devmgrd's patches
+	peaks := peaks{}                                 // values that the scheduler may have seen
+	logged := map[device.ResourceName]int{}          // the value last logged for each resource
+	withdrawn := map[device.ResourceName]time.Time{} // resources removed from the Node, and when
 	defer func() { p.restore(ctx, stable, peaks, withdrawn) }()
 	for ctx.Err() == nil {
-		complete := p.cfg.View.PodsListed() // asked first: what is published later counts all that it promises
+		complete := p.cfg.View.PodsListed() // asked first, so that the capacity below counts all listed pods
 		want := p.cfg.View.Capacity()
 		seen, known := p.store.now()
 		switch {
 		case !known:
 			p.waitForChange(ctx, time.Time{})
 			continue
-		case !seen.there: // a kubelet creates it without our numbers, and is no rival for that
+		case !seen.there: // a kubelet creates the Node without devmgrd's values, which is not contention
 			clear(stable)
 			clear(peaks)
 			clear(ours)
@@ -169,7 +171,7 @@ func (p *Publisher) publish(ctx context.Context) {
 		peaks.observe(seen, ours, time.Now())
 		want, again := stable.next(peaks.hold(want, p.cfg.View.Requested()), seen, time.Now())
 		for _, r := range seen.overwritten(ours) {
-			delete(ours, r) // until it is ours again
+			delete(ours, r) // until devmgrd writes the value again
 			if n, wanted := want[r]; wanted {
 				p.reportContention(r, n, seen)
 			}
@@ -192,7 +194,7 @@ func (p *Publisher) publish(ctx context.Context) {
 			next[r] = nil
 		}
 		for r, n := range next {
-			if delete(ours, r); n == nil { // noted before the patch, whose answer may be lost
+			if delete(ours, r); n == nil { // recorded before the patch, whose answer may be lost
 				withdrawn[r] = time.Now()
 			}
 		}
@@ -217,7 +219,7 @@ func (p *Publisher) publish(ctx context.Context) {
 	}
 }
 
-// confirmRemoved tells the View which of its retired resources the Node shows no more.
+// confirmRemoved reports to the View that the Node no longer shows its retired resources.
 func (p *Publisher) confirmRemoved(retired []device.ResourceName) error {
 	if len(retired) == 0 {
 		return nil
@@ -229,13 +231,13 @@ func (p *Publisher) confirmRemoved(retired []device.ResourceName) error {
 	return nil
 }
 
-// Shown returns the number that the Node shows of a resource. While the number is off the Node on its way to a lower one,
-// that is the lower one. shown is false if there is no number, or the resource is ignored.
+// Shown returns the Node's value of a resource. While the resource is off the Node on its way to a lower value, Shown returns
+// that lower value. shown is false if there is no value, or the resource is ignored.
 func (p *Publisher) Shown(r device.ResourceName) (n int, shown bool) {
 	if p.cfg.Ignored(r) {
 		return 0, false
 	}
-	p.mu.Lock() // before the look at the Node: what is expected is noted before the number goes
+	p.mu.Lock() // before reading the Node: expected is set before the value is removed
 	defer p.mu.Unlock()
 	if seen, _ := p.store.now(); seen.shows(r) {
 		return seen.allocatable[r], true
@@ -244,7 +246,7 @@ func (p *Publisher) Shown(r device.ResourceName) (n int, shown bool) {
 	return n, shown
 }
 
-// expect notes the numbers that will follow those that are withdrawn.
+// expect records the values that will follow withdrawn ones.
 func (p *Publisher) expect(withdrawn map[device.ResourceName]time.Time, want map[device.ResourceName]int) {
 	expected := map[device.ResourceName]int{}
 	for r := range withdrawn {
@@ -257,7 +259,7 @@ func (p *Publisher) expect(withdrawn map[device.ResourceName]time.Time, want map
 	p.expected = expected
 }
 
-// restore puts back, at the end, what has been taken off the Node a moment ago.
+// restore writes, at the end, the values that have just been removed from the Node.
 func (p *Publisher) restore(ctx context.Context, stable stabilizers, peaks peaks, withdrawn map[device.ResourceName]time.Time) {
 	want, _ := stable.next(peaks.hold(p.cfg.View.Capacity(), p.cfg.View.Requested()), nodeState{}, time.Now())
 	next := quantities{}
@@ -276,7 +278,7 @@ func (p *Publisher) restore(ctx context.Context, stable stabilizers, peaks peaks
 	}
 }
 
-// waitForChange waits until the Node or the View has changed, or until a time; zero: none.
+// waitForChange waits until the Node or the View has changed, or until a time; zero: no limit.
 func (p *Publisher) waitForChange(ctx context.Context, until time.Time) {
 	var over <-chan time.Time
 	if !until.IsZero() {
@@ -300,8 +302,8 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-// pause waits for d, or until there is word on early. Nothing else shortens it: a patch that does not have its effect
-// makes the Node change each time.
+// pause waits for d, or until early has a token. Nothing else shortens the pause: a patch without effect makes the Node
+// change each time.
 func (p *Publisher) pause(ctx context.Context, d time.Duration, early <-chan struct{}) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -312,7 +314,7 @@ func (p *Publisher) pause(ctx context.Context, d time.Duration, early <-chan str
 	}
 }
 
-// logQuantities logs each number that differs from the last one in the log.
+// logQuantities logs each value that differs from the one last logged.
 func (p *Publisher) logQuantities(written quantities, logged map[device.ResourceName]int) {
 	for r, n := range written {
 		if n == nil {
@@ -326,7 +328,8 @@ func (p *Publisher) logQuantities(written quantities, logged map[device.Resource
 	}
 }
 
-// reportContention notes that another writer has changed our number. Once is worth a warning; if it goes on, an alarm.
+// reportContention records that another writer has changed a value. The first changes are warnings; if they continue, devmgrd
+// raises an alarm.
 func (p *Publisher) reportContention(r device.ResourceName, ours int, seen nodeState) {
 	fields := []any{"resource", r, "ours", ours, "capacity", seen.capacity[r], "allocatable", seen.allocatable[r]}
 	switch times := p.contention.record(r); {
@@ -338,7 +341,7 @@ func (p *Publisher) reportContention(r device.ResourceName, ours int, seen nodeS
 	}
 }
 
-// write sends one patch and takes the answer for the newest state of the Node.
+// write sends one patch and uses the answer as the newest state of the Node.
 func (p *Publisher) write(ctx context.Context, next quantities) error {
 	body, err := patch(next)
 	if err != nil {
@@ -352,7 +355,7 @@ func (p *Publisher) write(ctx context.Context, next quantities) error {
 	p.metrics.patch(err)
 	switch {
 	case apierrors.IsForbidden(err):
-		return fmt.Errorf("patching the status of node %s: %w; devmgrd needs the right to patch nodes/status", p.cfg.NodeName, err)
+		return fmt.Errorf("patching the status of node %s: %w; devmgrd needs permission to patch nodes/status", p.cfg.NodeName, err)
 	case err != nil:
 		return fmt.Errorf("patching the status of node %s: %w", p.cfg.NodeName, err)
 	}
@@ -361,13 +364,13 @@ func (p *Publisher) write(ctx context.Context, next quantities) error {
 		return fmt.Errorf("patching the status of node %s: the answer is not a Node", p.cfg.NodeName)
 	}
 	if left := seen.lacks(next); left > 0 {
-		return fmt.Errorf("patching the status of node %s: the API server took the patch and left %d numbers as they were", p.cfg.NodeName, left)
+		return fmt.Errorf("patching the status of node %s: the API server accepted the patch and left %d quantities unchanged", p.cfg.NodeName, left)
 	}
 	p.store.observe(seen)
 	return nil
 }
 
-// setFailure takes down whether the Node shows the numbers, and says so when that has changed.
+// setFailure records whether the Node shows the capacity, and logs a change.
 func (p *Publisher) setFailure(err error) {
 	p.mu.Lock()
 	before := p.failure

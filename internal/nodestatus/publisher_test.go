@@ -456,7 +456,7 @@ func TestFailingPatchesAreSpaced(t *testing.T) {
 	if took := time.Since(start); took < (100+200+400)*time.Millisecond-200*time.Millisecond {
 		t.Errorf("four attempts in %v", took)
 	}
-	if err := p.Check(); err == nil || !strings.Contains(err.Error(), "needs the right to patch nodes/status") {
+	if err := p.Check(); err == nil || !strings.Contains(err.Error(), "needs permission to patch nodes/status") {
 		t.Errorf("Check: %v", err)
 	}
 	api.Refuse(nil)
@@ -537,7 +537,7 @@ func TestFight(t *testing.T) {
 	if got, want := v.alarms(), []device.ResourceName{"a.example/gpu"}; !slices.Equal(got, want) {
 		t.Errorf("alarms about %q, want %q", got, want)
 	}
-	if err := p.Check(); err == nil || !strings.Contains(err.Error(), "keeps changing the capacity of [a.example/gpu]") {
+	if err := p.Check(); err == nil || !strings.Contains(err.Error(), "keeps changing the node's capacity of [a.example/gpu]") {
 		t.Errorf("Check: %v", err)
 	}
 	if n := series(t, metrics, "devmgrd_node_capacity_contested"); n != 1 {
@@ -570,7 +570,7 @@ func TestRival_AnyNumber_RaisesTheAlarm(t *testing.T) {
 				if got, want := v.alarms(), []device.ResourceName{"a.example/gpu"}; !slices.Equal(got, want) {
 					t.Errorf("alarms about %q, want %q", got, want)
 				}
-				if err := p.Check(); err == nil || !strings.Contains(err.Error(), "keeps changing the capacity of [a.example/gpu]") {
+				if err := p.Check(); err == nil || !strings.Contains(err.Error(), "keeps changing the node's capacity of [a.example/gpu]") {
 					t.Errorf("Check: %v", err)
 				}
 			})

@@ -8,10 +8,10 @@ import (
 )
 
 const (
-	// shortest is the stabilization window of a resource that does not flap. It covers a plugin whose first list after a
-	// start is empty.
+	// shortest is the stabilization window of a resource that does not flap. It covers a plugin whose first list after a start
+	// is empty.
 	shortest = 5 * time.Second
-	// longest bounds the stabilization window. What changes more slowly is not flapping.
+	// longest bounds the stabilization window. Slower changes are not flapping.
 	longest = 3 * time.Minute
 	// calm is how long a resource must not rise before its window is the shortest again.
 	calm = 10 * time.Minute
@@ -20,37 +20,35 @@ const (
 	betweenFalls = 10 * time.Second
 )
 
-// A stabilizer decides which number the Node shows of one resource. It works like the stabilization window of a
-// HorizontalPodAutoscaler: a rise counts at once, and a fall leads to the highest number wanted within the window. The
-// window outlasts the falls that a rise has soon taken back, so a device that flaps in any rhythm up to longest costs
-// few falls.
+// A stabilizer decides the published value of one resource. It works like the stabilization window of a
+// HorizontalPodAutoscaler: a rise counts at once, and a fall leads to the highest value wanted within the window. The window
+// grows beyond falls that a rise soon reverts, so a device that flaps with any period up to longest costs few falls.
 //
 // A stabilizer reads no clock: its caller passes the time, which never runs backwards.
 type stabilizer struct {
-	number int    // what the Node should show
-	want   int    // what next was asked for last
+	number int    // the published value
+	want   int    // the last argument of next
 	highs  []high // empty: want is the number
 	window time.Duration
-	fell   time.Time // when the number fell last
+	fell   time.Time // when number last fell
 	lower  time.Time // since when want had been lower then
 	fallen bool      // no rise has followed yet
 	rose   time.Time // when want rose last
 }
 
-// A high is a number that was wanted until some time, and that no number wanted since has reached. The first high of a
+// A high is a value that was wanted until some time, and that no later wanted value has reached. The first high of a
 // stabilizer is its number; each further high is lower and later.
 type high struct {
 	number int
 	until  time.Time
 }
 
-// newStabilizer returns the stabilizer of a resource of which the Node shows a number.
+// newStabilizer returns the stabilizer of a resource with the Node's current value.
 func newStabilizer(shown int) *stabilizer {
 	return &stabilizer{number: shown, want: shown, window: shortest}
 }
 
-// next returns the number that the Node should show now that want is asked for, and when to ask again if want stays: zero
-// for never.
+// next returns the value to publish now that want is wanted, and when to ask again if want stays: zero for never.
 func (s *stabilizer) next(want int, now time.Time) (number int, again time.Time) {
 	s.take(want, now)
 	if len(s.highs) == 0 {
@@ -70,7 +68,7 @@ func (s *stabilizer) next(want int, now time.Time) (number int, again time.Time)
 	return s.next(want, now)
 }
 
-// take notes what is wanted.
+// take records the wanted value.
 func (s *stabilizer) take(want int, now time.Time) {
 	switch {
 	case want < s.want:
@@ -88,7 +86,7 @@ func (s *stabilizer) take(want int, now time.Time) {
 	if want <= s.number {
 		return
 	}
-	if lasted := now.Sub(s.lower); s.fallen && lasted < longest { // the window would rather have outlasted the fall
+	if lasted := now.Sub(s.lower); s.fallen && lasted < longest { // a longer window would have avoided the fall
 		s.window = max(s.window, min(lasted+shortest, longest))
 	}
 	s.number, s.fallen = want, false
@@ -105,11 +103,11 @@ func (s *stabilizer) due() time.Time {
 	return due
 }
 
-// stabilizers are those of all resources that are published.
+// stabilizers are those of all published resources.
 type stabilizers map[device.ResourceName]*stabilizer
 
-// next returns the numbers that the Node should show now that these are wanted, and when to ask again; zero: never. A
-// resource that comes new begins with what the Node shows of it.
+// next returns the values to publish now that these are wanted, and when to ask again; zero: never. A new resource begins
+// with the Node's current value.
 func (all stabilizers) next(want map[device.ResourceName]int, seen nodeState, now time.Time) (numbers map[device.ResourceName]int, again time.Time) {
 	maps.DeleteFunc(all, func(r device.ResourceName, _ *stabilizer) bool { _, wanted := want[r]; return !wanted })
 	numbers = make(map[device.ResourceName]int, len(want))

@@ -6,15 +6,15 @@ import (
 	"github.com/devmgrd/devmgrd/internal/kube"
 )
 
-// store holds the newest state of our Node that the watch or the answer to a patch has shown. It is the reflector's
-// store: its methods never fail.
+// store holds the newest state of devmgrd's Node from the watch or from a patch's answer. It is the reflector's store: its
+// methods never fail.
 type store struct {
 	changed  chan struct{} // holds one token when the state has changed since the last look
 	relisted chan struct{} // holds one token when there has been a full list: the API server is back
 
 	mu     sync.Mutex // guards what follows; never held across I/O
 	newest nodeState
-	listed bool // there has been a full list, so that a Node which is not there is known not to be
+	listed bool // there has been a full list, so that a missing Node is known to be missing
 }
 
 func newStore() *store {
@@ -28,7 +28,7 @@ func (s *store) now() (newest nodeState, known bool) {
 	return s.newest, s.listed
 }
 
-// observe takes a state of the Node unless it is older than the newest.
+// observe stores a state of the Node unless it is older than the newest.
 func (s *store) observe(n nodeState) {
 	s.mu.Lock()
 	if n.version >= s.newest.version {
@@ -38,10 +38,10 @@ func (s *store) observe(n nodeState) {
 	signal(s.changed)
 }
 
-// Add takes a Node from the watch.
+// Add receives a Node from the watch.
 func (s *store) Add(obj any) error { return s.Update(obj) }
 
-// Update takes a change from the watch.
+// Update receives a change from the watch.
 func (s *store) Update(obj any) error {
 	if n, ok := nodeStateOf(obj); ok {
 		s.observe(n)
@@ -49,13 +49,13 @@ func (s *store) Update(obj any) error {
 	return nil
 }
 
-// Delete takes the end of the Node from the watch.
+// Delete receives the deletion of the Node from the watch.
 func (s *store) Delete(obj any) error {
 	s.observe(nodeState{version: goneAt(obj)})
 	return nil
 }
 
-// Replace takes a full list, which holds our Node or nothing.
+// Replace receives a full list, which holds devmgrd's Node or nothing.
 func (s *store) Replace(list []any, version string) error {
 	newest := nodeState{version: kube.ParseVersion(version)}
 	for _, obj := range list {
@@ -71,7 +71,7 @@ func (s *store) Replace(list []any, version string) error {
 	return nil
 }
 
-// Resync is asked for by no one.
+// Resync is never called.
 func (s *store) Resync() error { return nil }
 
 // signal leaves a token unless there is one.

@@ -15,19 +15,19 @@ import (
 	"github.com/devmgrd/devmgrd/internal/kube"
 )
 
-// A podState is what one look at a pod in the API tells us.
+// A podState is the relevant state of a pod in the API.
 type podState struct {
 	demand  device.PodDemand
 	version uint64 // the resourceVersion; 0: not comparable
 	node    string
 	account string // its service account's name
-	ended   bool   // the phase is terminal: no container of it runs again
+	ended   bool   // the phase is terminal: no container runs again
 }
 
-// reader turns API objects into sights.
+// A reader turns API objects into podStates.
 type reader struct{ ignored ignored }
 
-// pod reads a pod as the watch delivers it.
+// pod reads a pod from the watch.
 func (r reader) pod(obj any) (podState, bool) {
 	p, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -56,8 +56,8 @@ func ended(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 }
 
-// ending reads how a pod ended. A kubelet that does not admit a pod writes a reason and no container's status; whatever else ends
-// a pod on the node keeps the statuses, and what ends it from elsewhere writes no reason.
+// ending reads how a pod ended. A kubelet that rejects a pod writes a reason and no container statuses. Any other end on the
+// node keeps the statuses, and an end from elsewhere has no reason.
 func ending(p *corev1.Pod) device.EndedPod {
 	status := &p.Status
 	e := device.EndedPod{
@@ -71,29 +71,30 @@ func ending(p *corev1.Pod) device.EndedPod {
 	return e
 }
 
-// admitted reports whether the kubelet has accepted a pod. A start time alone does not say so: a kubelet that has just started
-// writes it for a pod that it rejects, and the pod's phase up to 10 s later (mergePodStatus). The statuses of the containers
-// come with the first status of a pod that it has accepted.
+// admitted reports whether the kubelet has accepted a pod. A start time alone does not prove that: a kubelet that has just
+// started writes it for a pod that it rejects, and the pod's phase up to 10 s later (mergePodStatus). The container statuses
+// come with the first status of an accepted pod.
 func admitted(p *corev1.Pod) bool {
 	return p.Status.StartTime != nil && len(p.Status.InitContainerStatuses)+len(p.Status.ContainerStatuses) > 0
 }
 
-// resourcesKey is the annotation in which a static pod may say what it asks for. Its mirror pod has it too, but the
-// runtime tells of it earlier, and without an API server. What the mirror pod itself asks for is for the scheduler.
+// resourcesKey is the annotation in which a static pod may list its requests. Its mirror pod has it too, but the runtime
+// reports the static pod earlier, and without an API server. The mirror pod's own requests are for the scheduler.
 const resourcesKey = "devmgrd.io/resources"
 
-// mirrored reports whether the kubelet takes the pod for the mirror of a static one, of which it never runs a container.
+// mirrored reports whether the kubelet takes the pod for the mirror of a static pod, of which it never runs a container.
 func mirrored(p *corev1.Pod) bool {
 	_, is := p.Annotations[corev1.MirrorPodAnnotationKey]
 	return is
 }
 
-// generated is what a kubelet makes of a static pod's manifest: a hash of 128 bits. No UID of the API server looks so.
+// generated matches the UID that a kubelet derives from a static pod's manifest: a hash of 128 bits. No UID of the API server
+// matches.
 var generated = regexp.MustCompile("^[0-9a-f]{32}$")
 
-// uid returns the UID by which the runtime knows the pod: that of a static pod is a hash of its manifest, which the kubelet
-// notes on the mirror pod. Whoever may create pods can write there too, so nothing else counts. If the runtime tells of
-// the static pod, its mirror is a pod next to it.
+// uid returns the UID by which the runtime knows the pod. A static pod's UID is a hash of its manifest, which the kubelet
+// writes on the mirror pod. Any user who may create pods can write there too, so uid accepts nothing else. If the runtime
+// reports the static pod, its mirror is a pod of its own.
 func uid(p *corev1.Pod) device.PodUID {
 	if hash := p.Annotations[corev1.MirrorPodAnnotationKey]; generated.MatchString(hash) && p.Annotations[resourcesKey] == "" {
 		return device.PodUID(hash)
@@ -101,8 +102,8 @@ func uid(p *corev1.Pod) device.PodUID {
 	return device.PodUID(p.UID)
 }
 
-// deleted names the pod of a delete. A tombstone stands for a delete that nobody saw: it holds the last known state
-// of the pod or, at worst, no more than namespace/name, and then the pod has no UID here.
+// deleted returns the pod of a delete event. A tombstone stands for a delete that the watch missed: it holds the last known
+// state of the pod or, at worst, only namespace/name, and then the returned pod has no UID.
 func (r reader) deleted(obj any) (pod device.Pod, version uint64, ok bool) {
 	if tomb, is := obj.(cache.DeletedFinalStateUnknown); is {
 		obj = tomb.Obj
@@ -118,7 +119,7 @@ func (r reader) deleted(obj any) (pod device.Pod, version uint64, ok bool) {
 	return device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name}, kube.ParseVersion(p.ResourceVersion), true
 }
 
-// containers names what runs until the pod ends, sidecars first.
+// containers returns the names of the containers that run until the pod ends, sidecars first.
 func containers(p *corev1.Pod) (names []string, sidecars int) {
 	for i := range p.Spec.InitContainers {
 		if c := &p.Spec.InitContainers[i]; kindOf(c) == device.Sidecar {
@@ -132,7 +133,7 @@ func containers(p *corev1.Pod) (names []string, sidecars int) {
 	return names, sidecars
 }
 
-// kindOf tells sidecars from init containers that end.
+// kindOf distinguishes sidecars from init containers that end.
 func kindOf(c *corev1.Container) device.Kind {
 	if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
 		return device.Sidecar
@@ -140,9 +141,9 @@ func kindOf(c *corev1.Container) device.Kind {
 	return device.Init
 }
 
-// demands reads what the containers ask for, in the order in which they start. As in the kubelet's device manager,
-// ephemeral containers and pod overhead never have devices, and the limits of a container are what it asks for; its
-// requests equal them for extended resources.
+// demands returns the containers' requests, in the order in which the containers start. As in the kubelet's device manager,
+// ephemeral containers and pod overhead never have devices, and a container's limits count; its requests equal them for
+// extended resources.
 func (r reader) demands(p *corev1.Pod) []device.Demand {
 	var all []device.Demand
 	add := func(c *corev1.Container, kind device.Kind) {
@@ -166,7 +167,7 @@ func (r reader) demands(p *corev1.Pod) []device.Demand {
 	return all
 }
 
-// wants reads the extended resources of one container, or nil if it asks for none.
+// wants returns the extended resources of one container, or nil if it requests none.
 func (r reader) wants(p *corev1.Pod, c *corev1.Container) map[device.ResourceName]int {
 	var wants map[device.ResourceName]int
 	for name, quantity := range c.Resources.Limits {
@@ -180,7 +181,7 @@ func (r reader) wants(p *corev1.Pod, c *corev1.Container) map[device.ResourceNam
 		if quantity.Sign() <= 0 {
 			continue
 		}
-		n := math.MaxInt32 // of more than that: it cannot be had either, and sums stay in range
+		n := math.MaxInt32 // a larger request cannot be met either, and sums stay in range
 		if quantity.CmpInt64(math.MaxInt32) < 0 {
 			n = int(quantity.Value())
 		}
@@ -192,8 +193,8 @@ func (r reader) wants(p *corev1.Pod, c *corev1.Container) map[device.ResourceNam
 	return wants
 }
 
-// claimed reports whether dynamic resource allocation serves this resource to the container. The scheduler writes that
-// into the pod's status before it binds the pod.
+// claimed reports whether dynamic resource allocation serves this resource to the container. The scheduler writes that into
+// the pod's status before it binds the pod.
 func claimed(p *corev1.Pod, container, resource string) bool {
 	status := p.Status.ExtendedResourceClaimStatus
 	return status != nil && slices.ContainsFunc(status.RequestMappings, func(m corev1.ContainerExtendedResourceRequest) bool {
@@ -201,8 +202,8 @@ func claimed(p *corev1.Pod, container, resource string) bool {
 	})
 }
 
-// variables returns the names that the specification sets in the container, ascending. Those of envFrom are not known
-// here: they stand in other objects.
+// variables returns the names that the specification sets in the container, ascending. Names from envFrom are not known here:
+// they are in other objects.
 func variables(c *corev1.Container) []string {
 	var names []string
 	for _, v := range c.Env {
@@ -213,8 +214,8 @@ func variables(c *corev1.Container) []string {
 }
 
 // references returns the variables that command and args refer to as $(NAME) and that the specification does not define,
-// ascending; defined are those that it does. The kubelet leaves the others as they stand. So it does with $$(NAME), which
-// then looks the same: a name that is written so anywhere is left out.
+// ascending; defined are those that it does. The kubelet leaves undefined references unchanged. It turns $$(NAME) into the
+// same text, so a name that is escaped anywhere is left out.
 func references(c *corev1.Container, defined []string) []string {
 	found, escaped := map[string]bool{}, map[string]bool{}
 	for _, text := range slices.Concat(c.Command, c.Args) {
@@ -243,5 +244,5 @@ func references(c *corev1.Container, defined []string) []string {
 	return slices.Sorted(maps.Keys(found))
 }
 
-// newObjects returns what the watch decodes into.
+// newObjects returns the objects into which the watch decodes.
 func newObjects() (object, list runtime.Object) { return &corev1.Pod{}, &corev1.PodList{} }

@@ -16,8 +16,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Events tells the owners of pods what becomes of their demands, as events on the Pod objects. Telling never blocks:
-// what cannot be told in time, because the API server is away or too much happens at once, is not told.
+// Events reports the fate of pods' requests to their owners, as events on the Pod objects. A report never blocks: events that
+// cannot be sent in time, because the API server is away or there are too many, are dropped.
 type Events struct {
 	node        string
 	client      rest.Interface
@@ -25,7 +25,7 @@ type Events struct {
 	recorder    record.EventRecorder
 }
 
-// Reasons of events. The reason of a wait stands in the message.
+// Reasons of events. The message contains the reason of a wait.
 const (
 	waitingForDevices = "WaitingForDevices"
 	devicesAssigned   = "DevicesAssigned"
@@ -39,17 +39,17 @@ const (
 	notAllowed        = "PluginNotAllowed"
 )
 
-// maxMessage bounds an event's text, which may name thousands of devices. It is what the API takes as an event's note.
+// maxMessage bounds an event's text, which may name thousands of devices. It is the API's limit for an event's note.
 const maxMessage = 1024
 
-// NewEvents makes Events; Run starts the telling.
+// NewEvents returns Events; Run sends them.
 func NewEvents(node string, client rest.Interface) *Events {
 	b := record.NewBroadcaster()
-	scheme := runtime.NewScheme() // references are told as they are given: no type has to be known
+	scheme := runtime.NewScheme() // references are used as given: no type is needed
 	return &Events{node, client, b, b.NewRecorder(scheme, corev1.EventSource{Component: "devmgrd", Host: node})}
 }
 
-// Run tells until ctx ends.
+// Run sends events until ctx ends.
 func (e *Events) Run(ctx context.Context) error {
 	telling := e.broadcaster.StartRecordingToSink(eventSink{ctx, e.client})
 	<-ctx.Done()
@@ -58,12 +58,12 @@ func (e *Events) Run(ctx context.Context) error {
 	return nil
 }
 
-// Waiting tells that a pod has to wait for its devices, and why.
+// Waiting reports that a pod waits for its devices, and why.
 func (e *Events) Waiting(pod device.Pod, w device.Wait) {
 	e.warn(pod, waitingForDevices, fmt.Sprintf("%s: %s", w.Reason, w.Message))
 }
 
-// Assigned tells which devices a pod's containers have.
+// Assigned reports which devices a pod's containers have.
 func (e *Events) Assigned(pod device.Pod, all []device.Assignment) {
 	var parts []string
 	for _, as := range all {
@@ -78,10 +78,10 @@ func (e *Events) Assigned(pod device.Pod, all []device.Assignment) {
 	e.recorder.Event(reference(pod), corev1.EventTypeNormal, devicesAssigned, clip(strings.Join(parts, "; ")))
 }
 
-// maxShared is how many devices of one container and resource an event names.
+// maxShared is the number of devices of one container and resource that an event names.
 const maxShared = 8
 
-// share names a container's devices of one resource or, of many, their number and the first few.
+// share returns a container's devices of one resource; of many devices, their number and the first few.
 func share(r device.ResourceName, ids []device.ID) string {
 	var few []string
 	for _, id := range ids[:min(len(ids), maxShared)] {
@@ -93,49 +93,49 @@ func share(r device.ResourceName, ids []device.ID) string {
 	return fmt.Sprintf("%s [%s]", r, strings.Join(few, " "))
 }
 
-// Bare tells that a container runs without the devices that it asks for.
+// StartedWithoutDevices reports that a container runs without the devices that it requests.
 func (e *Events) StartedWithoutDevices(pod device.Pod, container string) {
 	e.warn(pod, startedWithout, fmt.Sprintf(
-		"container %s was started while devmgrd was away, without the devices that it asks for; it gets them when it is created again: restart the pod", container))
+		"container %s was started while devmgrd was away, without the devices that it requests; restart the pod to inject them", container))
 }
 
-// Failed reports that devices of the pod, of one resource, have failed at one time.
+// Failed reports that devices of the pod, of one resource, have failed together.
 func (e *Events) Failed(pod device.Pod, r device.ResourceName, ids []device.ID) {
 	if len(ids) == 1 {
-		e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is no longer healthy, or its plugin no longer lists it", device.QuoteID(ids[0]), r))
+		e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is unhealthy, or its plugin does not list it", device.QuoteID(ids[0]), r))
 		return
 	}
 	e.warn(pod, deviceFailed, fmt.Sprintf("%d devices of %s, which this pod has, are unhealthy, or their plugin does not list them: %s", len(ids), r, device.Abridge(ids)))
 }
 
-// NotRedirected tells that a container runs with the kubelet's plugin directory.
+// NotRedirected reports that a container runs with the kubelet's plugin directory.
 func (e *Events) NotRedirected(pod device.Pod, container string) {
 	e.warn(pod, notRedirected, fmt.Sprintf(
-		"container %s was started while devmgrd was away and has the kubelet's device plugin directory: a device plugin in it is registered with the kubelet, not with devmgrd; restart the pod", container))
+		"container %s was started while devmgrd was away and mounts the kubelet's device plugin directory: a device plugin in it is registered with the kubelet, not with devmgrd; restart the pod", container))
 }
 
-// Contradiction tells that the plugins of a container's resources set one thing differently.
+// Contradiction reports that the plugins of a container's resources set one thing differently.
 func (e *Events) Contradiction(pod device.Pod, container string, conflicts []string) {
 	e.warn(pod, contradiction, fmt.Sprintf("container %s: %s; the first resource by name wins", container, strings.Join(conflicts, "; ")))
 }
 
-// NotStarted tells that a container got its devices so many times in a row, and never started.
+// NotStarted reports that a container received its devices several times in a row, and never started.
 func (e *Events) NotStarted(pod device.Pod, container string, times int, why string) {
 	e.warn(pod, notStarted, fmt.Sprintf("container %s was given its devices %d times and has not started: %s", container, times, why))
 }
 
-// Contested tells on the Node that somebody else keeps changing its number of a resource.
+// Contested reports on the Node that another writer keeps changing the Node's capacity of a resource.
 func (e *Events) Contested(r device.ResourceName) {
 	e.recorder.Eventf(e.onNode(), corev1.EventTypeWarning, contested,
-		"another writer keeps changing the capacity of %s: if a device plugin of it is registered with the kubelet too, devices may be allocated twice; restart its pod", r)
+		"another writer keeps changing the node's capacity of %s: if a device plugin is also registered with the kubelet, devices may be assigned twice; recreate the plugin's pod", r)
 }
 
 // NotSynchronized reports on the Node that the runtime cannot list its containers to devmgrd.
 func (e *Events) NotSynchronized(why string) {
-	e.recorder.Event(e.onNode(), corev1.EventTypeWarning, notSynchronized, clip("containers that ask for devices cannot start: "+why))
+	e.recorder.Event(e.onNode(), corev1.EventTypeWarning, notSynchronized, clip("containers that request devices cannot start: "+why))
 }
 
-// NotAllowed reports what a rule for device plugins does not allow: on a pod, or on the Node if the pod has no UID.
+// NotAllowed reports what a rule for device plugins forbids: on a pod, or on the Node if the pod has no UID.
 func (e *Events) NotAllowed(pod device.Pod, why string) {
 	about := e.onNode()
 	if pod.UID != "" {
@@ -164,7 +164,7 @@ func reference(pod device.Pod) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}
 }
 
-// eventSink writes events through the client. Its context ends the calls that are under way at the stop.
+// eventSink writes events through the client. Its context cancels the calls in flight when devmgrd stops.
 type eventSink struct {
 	ctx    context.Context
 	client rest.Interface

@@ -21,11 +21,11 @@ const (
 	firstEvictionPause = time.Second
 	lastEvictionPause  = time.Minute
 	evictionTimeout    = 10 * time.Second // of one call
-	maxEvictions       = 1024             // that are under way; further ones are dropped, and said again when there is cause
+	maxEvictions       = 1024             // in progress; further ones are dropped, and requested again if their cause lasts
 )
 
-// Evictions have pods evicted through the API server's eviction API, so that disruption budgets hold. A refusal, such as
-// that of a budget, is tried again until the pod is gone.
+// Evictions evicts pods through the API server's eviction API, so that disruption budgets apply. It retries a refused
+// eviction, such as one against a budget, until the pod is gone.
 type Evictions struct {
 	client kube.Client
 	log    *slog.Logger
@@ -35,23 +35,23 @@ type Evictions struct {
 	pods map[device.PodUID]*eviction
 }
 
-// An eviction is one pod that is to go.
+// An eviction is one pod to evict.
 type eviction struct {
 	pod     device.Pod
 	why     string
-	still   func() bool // whether that is still so; never called under the lock
+	still   func() bool // reports whether the cause lasts; never called under the lock
 	pause   backoff.Backoff
 	due     time.Time
-	refused bool // that has been told
+	refused bool // the refusal has been logged
 }
 
-// NewEvictions makes Evictions; Run carries them out.
+// NewEvictions returns Evictions; Run carries them out.
 func NewEvictions(client kube.Client, log *slog.Logger) *Evictions {
 	return &Evictions{client: client, log: log, wake: make(chan struct{}, 1), pods: map[device.PodUID]*eviction{}}
 }
 
-// Evict has a pod evicted, unless the reason is gone: still is called before each try. Evict returns at once; another call for
-// the same pod changes nothing. A pod without a name cannot be evicted.
+// Evict evicts a pod unless the cause has ended: still is called before each try. Evict returns at once; another call for the
+// same pod changes nothing. A pod without a name cannot be evicted.
 func (e *Evictions) Evict(pod device.Pod, why string, still func() bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -86,7 +86,7 @@ func (e *Evictions) Run(ctx context.Context) error {
 	}
 }
 
-// next returns the eviction that is due first, and in how long.
+// next returns the eviction that is due first, and the time until then.
 func (e *Evictions) next() (first *eviction, wait time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -101,7 +101,7 @@ func (e *Evictions) next() (first *eviction, wait time.Duration) {
 	return first, time.Until(first.due)
 }
 
-// try asks once for one pod's eviction. It is over when the pod, or the one of this UID, is no longer there.
+// try requests one pod's eviction once. The eviction is done when the pod, or the pod of this UID, is gone.
 func (e *Evictions) try(ctx context.Context, one *eviction) {
 	still := one.still()
 	var err error
@@ -118,7 +118,7 @@ func (e *Evictions) try(ctx context.Context, one *eviction) {
 		e.log.Warn("pod evicted", "pod", one.pod.String(), "why", one.why)
 		delete(e.pods, one.pod.UID)
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		// A static pod is among these: the API has a mirror of it only, under another UID.
+		// This includes static pods: the API has only their mirror pods, under other UIDs.
 		e.log.Info("pod to evict is gone", "pod", one.pod.String(), "uid", one.pod.UID, "why", one.why)
 		delete(e.pods, one.pod.UID)
 	default:

@@ -11,13 +11,13 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A Listing is one look at all pods of a node, as New's Sink would be told of them, and those that have ended.
+// A Listing is all pods of a node, as New's Sink would receive them, and the ended ones.
 type Listing struct {
 	Active []device.PodDemand
 	Ended  []device.Pod
 }
 
-// List asks the API server once for the pods of a node. Resources that match ignored are no part of their demands.
+// List asks the API server once for the pods of a node. Their demands omit resources that match ignored.
 func List(ctx context.Context, client rest.Interface, node string, ignored []string) (Listing, error) {
 	var found corev1.PodList
 	err := client.Get().Resource("pods").
@@ -47,5 +47,5 @@ func (g *gathering) Bind(device.PodDemand)          {}
 func (g *gathering) Drop(device.PodUID)             {}
 func (g *gathering) Replace(all []device.PodDemand) { g.pods = all }
 
-// Ignores tells for each resource whether it matches the patterns of Config.Ignored.
+// Ignores returns a function that reports whether a resource matches the patterns of Config.Ignored.
 func Ignores(patterns []string) func(device.ResourceName) bool { return ignoring(patterns).has }

@@ -15,14 +15,14 @@ import (
 	"github.com/devmgrd/devmgrd/internal/kube"
 )
 
-// Sink is told which pods are here. It is called under the store's lock: calls have to be quick, never block, and
-// never call back into this package.
+// A Sink receives the pods of this node. It is called under the store's lock: calls must be quick, never block, and never
+// call back into this package.
 type Sink interface {
-	// Bind says that a pod is bound to this node and active. It comes again with every change of the pod's status.
+	// Bind reports that a pod is bound to this node and active. It repeats with every change of the pod's status.
 	Bind(device.PodDemand)
-	// Drop says that a pod has ended (Succeeded, Failed) or is gone from the API.
+	// Drop reports that a pod has ended (Succeeded, Failed) or is gone from the API.
 	Drop(device.PodUID)
-	// Replace returns every active pod of the node, after each full list. Pods that are not in it are gone.
+	// Replace reports every active pod of the node, after each full list. All other pods are gone.
 	Replace([]device.PodDemand)
 }
 
@@ -43,7 +43,7 @@ type Pods struct {
 	watch  *kube.Watch
 }
 
-// New makes Pods; Run starts it.
+// New returns Pods; Run starts it.
 func New(cfg Config) *Pods {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.Sink == nil || cfg.Log == nil {
 		panic("pods: NodeName, Client, Sink and Log are required")
@@ -68,11 +68,11 @@ func New(cfg Config) *Pods {
 // Run follows the pods until ctx ends, which is not an error.
 func (p *Pods) Run(ctx context.Context) error { return p.watch.Run(ctx) }
 
-// Check returns nil while what the Sink has been told is current, else the reason why it may not be.
+// Check returns nil while the Sink is up to date, and otherwise the reason why it may not be.
 func (p *Pods) Check() error { return p.watch.Check() }
 
-// Fetch asks the API server for one pod that the watch has not shown yet, and binds it. After nil the Sink knows the
-// pod. ErrNotFound says that there is no such pod here (any longer), ErrUnavailable that nobody could tell.
+// Fetch asks the API server for one pod that the watch has not delivered yet, and binds it. After nil the Sink knows the pod.
+// ErrNotFound means that this node has no such pod, ErrUnavailable that the answer is not known.
 func (p *Pods) Fetch(ctx context.Context, pod device.Pod) error {
 	if p.store.knows(pod) {
 		return nil
@@ -84,11 +84,11 @@ func (p *Pods) Fetch(ctx context.Context, pod device.Pod) error {
 	return err
 }
 
-// ServiceAccount returns the name of a pod's service account; empty: the watch has not shown the pod.
+// ServiceAccount returns the name of a pod's service account; empty: the watch has not delivered the pod.
 func (p *Pods) ServiceAccount(pod device.Pod) string { return p.store.account(pod) }
 
-// Find asks the API server for the pod of that name, of which the watch has not shown anything yet, and binds it. It gives
-// false if there is no such pod here (any longer), and an error if nobody could tell.
+// Find asks the API server for the pod of that name, which the watch has not delivered yet, and binds it. It returns false if
+// this node has no such pod, and an error if the answer is not known.
 func (p *Pods) Find(ctx context.Context, namespace, name string) (bool, error) {
 	seen, err := p.read(ctx, device.Pod{Namespace: namespace, Name: name})
 	switch {
@@ -100,8 +100,8 @@ func (p *Pods) Find(ctx context.Context, namespace, name string) (bool, error) {
 	return p.store.fetched(seen), nil
 }
 
-// Ended reads from the API server how the pod of that name ended. It returns false if this node has no such pod, or if the pod has
-// not ended.
+// Ended reads from the API server how the pod of that name ended. It returns false if this node has no such pod, or if the
+// pod has not ended.
 func (p *Pods) Ended(ctx context.Context, namespace, name string) (device.EndedPod, bool, error) {
 	object, err := p.get(ctx, device.Pod{Namespace: namespace, Name: name})
 	switch {
@@ -136,8 +136,8 @@ func (p *Pods) get(ctx context.Context, pod device.Pod) (*corev1.Pod, error) {
 	case apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("reading pod %s: %w", pod, ErrNotFound)
 	case err != nil:
-		// Forbidden is among these on purpose: the node authorizer also says so of a pod whose binding it has not
-		// heard of yet.
+		// This includes Forbidden on purpose: the node authorizer also returns it for a pod whose binding it has not
+		// seen yet.
 		return nil, fmt.Errorf("reading pod %s: %w: %w", pod, ErrUnavailable, err)
 	}
 	return object, nil

@@ -7,12 +7,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// requiredKey is the annotation, alone or with a container's name after it, by which a pod tells the runtime's validator which NRI
-// plugins it cannot do without.
+// requiredKey is the annotation, alone or followed by a container's name, by which a pod declares to the runtime's validator
+// which NRI plugins it requires.
 const requiredKey = "required-plugins.noderesource.dev"
 
-// Bound counts the pods of a node that ask for devices, without resources that match ignored, and those of them that do not tell
-// the runtime that they cannot do without devmgrd.
+// Bound returns the number of a node's pods that request devices, without resources that match ignored, and how many of these
+// do not declare to the runtime that they require devmgrd.
 func Bound(all []corev1.Pod, ignored []string) (asking, unbound int) {
 	r := reader{ignoring(ignored)}
 	for i := range all {

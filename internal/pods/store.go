@@ -9,15 +9,15 @@ import (
 	"github.com/devmgrd/devmgrd/internal/kube"
 )
 
-// store holds the active pods of this node and decides what the Sink hears. It is the reflector's store: its methods
-// never fail, since there is nothing that a retry would repair.
+// store holds the active pods of this node and decides the calls to the Sink. It is the reflector's store: its methods never
+// fail, since no error there could be fixed by a retry.
 type store struct {
 	reader reader
 	sink   Sink
 
 	mu   sync.Mutex // guards what follows; held while the Sink is called, never across I/O
 	pods map[device.PodUID]entry
-	// passed is the version up to which the watch has shown everything there was.
+	// passed is the version up to which the watch has delivered everything.
 	passed uint64
 }
 
@@ -26,14 +26,14 @@ type entry struct {
 	demand device.PodDemand
 	// account is the name of the pod's service account.
 	account string
-	// ahead is the version in which Fetch has read the pod; 0 once the watch has shown it too.
+	// ahead is the version in which Fetch has read the pod; 0 once the watch has delivered it too.
 	ahead uint64
 }
 
-// Add takes a new pod from the watch.
+// Add receives a new pod from the watch.
 func (s *store) Add(obj any) error { return s.Update(obj) }
 
-// Update takes a pod from the watch.
+// Update receives a pod from the watch.
 func (s *store) Update(obj any) error {
 	seen, ok := s.reader.pod(obj)
 	if !ok {
@@ -53,7 +53,7 @@ func (s *store) Update(obj any) error {
 	return nil
 }
 
-// Delete takes the end of a pod from the watch.
+// Delete receives the deletion of a pod from the watch.
 func (s *store) Delete(obj any) error {
 	pod, version, ok := s.reader.deleted(obj)
 	if !ok {
@@ -74,15 +74,15 @@ func (s *store) Delete(obj any) error {
 	return nil
 }
 
-// hasLocked reports whether the pod is here, and whether another one has taken its UID: two can only have the same where one
-// of them pretends to be a mirror pod. The first one has it until it is over.
+// hasLocked reports whether the store has the pod, and whether another pod has its UID. Two pods have the same UID only if
+// one of them pretends to be a mirror pod. The first one keeps the UID until it ends.
 func (s *store) hasLocked(pod device.Pod) (has, taken bool) {
 	e, known := s.pods[pod.UID]
 	has = known && e.demand.Pod == pod
 	return has, known && !has
 }
 
-// dropLocked forgets a pod, and tells the Sink if it knew of it.
+// dropLocked forgets a pod, and reports it to the Sink if the store had it.
 func (s *store) dropLocked(pod device.Pod) {
 	if has, _ := s.hasLocked(pod); has {
 		delete(s.pods, pod.UID)
@@ -90,7 +90,7 @@ func (s *store) dropLocked(pod device.Pod) {
 	}
 }
 
-// Replace takes a full list. Pods that Fetch has read in a newer version than the list's survive it. Of several with one
+// Replace receives a full list. Pods that Fetch has read in a newer version than the list's stay. Of several pods with one
 // UID the oldest counts.
 func (s *store) Replace(list []any, version string) error {
 	at := kube.ParseVersion(version)
@@ -126,7 +126,7 @@ func (s *store) Replace(list []any, version string) error {
 	return nil
 }
 
-// Bookmark takes the word that the watch has shown everything up to a version.
+// Bookmark records that the watch has delivered everything up to a version.
 func (s *store) Bookmark(version string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,7 +134,7 @@ func (s *store) Bookmark(version string) error {
 	return nil
 }
 
-// Resync is asked for by no one.
+// Resync is never called.
 func (s *store) Resync() error { return nil }
 
 // knows reports whether the Sink has the pod.
@@ -145,7 +145,7 @@ func (s *store) knows(pod device.Pod) bool {
 	return has
 }
 
-// account returns the name of a pod's service account, if the pod is here.
+// account returns the name of a pod's service account, if the store has the pod.
 func (s *store) account(pod device.Pod) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,8 +155,8 @@ func (s *store) account(pod device.Pod) string {
 	return s.pods[pod.UID].account
 }
 
-// fetched takes an active pod from Fetch. It returns false if another one has its UID, or if it has ended meanwhile: the
-// watch has passed the version that Fetch has read, and the pod is not here.
+// fetched receives an active pod from Fetch. It returns false if another pod has its UID, or if the pod has ended meanwhile:
+// the watch has passed the version that Fetch has read, and the store does not have the pod.
 func (s *store) fetched(seen podState) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

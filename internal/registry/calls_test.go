@@ -126,7 +126,7 @@ func TestAllocateBadAnswers(t *testing.T) {
 		"other permissions":   {one(&plugintest.Answer{Devices: []*pluginapi.DeviceSpec{{HostPath: "/dev/a", Permissions: "rx"}}}), `devices[0]: permissions "rx"`},
 		"short CDI name":      {one(&plugintest.Answer{CdiDevices: []*pluginapi.CDIDevice{{Name: "gpu0"}}}), `cdi_devices[0]: name "gpu0"`},
 		"too large":           {one(&plugintest.Answer{Envs: map[string]string{"A": "b", "BIG": strings.Repeat("x", 5<<20)}}), `the largest entry is envs["BIG"] with 5242947`},
-		"a long bad name":     {one(&plugintest.Answer{Envs: map[string]string{strings.Repeat("=", 200_000): ""}}), "the name has '=' or NUL in it"},
+		"a long bad name":     {one(&plugintest.Answer{Envs: map[string]string{strings.Repeat("=", 200_000): ""}}), "the name contains '=' or NUL"},
 		"nameless annotation": {one(&plugintest.Answer{Annotations: map[string]string{"": "x"}}), `annotations[""]`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -115,7 +115,7 @@ func TestRegisterRefused(t *testing.T) {
 		{"version", "v1alpha1", gpu, first.Endpoint, codes.InvalidArgument, []string{`"v1alpha1"`, "supported: v1beta1"}},
 		{"no version", "", gpu, first.Endpoint, codes.InvalidArgument, []string{"supported: v1beta1"}},
 		{"name", "v1beta1", "gpu", first.Endpoint, codes.InvalidArgument, []string{"no slash", "vendor.example/gpu"}},
-		{"native name", "v1beta1", "kubernetes.io/gpu", first.Endpoint, codes.InvalidArgument, []string{"belongs to Kubernetes"}},
+		{"native name", "v1beta1", "kubernetes.io/gpu", first.Endpoint, codes.InvalidArgument, []string{"reserved for Kubernetes"}},
 		{"no endpoint", "v1beta1", gpu, "", codes.InvalidArgument, []string{"without a path"}},
 		{"path", "v1beta1", gpu, "../" + outside.Endpoint, codes.InvalidArgument, []string{"without a path"}},
 		{"dots", "v1beta1", gpu, "..", codes.InvalidArgument, []string{"without a path"}},

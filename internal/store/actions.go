@@ -12,7 +12,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// actionLimits bound the actions that are kept. The oldest ones go first.
+// actionLimits bound the stored actions. The oldest ones go first.
 type actionLimits struct {
 	count, bytes int
 	age          time.Duration
@@ -35,7 +35,8 @@ type actionRecord struct {
 	Name    string   `json:"name,omitempty"`
 }
 
-// SaveAction makes an action durable. In the same commit it removes what exceeds the limits: 10 000 actions, 16 MiB, a year.
+// SaveAction makes an action durable. The same commit removes the oldest actions beyond the limits: 10 000 actions, 16 MiB, a
+// year.
 func (h *History) SaveAction(a device.Action) error {
 	value, err := json.Marshal(actionRecord{
 		Verb: a.Verb, Subject: a.Subject, More: a.More, Reason: a.Reason, Err: a.Err,
@@ -50,7 +51,7 @@ func (h *History) SaveAction(a device.Action) error {
 			if err != nil {
 				return err
 			}
-			var number uint64 // of the actions of the same moment
+			var number uint64 // distinguishes actions of the same moment
 			for actions.Get(spanKey(a.At, number)) != nil {
 				number++
 			}
@@ -62,7 +63,8 @@ func (h *History) SaveAction(a device.Action) error {
 	})
 }
 
-// trim removes the records before a key, and then the first ones until no more than this many, with this many bytes, are left.
+// trim removes the records before the key oldest, and then the first ones until at most most records with mostBytes bytes are
+// left.
 func (s bucket) trim(oldest []byte, most, mostBytes int) error {
 	count, size := 0, 0
 	var keys [][]byte
@@ -89,7 +91,7 @@ func (s bucket) trim(oldest []byte, most, mostBytes int) error {
 	return nil
 }
 
-// Actions returns the actions since then, in the order of their times. A record that cannot be read is left out.
+// Actions returns the actions since then, ordered by time. It leaves out unreadable records.
 func (h *History) Actions(since time.Time) ([]device.Action, error) {
 	var entries []spanEntry
 	err := h.guarded(func() (err error) {
@@ -108,7 +110,7 @@ func readActions(db *bolt.DB, since time.Time) (entries []spanEntry, err error) 
 	return entries, err
 }
 
-// decodeActions leaves out what it cannot read.
+// decodeActions leaves out unreadable records.
 func decodeActions(entries []spanEntry, log *slog.Logger) []device.Action {
 	var all []device.Action
 	for _, e := range entries {

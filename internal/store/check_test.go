@@ -47,11 +47,11 @@ func TestStateFileIsRemovedOrReplaced(t *testing.T) {
 		do   func(path string) error
 		want string
 	}{
-		"removed": {os.Remove, "has been removed"},
+		"removed": {os.Remove, "was removed"},
 		"replaced": {func(path string) error {
 			return errors.Join(os.WriteFile(path+".other", nil, 0o600), os.Rename(path+".other", path))
-		}, "has been replaced"},
-		"its directory": {func(path string) error { return os.Rename(filepath.Dir(path), filepath.Dir(path)+".old") }, "has been removed"},
+		}, "was replaced"},
+		"its directory": {func(path string) error { return os.Rename(filepath.Dir(path), filepath.Dir(path)+".old") }, "was removed"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "state")

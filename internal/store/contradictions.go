@@ -8,15 +8,15 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A Contradiction is a device that several pods have.
+// A Contradiction is a device that the records assign to several pods.
 type Contradiction struct {
 	Resource device.ResourceName
 	ID       device.ID
 	Pods     []device.Pod // in the order of their UIDs
 }
 
-// Contradictions returns the devices that the records give to several pods, in the order of their resources and IDs. It
-// happens after a commit that has failed and is in the file all the same. Containers of one pod may share a device.
+// Contradictions returns the devices that the records assign to several pods, ordered by resource and ID. The cause is a
+// commit that failed and is in the file all the same. Containers of one pod may share a device.
 func (b State) Contradictions() []Contradiction {
 	type key struct {
 		resource device.ResourceName

@@ -10,7 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Cordons returns all cordons, in the order of their resources and devices.
+// Cordons returns all cordons, ordered by resource and device.
 func (s *Store) Cordons() ([]device.Cordon, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -20,7 +20,7 @@ func (s *Store) Cordons() ([]device.Cordon, error) {
 	return readCordons(s.db, s.log)
 }
 
-// readCordons takes a cordon whose words cannot be read for one without words: the device stays out of service.
+// readCordons reads a cordon with an unreadable value as one without a reason: the device stays out of service.
 func readCordons(db *bolt.DB, log *slog.Logger) ([]device.Cordon, error) {
 	var all []device.Cordon
 	err := db.View(func(tx *bolt.Tx) error {
@@ -64,7 +64,7 @@ func (s *Store) SaveCordons(save, forget []device.Cordon) error {
 	})
 }
 
-// cordon changes the cordons of one resource. Files that have never had one lack the bucket, which an older devmgrd ignores.
+// cordon changes the cordons of one resource. The bucket is created with the first cordon; an older devmgrd ignores it.
 func (d *transaction) cordon(c device.Cordon, change func(bucket) error) error {
 	cordons, err := d.bucket(cordonsBucket)
 	if err != nil {

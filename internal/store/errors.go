@@ -2,10 +2,10 @@ package store
 
 import "fmt"
 
-// A LockedError says that another devmgrd has the state file open.
+// A LockedError reports that another devmgrd has the state file open.
 type LockedError struct {
 	Path string // the lock file
-	PID  int    // of the other devmgrd; 0 if it left no note
+	PID  int    // of the other devmgrd; 0: not known
 }
 
 func (e *LockedError) Error() string {
@@ -13,22 +13,22 @@ func (e *LockedError) Error() string {
 	if e.PID > 0 {
 		who = fmt.Sprintf("another devmgrd (pid %d)", e.PID)
 	}
-	return fmt.Sprintf("%s is running on this node and holds %s: stop it first, or give this one a stateDir and a runDir of its own", who, e.Path)
+	return fmt.Sprintf("%s is running on this node and holds %s: stop that devmgrd first, or configure another stateDir and runDir", who, e.Path)
 }
 
-// A VersionError says that a file was written by a newer devmgrd.
+// A VersionError reports that a newer devmgrd wrote the file.
 type VersionError struct {
-	Title      string // what the file is
+	Title      string // the kind of file
 	Path       string
 	Have, Know uint64
 }
 
 func (e *VersionError) Error() string {
-	return fmt.Sprintf("%s %s has schema version %d, and this devmgrd knows versions up to %d: it was written by a newer devmgrd; "+
-		"run that version, or restore a backup made before the upgrade; the file has not been touched", e.Title, e.Path, e.Have, e.Know)
+	return fmt.Sprintf("%s %s has schema version %d, and this devmgrd supports versions up to %d: a newer devmgrd wrote the file; "+
+		"run that version, or restore a backup from before the upgrade; the file has not been touched", e.Title, e.Path, e.Have, e.Know)
 }
 
-// A ForeignError says that a file is sound, but not devmgrd's.
+// A ForeignError reports that a file is sound, but not devmgrd's.
 type ForeignError struct {
 	Title string // what the file would be
 	Path  string
@@ -43,9 +43,9 @@ func (e *ForeignError) Error() string {
 // Unwrap returns the cause.
 func (e *ForeignError) Unwrap() error { return e.Err }
 
-// A DamagedError says that a file is not what was written.
+// A DamagedError reports that a file's content is not as written.
 type DamagedError struct {
-	Title  string // what the file is
+	Title  string // the kind of file
 	Path   string
 	Err    error
 	Remedy string
@@ -58,40 +58,40 @@ func (e *DamagedError) Error() string {
 // Unwrap returns the cause.
 func (e *DamagedError) Unwrap() error { return e.Err }
 
-// An InUseError says that another program has a file open.
+// An InUseError reports that another program has a file open.
 type InUseError struct {
-	Title string // what the file is
+	Title string // the kind of file
 	Path  string
 	Err   error
 }
 
 func (e *InUseError) Error() string {
-	return fmt.Sprintf("%s %s is in use by another program (%v): wait for its end, or stop it", e.Title, e.Path, e.Err)
+	return fmt.Sprintf("%s %s is in use by another program (%v): wait for that program to end, or stop it", e.Title, e.Path, e.Err)
 }
 
 // Unwrap returns the cause.
 func (e *InUseError) Unwrap() error { return e.Err }
 
-// A StrayError says that a file was removed or replaced while devmgrd has it open. The open one can still be copied.
+// A StrayError reports that a file was removed or replaced while devmgrd has it open. The open file can still be copied.
 type StrayError struct {
-	Title   string // what the file is
+	Title   string // the kind of file
 	Path    string
-	PID, FD int  // where the open file can be had
-	Removed bool // there is nothing at the path, as opposed to another file
+	PID, FD int  // the open file is /proc/PID/fd/FD
+	Removed bool // the path has no file, as opposed to another one
 }
 
 func (e *StrayError) Error() string {
-	what, then := "replaced by another file", "begins with what is there now"
+	what, then := "replaced by another file", "starts from the replacement"
 	if e.Removed {
-		what, then = "removed", "begins with an empty one"
+		what, then = "removed", "starts from an empty file"
 	}
-	return fmt.Sprintf("%s %s has been %s while it is in use, so nothing more can be saved: put the right one back "+
-		"(cp /proc/%d/fd/%d %s) and then restart devmgrd; a restart without that %s", e.Title, e.Path, what, e.PID, e.FD, e.Path, then)
+	return fmt.Sprintf("%s %s was %s while in use, so devmgrd cannot save to it: restore the original "+
+		"(cp /proc/%d/fd/%d %s) and then restart devmgrd; without the original devmgrd %s", e.Title, e.Path, what, e.PID, e.FD, e.Path, then)
 }
 
-// A ChangedError says that the state file, which could not be written at first, holds something else by now.
+// A ChangedError reports that the state file, which was not writable at first, has changed since devmgrd read it.
 type ChangedError struct{ Path string }
 
 func (e *ChangedError) Error() string {
-	return fmt.Sprintf("state file %s can be written again, but is not what was read at the start: restart devmgrd", e.Path)
+	return fmt.Sprintf("state file %s is writable again, but has changed since devmgrd read it: restart devmgrd", e.Path)
 }

@@ -17,32 +17,32 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// A file is one of our bbolt files, open or still to be opened.
+// A file is one of devmgrd's bbolt files, open or not yet opened.
 type file struct {
 	path    string
 	schema  *schema
 	log     *slog.Logger
 	open    func() error         // opens the file for update where that failed before
-	commits prometheus.Histogram // the time that each takes; nil: not measured
+	commits prometheus.Histogram // commit durations; nil: not measured
 
 	writing sync.Mutex // guards what follows; bbolt has one writer at a time anyway
-	db      *bolt.DB   // nil: the file could not be opened yet
-	sum     uint64     // of the records that it held when it was opened or, without db, read
+	db      *bolt.DB   // nil: not opened yet
+	sum     uint64     // of the records when the file was opened or, without db, read
 
 	mu       sync.Mutex   // guards what follows
-	identity fileIdentity // the zero value: there is none yet
+	identity fileIdentity // zero value: none yet
 	failure  error        // of the latest write; nil: it succeeded
 }
 
-// An opened file is one that can be written.
+// An opened is a file that can be written.
 type opened struct {
 	db   *bolt.DB
 	file fileIdentity
 	sum  uint64 // of its records
 }
 
-// openFile opens a file, making an empty one where there is none, and brings it to the current version. Before it writes, it
-// reads the whole of what is there: nothing that is damaged or not understood is ever changed.
+// openFile opens a file, creating an empty one if there is none, and migrates it to the current version. It reads the whole
+// file before it writes: it never changes a damaged or unsupported one.
 func (f *file) openFile() (opened, error) {
 	found, err := f.schema.inspect(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -63,7 +63,7 @@ func (f *file) openFile() (opened, error) {
 	}
 	if known := f.schema.version(); found.version < known {
 		if err := f.schema.migrate(o.db, found.version); err != nil {
-			return opened{}, errors.Join(fmt.Errorf("bringing the %s %s from version %d to %d: %w", f.schema.title, f.path, found.version, known, err), o.db.Close())
+			return opened{}, errors.Join(fmt.Errorf("migrating the %s %s from version %d to %d: %w", f.schema.title, f.path, found.version, known, err), o.db.Close())
 		}
 	}
 	return o, nil
@@ -73,14 +73,13 @@ func (s *schema) options() *bolt.Options {
 	return &bolt.Options{Timeout: lockTimeout, NoFreelistSync: !s.freeList, FreelistType: bolt.FreelistMapType}
 }
 
-// create makes an empty file. It appears under its name only when it is whole, so that a crash on the way does not leave half
-// of one.
+// create creates an empty file. The file gets its name only when complete, so a crash leaves no partial file.
 func (f *file) create() (err error) {
 	draft := f.path + ".new"
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("making the %s %s: %w", f.schema.title, f.path, err)
-			os.Remove(draft) // where the disk is full it would be in the way of others
+			err = fmt.Errorf("creating the %s %s: %w", f.schema.title, f.path, err)
+			os.Remove(draft) // frees space on a full disk
 		}
 	}()
 	if err := os.Remove(draft); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -103,8 +102,8 @@ func (f *file) use(o opened) {
 	f.identity = o.file
 }
 
-// Check returns nil while the file can be written as far as is known, and otherwise the reason, for /readyz: the file is not
-// ours any longer, or the latest write has failed. A full disk is noticed by the next write.
+// Check returns nil while the file appears writable, and otherwise the reason, for /readyz: the file was removed or replaced,
+// or the latest write has failed. The next write detects a full disk.
 func (f *file) Check() error {
 	f.mu.Lock()
 	original, failure := f.identity, f.failure
@@ -115,18 +114,18 @@ func (f *file) Check() error {
 	return failure
 }
 
-// fail notes how the latest write ended.
+// fail records the result of the latest write.
 func (f *file) fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.failure = err
 }
 
-// errUnchanged rolls back a transaction that would write what is there already.
+// errUnchanged rolls back a transaction that would change nothing.
 var errUnchanged = errors.New("nothing changed")
 
-// update runs change in one transaction and commits it, durably, if there is something to commit. It fails if the open
-// file is no longer the one at its path, since nothing in it is durable then.
+// update runs change in one transaction and commits it durably, unless nothing has changed. It fails if the path has another
+// file than the open one, since nothing in the open one is durable then.
 func (f *file) update(change func(*transaction) error) error {
 	f.writing.Lock()
 	defer f.writing.Unlock()
@@ -151,8 +150,8 @@ func (f *file) write(change func(*transaction) error) error {
 			return err
 		}
 	}
-	// A commit whose sync has failed may be in the file or not: to find there what was to be written is no proof then. The
-	// next one writes in any case.
+	// A commit whose sync has failed may be in the file or not, so an equal record proves nothing. The
+	// next commit writes in any case.
 	sure := f.failure == nil
 	return f.db.Update(func(tx *bolt.Tx) error {
 		meta := tx.Bucket(metaBucket)
@@ -170,8 +169,8 @@ func (f *file) write(change func(*transaction) error) error {
 	})
 }
 
-// WriteTo writes a copy of the file as it is at this moment, while it is in use. Commits go on however slowly w takes it: it
-// is copied in memory first.
+// WriteTo writes a copy of the file as of now, while the file is in use. A slow w does not block commits: WriteTo first
+// copies the file in memory.
 func (f *file) WriteTo(w io.Writer) (n int64, err error) {
 	copied, err := f.copied()
 	if err != nil {
@@ -196,10 +195,10 @@ func (f *file) copied() (*bytes.Buffer, error) {
 	})
 }
 
-// damagedName is what a damaged file is renamed to, with the time; a second one of the same second has a number too.
+// damagedName precedes the time in the name of a damaged file; a second file of the same second has a number too.
 const damagedName = ".damaged-"
 
-// setAside renames a damaged file, so that it is out of the way and can be looked at. It never takes another one's name.
+// setAside renames a damaged file to keep it for inspection. It never takes another file's name.
 func setAside(path string, now time.Time) (to string, err error) {
 	stem := path + damagedName + now.UTC().Format("20060102T150405Z")
 	to = stem

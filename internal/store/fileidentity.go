@@ -7,14 +7,14 @@ import (
 	"os"
 )
 
-// An identity is a file as it was opened, whatever its path leads to by now.
+// A fileIdentity identifies a file as it was opened, independent of its path.
 type fileIdentity struct {
 	title, path string
 	fd          uintptr
 	info        os.FileInfo
 }
 
-// open opens the file and notes which one it is. It is bbolt's Options.OpenFile.
+// open opens the file and records its identity. It is bbolt's Options.OpenFile.
 func (o *fileIdentity) open(path string, flag int, mode os.FileMode) (*os.File, error) {
 	f, err := os.OpenFile(path, flag, mode)
 	if err != nil {
@@ -28,8 +28,8 @@ func (o *fileIdentity) open(path string, flag int, mode os.FileMode) (*os.File, 
 	return f, nil
 }
 
-// check fails if the file at the path is another one by now, or none: what is written then is gone with the process. It
-// does not miss a file that has never been there.
+// check fails if the path has another file by now, or none: writes to the open file are lost when the process ends. A file
+// that was never opened passes.
 func (o *fileIdentity) check() error {
 	if o.info == nil {
 		return nil
@@ -41,5 +41,5 @@ func (o *fileIdentity) check() error {
 	case err == nil, errors.Is(err, fs.ErrNotExist):
 		return &StrayError{Title: o.title, Path: o.path, PID: os.Getpid(), FD: int(o.fd), Removed: err != nil}
 	}
-	return fmt.Errorf("looking at the %s: %w", o.title, err)
+	return fmt.Errorf("checking the %s: %w", o.title, err)
 }

@@ -18,14 +18,14 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A History is the file of spans and actions. It is apart from the state file so that no damage to it, and no error of it, touches an
-// assignment. Its methods may be called from several goroutines.
+// A History is the file of spans and actions. It is separate from the state file so that no damage to it, and no error in it,
+// affects an assignment. Its methods are safe for concurrent use.
 type History struct {
 	file
 	actions actionLimits
 
-	guard  sync.Mutex // held by each use of the file, so that none is under way when another one meets damage; guards what follows
-	broken error      // the file is no longer used
+	guard  sync.Mutex // held during each use of the file, so that damage is found by one use at a time; guards what follows
+	broken error      // why the file is no longer used
 }
 
 // spanRecord is a device.Span without its number, which is in its key.
@@ -43,15 +43,15 @@ type spanRecord struct {
 // A spanEntry is a key and its value as they are in the file.
 type spanEntry struct{ key, value []byte }
 
-// spanKeyBytes is the length of a key: a time, and a number.
+// spanKeyBytes is the length of a key: a time and a number.
 const spanKeyBytes = 16
 
-// fullPages has pages filled nearly to the brim: spans that have ended come in the order of their keys.
+// fullPages fills pages nearly completely: spans that have ended arrive in the order of their keys.
 const fullPages = 0.95
 
 // OpenHistory opens the history in the state directory of s, under the lock of s, and moves spans there that an older devmgrd
-// kept in the state file. It returns the open spans, too. It never fails: a damaged file is set aside, and one that cannot be
-// used for now is opened by the first SaveHistory that can. Close the history before s.
+// kept in the state file. It also returns the open spans. It never fails: it sets a damaged file aside, and the first
+// SaveHistory that can opens a file that is unusable now. Close the history before s.
 func OpenHistory(s *Store) (*History, []device.Span) {
 	h := &History{actions: defaultActionLimits}
 	h.file = file{path: filepath.Join(filepath.Dir(s.path), HistoryName), schema: &historySchema, log: s.log, open: h.reopen}
@@ -85,9 +85,8 @@ func (h *History) reopen() error {
 	return nil
 }
 
-// guarded runs what works with the file, which it opens if need be. bbolt maps the file, so damage that comes after the file was
-// checked, or a disk that fails to read, is a fault or a panic. Neither may end devmgrd: the file is left alone from then on,
-// and the next start checks it again.
+// guarded runs a function that uses the file, which it opens if necessary. bbolt maps the file, so later damage or a failing
+// disk causes a fault or a panic. Neither may end devmgrd: it stops using the file, and the next start checks it again.
 func (h *History) guarded(what func() error) (err error) {
 	h.guard.Lock()
 	defer h.guard.Unlock()
@@ -109,8 +108,8 @@ func (h *History) guarded(what func() error) (err error) {
 	return what()
 }
 
-// takeOver moves what an older devmgrd has kept in the state file. A crash or an error in between repeats it at the next start;
-// so does a downgrade with the upgrade after it.
+// takeOver moves the spans that an older devmgrd has kept in the state file. After a crash or an error the next start repeats
+// the move; so does a downgrade followed by an upgrade.
 func (h *History) takeOver(s *Store) error {
 	oldOpen, oldEnded, err := s.oldSpans()
 	if err != nil || oldOpen == nil && oldEnded == nil {
@@ -150,8 +149,8 @@ func (h *History) takeOver(s *Store) error {
 	return nil
 }
 
-// oldSpans copies the spans that an older devmgrd has kept in the state file; nil: none. A state file that cannot be opened yet
-// has its turn at the next start.
+// oldSpans copies the spans that an older devmgrd has kept in the state file; nil: none. If the state file is not open yet,
+// the next start moves them.
 func (s *Store) oldSpans() (open, ended []spanEntry, err error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -167,8 +166,8 @@ func (s *Store) oldSpans() (open, ended []spanEntry, err error) {
 	return open, ended, err
 }
 
-// Spans returns the spans that had not ended by then: first those that have ended since, in the order of their ends, then
-// the open ones. A record that cannot be read is left out.
+// Spans returns the spans that had not ended by then: first those that have ended since, ordered by end, then the open ones.
+// It leaves out unreadable records.
 func (h *History) Spans(since time.Time) ([]device.Span, error) {
 	var ended, open []spanEntry
 	err := h.guarded(func() (err error) {
@@ -188,7 +187,7 @@ func readSpans(db *bolt.DB, since time.Time) (ended, open []spanEntry, err error
 	return ended, open, err
 }
 
-// OpenSpans returns the spans that have not ended, in the order of their beginnings.
+// OpenSpans returns the open spans, ordered by beginning.
 func (h *History) OpenSpans() ([]device.Span, error) {
 	var open []spanEntry
 	err := h.guarded(func() (err error) {
@@ -206,7 +205,7 @@ func readOpen(db *bolt.DB) (open []spanEntry, err error) {
 	return open, err
 }
 
-// HistoryKeys returns the keys of all spans that have ended, in their order.
+// HistoryKeys returns the keys of all spans that have ended, in order.
 func (h *History) HistoryKeys() ([]device.SpanKey, error) {
 	var all []device.SpanKey
 	err := h.guarded(func() error {
@@ -222,7 +221,7 @@ func (h *History) HistoryKeys() ([]device.SpanKey, error) {
 	return all, err
 }
 
-// spanEntries copies what is in a bucket from a key on.
+// spanEntries copies a bucket's entries from a key on.
 func spanEntries(b *bolt.Bucket, from []byte) (all []spanEntry) {
 	if b == nil {
 		return nil
@@ -234,7 +233,7 @@ func spanEntries(b *bolt.Bucket, from []byte) (all []spanEntry) {
 	return all
 }
 
-// decodeSpans leaves out what it cannot read: no assignment depends on it.
+// decodeSpans leaves out unreadable records: no assignment depends on them.
 func decodeSpans(entries []spanEntry, log *slog.Logger) []device.Span {
 	var all []device.Span
 	for _, e := range entries {
@@ -255,8 +254,7 @@ func decodeSpans(entries []spanEntry, log *slog.Logger) []device.Span {
 	return all
 }
 
-// SaveHistory makes spans durable, each in the place of what it was while it was open, and forgets others that have ended, in
-// one commit.
+// SaveHistory makes spans durable, each in place of its open record, and forgets others that have ended, in one commit.
 func (h *History) SaveHistory(save []device.Span, forget []device.SpanKey) error {
 	return h.guarded(func() error {
 		return h.update(func(d *transaction) error {
@@ -297,7 +295,7 @@ func saveSpan(open, ended bucket, span device.Span) error {
 	return ended.put(spanKey(span.Until, span.Number), value)
 }
 
-// spans returns the shelves of open spans and of those that have ended.
+// spans returns the buckets of open and ended spans.
 func (d *transaction) spans() (open, ended bucket, err error) {
 	if open, err = d.bucket(openBucket); err == nil {
 		ended, err = d.bucket(endedBucket)
@@ -308,7 +306,7 @@ func (d *transaction) spans() (open, ended bucket, err error) {
 	return open, ended, err
 }
 
-// spanKey sorts by time, and then by number. A time before 1970, which only a clock that is not set can tell, is the first.
+// spanKey sorts by time, and then by number. A time before 1970, which only an unset clock returns, is the first.
 func spanKey(at time.Time, number uint64) []byte {
 	var nanos uint64
 	if at.Unix() > 0 {
@@ -328,7 +326,7 @@ func timeOf(key []byte) (time.Time, error) {
 // numberOf returns the number in a key, as its bytes.
 func numberOf(key []byte) string { return string(key[len(key)/2:]) }
 
-// WriteTo writes a copy of the file as it is at this moment, while it is in use.
+// WriteTo writes a copy of the file as of now, while the file is in use.
 func (h *History) WriteTo(w io.Writer) (n int64, err error) {
 	var copied *bytes.Buffer
 	err = h.guarded(func() (err error) {
@@ -341,7 +339,8 @@ func (h *History) WriteTo(w io.Writer) (n int64, err error) {
 	return copied.WriteTo(w)
 }
 
-// Close closes the file. One that has failed in use stays open until the process ends: bbolt may hold its locks for ever.
+// Close closes the file. A file that failed in use stays open until the process ends, because bbolt may hold its locks
+// forever.
 func (h *History) Close() error {
 	h.guard.Lock()
 	defer h.guard.Unlock()
@@ -351,15 +350,15 @@ func (h *History) Close() error {
 	return h.db.Close()
 }
 
-// HistoryContent is what a history file holds.
+// HistoryContent is the content of a history file.
 type HistoryContent struct {
 	Version uint64 // of the file's schema
 	Spans   []device.Span
 	Actions []device.Action
 }
 
-// ReadHistoryFile reads a history file, or a copy of one, wherever it is, and changes nothing. The whole file is verified first. It
-// fails as Look does.
+// ReadHistoryFile reads a history file, or a copy of one, and changes nothing. It verifies the whole file first, and fails as
+// ReadFile does.
 func ReadHistoryFile(path string, log *slog.Logger) (HistoryContent, error) {
 	found, err := historySchema.inspect(path)
 	if err != nil {

@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A finding is what inspect has found out about a file that can be used.
+// A finding is inspect's result for a usable file.
 type finding struct {
 	version uint64 // of its schema
 	sum     uint64 // of its records
 }
 
-// inspect reads the whole file without writing to it. Where the file cannot be used it returns fs.ErrNotExist, a
+// inspect reads the whole file without writing to it. If the file is unusable, inspect returns fs.ErrNotExist, a
 // *DamagedError, a *VersionError, a *ForeignError or an *InUseError.
 func (s *schema) inspect(path string) (finding, error) {
 	data, err := s.read(path)
@@ -28,7 +28,7 @@ func (s *schema) inspect(path string) (finding, error) {
 	return s.judge(path, data)
 }
 
-// read reads the file, while no other process writes it.
+// read reads the file while no other process writes it.
 func (s *schema) read(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -54,11 +54,11 @@ func (s *schema) read(path string) ([]byte, error) {
 	return data.Bytes(), nil
 }
 
-// lockTimeout bounds the wait for another process that has a file open.
+// lockTimeout bounds the wait for another process that has the file open.
 const lockTimeout = time.Second
 
-// flock keeps writers away. A devmgrd that ends lets go of its lock a moment before it lets go of the state file. The kernel
-// knows no wait for a lock that ends by itself, so it is tried again and again, as bbolt does, and only at the start.
+// flock takes a shared lock against writers. A devmgrd that ends releases its own lock a moment before the state file's. The
+// kernel has no wait for a lock with a time limit, so flock retries, as bbolt does, and only at the start.
 func flock(f *os.File) error {
 	for end := time.Now().Add(lockTimeout); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
@@ -72,15 +72,15 @@ func (s *schema) damaged(path string, err error) error {
 	return &DamagedError{s.title, path, err, s.remedy}
 }
 
-// judge says what the content of a file is. Damage of any sort must not pass for a file of another program or of a newer
-// devmgrd, since those stop the start; and those must not pass for damage, since that is set aside.
+// judge classifies a file's content. Damage must not pass for another program's file or a newer devmgrd's, since those stop
+// the start. Neither of those must pass for damage, since damaged files are set aside.
 func (s *schema) judge(path string, data []byte) (finding, error) {
 	if len(data) == 0 {
 		return finding{}, s.damaged(path, errors.New("it is empty"))
 	}
 	var f finding
 	var version, check, sum []byte
-	buckets, found := 0, false // how many of those that each version has; whether there is anything
+	buckets, found := 0, false // number of the schema's required buckets; whether the file has any content
 	err := walk(data, func(in [][]byte, key, value []byte) {
 		found = true
 		switch {
@@ -109,11 +109,11 @@ func (s *schema) judge(path string, data []byte) (finding, error) {
 	}
 	switch certain := f.version > 0 && f.version <= s.unchecked && check == nil || f.version > s.unchecked && bytes.Equal(check, versionCheck(version)); {
 	case certain && f.version > s.version():
-		return f, &VersionError{s.title, path, f.version, s.version()} // what else is in it is not ours to judge
+		return f, &VersionError{s.title, path, f.version, s.version()} // the rest is for the newer version to check
 	case certain && buckets == len(s.buckets) && (f.version <= s.unchecked || bytes.Equal(sum, number(f.sum))):
 		return f, nil
-	case certain || buckets > 1 || !found: // a flipped bit hides one of them, or all
-		return f, s.damaged(path, errors.New("its records are not what was written"))
+	case certain || buckets > 1 || !found: // a flipped bit hides one bucket, or all
+		return f, s.damaged(path, errors.New("its records are incomplete or altered"))
 	}
 	return f, &ForeignError{s.title, path, errors.New("it holds no schema version")}
 }

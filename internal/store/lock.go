@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A lock keeps a second devmgrd away for as long as this process lives, however it ends: the kernel drops it.
+// A lock keeps a second devmgrd away while this process lives: the kernel releases it at any exit.
 type lock struct{ file *os.File }
 
-// takeLock takes the lock at path and notes our pid in it, or says who has it. The note may fail, and the file may be one
-// that cannot be written: the lock holds all the same.
+// takeLock takes the lock at path and writes devmgrd's pid into it, or reports the process that has the lock. The lock holds
+// even if the pid cannot be written or the file is read-only.
 func takeLock(path string) (*lock, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if errors.Is(err, unix.EROFS) {
@@ -35,9 +35,9 @@ func takeLock(path string) (*lock, error) {
 	}
 	note := []byte(strconv.Itoa(os.Getpid()) + "\n")
 	n, _ := f.WriteAt(note, 0)
-	_ = f.Truncate(int64(n)) // after it, so that a full disk has room for it: the note before was as long
+	_ = f.Truncate(int64(n)) // after the write, so that a full disk still has space for the new pid: the old one is as long
 	return &lock{f}, nil
 }
 
-// release returns the lock back. The file stays: removing it would let two processes lock two files of one name.
+// release releases the lock. The file stays: after its removal two processes could lock two files of one name.
 func (l *lock) release() error { return l.file.Close() }

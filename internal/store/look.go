@@ -4,8 +4,8 @@ import (
 	"log/slog"
 )
 
-// ReadFile reads a state file, or a copy of one, wherever it is, and changes nothing. The whole file is verified first. It fails as
-// Open does; and while a devmgrd has the file open, since then it may change at any moment: Store.WriteTo makes a copy.
+// ReadFile reads a state file, or a copy of one, and changes nothing. It verifies the whole file first. It fails as Open
+// does, and while a devmgrd has the file open, since the file may then change at any moment: use Store.WriteTo for a copy.
 func ReadFile(path string, log *slog.Logger) (b State, version uint64, err error) {
 	found, err := stateSchema.inspect(path)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"hash/fnv"
 )
 
-// walk reads a bbolt file without bbolt, and trusts none of it. bbolt maps the file and follows the numbers in it: a damaged
-// one leads it out of the file or into an endless loop, and the process cannot recover from either
+// walk reads a bbolt file without bbolt, and trusts none of it. bbolt maps the file and follows its page numbers: a damaged
+// number leads bbolt out of the file or into an endless loop, and the process cannot recover from either
 // (docs/decisions/0007-damaged-state-file-is-set-aside.md). So walk checks every page before bbolt opens the file.
 //
 // The format (bbolt's version 2) is a tree of buckets, each a B+tree of pages, in the byte order of the machine:
@@ -46,9 +46,9 @@ const (
 	isBucket                       = 0x01             // flag of an element
 )
 
-var errFormat = errors.New("its format is not one that this devmgrd knows")
+var errFormat = errors.New("this devmgrd does not support its format")
 
-// walk calls visit for each key and value of the file; a bucket's value is nil. It fails with errFormat where the headers are
+// walk calls visit for each key and value of the file; a bucket's value is nil. It fails with errFormat if the headers are
 // sound, but of another format.
 func walk(data []byte, visit func(path [][]byte, key, value []byte)) error {
 	if len(data) < pageHeader+headerSize {
@@ -59,15 +59,15 @@ func walk(data []byte, visit func(path [][]byte, key, value []byte)) error {
 		return errors.New("it has no valid header")
 	}
 	w := &walker{data: data, size: size, visit: visit}
-	// bbolt uses the older header if the newer one is broken, and silently loses the latest commit. A commit that a crash cuts
-	// off leaves both valid: a header is far smaller than what a disk writes in one piece.
+	// If the newer header is damaged, bbolt uses the older one and silently loses the latest commit. A commit that a crash cuts
+	// off leaves both valid: a header is far smaller than a disk's atomic write.
 	for i := range uint64(2) {
 		if err := w.header(i); err != nil {
 			return fmt.Errorf("header %d: %w", i, err)
 		}
 	}
 	if w.end < 2 || w.end > uint64(len(data))/size {
-		return fmt.Errorf("it is cut short: %d bytes are there, and it uses %d pages of %d", len(data), w.end, size)
+		return fmt.Errorf("it is truncated: it has %d bytes, and uses %d pages of %d", len(data), w.end, size)
 	}
 	w.used = make([]bool, w.end)
 	w.used[0], w.used[1] = true, true
@@ -84,7 +84,7 @@ func (w *walker) header(i uint64) error {
 	sum.Write(b[:headerSize-8])
 	switch {
 	case binary.NativeEndian.Uint32(b) != headerMagic:
-		return errors.New("it is not bbolt's")
+		return errors.New("it is not a bbolt header")
 	case number(headerSize-8) != sum.Sum64():
 		return errors.New("its checksum is wrong")
 	case binary.NativeEndian.Uint32(b[4:]) != headerVersion:
@@ -98,8 +98,8 @@ func (w *walker) header(i uint64) error {
 	return nil
 }
 
-// page returns the flags of a page, the number of its elements, and the bytes after its header. It takes each page once, so
-// that walk ends.
+// page returns the flags of a page, the number of its elements, and the bytes after its header. It accepts each page only
+// once, so walk ends.
 func (w *walker) page(id uint64) (flags, count uint16, body []byte, err error) {
 	if id < 2 || id >= w.end {
 		return 0, 0, nil, fmt.Errorf("page %d does not exist", id)
@@ -108,21 +108,21 @@ func (w *walker) page(id uint64) (flags, count uint16, body []byte, err error) {
 	overflow := uint64(binary.NativeEndian.Uint32(b[12:]))
 	switch {
 	case binary.NativeEndian.Uint64(b) != id:
-		return 0, 0, nil, fmt.Errorf("page %d says that it is page %d", id, binary.NativeEndian.Uint64(b))
+		return 0, 0, nil, fmt.Errorf("page %d has the number of page %d", id, binary.NativeEndian.Uint64(b))
 	case overflow >= w.end-id:
 		return 0, 0, nil, fmt.Errorf("page %d is longer than the file", id)
 	}
 	for i := id; i <= id+overflow; i++ {
 		if w.used[i] {
-			return 0, 0, nil, fmt.Errorf("page %d belongs to two others", i)
+			return 0, 0, nil, fmt.Errorf("page %d is used twice", i)
 		}
 		w.used[i] = true
 	}
 	return binary.NativeEndian.Uint16(b[8:]), binary.NativeEndian.Uint16(b[10:]), b[pageHeader : (overflow+1)*w.size], nil
 }
 
-// tree reads a page and all below it. Its first key is low, and all are below high; nil: no such bound. low is exact because
-// bbolt looks for a page's element in the branch above by its first key when it writes the page.
+// tree reads a page and all pages below it. The page's first key is low, and all its keys are below high; nil: no such bound.
+// low is exact because bbolt, when it writes a page, looks up the page's element in the branch above by its first key.
 func (w *walker) tree(id uint64, path [][]byte, low, high []byte) error {
 	flags, count, body, err := w.page(id)
 	if err != nil {
@@ -138,12 +138,12 @@ type element struct {
 	key, value []byte
 }
 
-// elements reads the elements of page id, or of a bucket on it, and all below them.
+// elements reads the elements of page id, or of a bucket on it, and all pages below them.
 func (w *walker) elements(id uint64, flags, count uint16, body []byte, path [][]byte, low, high []byte) error {
 	if flags != leafPage && flags != branchPage || count == 0 && (flags == branchPage || low != nil) || int(count)*elementSize > len(body) {
 		return fmt.Errorf("page %d is damaged: flags %#x, %d elements", id, flags, count)
 	}
-	end := uint64(count) * elementSize // of what has been read: bbolt leaves no gap between elements, keys and values
+	end := uint64(count) * elementSize // end of the bytes read: bbolt leaves no gap between elements, keys and values
 	read := func(i uint16) (e element, err error) {
 		at := uint64(i) * elementSize
 		word := func(n uint64) uint64 { return uint64(binary.NativeEndian.Uint32(body[at+4*n:])) }
@@ -196,9 +196,9 @@ func (w *walker) elements(id uint64, flags, count uint16, body []byte, path [][]
 	return nil
 }
 
-// bucket reads a bucket that is the value of an element of page id.
+// bucket reads a bucket whose root is stored in an element of page id.
 func (w *walker) bucket(id uint64, value []byte, path [][]byte) error {
-	cut := func() error { return fmt.Errorf("page %d: bucket %.40q is cut short", id, path[len(path)-1]) }
+	cut := func() error { return fmt.Errorf("page %d: bucket %.40q is truncated", id, path[len(path)-1]) }
 	if len(value) < bucketHeader {
 		return cut()
 	}
@@ -212,7 +212,7 @@ func (w *walker) bucket(id uint64, value []byte, path [][]byte) error {
 	return w.elements(id, leafPage, binary.NativeEndian.Uint16(page[10:]), page[pageHeader:], path, nil, nil)
 }
 
-// freeList checks the list of free pages, if there is one: in the history, and in what bbolt's tools have written.
+// freeList checks the list of free pages, if there is one: in the history, and in files written by bbolt's tools.
 func (w *walker) freeList() error {
 	if w.free == noFreeList {
 		return nil
@@ -231,7 +231,7 @@ func (w *walker) freeList() error {
 	for last := uint64(1); n > 0; n, body = n-1, body[8:] {
 		id := binary.NativeEndian.Uint64(body)
 		if id <= last || id >= w.end || w.used[id] {
-			return fmt.Errorf("page %d is said to be free", id)
+			return fmt.Errorf("page %d is wrongly listed as free", id)
 		}
 		last = id
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// pluginRecord is the small part of a device.PluginRecord, next to its devices.
+// pluginRecord is a device.PluginRecord without its devices.
 type pluginRecord struct {
 	Endpoint string     `json:"endpoint"`
 	Pod      *pluginPod `json:"pod,omitempty"` // nil: not known
@@ -47,7 +47,7 @@ func recordOf(p device.PluginPod) *pluginPod {
 	return &pluginPod{p.UID, p.Namespace, p.Name, p.ServiceAccount}
 }
 
-// Plugins returns all resources that are remembered, in the order of their names.
+// Plugins returns all stored resources, ordered by name.
 func (s *Store) Plugins() ([]device.PluginRecord, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -57,8 +57,7 @@ func (s *Store) Plugins() ([]device.PluginRecord, error) {
 	return readPlugins(s.db, s.log)
 }
 
-// readPlugins leaves out a record that cannot be read: unlike a pod's it is a copy of what the plugin says again when it
-// is there.
+// readPlugins leaves out an unreadable record: unlike a pod's record, it is a copy of data that the plugin will send again.
 func readPlugins(db *bolt.DB, log *slog.Logger) ([]device.PluginRecord, error) {
 	var all []device.PluginRecord
 	err := db.View(func(tx *bolt.Tx) error {
@@ -101,12 +100,12 @@ func readPlugin(b *bolt.Bucket) (device.PluginRecord, error) {
 	return r, err
 }
 
-// SavePlugin makes r durable. Only what differs from what is there is written.
+// SavePlugin makes r durable. It writes only the differences from the stored record.
 func (s *Store) SavePlugin(r device.PluginRecord) error {
 	return s.update(func(d *transaction) error { return savePlugin(d, r) })
 }
 
-// savePlugin drops the note that the resource has to be taken off the Node, if there is one: it is back.
+// savePlugin also drops the note to take the resource off the Node, if there is one: the resource is back.
 func savePlugin(d *transaction, r device.PluginRecord) error {
 	fail := func(err error) error { return fmt.Errorf("resource %s: %w", r.Resource, err) }
 	if err := dropRetired(d, r.Resource); err != nil {
@@ -137,8 +136,8 @@ func savePlugin(d *transaction, r device.PluginRecord) error {
 	return nil
 }
 
-// saveDevices makes the shelf hold exactly these devices. In the order of the bucket's keys, which is that of text, one
-// walk along both finds what differs, and only that is written afterwards.
+// saveDevices makes the bucket hold exactly these devices. It walks the devices and the bucket together, in the text order of
+// the bucket's keys, and then writes only the differences.
 func saveDevices(to bucket, devices []device.Device) error {
 	if byText := func(a, b device.Device) int { return strings.Compare(string(a.ID), string(b.ID)) }; !slices.IsSortedFunc(devices, byText) {
 		devices = slices.SortedFunc(slices.Values(devices), byText)

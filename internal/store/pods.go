@@ -9,7 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Pods returns all pods that are remembered, in the order of their UIDs.
+// Pods returns all stored pods, ordered by UID.
 func (s *Store) Pods() ([]device.PodRecord, error) {
 	s.writing.Lock()
 	defer s.writing.Unlock()
@@ -34,43 +34,43 @@ func readPods(db *bolt.DB) ([]device.PodRecord, error) {
 	return all, err
 }
 
-// readPod takes a record that says of itself what its key says, and in which each container holds what it asks for.
+// readPod accepts a record whose UID is its key and in which each container holds the devices that it requests.
 func readPod(uid device.PodUID, value []byte) (r device.PodRecord, err error) {
 	if err := json.Unmarshal(value, &r); err != nil {
 		return r, err
 	}
 	if r.Demand.Pod.UID != uid {
-		return r, fmt.Errorf("the record is of pod %.80q", r.Demand.Pod.UID)
+		return r, fmt.Errorf("the record belongs to pod %.80q", r.Demand.Pod.UID)
 	}
 	if n := r.Demand.Sidecars; n < 0 || n > len(r.Demand.Containers) {
-		return r, fmt.Errorf("%d of %d containers are said to be sidecars", n, len(r.Demand.Containers))
+		return r, fmt.Errorf("%d of %d containers are marked as sidecars", n, len(r.Demand.Containers))
 	}
 	wants := map[device.Container]map[device.ResourceName]int{}
 	for _, d := range r.Demand.Demands {
 		if d.Container.Pod != uid {
-			return r, fmt.Errorf("container %.80q is said to be of pod %.80q", d.Container.Name, d.Container.Pod)
+			return r, fmt.Errorf("container %.80q belongs to pod %.80q", d.Container.Name, d.Container.Pod)
 		}
 		wants[d.Container] = d.Wants
 	}
 	for _, as := range r.Assignments {
 		asked, ok := wants[as.Container]
 		if !ok {
-			return r, fmt.Errorf("container %.80q holds devices that it does not ask for", as.Container.Name)
+			return r, fmt.Errorf("container %.80q holds devices that it does not request", as.Container.Name)
 		}
 		delete(wants, as.Container)
 		for _, s := range as.Shares {
 			if s.Near != nil && len(s.Near) != len(s.IDs) {
-				return r, fmt.Errorf("container %.80q holds %d of %.80q, and places of %d", as.Container.Name, len(s.IDs), s.Resource, len(s.Near))
+				return r, fmt.Errorf("container %.80q holds %d of %.80q, and NUMA nodes of %d", as.Container.Name, len(s.IDs), s.Resource, len(s.Near))
 			}
 			if len(s.IDs) == 0 || len(s.IDs) != asked[s.Resource] {
-				return r, fmt.Errorf("container %.80q holds %d of %.80q and asks for %d", as.Container.Name, len(s.IDs), s.Resource, asked[s.Resource])
+				return r, fmt.Errorf("container %.80q holds %d of %.80q and requests %d", as.Container.Name, len(s.IDs), s.Resource, asked[s.Resource])
 			}
 		}
 	}
 	return r, nil
 }
 
-// SavePods makes save durable and forgets the pods in forget, in one commit.
+// SavePods saves the pods in save and forgets those in forget, durably in one commit.
 func (s *Store) SavePods(save []device.PodRecord, forget []device.PodUID) error {
 	return s.update(func(d *transaction) error { return savePods(d, save, forget) })
 }

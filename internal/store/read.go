@@ -12,16 +12,16 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// State are all that the state file holds.
+// State is the content of the state file.
 type State struct {
 	Pods    []device.PodRecord
 	Plugins []device.PluginRecord
 	Cordons []device.Cordon
-	Retired []device.ResourceName // forgotten, and the Node may still show them
+	Retired []device.ResourceName // forgotten resources that the Node may still show
 }
 
-// Read returns what the state file in dir hold, and changes nothing in them. It needs them for itself, and fails as Open does, with
-// fs.ErrNotExist where there are none.
+// Read returns the content of the state file in dir and changes nothing. It needs exclusive use of the file, and fails as
+// Open does, with fs.ErrNotExist if there is no file.
 func Read(dir string, log *slog.Logger) (b State, err error) {
 	path := filepath.Join(dir, FileName)
 	if _, err := os.Stat(path); err != nil {
@@ -37,12 +37,12 @@ func Read(dir string, log *slog.Logger) (b State, err error) {
 		return State{}, err
 	}
 	if found.version < stateSchema.version() {
-		return State{}, fmt.Errorf("state file %s is of an older devmgrd (schema version %d): start devmgrd once, which brings it up to date", path, found.version)
+		return State{}, fmt.Errorf("an older devmgrd wrote state file %s (schema version %d): start devmgrd once to migrate the file", path, found.version)
 	}
 	return readDB(path, log)
 }
 
-// readDB reads a file that has been inspected, without the right to write.
+// readDB opens an inspected file read-only and reads it.
 func readDB(path string, log *slog.Logger) (State, error) {
 	o := stateSchema.options()
 	o.ReadOnly = true
@@ -54,7 +54,7 @@ func readDB(path string, log *slog.Logger) (State, error) {
 	return b, errors.Join(err, db.Close())
 }
 
-// readState reads all that an open file holds.
+// readState reads the content of an open file.
 func readState(db *bolt.DB, path string, log *slog.Logger) (b State, err error) {
 	if b.Pods, err = readPods(db); err == nil {
 		b.Plugins, err = readPlugins(db, log)

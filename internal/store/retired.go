@@ -10,7 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// retirement is what is kept of a resource that is forgotten, until the Node shows it no more.
+// A retirement is the record of a forgotten resource until the Node no longer shows it.
 type retirement struct {
 	Since time.Time `json:"since"`
 }
@@ -29,8 +29,8 @@ func readRetired(db *bolt.DB) (all []device.ResourceName, err error) {
 	return all, err
 }
 
-// ForgetResource removes all that is kept of a resource but its history, its plugin, devices and cordons, and notes that it has to be
-// taken off the Node: in one commit.
+// ForgetResource removes a resource's plugin, devices and cordons, but not its history, and notes that the resource must
+// leave the Node: in one commit.
 func (s *Store) ForgetResource(r device.ResourceName) error {
 	return s.update(func(d *transaction) error {
 		fail := func(err error) error { return fmt.Errorf("forgetting resource %s: %w", r, err) }
@@ -58,7 +58,7 @@ func (s *Store) ForgetResource(r device.ResourceName) error {
 	})
 }
 
-// DropRetired removes the notes on resources that the Node shows no more.
+// DropRetired removes the notes on resources that the Node no longer shows.
 func (s *Store) DropRetired(gone []device.ResourceName) error {
 	return s.update(func(d *transaction) error {
 		for _, r := range gone {

@@ -23,11 +23,11 @@ var (
 	recordKey  = []byte("record")
 )
 
-// A schema is what one of our files holds.
+// A schema describes the content of one of devmgrd's files.
 type schema struct {
-	title      string   // what messages call the file
-	remedy     string   // what to do about damage
-	buckets    [][]byte // that each version has
+	title      string   // the file's name in messages
+	remedy     string   // the remedy for damage
+	buckets    [][]byte // required in each version
 	unchecked  uint64   // the last version without a checksum
 	migrations []migration
 
@@ -36,17 +36,17 @@ type schema struct {
 	freeList bool
 }
 
-// version is the current one.
+// version returns the current version.
 func (s *schema) version() uint64 { return uint64(len(s.migrations)) }
 
-// A migration takes the file from the version before to its own.
+// A migration brings the file from the previous version to its own.
 type migration func(*bolt.Tx) error
 
-// stateSchema is the state file's. migrations[i] leads to version i+1; a file that has none of this yet is at version 0. What
-// has been released is never changed; a new version is a new line.
+// stateSchema is the state file's. migrations[i] leads to version i+1; a new file is at version 0. Released migrations never
+// change; a new version is a new entry.
 var stateSchema = schema{
 	title:     "state file",
-	remedy:    "restore it from a backup, or have devmgrd started, which sets it aside and asks the runtime what is in use",
+	remedy:    "restore it from a backup, or start devmgrd, which sets it aside and asks the container runtime which devices are in use",
 	buckets:   [][]byte{metaBucket, podsBucket, pluginsBucket},
 	unchecked: 1,
 	migrations: []migration{
@@ -75,7 +75,7 @@ var stateSchema = schema{
 // historySchema is the history's.
 var historySchema = schema{
 	title:    "history file",
-	remedy:   "devmgrd sets it aside at its next start and begins another one; assignments do not depend on it",
+	remedy:   "devmgrd sets it aside at its next start and creates an empty one; assignments do not depend on it",
 	buckets:  [][]byte{metaBucket, openBucket, endedBucket},
 	freeList: true,
 	migrations: []migration{
@@ -90,7 +90,7 @@ var historySchema = schema{
 	},
 }
 
-// migrate brings a file from version have to the current one, all in one commit.
+// migrate brings a file from version have to the current one in one commit.
 func (s *schema) migrate(db *bolt.DB, have uint64) error {
 	return db.Update(func(tx *bolt.Tx) error {
 		for i := have; i < s.version(); i++ {

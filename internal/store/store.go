@@ -16,26 +16,26 @@ import (
 
 // Config is what Open and Recover need.
 type Config struct {
-	Dir     string // the state directory; made, closed to others, if it is missing
+	Dir     string // the state directory; created with mode 0700 if it is missing
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 }
 
-// A Store is the open state file. Its methods may be called from several goroutines.
+// A Store is the open state file. Its methods are safe for concurrent use.
 type Store struct {
 	file
 	lock *lock
 }
 
-// Names in the state directory: of the state file, the history, and the lock for both.
+// File names in the state directory: the state file, the history, and the lock for both.
 const (
 	FileName    = "state.db"
 	HistoryName = "history.db"
 	lockName    = "lock"
 )
 
-// Open opens the state file in c.Dir, or starts empty ones where there are none. It fails with a *LockedError, a
-// *VersionError, a *ForeignError or a *DamagedError where somebody has to decide, and leaves the file alone then.
+// Open opens the state file in c.Dir, or creates an empty one. Where an operator has to decide, it fails with a *LockedError,
+// a *VersionError, a *ForeignError or a *DamagedError, and leaves the file unchanged.
 func Open(c Config) (*Store, error) {
 	s, err := prepare(c)
 	if err != nil {
@@ -50,10 +50,10 @@ func Open(c Config) (*Store, error) {
 	return s, nil
 }
 
-// Recover is Open for a daemon that has to go on whatever has become of its state file, and returns what they hold.
+// Recover is Open for a daemon that must run in spite of a damaged state file. It also returns the file's content.
 //
-// A damaged file is set aside, and a new state file is started: what can still be read of it is not to be trusted. Where the
-// disk is full or cannot be written, what the file holds is given all the same, and writing fails until there is room.
+// Recover sets a damaged file aside and starts a new one: readable parts of a damaged file are not trustworthy. If the disk
+// is full or read-only, Recover still returns the file's content, and writes fail until the disk is writable.
 func Recover(c Config) (*Store, State, error) {
 	s, err := prepare(c)
 	if err != nil {
@@ -74,10 +74,10 @@ func Recover(c Config) (*Store, State, error) {
 	return s, has, nil
 }
 
-// prepare makes a Store without a file.
+// prepare returns a Store without an open file.
 func prepare(c Config) (*Store, error) {
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
-		return nil, fmt.Errorf("making the state directory: %w", err)
+		return nil, fmt.Errorf("creating the state directory: %w", err)
 	}
 	l, err := takeLock(filepath.Join(c.Dir, lockName))
 	if err != nil {
@@ -102,7 +102,7 @@ func (s *Store) register(c Config) {
 	}, s.damagedFiles))
 }
 
-// damagedFiles counts what has been set aside. A directory that cannot be read has none, and fails elsewhere.
+// damagedFiles counts the files set aside. An unreadable directory counts as empty, and fails elsewhere.
 func (s *Store) damagedFiles() float64 {
 	entries, _ := os.ReadDir(filepath.Dir(s.path))
 	n := 0
@@ -114,7 +114,7 @@ func (s *Store) damagedFiles() float64 {
 	return float64(n)
 }
 
-// openOrReplace opens the file and reads it. If it is damaged it is set aside for a new one.
+// openOrReplace opens and reads the file. It sets a damaged file aside and starts a new one.
 func (s *Store) openOrReplace() (opened, State, error) {
 	o, err := s.openFile()
 	if err == nil {
@@ -138,8 +138,8 @@ func (s *Store) openOrReplace() (opened, State, error) {
 	return o, State{}, err
 }
 
-// readOnly returns what a file holds that cannot be written. One that is not there or that is damaged holds nothing: it is
-// made, or set aside, as soon as that can be.
+// readOnly returns the content of a file that cannot be written. A missing or damaged file has none: it is created, or set
+// aside, as soon as possible.
 func (s *Store) readOnly() (State, error) {
 	var has State
 	found, err := s.schema.inspect(s.path)
@@ -153,12 +153,12 @@ func (s *Store) readOnly() (State, error) {
 	return has, err
 }
 
-// isTransient reports whether an error is one of a disk that may be put right while we wait.
+// isTransient reports whether an operator may fix the disk error while devmgrd runs.
 func isTransient(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS)
 }
 
-// reopen opens a file that could not be written before. It must hold what has been read of it.
+// reopen opens a file that could not be written before. Its content must be unchanged since.
 func (s *Store) reopen() error {
 	o, _, err := s.openOrReplace()
 	if err != nil {
@@ -172,7 +172,7 @@ func (s *Store) reopen() error {
 	return nil
 }
 
-// Close closes the file and returns the lock back.
+// Close closes the file and releases the lock.
 func (s *Store) Close() error {
 	s.writing.Lock()
 	defer s.writing.Unlock()

@@ -189,7 +189,7 @@ func TestRefusedFilesStayAsTheyAre(t *testing.T) {
 				meta, version := tx.Bucket([]byte("meta")), binary.BigEndian.AppendUint64(nil, 99)
 				return errors.Join(meta.Put([]byte("version"), version), meta.Put([]byte("check"), store.VersionCheck(version)))
 			})
-		}, "schema version 99, and this devmgrd knows versions up to 2"},
+		}, "schema version 99, and this devmgrd supports versions up to 2"},
 		"foreign": {func(t *testing.T) []byte {
 			return edited(t, func(tx *bolt.Tx) error {
 				_, err := tx.CreateBucket([]byte("v1"))
@@ -205,10 +205,10 @@ func TestRefusedFilesStayAsTheyAre(t *testing.T) {
 				binary.NativeEndian.PutUint64(d[at+56:], sum.Sum64())
 			}
 			return d
-		}, "not one that this devmgrd knows"},
+		}, "this devmgrd does not support its format"},
 		"empty": {func(*testing.T) []byte { return nil }, "it is empty"},
 		"text":  {func(*testing.T) []byte { return []byte(strings.Repeat("not a database\n", 1000)) }, "no valid header"},
-		"cut":   {func(t *testing.T) []byte { d := good(t); return d[:len(d)/2] }, "cut short"},
+		"cut":   {func(t *testing.T) []byte { d := good(t); return d[:len(d)/2] }, "is truncated"},
 		"garbled": {func(t *testing.T) []byte {
 			d := good(t)
 			copy(d[3*4096:], strings.Repeat("x", len(d)-3*4096))

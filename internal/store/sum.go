@@ -7,15 +7,15 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// The file holds one number that stands for all of its records: the sum, as far as it fits into 64 bits, of a hash of each
-// key with its value and its place. bbolt itself notices damage to its two headers only, and not to what it is given to
-// keep: a bit that flips in a device's ID would reach a container, one in a page's count would lose a pod and give its
-// devices to another. A write changes the sum by what it changes in the file, so it costs nothing like a second pass.
+// The file holds one checksum over all of its records: the sum, modulo 2^64, of a hash of each
+// key with its value and its place. bbolt itself detects only damage to its two headers, and none to stored
+// records: a flipped bit in a device's ID would reach a container, and one in a page's count would lose a pod and assign its
+// devices to another. A write updates the sum by the difference, without a second pass over the file.
 
 // A place is the hash of the names of the buckets on the way to a record.
 type place uint64
 
-// FNV-1a, as bbolt has it for its headers.
+// FNV-1a, as in bbolt's headers.
 const (
 	top        place = 14695981039346656037
 	multiplier place = 1099511628211
@@ -37,7 +37,7 @@ func (p place) fold(text []byte) place {
 // hash is what a record adds to the sum.
 func (p place) hash(key, value []byte) uint64 { return uint64(p.fold(key).fold(value)) }
 
-// placeOf returns the place of what is in the innermost of these buckets.
+// placeOf returns the place of the records in the innermost of these buckets.
 func placeOf(path ...[]byte) place {
 	p := top
 	for _, name := range path {
@@ -46,7 +46,7 @@ func placeOf(path ...[]byte) place {
 	return p
 }
 
-// sumOf adds up what is in a bucket and in those in it.
+// sumOf adds up the records of a bucket and of its inner buckets.
 func sumOf(b *bolt.Bucket, p place) (sum uint64, err error) {
 	err = b.ForEach(func(key, value []byte) error {
 		if value != nil {
@@ -60,7 +60,7 @@ func sumOf(b *bolt.Bucket, p place) (sum uint64, err error) {
 	return sum, err
 }
 
-// versionCheck is what stands next to the version, so that damage to it is not taken for a newer devmgrd's file.
+// versionCheck is stored next to the version, so that damage to the version does not look like a newer devmgrd's file.
 func versionCheck(version []byte) []byte {
 	return binary.BigEndian.AppendUint32(nil, crc32.ChecksumIEEE(version))
 }

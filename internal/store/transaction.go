@@ -2,14 +2,14 @@ package store
 
 import bolt "go.etcd.io/bbolt"
 
-// A tx is one transaction on the records of a file. All of them are written through it, which keeps the sum.
+// A transaction changes the records of a file. All writes go through it, which maintains the sum.
 type transaction struct {
 	root    bucket
 	sum     uint64
 	changed bool
 }
 
-// A bucket is a bucket of a draft, and its place in the sum.
+// A bucket is a bucket in a transaction, and its place in the sum.
 type bucket struct {
 	*bolt.Bucket
 	place place
@@ -22,22 +22,22 @@ func newTransaction(tx *bolt.Tx, sum uint64) *transaction {
 	return d
 }
 
-// bucket returns a bucket of the file, which is made if it is missing.
+// bucket returns a bucket of the file, creating it if it is missing.
 func (d *transaction) bucket(name []byte) (bucket, error) { return d.root.bucket(name) }
 
-// bucket returns a bucket in a bucket, which is made if it is missing.
+// bucket returns an inner bucket, creating it if it is missing.
 func (s bucket) bucket(name []byte) (bucket, error) {
 	b, err := s.CreateBucketIfNotExists(name)
 	return bucket{b, s.place.fold(name), s.tx}, err
 }
 
-// find returns a bucket in a bucket, if it is there.
+// find returns an inner bucket, if it exists.
 func (s bucket) find(name []byte) (bucket, bool) {
 	b := s.Bucket.Bucket(name)
 	return bucket{b, s.place.fold(name), s.tx}, b != nil
 }
 
-// put writes value under key, unless it is there already.
+// put writes value under key, unless it is already there.
 func (s bucket) put(key, value []byte) error {
 	old := s.Get(key)
 	if old != nil && string(old) == string(value) {
@@ -51,7 +51,7 @@ func (s bucket) put(key, value []byte) error {
 	return s.Put(key, value)
 }
 
-// remove deletes key, if it is there.
+// remove deletes key, if it exists.
 func (s bucket) remove(key []byte) error {
 	old := s.Get(key)
 	if old == nil {
@@ -62,7 +62,7 @@ func (s bucket) remove(key []byte) error {
 	return s.Delete(key)
 }
 
-// clear removes a bucket in a bucket with all that is in it, if it is there.
+// clear removes an inner bucket with its content, if it exists.
 func (s bucket) clear(name []byte) error {
 	in, there := s.find(name)
 	if !there {

@@ -69,7 +69,7 @@ func TestMessageSize_PodOrGrantTooLarge_RefusedAlone(t *testing.T) {
 	set(strings.Repeat("x", 5<<20))
 	r.must(r.Create(r.ctx, node.Pod("granted", gpu, 1, "report", "--then-sleep")))
 	r.refused("granted", "PluginError: the plugin of vendor.example/gpu answered Allocate")
-	r.told("granted", "it grants 5242959 bytes, and 262144 are allowed; the largest entry is envs[\"VISIBLE_DEVICES\"]")
+	r.told("granted", "the grant has 5242959 bytes, and 262144 are allowed; the largest entry is envs[\"VISIBLE_DEVICES\"]")
 	set(small)
 	starts("after-the-plugin")
 	r.running("granted") // its plugin answers less now

@@ -1,4 +1,4 @@
-// Package allocatortest runs a real allocator, on a real state file, for tests of the rooms that only read what it knows.
+// Package allocatortest runs a real allocator on a real state file, for tests of packages that only read its state.
 package allocatortest
 
 import (
@@ -15,13 +15,13 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// An Allocator runs until the test ends. The runtime has told it that nothing runs.
+// An Allocator runs until the test ends. The runtime has reported that no container runs.
 type Allocator struct {
 	*allocator.Allocator
 	Plugins *Plugins
 }
 
-// Start starts one with an empty state file in dir.
+// Start starts an Allocator with an empty state file in dir.
 func Start(t testing.TB, dir string) *Allocator {
 	t.Helper()
 	books, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
@@ -51,7 +51,7 @@ func Start(t testing.TB, dir string) *Allocator {
 	return a
 }
 
-// Pod is a pod in namespace ns whose container main asks for n devices. Its UID is its name after "uid-".
+// Pod returns a pod in namespace ns whose container main requests n devices. Its UID is its name after "uid-".
 func Pod(name string, resource device.ResourceName, n int) device.PodDemand {
 	id := device.Pod{UID: device.PodUID("uid-" + name), Namespace: "ns", Name: name}
 	d := device.PodDemand{Pod: id, Created: time.Now(), Admitted: true, Containers: []string{"main"}}
@@ -61,7 +61,7 @@ func Pod(name string, resource device.ResourceName, n int) device.PodDemand {
 	return d
 }
 
-// Settle binds a pod and waits until it has what it asks for.
+// Settle binds a pod and waits until it has its devices.
 func (a *Allocator) Settle(t testing.TB, d device.PodDemand) device.PodDemand {
 	t.Helper()
 	a.Bind(d)

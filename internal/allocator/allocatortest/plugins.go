@@ -10,7 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Plugins offer what a test says, and answer when it says so.
+// Plugins has offers and answers that a test sets.
 type Plugins struct {
 	changed chan struct{}
 
@@ -23,7 +23,7 @@ func newPlugins() *Plugins {
 	return &Plugins{changed: make(chan struct{}, 1), offers: map[device.ResourceName]device.Offer{}}
 }
 
-// Offer replaces what is offered of a resource.
+// Offer replaces the offer of a resource.
 func (p *Plugins) Offer(r device.ResourceName, state device.OfferState, devices ...device.Device) {
 	p.mu.Lock()
 	p.offers[r] = device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, State: state, Reported: true}
@@ -34,7 +34,7 @@ func (p *Plugins) Offer(r device.ResourceName, state device.OfferState, devices 
 	}
 }
 
-// Stock has so many healthy devices offered, with IDs d000, d001 and so on.
+// Stock offers n healthy devices, with IDs d000, d001 and so on.
 func (p *Plugins) Stock(r device.ResourceName, n int) {
 	devices := make([]device.Device, n)
 	for i := range devices {
@@ -43,24 +43,24 @@ func (p *Plugins) Stock(r device.ResourceName, n int) {
 	p.Offer(r, device.Serving, devices...)
 }
 
-// Answer has each Allocate end as f does; nil: well, and at once.
+// Answer makes each Allocate end as f does; nil: it succeeds at once.
 func (p *Plugins) Answer(f func(context.Context) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.answer = f
 }
 
-// Offers is part of allocator.Plugins, as what follows.
+// Offers is part of allocator.Plugins, like the methods below.
 func (p *Plugins) Offers() map[device.ResourceName]device.Offer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return maps.Clone(p.offers)
 }
 
-// Changed says that an offer has changed.
+// Changed signals that an offer has changed.
 func (p *Plugins) Changed() <-chan struct{} { return p.changed }
 
-// Allocate returns an empty grant, or the error that a test wants.
+// Allocate returns an empty grant, or the error that a test has set.
 func (p *Plugins) Allocate(ctx context.Context, _ device.Pod, _ device.Container, _ device.ResourceName, _ []device.ID) (device.Grant, error) {
 	p.mu.Lock()
 	answer := p.answer
@@ -71,12 +71,12 @@ func (p *Plugins) Allocate(ctx context.Context, _ device.Pod, _ device.Container
 	return device.Grant{}, nil
 }
 
-// Prefer is never asked.
+// Prefer is never called.
 func (p *Plugins) Prefer(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID, []device.ID, int) ([]device.ID, error) {
 	return nil, errors.New("nobody is asked")
 }
 
-// Forget drops an offer, unless it is served.
+// Forget drops an offer, unless its state is Serving.
 func (p *Plugins) Forget(r device.ResourceName) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,7 +87,7 @@ func (p *Plugins) Forget(r device.ResourceName) error {
 	return nil
 }
 
-// PreStart has nothing to do.
+// PreStart does nothing.
 func (p *Plugins) PreStart(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) error {
 	return nil
 }
