@@ -181,7 +181,7 @@ func TestImportOfConflicts(t *testing.T) {
 	f.kubelet("a main a.example/gpu gpu-0", "b main a.example/gpu gpu-0")
 	before := tree(t, f.dir)
 	status, _, errs := f.execute("import", f.file)
-	if status != 1 || strings.Count(errs, "devmgrd: ") != 3 || !strings.Contains(errs, "asks for 1 of b.example/nic") || !strings.Contains(errs, "a.example/gpu/gpu-0") {
+	if status != 1 || strings.Count(errs, "devmgrd: ") != 3 || !strings.Contains(errs, "requests 1 of b.example/nic") || !strings.Contains(errs, "a.example/gpu/gpu-0") {
 		t.Errorf("status %d\n%s", status, errs)
 	}
 	if after := tree(t, f.dir); !reflect.DeepEqual(after, before) {

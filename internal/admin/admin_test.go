@@ -268,7 +268,7 @@ func TestForget(t *testing.T) {
 	answer, err := forget(gpu)
 	expect(t, answer, err, `lifted {resource_name: "vendor.com/gpu" id: "d001"}`)
 	_, err = forget(gpu)
-	refused(t, err, codes.NotFound, "resource \"vendor.com/gpu\" is not known")
+	refused(t, err, codes.NotFound, "unknown resource \"vendor.com/gpu\"")
 	answer, err = forget(onNode)
 	expect(t, answer, err, "")
 	if got := r.Retired(); !slices.Equal(got, []device.ResourceName{onNode, gpu}) {
@@ -360,7 +360,7 @@ func TestMistakes(t *testing.T) {
 	r.Plugins.Stock(gpu, 2)
 	plugintest.Eventually(t, "the plugin is known", func() bool { return len(r.Offers()) > 0 })
 	_, err = r.ListDevices(t.Context(), &adminv1.ListDevicesRequest{ResourceName: "vendor.com/gpus"})
-	refused(t, err, codes.NotFound, "known are vendor.com/gpu")
+	refused(t, err, codes.NotFound, "known resources: vendor.com/gpu")
 	_, err = r.ListAssignments(t.Context(), &adminv1.ListAssignmentsRequest{Namespace: "ns", Name: "p"})
 	refused(t, err, codes.NotFound, "pod ns/p is not known on this node")
 	_, err = r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: "p"})

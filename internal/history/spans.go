@@ -79,11 +79,11 @@ func (s *spans) show(h *device.PodAllocation, at time.Time, late bool) {
 		delete(mine, p)
 		s.end(span, at, late)
 	}
-	// Ordered, so that the numbers are.
+	// Ordered, so that numbering is deterministic.
 	for _, p := range slices.SortedFunc(maps.Keys(holds), func(a, b part) int {
 		return cmp.Or(cmp.Compare(a.container, b.container), cmp.Compare(a.resource, b.resource))
 	}) {
-		// Higher than numbers from before a restart, too, which may not have been read yet.
+		// Also above the numbers from before a restart, which may not have been read yet.
 		s.last = max(s.last+1, uint64(max(at.UnixNano(), 0)))
 		span := device.Span{Number: s.last, Pod: h.Pod, Container: p.container, Resource: p.resource, IDs: holds[p], From: at, FromApprox: late}
 		mine[p], s.fresh[span.Number] = span, span
@@ -96,7 +96,7 @@ func (s *spans) show(h *device.PodAllocation, at time.Time, late bool) {
 // replace updates the spans to these pods' allocations, and ends the spans of other pods.
 func (s *spans) replace(pods []*device.PodAllocation, at time.Time) {
 	there := map[device.PodUID]bool{}
-	// A snapshot has no order, but the numbers should.
+	// A snapshot has no order, but numbering needs one.
 	for _, h := range slices.SortedFunc(slices.Values(pods), func(a, b *device.PodAllocation) int {
 		return cmp.Or(cmp.Compare(a.Pod.Namespace, b.Pod.Namespace), cmp.Compare(a.Pod.Name, b.Pod.Name))
 	}) {

@@ -180,7 +180,7 @@ func TestTheKubeletManagesItToo(t *testing.T) {
 		return err == nil && len(events.Items) == 1 && events.Items[0].InvolvedObject.Name == r.NodeName() && strings.Contains(events.Items[0].Message, gpu)
 	})
 	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, text string) bool {
-		return status == http.StatusServiceUnavailable && strings.Contains(text, "node: another writer keeps changing the capacity of ["+gpu+"]")
+		return status == http.StatusServiceUnavailable && strings.Contains(text, "node: another writer keeps changing the node's capacity of ["+gpu+"]")
 	}))
 	if n := r.metric(`devmgrd_node_capacity_contested{resource_name="` + gpu + `"}`); n != 1 {
 		t.Errorf("devmgrd_node_capacity_contested is %v, want 1", n)

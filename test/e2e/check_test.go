@@ -32,7 +32,7 @@ func (r *harness) check(args ...string) (all []remark) {
 		r.t.Fatalf("devmgrd check: %v: %s%s", err, out, stderr)
 	}
 	fails := slices.ContainsFunc(all, func(one remark) bool { return one.Verdict == "FAIL" })
-	if fails != (status == 1) || !fails && status != 0 || fails != strings.Contains(stderr, "not fit") {
+	if fails != (status == 1) || !fails && status != 0 || fails != strings.Contains(stderr, "this node is not ready for devmgrd") {
 		r.t.Errorf("status %d and %q, with %+v", status, stderr, all)
 	}
 	return slices.DeleteFunc(all, func(one remark) bool {
@@ -125,7 +125,7 @@ func TestCheck(t *testing.T) {
 	r.configureContainerd(nriTable + "plugin_request_timeout = '500ms'\n")
 	r.untilRemarks("a short time for the hook", [3]string{"FAIL", "nri timeout", "the runtime waits 500ms"})
 	r.configureContainerd(nriTable + "plugin_request_timeout = '2s'\n")
-	r.untilRemarks("the runtime's own time for the hook", [3]string{"warn", "nri timeout", "may be dropped"})
+	r.untilRemarks("the runtime's own time for the hook", [3]string{"warn", "nri timeout", "it may drop a healthy devmgrd"})
 	r.configureContainerd(nriTable + "[plugins.'io.containerd.nri.v1.nri'.default_validator]\nenable = false\n")
 	r.untilRemarks("no validator", [3]string{"warn", "validator", "start without their devices"})
 	r.configureContainerd(nriTable + "[plugins.'io.containerd.nri.v1.nri'.default_validator]\nrequired_plugins = ['devmgrd']\n")

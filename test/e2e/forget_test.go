@@ -34,7 +34,7 @@ func TestForget(t *testing.T) {
 
 	r.must(r.APIServer.Kill())
 	r.says("forget "+gpu, gpu+" is forgotten")
-	r.fails("devices "+gpu, 1, "is not known")
+	r.fails("devices "+gpu, 1, "unknown resource")
 	r.must(r.Devmgrd.Kill())
 	r.must(r.Devmgrd.Start(r.ctx)) // it cannot be ready yet
 	r.must(r.APIServer.Start(r.ctx))
@@ -52,7 +52,7 @@ func TestForget(t *testing.T) {
 	r.must(err)
 	r.until("devmgrd has seen it", func() bool {
 		_, stderr, status := r.devmgrd("forget", ghost)
-		return status == 0 || !strings.Contains(stderr, "is not known")
+		return status == 0 || !strings.Contains(stderr, "unknown resource")
 	})
 	r.until("the node lacks it", func() bool { return !shows(ghost) })
 

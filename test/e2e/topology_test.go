@@ -87,7 +87,7 @@ func TestDevicesThatWouldBeApart(t *testing.T) {
 	r.run("third", gpu, 2)
 	r.must(r.Create(r.ctx, twoResources("apart", "1", "1")))
 	r.refused("apart", "TopologyMismatch")
-	r.told("apart", "TopologyMismatch: container main wants 1 vendor.example/gpu (free by NUMA node: 0 on 0, 1 on 1) and 1 vendor.example/nic (free by NUMA node: 1 on 0, 0 on 1)")
+	r.told("apart", "TopologyMismatch: container main requests 1 vendor.example/gpu (free by NUMA node: 0 on 0, 1 on 1) and 1 vendor.example/nic (free by NUMA node: 1 on 0, 0 on 1)")
 	r.must(r.Delete(r.ctx, "third"))
 	if got := r.running("apart"); got.Env["GPU"] != "gpu-0" || got.Env["NIC"] != "nic-0" {
 		t.Errorf("got %v, want both from node 0", got.Env)
