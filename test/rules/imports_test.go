@@ -15,10 +15,10 @@ import (
 const module = "github.com/devmgrd/devmgrd/"
 
 // base are the rooms that others may import: the words, and the way to the API server for those who watch it. Rooms do
-// not import their siblings: data goes one way through them, and cmd/devmgrd alone knows who meets whom.
+// not import their siblings: data goes one way through them, and wiring alone knows who meets whom.
 var base = map[string][]string{
 	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/page", "internal/pluginrules", "internal/preflight", "config", "internal/allocator", "internal/checkpoint", "internal/history", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
-	"internal/backoff":   {"internal/admin", "cmd/devmgrd", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry"},
+	"internal/backoff":   {"internal/admin", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry"},
 	"internal/connlimit": {"internal/podresources", "internal/registry"},
 	"internal/socket":    {"internal/admin", "internal/cri", "internal/podresources", "internal/registry"},
 	"internal/shareddir": {"internal/plugindir", "internal/admin", "internal/checkpoint", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/registry", "internal/socket"},
@@ -33,6 +33,9 @@ var base = map[string][]string{
 	"api/devmgrd/admin/v1":        {"internal/admin", "internal/page"},
 }
 
+// wiring are the packages that know all others: the command line and, later in this list, what it runs.
+var wiring = []string{"internal/cli"}
+
 // libraries belong to the rooms named: what they are made of stays behind their doors.
 var libraries = map[string][]string{
 	"go.etcd.io/bbolt":                             {"internal/store"},
@@ -40,7 +43,7 @@ var libraries = map[string][]string{
 	"github.com/containerd/ttrpc":                  {"internal/nri"},
 	"k8s.io/kubelet/pkg/apis/deviceplugin":         {"internal/registry", "internal/checkpoint", "internal/plugintest"},
 	"k8s.io/kubelet/pkg/apis/pluginregistration":   {"internal/registry", "internal/plugintest"},
-	"google.golang.org/grpc":                       {"cmd/devmgrd", "internal/admin", "api/devmgrd/admin/v1", "internal/cri", "internal/registry", "internal/plugintest", "internal/podresources", "api/devmgrd/podresources/v1", "api/podresources/v1alpha1"},
+	"google.golang.org/grpc":                       {"internal/cli", "internal/admin", "api/devmgrd/admin/v1", "internal/cri", "internal/registry", "internal/plugintest", "internal/podresources", "api/devmgrd/podresources/v1", "api/podresources/v1alpha1"},
 	"k8s.io/kubelet/pkg/apis/podresources":         {"internal/podresources", "api/podresources/v1alpha1"},
 	"k8s.io/client-go":                             {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
 	"k8s.io/api":                                   {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
@@ -48,9 +51,9 @@ var libraries = map[string][]string{
 	"k8s.io/cri-api":                               {"internal/cri"},
 	"github.com/pelletier/go-toml":                 {"internal/cri"},
 	"github.com/spf13/viper":                       {"config"},
-	"github.com/spf13/cobra":                       {"cmd/devmgrd"},
-	"github.com/coreos/go-systemd":                 {"cmd/devmgrd"},
-	"github.com/prometheus/client_golang/promhttp": {"cmd/devmgrd"},
+	"github.com/spf13/cobra":                       {"internal/cli"},
+	"github.com/coreos/go-systemd":                 {"internal/cli"},
+	"github.com/prometheus/client_golang/promhttp": {"internal/cli"},
 }
 
 func TestImports(t *testing.T) {
@@ -97,7 +100,7 @@ func TestImports(t *testing.T) {
 // forbidden tells why a package may not import another, if so.
 func forbidden(from, name string) string {
 	if own, ok := strings.CutPrefix(name, module); ok {
-		if from == "cmd/devmgrd" || slices.Contains(base[own], from) {
+		if slices.Contains(wiring, from) || from == "cmd/devmgrd" && own == "internal/cli" || slices.Contains(base[own], from) {
 			return ""
 		}
 		return "rooms do not import each other; see base in this test for who may"
@@ -125,7 +128,9 @@ func TestForbidden(t *testing.T) {
 		{"internal/store", "go.etcd.io/bbolt", true},
 		{"internal/device", "golang.org/x/sys/unix", false},
 		{"internal/device", "encoding/json", true},
-		{"cmd/devmgrd", module + "internal/nri", true},
+		{"internal/cli", module + "internal/nri", true},
+		{"cmd/devmgrd", module + "internal/cli", true},
+		{"cmd/devmgrd", module + "internal/nri", false},
 		{"config", module + "internal/device", true},
 		{"config", module + "internal/nri", false},
 	} {

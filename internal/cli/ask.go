@@ -1,0 +1,217 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+	"sigs.k8s.io/yaml"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// askLimit bounds one call to the daemon, which answers from memory.
+const askLimit = 10 * time.Second
+
+// maxAnswerBytes bounds an answer. It has space for a million devices.
+const maxAnswerBytes = 256 << 20
+
+const defaultAdminSocket = "/run/devmgrd/admin.sock"
+
+// addAskFlags adds the flags of every command that calls the daemon.
+func addAskFlags(cmd *cobra.Command) {
+	cmd.Flags().String("socket", defaultAdminSocket, "the daemon's admin.socket")
+	cmd.Flags().StringP("output", "o", "", "output format: json or yaml (default text)")
+}
+
+// ask calls the daemon and prints the answer in the format of -o, or else with show.
+func ask[A proto.Message](cmd *cobra.Command, question func(context.Context, adminv1.AdminServiceClient) (A, error), show func(io.Writer, A)) error {
+	return askFor(cmd, askLimit, question, show)
+}
+
+// askFor is ask for a call that may take longer.
+func askFor[A proto.Message](cmd *cobra.Command, limit time.Duration, question func(context.Context, adminv1.AdminServiceClient) (A, error), show func(io.Writer, A)) error {
+	format, err := outputFormat(cmd, "json", "yaml")
+	if err != nil {
+		return err
+	}
+	var answer A
+	err = call(cmd, limit, func(ctx context.Context, c adminv1.AdminServiceClient) (err error) {
+		answer, err = question(ctx, c)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return printAnswer(cmd.OutOrStdout(), format, answer, show)
+}
+
+// outputFormat returns the value of -o: one of formats, or "".
+func outputFormat(cmd *cobra.Command, formats ...string) (string, error) {
+	format, err := cmd.Flags().GetString("output")
+	if err == nil && format != "" && !slices.Contains(formats, format) {
+		err = usageError{fmt.Errorf("unknown output format %q; use -o %s", format, strings.Join(formats, " or -o "))}
+	}
+	return format, err
+}
+
+// forever stands for a call without a time limit.
+const forever = 365 * 24 * time.Hour
+
+// isTerminal reports whether f is a terminal.
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// printLine prints an answer as one line of JSON.
+func printLine(to io.Writer, answer proto.Message) error {
+	text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(answer)
+	if err != nil {
+		return err
+	}
+	var even bytes.Buffer
+	if err := json.Compact(&even, text); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(to, even.String())
+	return err
+}
+
+// call calls the daemon on the socket that the flag names.
+func call(cmd *cobra.Command, limit time.Duration, do func(context.Context, adminv1.AdminServiceClient) error) error {
+	at, err := cmd.Flags().GetString("socket")
+	if err != nil {
+		return err
+	}
+	return callAt(cmd.Context(), at, limit, do)
+}
+
+// callAt calls the daemon on a socket.
+func callAt(ctx context.Context, at string, limit time.Duration, do func(context.Context, adminv1.AdminServiceClient) error) error {
+	conn, err := grpc.NewClient("passthrough:///devmgrd", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", at)
+		}), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes)))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if err := do(ctx, adminv1.NewAdminServiceClient(conn)); err != nil {
+		return askError(at, err)
+	}
+	return nil
+}
+
+// askError explains why there is no answer. It returns the daemon's own errors unchanged.
+func askError(at string, err error) error {
+	if status.Code(err) == codes.DeadlineExceeded {
+		return fmt.Errorf("devmgrd at %s did not finish in time; any requested change stays in force", at)
+	}
+	if status.Code(err) != codes.Unavailable {
+		return errors.New(status.Convert(err).Message())
+	}
+	// gRPC reports the cause of a failed dial as text only.
+	conn, cause := net.DialTimeout("unix", at, time.Second)
+	switch {
+	case cause == nil:
+		conn.Close()
+		return fmt.Errorf("devmgrd at %s: %s", at, status.Convert(err).Message())
+	case errors.Is(cause, fs.ErrPermission):
+		return fmt.Errorf("only root may use %s: run the command as root", at)
+	case errors.Is(cause, fs.ErrNotExist), errors.Is(cause, syscall.ECONNREFUSED):
+		return fmt.Errorf("devmgrd does not answer at %s: it is not running (systemctl status devmgrd), or its admin.socket has another path (--socket)", at)
+	}
+	return fmt.Errorf("connecting to devmgrd: %w", cause)
+}
+
+func printAnswer[A proto.Message](to io.Writer, format string, answer A, show func(io.Writer, A)) error {
+	if format == "" {
+		show(to, answer)
+		return nil
+	}
+	// protojson varies its white space on purpose, which would break scripts and tests.
+	text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(answer)
+	if err != nil {
+		return err
+	}
+	if format == "yaml" {
+		if text, err = yaml.JSONToYAML(text); err != nil {
+			return err
+		}
+		_, err = to.Write(text)
+		return err
+	}
+	var even bytes.Buffer
+	if err := json.Indent(&even, text, "", "  "); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(to, even.String())
+	return err
+}
+
+// splitPod reads NAMESPACE/NAME.
+func splitPod(arg string) (namespace, name string, err error) {
+	namespace, name, ok := strings.Cut(arg, "/")
+	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+		return "", "", usageError{fmt.Errorf("%q is not a pod; write it as NAMESPACE/NAME", arg)}
+	}
+	return namespace, name, nil
+}
+
+// splitDevice reads RESOURCE/ID. A resource has one slash; an ID may have more.
+func splitDevice(arg string) (*adminv1.DeviceName, error) {
+	parts := strings.SplitN(arg, "/", 3)
+	if len(parts) < 3 || device.UnquoteID(parts[2]) == "" {
+		return nil, usageError{fmt.Errorf("%q is not a device; write it as RESOURCE/ID, like %s", arg, path.Join("vendor.example/gpu", "GPU-0"))}
+	}
+	return &adminv1.DeviceName{ResourceName: parts[0] + "/" + parts[1], Id: string(device.UnquoteID(parts[2]))}, nil
+}
+
+// ago formats the time since t in its two largest units.
+func ago(t *timestamppb.Timestamp, now time.Time) string {
+	if t == nil {
+		return "-"
+	}
+	d := now.Sub(t.AsTime())
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", max(0, int(d.Seconds())))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
+}
+
+// dash replaces an empty cell of a table.
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}

@@ -1,0 +1,171 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/user"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+)
+
+// newHistoryCommand returns "devmgrd history".
+func newHistoryCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "history",
+		Short: "Show which container had which devices, and when",
+		Long: "history shows which container had which devices, and when, including containers that still have devices: all entries, or\n" +
+			"those of one device or one pod. The newest 10 000 ended entries are kept, for up to 30 days. Times are UTC.\n\n" +
+			"With --actions it shows operators' commands instead: changes (cordon, uncordon, drain, forget) and copies (store\n" +
+			"backup). Each has the user who logged in, and the process and its user, as the kernel reports them. The newest\n" +
+			"10 000 are kept, for up to a year.",
+		Example: "  devmgrd history --device vendor.example/gpu/GPU-3\n  devmgrd history --pod default/training-0\n  devmgrd history --since 24h -o json\n" +
+			"  devmgrd history --actions --device vendor.example/gpu/GPU-3",
+		Args: usage(noArguments),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			request, err := historyRequest(cmd)
+			if err != nil {
+				return err
+			}
+			actions, err := cmd.Flags().GetBool("actions")
+			switch {
+			case err != nil:
+				return err
+			case actions && request.Name != "":
+				return usageError{errors.New("--pod and --actions exclude each other: actions are on devices and resources")}
+			case actions:
+				return askActions(cmd, request)
+			}
+			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListHistoryResponse, error) {
+				return c.ListHistory(ctx, request)
+			}, func(to io.Writer, answer *adminv1.ListHistoryResponse) { showHistory(to, answer.Spans, time.Now()) })
+		},
+	}
+	cmd.Flags().Bool("actions", false, "show operators' commands instead")
+	cmd.Flags().String("device", "", "only this device: RESOURCE/DEVICE")
+	cmd.Flags().String("pod", "", "only this pod: NAMESPACE/POD")
+	cmd.Flags().Duration("since", 0, "only entries that had not ended this long ago, like 90m or 24h")
+	addAskFlags(cmd)
+	return cmd
+}
+
+// historyRequest returns the request that the flags describe.
+func historyRequest(cmd *cobra.Command) (*adminv1.ListHistoryRequest, error) {
+	request := &adminv1.ListHistoryRequest{}
+	one, err := cmd.Flags().GetString("device")
+	if err != nil {
+		return nil, err
+	}
+	if one != "" {
+		d, err := splitDevice(one)
+		if err != nil {
+			return nil, err
+		}
+		request.ResourceName, request.Id = d.ResourceName, d.Id
+	}
+	pod, err := cmd.Flags().GetString("pod")
+	if err != nil {
+		return nil, err
+	}
+	if pod != "" {
+		if request.Namespace, request.Name, err = splitPod(pod); err != nil {
+			return nil, err
+		}
+	}
+	since, err := cmd.Flags().GetDuration("since")
+	if err != nil {
+		return nil, err
+	}
+	if since < 0 {
+		return nil, usageError{fmt.Errorf("--since %s is in the future; write a positive duration, like 24h", since)}
+	}
+	if cmd.Flags().Changed("since") {
+		request.Since = durationpb.New(since)
+	}
+	return request, nil
+}
+
+// askActions prints operators' commands.
+func askActions(cmd *cobra.Command, of *adminv1.ListHistoryRequest) error {
+	request := &adminv1.ListActionsRequest{Since: of.Since}
+	if of.Id != "" {
+		request.Subject = of.ResourceName + "/" + shown(of.Id)
+	}
+	return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListActionsResponse, error) {
+		return c.ListActions(ctx, request)
+	}, func(to io.Writer, answer *adminv1.ListActionsResponse) { showActions(to, answer.Actions, userName) })
+}
+
+func showActions(to io.Writer, actions []*adminv1.Action, userName func(uid uint32) string) {
+	t := newTable(to, "TIME", "ACTION", "SUBJECT", "LOGIN", "USER", "PROCESS", "RESULT", "REASON")
+	for _, a := range actions {
+		login, result := "-", "done"
+		if a.LoginUid != nil {
+			login = userName(*a.LoginUid)
+		}
+		if a.Error != "" {
+			result = "refused: " + a.Error
+		}
+		t.row(moment(a.At, false), a.Verb, subjects(a), login, userName(a.Uid), fmt.Sprintf("%s (%d)", cmp.Or(a.Program, "?"), a.Pid), result, cmp.Or(a.Reason, "-"))
+	}
+	t.to.Flush()
+	if len(actions) == 0 {
+		fmt.Fprintln(to, "No such action is recorded.")
+	}
+}
+
+// subjects formats the subjects of an action as one cell. Their names are quoted already.
+func subjects(a *adminv1.Action) string {
+	few := a.Subjects[:min(len(a.Subjects), maxListed/2)]
+	text := strings.Join(few, ",")
+	if more := len(a.Subjects) - len(few) + int(a.MoreSubjects); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// userName returns the name of a user of this machine, or the user's ID where there is no name.
+func userName(uid uint32) string {
+	number := strconv.FormatUint(uint64(uid), 10)
+	if u, err := user.LookupId(number); err == nil {
+		return u.Username
+	}
+	return number
+}
+
+func showHistory(to io.Writer, spans []*adminv1.Span, now time.Time) {
+	t := newTable(to, "FROM", "UNTIL", "HELD FOR", "POD", "CONTAINER", "RESOURCE", "DEVICES")
+	for _, s := range spans {
+		until, end := "-", now
+		if s.Until != nil {
+			until, end = moment(s.Until, s.UntilApproximate), s.Until.AsTime()
+		}
+		held := ago(s.From, end)
+		if s.FromApproximate || s.UntilApproximate {
+			held = "about " + held
+		}
+		t.row(moment(s.From, s.FromApproximate), until, held, s.Namespace+"/"+s.Pod, s.Container, s.ResourceName, list(s.DeviceIds))
+	}
+	t.to.Flush()
+	if len(spans) == 0 {
+		fmt.Fprintln(to, "No matching entries.")
+	}
+}
+
+// moment formats a time. With latest, the event happened at that time at the latest.
+func moment(t *timestamppb.Timestamp, latest bool) string {
+	text := t.AsTime().UTC().Format(time.RFC3339)
+	if latest {
+		return "by " + text
+	}
+	return text
+}

@@ -1,0 +1,52 @@
+package cli
+
+import (
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/connlimit"
+	"github.com/devmgrd/devmgrd/internal/socket"
+)
+
+// webLimits bounds the connections of metrics.listen, so that a local user who opens many leaves enough to Prometheus and to the
+// kubelet's probes.
+var webLimits = connlimit.Limits{Served: 256, ServedPerClient: 32, Waiting: 256, WaitingPerClient: 32}
+
+// webListener returns a function that opens the listener for metrics.listen, and can be called again after a failure.
+func webListener(at string) func() (net.Listener, error) {
+	path, unix := strings.CutPrefix(at, config.UnixPrefix)
+	if !unix {
+		limiter := connlimit.New(webLimits, connlimit.TCPClient)
+		return func() (net.Listener, error) {
+			l, err := net.Listen("tcp", at)
+			if err != nil {
+				return nil, err
+			}
+			return limiter.Listener(l), nil
+		}
+	}
+	limiter := connlimit.New(webLimits, connlimit.UnixClient)
+	return func() (net.Listener, error) {
+		l, err := socket.ListenPath(path, 0o660)
+		if err != nil {
+			return nil, err
+		}
+		return limiter.Listener(l), nil
+	}
+}
+
+// tryWeb listens at metrics.listen for "devmgrd check", and leaves no socket behind.
+func tryWeb(at string) (io.Closer, error) {
+	path, unix := strings.CutPrefix(at, config.UnixPrefix)
+	if !unix {
+		return net.Listen("tcp", at)
+	}
+	if err := socket.VacantPath(path); err != nil {
+		return nil, err
+	}
+	return os.Open(filepath.Dir(path))
+}

@@ -1,0 +1,117 @@
+package cli
+
+import (
+	"context"
+	"log/slog"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/nodestatus"
+	"github.com/devmgrd/devmgrd/internal/nri"
+	"github.com/devmgrd/devmgrd/internal/pluginrules"
+	"github.com/devmgrd/devmgrd/internal/pods"
+)
+
+// connect returns a client for the API server, or nil if the configuration has none.
+func connect(c config.Kubernetes) (kube.Client, error) {
+	if c.Mode == config.NoCluster {
+		return nil, nil
+	}
+	api, err := kube.Load(c.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return kube.NewClient(api, "devmgrd/"+thisBuild().version)
+}
+
+// A notifier informs the owners of pods and of the node.
+type notifier interface {
+	allocator.Notifier
+	nri.Notifier
+	nodestatus.Notifier
+	pluginrules.Notifier
+	// Evict evicts a pod. Without an API server it does nothing.
+	Evict(pod device.Pod, why string, still func() bool)
+	Run(context.Context) error
+}
+
+// newNotifier returns the notifier for an API server, or one that does nothing if api is nil.
+func newNotifier(c config.Config, api kube.Client, log *slog.Logger) notifier {
+	if api == nil {
+		return noopNotifier{}
+	}
+	return &podNotifier{Events: pods.NewEvents(c.NodeName, api), Evictions: pods.NewEvictions(api, log), missing: c.Health.OnMissingDevices, failure: c.Health.OnDeviceFailure}
+}
+
+// podNotifier publishes events, and applies health.* to pods that started while devmgrd was away and to pods whose devices have
+// failed.
+type podNotifier struct {
+	*pods.Events
+	*pods.Evictions
+	missing string // health.onMissingDevices
+	failure string // health.onDeviceFailure
+}
+
+func (o *podNotifier) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return o.Events.Run(ctx) })
+	group.Go(func() error { return o.Evictions.Run(ctx) })
+	return group.Wait()
+}
+
+func (o *podNotifier) StartedWithoutDevices(pod device.Pod, container string, still func() bool) {
+	if o.missing != config.Ignore {
+		o.Events.StartedWithoutDevices(pod, container)
+	}
+	o.evictIfConfigured(pod, "container "+container+" was started while devmgrd was away, without the devices that it asks for", still)
+}
+
+func (o *podNotifier) NotRedirected(pod device.Pod, container string, still func() bool) {
+	if o.missing != config.Ignore {
+		o.Events.NotRedirected(pod, container)
+	}
+	o.evictIfConfigured(pod, "a device plugin in container "+container+" was started while devmgrd was away, and is registered with the kubelet", still)
+}
+
+func (o *podNotifier) Failed(pod device.Pod, r device.ResourceName, ids []device.ID) {
+	if o.failure != config.Ignore {
+		o.Events.Failed(pod, r, ids)
+	}
+}
+
+func (o *podNotifier) FailedForLong(pod device.Pod, r device.ResourceName, id device.ID, still func() bool) {
+	if o.failure == config.Evict {
+		o.Evict(pod, "device "+device.QuoteID(id)+" of "+string(r)+", which it has, has failed", still)
+	}
+}
+
+// evictIfConfigured evicts a pod if health.onMissingDevices is evict.
+func (o *podNotifier) evictIfConfigured(pod device.Pod, why string, still func() bool) {
+	if o.missing == config.Evict {
+		o.Evict(pod, why, still)
+	}
+}
+
+// noopNotifier is the notifier without an API server: the log has to suffice.
+type noopNotifier struct{}
+
+func (noopNotifier) Waiting(device.Pod, device.Wait)                                       {}
+func (noopNotifier) Assigned(device.Pod, []device.Assignment)                              {}
+func (noopNotifier) StartedWithoutDevices(device.Pod, string, func() bool)                 {}
+func (noopNotifier) NotRedirected(device.Pod, string, func() bool)                         {}
+func (noopNotifier) Contradiction(device.Pod, string, []string)                            {}
+func (noopNotifier) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
+func (noopNotifier) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+func (noopNotifier) Evict(device.Pod, string, func() bool)                                 {}
+func (noopNotifier) Contested(device.ResourceName)                                         {}
+func (noopNotifier) NotStarted(device.Pod, string, int, string)                            {}
+func (noopNotifier) NotSynchronized(string)                                                {}
+func (noopNotifier) NotAllowed(device.Pod, string)                                         {}
+func (noopNotifier) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}

@@ -1,0 +1,63 @@
+package cli
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+// newRootCommand returns devmgrd with all its commands.
+func newRootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "devmgrd",
+		Short: "Manage the devices of a Kubernetes node",
+		Long: "devmgrd replaces the kubelet's device manager on a node. Device plugins register with devmgrd, which assigns\n" +
+			"devices to containers, records the assignments and injects the devices.",
+		Example: "  devmgrd run --config /etc/devmgrd/config.yaml\n  devmgrd config",
+		Args:    usage(noSuchCommand),
+		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		// report prints an error once, without the help text, which would bury it.
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
+	})
+	root.AddCommand(newRunCommand(), newConfigCommand(), newImportCommand(), newExportCommand(), newVersionCommand(),
+		newStatusCommand(), newPluginsCommand(), newDevicesCommand(), newWatchCommand(), newAssignmentsCommand(), newExplainCommand(), newCordonCommand(), newUncordonCommand(),
+		newDrainCommand(), newCheckCommand(), newRulesCommand(), newForgetCommand(), newHistoryCommand(), newStoreCommand(), newManCommand())
+	addCompletions(root)
+	return root
+}
+
+// usage marks errors of check as mistakes in the command line.
+func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return usageError{err}
+		}
+		return nil
+	}
+}
+
+// noSuchCommand refuses an unknown command.
+func noSuchCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	remedy := "see devmgrd --help"
+	cmd.SuggestionsMinimumDistance = 2
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		remedy = "did you mean " + near[0] + "?"
+	}
+	return fmt.Errorf("there is no command %q; %s", args[0], remedy)
+}
+
+// noArguments refuses arguments.
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%s takes no argument, but got %q; see %s --help", cmd.CommandPath(), args[0], cmd.CommandPath())
+	}
+	return nil
+}

@@ -1,0 +1,267 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/spf13/cobra"
+
+	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/admin"
+	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/checkpoint"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/history"
+	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/nodestatus"
+	"github.com/devmgrd/devmgrd/internal/nri"
+	statuspage "github.com/devmgrd/devmgrd/internal/page"
+	"github.com/devmgrd/devmgrd/internal/pluginrules"
+	"github.com/devmgrd/devmgrd/internal/podresources"
+	"github.com/devmgrd/devmgrd/internal/pods"
+	"github.com/devmgrd/devmgrd/internal/registry"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+// newRunCommand returns "devmgrd run".
+func newRunCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Run the daemon",
+		Long: "run is the daemon. It serves until it receives SIGTERM or SIGINT. Then it stops cleanly: running containers and the\n" +
+			"Node's capacity stay unchanged.",
+		Example: "  devmgrd run\n  devmgrd run --config /etc/devmgrd/config.yaml --set log.level=debug",
+		Args:    usage(noArguments),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, _, err := loadConfig(cmd)
+			if err != nil {
+				return err
+			}
+			log, end := newLog(c.Log, cmd.ErrOrStderr())
+			defer end()
+			return serve(cmd.Context(), c, log)
+		},
+	}
+	addConfigFlags(cmd)
+	return cmd
+}
+
+// serve creates the components, each from earlier ones, and runs them until ctx ends or one of them fails. Recovery
+// dictates the order: the state file, then assignments, plugins and pods, and only then the runtime, so that its first
+// call finds complete data. The components end in reverse order, and the state file is closed last.
+func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
+	kube.RouteLogs(log)
+	logFor := func(name string) *slog.Logger { return log.With("component", name) }
+	metrics := newMetrics()
+
+	api, err := connect(c.Kubernetes)
+	if err != nil {
+		return err
+	}
+	boot, err := bootID()
+	if err != nil {
+		return err
+	}
+	allowed, err := rulesOf(c.Plugins, logFor("pluginrules"))
+	if err != nil {
+		return err
+	}
+	if _, err := shareddir.Make(c.RunDir, 0o755); err != nil { // regardless of the umask: other users pass through to the sockets below
+		return fmt.Errorf("making runDir: %w", err)
+	}
+	stateFile, known, err := store.Recover(store.Config{Dir: c.StateDir, Log: logFor("store"), Metrics: metrics})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stateFile.Close()) }()
+	historyFile, open := store.OpenHistory(stateFile)
+	defer func() { err = errors.Join(err, historyFile.Close()) }()
+
+	notifier := newNotifier(c, api, logFor("pods"))
+	rules := pluginrules.New(pluginrules.Config{
+		Rules: allowed, Enforce: c.Plugins.Rules == config.Enforce, Notifier: notifier, Log: logFor("pluginrules"), Metrics: metrics,
+	})
+	for _, r := range known.Pods {
+		for _, as := range r.Assignments {
+			for _, s := range as.Shares {
+				rules.Granted(s.Resource, s.IDs, s.Grant)
+			}
+		}
+	}
+	plugins := registry.New(registry.Config{
+		SocketDir:          c.Plugins.SocketDir,
+		RegistryDir:        c.Plugins.RegistryDir,
+		KubeletDir:         c.Plugins.KubeletDir,
+		KubeletRegistryDir: c.Plugins.KubeletRegistryDir(),
+		PluginsDir:         c.PluginPodsDir(),
+		GracePeriod:        c.Plugins.GracePeriod,
+		AllocateTimeout:    c.Plugins.AllocateTimeout,
+		PreferredTimeout:   c.Plugins.PreferredTimeout,
+		PreStartTimeout:    c.Plugins.PreStartTimeout,
+		MaxMessageBytes:    c.Plugins.MaxMessageBytes,
+		MaxDevices:         c.Plugins.MaxDevices,
+		MaxResources:       c.Plugins.MaxResources,
+		MaxTotalBytes:      c.Plugins.MaxTotalBytes,
+		AllowedAnnotations: c.Plugins.AllowedAnnotations,
+		Rules:              rules,
+		RejectDuplicates:   c.Plugins.OnDuplicate == config.Reject,
+		Listener:           socketFromSystemd(c.Plugins.SocketDir, logFor("registry")),
+		Known:              known.Plugins,
+		Store:              stateFile,
+		Log:                logFor("registry"),
+		Metrics:            metrics,
+	})
+	devices := allocator.New(allocator.Config{
+		Plugins:  plugins,
+		Store:    stateFile,
+		Notifier: notifier,
+		Host:     nri.Cgroups(nri.CgroupRoot),
+		Boot:     boot,
+		Known:    known.Pods,
+		Cordons:  known.Cordons,
+		Retired:  known.Retired,
+		Topology: allocator.Topology{Policy: allocator.Policy(c.Topology.Policy), Scope: allocator.Scope(c.Topology.Scope)},
+		Log:      logFor("allocator"),
+		Metrics:  metrics,
+	})
+	plugins.MakeRoomWith(devices)
+	nriConfig := nri.Config{
+		Socket:    c.NRI.Socket,
+		Index:     c.NRI.Index,
+		MaxWait:   c.NRI.MaxWait,
+		Allocator: devices,
+		Runtime:   devices,
+		Notifier:  notifier,
+		Redirect:  redirect(c.Plugins),
+		Dirs:      plugins,
+		Rules:     rules,
+		Log:       logFor("nri"),
+		Metrics:   metrics,
+	}
+	podResourcesConfig := podresources.Config{
+		Socket:        c.PodResources.Socket,
+		KubeletSocket: c.PodResources.KubeletSocket,
+		Takeover:      c.PodResources.Takeover,
+		Allocator:     devices,
+		Log:           logFor("podresources"),
+		Metrics:       metrics,
+	}
+	components := []component{{"registration", plugins.Check}, {"store", stateFile.Check}}
+	recorder := history.New(history.Config{Allocator: devices, Store: historyFile, Known: open, Log: logFor("history")})
+	var bound *pods.Pods
+	var onNode func(device.ResourceName) (n int, shown bool)
+	runs := []func(context.Context) error{notifier.Run, plugins.Run, recorder.Run, devices.Run}
+	if api == nil {
+		devices.Replace(nil) // drop pods that an API server had bound to the node before
+	} else {
+		bound = pods.New(pods.Config{
+			NodeName: c.NodeName,
+			Client:   api,
+			Sink:     devices,
+			Ignored:  c.Plugins.IgnoredResources,
+			Log:      logFor("pods"),
+		})
+		node := nodestatus.New(nodestatus.Config{
+			NodeName:   c.NodeName,
+			Client:     api,
+			View:       devices,
+			Notifier:   notifier,
+			Ignored:    pods.Ignores(c.Plugins.IgnoredResources),
+			KubeletDir: c.Plugins.KubeletDir,
+			Log:        logFor("nodestatus"),
+			Metrics:    metrics,
+		})
+		nriConfig.Pods, podResourcesConfig.Pods, onNode = bound, bound, node.Shown
+		plugins.AddServiceAccounts(bound)
+		components = append(components, component{"pods", bound.Check}, component{"node", node.Check})
+		runs = append(runs, bound.Run, node.Run)
+	}
+	runtime, resources := nri.New(nriConfig), podresources.New(podResourcesConfig)
+	components = append(components, component{"nri", runtime.Check}, component{"podresources", resources.Check})
+	adminConfig := admin.Config{
+		Socket: c.Admin.Socket, Version: thisBuild().version, Node: c.NodeName,
+		Allocator: devices, Plugins: plugins, Rules: rules, History: recorder, Actions: historyFile, StateFile: stateFile, HistoryFile: historyFile,
+		Components: func() []admin.Component {
+			all := make([]admin.Component, len(components))
+			for i, p := range components {
+				all[i] = admin.Component{Name: p.name, Err: p.check()}
+			}
+			return all
+		},
+		NotRedirected: runtime.NotRedirected,
+		Log:           logFor("admin"),
+	}
+	if api != nil {
+		adminConfig.Evictions, adminConfig.Pods, adminConfig.OnNode = notifier, bound, onNode
+	}
+	adminServer := admin.New(adminConfig)
+	components = append(components, component{"admin", adminServer.Check})
+	if c.Plugins.CheckpointMirror {
+		mirror := checkpoint.NewMirrors(c.Plugins.SocketDir, plugins, devices, logFor("checkpoint"))
+		runs = append(runs, mirror.Run)
+	}
+
+	if err := plugins.Listen(); err != nil {
+		return err
+	}
+	status := statuspage.New(statuspage.Config{Source: adminServer.Reader(), Log: logFor("page")})
+	web := newWeb(c.Metrics.Listen, namesOf(c), metrics, components, status.Mount, logFor("web"))
+	log.Info("devmgrd started", "version", thisBuild().version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
+		"pods", len(known.Pods), "resources", len(known.Plugins))
+	return runAll(ctx, append(runs, adminServer.Run, resources.Run, runtime.Run, web.run, func(ctx context.Context) error {
+		return tellSystemd(ctx, runtime.Synced(), devices.Capacity, runtime.Hung, logFor("systemd"))
+	})...)
+}
+
+// namesOf returns the host names that requests for metrics may use.
+func namesOf(c config.Config) hosts {
+	names := hosts{c.NodeName}
+	if name, err := os.Hostname(); err == nil && name != c.NodeName {
+		names = append(names, name)
+	}
+	return append(names, c.Metrics.HostNames...)
+}
+
+// redirect returns the mapping from the kubelet's plugin directories to devmgrd's; nil: plugins.redirect is off. The
+// runtime names mounts by their real paths, so redirect resolves links.
+func redirect(c config.Plugins) *nri.Redirect {
+	if !c.Redirect {
+		return nil
+	}
+	real := func(path string) string {
+		if real, err := filepath.EvalSymlinks(path); err == nil {
+			return real
+		}
+		return path
+	}
+	return &nri.Redirect{
+		From: real(c.KubeletDir), To: c.SocketDir,
+		RegistryFrom: real(c.KubeletRegistryDir()), RegistryTo: c.RegistryDir,
+		Own: c.DirectoryPerPod,
+	}
+}
+
+// newMetrics returns the registry of metrics, with the standard metrics of a Go process.
+func newMetrics() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	b := thisBuild()
+	info := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name:        "devmgrd_build_info",
+		Help:        "Always 1; the labels name the running version.",
+		ConstLabels: prometheus.Labels{"version": b.version, "goversion": b.goVersion},
+	})
+	info.Set(1)
+	r.MustRegister(info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
+
+// stopLimit bounds the shutdown of the web server.
+const stopLimit = 5 * time.Second
