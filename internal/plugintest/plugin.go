@@ -158,14 +158,14 @@ func (p *Plugin) Kill() {
 	}
 }
 
-// Register calls the manager, within ten seconds, and returns its answer.
+// Register calls the manager, for a minute at most, and returns its answer.
 func (p *Plugin) Register() error {
 	return p.RegisterAs(&RegisterRequest{Version: pluginapi.Version, Endpoint: p.Endpoint, ResourceName: p.Resource})
 }
 
 // RegisterAs sends a request of the test's own making.
 func (p *Plugin) RegisterAs(request *RegisterRequest) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	return Register(ctx, p.Dir, request)
 }

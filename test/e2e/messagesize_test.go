@@ -68,7 +68,7 @@ func TestMessageSize_PodOrGrantTooLarge_RefusedAlone(t *testing.T) {
 	small := *value.Load()
 	set(strings.Repeat("x", 5<<20))
 	r.must(r.Create(r.ctx, node.Pod("granted", gpu, 1, "report", "--then-sleep")))
-	r.refused("granted", "PluginError: the plugin of vendor.example/gpu answered Allocate")
+	r.refused("granted", "PluginError: the plugin of vendor.example/gpu returned an unusable answer to Allocate")
 	r.told("granted", "the grant has 5242959 bytes, and 262144 are allowed; the largest entry is envs[\"VISIBLE_DEVICES\"]")
 	set(small)
 	starts("after-the-plugin")
