@@ -4,7 +4,7 @@
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 BIN     ?= bin/devmgrd
-LDFLAGS ?= -X github.com/devmgrd/devmgrd/internal/cli.version=$(VERSION)
+LDFLAGS ?= -X github.com/devmgrd/devmgrd/internal/version.version=$(VERSION)
 
 # A part of the tests, which "make test" tells with its time at its end.
 timed = scripts/stages stage
@@ -180,7 +180,7 @@ endef
 stage:
 	GOARCH= $(GO) -C test/tools/nfpm build -o ../../../bin/nfpm github.com/goreleaser/nfpm/v2/cmd/nfpm
 	rm -rf $(STAGE)
-	$(MAKE) --no-print-directory install DESTDIR=$(STAGE) BIN=$(DIST)/devmgrd LDFLAGS='-s -w -X github.com/devmgrd/devmgrd/internal/cli.version=$(VERSION)'
+	$(MAKE) --no-print-directory install DESTDIR=$(STAGE) BIN=$(DIST)/devmgrd LDFLAGS='-s -w -X github.com/devmgrd/devmgrd/internal/version.version=$(VERSION)'
 	install -d $(STAGE)/usr/share/doc/devmgrd/decisions
 	install -m 0644 README.md CHANGELOG.md SECURITY.md docs/*.md $(STAGE)/usr/share/doc/devmgrd
 	install -m 0644 docs/decisions/*.md $(STAGE)/usr/share/doc/devmgrd/decisions

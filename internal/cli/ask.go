@@ -4,44 +4,32 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"net"
 	"os"
 	"path"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"sigs.k8s.io/yaml"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/client"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // askLimit bounds one call to the daemon, which answers from memory.
 const askLimit = 10 * time.Second
 
-// maxAnswerBytes bounds an answer. It has space for a million devices.
-const maxAnswerBytes = 256 << 20
-
-const defaultAdminSocket = "/run/devmgrd/admin.sock"
-
 // addAskFlags adds the flags of every command that calls the daemon.
 func addAskFlags(cmd *cobra.Command) {
-	cmd.Flags().String("socket", defaultAdminSocket, "the daemon's admin.socket")
+	cmd.Flags().String("socket", client.DefaultSocket, "the daemon's admin.socket")
 	cmd.Flags().StringP("output", "o", "", "output format: json or yaml (default text)")
 }
 
@@ -105,47 +93,14 @@ func call(cmd *cobra.Command, limit time.Duration, do func(context.Context, admi
 	if err != nil {
 		return err
 	}
-	return callAt(cmd.Context(), at, limit, do)
-}
-
-// callAt calls the daemon on a socket.
-func callAt(ctx context.Context, at string, limit time.Duration, do func(context.Context, adminv1.AdminServiceClient) error) error {
-	conn, err := grpc.NewClient("passthrough:///devmgrd", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", at)
-		}), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes)))
+	c, err := client.New(at)
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(cmd.Context(), limit)
 	defer cancel()
-	if err := do(ctx, adminv1.NewAdminServiceClient(conn)); err != nil {
-		return askError(at, err)
-	}
-	return nil
-}
-
-// askError explains why there is no answer. It returns the daemon's own errors unchanged.
-func askError(at string, err error) error {
-	if status.Code(err) == codes.DeadlineExceeded {
-		return fmt.Errorf("devmgrd at %s did not finish in time; any requested change stays in force", at)
-	}
-	if status.Code(err) != codes.Unavailable {
-		return errors.New(status.Convert(err).Message())
-	}
-	// gRPC reports the cause of a failed dial as text only.
-	conn, cause := net.DialTimeout("unix", at, time.Second)
-	switch {
-	case cause == nil:
-		conn.Close()
-		return fmt.Errorf("devmgrd at %s: %s", at, status.Convert(err).Message())
-	case errors.Is(cause, fs.ErrPermission):
-		return fmt.Errorf("only root may use %s: run the command as root", at)
-	case errors.Is(cause, fs.ErrNotExist), errors.Is(cause, syscall.ECONNREFUSED):
-		return fmt.Errorf("devmgrd does not answer at %s: it is not running (systemctl status devmgrd), or its admin.socket has another path (--socket)", at)
-	}
-	return fmt.Errorf("connecting to devmgrd: %w", cause)
+	return c.Diagnose(do(ctx, c))
 }
 
 func printAnswer[A proto.Message](to io.Writer, format string, answer A, show func(io.Writer, A)) error {
@@ -215,3 +170,6 @@ func dash(s string) string {
 	}
 	return s
 }
+
+// shown formats a device's ID so that users can read it and pass it to a command.
+func shown[T ~string](id T) string { return device.QuoteID(device.ID(id)) }

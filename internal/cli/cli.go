@@ -11,6 +11,8 @@ import (
 	"syscall"
 
 	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/pluginrules"
+	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
 // Run executes one command line and returns the exit status: 0 for success, 2 for a wrong command line or configuration
@@ -39,10 +41,11 @@ func (e usageError) Unwrap() error { return e.error }
 func exitCode(err error) int {
 	var usage usageError
 	var wrong *config.Error
+	var rules *pluginrules.FileError
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, &usage), errors.As(err, &wrong):
+	case errors.As(err, &usage), errors.As(err, &wrong), errors.As(err, &rules):
 		return 2
 	default:
 		return 1
@@ -52,6 +55,6 @@ func exitCode(err error) int {
 // report prints the error, each mistake of a configuration on its own line. The text may come from the daemon or another program.
 func report(w io.Writer, err error) {
 	for line := range strings.SplitSeq(err.Error(), "\n") {
-		fmt.Fprintln(w, "devmgrd: "+plain(line))
+		fmt.Fprintln(w, "devmgrd: "+visible.Text(line))
 	}
 }

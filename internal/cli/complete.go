@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
 // completeLimit bounds a call that a shell makes while the user types.
@@ -68,7 +69,7 @@ func knownResources(cmd *cobra.Command) (all []string) {
 	consult(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) error {
 		answer, err := c.GetStatus(ctx, &adminv1.GetStatusRequest{})
 		for _, r := range answer.GetResources() {
-			all = append(all, plain(r.Name))
+			all = append(all, visible.Text(r.Name))
 		}
 		return err
 	})
@@ -81,7 +82,7 @@ func knownDevices(which func(*adminv1.Device) bool) func(*cobra.Command) []strin
 			answer, err := c.ListDevices(ctx, &adminv1.ListDevicesRequest{})
 			for _, d := range answer.GetDevices() {
 				if which(d) {
-					all = append(all, plain(d.ResourceName+"/"+shown(d.Id))+"\t"+d.State)
+					all = append(all, visible.Text(d.ResourceName+"/"+shown(d.Id))+"\t"+d.State)
 				}
 			}
 			return err

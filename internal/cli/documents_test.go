@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -62,16 +61,6 @@ func TestDocumentedOutput(t *testing.T) {
 	t.Setenv("DEVMGRD_LOG_LEVL", "x")
 	_, _, errs := execute("config", "--set", "nri.maxWait=5s")
 	page.shows("$ DEVMGRD_LOG_LEVL=x devmgrd config --set nri.maxWait=5s", errs)
-
-	var parts []component
-	for _, name := range []string{"registration", "store", "pods", "node", "nri", "podresources", "admin"} {
-		parts = append(parts, component{name, func() error { return nil }})
-	}
-	_, out = readiness(parts)
-	openDocument(t, "migration.md").shows("$ curl -s 127.0.0.1:9464/readyz", out)
-	parts[4].check = func() error { return errors.New("not connected to container runtime at /var/run/nri/nri.sock") }
-	_, out = readiness(parts)
-	openDocument(t, "operations.md").shows("$ curl -s 127.0.0.1:9464/readyz", out)
 }
 
 // The page on moving shows what a move prints: one pod, one whose init container has handed its device on, and one that is gone.

@@ -59,7 +59,7 @@ func TestExport(t *testing.T) {
 		if old, err := os.ReadFile(f.file + kept); i == 0 && string(old) != string(theirs) || err != nil {
 			t.Errorf("the old file is kept as %s (%v)", old, err)
 		}
-		got, err := readCheckpoint(f.file)
+		got, err := checkpoint.Read(f.file)
 		f.must(err)
 		var entries []string
 		for _, e := range got.Entries {
@@ -115,7 +115,7 @@ func TestImportAndExport(t *testing.T) {
 	if got, err := os.ReadFile(f.file); err != nil || string(got) != string(data) {
 		t.Errorf("%s became %s (%v)", data, got, err)
 	}
-	if _, err := os.Stat(filepath.Join(filepath.Dir(f.file)+asideSuffix, checkpoint.Name)); err != nil {
+	if _, err := os.Stat(filepath.Join(filepath.Dir(f.file)+".before-devmgrd", checkpoint.Name)); err != nil {
 		t.Error(err)
 	}
 }

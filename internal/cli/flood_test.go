@@ -3,7 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
-	"io/fs"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -159,7 +159,16 @@ func attack(t *testing.T, binary string, uid uint32, connections int, network, a
 	}
 }
 
-func groupOf(info fs.FileInfo) uint32 { return info.Sys().(*syscall.Stat_t).Gid }
+// get asks a daemon's web server; status 0: there is no answer.
+func get(address, path string) (status int, body string) {
+	r, err := http.Get("http://" + address + path)
+	if err != nil {
+		return 0, ""
+	}
+	defer r.Body.Close()
+	text, _ := io.ReadAll(r.Body)
+	return r.StatusCode, string(text)
+}
 
 // A process is this package's daemon, run apart from the test.
 type process struct {

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
 // newForgetCommand returns "devmgrd forget".
@@ -33,7 +34,7 @@ func newForgetCommand() *cobra.Command {
 }
 
 func showForgotten(to io.Writer, resource string, answer *adminv1.ForgetResponse) {
-	fmt.Fprintf(to, "%s is forgotten. It is removed from the Node as soon as the API server is reachable.\n", plain(resource))
+	fmt.Fprintf(to, "%s is forgotten. It is removed from the Node as soon as the API server is reachable.\n", visible.Text(resource))
 	if len(answer.Lifted) > 0 {
 		ids := make([]string, len(answer.Lifted))
 		for i, d := range answer.Lifted {

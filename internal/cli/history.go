@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/table"
 )
 
 // newHistoryCommand returns "devmgrd history".
@@ -106,7 +107,7 @@ func askActions(cmd *cobra.Command, of *adminv1.ListHistoryRequest) error {
 }
 
 func showActions(to io.Writer, actions []*adminv1.Action, userName func(uid uint32) string) {
-	t := newTable(to, "TIME", "ACTION", "SUBJECT", "LOGIN", "USER", "PROCESS", "RESULT", "REASON")
+	t := table.New(to, "TIME", "ACTION", "SUBJECT", "LOGIN", "USER", "PROCESS", "RESULT", "REASON")
 	for _, a := range actions {
 		login, result := "-", "done"
 		if a.LoginUid != nil {
@@ -115,9 +116,9 @@ func showActions(to io.Writer, actions []*adminv1.Action, userName func(uid uint
 		if a.Error != "" {
 			result = "refused: " + a.Error
 		}
-		t.row(moment(a.At, false), a.Verb, subjects(a), login, userName(a.Uid), fmt.Sprintf("%s (%d)", cmp.Or(a.Program, "?"), a.Pid), result, cmp.Or(a.Reason, "-"))
+		t.Row(moment(a.At, false), a.Verb, subjects(a), login, userName(a.Uid), fmt.Sprintf("%s (%d)", cmp.Or(a.Program, "?"), a.Pid), result, cmp.Or(a.Reason, "-"))
 	}
-	t.to.Flush()
+	t.Flush()
 	if len(actions) == 0 {
 		fmt.Fprintln(to, "No such action is recorded.")
 	}
@@ -125,7 +126,7 @@ func showActions(to io.Writer, actions []*adminv1.Action, userName func(uid uint
 
 // subjects formats the subjects of an action as one cell. Their names are quoted already.
 func subjects(a *adminv1.Action) string {
-	few := a.Subjects[:min(len(a.Subjects), maxListed/2)]
+	few := a.Subjects[:min(len(a.Subjects), table.MaxListed/2)]
 	text := strings.Join(few, ",")
 	if more := len(a.Subjects) - len(few) + int(a.MoreSubjects); more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
@@ -143,7 +144,7 @@ func userName(uid uint32) string {
 }
 
 func showHistory(to io.Writer, spans []*adminv1.Span, now time.Time) {
-	t := newTable(to, "FROM", "UNTIL", "HELD FOR", "POD", "CONTAINER", "RESOURCE", "DEVICES")
+	t := table.New(to, "FROM", "UNTIL", "HELD FOR", "POD", "CONTAINER", "RESOURCE", "DEVICES")
 	for _, s := range spans {
 		until, end := "-", now
 		if s.Until != nil {
@@ -153,9 +154,9 @@ func showHistory(to io.Writer, spans []*adminv1.Span, now time.Time) {
 		if s.FromApproximate || s.UntilApproximate {
 			held = "about " + held
 		}
-		t.row(moment(s.From, s.FromApproximate), until, held, s.Namespace+"/"+s.Pod, s.Container, s.ResourceName, list(s.DeviceIds))
+		t.Row(moment(s.From, s.FromApproximate), until, held, s.Namespace+"/"+s.Pod, s.Container, s.ResourceName, table.IDs(s.DeviceIds))
 	}
-	t.to.Flush()
+	t.Flush()
 	if len(spans) == 0 {
 		fmt.Fprintln(to, "No matching entries.")
 	}

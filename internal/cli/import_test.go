@@ -156,7 +156,7 @@ func TestImport(t *testing.T) {
 	if got, err := os.ReadFile(filepath.Join(aside, checkpoint.Name)); err != nil || string(got) != string(data) {
 		t.Errorf("the kubelet's file has changed: %s (%v)", got, err)
 	}
-	left, err := readCheckpoint(f.file)
+	left, err := checkpoint.Read(f.file)
 	f.must(err)
 	if len(left.Entries) != 1 || !reflect.DeepEqual(left.Resources(), []device.ResourceName{"c.example/seat"}) {
 		t.Errorf("there stays with the kubelet: %+v", left)

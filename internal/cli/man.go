@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/version"
 )
 
 // newManCommand returns "devmgrd man", which writes the manual pages of packages. It is a command of this binary because
@@ -207,7 +208,7 @@ type page struct{ strings.Builder }
 
 func newPage(name string, section int, day, title string) *page {
 	p := &page{}
-	fmt.Fprintf(p, ".TH \"%s\" \"%d\" \"%s\" \"devmgrd %s\" \"%s\"\n.nh\n.ad l\n", roff(strings.ToUpper(name)), section, day, roff(thisBuild().version), title)
+	fmt.Fprintf(p, ".TH \"%s\" \"%d\" \"%s\" \"devmgrd %s\" \"%s\"\n.nh\n.ad l\n", roff(strings.ToUpper(name)), section, day, roff(version.Get().Version), title)
 	return p
 }
 

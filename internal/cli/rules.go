@@ -3,59 +3,21 @@ package cli
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"log/slog"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
-	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/client"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/pluginrules"
+	"github.com/devmgrd/devmgrd/internal/table"
 )
-
-// rulesOf reads the rules for device plugins; nil: plugins.rules is off.
-func rulesOf(c config.Plugins, log *slog.Logger) (*pluginrules.Rules, error) {
-	if c.Rules == config.Off {
-		return nil, nil
-	}
-	rules, err := readRules(c.RulesFile)
-	if err != nil {
-		return nil, err
-	}
-	log.Info("rules for device plugins read", "mode", c.Rules, "file", c.RulesFile, "rules", len(rules.Rules))
-	return rules, nil
-}
-
-// readRules reads a rules file. The error lists each mistake on its own line, and leads to exit status 2.
-func readRules(path string) (*pluginrules.Rules, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, usageError{fmt.Errorf("plugins.rulesFile: there is no file %s; \"devmgrd rules suggest\" writes one", path)}
-	}
-	if err != nil {
-		return nil, usageError{fmt.Errorf("plugins.rulesFile: %w", err)}
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, pluginrules.MaxFile+1))
-	if err != nil {
-		return nil, usageError{fmt.Errorf("plugins.rulesFile: %w", err)}
-	}
-	rules, err := pluginrules.Parse(text)
-	if err != nil {
-		return nil, usageError{errors.New(path + ": " + strings.ReplaceAll(err.Error(), "\n", "\n"+path+": "))}
-	}
-	return rules, nil
-}
 
 // newRulesCommand returns "devmgrd rules".
 func newRulesCommand() *cobra.Command {
@@ -95,7 +57,7 @@ func newSuggestCommand() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().String("socket", defaultAdminSocket, "the daemon's admin.socket")
+	cmd.Flags().String("socket", client.DefaultSocket, "the daemon's admin.socket")
 	return cmd
 }
 
@@ -116,7 +78,7 @@ func newRulesCheckCommand() *cobra.Command {
 			if len(args) > 0 {
 				file = args[0]
 			}
-			rules, err := readRules(file)
+			rules, err := pluginrules.ReadFile(file)
 			if err != nil {
 				return err
 			}
@@ -127,23 +89,23 @@ func newRulesCheckCommand() *cobra.Command {
 			return showAudit(cmd.OutOrStdout(), file, rules, seen.resources, hostFiles{})
 		},
 	}
-	cmd.Flags().String("socket", defaultAdminSocket, "the daemon's admin.socket")
+	cmd.Flags().String("socket", client.DefaultSocket, "the daemon's admin.socket")
 	addConfigFlags(cmd)
 	return cmd
 }
 
 // showAudit prints the registrations and grants that the rules would refuse. It fails if there are any.
 func showAudit(to io.Writer, file string, rules *pluginrules.Rules, seen []pluginrules.Observation, host pluginrules.Host) error {
-	t := newTable(to, "RESOURCE", "RULE", "WHY")
+	t := table.New(to, "RESOURCE", "RULE", "WHY")
 	refused := 0
 	for _, o := range seen {
 		for _, v := range rules.Audit(o, host) {
-			t.row(string(o.Resource), v.Rule, v.Message)
+			t.Row(string(o.Resource), v.Rule, v.Message)
 			refused++
 		}
 	}
 	if refused > 0 {
-		t.to.Flush()
+		t.Flush()
 		return fmt.Errorf("%s would refuse %d registrations or grants of this node", file, refused)
 	}
 	fmt.Fprintf(to, "%s has %s and allows all registrations and grants of %s.\n", file, count(len(rules.Rules), "rule"), count(len(seen), "resource"))

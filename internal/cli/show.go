@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/table"
+	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
 // newStatusCommand returns "devmgrd status".
@@ -36,33 +38,33 @@ func newStatusCommand() *cobra.Command {
 
 func showStatus(to io.Writer, s *adminv1.GetStatusResponse, now time.Time) {
 	fmt.Fprintf(to, "devmgrd %s on node %s, running for %s\n\n", s.Version, s.Node, ago(s.Started, now))
-	components := newTable(to, "COMPONENT", "STATE")
+	components := table.New(to, "COMPONENT", "STATE")
 	for _, p := range s.Components {
 		state := "ok"
 		if !p.Ready {
 			state = p.Problem
 		}
-		components.row(p.Name, state)
+		components.Row(p.Name, state)
 	}
-	components.end()
-	resources := newTable(to, "RESOURCE", "PLUGIN", "CAPACITY", "FREE", "ASSIGNED", "UNHEALTHY", "CORDONED", "NOTES")
+	components.End()
+	resources := table.New(to, "RESOURCE", "PLUGIN", "CAPACITY", "FREE", "ASSIGNED", "UNHEALTHY", "CORDONED", "NOTES")
 	for _, r := range s.Resources {
 		row := []string{r.Name, r.Plugin}
 		for _, n := range []int32{r.NodeCapacity, r.Free, r.Assigned, r.Unhealthy, r.Cordoned} {
 			row = append(row, fmt.Sprint(n))
 		}
-		resources.row(append(row, rare(r))...)
+		resources.Row(append(row, rare(r))...)
 	}
-	resources.end()
+	resources.End()
 	if len(s.Resources) == 0 {
 		fmt.Fprintln(to, "No device plugin has registered.")
 		fmt.Fprintln(to)
 	}
-	waiting := newTable(to, "WAITING POD", "REASON", "SINCE", "WHY")
+	waiting := table.New(to, "WAITING POD", "REASON", "SINCE", "WHY")
 	for _, w := range s.Waiting {
-		waiting.row(w.Namespace+"/"+w.Name, w.Reason, ago(w.Since, now), w.Message)
+		waiting.Row(w.Namespace+"/"+w.Name, w.Reason, ago(w.Since, now), w.Message)
 	}
-	waiting.end()
+	waiting.End()
 	if len(s.Waiting) == 0 {
 		fmt.Fprintln(to, "No pod waits.")
 	}
@@ -75,11 +77,11 @@ func showNotRedirected(to io.Writer, all []*adminv1.PodContainer) {
 		return
 	}
 	fmt.Fprintln(to)
-	t := newTable(to, "NOT REDIRECTED", "CONTAINER", "WHY")
+	t := table.New(to, "NOT REDIRECTED", "CONTAINER", "WHY")
 	for _, c := range all {
-		t.row(c.Namespace+"/"+c.Pod, c.Container, "created while devmgrd was away; a device plugin in it is registered with the kubelet: delete the pod")
+		t.Row(c.Namespace+"/"+c.Pod, c.Container, "created while devmgrd was away; a device plugin in it is registered with the kubelet: delete the pod")
 	}
-	t.to.Flush()
+	t.Flush()
 }
 
 // rare lists the counts that are mostly zero.
@@ -122,11 +124,11 @@ func newPluginsCommand() *cobra.Command {
 }
 
 func showPlugins(to io.Writer, answer *adminv1.ListPluginsResponse, now time.Time) {
-	t := newTable(to, "RESOURCE", "STATE", "SINCE", "POD", "SOCKET", "DEVICES", "HEALTHY", "PRESTART", "PREFERS", "LAST ERROR")
+	t := table.New(to, "RESOURCE", "STATE", "SINCE", "POD", "SOCKET", "DEVICES", "HEALTHY", "PRESTART", "PREFERS", "LAST ERROR")
 	for _, p := range answer.Plugins {
-		t.row(p.ResourceName, p.State, ago(p.Since, now), podName(p.Pod), p.Endpoint, fmt.Sprint(p.Devices), fmt.Sprint(p.Healthy), yes(p.PreStart), yes(p.Prefers), lastError(p, now))
+		t.Row(p.ResourceName, p.State, ago(p.Since, now), podName(p.Pod), p.Endpoint, fmt.Sprint(p.Devices), fmt.Sprint(p.Healthy), yes(p.PreStart), yes(p.Prefers), lastError(p, now))
 	}
-	t.to.Flush()
+	t.Flush()
 	if len(answer.Plugins) == 0 {
 		fmt.Fprintln(to, "No device plugin has registered.")
 	}
@@ -179,11 +181,11 @@ func newDevicesCommand() *cobra.Command {
 }
 
 func showDevices(to io.Writer, devices []*adminv1.Device, now time.Time) {
-	t := newTable(to, "RESOURCE", "DEVICE", "STATE", "NUMA", "HOLDER", "NOTES")
+	t := table.New(to, "RESOURCE", "DEVICE", "STATE", "NUMA", "HOLDER", "NOTES")
 	for _, d := range devices {
-		t.row(d.ResourceName, shown(d.Id), d.State, dash(numbers(d.NumaNodes)), holder(d.Holder), dash(strings.Join(notes(d, now), "; ")))
+		t.Row(d.ResourceName, shown(d.Id), d.State, dash(numbers(d.NumaNodes)), holder(d.Holder), dash(strings.Join(notes(d, now), "; ")))
 	}
-	t.to.Flush()
+	t.Flush()
 	if len(devices) == 0 {
 		fmt.Fprintln(to, "There are no devices.")
 	}
@@ -309,15 +311,15 @@ func newAssignmentsCommand() *cobra.Command {
 }
 
 func showAssignments(to io.Writer, all []*adminv1.Assignment) {
-	t := newTable(to, "POD", "CONTAINER", "RESOURCE", "DEVICES", "NOTES")
+	t := table.New(to, "POD", "CONTAINER", "RESOURCE", "DEVICES", "NOTES")
 	for _, a := range all {
 		note := ""
 		if a.Ended {
 			note = "the pod has ended; its containers may still run"
 		}
-		t.row(a.Namespace+"/"+a.Pod, a.Container, a.ResourceName, list(a.DeviceIds), dash(note))
+		t.Row(a.Namespace+"/"+a.Pod, a.Container, a.ResourceName, table.IDs(a.DeviceIds), dash(note))
 	}
-	t.to.Flush()
+	t.Flush()
 	if len(all) == 0 {
 		fmt.Fprintln(to, "No container has devices.")
 	}
@@ -349,7 +351,7 @@ func newExplainCommand() *cobra.Command {
 func showExplanation(to io.Writer, e *adminv1.ExplainResponse, now time.Time) {
 	line := func(head, text string) {
 		if text != "" {
-			fmt.Fprintf(to, "%-9s %s\n", head, plain(text))
+			fmt.Fprintf(to, "%-9s %s\n", head, visible.Text(text))
 		}
 	}
 	line("Pod:", e.Namespace+"/"+e.Name+", UID "+e.Uid)
@@ -365,11 +367,11 @@ func showExplanation(to io.Writer, e *adminv1.ExplainResponse, now time.Time) {
 	}
 	if len(e.Assignments) > 0 {
 		fmt.Fprintln(to)
-		t := newTable(to, "CONTAINER", "RESOURCE", "DEVICES", "CHOICE")
+		t := table.New(to, "CONTAINER", "RESOURCE", "DEVICES", "CHOICE")
 		for _, a := range e.Assignments {
-			t.row(a.Container, a.ResourceName, list(a.DeviceIds), dash(a.Why))
+			t.Row(a.Container, a.ResourceName, table.IDs(a.DeviceIds), dash(a.Why))
 		}
-		t.to.Flush()
+		t.Flush()
 	}
 }
 
@@ -447,7 +449,7 @@ func drain(cmd *cobra.Command, args []string) error {
 			}
 			for _, d := range answer.Devices {
 				if d.Holder != nil {
-					fmt.Fprintf(cmd.ErrOrStderr(), "%s\n", plain(fmt.Sprintf("waiting for %s, which has %s/%s", holder(d.Holder), d.ResourceName, shown(d.Id))))
+					fmt.Fprintf(cmd.ErrOrStderr(), "%s\n", visible.Text(fmt.Sprintf("waiting for %s, which has %s/%s", holder(d.Holder), d.ResourceName, shown(d.Id))))
 				}
 			}
 		}

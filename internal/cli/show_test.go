@@ -18,6 +18,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/preflight"
 	"github.com/devmgrd/devmgrd/internal/store"
+	"github.com/devmgrd/devmgrd/internal/table"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -251,7 +252,7 @@ func TestLongLists(t *testing.T) {
 			}
 		}
 	}
-	if got := list(long[:8]); got != strings.Join(long[:8], ",") {
+	if got := table.IDs(long[:8]); got != strings.Join(long[:8], ",") {
 		t.Errorf("a short list is %q", got)
 	}
 }

@@ -15,8 +15,10 @@ import (
 	"github.com/spf13/cobra"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/client"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/store"
+	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
 // newStoreCommand returns "devmgrd store".
@@ -127,7 +129,7 @@ func verifyState(cmd *cobra.Command) error {
 		for i, p := range c.Pods {
 			pods[i] = fmt.Sprintf("%s (UID %s)", p, p.UID)
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "device %s of %s is assigned to %s\n", plain(string(c.ID)), plain(string(c.Resource)), plain(strings.Join(pods, " and ")))
+		fmt.Fprintf(cmd.OutOrStdout(), "device %s of %s is assigned to %s\n", visible.Text(string(c.ID)), visible.Text(string(c.Resource)), visible.Text(strings.Join(pods, " and ")))
 	}
 	return fmt.Errorf("%s assigns %d devices to several pods; keep one pod of each, and delete the others", path, len(all))
 }
@@ -183,7 +185,7 @@ func newBackupCommand() *cobra.Command {
 		Args:    usage(oneFile),
 		RunE:    backup,
 	}
-	cmd.Flags().String("socket", defaultAdminSocket, "the daemon's admin.socket")
+	cmd.Flags().String("socket", client.DefaultSocket, "the daemon's admin.socket")
 	cmd.Flags().Bool("history", false, "copy the history instead of the state file")
 	return cmd
 }

@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"context"
@@ -11,11 +11,11 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/spf13/cobra"
 
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/admin"
 	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/boot"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/history"
@@ -29,44 +29,24 @@ import (
 	"github.com/devmgrd/devmgrd/internal/registry"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/store"
+	"github.com/devmgrd/devmgrd/internal/version"
 )
 
-// newRunCommand returns "devmgrd run".
-func newRunCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "run",
-		Short: "Run the daemon",
-		Long: "run is the daemon. It serves until it receives SIGTERM or SIGINT. Then it stops cleanly: running containers and the\n" +
-			"Node's capacity stay unchanged.",
-		Example: "  devmgrd run\n  devmgrd run --config /etc/devmgrd/config.yaml --set log.level=debug",
-		Args:    usage(noArguments),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, _, err := loadConfig(cmd)
-			if err != nil {
-				return err
-			}
-			log, end := newLog(c.Log, cmd.ErrOrStderr())
-			defer end()
-			return serve(cmd.Context(), c, log)
-		},
-	}
-	addConfigFlags(cmd)
-	return cmd
-}
-
-// serve creates the components, each from earlier ones, and runs them until ctx ends or one of them fails. Recovery
+// Run creates the components, each from earlier ones, and runs them until ctx ends or one of them fails. Recovery
 // dictates the order: the state file, then assignments, plugins and pods, and only then the runtime, so that its first
 // call finds complete data. The components end in reverse order, and the state file is closed last.
-func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
+func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	kube.RouteLogs(log)
 	logFor := func(name string) *slog.Logger { return log.With("component", name) }
 	metrics := newMetrics()
 
-	api, err := connect(c.Kubernetes)
-	if err != nil {
-		return err
+	var api kube.Client // nil: kubernetes.mode is none
+	if c.Kubernetes.Mode != config.NoCluster {
+		if api, err = kube.Connect(c.Kubernetes.Kubeconfig, version.Get().Version); err != nil {
+			return err
+		}
 	}
-	boot, err := bootID()
+	bootID, err := boot.ID()
 	if err != nil {
 		return err
 	}
@@ -124,7 +104,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Store:    stateFile,
 		Notifier: notifier,
 		Host:     nri.Cgroups(nri.CgroupRoot),
-		Boot:     boot,
+		Boot:     bootID,
 		Known:    known.Pods,
 		Cordons:  known.Cordons,
 		Retired:  known.Retired,
@@ -187,7 +167,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	runtime, resources := nri.New(nriConfig), podresources.New(podResourcesConfig)
 	components = append(components, component{"nri", runtime.Check}, component{"podresources", resources.Check})
 	adminConfig := admin.Config{
-		Socket: c.Admin.Socket, Version: thisBuild().version, Node: c.NodeName,
+		Socket: c.Admin.Socket, Version: version.Get().Version, Node: c.NodeName,
 		Allocator: devices, Plugins: plugins, Rules: rules, History: recorder, Actions: historyFile, StateFile: stateFile, HistoryFile: historyFile,
 		Components: func() []admin.Component {
 			all := make([]admin.Component, len(components))
@@ -214,7 +194,7 @@ func serve(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	}
 	status := statuspage.New(statuspage.Config{Source: adminServer.Reader(), Log: logFor("page")})
 	web := newWeb(c.Metrics.Listen, namesOf(c), metrics, components, status.Mount, logFor("web"))
-	log.Info("devmgrd started", "version", thisBuild().version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
+	log.Info("devmgrd started", "version", version.Get().Version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
 		"pods", len(known.Pods), "resources", len(known.Plugins))
 	return runAll(ctx, append(runs, adminServer.Run, resources.Run, runtime.Run, web.run, func(ctx context.Context) error {
 		return tellSystemd(ctx, runtime.Synced(), devices.Capacity, runtime.Hung, logFor("systemd"))
@@ -252,11 +232,11 @@ func redirect(c config.Plugins) *nri.Redirect {
 // newMetrics returns the registry of metrics, with the standard metrics of a Go process.
 func newMetrics() *prometheus.Registry {
 	r := prometheus.NewRegistry()
-	b := thisBuild()
+	b := version.Get()
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "devmgrd_build_info",
 		Help:        "Always 1; the labels name the running version.",
-		ConstLabels: prometheus.Labels{"version": b.version, "goversion": b.goVersion},
+		ConstLabels: prometheus.Labels{"version": b.Version, "goversion": b.Go},
 	})
 	info.Set(1)
 	r.MustRegister(info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -265,3 +245,16 @@ func newMetrics() *prometheus.Registry {
 
 // stopLimit bounds the shutdown of the web server.
 const stopLimit = 5 * time.Second
+
+// rulesOf reads the rules for device plugins; nil: plugins.rules is off.
+func rulesOf(c config.Plugins, log *slog.Logger) (*pluginrules.Rules, error) {
+	if c.Rules == config.Off {
+		return nil, nil
+	}
+	rules, err := pluginrules.ReadFile(c.RulesFile)
+	if err != nil {
+		return nil, err
+	}
+	log.Info("rules for device plugins read", "mode", c.Rules, "file", c.RulesFile, "rules", len(rules.Rules))
+	return rules, nil
+}

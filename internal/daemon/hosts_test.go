@@ -1,14 +1,16 @@
-package cli
+package daemon
 
 import (
 	"context"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -101,3 +103,5 @@ func TestWeb_UnixSocket(t *testing.T) {
 		t.Errorf("the socket is %v of group %d, %v, want mode 0660 and group %d", info.Mode(), groupOf(info), err, groupOf(of))
 	}
 }
+
+func groupOf(info fs.FileInfo) uint32 { return info.Sys().(*syscall.Stat_t).Gid }

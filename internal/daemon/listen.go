@@ -1,10 +1,7 @@
-package cli
+package daemon
 
 import (
-	"io"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/devmgrd/devmgrd/config"
@@ -37,16 +34,4 @@ func webListener(at string) func() (net.Listener, error) {
 		}
 		return limiter.Listener(l), nil
 	}
-}
-
-// tryWeb listens at metrics.listen for "devmgrd check", and leaves no socket behind.
-func tryWeb(at string) (io.Closer, error) {
-	path, unix := strings.CutPrefix(at, config.UnixPrefix)
-	if !unix {
-		return net.Listen("tcp", at)
-	}
-	if err := socket.VacantPath(path); err != nil {
-		return nil, err
-	}
-	return os.Open(filepath.Dir(path))
 }

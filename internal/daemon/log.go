@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"fmt"
@@ -10,18 +10,18 @@ import (
 	"github.com/devmgrd/devmgrd/config"
 )
 
-// newLog returns the daemon's log, and a function that ends it after writing the pending lines.
-func newLog(c config.Log, to io.Writer) (*slog.Logger, func()) {
+// NewLog returns the daemon's log, and a function that ends it after writing the pending lines.
+func NewLog(c config.Log, to io.Writer) (*slog.Logger, func()) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(c.Level)); err != nil {
 		panic(err) // the configuration has been checked
 	}
-	scribe := newAsyncWriter(to)
+	writer := newAsyncWriter(to)
 	options := &slog.HandlerOptions{Level: level}
 	if c.Format == "json" {
-		return slog.New(slog.NewJSONHandler(scribe, options)), scribe.end
+		return slog.New(slog.NewJSONHandler(writer, options)), writer.end
 	}
-	return slog.New(slog.NewTextHandler(scribe, options)), scribe.end
+	return slog.New(slog.NewTextHandler(writer, options)), writer.end
 }
 
 // An asyncWriter writes lines in the background. The log's reader may stop reading, as journald does when its disk hangs.

@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"bytes"
@@ -13,7 +13,7 @@ import (
 func TestTheLogIsWrittenInFull(t *testing.T) {
 	for format, want := range map[string]string{"text": "msg=hello n=999", "json": `"msg":"hello","n":999`} {
 		var out bytes.Buffer
-		log, end := newLog(config.Log{Level: "info", Format: format}, &out)
+		log, end := NewLog(config.Log{Level: "info", Format: format}, &out)
 		for i := range 1000 {
 			log.Info("hello", "n", i)
 			log.Debug("not this")
@@ -30,7 +30,7 @@ func TestTheLogIsWrittenInFull(t *testing.T) {
 // Who reads the log may stop reading. The daemon goes on, and says later what was lost.
 func TestALogThatNobodyReadsHoldsUpNobody(t *testing.T) {
 	read, write := io.Pipe()
-	log, end := newLog(config.Log{Level: "info", Format: "text"}, write)
+	log, end := NewLog(config.Log{Level: "info", Format: "text"}, write)
 	for i := range 2 * backlog {
 		log.Info("hello", "n", i) // would hang here
 	}

@@ -1,4 +1,4 @@
-package cli
+package daemon
 
 import (
 	"context"
@@ -15,18 +15,6 @@ import (
 	"github.com/devmgrd/devmgrd/internal/pluginrules"
 	"github.com/devmgrd/devmgrd/internal/pods"
 )
-
-// connect returns a client for the API server, or nil if the configuration has none.
-func connect(c config.Kubernetes) (kube.Client, error) {
-	if c.Mode == config.NoCluster {
-		return nil, nil
-	}
-	api, err := kube.Load(c.Kubeconfig)
-	if err != nil {
-		return nil, err
-	}
-	return kube.NewClient(api, "devmgrd/"+thisBuild().version)
-}
 
 // A notifier informs the owners of pods and of the node.
 type notifier interface {

@@ -34,6 +34,15 @@ const (
 // are read again when they change. The error says what to do.
 func Load(kubeconfig string) (*rest.Config, error) { return load(kubeconfig, KubeletConfig) }
 
+// Connect returns a client with Load's credentials that introduces itself to the API server as devmgrd of this version.
+func Connect(kubeconfig, version string) (Client, error) {
+	cfg, err := Load(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return NewClient(cfg, "devmgrd/"+version)
+}
+
 func load(kubeconfig, fallback string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		cfg, err := rest.InClusterConfig()

@@ -1,7 +1,6 @@
-package cli
+package migrate
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
-	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
 // asideSuffix follows the name of the kubelet's directory when it has been moved aside.
@@ -60,18 +58,6 @@ func setAside(dir string, stays checkpoint.File) (aside string, err error) {
 		return "", errors.Join(err, os.RemoveAll(draft))
 	}
 	return aside, os.Rename(draft, dir)
-}
-
-// listens reports whether a process accepts connections at a unix socket. It does not follow a link.
-func listens(path string) bool {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	conn, err := socket.Dial(ctx, path)
-	if err != nil {
-		return false
-	}
-	conn.Close()
-	return true
 }
 
 // socketsBelow returns the sockets in a directory tree, except those that cannot be read.

@@ -1,4 +1,4 @@
-package cli
+package migrate
 
 import (
 	"errors"
@@ -7,60 +7,23 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/spf13/cobra"
-
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/store"
+	"github.com/devmgrd/devmgrd/internal/table"
 )
 
-// newExportCommand returns "devmgrd export".
-func newExportCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:     "export",
-		Short:   "Export assignments for another device manager",
-		Long:    "export writes devmgrd's assignments for another device manager. docs/migration.md has all the steps.",
-		Example: "  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run",
-		Args:    usage(noSuchCommand),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(newExportCheckpointCommand())
-	return cmd
-}
-
-func newExportCheckpointCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "kubelet-checkpoint FILE",
-		Short: "Write the assignments for the kubelet's device manager",
-		Long: "kubelet-checkpoint writes devmgrd's state file as the checkpoint from which a kubelet's device manager starts.\n" +
-			"Neither the kubelet nor devmgrd may be running; pods may. The entries of other resources in an existing checkpoint\n" +
-			"stay, and the old file is kept next to the new one.",
-		Example: "  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run\n" +
-			"  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name),
-		Args: usage(oneFile),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			m, err := newMigration(cmd, args[0])
-			if err != nil {
-				return err
-			}
-			return m.exportCheckpoint()
-		},
-	}
-	addMigrationFlags(cmd)
-	return cmd
-}
-
-// exportCheckpoint writes the state file's assignments into the kubelet's checkpoint.
-func (m migration) exportCheckpoint() error {
-	books, err := store.Read(m.config.StateDir, m.log)
+// Export writes the state file's assignments into the kubelet's checkpoint.
+func (n Node) Export() error {
+	books, err := store.Read(n.Config.StateDir, n.Log)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("there is no state file in %s; is stateDir right?", m.config.StateDir)
+		return fmt.Errorf("there is no state file in %s; is stateDir right?", n.Config.StateDir)
 	case err != nil:
 		return stopFirst(err)
 	}
-	if err := m.kubeletStopped(filepath.Dir(m.file)); err != nil {
+	if err := n.kubeletStopped(filepath.Dir(n.File)); err != nil {
 		return err
 	}
 	offered := make([]device.Inventory, len(books.Plugins))
@@ -71,7 +34,7 @@ func (m migration) exportCheckpoint() error {
 	if err != nil {
 		return err
 	}
-	old, err := readCheckpoint(m.file)
+	old, err := readCheckpoint(n.File)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w; move it aside to export without its entries", err)
 	}
@@ -84,22 +47,22 @@ func (m migration) exportCheckpoint() error {
 	if _, err := checkpoint.Decode(data); err != nil {
 		return fmt.Errorf("checking the new checkpoint: %w", err)
 	}
-	m.reportExport(books.Pods, ours, stays)
-	if m.dry {
-		m.say("Nothing has been changed. Without --dry-run, this is written to %s.", m.file)
+	n.reportExport(books.Pods, ours, stays)
+	if n.DryRun {
+		n.say("Nothing has been changed. Without --dry-run, this is written to %s.", n.File)
 		return nil
 	}
 	if there {
-		kept := freeName(m.file + ".before-export")
-		if err := link(m.file, kept); err != nil {
+		kept := freeName(n.File + ".before-export")
+		if err := link(n.File, kept); err != nil {
 			return fmt.Errorf("keeping the existing file: %w", err)
 		}
-		m.say("The previous file is kept as %s.", kept)
+		n.say("The previous file is kept as %s.", kept)
 	}
-	if err := checkpoint.Write(m.file, data); err != nil {
+	if err := checkpoint.Write(n.File, data); err != nil {
 		return err
 	}
-	m.say("Written to %s.\nStart the kubelet, then delete the pods of the device plugins on this node.", m.file)
+	n.say("Written to %s.\nStart the kubelet, then delete the pods of the device plugins on this node.", n.File)
 	return nil
 }
 
@@ -114,13 +77,13 @@ func link(file, kept string) error {
 }
 
 // reportExport prints the exported assignments, and the pods that the kubelet may fail.
-func (m migration) reportExport(pods []device.PodRecord, ours, stays checkpoint.File) {
-	w := newTable(m.out, "POD", "CONTAINER", "RESOURCE", "DEVICES")
+func (n Node) reportExport(pods []device.PodRecord, ours, stays checkpoint.File) {
+	w := table.New(n.Out, "POD", "CONTAINER", "RESOURCE", "DEVICES")
 	var notes []string
 	for _, p := range pods {
 		for _, as := range p.Assignments {
 			for _, s := range as.Shares {
-				w.row(p.Demand.Pod.String(), as.Container.Name, string(s.Resource), list(s.IDs))
+				w.Row(p.Demand.Pod.String(), as.Container.Name, string(s.Resource), table.IDs(s.IDs))
 			}
 			if d, _ := p.Demand.Of(as.Container.Name); d.Kind == device.Init {
 				notes = append(notes, fmt.Sprintf("init container %s of pod %s has devices: if it has ended, a kubelet that starts before the plugin registers "+
@@ -131,16 +94,16 @@ func (m migration) reportExport(pods []device.PodRecord, ours, stays checkpoint.
 			notes = append(notes, fmt.Sprintf("pod %s waits for devices: a kubelet that starts before the plugin registers fails the pod", p.Demand.Pod))
 		}
 	}
-	w.end()
-	w = newTable(m.out, "RESOURCE", "HEALTHY DEVICES")
+	w.End()
+	w = table.New(n.Out, "RESOURCE", "HEALTHY DEVICES")
 	for _, r := range ours.Resources() {
-		w.row(string(r), fmt.Sprint(len(ours.Healthy[r])))
+		w.Row(string(r), fmt.Sprint(len(ours.Healthy[r])))
 	}
-	w.end()
+	w.End()
 	for _, r := range stays.Resources() {
-		m.say("%s stays in the file unchanged: devmgrd does not know this resource.", r)
+		n.say("%s stays in the file unchanged: devmgrd does not know this resource.", r)
 	}
-	for _, n := range notes {
-		m.say("NOTE: %s.", n)
+	for _, note := range notes {
+		n.say("NOTE: %s.", note)
 	}
 }

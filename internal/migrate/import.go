@@ -1,4 +1,4 @@
-package cli
+package migrate
 
 import (
 	"context"
@@ -9,104 +9,69 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-
+	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/boot"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/pods"
 	"github.com/devmgrd/devmgrd/internal/store"
+	"github.com/devmgrd/devmgrd/internal/table"
+	"github.com/devmgrd/devmgrd/internal/version"
 )
-
-// newImportCommand returns "devmgrd import".
-func newImportCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:     "import",
-		Short:   "Import assignments from another device manager",
-		Long:    "import takes over another device manager's assignments. docs/migration.md has all the steps.",
-		Example: "  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run",
-		Args:    usage(noSuchCommand),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(newImportCheckpointCommand())
-	return cmd
-}
-
-func newImportCheckpointCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "kubelet-checkpoint FILE",
-		Short: "Take over the assignments of the kubelet's device manager",
-		Long: "kubelet-checkpoint reads the checkpoint in which a kubelet's device manager keeps its assignments and writes them into\n" +
-			"devmgrd's state file, with their pods from the API server. Neither the kubelet nor devmgrd may be running; pods may. If\n" +
-			"there are conflicts, the command lists all of them and writes nothing.\n\n" +
-			"Afterwards the directory of the checkpoint is moved aside and recreated, if it is plugins.kubeletDir. Otherwise the\n" +
-			"kubelet would claim the devices when it starts, and running plugins would register with it again.",
-		Example: "  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run\n" +
-			"  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name),
-		Args: usage(oneFile),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			m, err := newMigration(cmd, args[0])
-			if err != nil {
-				return err
-			}
-			return m.importCheckpoint(cmd.Context())
-		},
-	}
-	addMigrationFlags(cmd)
-	return cmd
-}
 
 // listTimeout bounds all requests to the API server.
 const listTimeout = 30 * time.Second
 
-// importCheckpoint imports the checkpoint's assignments. It writes nothing before it has checked all of them. It writes the state file
+// Import imports the checkpoint's assignments. It writes nothing before it has checked all of them. It writes the state file
 // before it moves the checkpoint, so that an interrupted import can be repeated.
-func (m migration) importCheckpoint(ctx context.Context) error {
-	file, err := readCheckpoint(m.file)
+func (n Node) Import(ctx context.Context) error {
+	file, err := readCheckpoint(n.File)
 	if err != nil {
 		return err
 	}
-	books, err := store.Read(m.config.StateDir, m.log)
+	books, err := store.Read(n.Config.StateDir, n.Log)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return stopFirst(err)
 	}
-	if err := m.kubeletStopped(m.config.Plugins.KubeletDir, filepath.Dir(m.file)); err != nil {
+	if err := n.kubeletStopped(n.Config.Plugins.KubeletDir, filepath.Dir(n.File)); err != nil {
 		return err
 	}
-	scene, err := m.adoptInput(ctx)
+	scene, err := n.adoptInput(ctx)
 	if err != nil {
 		return err
 	}
-	ignored := pods.Ignores(m.config.Plugins.IgnoredResources)
+	ignored := pods.Ignores(n.Config.Plugins.IgnoredResources)
 	stays := file.Select(ignored)
 	file = file.Select(func(r device.ResourceName) bool { return !ignored(r) })
 
 	scene.Pods, scene.Plugins = books.Pods, books.Plugins
 	plan := checkpoint.Adopt(file, scene)
-	m.report(plan, stays)
+	n.report(plan, stays)
 	if err := refused(plan); err != nil {
 		return err
 	}
-	dir, err := m.kubeletsOwn()
+	dir, err := n.kubeletsOwn()
 	if err != nil {
 		return err
 	}
-	if m.dry {
-		m.say("Nothing has been changed. Without --dry-run, this is written to %s,", m.config.StateDir)
+	if n.DryRun {
+		n.say("Nothing has been changed. Without --dry-run, this is written to %s,", n.Config.StateDir)
 		if dir == "" {
-			m.say("and %s is left alone: it is not in plugins.kubeletDir (%s).", m.file, m.config.Plugins.KubeletDir)
+			n.say("and %s is left alone: it is not in plugins.kubeletDir (%s).", n.File, n.Config.Plugins.KubeletDir)
 			return nil
 		}
-		m.say("and %s is moved to %s and recreated.", dir, freeName(dir+asideSuffix))
+		n.say("and %s is moved to %s and recreated.", dir, freeName(dir+asideSuffix))
 		return nil
 	}
 
-	if err := m.save(file, scene); err != nil {
+	if err := n.save(file, scene); err != nil {
 		return err
 	}
-	m.say("Written to %s.", m.config.StateDir)
+	n.say("Written to %s.", n.Config.StateDir)
 	if dir == "" {
-		m.say("%s is left alone: it is not in plugins.kubeletDir (%s).\n"+
-			"If that directory still holds the kubelet's own file, move it aside before you start the kubelet.", m.file, m.config.Plugins.KubeletDir)
+		n.say("%s is left alone: it is not in plugins.kubeletDir (%s).\n"+
+			"If that directory still holds the kubelet's own file, move it aside before you start the kubelet.", n.File, n.Config.Plugins.KubeletDir)
 		return nil
 	}
 	aside, err := setAside(dir, stays)
@@ -114,38 +79,38 @@ func (m migration) importCheckpoint(ctx context.Context) error {
 		return fmt.Errorf("moving the kubelet's directory aside, after writing the assignments into devmgrd's state file: %w; "+
 			"do not start the kubelet before you have followed docs/migration.md", err)
 	}
-	m.say("%s is now %s.\nStart devmgrd, then the kubelet, then delete the pods of the device plugins on this node.", dir, aside)
+	n.say("%s is now %s.\nStart devmgrd, then the kubelet, then delete the pods of the device plugins on this node.", dir, aside)
 	return nil
 }
 
 // adoptInput asks the API server for the pods of this node.
-func (m migration) adoptInput(ctx context.Context) (checkpoint.AdoptInput, error) {
-	api, err := connect(m.config.Kubernetes)
+func (n Node) adoptInput(ctx context.Context) (checkpoint.AdoptInput, error) {
+	if n.Config.Kubernetes.Mode == config.NoCluster {
+		return checkpoint.AdoptInput{}, errors.New("kubernetes.mode is none, but import needs the API server's list of pods: set the mode to cluster")
+	}
+	api, err := kube.Connect(n.Config.Kubernetes.Kubeconfig, version.Get().Version)
 	if err != nil {
 		return checkpoint.AdoptInput{}, err
-	}
-	if api == nil {
-		return checkpoint.AdoptInput{}, errors.New("kubernetes.mode is none, but import needs the API server's list of pods: set the mode to cluster")
 	}
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	if err := api.Get().Resource("nodes").Name(m.config.NodeName).Do(ctx).Error(); err != nil {
-		return checkpoint.AdoptInput{}, fmt.Errorf("reading node %s: %w; is nodeName right, and is the API server reachable?", m.config.NodeName, err)
+	if err := api.Get().Resource("nodes").Name(n.Config.NodeName).Do(ctx).Error(); err != nil {
+		return checkpoint.AdoptInput{}, fmt.Errorf("reading node %s: %w; is nodeName right, and is the API server reachable?", n.Config.NodeName, err)
 	}
-	here, err := pods.List(ctx, api, m.config.NodeName, m.config.Plugins.IgnoredResources)
+	here, err := pods.List(ctx, api, n.Config.NodeName, n.Config.Plugins.IgnoredResources)
 	if err != nil {
 		return checkpoint.AdoptInput{}, err
 	}
-	boot, err := bootID()
+	bootID, err := boot.ID()
 	if err != nil {
 		return checkpoint.AdoptInput{}, err
 	}
-	return checkpoint.AdoptInput{Active: here.Active, Ended: here.Ended, Now: time.Now().UTC(), Boot: boot}, nil
+	return checkpoint.AdoptInput{Active: here.Active, Ended: here.Ended, Now: time.Now().UTC(), Boot: bootID}, nil
 }
 
 // save plans again with the current records, and writes the plan.
-func (m migration) save(file checkpoint.File, scene checkpoint.AdoptInput) (err error) {
-	books, err := store.Open(store.Config{Dir: m.config.StateDir, Log: m.log})
+func (n Node) save(file checkpoint.File, scene checkpoint.AdoptInput) (err error) {
+	books, err := store.Open(store.Config{Dir: n.Config.StateDir, Log: n.Log})
 	if err != nil {
 		return stopFirst(err)
 	}
@@ -173,16 +138,16 @@ func refused(plan checkpoint.Plan) error {
 }
 
 // report prints the planned assignments, and notes.
-func (m migration) report(plan checkpoint.Plan, stays checkpoint.File) {
+func (n Node) report(plan checkpoint.Plan, stays checkpoint.File) {
 	fates := map[checkpoint.Outcome]string{
 		checkpoint.Adopted:         "taken over",
 		checkpoint.AlreadyRecorded: "left as it is: already in the state file",
 		checkpoint.PodEnded:        "taken over, and released when none of its containers runs: no such pod is active",
 	}
-	w := newTable(m.out, "POD", "CONTAINER", "RESOURCE", "DEVICES", "WILL BE")
+	w := table.New(n.Out, "POD", "CONTAINER", "RESOURCE", "DEVICES", "WILL BE")
 	used := map[device.ResourceName]map[device.ID]bool{}
 	for _, t := range plan.Items {
-		w.row(t.Pod.String(), t.Container, string(t.Resource), list(t.IDs), fates[t.Outcome])
+		w.Row(t.Pod.String(), t.Container, string(t.Resource), table.IDs(t.IDs), fates[t.Outcome])
 		if used[t.Resource] == nil {
 			used[t.Resource] = map[device.ID]bool{}
 		}
@@ -190,20 +155,20 @@ func (m migration) report(plan checkpoint.Plan, stays checkpoint.File) {
 			used[t.Resource][id] = true
 		}
 	}
-	w.end()
-	w = newTable(m.out, "RESOURCE", "DEVICES", "IN USE")
+	w.End()
+	w = table.New(n.Out, "RESOURCE", "DEVICES", "IN USE")
 	for _, p := range plan.Plugins {
-		w.row(string(p.Resource), fmt.Sprint(len(p.Devices)), fmt.Sprint(len(used[p.Resource])))
+		w.Row(string(p.Resource), fmt.Sprint(len(p.Devices)), fmt.Sprint(len(used[p.Resource])))
 	}
-	w.end()
+	w.End()
 	for _, r := range stays.Resources() {
-		m.say("%s stays with the kubelet: plugins.ignoredResources names it.", r)
+		n.say("%s stays with the kubelet: plugins.ignoredResources names it.", r)
 	}
-	for _, n := range plan.Notes {
-		m.say("NOTE: %s.", n)
+	for _, note := range plan.Notes {
+		n.say("NOTE: %s.", note)
 	}
-	for _, s := range socketsBelow(m.config.Plugins.KubeletRegistryDir()) {
-		m.say("NOTE: a plugin waits at %s for the kubelet's call. If it is a device plugin, and not a CSI or DRA driver, end its container before you start the kubelet.", s)
+	for _, s := range socketsBelow(n.Config.Plugins.KubeletRegistryDir()) {
+		n.say("NOTE: a plugin waits at %s for the kubelet's call. If it is a device plugin, and not a CSI or DRA driver, end its container before you start the kubelet.", s)
 	}
-	m.say("")
+	n.say("")
 }

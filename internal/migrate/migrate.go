@@ -1,4 +1,4 @@
-package cli
+package migrate
 
 import (
 	"errors"
@@ -9,55 +9,19 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/spf13/cobra"
-
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
-	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/socket"
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// A migration moves a node from the kubelet's device manager to devmgrd, or back.
-type migration struct {
-	config config.Config
-	file   string // the kubelet's
-	dry    bool
-	out    io.Writer
-	log    *slog.Logger
-}
-
-// kubeletDir is the default of plugins.kubeletDir, for examples.
-const kubeletDir = "/var/lib/kubelet/device-plugins"
-
-// oneFile requires the path of one file.
-func oneFile(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 || args[0] == "" {
-		return fmt.Errorf("%s takes the path of one file, but got %q; see %[1]s --help", cmd.CommandPath(), args)
-	}
-	return nil
-}
-
-// addMigrationFlags adds the flags that newMigration reads.
-func addMigrationFlags(cmd *cobra.Command) {
-	addConfigFlags(cmd)
-	cmd.Flags().Bool("dry-run", false, "change nothing, and print the planned changes")
-}
-
-func newMigration(cmd *cobra.Command, file string) (migration, error) {
-	c, _, err := loadConfig(cmd)
-	if err != nil {
-		return migration{}, err
-	}
-	dry, err := cmd.Flags().GetBool("dry-run")
-	if err != nil {
-		return migration{}, err
-	}
-	if file, err = filepath.Abs(file); err != nil {
-		return migration{}, err
-	}
-	log := warnings(cmd)
-	kube.RouteLogs(log)
-	return migration{config: c, file: file, dry: dry, out: cmd.OutOrStdout(), log: log}, nil
+// A Node is what is moved.
+type Node struct {
+	Config config.Config
+	File   string // the kubelet's checkpoint, absolute
+	DryRun bool   // change nothing, and print the planned changes
+	Out    io.Writer
+	Log    *slog.Logger
 }
 
 func readCheckpoint(path string) (checkpoint.File, error) {
@@ -83,32 +47,32 @@ func stopFirst(err error) error {
 
 // kubeletStopped fails if a kubelet listens in one of the directories: it would continue to write its checkpoint, and
 // never read devmgrd's. A dry run prints a note instead.
-func (m migration) kubeletStopped(dirs ...string) error {
+func (n Node) kubeletStopped(dirs ...string) error {
 	for _, dir := range dirs {
-		socket := filepath.Join(dir, "kubelet.sock")
-		if !listens(socket) {
+		at := filepath.Join(dir, "kubelet.sock")
+		if !socket.Listens(at) {
 			continue
 		}
-		if m.dry {
-			m.say("NOTE: the kubelet is running (%s): its later changes are not included.\n", socket)
+		if n.DryRun {
+			n.say("NOTE: the kubelet is running (%s): its later changes are not included.\n", at)
 			return nil
 		}
-		return fmt.Errorf("the kubelet is running: it listens at %s; stop it first (systemctl stop kubelet)", socket)
+		return fmt.Errorf("the kubelet is running: it listens at %s; stop it first (systemctl stop kubelet)", at)
 	}
 	return nil
 }
 
 // kubeletsOwn returns the kubelet's directory, with links resolved, if the file is in it; else "".
-func (m migration) kubeletsOwn() (string, error) {
-	ours, err := filepath.EvalSymlinks(filepath.Dir(m.file))
+func (n Node) kubeletsOwn() (string, error) {
+	ours, err := filepath.EvalSymlinks(filepath.Dir(n.File))
 	if err != nil {
 		return "", err
 	}
-	kubelets, err := filepath.EvalSymlinks(m.config.Plugins.KubeletDir)
+	kubelets, err := filepath.EvalSymlinks(n.Config.Plugins.KubeletDir)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && ours != kubelets {
 		return "", nil
 	}
 	return kubelets, err
 }
 
-func (m migration) say(format string, args ...any) { fmt.Fprintf(m.out, format+"\n", args...) }
+func (n Node) say(format string, args ...any) { fmt.Fprintf(n.Out, format+"\n", args...) }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube"
 )
 
 func (j *judge) api(f Facts) {
@@ -51,7 +52,7 @@ func (j *judge) api(f Facts) {
 
 // lacks reports whether devmgrd lacks a right.
 func (a *API) lacks(right string) bool {
-	return slices.ContainsFunc(a.Rights, func(r Right) bool { return r.What == right && r.Err != nil })
+	return slices.ContainsFunc(a.Rights, func(r kube.Right) bool { return r.What == right && r.Err != nil })
 }
 
 func (j *judge) plugins(f Facts) {

@@ -1,10 +1,9 @@
-package cri
+package preflight
 
 import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/pelletier/go-toml/v2"
 )
@@ -12,27 +11,13 @@ import (
 // DefaultContainerdConfig is containerd's default configuration file.
 const DefaultContainerdConfig = "/etc/containerd/config.toml"
 
-// A ContainerdConfig is the NRI configuration in containerd's files. Unset values are nil, or empty.
-type ContainerdConfig struct {
-	Files   []string  // all files, in the order of reading
-	Changed time.Time // the newest modification time
-
-	Disabled           []string // disabled plugins
-	Disable            *bool
-	DisableConnections *bool
-	Socket             string
-	RequestTimeout     string
-	Validator          *bool
-	Required           []string // plugins without which no container starts
-}
-
 // maxConfigFiles bounds the files that a configuration imports.
 const maxConfigFiles = 256
 
-// ReadContainerd reads a configuration file and its imports. As with containerd, a later value of a key wins, and imported files are
+// readContainerd reads a configuration file and its imports. As with containerd, a later value of a key wins, and imported files are
 // read in the order of their names in the importing file.
-func ReadContainerd(path string) (ContainerdConfig, error) {
-	var c ContainerdConfig
+func readContainerd(path string) (Containerd, error) {
+	c := Containerd{File: path}
 	read := map[string]bool{}
 	for pending := []string{path}; len(pending) > 0; pending = pending[1:] {
 		file := filepath.Clean(pending[0])
@@ -53,7 +38,7 @@ func ReadContainerd(path string) (ContainerdConfig, error) {
 }
 
 // merge reads one file over the values so far. It returns the files that it imports.
-func (c *ContainerdConfig) merge(path string) (imports []string, err error) {
+func (c *Containerd) merge(path string) (imports []string, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -81,7 +66,7 @@ func (c *ContainerdConfig) merge(path string) (imports []string, err error) {
 	if err := toml.Unmarshal(text, &f); err != nil {
 		return nil, err
 	}
-	c.Files = append(c.Files, path)
+	c.files = append(c.files, path)
 	if info.ModTime().After(c.Changed) {
 		c.Changed = info.ModTime()
 	}

@@ -1,4 +1,4 @@
-package cri
+package preflight
 
 import (
 	"context"
@@ -17,25 +17,11 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
-// A Runtime is a container runtime's description of itself.
-type Runtime struct {
-	Name, Version string
-	PID           int      // of the process that listens
-	Args          []string // of that process
-	Started       time.Time
-	// CgroupDriver is "systemd" or "cgroupfs"; empty: not reported, and the kubelet uses its own configuration.
-	CgroupDriver string
-	// OCI is the program that creates containers by default, such as "runc", if known; Systemd is true if systemd creates their
-	// cgroups.
-	OCI     string
-	Systemd bool
-}
-
 // maxAnswer bounds an answer of the runtime, which may list its whole configuration.
 const maxAnswer = 16 << 20
 
-// Ask asks the runtime that listens on a unix socket.
-func Ask(ctx context.Context, path string) (Runtime, error) {
+// askRuntime asks the runtime that listens on a unix socket.
+func askRuntime(ctx context.Context, path string) (Runtime, error) {
 	r, err := behind(path)
 	if err != nil {
 		return Runtime{}, err
@@ -80,10 +66,10 @@ func behind(path string) (Runtime, error) {
 	if err != nil {
 		return Runtime{}, err
 	}
-	r := Runtime{PID: int(pid)}
-	// The process may be in another PID namespace. Then only its PID is known.
-	if p, err := procfs.NewProc(r.PID); err == nil {
-		if r.Args, err = p.CmdLine(); err != nil {
+	r := Runtime{}
+	// The process may be in another PID namespace. Then its start and arguments are not known.
+	if p, err := procfs.NewProc(int(pid)); err == nil {
+		if r.args, err = p.CmdLine(); err != nil {
 			return r, nil
 		}
 		if stat, err := p.Stat(); err == nil {
@@ -121,16 +107,16 @@ func defaultHandler(text string) (oci string, systemd bool) {
 	return config.Containerd.Default, handler.Options.Systemd
 }
 
-// ConfigFile returns the configuration file in the process's arguments, if there is one.
-func (r Runtime) ConfigFile() string {
-	for i, arg := range r.Args {
+// configFile returns the configuration file in the process's arguments, if there is one.
+func (r Runtime) configFile() string {
+	for i, arg := range r.args {
 		name, value, inline := strings.Cut(strings.TrimLeft(arg, "-"), "=")
 		switch {
 		case i == 0 || !strings.HasPrefix(arg, "-") || name != "config" && name != "c":
 		case inline:
 			return value
-		case i+1 < len(r.Args):
-			return r.Args[i+1]
+		case i+1 < len(r.args):
+			return r.args[i+1]
 		}
 	}
 	return ""

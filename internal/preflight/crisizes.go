@@ -1,4 +1,4 @@
-package cri
+package preflight
 
 import (
 	"cmp"
@@ -13,20 +13,13 @@ import (
 	v1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A Size is the size of the specification of a container or of a pod's sandbox, as the runtime passes it to NRI plugins.
-type Size struct {
-	Namespace, Pod string
-	Container      string // empty: the pod's sandbox
-	Bytes          int    // of arguments, variables, annotations and labels
-}
-
-// maxSized bounds the containers that Sizes reads.
+// maxSized bounds the containers that runtimeSizes reads.
 const maxSized = 2048
 
-// Sizes returns the sizes of all containers and sandboxes of the runtime that listens on a unix socket, the largest first.
-// Sizes omits containers whose specification the runtime does not show, and containers that have ended, which NRI plugins do not
+// runtimeSizes returns the sizes of all containers and sandboxes of the runtime that listens on a unix socket, the largest first.
+// It omits containers whose specification the runtime does not show, and containers that have ended, which NRI plugins do not
 // see.
-func Sizes(ctx context.Context, path string) (containers, sandboxes []Size, err error) {
+func runtimeSizes(ctx context.Context, path string) (containers, sandboxes []Size, err error) {
 	conn, err := dial(path)
 	if err != nil {
 		return nil, nil, err
@@ -39,7 +32,7 @@ func Sizes(ctx context.Context, path string) (containers, sandboxes []Size, err 
 	}
 	names := map[string]Size{}
 	for _, p := range pods.GetItems() {
-		one := Size{Namespace: p.GetMetadata().GetNamespace(), Pod: p.GetMetadata().GetName()}
+		one := Size{Name: p.GetMetadata().GetNamespace() + "/" + p.GetMetadata().GetName()}
 		names[p.GetId()] = one
 		one.Bytes = texts(p.GetAnnotations()) + texts(p.GetLabels())
 		sandboxes = append(sandboxes, one)
@@ -61,7 +54,7 @@ func Sizes(ctx context.Context, path string) (containers, sandboxes []Size, err 
 			continue // the container has gone meanwhile
 		}
 		one := names[c.GetPodSandboxId()]
-		one.Container = c.GetMetadata().GetName()
+		one.Name += ":" + c.GetMetadata().GetName()
 		if one.Bytes = specSize(status.GetInfo()["info"]); one.Bytes > 0 {
 			one.Bytes += texts(c.GetLabels())
 			containers = append(containers, one)

@@ -1,4 +1,4 @@
-package cri
+package preflight
 
 import (
 	"context"
@@ -71,17 +71,17 @@ func TestSizes(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	containers, sandboxes, err := Sizes(t.Context(), path)
+	containers, sandboxes, err := runtimeSizes(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []Size{{"ns", "large", "main", 5<<20 + 3 + 2 + 4}, {"ns", "small", "main", 5 + 3 + 2}}; !slices.Equal(containers, want) {
+	if want := []Size{{"ns/large:main", 5<<20 + 3 + 2 + 4}, {"ns/small:main", 5 + 3 + 2}}; !slices.Equal(containers, want) {
 		t.Errorf("containers %+v, want %+v", containers, want)
 	}
-	if want := []Size{{"ns", "large", "", 108}, {"ns", "small", "", 0}}; !slices.Equal(sandboxes, want) {
+	if want := []Size{{"ns/large", 108}, {"ns/small", 0}}; !slices.Equal(sandboxes, want) {
 		t.Errorf("sandboxes %+v, want %+v", sandboxes, want)
 	}
-	if _, _, err := Sizes(t.Context(), path+".none"); err == nil || !strings.Contains(fmt.Sprint(err), "cri.sock.none") {
+	if _, _, err := runtimeSizes(t.Context(), path+".none"); err == nil || !strings.Contains(fmt.Sprint(err), "cri.sock.none") {
 		t.Errorf("of a runtime that is not there: %v", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube"
 )
 
 // Facts are the facts about a node. An Err is the reason why a fact is missing.
@@ -59,6 +60,7 @@ type Runtime struct {
 	CgroupDriver  string    // "systemd" or "cgroupfs"; empty: not reported
 	OCI           string    // the program that creates containers, if known
 	Systemd       bool      // systemd creates their cgroups
+	args          []string  // of its process
 	Err           error
 
 	// Containers and Sandboxes are the runtime's, the largest first; SizesErr is the reason why they are not known.
@@ -66,10 +68,10 @@ type Runtime struct {
 	SizesErr              error
 }
 
-// A Size is the size of the specification of a container or of a pod's sandbox.
+// A Size is the size of the specification of a container or of a pod's sandbox, as the runtime passes it to NRI plugins.
 type Size struct {
-	Name  string // of the pod, and of the container
-	Bytes int
+	Name  string // namespace/pod of a sandbox, namespace/pod:container of a container
+	Bytes int    // of arguments, variables, annotations and labels
 }
 
 // NRI is the runtime's description of itself to an NRI plugin.
@@ -82,15 +84,16 @@ type NRI struct {
 	Err                   error
 }
 
-// Containerd is containerd's configuration; nil: not set.
+// Containerd is containerd's configuration of NRI. Values that are not set are nil, or empty.
 type Containerd struct {
-	File                        string // the main one
-	WithoutNRI, WithoutCRI      bool   // those plugins are disabled as a whole
-	Changed                     time.Time
+	File                        string    // the main one
+	files                       []string  // all, in the order of reading
+	Changed                     time.Time // the newest modification time of a file
+	Disabled                    []string  // plugins that are disabled as a whole
 	Disable, DisableConnections *bool
 	Socket, RequestTimeout      string
 	Validator                   *bool
-	Required                    []string
+	Required                    []string // plugins without which no container starts
 	Err                         error
 }
 
@@ -104,16 +107,10 @@ type Host struct {
 type API struct {
 	NodeName string
 	Node     bool // the Node of that name exists
-	Rights   []Right
+	Rights   []kube.Right
 	Asking   int // pods on the node that request devices
 	Unbound  int // pods among them that do not name devmgrd in the annotation for NRI's validator
 	Err      error
-}
-
-// A Right is an operation that devmgrd needs at the API server.
-type Right struct {
-	What string
-	Err  error // nil: granted
 }
 
 // Kubelet is the state of the kubelet's files and of its own device manager.

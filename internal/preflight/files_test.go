@@ -1,4 +1,4 @@
-package cri
+package preflight
 
 import (
 	"os"
@@ -41,12 +41,12 @@ imports = ["conf.d/*.toml", "DIR/config.toml"]
 		"conf.d/1.toml": "version = 2\n[plugins.\"io.containerd.nri.v1.nri\"]\ndisable = false\nplugin_request_timeout = \"10s\"",
 		"conf.d/2.toml": "[plugins.'io.containerd.nri.v1.nri'.default_validator]\nrequired_plugins = []",
 	})
-	c, err := ReadContainerd(filepath.Join(dir, "config.toml"))
+	c, err := readContainerd(filepath.Join(dir, "config.toml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(c.Files) != 3 || c.Changed.IsZero() {
-		t.Errorf("read %v, %v", c.Files, c.Changed)
+	if len(c.files) != 3 || c.Changed.IsZero() {
+		t.Errorf("read %v, %v", c.files, c.Changed)
 	}
 	if c.Disable == nil || *c.Disable || c.DisableConnections != nil || c.Socket != "/run/a.sock" || c.RequestTimeout != "10s" ||
 		c.Validator == nil || !*c.Validator || len(c.Required) != 0 {
@@ -57,7 +57,7 @@ imports = ["conf.d/*.toml", "DIR/config.toml"]
 func TestReadContainerdFails(t *testing.T) {
 	dir := write(t, map[string]string{"bad.toml": "plugins = 3", "glob.toml": `imports = ["["]`, "worse.toml": "x"})
 	for file, words := range map[string]string{"none.toml": "no such file", "bad.toml": "bad.toml: ", "glob.toml": "syntax error in pattern", "worse.toml": "worse.toml: "} {
-		if _, err := ReadContainerd(filepath.Join(dir, file)); err == nil || !strings.Contains(err.Error(), words) {
+		if _, err := readContainerd(filepath.Join(dir, file)); err == nil || !strings.Contains(err.Error(), words) {
 			t.Errorf("%s: %v", file, err)
 		}
 	}
@@ -68,14 +68,14 @@ func TestReadKubelet(t *testing.T) {
 		"a.yaml": "kind: KubeletConfiguration\ncgroupDriver: systemd\ncontainerRuntimeEndpoint: unix:///run/x.sock\nmaxPods: 10",
 		"b.yaml": "- 1",
 	})
-	c, err := ReadKubelet(filepath.Join(dir, "a.yaml"))
-	if err != nil || c.CgroupDriver != "systemd" || c.RuntimeSocket() != "/run/x.sock" {
+	c, err := readKubeletConfig(filepath.Join(dir, "a.yaml"))
+	if err != nil || c.CgroupDriver != "systemd" || c.runtimeSocket() != "/run/x.sock" {
 		t.Errorf("%+v, %v", c, err)
 	}
-	if _, err := ReadKubelet(filepath.Join(dir, "b.yaml")); err == nil || !strings.Contains(err.Error(), "b.yaml") {
+	if _, err := readKubeletConfig(filepath.Join(dir, "b.yaml")); err == nil || !strings.Contains(err.Error(), "b.yaml") {
 		t.Error(err)
 	}
-	if got := (KubeletConfig{}).RuntimeSocket(); got == "" {
+	if got := (kubeletConfig{}).runtimeSocket(); got == "" {
 		t.Error("there is no default")
 	}
 }
@@ -85,7 +85,7 @@ func TestConfigFile(t *testing.T) {
 		"containerd": "", "containerd --config=/a": "/a", "containerd -c /b --log-level debug": "/b", "containerd --log-level=info --config /c": "/c",
 		"containerd -c": "", "config x": "",
 	} {
-		if got := (Runtime{Args: strings.Fields(args)}).ConfigFile(); got != want {
+		if got := (Runtime{args: strings.Fields(args)}).configFile(); got != want {
 			t.Errorf("%s: %q, want %q", args, got, want)
 		}
 	}

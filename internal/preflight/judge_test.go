@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/preflight"
 )
 
@@ -25,7 +26,7 @@ func fit() preflight.Facts {
 		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", Runtime: "containerd", Version: "v2.4.2", RequestTimeout: 10 * time.Second, CDI: true, Rules: true, Validates: true},
 		Containerd: preflight.Containerd{File: "/etc/containerd/config.toml", Changed: time.Unix(1000, 0), RequestTimeout: "10s", Validator: &on},
 		Host:       preflight.Host{Systemd: true, Unified: true},
-		API:        &preflight.API{NodeName: "n", Node: true, Rights: []preflight.Right{{What: "list pods"}}},
+		API:        &preflight.API{NodeName: "n", Node: true, Rights: []kube.Right{{What: "list pods"}}},
 		Kubelet:    preflight.Kubelet{CgroupDriver: "systemd"},
 		Checkpoint: preflight.Checkpoint{Path: "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"},
 	}
@@ -100,9 +101,9 @@ func TestJudge(t *testing.T) {
 		}, "FAIL nri"},
 		"the plugin is disabled": {func(f *preflight.Facts) {
 			f.NRI = preflight.NRI{Err: broken, Missing: true}
-			f.Containerd.WithoutNRI = true
+			f.Containerd.Disabled = []string{"io.containerd.nri.v1.nri"}
 		}, "FAIL nri"},
-		"the CRI is disabled":     {func(f *preflight.Facts) { f.Runtime.Err = broken; f.Containerd.WithoutCRI = true }, "FAIL runtime"},
+		"the CRI is disabled":     {func(f *preflight.Facts) { f.Runtime.Err = broken; f.Containerd.Disabled = []string{"cri"} }, "FAIL runtime"},
 		"an untold timeout":       {func(f *preflight.Facts) { f.NRI.RequestTimeout = 0 }, ""},
 		"an untold short timeout": {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = 0, "" }, "warn nri timeout"},
 		"large containers":        {func(f *preflight.Facts) { f.Runtime.Containers = sizes(4, 800_000) }, ""},
@@ -119,7 +120,7 @@ func TestJudge(t *testing.T) {
 		"the runtime is elsewhere": {func(f *preflight.Facts) { f.Runtime = preflight.Runtime{Err: broken} }, "FAIL runtime"},
 		"the kubelet's settings":   {func(f *preflight.Facts) { f.Kubelet.ConfigErr = broken }, "warn kubelet"},
 		"nodes are not to be listed": {func(f *preflight.Facts) {
-			f.API.Node, f.API.Rights = false, []preflight.Right{{"list nodes", broken}}
+			f.API.Node, f.API.Rights = false, []kube.Right{{What: "list nodes", Err: broken}}
 		}, "FAIL permissions"},
 		"unreadable":             {func(f *preflight.Facts) { f.Containerd = preflight.Containerd{Err: broken} }, "warn containerd"},
 		"drivers differ":         {func(f *preflight.Facts) { f.Kubelet.CgroupDriver = "cgroupfs" }, "warn cgroups"},
@@ -135,10 +136,10 @@ func TestJudge(t *testing.T) {
 		"it does not answer": {func(f *preflight.Facts) { f.API = &preflight.API{Err: broken} }, "FAIL api server"},
 		"no Node":            {func(f *preflight.Facts) { f.API.Node = false }, "FAIL api server"},
 		"no right": {func(f *preflight.Facts) {
-			f.API.Rights = []preflight.Right{{"patch nodes/status", broken}, {"create events", broken}, {"create pods/eviction", broken}}
+			f.API.Rights = []kube.Right{{What: "patch nodes/status", Err: broken}, {What: "create events", Err: broken}, {What: "create pods/eviction", Err: broken}}
 		}, "FAIL permissions, warn permissions, warn permissions"},
 		"no right to evict": {func(f *preflight.Facts) {
-			f.Evicts, f.API.Rights = true, []preflight.Right{{"create pods/eviction", broken}}
+			f.Evicts, f.API.Rights = true, []kube.Right{{What: "create pods/eviction", Err: broken}}
 		}, "FAIL permissions"},
 		"with the kubelet":             {func(f *preflight.Facts) { f.Kubelet.Devices = map[device.ResourceName]int{gpu: 2, "a/away": 0} }, "warn plugins"},
 		"no kubelet":                   {func(f *preflight.Facts) { f.Kubelet.Err = broken }, "warn plugins"},

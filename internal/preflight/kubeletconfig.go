@@ -1,4 +1,4 @@
-package cri
+package preflight
 
 import (
 	"fmt"
@@ -11,21 +11,21 @@ import (
 // DefaultKubeletConfig is kubeadm's path for the kubelet's configuration.
 const DefaultKubeletConfig = "/var/lib/kubelet/config.yaml"
 
-// A KubeletConfig holds the kubelet's settings for the runtime; unset values are empty.
-type KubeletConfig struct {
+// A kubeletConfig holds the kubelet's settings for the runtime; unset values are empty.
+type kubeletConfig struct {
 	CgroupDriver    string `json:"cgroupDriver"`
 	RuntimeEndpoint string `json:"containerRuntimeEndpoint"`
 }
 
-// ReadKubelet reads the kubelet's configuration file.
-func ReadKubelet(path string) (KubeletConfig, error) {
+// readKubeletConfig reads the kubelet's configuration file.
+func readKubeletConfig(path string) (kubeletConfig, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return KubeletConfig{}, err
+		return kubeletConfig{}, err
 	}
-	var c KubeletConfig
+	var c kubeletConfig
 	if err := yaml.Unmarshal(text, &c); err != nil {
-		return KubeletConfig{}, fmt.Errorf("the kubelet's configuration %s: %w", path, err)
+		return kubeletConfig{}, fmt.Errorf("the kubelet's configuration %s: %w", path, err)
 	}
 	return c, nil
 }
@@ -33,8 +33,8 @@ func ReadKubelet(path string) (KubeletConfig, error) {
 // runtimeSockets are the default sockets of runtimes, in the order in which the kubelet and crictl try them.
 var runtimeSockets = []string{"/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock"}
 
-// RuntimeSocket returns the path of the runtime's socket: the configured one, else an existing one, else containerd's.
-func (c KubeletConfig) RuntimeSocket() string {
+// runtimeSocket returns the path of the runtime's socket: the configured one, else an existing one, else containerd's.
+func (c kubeletConfig) runtimeSocket() string {
 	if c.RuntimeEndpoint != "" {
 		return strings.TrimPrefix(c.RuntimeEndpoint, "unix://")
 	}

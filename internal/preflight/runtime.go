@@ -25,7 +25,7 @@ const (
 )
 
 func (j *judge) runtime(f Facts) {
-	if r := f.Runtime; r.Err != nil && f.Containerd.WithoutCRI {
+	if r := f.Runtime; r.Err != nil && f.Containerd.without("cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime") {
 		j.fail("runtime", "take cri out of disabled_plugins, and "+restart, "containerd's configuration (%s) disables its CRI plugin: no kubelet can use it", f.Containerd.File)
 	} else if r.Err != nil {
 		j.fail("runtime", "start the runtime (systemctl start containerd); if its socket is elsewhere, name it with --runtime-endpoint", "no container runtime answers at %s: %v", r.Socket, r.Err)
@@ -44,7 +44,7 @@ func (j *judge) nri(f Facts) {
 		j.ok("nri", "on, at %s", n.Socket)
 	case f.Runtime.Err != nil && n.Missing:
 		j.fail("nri", "start the runtime first", "no process listens at %s", n.Socket)
-	case c.WithoutNRI:
+	case c.without("io.containerd.nri.v1.nri"):
 		j.fail("nri", "take the plugin io.containerd.nri.v1.nri out of disabled_plugins, and "+restart, "containerd's configuration (%s) disables the NRI plugin", c.File)
 	case isTrue(c.Disable):
 		j.fail("nri", "set disable = false in [plugins.'io.containerd.nri.v1.nri'] (devmgrd's drop-in does), and "+restart, "NRI is off in containerd's configuration (%s)", c.File)
@@ -159,6 +159,11 @@ func (f Facts) advice(what string) string {
 		}[what]
 	}
 	return dropIn
+}
+
+// without reports whether one of these plugins is disabled as a whole.
+func (c Containerd) without(plugins ...string) bool {
+	return slices.ContainsFunc(plugins, func(p string) bool { return slices.Contains(c.Disabled, p) })
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }

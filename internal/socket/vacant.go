@@ -87,3 +87,15 @@ func listenerOf(conn *net.UnixConn) string {
 	}
 	return fmt.Sprintf("%s (pid %d)", strings.TrimSpace(string(name)), pid)
 }
+
+// Listens reports whether a process accepts connections at a unix socket. It does not follow a link.
+func Listens(path string) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	conn, err := Dial(ctx, path)
+	if err != nil {
+		return false
+	}
+	conn.Close()
+	return true
+}

@@ -1,4 +1,5 @@
-package cli
+// Package table prints rows in columns for terminals.
+package table
 
 import (
 	"fmt"
@@ -10,19 +11,21 @@ import (
 	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
-// A table prints rows in columns. Without rows it prints nothing.
-type table struct {
+// A Table prints rows in columns. Without rows it prints nothing.
+type Table struct {
 	to    *tabwriter.Writer
 	heads []string // nil: already printed
 }
 
-func newTable(to io.Writer, heads ...string) *table {
-	return &table{tabwriter.NewWriter(to, 0, 0, 3, ' ', 0), heads}
+// New returns a table with these heads.
+func New(to io.Writer, heads ...string) *Table {
+	return &Table{tabwriter.NewWriter(to, 0, 0, 3, ' ', 0), heads}
 }
 
-func (t *table) row(cells ...string) {
+// Row adds a row. Control and invisible characters of foreign text are shown as signs.
+func (t *Table) Row(cells ...string) {
 	for i := range cells {
-		cells[i] = plain(cells[i])
+		cells[i] = visible.Text(cells[i])
 	}
 	if t.heads != nil {
 		fmt.Fprintln(t.to, strings.Join(t.heads, "\t"))
@@ -31,32 +34,29 @@ func (t *table) row(cells ...string) {
 	fmt.Fprintln(t.to, strings.Join(cells, "\t"))
 }
 
-// end prints the table, and an empty line after it.
-func (t *table) end() {
+// Flush prints the table.
+func (t *Table) Flush() { t.to.Flush() }
+
+// End prints the table, and an empty line after it.
+func (t *Table) End() {
 	if t.heads == nil {
 		fmt.Fprintln(t.to)
 	}
 	t.to.Flush()
 }
 
-// plain escapes foreign text, so that all of it is visible and none of it controls the terminal.
-func plain(s string) string { return visible.Text(s) }
+// MaxListed is how many IDs a cell holds at most: a column is as wide as its widest cell.
+const MaxListed = 8
 
-// shown formats a device's ID so that users can read it and pass it to a command.
-func shown[T ~string](id T) string { return device.QuoteID(device.ID(id)) }
-
-// maxListed is how many IDs a cell holds at most: a column is as wide as its widest cell.
-const maxListed = 8
-
-// list formats IDs as one cell: all of them or, of many, the first few and the number of the rest.
-func list[T ~string](ids []T) string {
+// IDs formats device IDs as one cell: all of them or, of many, the first few and the number of the rest.
+func IDs[T ~string](ids []T) string {
 	few := ids
-	if len(ids) > maxListed {
-		few = ids[:maxListed/2]
+	if len(ids) > MaxListed {
+		few = ids[:MaxListed/2]
 	}
 	all := make([]string, len(few))
 	for i, id := range few {
-		all[i] = shown(id)
+		all[i] = device.QuoteID(device.ID(id))
 	}
 	text := strings.Join(all, ",")
 	if more := len(ids) - len(few); more > 0 {

@@ -14,46 +14,46 @@ import (
 
 const module = "github.com/devmgrd/devmgrd/"
 
-// base are the rooms that others may import: the words, and the way to the API server for those who watch it. Rooms do
-// not import their siblings: data goes one way through them, and wiring alone knows who meets whom.
+// base are the packages that others may import. Packages on a device's path do not import their siblings: data goes one way through
+// them, and wiring alone knows which package implements which interface.
 var base = map[string][]string{
-	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/page", "internal/pluginrules", "internal/preflight", "config", "internal/allocator", "internal/checkpoint", "internal/history", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
+	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/page", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/history", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
 	"internal/backoff":   {"internal/admin", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry"},
 	"internal/connlimit": {"internal/podresources", "internal/registry"},
-	"internal/socket":    {"internal/admin", "internal/cri", "internal/podresources", "internal/registry"},
+	"internal/socket":    {"internal/admin", "internal/podresources", "internal/registry"},
 	"internal/shareddir": {"internal/plugindir", "internal/admin", "internal/checkpoint", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/registry", "internal/socket"},
 	"internal/plugindir": {"internal/registry"},
-	"internal/visible":   {"internal/page"},
+	"internal/visible":   {"internal/page", "internal/table"},
 	"internal/kube":      {"internal/nodestatus", "internal/pods", "internal/kube/kubetest"},
 
 	"api/devmgrd/podresources/v1": {"internal/podresources"},
 	"api/podresources/v1alpha1":   {"internal/podresources"},
 	"internal/allocator":          {"internal/allocator/allocatortest"},
 	"internal/store":              {"internal/allocator/allocatortest"},
-	"api/devmgrd/admin/v1":        {"internal/admin", "internal/page"},
+	"api/devmgrd/admin/v1":        {"client", "internal/admin", "internal/page"},
 }
 
-// wiring are the packages that know all others: the command line and, later in this list, what it runs.
-var wiring = []string{"internal/cli"}
+// wiring are the packages that may import all others: the daemon, and what operators run next to it.
+var wiring = []string{"internal/cli", "internal/daemon", "internal/migrate", "internal/preflight"}
 
-// libraries belong to the rooms named: what they are made of stays behind their doors.
+// libraries belong to the packages named, which do not show their types to others.
 var libraries = map[string][]string{
 	"go.etcd.io/bbolt":                             {"internal/store"},
 	"github.com/containerd/nri":                    {"internal/nri"},
 	"github.com/containerd/ttrpc":                  {"internal/nri"},
 	"k8s.io/kubelet/pkg/apis/deviceplugin":         {"internal/registry", "internal/checkpoint", "internal/plugintest"},
 	"k8s.io/kubelet/pkg/apis/pluginregistration":   {"internal/registry", "internal/plugintest"},
-	"google.golang.org/grpc":                       {"internal/cli", "internal/admin", "api/devmgrd/admin/v1", "internal/cri", "internal/registry", "internal/plugintest", "internal/podresources", "api/devmgrd/podresources/v1", "api/podresources/v1alpha1"},
+	"google.golang.org/grpc":                       {"client", "internal/admin", "api/devmgrd/admin/v1", "internal/preflight", "internal/registry", "internal/plugintest", "internal/podresources", "api/devmgrd/podresources/v1", "api/podresources/v1alpha1"},
 	"k8s.io/kubelet/pkg/apis/podresources":         {"internal/podresources", "api/podresources/v1alpha1"},
 	"k8s.io/client-go":                             {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
 	"k8s.io/api":                                   {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
 	"k8s.io/utils":                                 {"internal/checkpoint"},
-	"k8s.io/cri-api":                               {"internal/cri"},
-	"github.com/pelletier/go-toml":                 {"internal/cri"},
+	"k8s.io/cri-api":                               {"internal/preflight"},
+	"github.com/pelletier/go-toml":                 {"internal/preflight"},
 	"github.com/spf13/viper":                       {"config"},
 	"github.com/spf13/cobra":                       {"internal/cli"},
-	"github.com/coreos/go-systemd":                 {"internal/cli"},
-	"github.com/prometheus/client_golang/promhttp": {"internal/cli"},
+	"github.com/coreos/go-systemd":                 {"internal/daemon"},
+	"github.com/prometheus/client_golang/promhttp": {"internal/daemon"},
 }
 
 func TestImports(t *testing.T) {
@@ -97,13 +97,13 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// forbidden tells why a package may not import another, if so.
+// forbidden returns why a package may not import another, if so.
 func forbidden(from, name string) string {
 	if own, ok := strings.CutPrefix(name, module); ok {
 		if slices.Contains(wiring, from) || from == "cmd/devmgrd" && own == "internal/cli" || slices.Contains(base[own], from) {
 			return ""
 		}
-		return "rooms do not import each other; see base in this test for who may"
+		return "packages do not import their siblings; see base in this test for who may"
 	}
 	if from == "internal/device" && strings.Contains(strings.Split(name, "/")[0], ".") {
 		return "device knows the standard library only"

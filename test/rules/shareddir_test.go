@@ -11,11 +11,11 @@ import (
 	"testing"
 )
 
-// shared are the packages, and in internal/cli the files, that work in directories which other processes write. There a path is
+// shared are the files that work in directories which other processes write. There a path is
 // checked by one system call and used by the next one, and is another file by then. They leave paths to internal/shareddir.
 var shared = []string{
 	"internal/checkpoint/*.go", "internal/nodestatus/*.go", "internal/podresources/*.go", "internal/registry/*.go", "internal/socket/*.go",
-	"internal/cli/aside.go", "internal/cli/export.go", "internal/cli/import.go", "internal/cli/migration.go",
+	"internal/migrate/aside.go", "internal/migrate/export.go", "internal/migrate/import.go", "internal/migrate/migrate.go",
 }
 
 // byPath are the functions that take a path.
@@ -36,18 +36,18 @@ var byPath = map[string][]string{
 
 // byPathAllowed are the exceptions, each with its reason.
 var byPathAllowed = map[string]string{
-	"internal/socket/socket.go net.ListenConfig":           "it binds a draft through the descriptor of the open directory, and checks what it has bound",
-	"internal/socket/vacant.go os.ReadFile":                "it reads a process's name in /proc",
-	"internal/cli/aside.go os.Lstat":                       "a name in the directory above the kubelet's plugin directory, which is the kubelet's own",
-	"internal/cli/aside.go os.Stat":                        "the kubelet's plugin directory itself, in a directory that is the kubelet's own",
-	"internal/cli/aside.go os.MkdirTemp":                   "in the directory above the kubelet's plugin directory",
-	"internal/cli/aside.go os.Chmod":                       "a directory that the command has just made there, which no container has mounted",
-	"internal/cli/aside.go os.WriteFile":                   "in a directory that the command has just made there",
-	"internal/cli/aside.go os.Rename":                      "of whole directories, in the directory above",
-	"internal/cli/aside.go os.RemoveAll":                   "of a directory that the command has just made; it follows no links",
-	"internal/cli/aside.go path/filepath.WalkDir":          "it lists names, which a person reads, and follows no links",
-	"internal/cli/migration.go path/filepath.EvalSymlinks": "of directories that the configuration and the command line name",
-	"internal/cli/migration.go path/filepath.Glob":         "it lists names, which a person reads",
+	"internal/socket/socket.go net.ListenConfig":             "it binds a draft through the descriptor of the open directory, and checks what it has bound",
+	"internal/socket/vacant.go os.ReadFile":                  "it reads a process's name in /proc",
+	"internal/migrate/aside.go os.Lstat":                     "a name in the directory above the kubelet's plugin directory, which is the kubelet's own",
+	"internal/migrate/aside.go os.Stat":                      "the kubelet's plugin directory itself, in a directory that is the kubelet's own",
+	"internal/migrate/aside.go os.MkdirTemp":                 "in the directory above the kubelet's plugin directory",
+	"internal/migrate/aside.go os.Chmod":                     "a directory that the command has just made there, which no container has mounted",
+	"internal/migrate/aside.go os.WriteFile":                 "in a directory that the command has just made there",
+	"internal/migrate/aside.go os.Rename":                    "of whole directories, in the directory above",
+	"internal/migrate/aside.go os.RemoveAll":                 "of a directory that the command has just made; it follows no links",
+	"internal/migrate/aside.go path/filepath.WalkDir":        "it lists names, which a person reads, and follows no links",
+	"internal/migrate/migrate.go path/filepath.EvalSymlinks": "of directories that the configuration and the command line name",
+	"internal/migrate/migrate.go path/filepath.Glob":         "it lists names, which a person reads",
 }
 
 // Packages that work in shared directories do so through internal/shareddir.
