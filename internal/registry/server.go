@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"path/filepath"
 	"strings"
 	"time"
@@ -118,7 +119,7 @@ func (r *Registry) connectBack(ctx context.Context, l *registration) (_ *session
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.registerTimeout)
 	defer cancel()
-	var cause error // of the latest try that had its time
+	var cause error // of the latest try that did not run out of time
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
 		on, err := connect(ctx, &l.home, l.endpoint, r.cfg.MaxMessageBytes)
 		if err == nil {
@@ -131,7 +132,8 @@ func (r *Registry) connectBack(ctx context.Context, l *registration) (_ *session
 		if hopeless := new(socketError); errors.As(err, &hopeless) {
 			return nil, err
 		}
-		if cause == nil || ctx.Err() == nil {
+		// A dial that runs out of time says less than the one before; its timer may end before ctx does.
+		if timeout := net.Error(nil); cause == nil || ctx.Err() == nil && !(errors.As(err, &timeout) && timeout.Timeout()) {
 			cause = err
 		}
 		select {
