@@ -24,6 +24,7 @@ check: ## Format, vet, lint and unit tests with the race detector: all that a re
 	$(timed) "vet, end to end" $(GO) vet -tags e2e ./test/...
 	$(timed) "vet, browser" $(GO) -C test/browser vet .
 	$(timed) "container image" $(GO) -C packaging/image test -race .
+	$(timed) "manual pages" $(GO) -C packaging/man test -race .
 	@$(timed) staticcheck $(MAKE) --no-print-directory staticcheck
 	$(timed) "unit tests" $(GO) test -race ./...
 	@$(timed) alerts $(MAKE) --no-print-directory alerts
@@ -123,7 +124,7 @@ fuzz: ## Fuzz what reads other people's bytes, FUZZTIME each.
 		done; \
 	done
 
-# The binary itself writes its manual pages and completions. One for another machine cannot run here.
+# The binary itself writes its completions. One for another machine cannot run here.
 HERE   = $(if $(filter $(shell $(GO) env GOARCH),$(shell $(GO) env GOHOSTARCH)),$(abspath $(BIN)),GOARCH= $(GO) run -ldflags "$(LDFLAGS)" ./cmd/devmgrd)
 SHARE  = $(DESTDIR)/usr/share
 SHIPPED = containerd/devmgrd.toml systemd/host-plugin.conf systemd/other-users.conf apparmor/devmgrd selinux/devmgrd.te \
@@ -136,7 +137,7 @@ install: build ## Install the binary, the systemd units and what ships with them
 	install -D -m 0644 packaging/systemd/devmgrd.socket $(DESTDIR)/usr/lib/systemd/system/devmgrd.socket
 	@set -e; for file in $(SHIPPED); do install -D -m 0644 packaging/$$file $(SHARE)/devmgrd/$$file; done
 	@set -e; pages=$$(mktemp -d); trap 'rm -rf "$$pages"' EXIT; \
-	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(HERE) man $$pages; gzip -9n $$pages/*; \
+	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) GOARCH= $(GO) -C packaging/man run -ldflags "$(LDFLAGS)" . $$pages; gzip -9n $$pages/*; \
 	for page in $$pages/*; do section=$${page%.gz}; install -D -m 0644 -t $(SHARE)/man/man$${section##*.} $$page; done; \
 	for shell in bash zsh fish; do $(HERE) completion $$shell > $$pages/$$shell; done; \
 	install -D -m 0644 $$pages/bash $(SHARE)/bash-completion/completions/devmgrd; \

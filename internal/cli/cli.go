@@ -20,7 +20,7 @@ import (
 func Run(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	root := newRootCommand()
+	root := Root()
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -90,5 +90,5 @@ func TestEveryCommandHasAnExample(t *testing.T) {
 			visit(sub)
 		}
 	}
-	visit(newRootCommand())
+	visit(Root())
 }

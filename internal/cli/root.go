@@ -6,8 +6,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// newRootCommand returns devmgrd with all its commands.
-func newRootCommand() *cobra.Command {
+// Root returns devmgrd with all its commands.
+func Root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "devmgrd",
 		Short: "Manage the devices of a Kubernetes node",
@@ -26,7 +26,7 @@ func newRootCommand() *cobra.Command {
 	})
 	root.AddCommand(newRunCommand(), newConfigCommand(), newImportCommand(), newExportCommand(), newVersionCommand(),
 		newStatusCommand(), newPluginsCommand(), newDevicesCommand(), newWatchCommand(), newAssignmentsCommand(), newExplainCommand(), newCordonCommand(), newUncordonCommand(),
-		newDrainCommand(), newCheckCommand(), newRulesCommand(), newForgetCommand(), newHistoryCommand(), newStoreCommand(), newManCommand())
+		newDrainCommand(), newCheckCommand(), newRulesCommand(), newForgetCommand(), newHistoryCommand(), newStoreCommand())
 	addCompletions(root)
 	return root
 }

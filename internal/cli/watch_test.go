@@ -39,7 +39,7 @@ func TestWatch(t *testing.T) {
 	go func() { ended <- server.Run(ctx) }()
 	ledger.Plugins.Stock("vendor.com/gpu", 1)
 	plugintest.Eventually(t, "the daemon serves a device", func() bool {
-		cmd := newRootCommand()
+		cmd := Root()
 		var out strings.Builder
 		cmd.SetOut(&out)
 		cmd.SetArgs([]string{"devices", "--socket", at})
@@ -47,7 +47,7 @@ func TestWatch(t *testing.T) {
 	})
 
 	r, w := io.Pipe()
-	cmd := newRootCommand()
+	cmd := Root()
 	cmd.SetOut(w)
 	cmd.SetArgs([]string{"watch", "--socket", at, "-o", "json"})
 	own, stop := context.WithCancel(ctx)

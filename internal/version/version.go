@@ -44,4 +44,3 @@ func Get() Build {
 	}
 	return b
 }
-

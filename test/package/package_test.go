@@ -3,13 +3,13 @@
 package debian
 
 import (
-	"bufio"
 	"compress/gzip"
 	"context"
 	"debug/buildinfo"
 	"debug/elf"
 	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"os"
@@ -130,8 +130,8 @@ func (u *user) files() {
 	defer page.Close()
 	unzipped, err := gzip.NewReader(page)
 	u.must(err)
-	if line, err := bufio.NewReader(unzipped).ReadString('\n'); err != nil || !strings.Contains(line, "devmgrd v"+older) {
-		u.t.Errorf("the manual page begins with %q, %v", line, err)
+	if text, err := io.ReadAll(unzipped); err != nil || !strings.Contains(string(text), `"devmgrd v`+older+`"`) {
+		u.t.Errorf("the manual page is %q, %v", text, err)
 	}
 	u.reads(u.types("bash", "-c", ". /usr/share/bash-completion/completions/devmgrd && complete -p devmgrd"), "devmgrd")
 	u.reads(u.types("devmgrd", "__complete", "st"), "status\t", "store\t")

@@ -34,7 +34,7 @@ var base = map[string][]string{
 }
 
 // wiring are the packages that may import all others: the daemon, and what operators run next to it.
-var wiring = []string{"internal/cli", "internal/daemon", "internal/migrate", "internal/preflight"}
+var wiring = []string{"internal/cli", "internal/daemon", "internal/migrate", "internal/preflight", "packaging/man"}
 
 // libraries belong to the packages named, which do not show their types to others.
 var libraries = map[string][]string{
@@ -51,7 +51,7 @@ var libraries = map[string][]string{
 	"k8s.io/cri-api":                               {"internal/preflight"},
 	"github.com/pelletier/go-toml":                 {"internal/preflight"},
 	"github.com/spf13/viper":                       {"config"},
-	"github.com/spf13/cobra":                       {"internal/cli"},
+	"github.com/spf13/cobra":                       {"internal/cli", "packaging/man"},
 	"github.com/coreos/go-systemd":                 {"internal/daemon"},
 	"github.com/prometheus/client_golang/promhttp": {"internal/daemon"},
 }
