@@ -1,0 +1,143 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/table"
+)
+
+// newDevicesCommand returns "devmgrd devices".
+func newDevicesCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "devices [RESOURCE]",
+		Short:   "Show each device, its state and its holder",
+		Long:    "devices shows the devices of one resource, or of all, with state, NUMA node, holder, and the reason why a device is out of service.",
+		Example: "  devmgrd devices\n  devmgrd devices vendor.example/gpu -o yaml",
+		Args:    usage(cobra.MaximumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			request := &adminv1.ListDevicesRequest{}
+			if len(args) > 0 {
+				request.ResourceName = args[0]
+			}
+			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListDevicesResponse, error) {
+				return c.ListDevices(ctx, request)
+			}, func(to io.Writer, answer *adminv1.ListDevicesResponse) { showDevices(to, answer.Devices, time.Now()) })
+		},
+	}
+	addAskFlags(cmd)
+	return cmd
+}
+
+func showDevices(to io.Writer, devices []*adminv1.Device, now time.Time) {
+	t := table.New(to, "RESOURCE", "DEVICE", "STATE", "NUMA", "HOLDER", "NOTES")
+	for _, d := range devices {
+		t.Row(d.ResourceName, shown(d.Id), d.State, dash(numbers(d.NumaNodes)), holder(d.Holder), dash(strings.Join(notes(d, now), "; ")))
+	}
+	t.Flush()
+	if len(devices) == 0 {
+		fmt.Fprintln(to, "There are no devices.")
+	}
+}
+
+func numbers(all []int32) string {
+	text := make([]string, len(all))
+	for i, n := range all {
+		text[i] = strconv.Itoa(int(n))
+	}
+	return strings.Join(text, ",")
+}
+
+func holder(h *adminv1.Holder) string {
+	switch {
+	case h == nil:
+		return "-"
+	case h.Name == "":
+		return "a pod with UID " + h.Uid
+	case len(h.Containers) == 0:
+		return h.Namespace + "/" + h.Name
+	}
+	return h.Namespace + "/" + h.Name + ":" + strings.Join(h.Containers, ",")
+}
+
+// notes returns facts that the state does not include.
+func notes(d *adminv1.Device, now time.Time) []string {
+	var all []string
+	if c := d.Cordon; c != nil {
+		note := "cordoned for " + ago(c.Since, now)
+		if c.Reason != "" {
+			note += ": " + c.Reason
+		}
+		all = append(all, note)
+	}
+	if d.Failures > 0 {
+		all = append(all, fmt.Sprintf("failed %d times in the last hour, last %s ago", d.Failures, ago(d.Failed, now)))
+	}
+	switch {
+	case !d.Listed:
+		all = append(all, "its plugin does not list it")
+	case !d.Healthy && d.State != "unhealthy":
+		all = append(all, "unhealthy")
+	}
+	return all
+}
+
+// newWatchCommand returns "devmgrd watch".
+func newWatchCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "watch [RESOURCE]",
+		Short: "Show each device, its state and its holder, live",
+		Long: "watch prints the table of the devices command, and again after each change, until you end it. On a terminal the new table\n" +
+			"replaces the old one. With -o json each table is one line.",
+		Example: "  devmgrd watch\n  devmgrd watch vendor.example/gpu -o json",
+		Args:    usage(cobra.MaximumNArgs(1)),
+		RunE:    watch,
+	}
+	addAskFlags(cmd)
+	return cmd
+}
+
+func watch(cmd *cobra.Command, args []string) error {
+	format, err := outputFormat(cmd, "json")
+	if err != nil {
+		return err
+	}
+	request := &adminv1.WatchDevicesRequest{}
+	if len(args) > 0 {
+		request.ResourceName = args[0]
+	}
+	to := cmd.OutOrStdout()
+	file, is := to.(*os.File)
+	screen := is && isTerminal(file)
+	return call(cmd, forever, func(ctx context.Context, c adminv1.AdminServiceClient) error {
+		stream, err := c.WatchDevices(ctx, request)
+		for {
+			var answer *adminv1.WatchDevicesResponse
+			if err == nil {
+				answer, err = stream.Recv()
+			}
+			switch {
+			case err != nil:
+				return err
+			case format == "json":
+				err = printLine(to, answer)
+			default:
+				if screen {
+					fmt.Fprint(to, "\033[H\033[2J") // home, and clear the screen
+				}
+				showDevices(to, answer.Devices, time.Now())
+				if !screen {
+					fmt.Fprintln(to)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,66 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/table"
+)
+
+// newPluginsCommand returns "devmgrd plugins".
+func newPluginsCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "plugins",
+		Short:   "Show the device plugins",
+		Long:    "plugins shows the device plugin of each resource: its state, pod, socket and devices and, if it does not serve, its last error.",
+		Example: "  devmgrd plugins",
+		Args:    usage(noArguments),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListPluginsResponse, error) {
+				return c.ListPlugins(ctx, &adminv1.ListPluginsRequest{})
+			}, func(to io.Writer, answer *adminv1.ListPluginsResponse) { showPlugins(to, answer, time.Now()) })
+		},
+	}
+	addAskFlags(cmd)
+	return cmd
+}
+
+func showPlugins(to io.Writer, answer *adminv1.ListPluginsResponse, now time.Time) {
+	t := table.New(to, "RESOURCE", "STATE", "SINCE", "POD", "SOCKET", "DEVICES", "HEALTHY", "PRESTART", "PREFERS", "LAST ERROR")
+	for _, p := range answer.Plugins {
+		t.Row(p.ResourceName, p.State, ago(p.Since, now), podName(p.Pod), p.Endpoint, fmt.Sprint(p.Devices), fmt.Sprint(p.Healthy), yes(p.PreStart), yes(p.Prefers), lastError(p, now))
+	}
+	t.Flush()
+	if len(answer.Plugins) == 0 {
+		fmt.Fprintln(to, "No device plugin has registered.")
+	}
+	showNotRedirected(to, answer.NotRedirected)
+}
+
+// podName names a plugin's pod. Its service account is in the JSON output.
+func podName(p *adminv1.PluginPod) string {
+	if p == nil {
+		return "-"
+	}
+	return p.Namespace + "/" + p.Name
+}
+
+// lastError returns the last error of a plugin that does not serve. For a plugin that serves only the JSON output has it.
+func lastError(p *adminv1.Plugin, now time.Time) string {
+	if p.LastError == "" || p.State == "serving" {
+		return "-"
+	}
+	return fmt.Sprintf("%s ago: %s", ago(p.LastErrorTime, now), p.LastError)
+}
+
+func yes(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}

@@ -1,0 +1,102 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/table"
+)
+
+// newStatusCommand returns "devmgrd status".
+func newStatusCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the daemon's components, resources and waiting pods",
+		Long: "status shows whether each component of the daemon is ready, how many devices of each resource are in each state, and\n" +
+			"which pods wait for devices.",
+		Example: "  devmgrd status\n  devmgrd status -o json",
+		Args:    usage(noArguments),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.GetStatusResponse, error) {
+				return c.GetStatus(ctx, &adminv1.GetStatusRequest{})
+			}, func(to io.Writer, s *adminv1.GetStatusResponse) { showStatus(to, s, time.Now()) })
+		},
+	}
+	addAskFlags(cmd)
+	return cmd
+}
+
+func showStatus(to io.Writer, s *adminv1.GetStatusResponse, now time.Time) {
+	fmt.Fprintf(to, "devmgrd %s on node %s, running for %s\n\n", s.Version, s.Node, ago(s.Started, now))
+	components := table.New(to, "COMPONENT", "STATE")
+	for _, p := range s.Components {
+		state := "ok"
+		if !p.Ready {
+			state = p.Problem
+		}
+		components.Row(p.Name, state)
+	}
+	components.End()
+	resources := table.New(to, "RESOURCE", "PLUGIN", "CAPACITY", "FREE", "ASSIGNED", "UNHEALTHY", "CORDONED", "NOTES")
+	for _, r := range s.Resources {
+		row := []string{r.Name, r.Plugin}
+		for _, n := range []int32{r.NodeCapacity, r.Free, r.Assigned, r.Unhealthy, r.Cordoned} {
+			row = append(row, fmt.Sprint(n))
+		}
+		resources.Row(append(row, rare(r))...)
+	}
+	resources.End()
+	if len(s.Resources) == 0 {
+		fmt.Fprintln(to, "No device plugin has registered.")
+		fmt.Fprintln(to)
+	}
+	waiting := table.New(to, "WAITING POD", "REASON", "SINCE", "WHY")
+	for _, w := range s.Waiting {
+		waiting.Row(w.Namespace+"/"+w.Name, w.Reason, ago(w.Since, now), w.Message)
+	}
+	waiting.End()
+	if len(s.Waiting) == 0 {
+		fmt.Fprintln(to, "No pod waits.")
+	}
+	showNotRedirected(to, s.NotRedirected)
+}
+
+// showNotRedirected prints the containers in which a device plugin is registered with the kubelet, and the remedy.
+func showNotRedirected(to io.Writer, all []*adminv1.PodContainer) {
+	if len(all) == 0 {
+		return
+	}
+	fmt.Fprintln(to)
+	t := table.New(to, "NOT REDIRECTED", "CONTAINER", "WHY")
+	for _, c := range all {
+		t.Row(c.Namespace+"/"+c.Pod, c.Container, "created while devmgrd was away; a device plugin in it is registered with the kubelet: delete the pod")
+	}
+	t.Flush()
+}
+
+// rare lists the counts that are mostly zero.
+func rare(r *adminv1.Resource) string {
+	var all []string
+	if r.Stale > 0 {
+		all = append(all, fmt.Sprintf("%d stale", r.Stale))
+	}
+	switch {
+	case r.TargetCapacity > r.NodeCapacity:
+		all = append(all, fmt.Sprintf("capacity rising to %d", r.TargetCapacity))
+	case r.TargetCapacity < r.NodeCapacity: // mostly within the stabilization window of nodestatus
+		all = append(all, fmt.Sprintf("capacity falling to %d", r.TargetCapacity))
+	}
+	if r.Withheld > 0 {
+		all = append(all, fmt.Sprintf("%d withheld", r.Withheld))
+	}
+	if r.Quarantined > 0 {
+		all = append(all, fmt.Sprintf("%d quarantined", r.Quarantined))
+	}
+	return dash(strings.Join(all, ", "))
+}
