@@ -16,15 +16,34 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// pollEvery is how often the state of foreign processes is looked at.
-const pollEvery = 50 * time.Millisecond
+// Pauses between two looks at foreign processes. They grow, since each look costs the API server and the looker CPU that other
+// tests need, and what takes long may take a little longer.
+const (
+	firstPause = 20 * time.Millisecond
+	lastPause  = 400 * time.Millisecond
+)
+
+// Poll calls a condition until it holds or fails, at once and then after pauses that grow from 20 ms to 400 ms. It returns ctx's
+// error when ctx ends before.
+func Poll(ctx context.Context, condition wait.ConditionWithContextFunc) error {
+	for pause := firstPause; ; pause = min(pause*3/2, lastPause) {
+		if done, err := condition(ctx); done || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
 
 // waitFor polls until the condition holds. It gives up when ctx ends, or when one of the processes that bring the
 // condition about has ended, and then says what was seen last and how those processes' logs end. An error of the
 // condition means "not yet".
 func waitFor(ctx context.Context, what string, by []*Process, condition func(context.Context) error) error {
 	last := errors.New("nothing seen")
-	err := wait.PollUntilContextCancel(ctx, pollEvery, true, func(ctx context.Context) (bool, error) {
+	err := Poll(ctx, func(ctx context.Context) (bool, error) {
 		seen := condition(ctx)
 		if seen == nil {
 			return true, nil

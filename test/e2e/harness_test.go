@@ -230,13 +230,11 @@ func (r *harness) running(name string) report.Report {
 // until waits for something to hold, for as long as a busy machine may take.
 func (r *harness) until(what string, condition func() bool) {
 	r.t.Helper()
-	tick := time.NewTicker(50 * time.Millisecond) // most conditions start a program, or read all metrics
-	defer tick.Stop()
 	const limit = time.Minute
-	for deadline := time.Now().Add(limit); !condition(); <-tick.C {
-		if time.Now().After(deadline) {
-			r.t.Fatalf("not within %s: %s", limit, what)
-		}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	if cluster.Poll(ctx, func(context.Context) (bool, error) { return condition(), nil }) != nil {
+		r.t.Fatalf("not within %s: %s", limit, what)
 	}
 }
 

@@ -16,7 +16,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
 )
@@ -200,5 +199,5 @@ func (n *Node) WaitShown(ctx context.Context, name string, want int64) error {
 
 // poll asks until the answer is yes, an error comes, or ctx ends.
 func poll(ctx context.Context, ask func() (bool, error)) error {
-	return wait.PollUntilContextCancel(ctx, 50*time.Millisecond, true, func(context.Context) (bool, error) { return ask() })
+	return cluster.Poll(ctx, func(context.Context) (bool, error) { return ask() })
 }
