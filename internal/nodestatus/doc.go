@@ -27,10 +27,15 @@
 //
 // # The order of events
 //
-// A watch of the Node and the View both signal that something has changed. The publisher then compares the Node with the
-// View, patches the differences, takes the answer for the newest state of the Node, and compares again. Between two rounds it
-// remembers the newest state of the Node, its own patches, the removed resources, a stabilizer for each resource, and how
-// often another writer has changed a value: a change counts when the Node shows another value than the last patch, be it
+//	publisher.go    asks the View and the Node, writes patches, waits for changes
+//	decide.go       what the Node shows next: pure, in the order overwritten, differences, steps
+//	stabilizer.go   when a fall counts: pure
+//	peaks.go        what pods that are bound may hold up: pure
+//	contention.go   how often another writer has changed a value
+//
+// A watch of the Node and the View both signal that something has changed. The publisher then decides, sends the patch, takes the
+// answer for the newest state of the Node, and decides again. The decider remembers devmgrd's own patches, the withdrawn resources
+// and a stabilizer for each resource. A change by another writer counts when the Node shows another value than the last patch, be it
 // more, less or none. An event of the watch may be older than the answer to a patch; the publisher ignores such an event,
 // because it would patch once more for each event on its way. It always believes a full list: a stale one costs at most a
 // patch that changes nothing.

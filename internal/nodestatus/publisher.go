@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -26,13 +25,10 @@ const (
 	// minPatchInterval is the least time between two patches. A burst of changes becomes one patch, and a rival writer cannot
 	// cause a storm of patches.
 	minPatchInterval = 200 * time.Millisecond
-	// withdrawDelay is how long a resource is off the Node before its lower capacity appears: a pod may take that long from the
-	// scheduler's decision to the kubelet's.
-	withdrawDelay = time.Second
-	patchTimeout  = 10 * time.Second
-	lastPatch     = 2 * time.Second // the patch at the end of Run
-	firstRetry    = 200 * time.Millisecond
-	lastRetry     = 10 * time.Second
+	patchTimeout     = 10 * time.Second
+	lastPatch        = 2 * time.Second // the patch at the end of Run
+	firstRetry       = 200 * time.Millisecond
+	lastRetry        = 10 * time.Second
 )
 
 // A View is the source of the published capacity.
@@ -135,87 +131,56 @@ func (p *Publisher) Check() error {
 	return p.failure
 }
 
-// publish compares at every change and writes the differences.
+// publish decides at every change, and writes what has been decided.
 func (p *Publisher) publish(ctx context.Context) {
 	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
-	stable := stabilizers{}
-	ours := quantities{}                             // the values of devmgrd's patches
-	peaks := peaks{}                                 // values that the scheduler may have seen
-	logged := map[device.ResourceName]int{}          // the value last logged for each resource
-	withdrawn := map[device.ResourceName]time.Time{} // resources removed from the Node, and when
-	defer func() { p.restore(ctx, stable, peaks, withdrawn) }()
+	decider := newDecider()
+	logged := map[device.ResourceName]int{} // the value last logged for each resource
+	defer func() { p.restore(ctx, decider) }()
 	for ctx.Err() == nil {
-		complete := p.cfg.View.PodsListed() // asked first, so that the capacity below counts all listed pods
-		want := p.cfg.View.Capacity()
-		seen, known := p.store.now()
+		now := situation{listed: p.cfg.View.PodsListed()} // asked first, so that the capacity below counts all listed pods
+		now.capacity = p.cfg.View.Capacity()
+		node, known := p.store.now()
 		switch {
 		case !known:
 			p.waitForChange(ctx, time.Time{})
 			continue
-		case !seen.there: // a kubelet creates the Node without devmgrd's values, which is not contention
-			clear(stable)
-			clear(peaks)
-			clear(ours)
-			clear(withdrawn)
-			p.expect(nil, nil)
+		case !node.there:
+			decider.forget()
+			p.expect(nil)
 			p.setFailure(fmt.Errorf("there is no Node named %s; the kubelet has to create it", p.cfg.NodeName))
 			p.waitForChange(ctx, time.Time{})
 			continue
 		}
+		now.node, now.requested = node, p.cfg.View.Requested()
 		var retired []device.ResourceName
-		if complete {
+		if now.listed {
 			retired = p.cfg.View.Retired()
-		} else {
-			want = seen.raised(want)
+			now.retired = slices.DeleteFunc(slices.Clone(retired), p.cfg.Ignored)
 		}
-		peaks.observe(seen, ours, time.Now())
-		want, again := stable.next(peaks.hold(want, p.cfg.View.Requested()), seen, time.Now())
-		for _, r := range seen.overwritten(ours) {
-			delete(ours, r) // until devmgrd writes the value again
-			if n, wanted := want[r]; wanted {
-				p.reportContention(r, n, seen)
-			}
+		next := decider.decide(now, time.Now())
+		for _, r := range next.overwritten {
+			p.reportContention(r, next.want[r], node)
 		}
-		diff := seen.differences(want)
-		left := slices.DeleteFunc(seen.shown(retired), p.cfg.Ignored)
-		if len(diff) == 0 && len(left) == 0 {
-			for r, n := range want {
-				ours[r], logged[r] = &n, n
-			}
-			clear(withdrawn)
-			p.expect(nil, nil)
+		p.expect(decider.following(next.want))
+		switch {
+		case next.settled:
+			logged = next.want
 			retry.Reset()
 			p.setFailure(p.confirmRemoved(retired))
-			p.waitForChange(ctx, again)
-			continue
-		}
-		next, rest := seen.step(diff, func(r device.ResourceName) time.Duration { return time.Until(withdrawn[r].Add(withdrawDelay)) })
-		for _, r := range left {
-			next[r] = nil
-		}
-		for r, n := range next {
-			if delete(ours, r); n == nil { // recorded before the patch, whose answer may be lost
-				withdrawn[r] = time.Now()
+			p.waitForChange(ctx, next.again)
+		case len(next.patch) == 0:
+			p.waitForChange(ctx, next.again)
+		default:
+			if err := p.write(ctx, next.patch); err != nil {
+				p.setFailure(err)
+				p.pause(ctx, retry.Next(), p.store.relisted)
+				continue
 			}
+			decider.patched(next.patch)
+			p.logQuantities(next.patch, logged)
+			p.pause(ctx, minPatchInterval, nil)
 		}
-		p.expect(withdrawn, want)
-		if len(next) == 0 {
-			p.waitForChange(ctx, earliest(time.Now().Add(rest), again))
-			continue
-		}
-		if err := p.write(ctx, next); err != nil {
-			p.setFailure(err)
-			p.pause(ctx, retry.Next(), p.store.relisted)
-			continue
-		}
-		maps.Copy(ours, next)
-		for r, n := range next {
-			if n != nil {
-				delete(withdrawn, r)
-			}
-		}
-		p.logQuantities(next, logged)
-		p.pause(ctx, minPatchInterval, nil)
 	}
 }
 
@@ -247,33 +212,21 @@ func (p *Publisher) Shown(r device.ResourceName) (n int, shown bool) {
 }
 
 // expect records the values that will follow withdrawn ones.
-func (p *Publisher) expect(withdrawn map[device.ResourceName]time.Time, want map[device.ResourceName]int) {
-	expected := map[device.ResourceName]int{}
-	for r := range withdrawn {
-		if n, wanted := want[r]; wanted {
-			expected[r] = n
-		}
-	}
+func (p *Publisher) expect(values map[device.ResourceName]int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.expected = expected
+	p.expected = values
 }
 
-// restore writes, at the end, the values that have just been removed from the Node.
-func (p *Publisher) restore(ctx context.Context, stable stabilizers, peaks peaks, withdrawn map[device.ResourceName]time.Time) {
-	want, _ := stable.next(peaks.hold(p.cfg.View.Capacity(), p.cfg.View.Requested()), nodeState{}, time.Now())
-	next := quantities{}
-	for r, n := range want {
-		if _, off := withdrawn[r]; off {
-			next[r] = &n
-		}
-	}
-	if len(next) == 0 {
+// restore writes, at the end, the values that have just been withdrawn from the Node.
+func (p *Publisher) restore(ctx context.Context, d *decider) {
+	patch := d.last(p.cfg.View.Capacity(), p.cfg.View.Requested(), time.Now())
+	if len(patch) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastPatch)
 	defer cancel()
-	if err := p.write(ctx, next); err != nil {
+	if err := p.write(ctx, patch); err != nil {
 		p.cfg.Log.Warn("cannot restore node capacity before exit", "err", err)
 	}
 }
@@ -292,14 +245,6 @@ func (p *Publisher) waitForChange(ctx context.Context, until time.Time) {
 	case <-p.cfg.View.CapacityChanged():
 	case <-ctx.Done():
 	}
-}
-
-// earliest returns the earlier of two times; zero is never.
-func earliest(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
 }
 
 // pause waits for d, or until early has a token. Nothing else shortens the pause: a patch without effect makes the Node

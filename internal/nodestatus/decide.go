@@ -1,0 +1,125 @@
+package nodestatus
+
+import (
+	"maps"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// withdrawDelay is how long a resource is off the Node before its lower capacity appears: a pod may take that long from the
+// scheduler's decision to the kubelet's.
+const withdrawDelay = time.Second
+
+// A situation is what one decision is about.
+type situation struct {
+	node      nodeState // an existing Node
+	capacity  map[device.ResourceName]int
+	requested map[device.ResourceName]int // by the pods bound to the node
+	listed    bool                        // capacity counts every pod bound to the node; else it may be too low
+	retired   []device.ResourceName       // resources to remove from the Node; empty until listed
+}
+
+// A decision is what the publisher does about a situation.
+type decision struct {
+	want        map[device.ResourceName]int // the values that the Node shows in the end
+	overwritten []device.ResourceName       // wanted resources whose values another writer has changed
+	patch       quantities                  // empty: none now
+	again       time.Time                   // when to decide again if nothing changes; zero: never
+	settled     bool                        // the Node shows want, and none of the retired resources
+}
+
+// A decider decides what the Node shows next. It is what the publisher remembers from one decision to the next. It reads no clock,
+// and does nothing itself: its caller passes the time, which never runs backwards, and reports each patch that succeeded.
+type decider struct {
+	stable    stabilizers
+	peaks     peaks                             // values that the scheduler may have seen
+	ours      quantities                        // the values of devmgrd's patches
+	withdrawn map[device.ResourceName]time.Time // resources removed from the Node on their way to a lower value, and when
+}
+
+func newDecider() *decider {
+	return &decider{stabilizers{}, peaks{}, quantities{}, map[device.ResourceName]time.Time{}}
+}
+
+// forget drops what is remembered of a Node that is gone: a kubelet creates the next one without devmgrd's values, which is not
+// contention.
+func (d *decider) forget() { *d = *newDecider() }
+
+// decide returns the next step. A patch in it counts as sent from then on, because its answer may be lost.
+func (d *decider) decide(s situation, now time.Time) decision {
+	capacity := s.capacity
+	if !s.listed { // nothing falls
+		capacity = s.node.raised(capacity)
+	}
+	d.peaks.observe(s.node, d.ours, now)
+	want, again := d.stable.next(d.peaks.hold(capacity, s.requested), s.node, now)
+	out := decision{want: want, again: again}
+	for _, r := range s.node.overwritten(d.ours) {
+		delete(d.ours, r) // until devmgrd writes the value again
+		if _, wanted := want[r]; wanted {
+			out.overwritten = append(out.overwritten, r)
+		}
+	}
+	diff, left := s.node.differences(want), s.node.shown(s.retired)
+	if len(diff) == 0 && len(left) == 0 {
+		for r, n := range want {
+			d.ours[r] = &n
+		}
+		clear(d.withdrawn)
+		out.settled = true
+		return out
+	}
+	patch, rest := s.node.step(diff, func(r device.ResourceName) time.Duration { return d.withdrawn[r].Add(withdrawDelay).Sub(now) })
+	for _, r := range left {
+		patch[r] = nil
+	}
+	for r, n := range patch {
+		if delete(d.ours, r); n == nil {
+			d.withdrawn[r] = now
+		}
+	}
+	if out.patch = patch; len(patch) == 0 {
+		out.again = earliest(now.Add(rest), again)
+	}
+	return out
+}
+
+// patched records that a patch has succeeded.
+func (d *decider) patched(patch quantities) {
+	maps.Copy(d.ours, patch)
+	for r, n := range patch {
+		if n != nil {
+			delete(d.withdrawn, r)
+		}
+	}
+}
+
+// following returns the values that will follow withdrawn ones.
+func (d *decider) following(want map[device.ResourceName]int) map[device.ResourceName]int {
+	values := map[device.ResourceName]int{}
+	for r := range d.withdrawn {
+		if n, wanted := want[r]; wanted {
+			values[r] = n
+		}
+	}
+	return values
+}
+
+// last returns the patch at the end: the values of resources that have just been withdrawn.
+func (d *decider) last(capacity, requested map[device.ResourceName]int, now time.Time) quantities {
+	want, _ := d.stable.next(d.peaks.hold(capacity, requested), nodeState{}, now)
+	patch := quantities{}
+	for r, n := range d.following(want) {
+		patch[r] = &n
+	}
+	return patch
+}
+
+// earliest returns the earlier of two times; zero is never.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

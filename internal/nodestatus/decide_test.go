@@ -1,0 +1,193 @@
+package nodestatus
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// values reads "gpu:3 nic:1/2": 3 as capacity and allocatable, 1 as capacity and 2 as allocatable.
+func values(text string) (capacity, allocatable map[device.ResourceName]int) {
+	capacity, allocatable = map[device.ResourceName]int{}, map[device.ResourceName]int{}
+	for _, one := range strings.Fields(text) {
+		name, number, _ := strings.Cut(one, ":")
+		var c, a int
+		if n, _ := fmt.Sscanf(number, "%d/%d", &c, &a); n == 1 {
+			a = c
+		}
+		r := device.ResourceName("vendor.com/" + name)
+		capacity[r], allocatable[r] = c, a
+	}
+	return capacity, allocatable
+}
+
+// written formats a patch like values; "gpu:-" removes a resource.
+func written(patch quantities) string {
+	var all []string
+	for _, r := range slices.Sorted(maps.Keys(patch)) {
+		name, number := strings.TrimPrefix(string(r), "vendor.com/"), "-"
+		if n := patch[r]; n != nil {
+			number = fmt.Sprint(*n)
+		}
+		all = append(all, name+":"+number)
+	}
+	return strings.Join(all, " ")
+}
+
+// A turn is one decision at a time. The Node shows what the patches so far have made of it, unless it is given.
+type turn struct {
+	at        time.Duration
+	node      string // another writer's values; "": unchanged; "none": no resources
+	capacity  string
+	requested string
+	unlisted  bool
+	retired   string
+	lost      bool // the patch fails
+
+	patch       string
+	again       time.Duration // 0: never
+	overwritten string
+	settled     bool
+}
+
+func TestDecide(t *testing.T) {
+	for name, turns := range map[string][]turn{
+		"a new resource is shown at once": {
+			{capacity: "gpu:2", patch: "gpu:2"},
+			{capacity: "gpu:2", settled: true},
+		},
+		"a rise is one patch": {
+			{node: "gpu:2", capacity: "gpu:2", settled: true},
+			{at: time.Second, capacity: "gpu:3", patch: "gpu:3"},
+			{at: time.Second, capacity: "gpu:3", settled: true},
+		},
+		"a fall waits for the window, then the resource is off the Node for a second": {
+			{node: "gpu:3", capacity: "gpu:3", settled: true},
+			{at: time.Second, capacity: "gpu:2", again: 6 * time.Second, settled: true},
+			{at: 6 * time.Second, capacity: "gpu:2", patch: "gpu:-"},
+			{at: 6500 * time.Millisecond, capacity: "gpu:2", again: 7 * time.Second},
+			{at: 7 * time.Second, capacity: "gpu:2", patch: "gpu:2"},
+			{at: 7 * time.Second, capacity: "gpu:2", settled: true},
+		},
+		"a fall that is reverted in time changes nothing": {
+			{node: "gpu:3", capacity: "gpu:3", settled: true},
+			{at: time.Second, capacity: "gpu:0", again: 6 * time.Second, settled: true},
+			{at: 2 * time.Second, capacity: "gpu:3", settled: true},
+		},
+		"nothing falls before all pods are listed": {
+			{node: "gpu:3", capacity: "gpu:1", unlisted: true, settled: true},
+			{at: time.Minute, capacity: "gpu:1", unlisted: true, settled: true},
+			{at: time.Minute, capacity: "gpu:1", again: time.Minute + shortest, settled: true},
+		},
+		"pods that were bound by a higher value hold it": {
+			{node: "gpu:3", capacity: "gpu:3", settled: true},
+			{at: time.Second, capacity: "gpu:0", requested: "gpu:3", settled: true},
+			{at: 2 * time.Second, capacity: "gpu:0", requested: "gpu:9", settled: true}, // bound past the scheduler
+		},
+		"another writer's value is replaced, and counted while devmgrd shows its own": {
+			{node: "gpu:2", capacity: "gpu:2", settled: true},
+			{at: time.Second, node: "gpu:1", capacity: "gpu:2", patch: "gpu:2", overwritten: "gpu"},
+			{at: 2 * time.Second, node: "gpu:2/1", capacity: "gpu:2", patch: "gpu:2", overwritten: "gpu"},
+			{at: 3 * time.Second, node: "none", capacity: "gpu:2", patch: "gpu:2", overwritten: "gpu"},
+			{at: 4 * time.Second, node: "gpu:8", capacity: "gpu:2", patch: "gpu:-", overwritten: "gpu"},
+		},
+		"a patch whose answer is lost is not contention": {
+			{capacity: "gpu:2", patch: "gpu:2", lost: true},
+			{at: time.Second, node: "gpu:2", capacity: "gpu:2", settled: true},
+			{at: 2 * time.Second, capacity: "gpu:3", patch: "gpu:3", lost: true},
+			{at: 3 * time.Second, node: "gpu:3", capacity: "gpu:3", settled: true},
+		},
+		"retired resources go, with all else in one patch": {
+			{node: "old:0 gpu:1", capacity: "gpu:2", retired: "old never", patch: "gpu:2 old:-"},
+			{at: time.Second, capacity: "gpu:2", retired: "old never", settled: true},
+			{at: 2 * time.Second, node: "gpu:2 old:1", capacity: "gpu:2", settled: true}, // another writer's from now on
+		},
+		"two resources take their steps independently": {
+			{node: "gpu:2 nic:2", capacity: "gpu:2 nic:2", settled: true},
+			{at: time.Second, capacity: "gpu:1 nic:2", again: 6 * time.Second, settled: true},
+			{at: 6 * time.Second, capacity: "gpu:1 nic:3", patch: "gpu:- nic:3"},
+			{at: 6 * time.Second, capacity: "gpu:1 nic:3", again: 7 * time.Second},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, start := newDecider(), time.Unix(1000, 0)
+			node := nodeState{there: true}
+			for i, turn := range turns {
+				switch turn.node {
+				case "":
+				case "none":
+					node.capacity, node.allocatable = nil, nil
+				default:
+					node.capacity, node.allocatable = values(turn.node)
+				}
+				s := situation{node: node, listed: !turn.unlisted}
+				s.capacity, _ = values(turn.capacity)
+				s.requested, _ = values(turn.requested)
+				for _, r := range strings.Fields(turn.retired) {
+					s.retired = append(s.retired, device.ResourceName("vendor.com/"+r))
+				}
+				before := fmt.Sprint(node, s.capacity, s.requested)
+				got := d.decide(s, start.Add(turn.at))
+				if fmt.Sprint(node, s.capacity, s.requested) != before {
+					t.Fatalf("turn %d has changed its input", i)
+				}
+				var again time.Duration
+				if !got.again.IsZero() {
+					again = got.again.Sub(start)
+				}
+				var overwritten []string
+				for _, r := range got.overwritten {
+					overwritten = append(overwritten, strings.TrimPrefix(string(r), "vendor.com/"))
+				}
+				is := fmt.Sprintf("patch %q again %s overwritten %q settled %v", written(got.patch), again, strings.Join(overwritten, " "), got.settled)
+				want := fmt.Sprintf("patch %q again %s overwritten %q settled %v", turn.patch, turn.again, turn.overwritten, turn.settled)
+				if is != want {
+					t.Fatalf("turn %d: %s, want %s", i, is, want)
+				}
+				if len(got.patch) == 0 || turn.lost {
+					continue
+				}
+				d.patched(got.patch)
+				after := nodeState{there: true, capacity: maps.Clone(node.capacity), allocatable: maps.Clone(node.allocatable)}
+				if after.capacity == nil {
+					after.capacity, after.allocatable = map[device.ResourceName]int{}, map[device.ResourceName]int{}
+				}
+				for r, n := range got.patch {
+					if delete(after.capacity, r); n != nil {
+						after.capacity[r], after.allocatable[r] = *n, *n
+					} else {
+						delete(after.allocatable, r)
+					}
+				}
+				node = after
+			}
+		})
+	}
+}
+
+// At the end a resource that has just been withdrawn is put back with its lower value.
+func TestDecide_Last_RestoresWithdrawn(t *testing.T) {
+	d, start := newDecider(), time.Unix(1000, 0)
+	node := nodeState{there: true}
+	node.capacity, node.allocatable = values("gpu:3 nic:1")
+	three, _ := values("gpu:3 nic:1")
+	two, _ := values("gpu:2 nic:1")
+	d.decide(situation{node: node, capacity: three, listed: true}, start)
+	if last := d.last(three, nil, start); len(last) > 0 {
+		t.Errorf("with nothing withdrawn: %s", written(last))
+	}
+	d.decide(situation{node: node, capacity: two, listed: true}, start)
+	out := d.decide(situation{node: node, capacity: two, listed: true}, start.Add(shortest))
+	if written(out.patch) != "gpu:-" || d.following(out.want)["vendor.com/gpu"] != 2 {
+		t.Fatalf("patch %s, to be followed by %v", written(out.patch), d.following(out.want))
+	}
+	d.patched(out.patch)
+	if last := written(d.last(two, nil, start.Add(shortest))); last != "gpu:2" {
+		t.Errorf("at the end: %q", last)
+	}
+}
