@@ -34,7 +34,7 @@ format:
 	@unformatted=$$(gofmt -l $$(git ls-files -co --exclude-standard '*.go')); \
 	if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
 generated:
-	$(call generate,diff -rq --exclude staging api "$$work" || { echo "the Go code in api is not what its .proto files say: run make proto"; exit 1; })
+	GO=$(GO) scripts/proto check
 staticcheck:
 	$(GO) -C test/tools/lint build -o ../../../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
 	bin/staticcheck -tags e2e ./...
@@ -54,29 +54,20 @@ vulnerabilities: ## Look for known vulnerabilities in what is linked into the bi
 	scripts/vulnerabilities
 
 proto: ## Lint the .proto files in api, and write their Go code next to them.
-	$(call generate,find api -name '*.pb.go' -delete; cd "$$work"; find . -name '*.pb.go' -exec cp --parents {} "$(CURDIR)/api" \;)
-
-# Lint and generate in a copy of api, $$work, then do $(1). Nothing is fetched but Go modules. One of them has the file that
-# ours import: it stands where that module's own Go code says, which is its name among all that is linked together.
-KUBELET_API = k8s.io/kubelet/pkg/apis/podresources/v1alpha1
-define generate
-	$(GO) -C test/tools/proto build -o ../../../bin/ tool
-	@set -e; work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
-	cp -R api/. "$$work"; find "$$work" -name '*.pb.go' -delete; \
-	install -D -m 0644 "$$($(GO) list -f '{{.Dir}}' $(KUBELET_API))/api.proto" "$$work/staging/src/$(KUBELET_API)/api.proto"; \
-	(cd "$$work"; PATH="$(CURDIR)/bin:$$PATH"; buf lint; buf generate); \
-	$(1)
-endef
+	GO=$(GO) scripts/proto write
 
 e2e: ## End-to-end tests on a real one-node Kubernetes, the package on a Debian, some random faults, and the demo (root).
 	$(timed) "build the cluster" $(GO) run ./test/cluster/cmd/cluster build
-	@$(MAKE) --no-print-directory --output-sync=target --jobs=3 $(lanes)
+	$(timed) "build the tests" $(GO) test -c -tags e2e -race -o bin/e2e.test ./test/e2e
+	@$(MAKE) --no-print-directory --output-sync=target --jobs=5 $(lanes)
 
-# Parts of e2e that run side by side, each on a cluster of its own: the longest first, since much of their time they wait.
-lanes = e2e-M-P e2e-D-L e2e-A-C e2e-Q-Z e2e-package e2e-chaos e2e-cluster e2e-page e2e-demo
+# Parts of e2e that run side by side, each on a cluster of its own: more than there are processors, since much of their time they
+# wait, and the longest first. test/e2e/lanes.txt says which test runs in which of the numbered ones.
+numbered = e2e-1 e2e-2 e2e-3 e2e-4 e2e-5 e2e-6 #
+lanes = e2e-package $(numbered) e2e-page e2e-cluster e2e-chaos e2e-demo
 .PHONY: $(lanes)
-e2e-A-C e2e-D-L e2e-M-P e2e-Q-Z: e2e-%:
-	$(timed) "end to end, $*" $(GO) test -tags e2e -race -count 1 -timeout 25m -run '^Test[$*]' ./test/e2e
+$(numbered): e2e-%:
+	$(timed) "end to end, lane $*" scripts/e2e-lane $*
 e2e-cluster:
 	$(timed) "the test cluster" $(GO) test -tags e2e -race -count 1 -timeout 25m ./test/cluster/...
 e2e-package:
@@ -118,11 +109,7 @@ bench: ## Print the figures that the design is measured by.
 
 FUZZTIME ?= 30s
 fuzz: ## Fuzz what reads other people's bytes, FUZZTIME each.
-	@for package in $$(grep -rl --include='*_test.go' '^func Fuzz' internal config | xargs -n1 dirname | sort -u); do \
-		for target in $$(grep -ho '^func Fuzz[A-Za-z0-9]*' $$package/*_test.go | sed 's/func //'); do \
-			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzzminimizetime 100x -fuzztime $(FUZZTIME) ./$$package || exit 1; \
-		done; \
-	done
+	GO=$(GO) scripts/fuzz $(FUZZTIME)
 
 # The binary itself writes its completions. One for another machine cannot run here.
 HERE   = $(if $(filter $(shell $(GO) env GOARCH),$(shell $(GO) env GOHOSTARCH)),$(abspath $(BIN)),GOARCH= $(GO) run -ldflags "$(LDFLAGS)" ./cmd/devmgrd)
@@ -176,25 +163,10 @@ define package
 	bin/nfpm package --config packaging/nfpm.yaml --packager $(1) --target $(DIST)/
 endef
 
-# What both have in them: what "make install" installs, documents, and the licences of what is linked into the binary.
 .PHONY: stage
 stage:
 	GOARCH= $(GO) -C test/tools/nfpm build -o ../../../bin/nfpm github.com/goreleaser/nfpm/v2/cmd/nfpm
-	rm -rf $(STAGE)
-	$(MAKE) --no-print-directory install DESTDIR=$(STAGE) BIN=$(DIST)/devmgrd LDFLAGS='-s -w -X github.com/devmgrd/devmgrd/internal/version.version=$(VERSION)'
-	install -d $(STAGE)/usr/share/doc/devmgrd/decisions
-	install -m 0644 README.md CHANGELOG.md SECURITY.md docs/*.md $(STAGE)/usr/share/doc/devmgrd
-	install -m 0644 docs/decisions/*.md $(STAGE)/usr/share/doc/devmgrd/decisions
-	$(GO) list -deps -f '{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}' ./cmd/devmgrd | sort -u | \
-	while read module version dir; do \
-		for file in $$(cd "$$dir" && ls | grep -iE '^(licen[cs]e|notice|copying)'); do \
-			printf '==== %s %s: %s ====\n\n' $$module $$version $$file; cat "$$dir/$$file"; echo; \
-		done; \
-	done | gzip -9n > $(STAGE)/usr/share/doc/devmgrd/third-party-licenses.gz
-	GOARCH= $(GO) run ./packaging/sbom -version '$(VERSION)' $(DIST)/devmgrd > $(STAGE)/usr/share/doc/devmgrd/sbom.cdx.json
-	chmod 0644 $(STAGE)/usr/share/doc/devmgrd/sbom.cdx.json
-	@printf 'devmgrd (%s) unstable; urgency=medium\n\n  * See /usr/share/doc/devmgrd/CHANGELOG.md.\n\n -- The devmgrd authors <devmgrd@users.noreply.github.com>  %s\n' \
-		'$(PACKAGE_VERSION)' "$$(LC_ALL=C date -u -R -d @$(SOURCE_DATE_EPOCH))" | gzip -9n > $(STAGE)/changelog.gz
+	GO=$(GO) VERSION='$(VERSION)' PACKAGE_VERSION='$(PACKAGE_VERSION)' SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) scripts/package-root $(DIST)
 
 clean: ## Remove what was built here. The tools' cache is elsewhere and stays.
 	rm -rf bin dist
