@@ -27,7 +27,7 @@ func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {
 func (q quiet) Handle(ctx context.Context, r slog.Record) error {
 	r.Level = slog.LevelDebug
 	if !q.Enabled(ctx, r.Level) {
-		return nil // errors come without being asked whether anybody wants them
+		return nil // errors come without a call of Enabled
 	}
 	return q.Handler.Handle(ctx, r)
 }

@@ -91,7 +91,7 @@ func Rights(ctx context.Context, c Client, node string) (Access, error) {
 	return a, nil
 }
 
-// ignoreMissing takes an object that is not there for a success: whoever may not is told so first.
+// ignoreMissing takes a missing object for a success: the API server checks rights first.
 func ignoreMissing(err error) error {
 	if apierrors.IsNotFound(err) {
 		return nil

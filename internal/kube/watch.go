@@ -35,7 +35,7 @@ type WatchConfig struct {
 	Resource string // the plural in the API, such as "pods"
 	Selector fields.Selector
 	New      func() (object, list runtime.Object) // an empty object of the resource, and an empty list of them
-	// Store is told of everything in order, from one goroutine: Replace after each list, Add, Update and Delete for
+	// Store receives everything in order, from one goroutine: Replace after each list, Add, Update and Delete for
 	// what the watch brings, and Bookmark if it has that method.
 	Store cache.ReflectorStore
 	Log   *slog.Logger
@@ -118,7 +118,7 @@ func (w *Watch) watch(ctx context.Context, o metav1.ListOptions) (watch.Interfac
 	return stream, nil
 }
 
-// plain hides the kinds of error that the reflector would retry by itself, with a pause that heeds no context:
+// plain hides the kinds of error that the reflector would retry on its own, with a pause that heeds no context:
 // retries are Run's.
 func plain(err error) error {
 	if utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err) {

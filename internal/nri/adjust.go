@@ -206,7 +206,7 @@ func addNodes(ctx context.Context, host *hostChecks, may *permit, to *adjustment
 	}
 	for _, n := range order {
 		switch want := sum[n.number]; {
-		case strings.Trim(has[n.number], want+"m") != "": // everybody may make nodes, that cannot be withheld
+		case strings.Trim(has[n.number], want+"m") != "": // any container may make nodes: that cannot be withheld
 			if !can.rules {
 				return device.Refuse(device.PluginError, nil, "the device plugin grants %s with the permissions %q only, which %s does not support through NRI (containerd 2.2 or later is needed)",
 					n.path, want, can.runtime)

@@ -57,7 +57,7 @@ const (
 	startLimit = 15 * time.Second
 
 	// Pauses between attempts. They stay short: containers that are made while we are away wait or, where nothing keeps
-	// them, start without their devices, and an attempt costs microseconds while nobody listens.
+	// them, start without their devices, and an attempt costs microseconds while no process listens.
 	firstPause = 50 * time.Millisecond
 	lastPause  = 500 * time.Millisecond
 

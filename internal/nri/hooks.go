@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// hangLimit is how long a hook may take before it is clear that it never ends by itself: it has a second at most.
+// hangLimit is how long a hook may take before it is clear that it never ends without help: it has a second at most.
 const hangLimit = 10 * time.Second
 
 // hooks are the runtime's questions and news that are being handled at this moment, over all connections: a runtime that
@@ -21,7 +21,7 @@ type hook struct {
 	began time.Time
 }
 
-// begin notes that an event is being handled, until the function that it gives is called.
+// begin notes that an event is being handled, until the returned function is called.
 func (h *hooks) begin(event string) (end func()) {
 	one := &hook{event, time.Now()}
 	h.mu.Lock()

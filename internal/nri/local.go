@@ -113,7 +113,7 @@ func (p *plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	return p.leave("StopPodSandbox", pod)
 }
 
-// RemovePodSandbox tells that a pod's sandbox is gone. Some ends are told only so: those of sandboxes, and those of their
+// RemovePodSandbox reports that a pod's sandbox is gone. The runtime reports some ends only so: those of sandboxes, and those of their
 // containers, whose own events an NRI plugin that fails hides from those after it. Runtimes remove a sandbox after all of
 // its containers. Its stop would come earlier and proves less: containers may still be created then.
 func (p *plugin) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error {

@@ -23,7 +23,7 @@ const cdiPrefix = "cdi.k8s.io/"
 
 // merge makes one grant of all of a container's shares, the way the kubelet's device manager does: what the pod sets
 // itself wins; of several shares that set one key the first wins, and shares are in the order of their resources. The
-// kubelet takes them in random order. Conflicts between shares that say different things are told, without values,
+// kubelet takes them in random order. Conflicts between shares that say different things are reported, without values,
 // which may be secret.
 func merge(shares []device.Share, has own) (device.Grant, []string) {
 	g := device.Grant{Env: map[string]string{}, Annotations: map[string]string{}}

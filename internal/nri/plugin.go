@@ -137,7 +137,7 @@ func (p *plugin) Configure(_ context.Context, _, runtime, version string) (_ api
 	return events, nil
 }
 
-// hook notes that an event is being handled, until the function that it gives is called.
+// hook notes that an event is being handled, until the returned function is called.
 func (p *plugin) hook(event string) (end func()) {
 	began, ended := time.Now(), p.hooks.begin(event)
 	return func() {
@@ -160,8 +160,8 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 	for _, s := range sandboxes {
 		pods[s.GetId()] = s
 		p.present.add(s)
-		// Sandboxes that have stopped are told too, until somebody removes them, and nothing says so but that they have
-		// no process. Some that run have none either: those are known by their containers, or when they get one.
+		// The runtime lists stopped sandboxes too, until the kubelet removes them; they have no process. Some running sandboxes
+		// have none either: their containers show them, or devmgrd sees them when they get one.
 		if !p.local(s) || s.GetPid() == 0 && !used[s.GetId()] {
 			continue
 		}
@@ -398,8 +398,8 @@ func (p *plugin) inject(ctx context.Context, adj *api.ContainerAdjustment, id de
 	return fits(pod, ctr, adj)
 }
 
-// claim looks the container up. If nobody has told of its pod it may be read from the API server, once; if its allocation is in
-// flight that is waited for, but not long: every other container of the node waits with it.
+// claim looks the container up. It may read an unknown pod from the API server, once. It waits for an allocation in flight, but not
+// long: every other container of the node waits with it.
 func (p *plugin) claim(ctx context.Context, id device.Pod, c device.Running, mayRead bool) (device.Readiness, error) {
 	st := p.allocator.Claim(c)
 	if st.State == device.Unknown && mayRead {

@@ -83,8 +83,8 @@ func marshal(v any) string {
 	return string(text)
 }
 
-// stamped reads the annotation back: the devices by resource, and the digests of those lists that are too long for it. Whoever
-// features make containers can write the annotation, so what cannot be a resource or a device is left out. An object that cannot be
+// stamped reads the annotation back: the devices by resource, and the digests of those lists that are too long for it. A client
+// that creates containers can write the annotation, so what cannot be a resource or a device is left out. An object that cannot be
 // read is a digest that nothing matches. left is how many devices ranges may still name.
 func stamped(annotations map[string]string, left *int) (ids map[device.ResourceName][]device.ID, digests map[device.ResourceName]string) {
 	text := annotations[stampKey]

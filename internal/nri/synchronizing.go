@@ -12,8 +12,8 @@ import (
 	"github.com/containerd/ttrpc"
 )
 
-// A runtime takes an NRI plugin up in three steps: it registers, is configured, and is told of all pods and containers
-// (Synchronize). The runtime sends those in parts of at most 4 MiB, but never in parts of fewer than four pods and four
+// A runtime takes an NRI plugin up in three steps: it accepts the registration, configures the plugin, and lists all pods and
+// containers to it (Synchronize). The runtime sends those in parts of at most 4 MiB, but never in parts of fewer than four pods and four
 // containers, and it closes the connection if it cannot. All that a plugin sees of that is the end of the connection between
 // the second and the third step, each time that it connects. A runtime that is restarted looks the same, but only once.
 

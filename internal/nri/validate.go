@@ -35,16 +35,16 @@ func (p *plugin) ValidateContainerAdjustment(_ context.Context, req *api.Validat
 		p.attempts.passed(running(req.GetPod(), req.GetContainer()).Container, req.GetContainer().GetId())
 		return nil
 	}
-	p.attempts.forget(running(req.GetPod(), req.GetContainer()).Container) // this reason is told
+	p.attempts.forget(running(req.GetPod(), req.GetContainer()).Container) // this reason replaces an earlier one
 	pod, name := identity(req.GetPod()), req.GetContainer().GetName()
 	p.metrics.refused(device.Overruled)
 	p.allocator.Refused(device.Container{Pod: pod.UID, Name: name}, device.Wait{Reason: device.Overruled, Message: why}, false)
-	p.log.Warn("container refused: "+why, "pod", pod.String(), "container", name, "reason", device.Overruled)
+	p.log.Warn("container refused", "pod", pod.String(), "container", name, "reason", device.Overruled, "err", why)
 	return fmt.Errorf("devmgrd: container %s of pod %s cannot start yet: %s: %s", name, pod, device.Overruled, why)
 }
 
-// altered names what of our answer the container would not get as we gave it, and whose doing that is. The command line is
-// left out: whoever wraps it does not touch the devices. Of environment variables only names are told.
+// altered names the entries of our answer that other plugins have changed, and these plugins. It leaves out the command line: a
+// wrapper does not touch the devices. Of environment variables it has names only.
 func altered(ours *api.ContainerAdjustment, req *api.ValidateContainerAdjustmentRequest) (lost []string) {
 	if ours == nil {
 		return nil

@@ -48,7 +48,7 @@ func Grants(a *Answer) func(context.Context, *AllocateRequest) (*AllocateRespons
 	}
 }
 
-// Hang is for Before: it answers nothing until the caller gives up or the plugin is stopped.
+// Hang is for Before: it answers nothing until the caller stops waiting or the plugin is stopped.
 func Hang(ctx context.Context) error {
 	<-ctx.Done()
 	return ctx.Err()

@@ -10,8 +10,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// This file turns what we are asked into requests and plugins' answers into grants. What a plugin grants is checked
-// present, where its error can still be told to somebody: the kubelet passes it on as it is, and the runtime then fails
+// This file converts requests, and plugins' answers into grants. It checks a grant while
+// its error can still reach the pod's owner: the kubelet passes it on as it is, and the runtime then fails
 // the container with words that no longer name the plugin.
 
 func allocateRequest(ids []device.ID) *pluginapi.AllocateRequest {

@@ -161,7 +161,7 @@ func (r *Registry) Directories() (all []device.PluginDir, changed <-chan struct{
 	return all, changed
 }
 
-// PodsPresent has the directories removed of all pods that are not among these: they were gone before anybody could tell.
+// PodsPresent has the directories removed of all pods that are not among these: they went while devmgrd was away.
 func (r *Registry) PodsPresent(present func(device.PodUID) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -56,7 +56,7 @@
 // for GetInfo. From there on they are handled like Register, except that the registry tells them the result
 // (NotifyRegistrationStatus) just before it installs the registration. If the notification fails, the plugin is not
 // registered and the current plugin keeps the resource. A failed attempt is retried after 0.5 s, doubling to two minutes, as
-// long as the socket is the same file. A plugin of another type is told once to stay with the kubelet. If several plugins wait
+// long as the socket is the same file. devmgrd tells a plugin of another type once to stay with the kubelet. If several plugins wait
 // at the start, the one with the newest socket wins.
 //
 // The socket is the registration: when it is removed or recreated, the registration that came from it ends. The end of the

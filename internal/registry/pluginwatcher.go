@@ -61,8 +61,8 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 	if err := w.of.make(); err != nil {
 		return err
 	}
-	// The directory's own end is told by the one above it: on its own watch it is not, while a socket that was bound in it
-	// is open.
+	// The watch of the directory above reports the directory's end: the directory's own watch does not, while a socket that was
+	// bound in it is open.
 	above := filepath.Dir(w.dir)
 	if err := watcher.Add(above); err != nil {
 		return err

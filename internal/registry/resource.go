@@ -115,7 +115,7 @@ func (r *Registry) checkRoomLocked(l *registration) error {
 // accept puts l in its predecessor's place and starts it. The predecessor's inventory, and how far it may be trusted,
 // stay until the new plugin has sent its first list. On error nothing has changed and the session is still the caller's.
 //
-// It names the resource that has lost its socket to l, if there is one. ListAndWatch names no resource: whoever dials the
+// It names the resource that has lost its socket to l, if there is one. ListAndWatch names no resource: a caller that dials the
 // socket gets the new plugin's list, and the same devices would be offered, and given out, under both names. So a socket
 // belongs to one resource, and the newest registration has it. A plugin that serves several resources has a socket for
 // each; the API leaves it no other way.
@@ -164,7 +164,7 @@ func (r *Registry) sameSocketLocked(l *registration) *resourceState {
 	return nil
 }
 
-// withdraw takes out a plugin that came through a registration socket which is no more. If another registration of the
+// withdraw takes out a plugin that came through a registration socket that is gone. If another registration of the
 // resource has been accepted meanwhile, that one stays.
 func (r *Registry) withdraw(l *registration) {
 	r.mu.Lock()
@@ -180,7 +180,7 @@ func (r *Registry) withdraw(l *registration) {
 	}
 }
 
-// dropSocketLocked leaves a supply without a plugin's socket. Nobody serves it, so any registration is newer than what is left.
+// dropSocketLocked leaves a supply without a plugin's socket. No plugin serves it, so any registration is newer than what is left.
 func (r *Registry) dropSocketLocked(s *resourceState, lack string) {
 	s.registration.cancel()
 	s.registration = newRegistration(r, 0, s.resource, s.registration.home, "")
@@ -343,7 +343,7 @@ func bootTime() time.Time {
 	return time.Now().Round(0).Add(-time.Duration(up.Nano()))
 }
 
-// graceLocked starts the clock that turns a Stale offer into a Lost one. Whoever ends it does so under the lock, so a
+// graceLocked starts the clock that turns a Stale offer into a Lost one. A caller that ends it holds the lock, so a
 // clock that runs out at the same moment knows that it came too late.
 func (r *Registry) graceLocked(s *resourceState, left time.Duration) {
 	s.endGrace()

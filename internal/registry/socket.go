@@ -16,8 +16,8 @@ const socketName = "kubelet.sock" // the name that every plugin knows
 // isOwn reports whether a file in the socket directory is devmgrd's by its name.
 func isOwn(name string) bool { return name == socketName || shareddir.IsDraft(name, socketName) }
 
-// Listen binds the registration sockets. From the moment that kubelet.sock is seen, whoever dials it is queued, and
-// served once Run runs. It fails if somebody else listens there.
+// Listen binds the registration sockets. From the moment that kubelet.sock appears, its callers are queued, and
+// served once Run runs. Listen fails if another process listens there.
 func (r *Registry) Listen() error {
 	if err := r.listen(); err != nil {
 		return fmt.Errorf("plugin registration: %w", err)

@@ -82,7 +82,7 @@ func (d *directory) watchOnce(ctx context.Context) error {
 	}
 	defer watched.Close()
 	// Whatever happened before the watch was in place is seen here.
-	var retry <-chan time.Time // while kubelet.sock is not ours: whoever has it may go without a sign
+	var retry <-chan time.Time // while kubelet.sock is another process's, which may end without a sign
 	again := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	keep := func() error {
 		err := d.keepSocket()

@@ -36,7 +36,7 @@ type watchedSocket struct {
 	done     chan struct{} // closed when Run has returned
 }
 
-// Run calls the plugin until it has been taken up, and takes it out when ctx ends: the socket is no more. first is called
+// Run calls the plugin until it has been taken up, and takes it out when ctx ends: the socket is gone. first is called
 // when the first call is over.
 func (c *watchedSocket) Run(ctx context.Context, first func()) {
 	pause := backoff.Backoff{First: c.registry.callPause, Last: lastCallPause}
@@ -71,7 +71,7 @@ func (c *watchedSocket) Run(ctx context.Context, first func()) {
 }
 
 // wait returns when there is reason to call again. A plugin that was taken up and then replaced by one which has been
-// withdrawn meanwhile is called: it is still there, and nobody else serves its resource.
+// withdrawn meanwhile is called: it is still there, and no other plugin serves its resource.
 func (c *watchedSocket) wait(ctx context.Context, clock <-chan time.Time, mine *registration) {
 	for {
 		select {
@@ -105,8 +105,8 @@ func (c *watchedSocket) call(ctx context.Context) (*registration, error) {
 	return l, nil
 }
 
-// take asks the plugin who it is, tells it that it is registered, and puts it in place. The kubelet tells it last, and takes
-// it out again if it does not hear. Here it is told first: nobody has to give way for a plugin that does not hear it.
+// take asks the plugin for its identity, notifies it of the registration, and puts it in place. The kubelet notifies it last, and
+// takes it out again if the call fails. devmgrd notifies first: no plugin gives way to one that does not answer.
 func (c *watchedSocket) take(ctx context.Context, plugin watcherapi.RegistrationClient) (*registration, error) {
 	r := c.registry
 	id := c.id

@@ -1,5 +1,5 @@
 // Command sbom writes the bill of materials of a Go binary: the modules that the linker has recorded in it, as CycloneDX 1.6 in
-// JSON. The same binary gives the same bytes.
+// JSON. The same binary yields the same bytes.
 //
 //	sbom -version v1.2.3 BINARY > sbom.cdx.json
 package main

@@ -38,7 +38,7 @@ func Poll(ctx context.Context, condition wait.ConditionWithContextFunc) error {
 	}
 }
 
-// waitFor polls until the condition holds. It gives up when ctx ends, or when one of the processes that bring the
+// waitFor polls until the condition holds. It fails when ctx ends, or when one of the processes that bring the
 // condition about has ended, and then says what was seen last and how those processes' logs end. An error of the
 // condition means "not yet".
 func waitFor(ctx context.Context, what string, by []*Process, condition func(context.Context) error) error {
@@ -89,7 +89,7 @@ func (c *Cluster) WaitContainerd(ctx context.Context) error {
 	})
 }
 
-// WaitNodeReady returns when the node is Ready and has no taints, so that pods can be scheduled. It gives up when
+// WaitNodeReady returns when the node is Ready and has no taints, so that pods can be scheduled. It fails when
 // the kubelet ends.
 func (c *Cluster) WaitNodeReady(ctx context.Context) error {
 	return waitFor(ctx, "node "+c.options.NodeName, []*Process{c.Kubelet}, func(ctx context.Context) error {

@@ -145,7 +145,7 @@ func (s *story) showNode(ctx context.Context) error {
 	return nil
 }
 
-// watchNode notes every pair capacity/allocatable that the Node shows, until stop is called, which gives them.
+// watchNode notes every pair capacity/allocatable that the Node shows, until stop is called, which returns them.
 func (s *story) watchNode(ctx context.Context) (stop func() map[string]bool, err error) {
 	w, err := s.n.Client().CoreV1().Nodes().Watch(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("metadata.name", s.n.NodeName()).String(),
@@ -213,7 +213,7 @@ func (s *story) waitUnschedulable(ctx context.Context, name string) (why string,
 	return why, err
 }
 
-// waitEvent waits for an event on a pod, and gives it in one line.
+// waitEvent waits for an event on a pod, and returns it in one line.
 func (s *story) waitEvent(ctx context.Context, name, reason string) (event string, err error) {
 	err = wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		for line := range strings.SplitSeq(s.n.Events(ctx, name), "\n") {

@@ -19,7 +19,7 @@ import (
 )
 
 func main() {
-	keep := flag.Bool("keep", false, "stay when the story is told, until Ctrl-C")
+	keep := flag.Bool("keep", false, "stay after the last step, until Ctrl-C")
 	flag.Usage = func() {
 		fmt.Fprintf(flag.CommandLine.Output(), "usage: go run ./test/demo [--keep]\n\n"+
 			"Shows devmgrd at work on a real one-node Kubernetes that is made for it. Needs root.\n\n")

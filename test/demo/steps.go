@@ -16,7 +16,7 @@ import (
 )
 
 func (s *story) nodeComesUp(ctx context.Context) error {
-	s.say("etcd, API server, scheduler, controller manager, containerd and kubelet, unchanged, in namespaces that are made for this run. devmgrd runs beside the kubelet, with its defaults.")
+	s.say("etcd, API server, scheduler, controller manager, containerd and kubelet, unchanged, in namespaces that are made for this run. devmgrd runs next to the kubelet, with its defaults.")
 	began := time.Now()
 	n, err := node.Start(ctx, node.Options{Cluster: cluster.Options{}})
 	if err != nil {

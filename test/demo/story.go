@@ -38,7 +38,7 @@ func inside(keep bool) int {
 		return s.failed(err)
 	}
 	steps := []step{
-		{"A Kubernetes node comes up, and devmgrd beside its kubelet", s.nodeComesUp},
+		{"A Kubernetes node comes up, and devmgrd next to its kubelet", s.nodeComesUp},
 		{"A device plugin registers, with devmgrd and not with the kubelet", s.pluginRegisters},
 		{"The Node shows the devices", s.nodeShowsDevices},
 		{"Two pods ask for one device each", s.podsGetDevices},

@@ -42,7 +42,7 @@ func (o Options) inMachine() (int, error) {
 		return 0, err
 	}
 	self := exec.Command("nsenter", append([]string{"--target", leader, "--all", "--wd=" + filepath.Join(os.Getenv(sourceVariable), o.Dir), "--", testInside}, testArgs()...)...)
-	// What somebody has who has just logged in, and what test/cluster and test/node look for.
+	// The variables of a user who has just logged in, and what test/cluster and test/node look for.
 	self.Env = []string{insideVariable + "=yes", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"LANG=C.UTF-8", "DEBIAN_FRONTEND=noninteractive", "HOME=" + os.Getenv("HOME")}
 	for _, variable := range os.Environ() {

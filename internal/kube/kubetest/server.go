@@ -67,7 +67,7 @@ func newServer(t testing.TB) *Server {
 	return &Server{t: t, version: 100, objects: map[string]object{}, changed: make(chan struct{}), requests: map[string]int{}}
 }
 
-// NewAway is a server that nobody can reach until Start.
+// NewAway returns a server that no client can reach until Start.
 func NewAway(t testing.TB) *Server {
 	s := New(t)
 	s.Stop()

@@ -1,5 +1,5 @@
 // Command consumer reads a PodResources socket with the client that Kubernetes itself keeps for it, which several
-// device plugins and CNI plugins call too, and prints all that it is told as one line of JSON. It goes by the constants of
+// device plugins and CNI plugins call too, and prints the answers as one line of JSON. It goes by the constants of
 // Kubernetes' own tests: ten seconds, and answers of up to 16 MiB.
 //
 //	consumer unix:///var/lib/kubelet/pod-resources/kubelet.sock

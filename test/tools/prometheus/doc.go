@@ -2,5 +2,5 @@
 // of it that promtool is built from. It is a module of its own, so that the product never requires a server.
 //
 // The expressions are read by Prometheus's own parser. What they name is looked up in devmgrd's source: a metric that was
-// renamed, or has lost a label, is found before somebody waits without success for an alert.
+// renamed, or has lost a label, is found before an operator misses an alert.
 package prometheus
