@@ -59,7 +59,7 @@ proto: ## Lint the .proto files in api, and write their Go code next to them.
 e2e: ## End-to-end tests on a real one-node Kubernetes, the package on a Debian, some random faults, and the demo (root).
 	$(timed) "build the cluster" $(GO) run ./test/cluster/cmd/cluster build
 	$(timed) "build the tests" $(GO) test -c -tags e2e -race -o bin/e2e.test ./test/e2e
-	@$(MAKE) --no-print-directory --output-sync=target --jobs=5 $(lanes)
+	@$(MAKE) --no-print-directory --output-sync=target --jobs=4 $(lanes)
 
 # Parts of e2e that run side by side, each on a cluster of its own: more than there are processors, since much of their time they
 # wait, and the longest first. test/e2e/lanes.txt says which test runs in which of the numbered ones.

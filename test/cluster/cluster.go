@@ -229,7 +229,7 @@ func stopAll(group ...*Process) error {
 		}
 		wg.Go(func() {
 			_ = p.Signal(syscall.SIGCONT) // a frozen process cannot stop
-			errs[i] = p.Stop(10 * time.Second)
+			errs[i] = p.Stop(30 * time.Second)
 		})
 	}
 	wg.Wait()

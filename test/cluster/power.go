@@ -22,7 +22,7 @@ func (c *Cluster) PowerOff(ctx context.Context) error {
 	}
 	killProgram(c.tools.Path("containerd-shim-runc-v2"))
 	var last error
-	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
 		emptyCgroup(c.run.cgroup())
 		last = removeCgroups(c.run.cgroup(), false)
 		return last == nil, nil

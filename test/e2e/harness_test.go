@@ -102,7 +102,7 @@ func begin(t *testing.T, share bool, start func(context.Context) (*node.Node, er
 			r.describe()
 		}
 		if share && !t.Failed() {
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			began := time.Now()
 			err := n.Vacate(ctx)

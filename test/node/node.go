@@ -94,7 +94,7 @@ func (n *Node) StartDevmgrd(ctx context.Context) error {
 
 // Stop ends devmgrd and the cluster, and removes what devmgrd keeps, so that the next one starts afresh.
 func (n *Node) Stop() error {
-	return errors.Join(n.Devmgrd.Stop(10*time.Second), n.Cluster.Stop(), empty(StateDir), empty(runDir))
+	return errors.Join(n.Devmgrd.Stop(20*time.Second), n.Cluster.Stop(), empty(StateDir), empty(runDir))
 }
 
 // empty removes what is in a directory, which may be a mount point.

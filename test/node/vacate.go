@@ -31,7 +31,7 @@ func (n *Node) Vacate(ctx context.Context) error {
 	if err := n.removePods(ctx); err != nil {
 		return fmt.Errorf("remove the pods: %w", err)
 	}
-	if err := n.Devmgrd.Stop(10 * time.Second); err != nil {
+	if err := n.Devmgrd.Stop(20 * time.Second); err != nil {
 		return err
 	}
 	kept := filepath.Join(kubeletDir, "devmgrd.txt") // devmgrd puts it there for the kubelet's next start
