@@ -1,4 +1,4 @@
-package podresources
+package takeover
 
 import (
 	"errors"
@@ -31,8 +31,8 @@ func TestAttackTakeover_Link_IsNotFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := &takeoverLog{}
-	u := newTakeover(filepath.Join(dir, "kubelet.sock"), slog.New(slog.NewTextHandler(log, nil)))
-	l, err := u.listen()
+	u := New(filepath.Join(dir, "kubelet.sock"), slog.New(slog.NewTextHandler(log, nil)))
+	l, err := u.Listen()
 	if err != nil {
 		t.Fatal(err)
 	}

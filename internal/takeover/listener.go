@@ -1,4 +1,4 @@
-package podresources
+package takeover
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package podresources
+package takeover
 
 import (
 	"context"
@@ -37,7 +37,7 @@ import (
 //
 // Whose a socket is its inode says. One that nobody listens on is nobody's: a dead kubelet's, or ours of a devmgrd that was
 // killed. It never takes the place of one that somebody listens on.
-type takeover struct {
+type Takeover struct {
 	dir                  string // immutable, as what follows
 	path, hidden, theirs string
 
@@ -46,7 +46,7 @@ type takeover struct {
 	watcher  func() (*fsnotify.Watcher, error)
 	files    takeoverFiles
 
-	// What follows is Run's, and before it listen's.
+	// What follows is Run's, and before it Listen's.
 	own     fs.FileInfo // of our socket
 	mode    fs.FileMode // of our socket: as the kubelet's last one
 	pace    takeoverPace
@@ -65,14 +65,14 @@ const (
 	hiddenSocket = ".devmgrd.sock"
 )
 
-// newTakeover makes a takeover of the kubelet's socket at path. Nothing is touched before listen.
-func newTakeover(path string, log *slog.Logger) *takeover {
+// New makes a takeover of the kubelet's socket at path. Nothing is touched before Listen.
+func New(path string, log *slog.Logger) *Takeover {
 	dir, name := filepath.Split(filepath.Clean(path))
-	return &takeover{
+	return &Takeover{
 		dir:      filepath.Clean(dir),
 		path:     filepath.Join(dir, name),
 		hidden:   filepath.Join(dir, hiddenSocket),
-		theirs:   asideOf(path),
+		theirs:   AsideOf(path),
 		log:      log,
 		listener: &takeoverListener{addr: path},
 		watcher:  fsnotify.NewWatcher,
@@ -82,26 +82,26 @@ func newTakeover(path string, log *slog.Logger) *takeover {
 	}
 }
 
-// asideOf returns where the kubelet's socket is when its path is ours.
-func asideOf(path string) string {
+// AsideOf returns where the kubelet's socket is when its path is ours.
+func AsideOf(path string) string {
 	end := filepath.Ext(path)
 	return strings.TrimSuffix(filepath.Clean(path), end) + "-own" + end
 }
 
-// listen binds our socket. Nobody finds it before Run. The listener stays the same whatever Run has to do, and is the
+// Listen binds our socket. Nobody finds it before Run. The listener stays the same whatever Run has to do, and is the
 // caller's to close, once Run has returned.
-func (t *takeover) listen() (net.Listener, error) {
+func (t *Takeover) Listen() (net.Listener, error) {
 	if err := t.bind(); err != nil {
 		return nil, fmt.Errorf("taking over %s: %w", t.path, err)
 	}
 	return t.listener, nil
 }
 
-// aside is where the kubelet's own socket is while Run runs, if there is a kubelet.
-func (t *takeover) aside() string { return t.theirs }
+// Aside is where the kubelet's own socket is while Run runs, if there is a kubelet.
+func (t *Takeover) Aside() string { return t.theirs }
 
 // Run keeps the path ours until ctx ends. Then the kubelet has it again, or nobody if there is no kubelet.
-func (t *takeover) Run(ctx context.Context) error {
+func (t *Takeover) Run(ctx context.Context) error {
 	pause := backoff.Backoff{First: takeoverRetry / 20, Last: takeoverRetry}
 	blind := false
 	for ctx.Err() == nil {
@@ -129,7 +129,7 @@ func (t *takeover) Run(ctx context.Context) error {
 var errTakeoverGone = errors.New("the directory is another one, or gone")
 
 // watchOnce keeps the path ours until the watch breaks or the directory is gone.
-func (t *takeover) watchOnce(ctx context.Context) error {
+func (t *Takeover) watchOnce(ctx context.Context) error {
 	watcher, err := t.watcher()
 	if err != nil {
 		return err
@@ -191,7 +191,7 @@ func (t *takeover) watchOnce(ctx context.Context) error {
 }
 
 // look makes the path ours, if it is not, and says so when that begins to fail and when it has ended.
-func (t *takeover) look() error {
+func (t *Takeover) look() error {
 	err := t.takePath()
 	switch {
 	case err != nil && !t.trouble:

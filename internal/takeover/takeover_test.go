@@ -1,4 +1,4 @@
-package podresources
+package takeover
 
 import (
 	"bufio"
@@ -194,8 +194,8 @@ func (s *takeoverStage) stopKubelet() {
 	}
 }
 
-func (s *takeoverStage) make() *takeover {
-	t := newTakeover(s.path, slog.New(slog.NewTextHandler(s.log, nil)))
+func (s *takeoverStage) make() *Takeover {
+	t := New(s.path, slog.New(slog.NewTextHandler(s.log, nil)))
 	if s.blind {
 		t.watcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("no watch to be had") }
 	}
@@ -206,17 +206,17 @@ func (s *takeoverStage) make() *takeover {
 }
 
 // begin listens and serves, without Run.
-func (s *takeoverStage) begin() (*takeover, *takeoverServer) {
+func (s *takeoverStage) begin() (*Takeover, *takeoverServer) {
 	s.Helper()
 	t := s.make()
-	l, err := t.listen()
+	l, err := t.Listen()
 	s.must(err)
 	return t, takeoverServe("devmgrd", l)
 }
 
 // before has something happen before each change of a name, which is left out if that gives an error. After each the
 // kubelet has to be within reach. It counts them.
-func (s *takeoverStage) before(t *takeover, happens func(n int, to string) error) (n *int) {
+func (s *takeoverStage) before(t *Takeover, happens func(n int, to string) error) (n *int) {
 	n = new(int)
 	files := t.files
 	do := func(to string, change func() error) error {
@@ -277,7 +277,7 @@ func takeoverEachScene(t *testing.T, test func(fresh func() *takeoverStage, leav
 func (s *takeoverStage) start() (stop func()) {
 	s.Helper()
 	t := s.make()
-	l, err := t.listen()
+	l, err := t.Listen()
 	s.must(err)
 	server := takeoverServe("devmgrd", l)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -541,8 +541,8 @@ func TestTakeoverProcess(t *testing.T) {
 	if path == "" {
 		t.Skip("only as a process of another test")
 	}
-	u := newTakeover(path, slog.New(slog.DiscardHandler))
-	l, err := u.listen()
+	u := New(path, slog.New(slog.DiscardHandler))
+	l, err := u.Listen()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -772,7 +772,7 @@ func TestTakeoverTwice(t *testing.T) {
 	s.start()
 	s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
 	second := s.make()
-	if _, err := second.listen(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d) listens on %s already; stop it or set podResources.takeover to false", os.Getpid(), second.hidden)) {
+	if _, err := second.Listen(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d) listens on %s already; stop it or set podResources.takeover to false", os.Getpid(), second.hidden)) {
 		t.Errorf("a second one listens: %v", err)
 	}
 	ended, cancel := context.WithCancel(context.Background())
@@ -781,8 +781,8 @@ func TestTakeoverTwice(t *testing.T) {
 	if !s.answers(s.path, "devmgrd") {
 		t.Error("the second one has removed what is the first one's")
 	}
-	long := newTakeover(filepath.Join("/tmp", strings.Repeat("long", 23), "kubelet.sock"), slog.New(slog.DiscardHandler))
-	if _, err := long.listen(); err == nil || !strings.Contains(err.Error(), "107 bytes") {
+	long := New(filepath.Join("/tmp", strings.Repeat("long", 23), "kubelet.sock"), slog.New(slog.DiscardHandler))
+	if _, err := long.Listen(); err == nil || !strings.Contains(err.Error(), "107 bytes") {
 		t.Errorf("a path that is too long: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package podresources
+package takeover
 
 import (
 	"errors"
@@ -15,7 +15,7 @@ import (
 )
 
 // bind makes our socket, under its hidden name. It fails if another devmgrd has one there.
-func (t *takeover) bind() error {
+func (t *Takeover) bind() error {
 	if err := socket.CheckPath(t.theirs); err != nil {
 		return err
 	}
@@ -41,7 +41,7 @@ func (t *takeover) bind() error {
 }
 
 // stray warns of a file at one of the names that is about to be replaced, since it is no socket.
-func (t *takeover) stray(path string, info fs.FileInfo) {
+func (t *Takeover) stray(path string, info fs.FileInfo) {
 	if info != nil {
 		t.strays.Do(func() {
 			t.log.Warn("PodResources socket's name taken; replacing file", "path", path, "type", shareddir.TypeName(info.Mode()))
@@ -58,7 +58,7 @@ func takeoverRemedy(err error) error {
 }
 
 // takePath makes the path ours, if it is not.
-func (t *takeover) takePath() error {
+func (t *Takeover) takePath() error {
 	return t.settle(func() (bool, error) {
 		done, err := t.takeOnce()
 		if !done {
@@ -70,7 +70,7 @@ func (t *takeover) takePath() error {
 
 // settle takes one step after the other until nothing is left to do. Each begins with what is there then: a name may come
 // or go at any time.
-func (t *takeover) settle(step func() (done bool, err error)) error {
+func (t *Takeover) settle(step func() (done bool, err error)) error {
 	var last error
 	for range 10 {
 		done, err := step()
@@ -89,7 +89,7 @@ func (t *takeover) settle(step func() (done bool, err error)) error {
 }
 
 // takeOnce is one step towards a path that is ours. It is done when it finds it so.
-func (t *takeover) takeOnce() (done bool, err error) {
+func (t *Takeover) takeOnce() (done bool, err error) {
 	// Somebody may have removed our socket's hidden name, mostly with the whole directory. Without a name it gets none again.
 	if info, err := t.stat(t.hidden); err != nil || !t.ours(info) {
 		if err := t.bind(); err != nil {
@@ -140,7 +140,7 @@ func (t *takeover) takeOnce() (done bool, err error) {
 
 // setMode gives our socket the mode of the kubelet's, so that the same processes may dial it. It is never wider than
 // takeoverWidest: another process may have put a socket with any mode at the path.
-func (t *takeover) setMode(mode fs.FileMode) error {
+func (t *Takeover) setMode(mode fs.FileMode) error {
 	mode = mode.Perm() & takeoverWidest
 	if mode == t.mode {
 		return nil
@@ -166,7 +166,7 @@ func (t *takeover) setMode(mode fs.FileMode) error {
 }
 
 // leave returns the path back and removes what is ours.
-func (t *takeover) leave() error {
+func (t *Takeover) leave() error {
 	err := t.settle(t.giveBackOnce)
 	if info, e := t.stat(t.hidden); e == nil && t.ours(info) {
 		err = errors.Join(err, t.files.remove(t.hidden))
@@ -176,7 +176,7 @@ func (t *takeover) leave() error {
 
 // giveBackOnce is one step towards a path that is the kubelet's if somebody listens on its socket, and else nobody's. It is
 // done when it finds it so, and nothing aside.
-func (t *takeover) giveBackOnce() (done bool, err error) {
+func (t *Takeover) giveBackOnce() (done bool, err error) {
 	at, aside, err := t.lookAtBoth()
 	if err != nil {
 		return false, err
@@ -203,7 +203,7 @@ func (t *takeover) giveBackOnce() (done bool, err error) {
 
 // swap exchanges what is at the path and aside: in one step, where the file system can. Where it cannot, a kubelet that has
 // started since we looked can be reached nowhere between the first of three steps and the last.
-func (t *takeover) swap() error {
+func (t *Takeover) swap() error {
 	err := t.files.exchange(t.theirs, t.path)
 	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, errors.ErrUnsupported) {
 		return err
@@ -278,7 +278,7 @@ func (s takeoverSeen) is(other takeoverSeen) bool {
 	return s.info != nil && other.info != nil && shareddir.Same(s.info, other.info)
 }
 
-func (t *takeover) lookAtBoth() (at, aside takeoverSeen, err error) {
+func (t *Takeover) lookAtBoth() (at, aside takeoverSeen, err error) {
 	if at, err = t.lookAt(t.path); err == nil {
 		aside, err = t.lookAt(t.theirs)
 	}
@@ -286,7 +286,7 @@ func (t *takeover) lookAtBoth() (at, aside takeoverSeen, err error) {
 }
 
 // lookAt tells who is at a name.
-func (t *takeover) lookAt(name string) (takeoverSeen, error) {
+func (t *Takeover) lookAt(name string) (takeoverSeen, error) {
 	info, err := t.stat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -314,7 +314,7 @@ func (t *takeover) lookAt(name string) (takeoverSeen, error) {
 }
 
 // stat returns what is at a name.
-func (t *takeover) stat(name string) (fs.FileInfo, error) {
+func (t *Takeover) stat(name string) (fs.FileInfo, error) {
 	d, err := shareddir.Open(t.dir)
 	if err != nil {
 		return nil, err
@@ -325,4 +325,4 @@ func (t *takeover) stat(name string) (fs.FileInfo, error) {
 
 // ours reports whether a file is devmgrd's socket, under whatever name. Its times say nothing: an agent may set them. Its number is
 // not given to another file while the socket is open.
-func (t *takeover) ours(info fs.FileInfo) bool { return t.own != nil && os.SameFile(t.own, info) }
+func (t *Takeover) ours(info fs.FileInfo) bool { return t.own != nil && os.SameFile(t.own, info) }
