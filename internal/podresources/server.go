@@ -155,7 +155,7 @@ func (s *Server) Run(ctx context.Context) error {
 	var doors sync.WaitGroup
 	if s.cfg.Takeover {
 		t := takeover.New(s.cfg.KubeletSocket, s.log)
-		paths = append([]string{t.Aside()}, paths...) // at its own path it is as long as ours is not there
+		paths = append([]string{takeover.Aside(s.cfg.KubeletSocket)}, paths...) // at its own path it is as long as ours is not there
 		doors.Go(func() {
 			s.serve(ctx, server, s.cfg.KubeletSocket, t.Listen, func(ctx context.Context) {
 				if err := t.Run(ctx); err != nil {

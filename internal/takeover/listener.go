@@ -6,9 +6,9 @@ import (
 	"sync"
 )
 
-// A takeoverListener accepts from our socket, which is bound again if its directory was removed: a server that was given it
+// A listener accepts from our socket, which is bound again if its directory was removed: a server that was given it
 // once need not know.
-type takeoverListener struct {
+type listener struct {
 	addr string
 
 	mu     sync.Mutex // guards what follows; never held across Accept
@@ -17,7 +17,7 @@ type takeoverListener struct {
 }
 
 // replace accepts from l from now on. Connections that have been accepted live on.
-func (t *takeoverListener) replace(l *net.UnixListener) error {
+func (t *listener) replace(l *net.UnixListener) error {
 	t.mu.Lock()
 	old := t.now
 	if t.closed {
@@ -35,14 +35,14 @@ func (t *takeoverListener) replace(l *net.UnixListener) error {
 	return nil
 }
 
-func (t *takeoverListener) current() *net.UnixListener {
+func (t *listener) current() *net.UnixListener {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.now
 }
 
 // Accept waits for the next connection.
-func (t *takeoverListener) Accept() (net.Conn, error) {
+func (t *listener) Accept() (net.Conn, error) {
 	for {
 		l := t.current()
 		conn, err := l.Accept()
@@ -54,7 +54,7 @@ func (t *takeoverListener) Accept() (net.Conn, error) {
 }
 
 // Close ends Accept. The names are Run's to remove.
-func (t *takeoverListener) Close() error {
+func (t *listener) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true
@@ -62,4 +62,4 @@ func (t *takeoverListener) Close() error {
 }
 
 // Addr returns the path where clients find it.
-func (t *takeoverListener) Addr() net.Addr { return &net.UnixAddr{Name: t.addr, Net: "unix"} }
+func (t *listener) Addr() net.Addr { return &net.UnixAddr{Name: t.addr, Net: "unix"} }

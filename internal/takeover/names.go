@@ -19,7 +19,7 @@ func (t *Takeover) bind() error {
 	if err := socket.CheckPath(t.theirs); err != nil {
 		return err
 	}
-	if _, err := shareddir.Make(t.dir, takeoverDir); err != nil {
+	if _, err := shareddir.Make(t.dir, dirMode); err != nil {
 		return err
 	}
 	d, err := shareddir.Open(t.dir)
@@ -29,7 +29,7 @@ func (t *Takeover) bind() error {
 	defer d.Close()
 	stray, err := socket.Vacant(d, hiddenSocket)
 	if err != nil {
-		return takeoverRemedy(err)
+		return remedy(err)
 	}
 	t.stray(t.hidden, stray)
 	l, info, err := socket.Listen(d, hiddenSocket, t.mode)
@@ -49,8 +49,8 @@ func (t *Takeover) stray(path string, info fs.FileInfo) {
 	}
 }
 
-// takeoverRemedy adds to what can be done what the configuration has to offer.
-func takeoverRemedy(err error) error {
+// remedy adds to what can be done what the configuration has to offer.
+func remedy(err error) error {
 	if errors.As(err, new(*socket.TakenError)) {
 		return fmt.Errorf("%w or set podResources.takeover to false", err)
 	}
@@ -78,7 +78,7 @@ func (t *Takeover) settle(step func() (done bool, err error)) error {
 		case done:
 			return nil
 		case err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrNotExist):
-			return takeoverRemedy(err)
+			return remedy(err)
 		}
 		last = err
 	}
@@ -100,19 +100,19 @@ func (t *Takeover) takeOnce() (done bool, err error) {
 	switch {
 	case err != nil:
 		return false, err
-	case at.who == takeoverOurs:
+	case at.who == ourSocket:
 		return true, nil
-	case at.who == takeoverNobody:
+	case at.who == nothing:
 		return false, t.files.link(t.hidden, t.path) // never over what has come meanwhile
-	case aside.who == takeoverOther:
+	case aside.who == noSocket:
 		t.stray(t.theirs, aside.info)
 		return false, t.files.remove(t.theirs)
-	case at.who != takeoverLive && aside.who == takeoverLive: // dead or no socket
+	case at.who != liveSocket && aside.who == liveSocket: // dead or no socket
 		return false, t.swap()
 	case aside.is(at): // to rename one to the other would do nothing
 		return false, t.files.remove(t.theirs)
 	}
-	if at.who == takeoverOther {
+	if at.who == noSocket {
 		t.stray(t.path, at.info)
 		if err := t.files.remove(t.theirs); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return false, err // rename puts no directory in the place of a socket
@@ -126,22 +126,22 @@ func (t *Takeover) takeOnce() (done bool, err error) {
 	if err := t.files.link(t.hidden, t.path); err != nil {
 		return false, err
 	}
-	if at.who == takeoverLive {
+	if at.who == liveSocket {
 		t.takings.Do(func() {
 			t.log.Info("took over kubelet's PodResources socket", "path", t.path, "kubelet", t.theirs)
 		})
 		return false, nil
 	}
-	if aside, err = t.lookAt(t.theirs); err != nil || aside.who != takeoverDead && aside.who != takeoverOther {
+	if aside, err = t.lookAt(t.theirs); err != nil || aside.who != deadSocket && aside.who != noSocket {
 		return false, err
 	}
 	return false, t.files.remove(t.theirs)
 }
 
 // setMode gives our socket the mode of the kubelet's, so that the same processes may dial it. It is never wider than
-// takeoverWidest: another process may have put a socket with any mode at the path.
+// widestMode: another process may have put a socket with any mode at the path.
 func (t *Takeover) setMode(mode fs.FileMode) error {
-	mode = mode.Perm() & takeoverWidest
+	mode = mode.Perm() & widestMode
 	if mode == t.mode {
 		return nil
 	}
@@ -182,20 +182,20 @@ func (t *Takeover) giveBackOnce() (done bool, err error) {
 		return false, err
 	}
 	switch aside.who {
-	case takeoverOurs, takeoverDead, takeoverOther:
+	case ourSocket, deadSocket, noSocket:
 		return false, t.files.remove(t.theirs)
-	case takeoverNobody:
-		if at.who == takeoverOurs {
+	case nothing:
+		if at.who == ourSocket {
 			return false, t.files.rename(t.path, t.theirs) // or whatever is there by now
 		}
 		return true, nil
 	}
 	switch { // somebody listens aside
-	case at.who == takeoverNobody:
+	case at.who == nothing:
 		return false, t.files.link(t.theirs, t.path)
 	case aside.is(at):
 		return false, t.files.remove(t.theirs)
-	case at.who != takeoverLive: // ours, dead or no socket
+	case at.who != liveSocket: // ours, dead or no socket
 		return false, t.swap()
 	}
 	return true, nil // both stay
@@ -214,7 +214,7 @@ func (t *Takeover) swap() error {
 	}
 	if err := t.files.link(t.theirs, t.path); errors.Is(err, fs.ErrExist) {
 		// Another process was faster. What is in between takes the kubelet's name only if it is a kubelet's itself.
-		if seen, err := t.lookAt(between); err == nil && seen.who != takeoverLive {
+		if seen, err := t.lookAt(between); err == nil && seen.who != liveSocket {
 			return t.files.remove(between)
 		}
 	} else if err != nil {
@@ -227,14 +227,14 @@ func (t *Takeover) swap() error {
 	return err
 }
 
-// takeoverFiles is how names are changed.
-type takeoverFiles struct {
+// files is how names are changed.
+type files struct {
 	link, rename, exchange func(from, to string) error
 	remove                 func(name string) error
 }
 
-// newTakeoverFiles returns how names in dir are changed: relative to the open directory.
-func newTakeoverFiles(dir string) takeoverFiles {
+// newFiles returns how names in dir are changed: relative to the open directory.
+func newFiles(dir string) files {
 	in := func(change func(d *shareddir.Dir) error) error {
 		d, err := shareddir.Open(dir)
 		if err != nil {
@@ -248,7 +248,7 @@ func newTakeoverFiles(dir string) takeoverFiles {
 			return in(func(d *shareddir.Dir) error { return change(d, filepath.Base(from), filepath.Base(to)) })
 		}
 	}
-	return takeoverFiles{
+	return files{
 		link: pair((*shareddir.Dir).Link), rename: pair((*shareddir.Dir).Replace), exchange: pair((*shareddir.Dir).Exchange),
 		remove: func(name string) error {
 			return in(func(d *shareddir.Dir) error { return d.Remove(filepath.Base(name)) })
@@ -256,29 +256,29 @@ func newTakeoverFiles(dir string) takeoverFiles {
 	}
 }
 
-// A takeoverSeen is what was seen at a name.
-type takeoverSeen struct {
-	who  takeoverWho
+// A seen is what was seen at a name.
+type seen struct {
+	who  occupant
 	info fs.FileInfo // nil: nothing
 }
 
-// A takeoverWho says who is at a name.
-type takeoverWho int
+// A occupant says who is at a name.
+type occupant int
 
 const (
-	takeoverNobody takeoverWho = iota // nothing is there
-	takeoverOurs                      // our socket
-	takeoverLive                      // a socket on which somebody else listens: the kubelet
-	takeoverDead                      // one on which nobody does, whosever it was
-	takeoverOther                     // something else than a socket that a server could have
+	nothing    occupant = iota // nothing is there
+	ourSocket                  // our socket
+	liveSocket                 // a socket on which somebody else listens: the kubelet
+	deadSocket                 // one on which nobody does, whosever it was
+	noSocket                   // something else than a socket that a server could have
 )
 
 // is reports whether two names are of one file.
-func (s takeoverSeen) is(other takeoverSeen) bool {
+func (s seen) is(other seen) bool {
 	return s.info != nil && other.info != nil && shareddir.Same(s.info, other.info)
 }
 
-func (t *Takeover) lookAtBoth() (at, aside takeoverSeen, err error) {
+func (t *Takeover) lookAtBoth() (at, aside seen, err error) {
 	if at, err = t.lookAt(t.path); err == nil {
 		aside, err = t.lookAt(t.theirs)
 	}
@@ -286,31 +286,31 @@ func (t *Takeover) lookAtBoth() (at, aside takeoverSeen, err error) {
 }
 
 // lookAt tells who is at a name.
-func (t *Takeover) lookAt(name string) (takeoverSeen, error) {
+func (t *Takeover) lookAt(name string) (seen, error) {
 	info, err := t.stat(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return takeoverSeen{who: takeoverNobody}, nil
+		return seen{who: nothing}, nil
 	case err != nil:
-		return takeoverSeen{}, err
+		return seen{}, err
 	case t.ours(info):
-		return takeoverSeen{takeoverOurs, info}, nil
+		return seen{ourSocket, info}, nil
 	}
 	d, err := shareddir.Open(t.dir)
 	if err != nil {
-		return takeoverSeen{}, err
+		return seen{}, err
 	}
 	defer d.Close()
 	stray, err := socket.Vacant(d, filepath.Base(name))
 	switch {
 	case errors.As(err, new(*socket.TakenError)):
-		return takeoverSeen{takeoverLive, info}, nil
+		return seen{liveSocket, info}, nil
 	case err != nil:
-		return takeoverSeen{}, err
+		return seen{}, err
 	case stray != nil:
-		return takeoverSeen{takeoverOther, info}, nil
+		return seen{noSocket, info}, nil
 	}
-	return takeoverSeen{takeoverDead, info}, nil
+	return seen{deadSocket, info}, nil
 }
 
 // stat returns what is at a name.

@@ -42,25 +42,25 @@ type Takeover struct {
 	path, hidden, theirs string
 
 	log      *slog.Logger
-	listener *takeoverListener
+	listener *listener
 	watcher  func() (*fsnotify.Watcher, error)
-	files    takeoverFiles
+	files    files
 
 	// What follows is Run's, and before it Listen's.
 	own     fs.FileInfo // of our socket
 	mode    fs.FileMode // of our socket: as the kubelet's last one
-	pace    takeoverPace
+	pace    pace
 	trouble bool // it has been told that the path cannot be ours
 
 	faults, strays, takings *rate.Sometimes // of what is logged, since another process can have it happen as often as it likes
 }
 
 const (
-	takeoverRetry = time.Second // the longest pause before the next try, while the path is not ours or cannot be watched
-	takeoverMode  = 0o750       // of a kubelet's socket, with the usual umask, less what takeoverWidest leaves out
-	takeoverDir   = 0o750       // of the directory, if we make it: the kubelet's
+	lastRetry  = time.Second // the longest pause before the next try, while the path is not ours or cannot be watched
+	socketMode = 0o750       // of a kubelet's socket, with the usual umask, less what widestMode leaves out
+	dirMode    = 0o750       // of the directory, if we make it: the kubelet's
 
-	takeoverWidest fs.FileMode = 0o770 // the most that is taken over of a socket's mode
+	widestMode fs.FileMode = 0o770 // the most that is taken over of a socket's mode
 
 	hiddenSocket = ".devmgrd.sock"
 )
@@ -72,18 +72,18 @@ func New(path string, log *slog.Logger) *Takeover {
 		dir:      filepath.Clean(dir),
 		path:     filepath.Join(dir, name),
 		hidden:   filepath.Join(dir, hiddenSocket),
-		theirs:   AsideOf(path),
+		theirs:   Aside(path),
 		log:      log,
-		listener: &takeoverListener{addr: path},
+		listener: &listener{addr: path},
 		watcher:  fsnotify.NewWatcher,
-		files:    newTakeoverFiles(filepath.Clean(dir)),
-		mode:     takeoverMode,
+		files:    newFiles(filepath.Clean(dir)),
+		mode:     socketMode,
 		faults:   seldom(), strays: seldom(), takings: seldom(),
 	}
 }
 
-// AsideOf returns where the kubelet's socket is when its path is ours.
-func AsideOf(path string) string {
+// Aside returns where the kubelet's socket is when its path is ours.
+func Aside(path string) string {
 	end := filepath.Ext(path)
 	return strings.TrimSuffix(filepath.Clean(path), end) + "-own" + end
 }
@@ -97,21 +97,18 @@ func (t *Takeover) Listen() (net.Listener, error) {
 	return t.listener, nil
 }
 
-// Aside is where the kubelet's own socket is while Run runs, if there is a kubelet.
-func (t *Takeover) Aside() string { return t.theirs }
-
 // Run keeps the path ours until ctx ends. Then the kubelet has it again, or nobody if there is no kubelet.
 func (t *Takeover) Run(ctx context.Context) error {
-	pause := backoff.Backoff{First: takeoverRetry / 20, Last: takeoverRetry}
+	pause := backoff.Backoff{First: lastRetry / 20, Last: lastRetry}
 	blind := false
 	for ctx.Err() == nil {
 		began := time.Now()
 		err := t.watchOnce(ctx)
-		if time.Since(began) > takeoverRetry {
+		if time.Since(began) > lastRetry {
 			pause.Reset()
 			blind = false
 		}
-		if ctx.Err() == nil && !errors.Is(err, errTakeoverGone) {
+		if ctx.Err() == nil && !errors.Is(err, errGone) {
 			if !blind {
 				t.log.Warn("cannot watch kubelet's PodResources directory; polling", "dir", filepath.Dir(t.path), "err", err)
 				blind = true
@@ -126,7 +123,7 @@ func (t *Takeover) Run(ctx context.Context) error {
 	return nil
 }
 
-var errTakeoverGone = errors.New("the directory is another one, or gone")
+var errGone = errors.New("the directory is another one, or gone")
 
 // watchOnce keeps the path ours until the watch breaks or the directory is gone.
 func (t *Takeover) watchOnce(ctx context.Context) error {
@@ -135,7 +132,7 @@ func (t *Takeover) watchOnce(ctx context.Context) error {
 		return err
 	}
 	defer watcher.Close()
-	if _, err := shareddir.Make(t.dir, takeoverDir); err != nil {
+	if _, err := shareddir.Make(t.dir, dirMode); err != nil {
 		return err
 	}
 	if err := watcher.Add(t.dir); err != nil {
@@ -147,7 +144,7 @@ func (t *Takeover) watchOnce(ctx context.Context) error {
 	}
 	defer watched.Close()
 	var retry <-chan time.Time // while the path is not ours
-	again := backoff.Backoff{First: takeoverRetry / 10, Last: takeoverRetry}
+	again := backoff.Backoff{First: lastRetry / 10, Last: lastRetry}
 	look := func() error {
 		if retry = nil; t.look() == nil {
 			again.Reset()
@@ -157,7 +154,7 @@ func (t *Takeover) watchOnce(ctx context.Context) error {
 		// The directory's own end is not told while a socket that was bound in it is open, as ours is; and the look may have
 		// made it again.
 		if !watched.Current() {
-			return errTakeoverGone
+			return errGone
 		}
 		return nil
 	}
@@ -178,7 +175,7 @@ func (t *Takeover) watchOnce(ctx context.Context) error {
 		case event := <-watcher.Events:
 			switch {
 			case event.Name == t.dir && event.Has(fsnotify.Remove|fsnotify.Rename):
-				return errTakeoverGone
+				return errGone
 			case event.Name != t.path && event.Name != t.hidden, !event.Has(fsnotify.Create | fsnotify.Remove | fsnotify.Rename):
 				continue
 			}
@@ -208,33 +205,3 @@ func (t *Takeover) look() error {
 
 // seldom is for a line of the log that another process can have written as often as it likes.
 func seldom() *rate.Sometimes { return &rate.Sometimes{First: 5, Interval: time.Minute} }
-
-// A takeoverPace lets a kubelet's starts pass, and holds up those who fight for the path with us: after two hundred takings in
-// one go there are ten in a second.
-type takeoverPace struct {
-	due time.Time // when the latest taking would have been, had there never been more than ten in a second
-}
-
-const (
-	takeoverBurst    = 200
-	takeoverInterval = 100 * time.Millisecond
-)
-
-// took notes a taking.
-func (p *takeoverPace) took(now time.Time) {
-	if first := now.Add(-takeoverBurst * takeoverInterval); p.due.Before(first) {
-		p.due = first
-	}
-	p.due = p.due.Add(takeoverInterval)
-}
-
-func (p *takeoverPace) wait(ctx context.Context) {
-	early := time.Until(p.due)
-	if early <= 0 {
-		return
-	}
-	select {
-	case <-time.After(early):
-	case <-ctx.Done():
-	}
-}
