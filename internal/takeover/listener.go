@@ -6,17 +6,17 @@ import (
 	"sync"
 )
 
-// A listener accepts from our socket, which is bound again if its directory was removed: a server that was given it
-// once need not know.
+// A listener accepts from devmgrd's socket, and from the next one when Run has bound the socket again because its directory was
+// removed. Its server need not know.
 type listener struct {
 	addr string
 
-	mu     sync.Mutex // guards what follows; never held across Accept
+	mu     sync.Mutex // guards now and closed; never held across Accept
 	now    *net.UnixListener
 	closed bool
 }
 
-// replace accepts from l from now on. Connections that have been accepted live on.
+// replace accepts from l from now on. Accepted connections stay open.
 func (t *listener) replace(l *net.UnixListener) error {
 	t.mu.Lock()
 	old := t.now
@@ -53,7 +53,7 @@ func (t *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close ends Accept. The names are Run's to remove.
+// Close ends Accept. Run removes the names.
 func (t *listener) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -61,5 +61,5 @@ func (t *listener) Close() error {
 	return t.now.Close()
 }
 
-// Addr returns the path where clients find it.
+// Addr returns the path at which clients dial.
 func (t *listener) Addr() net.Addr { return &net.UnixAddr{Name: t.addr, Net: "unix"} }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -14,7 +13,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
-// bind makes our socket, under its hidden name. It fails if another devmgrd has one there.
+// bind makes devmgrd's socket, under its hidden name. It fails if another devmgrd listens there.
 func (t *Takeover) bind() error {
 	if err := socket.CheckPath(t.theirs); err != nil {
 		return err
@@ -40,7 +39,7 @@ func (t *Takeover) bind() error {
 	return t.listener.replace(l)
 }
 
-// stray warns of a file at one of the names that is about to be replaced, since it is no socket.
+// stray warns of a file at one of the names that is about to be replaced, since it is not a socket.
 func (t *Takeover) stray(path string, info fs.FileInfo) {
 	if info != nil {
 		t.strays.Do(func() {
@@ -49,7 +48,7 @@ func (t *Takeover) stray(path string, info fs.FileInfo) {
 	}
 }
 
-// remedy adds to what can be done what the configuration has to offer.
+// remedy adds the configuration's remedy to an error that names another process.
 func remedy(err error) error {
 	if errors.As(err, new(*socket.TakenError)) {
 		return fmt.Errorf("%w or set podResources.takeover to false", err)
@@ -57,7 +56,7 @@ func remedy(err error) error {
 	return err
 }
 
-// takePath makes the path ours, if it is not.
+// takePath puts devmgrd's socket at the path, if it is not there.
 func (t *Takeover) takePath() error {
 	return t.settle(func() (bool, error) {
 		done, err := t.takeOnce()
@@ -68,8 +67,8 @@ func (t *Takeover) takePath() error {
 	})
 }
 
-// settle takes one step after the other until nothing is left to do. Each begins with what is there then: a name may come
-// or go at any time.
+// settle repeats step until nothing is left to do. Each step begins with the names' files at that time: a name may come or go at
+// any time.
 func (t *Takeover) settle(step func() (done bool, err error)) error {
 	var last error
 	for range 10 {
@@ -88,9 +87,10 @@ func (t *Takeover) settle(step func() (done bool, err error)) error {
 	return fmt.Errorf("another process keeps taking %s; stop it or set podResources.takeover to false", t.path)
 }
 
-// takeOnce is one step towards a path that is ours. It is done when it finds it so.
+// takeOnce is one step towards devmgrd's socket at the path. It is done when it finds the socket there.
 func (t *Takeover) takeOnce() (done bool, err error) {
-	// Somebody may have removed our socket's hidden name, mostly with the whole directory. Without a name it gets none again.
+	// Another process may have removed the hidden name, mostly with the whole directory. A socket without a name cannot get
+	// one again.
 	if info, err := t.stat(t.hidden); err != nil || !t.ours(info) {
 		if err := t.bind(); err != nil {
 			return false, err
@@ -103,19 +103,19 @@ func (t *Takeover) takeOnce() (done bool, err error) {
 	case at.who == ourSocket:
 		return true, nil
 	case at.who == nothing:
-		return false, t.files.link(t.hidden, t.path) // never over what has come meanwhile
+		return false, t.files.link(t.hidden, t.path) // never over a file that has come meanwhile
 	case aside.who == noSocket:
 		t.stray(t.theirs, aside.info)
 		return false, t.files.remove(t.theirs)
-	case at.who != liveSocket && aside.who == liveSocket: // dead or no socket
+	case at.who != liveSocket && aside.who == liveSocket: // at the path: a dead socket or none
 		return false, t.swap()
-	case aside.is(at): // to rename one to the other would do nothing
+	case aside.is(at): // a rename of one to the other would change nothing
 		return false, t.files.remove(t.theirs)
 	}
 	if at.who == noSocket {
 		t.stray(t.path, at.info)
 		if err := t.files.remove(t.theirs); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return false, err // rename puts no directory in the place of a socket
+			return false, err // a rename does not replace a socket with a directory
 		}
 	} else if err := t.setMode(at.info.Mode()); err != nil {
 		return false, err
@@ -138,8 +138,8 @@ func (t *Takeover) takeOnce() (done bool, err error) {
 	return false, t.files.remove(t.theirs)
 }
 
-// setMode gives our socket the mode of the kubelet's, so that the same processes may dial it. It is never wider than
-// widestMode: another process may have put a socket with any mode at the path.
+// setMode sets the mode of the kubelet's socket on devmgrd's, so that the same processes may dial it. The mode is never wider
+// than widestMode: another process may have put a socket with any mode at the path.
 func (t *Takeover) setMode(mode fs.FileMode) error {
 	mode = mode.Perm() & widestMode
 	if mode == t.mode {
@@ -165,7 +165,7 @@ func (t *Takeover) setMode(mode fs.FileMode) error {
 	return nil
 }
 
-// leave returns the path back and removes what is ours.
+// leave returns the path to the kubelet and removes devmgrd's socket.
 func (t *Takeover) leave() error {
 	err := t.settle(t.giveBackOnce)
 	if info, e := t.stat(t.hidden); e == nil && t.ours(info) {
@@ -174,8 +174,8 @@ func (t *Takeover) leave() error {
 	return err
 }
 
-// giveBackOnce is one step towards a path that is the kubelet's if somebody listens on its socket, and else nobody's. It is
-// done when it finds it so, and nothing aside.
+// giveBackOnce is one step towards the kubelet's socket at the path, or an empty path if no kubelet listens. It is done when it
+// finds that, and no file aside.
 func (t *Takeover) giveBackOnce() (done bool, err error) {
 	at, aside, err := t.lookAtBoth()
 	if err != nil {
@@ -186,11 +186,11 @@ func (t *Takeover) giveBackOnce() (done bool, err error) {
 		return false, t.files.remove(t.theirs)
 	case nothing:
 		if at.who == ourSocket {
-			return false, t.files.rename(t.path, t.theirs) // or whatever is there by now
+			return false, t.files.rename(t.path, t.theirs) // or another file that has come there meanwhile
 		}
 		return true, nil
 	}
-	switch { // somebody listens aside
+	switch { // aside is a live socket
 	case at.who == nothing:
 		return false, t.files.link(t.theirs, t.path)
 	case aside.is(at):
@@ -201,8 +201,8 @@ func (t *Takeover) giveBackOnce() (done bool, err error) {
 	return true, nil // both stay
 }
 
-// swap exchanges what is at the path and aside: in one step, where the file system can. Where it cannot, a kubelet that has
-// started since we looked can be reached nowhere between the first of three steps and the last.
+// swap exchanges the files at the path and aside: in one step, where the file system can. Where it cannot, a kubelet that has
+// started since the look is out of reach between the first of three steps and the last.
 func (t *Takeover) swap() error {
 	err := t.files.exchange(t.theirs, t.path)
 	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, errors.ErrUnsupported) {
@@ -213,7 +213,7 @@ func (t *Takeover) swap() error {
 		return err
 	}
 	if err := t.files.link(t.theirs, t.path); errors.Is(err, fs.ErrExist) {
-		// Another process was faster. What is in between takes the kubelet's name only if it is a kubelet's itself.
+		// Another process was faster. The file in between replaces the kubelet's only if it is a kubelet's itself.
 		if seen, err := t.lookAt(between); err == nil && seen.who != liveSocket {
 			return t.files.remove(between)
 		}
@@ -221,108 +221,8 @@ func (t *Takeover) swap() error {
 		return err
 	}
 	err = t.files.rename(between, t.theirs)
-	if errors.Is(err, unix.ENOTDIR) { // it was a directory, which is in the way of nothing there
+	if errors.Is(err, unix.ENOTDIR) { // the file in between is a directory, which does no harm there
 		return t.files.remove(between)
 	}
 	return err
 }
-
-// files is how names are changed.
-type files struct {
-	link, rename, exchange func(from, to string) error
-	remove                 func(name string) error
-}
-
-// newFiles returns how names in dir are changed: relative to the open directory.
-func newFiles(dir string) files {
-	in := func(change func(d *shareddir.Dir) error) error {
-		d, err := shareddir.Open(dir)
-		if err != nil {
-			return err
-		}
-		defer d.Close()
-		return change(d)
-	}
-	pair := func(change func(d *shareddir.Dir, from, to string) error) func(from, to string) error {
-		return func(from, to string) error {
-			return in(func(d *shareddir.Dir) error { return change(d, filepath.Base(from), filepath.Base(to)) })
-		}
-	}
-	return files{
-		link: pair((*shareddir.Dir).Link), rename: pair((*shareddir.Dir).Replace), exchange: pair((*shareddir.Dir).Exchange),
-		remove: func(name string) error {
-			return in(func(d *shareddir.Dir) error { return d.Remove(filepath.Base(name)) })
-		},
-	}
-}
-
-// A seen is what was seen at a name.
-type seen struct {
-	who  occupant
-	info fs.FileInfo // nil: nothing
-}
-
-// A occupant says who is at a name.
-type occupant int
-
-const (
-	nothing    occupant = iota // nothing is there
-	ourSocket                  // our socket
-	liveSocket                 // a socket on which somebody else listens: the kubelet
-	deadSocket                 // one on which nobody does, whosever it was
-	noSocket                   // something else than a socket that a server could have
-)
-
-// is reports whether two names are of one file.
-func (s seen) is(other seen) bool {
-	return s.info != nil && other.info != nil && shareddir.Same(s.info, other.info)
-}
-
-func (t *Takeover) lookAtBoth() (at, aside seen, err error) {
-	if at, err = t.lookAt(t.path); err == nil {
-		aside, err = t.lookAt(t.theirs)
-	}
-	return at, aside, err
-}
-
-// lookAt tells who is at a name.
-func (t *Takeover) lookAt(name string) (seen, error) {
-	info, err := t.stat(name)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return seen{who: nothing}, nil
-	case err != nil:
-		return seen{}, err
-	case t.ours(info):
-		return seen{ourSocket, info}, nil
-	}
-	d, err := shareddir.Open(t.dir)
-	if err != nil {
-		return seen{}, err
-	}
-	defer d.Close()
-	stray, err := socket.Vacant(d, filepath.Base(name))
-	switch {
-	case errors.As(err, new(*socket.TakenError)):
-		return seen{liveSocket, info}, nil
-	case err != nil:
-		return seen{}, err
-	case stray != nil:
-		return seen{noSocket, info}, nil
-	}
-	return seen{deadSocket, info}, nil
-}
-
-// stat returns what is at a name.
-func (t *Takeover) stat(name string) (fs.FileInfo, error) {
-	d, err := shareddir.Open(t.dir)
-	if err != nil {
-		return nil, err
-	}
-	defer d.Close()
-	return d.Stat(filepath.Base(name))
-}
-
-// ours reports whether a file is devmgrd's socket, under whatever name. Its times say nothing: an agent may set them. Its number is
-// not given to another file while the socket is open.
-func (t *Takeover) ours(info fs.FileInfo) bool { return t.own != nil && os.SameFile(t.own, info) }

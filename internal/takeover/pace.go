@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// A pace lets a kubelet's starts pass, and holds up those who fight for the path with us: after two hundred takings in
-// one go there are ten in a second.
+// A pace limits how often devmgrd takes the path from another process: 200 times in one go, then 10 times a second. A kubelet's
+// starts stay below that.
 type pace struct {
-	due time.Time // when the latest taking would have been, had there never been more than ten in a second
+	due time.Time // the time of the latest taking, had all of them been an interval apart
 }
 
 const (
@@ -16,7 +16,7 @@ const (
 	interval = 100 * time.Millisecond
 )
 
-// took notes a taking.
+// took counts a taking.
 func (p *pace) took(now time.Time) {
 	if first := now.Add(-burst * interval); p.due.Before(first) {
 		p.due = first
@@ -24,6 +24,7 @@ func (p *pace) took(now time.Time) {
 	p.due = p.due.Add(interval)
 }
 
+// wait returns when the next taking is due, or ctx ends.
 func (p *pace) wait(ctx context.Context) {
 	early := time.Until(p.due)
 	if early <= 0 {

@@ -18,54 +18,37 @@ import (
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
-// A takeover puts our socket where agents look for the kubelet's, and the kubelet's next to it. Three names, all in one
-// directory:
-//
-//	kubelet.sock       the path. A kubelet removes what is there when it starts, and renames a socket of its own to it.
-//	                   It never looks at it again, and leaves it behind when it dies
-//	.devmgrd.sock      our socket, under the name that no kubelet touches. At the path is a hard link of it: so one
-//	                   listener serves permanently, whatever becomes of the path
-//	kubelet-own.sock   aside: the kubelet's
-//
-// A kubelet may start between any two system calls of ours. So nothing is removed from the path, and nothing renamed over
-// what is there: whatever it is, it is moved aside in one step, and looked at there. Ours comes to the path by a link, which
-// fails if something has come meanwhile. A crash between any two leaves what the next look makes good: nothing has to be
-// remembered.
-//
-// What is no socket at one of the names is treated like a dead one, and told. Agents may write in the directory, so all goes through
-// package shareddir.
-//
-// Whose a socket is its inode says. One that nobody listens on is nobody's: a dead kubelet's, or ours of a devmgrd that was
-// killed. It never takes the place of one that somebody listens on.
+// A Takeover keeps devmgrd's socket at the kubelet's path.
 type Takeover struct {
-	dir                  string // immutable, as what follows
-	path, hidden, theirs string
+	// Immutable.
+	dir                  string
+	path, hidden, theirs string // the three names
 
 	log      *slog.Logger
 	listener *listener
 	watcher  func() (*fsnotify.Watcher, error)
 	files    files
 
-	// What follows is Run's, and before it Listen's.
-	own     fs.FileInfo // of our socket
-	mode    fs.FileMode // of our socket: as the kubelet's last one
+	// Run owns these fields, and before it Listen.
+	own     fs.FileInfo // of devmgrd's socket
+	mode    fs.FileMode // of devmgrd's socket: as the kubelet's last one
 	pace    pace
-	trouble bool // it has been told that the path cannot be ours
+	trouble bool // logged: devmgrd's socket cannot be put at the path
 
-	faults, strays, takings *rate.Sometimes // of what is logged, since another process can have it happen as often as it likes
+	faults, strays, takings *rate.Sometimes // limits on log messages that another process can cause at will
 }
 
 const (
-	lastRetry  = time.Second // the longest pause before the next try, while the path is not ours or cannot be watched
-	socketMode = 0o750       // of a kubelet's socket, with the usual umask, less what widestMode leaves out
-	dirMode    = 0o750       // of the directory, if we make it: the kubelet's
+	lastRetry  = time.Second // the longest pause before the next try, while the path cannot be taken or watched
+	socketMode = 0o750       // of a kubelet's socket with the usual umask, within widestMode
+	dirMode    = 0o750       // of the directory, if devmgrd makes it: as the kubelet does
 
-	widestMode fs.FileMode = 0o770 // the most that is taken over of a socket's mode
+	widestMode fs.FileMode = 0o770 // the most permissions that devmgrd copies from a socket
 
 	hiddenSocket = ".devmgrd.sock"
 )
 
-// New makes a takeover of the kubelet's socket at path. Nothing is touched before Listen.
+// New makes a Takeover of the kubelet's socket at path. It changes no file before Listen.
 func New(path string, log *slog.Logger) *Takeover {
 	dir, name := filepath.Split(filepath.Clean(path))
 	return &Takeover{
@@ -82,14 +65,14 @@ func New(path string, log *slog.Logger) *Takeover {
 	}
 }
 
-// Aside returns where the kubelet's socket is when its path is ours.
+// Aside returns the name of the kubelet's socket while devmgrd's is at path.
 func Aside(path string) string {
 	end := filepath.Ext(path)
 	return strings.TrimSuffix(filepath.Clean(path), end) + "-own" + end
 }
 
-// Listen binds our socket. Nobody finds it before Run. The listener stays the same whatever Run has to do, and is the
-// caller's to close, once Run has returned.
+// Listen binds devmgrd's socket. Clients do not find it before Run. The listener stays the same when Run binds the socket again.
+// The caller closes it after Run has returned.
 func (t *Takeover) Listen() (net.Listener, error) {
 	if err := t.bind(); err != nil {
 		return nil, fmt.Errorf("taking over %s: %w", t.path, err)
@@ -97,7 +80,7 @@ func (t *Takeover) Listen() (net.Listener, error) {
 	return t.listener, nil
 }
 
-// Run keeps the path ours until ctx ends. Then the kubelet has it again, or nobody if there is no kubelet.
+// Run keeps devmgrd's socket at the path until ctx ends. Then it returns the path to the kubelet, or leaves it empty without one.
 func (t *Takeover) Run(ctx context.Context) error {
 	pause := backoff.Backoff{First: lastRetry / 20, Last: lastRetry}
 	blind := false
@@ -113,7 +96,7 @@ func (t *Takeover) Run(ctx context.Context) error {
 				t.log.Warn("cannot watch kubelet's PodResources directory; polling", "dir", filepath.Dir(t.path), "err", err)
 				blind = true
 			}
-			_ = t.look() // it has been told
+			_ = t.look() // look has logged its error
 		}
 		pause.Wait(ctx)
 	}
@@ -125,7 +108,7 @@ func (t *Takeover) Run(ctx context.Context) error {
 
 var errGone = errors.New("the directory is another one, or gone")
 
-// watchOnce keeps the path ours until the watch breaks or the directory is gone.
+// watchOnce keeps devmgrd's socket at the path until the watch breaks or the directory is gone.
 func (t *Takeover) watchOnce(ctx context.Context) error {
 	watcher, err := t.watcher()
 	if err != nil {
@@ -143,7 +126,7 @@ func (t *Takeover) watchOnce(ctx context.Context) error {
 		return err
 	}
 	defer watched.Close()
-	var retry <-chan time.Time // while the path is not ours
+	var retry <-chan time.Time // while the last look has failed
 	again := backoff.Backoff{First: lastRetry / 10, Last: lastRetry}
 	look := func() error {
 		if retry = nil; t.look() == nil {
@@ -151,14 +134,14 @@ func (t *Takeover) watchOnce(ctx context.Context) error {
 		} else {
 			retry = time.After(again.Next())
 		}
-		// The directory's own end is not told while a socket that was bound in it is open, as ours is; and the look may have
-		// made it again.
+		// The kernel does not report the directory's removal while a socket that was bound in it is open, as devmgrd's is. And
+		// the look may have made the directory again.
 		if !watched.Current() {
 			return errGone
 		}
 		return nil
 	}
-	// Whatever happened before the watch was in place is seen here.
+	// This look sees the changes from before the watch.
 	if err := look(); err != nil {
 		return err
 	}
@@ -187,7 +170,7 @@ func (t *Takeover) watchOnce(ctx context.Context) error {
 	}
 }
 
-// look makes the path ours, if it is not, and says so when that begins to fail and when it has ended.
+// look puts devmgrd's socket at the path, if it is not there. It logs the first failure of a row, and the row's end.
 func (t *Takeover) look() error {
 	err := t.takePath()
 	switch {
@@ -203,5 +186,5 @@ func (t *Takeover) look() error {
 	return err
 }
 
-// seldom is for a line of the log that another process can have written as often as it likes.
+// seldom limits a log message that another process can cause at will.
 func seldom() *rate.Sometimes { return &rate.Sometimes{First: 5, Interval: time.Minute} }
