@@ -47,3 +47,11 @@ func generated(t *testing.T, document, source, want string) {
 		t.Errorf("%s differs from %s: run go test ./test/rules -update", document, source)
 	}
 }
+
+// short fails if a cell of a generated table is not one line of at most 25 words.
+func short(t *testing.T, row, cell string) {
+	t.Helper()
+	if words := len(strings.Fields(cell)); words > 25 || strings.ContainsAny(cell, "|\n") {
+		t.Errorf("%s: the cell has %d words, want one line of 25 at most: %s", row, words, cell)
+	}
+}
