@@ -579,16 +579,6 @@ func TestStatus(t *testing.T) {
 		pod {namespace: "system" name: "gpu-plugin" uid: "u1" service_account: "gpu"}}`)
 }
 
-// Every reason that a pod can wait for has an end.
-func TestEveryReasonEnds(t *testing.T) {
-	for _, reason := range []device.Reason{device.PluginMissing, device.PluginStale, device.PluginSlow, device.PluginError, device.NotEnoughDevices,
-		device.DeviceUnhealthy, device.DevicesUnknown, device.TopologyMismatch, device.HostDeviceMissing, device.Overruled, device.ContainerTooLarge, device.PluginDirectoryMissing, device.UnknownPod, device.AssignmentConflict, device.Allocating, device.Preparing, device.PreStartFailed, device.StoreUnavailable} {
-		if admin.Ends(reason, "vendor.com/gpu") == "" {
-			t.Errorf("nothing ends %s", reason)
-		}
-	}
-}
-
 // The socket is root's alone, and goes with the daemon; somebody else's is not taken.
 func TestTheSocket(t *testing.T) {
 	r := start(t)

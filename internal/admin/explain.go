@@ -30,7 +30,7 @@ func (s service) explanation(o device.PodStatus) *adminv1.ExplainResponse {
 	default:
 		e.Verdict = "waiting"
 		e.Reason, e.Message, e.Retry = string(o.Wait.Reason), o.Wait.Message, stamp(o.Retry)
-		e.Ends = ends(o.Wait.Reason, resources(o.Wants))
+		e.Ends = device.Explain(o.Wait.Reason).Ends(resources(o.Wants))
 		if o.Wait.Reason == device.PluginMissing || o.Wait.Reason == device.PluginStale {
 			e.Ends += astray(s.notRedirected())
 		}
@@ -84,47 +84,6 @@ func resources(names []device.ResourceName) string {
 		all[i] = string(r)
 	}
 	return strings.Join(all, " or ")
-}
-
-// ends returns the event that would end a wait.
-func ends(why device.Reason, of string) string {
-	switch why {
-	case device.PluginMissing:
-		return fmt.Sprintf("the device plugin of %s registers and lists its devices", of)
-	case device.PluginStale:
-		return fmt.Sprintf("the device plugin of %s returns; devmgrd dials it until then", of)
-	case device.NotEnoughDevices:
-		return fmt.Sprintf("a device of %s is released by another pod, uncordoned, or newly listed", of)
-	case device.DeviceUnhealthy:
-		return fmt.Sprintf("a device of %s becomes healthy, or is released by another pod", of)
-	case device.DevicesUnknown:
-		return fmt.Sprintf("the containers with unknown devices of %s end: devmgrd's log names them", of)
-	case device.TopologyMismatch:
-		return fmt.Sprintf("devices of %s that are near each other are released, or topology.policy is relaxed", of)
-	case device.PluginSlow, device.PluginError:
-		return fmt.Sprintf("the device plugin of %s answers: devmgrd asks it again after a pause, and at once when an absent plugin returns", of)
-	case device.StoreUnavailable:
-		return "the state file can be written: devmgrd tries again after a pause"
-	case device.AssignmentConflict:
-		return "the container runtime reports which devices its containers have"
-	case device.Allocating:
-		return "the device plugins answer"
-	case device.Preparing, device.PreStartFailed:
-		return fmt.Sprintf("PreStartContainer of the device plugin of %s succeeds", of)
-	case device.HostDeviceMissing:
-		return fmt.Sprintf("the host has the devices and files that the device plugin of %s granted: is the driver loaded? devmgrd asks the plugin again after a pause", of)
-	case device.Overruled:
-		return "the other NRI plugin that the message names leaves the container's devices alone"
-	case device.ContainerTooLarge:
-		return "the pod is replaced by one with shorter arguments, variables or annotations"
-	case device.PluginNotAllowed:
-		return fmt.Sprintf("the rule in the message allows the grant, or the device plugin of %s grants something else: devmgrd asks it again after a pause", of)
-	case device.PluginDirectoryMissing:
-		return "the directory in runDir can be created: devmgrd's log has the error"
-	case device.UnknownPod:
-		return "the API server answers"
-	}
-	return ""
 }
 
 // choice returns the reason why a container has these devices of a resource.

@@ -89,7 +89,7 @@ type readyMetric struct {
 }
 
 func newReadyMetric(parts []component) readyMetric {
-	return readyMetric{parts, prometheus.NewDesc("devmgrd_ready", "1 while a component of the daemon is ready, as /readyz has it, else 0.", []string{"component"}, nil)}
+	return readyMetric{parts, prometheus.NewDesc("devmgrd_ready", "1 while a component of devmgrd is ready, as in /readyz, otherwise 0.", []string{"component"}, nil)}
 }
 
 // Describe is part of prometheus.Collector.

@@ -2,33 +2,6 @@ package device
 
 import "time"
 
-// A Reason is the keyword for why a container waits or was refused: the same in log, event, metric and command line.
-type Reason string
-
-const (
-	PluginMissing     Reason = "PluginMissing"     // no plugin serves the resource, and none has recently
-	PluginStale       Reason = "PluginStale"       // the plugin's stream has just ended; the plugin may return
-	PluginSlow        Reason = "PluginSlow"        // the plugin did not answer in time
-	PluginError       Reason = "PluginError"       // the plugin answered with an error, or invalidly
-	PluginNotAllowed  Reason = "PluginNotAllowed"  // a rule of the node forbids the plugin's resource or grant
-	NotEnoughDevices  Reason = "NotEnoughDevices"  // too few devices are free
-	DeviceUnhealthy   Reason = "DeviceUnhealthy"   // enough devices are free, but too few of them are healthy
-	TopologyMismatch  Reason = "TopologyMismatch"  // no choice of devices fits the topology policy
-	Allocating        Reason = "Allocating"        // the allocation is in flight
-	Preparing         Reason = "Preparing"         // PreStartContainer is in flight
-	PreStartFailed    Reason = "PreStartFailed"    // PreStartContainer failed
-	DevicesUnknown    Reason = "DevicesUnknown"    // a container runs with devices that only a lost state file named
-	HostDeviceMissing Reason = "HostDeviceMissing" // the host lacks a file or device that the plugin granted
-	Overruled         Reason = "Overruled"         // another NRI plugin removes or replaces what devmgrd injects
-	ContainerTooLarge Reason = "ContainerTooLarge" // the container with its devices exceeds the runtime's message size
-	UnknownPod        Reason = "UnknownPod"        // the pod is unknown, and the API server is unavailable
-	StoreUnavailable  Reason = "StoreUnavailable"  // the assignment could not be made durable
-	// PluginDirectoryMissing: the directory in which the device plugin pod registers could not be created.
-	PluginDirectoryMissing Reason = "PluginDirectoryMissing"
-	// AssignmentConflict: the state file assigns a device to two pods, and the runtime has not reported yet which one has it.
-	AssignmentConflict Reason = "AssignmentConflict"
-)
-
 // A Wait is why a container or pod waits.
 type Wait struct {
 	Reason  Reason

@@ -16,7 +16,7 @@ func newMetrics(to prometheus.Registerer, s *store, v View, by *contention) *met
 	m := &metrics{
 		patches: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "devmgrd_node_patches_total",
-			Help: "Patches of the node's status, by result: ok or error.",
+			Help: "Patches of the Node's status, by result: ok or error.",
 		}, []string{"result"}),
 		capacity: prometheus.NewDesc("devmgrd_node_capacity",
 			"Devices that the Node object shows to the scheduler, as capacity and allocatable.", []string{"resource_name"}, nil),

@@ -17,17 +17,17 @@ func newMetrics(to prometheus.Registerer, connected func() bool, notRedirected f
 	m := &metrics{
 		hooks: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "devmgrd_nri_hook_duration_seconds",
-			Help:    "Time that one NRI hook took inside devmgrd, by event.",
+			Help:    "Time in one NRI hook, by event: CreateContainer, ValidateContainerAdjustment, StopContainer, RemoveContainer, RunPodSandbox, StopPodSandbox, RemovePodSandbox or Synchronize.",
 			Buckets: prometheus.ExponentialBuckets(0.00001, 2.5, 13), // 10 us to 0.6 s
 		}, []string{"event"}),
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "devmgrd_nri_refusals_total",
-			Help: "Container creations that were refused, by reason.",
+			Help: "Refused container creations, by reason; each attempt counts.",
 		}, []string{"reason"}),
 	}
 	to.MustRegister(m.hooks, m.refusals, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "devmgrd_containers_not_redirected",
-		Help: "Running containers with the kubelet's device plugin directory, created while devmgrd was away: device plugins in them are registered with the kubelet.",
+		Help: "Running containers with the kubelet's device plugin directory, created while devmgrd was away: their plugins are registered with the kubelet. devmgrd status names them.",
 	}, notRedirected), prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "devmgrd_nri_connected",
 		Help: "1 while the container runtime is connected.",

@@ -44,7 +44,7 @@ func New(cfg Config) *Guard {
 	}
 	g := &Guard{cfg: cfg, told: map[string]bool{}, violations: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "devmgrd_plugin_rule_violations_total",
-		Help: "Registrations and grants that the plugin rules do not allow; the same one of one pod counts once.",
+		Help: "Violations of plugins.rules, by rule (none: no rule is for the resource) and subject, registration or grant. Repetitions by one pod count once.",
 	}, []string{"rule", "subject"})}
 	cfg.Metrics.MustRegister(g.violations)
 	if cfg.Rules != nil {

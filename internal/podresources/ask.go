@@ -10,12 +10,13 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
+	"github.com/devmgrd/devmgrd/internal/takeover"
 )
 
 // KubeletDevices asks the kubelet how many devices of each resource its own device manager has. The kubelet is at the path of its
 // socket, or next to it where a devmgrd has taken that path: the process with the number devmgrd is not asked.
 func KubeletDevices(ctx context.Context, socket string, devmgrd int) (map[device.ResourceName]int, error) {
-	paths := []string{asideOf(socket), socket}
+	paths := []string{takeover.Aside(socket), socket}
 	if !exists(paths[0]) {
 		paths = paths[1:]
 	}

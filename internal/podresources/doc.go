@@ -32,6 +32,6 @@
 //
 // # Goroutines and locks
 //
-// Run owns all goroutines: gRPC's, the call to the kubelet, one for each client of a watch, and those of the takeover of the
-// kubelet's path (takeover.go). No lock is held across a call.
+// Run owns all goroutines: gRPC's, the call to the kubelet, one for each client of a watch, and the one that takes
+// over the kubelet's path (internal/takeover). No lock is held across a call.
 package podresources

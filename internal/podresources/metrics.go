@@ -20,7 +20,7 @@ func newMetrics(to prometheus.Registerer) *metrics {
 		}, []string{"version", "method", "code"}),
 		gaps: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "devmgrd_podresources_gaps_total",
-			Help: "Answers without what the kubelet knows of CPUs, memory and dynamic resources, since it did not answer.",
+			Help: "Answers without CPUs, memory and dynamic resources, because the kubelet did not answer.",
 		}),
 	}
 	to.MustRegister(m.requests, m.gaps)

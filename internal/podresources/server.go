@@ -25,6 +25,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/socket"
+	"github.com/devmgrd/devmgrd/internal/takeover"
 )
 
 // A Allocator knows who has which devices. Its methods return at once.
@@ -153,10 +154,10 @@ func (s *Server) Run(ctx context.Context) error {
 	paths := []string{s.cfg.KubeletSocket}
 	var doors sync.WaitGroup
 	if s.cfg.Takeover {
-		t := newTakeover(s.cfg.KubeletSocket, s.log)
-		paths = append([]string{t.aside()}, paths...) // at its own path it is as long as ours is not there
+		t := takeover.New(s.cfg.KubeletSocket, s.log)
+		paths = append([]string{takeover.Aside(s.cfg.KubeletSocket)}, paths...) // at its own path it is as long as ours is not there
 		doors.Go(func() {
-			s.serve(ctx, server, s.cfg.KubeletSocket, t.listen, func(ctx context.Context) {
+			s.serve(ctx, server, s.cfg.KubeletSocket, t.Listen, func(ctx context.Context) {
 				if err := t.Run(ctx); err != nil {
 					s.log.Warn("cannot restore kubelet's PodResources socket", "err", err)
 				}

@@ -25,19 +25,45 @@ type Events struct {
 	recorder    record.EventRecorder
 }
 
-// Reasons of events. The message contains the reason of a wait.
+// Reasons of events.
 const (
 	waitingForDevices = "WaitingForDevices"
 	devicesAssigned   = "DevicesAssigned"
-	notRedirected     = "PluginNotRedirected"
+	deviceFailed      = "DeviceFailed"
 	contradiction     = "PluginsContradict"
 	notStarted        = "ContainerNotStarted"
 	startedWithout    = "StartedWithoutDevices"
+	notRedirected     = "PluginNotRedirected"
+	notAllowed        = "PluginNotAllowed"
 	contested         = "DevicesContested"
 	notSynchronized   = "RuntimeNotSynchronized"
-	deviceFailed      = "DeviceFailed"
-	notAllowed        = "PluginNotAllowed"
 )
+
+// A Kind is the events with one reason.
+type Kind struct {
+	Reason  string
+	Type    string   // Normal or Warning
+	Objects []string // the kinds of object that the events are on
+	Meaning string   // Markdown, for docs/operations.md
+}
+
+// Kinds returns the kinds of events that devmgrd sends.
+func Kinds() []Kind {
+	const normal, warning = corev1.EventTypeNormal, corev1.EventTypeWarning
+	onPod, onNode := []string{"Pod"}, []string{"Node"}
+	return []Kind{
+		{waitingForDevices, warning, onPod, "the pod waits; the message begins with the reason. Another event follows when the message changes"},
+		{devicesAssigned, normal, onPod, "the message has the containers and their devices"},
+		{deviceFailed, warning, onPod, "devices of the pod are unhealthy, or their plugin does not list them"},
+		{contradiction, warning, onPod, "two resources of one container set one field differently; the first resource by name wins"},
+		{notStarted, warning, onPod, "the container received its devices several times in a row, and never started"},
+		{startedWithout, warning, onPod, "the container started while devmgrd was away, [without its devices](#a-container-without-its-devices)"},
+		{notRedirected, warning, onPod, "the container started while devmgrd was away: [its plugin is registered with the kubelet](#a-plugin-is-missing)"},
+		{notAllowed, warning, []string{"Pod", "Node"}, "a [rule](configuration.md#rules-for-device-plugins) does not allow a registration or a grant; the message names the rule"},
+		{contested, warning, onNode, "another writer keeps changing the Node's capacity of a resource"},
+		{notSynchronized, warning, onNode, "[the runtime cannot list its containers](#the-runtime-cannot-list-its-containers): containers that request devices cannot start"},
+	}
+}
 
 // maxMessage bounds an event's text, which may name thousands of devices. It is the API's limit for an event's note.
 const maxMessage = 1024

@@ -2,6 +2,8 @@ package pods
 
 import (
 	"fmt"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -55,5 +57,44 @@ func TestEventsNameDevices(t *testing.T) {
 		if got := <-told.Events; got != want {
 			t.Errorf("told %q, want %q", got, want)
 		}
+	}
+}
+
+// The table of events has each event that is sent, and no other, with its type and its objects.
+func TestKinds_EachEvent_IsOne(t *testing.T) {
+	sent := record.NewFakeRecorder(20)
+	sent.IncludeObject = true
+	events := &Events{recorder: sent, node: "n"}
+	pod := device.Pod{UID: "1", Namespace: "ns", Name: "p"}
+	events.Waiting(pod, device.Wait{Reason: device.PluginMissing, Message: "away"})
+	events.Assigned(pod, nil)
+	events.Failed(pod, "a.com/x", []device.ID{"0"})
+	events.Contradiction(pod, "main", nil)
+	events.NotStarted(pod, "main", 4, "why")
+	events.StartedWithoutDevices(pod, "main")
+	events.NotRedirected(pod, "main")
+	events.NotAllowed(pod, "why")
+	events.NotAllowed(device.Pod{}, "why")
+	events.Contested("a.com/x")
+	events.NotSynchronized("why")
+	close(sent.Events)
+	var got []string
+	for e := range sent.Events {
+		words := strings.Fields(e)
+		_, object, _ := strings.Cut(e, "involvedObject{kind=")
+		object, _, _ = strings.Cut(object, ",")
+		got = append(got, strings.Join([]string{words[1], words[0], object}, " "))
+	}
+	var want []string
+	for _, k := range Kinds() {
+		for _, object := range k.Objects {
+			want = append(want, strings.Join([]string{k.Reason, k.Type, object}, " "))
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("sent %q, the table has %q", got, want)
+	}
+	if n := reflect.TypeFor[*Events]().NumMethod(); n != 11 {
+		t.Errorf("Events has %d methods: does the test call each one that sends?", n)
 	}
 }

@@ -36,7 +36,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}, label),
 		info: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "devmgrd_plugin_info",
-			Help: "Always 1; the labels tell in which pod the resource's plugin runs. Empty: on the host, or not known.",
+			Help: "Always 1; the labels name the plugin's pod. Empty: the plugin runs on the host, or its pod is not known.",
 		}, []string{"resource_name", "namespace", "pod", "service_account"}),
 	}
 	reg.MustRegister(m.registrations, m.allocate, m.up, m.info)

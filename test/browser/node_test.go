@@ -18,8 +18,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/admin"
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/page"
 	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/internal/statuspage"
 )
 
 const (
@@ -147,12 +147,12 @@ func aNode(t *testing.T) aged {
 	return aged{desk.Reader(), ledger}
 }
 
-func mount(on *http.ServeMux, from page.Source) {
-	page.New(page.Config{Source: from, Log: slog.New(slog.DiscardHandler)}).Mount(on)
+func mount(on *http.ServeMux, from statuspage.Source) {
+	statuspage.New(statuspage.Config{Source: from, Log: slog.New(slog.DiscardHandler)}).Mount(on)
 }
 
 // serve serves a page until the test ends.
-func serve(t *testing.T, from page.Source) (address string) {
+func serve(t *testing.T, from statuspage.Source) (address string) {
 	t.Helper()
 	mux := http.NewServeMux()
 	mount(mux, from)

@@ -2,7 +2,6 @@ package rules
 
 import (
 	"cmp"
-	"flag"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -96,7 +95,7 @@ func TestConformance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, after := tables(t, string(text))
+	before, _, after := around(t, "docs/conformance.md", string(text), expectations)
 	between := strings.Count(string(text), "\n") - strings.Count(before+after, "\n")
 	checkRows(t, before+strings.Repeat("\n", between)+after, 150)
 }
@@ -165,24 +164,7 @@ func (r *rooms) check(t *testing.T, where string, all []proof) {
 	}
 }
 
-// What is between these lines of docs/conformance.md is made of the expectations of test/upstream.
-const (
-	tablesBegin = "<!-- from test/upstream/expected.yaml, by: go test ./test/rules -update -->\n"
-	tablesEnd   = "<!-- end -->\n"
-)
-
-var update = flag.Bool("update", false, "write the tables of docs/conformance.md that are made of test/upstream's expectations")
-
-// tables splits docs/conformance.md around the tables of test/upstream.
-func tables(t *testing.T, text string) (before, after string) {
-	t.Helper()
-	before, rest, begins := strings.Cut(text, tablesBegin)
-	_, after, ends := strings.Cut(rest, tablesEnd)
-	if !begins || !ends {
-		t.Fatalf("docs/conformance.md lacks the line %q or %q", tablesBegin, tablesEnd)
-	}
-	return before, after
-}
+const expectations = "test/upstream/expected.yaml"
 
 // The documents say of upstream's specs what test/upstream expects of them.
 func TestConformance_UpstreamsSpecs_AreWhatTheSuiteIsHeldTo(t *testing.T) {
@@ -213,20 +195,7 @@ func TestConformance_UpstreamsSpecs_AreWhatTheSuiteIsHeldTo(t *testing.T) {
 			look(f.File, s.Reason, s.Proof)
 		}
 	}
-	document := filepath.Join(root, "docs", "conformance.md")
-	text, err := os.ReadFile(document)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, after := tables(t, string(text))
-	want := before + tablesBegin + upstream.Markdown(files) + "\n" + tablesEnd + after
-	if *update {
-		if err := os.WriteFile(document, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	} else if string(text) != want {
-		t.Error("docs/conformance.md has other tables than test/upstream/expected.yaml: run go test ./test/rules -update")
-	}
+	generated(t, "docs/conformance.md", expectations, upstream.Markdown(files)+"\n")
 	readme, err := os.ReadFile(filepath.Join(root, "README.md"))
 	if err != nil {
 		t.Fatal(err)

@@ -17,20 +17,21 @@ const module = "github.com/devmgrd/devmgrd/"
 // base are the packages that others may import. Packages on a device's path do not import their siblings: data goes one way through
 // them, and wiring alone knows which package implements which interface.
 var base = map[string][]string{
-	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/page", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/history", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
-	"internal/backoff":   {"internal/admin", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry"},
+	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/history", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
+	"internal/backoff":   {"internal/admin", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/takeover"},
 	"internal/connlimit": {"internal/podresources", "internal/registry"},
-	"internal/socket":    {"internal/admin", "internal/podresources", "internal/registry"},
-	"internal/shareddir": {"internal/plugindir", "internal/admin", "internal/checkpoint", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/registry", "internal/socket"},
+	"internal/socket":    {"internal/admin", "internal/podresources", "internal/registry", "internal/takeover"},
+	"internal/shareddir": {"internal/plugindir", "internal/admin", "internal/checkpoint", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/registry", "internal/socket", "internal/takeover"},
 	"internal/plugindir": {"internal/registry"},
-	"internal/visible":   {"internal/page", "internal/table"},
+	"internal/visible":   {"internal/statuspage", "internal/table"},
+	"internal/takeover":  {"internal/podresources"},
 	"internal/kube":      {"internal/nodestatus", "internal/pods", "internal/kube/kubetest"},
 
 	"api/devmgrd/podresources/v1": {"internal/podresources"},
 	"api/podresources/v1alpha1":   {"internal/podresources"},
 	"internal/allocator":          {"internal/allocator/allocatortest"},
 	"internal/store":              {"internal/allocator/allocatortest"},
-	"api/devmgrd/admin/v1":        {"client", "internal/admin", "internal/page"},
+	"api/devmgrd/admin/v1":        {"client", "internal/admin", "internal/statuspage"},
 }
 
 // wiring are the packages that may import all others: the daemon, and what operators run next to it.

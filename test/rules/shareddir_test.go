@@ -14,7 +14,7 @@ import (
 // shared are the files that work in directories which other processes write. There a path is
 // checked by one system call and used by the next one, and is another file by then. They leave paths to internal/shareddir.
 var shared = []string{
-	"internal/checkpoint/*.go", "internal/nodestatus/*.go", "internal/podresources/*.go", "internal/registry/*.go", "internal/socket/*.go",
+	"internal/checkpoint/*.go", "internal/nodestatus/*.go", "internal/podresources/*.go", "internal/registry/*.go", "internal/socket/*.go", "internal/takeover/*.go",
 	"internal/migrate/aside.go", "internal/migrate/export.go", "internal/migrate/import.go", "internal/migrate/migrate.go",
 }
 

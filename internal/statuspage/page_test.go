@@ -1,4 +1,4 @@
-package page_test
+package statuspage_test
 
 import (
 	"bufio"
@@ -27,8 +27,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/admin"
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/page"
 	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/internal/statuspage"
 )
 
 const gpu = "vendor.example/gpu"
@@ -114,10 +114,10 @@ func (d *harness) add(r *adminv1.Resource, devices ...*adminv1.Device) {
 }
 
 // serve serves a page as the daemon does, until the test ends or end is called.
-func serve(t *testing.T, from page.Source, change ...func(*http.Server)) (address string, end func()) {
+func serve(t *testing.T, from statuspage.Source, change ...func(*http.Server)) (address string, end func()) {
 	t.Helper()
 	mux := http.NewServeMux()
-	page.New(page.Config{Source: from, Log: slog.New(slog.DiscardHandler)}).Mount(mux)
+	statuspage.New(statuspage.Config{Source: from, Log: slog.New(slog.DiscardHandler)}).Mount(mux)
 	ctx, cancel := context.WithCancel(context.Background())
 	server := httptest.NewUnstartedServer(mux)
 	server.Config.ReadTimeout, server.Config.WriteTimeout = 10*time.Second, 30*time.Second // as in the daemon
@@ -698,7 +698,7 @@ func BenchmarkPage(b *testing.B) {
 			}
 			d.add(&adminv1.Resource{Name: gpu, Plugin: "serving"}, all...)
 			for b.Loop() {
-				if body, err := page.Render(d); err != nil || !bytes.Contains(body, []byte("worker-7")) {
+				if body, err := statuspage.Render(d); err != nil || !bytes.Contains(body, []byte("worker-7")) {
 					b.Fatal(err)
 				}
 			}

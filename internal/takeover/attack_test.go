@@ -1,4 +1,4 @@
-package podresources
+package takeover
 
 import (
 	"errors"
@@ -19,7 +19,7 @@ import (
 
 // An agent without capabilities puts sockets with modes of its choice at the kubelet's path, and a link in the place of devmgrd's
 // own socket, as fast as it can. The mode of what the link leads to does not change, and devmgrd's socket is never wide open.
-func TestAttackTakeover_Link_IsNotFollowed(t *testing.T) {
+func TestAttack_Link_IsNotFollowed(t *testing.T) {
 	t.Parallel()
 	root, err := os.MkdirTemp("", "attack")
 	if err != nil {
@@ -30,15 +30,15 @@ func TestAttackTakeover_Link_IsNotFollowed(t *testing.T) {
 	if err := errors.Join(os.Mkdir(dir, 0o750), os.WriteFile(victim, []byte("secret"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	log := &takeoverLog{}
-	u := newTakeover(filepath.Join(dir, "kubelet.sock"), slog.New(slog.NewTextHandler(log, nil)))
-	l, err := u.listen()
+	log := &journal{}
+	u := New(filepath.Join(dir, "kubelet.sock"), slog.New(slog.NewTextHandler(log, nil)))
+	l, err := u.Listen()
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := takeoverServe("devmgrd", l)
+	server := serve("devmgrd", l)
 	defer server.end()
-	done, output := plugintest.Attack(t, "TestAttackTakeover", 20*time.Second, "ATTACK_DIR="+dir, "ATTACK_VICTIM="+victim)
+	done, output := plugintest.Attack(t, "TestAttack", 20*time.Second, "ATTACK_DIR="+dir, "ATTACK_VICTIM="+victim)
 	began, looks := time.Now(), 0
 	for over := false; !over; looks++ {
 		_ = u.look() // not after the pauses that Run makes
@@ -72,8 +72,8 @@ func TestAttackTakeover_Link_IsNotFollowed(t *testing.T) {
 	conn.Close()
 }
 
-// TestAttackTakeover is no test, but the process that TestAttackTakeover_Link_IsNotFollowed starts.
-func TestAttackTakeover(t *testing.T) {
+// TestAttack is no test, but the process that TestAttack_Link_IsNotFollowed starts.
+func TestAttack(t *testing.T) {
 	end := plugintest.Attacking(t)
 	syscall.Umask(0)
 	dir, victim := os.Getenv("ATTACK_DIR"), os.Getenv("ATTACK_VICTIM")

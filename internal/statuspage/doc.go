@@ -1,5 +1,5 @@
-// Package page serves the status page: the state of the node on one page, at / of metrics.listen. It shows the answers of the
-// admin API (devmgrd.admin.v1) in the same words as the commands, and changes nothing.
+// Package statuspage serves the status page: the state of the node on one page, at / of metrics.listen. It shows the answers of
+// the admin API (devmgrd.admin.v1) in the same words as the commands, and changes nothing.
 //
 //	page.go      the paths and the headers
 //	rendering.go one rendering for all readers, and when it expires
@@ -31,4 +31,4 @@
 //
 // Every client that reaches the address can read the page: it has no login, like /metrics at the same address, and shows names of
 // pods and devices. The default address is 127.0.0.1. The server checks the Host header of each request.
-package page
+package statuspage

@@ -1,4 +1,4 @@
-package podresources
+package takeover
 
 import (
 	"bufio"
@@ -26,8 +26,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 )
 
-// A takeoverServer says its name to everybody, and repeats what they say until it ends.
-type takeoverServer struct {
+// A server says its name to everybody, and repeats what they say until it ends.
+type server struct {
 	name string
 	l    net.Listener
 	work sync.WaitGroup
@@ -36,8 +36,8 @@ type takeoverServer struct {
 	conns []net.Conn
 }
 
-func takeoverServe(name string, l net.Listener) *takeoverServer {
-	s := &takeoverServer{name: name, l: l}
+func serve(name string, l net.Listener) *server {
+	s := &server{name: name, l: l}
 	s.work.Go(func() {
 		for {
 			conn, err := l.Accept()
@@ -60,7 +60,7 @@ func takeoverServe(name string, l net.Listener) *takeoverServer {
 }
 
 // end ends it as a process ends: its connections break, its files stay.
-func (s *takeoverServer) end() {
+func (s *server) end() {
 	s.l.Close()
 	s.mu.Lock()
 	for _, c := range s.conns {
@@ -70,26 +70,26 @@ func (s *takeoverServer) end() {
 	s.work.Wait()
 }
 
-// A takeoverStage is a directory like the kubelet's, what happens in it, and a witness who looks all the time whether the
+// A stage is a directory like the kubelet's, what happens in it, and a witness who looks all the time whether the
 // kubelet can be reached.
-type takeoverStage struct {
+type stage struct {
 	*testing.T
 	path, aside string
-	log         *takeoverLog
+	log         *journal
 	starts      int
-	kubelet     atomic.Pointer[takeoverServer] // while it runs
-	blind       bool                           // nothing can be watched
-	bare        bool                           // the file system has no exchange
+	kubelet     atomic.Pointer[server] // while it runs
+	blind       bool                   // nothing can be watched
+	bare        bool                   // the file system has no exchange
 	end         func()
 }
 
-func newTakeoverStage(t *testing.T) *takeoverStage {
+func newStage(t *testing.T) *stage {
 	t.Helper()
 	root, err := os.MkdirTemp("", "podres") // short, as a socket's path has to be
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &takeoverStage{T: t, log: &takeoverLog{}}
+	s := &stage{T: t, log: &journal{}}
 	s.path = filepath.Join(root, "pod-resources", "kubelet.sock")
 	s.aside = filepath.Join(root, "pod-resources", "kubelet-own.sock")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -110,7 +110,7 @@ func newTakeoverStage(t *testing.T) *takeoverStage {
 
 // witness looks at the path and aside, and some times again, since the kubelet's socket may move from one to the other and
 // back between two looks. What may happen between two steps of ours is what before is for.
-func (s *takeoverStage) witness(ctx context.Context) {
+func (s *stage) witness(ctx context.Context) {
 	for tick := time.NewTicker(200 * time.Microsecond); ctx.Err() == nil; <-tick.C {
 		k := s.kubelet.Load()
 		if k == nil {
@@ -132,7 +132,7 @@ func (s *takeoverStage) witness(ctx context.Context) {
 }
 
 // ask tells who answers at a path.
-func (s *takeoverStage) ask(path string) (string, error) {
+func (s *stage) ask(path string) (string, error) {
 	conn, err := net.DialTimeout("unix", path, 10*time.Second)
 	if err != nil {
 		return "", err
@@ -143,31 +143,31 @@ func (s *takeoverStage) ask(path string) (string, error) {
 	return strings.TrimSpace(line), err
 }
 
-func (s *takeoverStage) answers(path, want string) bool {
+func (s *stage) answers(path, want string) bool {
 	got, _ := s.ask(path)
 	return got == want
 }
 
-func (s *takeoverStage) must(err error) {
+func (s *stage) must(err error) {
 	s.Helper()
 	if err != nil {
 		s.Fatal(err)
 	}
 }
 
-func (s *takeoverStage) eventually(what string, condition func() bool) {
+func (s *stage) eventually(what string, condition func() bool) {
 	s.Helper()
 	plugintest.Eventually(s, what, condition)
 }
 
 // soon waits for what a client waits for: on an idle machine well under a second.
-func (s *takeoverStage) soon(what string, condition func() bool) {
+func (s *stage) soon(what string, condition func() bool) {
 	s.Helper()
 	plugintest.Within(s, 10*time.Second, what, condition)
 }
 
 // startKubelet does what a kubelet does when it starts, step by step.
-func (s *takeoverStage) startKubelet() *takeoverServer {
+func (s *stage) startKubelet() *server {
 	s.Helper()
 	s.starts++
 	if err := os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -182,20 +182,20 @@ func (s *takeoverStage) startKubelet() *takeoverServer {
 	s.must(err)
 	l.SetUnlinkOnClose(false)
 	s.must(os.Rename(file.Name(), s.path))
-	k := takeoverServe(fmt.Sprint("kubelet ", s.starts), l)
+	k := serve(fmt.Sprint("kubelet ", s.starts), l)
 	s.kubelet.Store(k)
 	return k
 }
 
 // stopKubelet leaves its socket behind.
-func (s *takeoverStage) stopKubelet() {
+func (s *stage) stopKubelet() {
 	if k := s.kubelet.Swap(nil); k != nil {
 		k.end()
 	}
 }
 
-func (s *takeoverStage) make() *takeover {
-	t := newTakeover(s.path, slog.New(slog.NewTextHandler(s.log, nil)))
+func (s *stage) make() *Takeover {
+	t := New(s.path, slog.New(slog.NewTextHandler(s.log, nil)))
 	if s.blind {
 		t.watcher = func() (*fsnotify.Watcher, error) { return nil, errors.New("no watch to be had") }
 	}
@@ -206,19 +206,19 @@ func (s *takeoverStage) make() *takeover {
 }
 
 // begin listens and serves, without Run.
-func (s *takeoverStage) begin() (*takeover, *takeoverServer) {
+func (s *stage) begin() (*Takeover, *server) {
 	s.Helper()
 	t := s.make()
-	l, err := t.listen()
+	l, err := t.Listen()
 	s.must(err)
-	return t, takeoverServe("devmgrd", l)
+	return t, serve("devmgrd", l)
 }
 
 // before has something happen before each change of a name, which is left out if that gives an error. After each the
 // kubelet has to be within reach. It counts them.
-func (s *takeoverStage) before(t *takeover, happens func(n int, to string) error) (n *int) {
+func (s *stage) before(t *Takeover, happens func(n int, to string) error) (n *int) {
 	n = new(int)
-	files := t.files
+	real := t.files
 	do := func(to string, change func() error) error {
 		*n++
 		if err := happens(*n, to); err != nil {
@@ -230,38 +230,38 @@ func (s *takeoverStage) before(t *takeover, happens func(n int, to string) error
 		}
 		return err
 	}
-	t.files = takeoverFiles{
-		link:     func(from, to string) error { return do(to, func() error { return files.link(from, to) }) },
-		rename:   func(from, to string) error { return do(to, func() error { return files.rename(from, to) }) },
-		exchange: files.exchange,
-		remove:   func(name string) error { return do(name, func() error { return files.remove(name) }) },
+	t.files = files{
+		link:     func(from, to string) error { return do(to, func() error { return real.link(from, to) }) },
+		rename:   func(from, to string) error { return do(to, func() error { return real.rename(from, to) }) },
+		exchange: real.exchange,
+		remove:   func(name string) error { return do(name, func() error { return real.remove(name) }) },
 	}
 	if !s.bare { // else it changes nothing
-		t.files.exchange = func(from, to string) error { return do(to, func() error { return files.exchange(from, to) }) }
+		t.files.exchange = func(from, to string) error { return do(to, func() error { return real.exchange(from, to) }) }
 	}
 	return n
 }
 
-// takeoverScenes are what a start or a stop of ours may find.
-var takeoverScenes = map[string]func(s *takeoverStage){
-	"nothing":                func(*takeoverStage) {},
-	"a dead socket":          func(s *takeoverStage) { s.dead(s.path) },
-	"a dead one aside":       func(s *takeoverStage) { s.dead(s.aside) },
-	"a kubelet":              func(s *takeoverStage) { s.startKubelet() },
-	"a kubelet under both":   func(s *takeoverStage) { s.startKubelet(); s.must(os.Link(s.path, s.aside)) },
-	"a kubelet, a dead one":  func(s *takeoverStage) { s.startKubelet(); s.dead(s.aside) },
-	"a dead one, a kubelet":  func(s *takeoverStage) { s.startKubelet(); s.must(os.Rename(s.path, s.aside)); s.dead(s.path) },
-	"no more than a kubelet": func(s *takeoverStage) { s.startKubelet(); s.must(os.Rename(s.path, s.aside)) },
+// scenes are what a start or a stop of ours may find.
+var scenes = map[string]func(s *stage){
+	"nothing":                func(*stage) {},
+	"a dead socket":          func(s *stage) { s.dead(s.path) },
+	"a dead one aside":       func(s *stage) { s.dead(s.aside) },
+	"a kubelet":              func(s *stage) { s.startKubelet() },
+	"a kubelet under both":   func(s *stage) { s.startKubelet(); s.must(os.Link(s.path, s.aside)) },
+	"a kubelet, a dead one":  func(s *stage) { s.startKubelet(); s.dead(s.aside) },
+	"a dead one, a kubelet":  func(s *stage) { s.startKubelet(); s.must(os.Rename(s.path, s.aside)); s.dead(s.path) },
+	"no more than a kubelet": func(s *stage) { s.startKubelet(); s.must(os.Rename(s.path, s.aside)) },
 }
 
-// takeoverEachScene runs test for all of them, with and without an exchange of names, while we take the path and while we leave it.
-func takeoverEachScene(t *testing.T, test func(fresh func() *takeoverStage, leaving bool)) {
-	for name, scene := range takeoverScenes {
+// eachScene runs test for all of them, with and without an exchange of names, while we take the path and while we leave it.
+func eachScene(t *testing.T, test func(fresh func() *stage, leaving bool)) {
+	for name, scene := range scenes {
 		for _, bare := range []bool{false, true} {
 			for _, leaving := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s, bare %v, leaving %v", name, bare, leaving), func(t *testing.T) {
-					fresh := func() *takeoverStage {
-						s := newTakeoverStage(t)
+					fresh := func() *stage {
+						s := newStage(t)
 						s.bare = bare
 						scene(s)
 						return s
@@ -274,12 +274,12 @@ func takeoverEachScene(t *testing.T, test func(fresh func() *takeoverStage, leav
 }
 
 // start starts a takeover and serves what it listens on. The function stops it as a clean stop does.
-func (s *takeoverStage) start() (stop func()) {
+func (s *stage) start() (stop func()) {
 	s.Helper()
 	t := s.make()
-	l, err := t.listen()
+	l, err := t.Listen()
 	s.must(err)
-	server := takeoverServe("devmgrd", l)
+	server := serve("devmgrd", l)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- t.Run(ctx) }()
@@ -300,7 +300,7 @@ func (s *takeoverStage) start() (stop func()) {
 }
 
 // files returns what is in the directory.
-func (s *takeoverStage) files() []string {
+func (s *stage) files() []string {
 	s.Helper()
 	entries, err := os.ReadDir(filepath.Dir(s.path))
 	s.must(err)
@@ -312,7 +312,7 @@ func (s *takeoverStage) files() []string {
 }
 
 // has fails unless just these files are in the directory.
-func (s *takeoverStage) has(want ...string) {
+func (s *stage) has(want ...string) {
 	s.Helper()
 	if got := s.files(); !slices.Equal(got, want) {
 		s.Errorf("there are %q, want %q", got, want)
@@ -320,7 +320,7 @@ func (s *takeoverStage) has(want ...string) {
 }
 
 // dead leaves a socket at path that nobody listens on.
-func (s *takeoverStage) dead(path string) {
+func (s *stage) dead(path string) {
 	s.Helper()
 	s.must(os.MkdirAll(filepath.Dir(path), 0o750))
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -329,29 +329,29 @@ func (s *takeoverStage) dead(path string) {
 	l.Close()
 }
 
-// A takeoverLog is what was logged.
-type takeoverLog struct {
+// A journal is what was logged.
+type journal struct {
 	mu   sync.Mutex
 	text bytes.Buffer
 }
 
-func (l *takeoverLog) Write(p []byte) (int, error) {
+func (l *journal) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(p)
 }
 
-func (l *takeoverLog) String() string {
+func (l *journal) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.String()
 }
 
 // Whenever the kubelet starts, clients reach us again at once, and old connections do not break.
-func TestTakeoverKubeletRestarts(t *testing.T) {
+func TestKubeletRestarts(t *testing.T) {
 	for name, bare := range map[string]bool{"with an exchange": false, "without": true} {
 		t.Run(name, func(t *testing.T) {
-			s := newTakeoverStage(t)
+			s := newStage(t)
 			s.bare = bare
 			s.startKubelet()
 			stop := s.start()
@@ -414,10 +414,10 @@ func TestTakeoverKubeletRestarts(t *testing.T) {
 }
 
 // A clean stop gives the path back to a kubelet that is there, and to nobody else.
-func TestTakeoverStops(t *testing.T) {
+func TestCleanStop(t *testing.T) {
 	for name, bare := range map[string]bool{"with an exchange": false, "without": true} {
 		t.Run(name, func(t *testing.T) {
-			s := newTakeoverStage(t)
+			s := newStage(t)
 			s.bare = bare
 			stop := s.start()
 			s.soon("devmgrd answers without a kubelet", func() bool { return s.answers(s.path, "devmgrd") })
@@ -455,8 +455,8 @@ func TestTakeoverStops(t *testing.T) {
 }
 
 // A kubelet may start between any two steps of ours, and can be reached all the same.
-func TestTakeoverMeetsAStart(t *testing.T) {
-	takeoverEachScene(t, func(fresh func() *takeoverStage, leaving bool) {
+func TestKubeletStartsAtAnyStep(t *testing.T) {
+	eachScene(t, func(fresh func() *stage, leaving bool) {
 		for at, last := 1, 1; at <= last; at++ {
 			s := fresh()
 			u, server := s.begin()
@@ -494,9 +494,9 @@ func TestTakeoverMeetsAStart(t *testing.T) {
 }
 
 // We may be killed between any two steps. The next start makes it good.
-func TestTakeoverKilledAtAnyStep(t *testing.T) {
+func TestKilledAtAnyStep(t *testing.T) {
 	killed := errors.New("killed")
-	takeoverEachScene(t, func(fresh func() *takeoverStage, leaving bool) {
+	eachScene(t, func(fresh func() *stage, leaving bool) {
 		for at, more := 1, true; more; at++ {
 			s := fresh()
 			u, server := s.begin()
@@ -535,26 +535,26 @@ func TestTakeoverKilledAtAnyStep(t *testing.T) {
 	})
 }
 
-// This is no test, but the process that TestTakeoverKilled kills.
-func TestTakeoverProcess(t *testing.T) {
+// This is no test, but the process that TestKilled kills.
+func TestProcess(t *testing.T) {
 	path := os.Getenv("TAKEOVER_PATH")
 	if path == "" {
 		t.Skip("only as a process of another test")
 	}
-	u := newTakeover(path, slog.New(slog.DiscardHandler))
-	l, err := u.listen()
+	u := New(path, slog.New(slog.DiscardHandler))
+	l, err := u.Listen()
 	if err != nil {
 		t.Fatal(err)
 	}
-	takeoverServe("devmgrd of before", l)
+	serve("devmgrd of before", l)
 	t.Fatal(u.Run(context.Background()))
 }
 
 // killed runs a devmgrd of before, next to a kubelet, and kills it.
-func (s *takeoverStage) killed() {
+func (s *stage) killed() {
 	s.Helper()
 	s.startKubelet()
-	process := exec.Command(os.Args[0], "-test.run=^TestTakeoverProcess$")
+	process := exec.Command(os.Args[0], "-test.run=^TestProcess$")
 	process.Env = append(os.Environ(), "TAKEOVER_PATH="+s.path)
 	s.must(process.Start())
 	defer process.Wait()
@@ -563,19 +563,19 @@ func (s *takeoverStage) killed() {
 }
 
 // After SIGKILL our dead socket is at the path and the kubelet's aside. The next start makes it good, and so does a kubelet's.
-func TestTakeoverKilled(t *testing.T) {
+func TestKilled(t *testing.T) {
 	for name, test := range map[string]struct {
-		between func(*takeoverStage)
+		between func(*stage)
 		kubelet bool // there is one aside afterwards
 	}{
-		"the kubelet runs on":     {func(*takeoverStage) {}, true},
-		"the kubelet starts anew": {func(s *takeoverStage) { s.stopKubelet(); s.startKubelet() }, true},
-		"the kubelet ends":        {func(s *takeoverStage) { s.stopKubelet() }, false},
-		"the names are removed":   {func(s *takeoverStage) { s.must(os.Remove(s.path)); s.must(os.Remove(hiddenName(s))) }, true},
-		"the hidden one is":       {func(s *takeoverStage) { s.must(os.Remove(hiddenName(s))) }, true},
+		"the kubelet runs on":     {func(*stage) {}, true},
+		"the kubelet starts anew": {func(s *stage) { s.stopKubelet(); s.startKubelet() }, true},
+		"the kubelet ends":        {func(s *stage) { s.stopKubelet() }, false},
+		"the names are removed":   {func(s *stage) { s.must(os.Remove(s.path)); s.must(os.Remove(hiddenName(s))) }, true},
+		"the hidden one is":       {func(s *stage) { s.must(os.Remove(hiddenName(s))) }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newTakeoverStage(t)
+			s := newStage(t)
 			s.killed()
 			if _, err := s.ask(s.path); !errors.Is(err, syscall.ECONNREFUSED) {
 				t.Errorf("at the path: %v", err)
@@ -596,12 +596,12 @@ func TestTakeoverKilled(t *testing.T) {
 	}
 }
 
-func hiddenName(s *takeoverStage) string { return s.make().hidden }
+func hiddenName(s *stage) string { return s.make().hidden }
 
 // It does not matter who starts first, nor whether both do so at once.
-func TestTakeoverAndKubeletStart(t *testing.T) {
+func TestBothStart(t *testing.T) {
 	for range 20 {
-		s := newTakeoverStage(t)
+		s := newStage(t)
 		var both sync.WaitGroup
 		both.Go(func() { s.startKubelet() })
 		stop := s.start()
@@ -617,8 +617,8 @@ func TestTakeoverAndKubeletStart(t *testing.T) {
 }
 
 // A second kubelet that ends at once, since its port is taken, leaves a dead socket: the first one stays aside.
-func TestTakeoverKeepsWhoIsAside(t *testing.T) {
-	s := newTakeoverStage(t)
+func TestLiveKubeletStaysAside(t *testing.T) {
+	s := newStage(t)
 	first := s.startKubelet()
 	stop := s.start()
 	s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
@@ -635,10 +635,10 @@ func TestTakeoverKeepsWhoIsAside(t *testing.T) {
 }
 
 // A path that is missing is put back at once, and the directory with it.
-func TestTakeoverPutsBack(t *testing.T) {
+func TestPathIsPutBack(t *testing.T) {
 	for name, blind := range map[string]bool{"watched": false, "not watched": true} {
 		t.Run(name, func(t *testing.T) {
-			s := newTakeoverStage(t)
+			s := newStage(t)
 			s.blind = blind
 			s.start()
 			back := func(what string) {
@@ -646,7 +646,7 @@ func TestTakeoverPutsBack(t *testing.T) {
 				s.soon(what, func() bool { return s.answers(s.path, "devmgrd") })
 			}
 			back("devmgrd answers")
-			if info, err := os.Stat(filepath.Dir(s.path)); err != nil || info.Mode().Perm() != takeoverDir {
+			if info, err := os.Stat(filepath.Dir(s.path)); err != nil || info.Mode().Perm() != dirMode {
 				t.Errorf("the directory has mode %v (%v)", info.Mode(), err)
 			}
 			s.must(os.Remove(s.path))
@@ -675,8 +675,8 @@ func TestTakeoverPutsBack(t *testing.T) {
 }
 
 // An agent that writes in the directory may set a socket's times. The socket stays devmgrd's.
-func TestTakeoverTimesAreSet(t *testing.T) {
-	s := newTakeoverStage(t)
+func TestSocketTimesAreSet(t *testing.T) {
+	s := newStage(t)
 	s.startKubelet()
 	stop := s.start()
 	s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
@@ -691,7 +691,7 @@ func TestTakeoverTimesAreSet(t *testing.T) {
 }
 
 // What is no socket is in the way of nothing, wherever another process leaves it. It is told.
-func TestTakeoverStrays(t *testing.T) {
+func TestStrays(t *testing.T) {
 	outside := t.TempDir()
 	precious := filepath.Join(outside, "precious")
 	if err := os.WriteFile(precious, []byte("precious"), 0o600); err != nil {
@@ -709,7 +709,7 @@ func TestTakeoverStrays(t *testing.T) {
 			for _, running := range []bool{false, true} {
 				for _, aside := range []bool{false, true} {
 					t.Run(fmt.Sprintf("%s, bare %v, a kubelet %v, aside %v", kind, bare, running, aside), func(t *testing.T) {
-						s := newTakeoverStage(t)
+						s := newStage(t)
 						s.bare = bare
 						if running {
 							s.startKubelet()
@@ -767,12 +767,12 @@ func TestTakeoverStrays(t *testing.T) {
 }
 
 // Two of us do not fight.
-func TestTakeoverTwice(t *testing.T) {
-	s := newTakeoverStage(t)
+func TestSecondTakeover(t *testing.T) {
+	s := newStage(t)
 	s.start()
 	s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
 	second := s.make()
-	if _, err := second.listen(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d) listens on %s already; stop it or set podResources.takeover to false", os.Getpid(), second.hidden)) {
+	if _, err := second.Listen(); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d) listens on %s already; stop it or set podResources.takeover to false", os.Getpid(), second.hidden)) {
 		t.Errorf("a second one listens: %v", err)
 	}
 	ended, cancel := context.WithCancel(context.Background())
@@ -781,16 +781,16 @@ func TestTakeoverTwice(t *testing.T) {
 	if !s.answers(s.path, "devmgrd") {
 		t.Error("the second one has removed what is the first one's")
 	}
-	long := newTakeover(filepath.Join("/tmp", strings.Repeat("long", 23), "kubelet.sock"), slog.New(slog.DiscardHandler))
-	if _, err := long.listen(); err == nil || !strings.Contains(err.Error(), "107 bytes") {
+	long := New(filepath.Join("/tmp", strings.Repeat("long", 23), "kubelet.sock"), slog.New(slog.DiscardHandler))
+	if _, err := long.Listen(); err == nil || !strings.Contains(err.Error(), "107 bytes") {
 		t.Errorf("a path that is too long: %v", err)
 	}
 }
 
 // Who may dial the kubelet may dial us, and nobody else.
-func TestTakeoverMode(t *testing.T) {
+func TestMode(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o077))
-	s := newTakeoverStage(t)
+	s := newStage(t)
 	mode := func(want fs.FileMode) {
 		t.Helper()
 		s.soon("devmgrd answers", func() bool { return s.answers(s.path, "devmgrd") })
@@ -799,7 +799,7 @@ func TestTakeoverMode(t *testing.T) {
 		}
 	}
 	s.start()
-	mode(takeoverMode)
+	mode(socketMode)
 	s.startKubelet()
 	s.soon("the kubelet is aside", func() bool { return s.answers(s.aside, "kubelet 1") })
 	mode(0o700)
@@ -812,14 +812,14 @@ func TestTakeoverMode(t *testing.T) {
 }
 
 // A kubelet's starts pass, and somebody who does nothing else does not keep us busy.
-func TestTakeoverPace(t *testing.T) {
-	var p takeoverPace
+func TestPace(t *testing.T) {
+	var p pace
 	now := time.Now()
-	for range 3 * takeoverBurst {
-		now = now.Add(takeoverInterval)
+	for range 3 * burst {
+		now = now.Add(interval)
 		p.took(now)
 	}
-	for range takeoverBurst - 1 {
+	for range burst - 1 {
 		p.took(now)
 	}
 	if p.due.After(now) {
@@ -827,7 +827,7 @@ func TestTakeoverPace(t *testing.T) {
 	}
 	for n := range 10 {
 		p.took(now)
-		if want := time.Duration(n+1) * takeoverInterval; p.due.Sub(now) != want {
+		if want := time.Duration(n+1) * interval; p.due.Sub(now) != want {
 			t.Errorf("taking %d more has to wait for %v, want %v", n+1, p.due.Sub(now), want)
 		}
 	}

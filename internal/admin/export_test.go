@@ -1,4 +1,0 @@
-package admin
-
-// Ends is what would end a wait.
-var Ends = ends
