@@ -73,20 +73,22 @@ func (a *Allocator) answered(r device.ResourceName, ids []device.ID, err error) 
 		if err == nil {
 			delete(p.refused, id)
 		} else if why := waitFor(err).Reason; why == device.PluginError || why == device.PluginSlow {
-			p.refuse(id)
+			p.refuse(id, time.Now().Add(refusalMemory))
 		}
 	}
 }
 
 func (a *Allocator) planLocked(p *pod, said preferences) (planResult, *device.Refusal) {
+	now, from := time.Now(), resources{}
 	for _, d := range p.demand.Demands {
 		for r := range d.Wants {
 			if pool := a.pools[r]; pool != nil {
-				maps.DeleteFunc(pool.refused, func(_ device.ID, was refusal) bool { return time.Now().After(was.until) })
+				pool.forgetRefusals(now)
+				from[r] = pool.resource
 			}
 		}
 	}
-	return plan(planInput{demand: p.demand, has: p.assigned, running: a.quarantined[p.demand.Pod.UID], preferences: said, topology: a.topology}, a.pools)
+	return plan(planInput{demand: p.demand, has: p.assigned, running: a.quarantined[p.demand.Pod.UID], preferences: said, topology: a.topology}, from)
 }
 
 // improve plans again with the plugins' preferences and holds the new choice instead. The pod holds a full choice all the

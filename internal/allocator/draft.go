@@ -9,7 +9,7 @@ import (
 
 // A draft is one resource during one plan: the devices that the plan has used, and those that init containers hand on.
 type draft struct {
-	pool     *pool
+	pool     *resource
 	left     bitset      // free and not chosen
 	ownsLeft bool        // left is not shared with the pool or another draft
 	chosen   int         // number of devices chosen or avoided
@@ -49,23 +49,6 @@ func (ss drafts) clone() drafts {
 		all[r] = &c
 	}
 	return all
-}
-
-// unavailable returns why no device of the resource can be assigned, or nil.
-func (s *draft) unavailable(r device.ResourceName) *device.Refusal {
-	switch {
-	case s.pool == nil || !s.pool.offered:
-		return device.Refuse(device.PluginMissing, nil, "no device plugin has registered %s", r)
-	case s.pool.offer.State == device.Lost && s.pool.offer.Connected, s.pool.offer.State == device.Serving && !s.pool.offer.Reported:
-		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s has not listed its devices yet", r)
-	case s.pool.offer.State == device.Lost:
-		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s is disconnected", r)
-	case s.pool.offer.State == device.Stale:
-		return device.Refuse(device.PluginStale, nil, "the device plugin of %s has just disconnected and may return", r)
-	case s.pool.unknownUsers > 0:
-		return device.Refuse(device.DevicesUnknown, nil, "%s: %d containers run with devices that only the lost state file named; allocation resumes when these containers have ended", r, s.pool.unknownUsers)
-	}
-	return nil
 }
 
 func (s *draft) shortage(r device.ResourceName, want, got int) *device.Refusal {

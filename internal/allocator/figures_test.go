@@ -12,7 +12,7 @@ import (
 func TestFiguresOfAPool(t *testing.T) {
 	for seed := range uint64(300) {
 		g := rand.New(rand.NewPCG(seed, 1))
-		p := newPool()
+		p := newResource()
 		id := func() device.ID { return device.ID(fmt.Sprint(g.IntN(12))) }
 		l := p.listing
 		cordons := map[device.ID]device.Cordon{}

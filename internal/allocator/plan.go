@@ -39,7 +39,7 @@ type planResult struct {
 // plan takes free devices near as few NUMA nodes as suffice for all of the container's (or the pod's) resources; among those
 // the plugin's preferred ones, then the lowest IDs. It takes devices that a plugin has recently refused only where the pod
 // cannot be served without them.
-func plan(w planInput, from pools) (planResult, *device.Refusal) {
+func plan(w planInput, from resources) (planResult, *device.Refusal) {
 	for r := range w.demand.Requests() {
 		if p := from[r]; p != nil && len(p.refused) > 0 {
 			careful := w
@@ -53,7 +53,7 @@ func plan(w planInput, from pools) (planResult, *device.Refusal) {
 	return planOnce(w, from)
 }
 
-func planOnce(w planInput, from pools) (planResult, *device.Refusal) {
+func planOnce(w planInput, from resources) (planResult, *device.Refusal) {
 	if w.strict() { // report too few devices first, which does not depend on places
 		anywhere := w
 		anywhere.topology, anywhere.preferences = Topology{}, nil
@@ -79,7 +79,7 @@ func planOnce(w planInput, from pools) (planResult, *device.Refusal) {
 // A planner is one run of plan.
 type planner struct {
 	planInput
-	from pools
+	from resources
 	work *int // the rest of maxWork
 	back bool // a choice has failed: from now on each further one counts as work
 	out  planResult
@@ -176,7 +176,7 @@ func (p *planner) requests(d device.Demand, on drafts) ([]request, *device.Refus
 	lines := make([]request, 0, len(d.Wants))
 	for _, r := range slices.Sorted(maps.Keys(d.Wants)) {
 		s := p.draft(on, r)
-		if no := s.unavailable(r); no != nil {
+		if no := s.pool.unavailable(r); no != nil {
 			return nil, no
 		}
 		l := request{container: d.Container, resource: r, n: d.Wants[r]}
@@ -223,7 +223,7 @@ func (p *planner) podNodes() (nodes, *device.Refusal) {
 	var lines []request
 	for _, r := range slices.Sorted(maps.Keys(requests)) {
 		s := p.draft(on, r)
-		if no := s.unavailable(r); no != nil {
+		if no := s.pool.unavailable(r); no != nil {
 			return nil, no
 		}
 		l := request{resource: r, n: requests[r], certain: slices.Clone(s.running)}

@@ -17,8 +17,8 @@ const (
 
 // stock returns a pool of devices written like "a@0 b@0,1 c d@1! e@1*": names, NUMA nodes, unhealthy (!), taken by other pods
 // (*).
-func stock(prefers bool, text string) *pool {
-	p := newPool()
+func stock(prefers bool, text string) *resource {
+	p := newResource()
 	var devices []device.Device
 	var taken []device.ID
 	for _, word := range strings.Fields(text) {
@@ -43,6 +43,14 @@ func stock(prefers bool, text string) *pool {
 	p.accept(device.Offer{Reported: true, Prefers: prefers, Inventory: device.Inventory{Devices: devices}}, makeListing(devices, nil, nil))
 	p.take(taken, "others")
 	return p
+}
+
+// of returns a resource, creating an empty one if necessary.
+func (rs resources) of(r device.ResourceName) *resource {
+	if rs[r] == nil {
+		rs[r] = newResource()
+	}
+	return rs[r]
 }
 
 // asks returns a demand written like "main gpu=2 nic=1", of an app container unless it begins with "init:" or "sidecar:".
@@ -102,7 +110,7 @@ func (c planCase) run(t *testing.T) {
 	for _, text := range c.pod {
 		w.demand.Demands = append(w.demand.Demands, asks(text))
 	}
-	from := pools{}
+	from := resources{}
 	for r, text := range map[device.ResourceName]string{gpu: c.gpu, nic: c.nic} {
 		if text != "" {
 			from[r] = stock(c.advice != nil, text)
@@ -252,7 +260,7 @@ func TestQuestions(t *testing.T) {
 				}
 				w.has = []device.Assignment{{Container: w.demand.Demands[0].Container, Shares: []device.Share{share}}}
 			}
-			p, no := plan(w, pools{gpu: stock(true, c.gpu)})
+			p, no := plan(w, resources{gpu: stock(true, c.gpu)})
 			got := ""
 			if no != nil {
 				got = string(no.Reason)
@@ -268,7 +276,7 @@ func TestQuestions(t *testing.T) {
 	// The second question, after the first has been answered, builds on that answer.
 	w := planInput{preferences: preferences{preferenceKey{"i", gpu}: {"c"}}}
 	w.demand.Demands = []device.Demand{asks("init:i gpu=1"), asks("main gpu=2")}
-	if p, _ := plan(w, pools{gpu: stock(true, "a b c d")}); p.ask == nil || join(p.ask.must) != "c" || join(p.ask.available) != "a,b,c,d" || p.ask.size != 2 {
+	if p, _ := plan(w, resources{gpu: stock(true, "a b c d")}); p.ask == nil || join(p.ask.must) != "c" || join(p.ask.available) != "a,b,c,d" || p.ask.size != 2 {
 		t.Errorf("the second question is %+v", p.ask)
 	}
 }
@@ -277,7 +285,7 @@ func TestQuestions(t *testing.T) {
 func TestMismatchIsExplained(t *testing.T) {
 	w := planInput{topology: Topology{Policy: SingleNUMA}}
 	w.demand.Demands = []device.Demand{asks("main gpu=2 nic=1")}
-	_, no := plan(w, pools{gpu: stock(false, "a@0 b@1 c@1"), nic: stock(false, "x@0")})
+	_, no := plan(w, resources{gpu: stock(false, "a@0 b@1 c@1"), nic: stock(false, "x@0")})
 	if want := "container main requests 2 vendor.com/gpu (free by NUMA node: 1 on 0, 2 on 1) and 1 vendor.com/nic (free by NUMA node: 1 on 0), " +
 		"which cannot be allocated on one NUMA node, as topology.policy single-numa-node requires"; no == nil || no.Message != want {
 		t.Errorf("%v, want %q", no, want)
@@ -285,11 +293,11 @@ func TestMismatchIsExplained(t *testing.T) {
 }
 
 // big returns a plan input with 2^64 sets of nodes, which the kubelet's full enumeration would never finish.
-func big(resources, nodes, devices int) (planInput, pools) {
-	from := pools{}
+func big(kinds, nodes, devices int) (planInput, resources) {
+	from := resources{}
 	w := planInput{preferences: preferences{}, topology: Topology{Policy: BestEffort}}
 	w.demand.Demands = []device.Demand{{Container: device.Container{Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{}}}
-	for r := range resources {
+	for r := range kinds {
 		name := device.ResourceName(fmt.Sprintf("vendor.com/r%d", r))
 		all := make([]device.Device, devices)
 		for i := range all {
@@ -326,9 +334,9 @@ func TestManyNodes(t *testing.T) {
 
 // vain returns a pod that single-numa-node can never serve. Only its last containers show that, so every attempt for the
 // earlier ones fails. If the last containers could be served alone, the plan finds out even later.
-func vain(devices, nodes, containers int, alone bool) (planInput, pools) {
+func vain(devices, nodes, containers int, alone bool) (planInput, resources) {
 	const aux device.ResourceName = "vendor.com/aux"
-	from := pools{}
+	from := resources{}
 	w := planInput{preferences: preferences{}, topology: Topology{Policy: SingleNUMA}}
 	stock := func(r device.ResourceName, n int, near func(i int) int) {
 		all := make([]device.Device, n)
@@ -402,7 +410,7 @@ func BenchmarkPlanOne(b *testing.B) {
 					}
 				}
 				for r := range w.demand.Demands[0].Wants {
-					from[r] = newPool()
+					from[r] = newResource()
 					from[r].accept(device.Offer{Reported: true}, makeListing(all, nil, nil))
 					for _, d := range all[:devices-1] { // all but the last one are taken
 						from[r].take([]device.ID{d.ID}, "others")

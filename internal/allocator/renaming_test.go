@@ -180,7 +180,7 @@ func (w *renaming) start(n int) string {
 	uid := device.PodUID(fmt.Sprint(w.pods))
 	d := device.PodDemand{Pod: device.Pod{UID: uid}, Admitted: true, Demands: []device.Demand{
 		{Container: device.Container{Pod: uid, Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{worldly: n}}}}
-	got, no := plan(planInput{demand: d}, w.pools)
+	got, no := plan(planInput{demand: d}, resources{worldly: w.pool().resource})
 	if no != nil {
 		return "no room for a pod"
 	}

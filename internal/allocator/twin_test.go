@@ -22,10 +22,10 @@ type world struct {
 	refused map[device.ResourceName]map[device.ID]int // needMode often
 }
 
-func (w world) pools() pools {
-	ps := pools{}
+func (w world) resources() resources {
+	rs := resources{}
 	for r, devices := range w.devices {
-		p := ps.of(r)
+		p := rs.of(r)
 		// A device that is cordoned is, to a plan, as one that is not healthy.
 		devices, cordons := slices.Clone(devices), map[device.ID]device.Cordon{}
 		for i, d := range devices {
@@ -39,7 +39,7 @@ func (w world) pools() pools {
 			p.refused[id] = refusal{times: times}
 		}
 	}
-	return ps
+	return rs
 }
 
 type twin struct {
@@ -427,7 +427,7 @@ func TestPlanAgainstTwin(t *testing.T) {
 		w, q := randomWorld(rand.New(rand.NewPCG(seed, 7)))
 		tw := &twin{world: w, planInput: q, out: map[string]device.Choice{}}
 		why := tw.plan()
-		got, no := plan(q, w.pools())
+		got, no := plan(q, w.resources())
 		outcome := "served"
 		if no != nil {
 			outcome = map[device.Reason]string{device.NotEnoughDevices: "too few", device.DeviceUnhealthy: "too few", device.TopologyMismatch: "apart"}[no.Reason]
@@ -438,7 +438,7 @@ func TestPlanAgainstTwin(t *testing.T) {
 			t.Fatalf("seed %d: %v, and the twin says %q %v\n%+v\n%+v", seed, got.choices, why, tw.out, w, q)
 		}
 		outcomes[string(q.topology.Policy)+" "+outcome]++
-		again, _ := plan(q, w.pools())
+		again, _ := plan(q, w.resources())
 		if !reflect.DeepEqual(got, again) {
 			t.Fatalf("seed %d: %+v, and then %+v", seed, got, again)
 		}

@@ -33,89 +33,23 @@ func (a *Allocator) knownResources(of device.ResourceName) (all []device.Resourc
 	return all
 }
 
-// A resourceView is one resource at one moment: shared immutable values, and copies of the rest.
-type resourceView struct {
-	resource    device.ResourceName
-	state       device.OfferState
-	listing     *listing
-	cordons     map[device.ID]device.Cordon
-	holders     map[device.ID]*device.Holder
-	quarantined map[device.ID]bool
-	failures    map[device.ID]failure
-	withheld    bitset
-}
-
-// A failure is how often a device has failed within failureMemory, and when it last failed.
-type failure struct {
-	n    int
-	last time.Time
-}
-
-func (a *Allocator) view(r device.ResourceName) resourceView {
+func (a *Allocator) view(r device.ResourceName) view {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pools.of(r)
-	l := resourceView{
-		resource: r, state: p.offer.State, withheld: p.withheld, listing: p.listing, cordons: a.cordons[r], quarantined: maps.Clone(p.quarantined),
-		holders: make(map[device.ID]*device.Holder, len(p.taken)), failures: make(map[device.ID]failure, len(p.failures)),
-	}
+	v := p.view(r)
+	v.cordons = a.cordons[r]
+	v.holders, v.failures = make(map[device.ID]*device.Holder, len(p.taken)), make(map[device.ID]failure, len(p.failures))
 	now := time.Now()
 	for id := range p.failures {
 		n, last := p.failuresOf(id, now)
-		l.failures[id] = failure{n, last}
+		v.failures[id] = failure{n, last}
 	}
 	users := a.usersLocked(r)
 	for id, uid := range p.taken {
-		l.holders[id] = a.holderLocked(uid, r, id, users[id])
+		v.holders[id] = a.holderLocked(uid, r, id, users[id])
 	}
-	return l
-}
-
-// statuses returns each device, in the order of the names.
-func (l resourceView) statuses() []device.DeviceStatus {
-	all := make([]device.DeviceStatus, 0, len(l.listing.devices))
-	for _, d := range l.listing.devices {
-		all = append(all, l.status(d, true))
-	}
-	unlisted := map[device.ID]bool{} // in use or cordoned
-	for id := range l.holders {
-		unlisted[id] = true
-	}
-	for id := range l.cordons {
-		unlisted[id] = true
-	}
-	for id := range unlisted {
-		if _, listed := l.listing.at[id]; !listed {
-			all = append(all, l.status(device.Device{ID: id}, false))
-		}
-	}
-	slices.SortFunc(all, func(x, y device.DeviceStatus) int { return device.CompareIDs(x.ID, y.ID) })
-	return all
-}
-
-func (l resourceView) status(d device.Device, listed bool) device.DeviceStatus {
-	s := device.DeviceStatus{Resource: l.resource, Device: d, Listed: listed, Holder: l.holders[d.ID]}
-	if c, cordoned := l.cordons[d.ID]; cordoned {
-		s.Cordon = &c
-	}
-	s.Failures, s.Failed = l.failures[d.ID].n, l.failures[d.ID].last
-	switch {
-	case l.quarantined[d.ID]:
-		s.State = device.Quarantined
-	case s.Holder != nil:
-		s.State = device.Assigned
-	case s.Cordon != nil:
-		s.State = device.Cordoned
-	case !d.Healthy:
-		s.State = device.Unhealthy
-	case listed && l.withheld != nil && l.withheld.has(l.listing.at[d.ID]):
-		s.State = device.Withheld
-	case l.state != device.Serving:
-		s.State = device.PluginAway
-	default:
-		s.State = device.Available
-	}
-	return s
+	return v
 }
 
 // A deviceUser is a container that has been assigned a device.

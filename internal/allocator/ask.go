@@ -1,0 +1,36 @@
+package allocator
+
+import (
+	"context"
+	"errors"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Results of preference requests, in the metric devmgrd_preferred_allocations_total.
+const (
+	followed  = "followed"  // the answer was used unchanged
+	corrected = "corrected" // the answer did not match the request: its usable part was used
+	slow      = "slow"      // no answer in time: devmgrd chose without it
+	failed    = "failed"    // the plugin returned an error: likewise
+)
+
+// askPreference asks a plugin for its preference. A failure costs the preference, not the allocation. No lock is held.
+func (a *Allocator) askPreference(ctx context.Context, pod device.Pod, q preferenceRequest) []device.ID {
+	answer, err := a.plugins.Prefer(ctx, pod, q.container, q.resource, q.available, q.must, q.size)
+	result := failed
+	switch no := (*device.Refusal)(nil); {
+	case err == nil && q.valid(answer):
+		result = followed
+	case err == nil:
+		result = corrected
+	case errors.As(err, &no) && no.Reason == device.PluginSlow:
+		result = slow
+	}
+	a.metrics.preferred.WithLabelValues(string(q.resource), result).Inc()
+	if result != followed {
+		a.log.Warn("cannot follow plugin's device preference", "resource", q.resource, "pod", pod.String(),
+			"container", q.container.Name, "result", result, "wanted", q.size, "of", len(q.available), "got", len(answer), "err", err)
+	}
+	return answer
+}
