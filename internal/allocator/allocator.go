@@ -215,7 +215,7 @@ func (a *Allocator) refresh() {
 	for r, o := range offers {
 		a.mu.Lock()
 		p := a.pools.of(r)
-		was, known, before, cordons := p.offer, p.offered, p.listing, a.cordons[r]
+		was, known, before, cordons := p.Offer(), p.Offered(), p.Listing(), a.cordons[r]
 		a.mu.Unlock()
 		switch {
 		case !known || !device.SameList(o.Inventory.Devices, was.Inventory.Devices):
@@ -235,7 +235,7 @@ func (a *Allocator) refresh() {
 		if n.offer.State == device.Serving { // the plugin's new record removes the state file's note
 			delete(a.retired, r)
 		}
-		back := n.offer.State == device.Serving && (!p.offered || p.offer.State != device.Serving || p.offer.Session != n.offer.Session)
+		back := n.offer.State == device.Serving && (!p.Offered() || p.Offer().State != device.Serving || p.Offer().Session != n.offer.Session)
 		p.accept(n.offer, n.listing)
 		a.withholdLocked(r)
 		a.refreshCordonsLocked(r) // a device may have been cordoned meanwhile

@@ -71,7 +71,7 @@ func (a *Allocator) answered(r device.ResourceName, ids []device.ID, err error) 
 	p := a.pools[r]
 	for _, id := range ids {
 		if err == nil {
-			delete(p.refused, id)
+			p.ForgetRefusal(id)
 		} else if why := waitFor(err).Reason; why == device.PluginError || why == device.PluginSlow {
 			p.refuse(id, time.Now().Add(refusalMemory))
 		}
@@ -131,12 +131,12 @@ func (a *Allocator) holdLocked(uid device.PodUID, choices map[string]device.Choi
 		for r, ids := range choices[container] {
 			pool := a.pools[r]
 			for _, id := range ids {
-				_, taken := pool.taken[id]
-				if taken && !pool.quarantined[id] {
+				_, taken := pool.Holder(id)
+				if taken && !pool.Quarantined(id) {
 					continue
 				}
 				pool.take([]device.ID{id}, uid)
-				delete(pool.quarantined, id)
+				pool.EndQuarantine(id)
 				h[r] = append(h[r], id)
 			}
 		}
@@ -199,7 +199,7 @@ func (a *Allocator) share(r device.ResourceName, ids []device.ID, g device.Grant
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pools[r]
-	return device.Share{Resource: r, IDs: ids, Near: p.listing.nodes(ids), Grant: g, PreStart: p.offer.PreStart, At: at, Boot: a.boot}
+	return device.Share{Resource: r, IDs: ids, Near: p.Listing().Near(ids), Grant: g, PreStart: p.Offer().PreStart, At: at, Boot: a.boot}
 }
 
 // save makes a pod's assignments durable in one commit.

@@ -68,8 +68,8 @@ func (a *Allocator) Offers() map[device.ResourceName]device.Offer {
 	defer a.mu.Unlock()
 	all := make(map[device.ResourceName]device.Offer, len(a.pools))
 	for r, p := range a.pools {
-		if p.offered {
-			all[r] = p.offer
+		if p.Offered() {
+			all[r] = p.Offer()
 		}
 	}
 	return all

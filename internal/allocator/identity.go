@@ -6,18 +6,18 @@ import "github.com/devmgrd/devmgrd/internal/device"
 // that are no longer in doubt. Callers run it whenever the list, or the set of unlisted devices in use, has changed.
 func (a *Allocator) withholdLocked(r device.ResourceName) {
 	p := a.pools[r]
-	if p.unlisted == 0 && p.withheld == nil && p.withheldLogged == 0 && p.unlistedLapsed == 0 {
+	if p.Unlisted() == 0 && !p.Withholds() && p.withheldLogged == 0 && p.unlistedLapsed == 0 {
 		return
 	}
 	unlisted := a.unlistedLocked(r, p)
-	p.unlistedLapsed = p.unlisted - len(unlisted)
+	p.unlistedLapsed = p.Unlisted() - len(unlisted)
 	p.withhold(unlisted)
 	n, before := p.withheldCount(), p.withheldLogged
 	p.withheldLogged = n
 	switch {
 	case n == before:
 	case n > 0:
-		a.log.Warn("devices withheld: possibly in use under former IDs", "resource", r, "withheld", n, "unlisted_in_use", p.unlisted)
+		a.log.Warn("devices withheld: possibly in use under former IDs", "resource", r, "withheld", n, "unlisted_in_use", p.Unlisted())
 	default:
 		a.log.Info("devices no longer withheld", "resource", r)
 	}
@@ -29,9 +29,9 @@ func (a *Allocator) withholdLocked(r device.ResourceName) {
 // freeLocked takes devices back from a pod.
 func (a *Allocator) freeLocked(r device.ResourceName, ids []device.ID, from device.PodUID) {
 	p := a.pools[r]
-	before := p.unlisted
+	before := p.Unlisted()
 	p.release(ids, from)
-	if p.unlisted != before {
+	if p.Unlisted() != before {
 		a.withholdLocked(r)
 	}
 }
@@ -39,13 +39,13 @@ func (a *Allocator) freeLocked(r device.ResourceName, ids []device.ID, from devi
 // unlistedLocked returns the devices in use that the plugin does not list, with the time of each grant. An unknown time
 // counts as earlier than all others.
 func (a *Allocator) unlistedLocked(r device.ResourceName, p *pool) map[device.ID]int64 {
-	if p.unlisted == 0 {
+	if p.Unlisted() == 0 {
 		return nil
 	}
-	granted := make(map[device.ID]int64, p.unlisted)
+	granted := make(map[device.ID]int64, p.Unlisted())
 	holders := map[device.PodUID]bool{}
-	for id, uid := range p.taken {
-		if _, listed := p.listing.at[id]; !listed {
+	for id, uid := range p.Taken() {
+		if _, listed := p.Listing().Find(id); !listed {
 			granted[id] = -1
 			holders[uid] = true
 		}

@@ -76,6 +76,24 @@ func makeListing(devices []device.Device, cordons map[device.ID]device.Cordon, b
 	return l
 }
 
+// Devices returns the devices, in the order of device.CompareIDs.
+func (l *listing) Devices() []device.Device { return l.devices }
+
+// Find returns the device of that ID, if it is listed.
+func (l *listing) Find(id device.ID) (device.Device, bool) {
+	i, listed := l.at[id]
+	if !listed {
+		return device.Device{}, false
+	}
+	return l.devices[i], true
+}
+
+// Cordons returns the resource's cordons as of the listing.
+func (l *listing) Cordons() map[device.ID]device.Cordon { return l.cordons }
+
+// Newest returns the highest Added of the devices, and at least 1.
+func (l *listing) Newest() int64 { return l.newest }
+
 // findPlaces groups the devices by the NUMA nodes that they are near.
 func (l *listing) findPlaces() {
 	if !slices.ContainsFunc(l.devices, func(d device.Device) bool { return len(d.NUMA) > 0 }) {
@@ -125,8 +143,8 @@ func (l *listing) place(i int) int {
 	return int(l.of[i])
 }
 
-// nodes returns the NUMA nodes of each device; nil if no device has a place.
-func (l *listing) nodes(ids []device.ID) [][]int {
+// Near returns the NUMA nodes of each device; nil if no device has a place.
+func (l *listing) Near(ids []device.ID) [][]int {
 	var all [][]int
 	for i, id := range ids {
 		if at, listed := l.at[id]; listed && len(l.devices[at].NUMA) > 0 {

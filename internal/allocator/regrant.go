@@ -61,7 +61,7 @@ func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 	demand, has, lapsed, at := p.demand, p.assigned, maps.Clone(p.lapsed), map[device.ResourceName]int64{}
 	for _, as := range has {
 		for _, s := range as.Shares {
-			at[s.Resource] = a.pools[s.Resource].listing.newest // before the call: the list may change meanwhile
+			at[s.Resource] = a.pools[s.Resource].Listing().Newest() // before the call: the list may change meanwhile
 		}
 	}
 	a.work.Go(func() {
@@ -86,9 +86,9 @@ func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) 
 				return no, time.Time{}
 			}
 			for _, id := range s.IDs {
-				if _, listed := pool.listing.at[id]; !listed {
+				if _, listed := pool.Listing().Find(id); !listed {
 					return device.Refuse(device.DeviceUnhealthy, nil, "the device plugin of %s does not list device %s, which is assigned to the pod", s.Resource, id),
-						pool.offer.Since.Add(lastingFailure)
+						pool.Offer().Since.Add(lastingFailure)
 				}
 			}
 		}

@@ -161,7 +161,7 @@ func (w *renaming) list() {
 	}
 	p := w.pool()
 	p.accept(device.Offer{Reported: true, State: device.Serving, Inventory: device.Inventory{Resource: worldly, Devices: devices}},
-		makeListing(devices, nil, p.listing))
+		makeListing(devices, nil, p.Listing()))
 	w.withhold()
 }
 
@@ -219,29 +219,12 @@ func (w *renaming) check() error {
 			}
 		}
 	}
-	most := len(p.listing.devices) + p.unlisted
-	if p.withheld != nil {
-		most = len(p.listing.devices)
+	most := len(p.Listing().Devices()) + p.Unlisted()
+	if p.Withholds() {
+		most = len(p.Listing().Devices())
 	}
 	if n := p.capacity(0, true); n > max(most, p.admitted) {
 		return fmt.Errorf("the Node shows %d devices, and there are %d", n, most)
 	}
-	free, at := 0, 0
-	for i, d := range p.listing.devices {
-		_, taken := p.taken[d.ID]
-		if want := !taken && (p.withheld == nil || !p.withheld.has(i)); p.free.has(i) != want {
-			return fmt.Errorf("device %s: free is %v", d.ID, !want)
-		} else if want {
-			free++
-		}
-	}
-	for id := range p.taken {
-		if _, listed := p.listing.at[id]; !listed {
-			at++
-		}
-	}
-	if free != p.freeCount || at != p.unlisted {
-		return fmt.Errorf("%d free and %d unlisted, counted %d and %d", free, at, p.freeCount, p.unlisted)
-	}
-	return nil
+	return p.Check()
 }

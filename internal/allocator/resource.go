@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -23,7 +24,7 @@ type resource struct {
 	unlisted      int                         // taken, and not listed
 	withheld      bitset                      // listed, and possibly the same hardware as an unlisted device; nil: none
 	refused       map[device.ID]refusal       // recently, by the plugin
-	unknownUsers  int                         // containers with devices that only a lost state file named
+	UnknownUsers  int                         // containers with devices that only a lost state file named
 }
 
 func newResource() *resource {
@@ -48,6 +49,47 @@ func (p *resource) refuse(id device.ID, until time.Time) {
 func (p *resource) forgetRefusals(now time.Time) {
 	maps.DeleteFunc(p.refused, func(_ device.ID, was refusal) bool { return now.After(was.until) })
 }
+
+// ForgetRefusal forgets the refusals of a device.
+func (p *resource) ForgetRefusal(id device.ID) { delete(p.refused, id) }
+
+// Offer returns the latest offer; the zero value before there is one.
+func (p *resource) Offer() device.Offer { return p.offer }
+
+// Offered reports whether there is an offer.
+func (p *resource) Offered() bool { return p.offered }
+
+// Listing returns the listing of the latest offer.
+func (p *resource) Listing() *listing { return p.listing }
+
+// Current reports whether the listing is up to date.
+func (p *resource) Current() bool {
+	return p.offered && p.offer.State == device.Serving && p.offer.Reported
+}
+
+// Broken reports whether a device is unhealthy or not listed.
+func (p *resource) Broken(id device.ID) bool {
+	d, listed := p.listing.Find(id)
+	return !listed || !d.Healthy
+}
+
+// Holder returns the pod that has a device, if one has.
+func (p *resource) Holder(id device.ID) (device.PodUID, bool) {
+	uid, taken := p.taken[id]
+	return uid, taken
+}
+
+// Taken yields the devices that pods have, with their pods.
+func (p *resource) Taken() iter.Seq2[device.ID, device.PodUID] { return maps.All(p.taken) }
+
+// TakenCount returns the number of devices that pods have.
+func (p *resource) TakenCount() int { return len(p.taken) }
+
+// FreeCount returns the number of free devices: listed, usable, not taken and not withheld.
+func (p *resource) FreeCount() int { return p.freeCount }
+
+// Unlisted returns the number of devices that pods have and the plugin does not list.
+func (p *resource) Unlisted() int { return p.unlisted }
 
 // accept replaces the offer. The caller has built its listing without the lock.
 func (p *resource) accept(o device.Offer, l *listing) {
@@ -132,6 +174,12 @@ func (p *resource) quarantine(ids []device.ID, pod device.PodUID) {
 	}
 }
 
+// Quarantined reports whether a device is set aside.
+func (p *resource) Quarantined(id device.ID) bool { return p.quarantined[id] }
+
+// EndQuarantine makes a device that is set aside one that its pod holds.
+func (p *resource) EndQuarantine(id device.ID) { delete(p.quarantined, id) }
+
 // counts returns the number of devices in each state of the metric devmgrd_devices. Each device is in exactly one state.
 func (p *resource) counts() map[string]int {
 	free, stale := p.freeCount, 0
@@ -172,8 +220,8 @@ func (p *resource) unavailable(r device.ResourceName) *device.Refusal {
 		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s is disconnected", r)
 	case p.offer.State == device.Stale:
 		return device.Refuse(device.PluginStale, nil, "the device plugin of %s has just disconnected and may return", r)
-	case p.unknownUsers > 0:
-		return device.Refuse(device.DevicesUnknown, nil, "%s: %d containers run with devices that only the lost state file named; allocation resumes when these containers have ended", r, p.unknownUsers)
+	case p.UnknownUsers > 0:
+		return device.Refuse(device.DevicesUnknown, nil, "%s: %d containers run with devices that only the lost state file named; allocation resumes when these containers have ended", r, p.UnknownUsers)
 	}
 	return nil
 }

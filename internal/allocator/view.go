@@ -25,7 +25,7 @@ func (a *Allocator) knownResources(of device.ResourceName) (all []device.Resourc
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for r, p := range a.pools {
-		if (of == "" || of == r) && (p.offered || len(p.taken) > 0 || len(a.cordons[r]) > 0) {
+		if (of == "" || of == r) && (p.Offered() || p.TakenCount() > 0 || len(a.cordons[r]) > 0) {
 			all = append(all, r)
 		}
 	}
@@ -39,14 +39,14 @@ func (a *Allocator) view(r device.ResourceName) view {
 	p := a.pools.of(r)
 	v := p.view(r)
 	v.cordons = a.cordons[r]
-	v.holders, v.failures = make(map[device.ID]*device.Holder, len(p.taken)), make(map[device.ID]failure, len(p.failures))
+	v.holders, v.failures = make(map[device.ID]*device.Holder, p.TakenCount()), make(map[device.ID]failure, len(p.failures))
 	now := time.Now()
 	for id := range p.failures {
 		n, last := p.failuresOf(id, now)
 		v.failures[id] = failure{n, last}
 	}
 	users := a.usersLocked(r)
-	for id, uid := range p.taken {
+	for id, uid := range p.Taken() {
 		v.holders[id] = a.holderLocked(uid, r, id, users[id])
 	}
 	return v

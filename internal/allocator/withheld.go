@@ -75,6 +75,9 @@ func (p *resource) withhold(unlisted map[device.ID]int64) {
 	p.withheld = withheld
 }
 
+// Withholds reports whether any listed device is withheld, be it free otherwise or not.
+func (p *resource) Withholds() bool { return p.withheld != nil }
+
 // withheldCount returns the number of devices that would be free if they were not withheld.
 func (p *resource) withheldCount() (n int) {
 	for i := p.withheld.next(0, p.listing.usable); i >= 0; i = p.withheld.next(i+1, p.listing.usable) {
