@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // Plugins are the device plugins that offer and allocate devices.
@@ -63,6 +64,13 @@ type Host interface {
 	// PodsWithProcesses returns the pods, of those given, that have processes in containers or sandboxes.
 	PodsWithProcesses([]device.PodUID) (map[device.PodUID]bool, error)
 }
+
+// The policy for NUMA placement, for the caller of New.
+type (
+	Topology = placement.Topology
+	Policy   = placement.Policy
+	Scope    = placement.Scope
+)
 
 // Config is what New needs.
 type Config struct {
@@ -207,7 +215,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 func (a *Allocator) refresh() {
 	type news struct {
 		offer   device.Offer
-		listing *listing
+		listing *placement.Listing
 	}
 	a.offersMu.Lock()
 	defer a.offersMu.Unlock()
@@ -219,7 +227,7 @@ func (a *Allocator) refresh() {
 		a.mu.Unlock()
 		switch {
 		case !known || !device.SameList(o.Inventory.Devices, was.Inventory.Devices):
-			fresh[r] = news{o, makeListing(o.Inventory.Devices, cordons, before)}
+			fresh[r] = news{o, placement.NewListing(o.Inventory.Devices, cordons, before)}
 		case o.State != was.State || o.Session != was.Session || o.Reported != was.Reported || o.PreStart != was.PreStart || o.Prefers != was.Prefers:
 			fresh[r] = news{o, before}
 		}
@@ -236,7 +244,7 @@ func (a *Allocator) refresh() {
 			delete(a.retired, r)
 		}
 		back := n.offer.State == device.Serving && (!p.Offered() || p.Offer().State != device.Serving || p.Offer().Session != n.offer.Session)
-		p.accept(n.offer, n.listing)
+		p.Accept(n.offer, n.listing)
 		a.withholdLocked(r)
 		a.refreshCordonsLocked(r) // a device may have been cordoned meanwhile
 		a.examineLocked(r, p)

@@ -5,6 +5,7 @@ import (
 	"reflect"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // Cordon takes devices out of service, or changes the reason. If a device is unknown, Cordon changes nothing and returns a
@@ -136,7 +137,7 @@ func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 func (a *Allocator) refreshCordonsLocked(r device.ResourceName) {
 	p := a.pools.of(r)
 	if l := p.Listing(); !sameMap(l.Cordons(), a.cordons[r]) {
-		p.setListing(makeListing(l.Devices(), a.cordons[r], l))
+		p.SetListing(placement.NewListing(l.Devices(), a.cordons[r], l))
 		a.withholdLocked(r)
 	}
 }

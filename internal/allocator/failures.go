@@ -82,7 +82,7 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *pool, br
 					rec = &failureRecord{}
 					p.failures[id] = rec
 				}
-				_, listed := p.listing.Find(id)
+				_, listed := p.Listing().Find(id)
 				if rec.broken.IsZero() || rec.holder != uid {
 					rec.broken, rec.pending, rec.holder, rec.lasting = now, true, uid, false
 					signal(a.kick) // watchFailuresLocked checks whether the failure lasts

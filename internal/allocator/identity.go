@@ -11,8 +11,8 @@ func (a *Allocator) withholdLocked(r device.ResourceName) {
 	}
 	unlisted := a.unlistedLocked(r, p)
 	p.unlistedLapsed = p.Unlisted() - len(unlisted)
-	p.withhold(unlisted)
-	n, before := p.withheldCount(), p.withheldLogged
+	p.Withhold(unlisted)
+	n, before := p.WithheldCount(), p.withheldLogged
 	p.withheldLogged = n
 	switch {
 	case n == before:
@@ -30,7 +30,7 @@ func (a *Allocator) withholdLocked(r device.ResourceName) {
 func (a *Allocator) freeLocked(r device.ResourceName, ids []device.ID, from device.PodUID) {
 	p := a.pools[r]
 	before := p.Unlisted()
-	p.release(ids, from)
+	p.Release(ids, from)
 	if p.Unlisted() != before {
 		a.withholdLocked(r)
 	}

@@ -77,7 +77,7 @@ func (a *Allocator) counts() (map[device.ResourceName]map[string]int, map[device
 	devices, waiting := map[device.ResourceName]map[string]int{}, map[device.Reason]int{}
 	for r, p := range a.pools {
 		if p.Offered() || p.TakenCount() > 0 {
-			devices[r] = p.counts()
+			devices[r] = p.Counts()
 		}
 	}
 	for _, p := range a.waiting {

@@ -1,10 +1,13 @@
 package allocator
 
-import "github.com/devmgrd/devmgrd/internal/device"
+import (
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
+)
 
 // A pool is one resource as plans and the scheduler see it.
 type pool struct {
-	*resource
+	*placement.Resource
 	requests       int                          // sum of the requests of the node's active pods in the API
 	admitted       int                          // the part of requests from pods that the kubelet has admitted
 	unlistedLapsed int                          // the part of unlisted granted in another boot, so not in use
@@ -13,12 +16,14 @@ type pool struct {
 	away           bool                         // the plugin has been disconnected since the last examination
 }
 
-func newPool() *pool { return &pool{resource: newResource(), failures: map[device.ID]*failureRecord{}} }
+func newPool() *pool {
+	return &pool{Resource: placement.NewResource(), failures: map[device.ID]*failureRecord{}}
+}
 
 // retract removes the offer and the record of failures, as if there had never been an offer.
 func (p *pool) retract() {
 	p.failures, p.away = map[device.ID]*failureRecord{}, false
-	p.resource.retract()
+	p.Resource.Retract()
 }
 
 // pools are all resources that have been offered or are in use.

@@ -1,47 +1,37 @@
 package allocator
 
 import (
-	"slices"
+	"context"
+	"errors"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
-// A preferenceKey identifies one container's devices of one resource.
-type preferenceKey struct {
-	container string
-	resource  device.ResourceName
-}
+// Results of preference requests, in the metric devmgrd_preferred_allocations_total.
+const (
+	followed  = "followed"  // the answer was used unchanged
+	corrected = "corrected" // the answer did not match the request: its usable part was used
+	slow      = "slow"      // no answer in time: devmgrd chose without it
+	failed    = "failed"    // the plugin returned an error: likewise
+)
 
-// preferences are the plugins' answers during one attempt. A key that is present has been asked, even if its answer was
-// useless. nil: no plugin is asked.
-type preferences map[preferenceKey][]device.ID
-
-// A preferenceRequest is a GetPreferredAllocation call: it asks for size of the available devices, must included.
-type preferenceRequest struct {
-	container device.Container
-	resource  device.ResourceName
-	available []device.ID // ascending
-	must      []device.ID // ascending
-	size      int
-}
-
-func (q preferenceRequest) key() preferenceKey { return preferenceKey{q.container.Name, q.resource} }
-
-// valid reports whether an answer matches the request.
-func (q preferenceRequest) valid(answer []device.ID) bool {
-	sorted := slices.Sorted(slices.Values(answer))
-	if len(slices.Compact(sorted)) != q.size || len(answer) != q.size {
-		return false
+// askPreference asks a plugin for its preference. A failure costs the preference, not the allocation. No lock is held.
+func (a *Allocator) askPreference(ctx context.Context, pod device.Pod, q placement.PreferenceRequest) []device.ID {
+	answer, err := a.plugins.Prefer(ctx, pod, q.Container, q.Resource, q.Available, q.Must, q.Size)
+	result := failed
+	switch no := (*device.Refusal)(nil); {
+	case err == nil && q.Valid(answer):
+		result = followed
+	case err == nil:
+		result = corrected
+	case errors.As(err, &no) && no.Reason == device.PluginSlow:
+		result = slow
 	}
-	for _, id := range sorted {
-		if _, available := slices.BinarySearch(q.available, id); !available {
-			return false
-		}
+	a.metrics.preferred.WithLabelValues(string(q.Resource), result).Inc()
+	if result != followed {
+		a.log.Warn("cannot follow plugin's device preference", "resource", q.Resource, "pod", pod.String(),
+			"container", q.Container.Name, "result", result, "wanted", q.Size, "of", len(q.Available), "got", len(answer), "err", err)
 	}
-	for _, id := range q.must {
-		if _, included := slices.BinarySearch(sorted, id); !included {
-			return false
-		}
-	}
-	return true
+	return answer
 }

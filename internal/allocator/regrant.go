@@ -82,7 +82,7 @@ func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) 
 		}
 		for _, s := range as.Shares {
 			pool := a.pools[s.Resource]
-			if no := pool.unavailable(s.Resource); no != nil {
+			if no := pool.Unavailable(s.Resource); no != nil {
 				return no, time.Time{}
 			}
 			for _, id := range s.IDs {
@@ -228,7 +228,7 @@ func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait) {
 	as, _ := p.of(container)
 	for _, s := range as.Shares {
 		for _, id := range s.IDs {
-			a.pools[s.Resource].refuse(id, time.Now().Add(refusalMemory))
+			a.pools[s.Resource].Refuse(id, time.Now().Add(refusalMemory))
 		}
 	}
 	p.failures++

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // In worlds of random lists and pods the Node never shows more devices than the listed ones and the unlisted ones in use
@@ -25,7 +26,7 @@ func TestRandomWorlds_HardwareIsGivenOnce(t *testing.T) {
 			if err := w.check(); err != nil {
 				t.Fatalf("world %d, step %d, %s: %v", seed, step, did, err)
 			}
-			withheld += w.pool().withheldCount()
+			withheld += w.pool().WithheldCount()
 		}
 	}
 	if withheld == 0 {
@@ -160,8 +161,8 @@ func (w *renaming) list() {
 		}
 	}
 	p := w.pool()
-	p.accept(device.Offer{Reported: true, State: device.Serving, Inventory: device.Inventory{Resource: worldly, Devices: devices}},
-		makeListing(devices, nil, p.Listing()))
+	p.Accept(device.Offer{Reported: true, State: device.Serving, Inventory: device.Inventory{Resource: worldly, Devices: devices}},
+		placement.NewListing(devices, nil, p.Listing()))
 	w.withhold()
 }
 
@@ -172,7 +173,7 @@ func (w *renaming) withhold() {
 			unlisted[id] = at
 		}
 	}
-	w.pool().withhold(unlisted)
+	w.pool().Withhold(unlisted)
 }
 
 func (w *renaming) start(n int) string {
@@ -180,13 +181,13 @@ func (w *renaming) start(n int) string {
 	uid := device.PodUID(fmt.Sprint(w.pods))
 	d := device.PodDemand{Pod: device.Pod{UID: uid}, Admitted: true, Demands: []device.Demand{
 		{Container: device.Container{Pod: uid, Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{worldly: n}}}}
-	got, no := plan(planInput{demand: d}, resources{worldly: w.pool().resource})
+	got, no := placement.Plan(placement.Input{Demand: d}, placement.Resources{worldly: w.pool().Resource})
 	if no != nil {
 		return "no room for a pod"
 	}
-	ids := got.choices["main"][worldly]
+	ids := got.Choices["main"][worldly]
 	w.pools.request(d, 1)
-	w.pool().take(ids, uid)
+	w.pool().Take(ids, uid)
 	for _, id := range ids {
 		w.granted[id], w.holders[id] = w.clock, uid
 	}
@@ -202,7 +203,7 @@ func (w *renaming) end(uid device.PodUID) {
 	}
 	p := w.pool()
 	p.requests, p.admitted = p.requests-len(ids), p.admitted-len(ids)
-	p.release(ids, uid)
+	p.Release(ids, uid)
 	for _, id := range ids {
 		delete(w.holders, id)
 		delete(w.granted, id)

@@ -169,7 +169,7 @@ func (a *Allocator) quarantineLocked(c device.Container, r device.ResourceName, 
 			"resource", r, "devices", device.Abridge(unknown), "uid", c.Pod, "container", c.Name)
 	}
 	if len(strays) > 0 {
-		pool.quarantine(strays, c.Pod) // except those that an attempt holds
+		pool.Quarantine(strays, c.Pod) // except those that an attempt holds
 		addDevices(a.quarantined, c, r, strays)
 	}
 	a.withholdLocked(r)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // Devices returns the devices of one resource, or of all resources if of is empty, in the order of their names. It returns
@@ -15,7 +16,7 @@ import (
 func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, known bool) {
 	for _, r := range a.knownResources(of) {
 		known = true
-		all = append(all, a.view(r).statuses()...)
+		all = append(all, a.view(r).Statuses()...)
 	}
 	return all, known || of == ""
 }
@@ -33,21 +34,21 @@ func (a *Allocator) knownResources(of device.ResourceName) (all []device.Resourc
 	return all
 }
 
-func (a *Allocator) view(r device.ResourceName) view {
+func (a *Allocator) view(r device.ResourceName) placement.View {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pools.of(r)
-	v := p.view(r)
-	v.cordons = a.cordons[r]
-	v.holders, v.failures = make(map[device.ID]*device.Holder, p.TakenCount()), make(map[device.ID]failure, len(p.failures))
+	v := p.View(r)
+	v.Cordons = a.cordons[r]
+	v.Holders, v.Failures = make(map[device.ID]*device.Holder, p.TakenCount()), make(map[device.ID]placement.Failure, len(p.failures))
 	now := time.Now()
 	for id := range p.failures {
 		n, last := p.failuresOf(id, now)
-		v.failures[id] = failure{n, last}
+		v.Failures[id] = placement.Failure{Count: n, Last: last}
 	}
 	users := a.usersLocked(r)
 	for id, uid := range p.Taken() {
-		v.holders[id] = a.holderLocked(uid, r, id, users[id])
+		v.Holders[id] = a.holderLocked(uid, r, id, users[id])
 	}
 	return v
 }

@@ -1,4 +1,4 @@
-package allocator
+package placement
 
 import (
 	"fmt"
@@ -8,7 +8,7 @@ import (
 )
 
 // Check recounts the devices, and returns an error if a count or a set is wrong. It is for tests.
-func (p *resource) Check() error {
+func (p *Resource) Check() error {
 	free, unusable, listed := 0, 0, 0
 	freeAt := make([]int, len(p.freeAt))
 	for i, d := range p.listing.devices {
@@ -52,7 +52,7 @@ func (p *resource) Check() error {
 }
 
 // Withheld reports whether a device is withheld, be it free otherwise or not. It is for tests.
-func (p *resource) Withheld(id device.ID) bool {
+func (p *Resource) Withheld(id device.ID) bool {
 	i, listed := p.listing.at[id]
 	return listed && p.withheld != nil && p.withheld.has(i)
 }

@@ -1,4 +1,4 @@
-package allocator
+package placement
 
 import (
 	"iter"
@@ -9,12 +9,12 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A resource is one resource's devices: those that the plugin offers, and those that pods have. It is an index over the offer,
+// A Resource is one resource's devices: those that the plugin offers, and those that pods have. It is an index over the offer,
 // the holds and the assignments, so that the cost of a plan does not depend on the number of devices.
-type resource struct {
+type Resource struct {
 	offer         device.Offer
 	offered       bool // an offer has been seen; otherwise only the devices in use by the state file are known
-	listing       *listing
+	listing       *Listing
 	taken         map[device.ID]device.PodUID // held or assigned
 	quarantined   map[device.ID]bool          // taken, and set aside because the state file does not assign them
 	free          bitset                      // usable and not taken
@@ -27,12 +27,12 @@ type resource struct {
 	UnknownUsers  int                         // containers with devices that only a lost state file named
 }
 
-func newResource() *resource {
-	return &resource{listing: makeListing(nil, nil, nil), taken: map[device.ID]device.PodUID{}, quarantined: map[device.ID]bool{}, refused: map[device.ID]refusal{}}
+func NewResource() *Resource {
+	return &Resource{listing: NewListing(nil, nil, nil), taken: map[device.ID]device.PodUID{}, quarantined: map[device.ID]bool{}, refused: map[device.ID]refusal{}}
 }
 
-// resources are the resources that a plan is about.
-type resources map[device.ResourceName]*resource
+// Resources are the resources that a plan is about.
+type Resources map[device.ResourceName]*Resource
 
 // A refusal records that a device's plugin has refused it, or that its grant could not be used.
 type refusal struct {
@@ -40,71 +40,71 @@ type refusal struct {
 	until time.Time // until then the device is chosen last
 }
 
-// refuse records a refusal of a device.
-func (p *resource) refuse(id device.ID, until time.Time) {
+// Refuse records a refusal of a device.
+func (p *Resource) Refuse(id device.ID, until time.Time) {
 	p.refused[id] = refusal{p.refused[id].times + 1, until}
 }
 
-// forgetRefusals forgets the refusals that have expired.
-func (p *resource) forgetRefusals(now time.Time) {
+// ForgetRefusals forgets the refusals that have expired.
+func (p *Resource) ForgetRefusals(now time.Time) {
 	maps.DeleteFunc(p.refused, func(_ device.ID, was refusal) bool { return now.After(was.until) })
 }
 
 // ForgetRefusal forgets the refusals of a device.
-func (p *resource) ForgetRefusal(id device.ID) { delete(p.refused, id) }
+func (p *Resource) ForgetRefusal(id device.ID) { delete(p.refused, id) }
 
 // Offer returns the latest offer; the zero value before there is one.
-func (p *resource) Offer() device.Offer { return p.offer }
+func (p *Resource) Offer() device.Offer { return p.offer }
 
 // Offered reports whether there is an offer.
-func (p *resource) Offered() bool { return p.offered }
+func (p *Resource) Offered() bool { return p.offered }
 
 // Listing returns the listing of the latest offer.
-func (p *resource) Listing() *listing { return p.listing }
+func (p *Resource) Listing() *Listing { return p.listing }
 
 // Current reports whether the listing is up to date.
-func (p *resource) Current() bool {
+func (p *Resource) Current() bool {
 	return p.offered && p.offer.State == device.Serving && p.offer.Reported
 }
 
 // Broken reports whether a device is unhealthy or not listed.
-func (p *resource) Broken(id device.ID) bool {
+func (p *Resource) Broken(id device.ID) bool {
 	d, listed := p.listing.Find(id)
 	return !listed || !d.Healthy
 }
 
 // Holder returns the pod that has a device, if one has.
-func (p *resource) Holder(id device.ID) (device.PodUID, bool) {
+func (p *Resource) Holder(id device.ID) (device.PodUID, bool) {
 	uid, taken := p.taken[id]
 	return uid, taken
 }
 
 // Taken yields the devices that pods have, with their pods.
-func (p *resource) Taken() iter.Seq2[device.ID, device.PodUID] { return maps.All(p.taken) }
+func (p *Resource) Taken() iter.Seq2[device.ID, device.PodUID] { return maps.All(p.taken) }
 
 // TakenCount returns the number of devices that pods have.
-func (p *resource) TakenCount() int { return len(p.taken) }
+func (p *Resource) TakenCount() int { return len(p.taken) }
 
 // FreeCount returns the number of free devices: listed, usable, not taken and not withheld.
-func (p *resource) FreeCount() int { return p.freeCount }
+func (p *Resource) FreeCount() int { return p.freeCount }
 
 // Unlisted returns the number of devices that pods have and the plugin does not list.
-func (p *resource) Unlisted() int { return p.unlisted }
+func (p *Resource) Unlisted() int { return p.unlisted }
 
-// accept replaces the offer. The caller has built its listing without the lock.
-func (p *resource) accept(o device.Offer, l *listing) {
+// Accept replaces the offer. The caller has built its listing without the lock.
+func (p *Resource) Accept(o device.Offer, l *Listing) {
 	p.offer, p.offered = o, true
-	p.setListing(l)
+	p.SetListing(l)
 }
 
-// retract removes the offer, as if there had never been one.
-func (p *resource) retract() {
+// Retract removes the offer, as if there had never been one.
+func (p *Resource) Retract() {
 	p.offer, p.offered = device.Offer{}, false
-	p.setListing(makeListing(nil, nil, nil))
+	p.SetListing(NewListing(nil, nil, nil))
 }
 
-// setListing replaces the listing and recounts.
-func (p *resource) setListing(l *listing) {
+// SetListing replaces the listing and recounts.
+func (p *Resource) SetListing(l *Listing) {
 	p.listing = l
 	p.free, p.freeCount, p.takenUnusable, p.unlisted, p.withheld = slices.Clone(l.usable), l.usableCount, 0, 0, nil
 	p.freeAt = slices.Clone(l.usableAt)
@@ -113,8 +113,8 @@ func (p *resource) setListing(l *listing) {
 	}
 }
 
-// take marks devices as a pod's. Devices that are taken already stay as they are.
-func (p *resource) take(ids []device.ID, pod device.PodUID) {
+// Take marks devices as a pod's. Devices that are taken already stay as they are.
+func (p *Resource) Take(ids []device.ID, pod device.PodUID) {
 	for _, id := range ids {
 		if _, taken := p.taken[id]; taken {
 			continue
@@ -125,7 +125,7 @@ func (p *resource) take(ids []device.ID, pod device.PodUID) {
 }
 
 // countTaken counts a device that has been taken.
-func (p *resource) countTaken(id device.ID) {
+func (p *Resource) countTaken(id device.ID) {
 	switch i, listed := p.listing.at[id]; {
 	case !listed:
 		p.unlisted++
@@ -138,15 +138,15 @@ func (p *resource) countTaken(id device.ID) {
 }
 
 // count counts a device that becomes free (1) or stops being free (-1).
-func (p *resource) count(i, by int) {
+func (p *Resource) count(i, by int) {
 	p.freeCount += by
 	if at := p.listing.place(i); at >= 0 {
 		p.freeAt[at] += by
 	}
 }
 
-// release frees a pod's devices.
-func (p *resource) release(ids []device.ID, pod device.PodUID) {
+// Release frees a pod's devices.
+func (p *Resource) Release(ids []device.ID, pod device.PodUID) {
 	for _, id := range ids {
 		if p.taken[id] != pod {
 			continue
@@ -164,41 +164,41 @@ func (p *resource) release(ids []device.ID, pod device.PodUID) {
 	}
 }
 
-// quarantine sets aside devices that a pod runs with, unless they are taken already.
-func (p *resource) quarantine(ids []device.ID, pod device.PodUID) {
+// Quarantine sets aside devices that a pod runs with, unless they are taken already.
+func (p *Resource) Quarantine(ids []device.ID, pod device.PodUID) {
 	for _, id := range ids {
 		if _, taken := p.taken[id]; !taken {
-			p.take([]device.ID{id}, pod)
+			p.Take([]device.ID{id}, pod)
 			p.quarantined[id] = true
 		}
 	}
 }
 
 // Quarantined reports whether a device is set aside.
-func (p *resource) Quarantined(id device.ID) bool { return p.quarantined[id] }
+func (p *Resource) Quarantined(id device.ID) bool { return p.quarantined[id] }
 
 // EndQuarantine makes a device that is set aside one that its pod holds.
-func (p *resource) EndQuarantine(id device.ID) { delete(p.quarantined, id) }
+func (p *Resource) EndQuarantine(id device.ID) { delete(p.quarantined, id) }
 
-// counts returns the number of devices in each state of the metric devmgrd_devices. Each device is in exactly one state.
-func (p *resource) counts() map[string]int {
+// Counts returns the number of devices in each state of the metric devmgrd_devices. Each device is in exactly one state.
+func (p *Resource) Counts() map[string]int {
 	free, stale := p.freeCount, 0
 	if p.offer.State != device.Serving {
 		free, stale = 0, p.freeCount
 	}
 	return map[string]int{
 		"free": free, "stale": stale, "assigned": len(p.taken) - len(p.quarantined), "quarantined": len(p.quarantined),
-		"unhealthy": p.unhealthy(), "cordoned": p.cordoned(), "withheld": p.withheldCount(),
+		"unhealthy": p.unhealthy(), "cordoned": p.cordoned(), "withheld": p.WithheldCount(),
 	}
 }
 
 // unhealthy returns the number of devices that would be free if they were healthy.
-func (p *resource) unhealthy() int {
+func (p *Resource) unhealthy() int {
 	return len(p.listing.devices) - p.listing.usableCount - p.takenUnusable - p.cordoned()
 }
 
 // cordoned returns the number of devices that are listed, cordoned and not taken.
-func (p *resource) cordoned() int {
+func (p *Resource) cordoned() int {
 	n := 0
 	for id := range p.listing.cordons {
 		_, listed := p.listing.at[id]
@@ -209,8 +209,8 @@ func (p *resource) cordoned() int {
 	return n
 }
 
-// unavailable returns why no device of the resource can be assigned, or nil.
-func (p *resource) unavailable(r device.ResourceName) *device.Refusal {
+// Unavailable returns why no device of the resource can be assigned, or nil.
+func (p *Resource) Unavailable(r device.ResourceName) *device.Refusal {
 	switch {
 	case p == nil || !p.offered:
 		return device.Refuse(device.PluginMissing, nil, "no device plugin has registered %s", r)

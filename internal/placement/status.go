@@ -1,4 +1,4 @@
-package allocator
+package placement
 
 import (
 	"maps"
@@ -8,40 +8,40 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A view is one resource's devices at one moment: shared immutable values, and copies of the rest.
-type view struct {
+// A View is one resource's devices at one moment: shared immutable values, and copies of the rest.
+type View struct {
 	resource    device.ResourceName
-	cordons     map[device.ID]device.Cordon
-	holders     map[device.ID]*device.Holder
-	failures    map[device.ID]failure
+	Cordons     map[device.ID]device.Cordon
+	Holders     map[device.ID]*device.Holder
+	Failures    map[device.ID]Failure
 	state       device.OfferState
-	listing     *listing
+	listing     *Listing
 	quarantined map[device.ID]bool
 	withheld    bitset
 }
 
-// A failure is how often a device has failed recently, and when it last failed.
-type failure struct {
-	n    int
-	last time.Time
+// A Failure is how often a device has failed recently, and when it last failed.
+type Failure struct {
+	Count int
+	Last  time.Time
 }
 
-// view returns a view without cordons, holders and failures, which the caller adds.
-func (p *resource) view(r device.ResourceName) view {
-	return view{resource: r, state: p.offer.State, listing: p.listing, quarantined: maps.Clone(p.quarantined), withheld: p.withheld}
+// View returns a view without cordons, holders and failures, which the caller adds.
+func (p *Resource) View(r device.ResourceName) View {
+	return View{resource: r, state: p.offer.State, listing: p.listing, quarantined: maps.Clone(p.quarantined), withheld: p.withheld}
 }
 
-// statuses returns each device, in the order of the names.
-func (v view) statuses() []device.DeviceStatus {
+// Statuses returns each device, in the order of the names.
+func (v View) Statuses() []device.DeviceStatus {
 	all := make([]device.DeviceStatus, 0, len(v.listing.devices))
 	for _, d := range v.listing.devices {
 		all = append(all, v.status(d, true))
 	}
 	unlisted := map[device.ID]bool{} // in use or cordoned
-	for id := range v.holders {
+	for id := range v.Holders {
 		unlisted[id] = true
 	}
-	for id := range v.cordons {
+	for id := range v.Cordons {
 		unlisted[id] = true
 	}
 	for id := range unlisted {
@@ -53,12 +53,12 @@ func (v view) statuses() []device.DeviceStatus {
 	return all
 }
 
-func (v view) status(d device.Device, listed bool) device.DeviceStatus {
-	s := device.DeviceStatus{Resource: v.resource, Device: d, Listed: listed, Holder: v.holders[d.ID]}
-	if c, cordoned := v.cordons[d.ID]; cordoned {
+func (v View) status(d device.Device, listed bool) device.DeviceStatus {
+	s := device.DeviceStatus{Resource: v.resource, Device: d, Listed: listed, Holder: v.Holders[d.ID]}
+	if c, cordoned := v.Cordons[d.ID]; cordoned {
 		s.Cordon = &c
 	}
-	s.Failures, s.Failed = v.failures[d.ID].n, v.failures[d.ID].last
+	s.Failures, s.Failed = v.Failures[d.ID].Count, v.Failures[d.ID].Last
 	switch {
 	case v.quarantined[d.ID]:
 		s.State = device.Quarantined

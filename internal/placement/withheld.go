@@ -1,4 +1,4 @@
-package allocator
+package placement
 
 import (
 	"math"
@@ -21,9 +21,9 @@ func physical(id device.ID) string {
 	return name
 }
 
-// withhold removes the listed devices that may be one of the unlisted ones from the free ones, and frees those that no longer
+// Withhold removes the listed devices that may be one of the unlisted ones from the free ones, and frees those that no longer
 // may.
-func (p *resource) withhold(unlisted map[device.ID]int64) {
+func (p *Resource) Withhold(unlisted map[device.ID]int64) {
 	since := map[string]int64{} // by physical device: IDs added later may name it
 	for id, at := range unlisted {
 		name := physical(id)
@@ -76,10 +76,10 @@ func (p *resource) withhold(unlisted map[device.ID]int64) {
 }
 
 // Withholds reports whether any listed device is withheld, be it free otherwise or not.
-func (p *resource) Withholds() bool { return p.withheld != nil }
+func (p *Resource) Withholds() bool { return p.withheld != nil }
 
-// withheldCount returns the number of devices that would be free if they were not withheld.
-func (p *resource) withheldCount() (n int) {
+// WithheldCount returns the number of devices that would be free if they were not withheld.
+func (p *Resource) WithheldCount() (n int) {
 	for i := p.withheld.next(0, p.listing.usable); i >= 0; i = p.withheld.next(i+1, p.listing.usable) {
 		if _, taken := p.taken[p.listing.devices[i].ID]; !taken {
 			n++

@@ -1,4 +1,4 @@
-package allocator
+package placement
 
 import (
 	"fmt"
@@ -7,8 +7,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A listing is an inventory prepared for look-ups. It never changes.
-type listing struct {
+// A Listing is an inventory prepared for look-ups. It never changes.
+type Listing struct {
 	devices []device.Device
 	at      map[device.ID]int           // position of an ID in devices
 	cordons map[device.ID]device.Cordon // of the resource; never changed
@@ -34,10 +34,10 @@ const (
 	maxNear   = 2048
 )
 
-// makeListing reuses parts of the previous listing: where only health has changed, the positions stay the same, and
+// NewListing reuses parts of the previous listing: where only health has changed, the positions stay the same, and
 // rebuilding them would be most of the work.
-func makeListing(devices []device.Device, cordons map[device.ID]device.Cordon, before *listing) *listing {
-	l := &listing{devices: devices, cordons: cordons, usable: newBitset(len(devices))}
+func NewListing(devices []device.Device, cordons map[device.ID]device.Cordon, before *Listing) *Listing {
+	l := &Listing{devices: devices, cordons: cordons, usable: newBitset(len(devices))}
 	if before != nil && sameIDs(devices, before.devices) {
 		l.at = before.at
 	} else {
@@ -77,10 +77,10 @@ func makeListing(devices []device.Device, cordons map[device.ID]device.Cordon, b
 }
 
 // Devices returns the devices, in the order of device.CompareIDs.
-func (l *listing) Devices() []device.Device { return l.devices }
+func (l *Listing) Devices() []device.Device { return l.devices }
 
 // Find returns the device of that ID, if it is listed.
-func (l *listing) Find(id device.ID) (device.Device, bool) {
+func (l *Listing) Find(id device.ID) (device.Device, bool) {
 	i, listed := l.at[id]
 	if !listed {
 		return device.Device{}, false
@@ -89,13 +89,13 @@ func (l *listing) Find(id device.ID) (device.Device, bool) {
 }
 
 // Cordons returns the resource's cordons as of the listing.
-func (l *listing) Cordons() map[device.ID]device.Cordon { return l.cordons }
+func (l *Listing) Cordons() map[device.ID]device.Cordon { return l.cordons }
 
 // Newest returns the highest Added of the devices, and at least 1.
-func (l *listing) Newest() int64 { return l.newest }
+func (l *Listing) Newest() int64 { return l.newest }
 
 // findPlaces groups the devices by the NUMA nodes that they are near.
-func (l *listing) findPlaces() {
+func (l *Listing) findPlaces() {
 	if !slices.ContainsFunc(l.devices, func(d device.Device) bool { return len(d.NUMA) > 0 }) {
 		return
 	}
@@ -116,7 +116,7 @@ func (l *listing) findPlaces() {
 }
 
 // placeOf returns the index of a place, adding a new one.
-func (l *listing) placeOf(nodes []int, known map[string]int16) int16 {
+func (l *Listing) placeOf(nodes []int, known map[string]int16) int16 {
 	if len(nodes) == 0 {
 		return -1
 	}
@@ -136,7 +136,7 @@ func (l *listing) placeOf(nodes []int, known map[string]int16) int16 {
 }
 
 // place returns the index of a device's place, or -1.
-func (l *listing) place(i int) int {
+func (l *Listing) place(i int) int {
 	if l.of == nil {
 		return -1
 	}
@@ -144,7 +144,7 @@ func (l *listing) place(i int) int {
 }
 
 // Near returns the NUMA nodes of each device; nil if no device has a place.
-func (l *listing) Near(ids []device.ID) [][]int {
+func (l *Listing) Near(ids []device.ID) [][]int {
 	var all [][]int
 	for i, id := range ids {
 		if at, listed := l.at[id]; listed && len(l.devices[at].NUMA) > 0 {
@@ -168,7 +168,7 @@ func sameIDs(a, b []device.Device) bool {
 }
 
 // has reports whether the device is listed and usable.
-func (l *listing) has(id device.ID) bool {
+func (l *Listing) has(id device.ID) bool {
 	i, ok := l.at[id]
 	return ok && l.usable.has(i)
 }
