@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/feed"
 	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
@@ -128,7 +129,7 @@ type Allocator struct {
 	catchingUp chan struct{} // nil, or closed when all reports have been applied
 	reports    []func()      // the runtime's reports since a synchronization that is not compared yet
 	podsListed bool          // every pod that is bound to the node is in pods
-	feed       feed
+	feed       *feed.Feed
 	cordons    map[device.ResourceName]map[device.ID]device.Cordon // the inner maps are replaced, never changed
 	retired    map[device.ResourceName]bool                        // forgotten resources that the Node may still show
 
@@ -168,7 +169,7 @@ func New(c Config) *Allocator {
 		running:         map[device.PodUID]runningPod{},
 		quarantined:     map[device.PodUID]map[string]device.Choice{},
 		conflicting:     map[device.PodUID]map[string]device.Choice{},
-		feed:            feed{updated: make(chan struct{})},
+		feed:            feed.New(),
 		cordons:         map[device.ResourceName]map[device.ID]device.Cordon{},
 		retired:         map[device.ResourceName]bool{},
 	}
@@ -250,7 +251,7 @@ func (a *Allocator) refresh() {
 		a.examineLocked(r, p)
 		a.wakeLocked(r, back)
 	}
-	a.feed.notify()
+	a.feed.Notify()
 	signal(a.capacityChanged)
 }
 

@@ -128,7 +128,7 @@ func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 			a.wakeLocked(d.Resource, false)
 		}
 	}
-	a.feed.notify()
+	a.feed.Notify()
 	signal(a.capacityChanged)
 	signal(a.kick)
 }

@@ -215,7 +215,7 @@ func (a *Allocator) Refused(c device.Container, why device.Wait, lapsed bool) {
 	}
 	news := p.refusal != why
 	p.refusal, p.refusedContainer = why, c.Name
-	a.feed.notify()
+	a.feed.Notify()
 	if news {
 		a.notifier.Waiting(p.demand.Pod, why)
 	}

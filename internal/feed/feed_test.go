@@ -1,19 +1,18 @@
-package allocator
+package feed
 
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // The ring near its length.
 func TestRing(t *testing.T) {
-	a := &Allocator{feed: feed{updated: make(chan struct{})}, pods: map[device.PodUID]*pod{}}
+	f := New()
 	for i := range 3*maxChanges + 5 {
-		p := &pod{demand: device.PodDemand{Pod: device.Pod{UID: device.PodUID(fmt.Sprint(i))}}}
-		a.pods[p.demand.Pod.UID] = p
-		a.publishLocked(p)
+		f.Publish(nil, &device.PodAllocation{Pod: device.Pod{UID: device.PodUID(fmt.Sprint(i))}}, time.Time{})
 		now := uint64(i + 1)
 		if i%97 != 0 && (i+1)%maxChanges > 2 {
 			continue
@@ -22,7 +21,7 @@ func TestRing(t *testing.T) {
 			if back > now {
 				continue
 			}
-			all, known := a.ChangesSince(now-back, 1<<30)
+			all, known := f.Since(now-back, 1<<30)
 			if known != (back <= maxChanges) || known && len(all) != int(back) {
 				t.Fatalf("at %d, %d back: %d, %v", now, back, len(all), known)
 			}
@@ -37,24 +36,23 @@ func TestRing(t *testing.T) {
 
 // Pods with thousands of devices come and go: the changes stay within their memory bound, and the newest is always known.
 func TestRing_BoundedByBytes(t *testing.T) {
-	a := &Allocator{feed: feed{updated: make(chan struct{})}, pods: map[device.PodUID]*pod{}}
+	f := New()
 	turn := func(name string, devices, size int) {
 		ids := make([]device.ID, devices)
 		for i := range ids {
 			ids[i] = device.ID(fmt.Sprintf("%s-%0*d", name, size, i))
 		}
-		p := &pod{demand: device.PodDemand{Pod: device.Pod{UID: device.PodUID(name)}}, active: true}
-		a.pods[p.demand.Pod.UID] = p
-		a.publishLocked(p)
-		p.assigned = []device.Assignment{{Shares: []device.Share{{Resource: "vendor.com/gpu", IDs: ids, Grant: device.Grant{Env: map[string]string{"IDS": fmt.Sprint(ids)}}}}}}
-		a.publishLocked(p)
-		delete(a.pods, p.demand.Pod.UID)
-		a.publishLocked(p)
+		bound := &device.PodAllocation{Pod: device.Pod{UID: device.PodUID(name)}, Active: true}
+		f.Publish(nil, bound, time.Time{})
+		assigned := *bound
+		assigned.Assignments = []device.Assignment{{Shares: []device.Share{{Resource: "vendor.com/gpu", IDs: ids, Grant: device.Grant{Env: map[string]string{"IDS": fmt.Sprint(ids)}}}}}}
+		f.Publish(bound, &assigned, time.Time{})
+		f.Publish(&assigned, nil, time.Time{})
 	}
 	holds := func() int {
-		all, known := a.ChangesSince(a.feed.revision-uint64(len(a.feed.changes)), 1<<30)
-		if _, more := a.ChangesSince(a.feed.revision-uint64(len(a.feed.changes))-1, 1); !known || more {
-			t.Fatalf("of %d changes the oldest is known: %v, and one before it: %v", len(a.feed.changes), known, more)
+		all, known := f.Since(f.revision-uint64(len(f.changes)), 1<<30)
+		if _, more := f.Since(f.revision-uint64(len(f.changes))-1, 1); !known || more {
+			t.Fatalf("of %d changes the oldest is known: %v, and one before it: %v", len(f.changes), known, more)
 		}
 		sum := 0
 		for _, c := range all {
@@ -75,13 +73,13 @@ func TestRing_BoundedByBytes(t *testing.T) {
 		}
 	}
 	turn("larger than all", 80_000, 400)
-	if _, known := a.ChangesSince(a.feed.revision-1, 1); !known || len(a.feed.changes) != 1 {
-		t.Errorf("%d changes are kept, the newest: %v", len(a.feed.changes), known)
+	if _, known := f.Since(f.revision-1, 1); !known || len(f.changes) != 1 {
+		t.Errorf("%d changes are kept, the newest: %v", len(f.changes), known)
 	}
 	for i := range maxChanges {
 		turn(fmt.Sprint("small", i), 1, 2)
 	}
-	if len(a.feed.changes) != maxChanges {
-		t.Errorf("%d small changes are kept", len(a.feed.changes))
+	if len(f.changes) != maxChanges {
+		t.Errorf("%d small changes are kept", len(f.changes))
 	}
 }
