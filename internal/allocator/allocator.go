@@ -11,6 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/feed"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // Plugins are the device plugins that offer and allocate devices.
@@ -63,6 +65,13 @@ type Host interface {
 	// PodsWithProcesses returns the pods, of those given, that have processes in containers or sandboxes.
 	PodsWithProcesses([]device.PodUID) (map[device.PodUID]bool, error)
 }
+
+// The policy for NUMA placement, for the caller of New.
+type (
+	Topology = placement.Topology
+	Policy   = placement.Policy
+	Scope    = placement.Scope
+)
 
 // Config is what New needs.
 type Config struct {
@@ -120,7 +129,7 @@ type Allocator struct {
 	catchingUp chan struct{} // nil, or closed when all reports have been applied
 	reports    []func()      // the runtime's reports since a synchronization that is not compared yet
 	podsListed bool          // every pod that is bound to the node is in pods
-	feed       feed
+	feed       *feed.Feed
 	cordons    map[device.ResourceName]map[device.ID]device.Cordon // the inner maps are replaced, never changed
 	retired    map[device.ResourceName]bool                        // forgotten resources that the Node may still show
 
@@ -160,7 +169,7 @@ func New(c Config) *Allocator {
 		running:         map[device.PodUID]runningPod{},
 		quarantined:     map[device.PodUID]map[string]device.Choice{},
 		conflicting:     map[device.PodUID]map[string]device.Choice{},
-		feed:            feed{updated: make(chan struct{})},
+		feed:            feed.New(),
 		cordons:         map[device.ResourceName]map[device.ID]device.Cordon{},
 		retired:         map[device.ResourceName]bool{},
 	}
@@ -207,7 +216,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 func (a *Allocator) refresh() {
 	type news struct {
 		offer   device.Offer
-		listing *listing
+		listing *placement.Listing
 	}
 	a.offersMu.Lock()
 	defer a.offersMu.Unlock()
@@ -215,11 +224,11 @@ func (a *Allocator) refresh() {
 	for r, o := range offers {
 		a.mu.Lock()
 		p := a.pools.of(r)
-		was, known, before, cordons := p.offer, p.offered, p.listing, a.cordons[r]
+		was, known, before, cordons := p.Offer(), p.Offered(), p.Listing(), a.cordons[r]
 		a.mu.Unlock()
 		switch {
 		case !known || !device.SameList(o.Inventory.Devices, was.Inventory.Devices):
-			fresh[r] = news{o, makeListing(o.Inventory.Devices, cordons, before)}
+			fresh[r] = news{o, placement.NewListing(o.Inventory.Devices, cordons, before)}
 		case o.State != was.State || o.Session != was.Session || o.Reported != was.Reported || o.PreStart != was.PreStart || o.Prefers != was.Prefers:
 			fresh[r] = news{o, before}
 		}
@@ -235,14 +244,14 @@ func (a *Allocator) refresh() {
 		if n.offer.State == device.Serving { // the plugin's new record removes the state file's note
 			delete(a.retired, r)
 		}
-		back := n.offer.State == device.Serving && (!p.offered || p.offer.State != device.Serving || p.offer.Session != n.offer.Session)
-		p.accept(n.offer, n.listing)
+		back := n.offer.State == device.Serving && (!p.Offered() || p.Offer().State != device.Serving || p.Offer().Session != n.offer.Session)
+		p.Accept(n.offer, n.listing)
 		a.withholdLocked(r)
 		a.refreshCordonsLocked(r) // a device may have been cordoned meanwhile
 		a.examineLocked(r, p)
 		a.wakeLocked(r, back)
 	}
-	a.feed.notify()
+	a.feed.Notify()
 	signal(a.capacityChanged)
 }
 

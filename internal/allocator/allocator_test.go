@@ -12,6 +12,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 type numbers = map[device.ResourceName]int
@@ -452,7 +453,7 @@ func TestComplete(t *testing.T) {
 // TestChurn plays many random steps and checks everything after each.
 func TestChurn(t *testing.T) {
 	for seed := range uint64(10) {
-		places := []allocator.Topology{{}, {Policy: allocator.BestEffort}, {Policy: allocator.Restricted, Scope: allocator.PerPod}, {Policy: allocator.SingleNUMA}}
+		places := []allocator.Topology{{}, {Policy: placement.BestEffort}, {Policy: placement.Restricted, Scope: placement.PerPod}, {Policy: placement.SingleNUMA}}
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			run(t, func(r *harness) { churn(r, seed) }, func(r *harness) { r.topology = places[seed%4] })
 		})
@@ -461,9 +462,9 @@ func TestChurn(t *testing.T) {
 
 // TestUnrest has plugins change a thousand devices without a pause. run checks everything at the end.
 func TestUnrest(t *testing.T) {
-	for _, scope := range []allocator.Scope{allocator.PerContainer, allocator.PerPod} {
+	for _, scope := range []allocator.Scope{placement.PerContainer, placement.PerPod} {
 		t.Run(string(scope), func(t *testing.T) {
-			run(t, unrest, func(r *harness) { r.topology = allocator.Topology{Policy: allocator.SingleNUMA, Scope: scope} })
+			run(t, unrest, func(r *harness) { r.topology = allocator.Topology{Policy: placement.SingleNUMA, Scope: scope} })
 		})
 	}
 }

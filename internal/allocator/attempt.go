@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // Pauses before a retry after a plugin failure: they double from the first to the last.
@@ -26,7 +27,7 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 		return
 	}
 	uid := p.demand.Pod.UID
-	said := preferences{}
+	said := placement.Preferences{}
 	if a.quarantined[uid] != nil {
 		said = nil // the pod's running containers decide, not preferences
 	}
@@ -35,12 +36,12 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 		a.parkLocked(p, no.Wait, 0)
 		return
 	}
-	held := a.holdLocked(uid, best.choices)
+	held := a.holdLocked(uid, best.Choices)
 	p.phase = allocating
 	demand, has := p.demand, p.assigned
 	a.work.Go(func() {
-		for best.ask != nil {
-			said[best.ask.key()] = a.askPreference(ctx, demand.Pod, *best.ask)
+		for best.Ask != nil {
+			said[best.Ask.Key()] = a.askPreference(ctx, demand.Pod, *best.Ask)
 			var ok bool
 			if best, held, ok = a.improve(p, held, said); !ok {
 				return
@@ -71,28 +72,30 @@ func (a *Allocator) answered(r device.ResourceName, ids []device.ID, err error) 
 	p := a.pools[r]
 	for _, id := range ids {
 		if err == nil {
-			delete(p.refused, id)
+			p.ForgetRefusal(id)
 		} else if why := waitFor(err).Reason; why == device.PluginError || why == device.PluginSlow {
-			p.refuse(id)
+			p.Refuse(id, time.Now().Add(refusalMemory))
 		}
 	}
 }
 
-func (a *Allocator) planLocked(p *pod, said preferences) (planResult, *device.Refusal) {
+func (a *Allocator) planLocked(p *pod, said placement.Preferences) (placement.Result, *device.Refusal) {
+	now, from := time.Now(), placement.Resources{}
 	for _, d := range p.demand.Demands {
 		for r := range d.Wants {
 			if pool := a.pools[r]; pool != nil {
-				maps.DeleteFunc(pool.refused, func(_ device.ID, was refusal) bool { return time.Now().After(was.until) })
+				pool.ForgetRefusals(now)
+				from[r] = pool.Resource
 			}
 		}
 	}
-	return plan(planInput{demand: p.demand, has: p.assigned, running: a.quarantined[p.demand.Pod.UID], preferences: said, topology: a.topology}, a.pools)
+	return placement.Plan(placement.Input{Demand: p.demand, Has: p.assigned, Running: a.quarantined[p.demand.Pod.UID], Preferences: said, Topology: a.topology}, from)
 }
 
 // improve plans again with the plugins' preferences and holds the new choice instead. The pod holds a full choice all the
 // time, so no younger pod gets its devices while plugins answer. improve returns false if the attempt ends: the pod has
 // ended, has a new demand, or a device it needs has failed or gone.
-func (a *Allocator) improve(p *pod, held hold, said preferences) (best planResult, instead hold, ok bool) {
+func (a *Allocator) improve(p *pod, held hold, said placement.Preferences) (best placement.Result, instead hold, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	uid := p.demand.Pod.UID
@@ -105,7 +108,7 @@ func (a *Allocator) improve(p *pod, held hold, said preferences) (best planResul
 		}
 	}
 	if no == nil {
-		instead = a.holdLocked(uid, best.choices)
+		instead = a.holdLocked(uid, best.Choices)
 	}
 	for r, ids := range held {
 		if !slices.Equal(ids, instead[r]) {
@@ -129,12 +132,12 @@ func (a *Allocator) holdLocked(uid device.PodUID, choices map[string]device.Choi
 		for r, ids := range choices[container] {
 			pool := a.pools[r]
 			for _, id := range ids {
-				_, taken := pool.taken[id]
-				if taken && !pool.quarantined[id] {
+				_, taken := pool.Holder(id)
+				if taken && !pool.Quarantined(id) {
 					continue
 				}
-				pool.take([]device.ID{id}, uid)
-				delete(pool.quarantined, id)
+				pool.Take([]device.ID{id}, uid)
+				pool.EndQuarantine(id)
 				h[r] = append(h[r], id)
 			}
 		}
@@ -150,7 +153,7 @@ func (a *Allocator) releaseLocked(uid device.PodUID, h hold) {
 	}
 	for _, choice := range a.quarantined[uid] {
 		for r, ids := range choice {
-			a.pools[r].quarantine(ids, uid)
+			a.pools[r].Quarantine(ids, uid)
 			a.withholdLocked(r)
 		}
 	}
@@ -159,14 +162,14 @@ func (a *Allocator) releaseLocked(uid device.PodUID, h hold) {
 
 // callPlugins asks the plugins for the chosen devices, with one call for each container and resource. It holds no lock. It
 // adds up the sizes of the answers one by one, so at most one answer beyond the limits is in memory.
-func (a *Allocator) callPlugins(ctx context.Context, d device.PodDemand, has []device.Assignment, best planResult) ([]device.Assignment, error) {
+func (a *Allocator) callPlugins(ctx context.Context, d device.PodDemand, has []device.Assignment, best placement.Result) ([]device.Assignment, error) {
 	var all []device.Assignment
 	var pod device.Grants
 	for _, as := range has {
 		pod.Add(as.Shares...)
 	}
 	for _, demand := range d.Demands {
-		choice, ok := best.choices[demand.Container.Name]
+		choice, ok := best.Choices[demand.Container.Name]
 		if !ok {
 			continue
 		}
@@ -178,8 +181,8 @@ func (a *Allocator) callPlugins(ctx context.Context, d device.PodDemand, has []d
 			if err != nil {
 				return nil, err
 			}
-			share := a.share(r, choice[r], grant, best.at[r])
-			share.Why = best.why[demand.Container.Name][r]
+			share := a.share(r, choice[r], grant, best.At[r])
+			share.Why = best.Why[demand.Container.Name][r]
 			as.Shares = append(as.Shares, share)
 			container.Add(share)
 			pod.Add(share)
@@ -197,7 +200,7 @@ func (a *Allocator) share(r device.ResourceName, ids []device.ID, g device.Grant
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pools[r]
-	return device.Share{Resource: r, IDs: ids, Near: p.listing.nodes(ids), Grant: g, PreStart: p.offer.PreStart, At: at, Boot: a.boot}
+	return device.Share{Resource: r, IDs: ids, Near: p.Listing().Near(ids), Grant: g, PreStart: p.Offer().PreStart, At: at, Boot: a.boot}
 }
 
 // save makes a pod's assignments durable in one commit.

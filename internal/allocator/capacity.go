@@ -12,7 +12,7 @@ func (a *Allocator) Capacity() map[device.ResourceName]int {
 	hidden := a.hiddenFromSchedulerLocked()
 	numbers := make(map[device.ResourceName]int, len(a.pools))
 	for r, p := range a.pools {
-		if p.offered && p.offer.Reported {
+		if p.Offered() && p.Offer().Reported {
 			numbers[r] = p.capacity(hidden[r], a.podsListed)
 		}
 	}
@@ -25,7 +25,7 @@ func (a *Allocator) Requested() map[device.ResourceName]int {
 	defer a.mu.Unlock()
 	bound := make(map[device.ResourceName]int, len(a.pools))
 	for r, p := range a.pools {
-		if p.offered && p.offer.Reported {
+		if p.Offered() && p.Offer().Reported {
 			bound[r] = p.requests
 		}
 	}
@@ -72,13 +72,13 @@ func (a *Allocator) hiddenFromSchedulerLocked() map[device.ResourceName]int {
 // The requests of admitted pods count once the API server has listed the node's pods. Until then some pods are known only
 // from the state file and may be gone, and the publisher lowers no capacity.
 func (p *pool) capacity(hidden int, listed bool) int {
-	n := len(p.taken) - p.unlistedLapsed
-	if p.offer.State != device.Lost {
-		n += p.freeCount
+	n := p.TakenCount() - p.unlistedLapsed
+	if p.Offer().State != device.Lost {
+		n += p.FreeCount()
 	}
 	n -= max(0, hidden)
-	if p.withheld != nil {
-		n = min(n, len(p.listing.devices))
+	if p.Withholds() {
+		n = min(n, len(p.Listing().Devices()))
 	}
 	if !listed {
 		return n

@@ -5,6 +5,7 @@ import (
 	"reflect"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // Cordon takes devices out of service, or changes the reason. If a device is unknown, Cordon changes nothing and returns a
@@ -24,7 +25,7 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 	a.cloneCordonsLocked(cordons)
 	for _, c := range cordons {
 		a.cordons[c.Resource][c.ID] = c
-		if _, taken := a.pools.of(c.Resource).taken[c.ID]; taken {
+		if _, taken := a.pools.of(c.Resource).Holder(c.ID); taken {
 			held = append(held, c)
 		}
 		a.log.Info("device cordoned", "resource", c.Resource, "device", c.ID, "reason", c.Reason)
@@ -87,7 +88,7 @@ func (a *Allocator) Withdrawn() map[device.ResourceName]map[device.ID]bool {
 	all := map[device.ResourceName]map[device.ID]bool{}
 	for r, of := range a.cordons {
 		for id := range of {
-			if _, taken := a.pools.of(r).taken[id]; taken {
+			if _, taken := a.pools.of(r).Holder(id); taken {
 				continue
 			}
 			if all[r] == nil {
@@ -106,8 +107,8 @@ func (a *Allocator) checkKnown(devices []device.Cordon) error {
 	for _, d := range devices {
 		_, known := a.cordons[d.Resource][d.ID]
 		if p := a.pools[d.Resource]; p != nil && !known {
-			if _, known = p.listing.at[d.ID]; !known {
-				_, known = p.taken[d.ID]
+			if _, known = p.Listing().Find(d.ID); !known {
+				_, known = p.Holder(d.ID)
 			}
 		}
 		if !known {
@@ -127,7 +128,7 @@ func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 			a.wakeLocked(d.Resource, false)
 		}
 	}
-	a.feed.notify()
+	a.feed.Notify()
 	signal(a.capacityChanged)
 	signal(a.kick)
 }
@@ -135,8 +136,8 @@ func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 // refreshCordonsLocked rebuilds a resource's listing if its cordons have changed.
 func (a *Allocator) refreshCordonsLocked(r device.ResourceName) {
 	p := a.pools.of(r)
-	if l := p.listing; !sameMap(l.cordons, a.cordons[r]) {
-		p.setListing(makeListing(l.devices, a.cordons[r], l))
+	if l := p.Listing(); !sameMap(l.Cordons(), a.cordons[r]) {
+		p.SetListing(placement.NewListing(l.Devices(), a.cordons[r], l))
 		a.withholdLocked(r)
 	}
 }

@@ -6,7 +6,7 @@
 // The path of one pod:
 //
 //	Bind        the API server has bound the pod to this node           pod.go
-//	plan        choose devices for all containers, or name the reason   plan.go, draft.go     pure
+//	plan        choose devices for all containers, or name the reason   package placement, pure
 //	hold        reserve the choice, under the lock                      attempt.go
 //	preference  ask the plugins which devices they prefer, without
 //	            the lock; plan again and hold the result instead        preference.go, attempt.go
@@ -20,13 +20,10 @@
 //	release     when the runtime has none of its containers: first
 //	            on disk, then in memory                                 writer.go, audit.go
 //
-// A plan goes through the pod's containers in order and takes devices from one draft for each resource (draft.go): devices
-// that the container already has, devices of the pod's init containers, then free devices. A bounded search over counts
-// chooses the NUMA nodes (topology.go). Strict policies try one set of nodes after the other, until all containers fit.
-//
 // The truth is: offers (from the plugins), demands (from the API server), holds and assignments (on disk), and running
-// containers (from the runtime). A pool is an index over them, so that the cost of an allocation does not depend on the
-// number of devices and pods; CheckInvariants compares the index with the truth after each test.
+// containers (from the runtime). A pool (pool.go) is an index over them, with a placement.Resource for plans, so that the
+// cost of an allocation does not depend on the number of devices and pods; CheckInvariants compares the index with the truth
+// after each test.
 //
 // Nothing is allocated before the runtime has listed its containers once, because the state file may be lost or an old
 // copy. The planning loop compares each list with the state file, and applies later reports of the runtime after it. Devices

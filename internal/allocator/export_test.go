@@ -5,6 +5,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -86,7 +87,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		for _, choice := range containers {
 			for r, ids := range choice {
 				for _, id := range ids {
-					if a.pools[r].quarantined[id] {
+					if a.pools[r].Quarantined(id) {
 						strays[key{r, id}] = uid
 					}
 				}
@@ -100,8 +101,8 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		owner[k] = uid
 	}
 	for r, p := range a.pools {
-		for id := range p.quarantined {
-			if _, known := strays[key{r, id}]; !known {
+		for id := range p.Taken() {
+			if _, known := strays[key{r, id}]; p.Quarantined(id) && !known {
 				return fmt.Errorf("device %s of %s is set aside for nobody", id, r)
 			}
 		}
@@ -112,13 +113,13 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 	}
 	for r, p := range a.pools {
-		taken, free, sick := map[device.ID]device.PodUID{}, 0, 0
+		taken := map[device.ID]device.PodUID{}
 		for k, uid := range owner {
 			if k.ResourceName == r {
 				taken[k.ID] = uid
 			}
 		}
-		for id, uid := range p.taken {
+		for id, uid := range p.Taken() {
 			if holder := a.pods[uid]; holder != nil && (holder.phase == allocating || slices.Contains(holder.doubt[r], id)) {
 				if was, assigned := taken[id]; assigned && was != uid {
 					return fmt.Errorf("device %s of %s is in two hands: held for %s, assigned to %s", id, r, uid, was)
@@ -126,50 +127,28 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 				taken[id] = uid
 			}
 		}
-		if !reflect.DeepEqual(taken, p.taken) {
-			return fmt.Errorf("%s: the pool says %v is taken, the assignments say %v", r, p.taken, taken)
+		if pool := maps.Collect(p.Taken()); !reflect.DeepEqual(taken, pool) {
+			return fmt.Errorf("%s: the pool says %v is taken, the assignments say %v", r, pool, taken)
 		}
+		if err := p.Check(); err != nil {
+			return fmt.Errorf("%s: %w", r, err)
+		}
+		hardware := func(id device.ID) string { name, _, _ := strings.Cut(string(id), "::"); return name }
 		granted := a.unlistedLocked(r, p)
 		unlisted := slices.Collect(maps.Keys(granted))
-		if len(unlisted) > p.unlisted {
-			return fmt.Errorf("%s: %d devices in use are not listed, counted %d", r, len(unlisted), p.unlisted)
+		if len(unlisted) > p.Unlisted() {
+			return fmt.Errorf("%s: %d devices in use are not listed, counted %d", r, len(unlisted), p.Unlisted())
 		}
-		for i, d := range p.listing.devices {
-			_, used := taken[d.ID]
-			_, cordoned := a.cordons[r][d.ID]
-			usable := d.Healthy && !cordoned
-			if !usable && used {
-				sick++
-			}
+		if l := p.Listing(); len(l.Devices()) > 0 && !maps.Equal(l.Cordons(), a.cordons[r]) {
+			return fmt.Errorf("%s: the listing has cordons %v, want %v", r, l.Cordons(), a.cordons[r])
+		}
+		for _, d := range p.Listing().Devices() {
 			withheld := slices.ContainsFunc(unlisted, func(u device.ID) bool { // it may be the same device
-				related := func(d device.Device) bool { return physical(d.ID) == physical(u) }
-				return d.Added > granted[u] && (related(d) || !slices.ContainsFunc(p.listing.devices, related))
+				related := func(d device.Device) bool { return hardware(d.ID) == hardware(u) }
+				return d.Added > granted[u] && (related(d) || !slices.ContainsFunc(p.Listing().Devices(), related))
 			})
-			if withheld != (p.withheld != nil && p.withheld.has(i)) {
+			if withheld != p.Withheld(d.ID) {
 				return fmt.Errorf("%s: device %s: withheld is %v", r, d.ID, !withheld)
-			}
-			if usable = usable && (used || !withheld); usable && !used {
-				free++
-			}
-			if p.offered && p.free.has(i) != (usable && !used) {
-				return fmt.Errorf("%s: device %s: free is %v", r, d.ID, p.free.has(i))
-			}
-		}
-		if p.offered && (p.freeCount != free || p.takenUnusable != sick) {
-			return fmt.Errorf("%s: %d free and %d sick, counted %d and %d", r, p.freeCount, p.takenUnusable, free, sick)
-		}
-		for i := range p.freeAt {
-			n := 0
-			for at, d := range p.listing.devices {
-				if p.listing.place(at) == i && p.free.has(at) {
-					n++
-				}
-				if place := p.listing.place(at); place >= 0 && !slices.Equal(p.listing.places[place], d.NUMA) {
-					return fmt.Errorf("%s: device %s is said to be at %v", r, d.ID, p.listing.places[place])
-				}
-			}
-			if n != p.freeAt[i] {
-				return fmt.Errorf("%s: %d free near %v, counted %d", r, n, p.listing.places[i], p.freeAt[i])
 			}
 		}
 		if p.requests != requests[r] {

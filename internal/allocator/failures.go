@@ -34,14 +34,14 @@ type failureRecord struct {
 // examineLocked checks which devices in use have failed, after the offer or its list has changed. While the plugin is
 // disconnected the devices' health is unknown and nothing changes.
 func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
-	if !p.current() {
+	if !p.Current() {
 		p.away = true
 		return
 	}
 	now := time.Now()
 	sick := map[device.PodUID]map[device.ID]bool{} // by holder
-	for id, uid := range p.taken {
-		if p.broken(id) {
+	for id, uid := range p.Taken() {
+		if p.Broken(id) {
 			if sick[uid] == nil {
 				sick[uid] = map[device.ID]bool{}
 			}
@@ -54,9 +54,9 @@ func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
 		}
 	}
 	for id, rec := range p.failures {
-		switch uid, taken := p.taken[id]; {
+		switch uid, taken := p.Holder(id); {
 		case rec.broken.IsZero():
-		case !taken || uid != rec.holder || !p.broken(id):
+		case !taken || uid != rec.holder || !p.Broken(id):
 			rec.broken, rec.pending = time.Time{}, false
 		case p.away && !rec.lasting:
 			rec.broken = now // its health meanwhile is unknown
@@ -64,17 +64,6 @@ func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
 		}
 	}
 	p.away = false
-}
-
-// current reports whether the listing is up to date.
-func (p *pool) current() bool {
-	return p.offered && p.offer.State == device.Serving && p.offer.Reported
-}
-
-// broken reports whether a device is unhealthy or not listed.
-func (p *pool) broken(id device.ID) bool {
-	i, listed := p.listing.at[id]
-	return !listed || !p.listing.devices[i].Healthy
 }
 
 // failedLocked records which of these failed devices a pod has been assigned, and reports those that the plugin lists.
@@ -93,7 +82,7 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *pool, br
 					rec = &failureRecord{}
 					p.failures[id] = rec
 				}
-				_, listed := p.listing.at[id]
+				_, listed := p.Listing().Find(id)
 				if rec.broken.IsZero() || rec.holder != uid {
 					rec.broken, rec.pending, rec.holder, rec.lasting = now, true, uid, false
 					signal(a.kick) // watchFailuresLocked checks whether the failure lasts
@@ -136,7 +125,7 @@ func (a *Allocator) examinePodLocked(holder *pod) {
 		for _, s := range as.Shares {
 			p, broken := a.pools[s.Resource], map[device.ID]bool{}
 			for _, id := range s.IDs {
-				if p.current() && p.broken(id) {
+				if p.Current() && p.Broken(id) {
 					broken[id] = true
 				}
 			}
@@ -156,10 +145,10 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 			for len(rec.failures) > 0 && now.Sub(rec.failures[0]) > failureMemory {
 				rec.failures = rec.failures[1:]
 			}
-			if uid, taken := p.taken[id]; !taken || uid != rec.holder {
+			if uid, taken := p.Holder(id); !taken || uid != rec.holder {
 				rec.broken, rec.pending = time.Time{}, false
 			}
-			if holder := a.pods[rec.holder]; rec.pending && p.current() {
+			if holder := a.pods[rec.holder]; rec.pending && p.Current() {
 				due := rec.broken.Add(unlistedGrace)
 				switch {
 				case now.Before(due):
@@ -177,7 +166,7 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 				if len(rec.failures) == 0 && now.Sub(rec.reportedAt) > failureMemory {
 					delete(p.failures, id)
 				}
-			case rec.lasting, !p.current(): // examineLocked starts again when the plugin is back
+			case rec.lasting, !p.Current(): // examineLocked starts again when the plugin is back
 			case now.Before(due):
 				if next.IsZero() || due.Before(next) {
 					next = due
@@ -211,7 +200,8 @@ func (a *Allocator) stillBroken(uid device.PodUID, r device.ResourceName, id dev
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pools[r]
-	return p.taken[id] == uid && p.broken(id)
+	holder, _ := p.Holder(id)
+	return holder == uid && p.Broken(id)
 }
 
 // failuresOf returns how often a device has failed within failureMemory while in use, and when it last failed.

@@ -61,7 +61,7 @@ func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 		}
 	}
 	if p := a.pools[r]; p != nil {
-		for _, uid := range p.taken {
+		for _, uid := range p.Taken() {
 			if users[uid] = (device.Pod{UID: uid}); a.pods[uid] != nil {
 				users[uid] = a.pods[uid].demand.Pod
 			}
@@ -73,7 +73,7 @@ func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 // retractLocked drops the offers of resources that the plugins have forgotten. It reports whether there was one.
 func (a *Allocator) retractLocked(offers map[device.ResourceName]device.Offer) (dropped bool) {
 	for r, p := range a.pools {
-		if _, is := offers[r]; !is && p.offered {
+		if _, is := offers[r]; !is && p.Offered() {
 			p.retract()
 			a.wakeLocked(r, false)
 			dropped = true
@@ -88,7 +88,7 @@ func (a *Allocator) Retired() []device.ResourceName {
 	defer a.mu.Unlock()
 	var all []device.ResourceName
 	for r := range a.retired {
-		if p := a.pools[r]; p == nil || !p.offered && len(p.taken) == 0 && p.requests == 0 {
+		if p := a.pools[r]; p == nil || !p.Offered() && p.TakenCount() == 0 && p.requests == 0 {
 			all = append(all, r)
 		}
 	}

@@ -76,8 +76,8 @@ func (a *Allocator) counts() (map[device.ResourceName]map[string]int, map[device
 	defer a.mu.Unlock()
 	devices, waiting := map[device.ResourceName]map[string]int{}, map[device.Reason]int{}
 	for r, p := range a.pools {
-		if p.offered || len(p.taken) > 0 {
-			devices[r] = p.counts()
+		if p.Offered() || p.TakenCount() > 0 {
+			devices[r] = p.Counts()
 		}
 	}
 	for _, p := range a.waiting {

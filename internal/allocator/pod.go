@@ -313,7 +313,7 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	}
 	a.waiting[p.demand.Pod.UID] = p
 	a.endWaitLocked(p)
-	a.feed.notify()
+	a.feed.Notify()
 	if !p.saved || a.unsaved[p.demand.Pod.UID] != nil {
 		a.saveLaterLocked(p)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // last prefers the devices with the highest IDs.
@@ -172,7 +173,7 @@ func TestAdviceThatStandsInTheWay(t *testing.T) {
 		if n := r.metric("devmgrd_preferred_allocations_total", string(gpu), "followed"); n != 1 {
 			t.Errorf("%v answers were as they should be, want 1", n)
 		}
-	}, func(r *harness) { r.topology = allocator.Topology{Policy: allocator.Restricted} })
+	}, func(r *harness) { r.topology = allocator.Topology{Policy: placement.Restricted} })
 }
 
 // Placement works in the allocator as a whole: a release ends the wait for a better place.
@@ -196,5 +197,5 @@ func TestAMismatchEndsWhenDevicesAreGivenBack(t *testing.T) {
 		r.expect("e", "main", "waiting TopologyMismatch")
 		r.Drop("c")
 		r.expect("e", "main", "ready vendor.com/gpu[d0 d2]")
-	}, func(r *harness) { r.topology = allocator.Topology{Policy: allocator.SingleNUMA} })
+	}, func(r *harness) { r.topology = allocator.Topology{Policy: placement.SingleNUMA} })
 }

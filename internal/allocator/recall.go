@@ -63,7 +63,7 @@ func (a *Allocator) recallLocked(r device.PodRecord, c conflict) {
 	a.pools.request(p.demand, 1)
 	for _, as := range r.Assignments {
 		for _, s := range as.Shares {
-			a.pools.of(s.Resource).take(s.IDs, r.Demand.Pod.UID)
+			a.pools.of(s.Resource).Take(s.IDs, r.Demand.Pod.UID)
 			if p.doubt != nil {
 				p.doubt[s.Resource] = append(p.doubt[s.Resource], s.IDs...)
 			}

@@ -61,7 +61,7 @@ func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 	demand, has, lapsed, at := p.demand, p.assigned, maps.Clone(p.lapsed), map[device.ResourceName]int64{}
 	for _, as := range has {
 		for _, s := range as.Shares {
-			at[s.Resource] = a.pools[s.Resource].listing.newest // before the call: the list may change meanwhile
+			at[s.Resource] = a.pools[s.Resource].Listing().Newest() // before the call: the list may change meanwhile
 		}
 	}
 	a.work.Go(func() {
@@ -82,13 +82,13 @@ func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) 
 		}
 		for _, s := range as.Shares {
 			pool := a.pools[s.Resource]
-			if no := (&draft{pool: pool}).unavailable(s.Resource); no != nil {
+			if no := pool.Unavailable(s.Resource); no != nil {
 				return no, time.Time{}
 			}
 			for _, id := range s.IDs {
-				if _, listed := pool.listing.at[id]; !listed {
+				if _, listed := pool.Listing().Find(id); !listed {
 					return device.Refuse(device.DeviceUnhealthy, nil, "the device plugin of %s does not list device %s, which is assigned to the pod", s.Resource, id),
-						pool.offer.Since.Add(lastingFailure)
+						pool.Offer().Since.Add(lastingFailure)
 				}
 			}
 		}
@@ -215,7 +215,7 @@ func (a *Allocator) Refused(c device.Container, why device.Wait, lapsed bool) {
 	}
 	news := p.refusal != why
 	p.refusal, p.refusedContainer = why, c.Name
-	a.feed.notify()
+	a.feed.Notify()
 	if news {
 		a.notifier.Waiting(p.demand.Pod, why)
 	}
@@ -228,7 +228,7 @@ func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait) {
 	as, _ := p.of(container)
 	for _, s := range as.Shares {
 		for _, id := range s.IDs {
-			a.pools[s.Resource].refuse(id)
+			a.pools[s.Resource].Refuse(id, time.Now().Add(refusalMemory))
 		}
 	}
 	p.failures++

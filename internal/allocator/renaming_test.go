@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // In worlds of random lists and pods the Node never shows more devices than the listed ones and the unlisted ones in use
@@ -25,7 +26,7 @@ func TestRandomWorlds_HardwareIsGivenOnce(t *testing.T) {
 			if err := w.check(); err != nil {
 				t.Fatalf("world %d, step %d, %s: %v", seed, step, did, err)
 			}
-			withheld += w.pool().withheldCount()
+			withheld += w.pool().WithheldCount()
 		}
 	}
 	if withheld == 0 {
@@ -160,8 +161,8 @@ func (w *renaming) list() {
 		}
 	}
 	p := w.pool()
-	p.accept(device.Offer{Reported: true, State: device.Serving, Inventory: device.Inventory{Resource: worldly, Devices: devices}},
-		makeListing(devices, nil, p.listing))
+	p.Accept(device.Offer{Reported: true, State: device.Serving, Inventory: device.Inventory{Resource: worldly, Devices: devices}},
+		placement.NewListing(devices, nil, p.Listing()))
 	w.withhold()
 }
 
@@ -172,7 +173,7 @@ func (w *renaming) withhold() {
 			unlisted[id] = at
 		}
 	}
-	w.pool().withhold(unlisted)
+	w.pool().Withhold(unlisted)
 }
 
 func (w *renaming) start(n int) string {
@@ -180,13 +181,13 @@ func (w *renaming) start(n int) string {
 	uid := device.PodUID(fmt.Sprint(w.pods))
 	d := device.PodDemand{Pod: device.Pod{UID: uid}, Admitted: true, Demands: []device.Demand{
 		{Container: device.Container{Pod: uid, Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{worldly: n}}}}
-	got, no := plan(planInput{demand: d}, w.pools)
+	got, no := placement.Plan(placement.Input{Demand: d}, placement.Resources{worldly: w.pool().Resource})
 	if no != nil {
 		return "no room for a pod"
 	}
-	ids := got.choices["main"][worldly]
+	ids := got.Choices["main"][worldly]
 	w.pools.request(d, 1)
-	w.pool().take(ids, uid)
+	w.pool().Take(ids, uid)
 	for _, id := range ids {
 		w.granted[id], w.holders[id] = w.clock, uid
 	}
@@ -202,7 +203,7 @@ func (w *renaming) end(uid device.PodUID) {
 	}
 	p := w.pool()
 	p.requests, p.admitted = p.requests-len(ids), p.admitted-len(ids)
-	p.release(ids, uid)
+	p.Release(ids, uid)
 	for _, id := range ids {
 		delete(w.holders, id)
 		delete(w.granted, id)
@@ -219,29 +220,12 @@ func (w *renaming) check() error {
 			}
 		}
 	}
-	most := len(p.listing.devices) + p.unlisted
-	if p.withheld != nil {
-		most = len(p.listing.devices)
+	most := len(p.Listing().Devices()) + p.Unlisted()
+	if p.Withholds() {
+		most = len(p.Listing().Devices())
 	}
 	if n := p.capacity(0, true); n > max(most, p.admitted) {
 		return fmt.Errorf("the Node shows %d devices, and there are %d", n, most)
 	}
-	free, at := 0, 0
-	for i, d := range p.listing.devices {
-		_, taken := p.taken[d.ID]
-		if want := !taken && (p.withheld == nil || !p.withheld.has(i)); p.free.has(i) != want {
-			return fmt.Errorf("device %s: free is %v", d.ID, !want)
-		} else if want {
-			free++
-		}
-	}
-	for id := range p.taken {
-		if _, listed := p.listing.at[id]; !listed {
-			at++
-		}
-	}
-	if free != p.freeCount || at != p.unlisted {
-		return fmt.Errorf("%d free and %d unlisted, counted %d and %d", free, at, p.freeCount, p.unlisted)
-	}
-	return nil
+	return p.Check()
 }

@@ -59,8 +59,8 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 		a.endQuarantineLocked(uid)
 	}
 	for r, p := range a.pools {
-		if p.unknownUsers > 0 {
-			p.unknownUsers = 0
+		if p.UnknownUsers > 0 {
+			p.UnknownUsers = 0
 			a.wakeLocked(r, false)
 		}
 	}
@@ -99,7 +99,7 @@ func (a *Allocator) verifyLocked(r device.Running, l *runningContainer, resource
 		return
 	}
 	l.unknownDevices = append(l.unknownDevices, resource)
-	a.pools.of(resource).unknownUsers++
+	a.pools.of(resource).UnknownUsers++
 	a.log.Error("container runs with unknown devices; resource paused", "resource", resource,
 		"uid", r.Container.Pod, "container", l.name, "id", r.ID)
 }
@@ -144,7 +144,7 @@ func (a *Allocator) quarantineLocked(c device.Container, r device.ResourceName, 
 	}
 	var unknown, strays, disputed []device.ID
 	for _, id := range ids {
-		switch owner, taken := pool.taken[id]; {
+		switch owner, taken := pool.Holder(id); {
 		case taken && owner != c.Pod:
 			disputed = append(disputed, id)
 			continue
@@ -160,7 +160,8 @@ func (a *Allocator) quarantineLocked(c device.Container, r device.ResourceName, 
 		if !a.running[c.Pod].mayRun() {
 			log, message = a.log.Warn, "idle container has devices of another pod, and will not be started"
 		}
-		log(message, "resource", r, "devices", device.Abridge(disputed), "uid", c.Pod, "container", c.Name, "owner", pool.taken[disputed[0]])
+		owner, _ := pool.Holder(disputed[0])
+		log(message, "resource", r, "devices", device.Abridge(disputed), "uid", c.Pod, "container", c.Name, "owner", owner)
 		addDevices(a.conflicting, c, r, disputed)
 	}
 	if len(unknown) > 0 {
@@ -168,7 +169,7 @@ func (a *Allocator) quarantineLocked(c device.Container, r device.ResourceName, 
 			"resource", r, "devices", device.Abridge(unknown), "uid", c.Pod, "container", c.Name)
 	}
 	if len(strays) > 0 {
-		pool.quarantine(strays, c.Pod) // except those that an attempt holds
+		pool.Quarantine(strays, c.Pod) // except those that an attempt holds
 		addDevices(a.quarantined, c, r, strays)
 	}
 	a.withholdLocked(r)
@@ -225,7 +226,7 @@ func (a *Allocator) reclaimLocked() {
 				c := device.Container{Pod: uid, Name: container}
 				var still, free []device.ID
 				for _, id := range ids {
-					if _, taken := a.pools[r].taken[id]; taken {
+					if _, taken := a.pools[r].Holder(id); taken {
 						still = append(still, id)
 					} else {
 						free = append(free, id)
@@ -248,8 +249,8 @@ func (a *Allocator) endQuarantineLocked(uid device.PodUID) {
 		for r, ids := range choice {
 			pool := a.pools[r]
 			for _, id := range ids {
-				if pool.quarantined[id] {
-					delete(pool.quarantined, id)
+				if pool.Quarantined(id) {
+					pool.EndQuarantine(id)
 					a.freeLocked(r, []device.ID{id}, uid)
 				}
 			}
@@ -347,7 +348,7 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) (name stri
 	name = l.name
 	delete(a.running[uid], id)
 	for _, r := range l.unknownDevices {
-		a.pools[r].unknownUsers--
+		a.pools[r].UnknownUsers--
 		a.wakeLocked(r, false)
 	}
 	if len(a.running[uid]) > 0 {

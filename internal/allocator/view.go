@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // Devices returns the devices of one resource, or of all resources if of is empty, in the order of their names. It returns
@@ -15,7 +16,7 @@ import (
 func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, known bool) {
 	for _, r := range a.knownResources(of) {
 		known = true
-		all = append(all, a.view(r).statuses()...)
+		all = append(all, a.view(r).Statuses()...)
 	}
 	return all, known || of == ""
 }
@@ -25,7 +26,7 @@ func (a *Allocator) knownResources(of device.ResourceName) (all []device.Resourc
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for r, p := range a.pools {
-		if (of == "" || of == r) && (p.offered || len(p.taken) > 0 || len(a.cordons[r]) > 0) {
+		if (of == "" || of == r) && (p.Offered() || p.TakenCount() > 0 || len(a.cordons[r]) > 0) {
 			all = append(all, r)
 		}
 	}
@@ -33,89 +34,23 @@ func (a *Allocator) knownResources(of device.ResourceName) (all []device.Resourc
 	return all
 }
 
-// A resourceView is one resource at one moment: shared immutable values, and copies of the rest.
-type resourceView struct {
-	resource    device.ResourceName
-	state       device.OfferState
-	listing     *listing
-	cordons     map[device.ID]device.Cordon
-	holders     map[device.ID]*device.Holder
-	quarantined map[device.ID]bool
-	failures    map[device.ID]failure
-	withheld    bitset
-}
-
-// A failure is how often a device has failed within failureMemory, and when it last failed.
-type failure struct {
-	n    int
-	last time.Time
-}
-
-func (a *Allocator) view(r device.ResourceName) resourceView {
+func (a *Allocator) view(r device.ResourceName) placement.View {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pools.of(r)
-	l := resourceView{
-		resource: r, state: p.offer.State, withheld: p.withheld, listing: p.listing, cordons: a.cordons[r], quarantined: maps.Clone(p.quarantined),
-		holders: make(map[device.ID]*device.Holder, len(p.taken)), failures: make(map[device.ID]failure, len(p.failures)),
-	}
+	v := p.View(r)
+	v.Cordons = a.cordons[r]
+	v.Holders, v.Failures = make(map[device.ID]*device.Holder, p.TakenCount()), make(map[device.ID]placement.Failure, len(p.failures))
 	now := time.Now()
 	for id := range p.failures {
 		n, last := p.failuresOf(id, now)
-		l.failures[id] = failure{n, last}
+		v.Failures[id] = placement.Failure{Count: n, Last: last}
 	}
 	users := a.usersLocked(r)
-	for id, uid := range p.taken {
-		l.holders[id] = a.holderLocked(uid, r, id, users[id])
+	for id, uid := range p.Taken() {
+		v.Holders[id] = a.holderLocked(uid, r, id, users[id])
 	}
-	return l
-}
-
-// statuses returns each device, in the order of the names.
-func (l resourceView) statuses() []device.DeviceStatus {
-	all := make([]device.DeviceStatus, 0, len(l.listing.devices))
-	for _, d := range l.listing.devices {
-		all = append(all, l.status(d, true))
-	}
-	unlisted := map[device.ID]bool{} // in use or cordoned
-	for id := range l.holders {
-		unlisted[id] = true
-	}
-	for id := range l.cordons {
-		unlisted[id] = true
-	}
-	for id := range unlisted {
-		if _, listed := l.listing.at[id]; !listed {
-			all = append(all, l.status(device.Device{ID: id}, false))
-		}
-	}
-	slices.SortFunc(all, func(x, y device.DeviceStatus) int { return device.CompareIDs(x.ID, y.ID) })
-	return all
-}
-
-func (l resourceView) status(d device.Device, listed bool) device.DeviceStatus {
-	s := device.DeviceStatus{Resource: l.resource, Device: d, Listed: listed, Holder: l.holders[d.ID]}
-	if c, cordoned := l.cordons[d.ID]; cordoned {
-		s.Cordon = &c
-	}
-	s.Failures, s.Failed = l.failures[d.ID].n, l.failures[d.ID].last
-	switch {
-	case l.quarantined[d.ID]:
-		s.State = device.Quarantined
-	case s.Holder != nil:
-		s.State = device.Assigned
-	case s.Cordon != nil:
-		s.State = device.Cordoned
-	case !d.Healthy:
-		s.State = device.Unhealthy
-	case listed && l.withheld != nil && l.withheld.has(l.listing.at[d.ID]):
-		s.State = device.Withheld
-	case l.state != device.Serving:
-		s.State = device.PluginAway
-	default:
-		s.State = device.Available
-	}
-	return s
+	return v
 }
 
 // A deviceUser is a container that has been assigned a device.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // The reasons of a choice are kept with it, over restarts and renewed grants.
@@ -46,6 +47,6 @@ func TestWhy_SaysWhatThePlanKnew(t *testing.T) {
 		}
 	}, func(r *harness) {
 		r.boot = "one"
-		r.topology = allocator.Topology{Policy: allocator.BestEffort, Scope: allocator.PerContainer}
+		r.topology = allocator.Topology{Policy: placement.BestEffort, Scope: placement.PerContainer}
 	})
 }

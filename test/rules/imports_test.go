@@ -17,7 +17,7 @@ const module = "github.com/devmgrd/devmgrd/"
 // base are the packages that others may import. Packages on a device's path do not import their siblings: data goes one way through
 // them, and wiring alone knows which package implements which interface.
 var base = map[string][]string{
-	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/history", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
+	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/feed", "internal/history", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
 	"internal/backoff":   {"internal/admin", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/takeover"},
 	"internal/connlimit": {"internal/podresources", "internal/registry"},
 	"internal/socket":    {"internal/admin", "internal/podresources", "internal/registry", "internal/takeover"},
@@ -31,6 +31,8 @@ var base = map[string][]string{
 	"api/podresources/v1alpha1":   {"internal/podresources"},
 	"internal/allocator":          {"internal/allocator/allocatortest"},
 	"internal/store":              {"internal/allocator/allocatortest"},
+	"internal/feed":               {"internal/allocator"},
+	"internal/placement":          {"internal/allocator", "internal/allocator/allocatortest"},
 	"api/devmgrd/admin/v1":        {"client", "internal/admin", "internal/statuspage"},
 }
 
@@ -106,8 +108,8 @@ func forbidden(from, name string) string {
 		}
 		return "packages do not import their siblings; see base in this test for who may"
 	}
-	if from == "internal/device" && strings.Contains(strings.Split(name, "/")[0], ".") {
-		return "device knows the standard library only"
+	if (from == "internal/device" || from == "internal/placement") && strings.Contains(strings.Split(name, "/")[0], ".") {
+		return from + " imports the standard library only"
 	}
 	for library, owners := range libraries {
 		if (name == library || strings.HasPrefix(name, library+"/")) && !slices.Contains(owners, from) {
@@ -129,6 +131,8 @@ func TestForbidden(t *testing.T) {
 		{"internal/store", "go.etcd.io/bbolt", true},
 		{"internal/device", "golang.org/x/sys/unix", false},
 		{"internal/device", "encoding/json", true},
+		{"internal/placement", module + "internal/allocator", false},
+		{"internal/placement", "github.com/prometheus/client_golang/prometheus", false},
 		{"internal/cli", module + "internal/nri", true},
 		{"cmd/devmgrd", module + "internal/cli", true},
 		{"cmd/devmgrd", module + "internal/nri", false},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/allocator"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/placement"
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
@@ -31,7 +32,7 @@ func Start(t testing.TB, dir string) *Allocator {
 	a := &Allocator{Plugins: newPlugins()}
 	a.Allocator = allocator.New(allocator.Config{
 		Plugins: a.Plugins, Store: books, Notifier: noopNotifier{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
-		Topology: allocator.Topology{Policy: allocator.BestEffort, Scope: allocator.PerContainer},
+		Topology: allocator.Topology{Policy: placement.BestEffort, Scope: placement.PerContainer},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	var work sync.WaitGroup

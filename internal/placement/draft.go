@@ -1,4 +1,4 @@
-package allocator
+package placement
 
 import (
 	"maps"
@@ -9,7 +9,7 @@ import (
 
 // A draft is one resource during one plan: the devices that the plan has used, and those that init containers hand on.
 type draft struct {
-	pool     *pool
+	pool     *Resource
 	left     bitset      // free and not chosen
 	ownsLeft bool        // left is not shared with the pool or another draft
 	chosen   int         // number of devices chosen or avoided
@@ -51,23 +51,6 @@ func (ss drafts) clone() drafts {
 	return all
 }
 
-// unavailable returns why no device of the resource can be assigned, or nil.
-func (s *draft) unavailable(r device.ResourceName) *device.Refusal {
-	switch {
-	case s.pool == nil || !s.pool.offered:
-		return device.Refuse(device.PluginMissing, nil, "no device plugin has registered %s", r)
-	case s.pool.offer.State == device.Lost && s.pool.offer.Connected, s.pool.offer.State == device.Serving && !s.pool.offer.Reported:
-		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s has not listed its devices yet", r)
-	case s.pool.offer.State == device.Lost:
-		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s is disconnected", r)
-	case s.pool.offer.State == device.Stale:
-		return device.Refuse(device.PluginStale, nil, "the device plugin of %s has just disconnected and may return", r)
-	case s.pool.unknownUsers > 0:
-		return device.Refuse(device.DevicesUnknown, nil, "%s: %d containers run with devices that only the lost state file named; allocation resumes when these containers have ended", r, s.pool.unknownUsers)
-	}
-	return nil
-}
-
 func (s *draft) shortage(r device.ResourceName, want, got int) *device.Refusal {
 	listed, sick := len(s.pool.listing.devices), s.pool.unhealthy()
 	if sick > 0 && got+sick >= want {
@@ -76,7 +59,7 @@ func (s *draft) shortage(r device.ResourceName, want, got int) *device.Refusal {
 	if n := s.pool.cordoned(); n > 0 {
 		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d cordoned", r, want, got, listed, n)
 	}
-	if n := s.pool.withheldCount(); n > 0 {
+	if n := s.pool.WithheldCount(); n > 0 {
 		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d withheld while pods use %d devices under IDs that are no longer listed",
 			r, want, got, listed, n, s.pool.unlisted)
 	}
@@ -127,8 +110,8 @@ func (s *draft) candidates(l request) bitset {
 }
 
 // pick chooses a request's devices, those near the nodes first, and returns the reasons. Where the plugin's preference may
-// matter and has not been asked for, pick also returns the preferenceRequest, if wanted is set.
-func (s *draft) pick(l request, set nodes, said preferences, wanted bool, work *int) ([]device.ID, device.Why, *preferenceRequest) {
+// matter and has not been asked for, pick also returns the PreferenceRequest, if wanted is set.
+func (s *draft) pick(l request, set nodes, said Preferences, wanted bool, work *int) ([]device.ID, device.Why, *PreferenceRequest) {
 	t := picker{draft: s, request: l, from: s.candidates(l), more: l.rest(), ids: slices.Clone(l.certain), mayAsk: wanted}
 	if l.stamped {
 		t.why.Stamped = len(l.certain)
@@ -151,7 +134,7 @@ func (s *draft) pick(l request, set nodes, said preferences, wanted bool, work *
 		total = len(l.among)
 	}
 	near, n := s.near(l, set)
-	var ask *preferenceRequest
+	var ask *PreferenceRequest
 	if t.more < n {
 		ask = t.applyPreference(said, near)
 		if len(set) > 1 {
@@ -289,7 +272,7 @@ type picker struct {
 	ids  []device.ID // picked so far, certain devices included
 	more int         // number of devices still to pick
 
-	mayAsk bool // the caller wants a preferenceRequest
+	mayAsk bool // the caller wants a PreferenceRequest
 	why    device.Why
 }
 
@@ -331,22 +314,22 @@ func (t *picker) pick(i int) {
 	}
 }
 
-// applyPreference picks the plugin's preferred devices among the candidates in mask, or returns the preferenceRequest to ask.
-func (t *picker) applyPreference(said preferences, mask bitset) *preferenceRequest {
+// applyPreference picks the plugin's preferred devices among the candidates in mask, or returns the PreferenceRequest to ask.
+func (t *picker) applyPreference(said Preferences, mask bitset) *PreferenceRequest {
 	if !t.pool.offer.Prefers || t.among != nil || said == nil {
 		return nil
 	}
-	answer, answered := said[preferenceKey{t.container.Name, t.resource}]
+	answer, answered := said[PreferenceKey{t.container.Name, t.resource}]
 	switch {
 	case !answered && !t.mayAsk:
 		return nil
 	case !answered:
-		q := &preferenceRequest{container: t.container, resource: t.resource, size: t.n, must: slices.Sorted(slices.Values(t.ids))}
-		q.available = slices.Clone(t.ids)
+		q := &PreferenceRequest{Container: t.container, Resource: t.resource, Size: t.n, Must: slices.Sorted(slices.Values(t.ids))}
+		q.Available = slices.Clone(t.ids)
 		for i := t.from.next(0, mask); i >= 0; i = t.from.next(i+1, mask) {
-			q.available = append(q.available, t.pool.listing.devices[i].ID)
+			q.Available = append(q.Available, t.pool.listing.devices[i].ID)
 		}
-		slices.Sort(q.available)
+		slices.Sort(q.Available)
 		return q
 	}
 	for _, id := range answer {

@@ -1,4 +1,4 @@
-package allocator
+package placement
 
 import (
 	"cmp"
@@ -10,25 +10,25 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A planInput is all that a plan for one pod depends on, besides the pools.
-type planInput struct {
-	demand      device.PodDemand
-	has         []device.Assignment      // the pod's assignments so far
-	running     map[string]device.Choice // devices that its containers run with, by their stamps, if the state file was lost
-	preferences preferences              // the plugins' preferences
-	topology    Topology
+// An Input is all that a plan for one pod depends on, besides the pools.
+type Input struct {
+	Demand      device.PodDemand
+	Has         []device.Assignment      // the pod's assignments so far
+	Running     map[string]device.Choice // devices that its containers run with, by their stamps, if the state file was lost
+	Preferences Preferences              // the plugins' preferences
+	Topology    Topology
 	avoid       bool // exclude devices that a plugin has recently refused
 }
 
-// A planResult is a plan's choice: devices for every container that has none yet.
-type planResult struct {
-	choices map[string]device.Choice
-	why     map[string]map[device.ResourceName]device.Why // of choices
-	at      map[device.ResourceName]int64                 // the newest Added of each resource's list, see device.Share.At
-	ask     *preferenceRequest                            // the first choice that a plugin's preference may improve; nil: none, or all have been asked
+// A Result is a plan's choice: devices for every container that has none yet.
+type Result struct {
+	Choices map[string]device.Choice
+	Why     map[string]map[device.ResourceName]device.Why // of choices
+	At      map[device.ResourceName]int64                 // the newest Added of each resource's list, see device.Share.At
+	Ask     *PreferenceRequest                            // the first choice that a plugin's preference may improve; nil: none, or all have been asked
 }
 
-// plan chooses devices for every container of a pod that has none yet, or returns why it cannot: all or nothing. It is pure:
+// Plan chooses devices for every container of a pod that has none yet, or returns why it cannot: all or nothing. It is pure:
 // equal inputs and pools lead to equal results, and plan changes nothing.
 //
 // For each resource of a container plan takes, in this order: the devices in the container's stamp, if the state file was
@@ -39,8 +39,8 @@ type planResult struct {
 // plan takes free devices near as few NUMA nodes as suffice for all of the container's (or the pod's) resources; among those
 // the plugin's preferred ones, then the lowest IDs. It takes devices that a plugin has recently refused only where the pod
 // cannot be served without them.
-func plan(w planInput, from pools) (planResult, *device.Refusal) {
-	for r := range w.demand.Requests() {
+func Plan(w Input, from Resources) (Result, *device.Refusal) {
+	for r := range w.Demand.Requests() {
 		if p := from[r]; p != nil && len(p.refused) > 0 {
 			careful := w
 			careful.avoid = true
@@ -53,36 +53,36 @@ func plan(w planInput, from pools) (planResult, *device.Refusal) {
 	return planOnce(w, from)
 }
 
-func planOnce(w planInput, from pools) (planResult, *device.Refusal) {
+func planOnce(w Input, from Resources) (Result, *device.Refusal) {
 	if w.strict() { // report too few devices first, which does not depend on places
 		anywhere := w
-		anywhere.topology, anywhere.preferences = Topology{}, nil
+		anywhere.Topology, anywhere.Preferences = Topology{}, nil
 		if _, no := planOnce(anywhere, from); no != nil {
-			return planResult{}, no
+			return Result{}, no
 		}
 	}
 	work := maxWork
-	p := &planner{planInput: w, from: from, work: &work, out: planResult{choices: map[string]device.Choice{}, why: map[string]map[device.ResourceName]device.Why{}, at: map[device.ResourceName]int64{}}}
+	p := &planner{Input: w, from: from, work: &work, out: Result{Choices: map[string]device.Choice{}, Why: map[string]map[device.ResourceName]device.Why{}, At: map[device.ResourceName]int64{}}}
 	var near nodes
-	if w.topology.enabled() && w.topology.Scope == PerPod {
+	if w.Topology.enabled() && w.Topology.Scope == PerPod {
 		var no *device.Refusal
 		if near, no = p.podNodes(); no != nil {
-			return planResult{}, no
+			return Result{}, no
 		}
 	}
 	if no := p.choose(0, drafts{}, near); no != nil {
-		return planResult{}, no
+		return Result{}, no
 	}
 	return p.out, nil
 }
 
 // A planner is one run of plan.
 type planner struct {
-	planInput
-	from pools
+	Input
+	from Resources
 	work *int // the rest of maxWork
 	back bool // a choice has failed: from now on each further one counts as work
-	out  planResult
+	out  Result
 	hope *bool // the result of hopeless; nil: not computed
 }
 
@@ -101,11 +101,11 @@ func (l request) rest() int { return l.n - len(l.certain) }
 // choose chooses devices for the containers from the i-th on. Under a strict policy per container it tries one set of NUMA
 // nodes after another until the later containers have their devices too.
 func (p *planner) choose(i int, on drafts, near nodes) *device.Refusal {
-	if i == len(p.demand.Demands) {
+	if i == len(p.Demand.Demands) {
 		return nil
 	}
-	d := p.demand.Demands[i]
-	if held := sharesOf(p.has, d.Container.Name); held != nil {
+	d := p.Demand.Demands[i]
+	if held := sharesOf(p.Has, d.Container.Name); held != nil {
 		for r := range d.Wants {
 			p.draft(on, r).assign(d.Kind, held[r])
 		}
@@ -115,7 +115,7 @@ func (p *planner) choose(i int, on drafts, near nodes) *device.Refusal {
 	switch {
 	case no != nil:
 		return no
-	case !p.topology.enabled() || p.topology.Scope == PerPod:
+	case !p.Topology.enabled() || p.Topology.Scope == PerPod:
 		return p.take(i, on, lines, near, near)
 	case !p.strict():
 		own, _ := newSearch(needs(lines, on, needPlaced), p.work).fewest()
@@ -138,7 +138,7 @@ func (p *planner) choose(i int, on drafts, near nodes) *device.Refusal {
 // for earlier containers do not help.
 func (p *planner) hopeless() bool {
 	if p.hope == nil {
-		hope := len(p.has) > 0 || !slices.ContainsFunc(p.demand.Demands, func(d device.Demand) bool {
+		hope := len(p.Has) > 0 || !slices.ContainsFunc(p.Demand.Demands, func(d device.Demand) bool {
 			on := drafts{}
 			lines, _ := p.requests(d, on)
 			_, found := newSearch(needs(lines, on, needAll), p.work).first(p.limit(lines, on))
@@ -151,22 +151,22 @@ func (p *planner) hopeless() bool {
 
 // take chooses devices for the i-th container near the nodes, and then for the later ones.
 func (p *planner) take(i int, on drafts, lines []request, own, pod nodes) *device.Refusal {
-	d, choice, ask := p.demand.Demands[i], device.Choice{}, p.out.ask
+	d, choice, ask := p.Demand.Demands[i], device.Choice{}, p.out.Ask
 	why := map[device.ResourceName]device.Why{}
 	for _, l := range lines {
 		if p.back {
 			*p.work -= requestWork + 4*len(on[l.resource].left) + l.n
 		}
-		p.out.at[l.resource] = on[l.resource].pool.listing.newest
-		ids, reasons, question := on[l.resource].pick(l, own, p.preferences, p.out.ask == nil, p.work)
+		p.out.At[l.resource] = on[l.resource].pool.listing.newest
+		ids, reasons, question := on[l.resource].pick(l, own, p.Preferences, p.out.Ask == nil, p.work)
 		on[l.resource].assign(d.Kind, ids)
 		choice[l.resource], why[l.resource] = ids, reasons
-		p.out.ask = cmp.Or(p.out.ask, question)
+		p.out.Ask = cmp.Or(p.out.Ask, question)
 	}
-	p.out.choices[d.Container.Name], p.out.why[d.Container.Name] = choice, why
+	p.out.Choices[d.Container.Name], p.out.Why[d.Container.Name] = choice, why
 	no := p.choose(i+1, on, pod)
 	if no != nil {
-		p.out.ask = ask
+		p.out.Ask = ask
 	}
 	return no
 }
@@ -176,12 +176,12 @@ func (p *planner) requests(d device.Demand, on drafts) ([]request, *device.Refus
 	lines := make([]request, 0, len(d.Wants))
 	for _, r := range slices.Sorted(maps.Keys(d.Wants)) {
 		s := p.draft(on, r)
-		if no := s.unavailable(r); no != nil {
+		if no := s.pool.Unavailable(r); no != nil {
 			return nil, no
 		}
 		l := request{container: d.Container, resource: r, n: d.Wants[r]}
 		hand := s.reusableFor(d.Kind)
-		switch runs := p.running[d.Container.Name][r]; {
+		switch runs := p.Running[d.Container.Name][r]; {
 		case len(runs) == l.n:
 			l.certain, l.stamped = slices.Sorted(slices.Values(runs)), true
 		case len(hand) > l.n:
@@ -207,7 +207,7 @@ func (p *planner) draft(on drafts, r device.ResourceName) *draft {
 				s.exclude(s.pool.refused)
 			}
 		}
-		for _, choice := range p.running {
+		for _, choice := range p.Running {
 			s.running = append(s.running, choice[r]...)
 		}
 		slices.Sort(s.running)
@@ -219,15 +219,15 @@ func (p *planner) draft(on drafts, r device.ResourceName) *draft {
 // podNodes finds NUMA nodes for the whole pod: for as many devices as its containers need at one time.
 func (p *planner) podNodes() (nodes, *device.Refusal) {
 	on := drafts{}
-	requests := p.demand.Requests()
+	requests := p.Demand.Requests()
 	var lines []request
 	for _, r := range slices.Sorted(maps.Keys(requests)) {
 		s := p.draft(on, r)
-		if no := s.unavailable(r); no != nil {
+		if no := s.pool.Unavailable(r); no != nil {
 			return nil, no
 		}
 		l := request{resource: r, n: requests[r], certain: slices.Clone(s.running)}
-		for _, as := range p.has {
+		for _, as := range p.Has {
 			for _, s := range as.Shares {
 				if s.Resource == r {
 					l.certain = append(l.certain, s.IDs...)
@@ -253,7 +253,7 @@ func (p *planner) podNodes() (nodes, *device.Refusal) {
 
 // limit returns the number of NUMA nodes allowed under a strict policy.
 func (p *planner) limit(lines []request, on drafts) int {
-	if p.topology.Policy == SingleNUMA {
+	if p.Topology.Policy == SingleNUMA {
 		return 1
 	}
 	best, possible := newSearch(needs(lines, on, needIfAllFree), p.work).fewest()
@@ -272,18 +272,18 @@ func (p *planner) mismatch(whose string, lines []request, on drafts) *device.Ref
 		}
 	}
 	how := "on one NUMA node"
-	if p.topology.Policy == Restricted {
+	if p.Topology.Policy == Restricted {
 		how = "on as few NUMA nodes as with all devices free"
 	}
 	if *p.work <= 0 {
 		how += ", within the search limit"
 	}
 	return device.Refuse(device.TopologyMismatch, nil, "%s requests %s, which cannot be allocated %s, as topology.policy %s requires",
-		whose, strings.Join(wants, " and "), how, p.topology.Policy)
+		whose, strings.Join(wants, " and "), how, p.Topology.Policy)
 }
 
 // strict reports whether the pod waits rather than have its devices apart. A pod that already runs keeps its devices.
-func (w planInput) strict() bool { return w.topology.strict() && len(w.running) == 0 }
+func (w Input) strict() bool { return w.Topology.strict() && len(w.Running) == 0 }
 
 // sharesOf returns a container's current devices, or nil.
 func sharesOf(has []device.Assignment, container string) map[device.ResourceName][]device.ID {

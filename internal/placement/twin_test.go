@@ -1,4 +1,4 @@
-package allocator
+package placement
 
 import (
 	"fmt"
@@ -22,10 +22,10 @@ type world struct {
 	refused map[device.ResourceName]map[device.ID]int // needMode often
 }
 
-func (w world) pools() pools {
-	ps := pools{}
+func (w world) resources() Resources {
+	rs := Resources{}
 	for r, devices := range w.devices {
-		p := ps.of(r)
+		p := rs.of(r)
 		// A device that is cordoned is, to a plan, as one that is not healthy.
 		devices, cordons := slices.Clone(devices), map[device.ID]device.Cordon{}
 		for i, d := range devices {
@@ -33,18 +33,18 @@ func (w world) pools() pools {
 				devices[i].Healthy, cordons[d.ID] = true, device.Cordon{}
 			}
 		}
-		p.accept(device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, Reported: true, Prefers: w.prefers[r]}, makeListing(devices, cordons, nil))
-		p.take(slices.Sorted(maps.Keys(w.taken[r])), "others")
+		p.Accept(device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, Reported: true, Prefers: w.prefers[r]}, NewListing(devices, cordons, nil))
+		p.Take(slices.Sorted(maps.Keys(w.taken[r])), "others")
 		for id, times := range w.refused[r] {
 			p.refused[id] = refusal{times: times}
 		}
 	}
-	return ps
+	return rs
 }
 
 type twin struct {
 	world
-	planInput
+	Input
 	out map[string]device.Choice
 }
 
@@ -120,10 +120,10 @@ func (t *twin) meets(mask, rest int, certain, from []device.Device) bool {
 }
 
 func (t *twin) run(i int, s state, pod int) string {
-	if i == len(t.demand.Demands) {
+	if i == len(t.Demand.Demands) {
 		return ""
 	}
-	d := t.demand.Demands[i]
+	d := t.Demand.Demands[i]
 	resources := slices.Sorted(maps.Keys(d.Wants))
 	type part struct {
 		certain, from []device.Device
@@ -165,7 +165,7 @@ func (t *twin) run(i int, s state, pod int) string {
 		choice := device.Choice{}
 		for _, r := range resources {
 			p := parts[r]
-			ids := t.choose(r, t.prefers[r] && !p.handed, t.preferences[preferenceKey{d.Container.Name, r}], mask, p.certain, p.from, p.rest)
+			ids := t.choose(r, t.prefers[r] && !p.handed, t.Preferences[PreferenceKey{d.Container.Name, r}], mask, p.certain, p.from, p.rest)
 			choice[r] = ids
 			for _, id := range ids {
 				next.gone[r][id] = true
@@ -180,11 +180,11 @@ func (t *twin) run(i int, s state, pod int) string {
 		return t.run(i+1, next, pod)
 	}
 	switch {
-	case !t.topology.enabled():
+	case !t.Topology.enabled():
 		return try(-1)
-	case t.topology.Scope == PerPod:
+	case t.Topology.Scope == PerPod:
 		return try(pod)
-	case !t.topology.strict():
+	case !t.Topology.strict():
 		for _, mask := range masks() {
 			if satisfies(mask, true) {
 				return try(mask)
@@ -193,7 +193,7 @@ func (t *twin) run(i int, s state, pod int) string {
 		panic("all nodes do not suffice")
 	}
 	limit := 1
-	if t.topology.Policy == Restricted {
+	if t.Topology.Policy == Restricted {
 		limit = t.ideal(d.Wants)
 	}
 	for _, mask := range masks() {
@@ -222,7 +222,7 @@ func (t *twin) ideal(wants map[device.ResourceName]int) int {
 
 // podMask returns the set of nodes for the pod as a whole.
 func (t *twin) podMask() (int, string) {
-	requests := t.demand.Requests()
+	requests := t.Demand.Requests()
 	free := map[device.ResourceName][]device.Device{}
 	for r := range requests {
 		for _, d := range t.devices[r] {
@@ -235,7 +235,7 @@ func (t *twin) podMask() (int, string) {
 		}
 	}
 	limit := twinNodes
-	switch t.topology.Policy {
+	switch t.Topology.Policy {
 	case SingleNUMA:
 		limit = 1
 	case Restricted:
@@ -244,7 +244,7 @@ func (t *twin) podMask() (int, string) {
 	for _, mask := range masks() {
 		ok := bits.OnesCount(uint(mask)) <= limit
 		for r, n := range requests {
-			if !t.topology.strict() {
+			if !t.Topology.strict() {
 				placed := 0
 				for _, d := range free[r] {
 					if len(d.NUMA) > 0 {
@@ -327,7 +327,7 @@ func (t *twin) choose(r device.ResourceName, asked bool, advice []device.ID, mas
 	return ids
 }
 
-func randomWorld(random *rand.Rand) (world, planInput) {
+func randomWorld(random *rand.Rand) (world, Input) {
 	w := world{map[device.ResourceName][]device.Device{}, map[device.ResourceName]map[device.ID]bool{}, map[device.ResourceName]bool{},
 		map[device.ResourceName]map[device.ID]int{}}
 	refusing := random.IntN(3) == 0
@@ -352,11 +352,11 @@ func randomWorld(random *rand.Rand) (world, planInput) {
 			w.devices[r] = append(w.devices[r], d)
 		}
 	}
-	q := planInput{preferences: preferences{}, topology: Topology{
+	q := Input{Preferences: Preferences{}, Topology: Topology{
 		Policy: []Policy{NoPolicy, BestEffort, BestEffort, Restricted, SingleNUMA}[random.IntN(5)],
 		Scope:  []Scope{PerContainer, PerContainer, PerPod}[random.IntN(3)],
 	}}
-	q.demand.Pod.UID = "pod"
+	q.Demand.Pod.UID = "pod"
 	for i := range 1 + random.IntN(4) {
 		d := device.Demand{
 			Container: device.Container{Pod: "pod", Name: fmt.Sprintf("c%d", i)},
@@ -368,13 +368,13 @@ func randomWorld(random *rand.Rand) (world, planInput) {
 				d.Wants[r] = 1 + random.IntN(3)
 				if random.IntN(2) == 0 {
 					for range random.IntN(5) {
-						q.preferences[preferenceKey{d.Container.Name, r}] = append(q.preferences[preferenceKey{d.Container.Name, r}], device.ID(fmt.Sprintf("d%02d", random.IntN(11))))
+						q.Preferences[PreferenceKey{d.Container.Name, r}] = append(q.Preferences[PreferenceKey{d.Container.Name, r}], device.ID(fmt.Sprintf("d%02d", random.IntN(11))))
 					}
 				}
 			}
 		}
 		if len(d.Wants) > 0 {
-			q.demand.Demands = append(q.demand.Demands, d)
+			q.Demand.Demands = append(q.Demand.Demands, d)
 		}
 	}
 	return w, q
@@ -382,7 +382,7 @@ func randomWorld(random *rand.Rand) (world, planInput) {
 
 // plan treats refused devices as taken, and as free only if the pod cannot be served otherwise.
 func (t *twin) plan() string {
-	careful := &twin{world: t.world, planInput: t.planInput, out: map[string]device.Choice{}}
+	careful := &twin{world: t.world, Input: t.Input, out: map[string]device.Choice{}}
 	careful.taken = map[device.ResourceName]map[device.ID]bool{}
 	for r := range t.taken {
 		careful.taken[r] = maps.Clone(t.taken[r])
@@ -402,15 +402,15 @@ func (t *twin) planOnce() string {
 	for r := range t.devices {
 		start.gone[r], start.reusable[r] = map[device.ID]bool{}, map[device.ID]bool{}
 	}
-	if t.topology.strict() {
+	if t.Topology.strict() {
 		anywhere := *t
-		anywhere.topology, anywhere.out = Topology{}, map[string]device.Choice{}
+		anywhere.Topology, anywhere.out = Topology{}, map[string]device.Choice{}
 		if why := anywhere.run(0, start.clone(), 0); why != "" {
 			return why
 		}
 	}
 	pod := 0
-	if t.topology.enabled() && t.topology.Scope == PerPod {
+	if t.Topology.enabled() && t.Topology.Scope == PerPod {
 		mask, why := t.podMask()
 		if why != "" {
 			return why
@@ -425,20 +425,20 @@ func TestPlanAgainstTwin(t *testing.T) {
 	outcomes := map[string]int{}
 	for seed := range uint64(20000) {
 		w, q := randomWorld(rand.New(rand.NewPCG(seed, 7)))
-		tw := &twin{world: w, planInput: q, out: map[string]device.Choice{}}
+		tw := &twin{world: w, Input: q, out: map[string]device.Choice{}}
 		why := tw.plan()
-		got, no := plan(q, w.pools())
+		got, no := Plan(q, w.resources())
 		outcome := "served"
 		if no != nil {
 			outcome = map[device.Reason]string{device.NotEnoughDevices: "too few", device.DeviceUnhealthy: "too few", device.TopologyMismatch: "apart"}[no.Reason]
 			if why != outcome {
 				t.Fatalf("seed %d: %v, and the twin says %q\n%+v\n%+v", seed, no, why, w, q)
 			}
-		} else if why != "" || len(q.demand.Demands) > 0 && !reflect.DeepEqual(got.choices, tw.out) {
-			t.Fatalf("seed %d: %v, and the twin says %q %v\n%+v\n%+v", seed, got.choices, why, tw.out, w, q)
+		} else if why != "" || len(q.Demand.Demands) > 0 && !reflect.DeepEqual(got.Choices, tw.out) {
+			t.Fatalf("seed %d: %v, and the twin says %q %v\n%+v\n%+v", seed, got.Choices, why, tw.out, w, q)
 		}
-		outcomes[string(q.topology.Policy)+" "+outcome]++
-		again, _ := plan(q, w.pools())
+		outcomes[string(q.Topology.Policy)+" "+outcome]++
+		again, _ := Plan(q, w.resources())
 		if !reflect.DeepEqual(got, again) {
 			t.Fatalf("seed %d: %+v, and then %+v", seed, got, again)
 		}

@@ -1,4 +1,4 @@
-package allocator
+package placement
 
 import (
 	"fmt"
@@ -58,7 +58,7 @@ type need struct {
 	must   [][]int // the nodes of each certain device that has a place
 }
 
-// counts returns the number of available devices by NUMA node, for messages.
+// Counts returns the number of available devices by NUMA node, for messages.
 func (n need) counts() string {
 	const most = 8 // nodes listed
 	at := map[int]int{}

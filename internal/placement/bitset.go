@@ -1,4 +1,4 @@
-package allocator
+package placement
 
 import "math/bits"
 

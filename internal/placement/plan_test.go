@@ -1,4 +1,4 @@
-package allocator
+package placement
 
 import (
 	"fmt"
@@ -17,8 +17,8 @@ const (
 
 // stock returns a pool of devices written like "a@0 b@0,1 c d@1! e@1*": names, NUMA nodes, unhealthy (!), taken by other pods
 // (*).
-func stock(prefers bool, text string) *pool {
-	p := newPool()
+func stock(prefers bool, text string) *Resource {
+	p := NewResource()
 	var devices []device.Device
 	var taken []device.ID
 	for _, word := range strings.Fields(text) {
@@ -40,9 +40,17 @@ func stock(prefers bool, text string) *pool {
 			taken = append(taken, d.ID)
 		}
 	}
-	p.accept(device.Offer{Reported: true, Prefers: prefers, Inventory: device.Inventory{Devices: devices}}, makeListing(devices, nil, nil))
-	p.take(taken, "others")
+	p.Accept(device.Offer{Reported: true, Prefers: prefers, Inventory: device.Inventory{Devices: devices}}, NewListing(devices, nil, nil))
+	p.Take(taken, "others")
 	return p
+}
+
+// of returns a resource, creating an empty one if necessary.
+func (rs Resources) of(r device.ResourceName) *Resource {
+	if rs[r] == nil {
+		rs[r] = NewResource()
+	}
+	return rs[r]
 }
 
 // asks returns a demand written like "main gpu=2 nic=1", of an app container unless it begins with "init:" or "sidecar:".
@@ -62,15 +70,15 @@ func asks(text string) device.Demand {
 }
 
 // told returns a proposal like "main gpu:a,b nic:c", containers in alphabetical order, or the reason of a refusal.
-func told(p planResult, no *device.Refusal) string {
+func told(p Result, no *device.Refusal) string {
 	if no != nil {
 		return string(no.Reason)
 	}
 	var all []string
-	for _, c := range slices.Sorted(maps.Keys(p.choices)) {
+	for _, c := range slices.Sorted(maps.Keys(p.Choices)) {
 		text := c
-		for _, r := range slices.Sorted(maps.Keys(p.choices[c])) {
-			text += " " + strings.TrimPrefix(string(r), "vendor.com/") + ":" + join(p.choices[c][r])
+		for _, r := range slices.Sorted(maps.Keys(p.Choices[c])) {
+			text += " " + strings.TrimPrefix(string(r), "vendor.com/") + ":" + join(p.Choices[c][r])
 		}
 		all = append(all, text)
 	}
@@ -91,24 +99,24 @@ type planCase struct {
 	gpu, nic string // the offered devices
 	pod      []string
 	runs     map[string]device.Choice
-	advice   preferences
+	advice   Preferences
 	want     string
 }
 
 func (c planCase) run(t *testing.T) {
 	t.Helper()
-	w := planInput{running: c.runs, preferences: c.advice, topology: Topology{Policy: c.policy, Scope: c.scope}}
-	w.demand.Pod.UID = "pod"
+	w := Input{Running: c.runs, Preferences: c.advice, Topology: Topology{Policy: c.policy, Scope: c.scope}}
+	w.Demand.Pod.UID = "pod"
 	for _, text := range c.pod {
-		w.demand.Demands = append(w.demand.Demands, asks(text))
+		w.Demand.Demands = append(w.Demand.Demands, asks(text))
 	}
-	from := pools{}
+	from := Resources{}
 	for r, text := range map[device.ResourceName]string{gpu: c.gpu, nic: c.nic} {
 		if text != "" {
 			from[r] = stock(c.advice != nil, text)
 		}
 	}
-	if got := told(plan(w, from)); got != c.want {
+	if got := told(Plan(w, from)); got != c.want {
 		t.Errorf("%q, want %q", got, c.want)
 	}
 }
@@ -185,7 +193,7 @@ func TestReuse(t *testing.T) {
 	}
 }
 
-func says(ids ...device.ID) preferences { return preferences{preferenceKey{"main", gpu}: ids} }
+func says(ids ...device.ID) Preferences { return Preferences{PreferenceKey{"main", gpu}: ids} }
 
 // A plugin's preference decides only among the eligible devices.
 func TestPreferences(t *testing.T) {
@@ -241,24 +249,24 @@ func TestQuestions(t *testing.T) {
 			[]string{"init:i gpu=2", "main gpu=6"}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := planInput{preferences: preferences{}, topology: Topology{Policy: c.policy}}
+			w := Input{Preferences: Preferences{}, Topology: Topology{Policy: c.policy}}
 			for _, text := range c.pod {
-				w.demand.Demands = append(w.demand.Demands, asks(text))
+				w.Demand.Demands = append(w.Demand.Demands, asks(text))
 			}
 			if c.has != "" {
 				share := device.Share{Resource: gpu}
 				for id := range strings.FieldsSeq(c.has) {
 					share.IDs = append(share.IDs, device.ID(id))
 				}
-				w.has = []device.Assignment{{Container: w.demand.Demands[0].Container, Shares: []device.Share{share}}}
+				w.Has = []device.Assignment{{Container: w.Demand.Demands[0].Container, Shares: []device.Share{share}}}
 			}
-			p, no := plan(w, pools{gpu: stock(true, c.gpu)})
+			p, no := Plan(w, Resources{gpu: stock(true, c.gpu)})
 			got := ""
 			if no != nil {
 				got = string(no.Reason)
 			}
-			if q := p.ask; q != nil {
-				got = fmt.Sprintf("%s: %d of %s with %s", q.container.Name, q.size, join(q.available), join(q.must))
+			if q := p.Ask; q != nil {
+				got = fmt.Sprintf("%s: %d of %s with %s", q.Container.Name, q.Size, join(q.Available), join(q.Must))
 			}
 			if got != c.want {
 				t.Errorf("%q, want %q", got, c.want)
@@ -266,18 +274,18 @@ func TestQuestions(t *testing.T) {
 		})
 	}
 	// The second question, after the first has been answered, builds on that answer.
-	w := planInput{preferences: preferences{preferenceKey{"i", gpu}: {"c"}}}
-	w.demand.Demands = []device.Demand{asks("init:i gpu=1"), asks("main gpu=2")}
-	if p, _ := plan(w, pools{gpu: stock(true, "a b c d")}); p.ask == nil || join(p.ask.must) != "c" || join(p.ask.available) != "a,b,c,d" || p.ask.size != 2 {
-		t.Errorf("the second question is %+v", p.ask)
+	w := Input{Preferences: Preferences{PreferenceKey{"i", gpu}: {"c"}}}
+	w.Demand.Demands = []device.Demand{asks("init:i gpu=1"), asks("main gpu=2")}
+	if p, _ := Plan(w, Resources{gpu: stock(true, "a b c d")}); p.Ask == nil || join(p.Ask.Must) != "c" || join(p.Ask.Available) != "a,b,c,d" || p.Ask.Size != 2 {
+		t.Errorf("the second question is %+v", p.Ask)
 	}
 }
 
 // A refusal names the obstacle so that the operator can act.
 func TestMismatchIsExplained(t *testing.T) {
-	w := planInput{topology: Topology{Policy: SingleNUMA}}
-	w.demand.Demands = []device.Demand{asks("main gpu=2 nic=1")}
-	_, no := plan(w, pools{gpu: stock(false, "a@0 b@1 c@1"), nic: stock(false, "x@0")})
+	w := Input{Topology: Topology{Policy: SingleNUMA}}
+	w.Demand.Demands = []device.Demand{asks("main gpu=2 nic=1")}
+	_, no := Plan(w, Resources{gpu: stock(false, "a@0 b@1 c@1"), nic: stock(false, "x@0")})
 	if want := "container main requests 2 vendor.com/gpu (free by NUMA node: 1 on 0, 2 on 1) and 1 vendor.com/nic (free by NUMA node: 1 on 0), " +
 		"which cannot be allocated on one NUMA node, as topology.policy single-numa-node requires"; no == nil || no.Message != want {
 		t.Errorf("%v, want %q", no, want)
@@ -285,24 +293,24 @@ func TestMismatchIsExplained(t *testing.T) {
 }
 
 // big returns a plan input with 2^64 sets of nodes, which the kubelet's full enumeration would never finish.
-func big(resources, nodes, devices int) (planInput, pools) {
-	from := pools{}
-	w := planInput{preferences: preferences{}, topology: Topology{Policy: BestEffort}}
-	w.demand.Demands = []device.Demand{{Container: device.Container{Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{}}}
-	for r := range resources {
+func big(kinds, nodes, devices int) (Input, Resources) {
+	from := Resources{}
+	w := Input{Preferences: Preferences{}, Topology: Topology{Policy: BestEffort}}
+	w.Demand.Demands = []device.Demand{{Container: device.Container{Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{}}}
+	for r := range kinds {
 		name := device.ResourceName(fmt.Sprintf("vendor.com/r%d", r))
 		all := make([]device.Device, devices)
 		for i := range all {
 			all[i] = device.Device{ID: device.ID(fmt.Sprintf("device-%06d", i)), Healthy: true, NUMA: []int{i % nodes}}
 		}
 		p := from.of(name)
-		p.accept(device.Offer{Reported: true}, makeListing(all, nil, nil))
+		p.Accept(device.Offer{Reported: true}, NewListing(all, nil, nil))
 		for i := range all {
 			if (i/nodes+i)%(r+2) != 0 { // most are taken, each resource in a way of its own
-				p.take([]device.ID{all[i].ID}, "others")
+				p.Take([]device.ID{all[i].ID}, "others")
 			}
 		}
-		w.demand.Demands[0].Wants[name] = p.freeCount / 2
+		w.Demand.Demands[0].Wants[name] = p.freeCount / 2
 	}
 	return w, from
 }
@@ -311,14 +319,14 @@ func big(resources, nodes, devices int) (planInput, pools) {
 func TestManyNodes(t *testing.T) {
 	w, from := big(8, 64, 6400)
 	for _, policy := range []Policy{NoPolicy, BestEffort, Restricted, SingleNUMA} {
-		w.topology.Policy = policy
-		p, no := plan(w, from)
+		w.Topology.Policy = policy
+		p, no := Plan(w, from)
 		if served := policy != Restricted && policy != SingleNUMA; (no == nil) != served {
 			t.Fatalf("%s: %v", policy, no)
 		}
-		for r, n := range w.demand.Demands[0].Wants {
-			if no == nil && len(p.choices["main"][r]) != n {
-				t.Errorf("%s: %d of %s, want %d", policy, len(p.choices["main"][r]), r, n)
+		for r, n := range w.Demand.Demands[0].Wants {
+			if no == nil && len(p.Choices["main"][r]) != n {
+				t.Errorf("%s: %d of %s, want %d", policy, len(p.Choices["main"][r]), r, n)
 			}
 		}
 	}
@@ -326,20 +334,20 @@ func TestManyNodes(t *testing.T) {
 
 // vain returns a pod that single-numa-node can never serve. Only its last containers show that, so every attempt for the
 // earlier ones fails. If the last containers could be served alone, the plan finds out even later.
-func vain(devices, nodes, containers int, alone bool) (planInput, pools) {
+func vain(devices, nodes, containers int, alone bool) (Input, Resources) {
 	const aux device.ResourceName = "vendor.com/aux"
-	from := pools{}
-	w := planInput{preferences: preferences{}, topology: Topology{Policy: SingleNUMA}}
+	from := Resources{}
+	w := Input{Preferences: Preferences{}, Topology: Topology{Policy: SingleNUMA}}
 	stock := func(r device.ResourceName, n int, near func(i int) int) {
 		all := make([]device.Device, n)
 		for i := range all {
 			all[i] = device.Device{ID: device.ID(fmt.Sprintf("device-%06d", i)), Healthy: true, NUMA: []int{near(i)}}
 		}
-		from.of(r).accept(device.Offer{Reported: true, Prefers: true}, makeListing(all, nil, nil))
+		from.of(r).Accept(device.Offer{Reported: true, Prefers: true}, NewListing(all, nil, nil))
 	}
 	add := func(wants map[device.ResourceName]int) {
-		c := device.Container{Name: fmt.Sprintf("c%02d", len(w.demand.Demands))}
-		w.demand.Demands = append(w.demand.Demands, device.Demand{Container: c, Kind: device.App, Wants: wants})
+		c := device.Container{Name: fmt.Sprintf("c%02d", len(w.Demand.Demands))}
+		w.Demand.Demands = append(w.Demand.Demands, device.Demand{Container: c, Kind: device.App, Wants: wants})
 	}
 	stock(gpu, devices, func(i int) int { return i % nodes })
 	stock(nic, 2, func(i int) int { return i })
@@ -363,7 +371,7 @@ func TestPlansInVain(t *testing.T) {
 		for _, alone := range []bool{false, true} {
 			w, from := vain(c.devices, c.nodes, c.containers, alone)
 			var no *device.Refusal
-			allocations := testing.AllocsPerRun(1, func() { _, no = plan(w, from) })
+			allocations := testing.AllocsPerRun(1, func() { _, no = Plan(w, from) })
 			if no == nil || no.Reason != device.TopologyMismatch {
 				t.Errorf("%+v: %v", c, no)
 			}
@@ -381,7 +389,7 @@ func BenchmarkPlanInVain(b *testing.B) {
 			b.Run(fmt.Sprintf("%ddevices/%dnodes/%dcontainers/alone=%v", c.devices, c.nodes, c.containers, alone), func(b *testing.B) {
 				w, from := vain(c.devices, c.nodes, c.containers, alone)
 				for b.Loop() {
-					plan(w, from)
+					Plan(w, from)
 				}
 			})
 		}
@@ -401,16 +409,16 @@ func BenchmarkPlanOne(b *testing.B) {
 						all[i].NUMA = []int{i * nodes / devices}
 					}
 				}
-				for r := range w.demand.Demands[0].Wants {
-					from[r] = newPool()
-					from[r].accept(device.Offer{Reported: true}, makeListing(all, nil, nil))
+				for r := range w.Demand.Demands[0].Wants {
+					from[r] = NewResource()
+					from[r].Accept(device.Offer{Reported: true}, NewListing(all, nil, nil))
 					for _, d := range all[:devices-1] { // all but the last one are taken
-						from[r].take([]device.ID{d.ID}, "others")
+						from[r].Take([]device.ID{d.ID}, "others")
 					}
-					w.demand.Demands[0].Wants[r] = 1
+					w.Demand.Demands[0].Wants[r] = 1
 				}
 				for b.Loop() {
-					if _, no := plan(w, from); no != nil {
+					if _, no := Plan(w, from); no != nil {
 						b.Fatal(no)
 					}
 				}
@@ -427,9 +435,9 @@ func BenchmarkPlanManyNodes(b *testing.B) {
 			w, from := big(size.resources, size.nodes, size.devices)
 			for _, policy := range []Policy{NoPolicy, BestEffort} {
 				b.Run(string(policy), func(b *testing.B) {
-					w.topology.Policy = policy
+					w.Topology.Policy = policy
 					for b.Loop() {
-						if _, no := plan(w, from); no != nil {
+						if _, no := Plan(w, from); no != nil {
 							b.Fatal(no)
 						}
 					}

@@ -1,0 +1,227 @@
+package placement
+
+import (
+	"iter"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A Resource is one resource's devices: those that the plugin offers, and those that pods have. It is an index over the offer,
+// the holds and the assignments, so that the cost of a plan does not depend on the number of devices.
+type Resource struct {
+	offer         device.Offer
+	offered       bool // an offer has been seen; otherwise only the devices in use by the state file are known
+	listing       *Listing
+	taken         map[device.ID]device.PodUID // held or assigned
+	quarantined   map[device.ID]bool          // taken, and set aside because the state file does not assign them
+	free          bitset                      // usable and not taken
+	freeCount     int                         // members of free
+	freeAt        []int                       // free devices at each place of the listing
+	takenUnusable int                         // taken, listed, and not usable
+	unlisted      int                         // taken, and not listed
+	withheld      bitset                      // listed, and possibly the same hardware as an unlisted device; nil: none
+	refused       map[device.ID]refusal       // recently, by the plugin
+	UnknownUsers  int                         // containers with devices that only a lost state file named
+}
+
+func NewResource() *Resource {
+	return &Resource{listing: NewListing(nil, nil, nil), taken: map[device.ID]device.PodUID{}, quarantined: map[device.ID]bool{}, refused: map[device.ID]refusal{}}
+}
+
+// Resources are the resources that a plan is about.
+type Resources map[device.ResourceName]*Resource
+
+// A refusal records that a device's plugin has refused it, or that its grant could not be used.
+type refusal struct {
+	times int       // consecutive
+	until time.Time // until then the device is chosen last
+}
+
+// Refuse records a refusal of a device.
+func (p *Resource) Refuse(id device.ID, until time.Time) {
+	p.refused[id] = refusal{p.refused[id].times + 1, until}
+}
+
+// ForgetRefusals forgets the refusals that have expired.
+func (p *Resource) ForgetRefusals(now time.Time) {
+	maps.DeleteFunc(p.refused, func(_ device.ID, was refusal) bool { return now.After(was.until) })
+}
+
+// ForgetRefusal forgets the refusals of a device.
+func (p *Resource) ForgetRefusal(id device.ID) { delete(p.refused, id) }
+
+// Offer returns the latest offer; the zero value before there is one.
+func (p *Resource) Offer() device.Offer { return p.offer }
+
+// Offered reports whether there is an offer.
+func (p *Resource) Offered() bool { return p.offered }
+
+// Listing returns the listing of the latest offer.
+func (p *Resource) Listing() *Listing { return p.listing }
+
+// Current reports whether the listing is up to date.
+func (p *Resource) Current() bool {
+	return p.offered && p.offer.State == device.Serving && p.offer.Reported
+}
+
+// Broken reports whether a device is unhealthy or not listed.
+func (p *Resource) Broken(id device.ID) bool {
+	d, listed := p.listing.Find(id)
+	return !listed || !d.Healthy
+}
+
+// Holder returns the pod that has a device, if one has.
+func (p *Resource) Holder(id device.ID) (device.PodUID, bool) {
+	uid, taken := p.taken[id]
+	return uid, taken
+}
+
+// Taken yields the devices that pods have, with their pods.
+func (p *Resource) Taken() iter.Seq2[device.ID, device.PodUID] { return maps.All(p.taken) }
+
+// TakenCount returns the number of devices that pods have.
+func (p *Resource) TakenCount() int { return len(p.taken) }
+
+// FreeCount returns the number of free devices: listed, usable, not taken and not withheld.
+func (p *Resource) FreeCount() int { return p.freeCount }
+
+// Unlisted returns the number of devices that pods have and the plugin does not list.
+func (p *Resource) Unlisted() int { return p.unlisted }
+
+// Accept replaces the offer. The caller has built its listing without the lock.
+func (p *Resource) Accept(o device.Offer, l *Listing) {
+	p.offer, p.offered = o, true
+	p.SetListing(l)
+}
+
+// Retract removes the offer, as if there had never been one.
+func (p *Resource) Retract() {
+	p.offer, p.offered = device.Offer{}, false
+	p.SetListing(NewListing(nil, nil, nil))
+}
+
+// SetListing replaces the listing and recounts.
+func (p *Resource) SetListing(l *Listing) {
+	p.listing = l
+	p.free, p.freeCount, p.takenUnusable, p.unlisted, p.withheld = slices.Clone(l.usable), l.usableCount, 0, 0, nil
+	p.freeAt = slices.Clone(l.usableAt)
+	for id := range p.taken {
+		p.countTaken(id)
+	}
+}
+
+// Take marks devices as a pod's. Devices that are taken already stay as they are.
+func (p *Resource) Take(ids []device.ID, pod device.PodUID) {
+	for _, id := range ids {
+		if _, taken := p.taken[id]; taken {
+			continue
+		}
+		p.taken[id] = pod
+		p.countTaken(id)
+	}
+}
+
+// countTaken counts a device that has been taken.
+func (p *Resource) countTaken(id device.ID) {
+	switch i, listed := p.listing.at[id]; {
+	case !listed:
+		p.unlisted++
+	case p.free.has(i):
+		p.free.remove(i)
+		p.count(i, -1)
+	case !p.listing.usable.has(i):
+		p.takenUnusable++
+	}
+}
+
+// count counts a device that becomes free (1) or stops being free (-1).
+func (p *Resource) count(i, by int) {
+	p.freeCount += by
+	if at := p.listing.place(i); at >= 0 {
+		p.freeAt[at] += by
+	}
+}
+
+// Release frees a pod's devices.
+func (p *Resource) Release(ids []device.ID, pod device.PodUID) {
+	for _, id := range ids {
+		if p.taken[id] != pod {
+			continue
+		}
+		delete(p.taken, id)
+		switch i, listed := p.listing.at[id]; {
+		case !listed:
+			p.unlisted--
+		case !p.listing.usable.has(i):
+			p.takenUnusable--
+		case p.withheld == nil || !p.withheld.has(i):
+			p.free.add(i)
+			p.count(i, 1)
+		}
+	}
+}
+
+// Quarantine sets aside devices that a pod runs with, unless they are taken already.
+func (p *Resource) Quarantine(ids []device.ID, pod device.PodUID) {
+	for _, id := range ids {
+		if _, taken := p.taken[id]; !taken {
+			p.Take([]device.ID{id}, pod)
+			p.quarantined[id] = true
+		}
+	}
+}
+
+// Quarantined reports whether a device is set aside.
+func (p *Resource) Quarantined(id device.ID) bool { return p.quarantined[id] }
+
+// EndQuarantine makes a device that is set aside one that its pod holds.
+func (p *Resource) EndQuarantine(id device.ID) { delete(p.quarantined, id) }
+
+// Counts returns the number of devices in each state of the metric devmgrd_devices. Each device is in exactly one state.
+func (p *Resource) Counts() map[string]int {
+	free, stale := p.freeCount, 0
+	if p.offer.State != device.Serving {
+		free, stale = 0, p.freeCount
+	}
+	return map[string]int{
+		"free": free, "stale": stale, "assigned": len(p.taken) - len(p.quarantined), "quarantined": len(p.quarantined),
+		"unhealthy": p.unhealthy(), "cordoned": p.cordoned(), "withheld": p.WithheldCount(),
+	}
+}
+
+// unhealthy returns the number of devices that would be free if they were healthy.
+func (p *Resource) unhealthy() int {
+	return len(p.listing.devices) - p.listing.usableCount - p.takenUnusable - p.cordoned()
+}
+
+// cordoned returns the number of devices that are listed, cordoned and not taken.
+func (p *Resource) cordoned() int {
+	n := 0
+	for id := range p.listing.cordons {
+		_, listed := p.listing.at[id]
+		if _, taken := p.taken[id]; listed && !taken {
+			n++
+		}
+	}
+	return n
+}
+
+// Unavailable returns why no device of the resource can be assigned, or nil.
+func (p *Resource) Unavailable(r device.ResourceName) *device.Refusal {
+	switch {
+	case p == nil || !p.offered:
+		return device.Refuse(device.PluginMissing, nil, "no device plugin has registered %s", r)
+	case p.offer.State == device.Lost && p.offer.Connected, p.offer.State == device.Serving && !p.offer.Reported:
+		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s has not listed its devices yet", r)
+	case p.offer.State == device.Lost:
+		return device.Refuse(device.PluginMissing, nil, "the device plugin of %s is disconnected", r)
+	case p.offer.State == device.Stale:
+		return device.Refuse(device.PluginStale, nil, "the device plugin of %s has just disconnected and may return", r)
+	case p.UnknownUsers > 0:
+		return device.Refuse(device.DevicesUnknown, nil, "%s: %d containers run with devices that only the lost state file named; allocation resumes when these containers have ended", r, p.UnknownUsers)
+	}
+	return nil
+}
