@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/failures"
 )
 
 // A grant is a plugin's answer to Allocate. A grant holds for one boot of the machine: device nodes are
@@ -88,7 +89,7 @@ func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) 
 			for _, id := range s.IDs {
 				if _, listed := pool.Listing().Find(id); !listed {
 					return device.Refuse(device.DeviceUnhealthy, nil, "the device plugin of %s does not list device %s, which is assigned to the pod", s.Resource, id),
-						pool.Offer().Since.Add(lastingFailure)
+						pool.Offer().Since.Add(failures.Lasting)
 				}
 			}
 		}

@@ -17,7 +17,7 @@ const module = "github.com/devmgrd/devmgrd/"
 // base are the rooms that others may import: the words, and the way to the API server for those who watch it. Rooms do
 // not import their siblings: data goes one way through them, and cmd/devmgrd alone knows who meets whom.
 var base = map[string][]string{
-	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/page", "internal/pluginrules", "internal/preflight", "config", "internal/allocator", "internal/checkpoint", "internal/feed", "internal/history", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
+	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/page", "internal/pluginrules", "internal/preflight", "config", "internal/allocator", "internal/checkpoint", "internal/failures", "internal/feed", "internal/history", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
 	"internal/backoff":   {"internal/admin", "cmd/devmgrd", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry"},
 	"internal/connlimit": {"internal/podresources", "internal/registry"},
 	"internal/socket":    {"internal/admin", "internal/cri", "internal/podresources", "internal/registry"},
@@ -30,6 +30,7 @@ var base = map[string][]string{
 	"api/podresources/v1alpha1":   {"internal/podresources"},
 	"internal/allocator":          {"internal/allocator/allocatortest"},
 	"internal/store":              {"internal/allocator/allocatortest"},
+	"internal/failures":           {"internal/allocator"},
 	"internal/feed":               {"internal/allocator"},
 	"internal/placement":          {"internal/allocator", "internal/allocator/allocatortest"},
 	"api/devmgrd/admin/v1":        {"internal/admin", "internal/page"},
