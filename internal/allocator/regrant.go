@@ -145,7 +145,7 @@ func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 		}
 	}
 	a.grantedLocked(p, got, func(container string) bool { _, was := lapsed[container]; return was })
-	a.log.Info("devices granted again", "pod", p.demand.Pod.String(), "devices", summary(got))
+	a.log.Info("devices granted again", "pod", p.demand.Pod.String(), "devices", device.Summary(got))
 }
 
 // moveLocked plans a pod again that has not run with its devices. The runtime may have containers of the pod that were
@@ -184,7 +184,7 @@ func (a *Allocator) reviveLocked(p *pod) {
 
 // replanLocked releases a pod's devices, and plans the pod again when the release is on disk.
 func (a *Allocator) replanLocked(p *pod, why device.Wait) {
-	a.log.Warn("pod is given other devices", "pod", p.demand.Pod.String(), "devices", summary(p.assigned), "reason", why.Reason, "err", why.Message)
+	a.log.Warn("pod is given other devices", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned), "reason", why.Reason, "err", why.Message)
 	p.doubt = hold{}
 	for _, as := range p.assigned {
 		for _, s := range as.Shares {
