@@ -6,7 +6,6 @@ import (
 	"errors"
 	"maps"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -279,7 +278,7 @@ func (a *Allocator) succeed(p *pod, held hold, got []device.Assignment) {
 	delete(a.unsaved, p.demand.Pod.UID)
 	took := time.Since(p.bound)
 	a.metrics.admission.Observe(took.Seconds())
-	a.log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", summary(got), "took", took.Round(time.Microsecond))
+	a.log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", device.Summary(got), "took", took.Round(time.Microsecond))
 	a.grantedLocked(p, got, func(container string) bool { return !had[container] })
 	for r := range held {
 		a.withholdLocked(r) // the list may have changed meanwhile, and only now the grant's time is known
@@ -335,26 +334,4 @@ func waitFor(err error) device.Wait {
 		return device.Wait{Reason: device.Allocating, Message: "devmgrd is stopping"}
 	}
 	return device.Wait{Reason: device.PluginError, Message: err.Error()}
-}
-
-// maxSummary bounds the containers' resources that one log line names.
-const maxSummary = 16
-
-// summary returns the devices of a pod's containers for the log: the first maxSummary entries, and the number of further
-// ones.
-func summary(all []device.Assignment) map[string]string {
-	s, more := map[string]string{}, 0
-	for _, as := range all {
-		for _, share := range as.Shares {
-			if len(s) == maxSummary {
-				more++
-				continue
-			}
-			s[as.Container.Name+":"+string(share.Resource)] = device.Abridge(share.IDs)
-		}
-	}
-	if more > 0 {
-		s["more"] = strconv.Itoa(more)
-	}
-	return s
 }

@@ -125,7 +125,7 @@ func (a *Allocator) postpone(occupied map[device.PodUID]bool) {
 		}
 		p.releaseAt = time.Now().Add(min(firstProcessCheck<<min(p.processChecks, 16), lastProcessCheck))
 		if p.processChecks++; p.processChecks == slowEndChecks {
-			a.log.Warn("processes outlive their pod; its devices stay assigned", "pod", p.demand.Pod.String(), "uid", uid, "devices", summary(p.assigned))
+			a.log.Warn("processes outlive their pod; its devices stay assigned", "pod", p.demand.Pod.String(), "uid", uid, "devices", device.Summary(p.assigned))
 		}
 	}
 }

@@ -5,37 +5,14 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/failures"
 )
-
-const (
-	// unlistedGrace is how long a device in use must stay unlisted before it counts as failed: many plugins list
-	// nothing, or only some devices, for a moment after their start.
-	unlistedGrace = 5 * time.Second
-	// lastingFailure is how long a device in use must stay failed before the failure counts as lasting: a plugin that
-	// restarts, or a link that recovers, is no reason to end a pod.
-	lastingFailure = 10 * time.Second
-	// failureMemory is how long a failure is remembered. A device that has caused one eviction causes no other within
-	// this time, so that an intermittent failure does not evict pod after pod.
-	failureMemory = time.Hour
-	// maxFailures is the number of failures remembered for one device.
-	maxFailures = 100
-)
-
-// A failureRecord is the failures of a device while pods had it.
-type failureRecord struct {
-	broken     time.Time // start of the current failure; zero: none, or no pod has the device
-	pending    bool      // the failure does not count yet: the device has been unlisted for less than unlistedGrace
-	holder     device.PodUID
-	lasting    bool        // the failure has been reported as lasting
-	failures   []time.Time // the newest last
-	reportedAt time.Time   // when a failure was last reported as lasting
-}
 
 // examineLocked checks which devices in use have failed, after the offer or its list has changed. While the plugin is
 // disconnected the devices' health is unknown and nothing changes.
 func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
 	if !p.Current() {
-		p.away = true
+		p.failures.Away()
 		return
 	}
 	now := time.Now()
@@ -53,18 +30,19 @@ func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
 			a.failedLocked(holder, r, p, ids, now)
 		}
 	}
-	for id, rec := range p.failures {
-		switch uid, taken := p.Holder(id); {
-		case rec.broken.IsZero():
-		case !taken || uid != rec.holder || !p.Broken(id):
-			rec.broken, rec.pending = time.Time{}, false
-		case p.away && !rec.lasting:
-			rec.broken = now // its health meanwhile is unknown
-			signal(a.kick)
-		}
+	if p.failures.Settle(now, p.hasBroken) {
+		signal(a.kick)
 	}
-	p.away = false
 }
+
+// has reports whether a pod has a device.
+func (p *pool) has(id device.ID, uid device.PodUID) bool {
+	holder, taken := p.Holder(id)
+	return taken && holder == uid
+}
+
+// hasBroken reports whether a pod has a device that is unhealthy or not listed.
+func (p *pool) hasBroken(id device.ID, uid device.PodUID) bool { return p.has(id, uid) && p.Broken(id) }
 
 // failedLocked records which of these failed devices a pod has been assigned, and reports those that the plugin lists.
 // Devices that are only held for the pod are examined when they are assigned.
@@ -77,33 +55,18 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *pool, br
 				if s.Resource != r || !broken[id] {
 					continue
 				}
-				rec := p.failures[id]
-				if rec == nil {
-					rec = &failureRecord{}
-					p.failures[id] = rec
-				}
 				_, listed := p.Listing().Find(id)
-				if rec.broken.IsZero() || rec.holder != uid {
-					rec.broken, rec.pending, rec.holder, rec.lasting = now, true, uid, false
+				begins, counts := p.failures.Fail(id, uid, listed, now)
+				if begins {
 					signal(a.kick) // watchFailuresLocked checks whether the failure lasts
 				}
-				if rec.pending && listed {
-					rec.count(now)
+				if counts {
 					failed = append(failed, id)
 				}
 			}
 		}
 	}
 	a.reportFailures(holder, r, failed, true)
-}
-
-// count records a failure.
-func (rec *failureRecord) count(now time.Time) {
-	rec.pending = false
-	rec.failures = append(rec.failures, now)
-	if len(rec.failures) > maxFailures {
-		rec.failures = rec.failures[1:]
-	}
 }
 
 // reportFailures counts and reports a pod's devices that failed together, in one log line and one event: a plugin may
@@ -140,52 +103,23 @@ func (a *Allocator) examinePodLocked(holder *pod) {
 // returns when to check again; zero: after the next change of an offer.
 func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 	for r, p := range a.pools {
+		due, at := p.failures.Watch(now, failures.State{Current: p.Current(), Has: p.has, Pod: func(uid device.PodUID) (known, active bool) {
+			holder := a.pods[uid]
+			return holder != nil, holder != nil && holder.active
+		}})
+		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
+			next = at
+		}
 		unlisted := map[*pod][]device.ID{}
-		for id, rec := range p.failures {
-			for len(rec.failures) > 0 && now.Sub(rec.failures[0]) > failureMemory {
-				rec.failures = rec.failures[1:]
-			}
-			if uid, taken := p.Holder(id); !taken || uid != rec.holder {
-				rec.broken, rec.pending = time.Time{}, false
-			}
-			if holder := a.pods[rec.holder]; rec.pending && p.Current() {
-				due := rec.broken.Add(unlistedGrace)
-				switch {
-				case now.Before(due):
-					if next.IsZero() || due.Before(next) {
-						next = due
-					}
-					continue
-				case holder != nil:
-					rec.count(now)
-					unlisted[holder] = append(unlisted[holder], id)
-				}
-			}
-			switch due := rec.broken.Add(lastingFailure); {
-			case rec.broken.IsZero():
-				if len(rec.failures) == 0 && now.Sub(rec.reportedAt) > failureMemory {
-					delete(p.failures, id)
-				}
-			case rec.lasting, !p.Current(): // examineLocked starts again when the plugin is back
-			case now.Before(due):
-				if next.IsZero() || due.Before(next) {
-					next = due
-				}
-			default:
-				rec.lasting = true
-				holder := a.pods[rec.holder]
-				if holder == nil || !holder.active {
-					continue
-				}
-				again := !rec.reportedAt.IsZero() && now.Sub(rec.reportedAt) < failureMemory
-				if again {
-					a.log.Warn("device failing repeatedly; not evicting again", "resource", r, "device", id,
-						"pod", holder.demand.Pod.String(), "failures", len(rec.failures))
-					continue
-				}
-				rec.reportedAt = now
-				uid := rec.holder
-				a.notifier.FailedForLong(holder.demand.Pod, r, id, func() bool { return a.stillBroken(uid, r, id) })
+		for _, d := range due {
+			switch holder := a.pods[d.Holder]; d.Kind {
+			case failures.Unlisted:
+				unlisted[holder] = append(unlisted[holder], d.ID)
+			case failures.Repeated:
+				a.log.Warn("device failing repeatedly; not evicting again", "resource", r, "device", d.ID,
+					"pod", holder.demand.Pod.String(), "failures", d.Count)
+			case failures.Lasted:
+				a.notifier.FailedForLong(holder.demand.Pod, r, d.ID, func() bool { return a.stillBroken(d.Holder, r, d.ID) })
 			}
 		}
 		for holder, ids := range unlisted {
@@ -199,22 +133,5 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 func (a *Allocator) stillBroken(uid device.PodUID, r device.ResourceName, id device.ID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p := a.pools[r]
-	holder, _ := p.Holder(id)
-	return holder == uid && p.Broken(id)
-}
-
-// failuresOf returns how often a device has failed within failureMemory while in use, and when it last failed.
-func (p *pool) failuresOf(id device.ID, now time.Time) (n int, last time.Time) {
-	rec := p.failures[id]
-	if rec == nil {
-		return 0, time.Time{}
-	}
-	for _, at := range rec.failures {
-		if now.Sub(at) <= failureMemory {
-			n++
-			last = at
-		}
-	}
-	return n, last
+	return a.pools[r].hasBroken(id, uid)
 }

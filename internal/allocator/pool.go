@@ -2,27 +2,27 @@ package allocator
 
 import (
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/failures"
 	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
 // A pool is one resource as plans and the scheduler see it.
 type pool struct {
 	*placement.Resource
-	requests       int                          // sum of the requests of the node's active pods in the API
-	admitted       int                          // the part of requests from pods that the kubelet has admitted
-	unlistedLapsed int                          // the part of unlisted granted in another boot, so not in use
-	withheldLogged int                          // number of withheld devices last logged
-	failures       map[device.ID]*failureRecord // of devices that have failed while in use
-	away           bool                         // the plugin has been disconnected since the last examination
+	requests       int           // sum of the requests of the node's active pods in the API
+	admitted       int           // the part of requests from pods that the kubelet has admitted
+	unlistedLapsed int           // the part of unlisted granted in another boot, so not in use
+	withheldLogged int           // number of withheld devices last logged
+	failures       *failures.Log // of devices in use
 }
 
 func newPool() *pool {
-	return &pool{Resource: placement.NewResource(), failures: map[device.ID]*failureRecord{}}
+	return &pool{Resource: placement.NewResource(), failures: failures.New()}
 }
 
 // retract removes the offer and the record of failures, as if there had never been an offer.
 func (p *pool) retract() {
-	p.failures, p.away = map[device.ID]*failureRecord{}, false
+	p.failures = failures.New()
 	p.Resource.Retract()
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/failures"
 )
 
 // A grant is a plugin's answer to Allocate. A grant holds for one boot of the machine: device nodes are
@@ -88,7 +89,7 @@ func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) 
 			for _, id := range s.IDs {
 				if _, listed := pool.Listing().Find(id); !listed {
 					return device.Refuse(device.DeviceUnhealthy, nil, "the device plugin of %s does not list device %s, which is assigned to the pod", s.Resource, id),
-						pool.Offer().Since.Add(lastingFailure)
+						pool.Offer().Since.Add(failures.Lasting)
 				}
 			}
 		}
@@ -144,7 +145,7 @@ func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 		}
 	}
 	a.grantedLocked(p, got, func(container string) bool { _, was := lapsed[container]; return was })
-	a.log.Info("devices granted again", "pod", p.demand.Pod.String(), "devices", summary(got))
+	a.log.Info("devices granted again", "pod", p.demand.Pod.String(), "devices", device.Summary(got))
 }
 
 // moveLocked plans a pod again that has not run with its devices. The runtime may have containers of the pod that were
@@ -183,7 +184,7 @@ func (a *Allocator) reviveLocked(p *pod) {
 
 // replanLocked releases a pod's devices, and plans the pod again when the release is on disk.
 func (a *Allocator) replanLocked(p *pod, why device.Wait) {
-	a.log.Warn("pod is given other devices", "pod", p.demand.Pod.String(), "devices", summary(p.assigned), "reason", why.Reason, "err", why.Message)
+	a.log.Warn("pod is given other devices", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned), "reason", why.Reason, "err", why.Message)
 	p.doubt = hold{}
 	for _, as := range p.assigned {
 		for _, s := range as.Shares {

@@ -40,12 +40,7 @@ func (a *Allocator) view(r device.ResourceName) placement.View {
 	p := a.pools.of(r)
 	v := p.View(r)
 	v.Cordons = a.cordons[r]
-	v.Holders, v.Failures = make(map[device.ID]*device.Holder, p.TakenCount()), make(map[device.ID]placement.Failure, len(p.failures))
-	now := time.Now()
-	for id := range p.failures {
-		n, last := p.failuresOf(id, now)
-		v.Failures[id] = placement.Failure{Count: n, Last: last}
-	}
+	v.Holders, v.Failures = make(map[device.ID]*device.Holder, p.TakenCount()), p.failures.Recent(time.Now())
 	users := a.usersLocked(r)
 	for id, uid := range p.Taken() {
 		v.Holders[id] = a.holderLocked(uid, r, id, users[id])

@@ -178,7 +178,7 @@ func (a *Allocator) releasedLocked(p *pod) {
 	}
 	a.reclaimLocked()
 	if len(p.assigned) > 0 {
-		a.log.Info("devices released", "pod", p.demand.Pod.String(), "devices", summary(p.assigned))
+		a.log.Info("devices released", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned))
 	}
 	p.assigned, p.preparations, p.saved = nil, nil, false
 	signal(a.capacityChanged)

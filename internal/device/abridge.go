@@ -31,3 +31,25 @@ func Abridge(ids []ID) string {
 	}
 	return text
 }
+
+// maxSummary bounds the containers' resources that one log line names.
+const maxSummary = 16
+
+// Summary returns the devices of a pod's containers for the log: the first maxSummary entries, and the number of further
+// ones.
+func Summary(all []Assignment) map[string]string {
+	s, more := map[string]string{}, 0
+	for _, as := range all {
+		for _, share := range as.Shares {
+			if len(s) == maxSummary {
+				more++
+				continue
+			}
+			s[as.Container.Name+":"+string(share.Resource)] = Abridge(share.IDs)
+		}
+	}
+	if more > 0 {
+		s["more"] = strconv.Itoa(more)
+	}
+	return s
+}

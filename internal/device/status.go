@@ -28,6 +28,12 @@ type DeviceStatus struct {
 	Failed   time.Time
 }
 
+// Failures are how often a device has failed in the last hour while in use, and when it last did.
+type Failures struct {
+	Count int
+	Last  time.Time
+}
+
 // A Holder is a pod that has a device.
 type Holder struct {
 	Pod        Pod      // only the UID, if the pod is not known

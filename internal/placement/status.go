@@ -3,7 +3,6 @@ package placement
 import (
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -13,17 +12,11 @@ type View struct {
 	resource    device.ResourceName
 	Cordons     map[device.ID]device.Cordon
 	Holders     map[device.ID]*device.Holder
-	Failures    map[device.ID]Failure
+	Failures    map[device.ID]device.Failures
 	state       device.OfferState
 	listing     *Listing
 	quarantined map[device.ID]bool
 	withheld    bitset
-}
-
-// A Failure is how often a device has failed recently, and when it last failed.
-type Failure struct {
-	Count int
-	Last  time.Time
 }
 
 // View returns a view without cordons, holders and failures, which the caller adds.
