@@ -130,8 +130,8 @@ type Allocator struct {
 	reports    []func()      // the runtime's reports since a synchronization that is not compared yet
 	podsListed bool          // every pod that is bound to the node is in pods
 	feed       *feed.Feed
-	cordons    map[device.ResourceName]map[device.ID]device.Cordon // the inner maps are replaced, never changed
-	retired    map[device.ResourceName]bool                        // forgotten resources that the Node may still show
+	cordons    device.Cordons
+	retired    map[device.ResourceName]bool // forgotten resources that the Node may still show
 
 	// quarantined are devices of running containers that the state file does not know, by pod, container and resource.
 	quarantined map[device.PodUID]map[string]device.Choice
@@ -170,18 +170,13 @@ func New(c Config) *Allocator {
 		quarantined:     map[device.PodUID]map[string]device.Choice{},
 		conflicting:     map[device.PodUID]map[string]device.Choice{},
 		feed:            feed.New(),
-		cordons:         map[device.ResourceName]map[device.ID]device.Cordon{},
+		cordons:         device.Cordons{},
 		retired:         map[device.ResourceName]bool{},
 	}
 	for _, r := range c.Retired {
 		a.retired[r] = true
 	}
-	for _, d := range c.Cordons {
-		if a.cordons[d.Resource] == nil {
-			a.cordons[d.Resource] = map[device.ID]device.Cordon{}
-		}
-		a.cordons[d.Resource][d.ID] = d
-	}
+	a.cordons.Add(c.Cordons...)
 	conflicts := findConflicts(c.Known)
 	for _, r := range c.Known {
 		a.recallLocked(r, conflicts[r.Demand.Pod.UID])

@@ -1,7 +1,6 @@
 package allocator
 
 import (
-	"maps"
 	"reflect"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -22,9 +21,8 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.cloneCordonsLocked(cordons)
+	a.cordons.Add(cordons...)
 	for _, c := range cordons {
-		a.cordons[c.Resource][c.ID] = c
 		if _, taken := a.pools.of(c.Resource).Holder(c.ID); taken {
 			held = append(held, c)
 		}
@@ -57,28 +55,12 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.cloneCordonsLocked(lifted)
+	a.cordons.Remove(lifted...)
 	for _, c := range lifted {
-		delete(a.cordons[c.Resource], c.ID)
 		a.log.Info("device uncordoned", "resource", c.Resource, "device", c.ID)
 	}
 	a.cordonsChangedLocked(lifted)
 	return lifted, nil
-}
-
-// cloneCordonsLocked replaces the cordon maps of these devices' resources with copies, once each: listings share the old
-// maps.
-func (a *Allocator) cloneCordonsLocked(devices []device.Cordon) {
-	own := map[device.ResourceName]bool{}
-	for _, d := range devices {
-		if own[d.Resource] {
-			continue
-		}
-		own[d.Resource] = true
-		if a.cordons[d.Resource] = maps.Clone(a.cordons[d.Resource]); a.cordons[d.Resource] == nil {
-			a.cordons[d.Resource] = map[device.ID]device.Cordon{}
-		}
-	}
 }
 
 // Withdrawn returns the cordoned devices that no pod has. They cannot be assigned.
