@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -51,7 +52,7 @@ func TestHistoryRequest(t *testing.T) {
 		}
 		request, err := historyRequest(cmd)
 		if c.want == "" {
-			if _, mistake := err.(usageError); !mistake {
+			if mistake := (usageError{}); !errors.As(err, &mistake) {
 				t.Errorf("%q: %v, %v", c.args, request, err)
 			}
 			continue

@@ -116,7 +116,7 @@ func follow(d *shareddir.Dir, rest string, links bool) (_ *shareddir.Entry, way 
 		case !links:
 			return nil, way, &socketError{first, "is a link; name the socket itself"}
 		}
-		inside := false
+		var inside bool
 		if rest, inside = leads(d, rest, target); !inside {
 			return nil, way, &socketError{first, "is a link to " + clip(target) + ", out of the socket directory; plugins must listen inside it"}
 		}

@@ -138,9 +138,7 @@ func (g *gate) serve(fd int) {
 		a := answer{id: q.id, flags: doIt}
 		file, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", q.pid, q.args[0]))
 		if err == nil && file == g.file {
-			if q.call == unix.SYS_PWRITE64 {
-				meta = true
-			} else if g.fails(meta) {
+			if q.call != unix.SYS_PWRITE64 && g.fails(meta) {
 				a.flags, a.errno = 0, -int32(unix.EIO)
 			}
 			meta = q.call == unix.SYS_PWRITE64

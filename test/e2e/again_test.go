@@ -145,7 +145,7 @@ func TestTheKubeletRestarts(t *testing.T) {
 	r := start(t)
 	p := r.plugin(gpu, 4)
 	stayed := r.steady(gpu, 4, 1)
-	p.SetHealth(string(p.Listed()[0].ID), "Unhealthy")
+	p.SetHealth(p.Listed()[0].ID, "Unhealthy")
 	r.until("one is sick", func() bool { return r.inState(gpu, "assigned") == 4 })
 	numbers := r.watchNumbers(gpu)
 	n := times(t, "E2E_RESTARTS", 4)

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -99,13 +100,10 @@ func TestADamagedStateFile(t *testing.T) {
 		if n := r.metric("devmgrd_store_damaged_files"); len(aside) != i+1 || n != float64(i+1) {
 			t.Errorf("%s: set aside are %q, and the metric says %v", c.name, aside, n)
 		}
-		kept, found := []byte(nil), false
-		for _, name := range aside {
-			if kept, err = os.ReadFile(name); err == nil && bytes.Equal(kept, data) {
-				found = true
-			}
-		}
-		if !found {
+		if !slices.ContainsFunc(aside, func(name string) bool {
+			kept, err := os.ReadFile(name)
+			return err == nil && bytes.Equal(kept, data)
+		}) {
 			t.Errorf("%s: none of %q is what was there", c.name, aside)
 		}
 		if !strings.Contains(r.Tail(), "state file damaged; replaced by an empty one") {

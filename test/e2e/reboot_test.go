@@ -161,7 +161,7 @@ func TestReboot_WhatPluginsGrantIsGone_IsGrantedAgain(t *testing.T) {
 				t.Errorf("pod %s has CDI=%q, want %q", name, got.Env["CDI"], want)
 			}
 		default:
-			if d, _ := got.Device("/dev/vendor"); uint32(d.Minor) != minors(got.Env["DEVICES"]) {
+			if d, _ := got.Device("/dev/vendor"); d.Minor != minors(got.Env["DEVICES"]) {
 				t.Errorf("pod %s has %s with the number %d, want %d", name, got.Env["DEVICES"], d.Minor, minors(got.Env["DEVICES"]))
 			}
 		}
