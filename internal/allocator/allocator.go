@@ -117,7 +117,7 @@ type Allocator struct {
 	queued        []*pod                       // to plan now
 	waiting       map[device.PodUID]*pod       // to plan after a change
 	toPrepare     []device.Container           // to prepare now
-	releasing     map[device.PodUID]*pod       // to forget once the runtime has none of their containers
+	ended         map[device.PodUID]*pod       // to forget once the runtime has none of their containers
 	unsaved       map[device.PodUID]*pod       // to save within saveDelay
 	writeAt       time.Time                    // when to write the state file; zero: nothing to write
 	storeErr      bool                         // the last write failed
@@ -164,7 +164,7 @@ func New(c Config) *Allocator {
 		mirrors:         map[device.PodUID]device.PodDemand{},
 		pools:           pools{},
 		waiting:         map[device.PodUID]*pod{},
-		releasing:       map[device.PodUID]*pod{},
+		ended:           map[device.PodUID]*pod{},
 		unsaved:         map[device.PodUID]*pod{},
 		running:         map[device.PodUID]runningPod{},
 		quarantined:     map[device.PodUID]map[string]device.Choice{},
@@ -250,7 +250,7 @@ func (a *Allocator) refresh() {
 	signal(a.capacityChanged)
 }
 
-// serve assigns devices to every queued pod or parks it with a reason, oldest pod first. It returns the next time at which a
+// serve assigns devices to every queued pod or makes it wait with a reason, oldest pod first. It returns the next time at which a
 // retry, a failure check or an idle static pod is due; zero: none.
 //
 // It assigns nothing before the runtime has listed its containers once, because the state file may be lost or outdated. The

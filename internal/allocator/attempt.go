@@ -36,7 +36,7 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 		return
 	}
 	held := a.holdLocked(uid, best.Choices)
-	p.phase = allocating
+	a.enterLocked(p, allocating)
 	demand, has := p.demand, p.assigned
 	a.work.Go(func() {
 		for best.Ask != nil {
@@ -101,7 +101,7 @@ func (a *Allocator) improve(p *pod, held hold, said placement.Preferences) (best
 	a.catchUpLocked()
 	a.releaseLocked(uid, held)
 	no := &device.Refusal{}
-	if p.active && p.newDemand == nil {
+	if p.phase == allocating && p.newDemand == nil {
 		if best, no = a.planLocked(p, said); no != nil {
 			best, no = a.planLocked(p, nil) // a preference for one container may leave too few devices for another
 		}
@@ -232,10 +232,9 @@ func (a *Allocator) doubt(p *pod, held hold, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p.doubt, p.saved = held, true
-	if !p.active {
+	if p.phase == abandoned {
 		p.newDemand = nil
-		a.settleLocked(p)
-		a.dropLocked(p)
+		a.endLocked(p)
 		return
 	}
 	a.parkLocked(p, waitFor(err), 0)
@@ -256,7 +255,7 @@ func (a *Allocator) decideLocked(p *pod) {
 	later := p.newDemand
 	p.newDemand = nil
 	switch {
-	case !p.active:
+	case !p.active():
 	case later != nil:
 		a.changeLocked(p, *later)
 	case !p.served():
@@ -288,7 +287,9 @@ func (a *Allocator) succeed(p *pod, held hold, got []device.Assignment) {
 // grantedLocked takes over a pod's assignments, which are on disk. fresh reports whether a container's grant is new.
 func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(container string) bool) {
 	p.assigned = got
-	a.settleLocked(p)
+	if p.phase == allocating {
+		a.settleLocked(p)
+	}
 	p.since = time.Now()
 	a.publishLocked(p)
 	a.examinePodLocked(p)
@@ -304,8 +305,8 @@ func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(co
 		delete(p.preparations, as.Container.Name) // the preparation was for an older grant
 		a.prepareLocked(p, as)
 	}
-	if !p.active {
-		a.dropLocked(p)
+	if p.phase == abandoned {
+		a.endLocked(p)
 	}
 }
 
@@ -314,9 +315,8 @@ func (a *Allocator) failLocked(p *pod, why device.Wait, pause time.Duration) {
 	later := p.newDemand
 	p.newDemand = nil
 	switch {
-	case !p.active:
-		a.settleLocked(p)
-		a.dropLocked(p)
+	case p.phase == abandoned:
+		a.endLocked(p)
 	case later != nil:
 		a.changeLocked(p, *later)
 	default:

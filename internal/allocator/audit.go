@@ -58,8 +58,8 @@ func (a *Allocator) prove() proof {
 	a.mu.Lock()
 	var pods []device.PodUID
 	suspects := map[string]*runningContainer{}
-	for uid, p := range a.releasing {
-		if wait, ended := a.endedLocked(p); len(p.assigned) > 0 && ended && wait <= 0 {
+	for uid, p := range a.ended {
+		if wait, vacant := a.vacantLocked(p); len(p.assigned) > 0 && vacant && wait <= 0 {
 			pods = append(pods, uid)
 		}
 	}
@@ -119,7 +119,7 @@ func (a *Allocator) postpone(occupied map[device.PodUID]bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for uid := range occupied {
-		p := a.releasing[uid]
+		p := a.ended[uid]
 		if p == nil {
 			continue
 		}
@@ -190,7 +190,7 @@ func (t runningPod) has(container string) bool {
 // auditLocked reports containers of a pod that run without the devices they request: they were created while devmgrd was away
 // and unguarded. A container that got its devices from a kubelet before an import has no stamp and counts as served.
 func (a *Allocator) auditLocked(p *pod) {
-	if p == nil || !p.active || !a.runtimeSynced {
+	if p == nil || !p.active() || !a.runtimeSynced {
 		return
 	}
 	uid := p.demand.Pod.UID

@@ -163,7 +163,7 @@ func (w *world) now() *runningContainer { return w.lives[len(w.lives)-1] }
 // begin starts the daemon on the state file, in the order of a recovery.
 func (w *world) begin() {
 	w.t.Helper()
-	log := slog.New(slog.DiscardHandler)
+	log := slog.New(bugPanics{})
 	s, books, err := store.Recover(store.Config{Dir: w.dir, Log: log})
 	if err != nil {
 		w.t.Fatal(err)

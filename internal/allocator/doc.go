@@ -20,6 +20,23 @@
 //	release     when the runtime has none of its containers: first
 //	            on disk, then in memory                                 writer.go, audit.go
 //
+// The life cycle of a pod:
+//
+//	phase       in the API   devices                    next
+//	absent      no           none                       → queued, waiting, settled
+//	queued      yes          those it has               → allocating, waiting, settled, ended, absent
+//	allocating  yes          also those held            → queued, waiting, settled, abandoned
+//	waiting     yes          those it has               → queued, settled, ended, absent
+//	settled     yes          all it requests            → queued, waiting, ended, absent
+//	abandoned   no           also those held            → allocating, ended, absent
+//	ended       no           those it had               → queued, waiting, settled, forgetting
+//	forgetting  no           until the commit           → returned, ended, absent
+//	returned    yes          until the commit           → queued, waiting, settled, forgetting
+//
+// A queued pod is planned next. One that is allocating has its plugins asked, and is abandoned if it ends meanwhile. A waiting
+// pod has a reason. An ended pod is forgotten by a commit once its devices may be released; it returns if it is back in the API
+// during the commit. lifecycle.go has this table and the one function that changes phases.
+//
 // The truth is: offers (from the plugins), demands (from the API server), holds and assignments (on disk), and running
 // containers (from the runtime). A pool (pool.go) is an index over them, with a placement.Resource for plans, so that the
 // cost of an allocation does not depend on the number of devices and pods; CheckInvariants compares the index with the truth

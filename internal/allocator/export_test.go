@@ -26,36 +26,36 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		books[r.Demand.Pod.UID] = r.Assignments
 	}
 	for uid, p := range a.pods {
-		if (p.done != nil) != (p.phase == queued || p.phase == allocating) {
-			return fmt.Errorf("pod %s: phase %d, done %v", p.demand.Pod, p.phase, p.done)
+		if (p.done != nil) != (phases[p.phase].trying) {
+			return fmt.Errorf("pod %s: phase %v, done %v", p.demand.Pod, p.phase, p.done)
 		}
-		if (a.waiting[uid] != nil) != (p.phase == parked) {
-			return fmt.Errorf("pod %s: phase %d, waiting %v", p.demand.Pod, p.phase, a.waiting[uid] != nil)
+		if (a.waiting[uid] != nil) != (p.phase == waiting) || (a.ended[uid] != nil) != (p.phase == ended) {
+			return fmt.Errorf("pod %s: phase %v, waiting %v, ended %v", p.demand.Pod, p.phase, a.waiting[uid] != nil, a.ended[uid] != nil)
 		}
 		// Everything that can be served is served, and each wait has the reason that it should have.
-		if p.phase == parked && p.retry.IsZero() && a.runtimeListed && p.doubt == nil && p.complete() {
+		if p.phase == waiting && p.retry.IsZero() && a.runtimeListed && p.doubt == nil && p.complete() {
 			if no, _ := a.regrantable(p); no == nil {
 				return fmt.Errorf("pod %s waits with %v, and its plugins can be asked", p.demand.Pod, p.wait)
 			}
-		} else if p.phase == parked && p.retry.IsZero() && a.runtimeListed && p.doubt == nil {
+		} else if p.phase == waiting && p.retry.IsZero() && a.runtimeListed && p.doubt == nil {
 			_, no := a.planLocked(p, nil)
 			if no == nil || p.wait.Reason == "" {
 				return fmt.Errorf("pod %s waits with %v, and a plan says %v", p.demand.Pod, p.wait, no)
 			}
 		}
-		if s := p.allocation; s == nil || s.Pod != p.demand.Pod || s.Active != p.active || s.Incomplete != (p.active && !p.complete()) || !reflect.DeepEqual(s.Assignments, p.assigned) {
+		if s := p.allocation; s == nil || s.Pod != p.demand.Pod || s.Active != p.active() || s.Incomplete != (p.active() && !p.complete()) || !reflect.DeepEqual(s.Assignments, p.assigned) {
 			return fmt.Errorf("pod %s: the board shows %+v of %+v", p.demand.Pod, s, p)
 		}
 		if (a.locals[uid] != nil) != p.demand.Local {
 			return fmt.Errorf("pod %s: local %v, and among the local ones %v", p.demand.Pod, p.demand.Local, a.locals[uid] != nil)
 		}
-		if p.active && !p.demand.Local {
+		if p.active() && !p.demand.Local {
 			for r, n := range p.demand.Requests() {
 				requests[r] += n
 			}
 		}
 		// A commit that forgets a deleted pod may have failed and be in the state file all the same.
-		if len(p.assigned) > 0 && p.active && !reflect.DeepEqual(books[uid], p.assigned) {
+		if len(p.assigned) > 0 && p.active() && !reflect.DeepEqual(books[uid], p.assigned) {
 			return fmt.Errorf("pod %s: the state file says %v, and not %v", p.demand.Pod, books[uid], p.assigned)
 		}
 		for _, as := range p.assigned {
@@ -120,7 +120,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			}
 		}
 		for id, uid := range p.Taken() {
-			if holder := a.pods[uid]; holder != nil && (holder.phase == allocating || slices.Contains(holder.doubt[r], id)) {
+			if holder := a.pods[uid]; holder != nil && (holder.phase == allocating || holder.phase == abandoned || slices.Contains(holder.doubt[r], id)) {
 				if was, assigned := taken[id]; assigned && was != uid {
 					return fmt.Errorf("device %s of %s is in two hands: held for %s, assigned to %s", id, r, uid, was)
 				}

@@ -105,7 +105,7 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 	for r, p := range a.pools {
 		due, at := p.failures.Watch(now, failures.State{Current: p.Current(), Has: p.has, Pod: func(uid device.PodUID) (known, active bool) {
 			holder := a.pods[uid]
-			return holder != nil, holder != nil && holder.active
+			return holder != nil, holder != nil && holder.active()
 		}})
 		if !at.IsZero() && (next.IsZero() || at.Before(next)) {
 			next = at

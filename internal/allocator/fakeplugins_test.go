@@ -354,7 +354,7 @@ func run(t *testing.T, test func(*harness), prepare ...func(*harness)) {
 
 func (r *harness) start() {
 	r.t.Helper()
-	log := slog.New(slog.DiscardHandler)
+	log := slog.New(bugPanics{})
 	var err error
 	var known store.State
 	if r.store, known, err = store.Recover(store.Config{Dir: r.dir, Log: log, Metrics: prometheus.NewRegistry()}); err != nil {
@@ -543,3 +543,17 @@ func running(id, pod, container string) device.Running {
 }
 
 var errPlugin = errors.New("the plugin says no")
+
+// bugPanics is a log that panics where the allocator reports a mistake of its own.
+type bugPanics struct{}
+
+func (bugPanics) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelError }
+func (h bugPanics) WithAttrs([]slog.Attr) slog.Handler         { return h }
+func (h bugPanics) WithGroup(string) slog.Handler              { return h }
+
+func (bugPanics) Handle(_ context.Context, r slog.Record) error {
+	if strings.HasPrefix(r.Message, "bug:") {
+		panic(r.Message)
+	}
+	return nil
+}

@@ -55,13 +55,13 @@ func (a *Allocator) PodReadiness(uid device.PodUID) device.Readiness {
 	defer a.mu.Unlock()
 	p := a.pods[uid]
 	switch {
-	case p == nil || !p.active || p.releasing:
+	case p == nil || !p.active() || p.phase == returned:
 		return device.Readiness{State: device.Unknown}
 	case len(p.demand.Demands) == 0:
 		return device.Readiness{State: device.NoDevices}
 	case p.served():
 		return device.Readiness{State: device.Ready}
-	case p.phase == parked:
+	case p.phase == waiting:
 		return device.Readiness{State: device.Waiting, Wait: p.wait}
 	}
 	return device.Readiness{State: device.Waiting, Wait: waitAllocating}
@@ -71,7 +71,7 @@ func (a *Allocator) PodReadiness(uid device.PodUID) device.Readiness {
 func (a *Allocator) publishLocked(p *pod) {
 	var now *device.PodAllocation
 	if a.pods[p.demand.Pod.UID] == p {
-		now = &device.PodAllocation{Pod: p.demand.Pod, Active: p.active, Incomplete: p.active && !p.complete(), Assignments: p.assigned}
+		now = &device.PodAllocation{Pod: p.demand.Pod, Active: p.active(), Incomplete: p.active() && !p.complete(), Assignments: p.assigned}
 		now.Containers, now.Sidecars = a.containersLocked(p)
 	}
 	if a.feed.Publish(p.allocation, now, time.Now()) {

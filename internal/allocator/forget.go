@@ -51,7 +51,7 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 	users := map[device.PodUID]device.Pod{}
 	for uid, p := range a.pods {
-		if p.active && p.demand.Requests()[r] > 0 {
+		if p.active() && p.demand.Requests()[r] > 0 {
 			users[uid] = p.demand.Pod
 		}
 	}

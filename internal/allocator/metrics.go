@@ -84,7 +84,7 @@ func (a *Allocator) counts() (map[device.ResourceName]map[string]int, map[device
 		waiting[p.wait.Reason]++
 	}
 	for _, p := range a.pods {
-		if p.active && p.refusal != (device.Wait{}) {
+		if p.active() && p.refusal != (device.Wait{}) {
 			waiting[p.refusal.Reason]++
 		}
 	}

@@ -7,26 +7,14 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A phase is a pod's position on the way to its devices.
-type phase int
-
-const (
-	settled    phase = iota // it requests nothing, or has all its devices
-	queued                  // it waits for its plan
-	allocating              // its plugins are being asked, and devices are held for it
-	parked                  // it waits for something to change
-)
-
 // A pod is the allocator's state of one pod. Allocator.mu guards it.
 type pod struct {
 	demand        device.PodDemand
 	newDemand     *device.PodDemand // while allocating: its current demand, if it has changed
 	bound         time.Time         // when the allocator first heard of the pod
-	active        bool              // in the API and not ended; or a static pod with a sandbox
 	runtimeKnows  bool              // a static pod reported by the runtime: the API does not affect it
 	lastSeen      time.Time         // if runtimeKnows: when it was bound, or its last container ended, whichever was later
 	saved         bool              // in the state file, possibly with another demand
-	releasing     bool              // its removal from the state file is in progress
 	droppedAt     time.Time         // when it was last dropped
 	releaseAt     time.Time         // earliest time of its removal
 	processChecks int               // how often the host has shown processes of it since it was dropped
@@ -34,11 +22,11 @@ type pod struct {
 	doubt         hold // devices of a failed commit, or of a record that contradicts another; nil: no doubt
 
 	phase phase
-	done  chan struct{} // closed when phase leaves queued or allocating; nil in the other phases
-	wait  device.Wait   // if parked
+	done  chan struct{} // closed at the end of an attempt; nil: there is none
+	wait  device.Wait   // if waiting
 	since time.Time     // start of the wait for that reason or, if settled, of the assignment; zero: before devmgrd started
 	tries int           // consecutive plugin failures
-	retry time.Time     // if parked: when to retry without another cause; zero: never
+	retry time.Time     // if waiting: when to retry without another cause; zero: never
 
 	lapsed           map[string]lapse // containers whose grants no longer hold
 	fresh            map[string]bool  // containers whose grants are unused so far
@@ -154,7 +142,7 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 	if p == nil {
 		now := time.Now()
-		p = &pod{demand: d, bound: now, active: true, runtimeKnows: d.Local, lastSeen: now}
+		p = &pod{demand: d, bound: now, runtimeKnows: d.Local, lastSeen: now}
 		a.addLocked(p)
 		a.admitLocked(p)
 		return
@@ -171,22 +159,20 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		a.saveLaterLocked(p)
 		a.publishLocked(p)
 	}
-	if !p.active {
-		p.active = true
-		a.publishLocked(p)
-		delete(a.releasing, d.Pod.UID)
-		a.pools.request(p.demand, 1)
-		signal(a.capacityChanged)
-		if p.phase == settled && !p.releasing && !p.served() {
-			a.queueLocked(p)
-		}
+	switch p.phase { // it is back
+	case abandoned:
+		a.enterLocked(p, allocating)
+	case forgetting:
+		a.enterLocked(p, returned)
+	case ended:
+		a.resumeLocked(p)
 	}
 	// A pod's requests never change, but the part that devmgrd serves may, until it has been served: the
 	// scheduler may give a resource to a DRA driver, and after a restart other resources may be ignored.
 	switch {
 	case p.demand.Equal(d):
 		p.newDemand = nil
-	case len(p.assigned) > 0 || p.releasing:
+	case len(p.assigned) > 0 || p.phase == returned:
 	case p.phase == allocating:
 		p.newDemand = &d
 	default:
@@ -196,17 +182,19 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 
 // admittedLocked records that the kubelet has admitted a pod.
 func (a *Allocator) admittedLocked(p *pod) {
-	if p.demand.Admitted {
-		return
+	if !p.demand.Admitted {
+		a.editLocked(p, func(d *device.PodDemand) { d.Admitted = true })
 	}
-	if p.active {
+}
+
+// editLocked changes a pod's demand, and the sums of the requests with it.
+func (a *Allocator) editLocked(p *pod, edit func(*device.PodDemand)) {
+	if p.active() {
 		a.pools.request(p.demand, -1)
-	}
-	p.demand.Admitted = true
-	if p.active {
-		a.pools.request(p.demand, 1)
+		defer func() { a.pools.request(p.demand, 1) }()
 		signal(a.capacityChanged)
 	}
+	edit(&p.demand)
 }
 
 // addLocked adds a pod to memory.
@@ -215,27 +203,20 @@ func (a *Allocator) addLocked(p *pod) {
 	if a.pods[uid] = p; p.demand.Local {
 		a.locals[uid] = p
 	}
-	a.publishLocked(p)
 }
 
 // localLocked marks a pod as known from the runtime, or from the API.
 func (a *Allocator) localLocked(p *pod, local bool) {
-	if p.active {
-		a.pools.request(p.demand, -1)
-	}
 	delete(a.locals, p.demand.Pod.UID)
-	p.demand.Local = local
+	a.editLocked(p, func(d *device.PodDemand) { d.Local = local })
 	a.addLocked(p)
-	if p.active {
-		a.pools.request(p.demand, 1)
-	}
+	a.publishLocked(p)
 	a.saveLaterLocked(p)
 }
 
 // changeLocked changes the demand of a pod that holds nothing.
 func (a *Allocator) changeLocked(p *pod, d device.PodDemand) {
-	a.pools.request(p.demand, -1)
-	p.demand = d
+	a.editLocked(p, func(to *device.PodDemand) { *to = d })
 	a.publishLocked(p)
 	a.saveLaterLocked(p)
 	a.admitLocked(p)
@@ -243,9 +224,7 @@ func (a *Allocator) changeLocked(p *pod, d device.PodDemand) {
 
 // admitLocked starts a pod that is new or has a new demand.
 func (a *Allocator) admitLocked(p *pod) {
-	a.pools.request(p.demand, 1)
 	if len(p.demand.Demands) > 0 {
-		signal(a.capacityChanged)
 		a.queueLocked(p)
 		return
 	}
@@ -253,22 +232,44 @@ func (a *Allocator) admitLocked(p *pod) {
 	a.saveLaterLocked(p)
 }
 
+// waitDoubt is why a pod waits that is back in the API while its record is in doubt.
+var waitDoubt = device.Wait{Reason: device.StoreUnavailable, Message: "the state file may name devices of the pod that it does not have; devmgrd is replacing the record"}
+
+// resumeLocked continues with a pod that is back in the API, with the devices that it has.
+func (a *Allocator) resumeLocked(p *pod) {
+	switch {
+	case p.doubt != nil:
+		a.parkLocked(p, waitDoubt, 0)
+	case p.served():
+		a.settleLocked(p)
+	default:
+		a.queueLocked(p)
+	}
+}
+
+// dropLocked takes a pod off the API. An attempt or a commit that is in progress ends first.
 func (a *Allocator) dropLocked(p *pod) {
-	if p.active {
-		p.active, p.droppedAt = false, time.Now()
-		a.publishLocked(p)
-		a.pools.request(p.demand, -1)
-		signal(a.capacityChanged)
+	switch p.phase {
+	case allocating:
+		a.enterLocked(p, abandoned)
+	case returned:
+		a.enterLocked(p, forgetting)
+	case abandoned, forgetting:
+	default:
+		a.endLocked(p)
 	}
-	if p.phase == allocating || p.releasing {
-		return // the end of the attempt, or of the commit, drops the pod
-	}
-	a.settleLocked(p)
+}
+
+// endLocked ends a pod that is not in the API. It keeps its devices until they are released (writer.go).
+func (a *Allocator) endLocked(p *pod) {
 	if len(p.assigned) == 0 && !p.saved {
-		a.removeLocked(p)
+		a.enterLocked(p, absent)
 		return
 	}
-	a.releasing[p.demand.Pod.UID] = p
+	if p.phase != ended {
+		a.enterLocked(p, ended)
+	}
+	p.wait, p.tries, p.retry = device.Wait{}, 0, time.Time{}
 	p.releaseAt, p.processChecks = time.Time{}, 0
 	if p.demand.Local && a.runtimeSynced {
 		p.releaseAt = time.Now().Add(newSandbox)
@@ -276,28 +277,11 @@ func (a *Allocator) dropLocked(p *pod) {
 	a.scheduleWriteLocked(0)
 }
 
-// removeLocked removes a pod from memory, its only record.
-func (a *Allocator) removeLocked(p *pod) {
-	uid := p.demand.Pod.UID
-	delete(a.pods, uid)
-	delete(a.locals, uid)
-	delete(a.unsaved, uid)
-	delete(a.releasing, uid)
-	a.publishLocked(p)
-}
-
 // queueLocked queues a pod for the next plan, unless its record is in doubt: then decideLocked queues it.
 func (a *Allocator) queueLocked(p *pod) {
-	if p.phase == queued || p.doubt != nil {
-		return
+	if p.phase != queued && p.doubt == nil {
+		a.enterLocked(p, queued)
 	}
-	delete(a.waiting, p.demand.Pod.UID)
-	p.phase = queued
-	if p.done == nil {
-		p.done = make(chan struct{})
-	}
-	a.queued = append(a.queued, p)
-	signal(a.kick)
 }
 
 // parkLocked makes a pod wait for a change, and no longer than pause if pause is not zero.
@@ -306,13 +290,12 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	if p.wait.Reason != why.Reason {
 		p.since = time.Now()
 	}
-	p.phase, p.wait, p.retry = parked, why, time.Time{}
+	p.wait, p.retry = why, time.Time{}
 	if pause > 0 {
 		p.retry = time.Now().Add(pause)
 		signal(a.kick)
 	}
-	a.waiting[p.demand.Pod.UID] = p
-	a.endWaitLocked(p)
+	a.enterLocked(p, waiting)
 	a.feed.Notify()
 	if !p.saved || a.unsaved[p.demand.Pod.UID] != nil {
 		a.saveLaterLocked(p)
@@ -323,22 +306,15 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	}
 }
 
-// settleLocked ends a pod's attempts: it has its devices, needs none, or has ended.
+// settleLocked ends a pod's attempts: it has its devices, or needs none.
 func (a *Allocator) settleLocked(p *pod) {
-	delete(a.waiting, p.demand.Pod.UID)
-	p.phase, p.wait, p.tries, p.retry = settled, device.Wait{}, 0, time.Time{}
-	a.endWaitLocked(p)
-}
-
-// endWaitLocked wakes the callers that wait for the end of an attempt.
-func (a *Allocator) endWaitLocked(p *pod) {
-	if p.done != nil {
-		close(p.done)
-		p.done = nil
+	if p.phase != settled {
+		a.enterLocked(p, settled)
 	}
+	p.wait, p.tries, p.retry = device.Wait{}, 0, time.Time{}
 }
 
-// wakeLocked queues the pods that wait for the resource. Pods in the pause after a plugin failure stay parked, unless the
+// wakeLocked queues the pods that wait for the resource. Pods in the pause after a plugin failure go on waiting, unless the
 // plugin is back.
 func (a *Allocator) wakeLocked(r device.ResourceName, back bool) {
 	for _, p := range a.waiting {

@@ -77,7 +77,7 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 		prep.retry = time.Now().Add(min(firstPause<<min(prep.tries, 8), lastPause))
 		prep.tries++
 		a.log.Warn("PreStartContainer failed", "pod", pod.String(), "container", c.Name, "err", err)
-		if p := a.pods[c.Pod]; p != nil && p.preparations[c.Name] == prep && p.phase == settled && p.active && !p.ran {
+		if p := a.pods[c.Pod]; p != nil && p.preparations[c.Name] == prep && p.phase == settled && !p.ran {
 			a.unusableLocked(p, c.Name, device.Wait{Reason: device.PreStartFailed, Message: err.Error()})
 		}
 	} else {

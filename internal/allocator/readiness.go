@@ -43,7 +43,7 @@ var waitAllocating = device.Wait{Reason: device.Allocating, Message: "the alloca
 
 func (a *Allocator) readinessLocked(c device.Container) device.Readiness {
 	p := a.pods[c.Pod]
-	if p == nil || p.releasing {
+	if p == nil || p.phase == forgetting || p.phase == returned {
 		return device.Readiness{State: device.Unknown}
 	}
 	demand, ok := p.demand.Of(c.Name)
@@ -53,9 +53,9 @@ func (a *Allocator) readinessLocked(c device.Container) device.Readiness {
 	_, lapsed := p.lapsed[c.Name]
 	switch {
 	case p.complete() && !lapsed: // another container of the pod may wait for a new grant
-	case p.phase == queued, p.phase == allocating:
+	case p.done != nil:
 		return device.Readiness{State: device.Busy, Done: p.done, Wait: waitAllocating}
-	case p.phase == parked:
+	case p.phase == waiting:
 		return device.Readiness{State: device.Waiting, Wait: p.wait}
 	}
 	as, ok := p.of(c.Name)

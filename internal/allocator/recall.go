@@ -47,7 +47,7 @@ func (a *Allocator) recallLocked(r device.PodRecord, c conflict) {
 	// A pod with devices counts as admitted, since the API server may be away. A pod without may have been bound past the
 	// scheduler while the kubelet was away; the Node's capacity does not fall before the API server has listed all pods.
 	r.Demand.Admitted = len(r.Assignments) > 0
-	p := &pod{demand: r.Demand, active: true, saved: true, bound: time.Now(), assigned: r.Assignments}
+	p := &pod{demand: r.Demand, saved: true, bound: time.Now(), assigned: r.Assignments}
 	if c.id != "" {
 		p.assigned, p.doubt = nil, hold{}
 	}
@@ -60,7 +60,6 @@ func (a *Allocator) recallLocked(r device.PodRecord, c conflict) {
 	}
 	p.ran = len(p.lapsed) == 0
 	a.addLocked(p)
-	a.pools.request(p.demand, 1)
 	for _, as := range r.Assignments {
 		for _, s := range as.Shares {
 			a.pools.of(s.Resource).Take(s.IDs, r.Demand.Pod.UID)
@@ -77,5 +76,7 @@ func (a *Allocator) recallLocked(r device.PodRecord, c conflict) {
 		a.saveLaterLocked(p)
 	case !p.served():
 		a.queueLocked(p)
+	default:
+		a.settleLocked(p)
 	}
 }

@@ -58,7 +58,7 @@ func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 		a.parkLocked(p, no.Wait, max(0, left))
 		return
 	}
-	p.phase = allocating
+	a.enterLocked(p, allocating)
 	demand, has, lapsed, at := p.demand, p.assigned, maps.Clone(p.lapsed), map[device.ResourceName]int64{}
 	for _, as := range has {
 		for _, s := range as.Shares {
@@ -161,12 +161,12 @@ func (a *Allocator) moveLocked(p *pod, why device.Wait) {
 		a.parkLocked(p, why, left)
 		return
 	}
-	p.phase = allocating
+	a.enterLocked(p, allocating)
 	a.work.Go(func() {
 		proven := a.proveIdle(idle)
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if !p.active || p.newDemand != nil || !a.running[p.demand.Pod.UID].bar(proven) {
+		if p.phase == abandoned || p.newDemand != nil || !a.running[p.demand.Pod.UID].bar(proven) {
 			a.failLocked(p, why, firstPause)
 			return
 		}
@@ -177,7 +177,7 @@ func (a *Allocator) moveLocked(p *pod, why device.Wait) {
 // reviveLocked retries a pod that waits for a new grant: a container that kept the pod from getting other devices may be gone
 // or idle.
 func (a *Allocator) reviveLocked(p *pod) {
-	if p != nil && p.active && p.phase == parked && len(p.lapsed) > 0 {
+	if p != nil && p.phase == waiting && len(p.lapsed) > 0 {
 		a.queueLocked(p)
 	}
 }
@@ -204,7 +204,7 @@ func (a *Allocator) Refused(c device.Container, why device.Wait, lapsed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pods[c.Pod]
-	if p == nil || !p.active || p.phase != settled {
+	if p == nil || p.phase != settled {
 		return
 	}
 	if _, has := p.of(c.Name); !has {

@@ -361,7 +361,7 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) (name stri
 	}
 	switch p := a.pods[uid]; {
 	case p == nil:
-	case !p.active:
+	case !p.active():
 		a.scheduleWriteLocked(0) // the pod can be released now
 	case p.runtimeKnows:
 		p.lastSeen = time.Now()
@@ -379,7 +379,7 @@ const idleLimit = 10 * time.Minute
 // dropped pod still exists, its next container binds it again.
 func (a *Allocator) dropIdleLocked(now time.Time) (next time.Time) {
 	for uid, p := range a.locals {
-		if !p.active || !p.runtimeKnows || !a.runtimeSynced || len(a.running[uid]) > 0 {
+		if !p.active() || !p.runtimeKnows || !a.runtimeSynced || len(a.running[uid]) > 0 {
 			continue
 		}
 		due := p.lastSeen.Add(idleLimit)
@@ -420,7 +420,7 @@ func (a *Allocator) stoppedLocked(uid device.PodUID, id string) {
 	l := a.running[uid][id]
 	name, known := a.removeRunningLocked(uid, id)
 	p := a.pods[uid]
-	if !known || p == nil || !p.active {
+	if !known || p == nil || !p.active() {
 		return
 	}
 	if a.running[uid].has(name) {

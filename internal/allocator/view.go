@@ -97,7 +97,7 @@ func (a *Allocator) PodStatus(namespace, name string) (device.PodStatus, bool) {
 	defer a.mu.Unlock()
 	var found *pod
 	for _, p := range a.pods {
-		if id := p.demand.Pod; id.Namespace == namespace && id.Name == name && (found == nil || p.active) {
+		if id := p.demand.Pod; id.Namespace == namespace && id.Name == name && (found == nil || p.active()) {
 			found = p
 		}
 	}
@@ -113,7 +113,7 @@ func (a *Allocator) WaitingPods() []device.PodStatus {
 	defer a.mu.Unlock()
 	var all []device.PodStatus
 	for _, p := range a.pods {
-		if p.active && (!p.served() || p.refusal != (device.Wait{})) {
+		if p.active() && (!p.served() || p.refusal != (device.Wait{})) {
 			all = append(all, a.podStatusLocked(p))
 		}
 	}
@@ -126,7 +126,7 @@ func (a *Allocator) WaitingPods() []device.PodStatus {
 func (a *Allocator) podStatusLocked(p *pod) device.PodStatus {
 	o := device.PodStatus{Allocation: p.allocation, Since: p.bound}
 	switch {
-	case !p.active:
+	case !p.active():
 		o.State, o.Since = device.Unknown, p.droppedAt
 	case len(p.demand.Demands) == 0:
 		o.State = device.NoDevices
@@ -136,7 +136,7 @@ func (a *Allocator) podStatusLocked(p *pod) device.PodStatus {
 		o.State, o.Since = device.Ready, p.since
 	default:
 		o.State, o.Wait, o.Retry, o.Since = device.Waiting, p.wait, p.retry, p.since
-		if p.phase != parked {
+		if p.phase != waiting {
 			o.Wait = waitAllocating
 		}
 	}

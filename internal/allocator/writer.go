@@ -81,23 +81,23 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 	a.writeAt = time.Time{}
 	a.releaseLeftoversLocked(shown)
 	for uid, p := range a.unsaved {
-		if p.phase == allocating {
+		if p.phase == allocating || p.phase == abandoned {
 			continue // the end of the attempt writes the record
 		}
 		if p.doubt != nil && !a.runtimeListed {
 			continue // the record is evidence until the runtime has listed its containers; syncLocked schedules the write
 		}
 		delete(a.unsaved, uid)
-		if p.active {
+		if p.active() {
 			p.saved = true // a pod that ends during the write has to be forgotten again
 			save = append(save, p)
 			records = append(records, device.PodRecord{Demand: p.demand, Assignments: p.assigned})
 		}
 	}
-	for uid, p := range a.releasing {
+	for uid, p := range a.ended {
 		if len(p.assigned) > 0 {
-			switch wait, ended := a.endedLocked(p); {
-			case !ended:
+			switch wait, vacant := a.vacantLocked(p); {
+			case !vacant:
 				continue
 			case wait > 0:
 				a.scheduleWriteLocked(wait)
@@ -107,15 +107,15 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 				continue
 			}
 		}
-		p.releasing = true
+		a.enterLocked(p, forgetting)
 		forget = append(forget, p)
 	}
 	return save, forget, records
 }
 
-// endedLocked reports whether the runtime has no container of a pod, or only idle ones, and how long the release of the pod's
+// vacantLocked reports whether the runtime has no container of a pod, or only idle ones, and how long the release of the pod's
 // devices still has to wait.
-func (a *Allocator) endedLocked(p *pod) (wait time.Duration, ended bool) {
+func (a *Allocator) vacantLocked(p *pod) (wait time.Duration, vacant bool) {
 	containers := a.running[p.demand.Pod.UID]
 	if !a.runtimeSynced || containers.mayRun() {
 		return 0, false
@@ -130,13 +130,12 @@ func (a *Allocator) written(save, forget []*pod, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, p := range forget {
-		p.releasing = false
 		switch {
 		case err == nil:
-		case !p.active:
-			a.releasing[p.demand.Pod.UID] = p // the pod may have returned and ended again meanwhile
-		case !p.served():
-			a.queueLocked(p) // the pod is back
+		case p.phase == returned:
+			a.resumeLocked(p)
+		default:
+			a.enterLocked(p, ended)
 		}
 	}
 	if err != nil {
@@ -182,15 +181,10 @@ func (a *Allocator) releasedLocked(p *pod) {
 	}
 	p.assigned, p.preparations, p.saved = nil, nil, false
 	signal(a.capacityChanged)
-	if !p.active {
-		a.removeLocked(p)
+	if p.phase == forgetting {
+		a.enterLocked(p, absent)
 		return
 	}
 	a.publishLocked(p)
-	// The pod is back in the API: it starts again.
-	if len(p.demand.Demands) > 0 {
-		a.queueLocked(p)
-	} else {
-		a.saveLaterLocked(p)
-	}
+	a.admitLocked(p) // it is back in the API, and starts again
 }
