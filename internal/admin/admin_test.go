@@ -154,7 +154,7 @@ func start(t *testing.T, change ...func(*admin.Config)) *harness {
 	dir := t.TempDir()
 	r := &harness{Allocator: allocatortest.Start(t, filepath.Join(dir, "state")), t: t, path: filepath.Join(dir, "run", "admin.sock")}
 	c := admin.Config{
-		Socket: r.path, Version: "v1", Node: "node", Allocator: r.Allocator, Plugins: endpoints{}, Rules: grants{}, History: nothing{}, Actions: actionLog(t), StateFile: fakeFile(3<<20 + 1), HistoryFile: fakeFile(7), Log: slog.New(slog.DiscardHandler),
+		Socket: r.path, Version: "v1", Node: "node", View: r.Allocator, Allocator: r.Allocator, Plugins: endpoints{}, Rules: grants{}, History: nothing{}, Actions: actionLog(t), StateFile: fakeFile(3<<20 + 1), HistoryFile: fakeFile(7), Log: slog.New(slog.DiscardHandler),
 		Components: func() []admin.Component {
 			return []admin.Component{{Name: "store"}, {Name: "nri", Err: errors.New("away")}}
 		},
@@ -233,7 +233,7 @@ func TestDevices(t *testing.T) {
 
 	// The plugin is away, and lists one device less when it is back.
 	r.Plugins.Offer(gpu, device.Lost, device.Device{ID: "b", Healthy: true})
-	plugintest.Eventually(t, "the plugin is away", func() bool { return r.Offers()[gpu].State == device.Lost })
+	plugintest.Eventually(t, "the plugin is away", func() bool { return r.Resources().Offers()[gpu].State == device.Lost })
 	all, err = r.ListDevices(t.Context(), &adminv1.ListDevicesRequest{ResourceName: string(gpu)})
 	if err != nil || len(all.Devices) != 3 || all.Devices[0].Listed || all.Devices[1].State != "stale" || all.Devices[2].State != "cordoned" {
 		t.Errorf("%v, %v", all, err)
@@ -260,18 +260,18 @@ func TestForget(t *testing.T) {
 	_, err = forget(gpu)
 	refused(t, err, codes.FailedPrecondition, "nothing has been changed: vendor.com/gpu is in use by ns/p: pods that hold or request its devices must end first")
 	r.Drop(p.Pod.UID)
-	plugintest.Eventually(t, "nobody asks for it", func() bool { return r.DeviceCounts()[gpu]["free"] == 1 })
+	plugintest.Eventually(t, "nobody asks for it", func() bool { return r.Resources().ByName[gpu].States[device.Available] == 1 })
 	_, err = forget(gpu)
 	refused(t, err, codes.FailedPrecondition, "its device plugin is serving; stop the plugin first")
 	r.Plugins.Offer(gpu, device.Lost, device.Device{ID: "d000"}, device.Device{ID: "d001"})
-	plugintest.Eventually(t, "the plugin is away", func() bool { return r.Offers()[gpu].State == device.Lost })
+	plugintest.Eventually(t, "the plugin is away", func() bool { return r.Resources().Offers()[gpu].State == device.Lost })
 	answer, err := forget(gpu)
 	expect(t, answer, err, `lifted {resource_name: "vendor.com/gpu" id: "d001"}`)
 	_, err = forget(gpu)
 	refused(t, err, codes.NotFound, "unknown resource \"vendor.com/gpu\"")
 	answer, err = forget(onNode)
 	expect(t, answer, err, "")
-	if got := r.Retired(); !slices.Equal(got, []device.ResourceName{onNode, gpu}) {
+	if got := r.Resources().Retired; !slices.Equal(got, []device.ResourceName{onNode, gpu}) {
 		t.Errorf("to be taken off the Node: %v", got)
 	}
 	_, err = forget("no name")
@@ -358,7 +358,7 @@ func TestMistakes(t *testing.T) {
 	_, err := r.ListDevices(t.Context(), &adminv1.ListDevicesRequest{ResourceName: "vendor.com/gpu"})
 	refused(t, err, codes.NotFound, "no device plugin has registered yet")
 	r.Plugins.Stock(gpu, 2)
-	plugintest.Eventually(t, "the plugin is known", func() bool { return len(r.Offers()) > 0 })
+	plugintest.Eventually(t, "the plugin is known", func() bool { return len(r.Resources().Offers()) > 0 })
 	_, err = r.ListDevices(t.Context(), &adminv1.ListDevicesRequest{ResourceName: "vendor.com/gpus"})
 	refused(t, err, codes.NotFound, "known resources: vendor.com/gpu")
 	_, err = r.ListAssignments(t.Context(), &adminv1.ListAssignmentsRequest{Namespace: "ns", Name: "p"})
@@ -399,7 +399,9 @@ func TestExplain(t *testing.T) {
 	r.Settle(t, allocatortest.Pod("plain", "", 0))
 	r.Bind(allocatortest.Pod("waits", gpu, 1))
 	r.Bind(allocatortest.Pod("lost", "vendor.com/none", 1))
-	plugintest.Eventually(t, "two wait", func() bool { return len(r.WaitingPods()) == 2 && r.WaitingPods()[1].Wait.Reason != device.Allocating })
+	plugintest.Eventually(t, "two wait", func() bool {
+		return len(r.Snapshot().Waiting()) == 2 && r.Snapshot().Waiting()[1].Wait.Reason != device.Allocating
+	})
 	explain := func(pod, want string) {
 		t.Helper()
 		e, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: pod})
@@ -458,7 +460,7 @@ func TestNotRedirected(t *testing.T) {
 	r.Bind(allocatortest.Pod("lost", "vendor.com/none", 1))
 	r.Bind(allocatortest.Pod("large", gpu, 2))
 	plugintest.Eventually(t, "two wait", func() bool {
-		return len(r.WaitingPods()) == 2 && r.WaitingPods()[1].Wait.Reason == device.NotEnoughDevices
+		return len(r.Snapshot().Waiting()) == 2 && r.Snapshot().Waiting()[1].Wait.Reason == device.NotEnoughDevices
 	})
 	ends := func(name string) string {
 		e, err := r.Explain(t.Context(), &adminv1.ExplainRequest{Namespace: "ns", Name: name})
@@ -565,7 +567,7 @@ func TestStatus(t *testing.T) {
 	r.Plugins.Stock(gpu, 2)
 	r.Settle(t, allocatortest.Pod("has", gpu, 1))
 	r.Bind(allocatortest.Pod("waits", gpu, 2))
-	plugintest.Eventually(t, "one waits", func() bool { return r.Allocator.PodReadiness("uid-waits").Wait.Reason == device.NotEnoughDevices })
+	plugintest.Eventually(t, "one waits", func() bool { return r.Allocator.PodByUID("uid-waits").Wait.Reason == device.NotEnoughDevices })
 	s, err := r.GetStatus(t.Context(), &adminv1.GetStatusRequest{})
 	if err != nil || s.Started == nil || len(s.Waiting) != 1 || s.Waiting[0].Since == nil {
 		t.Fatalf("%v, %v", s, err)
@@ -673,7 +675,7 @@ func TestStatus_PluginNotKnown_WantsWhatTheNodeShows(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.Plugins.Stock("vendor.com/other", 1)
-	plugintest.Eventually(t, "the offer is gone", func() bool { _, is := r.Offers()[gpu]; return !is })
+	plugintest.Eventually(t, "the offer is gone", func() bool { _, is := r.Resources().Offers()[gpu]; return !is })
 	s, err := r.GetStatus(t.Context(), &adminv1.GetStatusRequest{})
 	if err != nil || len(s.Resources) == 0 || s.Resources[0].NodeCapacity != 2 || s.Resources[0].TargetCapacity != 2 || s.Resources[0].Assigned != 1 {
 		t.Errorf("%v, %v", s, err)

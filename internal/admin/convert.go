@@ -11,26 +11,22 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-func resourceOf(r device.ResourceName, figures map[string]int, o device.Offer) *adminv1.Resource {
-	n := func(s device.DeviceState) int32 { return int32(figures[string(s)]) }
+func resourceOf(r device.ResourceName, s device.ResourceStatus) *adminv1.Resource {
+	n := func(state device.DeviceState) int32 { return int32(s.States[state]) }
+	plugin := device.Lost.String() // known only from its devices in containers
+	if s.Offer != nil {
+		plugin = s.Offer.Status()
+	}
 	return &adminv1.Resource{
-		Name: string(r), Plugin: stateOf(o),
+		Name: string(r), Plugin: plugin,
 		Free: n(device.Available), Assigned: n(device.Assigned), Unhealthy: n(device.Unhealthy),
 		Cordoned: n(device.Cordoned), Stale: n(device.PluginAway), Quarantined: n(device.Quarantined), Withheld: n(device.Withheld),
 	}
 }
 
-// stateOf returns a plugin's state. A plugin known only from its devices in containers is lost.
-func stateOf(o device.Offer) string {
-	if o.Inventory.Resource == "" {
-		return device.Lost.String()
-	}
-	return o.Status()
-}
-
 func pluginOf(o device.Offer, at device.Registration) *adminv1.Plugin {
 	p := &adminv1.Plugin{
-		ResourceName: string(o.Inventory.Resource), State: stateOf(o), Endpoint: at.Endpoint,
+		ResourceName: string(o.Inventory.Resource), State: o.Status(), Endpoint: at.Endpoint,
 		Devices: int32(len(o.Inventory.Devices)), PreStart: o.PreStart, Prefers: o.Prefers, Since: stamp(o.Since),
 		LastError: strings.ToValidUTF8(o.LastError, "\uFFFD"), LastErrorTime: stamp(o.LastErrorAt),
 	}

@@ -10,7 +10,7 @@ import (
 
 // explanation describes a pod's state in words.
 func (s service) explanation(o device.PodStatus) *adminv1.ExplainResponse {
-	h := o.Allocation
+	h := o.PodAllocation
 	e := &adminv1.ExplainResponse{
 		Namespace: h.Pod.Namespace, Name: h.Pod.Name, Uid: string(h.Pod.UID), Since: stamp(o.Since), Assignments: assignmentsOf(h),
 	}
@@ -30,7 +30,7 @@ func (s service) explanation(o device.PodStatus) *adminv1.ExplainResponse {
 	default:
 		e.Verdict = "waiting"
 		e.Reason, e.Message, e.Retry = string(o.Wait.Reason), o.Wait.Message, stamp(o.Retry)
-		e.Ends = device.Explain(o.Wait.Reason).Ends(resources(o.Wants))
+		e.Ends = device.Explain(o.Wait.Reason).Ends(resources(o.Wants()))
 		if o.Wait.Reason == device.PluginMissing || o.Wait.Reason == device.PluginStale {
 			e.Ends += astray(s.notRedirected())
 		}

@@ -13,7 +13,7 @@ type Reader struct{ s service }
 func (s *Server) Reader() Reader { return Reader{service{Server: s}} }
 
 // Updated is Allocator.Updated.
-func (r Reader) Updated() <-chan struct{} { return r.s.cfg.Allocator.Updated() }
+func (r Reader) Updated() <-chan struct{} { return r.s.cfg.View.Updated() }
 
 // GetStatus is the call of that name, as are the methods below.
 func (r Reader) GetStatus(ctx context.Context, request *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {

@@ -20,22 +20,18 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
-// An Allocator knows which pods have which devices, and takes devices out of service. Its methods return at once, except for Cordon,
-// Uncordon and Forget, which write to the disk.
-type Allocator interface {
+// A View shows pods, resources and devices. Its methods return at once.
+type View interface {
 	Snapshot() *device.Snapshot
-	// Updated returns a channel that is closed when the snapshot, an offer or a cordon changes after the call.
-	Updated() <-chan struct{}
-	Offers() map[device.ResourceName]device.Offer
-	Capacity() map[device.ResourceName]int
-	// DeviceCounts returns the number of devices in each device.DeviceState.
-	DeviceCounts() map[device.ResourceName]map[string]int
+	Resources() device.Resources
 	// Devices returns the devices of a resource, or of all; false: there is no such resource.
 	Devices(device.ResourceName) (all []device.DeviceStatus, known bool)
-	// PodStatus returns a pod's state; false: there is no such pod.
-	PodStatus(namespace, name string) (device.PodStatus, bool)
-	// WaitingPods returns the states of the waiting pods.
-	WaitingPods() []device.PodStatus
+	// Updated returns a channel that is closed when any of these changes after the call.
+	Updated() <-chan struct{}
+}
+
+// An Allocator takes devices out of service. Its methods write to the disk.
+type Allocator interface {
 	// Cordon takes devices out of service, durably: all, or with an error none. A *device.UnknownDeviceError names a missing
 	// device.
 	Cordon([]device.Cordon) (held []device.Cordon, err error)
@@ -94,6 +90,7 @@ type Config struct {
 	Socket      string
 	Version     string
 	Node        string
+	View        View
 	Allocator   Allocator
 	Plugins     Plugins
 	Rules       Rules
@@ -133,8 +130,8 @@ const (
 
 // New returns a Server; Run starts it.
 func New(c Config) *Server {
-	if c.Socket == "" || c.Allocator == nil || c.Plugins == nil || c.Rules == nil || c.StateFile == nil || c.HistoryFile == nil || c.History == nil || c.Actions == nil || c.Components == nil || c.Log == nil {
-		panic("admin: Socket, Allocator, Plugins, Rules, History, Actions, StateFile, HistoryFile, Components and Log are required")
+	if c.Socket == "" || c.View == nil || c.Allocator == nil || c.Plugins == nil || c.Rules == nil || c.StateFile == nil || c.HistoryFile == nil || c.History == nil || c.Actions == nil || c.Components == nil || c.Log == nil {
+		panic("admin: Socket, View, Allocator, Plugins, Rules, History, Actions, StateFile, HistoryFile, Components and Log are required")
 	}
 	return &Server{cfg: c, started: time.Now(), stopping: make(chan struct{})}
 }

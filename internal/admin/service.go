@@ -30,23 +30,26 @@ func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 	for _, p := range s.cfg.Components() {
 		answer.Components = append(answer.Components, &adminv1.Component{Name: p.Name, Ready: p.Err == nil, Problem: text(p.Err)})
 	}
-	figures, wanted, offers := s.cfg.Allocator.DeviceCounts(), s.cfg.Allocator.Capacity(), s.cfg.Allocator.Offers()
-	for _, r := range slices.Sorted(maps.Keys(figures)) {
-		one := resourceOf(r, figures[r], offers[r])
+	resources := s.cfg.View.Resources().ByName
+	for _, r := range slices.Sorted(maps.Keys(resources)) {
+		status := resources[r]
+		if status.States == nil {
+			continue
+		}
+		one := resourceOf(r, status)
 		if s.cfg.OnNode != nil {
 			shown, _ := s.cfg.OnNode(r)
-			want, known := wanted[r]
-			if !known { // the plugin has not registered yet, and devmgrd leaves the Node's capacity alone
-				want = shown
+			target := status.Capacity
+			if !status.Counted() { // the plugin has not registered yet, and devmgrd leaves the Node's capacity alone
+				target = shown
 			}
-			one.NodeCapacity, one.TargetCapacity = int32(shown), int32(want)
+			one.NodeCapacity, one.TargetCapacity = int32(shown), int32(target)
 		}
 		answer.Resources = append(answer.Resources, one)
 	}
-	for _, o := range s.cfg.Allocator.WaitingPods() {
+	for _, p := range s.cfg.View.Snapshot().Waiting() {
 		answer.Waiting = append(answer.Waiting, &adminv1.Waiting{
-			Namespace: o.Allocation.Pod.Namespace, Name: o.Allocation.Pod.Name,
-			Reason: string(o.Wait.Reason), Message: o.Wait.Message, Since: stamp(o.Since),
+			Namespace: p.Pod.Namespace, Name: p.Pod.Name, Reason: string(p.Wait.Reason), Message: p.Wait.Message, Since: stamp(p.Since),
 		})
 	}
 	answer.NotRedirected = containersOf(s.notRedirected())
@@ -71,7 +74,7 @@ func (s service) notRedirected() []device.PodContainer {
 // ListPlugins returns the known device plugins.
 func (s service) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
 	answer := &adminv1.ListPluginsResponse{NotRedirected: containersOf(s.notRedirected())}
-	offers, registrations := s.cfg.Allocator.Offers(), s.cfg.Plugins.Registrations()
+	offers, registrations := s.cfg.View.Resources().Offers(), s.cfg.Plugins.Registrations()
 	for _, r := range slices.Sorted(maps.Keys(offers)) {
 		answer.Plugins = append(answer.Plugins, pluginOf(offers[r], registrations[r]))
 	}
@@ -89,7 +92,7 @@ func (s service) ListGrants(context.Context, *adminv1.ListGrantsRequest) (*admin
 
 // ListDevices returns each device and its state.
 func (s service) ListDevices(_ context.Context, request *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
-	all, known := s.cfg.Allocator.Devices(device.ResourceName(request.ResourceName))
+	all, known := s.cfg.View.Devices(device.ResourceName(request.ResourceName))
 	if !known {
 		return nil, s.unknownResource(request.ResourceName)
 	}
@@ -104,7 +107,7 @@ func (s service) ListDevices(_ context.Context, request *adminv1.ListDevicesRequ
 func (s service) WatchDevices(request *adminv1.WatchDevicesRequest, stream grpc.ServerStreamingServer[adminv1.WatchDevicesResponse]) error {
 	var last []*adminv1.Device
 	for {
-		moved := s.cfg.Allocator.Updated()
+		moved := s.cfg.View.Updated()
 		all, err := s.ListDevices(stream.Context(), &adminv1.ListDevicesRequest{ResourceName: request.ResourceName})
 		if err != nil {
 			return err
@@ -142,7 +145,7 @@ func until[T any](ctx context.Context, s service, what <-chan T) error {
 // unknownResource returns an error that lists the known resources.
 func (s service) unknownResource(name string) error {
 	var names []string
-	for r := range s.cfg.Allocator.Offers() {
+	for r := range s.cfg.View.Resources().Offers() {
 		names = append(names, string(r))
 	}
 	slices.Sort(names)
@@ -156,14 +159,14 @@ func (s service) unknownResource(name string) error {
 func (s service) ListAssignments(_ context.Context, request *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error) {
 	answer := &adminv1.ListAssignmentsResponse{}
 	one, found := request.Namespace != "" || request.Name != "", false
-	pods := slices.Clone(s.cfg.Allocator.Snapshot().Pods)
-	slices.SortFunc(pods, func(a, b *device.PodAllocation) int { return strings.Compare(a.Pod.String(), b.Pod.String()) })
+	pods := slices.Clone(s.cfg.View.Snapshot().Pods)
+	slices.SortFunc(pods, func(a, b device.PodStatus) int { return strings.Compare(a.Pod.String(), b.Pod.String()) })
 	for _, h := range pods {
 		if one && (h.Pod.Namespace != request.Namespace || h.Pod.Name != request.Name) {
 			continue
 		}
 		found = true
-		answer.Assignments = append(answer.Assignments, assignmentsOf(h)...)
+		answer.Assignments = append(answer.Assignments, assignmentsOf(h.PodAllocation)...)
 	}
 	if one && !found {
 		return nil, unknownPod(request.Namespace, request.Name)
@@ -178,19 +181,19 @@ func unknownPod(namespace, name string) error {
 // Explain returns why a pod has its devices, or why it waits for them.
 func (s service) Explain(ctx context.Context, request *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
 	namespace, name := request.Namespace, request.Name
-	o, known := s.cfg.Allocator.PodStatus(namespace, name)
-	if known && o.Allocation.Active {
+	o, known := s.cfg.View.Snapshot().Pod(namespace, name)
+	if known && o.Active {
 		return s.explanation(o), nil
 	}
 	end, ended, err := s.ended(ctx, namespace, name)
 	if known {
 		e := s.explanation(o)
-		if ended && end.Pod.UID == o.Allocation.Pod.UID {
+		if ended && end.Pod.UID == o.Pod.UID {
 			tellEnd(e, end)
 		}
 		return e, nil
 	}
-	switch o, known = s.cfg.Allocator.PodStatus(namespace, name); {
+	switch o, known = s.cfg.View.Snapshot().Pod(namespace, name); {
 	case known:
 		return s.explanation(o), nil
 	case err != nil:
@@ -272,7 +275,7 @@ func (s service) forget(request *adminv1.ForgetRequest) (*adminv1.ForgetResponse
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
-	if _, known := s.cfg.Allocator.Devices(r); !known {
+	if _, known := s.cfg.View.Devices(r); !known {
 		if _, shown := s.onNode(r); !shown {
 			return nil, s.unknownResource(request.ResourceName)
 		}
@@ -305,7 +308,7 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 	asked := map[string]bool{} // pods, by UID
 	last := ""
 	for {
-		moved := s.cfg.Allocator.Updated()
+		moved := s.cfg.View.Updated()
 		devices := s.named(names)
 		if len(devices) < len(names) || slices.ContainsFunc(devices, func(d *adminv1.Device) bool { return d.Cordon == nil }) {
 			return status.Error(codes.Aborted, "one of the devices was uncordoned meanwhile; no further pod is evicted")
@@ -444,7 +447,7 @@ func (s service) named(names []device.Cordon) []*adminv1.Device {
 			continue
 		}
 		found[key{n.Resource, ""}] = device.DeviceStatus{}
-		all, _ := s.cfg.Allocator.Devices(n.Resource)
+		all, _ := s.cfg.View.Devices(n.Resource)
 		for _, d := range all {
 			found[key{n.Resource, d.ID}] = d
 		}

@@ -100,10 +100,9 @@ type Allocator struct {
 	log      *slog.Logger
 	metrics  *metrics
 
-	kick            chan struct{} // something to plan
-	write           chan struct{} // the state file needs a write
-	capacityChanged chan struct{} // the published capacity may have changed
-	work            sync.WaitGroup
+	kick  chan struct{} // something to plan
+	write chan struct{} // the state file needs a write
+	work  sync.WaitGroup
 
 	offersMu sync.Mutex // held while offers are taken over, so that an older offer never replaces a newer one; after commitMu, before mu
 
@@ -130,6 +129,7 @@ type Allocator struct {
 	reports    []func()      // the runtime's reports since a synchronization that is not compared yet
 	podsListed bool          // every pod that is bound to the node is in pods
 	feed       *feed.Feed
+	snapshot   *device.Snapshot // nil: out of date
 	cordons    device.Cordons
 	retired    map[device.ResourceName]bool // forgotten resources that the Node may still show
 
@@ -149,29 +149,28 @@ func New(c Config) *Allocator {
 		}
 	}
 	a := &Allocator{
-		plugins:         c.Plugins,
-		store:           c.Store,
-		notifier:        c.Notifier,
-		host:            c.Host,
-		boot:            c.Boot,
-		topology:        c.Topology,
-		log:             c.Log,
-		kick:            make(chan struct{}, 1),
-		write:           make(chan struct{}, 1),
-		capacityChanged: make(chan struct{}, 1),
-		pods:            map[device.PodUID]*pod{},
-		locals:          map[device.PodUID]*pod{},
-		mirrors:         map[device.PodUID]device.PodDemand{},
-		pools:           pools{},
-		waiting:         map[device.PodUID]*pod{},
-		ended:           map[device.PodUID]*pod{},
-		unsaved:         map[device.PodUID]*pod{},
-		running:         map[device.PodUID]runningPod{},
-		quarantined:     map[device.PodUID]map[string]device.Choice{},
-		conflicting:     map[device.PodUID]map[string]device.Choice{},
-		feed:            feed.New(),
-		cordons:         device.Cordons{},
-		retired:         map[device.ResourceName]bool{},
+		plugins:     c.Plugins,
+		store:       c.Store,
+		notifier:    c.Notifier,
+		host:        c.Host,
+		boot:        c.Boot,
+		topology:    c.Topology,
+		log:         c.Log,
+		kick:        make(chan struct{}, 1),
+		write:       make(chan struct{}, 1),
+		pods:        map[device.PodUID]*pod{},
+		locals:      map[device.PodUID]*pod{},
+		mirrors:     map[device.PodUID]device.PodDemand{},
+		pools:       pools{},
+		waiting:     map[device.PodUID]*pod{},
+		ended:       map[device.PodUID]*pod{},
+		unsaved:     map[device.PodUID]*pod{},
+		running:     map[device.PodUID]runningPod{},
+		quarantined: map[device.PodUID]map[string]device.Choice{},
+		conflicting: map[device.PodUID]map[string]device.Choice{},
+		feed:        feed.New(),
+		cordons:     device.Cordons{},
+		retired:     map[device.ResourceName]bool{},
 	}
 	for _, r := range c.Retired {
 		a.retired[r] = true
@@ -246,8 +245,7 @@ func (a *Allocator) refresh() {
 		a.examineLocked(r, p)
 		a.wakeLocked(r, back)
 	}
-	a.feed.Notify()
-	signal(a.capacityChanged)
+	a.changedLocked()
 }
 
 // serve assigns devices to every queued pod or makes it wait with a reason, oldest pod first. It returns the next time at which a

@@ -84,7 +84,7 @@ func TestStaleAndLostOffersGiveNothingAndKeepTheirNumbers(t *testing.T) {
 		r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Lost })
 		r.expect("b", "main", "waiting PluginMissing")
 		r.published(numbers{gpu: 1}) // one assigned
-		if got := r.Requested(); !maps.Equal(got, numbers{gpu: 2}) {
+		if got := r.Resources().Requested(); !maps.Equal(got, numbers{gpu: 2}) {
 			t.Errorf("bound pods ask for %v, want 2", got)
 		}
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
@@ -139,7 +139,7 @@ func TestNumbersWithNothingInUse(t *testing.T) {
 			step.do()
 			synctest.Wait()
 			var all []string
-			numbers := r.Capacity()
+			numbers := r.Resources().Capacity()
 			for _, res := range slices.Sorted(maps.Keys(numbers)) {
 				var states []string
 				for _, s := range []string{"free", "stale", "assigned", "quarantined", "unhealthy"} {
@@ -440,11 +440,11 @@ func TestADiskThatFails(t *testing.T) {
 func TestComplete(t *testing.T) {
 	run(t, func(r *harness) {
 		r.bind("a", app(gpu, 1))
-		if r.PodsListed() {
+		if r.Resources().PodsListed {
 			t.Error("complete before the first full list")
 		}
 		r.Replace([]device.PodDemand{pod("a", app(gpu, 1))})
-		if !r.PodsListed() {
+		if !r.Resources().PodsListed {
 			t.Error("not complete after a full list")
 		}
 	})

@@ -116,7 +116,7 @@ func (a *Allocator) improve(p *pod, held hold, said placement.Preferences) (best
 	}
 	if no != nil {
 		a.failLocked(p, no.Wait, 0)
-		signal(a.capacityChanged)
+		a.changedLocked()
 	}
 	return best, instead, no == nil
 }
@@ -222,7 +222,7 @@ func (a *Allocator) fail(p *pod, held hold, err error) {
 	}
 	p.tries++
 	a.failLocked(p, waitFor(err), min(firstPause<<min(p.tries-1, 8), lastPause))
-	signal(a.capacityChanged)
+	a.changedLocked()
 }
 
 // doubt ends an attempt whose commit has failed. The state file may still contain the commit: when the last sync fails, bbolt
@@ -261,14 +261,14 @@ func (a *Allocator) decideLocked(p *pod) {
 	case !p.served():
 		a.queueLocked(p)
 	}
-	signal(a.capacityChanged)
+	a.changedLocked()
 }
 
 // succeed ends an attempt whose assignments are durable.
 func (a *Allocator) succeed(p *pod, held hold, got []device.Assignment) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	defer signal(a.capacityChanged)
+	defer a.changedLocked()
 	had := map[string]bool{}
 	for _, as := range p.assigned {
 		had[as.Container.Name] = true

@@ -2,44 +2,6 @@ package allocator
 
 import "github.com/devmgrd/devmgrd/internal/device"
 
-// CapacityChanged has a value after the published capacity may have changed.
-func (a *Allocator) CapacityChanged() <-chan struct{} { return a.capacityChanged }
-
-// Capacity returns the number of devices that the Node shows for each resource that a plugin has ever listed.
-func (a *Allocator) Capacity() map[device.ResourceName]int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	hidden := a.hiddenFromSchedulerLocked()
-	numbers := make(map[device.ResourceName]int, len(a.pools))
-	for r, p := range a.pools {
-		if p.Offered() && p.Offer().Reported {
-			numbers[r] = p.capacity(hidden[r], a.podsListed)
-		}
-	}
-	return numbers
-}
-
-// Requested returns the number of devices that the pods bound to the node request, for each resource in Capacity.
-func (a *Allocator) Requested() map[device.ResourceName]int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	bound := make(map[device.ResourceName]int, len(a.pools))
-	for r, p := range a.pools {
-		if p.Offered() && p.Offer().Reported {
-			bound[r] = p.requests
-		}
-	}
-	return bound
-}
-
-// PodsListed reports whether Capacity and Requested count every pod bound to the node. They do after the first full list of
-// pods.
-func (a *Allocator) PodsListed() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.podsListed
-}
-
 // hiddenFromSchedulerLocked returns the number of devices of static pods that the scheduler does not count: the scheduler
 // counts only the requests of their mirror pods.
 func (a *Allocator) hiddenFromSchedulerLocked() map[device.ResourceName]int {
@@ -93,7 +55,7 @@ func (a *Allocator) mirrorLocked(d device.PodDemand) {
 	a.mirrors[d.Pod.UID] = d
 	a.pools.request(d, 1)
 	a.publishLocalLocked(d.Pod)
-	signal(a.capacityChanged)
+	a.changedLocked()
 }
 
 // unmirrorLocked removes a mirror pod and reports whether it was known. The caller publishes the change, since another mirror
@@ -103,7 +65,7 @@ func (a *Allocator) unmirrorLocked(uid device.PodUID) bool {
 	if known {
 		delete(a.mirrors, uid)
 		a.pools.request(d, -1)
-		signal(a.capacityChanged)
+		a.changedLocked()
 	}
 	return known
 }

@@ -398,10 +398,10 @@ func (c *churning) judge() {
 			requests[r] += n
 		}
 	}
-	for r, n := range c.Capacity() {
+	for r, n := range c.Resources().Capacity() {
 		free := 0
-		for _, d := range c.Offers()[r].Inventory.Devices {
-			if _, used := hands[piece{r, hardware([]device.ID{d.ID})[0]}]; !used && d.Healthy && !c.Withdrawn()[r][d.ID] {
+		for _, d := range c.Resources().Offers()[r].Inventory.Devices {
+			if _, used := hands[piece{r, hardware([]device.ID{d.ID})[0]}]; !used && d.Healthy && !c.Resources().ByName[r].Withdrawn[d.ID] {
 				free++
 			}
 		}
@@ -520,7 +520,7 @@ func unrest(r *harness) {
 		if s.State != device.Ready {
 			r.t.Errorf("pod %d stands %+v", i, s)
 		}
-		if n := r.Capacity()[gpu]; n < 600 {
+		if n := r.Resources().Capacity()[gpu]; n < 600 {
 			r.t.Errorf("%d are published", n)
 		}
 		r.Drop(device.PodUID(fmt.Sprint(i - 3)))

@@ -63,20 +63,12 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	return lifted, nil
 }
 
-// Withdrawn returns the cordoned devices that no pod has. They cannot be assigned.
-func (a *Allocator) Withdrawn() map[device.ResourceName]map[device.ID]bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	all := map[device.ResourceName]map[device.ID]bool{}
-	for r, of := range a.cordons {
-		for id := range of {
-			if _, taken := a.pools.of(r).Holder(id); taken {
-				continue
-			}
-			if all[r] == nil {
-				all[r] = map[device.ID]bool{}
-			}
-			all[r][id] = true
+// withdrawnLocked returns the cordoned devices of a resource that no pod has. They cannot be assigned.
+func (a *Allocator) withdrawnLocked(r device.ResourceName) map[device.ID]bool {
+	all := map[device.ID]bool{}
+	for id := range a.cordons[r] {
+		if _, taken := a.pools.of(r).Holder(id); !taken {
+			all[id] = true
 		}
 	}
 	return all
@@ -110,8 +102,7 @@ func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 			a.wakeLocked(d.Resource, false)
 		}
 	}
-	a.feed.Notify()
-	signal(a.capacityChanged)
+	a.changedLocked()
 	signal(a.kick)
 }
 

@@ -32,7 +32,7 @@ func TestCordon(t *testing.T) {
 		r.expect("a", "main", "ready vendor.com/gpu[d2 d3]")
 		r.bind("b", app(gpu, 1))
 		r.expect("b", "main", "waiting NotEnoughDevices")
-		if got, want := r.PodReadiness("b").Wait.Message, "vendor.com/gpu: 1 wanted, 0 of 4 free, 1 cordoned"; got != want {
+		if got, want := r.PodByUID("b").Wait.Message, "vendor.com/gpu: 1 wanted, 0 of 4 free, 1 cordoned"; got != want {
 			t.Errorf("b is told %q, want %q", got, want)
 		}
 		if n := r.metric("devmgrd_devices", string(gpu), "cordoned"); n != 1 {

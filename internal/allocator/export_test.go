@@ -19,6 +19,11 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		device.ResourceName
 		device.ID
 	}
+	if a.snapshot != nil {
+		if now := a.snapshotLocked(); !sameSnapshot(a.snapshot, now) {
+			return fmt.Errorf("readers see %v, and the pods are %v", a.snapshot, now)
+		}
+	}
 	owner := map[key]device.PodUID{}
 	requests := map[device.ResourceName]int{}
 	books := map[device.PodUID][]device.Assignment{}
@@ -158,6 +163,17 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 	return nil
 }
 
+// sameSnapshot compares two snapshots, whose pods have no order.
+func sameSnapshot(x, y *device.Snapshot) bool {
+	pods := map[device.PodUID]device.PodStatus{}
+	for _, p := range x.Pods {
+		pods[p.Pod.UID] = p
+	}
+	return x.Revision == y.Revision && len(x.Pods) == len(y.Pods) && !slices.ContainsFunc(y.Pods, func(p device.PodStatus) bool {
+		return !reflect.DeepEqual(pods[p.Pod.UID], p)
+	})
+}
+
 // WaitSynced waits until the runtime's reports have been applied.
 func (a *Allocator) WaitSynced() {
 	a.mu.Lock()
@@ -166,4 +182,14 @@ func (a *Allocator) WaitSynced() {
 	if behind != nil {
 		<-behind
 	}
+}
+
+// PodByUID returns a pod's status; the zero status: the pod is unknown.
+func (a *Allocator) PodByUID(uid device.PodUID) device.PodStatus {
+	for _, p := range a.Snapshot().Pods {
+		if p.Pod.UID == uid {
+			return p
+		}
+	}
+	return device.PodStatus{}
 }

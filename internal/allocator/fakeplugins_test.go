@@ -441,7 +441,7 @@ func (r *harness) follow() {
 	now := map[device.PodUID]*device.PodAllocation{}
 	board := r.Snapshot()
 	for _, h := range board.Pods {
-		now[h.Pod.UID] = h
+		now[h.Pod.UID] = h.PodAllocation
 	}
 	if board.Revision != r.revision || !maps.Equal(now, r.seen) {
 		r.t.Errorf("the board of revision %d has %v; the changes up to %d lead to %v", board.Revision, now, r.revision, r.seen)
@@ -487,7 +487,7 @@ func (r *harness) expect(pod, container, want string) {
 func (r *harness) published(want map[device.ResourceName]int) {
 	r.t.Helper()
 	synctest.Wait()
-	if got := r.Capacity(); !maps.Equal(got, want) {
+	if got := r.Resources().Capacity(); !maps.Equal(got, want) {
 		r.t.Errorf("published %v, want %v", got, want)
 	}
 }

@@ -19,7 +19,7 @@ func (r *harness) holding(pod string) *device.PodAllocation {
 	synctest.Wait()
 	for _, h := range r.Snapshot().Pods {
 		if h.Pod.Name == pod {
-			return h
+			return h.PodAllocation
 		}
 	}
 	return nil
@@ -84,7 +84,7 @@ func TestTheBoardMovesWithOffers(t *testing.T) {
 		if r.Snapshot() != before {
 			t.Error("there is another board")
 		}
-		if got := len(r.Offers()[gpu].Inventory.Devices); got != 3 {
+		if got := len(r.Resources().Offers()[gpu].Inventory.Devices); got != 3 {
 			t.Errorf("%d devices are offered, want 3", got)
 		}
 	})
@@ -154,13 +154,13 @@ func TestChangesThatAreNotKept(t *testing.T) {
 	})
 }
 
-// PodReadiness answers for a pod as a whole, even before its first container is created.
-func TestPod(t *testing.T) {
+// A pod has a status as a whole, even before its first container is created.
+func TestSnapshot_Pod_HasItsStatus(t *testing.T) {
 	run(t, func(r *harness) {
 		expect := func(name string, want device.ReadinessState, reason device.Reason) {
 			t.Helper()
 			synctest.Wait()
-			if st := r.PodReadiness(device.PodUID(name)); st.State != want || st.Wait.Reason != reason {
+			if st := r.PodByUID(device.PodUID(name)); st.State != want || st.Wait.Reason != reason {
 				t.Errorf("%s stands %v, want %v %v", name, st, want, reason)
 			}
 		}

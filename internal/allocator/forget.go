@@ -14,7 +14,7 @@ var errRuntimeUnknown = errors.New("the container runtime has not listed its con
 
 // Forget drops a resource and returns its cordons, which go too. It fails with a *device.InUseError if a plugin serves the
 // resource, or a pod has or requests its devices. When Forget returns nil, the removal is durable, and so is the note to take
-// the resource off the Node (Retired).
+// the resource off the Node.
 func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err error) {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
@@ -82,10 +82,8 @@ func (a *Allocator) retractLocked(offers map[device.ResourceName]device.Offer) (
 	return dropped
 }
 
-// Retired returns the forgotten resources that the Node should no longer show: neither offered nor used since.
-func (a *Allocator) Retired() []device.ResourceName {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// retiredLocked returns the forgotten resources that the Node should no longer show: neither offered nor used since.
+func (a *Allocator) retiredLocked() []device.ResourceName {
 	var all []device.ResourceName
 	for r := range a.retired {
 		if p := a.pools[r]; p == nil || !p.Offered() && p.TakenCount() == 0 && p.requests == 0 {

@@ -41,12 +41,12 @@ func TestForgetWhatIsInUse(t *testing.T) {
 			t.Fatal(err)
 		}
 		inUse(device.InUseError{Resource: gpu, Serving: true})
-		if got := r.Withdrawn()[gpu]; !got["d1"] {
+		if got := r.Resources().ByName[gpu].Withdrawn; !got["d1"] {
 			t.Errorf("cordoned are %v", got)
 		}
 		r.plugins.lose(gpu)
 		r.disk.fails(func() {})
-		if _, err := r.Forget(gpu); err == nil || r.Withdrawn()[gpu] == nil {
+		if _, err := r.Forget(gpu); err == nil || r.Resources().ByName[gpu].Withdrawn == nil {
 			t.Errorf("a disk that is full has not kept it: %v", err)
 		}
 		r.disk.fails(nil)
@@ -74,11 +74,11 @@ func TestForget(t *testing.T) {
 		gone := func() {
 			t.Helper()
 			r.check()
-			if _, known := r.Devices(gpu); known || len(r.Capacity()) > 0 || len(r.DeviceCounts()) > 0 {
-				t.Errorf("it is known: %v, %v", r.Capacity(), r.DeviceCounts())
+			if _, known := r.Devices(gpu); known || len(r.Resources().Capacity()) > 0 || len(r.Resources().ByName) > 0 {
+				t.Errorf("it is known: %v, %v", r.Resources().Capacity(), r.Resources().ByName)
 			}
-			if !slices.Equal(r.Retired(), []device.ResourceName{gpu}) {
-				t.Errorf("to be taken off the Node: %v", r.Retired())
+			if !slices.Equal(r.Resources().Retired, []device.ResourceName{gpu}) {
+				t.Errorf("to be taken off the Node: %v", r.Resources().Retired)
 			}
 		}
 		gone()
@@ -88,7 +88,7 @@ func TestForget(t *testing.T) {
 
 		r.bind("b", app(gpu, 1)) // a pod that asks is in doubt's favour
 		r.expect("b", "main", "waiting PluginMissing")
-		if got := r.Retired(); len(got) > 0 {
+		if got := r.Resources().Retired; len(got) > 0 {
 			t.Errorf("%v is taken off the Node while a pod asks for it", got)
 		}
 		r.Drop("b")
@@ -99,12 +99,12 @@ func TestForget(t *testing.T) {
 		}
 		r.disk.fails(nil)
 		gone()
-		if err := r.ResourcesRemoved([]device.ResourceName{gpu}); err != nil || len(r.Retired()) > 0 {
-			t.Errorf("%v, %v", err, r.Retired())
+		if err := r.ResourcesRemoved([]device.ResourceName{gpu}); err != nil || len(r.Resources().Retired) > 0 {
+			t.Errorf("%v, %v", err, r.Resources().Retired)
 		}
 		r.restart()
-		if len(r.Retired()) > 0 {
-			t.Errorf("after a restart there is %v again", r.Retired())
+		if len(r.Resources().Retired) > 0 {
+			t.Errorf("after a restart there is %v again", r.Resources().Retired)
 		}
 
 		r.plugins.stock(gpu, 2) // it is back, and nothing is remembered against it
@@ -127,12 +127,12 @@ func TestForgottenTooEarly(t *testing.T) {
 		r.plugins.stock(gpu, 3)
 		r.check()
 		r.published(numbers{gpu: 3})
-		if len(r.Retired()) > 0 {
+		if len(r.Resources().Retired) > 0 {
 			t.Error("it is to be taken off the Node")
 		}
 		r.restart()
 		r.published(numbers{gpu: 3})
-		if len(r.Retired()) > 0 {
+		if len(r.Resources().Retired) > 0 {
 			t.Error("after a restart it is to be taken off the Node")
 		}
 	})

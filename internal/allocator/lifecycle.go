@@ -58,6 +58,7 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 		delete(a.ended, uid)
 	}
 	p.phase = next
+	a.snapshot = nil
 	switch next {
 	case absent:
 		delete(a.pods, uid)
@@ -88,5 +89,5 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 		return
 	}
 	a.publishLocked(p)
-	signal(a.capacityChanged)
+	a.changedLocked()
 }

@@ -60,33 +60,18 @@ func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 
 // Collect is part of prometheus.Collector.
 func (m *metrics) Collect(to chan<- prometheus.Metric) {
-	devices, waiting := m.a.counts()
-	for r, states := range devices {
-		for state, n := range states {
-			to <- prometheus.MustNewConstMetric(m.devices, prometheus.GaugeValue, float64(n), string(r), state)
+	for r, s := range m.a.Resources().ByName {
+		for state, n := range s.States {
+			to <- prometheus.MustNewConstMetric(m.devices, prometheus.GaugeValue, float64(n), string(r), string(state))
+		}
+	}
+	waiting := map[device.Reason]int{}
+	for _, p := range m.a.Snapshot().Waiting() {
+		if p.Wait != waitAllocating {
+			waiting[p.Wait.Reason]++
 		}
 	}
 	for reason, n := range waiting {
 		to <- prometheus.MustNewConstMetric(m.waiting, prometheus.GaugeValue, float64(n), string(reason))
 	}
-}
-
-func (a *Allocator) counts() (map[device.ResourceName]map[string]int, map[device.Reason]int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	devices, waiting := map[device.ResourceName]map[string]int{}, map[device.Reason]int{}
-	for r, p := range a.pools {
-		if p.Offered() || p.TakenCount() > 0 {
-			devices[r] = p.Counts()
-		}
-	}
-	for _, p := range a.waiting {
-		waiting[p.wait.Reason]++
-	}
-	for _, p := range a.pods {
-		if p.active() && p.refusal != (device.Wait{}) {
-			waiting[p.refusal.Reason]++
-		}
-	}
-	return devices, waiting
 }

@@ -106,7 +106,7 @@ func (a *Allocator) Replace(all []device.PodDemand) {
 		a.publishLocked(p) // its mirror pod may be gone
 	}
 	a.podsListed = true
-	signal(a.capacityChanged)
+	a.changedLocked()
 }
 
 // replaceLocked binds these pods and drops all others with the same Local.
@@ -192,9 +192,10 @@ func (a *Allocator) editLocked(p *pod, edit func(*device.PodDemand)) {
 	if p.active() {
 		a.pools.request(p.demand, -1)
 		defer func() { a.pools.request(p.demand, 1) }()
-		signal(a.capacityChanged)
+		a.changedLocked()
 	}
 	edit(&p.demand)
+	a.snapshot = nil
 }
 
 // addLocked adds a pod to memory.
@@ -296,7 +297,7 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 		signal(a.kick)
 	}
 	a.enterLocked(p, waiting)
-	a.feed.Notify()
+	a.changedLocked()
 	if !p.saved || a.unsaved[p.demand.Pod.UID] != nil {
 		a.saveLaterLocked(p)
 	}

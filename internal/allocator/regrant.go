@@ -216,7 +216,8 @@ func (a *Allocator) Refused(c device.Container, why device.Wait, lapsed bool) {
 	}
 	news := p.refusal != why
 	p.refusal, p.refusedContainer = why, c.Name
-	a.feed.Notify()
+	a.snapshot = nil
+	a.changedLocked()
 	if news {
 		a.notifier.Waiting(p.demand.Pod, why)
 	}

@@ -61,7 +61,7 @@ func TestReboot_GrantIsGivenAgainBeforeTheFirstStart(t *testing.T) {
 
 		r.reboot()
 		r.expect("a", "main", "waiting PluginStale")
-		if waiting := r.WaitingPods(); len(waiting) != 1 {
+		if waiting := r.Snapshot().Waiting(); len(waiting) != 1 {
 			t.Errorf("%d pods wait", len(waiting))
 		}
 		r.after(time.Hour)
@@ -129,7 +129,7 @@ func TestDeviceGone_PodThatHasNotRun_GetsAnother(t *testing.T) {
 		gone := device.Wait{Reason: device.HostDeviceMissing, Message: "/dev/d0 is gone"}
 		r.Refused(c.Container, gone, true)
 		r.expect("a", "main", "waiting HostDeviceMissing")
-		if w, ok := r.PodStatus("ns", "a"); !ok || w.State != device.Waiting || w.Wait != gone {
+		if w, ok := r.Snapshot().Pod("ns", "a"); !ok || w.State != device.Waiting || w.Wait != gone {
 			t.Errorf("the outlook is %+v", w)
 		}
 		if n := r.metric("devmgrd_pods_waiting", "HostDeviceMissing"); n != 1 {
@@ -235,18 +235,18 @@ func TestRefusal_IsShownUntilTheContainerIsCreated(t *testing.T) {
 		for range 3 {
 			r.Refused(c.Container, why, false)
 		}
-		if w, _ := r.PodStatus("ns", "a"); w.State != device.Waiting || w.Wait != why {
+		if w, _ := r.Snapshot().Pod("ns", "a"); w.State != device.Waiting || w.Wait != why {
 			t.Errorf("the outlook is %+v", w)
 		}
-		if n := r.metric("devmgrd_pods_waiting", "Overruled"); n != 1 || len(r.WaitingPods()) != 1 {
-			t.Errorf("%v pods are counted as waiting, %d are shown", n, len(r.WaitingPods()))
+		if n := r.metric("devmgrd_pods_waiting", "Overruled"); n != 1 || len(r.Snapshot().Waiting()) != 1 {
+			t.Errorf("%v pods are counted as waiting, %d are shown", n, len(r.Snapshot().Waiting()))
 		}
 		if n := len(slices.DeleteFunc(slices.Clone(r.plugins.told), func(s string) bool { return s != "a waits: Overruled" })); n != 1 {
 			t.Errorf("told %d times", n)
 		}
 		r.expect("a", "main", "ready vendor.com/gpu[d0]") // it may be created all the same
 		start(r, c)
-		if w, _ := r.PodStatus("ns", "a"); w.State != device.Ready {
+		if w, _ := r.Snapshot().Pod("ns", "a"); w.State != device.Ready {
 			t.Errorf("the outlook is %+v", w)
 		}
 	})

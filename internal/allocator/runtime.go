@@ -88,7 +88,7 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 		a.reviveLocked(p)
 	}
 	a.scheduleWriteLocked(0)
-	signal(a.capacityChanged)
+	a.changedLocked()
 }
 
 // verifyLocked compares a container's digest with its pod's assignment. If they differ, the container's devices are unknown,
@@ -259,7 +259,7 @@ func (a *Allocator) endQuarantineLocked(uid device.PodUID) {
 	}
 	delete(a.quarantined, uid)
 	a.reclaimLocked()
-	signal(a.capacityChanged)
+	a.changedLocked()
 }
 
 // RuntimeLost reports that the runtime is away. Its containers may still run, so nothing is released until it is back.
@@ -282,6 +282,8 @@ func (a *Allocator) RuntimeStarted(r device.Running) {
 			delete(p.preparations, name) // this start consumes the preparation
 			if p.refusedContainer == name {
 				p.refusal, p.refusedContainer = device.Wait{}, ""
+				a.snapshot = nil
+				a.changedLocked()
 			}
 		}
 	})

@@ -1,14 +1,135 @@
 package allocator
 
 import (
-	"cmp"
-	"maps"
 	"slices"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/placement"
 )
+
+// Snapshot returns all pods. It is free while nothing changes.
+func (a *Allocator) Snapshot() *device.Snapshot {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.snapshot == nil {
+		a.snapshot = a.snapshotLocked()
+	}
+	return a.snapshot
+}
+
+func (a *Allocator) snapshotLocked() *device.Snapshot {
+	s := &device.Snapshot{Revision: a.feed.Revision(), Pods: make([]device.PodStatus, 0, len(a.pods))}
+	for _, p := range a.pods {
+		s.Pods = append(s.Pods, p.status())
+	}
+	return s
+}
+
+// changedLocked wakes those who wait for a change.
+func (a *Allocator) changedLocked() { a.feed.Notify() }
+
+// ChangesSince returns the changes after a revision in order, at most most of them. It returns false if the feed no longer
+// has all of them, or never had: then the reader needs a new Snapshot.
+func (a *Allocator) ChangesSince(revision uint64, most int) ([]device.Change, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.feed.Since(revision, most)
+}
+
+// Updated returns a channel that is closed as soon as the Snapshot or Resources have changed since the call.
+func (a *Allocator) Updated() <-chan struct{} {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.feed.Updated()
+}
+
+// status returns what readers see of a pod.
+func (p *pod) status() device.PodStatus {
+	s := device.PodStatus{PodAllocation: p.allocation, Since: p.bound, Demands: p.demand.Demands}
+	switch {
+	case !p.active():
+		s.State, s.Since = device.Unknown, p.droppedAt
+	case len(p.demand.Demands) == 0:
+		s.State = device.NoDevices
+	case p.refusal != (device.Wait{}):
+		s.State, s.Wait, s.Since = device.Waiting, p.refusal, p.since
+	case p.served() && p.phase != returned:
+		s.State, s.Since = device.Ready, p.since
+	default:
+		s.State, s.Wait, s.Retry, s.Since = device.Waiting, p.wait, p.retry, p.since
+		if p.phase != waiting {
+			s.Wait = waitAllocating
+		}
+	}
+	if s.Since.IsZero() {
+		s.Since = p.bound
+	}
+	return s
+}
+
+// publishLocked publishes a pod's allocation if it has changed.
+func (a *Allocator) publishLocked(p *pod) {
+	var now *device.PodAllocation
+	if a.pods[p.demand.Pod.UID] == p {
+		now = &device.PodAllocation{Pod: p.demand.Pod, Active: p.active(), Incomplete: p.active() && !p.complete(), Assignments: p.assigned}
+		now.Containers, now.Sidecars = a.containersLocked(p)
+	}
+	if a.feed.Publish(p.allocation, now, time.Now()) {
+		p.allocation, a.snapshot = now, nil
+	}
+}
+
+// containersLocked returns the names of the containers that run until the pod ends. The runtime reports a static pod
+// container by container, so its mirror pod supplies the names; without a mirror pod only containers that request devices are
+// known.
+func (a *Allocator) containersLocked(p *pod) (names []string, sidecars int) {
+	if len(p.demand.Containers) > 0 {
+		return p.demand.Containers, p.demand.Sidecars
+	}
+	if p.demand.Local {
+		for _, m := range a.mirrors {
+			if m.Pod.Namespace == p.demand.Pod.Namespace && m.Pod.Name == p.demand.Pod.Name {
+				return m.Containers, m.Sidecars
+			}
+		}
+	}
+	for _, d := range p.demand.Demands {
+		if d.Kind != device.Init {
+			names = append(names, d.Container.Name)
+		}
+	}
+	return names, 0
+}
+
+// Resources returns all resources. Its time grows with the number of resources, cordons and static pods.
+func (a *Allocator) Resources() device.Resources {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	hidden := a.hiddenFromSchedulerLocked()
+	all := device.Resources{ByName: make(map[device.ResourceName]device.ResourceStatus, len(a.pools)), PodsListed: a.podsListed, Retired: a.retiredLocked()}
+	for r, p := range a.pools {
+		if !a.knownLocked(r) {
+			continue
+		}
+		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Capacity: p.capacity(hidden[r], a.podsListed), Requested: p.requests}
+		if p.Offered() {
+			offer := p.Offer()
+			s.Offer = &offer
+		}
+		if p.Offered() || p.TakenCount() > 0 {
+			s.States = p.Counts()
+		}
+		all.ByName[r] = s
+	}
+	return all
+}
+
+// knownLocked reports whether a resource is offered, in use or cordoned.
+func (a *Allocator) knownLocked(r device.ResourceName) bool {
+	p := a.pools[r]
+	return p != nil && (p.Offered() || p.TakenCount() > 0 || len(a.cordons[r]) > 0)
+}
 
 // Devices returns the devices of one resource, or of all resources if of is empty, in the order of their names. It returns
 // false if the resource is unknown. Its time grows with the number of devices; it holds the lock only for a time that grows
@@ -25,8 +146,8 @@ func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, 
 func (a *Allocator) knownResources(of device.ResourceName) (all []device.ResourceName) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for r, p := range a.pools {
-		if (of == "" || of == r) && (p.Offered() || p.TakenCount() > 0 || len(a.cordons[r]) > 0) {
+	for r := range a.pools {
+		if (of == "" || of == r) && a.knownLocked(r) {
 			all = append(all, r)
 		}
 	}
@@ -89,72 +210,4 @@ func (a *Allocator) holderLocked(uid device.PodUID, r device.ResourceName, id de
 		}
 	}
 	return h
-}
-
-// PodStatus returns the status of the pod of that name. Of several pods with that name it prefers the active one.
-func (a *Allocator) PodStatus(namespace, name string) (device.PodStatus, bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var found *pod
-	for _, p := range a.pods {
-		if id := p.demand.Pod; id.Namespace == namespace && id.Name == name && (found == nil || p.active()) {
-			found = p
-		}
-	}
-	if found == nil {
-		return device.PodStatus{}, false
-	}
-	return a.podStatusLocked(found), true
-}
-
-// WaitingPods returns the status of all waiting pods, the longest wait first.
-func (a *Allocator) WaitingPods() []device.PodStatus {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var all []device.PodStatus
-	for _, p := range a.pods {
-		if p.active() && (!p.served() || p.refusal != (device.Wait{})) {
-			all = append(all, a.podStatusLocked(p))
-		}
-	}
-	slices.SortFunc(all, func(x, y device.PodStatus) int {
-		return cmp.Or(x.Since.Compare(y.Since), cmp.Compare(x.Allocation.Pod.String(), y.Allocation.Pod.String()))
-	})
-	return all
-}
-
-func (a *Allocator) podStatusLocked(p *pod) device.PodStatus {
-	o := device.PodStatus{Allocation: p.allocation, Since: p.bound}
-	switch {
-	case !p.active():
-		o.State, o.Since = device.Unknown, p.droppedAt
-	case len(p.demand.Demands) == 0:
-		o.State = device.NoDevices
-	case p.refusal != (device.Wait{}):
-		o.State, o.Wait, o.Since = device.Waiting, p.refusal, p.since
-	case p.served():
-		o.State, o.Since = device.Ready, p.since
-	default:
-		o.State, o.Wait, o.Retry, o.Since = device.Waiting, p.wait, p.retry, p.since
-		if p.phase != waiting {
-			o.Wait = waitAllocating
-		}
-	}
-	if o.Since.IsZero() {
-		o.Since = p.bound
-	}
-	wants := map[device.ResourceName]bool{}
-	for _, d := range p.demand.Demands {
-		for r := range d.Wants {
-			wants[r] = true
-		}
-	}
-	o.Wants = slices.Sorted(maps.Keys(wants))
-	return o
-}
-
-// DeviceCounts returns the number of devices in each state of the metric devmgrd_devices, by resource.
-func (a *Allocator) DeviceCounts() map[device.ResourceName]map[string]int {
-	figures, _ := a.counts()
-	return figures
 }

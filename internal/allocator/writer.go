@@ -180,7 +180,7 @@ func (a *Allocator) releasedLocked(p *pod) {
 		a.log.Info("devices released", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned))
 	}
 	p.assigned, p.preparations, p.saved = nil, nil, false
-	signal(a.capacityChanged)
+	a.changedLocked()
 	if p.phase == forgetting {
 		a.enterLocked(p, absent)
 		return

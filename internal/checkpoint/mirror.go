@@ -18,9 +18,9 @@ import (
 
 // View is the source of a Mirror.
 type View interface {
-	Snapshot() *device.Snapshot                   // the pods' devices
-	Offers() map[device.ResourceName]device.Offer // the plugins' devices
-	Updated() <-chan struct{}                     // closed at the next change of either
+	Snapshot() *device.Snapshot  // the pods' devices
+	Resources() device.Resources // the plugins' devices
+	Updated() <-chan struct{}    // closed at the next change of either
 }
 
 // A Mirror keeps a file like the kubelet's up to date. No component waits for it.
@@ -118,7 +118,7 @@ func (m *Mirror) update() error {
 // draw returns the file's current content.
 func (m *Mirror) draw() ([]byte, error) {
 	f := File{Healthy: map[device.ResourceName][]device.ID{}}
-	for r, o := range m.view.Offers() {
+	for r, o := range m.view.Resources().Offers() {
 		if o.Reported && o.State != device.Lost && m.only.has(r) {
 			f.Healthy[r] = healthy(o.Inventory)
 		}

@@ -27,32 +27,44 @@ type view struct {
 
 	mu     sync.Mutex
 	looks  int
-	board  device.Snapshot
+	pods   device.Snapshot
 	offers map[device.ResourceName]device.Offer
 	moved  chan struct{}
 }
 
-func newView(holdings ...*device.PodAllocation) *view {
-	return &view{board: device.Snapshot{Pods: holdings}, moved: make(chan struct{}), offers: map[device.ResourceName]device.Offer{
+func newView(allocations ...*device.PodAllocation) *view {
+	return &view{pods: snapshotOf(allocations...), moved: make(chan struct{}), offers: map[device.ResourceName]device.Offer{
 		gpu: {State: device.Serving, Reported: true, Inventory: device.Inventory{Resource: gpu, Devices: []device.Device{
 			{ID: "0", Healthy: true}, {ID: "1", Healthy: true, NUMA: []int{0}}, {ID: "2"},
 		}}},
 	}}
 }
 
+func snapshotOf(allocations ...*device.PodAllocation) device.Snapshot {
+	s := device.Snapshot{}
+	for _, p := range allocations {
+		s.Pods = append(s.Pods, device.PodStatus{PodAllocation: p})
+	}
+	return s
+}
+
 func (v *view) Snapshot() *device.Snapshot {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.looks++
-	board := v.board
-	return &board
+	now := v.pods
+	return &now
 }
 
-func (v *view) Offers() map[device.ResourceName]device.Offer {
+func (v *view) Resources() device.Resources {
 	<-time.After(v.slow)
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.offers
+	all := device.Resources{ByName: map[device.ResourceName]device.ResourceStatus{}}
+	for r, o := range v.offers {
+		all.ByName[r] = device.ResourceStatus{Offer: &o}
+	}
+	return all
 }
 
 func (v *view) Updated() <-chan struct{} {
@@ -72,11 +84,13 @@ func (v *view) count() int {
 	return v.looks
 }
 
-// hold makes it another board.
+// hold replaces the pods.
 func (v *view) hold(holdings ...*device.PodAllocation) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.board = device.Snapshot{Revision: v.board.Revision + 1, Pods: holdings}
+	revision := v.pods.Revision + 1
+	v.pods = snapshotOf(holdings...)
+	v.pods.Revision = revision
 	close(v.moved)
 	v.moved = make(chan struct{})
 }
@@ -403,7 +417,7 @@ func BenchmarkMirror(b *testing.B) {
 		for _, d := range inventory.Devices[100*p : 100*(p+1)] {
 			s.IDs, s.Near = append(s.IDs, d.ID), append(s.Near, d.NUMA)
 		}
-		v.board.Pods = append(v.board.Pods, holding(uid, true, held(uid, "main", s)))
+		v.pods.Pods = append(v.pods.Pods, device.PodStatus{PodAllocation: holding(uid, true, held(uid, "main", s))})
 	}
 	m := checkpoint.NewMirror(filepath.Join(b.TempDir(), checkpoint.Name), v, slog.New(slog.DiscardHandler))
 	for b.Loop() {

@@ -31,7 +31,7 @@ func TestWatch(t *testing.T) {
 	ledger := allocatortest.Start(t, filepath.Join(dir, "state"))
 	at := filepath.Join(dir, "admin.sock")
 	server := admin.New(admin.Config{
-		Socket: at, Allocator: ledger, Plugins: nowhere{}, Rules: nowhere{}, StateFile: nowhere{}, HistoryFile: nowhere{}, History: nowhere{}, Actions: nowhere{}, Log: slog.New(slog.DiscardHandler),
+		Socket: at, View: ledger, Allocator: ledger, Plugins: nowhere{}, Rules: nowhere{}, StateFile: nowhere{}, HistoryFile: nowhere{}, History: nowhere{}, Actions: nowhere{}, Log: slog.New(slog.DiscardHandler),
 		Components: func() []admin.Component { return nil },
 	})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -168,7 +168,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	components = append(components, component{"nri", runtime.Check}, component{"podresources", resources.Check})
 	adminConfig := admin.Config{
 		Socket: c.Admin.Socket, Version: version.Get().Version, Node: c.NodeName,
-		Allocator: devices, Plugins: plugins, Rules: rules, History: recorder, Actions: historyFile, StateFile: stateFile, HistoryFile: historyFile,
+		View: devices, Allocator: devices, Plugins: plugins, Rules: rules, History: recorder, Actions: historyFile, StateFile: stateFile, HistoryFile: historyFile,
 		Components: func() []admin.Component {
 			all := make([]admin.Component, len(components))
 			for i, p := range components {
@@ -197,7 +197,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	log.Info("devmgrd started", "version", version.Get().Version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
 		"pods", len(known.Pods), "resources", len(known.Plugins))
 	return runAll(ctx, append(runs, adminServer.Run, resources.Run, runtime.Run, web.run, func(ctx context.Context) error {
-		return tellSystemd(ctx, runtime.Synced(), devices.Capacity, runtime.Hung, logFor("systemd"))
+		return tellSystemd(ctx, runtime.Synced(), func() map[device.ResourceName]int { return devices.Resources().Capacity() }, runtime.Hung, logFor("systemd"))
 	})...)
 }
 

@@ -1,11 +1,56 @@
 package device
 
-import "time"
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+)
 
-// A Snapshot is all pods' allocations at one moment. It never changes.
+// A Snapshot is all known pods at one moment. It never changes.
 type Snapshot struct {
-	Revision uint64 // of the newest change included
-	Pods     []*PodAllocation
+	Revision uint64 // of the newest change of an allocation
+	Pods     []PodStatus
+}
+
+// Pod returns the pod of that name. Of several it prefers the active one.
+func (s *Snapshot) Pod(namespace, name string) (found PodStatus, known bool) {
+	for _, p := range s.Pods {
+		if p.Pod.Name == name && p.Pod.Namespace == namespace && (!known || p.Active) {
+			found, known = p, true
+		}
+	}
+	return found, known
+}
+
+// Waiting returns the pods that wait for their devices, the longest wait first.
+func (s *Snapshot) Waiting() []PodStatus {
+	all := slices.DeleteFunc(slices.Clone(s.Pods), func(p PodStatus) bool { return p.State != Waiting })
+	slices.SortFunc(all, func(x, y PodStatus) int {
+		return cmp.Or(x.Since.Compare(y.Since), cmp.Compare(x.Pod.String(), y.Pod.String()))
+	})
+	return all
+}
+
+// A PodStatus is one known pod, its devices and its state.
+type PodStatus struct {
+	*PodAllocation
+	State   ReadinessState // Unknown: it has ended; NoDevices; Ready; Waiting: also while it is being allocated its devices
+	Wait    Wait           // of Waiting
+	Since   time.Time      // start of the present state
+	Retry   time.Time      // of Waiting: the next retry; zero: after the next change
+	Demands []Demand
+}
+
+// Wants returns the resources that the pod requests, sorted.
+func (p PodStatus) Wants() []ResourceName {
+	all := map[ResourceName]bool{}
+	for _, d := range p.Demands {
+		for r := range d.Wants {
+			all[r] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
 }
 
 // A PodAllocation is one known pod and its devices.
@@ -39,4 +84,54 @@ type Change struct {
 	At       time.Time
 	Before   *PodAllocation // nil: the pod is new
 	After    *PodAllocation // nil: the pod is gone
+}
+
+// Resources are all resources at one moment. They never change.
+type Resources struct {
+	ByName     map[ResourceName]ResourceStatus // those that are offered, in use or cordoned
+	PodsListed bool                            // every pod bound to the node counts; once true it stays true
+	Retired    []ResourceName                  // forgotten resources that the Node should no longer show
+}
+
+// A ResourceStatus is one resource and its devices, counted.
+type ResourceStatus struct {
+	Offer     *Offer              // of its plugin; nil: there is none
+	States    map[DeviceState]int // number of devices by state; nil: only cordons are known
+	Withdrawn map[ID]bool         // cordoned devices that no pod has
+	Capacity  int                 // that the Node shows as capacity and as allocatable
+	Requested int                 // by pods bound to the node, including those that the kubelet has not admitted yet
+}
+
+// Counted reports whether the Node shows the resource: its plugin has reported devices, in this or an earlier process.
+func (s ResourceStatus) Counted() bool { return s.Offer != nil && s.Offer.Reported }
+
+// Offers returns the offers of all resources that have one.
+func (rs Resources) Offers() map[ResourceName]Offer {
+	all := make(map[ResourceName]Offer, len(rs.ByName))
+	for r, s := range rs.ByName {
+		if s.Offer != nil {
+			all[r] = *s.Offer
+		}
+	}
+	return all
+}
+
+// Capacity returns the capacity of all resources that the Node shows.
+func (rs Resources) Capacity() map[ResourceName]int {
+	return rs.numbers(func(s ResourceStatus) int { return s.Capacity })
+}
+
+// Requested returns the requests of all resources that the Node shows.
+func (rs Resources) Requested() map[ResourceName]int {
+	return rs.numbers(func(s ResourceStatus) int { return s.Requested })
+}
+
+func (rs Resources) numbers(of func(ResourceStatus) int) map[ResourceName]int {
+	all := make(map[ResourceName]int, len(rs.ByName))
+	for r, s := range rs.ByName {
+		if s.Counted() {
+			all[r] = of(s)
+		}
+	}
+	return all
 }

@@ -55,12 +55,3 @@ type EndedPod struct {
 	Reason  string    // one word, such as OutOfvendor.example/gpu; may be empty
 	Message string    // may be empty
 }
-
-// A PodStatus is the state of a pod as a whole, for display.
-type PodStatus struct {
-	Allocation *PodAllocation
-	Readiness
-	Since time.Time // start of the present state
-	Retry time.Time // of Waiting: the next retry; zero: after the next change
-	Wants []ResourceName
-}

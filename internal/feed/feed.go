@@ -1,7 +1,6 @@
 package feed
 
 import (
-	"iter"
 	"slices"
 	"time"
 
@@ -17,12 +16,11 @@ const (
 
 // A Feed publishes allocations to readers. Its methods must not run at the same time.
 type Feed struct {
-	revision uint64           // of the newest change
-	changes  []device.Change  // the newest changes, the oldest first
-	weights  []int            // of each of the changes
-	weight   int              // of all of them
-	updated  chan struct{}    // closed with the next change
-	snapshot *device.Snapshot // the latest one built
+	revision uint64          // of the newest change
+	changes  []device.Change // the newest changes, the oldest first
+	weights  []int           // of each of the changes
+	weight   int             // of all of them
+	updated  chan struct{}   // closed with the next change
 }
 
 // New returns a Feed without changes.
@@ -49,14 +47,8 @@ func (f *Feed) Notify() {
 // Updated returns a channel that the next Publish or Notify closes.
 func (f *Feed) Updated() <-chan struct{} { return f.updated }
 
-// Snapshot returns the allocations of n pods as of the newest change. It reads pods only if there is a change since the last
-// call.
-func (f *Feed) Snapshot(n int, pods iter.Seq[*device.PodAllocation]) *device.Snapshot {
-	if f.snapshot == nil || f.snapshot.Revision != f.revision {
-		f.snapshot = &device.Snapshot{Revision: f.revision, Pods: slices.AppendSeq(make([]*device.PodAllocation, 0, n), pods)}
-	}
-	return f.snapshot
-}
+// Revision returns the revision of the newest change.
+func (f *Feed) Revision() uint64 { return f.revision }
 
 // Since returns the changes after a revision in order, at most most of them. It returns false if the feed no longer has all of
 // them, or never had: then the reader needs a new Snapshot.

@@ -94,14 +94,14 @@ func (s *spans) show(h *device.PodAllocation, at time.Time, late bool) {
 }
 
 // replace updates the spans to these pods' allocations, and ends the spans of other pods.
-func (s *spans) replace(pods []*device.PodAllocation, at time.Time) {
+func (s *spans) replace(pods []device.PodStatus, at time.Time) {
 	there := map[device.PodUID]bool{}
 	// A snapshot has no order, but numbering needs one.
-	for _, h := range slices.SortedFunc(slices.Values(pods), func(a, b *device.PodAllocation) int {
+	for _, h := range slices.SortedFunc(slices.Values(pods), func(a, b device.PodStatus) int {
 		return cmp.Or(cmp.Compare(a.Pod.Namespace, b.Pod.Namespace), cmp.Compare(a.Pod.Name, b.Pod.Name))
 	}) {
 		there[h.Pod.UID] = true
-		s.show(h, at, true)
+		s.show(h.PodAllocation, at, true)
 	}
 	for uid := range s.open {
 		if !there[uid] {

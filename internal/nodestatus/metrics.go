@@ -53,8 +53,8 @@ func (m *metrics) Collect(c chan<- prometheus.Metric) {
 		c <- prometheus.MustNewConstMetric(m.contested, prometheus.GaugeValue, 1, string(r))
 	}
 	now, _ := m.store.now()
-	for r := range m.view.Capacity() {
-		if n, ok := now.allocatable[r]; ok {
+	for r, s := range m.view.Resources().ByName {
+		if n, shown := now.allocatable[r]; shown && s.Counted() {
 			c <- prometheus.MustNewConstMetric(m.capacity, prometheus.GaugeValue, float64(n), string(r))
 		}
 	}

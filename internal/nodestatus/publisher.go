@@ -33,19 +33,11 @@ const (
 
 // A View is the source of the published capacity.
 type View interface {
-	// Capacity returns the number of devices per resource, for capacity and allocatable alike.
-	Capacity() map[device.ResourceName]int
-	// Requested returns the requests of the pods bound to the node for each of these resources, including pods that the
-	// kubelet has not admitted yet.
-	Requested() map[device.ResourceName]int
-	// PodsListed reports whether Capacity counts every pod bound to the node. Once true it stays true.
-	PodsListed() bool
-	// Retired returns resources to remove from the Node. None of them is in Capacity.
-	Retired() []device.ResourceName
-	// ResourcesRemoved reports that the Node shows none of these. After an error the View returns them from Retired again.
+	Resources() device.Resources
+	// Updated returns a channel that is closed when Resources have changed since the call.
+	Updated() <-chan struct{}
+	// ResourcesRemoved reports that the Node shows none of these. After an error the View returns them as retired again.
 	ResourcesRemoved([]device.ResourceName) error
-	// CapacityChanged holds one token when the capacity, or PodsListed, may have changed since the last look.
-	CapacityChanged() <-chan struct{}
 }
 
 // Notifier reports the node's problems to its owners. Its methods return at once.
@@ -138,24 +130,25 @@ func (p *Publisher) publish(ctx context.Context) {
 	logged := map[device.ResourceName]int{} // the value last logged for each resource
 	defer func() { p.restore(ctx, decider) }()
 	for ctx.Err() == nil {
-		now := situation{listed: p.cfg.View.PodsListed()} // asked first, so that the capacity below counts all listed pods
-		now.capacity = p.cfg.View.Capacity()
+		updated := p.cfg.View.Updated() // before anything is read, so that no later change is missed
+		resources := p.cfg.View.Resources()
+		now := situation{listed: resources.PodsListed, capacity: resources.Capacity(), requested: resources.Requested()}
 		node, known := p.store.now()
 		switch {
 		case !known:
-			p.waitForChange(ctx, time.Time{})
+			p.waitForChange(ctx, updated, time.Time{})
 			continue
 		case !node.there:
 			decider.forget()
 			p.expect(nil)
 			p.setFailure(fmt.Errorf("there is no Node named %s; the kubelet has to create it", p.cfg.NodeName))
-			p.waitForChange(ctx, time.Time{})
+			p.waitForChange(ctx, updated, time.Time{})
 			continue
 		}
-		now.node, now.requested = node, p.cfg.View.Requested()
+		now.node = node
 		var retired []device.ResourceName
 		if now.listed {
-			retired = p.cfg.View.Retired()
+			retired = resources.Retired
 			now.retired = slices.DeleteFunc(slices.Clone(retired), p.cfg.Ignored)
 		}
 		next := decider.decide(now, time.Now())
@@ -168,9 +161,9 @@ func (p *Publisher) publish(ctx context.Context) {
 			logged = next.want
 			retry.Reset()
 			p.setFailure(p.confirmRemoved(retired))
-			p.waitForChange(ctx, next.again)
+			p.waitForChange(ctx, updated, next.again)
 		case len(next.patch) == 0:
-			p.waitForChange(ctx, next.again)
+			p.waitForChange(ctx, updated, next.again)
 		default:
 			if err := p.write(ctx, next.patch); err != nil {
 				p.setFailure(err)
@@ -220,7 +213,8 @@ func (p *Publisher) expect(values map[device.ResourceName]int) {
 
 // restore writes, at the end, the values that have just been withdrawn from the Node.
 func (p *Publisher) restore(ctx context.Context, d *decider) {
-	patch := d.last(p.cfg.View.Capacity(), p.cfg.View.Requested(), time.Now())
+	resources := p.cfg.View.Resources()
+	patch := d.last(resources.Capacity(), resources.Requested(), time.Now())
 	if len(patch) == 0 {
 		return
 	}
@@ -232,7 +226,7 @@ func (p *Publisher) restore(ctx context.Context, d *decider) {
 }
 
 // waitForChange waits until the Node or the View has changed, or until a time; zero: no limit.
-func (p *Publisher) waitForChange(ctx context.Context, until time.Time) {
+func (p *Publisher) waitForChange(ctx context.Context, updated <-chan struct{}, until time.Time) {
 	var over <-chan time.Time
 	if !until.IsZero() {
 		timer := time.NewTimer(time.Until(until))
@@ -242,7 +236,7 @@ func (p *Publisher) waitForChange(ctx context.Context, until time.Time) {
 	select {
 	case <-over:
 	case <-p.store.changed:
-	case <-p.cfg.View.CapacityChanged():
+	case <-updated:
 	case <-ctx.Done():
 	}
 }

@@ -39,18 +39,16 @@ type view struct {
 	fail      error // of Unpublished
 }
 
-func newView(n quantities) *view { return &view{numbers: n, changed: make(chan struct{}, 1)} }
+func newView(n quantities) *view { return &view{numbers: n, changed: make(chan struct{})} }
 
-func (v *view) Capacity() map[device.ResourceName]int {
+func (v *view) Resources() device.Resources {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return maps.Clone(v.numbers)
-}
-
-func (v *view) Requested() map[device.ResourceName]int {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return maps.Clone(v.bound)
+	all := device.Resources{ByName: map[device.ResourceName]device.ResourceStatus{}, PodsListed: !v.partial, Retired: slices.Clone(v.retired)}
+	for r, n := range v.numbers {
+		all.ByName[r] = device.ResourceStatus{Offer: &device.Offer{Reported: true}, Capacity: n, Requested: v.bound[r]}
+	}
+	return all
 }
 
 // bind has pods ask for so many devices.
@@ -59,18 +57,6 @@ func (v *view) bind(n quantities) {
 	v.bound = n
 	v.mu.Unlock()
 	v.signal()
-}
-
-func (v *view) PodsListed() bool {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return !v.partial
-}
-
-func (v *view) Retired() []device.ResourceName {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	return slices.Clone(v.retired)
 }
 
 func (v *view) ResourcesRemoved(gone []device.ResourceName) error {
@@ -82,7 +68,11 @@ func (v *view) ResourcesRemoved(gone []device.ResourceName) error {
 	return v.fail
 }
 
-func (v *view) CapacityChanged() <-chan struct{} { return v.changed }
+func (v *view) Updated() <-chan struct{} {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.changed
+}
 
 func (v *view) set(n quantities) {
 	v.mu.Lock()
@@ -114,10 +104,10 @@ func (v *view) alarms() []device.ResourceName {
 }
 
 func (v *view) signal() {
-	select {
-	case v.changed <- struct{}{}:
-	default:
-	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	close(v.changed)
+	v.changed = make(chan struct{})
 }
 
 // node makes n1 with some native resources and these extended ones; allocatable differs where it is given.

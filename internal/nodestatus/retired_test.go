@@ -32,7 +32,7 @@ func TestRetired(t *testing.T) {
 	}
 	v.complete()
 	untilShows(t, api, map[string]string{"a.example/gpu": "2/2", "a.example/ignored": "5/5", "b.example/x": "1/1"})
-	kubetest.Until(t, "the view has been told", func() bool { return len(v.Retired()) == 0 })
+	kubetest.Until(t, "the view has been told", func() bool { return len(v.Resources().Retired) == 0 })
 	untilSettled(t, p)
 	api.Put(node(map[string]string{"a.example/gpu": "2", "a.example/old": "4"}, map[string]string{"a.example/gpu": "2", "a.example/old": "4"}))
 	v.set(quantities{"a.example/gpu": 3}) // the patch that this needs ends the test
@@ -51,6 +51,6 @@ func TestRetiredIsNotedLater(t *testing.T) {
 		return err != nil && err.Error() == "recording that the node no longer shows [a.example/old]: disk full"
 	})
 	v.retire(nil)
-	kubetest.Until(t, "the view has been told", func() bool { return len(v.Retired()) == 0 })
+	kubetest.Until(t, "the view has been told", func() bool { return len(v.Resources().Retired) == 0 })
 	untilSettled(t, p)
 }

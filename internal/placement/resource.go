@@ -181,14 +181,14 @@ func (p *Resource) Quarantined(id device.ID) bool { return p.quarantined[id] }
 func (p *Resource) EndQuarantine(id device.ID) { delete(p.quarantined, id) }
 
 // Counts returns the number of devices in each state of the metric devmgrd_devices. Each device is in exactly one state.
-func (p *Resource) Counts() map[string]int {
+func (p *Resource) Counts() map[device.DeviceState]int {
 	free, stale := p.freeCount, 0
 	if p.offer.State != device.Serving {
 		free, stale = 0, p.freeCount
 	}
-	return map[string]int{
-		"free": free, "stale": stale, "assigned": len(p.taken) - len(p.quarantined), "quarantined": len(p.quarantined),
-		"unhealthy": p.unhealthy(), "cordoned": p.cordoned(), "withheld": p.WithheldCount(),
+	return map[device.DeviceState]int{
+		device.Available: free, device.PluginAway: stale, device.Assigned: len(p.taken) - len(p.quarantined), device.Quarantined: len(p.quarantined),
+		device.Unhealthy: p.unhealthy(), device.Cordoned: p.cordoned(), device.Withheld: p.WithheldCount(),
 	}
 }
 

@@ -8,23 +8,23 @@ import (
 	proposal "github.com/devmgrd/devmgrd/api/podresources/v1alpha1"
 )
 
-// alphaLister is v1alpha1: PodResourcesLister as Kubernetes has it, and PodResources as it was proposed.
+// alphaLister serves v1alpha1 and the endpoint's first proposal.
 type alphaLister struct {
 	v1alpha1.UnimplementedPodResourcesListerServer
 	*Server
 }
 
-// List returns what each pod has. Those that have ended are listed while the kubelet knows them.
+// List returns all pods of the kubelet's list, with devmgrd's devices.
 func (l alphaLister) List(ctx context.Context, _ *v1alpha1.ListPodResourcesRequest) (*v1alpha1.ListPodResourcesResponse, error) {
-	l.allocated(ctx)
-	theirs := ask(ctx, l.kubelet, func(k *kubelet) *question[*v1alpha1.ListPodResourcesResponse] { return &k.alpha })
-	board := l.cfg.Allocator.Snapshot()
+	l.waitForAllocations(ctx)
+	kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1alpha1.ListPodResourcesResponse] { return &k.alpha })
+	snapshot := l.cfg.Allocator.Snapshot()
 	return &v1alpha1.ListPodResourcesResponse{
-		PodResources: mergeAlpha(shown(&l.alpha, board), theirs.GetPodResources(), resourcesOf(board, l.cfg.Allocator.Offers())),
+		PodResources: mergeAlpha(activeEntries(&l.alpha, snapshot), kubelets.GetPodResources(), managed(snapshot, l.cfg.Allocator.Resources())),
 	}, nil
 }
 
-// ListDevices returns all devices that plugins have listed, healthy or not, in use or not.
+// ListDevices returns all devices that plugins list.
 func (l alphaLister) ListDevices(context.Context, *proposal.ListDevicesRequest) (*proposal.ListDevicesResponse, error) {
-	return &proposal.ListDevicesResponse{Devices: listed(l.cfg.Allocator.Offers())}, nil
+	return &proposal.ListDevicesResponse{Devices: listed(l.cfg.Allocator.Resources())}, nil
 }

@@ -13,14 +13,14 @@ import (
 	"github.com/devmgrd/devmgrd/internal/takeover"
 )
 
-// KubeletDevices asks the kubelet how many devices of each resource its own device manager has. The kubelet is at the path of its
-// socket, or next to it where a devmgrd has taken that path: the process with the number devmgrd is not asked.
+// KubeletDevices returns the number of devices of each resource in the kubelet's own device manager. The kubelet listens at the path
+// of its socket, or next to it while devmgrd has taken that path over. devmgrd is the process ID of a devmgrd to skip.
 func KubeletDevices(ctx context.Context, socket string, devmgrd int) (map[device.ResourceName]int, error) {
 	paths := []string{takeover.Aside(socket), socket}
 	if !exists(paths[0]) {
 		paths = paths[1:]
 	}
-	first, err := dialOther(ctx, paths, devmgrd) // for a plain error
+	first, err := dialOther(ctx, paths, devmgrd) // for a clearer error than the client
 	if err != nil {
 		return nil, err
 	}
@@ -32,18 +32,18 @@ func KubeletDevices(ctx context.Context, socket string, devmgrd int) (map[device
 		return nil, err
 	}
 	defer conn.Close()
-	answer, err := v1.NewPodResourcesListerClient(conn).GetAllocatableResources(ctx, &v1.AllocatableResourcesRequest{})
+	response, err := v1.NewPodResourcesListerClient(conn).GetAllocatableResources(ctx, &v1.AllocatableResourcesRequest{})
 	if err != nil {
 		return nil, err
 	}
 	all := map[device.ResourceName]int{}
-	for _, d := range answer.Devices {
+	for _, d := range response.Devices {
 		all[device.ResourceName(d.ResourceName)] += len(d.DeviceIds)
 	}
 	return all, nil
 }
 
-// exists reports whether something is at a path.
+// exists reports whether there is a file of any type at a path.
 func exists(path string) bool {
 	d, name, err := shareddir.Split(path)
 	if err != nil {

@@ -11,29 +11,28 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// entry draws a pod as v1 has it: all containers that run until the pod ends, also those without devices.
-func entry(h *device.PodAllocation) *v1.PodResources {
-	e := &v1.PodResources{Name: h.Pod.Name, Namespace: h.Pod.Namespace, Containers: make([]*v1.ContainerResources, len(h.Containers))}
-	for i, name := range h.Containers {
-		as, _ := h.Of(name)
-		e.Containers[i] = sealed(name, devicesOf(as))
+// entry returns a pod in v1: all containers that run until the pod ends, with or without devices.
+func entry(p *device.PodAllocation) *v1.PodResources {
+	e := &v1.PodResources{Name: p.Pod.Name, Namespace: p.Pod.Namespace, Containers: make([]*v1.ContainerResources, len(p.Containers))}
+	for i, name := range p.Containers {
+		as, _ := p.Of(name)
+		e.Containers[i] = encoded(name, devicesOf(as))
 	}
 	return e
 }
 
-// sealed draws a container whose devices are encoded already. To protobuf they are fields that it does not know, and those it
-// sends as they are.
-func sealed(name string, devices []*v1.ContainerDevices) *v1.ContainerResources {
+// encoded returns a container with its devices already encoded, as unknown fields, which protobuf sends unchanged.
+func encoded(name string, devices []*v1.ContainerDevices) *v1.ContainerResources {
 	raw, err := proto.Marshal(&v1.ContainerResources{Devices: devices})
 	if err != nil {
-		return &v1.ContainerResources{Name: name, Devices: devices} // whoever encodes the answer gets the same error
+		return &v1.ContainerResources{Name: name, Devices: devices} // encoding the response fails with the same error
 	}
 	c := &v1.ContainerResources{Name: name}
 	c.ProtoReflect().SetUnknown(raw)
 	return c
 }
 
-// devicesOf has, as the kubelet does, one entry for each device and NUMA node, and never groups devices.
+// devicesOf returns one entry for each device and NUMA node, as the kubelet does. It never groups devices.
 func devicesOf(as device.Assignment) []*v1.ContainerDevices {
 	var all []*v1.ContainerDevices
 	for _, s := range as.Shares {
@@ -48,8 +47,8 @@ func devicesOf(as device.Assignment) []*v1.ContainerDevices {
 	return all
 }
 
-// appendDevice appends the entries of one device. One that is near no node has no topology, rather than an empty one: some
-// readers take a topology without nodes for node 0.
+// appendDevice appends the entries of one device. A device without a NUMA node has no topology, since some readers take an empty
+// topology for node 0.
 func appendDevice(to []*v1.ContainerDevices, r device.ResourceName, id device.ID, near []int) []*v1.ContainerDevices {
 	ids := []string{string(id)}
 	if len(near) == 0 {
@@ -62,11 +61,11 @@ func appendDevice(to []*v1.ContainerDevices, r device.ResourceName, id device.ID
 	return to
 }
 
-// alphaEntry draws a pod as v1alpha1 has it: without sidecars and topology.
-func alphaEntry(h *device.PodAllocation) *v1alpha1.PodResources {
-	e := &v1alpha1.PodResources{Name: h.Pod.Name, Namespace: h.Pod.Namespace}
-	for _, name := range h.Containers[h.Sidecars:] {
-		as, _ := h.Of(name)
+// alphaEntry returns a pod in v1alpha1: without sidecars and topology.
+func alphaEntry(p *device.PodAllocation) *v1alpha1.PodResources {
+	e := &v1alpha1.PodResources{Name: p.Pod.Name, Namespace: p.Pod.Namespace}
+	for _, name := range p.Containers[p.Sidecars:] {
+		as, _ := p.Of(name)
 		e.Containers = append(e.Containers, &v1alpha1.ContainerResources{Name: name, Devices: alphaDevices(devicesOf(as))})
 	}
 	return e
@@ -80,16 +79,17 @@ func alphaDevices(devices []*v1.ContainerDevices) []*v1alpha1.ContainerDevices {
 	return all
 }
 
-// allocatable has the devices that can be given to a container, in use or not: those that are healthy, of plugins that are
-// there or have been a moment ago, and in service.
-func allocatable(offers map[device.ResourceName]device.Offer, out map[device.ResourceName]map[device.ID]bool) []*v1.ContainerDevices {
+// allocatable returns the devices that a container may be assigned now or later: healthy, not cordoned unless in use, and of a
+// plugin that is not lost.
+func allocatable(resources device.Resources) []*v1.ContainerDevices {
 	var all []*v1.ContainerDevices
-	for _, r := range slices.Sorted(maps.Keys(offers)) {
-		if offers[r].State == device.Lost {
+	for _, r := range slices.Sorted(maps.Keys(resources.ByName)) {
+		status := resources.ByName[r]
+		if status.Offer == nil || status.Offer.State == device.Lost {
 			continue
 		}
-		for _, d := range offers[r].Inventory.Devices {
-			if d.Healthy && !out[r][d.ID] {
+		for _, d := range status.Offer.Inventory.Devices {
+			if d.Healthy && !status.Withdrawn[d.ID] {
 				all = appendDevice(all, r, d.ID, d.NUMA)
 			}
 		}
@@ -97,17 +97,17 @@ func allocatable(offers map[device.ResourceName]device.Offer, out map[device.Res
 	return all
 }
 
-// listed has all devices that plugins have listed, healthy or not, by resource.
-func listed(offers map[device.ResourceName]device.Offer) []*v1alpha1.ContainerDevices {
+// listed returns all devices that plugins list, healthy or not, by resource.
+func listed(resources device.Resources) []*v1alpha1.ContainerDevices {
 	var all []*v1alpha1.ContainerDevices
+	offers := resources.Offers()
 	for _, r := range slices.Sorted(maps.Keys(offers)) {
-		devices := offers[r].Inventory.Devices
-		if len(devices) == 0 {
-			continue
+		var ids []string
+		for _, d := range offers[r].Inventory.Devices {
+			ids = append(ids, string(d.ID))
 		}
-		ids := make([]string, len(devices))
-		for i, d := range devices {
-			ids[i] = string(d.ID)
+		if len(ids) == 0 {
+			continue
 		}
 		all = append(all, &v1alpha1.ContainerDevices{ResourceName: string(r), DeviceIds: ids})
 	}

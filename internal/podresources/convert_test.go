@@ -19,9 +19,9 @@ func TestPartsFitEveryClient(t *testing.T) {
 	b := &device.Snapshot{}
 	for i := range 5000 {
 		s := device.Share{Resource: "vendor.com/gpu", IDs: []device.ID{device.ID(fmt.Sprintf("%s%04d", long, i))}}
-		b.Pods = append(b.Pods, &device.PodAllocation{Assignments: []device.Assignment{{Shares: []device.Share{s}}}})
+		b.Pods = append(b.Pods, device.PodStatus{PodAllocation: &device.PodAllocation{Assignments: []device.Assignment{{Shares: []device.Share{s}}}}})
 	}
-	for _, part := range snapshot(b) {
+	for _, part := range parts(b) {
 		if n := proto.Size(&podresourcesv1.WatchResponse{Content: &podresourcesv1.WatchResponse_Snapshot{Snapshot: part}}); n > 4<<20 {
 			t.Errorf("a part of %d bytes", n)
 		}

@@ -6,32 +6,32 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// An entryCache keeps what has been drawn of each holding for as long as the holding is on the board. Its pages are never changed.
+// An entryCache keeps the encoded entry of each pod in the latest snapshot. Entries never change.
 type entryCache[T any] struct {
 	encode func(*device.PodAllocation) T
 
 	mu       sync.Mutex
-	snapshot *device.Snapshot
+	revision uint64
 	entries  map[*device.PodAllocation]T
 }
 
-// of returns what is drawn of each holding on the board.
-func (a *entryCache[T]) of(b *device.Snapshot) map[*device.PodAllocation]T {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.snapshot == b {
-		return a.entries
+// of returns the entries of a snapshot's pods.
+func (c *entryCache[T]) of(s *device.Snapshot) map[*device.PodAllocation]T {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.entries != nil && c.revision == s.Revision {
+		return c.entries
 	}
-	pages := make(map[*device.PodAllocation]T, len(b.Pods))
-	for _, h := range b.Pods {
-		page, drawn := a.entries[h]
-		if !drawn {
-			page = a.encode(h)
+	entries := make(map[*device.PodAllocation]T, len(s.Pods))
+	for _, p := range s.Pods {
+		e, cached := c.entries[p.PodAllocation]
+		if !cached {
+			e = c.encode(p.PodAllocation)
 		}
-		pages[h] = page
+		entries[p.PodAllocation] = e
 	}
-	if a.snapshot == nil || a.snapshot.Revision < b.Revision { // or somebody was faster, with a newer one
-		a.snapshot, a.entries = b, pages
+	if c.entries == nil || c.revision < s.Revision { // a concurrent request may have had a newer snapshot
+		c.revision, c.entries = s.Revision, entries
 	}
-	return pages
+	return entries
 }

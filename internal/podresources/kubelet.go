@@ -24,37 +24,37 @@ import (
 const (
 	// kubeletTimeout bounds one call to the kubelet.
 	kubeletTimeout = 2 * time.Second
-	// impatience is how long an answer waits for a kubelet that has let such a call time out, until it answers again.
-	impatience = 100 * time.Millisecond
-	// The kubelet allows all of its clients together 100 calls a second, and 10 at once. We leave most of that to others.
+	// slowTimeout is how long a request waits for a kubelet whose last call has timed out.
+	slowTimeout = 100 * time.Millisecond
+	// The kubelet allows 100 calls a second and 10 at once from all of its clients together. Other clients keep most of that.
 	kubeletRate, kubeletBurst = 40, 4
-	// maxKubeletBytes bounds its answer: some 100 000 devices.
+	// maxKubeletBytes bounds the kubelet's response: some 100 000 devices.
 	maxKubeletBytes = 16 << 20
 )
 
-// A kubelet is asked for what is its own.
+// A kubelet is a client of the kubelet's PodResources.
 type kubelet struct {
 	conn *grpc.ClientConn
 	get  v1.PodResourcesListerClient
-	pace *rate.Limiter
+	rate *rate.Limiter
 	log  *slog.Logger
 	gaps interface{ Inc() }
 
-	list        question[*v1.ListPodResourcesResponse]
-	alpha       question[*v1alpha1.ListPodResourcesResponse]
-	allocatable question[*v1.AllocatableResourcesResponse]
+	list        sharedCall[*v1.ListPodResourcesResponse]
+	alpha       sharedCall[*v1alpha1.ListPodResourcesResponse]
+	allocatable sharedCall[*v1.AllocatableResourcesResponse]
 
-	slow atomic.Bool // the last call has timed out
-	gone atomic.Bool // it has been logged that it does not answer
+	slow   atomic.Bool // the last call timed out
+	failed atomic.Bool // the failure has been logged
 }
 
-// newKubelet makes a client of the kubelet, which is at the first of the paths where anybody listens but process self. The goroutines
-// that call are work's, and end with ctx.
+// newKubelet returns a client of the process that listens at the first of the paths where a process other than self does. Its
+// goroutines belong to work and end with ctx.
 func newKubelet(ctx context.Context, work *sync.WaitGroup, paths []string, self int, gaps interface{ Inc() }, log *slog.Logger) (*kubelet, error) {
 	conn, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dialOther(ctx, paths, self) }),
-		// A kubelet that is back has to be asked at once. Nothing is dialled while nobody asks.
+		// A kubelet that is back is used at once. Without requests nothing is dialled.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, MaxDelay: 200 * time.Millisecond},
 			MinConnectTimeout: kubeletTimeout,
@@ -65,21 +65,22 @@ func newKubelet(ctx context.Context, work *sync.WaitGroup, paths []string, self 
 		return nil, err
 	}
 	lister, alpha := v1.NewPodResourcesListerClient(conn), v1alpha1.NewPodResourcesListerClient(conn)
-	k := &kubelet{conn: conn, get: lister, pace: rate.NewLimiter(kubeletRate, kubeletBurst), log: log, gaps: gaps}
-	rounds := rounds{ctx: ctx, work: work, pace: k.pace, slow: &k.slow}
-	k.list = question[*v1.ListPodResourcesResponse]{rounds: rounds, call: func(ctx context.Context) (*v1.ListPodResourcesResponse, error) {
+	k := &kubelet{conn: conn, get: lister, rate: rate.NewLimiter(kubeletRate, kubeletBurst), log: log, gaps: gaps}
+	limits := callLimits{ctx: ctx, work: work, rate: k.rate, slow: &k.slow}
+	k.list = sharedCall[*v1.ListPodResourcesResponse]{callLimits: limits, call: func(ctx context.Context) (*v1.ListPodResourcesResponse, error) {
 		return lister.List(ctx, &v1.ListPodResourcesRequest{})
 	}}
-	k.alpha = question[*v1alpha1.ListPodResourcesResponse]{rounds: rounds, call: func(ctx context.Context) (*v1alpha1.ListPodResourcesResponse, error) {
+	k.alpha = sharedCall[*v1alpha1.ListPodResourcesResponse]{callLimits: limits, call: func(ctx context.Context) (*v1alpha1.ListPodResourcesResponse, error) {
 		return alpha.List(ctx, &v1alpha1.ListPodResourcesRequest{})
 	}}
-	k.allocatable = question[*v1.AllocatableResourcesResponse]{rounds: rounds, call: func(ctx context.Context) (*v1.AllocatableResourcesResponse, error) {
+	k.allocatable = sharedCall[*v1.AllocatableResourcesResponse]{callLimits: limits, call: func(ctx context.Context) (*v1.AllocatableResourcesResponse, error) {
 		return lister.GetAllocatableResources(ctx, &v1.AllocatableResourcesRequest{})
 	}}
 	return k, nil
 }
 
-// dialOther dials the first path where another process than self listens: with the kubelet away, its path may be ours.
+// dialOther dials the first path where a process other than self listens. While the kubelet is down, this process may serve its
+// path.
 func dialOther(ctx context.Context, paths []string, self int) (net.Conn, error) {
 	var errs []error
 	for _, path := range paths {
@@ -90,67 +91,66 @@ func dialOther(ctx context.Context, paths []string, self int) (net.Conn, error) 
 				return conn, nil
 			}
 			conn.Close()
-			err = cmp.Or(err, fmt.Errorf("%s is ours", path))
+			err = cmp.Or(err, fmt.Errorf("%s is served by this process", path))
 		}
 		errs = append(errs, err)
 	}
 	return nil, errors.Join(errs...)
 }
 
-// ask returns the kubelet's answer, or the zero value if there is none: then devices have to do. Without a kubelet nothing is
-// asked.
-func ask[T any](ctx context.Context, k *kubelet, q func(*kubelet) *question[T]) (answer T) {
+// ask returns the kubelet's response, or the zero value if it does not answer, or there is none.
+func ask[T any](ctx context.Context, k *kubelet, call func(*kubelet) *sharedCall[T]) (response T) {
 	if k == nil {
-		return answer
+		return response
 	}
-	patience := 2 * kubeletTimeout // the call that is in flight, and our own
+	timeout := 2 * kubeletTimeout // the call in progress, and the next one
 	if k.slow.Load() {
-		patience = impatience
+		timeout = slowTimeout
 	}
-	short, cancel := context.WithTimeout(ctx, patience)
+	short, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	answer, err := q(k).ask(short)
+	response, err := call(k).do(short)
 	switch {
 	case err == nil:
-		k.answers()
-		return answer
+		k.answered()
+		return response
 	case ctx.Err() != nil:
-		return answer // it is the caller who has no time
+		return response // the caller's time is over, not the kubelet's
 	}
 	k.gaps.Inc()
-	if !k.gone.Swap(true) {
+	if !k.failed.Swap(true) {
 		k.log.Warn("kubelet's PodResources not answering; serving devices only", "err", err)
 	}
-	return answer
+	return response
 }
 
-// answers logs the first answer of a kubelet that did not answer before.
-func (k *kubelet) answers() {
-	if k.gone.Swap(false) {
+// answered logs the first response after a failure.
+func (k *kubelet) answered() {
+	if k.failed.Swap(false) {
 		k.log.Info("kubelet's PodResources answering again")
 	}
 }
 
-// pod returns the kubelet's entry of one pod, or nil. The kubelet is asked for that pod alone, so its metrics count Get as they do
-// without devmgrd. It is asked for its list, which concurrent questions share, where calls come too fast for one each, where it
-// does not answer Get (an older one without its feature gate), and where it answers with an error.
-func (k *kubelet) pod(ctx context.Context, pod podKey) *v1.PodResources {
+// pod returns the kubelet's entry of one pod, or nil. It calls the kubelet's Get, so that the kubelet's metrics count it as they do
+// without devmgrd. It uses the kubelet's List, which concurrent requests share, when requests come too fast for one call each, and
+// when Get fails, as with an older kubelet without the feature gate.
+func (k *kubelet) pod(ctx context.Context, pod podName) *v1.PodResources {
 	if k == nil {
 		return nil
 	}
-	if !k.slow.Load() && k.pace.Allow() {
+	if !k.slow.Load() && k.rate.Allow() {
 		short, cancel := context.WithTimeout(ctx, kubeletTimeout)
-		answer, err := k.get.Get(short, &v1.GetPodResourcesRequest{PodNamespace: pod.namespace, PodName: pod.name})
+		response, err := k.get.Get(short, &v1.GetPodResourcesRequest{PodNamespace: pod.namespace, PodName: pod.name})
 		if ctx.Err() == nil && short.Err() != nil {
 			k.slow.Store(true)
 		}
 		cancel()
 		if err == nil {
-			k.answers()
-			return answer.PodResources
+			k.answered()
+			return response.PodResources
 		}
 	}
-	all := ask(ctx, k, func(k *kubelet) *question[*v1.ListPodResourcesResponse] { return &k.list })
+	all := ask(ctx, k, func(k *kubelet) *sharedCall[*v1.ListPodResourcesResponse] { return &k.list })
 	for _, p := range all.GetPodResources() {
 		if p.Name == pod.name && p.Namespace == pod.namespace {
 			return p
@@ -159,72 +159,73 @@ func (k *kubelet) pod(ctx context.Context, pod podKey) *v1.PodResources {
 	return nil
 }
 
-// rounds are what all questions share.
-type rounds struct {
+// callLimits are shared by all calls to the kubelet.
+type callLimits struct {
 	ctx  context.Context
 	work *sync.WaitGroup
-	pace *rate.Limiter
+	rate *rate.Limiter
 	slow *atomic.Bool
 }
 
-// A question is asked in rounds: whoever comes while a call is in flight joins the next one, and all who have joined share its
-// answer. So an answer is never older than its question, and calls do not grow with those who ask.
-type question[T any] struct {
-	rounds
+// A sharedCall is one method of the kubelet, called for several requests at a time: a request that comes during a call shares the
+// next one. So a response is never older than its request, and the number of calls does not grow with that of requests.
+type sharedCall[T any] struct {
+	callLimits
 	call func(context.Context) (T, error)
 
-	mu     sync.Mutex
-	next   *round[T] // nil: nobody has asked since the last call began
-	asking bool      // somebody is calling, or about to
+	mu      sync.Mutex
+	next    *response[T] // nil: no request has come since the last call began
+	running bool
 }
 
-type round[T any] struct {
-	done   chan struct{}
-	answer T
-	err    error
+type response[T any] struct {
+	done  chan struct{} // closed when value and err are set
+	value T
+	err   error
 }
 
-func (q *question[T]) ask(ctx context.Context) (answer T, err error) {
-	q.mu.Lock()
-	if q.next == nil {
-		q.next = &round[T]{done: make(chan struct{})}
+func (c *sharedCall[T]) do(ctx context.Context) (value T, err error) {
+	c.mu.Lock()
+	if c.next == nil {
+		c.next = &response[T]{done: make(chan struct{})}
 	}
-	r := q.next
-	if !q.asking {
-		q.asking = true
-		q.work.Go(q.run)
+	r := c.next
+	if !c.running {
+		c.running = true
+		c.work.Go(c.run)
 	}
-	q.mu.Unlock()
+	c.mu.Unlock()
 	select {
 	case <-r.done:
-		return r.answer, r.err
+		return r.value, r.err
 	case <-ctx.Done():
-		return answer, context.Cause(ctx)
+		return value, context.Cause(ctx)
 	}
 }
 
-// run calls for as long as somebody asks.
-func (q *question[T]) run() {
-	for q.more() {
-		err := q.pace.Wait(q.ctx)
-		q.mu.Lock()
-		r := q.next
-		q.next = nil
-		q.mu.Unlock()
+// run calls as long as requests wait.
+func (c *sharedCall[T]) run() {
+	for c.more() {
+		err := c.rate.Wait(c.ctx)
+		c.mu.Lock()
+		r := c.next
+		c.next = nil
+		c.mu.Unlock()
 		if r.err = err; err == nil {
-			ctx, cancel := context.WithTimeout(q.ctx, kubeletTimeout)
-			r.answer, r.err = q.call(ctx)
-			// What counts is the call's time: those who ask may have come late, or have no patience since it was slow before.
-			q.slow.Store(r.err != nil && ctx.Err() != nil)
+			ctx, cancel := context.WithTimeout(c.ctx, kubeletTimeout)
+			r.value, r.err = c.call(ctx)
+			// The call's own time counts: requests may have come late, or have a short timeout because the kubelet was slow before.
+			c.slow.Store(r.err != nil && ctx.Err() != nil)
 			cancel()
 		}
 		close(r.done)
 	}
 }
 
-func (q *question[T]) more() bool {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.asking = q.next != nil
-	return q.asking
+// more reports whether a request waits, and ends run if none does.
+func (c *sharedCall[T]) more() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running = c.next != nil
+	return c.running
 }

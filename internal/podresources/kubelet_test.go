@@ -26,8 +26,8 @@ func asks(t *testing.T, takes func() time.Duration) (list func() int) {
 	t.Cleanup(work.Wait)
 	t.Cleanup(cancel)
 	k := &kubelet{log: slog.New(slog.DiscardHandler), gaps: &tally{}}
-	k.list = question[*v1.ListPodResourcesResponse]{
-		rounds: rounds{ctx: ctx, work: &work, pace: rate.NewLimiter(kubeletRate, kubeletBurst), slow: &k.slow},
+	k.list = sharedCall[*v1.ListPodResourcesResponse]{
+		callLimits: callLimits{ctx: ctx, work: &work, rate: rate.NewLimiter(kubeletRate, kubeletBurst), slow: &k.slow},
 		call: func(ctx context.Context) (*v1.ListPodResourcesResponse, error) {
 			select {
 			case <-time.After(takes()):
@@ -38,11 +38,11 @@ func asks(t *testing.T, takes func() time.Duration) (list func() int) {
 		},
 	}
 	return func() int {
-		return len(ask(t.Context(), k, func(k *kubelet) *question[*v1.ListPodResourcesResponse] { return &k.list }).GetPodResources())
+		return len(ask(t.Context(), k, func(k *kubelet) *sharedCall[*v1.ListPodResourcesResponse] { return &k.list }).GetPodResources())
 	}
 }
 
-// A kubelet that has stalled once, and takes a little longer than impatience from then on, is believed again.
+// A kubelet that has stalled once, and takes a little longer than slowTimeout from then on, is believed again.
 func TestASlowKubeletIsBelievedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var takes atomic.Int64
@@ -52,7 +52,7 @@ func TestASlowKubeletIsBelievedAgain(t *testing.T) {
 			t.Fatal("the stall has been answered")
 		}
 		time.Sleep(5 * time.Second)
-		takes.Store(int64(impatience + 50*time.Millisecond)) // it is well again, on a busy node
+		takes.Store(int64(slowTimeout + 50*time.Millisecond)) // it is well again, on a busy node
 		good := 0
 		for range 100 {
 			good += list()
@@ -83,30 +83,27 @@ func TestWhoJoinsLateHasAnAnswer(t *testing.T) {
 	})
 }
 
-// stuck is a ledger in which one pod is known, active, incomplete, and on its way out of the state file.
+// stuck shows one active pod without its devices.
 type stuck struct {
 	Allocator
 	asked atomic.Int64
-	h     *device.PodAllocation
 }
 
 func (s *stuck) Snapshot() *device.Snapshot {
-	return &device.Snapshot{Pods: []*device.PodAllocation{s.h}}
+	s.asked.Add(1)
+	p := &device.PodAllocation{Pod: device.Pod{UID: "u", Name: "p", Namespace: "ns"}, Active: true, Incomplete: true}
+	return &device.Snapshot{Pods: []device.PodStatus{{PodAllocation: p, State: device.Waiting}}}
 }
 func (s *stuck) Updated() <-chan struct{} { return make(chan struct{}) }
-func (s *stuck) PodReadiness(device.PodUID) device.Readiness {
-	s.asked.Add(1)
-	return device.Readiness{State: device.Unknown}
-}
 
-// Get ends with its time, also for a pod that is on its way out of the state file and wanted again.
-func TestGetEndsInTime(t *testing.T) {
-	s := &stuck{h: &device.PodAllocation{Pod: device.Pod{UID: "u", Name: "p", Namespace: "ns"}, Active: true, Incomplete: true}}
+// Get ends with its time.
+func TestGet_PodStaysIncomplete_EndsInTime(t *testing.T) {
+	s := &stuck{}
 	l := lister{Server: &Server{cfg: Config{Allocator: s}}}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	done := make(chan struct{})
-	go func() { l.settled(ctx, s.h); close(done) }()
+	go func() { l.complete(ctx, podName{"ns", "p"}); close(done) }()
 	select {
 	case <-done:
 	case <-time.After(20 * time.Second):

@@ -18,52 +18,52 @@ import (
 	"github.com/devmgrd/devmgrd/internal/connlimit"
 )
 
-// What one client may do. A client is a pod, or another process: by its ID, outside the daemon's PID namespace by its pidfd, and where
-// the kernel shows neither each connection is a client of its own. The kubelet has one limit of 100 a second and 10 at once for all of its
-// clients together, and refuses the rest; here a client that asks too often waits its turn.
+// Limits of one client. A client is a pod, or a process outside of pods: by its process ID, by its pidfd outside the daemon's PID
+// namespace, and where the kernel shows neither, by its connection. The kubelet has one limit for all of its clients together, 100
+// requests a second and 10 at once, and refuses the rest. devmgrd delays the requests of a client that sends too many.
 const (
 	clientRate  = 100         // requests a second
-	clientBurst = 100         // at once
-	longestTurn = time.Second // who would wait longer is refused
+	clientBurst = 100         // requests at once
+	longestWait = time.Second // a request that would be delayed longer is refused
 
-	findRate  = 2 // questions a second that the API server has to answer
+	findRate  = 2 // reads from the API server a second
 	findBurst = 8
 
 	connectionStreams = 100         // requests at once on one connection
-	connectionIdle    = time.Minute // without a request or a watch; gRPC's clients dial again when they need to
+	connectionIdle    = time.Minute // without a request or a watch; then the connection is closed, and gRPC clients dial again
 )
 
-// connections bounds those of all clients together, and of each. What is beyond waits until another one is closed.
+// connections are the limits of connections. A connection beyond them waits until another one is closed.
 var connections = connlimit.Limits{Served: 1024, ServedPerClient: 64, Waiting: 256, WaitingPerClient: 16}
 
-// errBusy has the kubelet's words, which tests and people look for.
+// errBusy is the kubelet's error, which clients and people know.
 var errBusy = status.Error(codes.ResourceExhausted, "rejected by rate limit")
 
 // A client is a pod or another process that is connected.
 type client struct {
-	pace        *rate.Limiter
+	rate        *rate.Limiter
 	finds       *rate.Limiter
 	connections int
 }
 
-// clients knows who is connected. It is the transport's credentials: the kernel says which process has dialled.
+// clients are the connected clients. They are the transport credentials of the server, which connect a request with its client.
 type clients struct {
 	mu  sync.Mutex
-	all map[string]*client // by the name that connlimit has for it
+	all map[string]*client // by connlimit's name
 }
 
-// turn waits until it is the caller's turn.
-func (c *client) turn(ctx context.Context) error {
-	r := c.pace.Reserve()
-	wait := r.Delay()
-	if wait == 0 {
+// wait delays a request as the client's rate demands.
+func (c *client) wait(ctx context.Context) error {
+	r := c.rate.Reserve()
+	delay := r.Delay()
+	if delay == 0 {
 		return nil
 	}
-	if wait > longestTurn {
+	if delay > longestWait {
 		r.Cancel()
 		return errBusy
 	}
-	timer := time.NewTimer(wait)
+	timer := time.NewTimer(delay)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -74,13 +74,13 @@ func (c *client) turn(ctx context.Context) error {
 	}
 }
 
-// clientOf gives who has sent a request.
+// clientOf returns the sender of a request.
 func clientOf(ctx context.Context) *client {
 	p, _ := peer.FromContext(ctx)
 	return p.AuthInfo.(caller).client
 }
 
-// A caller is what a connection knows of its other end.
+// A caller is the client of one connection.
 type caller struct {
 	credentials.CommonAuthInfo
 	*client
@@ -100,37 +100,37 @@ func (cs *clients) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInf
 	defer cs.mu.Unlock()
 	c := cs.all[name]
 	if c == nil {
-		// Whoever dials again for each request is the same client still, until all is forgotten that it has asked.
-		maps.DeleteFunc(cs.all, func(_ string, c *client) bool { return c.connections == 0 && c.pace.Tokens() >= clientBurst })
-		c = &client{pace: rate.NewLimiter(clientRate, clientBurst), finds: rate.NewLimiter(findRate, findBurst)}
+		// A process that dials for each request stays one client: it is removed only when its rate is unused.
+		maps.DeleteFunc(cs.all, func(_ string, c *client) bool { return c.connections == 0 && c.rate.Tokens() >= clientBurst })
+		c = &client{rate: rate.NewLimiter(clientRate, clientBurst), finds: rate.NewLimiter(findRate, findBurst)}
 		if cs.all == nil {
 			cs.all = map[string]*client{}
 		}
 		cs.all[name] = c
 	}
 	c.connections++
-	return &counted{Conn: conn, left: sync.OnceFunc(func() { cs.leave(c) })},
+	return &counted{Conn: conn, closed: sync.OnceFunc(func() { cs.closed(c) })},
 		caller{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, c}, nil
 }
 
-func (cs *clients) leave(c *client) {
+func (cs *clients) closed(c *client) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	c.connections--
 }
 
-// counted is a connection that counts until it is closed.
+// counted is a connection that calls closed when it is closed.
 type counted struct {
 	net.Conn
-	left func()
+	closed func()
 }
 
 func (c *counted) Close() error {
-	c.left()
+	c.closed()
 	return c.Conn.Close()
 }
 
-// ClientHandshake is part of credentials.TransportCredentials, and of no use here.
+// ClientHandshake is part of credentials.TransportCredentials. It always fails.
 func (*clients) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	return nil, nil, errors.New("only for servers")
 }
@@ -146,19 +146,19 @@ func (cs *clients) Clone() credentials.TransportCredentials { return cs }
 // OverrideServerName is part of credentials.TransportCredentials.
 func (*clients) OverrideServerName(string) error { return nil }
 
-// limit has each request wait its turn, and counts it.
+// limit applies the client's rate to a request, and counts the request.
 func (s *Server) limit(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (answer any, err error) {
 	defer func() { s.metrics.count(info.FullMethod, status.Code(err)) }()
-	if err := clientOf(ctx).turn(ctx); err != nil {
+	if err := clientOf(ctx).wait(ctx); err != nil {
 		return nil, err
 	}
 	return handle(ctx, request)
 }
 
-// limitStream does so with streams.
+// limitStream does the same for streams.
 func (s *Server) limitStream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
 	defer func() { s.metrics.count(info.FullMethod, status.Code(err)) }()
-	if err := clientOf(stream.Context()).turn(stream.Context()); err != nil {
+	if err := clientOf(stream.Context()).wait(stream.Context()); err != nil {
 		return err
 	}
 	return handle(server, stream)

@@ -13,150 +13,146 @@ import (
 )
 
 const (
-	// getLimit is how long Get waits for a pod's devices. Who asks while a pod's network is made has some ten seconds.
+	// getLimit is how long Get waits for a pod's devices. A CNI plugin that calls Get has some ten seconds in all.
 	getLimit = 2 * time.Second
-	// listLimit is how long List waits for allocations in flight.
+	// listLimit is how long List waits for allocations in progress.
 	listLimit = 500 * time.Millisecond
 )
 
-// lister is PodResourcesLister as Kubernetes has it.
+// lister serves v1.
 type lister struct {
 	v1.UnimplementedPodResourcesListerServer
 	*Server
 }
 
-// List returns what each active pod has.
+// List returns all pods of the kubelet's list, with devmgrd's devices.
 func (l lister) List(ctx context.Context, _ *v1.ListPodResourcesRequest) (*v1.ListPodResourcesResponse, error) {
-	l.allocated(ctx)
-	theirs := ask(ctx, l.kubelet, func(k *kubelet) *question[*v1.ListPodResourcesResponse] { return &k.list })
-	board := l.cfg.Allocator.Snapshot()
-	return &v1.ListPodResourcesResponse{PodResources: merge(shown(&l.entries, board), theirs.GetPodResources(), resourcesOf(board, l.cfg.Allocator.Offers()))}, nil
-}
-
-// GetAllocatableResources returns what there is to be had, in use or not.
-func (l lister) GetAllocatableResources(ctx context.Context, _ *v1.AllocatableResourcesRequest) (*v1.AllocatableResourcesResponse, error) {
-	theirs := ask(ctx, l.kubelet, func(k *kubelet) *question[*v1.AllocatableResourcesResponse] { return &k.allocatable })
-	offers := l.cfg.Allocator.Offers()
-	o := resourcesOf(l.cfg.Allocator.Snapshot(), offers)
-	return &v1.AllocatableResourcesResponse{
-		Devices: append(foreign(theirs.GetDevices(), o), allocatable(offers, l.cfg.Allocator.Withdrawn())...),
-		CpuIds:  theirs.GetCpuIds(),
-		Memory:  theirs.GetMemory(),
+	l.waitForAllocations(ctx)
+	kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1.ListPodResourcesResponse] { return &k.list })
+	snapshot := l.cfg.Allocator.Snapshot()
+	return &v1.ListPodResourcesResponse{
+		PodResources: merge(activeEntries(&l.entries, snapshot), kubelets.GetPodResources(), managed(snapshot, l.cfg.Allocator.Resources())),
 	}, nil
 }
 
-// Get returns what one active pod has. It waits for devices that the pod is to have. If they do not come in time it fails, with
-// the reason why the pod waits: whoever makes the pod's network by the answer has to try again, and not to go on without.
+// GetAllocatableResources returns the kubelet's CPUs and memory, the devices of other managers, and devmgrd's devices.
+func (l lister) GetAllocatableResources(ctx context.Context, _ *v1.AllocatableResourcesRequest) (*v1.AllocatableResourcesResponse, error) {
+	kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1.AllocatableResourcesResponse] { return &k.allocatable })
+	resources := l.cfg.Allocator.Resources()
+	return &v1.AllocatableResourcesResponse{
+		Devices: append(unmanaged(kubelets.GetDevices(), managed(l.cfg.Allocator.Snapshot(), resources)), allocatable(resources)...),
+		CpuIds:  kubelets.GetCpuIds(),
+		Memory:  kubelets.GetMemory(),
+	}, nil
+}
+
+// Get returns one active pod. It waits for the devices that the pod requests. If they do not come in time, Get fails with the
+// pod's reason to wait, so that a CNI plugin tries again and does not set up the pod's network without them.
 func (l lister) Get(ctx context.Context, request *v1.GetPodResourcesRequest) (*v1.GetPodResourcesResponse, error) {
-	pod := podKey{request.PodNamespace, request.PodName}
-	theirs := l.kubelet.pod(ctx, pod)
+	name := podName{request.PodNamespace, request.PodName}
+	kubelets := l.kubelet.pod(ctx, name)
 	short, cancel := context.WithTimeout(ctx, getLimit)
 	defer cancel()
-	h, err := l.find(short, pod, theirs != nil)
+	known, err := l.find(short, name, kubelets != nil)
 	if err != nil {
 		return nil, err
 	}
-	var mine *v1.PodResources
-	if h != nil {
-		if h, err = l.settled(short, h); err != nil {
+	var own *v1.PodResources
+	if known {
+		p, err := l.complete(short, name)
+		if err != nil {
 			return nil, err
 		}
-		mine = entry(h)
+		own = entry(p.PodAllocation)
 	}
-	if mine == nil && theirs == nil {
-		return nil, unknown(pod)
+	if own == nil && kubelets == nil {
+		return nil, notFound(name)
 	}
-	return &v1.GetPodResourcesResponse{PodResources: mergePod(mine, theirs, resourcesOf(l.cfg.Allocator.Snapshot(), l.cfg.Allocator.Offers()))}, nil
+	return &v1.GetPodResourcesResponse{PodResources: mergePod(own, kubelets, managed(l.cfg.Allocator.Snapshot(), l.cfg.Allocator.Resources()))}, nil
 }
 
-// find returns what is known of an active pod; nil: nothing. If the kubelet knows a pod that we have not heard of the API server
-// is asked: the kubelet may ask for it before our watch has shown it.
-func (l lister) find(ctx context.Context, pod podKey, there bool) (*device.PodAllocation, error) {
-	if h := l.known(pod); h != nil || !there || l.cfg.Pods == nil {
-		return h, nil
+// find reports whether the allocator knows an active pod of that name. If only the kubelet knows one, find reads it from the API
+// server first: the kubelet may have heard of the pod before devmgrd's watch.
+func (l lister) find(ctx context.Context, name podName, atKubelet bool) (bool, error) {
+	if _, known := l.active(name); known || !atKubelet || l.cfg.Pods == nil {
+		return known, nil
 	}
 	err := clientOf(ctx).finds.Wait(ctx)
 	if err == nil {
-		_, err = l.cfg.Pods.Find(ctx, pod.namespace, pod.name)
+		_, err = l.cfg.Pods.Find(ctx, name.namespace, name.name)
 	}
 	if err != nil {
-		return nil, status.Errorf(codes.Unavailable, "%s: the kubelet has pod %s/%s, and devmgrd has not heard of it: %v; try again",
-			device.UnknownPod, pod.namespace, pod.name, err)
+		return false, status.Errorf(codes.Unavailable, "%s: the kubelet has pod %s/%s, and devmgrd has not heard of it: %v; try again",
+			device.UnknownPod, name.namespace, name.name, err)
 	}
-	return l.known(pod), nil
+	_, known := l.active(name)
+	return known, nil
 }
 
-func (l lister) known(pod podKey) *device.PodAllocation {
-	for _, h := range l.cfg.Allocator.Snapshot().Pods {
-		if h.Active && h.Pod.Name == pod.name && h.Pod.Namespace == pod.namespace {
-			return h
-		}
-	}
-	return nil
+// active returns the active pod of that name.
+func (l lister) active(name podName) (device.PodStatus, bool) {
+	p, known := l.cfg.Allocator.Snapshot().Pod(name.namespace, name.name)
+	return p, known && p.Active
 }
 
-// settled waits until a pod has all of its devices, and returns what it has then.
-func (l lister) settled(ctx context.Context, h *device.PodAllocation) (*device.PodAllocation, error) {
+// complete waits until the pod has all of its devices.
+func (l lister) complete(ctx context.Context, name podName) (device.PodStatus, error) {
 	for {
-		moved := l.cfg.Allocator.Updated()
-		now := l.known(podKey{h.Pod.Namespace, h.Pod.Name})
+		updated := l.cfg.Allocator.Updated()
+		p, known := l.active(name)
 		switch {
-		case now == nil:
-			return nil, unknown(podKey{h.Pod.Namespace, h.Pod.Name}) // it is over
-		case !now.Incomplete:
-			return now, nil
+		case !known:
+			return p, notFound(name)
+		case !p.Incomplete:
+			return p, nil
 		}
 		select {
-		case <-moved:
+		case <-updated:
 		case <-ctx.Done():
-			why := l.cfg.Allocator.PodReadiness(now.Pod.UID).Wait
-			if why.Reason == "" { // its former life is being written out of the state file
-				why = device.Wait{Reason: device.Allocating, Message: "the allocation has not begun yet"}
-			}
-			return nil, status.Errorf(codes.Unavailable, "%s: pod %s waits for its devices: %s; try again", why.Reason, now.Pod, why.Message)
+			return p, status.Errorf(codes.Unavailable, "%s: pod %s waits for its devices: %s; try again", p.Wait.Reason, p.Pod, p.Wait.Message)
 		}
 	}
 }
 
-// allocated waits a moment for allocations that are in flight, so that who lists while a pod's network is made finds its
-// devices. It does not wait for pods that have to wait themselves.
-func (s *Server) allocated(ctx context.Context) {
+// waitForAllocations waits shortly for allocations in progress, so that a CNI plugin that calls List finds its pod's devices. It
+// does not wait for pods that have a reason to wait.
+func (s *Server) waitForAllocations(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, listLimit)
 	defer cancel()
 	for ctx.Err() == nil {
-		moved := s.cfg.Allocator.Updated()
+		updated := s.cfg.Allocator.Updated()
 		if !s.allocating() {
 			return
 		}
 		select {
-		case <-moved:
+		case <-updated:
 		case <-ctx.Done():
 		}
 	}
 }
 
 func (s *Server) allocating() bool {
-	for _, h := range s.cfg.Allocator.Snapshot().Pods {
-		if h.Incomplete && s.cfg.Allocator.PodReadiness(h.Pod.UID).Wait.Reason == device.Allocating {
+	for _, p := range s.cfg.Allocator.Snapshot().Pods {
+		if p.Incomplete && p.Wait.Reason == device.Allocating {
 			return true
 		}
 	}
 	return false
 }
 
-// shown returns the active pods' pages.
-func shown[T any](a *entryCache[T], b *device.Snapshot) []T {
-	pages := a.of(b)
-	all := make([]T, 0, len(b.Pods))
-	for _, h := range b.Pods {
-		if h.Active {
-			all = append(all, pages[h])
+// activeEntries returns the entries of the active pods.
+func activeEntries[T any](cache *entryCache[T], s *device.Snapshot) []T {
+	entries := cache.of(s)
+	all := make([]T, 0, len(s.Pods))
+	for _, p := range s.Pods {
+		if p.Active {
+			all = append(all, entries[p.PodAllocation])
 		}
 	}
 	return all
 }
 
-// unknown has the kubelet's words and code.
-func unknown(pod podKey) error {
+// notFound is the kubelet's error for an unknown pod.
+func notFound(pod podName) error {
 	return status.Error(codes.Unknown, fmt.Sprintf("pod %s in namespace %s not found", pod.name, pod.namespace))
 }

@@ -63,7 +63,7 @@ func TestOnePodInAllForms(t *testing.T) {
 		r.kubelet.allocatable = &v1.AllocatableResourcesResponse{CpuIds: []int64{1, 2, 3},
 			Devices: []*v1.ContainerDevices{{ResourceName: string(gpu), DeviceIds: []string{"old"}}, {ResourceName: "other.com/x", DeviceIds: []string{"0"}}}}
 	})
-	plugintest.Eventually(t, "p has its devices", func() bool { return r.PodReadiness(d.Pod.UID).State == device.Ready })
+	plugintest.Eventually(t, "p has its devices", func() bool { return r.PodByUID(d.Pod.UID).State == device.Ready })
 
 	devices := `
 		devices {resource_name: "vendor.com/gpu" device_ids: "both" topology {nodes {ID: 0}}}
@@ -116,7 +116,7 @@ func TestAllocatable(t *testing.T) {
 	r.Plugins.Offer(gpu, device.Stale, device.Device{ID: "a", Healthy: true}, device.Device{ID: "b"})
 	r.Plugins.Offer("vendor.com/out", device.Serving, device.Device{ID: "d", Healthy: true})
 	r.Plugins.Offer(nic, device.Lost, device.Device{ID: "c", Healthy: true})
-	plugintest.Eventually(t, "the offers are known", func() bool { return len(r.Offers()) == 3 })
+	plugintest.Eventually(t, "the offers are known", func() bool { return len(r.Resources().Offers()) == 3 })
 	if _, err := r.Cordon([]device.Cordon{{Resource: "vendor.com/out", ID: "d"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ func TestWhichPodsAreListed(t *testing.T) {
 	mirror := pod("static", "", 0)
 	mirror.Pod.UID, mirror.Mirror, mirror.Containers = "mirror", true, []string{"main", "more"}
 	r.Bind(mirror)
-	plugintest.Eventually(t, "the local pod has its device", func() bool { return r.PodReadiness(local.Pod.UID).State == device.Ready })
+	plugintest.Eventually(t, "the local pod has its device", func() bool { return r.PodByUID(local.Pod.UID).State == device.Ready })
 	all, _ := r.list()
 	names := map[string]int{}
 	for _, p := range all.PodResources {
@@ -267,7 +267,7 @@ func TestListWaits(t *testing.T) {
 	answer := make(chan error)
 	r.Plugins.Answer(func(ctx context.Context) error { return <-answer })
 	r.Bind(pod("p", gpu, 1))
-	plugintest.Eventually(t, "the allocation is in flight", func() bool { return r.PodReadiness("uid-p").Wait.Reason == device.Allocating })
+	plugintest.Eventually(t, "the allocation is in flight", func() bool { return r.PodByUID("uid-p").Wait.Reason == device.Allocating })
 	all, _ := r.list()
 	expect(t, all, `pod_resources {name: "p" namespace: "ns" containers {name: "main"}}`) // it does not wait for ever
 	go func() { answer <- nil }()

@@ -9,95 +9,92 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A podKey is what both sides know a pod by: the protocol has no UID.
-type podKey struct{ namespace, name string }
+// A podName identifies a pod in the protocol, which has no UIDs.
+type podName struct{ namespace, name string }
 
-// ours are resources whose devices are ours to tell.
-type ours map[device.ResourceName]bool
+// managedResources are the resources whose devices devmgrd assigns.
+type managedResources map[device.ResourceName]bool
 
-// resourcesOf returns the resources that plugins have offered us or that pods have from us.
-func resourcesOf(b *device.Snapshot, offers map[device.ResourceName]device.Offer) ours {
-	o := ours{}
-	for r := range offers {
-		o[r] = true
-	}
-	for _, h := range b.Pods {
-		for _, as := range h.Assignments {
-			for _, s := range as.Shares {
-				o[s.Resource] = true
-			}
+// managed returns the resources that plugins offer to devmgrd, or that pods have from it.
+func managed(s *device.Snapshot, resources device.Resources) managedResources {
+	all := managedResources{}
+	for r, status := range resources.ByName {
+		if status.Offer != nil {
+			all[r] = true
 		}
 	}
-	return o
-}
-
-func (o ours) has(resource string) bool { return o[device.ResourceName(resource)] }
-
-// merge puts our devices into the kubelet's list. Pods that it does not list are ours alone: it has not heard of them yet, or
-// does not answer. Neither side's messages are changed, since others read them, too.
-func merge(mine, theirs []*v1.PodResources, o ours) []*v1.PodResources {
-	if len(theirs) == 0 {
-		return mine
-	}
-	left := make(map[podKey]*v1.PodResources, len(theirs))
-	for _, p := range theirs {
-		left[podKey{p.Namespace, p.Name}] = p
-	}
-	all := make([]*v1.PodResources, 0, max(len(mine), len(theirs)))
-	for _, p := range mine {
-		key := podKey{p.Namespace, p.Name}
-		all = append(all, mergePod(p, left[key], o))
-		delete(left, key)
-	}
-	if len(left) > 0 {
-		for _, p := range theirs {
-			if left[podKey{p.Namespace, p.Name}] != nil {
-				all = append(all, mergePod(nil, p, o))
+	for _, p := range s.Pods {
+		for _, as := range p.Assignments {
+			for _, share := range as.Shares {
+				all[share.Resource] = true
 			}
 		}
 	}
 	return all
 }
 
-// mergePod merges one pod; one side may be nil.
-func mergePod(mine, theirs *v1.PodResources, o ours) *v1.PodResources {
-	if theirs == nil || mine != nil && plain(mine, theirs) {
-		return mine
+func (m managedResources) has(resource string) bool { return m[device.ResourceName(resource)] }
+
+// merge adds devmgrd's own entries to the kubelet's. Pods that the kubelet does not list are in the result too: it has not heard
+// of them yet, or does not answer. merge changes no entry, since other requests share them.
+func merge(own, kubelets []*v1.PodResources, m managedResources) []*v1.PodResources {
+	if len(kubelets) == 0 {
+		return own
 	}
-	p := &v1.PodResources{Name: theirs.Name, Namespace: theirs.Namespace, Containers: make([]*v1.ContainerResources, 0, len(theirs.Containers))}
-	for _, c := range theirs.Containers {
+	rest := make(map[podName]*v1.PodResources, len(kubelets))
+	for _, p := range kubelets {
+		rest[podName{p.Namespace, p.Name}] = p
+	}
+	all := make([]*v1.PodResources, 0, max(len(own), len(kubelets)))
+	for _, p := range own {
+		name := podName{p.Namespace, p.Name}
+		all = append(all, mergePod(p, rest[name], m))
+		delete(rest, name)
+	}
+	if len(rest) == 0 {
+		return all
+	}
+	for _, p := range kubelets {
+		if rest[podName{p.Namespace, p.Name}] != nil {
+			all = append(all, mergePod(nil, p, m))
+		}
+	}
+	return all
+}
+
+// mergePod merges the entries of one pod; one of them may be nil.
+func mergePod(own, kubelets *v1.PodResources, m managedResources) *v1.PodResources {
+	if kubelets == nil || own != nil && addsNothing(own, kubelets) {
+		return own
+	}
+	p := &v1.PodResources{Name: kubelets.Name, Namespace: kubelets.Namespace, Containers: make([]*v1.ContainerResources, 0, len(kubelets.Containers))}
+	for _, c := range kubelets.Containers {
 		merged := &v1.ContainerResources{Name: c.Name, CpuIds: c.CpuIds, Memory: c.Memory, DynamicResources: c.DynamicResources}
-		merged.Devices = foreign(c.Devices, o)
-		if own := containerOf(mine, c.Name); own != nil {
-			merged.Devices = append(merged.Devices, own.Devices...)
-			merged.ProtoReflect().SetUnknown(own.ProtoReflect().GetUnknown())
+		merged.Devices = unmanaged(c.Devices, m)
+		if o := containerOf(own, c.Name); o != nil {
+			merged.Devices = append(merged.Devices, o.Devices...)
+			merged.ProtoReflect().SetUnknown(o.ProtoReflect().GetUnknown())
 		}
 		p.Containers = append(p.Containers, merged)
 	}
-	for _, own := range mine.GetContainers() {
-		if containerOf(theirs, own.Name) == nil {
-			p.Containers = append(p.Containers, own)
+	for _, c := range own.GetContainers() {
+		if containerOf(kubelets, c.Name) == nil {
+			p.Containers = append(p.Containers, c)
 		}
 	}
 	return p
 }
 
-// plain reports whether the kubelet has nothing to add to the pod, as with most pods.
-func plain(mine, theirs *v1.PodResources) bool {
-	return slices.EqualFunc(mine.Containers, theirs.Containers, func(own, c *v1.ContainerResources) bool {
-		return own.Name == c.Name && len(c.Devices)+len(c.CpuIds)+len(c.Memory)+len(c.DynamicResources) == 0
+// addsNothing reports whether the kubelet's entry only lists the pod's containers, as for most pods.
+func addsNothing(own, kubelets *v1.PodResources) bool {
+	return slices.EqualFunc(own.Containers, kubelets.Containers, func(o, c *v1.ContainerResources) bool {
+		return o.Name == c.Name && len(c.Devices)+len(c.CpuIds)+len(c.Memory)+len(c.DynamicResources) == 0
 	})
 }
 
-// foreign returns the devices that are not ours to tell.
-func foreign(devices []*v1.ContainerDevices, o ours) []*v1.ContainerDevices {
-	var all []*v1.ContainerDevices
-	for _, d := range devices {
-		if !o.has(d.ResourceName) {
-			all = append(all, d)
-		}
-	}
-	return all
+// unmanaged returns the devices of resources that devmgrd does not manage.
+func unmanaged(devices []*v1.ContainerDevices, m managedResources) []*v1.ContainerDevices {
+	return slices.DeleteFunc(slices.Clone(devices), func(d *v1.ContainerDevices) bool { return m.has(d.ResourceName) })
 }
 
 func containerOf(p *v1.PodResources, name string) *v1.ContainerResources {
@@ -109,41 +106,41 @@ func containerOf(p *v1.PodResources, name string) *v1.ContainerResources {
 	return nil
 }
 
-// mergeAlpha is merge for v1alpha1, in which the kubelet lists pods that have ended, too.
-func mergeAlpha(mine, theirs []*v1alpha1.PodResources, o ours) []*v1alpha1.PodResources {
-	if len(theirs) == 0 {
-		return mine
+// mergeAlpha is merge for v1alpha1. There the kubelet also lists pods that have ended.
+func mergeAlpha(own, kubelets []*v1alpha1.PodResources, m managedResources) []*v1alpha1.PodResources {
+	if len(kubelets) == 0 {
+		return own
 	}
-	own := make(map[podKey]*v1alpha1.PodResources, len(mine))
-	for _, p := range mine {
-		own[podKey{p.Namespace, p.Name}] = p
+	rest := make(map[podName]*v1alpha1.PodResources, len(own))
+	for _, p := range own {
+		rest[podName{p.Namespace, p.Name}] = p
 	}
-	all := make([]*v1alpha1.PodResources, 0, max(len(mine), len(theirs)))
-	for _, p := range theirs {
-		key := podKey{p.Namespace, p.Name}
-		all = append(all, mergeAlphaPod(own[key], p, o))
-		delete(own, key)
+	all := make([]*v1alpha1.PodResources, 0, max(len(own), len(kubelets)))
+	for _, p := range kubelets {
+		name := podName{p.Namespace, p.Name}
+		all = append(all, mergeAlphaPod(rest[name], p, m))
+		delete(rest, name)
 	}
-	for _, p := range mine {
-		if own[podKey{p.Namespace, p.Name}] != nil {
+	for _, p := range own {
+		if rest[podName{p.Namespace, p.Name}] != nil {
 			all = append(all, p)
 		}
 	}
 	return all
 }
 
-func mergeAlphaPod(mine, theirs *v1alpha1.PodResources, o ours) *v1alpha1.PodResources {
-	p := &v1alpha1.PodResources{Name: theirs.Name, Namespace: theirs.Namespace}
-	for _, c := range theirs.Containers {
+func mergeAlphaPod(own, kubelets *v1alpha1.PodResources, m managedResources) *v1alpha1.PodResources {
+	p := &v1alpha1.PodResources{Name: kubelets.Name, Namespace: kubelets.Namespace}
+	for _, c := range kubelets.Containers {
 		merged := &v1alpha1.ContainerResources{Name: c.Name}
 		for _, d := range c.Devices {
-			if !o.has(d.ResourceName) {
+			if !m.has(d.ResourceName) {
 				merged.Devices = append(merged.Devices, d)
 			}
 		}
-		for _, own := range mine.GetContainers() {
-			if own.Name == c.Name {
-				merged.Devices = append(merged.Devices, own.Devices...)
+		for _, o := range own.GetContainers() {
+			if o.Name == c.Name {
+				merged.Devices = append(merged.Devices, o.Devices...)
 			}
 		}
 		p.Containers = append(p.Containers, merged)

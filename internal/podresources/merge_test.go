@@ -20,7 +20,7 @@ func parse[M proto.Message](t *testing.T, text string, m M) M {
 
 // Whose word counts for what, in both versions.
 func TestMerge(t *testing.T) {
-	o := ours{"a.com/gpu": true}
+	o := managedResources{"a.com/gpu": true}
 	for name, test := range map[string]struct{ mine, theirs, want string }{
 		"the kubelet is away": {
 			mine: `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "0"}}}`,
@@ -74,7 +74,7 @@ func TestMergeAlpha(t *testing.T) {
 	want := parse(t, `pod_resources {name: "over" namespace: "n" containers {name: "c"}}
 		pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "b.com/nic" device_ids: "1"} devices {resource_name: "a.com/gpu" device_ids: "0"}} containers {name: "d"}}
 		pod_resources {name: "new" namespace: "n" containers {name: "c"}}`, &v1alpha1.ListPodResourcesResponse{})
-	got := &v1alpha1.ListPodResourcesResponse{PodResources: mergeAlpha(mine.PodResources, theirs.PodResources, ours{"a.com/gpu": true})}
+	got := &v1alpha1.ListPodResourcesResponse{PodResources: mergeAlpha(mine.PodResources, theirs.PodResources, managedResources{"a.com/gpu": true})}
 	if !proto.Equal(got, want) {
 		t.Errorf("got %v\nwant %v", got, want)
 	}

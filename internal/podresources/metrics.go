@@ -27,7 +27,7 @@ func newMetrics(to prometheus.Registerer) *metrics {
 	return m
 }
 
-// count counts a request by its full method, which is one of those that are served.
+// count counts a request by its full method name, which must be a served one.
 func (m *metrics) count(method string, code codes.Code) {
 	service, name, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
 	version := service[:strings.LastIndex(service, ".")]

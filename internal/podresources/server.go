@@ -28,25 +28,19 @@ import (
 	"github.com/devmgrd/devmgrd/internal/takeover"
 )
 
-// A Allocator knows who has which devices. Its methods return at once.
+// An Allocator shows pods and resources. Its methods return at once.
 type Allocator interface {
-	// Snapshot gives who has what at this moment.
 	Snapshot() *device.Snapshot
-	// ChangesSince returns the changes after a revision, in order, at most most of them; false if it does not know them any longer.
+	Resources() device.Resources
+	// ChangesSince returns the changes after a revision in order, at most most of them; false: not all of them are known.
 	ChangesSince(revision uint64, most int) (changes []device.Change, known bool)
-	// Updated returns a channel that is closed when the board, an offer or a pod's reason to wait has changed since the call.
+	// Updated returns a channel that is closed when the Snapshot or Resources have changed since the call.
 	Updated() <-chan struct{}
-	// Offers returns what plugins offer.
-	Offers() map[device.ResourceName]device.Offer
-	// Withdrawn returns devices that are out of service and that nobody has.
-	Withdrawn() map[device.ResourceName]map[device.ID]bool
-	// PodReadiness tells how a pod as a whole stands: Unknown, Free, Ready or Waiting.
-	PodReadiness(device.PodUID) device.Readiness
 }
 
-// Pods can be asked for a pod that nobody has told of yet.
+// Pods read single pods from the API server.
 type Pods interface {
-	// Find asks the API server for a pod of this node, and tells the ledger of it. It returns false if there is none.
+	// Find reads a pod of this node and binds it to the allocator; false: there is no such pod.
 	Find(ctx context.Context, namespace, name string) (bool, error)
 }
 
@@ -61,21 +55,21 @@ type Config struct {
 	Metrics       prometheus.Registerer
 }
 
-// A Server serves PodResources. Devices do not depend on it: what fails here is told and tried again.
+// A Server serves PodResources. No allocation depends on it: its failures are logged and retried.
 type Server struct {
 	cfg     Config
 	log     *slog.Logger
 	metrics *metrics
-	kubelet *kubelet // nil: there is none
+	kubelet *kubelet // nil: no kubelet
 	entries entryCache[*v1.PodResources]
 	alpha   entryCache[*v1alpha1.PodResources]
-	epoch   string // of this process's revisions
+	epoch   string // of this process; revisions of other processes are unknown
 
-	readLimit time.Duration // a constant, but for tests
-	self      int           // this process, but for tests
+	readLimit time.Duration // tests change it
+	self      int           // this process's ID; tests change it
 
 	limiter  *connlimit.Limiter
-	stopping chan struct{} // closed when watchers have to end
+	stopping chan struct{} // closed when watches must end
 	work     sync.WaitGroup
 
 	mu      sync.Mutex
@@ -83,14 +77,14 @@ type Server struct {
 }
 
 const (
-	firstRebind = time.Second // before the next try for a socket that cannot be had
+	firstRebind = time.Second // before the next try for an unavailable socket
 	lastRebind  = 30 * time.Second
 
-	maxRequestBytes = 64 << 10 // far more than any request has
+	maxRequestBytes = 64 << 10 // far more than any request needs
 	stopLimit       = 2 * time.Second
 )
 
-// New makes a Server; Run starts it.
+// New returns a Server; Run starts it.
 func New(c Config) *Server {
 	if c.Socket == "" || c.Allocator == nil || c.Log == nil || c.Metrics == nil {
 		panic("podresources: Socket, Allocator, Log and Metrics are required")
@@ -111,7 +105,7 @@ func New(c Config) *Server {
 	}
 }
 
-// Check returns nil while PodResources is served wherever it should be.
+// Check returns nil while all sockets are served.
 func (s *Server) Check() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,7 +117,7 @@ func (s *Server) Check() error {
 	return nil
 }
 
-// setTrouble notes whether a path is served, and reports whether that is news.
+// setTrouble records whether a path is served, and reports whether that has changed.
 func (s *Server) setTrouble(path string, err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,11 +146,11 @@ func (s *Server) Run(ctx context.Context) error {
 	podresourcesv1.RegisterPodResourcesServiceServer(server, watcher{Server: s})
 
 	paths := []string{s.cfg.KubeletSocket}
-	var doors sync.WaitGroup
+	var sockets sync.WaitGroup
 	if s.cfg.Takeover {
 		t := takeover.New(s.cfg.KubeletSocket, s.log)
-		paths = append([]string{takeover.Aside(s.cfg.KubeletSocket)}, paths...) // at its own path it is as long as ours is not there
-		doors.Go(func() {
+		paths = append([]string{takeover.Aside(s.cfg.KubeletSocket)}, paths...) // the kubelet listens at its own path until devmgrd takes it over
+		sockets.Go(func() {
 			s.serve(ctx, server, s.cfg.KubeletSocket, t.Listen, func(ctx context.Context) {
 				if err := t.Run(ctx); err != nil {
 					s.log.Warn("cannot restore kubelet's PodResources socket", "err", err)
@@ -171,14 +165,14 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 		defer s.kubelet.conn.Close()
 	}
-	doors.Go(func() {
+	sockets.Go(func() {
 		s.serve(ctx, server, s.cfg.Socket, s.listen, func(ctx context.Context) {
 			<-ctx.Done()
-			s.unlink() // what is left is only a name that nobody answers to
+			s.unlink() // no process answers there any more
 		})
 	})
 	<-ctx.Done()
-	doors.Wait() // whoever dials from now on finds the kubelet again, or nobody
+	sockets.Wait() // from now on clients dial the kubelet again, or fail
 	close(s.stopping)
 	hard := time.AfterFunc(stopLimit, server.Stop)
 	defer hard.Stop()
@@ -186,9 +180,9 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// listen binds our own socket.
+// listen binds devmgrd's own socket.
 func (s *Server) listen() (net.Listener, error) {
-	if _, err := shareddir.Make(filepath.Dir(s.cfg.Socket), 0o750); err != nil { // as the kubelet's
+	if _, err := shareddir.Make(filepath.Dir(s.cfg.Socket), 0o750); err != nil { // the mode of the kubelet's directory
 		return nil, err
 	}
 	d, name, err := shareddir.Split(s.cfg.Socket)
@@ -210,7 +204,7 @@ func (s *Server) listen() (net.Listener, error) {
 	return l, nil
 }
 
-// unlink removes our own socket's name.
+// unlink removes devmgrd's own socket.
 func (s *Server) unlink() {
 	if d, name, err := shareddir.Split(s.cfg.Socket); err == nil {
 		_ = d.Unlink(name)
@@ -218,7 +212,7 @@ func (s *Server) unlink() {
 	}
 }
 
-// serve serves a path, on the listener that it gets, and looks after it with keep until ctx ends. It tries until it gets one.
+// serve binds a path with listen, retrying until it succeeds, serves it, and calls keep, which returns when ctx has ended.
 func (s *Server) serve(ctx context.Context, server *grpc.Server, path string, listen func() (net.Listener, error), keep func(context.Context)) {
 	pause := backoff.Backoff{First: firstRebind, Last: lastRebind}
 	for ctx.Err() == nil {
@@ -232,7 +226,7 @@ func (s *Server) serve(ctx context.Context, server *grpc.Server, path string, li
 		}
 		s.log.Info("serving PodResources", "at", path)
 		s.work.Go(func() { // it ends with the server
-			if err := server.Serve(s.limiter.Listener(l)); err != nil && ctx.Err() == nil { // no listener fails but when it is closed
+			if err := server.Serve(s.limiter.Listener(l)); err != nil && ctx.Err() == nil {
 				s.setTrouble(path, err)
 				s.log.Error("PodResources server failed", "at", path, "err", err)
 			}

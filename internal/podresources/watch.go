@@ -20,10 +20,9 @@ import (
 const (
 	// readLimit is how long a reader may keep one response waiting.
 	readLimit = 10 * time.Second
-	// partBytes is how large a part of a snapshot may get: clients take 4 MiB at once, unless they say otherwise. One pod is
-	// not divided.
+	// partBytes is the size of one part of a snapshot, unless a single pod is larger: by default clients accept 4 MiB.
 	partBytes = 1 << 20
-	// batch is how many changes are looked at together.
+	// batch is the number of changes read at once.
 	batch = 256
 )
 
@@ -32,26 +31,26 @@ var (
 	errStop = status.Error(codes.Unavailable, "devmgrd is stopping; watch again with the last resume point")
 )
 
-// watcher is PodResourcesService.
+// watcher serves PodResourcesService.
 type watcher struct {
 	podresourcesv1.UnimplementedPodResourcesServiceServer
 	*Server
 }
 
-// newEpoch names the life of this process: revisions of another one mean nothing here.
+// newEpoch returns a name for this process, in whose revisions clients resume.
 func newEpoch() string { return rand.Text()[:8] }
 
-// resume is where to go on after a revision.
+// resume returns the resume point after a revision.
 func (s *Server) resume(revision uint64) string { return fmt.Sprintf("%s-%d", s.epoch, revision) }
 
-// revision reads it back. It returns false for one that is not from this process.
+// revision returns the revision of a resume point, or false if the point is not of this process.
 func (s *Server) revision(resume string) (uint64, bool) {
 	epoch, number, _ := strings.Cut(resume, "-")
 	n, err := strconv.ParseUint(number, 10, 64)
 	return n, err == nil && epoch == s.epoch
 }
 
-// Watch returns a snapshot, unless the caller can go on from where it was, and then every change.
+// Watch sends a snapshot, unless the client can resume, and then every change.
 func (w watcher) Watch(request *podresourcesv1.WatchRequest, stream grpc.ServerStreamingServer[podresourcesv1.WatchResponse]) error {
 	out := w.sender(stream)
 	defer close(out.responses)
@@ -60,23 +59,23 @@ func (w watcher) Watch(request *podresourcesv1.WatchRequest, stream grpc.ServerS
 		_, known = w.cfg.Allocator.ChangesSince(at, 0)
 	}
 	if !known {
-		board := w.cfg.Allocator.Snapshot()
-		for _, part := range snapshot(board) {
+		s := w.cfg.Allocator.Snapshot()
+		for _, part := range parts(s) {
 			r := &podresourcesv1.WatchResponse{Content: &podresourcesv1.WatchResponse_Snapshot{Snapshot: part}}
 			if part.Last {
-				r.Resume = w.resume(board.Revision)
+				r.Resume = w.resume(s.Revision)
 			}
 			if err := out.send(r); err != nil {
 				return err
 			}
 		}
-		at = board.Revision
+		at = s.Revision
 	}
 	for {
-		moved := w.cfg.Allocator.Updated()
+		updated := w.cfg.Allocator.Updated()
 		changes, known := w.cfg.Allocator.ChangesSince(at, batch)
 		if !known {
-			return errSlow // the reader has held us up until the changes were gone
+			return errSlow
 		}
 		for _, c := range changes {
 			at = c.Revision
@@ -92,7 +91,7 @@ func (w watcher) Watch(request *podresourcesv1.WatchRequest, stream grpc.ServerS
 			continue
 		}
 		select {
-		case <-moved:
+		case <-updated:
 		case <-w.stopping:
 			return errStop
 		case <-stream.Context().Done():
@@ -101,11 +100,11 @@ func (w watcher) Watch(request *podresourcesv1.WatchRequest, stream grpc.ServerS
 	}
 }
 
-// A sender sends to a reader who may be slow: that must not keep the watch from ending.
+// A sender sends responses to a client that may read slowly, so that a watch ends in time all the same.
 type sender struct {
 	responses chan *podresourcesv1.WatchResponse
 	failed    chan error
-	limit     time.Duration // for the reader
+	limit     time.Duration // of one response
 	stopping  <-chan struct{}
 	ended     <-chan struct{}
 }
@@ -136,32 +135,32 @@ func (s sender) send(r *podresourcesv1.WatchResponse) error {
 	case <-s.stopping:
 		return errStop
 	case <-s.ended:
-		return status.Error(codes.Canceled, "the caller has gone")
+		return status.Error(codes.Canceled, "the client is gone")
 	}
 }
 
-// snapshot returns all pods that have devices, in parts.
-func snapshot(b *device.Snapshot) []*podresourcesv1.Snapshot {
+// parts returns all pods that have devices, in parts.
+func parts(s *device.Snapshot) []*podresourcesv1.Snapshot {
 	part := &podresourcesv1.Snapshot{First: true}
-	parts, n := []*podresourcesv1.Snapshot{part}, 0
-	for _, h := range b.Pods {
-		if len(h.Assignments) == 0 {
+	all, n := []*podresourcesv1.Snapshot{part}, 0
+	for _, status := range s.Pods {
+		if len(status.Assignments) == 0 {
 			continue
 		}
-		p := podOf(h)
+		p := podOf(status.PodAllocation)
 		size := proto.Size(p)
 		if n > 0 && n+size > partBytes {
 			part, n = &podresourcesv1.Snapshot{}, 0
-			parts = append(parts, part)
+			all = append(all, part)
 		}
 		n += size
 		part.Pods = append(part.Pods, p)
 	}
 	part.Last = true
-	return parts
+	return all
 }
 
-// changeOf returns what a change means to those who want to know who has devices; nil: nothing.
+// changeOf returns a change for the client; nil: the pod had no devices before, and has none now.
 func changeOf(c device.Change) *podresourcesv1.Change {
 	change := &podresourcesv1.Change{Time: timestamppb.New(c.At)}
 	switch {
@@ -175,9 +174,9 @@ func changeOf(c device.Change) *podresourcesv1.Change {
 	return change
 }
 
-func podOf(h *device.PodAllocation) *podresourcesv1.Pod {
-	p := &podresourcesv1.Pod{Namespace: h.Pod.Namespace, Name: h.Pod.Name, Uid: string(h.Pod.UID), Ended: !h.Active}
-	for _, as := range h.Assignments {
+func podOf(from *device.PodAllocation) *podresourcesv1.Pod {
+	p := &podresourcesv1.Pod{Namespace: from.Pod.Namespace, Name: from.Pod.Name, Uid: string(from.Pod.UID), Ended: !from.Active}
+	for _, as := range from.Assignments {
 		c := &podresourcesv1.Container{Name: as.Container.Name}
 		for _, s := range as.Shares {
 			for i, id := range s.IDs {

@@ -169,7 +169,7 @@ func TestWatch(t *testing.T) {
 func TestWatchUnderChurn(t *testing.T) {
 	r := start(t)
 	r.Plugins.Stock(gpu, 8)
-	plugintest.Eventually(t, "the devices are there", func() bool { return len(r.Offers()) == 1 })
+	plugintest.Eventually(t, "the devices are there", func() bool { return len(r.Resources().Offers()) == 1 })
 	var all []*follower
 	for range 8 {
 		f := follow(t, t.Context(), r.watch, "")
@@ -182,7 +182,7 @@ func TestWatchUnderChurn(t *testing.T) {
 		for i := range pods {
 			d := pod(fmt.Sprint("p", i), gpu, 1)
 			r.Bind(d)
-			for moved := r.Updated(); r.PodReadiness(d.Pod.UID).State != device.Ready; moved = r.Updated() {
+			for moved := r.Updated(); r.PodByUID(d.Pod.UID).State != device.Ready; moved = r.Updated() {
 				<-moved
 			}
 			r.Drop(d.Pod.UID)
@@ -208,7 +208,7 @@ func TestASlowReader(t *testing.T) {
 	r := start(t)
 	r.server.SetReadLimit(2 * time.Second)
 	r.Plugins.Stock(gpu, 2000)
-	plugintest.Eventually(t, "the devices are there", func() bool { return len(r.Offers()) == 1 })
+	plugintest.Eventually(t, "the devices are there", func() bool { return len(r.Resources().Offers()) == 1 })
 	slow := follow(t, t.Context(), r.smallWindow(), "")
 	slow.until(func() bool { return slow.whole })
 

@@ -661,7 +661,7 @@ func (none) WriteTo(io.Writer) (int64, error)                           { return
 func TestAnswers(t *testing.T) {
 	ledger := allocatortest.Start(t, filepath.Join(t.TempDir(), "state"))
 	office := admin.New(admin.Config{
-		Socket: "unused", Version: "v1", Node: "worker-7", Allocator: ledger, Plugins: none{}, Rules: none{}, History: none{}, Actions: none{}, StateFile: none{}, HistoryFile: none{},
+		Socket: "unused", Version: "v1", Node: "worker-7", View: ledger, Allocator: ledger, Plugins: none{}, Rules: none{}, History: none{}, Actions: none{}, StateFile: none{}, HistoryFile: none{},
 		Components: func() []admin.Component { return []admin.Component{{Name: "store"}} }, Log: slog.New(slog.DiscardHandler),
 	})
 	address, _ := serve(t, office.Reader())
@@ -672,7 +672,7 @@ func TestAnswers(t *testing.T) {
 	ledger.Plugins.Stock(gpu, 1)
 	ledger.Settle(t, allocatortest.Pod("has", gpu, 1))
 	ledger.Bind(allocatortest.Pod("waits", gpu, 1))
-	plugintest.Eventually(t, "one pod waits", func() bool { return ledger.PodReadiness("uid-waits").Wait.Reason == device.NotEnoughDevices })
+	plugintest.Eventually(t, "one pod waits", func() bool { return ledger.PodByUID("uid-waits").Wait.Reason == device.NotEnoughDevices })
 	plugintest.Eventually(t, "the page says so", func() bool {
 		if _, err := next(); err != nil {
 			t.Fatal(err)

@@ -69,7 +69,7 @@ func newRig(b *testing.B, devices int) *harness {
 		books.Close()
 	})
 	r := &harness{ledger, plugins, plugintest.Start(b, sockets, gpu, plugintest.Devices(devices)...), books, metrics}
-	plugintest.Eventually(b, "the devices are there", func() bool { return ledger.Capacity()[gpu] == devices })
+	plugintest.Eventually(b, "the devices are there", func() bool { return ledger.Resources().Capacity()[gpu] == devices })
 	return r
 }
 

@@ -122,7 +122,7 @@ func aNode(t *testing.T) aged {
 		dev("GPU-4", true, 1), dev("GPU-5", true, 1), dev("GPU-6", true, 1), dev("GPU-7", false, 1))
 	ledger.Plugins.Offer(nic, device.Serving, dev("0000:3b:00.0", true, 0), dev("0000:3b:00.1", true, 0), dev("0000:af:00.0", true, 1), dev("0000:af:00.1", true, 1))
 	ledger.Plugins.Offer(fpga, device.Stale, dev("fpga-0", true, 0), dev("fpga-1", true, 1))
-	plugintest.Eventually(t, "three resources are offered", func() bool { return len(ledger.Offers()) == 3 })
+	plugintest.Eventually(t, "three resources are offered", func() bool { return len(ledger.Resources().Offers()) == 3 })
 	if _, err := ledger.Cordon([]device.Cordon{{Resource: gpu, ID: "GPU-6", Reason: "fan noise, ticket 4711", Since: time.Now()}}); err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func aNode(t *testing.T) aged {
 	ledger.Bind(pod("ml/training-1", "trainer", map[device.ResourceName]int{gpu: 2, nic: 1}))
 	ledger.Bind(pod("video/transcode-0", "ffmpeg", map[device.ResourceName]int{fpga: 1}))
 	plugintest.Eventually(t, "two pods wait", func() bool {
-		all := ledger.WaitingPods()
+		all := ledger.Snapshot().Waiting()
 		return len(all) == 2 && all[0].Wait.Reason != device.Allocating && all[1].Wait.Reason != device.Allocating
 	})
 	var components []admin.Component
@@ -140,9 +140,9 @@ func aNode(t *testing.T) aged {
 		components = append(components, admin.Component{Name: name})
 	}
 	desk := admin.New(admin.Config{
-		Socket: filepath.Join(t.TempDir(), "unused"), Version: "v1.0.0", Node: "worker-7", Allocator: ledger, Plugins: others{}, Rules: others{}, History: others{}, Actions: others{},
+		Socket: filepath.Join(t.TempDir(), "unused"), Version: "v1.0.0", Node: "worker-7", View: ledger, Allocator: ledger, Plugins: others{}, Rules: others{}, History: others{}, Actions: others{},
 		StateFile: others{}, HistoryFile: others{}, Components: func() []admin.Component { return components }, Log: slog.New(slog.DiscardHandler),
-		OnNode: func(r device.ResourceName) (int, bool) { n, shown := ledger.Capacity()[r]; return n, shown },
+		OnNode: func(r device.ResourceName) (int, bool) { n, shown := ledger.Resources().Capacity()[r]; return n, shown },
 	})
 	return aged{desk.Reader(), ledger}
 }

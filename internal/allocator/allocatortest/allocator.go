@@ -69,14 +69,15 @@ func (a *Allocator) Settle(t testing.TB, d device.PodDemand) device.PodDemand {
 	late := time.After(time.Minute)
 	for {
 		moved := a.Updated()
-		switch st := a.PodReadiness(d.Pod.UID); st.State {
+		p := a.PodByUID(d.Pod.UID)
+		switch p.State {
 		case device.Ready, device.NoDevices:
 			return d
 		default:
 			select {
 			case <-moved:
 			case <-late:
-				t.Fatalf("pod %s stands %v", d.Pod, st)
+				t.Fatalf("pod %s is %v, and waits for %v", d.Pod, p.State, p.Wait)
 			}
 		}
 	}
@@ -90,3 +91,13 @@ func (noopNotifier) StartedWithoutDevices(device.Pod, string, func() bool) {}
 
 func (noopNotifier) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (noopNotifier) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+
+// PodByUID returns a pod's status; the zero status: the pod is unknown.
+func (a *Allocator) PodByUID(uid device.PodUID) device.PodStatus {
+	for _, p := range a.Snapshot().Pods {
+		if p.Pod.UID == uid {
+			return p
+		}
+	}
+	return device.PodStatus{}
+}

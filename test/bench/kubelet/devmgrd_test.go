@@ -72,7 +72,7 @@ func (p *Process) ServeDevmgrd(s Size, _ *none) error {
 		devices[i] = plugintest.Dev(fmt.Sprintf("dev-%06d", i), plugintest.Healthy, int64(i%2))
 	}
 	plugintest.Start(t, sockets, gpu, devices...)
-	plugintest.Eventually(t, "the devices are there", func() bool { return p.node.ledger.Capacity()[gpu] == len(devices) })
+	plugintest.Eventually(t, "the devices are there", func() bool { return p.node.ledger.Resources().Capacity()[gpu] == len(devices) })
 	pods := make([]device.PodDemand, s.Pods)
 	for i := range pods {
 		pods[i] = pod(fmt.Sprintf("pod-%06d", i), podDevices)
@@ -124,7 +124,7 @@ func (n *node) drop(pods ...device.PodDemand) {
 	}
 	for {
 		moved := n.ledger.Updated()
-		if !slices.ContainsFunc(n.ledger.Snapshot().Pods, func(h *device.PodAllocation) bool { return going[h.Pod.UID] }) {
+		if !slices.ContainsFunc(n.ledger.Snapshot().Pods, func(h device.PodStatus) bool { return going[h.Pod.UID] }) {
 			return
 		}
 		<-moved
