@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/devmgrd/devmgrd/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/feed"
 	"github.com/devmgrd/devmgrd/internal/placement"
@@ -113,16 +114,16 @@ type Allocator struct {
 	locals        map[device.PodUID]*pod             // the pods known from the runtime
 	mirrors       map[device.PodUID]device.PodDemand // their mirror pods in the API
 	pools         pools
-	queued        []*pod                       // to plan now
-	waiting       map[device.PodUID]*pod       // to plan after a change
-	toPrepare     []device.Container           // to prepare now
-	ended         map[device.PodUID]*pod       // to forget once the runtime has none of their containers
-	unsaved       map[device.PodUID]*pod       // to save within saveDelay
-	writeAt       time.Time                    // when to write the state file; zero: nothing to write
-	storeErr      bool                         // the last write failed
-	running       map[device.PodUID]runningPod // the runtime's containers
-	runtimeSynced bool                         // running is complete
-	runtimeListed bool                         // runtimeSynced has been true at least once
+	queued        []*pod                 // to plan now
+	waiting       map[device.PodUID]*pod // to plan after a change
+	toPrepare     []device.Container     // to prepare now
+	ended         map[device.PodUID]*pod // to forget once the runtime has none of their containers
+	unsaved       map[device.PodUID]*pod // to save within saveDelay
+	writeAt       time.Time              // when to write the state file; zero: nothing to write
+	storeErr      bool                   // the last write failed
+	running       containers.Containers  // the runtime's containers
+	runtimeSynced bool                   // running is complete
+	runtimeListed bool                   // runtimeSynced has been true at least once
 	// syncedAt is when the runtime last listed its containers.
 	syncedAt   time.Time
 	catchingUp chan struct{} // nil, or closed when all reports have been applied
@@ -134,9 +135,9 @@ type Allocator struct {
 	retired    map[device.ResourceName]bool // forgotten resources that the Node may still show
 
 	// quarantined are devices of running containers that the state file does not know, by pod, container and resource.
-	quarantined map[device.PodUID]map[string]device.Choice
+	quarantined containers.Devices
 	// conflicting are devices of running containers that the state file assigns to another pod.
-	conflicting map[device.PodUID]map[string]device.Choice
+	conflicting containers.Devices
 }
 
 // New returns an Allocator with the state file's content. Run starts it.
@@ -165,9 +166,9 @@ func New(c Config) *Allocator {
 		waiting:     map[device.PodUID]*pod{},
 		ended:       map[device.PodUID]*pod{},
 		unsaved:     map[device.PodUID]*pod{},
-		running:     map[device.PodUID]runningPod{},
-		quarantined: map[device.PodUID]map[string]device.Choice{},
-		conflicting: map[device.PodUID]map[string]device.Choice{},
+		running:     containers.Containers{},
+		quarantined: containers.Devices{},
+		conflicting: containers.Devices{},
 		feed:        feed.New(),
 		cordons:     device.Cordons{},
 		retired:     map[device.ResourceName]bool{},
@@ -176,7 +177,7 @@ func New(c Config) *Allocator {
 		a.retired[r] = true
 	}
 	a.cordons.Add(c.Cordons...)
-	conflicts := findConflicts(c.Known)
+	conflicts := device.Conflicts(c.Known)
 	for _, r := range c.Known {
 		a.recallLocked(r, conflicts[r.Demand.Pod.UID])
 	}

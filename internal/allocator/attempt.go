@@ -46,12 +46,12 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 				return
 			}
 		}
-		got, err := a.callPlugins(ctx, demand, has, best)
+		chosen := best.Assignments(demand)
+		got, err := a.callPlugins(ctx, demand.Pod, slices.Concat(has, chosen), func(container string) bool { _, is := best.Choices[container]; return is })
 		if err != nil {
 			a.fail(p, held, err)
 			return
 		}
-		got = append(slices.Clone(has), got...)
 		if err := a.save(demand, got); err != nil {
 			a.doubt(p, held, err)
 			return
@@ -159,47 +159,47 @@ func (a *Allocator) releaseLocked(uid device.PodUID, h hold) {
 	a.reclaimLocked()
 }
 
-// callPlugins asks the plugins for the chosen devices, with one call for each container and resource. It holds no lock. It
-// adds up the sizes of the answers one by one, so at most one answer beyond the limits is in memory.
-func (a *Allocator) callPlugins(ctx context.Context, d device.PodDemand, has []device.Assignment, best placement.Result) ([]device.Assignment, error) {
-	var all []device.Assignment
-	var pod device.Grants
-	for _, as := range has {
-		pod.Add(as.Shares...)
+// callPlugins asks the plugins for the grants of the containers that need one, with one call for each container and resource. It
+// holds no lock. It adds up the sizes of the grants one by one, so at most one grant beyond the limits is in memory.
+func (a *Allocator) callPlugins(ctx context.Context, pod device.Pod, all []device.Assignment, needs func(container string) bool) ([]device.Assignment, error) {
+	all = slices.Clone(all)
+	var inPod device.Grants
+	for _, as := range all {
+		if !needs(as.Container.Name) {
+			inPod.Add(as.Shares...)
+		}
 	}
-	for _, demand := range d.Demands {
-		choice, ok := best.Choices[demand.Container.Name]
-		if !ok {
+	for i, as := range all {
+		if !needs(as.Container.Name) {
 			continue
 		}
-		as := device.Assignment{Container: demand.Container}
-		var container device.Grants
-		for _, r := range slices.Sorted(maps.Keys(choice)) {
-			grant, err := a.plugins.Allocate(ctx, d.Pod, demand.Container, r, choice[r])
-			a.answered(r, choice[r], err)
+		var inContainer device.Grants
+		all[i].Shares = make([]device.Share, len(as.Shares))
+		for j, s := range as.Shares {
+			grant, err := a.plugins.Allocate(ctx, pod, as.Container, s.Resource, s.IDs)
+			a.answered(s.Resource, s.IDs, err)
 			if err != nil {
 				return nil, err
 			}
-			share := a.share(r, choice[r], grant, best.At[r])
-			share.Why = best.Why[demand.Container.Name][r]
-			as.Shares = append(as.Shares, share)
-			container.Add(share)
-			pod.Add(share)
-			if no := cmp.Or(container.CheckContainer(demand.Container.Name), pod.CheckPod()); no != nil {
+			s = a.granted(s, grant)
+			all[i].Shares[j] = s
+			inContainer.Add(s)
+			inPod.Add(s)
+			if no := cmp.Or(inContainer.CheckContainer(as.Container.Name), inPod.CheckPod()); no != nil {
 				return nil, no
 			}
 		}
-		all = append(all, as)
 	}
 	return all, nil
 }
 
-// share builds the state file's record of a plugin's answer, with the current offer's details.
-func (a *Allocator) share(r device.ResourceName, ids []device.ID, g device.Grant, at int64) device.Share {
+// granted completes the state file's record of a grant with the current offer's details.
+func (a *Allocator) granted(s device.Share, g device.Grant) device.Share {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p := a.pools[r]
-	return device.Share{Resource: r, IDs: ids, Near: p.Listing().Near(ids), Grant: g, PreStart: p.Offer().PreStart, At: at, Boot: a.boot}
+	p := a.pools[s.Resource]
+	s.Near, s.Grant, s.PreStart, s.Boot = p.Listing().Near(s.IDs), g, p.Offer().PreStart, a.boot
+	return s
 }
 
 // save makes a pod's assignments durable in one commit.

@@ -4,44 +4,14 @@ import (
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A runningPod is the runtime's containers of one pod, by the runtime's IDs.
-type runningPod map[string]*runningContainer
-
-// A runningContainer is one container of the runtime, from before its creation until its end.
-type runningContainer struct {
-	name           string
-	sandbox        string                // the runtime's ID of its sandbox
-	made           time.Time             // zero: not known
-	stamped        bool                  // created with the devices that the state file names
-	reported       bool                  // the missing stamp has been reported
-	unknownDevices []device.ResourceName // resources of its devices that only a lost state file named
-	started        bool                  // its processes have run, or it ran before devmgrd started
-	fresh          bool                  // created with a grant that no container had used before
-
-	// idle: the runtime has listed the container as created and not started, and has not started it since. The kubelet starts
-	// a container right after its creation; a container that stays idle is left over from a power cut.
-	idle bool
-	// barred: the pod's devices were released while the container was idle. It must not start.
-	barred bool
-}
-
-// mayRun reports whether any container of the pod may run.
-func (t runningPod) mayRun() bool {
-	for _, l := range t {
-		if !l.idle {
-			return true
-		}
-	}
-	return false
-}
-
 // A proof is the host's evidence about pods whose devices may be released as far as the runtime has reported.
 type proof struct {
-	idle   map[*runningContainer]bool // containers without a process
-	vacant map[device.PodUID]bool     // pods without a process
+	idle   map[*containers.Container]bool // containers without a process
+	vacant map[device.PodUID]bool         // pods without a process
 }
 
 // prove asks the host about the pods to release. The runtime's report does not suffice, for two reasons:
@@ -57,7 +27,7 @@ type proof struct {
 func (a *Allocator) prove() proof {
 	a.mu.Lock()
 	var pods []device.PodUID
-	suspects := map[string]*runningContainer{}
+	suspects := map[string]*containers.Container{}
 	for uid, p := range a.ended {
 		if wait, vacant := a.vacantLocked(p); len(p.assigned) > 0 && vacant && wait <= 0 {
 			pods = append(pods, uid)
@@ -73,7 +43,7 @@ func (a *Allocator) prove() proof {
 		}
 	}
 	a.mu.Unlock()
-	shown := proof{map[*runningContainer]bool{}, map[device.PodUID]bool{}}
+	shown := proof{map[*containers.Container]bool{}, map[device.PodUID]bool{}}
 	if len(pods) == 0 {
 		return shown
 	}
@@ -95,8 +65,8 @@ func (a *Allocator) prove() proof {
 }
 
 // proveIdle returns the idle containers, by ID, that have no process. The others count as started.
-func (a *Allocator) proveIdle(suspects map[string]*runningContainer) map[*runningContainer]bool {
-	idle := map[*runningContainer]bool{}
+func (a *Allocator) proveIdle(suspects map[string]*containers.Container) map[*containers.Container]bool {
+	idle := map[*containers.Container]bool{}
 	for id, l := range suspects {
 		alive, err := true, error(nil)
 		if a.host != nil {
@@ -106,9 +76,9 @@ func (a *Allocator) proveIdle(suspects map[string]*runningContainer) map[*runnin
 			idle[l] = true
 			continue
 		}
-		a.log.Warn("container counts as started", "container", l.name, "id", id, "err", err)
+		a.log.Warn("container counts as started", "container", l.Name, "id", id, "err", err)
 		a.mu.Lock()
-		l.idle = false
+		l.Idle = false
 		a.mu.Unlock()
 	}
 	return idle
@@ -138,9 +108,9 @@ func (a *Allocator) leftoversLocked() (pods []device.PodUID, wait time.Duration)
 	if !a.runtimeSynced {
 		return nil, 0
 	}
-	for _, claims := range []map[device.PodUID]map[string]device.Choice{a.quarantined, a.conflicting} {
+	for _, claims := range []containers.Devices{a.quarantined, a.conflicting} {
 		for uid := range claims {
-			if a.pods[uid] == nil && len(a.running[uid]) > 0 && !a.running[uid].mayRun() && !slices.Contains(pods, uid) {
+			if a.pods[uid] == nil && len(a.running[uid]) > 0 && !a.running[uid].MayRun() && !slices.Contains(pods, uid) {
 				pods = append(pods, uid)
 			}
 		}
@@ -155,36 +125,12 @@ func (a *Allocator) releaseLeftoversLocked(shown proof) {
 		switch {
 		case wait > 0:
 			a.scheduleWriteLocked(wait)
-		case shown.vacant[uid] && a.running[uid].bar(shown.idle):
+		case shown.vacant[uid] && a.running[uid].Bar(shown.idle):
 			a.log.Info("released devices of idle containers", "uid", uid)
 			delete(a.conflicting, uid)
 			a.endQuarantineLocked(uid)
 		}
 	}
-}
-
-// bar keeps the idle containers of a pod from starting, if all of them are proven idle: the pod's devices are about to be
-// released. It reports whether they are.
-func (t runningPod) bar(proven map[*runningContainer]bool) bool {
-	for _, l := range t {
-		if !l.idle || !proven[l] {
-			return false
-		}
-	}
-	for _, l := range t {
-		l.barred = true
-	}
-	return true
-}
-
-// has reports whether the pod has a container of that name.
-func (t runningPod) has(container string) bool {
-	for _, l := range t {
-		if l.name == container {
-			return true
-		}
-	}
-	return false
 }
 
 // auditLocked reports containers of a pod that run without the devices they request: they were created while devmgrd was away
@@ -195,14 +141,14 @@ func (a *Allocator) auditLocked(p *pod) {
 	}
 	uid := p.demand.Pod.UID
 	for id, l := range a.running[uid] {
-		if _, asks := p.demand.Of(l.name); !asks || l.stamped || l.reported || p.imported(*l) {
+		if _, asks := p.demand.Of(l.Name); !asks || l.Stamped || l.Reported || p.imported(*l) {
 			continue
 		}
-		l.reported = true
+		l.Reported = true
 		a.metrics.startedWithout.Inc()
 		a.log.Error("container started without its devices",
-			"pod", p.demand.Pod.String(), "container", l.name)
-		a.notifier.StartedWithoutDevices(p.demand.Pod, l.name, func() bool { return a.stillWithoutDevices(uid, id) })
+			"pod", p.demand.Pod.String(), "container", l.Name)
+		a.notifier.StartedWithoutDevices(p.demand.Pod, l.Name, func() bool { return a.stillWithoutDevices(uid, id) })
 	}
 }
 
@@ -211,12 +157,12 @@ func (a *Allocator) stillWithoutDevices(uid device.PodUID, id string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	l := a.running[uid][id]
-	return l != nil && !l.stamped
+	return l != nil && !l.Stamped
 }
 
 // imported reports whether a kubelet created a container and assigned its devices.
-func (p *pod) imported(l runningContainer) bool {
+func (p *pod) imported(l containers.Container) bool {
 	return slices.ContainsFunc(p.assigned, func(as device.Assignment) bool {
-		return as.Container.Name == l.name && !as.Imported.IsZero() && !l.made.After(as.Imported)
+		return as.Container.Name == l.Name && !as.Imported.IsZero() && !l.Made.After(as.Imported)
 	})
 }

@@ -21,31 +21,15 @@ func (a *Allocator) hiddenFromSchedulerLocked() map[device.ResourceName]int {
 	return hidden
 }
 
-// capacity returns the number that the Node shows as capacity and as allocatable: the devices that are free or in use,
-// without those hidden from the scheduler. Where devices are withheld, one device may count under two IDs, so the capacity is
-// at most the number of listed devices.
-//
-// The capacity is never less than the requests of the pods that the kubelet has admitted. A kubelet sets allocatable to
-// capacity; at its restart it admits all pods again against that value and fails the youngest where the value is too low.
-//
-// Unlisted devices that a pod was granted in an earlier boot are not in use, and do not count: the pod is granted listed
-// ones.
-//
-// The requests of admitted pods count once the API server has listed the node's pods. Until then some pods are known only
-// from the state file and may be gone, and the publisher lowers no capacity.
-func (p *pool) capacity(hidden int, listed bool) int {
-	n := p.TakenCount() - p.unlistedLapsed
-	if p.Offer().State != device.Lost {
-		n += p.FreeCount()
+// capacityLocked returns the capacity of a resource. Unlisted devices that a pod was granted in an earlier boot do not count: the
+// pod is granted listed ones. The requests of admitted pods count once the API server has listed the node's pods. Until then some
+// pods are known only from the state file and may be gone, and the publisher lowers no capacity.
+func (a *Allocator) capacityLocked(p *pool, hidden int) int {
+	admitted := 0
+	if a.podsListed {
+		admitted = p.admitted
 	}
-	n -= max(0, hidden)
-	if p.Withholds() {
-		n = min(n, len(p.Listing().Devices()))
-	}
-	if !listed {
-		return n
-	}
-	return max(n, p.admitted)
+	return p.Capacity(p.unlistedLapsed, hidden, admitted)
 }
 
 // mirrorLocked counts a mirror pod's requests.

@@ -1,12 +1,12 @@
 package allocator
 
 import (
-	"cmp"
 	"context"
 	"maps"
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/failures"
 )
@@ -43,7 +43,7 @@ const maxRegrants = 3
 
 // regrantLocked renews the lapsed grants of a pod.
 func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
-	movable := !p.ran && !a.running[p.demand.Pod.UID].mayRun()
+	movable := !p.ran && !a.running[p.demand.Pod.UID].MayRun()
 	failed := p.tries >= maxRegrants && p.wait.Reason != device.StoreUnavailable
 	if movable && (failed || slices.Contains(slices.Collect(maps.Values(p.lapsed)), unusable)) {
 		a.moveLocked(p, p.wait)
@@ -59,14 +59,16 @@ func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 		return
 	}
 	a.enterLocked(p, allocating)
-	demand, has, lapsed, at := p.demand, p.assigned, maps.Clone(p.lapsed), map[device.ResourceName]int64{}
-	for _, as := range has {
-		for _, s := range as.Shares {
-			at[s.Resource] = a.pools[s.Resource].Listing().Newest() // before the call: the list may change meanwhile
+	demand, lapsed := p.demand, maps.Clone(p.lapsed)
+	all := slices.Clone(p.assigned)
+	for i, as := range all {
+		all[i].Shares = slices.Clone(as.Shares)
+		for j, s := range as.Shares {
+			all[i].Shares[j].At = a.pools[s.Resource].Listing().Newest() // before the call: the list may change meanwhile
 		}
 	}
 	a.work.Go(func() {
-		got, err := a.callPluginsAgain(ctx, demand.Pod, has, lapsed, at)
+		got, err := a.callPlugins(ctx, demand.Pod, all, func(container string) bool { _, is := lapsed[container]; return is })
 		if err == nil {
 			err = a.save(demand, got)
 		}
@@ -95,36 +97,6 @@ func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) 
 		}
 	}
 	return nil, time.Time{}
-}
-
-// callPluginsAgain returns the assignments of a pod with new grants for the lapsed containers. It holds no lock.
-func (a *Allocator) callPluginsAgain(ctx context.Context, pod device.Pod, has []device.Assignment, lapsed map[string]lapse, at map[device.ResourceName]int64) ([]device.Assignment, error) {
-	all := slices.Clone(has)
-	var granted device.Grants // to the pod
-	for i, as := range all {
-		if _, is := lapsed[as.Container.Name]; !is {
-			granted.Add(as.Shares...)
-			continue
-		}
-		var container device.Grants
-		shares := make([]device.Share, len(as.Shares))
-		for j, s := range as.Shares {
-			grant, err := a.plugins.Allocate(ctx, pod, as.Container, s.Resource, s.IDs)
-			a.answered(s.Resource, s.IDs, err)
-			if err != nil {
-				return nil, err
-			}
-			shares[j] = a.share(s.Resource, s.IDs, grant, at[s.Resource])
-			shares[j].Why = s.Why
-			container.Add(shares[j])
-			granted.Add(shares[j])
-			if no := cmp.Or(container.CheckContainer(as.Container.Name), granted.CheckPod()); no != nil {
-				return nil, no
-			}
-		}
-		all[i].Shares = shares
-	}
-	return all, nil
 }
 
 // regranted ends an attempt to renew grants. After a failed commit the state file may contain either grant; both name the
@@ -166,7 +138,7 @@ func (a *Allocator) moveLocked(p *pod, why device.Wait) {
 		proven := a.proveIdle(idle)
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if p.phase == abandoned || p.newDemand != nil || !a.running[p.demand.Pod.UID].bar(proven) {
+		if p.phase == abandoned || p.newDemand != nil || !a.running[p.demand.Pod.UID].Bar(proven) {
 			a.failLocked(p, why, firstPause)
 			return
 		}
@@ -240,13 +212,13 @@ func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait) {
 // uncreatedLocked examines a container that ended before it started: the runtime could not create it, and reported that only
 // to the kubelet. If the grant is an old one with CDI devices, these may be the cause: only the runtime looks up their
 // definitions, in the plugin's files.
-func (a *Allocator) uncreatedLocked(p *pod, l *runningContainer) {
-	as, has := p.of(l.name)
-	if l.started || l.fresh || !has || p.phase != settled {
+func (a *Allocator) uncreatedLocked(p *pod, l *containers.Container) {
+	as, has := p.of(l.Name)
+	if l.Started || l.Fresh || !has || p.phase != settled {
 		return
 	}
 	if slices.ContainsFunc(as.Shares, func(s device.Share) bool { return len(s.Grant.CDI) > 0 }) {
-		a.unusableLocked(p, l.name, device.Wait{Reason: device.HostDeviceMissing, Message: "container " + l.name +
+		a.unusableLocked(p, l.Name, device.Wait{Reason: device.HostDeviceMissing, Message: "container " + l.Name +
 			" could not be created; the CDI devices that its plugin granted may no longer be defined, so devmgrd asks the plugin again"})
 	}
 }

@@ -224,7 +224,7 @@ func (w *renaming) check() error {
 	if p.Withholds() {
 		most = len(p.Listing().Devices())
 	}
-	if n := p.capacity(0, true); n > max(most, p.admitted) {
+	if n := p.Capacity(0, 0, p.admitted); n > max(most, p.admitted) {
 		return fmt.Errorf("the Node shows %d devices, and there are %d", n, most)
 	}
 	return p.Check()

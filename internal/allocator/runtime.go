@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/devmgrd/devmgrd/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -53,7 +54,7 @@ func (a *Allocator) catchUpLocked() {
 
 func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 	before := a.running
-	a.running = map[device.PodUID]runningPod{}
+	a.running = containers.Containers{}
 	clear(a.conflicting)
 	for uid := range a.quarantined {
 		a.endQuarantineLocked(uid)
@@ -66,12 +67,12 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 	}
 	own := holdings{}
 	for _, r := range all {
-		l := a.addRunningLocked(r, len(r.Stamp)+len(r.Digests) > 0)
-		l.started = !r.Idle
+		l := a.running.Add(r, len(r.Stamp)+len(r.Digests) > 0)
+		l.Started = !r.Idle
 		if was := before[r.Container.Pod][r.ID]; was != nil {
-			l.reported, l.barred = was.reported, was.barred
+			l.Reported, l.Barred = was.Reported, was.Barred
 		}
-		if l.barred {
+		if l.Barred {
 			continue // the container's devices have been released
 		}
 		for resource, ids := range r.Stamp {
@@ -93,15 +94,15 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 
 // verifyLocked compares a container's digest with its pod's assignment. If they differ, the container's devices are unknown,
 // and nothing of the resource is assigned until the container has ended.
-func (a *Allocator) verifyLocked(r device.Running, l *runningContainer, resource device.ResourceName, digest string) {
-	ids := a.pods[r.Container.Pod].granted(l.name, resource)
-	if len(ids) > 0 && device.Digest(ids) == digest || slices.Contains(l.unknownDevices, resource) {
+func (a *Allocator) verifyLocked(r device.Running, l *containers.Container, resource device.ResourceName, digest string) {
+	ids := a.pods[r.Container.Pod].granted(l.Name, resource)
+	if len(ids) > 0 && device.Digest(ids) == digest || slices.Contains(l.UnknownDevices, resource) {
 		return
 	}
-	l.unknownDevices = append(l.unknownDevices, resource)
+	l.UnknownDevices = append(l.UnknownDevices, resource)
 	a.pools.of(resource).UnknownUsers++
 	a.log.Error("container runs with unknown devices; resource paused", "resource", resource,
-		"uid", r.Container.Pod, "container", l.name, "id", r.ID)
+		"uid", r.Container.Pod, "container", l.Name, "id", r.ID)
 }
 
 // holdings are the devices assigned to pods, as far as quarantineLocked has looked them up.
@@ -157,12 +158,12 @@ func (a *Allocator) quarantineLocked(c device.Container, r device.ResourceName, 
 	}
 	if len(disputed) > 0 {
 		log, message := a.log.Error, "container runs with devices of another pod"
-		if !a.running[c.Pod].mayRun() {
+		if !a.running[c.Pod].MayRun() {
 			log, message = a.log.Warn, "idle container has devices of another pod, and will not be started"
 		}
 		owner, _ := pool.Holder(disputed[0])
 		log(message, "resource", r, "devices", device.Abridge(disputed), "uid", c.Pod, "container", c.Name, "owner", owner)
-		addDevices(a.conflicting, c, r, disputed)
+		a.conflicting.Add(c, r, disputed)
 	}
 	if len(unknown) > 0 {
 		a.log.Warn("quarantined unrecorded devices of running container",
@@ -170,7 +171,7 @@ func (a *Allocator) quarantineLocked(c device.Container, r device.ResourceName, 
 	}
 	if len(strays) > 0 {
 		pool.Quarantine(strays, c.Pod) // except those that an attempt holds
-		addDevices(a.quarantined, c, r, strays)
+		a.quarantined.Add(c, r, strays)
 	}
 	a.withholdLocked(r)
 }
@@ -189,37 +190,13 @@ func (p *pod) granted(container string, r device.ResourceName) []device.ID {
 	return nil
 }
 
-// addDevices adds a container's devices to a map of running containers' devices.
-func addDevices(in map[device.PodUID]map[string]device.Choice, c device.Container, r device.ResourceName, ids []device.ID) {
-	of := in[c.Pod]
-	if of == nil {
-		of = map[string]device.Choice{}
-		in[c.Pod] = of
-	}
-	if of[c.Name] == nil {
-		of[c.Name] = device.Choice{}
-	}
-	all := of[c.Name][r]
-	known := make(map[device.ID]bool, len(all)+len(ids))
-	for _, id := range all {
-		known[id] = true
-	}
-	for _, id := range ids {
-		if !known[id] {
-			known[id] = true
-			all = append(all, id)
-		}
-	}
-	of[c.Name][r] = all
-}
-
 // reclaimLocked sets disputed devices aside for the containers that run with them, once the other pod has released them.
 func (a *Allocator) reclaimLocked() {
 	if len(a.conflicting) == 0 {
 		return
 	}
 	disputed, own := a.conflicting, holdings{}
-	a.conflicting = map[device.PodUID]map[string]device.Choice{}
+	a.conflicting = containers.Devices{}
 	for uid, containers := range disputed {
 		for container, choice := range containers {
 			for r, ids := range choice {
@@ -233,7 +210,7 @@ func (a *Allocator) reclaimLocked() {
 					}
 				}
 				if len(still) > 0 {
-					addDevices(a.conflicting, c, r, still)
+					a.conflicting.Add(c, r, still)
 				}
 				if len(free) > 0 {
 					a.quarantineLocked(c, r, free, own)
@@ -274,10 +251,10 @@ func (a *Allocator) RuntimeStarted(r device.Running) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.reportLocked(func() {
-		l := a.addRunningLocked(r, true)
+		l := a.running.Add(r, true)
 		if p := a.pods[r.Container.Pod]; p != nil {
 			name := r.Container.Name
-			l.fresh = p.fresh[name]
+			l.Fresh = p.fresh[name]
 			delete(p.fresh, name)
 			delete(p.preparations, name) // this start consumes the preparation
 			if p.refusedContainer == name {
@@ -313,50 +290,32 @@ func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error
 	if l == nil {
 		return nil
 	}
-	if l.idle && (l.barred || a.conflicting[r.Container.Pod][l.name] != nil) {
+	if l.Idle && (l.Barred || a.conflicting[r.Container.Pod][l.Name] != nil) {
 		return errBarred
 	}
-	l.idle, l.started = false, true
+	l.Idle, l.Started = false, true
 	if p := a.pods[r.Container.Pod]; p != nil {
 		p.failures = 0
-		if _, has := p.of(l.name); has {
+		if _, has := p.of(l.Name); has {
 			p.ran = true
 		}
 	}
 	return nil
 }
 
-// addRunningLocked records a container that exists, or is about to.
-func (a *Allocator) addRunningLocked(r device.Running, stamped bool) *runningContainer {
-	t := a.running[r.Container.Pod]
-	if t == nil {
-		t = runningPod{}
-		a.running[r.Container.Pod] = t
+// removeRunningLocked forgets a container and returns it; nil: it is not known.
+func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *containers.Container {
+	c, last := a.running.Remove(uid, id)
+	if c == nil {
+		return nil
 	}
-	l := &runningContainer{name: r.Container.Name, sandbox: r.Sandbox, made: r.Made, stamped: stamped, idle: r.Idle}
-	if was := t[r.ID]; was != nil {
-		l.unknownDevices = was.unknownDevices
-	}
-	t[r.ID] = l
-	return l
-}
-
-// removeRunningLocked forgets a container, and returns its name if it was known.
-func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) (name string, known bool) {
-	l, known := a.running[uid][id]
-	if !known {
-		return "", false
-	}
-	name = l.name
-	delete(a.running[uid], id)
-	for _, r := range l.unknownDevices {
+	for _, r := range c.UnknownDevices {
 		a.pools[r].UnknownUsers--
 		a.wakeLocked(r, false)
 	}
-	if len(a.running[uid]) > 0 {
-		return name, true
+	if !last {
+		return c
 	}
-	delete(a.running, uid)
 	delete(a.conflicting, uid)
 	if a.quarantined[uid] != nil {
 		a.endQuarantineLocked(uid) // devices that an attempt holds stay held
@@ -370,7 +329,7 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) (name stri
 		signal(a.kick)
 	}
 	a.reviveLocked(a.pods[uid])
-	return name, true
+	return c
 }
 
 // idleLimit is how long a static pod without containers keeps its devices. A restarted runtime does not report the end of
@@ -410,8 +369,8 @@ func (a *Allocator) RuntimeRemoved(uid device.PodUID, sandbox string) {
 	defer a.mu.Unlock()
 	a.reportLocked(func() {
 		for id, l := range a.running[uid] {
-			if l.sandbox == sandbox {
-				a.log.Warn("end of a container was not reported", "uid", uid, "container", l.name, "id", id)
+			if l.Sandbox == sandbox {
+				a.log.Warn("end of a container was not reported", "uid", uid, "container", l.Name, "id", id)
 				a.stoppedLocked(uid, id)
 			}
 		}
@@ -419,17 +378,15 @@ func (a *Allocator) RuntimeRemoved(uid device.PodUID, sandbox string) {
 }
 
 func (a *Allocator) stoppedLocked(uid device.PodUID, id string) {
-	l := a.running[uid][id]
-	name, known := a.removeRunningLocked(uid, id)
-	p := a.pods[uid]
-	if !known || p == nil || !p.active() {
+	c, p := a.removeRunningLocked(uid, id), a.pods[uid]
+	if c == nil || p == nil || !p.active() {
 		return
 	}
-	if a.running[uid].has(name) {
+	if a.running[uid].Has(c.Name) {
 		return // the next instance already runs and has the devices
 	}
-	a.uncreatedLocked(p, l)
-	if as, ok := p.of(name); ok {
+	a.uncreatedLocked(p, c)
+	if as, ok := p.of(c.Name); ok {
 		a.prepareLocked(p, as)
 	}
 }

@@ -12,6 +12,11 @@ import (
 func (a *Allocator) Snapshot() *device.Snapshot {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	return a.currentLocked()
+}
+
+// currentLocked returns the current snapshot.
+func (a *Allocator) currentLocked() *device.Snapshot {
 	if a.snapshot == nil {
 		a.snapshot = a.snapshotLocked()
 	}
@@ -112,7 +117,7 @@ func (a *Allocator) Resources() device.Resources {
 		if !a.knownLocked(r) {
 			continue
 		}
-		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Capacity: p.capacity(hidden[r], a.podsListed), Requested: p.requests}
+		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Capacity: a.capacityLocked(p, hidden[r]), Requested: p.requests}
 		if p.Offered() {
 			offer := p.Offer()
 			s.Offer = &offer
@@ -137,7 +142,8 @@ func (a *Allocator) knownLocked(r device.ResourceName) bool {
 func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, known bool) {
 	for _, r := range a.knownResources(of) {
 		known = true
-		all = append(all, a.view(r).Statuses()...)
+		v, pods := a.view(r)
+		all = append(all, v.Statuses(pods)...)
 	}
 	return all, known || of == ""
 }
@@ -155,59 +161,19 @@ func (a *Allocator) knownResources(of device.ResourceName) (all []device.Resourc
 	return all
 }
 
-func (a *Allocator) view(r device.ResourceName) placement.View {
+// view returns a resource's devices at this moment, and the pods.
+func (a *Allocator) view(r device.ResourceName) (placement.View, *device.Snapshot) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pools.of(r)
 	v := p.View(r)
-	v.Cordons = a.cordons[r]
-	v.Holders, v.Failures = make(map[device.ID]*device.Holder, p.TakenCount()), p.failures.Recent(time.Now())
-	users := a.usersLocked(r)
-	for id, uid := range p.Taken() {
-		v.Holders[id] = a.holderLocked(uid, r, id, users[id])
-	}
-	return v
-}
-
-// A deviceUser is a container that has been assigned a device.
-type deviceUser struct {
-	pod       device.PodUID
-	container string
-}
-
-// usersLocked returns the users of all devices of a resource: a search for each device would take quadratic time.
-func (a *Allocator) usersLocked(r device.ResourceName) map[device.ID][]deviceUser {
-	users := map[device.ID][]deviceUser{}
-	for uid, p := range a.pods {
-		for _, as := range p.assigned {
-			for _, s := range as.Shares {
-				if s.Resource != r {
-					continue
-				}
-				for _, id := range s.IDs {
-					users[id] = append(users[id], deviceUser{uid, as.Container.Name})
-				}
+	v.Cordons, v.Failures, v.Running = a.cordons[r], p.failures.Recent(time.Now()), map[device.ID][]string{}
+	for _, containers := range a.quarantined {
+		for name, choice := range containers {
+			for _, id := range choice[r] {
+				v.Running[id] = append(v.Running[id], name)
 			}
 		}
 	}
-	return users
-}
-
-// holderLocked returns the pod that has a device.
-func (a *Allocator) holderLocked(uid device.PodUID, r device.ResourceName, id device.ID, users []deviceUser) *device.Holder {
-	h := &device.Holder{Pod: device.Pod{UID: uid}}
-	if p := a.pods[uid]; p != nil {
-		h.Pod = p.demand.Pod
-	}
-	for _, u := range users {
-		if u.pod == uid {
-			h.Containers = append(h.Containers, u.container)
-		}
-	}
-	for container, choice := range a.quarantined[uid] {
-		if len(h.Containers) == 0 && slices.Contains(choice[r], id) {
-			h.Containers = append(h.Containers, container)
-		}
-	}
-	return h
+	return v, a.currentLocked()
 }

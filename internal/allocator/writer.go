@@ -102,7 +102,7 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 			case wait > 0:
 				a.scheduleWriteLocked(wait)
 				continue
-			case !shown.vacant[uid] || !a.running[uid].bar(shown.idle):
+			case !shown.vacant[uid] || !a.running[uid].Bar(shown.idle):
 				a.scheduleWriteLocked(0) // a container was started, listed or stopped since the host was asked
 				continue
 			}
@@ -117,7 +117,7 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 // devices still has to wait.
 func (a *Allocator) vacantLocked(p *pod) (wait time.Duration, vacant bool) {
 	containers := a.running[p.demand.Pod.UID]
-	if !a.runtimeSynced || containers.mayRun() {
+	if !a.runtimeSynced || containers.MayRun() {
 		return 0, false
 	}
 	if at := p.droppedAt.Add(idleGrace); len(containers) > 0 && at.After(p.releaseAt) {

@@ -28,6 +28,24 @@ type Result struct {
 	Ask     *PreferenceRequest                            // the first choice that a plugin's preference may improve; nil: none, or all have been asked
 }
 
+// Assignments returns the choices as assignments without grants, in the order of the demand.
+func (r Result) Assignments(d device.PodDemand) (all []device.Assignment) {
+	for _, demand := range d.Demands {
+		choice, chosen := r.Choices[demand.Container.Name]
+		if !chosen {
+			continue
+		}
+		as := device.Assignment{Container: demand.Container}
+		for _, resource := range slices.Sorted(maps.Keys(choice)) {
+			as.Shares = append(as.Shares, device.Share{
+				Resource: resource, IDs: choice[resource], At: r.At[resource], Why: r.Why[demand.Container.Name][resource],
+			})
+		}
+		all = append(all, as)
+	}
+	return all
+}
+
 // Plan chooses devices for every container of a pod that has none yet, or returns why it cannot: all or nothing. It is pure:
 // equal inputs and pools lead to equal results, and plan changes nothing.
 //

@@ -225,3 +225,20 @@ func (p *Resource) Unavailable(r device.ResourceName) *device.Refusal {
 	}
 	return nil
 }
+
+// Capacity returns the number that the Node shows as capacity and as allocatable: the devices that are free or in use, without
+// idle ones, which are granted in an earlier boot and not listed, and those hidden from the scheduler. Where devices are withheld,
+// one device may count under two IDs, so the capacity is at most the number of listed devices.
+//
+// The capacity is never less than the requests of the pods that the kubelet has admitted. A kubelet sets allocatable to
+// capacity; at its restart it admits all pods again against that value and fails the youngest where the value is too low.
+func (p *Resource) Capacity(idle, hidden, admitted int) int {
+	n := len(p.taken) - idle - max(0, hidden)
+	if p.offer.State != device.Lost {
+		n += p.freeCount
+	}
+	if p.Withholds() {
+		n = min(n, len(p.listing.devices))
+	}
+	return max(n, admitted)
+}

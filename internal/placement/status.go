@@ -9,29 +9,32 @@ import (
 
 // A View is one resource's devices at one moment: shared immutable values, and copies of the rest.
 type View struct {
+	Cordons  map[device.ID]device.Cordon
+	Failures map[device.ID]device.Failures
+	Running  map[device.ID][]string // the names of the containers that run with quarantined devices
+
 	resource    device.ResourceName
-	Cordons     map[device.ID]device.Cordon
-	Holders     map[device.ID]*device.Holder
-	Failures    map[device.ID]device.Failures
+	taken       map[device.ID]device.PodUID
 	state       device.OfferState
 	listing     *Listing
 	quarantined map[device.ID]bool
 	withheld    bitset
 }
 
-// View returns a view without cordons, holders and failures, which the caller adds.
+// View returns a view without cordons, failures and running containers, which the caller adds.
 func (p *Resource) View(r device.ResourceName) View {
-	return View{resource: r, state: p.offer.State, listing: p.listing, quarantined: maps.Clone(p.quarantined), withheld: p.withheld}
+	return View{resource: r, taken: maps.Clone(p.taken), state: p.offer.State, listing: p.listing, quarantined: maps.Clone(p.quarantined), withheld: p.withheld}
 }
 
-// Statuses returns each device, in the order of the names.
-func (v View) Statuses() []device.DeviceStatus {
+// Statuses returns each device, in the order of the names, with the pod that has it.
+func (v View) Statuses(pods *device.Snapshot) []device.DeviceStatus {
+	holders := v.holders(pods)
 	all := make([]device.DeviceStatus, 0, len(v.listing.devices))
 	for _, d := range v.listing.devices {
-		all = append(all, v.status(d, true))
+		all = append(all, v.status(d, true, holders[d.ID]))
 	}
 	unlisted := map[device.ID]bool{} // in use or cordoned
-	for id := range v.Holders {
+	for id := range holders {
 		unlisted[id] = true
 	}
 	for id := range v.Cordons {
@@ -39,15 +42,50 @@ func (v View) Statuses() []device.DeviceStatus {
 	}
 	for id := range unlisted {
 		if _, listed := v.listing.at[id]; !listed {
-			all = append(all, v.status(device.Device{ID: id}, false))
+			all = append(all, v.status(device.Device{ID: id}, false, holders[id]))
 		}
 	}
 	slices.SortFunc(all, func(x, y device.DeviceStatus) int { return device.CompareIDs(x.ID, y.ID) })
 	return all
 }
 
-func (v View) status(d device.Device, listed bool) device.DeviceStatus {
-	s := device.DeviceStatus{Resource: v.resource, Device: d, Listed: listed, Holder: v.Holders[d.ID]}
+// holders returns the pods that have devices, with the containers that are assigned them, or run with them.
+func (v View) holders(pods *device.Snapshot) map[device.ID]*device.Holder {
+	all := make(map[device.ID]*device.Holder, len(v.taken))
+	for id, uid := range v.taken {
+		all[id] = &device.Holder{Pod: device.Pod{UID: uid}}
+	}
+	for _, p := range pods.Pods {
+		for _, as := range p.Assignments {
+			for _, s := range as.Shares {
+				if s.Resource != v.resource {
+					continue
+				}
+				for _, id := range s.IDs {
+					if v.taken[id] == p.Pod.UID {
+						all[id].Containers = append(all[id].Containers, as.Container.Name)
+					}
+				}
+			}
+		}
+	}
+	names := make(map[device.PodUID]device.Pod, len(pods.Pods))
+	for _, p := range pods.Pods {
+		names[p.Pod.UID] = p.Pod
+	}
+	for id, h := range all {
+		if pod, known := names[h.Pod.UID]; known {
+			h.Pod = pod
+		}
+		if len(h.Containers) == 0 {
+			h.Containers = v.Running[id]
+		}
+	}
+	return all
+}
+
+func (v View) status(d device.Device, listed bool, holder *device.Holder) device.DeviceStatus {
+	s := device.DeviceStatus{Resource: v.resource, Device: d, Listed: listed, Holder: holder}
 	if c, cordoned := v.Cordons[d.ID]; cordoned {
 		s.Cordon = &c
 	}

@@ -1,0 +1,121 @@
+package containers
+
+import (
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Containers are the runtime's containers, by pod.
+type Containers map[device.PodUID]Pod
+
+// A Pod is the containers of one pod, by the runtime's IDs.
+type Pod map[string]*Container
+
+// A Container is one container of the runtime, from before its creation until its end.
+type Container struct {
+	Name           string
+	Sandbox        string                // the runtime's ID of its sandbox
+	Made           time.Time             // zero: not known
+	Stamped        bool                  // created with the devices that the state file names
+	Reported       bool                  // the missing stamp has been reported
+	UnknownDevices []device.ResourceName // resources of its devices that only a lost state file named
+	Started        bool                  // its processes have run, or it ran before devmgrd started
+	Fresh          bool                  // created with a grant that no container had used before
+
+	// Idle: the runtime has listed the container as created and not started, and has not started it since. The kubelet starts
+	// a container right after its creation; a container that stays idle is left over from a power cut.
+	Idle bool
+	// Barred: the pod's devices were released while the container was idle. It must not start.
+	Barred bool
+}
+
+// Add records a container that exists, or is about to.
+func (cs Containers) Add(r device.Running, stamped bool) *Container {
+	pod := cs[r.Container.Pod]
+	if pod == nil {
+		pod = Pod{}
+		cs[r.Container.Pod] = pod
+	}
+	c := &Container{Name: r.Container.Name, Sandbox: r.Sandbox, Made: r.Made, Stamped: stamped, Idle: r.Idle}
+	if before := pod[r.ID]; before != nil {
+		c.UnknownDevices = before.UnknownDevices
+	}
+	pod[r.ID] = c
+	return c
+}
+
+// Remove forgets a container and returns it; nil: it is not known. last reports that its pod has no other.
+func (cs Containers) Remove(pod device.PodUID, id string) (c *Container, last bool) {
+	c = cs[pod][id]
+	if c == nil {
+		return nil, false
+	}
+	delete(cs[pod], id)
+	if len(cs[pod]) > 0 {
+		return c, false
+	}
+	delete(cs, pod)
+	return c, true
+}
+
+// MayRun reports whether any container of the pod may run.
+func (p Pod) MayRun() bool {
+	for _, c := range p {
+		if !c.Idle {
+			return true
+		}
+	}
+	return false
+}
+
+// Has reports whether the pod has a container of that name.
+func (p Pod) Has(name string) bool {
+	for _, c := range p {
+		if c.Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// Bar keeps the idle containers of a pod from starting, if all of them are proven idle: the pod's devices are about to be
+// released. It reports whether they are.
+func (p Pod) Bar(proven map[*Container]bool) bool {
+	for _, c := range p {
+		if !c.Idle || !proven[c] {
+			return false
+		}
+	}
+	for _, c := range p {
+		c.Barred = true
+	}
+	return true
+}
+
+// Devices are devices of containers, by pod and container.
+type Devices map[device.PodUID]map[string]device.Choice
+
+// Add adds devices of a container. Those that it has already stay once.
+func (ds Devices) Add(c device.Container, r device.ResourceName, ids []device.ID) {
+	pod := ds[c.Pod]
+	if pod == nil {
+		pod = map[string]device.Choice{}
+		ds[c.Pod] = pod
+	}
+	if pod[c.Name] == nil {
+		pod[c.Name] = device.Choice{}
+	}
+	all := pod[c.Name][r]
+	known := make(map[device.ID]bool, len(all)+len(ids))
+	for _, id := range all {
+		known[id] = true
+	}
+	for _, id := range ids {
+		if !known[id] {
+			known[id] = true
+			all = append(all, id)
+		}
+	}
+	pod[c.Name][r] = all
+}
