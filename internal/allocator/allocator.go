@@ -13,15 +13,23 @@ import (
 	"github.com/devmgrd/devmgrd/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/feed"
+	"github.com/devmgrd/devmgrd/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
-// Plugins are the device plugins that offer and allocate devices.
-type Plugins interface {
+// A Registry knows the device plugins and what they offer.
+type Registry interface {
 	// Offers returns all current offers. Inventories are shared and never change.
 	Offers() map[device.ResourceName]device.Offer
 	// Changed has a value after the offers have changed.
 	Changed() <-chan struct{}
+	// Forget drops a resource that no plugin serves, and its records in the state file, cordons included. It fails with a
+	// *device.InUseError while a plugin serves the resource.
+	Forget(device.ResourceName) error
+}
+
+// Plugins are the calls of device plugins.
+type Plugins interface {
 	// Allocate asks the resource's plugin to make these devices usable in a container, with its own deadline. A
 	// *device.Refusal as error carries the reason to wait.
 	Allocate(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) (device.Grant, error)
@@ -30,9 +38,6 @@ type Plugins interface {
 	Prefer(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, available, must []device.ID, size int) ([]device.ID, error)
 	// PreStart asks the plugin to prepare the devices for one start of the container.
 	PreStart(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID) error
-	// Forget drops a resource that no plugin serves, and its records in the state file, cordons included. It fails with a
-	// *device.InUseError while a plugin serves the resource.
-	Forget(device.ResourceName) error
 }
 
 // Store makes the allocator's decisions durable.
@@ -76,6 +81,7 @@ type (
 
 // Config is what New needs.
 type Config struct {
+	Registry Registry
 	Plugins  Plugins
 	Store    Store
 	Notifier Notifier
@@ -92,6 +98,7 @@ type Config struct {
 
 // An Allocator assigns devices to containers. Its methods are safe for concurrent use and block only on its own short lock.
 type Allocator struct {
+	registry Registry
 	plugins  Plugins
 	store    Store
 	notifier Notifier
@@ -113,17 +120,17 @@ type Allocator struct {
 	pods          map[device.PodUID]*pod
 	locals        map[device.PodUID]*pod             // the pods known from the runtime
 	mirrors       map[device.PodUID]device.PodDemand // their mirror pods in the API
-	pools         pools
-	queued        []*pod                 // to plan now
-	waiting       map[device.PodUID]*pod // to plan after a change
-	toPrepare     []device.Container     // to prepare now
-	ended         map[device.PodUID]*pod // to forget once the runtime has none of their containers
-	unsaved       map[device.PodUID]*pod // to save within saveDelay
-	writeAt       time.Time              // when to write the state file; zero: nothing to write
-	storeErr      bool                   // the last write failed
-	running       containers.Containers  // the runtime's containers
-	runtimeSynced bool                   // running is complete
-	runtimeListed bool                   // runtimeSynced has been true at least once
+	table         *holdings.Table                    // who has which devices
+	queued        []*pod                             // to plan now
+	waiting       map[device.PodUID]*pod             // to plan after a change
+	toPrepare     []device.Container                 // to prepare now
+	ended         map[device.PodUID]*pod             // to forget once the runtime has none of their containers
+	unsaved       map[device.PodUID]*pod             // to save within saveDelay
+	writeAt       time.Time                          // when to write the state file; zero: nothing to write
+	storeErr      bool                               // the last write failed
+	running       containers.Containers              // the runtime's containers
+	runtimeSynced bool                               // running is complete
+	runtimeListed bool                               // runtimeSynced has been true at least once
 	// syncedAt is when the runtime last listed its containers.
 	syncedAt   time.Time
 	catchingUp chan struct{} // nil, or closed when all reports have been applied
@@ -133,46 +140,40 @@ type Allocator struct {
 	snapshot   *device.Snapshot // nil: out of date
 	cordons    device.Cordons
 	retired    map[device.ResourceName]bool // forgotten resources that the Node may still show
-
-	// quarantined are devices of running containers that the state file does not know, by pod, container and resource.
-	quarantined containers.Devices
-	// conflicting are devices of running containers that the state file assigns to another pod.
-	conflicting containers.Devices
 }
 
 // New returns an Allocator with the state file's content. Run starts it.
 func New(c Config) *Allocator {
 	for name, missing := range map[string]bool{
-		"Plugins": c.Plugins == nil, "Store": c.Store == nil, "Notifier": c.Notifier == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
+		"Registry": c.Registry == nil, "Plugins": c.Plugins == nil, "Store": c.Store == nil, "Notifier": c.Notifier == nil, "Log": c.Log == nil, "Metrics": c.Metrics == nil,
 	} {
 		if missing {
 			panic("allocator.New: Config." + name + " is missing")
 		}
 	}
 	a := &Allocator{
-		plugins:     c.Plugins,
-		store:       c.Store,
-		notifier:    c.Notifier,
-		host:        c.Host,
-		boot:        c.Boot,
-		topology:    c.Topology,
-		log:         c.Log,
-		kick:        make(chan struct{}, 1),
-		write:       make(chan struct{}, 1),
-		pods:        map[device.PodUID]*pod{},
-		locals:      map[device.PodUID]*pod{},
-		mirrors:     map[device.PodUID]device.PodDemand{},
-		pools:       pools{},
-		waiting:     map[device.PodUID]*pod{},
-		ended:       map[device.PodUID]*pod{},
-		unsaved:     map[device.PodUID]*pod{},
-		running:     containers.Containers{},
-		quarantined: containers.Devices{},
-		conflicting: containers.Devices{},
-		feed:        feed.New(),
-		cordons:     device.Cordons{},
-		retired:     map[device.ResourceName]bool{},
+		registry: c.Registry,
+		plugins:  c.Plugins,
+		store:    c.Store,
+		notifier: c.Notifier,
+		host:     c.Host,
+		boot:     c.Boot,
+		topology: c.Topology,
+		log:      c.Log,
+		kick:     make(chan struct{}, 1),
+		write:    make(chan struct{}, 1),
+		pods:     map[device.PodUID]*pod{},
+		locals:   map[device.PodUID]*pod{},
+		mirrors:  map[device.PodUID]device.PodDemand{},
+		waiting:  map[device.PodUID]*pod{},
+		ended:    map[device.PodUID]*pod{},
+		unsaved:  map[device.PodUID]*pod{},
+		running:  containers.Containers{},
+		feed:     feed.New(),
+		cordons:  device.Cordons{},
+		retired:  map[device.ResourceName]bool{},
 	}
+	a.table = holdings.New(tableView{a}, c.Log)
 	for _, r := range c.Retired {
 		a.retired[r] = true
 	}
@@ -199,7 +200,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-a.plugins.Changed():
+		case <-a.registry.Changed():
 		case <-a.kick:
 		case <-again:
 		}
@@ -215,10 +216,10 @@ func (a *Allocator) refresh() {
 	}
 	a.offersMu.Lock()
 	defer a.offersMu.Unlock()
-	fresh, offers := map[device.ResourceName]news{}, a.plugins.Offers()
+	fresh, offers := map[device.ResourceName]news{}, a.registry.Offers()
 	for r, o := range offers {
 		a.mu.Lock()
-		p := a.pools.of(r)
+		p := a.table.Resources.Of(r)
 		was, known, before, cordons := p.Offer(), p.Offered(), p.Listing(), a.cordons[r]
 		a.mu.Unlock()
 		switch {
@@ -235,13 +236,13 @@ func (a *Allocator) refresh() {
 		return
 	}
 	for r, n := range fresh {
-		p := a.pools[r]
+		p := a.table.Resources[r]
 		if n.offer.State == device.Serving { // the plugin's new record removes the state file's note
 			delete(a.retired, r)
 		}
 		back := n.offer.State == device.Serving && (!p.Offered() || p.Offer().State != device.Serving || p.Offer().Session != n.offer.Session)
 		p.Accept(n.offer, n.listing)
-		a.withholdLocked(r)
+		a.table.Withhold(r)
 		a.refreshCordonsLocked(r) // a device may have been cordoned meanwhile
 		a.examineLocked(r, p)
 		a.wakeLocked(r, back)
@@ -292,6 +293,26 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	}
 	return again
 }
+
+// tableView is what the table needs to know of the allocator.
+type tableView struct{ a *Allocator }
+
+// Assigned is part of holdings.Allocator, as are the methods below.
+func (v tableView) Assigned(uid device.PodUID) []device.Assignment {
+	if p := v.a.pods[uid]; p != nil {
+		return p.assigned
+	}
+	return nil
+}
+
+func (v tableView) Unused(uid device.PodUID, container string) bool {
+	why, lapsed := v.a.pods[uid].lapsed[container]
+	return lapsed && why == otherBoot
+}
+
+func (v tableView) MayRun(uid device.PodUID) bool { return v.a.running[uid].MayRun() }
+
+func (v tableView) Freed(r device.ResourceName) { v.a.wakeLocked(r, false) }
 
 // older orders pods by age, and pods of the same age by UID.
 func older(p, q *pod) int {

@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/placement"
 )
 
@@ -27,7 +27,7 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 	}
 	uid := p.demand.Pod.UID
 	said := placement.Preferences{}
-	if a.quarantined[uid] != nil {
+	if a.table.Quarantined[uid] != nil {
 		said = nil // the pod's running containers decide, not preferences
 	}
 	best, no := a.planLocked(p, said)
@@ -35,7 +35,7 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 		a.parkLocked(p, no.Wait, 0)
 		return
 	}
-	held := a.holdLocked(uid, best.Choices)
+	held := a.table.Hold(uid, best.Choices)
 	a.enterLocked(p, allocating)
 	demand, has := p.demand, p.assigned
 	a.work.Go(func() {
@@ -68,7 +68,7 @@ const refusalMemory = 10 * time.Minute
 func (a *Allocator) answered(r device.ResourceName, ids []device.ID, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p := a.pools[r]
+	p := a.table.Resources[r]
 	for _, id := range ids {
 		if err == nil {
 			p.ForgetRefusal(id)
@@ -82,24 +82,24 @@ func (a *Allocator) planLocked(p *pod, said placement.Preferences) (placement.Re
 	now, from := time.Now(), placement.Resources{}
 	for _, d := range p.demand.Demands {
 		for r := range d.Wants {
-			if pool := a.pools[r]; pool != nil {
+			if pool := a.table.Resources[r]; pool != nil {
 				pool.ForgetRefusals(now)
 				from[r] = pool.Resource
 			}
 		}
 	}
-	return placement.Plan(placement.Input{Demand: p.demand, Has: p.assigned, Running: a.quarantined[p.demand.Pod.UID], Preferences: said, Topology: a.topology}, from)
+	return placement.Plan(placement.Input{Demand: p.demand, Has: p.assigned, Running: a.table.Quarantined[p.demand.Pod.UID], Preferences: said, Topology: a.topology}, from)
 }
 
 // improve plans again with the plugins' preferences and holds the new choice instead. The pod holds a full choice all the
 // time, so no younger pod gets its devices while plugins answer. improve returns false if the attempt ends: the pod has
 // ended, has a new demand, or a device it needs has failed or gone.
-func (a *Allocator) improve(p *pod, held hold, said placement.Preferences) (best placement.Result, instead hold, ok bool) {
+func (a *Allocator) improve(p *pod, held holdings.Hold, said placement.Preferences) (best placement.Result, instead holdings.Hold, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	uid := p.demand.Pod.UID
 	a.catchUpLocked()
-	a.releaseLocked(uid, held)
+	a.table.Release(uid, held)
 	no := &device.Refusal{}
 	if p.phase == allocating && p.newDemand == nil {
 		if best, no = a.planLocked(p, said); no != nil {
@@ -107,7 +107,7 @@ func (a *Allocator) improve(p *pod, held hold, said placement.Preferences) (best
 		}
 	}
 	if no == nil {
-		instead = a.holdLocked(uid, best.Choices)
+		instead = a.table.Hold(uid, best.Choices)
 	}
 	for r, ids := range held {
 		if !slices.Equal(ids, instead[r]) {
@@ -119,44 +119,6 @@ func (a *Allocator) improve(p *pod, held hold, said placement.Preferences) (best
 		a.changedLocked()
 	}
 	return best, instead, no == nil
-}
-
-// A hold is the devices that an attempt has set aside.
-type hold map[device.ResourceName][]device.ID
-
-// holdLocked sets the chosen devices aside. Taken devices that are not quarantined are the pod's own already.
-func (a *Allocator) holdLocked(uid device.PodUID, choices map[string]device.Choice) hold {
-	h := hold{}
-	for _, container := range slices.Sorted(maps.Keys(choices)) {
-		for r, ids := range choices[container] {
-			pool := a.pools[r]
-			for _, id := range ids {
-				_, taken := pool.Holder(id)
-				if taken && !pool.Quarantined(id) {
-					continue
-				}
-				pool.Take([]device.ID{id}, uid)
-				pool.EndQuarantine(id)
-				h[r] = append(h[r], id)
-			}
-		}
-	}
-	return h
-}
-
-// releaseLocked frees the devices that an attempt has set aside. Devices that the pod's containers run with stay set aside
-// for the pod.
-func (a *Allocator) releaseLocked(uid device.PodUID, h hold) {
-	for r, ids := range h {
-		a.freeLocked(r, ids, uid)
-	}
-	for _, choice := range a.quarantined[uid] {
-		for r, ids := range choice {
-			a.pools[r].Quarantine(ids, uid)
-			a.withholdLocked(r)
-		}
-	}
-	a.reclaimLocked()
 }
 
 // callPlugins asks the plugins for the grants of the containers that need one, with one call for each container and resource. It
@@ -197,7 +159,7 @@ func (a *Allocator) callPlugins(ctx context.Context, pod device.Pod, all []devic
 func (a *Allocator) granted(s device.Share, g device.Grant) device.Share {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p := a.pools[s.Resource]
+	p := a.table.Resources[s.Resource]
 	s.Near, s.Grant, s.PreStart, s.Boot = p.Listing().Near(s.IDs), g, p.Offer().PreStart, a.boot
 	return s
 }
@@ -213,10 +175,10 @@ func (a *Allocator) save(d device.PodDemand, got []device.Assignment) error {
 }
 
 // fail ends an attempt after a plugin failure and releases the pod's hold.
-func (a *Allocator) fail(p *pod, held hold, err error) {
+func (a *Allocator) fail(p *pod, held holdings.Hold, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.releaseLocked(p.demand.Pod.UID, held)
+	a.table.Release(p.demand.Pod.UID, held)
 	for r := range held {
 		a.wakeLocked(r, false)
 	}
@@ -228,7 +190,7 @@ func (a *Allocator) fail(p *pod, held hold, err error) {
 // doubt ends an attempt whose commit has failed. The state file may still contain the commit: when the last sync fails, bbolt
 // has written everything, and every later commit includes it. So the devices stay set aside until a later commit has replaced
 // the pod's record.
-func (a *Allocator) doubt(p *pod, held hold, err error) {
+func (a *Allocator) doubt(p *pod, held holdings.Hold, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p.doubt, p.saved = held, true
@@ -248,7 +210,7 @@ func (a *Allocator) decideLocked(p *pod) {
 	}
 	held := p.doubt
 	p.doubt = nil
-	a.releaseLocked(p.demand.Pod.UID, held)
+	a.table.Release(p.demand.Pod.UID, held)
 	for r := range held {
 		a.wakeLocked(r, false)
 	}
@@ -265,7 +227,7 @@ func (a *Allocator) decideLocked(p *pod) {
 }
 
 // succeed ends an attempt whose assignments are durable.
-func (a *Allocator) succeed(p *pod, held hold, got []device.Assignment) {
+func (a *Allocator) succeed(p *pod, held holdings.Hold, got []device.Assignment) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	defer a.changedLocked()
@@ -280,7 +242,7 @@ func (a *Allocator) succeed(p *pod, held hold, got []device.Assignment) {
 	a.log.Info("devices assigned", "pod", p.demand.Pod.String(), "devices", device.Summary(got), "took", took.Round(time.Microsecond))
 	a.grantedLocked(p, got, func(container string) bool { return !had[container] })
 	for r := range held {
-		a.withholdLocked(r) // the list may have changed meanwhile, and only now the grant's time is known
+		a.table.Withhold(r) // the list may have changed meanwhile, and only now the grant's time is known
 	}
 }
 

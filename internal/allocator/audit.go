@@ -108,7 +108,7 @@ func (a *Allocator) leftoversLocked() (pods []device.PodUID, wait time.Duration)
 	if !a.runtimeSynced {
 		return nil, 0
 	}
-	for _, claims := range []containers.Devices{a.quarantined, a.conflicting} {
+	for _, claims := range []containers.Devices{a.table.Quarantined, a.table.Conflicting} {
 		for uid := range claims {
 			if a.pods[uid] == nil && len(a.running[uid]) > 0 && !a.running[uid].MayRun() && !slices.Contains(pods, uid) {
 				pods = append(pods, uid)
@@ -127,7 +127,7 @@ func (a *Allocator) releaseLeftoversLocked(shown proof) {
 			a.scheduleWriteLocked(wait)
 		case shown.vacant[uid] && a.running[uid].Bar(shown.idle):
 			a.log.Info("released devices of idle containers", "uid", uid)
-			delete(a.conflicting, uid)
+			delete(a.table.Conflicting, uid)
 			a.endQuarantineLocked(uid)
 		}
 	}

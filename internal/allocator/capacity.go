@@ -21,23 +21,12 @@ func (a *Allocator) hiddenFromSchedulerLocked() map[device.ResourceName]int {
 	return hidden
 }
 
-// capacityLocked returns the capacity of a resource. Unlisted devices that a pod was granted in an earlier boot do not count: the
-// pod is granted listed ones. The requests of admitted pods count once the API server has listed the node's pods. Until then some
-// pods are known only from the state file and may be gone, and the publisher lowers no capacity.
-func (a *Allocator) capacityLocked(p *pool, hidden int) int {
-	admitted := 0
-	if a.podsListed {
-		admitted = p.admitted
-	}
-	return p.Capacity(p.unlistedLapsed, hidden, admitted)
-}
-
 // mirrorLocked counts a mirror pod's requests.
 func (a *Allocator) mirrorLocked(d device.PodDemand) {
 	a.unmirrorLocked(d.Pod.UID)
 	d.Admitted = true // the kubelet has created the mirror pod
 	a.mirrors[d.Pod.UID] = d
-	a.pools.request(d, 1)
+	a.table.Resources.Request(d, 1)
 	a.publishLocalLocked(d.Pod)
 	a.changedLocked()
 }
@@ -48,7 +37,7 @@ func (a *Allocator) unmirrorLocked(uid device.PodUID) bool {
 	d, known := a.mirrors[uid]
 	if known {
 		delete(a.mirrors, uid)
-		a.pools.request(d, -1)
+		a.table.Resources.Request(d, -1)
 		a.changedLocked()
 	}
 	return known

@@ -23,7 +23,7 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 	defer a.mu.Unlock()
 	a.cordons.Add(cordons...)
 	for _, c := range cordons {
-		if _, taken := a.pools.of(c.Resource).Holder(c.ID); taken {
+		if _, taken := a.table.Resources.Of(c.Resource).Holder(c.ID); taken {
 			held = append(held, c)
 		}
 		a.log.Info("device cordoned", "resource", c.Resource, "device", c.ID, "reason", c.Reason)
@@ -67,7 +67,7 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 func (a *Allocator) withdrawnLocked(r device.ResourceName) map[device.ID]bool {
 	all := map[device.ID]bool{}
 	for id := range a.cordons[r] {
-		if _, taken := a.pools.of(r).Holder(id); !taken {
+		if _, taken := a.table.Resources.Of(r).Holder(id); !taken {
 			all[id] = true
 		}
 	}
@@ -80,7 +80,7 @@ func (a *Allocator) checkKnown(devices []device.Cordon) error {
 	defer a.mu.Unlock()
 	for _, d := range devices {
 		_, known := a.cordons[d.Resource][d.ID]
-		if p := a.pools[d.Resource]; p != nil && !known {
+		if p := a.table.Resources[d.Resource]; p != nil && !known {
 			if _, known = p.Listing().Find(d.ID); !known {
 				_, known = p.Holder(d.ID)
 			}
@@ -108,10 +108,10 @@ func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 
 // refreshCordonsLocked rebuilds a resource's listing if its cordons have changed.
 func (a *Allocator) refreshCordonsLocked(r device.ResourceName) {
-	p := a.pools.of(r)
+	p := a.table.Resources.Of(r)
 	if l := p.Listing(); !sameMap(l.Cordons(), a.cordons[r]) {
 		p.SetListing(placement.NewListing(l.Devices(), a.cordons[r], l))
-		a.withholdLocked(r)
+		a.table.Withhold(r)
 	}
 }
 

@@ -174,7 +174,7 @@ func (w *world) begin() {
 	}
 	l := &runningContainer{store: s, fuse: &fuse{left: left}}
 	l.Allocator = allocator.New(allocator.Config{
-		Plugins: fusedPlugins{w.shop, l.fuse}, Store: fusedStore{s, l.fuse}, Notifier: fusedNotifier{w.t, s, l.fuse},
+		Registry: fusedPlugins{w.shop, l.fuse}, Plugins: fusedPlugins{w.shop, l.fuse}, Store: fusedStore{s, l.fuse}, Notifier: fusedNotifier{w.t, s, l.fuse},
 		Known: books.Pods, Log: log, Metrics: prometheus.NewRegistry(),
 	})
 	ctx, cancel := context.WithCancel(context.Background())

@@ -38,13 +38,13 @@
 // during the commit. lifecycle.go has this table and the one function that changes phases.
 //
 // The truth is: offers (from the plugins), demands (from the API server), holds and assignments (on disk), and running
-// containers (from the runtime). A pool (pool.go) is an index over them, with a placement.Resource for plans, so that the
+// containers (from the runtime). The table (package holdings) is an index over them, so that the
 // cost of an allocation does not depend on the number of devices and pods; CheckInvariants compares the index with the truth
 // after each test.
 //
 // Nothing is allocated before the runtime has listed its containers once, because the state file may be lost or an old
 // copy. The planning loop compares each list with the state file, and applies later reports of the runtime after it. Devices
-// that a container has by its annotation, and that the state file does not assign, are quarantined for its pod (runtime.go).
+// that a container has by its annotation, and that the state file does not assign, are quarantined for its pod (package holdings).
 //
 // A pod's devices are released when the pod has left the API server, the runtime has no container of it, and the host has
 // no process of it (prove in audit.go, due in writer.go).
@@ -52,6 +52,8 @@
 // A pod that cannot have its devices waits with a reason, and is planned again when something that concerns it changes,
 // oldest first. A pod that fits does not wait for an older one that does not. A failed call of a plugin is retried after a
 // pause that doubles up to 30 s. Nothing polls, except for processes that outlive their pod.
+//
+// Readers see immutable values (view.go): Snapshot has all pods with their states, Resources has all resources with their numbers.
 //
 // One mutex guards all state. It is held for look-ups and plans, and never across a plugin's call or a commit. Logging
 // under it is safe because the log writer never blocks. Run owns all goroutines: the planning loop, the writer (writer.go),

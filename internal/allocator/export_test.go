@@ -88,11 +88,11 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 	}
 	strays := map[key]device.PodUID{}
-	for uid, containers := range a.quarantined {
+	for uid, containers := range a.table.Quarantined {
 		for _, choice := range containers {
 			for r, ids := range choice {
 				for _, id := range ids {
-					if a.pools[r].Quarantined(id) {
+					if a.table.Resources[r].Quarantined(id) {
 						strays[key{r, id}] = uid
 					}
 				}
@@ -105,7 +105,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 		owner[k] = uid
 	}
-	for r, p := range a.pools {
+	for r, p := range a.table.Resources {
 		for id := range p.Taken() {
 			if _, known := strays[key{r, id}]; p.Quarantined(id) && !known {
 				return fmt.Errorf("device %s of %s is set aside for nobody", id, r)
@@ -117,7 +117,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			return fmt.Errorf("pod %s holds devices on disk only", uid)
 		}
 	}
-	for r, p := range a.pools {
+	for r, p := range a.table.Resources {
 		taken := map[device.ID]device.PodUID{}
 		for k, uid := range owner {
 			if k.ResourceName == r {
@@ -139,7 +139,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			return fmt.Errorf("%s: %w", r, err)
 		}
 		hardware := func(id device.ID) string { name, _, _ := strings.Cut(string(id), "::"); return name }
-		granted := a.unlistedLocked(r, p)
+		granted := a.table.UnlistedInUse(r)
 		unlisted := slices.Collect(maps.Keys(granted))
 		if len(unlisted) > p.Unlisted() {
 			return fmt.Errorf("%s: %d devices in use are not listed, counted %d", r, len(unlisted), p.Unlisted())
@@ -156,8 +156,8 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 				return fmt.Errorf("%s: device %s: withheld is %v", r, d.ID, !withheld)
 			}
 		}
-		if p.requests != requests[r] {
-			return fmt.Errorf("%s: requests %d, counted %d", r, p.requests, requests[r])
+		if p.Requests != requests[r] {
+			return fmt.Errorf("%s: requests %d, counted %d", r, p.Requests, requests[r])
 		}
 	}
 	return nil

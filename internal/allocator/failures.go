@@ -6,13 +6,14 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/failures"
+	"github.com/devmgrd/devmgrd/internal/holdings"
 )
 
 // examineLocked checks which devices in use have failed, after the offer or its list has changed. While the plugin is
 // disconnected the devices' health is unknown and nothing changes.
-func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
+func (a *Allocator) examineLocked(r device.ResourceName, p *holdings.Resource) {
 	if !p.Current() {
-		p.failures.Away()
+		p.Failures.Away()
 		return
 	}
 	now := time.Now()
@@ -30,23 +31,14 @@ func (a *Allocator) examineLocked(r device.ResourceName, p *pool) {
 			a.failedLocked(holder, r, p, ids, now)
 		}
 	}
-	if p.failures.Settle(now, p.hasBroken) {
+	if p.Failures.Settle(now, p.HasBroken) {
 		signal(a.kick)
 	}
 }
 
-// has reports whether a pod has a device.
-func (p *pool) has(id device.ID, uid device.PodUID) bool {
-	holder, taken := p.Holder(id)
-	return taken && holder == uid
-}
-
-// hasBroken reports whether a pod has a device that is unhealthy or not listed.
-func (p *pool) hasBroken(id device.ID, uid device.PodUID) bool { return p.has(id, uid) && p.Broken(id) }
-
 // failedLocked records which of these failed devices a pod has been assigned, and reports those that the plugin lists.
 // Devices that are only held for the pod are examined when they are assigned.
-func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *pool, broken map[device.ID]bool, now time.Time) {
+func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *holdings.Resource, broken map[device.ID]bool, now time.Time) {
 	uid := holder.demand.Pod.UID
 	var failed []device.ID
 	for _, as := range holder.assigned {
@@ -56,7 +48,7 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *pool, br
 					continue
 				}
 				_, listed := p.Listing().Find(id)
-				begins, counts := p.failures.Fail(id, uid, listed, now)
+				begins, counts := p.Failures.Fail(id, uid, listed, now)
 				if begins {
 					signal(a.kick) // watchFailuresLocked checks whether the failure lasts
 				}
@@ -86,7 +78,7 @@ func (a *Allocator) reportFailures(holder *pod, r device.ResourceName, ids []dev
 func (a *Allocator) examinePodLocked(holder *pod) {
 	for _, as := range holder.assigned {
 		for _, s := range as.Shares {
-			p, broken := a.pools[s.Resource], map[device.ID]bool{}
+			p, broken := a.table.Resources[s.Resource], map[device.ID]bool{}
 			for _, id := range s.IDs {
 				if p.Current() && p.Broken(id) {
 					broken[id] = true
@@ -102,8 +94,8 @@ func (a *Allocator) examinePodLocked(holder *pod) {
 // watchFailuresLocked counts devices that have stayed unlisted as failed, reports lasting failures and forgets old ones. It
 // returns when to check again; zero: after the next change of an offer.
 func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
-	for r, p := range a.pools {
-		due, at := p.failures.Watch(now, failures.State{Current: p.Current(), Has: p.has, Pod: func(uid device.PodUID) (known, active bool) {
+	for r, p := range a.table.Resources {
+		due, at := p.Failures.Watch(now, failures.State{Current: p.Current(), Has: p.Has, Pod: func(uid device.PodUID) (known, active bool) {
 			holder := a.pods[uid]
 			return holder != nil, holder != nil && holder.active()
 		}})
@@ -133,5 +125,5 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 func (a *Allocator) stillBroken(uid device.PodUID, r device.ResourceName, id device.ID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.pools[r].hasBroken(id, uid)
+	return a.table.Resources[r].HasBroken(id, uid)
 }

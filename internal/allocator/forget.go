@@ -29,7 +29,7 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	if len(users) > 0 {
 		return nil, &device.InUseError{Resource: r, Pods: users}
 	}
-	if err := a.plugins.Forget(r); err != nil {
+	if err := a.registry.Forget(r); err != nil {
 		// A plugin may have registered after the state file had dropped the cordons.
 		if lost := a.store.SaveCordons(lifted, nil); lost != nil {
 			return nil, fmt.Errorf("%w; its cordons last only until devmgrd restarts: %w", err, lost)
@@ -60,7 +60,7 @@ func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 			users[uid] = d.Pod
 		}
 	}
-	if p := a.pools[r]; p != nil {
+	if p := a.table.Resources[r]; p != nil {
 		for _, uid := range p.Taken() {
 			if users[uid] = (device.Pod{UID: uid}); a.pods[uid] != nil {
 				users[uid] = a.pods[uid].demand.Pod
@@ -72,9 +72,9 @@ func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 
 // retractLocked drops the offers of resources that the plugins have forgotten. It reports whether there was one.
 func (a *Allocator) retractLocked(offers map[device.ResourceName]device.Offer) (dropped bool) {
-	for r, p := range a.pools {
+	for r, p := range a.table.Resources {
 		if _, is := offers[r]; !is && p.Offered() {
-			p.retract()
+			p.Forget()
 			a.wakeLocked(r, false)
 			dropped = true
 		}
@@ -86,7 +86,7 @@ func (a *Allocator) retractLocked(offers map[device.ResourceName]device.Offer) (
 func (a *Allocator) retiredLocked() []device.ResourceName {
 	var all []device.ResourceName
 	for r := range a.retired {
-		if p := a.pools[r]; p == nil || !p.Offered() && p.TakenCount() == 0 && p.requests == 0 {
+		if p := a.table.Resources[r]; p == nil || !p.Offered() && p.TakenCount() == 0 && p.Requests == 0 {
 			all = append(all, r)
 		}
 	}

@@ -81,10 +81,10 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 	}
 	switch {
 	case now.active && !before.active:
-		a.pools.request(p.demand, 1)
+		a.table.Resources.Request(p.demand, 1)
 	case before.active && !now.active:
 		p.droppedAt = time.Now()
-		a.pools.request(p.demand, -1)
+		a.table.Resources.Request(p.demand, -1)
 	case next != absent:
 		return
 	}

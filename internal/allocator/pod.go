@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/holdings"
 )
 
 // A pod is the allocator's state of one pod. Allocator.mu guards it.
@@ -19,7 +20,7 @@ type pod struct {
 	releaseAt     time.Time         // earliest time of its removal
 	processChecks int               // how often the host has shown processes of it since it was dropped
 	assigned      []device.Assignment
-	doubt         hold // devices of a failed commit, or of a record that contradicts another; nil: no doubt
+	doubt         holdings.Hold // devices of a failed commit, or of a record that contradicts another; nil: no doubt
 
 	phase phase
 	done  chan struct{} // closed at the end of an attempt; nil: there is none
@@ -190,8 +191,8 @@ func (a *Allocator) admittedLocked(p *pod) {
 // editLocked changes a pod's demand, and the sums of the requests with it.
 func (a *Allocator) editLocked(p *pod, edit func(*device.PodDemand)) {
 	if p.active() {
-		a.pools.request(p.demand, -1)
-		defer func() { a.pools.request(p.demand, 1) }()
+		a.table.Resources.Request(p.demand, -1)
+		defer func() { a.table.Resources.Request(p.demand, 1) }()
 		a.changedLocked()
 	}
 	edit(&p.demand)

@@ -24,7 +24,7 @@ type preparation struct {
 // which shares do, so for imported ones the plugin's current offer decides.
 func (a *Allocator) preparesLocked(as device.Assignment) []device.Share {
 	return slices.DeleteFunc(slices.Clone(as.Shares), func(s device.Share) bool {
-		return !s.PreStart && (as.Imported.IsZero() || !a.pools.of(s.Resource).Offer().PreStart)
+		return !s.PreStart && (as.Imported.IsZero() || !a.table.Resources.Of(s.Resource).Offer().PreStart)
 	})
 }
 

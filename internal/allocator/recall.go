@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/holdings"
 )
 
 // recallLocked loads a pod from the state file.
@@ -17,7 +18,7 @@ func (a *Allocator) recallLocked(r device.PodRecord, c device.Conflict) {
 	r.Demand.Admitted = len(r.Assignments) > 0
 	p := &pod{demand: r.Demand, saved: true, bound: time.Now(), assigned: r.Assignments}
 	if c.ID != "" {
-		p.assigned, p.doubt = nil, hold{}
+		p.assigned, p.doubt = nil, holdings.HoldOf(r.Assignments)
 	}
 	for _, as := range p.assigned {
 		for _, s := range as.Shares {
@@ -28,13 +29,8 @@ func (a *Allocator) recallLocked(r device.PodRecord, c device.Conflict) {
 	}
 	p.ran = len(p.lapsed) == 0
 	a.addLocked(p)
-	for _, as := range r.Assignments {
-		for _, s := range as.Shares {
-			a.pools.of(s.Resource).Take(s.IDs, r.Demand.Pod.UID)
-			if p.doubt != nil {
-				p.doubt[s.Resource] = append(p.doubt[s.Resource], s.IDs...)
-			}
-		}
+	for resource, ids := range holdings.HoldOf(r.Assignments) {
+		a.table.Resources.Of(resource).Take(ids, r.Demand.Pod.UID)
 	}
 	switch {
 	case p.doubt != nil:

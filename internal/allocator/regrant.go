@@ -9,6 +9,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/failures"
+	"github.com/devmgrd/devmgrd/internal/holdings"
 )
 
 // A grant is a plugin's answer to Allocate. A grant holds for one boot of the machine: device nodes are
@@ -64,7 +65,7 @@ func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 	for i, as := range all {
 		all[i].Shares = slices.Clone(as.Shares)
 		for j, s := range as.Shares {
-			all[i].Shares[j].At = a.pools[s.Resource].Listing().Newest() // before the call: the list may change meanwhile
+			all[i].Shares[j].At = a.table.Resources[s.Resource].Listing().Newest() // before the call: the list may change meanwhile
 		}
 	}
 	a.work.Go(func() {
@@ -84,7 +85,7 @@ func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) 
 			continue
 		}
 		for _, s := range as.Shares {
-			pool := a.pools[s.Resource]
+			pool := a.table.Resources[s.Resource]
 			if no := pool.Unavailable(s.Resource); no != nil {
 				return no, time.Time{}
 			}
@@ -113,7 +114,7 @@ func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 	p.lapsed = nil
 	for _, as := range got {
 		for _, s := range as.Shares {
-			a.withholdLocked(s.Resource) // the plugin may have stopped listing the devices meanwhile
+			a.table.Withhold(s.Resource) // the plugin may have stopped listing the devices meanwhile
 		}
 	}
 	a.grantedLocked(p, got, func(container string) bool { _, was := lapsed[container]; return was })
@@ -157,12 +158,7 @@ func (a *Allocator) reviveLocked(p *pod) {
 // replanLocked releases a pod's devices, and plans the pod again when the release is on disk.
 func (a *Allocator) replanLocked(p *pod, why device.Wait) {
 	a.log.Warn("pod is given other devices", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned), "reason", why.Reason, "err", why.Message)
-	p.doubt = hold{}
-	for _, as := range p.assigned {
-		for _, s := range as.Shares {
-			p.doubt[s.Resource] = append(p.doubt[s.Resource], s.IDs...)
-		}
-	}
+	p.doubt = holdings.HoldOf(p.assigned)
 	p.assigned, p.lapsed, p.fresh, p.preparations, p.tries = nil, nil, nil, nil, 0
 	a.publishLocked(p)
 	a.parkLocked(p, why, 0)
@@ -202,7 +198,7 @@ func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait) {
 	as, _ := p.of(container)
 	for _, s := range as.Shares {
 		for _, id := range s.IDs {
-			a.pools[s.Resource].Refuse(id, time.Now().Add(refusalMemory))
+			a.table.Resources[s.Resource].Refuse(id, time.Now().Add(refusalMemory))
 		}
 	}
 	p.failures++

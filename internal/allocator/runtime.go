@@ -9,6 +9,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/holdings"
 )
 
 // RuntimeSynced takes over the runtime's containers and all static pods. Devices that a container's stamp names and the state
@@ -55,17 +56,17 @@ func (a *Allocator) catchUpLocked() {
 func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 	before := a.running
 	a.running = containers.Containers{}
-	clear(a.conflicting)
-	for uid := range a.quarantined {
+	clear(a.table.Conflicting)
+	for uid := range a.table.Quarantined {
 		a.endQuarantineLocked(uid)
 	}
-	for r, p := range a.pools {
+	for r, p := range a.table.Resources {
 		if p.UnknownUsers > 0 {
 			p.UnknownUsers = 0
 			a.wakeLocked(r, false)
 		}
 	}
-	own := holdings{}
+	own := holdings.Index{}
 	for _, r := range all {
 		l := a.running.Add(r, len(r.Stamp)+len(r.Digests) > 0)
 		l.Started = !r.Idle
@@ -76,7 +77,7 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 			continue // the container's devices have been released
 		}
 		for resource, ids := range r.Stamp {
-			a.quarantineLocked(r.Container, resource, ids, own)
+			a.table.Quarantine(r.Container, resource, ids, own)
 		}
 		for resource, digest := range r.Digests {
 			a.verifyLocked(r, l, resource, digest)
@@ -95,147 +96,19 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 // verifyLocked compares a container's digest with its pod's assignment. If they differ, the container's devices are unknown,
 // and nothing of the resource is assigned until the container has ended.
 func (a *Allocator) verifyLocked(r device.Running, l *containers.Container, resource device.ResourceName, digest string) {
-	ids := a.pods[r.Container.Pod].granted(l.Name, resource)
+	ids := a.table.Granted(r.Container, resource)
 	if len(ids) > 0 && device.Digest(ids) == digest || slices.Contains(l.UnknownDevices, resource) {
 		return
 	}
 	l.UnknownDevices = append(l.UnknownDevices, resource)
-	a.pools.of(resource).UnknownUsers++
+	a.table.Resources.Of(resource).UnknownUsers++
 	a.log.Error("container runs with unknown devices; resource paused", "resource", resource,
 		"uid", r.Container.Pod, "container", l.Name, "id", r.ID)
 }
 
-// holdings are the devices assigned to pods, as far as quarantineLocked has looked them up.
-type holdings map[holding]map[device.ID]bool
-
-type holding struct {
-	pod      device.PodUID
-	resource device.ResourceName
-}
-
-// of returns the devices of a resource that a pod has been assigned. A nil pod has none.
-func (h holdings) of(p *pod, r device.ResourceName) map[device.ID]bool {
-	if p == nil {
-		return nil
-	}
-	key := holding{p.demand.Pod.UID, r}
-	ids, known := h[key]
-	if !known {
-		ids = map[device.ID]bool{}
-		for _, as := range p.assigned {
-			for _, s := range as.Shares {
-				if s.Resource != r {
-					continue
-				}
-				for _, id := range s.IDs {
-					ids[id] = true
-				}
-			}
-		}
-		h[key] = ids
-	}
-	return ids
-}
-
-// quarantineLocked keeps other pods from the devices in a container's stamp, unless its pod has been assigned them.
-func (a *Allocator) quarantineLocked(c device.Container, r device.ResourceName, ids []device.ID, own holdings) {
-	p, pool := a.pods[c.Pod], a.pools.of(r)
-	if slices.Equal(p.granted(c.Name, r), ids) {
-		return // as in the state file: no need to look at each device
-	}
-	var unknown, strays, disputed []device.ID
-	for _, id := range ids {
-		switch owner, taken := pool.Holder(id); {
-		case taken && owner != c.Pod:
-			disputed = append(disputed, id)
-			continue
-		case taken && own.of(p, r)[id]:
-			continue
-		case !taken:
-			unknown = append(unknown, id)
-		}
-		strays = append(strays, id)
-	}
-	if len(disputed) > 0 {
-		log, message := a.log.Error, "container runs with devices of another pod"
-		if !a.running[c.Pod].MayRun() {
-			log, message = a.log.Warn, "idle container has devices of another pod, and will not be started"
-		}
-		owner, _ := pool.Holder(disputed[0])
-		log(message, "resource", r, "devices", device.Abridge(disputed), "uid", c.Pod, "container", c.Name, "owner", owner)
-		a.conflicting.Add(c, r, disputed)
-	}
-	if len(unknown) > 0 {
-		a.log.Warn("quarantined unrecorded devices of running container",
-			"resource", r, "devices", device.Abridge(unknown), "uid", c.Pod, "container", c.Name)
-	}
-	if len(strays) > 0 {
-		pool.Quarantine(strays, c.Pod) // except those that an attempt holds
-		a.quarantined.Add(c, r, strays)
-	}
-	a.withholdLocked(r)
-}
-
-// granted returns the devices of a resource that a container has been assigned. A nil pod has none.
-func (p *pod) granted(container string, r device.ResourceName) []device.ID {
-	if p == nil {
-		return nil
-	}
-	as, _ := p.of(container)
-	for _, s := range as.Shares {
-		if s.Resource == r {
-			return s.IDs
-		}
-	}
-	return nil
-}
-
-// reclaimLocked sets disputed devices aside for the containers that run with them, once the other pod has released them.
-func (a *Allocator) reclaimLocked() {
-	if len(a.conflicting) == 0 {
-		return
-	}
-	disputed, own := a.conflicting, holdings{}
-	a.conflicting = containers.Devices{}
-	for uid, containers := range disputed {
-		for container, choice := range containers {
-			for r, ids := range choice {
-				c := device.Container{Pod: uid, Name: container}
-				var still, free []device.ID
-				for _, id := range ids {
-					if _, taken := a.pools[r].Holder(id); taken {
-						still = append(still, id)
-					} else {
-						free = append(free, id)
-					}
-				}
-				if len(still) > 0 {
-					a.conflicting.Add(c, r, still)
-				}
-				if len(free) > 0 {
-					a.quarantineLocked(c, r, free, own)
-				}
-			}
-		}
-	}
-}
-
-// endQuarantineLocked frees the devices set aside for a pod that are neither held nor assigned.
+// endQuarantineLocked frees the devices quarantined for a pod that are neither held nor assigned.
 func (a *Allocator) endQuarantineLocked(uid device.PodUID) {
-	for _, choice := range a.quarantined[uid] {
-		for r, ids := range choice {
-			pool := a.pools[r]
-			for _, id := range ids {
-				if pool.Quarantined(id) {
-					pool.EndQuarantine(id)
-					a.freeLocked(r, []device.ID{id}, uid)
-				}
-			}
-			a.wakeLocked(r, false)
-		}
-	}
-	delete(a.quarantined, uid)
-	a.reclaimLocked()
+	a.table.EndQuarantine(uid)
 	a.changedLocked()
 }
 
@@ -290,7 +163,7 @@ func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error
 	if l == nil {
 		return nil
 	}
-	if l.Idle && (l.Barred || a.conflicting[r.Container.Pod][l.Name] != nil) {
+	if l.Idle && (l.Barred || a.table.Conflicting[r.Container.Pod][l.Name] != nil) {
 		return errBarred
 	}
 	l.Idle, l.Started = false, true
@@ -310,14 +183,14 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 		return nil
 	}
 	for _, r := range c.UnknownDevices {
-		a.pools[r].UnknownUsers--
+		a.table.Resources[r].UnknownUsers--
 		a.wakeLocked(r, false)
 	}
 	if !last {
 		return c
 	}
-	delete(a.conflicting, uid)
-	if a.quarantined[uid] != nil {
+	delete(a.table.Conflicting, uid)
+	if a.table.Quarantined[uid] != nil {
 		a.endQuarantineLocked(uid) // devices that an attempt holds stay held
 	}
 	switch p := a.pods[uid]; {

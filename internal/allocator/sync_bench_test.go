@@ -65,7 +65,7 @@ func BenchmarkRuntimeSynced(b *testing.B) {
 				shop.offer(gpu, func(o *device.Offer) {
 					o.Reported, o.State, o.Inventory.Devices = true, device.Serving, devices
 				})
-				a := allocator.New(allocator.Config{Plugins: shop, Store: noBooks{}, Notifier: shop, Known: known, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
+				a := allocator.New(allocator.Config{Registry: shop, Plugins: shop, Store: noBooks{}, Notifier: shop, Known: known, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
 				ctx, cancel := context.WithCancel(context.Background())
 				ended := make(chan struct{})
 				go func() { defer close(ended); a.Run(ctx) }()

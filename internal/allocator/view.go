@@ -112,12 +112,12 @@ func (a *Allocator) Resources() device.Resources {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	hidden := a.hiddenFromSchedulerLocked()
-	all := device.Resources{ByName: make(map[device.ResourceName]device.ResourceStatus, len(a.pools)), PodsListed: a.podsListed, Retired: a.retiredLocked()}
-	for r, p := range a.pools {
+	all := device.Resources{ByName: make(map[device.ResourceName]device.ResourceStatus, len(a.table.Resources)), PodsListed: a.podsListed, Retired: a.retiredLocked()}
+	for r, p := range a.table.Resources {
 		if !a.knownLocked(r) {
 			continue
 		}
-		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Capacity: a.capacityLocked(p, hidden[r]), Requested: p.requests}
+		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Capacity: p.Capacity(hidden[r], a.podsListed), Requested: p.Requests}
 		if p.Offered() {
 			offer := p.Offer()
 			s.Offer = &offer
@@ -132,7 +132,7 @@ func (a *Allocator) Resources() device.Resources {
 
 // knownLocked reports whether a resource is offered, in use or cordoned.
 func (a *Allocator) knownLocked(r device.ResourceName) bool {
-	p := a.pools[r]
+	p := a.table.Resources[r]
 	return p != nil && (p.Offered() || p.TakenCount() > 0 || len(a.cordons[r]) > 0)
 }
 
@@ -152,7 +152,7 @@ func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, 
 func (a *Allocator) knownResources(of device.ResourceName) (all []device.ResourceName) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for r := range a.pools {
+	for r := range a.table.Resources {
 		if (of == "" || of == r) && a.knownLocked(r) {
 			all = append(all, r)
 		}
@@ -165,10 +165,10 @@ func (a *Allocator) knownResources(of device.ResourceName) (all []device.Resourc
 func (a *Allocator) view(r device.ResourceName) (placement.View, *device.Snapshot) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p := a.pools.of(r)
+	p := a.table.Resources.Of(r)
 	v := p.View(r)
-	v.Cordons, v.Failures, v.Running = a.cordons[r], p.failures.Recent(time.Now()), map[device.ID][]string{}
-	for _, containers := range a.quarantined {
+	v.Cordons, v.Failures, v.Running = a.cordons[r], p.Failures.Recent(time.Now()), map[device.ID][]string{}
+	for _, containers := range a.table.Quarantined {
 		for name, choice := range containers {
 			for _, id := range choice[r] {
 				v.Running[id] = append(v.Running[id], name)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/holdings"
 )
 
 const (
@@ -169,13 +170,11 @@ func (a *Allocator) written(save, forget []*pod, err error) {
 // releasedLocked frees the devices of a pod that the state file has forgotten.
 func (a *Allocator) releasedLocked(p *pod) {
 	uid := p.demand.Pod.UID
-	for _, as := range p.assigned {
-		for _, s := range as.Shares {
-			a.freeLocked(s.Resource, s.IDs, uid)
-			a.wakeLocked(s.Resource, false)
-		}
+	held := holdings.HoldOf(p.assigned)
+	a.table.Free(uid, held)
+	for r := range held {
+		a.wakeLocked(r, false)
 	}
-	a.reclaimLocked()
 	if len(p.assigned) > 0 {
 		a.log.Info("devices released", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned))
 	}

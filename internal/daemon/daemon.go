@@ -100,6 +100,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Metrics:            metrics,
 	})
 	devices := allocator.New(allocator.Config{
+		Registry: plugins,
 		Plugins:  plugins,
 		Store:    stateFile,
 		Notifier: notifier,

@@ -71,7 +71,7 @@ func BenchmarkHook(b *testing.B) {
 				known = append(known, record(device.PodUID(fmt.Sprint(i)), "main", 0))
 			}
 			books := allocator.New(allocator.Config{
-				Plugins: still{b}, Store: still{b}, Notifier: still{b}, Known: known, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+				Registry: still{b}, Plugins: still{b}, Store: still{b}, Notifier: still{b}, Known: known, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 			})
 			hook := nri.NewHook(books, books, still{b}, still{b})
 			b.ReportAllocs()

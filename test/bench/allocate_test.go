@@ -54,7 +54,7 @@ func newRig(b *testing.B, devices int) *harness {
 		MaxTotalBytes: 256 << 20, SocketDir: sockets, GracePeriod: time.Minute, AllocateTimeout: 30 * time.Second, PreferredTimeout: 5 * time.Second, PreStartTimeout: 30 * time.Second,
 		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Store: books, Log: log, Metrics: metrics,
 	})
-	ledger := allocator.New(allocator.Config{Plugins: plugins, Store: books, Notifier: noopNotifier{}, Log: log, Metrics: metrics})
+	ledger := allocator.New(allocator.Config{Registry: plugins, Plugins: plugins, Store: books, Notifier: noopNotifier{}, Log: log, Metrics: metrics})
 	ledger.RuntimeSynced(nil, nil)
 	if err := plugins.Listen(); err != nil {
 		b.Fatal(err)

@@ -17,7 +17,7 @@ const module = "github.com/devmgrd/devmgrd/"
 // base are the packages that others may import. Packages on a device's path do not import their siblings: data goes one way through
 // them, and wiring alone knows which package implements which interface.
 var base = map[string][]string{
-	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/failures", "internal/feed", "internal/history", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
+	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/containers", "internal/holdings", "internal/failures", "internal/feed", "internal/history", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
 	"internal/backoff":   {"internal/admin", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/takeover"},
 	"internal/connlimit": {"internal/podresources", "internal/registry"},
 	"internal/socket":    {"internal/admin", "internal/podresources", "internal/registry", "internal/takeover"},
@@ -31,9 +31,11 @@ var base = map[string][]string{
 	"api/podresources/v1alpha1":   {"internal/podresources"},
 	"internal/allocator":          {"internal/allocator/allocatortest"},
 	"internal/store":              {"internal/allocator/allocatortest"},
-	"internal/failures":           {"internal/allocator"},
+	"internal/containers":         {"internal/allocator", "internal/holdings"},
+	"internal/failures":           {"internal/allocator", "internal/holdings"},
+	"internal/holdings":           {"internal/allocator"},
 	"internal/feed":               {"internal/allocator"},
-	"internal/placement":          {"internal/allocator", "internal/allocator/allocatortest"},
+	"internal/placement":          {"internal/allocator", "internal/holdings", "internal/allocator/allocatortest"},
 	"api/devmgrd/admin/v1":        {"client", "internal/admin", "internal/statuspage"},
 }
 

@@ -31,7 +31,7 @@ func Start(t testing.TB, dir string) *Allocator {
 	}
 	a := &Allocator{Plugins: newPlugins()}
 	a.Allocator = allocator.New(allocator.Config{
-		Plugins: a.Plugins, Store: books, Notifier: noopNotifier{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Registry: a.Plugins, Plugins: a.Plugins, Store: books, Notifier: noopNotifier{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 		Topology: allocator.Topology{Policy: placement.BestEffort, Scope: placement.PerContainer},
 	})
 	ctx, cancel := context.WithCancel(context.Background())

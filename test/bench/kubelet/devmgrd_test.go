@@ -53,7 +53,7 @@ func (p *Process) ServeDevmgrd(s Size, _ *none) error {
 		MaxTotalBytes: 256 << 20, SocketDir: sockets, GracePeriod: time.Minute, AllocateTimeout: 30 * time.Second, PreferredTimeout: 5 * time.Second, PreStartTimeout: 30 * time.Second,
 		MaxMessageBytes: 64 << 20, MaxDevices: 250_000, MaxResources: 16, Store: books, Log: log, Metrics: metrics,
 	})
-	p.node = &node{t, allocator.New(allocator.Config{Plugins: plugins, Store: books, Notifier: silent{}, Log: log, Metrics: metrics})}
+	p.node = &node{t, allocator.New(allocator.Config{Registry: plugins, Plugins: plugins, Store: books, Notifier: silent{}, Log: log, Metrics: metrics})}
 	p.node.ledger.RuntimeSynced(nil, nil)
 	if err := plugins.Listen(); err != nil {
 		return err

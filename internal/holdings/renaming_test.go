@@ -1,4 +1,4 @@
-package allocator
+package holdings
 
 import (
 	"fmt"
@@ -39,7 +39,7 @@ const worldly device.ResourceName = "vendor.example/device"
 // A renaming is a world of hardware, the names under which a plugin lists it, and pods that hold some of it.
 type renaming struct {
 	*rand.Rand
-	pools   pools
+	pools   Resources
 	clock   int64
 	names   int                 // that have been used
 	cards   []string            // the physical devices' names; a card may be unplugged
@@ -57,7 +57,7 @@ type renaming struct {
 
 func newRenaming(seed uint64) *renaming {
 	w := &renaming{
-		Rand: rand.New(rand.NewPCG(seed, 3)), pools: pools{}, hidden: map[string]bool{}, of: map[device.ID]int{},
+		Rand: rand.New(rand.NewPCG(seed, 3)), pools: Resources{}, hidden: map[string]bool{}, of: map[device.ID]int{},
 		known: map[device.ID]int64{}, former: map[device.ID]int64{}, listed: map[[2]device.ID]bool{},
 		granted: map[device.ID]int64{}, holders: map[device.ID]device.PodUID{},
 	}
@@ -68,7 +68,7 @@ func newRenaming(seed uint64) *renaming {
 	return w
 }
 
-func (w *renaming) pool() *pool { return w.pools.of(worldly) }
+func (w *renaming) pool() *Resource { return w.pools.Of(worldly) }
 
 func (w *renaming) name() string {
 	w.names++
@@ -186,7 +186,7 @@ func (w *renaming) start(n int) string {
 		return "no room for a pod"
 	}
 	ids := got.Choices["main"][worldly]
-	w.pools.request(d, 1)
+	w.pools.Request(d, 1)
 	w.pool().Take(ids, uid)
 	for _, id := range ids {
 		w.granted[id], w.holders[id] = w.clock, uid
@@ -202,7 +202,7 @@ func (w *renaming) end(uid device.PodUID) {
 		}
 	}
 	p := w.pool()
-	p.requests, p.admitted = p.requests-len(ids), p.admitted-len(ids)
+	p.Requests, p.admitted = p.Requests-len(ids), p.admitted-len(ids)
 	p.Release(ids, uid)
 	for _, id := range ids {
 		delete(w.holders, id)
@@ -224,7 +224,7 @@ func (w *renaming) check() error {
 	if p.Withholds() {
 		most = len(p.Listing().Devices())
 	}
-	if n := p.Capacity(0, 0, p.admitted); n > max(most, p.admitted) {
+	if n := p.Capacity(0, true); n > max(most, p.admitted) {
 		return fmt.Errorf("the Node shows %d devices, and there are %d", n, most)
 	}
 	return p.Check()

@@ -1,0 +1,139 @@
+package holdings
+
+import (
+	"slices"
+
+	"github.com/devmgrd/devmgrd/internal/containers"
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// An Index finds the devices assigned to pods, and remembers what it has looked up: a pod may have many devices and containers.
+type Index map[indexKey]map[device.ID]bool
+
+type indexKey struct {
+	pod      device.PodUID
+	resource device.ResourceName
+}
+
+// of returns the devices of a resource that a pod has been assigned.
+func (x Index) of(t *Table, pod device.PodUID, r device.ResourceName) map[device.ID]bool {
+	key := indexKey{pod, r}
+	ids, known := x[key]
+	if !known {
+		ids = map[device.ID]bool{}
+		for _, as := range t.allocator.Assigned(pod) {
+			for _, s := range as.Shares {
+				if s.Resource != r {
+					continue
+				}
+				for _, id := range s.IDs {
+					ids[id] = true
+				}
+			}
+		}
+		x[key] = ids
+	}
+	return ids
+}
+
+// Granted returns the devices of a resource that a container has been assigned.
+func (t *Table) Granted(c device.Container, r device.ResourceName) []device.ID {
+	for _, as := range t.allocator.Assigned(c.Pod) {
+		if as.Container.Name != c.Name {
+			continue
+		}
+		for _, s := range as.Shares {
+			if s.Resource == r {
+				return s.IDs
+			}
+		}
+	}
+	return nil
+}
+
+// Quarantine keeps other pods from the devices in a container's stamp, unless its pod has been assigned them.
+func (t *Table) Quarantine(c device.Container, r device.ResourceName, ids []device.ID, own Index) {
+	p := t.Resources.Of(r)
+	if slices.Equal(t.Granted(c, r), ids) {
+		return // as in the state file: no need to look at each device
+	}
+	var unknown, strays, disputed []device.ID
+	for _, id := range ids {
+		switch owner, taken := p.Holder(id); {
+		case taken && owner != c.Pod:
+			disputed = append(disputed, id)
+			continue
+		case taken && own.of(t, c.Pod, r)[id]:
+			continue
+		case !taken:
+			unknown = append(unknown, id)
+		}
+		strays = append(strays, id)
+	}
+	if len(disputed) > 0 {
+		log, message := t.log.Error, "container runs with devices of another pod"
+		if !t.allocator.MayRun(c.Pod) {
+			log, message = t.log.Warn, "idle container has devices of another pod, and will not be started"
+		}
+		owner, _ := p.Holder(disputed[0])
+		log(message, "resource", r, "devices", device.Abridge(disputed), "uid", c.Pod, "container", c.Name, "owner", owner)
+		t.Conflicting.Add(c, r, disputed)
+	}
+	if len(unknown) > 0 {
+		t.log.Warn("quarantined unrecorded devices of running container",
+			"resource", r, "devices", device.Abridge(unknown), "uid", c.Pod, "container", c.Name)
+	}
+	if len(strays) > 0 {
+		p.Quarantine(strays, c.Pod) // except those that an attempt holds
+		t.Quarantined.Add(c, r, strays)
+	}
+	t.Withhold(r)
+}
+
+// reclaim quarantines disputed devices for the containers that run with them, once the other pod has released them.
+func (t *Table) reclaim() {
+	if len(t.Conflicting) == 0 {
+		return
+	}
+	disputed, own := t.Conflicting, Index{}
+	t.Conflicting = containers.Devices{}
+	for pod, all := range disputed {
+		for container, choice := range all {
+			for r, ids := range choice {
+				c := device.Container{Pod: pod, Name: container}
+				var still, free []device.ID
+				for _, id := range ids {
+					if _, taken := t.Resources[r].Holder(id); taken {
+						still = append(still, id)
+					} else {
+						free = append(free, id)
+					}
+				}
+				if len(still) > 0 {
+					t.Conflicting.Add(c, r, still)
+				}
+				if len(free) > 0 {
+					t.Quarantine(c, r, free, own)
+				}
+			}
+		}
+	}
+}
+
+// EndQuarantine frees the devices quarantined for a pod that are neither held nor assigned.
+func (t *Table) EndQuarantine(pod device.PodUID) {
+	for _, choice := range t.Quarantined[pod] {
+		for r, ids := range choice {
+			p := t.Resources[r]
+			for _, id := range ids {
+				if p.Quarantined(id) {
+					p.EndQuarantine(id)
+					t.free(r, []device.ID{id}, pod)
+				}
+			}
+			t.allocator.Freed(r)
+		}
+	}
+	delete(t.Quarantined, pod)
+	t.reclaim()
+}

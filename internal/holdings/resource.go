@@ -1,0 +1,73 @@
+package holdings
+
+import (
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/failures"
+	"github.com/devmgrd/devmgrd/internal/placement"
+)
+
+// A Resource is one resource as plans and the scheduler see it.
+type Resource struct {
+	*placement.Resource
+	Requests int           // sum of the requests of the node's active pods in the API
+	Failures *failures.Log // of devices in use
+
+	admitted       int // the part of Requests from pods that the kubelet has admitted
+	unlistedIdle   int // the part of the unlisted devices in use that no container has used since the boot
+	withheldLogged int // number of withheld devices last logged
+}
+
+// Forget removes the offer and the record of failures, as if there had never been an offer.
+func (p *Resource) Forget() {
+	p.Failures = failures.New()
+	p.Retract()
+}
+
+// Has reports whether a pod has a device.
+func (p *Resource) Has(id device.ID, pod device.PodUID) bool {
+	holder, taken := p.Holder(id)
+	return taken && holder == pod
+}
+
+// HasBroken reports whether a pod has a device that is unhealthy or not listed.
+func (p *Resource) HasBroken(id device.ID, pod device.PodUID) bool {
+	return p.Has(id, pod) && p.Broken(id)
+}
+
+// Capacity returns the number that the Node shows: see placement. Unlisted devices that no container has used since the boot do not
+// count: their pods are granted listed ones. The requests of admitted pods count once the API server has listed the node's pods.
+// Until then some pods are known only from the state file and may be gone, and the publisher lowers no capacity.
+func (p *Resource) Capacity(hidden int, podsListed bool) int {
+	admitted := 0
+	if podsListed {
+		admitted = p.admitted
+	}
+	return p.Resource.Capacity(p.unlistedIdle, hidden, admitted)
+}
+
+// Resources are all resources that have been offered or are in use.
+type Resources map[device.ResourceName]*Resource
+
+// Of returns a resource, creating an empty one if necessary.
+func (rs Resources) Of(r device.ResourceName) *Resource {
+	p := rs[r]
+	if p == nil {
+		p = &Resource{Resource: placement.NewResource(), Failures: failures.New()}
+		rs[r] = p
+	}
+	return p
+}
+
+// Request adds (sign 1) or subtracts (sign -1) the requests of an active pod of the API.
+func (rs Resources) Request(d device.PodDemand, sign int) {
+	if d.Local {
+		return
+	}
+	for r, n := range d.Requests() {
+		p := rs.Of(r)
+		p.Requests += sign * n
+		if d.Admitted {
+			p.admitted += sign * n
+		}
+	}
+}
