@@ -19,9 +19,8 @@ func (l alphaLister) List(ctx context.Context, _ *v1alpha1.ListPodResourcesReque
 	l.waitForAllocations(ctx)
 	kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1alpha1.ListPodResourcesResponse] { return &k.alpha })
 	snapshot := l.cfg.Allocator.Snapshot()
-	return &v1alpha1.ListPodResourcesResponse{
-		PodResources: mergeAlpha(activeEntries(&l.alpha, snapshot), kubelets.GetPodResources(), managed(snapshot, l.cfg.Allocator.Resources())),
-	}, nil
+	m := managed(snapshot, l.cfg.Allocator.Resources())
+	return &v1alpha1.ListPodResourcesResponse{PodResources: merge(activeEntries(&l.alpha, snapshot), kubelets.GetPodResources(), m.alphaPod)}, nil
 }
 
 // ListDevices returns all devices that plugins list.

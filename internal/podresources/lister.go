@@ -30,9 +30,8 @@ func (l lister) List(ctx context.Context, _ *v1.ListPodResourcesRequest) (*v1.Li
 	l.waitForAllocations(ctx)
 	kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1.ListPodResourcesResponse] { return &k.list })
 	snapshot := l.cfg.Allocator.Snapshot()
-	return &v1.ListPodResourcesResponse{
-		PodResources: merge(activeEntries(&l.entries, snapshot), kubelets.GetPodResources(), managed(snapshot, l.cfg.Allocator.Resources())),
-	}, nil
+	m := managed(snapshot, l.cfg.Allocator.Resources())
+	return &v1.ListPodResourcesResponse{PodResources: merge(activeEntries(&l.entries, snapshot), kubelets.GetPodResources(), m.pod)}, nil
 }
 
 // GetAllocatableResources returns the kubelet's CPUs and memory, the devices of other managers, and devmgrd's devices.
@@ -40,7 +39,7 @@ func (l lister) GetAllocatableResources(ctx context.Context, _ *v1.AllocatableRe
 	kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1.AllocatableResourcesResponse] { return &k.allocatable })
 	resources := l.cfg.Allocator.Resources()
 	return &v1.AllocatableResourcesResponse{
-		Devices: append(unmanaged(kubelets.GetDevices(), managed(l.cfg.Allocator.Snapshot(), resources)), allocatable(resources)...),
+		Devices: append(managed(l.cfg.Allocator.Snapshot(), resources).without(kubelets.GetDevices()), allocatable(resources)...),
 		CpuIds:  kubelets.GetCpuIds(),
 		Memory:  kubelets.GetMemory(),
 	}, nil
@@ -68,7 +67,7 @@ func (l lister) Get(ctx context.Context, request *v1.GetPodResourcesRequest) (*v
 	if own == nil && kubelets == nil {
 		return nil, notFound(name)
 	}
-	return &v1.GetPodResourcesResponse{PodResources: mergePod(own, kubelets, managed(l.cfg.Allocator.Snapshot(), l.cfg.Allocator.Resources()))}, nil
+	return &v1.GetPodResourcesResponse{PodResources: managed(l.cfg.Allocator.Snapshot(), l.cfg.Allocator.Resources()).pod(own, kubelets)}, nil
 }
 
 // find reports whether the allocator knows an active pod of that name. If only the kubelet knows one, find reads it from the API

@@ -35,42 +35,51 @@ func managed(s *device.Snapshot, resources device.Resources) managedResources {
 
 func (m managedResources) has(resource string) bool { return m[device.ResourceName(resource)] }
 
-// merge adds devmgrd's own entries to the kubelet's. Pods that the kubelet does not list are in the result too: it has not heard
-// of them yet, or does not answer. merge changes no entry, since other requests share them.
-func merge(own, kubelets []*v1.PodResources, m managedResources) []*v1.PodResources {
+// A podEntry is a pod's entry in either version.
+type podEntry interface {
+	comparable
+	GetName() string
+	GetNamespace() string
+}
+
+// merge adds devmgrd's own entries to the kubelet's; both merges the entries of one pod, one of which may be nil. Pods that the kubelet
+// does not list are in the result too: it has not heard of them yet, or does not answer. merge changes no entry, since other requests
+// share them.
+func merge[P podEntry](own, kubelets []P, both func(own, kubelets P) P) []P {
 	if len(kubelets) == 0 {
 		return own
 	}
-	rest := make(map[podName]*v1.PodResources, len(kubelets))
+	var none P
+	rest := make(map[podName]P, len(kubelets))
 	for _, p := range kubelets {
-		rest[podName{p.Namespace, p.Name}] = p
+		rest[podName{p.GetNamespace(), p.GetName()}] = p
 	}
-	all := make([]*v1.PodResources, 0, max(len(own), len(kubelets)))
+	all := make([]P, 0, max(len(own), len(kubelets)))
 	for _, p := range own {
-		name := podName{p.Namespace, p.Name}
-		all = append(all, mergePod(p, rest[name], m))
+		name := podName{p.GetNamespace(), p.GetName()}
+		all = append(all, both(p, rest[name]))
 		delete(rest, name)
 	}
 	if len(rest) == 0 {
 		return all
 	}
 	for _, p := range kubelets {
-		if rest[podName{p.Namespace, p.Name}] != nil {
-			all = append(all, mergePod(nil, p, m))
+		if rest[podName{p.GetNamespace(), p.GetName()}] != none {
+			all = append(all, both(none, p))
 		}
 	}
 	return all
 }
 
-// mergePod merges the entries of one pod; one of them may be nil.
-func mergePod(own, kubelets *v1.PodResources, m managedResources) *v1.PodResources {
+// pod merges the entries of one pod.
+func (m managedResources) pod(own, kubelets *v1.PodResources) *v1.PodResources {
 	if kubelets == nil || own != nil && addsNothing(own, kubelets) {
 		return own
 	}
 	p := &v1.PodResources{Name: kubelets.Name, Namespace: kubelets.Namespace, Containers: make([]*v1.ContainerResources, 0, len(kubelets.Containers))}
 	for _, c := range kubelets.Containers {
 		merged := &v1.ContainerResources{Name: c.Name, CpuIds: c.CpuIds, Memory: c.Memory, DynamicResources: c.DynamicResources}
-		merged.Devices = unmanaged(c.Devices, m)
+		merged.Devices = m.without(c.Devices)
 		if o := containerOf(own, c.Name); o != nil {
 			merged.Devices = append(merged.Devices, o.Devices...)
 			merged.ProtoReflect().SetUnknown(o.ProtoReflect().GetUnknown())
@@ -92,8 +101,8 @@ func addsNothing(own, kubelets *v1.PodResources) bool {
 	})
 }
 
-// unmanaged returns the devices of resources that devmgrd does not manage.
-func unmanaged(devices []*v1.ContainerDevices, m managedResources) []*v1.ContainerDevices {
+// without returns the devices of other resources.
+func (m managedResources) without(devices []*v1.ContainerDevices) []*v1.ContainerDevices {
 	return slices.DeleteFunc(slices.Clone(devices), func(d *v1.ContainerDevices) bool { return m.has(d.ResourceName) })
 }
 
@@ -106,30 +115,11 @@ func containerOf(p *v1.PodResources, name string) *v1.ContainerResources {
 	return nil
 }
 
-// mergeAlpha is merge for v1alpha1. There the kubelet also lists pods that have ended.
-func mergeAlpha(own, kubelets []*v1alpha1.PodResources, m managedResources) []*v1alpha1.PodResources {
-	if len(kubelets) == 0 {
+// alphaPod merges the entries of one pod in v1alpha1.
+func (m managedResources) alphaPod(own, kubelets *v1alpha1.PodResources) *v1alpha1.PodResources {
+	if kubelets == nil {
 		return own
 	}
-	rest := make(map[podName]*v1alpha1.PodResources, len(own))
-	for _, p := range own {
-		rest[podName{p.Namespace, p.Name}] = p
-	}
-	all := make([]*v1alpha1.PodResources, 0, max(len(own), len(kubelets)))
-	for _, p := range kubelets {
-		name := podName{p.Namespace, p.Name}
-		all = append(all, mergeAlphaPod(rest[name], p, m))
-		delete(rest, name)
-	}
-	for _, p := range own {
-		if rest[podName{p.Namespace, p.Name}] != nil {
-			all = append(all, p)
-		}
-	}
-	return all
-}
-
-func mergeAlphaPod(own, kubelets *v1alpha1.PodResources, m managedResources) *v1alpha1.PodResources {
 	p := &v1alpha1.PodResources{Name: kubelets.Name, Namespace: kubelets.Namespace}
 	for _, c := range kubelets.Containers {
 		merged := &v1alpha1.ContainerResources{Name: c.Name}

@@ -21,14 +21,14 @@ func parse[M proto.Message](t *testing.T, text string, m M) M {
 // Whose word counts for what, in both versions.
 func TestMerge(t *testing.T) {
 	o := managedResources{"a.com/gpu": true}
-	for name, test := range map[string]struct{ mine, theirs, want string }{
+	for name, test := range map[string]struct{ own, kubelets, want string }{
 		"the kubelet is away": {
-			mine: `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "0"}}}`,
+			own:  `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "0"}}}`,
 			want: `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "0"}}}`,
 		},
 		"devices are ours, all else is the kubelet's": {
-			mine: `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "0"}} containers {name: "d"}}`,
-			theirs: `pod_resources {name: "p" namespace: "n"
+			own: `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "0"}} containers {name: "d"}}`,
+			kubelets: `pod_resources {name: "p" namespace: "n"
 				containers {name: "c" cpu_ids: 1 memory {memory_type: "memory" size: 5} dynamic_resources {claim_name: "x"}}
 				containers {name: "d" cpu_ids: 2}}`,
 			want: `pod_resources {name: "p" namespace: "n"
@@ -36,30 +36,30 @@ func TestMerge(t *testing.T) {
 				containers {name: "d" cpu_ids: 2}}`,
 		},
 		"what the kubelet says of our resources is from before": {
-			mine:   `pod_resources {name: "p" namespace: "n" containers {name: "c"}}`,
-			theirs: `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "9"} devices {resource_name: "b.com/nic" device_ids: "1"}}}`,
-			want:   `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "b.com/nic" device_ids: "1"}}}`,
+			own:      `pod_resources {name: "p" namespace: "n" containers {name: "c"}}`,
+			kubelets: `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "9"} devices {resource_name: "b.com/nic" device_ids: "1"}}}`,
+			want:     `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "b.com/nic" device_ids: "1"}}}`,
 		},
 		"pods of one side": {
-			mine:   `pod_resources {name: "new" namespace: "n" containers {name: "c"}} pod_resources {name: "both" namespace: "n" containers {name: "c"}}`,
-			theirs: `pod_resources {name: "both" namespace: "n" containers {name: "c"}} pod_resources {name: "new" namespace: "m" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "9"}}}`,
+			own:      `pod_resources {name: "new" namespace: "n" containers {name: "c"}} pod_resources {name: "both" namespace: "n" containers {name: "c"}}`,
+			kubelets: `pod_resources {name: "both" namespace: "n" containers {name: "c"}} pod_resources {name: "new" namespace: "m" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "9"}}}`,
 			want: `pod_resources {name: "new" namespace: "n" containers {name: "c"}} pod_resources {name: "both" namespace: "n" containers {name: "c"}}
 				pod_resources {name: "new" namespace: "m" containers {name: "c"}}`,
 		},
 		"containers of one side": {
-			mine:   `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "0"}}}`,
-			theirs: `pod_resources {name: "p" namespace: "n" containers {name: "side" cpu_ids: 3}}`,
-			want:   `pod_resources {name: "p" namespace: "n" containers {name: "side" cpu_ids: 3} containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "0"}}}`,
+			own:      `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "0"}}}`,
+			kubelets: `pod_resources {name: "p" namespace: "n" containers {name: "side" cpu_ids: 3}}`,
+			want:     `pod_resources {name: "p" namespace: "n" containers {name: "side" cpu_ids: 3} containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "0"}}}`,
 		},
 	} {
-		mine, theirs := parse(t, test.mine, &v1.ListPodResourcesResponse{}), parse(t, test.theirs, &v1.ListPodResourcesResponse{})
-		before := []proto.Message{proto.Clone(mine), proto.Clone(theirs)}
+		own, kubelets := parse(t, test.own, &v1.ListPodResourcesResponse{}), parse(t, test.kubelets, &v1.ListPodResourcesResponse{})
+		before := []proto.Message{proto.Clone(own), proto.Clone(kubelets)}
 		want := parse(t, test.want, &v1.ListPodResourcesResponse{})
-		got := &v1.ListPodResourcesResponse{PodResources: merge(mine.PodResources, theirs.PodResources, o)}
+		got := &v1.ListPodResourcesResponse{PodResources: merge(own.PodResources, kubelets.PodResources, o.pod)}
 		if !proto.Equal(got, want) {
 			t.Errorf("%s: got %v\nwant %v", name, got, want)
 		}
-		if !proto.Equal(mine, before[0]) || !proto.Equal(theirs, before[1]) {
+		if !proto.Equal(own, before[0]) || !proto.Equal(kubelets, before[1]) {
 			t.Errorf("%s: what others read has been changed", name)
 		}
 	}
@@ -67,18 +67,18 @@ func TestMerge(t *testing.T) {
 
 // In v1alpha1 pods that have ended are listed as long as the kubelet knows them, and there is nothing but devices.
 func TestMergeAlpha(t *testing.T) {
-	mine := parse(t, `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "0"}}}
+	own := parse(t, `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "0"}}}
 		pod_resources {name: "new" namespace: "n" containers {name: "c"}}`, &v1alpha1.ListPodResourcesResponse{})
-	theirs := parse(t, `pod_resources {name: "over" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "9"}}}
+	kubelets := parse(t, `pod_resources {name: "over" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "9"}}}
 		pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "b.com/nic" device_ids: "1"}} containers {name: "d"}}`, &v1alpha1.ListPodResourcesResponse{})
-	want := parse(t, `pod_resources {name: "over" namespace: "n" containers {name: "c"}}
-		pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "b.com/nic" device_ids: "1"} devices {resource_name: "a.com/gpu" device_ids: "0"}} containers {name: "d"}}
-		pod_resources {name: "new" namespace: "n" containers {name: "c"}}`, &v1alpha1.ListPodResourcesResponse{})
-	got := &v1alpha1.ListPodResourcesResponse{PodResources: mergeAlpha(mine.PodResources, theirs.PodResources, managedResources{"a.com/gpu": true})}
+	want := parse(t, `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "b.com/nic" device_ids: "1"} devices {resource_name: "a.com/gpu" device_ids: "0"}} containers {name: "d"}}
+		pod_resources {name: "new" namespace: "n" containers {name: "c"}}
+		pod_resources {name: "over" namespace: "n" containers {name: "c"}}`, &v1alpha1.ListPodResourcesResponse{})
+	got := &v1alpha1.ListPodResourcesResponse{PodResources: merge(own.PodResources, kubelets.PodResources, managedResources{"a.com/gpu": true}.alphaPod)}
 	if !proto.Equal(got, want) {
 		t.Errorf("got %v\nwant %v", got, want)
 	}
-	if got := mergeAlpha(mine.PodResources, nil, nil); len(got) != 2 {
+	if got := merge(own.PodResources, nil, managedResources{}.alphaPod); len(got) != 2 {
 		t.Errorf("without the kubelet: %v", got)
 	}
 }
