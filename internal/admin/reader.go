@@ -12,7 +12,7 @@ type Reader struct{ s service }
 // Reader returns a Reader of the server.
 func (s *Server) Reader() Reader { return Reader{service{Server: s}} }
 
-// Updated is Allocator.Updated.
+// Updated is View.Updated.
 func (r Reader) Updated() <-chan struct{} { return r.s.cfg.View.Updated() }
 
 // GetStatus is the call of that name, as are the methods below.
