@@ -13,28 +13,28 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// KubeletConfig is the kubelet's own kubeconfig where kubeadm and most others put it. Its rights suffice.
+// KubeletConfig is the kubelet's kubeconfig, at the path of kubeadm and most other installers. Its rights suffice.
 const KubeletConfig = "/etc/kubernetes/kubelet.conf"
 
-// The client's own limit is there to stop a runaway only: at rest it makes no request, and when many pods come at
-// once it asks for one after the other.
+// The client's rate limit, against runaway requests only: an idle devmgrd makes no request, and one with many new pods reads them
+// one after the other.
 const (
 	qps   = 50
 	burst = 100
 )
 
-// protobuf is asked for first: it is smaller and cheaper to decode. Errors of proxies and tests may be JSON.
+// Protobuf is preferred: it is smaller than JSON and cheaper to decode. Proxies and tests may answer in JSON.
 const (
 	protobuf = runtime.ContentTypeProtobuf
 	accepted = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 )
 
-// Load finds the API server and the credentials: in the kubeconfig file if one is given, else in the service account
-// if this process runs in a pod, else in the kubelet's kubeconfig. Certificates and tokens that those name as files
-// are read again when they change. The error says what to do.
+// Load returns the address of the API server and the credentials: from the kubeconfig file if one is given, otherwise from the service
+// account in a pod, otherwise from the kubelet's kubeconfig. Certificate and token files are read again when they change. The error
+// names the remedy.
 func Load(kubeconfig string) (*rest.Config, error) { return load(kubeconfig, KubeletConfig) }
 
-// Connect returns a client with Load's credentials that introduces itself to the API server as devmgrd of this version.
+// Connect returns a client with Load's credentials, and this version of devmgrd as user agent.
 func Connect(kubeconfig, version string) (Client, error) {
 	cfg, err := Load(kubeconfig)
 	if err != nil {
@@ -54,7 +54,7 @@ func load(kubeconfig, fallback string) (*rest.Config, error) {
 		}
 		kubeconfig = fallback
 	}
-	// Opened once for a plain error: the loader below reports a missing file as an empty configuration.
+	// Opened for a clear error: the loader below reports a missing file as an empty configuration.
 	file, err := os.Open(kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("reading the kubeconfig: %w; set kubernetes.kubeconfig to a file that devmgrd can read", err)
@@ -70,7 +70,7 @@ func load(kubeconfig, fallback string) (*rest.Config, error) {
 // A Client reads and writes objects of core/v1 on the API server.
 type Client = rest.Interface
 
-// NewClient makes a client for core/v1. The agent names this program to the API server, like devmgrd/v1.2.3.
+// NewClient returns a client for core/v1 with a user agent such as devmgrd/v1.2.3.
 func NewClient(cfg *rest.Config, agent string) (Client, error) {
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
@@ -91,7 +91,7 @@ func NewClient(cfg *rest.Config, agent string) (Client, error) {
 	return client, nil
 }
 
-// params puts list options into a request's query.
+// params adds list options to the query of a request.
 func params(req *rest.Request, o metav1.ListOptions) *rest.Request {
 	return req.VersionedParams(&o, metav1.ParameterCodec)
 }

@@ -1,12 +1,12 @@
 // Package kube connects to the API server.
 //
-// It owns the credentials, the client, and the upkeep of a watch: list, follow, reconnect. A Watch is in step with the API server
-// soon after the API server returns (a second after a short absence, at most five). While the API server is away, a Watch neither
-// spins nor logs each attempt, and Check reports at any moment whether the Watch is current.
+// It owns the credentials, the client, and the life of a watch: list, watch, reconnect. A Watch is up to date within five seconds of
+// the API server's return, and within one after a short absence. Meanwhile it pauses between attempts, does not log each one, and Check
+// returns the reason.
 //
-// The order of events: Load finds the credentials, NewClient makes one client that all packages share, and each package
-// that follows objects runs a Watch with a store of its own.
+// Load finds the credentials, NewClient makes one client for all packages, and each package that watches objects runs a Watch with a
+// store of its own.
 //
-// It keeps no object. The client knows core/v1 only: a clientset, with its
-// dozens of API groups, costs tens of megabytes of resident memory in a daemon that runs on every node.
+// The package keeps no objects. The client knows core/v1 only: a clientset with dozens of API groups would cost tens of megabytes of
+// resident memory on every node.
 package kube

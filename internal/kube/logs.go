@@ -8,16 +8,15 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// RouteLogs sends what the Kubernetes libraries log to log. It sets something global: call it once, from main.
+// RouteLogs sends the logs of the Kubernetes libraries to log. It sets a global variable: call it once, at the start.
 func RouteLogs(log *slog.Logger) { klog.SetSlogLogger(log) }
 
-// quietly makes the libraries' remarks on single attempts debug messages: the Watch itself says, once, what its
-// state is.
+// quietly returns a context in which the libraries log at the debug level only: the Watch itself logs each change of its state.
 func quietly(ctx context.Context, log *slog.Logger) context.Context {
 	return klog.NewContext(ctx, logr.FromSlogHandler(quiet{log.Handler()}))
 }
 
-// quiet is a handler that takes everything as a debug message.
+// quiet is a handler that logs everything at the debug level.
 type quiet struct{ slog.Handler }
 
 func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {
@@ -27,7 +26,7 @@ func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {
 func (q quiet) Handle(ctx context.Context, r slog.Record) error {
 	r.Level = slog.LevelDebug
 	if !q.Enabled(ctx, r.Level) {
-		return nil // errors come without a call of Enabled
+		return nil // the libraries log errors without asking Enabled
 	}
 	return q.Handler.Handle(ctx, r)
 }

@@ -11,24 +11,24 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A Right is something that devmgrd asks of the API server. Err is nil if it may.
+// A Right is a request that devmgrd makes of the API server. Err is nil if the API server allows it.
 type Right struct {
 	What string // such as "watch pods"
 	Err  error
 }
 
-// An Access is what the API server lets devmgrd do, and what it shows on the way.
+// An Access is the result of trying all rights.
 type Access struct {
 	Rights []Right
-	Node   bool         // there is one of that name
-	Pods   []corev1.Pod // those that are bound to it
+	Node   bool         // the Node exists
+	Pods   []corev1.Pod // those bound to it
 }
 
-// probeName is of objects that there are not.
+// probeName is the name of objects that do not exist.
 const probeName = "devmgrd-check"
 
-// Rights tries all that devmgrd asks of the API server for a node, in earnest as far as it reads, and as a dry run where it writes:
-// what an admission plugin refuses shows too. It fails with the first error that is not about a right.
+// Rights makes all requests that devmgrd makes for a node: reads as they are, and writes as dry runs, so that refusals of admission
+// plugins show too. It fails with the first error other than a refusal.
 func Rights(ctx context.Context, c Client, node string) (Access, error) {
 	var a Access
 	dry := metav1.DryRunAll
@@ -55,7 +55,7 @@ func Rights(ctx context.Context, c Client, node string) (Access, error) {
 		{"watch pods", func() error { return watch("pods", bound) }},
 		{"get pods", func() error {
 			if len(pods.Items) == 0 {
-				return nil // a node's credentials are for its own pods, and there is none to try
+				return nil // a node's credentials are valid for its own pods only, and it has none
 			}
 			return ignoreMissing(c.Get().Namespace(pods.Items[0].Namespace).Resource("pods").Name(pods.Items[0].Name).Do(ctx).Error())
 		}},
@@ -91,7 +91,7 @@ func Rights(ctx context.Context, c Client, node string) (Access, error) {
 	return a, nil
 }
 
-// ignoreMissing takes a missing object for a success: the API server checks rights first.
+// ignoreMissing treats a missing object as a success: the API server checks rights first.
 func ignoreMissing(err error) error {
 	if apierrors.IsNotFound(err) {
 		return nil

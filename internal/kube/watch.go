@@ -21,52 +21,52 @@ import (
 	"github.com/devmgrd/devmgrd/internal/backoff"
 )
 
-// The pause between attempts grows from firstRetry to lastRetry. A life in step for longer than steady starts over.
+// The pause between attempts grows from firstRetry to lastRetry. It starts over after a watch that lasted longer than steady.
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 5 * time.Second
 	steady     = 10 * time.Second
 )
 
-// WatchConfig says what a Watch follows. Every field is required.
+// WatchConfig is what NewWatch needs. Every field is required.
 type WatchConfig struct {
-	Name     string // for people: what is followed
+	Name     string // for logs and errors, such as "this node"
 	Client   rest.Interface
 	Resource string // the plural in the API, such as "pods"
 	Selector fields.Selector
 	New      func() (object, list runtime.Object) // an empty object of the resource, and an empty list of them
-	// Store receives everything in order, from one goroutine: Replace after each list, Add, Update and Delete for
-	// what the watch brings, and Bookmark if it has that method.
+	// Store receives all changes in order, from one goroutine: Replace after each list; Add, Update and Delete for the events
+	// of the watch; and Bookmark, if it has that method.
 	Store cache.ReflectorStore
 	Log   *slog.Logger
 }
 
-// A Watch keeps a store in step with the API server.
+// A Watch keeps a store up to date with the API server.
 type Watch struct {
 	cfg       WatchConfig
 	reflector *cache.Reflector
 
 	mu     sync.Mutex // guards what follows
-	open   bool       // the stream is there
-	listed bool       // the store has had the whole truth in this life
-	since  time.Time  // when the watch came into step; zero: it is not
-	lost   error      // why it is not
+	open   bool       // the watch request is answered
+	listed bool       // the store has a full list from this attempt
+	since  time.Time  // when the store became up to date; zero: it is not
+	err    error      // why it is not
 }
 
-// errNotYet is why a Watch that has not listed yet is not in step.
+// errNotYet is the state before the first answer.
 var errNotYet = errors.New("the API server has not answered yet")
 
-// NewWatch makes a Watch; Run starts it.
+// NewWatch returns a Watch; Run starts it.
 func NewWatch(cfg WatchConfig) *Watch {
-	w := &Watch{cfg: cfg, lost: errNotYet}
+	w := &Watch{cfg: cfg, err: errNotYet}
 	object, _ := cfg.New()
 	w.reflector = cache.NewReflectorWithOptions(
 		&cache.ListWatch{ListWithContextFunc: w.list, WatchFuncWithContext: w.watch},
-		object, noting(w, cfg.Store), cache.ReflectorOptions{Name: cfg.Name, TypeDescription: cfg.Resource})
+		object, observed(w, cfg.Store), cache.ReflectorOptions{Name: cfg.Name, TypeDescription: cfg.Resource})
 	return w
 }
 
-// Run follows until ctx ends, which is not an error.
+// Run watches until ctx ends, which is not an error.
 func (w *Watch) Run(ctx context.Context) error {
 	ctx = quietly(ctx, w.cfg.Log)
 	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
@@ -83,72 +83,71 @@ func (w *Watch) Run(ctx context.Context) error {
 	return nil
 }
 
-// Check returns nil while the store is in step with the API server, else the reason why it is not.
+// Check returns nil while the store is up to date with the API server, and otherwise the reason.
 func (w *Watch) Check() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.since.IsZero() {
 		return nil
 	}
-	return fmt.Errorf("not following %s: %w", w.cfg.Name, w.lost)
+	return fmt.Errorf("not following %s: %w", w.cfg.Name, w.err)
 }
 
-// list is one list request. Lists are never served from an old state: "0", the reflector's first choice, would let
-// an API server that lags behind take back what this node has already acted upon before a restart.
+// list makes one list request, for the latest state. The reflector's first choice, resource version "0", would let an API server
+// that lags behind return a state older than one that devmgrd has acted on before a restart.
 func (w *Watch) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	if o.ResourceVersion == "0" {
 		o.ResourceVersion = ""
 	}
 	o.FieldSelector = w.cfg.Selector.String()
-	w.note(func() { w.open = false }) // a stream that was to bring the list has failed
+	w.progress(func() { w.open = false }) // a watch that was to stream the list has failed
 	_, list := w.cfg.New()
 	err := params(w.cfg.Client.Get().Resource(w.cfg.Resource), o).Do(ctx).Into(list)
 	return list, err
 }
 
-// watch opens the stream.
+// watch makes one watch request.
 func (w *Watch) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	o.Watch = true
 	o.FieldSelector = w.cfg.Selector.String()
 	stream, err := params(w.cfg.Client.Get().Resource(w.cfg.Resource), o).Watch(ctx)
 	if err != nil {
-		return nil, plain(err)
+		return nil, opaque(err)
 	}
-	w.note(func() { w.open = true })
+	w.progress(func() { w.open = true })
 	return stream, nil
 }
 
-// plain hides the kinds of error that the reflector would retry on its own, with a pause that heeds no context:
-// retries are Run's.
-func plain(err error) error {
+// opaque hides the type of errors that the reflector would retry itself, with pauses that ignore the context: Run retries.
+func opaque(err error) error {
 	if utilnet.IsConnectionRefused(err) || apierrors.IsTooManyRequests(err) {
 		return errors.New(err.Error())
 	}
 	return err
 }
 
-// note takes down a step forward, and says so when it was the last one.
-func (w *Watch) note(step func()) {
+// progress records a step, and logs when the store has become up to date.
+func (w *Watch) progress(step func()) {
 	w.mu.Lock()
 	step()
-	arrived := w.open && w.listed && w.since.IsZero()
-	if arrived {
+	current := w.open && w.listed && w.since.IsZero()
+	if current {
 		w.since = time.Now()
 	}
 	w.mu.Unlock()
-	if arrived {
+	if current {
 		w.cfg.Log.Info("following "+w.cfg.Name, "resource", w.cfg.Resource)
 	}
 }
 
-// end takes down that a life is over, says so if it was a change, and returns how long it was in step.
+// end records the end of an attempt, logs a change, and returns how long the store was up to date.
 func (w *Watch) end(err error) time.Duration {
 	if err == nil {
 		err = errors.New("the API server ended the watch")
 	}
 	w.mu.Lock()
-	since, before := w.since, w.lost
-	w.open, w.listed, w.since, w.lost = false, false, time.Time{}, err
+	since, before := w.since, w.err
+	w.open, w.listed, w.since, w.err = false, false, time.Time{}, err
 	w.mu.Unlock()
 	if since.IsZero() {
 		if errors.Is(before, errNotYet) {
@@ -160,33 +159,33 @@ func (w *Watch) end(err error) time.Duration {
 	return time.Since(since)
 }
 
-// noted is a store that tells its Watch of each full list.
-type noted struct {
+// observedStore is a store that reports each full list to its Watch.
+type observedStore struct {
 	cache.ReflectorStore
 	watch *Watch
 }
 
-func (n noted) Replace(list []any, version string) error {
+func (n observedStore) Replace(list []any, version string) error {
 	err := n.ReflectorStore.Replace(list, version)
-	n.watch.note(func() { n.watch.listed = true })
+	n.watch.progress(func() { n.watch.listed = true })
 	return err
 }
 
-// notedBookmarks is noted for a store that wants bookmarks; the reflector looks for the method.
-type notedBookmarks struct {
-	noted
+// observedBookmarks is an observedStore with the method Bookmark, which the reflector looks for.
+type observedBookmarks struct {
+	observedStore
 	cache.ReflectorBookmarkStore
 }
 
-// noting wraps s without hiding that it takes bookmarks.
-func noting(w *Watch, s cache.ReflectorStore) cache.ReflectorStore {
+// observed wraps a store, with Bookmark if the store has it.
+func observed(w *Watch, s cache.ReflectorStore) cache.ReflectorStore {
 	if b, ok := s.(cache.ReflectorBookmarkStore); ok {
-		return notedBookmarks{noted{s, w}, b}
+		return observedBookmarks{observedStore{s, w}, b}
 	}
-	return noted{s, w}
+	return observedStore{s, w}
 }
 
-// ParseVersion reads a resourceVersion, which Kubernetes lets clients compare as integers; 0 if it is none.
+// ParseVersion returns a resourceVersion as an integer, which Kubernetes lets clients compare; 0: it is not one.
 func ParseVersion(s string) uint64 {
 	n, err := strconv.ParseUint(s, 10, 64)
 	if err != nil {
