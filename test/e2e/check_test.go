@@ -65,7 +65,7 @@ func (r *harness) configureContainerd(text string) {
 }
 
 // Each thing that keeps devmgrd from its work on a real node, and what check says of it.
-func TestCheck(t *testing.T) {
+func TestCheck_EachObstacle_HasARemedy(t *testing.T) {
 	const nriTable = "[plugins.'io.containerd.nri.v1.nri']\n"
 	r := start(t)
 	r.remarks(r.check())

@@ -58,7 +58,7 @@ func (r *harness) fails(command string, status int, words string) {
 }
 
 // One device of four is taken out of service on a node at work: see it, take it out, learn why a pod waits, put it back.
-func TestADeviceOutOfService(t *testing.T) {
+func TestCommands_DeviceOutOfService_IsExplained(t *testing.T) {
 	r := start(t)
 	p := r.plugin(gpu, 4)
 	r.run("holder", gpu, 1)
@@ -143,7 +143,7 @@ func TestADeviceOutOfService(t *testing.T) {
 }
 
 // What is wrong is said, with the remedy, and nothing is changed.
-func TestCommandsThatFail(t *testing.T) {
+func TestCommands_Mistake_NamesRemedy(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 1)
 	r.fails("cordon "+gpu+"/none", 1, "there is no device none of "+gpu+", and nothing has been changed; see devmgrd devices "+gpu)
@@ -159,7 +159,7 @@ func TestCommandsThatFail(t *testing.T) {
 }
 
 // The state file is copied while they are in use, and the copy is verified and read.
-func TestTheBooksAreCopied(t *testing.T) {
+func TestCommands_StateFileInUse_IsCopied(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 1)
 	r.run("holder", gpu, 1)

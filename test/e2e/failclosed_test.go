@@ -32,8 +32,8 @@ import (
 //
 // The sizes can be changed: FAILCLOSED_PODS of each kind (4), and for FAILCLOSED_STOP devmgrd is stopped (3s):
 //
-//	FAILCLOSED_PODS=20 FAILCLOSED_STOP=60s go test -tags e2e -run 'TestFailClosed/stopped' -v ./test/e2e
-func TestFailClosed(t *testing.T) {
+//	FAILCLOSED_PODS=20 FAILCLOSED_STOP=60s go test -tags e2e -run 'TestFailClosed_DevmgrdAway_OnlyDevicePodsWait/stopped' -v ./test/e2e
+func TestFailClosed_DevmgrdAway_OnlyDevicePodsWait(t *testing.T) {
 	pods, stop := 4, 3*time.Second
 	if text := os.Getenv("FAILCLOSED_PODS"); text != "" {
 		n, err := strconv.Atoi(text)

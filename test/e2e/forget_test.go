@@ -13,7 +13,7 @@ import (
 
 // A resource is renamed: the old name goes from the Node when somebody says so and not before, over kill -9 and with an API server
 // that is away, and does not come back with the kubelet's next word. What somebody else has left there goes too.
-func TestForget(t *testing.T) {
+func TestForget_RenamedResource_LeavesTheNode(t *testing.T) {
 	const ghost = "vendor.example/ghost"
 	r := start(t, "--set", "plugins.gracePeriod=1s")
 	p := r.plugin(gpu, 2)

@@ -3,7 +3,9 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -16,7 +18,9 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/test/cluster"
@@ -318,4 +322,67 @@ func devices(r report.Report) map[string]report.Device {
 		all[d.Path] = d
 	}
 	return all
+}
+
+// asks makes a container that asks for so many devices.
+func asks(name string, count int, args ...string) corev1.Container {
+	c := corev1.Container{Name: name, Image: cluster.ProbeImage, Args: args}
+	if count > 0 {
+		c.Resources.Limits = corev1.ResourceList{gpu: resource.MustParse(fmt.Sprint(count))}
+	}
+	return c
+}
+
+// held returns which devices the containers of a pod have or had, by the containers' reports.
+func (r *harness) held(pod string, containers ...string) map[string][]string {
+	r.t.Helper()
+	all := map[string][]string{}
+	for _, c := range containers {
+		r.until("container "+c+" of pod "+pod+" reports", func() bool {
+			log, err := r.PodLogs(r.ctx, metav1.NamespaceDefault, pod, c)
+			var got report.Report
+			lines := strings.Split(strings.TrimSpace(log), "\n")
+			if err != nil || json.Unmarshal([]byte(lines[len(lines)-1]), &got) != nil {
+				return false
+			}
+			all[c] = strings.FieldsFunc(got.Env["DEVICES"], func(r rune) bool { return r == ',' })
+			return true
+		})
+	}
+	return all
+}
+
+func sameDevices(a, b []node.Stamp) bool {
+	text := func(all []node.Stamp) string {
+		var lines []string
+		for _, s := range all {
+			lines = append(lines, fmt.Sprint(s.Container, s.Devices))
+		}
+		slices.Sort(lines)
+		return strings.Join(lines, "\n")
+	}
+	return text(a) == text(b)
+}
+
+func (r *harness) uid(name string) types.UID {
+	r.t.Helper()
+	pod, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(context.WithoutCancel(r.ctx), name, metav1.GetOptions{})
+	r.must(err)
+	return pod.UID
+}
+
+// processWith returns a process that has this device, or 0.
+func processWith(t *testing.T, device string) (pid int) {
+	t.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range all {
+		if env, err := os.ReadFile(name); err == nil && bytes.Contains(env, []byte("DEVICES="+device+"\x00")) {
+			_, _ = fmt.Sscanf(name, "/proc/%d/", &pid)
+			return pid
+		}
+	}
+	return 0
 }

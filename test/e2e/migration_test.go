@@ -35,7 +35,7 @@ const (
 
 // Pods with devices run through the move from the kubelet's device manager to devmgrd: none is restarted, the Node's numbers
 // stay, and what restarts afterwards has the same devices, which nobody else gets.
-func TestMovingIn(t *testing.T) {
+func TestMigration_Import_PodsRunOn(t *testing.T) {
 	r := start(t, "--set", "plugins.gracePeriod=5m")
 	r.withoutDevmgrd()
 	r.samplePlugin() // registers with the kubelet, and again whenever that makes its socket again
@@ -153,7 +153,7 @@ func TestMovingIn(t *testing.T) {
 }
 
 // Until the kubelet has been started, moving back what the import has moved undoes it.
-func TestMovingInAndRollingBack(t *testing.T) {
+func TestMigration_ImportUndone_KubeletHasItsFile(t *testing.T) {
 	r := startWith(t, cluster.Options{}) // what the kubelet finds of earlier pods is part of the test
 	r.withoutDevmgrd()
 	p := plugintest.New(t, kubeletDir, gpu, plugintest.Devices(2)...)
@@ -194,7 +194,7 @@ func TestMovingInAndRollingBack(t *testing.T) {
 }
 
 // The way back: the kubelet starts from what devmgrd has written, and everything runs on.
-func TestMovingBack(t *testing.T) {
+func TestMigration_Export_PodsRunOn(t *testing.T) {
 	r := start(t)
 	r.samplePlugin()
 	list := []*plugintest.Device{plugintest.Dev("gpu-0", plugintest.Healthy, 0, 1), plugintest.Dev("gpu-1", plugintest.Healthy), plugintest.Dev("gpu-2", plugintest.Unhealthy)}

@@ -4,8 +4,10 @@ package e2e
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -47,7 +49,7 @@ func sampleDevice(got report.Report) string {
 
 // A plugin's process is killed, and then its pod is recreated, while a pod runs with its device: that runs on and keeps
 // its device, and the Node's number does not move.
-func TestAPluginRestarts(t *testing.T) {
+func TestPlugin_Restarts_PodsKeepDevices(t *testing.T) {
 	r := start(t)
 	r.samplePlugin()
 	plugin := r.samplePod(nil)
@@ -106,7 +108,7 @@ func TestAPluginRestarts(t *testing.T) {
 
 // A plugin that does not register, but waits in plugins_registry to be called, is led to devmgrd like any other, since it
 // has the directory of device plugins, too. Who has only plugins_registry is a CSI driver, and the kubelet's.
-func TestAPluginThatWaitsToBeCalled(t *testing.T) {
+func TestPlugin_InPluginsRegistry_IsCalled(t *testing.T) {
 	const kubelets = "/var/lib/kubelet/plugins_registry"
 	r := startWith(t, cluster.Options{KubeletConfig: staticCPUs})
 	r.samplePlugin(func(c *corev1.Container) {
@@ -176,7 +178,7 @@ func TestAPluginThatWaitsToBeCalled(t *testing.T) {
 }
 
 // Where a second plugin of a resource is not taken it is told so, and the first one serves on.
-func TestASecondPluginIsRejected(t *testing.T) {
+func TestPlugin_SecondOfAResource_IsRejected(t *testing.T) {
 	r := start(t, "--set", "plugins.onDuplicate=reject")
 	first := r.plugin(gpu, 2)
 	r.run("a", gpu, 1)
@@ -212,4 +214,58 @@ func TestASecondPluginIsRejected(t *testing.T) {
 	if got := r.run("c", gpu, 1).Env["DEVICES"]; got != "other" {
 		t.Errorf("the next pod has %q, want the second plugin's device", got)
 	}
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+// What is wrong with a registration comes back to the plugin in words, and nothing changes.
+func TestRegistration_Mistake_IsAnswered(t *testing.T) {
+	r := start(t)
+	r.plugin(gpu, 2)
+	r.must(os.WriteFile(filepath.Join(node.SocketDir, "file"), nil, 0o644))
+	defer os.Remove(filepath.Join(node.SocketDir, "file"))
+	elsewhere := filepath.Join(t.TempDir(), "s")
+	listener, err := net.Listen("unix", elsewhere)
+	r.must(err)
+	defer listener.Close()
+	r.must(os.Symlink(elsewhere, filepath.Join(node.SocketDir, "link")))
+	defer os.Remove(filepath.Join(node.SocketDir, "link"))
+
+	for _, test := range []struct {
+		name    string
+		request *plugintest.RegisterRequest
+		want    []string
+	}{
+		{"wrong version", &plugintest.RegisterRequest{Version: "v1alpha7", ResourceName: gpu, Endpoint: "x"}, []string{"v1alpha7", "v1beta1"}},
+		{"native resource", &plugintest.RegisterRequest{Version: "v1beta1", ResourceName: "cpu", Endpoint: "x"}, []string{`"cpu"`, "vendor.example/gpu"}},
+		{"Kubernetes' own domain", &plugintest.RegisterRequest{Version: "v1beta1", ResourceName: "kubernetes.io/gpu", Endpoint: "x"}, []string{"kubernetes.io"}},
+		{"bad name", &plugintest.RegisterRequest{Version: "v1beta1", ResourceName: "Vendor/g pu", Endpoint: "x"}, []string{"Vendor/g pu"}},
+		{"slash", &plugintest.RegisterRequest{Version: "v1beta1", ResourceName: gpu, Endpoint: "../x"}, []string{"../x"}},
+		{"no endpoint", &plugintest.RegisterRequest{Version: "v1beta1", ResourceName: gpu}, []string{"endpoint"}},
+		{"not a socket", &plugintest.RegisterRequest{Version: "v1beta1", ResourceName: gpu, Endpoint: "file"}, []string{"file", "socket"}},
+		{"a link to elsewhere", &plugintest.RegisterRequest{Version: "v1beta1", ResourceName: gpu, Endpoint: "link"}, []string{"link"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			err := plugintest.Register(r.ctx, node.SocketDir, test.request)
+			if err == nil {
+				t.Fatal("it was accepted")
+			}
+			t.Log(err)
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the message does not say %q", want)
+				}
+			}
+		})
+	}
+
+	if n := r.metric(`device_plugin_registration_total{resource_name="` + gpu + `"}`); n != 1 {
+		t.Errorf("%v registrations are counted, want the one that was accepted", n)
+	}
+	capacity, allocatable, err := r.Shown(r.ctx, gpu)
+	r.must(err)
+	if capacity != 2 || allocatable != 2 {
+		t.Errorf("the Node shows %d and %d, want 2", capacity, allocatable)
+	}
+	r.run("a", gpu, 1)
 }

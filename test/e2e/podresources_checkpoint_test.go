@@ -70,7 +70,7 @@ func (c checkpointed) of(pod types.UID, resource string) []string {
 
 // Readers of the kubelet's file find one in the directory that plugins see, with what pods have. It is never half written,
 // and is replaced by another, which those wait for who watch the directory.
-func TestPodResourcesCheckpointMirror(t *testing.T) {
+func TestPodResources_CheckpointMirror_IsNeverHalfWritten(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 4, func(p *plugintest.Plugin) {
 		p.Set(plugintest.Dev("gpu-0", plugintest.Healthy, 0), plugintest.Dev("gpu-1", plugintest.Healthy, 0, 1),

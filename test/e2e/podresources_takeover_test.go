@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -61,33 +60,6 @@ func (o *onlooker) look(ctx context.Context, anew bool) error {
 	}
 }
 
-func (o *onlooker) ask(ctx context.Context, client podresources.PodResourcesListerClient) {
-	short, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	answer, err := client.List(short, &podresources.ListPodResourcesRequest{})
-	if ctx.Err() != nil {
-		return
-	}
-	if err != nil {
-		o.errors[err.Error()]++
-		return
-	}
-	o.answers++
-	told := holdings(answer.PodResources)
-	complete := true
-	for pod, want := range o.want {
-		complete = complete && slices.Equal(told[pod], want)
-	}
-	for pod, devices := range told {
-		for _, d := range devices {
-			if !slices.Contains(o.want[pod], d) {
-				o.wrong = append(o.wrong, fmt.Sprintf("pod %s has %s", pod, d))
-			}
-		}
-	}
-	o.seen(complete)
-}
-
 // seen notes an answer, with all devices or without some.
 func (o *onlooker) seen(complete bool) {
 	switch {
@@ -102,7 +74,7 @@ func (o *onlooker) seen(complete bool) {
 
 // devmgrd takes the kubelet's PodResources socket, and takes it again whenever a kubelet starts: who reads it sees pods'
 // devices all the time, and the kubelet's CPUs. E2E_RESTARTS=20 does it 20 times. A clean stop gives the socket back.
-func TestPodResourcesTakeover(t *testing.T) {
+func TestPodResources_Takeover_ReadersSeeNoGap(t *testing.T) {
 	r := startWith(t, cluster.Options{KubeletConfig: staticCPUs}, "--set", takeover)
 	r.plugin(gpu, 3)
 	want := map[string][]string{}

@@ -127,7 +127,7 @@ func (c consumed) agrees(t *testing.T, want map[string][]string, devices int) {
 
 // A program with Kubernetes' own client reads what devmgrd serves as it reads the kubelet's: with another address, and, if
 // devmgrd takes the kubelet's place, in a pod that mounts the kubelet's directory and knows nothing of devmgrd.
-func TestPodResourcesConsumer(t *testing.T) {
+func TestPodResources_KubernetesClient_ReadsIt(t *testing.T) {
 	r := startWith(t, cluster.Options{}, "--set", takeover)
 	r.plugin(gpu, 4)
 	want := map[string][]string{
@@ -171,7 +171,7 @@ func TestPodResourcesConsumer(t *testing.T) {
 }
 
 // The kubelet is stopped, hangs, or has not come back when devmgrd starts: what pods have is told all the same.
-func TestPodResourcesWithoutTheKubelet(t *testing.T) {
+func TestPodResources_KubeletAway_PodsAreListed(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 2)
 	want := has(gpu, r.run("a", gpu, 1).Env["DEVICES"])

@@ -7,13 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
@@ -55,7 +53,7 @@ func (r *harness) reboot(plugins ...*plugintest.Plugin) {
 
 // The power fails. Everything is gone but what is on disk, and comes back one after the other, the plugin last. Pods wait
 // for the plugin, are granted again what they had, and the Node's numbers never move.
-func TestReboot(t *testing.T) {
+func TestReboot_PluginReturnsLast_PodsWaitForIt(t *testing.T) {
 	r := start(t)
 	p := r.plugin(gpu, 3)
 	before := map[string]string{}
@@ -93,7 +91,7 @@ func TestReboot(t *testing.T) {
 
 // What plugins make in Allocate is gone after a reboot: files, device nodes and definitions of CDI devices are on file
 // systems in memory, and device nodes are numbered differently. No pod starts with what was granted before.
-func TestReboot_WhatPluginsGrantIsGone_IsGrantedAgain(t *testing.T) {
+func TestReboot_GrantsAreGone_AreGrantedAgain(t *testing.T) {
 	r := start(t)
 	const dir = "/run/vendor"
 	r.must(os.MkdirAll(dir, 0o755))
@@ -197,42 +195,4 @@ func TestReboot_WhatPluginsGrantIsGone_IsGrantedAgain(t *testing.T) {
 			t.Errorf("pod %s had %s and has %s", name, before[name], got.Env["DEVICES"])
 		}
 	}
-}
-
-// Within a boot, too, what a plugin has granted may go: its driver is loaded again, or its files are removed. The container
-// waits with the reason until the plugin has granted it again, and explain tells it.
-func TestGrant_GoneBetweenTwoStarts_IsGrantedAgain(t *testing.T) {
-	r := start(t)
-	path := "/run/vendor/again"
-	r.must(os.MkdirAll(filepath.Dir(path), 0o755))
-	var broken atomic.Bool
-	p := r.plugin(gpu, 1, func(p *plugintest.Plugin) {
-		p.OnAllocate = func(ctx context.Context, request *plugintest.AllocateRequest) (*plugintest.AllocateResponse, error) {
-			if !broken.Load() {
-				if err := os.WriteFile(path, nil, 0o644); err != nil {
-					return nil, err
-				}
-			}
-			return plugintest.Grants(&plugintest.Answer{Mounts: []*pluginapi.Mount{{ContainerPath: "/file", HostPath: path}},
-				Devices: []*pluginapi.DeviceSpec{{HostPath: path + "-node", ContainerPath: "/dev/x", Permissions: "r"}}})(ctx, request)
-		}
-	})
-	special := makeNode(t, "again-node", 0o666, 1, 3)
-	r.restarting("a", gpu)
-	r.running("a")
-	pod, err := r.Client().CoreV1().Pods("default").Get(r.ctx, "a", metav1.GetOptions{})
-	r.must(err)
-	broken.Store(true)
-	r.must(os.Remove(path))
-	r.must(os.Remove(special))
-	r.must(r.KillContainer(r.ctx, node.ContainerID(pod)))
-	r.refused("a", "HostDeviceMissing")
-	r.told("a", "WaitingForDevices: HostDeviceMissing")
-	r.until("it waits", func() bool { return r.metric(`devmgrd_pods_waiting{reason="HostDeviceMissing"}`) == 1 })
-	r.says("explain default/a", "waiting", "HostDeviceMissing")
-	r.says("status", "default/a", "HostDeviceMissing")
-	r.until("the plugin is asked again", func() bool { return p.Calls(plugintest.Allocate) > 1 })
-	broken.Store(false)
-	makeNode(t, "again-node", 0o666, 1, 3)
-	r.runsAgain("a")
 }

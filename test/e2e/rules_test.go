@@ -38,7 +38,7 @@ const ruleForGPU = `
 
 // An operator has rules suggested, and enforces them: everything goes on as before, and what no rule allows is refused with the
 // rule's name.
-func TestPluginRules(t *testing.T) {
+func TestPluginRules_Enforced_OnlyAllowedIsGranted(t *testing.T) {
 	dir := t.TempDir()
 	config, rules := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "rules.yaml")
 	configure := func(mode string) {

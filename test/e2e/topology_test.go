@@ -59,7 +59,7 @@ func (r *harness) both(name string, gpus, nics string) string {
 
 // A container that asks for two resources gets both from one NUMA node where that is possible, and where it is not,
 // what is nearest.
-func TestDevicesNearEachOther(t *testing.T) {
+func TestTopology_TwoResources_OneNUMANode(t *testing.T) {
 	r := start(t)
 	r.places()
 	r.run("first", nic, 1) // takes nic-0: what is left is near node 1
@@ -74,7 +74,7 @@ func TestDevicesNearEachOther(t *testing.T) {
 
 // Under single-numa-node a pod that could only have its devices apart waits, says why, and starts when they can be had
 // together.
-func TestDevicesThatWouldBeApart(t *testing.T) {
+func TestTopology_SingleNUMANode_PodWaits(t *testing.T) {
 	r := start(t, "--set", "topology.policy=single-numa-node")
 	r.places()
 	if got := r.both("first", "2", "1"); got != "gpu-0,gpu-1 nic-0" {

@@ -17,7 +17,7 @@ import (
 )
 
 // After a reboot pods come back before their plugins do. The kubelet would fail them permanently; here they wait.
-func TestPodsWaitForTheirPlugin(t *testing.T) {
+func TestWait_PluginMissing_PodStartsWhenItReturns(t *testing.T) {
 	r := start(t)
 	bound := func(p *corev1.Pod) *corev1.Pod { // as if scheduled before the reboot
 		p.Spec.NodeName = r.NodeName()
@@ -70,7 +70,7 @@ func TestPodsWaitForTheirPlugin(t *testing.T) {
 }
 
 // One plugin that never answers costs the pods that ask for its devices, and nobody else.
-func TestAHungPlugin(t *testing.T) {
+func TestWait_PluginHangs_OthersStart(t *testing.T) {
 	r := start(t)
 	hung := r.plugin(gpu, 8, func(p *plugintest.Plugin) { p.Before(plugintest.Allocate, plugintest.Hang) })
 	r.plugin(nic, 8)

@@ -38,7 +38,7 @@ func (r *harness) static(pod *corev1.Pod) string {
 
 // Static pods have devices: of those that say so in an annotation the runtime tells, without an API server; others are
 // known by their mirror pods.
-func TestStaticPods(t *testing.T) {
+func TestStaticPods_WithAndWithoutAnnotation_GetDevices(t *testing.T) {
 	if err := os.MkdirAll(manifests, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func (c criRuntime) run(sandbox string, config *cri.PodSandboxConfig) error {
 }
 
 // Without any Kubernetes pods say in an annotation what they ask for, and get it.
-func TestNoKubernetes(t *testing.T) {
+func TestLocalPods_WithoutKubernetes_GetDevices(t *testing.T) {
 	r := start(t)
 	r.must(r.Devmgrd.Stop(10 * time.Second))
 	for _, p := range []*cluster.Process{r.Kubelet, r.ControllerManager, r.Scheduler, r.APIServer, r.Etcd} {

@@ -9,8 +9,10 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
@@ -126,4 +128,42 @@ func TestDevice_PreStartFails_OnlyANewPodGetsAnother(t *testing.T) {
 	if got := r.running("a").Env["DEVICES"]; got != had {
 		t.Errorf("the pod had %q and has %q", had, got)
 	}
+}
+
+// Within a boot, too, what a plugin has granted may go: its driver is loaded again, or its files are removed. The container
+// waits with the reason until the plugin has granted it again, and explain tells it.
+func TestGrant_GoneBetweenTwoStarts_IsGrantedAgain(t *testing.T) {
+	r := start(t)
+	path := "/run/vendor/again"
+	r.must(os.MkdirAll(filepath.Dir(path), 0o755))
+	var broken atomic.Bool
+	p := r.plugin(gpu, 1, func(p *plugintest.Plugin) {
+		p.OnAllocate = func(ctx context.Context, request *plugintest.AllocateRequest) (*plugintest.AllocateResponse, error) {
+			if !broken.Load() {
+				if err := os.WriteFile(path, nil, 0o644); err != nil {
+					return nil, err
+				}
+			}
+			return plugintest.Grants(&plugintest.Answer{Mounts: []*pluginapi.Mount{{ContainerPath: "/file", HostPath: path}},
+				Devices: []*pluginapi.DeviceSpec{{HostPath: path + "-node", ContainerPath: "/dev/x", Permissions: "r"}}})(ctx, request)
+		}
+	})
+	special := makeNode(t, "again-node", 0o666, 1, 3)
+	r.restarting("a", gpu)
+	r.running("a")
+	pod, err := r.Client().CoreV1().Pods("default").Get(r.ctx, "a", metav1.GetOptions{})
+	r.must(err)
+	broken.Store(true)
+	r.must(os.Remove(path))
+	r.must(os.Remove(special))
+	r.must(r.KillContainer(r.ctx, node.ContainerID(pod)))
+	r.refused("a", "HostDeviceMissing")
+	r.told("a", "WaitingForDevices: HostDeviceMissing")
+	r.until("it waits", func() bool { return r.metric(`devmgrd_pods_waiting{reason="HostDeviceMissing"}`) == 1 })
+	r.says("explain default/a", "waiting", "HostDeviceMissing")
+	r.says("status", "default/a", "HostDeviceMissing")
+	r.until("the plugin is asked again", func() bool { return p.Calls(plugintest.Allocate) > 1 })
+	broken.Store(false)
+	makeNode(t, "again-node", 0o666, 1, 3)
+	r.runsAgain("a")
 }

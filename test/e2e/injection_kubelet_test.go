@@ -48,7 +48,7 @@ type twin struct {
 }
 
 // A container gets through devmgrd what it would have had through the kubelet and containerd.
-func TestSameAsTheKubelet(t *testing.T) {
+func TestInjection_SamePodAndPlugin_SameAsKubelet(t *testing.T) {
 	r := &beside{harness: start(t, "--set", "plugins.ignoredResources=["+byKubelet+"/*]")}
 	makeHost(t)
 	r.must(r.LoadImage(r.ctx, cluster.Image{

@@ -19,6 +19,85 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
+// A plugin with 100 000 devices, whose IDs are as long as the API has them, is like any other.
+func TestPlugin_With100000Devices_Serves(t *testing.T) {
+	const count = 100_000
+	r := start(t)
+	all := make([]*plugintest.Device, count)
+	for i := range all {
+		all[i] = plugintest.Dev(fmt.Sprintf("%063d", i), plugintest.Healthy, int64(i%2))
+	}
+	p := plugintest.New(t, node.SocketDir, gpu, all...)
+	p.Serve()
+	began := time.Now()
+	p.MustRegister()
+	r.must(r.WaitShown(r.soon(time.Minute), gpu, count))
+	registered := time.Since(began)
+
+	began = time.Now()
+	if got := r.run("a", gpu, 3); strings.Count(got.Env["DEVICES"], ",") != 2 {
+		t.Errorf("the pod has %q, want three devices", got.Env["DEVICES"])
+	}
+	ran := time.Since(began)
+
+	published := fmt.Sprintf("devmgrd_node_capacity{resource_name=%q}", gpu)
+	began = time.Now()
+	p.SetHealth(all[count-1].ID, plugintest.Unhealthy)
+	r.until("the number has changed", func() bool { return r.metric(published) == count-1 })
+	inside := time.Since(began)
+	r.must(r.WaitShown(r.soon(time.Minute), gpu, count-1))
+	outside := time.Since(began)
+	p.SetHealth(all[0].ID, plugintest.Unhealthy) // in use: it counts still
+	p.SetHealth(all[count-1].ID, plugintest.Healthy)
+	r.must(r.WaitShown(r.soon(time.Minute), gpu, count))
+
+	t.Logf("%d devices: on the Node %s after registering; a pod runs %s after its creation; a device's health: published %s, "+
+		"on the Node %s after the plugin has sent its list; resident memory %.0f MiB",
+		count, registered.Round(time.Millisecond), ran.Round(time.Millisecond), inside.Round(time.Millisecond), outside.Round(time.Millisecond),
+		r.metric("process_resident_memory_bytes")/(1<<20))
+}
+
+// One container has 60 000 devices, as many as one Allocate request holds with IDs of the usual length: their names alone
+// have the size of an NRI message. devmgrd reconnects to the runtime all the same, and the devices come back.
+func TestContainer_With60000Devices_SurvivesRestarts(t *testing.T) {
+	const count = 60_000
+	r := start(t)
+	all := make([]*plugintest.Device, count)
+	for i := range all {
+		all[i] = plugintest.Dev(fmt.Sprintf("GPU-8f6d2c4e-1111-2222-3333-444455556666-_-%06d", i), plugintest.Healthy)
+	}
+	p := plugintest.New(t, node.SocketDir, gpu, all...)
+	p.OnAllocate = func(_ context.Context, request *plugintest.AllocateRequest) (*plugintest.AllocateResponse, error) {
+		number := fmt.Sprint(len(request.ContainerRequests[0].DevicesIds))
+		return &plugintest.AllocateResponse{ContainerResponses: []*plugintest.Answer{{Envs: map[string]string{"DEVICES": number}}}}, nil
+	}
+	p.Serve()
+	p.MustRegister()
+	r.must(r.WaitShown(r.soon(time.Minute), gpu, count))
+	if got := r.run("a", gpu, count).Env["DEVICES"]; got != fmt.Sprint(count) {
+		t.Errorf("the pod has %q devices, want %d", got, count)
+	}
+	r.states(0, count, 0)
+
+	stayed := r.followPod("a")
+	r.must(r.Devmgrd.Kill())
+	r.must(r.StartDevmgrd(r.ctx))
+	r.states(0, count, 0)
+	stayed()
+	if n := r.metric("devmgrd_started_without_devices_total"); n != 0 {
+		t.Errorf("%v containers were taken for bare", n)
+	}
+	r.must(r.Containerd.Kill())
+	r.until("devmgrd has noticed", func() bool { return r.metric("devmgrd_nri_connected") == 0 })
+	r.must(r.Containerd.Start(r.ctx))
+	r.must(r.WaitContainerd(r.ctx))
+	r.until("devmgrd is connected again", func() bool { return r.metric("devmgrd_nri_connected") == 1 })
+	r.states(0, count, 0)
+
+	r.must(r.Delete(r.ctx, "a"))
+	r.states(count, 0, 0)
+}
+
 // Neither a pod's arguments nor a plugin's answer ends devmgrd's connection to containerd, whose messages have at most 4 MiB: that
 // container is refused with the reason, and other pods get their devices meanwhile.
 func TestMessageSize_PodOrGrantTooLarge_RefusedAlone(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 )
 
 // A pod that asks for a device runs with exactly what the plugin answered: nothing less and nothing more.
-func TestExactlyWhatThePluginAnswered(t *testing.T) {
+func TestInjection_PluginAnswer_IsInjectedExactly(t *testing.T) {
 	r := start(t)
 	readWrite := makeNode(t, "gpu0", 0o640, 1, 11)
 	readOnly := makeNode(t, "gpu0-info", 0o666, 10, 237) // the loop devices' control node: no default rule allows it
@@ -90,7 +90,7 @@ func TestExactlyWhatThePluginAnswered(t *testing.T) {
 }
 
 // A device that is no longer on the host is a refusal with that reason, and the container starts once it is back.
-func TestAMissingHostDevice(t *testing.T) {
+func TestInjection_HostDeviceMissing_ContainerWaits(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 1, func(p *plugintest.Plugin) {
 		p.OnAllocate = plugintest.Grants(&plugintest.Answer{
@@ -104,7 +104,7 @@ func TestAMissingHostDevice(t *testing.T) {
 }
 
 // A container's answer is a secret of the plugin's and the pod's: the log names devices, not environments.
-func TestTheLogHoldsNoEnvironment(t *testing.T) {
+func TestInjection_Environment_IsNotLogged(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 1, func(p *plugintest.Plugin) {
 		p.OnAllocate = func(context.Context, *plugintest.AllocateRequest) (*plugintest.AllocateResponse, error) {
@@ -123,7 +123,7 @@ func TestTheLogHoldsNoEnvironment(t *testing.T) {
 
 // Some plugins make what they grant while they are asked for it: a device node, and a file that describes CDI devices. A
 // container has both, of the first pod and of a later one for which the same file is written again.
-func TestAPluginMakesWhatItGrants(t *testing.T) {
+func TestInjection_GrantMadeInAllocate_IsInjected(t *testing.T) {
 	const specFile = "/var/run/cdi/vendor-made.json"
 	r := start(t)
 	t.Cleanup(func() { os.RemoveAll(vendor); os.Remove(specFile) })

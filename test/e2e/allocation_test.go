@@ -3,7 +3,7 @@
 package e2e
 
 import (
-	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,7 +40,7 @@ func (r *harness) unknownToTheKubelet() {
 }
 
 // The main job, with Kubernetes' own sample plugin, unmodified and with its own manifest.
-func TestTheMainJob(t *testing.T) {
+func TestMainJob_SamplePlugin_PodsGetDevices(t *testing.T) {
 	r := startWith(t, cluster.Options{KubeletConfig: staticCPUs})
 
 	set, err := r.SamplePlugin()
@@ -98,7 +98,7 @@ func TestTheMainJob(t *testing.T) {
 }
 
 // With CDI_ENABLED the sample plugin grants the same device as a CDI device, too.
-func TestCDIDevices(t *testing.T) {
+func TestMainJob_CDI_PodsGetDevices(t *testing.T) {
 	r := start(t)
 	r.samplePlugin(func(c *corev1.Container) { c.Env = append(c.Env, corev1.EnvVar{Name: "CDI_ENABLED", Value: "1"}) })
 	got := r.run("a", node.SampleResource, 1)
@@ -115,37 +115,69 @@ func TestCDIDevices(t *testing.T) {
 	}
 }
 
-// A plugin that starts while devmgrd is away reaches the kubelet. That is told as soon as devmgrd is back.
-func TestAPluginStartsWithoutUs(t *testing.T) {
+// Init containers hand their devices on; sidecars keep theirs; apps have their own; debug containers have none.
+func TestPods_ContainerKinds_ShareDevices(t *testing.T) {
 	r := start(t)
-	r.must(r.Devmgrd.Stop(10 * time.Second))
-	set, err := r.SamplePlugin()
+	p := r.plugin(gpu, 5)
+	always := corev1.ContainerRestartPolicyAlways
+	pod := node.Pod("a", "", 0)
+	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	sidecar := asks("sidecar", 1, "report", "--then-sleep")
+	sidecar.RestartPolicy = &always
+	pod.Spec.InitContainers = []corev1.Container{asks("init", 2, "report"), sidecar, asks("late-init", 1, "report")}
+	pod.Spec.Containers = []corev1.Container{
+		asks("one", 2, "report", "--then-sleep"), asks("none", 0, "report", "--then-sleep"), asks("two", 1, "report", "--then-sleep"),
+	}
+	r.must(r.Create(r.ctx, pod))
+	_, err := r.WaitPhase(r.soon(time.Minute), "a", corev1.PodRunning)
 	r.must(err)
-	set.Namespace = metav1.NamespaceDefault
-	set.Spec.Template.Spec.PriorityClassName = "" // which only kube-system may use
-	r.must(r.Apply(r.ctx, set))
-	var pod string
-	r.until("the plugin runs", func() bool {
-		pods, err := r.Client().CoreV1().Pods(set.Namespace).List(r.ctx, metav1.ListOptions{LabelSelector: "k8s-app=sample-device-plugin"})
-		if err != nil || len(pods.Items) != 1 || pods.Items[0].Status.Phase != corev1.PodRunning {
+	got := r.held("a", "init", "sidecar", "late-init", "one", "none", "two")
+	for c, n := range map[string]int{"init": 2, "sidecar": 1, "late-init": 1, "one": 2, "none": 0, "two": 1} {
+		if len(got[c]) != n {
+			t.Errorf("container %s has %v, want %d", c, got[c], n)
+		}
+	}
+	if !slices.Contains(got["init"], got["sidecar"][0]) || !slices.Contains(got["init"], got["late-init"][0]) {
+		t.Errorf("the init containers' devices were not handed on: %v", got)
+	}
+	running := slices.Concat(got["sidecar"], got["one"], got["two"])
+	slices.Sort(running)
+	if len(slices.Compact(running)) != 4 {
+		t.Errorf("containers that run side by side share devices: %v", got)
+	}
+	if n := p.Calls("Allocate"); n != 5 {
+		t.Errorf("%d calls of Allocate, want one for each container that asks", n)
+	}
+
+	// A debug container comes later and asks for nothing.
+	now, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(r.ctx, "a", metav1.GetOptions{})
+	r.must(err)
+	now.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+		Name: "debug", Image: cluster.ProbeImage, Args: []string{"report"}, TerminationMessagePolicy: corev1.TerminationMessageReadFile, ImagePullPolicy: corev1.PullNever}}}
+	_, err = r.Client().CoreV1().Pods(metav1.NamespaceDefault).UpdateEphemeralContainers(r.ctx, "a", now, metav1.UpdateOptions{})
+	r.must(err)
+	if got := r.held("a", "debug"); len(got["debug"]) != 0 {
+		t.Errorf("the debug container has %v", got)
+	}
+
+	// The pod's sandbox is recreated under the same UID: the same devices, and nobody is asked again.
+	before := r.held("a", "one", "two")
+	stamps, err := r.Stamps(r.ctx)
+	r.must(err)
+	ids, err := r.RunningContainers(r.ctx, "two")
+	r.must(err)
+	sandbox, err := r.SandboxOf(r.ctx, ids[0])
+	r.must(err)
+	r.must(r.KillContainer(r.ctx, sandbox))
+	r.until("the containers run in another sandbox, with the same devices", func() bool {
+		now, err := r.RunningContainers(r.ctx, "two")
+		if err != nil || len(now) != 1 || now[0] == ids[0] {
 			return false
 		}
-		pod = pods.Items[0].Name
-		return true
+		again, err := r.Stamps(r.ctx)
+		return err == nil && len(again) == len(stamps) && sameDevices(stamps, again)
 	})
-	r.must(r.StartDevmgrd(r.ctx))
-	r.told(pod, "Warning PluginNotRedirected: container sample-device-plugin was started while devmgrd was away")
-	if n := r.metric("devmgrd_containers_not_redirected"); n != 1 {
-		t.Errorf("%v containers are counted, want 1", n)
-	}
-	for _, command := range []string{"status", "plugins"} {
-		r.says(command, "NOT REDIRECTED", "default/"+pod, "sample-device-plugin", "delete the pod")
-	}
-	r.must(r.Client().CoreV1().Pods(set.Namespace).Delete(r.ctx, pod, metav1.DeleteOptions{}))
-	r.until("the successor is led to devmgrd, and the gauge falls", func() bool {
-		return r.metric("devmgrd_containers_not_redirected") == 0 && r.metric(fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", node.SampleResource)) == 1
-	})
-	if out := r.says("plugins", node.SampleResource, "serving"); strings.Contains(out, "NOT REDIRECTED") {
-		t.Errorf("devmgrd plugins: %s", out)
+	if n := p.Calls("Allocate"); n != 5 {
+		t.Errorf("%d calls of Allocate after the sandbox was made anew, want 5; before it they had %v", n, before)
 	}
 }

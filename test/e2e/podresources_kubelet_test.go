@@ -7,23 +7,16 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
-	"k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
-	"github.com/devmgrd/devmgrd/internal/checkpoint"
-	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
@@ -146,9 +139,6 @@ func meant(scene string) []string {
 	return all
 }
 
-// A saying is what was answered to one question, a fact a line.
-type saying map[string]view
-
 // A stage is a node with the plugins and the pods, at the kubelet or at devmgrd.
 type stage struct {
 	*harness
@@ -221,162 +211,10 @@ func settled(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodRunning
 }
 
-// ask asks everything that can be asked.
-func (s *stage) ask() saying {
-	said := saying{}
-	put := func(question string, lines view, err error) {
-		if err != nil {
-			e := status.Convert(err)
-			lines = view{fmt.Sprintf("error %s: %s", e.Code(), e.Message())}
-		}
-		slices.Sort(lines)
-		said[question] = lines
-	}
-	list, err := patiently(func() (*podresources.ListPodResourcesResponse, error) {
-		return s.tell.List(s.ctx, &podresources.ListPodResourcesRequest{})
-	})
-	var lines view
-	for _, p := range list.GetPodResources() {
-		lines = append(lines, podLines(p)...)
-	}
-	put("v1 List", lines, err)
-
-	allocatable, err := patiently(func() (*podresources.AllocatableResourcesResponse, error) {
-		return s.tell.GetAllocatableResources(s.ctx, &podresources.AllocatableResourcesRequest{})
-	})
-	put("v1 GetAllocatableResources", resourceLines("", allocatable.GetDevices(), allocatable.GetCpuIds(), allocatable.GetMemory()), err)
-
-	old, err := patiently(func() (*v1alpha1.ListPodResourcesResponse, error) {
-		return s.tell.old.List(s.ctx, &v1alpha1.ListPodResourcesRequest{})
-	})
-	put("v1alpha1 List", oldLines(old.GetPodResources()), err)
-
-	unknown := []*corev1.Pod{node.Pod("unknown", "", 0), node.Pod("static", "", 0), node.Pod("", "", 0), node.Pod("elsewhere", "", 0)}
-	mirror := node.Pod(s.static, "", 0)
-	for _, p := range slices.Concat(cast(), unknown, []*corev1.Pod{mirror}) {
-		one, err := patiently(func() (*podresources.GetPodResourcesResponse, error) {
-			return s.tell.Get(s.ctx, &podresources.GetPodResourcesRequest{PodNamespace: p.Namespace, PodName: p.Name})
-		})
-		put(fmt.Sprintf("v1 Get %s/%s", p.Namespace, p.Name), podLines(one.GetPodResources()), err)
-	}
-	return said
-}
-
-// patiently asks until it is not told that too much was asked.
-func patiently[A any](ask func() (A, error)) (A, error) {
-	for {
-		answer, err := ask()
-		if status.Code(err) != codes.ResourceExhausted {
-			return answer, err
-		}
-		time.Sleep(20 * time.Millisecond) // the limiter has nothing to wait for but time
-	}
-}
-
-func podLines(p *podresources.PodResources) view {
-	if p == nil {
-		return nil
-	}
-	name := p.Namespace + "/" + p.Name
-	all := view{fmt.Sprintf("pod %s has %d containers", name, len(p.Containers))}
-	for i, c := range p.Containers {
-		at := fmt.Sprintf("%s %d:%s ", name, i, c.Name)
-		all = append(all, resourceLines(at, c.Devices, c.CpuIds, c.Memory)...)
-		for _, d := range c.DynamicResources {
-			all = append(all, at+"claim "+d.String())
-		}
-		all = append(all, at+"is there")
-	}
-	return all
-}
-
-// resourceLines has a line for each entry, as the entries are divided.
-func resourceLines(at string, devices []*podresources.ContainerDevices, cpus []int64, memory []*podresources.ContainerMemory) view {
-	var all view
-	for _, d := range devices {
-		all = append(all, fmt.Sprintf("%sdevices %s %q near %s", at, d.ResourceName, d.DeviceIds, nearLine(d.Topology)))
-	}
-	if slices.Sort(cpus); len(cpus) > 0 {
-		all = append(all, fmt.Sprintf("%scpus %v", at, cpus))
-	}
-	for _, m := range memory {
-		all = append(all, fmt.Sprintf("%smemory %s %d near %s", at, m.MemoryType, m.Size, nearLine(m.Topology)))
-	}
-	return all
-}
-
-// nearLine tells "nothing is said" from "near no node".
-func nearLine(t *podresources.TopologyInfo) string {
-	if t == nil {
-		return "nothing"
-	}
-	nodes := []int64{}
-	for _, n := range t.Nodes {
-		nodes = append(nodes, n.ID)
-	}
-	return fmt.Sprint(nodes)
-}
-
-func oldLines(pods []*v1alpha1.PodResources) view {
-	var all view
-	for _, p := range pods {
-		name := p.Namespace + "/" + p.Name
-		all = append(all, fmt.Sprintf("pod %s has %d containers", name, len(p.Containers)))
-		for i, c := range p.Containers {
-			at := fmt.Sprintf("%s %d:%s ", name, i, c.Name)
-			all = append(all, at+"is there")
-			for _, d := range c.Devices {
-				all = append(all, fmt.Sprintf("%sdevices %s %q", at, d.ResourceName, d.DeviceIds))
-			}
-		}
-	}
-	return all
-}
-
-// file returns what the kubelet's file in the plugins' directory says, with pods' names for their UIDs.
-func (s *stage) file() (view, error) {
-	data, err := os.ReadFile(filepath.Join(s.sockets, checkpoint.Name))
-	if err != nil {
-		return nil, err
-	}
-	file, err := checkpoint.Decode(data)
-	if err != nil {
-		return nil, err
-	}
-	pods, err := s.Client().CoreV1().Pods("").List(s.ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	names := map[device.PodUID]string{}
-	for _, p := range pods.Items {
-		uid := string(p.UID)
-		if of, mirror := p.Annotations["kubernetes.io/config.mirror"]; mirror {
-			uid = of
-		}
-		names[device.PodUID(uid)] = p.Name
-	}
-	var all view
-	for _, e := range file.Entries {
-		if names[e.Container.Pod] == "brief" {
-			continue // a kubelet writes its file when it gives something out, and not when it takes it back
-		}
-		grant, err := e.Grant()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, fmt.Sprintf("entry %s %s %s %v %v", names[e.Container.Pod], e.Container.Name, e.Resource, e.Devices, grant))
-	}
-	for name, ids := range file.Healthy {
-		all = append(all, fmt.Sprintf("registered %s %v", name, ids))
-	}
-	slices.Sort(all)
-	return all, nil
-}
-
 // What devmgrd tells about pods and their devices is what the kubelet would tell, and CPUs and memory are what it tells:
 // the same plugins and the same pods, once with the kubelet's own device manager and once with devmgrd. Where a pod could
 // have other devices too they would differ, so each asks for all that there are.
-func TestPodResourcesSameAsTheKubelet(t *testing.T) {
+func TestPodResources_SamePods_SameAsKubelet(t *testing.T) {
 	kubelets := map[string]saying{}
 	var kubeletsFile view
 	shape := cluster.Options{KubeletConfig: staticCPUs + staticMemory + "staticPodPath: " + manifests}

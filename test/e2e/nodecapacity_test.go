@@ -1,0 +1,142 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/node"
+)
+
+// A plugin has registered with the kubelet too. Both would give its devices out, so whoever looks after the node is told.
+func TestNodeCapacity_KubeletWritesItToo_IsReported(t *testing.T) {
+	r := start(t)
+	r.plugin(gpu, 4)
+	rival := plugintest.New(t, "/var/lib/kubelet/device-plugins", gpu, plugintest.Devices(2)...)
+	rival.Serve()
+	rival.MustRegister()
+	r.until("it is told on the Node", func() bool {
+		events, err := r.Client().CoreV1().Events("default").List(r.ctx, metav1.ListOptions{FieldSelector: "reason=DevicesContested"})
+		return err == nil && len(events.Items) == 1 && events.Items[0].InvolvedObject.Name == r.NodeName() && strings.Contains(events.Items[0].Message, gpu)
+	})
+	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, text string) bool {
+		return status == http.StatusServiceUnavailable && strings.Contains(text, "node: another writer keeps changing the node's capacity of ["+gpu+"]")
+	}))
+	if n := r.metric(`devmgrd_node_capacity_contested{resource_name="` + gpu + `"}`); n != 1 {
+		t.Errorf("devmgrd_node_capacity_contested is %v, want 1", n)
+	}
+}
+
+// Somebody deletes the Node object. A kubelet makes it again at its next start, without our numbers, and they come back.
+func TestNodeCapacity_NodeRecreated_IsPublishedAgain(t *testing.T) {
+	r := start(t)
+	r.plugin(gpu, 3)
+	r.must(r.Client().CoreV1().Nodes().Delete(r.ctx, r.NodeName(), metav1.DeleteOptions{}))
+	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, text string) bool {
+		return status == http.StatusServiceUnavailable && strings.Contains(text, "node: there is no Node named "+r.NodeName())
+	}))
+	r.must(r.Kubelet.Kill())
+	r.must(r.Kubelet.Start(r.ctx))
+	r.must(r.WaitShown(r.soon(30*time.Second), gpu, 3))
+	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, _ string) bool { return status == http.StatusOK }))
+}
+
+// Many plugins list nothing at their start, and all of their devices a moment later. The Node's number does not move, and
+// no device counts as failed.
+func TestPlugin_FirstListIsEmpty_NothingMovesAndNothingFails(t *testing.T) {
+	r := start(t)
+	p := r.plugin(gpu, 4)
+	r.run("a", gpu, 2)
+	stays := r.followPod("a")
+	numbers := r.watchNumbers(gpu)
+	all := p.Listed()
+	for range 3 {
+		p.Stop()
+		r.until("the plugin is away", func() bool { return r.metric(fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", gpu)) == 0 })
+		p.Set()
+		p.Serve()
+		p.MustRegister()
+		r.until("devmgrd has the empty list", func() bool {
+			return r.metric(fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", gpu)) == 1 && r.inState(gpu, "free")+r.inState(gpu, "stale") == 0
+		})
+		<-time.After(time.Second) // the plugin takes that long
+		p.Set(all...)
+		r.until("devmgrd has all devices", func() bool { return r.inState(gpu, "free") == 2 })
+	}
+	r.run("b", gpu, 2)
+	stays()
+	for _, n := range numbers() {
+		if n != 4 {
+			t.Errorf("the Node showed %d meanwhile, want 4 all the time", n)
+		}
+	}
+	if n := r.metric(fmt.Sprintf("devmgrd_device_failures_total{resource_name=%q}", gpu)); n != 0 {
+		t.Errorf("%v failures are counted", n)
+	}
+	if events := r.Events(r.ctx, "a"); strings.Contains(events, "DeviceFailed") {
+		t.Errorf("a failure was reported: %s", events)
+	}
+
+	// A device that stays away has failed.
+	p.Set(all[2:]...)
+	r.told("a", "DeviceFailed")
+	r.until("two failures are counted", func() bool { return r.metric(fmt.Sprintf("devmgrd_device_failures_total{resource_name=%q}", gpu)) == 2 })
+}
+
+// All devices are in use, and two pods wait for the scheduler. Pods that are bound past the scheduler are rejected by the
+// kubelet. They never raise the Node's number, so the scheduler binds none of the two.
+func TestPod_BoundPastTheScheduler_LeavesTheNodesNumberAlone(t *testing.T) {
+	r := start(t)
+	r.plugin(gpu, 8)
+	r.run("all", gpu, 8)
+	pending := []string{"pending-0", "pending-1"}
+	for _, name := range pending {
+		r.must(r.Create(r.ctx, node.Pod(name, gpu, 1, "report", "--then-sleep")))
+		r.unscheduled(name)
+	}
+	numbers := r.watchNumbers(gpu)
+	for _, count := range []int{1, 1000} {
+		for _, restarts := range []bool{false, true} {
+			name := fmt.Sprintf("forced-%d-%v", count, restarts)
+			if restarts { // a kubelet that has just started reports such a pod as pending for some seconds
+				r.must(r.Kubelet.Kill())
+			}
+			forced := node.Pod(name, gpu, count, "report", "--then-sleep")
+			forced.Spec.NodeName = r.NodeName()
+			r.must(r.Create(r.ctx, forced))
+			if restarts {
+				r.must(r.Kubelet.Start(r.ctx))
+			}
+			r.must(r.WaitPod(r.soon(time.Minute), metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) {
+				return p != nil && p.Status.Phase == corev1.PodFailed && p.Status.Reason == "OutOf"+gpu, nil
+			}))
+			r.must(r.Delete(r.ctx, name))
+		}
+	}
+	// A pod that asks for nothing shows that the scheduler has had its turn, and that devmgrd has seen what came before.
+	r.run("plain", "", 0)
+	for _, n := range numbers() {
+		if n != 8 {
+			t.Errorf("the Node showed %d meanwhile, want 8 all the time", n)
+		}
+	}
+	for _, name := range pending {
+		p, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(r.ctx, name, metav1.GetOptions{})
+		r.must(err)
+		if p.Spec.NodeName != "" {
+			t.Errorf("pod %s was bound to %s", name, p.Spec.NodeName)
+		}
+	}
+	r.must(r.Delete(r.ctx, "all"))
+	for _, name := range pending {
+		r.running(name)
+	}
+}
