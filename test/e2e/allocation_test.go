@@ -160,7 +160,7 @@ func TestPods_ContainerKinds_ShareDevices(t *testing.T) {
 		t.Errorf("the debug container has %v", got)
 	}
 
-	// The pod's sandbox is recreated under the same UID: the same devices, and nobody is asked again.
+	// The pod's sandbox is recreated under the same UID: the same devices, and no plugin is asked again.
 	before := r.held("a", "one", "two")
 	stamps, err := r.Stamps(r.ctx)
 	r.must(err)
@@ -178,6 +178,6 @@ func TestPods_ContainerKinds_ShareDevices(t *testing.T) {
 		return err == nil && len(again) == len(stamps) && sameDevices(stamps, again)
 	})
 	if n := p.Calls("Allocate"); n != 5 {
-		t.Errorf("%d calls of Allocate after the sandbox was made anew, want 5; before it they had %v", n, before)
+		t.Errorf("%d calls of Allocate after the sandbox was recreated, want 5; before it the pods had %v", n, before)
 	}
 }

@@ -111,8 +111,8 @@ func TestCheck_EachObstacle_HasARemedy(t *testing.T) {
 	r.must(r.Kubelet.Start(r.ctx))
 	r.untilRemarks("as new again")
 
-	nobody := r.nobody()
-	r.remarks(r.check("--set", "kubernetes.kubeconfig="+nobody),
+	noRights := r.withoutRights()
+	r.remarks(r.check("--set", "kubernetes.kubeconfig="+noRights),
 		[3]string{"FAIL", "permissions", "devmgrd may not list nodes"}, [3]string{"FAIL", "permissions", "watch nodes"}, [3]string{"FAIL", "permissions", "list pods"},
 		[3]string{"FAIL", "permissions", "watch pods"}, [3]string{"warn", "permissions", "create events"}, [3]string{"warn", "permissions", "patch events"},
 		[3]string{"warn", "permissions", "create pods/eviction"})
@@ -158,13 +158,13 @@ func (r *harness) untilRemarks(what string, want ...[3]string) {
 	r.remarks(all, want...)
 }
 
-// nobody writes a kubeconfig of somebody without any rights, and returns its path.
-func (r *harness) nobody() string {
+// withoutRights writes the kubeconfig of an account without any rights, and returns its path.
+func (r *harness) withoutRights() string {
 	r.t.Helper()
 	accounts := r.Client().CoreV1().ServiceAccounts(metav1.NamespaceDefault)
-	_, err := accounts.Create(r.ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "nobody"}}, metav1.CreateOptions{})
+	_, err := accounts.Create(r.ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "no-rights"}}, metav1.CreateOptions{})
 	r.must(err)
-	token, err := accounts.CreateToken(r.ctx, "nobody", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := accounts.CreateToken(r.ctx, "no-rights", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	r.must(err)
 	server := r.RESTConfig()
 	config := clientcmdapi.NewConfig()

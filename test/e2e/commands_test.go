@@ -98,7 +98,7 @@ func TestCommands_DeviceOutOfService_IsExplained(t *testing.T) {
 	r.completes("status -o", "json", "yaml")
 	r.completes("status --socket /run/none.sock")
 
-	// A pod that waits is told why. What it waits for is a plugin that restarts, as devmgrd does meanwhile.
+	// A waiting pod has its reason: its plugin restarts, and so does devmgrd meanwhile.
 	p.Stop()
 	r.must(r.Create(r.ctx, node.Pod("third", gpu, 1, "report", "--then-sleep")))
 	r.until("it waits", func() bool {
@@ -125,7 +125,7 @@ func TestCommands_DeviceOutOfService_IsExplained(t *testing.T) {
 	r.must(err)
 	r.says("assignments default/fourth", free)
 
-	// The other cordoned device is somebody's still, who is asked to go.
+	// A pod still has the other cordoned device, and is evicted.
 	out, stderr, status := r.devmgrd("drain", gpu+"/"+held, "--reason", "dust")
 	if status != 0 || !strings.Contains(stderr, "waiting for default/holder:main, which has "+gpu+"/"+held) || !strings.Contains(out, "dust") {
 		t.Errorf("devmgrd drain: status %d, %q, %q", status, out, stderr)

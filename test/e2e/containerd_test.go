@@ -21,7 +21,7 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// containerd is away while pods end: by themselves, by somebody's order, and by force. Nothing is lost and nothing leaks.
+// containerd is away while pods end: on their own, deleted, and deleted by force. Nothing is lost and nothing leaks.
 func TestContainerd_RestartsWhilePodsEnd_NothingLeaks(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 4)
@@ -38,7 +38,7 @@ func TestContainerd_RestartsWhilePodsEnd_NothingLeaks(t *testing.T) {
 	r.must(pods.Delete(r.ctx, "forced", metav1.DeleteOptions{GracePeriodSeconds: &now}))
 	r.until("devmgrd has noticed", func() bool { return r.metric("devmgrd_nri_connected") == 0 })
 	if n := r.inState(gpu, "free"); n != 0 {
-		t.Errorf("%v devices are free, and nobody can know what runs", n)
+		t.Errorf("%v devices are free while it is unknown what runs", n)
 	}
 	r.must(r.Containerd.Start(r.ctx))
 	r.must(r.WaitContainerd(r.ctx))
@@ -159,7 +159,7 @@ func TestContainer_LostByContainerd_KeepsItsDeviceWhileItsProcessesLive(t *testi
 			r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, "a", metav1.DeleteOptions{GracePeriodSeconds: &now}))
 			r.must(r.Create(r.ctx, node.Pod("b", gpu, 1, "report", "--then-sleep")))
 			r.told("b", "NotEnoughDevices")
-			r.until("the operator is told", func() bool {
+			r.until("the operator can see it", func() bool {
 				log, err := os.ReadFile(r.Devmgrd.LogPath())
 				return err == nil && strings.Contains(string(log), "processes outlive their pod")
 			})

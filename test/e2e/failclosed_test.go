@@ -27,7 +27,7 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// While devmgrd is away, killed or stopped, what asks for devices does not start, and nobody else waits. The runtime has
+// While devmgrd is away, killed or stopped, pods that request devices do not start, and no other pod waits. The runtime has
 // the configuration that is shipped, and the API server the policy that is shipped.
 //
 // The sizes can be changed: FAILCLOSED_PODS of each kind (4), and for FAILCLOSED_STOP devmgrd is stopped (3s):
@@ -122,7 +122,7 @@ func (m *meddler) CreateContainer(_ context.Context, _ *api.PodSandbox, ctr *api
 	return m.change(ctr), nil, nil
 }
 
-// meddle has another NRI plugin join, until the function that it gives is called or the test ends.
+// meddle connects another NRI plugin, until the returned function is called or the test ends.
 func (r *harness) meddle(index string, m *meddler) (leave func()) {
 	r.t.Helper()
 	s, err := stub.New(m, stub.WithPluginName("meddler"), stub.WithPluginIdx(index), stub.WithSocketPath(r.NRISocket()), stub.WithOnClose(func() {}))
@@ -140,7 +140,7 @@ func (r *harness) anotherPluginMeddles() {
 		return a
 	}})
 	if env := r.run("adorned", gpu, 1).Env; env["MEDDLER"] == "" || env["DEVICES"] == "" {
-		r.t.Errorf("beside another plugin's variable the environment is %v", env)
+		r.t.Errorf("with another plugin's variable the environment is %v", env)
 	}
 	leave()
 
@@ -154,8 +154,8 @@ func (r *harness) anotherPluginMeddles() {
 	}})
 	r.must(r.Create(r.ctx, node.Pod("robbed", gpu, 1, "report", "--then-sleep")))
 	r.refused("robbed", "Overruled: other NRI plugins have removed or replaced entries of devmgrd: environment variable DEVICES (by 10-meddler)")
-	r.must(r.Create(r.ctx, plain("plain-beside")))
-	_, err := r.WaitPhase(r.soon(time.Minute), "plain-beside", corev1.PodRunning)
+	r.must(r.Create(r.ctx, plain("plain-too")))
+	_, err := r.WaitPhase(r.soon(time.Minute), "plain-too", corev1.PodRunning)
 	r.must(err)
 	leave()
 	r.nudge("robbed")
@@ -197,7 +197,7 @@ func plain(name string) *corev1.Pod {
 	return p
 }
 
-// nudge has the kubelet look at a pod at once. It would do so by itself after 10 to 15 seconds.
+// nudge has the kubelet look at a pod at once. The kubelet would do so after 10 to 15 seconds.
 func (r *harness) nudge(name string) {
 	r.t.Helper()
 	_, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Patch(r.ctx, name, types.MergePatchType,
@@ -216,7 +216,7 @@ func (r *harness) nobodyIsBare() {
 	}
 }
 
-// devmgrdIsAway: pods that ask for devices, and plugins, wait for it; nobody else does.
+// devmgrdIsAway: pods that ask for devices, and plugins, wait for it; no other pod does.
 func (r *harness) devmgrdIsAway() {
 	r.must(r.Devmgrd.Stop(10 * time.Second))
 
@@ -259,7 +259,7 @@ func (r *harness) devmgrdIsAway() {
 	r.told("unclear", "write this list in brackets, so that devmgrd can be added: # nothing")
 	r.nobodyIsBare()
 
-	// All of them start by themselves, but for the one that has to be put right.
+	// All of them start, except the one that needs a repair.
 	r.must(r.StartDevmgrd(r.ctx))
 	for _, name := range waiting {
 		_, err := r.WaitPhase(r.soon(time.Minute), name, corev1.PodRunning)
@@ -291,7 +291,7 @@ func waitsFor(reason string) func(*corev1.Pod) (bool, error) {
 	}
 }
 
-// devmgrdIsStopped: it hangs, as far as anybody can tell, and then goes on.
+// devmgrdIsStopped: it hangs, and then goes on.
 func (r *harness) devmgrdIsStopped(pods int, stop time.Duration) {
 	r.must(r.Devmgrd.Signal(syscall.SIGSTOP))
 	began := time.Now()
@@ -303,7 +303,7 @@ func (r *harness) devmgrdIsStopped(pods int, stop time.Duration) {
 		_, err := r.WaitPhase(r.soon(time.Minute), fmt.Sprint("stopped-plain-", i), corev1.PodRunning)
 		r.must(err)
 	}
-	r.t.Logf("%d pods without devices, created beside as many with, run after %s, while devmgrd is stopped", pods, time.Since(began).Round(10*time.Millisecond))
+	r.t.Logf("%d pods without devices, created together with as many with devices, run after %s, while devmgrd is stopped", pods, time.Since(began).Round(10*time.Millisecond))
 	for i := range pods {
 		r.must(r.WaitPod(r.soon(time.Minute), metav1.NamespaceDefault, fmt.Sprint("stopped-device-", i), waitsFor("CreateContainerError")))
 	}

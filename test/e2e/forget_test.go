@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A resource is renamed: the old name goes from the Node when somebody says so and not before, over kill -9 and with an API server
-// that is away, and does not come back with the kubelet's next word. What somebody else has left there goes too.
+// A resource is renamed: the old name leaves the Node with devmgrd forget and not before, over kill -9 and with an API server
+// that is away, and does not come back with the kubelet's next word. A name that another program has left there goes too.
 func TestForget_RenamedResource_LeavesTheNode(t *testing.T) {
 	const ghost = "vendor.example/ghost"
 	r := start(t, "--set", "plugins.gracePeriod=1s")

@@ -279,10 +279,10 @@ func (r *harness) refused(name, reason string) {
 // told waits until the pod's events hold this.
 func (r *harness) told(name, want string) {
 	r.t.Helper()
-	r.until("the owner of pod "+name+" is told: "+want, func() bool { return strings.Contains(r.Events(r.ctx, name), want) })
+	r.until("the owner of pod "+name+" reads: "+want, func() bool { return strings.Contains(r.Events(r.ctx, name), want) })
 }
 
-// makeNode makes a device node for a plugin to grant, out of everybody's way.
+// makeNode makes a device node for a plugin to grant, in a directory of the test.
 func makeNode(t *testing.T, name string, mode uint32, major, minor uint32) string {
 	t.Helper()
 	path := filepath.Join("/run/vendor", name)

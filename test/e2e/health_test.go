@@ -16,7 +16,7 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// A device fails under a pod: its owner is told, the container keeps running with it and, as health.onDeviceFailure says, the pod
+// A device fails under a pod: its owner is informed, the container keeps running with it and, as health.onDeviceFailure says, the pod
 // is evicted. The pod next to it is not touched.
 func TestHealth_DeviceFailsUnderPod_OwnerIsInformed(t *testing.T) {
 	for _, policy := range []string{"event", "evict"} {
@@ -24,8 +24,8 @@ func TestHealth_DeviceFailsUnderPod_OwnerIsInformed(t *testing.T) {
 			r := start(t, "--set", "health.onDeviceFailure="+policy)
 			p := r.plugin(gpu, 2)
 			r.run("holder", gpu, 1)
-			r.run("beside", gpu, 1)
-			stays := r.followPod("beside")
+			r.run("other", gpu, 1)
+			stays := r.followPod("other")
 			var held string
 			out := r.says("assignments default/holder")
 			for _, d := range p.Listed() {
@@ -51,12 +51,12 @@ func TestHealth_DeviceFailsUnderPod_OwnerIsInformed(t *testing.T) {
 }
 
 // The Node's numbers follow the health of devices, each change by one step. A device that gets unhealthy under a pod stays the
-// pod's, counts as long as it is in use, and is given to nobody else.
+// pod's, counts as long as it is in use, and no other pod gets it.
 func TestHealth_DevicesChange_CapacityFollows(t *testing.T) {
 	r := start(t)
 	p := r.plugin(gpu, 4)
 	// unhealthy makes the devices with these numbers unhealthy, and all others healthy.
-	sick := func(numbers ...int) {
+	fail := func(numbers ...int) {
 		all := plugintest.Devices(4)
 		for _, i := range numbers {
 			all[i].Health = plugintest.Unhealthy
@@ -68,7 +68,7 @@ func TestHealth_DevicesChange_CapacityFollows(t *testing.T) {
 		shows := r.in(t).followNumbers(gpu)
 		shows(4)
 		for _, numbers := range [][]int{{3}, {}, {0, 3}, {3}, {}} {
-			sick(numbers...)
+			fail(numbers...)
 			shows(4 - int64(len(numbers)))
 		}
 	})
@@ -84,18 +84,18 @@ func TestHealth_DevicesChange_CapacityFollows(t *testing.T) {
 		shows := r.followNumbers(nic)
 		shows(2)
 		for _, step := range []struct {
-			list          string
-			healthy, sick float64
-			changed       bool
+			list               string
+			healthy, unhealthy float64
+			changed            bool
 		}{
 			{list: "one two", healthy: 2},
-			{list: "one two! three!", healthy: 1, sick: 2, changed: true},
-			{list: "two! three!", sick: 2, changed: true},
-			{list: "one two! three!", healthy: 1, sick: 2, changed: true},
+			{list: "one two! three!", healthy: 1, unhealthy: 2, changed: true},
+			{list: "two! three!", unhealthy: 2, changed: true},
+			{list: "one two! three!", healthy: 1, unhealthy: 2, changed: true},
 		} {
 			other.Set(listed(step.list)...)
 			r.until("devmgrd knows of "+step.list, func() bool {
-				return r.inState(nic, "free") == step.healthy && r.inState(nic, "unhealthy") == step.sick
+				return r.inState(nic, "free") == step.healthy && r.inState(nic, "unhealthy") == step.unhealthy
 			})
 			if step.changed {
 				shows(int64(step.healthy))
@@ -112,14 +112,14 @@ func TestHealth_DevicesChange_CapacityFollows(t *testing.T) {
 		}
 		stayed, shows := r.followPod("holder"), r.followNumbers(gpu)
 		shows(4)
-		sick(0, 3)
+		fail(0, 3)
 		shows(3) // one that is in use counts still, the other does not
 
 		// Who asks for more than is left is not scheduled, until there is more.
 		r.must(r.Create(r.ctx, node.Pod("later", gpu, 3, "report", "--then-sleep")))
 		r.unscheduled("later")
 		r.told("later", "Insufficient "+gpu)
-		sick(0)
+		fail(0)
 		shows(4)
 		if got := r.running("later").Env["DEVICES"]; got != "dev-000001,dev-000002,dev-000003" {
 			t.Errorf("the pod that waited has %q", got)
@@ -128,8 +128,8 @@ func TestHealth_DevicesChange_CapacityFollows(t *testing.T) {
 
 		// Who was scheduled, and finds a device unhealthy then, waits on the node. It counts there, so the number stays.
 		p.Before(plugintest.Allocate, func(context.Context) error {
-			sick(0, 2)
-			return errors.New("dev-000002 is sick")
+			fail(0, 2)
+			return errors.New("dev-000002 is unhealthy")
 		})
 		r.must(r.Create(r.ctx, node.Pod("bound", gpu, 3, "report", "--then-sleep")))
 		r.told("bound", "Warning WaitingForDevices: DeviceUnhealthy: vendor.example/gpu: 3 wanted, 2 of 4 free and healthy, 1 free but unhealthy")
@@ -137,21 +137,21 @@ func TestHealth_DevicesChange_CapacityFollows(t *testing.T) {
 			t.Errorf("%v pods wait for a device to be healthy, want 1", n)
 		}
 		p.Before(plugintest.Allocate, nil)
-		sick(0)
+		fail(0)
 		if got := r.running("bound").Env["DEVICES"]; got != "dev-000001,dev-000002,dev-000003" {
 			t.Errorf("the pod that waited has %q", got)
 		}
 
 		p.Set(append(p.Listed(), plugintest.Dev("one-more", plugintest.Healthy))...)
 		shows(5) // it was 4 all the time
-		sick(0)
+		fail(0)
 		shows(4)
 
-		// Sick and in nobody's use it does not count, and healthy again it does.
+		// Unhealthy and unused it does not count, and healthy again it does.
 		stayed()
 		r.must(r.Delete(r.ctx, "holder"))
 		shows(3)
-		sick()
+		fail()
 		shows(4)
 		if got := r.run("next", gpu, 1).Env["DEVICES"]; got != "dev-000000" {
 			t.Errorf("the next pod has %q", got)
@@ -163,9 +163,9 @@ func TestHealth_DevicesChange_CapacityFollows(t *testing.T) {
 func listed(list string) []*plugintest.Device {
 	var all []*plugintest.Device
 	for _, word := range strings.Fields(list) {
-		id, sick := strings.CutSuffix(word, "!")
+		id, unhealthy := strings.CutSuffix(word, "!")
 		d := plugintest.Dev(id, plugintest.Healthy)
-		if sick {
+		if unhealthy {
 			d.Health = plugintest.Unhealthy
 		}
 		all = append(all, d)

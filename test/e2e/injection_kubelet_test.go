@@ -37,7 +37,7 @@ type twin struct {
 	answers []*plugintest.Answer // one for each resource that the container asks for
 	open    []string             // what the container tries to open
 	pod     func(*corev1.Pod)    // what the pod has besides
-	// differs is what is not the same, as differences gives it. The stamp never is.
+	// differs is what is not the same, as differences returns it. The stamp never is.
 	differs []string
 	// fails is what the kubelet says of devmgrd's pod where it cannot start at all.
 	fails string
@@ -49,7 +49,7 @@ type twin struct {
 
 // A container gets through devmgrd what it would have had through the kubelet and containerd.
 func TestInjection_SamePodAndPlugin_SameAsKubelet(t *testing.T) {
-	r := &beside{harness: start(t, "--set", "plugins.ignoredResources=["+byKubelet+"/*]")}
+	r := &pair{harness: start(t, "--set", "plugins.ignoredResources=["+byKubelet+"/*]")}
 	makeHost(t)
 	r.must(r.LoadImage(r.ctx, cluster.Image{
 		Name: imageWithEnv, Entrypoint: []string{"/probe"}, Env: []string{"PATH=/bin", "IMAGE=the image's", "TWO=the image's", "THREE=the image's"},
@@ -90,13 +90,13 @@ func TestInjection_SamePodAndPlugin_SameAsKubelet(t *testing.T) {
 }
 
 // next to is a node on which the kubelet and devmgrd serve devices side by side.
-type beside struct {
+type pair struct {
 	*harness
 	plugins []*plugintest.Plugin
 }
 
 // serveBoth starts the same plugin twice, one for each manager.
-func (b *beside) serveBoth(name string, devices int, prepare func(*plugintest.Plugin)) {
+func (b *pair) serveBoth(name string, devices int, prepare func(*plugintest.Plugin)) {
 	b.t.Helper()
 	for domain, dir := range map[string]string{byKubelet: "/var/lib/kubelet/device-plugins", byDevmgrd: node.SocketDir} {
 		p := plugintest.New(b.t, dir, domain+"/"+name, plugintest.Devices(devices)...)
@@ -110,7 +110,7 @@ func (b *beside) serveBoth(name string, devices int, prepare func(*plugintest.Pl
 }
 
 // waitBoth waits until the Node shows some of each resource: then its scheduler knows of it.
-func (b *beside) waitBoth() {
+func (b *pair) waitBoth() {
 	b.t.Helper()
 	b.must(b.WaitNode(b.soon(time.Minute), func(n *corev1.Node) (bool, error) {
 		return !slices.ContainsFunc(b.plugins, func(p *plugintest.Plugin) bool {
@@ -146,7 +146,7 @@ func (w twin) make(domain string) *corev1.Pod {
 	return p
 }
 
-func (b *beside) compare(t *testing.T, w twin) {
+func (b *pair) compare(t *testing.T, w twin) {
 	see := func(domain string) view {
 		name := podName(w.name, domain)
 		if _, err := b.WaitPhase(b.soon(3*time.Minute), name, corev1.PodSucceeded); err != nil {

@@ -73,7 +73,7 @@ func (s sharing) make(domain string) *corev1.Pod {
 	return p
 }
 
-func (b *beside) compareSharing(t *testing.T, s sharing) {
+func (b *pair) compareSharing(t *testing.T, s sharing) {
 	for _, domain := range []string{byKubelet, byDevmgrd} {
 		name := podName(s.name, domain)
 		pod, err := b.WaitPhase(b.soon(3*time.Minute), name, corev1.PodSucceeded)

@@ -34,7 +34,7 @@ const (
 )
 
 // Pods with devices run through the move from the kubelet's device manager to devmgrd: none is restarted, the Node's numbers
-// stay, and what restarts afterwards has the same devices, which nobody else gets.
+// stay, and what restarts afterwards has the same devices, which no other pod gets.
 func TestMigration_Import_PodsRunOn(t *testing.T) {
 	r := start(t, "--set", "plugins.gracePeriod=5m")
 	r.withoutDevmgrd()
@@ -67,7 +67,7 @@ func TestMigration_Import_PodsRunOn(t *testing.T) {
 	ran := r.lives("sample", "gpu", "chain")
 	_, stderr, status := r.devmgrd("import", "kubelet-checkpoint", kubeletFile)
 	if status != 1 || !strings.Contains(stderr, "the kubelet is running") {
-		t.Errorf("beside a kubelet that runs: status %d, %s", status, stderr)
+		t.Errorf("while a kubelet runs: status %d, %s", status, stderr)
 	}
 
 	numbers := r.watchNumbers(node.SampleResource)
@@ -212,11 +212,11 @@ func TestMigration_Export_PodsRunOn(t *testing.T) {
 	ran := r.lives("sample", "gpu")
 
 	if _, stderr, status := r.devmgrd("export", "kubelet-checkpoint", kubeletFile); status != 1 || !strings.Contains(stderr, "devmgrd is running (pid "+itoa(r.Devmgrd.Pid())) {
-		t.Errorf("beside a devmgrd that runs: status %d, %s", status, stderr)
+		t.Errorf("while a devmgrd runs: status %d, %s", status, stderr)
 	}
 	r.must(r.Devmgrd.Stop(10 * time.Second))
 	if _, stderr, status := r.devmgrd("export", "kubelet-checkpoint", kubeletFile); status != 1 || !strings.Contains(stderr, "the kubelet is running") {
-		t.Errorf("beside a kubelet that runs: status %d, %s", status, stderr)
+		t.Errorf("while a kubelet runs: status %d, %s", status, stderr)
 	}
 	r.must(r.Kubelet.Stop(20 * time.Second))
 	stdout, stderr, status := r.devmgrd("export", "kubelet-checkpoint", kubeletFile)

@@ -16,14 +16,14 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// A plugin has registered with the kubelet too. Both would give its devices out, so whoever looks after the node is told.
+// A plugin has registered with the kubelet too. Both would give its devices out, so the Node gets an event.
 func TestNodeCapacity_KubeletWritesItToo_IsReported(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 4)
 	rival := plugintest.New(t, "/var/lib/kubelet/device-plugins", gpu, plugintest.Devices(2)...)
 	rival.Serve()
 	rival.MustRegister()
-	r.until("it is told on the Node", func() bool {
+	r.until("the Node has the event", func() bool {
 		events, err := r.Client().CoreV1().Events("default").List(r.ctx, metav1.ListOptions{FieldSelector: "reason=DevicesContested"})
 		return err == nil && len(events.Items) == 1 && events.Items[0].InvolvedObject.Name == r.NodeName() && strings.Contains(events.Items[0].Message, gpu)
 	})
@@ -35,7 +35,7 @@ func TestNodeCapacity_KubeletWritesItToo_IsReported(t *testing.T) {
 	}
 }
 
-// Somebody deletes the Node object. A kubelet makes it again at its next start, without our numbers, and they come back.
+// The Node object is deleted. The kubelet recreates it at its next start without devmgrd's capacity, which is published again.
 func TestNodeCapacity_NodeRecreated_IsPublishedAgain(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 3)

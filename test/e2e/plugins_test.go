@@ -82,7 +82,7 @@ func TestPlugin_Restarts_PodsKeepDevices(t *testing.T) {
 	}
 	stayed()
 
-	// The container restarts with the same device, for which nobody is asked, and another pod gets the other one.
+	// The container restarts with the same device, without a call of Allocate, and another pod gets the other one.
 	pod, err := r.WaitPhase(r.ctx, "a", corev1.PodRunning)
 	r.must(err)
 	r.must(r.KillContainer(r.ctx, node.ContainerID(pod)))
@@ -177,7 +177,7 @@ func TestPlugin_InPluginsRegistry_IsCalled(t *testing.T) {
 	})
 }
 
-// Where a second plugin of a resource is not taken it is told so, and the first one serves on.
+// A second plugin of a resource is rejected with an error, and the first one serves on.
 func TestPlugin_SecondOfAResource_IsRejected(t *testing.T) {
 	r := start(t, "--set", "plugins.onDuplicate=reject")
 	first := r.plugin(gpu, 2)
@@ -201,7 +201,7 @@ func TestPlugin_SecondOfAResource_IsRejected(t *testing.T) {
 	first.MustRegister() // it is no second one
 
 	// The first one goes: the next one is taken. Its one device may be one of the two in use under another ID, so that it is
-	// withheld, and the Node shows no more than before, until the pods have ended.
+	// withheld, and the Node shows no higher number than before, until the pods have ended.
 	first.Stop()
 	r.until("the first one has gone", func() bool { return r.metric(fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", gpu)) == 0 })
 	second.MustRegister()

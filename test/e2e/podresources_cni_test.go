@@ -163,7 +163,7 @@ func TestPodResources_AskedByCNI_HasTheDevices(t *testing.T) {
 			}
 		}
 		if last := all[len(all)-1]; got == "" || !slices.Equal(last.Devices[gpu], []string{got}) {
-			t.Errorf("the pod has %q, and at last it was said to have %v", got, last)
+			t.Errorf("the pod has %q, and the last answer was %v", got, last)
 		}
 		t.Logf("what was told of a pod that waits: %v", all)
 	})

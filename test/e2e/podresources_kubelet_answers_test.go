@@ -162,7 +162,7 @@ func (s *stage) file() (view, error) {
 	var all view
 	for _, e := range file.Entries {
 		if names[e.Container.Pod] == "brief" {
-			continue // a kubelet writes its file when it gives something out, and not when it takes it back
+			continue // a kubelet writes its file when it assigns devices, and not when it releases them
 		}
 		grant, err := e.Grant()
 		if err != nil {

@@ -26,7 +26,7 @@ import (
 // keeps free of pods, see evictionHard in the cluster's configuration.
 const staticMemory = "memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 100Mi}}]\n"
 
-// whole names a resource of which all devices are asked for at once, so that nobody has a choice.
+// whole names a resource of which all devices are asked for at once, so that there is no choice.
 func whole(name string) string { return "whole.example/" + name }
 
 // offered are the devices of the plugins, by resource.
@@ -38,7 +38,7 @@ func offered() map[string][]*plugintest.Device {
 		whole("everywhere"): {
 			plugintest.Dev("near-0", plugintest.Healthy, 0), plugintest.Dev("near-1", plugintest.Healthy, 1),
 			plugintest.Dev("near-both", plugintest.Healthy, 0, 1), plugintest.Dev("near-none", plugintest.Healthy),
-			plugintest.Dev("sick", plugintest.Unhealthy, 0),
+			plugintest.Dev("unhealthy", plugintest.Unhealthy, 0),
 		},
 		whole("one"):     one("one"),
 		whole("first"):   one("first", 1),
@@ -127,7 +127,7 @@ func inOrder(_ context.Context, request *plugintest.AllocateRequest) (*plugintes
 }
 
 // scenes are the moments at which both are asked.
-var scenes = []string{"no pods", "all pods", "a device in use is sick, a plugin and a pod are gone, and one is going"}
+var scenes = []string{"no pods", "all pods", "a device in use is unhealthy, a plugin and a pod are gone, and one is going"}
 
 // meant are the differences that devmgrd makes on purpose: it does not leave out a device whose plugin says that it is near
 // no node, nor at once those of a plugin that is away.
@@ -185,7 +185,7 @@ func (s *stage) scene(name string) {
 		}
 	case scenes[2]:
 		s.plugins[whole("everywhere")].SetHealth("near-1", plugintest.Unhealthy)
-		s.untilTold("the sick device is no longer allocatable", func() bool {
+		s.untilTold("the unhealthy device is no longer allocatable", func() bool {
 			return !strings.Contains(fmt.Sprint(s.ask()["v1 GetAllocatableResources"]), "near-1")
 		})
 		s.plugins[whole("nobodys")].Stop()

@@ -22,7 +22,7 @@ const bareLimit = time.Second
 // An onlooker asks the kubelet's socket every 50 ms which devices pods have, and remembers what was not right.
 type onlooker struct {
 	name    string
-	want    map[string][]string // as holdings gives it
+	want    map[string][]string // as holdings returns it
 	answers int
 	errors  map[string]int
 	wrong   []string
@@ -32,7 +32,7 @@ type onlooker struct {
 }
 
 // look asks until the context ends, over one connection or over a new one each time.
-func (o *onlooker) look(ctx context.Context, anew bool) error {
+func (o *onlooker) look(ctx context.Context, reconnect bool) error {
 	dial := func() (*grpc.ClientConn, error) {
 		return grpc.NewClient("unix://"+kubeletsResources, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	}
@@ -50,7 +50,7 @@ func (o *onlooker) look(ctx context.Context, anew bool) error {
 			return nil
 		case <-tick.C:
 		}
-		if anew {
+		if reconnect {
 			conn.Close()
 			if conn, err = dial(); err != nil {
 				return err
@@ -73,7 +73,7 @@ func (o *onlooker) seen(complete bool) {
 }
 
 // devmgrd takes the kubelet's PodResources socket, and takes it again whenever a kubelet starts: who reads it sees pods'
-// devices all the time, and the kubelet's CPUs. E2E_RESTARTS=20 does it 20 times. A clean stop gives the socket back.
+// devices all the time, and the kubelet's CPUs. E2E_RESTARTS=20 does it 20 times. A clean stop restores the socket.
 func TestPodResources_Takeover_ReadersSeeNoGap(t *testing.T) {
 	r := startWith(t, cluster.Options{KubeletConfig: staticCPUs}, "--set", takeover)
 	r.plugin(gpu, 3)
@@ -99,10 +99,10 @@ func TestPodResources_Takeover_ReadersSeeNoGap(t *testing.T) {
 	defer cancel()
 	var work sync.WaitGroup
 	long := &onlooker{name: "one connection", want: want, errors: map[string]int{}}
-	anew := &onlooker{name: "a connection for each question", want: want, errors: map[string]int{}}
-	for _, o := range []*onlooker{long, anew} {
+	fresh := &onlooker{name: "a connection for each question", want: want, errors: map[string]int{}}
+	for _, o := range []*onlooker{long, fresh} {
 		work.Go(func() {
-			if err := o.look(ctx, o == anew); err != nil {
+			if err := o.look(ctx, o == fresh); err != nil {
 				t.Error(err)
 			}
 		})
@@ -120,7 +120,7 @@ func TestPodResources_Takeover_ReadersSeeNoGap(t *testing.T) {
 	}
 	cancel()
 	work.Wait()
-	for _, o := range []*onlooker{long, anew} {
+	for _, o := range []*onlooker{long, fresh} {
 		t.Logf("%d restarts, %s: %d answers, without devices %d times, for %s at most; errors: %v",
 			n, o.name, o.answers, o.windows, o.longest.Round(time.Millisecond), o.errors)
 		if o.answers == 0 {

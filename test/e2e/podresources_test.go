@@ -46,7 +46,7 @@ func (r *harness) teller(socket string) teller {
 }
 
 // untilTold waits for something that a PodResources socket is asked for. It asks seldom: a hundred questions a second are
-// all that such a socket answers, to everybody together.
+// all that such a socket answers, to all clients together.
 func (r *harness) untilTold(what string, condition func() bool) {
 	r.t.Helper()
 	err := wait.PollUntilContextTimeout(r.ctx, 100*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
@@ -80,7 +80,7 @@ func holdings(pods []*podresources.PodResources) map[string][]string {
 	return all
 }
 
-// has makes what holdings gives for a container that sees these devices.
+// has returns what holdings returns for a container that sees these devices.
 func has(resource, devices string) []string {
 	var all []string
 	for id := range strings.SplitSeq(devices, ",") {
@@ -170,7 +170,7 @@ func TestPodResources_KubernetesClient_ReadsIt(t *testing.T) {
 	})
 }
 
-// The kubelet is stopped, hangs, or has not come back when devmgrd starts: what pods have is told all the same.
+// The kubelet is stopped, hangs, or has not come back when devmgrd starts: the pods' devices are listed all the same.
 func TestPodResources_KubeletAway_PodsAreListed(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 2)

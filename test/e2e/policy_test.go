@@ -73,7 +73,7 @@ func (r *harness) thePolicy() {
 		"nothing":                         {nil, false},
 		"CPU and memory":                  {[]func(*corev1.Pod){asks("cpu", "1"), asks("memory", "1Gi"), asks("ephemeral-storage", "1Gi"), asks("hugepages-2Mi", "2Mi")}, false},
 		"a device":                        {[]func(*corev1.Pod){asks(gpu, "1")}, true},
-		"a device beside CPU":             {[]func(*corev1.Pod){asks("cpu", "1"), asks(gpu, "2k")}, true},
+		"a device and CPU":                {[]func(*corev1.Pod){asks("cpu", "1"), asks(gpu, "2k")}, true},
 		"no device":                       {[]func(*corev1.Pod){asks(gpu, "0")}, false},
 		"no device, spelled out":          {[]func(*corev1.Pod){asks(gpu, "0e3")}, false},
 		"one of Kubernetes' own":          {[]func(*corev1.Pod){asks("sub.kubernetes.io/x", "1")}, false},
@@ -102,7 +102,7 @@ func (r *harness) thePolicy() {
 		"the same, shared and not":        {[]func(*corev1.Pod){privileged, mounts(kubelet, spread(corev1.MountPropagationBidirectional)), mountsAgain}, true},
 		"the plugins' directory, shared":  {[]func(*corev1.Pod){privileged, mounts(plugins, spread(corev1.MountPropagationBidirectional))}, true},
 		"the whole host":                  {[]func(*corev1.Pod){mounts("/")}, false},
-		"what is beside":                  {[]func(*corev1.Pod){mounts(kubelet + "/pods")}, false},
+		"another directory":               {[]func(*corev1.Pod){mounts(kubelet + "/pods")}, false},
 		"what is below":                   {[]func(*corev1.Pod){mounts(plugins + "/vendor.sock")}, false},
 		"what begins alike":               {[]func(*corev1.Pod){mounts(plugins + "-2")}, false},
 		"another host's":                  {[]func(*corev1.Pod){mounts("/opt" + plugins)}, false},
@@ -141,7 +141,7 @@ func (r *harness) thePolicy() {
 		`["other"]`: {"other"}, "\n[other, 05-devmgrd ]\n": {"other", "05-devmgrd"}, `["devmgrd", "other"]`: {"other"}, `["devmgrd","other"]`: {"other"},
 		"- a\n- b": {"a", "b"}, "- \"devmgrd\"\n- b": {"b"}, "[a, # ]\n b]": {"a", "b"}, "[a]\n---\n[b]": {"a"},
 		"- devmgrd\n  x": {"devmgrd x"}, `["x, devmgrd"]`: {"x, devmgrd"},
-		// No list, or one that is not read. Nobody starts with that.
+		// No list, or one that is not read. No pod starts with that.
 		"[": nil, "{}": nil, "other": nil, "# nothing": nil, "--- []": nil, "---\n- a": nil, "!!seq []": nil, "&a [b]": nil, "NULL": nil, "%YAML 1.1\n---\n[]": nil,
 		"  - a\n  - b": nil, `["devmgrd"]: [x]`: nil, "- \"devmgrd\"\n  x": nil, "- - devmgrd": nil, "? []": nil, "...": nil, "...\n[]": nil,
 	} {

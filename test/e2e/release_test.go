@@ -18,13 +18,13 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// A pod that is deleted by force has gone for the API server, and its container lives: whatever becomes of devmgrd and its
-// books, nobody else gets its devices before it has ended.
+// A pod that is deleted by force has gone for the API server, and its container lives: whatever happens to devmgrd and its
+// state file, no other pod gets its devices before the container has ended.
 func TestPod_DeletedByForce_KeepsDevicesUntilItsContainerEnds(t *testing.T) {
 	r := start(t)
 	p := r.plugin(gpu, 2)
 	first := r.run("a", gpu, 1).Env["DEVICES"]
-	r.must(r.Kubelet.Kill()) // nobody ends the container
+	r.must(r.Kubelet.Kill()) // nothing ends the container
 	now := int64(0)
 	r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, "a", metav1.DeleteOptions{GracePeriodSeconds: &now}))
 	r.must(r.WaitPod(r.ctx, metav1.NamespaceDefault, "a", func(p *corev1.Pod) (bool, error) { return p == nil, nil }))
@@ -102,7 +102,7 @@ func TestPods_EndInAnyWay_ReleaseDevices(t *testing.T) {
 	was := r.uid("again")
 	r.must(r.Delete(r.ctx, "again"))
 	if got := r.run("again", gpu, 3); got.Env["DEVICES"] != "dev-000000,dev-000001,dev-000002" || r.uid("again") == was {
-		t.Errorf("the pod made anew has %q", got.Env["DEVICES"])
+		t.Errorf("the recreated pod has %q", got.Env["DEVICES"])
 	}
 
 	// The kubelet fails a pod that does not fit in at its admission. It never ran, and holds nothing for long.

@@ -23,7 +23,7 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// times is how often a test does something again: as often as it is worth in each test run, or as often as somebody asks.
+// times is how often a test does something again: a few times in each test run, or as often as the variable says.
 func times(t *testing.T, variable string, usual int) int {
 	t.Helper()
 	text := os.Getenv(variable)
@@ -87,7 +87,7 @@ func comebacks(t *testing.T, path string) []time.Duration {
 	return all
 }
 
-// devmgrd is killed again and again while pods come and go: the numbers never move, what runs runs on, and the plugin,
+// devmgrd is killed again and again while pods come and go: the Node's capacity never moves, what runs runs on, and the plugin,
 // which never registers again, is taken up each time. E2E_RESTARTS=50 does it 50 times.
 func TestRestart_Repeated_NumbersStayAndPluginReturns(t *testing.T) {
 	r := start(t)
@@ -148,7 +148,7 @@ func TestKubelet_Restarts_NoPodIsRejected(t *testing.T) {
 	p := r.plugin(gpu, 4)
 	stayed := r.steady(gpu, 4, 1)
 	p.SetHealth(p.Listed()[0].ID, "Unhealthy")
-	r.until("one is sick", func() bool { return r.inState(gpu, "assigned") == 4 })
+	r.until("one is unhealthy", func() bool { return r.inState(gpu, "assigned") == 4 })
 	numbers := r.watchNumbers(gpu)
 	n := times(t, "E2E_RESTARTS", 4)
 	for range n {
@@ -188,7 +188,7 @@ func TestRestart_KilledAtRandom_NothingIsLost(t *testing.T) {
 		load.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
 				name := fmt.Sprintf("load-%d-%d", i, n)
-				// Whoever breaks off a creation does not know whether there is a pod to delete now.
+				// After an interrupted creation it is unknown whether there is a pod to delete.
 				if err := r.Create(context.WithoutCancel(ctx), node.Pod(name, gpu, 1, "report", "--then-sleep")); err != nil {
 					continue
 				}
@@ -276,7 +276,7 @@ func TestRestart_Kill9_NothingChanges(t *testing.T) {
 	}
 }
 
-// watchNumbers follows what the Node shows of a resource; the function it returns gives all that was seen.
+// watchNumbers follows what the Node shows of a resource; the returned function returns all values seen.
 func (r *harness) watchNumbers(resource string) func() []int64 {
 	r.t.Helper()
 	w, err := r.Client().CoreV1().Nodes().Watch(r.ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + r.NodeName()})
@@ -318,7 +318,7 @@ func TestRestart_Stopped_OtherPodsStart(t *testing.T) {
 	r.run("b", gpu, 1)
 }
 
-// An API server that is away at the start keeps nobody from what does not need it.
+// With an API server that is away at the start, everything works that does not need it.
 func TestRestart_APIServerAway_DevicesAreServed(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 2)
@@ -379,7 +379,7 @@ func (r *harness) restarted(old []string) bool {
 	return true
 }
 
-// A second devmgrd is told who the first is, and disturbs nothing.
+// A second devmgrd fails, names the first, and disturbs nothing.
 func TestRestart_SecondDevmgrd_Fails(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 1)

@@ -138,7 +138,7 @@ func TestMessageSize_PodOrGrantTooLarge_RefusedAlone(t *testing.T) {
 		args = append(args, strings.Repeat(reference, 100_000/len(reference)))
 	}
 	r.must(r.Create(r.ctx, node.Pod("tenant", gpu, 1, args...)))
-	starts("beside-the-tenant")
+	starts("next-to-the-tenant")
 	r.refused("tenant", "ContainerTooLarge: the container's arguments")
 	r.told("tenant", "Warning WaitingForDevices: ContainerTooLarge: the container's arguments")
 	starts("after-the-tenant")

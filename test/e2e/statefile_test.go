@@ -54,7 +54,7 @@ func (r *harness) states(free, assigned, quarantined float64) {
 }
 
 // Whatever becomes of the state file while devmgrd is down, it comes back: the damaged file is set aside, what runs keeps
-// its devices, nobody else gets them, and the Node's numbers never move. Only a newer devmgrd's file is left to people.
+// its devices, no other pod gets them, and the Node's numbers never move. Only a newer devmgrd's file is left to people.
 func TestStateFile_Damaged_IsSetAside(t *testing.T) {
 	r := start(t)
 	p := r.plugin(gpu, 4)
@@ -104,7 +104,7 @@ func TestStateFile_Damaged_IsSetAside(t *testing.T) {
 		if !strings.Contains(r.Tail(), "state file damaged; replaced by an empty one") {
 			t.Errorf("%s: the log does not say so:\n%s", c.name, r.Tail())
 		}
-		p.MustRegister() // nobody remembers it
+		p.MustRegister() // no record of it is left
 		r.states(2, 2, 0)
 		name := "new-" + c.name
 		if got := r.run(name, gpu, 2).Env["DEVICES"]; strings.Contains(got, strings.Split(before, ",")[0]) || strings.Contains(got, strings.Split(before, ",")[1]) {
@@ -129,23 +129,23 @@ func TestStateFile_Damaged_IsSetAside(t *testing.T) {
 	r.must(os.Remove(stateFile))
 	db, err := bolt.Open(stateFile, 0o600, nil)
 	r.must(err)
-	r.must(db.Update(func(tx *bolt.Tx) error { _, err := tx.CreateBucket([]byte("somebody's")); return err }))
+	r.must(db.Update(func(tx *bolt.Tx) error { _, err := tx.CreateBucket([]byte("foreign")); return err }))
 	r.must(db.Close())
 	foreign, err := os.ReadFile(stateFile)
 	r.must(err)
 	r.must(r.Devmgrd.Start(r.ctx))
 	if err := r.Devmgrd.Wait(r.soon(20 * time.Second)); err == nil || !strings.Contains(err.Error(), "exit status 1") {
-		t.Errorf("with somebody else's file it ended with %v, want exit status 1", err)
+		t.Errorf("with a foreign file it ended with %v, want exit status 1", err)
 	}
 	if now, err := os.ReadFile(stateFile); err != nil || !bytes.Equal(now, foreign) || !strings.Contains(r.Tail(), "belongs to another program") {
-		t.Errorf("somebody else's file has changed (%v), or nobody says why:\n%s", err, r.Tail())
+		t.Errorf("the foreign file has changed (%v), or the log has no reason:\n%s", err, r.Tail())
 	}
 	r.must(os.WriteFile(stateFile, good, 0o600))
 	r.must(r.StartDevmgrd(r.ctx))
 }
 
 // The state file's disk is full, and then read-only. What is in the state file is served, with a restart of devmgrd too; new pods
-// wait, and run when the disk is well again, without anybody's help.
+// wait, and run when the disk works again, without help.
 func TestStateFile_DiskFullOrReadOnly_NewPodsWait(t *testing.T) {
 	r := start(t)
 	r.must(r.Devmgrd.Stop(10 * time.Second))
@@ -207,7 +207,7 @@ func TestStateFile_DiskFullOrReadOnly_NewPodsWait(t *testing.T) {
 	r.states(1, 3, 0)
 }
 
-// The state file is gone, and containers run: their stamps tell what they hold, and nobody else gets it.
+// The state file is gone, and containers run: their stamps name their devices, and no other pod gets them.
 func TestStateFile_Lost_RunningContainersKeepDevices(t *testing.T) {
 	r := start(t)
 	p := r.plugin(gpu, 4)
@@ -222,7 +222,7 @@ func TestStateFile_Lost_RunningContainersKeepDevices(t *testing.T) {
 	r.must(r.Devmgrd.Kill())
 	r.must(os.Remove(filepath.Join(node.StateDir, "state.db")))
 	r.must(r.StartDevmgrd(r.ctx))
-	p.MustRegister() // nobody remembers it
+	p.MustRegister() // no record of it is left
 	for _, name := range []string{"c", "d"} {
 		if got := r.run(name, gpu, 1).Env["DEVICES"]; got == before["b"] {
 			t.Errorf("%s has %s, with which b runs", name, got)

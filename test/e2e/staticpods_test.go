@@ -78,7 +78,7 @@ func TestStaticPods_WithAndWithoutAnnotation_GetDevices(t *testing.T) {
 	for _, id := range ids {
 		r.must(r.KillContainer(r.ctx, id))
 	}
-	r.until("all three run anew, two of them with the devices that they had", func() bool {
+	r.until("all three run again, two of them with the devices that they had", func() bool {
 		stamps, err := r.Stamps(r.ctx)
 		if err != nil || !r.restarted(ids) {
 			return false
@@ -92,7 +92,7 @@ func TestStaticPods_WithAndWithoutAnnotation_GetDevices(t *testing.T) {
 	r.must(r.APIServer.Start(r.ctx))
 	r.must(r.WaitAPIServer(r.ctx))
 
-	// A static pod that is taken away gives its device back.
+	// A static pod that is removed releases its device.
 	r.must(os.Remove(filepath.Join(manifests, "annotated.yaml")))
 	r.must(os.Remove(filepath.Join(manifests, "mirrored.yaml")))
 	r.until("the devices are free", func() bool {
@@ -190,7 +190,7 @@ func TestLocalPods_WithoutKubernetes_GetDevices(t *testing.T) {
 	}
 	free := fmt.Sprintf(`devmgrd_devices{resource_name=%q,state="free"}`, gpu)
 
-	// A restart of devmgrd changes nothing; a pod that goes while it is away gives its device back.
+	// A restart of devmgrd changes nothing; a pod that goes while it is away releases its device.
 	r.must(r.Devmgrd.Kill())
 	r.must(r.StartDevmgrd(r.ctx))
 	r.until("one device is free, as before", func() bool { return r.metric(free) == 1 })

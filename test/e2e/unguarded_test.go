@@ -15,7 +15,7 @@ import (
 )
 
 // Where nothing keeps it from that, a container is created while devmgrd is away, without its devices. When devmgrd is
-// back its owner is told, and as health.onMissingDevices says the pod is evicted.
+// back its owner is informed, and as health.onMissingDevices says the pod is evicted.
 func TestContainer_StartedWhileDevmgrdIsAway_IsReported(t *testing.T) {
 	for _, policy := range []string{"event", "evict"} {
 		t.Run(policy, func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestContainer_StartedWhileDevmgrdIsAway_IsReported(t *testing.T) {
 	}
 }
 
-// A plugin that starts while devmgrd is away reaches the kubelet. That is told as soon as devmgrd is back.
+// A plugin that starts while devmgrd is away reaches the kubelet. devmgrd reports it as soon as it is back.
 func TestPlugin_StartedWhileDevmgrdIsAway_IsReported(t *testing.T) {
 	r := start(t)
 	r.must(r.Devmgrd.Stop(10 * time.Second))

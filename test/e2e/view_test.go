@@ -104,7 +104,7 @@ func inside(got report.Report) view {
 		if covered {
 			continue
 		}
-		peers := make([]string, len(m.Peers)) // shared or not; with whom is told by a number that is the kernel's
+		peers := make([]string, len(m.Peers)) // shared or not; the kernel's number says with which
 		for i, p := range m.Peers {
 			peers[i], _, _ = strings.Cut(p, ":")
 		}
@@ -116,7 +116,7 @@ func inside(got report.Report) view {
 	return append(all, rules(got.Allowed)...)
 }
 
-// rules are the devices cgroup's. Everybody may make nodes of all devices, by a rule that runc adds for all containers,
+// rules are the devices cgroup's. Every container may make nodes of all devices, by a rule that runc adds for all containers,
 // so what the rules of single devices say of that has no meaning.
 func rules(list []string) view {
 	var all view

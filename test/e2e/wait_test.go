@@ -55,7 +55,7 @@ func TestWait_PluginMissing_PodStartsWhenItReturns(t *testing.T) {
 		t.Errorf("%v pods wait for a plugin, want 3", n)
 	}
 
-	// All of them start by themselves. The kubelet asks again after 10 to 15 s.
+	// All of them start. The kubelet asks again after 10 to 15 s.
 	r.plugin(gpu, 3)
 	_, err = r.WaitPhase(r.soon(time.Minute), "never", corev1.PodSucceeded)
 	r.must(err)
@@ -69,7 +69,7 @@ func TestWait_PluginMissing_PodStartsWhenItReturns(t *testing.T) {
 	})
 }
 
-// One plugin that never answers costs the pods that ask for its devices, and nobody else.
+// One plugin that never answers delays the pods that request its devices, and no others.
 func TestWait_PluginHangs_OthersStart(t *testing.T) {
 	r := start(t)
 	hung := r.plugin(gpu, 8, func(p *plugintest.Plugin) { p.Before(plugintest.Allocate, plugintest.Hang) })
@@ -97,7 +97,7 @@ func TestWait_PluginHangs_OthersStart(t *testing.T) {
 		r.refused(name, "Allocating")
 	}
 	plainNow, deviceNow := median("plain-during-", "", 0), median("nic-during-", nic, 1)
-	t.Logf("median from creation to running, of %d each: without devices %s before and %s beside a hung plugin; with another plugin's device %s and %s",
+	t.Logf("median from creation to running, of %d each: without devices %s before and %s with a hung plugin; with another plugin's device %s and %s",
 		pods, plain.Round(time.Millisecond), plainNow.Round(time.Millisecond), device.Round(time.Millisecond), deviceNow.Round(time.Millisecond))
 	if hung.Calls(plugintest.Allocate) == 0 {
 		t.Error("the hung plugin was never asked")
