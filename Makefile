@@ -114,7 +114,7 @@ fuzz: ## Fuzz what reads other people's bytes, FUZZTIME each.
 # The binary itself writes its completions. One for another machine cannot run here.
 HERE   = $(if $(filter $(shell $(GO) env GOARCH),$(shell $(GO) env GOHOSTARCH)),$(abspath $(BIN)),GOARCH= $(GO) run -ldflags "$(LDFLAGS)" ./cmd/devmgrd)
 SHARE  = $(DESTDIR)/usr/share
-SHIPPED = containerd/devmgrd.toml systemd/host-plugin.conf systemd/other-users.conf apparmor/devmgrd selinux/devmgrd.te \
+SHIPPED = containerd/devmgrd.toml crio/devmgrd.conf systemd/host-plugin.conf systemd/other-users.conf apparmor/devmgrd selinux/devmgrd.te \
 	selinux/devmgrd.fc selinux/devmgrd.if $(patsubst packaging/%,%,$(wildcard \
 	packaging/kubernetes/*.yaml packaging/prometheus/alerts.yaml packaging/grafana/devmgrd.json))
 

@@ -75,7 +75,7 @@ func serve(t *testing.T, options ...grpc.ServerOption) *grpc.ClientConn {
 	return conn
 }
 
-// Each of our services has its name on the wire, next to that of Kubernetes, and in what an interceptor is told.
+// Each of devmgrd's services has its name on the wire, next to that of Kubernetes, and in the argument of an interceptor.
 func TestUnary(t *testing.T) {
 	var seen []string
 	for name, options := range map[string][]grpc.ServerOption{
@@ -157,6 +157,6 @@ func TestDescriptors(t *testing.T) {
 		t.Errorf("field 1 of ListDevicesResponse is %v, want a list of %v", field, want)
 	}
 	if named, err := protoregistry.GlobalFiles.FindDescriptorByName(proposal.ServiceName); err != nil || named != (&kubelet.PodResources{}).ProtoReflect().Descriptor() {
-		t.Errorf("%s is %v, %v: if Kubernetes has no such message any more, the service can move into the .proto file", proposal.ServiceName, named, err)
+		t.Errorf("%s is %v, %v: if Kubernetes no longer has such a message, the service can move into the .proto file", proposal.ServiceName, named, err)
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 )
@@ -42,6 +43,9 @@ type Client struct {
 	socket string
 	conn   *grpc.ClientConn
 }
+
+// A Method is a method of the API as an expression, such as adminv1.AdminServiceClient.GetStatus.
+type Method[Q, A proto.Message] = func(adminv1.AdminServiceClient, context.Context, Q, ...grpc.CallOption) (A, error)
 
 // New returns a client for the devmgrd that listens at a unix socket. It connects at the first call.
 func New(socket string) (*Client, error) {

@@ -1,6 +1,7 @@
 package config
 
 import (
+	_ "embed" // for Reference
 	"fmt"
 	"reflect"
 	"strings"
@@ -95,3 +96,8 @@ func distance(a, b string) int {
 	}
 	return prev[len(b)]
 }
+
+// Reference is the commented configuration file: every key with its meaning, and its default commented out.
+//
+//go:embed devmgrd.yaml
+var Reference string

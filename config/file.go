@@ -45,8 +45,7 @@ func (o Options) fromFile(known map[string]field) (map[string]setting, []Mistake
 
 // reason returns the cause without the path, which the mistake already has.
 func reason(err error) string {
-	var p *fs.PathError
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		err = p.Err
 	}
 	return "cannot be read: " + err.Error()

@@ -102,7 +102,7 @@ func TestListsInOneText(t *testing.T) {
 	} {
 		c, _ := mustLoad(t, Options{File: write(t, "plugins: {ignoredResources: [old.example/z, old.example/y, old.example/x]}"), Set: []string{"plugins.ignoredResources=" + text}})
 		if got := c.Plugins.IgnoredResources; !reflect.DeepEqual(got, want) {
-			t.Errorf("%q gives %q, want %q", text, got, want)
+			t.Errorf("%q: %q, want %q", text, got, want)
 		}
 	}
 }

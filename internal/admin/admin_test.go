@@ -50,7 +50,7 @@ func (b fakeFile) WriteTo(w io.Writer) (int64, error) {
 	return int64(n), err
 }
 
-// A watcher is told of each device at once, and again when something has become of one.
+// A watcher gets each device at once, and again when one has changed.
 func TestWatchDevices(t *testing.T) {
 	r := start(t)
 	stream, err := r.WatchDevices(t.Context(), &adminv1.WatchDevicesRequest{})
@@ -260,7 +260,7 @@ func TestForget(t *testing.T) {
 	_, err = forget(gpu)
 	refused(t, err, codes.FailedPrecondition, "nothing has been changed: vendor.com/gpu is in use by ns/p: pods that hold or request its devices must end first")
 	r.Drop(p.Pod.UID)
-	plugintest.Eventually(t, "nobody asks for it", func() bool { return r.Resources().ByName[gpu].States[device.Available] == 1 })
+	plugintest.Eventually(t, "no pod requests it", func() bool { return r.Resources().ByName[gpu].States[device.Available] == 1 })
 	_, err = forget(gpu)
 	refused(t, err, codes.FailedPrecondition, "its device plugin is serving; stop the plugin first")
 	r.Plugins.Offer(gpu, device.Lost, device.Device{ID: "d000"}, device.Device{ID: "d001"})
@@ -291,7 +291,7 @@ func (e evictions) Evict(pod device.Pod, why string, still func() bool) {
 	e.gone <- pod
 }
 
-// Devices are drained: cordoned, and their pods evicted, once each; the telling ends when nobody has them any longer.
+// Devices are drained: cordoned, and their pods evicted, once each; the stream ends when no pod has them.
 func TestDrain(t *testing.T) {
 	gone := make(chan device.Pod, 10)
 	r := start(t, func(c *admin.Config) { c.Evictions = evictions{gone: gone} })
@@ -546,7 +546,7 @@ func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
 	refused(t, err, codes.NotFound, "pod ns/none is not known on this node: forbidden")
 }
 
-// A failing plugin is asked again at a time that is told.
+// Explain shows when a failing plugin is called again.
 func TestExplainTellsOfTheNextTry(t *testing.T) {
 	r := start(t)
 	r.Plugins.Stock(gpu, 1)
@@ -581,7 +581,7 @@ func TestStatus(t *testing.T) {
 		pod {namespace: "system" name: "gpu-plugin" uid: "u1" service_account: "gpu"}}`)
 }
 
-// The socket is root's alone, and goes with the daemon; somebody else's is not taken.
+// Only root can open the socket, and it goes with the daemon; another process's socket is not replaced.
 func TestTheSocket(t *testing.T) {
 	r := start(t)
 	if _, err := r.GetStatus(t.Context(), &adminv1.GetStatusRequest{}); err != nil {
@@ -605,7 +605,7 @@ func TestTheSocket(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	plugintest.Eventually(t, "the trouble is told", func() bool { return r.server.Check() != nil })
+	plugintest.Eventually(t, "the failure shows", func() bool { return r.server.Check() != nil })
 	if err := r.server.Check(); !strings.Contains(err.Error(), "admin.socket") {
 		t.Error(err)
 	}
@@ -615,7 +615,7 @@ func TestTheSocket(t *testing.T) {
 	}
 }
 
-// Who puts a device back into service ends its drain: whoever gets it afterwards keeps it.
+// An uncordon ends the drain of the device: a pod that gets it afterwards keeps it.
 func TestUncordonEndsADrain(t *testing.T) {
 	gone := make(chan device.Pod, 10)
 	r := start(t, func(c *admin.Config) { c.Evictions = evictions{gone: gone} })
@@ -644,7 +644,7 @@ func TestUncordonEndsADrain(t *testing.T) {
 	}
 }
 
-// Nobody can be evicted who has no name: a container runs with the device, and nobody has told of its pod.
+// A pod without a known name cannot be evicted: a container runs with the device, and its pod is not known.
 func TestDrainOfAQuarantinedDevice(t *testing.T) {
 	gone := make(chan device.Pod, 10)
 	r := start(t, func(c *admin.Config) { c.Evictions = evictions{gone: gone} })
@@ -661,7 +661,7 @@ func TestDrainOfAQuarantinedDevice(t *testing.T) {
 	}
 	r.Bind(device.PodDemand{Pod: device.Pod{UID: "stranger", Namespace: "ns", Name: "found"}}) // now it has a name
 	if pod := <-gone; pod.Name != "found" {
-		t.Errorf("%+v is to be evicted", pod)
+		t.Errorf("%+v must not be evicted", pod)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 func resourceOf(r device.ResourceName, s device.ResourceStatus) *adminv1.Resource {
@@ -60,25 +61,23 @@ func assignmentsOf(h *device.PodAllocation) []*adminv1.Assignment {
 	var all []*adminv1.Assignment
 	for _, as := range h.Assignments {
 		for _, s := range as.Shares {
-			one := &adminv1.Assignment{
+			all = append(all, &adminv1.Assignment{
 				Namespace: h.Pod.Namespace, Pod: h.Pod.Name, Uid: string(h.Pod.UID), Container: as.Container.Name,
-				ResourceName: string(s.Resource), Ended: !h.Active, Why: choice(as, s),
-			}
-			for _, id := range slices.SortedFunc(slices.Values(s.IDs), device.CompareIDs) {
-				one.DeviceIds = append(one.DeviceIds, string(id))
-			}
-			all = append(all, one)
+				ResourceName: string(s.Resource), DeviceIds: sortedIDs(s.IDs), Ended: !h.Active, Why: choice(as, s),
+			})
 		}
 	}
 	return all
 }
 
+func sortedIDs(ids []device.ID) []string {
+	return lists.Strings(slices.SortedFunc(slices.Values(ids), device.CompareIDs))
+}
+
 func containersOf(all []device.PodContainer) []*adminv1.PodContainer {
-	var named []*adminv1.PodContainer
-	for _, c := range all {
-		named = append(named, &adminv1.PodContainer{Namespace: c.Pod.Namespace, Pod: c.Pod.Name, Uid: string(c.Pod.UID), Container: c.Name})
-	}
-	return named
+	return lists.Map(all, func(c device.PodContainer) *adminv1.PodContainer {
+		return &adminv1.PodContainer{Namespace: c.Pod.Namespace, Pod: c.Pod.Name, Uid: string(c.Pod.UID), Container: c.Name}
+	})
 }
 
 // stamp converts a time; nil: not known.
@@ -96,9 +95,6 @@ func text(err error) string {
 	return err.Error()
 }
 
-// clip shortens a peer's text for a message.
-func clip(s string) string { return s[:min(len(s), 300)] }
-
 func grantsOf(g device.PluginGrants) *adminv1.Grants {
 	return &adminv1.Grants{
 		ResourceName: string(g.Resource), Env: grantNamesOf(g.Env), Mounts: grantNamesOf(g.Mounts), Devices: grantNamesOf(g.Devices),
@@ -107,9 +103,7 @@ func grantsOf(g device.PluginGrants) *adminv1.Grants {
 }
 
 func grantNamesOf(all []device.GrantName) []*adminv1.GrantName {
-	var names []*adminv1.GrantName
-	for _, n := range all {
-		names = append(names, &adminv1.GrantName{Text: n.Text, Pattern: n.Pattern})
-	}
-	return names
+	return lists.Map(all, func(n device.GrantName) *adminv1.GrantName {
+		return &adminv1.GrantName{Text: n.Text, Pattern: n.Pattern}
+	})
 }

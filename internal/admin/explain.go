@@ -6,10 +6,11 @@ import (
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // explanation describes a pod's state in words.
-func (s service) explanation(o device.PodStatus) *adminv1.ExplainResponse {
+func (s *Server) explanation(o device.PodStatus) *adminv1.ExplainResponse {
 	h := o.PodAllocation
 	e := &adminv1.ExplainResponse{
 		Namespace: h.Pod.Namespace, Name: h.Pod.Name, Uid: string(h.Pod.UID), Since: stamp(o.Since), Assignments: assignmentsOf(h),
@@ -30,7 +31,7 @@ func (s service) explanation(o device.PodStatus) *adminv1.ExplainResponse {
 	default:
 		e.Verdict = "waiting"
 		e.Reason, e.Message, e.Retry = string(o.Wait.Reason), o.Wait.Message, stamp(o.Retry)
-		e.Ends = device.Explain(o.Wait.Reason).Ends(resources(o.Wants()))
+		e.Ends = device.Explain(o.Wait.Reason).Ends(strings.Join(lists.Strings(o.Wants()), " or "))
 		if o.Wait.Reason == device.PluginMissing || o.Wait.Reason == device.PluginStale {
 			e.Ends += astray(s.notRedirected())
 		}
@@ -68,22 +69,11 @@ func astray(all []device.PodContainer) string {
 	if len(all) == 0 {
 		return ""
 	}
-	var names []string
-	for _, c := range all[:min(len(all), maxNamedStrays)] {
-		names = append(names, c.Pod.String()+":"+c.Name)
-	}
+	names := lists.Map(all[:min(len(all), maxNamedStrays)], func(c device.PodContainer) string { return c.Pod.String() + ":" + c.Name })
 	if more := len(all) - len(names); more > 0 {
 		names = append(names, fmt.Sprintf("%d more", more))
 	}
 	return "; if the plugin runs in " + strings.Join(names, " or ") + ", it is registered with the kubelet, because the container was created while devmgrd was away: delete its pod"
-}
-
-func resources(names []device.ResourceName) string {
-	all := make([]string, len(names))
-	for i, r := range names {
-		all[i] = string(r)
-	}
-	return strings.Join(all, " or ")
 }
 
 // choice returns the reason why a container has these devices of a resource.

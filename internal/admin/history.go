@@ -15,12 +15,12 @@ import (
 )
 
 // ListHistory returns which container had which devices, and when.
-func (s service) ListHistory(_ context.Context, request *adminv1.ListHistoryRequest) (*adminv1.ListHistoryResponse, error) {
+func (s *Server) ListHistory(_ context.Context, request *adminv1.ListHistoryRequest) (*adminv1.ListHistoryResponse, error) {
 	switch {
 	case request.Id != "" && request.ResourceName == "":
-		return nil, status.Errorf(codes.InvalidArgument, "device %s is named without its resource", clip(device.QuoteID(device.ID(request.Id))))
+		return nil, status.Errorf(codes.InvalidArgument, "device %s is named without its resource", device.Clip(device.QuoteID(device.ID(request.Id))))
 	case request.Name != "" && request.Namespace == "":
-		return nil, status.Errorf(codes.InvalidArgument, "pod %s is named without its namespace", clip(request.Name))
+		return nil, status.Errorf(codes.InvalidArgument, "pod %s is named without its namespace", device.Clip(request.Name))
 	}
 	since, err := sinceOf(request.Since)
 	if err != nil {
@@ -51,7 +51,7 @@ func sinceOf(d *durationpb.Duration) (time.Time, error) {
 }
 
 // ListActions returns operators' commands.
-func (s service) ListActions(_ context.Context, request *adminv1.ListActionsRequest) (*adminv1.ListActionsResponse, error) {
+func (s *Server) ListActions(_ context.Context, request *adminv1.ListActionsRequest) (*adminv1.ListActionsResponse, error) {
 	since, err := sinceOf(request.Since)
 	if err != nil {
 		return nil, err
@@ -92,12 +92,8 @@ func matches(request *adminv1.ListHistoryRequest, s device.Span) bool {
 }
 
 func spanOf(s device.Span) *adminv1.Span {
-	one := &adminv1.Span{
+	return &adminv1.Span{
 		Namespace: s.Pod.Namespace, Pod: s.Pod.Name, Uid: string(s.Pod.UID), Container: s.Container, ResourceName: string(s.Resource),
-		From: stamp(s.From), FromApproximate: s.FromApprox, Until: stamp(s.Until), UntilApproximate: s.UntilApprox,
+		DeviceIds: sortedIDs(s.IDs), From: stamp(s.From), FromApproximate: s.FromApprox, Until: stamp(s.Until), UntilApproximate: s.UntilApprox,
 	}
-	for _, id := range slices.SortedFunc(slices.Values(s.IDs), device.CompareIDs) {
-		one.DeviceIds = append(one.DeviceIds, string(id))
-	}
-	return one
 }

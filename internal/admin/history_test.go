@@ -34,7 +34,7 @@ func (p past) Spans(since time.Time) ([]device.Span, error) {
 	return all, p.err
 }
 
-// What is asked for is given, by device, by pod and by time, and no more.
+// The answer has exactly what the request selects, by device, by pod and by time.
 func TestListHistory(t *testing.T) {
 	from := time.Now().Add(-3 * time.Hour)
 	span := func(pod, ids string, until time.Duration) device.Span {

@@ -12,6 +12,7 @@ import (
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 const (
@@ -20,13 +21,13 @@ const (
 )
 
 // Cordon takes devices out of service.
-func (s service) Cordon(ctx context.Context, request *adminv1.CordonRequest) (*adminv1.CordonResponse, error) {
+func (s *Server) Cordon(ctx context.Context, request *adminv1.CordonRequest) (*adminv1.CordonResponse, error) {
 	answer, err := s.cordon(request)
 	s.record(ctx, "cordon", subjectsOf(request.Devices), request.Reason, err)
 	return answer, err
 }
 
-func (s service) cordon(request *adminv1.CordonRequest) (*adminv1.CordonResponse, error) {
+func (s *Server) cordon(request *adminv1.CordonRequest) (*adminv1.CordonResponse, error) {
 	cordons, err := cordonsOf(request.Devices)
 	if err != nil {
 		return nil, err
@@ -45,13 +46,8 @@ func (s service) cordon(request *adminv1.CordonRequest) (*adminv1.CordonResponse
 }
 
 // Uncordon puts devices back into service.
-func (s service) Uncordon(ctx context.Context, request *adminv1.UncordonRequest) (*adminv1.UncordonResponse, error) {
-	answer, err := s.uncordon(request)
-	s.record(ctx, "uncordon", subjectsOf(request.Devices), "", err)
-	return answer, err
-}
-
-func (s service) uncordon(request *adminv1.UncordonRequest) (*adminv1.UncordonResponse, error) {
+func (s *Server) Uncordon(ctx context.Context, request *adminv1.UncordonRequest) (_ *adminv1.UncordonResponse, err error) {
+	defer func() { s.record(ctx, "uncordon", subjectsOf(request.Devices), "", err) }()
 	cordons, err := cordonsOf(request.Devices)
 	if err != nil {
 		return nil, err
@@ -63,13 +59,8 @@ func (s service) uncordon(request *adminv1.UncordonRequest) (*adminv1.UncordonRe
 }
 
 // Forget removes an unused resource.
-func (s service) Forget(ctx context.Context, request *adminv1.ForgetRequest) (*adminv1.ForgetResponse, error) {
-	answer, err := s.forget(request)
-	s.record(ctx, "forget", []string{clip(request.ResourceName)}, "", err)
-	return answer, err
-}
-
-func (s service) forget(request *adminv1.ForgetRequest) (*adminv1.ForgetResponse, error) {
+func (s *Server) Forget(ctx context.Context, request *adminv1.ForgetRequest) (_ *adminv1.ForgetResponse, err error) {
+	defer func() { s.record(ctx, "forget", []string{device.Clip(request.ResourceName)}, "", err) }()
 	r, err := device.ParseResourceName(request.ResourceName)
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
@@ -86,24 +77,21 @@ func (s service) forget(request *adminv1.ForgetRequest) (*adminv1.ForgetResponse
 	case err != nil:
 		return nil, status.Errorf(codes.Unavailable, "nothing has been changed: %v", err)
 	}
-	answer := &adminv1.ForgetResponse{}
-	for _, c := range lifted {
-		answer.Lifted = append(answer.Lifted, &adminv1.DeviceName{ResourceName: string(c.Resource), Id: string(c.ID)})
-	}
-	return answer, nil
+	return &adminv1.ForgetResponse{Lifted: lists.Map(lifted, func(c device.Cordon) *adminv1.DeviceName {
+		return &adminv1.DeviceName{ResourceName: string(c.Resource), Id: string(c.ID)}
+	})}, nil
 }
 
 // Drain takes devices out of service and evicts the pods that have them.
-func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamingServer[adminv1.DrainResponse]) error {
+func (s *Server) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamingServer[adminv1.DrainResponse]) error {
 	cordoned, err := s.startDrain(request)
 	s.record(stream.Context(), "drain", subjectsOf(request.Devices), request.Reason, err)
 	if err != nil {
 		return err
 	}
-	var names []device.Cordon
-	for _, d := range cordoned.Devices {
-		names = append(names, device.Cordon{Resource: device.ResourceName(d.ResourceName), ID: device.ID(d.Id)})
-	}
+	names := lists.Map(cordoned.Devices, func(d *adminv1.Device) device.Cordon {
+		return device.Cordon{Resource: device.ResourceName(d.ResourceName), ID: device.ID(d.Id)}
+	})
 	asked := map[string]bool{} // pods, by UID
 	last := ""
 	for {
@@ -143,7 +131,7 @@ func (s service) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 }
 
 // startDrain takes the devices out of service.
-func (s service) startDrain(request *adminv1.DrainRequest) (*adminv1.CordonResponse, error) {
+func (s *Server) startDrain(request *adminv1.DrainRequest) (*adminv1.CordonResponse, error) {
 	if s.cfg.Evictions == nil {
 		return nil, status.Error(codes.FailedPrecondition, "evicting pods needs an API server, but kubernetes.mode is none; cordon the devices, and end their pods")
 	}
@@ -151,7 +139,7 @@ func (s service) startDrain(request *adminv1.DrainRequest) (*adminv1.CordonRespo
 }
 
 // drained reports whether a pod has one of these devices while the device is still out of service.
-func (s *service) drained(names []device.Cordon, uid device.PodUID) bool {
+func (s *Server) drained(names []device.Cordon, uid device.PodUID) bool {
 	return slices.ContainsFunc(s.named(names), func(d *adminv1.Device) bool {
 		return d.Cordon != nil && d.Holder != nil && d.Holder.Uid == string(uid)
 	})
@@ -197,7 +185,7 @@ func refusal(err error) error {
 }
 
 // named returns the current state of devices, in the order of names.
-func (s service) named(names []device.Cordon) []*adminv1.Device {
+func (s *Server) named(names []device.Cordon) []*adminv1.Device {
 	type key struct {
 		device.ResourceName
 		device.ID

@@ -16,6 +16,7 @@ import (
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/peercreds"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
@@ -106,11 +107,14 @@ type Config struct {
 	// NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory. nil: there
 	// is no redirect.
 	NotRedirected func() []device.PodContainer
-	Log           *slog.Logger
+	// Runtime returns the container runtime's name and version, and what this release keeps devmgrd from doing. nil: not known.
+	Runtime func() (name string, limits []string)
+	Log     *slog.Logger
 }
 
-// A Server serves AdminService.
+// A Server is AdminService. Run serves it at the socket; its methods may also be called within the process.
 type Server struct {
+	adminv1.UnimplementedAdminServiceServer
 	cfg     Config
 	started time.Time
 
@@ -145,8 +149,8 @@ func (s *Server) Check() error {
 
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequestBytes), grpc.WaitForHandlers(true), grpc.Creds(peerCredentials{}))
-	adminv1.RegisterAdminServiceServer(server, service{Server: s})
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequestBytes), grpc.WaitForHandlers(true), grpc.Creds(peercreds.New(identify)))
+	adminv1.RegisterAdminServiceServer(server, s)
 	l := s.bind(ctx)
 	if l == nil {
 		return nil

@@ -15,16 +15,14 @@ import (
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
-// service is AdminService.
-type service struct {
-	adminv1.UnimplementedAdminServiceServer
-	*Server
-}
+// Updated is View.Updated.
+func (s *Server) Updated() <-chan struct{} { return s.cfg.View.Updated() }
 
 // GetStatus returns the daemon's components, resources and waiting pods.
-func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
+func (s *Server) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
 	answer := &adminv1.GetStatusResponse{Version: s.cfg.Version, Node: s.cfg.Node, Started: timestamppb.New(s.started)}
 	for _, p := range s.cfg.Components() {
 		answer.Components = append(answer.Components, &adminv1.Component{Name: p.Name, Ready: p.Err == nil, Problem: text(p.Err)})
@@ -52,18 +50,21 @@ func (s service) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 		})
 	}
 	answer.NotRedirected = containersOf(s.notRedirected())
+	if s.cfg.Runtime != nil {
+		answer.Runtime, answer.RuntimeLimits = s.cfg.Runtime()
+	}
 	return answer, nil
 }
 
 // onNode returns a resource's capacity on the Node.
-func (s service) onNode(r device.ResourceName) (n int, shown bool) {
+func (s *Server) onNode(r device.ResourceName) (n int, shown bool) {
 	if s.cfg.OnNode == nil {
 		return 0, false
 	}
 	return s.cfg.OnNode(r)
 }
 
-func (s service) notRedirected() []device.PodContainer {
+func (s *Server) notRedirected() []device.PodContainer {
 	if s.cfg.NotRedirected == nil {
 		return nil
 	}
@@ -71,7 +72,7 @@ func (s service) notRedirected() []device.PodContainer {
 }
 
 // ListPlugins returns the known device plugins.
-func (s service) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
+func (s *Server) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
 	answer := &adminv1.ListPluginsResponse{NotRedirected: containersOf(s.notRedirected())}
 	offers, registrations := s.cfg.View.Resources().Offers(), s.cfg.Plugins.Registrations()
 	for _, r := range slices.Sorted(maps.Keys(offers)) {
@@ -81,7 +82,7 @@ func (s service) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adm
 }
 
 // ListGrants returns the grants of plugins.
-func (s service) ListGrants(context.Context, *adminv1.ListGrantsRequest) (*adminv1.ListGrantsResponse, error) {
+func (s *Server) ListGrants(context.Context, *adminv1.ListGrantsRequest) (*adminv1.ListGrantsResponse, error) {
 	answer := &adminv1.ListGrantsResponse{}
 	for _, g := range s.cfg.Rules.Seen() {
 		answer.Grants = append(answer.Grants, grantsOf(g))
@@ -90,7 +91,7 @@ func (s service) ListGrants(context.Context, *adminv1.ListGrantsRequest) (*admin
 }
 
 // ListDevices returns each device and its state.
-func (s service) ListDevices(_ context.Context, request *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
+func (s *Server) ListDevices(_ context.Context, request *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
 	all, known := s.cfg.View.Devices(device.ResourceName(request.ResourceName))
 	if !known {
 		return nil, s.unknownResource(request.ResourceName)
@@ -103,7 +104,7 @@ func (s service) ListDevices(_ context.Context, request *adminv1.ListDevicesRequ
 }
 
 // WatchDevices sends all devices, and again after each change.
-func (s service) WatchDevices(request *adminv1.WatchDevicesRequest, stream grpc.ServerStreamingServer[adminv1.WatchDevicesResponse]) error {
+func (s *Server) WatchDevices(request *adminv1.WatchDevicesRequest, stream grpc.ServerStreamingServer[adminv1.WatchDevicesResponse]) error {
 	var last []*adminv1.Device
 	for {
 		moved := s.cfg.View.Updated()
@@ -130,7 +131,7 @@ func (s service) WatchDevices(request *adminv1.WatchDevicesRequest, stream grpc.
 const watchPause = 200 * time.Millisecond
 
 // until waits for a value, or fails if the caller or the daemon ends before.
-func until[T any](ctx context.Context, s service, what <-chan T) error {
+func until[T any](ctx context.Context, s *Server, what <-chan T) error {
 	select {
 	case <-what:
 		return nil
@@ -142,20 +143,16 @@ func until[T any](ctx context.Context, s service, what <-chan T) error {
 }
 
 // unknownResource returns an error that lists the known resources.
-func (s service) unknownResource(name string) error {
-	var names []string
-	for r := range s.cfg.View.Resources().Offers() {
-		names = append(names, string(r))
-	}
-	slices.Sort(names)
+func (s *Server) unknownResource(name string) error {
+	names := lists.Strings(slices.Sorted(maps.Keys(s.cfg.View.Resources().Offers())))
 	if len(names) == 0 {
-		return status.Errorf(codes.NotFound, "unknown resource %q; no device plugin has registered yet", clip(name))
+		return status.Errorf(codes.NotFound, "unknown resource %q; no device plugin has registered yet", device.Clip(name))
 	}
-	return status.Errorf(codes.NotFound, "unknown resource %q; known resources: %s", clip(name), strings.Join(names[:min(len(names), 20)], ", "))
+	return status.Errorf(codes.NotFound, "unknown resource %q; known resources: %s", device.Clip(name), strings.Join(lists.First(names, 20), ", "))
 }
 
 // ListAssignments returns the devices of each container.
-func (s service) ListAssignments(_ context.Context, request *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error) {
+func (s *Server) ListAssignments(_ context.Context, request *adminv1.ListAssignmentsRequest) (*adminv1.ListAssignmentsResponse, error) {
 	answer := &adminv1.ListAssignmentsResponse{}
 	one, found := request.Namespace != "" || request.Name != "", false
 	pods := slices.Clone(s.cfg.View.Snapshot().Pods)
@@ -174,11 +171,11 @@ func (s service) ListAssignments(_ context.Context, request *adminv1.ListAssignm
 }
 
 func unknownPod(namespace, name string) error {
-	return status.Errorf(codes.NotFound, "pod %s/%s is not known on this node", clip(namespace), clip(name))
+	return status.Errorf(codes.NotFound, "pod %s/%s is not known on this node", device.Clip(namespace), device.Clip(name))
 }
 
 // Explain returns why a pod has its devices, or why it waits for them.
-func (s service) Explain(ctx context.Context, request *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
+func (s *Server) Explain(ctx context.Context, request *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
 	namespace, name := request.Namespace, request.Name
 	o, known := s.cfg.View.Snapshot().Pod(namespace, name)
 	if known && o.Active {
@@ -196,7 +193,7 @@ func (s service) Explain(ctx context.Context, request *adminv1.ExplainRequest) (
 	case known:
 		return s.explanation(o), nil
 	case err != nil:
-		return nil, status.Errorf(codes.NotFound, "pod %s/%s is not known on this node: %v", clip(namespace), clip(name), err)
+		return nil, status.Errorf(codes.NotFound, "pod %s/%s is not known on this node: %v", device.Clip(namespace), device.Clip(name), err)
 	case !ended:
 		return nil, unknownPod(namespace, name)
 	}
@@ -206,7 +203,7 @@ func (s service) Explain(ctx context.Context, request *adminv1.ExplainRequest) (
 }
 
 // ended asks the API server how a pod ended. If the pod has not ended, the allocator knows it afterwards.
-func (s service) ended(ctx context.Context, namespace, name string) (end device.EndedPod, ended bool, err error) {
+func (s *Server) ended(ctx context.Context, namespace, name string) (end device.EndedPod, ended bool, err error) {
 	if s.cfg.Pods == nil {
 		return end, false, nil
 	}
@@ -220,7 +217,7 @@ func (s service) ended(ctx context.Context, namespace, name string) (end device.
 }
 
 // Backup sends a copy of the state file, or of the history.
-func (s service) Backup(request *adminv1.BackupRequest, stream grpc.ServerStreamingServer[adminv1.BackupResponse]) error {
+func (s *Server) Backup(request *adminv1.BackupRequest, stream grpc.ServerStreamingServer[adminv1.BackupResponse]) error {
 	file, title := s.cfg.StateFile, "state file"
 	if request.History {
 		file, title = s.cfg.HistoryFile, "history"

@@ -178,7 +178,12 @@ func New(c Config) *Allocator {
 		a.retired[r] = true
 	}
 	a.cordons.Add(c.Cordons...)
-	conflicts := device.Conflicts(c.Known)
+	conflicts := map[device.PodUID]device.Conflict{}
+	for _, conflict := range device.Conflicts(c.Known) {
+		for _, pod := range conflict.Pods {
+			conflicts[pod.UID] = conflict
+		}
+	}
 	for _, r := range c.Known {
 		a.recallLocked(r, conflicts[r.Demand.Pod.UID])
 	}

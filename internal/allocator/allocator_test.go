@@ -119,19 +119,19 @@ func TestNumbersWithNothingInUse(t *testing.T) {
 			do   func()
 			want string // each resource's number, and its devices by the metric
 		}{
-			{"one of three is sick", func() { r.plugins.stock(gpu, 3, 2) }, "gpu 2: 2 free, 1 unhealthy"},
-			{"the sick one vanishes", func() { r.plugins.stock(gpu, 2) }, "gpu 2: 2 free"},
-			{"it is back, and another is sick too", func() { r.plugins.stock(gpu, 3, 1, 2) }, "gpu 1: 1 free, 2 unhealthy"},
+			{"one of three is unhealthy", func() { r.plugins.stock(gpu, 3, 2) }, "gpu 2: 2 free, 1 unhealthy"},
+			{"the unhealthy one vanishes", func() { r.plugins.stock(gpu, 2) }, "gpu 2: 2 free"},
+			{"it is back, and another is unhealthy too", func() { r.plugins.stock(gpu, 3, 1, 2) }, "gpu 1: 1 free, 2 unhealthy"},
 			{"the healthy one vanishes", func() {
 				r.plugins.offer(gpu, func(o *device.Offer) { o.Inventory.Devices = o.Inventory.Devices[1:] })
 			}, "gpu 0: 2 unhealthy"},
 			{"another resource joins", func() { r.plugins.stock(nic, 3, 1, 2) }, "gpu 0: 2 unhealthy; nic 1: 1 free, 2 unhealthy"},
 			{"all get well", func() { r.plugins.stock(gpu, 3) }, "gpu 3: 3 free; nic 1: 1 free, 2 unhealthy"},
 			{"a plugin goes", func() { state(gpu, device.Stale) }, "gpu 3: 3 stale; nic 1: 1 free, 2 unhealthy"},
-			{"for good", func() { state(gpu, device.Lost) }, "gpu 0: 3 stale; nic 1: 1 free, 2 unhealthy"},
+			{"lost", func() { state(gpu, device.Lost) }, "gpu 0: 3 stale; nic 1: 1 free, 2 unhealthy"},
 			{"the other one goes", func() { state(nic, device.Stale) }, "gpu 0: 3 stale; nic 1: 1 stale, 2 unhealthy"},
 			{"devmgrd restarts", r.restart, "gpu 0: 3 stale; nic 1: 1 stale, 2 unhealthy"},
-			{"for good too", func() { state(nic, device.Lost) }, "gpu 0: 3 stale; nic 0: 1 stale, 2 unhealthy"},
+			{"lost too", func() { state(nic, device.Lost) }, "gpu 0: 3 stale; nic 0: 1 stale, 2 unhealthy"},
 			{"one is back with an empty list", func() { r.plugins.stock(nic, 0) }, "gpu 0: 3 stale; nic 0:"},
 			{"the other one as it was", func() { state(gpu, device.Serving) }, "gpu 3: 3 free; nic 0:"},
 			{"its list is empty now", func() { r.plugins.stock(gpu, 0) }, "gpu 0:; nic 0:"},

@@ -288,11 +288,10 @@ func (a *Allocator) failLocked(p *pod, why device.Wait, pause time.Duration) {
 
 // waitFor returns the reason that an error carries.
 func waitFor(err error) device.Wait {
-	var no *device.Refusal
-	switch {
-	case errors.As(err, &no):
+	if no, ok := errors.AsType[*device.Refusal](err); ok {
 		return device.Wait{Reason: no.Reason, Message: err.Error()}
-	case errors.Is(err, context.Canceled):
+	}
+	if errors.Is(err, context.Canceled) {
 		return device.Wait{Reason: device.Allocating, Message: "devmgrd is stopping"}
 	}
 	return device.Wait{Reason: device.PluginError, Message: err.Error()}

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -38,9 +39,7 @@ func (a *Allocator) prove() proof {
 		pods = append(pods, leftovers...)
 	}
 	for _, uid := range pods {
-		for id, l := range a.running[uid] {
-			suspects[id] = l
-		}
+		maps.Copy(suspects, a.running[uid])
 	}
 	a.mu.Unlock()
 	shown := proof{map[*containers.Container]bool{}, map[device.PodUID]bool{}}

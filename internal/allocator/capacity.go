@@ -7,10 +7,8 @@ import "github.com/devmgrd/devmgrd/internal/device"
 func (a *Allocator) hiddenFromSchedulerLocked() map[device.ResourceName]int {
 	hidden := map[device.ResourceName]int{}
 	for _, p := range a.locals {
-		for _, as := range p.assigned {
-			for _, s := range as.Shares {
-				hidden[s.Resource] += len(s.IDs)
-			}
+		for _, s := range device.Shares(p.assigned) {
+			hidden[s.Resource] += len(s.IDs)
 		}
 	}
 	for _, d := range a.mirrors {

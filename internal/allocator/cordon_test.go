@@ -33,7 +33,7 @@ func TestCordon(t *testing.T) {
 		r.bind("b", app(gpu, 1))
 		r.expect("b", "main", "waiting NotEnoughDevices")
 		if got, want := r.PodByUID("b").Wait.Message, "vendor.com/gpu: 1 wanted, 0 of 4 free, 1 cordoned"; got != want {
-			t.Errorf("b is told %q, want %q", got, want)
+			t.Errorf("b waits with %q, want %q", got, want)
 		}
 		if n := r.metric("devmgrd_devices", string(gpu), "cordoned"); n != 1 {
 			t.Errorf("%v devices are counted as cordoned, want 1: the other one is in use", n)

@@ -127,7 +127,7 @@ func (h fusedNotifier) Assigned(pod device.Pod, all []device.Assignment) {
 	if h.fuse.pass("an assignment is visible") != nil {
 		return
 	}
-	records, err := h.store.Pods()
+	records, err := podsOnDisk(h.store)
 	if err != nil || !slices.ContainsFunc(records, func(r device.PodRecord) bool {
 		return r.Demand.Pod == pod && reflect.DeepEqual(r.Assignments, all)
 	}) {
@@ -324,7 +324,7 @@ func (w *world) check() {
 	w.t.Helper()
 	w.settle()
 	w.look()
-	onDisk, err := w.now().store.Pods()
+	onDisk, err := podsOnDisk(w.now().store)
 	if err == nil {
 		err = w.now().CheckInvariants(onDisk)
 	}
@@ -385,7 +385,7 @@ func (w *world) story() {
 // nothingIsLeft checks that nothing is left in the state file, and that one pod can have all devices.
 func (w *world) nothingIsLeft() {
 	w.t.Helper()
-	if left, err := w.now().store.Pods(); err != nil || len(left) > 0 {
+	if left, err := podsOnDisk(w.now().store); err != nil || len(left) > 0 {
 		w.t.Errorf("left in the state file: %v, %v", left, err)
 	}
 	w.bind(pod("all", app(gpu, 4)))

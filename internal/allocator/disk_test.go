@@ -47,7 +47,7 @@ func TestAFullDisk(t *testing.T) {
 					t.Errorf("%s stands %q", name, got)
 				}
 			}
-			if onDisk, err := r.store.Pods(); err != nil || len(onDisk) != 1 || !reflect.DeepEqual(onDisk[0].Demand.Pod.UID, device.PodUID("a")) {
+			if onDisk, err := podsOnDisk(r.store); err != nil || len(onDisk) != 1 || !reflect.DeepEqual(onDisk[0].Demand.Pod.UID, device.PodUID("a")) {
 				t.Errorf("on disk are %+v, %v", onDisk, err)
 			}
 			if r.store.Check() == nil {

@@ -51,7 +51,7 @@ func TestFailedCommit_OfAPodThatIsDeleted_LeavesNoRecord(t *testing.T) {
 		r.disk.failsLate(nil)
 		r.after(2 * time.Second)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
-		onDisk, err := r.store.Pods()
+		onDisk, err := podsOnDisk(r.store)
 		if err != nil || len(onDisk) != 1 {
 			t.Errorf("on disk are %v, %v", onDisk, err)
 		}

@@ -108,7 +108,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 	for r, p := range a.table.Resources {
 		for id := range p.Taken() {
 			if _, known := strays[key{r, id}]; p.Quarantined(id) && !known {
-				return fmt.Errorf("device %s of %s is set aside for nobody", id, r)
+				return fmt.Errorf("device %s of %s is quarantined for no pod", id, r)
 			}
 		}
 	}

@@ -41,21 +41,17 @@ func (a *Allocator) examineLocked(r device.ResourceName, p *holdings.Resource) {
 func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *holdings.Resource, broken map[device.ID]bool, now time.Time) {
 	uid := holder.demand.Pod.UID
 	var failed []device.ID
-	for _, as := range holder.assigned {
-		for _, s := range as.Shares {
-			for _, id := range s.IDs {
-				if s.Resource != r || !broken[id] {
-					continue
-				}
-				_, listed := p.Listing().Find(id)
-				begins, counts := p.Failures.Fail(id, uid, listed, now)
-				if begins {
-					signal(a.kick) // watchFailuresLocked checks whether the failure lasts
-				}
-				if counts {
-					failed = append(failed, id)
-				}
-			}
+	for _, id := range holdings.HoldOf(holder.assigned)[r] {
+		if !broken[id] {
+			continue
+		}
+		_, listed := p.Listing().Find(id)
+		begins, counts := p.Failures.Fail(id, uid, listed, now)
+		if begins {
+			signal(a.kick) // watchFailuresLocked checks whether the failure lasts
+		}
+		if counts {
+			failed = append(failed, id)
 		}
 	}
 	a.reportFailures(holder, r, failed, true)
@@ -76,17 +72,15 @@ func (a *Allocator) reportFailures(holder *pod, r device.ResourceName, ids []dev
 
 // examinePodLocked checks a pod's new assignment: a device may have failed during the plugin's Allocate call.
 func (a *Allocator) examinePodLocked(holder *pod) {
-	for _, as := range holder.assigned {
-		for _, s := range as.Shares {
-			p, broken := a.table.Resources[s.Resource], map[device.ID]bool{}
-			for _, id := range s.IDs {
-				if p.Current() && p.Broken(id) {
-					broken[id] = true
-				}
+	for _, s := range device.Shares(holder.assigned) {
+		p, broken := a.table.Resources[s.Resource], map[device.ID]bool{}
+		for _, id := range s.IDs {
+			if p.Current() && p.Broken(id) {
+				broken[id] = true
 			}
-			if len(broken) > 0 {
-				a.failedLocked(holder, s.Resource, p, broken, time.Now())
-			}
+		}
+		if len(broken) > 0 {
+			a.failedLocked(holder, s.Resource, p, broken, time.Now())
 		}
 	}
 }

@@ -66,15 +66,15 @@ func (s *fakePlugins) offer(r device.ResourceName, edit func(*device.Offer)) {
 	}
 }
 
-// stock offers n healthy devices, d0 to d<n-1>, those in sick unhealthy.
-func (s *fakePlugins) stock(r device.ResourceName, n int, sick ...int) {
+// stock offers n healthy devices, d0 to d<n-1>, those in unhealthy excepted.
+func (s *fakePlugins) stock(r device.ResourceName, n int, unhealthy ...int) {
 	s.offer(r, func(o *device.Offer) {
 		o.Reported, o.State = true, device.Serving
 		o.Inventory.Devices = make([]device.Device, n)
 		for i := range n {
 			o.Inventory.Devices[i] = device.Device{ID: device.ID(fmt.Sprintf("d%d", i)), Healthy: true}
 		}
-		for _, i := range sick {
+		for _, i := range unhealthy {
 			o.Inventory.Devices[i].Healthy = false
 		}
 	})
@@ -403,7 +403,7 @@ func (r *harness) restart() {
 func (r *harness) check() {
 	r.t.Helper()
 	synctest.Wait()
-	onDisk, err := r.store.Pods()
+	onDisk, err := podsOnDisk(r.store)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -422,7 +422,7 @@ func (r *harness) follow() {
 	for {
 		changes, known := r.ChangesSince(r.revision, 3)
 		if !known {
-			r.t.Fatalf("the changes since revision %d are not known any more", r.revision)
+			r.t.Fatalf("the changes since revision %d are not known", r.revision)
 		}
 		for _, c := range changes {
 			r.revision++
@@ -556,4 +556,10 @@ func (bugPanics) Handle(_ context.Context, r slog.Record) error {
 		panic(r.Message)
 	}
 	return nil
+}
+
+// podsOnDisk returns the pods in the state file.
+func podsOnDisk(s *store.Store) ([]device.PodRecord, error) {
+	has, err := s.State()
+	return has.Pods, err
 }

@@ -44,7 +44,7 @@ func TestTheBoard(t *testing.T) {
 		select {
 		case <-moved:
 		default:
-			t.Error("nobody was told of the change")
+			t.Error("the change woke no reader")
 		}
 		if one, other := r.Snapshot(), r.Snapshot(); one != other {
 			t.Error("nothing has changed, and there are two boards")
@@ -79,7 +79,7 @@ func TestTheBoardMovesWithOffers(t *testing.T) {
 		select {
 		case <-moved:
 		default:
-			t.Error("nobody was told of the offer")
+			t.Error("the offer woke no reader")
 		}
 		if r.Snapshot() != before {
 			t.Error("there is another board")

@@ -128,12 +128,12 @@ func TestForgottenTooEarly(t *testing.T) {
 		r.check()
 		r.published(numbers{gpu: 3})
 		if len(r.Resources().Retired) > 0 {
-			t.Error("it is to be taken off the Node")
+			t.Error("it is retired")
 		}
 		r.restart()
 		r.published(numbers{gpu: 3})
 		if len(r.Resources().Retired) > 0 {
-			t.Error("after a restart it is to be taken off the Node")
+			t.Error("after a restart it is retired")
 		}
 	})
 }

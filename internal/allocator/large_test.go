@@ -29,7 +29,7 @@ func TestGrantsTooLargeTogether_Wait(t *testing.T) {
 		if w := r.Readiness(device.Container{Pod: "a", Name: "main"}).Wait.Message; !strings.Contains(w, "container main") || !strings.Contains(w, "vendor.com/") {
 			t.Errorf("the pod waits with %q", w)
 		}
-		onDisk, err := r.store.Pods()
+		onDisk, err := podsOnDisk(r.store)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -20,11 +21,9 @@ func (a *Allocator) recallLocked(r device.PodRecord, c device.Conflict) {
 	if c.ID != "" {
 		p.assigned, p.doubt = nil, holdings.HoldOf(r.Assignments)
 	}
-	for _, as := range p.assigned {
-		for _, s := range as.Shares {
-			if s.Boot != "" && s.Boot != a.boot && a.boot != "" {
-				p.lapse(as.Container.Name, otherBoot)
-			}
+	for c, s := range device.Shares(p.assigned) {
+		if s.Boot != "" && s.Boot != a.boot && a.boot != "" {
+			p.lapse(c.Name, otherBoot)
 		}
 	}
 	p.ran = len(p.lapsed) == 0
@@ -34,9 +33,10 @@ func (a *Allocator) recallLocked(r device.PodRecord, c device.Conflict) {
 	}
 	switch {
 	case p.doubt != nil:
-		a.log.Error("state file assigns one device to two pods", "resource", c.Resource, "device", c.ID, "pod", p.demand.Pod.String(), "other", c.Other.String())
+		other := c.Pods[slices.IndexFunc(c.Pods, func(o device.Pod) bool { return o.UID != r.Demand.Pod.UID })]
+		a.log.Error("state file assigns one device to two pods", "resource", c.Resource, "device", c.ID, "pod", p.demand.Pod.String(), "other", other.String())
 		a.parkLocked(p, device.Wait{Reason: device.AssignmentConflict, Message: fmt.Sprintf(
-			"the state file assigns device %s of %s to this pod and to %s; waiting for the container runtime to report which pod uses the device", c.ID, c.Resource, c.Other)}, 0)
+			"the state file assigns device %s of %s to this pod and to %s; waiting for the container runtime to report which pod uses the device", c.ID, c.Resource, other)}, 0)
 		a.saveLaterLocked(p)
 	case !p.served():
 		a.queueLocked(p)

@@ -80,20 +80,18 @@ func (a *Allocator) regrantLocked(ctx context.Context, p *pod) {
 // regrantable returns why a pod's plugins cannot be asked again for its devices, or nil. If a plugin does not list a device,
 // lasting is when its absence counts as lasting: many plugins list no devices, or only some, for a moment after their start.
 func (a *Allocator) regrantable(p *pod) (no *device.Refusal, lasting time.Time) {
-	for _, as := range p.assigned {
-		if _, lapsed := p.lapsed[as.Container.Name]; !lapsed {
+	for c, s := range device.Shares(p.assigned) {
+		if _, lapsed := p.lapsed[c.Name]; !lapsed {
 			continue
 		}
-		for _, s := range as.Shares {
-			pool := a.table.Resources[s.Resource]
-			if no := pool.Unavailable(s.Resource); no != nil {
-				return no, time.Time{}
-			}
-			for _, id := range s.IDs {
-				if _, listed := pool.Listing().Find(id); !listed {
-					return device.Refuse(device.DeviceUnhealthy, nil, "the device plugin of %s does not list device %s, which is assigned to the pod", s.Resource, id),
-						pool.Offer().Since.Add(failures.Lasting)
-				}
+		pool := a.table.Resources[s.Resource]
+		if no := pool.Unavailable(s.Resource); no != nil {
+			return no, time.Time{}
+		}
+		for _, id := range s.IDs {
+			if _, listed := pool.Listing().Find(id); !listed {
+				return device.Refuse(device.DeviceUnhealthy, nil, "the device plugin of %s does not list device %s, which is assigned to the pod", s.Resource, id),
+					pool.Offer().Since.Add(failures.Lasting)
 			}
 		}
 	}
@@ -112,17 +110,15 @@ func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 	}
 	lapsed := p.lapsed
 	p.lapsed = nil
-	for _, as := range got {
-		for _, s := range as.Shares {
-			a.table.Withhold(s.Resource) // the plugin may have stopped listing the devices meanwhile
-		}
+	for _, s := range device.Shares(got) {
+		a.table.Withhold(s.Resource) // the plugin may have stopped listing the devices meanwhile
 	}
 	a.grantedLocked(p, got, func(container string) bool { _, was := lapsed[container]; return was })
 	a.log.Info("devices granted again", "pod", p.demand.Pod.String(), "devices", device.Summary(got))
 }
 
 // moveLocked plans a pod again that has not run with its devices. The runtime may have containers of the pod that were
-// created and never started, as after a power cut. These containers have the devices that the pod gives up, so they are
+// created and never started, as after a power cut. These containers have the devices that the pod releases, so they are
 // barred first, as in a release (writer.go).
 func (a *Allocator) moveLocked(p *pod, why device.Wait) {
 	idle := maps.Clone(a.running[p.demand.Pod.UID])

@@ -80,7 +80,7 @@ func (w *world) unheard(dice *rand.Rand) {
 				late = slices.Delete(late, at, at+1)
 			}
 		case 8:
-			w.now().RuntimeStopped(running("nobody's", "p001", "main"))
+			w.now().RuntimeStopped(running("unknown", "p001", "main"))
 		case 9: // the runtime restarts; ends meanwhile are not reported
 			w.now().RuntimeLost()
 			synctest.Wait()
@@ -95,7 +95,7 @@ func (w *world) unheard(dice *rand.Rand) {
 		case 11:
 			reconcile()
 			// Every device in use has a pod: in the API or in the runtime.
-			left, err := w.now().store.Pods()
+			left, err := podsOnDisk(w.now().store)
 			if err != nil {
 				w.t.Fatal(err)
 			}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 const (
@@ -68,10 +69,7 @@ func (a *Allocator) writePending() {
 	if len(save)+len(forget) == 0 {
 		return
 	}
-	uids := make([]device.PodUID, len(forget))
-	for i, p := range forget {
-		uids[i] = p.demand.Pod.UID
-	}
+	uids := lists.Map(forget, func(p *pod) device.PodUID { return p.demand.Pod.UID })
 	a.written(save, forget, a.store.SavePods(records, uids))
 }
 

@@ -31,10 +31,8 @@ func (b *Backoff) Reset() { b.next = 0 }
 
 // Wait waits for the next pause, or until ctx ends.
 func (b *Backoff) Wait(ctx context.Context) {
-	timer := time.NewTimer(b.Next())
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(b.Next()):
 	case <-ctx.Done():
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // An AdoptInput is the state with which Adopt compares a kubelet's file.
@@ -268,10 +269,7 @@ func (a *adoption) waiting() {
 			if _, held := assignment(a.recorded[d.Pod.UID], want.Container.Name); held || taken[want.Container] || d.Mirror {
 				continue
 			}
-			var wants []string
-			for _, r := range slices.Sorted(maps.Keys(want.Wants)) {
-				wants = append(wants, fmt.Sprintf("%d of %s", want.Wants[r], r))
-			}
+			wants := lists.Map(slices.Sorted(maps.Keys(want.Wants)), func(r device.ResourceName) string { return fmt.Sprintf("%d of %s", want.Wants[r], r) })
 			a.note("pod %s, container %s requests %s, and the file has no devices for the container: devmgrd assigns them at its next start, once a plugin "+
 				"has registered; add a resource that no device plugin serves to plugins.ignoredResources", d.Pod, want.Container.Name, strings.Join(wants, " and "))
 		}
@@ -355,9 +353,5 @@ func same(a, b device.Assignment) bool {
 }
 
 func summary(as device.Assignment) string {
-	var all []string
-	for _, s := range as.Shares {
-		all = append(all, fmt.Sprintf("%s %v", s.Resource, s.IDs))
-	}
-	return strings.Join(all, " and ")
+	return strings.Join(lists.Map(as.Shares, func(s device.Share) string { return fmt.Sprintf("%s %v", s.Resource, s.IDs) }), " and ")
 }

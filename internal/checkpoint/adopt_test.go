@@ -38,7 +38,7 @@ func imported(as device.Assignment) device.Assignment {
 }
 
 // What is in the file becomes records: of the pods that the API server has with what it says of them, of the others with
-// what the file says, so that nobody gets their devices before they are free.
+// what the file says, so that no pod gets their devices before they are free.
 func TestAdopt(t *testing.T) {
 	first, main := held("chain", "first", share(gpu, "0")), held("chain", "main", share(gpu, "0"), share(nic, "n"))
 	chain := wanting("chain", device.Init, first)
@@ -48,7 +48,7 @@ func TestAdopt(t *testing.T) {
 	ended := device.Pod{UID: "ended", Namespace: "ns", Name: "job"}
 
 	f := kubelets(t, map[device.ResourceName][]device.ID{gpu: {"0", "1", "2"}, nic: {"n"}, "c.example/idle": {"x"}},
-		main, first, held("ended", "a", share(gpu, "1")), held("gone", "b", near(share(gpu, "sick", "well"), nil, []int{0, 1}), share(nic, "m")))
+		main, first, held("ended", "a", share(gpu, "1")), held("gone", "b", near(share(gpu, "bad", "good"), nil, []int{0, 1}), share(nic, "m")))
 	p := checkpoint.Adopt(f, checkpoint.AdoptInput{Active: []device.PodDemand{plain, chain, waits}, Ended: []device.Pod{ended}, Now: now})
 
 	if len(p.Conflicts) > 0 {
@@ -62,13 +62,13 @@ func TestAdopt(t *testing.T) {
 	want := []device.PodRecord{
 		{Demand: chain, Assignments: []device.Assignment{imported(first), imported(main)}},
 		over(ended, held("ended", "a", share(gpu, "1"))),
-		over(device.Pod{UID: "gone", Namespace: "?", Name: "gone"}, held("gone", "b", near(share(gpu, "sick", "well"), nil, []int{0, 1}), share(nic, "m"))),
+		over(device.Pod{UID: "gone", Namespace: "?", Name: "gone"}, held("gone", "b", near(share(gpu, "bad", "good"), nil, []int{0, 1}), share(nic, "m"))),
 	}
 	if !reflect.DeepEqual(p.Pods, want) {
 		t.Errorf("pods:\n%+v, want\n%+v", p.Pods, want)
 	}
 	if want := []device.PluginRecord{
-		{Resource: gpu, Reported: true, Devices: []device.Device{{ID: "0", Healthy: true}, {ID: "1", Healthy: true}, {ID: "2", Healthy: true}, {ID: "sick"}, {ID: "well", NUMA: []int{0, 1}}}},
+		{Resource: gpu, Reported: true, Devices: []device.Device{{ID: "0", Healthy: true}, {ID: "1", Healthy: true}, {ID: "2", Healthy: true}, {ID: "bad"}, {ID: "good", NUMA: []int{0, 1}}}},
 		{Resource: nic, Reported: true, Devices: []device.Device{{ID: "m"}, {ID: "n", Healthy: true}}},
 		{Resource: "c.example/idle", Reported: true, Devices: []device.Device{{ID: "x", Healthy: true}}},
 	}; !reflect.DeepEqual(p.Plugins, want) {
@@ -80,7 +80,7 @@ func TestAdopt(t *testing.T) {
 	}
 	if want := []string{
 		"ns/chain first a.example/gpu[0] 0", "ns/chain main a.example/gpu[0] 0", "ns/chain main b.example/nic[n] 0",
-		"ns/job a a.example/gpu[1] 2", "?/gone b a.example/gpu[sick well] 2", "?/gone b b.example/nic[m] 2",
+		"ns/job a a.example/gpu[1] 2", "?/gone b a.example/gpu[bad good] 2", "?/gone b b.example/nic[m] 2",
 	}; !slices.Equal(fates, want) {
 		t.Errorf("told: %q, want %q", fates, want)
 	}
@@ -138,7 +138,7 @@ func TestAdoptAdds(t *testing.T) {
 	}
 }
 
-// All that stands against it is told at once, each in one line.
+// All conflicts are reported together, one line each.
 func TestAdoptConflicts(t *testing.T) {
 	one := held("a", "main", share(gpu, "0"))
 	entry := func(change func(*checkpoint.Entry)) checkpoint.File {
@@ -195,7 +195,7 @@ func TestAdoptConflicts(t *testing.T) {
 		},
 		"no device":           {entry(func(e *checkpoint.Entry) { e.Devices = nil }), good, []string{"the file names no device"}},
 		"a device without ID": {entry(func(e *checkpoint.Entry) { e.Devices[0].ID = "" }), good, []string{"a device has no ID"}},
-		"nobody's":            {entry(func(e *checkpoint.Entry) { e.Container.Name = "" }), good, []string{"the entry lacks a pod or a container"}},
+		"no pod's":            {entry(func(e *checkpoint.Entry) { e.Container.Name = "" }), good, []string{"the entry lacks a pod or a container"}},
 		"no resource":         {kubelets(t, map[device.ResourceName][]device.ID{"cpu": {"0"}}, one), good, []string{`resource name "cpu"`}},
 	} {
 		p := checkpoint.Adopt(test.file, test.scene)

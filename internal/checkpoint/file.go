@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
@@ -30,11 +31,7 @@ type Entry struct {
 
 // IDs returns the IDs of the entry's devices, ascending.
 func (e Entry) IDs() []device.ID {
-	ids := make([]device.ID, len(e.Devices))
-	for i, d := range e.Devices {
-		ids[i] = d.ID
-	}
-	return ids
+	return lists.Map(e.Devices, func(d device.Device) device.ID { return d.ID })
 }
 
 // near returns the NUMA nodes of each of the entry's devices; nil if no device has any.
@@ -68,10 +65,7 @@ func Decode(data []byte) (File, error) {
 	}
 	slices.SortStableFunc(f.Entries, compare)
 	for r, list := range d.RegisteredDevices {
-		ids := make([]device.ID, len(list))
-		for i, id := range list {
-			ids[i] = device.ID(id)
-		}
+		ids := lists.Map(list, func(id string) device.ID { return device.ID(id) })
 		slices.Sort(ids)
 		f.Healthy[device.ResourceName(r)] = slices.Compact(ids)
 	}
@@ -134,11 +128,7 @@ func (f File) Encode() ([]byte, error) {
 		})
 	}
 	for r, ids := range f.Healthy {
-		list := make([]string, len(ids))
-		for i, id := range ids {
-			list[i] = string(id)
-		}
-		d.RegisteredDevices[string(r)] = list
+		d.RegisteredDevices[string(r)] = lists.Strings(ids)
 	}
 	return marshal(d)
 }

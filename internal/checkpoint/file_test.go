@@ -123,7 +123,7 @@ func TestRoundTrip(t *testing.T) {
 		t.Error("equal files are different bytes")
 	}
 	if f := (checkpoint.File{Healthy: map[device.ResourceName][]device.ID{}}); !reflect.DeepEqual(decode(t, encode(t, f)), f) || !f.Empty() {
-		t.Error("an empty file is not one any more")
+		t.Error("an empty file is not empty")
 	}
 }
 

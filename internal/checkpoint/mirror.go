@@ -59,12 +59,10 @@ func (m *Mirror) Run(ctx context.Context) error {
 		} else {
 			pause = max(pause, again.Next())
 		}
-		timer := time.NewTimer(pause)
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
 		}
-		timer.Stop()
 		if err == nil {
 			select {
 			case <-moved:

@@ -127,7 +127,7 @@ func mirror(t *testing.T, v checkpoint.View, prepare ...func(m *mirrored)) *mirr
 			switch {
 			case e.Name == end && e.Op == fsnotify.Create:
 				close(told)
-			case e.Name == m.path && e.Op == fsnotify.Create: // as a rename to it is told
+			case e.Name == m.path && e.Op == fsnotify.Create: // a rename to it
 				m.mu.Lock()
 				m.woken++
 				m.mu.Unlock()
@@ -338,14 +338,14 @@ func TestMirrorStops(t *testing.T) {
 	}
 	m = mirror(t, v)
 	plugintest.Eventually(t, "the file is there", m.says("a"))
-	m.must(os.Remove(m.path)) // nobody has told us
+	m.must(os.Remove(m.path)) // without an event
 	m.stop()
 	if _, there := m.read(); there {
 		t.Error("it was written though nothing has changed")
 	}
 }
 
-// A file that is right already is left alone, and nobody is woken. Drafts of a process that was killed are removed.
+// A file that is right already is left alone, and wakes no reader. Drafts of a process that was killed are removed.
 func TestMirrorStarts(t *testing.T) {
 	v := newView(holding("a", true, held("a", "main", share(gpu, "0"))))
 	first := mirror(t, v)
@@ -379,24 +379,24 @@ func TestMirrorStarts(t *testing.T) {
 	}
 }
 
-// A path that cannot be written is told once, until it can.
+// A path that cannot be written is logged once, until it can.
 func TestMirrorCannotWrite(t *testing.T) {
 	v := newView()
 	m := mirror(t, v, func(m *mirrored) { m.path = filepath.Join(filepath.Dir(m.path), "later", checkpoint.Name) })
-	plugintest.Eventually(t, "it is told", func() bool { return m.log.count("cannot write checkpoint mirror") == 1 })
+	plugintest.Eventually(t, "it is logged", func() bool { return m.log.count("cannot write checkpoint mirror") == 1 })
 	for n := range 20 {
 		v.hold(holding(fmt.Sprint(n), true, held(fmt.Sprint(n), "main", share(gpu, "0"))))
 	}
 	plugintest.Eventually(t, "it has been tried again", v.looked(1))
 	m.must(os.Mkdir(filepath.Dir(m.path), 0o700))
 	plugintest.Eventually(t, "the file is there", m.says("19"))
-	plugintest.Eventually(t, "that is told", func() bool { return m.log.count("checkpoint mirror up to date again") == 1 })
+	plugintest.Eventually(t, "that is logged", func() bool { return m.log.count("checkpoint mirror up to date again") == 1 })
 	if n := m.log.count("cannot write checkpoint mirror"); n != 1 {
 		t.Errorf("it was told %d times", n)
 	}
 	m.must(os.RemoveAll(filepath.Dir(m.path)))
 	v.hold()
-	plugintest.Eventually(t, "it is told again", func() bool { return m.log.count("cannot write checkpoint mirror") == 2 })
+	plugintest.Eventually(t, "it is logged again", func() bool { return m.log.count("cannot write checkpoint mirror") == 2 })
 	m.must(os.Mkdir(filepath.Dir(m.path), 0o700))
 	m.stop() // not after the pause
 	if !m.says()() {

@@ -22,31 +22,42 @@ import (
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/client"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
 // askLimit bounds one call to the daemon, which answers from memory.
 const askLimit = 10 * time.Second
 
-// addAskFlags adds the flags of every command that calls the daemon.
-func addAskFlags(cmd *cobra.Command) {
+// withAskFlags adds the flags of every command that calls the daemon.
+func withAskFlags(cmd *cobra.Command) *cobra.Command { return withOutputFlag(withSocketFlag(cmd)) }
+
+func withSocketFlag(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().String("socket", client.DefaultSocket, "the daemon's admin.socket")
-	cmd.Flags().StringP("output", "o", "", "output format: json or yaml (default text)")
+	return cmd
 }
 
-// ask calls the daemon and prints the answer in the format of -o, or else with show.
-func ask[A proto.Message](cmd *cobra.Command, question func(context.Context, adminv1.AdminServiceClient) (A, error), show func(io.Writer, A)) error {
-	return askFor(cmd, askLimit, question, show)
+func withOutputFlag(cmd *cobra.Command) *cobra.Command {
+	cmd.Flags().StringP("output", "o", "", "output format: json or yaml (default text)")
+	return cmd
+}
+
+// A view prints an answer as text.
+type view[A proto.Message] = func(to io.Writer, answer A, now time.Time)
+
+// ask calls a method of the daemon and prints the answer in the format of -o, or else with show.
+func ask[Q, A proto.Message](cmd *cobra.Command, do client.Method[Q, A], request Q, show view[A]) error {
+	return askFor(cmd, askLimit, func(ctx context.Context, c adminv1.AdminServiceClient) (A, error) { return do(c, ctx, request) }, show)
 }
 
 // askFor is ask for a call that may take longer.
-func askFor[A proto.Message](cmd *cobra.Command, limit time.Duration, question func(context.Context, adminv1.AdminServiceClient) (A, error), show func(io.Writer, A)) error {
+func askFor[A proto.Message](cmd *cobra.Command, limit time.Duration, do func(context.Context, adminv1.AdminServiceClient) (A, error), show view[A]) error {
 	format, err := outputFormat(cmd, "json", "yaml")
 	if err != nil {
 		return err
 	}
 	var answer A
 	err = call(cmd, limit, func(ctx context.Context, c adminv1.AdminServiceClient) (err error) {
-		answer, err = question(ctx, c)
+		answer, err = do(ctx, c)
 		return err
 	})
 	if err != nil {
@@ -57,11 +68,11 @@ func askFor[A proto.Message](cmd *cobra.Command, limit time.Duration, question f
 
 // outputFormat returns the value of -o: one of formats, or "".
 func outputFormat(cmd *cobra.Command, formats ...string) (string, error) {
-	format, err := cmd.Flags().GetString("output")
-	if err == nil && format != "" && !slices.Contains(formats, format) {
-		err = usageError{fmt.Errorf("unknown output format %q; use -o %s", format, strings.Join(formats, " or -o "))}
+	format := flagValue(cmd.Flags().GetString, "output")
+	if format != "" && !slices.Contains(formats, format) {
+		return "", usageError{fmt.Errorf("unknown output format %q; use -o %s", format, strings.Join(formats, " or -o "))}
 	}
-	return format, err
+	return format, nil
 }
 
 // forever stands for a call without a time limit.
@@ -89,11 +100,7 @@ func printLine(to io.Writer, answer proto.Message) error {
 
 // call calls the daemon on the socket that the flag names.
 func call(cmd *cobra.Command, limit time.Duration, do func(context.Context, adminv1.AdminServiceClient) error) error {
-	at, err := cmd.Flags().GetString("socket")
-	if err != nil {
-		return err
-	}
-	c, err := client.New(at)
+	c, err := client.New(flagValue(cmd.Flags().GetString, "socket"))
 	if err != nil {
 		return err
 	}
@@ -103,9 +110,9 @@ func call(cmd *cobra.Command, limit time.Duration, do func(context.Context, admi
 	return c.Diagnose(do(ctx, c))
 }
 
-func printAnswer[A proto.Message](to io.Writer, format string, answer A, show func(io.Writer, A)) error {
+func printAnswer[A proto.Message](to io.Writer, format string, answer A, show view[A]) error {
 	if format == "" {
-		show(to, answer)
+		show(to, answer, time.Now())
 		return nil
 	}
 	// protojson varies its white space on purpose, which would break scripts and tests.
@@ -151,24 +158,7 @@ func ago(t *timestamppb.Timestamp, now time.Time) string {
 	if t == nil {
 		return "-"
 	}
-	d := now.Sub(t.AsTime())
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", max(0, int(d.Seconds())))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
-	}
-	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
-}
-
-// dash replaces an empty cell of a table.
-func dash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
+	return visible.Age(now.Sub(t.AsTime()))
 }
 
 // shown formats a device's ID so that users can read it and pass it to a command.

@@ -1,9 +1,10 @@
 package cli
 
 import (
-	"context"
+	"cmp"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,7 +14,7 @@ import (
 
 // newAssignmentsCommand returns "devmgrd assignments".
 func newAssignmentsCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withAskFlags(&cobra.Command{
 		Use:     "assignments [NAMESPACE/POD]",
 		Short:   "Show which container has which devices",
 		Long:    "assignments shows the devices of each container, of one pod or of all. The table shows the first few of many devices; -o json has all.",
@@ -27,26 +28,22 @@ func newAssignmentsCommand() *cobra.Command {
 					return err
 				}
 			}
-			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListAssignmentsResponse, error) {
-				return c.ListAssignments(ctx, request)
-			}, func(to io.Writer, answer *adminv1.ListAssignmentsResponse) { showAssignments(to, answer.Assignments) })
+			return ask(cmd, adminv1.AdminServiceClient.ListAssignments, request, showAssignments)
 		},
-	}
-	addAskFlags(cmd)
-	return cmd
+	})
 }
 
-func showAssignments(to io.Writer, all []*adminv1.Assignment) {
+func showAssignments(to io.Writer, answer *adminv1.ListAssignmentsResponse, _ time.Time) {
 	t := table.New(to, "POD", "CONTAINER", "RESOURCE", "DEVICES", "NOTES")
-	for _, a := range all {
+	for _, a := range answer.Assignments {
 		note := ""
 		if a.Ended {
 			note = "the pod has ended; its containers may still run"
 		}
-		t.Row(a.Namespace+"/"+a.Pod, a.Container, a.ResourceName, table.IDs(a.DeviceIds), dash(note))
+		t.Row(a.Namespace+"/"+a.Pod, a.Container, a.ResourceName, table.IDs(a.DeviceIds), cmp.Or(note, "-"))
 	}
 	t.Flush()
-	if len(all) == 0 {
+	if len(answer.Assignments) == 0 {
 		fmt.Fprintln(to, "No container has devices.")
 	}
 }

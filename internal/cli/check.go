@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -14,13 +15,14 @@ import (
 
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/preflight"
 	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
 // newCheckCommand returns "devmgrd check".
 func newCheckCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	cmd := withOutputFlag(withConfigFlags(&cobra.Command{
 		Use:   "check",
 		Short: "Check this node's setup for devmgrd, and print remedies",
 		Long: "check examines the container runtime, its NRI and validator, devmgrd's rights at the API server, the sockets, the state file\n" +
@@ -29,9 +31,7 @@ func newCheckCommand() *cobra.Command {
 		Example: "  devmgrd check\n  devmgrd check --config /tmp/new.yaml -o json",
 		Args:    usage(noArguments),
 		RunE:    check,
-	}
-	addConfigFlags(cmd)
-	cmd.Flags().StringP("output", "o", "", "output format: json or yaml (default text)")
+	}))
 	cmd.Flags().String("runtime-endpoint", "", "the runtime's CRI `socket` (default the kubelet's)")
 	cmd.Flags().String("kubelet-config", preflight.DefaultKubeletConfig, "the kubelet's configuration `file`")
 	cmd.Flags().String("containerd-config", "", "containerd's configuration `file` (default from containerd's command line)")
@@ -50,18 +50,15 @@ func check(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	flag := func(name string) string {
-		value, err := cmd.Flags().GetString(name)
-		if err != nil {
-			panic(err) // there is no such flag
-		}
-		return value
-	}
 	log := warnings(cmd)
 	kube.RouteLogs(log)
+	nri.RouteLogs(log)
 	node := preflight.Node{
-		Config: c, ConfigFile: flag("config"),
-		Runtime: flag("runtime-endpoint"), KubeletConfig: flag("kubelet-config"), ContainerdConfig: flag("containerd-config"), Log: log,
+		Config: c, Log: log,
+		ConfigFile:       flagValue(cmd.Flags().GetString, "config"),
+		Runtime:          flagValue(cmd.Flags().GetString, "runtime-endpoint"),
+		KubeletConfig:    flagValue(cmd.Flags().GetString, "kubelet-config"),
+		ContainerdConfig: flagValue(cmd.Flags().GetString, "containerd-config"),
 	}
 	if node.ConfigFile == "" {
 		if _, err := os.Stat(config.DefaultFile); err == nil {
@@ -72,10 +69,8 @@ func check(cmd *cobra.Command, _ []string) error {
 	if err := printFindings(cmd.OutOrStdout(), format, findings); err != nil {
 		return err
 	}
-	for _, one := range findings {
-		if one.Verdict == preflight.Fail {
-			return errUnfit
-		}
+	if slices.ContainsFunc(findings, func(f preflight.Finding) bool { return f.Verdict == preflight.Fail }) {
+		return errUnfit
 	}
 	return nil
 }

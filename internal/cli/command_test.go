@@ -14,7 +14,7 @@ import (
 	"github.com/devmgrd/devmgrd/config"
 )
 
-// The tests say what the environment holds; that of whoever runs them does not count.
+// The tests set the environment; the variables of the user who runs them do not count.
 func TestMain(m *testing.M) {
 	standIn()
 	for _, v := range os.Environ() {
@@ -53,15 +53,15 @@ func TestExitStatus(t *testing.T) {
 		{"config --config /nowhere/at/all", 2, "devmgrd: /nowhere/at/all: cannot be read"},
 	} {
 		status, out, errs := execute(strings.Fields(c.args)...)
-		said := out
+		output := out
 		if c.status != 0 {
-			said = errs
+			output = errs
 			if out != "" || !strings.HasPrefix(errs, "devmgrd: ") {
 				t.Errorf("%q: stdout %q, stderr %q", c.args, out, errs)
 			}
 		}
-		if status != c.status || !strings.Contains(said, c.says) {
-			t.Errorf("%q: status %d, want %d; %q does not hold %q", c.args, status, c.status, said, c.says)
+		if status != c.status || !strings.Contains(output, c.says) {
+			t.Errorf("%q: status %d, want %d; %q does not hold %q", c.args, status, c.status, output, c.says)
 		}
 	}
 	if got := exitCode(errors.New("no disk")); got != 1 {

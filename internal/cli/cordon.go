@@ -1,11 +1,10 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"slices"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -15,7 +14,7 @@ import (
 
 // newCordonCommand returns "devmgrd cordon".
 func newCordonCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	cmd := withAskFlags(&cobra.Command{
 		Use:   "cordon RESOURCE/DEVICE...",
 		Short: "Take single devices out of service",
 		Long: "cordon takes devices out of service: devmgrd assigns them to no pod, and the Node's capacity falls by those not in use. A\n" +
@@ -27,23 +26,17 @@ func newCordonCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			reason, err := cmd.Flags().GetString("reason")
-			if err != nil {
-				return err
-			}
-			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.CordonResponse, error) {
-				return c.Cordon(ctx, &adminv1.CordonRequest{Devices: devices, Reason: reason})
-			}, func(to io.Writer, answer *adminv1.CordonResponse) { showDevices(to, answer.Devices, time.Now()) })
+			reason := flagValue(cmd.Flags().GetString, "reason")
+			return ask(cmd, adminv1.AdminServiceClient.Cordon, &adminv1.CordonRequest{Devices: devices, Reason: reason}, showDevices)
 		},
-	}
-	addAskFlags(cmd)
+	})
 	cmd.Flags().String("reason", "", "the reason, which is kept with the cordon")
 	return cmd
 }
 
 // newDrainCommand returns "devmgrd drain".
 func newDrainCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	cmd := withAskFlags(&cobra.Command{
 		Use:   "drain RESOURCE/DEVICE...",
 		Short: "Take single devices out of service, and evict their pods",
 		Long: "drain cordons devices and evicts the pods that have them, through the eviction API, so that disruption budgets hold. It\n" +
@@ -52,8 +45,7 @@ func newDrainCommand() *cobra.Command {
 		Example: "  devmgrd drain vendor.example/gpu/GPU-3 --reason \"fan noise, ticket 4711\"\n  devmgrd drain vendor.example/gpu/GPU-3 --timeout 10m",
 		Args:    usage(cobra.MinimumNArgs(1)),
 		RunE:    drain,
-	}
-	addAskFlags(cmd)
+	})
 	cmd.Flags().String("reason", "", "the reason, which is kept with the cordon")
 	cmd.Flags().Duration("timeout", 0, "how long to wait; 0: without a limit")
 	return cmd
@@ -64,17 +56,8 @@ func drain(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	reason, err := cmd.Flags().GetString("reason")
-	if err != nil {
-		return err
-	}
-	limit, err := cmd.Flags().GetDuration("timeout")
-	if err != nil {
-		return err
-	}
-	if limit == 0 {
-		limit = forever
-	}
+	reason := flagValue(cmd.Flags().GetString, "reason")
+	limit := cmp.Or(flagValue(cmd.Flags().GetDuration, "timeout"), forever)
 	return askFor(cmd, limit, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.DrainResponse, error) {
 		stream, err := c.Drain(ctx, &adminv1.DrainRequest{Devices: devices, Reason: reason})
 		for {
@@ -91,12 +74,12 @@ func drain(cmd *cobra.Command, args []string) error {
 				}
 			}
 		}
-	}, func(to io.Writer, answer *adminv1.DrainResponse) { showDevices(to, answer.Devices, time.Now()) })
+	}, showDevices)
 }
 
 // newUncordonCommand returns "devmgrd uncordon".
 func newUncordonCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withAskFlags(&cobra.Command{
 		Use:     "uncordon RESOURCE/DEVICE...",
 		Short:   "Put devices back into service",
 		Long:    "uncordon puts devices back into service. Devices without a cordon stay as they are.",
@@ -107,13 +90,9 @@ func newUncordonCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.UncordonResponse, error) {
-				return c.Uncordon(ctx, &adminv1.UncordonRequest{Devices: devices})
-			}, func(to io.Writer, answer *adminv1.UncordonResponse) { showDevices(to, answer.Devices, time.Now()) })
+			return ask(cmd, adminv1.AdminServiceClient.Uncordon, &adminv1.UncordonRequest{Devices: devices}, showDevices)
 		},
-	}
-	addAskFlags(cmd)
-	return cmd
+	})
 }
 
 // splitDevices reads several RESOURCE/ID, and drops duplicates.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -12,12 +13,13 @@ import (
 	"github.com/spf13/cobra"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/table"
 )
 
 // newDevicesCommand returns "devmgrd devices".
 func newDevicesCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withAskFlags(&cobra.Command{
 		Use:     "devices [RESOURCE]",
 		Short:   "Show each device, its state and its holder",
 		Long:    "devices shows the devices of one resource, or of all, with state, NUMA node, holder, and the reason why a device is out of service.",
@@ -28,32 +30,24 @@ func newDevicesCommand() *cobra.Command {
 			if len(args) > 0 {
 				request.ResourceName = args[0]
 			}
-			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListDevicesResponse, error) {
-				return c.ListDevices(ctx, request)
-			}, func(to io.Writer, answer *adminv1.ListDevicesResponse) { showDevices(to, answer.Devices, time.Now()) })
+			return ask(cmd, adminv1.AdminServiceClient.ListDevices, request, showDevices)
 		},
-	}
-	addAskFlags(cmd)
-	return cmd
+	})
 }
 
-func showDevices(to io.Writer, devices []*adminv1.Device, now time.Time) {
+func showDevices[A interface{ GetDevices() []*adminv1.Device }](to io.Writer, answer A, now time.Time) {
 	t := table.New(to, "RESOURCE", "DEVICE", "STATE", "NUMA", "HOLDER", "NOTES")
-	for _, d := range devices {
-		t.Row(d.ResourceName, shown(d.Id), d.State, dash(numbers(d.NumaNodes)), holder(d.Holder), dash(strings.Join(notes(d, now), "; ")))
+	for _, d := range answer.GetDevices() {
+		t.Row(d.ResourceName, shown(d.Id), d.State, cmp.Or(numbers(d.NumaNodes), "-"), holder(d.Holder), cmp.Or(strings.Join(notes(d, now), "; "), "-"))
 	}
 	t.Flush()
-	if len(devices) == 0 {
+	if len(answer.GetDevices()) == 0 {
 		fmt.Fprintln(to, "There are no devices.")
 	}
 }
 
 func numbers(all []int32) string {
-	text := make([]string, len(all))
-	for i, n := range all {
-		text[i] = strconv.Itoa(int(n))
-	}
-	return strings.Join(text, ",")
+	return strings.Join(lists.Map(all, func(n int32) string { return strconv.Itoa(int(n)) }), ",")
 }
 
 func holder(h *adminv1.Holder) string {
@@ -92,7 +86,7 @@ func notes(d *adminv1.Device, now time.Time) []string {
 
 // newWatchCommand returns "devmgrd watch".
 func newWatchCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withAskFlags(&cobra.Command{
 		Use:   "watch [RESOURCE]",
 		Short: "Show each device, its state and its holder, live",
 		Long: "watch prints the table of the devices command, and again after each change, until you end it. On a terminal the new table\n" +
@@ -100,9 +94,7 @@ func newWatchCommand() *cobra.Command {
 		Example: "  devmgrd watch\n  devmgrd watch vendor.example/gpu -o json",
 		Args:    usage(cobra.MaximumNArgs(1)),
 		RunE:    watch,
-	}
-	addAskFlags(cmd)
-	return cmd
+	})
 }
 
 func watch(cmd *cobra.Command, args []string) error {
@@ -133,7 +125,7 @@ func watch(cmd *cobra.Command, args []string) error {
 				if screen {
 					fmt.Fprint(to, "\033[H\033[2J") // home, and clear the screen
 				}
-				showDevices(to, answer.Devices, time.Now())
+				showDevices(to, answer, time.Now())
 				if !screen {
 					fmt.Fprintln(to)
 				}

@@ -106,10 +106,10 @@ func TestDocumentedMove(t *testing.T) {
 	at := strings.Index(out, "Written to")
 	page.shows("(the same lists)", shown.Replace(out[at:]))
 
-	books, err := store.Open(store.Config{Dir: f.state, Log: slog.New(slog.DiscardHandler)})
+	state, err := store.Open(store.Config{Dir: f.state, Log: slog.New(slog.DiscardHandler)})
 	f.must(err)
-	f.must(books.SavePods(nil, []device.PodUID{"uid-chain", "981d52da-7c18-4bf3-893e-2726c86dd5f8"}))
-	f.must(books.Close())
+	f.must(state.SavePods(nil, []device.PodUID{"uid-chain", "981d52da-7c18-4bf3-893e-2726c86dd5f8"}))
+	f.must(state.Close())
 	_, out, _ = f.execute("export", f.file)
 	page.shows("$ devmgrd export kubelet-checkpoint /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", shown.Replace(out))
 }

@@ -1,7 +1,7 @@
 package cli
 
 import (
-	"context"
+	"cmp"
 	"fmt"
 	"io"
 	"time"
@@ -15,7 +15,7 @@ import (
 
 // newExplainCommand returns "devmgrd explain".
 func newExplainCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withAskFlags(&cobra.Command{
 		Use:   "explain NAMESPACE/POD",
 		Short: "Explain why a pod has its devices, or waits for them",
 		Long: "explain shows a pod's devices and the reasons for their choice, or the one reason why the pod waits, since when, and\n" +
@@ -27,13 +27,9 @@ func newExplainCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ExplainResponse, error) {
-				return c.Explain(ctx, &adminv1.ExplainRequest{Namespace: namespace, Name: name})
-			}, func(to io.Writer, answer *adminv1.ExplainResponse) { showExplanation(to, answer, time.Now()) })
+			return ask(cmd, adminv1.AdminServiceClient.Explain, &adminv1.ExplainRequest{Namespace: namespace, Name: name}, showExplanation)
 		},
-	}
-	addAskFlags(cmd)
-	return cmd
+	})
 }
 
 func showExplanation(to io.Writer, e *adminv1.ExplainResponse, now time.Time) {
@@ -57,7 +53,7 @@ func showExplanation(to io.Writer, e *adminv1.ExplainResponse, now time.Time) {
 		fmt.Fprintln(to)
 		t := table.New(to, "CONTAINER", "RESOURCE", "DEVICES", "CHOICE")
 		for _, a := range e.Assignments {
-			t.Row(a.Container, a.ResourceName, table.IDs(a.DeviceIds), dash(a.Why))
+			t.Row(a.Container, a.ResourceName, table.IDs(a.DeviceIds), cmp.Or(a.Why, "-"))
 		}
 		t.Flush()
 	}

@@ -30,12 +30,12 @@ func (f *harness) keep() {
 	b := device.PodRecord{Demand: device.PodDemand{Pod: device.Pod{UID: "b", Namespace: "ns", Name: "b"}, Demands: []device.Demand{
 		{Container: device.Container{Pod: "b", Name: "main"}, Kind: device.App, Wants: wants},
 	}}}
-	books, err := store.Open(store.Config{Dir: f.state, Log: slog.New(slog.DiscardHandler)})
+	state, err := store.Open(store.Config{Dir: f.state, Log: slog.New(slog.DiscardHandler)})
 	f.must(err)
-	f.must(books.SaveAll([]device.PodRecord{a, b}, []device.PluginRecord{{Resource: "a.example/gpu", Reported: true, Devices: []device.Device{
+	f.must(state.SaveAll([]device.PodRecord{a, b}, []device.PluginRecord{{Resource: "a.example/gpu", Reported: true, Devices: []device.Device{
 		{ID: "gpu-0", Healthy: true}, {ID: "gpu-1", Healthy: true}, {ID: "gpu-2"},
 	}}}))
-	f.must(books.Close())
+	f.must(state.Close())
 }
 
 func TestExport(t *testing.T) {
@@ -120,7 +120,7 @@ func TestImportAndExport(t *testing.T) {
 	}
 }
 
-func TestMovingWantsOneFile(t *testing.T) {
+func TestMove_WrongArguments_PointToHelp(t *testing.T) {
 	for _, args := range [][]string{{"import", "kubelet-checkpoint"}, {"export", "kubelet-checkpoint", "a", "b"}, {"import", "nonsense"}, {"export", "nonsense"}} {
 		if status, _, errs := execute(args...); status != 2 || !strings.Contains(errs, "--help") {
 			t.Errorf("%q: status %d, %s", args, status, errs)

@@ -105,7 +105,7 @@ const maxDialled = 32
 func hold(network, address string, most int) {
 	_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(most + 100), Max: uint64(most + 100)})
 	var next, tried atomic.Int64
-	var told sync.Once
+	var logged sync.Once
 	for range 100 {
 		go func() {
 			open := map[int64]net.Conn{}
@@ -124,7 +124,7 @@ func hold(network, address string, most int) {
 					open[slot] = conn
 				}
 				if tried.Add(1) >= int64(most) {
-					told.Do(func() { fmt.Println("tried") })
+					logged.Do(func() { fmt.Println("tried") })
 					select {} // the connections stay
 				}
 			}

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -21,7 +20,7 @@ import (
 
 // newHistoryCommand returns "devmgrd history".
 func newHistoryCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	cmd := withAskFlags(&cobra.Command{
 		Use:   "history",
 		Short: "Show which container had which devices, and when",
 		Long: "history shows which container had which devices, and when, including containers that still have devices: all entries, or\n" +
@@ -37,55 +36,40 @@ func newHistoryCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			actions, err := cmd.Flags().GetBool("actions")
+			actions := flagValue(cmd.Flags().GetBool, "actions")
 			switch {
-			case err != nil:
-				return err
 			case actions && request.Name != "":
 				return usageError{errors.New("--pod and --actions exclude each other: actions are on devices and resources")}
 			case actions:
 				return askActions(cmd, request)
 			}
-			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListHistoryResponse, error) {
-				return c.ListHistory(ctx, request)
-			}, func(to io.Writer, answer *adminv1.ListHistoryResponse) { showHistory(to, answer.Spans, time.Now()) })
+			return ask(cmd, adminv1.AdminServiceClient.ListHistory, request, showHistory)
 		},
-	}
+	})
 	cmd.Flags().Bool("actions", false, "show operators' commands instead")
 	cmd.Flags().String("device", "", "only this device: RESOURCE/DEVICE")
 	cmd.Flags().String("pod", "", "only this pod: NAMESPACE/POD")
 	cmd.Flags().Duration("since", 0, "only entries that had not ended this long ago, like 90m or 24h")
-	addAskFlags(cmd)
 	return cmd
 }
 
 // historyRequest returns the request that the flags describe.
 func historyRequest(cmd *cobra.Command) (*adminv1.ListHistoryRequest, error) {
 	request := &adminv1.ListHistoryRequest{}
-	one, err := cmd.Flags().GetString("device")
-	if err != nil {
-		return nil, err
-	}
-	if one != "" {
+	if one := flagValue(cmd.Flags().GetString, "device"); one != "" {
 		d, err := splitDevice(one)
 		if err != nil {
 			return nil, err
 		}
 		request.ResourceName, request.Id = d.ResourceName, d.Id
 	}
-	pod, err := cmd.Flags().GetString("pod")
-	if err != nil {
-		return nil, err
-	}
-	if pod != "" {
+	if pod := flagValue(cmd.Flags().GetString, "pod"); pod != "" {
+		var err error
 		if request.Namespace, request.Name, err = splitPod(pod); err != nil {
 			return nil, err
 		}
 	}
-	since, err := cmd.Flags().GetDuration("since")
-	if err != nil {
-		return nil, err
-	}
+	since := flagValue(cmd.Flags().GetDuration, "since")
 	if since < 0 {
 		return nil, usageError{fmt.Errorf("--since %s is in the future; write a positive duration, like 24h", since)}
 	}
@@ -101,9 +85,9 @@ func askActions(cmd *cobra.Command, of *adminv1.ListHistoryRequest) error {
 	if of.Id != "" {
 		request.Subject = of.ResourceName + "/" + shown(of.Id)
 	}
-	return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListActionsResponse, error) {
-		return c.ListActions(ctx, request)
-	}, func(to io.Writer, answer *adminv1.ListActionsResponse) { showActions(to, answer.Actions, userName) })
+	return ask(cmd, adminv1.AdminServiceClient.ListActions, request, func(to io.Writer, answer *adminv1.ListActionsResponse, _ time.Time) {
+		showActions(to, answer.Actions, userName)
+	})
 }
 
 func showActions(to io.Writer, actions []*adminv1.Action, userName func(uid uint32) string) {
@@ -143,9 +127,9 @@ func userName(uid uint32) string {
 	return number
 }
 
-func showHistory(to io.Writer, spans []*adminv1.Span, now time.Time) {
+func showHistory(to io.Writer, answer *adminv1.ListHistoryResponse, now time.Time) {
 	t := table.New(to, "FROM", "UNTIL", "HELD FOR", "POD", "CONTAINER", "RESOURCE", "DEVICES")
-	for _, s := range spans {
+	for _, s := range answer.Spans {
 		until, end := "-", now
 		if s.Until != nil {
 			until, end = moment(s.Until, s.UntilApproximate), s.Until.AsTime()
@@ -157,7 +141,7 @@ func showHistory(to io.Writer, spans []*adminv1.Span, now time.Time) {
 		t.Row(moment(s.From, s.FromApproximate), until, held, s.Namespace+"/"+s.Pod, s.Container, s.ResourceName, table.IDs(s.DeviceIds))
 	}
 	t.Flush()
-	if len(spans) == 0 {
+	if len(answer.Spans) == 0 {
 		fmt.Fprintln(to, "No matching entries.")
 	}
 }

@@ -64,7 +64,7 @@ func TestHistoryRequest(t *testing.T) {
 		}
 	}
 	var got bytes.Buffer
-	if showHistory(&got, nil, noon); got.String() != "No matching entries.\n" {
+	if showHistory(&got, &adminv1.ListHistoryResponse{}, noon); got.String() != "No matching entries.\n" {
 		t.Errorf("got %q", got.String())
 	}
 }

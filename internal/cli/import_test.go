@@ -92,7 +92,7 @@ func (f *harness) pod(name string, resources ...string) {
 		Spec: corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{main}}})
 }
 
-func (f *harness) books() store.State {
+func (f *harness) saved() store.State {
 	f.t.Helper()
 	b, err := store.Read(f.state, slog.New(slog.DiscardHandler))
 	f.must(err)
@@ -143,11 +143,11 @@ func TestImport(t *testing.T) {
 	if status, out, errs = f.execute("import", f.file); status != 0 || !strings.Contains(out, "is now "+aside) {
 		t.Fatalf("import: status %d\n%s%s", status, out, errs)
 	}
-	books := f.books()
-	if len(books.Pods) != 2 || len(books.Plugins) != 1 || books.Plugins[0].Resource != "a.example/gpu" || len(books.Plugins[0].Devices) != 2 || !books.Plugins[0].Reported {
-		t.Fatalf("the state file has %+v", books)
+	state := f.saved()
+	if len(state.Pods) != 2 || len(state.Plugins) != 1 || state.Plugins[0].Resource != "a.example/gpu" || len(state.Plugins[0].Devices) != 2 || !state.Plugins[0].Reported {
+		t.Fatalf("the state file has %+v", state)
 	}
-	a := books.Pods[0]
+	a := state.Pods[0]
 	if a.Demand.Pod.Name != "a" || !reflect.DeepEqual(a.Demand.Demands[0].Env, []string{"OWN"}) || a.Assignments[0].Imported.IsZero() ||
 		a.Assignments[0].Shares[0].Grant.Env["DEV"] != "gpu-0" {
 		t.Errorf("the state file has a as %+v", a)
@@ -170,7 +170,7 @@ func TestImport(t *testing.T) {
 
 	// Once more, from where it is now.
 	status, out, errs = f.execute("import", filepath.Join(aside, checkpoint.Name))
-	if status != 0 || strings.Count(out, "already in the state file") != 2 || !strings.Contains(out, "is left alone: it is not in plugins.kubeletDir") || !reflect.DeepEqual(f.books(), books) {
+	if status != 0 || strings.Count(out, "already in the state file") != 2 || !strings.Contains(out, "is left alone: it is not in plugins.kubeletDir") || !reflect.DeepEqual(f.saved(), state) {
 		t.Errorf("again: status %d\n%s%s", status, out, errs)
 	}
 }
@@ -238,7 +238,7 @@ func TestRehearsal(t *testing.T) {
 	}
 }
 
-// listen has somebody listen on a socket until the test ends, or the listener is closed.
+// listen listens on a socket until the test ends, or the listener is closed.
 func (f *harness) listen(socket string) net.Listener {
 	f.t.Helper()
 	l, err := net.Listen("unix", socket)
@@ -249,9 +249,9 @@ func (f *harness) listen(socket string) net.Listener {
 
 func (f *harness) runDevmgrd() {
 	f.t.Helper()
-	books, err := store.Open(store.Config{Dir: f.state, Log: slog.New(slog.DiscardHandler)})
+	state, err := store.Open(store.Config{Dir: f.state, Log: slog.New(slog.DiscardHandler)})
 	f.must(err)
-	f.t.Cleanup(func() { books.Close() })
+	f.t.Cleanup(func() { state.Close() })
 }
 
 // A file elsewhere is only read, and the kubelet's directory stays.
@@ -262,7 +262,7 @@ func TestImportFromElsewhere(t *testing.T) {
 	copied := filepath.Join(f.dir, "copy")
 	f.must(os.WriteFile(copied, data, 0o600))
 	status, out, errs := f.execute("import", copied)
-	if status != 0 || !strings.Contains(out, "is left alone: it is not in plugins.kubeletDir") || len(f.books().Pods) != 1 {
+	if status != 0 || !strings.Contains(out, "is left alone: it is not in plugins.kubeletDir") || len(f.saved().Pods) != 1 {
 		t.Errorf("status %d\n%s%s", status, out, errs)
 	}
 	if _, err := os.Stat(f.file); err != nil {
@@ -270,8 +270,8 @@ func TestImportFromElsewhere(t *testing.T) {
 	}
 }
 
-// A plugin that waits to be called is told of: the kubelet calls it by itself.
-func TestImportTellsOfWaitingPlugins(t *testing.T) {
+// import lists a plugin that waits to be called: the kubelet calls it automatically.
+func TestImport_WaitingPlugins_AreListed(t *testing.T) {
 	f := newFarm(t)
 	f.kubelet()
 	registry := filepath.Join(f.dir, "plugins_registry")

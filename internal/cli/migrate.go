@@ -13,20 +13,16 @@ import (
 
 // newImportCommand returns "devmgrd import".
 func newImportCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return group(&cobra.Command{
 		Use:     "import",
 		Short:   "Import assignments from another device manager",
 		Long:    "import takes over another device manager's assignments. docs/migration.md has all the steps.",
 		Example: "  devmgrd import kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run",
-		Args:    usage(noSuchCommand),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(newImportCheckpointCommand())
-	return cmd
+	}, newImportCheckpointCommand())
 }
 
 func newImportCheckpointCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withMigrationFlags(&cobra.Command{
 		Use:   "kubelet-checkpoint FILE",
 		Short: "Take over the assignments of the kubelet's device manager",
 		Long: "kubelet-checkpoint reads the checkpoint in which a kubelet's device manager keeps its assignments and writes them into\n" +
@@ -44,27 +40,21 @@ func newImportCheckpointCommand() *cobra.Command {
 			}
 			return m.Import(cmd.Context())
 		},
-	}
-	addMigrationFlags(cmd)
-	return cmd
+	})
 }
 
 // newExportCommand returns "devmgrd export".
 func newExportCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return group(&cobra.Command{
 		Use:     "export",
 		Short:   "Export assignments for another device manager",
 		Long:    "export writes devmgrd's assignments for another device manager. docs/migration.md has all the steps.",
 		Example: "  devmgrd export kubelet-checkpoint " + filepath.Join(kubeletDir, checkpoint.Name) + " --dry-run",
-		Args:    usage(noSuchCommand),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(newExportCheckpointCommand())
-	return cmd
+	}, newExportCheckpointCommand())
 }
 
 func newExportCheckpointCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withMigrationFlags(&cobra.Command{
 		Use:   "kubelet-checkpoint FILE",
 		Short: "Write the assignments for the kubelet's device manager",
 		Long: "kubelet-checkpoint writes devmgrd's state file as the checkpoint from which a kubelet's device manager starts.\n" +
@@ -80,9 +70,7 @@ func newExportCheckpointCommand() *cobra.Command {
 			}
 			return m.Export()
 		},
-	}
-	addMigrationFlags(cmd)
-	return cmd
+	})
 }
 
 // kubeletDir is the default of plugins.kubeletDir, for examples.
@@ -96,18 +84,14 @@ func oneFile(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// addMigrationFlags adds the flags that migrationOf reads.
-func addMigrationFlags(cmd *cobra.Command) {
-	addConfigFlags(cmd)
+// withMigrationFlags adds the flags that migrationOf reads.
+func withMigrationFlags(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().Bool("dry-run", false, "change nothing, and print the planned changes")
+	return withConfigFlags(cmd)
 }
 
 func migrationOf(cmd *cobra.Command, file string) (migrate.Node, error) {
 	c, _, err := loadConfig(cmd)
-	if err != nil {
-		return migrate.Node{}, err
-	}
-	dry, err := cmd.Flags().GetBool("dry-run")
 	if err != nil {
 		return migrate.Node{}, err
 	}
@@ -116,5 +100,5 @@ func migrationOf(cmd *cobra.Command, file string) (migrate.Node, error) {
 	}
 	log := warnings(cmd)
 	kube.RouteLogs(log)
-	return migrate.Node{Config: c, File: file, DryRun: dry, Out: cmd.OutOrStdout(), Log: log}, nil
+	return migrate.Node{Config: c, File: file, DryRun: flagValue(cmd.Flags().GetBool, "dry-run"), Out: cmd.OutOrStdout(), Log: log}, nil
 }

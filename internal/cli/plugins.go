@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"time"
@@ -14,20 +13,16 @@ import (
 
 // newPluginsCommand returns "devmgrd plugins".
 func newPluginsCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withAskFlags(&cobra.Command{
 		Use:     "plugins",
 		Short:   "Show the device plugins",
 		Long:    "plugins shows the device plugin of each resource: its state, pod, socket and devices and, if it does not serve, its last error.",
 		Example: "  devmgrd plugins",
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.ListPluginsResponse, error) {
-				return c.ListPlugins(ctx, &adminv1.ListPluginsRequest{})
-			}, func(to io.Writer, answer *adminv1.ListPluginsResponse) { showPlugins(to, answer, time.Now()) })
+			return ask(cmd, adminv1.AdminServiceClient.ListPlugins, &adminv1.ListPluginsRequest{}, showPlugins)
 		},
-	}
-	addAskFlags(cmd)
-	return cmd
+	})
 }
 
 func showPlugins(to io.Writer, answer *adminv1.ListPluginsResponse, now time.Time) {

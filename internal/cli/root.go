@@ -8,27 +8,42 @@ import (
 
 // Root returns devmgrd with all its commands.
 func Root() *cobra.Command {
-	root := &cobra.Command{
+	root := group(&cobra.Command{
 		Use:   "devmgrd",
 		Short: "Manage the devices of a Kubernetes node",
 		Long: "devmgrd replaces the kubelet's device manager on a node. Device plugins register with devmgrd, which assigns\n" +
 			"devices to containers, records the assignments and injects the devices.",
 		Example: "  devmgrd run --config /etc/devmgrd/config.yaml\n  devmgrd config",
-		Args:    usage(noSuchCommand),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 		// report prints an error once, without the help text, which would bury it.
 		SilenceErrors: true,
 		SilenceUsage:  true,
-	}
+	}, newRunCommand(), newConfigCommand(), newImportCommand(), newExportCommand(), newVersionCommand(),
+		newStatusCommand(), newPluginsCommand(), newDevicesCommand(), newWatchCommand(), newAssignmentsCommand(),
+		newExplainCommand(), newCordonCommand(), newUncordonCommand(), newDrainCommand(), newCheckCommand(),
+		newRulesCommand(), newForgetCommand(), newHistoryCommand(), newStoreCommand())
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newRunCommand(), newConfigCommand(), newImportCommand(), newExportCommand(), newVersionCommand(),
-		newStatusCommand(), newPluginsCommand(), newDevicesCommand(), newWatchCommand(), newAssignmentsCommand(), newExplainCommand(), newCordonCommand(), newUncordonCommand(),
-		newDrainCommand(), newCheckCommand(), newRulesCommand(), newForgetCommand(), newHistoryCommand(), newStoreCommand())
 	addCompletions(root)
 	return root
+}
+
+// group completes a command that only has subcommands: without one, it prints its help.
+func group(cmd *cobra.Command, commands ...*cobra.Command) *cobra.Command {
+	cmd.Args = usage(noSuchCommand)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	cmd.AddCommand(commands...)
+	return cmd
+}
+
+// flagValue returns the value of a flag with a getter such as cmd.Flags().GetString. The command must have the flag.
+func flagValue[T any](get func(name string) (T, error), name string) T {
+	value, err := get(name)
+	if err != nil {
+		panic(err) // there is no such flag
+	}
+	return value
 }
 
 // usage marks errors of check as mistakes in the command line.

@@ -1,10 +1,10 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
 	"slices"
 	"time"
@@ -13,30 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
-	"github.com/devmgrd/devmgrd/client"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/pluginrules"
 	"github.com/devmgrd/devmgrd/internal/table"
 )
 
 // newRulesCommand returns "devmgrd rules".
 func newRulesCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return group(&cobra.Command{
 		Use:   "rules",
 		Short: "Write and check rules for device plugins",
 		Long: "rules writes and checks the file of plugins.rules: which pods may serve which resource, and which grants device plugins\n" +
 			"may make to containers. To enforce rules: suggest them on a node that works, read them, set plugins.rules to report, and\n" +
 			"then to enforce when there are no further reports.",
 		Example: "  devmgrd rules suggest > /etc/devmgrd/rules.yaml\n  devmgrd rules check",
-		Args:    usage(noSuchCommand),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(newSuggestCommand(), newRulesCheckCommand())
-	return cmd
+	}, newSuggestCommand(), newRulesCheckCommand())
 }
 
 func newSuggestCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withSocketFlag(&cobra.Command{
 		Use:   "suggest",
 		Short: "Print rules that allow the plugins and grants of this node",
 		Long: "suggest prints rules that allow the plugin pods which serve each resource now, and all grants of its plugin since devmgrd\n" +
@@ -45,24 +41,22 @@ func newSuggestCommand() *cobra.Command {
 		Example: "  devmgrd rules suggest > /etc/devmgrd/rules.yaml",
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			seen, err := observe(cmd)
+			node, seen, err := observe(cmd)
 			if err != nil {
 				return err
 			}
-			text, err := pluginrules.Suggest(seen.node, time.Now(), seen.resources, hostFiles{})
+			text, err := pluginrules.Suggest(node, time.Now(), seen, hostFiles{})
 			if err != nil {
 				return err
 			}
 			_, err = cmd.OutOrStdout().Write(text)
 			return err
 		},
-	}
-	cmd.Flags().String("socket", client.DefaultSocket, "the daemon's admin.socket")
-	return cmd
+	})
 }
 
 func newRulesCheckCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withConfigFlags(withSocketFlag(&cobra.Command{
 		Use:   "check [FILE]",
 		Short: "Check a rules file, and print what it would refuse on this node",
 		Long: "check reads a rules file and compares it with the current plugins of this node and their grants. It changes nothing. The\n" +
@@ -82,16 +76,13 @@ func newRulesCheckCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			seen, err := observe(cmd)
+			_, seen, err := observe(cmd)
 			if err != nil {
 				return err
 			}
-			return showAudit(cmd.OutOrStdout(), file, rules, seen.resources, hostFiles{})
+			return showAudit(cmd.OutOrStdout(), file, rules, seen, hostFiles{})
 		},
-	}
-	cmd.Flags().String("socket", client.DefaultSocket, "the daemon's admin.socket")
-	addConfigFlags(cmd)
-	return cmd
+	}))
 }
 
 // showAudit prints the registrations and grants that the rules would refuse. It fails if there are any.
@@ -120,14 +111,8 @@ func count(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-// observed holds a daemon's observations of device plugins.
-type observed struct {
-	node      string
-	resources []pluginrules.Observation
-}
-
-// observe asks the daemon for its observations of device plugins.
-func observe(cmd *cobra.Command) (seen observed, err error) {
+// observe asks the daemon for its node and its observations of device plugins.
+func observe(cmd *cobra.Command) (node string, seen []pluginrules.Observation, err error) {
 	err = call(cmd, askLimit, func(ctx context.Context, c adminv1.AdminServiceClient) error {
 		status, err := c.GetStatus(ctx, &adminv1.GetStatusRequest{})
 		if err != nil {
@@ -141,10 +126,10 @@ func observe(cmd *cobra.Command) (seen observed, err error) {
 		if err != nil {
 			return err
 		}
-		seen = observed{status.Node, observationsOf(plugins.Plugins, grants.Grants)}
+		node, seen = status.Node, observationsOf(plugins.Plugins, grants.Grants)
 		return nil
 	})
-	return seen, err
+	return node, seen, err
 }
 
 func observationsOf(plugins []*adminv1.Plugin, grants []*adminv1.Grants) []pluginrules.Observation {
@@ -170,20 +155,11 @@ func observationsOf(plugins []*adminv1.Plugin, grants []*adminv1.Grants) []plugi
 			Annotations: grantNames(g.Annotations), CDIKinds: grantNames(g.CdiKinds), Full: g.Full,
 		}
 	}
-	var sorted []pluginrules.Observation
-	for _, o := range all {
-		sorted = append(sorted, *o)
-	}
-	slices.SortFunc(sorted, func(a, b pluginrules.Observation) int { return cmp.Compare(a.Resource, b.Resource) })
-	return sorted
+	return lists.Map(slices.Sorted(maps.Keys(all)), func(r device.ResourceName) pluginrules.Observation { return *all[r] })
 }
 
 func grantNames(all []*adminv1.GrantName) []device.GrantName {
-	var names []device.GrantName
-	for _, n := range all {
-		names = append(names, device.GrantName{Text: n.Text, Pattern: n.Pattern})
-	}
-	return names
+	return lists.Map(all, func(n *adminv1.GrantName) device.GrantName { return device.GrantName{Text: n.Text, Pattern: n.Pattern} })
 }
 
 // hostFiles looks up files of this host.

@@ -8,7 +8,7 @@ import (
 
 // newRunCommand returns "devmgrd run".
 func newRunCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withConfigFlags(&cobra.Command{
 		Use:   "run",
 		Short: "Run the daemon",
 		Long: "run is the daemon. It serves until it receives SIGTERM or SIGINT. Then it stops cleanly: running containers and the\n" +
@@ -24,7 +24,5 @@ func newRunCommand() *cobra.Command {
 			defer end()
 			return daemon.Run(cmd.Context(), c, log)
 		},
-	}
-	addConfigFlags(cmd)
-	return cmd
+	})
 }

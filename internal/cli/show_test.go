@@ -80,7 +80,7 @@ var (
 		Root: true, ConfigFile: "/etc/devmgrd/config.yaml", State: preflight.State{Dir: "/var/lib/devmgrd"},
 		Sockets:    []preflight.Socket{{Key: "plugins.socketDir", At: "/run/devmgrd/device-plugins/kubelet.sock", Init: true}, {Key: "admin.socket", At: "/run/devmgrd/admin.sock"}},
 		Runtime:    preflight.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", Version: "v2.4.2", CgroupDriver: "systemd", OCI: "runc", Systemd: true, Containers: make([]preflight.Size, 23)},
-		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", Runtime: "containerd", Version: "v2.4.2", RequestTimeout: 2 * time.Second, CDI: true, Rules: true, Validates: true},
+		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", Runtime: "containerd", Version: "v2.4.2", RequestTimeout: 2 * time.Second, CDI: true, Rules: true, Args: true, Validates: true},
 		Containerd: preflight.Containerd{File: "/etc/containerd/config.toml"}, Kubelet: preflight.Kubelet{Devices: map[device.ResourceName]int{"vendor.example/gpu": 8}},
 		API:        &preflight.API{NodeName: "worker-7", Node: true},
 		Checkpoint: preflight.Checkpoint{Path: "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", Resources: []device.ResourceName{"vendor.example/gpu", "vendor.example/old"}},
@@ -100,14 +100,16 @@ func TestGolden(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, show := range map[string]func(*bytes.Buffer){
-		"status":      func(to *bytes.Buffer) { showStatus(to, aStatus, noon) },
-		"stray":       func(to *bytes.Buffer) { showNotRedirected(to, strays) },
-		"plugins":     func(to *bytes.Buffer) { showPlugins(to, somePlugins, noon) },
-		"devices":     func(to *bytes.Buffer) { showDevices(to, someDevices, noon) },
-		"assignments": func(to *bytes.Buffer) { showAssignments(to, someAssignments) },
+		"status":  func(to *bytes.Buffer) { showStatus(to, aStatus, noon) },
+		"stray":   func(to *bytes.Buffer) { showNotRedirected(to, strays) },
+		"plugins": func(to *bytes.Buffer) { showPlugins(to, somePlugins, noon) },
+		"devices": func(to *bytes.Buffer) { showDevices(to, &adminv1.ListDevicesResponse{Devices: someDevices}, noon) },
+		"assignments": func(to *bytes.Buffer) {
+			showAssignments(to, &adminv1.ListAssignmentsResponse{Assignments: someAssignments}, noon)
+		},
 		"explain":     func(to *bytes.Buffer) { showExplanation(to, aWait, noon) },
 		"explain-all": func(to *bytes.Buffer) { showExplanation(to, aPodThatHasAll, noon) },
-		"history":     func(to *bytes.Buffer) { showHistory(to, someSpans, noon) },
+		"history":     func(to *bytes.Buffer) { showHistory(to, &adminv1.ListHistoryResponse{Spans: someSpans}, noon) },
 		"actions":     func(to *bytes.Buffer) { showActions(to, someActions, someUser) },
 		"check":       func(to *bytes.Buffer) { showFindings(to, preflight.Judge(aFreshNode)) },
 		"forget":      func(to *bytes.Buffer) { showForgotten(to, "vendor.example/old-gpu", aFarewell) },
@@ -145,8 +147,8 @@ func TestNothingToShow(t *testing.T) {
 	for want, show := range map[string]func(*bytes.Buffer){
 		"No device plugin has registered.\n\nNo pod waits.\n": func(to *bytes.Buffer) { showStatus(to, &adminv1.GetStatusResponse{}, noon) },
 		"No device plugin has registered.\n":                  func(to *bytes.Buffer) { showPlugins(to, &adminv1.ListPluginsResponse{}, noon) },
-		"There are no devices.\n":                             func(to *bytes.Buffer) { showDevices(to, nil, noon) },
-		"No container has devices.\n":                         func(to *bytes.Buffer) { showAssignments(to, nil) },
+		"There are no devices.\n":                             func(to *bytes.Buffer) { showDevices(to, &adminv1.ListDevicesResponse{}, noon) },
+		"No container has devices.\n":                         func(to *bytes.Buffer) { showAssignments(to, &adminv1.ListAssignmentsResponse{}, noon) },
 	} {
 		var got bytes.Buffer
 		if show(&got); !strings.HasSuffix(got.String(), want) {
@@ -234,10 +236,12 @@ func TestLongLists(t *testing.T) {
 		{Namespace: "ml", Pod: "b", Container: "main", ResourceName: "v.example/gpu", DeviceIds: []string{"a b", "c"}, Why: "1 kept from init containers, 1 by lowest ID, near NUMA node 0 first"},
 	}
 	for name, show := range map[string]func(*bytes.Buffer){
-		"assignments": func(to *bytes.Buffer) { showAssignments(to, assignments) },
-		"explain":     func(to *bytes.Buffer) { showExplanation(to, &adminv1.ExplainResponse{Assignments: assignments}, noon) },
+		"assignments": func(to *bytes.Buffer) {
+			showAssignments(to, &adminv1.ListAssignmentsResponse{Assignments: assignments}, noon)
+		},
+		"explain": func(to *bytes.Buffer) { showExplanation(to, &adminv1.ExplainResponse{Assignments: assignments}, noon) },
 		"history": func(to *bytes.Buffer) {
-			showHistory(to, []*adminv1.Span{{From: before(0), DeviceIds: long}, {From: before(0), DeviceIds: []string{"a b", "c"}}}, noon)
+			showHistory(to, &adminv1.ListHistoryResponse{Spans: []*adminv1.Span{{From: before(0), DeviceIds: long}, {From: before(0), DeviceIds: []string{"a b", "c"}}}}, noon)
 		},
 	} {
 		var out bytes.Buffer
@@ -276,11 +280,11 @@ func TestDumpNamesCordonedDevices(t *testing.T) {
 }
 
 // What a plugin or a client has said does not steer root's terminal.
-func TestNothingSteersTheTerminal(t *testing.T) {
+func TestTables_ControlCharacters_AreEscaped(t *testing.T) {
 	var out bytes.Buffer
 	evil := "x\x1b]0;owned\x07\x1b[2J"
 	showExplanation(&out, &adminv1.ExplainResponse{Namespace: "ns", Name: "p", Verdict: "waiting", Message: evil}, time.Now())
-	showDevices(&out, []*adminv1.Device{{ResourceName: "a.b/c", Id: evil, Cordon: &adminv1.DeviceCordon{Reason: evil}}}, time.Now())
+	showDevices(&out, &adminv1.ListDevicesResponse{Devices: []*adminv1.Device{{ResourceName: "a.b/c", Id: evil, Cordon: &adminv1.DeviceCordon{Reason: evil}}}}, time.Now())
 	if n := strings.Count(out.String(), "\x1b"); n > 0 {
 		t.Errorf("%d escape characters: %q", n, out.String())
 	}
@@ -295,5 +299,14 @@ func TestRare(t *testing.T) {
 		if got := rare(&adminv1.Resource{NodeCapacity: test.published, TargetCapacity: test.wanted}); got != test.want {
 			t.Errorf("%d on the node, %d wanted: %q, want %q", test.published, test.wanted, got, test.want)
 		}
+	}
+}
+
+// What the runtime's release keeps devmgrd from doing is in the status.
+func TestStatus_RuntimeLimits(t *testing.T) {
+	var text strings.Builder
+	showStatus(&text, &adminv1.GetStatusResponse{Runtime: "containerd 2.1.9", RuntimeLimits: []string{"containers that are granted x are refused", "b"}}, time.Now())
+	if want := "\nWith containerd 2.1.9:\n  containers that are granted x are refused\n  b\n"; !strings.Contains(text.String(), want) {
+		t.Errorf("the status is %q, without %q", text.String(), want)
 	}
 }

@@ -15,37 +15,32 @@ import (
 	"github.com/spf13/cobra"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
-	"github.com/devmgrd/devmgrd/client"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/store"
 	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
 // newStoreCommand returns "devmgrd store".
 func newStoreCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return group(&cobra.Command{
 		Use:     "store",
 		Short:   "Verify, print or copy the state file and the history",
 		Long:    "store verifies, prints or copies the files with devmgrd's current and past assignments.",
 		Example: "  devmgrd store backup /root/state.db\n  devmgrd store verify --state /root/state.db",
-		Args:    usage(noSuchCommand),
-		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(newVerifyCommand(), newDumpCommand(), newBackupCommand())
-	return cmd
+	}, newVerifyCommand(), newDumpCommand(), newBackupCommand())
 }
 
-// addFileFlags adds the flags that name a state file and a history.
-func addFileFlags(cmd *cobra.Command) {
+// withFileFlags adds the flags that name a state file and a history.
+func withFileFlags(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().String("state", "/var/lib/devmgrd/"+store.FileName, "the state file, or a copy of one")
 	cmd.Flags().String("history", "", "the history, or a copy of one (default "+store.HistoryName+" next to the state file, if there is one)")
+	return cmd
 }
 
 // look reads the state file that the flag names.
 func look(cmd *cobra.Command) (path string, b store.State, version uint64, err error) {
-	if path, err = cmd.Flags().GetString("state"); err != nil {
-		return "", b, 0, err
-	}
+	path = flagValue(cmd.Flags().GetString, "state")
 	b, version, err = store.ReadFile(path, warnings(cmd))
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("there is no state file %s; name it with --state", path)
@@ -55,16 +50,10 @@ func look(cmd *cobra.Command) (path string, b store.State, version uint64, err e
 
 // lookHistory reads the history that the flag names, or the one next to the state file. Without one, path is empty.
 func lookHistory(cmd *cobra.Command) (path string, past store.HistoryContent, err error) {
-	state, err := cmd.Flags().GetString("state")
-	if err == nil {
-		path, err = cmd.Flags().GetString("history")
-	}
-	if err != nil {
-		return "", past, err
-	}
+	path = flagValue(cmd.Flags().GetString, "history")
 	named := path != ""
 	if !named {
-		path = filepath.Join(filepath.Dir(state), store.HistoryName)
+		path = filepath.Join(filepath.Dir(flagValue(cmd.Flags().GetString, "state")), store.HistoryName)
 	}
 	past, err = store.ReadHistoryFile(path, warnings(cmd))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -85,7 +74,7 @@ func orCopy(err error) error {
 }
 
 func newVerifyCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withFileFlags(&cobra.Command{
 		Use:   "verify",
 		Short: "Verify that the state file and the history are intact",
 		Long: "verify checks each file as a whole: its pages, its records, and the checksum over all of them. It detects one flipped bit. In\n" +
@@ -101,9 +90,7 @@ func newVerifyCommand() *cobra.Command {
 			}
 			return errors.Join(err, broken)
 		},
-	}
-	addFileFlags(cmd)
-	return cmd
+	})
 }
 
 func verifyState(cmd *cobra.Command) error {
@@ -118,24 +105,21 @@ func verifyState(cmd *cobra.Command) error {
 		}
 	}
 	counts := fmt.Sprintf("schema version %d, %d pods (%d with devices), %d resources, %d cordons", version, len(b.Pods), held, len(b.Plugins), len(b.Cordons))
-	all := b.Contradictions()
+	all := device.Conflicts(b.Pods)
 	if len(all) == 0 {
 		fmt.Fprintf(cmd.OutOrStdout(), "%s is sound: %s\n", path, counts)
 		return nil
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "%s is intact, but contradicts itself: %s\n", path, counts)
 	for _, c := range all {
-		pods := make([]string, len(c.Pods))
-		for i, p := range c.Pods {
-			pods[i] = fmt.Sprintf("%s (UID %s)", p, p.UID)
-		}
+		pods := lists.Map(c.Pods, func(p device.Pod) string { return fmt.Sprintf("%s (UID %s)", p, p.UID) })
 		fmt.Fprintf(cmd.OutOrStdout(), "device %s of %s is assigned to %s\n", visible.Text(string(c.ID)), visible.Text(string(c.Resource)), visible.Text(strings.Join(pods, " and ")))
 	}
 	return fmt.Errorf("%s assigns %d devices to several pods; keep one pod of each, and delete the others", path, len(all))
 }
 
 func newDumpCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withFileFlags(&cobra.Command{
 		Use:   "dump",
 		Short: "Print the state file and the history as JSON",
 		Long: "dump verifies both files and prints their contents, including the environment variables that plugins have granted to\n" +
@@ -152,9 +136,7 @@ func newDumpCommand() *cobra.Command {
 			e.SetIndent("", "  ")
 			return errors.Join(e.Encode(dumped(b, past)), broken)
 		},
-	}
-	addFileFlags(cmd)
-	return cmd
+	})
 }
 
 // dumped adds to each cordon its name, which is a key in the file.
@@ -164,10 +146,7 @@ func dumped(b store.State, past store.HistoryContent) any {
 		ID       device.ID           `json:"id"`
 		device.Cordon
 	}
-	all := make([]cordon, len(b.Cordons))
-	for i, c := range b.Cordons {
-		all[i] = cordon{c.Resource, c.ID, c}
-	}
+	all := lists.Map(b.Cordons, func(c device.Cordon) cordon { return cordon{c.Resource, c.ID, c} })
 	return struct {
 		store.State
 		Cordons []cordon
@@ -177,25 +156,20 @@ func dumped(b store.State, past store.HistoryContent) any {
 }
 
 func newBackupCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	cmd := withSocketFlag(&cobra.Command{
 		Use:     "backup FILE",
 		Short:   "Copy the state file, or the history, while devmgrd runs",
 		Long:    "backup requests a copy of the current file from the running daemon, verifies the copy, and stores it at FILE.",
 		Example: "  devmgrd store backup /root/state.db\n  devmgrd store backup --history /root/history.db",
 		Args:    usage(oneFile),
 		RunE:    backup,
-	}
-	cmd.Flags().String("socket", client.DefaultSocket, "the daemon's admin.socket")
+	})
 	cmd.Flags().Bool("history", false, "copy the history instead of the state file")
 	return cmd
 }
 
-func backup(cmd *cobra.Command, args []string) (err error) {
-	to := args[0]
-	history, err := cmd.Flags().GetBool("history")
-	if err != nil {
-		return err
-	}
+func backup(cmd *cobra.Command, args []string) error {
+	to, history := args[0], flagValue(cmd.Flags().GetBool, "history")
 	if _, err := os.Lstat(to); err == nil {
 		return fmt.Errorf("%s already exists; choose another name", to)
 	}

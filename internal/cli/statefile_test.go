@@ -39,7 +39,7 @@ func saved(t *testing.T, pods ...string) (state, history string) {
 	return filepath.Join(dir, store.FileName), filepath.Join(dir, store.HistoryName)
 }
 
-// verify reports both files, each by itself.
+// verify reports each of the two files separately.
 func TestVerify(t *testing.T) {
 	state, history := saved(t, "a")
 	says := func(want int, args []string, on ...string) {

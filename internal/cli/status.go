@@ -1,7 +1,7 @@
 package cli
 
 import (
-	"context"
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -11,11 +11,12 @@ import (
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/table"
+	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
 // newStatusCommand returns "devmgrd status".
 func newStatusCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	return withAskFlags(&cobra.Command{
 		Use:   "status",
 		Short: "Show the daemon's components, resources and waiting pods",
 		Long: "status shows whether each component of the daemon is ready, how many devices of each resource are in each state, and\n" +
@@ -23,13 +24,9 @@ func newStatusCommand() *cobra.Command {
 		Example: "  devmgrd status\n  devmgrd status -o json",
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return ask(cmd, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.GetStatusResponse, error) {
-				return c.GetStatus(ctx, &adminv1.GetStatusRequest{})
-			}, func(to io.Writer, s *adminv1.GetStatusResponse) { showStatus(to, s, time.Now()) })
+			return ask(cmd, adminv1.AdminServiceClient.GetStatus, &adminv1.GetStatusRequest{}, showStatus)
 		},
-	}
-	addAskFlags(cmd)
-	return cmd
+	})
 }
 
 func showStatus(to io.Writer, s *adminv1.GetStatusResponse, now time.Time) {
@@ -63,6 +60,12 @@ func showStatus(to io.Writer, s *adminv1.GetStatusResponse, now time.Time) {
 	waiting.End()
 	if len(s.Waiting) == 0 {
 		fmt.Fprintln(to, "No pod waits.")
+	}
+	if len(s.RuntimeLimits) > 0 {
+		fmt.Fprintf(to, "\nWith %s:\n", visible.Text(s.Runtime))
+		for _, limit := range s.RuntimeLimits {
+			fmt.Fprintf(to, "  %s\n", visible.Text(limit))
+		}
 	}
 	showNotRedirected(to, s.NotRedirected)
 }
@@ -98,5 +101,5 @@ func rare(r *adminv1.Resource) string {
 	if r.Quarantined > 0 {
 		all = append(all, fmt.Sprintf("%d quarantined", r.Quarantined))
 	}
-	return dash(strings.Join(all, ", "))
+	return cmp.Or(strings.Join(all, ", "), "-")
 }

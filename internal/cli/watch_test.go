@@ -64,7 +64,7 @@ func TestWatch(t *testing.T) {
 	stop()
 	go io.Copy(io.Discard, r) // it may be about to say more
 	if err := <-ended; err == nil {
-		t.Error("watch has ended by itself")
+		t.Error("watch ended before it was cancelled")
 	}
 	cancel()
 	if err := <-ended; err != nil {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What inet_diag(7) sends and answers: linux/sock_diag.h and linux/inet_diag.h.
+// Structures of inet_diag(7): linux/sock_diag.h and linux/inet_diag.h.
 const (
 	sockDiagByFamily = 20
 	requestLen       = 56 // inet_diag_req_v2
@@ -18,22 +18,21 @@ const (
 	stateListen      = 10 // TCP_LISTEN
 )
 
-// An owner is what the kernel knows of a local TCP socket.
+// An owner is the owner of a local TCP socket.
 type owner struct {
 	uid    uint32
 	inode  uint32 // 0: no process has it any longer
 	cgroup uint64 // 0: unknown
 }
 
-// ownerOf asks the kernel who owns the local socket at one end of a connection. It fails if no such socket is in this network
-// namespace.
+// ownerOf returns the owner of the local socket at one end of a connection. It fails if this network namespace has no such socket.
 func ownerOf(local, remote netip.AddrPort) (owner, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {
 		return owner{}, err
 	}
 	defer unix.Close(fd)
-	// The kernel answers within the send; the limit is for a kernel that does not answer.
+	// The kernel answers within the send; the timeout is for a kernel that does not.
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 100_000}); err != nil {
 		return owner{}, err
 	}
@@ -57,7 +56,7 @@ func ownerOf(local, remote netip.AddrPort) (owner, error) {
 	return owner{}, errors.New("no such socket")
 }
 
-// question makes the request for one socket.
+// question encodes the request for one socket.
 func question(local, remote netip.AddrPort) []byte {
 	b := make([]byte, unix.NLMSG_HDRLEN+requestLen)
 	binary.NativeEndian.PutUint32(b[0:], uint32(len(b)))
@@ -79,7 +78,7 @@ func question(local, remote netip.AddrPort) []byte {
 	return b
 }
 
-// parseOwner reads the answer.
+// parseOwner decodes the answer.
 func parseOwner(b []byte) (owner, error) {
 	if len(b) < answerLen {
 		return owner{}, errors.New("short answer")

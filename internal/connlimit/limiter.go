@@ -14,8 +14,8 @@ type Limits struct {
 	WaitingPerClient int // of one client
 }
 
-// An Identify function names the client at the other end of a connection. An empty name is a client that the kernel does not
-// show: each of its connections counts as a client of its own. With an error the connection is closed.
+// An Identify function names the client of a connection. If the name is empty, each of the client's connections counts as another
+// client. The connection is closed after an error.
 type Identify func(net.Conn) (client string, err error)
 
 // A Limiter counts the connections of one server, on all of its listeners.
@@ -30,7 +30,7 @@ type Limiter struct {
 	unnamed uint64 // clients without a name so far
 }
 
-// A client has connections, or it is not in the table.
+// A client has served or waiting connections; others are not in the table.
 type client struct {
 	name   string
 	served int
@@ -57,7 +57,7 @@ func (m *Limiter) take(l *Listener, raw net.Conn) {
 	}
 }
 
-// place does so, and returns what has to be closed: the connection, another one, or nil.
+// place serves a connection or puts it in line. It returns the connection to close: the new one, another one, or nil.
 func (m *Limiter) place(l *Listener, raw net.Conn, name string) (refused net.Conn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -98,7 +98,7 @@ func (m *Limiter) serveLocked(c *client, conn *Conn) {
 	conn.listener.changed.Signal()
 }
 
-// shortenLocked takes the newest connection out of the longest line, and returns it to be closed.
+// shortenLocked removes the newest connection from the longest line, and returns it.
 func (m *Limiter) shortenLocked() net.Conn {
 	var longest *client
 	for _, c := range m.clients {
@@ -122,7 +122,7 @@ func (m *Limiter) forgetLocked(c *client) {
 	}
 }
 
-// release makes room when a served connection of c has been closed.
+// release serves waiting connections when a served connection of c has been closed.
 func (m *Limiter) release(c *client) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -132,7 +132,7 @@ func (m *Limiter) release(c *client) {
 	m.forgetLocked(c)
 }
 
-// advanceLocked serves those in line for whom there is room.
+// advanceLocked serves waiting connections within the limits.
 func (m *Limiter) advanceLocked() {
 	for m.waiting > 0 && m.served < m.limits.Served {
 		next := m.nextLocked()
@@ -147,7 +147,7 @@ func (m *Limiter) advanceLocked() {
 	}
 }
 
-// nextLocked returns the waiting client with the fewest served connections; nil if all of them have as many as they may.
+// nextLocked returns the waiting client with the fewest served connections; nil if all clients are at their limit.
 func (m *Limiter) nextLocked() *client {
 	var next *client
 	for _, c := range m.clients {
@@ -158,7 +158,7 @@ func (m *Limiter) nextLocked() *client {
 	return next
 }
 
-// leaveLocked takes the connections of a listener that ends out of the lines, and returns them to be closed.
+// leaveLocked removes the connections of an ending listener from the lines, and returns them.
 func (m *Limiter) leaveLocked(l *Listener) (left []*Conn) {
 	for _, c := range m.clients {
 		kept := c.line[:0]

@@ -92,7 +92,7 @@ func (r *harness) accept(want string) net.Conn {
 	return conn
 }
 
-// has compares the numbers of connections.
+// has compares the counts of connections.
 func (r *harness) has(served, waiting int) {
 	r.t.Helper()
 	r.limiter.mu.Lock()
@@ -151,7 +151,7 @@ func TestLimiter_SumReached_FewestComesFirst(t *testing.T) {
 	r.has(3, 3)
 }
 
-// Where the line is full, the client that holds most of it gives way.
+// If the line is full, the limiter closes a connection of the client with the most places in it.
 func TestLimiter_LineFull_LongestGivesWay(t *testing.T) {
 	r := newRig(t, Limits{Served: 1, ServedPerClient: 1, Waiting: 3, WaitingPerClient: 3})
 	holder := r.start()
@@ -177,7 +177,7 @@ func (r *harness) dialBeyond(client string, loser net.Conn) net.Conn {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() { conn.Close() })
-	plugintest.Eventually(r.t, "a connection gives way", func() bool { return closed(loser) })
+	plugintest.Eventually(r.t, "a waiting connection is closed", func() bool { return closed(loser) })
 	return conn
 }
 

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A Listener hands over the connections of another listener as its Limiter allows.
+// A Listener hands over another listener's connections as its Limiter allows.
 type Listener struct {
 	net.Listener
 	limiter *Limiter
@@ -24,7 +24,7 @@ const (
 	lastPause  = time.Second
 )
 
-// Listener returns a Listener over l. It starts nothing before the first Accept.
+// Listener returns a Listener over l. It starts with the first Accept.
 func (m *Limiter) Listener(l net.Listener) *Listener {
 	return &Listener{Listener: l, limiter: m, closed: make(chan struct{}), changed: sync.NewCond(&m.mu)}
 }
@@ -74,7 +74,7 @@ func (l *Listener) fail(err error) {
 	}
 }
 
-// receive accepts connections until the listener is closed or broken. A shortage of descriptors passes.
+// receive accepts connections until the listener is closed or fails. It waits out a shortage of descriptors.
 func (l *Listener) receive() {
 	pause := firstPause
 	for {
@@ -121,7 +121,7 @@ func (c *Conn) Client() string { return c.client }
 // NetConn returns the connection itself.
 func (c *Conn) NetConn() net.Conn { return c.Conn }
 
-// Close closes the connection, and makes room for another one.
+// Close closes the connection, so that another one can be served.
 func (c *Conn) Close() error {
 	err := c.Conn.Close()
 	c.release()

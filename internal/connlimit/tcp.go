@@ -9,12 +9,10 @@ import (
 
 var errGone = errors.New("the client has closed the connection already")
 
-// TCPClient names the client at the other end of a TCP connection.
-//
-// On the same host (and in the same network namespace) that is the user who owns the other socket: all of 127.0.0.0/8 is any
-// local user's, so an address there says nothing. The cgroup distinguishes processes of root, since containers in the
-// host's network may run as root; other users may make cgroups of their own. From elsewhere it is the IPv4 address, or the
-// first 64 bits of the IPv6 address.
+// TCPClient names the client of a TCP connection. On the same host and in the same network namespace that is the user of the other
+// socket: every local user can use all addresses of 127.0.0.0/8. Processes of root are distinguished by cgroup, since containers in
+// the host's network may run as root; other users could create cgroups. For other hosts it is the IPv4 address, or the first 64
+// bits of the IPv6 address.
 func TCPClient(conn net.Conn) (string, error) {
 	theirs, err := netip.ParseAddrPort(conn.RemoteAddr().String())
 	if err != nil {
@@ -38,7 +36,7 @@ func TCPClient(conn net.Conn) (string, error) {
 	return fmt.Sprintf("user %d", owner.uid), nil
 }
 
-// network returns the part of an address that one client has for itself.
+// network returns the part of an address that belongs to one client.
 func network(a netip.Addr) string {
 	if a.Is4() {
 		return a.String()

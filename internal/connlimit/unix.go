@@ -17,9 +17,9 @@ import (
 // pidFS is the type of the file system of pidfds: since Linux 6.9 the inode of a pidfd names its process.
 const pidFS = 0x50494446
 
-// UnixClient names the pod whose process has dialled a unix socket, since processes of a container may fork, or another process. All
-// processes that have ended since are one client: what they dialled another process may use. A process outside the daemon's PID
-// namespace has no ID there: it is known by its pidfd where the kernel has that (Linux 6.9), and else not at all.
+// UnixClient names the client of a unix socket: the pod of the process, since processes of a container may fork, or else the
+// process. All processes that have ended are one client, since other processes may use their connections. A process outside the
+// daemon's PID namespace has no ID there: its pidfd names it from Linux 6.9 on, and nothing before.
 func UnixClient(conn net.Conn) (string, error) {
 	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		conn = wrapped.NetConn()
@@ -60,11 +60,11 @@ func processOf(pid int) string {
 	return "process " + strconv.Itoa(pid)
 }
 
-// podCgroup is the cgroup of a pod, as the kubelet names it with either cgroup driver. It must be at the kubelet's place at the root: a
-// user may make cgroups of such a name in those that systemd delegates.
+// podCgroup matches a pod's cgroup, as the kubelet names it with either cgroup driver. It has to be at the kubelet's place at the
+// root, since users may create cgroups of such a name in those that systemd delegates.
 var podCgroup = regexp.MustCompile(`^/(?:\.\./)*kubepods(?:\.slice)?/(?:[^/]+/)?(?:kubepods[a-z-]*-)?pod([0-9A-Za-z_-]+)(?:\.slice)?(?:/|$)`)
 
-// podOf returns the UID of the pod whose cgroup a process is in, by its /proc/PID/cgroup; empty: it is in none.
+// podOf returns the UID of the pod in a /proc/PID/cgroup, or an empty one.
 func podOf(cgroups string) string {
 	for line := range strings.Lines(cgroups) {
 		_, path, _ := strings.Cut(line, ":")
@@ -76,7 +76,7 @@ func podOf(cgroups string) string {
 	return ""
 }
 
-// processBehind names the process at the other end of a socket by its pidfd; empty where the kernel does not.
+// processBehind names the process at the other end of a socket by its pidfd; empty if the kernel has none.
 func processBehind(socket int) string {
 	fd, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/history"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/nodestatus"
 	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/pluginrules"
@@ -37,6 +38,7 @@ import (
 // call finds complete data. The components end in reverse order, and the state file is closed last.
 func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	kube.RouteLogs(log)
+	nri.RouteLogs(log)
 	logFor := func(name string) *slog.Logger { return log.With("component", name) }
 	metrics := newMetrics()
 
@@ -70,10 +72,8 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Rules: allowed, Enforce: c.Plugins.Rules == config.Enforce, Notifier: notifier, Log: logFor("pluginrules"), Metrics: metrics,
 	})
 	for _, r := range known.Pods {
-		for _, as := range r.Assignments {
-			for _, s := range as.Shares {
-				rules.Granted(s.Resource, s.IDs, s.Grant)
-			}
+		for _, s := range device.Shares(r.Assignments) {
+			rules.Granted(s.Resource, s.IDs, s.Grant)
 		}
 	}
 	plugins := registry.New(registry.Config{
@@ -171,13 +171,10 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Socket: c.Admin.Socket, Version: version.Get().Version, Node: c.NodeName,
 		View: devices, Allocator: devices, Plugins: plugins, Rules: rules, History: recorder, Actions: historyFile, StateFile: stateFile, HistoryFile: historyFile,
 		Components: func() []admin.Component {
-			all := make([]admin.Component, len(components))
-			for i, p := range components {
-				all[i] = admin.Component{Name: p.name, Err: p.check()}
-			}
-			return all
+			return lists.Map(components, func(p component) admin.Component { return admin.Component{Name: p.name, Err: p.check()} })
 		},
 		NotRedirected: runtime.NotRedirected,
+		Runtime:       runtime.Runtime,
 		Log:           logFor("admin"),
 	}
 	if api != nil {
@@ -193,7 +190,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	if err := plugins.Listen(); err != nil {
 		return err
 	}
-	status := statuspage.New(statuspage.Config{Source: adminServer.Reader(), Log: logFor("page")})
+	status := statuspage.New(statuspage.Config{Source: adminServer, Log: logFor("page")})
 	web := newWeb(c.Metrics.Listen, namesOf(c), metrics, components, status.Mount, logFor("web"))
 	log.Info("devmgrd started", "version", version.Get().Version, "node", c.NodeName, "plugins", c.Plugins.SocketDir,
 		"pods", len(known.Pods), "resources", len(known.Plugins))

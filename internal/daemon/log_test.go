@@ -10,7 +10,7 @@ import (
 	"github.com/devmgrd/devmgrd/config"
 )
 
-func TestTheLogIsWrittenInFull(t *testing.T) {
+func TestLog_AllLines_AreWritten(t *testing.T) {
 	for format, want := range map[string]string{"text": "msg=hello n=999", "json": `"msg":"hello","n":999`} {
 		var out bytes.Buffer
 		log, end := NewLog(config.Log{Level: "info", Format: format}, &out)
@@ -28,7 +28,7 @@ func TestTheLogIsWrittenInFull(t *testing.T) {
 }
 
 // Who reads the log may stop reading. The daemon goes on, and says later what was lost.
-func TestALogThatNobodyReadsHoldsUpNobody(t *testing.T) {
+func TestLog_UnreadPipe_DelaysNoCaller(t *testing.T) {
 	read, write := io.Pipe()
 	log, end := NewLog(config.Log{Level: "info", Format: "text"}, write)
 	for i := range 2 * backlog {

@@ -27,11 +27,8 @@ type notifier interface {
 	Run(context.Context) error
 }
 
-// newNotifier returns the notifier for an API server, or one that does nothing if api is nil.
+// newNotifier returns a notifier. If api is nil, it drops events and evictions.
 func newNotifier(c config.Config, api kube.Client, log *slog.Logger) notifier {
-	if api == nil {
-		return noopNotifier{}
-	}
 	return &podNotifier{Events: pods.NewEvents(c.NodeName, api), Evictions: pods.NewEvictions(api, log), missing: c.Health.OnMissingDevices, failure: c.Health.OnDeviceFailure}
 }
 
@@ -82,24 +79,4 @@ func (o *podNotifier) evictIfConfigured(pod device.Pod, why string, still func()
 	if o.missing == config.Evict {
 		o.Evict(pod, why, still)
 	}
-}
-
-// noopNotifier is the notifier without an API server: the log has to suffice.
-type noopNotifier struct{}
-
-func (noopNotifier) Waiting(device.Pod, device.Wait)                                       {}
-func (noopNotifier) Assigned(device.Pod, []device.Assignment)                              {}
-func (noopNotifier) StartedWithoutDevices(device.Pod, string, func() bool)                 {}
-func (noopNotifier) NotRedirected(device.Pod, string, func() bool)                         {}
-func (noopNotifier) Contradiction(device.Pod, string, []string)                            {}
-func (noopNotifier) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
-func (noopNotifier) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
-func (noopNotifier) Evict(device.Pod, string, func() bool)                                 {}
-func (noopNotifier) Contested(device.ResourceName)                                         {}
-func (noopNotifier) NotStarted(device.Pod, string, int, string)                            {}
-func (noopNotifier) NotSynchronized(string)                                                {}
-func (noopNotifier) NotAllowed(device.Pod, string)                                         {}
-func (noopNotifier) Run(ctx context.Context) error {
-	<-ctx.Done()
-	return nil
 }

@@ -14,8 +14,8 @@ import (
 // handedDir is where the process of TestHandedChild looks for its socket.
 const handedDir = "TEST_HANDED_DIR"
 
-// TestHandedChild is no test but a process that systemd would have started: it says what it has been handed, and serves
-// whoever was queued before it began.
+// TestHandedChild is no test but a process as systemd starts it: it prints the sockets that it inherited, and serves the
+// connections that were queued before it began.
 func TestHandedChild(t *testing.T) {
 	dir := os.Getenv(handedDir)
 	if dir == "" {
@@ -37,7 +37,7 @@ func TestHandedChild(t *testing.T) {
 	}
 }
 
-// systemd makes the socket and keeps it over restarts. Whoever dials meanwhile is served by the next one of us.
+// systemd makes the socket and keeps it over restarts. The next devmgrd serves the connections that were made meanwhile.
 func TestSocketFromSystemd(t *testing.T) {
 	for name, test := range map[string]struct {
 		file, says string

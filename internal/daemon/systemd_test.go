@@ -16,8 +16,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// listen stands for systemd with a watchdog. The function that it gives reads what is said next, "" if nothing is in time.
-func listen(t *testing.T) (said func(limit time.Duration) string) {
+// listen stands for systemd with a watchdog. The returned function reads the next message, or "" if none arrives in time.
+func listen(t *testing.T) (next func(limit time.Duration) string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "notify")
 	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -41,9 +41,9 @@ func listen(t *testing.T) (said func(limit time.Duration) string) {
 	}
 }
 
-// What systemd is told, and when: ready once the runtime has been met, then beats for as long as the allocator answers.
-func TestWhatSystemdIsTold(t *testing.T) {
-	said := listen(t)
+// devmgrd reports ready to systemd once it is synchronized with the runtime, and then beats for as long as the allocator answers.
+func TestSystemd_ReadyBeatsStopping(t *testing.T) {
+	next := listen(t)
 	ctx, stop := context.WithCancel(t.Context())
 	met, ended := make(chan struct{}), make(chan struct{})
 	var asked atomic.Int64
@@ -57,33 +57,33 @@ func TestWhatSystemdIsTold(t *testing.T) {
 			return nil
 		}, func() error { return nil }, slog.New(slog.DiscardHandler))
 	}()
-	if got := said(100 * time.Millisecond); got != "" {
-		t.Errorf("%q was said before the runtime was met", got)
+	if got := next(100 * time.Millisecond); got != "" {
+		t.Errorf("systemd got %q before devmgrd was synchronized with the runtime", got)
 	}
 	close(met)
 	for _, want := range []string{"READY=1", "WATCHDOG=1", "WATCHDOG=1"} {
-		if got := said(10 * time.Second); got != want {
-			t.Errorf("%q was said, want %q", got, want)
+		if got := next(10 * time.Second); got != want {
+			t.Errorf("systemd got %q, want %q", got, want)
 		}
 	}
-	if got := said(200 * time.Millisecond); got != "" {
-		t.Errorf("%q was said while the allocator hangs", got)
+	if got := next(200 * time.Millisecond); got != "" {
+		t.Errorf("systemd got %q while the allocator hangs", got)
 	}
 	stop()
 	close(hang)
 	for {
-		if got := said(10 * time.Second); got == "STOPPING=1" {
+		if got := next(10 * time.Second); got == "STOPPING=1" {
 			break
 		} else if got != "WATCHDOG=1" {
-			t.Fatalf("%q was said at the end, want STOPPING=1", got)
+			t.Fatalf("systemd got %q at the end, want STOPPING=1", got)
 		}
 	}
 	<-ended
 }
 
-// While a hook hangs systemd is told nothing, so that it starts the daemon again.
-func TestTheWatchdogIsNotFedWhileAHookHangs(t *testing.T) {
-	said := listen(t)
+// While a hook hangs devmgrd sends no beat, so that systemd restarts it.
+func TestSystemd_HungHook_StopsTheBeat(t *testing.T) {
+	next := listen(t)
 	ctx, stop := context.WithCancel(t.Context())
 	met, ended := make(chan struct{}), make(chan struct{})
 	close(met)
@@ -99,15 +99,15 @@ func TestTheWatchdogIsNotFedWhileAHookHangs(t *testing.T) {
 			return nil
 		}, slog.New(slog.NewTextHandler(log, nil)))
 	}()
-	if got := said(10 * time.Second); got != "READY=1" {
-		t.Errorf("%q was said, want READY=1", got)
+	if got := next(10 * time.Second); got != "READY=1" {
+		t.Errorf("systemd got %q, want READY=1", got)
 	}
-	if got := said(200 * time.Millisecond); got != "" {
-		t.Errorf("%q was said while a hook hangs", got)
+	if got := next(200 * time.Millisecond); got != "" {
+		t.Errorf("systemd got %q while a hook hangs", got)
 	}
 	hangs.Store(false)
-	if got := said(10 * time.Second); got != "WATCHDOG=1" {
-		t.Errorf("%q was said after it had ended, want WATCHDOG=1", got)
+	if got := next(10 * time.Second); got != "WATCHDOG=1" {
+		t.Errorf("systemd got %q after the hook had ended, want WATCHDOG=1", got)
 	}
 	stop()
 	<-ended

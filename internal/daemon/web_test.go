@@ -38,7 +38,7 @@ func (l *lines) count(part string) int {
 
 func nothing(*http.ServeMux) {}
 
-// runWeb runs w; what it gives ends it and returns its error.
+// runWeb runs w. The returned function ends it and returns its error.
 func runWeb(t *testing.T, w *web) (end func() error) {
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -48,7 +48,7 @@ func runWeb(t *testing.T, w *web) (end func() error) {
 	return end
 }
 
-// get fetches a page; status 0 if nobody answers.
+// get fetches a page; its status is 0 if no server answers.
 func get(address, path string) (status int, body string) {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	r, err := client.Get("http://" + address + path)
@@ -101,7 +101,7 @@ func TestWebIsOff(t *testing.T) {
 	}
 }
 
-// An address that is taken is told once, and taken when it is free.
+// An address in use is logged once, and taken when it is free.
 func TestWebWaitsForItsAddress(t *testing.T) {
 	theirs, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -143,7 +143,7 @@ func TestWebListensAgain(t *testing.T) {
 		plugintest.Eventually(t, "it serves", func() bool { status, _ := get(l.Addr().String(), "/healthz"); return status == http.StatusOK })
 		l.Close()
 	}
-	plugintest.Eventually(t, "both failures are told", func() bool { return log.count("level=ERROR") == 2 })
+	plugintest.Eventually(t, "both failures are logged", func() bool { return log.count("level=ERROR") == 2 })
 	if err := end(); err != nil { // while it waits
 		t.Errorf("run: %v", err)
 	}

@@ -1,6 +1,11 @@
 package device
 
-import "time"
+import (
+	"cmp"
+	"iter"
+	"slices"
+	"time"
+)
 
 // A Grant is a plugin's answer to an allocation: the changes to a container that let it use its devices.
 type Grant struct {
@@ -59,6 +64,19 @@ type Assignment struct {
 	Imported time.Time `json:"imported,omitzero"`
 }
 
+// Shares yields the shares of assignments, each with its container.
+func Shares(all []Assignment) iter.Seq2[Container, Share] {
+	return func(yield func(Container, Share) bool) {
+		for _, as := range all {
+			for _, s := range as.Shares {
+				if !yield(as.Container, s) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // A Choice is a proposal of devices for one container, without a hold.
 type Choice map[ResourceName][]ID
 
@@ -66,4 +84,39 @@ type Choice map[ResourceName][]ID
 type PodRecord struct {
 	Demand      PodDemand    `json:"demand"`
 	Assignments []Assignment `json:"assignments,omitempty"`
+}
+
+// A Conflict is a device that the state file assigns to several pods.
+type Conflict struct {
+	Resource ResourceName
+	ID       ID
+	Pods     []Pod // in the order of the records
+}
+
+// Conflicts returns the devices that records assign to several pods, ordered by resource and ID. The cause is a commit that
+// failed and is in the file all the same. Containers of one pod may share a device.
+func Conflicts(records []PodRecord) []Conflict {
+	type key struct {
+		ResourceName
+		ID
+	}
+	pods := map[key][]Pod{}
+	for _, r := range records {
+		for _, s := range Shares(r.Assignments) {
+			for _, id := range s.IDs {
+				k := key{s.Resource, id}
+				if has := pods[k]; len(has) == 0 || has[len(has)-1].UID != r.Demand.Pod.UID {
+					pods[k] = append(has, r.Demand.Pod)
+				}
+			}
+		}
+	}
+	var all []Conflict
+	for k, has := range pods {
+		if len(has) > 1 {
+			all = append(all, Conflict{k.ResourceName, k.ID, has})
+		}
+	}
+	slices.SortFunc(all, func(a, b Conflict) int { return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.ID, b.ID)) })
+	return all
 }

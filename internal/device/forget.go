@@ -3,6 +3,8 @@ package device
 import (
 	"fmt"
 	"strings"
+
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // An InUseError reports why a resource cannot be forgotten: a Serving plugin, or Pods that have or request its devices.
@@ -19,15 +21,11 @@ func (e *InUseError) Error() string {
 	if e.Serving {
 		return fmt.Sprintf("%s is in use: its device plugin is serving; stop the plugin first", e.Resource)
 	}
-	names := make([]string, min(len(e.Pods), maxNamed))
-	for i := range names {
-		if names[i] = e.Pods[i].String(); e.Pods[i].Name == "" {
-			names[i] = "a pod with UID " + string(e.Pods[i].UID)
+	names := lists.Map(e.Pods, func(p Pod) string {
+		if p.Name == "" {
+			return "a pod with UID " + string(p.UID)
 		}
-	}
-	more := ""
-	if len(e.Pods) > maxNamed {
-		more = fmt.Sprintf(" and %d more", len(e.Pods)-maxNamed)
-	}
-	return fmt.Sprintf("%s is in use by %s%s: pods that hold or request its devices must end first", e.Resource, strings.Join(names, ", "), more)
+		return p.String()
+	})
+	return fmt.Sprintf("%s is in use by %s: pods that hold or request its devices must end first", e.Resource, strings.Join(lists.First(names, maxNamed), ", "))
 }

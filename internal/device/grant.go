@@ -17,7 +17,7 @@ func (g Grant) Check() error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(g.Env)) {
 		if err := checkVariable(name, g.Env[name]); err != nil {
-			return fmt.Errorf("envs[%q]: %w", clip(name), err)
+			return fmt.Errorf("envs[%q]: %w", Clip(name), err)
 		}
 	}
 	for i, m := range g.Mounts {
@@ -32,12 +32,12 @@ func (g Grant) Check() error {
 	}
 	for i, name := range g.CDI {
 		if !qualified(name) {
-			return fmt.Errorf("cdi_devices[%d]: name %q is not of the form vendor.example/class=name", i, clip(name))
+			return fmt.Errorf("cdi_devices[%d]: name %q is not of the form vendor.example/class=name", i, Clip(name))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(g.Annotations)) {
 		if name == "" || strings.ContainsRune(name+g.Annotations[name], 0) {
-			return fmt.Errorf("annotations[%q]: the name is empty, or the name or value contains NUL", clip(name))
+			return fmt.Errorf("annotations[%q]: the name is empty, or the name or value contains NUL", Clip(name))
 		}
 	}
 	return nil
@@ -66,14 +66,14 @@ func (n Node) check() error {
 	}
 	// Without permissions the container would have the node, but the kernel would refuse access.
 	if n.Permissions == "" || strings.Trim(n.Permissions, "rwm") != "" {
-		return fmt.Errorf("permissions %q are not one or more of r, w and m", clip(n.Permissions))
+		return fmt.Errorf("permissions %q are not one or more of r, w and m", Clip(n.Permissions))
 	}
 	return nil
 }
 
 func absolute(field, path string) error {
 	if !strings.HasPrefix(path, "/") || strings.ContainsRune(path, 0) {
-		return fmt.Errorf("%s %q is not an absolute path", field, clip(path))
+		return fmt.Errorf("%s %q is not an absolute path", field, Clip(path))
 	}
 	return nil
 }
@@ -83,4 +83,35 @@ func qualified(name string) bool {
 	kind, dev, ok := strings.Cut(name, "=")
 	vendor, class, slash := strings.Cut(kind, "/")
 	return ok && slash && vendor != "" && class != "" && dev != "" && !strings.ContainsRune(name, 0)
+}
+
+// steering are the prefixes of annotations by which a container's specification controls the runtime, the OCI runtime or the
+// virtual machine around it: binaries and configuration files on the host, properties of systemd units, CRI's own records.
+// containerd and CRI-O let a pod set them only where their configuration names them; annotations through NRI bypass that
+// check.
+var steering = []string{
+	"com.github.containers.virtcontainers.", "dev.gvisor.", "devmgrd.io/", "io.containerd.", "io.katacontainers.", "io.kubernetes.cri",
+	"org.criu.", "org.systemd.property.", "run.oci.",
+}
+
+// CheckSteering returns an error if the grant has an annotation that steers the runtime and is not allowed. allowed are keys,
+// and prefixes of keys followed by an asterisk.
+func (g Grant) CheckSteering(allowed []string) error {
+	for _, key := range slices.Sorted(maps.Keys(g.Annotations)) {
+		if begins(key, steering) && !slices.ContainsFunc(allowed, func(pattern string) bool { return matches(pattern, key) }) {
+			return fmt.Errorf("annotations[%q]: it steers the container runtime; to allow it, add it to plugins.allowedAnnotations", Clip(key))
+		}
+	}
+	return nil
+}
+
+func begins(key string, all []string) bool {
+	return slices.ContainsFunc(all, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
+}
+
+func matches(pattern, key string) bool {
+	if prefix, open := strings.CutSuffix(pattern, "*"); open {
+		return strings.HasPrefix(key, prefix)
+	}
+	return pattern == key
 }

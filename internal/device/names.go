@@ -43,7 +43,7 @@ const (
 // names the invalid part and shows a valid name.
 func ParseResourceName(s string) (ResourceName, error) {
 	bad := func(why string) (ResourceName, error) {
-		return "", fmt.Errorf("resource name %q: %s; an extended resource is named like vendor.example/gpu", clip(s), why)
+		return "", fmt.Errorf("resource name %q: %s; an extended resource is named like vendor.example/gpu", Clip(s), why)
 	}
 	domain, name, ok := strings.Cut(s, "/")
 	switch {
@@ -95,10 +95,14 @@ func validName(s string) bool {
 func lowerOrDigit(c byte) bool { return 'a' <= c && c <= 'z' || '0' <= c && c <= '9' }
 func alphanumeric(c byte) bool { return lowerOrDigit(c) || 'A' <= c && c <= 'Z' }
 
-// clip shortens a peer's text for a message.
-func clip(s string) string {
-	if len(s) > 300 {
-		return s[:300] + "..."
+// Clip cuts a peer's text to a length for a message.
+func Clip(s string) string { return ClipTo(s, 300) }
+
+// ClipTo cuts a text to at most that many bytes.
+func ClipTo(s string, most int) string {
+	const more = " ..."
+	if len(s) <= most {
+		return s
 	}
-	return s
+	return strings.ToValidUTF8(s[:most-len(more)], "") + more
 }

@@ -52,7 +52,7 @@ func (g Grant) largest() (field string, size int) {
 	}
 	texts := func(field string, all map[string]string) {
 		for k, v := range all {
-			see(entrySize+len(k)+len(v), func() string { return fmt.Sprintf("%s[%q]", field, clip(k)) })
+			see(entrySize+len(k)+len(v), func() string { return fmt.Sprintf("%s[%q]", field, Clip(k)) })
 		}
 	}
 	texts("envs", g.Env)

@@ -95,28 +95,11 @@ func weight(c device.Change) int {
 }
 
 func weightOf(all []device.Assignment) int {
-	n := 0
-	for _, as := range all {
-		n += 128
-		for _, s := range as.Shares {
-			n += 256 + 24*len(s.Near)
-			for _, id := range s.IDs {
-				n += 16 + len(id)
-			}
-			for _, env := range []map[string]string{s.Grant.Env, s.Grant.Annotations} {
-				for k, v := range env {
-					n += 64 + len(k) + len(v)
-				}
-			}
-			for _, m := range s.Grant.Mounts {
-				n += 64 + len(m.ContainerPath) + len(m.HostPath)
-			}
-			for _, d := range s.Grant.Nodes {
-				n += 64 + len(d.ContainerPath) + len(d.HostPath)
-			}
-			for _, name := range s.Grant.CDI {
-				n += 16 + len(name)
-			}
+	n := 128 * len(all)
+	for _, s := range device.Shares(all) {
+		n += 256 + 24*len(s.Near) + s.Grant.Size()
+		for _, id := range s.IDs {
+			n += 16 + len(id)
 		}
 	}
 	return n

@@ -91,12 +91,10 @@ func (r *Recorder) Run(ctx context.Context) error {
 		} else {
 			pause = max(batch, again.Next())
 		}
-		timer := time.NewTimer(pause)
 		select {
-		case <-timer.C:
+		case <-time.After(pause):
 		case <-ctx.Done():
 		}
-		timer.Stop()
 		if ctx.Err() != nil {
 			_ = r.update()
 			return nil

@@ -143,7 +143,7 @@ func (r *harness) holds(d device.PodDemand) bool {
 	return false
 }
 
-// tells fails unless the recorder tells these spans: pod, devices, and "open", "ended" or "noticed"; "late" is one of which nobody
+// tells fails unless the recorder tells these spans: pod, devices, and "open", "ended" or "noticed"; "late" is one of which no one
 // saw the beginning.
 func (r *harness) tells(want ...string) []device.Span {
 	r.Helper()
@@ -180,7 +180,7 @@ func (r *harness) tells(want ...string) []device.Span {
 	return all
 }
 
-// Who has what is told at once, with its times, and again after a restart.
+// Assignments are recorded at once, with their times, and are there after a restart.
 func TestAssignedAndReleased(t *testing.T) {
 	r := start(t, 3)
 	before := time.Now()
@@ -237,7 +237,7 @@ func TestRestartWithTheSameHolder(t *testing.T) {
 	r.tells("p d000 ended")
 }
 
-// What has become of spans while nobody looked has the time at which it was noticed.
+// Spans that ended unobserved have the time at which that was noticed.
 func TestRestartWithAnotherHolder(t *testing.T) {
 	r := start(t, 2)
 	a, b := r.Settle(t, allocatortest.Pod("a", gpu, 1)), r.Settle(t, allocatortest.Pod("b", gpu, 1))
@@ -430,7 +430,7 @@ func TestBounds(t *testing.T) {
 			}
 			// Until there is something new nothing is written, but what is too old is not told either.
 			if all, err := r.recorder.Spans(time.Time{}); err != nil || len(all) != c.kept+1 || all[len(all)-1].Pod.Name != "new" {
-				t.Errorf("%d are told, %v", len(all), err)
+				t.Errorf("%d are recorded, %v", len(all), err)
 			}
 		})
 	}

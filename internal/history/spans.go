@@ -33,7 +33,7 @@ func newSpans(known []device.Span) spans {
 }
 
 // adopt adds the history file's open spans, and reports whether some were new. Of two spans of one part the earlier ends when
-// the later begins: the history file was unreadable at the start, or an older devmgrd kept spans of its own.
+// the later begins: the history file was unreadable at the start.
 func (s *spans) adopt(open []device.Span) (some bool) {
 	for _, k := range open {
 		if s.inside[k.Number] {
@@ -83,7 +83,7 @@ func (s *spans) show(h *device.PodAllocation, at time.Time, late bool) {
 	for _, p := range slices.SortedFunc(maps.Keys(holds), func(a, b part) int {
 		return cmp.Or(cmp.Compare(a.container, b.container), cmp.Compare(a.resource, b.resource))
 	}) {
-		// Also above the numbers from before a restart, which may not have been read yet.
+		// Also above those from before a restart, which may not have been read yet.
 		s.last = max(s.last+1, uint64(max(at.UnixNano(), 0)))
 		span := device.Span{Number: s.last, Pod: h.Pod, Container: p.container, Resource: p.resource, IDs: holds[p], From: at, FromApprox: late}
 		mine[p], s.fresh[span.Number] = span, span

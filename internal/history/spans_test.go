@@ -24,7 +24,7 @@ func TestWhatIsNotWrittenIsBoundedToo(t *testing.T) {
 	}
 	save, forget := s.due()
 	if len(save) != MaxEnded+1 || len(forget) != 1 || forget[0].Number != known.Number {
-		t.Errorf("%d are to be saved and %v forgotten", len(save), forget)
+		t.Errorf("%d must be saved and %v forgotten", len(save), forget)
 	}
 	if len(s.open) != 0 || len(s.ended) != MaxEnded {
 		t.Errorf("%d are open, %d have ended", len(s.open), len(s.ended))

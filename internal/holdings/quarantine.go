@@ -21,11 +21,8 @@ func (x Index) of(t *Table, pod device.PodUID, r device.ResourceName) map[device
 	ids, known := x[key]
 	if !known {
 		ids = map[device.ID]bool{}
-		for _, as := range t.allocator.Assigned(pod) {
-			for _, s := range as.Shares {
-				if s.Resource != r {
-					continue
-				}
+		for _, s := range device.Shares(t.allocator.Assigned(pod)) {
+			if s.Resource == r {
 				for _, id := range s.IDs {
 					ids[id] = true
 				}
@@ -38,14 +35,9 @@ func (x Index) of(t *Table, pod device.PodUID, r device.ResourceName) map[device
 
 // Granted returns the devices of a resource that a container has been assigned.
 func (t *Table) Granted(c device.Container, r device.ResourceName) []device.ID {
-	for _, as := range t.allocator.Assigned(c.Pod) {
-		if as.Container.Name != c.Name {
-			continue
-		}
-		for _, s := range as.Shares {
-			if s.Resource == r {
-				return s.IDs
-			}
+	for container, s := range device.Shares(t.allocator.Assigned(c.Pod)) {
+		if container.Name == c.Name && s.Resource == r {
+			return s.IDs
 		}
 	}
 	return nil

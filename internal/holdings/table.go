@@ -42,10 +42,8 @@ type Hold map[device.ResourceName][]device.ID
 // HoldOf returns the devices of assignments.
 func HoldOf(all []device.Assignment) Hold {
 	h := Hold{}
-	for _, as := range all {
-		for _, s := range as.Shares {
-			h[s.Resource] = append(h[s.Resource], s.IDs...)
-		}
+	for _, s := range device.Shares(all) {
+		h[s.Resource] = append(h[s.Resource], s.IDs...)
 	}
 	return h
 }
@@ -142,19 +140,17 @@ func (t *Table) UnlistedInUse(r device.ResourceName) map[device.ID]int64 {
 		}
 	}
 	for pod := range holders {
-		for _, as := range t.allocator.Assigned(pod) {
-			unused := t.allocator.Unused(pod, as.Container.Name)
-			for _, s := range as.Shares {
-				if s.Resource != r || s.At == 0 {
-					continue
+		for c, s := range device.Shares(t.allocator.Assigned(pod)) {
+			if s.Resource != r || s.At == 0 {
+				continue
+			}
+			unused := t.allocator.Unused(pod, c.Name)
+			for _, id := range s.IDs {
+				if _, unlisted := granted[id]; unlisted {
+					granted[id] = s.At
 				}
-				for _, id := range s.IDs {
-					if _, unlisted := granted[id]; unlisted {
-						granted[id] = s.At
-					}
-					if unused {
-						delete(granted, id)
-					}
+				if unused {
+					delete(granted, id)
 				}
 			}
 		}

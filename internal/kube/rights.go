@@ -2,7 +2,9 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,7 +24,11 @@ type Access struct {
 	Rights []Right
 	Node   bool         // the Node exists
 	Pods   []corev1.Pod // those bound to it
+	Policy string       // version of the API of mutating admission policies, or NoPolicy; empty: not known
 }
+
+// NoPolicy is the Policy of an API server without mutating admission policies: before Kubernetes 1.34, or with the beta switched off.
+const NoPolicy = "none"
 
 // probeName is the name of objects that do not exist.
 const probeName = "devmgrd-check"
@@ -87,8 +93,27 @@ func Rights(ctx context.Context, c Client, node string) (Access, error) {
 		}
 		a.Rights = append(a.Rights, Right{step.what, err})
 	}
-	a.Node, a.Pods = len(nodes.Items) > 0, pods.Items
+	a.Node, a.Pods, a.Policy = len(nodes.Items) > 0, pods.Items, policy(ctx, c)
 	return a, nil
+}
+
+// policy returns the newest version of the API of mutating admission policies, or NoPolicy; empty if the API server does not say.
+func policy(ctx context.Context, c Client) string {
+	for _, version := range []string{"v1", "v1beta1"} {
+		var served metav1.APIResourceList
+		text, err := c.Get().AbsPath("/apis/admissionregistration.k8s.io/" + version).Do(ctx).Raw()
+		if err == nil {
+			err = json.Unmarshal(text, &served)
+		}
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return ""
+		case slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Name == "mutatingadmissionpolicies" }):
+			return version
+		}
+	}
+	return NoPolicy
 }
 
 // ignoreMissing treats a missing object as a success: the API server checks rights first.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/store"
 	"github.com/devmgrd/devmgrd/internal/table"
@@ -26,10 +27,9 @@ func (n Node) Export() error {
 	if err := n.kubeletStopped(filepath.Dir(n.File)); err != nil {
 		return err
 	}
-	offered := make([]device.Inventory, len(books.Plugins))
-	for i, p := range books.Plugins {
-		offered[i] = device.Inventory{Resource: p.Resource, Devices: p.Devices}
-	}
+	offered := lists.Map(books.Plugins, func(p device.PluginRecord) device.Inventory {
+		return device.Inventory{Resource: p.Resource, Devices: p.Devices}
+	})
 	ours, err := checkpoint.FromState(books.Pods, offered)
 	if err != nil {
 		return err

@@ -115,12 +115,11 @@ func (n Node) save(file checkpoint.File, scene checkpoint.AdoptInput) (err error
 		return stopFirst(err)
 	}
 	defer func() { err = errors.Join(err, books.Close()) }()
-	if scene.Plugins, err = books.Plugins(); err != nil {
+	has, err := books.State()
+	if err != nil {
 		return err
 	}
-	if scene.Pods, err = books.Pods(); err != nil {
-		return err
-	}
+	scene.Plugins, scene.Pods = has.Plugins, has.Pods
 	plan := checkpoint.Adopt(file, scene)
 	if err := refused(plan); err != nil {
 		return err

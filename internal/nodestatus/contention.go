@@ -61,3 +61,39 @@ func (v *contention) contested() []device.ResourceName {
 	slices.Sort(all)
 	return all
 }
+
+// schedulerDelay is how long after a fall of the capacity the scheduler may still bind pods by the higher value: its watch of
+// the Node may be behind, as after a restart of the API server.
+const schedulerDelay = 30 * time.Second
+
+// peaks are the highest values that the Node has recently shown. Up to the peak, pods that are bound and not yet admitted
+// hold up the capacity: the scheduler has bound them by that value, and with a lower one the kubelet would fail them
+// permanently. They do not hold it above the peak: a pod that was bound past the scheduler and requests more is the kubelet's
+// to reject.
+type peaks map[device.ResourceName]peak
+
+type peak struct {
+	number int
+	until  time.Time // when the Node last showed it
+}
+
+// observe records what the Node shows. A value that another writer has raised above devmgrd's does not count.
+func (all peaks) observe(seen nodeState, ours quantities, now time.Time) {
+	for r, n := range seen.allocatable {
+		if mine := ours[r]; mine != nil {
+			n = min(n, *mine)
+		}
+		if was, known := all[r]; !known || n >= was.number || now.Sub(was.until) > schedulerDelay {
+			all[r] = peak{n, now}
+		}
+	}
+}
+
+// hold returns want, or the requests of bound pods where they are higher, up to the peak.
+func (all peaks) hold(want, bound map[device.ResourceName]int) map[device.ResourceName]int {
+	held := make(map[device.ResourceName]int, len(want))
+	for r, n := range want {
+		held[r] = max(n, min(bound[r], all[r].number))
+	}
+	return held
+}

@@ -83,7 +83,7 @@ type quantities map[device.ResourceName]*int
 
 // step returns the next patch on the way to diff, and how long to wait if there is none. A capacity is not lowered directly:
 // step removes it from the Node first and restores the lower value after a rest, whose remaining time rest returns. Without a
-// value the scheduler binds no more pods, and a pod that it has just bound reaches a kubelet that does not check a resource
+// value the scheduler stops binding pods, and a pod that it has just bound reaches a kubelet that does not check a resource
 // which the Node does not show. With a lower value the kubelet would fail that pod permanently.
 func (s nodeState) step(diff map[device.ResourceName]int, rest func(device.ResourceName) time.Duration) (next quantities, wait time.Duration) {
 	next = quantities{}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"slices"
 	"sync"
@@ -19,6 +20,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
 const (
@@ -229,9 +231,7 @@ func (p *Publisher) restore(ctx context.Context, d *decider) {
 func (p *Publisher) waitForChange(ctx context.Context, updated <-chan struct{}, until time.Time) {
 	var over <-chan time.Time
 	if !until.IsZero() {
-		timer := time.NewTimer(time.Until(until))
-		defer timer.Stop()
-		over = timer.C
+		over = time.After(time.Until(until))
 	}
 	select {
 	case <-over:
@@ -244,10 +244,8 @@ func (p *Publisher) waitForChange(ctx context.Context, updated <-chan struct{}, 
 // pause waits for d, or until early has a token. Nothing else shortens the pause: a patch without effect makes the Node
 // change each time.
 func (p *Publisher) pause(ctx context.Context, d time.Duration, early <-chan struct{}) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 	case <-early:
 	case <-ctx.Done():
 	}
@@ -321,4 +319,37 @@ func (p *Publisher) setFailure(err error) {
 	case err == nil && before != nil && !errors.Is(before, errNotYet):
 		p.cfg.Log.Info("node capacity published again")
 	}
+}
+
+const (
+	placeholderFile = "devmgrd.txt"
+	placeholderText = "devmgrd keeps this file here so that the kubelet does not find this directory empty when it starts.\n" +
+		"An empty directory makes the kubelet set the node's extended resources to zero (kubernetes/kubernetes issue 126943).\n"
+)
+
+// keepPlaceholder keeps the kubelet's plugin directory from being empty. When a kubelet registers its node and finds only
+// names with a leading dot there, it takes the node for a new one and sets capacity and allocatable of all extended resources
+// to zero, whichever component published them; running pods would then fail (kubernetes/kubernetes issue 126943). The
+// placeholder is a plain file, because at its start the kubelet deletes only sockets. A failure is logged and has no other
+// effect, because the reset also requires a late container runtime.
+func keepPlaceholder(dir string, log *slog.Logger) {
+	if err := makePlaceholder(dir); err != nil {
+		log.Warn("cannot write placeholder into kubelet's plugin directory", "dir", dir, "err", err)
+	}
+}
+
+func makePlaceholder(dir string) error {
+	if _, err := shareddir.Make(dir, 0o755); err != nil {
+		return err
+	}
+	d, err := shareddir.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	err = d.CreateFile(placeholderFile, []byte(placeholderText), 0o644)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return err
 }

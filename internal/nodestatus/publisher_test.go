@@ -144,7 +144,7 @@ func shows(api *kubetest.Server) map[string]string {
 
 func untilShows(t *testing.T, api *kubetest.Server, want map[string]string) {
 	t.Helper()
-	kubetest.Until(t, "the node shows the numbers", func() bool { return maps.Equal(shows(api), want) })
+	kubetest.Until(t, "the node shows the capacity", func() bool { return maps.Equal(shows(api), want) })
 }
 
 // publish runs a Publisher until the test ends.
@@ -261,7 +261,7 @@ func TestViewChanges(t *testing.T) {
 	if n := len(api.Patches()); n > 3 {
 		t.Errorf("%d patches for one burst", n)
 	}
-	v.set(quantities{"a.example/gpu": 54}) // a resource that is named no more stays on the node, and its series ends
+	v.set(quantities{"a.example/gpu": 54}) // a resource that is no longer named stays on the node, and its series ends
 	untilSettled(t, p)
 	if got := gathered(t, registry); len(got) != 3 || got["devmgrd_node_capacity{a.example/gpu}"] != 54 {
 		t.Errorf("got %v", got)
@@ -347,8 +347,8 @@ func TestANumberFalls(t *testing.T) {
 		meanwhile, shows int
 		patches          []string
 	}{
-		"nobody has been bound":                {2, 2, []string{set(`"4"`), set("null"), set(`"2"`)}},
-		"somebody has been bound":              {3, 3, []string{set(`"4"`), set("null"), set(`"3"`)}},
+		"no pod is bound":                      {2, 2, []string{set(`"4"`), set("null"), set(`"2"`)}},
+		"a pod is bound":                       {3, 3, []string{set(`"4"`), set("null"), set(`"3"`)}},
 		"it is as it was":                      {4, 4, []string{set(`"4"`), set("null"), set(`"4"`)}},
 		"devmgrd ends, and puts it back again": {-1, 2, []string{set(`"4"`), set("null"), set(`"2"`)}},
 	} {
@@ -481,7 +481,7 @@ func afterPatches(api *kubetest.Server, f func()) (stop func()) {
 }
 
 // TestKubeletSetsAllocatable runs next to a writer that does what a kubelet does to resources it does not manage:
-// allocatable becomes capacity, and what has no capacity goes. An equal pair gives it nothing to do.
+// allocatable becomes capacity, and what has no capacity goes. An equal pair needs no change.
 func TestKubeletSetsAllocatable(t *testing.T) {
 	api := kubetest.New(t)
 	api.Put(node(nil, nil))
@@ -507,7 +507,7 @@ func TestKubeletSetsAllocatable(t *testing.T) {
 	}
 }
 
-// TestFight runs against somebody who puts another number there as soon as ours is in.
+// TestFight runs against a writer that overwrites each value.
 func TestFight(t *testing.T) {
 	api := kubetest.New(t)
 	api.Put(node(nil, nil))
@@ -523,7 +523,7 @@ func TestFight(t *testing.T) {
 	}
 	stop()
 	untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
-	// Whoever looks after the node is told once, and sees it for a while.
+	// There is one event, and the alarm lasts for a while.
 	if got, want := v.alarms(), []device.ResourceName{"a.example/gpu"}; !slices.Equal(got, want) {
 		t.Errorf("alarms about %q, want %q", got, want)
 	}

@@ -16,7 +16,7 @@ func (v *view) retire(fail error, all ...device.ResourceName) {
 	v.signal()
 }
 
-// What is retired goes from capacity and allocatable, nothing else does, and whoever puts it back afterwards has it.
+// What is retired goes from capacity and allocatable, nothing else does, and a later writer may put it back.
 func TestRetired(t *testing.T) {
 	api := kubetest.New(t)
 	api.Put(node(map[string]string{"a.example/old": "0", "a.example/ignored": "5", "b.example/x": "1"}, map[string]string{"a.example/old": "0", "a.example/ignored": "5", "b.example/x": "1"}))
@@ -27,7 +27,7 @@ func TestRetired(t *testing.T) {
 	untilShows(t, api, map[string]string{"a.example/gpu": "2/2", "a.example/old": "0/0", "a.example/ignored": "5/5", "b.example/x": "1/1"}) // pods may ask for it
 	for r, want := range map[device.ResourceName]bool{"a.example/old": true, "a.example/never": false, "a.example/ignored": false, "b.example/x": true} {
 		if _, shown := p.Shown(r); shown != want {
-			t.Errorf("of %s is told that the Node shows it: %v", r, shown)
+			t.Errorf("the Node shows %s: %v", r, shown)
 		}
 	}
 	v.complete()

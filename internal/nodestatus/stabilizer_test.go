@@ -24,7 +24,7 @@ func TestStabilizer(t *testing.T) {
 		}},
 		"the Node shows more at the start": {8, []step{{0, 7, 8, 5}, {5, 7, 7, never}}},
 		"a dip does not count":             {8, []step{{1, 0, 8, 6}, {2, 8, 8, never}, {100, 8, 8, never}}},
-		"a dip starts the window anew":     {8, []step{{1, 7, 8, 6}, {5, 8, 8, never}, {5.5, 7, 8, 10.5}, {10.5, 7, 7, never}}},
+		"a dip restarts the window":        {8, []step{{1, 7, 8, 6}, {5, 8, 8, never}, {5.5, 7, 8, 10.5}, {10.5, 7, 7, never}}},
 		"devices that fail one after the other make one fall": {8, []step{
 			{1, 7, 8, 6}, {2, 6, 8, 7}, {3, 0, 8, 8}, {8, 0, 0, never},
 		}},

@@ -13,8 +13,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// adjust puts a container's assignment into the runtime's words. It fails with a *device.Refusal if something that was
-// granted cannot be given, or must not be by the rules, and tells of conflicts that it has settled.
+// adjust adds a container's assignment to the runtime's adjustment, and returns conflicts that it has settled. It fails with a
+// *device.Refusal if a grant cannot be applied, or if the rules do not allow it.
 func adjust(ctx context.Context, host *hostChecks, may *permit, to *api.ContainerAdjustment, st device.Readiness, ctr *api.Container, can features) ([]string, error) {
 	if no := tooLarge(st.Assignment); no != nil {
 		return nil, no
@@ -37,6 +37,10 @@ func adjust(ctx context.Context, host *hostChecks, may *permit, to *api.Containe
 			length(ctr.GetArgs()), maxAdded)
 	}
 	if changed {
+		if !can.args {
+			return nil, device.Refuse(device.PluginError, nil,
+				"the container's command line refers to a device plugin's variable as $(NAME), which %s does not support through NRI (containerd 2.2 or CRI-O 1.34 or later is needed); let the command read the variable itself", can.runtime)
+		}
 		in.left -= max(0, length(args)-length(ctr.GetArgs()))
 		to.SetArgs(args)
 	}
@@ -45,7 +49,7 @@ func adjust(ctx context.Context, host *hostChecks, may *permit, to *api.Containe
 	})
 	if len(grant.CDI) > 0 && !can.cdi {
 		return nil, device.Refuse(device.PluginError, nil,
-			"the device plugin grants CDI devices, which %s ignores in NRI answers (containerd 2.1 or later is needed)", can.runtime)
+			"the device plugin grants CDI devices, which %s ignores in NRI answers (containerd 2.1 or CRI-O 1.34 or later is needed)", can.runtime)
 	}
 	for _, name := range grant.CDI {
 		if err := in.take("CDI device", fieldSize+len(name)); err != nil {
@@ -53,8 +57,8 @@ func adjust(ctx context.Context, host *hostChecks, may *permit, to *api.Containe
 		}
 		to.AddCDIDevice(&api.CDIDevice{Name: name})
 	}
-	var cdi edits // needed where two ways to the same thing meet; a runtime without rules could not be told what wins
-	if len(grant.CDI) > 0 && len(grant.Nodes)+len(grant.Mounts) > 0 && can.rules {
+	var cdi edits // needed if a plain grant may name the same path
+	if len(grant.CDI) > 0 && len(grant.Nodes)+len(grant.Mounts) > 0 {
 		var err error
 		cdi, err = checkHost(ctx, host, "CDI specifications of", strings.Join(grant.CDI, ", "), func() (edits, error) { return cdiEdits(cdiDirs, grant.CDI), nil })
 		if err != nil {
@@ -77,8 +81,9 @@ func adjust(ctx context.Context, host *hostChecks, may *permit, to *api.Containe
 	return conflicts, nil
 }
 
-// tooLarge returns a refusal if a container's grants are larger than what is accepted of plugins. State files of earlier
-// versions have such grants. The plugin is then asked for another one, like after a grant of which the host lacks something.
+// tooLarge returns a refusal if a container's grants exceed the limit for plugins' answers, as grants in state files of earlier
+// versions may. The plugin then has to grant the devices again, as after a grant whose device node or mount source is missing on
+// the host.
 func tooLarge(as device.Assignment) *device.Refusal {
 	var all device.Grants
 	all.Add(as.Shares...)
@@ -91,7 +96,7 @@ func tooLarge(as device.Assignment) *device.Refusal {
 // errLapsed is the cause of a refusal that ends when the device plugin has granted the devices again.
 var errLapsed = errors.New("the plugin is asked again")
 
-// tellable fails if NRI would take the name of something granted for an order to remove something else.
+// tellable fails if NRI would read a granted name as the order to remove another entry.
 func tellable(grant device.Grant) error {
 	for what, all := range map[string]map[string]string{"environment variable": grant.Env, "annotation": grant.Annotations} {
 		for k := range all {
@@ -103,9 +108,9 @@ func tellable(grant device.Grant) error {
 	return nil
 }
 
-// addMounts adds mounts. What the runtime itself mounts below one of them is left out, for it comes first when the
-// runtime makes the list, and is covered. What a fresh grant names may be made by devmgrd; what a plugin granted for an earlier
-// start was there, and must be.
+// addMounts adds mounts. It removes the runtime's own mounts below them: the runtime sorts its list so that those come first and
+// are covered. fresh: the plugin granted the mounts for this start, and devmgrd creates missing sources. Sources that were granted
+// for an earlier start existed then, and have to exist.
 func addMounts(ctx context.Context, host *hostChecks, may *permit, to *adjustment, granted []device.Mount, ctr *api.Container, cdi edits, fresh bool) error {
 	what, look := "mount source", existing
 	if fresh {
@@ -137,14 +142,14 @@ func addMounts(ctx context.Context, host *hostChecks, may *permit, to *adjustmen
 			access = "ro"
 		}
 		at := filepath.Clean(m.ContainerPath)
-		// The propagation is said always: NRI would carry that of another mount over.
+		// The propagation is always set: otherwise NRI copies the propagation of another mount.
 		mount := &api.Mount{Destination: at, Type: "bind", Source: from, Options: []string{"rbind", "rprivate", access}}
 		if err := to.take("mount", mount.SizeVT()); err != nil {
 			return err
 		}
 		to.AddMount(mount)
 		for _, o := range ctr.GetMounts() {
-			if o.GetType() != "bind" && strings.HasPrefix(o.GetDestination(), at+"/") {
+			if (o.GetType() != "bind" || ofSandbox(ctr, o, crioFiles)) && strings.HasPrefix(o.GetDestination(), at+"/") {
 				covered[o.GetDestination()] = true
 			}
 		}
@@ -161,10 +166,10 @@ func addMounts(ctx context.Context, host *hostChecks, may *permit, to *adjustmen
 	return nil
 }
 
-// addNodes adds device nodes and the access to them. NRI makes a rule of its own for each node, always to read and to
-// write, while the kubelet's answer has a rule with what was granted, and the rules of one device add up: those of all
-// its nodes, of CDI devices, and those that the container has anyway. So where NRI's rule is more than all of them, two
-// rules are put after it: nothing at all, then the sum. Where it is less, one rule adds what is missing.
+// addNodes adds device nodes and the access to them. For each node NRI adds a rule that allows reading and writing, while the
+// kubelet's answer has a rule with the granted permissions. The rules of one device add up: those of all its nodes, of CDI devices,
+// and of the container itself. Where NRI's rule allows more than their sum, addNodes appends two rules: deny all, then allow the
+// sum. Where it allows less, one rule adds the missing permissions.
 func addNodes(ctx context.Context, host *hostChecks, may *permit, to *adjustment, granted []device.Node, ctr *api.Container, can features, cdi edits) error {
 	has, sum := map[number]string{}, map[number]string{}
 	for _, n := range cdi.DeviceNodes {
@@ -195,7 +200,10 @@ func addNodes(ctx context.Context, host *hostChecks, may *permit, to *adjustment
 			added[n.path] = true
 			d := &api.LinuxDevice{
 				Path: n.path, Type: n.kind, Major: n.major, Minor: n.minor,
-				FileMode: api.FileMode(n.mode), Uid: api.UInt32(n.uid), Gid: api.UInt32(n.gid),
+				Uid: api.UInt32(n.uid), Gid: api.UInt32(n.gid),
+			}
+			if !can.crio { // it creates the kubelet's device nodes without a mode too: any user of the container may open them
+				d.FileMode = api.FileMode(n.mode)
 			}
 			if err := to.take("device node", d.SizeVT()); err != nil {
 				return err
@@ -208,7 +216,7 @@ func addNodes(ctx context.Context, host *hostChecks, may *permit, to *adjustment
 		switch want := sum[n.number]; {
 		case strings.Trim(has[n.number], want+"m") != "": // any container may make nodes: that cannot be withheld
 			if !can.rules {
-				return device.Refuse(device.PluginError, nil, "the device plugin grants %s with the permissions %q only, which %s does not support through NRI (containerd 2.2 or later is needed)",
+				return device.Refuse(device.PluginError, nil, "the device plugin grants %s with the permissions %q only, which %s does not support through NRI (containerd 2.2 or CRI-O 1.34 or later is needed)",
 					n.path, want, can.runtime)
 			}
 			if err := to.take("rule of a device", 2*ruleSize); err != nil {
@@ -216,7 +224,12 @@ func addNodes(ctx context.Context, host *hostChecks, may *permit, to *adjustment
 			}
 			addRule(to.ContainerAdjustment, n.number, false, "rwm")
 			addRule(to.ContainerAdjustment, n.number, true, want)
-		case strings.Trim(want, has[n.number]) != "" && can.rules:
+		case strings.Trim(want, has[n.number]) != "" && !can.rules:
+			if missing := strings.Trim(want, has[n.number]+"m"); missing != "" { // such as of a node with a CDI device at its path
+				return device.Refuse(device.PluginError, nil, "the device plugin grants %s, but another grant is at its path in the container, and %s supports no permission %q without a node (containerd 2.2 or CRI-O 1.34 or later is needed)",
+					n.path, can.runtime, missing)
+			}
+		case strings.Trim(want, has[n.number]) != "":
 			if err := to.take("rule of a device", ruleSize); err != nil {
 				return err
 			}
@@ -226,7 +239,7 @@ func addNodes(ctx context.Context, host *hostChecks, may *permit, to *adjustment
 	return nil
 }
 
-// ruleSize is the most that the rule of a device takes in the encoding.
+// ruleSize is the largest encoded size of a device rule.
 const ruleSize = 48
 
 func addRule(to *api.ContainerAdjustment, n number, allow bool, access string) {
@@ -241,8 +254,8 @@ func addRule(to *api.ContainerAdjustment, n number, allow bool, access string) {
 	})
 }
 
-// allowed returns what the container may do with a device by the rules that it has already. A privileged one has a rule
-// that allows all.
+// allowed returns the permissions that the container's own rules give it for a device. A privileged container has a rule that
+// allows all.
 func allowed(ctr *api.Container, n number) string {
 	sum := ""
 	for _, r := range ctr.GetLinux().GetResources().GetDevices() {
@@ -254,7 +267,7 @@ func allowed(ctr *api.Container, n number) string {
 	return sum
 }
 
-// both returns the letters of r, w and m that are in one or the other.
+// both returns the letters of r, w and m that are in a or b.
 func both(a, b string) string {
 	return strings.Map(func(letter rune) rune {
 		if strings.ContainsRune(a+b, letter) {
@@ -264,15 +277,46 @@ func both(a, b string) string {
 	}, "rwm")
 }
 
-// volumes returns the destinations of the pod's volumes, and of the files that the kubelet gives to every pod. They win
-// over a plugin's mounts; the runtime's own file systems (proc, tmpfs and so on) do not, nor do the files that containerd
-// keeps for the pod's sandbox and would mount only where nothing else is.
+// volumes returns the destinations of the pod's volumes, and of the files that the kubelet mounts into every pod: they win over a
+// plugin's mounts. The runtime's own file systems (proc, tmpfs) do not, nor do the sandbox's files, which containerd mounts only at
+// destinations without another mount.
 func volumes(ctr *api.Container) map[string]bool {
 	all := make(map[string]bool, len(ctr.GetMounts()))
 	for _, m := range ctr.GetMounts() {
-		if m.GetType() == "bind" && !strings.Contains(m.GetSource(), "/sandboxes/"+ctr.GetPodSandboxId()+"/") {
+		if m.GetType() == "bind" && !ofSandbox(ctr, m, containerdFiles) && !ofSandbox(ctr, m, crioFiles) {
 			all[filepath.Clean(m.GetDestination())] = true
 		}
 	}
 	return all
+}
+
+// Directories with one for each sandbox, in which runtimes keep its files, such as resolv.conf.
+const (
+	containerdFiles = "/sandboxes/"
+	crioFiles       = "/overlay-containers/"
+)
+
+// ofSandbox reports whether a mount's source is in the directory of the container's sandbox.
+func ofSandbox(ctr *api.Container, m *api.Mount, dir string) bool {
+	return strings.Contains(m.GetSource(), dir+ctr.GetPodSandboxId()+"/")
+}
+
+// An adjustment is an answer under construction that never exceeds its limit.
+type adjustment struct {
+	*api.ContainerAdjustment
+	left int // bytes that may still be added
+}
+
+func newAdjustment(to *api.ContainerAdjustment) *adjustment { return &adjustment{to, maxAdded} }
+
+// fieldSize is the encoded size of an entry's tag and length.
+const fieldSize = 6
+
+// take counts an entry before it is added, and returns a refusal if the limit is exceeded.
+func (d *adjustment) take(what string, bytes int) error {
+	if d.left -= bytes + fieldSize; d.left < 0 {
+		return device.Refuse(device.PluginError, nil,
+			"the device plugins' answers add more than %d bytes to the container's specification, at a %s: a device plugin grants too much", maxAdded, what)
+	}
+	return nil
 }

@@ -33,7 +33,7 @@ func access(n number, rules []*api.LinuxDeviceCgroup) string {
 }
 
 // The rules of one device add up, wherever they come from, as they do for the kubelet's answer.
-func TestAccessToOneDeviceAddsUp(t *testing.T) {
+func TestDeviceRules_OneDeviceTwice_AccessIsCombined(t *testing.T) {
 	null, zero := number{"c", 1, 3}, number{"c", 1, 5}
 	deny := &api.LinuxDeviceCgroup{Access: "rwm"}
 	allow := func(n number, access string) *api.LinuxDeviceCgroup {
@@ -64,7 +64,7 @@ func TestAccessToOneDeviceAddsUp(t *testing.T) {
 			granted: []device.Node{grant("/a", "/dev/null", "r")}, cdi: edits{DeviceNodes: []cdiNode{{Path: "/a", HostPath: "/dev/null"}}},
 			has: []*api.LinuxDeviceCgroup{allow(null, "rwm")}, want: map[number]string{null: "rwm"},
 		},
-		"of a CDI device that gives less": {
+		"of a CDI device with fewer permissions": {
 			granted: []device.Node{grant("/a", "/dev/null", "w")}, cdi: edits{DeviceNodes: []cdiNode{{Path: "/a", HostPath: "/dev/null", Permissions: "r"}}},
 			has: []*api.LinuxDeviceCgroup{allow(null, "r")}, want: map[number]string{null: "rw"}, rules: 1,
 		},
@@ -157,7 +157,7 @@ func TestAdjust(t *testing.T) {
 }
 
 // A name that NRI would take for an order to remove another is a refusal, not a removal.
-func TestANameThatWouldRemoveAnother(t *testing.T) {
+func TestAdjust_NameWithRemovalMark_IsRefused(t *testing.T) {
 	for _, grant := range []device.Grant{{Env: map[string]string{"-PATH": "x"}}, {Annotations: map[string]string{"-k": "x"}}} {
 		st := ready()
 		st.Assignment.Shares[0].Grant = grant

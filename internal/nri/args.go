@@ -8,11 +8,10 @@ import (
 // errTooLong is the error of expand.
 var errTooLong = errors.New("the command line becomes too long")
 
-// expand returns a container's command line with the values of a plugin's variables in the place of $(NAME), for the names
-// in refs: the kubelet expands what the pod's specification defines and leaves the other references as they stand, since
-// it does not know the plugin's variables. What a value itself contains is not looked at again. expand also reports whether
-// anything has changed. It stops when the command line has grown by more than most bytes: a few characters refer to a value of any
-// length, so neither memory nor time may depend on what the result would be.
+// expand replaces references $(NAME) in a container's command line by the values of the plugin's variables. refs names the
+// references that the kubelet has left, because the pod does not define them. References inside values are not expanded. changed
+// reports whether the command line differs. expand stops when the command line has grown by more than most bytes: a few characters
+// can refer to a value of any length, so time and memory must not depend on the result's length.
 func expand(args, refs []string, env map[string]string, most int) (expanded []string, changed bool, err error) {
 	var pairs []string
 	for _, name := range refs {
@@ -46,7 +45,7 @@ func expand(args, refs []string, env map[string]string, most int) (expanded []st
 	return expanded, changed, nil
 }
 
-// A limited writer keeps what is written to it, and fails at the first byte beyond its limit.
+// A limited writer keeps what is written, and fails at the first byte beyond its limit.
 type limited struct {
 	text strings.Builder
 	left int

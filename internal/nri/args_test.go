@@ -15,7 +15,7 @@ func TestExpand(t *testing.T) {
 		{"$(GPU)", []string{"GPU"}, "0"},
 		{"a$(GPU)b$(GPU)$(EMPTY)c", []string{"EMPTY", "GPU"}, "a0b0c"},
 		{"$(GPU)", nil, "$(GPU)"},                                 // the image's own, or escaped
-		{"$(OTHER) $(GPU)", []string{"OTHER"}, "$(OTHER) $(GPU)"}, // nobody knows it
+		{"$(OTHER) $(GPU)", []string{"OTHER"}, "$(OTHER) $(GPU)"}, // no such variable
 		{"$(LOOP)", []string{"GPU", "LOOP"}, "$(GPU) $(LOOP)"},    // what a value contains stays
 		{"$GPU $(GPU", []string{"GPU"}, "$GPU $(GPU"},
 	} {

@@ -6,9 +6,9 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// attempts count how often containers were given their devices without being started, over one connection. A runtime tells
-// devmgrd nothing of what fails behind devmgrd's answer: two NRI plugins that set the same thing, another plugin that
-// refuses, a device node that the OCI runtime cannot make. The kubelet tries such a container again for ever.
+// attempts counts for each container, over one connection, how often devmgrd answered with its devices without a start. The runtime
+// does not report failures after devmgrd's answer: two NRI plugins that set the same entry, another plugin that refuses, a device
+// node that the OCI runtime cannot create. The kubelet retries such a container for ever.
 type attempts struct {
 	mu  sync.Mutex
 	all map[device.Container]*attempt
@@ -20,15 +20,15 @@ type attempt struct {
 	validated bool   // all NRI plugins had answered about it, and devmgrd had nothing against it
 }
 
-// Bounds of attempts: how many in a row are reported first (then each time that their number has doubled), and of how many
-// containers they are remembered.
+// reportedAttempts is the number of attempts in a row after which the first report comes; the next one comes each time that the
+// number has doubled. maxAttempts bounds the remembered containers.
 const (
 	reportedAttempts = 4
 	maxAttempts      = 1024
 )
 
-// given notes that a container gets its devices. It returns how many times before it got them without success, and how far the last
-// attempt came, if that is worth a report.
+// given counts an answer with a container's devices. It returns the number of earlier answers without a start, whether the last one
+// passed validation, and whether to report that.
 func (a *attempts) given(c device.Container, id string) (times int, validated, report bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -45,7 +45,7 @@ func (a *attempts) given(c device.Container, id string) (times int, validated, r
 	return times, validated, times >= reportedAttempts && times&(times-1) == 0
 }
 
-// passed notes that a container's adjustment was validated.
+// passed records that a container's adjustment was validated.
 func (a *attempts) passed(c device.Container, id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -54,7 +54,7 @@ func (a *attempts) passed(c device.Container, id string) {
 	}
 }
 
-// forget ends the count: the container starts, or has a reason of its own.
+// forget ends a container's count: it starts, or is refused for a known reason.
 func (a *attempts) forget(c device.Container) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

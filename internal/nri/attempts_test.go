@@ -49,10 +49,10 @@ func TestAttempts_ContainerNeverStarts_IsReported(t *testing.T) {
 			p.try(t, id, validates, false)
 		}
 		if len(w.notStarted) != 3 || !strings.HasPrefix(w.notStarted[2], "ns/pod/main 16: ") { // 4, 8, 16
-			t.Fatalf("told %q", w.notStarted)
+			t.Fatalf("reported %q", w.notStarted)
 		}
 		if named := strings.Contains(w.notStarted[0], "sets the same variable"); named == validates {
-			t.Errorf("validated: %v, told %q", validates, w.notStarted[0])
+			t.Errorf("validated: %v, reported %q", validates, w.notStarted[0])
 		}
 	}
 }
@@ -68,7 +68,7 @@ func TestAttempts_ContainerThatStarts_IsNotReported(t *testing.T) {
 		p.try(t, id, true, false)
 	}
 	if len(w.notStarted) > 0 {
-		t.Errorf("told %q", w.notStarted)
+		t.Errorf("reported %q", w.notStarted)
 	}
 }
 
@@ -117,16 +117,16 @@ func TestAttempts_AnotherPluginSetsTheSameVariable(t *testing.T) {
 		c.Id = fmt.Sprint("c", id)
 		_, err := r.CreateContainer(context.Background(), &adaptation.CreateContainerRequest{Pod: sandbox(), Container: c})
 		l.mu.Lock()
-		told := slices.Clone(l.notStarted)
+		reports := slices.Clone(l.notStarted)
 		l.mu.Unlock()
-		if len(told) > 0 {
-			if err == nil || !strings.Contains(err.Error(), "both tried to set") || !strings.Contains(told[0], "another NRI plugin") {
-				t.Errorf("%v; told %q", err, told)
+		if len(reports) > 0 {
+			if err == nil || !strings.Contains(err.Error(), "both tried to set") || !strings.Contains(reports[0], "another NRI plugin") {
+				t.Errorf("%v; reported %q", err, reports)
 			}
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("nothing is told after %d attempts: %v", id+1, err)
+			t.Fatalf("no report after %d attempts: %v", id+1, err)
 		}
 	}
 }

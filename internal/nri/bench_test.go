@@ -70,10 +70,10 @@ func BenchmarkHook(b *testing.B) {
 			for i := range 109 {
 				known = append(known, record(device.PodUID(fmt.Sprint(i)), "main", 0))
 			}
-			books := allocator.New(allocator.Config{
+			assignments := allocator.New(allocator.Config{
 				Registry: still{b}, Plugins: still{b}, Store: still{b}, Notifier: still{b}, Known: known, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 			})
-			hook := nri.NewHook(books, books, still{b}, still{b})
+			hook := nri.NewHook(assignments, assignments, still{b}, still{b})
 			b.ReportAllocs()
 			for b.Loop() {
 				adj, err := hook(pod, ctr)

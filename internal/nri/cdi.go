@@ -14,18 +14,18 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// cdiDirs are the directories in which runtimes look for specifications of CDI devices by default. What a later one
-// says of a device counts.
+// cdiDirs are the default directories of CDI specifications. A later directory overrides the devices of an earlier one.
 var cdiDirs = []string{"/etc/cdi", "/var/run/cdi"}
 
-// Bounds of what is read in a hook. A specification of eight GPUs has about 100 KiB.
+// Limits of one hook. A specification of eight GPUs has about 100 KiB.
 const (
 	maxSpecs    = 1024
 	maxSpecSize = 4 << 20
 )
 
-// edits are what CDI devices put into a container, as far as it can collide with a plugin's plain grants. The runtime
-// applies them before what comes through NRI, and after what comes from the kubelet, where they win.
+// edits are the device nodes and mounts that CDI devices add to a container, which can collide with a plugin's plain grants. The
+// runtime applies CDI devices before the other entries of an NRI answer, but after the entries of the kubelet's answer, over which
+// they win.
 type edits struct {
 	DeviceNodes []cdiNode  `json:"deviceNodes"`
 	Mounts      []cdiMount `json:"mounts"`
@@ -53,8 +53,8 @@ type cdiSpec struct {
 	Edits edits `json:"containerEdits"` // for each container with any of the devices
 }
 
-// cdiEdits finds what the named CDI devices put into a container. What cannot be read is left out: it is for the runtime
-// to fail because of a device that it cannot find.
+// cdiEdits returns the edits of the named CDI devices. It skips unreadable specifications: the runtime fails if a device is
+// missing.
 func cdiEdits(dirs, names []string) edits {
 	found := map[string]edits{} // by device
 	left := maxSpecs
@@ -89,7 +89,7 @@ func cdiEdits(dirs, names []string) edits {
 	return all
 }
 
-// readSpec reads a specification if it may be of one of the devices.
+// readSpec reads a specification that may describe one of the devices.
 func readSpec(path string, names []string) (spec cdiSpec, ok bool) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // it may be no file at all
 	if err != nil {
@@ -107,17 +107,17 @@ func readSpec(path string, names []string) (spec cdiSpec, ok bool) {
 	return spec, mentioned && yaml.Unmarshal(text, &spec) == nil
 }
 
-// has reports whether a device of that path is among the edits.
+// has reports whether the edits have a device node at path.
 func (e edits) has(path string) bool {
 	return slices.ContainsFunc(e.DeviceNodes, func(n cdiNode) bool { return n.Path == path })
 }
 
-// covers reports whether a mount at that place is among the edits.
+// covers reports whether the edits have a mount at path.
 func (e edits) covers(path string) bool {
 	return slices.ContainsFunc(e.Mounts, func(m cdiMount) bool { return filepath.Clean(m.ContainerPath) == filepath.Clean(path) })
 }
 
-// rule returns the access that the runtime grants for a node. What is not in the specification is the host's.
+// rule returns a node's number and permissions. Numbers that the specification leaves out are those of the host's device node.
 func (n cdiNode) rule(ctx context.Context, host *hostChecks) (number, string, bool) {
 	permissions := cmp.Or(n.Permissions, "rwm") // it may also be "none"
 	if n.Type != "" && n.Major != 0 {

@@ -49,7 +49,7 @@ devices:
 	}
 }
 
-func TestAccessToACDIDevice(t *testing.T) {
+func TestDeviceRules_CDIDevice(t *testing.T) {
 	for _, test := range []struct {
 		node   cdiNode
 		number number
@@ -69,7 +69,7 @@ func TestAccessToACDIDevice(t *testing.T) {
 	}
 }
 
-// A specification is whatever somebody has put into the directory.
+// Any process of root may have written a specification: readSpec takes any content.
 func FuzzCDISpecification(f *testing.F) {
 	f.Add([]byte(`{"kind": "a.com/x", "devices": [{"name": "1", "containerEdits": {"deviceNodes": [{"path": "/dev/x", "permissions": "r"}]}}]}`))
 	f.Add([]byte("kind: a.com/x\ncontainerEdits: {mounts: [{containerPath: /x}]}\ndevices: [{name: '1'}, {name: '2'}]"))
@@ -85,7 +85,7 @@ func FuzzCDISpecification(f *testing.F) {
 			n.rule(t.Context(), newLooks())
 		}
 		if spec, ok := readSpec(path, []string{"a.com/x=1"}); len(got.DeviceNodes)+len(got.Mounts) > 0 && (!ok || spec.Kind != "a.com/x") {
-			t.Errorf("a specification of %q gives %+v", spec.Kind, got)
+			t.Errorf("a specification of %q yields %+v", spec.Kind, got)
 		}
 	})
 }

@@ -14,18 +14,15 @@ import (
 // CgroupRoot is where Linux distributions mount the cgroup file systems.
 const CgroupRoot = "/sys/fs/cgroup"
 
-// Cgroups finds containers' processes in the cgroup file systems below a directory. containerd and CRI-O name a
-// container's cgroup after its ID with each cgroup driver: cri-containerd-<id>.scope, crio-<id>.scope or <id>.
-//
-// A runtime with virtual machines may run containers without a cgroup of their own on the host. Their starts are known
-// from StartContainer alone.
+// Cgroups finds containers' processes in the cgroup file systems below a directory. containerd and CRI-O name a container's cgroup
+// after its ID with each cgroup driver: cri-containerd-<id>.scope, crio-<id>.scope or <id>. Containers of virtual machines may have
+// no cgroup on the host: for them StartContainer is the only proof of a start.
 type Cgroups string
 
-// shortestUID is the length of the shortest UID that a kubelet or an API server makes: a hash of a static pod's manifest.
+// shortestUID is the length of the shortest pod UID: the kubelet's hash of a static pod's manifest.
 const shortestUID = 32
 
-// HasProcesses reports whether a container may have processes: whether there is a cgroup of its name that is not known to
-// be empty.
+// HasProcesses reports whether a container may have processes: whether it has a cgroup that is not known to be empty.
 func (c Cgroups) HasProcesses(container string) (found bool, err error) {
 	if container == "" {
 		return false, fmt.Errorf("looking for processes of a container without an ID")
@@ -43,7 +40,7 @@ func (c Cgroups) HasProcesses(container string) (found bool, err error) {
 	return found, nil
 }
 
-// PodsWithProcesses returns those of the pods whose cgroup, as the kubelet names it, has a process: pod<uid>, or
+// PodsWithProcesses returns the pods whose cgroup has a process. The kubelet names a pod's cgroup pod<uid>, or
 // kubepods-<class>-pod<uid>.slice with underscores in the UID.
 func (c Cgroups) PodsWithProcesses(pods []device.PodUID) (map[device.PodUID]bool, error) {
 	asked, occupied := make(map[string]device.PodUID, len(pods)), map[device.PodUID]bool{}
@@ -71,7 +68,7 @@ func (c Cgroups) PodsWithProcesses(pods []device.PodUID) (map[device.PodUID]bool
 	return occupied, nil
 }
 
-// walk visits the cgroups below the root, each before those below it.
+// walk calls visit for each cgroup, parents first.
 func (c Cgroups) walk(visit func(name, path string) error) error {
 	if err := c.whole(); err != nil {
 		return err
@@ -89,8 +86,8 @@ func (c Cgroups) walk(visit func(name, path string) error) error {
 	})
 }
 
-// whole fails unless these are all cgroups of the machine: a container, as of a DaemonSet, sees its own only. The root of
-// version 2 alone has no cgroup.events, and a root of version 1 alone has a release_agent.
+// whole fails unless c shows all cgroups of the machine: a container, such as one of a DaemonSet, sees only its own. On cgroup v2
+// only the root lacks cgroup.events, on v1 only a root has a release_agent.
 func (c Cgroups) whole() error {
 	if _, err := os.Stat(filepath.Join(string(c), "cgroup.controllers")); err == nil {
 		if _, err := os.Stat(filepath.Join(string(c), "cgroup.events")); !os.IsNotExist(err) {
@@ -104,13 +101,13 @@ func (c Cgroups) whole() error {
 	return nil
 }
 
-// empty reports whether a cgroup has no process, nor a cgroup below it. Version 1 does not say so.
+// empty reports whether cgroup v2 says that a cgroup and those below it have no process.
 func empty(path string) bool {
 	events, err := os.ReadFile(filepath.Join(path, "cgroup.events"))
 	return err == nil && bytes.Contains(append([]byte("\n"), events...), []byte("\npopulated 0\n"))
 }
 
-// populated reports whether a cgroup has a process, or a cgroup below it has.
+// populated reports whether a cgroup or one below it has a process.
 func populated(path string) bool {
 	if events, err := os.ReadFile(filepath.Join(path, "cgroup.events")); err == nil {
 		return !bytes.Contains(append([]byte("\n"), events...), []byte("\npopulated 0\n"))

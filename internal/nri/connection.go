@@ -2,10 +2,10 @@ package nri
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,11 +15,10 @@ import (
 	"github.com/containerd/ttrpc"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Config is what New needs; all of it but Pods and Redirect.
+// Config is what New needs. Optional: Pods, Redirect, Rules.
 type Config struct {
 	Socket    string        // where the runtime listens
 	Index     string        // two digits: devmgrd's order among the NRI plugins
@@ -40,30 +39,27 @@ type Connection struct {
 	config        Config
 	metrics       *metrics
 	connected     atomic.Bool
+	features      atomic.Pointer[features] // of the runtime; nil: it has not connected yet
 	first         sync.Once
 	synced        chan struct{} // closed when the runtime has listed all containers for the first time
 	hostChecks    hostChecks
 	hooks         hooks
 	limit         time.Duration // startLimit
+	listLimit     time.Duration
 	notRedirected notRedirected
-	stuck         atomic.Pointer[string] // why no connection lasts until the runtime has listed all containers; nil: not known
+	stuck         atomic.Pointer[string] // why the runtime does not list its containers; nil: it does, or the reason is not known
 }
 
 const (
 	pluginName = "devmgrd"
 
-	// startLimit bounds one attempt to connect. The stub waits for its configuration without a limit of its own, so a
-	// runtime that dies or hangs at that moment would hold it for ever.
+	// startLimit bounds one attempt to connect. NRI's stub waits for its configuration without a limit, so a runtime that dies or
+	// hangs at that moment would stop it for ever.
 	startLimit = 15 * time.Second
 
-	// Pauses between attempts. They stay short: containers that are made while we are away wait or, where nothing keeps
-	// them, start without their devices, and an attempt costs microseconds while no process listens.
-	firstPause = 50 * time.Millisecond
-	lastPause  = 500 * time.Millisecond
-
-	// lastStuckPause is the longest pause while the runtime cannot list its containers. Each attempt has it encode all of them several
-	// times, under the lock that every container operation needs.
-	lastStuckPause = 5 * time.Second
+	// listLimit is how long the runtime may take to begin its list before devmgrd reports it. It waits for all container operations
+	// first, and some take as long as a pod's grace period.
+	listLimit = time.Minute
 )
 
 // New returns a Connection. It starts nothing: see Run.
@@ -76,7 +72,7 @@ func New(c Config) *Connection {
 			panic("nri.New: Config." + name + " is missing")
 		}
 	}
-	n := &Connection{config: c, synced: make(chan struct{}), hostChecks: hostChecks{log: c.Log}, limit: startLimit}
+	n := &Connection{config: c, synced: make(chan struct{}), hostChecks: hostChecks{log: c.Log}, limit: startLimit, listLimit: listLimit}
 	n.metrics = newMetrics(c.Metrics, n.connected.Load, n.notRedirected.count)
 	return n
 }
@@ -92,70 +88,65 @@ func (n *Connection) Check() error {
 	return nil
 }
 
-// Hung reports whether a hook hangs, for the watchdog: what the state file says does not tell that. Devices are refused or lost by
-// then, for the runtime does not wait, and a new process is the way out.
+// Hung fails when a hook hangs, for the watchdog. Containers have been refused by then, or started without their devices, since the
+// runtime does not wait for a late plugin; only a restart of devmgrd helps.
 func (n *Connection) Hung() error { return n.hooks.check() }
 
-// Synced is closed when the runtime has connected for the first time and has listed all its containers.
+// Synced is closed when the runtime has listed all its containers for the first time.
 func (n *Connection) Synced() <-chan struct{} { return n.synced }
 
-// NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory, as far as
-// the runtime has reported them.
+// NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory.
 func (n *Connection) NotRedirected() []device.PodContainer { return n.notRedirected.list() }
+
+// Runtime returns the name and version of the runtime that connected last, and what it keeps devmgrd from doing.
+func (n *Connection) Runtime() (name string, limits []string) {
+	if can := n.features.Load(); can != nil {
+		return can.runtime, can.limits()
+	}
+	return "", nil
+}
 
 // Run keeps the connection until ctx ends, and replaces it whenever it is lost.
 func (n *Connection) Run(ctx context.Context) error {
-	pause, told := backoff.Backoff{First: firstPause, Last: lastPause}, false
-	stuck, unlisted := backoff.Backoff{First: lastPause, Last: lastStuckPause}, 0
+	failures, warned := newFailures(), false
 	for {
 		connected, err := n.runOnce(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 		if connected {
-			pause.Reset()
-			stuck.Reset()
-			told = false
+			failures.ordinary.Reset()
+			warned = false
 		}
-		if !told {
+		if !warned {
 			n.config.Log.Warn("cannot connect to container runtime; retrying", "socket", n.config.Socket, "err", err)
-			told = true
+			warned = true
 		}
-		if why := (*unlistedError)(nil); errors.As(err, &why) {
-			unlisted++
-			n.explain(why, unlisted)
-		} else {
-			unlisted = 0
+		if cause, isNew := failures.add(err); cause != "" {
+			n.explain(cause, isNew)
+		} else if failures.unlisted == 0 {
 			n.stuck.Store(nil)
 		}
-		if unlisted < maxUnlisted {
-			pause.Wait(ctx)
-		} else {
-			stuck.Wait(ctx)
-		}
+		failures.pause().Wait(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
 	}
 }
 
-// explain keeps the cause of connections that end before the runtime has listed its containers, so many in a row, and reports it once.
-func (n *Connection) explain(e *unlistedError, times int) {
-	if times < maxUnlisted {
-		return
-	}
-	why := e.cause()
-	n.stuck.Store(&why)
-	if times == maxUnlisted {
-		n.config.Log.Error("container runtime cannot list its containers", "socket", n.config.Socket, "attempts", times, "pods", e.pods, "containers", e.containers, "err", why)
-		n.config.Notifier.NotSynchronized(why)
+// explain stores why the runtime does not list its containers, and reports it when it is new.
+func (n *Connection) explain(cause string, isNew bool) {
+	n.stuck.Store(&cause)
+	if isNew {
+		n.config.Log.Error("container runtime does not list its containers", "socket", n.config.Socket, "err", cause)
+		n.config.Notifier.NotSynchronized(cause)
 	}
 }
 
-// runOnce makes one connection and keeps it until it is lost or ctx ends. Each needs a stub of its own: one that has
-// failed to start keeps its dead connection. The connection is closed in any case: a stub that is left behind must not
-// become a second plugin of ours when the runtime goes on. NRI has no uniqueness check, and two plugins that set the same
-// thing fail every container.
+// runOnce opens one connection and keeps it until it is lost or ctx ends. Each connection needs a new stub, since a stub that has
+// failed to start keeps its dead connection. The connection is closed in any case: a stub that is left behind must not become a
+// second devmgrd when the runtime continues. NRI does not reject a second plugin of the same name, and two plugins that set the
+// same entry fail every container.
 func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(ctx, "unix", n.config.Socket)
@@ -173,7 +164,7 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	far := &progress{}
 	p := &plugin{
 		allocator: n.config.Allocator, runtime: n.config.Runtime, pods: n.config.Pods, notifier: n.config.Notifier, redirect: n.config.Redirect, dirs: n.config.Dirs, rules: n.config.Rules,
-		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, hostChecks: &n.hostChecks, hooks: &n.hooks, notRedirected: &n.notRedirected,
+		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, hostChecks: &n.hostChecks, hooks: &n.hooks, notRedirected: &n.notRedirected, features: &n.features,
 		synced: func() {
 			synced.Store(true)
 			n.connected.Store(true)
@@ -185,10 +176,10 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 		stub.WithPluginName(pluginName), stub.WithPluginIdx(n.config.Index), stub.WithConnection(conn),
 		stub.WithOnClose(func() { once.Do(func() { close(lost) }) }), stub.WithLogger(logger{n.config.Log}),
 		stub.WithTTRPCOptions(nil, []ttrpc.ServerOpt{ttrpc.WithUnaryServerInterceptor(far.intercept)}),
-		// Runtimes with NRI 0.12.4 or later fail a request that we do not answer in time; older ones go on without us. Both
-		// drop us then, which KeepConnected would prevent. But a devmgrd that hangs would fail everything that happens on
-		// the node, pods without devices too, for as long as it hangs. So it is dropped, once, and what asks for devices
-		// is kept waiting by the runtime's own validator.
+		// With NRI 0.12.4 or later a request fails if devmgrd does not answer in time; older runtimes continue without devmgrd.
+		// Both then drop the plugin. The option KeepConnected would prevent that, but a devmgrd that hangs would then fail every
+		// operation on the node, also for pods without devices. Dropped once, it fails nothing more, and the runtime's own
+		// validator keeps containers that ask for devices waiting.
 		stub.WithFailurePolicy(&api.FailurePolicy{FailRequest: true}))
 	if err != nil {
 		return false, err
@@ -205,13 +196,20 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}
-	configured := time.Now()
-	select {
-	case <-lost:
-		return synced.Load(), far.end(time.Since(configured), s.RequestTimeout())
-	case <-ctx.Done():
-		s.Stop()
-		return synced.Load(), ctx.Err()
+	configured, late := time.Now(), time.After(n.listLimit)
+	for {
+		select {
+		case <-lost:
+			return synced.Load(), far.end(time.Since(configured), s.RequestTimeout())
+		case <-late:
+			if !synced.Load() {
+				n.explain(fmt.Sprintf("the runtime has accepted devmgrd, but has not listed its containers within %s: it waits until all container operations in progress end, "+
+					"such as the stop of a pod with a long grace period, and starts no other; if it waits for longer than that, restart the runtime", n.listLimit), true)
+			}
+		case <-ctx.Done():
+			s.Stop()
+			return synced.Load(), ctx.Err()
+		}
 	}
 }
 
@@ -225,6 +223,10 @@ func (l logger) Infof(ctx context.Context, format string, args ...any) {
 	l.log.DebugContext(ctx, fmt.Sprintf(format, args...))
 }
 func (l logger) Warnf(ctx context.Context, format string, args ...any) {
+	if strings.HasPrefix(format, "failed to infer runtime NRI version") { // of CRI-O, whose version has no v; nothing depends on it
+		l.Debugf(ctx, format, args...)
+		return
+	}
 	l.log.WarnContext(ctx, fmt.Sprintf(format, args...))
 }
 func (l logger) Errorf(ctx context.Context, format string, args ...any) {

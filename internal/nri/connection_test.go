@@ -41,10 +41,16 @@ func runtime(t *testing.T, pods []*api.PodSandbox, containers []*api.Container) 
 // runtimeOf is runtime with what there is at each connection.
 func runtimeOf(t *testing.T, has func() ([]*api.PodSandbox, []*api.Container)) (*adaptation.Adaptation, string) {
 	t.Helper()
+	return runtimeNamed(t, "containerd", "v2.4.2", has)
+}
+
+// runtimeNamed is runtimeOf for a runtime that introduces itself like this.
+func runtimeNamed(t *testing.T, name, version string, has func() ([]*api.PodSandbox, []*api.Container)) (*adaptation.Adaptation, string) {
+	t.Helper()
 	adaptation.SetPluginRequestTimeout(patience) // this machine may be busy
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "nri.sock")
-	r, err := adaptation.New("containerd", "v2.4.2",
+	r, err := adaptation.New(name, version,
 		func(ctx context.Context, sync adaptation.SyncCB) error {
 			pods, containers := has()
 			_, err := sync(ctx, pods, containers)
@@ -65,11 +71,18 @@ func runtimeOf(t *testing.T, has func() ([]*api.PodSandbox, []*api.Container)) (
 // connect runs a Connection to a socket until the test has ended.
 func connect(t *testing.T, socket string, limit time.Duration) *listener {
 	t.Helper()
+	return connectWith(t, socket, func(n *Connection) { n.limit = limit })
+}
+
+// connectWith is connect with a change of the Connection.
+func connectWith(t *testing.T, socket string, change func(*Connection)) *listener {
+	t.Helper()
 	l := &listener{lists: make(chan []device.Running, 16)}
 	l.harness.set(device.Readiness{State: device.NoDevices})
 	n := New(Config{Socket: socket, Index: "05", MaxWait: time.Second, Allocator: l, Runtime: l, Pods: l, Notifier: l, Dirs: &harness{},
 		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
-	n.limit, l.connection = limit, n
+	change(n)
+	l.connection = n
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {

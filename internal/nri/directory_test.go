@@ -28,7 +28,7 @@ func written(all []*api.Mount) string {
 	return strings.Join(parts, "; ")
 }
 
-// ownRedirects makes a plugin that gives plugin pods directories of their own.
+// ownRedirects makes a plugin that redirects each plugin pod to a directory of its own.
 func ownRedirects(t *testing.T) (*plugin, *harness) {
 	p, w := newPlugin(t)
 	p.redirect = &Redirect{From: "/k/device-plugins", To: "/d", RegistryFrom: "/k/plugins_registry", RegistryTo: "/r", Own: true}

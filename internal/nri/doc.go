@@ -3,10 +3,10 @@
 //
 // The creation of one container:
 //
-//	CreateContainer   the runtime calls                                   plugin.go
-//	redirect          a plugin's mount of the kubelet's directory         redirect.go      pure
-//	directory         the plugin pod's own, in its place                  plugin.go
-//	Claim             the container's assignment: a look-up               plugin.go
+//	CreateContainer   the runtime calls                                   createcontainer.go
+//	redirect          a plugin's mount of the kubelet's directory         redirect.go
+//	directory         the plugin pod's own, in its place                  redirect.go
+//	Claim             the container's assignment: a look-up               createcontainer.go
 //	merge             its shares; the first wins, the pod's own before    merge.go         pure
 //	host              stat the device nodes and mount sources             host.go, hostchecks.go
 //	CDI               what CDI devices set wins over plain grants         cdi.go
@@ -15,7 +15,9 @@
 //	sizes             does it fit into the runtime's messages?            message.go
 //	validation        after all NRI plugins: is everything still there?   validate.go      pure
 //
-// After that StartContainer ends the doubt about containers that the runtime listed as created and not started
+// The plugin itself, with the interfaces that it calls, is in plugin.go; the other events of the runtime are in events.go.
+//
+// After CreateContainer, StartContainer ends the doubt about containers that the runtime listed as created and not started
 // (docs/decisions/0020), StopContainer and RemoveContainer report the end of a container, and RemovePodSandbox the end of all
 // containers of a sandbox.
 //

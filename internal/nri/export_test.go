@@ -3,6 +3,7 @@ package nri
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,7 +17,7 @@ func NewHook(l Allocator, r Runtime, p Pods, h Notifier) Hook {
 	plugin := &plugin{
 		allocator: l, runtime: r, pods: p, notifier: h, redirect: &Redirect{From: "/var/lib/kubelet/device-plugins", To: "/run/devmgrd/device-plugins"},
 		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }, new(notRedirected).count),
-		hostChecks: &hostChecks{log: slog.New(slog.DiscardHandler)}, hooks: &hooks{}, notRedirected: &notRedirected{}, synced: func() {},
+		hostChecks: &hostChecks{log: slog.New(slog.DiscardHandler)}, hooks: &hooks{}, notRedirected: &notRedirected{}, features: new(atomic.Pointer[features]), synced: func() {},
 	}
 	can := featuresOf("containerd", "v2.4.2")
 	plugin.features.Store(&can)

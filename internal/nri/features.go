@@ -1,50 +1,52 @@
 package nri
 
-import (
-	"strconv"
-	"strings"
-)
+import "k8s.io/apimachinery/pkg/util/version"
 
-// features are what a runtime can be told through NRI. Older ones ignore what they do not know, without an error, so
-// devmgrd has to know.
+// features are the parts of NRI that a runtime supports. An older runtime ignores an unknown field of an answer without an
+// error, so devmgrd has to know.
 type features struct {
-	runtime string // name and version, for people
+	runtime string // name and version, for messages
 	cdi     bool   // it injects CDI devices
-	rules   bool   // it takes rules of the devices cgroup
-	// It asks ValidateContainerAdjustment. One that does not know the event takes no plugin that wants to be asked.
+	rules   bool   // it applies rules of the devices cgroup
+	args    bool   // it replaces the command line
+	crio    bool   // it is CRI-O, which creates the kubelet's device nodes with mode 0666
+	// It calls ValidateContainerAdjustment. A runtime that does not know the event rejects a plugin that subscribes to it.
 	validates bool
 }
 
-// featuresOf goes by the releases' source: containerd injects CDI devices since 2.1 (and since 1.7.30 in the 1.7
-// series), and takes device rules and has validators since 2.2 (NRI 0.10); CRI-O has all of it since 1.34. Of other
-// runtimes nothing is known.
-func featuresOf(runtime, version string) features {
-	a := features{runtime: runtime + " " + version}
-	at := func(major, minor, patch int) bool {
-		v := numbers(version)
-		for i, n := range [3]int{major, minor, patch} {
-			if v[i] != n {
-				return v[i] > n
-			}
-		}
-		return true
+// limits returns what the runtime's missing features mean for users, one sentence each.
+func (f features) limits() (all []string) {
+	if !f.validates {
+		all = append(all, "containers that are created while devmgrd is away start without their devices")
 	}
-	switch runtime {
-	case "containerd":
-		a.cdi = at(2, 1, 0) || at(1, 7, 30) && !at(1, 8, 0)
-		a.rules, a.validates = at(2, 2, 0), at(2, 2, 0)
-	case "cri-o":
-		a.cdi, a.rules, a.validates = at(1, 34, 0), at(1, 34, 0), at(1, 34, 0)
+	if !f.cdi {
+		all = append(all, "containers that are granted CDI devices are refused")
 	}
-	return a
+	if !f.rules {
+		all = append(all, "containers that are granted device nodes with less than read and write access are refused")
+	}
+	if !f.args {
+		all = append(all, "containers whose command line refers to a device plugin's variable as $(NAME) are refused")
+	}
+	return all
 }
 
-// numbers reads the first three numbers of a version such as "v2.4.2-rc.1+unknown".
-func numbers(version string) (v [3]int) {
-	version, _, _ = strings.Cut(strings.TrimPrefix(version, "v"), "+")
-	version, _, _ = strings.Cut(version, "-")
-	for i, part := range strings.SplitN(version, ".", 3) {
-		v[i], _ = strconv.Atoi(part)
+// featuresOf returns the features of a release, by its source: containerd injects CDI devices since 2.1 (and since 1.7.30 in
+// the 1.7 series), and has device rules, command lines and validators since 2.2 (NRI 0.10); CRI-O has all of them since 1.34. Other
+// runtimes, and versions that cannot be read, count as having none.
+func featuresOf(runtime, release string) features {
+	a := features{runtime: runtime + " " + release, crio: runtime == "cri-o"}
+	v, err := version.ParseGeneric(release)
+	if err != nil {
+		return a
 	}
-	return v
+	since := func(first string) bool { return v.AtLeast(version.MustParseGeneric(first)) }
+	switch runtime {
+	case "containerd":
+		a.cdi = since("2.1.0") || since("1.7.30") && !since("1.8.0")
+		a.rules, a.args, a.validates = since("2.2.0"), since("2.2.0"), since("2.2.0")
+	case "cri-o":
+		a.cdi, a.rules, a.args, a.validates = since("1.34.0"), since("1.34.0"), since("1.34.0"), since("1.34.0")
+	}
+	return a
 }

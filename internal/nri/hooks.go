@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// hangLimit is how long a hook may take before it is clear that it never ends without help: it has a second at most.
+// hangLimit is the duration after which a hook counts as hung; it should take a second at most.
 const hangLimit = 10 * time.Second
 
-// hooks are the runtime's questions and news that are being handled at this moment, over all connections: a runtime that
-// does not wait any longer for an answer does not end the handler.
+// hooks are the events in progress, over all connections: a handler continues when the runtime does not wait for its answer any
+// longer.
 type hooks struct {
 	mu       sync.Mutex
 	underway map[*hook]bool
@@ -21,7 +21,7 @@ type hook struct {
 	began time.Time
 }
 
-// begin notes that an event is being handled, until the returned function is called.
+// begin counts an event as in progress until the returned function is called.
 func (h *hooks) begin(event string) (end func()) {
 	one := &hook{event, time.Now()}
 	h.mu.Lock()
@@ -37,7 +37,7 @@ func (h *hooks) begin(event string) (end func()) {
 	}
 }
 
-// check fails if one of them hangs.
+// check fails if an event is in progress for longer than hangLimit.
 func (h *hooks) check() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

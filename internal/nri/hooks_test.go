@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A hook that does not end is told to the watchdog, and forgotten when it ends after all. One that takes its time is not.
-func TestAHookThatHangs(t *testing.T) {
+// The watchdog learns of a hook that hangs, and forgets it when the hook ends after all. A slow hook does not count as hanging.
+func TestHooks_HungHook_IsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, w := newPlugin(t)
 		end := make(chan struct{})

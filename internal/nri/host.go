@@ -15,8 +15,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
-// A node is a device node as it is on the host at this moment. Numbers change when a driver is loaded again, so they are
-// read at each creation of a container.
+// A node is a device node of the host. Its number can change when a driver is loaded again, so it is read for each container.
 type node struct {
 	number
 	path        string // in the container
@@ -25,7 +24,7 @@ type node struct {
 	permissions string
 }
 
-// A number is what the kernel knows a device by, whatever the names of its nodes.
+// A number is the kernel's identity of a device, which may have several nodes.
 type number struct {
 	kind         string // "c" or "b"
 	major, minor int64
@@ -36,10 +35,10 @@ var notDevices = map[string]bool{
 	"pts": true, "shm": true, "fd": true, "mqueue": true, ".lxc": true, ".lxd-mounts": true, ".udev": true,
 }
 
-// maxEntries bounds a directory of devices, which is walked while the runtime waits.
+// maxEntries bounds a directory of devices, which devmgrd reads while the runtime waits.
 const maxEntries = 4096
 
-// A hostDevices is what stands at a path on the host: one device node, or a directory of them.
+// hostDevices are the device nodes at a path of the host: one, or those of a directory.
 type hostDevices struct {
 	real  string // the path without links
 	path  string // what the container sees it as, unless the plugin says otherwise
@@ -64,8 +63,8 @@ func (p hostDevices) granted(n device.Node) []node {
 	return all
 }
 
-// hostDevicesAt finds what a path on the host stands for: one device node, through a symbolic link or not, or all those below a
-// directory. It is what containerd does with the kubelet's answer, which does not happen to what comes through NRI.
+// hostDevicesAt returns the device node at a path on the host, through symbolic links, or all nodes below a directory. containerd
+// does the same for the kubelet's answer, but not for NRI's.
 func hostDevicesAt(hostPath string) (hostDevices, error) {
 	path, err := filepath.EvalSymlinks(hostPath)
 	if err != nil {
@@ -143,14 +142,13 @@ func nodeOf(info fs.FileInfo) (node, bool) {
 	return n, true
 }
 
-// makeSource makes a directory and those above it for users other than root too, whatever the umask is.
+// makeSource creates a directory and its parents, accessible for all users whatever the umask is.
 func makeSource(dir string) error {
 	_, err := shareddir.Make(dir, 0o755)
 	return err
 }
 
-// sourceAt finds what a granted mount shows. A missing source is made as a directory, as containerd does with the kubelet's
-// answer.
+// sourceAt resolves a mount source. It creates a missing source as a directory, as containerd does for the kubelet's answer.
 func sourceAt(hostPath string) (string, error) {
 	path, err := existing(hostPath)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -162,7 +160,7 @@ func sourceAt(hostPath string) (string, error) {
 	return path, err
 }
 
-// wouldBe returns where on the host a path leads or, if there is nothing, where a directory of that path would be made.
+// wouldBe returns where a path leads on the host or, if it does not exist, where a directory of that path would be created.
 func wouldBe(hostPath string) (string, error) {
 	rest := ""
 	for at := filepath.Clean(hostPath); ; at = filepath.Dir(at) {
@@ -177,7 +175,7 @@ func wouldBe(hostPath string) (string, error) {
 	}
 }
 
-// existing resolves the symbolic links of a mount source.
+// existing resolves a mount source that has to exist.
 func existing(hostPath string) (string, error) {
 	path, err := filepath.EvalSymlinks(hostPath)
 	if err != nil {

@@ -23,7 +23,7 @@ func nodes(n device.Node) ([]node, error) {
 	return found.granted(n), err
 }
 
-func TestNodesOfAPathALinkAndADirectory(t *testing.T) {
+func TestHostNodes_FileLinkDirectory(t *testing.T) {
 	link := filepath.Join(t.TempDir(), "gpu0")
 	if err := os.Symlink("/dev/null", link); err != nil {
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func TestNodesOfAPathALinkAndADirectory(t *testing.T) {
 }
 
 // Without a place in the container, a device is where it is on the host, and a link's is where it leads to.
-func TestNodesWithoutAPlace(t *testing.T) {
+func TestHostNodes_NoContainerPath_TakeTheHostPath(t *testing.T) {
 	dir := t.TempDir()
 	link, deep := filepath.Join(dir, "gpu0"), filepath.Join(dir, "dev", "null")
 	for from, to := range map[string]string{link: "/dev/null", filepath.Join(dir, "dev"): "/dev"} {
@@ -70,7 +70,7 @@ func TestNodesWithoutAPlace(t *testing.T) {
 }
 
 // All bits of a node's mode count, not only who may read and write.
-func TestModeOfANode(t *testing.T) {
+func TestHostNodes_FileMode(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "gpu0")
 	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))); err != nil {
 		t.Skipf("making a device node takes root: %v", err)
@@ -84,7 +84,7 @@ func TestModeOfANode(t *testing.T) {
 	}
 }
 
-func TestWhatIsMissingOnTheHostIsARefusal(t *testing.T) {
+func TestHost_MissingPath_IsRefused(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -100,7 +100,7 @@ func TestWhatIsMissingOnTheHostIsARefusal(t *testing.T) {
 }
 
 // A directory that is too large to look through in a hook is refused.
-func TestADirectoryThatIsTooLarge(t *testing.T) {
+func TestHost_DirectoryTooLarge_IsRefused(t *testing.T) {
 	dir := t.TempDir()
 	for i := range maxEntries {
 		if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600); err != nil {
@@ -112,7 +112,7 @@ func TestADirectoryThatIsTooLarge(t *testing.T) {
 	}
 }
 
-func TestAMountSourceThatIsMissingIsMade(t *testing.T) {
+func TestHost_MissingMountSource_IsCreated(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(dir, "link")
 	if err := os.Symlink(filepath.Join(dir, "real"), link); err != nil {

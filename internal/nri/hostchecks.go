@@ -10,28 +10,26 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// maxHostChecks bounds the sources on the host that do not answer, each of which costs a thread. A node has fewer pods.
+// maxHostChecks bounds the sources that do not answer: each costs a thread. A node has fewer pods.
 const maxHostChecks = 256
 
-// hostChecks are the looks at the host that are under way, by their sources, over all connections. A file system may hang (a
-// network's, a user's), and the thread that asks it hangs as well. So there is one look for each source, which ends when
-// the host has answered, and who asks about the source again waits for the same look: a pod whose source hangs costs one
-// thread, however often the kubelet tries it, and other pods nothing.
+// hostChecks are the host checks in progress by source, over all connections. If a file system hangs (a network's, a user's), the
+// thread that reads it hangs too. So each source has one check at a time, and further callers wait for its result: a pod whose
+// source hangs costs one thread, however often the kubelet retries it, and does not delay other pods.
 type hostChecks struct {
 	log      *slog.Logger
 	mu       sync.Mutex
 	underway map[string]*hostCheck
 }
 
-// A hostCheck is one question to the host. Its result is there when done is closed.
+// A hostCheck is one read from the host. result is set when done is closed.
 type hostCheck struct {
 	done  chan struct{}
 	value any
 	err   error
 }
 
-// checkHost returns what f finds at a source on the host, or an error when ctx ends. What f finds must depend on nothing but the
-// source.
+// checkHost returns f's result for a source on the host, or an error when ctx ends. The result must depend on the source alone.
 func checkHost[T any](ctx context.Context, l *hostChecks, what, source string, f func() (T, error)) (found T, err error) {
 	one := l.join(what+" "+source, func() (any, error) { return f() })
 	if one == nil {
@@ -49,7 +47,7 @@ func checkHost[T any](ctx context.Context, l *hostChecks, what, source string, f
 	return one.value.(T), nil
 }
 
-// join returns the look that is under way at a source, or a new one, or nil if there are too many.
+// join returns the check in progress for a source, or a new one, or nil if there are too many.
 func (l *hostChecks) join(source string, f func() (any, error)) *hostCheck {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -79,7 +79,7 @@ func TestHungFileSystem_CostsItsContainersOnly(t *testing.T) {
 	}
 }
 
-func TestLook_JoinsTheOneUnderWay(t *testing.T) {
+func TestHostCheck_SameSource_IsShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, answer, asked := newLooks(), make(chan string), 0
 		ask := func(ctx context.Context) (string, error) {
@@ -104,7 +104,7 @@ func TestLook_JoinsTheOneUnderWay(t *testing.T) {
 	})
 }
 
-func TestLooks_Bounded(t *testing.T) {
+func TestHostChecks_AreBounded(t *testing.T) {
 	l, end := newLooks(), make(chan struct{})
 	defer close(end)
 	over, cancel := context.WithCancel(t.Context())
@@ -118,7 +118,7 @@ func TestLooks_Bounded(t *testing.T) {
 	}
 }
 
-func TestLook_Panics(t *testing.T) {
+func TestHostCheck_Panic_IsAnError(t *testing.T) {
 	l := newLooks()
 	if _, err := checkHost(t.Context(), l, "device", "/x", func() (int, error) { panic("oh") }); err == nil || !strings.Contains(err.Error(), "internal error: oh") {
 		t.Errorf("%v, want the panic", err)

@@ -31,11 +31,11 @@ func (p *plugin) local(pod *api.PodSandbox) bool {
 	return pod.GetAnnotations()[resourcesKey] != "" && (p.pods == nil || !fromAPI(pod))
 }
 
-// fromAPI reports whether a kubelet created the pod for the API server.
+// fromAPI reports whether the kubelet got the pod from the API server.
 func fromAPI(pod *api.PodSandbox) bool { return pod.GetAnnotations()[sourceKey] == sourceAPI }
 
-// demandOf reads what a local pod asks for. Nothing tells init containers from others, so all count as running side by
-// side.
+// demandOf returns a local pod's demand. The annotation does not mark init containers, so all containers count as running at the
+// same time.
 func demandOf(pod *api.PodSandbox) (device.PodDemand, error) {
 	d := device.PodDemand{Pod: identity(pod), Local: true}
 	if n := len(d.Pod.UID); n == 0 || n > maxUID {
@@ -57,12 +57,12 @@ func resources(text string) (map[string]map[device.ResourceName]int, error) {
 	if len(text) > maxAnnotation {
 		return nil, fmt.Errorf("it is longer than %d bytes", maxAnnotation)
 	}
-	var told map[string]map[string]int
-	if err := json.Unmarshal([]byte(text), &told); err != nil {
+	var requests map[string]map[string]int
+	if err := json.Unmarshal([]byte(text), &requests); err != nil {
 		return nil, fmt.Errorf("it cannot be read: %w", err)
 	}
 	all := map[string]map[device.ResourceName]int{}
-	for container, wants := range told {
+	for container, wants := range requests {
 		for name, n := range wants {
 			r, err := device.ParseResourceName(name)
 			switch {
@@ -92,8 +92,8 @@ func (p *plugin) bind(pod *api.PodSandbox) error {
 	return nil
 }
 
-// RunPodSandbox tells that a pod's sandbox has been made: a local pod's devices can be allocated while its images are
-// pulled. Nothing is ever refused here, nor where a sandbox ends: it would do harm. A panic is for the log alone.
+// RunPodSandbox binds a local pod, so that its devices can be allocated while its images are pulled. Sandbox events are never
+// refused: that would leak records in containerd, and help no container.
 func (p *plugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	defer p.hook("RunPodSandbox")()
 	defer p.survive("RunPodSandbox", new(error))
@@ -107,15 +107,14 @@ func (p *plugin) RunPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	return nil
 }
 
-// StopPodSandbox tells that a pod's sandbox has ended: no container starts in it any longer. A pod may have another one by
-// then, or get one in a moment.
+// StopPodSandbox reports that no container starts in a sandbox any longer. The pod may have another sandbox.
 func (p *plugin) StopPodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	return p.leave("StopPodSandbox", pod)
 }
 
-// RemovePodSandbox reports that a pod's sandbox is gone. The runtime reports some ends only so: those of sandboxes, and those of their
-// containers, whose own events an NRI plugin that fails hides from those after it. Runtimes remove a sandbox after all of
-// its containers. Its stop would come earlier and proves less: containers may still be created then.
+// RemovePodSandbox reports that a pod's sandbox and all its containers are gone. For some containers the runtime sends no other
+// event: an NRI plugin that fails hides their own events from the plugins after it. StopPodSandbox comes earlier and proves less,
+// since containers may still be created then.
 func (p *plugin) RemovePodSandbox(_ context.Context, pod *api.PodSandbox) error {
 	return p.leave("RemovePodSandbox", pod)
 }
@@ -137,7 +136,7 @@ func (p *plugin) leave(event string, pod *api.PodSandbox) error {
 	return nil
 }
 
-// sandboxes are those of some pods, by the pods' UIDs.
+// sandboxes are sandboxes' IDs by their pods' UIDs.
 type sandboxes struct {
 	mu  sync.Mutex
 	ids map[string]map[string]bool
@@ -169,7 +168,7 @@ func (s *sandboxes) clear() {
 	s.ids = nil
 }
 
-// remove reports whether that was the pod's last sandbox.
+// remove removes a sandbox and reports whether it was the pod's last one.
 func (s *sandboxes) remove(pod *api.PodSandbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -113,7 +113,7 @@ func TestLocalPods(t *testing.T) {
 }
 
 // The runtime tells of sandboxes that have stopped as well, and does not say so: their pods are over.
-func TestLocalPodsThatHaveStopped(t *testing.T) {
+func TestLocalPods_StoppedSandbox_IsNotBound(t *testing.T) {
 	p, w := newPlugin(t)
 	sandbox := func(uid string, pid uint32) *api.PodSandbox {
 		s := static("of-" + uid)
@@ -121,25 +121,25 @@ func TestLocalPodsThatHaveStopped(t *testing.T) {
 		return s
 	}
 	stopped, running := sandbox("stopped", 0), sandbox("running", 1)
-	nobody := sandbox("used", 0) // as those are that have no process of their own
-	c := &api.Container{Id: "c", PodSandboxId: nobody.Id, Name: "a"}
-	if _, err := p.Synchronize(t.Context(), []*api.PodSandbox{stopped, running, nobody}, []*api.Container{c}); err != nil {
+	processless := sandbox("used", 0) // as of a runtime whose sandboxes have no process
+	c := &api.Container{Id: "c", PodSandboxId: processless.Id, Name: "a"}
+	if _, err := p.Synchronize(t.Context(), []*api.PodSandbox{stopped, running, processless}, []*api.Container{c}); err != nil {
 		t.Fatal(err)
 	}
-	var told []device.PodUID
+	var bound []device.PodUID
 	for _, d := range w.local {
-		told = append(told, d.Pod.UID)
+		bound = append(bound, d.Pod.UID)
 	}
-	if want := []device.PodUID{"running", "used"}; !slices.Equal(told, want) {
-		t.Errorf("told of %q, want %q", told, want)
+	if want := []device.PodUID{"running", "used"}; !slices.Equal(bound, want) {
+		t.Errorf("bound pods %q, want %q", bound, want)
 	}
-	for _, s := range []*api.PodSandbox{stopped, running, nobody} {
+	for _, s := range []*api.PodSandbox{stopped, running, processless} {
 		if err := p.RemovePodSandbox(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if !slices.Equal(w.dropped, told) {
-		t.Errorf("dropped %q, want %q", w.dropped, told)
+	if !slices.Equal(w.dropped, bound) {
+		t.Errorf("dropped %q, want %q", w.dropped, bound)
 	}
 }
 
@@ -195,7 +195,7 @@ func TestSandboxesNeverFail(t *testing.T) {
 			p.allocator, p.log = broken{w}, slog.New(slog.NewTextHandler(&log, nil))
 			p.sandboxes.add(static("s1"))
 			if err := handle(p, t.Context(), static("s1")); err != nil {
-				t.Errorf("the runtime is told %v", err)
+				t.Errorf("the hook returns %v", err)
 			}
 			if !strings.Contains(log.String(), "hook panicked") || !strings.Contains(log.String(), "event="+event+" panic=oh") {
 				t.Errorf("the log says %q", log.String())

@@ -10,21 +10,20 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A container's own settings, with which those of device plugins may collide.
+// own are a container's own settings, with which grants of plugins may collide.
 type own struct {
 	env         []string        // variables that the pod's specification sets
 	mounts      map[string]bool // destinations of the pod's volumes, cleaned
 	annotations map[string]string
 }
 
-// cdiPrefix starts the keys of annotations that name CDI devices (Container Device Interface specification, section
-// on Kubernetes annotations). The runtime consumes them: they do not reach the container.
+// cdiPrefix starts the keys of annotations that name CDI devices (Container Device Interface specification, "Kubernetes
+// annotations"). The runtime does not pass them to the container.
 const cdiPrefix = "cdi.k8s.io/"
 
-// merge makes one grant of all of a container's shares, the way the kubelet's device manager does: what the pod sets
-// itself wins; of several shares that set one key the first wins, and shares are in the order of their resources. The
-// kubelet takes them in random order. Conflicts between shares that say different things are reported, without values,
-// which may be secret.
+// merge merges a container's shares into one grant, as the kubelet's device manager does: the pod's own settings win, then the
+// first share that sets a key, in the order of the resources (the kubelet's order is random). It returns conflicts between shares
+// without the values, which may be secret.
 func merge(shares []device.Share, has own) (device.Grant, []string) {
 	g := device.Grant{Env: map[string]string{}, Annotations: map[string]string{}}
 	var conflicts []string
@@ -73,7 +72,7 @@ func merge(shares []device.Share, has own) (device.Grant, []string) {
 		}
 	}
 	g.Mounts = uncovered(g.Mounts, has.mounts)
-	// Devices that annotations name come after all others, as the runtime would take them.
+	// Devices of annotations come after all others, as in the runtime.
 	for _, s := range shares {
 		g.CDI = append(g.CDI, s.Grant.CDI...)
 	}
@@ -88,8 +87,8 @@ func merge(shares []device.Share, has own) (device.Grant, []string) {
 	return g, conflicts
 }
 
-// uncovered leaves out mounts that the container would not see: those with a volume of the pod at the same place, and
-// those with a later mount there, spelled differently. The runtime would mount one over the other.
+// uncovered leaves out mounts that would be covered: by a volume of the pod at the same place, or by a later mount with another
+// spelling.
 func uncovered(mounts []device.Mount, volumes map[string]bool) []device.Mount {
 	last := map[string]int{}
 	for i, m := range mounts {
@@ -105,7 +104,7 @@ func uncovered(mounts []device.Mount, volumes map[string]bool) []device.Mount {
 	return seen
 }
 
-// distinct leaves out names that have come before.
+// distinct returns names without repetitions.
 func distinct(names []string) []string {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(names, func(name string) bool {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/ttrpc"
@@ -24,22 +23,22 @@ const (
 	maxMessage = 4 << 20
 
 	// maxAdded bounds what devmgrd adds to one container: variables, mounts, device nodes, annotations, and the growth of the
-	// command line. Four pods with 256 KiB of annotations, which is what the API server allows, and four containers with
-	// 256 KiB of arguments and variables, which is what packaging/kubernetes/pod-size.yaml allows, have 2 MiB. With
-	// what devmgrd adds they have 3.5 MiB, and 0.5 MiB are left for labels, mounts and names.
+	// command line. Four pods with 256 KiB of annotations (the API server's limit) and four containers with 256 KiB of arguments
+	// and variables (the limit of packaging/kubernetes/pod-size.yaml) have 2 MiB, with devmgrd's additions 3.5 MiB. 0.5 MiB are
+	// left for labels, mounts and names.
 	maxAdded = 384 << 10
 
-	// maxExchange bounds the pod, the container and devmgrd's answer together. The runtime puts all three into one
-	// message when it asks whether the container is right (ValidateContainerAdjustment), with a line for each thing that was
-	// added, and passes the changed container on to the next plugin. The rest is for what other plugins add.
+	// maxExchange bounds the pod, the container and devmgrd's answer together. ValidateContainerAdjustment has all three in one
+	// message, with a line for each added entry, and the next plugin gets the changed container. The rest of the message is left
+	// for other plugins' additions.
 	maxExchange = 3 << 20
 
-	// maxError bounds the text of an error, which is a message too. It may quote what a plugin or a pod has written.
+	// maxError bounds the text of an error, which may quote a plugin or a pod.
 	maxError = 4 << 10
 )
 
-// bounded is called for each of the runtime's questions and sees that no answer can end the connection. Handlers refuse with
-// a better reason before.
+// bounded calls a handler, and replaces an answer that is too large for a message by an error, so that no answer can end the
+// connection. Handlers return a better reason before.
 func bounded(ctx context.Context, unmarshal ttrpc.Unmarshaler, info *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
 	answer, err := method(ctx, unmarshal)
 	if err != nil {
@@ -55,22 +54,13 @@ func bounded(ctx context.Context, unmarshal ttrpc.Unmarshaler, info *ttrpc.Unary
 
 // brief returns an error whose text has at most maxError bytes.
 func brief(err error) error {
-	text := err.Error()
-	if len(text) <= maxError {
+	if len(err.Error()) <= maxError {
 		return err
 	}
-	return errors.New(shorten(text))
+	return errors.New(device.ClipTo(err.Error(), maxError))
 }
 
-func shorten(text string) string {
-	const more = " ..."
-	if len(text) <= maxError {
-		return text
-	}
-	return strings.ToValidUTF8(text[:maxError-len(more)], "") + more
-}
-
-// fits returns a refusal if a container does not fit into the runtime's messages together with what is added to it.
+// fits returns a refusal if a container and its adjustment are too large for the runtime's messages.
 func fits(pod *api.PodSandbox, ctr *api.Container, adj *api.ContainerAdjustment) error {
 	sandbox, own, added := pod.SizeVT(), ctr.SizeVT(), adj.SizeVT()
 	if sandbox+own+added <= maxExchange {

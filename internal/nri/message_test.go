@@ -233,7 +233,7 @@ func TestGrantTooLarge_OfAnOldStateFile_IsAskedForAgain(t *testing.T) {
 	}
 }
 
-// A talker is an NRI plugin that answers what it is told to answer.
+// A talker is an NRI plugin whose answers the test sets.
 type talker struct {
 	adjust *api.ContainerAdjustment
 	err    error

@@ -6,11 +6,13 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/containerd/nri/pkg/api"
+
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// notRedirected are running containers that have the kubelet's plugin directory: they were created without devmgrd, so a device plugin in
-// one of them is registered with the kubelet. They outlast a connection: the next one's Synchronize replaces them.
+// notRedirected are running containers with the kubelet's plugin directory: they were created without devmgrd, so a device plugin
+// in one of them is registered with the kubelet. The next Synchronize replaces them.
 type notRedirected struct {
 	mu         sync.Mutex
 	containers map[string]notRedirectedContainer // by the container's ID
@@ -21,21 +23,21 @@ type notRedirectedContainer struct {
 	sandbox string
 }
 
-// replace takes all that the runtime has.
+// replace sets the containers to those that the runtime has listed.
 func (s *notRedirected) replace(all map[string]notRedirectedContainer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.containers = all
 }
 
-// remove takes a container that has ended.
+// remove removes a container that has ended.
 func (s *notRedirected) remove(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.containers, id)
 }
 
-// removeSandbox takes all containers of a sandbox that is gone.
+// removeSandbox removes all containers of a sandbox.
 func (s *notRedirected) removeSandbox(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,4 +69,18 @@ func (s *notRedirected) count() float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return float64(len(s.containers))
+}
+
+// hasKubeletDir reports whether a container that has not ended has a mount that devmgrd would have redirected.
+func (p *plugin) hasKubeletDir(pod *api.PodSandbox, ctr *api.Container) bool {
+	if p.redirect == nil || pod.GetAnnotations()[redirectKey] == "false" || ctr.GetState() == api.ContainerState_CONTAINER_STOPPED {
+		return false
+	}
+	i := slices.IndexFunc(ctr.GetMounts(), p.redirect.names)
+	if i < 0 {
+		return false
+	}
+	p.log.Warn("container not redirected; restart its pod",
+		"pod", identity(pod).String(), "container", ctr.GetName(), "at", ctr.GetMounts()[i].GetDestination())
+	return true
 }

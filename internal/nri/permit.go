@@ -7,26 +7,25 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Rules are the operator's rules for what device plugins may grant. Their methods return at once; their errors are *device.Refusal.
+// Rules are the operator's rules for grants of device plugins. Their methods return at once; their errors are *device.Refusal.
 type Rules interface {
-	// MayGrant returns an error if the container must not have what the plugin grants.
+	// MayGrant returns an error if the rules forbid a container's grants.
 	MayGrant(to device.PodContainer, resource device.ResourceName, grant device.Grant) error
-	// MayMount returns an error if the container must not have the path of the host to which a granted mount source leads.
+	// MayMount returns an error if the rules forbid to mount path, to which a granted mount source leads.
 	MayMount(to device.PodContainer, resource device.ResourceName, granted, real string) error
-	// MayHave returns an error if the container must not have the device of the host to which a granted path leads.
+	// MayHave returns an error if the rules forbid a device of the host, to which a granted path leads.
 	MayHave(to device.PodContainer, resource device.ResourceName, granted string, n device.HostNode) error
 }
 
-// A permit asks the rules about one container's grants. A nil permit allows all.
+// A permit applies the rules to one container's grants. A nil permit allows all.
 type permit struct {
 	rules Rules
 	to    device.PodContainer
-	// Whose plugins have granted a path of the host, as a mount source and as a device.
+	// The plugins that granted a path of the host, as a mount source and as a device.
 	mounts, nodes map[string][]device.ResourceName
 }
 
-// permitted returns a permit for a container, or an error if the rules do not allow one of its grants. The grants may be older than
-// the rules.
+// permitted returns a permit for a container, or an error if the rules forbid one of its grants, which may be older than the rules.
 func permitted(rules Rules, to device.PodContainer, shares []device.Share) (*permit, error) {
 	if rules == nil {
 		return nil, nil
@@ -46,7 +45,7 @@ func permitted(rules Rules, to device.PodContainer, shares []device.Share) (*per
 	return may, nil
 }
 
-// mount returns an error if a granted mount source must not lead where it does.
+// mount returns an error if the rules forbid the place to which a granted mount source leads.
 func (m *permit) mount(granted, real string) error {
 	if m == nil {
 		return nil
@@ -59,7 +58,7 @@ func (m *permit) mount(granted, real string) error {
 	return nil
 }
 
-// devices returns an error if one of the devices at a granted path must not be there.
+// devices returns an error if the rules forbid one of the devices at a granted path.
 func (m *permit) devices(granted string, found hostDevices) error {
 	if m == nil {
 		return nil
@@ -75,7 +74,7 @@ func (m *permit) devices(granted string, found hostDevices) error {
 	return nil
 }
 
-// lapsed returns a refusal after which the plugin is asked again: it may have been changed, or the rules.
+// lapsed turns a rule's error into a refusal that ends with a new grant: the operator may have changed the plugin or the rules.
 func lapsed(err error) error {
 	if no := new(device.Refusal); errors.As(err, &no) {
 		return device.Refuse(no.Reason, errLapsed, "%s", no.Message)

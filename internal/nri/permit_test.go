@@ -17,22 +17,22 @@ import (
 	"github.com/devmgrd/devmgrd/internal/pluginrules"
 )
 
-type told []string
+type reports []string
 
-func (t *told) NotAllowed(pod device.Pod, why string) { *t = append(*t, pod.String()+": "+why) }
+func (r *reports) NotAllowed(pod device.Pod, why string) { *r = append(*r, pod.String()+": "+why) }
 
 // ruled has a plugin ask rules for a.com/x.
-func ruled(t testing.TB, p *plugin, grants string, enforce bool) *told {
+func ruled(t testing.TB, p *plugin, grants string, enforce bool) *reports {
 	t.Helper()
 	rules, err := pluginrules.Parse([]byte("rules:\n- name: x\n  resources: [a.com/x]\n  grants: " + grants))
 	if err != nil {
 		t.Fatal(err)
 	}
-	heard := &told{}
+	notifier := &reports{}
 	p.rules = pluginrules.New(pluginrules.Config{
-		Rules: rules, Enforce: enforce, Notifier: heard, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Rules: rules, Enforce: enforce, Notifier: notifier, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	})
-	return heard
+	return notifier
 }
 
 // A container gets what the rules allow. A grant of the state file may be older than the rules; it is compared too, and so is what its
@@ -99,7 +99,7 @@ func TestRules(t *testing.T) {
 		}
 		// The plugin is asked again: it may grant something else now.
 		if want := []string{"main PluginNotAllowed lapsed=true"}; !slices.Equal(w.refused, want) || w.claims != 0 {
-			t.Errorf("%s: the ledger heard %q, and %d claims stand", name, w.refused, w.claims)
+			t.Errorf("%s: the ledger reports %q, and %d claims stand", name, w.refused, w.claims)
 		}
 	}
 	if _, err := os.Lstat(outside + "/new"); !errors.Is(err, fs.ErrNotExist) {
@@ -107,7 +107,7 @@ func TestRules(t *testing.T) {
 	}
 
 	p, w := newPlugin(t)
-	heard := ruled(t, p, mounts, false)
+	reports := ruled(t, p, mounts, false)
 	st := ready()
 	st.Assignment.Shares[0].Grant = mount(allowed + "/link")
 	w.set(st)
@@ -116,8 +116,8 @@ func TestRules(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if len(*heard) != 1 || !strings.HasPrefix((*heard)[0], "ns/pod: container main: rule x does not allow") || !strings.Contains((*heard)[0], "leads to "+outside) {
-		t.Errorf("reported: %q", *heard)
+	if len(*reports) != 1 || !strings.HasPrefix((*reports)[0], "ns/pod: container main: rule x does not allow") || !strings.Contains((*reports)[0], "leads to "+outside) {
+		t.Errorf("reported: %q", *reports)
 	}
 }
 
@@ -128,7 +128,7 @@ func TestRules_OnePathOfTwoResources(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.rules = pluginrules.New(pluginrules.Config{Rules: rules, Enforce: true, Notifier: &told{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
+	p.rules = pluginrules.New(pluginrules.Config{Rules: rules, Enforce: true, Notifier: &reports{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry()})
 	st := ready()
 	st.Assignment.Shares = []device.Share{
 		{Resource: "a.com/x", Grant: device.Grant{Nodes: []device.Node{{HostPath: "/dev/null", Permissions: "rw"}}}},

@@ -13,17 +13,18 @@ import (
 	"github.com/containerd/nri/pkg/stub"
 )
 
-// A Greeting is the runtime's description of itself to an NRI plugin that connects.
+// A Greeting is how the runtime introduces itself to an NRI plugin.
 type Greeting struct {
 	Runtime, Version string
-	// RegistrationTimeout is how long a plugin may take to connect, RequestTimeout how long for each answer.
+	// RegistrationTimeout bounds the registration of a plugin, RequestTimeout each answer.
 	RegistrationTimeout, RequestTimeout time.Duration
-	// CDI: it injects CDI devices. Rules: it takes rules of the devices cgroup. Validates: it has validators.
-	CDI, Rules, Validates bool
+	// CDI: it injects CDI devices. Rules: it supports rules of the devices cgroup. Args: it replaces command lines.
+	// Validates: it has validators.
+	CDI, Rules, Args, Validates bool
 }
 
-// Probe connects to a runtime as devmgrd would, takes its greeting and leaves before it is taken up: no event is asked for, and
-// what runs is not listed. The runtime logs that a plugin named devmgrd-check has not started.
+// Probe connects to a runtime as devmgrd does, and leaves after the runtime's greeting: it subscribes to no event and gets no list.
+// The runtime logs that a plugin named devmgrd-check has not started.
 func Probe(ctx context.Context, socket string) (Greeting, error) {
 	p := &probe{}
 	s, err := stub.New(p, stub.WithPluginName("devmgrd-check"), stub.WithPluginIdx("99"), stub.WithSocketPath(socket),
@@ -48,23 +49,23 @@ func Probe(ctx context.Context, socket string) (Greeting, error) {
 	can := featuresOf(who.name, who.version)
 	return Greeting{
 		Runtime: who.name, Version: who.version, RegistrationTimeout: s.RegistrationTimeout(), RequestTimeout: s.RequestTimeout(),
-		CDI: can.cdi, Rules: can.rules, Validates: can.validates,
+		CDI: can.cdi, Rules: can.rules, Args: can.args, Validates: can.validates,
 	}, nil
 }
 
-// errProbed is said to the runtime, and ends in its log.
+// errProbed ends the registration; it is in the runtime's log.
 var errProbed = errors.New("devmgrd check disconnects after its probe; this is not a failure")
 
-// A probe is a plugin that is not taken up.
+// A probe is a plugin that refuses its configuration.
 type probe struct{ greeted atomic.Pointer[runtimeName] }
 
 type runtimeName struct{ name, version string }
 
-// Configure notes who greets, and leaves.
+// Configure records the greeting, and refuses.
 func (p *probe) Configure(_ context.Context, _, runtime, version string) (api.EventMask, error) {
 	p.greeted.Store(&runtimeName{runtime, version})
 	return 0, errProbed
 }
 
-// RemovePodSandbox is never called. A plugin has to have a handler.
+// RemovePodSandbox is never called, but the stub requires a handler.
 func (p *probe) RemovePodSandbox(context.Context, *api.PodSandbox) error { return nil }

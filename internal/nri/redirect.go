@@ -6,26 +6,27 @@ import (
 	"strings"
 
 	"github.com/containerd/nri/pkg/api"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // registrationSocket is the name of the socket on which device plugins register.
 const registrationSocket = "kubelet.sock"
 
-// A Redirect leads device plugins that would talk to the kubelet to devmgrd: the mount of the kubelet's plugin
-// directory in their containers is replaced by one of ours, and their manifests stay as the vendor made them.
+// A Redirect maps the kubelet's plugin directories in plugins' containers to devmgrd's, so that plugins register with devmgrd and
+// their manifests stay unchanged.
 type Redirect struct {
 	From string // the kubelet's plugin directory
 	To   string // devmgrd's
-	// The same for the directory in which plugins wait to be asked. CSI drivers wait there too, and are the kubelet's; so
-	// it is led for containers that have From as well, and for pods that ask for it.
+	// The same for the directory of plugins that wait to be called. CSI drivers use it too, and they belong to the kubelet. So it
+	// is redirected only in containers that have From as well, and in pods that ask for it.
 	RegistryFrom, RegistryTo string
-	// Own: each plugin pod gets its own directories in place of To and RegistryTo.
+	// Own: each plugin pod gets directories of its own in place of To and RegistryTo.
 	Own bool
 }
 
-// mounts returns the mounts to put over a container's own, and the destinations of mounts that should have been
-// redirected and cannot be: a mount made below one that is shared with the host would appear on the host too, in the
-// hostDevices of the kubelet's own directory.
+// mounts returns the mounts that replace a container's own, and the destinations of mounts that cannot be replaced: below a mount
+// that is shared with the host, a replacement would appear on the host too, in the kubelet's own directory.
 func (r Redirect) mounts(all []*api.Mount, registry bool) (instead []*api.Mount, shared []string) {
 	instead, shared = redirectedDir{r.From, r.To}.mounts(all)
 	if registry || slices.ContainsFunc(all, r.names) {
@@ -72,20 +73,73 @@ func (w redirectedDir) mounts(all []*api.Mount) (instead []*api.Mount, shared []
 	return instead, shared
 }
 
-// names reports whether a mount is of the kubelet's plugin directory itself or of its socket, as only device plugins have
-// it: mounts of what is above are made by many others.
+// names reports whether a mount is the kubelet's plugin directory itself or its socket, as only device plugins have it; many other
+// pods mount directories above it.
 func (r Redirect) names(m *api.Mount) bool {
 	from := filepath.Clean(m.GetSource())
 	return from == r.From || from == filepath.Join(r.From, registrationSocket)
 }
 
-// direct reports whether a mount is of a redirected directory itself, not of one above it.
+// direct reports whether a mount is a redirected directory itself.
 func (r Redirect) direct(m *api.Mount, registry bool) bool {
 	return r.names(m) || registry && filepath.Clean(m.GetSource()) == r.RegistryFrom
 }
 
-// between reports whether path is below top, and is bottom or above it.
+// between reports whether path is bottom or above it, and not above top.
 func between(top, path, bottom string) bool {
 	top, path = filepath.Clean(top), filepath.Clean(path)
 	return len(path) > len(top) && (path == bottom || strings.HasPrefix(bottom, path+"/"))
+}
+
+// redirectMounts redirects a device plugin's mounts.
+func (p *plugin) redirectMounts(adj *api.ContainerAdjustment, pod *api.PodSandbox, ctr *api.Container) error {
+	if p.redirect == nil || pod.GetAnnotations()[redirectKey] == "false" {
+		return nil
+	}
+	registry := pod.GetAnnotations()[redirectKey] == registryToo
+	instead, shared := p.redirect.mounts(ctr.GetMounts(), registry)
+	if len(instead) > 0 {
+		own, err := p.ownRedirect(pod, ctr, registry)
+		if err != nil {
+			return device.Refuse(device.PluginDirectoryMissing, err, "the plugin's own directory cannot be created")
+		}
+		if own != nil {
+			instead, _ = own.mounts(ctr.GetMounts(), registry)
+		}
+	}
+	for _, m := range instead {
+		adj.AddMount(m)
+		p.log.Info("redirected kubelet's plugin directory", "pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", m.Destination, "to", m.Source)
+	}
+	for _, at := range shared {
+		p.log.Info("cannot redirect mount above kubelet's plugin directory",
+			"pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", at)
+	}
+	return nil
+}
+
+// ownRedirect returns the redirect to the pod's own directory, or nil for the common one. A container with a read-only mount cannot
+// create a socket in it. A container that mounts a directory above sees the kubelet's own files, and needs the common directory.
+func (p *plugin) ownRedirect(pod *api.PodSandbox, ctr *api.Container, registry bool) (*Redirect, error) {
+	if !p.redirect.Own || pod.GetAnnotations()[directoryKey] == common || pod.GetUid() == "" {
+		return nil, nil
+	}
+	id := identity(pod)
+	p.present.add(pod)
+	dir, has := p.dirs.OwnDirectory(id.UID)
+	writes := slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool {
+		return p.redirect.direct(m, registry) && !slices.Contains(m.GetOptions(), "ro")
+	})
+	if !has && !writes {
+		return nil, nil
+	}
+	if !has {
+		var err error
+		if dir, err = p.dirs.Directory(id); err != nil {
+			return nil, err
+		}
+	}
+	own := *p.redirect
+	own.To, own.RegistryTo = dir.Sockets, dir.Registry
+	return &own, nil
 }

@@ -22,7 +22,7 @@ import (
 // in the state file alone. Where that is lost, nothing of the resource is given out until the container has ended.
 const stampKey = "devmgrd.io/assignment"
 
-// Bounds of a stamp, in bytes. maxStamp bounds what is read back: NRI's messages are no longer than that.
+// Limits of a stamp in bytes. maxStamp bounds the annotation that devmgrd reads: NRI's messages are no longer.
 const (
 	maxPlain  = 4 << 10  // a stamp of lists only
 	maxList   = 1 << 10  // one resource as a list, in a longer stamp
@@ -31,8 +31,8 @@ const (
 	maxStamp  = 4 << 20
 )
 
-// maxExpanded bounds the devices that the ranges in all stamps of one synchronization name. What is beyond counts as a
-// digest that nothing matches.
+// maxExpanded bounds the devices in the ranges of all stamps of one synchronization. Ranges beyond it count as a digest without a
+// match.
 const maxExpanded = 1 << 20
 
 // A sealed is the value of a resource with a long list.
@@ -83,9 +83,9 @@ func marshal(v any) string {
 	return string(text)
 }
 
-// stamped reads the annotation back: the devices by resource, and the digests of those lists that are too long for it. A client
-// that creates containers can write the annotation, so what cannot be a resource or a device is left out. An object that cannot be
-// read is a digest that nothing matches. left is how many devices ranges may still name.
+// stamped returns the devices and the digests of an annotation. Any client of the runtime can write the annotation, so invalid
+// resources and devices are left out, and an unreadable value is a digest without a match. left is the number of devices that
+// ranges may still have.
 func stamped(annotations map[string]string, left *int) (ids map[device.ResourceName][]device.ID, digests map[device.ResourceName]string) {
 	text := annotations[stampKey]
 	var found map[string]json.RawMessage
@@ -130,7 +130,7 @@ func with(ids map[device.ResourceName][]device.ID, r device.ResourceName, all []
 	return ids
 }
 
-// unseal returns the devices that a value's ranges name, ascending, or else its digest.
+// unseal returns the devices of a value's ranges in ascending order, or else its digest.
 func unseal(value []byte, left *int) ([]device.ID, string) {
 	var s sealed
 	if json.Unmarshal(value, &s) != nil {
@@ -155,13 +155,13 @@ func unseal(value []byte, left *int) ([]device.ID, string) {
 	return all, ""
 }
 
-// A numbered is an ID that ends in a number: what is before it, and how many digits it has if they are fixed (0: they are not).
+// A numbered is an ID that ends in a number: the text before it, and the number of digits if it is fixed (0: it is not).
 type numbered struct {
 	prefix string
 	width  int
 }
 
-// number splits an ID at the number that it ends in, of nine digits at most.
+// number splits an ID before its last number, of at most nine digits.
 func splitNumber(id string) (as numbered, n int, ok bool) {
 	at := len(id)
 	for at > 0 && len(id)-at < 9 && id[at-1] >= '0' && id[at-1] <= '9' {
@@ -186,7 +186,7 @@ func (as numbered) id(n int) string {
 	return as.prefix + strings.Repeat("0", max(0, as.width-len(digits))) + digits
 }
 
-// rangesOf sums up IDs: each range is one ID, or the first and the last of consecutive numbers. IDs are unique.
+// rangesOf returns ranges of IDs: each is one ID, or the first and the last of consecutive numbers. IDs are unique.
 func rangesOf(ids []device.ID) [][]string {
 	numbers := map[numbered][]int{}
 	var order []numbered
@@ -221,7 +221,7 @@ func rangesOf(ids []device.ID) [][]string {
 	return all
 }
 
-// expandRange returns the IDs of one range, of which there may be so many.
+// expandRange returns the IDs of one range, at most left.
 func expandRange(r []string, most int) ([]device.ID, bool) {
 	switch {
 	case len(r) == 1 && r[0] != "" && most > 0:

@@ -33,7 +33,7 @@ func TestStamped(t *testing.T) {
 	}
 }
 
-// What is written is read back, and what somebody else has written does no harm.
+// A written stamp reads back unchanged, and a stamp of another program does no harm.
 func FuzzStamp(f *testing.F) {
 	f.Add(`{"a.com/x":["1","2"]}`, "GPU-1::3", "<&>\u2028")
 	f.Add(`{"a.com/x":[""],"":["1"],"cpu":null}`, "\\\"", "\x00")
@@ -135,7 +135,7 @@ func TestStamp_ManyResources(t *testing.T) {
 	}
 }
 
-// What cannot be read of an object is a list that nobody knows, and costs no memory.
+// An object that cannot be read counts as a list of unknown devices, and costs no memory.
 func TestStamp_Hostile(t *testing.T) {
 	for _, value := range []string{
 		`{}`, `{"count":1}`, `{"count":-1,"ranges":[["x0"]]}`, `{"count":2,"ranges":[["x0"]]}`, `{"count":1,"ranges":[["x0"],["x1"]]}`,

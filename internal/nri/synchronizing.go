@@ -4,30 +4,34 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/ttrpc"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
 )
 
-// A runtime takes an NRI plugin up in three steps: it accepts the registration, configures the plugin, and lists all pods and
-// containers to it (Synchronize). The runtime sends those in parts of at most 4 MiB, but never in parts of fewer than four pods and four
-// containers, and it closes the connection if it cannot. All that a plugin sees of that is the end of the connection between
-// the second and the third step, each time that it connects. A runtime that is restarted looks the same, but only once.
+// A runtime accepts an NRI plugin in three steps: it accepts the registration, configures the plugin, and lists all pods and
+// containers to it (Synchronize). It sends the list in parts of at most 4 MiB, and of at least four pods and four containers. If
+// four of each are larger, it closes the connection; if fewer than four of either are left to send, NRI 0.12.5 panics and the runtime
+// ends. Of both, a plugin sees that the connection ends between the second and the third step, each time that it connects. A restart
+// of the runtime looks the same, but only once.
 
-// maxUnlisted is how many connections in a row end so before that counts as the cause.
+// maxUnlisted is the number of connections in a row without a complete list that count as such a failure.
 const maxUnlisted = 3
 
-// A progress is how far the runtime has come in taking devmgrd up, over one connection.
+// A progress is how much of its list the runtime has sent over one connection.
 type progress struct {
 	mu               sync.Mutex
-	pods, containers int  // of which the runtime has told
-	reported         bool // of all of them
+	pods, containers int
+	complete         bool
 }
 
-// intercept is bounded, and notes what the runtime tells.
+// intercept calls bounded, and counts what the runtime lists.
 func (g *progress) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, info *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
 	if !strings.HasSuffix(info.FullMethod, "/Synchronize") {
 		return bounded(ctx, unmarshal, info, method)
@@ -39,18 +43,18 @@ func (g *progress) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, i
 			defer g.mu.Unlock()
 			g.pods += len(part.GetPods())
 			g.containers += len(part.GetContainers())
-			g.reported = !part.GetMore()
+			g.complete = !part.GetMore()
 		}
 		return err
 	}, info, method)
 }
 
-// end returns why the connection ended, as far as devmgrd can see. took is how long the runtime had after it had configured devmgrd, and
-// limit how long it waits for an answer.
+// end returns why the connection ended, as far as devmgrd can see. took is the time since the runtime configured devmgrd, and limit is
+// how long the runtime waits for an answer.
 func (g *progress) end(took, limit time.Duration) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.reported {
+	if g.complete {
 		return errLost
 	}
 	return &unlistedError{pods: g.pods, containers: g.containers, late: limit > 0 && took >= limit, limit: limit}
@@ -58,10 +62,10 @@ func (g *progress) end(took, limit time.Duration) error {
 
 var errLost = errors.New("the connection was closed")
 
-// An unlistedError is a connection that ended before the runtime had told of all pods and containers.
+// An unlistedError is a connection that ended before the list was complete.
 type unlistedError struct {
-	pods, containers int  // of which it had told
-	late             bool // it had as long as it waits for an answer
+	pods, containers int  // listed before
+	late             bool // the runtime has waited for an answer as long as it does
 	limit            time.Duration
 }
 
@@ -72,11 +76,79 @@ func (e *unlistedError) Error() string {
 	return fmt.Sprintf("the runtime closed the connection before it had listed its containers, after %d pods and %d containers", e.pods, e.containers)
 }
 
-// cause explains a connection that ends so each time.
-func (e *unlistedError) cause() string {
-	if e.late {
+// cause explains connections that end so each time. ended: the runtime has ended with them.
+func (e *unlistedError) cause(ended bool) string {
+	switch {
+	case ended:
+		return fmt.Sprintf("the runtime ends each time before it has listed its containers (it listed %d pods and %d containers), probably because NRI panics when pods and containers have more than 4 MiB "+
+			"of arguments, variables and annotations together; devmgrd connects again within %s; devmgrd check names the largest", e.pods, e.containers, endedPause)
+	case e.late:
 		return fmt.Sprintf("the runtime closes each connection since its list of pods and containers is not taken within %s: set plugin_request_timeout to 10s in the runtime's NRI configuration", e.limit)
 	}
 	return fmt.Sprintf("the runtime closes each connection before it has listed its containers (it listed %d pods and %d containers): the next four pods and containers probably have more than 4 MiB "+
 		"of arguments, variables and annotations, which NRI cannot send in one message; devmgrd check names the largest", e.pods, e.containers)
+}
+
+const (
+	// Pauses between attempts to connect. They are short: meanwhile new containers wait or, without the admission policy, start without
+	// their devices, and an attempt costs microseconds while no process listens.
+	firstPause = 50 * time.Millisecond
+	lastPause  = 500 * time.Millisecond
+
+	// unlistedPause is the longest pause while the runtime cannot list its containers. At each attempt it encodes all of them several
+	// times, with the lock that every container operation needs.
+	unlistedPause = 5 * time.Second
+
+	// endedPause is the longest pause while the runtime ends at each attempt. Between two attempts the node has to get its work done, and the
+	// kubelet has to delete the pods.
+	endedPause = 4 * time.Minute
+)
+
+// failures counts connections in a row that ended without a complete list, and has the pauses between attempts.
+type failures struct {
+	unlisted int
+	ended    bool // the socket refused a connection after one of them: the runtime has ended with it
+
+	ordinary, listing, ending backoff.Backoff
+}
+
+func newFailures() *failures {
+	return &failures{
+		ordinary: backoff.Backoff{First: firstPause, Last: lastPause},
+		listing:  backoff.Backoff{First: lastPause, Last: unlistedPause},
+		ending:   backoff.Backoff{First: unlistedPause, Last: endedPause},
+	}
+}
+
+// add counts an attempt that ended with err. It returns an explanation when there is a new one.
+func (f *failures) add(err error) (cause string, isNew bool) {
+	var unlisted *unlistedError
+	var network *net.OpError
+	switch {
+	case errors.As(err, &unlisted):
+		f.unlisted++
+	case f.unlisted > 0 && errors.As(err, &network) && network.Op == "dial":
+		f.ended = true
+		return "", false
+	default:
+		f.unlisted, f.ended = 0, false
+		f.listing.Reset()
+		f.ending.Reset()
+		return "", false
+	}
+	if f.unlisted < maxUnlisted {
+		return "", false
+	}
+	return unlisted.cause(f.ended), f.unlisted == maxUnlisted
+}
+
+// pause returns the pauses to use now.
+func (f *failures) pause() *backoff.Backoff {
+	switch {
+	case f.unlisted < maxUnlisted:
+		return &f.ordinary
+	case f.ended:
+		return &f.ending
+	}
+	return &f.listing
 }

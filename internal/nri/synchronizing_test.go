@@ -2,8 +2,10 @@ package nri
 
 import (
 	"fmt"
+	"net"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -65,10 +67,10 @@ func TestConnection_ContainersThatCannotBeListed_AreTheCause(t *testing.T) {
 			}
 			eventually(t, "it is tried again", func() bool { return asked.Load() > maxUnlisted+1 })
 			l.mu.Lock()
-			told := len(l.unlisted)
+			reports := len(l.unlisted)
 			l.mu.Unlock()
-			if told != 1 {
-				t.Errorf("the Node's owners were told %d times, want once", told)
+			if reports != 1 {
+				t.Errorf("%d events on the Node, want one", reports)
 			}
 			left.Store(true)
 			if got := l.list(t); len(got) != 16 {
@@ -79,6 +81,60 @@ func TestConnection_ContainersThatCannotBeListed_AreTheCause(t *testing.T) {
 	}
 }
 
+// NRI 0.12.5 panics when fewer than four pods or containers are left to list and do not fit into a message. A devmgrd that connected
+// again at once would end the runtime again at once, and the pods could not be deleted.
+func TestFailures(t *testing.T) {
+	unlisted := error(&unlistedError{pods: 4, containers: 4})
+	refused := error(&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED})
+	for name, test := range map[string]struct {
+		errs    []error
+		longest time.Duration
+		says    string
+	}{
+		"the runtime is away":                        {[]error{refused, refused, refused, refused}, lastPause, ""},
+		"it is restarted":                            {[]error{errLost, refused, refused}, lastPause, ""},
+		"it is restarted while it lists":             {[]error{unlisted, refused, refused}, lastPause, ""},
+		"it closes connections":                      {[]error{unlisted, unlisted, unlisted}, unlistedPause, "it listed 4 pods and 4 containers"},
+		"it ends each time":                          {[]error{unlisted, refused, unlisted, refused, unlisted}, endedPause, "NRI panics"},
+		"it ends each time, and is away":             {[]error{unlisted, refused, unlisted, refused, unlisted, refused}, endedPause, ""},
+		"it ended each time, and has listed all":     {[]error{unlisted, refused, unlisted, unlisted, errLost, refused}, lastPause, ""},
+		"it ended once, long before, and closes now": {[]error{unlisted, refused, errLost, unlisted, unlisted, unlisted}, unlistedPause, "the next four"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, cause := newFailures(), ""
+			for _, err := range test.errs {
+				cause, _ = f.add(err)
+			}
+			if got := f.pause().Last; got != test.longest {
+				t.Errorf("the longest pause is %s, want %s", got, test.longest)
+			}
+			if !strings.Contains(cause, test.says) || cause != "" && test.says == "" {
+				t.Errorf("the cause is %q, want %q", cause, test.says)
+			}
+		})
+	}
+}
+
+// The runtime waits for all container operations before it lists, and starts none: a stop that hangs stops the node.
+func TestConnection_RuntimeDoesNotList_IsReported(t *testing.T) {
+	var started atomic.Bool // NRI lists once at its own start too
+	release := make(chan struct{})
+	_, socket := runtimeOf(t, func() ([]*api.PodSandbox, []*api.Container) {
+		if started.Load() {
+			<-release
+		}
+		return nil, nil
+	})
+	started.Store(true)
+	l := connectWith(t, socket, func(n *Connection) { n.listLimit = 10 * time.Millisecond })
+	eventually(t, "the cause is said", func() bool {
+		return strings.Contains(fmt.Sprint(l.connection.Check()), "has not listed its containers within 10ms")
+	})
+	close(release)
+	l.list(t)
+	eventually(t, "devmgrd is connected", func() bool { return l.connection.Check() == nil })
+}
+
 // A runtime that is restarted, or that takes an answer for late, is not taken for one that cannot list its containers.
 func TestProgress(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -86,7 +142,7 @@ func TestProgress(t *testing.T) {
 		took     time.Duration
 		says     string
 	}{
-		"after all were listed": {&progress{pods: 1, containers: 1, reported: true}, 0, "the connection was closed"},
+		"after all were listed": {&progress{pods: 1, containers: 1, complete: true}, 0, "the connection was closed"},
 		"before":                {&progress{}, time.Second, "before it had listed its containers, after 0 pods and 0 containers"},
 		"amid":                  {&progress{pods: 3, containers: 7}, time.Second, "after 3 pods and 7 containers"},
 		"late":                  {&progress{pods: 3, containers: 7}, 2 * time.Second, "was not taken within 2s (plugin_request_timeout)"},

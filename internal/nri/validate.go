@@ -13,21 +13,20 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
-// ValidateContainerAdjustment is the runtime's last question about a container: all NRI plugins have answered, and this is
-// what it would get. It has to be all that we gave, since a plugin after us may take away or replace what it likes.
-// Nothing is looked up: what we gave was right a moment ago, and the container counts as living since then.
-//
-// That we are asked at all is worth as much. A runtime that has dropped us over the first question, because we were
-// killed or too slow, still has us down for this one, gets no answer, and makes no container without its devices.
+// ValidateContainerAdjustment is the runtime's last call about a container, with the adjustment of all NRI plugins. It fails if a
+// later plugin has removed or replaced an entry of devmgrd's answer. It looks up nothing: the answer was right when it was given,
+// and the container has counted as running since then. A runtime that has dropped devmgrd during CreateContainer, because it was
+// killed or late, calls this handler too, gets no answer, and does not create the container without its devices.
 func (p *plugin) ValidateContainerAdjustment(_ context.Context, req *api.ValidateContainerAdjustmentRequest) (err error) {
 	defer p.hook("ValidateContainerAdjustment")()
 	defer p.survive("ValidateContainerAdjustment", &err)
 	ours, asked := p.answers.take(req.GetContainer().GetId())
 	var why string
 	if lost := altered(ours, req); len(lost) > 0 {
-		why = "other NRI plugins have removed or replaced entries of devmgrd: " + strings.Join(abridge(lost), ", ") +
+		why = "other NRI plugins have removed or replaced entries of devmgrd: " + strings.Join(lists.First(lost, maxNamed), ", ") +
 			"; remove these plugins, or let them answer before devmgrd (nri.index)"
 	} else if !asked {
 		why = "the container runtime did not call devmgrd for the container's devices; it will when it creates the container again"
@@ -36,15 +35,15 @@ func (p *plugin) ValidateContainerAdjustment(_ context.Context, req *api.Validat
 		return nil
 	}
 	p.attempts.forget(running(req.GetPod(), req.GetContainer()).Container) // this reason replaces an earlier one
-	pod, name := identity(req.GetPod()), req.GetContainer().GetName()
+	pod, name := identity(req.GetPod()), nameOf(req.GetContainer())
 	p.metrics.refused(device.Overruled)
 	p.allocator.Refused(device.Container{Pod: pod.UID, Name: name}, device.Wait{Reason: device.Overruled, Message: why}, false)
 	p.log.Warn("container refused", "pod", pod.String(), "container", name, "reason", device.Overruled, "err", why)
 	return fmt.Errorf("devmgrd: container %s of pod %s cannot start yet: %s: %s", name, pod, device.Overruled, why)
 }
 
-// altered names the entries of our answer that other plugins have changed, and these plugins. It leaves out the command line: a
-// wrapper does not touch the devices. Of environment variables it has names only.
+// altered names the entries of devmgrd's answer that other plugins have changed, and these plugins. It leaves out the command line,
+// since wrappers do not change devices. NRI names changed variables without their values.
 func altered(ours *api.ContainerAdjustment, req *api.ValidateContainerAdjustmentRequest) (lost []string) {
 	if ours == nil {
 		return nil
@@ -79,18 +78,10 @@ func altered(ours *api.ContainerAdjustment, req *api.ValidateContainerAdjustment
 	return lost
 }
 
-// maxNamed bounds what one message or log line names.
+// maxNamed bounds the entries that one message or log line names.
 const maxNamed = 8
 
-// abridge returns the first of a list, and how many more there are.
-func abridge(all []string) []string {
-	if len(all) <= maxNamed {
-		return all
-	}
-	return append(slices.Clone(all[:maxNamed]), fmt.Sprintf("and %d more", len(all)-maxNamed))
-}
-
-// changed returns the keys of those in ours that are not the same in all.
+// changed returns the keys whose values in ours and in all differ.
 func changed[T proto.Message](ours, all []T, key func(T) string) (keys []string) {
 	if len(ours) == 0 {
 		return nil
@@ -108,7 +99,7 @@ func changed[T proto.Message](ours, all []T, key func(T) string) (keys []string)
 	return keys
 }
 
-// answers are what we have given to containers about which the runtime has not put its last question yet, by its IDs.
+// answers are devmgrd's answers for containers that are not validated yet, by their IDs.
 type answers struct {
 	mu  sync.Mutex
 	all map[string]*api.ContainerAdjustment
@@ -123,7 +114,7 @@ func (a *answers) put(id string, given *api.ContainerAdjustment) {
 	a.all[id] = given
 }
 
-// take returns an answer and forgets it.
+// take removes and returns an answer.
 func (a *answers) take(id string) (given *api.ContainerAdjustment, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

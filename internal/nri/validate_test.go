@@ -84,7 +84,7 @@ func TestValidation(t *testing.T) {
 }
 
 // Each answer is validated once, and what has never been asked for is not right either.
-func TestValidationOfWhatWasNotAsked(t *testing.T) {
+func TestValidation_OncePerAnswer(t *testing.T) {
 	p, w := newPlugin(t)
 	w.set(device.Readiness{State: device.NoDevices})
 	request := &api.ValidateContainerAdjustmentRequest{Pod: sandbox(), Container: container(), Adjust: &api.ContainerAdjustment{}}
@@ -129,7 +129,7 @@ func TestValidationOfWhatWasNotAsked(t *testing.T) {
 }
 
 // A runtime that does not know an event takes no plugin that wants it.
-func TestWhichEventsAreAskedFor(t *testing.T) {
+func TestConfigure_EventsByRuntimeVersion(t *testing.T) {
 	for runtime, want := range map[string]bool{
 		"containerd 1.7.30": false, "containerd v2.0.14": false, "containerd v2.1.9": false, "containerd v2.2.0": true,
 		"containerd v2.4.2": true, "containerd 3.0.0": true, "containerd ": false,

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // A draft is one resource during one plan: the devices that the plan has used, and those that init containers hand on.
@@ -196,11 +197,7 @@ const (
 
 // needs turns each of a container's requests into a need.
 func needs(lines []request, on drafts, as needMode) []need {
-	all := make([]need, len(lines))
-	for i, l := range lines {
-		all[i] = on[l.resource].need(l, as)
-	}
-	return all
+	return lists.Map(lines, func(l request) need { return on[l.resource].need(l, as) })
 }
 
 // need turns a request into a need. A resource without places has an empty need.

@@ -245,11 +245,9 @@ func (p *planner) podNodes() (nodes, *device.Refusal) {
 			return nil, no
 		}
 		l := request{resource: r, n: requests[r], certain: slices.Clone(s.running)}
-		for _, as := range p.Has {
-			for _, s := range as.Shares {
-				if s.Resource == r {
-					l.certain = append(l.certain, s.IDs...)
-				}
+		for _, s := range device.Shares(p.Has) {
+			if s.Resource == r {
+				l.certain = append(l.certain, s.IDs...)
 			}
 		}
 		slices.Sort(l.certain)

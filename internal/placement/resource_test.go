@@ -43,13 +43,13 @@ func TestFiguresOfAPool(t *testing.T) {
 			case 3:
 				p.Release([]device.ID{id()}, "u")
 			}
-			free, sick, broken, out := 0, 0, 0, 0
+			free, unusable, broken, out := 0, 0, 0, 0
 			for _, d := range p.listing.devices {
 				_, c := cordons[d.ID]
 				_, taken := p.taken[d.ID]
 				switch {
 				case taken && (!d.Healthy || c):
-					sick++
+					unusable++
 				case taken:
 				case c:
 					out++
@@ -59,8 +59,8 @@ func TestFiguresOfAPool(t *testing.T) {
 					free++
 				}
 			}
-			if p.freeCount != free || p.takenUnusable != sick || p.unhealthy() != broken || p.cordoned() != out {
-				t.Fatalf("seed %d: free %d %d, sick %d %d, unhealthy %d %d, cordoned %d %d", seed, p.freeCount, free, p.takenUnusable, sick, p.unhealthy(), broken, p.cordoned(), out)
+			if p.freeCount != free || p.takenUnusable != unusable || p.unhealthy() != broken || p.cordoned() != out {
+				t.Fatalf("seed %d: free %d %d, unusable %d %d, unhealthy %d %d, cordoned %d %d", seed, p.freeCount, free, p.takenUnusable, unusable, p.unhealthy(), broken, p.cordoned(), out)
 			}
 			for i, n := range p.freeAt {
 				k := 0

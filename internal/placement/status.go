@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // A View is one resource's devices at one moment: shared immutable values, and copies of the rest.
@@ -29,10 +30,7 @@ func (p *Resource) View(r device.ResourceName) View {
 // Statuses returns each device, in the order of the names, with the pod that has it.
 func (v View) Statuses(pods *device.Snapshot) []device.DeviceStatus {
 	holders := v.holders(pods)
-	all := make([]device.DeviceStatus, 0, len(v.listing.devices))
-	for _, d := range v.listing.devices {
-		all = append(all, v.status(d, true, holders[d.ID]))
-	}
+	all := lists.Map(v.listing.devices, func(d device.Device) device.DeviceStatus { return v.status(d, true, holders[d.ID]) })
 	unlisted := map[device.ID]bool{} // in use or cordoned
 	for id := range holders {
 		unlisted[id] = true
@@ -56,15 +54,10 @@ func (v View) holders(pods *device.Snapshot) map[device.ID]*device.Holder {
 		all[id] = &device.Holder{Pod: device.Pod{UID: uid}}
 	}
 	for _, p := range pods.Pods {
-		for _, as := range p.Assignments {
-			for _, s := range as.Shares {
-				if s.Resource != v.resource {
-					continue
-				}
-				for _, id := range s.IDs {
-					if v.taken[id] == p.Pod.UID {
-						all[id].Containers = append(all[id].Containers, as.Container.Name)
-					}
+		for c, s := range device.Shares(p.Assignments) {
+			for _, id := range s.IDs {
+				if s.Resource == v.resource && v.taken[id] == p.Pod.UID {
+					all[id].Containers = append(all[id].Containers, c.Name)
 				}
 			}
 		}

@@ -12,12 +12,12 @@ import (
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
-// removeBatch is how many names are read at once.
+// removeBatch is the number of names per read.
 const removeBatch = 1024
 
-// removeAll removes a path with all that is below. No process writes there any longer, but one that did may have left trees that are
-// deeper than a process has descriptors, and directories that root may not write without CAP_DAC_OVERRIDE. So directories are moved
-// to the top before they are emptied, and made writable.
+// removeAll removes a path with everything below. No process writes there any longer, but one may have left trees that are deeper
+// than the limit of descriptors, and directories that root cannot write without CAP_DAC_OVERRIDE. So directories are moved to the
+// top before they are emptied, and made writable.
 func removeAll(path string) error {
 	top, name, err := shareddir.Split(path)
 	if err != nil {
@@ -49,8 +49,8 @@ type remover struct {
 	moved int
 }
 
-// empty removes what is in a directory, one batch of names. Directories below it are moved to the top first. done reports that
-// the directory is empty.
+// empty removes a batch of a directory's names, and first moves directories to the top. done reports whether the directory is
+// empty.
 func (r *remover) empty(dir *shareddir.Dir) (done bool, err error) {
 	fd, err := unix.Open(dir.Through("."), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -103,7 +103,7 @@ func (r *remover) removeDir(name string) error {
 	return nil
 }
 
-// lift moves a directory to the top, where it is found later.
+// lift moves a directory to the top, which empty reads again.
 func (r *remover) lift(from int, name string) error {
 	for {
 		r.moved++

@@ -22,20 +22,20 @@ const (
 
 	maxOwner = 4 << 10 // bytes of an owner.json
 
-	// label is the SELinux label by which containers may reach the sockets in a directory: the kubelet's.
+	// label is the kubelet's SELinux label for directories with sockets for containers.
 	label = "system_u:object_r:container_file_t:s0"
 )
 
-// A Tree is the directory that holds those of all plugin pods.
+// A Tree is the directory of all plugin pods' directories.
 type Tree struct{ root string }
 
-// At returns the tree at root. Nothing is touched.
+// At returns the tree at root. It reads no file.
 func At(root string) *Tree { return &Tree{root: filepath.Clean(root)} }
 
-// names are the UIDs that can be a directory's name. Kubernetes' UIDs can: they are UUIDs, and hashes for static pods.
+// names matches UIDs that can be directory names, as those of Kubernetes are: UUIDs, and hashes for static pods.
 var names = regexp.MustCompile(`^[0-9A-Za-z][0-9A-Za-z._-]{0,127}$`)
 
-// Of returns a pod's directory, whether it is there or not. It fails if the UID cannot be a directory's name.
+// Of returns a pod's directory, whether it exists or not. It fails if the UID cannot be a directory name.
 func (t *Tree) Of(pod device.Pod) (device.PluginDir, error) {
 	if !names.MatchString(string(pod.UID)) {
 		return device.PluginDir{}, fmt.Errorf("the UID %.80q of pod %s cannot be a directory's name", pod.UID, pod)
@@ -46,14 +46,14 @@ func (t *Tree) Of(pod device.Pod) (device.PluginDir, error) {
 
 func (t *Tree) path(uid device.PodUID) string { return filepath.Join(t.root, string(uid)) }
 
-// owner is what owner.json holds.
+// owner is the content of owner.json.
 type owner struct {
 	UID       device.PodUID `json:"uid"`
 	Namespace string        `json:"namespace"`
 	Name      string        `json:"name"`
 }
 
-// Make makes a pod's directory, or completes it.
+// Make creates a pod's directory, or completes it.
 func (t *Tree) Make(pod device.Pod) (device.PluginDir, error) {
 	dir, err := t.Of(pod)
 	if err != nil {
@@ -82,8 +82,8 @@ func (t *Tree) Make(pod device.Pod) (device.PluginDir, error) {
 	return dir, d.ReplaceFile(ownerFile, text)
 }
 
-// Known makes the tree, returns the directories that are there, and removes what has been begun or left behind. A directory that
-// cannot be read stays as it is: a container may have it.
+// Known creates the tree, returns its complete directories, and removes incomplete ones. It leaves a directory that it cannot read,
+// since a container may have it.
 func (t *Tree) Known() ([]device.PluginDir, error) {
 	if _, err := shareddir.Make(t.root, 0o700); err != nil {
 		return nil, fmt.Errorf("directory for plugin pods: %w", err)
@@ -107,7 +107,7 @@ func (t *Tree) Known() ([]device.PluginDir, error) {
 	return all, failed
 }
 
-// errIncomplete is of a directory that no container has: it was never complete, or is being removed.
+// errIncomplete reports a directory that no container has: it was never complete, or is being removed.
 var errIncomplete = errors.New("it is not complete")
 
 // read returns the directory of that name, if it is complete.
@@ -134,9 +134,9 @@ func (t *Tree) read(name string) (device.PluginDir, error) {
 	return t.Of(device.Pod{UID: o.UID, Namespace: o.Namespace, Name: o.Name})
 }
 
-// Remove removes a pod's directory with all that is in it. The pod's containers have ended.
+// Remove removes a pod's directory with everything in it. The pod's containers have ended.
 func (t *Tree) Remove(uid device.PodUID) error {
-	// Without owner.json what is left after a crash does not count.
+	// Without owner.json the rest counts as incomplete after a crash.
 	if err := os.Remove(filepath.Join(t.path(uid), ownerFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -155,8 +155,8 @@ const (
 	removePause = 100 * time.Millisecond
 )
 
-// MakeShared makes a directory for plugins, and what is missing above it, so that plugins of other users can pass, and of other
-// containers. What is there already keeps its mode and its label.
+// MakeShared creates a directory for plugins and its missing parents, so that plugins of other users and containers can reach it.
+// Existing directories keep their mode and their label.
 func MakeShared(dir string) error {
 	made, err := shareddir.Make(dir, 0o755)
 	for _, d := range made {
@@ -165,8 +165,8 @@ func MakeShared(dir string) error {
 	return err
 }
 
-// setLabel lets containers in where SELinux is on. As in the kubelet it is no error if that fails: an administrator may have given
-// the directory a label of another kind.
+// setLabel lets containers in where SELinux is on. As in the kubelet a failure is no error: an administrator may have set
+// another kind of label.
 func setLabel(dir string) {
 	d, err := shareddir.Open(dir)
 	if err != nil {

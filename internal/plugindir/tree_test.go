@@ -31,7 +31,7 @@ func names(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// Plugins of all users reach what is theirs, and nobody reaches what is above.
+// Plugins of all users reach their own directories, and none reaches the directories above.
 func TestMake(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o077))
 	root := filepath.Join(t.TempDir(), "run", "plugins")

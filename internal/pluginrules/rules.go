@@ -15,6 +15,7 @@ import (
 	yaml "go.yaml.in/yaml/v3"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // MaxFile bounds a rules file, in bytes.
@@ -90,8 +91,8 @@ func Parse(text []byte) (*Rules, error) {
 
 // mistakes returns the decoder's errors, each on a line of its own.
 func mistakes(err error) error {
-	wrong := new(yaml.TypeError)
-	if !errors.As(err, &wrong) {
+	wrong, ok := errors.AsType[*yaml.TypeError](err)
+	if !ok {
 		return errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
 	}
 	var all []error
@@ -127,13 +128,13 @@ func (r *Rules) check() error {
 		wrong := func(format string, args ...any) {
 			name := fmt.Sprintf("rules[%d]", i)
 			if rule.Name != "" {
-				name += fmt.Sprintf(" (%s)", clip(rule.Name))
+				name += fmt.Sprintf(" (%s)", device.Clip(rule.Name))
 			}
 			all = append(all, fmt.Errorf("%s: %s", name, fmt.Sprintf(format, args...)))
 		}
 		switch {
 		case rule.Name == "" || len(rule.Name) > 63 || strings.Trim(rule.Name, "abcdefghijklmnopqrstuvwxyz0123456789-.") != "":
-			wrong("name: %q is not a name; write at most 63 lower-case letters, digits, '-' and '.'", clip(rule.Name))
+			wrong("name: %q is not a name; write at most 63 lower-case letters, digits, '-' and '.'", device.Clip(rule.Name))
 		case rule.Name == noRule:
 			wrong("name: %q stands for resources without a rule; choose another name", noRule)
 		case names[rule.Name]:
@@ -146,9 +147,9 @@ func (r *Rules) check() error {
 		for j, p := range rule.Resources {
 			switch {
 			case !wellFormed(p) || strings.Count(p, "/") != 1:
-				wrong("resources[%d]: %q is no pattern of a resource's name; write it like vendor.example/gpu, or vendor.example/*", j, clip(p))
+				wrong("resources[%d]: %q is no pattern of a resource's name; write it like vendor.example/gpu, or vendor.example/*", j, device.Clip(p))
 			case patterns[p] != "":
-				wrong("resources[%d]: %q is in rule %s already, which decides", j, clip(p), patterns[p])
+				wrong("resources[%d]: %q is in rule %s already, which decides", j, device.Clip(p), patterns[p])
 			default:
 				patterns[p] = rule.Name
 			}
@@ -164,27 +165,27 @@ func (r *Rules) check() error {
 		if g := rule.Grants; g != nil {
 			for j, p := range g.Env {
 				if !wellFormed(p) || strings.Contains(p, "=") {
-					wrong("grants.env[%d]: %q is no pattern of a variable's name; write it like VENDOR_*", j, clip(p))
+					wrong("grants.env[%d]: %q is no pattern of a variable's name; write it like VENDOR_*", j, device.Clip(p))
 				}
 			}
 			for j, p := range g.Mounts {
 				if !wellFormedPath(p) {
-					wrong("grants.mounts[%d]: %q is no pattern of an absolute path without detours; write it like /usr/lib/vendor", j, clip(p))
+					wrong("grants.mounts[%d]: %q is no pattern of an absolute path without detours; write it like /usr/lib/vendor", j, device.Clip(p))
 				}
 			}
 			for j, p := range g.Devices {
 				if _, _, err := parseMajor(p); !wellFormedPath(p) && err != nil {
-					wrong("grants.devices[%d]: %q is neither a pattern of an absolute path nor a major number; write it like /dev/vendor[0-9]*, or c:195", j, clip(p))
+					wrong("grants.devices[%d]: %q is neither a pattern of an absolute path nor a major number; write it like /dev/vendor[0-9]*, or c:195", j, device.Clip(p))
 				}
 			}
 			for j, p := range g.Annotations {
 				if !wellFormed(p) {
-					wrong("grants.annotations[%d]: %q is no pattern of an annotation's key; write it like vendor.example/*", j, clip(p))
+					wrong("grants.annotations[%d]: %q is no pattern of an annotation's key; write it like vendor.example/*", j, device.Clip(p))
 				}
 			}
 			for j, p := range g.CDIKinds {
 				if !wellFormed(p) || strings.Count(p, "/") != 1 || strings.Contains(p, "=") {
-					wrong("grants.cdiKinds[%d]: %q is no kind of CDI devices; write it like vendor.example/gpu", j, clip(p))
+					wrong("grants.cdiKinds[%d]: %q is no kind of CDI devices; write it like vendor.example/gpu", j, device.Clip(p))
 				}
 			}
 		}
@@ -293,7 +294,7 @@ func (r *Rules) Grant(resource device.ResourceName, g device.Grant) *Violation {
 		return nil
 	}
 	var all []string
-	add := func(what, name string) { all = append(all, what+" "+clip(name)) }
+	add := func(what, name string) { all = append(all, what+" "+device.Clip(name)) }
 	for _, name := range slices.Sorted(maps.Keys(g.Env)) {
 		if !matchesAny(may.Env, name) {
 			add("variable", name)
@@ -333,7 +334,7 @@ func (r *Rules) Mount(resource device.ResourceName, granted, real string) *Viola
 	if rule == nil || rule.Grants == nil || coversAny(rule.Grants.Mounts, real) {
 		return nil // without a rule Grant has refused already
 	}
-	return rule.forbids(resource, []string{"mount of " + clip(granted) + ", which leads to " + clip(real)})
+	return rule.forbids(resource, []string{"mount of " + device.Clip(granted) + ", which leads to " + device.Clip(real)})
 }
 
 // Device returns why a device of the host to which a granted path leads may not be granted, or nil.
@@ -350,9 +351,9 @@ func (r *Rules) Device(resource device.ResourceName, granted string, n device.Ho
 	}):
 		return nil
 	}
-	what := "device " + clip(granted)
+	what := "device " + device.Clip(granted)
 	if granted != n.Path {
-		what += ", which leads to " + clip(n.Path)
+		what += ", which leads to " + device.Clip(n.Path)
 	}
 	return rule.forbids(resource, []string{fmt.Sprintf("%s (%s:%d)", what, n.Kind, n.Major)})
 }
@@ -364,18 +365,6 @@ func (rule *Rule) forbids(resource device.ResourceName, what []string) *Violatio
 	if len(what) == 0 {
 		return nil
 	}
-	message := fmt.Sprintf("rule %s does not allow what the plugin of %s grants: %s", rule.Name, resource, strings.Join(what[:min(len(what), maxNamed)], ", "))
-	if more := len(what) - maxNamed; more > 0 {
-		message += fmt.Sprintf(" and %d more", more)
-	}
+	message := fmt.Sprintf("rule %s does not allow what the plugin of %s grants: %s", rule.Name, resource, strings.Join(lists.First(what, maxNamed), ", "))
 	return &Violation{rule.Name, "grant", message}
-}
-
-// clip keeps a plugin's text short enough for a message.
-func clip(s string) string {
-	const limit = 200
-	if len(s) > limit {
-		return strings.ToValidUTF8(s[:limit], "") + "..."
-	}
-	return s
 }

@@ -101,7 +101,7 @@ func TestGrant(t *testing.T) {
 		"out of it":            {gpu, mount("/usr/lib/vendor/../../../etc/shadow"), "mount of /usr/lib/vendor/../../../etc/shadow"},
 		"the root":             {gpu, mount("/"), "mount of /"},
 		"pattern of a mount":   {gpu, mount("/var/run/vendor-17/socket"), ""},
-		"beside the pattern":   {gpu, mount("/var/run/vendor-x"), "mount of /var/run/vendor-x"},
+		"outside the pattern":  {gpu, mount("/var/run/vendor-x"), "mount of /var/run/vendor-x"},
 		"allowed annotation":   {gpu, device.Grant{Annotations: map[string]string{"vendor.example/a": "1"}}, ""},
 		"another annotation":   {gpu, device.Grant{Annotations: map[string]string{"run.oci.handler": "krun"}}, "annotation run.oci.handler"},
 		"CDI":                  {gpu, device.Grant{CDI: []string{"vendor.example/gpu=0", "vendor.example/gpu=all"}}, ""},
@@ -112,7 +112,7 @@ func TestGrant(t *testing.T) {
 		"unchecked":            {"host.example/x", mount("/etc"), ""},
 		"nothing is allowed":   {"closed.example/x", device.Grant{Env: map[string]string{"A": ""}}, "rule closed does not allow"},
 		"a device, by path":    {"closed.example/x", device.Grant{Nodes: []device.Node{{HostPath: "/dev/null"}}}, "device /dev/null"},
-		"many":                 {gpu, device.Grant{Env: map[string]string{"A": "", "B": "", "C": "", "D": "", "E": "", "F": ""}}, "variable A, variable B, variable C, variable D and 2 more"},
+		"many":                 {gpu, device.Grant{Env: map[string]string{"A": "", "B": "", "C": "", "D": "", "E": "", "F": ""}}, "variable A, variable B, variable C, variable D, and 2 more"},
 		"values are not named": {gpu, device.Grant{Env: map[string]string{"A": "secret"}}, "grants: variable A"},
 	} {
 		v := rules.Grant(test.resource, test.grant)

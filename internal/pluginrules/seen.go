@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // Bounds of what is remembered of grants.
@@ -59,9 +60,7 @@ func (m *memory) note(resource device.ResourceName, ids []device.ID, g device.Gr
 			return
 		}
 		if names == nil {
-			for _, id := range ids[:min(len(ids), maxIDs)] {
-				names = append(names, string(id))
-			}
+			names = lists.Strings(ids[:min(len(ids), maxIDs)])
 		}
 		m.n++
 		to[text] = generalize(text, names)
@@ -105,11 +104,7 @@ func (m *memory) list() []device.PluginGrants {
 }
 
 func sorted(patterns map[string]string) []device.GrantName {
-	var all []device.GrantName
-	for _, text := range slices.Sorted(maps.Keys(patterns)) {
-		all = append(all, device.GrantName{Text: text, Pattern: patterns[text]})
-	}
-	return all
+	return lists.Map(slices.Sorted(maps.Keys(patterns)), func(text string) device.GrantName { return device.GrantName{Text: text, Pattern: patterns[text]} })
 }
 
 // kindOf returns the vendor and the class of a CDI device's name.

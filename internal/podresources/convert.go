@@ -9,6 +9,7 @@ import (
 	v1alpha1 "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // entry returns a pod in v1: all containers that run until the pod ends, with or without devices.
@@ -72,11 +73,9 @@ func alphaEntry(p *device.PodAllocation) *v1alpha1.PodResources {
 }
 
 func alphaDevices(devices []*v1.ContainerDevices) []*v1alpha1.ContainerDevices {
-	var all []*v1alpha1.ContainerDevices
-	for _, d := range devices {
-		all = append(all, &v1alpha1.ContainerDevices{ResourceName: d.ResourceName, DeviceIds: d.DeviceIds})
-	}
-	return all
+	return lists.Map(devices, func(d *v1.ContainerDevices) *v1alpha1.ContainerDevices {
+		return &v1alpha1.ContainerDevices{ResourceName: d.ResourceName, DeviceIds: d.DeviceIds}
+	})
 }
 
 // allocatable returns the devices that a container may be assigned now or later: healthy, not cordoned unless in use, and of a
@@ -102,14 +101,9 @@ func listed(resources device.Resources) []*v1alpha1.ContainerDevices {
 	var all []*v1alpha1.ContainerDevices
 	offers := resources.Offers()
 	for _, r := range slices.Sorted(maps.Keys(offers)) {
-		var ids []string
-		for _, d := range offers[r].Inventory.Devices {
-			ids = append(ids, string(d.ID))
+		if ids := lists.Map(offers[r].Inventory.Devices, func(d device.Device) string { return string(d.ID) }); len(ids) > 0 {
+			all = append(all, &v1alpha1.ContainerDevices{ResourceName: string(r), DeviceIds: ids})
 		}
-		if len(ids) == 0 {
-			continue
-		}
-		all = append(all, &v1alpha1.ContainerDevices{ResourceName: string(r), DeviceIds: ids})
 	}
 	return all
 }

@@ -64,7 +64,7 @@ func TestASlowKubeletIsBelievedAgain(t *testing.T) {
 	})
 }
 
-// A kubelet that takes 1.2 s answers those, too, that ask while it answers somebody else.
+// A kubelet that takes 1.2 s also answers requests that come during its answer to another.
 func TestWhoJoinsLateHasAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		list := asks(t, func() time.Duration { return 1200 * time.Millisecond })

@@ -11,11 +11,10 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/devmgrd/devmgrd/internal/connlimit"
+	"github.com/devmgrd/devmgrd/internal/peercreds"
 )
 
 // Limits of one client. A client is a pod, or a process outside of pods: by its process ID, by its pidfd outside the daemon's PID
@@ -46,7 +45,7 @@ type client struct {
 	connections int
 }
 
-// clients are the connected clients. They are the transport credentials of the server, which connect a request with its client.
+// clients are the connected clients.
 type clients struct {
 	mu  sync.Mutex
 	all map[string]*client // by connlimit's name
@@ -63,10 +62,8 @@ func (c *client) wait(ctx context.Context) error {
 		r.Cancel()
 		return errBusy
 	}
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(delay):
 		return nil
 	case <-ctx.Done():
 		r.Cancel()
@@ -74,23 +71,8 @@ func (c *client) wait(ctx context.Context) error {
 	}
 }
 
-// clientOf returns the sender of a request.
-func clientOf(ctx context.Context) *client {
-	p, _ := peer.FromContext(ctx)
-	return p.AuthInfo.(caller).client
-}
-
-// A caller is the client of one connection.
-type caller struct {
-	credentials.CommonAuthInfo
-	*client
-}
-
-// AuthType is part of credentials.AuthInfo.
-func (caller) AuthType() string { return "peer credentials" }
-
-// ServerHandshake is part of credentials.TransportCredentials. Nothing is sent.
-func (cs *clients) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+// identify returns the client of a new connection.
+func (cs *clients) identify(conn net.Conn) (net.Conn, *client, error) {
 	limited, ok := conn.(*connlimit.Conn)
 	if !ok {
 		return nil, nil, errors.New("the connection was not accepted by a listener of PodResources")
@@ -109,8 +91,7 @@ func (cs *clients) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInf
 		cs.all[name] = c
 	}
 	c.connections++
-	return &counted{Conn: conn, closed: sync.OnceFunc(func() { cs.closed(c) })},
-		caller{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, c}, nil
+	return &counted{Conn: conn, closed: sync.OnceFunc(func() { cs.closed(c) })}, c, nil
 }
 
 func (cs *clients) closed(c *client) {
@@ -130,26 +111,10 @@ func (c *counted) Close() error {
 	return c.Conn.Close()
 }
 
-// ClientHandshake is part of credentials.TransportCredentials. It always fails.
-func (*clients) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("only for servers")
-}
-
-// Info is part of credentials.TransportCredentials.
-func (*clients) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "unix"}
-}
-
-// Clone is part of credentials.TransportCredentials: servers share it.
-func (cs *clients) Clone() credentials.TransportCredentials { return cs }
-
-// OverrideServerName is part of credentials.TransportCredentials.
-func (*clients) OverrideServerName(string) error { return nil }
-
 // limit applies the client's rate to a request, and counts the request.
 func (s *Server) limit(ctx context.Context, request any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (answer any, err error) {
 	defer func() { s.metrics.count(info.FullMethod, status.Code(err)) }()
-	if err := clientOf(ctx).wait(ctx); err != nil {
+	if err := peercreds.Of[*client](ctx).wait(ctx); err != nil {
 		return nil, err
 	}
 	return handle(ctx, request)
@@ -158,7 +123,7 @@ func (s *Server) limit(ctx context.Context, request any, info *grpc.UnaryServerI
 // limitStream does the same for streams.
 func (s *Server) limitStream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
 	defer func() { s.metrics.count(info.FullMethod, status.Code(err)) }()
-	if err := clientOf(stream.Context()).wait(stream.Context()); err != nil {
+	if err := peercreds.Of[*client](stream.Context()).wait(stream.Context()); err != nil {
 		return err
 	}
 	return handle(server, stream)

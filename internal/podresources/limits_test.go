@@ -100,7 +100,7 @@ func TestANoisyClient(t *testing.T) {
 	}
 	for range podresources.ClientBurst {
 		if _, err := r.v1.List(t.Context(), &v1.ListPodResourcesRequest{}); err != nil {
-			t.Fatalf("beside a noisy client: %v", err)
+			t.Fatalf("next to a noisy client: %v", err)
 		}
 	}
 }
@@ -288,7 +288,7 @@ func TestTheSocket(t *testing.T) {
 	}
 }
 
-// Somebody else has the path: that is told, costs them nothing, and ends when they go.
+// Another process has the path: that is reported, does not disturb it, and ends when it goes.
 func TestSomebodyElseHasThePath(t *testing.T) {
 	var other net.Listener
 	r := start(t, func(c *podresources.Config) {
@@ -300,9 +300,9 @@ func TestSomebodyElseHasThePath(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	plugintest.Eventually(t, "the trouble is told", func() bool { return r.server.Check() != nil })
+	plugintest.Eventually(t, "the failure shows", func() bool { return r.server.Check() != nil })
 	if err := r.server.Check(); err == nil || !strings.Contains(err.Error(), "podResources.socket") {
-		t.Errorf("the trouble is told as %v", err)
+		t.Errorf("the failure shows as %v", err)
 	}
 	other.Close()
 	r.list()

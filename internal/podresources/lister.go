@@ -3,6 +3,7 @@ package podresources
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -10,6 +11,7 @@ import (
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/peercreds"
 )
 
 const (
@@ -76,7 +78,7 @@ func (l lister) find(ctx context.Context, name podName, atKubelet bool) (bool, e
 	if _, known := l.active(name); known || !atKubelet || l.cfg.Pods == nil {
 		return known, nil
 	}
-	err := clientOf(ctx).finds.Wait(ctx)
+	err := peercreds.Of[*client](ctx).finds.Wait(ctx)
 	if err == nil {
 		_, err = l.cfg.Pods.Find(ctx, name.namespace, name.name)
 	}
@@ -154,4 +156,34 @@ func activeEntries[T any](cache *entryCache[T], s *device.Snapshot) []T {
 // notFound is the kubelet's error for an unknown pod.
 func notFound(pod podName) error {
 	return status.Error(codes.Unknown, fmt.Sprintf("pod %s in namespace %s not found", pod.name, pod.namespace))
+}
+
+// An entryCache keeps the encoded entry of each pod in the latest snapshot. Entries never change.
+type entryCache[T any] struct {
+	encode func(*device.PodAllocation) T
+
+	mu       sync.Mutex
+	revision uint64
+	entries  map[*device.PodAllocation]T
+}
+
+// of returns the entries of a snapshot's pods.
+func (c *entryCache[T]) of(s *device.Snapshot) map[*device.PodAllocation]T {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.entries != nil && c.revision == s.Revision {
+		return c.entries
+	}
+	entries := make(map[*device.PodAllocation]T, len(s.Pods))
+	for _, p := range s.Pods {
+		e, cached := c.entries[p.PodAllocation]
+		if !cached {
+			e = c.encode(p.PodAllocation)
+		}
+		entries[p.PodAllocation] = e
+	}
+	if c.entries == nil || c.revision < s.Revision { // a concurrent request may have had a newer snapshot
+		c.revision, c.entries = s.Revision, entries
+	}
+	return entries
 }

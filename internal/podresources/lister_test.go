@@ -32,7 +32,7 @@ func expect(t *testing.T, got proto.Message, want string) {
 	}
 }
 
-// list gives v1's list without the kubelet's counting pod, and the count.
+// list returns v1's list without the kubelet's counting pod, and the count.
 func (r *harness) list() (all *v1.ListPodResourcesResponse, count int64) {
 	r.t.Helper()
 	answer, err := r.v1.List(r.t.Context(), &v1.ListPodResourcesRequest{})
@@ -54,7 +54,7 @@ func (r *harness) list() (all *v1.ListPodResourcesResponse, count int64) {
 func TestOnePodInAllForms(t *testing.T) {
 	r := start(t)
 	r.Plugins.Offer(gpu, device.Serving, device.Device{ID: "both", Healthy: true, NUMA: []int{0, 1}}, device.Device{ID: "none", Healthy: true},
-		device.Device{ID: "one", Healthy: true, NUMA: []int{1}}, device.Device{ID: "sick"})
+		device.Device{ID: "one", Healthy: true, NUMA: []int{1}}, device.Device{ID: "unhealthy"})
 	d := pod("p", gpu, 3)
 	d.Containers, d.Sidecars = []string{"side", "main"}, 1
 	r.Bind(d)
@@ -101,7 +101,7 @@ func TestOnePodInAllForms(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	expect(t, known, `devices {resource_name: "vendor.com/gpu" device_ids: ["both", "none", "one", "sick"]}`)
+	expect(t, known, `devices {resource_name: "vendor.com/gpu" device_ids: ["both", "none", "one", "unhealthy"]}`)
 	for _, series := range [][]string{{"v1", "List"}, {"v1", "Get"}, {"v1", "GetAllocatableResources"}, {"v1alpha1", "List"}, {"v1alpha1", "ListDevices"}} {
 		if r.metric("devmgrd_podresources_requests_total", append(series, "OK")...) == 0 {
 			t.Errorf("nothing is counted for %v", series)
@@ -156,7 +156,7 @@ func TestWhichPodsAreListed(t *testing.T) {
 	}
 }
 
-// The kubelet is away: devices are answered, and that is told once and counted. It is asked again when it is back.
+// The kubelet is away: devices are served all the same, and that is logged once and counted. It is called again when it is back.
 func TestTheKubeletIsAway(t *testing.T) {
 	r := start(t)
 	r.Plugins.Stock(gpu, 1)
@@ -177,12 +177,12 @@ func TestTheKubeletIsAway(t *testing.T) {
 		t.Errorf("%v answers are counted as incomplete, want 3", n)
 	}
 	if n := r.log.count("PodResources not answering"); n != 1 {
-		t.Errorf("it is told %d times, want once", n)
+		t.Errorf("it is logged %d times, want once", n)
 	}
 	r.kubelet.serve(t)
 	plugintest.Eventually(t, "the kubelet is asked again", func() bool { _, count := r.list(); return count > 0 })
 	if n := r.log.count("kubelet's PodResources answering again"); n != 1 {
-		t.Errorf("its return is told %d times, want once", n)
+		t.Errorf("its return is logged %d times, want once", n)
 	}
 }
 
@@ -306,7 +306,7 @@ func TestGetFindsAPod(t *testing.T) {
 		return r.v1.Get(t.Context(), &v1.GetPodResourcesRequest{PodNamespace: "ns", PodName: name})
 	}
 	if _, err := get("p"); status.Code(err) != codes.Unknown || asked != 0 {
-		t.Errorf("a pod that nobody knows: %v, the API server was asked %d times", err, asked)
+		t.Errorf("an unknown pod: %v, the API server was asked %d times", err, asked)
 	}
 	r.kubelet.has(func() {
 		for _, name := range []string{"p", "lost", "own"} {
@@ -319,7 +319,7 @@ func TestGetFindsAPod(t *testing.T) {
 	}
 	expect(t, one, `pod_resources {name: "p" namespace: "ns" containers {name: "main" devices {resource_name: "vendor.com/gpu" device_ids: "d000"}}}`)
 	if _, err := get("lost"); status.Code(err) != codes.Unavailable {
-		t.Errorf("a pod of which nobody could tell: %v", err)
+		t.Errorf("a pod that nothing knows: %v", err)
 	}
 	one, err = get("own") // the kubelet's alone: it asks for none of our devices
 	if err != nil {

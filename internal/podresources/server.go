@@ -23,6 +23,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/connlimit"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/peercreds"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/socket"
 	"github.com/devmgrd/devmgrd/internal/takeover"
@@ -132,7 +133,7 @@ func (s *Server) Run(ctx context.Context) error {
 	defer s.work.Wait()
 	defer cancel()
 	server := grpc.NewServer(
-		grpc.Creds(&clients{}),
+		grpc.Creds(peercreds.New(new(clients).identify)),
 		grpc.MaxRecvMsgSize(maxRequestBytes),
 		grpc.MaxConcurrentStreams(connectionStreams),
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: connectionIdle}),
@@ -168,7 +169,7 @@ func (s *Server) Run(ctx context.Context) error {
 	sockets.Go(func() {
 		s.serve(ctx, server, s.cfg.Socket, s.listen, func(ctx context.Context) {
 			<-ctx.Done()
-			s.unlink() // no process answers there any more
+			s.unlink() // no process listens there now
 		})
 	})
 	<-ctx.Done()
@@ -234,4 +235,24 @@ func (s *Server) serve(ctx context.Context, server *grpc.Server, path string, li
 		keep(ctx)
 		return
 	}
+}
+
+// alphaLister serves v1alpha1 and the endpoint's first proposal.
+type alphaLister struct {
+	v1alpha1.UnimplementedPodResourcesListerServer
+	*Server
+}
+
+// List returns all pods of the kubelet's list, with devmgrd's devices.
+func (l alphaLister) List(ctx context.Context, _ *v1alpha1.ListPodResourcesRequest) (*v1alpha1.ListPodResourcesResponse, error) {
+	l.waitForAllocations(ctx)
+	kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1alpha1.ListPodResourcesResponse] { return &k.alpha })
+	snapshot := l.cfg.Allocator.Snapshot()
+	m := managed(snapshot, l.cfg.Allocator.Resources())
+	return &v1alpha1.ListPodResourcesResponse{PodResources: merge(activeEntries(&l.alpha, snapshot), kubelets.GetPodResources(), m.alphaPod)}, nil
+}
+
+// ListDevices returns all devices that plugins list.
+func (l alphaLister) ListDevices(context.Context, *proposal.ListDevicesRequest) (*proposal.ListDevicesResponse, error) {
+	return &proposal.ListDevicesResponse{Devices: listed(l.cfg.Allocator.Resources())}, nil
 }

@@ -123,14 +123,12 @@ func (w watcher) sender(stream grpc.ServerStreamingServer[podresourcesv1.WatchRe
 }
 
 func (s sender) send(r *podresourcesv1.WatchResponse) error {
-	timer := time.NewTimer(s.limit)
-	defer timer.Stop()
 	select {
 	case s.responses <- r:
 		return nil
 	case err := <-s.failed:
 		return err
-	case <-timer.C:
+	case <-time.After(s.limit):
 		return errSlow
 	case <-s.stopping:
 		return errStop

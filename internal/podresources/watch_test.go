@@ -73,7 +73,7 @@ func (f *follower) next() error {
 	}
 	if p := r.GetChange().GetReleased(); p != nil {
 		if f.has[p.Uid] != devices(p) {
-			f.t.Errorf("%s gives back %s, and had %s", p.Name, devices(p), f.has[p.Uid])
+			f.t.Errorf("%s releases %s, and had %s", p.Name, devices(p), f.has[p.Uid])
 		}
 		delete(f.has, p.Uid)
 		f.told = append(f.told, "-"+p.Name)
@@ -131,7 +131,7 @@ func TestWatch(t *testing.T) {
 	r.Drop(one.Pod.UID)
 	f.until(func() bool { return f.has["uid-one"] == "main:vendor.com/gpu/a[0 1] ended" })
 
-	// While nobody watches.
+	// Without a watch.
 	cancel()
 	before := f.resume
 	r.RuntimeStopped(c)
@@ -203,7 +203,7 @@ func TestWatchUnderChurn(t *testing.T) {
 	}
 }
 
-// A reader that does not read is dropped, is told why, and can go on where it was.
+// A client that does not read is dropped with the reason, and can resume.
 func TestASlowReader(t *testing.T) {
 	r := start(t)
 	r.server.SetReadLimit(2 * time.Second)
@@ -252,7 +252,7 @@ func TestALargeSnapshot(t *testing.T) {
 	}
 }
 
-// The daemon ends though somebody neither reads nor hangs up.
+// The daemon ends although a client neither reads nor closes.
 func TestADeafReaderDoesNotHoldUpTheEnd(t *testing.T) {
 	r := start(t)
 	r.Plugins.Stock(gpu, 1000)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // A podState is the relevant state of a pod in the API.
@@ -205,10 +206,7 @@ func claimed(p *corev1.Pod, container, resource string) bool {
 // variables returns the names that the specification sets in the container, ascending. Names from envFrom are not known here:
 // they are in other objects.
 func variables(c *corev1.Container) []string {
-	var names []string
-	for _, v := range c.Env {
-		names = append(names, v.Name)
-	}
+	names := lists.Map(c.Env, func(v corev1.EnvVar) string { return v.Name })
 	slices.Sort(names)
 	return slices.Compact(names)
 }
@@ -246,3 +244,19 @@ func references(c *corev1.Container, defined []string) []string {
 
 // newObjects returns the objects into which the watch decodes.
 func newObjects() (object, list runtime.Object) { return &corev1.Pod{}, &corev1.PodList{} }
+
+// ignored are the extended resources that no device plugin serves: names, or "domain/*".
+type ignored map[string]bool
+
+func ignoring(patterns []string) ignored {
+	set := ignored{}
+	for _, p := range patterns {
+		set[p] = true
+	}
+	return set
+}
+
+func (set ignored) has(r device.ResourceName) bool {
+	domain, _, _ := strings.Cut(string(r), "/")
+	return set[string(r)] || set[domain+"/*"]
+}

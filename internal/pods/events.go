@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // Events reports the fate of pods' requests to their owners, as events on the Pod objects. A report never blocks: events that
@@ -68,7 +69,7 @@ func Kinds() []Kind {
 // maxMessage bounds an event's text, which may name thousands of devices. It is the API's limit for an event's note.
 const maxMessage = 1024
 
-// NewEvents returns Events; Run sends them.
+// NewEvents returns Events; Run sends them. With a nil client they are dropped.
 func NewEvents(node string, client rest.Interface) *Events {
 	b := record.NewBroadcaster()
 	scheme := runtime.NewScheme() // references are used as given: no type is needed
@@ -77,10 +78,11 @@ func NewEvents(node string, client rest.Interface) *Events {
 
 // Run sends events until ctx ends.
 func (e *Events) Run(ctx context.Context) error {
-	telling := e.broadcaster.StartRecordingToSink(eventSink{ctx, e.client})
+	defer e.broadcaster.Shutdown()
+	if e.client != nil {
+		defer e.broadcaster.StartRecordingToSink(eventSink{ctx, e.client}).Stop()
+	}
 	<-ctx.Done()
-	telling.Stop()
-	e.broadcaster.Shutdown()
 	return nil
 }
 
@@ -101,7 +103,7 @@ func (e *Events) Assigned(pod device.Pod, all []device.Assignment) {
 			parts = append(parts, fmt.Sprintf("container %s has %s", as.Container.Name, share(r, held[r])))
 		}
 	}
-	e.recorder.Event(reference(pod), corev1.EventTypeNormal, devicesAssigned, clip(strings.Join(parts, "; ")))
+	e.recorder.Event(reference(pod), corev1.EventTypeNormal, devicesAssigned, device.ClipTo(strings.Join(parts, "; "), maxMessage))
 }
 
 // maxShared is the number of devices of one container and resource that an event names.
@@ -109,10 +111,7 @@ const maxShared = 8
 
 // share returns a container's devices of one resource; of many devices, their number and the first few.
 func share(r device.ResourceName, ids []device.ID) string {
-	var few []string
-	for _, id := range ids[:min(len(ids), maxShared)] {
-		few = append(few, device.QuoteID(id))
-	}
+	few := lists.Map(ids[:min(len(ids), maxShared)], device.QuoteID)
 	if len(ids) > maxShared {
 		return fmt.Sprintf("%d of %s [%s ...]", len(ids), r, strings.Join(few, " "))
 	}
@@ -158,7 +157,7 @@ func (e *Events) Contested(r device.ResourceName) {
 
 // NotSynchronized reports on the Node that the runtime cannot list its containers to devmgrd.
 func (e *Events) NotSynchronized(why string) {
-	e.recorder.Event(e.onNode(), corev1.EventTypeWarning, notSynchronized, clip("containers that request devices cannot start: "+why))
+	e.recorder.Event(e.onNode(), corev1.EventTypeWarning, notSynchronized, device.ClipTo("containers that request devices cannot start: "+why, maxMessage))
 }
 
 // NotAllowed reports what a rule for device plugins forbids: on a pod, or on the Node if the pod has no UID.
@@ -167,7 +166,7 @@ func (e *Events) NotAllowed(pod device.Pod, why string) {
 	if pod.UID != "" {
 		about = reference(pod)
 	}
-	e.recorder.Event(about, corev1.EventTypeWarning, notAllowed, clip(why))
+	e.recorder.Event(about, corev1.EventTypeWarning, notAllowed, device.ClipTo(why, maxMessage))
 }
 
 func (e *Events) onNode() *corev1.ObjectReference {
@@ -175,15 +174,7 @@ func (e *Events) onNode() *corev1.ObjectReference {
 }
 
 func (e *Events) warn(pod device.Pod, reason, message string) {
-	e.recorder.Event(reference(pod), corev1.EventTypeWarning, reason, clip(message))
-}
-
-func clip(message string) string {
-	if len(message) <= maxMessage {
-		return message
-	}
-	const more = " ..."
-	return strings.ToValidUTF8(message[:maxMessage-len(more)], "") + more
+	e.recorder.Event(reference(pod), corev1.EventTypeWarning, reason, device.ClipTo(message, maxMessage))
 }
 
 func reference(pod device.Pod) *corev1.ObjectReference {

@@ -45,7 +45,7 @@ type eviction struct {
 	refused bool // the refusal has been logged
 }
 
-// NewEvictions returns Evictions; Run carries them out.
+// NewEvictions returns Evictions; Run carries them out. With a nil client they are dropped.
 func NewEvictions(client kube.Client, log *slog.Logger) *Evictions {
 	return &Evictions{client: client, log: log, wake: make(chan struct{}, 1), pods: map[device.PodUID]*eviction{}}
 }
@@ -55,7 +55,7 @@ func NewEvictions(client kube.Client, log *slog.Logger) *Evictions {
 func (e *Evictions) Evict(pod device.Pod, why string, still func() bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if pod.Name == "" || e.pods[pod.UID] != nil || len(e.pods) >= maxEvictions {
+	if e.client == nil || pod.Name == "" || e.pods[pod.UID] != nil || len(e.pods) >= maxEvictions {
 		return
 	}
 	e.pods[pod.UID] = &eviction{pod: pod, why: why, still: still, pause: backoff.Backoff{First: firstEvictionPause, Last: lastEvictionPause}}

@@ -67,7 +67,7 @@ func TestEvictionOfAnotherPod(t *testing.T) {
 	e := evicting(t, api)
 	e.Evict(device.Pod{UID: "before", Namespace: "ns", Name: "a"}, "it has no device", always)
 	e.Evict(identity("b"), "it has no device", always)
-	kubetest.Until(t, "nobody is to be evicted", e.idle)
+	kubetest.Until(t, "no eviction is left", e.idle)
 	e.Evict(identity("a"), "it has no device", always)
 	kubetest.Until(t, "a is evicted", e.idle)
 	if n := api.Requests("evict"); n != 3 {

@@ -13,7 +13,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
 )
 
-// One look gives what the watch would: the active pods of this node with their demands, oldest first, and those that have
+// List returns the same as the watch: the active pods of this node with their demands, oldest first, and those that have
 // ended.
 func TestList(t *testing.T) {
 	api := kubetest.New(t)

@@ -142,3 +142,10 @@ func (p *Pods) get(ctx context.Context, pod device.Pod) (*corev1.Pod, error) {
 	}
 	return object, nil
 }
+
+var (
+	// ErrNotFound: the pod is not in the API, has ended, or does not run on this node.
+	ErrNotFound = errors.New("no such pod on this node")
+	// ErrUnavailable: the API server could not be reached, or did not answer.
+	ErrUnavailable = errors.New("the API server is unavailable")
+)

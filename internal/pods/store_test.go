@@ -115,7 +115,7 @@ func TestStore(t *testing.T) {
 		t.Helper()
 		seen, _ := s.reader.pod(p)
 		if got := s.fetched(seen); got != want {
-			t.Errorf("fetching %s gives %v", p.Name, got)
+			t.Errorf("fetching %s returns %v", p.Name, got)
 		}
 	}
 	for name, c := range map[string]struct {
@@ -141,7 +141,7 @@ func TestStore(t *testing.T) {
 			s.Delete(cache.DeletedFinalStateUnknown{Key: "ns/a"})
 		}, "replace a b,drop a"},
 		"ended pods are not there": {func() { list(10, at("b", 9, "Failed"), at("c", 9)) }, "replace c"},
-		"mirror pods of which the runtime tells are counted by themselves": {func() {
+		"mirror pods that the runtime reports are counted separately": {func() {
 			list(10, at("a", 9, "local"))
 			s.Add(at("d", 11, "local"))
 			s.Delete(at("d", 12, "local"))
@@ -196,8 +196,8 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// Whoever may create pods can make one that names the UID of another's static pod. It takes nothing from that, whatever
-// becomes of it.
+// A user who may create pods can make one that names the UID of another user's static pod. It takes no device from the static pod,
+// neither while it exists nor when it ends.
 func TestForgedMirror(t *testing.T) {
 	forge := func(name string, version int, what ...string) *corev1.Pod {
 		p := at("a", version, append(what, "mirror")...)

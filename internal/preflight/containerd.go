@@ -61,6 +61,9 @@ func (c *Containerd) merge(path string) (imports []string, err error) {
 					Required *[]string `toml:"required_plugins"`
 				} `toml:"default_validator"`
 			} `toml:"io.containerd.nri.v1.nri"`
+			CRI struct {
+				CDI *bool `toml:"enable_cdi"`
+			} `toml:"io.containerd.grpc.v1.cri"`
 		} `toml:"plugins"`
 	}
 	if err := toml.Unmarshal(text, &f); err != nil {
@@ -77,6 +80,7 @@ func (c *Containerd) merge(path string) (imports []string, err error) {
 	take(&c.Disable, nri.Disable)
 	take(&c.DisableConnections, nri.DisableConnections)
 	take(&c.Validator, nri.Validator.Enable)
+	take(&c.CDI, f.Plugins.CRI.CDI)
 	if nri.Validator.Required != nil {
 		c.Required = *nri.Validator.Required
 	}

@@ -20,6 +20,7 @@ type Facts struct {
 	Runtime    Runtime
 	NRI        NRI
 	Containerd Containerd
+	CRIO       *CRIO // nil: the runtime is another one
 	Host       Host
 
 	API        *API // nil: there is none, by the configuration
@@ -76,12 +77,12 @@ type Size struct {
 
 // NRI is the runtime's description of itself to an NRI plugin.
 type NRI struct {
-	Socket                string
-	Missing               bool // no process listens there
-	Runtime, Version      string
-	RequestTimeout        time.Duration // 0: not reported
-	CDI, Rules, Validates bool          // its features
-	Err                   error
+	Socket                      string
+	Missing                     bool // no process listens there
+	Runtime, Version            string
+	RequestTimeout              time.Duration // 0: not reported
+	CDI, Rules, Args, Validates bool          // its features
+	Err                         error
 }
 
 // Containerd is containerd's configuration of NRI. Values that are not set are nil, or empty.
@@ -93,6 +94,7 @@ type Containerd struct {
 	Disable, DisableConnections *bool
 	Socket, RequestTimeout      string
 	Validator                   *bool
+	CDI                         *bool    // of containerd 1, whose default is off
 	Required                    []string // plugins without which no container starts
 	Err                         error
 }
@@ -106,7 +108,8 @@ type Host struct {
 // API is the API server, with the configured credentials.
 type API struct {
 	NodeName string
-	Node     bool // the Node of that name exists
+	Node     bool   // the Node of that name exists
+	Policy   string // as in kube.Access
 	Rights   []kube.Right
 	Asking   int // pods on the node that request devices
 	Unbound  int // pods among them that do not name devmgrd in the annotation for NRI's validator

@@ -39,7 +39,7 @@ imports = ["conf.d/*.toml", "DIR/config.toml"]
 [plugins.'io.containerd.cri.v1.runtime'.cni]
   bin_dirs = ["/opt/cni/bin"]`,
 		"conf.d/1.toml": "version = 2\n[plugins.\"io.containerd.nri.v1.nri\"]\ndisable = false\nplugin_request_timeout = \"10s\"",
-		"conf.d/2.toml": "[plugins.'io.containerd.nri.v1.nri'.default_validator]\nrequired_plugins = []",
+		"conf.d/2.toml": "[plugins.'io.containerd.grpc.v1.cri']\nenable_cdi = true\n[plugins.'io.containerd.nri.v1.nri'.default_validator]\nrequired_plugins = []",
 	})
 	c, err := readContainerd(filepath.Join(dir, "config.toml"))
 	if err != nil {
@@ -49,7 +49,7 @@ imports = ["conf.d/*.toml", "DIR/config.toml"]
 		t.Errorf("read %v, %v", c.files, c.Changed)
 	}
 	if c.Disable == nil || *c.Disable || c.DisableConnections != nil || c.Socket != "/run/a.sock" || c.RequestTimeout != "10s" ||
-		c.Validator == nil || !*c.Validator || len(c.Required) != 0 {
+		c.Validator == nil || !*c.Validator || len(c.Required) != 0 || c.CDI == nil || !*c.CDI {
 		t.Errorf("%+v", c)
 	}
 }

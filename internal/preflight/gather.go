@@ -1,6 +1,7 @@
 package preflight
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -232,7 +233,7 @@ func (l gatherer) nri() NRI {
 	}
 	return NRI{
 		Socket: at, Missing: missing, Err: err,
-		Runtime: greeting.Runtime, Version: greeting.Version, RequestTimeout: greeting.RequestTimeout, CDI: greeting.CDI, Rules: greeting.Rules, Validates: greeting.Validates,
+		Runtime: greeting.Runtime, Version: greeting.Version, RequestTimeout: greeting.RequestTimeout, CDI: greeting.CDI, Rules: greeting.Rules, Args: greeting.Args, Validates: greeting.Validates,
 	}
 }
 
@@ -261,7 +262,13 @@ func (l gatherer) readRuntime(f *Facts, kubelet kubeletConfig) {
 		r.Containers, r.Sandboxes, r.SizesErr = runtimeSizes(ctx, path)
 	}
 	f.Runtime = r
-	if r.Name != "" && r.Name != "containerd" {
+	if r.Name == "cri-o" {
+		c, err := readCRIO(ctx, path)
+		c.Err = err
+		f.CRIO, f.Runtime.OCI = &c, cmp.Or(r.OCI, c.OCI)
+		f.Runtime.CgroupDriver = cmp.Or(r.CgroupDriver, c.CgroupDriver)
+	}
+	if r.Name != "" && r.Name != containerd {
 		return
 	}
 	file, named := l.containerd, true
@@ -292,7 +299,7 @@ func (l gatherer) readAPI(f *Facts) {
 	if f.API.Err = err; err != nil {
 		return
 	}
-	f.API.Node, f.API.Rights = access.Node, access.Rights
+	f.API.Node, f.API.Rights, f.API.Policy = access.Node, access.Rights, access.Policy
 	f.API.Asking, f.API.Unbound = pods.Bound(access.Pods, l.config.Plugins.IgnoredResources)
 }
 

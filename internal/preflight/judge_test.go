@@ -23,7 +23,7 @@ func fit() preflight.Facts {
 		State:      preflight.State{Dir: "/var/lib/devmgrd", Version: 2, Pods: 3},
 		Sockets:    []preflight.Socket{{Key: "admin.socket", At: "/run/devmgrd/admin.sock"}},
 		Runtime:    preflight.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", Version: "v2.4.2", CgroupDriver: "systemd", OCI: "runc", Systemd: true, Started: time.Unix(2000, 0)},
-		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", Runtime: "containerd", Version: "v2.4.2", RequestTimeout: 10 * time.Second, CDI: true, Rules: true, Validates: true},
+		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", Runtime: "containerd", Version: "v2.4.2", RequestTimeout: 10 * time.Second, CDI: true, Rules: true, Args: true, Validates: true},
 		Containerd: preflight.Containerd{File: "/etc/containerd/config.toml", Changed: time.Unix(1000, 0), RequestTimeout: "10s", Validator: &on},
 		Host:       preflight.Host{Systemd: true, Unified: true},
 		API:        &preflight.API{NodeName: "n", Node: true, Rights: []kube.Right{{What: "list pods"}}},
@@ -82,20 +82,41 @@ func TestJudge(t *testing.T) {
 			f.NRI = preflight.NRI{Err: broken, Missing: true}
 			f.Runtime.Version = "v1.7.2"
 		}, "FAIL nri"},
-		"NRI is elsewhere":     {func(f *preflight.Facts) { f.NRI = preflight.NRI{Err: broken}; f.Containerd.Socket = "/x" }, "FAIL nri"},
-		"NRI is shut":          {func(f *preflight.Facts) { f.NRI = preflight.NRI{Err: broken}; f.Containerd.DisableConnections = &on }, "FAIL nri"},
-		"NRI does not answer":  {func(f *preflight.Facts) { f.NRI.Err = broken }, "FAIL nri"},
-		"an old NRI":           {func(f *preflight.Facts) { f.NRI.CDI, f.NRI.Rules, f.NRI.Validates = false, false, false }, "warn nri, warn nri, warn validator"},
-		"the default timeout":  {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = 2*time.Second, "" }, "warn nri timeout"},
-		"a timeout too short":  {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = time.Second, "1s" }, "FAIL nri timeout"},
-		"a timeout too long":   {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = time.Hour, "1h" }, "warn nri timeout"},
-		"a timeout to come":    {func(f *preflight.Facts) { f.Containerd.RequestTimeout = "20s" }, "warn nri timeout"},
-		"no validator":         {func(f *preflight.Facts) { f.Containerd.Validator = nil }, "warn validator"},
-		"the validator is off": {func(f *preflight.Facts) { f.Containerd.Validator = &off }, "warn validator"},
-		"required of all":      {func(f *preflight.Facts) { f.Containerd.Required = []string{"05-devmgrd"} }, "warn validator"},
-		"a validator to come":  {func(f *preflight.Facts) { f.Containerd.Changed = time.Unix(3000, 0) }, "warn validator"},
-		"no policy":            {func(f *preflight.Facts) { f.API.Asking, f.API.Unbound = 3, 1 }, "warn validator"},
-		"another runtime":      {func(f *preflight.Facts) { f.Runtime.Name, f.NRI.Runtime = "cri-o", "cri-o" }, "warn validator"},
+		"NRI is elsewhere":    {func(f *preflight.Facts) { f.NRI = preflight.NRI{Err: broken}; f.Containerd.Socket = "/x" }, "FAIL nri"},
+		"NRI is shut":         {func(f *preflight.Facts) { f.NRI = preflight.NRI{Err: broken}; f.Containerd.DisableConnections = &on }, "FAIL nri"},
+		"NRI does not answer": {func(f *preflight.Facts) { f.NRI.Err = broken }, "FAIL nri"},
+		"an old NRI": {func(f *preflight.Facts) {
+			f.NRI.CDI, f.NRI.Rules, f.NRI.Args, f.NRI.Validates = false, false, false, false
+		}, "warn nri, warn nri, warn nri, warn validator"},
+		"the default timeout":        {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = 2*time.Second, "" }, "warn nri timeout"},
+		"a timeout too short":        {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = time.Second, "1s" }, "FAIL nri timeout"},
+		"a timeout too long":         {func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = time.Hour, "1h" }, "warn nri timeout"},
+		"a timeout to come":          {func(f *preflight.Facts) { f.Containerd.RequestTimeout = "20s" }, "warn nri timeout"},
+		"no validator":               {func(f *preflight.Facts) { f.Containerd.Validator = nil }, "warn validator"},
+		"the validator is off":       {func(f *preflight.Facts) { f.Containerd.Validator = &off }, "warn validator"},
+		"required of all":            {func(f *preflight.Facts) { f.Containerd.Required = []string{"05-devmgrd"} }, "warn validator"},
+		"a validator to come":        {func(f *preflight.Facts) { f.Containerd.Changed = time.Unix(3000, 0) }, "warn validator"},
+		"no policy":                  {func(f *preflight.Facts) { f.API.Asking, f.API.Unbound = 3, 1 }, "warn validator"},
+		"containerd 1.7 without CDI": {func(f *preflight.Facts) { f.Runtime.Version, f.NRI.Version = "1.7.35", "1.7.35" }, "warn nri"},
+		"containerd 1.7 with CDI": {func(f *preflight.Facts) {
+			f.Runtime.Version, f.NRI.Version, f.Containerd.CDI = "1.7.35", "1.7.35", &on
+		}, ""},
+		"no policies":         {func(f *preflight.Facts) { f.API.Policy = kube.NoPolicy }, "warn validator"},
+		"no need of policies": {func(f *preflight.Facts) { f.API.Policy, f.API.Asking = kube.NoPolicy, 3 }, ""},
+		"policies":            {func(f *preflight.Facts) { f.API.Policy = "v1" }, ""},
+		"another runtime":     {func(f *preflight.Facts) { f.Runtime.Name, f.NRI.Runtime = "cri-o", "cri-o" }, "warn validator"},
+		"CRI-O's validator is off": {func(f *preflight.Facts) {
+			f.Runtime.Name, f.NRI.Runtime, f.CRIO = "cri-o", "cri-o", &preflight.CRIO{}
+		}, "warn validator"},
+		"CRI-O's validator is on": {func(f *preflight.Facts) {
+			f.Runtime.Name, f.NRI.Runtime, f.CRIO = "cri-o", "cri-o", &preflight.CRIO{Validator: true}
+		}, ""},
+		"CRI-O requires devmgrd of all": {func(f *preflight.Facts) {
+			f.Runtime.Name, f.NRI.Runtime, f.CRIO = "cri-o", "cri-o", &preflight.CRIO{Validator: true, Required: []string{"devmgrd"}}
+		}, "warn validator"},
+		"CRI-O does not say": {func(f *preflight.Facts) {
+			f.Runtime.Name, f.NRI.Runtime, f.CRIO = "cri-o", "cri-o", &preflight.CRIO{Err: broken}
+		}, "warn validator"},
 		"CRI-O without NRI": {func(f *preflight.Facts) {
 			f.Runtime.Name, f.Runtime.Version, f.NRI = "cri-o", "1.34.1", preflight.NRI{Err: broken, Missing: true}
 		}, "FAIL nri"},
@@ -227,5 +248,48 @@ func TestAdvice(t *testing.T) {
 		if strings.Contains(one.Remedy+one.Text, "containerd") && !strings.Contains(one.Text, ".sock") {
 			t.Errorf("of CRI-O is said: %+v", one)
 		}
+	}
+}
+
+// containerd 1 does not start with a file of version 3, as the drop-in is.
+func TestAdvice_Containerd1_IsNeverTheDropIn(t *testing.T) {
+	on := true
+	for _, change := range []func(*preflight.Facts){
+		func(f *preflight.Facts) { f.NRI = preflight.NRI{Err: errors.New("x"), Missing: true} },
+		func(f *preflight.Facts) { f.NRI = preflight.NRI{Err: errors.New("x")}; f.Containerd.Disable = &on },
+		func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = time.Second, "" },
+		func(f *preflight.Facts) { f.NRI.RequestTimeout, f.Containerd.RequestTimeout = 0, "" },
+	} {
+		f, advised := fit(), false
+		f.Runtime.Version, f.NRI.Version = "1.7.35", "1.7.35"
+		change(&f)
+		for _, one := range preflight.Judge(f) {
+			if strings.Contains(one.Remedy, "copy") {
+				t.Errorf("the remedy keeps containerd 1.7 from starting: %+v", one)
+			}
+			advised = advised || strings.Contains(one.Remedy, "version = 2")
+		}
+		if !advised {
+			t.Errorf("nothing is advised for %+v", f.NRI)
+		}
+	}
+}
+
+// A remedy names the unit and the release of the node's runtime.
+func TestAdvice_CRIO_IsNamed(t *testing.T) {
+	f := fit()
+	f.Runtime = preflight.Runtime{Socket: "/run/crio/crio.sock", Err: errors.New("x")}
+	f.NRI = preflight.NRI{Runtime: "cri-o", Version: "1.33.13", RequestTimeout: 10 * time.Second}
+	var text strings.Builder
+	for _, one := range preflight.Judge(f) {
+		fmt.Fprintln(&text, one.Remedy)
+	}
+	for _, want := range []string{"systemctl start crio", "use CRI-O 1.34 or later"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no remedy says %q: %s", want, text.String())
+		}
+	}
+	if strings.Contains(text.String(), "use containerd") {
+		t.Errorf("a remedy is containerd's: %s", text.String())
 	}
 }

@@ -1,9 +1,12 @@
 package preflight
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/devmgrd/devmgrd/internal/kube"
 )
 
 const (
@@ -19,8 +22,11 @@ const (
 	// startAccuracy is the accuracy of a process's start time.
 	startAccuracy = 5 * time.Second
 
+	oldDropIn  = `set disable = false and plugin_request_timeout = "10s" in [plugins."io.containerd.nri.v1.nri"] of containerd's main file, which has version = 2, and restart containerd; with devmgrd's drop-in containerd 1 does not start`
 	dropIn     = "copy /usr/share/devmgrd/containerd/devmgrd.toml into /etc/containerd/conf.d, make sure that containerd's configuration imports it, and restart containerd"
+	crioDropIn = "copy /usr/share/devmgrd/crio/devmgrd.conf into /etc/crio/crio.conf.d, and restart CRI-O, which touches no running container"
 	containerd = "containerd"
+	crio       = "crio"
 	restart    = "restart containerd, which touches no running container"
 )
 
@@ -28,7 +34,7 @@ func (j *judge) runtime(f Facts) {
 	if r := f.Runtime; r.Err != nil && f.Containerd.without("cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime") {
 		j.fail("runtime", "take cri out of disabled_plugins, and "+restart, "containerd's configuration (%s) disables its CRI plugin: no kubelet can use it", f.Containerd.File)
 	} else if r.Err != nil {
-		j.fail("runtime", "start the runtime (systemctl start containerd); if its socket is elsewhere, name it with --runtime-endpoint", "no container runtime answers at %s: %v", r.Socket, r.Err)
+		j.fail("runtime", "start the runtime (systemctl start "+f.unit()+"); if its socket is elsewhere, name it with --runtime-endpoint", "no container runtime answers at %s: %v", r.Socket, r.Err)
 	} else {
 		j.ok("runtime", "%s %s at %s", r.Name, r.Version, r.Socket)
 	}
@@ -46,27 +52,35 @@ func (j *judge) nri(f Facts) {
 		j.fail("nri", "start the runtime first", "no process listens at %s", n.Socket)
 	case c.without("io.containerd.nri.v1.nri"):
 		j.fail("nri", "take the plugin io.containerd.nri.v1.nri out of disabled_plugins, and "+restart, "containerd's configuration (%s) disables the NRI plugin", c.File)
+	case isTrue(c.Disable) && f.old():
+		j.fail("nri", f.advice("disable"), "NRI is off in containerd's configuration (%s)", c.File)
 	case isTrue(c.Disable):
 		j.fail("nri", "set disable = false in [plugins.'io.containerd.nri.v1.nri'] (devmgrd's drop-in does), and "+restart, "NRI is off in containerd's configuration (%s)", c.File)
 	case isTrue(c.DisableConnections):
-		j.fail("nri", "set disable_connections = false in [plugins.'io.containerd.nri.v1.nri'] (devmgrd's drop-in does), and "+restart, "containerd's configuration (%s) disables NRI connections", c.File)
+		j.fail("nri", "set disable_connections = false in [plugins.'io.containerd.nri.v1.nri'], and "+restart, "containerd's configuration (%s) disables NRI connections", c.File)
 	case c.Socket != "" && c.Socket != n.Socket:
 		j.fail("nri", "set nri.socket to "+c.Socket+" in devmgrd's configuration", "nri.socket is %s, but containerd's is %s", n.Socket, c.Socket)
-	case n.Missing && f.Runtime.Name == containerd && strings.HasPrefix(strings.TrimPrefix(f.Runtime.Version, "v"), "1."):
-		j.fail("nri", "use containerd 2.0 or later, or "+dropIn, "no process listens at %s: before containerd 2.0 NRI is off by default", n.Socket)
+	case n.Missing && f.old():
+		j.fail("nri", "use containerd 2.0 or later, or "+f.advice("disable"), "no process listens at %s: before containerd 2.0 NRI is off by default", n.Socket)
 	case n.Missing:
 		j.fail("nri", f.advice("disable"), "no process listens at %s: the runtime has NRI off, or another socket", n.Socket)
 	default:
-		j.fail("nri", "see the runtime's log (journalctl -u containerd)", "the runtime does not accept a plugin at %s: %v", n.Socket, n.Err)
+		j.fail("nri", "see the runtime's log (journalctl -u "+f.unit()+")", "the runtime does not accept a plugin at %s: %v", n.Socket, n.Err)
 	}
 	if n.Err != nil {
 		return
 	}
 	if !n.CDI {
-		j.warn("nri", "use containerd 2.1 or later, if device plugins grant CDI devices", "%s %s cannot inject CDI devices: devmgrd refuses containers that are granted some", n.Runtime, n.Version)
+		j.warn("nri", "use "+n.newer("2.1")+", if device plugins grant CDI devices", "%s %s cannot inject CDI devices: devmgrd refuses containers that are granted some", n.Runtime, n.Version)
+	}
+	if n.CDI && f.old() && !isTrue(c.CDI) {
+		j.warn("nri", `set enable_cdi = true in [plugins."io.containerd.grpc.v1.cri"] of containerd's main file, and restart containerd, if device plugins grant CDI devices`, "CDI is off in containerd's configuration: containerd fails containers that are granted CDI devices")
+	}
+	if !n.Args {
+		j.warn("nri", "use "+n.newer("2.2")+", or let commands read such variables themselves", "%s %s cannot replace a device plugin's variable in a command line, $(NAME): devmgrd refuses containers that have one", n.Runtime, n.Version)
 	}
 	if !n.Rules {
-		j.warn("nri", "use containerd 2.2 or later, if device plugins grant them", "%s %s cannot inject device nodes with less than read and write access: devmgrd refuses containers that are granted some", n.Runtime, n.Version)
+		j.warn("nri", "use "+n.newer("2.2")+", if device plugins grant them", "%s %s cannot inject device nodes with less than read and write access: devmgrd refuses containers that are granted some", n.Runtime, n.Version)
 	}
 }
 
@@ -97,21 +111,30 @@ func (j *judge) timeout(f Facts) {
 
 func (j *judge) validator(f Facts) {
 	n, c := f.NRI, f.Containerd
+	enabled, required, file, remedy := isTrue(c.Validator), c.Required, "containerd's configuration ("+c.File+")", dropIn
+	if f.CRIO != nil {
+		enabled, required, file, remedy = f.CRIO.Validator, f.CRIO.Required, "CRI-O's configuration", crioDropIn
+	}
 	const bare = "containers that are created while devmgrd is away start without their devices"
 	switch {
 	case n.Err != nil:
 	case !n.Validates:
-		j.warn("validator", "use containerd 2.2 or later", "%s %s has no validators: %s", n.Runtime, n.Version, bare)
-	case n.Runtime != containerd:
-		j.warn("validator", "make sure that its default validator is on (CRI-O: nri_enable_default_validator in [crio.nri.default_validator])", "the configuration of %s is not read: without a validator %s", n.Runtime, bare)
+		j.warn("validator", "use "+n.newer("2.2"), "%s %s has no validators: %s", n.Runtime, n.Version, bare)
+	case f.CRIO != nil && f.CRIO.Err != nil:
+		j.warn("validator", "make sure that its default validator is on: "+crioDropIn, "%v: without a validator %s", f.CRIO.Err, bare)
+	case n.Runtime != containerd && f.CRIO == nil:
+		j.warn("validator", "make sure that its default validator is on", "the configuration of %s is not read: without a validator %s", n.Runtime, bare)
 	case c.Err != nil: // runtime has reported it
-	case !isTrue(c.Validator):
-		j.warn("validator", dropIn, "the default validator is off in containerd's configuration (%s): %s", c.File, bare)
-	case slices.ContainsFunc(c.Required, func(name string) bool { return name == "devmgrd" || strings.HasSuffix(name, "-devmgrd") }):
+	case !enabled:
+		j.warn("validator", remedy, "the default validator is off in %s: %s", file, bare)
+	case slices.ContainsFunc(required, func(name string) bool { return name == "devmgrd" || strings.HasSuffix(name, "-devmgrd") }):
 		j.warn("validator", "take devmgrd out of required_plugins; packaging/kubernetes/fail-closed.yaml requires it only for pods that need it",
-			"containerd's configuration requires devmgrd for every container: while devmgrd is away no container starts, the network's included")
-	case !f.Runtime.Started.IsZero() && c.Changed.After(f.Runtime.Started.Add(startAccuracy)):
+			"%s requires devmgrd for every container: while devmgrd is away no container starts, the network's included", file)
+	case f.CRIO == nil && !f.Runtime.Started.IsZero() && c.Changed.After(f.Runtime.Started.Add(startAccuracy)):
 		j.warn("validator", restart, "the default validator is on in containerd's configuration, but the file is newer than the running containerd")
+	case f.API != nil && f.API.Policy == kube.NoPolicy && (f.API.Asking == 0 || f.API.Unbound > 0):
+		j.warn("validator", "use Kubernetes 1.36 or later, or switch the beta of 1.34 and 1.35 on (docs/install.md); static pods need the annotation in their manifests anyway",
+			"the default validator is on, but the API server has no mutating admission policies, so no policy can make pods require devmgrd: %s", bare)
 	case f.API != nil && f.API.Err == nil && f.API.Unbound > 0:
 		j.warn("validator", "kubectl apply -f /usr/share/devmgrd/kubernetes/fail-closed.yaml, once for the cluster (Kubernetes 1.36 or later); static pods need the annotation in their manifests. Recreate the pods",
 			"the default validator is on, but %d of %d pods here that request devices do not require devmgrd: %s", f.API.Unbound, f.API.Asking, bare)
@@ -152,13 +175,37 @@ func (j *judge) cgroups(f Facts) {
 
 // advice returns the remedy for an NRI setting of the node's runtime.
 func (f Facts) advice(what string) string {
-	if f.NRI.Runtime == "cri-o" || f.Runtime.Name == "cri-o" {
+	if f.unit() == crio {
 		return map[string]string{
-			"disable":                "set enable_nri = true in [crio.nri], and restart CRI-O",
-			"plugin_request_timeout": "set nri_plugin_request_timeout = \"10s\" in [crio.nri], and restart CRI-O",
+			"disable":                "set enable_nri = true in [crio.nri] (devmgrd's drop-in does): " + crioDropIn,
+			"plugin_request_timeout": "set nri_plugin_request_timeout = \"10s\" in [crio.nri] (devmgrd's drop-in does): " + crioDropIn,
 		}[what]
 	}
+	if f.old() {
+		return oldDropIn
+	}
 	return dropIn
+}
+
+// unit returns the runtime's systemd unit.
+func (f Facts) unit() string {
+	if f.NRI.Runtime == "cri-o" || f.Runtime.Name == "cri-o" || strings.HasSuffix(f.Runtime.Socket, "/crio.sock") {
+		return crio
+	}
+	return containerd
+}
+
+// old reports whether the runtime is containerd 1, whose configuration has version 2 and NRI off.
+func (f Facts) old() bool {
+	return (f.Runtime.Name == containerd || f.NRI.Runtime == containerd) && strings.HasPrefix(strings.TrimPrefix(cmp.Or(f.Runtime.Version, f.NRI.Version), "v"), "1.")
+}
+
+// newer returns the first release of the runtime with all features, or with those of a release of containerd.
+func (n NRI) newer(release string) string {
+	if n.Runtime == "cri-o" {
+		return "CRI-O 1.34 or later"
+	}
+	return "containerd " + release + " or later"
 }
 
 // without reports whether one of these plugins is disabled as a whole.

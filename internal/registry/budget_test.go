@@ -19,8 +19,8 @@ func longList(n int) (all []*plugintest.Device) {
 	return all
 }
 
-// A list for which there is no room is refused, whoever sends it, and those that are there stay. The plugin hears of it by the end of
-// its stream, and is called again seldom. What another resource gives back is room again.
+// A list for which there is no room is refused, from any plugin, and the accepted lists stay. devmgrd ends the stream of the refused
+// plugin, and calls it again seldom. Room that another resource frees can be used again.
 func TestTotalBytes(t *testing.T) {
 	f := prepare(t, func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 }) // about 900 devices of these
 	f.run()
@@ -34,7 +34,7 @@ func TestTotalBytes(t *testing.T) {
 		t.Errorf("%d of its devices are offered", len(o.Inventory.Devices))
 	}
 	if !f.servesNumber(500)() {
-		t.Error("the first one does not serve any more")
+		t.Error("the first one no longer serves")
 	}
 	if n := second.Calls(plugintest.ListAndWatch); n != 1 {
 		t.Errorf("the second one was called %d times", n)

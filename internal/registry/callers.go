@@ -9,12 +9,11 @@ import (
 
 	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/devmgrd/devmgrd/internal/connlimit"
+	"github.com/devmgrd/devmgrd/internal/peercreds"
 )
 
 // callerLimits bounds the connections to kubelet.sock, in total and per client. Further connections wait in line: a plugin may
@@ -46,7 +45,7 @@ func newRegistrationServer(options ...grpc.ServerOption) *registrationServer {
 	calls := &callLimiter{all: semaphore.NewWeighted(maxRegistering), clients: map[string]*clientCalls{}}
 	return &registrationServer{
 		Server: grpc.NewServer(append(options,
-			grpc.Creds(callerCredentials{}),
+			grpc.Creds(peercreds.New(identifyCaller)),
 			grpc.UnaryInterceptor(calls.wait),
 			grpc.MaxConcurrentStreams(connectionStreams),
 			grpc.ReadBufferSize(callerBuffer),
@@ -96,55 +95,21 @@ func clientOf(conn net.Conn) (string, error) {
 	return connlimit.UnixClient(conn)
 }
 
-// callerCredentials are the transport's credentials: the process, as the kernel names it, and the directory that it dialled in.
-type callerCredentials struct{}
-
-// A caller is the other end of a connection.
+// A caller is the client of a call: its name, and the directory whose socket it has dialled.
 type caller struct {
-	credentials.CommonAuthInfo
 	client    string
 	directory *directory
 }
 
-// callerOf returns the caller of a call.
-func callerOf(ctx context.Context) caller {
-	p, _ := peer.FromContext(ctx)
-	return p.AuthInfo.(caller)
-}
-
-// AuthType is part of credentials.AuthInfo.
-func (caller) AuthType() string { return "peer credentials" }
-
-// ServerHandshake is part of credentials.TransportCredentials. It sends nothing.
-func (callerCredentials) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	limited, ok := conn.(*connlimit.Conn)
-	if !ok {
-		return nil, nil, errNotAccepted
+// identifyCaller returns the caller at the other end of a connection.
+func identifyCaller(conn net.Conn) (net.Conn, caller, error) {
+	if limited, ok := conn.(*connlimit.Conn); ok {
+		if g, ok := limited.NetConn().(*directoryConn); ok {
+			return conn, caller{limited.Client(), g.directory}, nil
+		}
 	}
-	g, ok := limited.NetConn().(*directoryConn)
-	if !ok {
-		return nil, nil, errNotAccepted
-	}
-	return conn, caller{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, limited.Client(), g.directory}, nil
+	return nil, caller{}, errors.New("the connection was not accepted by kubelet.sock's listener")
 }
-
-var errNotAccepted = errors.New("the connection was not accepted by kubelet.sock's listener")
-
-// ClientHandshake is part of credentials.TransportCredentials, and not used.
-func (callerCredentials) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return nil, nil, errors.New("only for servers")
-}
-
-// Info is part of credentials.TransportCredentials.
-func (callerCredentials) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "unix"}
-}
-
-// Clone is part of credentials.TransportCredentials.
-func (callerCredentials) Clone() credentials.TransportCredentials { return callerCredentials{} }
-
-// OverrideServerName is part of credentials.TransportCredentials.
-func (callerCredentials) OverrideServerName(string) error { return nil }
 
 // callLimiter bounds the calls at work. Calls beyond the bounds wait in line until their callers give up.
 type callLimiter struct {
@@ -162,7 +127,7 @@ type clientCalls struct {
 
 // wait waits for a call's turn.
 func (t *callLimiter) wait(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	client := callerOf(ctx).client
+	client := peercreds.Of[caller](ctx).client
 	mine := t.enter(client)
 	defer t.leave(client)
 	if err := mine.Acquire(ctx, 1); err != nil {

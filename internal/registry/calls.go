@@ -86,8 +86,8 @@ type call struct {
 	failure  device.Reason // if the plugin answers with an error
 }
 
-// do waits for its turn with the plugin and calls it, both within the call's time. Like the kubelet it makes one call to a
-// plugin at a time, since plugins are not written for concurrent calls.
+// do waits for its turn and calls the plugin, both within the call's timeout. Like the kubelet it makes one call to a plugin at a
+// time, since plugins are not written for concurrent calls.
 func (r *Registry) do(caller context.Context, c call, ask func(context.Context, *session) error) error {
 	s, refusal := r.serving(c.resource)
 	if refusal != nil {
@@ -109,7 +109,7 @@ func (r *Registry) do(caller context.Context, c call, ask func(context.Context, 
 	return nil
 }
 
-// serving returns the session of the resource's plugin, or the reason why there is none.
+// serving returns the session of the resource's plugin, or why there is none.
 func (r *Registry) serving(resource device.ResourceName) (*session, *device.Refusal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -151,26 +151,25 @@ func (c call) refuse(caller context.Context, s *session, err error) error {
 		over = true
 	default:
 	}
-	nonsense := new(nonsenseError)
-	said := clip(status.Convert(err).Message())
-	refusal := new(device.Refusal)
-	switch code := status.Code(err); {
-	case errors.As(err, &refusal):
+	message := device.ClipTo(status.Convert(err).Message(), maxError)
+	if refusal, ok := errors.AsType[*device.Refusal](err); ok {
 		return refusal
+	}
+	switch code := status.Code(err); {
 	case errors.Is(err, errNoTurn):
 		return device.Refuse(device.PluginSlow, nil,
 			"the plugin of %s was busy with other calls for %s, and %s had to wait", c.resource, c.timeout, c.name)
 	case code == codes.DeadlineExceeded:
 		return device.Refuse(device.PluginSlow, nil,
 			"the plugin of %s did not answer %s within %s", c.resource, c.name, c.timeout)
-	case errors.As(err, &nonsense):
+	case errors.As(err, new(*nonsenseError)):
 		return device.Refuse(device.PluginError, nil,
-			"the plugin of %s returned an unusable answer to %s: %s", c.resource, c.name, clip(err.Error()))
+			"the plugin of %s returned an unusable answer to %s: %s", c.resource, c.name, device.ClipTo(err.Error(), maxError))
 	case over, code == codes.Unavailable:
 		return device.Refuse(device.PluginStale, nil,
-			"the connection to the plugin of %s ended during %s: %s", c.resource, c.name, said)
+			"the connection to the plugin of %s ended during %s: %s", c.resource, c.name, message)
 	default:
 		return device.Refuse(c.failure, nil,
-			"the plugin of %s refused %s (%s): %s", c.resource, c.name, code, said)
+			"the plugin of %s refused %s (%s): %s", c.resource, c.name, code, message)
 	}
 }

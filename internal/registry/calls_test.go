@@ -255,7 +255,7 @@ func TestAllocateHangs(t *testing.T) {
 	}
 }
 
-// The caller's own end is told as such.
+// If the caller's context ends, Allocate returns the context's error.
 func TestAllocateCancelled(t *testing.T) {
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)

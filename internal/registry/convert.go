@@ -3,41 +3,36 @@ package registry
 import (
 	"fmt"
 	"math"
-	"strings"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // This file converts requests, and plugins' answers into grants. It checks a grant while
 // its error can still reach the pod's owner: the kubelet passes it on as it is, and the runtime then fails
 // the container with words that no longer name the plugin.
 
+// maxError bounds a plugin's error in a message, in bytes.
+const maxError = 500
+
 func allocateRequest(ids []device.ID) *pluginapi.AllocateRequest {
 	return &pluginapi.AllocateRequest{
-		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: wireIDs(ids)}},
+		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: lists.Strings(ids)}},
 	}
 }
 
 func preStartRequest(ids []device.ID) *pluginapi.PreStartContainerRequest {
-	return &pluginapi.PreStartContainerRequest{DevicesIds: wireIDs(ids)}
+	return &pluginapi.PreStartContainerRequest{DevicesIds: lists.Strings(ids)}
 }
 
 func preferredRequest(available, must []device.ID, size int) *pluginapi.PreferredAllocationRequest {
 	return &pluginapi.PreferredAllocationRequest{
 		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
-			AvailableDeviceIDs: wireIDs(available), MustIncludeDeviceIDs: wireIDs(must), AllocationSize: int32(min(size, math.MaxInt32)),
+			AvailableDeviceIDs: lists.Strings(available), MustIncludeDeviceIDs: lists.Strings(must), AllocationSize: int32(min(size, math.MaxInt32)),
 		}},
 	}
-}
-
-func wireIDs(ids []device.ID) []string {
-	wire := make([]string, len(ids))
-	for i, id := range ids {
-		wire[i] = string(id)
-	}
-	return wire
 }
 
 // grant takes a plugin's answer for one container. The error names the field that is wrong. allowed are the annotations that may steer
@@ -81,13 +76,4 @@ func preferred(answer *pluginapi.PreferredAllocationResponse, most int) ([]devic
 		ids[i] = device.ID(id)
 	}
 	return ids, nil
-}
-
-// clip keeps a plugin's text short enough for a message.
-func clip(s string) string {
-	const limit = 500
-	if len(s) > limit {
-		return strings.ToValidUTF8(s[:limit], "") + "..."
-	}
-	return s
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A deviceList is one resource's inventory with the past that dates it: it tells a device that the plugin has begun to list
-// from one that it listed before. Rosters are replaced and never edited.
+// A deviceList is a resource's inventory and the devices that were in it before, which distinguishes a new device from one that returns.
+// It is replaced, never edited.
 type deviceList struct {
 	devices []device.Device     // sorted, without doubles
 	listed  bool                // a list has been taken, though perhaps before devmgrd's last restart
@@ -16,7 +16,7 @@ type deviceList struct {
 	absent  map[device.ID]int64 // Added of devices that the plugin lists no longer, and may list again
 }
 
-// deviceListOf returns the roster of a remembered plugin. Absences are not remembered.
+// deviceListOf returns the list in the state file. Absences are not in the file.
 func deviceListOf(k device.PluginRecord) deviceList {
 	r := deviceList{devices: k.Devices, listed: k.Reported}
 	for _, d := range k.Devices {
@@ -25,14 +25,14 @@ func deviceListOf(k device.PluginRecord) deviceList {
 	return r
 }
 
-// additions dates the devices that one list adds to a roster.
+// additions dates the devices that a list adds.
 type additions struct {
 	before *deviceList
 	now    time.Time
 	stamp  int64 // Added of the new devices; 0: there has been none so far
 }
 
-// added returns Device.Added of a device that the list before did not have.
+// added returns Device.Added of a device that was not in the list before.
 func (c *additions) added(id device.ID) int64 {
 	if !c.before.listed {
 		return 0
@@ -46,12 +46,11 @@ func (c *additions) added(id device.ID) int64 {
 	return c.stamp
 }
 
-// with returns the roster of the next list. The list lacks the devices in gone and dates its new devices with stamp.
+// with returns the next deviceList, whose list lacks the devices in gone and dates its new devices with stamp.
 //
-// Plugins list no devices, or some, for a moment after their start: a device that is absent keeps its date. It loses the
-// date when the plugin lists a new ID meanwhile, since the new one may be the absent device under another name: time-slicing
-// switched on and off again must not leave the first names dated before the second ones. There are at most so many absences;
-// where they would be more, those of earlier lists go.
+// Plugins list no devices, or only some, for a moment after their start: an absent device keeps its date. It loses the date when
+// the plugin lists a new ID, which may be the same device under another name, as when time-slicing is switched on and off. At most
+// most absences are kept, the latest ones.
 func (r *deviceList) with(devices, gone []device.Device, stamp int64, most int) deviceList {
 	next := deviceList{devices: devices, listed: true, newest: max(r.newest, stamp)}
 	if stamp != 0 || len(gone) == 0 && len(r.absent) == 0 {

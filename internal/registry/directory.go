@@ -17,10 +17,9 @@ import (
 	"github.com/devmgrd/devmgrd/internal/plugindir"
 )
 
-// A directory is a home with a kubelet.sock in it: the common one, or a plugin pod's own. It is watched while the registry runs,
-// and has the registration socket put back when it is removed.
+// A directory is a location with a kubelet.sock: the common one, or a plugin pod's own. The Registry watches it, and restores the socket.
 type directory struct {
-	home
+	location
 	registry *Registry
 	log      *slog.Logger
 	called   chan struct{} // closed when the watcher has called whom it found at the start
@@ -40,16 +39,16 @@ type directory struct {
 	leaving  bool               // its pod is gone
 }
 
-func newDirectory(r *Registry, h home) *directory {
+func newDirectory(r *Registry, loc location) *directory {
 	d := &directory{
-		home: h, registry: r, log: r.log,
+		location: loc, registry: r, log: r.log,
 		called: make(chan struct{}), recall: make(chan struct{}, 1),
 		restores: rate.NewLimiter(rate.Every(restoreInterval), restoreBurst),
 		strays:   seldom(), losses: seldom(), returns: seldom(),
 		cancel: func() {},
 	}
-	if h.pod.Known() {
-		d.log = r.log.With("pod", h.pod.String())
+	if loc.pod.Known() {
+		d.log = r.log.With("pod", loc.pod.String())
 	}
 	return d
 }
@@ -64,13 +63,13 @@ func (d *directory) startLocked() {
 	ctx, cancel := context.WithCancel(context.Background()) // a socket is not gone because we are going
 	d.cancel = cancel
 	d.watches.Go(func() { d.watch(ctx) })
-	if d.home.registry != "" {
+	if d.location.registry != "" {
 		d.watches.Go(func() { newPluginWatcher(d).Run(ctx) })
 	}
 	r.work.Go(d.watches.Wait)
 }
 
-// AddServiceAccounts tells where the service accounts of plugin pods are known. It is called before Run. Without it none is.
+// AddServiceAccounts sets the source of service accounts. Call it before Run. Without it none is known.
 func (r *Registry) AddServiceAccounts(of ServiceAccounts) { r.accounts = of }
 
 // ServiceAccounts knows the pods of the node.
@@ -81,8 +80,7 @@ type ServiceAccounts interface {
 	Fetch(context.Context, device.Pod) error
 }
 
-// Directory returns a plugin pod's own directory, in which kubelet.sock listens. It is made if it is not there. It returns in a few
-// milliseconds.
+// Directory returns a plugin pod's own directory, creating it and its kubelet.sock if necessary, within a few milliseconds.
 func (r *Registry) Directory(pod device.Pod) (device.PluginDir, error) {
 	r.making.Lock()
 	defer r.making.Unlock()
@@ -109,7 +107,7 @@ func (r *Registry) Directory(pod device.Pod) (device.PluginDir, error) {
 	if err != nil {
 		return device.PluginDir{}, fmt.Errorf("directory for the plugins of pod %s: %w", pod, err)
 	}
-	d = newDirectory(r, r.homeOf(dir))
+	d = newDirectory(r, r.locationOf(dir))
 	if err := d.listen(); err != nil {
 		return device.PluginDir{}, errors.Join(err, r.tree.Remove(pod.UID))
 	}
@@ -126,7 +124,7 @@ func (r *Registry) Directory(pod device.Pod) (device.PluginDir, error) {
 	return dir, nil
 }
 
-// OwnDirectory returns a plugin pod's own directory; false: it has none in which kubelet.sock listens.
+// OwnDirectory returns a plugin pod's own directory, if it has one with a kubelet.sock.
 func (r *Registry) OwnDirectory(uid device.PodUID) (device.PluginDir, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -138,18 +136,17 @@ func (r *Registry) OwnDirectory(uid device.PodUID) (device.PluginDir, bool) {
 }
 
 func (d *directory) pluginDir() device.PluginDir {
-	return device.PluginDir{Owner: d.pod.Pod, Sockets: d.sockets, Registry: d.home.registry}
+	return device.PluginDir{Owner: d.pod.Pod, Sockets: d.sockets, Registry: d.location.registry}
 }
 
-// Directories returns the directories of plugin pods with the resources that were registered in each, and a channel that is closed
-// when any of that has changed.
+// Directories returns the directories of plugin pods with their resources, and a channel that the next change closes.
 func (r *Registry) Directories() (all []device.PluginDir, changed <-chan struct{}) {
 	changed = r.directories.changed()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	of := map[device.PodUID][]device.ResourceName{}
 	for name, s := range r.resources {
-		of[s.registration.home.pod.UID] = append(of[s.registration.home.pod.UID], name)
+		of[s.registration.location.pod.UID] = append(of[s.registration.location.pod.UID], name)
 	}
 	for uid, d := range r.own {
 		if !d.leaving {
@@ -161,7 +158,7 @@ func (r *Registry) Directories() (all []device.PluginDir, changed <-chan struct{
 	return all, changed
 }
 
-// PodsPresent has the directories removed of all pods that are not among these: they went while devmgrd was away.
+// PodsPresent removes the directories of all other pods: these ended while devmgrd was away.
 func (r *Registry) PodsPresent(present func(device.PodUID) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -172,14 +169,14 @@ func (r *Registry) PodsPresent(present func(device.PodUID) bool) {
 	}
 }
 
-// PodGone has a pod's directory removed. The pod's containers have ended.
+// PodGone removes a pod's directory. The pod's containers have ended.
 func (r *Registry) PodGone(uid device.PodUID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.leaveLocked(uid)
 }
 
-// leaveLocked has a directory removed in the background.
+// leaveLocked removes a directory in the background.
 func (r *Registry) leaveLocked(uid device.PodUID) {
 	d := r.own[uid]
 	if d == nil || d.leaving || r.closing {
@@ -197,14 +194,14 @@ func (r *Registry) remove(d *directory) {
 	d.watches.Wait()
 	r.mu.Lock()
 	for _, s := range r.resources {
-		if s.registration.home.pod.UID == d.pod.UID && s.registration.endpoint != "" && !r.closing {
+		if s.registration.location.pod.UID == d.pod.UID && s.registration.endpoint != "" && !r.closing {
 			r.dropSocketLocked(s, podGone)
 		}
 	}
 	r.mu.Unlock()
 	r.callAgain() // a plugin of another pod may serve what this one did
 	if err := r.tree.Remove(d.pod.UID); err != nil {
-		d.log.Warn("cannot remove directory of a plugin pod that is gone", "dir", d.sockets, "err", clip(err.Error()))
+		d.log.Warn("cannot remove directory of a plugin pod that is gone", "dir", d.sockets, "err", device.ClipTo(err.Error(), maxError))
 	} else {
 		d.log.Info("directory of plugin pod removed", "dir", d.sockets)
 	}
@@ -225,14 +222,14 @@ func (d *directory) stop() {
 	}
 }
 
-// restore takes up the directories of plugin pods that are there since before devmgrd's start.
+// restore reads the directories that existed before devmgrd's start.
 func (r *Registry) restore() {
 	known, err := r.tree.Known()
 	if err != nil {
-		r.log.Error("cannot read directories of plugin pods", "err", clip(err.Error()))
+		r.log.Error("cannot read directories of plugin pods", "err", device.ClipTo(err.Error(), maxError))
 	}
 	for _, dir := range known {
-		d := newDirectory(r, r.homeOf(dir))
+		d := newDirectory(r, r.locationOf(dir))
 		if err := d.listen(); err != nil { // its watch tries again
 			d.log.Error("cannot serve directory of plugin pod", "dir", dir.Sockets, "err", err)
 		}
@@ -242,22 +239,22 @@ func (r *Registry) restore() {
 	}
 }
 
-// make makes the directory if it is not there.
+// make creates the directory if it is missing.
 func (d *directory) make() error {
 	if d.pod.Known() {
 		_, err := d.registry.tree.Make(d.pod.Pod)
 		return err
 	}
 	err := plugindir.MakeShared(d.sockets)
-	if err == nil && d.home.registry != "" {
-		err = plugindir.MakeShared(d.home.registry)
+	if err == nil && d.location.registry != "" {
+		err = plugindir.MakeShared(d.location.registry)
 	}
 	return err
 }
 
-// homeOf returns the home in a plugin pod's own directory.
-func (r *Registry) homeOf(dir device.PluginDir) home {
-	return home{
+// locationOf returns the location in a plugin pod's own directory.
+func (r *Registry) locationOf(dir device.PluginDir) location {
+	return location{
 		pod:     device.PluginPod{Pod: dir.Owner},
 		sockets: dir.Sockets, registry: dir.Registry,
 		kubelet: r.common.kubelet, kubeletRegistry: r.common.kubeletRegistry,
@@ -265,43 +262,43 @@ func (r *Registry) homeOf(dir device.PluginDir) home {
 	}
 }
 
-// homeOfPod returns the home of a plugin that the store remembers.
-func (r *Registry) homeOfPod(pod device.PluginPod) home {
+// locationOfPod returns the location of a plugin in the state file.
+func (r *Registry) locationOfPod(pod device.PluginPod) location {
 	if !pod.Known() {
-		return r.common.home
+		return r.common.location
 	}
-	h := home{pod: pod} // without directories, in which nothing is found
+	loc := location{pod: pod} // without directories, in which nothing is found
 	if r.tree != nil {
 		if dir, err := r.tree.Of(pod.Pod); err == nil {
-			h = r.homeOf(dir)
-			h.pod = pod
+			loc = r.locationOf(dir)
+			loc.pod = pod
 		}
 	}
-	return h
+	return loc
 }
 
-// accountTimeout bounds the read of a plugin pod that the watch has not shown yet.
+// accountTimeout bounds the read of a plugin pod that the watch has not delivered yet.
 const accountTimeout = 3 * time.Second
 
-// named returns the home with the name of its pod's service account. The API server is asked only if a rule depends on the name.
-func (r *Registry) named(ctx context.Context, h home, resource device.ResourceName) home {
-	if !h.pod.Known() || h.pod.ServiceAccount != "" || r.accounts == nil {
-		return h
+// named returns the location with its pod's service account. It asks the API server only if a rule depends on the account.
+func (r *Registry) named(ctx context.Context, loc location, resource device.ResourceName) location {
+	if !loc.pod.Known() || loc.pod.ServiceAccount != "" || r.accounts == nil {
+		return loc
 	}
-	h.pod.ServiceAccount = r.accounts.ServiceAccount(h.pod.Pod)
-	if h.pod.ServiceAccount != "" || r.cfg.Rules == nil || !r.cfg.Rules.NeedsAccount(resource, h.pod.Pod) {
-		return h
+	loc.pod.ServiceAccount = r.accounts.ServiceAccount(loc.pod.Pod)
+	if loc.pod.ServiceAccount != "" || r.cfg.Rules == nil || !r.cfg.Rules.NeedsAccount(resource, loc.pod.Pod) {
+		return loc
 	}
 	ctx, cancel := context.WithTimeout(ctx, accountTimeout)
 	defer cancel()
-	if err := r.accounts.Fetch(ctx, h.pod.Pod); err != nil {
-		r.log.Debug("service account of plugin pod not known", "pod", h.pod.String(), "err", err)
+	if err := r.accounts.Fetch(ctx, loc.pod.Pod); err != nil {
+		r.log.Debug("service account of plugin pod not known", "pod", loc.pod.String(), "err", err)
 	}
-	h.pod.ServiceAccount = r.accounts.ServiceAccount(h.pod.Pod)
-	return h
+	loc.pod.ServiceAccount = r.accounts.ServiceAccount(loc.pod.Pod)
+	return loc
 }
 
-// A barredError says that a rule does not let the plugin serve the resource.
+// A barredError reports that a rule forbids the plugin to serve the resource.
 type barredError struct {
 	err     error
 	lasting bool // until the next start; else the pod's service account may become known
@@ -311,29 +308,29 @@ func (e *barredError) Error() string { return e.err.Error() }
 
 func (e *barredError) Unwrap() error { return e.err }
 
-// allowed returns a *barredError if a rule does not let the plugin serve the link's resource.
+// allowed returns a *barredError if a rule forbids the plugin to serve its resource.
 func (r *Registry) allowed(ctx context.Context, l *registration) error {
 	if r.cfg.Rules == nil {
 		return nil
 	}
-	pod := r.named(ctx, l.home, l.resource).pod
+	pod := r.named(ctx, l.location, l.resource).pod
 	if err := r.cfg.Rules.MayServe(l.resource, pod); err != nil {
 		return &barredError{err, pod.ServiceAccount != "" || !r.cfg.Rules.NeedsAccount(l.resource, pod.Pod)}
 	}
 	return nil
 }
 
-// directoryOf returns the directory of a home, or nil: it is gone.
-func (r *Registry) directoryOf(h home) *directory {
-	if !h.pod.Known() {
+// directoryOf returns the directory of a location; nil: it is removed.
+func (r *Registry) directoryOf(loc location) *directory {
+	if !loc.pod.Known() {
 		return r.common
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.own[h.pod.UID]
+	return r.own[loc.pod.UID]
 }
 
-// callAgain has all plugins called that wait for it: one that was replaced may be needed again.
+// callAgain calls all plugins in registry directories that are not registered: one that was replaced may be needed again.
 func (r *Registry) callAgain() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -347,7 +344,7 @@ func (r *Registry) callAgainLocked() {
 	}
 }
 
-// callAgain has the plugins of a directory called that wait for it.
+// callAgain calls the plugins of a directory that are not registered.
 func (d *directory) callAgain() {
 	select {
 	case d.recall <- struct{}{}:
@@ -355,13 +352,13 @@ func (d *directory) callAgain() {
 	}
 }
 
-// A broadcaster tells any number of listeners that something has changed.
+// A broadcaster wakes any number of readers after a change.
 type broadcaster struct {
 	mu   sync.Mutex
 	ring chan struct{}
 }
 
-// changed returns a channel that the next tell closes.
+// changed returns a channel that the next notify closes.
 func (b *broadcaster) changed() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()

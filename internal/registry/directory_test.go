@@ -19,7 +19,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/registry"
 )
 
-// ownDirs gives plugin pods directories of their own.
+// ownDirs configures a directory for each plugin pod.
 func ownDirs(dir string) func(*registry.Config) {
 	return func(c *registry.Config) { c.PluginsDir = dir }
 }
@@ -134,9 +134,9 @@ func TestDirectory_RegistryDirectory(t *testing.T) {
 	for n, endpoint := range []string{p.Socket(), filepath.Join(f.dir, "host.sock")} {
 		evil.SetInfo(&plugintest.Info{Type: "DevicePlugin", Name: "evil.example/x", Endpoint: endpoint, SupportedVersions: []string{"v1beta1"}})
 		evil.Announce(filepath.Join(b.Registry, fmt.Sprintf("%d.sock", n)))
-		f.eventually("it is told", func() bool { return len(evil.Told()) > n })
-		if told := evil.Told()[n]; !strings.Contains(told.GetError(), "in a directory of other plugins") {
-			t.Errorf("endpoint %q: told %v", endpoint, told)
+		f.eventually("it is notified", func() bool { return len(evil.Told()) > n })
+		if result := evil.Told()[n]; !strings.Contains(result.GetError(), "in a directory of other plugins") {
+			t.Errorf("endpoint %q: notified %v", endpoint, result)
 		}
 	}
 }
@@ -157,7 +157,7 @@ func TestDirectory_Restart_FindsPlugins(t *testing.T) {
 		t.Errorf("its pod is %v", got)
 	}
 	if err := p.Register(); err != nil {
-		t.Errorf("it cannot register anew: %v", err)
+		t.Errorf("it cannot register again: %v", err)
 	}
 	// The runtime has not had the pod since.
 	second.PodsPresent(func(device.PodUID) bool { return false })
@@ -227,7 +227,7 @@ func TestDirectory_KubeletSocketIsKept(t *testing.T) {
 }
 
 // All processes of a pod count as one client: they may fork.
-func TestDirectory_Flood_StopsNobodyElse(t *testing.T) {
+func TestDirectory_Flood_OthersRegister(t *testing.T) {
 	f := prepare(t, ownDirs(socketDir(t)))
 	f.SetRegisterTimeout(2 * time.Second)
 	f.run()
@@ -284,7 +284,7 @@ func TestDirectory_Replacement_Goes_FormerServes(t *testing.T) {
 }
 
 // A pod exchanges directories below its registry directory while they are watched, and ends. Another pod is served on.
-func TestDirectory_ExchangedDirectories_HarmNobody(t *testing.T) {
+func TestDirectory_ExchangedDirectories_OthersServe(t *testing.T) {
 	f := start(t, ownDirs(socketDir(t)))
 	evil, good := f.directory("evil"), f.directory("good")
 	p, q := filepath.Join(evil.Registry, "p"), filepath.Join(evil.Registry, "q")

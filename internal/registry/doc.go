@@ -15,7 +15,7 @@
 //	budget         the memory of all plugins' lists together              budget.go
 //	room           forgets a lost resource when another needs its place   room.go
 //	directory      where plugins register: the common one, a pod's own    directory.go
-//	home           its paths; checks a plugin's endpoint                  endpoint.go
+//	location       its paths; checks a plugin's endpoint                  endpoint.go
 //	sweep          removes dead sockets of plugins                        sweep.go
 //	socket         kubelet.sock: bind, publish, watch, restore            socket.go, watch.go
 //	pluginWatcher  a registry directory, with a watchedSocket for each    pluginwatcher.go

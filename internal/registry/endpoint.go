@@ -14,35 +14,35 @@ import (
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
-// An endpoint is where a plugin serves: the name of a socket in its socket directory, as Register gives it, or a path, as a plugin
-// gives it that the watcher has found. Paths are compared, never endpoints.
+// An endpoint is where a plugin serves: the name of a socket in the plugin's socket directory, from a Register request, or a path,
+// from a plugin that the watcher has found. Paths are compared, never endpoints.
 
-// maxPath is what the kernel takes as a path, with the final NUL. The shorter limit for a socket's path does not count: sockets are
-// dialled through their descriptors.
+// maxPath is the kernel's limit of a path, with the final NUL. Sockets are dialled through descriptors, so their shorter limit does not
+// apply.
 const maxPath = unix.PathMax
 
-// A home is where plugins put their sockets: a plugin pod's own pair of directories, or the common one. It is never edited.
-type home struct {
-	pod      device.PluginPod // zero: the common home
+// A location is a pair of directories in which plugins put their sockets: a plugin pod's own, or the common one. It is never edited.
+type location struct {
+	pod      device.PluginPod // zero: the common pair
 	sockets  string           // kubelet.sock is in it, and plugins put their sockets next to it
 	registry string           // watched for sockets of plugins that wait to be called; empty: none is called
 
 	kubelet         string   // where a plugin's container has sockets, as in the endpoint that it names to the watcher
 	kubeletRegistry string   // where it has registry, likewise
-	foreign         []string // where other homes are: no socket there is this home's
+	foreign         []string // directories of other locations: a plugin of this one may not name a socket there
 }
 
 // locate returns the path of an endpoint.
-func (h *home) locate(endpoint string) string {
+func (loc *location) locate(endpoint string) string {
 	if endpoint == "" || filepath.IsAbs(endpoint) {
 		return endpoint
 	}
-	return filepath.Join(h.sockets, endpoint)
+	return filepath.Join(loc.sockets, endpoint)
 }
 
-// split returns the directory of the home that a path lies in, or the root directory, and the rest of the path.
-func (h *home) split(path string) (dir, rest string) {
-	for _, dir := range []string{h.sockets, h.registry} {
+// split returns the directory of the location that a path lies in, or the root directory, and the rest of the path.
+func (loc *location) split(path string) (dir, rest string) {
+	for _, dir := range []string{loc.sockets, loc.registry} {
 		if rest, inside := below(dir, path); inside && dir != "" {
 			return dir, rest
 		}
@@ -51,8 +51,8 @@ func (h *home) split(path string) (dir, rest string) {
 }
 
 // stat returns what is at the path of an endpoint. No link is followed.
-func (h *home) stat(path string) (fs.FileInfo, error) {
-	dir, rest := h.split(path)
+func (loc *location) stat(path string) (fs.FileInfo, error) {
+	dir, rest := loc.split(path)
 	d, err := shareddir.Open(dir)
 	if err != nil {
 		return nil, err
@@ -61,15 +61,14 @@ func (h *home) stat(path string) (fs.FileInfo, error) {
 	return d.Stat(rest)
 }
 
-// open opens the socket of an endpoint: what is dialled is what was checked. A name may be a link, but not lead out of the
-// directory: a process that may write there could otherwise have devmgrd dial any socket of the host. A path is never a link:
-// its plugin can as well name what that leads to.
-func (h *home) open(endpoint string) (*shareddir.Entry, error) {
-	path := h.locate(endpoint)
+// open opens the socket of an endpoint, so that devmgrd dials the file that it has checked. A name may be a link, but must not lead out
+// of the directory: a process that may write there could otherwise make devmgrd dial any socket of the host. A path must not be a link.
+func (loc *location) open(endpoint string) (*shareddir.Entry, error) {
+	path := loc.locate(endpoint)
 	if len(path) >= maxPath {
 		return nil, tooLong(path)
 	}
-	dir, rest := h.split(path)
+	dir, rest := loc.split(path)
 	if rest == "" {
 		return nil, notSocket(path)
 	}
@@ -82,7 +81,7 @@ func (h *home) open(endpoint string) (*shareddir.Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	switch own, err := h.stat(filepath.Join(h.sockets, socketName)); {
+	switch own, err := loc.stat(filepath.Join(loc.sockets, socketName)); {
 	case err == nil && os.SameFile(own, e.Info()):
 		err = &socketError{path, "is our own " + socketName + "; the plugin must listen on a socket of its own"}
 		return nil, errors.Join(err, e.Close())
@@ -95,33 +94,33 @@ func (h *home) open(endpoint string) (*shareddir.Entry, error) {
 // maxLinks bounds a chain of links.
 const maxLinks = 8
 
-// follow opens a path below d. If that is a link, and links are allowed, it opens what the link leads to, below d as well. It
-// returns all paths below d by which it came.
-func follow(d *shareddir.Dir, rest string, links bool) (_ *shareddir.Entry, way []string, err error) {
+// follow opens a path below d. If the path is a link, and links are allowed, follow opens the link's target, below d as well. It
+// also returns the paths below d that it passed through, the last one included.
+func follow(d *shareddir.Dir, rest string, links bool) (_ *shareddir.Entry, passed []string, err error) {
 	first := d.Join(rest)
 	for range maxLinks {
 		e, err := d.Open(rest)
 		if err != nil {
-			return nil, way, err
+			return nil, passed, err
 		}
-		way = append(way, rest)
+		passed = append(passed, rest)
 		if e.Info().Mode().Type() != fs.ModeSymlink {
-			return e, way, nil
+			return e, passed, nil
 		}
 		target, err := e.ReadLink()
 		e.Close()
 		switch {
 		case err != nil:
-			return nil, way, err
+			return nil, passed, err
 		case !links:
-			return nil, way, &socketError{first, "is a link; name the socket itself"}
+			return nil, passed, &socketError{first, "is a link; name the socket itself"}
 		}
 		var inside bool
 		if rest, inside = leads(d, rest, target); !inside {
-			return nil, way, &socketError{first, "is a link to " + clip(target) + ", out of the socket directory; plugins must listen inside it"}
+			return nil, passed, &socketError{first, "is a link to " + device.Clip(target) + ", out of the socket directory; plugins must listen inside it"}
 		}
 	}
-	return nil, way, &socketError{first, fmt.Sprintf("leads through more than %d links; name the socket itself", maxLinks)}
+	return nil, passed, &socketError{first, fmt.Sprintf("leads through more than %d links; name the socket itself", maxLinks)}
 }
 
 // leads returns the path below d to which a link at another path below d leads, and whether it stays below d.
@@ -146,24 +145,23 @@ func notSocket(path string) error {
 }
 
 func tooLong(path string) error {
-	return &socketError{clip(path), fmt.Sprintf("is longer than the %d bytes that a path may have", maxPath-1)}
+	return &socketError{device.Clip(path), fmt.Sprintf("is longer than the %d bytes that a path may have", maxPath-1)}
 }
 
-// A socketError says what is wrong with a plugin's socket permanently, so that trying again is no use.
+// A socketError reports a permanent fault of a plugin's socket.
 type socketError struct{ path, fault string }
 
 func (e *socketError) Error() string { return e.path + " " + e.fault }
 
-// spell returns the one way in which we write the path of a socket, so that two spellings of it are known as one: without
-// links on the way, but below our own directories as those are configured. A path below one of them must not leave it
-// through a link, since in the plugin's container that leads elsewhere.
-func (h *home) spell(path string) (string, error) {
+// spell returns the canonical path of a socket: without links on the way, but with devmgrd's directories as configured. A path below one
+// of these must not leave it through a link, since in the plugin's container the link leads elsewhere.
+func (loc *location) spell(path string) (string, error) {
 	parent, err := realPath(filepath.Dir(path))
 	if err != nil {
 		return "", err
 	}
 	plain := filepath.Join(parent, filepath.Base(path))
-	for _, dir := range []string{h.sockets, h.registry} {
+	for _, dir := range []string{loc.sockets, loc.registry} {
 		real, err := realPath(dir)
 		if err != nil {
 			return "", err
@@ -175,7 +173,7 @@ func (h *home) spell(path string) (string, error) {
 			return "", &socketError{path, "leads through a link to " + plain + ", out of " + dir + "; plugins must listen inside it"}
 		}
 	}
-	for _, dir := range h.foreign {
+	for _, dir := range loc.foreign {
 		real, err := realPath(dir)
 		if err != nil {
 			return "", err
@@ -197,13 +195,13 @@ func realPath(dir string) (string, error) {
 	return d.Real()
 }
 
-// watched reports whether the watch of a directory sees a socket of that path come and go.
-func (h *home) watched(path string) bool {
-	if filepath.Dir(path) == h.sockets {
+// watched reports whether a watched directory reports changes of a socket at that path.
+func (loc *location) watched(path string) bool {
+	if filepath.Dir(path) == loc.sockets {
 		return true
 	}
-	rest, inside := below(h.registry, path)
-	return inside && h.registry != "" && !hidden(rest)
+	rest, inside := below(loc.registry, path)
+	return inside && loc.registry != "" && !hidden(rest)
 }
 
 // below returns the rest of a path that is inside a directory. Both are clean.
@@ -211,7 +209,7 @@ func below(dir, path string) (rest string, inside bool) {
 	return strings.CutPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// hidden reports whether the watcher passes over a path in its directory, as the kubelet's does.
+// hidden reports whether the watcher ignores a path in its directory, as the kubelet's does.
 func hidden(rest string) bool {
 	return strings.HasPrefix(rest, ".") || strings.Contains(rest, "/.")
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A request that is taken names a good resource and a socket directly in the plugin directory that is not ours. One that
-// is not is told why, and shortly.
+// An accepted request names a valid resource and a socket directly in the plugin directory that is not devmgrd's. The error for
+// a rejected request names the cause, and is short.
 func FuzzRegisterRequest(f *testing.F) {
 	for _, endpoint := range []string{"gpu.sock", "", ".", "..", "../gpu.sock", "/gpu.sock", "a/b", "a\x00", "kubelet.sock", ".kubelet.sock.1", "...", "ä"} {
 		f.Add("v1beta1", "vendor.example/gpu", endpoint)
@@ -30,7 +30,7 @@ func FuzzRegisterRequest(f *testing.F) {
 		if _, err := device.ParseResourceName(string(resource)); err != nil || string(resource) != name || version != "v1beta1" {
 			t.Errorf("%q of version %q became %q: %v", name, version, resource, err)
 		}
-		path := (&home{sockets: dir}).locate(endpoint)
+		path := (&location{sockets: dir}).locate(endpoint)
 		if filepath.Dir(path) != dir || filepath.Base(path) != endpoint || strings.ContainsRune(path, 0) ||
 			path == dir+"/kubelet.sock" || path == dir+"/.kubelet.sock.1" {
 			t.Errorf("endpoint %q is %q", endpoint, path)
@@ -54,7 +54,7 @@ func wantRequestError(t *testing.T, err error, left ...string) {
 // What a plugin says of itself leads to a socket where it means it: below our directories for what it sees below the
 // kubelet's, and never outside of the one that it means, nor to our own socket.
 func FuzzPluginInfo(f *testing.F) {
-	config := home{
+	config := location{
 		sockets: "/run/devmgrd/device-plugins", registry: "/run/devmgrd/plugins_registry",
 		kubelet: "/var/lib/kubelet/device-plugins", kubeletRegistry: "/var/lib/kubelet/plugins_registry",
 	}

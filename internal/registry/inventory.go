@@ -14,11 +14,9 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A listCodec decodes the messages of one stream, except those that are the same as the one before, byte for byte.
-// Some plugins send tens of thousands of devices every few seconds, unchanged.
-//
-// It compares messages by length and a 64-bit hash with a secret seed. Two different messages look the same once in 10^19
-// times, and the plugin's next change would correct that.
+// A listCodec decodes the messages of one stream, except those that equal the one before: some plugins send tens of thousands of
+// unchanged devices every few seconds. It compares the length and a 64-bit hash with a secret seed. Two different messages have the
+// same hash once in 10^19 times, and the plugin's next change would correct that.
 type listCodec struct {
 	encoding.CodecV2
 	unchanged bool // the latest message was the same as the one before, and was not decoded
@@ -47,9 +45,8 @@ func (c *listCodec) Unmarshal(data mem.BufferSlice, into any) error {
 	return c.CodecV2.Unmarshal(data, into)
 }
 
-// A lister turns the lists of one stream into inventories. Plugins name their devices in any order, mostly in the same
-// one: it remembers where each stands, so that a list with the same IDs is neither sorted nor copied unless a device
-// has changed.
+// A lister turns the lists of one stream into inventories. Plugins mostly keep the order of their devices, so it neither sorts nor
+// copies a list with the same IDs in the same order, unless a device has changed.
 type lister struct {
 	deviceList                 // with the latest inventory: shared with readers, never edited
 	most       int             // plugins.maxDevices
@@ -58,10 +55,9 @@ type lister struct {
 }
 
 const (
-	// maxID is far more than any plugin's IDs have. Longer ones would be carried about in every message and record,
-	// and the store takes none that is much longer.
+	// maxID bounds the length of an ID, far above that of any plugin. IDs are keys of the state file.
 	maxID = 1 << 10
-	// maxNode is the highest number that the kernel gives to a NUMA node (MAX_NUMNODES is 1024 at most).
+	// maxNode is the kernel's highest number of a NUMA node (MAX_NUMNODES is 1024 at most).
 	maxNode = 1<<10 - 1
 )
 
@@ -74,8 +70,7 @@ type faults struct {
 	nowhere int    // entries near a NUMA node above maxNode
 }
 
-// take makes devices the inventory of the message, which came at now. If nothing has changed it stays the very slice
-// that it was.
+// take makes devices the inventory of a message. Without a change they stay the same slice.
 func (l *lister) take(message []*pluginapi.Device, now time.Time) faults {
 	if l.order != nil && l.takeInPlace(message) {
 		return faults{}
@@ -83,7 +78,7 @@ func (l *lister) take(message []*pluginapi.Device, now time.Time) faults {
 	return l.takeAnew(message, now)
 }
 
-// takeInPlace takes a message with the IDs of the one before in the same order, and gives up on any other.
+// takeInPlace takes a message with the IDs of the previous one in the same order, and returns false for any other.
 func (l *lister) takeInPlace(message []*pluginapi.Device) bool {
 	if len(message) != len(l.order) {
 		return false
@@ -108,7 +103,7 @@ func (l *lister) takeInPlace(message []*pluginapi.Device) bool {
 	return true
 }
 
-// takeAnew takes any message: it sorts, removes doubles, and shares with the old inventory what is the same.
+// takeAnew takes any message: it sorts, removes duplicates, and shares unchanged parts with the old inventory.
 func (l *lister) takeAnew(message []*pluginapi.Device, now time.Time) (found faults) {
 	sorted := make([]int32, 0, len(message)) // places in the message, by ID; of doubles the later one stands later
 	for i, m := range message {
@@ -187,7 +182,7 @@ func (l *lister) near(nodes []int, t *pluginapi.TopologyInfo) bool {
 // counts reports whether a NUMA node's number is valid.
 func counts(id int64) bool { return 0 <= id && id <= maxNode }
 
-// impossible reports whether a topology names a NUMA node that no machine has. Negative numbers are no fault.
+// impossible reports whether a topology names a NUMA node above maxNode.
 func impossible(t *pluginapi.TopologyInfo) bool {
 	for _, n := range t.GetNodes() {
 		if n.GetID() > maxNode {
@@ -197,8 +192,8 @@ func impossible(t *pluginapi.TopologyInfo) bool {
 	return false
 }
 
-// numa returns the NUMA nodes of a topology: ascending, without doubles, and without those that no machine has and the
-// negative ones by which some plugins say that there is none.
+// numa returns the NUMA nodes of a topology, ascending, without duplicates and invalid ones. Some plugins name a negative node for
+// none.
 func (l *lister) numa(t *pluginapi.TopologyInfo) []int {
 	if len(t.GetNodes()) == 1 {
 		return l.single(t.Nodes[0].GetID())

@@ -57,8 +57,8 @@ func sameDevices(a, b []device.Device) bool {
 	})
 }
 
-// A lister gives what its slow twin gives, leaves alone what it has handed out, and hands out the same slice exactly
-// when nothing has changed.
+// A lister returns the same as its slow twin, does not change a slice that it has returned, and returns the same slice again
+// exactly when nothing has changed.
 func TestListerAgainstTwin(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))

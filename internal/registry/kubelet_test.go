@@ -24,7 +24,7 @@ func TestOptionsFail(t *testing.T) {
 	p.Before(plugintest.GetOptions, plugintest.Fail("GetDevicePluginOptions failed"))
 	p.Serve()
 	err := p.Register()
-	if said := status.Convert(err).Message(); !strings.Contains(said, "failed to get device plugin options") || !strings.Contains(said, "GetDevicePluginOptions failed") {
+	if message := status.Convert(err).Message(); !strings.Contains(message, "failed to get device plugin options") || !strings.Contains(message, "GetDevicePluginOptions failed") {
 		t.Errorf("err = %v", err)
 	}
 	f.eventually("no connection is left", func() bool { return p.Connections() == 0 })
@@ -38,7 +38,7 @@ func TestStreamFailsAfterListing(t *testing.T) {
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(2)...)
 	f.eventually("the plugin serves", f.servesNumber(2))
-	p.Before(plugintest.ListAndWatch, plugintest.Fail("no list any more"))
+	p.Before(plugintest.ListAndWatch, plugintest.Fail("no list after this one"))
 	p.EndStreams(fmt.Errorf("broken"))
 	f.eventually("the offer is stale", f.is(device.Stale))
 	if o := f.offer(); !o.Reported || len(o.Inventory.Devices) != 2 {
@@ -107,7 +107,7 @@ func TestReRegistration(t *testing.T) {
 						p.MustRegister()
 					} else {
 						p.Announce(filepath.Join(f.watched, name+".sock"))
-						f.eventually(name+" is told that it is registered", wasTold(p, true))
+						f.eventually(name+" is notified of its registration", wasNotified(p, true))
 					}
 					f.eventually(name+" serves", func() bool { return p.Streams() == 1 && f.serves(devices...)() })
 					if got := f.offer(); got.PreStart != o.PreStartRequired || got.Prefers != o.GetPreferredAllocationAvailable {

@@ -19,7 +19,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 )
 
-// What plugins in use do, each kind by itself. They were not written for us, and are not asked to change.
+// Each kind of plugin in use registers and serves without a change: plugins were written for the kubelet.
 
 // seen returns what happens to the file of that name, as a plugin's own watch sees it.
 func seen(t *testing.T, dir, name string, what fsnotify.Op) <-chan struct{} {
@@ -84,7 +84,7 @@ func TestPluginKinds(t *testing.T) {
 				t.Errorf("its socket was touched: %v", err)
 			}
 			if kind == "watches its own socket" {
-				if err := os.Remove(p.Socket()); err != nil { // by somebody else
+				if err := os.Remove(p.Socket()); err != nil { // as another process would
 					t.Fatal(err)
 				}
 				wait(t, 10*time.Second, "its own socket is gone", removed)
@@ -127,8 +127,8 @@ func TestDirectoryIsWiped(t *testing.T) {
 	f.eventually("it serves again", f.servesNumber(2))
 }
 
-// Nobody is refused because we are starting, or because the store is slow, or because a call hangs.
-func TestRegisterIsNotRefusedInPassing(t *testing.T) {
+// Register fails neither while devmgrd starts, nor because the store is slow, nor because a call hangs.
+func TestRegister_DaemonBusy_Waits(t *testing.T) {
 	f := prepare(t)
 	f.memory.hold = make(chan struct{})
 	defer close(f.memory.hold)
@@ -143,7 +143,7 @@ func TestRegisterIsNotRefusedInPassing(t *testing.T) {
 	// It is queued: it neither fails nor is answered before we run.
 	select {
 	case err := <-registered:
-		t.Fatalf("Register was answered by nobody: %v", err)
+		t.Fatalf("Register returned before devmgrd served: %v", err)
 	case <-time.After(50 * time.Millisecond):
 	}
 	f.serve()
@@ -251,7 +251,7 @@ func TestRegisterAllAtOnce(t *testing.T) {
 }
 
 // Some keep their previous stream, and keep sending on it, even when they were told to stop.
-func TestOldStreamsLiveOn(t *testing.T) {
+func TestReRegistration_OldStream_IsIgnored(t *testing.T) {
 	f := start(t)
 	old := plugintest.New(t, f.dir, gpu, plugintest.Dev("old", plugintest.Healthy))
 	old.Stubborn = true
@@ -280,7 +280,7 @@ func TestOldStreamsLiveOn(t *testing.T) {
 	}
 }
 
-// About half leave their socket behind when they end. It is no obstacle to whoever comes next, there or elsewhere.
+// About half of the plugins leave their socket behind when they end. It does not stop the next plugin, at that path or another.
 func TestPluginLeavesSocketBehind(t *testing.T) {
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)

@@ -21,37 +21,36 @@ const (
 	maxDirectories    = 256                   // that are watched
 	maxDepth          = 4                     // of directories below the registry directory
 	maxWatchedSockets = 1024                  // that are called
-	maxFiles          = 16384                 // of one directory that are looked at
-	lull              = 20 * time.Millisecond // from the first event of a burst to the look
+	maxFiles          = 16384                 // that are read in one directory
+	lull              = 20 * time.Millisecond // from the first event of a burst to the scan
 )
 
-// A pluginWatcher follows the registry directory, where plugins put sockets and wait to be called, and has a candidate for
-// each. Its fields are its own goroutine's.
+// A pluginWatcher follows the registry directory, in which plugins put sockets and wait to be called. Its fields belong to Run.
 type pluginWatcher struct {
 	registry *Registry
 	of       *directory
 	dir      string
 	sockets  map[string]*watchedSocket // by path
-	work     sync.WaitGroup            // the candidates'
-	started  bool                      // the first look is over
-	crowded  bool                      // that there are too many has been told
+	work     sync.WaitGroup            // Run of each socket
+	started  bool                      // after the first scan
+	crowded  bool                      // passOver has logged
 }
 
 func newPluginWatcher(d *directory) *pluginWatcher {
-	return &pluginWatcher{registry: d.registry, of: d, dir: d.home.registry, sockets: make(map[string]*watchedSocket)}
+	return &pluginWatcher{registry: d.registry, of: d, dir: d.location.registry, sockets: make(map[string]*watchedSocket)}
 }
 
-// Run takes up plugins until ctx ends.
+// Run calls and registers plugins until ctx ends.
 func (w *pluginWatcher) Run(ctx context.Context) {
 	w.of.tend(ctx, w.dir, w.watchOnce, func(due bool) {
 		if due {
-			_ = w.look(ctx, func(string) error { return nil }) // it has been told that there is no watch
+			_ = w.look(ctx, func(string) error { return nil }) // tend has logged that nothing can be watched
 		}
 	})
 	w.work.Wait()
 }
 
-// watchOnce watches until the watch breaks or the directory is gone.
+// watchOnce follows the directory until the watch fails or the directory is removed.
 func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -61,8 +60,7 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 	if err := w.of.make(); err != nil {
 		return err
 	}
-	// The watch of the directory above reports the directory's end: the directory's own watch does not, while a socket that was
-	// bound in it is open.
+	// The kernel does not report the directory's removal while a socket bound in it is open. The directory above reports it.
 	above := filepath.Dir(w.dir)
 	if err := watcher.Add(above); err != nil {
 		return err
@@ -72,7 +70,7 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 		return err
 	}
 	defer watched.Close()
-	// Events come in bursts, and say too little: which file it was that came or went. So the whole is looked at.
+	// Events come in bursts and do not identify the file, so each burst leads to a scan.
 	soon := time.After(0)
 	for {
 		select {
@@ -102,7 +100,7 @@ func (w *pluginWatcher) watchOnce(ctx context.Context) error {
 	}
 }
 
-// look makes the candidates those that are there. On error nothing has changed.
+// look follows the sockets in the directory. On error nothing has changed.
 func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) error {
 	found, err := w.find(watch)
 	if err != nil {
@@ -116,7 +114,7 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 			delete(w.sockets, path)
 		}
 	}
-	// They end at once, whatever they do, and before their successors begin.
+	// Their successors may begin only when they have ended.
 	for _, c := range gone {
 		<-c.done
 	}
@@ -132,7 +130,7 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 			fresh = append(fresh, path)
 		}
 	}
-	// The newest socket wins, as if each plugin had called when it made its own.
+	// The newest socket wins, as if each plugin had registered when it created its socket.
 	slices.SortFunc(fresh, func(a, b string) int {
 		return cmp.Or(found[a].ModTime().Compare(found[b].ModTime()), strings.Compare(a, b))
 	})
@@ -145,7 +143,7 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 		calls.Add(1)
 		w.start(ctx, path, found[path], calls.Done)
 		if w.started {
-			w.registry.nudge(path) // a plugin that has come back to where it served
+			w.registry.nudge(path) // the plugin may have recreated its socket
 		}
 	}
 	if !w.started {
@@ -161,7 +159,7 @@ func (w *pluginWatcher) look(ctx context.Context, watch func(dir string) error) 
 func (w *pluginWatcher) start(ctx context.Context, path string, file fs.FileInfo, first func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &watchedSocket{
-		registry: w.registry, home: &w.of.home, log: w.of.log.With("socket", path),
+		registry: w.registry, location: &w.of.location, log: w.of.log.With("socket", path),
 		path: path, file: file, id: w.registry.nextNumber(),
 		wake: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 	}
@@ -175,8 +173,8 @@ func (w *pluginWatcher) start(ctx context.Context, path string, file fs.FileInfo
 	})
 }
 
-// find returns the sockets in the directory and those below it, and has each directory watched before it is read. As in the
-// kubelet's, names that begin with a dot are passed over, and links are not followed.
+// find returns the sockets in the directory and below, and watches each directory before it reads it. Like the kubelet it ignores
+// names that begin with a dot, and follows no link.
 func (w *pluginWatcher) find(watch func(dir string) error) (map[string]fs.FileInfo, error) {
 	type place struct {
 		below string // the directory; empty for the one at the top
@@ -250,7 +248,7 @@ func (w *pluginWatcher) read(top *shareddir.Dir, below string) ([]fs.FileInfo, e
 	return files, nil
 }
 
-// passOver says once that there is more in the directory than is looked at.
+// passOver logs once that the directory is larger than the limits.
 func (w *pluginWatcher) passOver(path string) {
 	if !w.crowded {
 		w.of.log.Error("plugin registry too large; ignoring the rest",
@@ -259,7 +257,7 @@ func (w *pluginWatcher) passOver(path string) {
 	w.crowded = true
 }
 
-// vanished reports whether a file was there a moment ago, or another kind of file.
+// vanished reports whether a file was removed or replaced meanwhile.
 func vanished(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }

@@ -35,14 +35,14 @@ func announcedAt(f *harness, socket string, devices ...*plugintest.Device) (*plu
 	return p, p.Announce(path)
 }
 
-// wasTold reports whether the latest that the plugin was told of its registration is this.
-func wasTold(p *plugintest.Plugin, registered bool, parts ...string) func() bool {
+// wasNotified reports whether the latest notification of the plugin has this result, and an error with these parts.
+func wasNotified(p *plugintest.Plugin, registered bool, parts ...string) func() bool {
 	return func() bool {
-		told := p.Told()
-		if len(told) == 0 || told[len(told)-1].PluginRegistered != registered {
+		notified := p.Told()
+		if len(notified) == 0 || notified[len(notified)-1].PluginRegistered != registered {
 			return false
 		}
-		return !slices.ContainsFunc(parts, func(s string) bool { return !strings.Contains(told[len(told)-1].Error, s) })
+		return !slices.ContainsFunc(parts, func(s string) bool { return !strings.Contains(notified[len(notified)-1].Error, s) })
 	}
 }
 
@@ -72,7 +72,7 @@ func TestWatcher(t *testing.T) {
 				p.Serve()
 			}
 			f.eventually("the plugin serves", f.servesNumber(2))
-			f.eventually("it is told so", wasTold(p, true))
+			f.eventually("it is notified", wasNotified(p, true))
 			f.eventually("it is remembered by its path here", func() bool { r, _ := f.memory.last(); return r.Endpoint == p.Socket() && r.Reported })
 			if f.metric("device_plugin_registration_total", gpu) != 1 || f.metric("devmgrd_plugin_up", gpu) != 1 {
 				t.Error("metrics do not tell of one registration and one plugin that is up")
@@ -127,7 +127,7 @@ func TestWatcherEndpoints(t *testing.T) {
 			p.Serve()
 			f.run()
 			if strings.HasPrefix(p.Socket(), f.watched) {
-				f.eventually("the socket is called", wasTold(p, true))
+				f.eventually("the socket is called", wasNotified(p, true))
 			} else {
 				p.Announce(filepath.Join(f.watched, "reg.sock"))
 			}
@@ -189,9 +189,9 @@ func TestWatcherRefuses(t *testing.T) {
 			bad := plugintest.New(t, f.watched, gpu)
 			bad.Endpoint, bad.Info = "bad.sock", c.info
 			bad.Serve()
-			f.eventually("it is told why", func() bool { return len(bad.Told()) > 0 })
-			if !wasTold(bad, false, c.says...)() {
-				t.Errorf("told %v, want %q", bad.Told()[0], c.says)
+			f.eventually("it is notified of the error", func() bool { return len(bad.Told()) > 0 })
+			if !wasNotified(bad, false, c.says...)() {
+				t.Errorf("notified %v, want %q", bad.Told()[0], c.says)
 			}
 			f.eventually("no connection is left", func() bool { return bad.Connections() == 0 })
 			if !f.servesNumber(2)() || first.Streams() != 1 || f.metric("device_plugin_registration_total", gpu) != 1 {
@@ -209,12 +209,12 @@ func TestWatcherCallsAgain(t *testing.T) {
 	p.Info = &plugintest.Info{Type: "DevicePlugin", Name: gpu, SupportedVersions: []string{"v1"}}
 	p.Before(plugintest.GetInfo, plugintest.Fail("still booting"))
 	p.Serve()
-	f.eventually("it is called again", func() bool { return p.Calls(plugintest.GetInfo) >= 4 && wasTold(p, false, "still booting")() })
+	f.eventually("it is called again", func() bool { return p.Calls(plugintest.GetInfo) >= 4 && wasNotified(p, false, "still booting")() })
 	p.Before(plugintest.GetInfo, nil)
-	f.eventually("it is told what is wrong now", wasTold(p, false, "supported: v1beta1"))
+	f.eventually("it is notified of its error", wasNotified(p, false, "supported: v1beta1"))
 	p.SetInfo(&plugintest.Info{Type: "DevicePlugin", Name: gpu, SupportedVersions: []string{"v1beta1"}})
 	f.eventually("it serves in the end", f.servesNumber(1))
-	f.eventually("it is told so", wasTold(p, true))
+	f.eventually("it is notified", wasNotified(p, true))
 	for _, fault := range []string{"still booting", "supported: v1beta1"} {
 		warned := 0
 		for line := range strings.Lines(f.logs.String()) {
@@ -234,7 +234,7 @@ func TestWatcherLeavesOtherTypesAlone(t *testing.T) {
 	csi := plugintest.New(t, f.watched, "csi")
 	csi.Info = &plugintest.Info{Type: "CSIPlugin", Name: "csi.vendor.example"}
 	csi.Serve()
-	f.eventually("it is told", wasTold(csi, false, "CSIPlugin"))
+	f.eventually("it is notified", wasNotified(csi, false, "CSIPlugin"))
 	bad := plugintest.New(t, f.watched, "bad")
 	bad.Info = &plugintest.Info{Type: "DevicePlugin", Name: "bad"}
 	bad.Serve()
@@ -247,7 +247,7 @@ func TestWatcherLeavesOtherTypesAlone(t *testing.T) {
 	f.eventually("it is asked once more", func() bool { return csi.Calls(plugintest.GetInfo) == 2 })
 }
 
-// A plugin that does not hear that it is registered is not registered, as with the kubelet, and takes nobody's place.
+// A plugin that cannot be notified of its registration is not registered, as with the kubelet, and replaces no other plugin.
 func TestWatcherNotifyFails(t *testing.T) {
 	f := eager(t)
 	old, _ := announced(f, plugintest.Dev("old", plugintest.Healthy))
@@ -264,7 +264,7 @@ func TestWatcherNotifyFails(t *testing.T) {
 	f.eventually("nothing of it is left open", func() bool { return p.Connections() == 0 })
 	p.Before(plugintest.Notify, nil)
 	f.eventually("it serves when it listens", f.serves("new"))
-	f.eventually("it is told so", wasTold(p, true))
+	f.eventually("it is notified", wasNotified(p, true))
 	f.eventually("one stream is left", func() bool { return p.Streams() == 1 && old.Streams() == 0 })
 }
 
@@ -292,7 +292,7 @@ func TestWatcherSocketRemoved(t *testing.T) {
 			stays.Serve()
 			p, a := announcedAt(f, test.socket, plugintest.Devices(2)...)
 			f.eventually("the plugin serves", f.servesNumber(2))
-			f.eventually("both are told so", func() bool { return wasTold(p, true)() && wasTold(stays, true)() })
+			f.eventually("both are notified", func() bool { return wasNotified(p, true)() && wasNotified(stays, true)() })
 			if err := test.remove(filepath.Join(f.watched, "top"), a); err != nil {
 				t.Fatal(err)
 			}
@@ -320,13 +320,13 @@ func TestWatcherOldSocketRemoved(t *testing.T) {
 	f := eager(t)
 	old, a := announced(f, plugintest.Dev("old", plugintest.Healthy))
 	f.eventually("the old plugin serves", f.serves("old"))
-	f.eventually("it is told so", wasTold(old, true))
+	f.eventually("it is notified", wasNotified(old, true))
 	fresh := plugintest.New(t, f.dir, gpu, plugintest.Dev("new", plugintest.Healthy))
 	fresh.Endpoint = "fresh.sock"
 	fresh.Serve()
 	fresh.Announce(filepath.Join(f.watched, "fresh.sock"))
 	f.eventually("the new plugin serves", f.serves("new"))
-	f.eventually("it is told so", wasTold(fresh, true))
+	f.eventually("it is notified", wasNotified(fresh, true))
 	a.Withdraw()
 	called := plugintest.New(t, f.watched, "called") // what happens afterwards is seen afterwards
 	called.Info = &plugintest.Info{}
@@ -347,12 +347,12 @@ func TestWatcherReplacedPluginComesBack(t *testing.T) {
 	fresh.Serve()
 	b := fresh.Announce(filepath.Join(f.watched, "fresh.sock"))
 	f.eventually("the new plugin serves", f.serves("new"))
-	f.eventually("both are told so", func() bool { return wasTold(old, true)() && wasTold(fresh, true)() })
+	f.eventually("both are notified", func() bool { return wasNotified(old, true)() && wasNotified(fresh, true)() })
 	b.Withdraw()
 	f.eventually("the old plugin serves", f.serves("old"))
 }
 
-// A plugin that waits to be called cannot register by itself: when its resource is forgotten it is called again.
+// A plugin that waits to be called never calls Register: when its resource is forgotten, devmgrd calls it again.
 func TestWatcherForgottenPluginComesBack(t *testing.T) {
 	f := eager(t, func(c *registry.Config) { c.GracePeriod = time.Millisecond })
 	p, _ := announced(f, plugintest.Dev("a", plugintest.Healthy))
@@ -361,7 +361,7 @@ func TestWatcherForgottenPluginComesBack(t *testing.T) {
 	p.Before(plugintest.ListAndWatch, func(context.Context) error { return ill })
 	p.EndStreams(ill)
 	f.eventually("the plugin is lost", f.is(device.Lost))
-	p.Before(plugintest.GetInfo, func(context.Context) error { return ill }) // else it is back before anybody has looked
+	p.Before(plugintest.GetInfo, func(context.Context) error { return ill }) // else it is back before the test has looked
 	if err := f.Forget(gpu); err != nil {
 		t.Fatal(err)
 	}
@@ -392,7 +392,7 @@ func TestWatcherOlderPluginAfterNewer(t *testing.T) {
 	close(gate)
 	f.eventually("the old plugin serves", f.serves("old"))
 	if n := old.Calls(plugintest.GetInfo); n != 1 || len(old.Told()) != 1 {
-		t.Errorf("it was asked %d times, and told %v before it was taken", n, old.Told())
+		t.Errorf("it was asked %d times, and notified %v before it was taken", n, old.Told())
 	}
 }
 
@@ -403,7 +403,7 @@ func TestWatcherSocketLeftBehind(t *testing.T) {
 	p.Info = &plugintest.Info{Type: "DevicePlugin", Name: gpu, SupportedVersions: []string{"v1beta1"}}
 	p.Serve()
 	f.eventually("the plugin serves", f.servesNumber(2))
-	f.eventually("it is told so", wasTold(p, true))
+	f.eventually("it is notified", wasNotified(p, true))
 	p.Kill()
 	f.eventually("the offer is stale", f.is(device.Stale))
 	p.Set(plugintest.Devices(3)...)
@@ -412,7 +412,7 @@ func TestWatcherSocketLeftBehind(t *testing.T) {
 }
 
 // A plugin that starts again makes its socket again, perhaps by renaming, and is another one from then on.
-func TestWatcherSocketMadeAnew(t *testing.T) {
+func TestWatcher_SocketRecreated_IsAnotherPlugin(t *testing.T) {
 	f := eager(t)
 	p := plugintest.New(t, f.watched, gpu, plugintest.Devices(2)...)
 	p.Info = &plugintest.Info{Type: "DevicePlugin", Name: gpu, SupportedVersions: []string{"v1beta1"}}
@@ -439,13 +439,13 @@ func TestWatcherStreamEnds(t *testing.T) {
 	f := eager(t)
 	p, _ := announced(f, plugintest.Devices(2)...)
 	f.eventually("the plugin serves", f.servesNumber(2))
-	f.eventually("it is told so", wasTold(p, true))
+	f.eventually("it is notified", wasNotified(p, true))
 	p.EndStreams(errors.New("out of paper"))
 	f.eventually("the stream is opened again", func() bool { return p.Calls(plugintest.ListAndWatch) == 2 && f.servesNumber(2)() })
 	if n := p.Calls(plugintest.GetInfo); n != 1 {
 		t.Errorf("it was asked %d times who it is", n)
 	}
-	// Its service socket may come and go by itself too.
+	// Its service socket may come and go, too, while its registration socket stays.
 	p.Before(plugintest.GetInfo, plugintest.Fail("must not be asked"))
 	if err := os.Remove(p.Socket()); err != nil {
 		t.Fatal(err)
@@ -457,7 +457,7 @@ func TestWatcherStreamEnds(t *testing.T) {
 	f.eventually("it is found where it serves", f.servesNumber(3))
 }
 
-func TestWatcherLooksBelow(t *testing.T) {
+func TestWatcher_Subdirectories(t *testing.T) {
 	f := prepare(t, watches(filepath.Join(socketDir(t), "made", "for us")))
 	if err := os.MkdirAll(filepath.Join(f.watched, "there"), 0o755); err != nil {
 		t.Fatal(err)
@@ -489,7 +489,7 @@ func TestWatcherLooksBelow(t *testing.T) {
 	if len(hidden.Requests())+len(deep.Requests())+len(dot.Requests()) != 0 {
 		t.Error("one is called that must not be")
 	}
-	f.eventually("what is too deep is told", func() bool { return f.logs.count("plugin registry too large") == 1 })
+	f.eventually("the directory that is too deep is logged", func() bool { return f.logs.count("plugin registry too large") == 1 })
 	hidden.Info.Type = "DevicePlugin"
 	if err := os.Rename(hidden.Dir, filepath.Join(f.watched, "shown")); err != nil {
 		t.Fatal(err)
@@ -506,14 +506,14 @@ func TestWatcherDirectoryRemoved(t *testing.T) {
 		p.Info = &plugintest.Info{Type: "DevicePlugin", Name: gpu, SupportedVersions: []string{"v1beta1"}}
 		p.Serve()
 		f.eventually("the plugin serves", f.servesNumber(n))
-		f.eventually("it is told so", wasTold(p, true))
+		f.eventually("it is notified", wasNotified(p, true))
 		if err := os.RemoveAll(f.watched); err != nil {
 			t.Fatal(err)
 		}
 		f.eventually("the plugin is withdrawn", f.is(device.Stale))
 		f.eventually("the directory is back", func() bool { _, err := os.Stat(f.watched); return err == nil })
 	}
-	// Nothing tells of the end of an empty directory, while somebody has a socket that was bound in it.
+	// inotify does not report the end of an empty directory while a process has a socket that was bound in it.
 	p := plugintest.New(t, f.watched, gpu, plugintest.Devices(4)...)
 	p.Info = &plugintest.Info{Type: "DevicePlugin", Name: gpu, SupportedVersions: []string{"v1beta1"}}
 	p.Serve()
@@ -544,7 +544,7 @@ func TestWatcherRestarts(t *testing.T) {
 			p.Serve()
 			p.Announce(filepath.Join(first.watched, "reg.sock"))
 			first.eventually("the plugin serves", first.servesNumber(2))
-			first.eventually("it is told so", wasTold(p, true))
+			first.eventually("it is notified", wasNotified(p, true))
 			first.stop()
 			record, _ := first.memory.last()
 			if record.Endpoint != p.Socket() {
@@ -559,7 +559,7 @@ func TestWatcherRestarts(t *testing.T) {
 			}
 			close(slow)
 			second.eventually("it serves again", second.servesNumber(2))
-			second.eventually("it is told so", func() bool { return len(p.Told()) == 2 })
+			second.eventually("it is notified", func() bool { return len(p.Told()) == 2 })
 			if n := p.Calls(plugintest.ListAndWatch); n != 2 {
 				t.Errorf("%d streams were opened in two lives of ours", n)
 			}
@@ -590,7 +590,7 @@ func TestWatcherRestartsWithOneSocket(t *testing.T) {
 	p.Info = &plugintest.Info{Type: "DevicePlugin", Name: gpu, SupportedVersions: []string{"v1beta1"}}
 	p.Serve()
 	first.eventually("the plugin serves", first.servesNumber(2))
-	first.eventually("it is told so", wasTold(p, true))
+	first.eventually("it is notified", wasNotified(p, true))
 	first.stop()
 	record, _ := first.memory.last()
 	second := start(t, at(first.dir), watches(first.watched), known(record))
@@ -601,7 +601,7 @@ func TestWatcherRestartsWithOneSocket(t *testing.T) {
 }
 
 // A plugin that does not answer holds up no other for long.
-func TestWatcherRestartsBesideHungPlugin(t *testing.T) {
+func TestWatcher_RestartWithHungPlugin_OthersServe(t *testing.T) {
 	t.Parallel()
 	dir, registryDir := socketDir(t), socketDir(t)
 	hung := plugintest.New(t, registryDir, "hung")
@@ -615,7 +615,7 @@ func TestWatcherRestartsBesideHungPlugin(t *testing.T) {
 	plugintest.Within(t, 15*time.Second, "it is dialled", f.servesNumber(2))
 }
 
-// At the start the newest socket wins, whoever answers first.
+// At the start the newest socket wins, even if an older one answers first.
 func TestWatcherNewestSocketWins(t *testing.T) {
 	f := prepare(t, watches(socketDir(t)))
 	gate := make(chan struct{})
@@ -634,38 +634,38 @@ func TestWatcherNewestSocketWins(t *testing.T) {
 	f.run()
 	f.eventually("the new one serves", f.serves("new"))
 	close(gate)
-	f.eventually("both are told that they are registered", func() bool { return wasTold(fresh, true)() && wasTold(old, true)() })
+	f.eventually("both are notified of their registration", func() bool { return wasNotified(fresh, true)() && wasNotified(old, true)() })
 	if !f.serves("new")() || fresh.Streams() != 1 {
 		t.Errorf("offer = %+v", f.offer())
 	}
 }
 
-// Where a second plugin is not taken, it is told why, and takes over when the first has gone.
+// With RejectDuplicates a second plugin is notified of the reason, and takes over when the first has gone.
 func TestWatcherRejectDuplicates(t *testing.T) {
 	f := eager(t, func(c *registry.Config) { c.RejectDuplicates = true })
 	first, a := announced(f, plugintest.Dev("first", plugintest.Healthy))
 	f.eventually("the first plugin serves", f.serves("first"))
-	f.eventually("it is told so", wasTold(first, true))
+	f.eventually("it is notified", wasNotified(first, true))
 	second := plugintest.New(t, f.dir, gpu, plugintest.Dev("second", plugintest.Healthy))
 	second.Endpoint = "second.sock"
 	second.Serve()
 	second.Announce(filepath.Join(f.watched, "second.sock"))
-	f.eventually("the second is told why, and called again", func() bool {
-		return wasTold(second, false, "is served by the plugin at", first.Socket())() && second.Calls(plugintest.GetInfo) > 1
+	f.eventually("the second is notified of the reason, and called again", func() bool {
+		return wasNotified(second, false, "is served by the plugin at", first.Socket())() && second.Calls(plugintest.GetInfo) > 1
 	})
 	if n := second.Calls(plugintest.GetOptions); n != 0 || !f.serves("first")() {
 		t.Errorf("it was dialled %d times; %+v", n, f.offer())
 	}
 	a.Withdraw()
 	f.eventually("it takes over", f.serves("second"))
-	f.eventually("it is told so", wasTold(second, true))
+	f.eventually("it is notified", wasNotified(second, true))
 }
 
 // The same plugin may register in both ways.
 func TestWatcherNoDuplicateOfItself(t *testing.T) {
 	f := eager(t, func(c *registry.Config) { c.RejectDuplicates = true })
 	p, _ := announced(f, plugintest.Devices(1)...)
-	f.eventually("it is told that it is registered", wasTold(p, true))
+	f.eventually("it is notified of its registration", wasNotified(p, true))
 	f.eventually("the plugin serves", f.servesNumber(1))
 	p.MustRegister()
 	f.eventually("it serves on one stream", func() bool { return f.servesNumber(1)() && p.Streams() == 1 })
@@ -683,7 +683,7 @@ func TestWatcherOneSocketOneResource(t *testing.T) {
 	if !f.is(device.Stale)() {
 		t.Errorf("both are offered: %+v", f.Offers())
 	}
-	f.eventually("it is told so", wasTold(p, true))
+	f.eventually("it is notified", wasNotified(p, true))
 	p.MustRegister()
 	f.eventually("and back", f.servesNumber(2))
 	if f.Offers()[other].State == device.Serving {
@@ -708,7 +708,7 @@ func TestWatcherEnds(t *testing.T) {
 	f := eager(t)
 	p, _ := announced(f, plugintest.Devices(2)...)
 	f.eventually("the plugin serves", f.servesNumber(2))
-	f.eventually("it is told so", wasTold(p, true))
+	f.eventually("it is notified", wasNotified(p, true))
 	var hung []*plugintest.Plugin
 	for i, m := range []plugintest.Method{plugintest.GetInfo, plugintest.GetOptions, plugintest.Notify} {
 		h := plugintest.New(t, f.watched, fmt.Sprintf("vendor.example/hung%d", i))

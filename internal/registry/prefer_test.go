@@ -14,8 +14,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/registry"
 )
 
-// A plugin is asked what it prefers in one container request, with all that is known of the container. Its answer is
-// given as it is, even with IDs that nobody asked about.
+// Prefer sends one container request with all that is known of the container. It returns the plugin's answer unchanged, even with
+// IDs that were not in the request.
 func TestPrefer(t *testing.T) {
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(4)...)

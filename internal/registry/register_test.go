@@ -399,7 +399,7 @@ func TestRegisterOtherResourceOnSameSocket(t *testing.T) {
 			if f.metric("devmgrd_plugin_up", old) != 0 || f.logs.count("socket taken from another resource") != 1 {
 				t.Error("metric and log do not tell of it")
 			}
-			// A later list is the new resource's alone, and whoever registers the old one again is welcome.
+			// A later list belongs to the new resource alone, and another plugin may register the old resource.
 			p.Set(plugintest.Devices(4)...)
 			f.eventually("the new resource's list is heard", serving(fresh, 4))
 			if n := len(f.Offers()[old].Inventory.Devices); n != 3 {
@@ -518,7 +518,7 @@ func TestRejectDuplicates_SocketOfAnotherPlugin(t *testing.T) {
 
 // The upstream end-to-end test of a plugin whose stream fails at once: the resource is there, with no devices, and the
 // plugin is not called in a busy loop.
-func TestStreamFailsForEver(t *testing.T) {
+func TestStream_FailsAlways_OfferIsLost(t *testing.T) {
 	f := prepare(t)
 	f.SetRefusePause(50 * time.Millisecond)
 	f.run()

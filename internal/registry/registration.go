@@ -24,19 +24,19 @@ import (
 
 const (
 	firstPause  = 100 * time.Millisecond // before dialling back
-	lastPause   = 5 * time.Second        // the pause doubles up to this
-	unseenPause = time.Minute            // at rest, where no watch sees the socket come back
-	refusePause = 2 * time.Minute        // where the plugin itself has ended ListAndWatch, and has never listed
+	lastPause   = 5 * time.Second        // longest pause; it doubles up to this
+	unseenPause = time.Minute            // where no watch reports a recreated socket
+	refusePause = 2 * time.Minute        // after the plugin ended ListAndWatch without a list
 	holdTime    = 5 * time.Second        // for the watcher to find a remembered plugin
-	courtesy    = 300 * time.Millisecond // from a socket's creation on, for the plugin to register
+	courtesy    = 300 * time.Millisecond // for the plugin to register after it has created its socket
 )
 
-// A registration is one registration: one plugin's claim to serve one resource, for as long as no other takes its place.
-// It follows the plugin's stream and dials back when that ends. The registry hears only the resource's current link.
+// A registration is a plugin's claim to serve a resource, until another registration replaces it. It follows the plugin's
+// ListAndWatch stream, and dials the plugin again when the stream ends. The Registry ignores registrations that were replaced.
 type registration struct {
 	id       uint64 // in order of arrival
 	resource device.ResourceName
-	home     home
+	location location
 	endpoint string // see endpoint.go; empty: the plugin has none any longer, and the link is not run
 	path     string // of the endpoint
 	lack     string // why there is no endpoint
@@ -63,36 +63,36 @@ const (
 )
 
 // newRegistration returns a registration that does nothing before it is started.
-func newRegistration(r *Registry, id uint64, resource device.ResourceName, h home, endpoint string) *registration {
+func newRegistration(r *Registry, id uint64, resource device.ResourceName, loc location, endpoint string) *registration {
 	l := &registration{
-		id: id, resource: resource, home: h, endpoint: endpoint, path: h.locate(endpoint),
+		id: id, resource: resource, location: loc, endpoint: endpoint, path: loc.locate(endpoint),
 		registry: r,
 		log:      r.log.With("resource", resource, "endpoint", endpoint),
 		wake:     make(chan struct{}, 1),
 		cancel:   func() {},
 	}
-	if h.pod.Known() {
-		l.log = l.log.With("pod", h.pod.String())
+	if loc.pod.Known() {
+		l.log = l.log.With("pod", loc.pod.String())
 	}
-	if h.pod.ServiceAccount != "" {
-		l.log = l.log.With("service_account", h.pod.ServiceAccount)
+	if loc.pod.ServiceAccount != "" {
+		l.log = l.log.With("service_account", loc.pod.ServiceAccount)
 	}
 	return l
 }
 
-// Run lives on the session, and then on one after the other that it opens itself, until ctx ends.
-// Without a session it begins by dialling, as for a plugin that the store remembers.
+// Run follows the plugin until ctx ends: first through the session, if there is one, and then through sessions that it opens.
+// Without a session it dials first, as for a plugin from the state file.
 func (l *registration) Run(ctx context.Context, on *session) {
 	defer func() {
 		if on != nil {
-			on.close() // ctx had ended before Run began: the next registration was that quick
+			on.close() // ctx ended before Run began
 		}
 	}()
 	if on == nil {
 		l.hold(ctx)
 	}
 	pause := backoff.Backoff{First: firstPause, Last: l.registry.lastPause}
-	listed := on == nil // at some time; a remembered plugin has
+	listed := on == nil // a plugin from the state file has listed its devices before
 	for ctx.Err() == nil {
 		var err error
 		if on == nil {
@@ -107,7 +107,7 @@ func (l *registration) Run(ctx context.Context, on *session) {
 			listed = listed || any
 			on = nil
 			if time.Since(began) > lastPause {
-				pause.Reset() // that was a life, not another failed try
+				pause.Reset() // not a failed try
 			}
 			if l.registry.ended(l) {
 				l.log.Warn("plugin disconnected; allocation paused",
@@ -134,11 +134,11 @@ func (e *endError) Error() string {
 
 func (e *endError) Unwrap() error { return e.cause }
 
-// hold delays the first dial of a recorded plugin that the watcher had found, as its endpoint shows. The watcher will find
-// the plugin again, which would otherwise have two streams, one after the other.
+// hold delays the first dial of a plugin from the state file whose socket the watcher had found. The watcher will find the
+// socket again, and a second stream would end the first.
 func (l *registration) hold(ctx context.Context) {
-	d := l.registry.directoryOf(l.home)
-	if d == nil || d.home.registry == "" || !filepath.IsAbs(l.endpoint) {
+	d := l.registry.directoryOf(l.location)
+	if d == nil || d.location.registry == "" || !filepath.IsAbs(l.endpoint) {
 		return
 	}
 	select {
@@ -148,9 +148,9 @@ func (l *registration) hold(ctx context.Context) {
 	}
 }
 
-// wait returns when it is time to dial back after err. Where only a new socket can help it waits for that alone, so that a
-// plugin that has gone forever costs nothing. A plugin that registered and then refused to list its devices is called rarely:
-// the kubelet does not call it a second time.
+// wait waits for the time of the next dial after err. If only a new socket can help, it waits for that alone, so that a plugin
+// that is gone costs nothing. A plugin that registered and then refused to list its devices is dialled rarely: the kubelet does
+// not dial it a second time.
 func (l *registration) wait(ctx context.Context, err error, pause *backoff.Backoff, refused bool) {
 	var clock <-chan time.Time
 	d := pause.Next()
@@ -174,9 +174,8 @@ func (l *registration) wait(ctx context.Context, err error, pause *backoff.Backo
 	case <-ctx.Done():
 	case <-clock:
 	case <-l.wake:
-		// Most plugins that recreate their socket register a moment later. Dialling them before that would open
-		// two streams. Some plugins' abandoned stream keeps reading from the same channel as the next one, and
-		// would consume the next device's failure.
+		// Most plugins that recreate their socket register a moment later. Dialling before that would open two streams, and in
+		// some plugins the abandoned stream reads from the channel of the next one, and takes the next device's failure from it.
 		pause.Reset()
 		select {
 		case <-ctx.Done():
@@ -185,10 +184,9 @@ func (l *registration) wait(ctx context.Context, err error, pause *backoff.Backo
 	}
 }
 
-// rests reports whether dialling is useless until the socket's file is recreated, which the watch sees, or the plugin
-// registers: the file is missing, is no plugin's socket, or has no listener. A listener may appear without an event,
-// since a socket's file exists before its owner listens. So a missing listener counts only when the plugin is lost and
-// has been dialled until the pause is the longest.
+// rests reports whether dialling is useless until the socket's file is recreated, or the plugin registers: the file is missing,
+// is not a plugin's socket, or has no listener. A plugin may begin to listen without an event, so a missing listener counts only
+// when the plugin is Lost and the pause between dials is the longest.
 func (l *registration) rests(err error, tried bool) bool {
 	if hopeless := new(socketError); errors.As(err, &hopeless) || errors.Is(err, fs.ErrNotExist) {
 		return true
@@ -196,24 +194,23 @@ func (l *registration) rests(err error, tried bool) bool {
 	return tried && errors.Is(err, syscall.ECONNREFUSED) && l.registry.lost(l)
 }
 
-// unseen reports whether the socket may come and go without an event: it is in no watched directory, or its name is a
-// link.
+// unseen reports whether the socket may be recreated without an event: it is in no watched directory, or its name is a link.
 func (l *registration) unseen() bool {
-	if !l.home.watched(l.path) {
+	if !l.location.watched(l.path) {
 		return true
 	}
-	info, err := l.home.stat(l.path)
+	info, err := l.location.stat(l.path)
 	return err == nil && info.Mode().Type() == fs.ModeSymlink
 }
 
-// dial opens a session with one try.
+// dial tries once to open a session.
 func (l *registration) dial(ctx context.Context) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.registry.registerTimeout)
 	defer cancel()
 	if err := l.registry.allowed(ctx, l); err != nil {
 		return nil, err
 	}
-	s, err := connect(ctx, &l.home, l.endpoint, l.registry.cfg.MaxMessageBytes)
+	s, err := connect(ctx, &l.location, l.endpoint, l.registry.cfg.MaxMessageBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -224,7 +221,7 @@ func (l *registration) dial(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-// runOnce follows one ListAndWatch from its opening to its end, and closes the session. It returns whether the plugin listed its
+// runOnce follows one ListAndWatch stream to its end, and closes the session. It returns whether the plugin has listed its
 // devices, and why the stream ended.
 func (l *registration) runOnce(ctx context.Context, on *session) (listed bool, err error) {
 	defer on.close()
@@ -234,7 +231,7 @@ func (l *registration) runOnce(ctx context.Context, on *session) (listed bool, e
 		return false, err
 	}
 	list := lister{deviceList: l.registry.deviceList(l.resource), most: l.registry.cfg.MaxDevices}
-	var told faults
+	var logged faults
 	for {
 		message, err := stream.Recv()
 		switch {
@@ -255,11 +252,11 @@ func (l *registration) runOnce(ctx context.Context, on *session) (listed bool, e
 				return listed, err
 			}
 		}
-		if found != told && found != (faults{}) {
-			l.log.Warn("plugin's device list has faults", "duplicates", found.doubles, "duplicate", clip(found.double),
+		if found != logged && found != (faults{}) {
+			l.log.Warn("plugin's device list has faults", "duplicates", found.doubles, "duplicate", device.Clip(found.double),
 				"empty_ids", found.empty, "long_ids", found.long, "invalid_numa", found.nowhere)
 		}
-		told = found
+		logged = found
 		listed = true
 		if l.registry.listed(l, on, list.deviceList) {
 			l.log.Info("plugin serving", "devices", len(list.devices))
@@ -280,7 +277,7 @@ func (l *registration) listError(err error) error {
 	return &endError{err}
 }
 
-// nudge makes a waiting registration dial at once.
+// nudge ends the pause before the next dial.
 func (l *registration) nudge() {
 	select {
 	case l.wake <- struct{}{}:

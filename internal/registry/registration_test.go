@@ -100,8 +100,8 @@ func TestPluginRestartsAndRegisters(t *testing.T) {
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
 	f.eventually("the plugin serves", f.servesNumber(3))
-	// We wait a moment for the plugin to register by itself. A busy machine may take longer over it than that moment, and
-	// then tells nothing: so once more.
+	// devmgrd waits a moment for the plugin to register automatically. A busy machine may take longer than that moment; the
+	// attempt then proves nothing, and the test repeats it.
 	for range 50 {
 		before := p.Calls(plugintest.ListAndWatch)
 		p.Stop()
@@ -397,9 +397,9 @@ func TestListWithFaults(t *testing.T) {
 	}
 }
 
-// A plugin that has gone permanently is dialled until it is lost and the pauses have grown, and no more. It is found when
+// A plugin that does not return is dialled until it is lost and the pauses have grown, and then not again. devmgrd finds it when
 // its socket is recreated.
-func TestNothingIsDialledAtRest(t *testing.T) {
+func TestLostPlugin_AtRest_IsNotDialled(t *testing.T) {
 	t.Parallel()
 	dir := socketDir(t)
 	left := plugintest.New(t, dir, gpu, plugintest.Devices(2)...)

@@ -47,8 +47,8 @@ type Config struct {
 	Metrics prometheus.Registerer
 }
 
-// Store keeps records over a restart. SavePlugin returns when the record is durable. One goroutine calls it, for which no
-// other waits, and only when the record differs from the one saved before.
+// Store keeps records over a restart. SavePlugin returns when the record is durable. One goroutine calls it, with changed records
+// only.
 type Store interface {
 	SavePlugin(device.PluginRecord) error
 	// ForgetResource removes all records of a resource.
@@ -125,7 +125,7 @@ func New(cfg Config) *Registry {
 		own:             map[device.PodUID]*directory{},
 		resources:       make(map[device.ResourceName]*resourceState, len(cfg.Known)),
 	}
-	common := home{sockets: cfg.SocketDir, registry: cfg.RegistryDir, kubelet: cfg.KubeletDir, kubeletRegistry: cfg.KubeletRegistryDir}
+	common := location{sockets: cfg.SocketDir, registry: cfg.RegistryDir, kubelet: cfg.KubeletDir, kubeletRegistry: cfg.KubeletRegistryDir}
 	if cfg.PluginsDir != "" {
 		common.foreign = []string{cfg.PluginsDir}
 		r.tree = plugindir.At(cfg.PluginsDir)
@@ -136,29 +136,28 @@ func New(cfg Config) *Registry {
 	shared := r.sharedSockets(cfg.Known)
 	for _, k := range cfg.Known {
 		r.saver.remember(k)
-		h := r.homeOfPod(k.Pod)
-		if shared[h.locate(k.Endpoint)] {
+		loc := r.locationOfPod(k.Pod)
+		if shared[loc.locate(k.Endpoint)] {
 			r.log.Warn("recorded resources share a socket; not dialling",
 				"resource", k.Resource, "endpoint", k.Endpoint)
 			k.Endpoint = ""
 			r.saver.note(k.Resource)
 		}
 		r.lastNumber++
-		r.resources[k.Resource] = remembered(k, newRegistration(r, r.lastNumber, k.Resource, h, k.Endpoint))
+		r.resources[k.Resource] = remembered(k, newRegistration(r, r.lastNumber, k.Resource, loc, k.Endpoint))
 		r.metrics.setUp(k.Resource, false)
 		r.metrics.setPod(k.Resource, k.Pod)
 	}
 	return r
 }
 
-// sharedSockets returns the paths of more than one record, as after a crash between two saves. A socket belongs to one
-// resource, but the records do not show the latest registration, and the plugin cannot be asked. It is better to wait for the
-// plugin than to offer its devices under a wrong name.
+// sharedSockets returns the sockets that several records name, as after a crash between two saves. The records do not show the
+// latest registration, so devmgrd waits for the plugin instead of offering its devices under a wrong name.
 func (r *Registry) sharedSockets(known []device.PluginRecord) map[string]bool {
 	seen, shared := make(map[string]bool), make(map[string]bool)
 	for _, k := range known {
-		h := r.homeOfPod(k.Pod)
-		if path := h.locate(k.Endpoint); path != "" {
+		loc := r.locationOfPod(k.Pod)
+		if path := loc.locate(k.Endpoint); path != "" {
 			shared[path] = seen[path]
 			seen[path] = true
 		}
@@ -187,8 +186,8 @@ func (c Config) mustBeComplete() {
 	}
 }
 
-// Run serves registrations, follows plugins and calls them until ctx ends, then returns nil; or it returns an error when
-// the service fails. It may be called once. When it returns, all its goroutines have ended and all records are saved.
+// Run serves registrations, follows plugins and calls them until ctx ends, or until kubelet.sock cannot be served. When it returns,
+// all its goroutines have ended and all records are saved. Call it once.
 func (r *Registry) Run(ctx context.Context) error {
 	if err := r.begin(); err != nil {
 		return err
@@ -203,7 +202,6 @@ func (r *Registry) Run(ctx context.Context) error {
 	case err = <-r.failed:
 	}
 
-	// In reverse order: no new registration, then no registration, then no unsaved record.
 	r.close()
 	r.server.Stop() // waits for the calls of Register
 	r.endWatches()
@@ -287,7 +285,7 @@ func (r *Registry) Registrations() map[device.ResourceName]device.Registration {
 	defer r.mu.Unlock()
 	all := make(map[device.ResourceName]device.Registration, len(r.resources))
 	for resource, s := range r.resources {
-		all[resource] = device.Registration{Endpoint: s.registration.endpoint, Pod: s.registration.home.pod}
+		all[resource] = device.Registration{Endpoint: s.registration.endpoint, Pod: s.registration.location.pod}
 	}
 	return all
 }

@@ -10,27 +10,27 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A resourceState is what is known of one resource. Its fields are guarded by Registry.mu.
+// A resourceState is one resource. Registry.mu guards its fields.
 type resourceState struct {
 	resource     device.ResourceName
-	registration *registration // the current registration; others are not heard
-	session      *session      // the connection to the plugin, where calls go while it is serving; nil while the plugin is away
+	registration *registration // the current one
+	session      *session      // the connection to the plugin; nil: the plugin is away
 	number       uint64        // device.Offer.Session
 	deviceList                 // of the plugin's latest list
-	weight       int           // of the roster
+	weight       int           // of deviceList
 	reported     bool
 	preStart     bool
 	prefers      bool
 	state        device.OfferState
-	since        time.Time          // it has been serving, or away
-	endGrace     context.CancelFunc // stops the clock from Stale to Lost
+	since        time.Time          // start of serving, or of the absence
+	endGrace     context.CancelFunc // stops the timer from Stale to Lost
 
 	lastError   string
 	lastErrorAt time.Time
 }
 
-// remembered returns the supply of a plugin that the store knows of. A loss, and since when the plugin is away, outlast
-// a restart of devmgrd: the published number does not rise before the plugin lists its devices.
+// remembered returns a resource from the state file. The time since which its plugin is away is kept over a restart of devmgrd, so
+// that the published capacity does not rise before the plugin lists its devices.
 func remembered(k device.PluginRecord, l *registration) *resourceState {
 	s := &resourceState{
 		resource: k.Resource, registration: l, deviceList: deviceListOf(k), reported: k.Reported,
@@ -40,7 +40,7 @@ func remembered(k device.PluginRecord, l *registration) *resourceState {
 	if k.Lost {
 		s.state = device.Lost
 	}
-	if !k.Away.IsZero() && k.Away.Before(s.since) { // else the clock was set back
+	if !k.Away.IsZero() && k.Away.Before(s.since) { // otherwise the clock was set back
 		s.since = k.Away
 	}
 	return s
@@ -59,17 +59,19 @@ func (s *resourceState) offer() device.Offer {
 }
 
 func (s *resourceState) record() device.PluginRecord {
-	r := device.PluginRecord{Resource: s.resource, Endpoint: s.registration.endpoint, Pod: s.registration.home.pod, Reported: s.reported, Devices: s.devices}
+	r := device.PluginRecord{Resource: s.resource, Endpoint: s.registration.endpoint, Pod: s.registration.location.pod, Reported: s.reported, Devices: s.devices}
 	if s.state != device.Serving {
 		r.Away, r.Lost = s.since.Round(0), s.state == device.Lost
 	}
 	return r
 }
 
-// fail keeps why the plugin could not be reached, registered or followed.
-func (s *resourceState) fail(why string) { s.lastError, s.lastErrorAt = clip(why), time.Now() }
+// fail records the last error.
+func (s *resourceState) fail(why string) {
+	s.lastError, s.lastErrorAt = device.ClipTo(why, maxError), time.Now()
+}
 
-// present reports whether a plugin serves it, or has just come and is about to.
+// present reports whether a plugin serves the resource, or is connected and about to.
 func (s *resourceState) present() bool {
 	return s != nil && (s.state == device.Serving || s.session != nil)
 }
@@ -82,8 +84,7 @@ func (r *Registry) nextNumber() uint64 {
 	return r.lastNumber
 }
 
-// checkRoom reports whether a registration would be accepted. Nothing is promised: accept asks again, and a lost resource that
-// could make room may be in use.
+// checkRoom returns an error if a registration would be refused. accept checks again.
 func (r *Registry) checkRoom(l *registration) error {
 	r.mu.Lock()
 	err := r.checkRoomLocked(l)
@@ -104,21 +105,18 @@ func (r *Registry) checkRoomLocked(l *registration) error {
 	case s != nil && r.cfg.RejectDuplicates && s.state == device.Serving && s.registration.path != l.path:
 		return &takenError{resource: l.resource, endpoint: s.registration.endpoint}
 	}
-	// A process that registers another plugin's socket under a name of its own would take that plugin out of service, and could
-	// then register the name that has become free.
+	// Otherwise a process could register another plugin's socket under a new name, and then register the name that this frees.
 	if rival := r.sameSocketLocked(l); rival != nil && r.cfg.RejectDuplicates && rival.state == device.Serving {
 		return &socketTakenError{endpoint: l.endpoint, resource: rival.resource}
 	}
 	return nil
 }
 
-// accept puts l in its predecessor's place and starts it. The predecessor's inventory, and how far it may be trusted,
-// stay until the new plugin has sent its first list. On error nothing has changed and the session is still the caller's.
+// accept replaces the resource's registration by l and starts l. The inventory stays until the new plugin sends its first list. On
+// error nothing has changed, and the caller keeps the session.
 //
-// It names the resource that has lost its socket to l, if there is one. ListAndWatch names no resource: a caller that dials the
-// socket gets the new plugin's list, and the same devices would be offered, and given out, under both names. So a socket
-// belongs to one resource, and the newest registration has it. A plugin that serves several resources has a socket for
-// each; the API leaves it no other way.
+// accept returns the resource that has lost its socket to l, if there is one. ListAndWatch names no resource, so the new plugin's
+// devices would be offered under both names. A socket therefore belongs to one resource: that of the newest registration.
 func (r *Registry) accept(l *registration, to *session) (loser device.ResourceName, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,20 +139,19 @@ func (r *Registry) accept(l *registration, to *session) (loser device.ResourceNa
 	}
 	s.registration, s.session, s.number, s.preStart, s.prefers = l, to, l.id, to.preStart, to.prefers
 	if s.state == device.Stale {
-		r.graceLocked(s, r.cfg.GracePeriod) // the whole of it: the plugin has just shown that it lives
+		r.graceLocked(s, r.cfg.GracePeriod) // in full: the plugin is alive
 	}
 	r.startLocked(l, to)
 	r.metrics.registrations.WithLabelValues(string(l.resource)).Inc()
 	r.metrics.setUp(l.resource, true)
-	r.metrics.setPod(l.resource, l.home.pod)
+	r.metrics.setPod(l.resource, l.location.pod)
 	r.saver.note(l.resource)
 	r.directories.notify()
 	r.signal()
 	return loser, nil
 }
 
-// sameSocketLocked returns the supply of another resource whose plugin listens, or listened, at l's socket. There is at most
-// one.
+// sameSocketLocked returns the other resource whose plugin has l's socket; nil: there is none.
 func (r *Registry) sameSocketLocked(l *registration) *resourceState {
 	for _, s := range r.resources {
 		if s.registration.path == l.path && s.resource != l.resource {
@@ -164,8 +161,7 @@ func (r *Registry) sameSocketLocked(l *registration) *resourceState {
 	return nil
 }
 
-// withdraw takes out a plugin that came through a registration socket that is gone. If another registration of the
-// resource has been accepted meanwhile, that one stays.
+// withdraw removes a plugin whose registration socket is gone, unless another registration has replaced it.
 func (r *Registry) withdraw(l *registration) {
 	r.mu.Lock()
 	s := r.resources[l.resource]
@@ -180,10 +176,10 @@ func (r *Registry) withdraw(l *registration) {
 	}
 }
 
-// dropSocketLocked leaves a supply without a plugin's socket. No plugin serves it, so any registration is newer than what is left.
+// dropSocketLocked leaves a resource without a plugin. Its registration has number 0: each other one is newer.
 func (r *Registry) dropSocketLocked(s *resourceState, lack string) {
 	s.registration.cancel()
-	s.registration = newRegistration(r, 0, s.resource, s.registration.home, "")
+	s.registration = newRegistration(r, 0, s.resource, s.registration.location, "")
 	s.registration.lack = lack
 	s.fail(lack)
 	r.awayLocked(s)
@@ -191,7 +187,7 @@ func (r *Registry) dropSocketLocked(s *resourceState, lack string) {
 	r.signal()
 }
 
-// orphaned reports whether the resource's plugin has been withdrawn and no other has come, or whether it has been forgotten.
+// orphaned reports whether the resource's plugin was withdrawn and not replaced, or the resource was forgotten.
 func (r *Registry) orphaned(resource device.ResourceName) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -199,8 +195,7 @@ func (r *Registry) orphaned(resource device.ResourceName) bool {
 	return s == nil || s.registration.lack == withdrawn || s.registration.lack == podGone
 }
 
-// startLocked runs the link, on the session if there is one. Its life is its own: it outlasts the call of Register
-// that brought it about and ends when it is replaced or forgotten, or when the registry closes.
+// startLocked runs a registration until it is replaced or forgotten, or the Registry closes.
 func (r *Registry) startLocked(l *registration, on *session) {
 	ctx, cancel := context.WithCancel(context.Background())
 	l.cancel = cancel
@@ -210,7 +205,7 @@ func (r *Registry) startLocked(l *registration, on *session) {
 	})
 }
 
-// deviceList returns what a link starts from.
+// deviceList returns a resource's latest list.
 func (r *Registry) deviceList(resource device.ResourceName) deviceList {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -220,8 +215,7 @@ func (r *Registry) deviceList(resource device.ResourceName) deviceList {
 	return deviceList{}
 }
 
-// connected takes notice that a link has reached its plugin again. What the plugin offered before counts as it did, until
-// the plugin lists its devices.
+// connected records that a plugin is reachable again. Its offer stays as it is until the plugin lists its devices.
 func (r *Registry) connected(l *registration, on *session) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -234,8 +228,8 @@ func (r *Registry) connected(l *registration, on *session) {
 	r.signal()
 }
 
-// listed takes the list that a link has received. Its devices are the same slice as before if nothing has changed.
-// It reports whether the plugin was not serving before.
+// listed takes over a plugin's list, and reports whether the plugin was not serving before. Unchanged devices are the same slice as
+// before.
 func (r *Registry) listed(l *registration, on *session, list deviceList) (back bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -260,8 +254,8 @@ func (r *Registry) listed(l *registration, on *session, list deviceList) (back b
 	return back
 }
 
-// ended takes notice that a link's stream has ended. It reports whether that was news.
-func (r *Registry) ended(l *registration) (news bool) {
+// ended records that a plugin's stream has ended, and reports whether the plugin was serving.
+func (r *Registry) ended(l *registration) (served bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.resources[l.resource]
@@ -271,8 +265,8 @@ func (r *Registry) ended(l *registration) (news bool) {
 	return r.awayLocked(s)
 }
 
-// awayLocked makes the offer of a supply that has lost its plugin Stale. It reports whether that was news.
-func (r *Registry) awayLocked(s *resourceState) (news bool) {
+// awayLocked makes the offer of a disconnected plugin Stale, and reports whether the plugin was serving.
+func (r *Registry) awayLocked(s *resourceState) (served bool) {
 	if s.session != nil {
 		r.signal()
 	}
@@ -281,8 +275,8 @@ func (r *Registry) awayLocked(s *resourceState) (news bool) {
 	if s.state != device.Serving {
 		return false
 	}
-	// A plugin whose first stream fails has, as the kubelet sees it, listed nothing: the resource is published with
-	// zero devices. Without a number on the node, pods that ask for it would be admitted unchecked.
+	// As under the kubelet, a plugin whose first stream fails has listed no device. The resource is published with 0: without a
+	// number on the Node, the kubelet would admit pods that request the resource.
 	s.reported = true
 	s.state, s.since = device.Stale, time.Now()
 	r.graceLocked(s, r.cfg.GracePeriod)
@@ -291,7 +285,7 @@ func (r *Registry) awayLocked(s *resourceState) (news bool) {
 	return true
 }
 
-// unreached takes notice that the link could not reach its plugin, or not follow it any longer.
+// unreached records why a plugin cannot be reached or followed.
 func (r *Registry) unreached(l *registration, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -303,7 +297,7 @@ func (r *Registry) unreached(l *registration, err error) {
 	r.saver.note(l.resource) // a plugin that served before devmgrd's restart is away since then
 }
 
-// registrationRefused takes notice that a plugin of the resource was not registered.
+// registrationRefused records why a plugin of the resource was refused.
 func (r *Registry) registrationRefused(resource device.ResourceName, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -312,7 +306,7 @@ func (r *Registry) registrationRefused(resource device.ResourceName, err error) 
 	}
 }
 
-// lost reports whether the link is the current one of an offer that is Lost.
+// lost reports whether the offer of a current registration is Lost.
 func (r *Registry) lost(l *registration) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -320,12 +314,10 @@ func (r *Registry) lost(l *registration) bool {
 	return s != nil && s.registration == l && s.state == device.Lost
 }
 
-// dialTime is what a remembered plugin has at least to be dialled and to list its devices before it is Lost: it may have
-// come back while devmgrd was down.
+// dialTime is the minimum time for a plugin from the state file to list its devices before it is Lost.
 const dialTime = 10 * time.Second
 
-// graceLeft returns what is left of the grace period of a plugin that is away since then. A plugin cannot have come back
-// before the machine was booted.
+// graceLeft returns the rest of the grace period of a plugin that is away since then, or since the boot, if that was later.
 func (r *Registry) graceLeft(since, booted time.Time) time.Duration {
 	if since.Before(booted) {
 		since = booted
@@ -334,7 +326,7 @@ func (r *Registry) graceLeft(since, booted time.Time) time.Duration {
 	return min(max(left, dialTime), r.cfg.GracePeriod)
 }
 
-// bootTime returns when the machine was booted, by the clock as it is now.
+// bootTime returns the time of the boot by the present clock.
 func bootTime() time.Time {
 	var up unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
@@ -343,19 +335,16 @@ func bootTime() time.Time {
 	return time.Now().Round(0).Add(-time.Duration(up.Nano()))
 }
 
-// graceLocked starts the clock that turns a Stale offer into a Lost one. A caller that ends it holds the lock, so a
-// clock that runs out at the same moment knows that it came too late.
+// graceLocked starts the timer that makes a Stale offer Lost. lose checks under the lock whether it was stopped meanwhile.
 func (r *Registry) graceLocked(s *resourceState, left time.Duration) {
 	s.endGrace()
 	ctx, cancel := context.WithCancel(context.Background())
 	s.endGrace = cancel
 	r.work.Go(func() {
 		defer cancel()
-		clock := time.NewTimer(left)
-		defer clock.Stop()
 		select {
 		case <-ctx.Done():
-		case <-clock.C:
+		case <-time.After(left):
 			r.lose(ctx, s)
 		}
 	})
@@ -377,7 +366,7 @@ func (r *Registry) lose(ctx context.Context, s *resourceState) {
 	}
 }
 
-// record returns what there is to remember of a resource.
+// record returns a resource's record for the state file.
 func (r *Registry) record(resource device.ResourceName) (device.PluginRecord, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

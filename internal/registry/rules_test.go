@@ -93,8 +93,8 @@ func TestRules_WaitingPlugin(t *testing.T) {
 	p.Serve()
 	p.Announce(f.watched + "/reg.sock")
 	f.eventually("it hears", func() bool { return len(p.Told()) > 0 })
-	if told := p.Told()[0]; told.GetPluginRegistered() || !strings.Contains(told.GetError(), "rule gpu does not let a plugin of the host serve") {
-		t.Errorf("told %v", told)
+	if result := p.Told()[0]; result.GetPluginRegistered() || !strings.Contains(result.GetError(), "rule gpu does not let a plugin of the host serve") {
+		t.Errorf("notified %v", result)
 	}
 	if len(f.Offers()) > 0 {
 		t.Error("it serves")
@@ -167,8 +167,8 @@ func TestRules_ServiceAccount_IsRead(t *testing.T) {
 	}
 }
 
-// A plugin of before the rules is not taken up again by itself, and what it offers is not given out. One whose service account is not
-// known yet is taken up when it is.
+// A plugin that registered before the rules is not dialled again automatically, and its devices are not allocated. A plugin whose
+// service account is not known yet is dialled as soon as the account is known.
 func TestRules_RememberedPlugin(t *testing.T) {
 	plugins := socketDir(t)
 	sockets := socketDir(t)

@@ -14,8 +14,8 @@ const (
 	saveRetry    = 5 * time.Second // after a save has failed
 )
 
-// A saver writes records to the Store in the background. Changes are noted by name, and the record is fetched when its turn
-// comes. So several changes need one save, and an undone change needs none.
+// A saver writes changed records to the Store in the background. It reads a record when it writes it, so several changes need one
+// save.
 type saver struct {
 	store Store
 	log   *slog.Logger
@@ -38,7 +38,7 @@ func newSaver(m Store, log *slog.Logger, fetch func(device.ResourceName) (device
 	}
 }
 
-// remember marks k as saved.
+// remember records that k is saved.
 func (s *saver) remember(k device.PluginRecord) { s.saved[k.Resource] = k }
 
 // note marks the resource's record as possibly changed.

@@ -16,6 +16,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/peercreds"
 )
 
 // maxRegisterBytes is far more than a request of Register has.
@@ -40,10 +41,10 @@ func newServer(r *Registry) *registrationServer {
 // Register registers a plugin. It returns when the registration is accepted; the plugin's stream is opened afterwards.
 // Register ignores RegisterRequest.options and asks the plugin for its options, as the kubelet does.
 func (s *server) Register(ctx context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
-	d := callerOf(ctx).directory
+	d := peercreds.Of[caller](ctx).directory
 	if err := s.registry.register(ctx, d, request); err != nil {
-		d.log.Warn("registration refused", "resource", clip(request.GetResourceName()),
-			"endpoint", clip(request.GetEndpoint()), "err", err)
+		d.log.Warn("registration refused", "resource", device.Clip(request.GetResourceName()),
+			"endpoint", device.Clip(request.GetEndpoint()), "err", err)
 		return nil, refusalStatus(err)
 	}
 	return &pluginapi.Empty{}, nil
@@ -55,7 +56,7 @@ func (r *Registry) register(ctx context.Context, d *directory, request *pluginap
 	if err != nil {
 		return err
 	}
-	l := newRegistration(r, id, resource, r.named(ctx, d.home, resource), request.GetEndpoint())
+	l := newRegistration(r, id, resource, r.named(ctx, d.location, resource), request.GetEndpoint())
 	on, err := r.connectBack(ctx, l)
 	if err != nil {
 		return err
@@ -88,7 +89,7 @@ func (r *Registry) install(l *registration, on *session) error {
 func checkRequest(request *pluginapi.RegisterRequest) (device.ResourceName, error) {
 	if v := request.GetVersion(); v != pluginapi.Version {
 		return "", &requestError{fmt.Sprintf("device plugin API version %q is not supported; supported: %s",
-			clip(v), strings.Join(pluginapi.SupportedVersions[:], ", "))}
+			device.Clip(v), strings.Join(pluginapi.SupportedVersions[:], ", "))}
 	}
 	resource, err := device.ParseResourceName(request.GetResourceName())
 	if err != nil {
@@ -96,7 +97,7 @@ func checkRequest(request *pluginapi.RegisterRequest) (device.ResourceName, erro
 	}
 	switch e := request.GetEndpoint(); {
 	case e == "" || e == "." || e == ".." || strings.ContainsAny(e, "/\x00"):
-		return "", &requestError{fmt.Sprintf("endpoint %q is not the name of a socket in the plugin directory; name it without a path", clip(e))}
+		return "", &requestError{fmt.Sprintf("endpoint %q is not the name of a socket in the plugin directory; name it without a path", device.Clip(e))}
 	case isOwn(e):
 		return "", &requestError{fmt.Sprintf("endpoint %q is the registration socket; the plugin must listen on a socket of its own", e)}
 	}
@@ -121,7 +122,7 @@ func (r *Registry) connectBack(ctx context.Context, l *registration) (_ *session
 	defer cancel()
 	var cause error // of the latest try that did not run out of time
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
-		on, err := connect(ctx, &l.home, l.endpoint, r.cfg.MaxMessageBytes)
+		on, err := connect(ctx, &l.location, l.endpoint, r.cfg.MaxMessageBytes)
 		if err == nil {
 			if err := on.ask(ctx); err != nil {
 				on.close()
@@ -176,7 +177,7 @@ func (e *dialError) Error() string {
 type optionsError struct{ err error }
 
 func (e *optionsError) Error() string {
-	return "failed to get device plugin options: " + clip(e.err.Error())
+	return "failed to get device plugin options: " + device.ClipTo(e.err.Error(), maxError)
 }
 
 // A fullError reports that plugins.maxResources is reached.

@@ -31,8 +31,8 @@ type session struct {
 }
 
 // connect opens a session with the plugin at endpoint, in one try.
-func connect(ctx context.Context, h *home, endpoint string, maxMessage int) (*session, error) {
-	e, err := h.open(endpoint)
+func connect(ctx context.Context, loc *location, endpoint string, maxMessage int) (*session, error) {
+	e, err := loc.open(endpoint)
 	if err != nil {
 		return nil, err
 	}

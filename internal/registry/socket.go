@@ -16,8 +16,7 @@ const socketName = "kubelet.sock" // the name that every plugin knows
 // isOwn reports whether a file in the socket directory is devmgrd's by its name.
 func isOwn(name string) bool { return name == socketName || shareddir.IsDraft(name, socketName) }
 
-// Listen binds the registration sockets. From the moment that kubelet.sock appears, its callers are queued, and
-// served once Run runs. Listen fails if another process listens there.
+// Listen binds the registration sockets. Run serves them; earlier connections wait. It fails if another process listens there.
 func (r *Registry) Listen() error {
 	if err := r.listen(); err != nil {
 		return fmt.Errorf("plugin registration: %w", err)
@@ -57,7 +56,7 @@ func (d *directory) listen() error {
 	if err := d.vacant(dir); err != nil {
 		return err
 	}
-	listener, info, err := bind(dir)
+	listener, info, err := socket.Listen(dir, socketName, 0o660) // its file stays: see "Leaving kubelet.sock behind" in doc.go
 	if err != nil {
 		return err
 	}
@@ -65,7 +64,7 @@ func (d *directory) listen() error {
 	return nil
 }
 
-// take makes a socket that was handed over the directory's.
+// take takes over a socket from systemd.
 func (d *directory) take(handed net.Listener) error {
 	dir, err := shareddir.Open(d.sockets)
 	if err != nil {
@@ -80,9 +79,7 @@ func (d *directory) take(handed net.Listener) error {
 	return nil
 }
 
-// reached returns the file of a socket that was handed over. It fails if a plugin that dials the file does not reach that socket:
-// the file has been removed meanwhile, and what is there now is what the process before this one has put back, or another
-// process.
+// reached returns the file of a socket from systemd. It fails if the path leads to another socket: the file was removed and recreated.
 func reached(d *shareddir.Dir, handed net.Listener) (fs.FileInfo, error) {
 	l, is := handed.(*net.UnixListener)
 	if !is {
@@ -96,7 +93,7 @@ func reached(d *shareddir.Dir, handed net.Listener) (fs.FileInfo, error) {
 	return e.Info(), socket.Reaches(e, l)
 }
 
-// adopt makes l the registration socket, in place of one whose file has gone.
+// adopt makes l the registration socket.
 func (d *directory) adopt(l net.Listener, info fs.FileInfo) {
 	r := d.registry
 	r.mu.Lock()
@@ -115,7 +112,7 @@ func (d *directory) adopt(l net.Listener, info fs.FileInfo) {
 	}
 }
 
-// serveLocked serves registrations from the current listener until that is closed.
+// serveLocked serves registrations until the current listener is closed.
 func (d *directory) serveLocked() {
 	r, l := d.registry, d.listener
 	r.work.Go(func() {
@@ -133,17 +130,7 @@ func (d *directory) serveLocked() {
 	})
 }
 
-// bind makes the socket, which plugins see only once it listens.
-func bind(d *shareddir.Dir) (net.Listener, fs.FileInfo, error) {
-	// Its file stays when it is closed: see "Leaving kubelet.sock behind" in doc.go.
-	l, info, err := socket.Listen(d, socketName, 0o660)
-	if err != nil {
-		return nil, nil, err
-	}
-	return l, info, nil
-}
-
-// vacant fails if another process listens on kubelet.sock. It warns of what is there if that is no socket, since it is replaced.
+// vacant fails if another process listens on kubelet.sock. It logs that a file other than a socket will be replaced.
 func (d *directory) vacant(dir *shareddir.Dir) error {
 	stray, err := socket.Vacant(dir, socketName)
 	if stray != nil {

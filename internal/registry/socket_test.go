@@ -34,7 +34,7 @@ func TestListenMakesDirectory(t *testing.T) {
 	f.eventually("registration is served", func() bool { return f.Check() == nil })
 }
 
-func TestListenBesideAnother(t *testing.T) {
+func TestListen_SecondDaemon_IsRefused(t *testing.T) {
 	first := start(t)
 	second := prepare(t, at(first.dir))
 	err := second.Listen()
@@ -42,7 +42,7 @@ func TestListenBesideAnother(t *testing.T) {
 		t.Errorf("err = %v, want the pid %d in it", err, os.Getpid())
 	}
 	if err := second.Run(t.Context()); err == nil {
-		t.Error("Run serves beside another")
+		t.Error("a second Run serves while the first one does")
 	}
 	p := plugintest.Start(t, first.dir, gpu, plugintest.Devices(1)...) // the first one was not disturbed
 	first.eventually("the plugin serves", first.servesNumber(1))
@@ -57,8 +57,8 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 	second.eventually("the plugin serves", second.servesNumber(1))
 }
 
-// What another process leaves at devmgrd's names keeps it neither from starting nor from serving. It is told.
-func TestStrays(t *testing.T) {
+// Foreign files at devmgrd's names neither stop it from starting nor from serving. devmgrd logs them.
+func TestListen_ForeignFiles_AreLogged(t *testing.T) {
 	outside := socketDir(t)
 	if err := os.WriteFile(filepath.Join(outside, "precious"), []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func TestStrays(t *testing.T) {
 }
 
 // A process that takes kubelet.sock away in a loop costs neither a core nor the log's space, and the socket comes back.
-func TestSocketIsTakenAwayInALoop(t *testing.T) {
+func TestSocket_RemovedInALoop_IsRestoredAtALimit(t *testing.T) {
 	t.Parallel()
 	f := start(t)
 	path := filepath.Join(f.dir, "kubelet.sock")
@@ -189,7 +189,7 @@ func TestListenerHandedOverWithoutItsFile(t *testing.T) {
 	f.eventually("the plugin serves", f.servesNumber(1))
 }
 
-// From the moment that kubelet.sock is there, nobody who dials it is refused.
+// From the moment that kubelet.sock exists, no connection to it is refused.
 func TestSocketAcceptsWhenSeen(t *testing.T) {
 	dir := socketDir(t)
 	path := filepath.Join(dir, "kubelet.sock")
@@ -228,8 +228,8 @@ func TestSocketAcceptsWhenSeen(t *testing.T) {
 	dialler.Wait()
 }
 
-// Whoever wipes the directory, plugins find a socket again at once.
-func TestSocketIsPutBack(t *testing.T) {
+// If a process wipes the directory, plugins find a socket again at once.
+func TestSocket_Removed_IsRestored(t *testing.T) {
 	f := start(t)
 	f.eventually("registration is served", func() bool { return f.Check() == nil })
 	if err := os.Remove(filepath.Join(f.dir, "kubelet.sock")); err != nil {
@@ -249,8 +249,8 @@ func TestSocketIsPutBack(t *testing.T) {
 	f.eventually("registration is served", func() bool { return other.Register() == nil })
 }
 
-// Somebody who takes the path and serves there is not fought, but reported.
-func TestSocketTakenByAnother(t *testing.T) {
+// devmgrd does not replace the socket of another process that serves at the path, but reports it.
+func TestSocket_TakenByLiveProcess_IsReported(t *testing.T) {
 	f := start(t)
 	path := filepath.Join(f.dir, "kubelet.sock")
 	theirs, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(f.dir, "theirs"), Net: "unix"})
@@ -271,7 +271,7 @@ func TestSocketTakenByAnother(t *testing.T) {
 }
 
 // The one who took the path may die and leave the file behind, which nothing tells.
-func TestSocketTakenByOneWhoDies(t *testing.T) {
+func TestSocket_TakenByDeadProcess_IsRestored(t *testing.T) {
 	t.Parallel()
 	f := start(t)
 	f.eventually("registration is served", func() bool { return f.Check() == nil })

@@ -17,9 +17,8 @@ const (
 	callLimit  = time.Second      // of one connection, to a socket whose queue is full
 )
 
-// sweep removes sockets from the socket directory that refuse a connection and belong to no resource: plugins that name
-// their socket after their process leave one behind at each crash. Plugins may exchange a file there at any time,
-// so each is opened without following links, and the connection goes to what was opened.
+// sweep removes sockets that refuse a connection and belong to no resource: a plugin that names its socket after its process leaves one
+// behind at each crash. It opens each file without following links, and connects to the opened file.
 func (d *directory) sweep(ctx context.Context) {
 	dir, err := shareddir.Open(d.sockets)
 	if err != nil {
@@ -52,8 +51,7 @@ func (d *directory) sweep(ctx context.Context) {
 	}
 }
 
-// endpointFiles returns the files in the socket directory that belong to a resource: those that its endpoint names, and
-// those that links with such a name lead to.
+// endpointFiles returns the files in the socket directory that belong to a resource: endpoints, and the targets of links.
 func (d *directory) endpointFiles(dir *shareddir.Dir) map[string]bool {
 	files := map[string]bool{}
 	for _, endpoint := range d.endpoints() {
@@ -61,11 +59,11 @@ func (d *directory) endpointFiles(dir *shareddir.Dir) map[string]bool {
 		if filepath.IsAbs(endpoint) {
 			continue // no link
 		}
-		e, way, err := follow(dir, endpoint, true)
+		e, passed, err := follow(dir, endpoint, true)
 		if err == nil {
 			e.Close()
 		}
-		for _, name := range way {
+		for _, name := range passed {
 			files[filepath.Base(name)] = true
 		}
 	}
@@ -77,14 +75,14 @@ func (d *directory) endpoints() (all []string) {
 	d.registry.mu.Lock()
 	defer d.registry.mu.Unlock()
 	for _, s := range d.registry.resources {
-		if l := s.registration; l.endpoint != "" && l.home.sockets == d.sockets {
+		if l := s.registration; l.endpoint != "" && l.location.sockets == d.sockets {
 			all = append(all, l.endpoint)
 		}
 	}
 	return all
 }
 
-// removeDead removes a file of the directory if it is a socket, was made some time ago, and refuses a connection.
+// removeDead removes a socket that is not new and refuses a connection.
 func removeDead(ctx context.Context, d *shareddir.Dir, name string) (bool, error) {
 	e, err := d.Open(name)
 	if err != nil {

@@ -14,27 +14,28 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
+	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
 const (
-	firstRetry = time.Second // before the next try for kubelet.sock while it is not ours
+	firstRetry = time.Second // before the next try to restore kubelet.sock
 	lastRetry  = 5 * time.Second
-	blindPause = time.Minute // between two looks after all plugins, while nothing can be watched
+	blindPause = time.Minute // between two dials of all plugins while nothing can be watched
 )
 
-// watch looks after the socket directory until ctx ends: it puts kubelet.sock back if it vanishes, and wakes the link
-// whose plugin makes its socket again. It removes dead sockets at the start, and seldom when others are made.
+// watch follows the socket directory until ctx ends. It restores kubelet.sock, dials plugins whose sockets were recreated, and removes
+// dead sockets: at the start, and at most once in sweepPause when a socket is created.
 func (d *directory) watch(ctx context.Context) {
 	d.tend(ctx, d.sockets, d.watchOnce, func(due bool) {
-		_ = d.keepSocket() // Check says what is wrong
+		_ = d.keepSocket() // Check has the error
 		if due {
 			d.nudge()
 		}
 	})
 }
 
-// tend watches a directory until ctx ends: Run and runOnce of a link, once more. Perhaps there is no watch to be had on
-// this machine: then it looks instead, and says when a longer pause is over.
+// tend calls watchOnce again and again until ctx ends. After a failure it calls look in its place, with due once in blindPause: the
+// machine may have no inotify instance left.
 func (d *directory) tend(ctx context.Context, dir string, watchOnce func(context.Context) error, look func(due bool)) {
 	pause := backoff.Backoff{First: firstPause, Last: lastPause}
 	failing := false
@@ -63,7 +64,7 @@ func (d *directory) tend(ctx context.Context, dir string, watchOnce func(context
 
 var errRemoved = errors.New("the directory was removed")
 
-// watchOnce watches until the watch breaks or the directory is gone.
+// watchOnce follows the directory until the watch fails or the directory is removed.
 func (d *directory) watchOnce(ctx context.Context) error {
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -81,8 +82,7 @@ func (d *directory) watchOnce(ctx context.Context) error {
 		return err
 	}
 	defer watched.Close()
-	// Whatever happened before the watch was in place is seen here.
-	var retry <-chan time.Time // while kubelet.sock is another process's, which may end without a sign
+	var retry <-chan time.Time // while kubelet.sock is another process's
 	again := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	keep := func() error {
 		err := d.keepSocket()
@@ -121,13 +121,13 @@ func (d *directory) watchOnce(ctx context.Context) error {
 				return err
 			}
 		case err := <-watcher.Errors:
-			return err // events may have been lost: look at everything again
+			return err // events may have been lost
 		case event := <-watcher.Events:
 			switch name := filepath.Base(event.Name); {
 			case event.Name == d.sockets && event.Has(fsnotify.Remove|fsnotify.Rename):
 				return errRemoved
 			case name == socketName && event.Has(fsnotify.Create|fsnotify.Remove|fsnotify.Rename):
-				// The directory's own end is not told while a socket that was bound in it is open, as ours is.
+				// The kernel does not report the directory's removal while a socket bound in it is open, as devmgrd's is.
 				if !watched.Current() {
 					return errRemoved
 				}
@@ -142,14 +142,14 @@ func (d *directory) watchOnce(ctx context.Context) error {
 	}
 }
 
-// nudge wakes the links whose plugin listens at path.
+// nudge dials the plugins that listen at a path.
 func (r *Registry) nudge(path string) {
 	r.nudgeIf(func(l *registration) bool { return l.path == path })
 }
 
-// nudge wakes the links of the directory's plugins.
+// nudge dials the directory's plugins.
 func (d *directory) nudge() {
-	d.registry.nudgeIf(func(l *registration) bool { return l.home.sockets == d.sockets })
+	d.registry.nudgeIf(func(l *registration) bool { return l.location.sockets == d.sockets })
 }
 
 func (r *Registry) nudgeIf(meant func(*registration) bool) {
@@ -162,11 +162,10 @@ func (r *Registry) nudgeIf(meant func(*registration) bool) {
 	}
 }
 
-// keepSocket makes sure that kubelet.sock is ours. A missing or dead one is replaced at once, since plugins that find
-// none for some seconds give up, and so is what is no socket. One on which another process listens is left alone: plugins now
-// register there, and Check says so. The caller asks again, since that process may end and leave the file behind.
+// keepSocket restores kubelet.sock if it is missing, dead, or not a socket: at once, since plugins give up after some seconds. It leaves
+// another process's socket alone, and Check reports it.
 //
-// A process that takes the socket away in a loop has it back once a second, and the log grows by a line a minute.
+// If a process removes the socket again and again, devmgrd restores it once a second, and logs that once a minute.
 func (d *directory) keepSocket() error {
 	d.registry.mu.Lock()
 	own, before := d.own, d.trouble
@@ -186,14 +185,14 @@ func (d *directory) keepSocket() error {
 	return err
 }
 
-// putBack makes another kubelet.sock if the one that is there is not own.
+// putBack creates kubelet.sock if the present file is not own.
 func (d *directory) putBack(own fs.FileInfo) error {
 	dir, err := shareddir.Open(d.sockets)
 	if err != nil {
 		return err
 	}
 	defer dir.Close()
-	// The file's times say nothing: a plugin may set them. Its number is not given to another file while the socket is open.
+	// Plugins may set the file's times. The kernel does not reuse its inode while the socket is open.
 	if info, err := dir.Stat(socketName); err == nil && os.SameFile(own, info) {
 		return nil
 	}
@@ -204,7 +203,7 @@ func (d *directory) putBack(own fs.FileInfo) error {
 		defer turn.Cancel()
 		return &earlyError{turn.Delay()}
 	}
-	l, info, err := bind(dir)
+	l, info, err := socket.Listen(dir, socketName, 0o660)
 	if err != nil {
 		return err
 	}
@@ -216,18 +215,18 @@ func (d *directory) putBack(own fs.FileInfo) error {
 }
 
 const (
-	restoreBurst    = 20 // times that kubelet.sock is put back at once
+	restoreBurst    = 20 // times that kubelet.sock is restored at once
 	restoreInterval = time.Second
 )
 
-// An earlyError reports that kubelet.sock has been taken away too often to be put back at once.
+// An earlyError reports that kubelet.sock has been removed too often to be restored at once.
 type earlyError struct{ wait time.Duration }
 
 func (e *earlyError) Error() string {
-	return fmt.Sprintf("the registration socket is removed again and again; it is put back in %s", e.wait)
+	return fmt.Sprintf("the registration socket is removed again and again; it is restored in %s", e.wait)
 }
 
-// seldom is for a line of the log that another process can have written as often as it likes.
+// seldom limits a log message that another process can cause at will.
 func seldom() *rate.Sometimes { return &rate.Sometimes{First: 5, Interval: time.Minute} }
 
 func (d *directory) setTrouble(err error) {

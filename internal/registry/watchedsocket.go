@@ -12,21 +12,21 @@ import (
 	watcherapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 const (
-	infoTimeout    = 5 * time.Second // of GetInfo; the kubelet gives it one, which is little while a machine boots
+	infoTimeout    = 5 * time.Second // of GetInfo; the kubelet's limit is one second, which is short while a machine boots
 	notifyTimeout  = 5 * time.Second
 	firstCallPause = 500 * time.Millisecond // before the next try
 	lastCallPause  = 2 * time.Minute        // the pause doubles up to this
 )
 
-// A watchedSocket is a socket in the registry directory, on which a plugin waits to be called and asked who it is. It lives
-// for as long as the file is the same one. What became of its plugin's stream is the link's business: a plugin is called
-// again only if it could not be taken up.
+// A watchedSocket is a socket in the registry directory, on which a plugin waits to be called. It calls the plugin again only if the
+// registration failed, or was replaced by one that is gone: the registration itself follows the plugin's stream.
 type watchedSocket struct {
 	registry *Registry
-	home     *home
+	location *location
 	log      *slog.Logger
 	path     string
 	file     fs.FileInfo
@@ -36,8 +36,8 @@ type watchedSocket struct {
 	done     chan struct{} // closed when Run has returned
 }
 
-// Run calls the plugin until it has been taken up, and takes it out when ctx ends: the socket is gone. first is called
-// when the first call is over.
+// Run calls the plugin until it is registered. It withdraws the plugin when ctx ends: the socket is gone. It calls first after the first
+// call.
 func (c *watchedSocket) Run(ctx context.Context, first func()) {
 	pause := backoff.Backoff{First: c.registry.callPause, Last: lastCallPause}
 	var fault string
@@ -70,8 +70,7 @@ func (c *watchedSocket) Run(ctx context.Context, first func()) {
 	}
 }
 
-// wait returns when there is reason to call again. A plugin that was taken up and then replaced by one which has been
-// withdrawn meanwhile is called: it is still there, and no other plugin serves its resource.
+// wait waits for a reason to call again: the plugin was refused, or was replaced by one that has been withdrawn.
 func (c *watchedSocket) wait(ctx context.Context, clock <-chan time.Time, mine *registration) {
 	for {
 		select {
@@ -87,11 +86,11 @@ func (c *watchedSocket) wait(ctx context.Context, clock <-chan time.Time, mine *
 	}
 }
 
-// call takes the plugin up, or tells it why not.
+// call registers the plugin, or notifies it of the failure.
 func (c *watchedSocket) call(ctx context.Context) (*registration, error) {
 	dialling, cancel := context.WithTimeout(ctx, c.registry.registerTimeout)
 	defer cancel()
-	on, err := connect(dialling, c.home, c.path, maxRegisterBytes)
+	on, err := connect(dialling, c.location, c.path, maxRegisterBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +105,7 @@ func (c *watchedSocket) call(ctx context.Context) (*registration, error) {
 }
 
 // take asks the plugin for its identity, notifies it of the registration, and puts it in place. The kubelet notifies it last, and
-// takes it out again if the call fails. devmgrd notifies first: no plugin gives way to one that does not answer.
+// removes it again if the call fails. devmgrd notifies first: a plugin that does not answer replaces no other plugin.
 func (c *watchedSocket) take(ctx context.Context, plugin watcherapi.RegistrationClient) (*registration, error) {
 	r := c.registry
 	id := c.id
@@ -119,15 +118,15 @@ func (c *watchedSocket) take(ctx context.Context, plugin watcherapi.Registration
 	if err != nil {
 		return nil, failed("GetInfo", err)
 	}
-	resource, path, err := c.home.checkInfo(info, c.path)
+	resource, path, err := c.location.checkInfo(info, c.path)
 	if err != nil {
 		return nil, err
 	}
-	endpoint, err := c.home.spell(path)
+	endpoint, err := c.location.spell(path)
 	if err != nil {
 		return nil, fmt.Errorf("the plugin's socket: %w", err)
 	}
-	l := newRegistration(r, id, resource, r.named(ctx, *c.home, resource), endpoint)
+	l := newRegistration(r, id, resource, r.named(ctx, *c.location, resource), endpoint)
 	on, err := r.connectBack(ctx, l)
 	if err != nil {
 		return nil, err
@@ -148,12 +147,12 @@ func notify(ctx context.Context, plugin watcherapi.RegistrationClient, s *watche
 	return nil
 }
 
-// failed says what a plugin has answered to a call instead of what was hoped for.
+// failed returns the error of a call.
 func failed(call string, err error) error {
-	return fmt.Errorf("%s: %s (%s)", call, clip(status.Convert(err).Message()), status.Code(err))
+	return fmt.Errorf("%s: %s (%s)", call, device.ClipTo(status.Convert(err).Message(), maxError), status.Code(err))
 }
 
-// nudge has a plugin called that could not be taken up before, or is needed again.
+// nudge calls the plugin again if it is not registered.
 func (c *watchedSocket) nudge() {
 	select {
 	case c.wake <- struct{}{}:

@@ -71,8 +71,8 @@ type fossil struct {
 	more []byte // what each of its messages has besides the fields of the first v1beta1
 	well chan struct{}
 
-	mu    sync.Mutex
-	heard map[string][]byte // the last request of each method
+	mu       sync.Mutex
+	requests map[string][]byte // the last request of each method
 }
 
 const service = "/v1beta1.DevicePlugin/"
@@ -85,7 +85,7 @@ func (p *fossil) handle(_ any, stream grpc.ServerStream) error {
 		return err
 	}
 	p.mu.Lock()
-	p.heard[method] = request
+	p.requests[method] = request
 	p.mu.Unlock()
 	say := func(fields ...field) error {
 		answer := message(p.more, fields...)
@@ -128,7 +128,7 @@ func TestWireGenerations(t *testing.T) {
 	for name, more := range map[string][]byte{"the first v1beta1": nil, "one to come": tomorrow()} {
 		t.Run(name, func(t *testing.T) {
 			f := start(t)
-			p := &fossil{more: more, well: make(chan struct{}), heard: map[string][]byte{}}
+			p := &fossil{more: more, well: make(chan struct{}), requests: map[string][]byte{}}
 			l, err := net.Listen("unix", filepath.Join(f.dir, "fossil.sock"))
 			if err != nil {
 				t.Fatal(err)
@@ -180,12 +180,12 @@ func TestWireGenerations(t *testing.T) {
 				"GetDevicePluginOptions": nil, "ListAndWatch": nil,
 				"Allocate": message(nil, field{1, ids}), "PreStartContainer": message(nil, ids...),
 			} {
-				if got, called := p.heard[service+method]; !called || !slices.Equal(got, want) {
+				if got, called := p.requests[service+method]; !called || !slices.Equal(got, want) {
 					t.Errorf("%s was asked with %x, want %x", method, got, want)
 				}
 			}
-			if len(p.heard) != 4 {
-				t.Errorf("it was asked what it did not know: %x", p.heard)
+			if len(p.requests) != 4 {
+				t.Errorf("it was asked what it did not know: %x", p.requests)
 			}
 		})
 	}

@@ -19,7 +19,7 @@ type Dir struct {
 	file *os.File // O_PATH
 }
 
-// Open opens the directory at path. Links on the way are followed: where the directory is, the configuration says.
+// Open opens the directory at path, through links: the configuration names the directory.
 func Open(path string) (*Dir, error) {
 	fd, err := retry(func() (int, error) { return unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) })
 	if err != nil {
@@ -40,13 +40,13 @@ func (d *Dir) Close() error { return d.file.Close() }
 // Path returns the path by which the directory was opened.
 func (d *Dir) Path() string { return d.path }
 
-// Join returns the path of a name in the directory, for messages and for processes that look there.
+// Join returns the path of a name in the directory, for messages and for other processes.
 func (d *Dir) Join(name string) string { return filepath.Join(d.path, name) }
 
-// Through returns a path that leads through the open directory, wherever that has been moved.
+// Through returns a path that leads through the open directory, even after the directory has been moved.
 func (d *Dir) Through(name string) string { return through(d.file) + "/" + name }
 
-// Real returns the directory's path without links, as the kernel knows it.
+// Real returns the directory's path without links.
 func (d *Dir) Real() (string, error) { return os.Readlink(through(d.file)) }
 
 // Current reports whether the directory's path still leads to it.
@@ -59,8 +59,8 @@ func (d *Dir) Current() bool {
 	return err == nil && os.SameFile(now, opened)
 }
 
-// Open opens what is at a path below the directory, whatever it is. No link is followed: one at the end of the path is what is
-// opened, and one on the way is an error (ENOTDIR).
+// Open opens the file of any type at a path below the directory. It follows no link: it opens a link at the end of the path, and
+// fails with ENOTDIR if there is one before.
 func (d *Dir) Open(below string) (*Entry, error) {
 	path := d.Join(below)
 	steps := strings.Split(below, "/")
@@ -88,7 +88,7 @@ func (d *Dir) Open(below string) (*Entry, error) {
 	return newEntry(at, path)
 }
 
-// OpenDir opens a directory below the directory. No link is followed.
+// OpenDir opens a directory below the directory, without following links.
 func (d *Dir) OpenDir(below string) (*Dir, error) {
 	e, err := d.Open(below)
 	if err != nil {
@@ -101,7 +101,7 @@ func (d *Dir) OpenDir(below string) (*Dir, error) {
 	return &Dir{path: e.path, file: e.file}, nil
 }
 
-// Stat returns what is at a path below the directory. No link is followed.
+// Stat describes the file at a path below the directory, without following links.
 func (d *Dir) Stat(below string) (fs.FileInfo, error) {
 	e, err := d.Open(below)
 	if err != nil {
@@ -111,7 +111,7 @@ func (d *Dir) Stat(below string) (fs.FileInfo, error) {
 	return e.info, nil
 }
 
-// Names returns the names in the directory, at most most of them; more reports whether there are others.
+// Names returns at most most names in the directory; more reports whether it has others.
 func (d *Dir) Names(most int) (names []string, more bool, err error) {
 	fd, err := retry(func() (int, error) {
 		return unix.Openat(int(d.file.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -131,7 +131,7 @@ func (d *Dir) Names(most int) (names []string, more bool, err error) {
 	return names, false, nil
 }
 
-// ReadFile returns what is in a regular file, which may have at most limit bytes.
+// ReadFile reads a regular file of at most limit bytes.
 func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
 	e, err := d.Open(name)
 	if err != nil {
@@ -141,17 +141,17 @@ func (d *Dir) ReadFile(name string, limit int64) ([]byte, error) {
 	return e.Read(limit)
 }
 
-// Rename renames a file, over what is at the new name if that is no directory.
+// Rename renames a file, and replaces a file at the new name unless that is a directory.
 func (d *Dir) Rename(from, to string) error {
 	return d.linkError("rename", from, to, unix.Renameat(int(d.file.Fd()), from, int(d.file.Fd()), to))
 }
 
-// Exchange exchanges two names in one step. Some file systems do not know how (EINVAL).
+// Exchange exchanges two names in one step. Some file systems do not support that (EINVAL).
 func (d *Dir) Exchange(a, b string) error {
 	return d.linkError("exchange", a, b, unix.Renameat2(int(d.file.Fd()), a, int(d.file.Fd()), b, unix.RENAME_EXCHANGE))
 }
 
-// Link returns a file a second name. It fails where something has that name.
+// Link adds a second name to a file. It fails if the name exists.
 func (d *Dir) Link(from, to string) error {
 	return d.linkError("link", from, to, unix.Linkat(int(d.file.Fd()), from, int(d.file.Fd()), to, 0))
 }
@@ -163,7 +163,7 @@ func (d *Dir) linkError(op, from, to string, err error) error {
 	return &os.LinkError{Op: op, Old: d.Join(from), New: d.Join(to), Err: err}
 }
 
-// Unlink removes a name. It fails if that is of a directory.
+// Unlink removes the name of a file. It fails for a directory.
 func (d *Dir) Unlink(name string) error {
 	if err := unix.Unlinkat(int(d.file.Fd()), name, 0); err != nil {
 		return &fs.PathError{Op: "remove", Path: d.Join(name), Err: err}
@@ -171,8 +171,8 @@ func (d *Dir) Unlink(name string) error {
 	return nil
 }
 
-// Make makes the directory at path with this mode, and what is missing above it so that others can pass (0755), whatever the
-// umask is. What is there already keeps its mode. Make returns the directories that it has made, the uppermost first.
+// Make creates the directory at path with this mode, and missing parents with mode 0755, whatever the umask is. Existing
+// directories keep their mode. Make returns the created directories, the uppermost first.
 func Make(path string, mode fs.FileMode) (made []string, err error) {
 	err = os.Mkdir(path, mode)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -193,7 +193,7 @@ func Make(path string, mode fs.FileMode) (made []string, err error) {
 	return made, err
 }
 
-// setMode returns a new directory its mode, through a descriptor that is no link's.
+// setMode sets a new directory's mode, through a descriptor that is not a link's.
 func setMode(path string, mode fs.FileMode) error {
 	d, name, err := Split(path)
 	if err != nil {
@@ -208,7 +208,7 @@ func setMode(path string, mode fs.FileMode) error {
 	return os.Chmod(through(made.file), mode)
 }
 
-// SetLabel returns the directory an SELinux label, where SELinux is on.
+// SetLabel sets the directory's SELinux label, where SELinux is on.
 func (d *Dir) SetLabel(label string) error {
 	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
 		return nil
@@ -216,7 +216,7 @@ func (d *Dir) SetLabel(label string) error {
 	return unix.Setxattr(through(d.file), "security.selinux", []byte(label), 0)
 }
 
-// through returns the path by which this process reaches an open file, whatever becomes of its name.
+// through returns the path by which this process reaches an open file, even after it has been renamed.
 func through(file *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", file.Fd()) }
 
 // retry repeats a system call that a signal has interrupted.

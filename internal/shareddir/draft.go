@@ -18,19 +18,18 @@ const (
 	maxReplaced = 100  // times that Replace finds a directory in its way
 )
 
-// Draft returns a name that no process can foresee, for a file that is to become name. A listing by a kubelet does not show
-// it, since it begins with a dot.
+// Draft returns a random name for a file that becomes name. It begins with a dot, so that a kubelet's listing ignores it.
 func (d *Dir) Draft(name string) string { return draftPrefix(name) + fmt.Sprint(rand.Uint64()) }
 
 func draftPrefix(name string) string { return "." + strings.TrimLeft(name, ".") + "." }
 
-// IsDraft reports whether a file's name is one that a draft of name may have.
+// IsDraft reports whether a file name is a possible result of Draft(name).
 func IsDraft(file, name string) bool {
 	number, is := strings.CutPrefix(file, draftPrefix(name))
 	return is && number != "" && strings.Trim(number, "0123456789") == ""
 }
 
-// RemoveDrafts removes drafts of name that a crash has left behind.
+// RemoveDrafts removes drafts of name that a crash has left.
 func (d *Dir) RemoveDrafts(name string) error {
 	names, _, err := d.Names(maxListed)
 	for _, n := range names {
@@ -42,8 +41,8 @@ func (d *Dir) RemoveDrafts(name string) error {
 	return err
 }
 
-// Replace renames a draft to name, over what is there. A directory there is exchanged for the draft in one step, so that no other
-// process can make another one in between, and then removed as far as possible.
+// Replace renames a draft to name, and replaces an existing file. It exchanges an existing directory for the draft in one step, so
+// that no process can create another one in between, and then removes it within removeAll's limits.
 func (d *Dir) Replace(draft, name string) error {
 	var err error
 	for range maxReplaced {
@@ -68,8 +67,8 @@ func (d *Dir) Replace(draft, name string) error {
 	return fmt.Errorf("another process keeps making a directory there: %w", err)
 }
 
-// Remove removes what is at a name, links without following them. A directory is renamed aside, so that its name is free, and
-// removed as far as possible.
+// Remove removes a name, a link without following it. It renames a directory, so that the name is free, and then removes it within
+// removeAll's limits.
 func (d *Dir) Remove(name string) error {
 	err := d.Unlink(name)
 	if !errors.Is(err, unix.EISDIR) {
@@ -84,8 +83,8 @@ func (d *Dir) Remove(name string) error {
 	return nil
 }
 
-// removeAll removes a name in an open directory, and what is below it: at most left files, not deeper than depth. No link is
-// followed.
+// removeAll removes a name in an open directory with everything below: at most left files, not deeper than depth, without following
+// links.
 func removeAll(dir int, name string, depth int, left *int) error {
 	if *left--; *left < 0 {
 		return unix.ENOTEMPTY
@@ -112,8 +111,8 @@ func removeAll(dir int, name string, depth int, left *int) error {
 	return unix.Unlinkat(dir, name, unix.AT_REMOVEDIR)
 }
 
-// WriteFile puts data at name, in one step and durably: a reader finds the old file or the new one, whose mode is 0600 as that
-// of a kubelet's files. A directory there is an error.
+// WriteFile writes data to name durably and in one step: a reader finds the old file or the new one. The mode is 0600, like that of
+// a kubelet's files. It fails if name is a directory.
 func (d *Dir) WriteFile(name string, data []byte) error {
 	if err := d.write(name, data, (*os.File).Sync, d.Rename); err != nil {
 		return err
@@ -121,8 +120,8 @@ func (d *Dir) WriteFile(name string, data []byte) error {
 	return d.sync()
 }
 
-// ReplaceFile puts data at name, in one step, whatever is there: see Replace. After a power cut the file may be empty or an old
-// one.
+// ReplaceFile writes data to name in one step, and replaces a file of any type: see Replace. After a power cut the file may be
+// empty or old.
 func (d *Dir) ReplaceFile(name string, data []byte) error {
 	return d.write(name, data, func(*os.File) error { return nil }, d.Replace)
 }
@@ -145,7 +144,7 @@ func (d *Dir) write(name string, data []byte, sync func(*os.File) error, put fun
 	return err
 }
 
-// CreateFile makes a file with this content. It fails where something has that name.
+// CreateFile creates a file with this content. It fails if the name exists.
 func (d *Dir) CreateFile(name string, data []byte, mode fs.FileMode) error {
 	file, err := d.create(name, mode)
 	if err != nil {
@@ -165,7 +164,7 @@ func (d *Dir) create(name string, mode fs.FileMode) (*os.File, error) {
 	return os.NewFile(uintptr(fd), d.Join(name)), nil
 }
 
-// sync makes durable which names the directory has.
+// sync makes the directory's names durable.
 func (d *Dir) sync() error {
 	fd, err := retry(func() (int, error) {
 		return unix.Openat(int(d.file.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Entry is a file of any type that has been opened without following links. It stays the same file whatever becomes of its
-// name.
+// An Entry is a file of any type that was opened without following links. It stays the same file when the name changes.
 type Entry struct {
 	path string
 	file *os.File // O_PATH
@@ -30,7 +29,7 @@ func newEntry(fd int, path string) (*Entry, error) {
 	return e, nil
 }
 
-// A TypeError reports that a file is of another type than the one that is needed.
+// A TypeError reports that a file has another type than the required one.
 type TypeError struct {
 	Path string
 	Type fs.FileMode // what it is; of a regular file 0
@@ -85,8 +84,8 @@ func (e *Entry) Dial(ctx context.Context) (*net.UnixConn, error) {
 	return conn.(*net.UnixConn), nil
 }
 
-// Read returns what is in the file. It fails with a *TypeError if that is no regular file, and if it has more than limit bytes.
-// It waits for no writer.
+// Read reads the file without waiting for a writer. It fails with a *TypeError if the file is not regular, and if it has more than
+// limit bytes.
 func (e *Entry) Read(limit int64) ([]byte, error) {
 	if !e.info.Mode().IsRegular() {
 		return nil, &TypeError{Path: e.path, Type: e.info.Mode().Type(), Want: "regular file"}
@@ -121,7 +120,7 @@ func (e *Entry) Chmod(mode fs.FileMode) error {
 	return os.Chmod(through(e.file), mode)
 }
 
-// ReadLink returns where a symbolic link leads.
+// ReadLink returns the target of a symbolic link.
 func (e *Entry) ReadLink() (string, error) {
 	text := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(int(e.file.Fd()), "", text)
@@ -131,8 +130,8 @@ func (e *Entry) ReadLink() (string, error) {
 	return string(text[:n]), nil
 }
 
-// Same reports whether two looks have seen one file. A file system may give a deleted file's number to the next one: the time
-// tells them apart.
+// Same reports whether two FileInfos describe one file. A file system may reuse a deleted file's number, so Same compares times
+// too.
 func Same(a, b fs.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime())
 }

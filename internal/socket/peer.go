@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Peer returns the process at the other end of a connection over a unix socket: the one that has dialled or, for the side that has
-// dialled, the one that listens.
+// Peer returns the process that dialled a connection over a unix socket or, on the dialling side, the process that listens.
 func Peer(conn net.Conn) (pid int32, err error) {
 	who, err := PeerCredentials(conn)
 	return who.Pid, err

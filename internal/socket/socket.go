@@ -33,13 +33,10 @@ func CheckPath(path string) error {
 	return nil
 }
 
-// Listen makes a socket as a draft and renames it to name when it listens and has its mode. A process that watches the directory
-// dials as soon as the file is seen, and the file is made by bind, a moment before listen: it would be refused, or let in by the
-// umask.
-//
-// The path may be longer than CheckPath allows: then only processes that see the directory at a shorter one can dial it.
-//
-// Whatever is at name is replaced: see Vacant. The file stays where it is when the listener is closed.
+// Listen creates a socket as a draft, and renames it to name when it listens and has its mode. Without the draft, a process that
+// watches the directory could dial between bind and listen and would be refused, or would be accepted because of the umask. Listen
+// replaces a file of any type at name: see Vacant. The path may be longer than CheckPath allows, for processes that reach the
+// directory by a shorter one. The file stays when the listener is closed.
 func Listen(d *shareddir.Dir, name string, mode fs.FileMode) (*net.UnixListener, fs.FileInfo, error) {
 	_ = d.RemoveDrafts(name) // one that stays is in the way of nothing
 	var err error
@@ -54,7 +51,7 @@ func Listen(d *shareddir.Dir, name string, mode fs.FileMode) (*net.UnixListener,
 	return nil, nil, err
 }
 
-// ListenPath is Listen at a path that VacantPath finds vacant.
+// ListenPath is Listen at a path that VacantPath has checked.
 func ListenPath(path string, mode fs.FileMode) (*net.UnixListener, error) {
 	if err := CheckPath(path); err != nil {
 		return nil, err
@@ -111,7 +108,7 @@ func listen(d *shareddir.Dir, name string, mode fs.FileMode) (_ *net.UnixListene
 	return l, e.Info(), nil
 }
 
-// bind makes a socket that listens at path. Its mode is never wider than mode: the kernel takes that of the descriptor, less the
+// bind creates a socket that listens at path. Its mode is never wider than mode: the kernel takes the descriptor's mode, less the
 // umask.
 func bind(path string, mode fs.FileMode) (*net.UnixListener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
@@ -131,12 +128,10 @@ func bind(path string, mode fs.FileMode) (*net.UnixListener, error) {
 	return listener, nil
 }
 
-// Reaches fails if the file that was opened is not the one to which l is bound: another process may have exchanged it. The
-// kernel answers that for a connection to the opened file: the process that listens there is the one that made l listen, at the
-// address to which l was bound. A process has no other socket with the address of a draft, whose name is random.
-//
-// The queue of a socket that was handed over may be full of connections that no process has accepted: they stay when their clients have
-// gone. Reaches then closes the oldest ones.
+// Reaches fails if the opened file is not l's socket, since another process may have exchanged it. It connects to the file and asks
+// the kernel for the listener: the process that made l listen, at the address of l. No other socket of that process has the address
+// of a draft, whose name is random. The queue of a socket from systemd may be full of connections whose clients have gone: Reaches
+// then closes the oldest ones.
 func Reaches(e *shareddir.Entry, l *net.UnixListener) error {
 	ctx, cancel := context.WithTimeout(context.Background(), selfLimit)
 	defer cancel()
@@ -165,10 +160,10 @@ func Reaches(e *shareddir.Entry, l *net.UnixListener) error {
 	return nil
 }
 
-// forget takes the connection of Reaches out of the queue, where it is the first unless a process has dialled the draft.
+// forget removes Reaches' connection from the queue, where it is the first unless a process has dialled the draft.
 func forget(l *net.UnixListener) error { return accept(l, selfLimit) }
 
-// accept takes the first connection out of the queue, and closes it.
+// accept accepts and closes the first connection in the queue.
 func accept(l *net.UnixListener, limit time.Duration) error {
 	if err := l.SetDeadline(time.Now().Add(limit)); err != nil {
 		return err
@@ -192,7 +187,7 @@ func (e *exchangedError) Error() string {
 
 func (e *exchangedError) Unwrap() error { return e.err }
 
-// Dial connects to the socket at path. A link there is not followed.
+// Dial connects to the socket at path, without following a link there.
 func Dial(ctx context.Context, path string) (*net.UnixConn, error) {
 	d, name, err := shareddir.Split(path)
 	if err != nil {

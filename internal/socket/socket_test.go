@@ -87,8 +87,8 @@ func TestListen(t *testing.T) {
 	}
 }
 
-// Whoever sees the socket is let in.
-func TestListenIsSeenListening(t *testing.T) {
+// A client that sees the socket can connect.
+func TestListen_VisibleSocket_Accepts(t *testing.T) {
 	dir := tempDir(t)
 	var dialler sync.WaitGroup
 	defer dialler.Wait()
@@ -147,8 +147,8 @@ var strays = map[string]func(path string) error{
 	},
 }
 
-// What is no socket is told, replaced and not followed.
-func TestListenReplacesStrays(t *testing.T) {
+// Listen logs and replaces a file that is no socket, and does not follow it.
+func TestListen_ForeignFile_IsReplaced(t *testing.T) {
 	for name, leave := range strays {
 		t.Run(name, func(t *testing.T) {
 			dir := tempDir(t)
@@ -181,7 +181,7 @@ func TestListenReplacesStrays(t *testing.T) {
 	}
 }
 
-// Two listeners of one process are told apart, and so are those of two processes.
+// Reaches distinguishes two listeners of one process, and those of two processes.
 func TestReaches(t *testing.T) {
 	dir := tempDir(t)
 	first, _ := listen(t, dir)

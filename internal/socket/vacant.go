@@ -14,9 +14,9 @@ import (
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
-// Vacant returns nil if name may be taken: nothing is there, a socket on which no process listens, or something else than a
-// socket, which is then returned: Listen replaces it, and the caller warns of that. A link there is not followed. A *TakenError
-// says which process has the name.
+// Vacant returns nil if a server may take the name: it does not exist, is a socket without a listener, or is a file of another
+// type, which Vacant returns: Listen replaces it, and the caller logs that. It follows no link. It fails with a *TakenError if a
+// process listens.
 func Vacant(d *shareddir.Dir, name string) (stray fs.FileInfo, err error) {
 	e, err := d.Open(name)
 	switch {
@@ -46,8 +46,8 @@ func Vacant(d *shareddir.Dir, name string) (stray fs.FileInfo, err error) {
 	return nil, &TakenError{Path: e.Path(), By: listenerOf(conn)}
 }
 
-// VacantPath is Vacant for a path in a directory that no other user writes. What is there and is no socket is an error: it is
-// another program's file, or the configuration names the wrong path.
+// VacantPath is Vacant for a path in a directory that only root writes. It fails for a file that is not a socket: another program
+// owns it, or the configuration names a wrong path.
 func VacantPath(path string) error {
 	d, name, err := shareddir.Split(path)
 	if err != nil {
@@ -61,8 +61,7 @@ func VacantPath(path string) error {
 	return err
 }
 
-// A TakenError reports that another process listens at a path. Its text ends in what can be done there, so that " or ..." may
-// follow.
+// A TakenError reports that another process listens at a path. Its text ends with a remedy, so that " or ..." may follow.
 type TakenError struct {
 	Path string
 	By   string // which process: a name and a pid; empty if it does not answer
@@ -75,7 +74,7 @@ func (e *TakenError) Error() string {
 	return fmt.Sprintf("%s listens on %s already; stop it", e.By, e.Path)
 }
 
-// listenerOf names the process at the other end: the one that called listen.
+// listenerOf names the process that listens at the other end.
 func listenerOf(conn *net.UnixConn) string {
 	pid, err := Peer(conn)
 	if err != nil {
@@ -88,7 +87,7 @@ func listenerOf(conn *net.UnixConn) string {
 	return fmt.Sprintf("%s (pid %d)", strings.TrimSpace(string(name)), pid)
 }
 
-// Listens reports whether a process accepts connections at a unix socket. It does not follow a link.
+// Listens reports whether a process accepts connections at a unix socket. It follows no link.
 func Listens(path string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

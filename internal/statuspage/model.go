@@ -19,6 +19,7 @@ type model struct {
 	MoreHolds     int
 	Plugins       []plugin
 	Components    []component
+	Limits        []string // of the runtime's release
 
 	now time.Time
 }
@@ -67,6 +68,9 @@ type plugin struct {
 // modelOf returns the page's content from the answers.
 func modelOf(a answers, now time.Time) *model {
 	m := &model{Node: name(a.status.Node), Version: name(a.status.Version), Started: whenOf(a.status.Started, now), now: now}
+	for _, limit := range a.status.RuntimeLimits {
+		m.Limits = append(m.Limits, "With "+text(a.status.Runtime)+" "+text(limit)+".")
+	}
 	for _, p := range a.status.Components {
 		m.Components = append(m.Components, component{name(p.Name), p.Ready, text(p.Problem)})
 	}

@@ -256,10 +256,11 @@ func TestPage(t *testing.T) {
 		{Uid: "u1", Container: "main", ResourceName: gpu, From: before(3 * time.Hour), FromApproximate: true},
 		{Uid: "u1", Container: "main", ResourceName: gpu, From: before(9 * time.Hour), Until: before(time.Hour)},
 	}
+	d.status.Runtime, d.status.RuntimeLimits = "containerd 2.1.9", []string{"containers that are granted x are refused", "others\x1b are not"}
 	address, _ := serve(t, d)
 	doc := rendering(t, address)
 	doc.says(t, "worker-7", "devmgrd v1, running for 1d02h")
-	doc.id(t, "daemon").says(t, "store ok", "nri not connected to container runtime at /run/nri.sock")
+	doc.id(t, "daemon").says(t, "With containerd 2.1.9 containers that are granted x are refused.", "With containerd 2.1.9 others␛ are not.", "store ok", "nri not connected to container runtime at /run/nri.sock")
 	doc.id(t, "matters").says(t, "7 problems need attention", "nri is not ready", "the plugin of vendor.example/nic is stale", "container main of kube-system/plugin was created while devmgrd was away",
 		"1 device of vendor.example/gpu withheld", "1 device of vendor.example/gpu quarantined", "2 devices of vendor.example/gpu unhealthy, 1 of them in use", "1 pod waits for devices")
 	doc.id(t, "waiting").says(t, "ml/next NotEnoughDevices for 1m35s", "Why vendor.example/gpu: 4 wanted, 1 of 7 free", "Ends when a device is released", "or earlier after a change")
@@ -305,7 +306,7 @@ func TestPage(t *testing.T) {
 	devices.says(t, "Cordoned for 2d02h : fan noise", "Failures 2 in the last hour, last 1m00s ago", "Holder ml/training-0:main", "Holder none")
 }
 
-// A page for whoever has just installed devmgrd says what to do; one of a node where all is well says that.
+// After the installation the page says what to do; one of a node where all is well says that.
 func TestNothingYet(t *testing.T) {
 	d := newDesk()
 	address, _ := serve(t, d)
@@ -315,7 +316,7 @@ func TestNothingYet(t *testing.T) {
 		t.Errorf("%d devices are shown", n)
 	}
 	if refresh := doc.all(func(n node) bool { return n.attr("http-equiv") == "refresh" }); len(refresh) > 0 {
-		t.Error("a browser with a script loads the page anew") // a parser with scripting has text in noscript
+		t.Error("a browser with a script reloads the page") // a parser with scripting has text in noscript
 	}
 }
 
@@ -513,7 +514,7 @@ func TestOneForAll(t *testing.T) {
 			bodies <- string(body)
 		})
 	}
-	plugintest.Eventually(t, "somebody asks", func() bool { return d.asked.Load() > 0 })
+	plugintest.Eventually(t, "a request comes", func() bool { return d.asked.Load() > 0 })
 	close(d.wait)
 	all.Wait()
 	if n := d.asked.Load(); n > 2 { // a second may pass in between on a machine that does other things
@@ -521,7 +522,7 @@ func TestOneForAll(t *testing.T) {
 	}
 	for range 99 {
 		if a, b := <-bodies, <-bodies; !strings.Contains(a, "worker-7") || !strings.Contains(b, "worker-7") {
-			t.Fatal("somebody got another page")
+			t.Fatal("a client got another page")
 		}
 		if len(bodies) < 2 {
 			break
@@ -552,7 +553,7 @@ func TestSlowMaking(t *testing.T) {
 	both.Wait()
 }
 
-// events opens a stream; next gives the tag that it tells next.
+// events opens a stream; next returns the next tag.
 func events(t *testing.T, address string) (next func() (string, error), end func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -664,7 +665,7 @@ func TestAnswers(t *testing.T) {
 		Socket: "unused", Version: "v1", Node: "worker-7", View: ledger, Allocator: ledger, Plugins: none{}, Rules: none{}, History: none{}, Actions: none{}, StateFile: none{}, HistoryFile: none{},
 		Components: func() []admin.Component { return []admin.Component{{Name: "store"}} }, Log: slog.New(slog.DiscardHandler),
 	})
-	address, _ := serve(t, office.Reader())
+	address, _ := serve(t, office)
 	next, _ := events(t, address)
 	if _, err := next(); err != nil {
 		t.Fatal(err)

@@ -52,18 +52,14 @@ func (p *Page) events(w http.ResponseWriter, r *http.Request) {
 // pass waits until there may be another rendering, or for a beat. It returns false if the browser or the daemon ends the request
 // before.
 func (l *rendering) pass(r *http.Request) bool {
-	fresh := time.NewTimer(min(time.Until(l.fresh), beat))
-	defer fresh.Stop()
 	select {
-	case <-fresh.C:
+	case <-time.After(min(time.Until(l.fresh), beat)):
 	case <-r.Context().Done():
 		return false
 	}
-	old := time.NewTimer(time.Until(l.made.Add(beat)))
-	defer old.Stop()
 	select {
 	case <-l.updated:
-	case <-old.C:
+	case <-time.After(time.Until(l.made.Add(beat))):
 	case <-r.Context().Done():
 		return false
 	}

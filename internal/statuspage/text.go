@@ -2,7 +2,6 @@ package statuspage
 
 import (
 	"encoding/hex"
-	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -11,6 +10,7 @@ import (
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
@@ -46,18 +46,7 @@ func (w when) Known() bool { return !w.At.IsZero() }
 func (w when) Stamp() string { return w.At.UTC().Format(time.RFC3339) }
 
 // Ago formats the age as the commands do. page.js keeps it current.
-func (w when) Ago() string {
-	d := w.now.Sub(w.At)
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", max(0, int(d.Seconds())))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
-	case d < 24*time.Hour:
-		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
-	}
-	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
-}
+func (w when) Ago() string { return visible.Age(w.now.Sub(w.At)) }
 
 // holder names the holder of a device as the commands do.
 func holder(h *adminv1.Holder) string {
@@ -77,10 +66,7 @@ func place(nodes []int32) string {
 	if len(nodes) == 0 {
 		return "no NUMA node"
 	}
-	all := make([]string, len(nodes))
-	for i, n := range nodes {
-		all[i] = strconv.Itoa(int(n))
-	}
+	all := lists.Map(nodes, func(n int32) string { return strconv.Itoa(int(n)) })
 	if len(all) == 1 {
 		return "NUMA node " + all[0]
 	}

@@ -7,8 +7,6 @@ import (
 	"log/slog"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
-
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -93,21 +91,12 @@ func (s bucket) trim(oldest []byte, most, mostBytes int) error {
 
 // Actions returns the actions since then, ordered by time. It leaves out unreadable records.
 func (h *History) Actions(since time.Time) ([]device.Action, error) {
-	var entries []spanEntry
+	var all []spanEntry
 	err := h.guarded(func() (err error) {
-		entries, err = readActions(h.db, since)
+		all, err = entries(h.db, actionsBucket, spanKey(since, 0))
 		return err
 	})
-	return decodeActions(entries, h.log), err
-}
-
-// readActions copies the actions since then.
-func readActions(db *bolt.DB, since time.Time) (entries []spanEntry, err error) {
-	err = db.View(func(tx *bolt.Tx) error {
-		entries = spanEntries(tx.Bucket(actionsBucket), spanKey(since, 0))
-		return nil
-	})
-	return entries, err
+	return decodeActions(all, h.log), err
 }
 
 // decodeActions leaves out unreadable records.

@@ -232,12 +232,11 @@ func TestHistoryOnAFullDisk(t *testing.T) {
 	}
 }
 
-// A state file of version 2, as it was written by the devmgrd of that time, holds the history. It moves, once.
-func TestHistoryMovesOutOfTheStateFile(t *testing.T) {
+// A state file may have other buckets: this one, from before the history had a file of its own, has the history.
+func TestStateFile_HasOtherBuckets_KeepsItsRecords(t *testing.T) {
 	old := unpack(t, "version-2.db.gz")
 	dir := t.TempDir()
-	path := filepath.Join(dir, "state.db")
-	if err := os.WriteFile(path, old, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "state.db"), old, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	want := store.State{
@@ -249,58 +248,15 @@ func TestHistoryMovesOutOfTheStateFile(t *testing.T) {
 		Cordons: []device.Cordon{{Resource: "a.com/x", ID: "3", Reason: "fan", Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}},
 		Retired: []device.ResourceName{"c.com/z"},
 	}
-	spans := []device.Span{span(1, time.Hour), span(2, 9*time.Hour), span(3, 0)}
-	start := func(state store.State, history []device.Span, then func(*store.Store, *store.History)) {
-		t.Helper()
+	for range 2 {
 		s, has, _, metrics := recover(t, dir)
-		h, open := store.OpenHistory(s)
-		if !reflect.DeepEqual(has, state) || damagedFiles(t, metrics) != 0 {
-			t.Errorf("the state holds %+v, want %+v", has, state)
+		if !reflect.DeepEqual(has, want) || damagedFiles(t, metrics) != 0 {
+			t.Errorf("the state holds %+v, want %+v", has, want)
 		}
-		all, err := h.Spans(time.Time{})
-		if err != nil || !reflect.DeepEqual(all, history) {
-			t.Errorf("the history holds %v, %v; want %v", all, err, history)
-		}
-		for _, span := range open {
-			if !span.Until.IsZero() {
-				t.Errorf("open is %v", span)
-			}
-		}
-		if then != nil {
-			then(s, h)
-		}
-		if err := errors.Join(h.Close(), s.Close()); err != nil {
+		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
-		data, err := os.ReadFile(path)
-		if err != nil || store.Judge(data) != nil {
-			t.Fatalf("the state file: %v, %v", err, store.Judge(data))
-		}
-		if there, err := store.HoldsHistory(path); err != nil || there {
-			t.Errorf("the state file still holds the history (%v)", err)
-		}
 	}
-	start(want, spans, nil)
-	start(want, spans, nil)
-	// The open one ends. A crash has left the old state file as it was: nothing that is over comes back.
-	over := span(3, time.Hour)
-	start(want, spans, func(_ *store.Store, h *store.History) {
-		if err := h.SaveHistory([]device.Span{over}, nil); err != nil {
-			t.Fatal(err)
-		}
-	})
-	if err := os.WriteFile(path, old, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	now := []device.Span{span(1, time.Hour), over, span(2, 9*time.Hour)}
-	start(want, now, nil)
-	// An older devmgrd finds a state file that it knows, and begins a history of its own there. The next upgrade brings both
-	// together.
-	s := open(t, dir)
-	if err := errors.Join(s.SpoilHistory(span(4, time.Hour), span(5, 0)), s.Close()); err != nil {
-		t.Fatal(err)
-	}
-	start(want, append(now[:2:2], span(4, time.Hour), now[2], span(5, 0)), nil)
 }
 
 func matches(pattern, text string) bool { return regexp.MustCompile(pattern).MatchString(text) }
@@ -326,37 +282,5 @@ func TestCopyOfTheHistory(t *testing.T) {
 	}
 	if _, err := store.ReadHistoryFile(filepath.Join(dir, "history.db"), slog.New(slog.DiscardHandler)); !errors.As(err, new(*store.InUseError)) {
 		t.Errorf("a file in use is read: %v", err)
-	}
-}
-
-// What cannot be moved out of the state file for now does not hide what is in the history.
-func TestHistoryCannotMove_LeavesTheHistory(t *testing.T) {
-	d := newDisk(t)
-	h, _, closed := openHistory(t, d.dir)
-	if err := h.SaveHistory([]device.Span{span(1, 0)}, nil); err != nil {
-		t.Fatal(err)
-	}
-	closed()
-	s := open(t, d.dir)
-	large := span(2, time.Hour)
-	for range 400 {
-		large.IDs = append(large.IDs, device.ID(strings.Repeat("x", 200)))
-	}
-	if err := errors.Join(s.SpoilHistory(large, span(3, 0)), s.Close()); err != nil {
-		t.Fatal(err)
-	}
-	d.fill()
-	s, _, log, _ := recover(t, d.dir)
-	h, open := store.OpenHistory(s)
-	if !reflect.DeepEqual(open, []device.Span{span(1, 0)}) || !strings.Contains(log.String(), "no space left") {
-		t.Errorf("open are %v, and the log says:\n%s", open, log)
-	}
-	if err := errors.Join(h.Close(), s.Close()); err != nil {
-		t.Fatal(err)
-	}
-	d.clear()
-	h, open, _ = openHistory(t, d.dir)
-	if all, err := h.Spans(time.Time{}); err != nil || !reflect.DeepEqual(all, []device.Span{large, span(1, 0), span(3, 0)}) || len(open) != 2 {
-		t.Errorf("%d spans, %v; %d are open", len(all), err, len(open))
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// A full disk is told until it is no longer full.
-func TestCheckTellsOfFailingWrites(t *testing.T) {
+// Check reports a full disk until it is no longer full.
+func TestCheck_FailingWrites_AreReported(t *testing.T) {
 	s := open(t, t.TempDir())
 	if err := s.Check(); err != nil {
 		t.Fatalf("at first: %v", err)
@@ -65,11 +65,11 @@ func TestStateFileIsRemovedOrReplaced(t *testing.T) {
 				t.Fatal(err)
 			}
 			for what, err := range map[string]error{
-				"SavePods":                    s.SavePods([]device.PodRecord{pod("b")}, nil),
-				"SavePods of what is there":   s.SavePods([]device.PodRecord{pod("a")}, nil),
-				"SavePods of what is no more": s.SavePods(nil, []device.PodUID{"a"}),
-				"SavePlugin":                  s.SavePlugin(device.PluginRecord{Resource: "a.com/y", Endpoint: "y.sock"}),
-				"Check":                       s.Check(),
+				"SavePods":                s.SavePods([]device.PodRecord{pod("b")}, nil),
+				"SavePods of a saved pod": s.SavePods([]device.PodRecord{pod("a")}, nil),
+				"SavePods of a deletion":  s.SavePods(nil, []device.PodUID{"a"}),
+				"SavePlugin":              s.SavePlugin(device.PluginRecord{Resource: "a.com/y", Endpoint: "y.sock"}),
+				"Check":                   s.Check(),
 			} {
 				if stray := new(store.StrayError); !errors.As(err, &stray) || !strings.Contains(err.Error(), test.want) {
 					t.Errorf("%s: %v", what, err)
@@ -97,7 +97,7 @@ func TestStateFileIsRemovedOrReplaced(t *testing.T) {
 	}
 }
 
-// Whoever moves the file away and back has done no harm.
+// A state file that was moved away and back is in use again.
 func TestStateFileIsBack(t *testing.T) {
 	dir := t.TempDir()
 	s, path := open(t, dir), filepath.Join(dir, "state.db")

@@ -10,16 +10,6 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Cordons returns all cordons, ordered by resource and device.
-func (s *Store) Cordons() ([]device.Cordon, error) {
-	s.writing.Lock()
-	defer s.writing.Unlock()
-	if s.db == nil {
-		return nil, s.Check()
-	}
-	return readCordons(s.db, s.log)
-}
-
 // readCordons reads a cordon with an unreadable value as one without a reason: the device stays out of service.
 func readCordons(db *bolt.DB, log *slog.Logger) ([]device.Cordon, error) {
 	var all []device.Cordon

@@ -52,7 +52,7 @@ func damagedFiles(t *testing.T, metrics *prometheus.Registry) float64 {
 	return 0
 }
 
-// some writes books of several pages into a directory, and gives them and the file.
+// some writes a state file of several pages into a directory, and returns the state and the file.
 func some(t testing.TB, dir string) (store.State, []byte) {
 	t.Helper()
 	s := open(t, dir)
@@ -86,7 +86,7 @@ func some(t testing.TB, dir string) (store.State, []byte) {
 }
 
 // A damaged file is set aside as it is, with a word in the log, and the daemon goes on with a new state file.
-func TestADamagedFileIsSetAside(t *testing.T) {
+func TestOpen_DamagedFile_IsSetAside(t *testing.T) {
 	// where returns the offset of the first page of a kind: 1 for branches, 2 for leaves.
 	where := func(t *testing.T, data []byte, kind byte) int {
 		for at := 2 * 4096; at < len(data); at += 4096 {
@@ -171,7 +171,7 @@ func TestADamagedFileIsSetAside(t *testing.T) {
 }
 
 // A pod's record that is what was written and cannot be read is damage, too: all of the file is set aside.
-func TestAnUnreadablePodIsDamage(t *testing.T) {
+func TestOpen_UnreadablePod_IsDamage(t *testing.T) {
 	dir := t.TempDir()
 	some(t, dir)
 	s := open(t, dir)
@@ -188,7 +188,7 @@ func TestAnUnreadablePodIsDamage(t *testing.T) {
 }
 
 // A file that the disk does not give is damaged.
-func TestADiskThatFailsToRead(t *testing.T) {
+func TestOpen_ReadError_IsDamage(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "state.db")
 	if err := os.Symlink("/proc/self/mem", path); err != nil { // reading where nothing is mapped is EIO, as of a bad sector
@@ -203,8 +203,8 @@ func TestADiskThatFailsToRead(t *testing.T) {
 	}
 }
 
-// Nothing that has been set aside is ever overwritten, and somebody who tidies up is seen.
-func TestManyDamagedFiles(t *testing.T) {
+// A file that was set aside is never overwritten. The metric falls when an operator removes such files.
+func TestDamagedFiles_Several_AreAllKept(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "state.db")
 	for i := range 5 {
@@ -238,12 +238,12 @@ func TestManyDamagedFiles(t *testing.T) {
 		}
 	}
 	if n := damagedFiles(t, metrics); n != 0 {
-		t.Errorf("%v files are said to be set aside after somebody has removed them", n)
+		t.Errorf("%v files count as set aside after they were removed", n)
 	}
 }
 
 // A file that is none of ours to judge stops the daemon, and so does one that another program works with.
-func TestRecoverLeavesOtherFilesAlone(t *testing.T) {
+func TestRecover_ForeignFile_IsRefused(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "state.db")
 	refused := func(want string) {
@@ -320,7 +320,7 @@ func reads(t testing.TB, data []byte, want store.State) {
 	}
 	s, has, log, _ := recover(t, dir)
 	if !reflect.DeepEqual(has, want) {
-		t.Errorf("what was read is not what was written, and nobody says so:\n%s", log)
+		t.Errorf("the state differs from the one written, without a report:\n%s", log)
 	}
 	// It can be written, too.
 	if err := s.SavePods([]device.PodRecord{pod("new")}, []device.PodUID{"0001"}); err != nil {
@@ -437,7 +437,7 @@ func TestMigrationFromVersion1(t *testing.T) {
 }
 
 // However the records change, the sum is theirs.
-func TestTheSumIsKept(t *testing.T) {
+func TestSum_EachCommit_MatchesFile(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	dice := rand.New(rand.NewPCG(3, 4))

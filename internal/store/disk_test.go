@@ -74,7 +74,7 @@ func large(uid string) device.PodRecord {
 	return p
 }
 
-// fails checks that a pod cannot be saved and that this is told.
+// fails checks that a pod cannot be saved and that Check reports it.
 func fails(t *testing.T, s *store.Store, p device.PodRecord, want error) {
 	t.Helper()
 	if err := s.SavePods([]device.PodRecord{p}, nil); !errors.Is(err, want) {
@@ -98,7 +98,7 @@ func works(t *testing.T, s *store.Store, dir string, p device.PodRecord, all ...
 }
 
 // A disk that is full for a while costs nothing but time: what was there stays, what fails leaves no trace.
-func TestAFullDisk(t *testing.T) {
+func TestFullDisk_Commits_FailWithoutTrace(t *testing.T) {
 	d := newDisk(t)
 	s, _, _, _ := recover(t, d.dir)
 	if err := s.SavePods([]device.PodRecord{pod("a")}, nil); err != nil {
@@ -123,7 +123,7 @@ func TestAFullDisk(t *testing.T) {
 }
 
 // After a reboot with a full disk what the state file holds is served all the same.
-func TestAStartOnAFullDisk(t *testing.T) {
+func TestFullDisk_Start_ServesAssignments(t *testing.T) {
 	d := newDisk(t)
 	s, _, _, _ := recover(t, d.dir)
 	if err := errors.Join(s.SavePods([]device.PodRecord{pod("a")}, nil), s.Close()); err != nil {
@@ -139,8 +139,8 @@ func TestAStartOnAFullDisk(t *testing.T) {
 	works(t, s, d.dir, large("b"), pod("a"))
 }
 
-// Without a state file, and without room for one, there is nothing to serve, but somebody to say no.
-func TestTheFirstStartOnAFullDisk(t *testing.T) {
+// Without a state file, and without room for one, devmgrd starts and refuses each write.
+func TestFullDisk_FirstStart_RefusesWrites(t *testing.T) {
 	for name, before := range map[string]string{"no file": "", "a damaged file": "damage"} {
 		t.Run(name, func(t *testing.T) {
 			d := newDisk(t)
@@ -153,7 +153,7 @@ func TestTheFirstStartOnAFullDisk(t *testing.T) {
 			d.fill()
 			s, has, log, _ := recover(t, d.dir)
 			if len(has.Pods) > 0 || !strings.Contains(log.String(), "cannot open state file for writing") || !errors.Is(s.Check(), unix.ENOSPC) {
-				t.Errorf("it holds %+v, is told to be %v, and says:\n%s", has, s.Check(), log)
+				t.Errorf("it holds %+v, Check returns %v, and the log is:\n%s", has, s.Check(), log)
 			}
 			fails(t, s, pod("a"), unix.ENOSPC)
 			if left, _ := filepath.Glob(path + ".new"); len(left) > 0 {
@@ -169,7 +169,7 @@ func TestTheFirstStartOnAFullDisk(t *testing.T) {
 }
 
 // A disk that cannot be written may still be read. What is not there by then, or damaged, is made when that can be.
-func TestAStartOnAReadOnlyDisk(t *testing.T) {
+func TestReadOnlyDisk_Start_ServesAssignments(t *testing.T) {
 	version1 := unpack(t, "version-1.db.gz")
 	good := func() []byte {
 		dir := t.TempDir()
@@ -225,7 +225,7 @@ func TestAStartOnAReadOnlyDisk(t *testing.T) {
 		})
 	}
 
-	// Somebody has repaired the disk and put another file there: to go on would be to write half of two state file.
+	// An operator has repaired the disk and put another file there: devmgrd must not write parts of one state file into the other.
 	d := newDisk(t)
 	path := filepath.Join(d.dir, "state.db")
 	if err := errors.Join(open(t, d.dir).Close(), os.WriteFile(path, good, 0o600)); err != nil {
@@ -249,7 +249,7 @@ func TestAStartOnAReadOnlyDisk(t *testing.T) {
 }
 
 // What a commit wrote whose sync failed may be in the file and not on the disk: to find it there proves nothing.
-func TestAfterAFailureThereIsACommit(t *testing.T) {
+func TestSave_AfterFailedSync_CommitsAgain(t *testing.T) {
 	dir := t.TempDir()
 	s, _, _, metrics := recover(t, dir)
 	commits := func() (n uint64) {
@@ -281,7 +281,7 @@ func TestAfterAFailureThereIsACommit(t *testing.T) {
 }
 
 // The note of our pid is no reason not to start.
-func TestTheLockOnAFullDisk(t *testing.T) {
+func TestLock_FullDisk_StoreOpens(t *testing.T) {
 	d := newDisk(t)
 	if err := open(t, d.dir).Close(); err != nil {
 		t.Fatal(err)

@@ -24,7 +24,6 @@
 //	        <device ID>     JSON of device.Cordon: reason and time
 //	retired                 made with the first resource that is forgotten
 //	    <resource name>     JSON of retirement: since when; the Node may still show it
-//	history                 of older versions; OpenHistory moves its open and ended to the history
 //
 // The history, history.db:
 //
@@ -52,7 +51,7 @@
 //     overwrites such a file. It returns the records also if the disk cannot be written.
 //   - An unreadable record of a pod is damage. An unreadable record of a plugin is left out, since the plugin registers
 //     again, and so is one of a span, since no assignment depends on it.
-//   - Two pods with one device are not damage: both records are returned, and State.Contradictions names them.
+//   - Two pods with one device are not damage: both records are returned, and device.Conflicts names them.
 //   - OpenHistory never fails, and no damage to the history, before its start or in use, touches the state file or ends the
 //     process. The two share the lock, and no mutex and no commit.
 //   - A second devmgrd is refused with the pid of the first.

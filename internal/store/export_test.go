@@ -4,8 +4,6 @@ import (
 	"errors"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
-
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
@@ -17,7 +15,7 @@ func (h *History) LimitActions(count, bytes int, age time.Duration) {
 // LimitSize makes the disk as full as if the file could not grow beyond n bytes; 0 lifts the limit.
 func (s *Store) LimitSize(n int) { s.db.MaxSize = n }
 
-// FailedToSync has the latest commit be one that is in the file and of which nobody knows whether it is on disk.
+// FailedToSync puts the store into the state after a commit that is in the file and may not be on disk.
 func (s *Store) FailedToSync() { s.failure = errors.New("no answer from the disk") }
 
 // Spoil writes what no Save would write. The last of path is a key, the others are buckets.
@@ -33,41 +31,20 @@ func (s *file) Spoil(value string, path ...string) error {
 	})
 }
 
-// SpoilHistory writes spans into the state file, as a devmgrd of version 2 did.
-func (s *Store) SpoilHistory(spans ...device.Span) error {
-	return s.update(func(d *transaction) error {
-		in, err := d.bucket(historyBucket)
-		if err != nil {
-			return err
-		}
-		open, err := in.bucket(openBucket)
-		if err != nil {
-			return err
-		}
-		ended, err := in.bucket(endedBucket)
-		if err != nil {
-			return err
-		}
-		for _, span := range spans {
-			if err := saveSpan(open, ended, span); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+// Pods, Plugins and Cordons return one kind of records.
+func (s *Store) Pods() ([]device.PodRecord, error) {
+	has, err := s.State()
+	return has.Pods, err
 }
 
-// HoldsHistory reports whether a state file has the bucket of version 2.
-func HoldsHistory(path string) (there bool, err error) {
-	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
-	if err != nil {
-		return false, err
-	}
-	err = db.View(func(tx *bolt.Tx) error {
-		there = tx.Bucket(historyBucket) != nil
-		return nil
-	})
-	return there, errors.Join(err, db.Close())
+func (s *Store) Plugins() ([]device.PluginRecord, error) {
+	has, err := s.State()
+	return has.Plugins, err
+}
+
+func (s *Store) Cordons() ([]device.Cordon, error) {
+	has, err := s.State()
+	return has.Cordons, err
 }
 
 // Judge says whether a file with this content could be used.

@@ -24,7 +24,7 @@ func FuzzStoredPod(f *testing.F) {
 		for _, as := range r.Assignments {
 			d, ok := r.Demand.Of(as.Container.Name)
 			if !ok || as.Container.Pod != "u" {
-				t.Fatalf("%q: nobody asks for %+v", text, as)
+				t.Fatalf("%q: no demand for %+v", text, as)
 			}
 			for _, s := range as.Shares {
 				if len(s.IDs) != d.Wants[s.Resource] {

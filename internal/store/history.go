@@ -49,21 +49,17 @@ const spanKeyBytes = 16
 // fullPages fills pages nearly completely: spans that have ended arrive in the order of their keys.
 const fullPages = 0.95
 
-// OpenHistory opens the history in the state directory of s, under the lock of s, and moves spans there that an older devmgrd
-// kept in the state file. It also returns the open spans. It never fails: it sets a damaged file aside, and the first
-// SaveHistory that can opens a file that is unusable now. Close the history before s.
+// OpenHistory opens the history in the state directory of s, under the lock of s. It also returns the open spans. It never
+// fails: it sets a damaged file aside, and the first SaveHistory that can opens a file that is unusable now. Close the history
+// before s.
 func OpenHistory(s *Store) (*History, []device.Span) {
 	h := &History{actions: defaultActionLimits}
 	h.file = file{path: filepath.Join(filepath.Dir(s.path), HistoryName), schema: &historySchema, log: s.log, open: h.reopen}
-	var open []spanEntry
-	err := errors.Join(h.takeOver(s), h.guarded(func() (err error) {
-		open, err = readOpen(h.db)
-		return err
-	}))
+	open, err := h.OpenSpans()
 	if err != nil {
 		h.log.Warn("history unavailable", "file", h.path, "err", err)
 	}
-	return h, decodeSpans(open, h.log)
+	return h, open
 }
 
 // reopen opens the file, setting a damaged one aside.
@@ -108,101 +104,35 @@ func (h *History) guarded(what func() error) (err error) {
 	return what()
 }
 
-// takeOver moves the spans that an older devmgrd has kept in the state file. After a crash or an error the next start repeats
-// the move; so does a downgrade followed by an upgrade.
-func (h *History) takeOver(s *Store) error {
-	oldOpen, oldEnded, err := s.oldSpans()
-	if err != nil || oldOpen == nil && oldEnded == nil {
-		return err
-	}
-	err = h.guarded(func() error {
-		return h.update(func(d *transaction) error {
-			open, ended, err := d.spans()
-			if err != nil {
-				return err
-			}
-			over := map[string]bool{} // numbers
-			for _, e := range append(spanEntries(ended.Bucket, nil), oldEnded...) {
-				over[numberOf(e.key)] = true
-				if err := ended.put(e.key, e.value); err != nil {
-					return err
-				}
-			}
-			for _, e := range oldOpen {
-				if over[numberOf(e.key)] {
-					continue // moved before, and ended since
-				}
-				if err := open.put(e.key, e.value); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	})
-	if err == nil {
-		err = s.update(func(d *transaction) error { return d.root.clear(historyBucket) })
-	}
-	if err != nil {
-		return fmt.Errorf("moving the history out of the state file: %w", err)
-	}
-	h.log.Info("history moved out of the state file", "file", h.path, "ended", len(oldEnded), "open", len(oldOpen))
-	return nil
-}
-
-// oldSpans copies the spans that an older devmgrd has kept in the state file; nil: none. If the state file is not open yet,
-// the next start moves them.
-func (s *Store) oldSpans() (open, ended []spanEntry, err error) {
-	s.writing.Lock()
-	defer s.writing.Unlock()
-	if s.db == nil {
-		return nil, nil, nil
-	}
-	err = s.db.View(func(tx *bolt.Tx) error {
-		if b := tx.Bucket(historyBucket); b != nil {
-			open, ended = spanEntries(b.Bucket(openBucket), nil), spanEntries(b.Bucket(endedBucket), nil)
-		}
-		return nil
-	})
-	return open, ended, err
-}
-
 // Spans returns the spans that had not ended by then: first those that have ended since, ordered by end, then the open ones.
 // It leaves out unreadable records.
 func (h *History) Spans(since time.Time) ([]device.Span, error) {
-	var ended, open []spanEntry
+	var all []spanEntry
 	err := h.guarded(func() (err error) {
-		ended, open, err = readSpans(h.db, since)
+		all, err = readSpans(h.db, since)
 		return err
 	})
-	return decodeSpans(append(ended, open...), h.log), err
+	return decodeSpans(all, h.log), err
 }
 
 // readSpans copies the spans that had not ended by then.
-func readSpans(db *bolt.DB, since time.Time) (ended, open []spanEntry, err error) {
-	err = db.View(func(tx *bolt.Tx) error {
-		ended = spanEntries(tx.Bucket(endedBucket), spanKey(since, 0))
-		open = spanEntries(tx.Bucket(openBucket), nil)
-		return nil
-	})
-	return ended, open, err
+func readSpans(db *bolt.DB, since time.Time) (all []spanEntry, err error) {
+	ended, err := entries(db, endedBucket, spanKey(since, 0))
+	if err != nil {
+		return nil, err
+	}
+	open, err := entries(db, openBucket, nil)
+	return append(ended, open...), err
 }
 
 // OpenSpans returns the open spans, ordered by beginning.
 func (h *History) OpenSpans() ([]device.Span, error) {
 	var open []spanEntry
 	err := h.guarded(func() (err error) {
-		open, err = readOpen(h.db)
+		open, err = entries(h.db, openBucket, nil)
 		return err
 	})
 	return decodeSpans(open, h.log), err
-}
-
-func readOpen(db *bolt.DB) (open []spanEntry, err error) {
-	err = db.View(func(tx *bolt.Tx) error {
-		open = spanEntries(tx.Bucket(openBucket), nil)
-		return nil
-	})
-	return open, err
 }
 
 // HistoryKeys returns the keys of all spans that have ended, in order.
@@ -221,16 +151,20 @@ func (h *History) HistoryKeys() ([]device.SpanKey, error) {
 	return all, err
 }
 
-// spanEntries copies a bucket's entries from a key on.
-func spanEntries(b *bolt.Bucket, from []byte) (all []spanEntry) {
-	if b == nil {
+// entries copies the entries of a bucket from a key on.
+func entries(db *bolt.DB, bucket, from []byte) (all []spanEntry, err error) {
+	err = db.View(func(tx *bolt.Tx) error {
+		b := tx.Bucket(bucket)
+		if b == nil {
+			return nil
+		}
+		c := b.Cursor()
+		for key, value := c.Seek(from); key != nil; key, value = c.Next() {
+			all = append(all, spanEntry{bytes.Clone(key), bytes.Clone(value)})
+		}
 		return nil
-	}
-	c := b.Cursor()
-	for key, value := c.Seek(from); key != nil; key, value = c.Next() {
-		all = append(all, spanEntry{bytes.Clone(key), bytes.Clone(value)})
-	}
-	return all
+	})
+	return all, err
 }
 
 // decodeSpans leaves out unreadable records: no assignment depends on them.
@@ -323,9 +257,6 @@ func timeOf(key []byte) (time.Time, error) {
 	return time.Unix(0, int64(binary.BigEndian.Uint64(key))).UTC(), nil
 }
 
-// numberOf returns the number in a key, as its bytes.
-func numberOf(key []byte) string { return string(key[len(key)/2:]) }
-
 // WriteTo writes a copy of the file as of now, while the file is in use.
 func (h *History) WriteTo(w io.Writer) (n int64, err error) {
 	var copied *bytes.Buffer
@@ -370,7 +301,7 @@ func ReadHistoryFile(path string, log *slog.Logger) (HistoryContent, error) {
 	if err != nil {
 		return HistoryContent{}, fmt.Errorf("opening the history file %s: %w", path, err)
 	}
-	ended, open, err := readSpans(db, time.Time{})
-	actions, failed := readActions(db, time.Time{})
-	return HistoryContent{found.version, decodeSpans(append(ended, open...), log), decodeActions(actions, log)}, errors.Join(err, failed, db.Close())
+	spans, err := readSpans(db, time.Time{})
+	actions, failed := entries(db, actionsBucket, nil)
+	return HistoryContent{found.version, decodeSpans(spans, log), decodeActions(actions, log)}, errors.Join(err, failed, db.Close())
 }

@@ -216,7 +216,7 @@ func TestFlippedBitsInTheHistory(t *testing.T) {
 }
 
 // However the history changes, the sum is that of all records.
-func TestTheSumIsKeptOfTheHistory(t *testing.T) {
+func TestSum_EachCommit_MatchesHistory(t *testing.T) {
 	dir := t.TempDir()
 	s, _, _ := openHistory(t, dir)
 	dice := rand.New(rand.NewPCG(7, 8))

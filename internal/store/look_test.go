@@ -19,7 +19,7 @@ import (
 )
 
 // A copy of the state file that is in use is whole and sound, whatever is written meanwhile.
-func TestACopyOfBooksInUse(t *testing.T) {
+func TestCopy_FileInUse_IsConsistent(t *testing.T) {
 	dir, quiet := t.TempDir(), slog.New(slog.DiscardHandler)
 	s, err := store.Open(store.Config{Dir: dir, Log: quiet})
 	if err != nil {
@@ -91,8 +91,8 @@ func (s stalled) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Commits go on while somebody reads a copy as slowly as he likes, also when the file has to grow.
-func TestACopyHoldsUpNobody(t *testing.T) {
+// A slow reader of a copy holds up no commit, not even one that makes the file grow.
+func TestCopy_SlowReader_DelaysNoCommit(t *testing.T) {
 	s, err := store.Open(store.Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func TestACopyHoldsUpNobody(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(time.Minute):
-		t.Error("commits wait for whoever reads the copy")
+		t.Error("commits wait for the reader of the copy")
 	}
 	close(reader.goOn)
 	if err := errors.Join(<-copied, s.Close()); err != nil {

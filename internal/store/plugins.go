@@ -47,16 +47,6 @@ func recordOf(p device.PluginPod) *pluginPod {
 	return &pluginPod{p.UID, p.Namespace, p.Name, p.ServiceAccount}
 }
 
-// Plugins returns all stored resources, ordered by name.
-func (s *Store) Plugins() ([]device.PluginRecord, error) {
-	s.writing.Lock()
-	defer s.writing.Unlock()
-	if s.db == nil {
-		return nil, s.Check()
-	}
-	return readPlugins(s.db, s.log)
-}
-
 // readPlugins leaves out an unreadable record: unlike a pod's record, it is a copy of data that the plugin will send again.
 func readPlugins(db *bolt.DB, log *slog.Logger) ([]device.PluginRecord, error) {
 	var all []device.PluginRecord

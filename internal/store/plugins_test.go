@@ -15,7 +15,7 @@ import (
 )
 
 // What is written can be read, whatever a plugin has made of its devices.
-func TestWhatIsWrittenCanBeRead(t *testing.T) {
+func TestPlugin_AnyDevices_AreReadBack(t *testing.T) {
 	same := func(d device.Device) bool {
 		if len(d.NUMA) == 0 {
 			d.NUMA = nil
@@ -95,7 +95,7 @@ func TestUnreadablePluginIsLeftOut(t *testing.T) {
 	}
 }
 
-// What bbolt does not take is told in short.
+// The error for a record that bbolt rejects quotes the start of the ID only.
 func TestLongIDIsQuotedInShort(t *testing.T) {
 	s := open(t, t.TempDir())
 	err := s.SavePlugin(device.PluginRecord{Resource: "a.com/x", Devices: []device.Device{{ID: device.ID(strings.Repeat("x", 40_000))}}})

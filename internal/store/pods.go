@@ -9,16 +9,6 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// Pods returns all stored pods, ordered by UID.
-func (s *Store) Pods() ([]device.PodRecord, error) {
-	s.writing.Lock()
-	defer s.writing.Unlock()
-	if s.db == nil {
-		return nil, s.Check()
-	}
-	return readPods(s.db)
-}
-
 func readPods(db *bolt.DB) ([]device.PodRecord, error) {
 	var all []device.PodRecord
 	err := db.View(func(tx *bolt.Tx) error {

@@ -14,9 +14,9 @@ import (
 
 // State is the content of the state file.
 type State struct {
-	Pods    []device.PodRecord
-	Plugins []device.PluginRecord
-	Cordons []device.Cordon
+	Pods    []device.PodRecord    // ordered by UID
+	Plugins []device.PluginRecord // ordered by resource
+	Cordons []device.Cordon       // ordered by resource and device
 	Retired []device.ResourceName // forgotten resources that the Node may still show
 }
 
@@ -54,6 +54,16 @@ func readDB(path string, log *slog.Logger) (State, error) {
 	return b, errors.Join(err, db.Close())
 }
 
+// State returns the content of the file.
+func (s *Store) State() (State, error) {
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if s.db == nil {
+		return State{}, s.Check()
+	}
+	return readState(s.db, s.path, s.log)
+}
+
 // readState reads the content of an open file.
 func readState(db *bolt.DB, path string, log *slog.Logger) (b State, err error) {
 	if b.Pods, err = readPods(db); err == nil {
@@ -69,4 +79,15 @@ func readState(db *bolt.DB, path string, log *slog.Logger) (b State, err error) 
 		return State{}, stateSchema.damaged(path, err)
 	}
 	return b, nil
+}
+
+// ReadFile reads a state file, or a copy of one, and changes nothing. It verifies the whole file first. It fails as Open
+// does, and while a devmgrd has the file open, since the file may then change at any moment: use Store.WriteTo for a copy.
+func ReadFile(path string, log *slog.Logger) (b State, version uint64, err error) {
+	found, err := stateSchema.inspect(path)
+	if err != nil {
+		return State{}, 0, err
+	}
+	b, err = readDB(path, log)
+	return b, found.version, err
 }

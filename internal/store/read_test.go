@@ -17,7 +17,7 @@ import (
 func TestRead(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := store.Read(dir, slog.New(slog.DiscardHandler)); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("without books: %v", err)
+		t.Errorf("without a state file: %v", err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("it has made %v (%v)", left, err)

@@ -40,7 +40,7 @@ func TestForgetResource(t *testing.T) {
 	cordon := func(r device.ResourceName) device.Cordon {
 		return device.Cordon{Resource: r, ID: "1", Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
 	}
-	do(func(s *store.Store) error { return s.ForgetResource("never.com/heard-of") }) // on the Node by somebody else's doing
+	do(func(s *store.Store) error { return s.ForgetResource("never.com/heard-of") }) // on the Node, from another component
 	do(func(s *store.Store) error { return s.SavePlugin(plugin("a.com/gpu")) })
 	do(func(s *store.Store) error { return s.SavePlugin(plugin("b.com/nic")) })
 	do(func(s *store.Store) error {

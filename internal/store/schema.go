@@ -13,7 +13,6 @@ var (
 	devicesBucket = []byte("devices")
 	cordonsBucket = []byte("cordons")
 	retiredBucket = []byte("retired")
-	historyBucket = []byte("history")
 	openBucket    = []byte("open")
 	endedBucket   = []byte("ended")
 

@@ -12,6 +12,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // Config is what Open and Recover need.
@@ -124,8 +126,8 @@ func (s *Store) openOrReplace() (opened, State, error) {
 		}
 		err = errors.Join(err, o.db.Close())
 	}
-	var damage *DamagedError
-	if !errors.As(err, &damage) {
+	damage, ok := errors.AsType[*DamagedError](err)
+	if !ok {
 		return opened{}, State{}, err
 	}
 	to, err := setAside(s.path, time.Now())
@@ -181,4 +183,19 @@ func (s *Store) Close() error {
 		err = s.db.Close()
 	}
 	return errors.Join(err, s.lock.release())
+}
+
+// SaveAll makes pods and plugins durable in one commit: all of them, or none. It serves an import as a whole.
+func (s *Store) SaveAll(pods []device.PodRecord, plugins []device.PluginRecord) error {
+	return s.update(func(d *transaction) error {
+		if err := savePods(d, pods, nil); err != nil {
+			return err
+		}
+		for _, p := range plugins {
+			if err := savePlugin(d, p); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }

@@ -107,7 +107,7 @@ func TestPluginsSurviveAReopen(t *testing.T) {
 	}
 }
 
-func TestSavingWhatIsThereWritesNothing(t *testing.T) {
+func TestSave_Unchanged_WritesNothing(t *testing.T) {
 	dir := t.TempDir()
 	metrics := prometheus.NewRegistry()
 	s, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler), Metrics: metrics})
@@ -130,7 +130,7 @@ func TestSavingWhatIsThereWritesNothing(t *testing.T) {
 	}
 }
 
-func TestASecondOneIsToldWhoHasTheBooks(t *testing.T) {
+func TestOpen_SecondProcess_NamesTheFirst(t *testing.T) {
 	dir := t.TempDir()
 	open(t, dir)
 	_, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
@@ -144,7 +144,7 @@ func TestASecondOneIsToldWhoHasTheBooks(t *testing.T) {
 }
 
 // Each of these files has to be refused with a reason, and must be the same afterwards, byte for byte.
-func TestRefusedFilesStayAsTheyAre(t *testing.T) {
+func TestOpen_RefusedFile_IsUnchanged(t *testing.T) {
 	good := func(t *testing.T) []byte {
 		dir := t.TempDir()
 		s := open(t, dir)
@@ -235,7 +235,7 @@ func TestRefusedFilesStayAsTheyAre(t *testing.T) {
 			if after, err := os.ReadFile(path); err != nil || string(after) != string(data) {
 				t.Errorf("the file has changed (%v)", err)
 			}
-			// The lock is free again for whoever puts it right.
+			// The lock is free again, so that an operator can repair the file.
 			if err := os.Remove(path); err != nil {
 				t.Fatal(err)
 			}
@@ -267,7 +267,7 @@ func BenchmarkSavePod(b *testing.B) {
 	}
 }
 
-// fullNode writes books of 1 000 pods and 10 000 devices.
+// fullNode writes a state file of 1 000 pods and 10 000 devices.
 func fullNode(b *testing.B) (dir string) {
 	b.Helper()
 	dir = b.TempDir()

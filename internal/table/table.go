@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
@@ -54,11 +55,7 @@ func IDs[T ~string](ids []T) string {
 	if len(ids) > MaxListed {
 		few = ids[:MaxListed/2]
 	}
-	all := make([]string, len(few))
-	for i, id := range few {
-		all[i] = device.QuoteID(device.ID(id))
-	}
-	text := strings.Join(all, ",")
+	text := strings.Join(lists.Map(few, func(id T) string { return device.QuoteID(device.ID(id)) }), ",")
 	if more := len(ids) - len(few); more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}

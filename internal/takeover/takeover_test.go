@@ -26,7 +26,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 )
 
-// A server says its name to everybody, and repeats what they say until it ends.
+// A server sends its name on each connection, and echoes all that it reads until it ends.
 type server struct {
 	name string
 	l    net.Listener
@@ -214,8 +214,8 @@ func (s *stage) begin() (*Takeover, *server) {
 	return t, serve("devmgrd", l)
 }
 
-// before has something happen before each change of a name, which is left out if that gives an error. After each the
-// kubelet has to be within reach. It counts them.
+// before calls happens before each change of a name, and leaves the change out if happens returns an error. After each change
+// the kubelet must be reachable. before counts the changes.
 func (s *stage) before(t *Takeover, happens func(n int, to string) error) (n *int) {
 	n = new(int)
 	real := t.files
@@ -244,14 +244,14 @@ func (s *stage) before(t *Takeover, happens func(n int, to string) error) (n *in
 
 // scenes are what a start or a stop of ours may find.
 var scenes = map[string]func(s *stage){
-	"nothing":                func(*stage) {},
-	"a dead socket":          func(s *stage) { s.dead(s.path) },
-	"a dead one aside":       func(s *stage) { s.dead(s.aside) },
-	"a kubelet":              func(s *stage) { s.startKubelet() },
-	"a kubelet under both":   func(s *stage) { s.startKubelet(); s.must(os.Link(s.path, s.aside)) },
-	"a kubelet, a dead one":  func(s *stage) { s.startKubelet(); s.dead(s.aside) },
-	"a dead one, a kubelet":  func(s *stage) { s.startKubelet(); s.must(os.Rename(s.path, s.aside)); s.dead(s.path) },
-	"no more than a kubelet": func(s *stage) { s.startKubelet(); s.must(os.Rename(s.path, s.aside)) },
+	"nothing":               func(*stage) {},
+	"a dead socket":         func(s *stage) { s.dead(s.path) },
+	"a dead one aside":      func(s *stage) { s.dead(s.aside) },
+	"a kubelet":             func(s *stage) { s.startKubelet() },
+	"a kubelet under both":  func(s *stage) { s.startKubelet(); s.must(os.Link(s.path, s.aside)) },
+	"a kubelet, a dead one": func(s *stage) { s.startKubelet(); s.dead(s.aside) },
+	"a dead one, a kubelet": func(s *stage) { s.startKubelet(); s.must(os.Rename(s.path, s.aside)); s.dead(s.path) },
+	"only a kubelet":        func(s *stage) { s.startKubelet(); s.must(os.Rename(s.path, s.aside)) },
 }
 
 // eachScene runs test for all of them, with and without an exchange of names, while we take the path and while we leave it.
@@ -319,7 +319,7 @@ func (s *stage) has(want ...string) {
 	}
 }
 
-// dead leaves a socket at path that nobody listens on.
+// dead leaves a socket at path on which no process listens.
 func (s *stage) dead(path string) {
 	s.Helper()
 	s.must(os.MkdirAll(filepath.Dir(path), 0o750))
@@ -413,7 +413,7 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// A clean stop gives the path back to a kubelet that is there, and to nobody else.
+// A clean stop returns the path to a running kubelet, and to no other process.
 func TestCleanStop(t *testing.T) {
 	for name, bare := range map[string]bool{"with an exchange": false, "without": true} {
 		t.Run(name, func(t *testing.T) {
@@ -568,11 +568,11 @@ func TestKilled(t *testing.T) {
 		between func(*stage)
 		kubelet bool // there is one aside afterwards
 	}{
-		"the kubelet runs on":     {func(*stage) {}, true},
-		"the kubelet starts anew": {func(s *stage) { s.stopKubelet(); s.startKubelet() }, true},
-		"the kubelet ends":        {func(s *stage) { s.stopKubelet() }, false},
-		"the names are removed":   {func(s *stage) { s.must(os.Remove(s.path)); s.must(os.Remove(hiddenName(s))) }, true},
-		"the hidden one is":       {func(s *stage) { s.must(os.Remove(hiddenName(s))) }, true},
+		"the kubelet runs on":   {func(*stage) {}, true},
+		"the kubelet restarts":  {func(s *stage) { s.stopKubelet(); s.startKubelet() }, true},
+		"the kubelet ends":      {func(s *stage) { s.stopKubelet() }, false},
+		"the names are removed": {func(s *stage) { s.must(os.Remove(s.path)); s.must(os.Remove(hiddenName(s))) }, true},
+		"the hidden one is":     {func(s *stage) { s.must(os.Remove(hiddenName(s))) }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)
@@ -626,7 +626,7 @@ func TestLiveKubeletStaysAside(t *testing.T) {
 	s.must(os.Rename(s.path+".1", s.path))
 	s.soon("devmgrd answers again", func() bool { return s.answers(s.path, "devmgrd") })
 	if !s.answers(s.aside, first.name) {
-		t.Error("the kubelet that lives is not aside any more")
+		t.Error("the running kubelet's socket is no longer aside")
 	}
 	stop()
 	if !s.answers(s.path, first.name) {
@@ -668,7 +668,7 @@ func TestPathIsPutBack(t *testing.T) {
 			k := s.startKubelet()
 			s.soon("the kubelet is aside", func() bool { return s.answers(s.aside, k.name) && s.answers(s.path, "devmgrd") })
 			if n := strings.Count(s.log.String(), "cannot watch kubelet's PodResources directory"); blind && n != 1 || !blind && n != 0 {
-				t.Errorf("it is told %d times that there is no watch", n)
+				t.Errorf("the missing watch is logged %d times", n)
 			}
 		})
 	}
@@ -690,8 +690,8 @@ func TestSocketTimesAreSet(t *testing.T) {
 	s.soon("the kubelet answers", func() bool { return s.answers(s.path, kubelet.name) })
 }
 
-// What is no socket is in the way of nothing, wherever another process leaves it. It is told.
-func TestStrays(t *testing.T) {
+// Files that are no sockets stop nothing, wherever another process leaves them. devmgrd logs them.
+func TestTakeover_ForeignFiles_AreReplaced(t *testing.T) {
 	outside := t.TempDir()
 	precious := filepath.Join(outside, "precious")
 	if err := os.WriteFile(precious, []byte("precious"), 0o600); err != nil {
@@ -787,7 +787,7 @@ func TestSecondTakeover(t *testing.T) {
 	}
 }
 
-// Who may dial the kubelet may dial us, and nobody else.
+// The users that may dial the kubelet may dial devmgrd, and no others.
 func TestMode(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o077))
 	s := newStage(t)
@@ -811,7 +811,7 @@ func TestMode(t *testing.T) {
 	mode(0o770)
 }
 
-// A kubelet's starts pass, and somebody who does nothing else does not keep us busy.
+// The pace does not delay a kubelet's starts, and bounds the work for a process that takes the path again and again.
 func TestPace(t *testing.T) {
 	var p pace
 	now := time.Now()

@@ -1,5 +1,5 @@
-// Package visible escapes foreign text (of plugins, pods, the API server) so that a reader sees each character of it. It is a base
-// package: the commands use it for terminals, and the status page for browsers.
+// Package visible formats values for people: foreign text (of plugins, pods, the API server), so that a reader sees each character
+// of it, and ages. It is a base package: the commands use it for terminals, and the status page for browsers.
 //
 // A terminal acts on control characters, ESC and the C1 set among them. Terminals and browsers reorder the text around bidi
 // controls, and show nothing for others: two names that look the same may be different ones. Each such character is written
@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"time"
 	"unicode"
 )
 
@@ -38,6 +39,19 @@ func Short(s string, most int) string {
 		}
 	}
 	return b.String()
+}
+
+// Age formats a duration in its two largest units.
+func Age(d time.Duration) string {
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", max(0, int(d.Seconds())))
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd%02dh", int(d.Hours())/24, int(d.Hours())%24)
 }
 
 // hidden reports whether a character is not seen, or moves others. Of the spaces only ASCII's is seen as what it is.

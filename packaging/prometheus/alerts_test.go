@@ -63,8 +63,8 @@ func alerts(t *testing.T) map[string]alert {
 	return all
 }
 
-// Whoever is called is told what is wrong, how bad it is, and where to read on.
-func TestEachAlertTellsWhatToDo(t *testing.T) {
+// Each alert names the fault, its severity and its runbook entry.
+func TestAlerts_NameFaultSeverityAndRunbook(t *testing.T) {
 	for name, a := range alerts(t) {
 		switch severity := a.Labels["severity"]; severity {
 		case "critical", "warning", "info":

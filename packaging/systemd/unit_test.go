@@ -221,3 +221,13 @@ func TestHostPlugin(t *testing.T) {
 		t.Errorf("%s wants %q, want %s", dropIn, got, socket)
 	}
 }
+
+// The unit starts after either runtime, and starts none: on a node of CRI-O containerd may be installed and switched off.
+func TestRuntimes_AreOrderedBefore_AndNotStarted(t *testing.T) {
+	after, wants := strings.Join(settings(t, "After"), " "), strings.Join(append(settings(t, "Wants"), settings(t, "Requires")...), " ")
+	for _, runtime := range []string{"containerd.service", "crio.service"} {
+		if !strings.Contains(after, runtime) || strings.Contains(wants, runtime) {
+			t.Errorf("%s: After=%s, Wants and Requires=%s", runtime, after, wants)
+		}
+	}
+}

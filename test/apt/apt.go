@@ -41,7 +41,7 @@ func Ensure(ctx context.Context, log io.Writer, n Need) error {
 	}
 	defer turn.Close()
 	if lacks = n.Missing(); len(lacks) == 0 {
-		return nil // somebody else has been faster
+		return nil // another process was faster
 	}
 	fmt.Fprintf(log, "installing %s (%s)\n", strings.Join(lacks, " and "), n.For)
 	for _, args := range [][]string{{"update"}, append([]string{"install", "-y", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300"}, lacks...)} {
@@ -72,7 +72,7 @@ func Program(t testing.TB, name, pkg, why string) string {
 	return path
 }
 
-// takeTurn waits until nobody else installs anything. Closing the file ends the turn.
+// takeTurn waits until no other process installs anything. Closing the file ends the turn.
 func takeTurn() (*os.File, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {

@@ -73,7 +73,7 @@ func newRig(b *testing.B, devices int) *harness {
 	return r
 }
 
-// noopNotifier tells nobody.
+// noopNotifier does nothing.
 type noopNotifier struct{}
 
 func (noopNotifier) Waiting(device.Pod, device.Wait)                                       {}
@@ -127,7 +127,7 @@ func (r *harness) commits(b *testing.B) uint64 {
 	return 0
 }
 
-// BenchmarkBoundToReady measures a pod's way to its device, next to the floor that nobody can beat: one call to the plugin
+// BenchmarkBoundToReady measures a pod's way to its device, next to the floor that no manager can beat: one call to the plugin
 // and one synced commit of the same record, in the same run. The design asks for at most 1.3 times the floor, and for
 // the same at 50 000 devices of which 5 000 are in use as at 10 of which none is.
 func BenchmarkBoundToReady(b *testing.B) {

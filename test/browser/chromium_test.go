@@ -101,7 +101,7 @@ func (tb *tab) hear(event any) {
 	}
 }
 
-// clean fails the test if the browser has complained, or asked anybody but the address.
+// clean fails the test if the browser has complained, or requested anything from another address.
 func (tb *tab) clean(address string) {
 	tb.t.Helper()
 	tb.mu.Lock()
@@ -159,7 +159,7 @@ func value[T any](tb *tab, expression string) T {
 	return get(tb, chromedp.Evaluate[T](expression))
 }
 
-// scheme has the browser be one of somebody who likes it light, or dark.
+// scheme sets the preferred colour scheme, light or dark.
 func (tb *tab) scheme(name string) {
 	tb.t.Helper()
 	call(tb, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}})

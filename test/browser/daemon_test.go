@@ -66,7 +66,7 @@ func (d *daemon) start() {
 	}
 	d.process = exec.Command(d.binary, "run", "--set", "kubernetes.mode=none", "--set", "nodeName=worker-7", "--set", "metrics.listen="+d.address,
 		"--set", "stateDir="+in("state"), "--set", "runDir="+d.dir, "--set", "plugins.kubeletDir="+in("kubelet"), "--set", "plugins.socketDir="+in("device-plugins"),
-		"--set", "plugins.registryDir="+in("registry"), "--set", "admin.socket="+in("admin.sock"), "--set", "nri.socket="+in("nobody.sock"),
+		"--set", "plugins.registryDir="+in("registry"), "--set", "admin.socket="+in("admin.sock"), "--set", "nri.socket="+in("none.sock"),
 		"--set", "podResources.socket="+in("pr.sock"), "--set", "podResources.kubeletSocket="+in("kubelet-pr.sock"))
 	d.process.Stdout, d.process.Stderr = &d.log, &d.log
 	if err := d.process.Start(); err != nil {
@@ -107,7 +107,7 @@ func cell(id string) string {
 	return fmt.Sprintf(`([...document.querySelectorAll("summary")].find((s) => s.querySelector(".id").textContent === %q) ?? {innerText: ""}).innerText`, id)
 }
 
-// What becomes of a devmgrd and its plugin is on the page within a moment, without loading it again: whoever has it open keeps the
+// Changes of devmgrd and its plugin are on the page within a moment, without a reload: an open page keeps the
 // place, the focus and what is open. When the daemon is gone the page says so, and goes on when it is back.
 func TestDaemon(t *testing.T) {
 	d := newDaemon(t)

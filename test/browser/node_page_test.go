@@ -112,7 +112,7 @@ func TestWithoutScript(t *testing.T) {
 	}
 	tb.do(chromedp.Click(chromedp.CSS("summary"))) // details need none
 	tb.do(chromedp.WaitVisible(chromedp.CSS("details[open] dl")))
-	tb.wait("it has loaded itself anew", func() bool { return tb.loads() > 1 })
+	tb.wait("it has reloaded itself", func() bool { return tb.loads() > 1 })
 	tb.clean(address)
 }
 
@@ -196,7 +196,7 @@ func TestAnotherBuild(t *testing.T) {
 	}
 }
 
-// debug keeps a picture for whoever works on the page.
+// debug keeps a picture for work on the page.
 func debug(t *testing.T, name string, picture []byte) {
 	t.Helper()
 	if dir := os.Getenv("PAGE_PICTURES"); dir != "" {
@@ -206,7 +206,7 @@ func debug(t *testing.T, name string, picture []byte) {
 	}
 }
 
-// many has so many devices, and names that nobody would give.
+// many has so many devices, and names that no one would choose.
 type many struct {
 	aged
 	n int

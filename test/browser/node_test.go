@@ -47,7 +47,7 @@ func (others) WriteTo(io.Writer) (int64, error)           { return 0, nil }
 
 // aged has the answers be those of a node that has been up for some time.
 type aged struct {
-	admin.Reader
+	*admin.Server
 	ledger *allocatortest.Allocator
 }
 
@@ -59,7 +59,7 @@ var ages = map[string]time.Duration{
 func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(time.Now().Add(-d)) }
 
 func (a aged) GetStatus(ctx context.Context, r *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
-	s, err := a.Reader.GetStatus(ctx, r)
+	s, err := a.Server.GetStatus(ctx, r)
 	if err == nil {
 		s.Started = ago(26 * time.Hour)
 	}
@@ -67,7 +67,7 @@ func (a aged) GetStatus(ctx context.Context, r *adminv1.GetStatusRequest) (*admi
 }
 
 func (a aged) ListDevices(ctx context.Context, r *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
-	l, err := a.Reader.ListDevices(ctx, r)
+	l, err := a.Server.ListDevices(ctx, r)
 	for _, d := range l.GetDevices() {
 		if d.Cordon != nil {
 			d.Cordon.Since = ago(50 * time.Hour)
@@ -77,7 +77,7 @@ func (a aged) ListDevices(ctx context.Context, r *adminv1.ListDevicesRequest) (*
 }
 
 func (a aged) ListPlugins(ctx context.Context, r *adminv1.ListPluginsRequest) (*adminv1.ListPluginsResponse, error) {
-	l, err := a.Reader.ListPlugins(ctx, r)
+	l, err := a.Server.ListPlugins(ctx, r)
 	for _, p := range l.GetPlugins() {
 		if p.Since = ago(26 * time.Hour); p.State != device.Serving.String() {
 			p.Since = ago(ages["video/transcode-0"])
@@ -96,7 +96,7 @@ func (a aged) ListHistory(ctx context.Context, _ *adminv1.ListHistoryRequest) (*
 }
 
 func (a aged) Explain(ctx context.Context, r *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
-	e, err := a.Reader.Explain(ctx, r)
+	e, err := a.Server.Explain(ctx, r)
 	if err == nil {
 		e.Since = ago(ages[r.Namespace+"/"+r.Name])
 	}
@@ -144,7 +144,7 @@ func aNode(t *testing.T) aged {
 		StateFile: others{}, HistoryFile: others{}, Components: func() []admin.Component { return components }, Log: slog.New(slog.DiscardHandler),
 		OnNode: func(r device.ResourceName) (int, bool) { n, shown := ledger.Resources().Capacity()[r]; return n, shown },
 	})
-	return aged{desk.Reader(), ledger}
+	return aged{desk, ledger}
 }
 
 func mount(on *http.ServeMux, from statuspage.Source) {

@@ -32,7 +32,7 @@ func keep(t *testing.T, name string, picture []byte) {
 	}
 }
 
-// shrink keeps 256 colours: those that are there most, and not two that nobody could tell from each other. The others, of the
+// shrink keeps 256 colours: those that are there most, and not two that look the same. The others, of the
 // edges of letters, become the nearest of those.
 func shrink(t *testing.T, picture []byte) []byte {
 	t.Helper()

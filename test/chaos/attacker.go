@@ -156,12 +156,12 @@ func (a *attacker) flood() bool {
 	return len(a.held) > 100
 }
 
-// register registers resources on which nobody listens.
+// register registers resources on which no process listens.
 func (a *attacker) register() bool {
 	heard := false
 	for range 1 + a.dice.IntN(20) {
 		a.n++
-		heard = a.call(fmt.Sprintf("evil%d.example/junk", a.n%300), fmt.Sprintf("nobody-%d.sock", a.n)) || heard
+		heard = a.call(fmt.Sprintf("evil%d.example/junk", a.n%300), fmt.Sprintf("none-%d.sock", a.n)) || heard
 	}
 	return heard
 }

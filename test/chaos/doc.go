@@ -20,7 +20,7 @@
 // draws from dice of its own: the sequences are the same with it and without.
 //
 // What is looked at does not come from devmgrd. Which devices a container has stands in the environment and /dev of its
-// processes (truth.go). What the scheduler sees, and what becomes of pods, is the API server's word (cluster.go). A keeper
+// processes (truth.go). What the scheduler sees, and the state of pods come from the API server (cluster.go). A keeper
 // starts again what has ended, as systemd does (keeper.go).
 //
 // The program is also the device plugin of the tests, as a process of its own that can be killed (plugin.go).

@@ -34,9 +34,9 @@ func faults(w *world) []fault {
 		{4, killContainer},
 		{3, moody("the plugin errs", func(m *Mood, _ *rand.Rand) { m.Errs = true })},
 		{2, moody("the plugin is slow", func(m *Mood, dice *rand.Rand) { m.Slow = time.Duration(dice.IntN(3000)) * time.Millisecond })},
-		{3, moody("devices get sick", func(m *Mood, dice *rand.Rand) { m.Sick = 1 + dice.IntN(deviceCount) })},
+		{3, moody("devices become unhealthy", func(m *Mood, dice *rand.Rand) { m.Unhealthy = 1 + dice.IntN(deviceCount) })},
 		{2, moody("devices vanish", func(m *Mood, dice *rand.Rand) { m.Gone = 1 + dice.IntN(deviceCount) })},
-		{2, moody("the plugin registers no more", func(m *Mood, _ *rand.Rand) { m.Loner = true })},
+		{2, moody("the plugin stops registering", func(m *Mood, _ *rand.Rand) { m.Loner = true })},
 		{4, moody("the plugin is well", func(m *Mood, _ *rand.Rand) { *m = Mood{Names: m.Names, Share: m.Share, Refused: m.Refused} })},
 		{3, moody("a device is refused", func(m *Mood, dice *rand.Rand) { m.Bad, m.Refused = 1+dice.IntN(deviceCount), true })},
 		{3, moody("a device flaps", func(m *Mood, _ *rand.Rand) { m.Flaps = true })},
@@ -178,7 +178,7 @@ func freeze(p *cluster.Process) func(context.Context, *world, *rand.Rand) (strin
 		w.later.Go(func() {
 			select {
 			case <-time.After(d):
-			case <-w.mending:
+			case <-w.repairing:
 			}
 			_ = p.Signal(syscall.SIGCONT) // it may have ended meanwhile
 		})
@@ -254,7 +254,7 @@ func freezeShim(ctx context.Context, w *world, dice *rand.Rand) (string, error) 
 	h := all[at%len(all)]
 	fields := stat(h.pid)
 	if len(fields) < 2 {
-		return "the container whose shim is to be frozen has ended", nil
+		return "the container whose shim should be frozen has ended", nil
 	}
 	shim, err := strconv.Atoi(fields[1])
 	if err != nil || shim <= 1 {
@@ -267,7 +267,7 @@ func freezeShim(ctx context.Context, w *world, dice *rand.Rand) (string, error) 
 	w.later.Go(func() {
 		select {
 		case <-time.After(d):
-		case <-w.mending:
+		case <-w.repairing:
 		}
 		if startOf(shim) == started {
 			_ = syscall.Kill(shim, syscall.SIGCONT)

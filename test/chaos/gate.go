@@ -52,7 +52,7 @@ func (g *gate) breaks(meta bool, syncs int) {
 }
 
 // repair lets all syncs succeed, and returns how many have failed: of the data, and of the meta page.
-func (g *gate) mend() (data, meta int) {
+func (g *gate) repair() (data, meta int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	data, meta = g.made[false], g.made[true]

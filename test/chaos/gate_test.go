@@ -66,7 +66,7 @@ func TestGate_FailedSyncs_OfTheDataAndOfTheMetaPage(t *testing.T) {
 		if err != nil || string(out) != test.says {
 			t.Errorf("%s: %q, %v; want %q", test.key, out, err, test.says)
 		}
-		if data, meta := g.mend(); data != test.data || meta != test.meta {
+		if data, meta := g.repair(); data != test.data || meta != test.meta {
 			t.Errorf("%s: %d syncs of data and %d of a meta page have failed, want %d and %d", test.key, data, meta, test.data, test.meta)
 		}
 		db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})

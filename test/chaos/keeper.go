@@ -18,15 +18,15 @@ type keeper struct {
 	all map[*cluster.Process]*kept
 }
 
-// kept is a process that is to run, unless somebody keeps it down.
+// kept is a process that must run, unless a fault keeps it down.
 type kept struct {
 	down    bool // on purpose
 	expects bool // its end was asked for: it is no crash
-	fragile bool // its end by itself is nobody's fault
+	fragile bool // it may end without a fault
 	since   time.Time
 }
 
-// keep has a process kept. One that is not fragile must not end by itself.
+// keep has a process kept. One that is not fragile must not end on its own.
 func (k *keeper) keep(p *cluster.Process, fragile bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -82,7 +82,7 @@ func (k *keeper) look(ctx context.Context, now time.Time) {
 		case one.since.IsZero():
 			one.since = now
 			if !one.expects && !one.fragile {
-				k.say(crash, fmt.Sprintf("%s has ended by itself", p.Name))
+				k.say(crash, fmt.Sprintf("%s has ended on its own", p.Name))
 			}
 		case now.Sub(one.since) > time.Second:
 			one.expects = p.Start(ctx) != nil

@@ -20,7 +20,7 @@ import (
 const (
 	resourceName = "chaos.example/dev"
 	deviceCount  = 4
-	mood         = "/run/chaos/mood.json" // where the plugin is told how to behave
+	mood         = "/run/chaos/mood.json" // how the plugin behaves
 	hostNode     = "/run/chaos/null"      // what each device is on the host
 	hostMount    = "/run/chaos/share"     // where a file system can be made to hang
 	hostLibs     = hostMount + "/libs"    // what the plugin mounts while it shares
@@ -33,16 +33,16 @@ const (
 
 // A Mood is how the plugin behaves.
 type Mood struct {
-	Errs    bool          // Allocate fails
-	Slow    time.Duration // Allocate takes as long
-	Sick    int           // so many devices are unhealthy, the last ones
-	Gone    int           // so many devices are not listed, the last ones
-	Loner   bool          // it registers when it starts, and never again
-	Bad     int           // Allocate fails for one device, which is healthy: the first, the second and so on; 0: none
-	Refused bool          // a device has been refused in this sequence
-	Flaps   bool          // the first device's health changes each 700 ms
-	Names   int           // all devices have other IDs with each number; 0: the first ones
-	Share   bool          // containers get a mount with their devices
+	Errs      bool          // Allocate fails
+	Slow      time.Duration // Allocate takes as long
+	Unhealthy int           // so many devices are unhealthy, the last ones
+	Gone      int           // so many devices are not listed, the last ones
+	Loner     bool          // it registers when it starts, and never again
+	Bad       int           // Allocate fails for one device, which is healthy: the first, the second and so on; 0: none
+	Refused   bool          // a device has been refused in this sequence
+	Flaps     bool          // the first device's health changes each 700 ms
+	Names     int           // all devices have other IDs with each number; 0: the first ones
+	Share     bool          // containers get a mount with their devices
 }
 
 func (m Mood) write() error {
@@ -64,13 +64,13 @@ func readMood() (m Mood) {
 }
 
 // usable is how many devices are listed and healthy, a device that flaps among them.
-func (m Mood) usable() int { return deviceCount - max(m.Sick, m.Gone) }
+func (m Mood) usable() int { return deviceCount - max(m.Unhealthy, m.Gone) }
 
 func (m Mood) devices() []*pluginapi.Device {
 	var all []*pluginapi.Device
 	for i := range deviceCount - m.Gone {
 		health := pluginapi.Healthy
-		if i >= deviceCount-m.Sick || m.Flaps && i == 0 && time.Now().UnixMilli()/700%2 == 0 {
+		if i >= deviceCount-m.Unhealthy || m.Flaps && i == 0 && time.Now().UnixMilli()/700%2 == 0 {
 			health = pluginapi.Unhealthy
 		}
 		all = append(all, &pluginapi.Device{ID: m.id(i), Health: health})
@@ -95,7 +95,7 @@ type plugin struct {
 	dir string
 }
 
-// runPlugin serves until it is killed, or gives the error that keeps it from that. Like most plugins it registers again when the manager's socket is another one.
+// runPlugin serves until it is killed, or returns the error that prevents it. Like most plugins it registers again when the manager's socket is another one.
 func runPlugin(dir string) error {
 	if err := makeHostNode(); err != nil {
 		return err
@@ -143,7 +143,7 @@ func (p *plugin) serve(path string) error {
 			}
 		}
 		if identity(path) == "" {
-			return nil // somebody has removed our socket, as a kubelet does when it starts
+			return nil // another process has removed the socket, as a kubelet does when it starts
 		}
 		time.Sleep(100 * time.Millisecond)
 	}

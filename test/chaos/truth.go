@@ -63,7 +63,7 @@ func look(pid int) (holder, bool) {
 	return h, h.pod != "" && h.started != "" && h.started == startOf(pid)
 }
 
-// startOf gives when a process started, in the kernel's words; "" if it has ended.
+// startOf returns when a process started, in the kernel's words; "" if it has ended.
 func startOf(pid int) string {
 	if fields := stat(pid); len(fields) >= 20 && fields[0] != "Z" && fields[0] != "X" {
 		return fields[19]

@@ -33,7 +33,7 @@ const (
 	waits    = "pods that waited for a device that is refused, with others free"
 	stuck    = "pods that did not run, or end, when all was well"
 	leak     = "devices that could not be had when all pods were gone"
-	crash    = "crashes of a process that nobody had killed"
+	crash    = "crashes of a process that was not killed"
 )
 
 var kinds = []string{failed, bare, twoHands, changed, number, promised, waits, stuck, leak, crash}
@@ -50,14 +50,14 @@ type world struct {
 	keeper   *keeper
 	began    time.Time
 
-	pods    []string // that should be there
-	named   int
-	later   sync.WaitGroup // what ends by itself, or when all is repaired
-	mending chan struct{}  // closed when it is
-	cut     bool           // the API server has been away
-	renamed int            // how often the plugin has renamed its devices
-	boots   atomic.Int64   // how often the power has been cut and has come back: odd while it is cut
-	hung    *os.File       // keeps the plugin's mounts hanging
+	pods      []string // that should be there
+	named     int
+	later     sync.WaitGroup // what ends on its own, or when all is repaired
+	repairing chan struct{}  // closed when it is
+	cut       bool           // the API server has been away
+	renamed   int            // how often the plugin has renamed its devices
+	boots     atomic.Int64   // how often the power has been cut and has come back: odd while it is cut
+	hung      *os.File       // keeps the plugin's mounts hanging
 
 	watching context.CancelFunc
 	watchers sync.WaitGroup
@@ -212,7 +212,7 @@ func (w *world) tell(format string, args ...any) {
 // say notes that something is wrong.
 func (w *world) say(kind, what string) {
 	if what == context.Canceled.Error() {
-		return // somebody has had enough
+		return // interrupted
 	}
 	w.mu.Lock()
 	w.now[kind]++
@@ -294,7 +294,7 @@ func (w *world) side() string {
 func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time.Duration) {
 	began := time.Now()
 	dice := rand.New(rand.NewPCG(seed, 0))
-	w.mending = make(chan struct{})
+	w.repairing = make(chan struct{})
 	all := faults(w)
 	steps = 5 + dice.IntN(8)
 	for i := range steps {
@@ -323,7 +323,7 @@ func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time
 		case <-time.After(30 * time.Second):
 		}
 	}
-	w.mend(ctx)
+	w.repair(ctx)
 	w.settle(ctx)
 	return steps, time.Since(began)
 }
@@ -334,12 +334,12 @@ func short(err error) string {
 }
 
 // repair puts everything right again that faults may have broken.
-func (w *world) mend(ctx context.Context) {
-	w.tell("all is mended")
-	close(w.mending)
+func (w *world) repair(ctx context.Context) {
+	w.tell("all is repaired")
+	close(w.repairing)
 	w.later.Wait()
 	if w.gate != nil {
-		if data, meta := w.gate.mend(); data+meta > 0 {
+		if data, meta := w.gate.repair(); data+meta > 0 {
 			w.tell("%d syncs of data and %d of a meta page have failed", data, meta)
 		}
 	}
@@ -389,7 +389,7 @@ const leakLimit = 100 * time.Second
 // settle waits until what should run runs, ends it all, and looks whether everything can be had then.
 func (w *world) settle(ctx context.Context) {
 	if ctx.Err() != nil {
-		return // somebody has had enough: nothing is known
+		return // interrupted: nothing is known
 	}
 	m := readMood()
 	if err := w.eventually(ctx, settleLimit, func() (bool, string) { return w.allRun(ctx) }); err != nil {

@@ -134,7 +134,7 @@ func (b builder) compile(ctx context.Context, dir string) error {
 	cmd := exec.CommandContext(ctx, "go", slices.Concat(verb, args, b.packages)...)
 	cmd.Dir = filepath.Join(b.source, b.dir)
 	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED="+map[bool]string{false: "0", true: "1"}[b.cgo])
-	// The go command removes its work directory when it is told to stop.
+	// The go command removes its work directory at a signal.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 	cmd.WaitDelay = 10 * time.Second
 	var output strings.Builder
@@ -153,7 +153,7 @@ func (b builder) compile(ctx context.Context, dir string) error {
 	if !b.complete(tmp) {
 		return fmt.Errorf("%s (in %s) did not make all of %s", strings.Join(cmd.Args, " "), cmd.Dir, strings.Join(b.programs, ", "))
 	}
-	// What is there, if anything, is incomplete: somebody removed a file by hand.
+	// What is there, if anything, is incomplete: a file was removed by hand.
 	return errors.Join(os.RemoveAll(dir), os.Rename(tmp, dir))
 }
 

@@ -37,7 +37,7 @@ func hierarchies() ([]hierarchy, error) {
 	return found, nil
 }
 
-// makeCgroup makes a cgroup in every hierarchy and gives it what the kubelet looks for in its root.
+// makeCgroup makes a cgroup in every hierarchy and sets what the kubelet expects in its root.
 func makeCgroup(path string) error {
 	all, err := hierarchies()
 	if err != nil {
@@ -101,7 +101,7 @@ func (r Run) Enter(name string) error {
 func (r Run) Nest() error { return makeCgroup(r.cgroup()) }
 
 // delegate lets the children of a v2 cgroup have its controllers. One by one: a kernel may lack some, and the
-// kubelet says by itself which of them it misses.
+// kubelet names those that it misses.
 func delegate(dir string) {
 	controllers, _ := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	for _, c := range strings.Fields(string(controllers)) {

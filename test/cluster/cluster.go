@@ -54,7 +54,7 @@ type CNIPlugin struct {
 	Config map[string]any // what it is configured with besides
 }
 
-// A Cluster is one node and its control plane. Its processes may be stopped, killed and started again by whoever
+// A Cluster is one node and its control plane. Its processes may be stopped, killed and started again by the caller that
 // wants to see what happens then.
 type Cluster struct {
 	Etcd, APIServer, Scheduler, ControllerManager, Containerd, Kubelet *Process

@@ -88,7 +88,7 @@ func TestRestartsUnderARunningPod(t *testing.T) {
 		}
 	}
 	restart(c.Containerd)
-	if err := c.WaitContainerd(ctx); err != nil { // a kubelet that finds no runtime gives up at once
+	if err := c.WaitContainerd(ctx); err != nil { // a kubelet that finds no runtime ends at once
 		t.Fatal(err)
 	}
 	restart(c.Kubelet)

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forward connects whoever comes to the listener with the API server in the network namespace of a process, until
+// forward connects each client of the listener with the API server in the network namespace of a process, until
 // the listener is closed.
 func forward(listener net.Listener, pid int) {
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
@@ -27,7 +27,7 @@ func forward(listener net.Listener, pid int) {
 			defer outer.Close()
 			inner, err := dialIn(ns, apiAddress)
 			if err != nil {
-				return // nobody listens yet, or any longer: the client sees its connection closed
+				return // no process listens there: the client sees its connection closed
 			}
 			defer inner.Close()
 			go func() {

@@ -23,7 +23,7 @@ var fresh = []string{
 }
 
 // furnish makes new namespaces fit to live in. All that it makes lives in one tmpfs, mounted in the run's directory
-// where nobody outside sees it.
+// where it is invisible outside.
 func furnish(r Run) error {
 	if err := mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
@@ -152,7 +152,7 @@ func setHostname(name string) error {
 	return nil
 }
 
-// loopbackUp turns on the only interface of a new network namespace and gives it the node's address too.
+// loopbackUp turns on the only interface of a new network namespace and adds the node's address.
 func loopbackUp() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

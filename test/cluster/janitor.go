@@ -22,7 +22,7 @@ type janitorHandle struct {
 }
 
 // startJanitor starts the process that cleans up after a run, before there is anything to clean up. It outlives the
-// supervisor and everybody who is killed with it.
+// supervisor and all processes that are killed with it.
 func startJanitor(r Run) (*janitorHandle, error) {
 	end, pipe, err := os.Pipe()
 	if err != nil {

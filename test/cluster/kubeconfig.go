@@ -24,7 +24,7 @@ func writeKubeconfig(path, server, caFile, token string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("write the kubeconfig %s: %w", path, err)
 	}
-	// Renamed into its place, so that whoever waits for the file finds it complete.
+	// Renamed into its place, so that a waiting reader finds it complete.
 	if err := clientcmd.WriteToFile(*config, path+".new"); err != nil {
 		return fmt.Errorf("write the kubeconfig %s: %w", path, err)
 	}

@@ -32,7 +32,7 @@ func tryLock(path string) (*os.File, error) {
 	return nil, fmt.Errorf("lock %s: %w", path, err)
 }
 
-// locked says whether somebody holds the lock. It neither takes the lock, not even for a moment, nor makes its file.
+// locked reports whether a process holds the lock. It neither takes the lock, not even for a moment, nor makes its file.
 func locked(path string) bool {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

@@ -172,7 +172,7 @@ func (l *life) over() bool {
 	}
 }
 
-// signal takes a process that ended by itself in the meantime for success.
+// signal treats a process that has ended in the meantime as a success.
 func (l *life) signal(s os.Signal) error {
 	if err := l.cmd.Process.Signal(s); !errors.Is(err, os.ErrProcessDone) {
 		return err

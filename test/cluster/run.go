@@ -92,7 +92,7 @@ func (r Run) logDir() string { return filepath.Join(r.Dir, "logs") }
 func (r Run) lockPath() string { return filepath.Join(r.Dir, "lock") }
 
 // processes finds who is of the run: programs that its own started, by their environment, and what its containers run,
-// by their cgroup. Its namespaces would not tell: the kernel gives the number of one that is gone to the next one made.
+// by their cgroup. Its namespaces would not tell: the kernel reuses the number of one that is gone.
 func (r Run) processes() []int {
 	marker, group := []byte(runVariable+"="+r.Dir+"\x00"), []byte(r.cgroup()+"/")
 	var found []int

@@ -139,7 +139,7 @@ func (c *Cluster) WaitPod(ctx context.Context, namespace, name string, condition
 	return errors.Join(c.withKubelet(err), refused)
 }
 
-// withKubelet adds the end of the kubelet's log, where most of what happens to pods is told.
+// withKubelet adds the end of the kubelet's log, where most of what happens to pods is logged.
 func (c *Cluster) withKubelet(err error) error {
 	if err == nil {
 		return nil

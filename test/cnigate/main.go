@@ -1,6 +1,6 @@
 // Command cnigate is a CNI plugin for tests. It is called after the one that connects a pod, and asks a PodResources socket
 // which devices the pod has, at the moment when plugins that move a device into the pod's network ask: the sandbox is being
-// made, no container is. It notes what it was told as a line of its log, and fails the ADD if it is told nothing. The
+// made, no container is. It logs the answer as one line, and fails the ADD without one. The
 // network stays as it is.
 //
 //	{"type": "cnigate", "socket": "/var/lib/kubelet/pod-resources/kubelet.sock", "log": "/run/cnigate.log"}

@@ -51,7 +51,7 @@ func supervise() (status int, err error) {
 	}
 	go func() {
 		for s := range signals {
-			_ = cmd.Process.Signal(s) // it may have ended by itself
+			_ = cmd.Process.Signal(s) // it may have ended already
 		}
 	}()
 	var exit *exec.ExitError

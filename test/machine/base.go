@@ -61,7 +61,7 @@ func Base(ctx context.Context, additional ...string) (string, error) {
 // bootstrap makes the base system elsewhere, and renames it when it is complete.
 func bootstrap(ctx context.Context, base string, packages []string) error {
 	making := base + ".making"
-	if err := os.RemoveAll(making); err != nil { // somebody was interrupted here
+	if err := os.RemoveAll(making); err != nil { // an earlier run was interrupted here
 		return err
 	}
 	cmd := exec.CommandContext(ctx, "debootstrap", "--variant=minbase", "--include="+strings.Join(packages, ","), suite, making)

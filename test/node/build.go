@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// What Build finds out outside the namespaces is told to the program inside by these variables.
+// What Build finds out outside the namespaces is passed to the program inside in these variables.
 const (
 	binaryVariable   = "TESTNODE_BINARY"
 	manifestVariable = "TESTNODE_SAMPLE_MANIFEST"

@@ -37,7 +37,7 @@ func (n *Node) Apply(ctx context.Context, set *appsv1.DaemonSet) error {
 }
 
 // Pod makes a pod in the namespace default that runs the probe, with a container "main" that asks for count devices
-// (0: for none). It ends at once when it is told to.
+// (0: for none). It ends at once at SIGTERM.
 func Pod(name, resourceName string, count int, args ...string) *corev1.Pod {
 	main := corev1.Container{Name: "main", Image: cluster.ProbeImage, Args: args}
 	if count > 0 {

@@ -71,7 +71,7 @@ func (u *user) daemonSet() {
 	u.shows(2)
 	pod, device := u.runs("first")
 
-	// A new pod of it, as at a roll-out: nobody notices.
+	// A new pod of it, as at a roll-out: nothing is interrupted.
 	stayed := u.watchNumbers(2)
 	old := u.podOf(set)
 	u.must(u.Client().CoreV1().Pods(old.Namespace).Delete(u.ctx, old.Name, metav1.DeleteOptions{}))
@@ -89,7 +89,7 @@ func (u *user) daemonSet() {
 	stayed()
 
 	// It may do all that it is meant to: the events are there, and a drain may evict.
-	u.until("the owner of the pod is told", func() bool { return strings.Contains(u.Events(u.ctx, "first"), "DevicesAssigned") })
+	u.until("the pod has the event", func() bool { return strings.Contains(u.Events(u.ctx, "first"), "DevicesAssigned") })
 	u.types(binary, "drain", node.SampleResource+"/"+device, "--reason", "dust")
 	now := u.podOf(set)
 	log, err := u.PodLogs(u.ctx, now.Namespace, now.Name, "devmgrd")
@@ -167,7 +167,7 @@ func (u *user) lendsKubeconfig(set *appsv1.DaemonSet) (token string) {
 	return token
 }
 
-// onlyItsOwnNode tries what somebody could who has got hold of the token.
+// onlyItsOwnNode tries what a thief of the token could do.
 func (u *user) onlyItsOwnNode(token string) {
 	u.t.Helper()
 	nodes := u.Client().CoreV1().Nodes()

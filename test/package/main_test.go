@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 // inUse is the lock on the packages' directory, which the machine sees. It ends with this process.
 var inUse *os.File
 
-// buildPackages makes both packages as a maintainer would, with make, and one of them twice: the same source gives the same
+// buildPackages makes both packages as a maintainer would, with make, and one of them twice: the same source makes the same
 // bytes, wherever they are made.
 func buildPackages(ctx context.Context) error {
 	cache, err := cluster.CacheDir()

@@ -87,6 +87,7 @@ func (u *user) files() {
 		"/usr/share/devmgrd/apparmor/devmgrd":               0o644,
 		"/usr/share/devmgrd/selinux/devmgrd.te":             0o644,
 		"/usr/share/devmgrd/containerd/devmgrd.toml":        0o644,
+		"/usr/share/devmgrd/crio/devmgrd.conf":              0o644,
 		"/usr/share/devmgrd/kubernetes/fail-closed.yaml":    0o644,
 		"/usr/share/devmgrd/kubernetes/pod-size.yaml":       0o644,
 		"/usr/share/devmgrd/kubernetes/rbac.yaml":           0o644,
@@ -185,7 +186,7 @@ func (u *user) absent(paths ...string) {
 	}
 }
 
-// Before it is started, the user is told what is in its way: nothing.
+// Before the start, devmgrd check finds no obstacle.
 func (u *user) check() {
 	text, err := os.ReadFile("/etc/containerd/conf.d/devmgrd.toml")
 	u.must(err)
@@ -288,7 +289,7 @@ func (u *user) plugin() {
 	}
 }
 
-// A pod gets a device, and another one waits and is told why.
+// A pod gets a device, and another one waits with a reason.
 func (u *user) pods() {
 	_, device := u.runs("first")
 	if holder := u.holder(device); holder != "first" {
@@ -350,7 +351,7 @@ func (u *user) hostPlugin() {
 	u.shows(2)
 }
 
-// An upgrade while a pod has a device: nobody notices.
+// An upgrade while a pod has a device interrupts nothing.
 func (u *user) upgrade() {
 	configuration := "log:\n  level: debug # mine\n"
 	u.must(os.WriteFile("/etc/devmgrd/config.yaml", []byte(configuration), 0o644))
@@ -365,7 +366,7 @@ func (u *user) upgrade() {
 // The way back is the same, as long as both versions know the state file.
 func (u *user) downgrade() { u.replace(older) }
 
-// replace has another version installed over the one that runs, and looks whether anybody has noticed.
+// replace has another version installed over the one that runs, and looks whether anything was interrupted.
 func (u *user) replace(version string) {
 	u.t.Helper()
 	before, err := u.WaitPhase(u.ctx, "holder", corev1.PodRunning)
@@ -408,7 +409,7 @@ func (u *user) replace(version string) {
 	stayed()
 }
 
-// A devmgrd that somebody has stopped is not started by an upgrade.
+// A stopped devmgrd is not started by an upgrade.
 func (u *user) upgradeWhileStopped() {
 	u.types("systemctl", "stop", "devmgrd.socket", "devmgrd.service")
 	u.installs(newer)
@@ -494,7 +495,7 @@ func (u *user) left(want ...string) {
 	}
 	for _, path := range want {
 		if !slices.Contains(found, path) {
-			u.t.Errorf("%s is not there any more", path)
+			u.t.Errorf("%s has gone", path)
 		}
 	}
 	for _, path := range found {

@@ -147,7 +147,7 @@ func (u *user) runs(name string) (*corev1.Pod, string) {
 	return pod, device
 }
 
-// holder gives who has a device, by devmgrd.
+// holder returns the pod that has a device, by devmgrd.
 func (u *user) holder(device string) string {
 	u.t.Helper()
 	var all struct {
@@ -165,7 +165,7 @@ func (u *user) holder(device string) string {
 	return ""
 }
 
-// watchNumbers follows what the Node shows; the function it returns gives an error for each number but want.
+// watchNumbers follows what the Node shows; the returned function returns an error for each number but want.
 func (u *user) watchNumbers(want int64) func() {
 	u.t.Helper()
 	w, err := u.Client().CoreV1().Nodes().Watch(u.ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + u.NodeName()})

@@ -23,7 +23,7 @@ var word = regexp.MustCompile("`[^`]*`|\"[^\"]*\"")
 // A proof is what has to be in the tests of a package: a test, or in quotes a text that is the name of a case.
 type proof struct{ room, what string }
 
-// proofs reads what a row of docs/conformance.md says of our tests. It gives what is wrong with it, if anything.
+// proofs reads what a row of docs/conformance.md says of our tests. It returns what is wrong with it, if anything.
 func proofs(cell string) (all []proof, wrong string) {
 	room := ""
 	for _, w := range word.FindAllString(cell, -1) {

@@ -18,8 +18,10 @@ const module = "github.com/devmgrd/devmgrd/"
 // them, and wiring alone knows which package implements which interface.
 var base = map[string][]string{
 	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/containers", "internal/holdings", "internal/failures", "internal/feed", "internal/history", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
+	"internal/lists":     {"internal/admin", "internal/allocator", "internal/checkpoint", "internal/device", "internal/nri", "internal/placement", "internal/pluginrules", "internal/podresources", "internal/pods", "internal/registry", "internal/statuspage", "internal/table"},
 	"internal/backoff":   {"internal/admin", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/takeover"},
 	"internal/connlimit": {"internal/podresources", "internal/registry"},
+	"internal/peercreds": {"internal/admin", "internal/podresources", "internal/registry"},
 	"internal/socket":    {"internal/admin", "internal/podresources", "internal/registry", "internal/takeover"},
 	"internal/shareddir": {"internal/plugindir", "internal/admin", "internal/checkpoint", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/registry", "internal/socket", "internal/takeover"},
 	"internal/plugindir": {"internal/registry"},
@@ -47,9 +49,10 @@ var libraries = map[string][]string{
 	"go.etcd.io/bbolt":                             {"internal/store"},
 	"github.com/containerd/nri":                    {"internal/nri"},
 	"github.com/containerd/ttrpc":                  {"internal/nri"},
+	"github.com/containerd/log":                    {"internal/nri"},
 	"k8s.io/kubelet/pkg/apis/deviceplugin":         {"internal/registry", "internal/checkpoint", "internal/plugintest"},
 	"k8s.io/kubelet/pkg/apis/pluginregistration":   {"internal/registry", "internal/plugintest"},
-	"google.golang.org/grpc":                       {"client", "internal/admin", "api/devmgrd/admin/v1", "internal/preflight", "internal/registry", "internal/plugintest", "internal/podresources", "api/devmgrd/podresources/v1", "api/podresources/v1alpha1"},
+	"google.golang.org/grpc":                       {"client", "internal/admin", "api/devmgrd/admin/v1", "internal/peercreds", "internal/preflight", "internal/registry", "internal/plugintest", "internal/podresources", "api/devmgrd/podresources/v1", "api/podresources/v1alpha1"},
 	"k8s.io/kubelet/pkg/apis/podresources":         {"internal/podresources", "api/podresources/v1alpha1"},
 	"k8s.io/client-go":                             {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
 	"k8s.io/api":                                   {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},

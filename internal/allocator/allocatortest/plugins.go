@@ -73,7 +73,7 @@ func (p *Plugins) Allocate(ctx context.Context, _ device.Pod, _ device.Container
 
 // Prefer is never called.
 func (p *Plugins) Prefer(context.Context, device.Pod, device.Container, device.ResourceName, []device.ID, []device.ID, int) ([]device.ID, error) {
-	return nil, errors.New("nobody is asked")
+	return nil, errors.New("not expected to be called")
 }
 
 // Forget drops an offer, unless its state is Serving.

@@ -84,7 +84,7 @@ func (p *Process) ServeDevmgrd(s Size, _ *none) error {
 	return nil
 }
 
-// silent tells nobody.
+// silent does nothing.
 type silent struct{}
 
 func (silent) Waiting(device.Pod, device.Wait)                                       {}
@@ -171,7 +171,7 @@ type Churn struct {
 // lastPod comes and goes after all others.
 const lastPod = "last"
 
-// Churn has pods come and go. Its answer is what has become of pods meanwhile, as the ledger has it.
+// Churn has pods come and go. It returns the changes of pods meanwhile.
 func (p *Process) Churn(c Churn, events *[]string) error {
 	ledger := p.node.ledger
 	from := ledger.Snapshot().Revision
@@ -207,5 +207,5 @@ func (p *Process) Churn(c Churn, events *[]string) error {
 	return nil
 }
 
-// event spells what has become of a pod.
+// event describes a change of a pod.
 func event(what, uid string, ended bool) string { return fmt.Sprint(what, " ", uid, " ", ended) }

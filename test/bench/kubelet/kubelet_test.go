@@ -32,7 +32,7 @@ import (
 //go:linkname newManager k8s.io/kubernetes/pkg/kubelet/cm/devicemanager.newManagerImpl
 func newManager(log klog.Logger, socket string, topology []cadvisorapi.Node, affinity topologymanager.Store) (*devicemanager.ManagerImpl, error)
 
-// containerDevices is how the kubelet's container manager draws what the device manager gives it.
+// containerDevices converts the device manager's devices as the kubelet's container manager does.
 //
 //go:linkname containerDevices k8s.io/kubernetes/pkg/kubelet/cm.containerDevicesFromResourceDeviceInstances
 func containerDevices(devicemanager.ResourceDeviceInstances) []*v1.ContainerDevices

@@ -160,7 +160,7 @@ type side struct {
 	objects []int64
 }
 
-// compare asks one server after the other, each time in another order, and after a change if there is to be one.
+// compare asks one server after the other, each time in another order, and after a change if one is wanted.
 func (s *servers) compare(b *testing.B, devmgrd, kubelet, floor string, before func(round int)) {
 	sides := []*side{
 		{name: "devmgrd", in: s.devmgrd, conn: dial(b, s.at(devmgrd))},

@@ -78,7 +78,7 @@ func BenchmarkWatch(b *testing.B) {
 	}
 }
 
-// watch begins to watch, and returns when all is told that has been before.
+// watch begins to watch, and returns after the snapshot.
 func watch(b *testing.B, conn *grpc.ClientConn) (stream grpc.ServerStreamingClient[podresourcesv1.WatchResponse], end func()) {
 	b.Helper()
 	ctx, end := context.WithTimeout(b.Context(), time.Minute)

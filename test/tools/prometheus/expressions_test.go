@@ -18,7 +18,7 @@ import (
 
 var (
 	reader = parser.NewParser(parser.Options{})
-	// target are the labels that Prometheus gives to whatever it scrapes.
+	// target are the labels that Prometheus adds to each target.
 	target = []string{"instance", "job"}
 	// growth are the functions that are meant for what only grows.
 	growth = []string{"rate", "increase", "irate"}

@@ -74,6 +74,10 @@ type GetStatusResponse struct {
 	// not_redirected are running containers that were created without devmgrd and have the kubelet's plugin directory: a device plugin
 	// in one of them is registered with the kubelet until its pod is deleted.
 	NotRedirected []*PodContainer `protobuf:"bytes,7,rep,name=not_redirected,json=notRedirected,proto3" json:"not_redirected,omitempty"`
+	// runtime is the container runtime's name and version; empty: it has not connected yet.
+	Runtime string `protobuf:"bytes,8,opt,name=runtime,proto3" json:"runtime,omitempty"`
+	// runtime_limits are what this release of the runtime keeps devmgrd from doing, one sentence each.
+	RuntimeLimits []string `protobuf:"bytes,9,rep,name=runtime_limits,json=runtimeLimits,proto3" json:"runtime_limits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -153,6 +157,20 @@ func (x *GetStatusResponse) GetWaiting() []*Waiting {
 func (x *GetStatusResponse) GetNotRedirected() []*PodContainer {
 	if x != nil {
 		return x.NotRedirected
+	}
+	return nil
+}
+
+func (x *GetStatusResponse) GetRuntime() string {
+	if x != nil {
+		return x.Runtime
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetRuntimeLimits() []string {
+	if x != nil {
+		return x.RuntimeLimits
 	}
 	return nil
 }
@@ -2831,7 +2849,7 @@ var File_devmgrd_admin_v1_admin_proto protoreflect.FileDescriptor
 const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x1cdevmgrd/admin/v1/admin.proto\x12\x10devmgrd.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xea\x02\n" +
+	"\x10GetStatusRequest\"\xab\x03\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x124\n" +
@@ -2841,7 +2859,9 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"components\x128\n" +
 	"\tresources\x18\x05 \x03(\v2\x1a.devmgrd.admin.v1.ResourceR\tresources\x123\n" +
 	"\awaiting\x18\x06 \x03(\v2\x19.devmgrd.admin.v1.WaitingR\awaiting\x12E\n" +
-	"\x0enot_redirected\x18\a \x03(\v2\x1e.devmgrd.admin.v1.PodContainerR\rnotRedirected\"n\n" +
+	"\x0enot_redirected\x18\a \x03(\v2\x1e.devmgrd.admin.v1.PodContainerR\rnotRedirected\x12\x18\n" +
+	"\aruntime\x18\b \x01(\tR\aruntime\x12%\n" +
+	"\x0eruntime_limits\x18\t \x03(\tR\rruntimeLimits\"n\n" +
 	"\fPodContainer\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\x02 \x01(\tR\x03pod\x12\x10\n" +

@@ -4,7 +4,7 @@
 // 	protoc        (unknown)
 // source: devmgrd/podresources/v1/podresources.proto
 
-// Who has which devices, told as it changes. Served on the same socket as the kubelet's PodResourcesLister.
+// A watch of the devices of pods. Served on the same socket as the kubelet's PodResourcesLister.
 
 package podresourcesv1
 
@@ -26,8 +26,8 @@ const (
 
 type WatchRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// resume is that of the last response that has been worked on: only what has changed since then is told, if devmgrd
-	// still knows. Else, and if it is empty, a snapshot comes first.
+	// resume is the resume point of the last response that the caller has processed. devmgrd then sends only the changes since
+	// that response, if it still has them. Otherwise, and if resume is empty, it sends a snapshot first.
 	Resume        string `protobuf:"bytes,1,opt,name=resume,proto3" json:"resume,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -72,7 +72,7 @@ func (x *WatchRequest) GetResume() string {
 
 type WatchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// resume is where to go on after this response. It is empty within a snapshot that is not complete.
+	// resume is the point from which a later watch continues after this response. It is empty until a snapshot is complete.
 	Resume string `protobuf:"bytes,1,opt,name=resume,proto3" json:"resume,omitempty"`
 	// Types that are valid to be assigned to Content:
 	//
@@ -161,14 +161,14 @@ func (*WatchResponse_Snapshot) isWatchResponse_Content() {}
 
 func (*WatchResponse_Change) isWatchResponse_Content() {}
 
-// Snapshot is a part of all that pods have. What the caller knew before the first part counts no more.
+// Snapshot is a part of a list of all pods with devices. The list replaces all that the caller has received before.
 type Snapshot struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// pods are those that have devices.
+	// pods are pods with devices.
 	Pods []*Pod `protobuf:"bytes,1,rep,name=pods,proto3" json:"pods,omitempty"`
-	// first says that this is the first part.
+	// first marks the first part.
 	First bool `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`
-	// last says that this is the last part: all that is not in one of the parts is not there.
+	// last marks the last part: a pod that is in none of the parts has no devices.
 	Last          bool `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -225,10 +225,10 @@ func (x *Snapshot) GetLast() bool {
 	return false
 }
 
-// Change is what has become of one pod.
+// Change is a change of one pod's devices.
 type Change struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// time is when it happened.
+	// time is the time of the change.
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
 	// Types that are valid to be assigned to What:
 	//
@@ -306,12 +306,12 @@ type isChange_What interface {
 }
 
 type Change_Assigned struct {
-	// assigned is a pod that has devices, all of them; it replaces what was told of the pod before.
+	// assigned is a pod with all of its devices; it replaces the pod's previous entry.
 	Assigned *Pod `protobuf:"bytes,2,opt,name=assigned,proto3,oneof"`
 }
 
 type Change_Released struct {
-	// released is a pod whose devices are free again, as it last had them.
+	// released is a pod whose devices are free again, with its last devices.
 	Released *Pod `protobuf:"bytes,3,opt,name=released,proto3,oneof"`
 }
 
@@ -319,16 +319,16 @@ func (*Change_Assigned) isChange_What() {}
 
 func (*Change_Released) isChange_What() {}
 
-// Pod is one pod and what its containers have.
+// Pod is one pod with the devices of its containers.
 type Pod struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// uid tells pods of one name from each other.
+	// uid distinguishes pods of one name.
 	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
-	// containers are those that have devices, in the order in which they start; init containers too.
+	// containers are the pod's containers with devices, in the order in which they start; init containers too.
 	Containers []*Container `protobuf:"bytes,4,rep,name=containers,proto3" json:"containers,omitempty"`
-	// ended says that the pod is over, and that a container of it may still run. Its devices are not free yet.
+	// ended is true if the pod is over and a container of it may still run. Its devices are not free yet.
 	Ended         bool `protobuf:"varint,5,opt,name=ended,proto3" json:"ended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -399,7 +399,7 @@ func (x *Pod) GetEnded() bool {
 	return false
 }
 
-// Container is one container and what it has.
+// Container is one container with its devices.
 type Container struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -455,11 +455,11 @@ func (x *Container) GetDevices() []*Device {
 // Device is one device.
 type Device struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// resource_name is that of the extended resource, like vendor.example/gpu.
+	// resource_name is the name of the extended resource, like vendor.example/gpu.
 	ResourceName string `protobuf:"bytes,1,opt,name=resource_name,json=resourceName,proto3" json:"resource_name,omitempty"`
 	// id is the plugin's name for the device.
 	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// numa_nodes are those that the device was near when it was assigned; none: it has no place.
+	// numa_nodes are the NUMA nodes near the device when it was assigned. It is empty if the plugin reported none.
 	NumaNodes     []int64 `protobuf:"varint,3,rep,packed,name=numa_nodes,json=numaNodes,proto3" json:"numa_nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

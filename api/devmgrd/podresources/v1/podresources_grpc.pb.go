@@ -4,7 +4,7 @@
 // - protoc             (unknown)
 // source: devmgrd/podresources/v1/podresources.proto
 
-// Who has which devices, told as it changes. Served on the same socket as the kubelet's PodResourcesLister.
+// A watch of the devices of pods. Served on the same socket as the kubelet's PodResourcesLister.
 
 package podresourcesv1
 
@@ -28,14 +28,14 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// PodResourcesService tells which devices the pods of this node have.
+// PodResourcesService reports the devices of the pods of this node.
 type PodResourcesServiceClient interface {
-	// Watch gives what pods have now and then every change, in order, until the caller ends it. It ends with
+	// Watch sends the devices of all pods, and then every change in order, until the caller ends it. It fails with
 	//
 	//	RESOURCE_EXHAUSTED  if the caller reads too slowly: watch again with the last resume point
 	//	UNAVAILABLE         if devmgrd stops: the same
 	//
-	// and never leaves a change out.
+	// and never leaves out a change.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 }
 
@@ -70,14 +70,14 @@ type PodResourcesService_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 // All implementations must embed UnimplementedPodResourcesServiceServer
 // for forward compatibility.
 //
-// PodResourcesService tells which devices the pods of this node have.
+// PodResourcesService reports the devices of the pods of this node.
 type PodResourcesServiceServer interface {
-	// Watch gives what pods have now and then every change, in order, until the caller ends it. It ends with
+	// Watch sends the devices of all pods, and then every change in order, until the caller ends it. It fails with
 	//
 	//	RESOURCE_EXHAUSTED  if the caller reads too slowly: watch again with the last resume point
 	//	UNAVAILABLE         if devmgrd stops: the same
 	//
-	// and never leaves a change out.
+	// and never leaves out a change.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	mustEmbedUnimplementedPodResourcesServiceServer()
 }

@@ -125,7 +125,7 @@ func TestNextRunSweeps(t *testing.T) {
 	}
 	_ = server.Wait()
 	if len(r.Leftovers()) == 0 {
-		t.Fatal("nothing is left although nobody cleaned up")
+		t.Fatal("nothing is left without a clean-up")
 	}
 
 	next := clusterCommand("serve", "--dir", t.TempDir())

@@ -35,7 +35,7 @@ func enterCommand() *cobra.Command {
 	return cmd
 }
 
-// enter uses nsenter of util-linux. A signal from the terminal reaches the command by itself.
+// enter uses nsenter of util-linux. A signal from the terminal reaches the command without help.
 func enter(r cluster.Run, tools cluster.Tools, args []string) error {
 	flags := []string{"--target", strconv.Itoa(r.Init), "--mount", "--uts", "--ipc", "--net", "--pid", "--"}
 	cmd := exec.Command("nsenter", append(flags, args...)...)

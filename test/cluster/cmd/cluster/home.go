@@ -67,7 +67,7 @@ func (h home) empty(keepLogs bool) error {
 	if !keepLogs {
 		errs = append(errs, os.RemoveAll(h.logs()))
 	}
-	_ = os.Remove(string(h)) // fails if somebody keeps other things there
+	_ = os.Remove(string(h)) // fails if there are other files
 	return errors.Join(errs...)
 }
 

@@ -5,11 +5,10 @@ import (
 	"testing"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/store"
 )
 
 // Two records with one device are returned as they are, and named. Containers of one pod share a device without harm.
-func TestContradictions(t *testing.T) {
+func TestConflicts_OfRecords_AreNamed(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	has := func(uid string, shares ...device.Share) device.PodRecord {
@@ -41,10 +40,10 @@ func TestContradictions(t *testing.T) {
 		t.Errorf("the records are %+v, want %+v", b.Pods, want)
 	}
 	a, bb, c := want[0].Demand.Pod, want[1].Demand.Pod, want[2].Demand.Pod
-	if got, want := b.Contradictions(), []store.Contradiction{
+	if got, want := device.Conflicts(b.Pods), []device.Conflict{
 		{Resource: "a.com/x", ID: "0", Pods: []device.Pod{bb, c}},
 		{Resource: "b.com/x", ID: "1", Pods: []device.Pod{a, bb}},
 	}; !reflect.DeepEqual(got, want) {
-		t.Errorf("contradictions are %+v, want %+v", got, want)
+		t.Errorf("conflicts are %+v, want %+v", got, want)
 	}
 }

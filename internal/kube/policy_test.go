@@ -1,0 +1,47 @@
+package kube
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+)
+
+// Kubernetes has mutating admission policies as v1 since 1.36, and as v1beta1 in 1.34 and 1.35 where the cluster's owner switches it on.
+func TestPolicy(t *testing.T) {
+	const with, without = `{"kind":"APIResourceList","resources":[{"name":"mutatingadmissionpolicies"}]}`, `{"kind":"APIResourceList","resources":[{"name":"validatingadmissionpolicies"}]}`
+	for name, test := range map[string]struct {
+		v1, v1beta1 string // empty: 404; a number: that status
+		want        string
+	}{
+		"1.36":               {with, "", "v1"},
+		"1.34 with the beta": {without, with, "v1beta1"},
+		"1.34":               {without, "", NoPolicy},
+		"1.33":               {without, without, NoPolicy},
+		"no rights":          {"403", "", ""},
+	} {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			answer := map[string]string{"/apis/admissionregistration.k8s.io/v1": test.v1, "/apis/admissionregistration.k8s.io/v1beta1": test.v1beta1}[r.URL.Path]
+			w.Header().Set("Content-Type", "application/json")
+			switch {
+			case answer == "":
+				w.WriteHeader(http.StatusNotFound)
+			case !strings.HasPrefix(answer, "{"):
+				w.WriteHeader(http.StatusForbidden)
+			default:
+				_, _ = w.Write([]byte(answer))
+			}
+		}))
+		t.Cleanup(server.Close)
+		c, err := rest.UnversionedRESTClientFor(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{NegotiatedSerializer: scheme.Codecs}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := policy(t.Context(), c); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}

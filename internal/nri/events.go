@@ -1,0 +1,102 @@
+package nri
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Synchronize receives all sandboxes and containers when the runtime connects. The runtime sends no event before it has returned.
+func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, containers []*api.Container) (_ []*api.ContainerUpdate, err error) {
+	defer p.hook("Synchronize")()
+	defer p.survive("Synchronize", &err)
+	// If fewer than four are left to list, NRI 0.12.5 adds empty entries or panics.
+	sandboxes = slices.DeleteFunc(sandboxes, func(s *api.PodSandbox) bool { return s.GetId() == "" })
+	containers = slices.DeleteFunc(containers, func(c *api.Container) bool { return c.GetId() == "" })
+	used := make(map[string]bool, len(containers)) // sandboxes
+	for _, c := range containers {
+		used[c.GetPodSandboxId()] = true
+	}
+	pods := make(map[string]*api.PodSandbox, len(sandboxes))
+	var local []device.PodDemand
+	p.present.clear()
+	for _, s := range sandboxes {
+		pods[s.GetId()] = s
+		p.present.add(s)
+		// The runtime lists stopped sandboxes too, until the kubelet removes them; they have no process. Some running sandboxes
+		// have none either: their containers show them, or devmgrd sees them when they get one.
+		if !p.local(s) || s.GetPid() == 0 && !used[s.GetId()] {
+			continue
+		}
+		if d, err := demandOf(s); err == nil { // else its containers are refused with that error
+			p.sandboxes.add(s)
+			local = append(local, d)
+		}
+	}
+	expandable := maxExpanded
+	all, astray := make([]device.Running, 0, len(containers)), map[string]notRedirectedContainer{}
+	for _, c := range containers {
+		pod := pods[c.GetPodSandboxId()]
+		r := running(pod, c)
+		p.present.addID(string(r.Container.Pod), c.GetPodSandboxId()) // the runtime may leave out a sandbox that it cannot reach
+		r.Stamp, r.Digests = stamped(c.GetAnnotations(), &expandable)
+		if at := c.GetCreatedAt(); at > 0 {
+			r.Made = time.Unix(0, at)
+		}
+		r.Idle = c.GetState() == api.ContainerState_CONTAINER_CREATED && c.GetPid() == 0
+		all = append(all, r)
+		if p.hasKubeletDir(pod, c) {
+			astray[c.GetId()] = notRedirectedContainer{device.PodContainer{Pod: identity(pod), Name: nameOf(c)}, c.GetPodSandboxId()}
+		}
+	}
+	p.dirs.PodsPresent(p.present.has)
+	p.notRedirected.replace(astray)
+	for id, c := range astray {
+		p.notifier.NotRedirected(c.Pod, c.Name, func() bool { return p.notRedirected.has(id) })
+	}
+	p.runtime.RuntimeSynced(all, local)
+	p.log.Info("synchronized with container runtime", "pods", len(sandboxes), "containers", len(all))
+	p.synced()
+	return nil, nil
+}
+
+// StartContainer reports that a container's processes are about to run. It costs a round trip for each container, and decides
+// whether containers that the runtime listed as created do run. containerd does not start a container that is refused here; CRI-O
+// only logs the error.
+func (p *plugin) StartContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) (err error) {
+	defer p.hook("StartContainer")()
+	defer p.survive("StartContainer", &err)
+	ctx, cancel := context.WithTimeout(ctx, budget(ctx))
+	defer cancel()
+	r := running(pod, ctr)
+	if err := p.runtime.RuntimeStarting(ctx, r); err != nil {
+		p.log.Warn("container must not start", "pod", identity(pod).String(), "uid", r.Container.Pod, "container", nameOf(ctr), "err", err)
+		return fmt.Errorf("devmgrd: container %s of pod %s must not start: %w", nameOf(ctr), identity(pod), err)
+	}
+	p.attempts.forget(r.Container)
+	return nil
+}
+
+// StopContainer reports that a container's processes have ended, or that it was not created after all.
+func (p *plugin) StopContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) ([]*api.ContainerUpdate, error) {
+	return nil, p.stopped("StopContainer", pod, ctr)
+}
+
+// RemoveContainer reports that a container is gone and so has stopped: for some containers the runtime sends no other event.
+func (p *plugin) RemoveContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) error {
+	return p.stopped("RemoveContainer", pod, ctr)
+}
+
+func (p *plugin) stopped(event string, pod *api.PodSandbox, ctr *api.Container) (err error) {
+	defer p.hook(event)()
+	defer p.survive(event, &err)
+	p.answers.take(ctr.GetId())
+	p.notRedirected.remove(ctr.GetId())
+	p.runtime.RuntimeStopped(running(pod, ctr))
+	return nil
+}

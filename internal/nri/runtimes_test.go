@@ -1,0 +1,188 @@
+package nri
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// Runtimes as they introduce themselves.
+var (
+	containerd17 = [2]string{"containerd", "1.7.35"}
+	containerd20 = [2]string{"containerd", "v2.0.14"}
+	containerd21 = [2]string{"containerd", "v2.1.9"}
+	containerd22 = [2]string{"containerd", "v2.2.9"}
+	crio133      = [2]string{"cri-o", "1.33.13"}
+	crio136      = [2]string{"cri-o", "1.36.3"}
+)
+
+// createOn creates a container with the given devices in NRI's own adaptation under a runtime's name. It returns the adjustment of all
+// plugins, or the refusal.
+func createOn(t *testing.T, runtime [2]string, st device.Readiness, pod *api.PodSandbox, ctr *api.Container) (*api.ContainerAdjustment, error) {
+	t.Helper()
+	r, socket := runtimeNamed(t, runtime[0], runtime[1], func() ([]*api.PodSandbox, []*api.Container) { return nil, nil })
+	l := connect(t, socket, startLimit)
+	l.list(t)
+	l.set(st)
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		answer, err := r.CreateContainer(context.Background(), &api.CreateContainerRequest{Pod: pod, Container: ctr})
+		if err != nil || len(answer.GetAdjust().GetAnnotations()) > 0 { // the runtime includes a plugin a moment after it has synchronized it
+			return answer.GetAdjust(), err
+		}
+	}
+	t.Fatal("the runtime does not ask devmgrd")
+	return nil, nil
+}
+
+// readyWith returns the devices of a container with one grant.
+func readyWith(g device.Grant) device.Readiness {
+	return device.Readiness{State: device.Ready, Assignment: device.Assignment{Container: main, Shares: []device.Share{{Resource: "a.com/x", IDs: []device.ID{"1"}, Grant: g}}}}
+}
+
+// CRI-O creates the kubelet's device nodes without a mode, so that users other than root can open them. containerd uses the host's.
+func TestRuntimes_DeviceNode_HasTheModeOfTheKubelets(t *testing.T) {
+	g := device.Grant{Nodes: []device.Node{{HostPath: "/dev/null", ContainerPath: "/dev/x", Permissions: "rw"}}}
+	for runtime, has := range map[[2]string]bool{containerd22: true, crio136: false} {
+		adj, err := createOn(t, runtime, readyWith(g), sandbox(), container())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if nodes := adj.GetLinux().GetDevices(); len(nodes) != 1 || nodes[0].GetPath() != "/dev/x" || (nodes[0].GetFileMode() != nil) != has {
+			t.Errorf("%v: nodes %v, with a mode: %v", runtime, nodes, has)
+		}
+	}
+}
+
+// The files that CRI-O keeps for a sandbox are no volumes of the pod: a plugin's mounts replace and cover them.
+func TestRuntimes_MountOverTheRuntimesFiles_IsMade(t *testing.T) {
+	const files = "/run/containers/storage/overlay-containers/s/userdata/"
+	ctr := container()
+	ctr.Mounts = []*api.Mount{
+		{Destination: "/dev/shm", Type: "bind", Source: files + "shm"},
+		{Destination: "/etc/hostname", Type: "bind", Source: files + "hostname"},
+		{Destination: "/etc/hosts", Type: "bind", Source: "/var/lib/kubelet/pods/uid/etc-hosts"},
+	}
+	dir := t.TempDir()
+	var g device.Grant
+	for _, at := range []string{"/dev", "/etc/hostname", "/etc/hosts"} {
+		g.Mounts = append(g.Mounts, device.Mount{HostPath: dir, ContainerPath: at})
+	}
+	adj, err := createOn(t, crio136, readyWith(g), sandbox(), ctr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var at []string
+	for _, m := range adj.GetMounts() {
+		at = append(at, m.GetDestination())
+	}
+	slices.Sort(at)
+	if want := []string{"-/dev/shm", "/dev", "/etc/hostname"}; !slices.Equal(at, want) {
+		t.Errorf("mounts at %q, want %q", at, want)
+	}
+}
+
+// A runtime that ignores the command line of an answer would start the container with the text $(GPU).
+func TestRuntimes_VariableInCommandLine_IsReplacedOrRefused(t *testing.T) {
+	st := readyWith(device.Grant{Env: map[string]string{"GPU": "7"}})
+	st.Refs = []string{"GPU"}
+	for runtime, works := range map[[2]string]bool{containerd17: false, containerd20: false, containerd21: false, containerd22: true, crio133: false, crio136: true} {
+		ctr := container()
+		ctr.Args = []string{"run", "$(GPU)"}
+		adj, err := createOn(t, runtime, st, sandbox(), ctr)
+		switch {
+		case works && (err != nil || !slices.Equal(adj.GetArgs(), []string{"", "run", "7"}) && !slices.Equal(adj.GetArgs(), []string{"run", "7"})):
+			t.Errorf("%v: the command line is %q (%v)", runtime, adj.GetArgs(), err)
+		case !works && (err == nil || !strings.Contains(err.Error(), "PluginError") || !strings.Contains(err.Error(), "command line")):
+			t.Errorf("%v: %v, want a refusal", runtime, err)
+		}
+		ctr.Args = []string{"run", "$(OTHER)"}
+		if _, err := createOn(t, runtime, st, sandbox(), ctr); err != nil {
+			t.Errorf("%v: a command line without the variable is refused: %v", runtime, err)
+		}
+	}
+}
+
+// A CDI device wins over a plain grant at its path on every runtime that injects CDI devices, also without device rules.
+func TestRuntimes_CDIDeviceAndPlainGrant_CDIDeviceWins(t *testing.T) {
+	specs := t.TempDir()
+	if err := os.WriteFile(filepath.Join(specs, "a.json"), []byte(`{"cdiVersion": "0.6.0", "kind": "a.com/x", "devices": [{"name": "1", "containerEdits": {
+		"deviceNodes": [{"path": "/dev/x", "hostPath": "/dev/null", "permissions": "rw"}], "mounts": [{"hostPath": "/tmp", "containerPath": "/m"}]}}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := cdiDirs
+	cdiDirs = []string{specs}
+	t.Cleanup(func() { cdiDirs = before })
+	grant := func(host string) device.Readiness {
+		return readyWith(device.Grant{CDI: []string{"a.com/x=1"}, Nodes: []device.Node{{HostPath: host, ContainerPath: "/dev/x", Permissions: "rwm"}},
+			Mounts: []device.Mount{{HostPath: "/usr", ContainerPath: "/m"}, {HostPath: "/usr", ContainerPath: "/other"}}})
+	}
+	for runtime, rules := range map[[2]string]bool{containerd17: false, containerd21: false, containerd22: true, crio136: true} {
+		adj, err := createOn(t, runtime, grant("/dev/null"), sandbox(), container())
+		if err != nil {
+			t.Fatalf("%v: %v", runtime, err)
+		}
+		if m := adj.GetMounts(); len(adj.GetLinux().GetDevices()) != 0 || len(m) != 1 || m[0].GetDestination() != "/other" {
+			t.Errorf("%v: nodes %v and mounts %v take the CDI device's place", runtime, adj.GetLinux().GetDevices(), m)
+		}
+		// Another device at the same path: without rules the container could not be allowed to use it.
+		if _, err := createOn(t, runtime, grant("/dev/zero"), sandbox(), container()); (err == nil) != rules || err != nil && !strings.Contains(err.Error(), "/dev/x") {
+			t.Errorf("%v: another device at the CDI device's path: %v", runtime, err)
+		}
+	}
+}
+
+// CRI-O takes a container's name from the kubelet's label. Without Kubernetes it is in an annotation of CRI-O, or missing: then the
+// container must not start without the devices that its pod's annotation requests.
+func TestRuntimes_ContainerWithoutName_IsFoundOrRefused(t *testing.T) {
+	for metadata, starts := range map[string]bool{`{"name":"a","attempt":1}`: true, "": false, "{": false} {
+		p, w := newPlugin(t)
+		c := container()
+		c.Name, c.Annotations = "", map[string]string{crioMetadataKey: metadata}
+		named := running(static("s1"), c).Container
+		w.stands = map[device.Container]device.Readiness{named: {State: device.NoDevices}}
+		_, _, err := p.CreateContainer(t.Context(), static("s1"), c)
+		if (err == nil) != starts {
+			t.Errorf("metadata %q: %v", metadata, err)
+		}
+		if starts && named.Name != "a" {
+			t.Errorf("the container is named %q", named.Name)
+		}
+	}
+}
+
+// The stub's table of releases wants a v before the version, which CRI-O's does not have. Nothing depends on it.
+func TestRuntimes_VersionOfCRIO_IsNoWarning(t *testing.T) {
+	var text strings.Builder
+	l := logger{slog.New(slog.NewTextHandler(&text, nil))}
+	l.Warnf(t.Context(), "failed to infer runtime NRI version: %v", "x")
+	if text.Len() > 0 {
+		t.Errorf("logged %s", text.String())
+	}
+	if l.Warnf(t.Context(), "another"); !strings.Contains(text.String(), "WARN") {
+		t.Errorf("logged %q, want a warning", text.String())
+	}
+}
+
+// What a release cannot do is reported with the runtime's name, for status and page.
+func TestRuntimes_Limits(t *testing.T) {
+	for runtime, want := range map[[2]string]int{containerd17: 3, containerd20: 4, containerd21: 3, containerd22: 0, crio133: 4, crio136: 0} {
+		_, socket := runtimeNamed(t, runtime[0], runtime[1], func() ([]*api.PodSandbox, []*api.Container) { return nil, nil })
+		l := connect(t, socket, startLimit)
+		l.list(t)
+		if name, limits := l.connection.Runtime(); name != runtime[0]+" "+runtime[1] || len(limits) != want {
+			t.Errorf("%v: %s with the limits %q, want %d", runtime, name, limits, want)
+		}
+	}
+	if name, limits := (&Connection{}).Runtime(); name != "" || limits != nil {
+		t.Errorf("without a runtime: %s %q", name, limits)
+	}
+}
