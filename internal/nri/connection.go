@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
 // Config is what New needs. Optional: Pods, Redirect, Rules.
@@ -158,6 +159,10 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 		n.connected.Store(false)
 		n.config.Runtime.RuntimeLost()
 	}()
+	runtime, err := socket.Peer(conn)
+	if err != nil {
+		return false, err
+	}
 	lost := make(chan struct{})
 	var once sync.Once
 	var synced atomic.Bool
@@ -200,7 +205,7 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	for {
 		select {
 		case <-lost:
-			return synced.Load(), far.end(time.Since(configured), s.RequestTimeout())
+			return synced.Load(), far.end(time.Since(configured), s.RequestTimeout(), runtime)
 		case <-late:
 			if !synced.Load() {
 				n.explain(fmt.Sprintf("the runtime has accepted devmgrd, but has not listed its containers within %s: it waits until all container operations in progress end, "+

@@ -49,23 +49,24 @@ func (g *progress) intercept(ctx context.Context, unmarshal ttrpc.Unmarshaler, i
 	}, info, method)
 }
 
-// end returns why the connection ended, as far as devmgrd can see. took is the time since the runtime configured devmgrd, and limit is
-// how long the runtime waits for an answer.
-func (g *progress) end(took, limit time.Duration) error {
+// end returns why the connection ended, as far as devmgrd can see. took is the time since the runtime configured devmgrd, limit is how
+// long the runtime waits for an answer, and runtime is its process.
+func (g *progress) end(took, limit time.Duration, runtime int32) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.complete {
 		return errLost
 	}
-	return &unlistedError{pods: g.pods, containers: g.containers, late: limit > 0 && took >= limit, limit: limit}
+	return &unlistedError{pods: g.pods, containers: g.containers, late: limit > 0 && took >= limit, runtime: runtime, limit: limit}
 }
 
 var errLost = errors.New("the connection was closed")
 
 // An unlistedError is a connection that ended before the list was complete.
 type unlistedError struct {
-	pods, containers int  // listed before
-	late             bool // the runtime has waited for an answer as long as it does
+	pods, containers int   // listed before
+	late             bool  // the runtime has waited for an answer as long as it does
+	runtime          int32 // its process; 0: not known
 	limit            time.Duration
 }
 
@@ -76,11 +77,11 @@ func (e *unlistedError) Error() string {
 	return fmt.Sprintf("the runtime closed the connection before it had listed its containers, after %d pods and %d containers", e.pods, e.containers)
 }
 
-// cause explains connections that end so each time. ended: the runtime has ended with them.
+// cause explains connections that end so each time. ended: the runtime has ended with the latest.
 func (e *unlistedError) cause(ended bool) string {
 	switch {
 	case ended:
-		return fmt.Sprintf("the runtime ends each time before it has listed its containers (it listed %d pods and %d containers), probably because NRI panics when pods and containers have more than 4 MiB "+
+		return fmt.Sprintf("the runtime ended before it had listed its containers (it listed %d pods and %d containers), probably because NRI panics when pods and containers have more than 4 MiB "+
 			"of arguments, variables and annotations together; devmgrd connects again within %s; devmgrd check names the largest", e.pods, e.containers, endedPause)
 	case e.late:
 		return fmt.Sprintf("the runtime closes each connection since its list of pods and containers is not taken within %s: set plugin_request_timeout to 10s in the runtime's NRI configuration", e.limit)
@@ -107,7 +108,9 @@ const (
 // failures counts connections in a row that ended without a complete list, and has the pauses between attempts.
 type failures struct {
 	unlisted int
-	ended    bool // the socket refused a connection after one of them: the runtime has ended with it
+	last     *unlistedError // the latest of them
+	ended    bool           // the runtime has ended with the latest: the socket refuses connections, or another process listens
+	reported [2]bool        // by whether the runtime ends
 
 	ordinary, listing, ending backoff.Backoff
 }
@@ -120,18 +123,19 @@ func newFailures() *failures {
 	}
 }
 
-// add counts an attempt that ended with err. It returns an explanation when there is a new one.
+// add counts an attempt that ended with err. It returns the explanation, if there is one, and whether it is new.
 func (f *failures) add(err error) (cause string, isNew bool) {
 	var unlisted *unlistedError
 	var network *net.OpError
 	switch {
 	case errors.As(err, &unlisted):
+		f.ended = f.last != nil && f.last.runtime != unlisted.runtime
 		f.unlisted++
+		f.last = unlisted
 	case f.unlisted > 0 && errors.As(err, &network) && network.Op == "dial":
 		f.ended = true
-		return "", false
 	default:
-		f.unlisted, f.ended = 0, false
+		f.unlisted, f.last, f.ended, f.reported = 0, nil, false, [2]bool{}
 		f.listing.Reset()
 		f.ending.Reset()
 		return "", false
@@ -139,7 +143,13 @@ func (f *failures) add(err error) (cause string, isNew bool) {
 	if f.unlisted < maxUnlisted {
 		return "", false
 	}
-	return unlisted.cause(f.ended), f.unlisted == maxUnlisted
+	kind := &f.reported[0]
+	if f.ended {
+		kind = &f.reported[1]
+	}
+	isNew = !*kind
+	*kind = true
+	return f.last.cause(f.ended), isNew
 }
 
 // pause returns the pauses to use now.

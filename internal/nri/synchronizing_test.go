@@ -84,32 +84,43 @@ func TestConnection_ContainersThatCannotBeListed_AreTheCause(t *testing.T) {
 // NRI 0.12.5 panics when fewer than four pods or containers are left to list and do not fit into a message. A devmgrd that connected
 // again at once would end the runtime again at once, and the pods could not be deleted.
 func TestFailures(t *testing.T) {
-	unlisted := error(&unlistedError{pods: 4, containers: 4})
+	by := func(process int32) error { return &unlistedError{pods: 4, containers: 4, runtime: process} }
 	refused := error(&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED})
 	for name, test := range map[string]struct {
 		errs    []error
 		longest time.Duration
 		says    string
+		reports int
 	}{
-		"the runtime is away":                        {[]error{refused, refused, refused, refused}, lastPause, ""},
-		"it is restarted":                            {[]error{errLost, refused, refused}, lastPause, ""},
-		"it is restarted while it lists":             {[]error{unlisted, refused, refused}, lastPause, ""},
-		"it closes connections":                      {[]error{unlisted, unlisted, unlisted}, unlistedPause, "it listed 4 pods and 4 containers"},
-		"it ends each time":                          {[]error{unlisted, refused, unlisted, refused, unlisted}, endedPause, "NRI panics"},
-		"it ends each time, and is away":             {[]error{unlisted, refused, unlisted, refused, unlisted, refused}, endedPause, ""},
-		"it ended each time, and has listed all":     {[]error{unlisted, refused, unlisted, unlisted, errLost, refused}, lastPause, ""},
-		"it ended once, long before, and closes now": {[]error{unlisted, refused, errLost, unlisted, unlisted, unlisted}, unlistedPause, "the next four"},
+		"the runtime is away":                     {[]error{refused, refused, refused, refused}, lastPause, "", 0},
+		"it is restarted":                         {[]error{errLost, refused, refused}, lastPause, "", 0},
+		"it is restarted while it lists":          {[]error{by(1), refused, refused}, lastPause, "", 0},
+		"it closes connections":                   {[]error{by(1), by(1), by(1), by(1)}, unlistedPause, "it listed 4 pods and 4 containers", 1},
+		"it closes connections, then ends":        {[]error{by(1), by(1), by(1), refused, refused}, endedPause, "NRI panics", 2},
+		"it ends each time":                       {[]error{by(1), refused, by(2), refused, by(3)}, endedPause, "NRI panics", 1},
+		"it ends each time, and is soon back":     {[]error{by(1), by(2), by(3)}, endedPause, "NRI panics", 1},
+		"it ends each time, and is away":          {[]error{by(1), refused, by(2), refused, by(3), refused}, endedPause, "NRI panics", 1},
+		"it ended, and closes now":                {[]error{by(1), refused, by(2), by(2), by(2)}, unlistedPause, "the next four", 1},
+		"it ends and closes":                      {[]error{by(1), by(1), by(1), by(2), by(2), by(3)}, endedPause, "NRI panics", 2},
+		"it ended each time, and has listed all":  {[]error{by(1), refused, by(2), by(3), errLost, refused}, lastPause, "", 1},
+		"it ended once, listed, and closes again": {[]error{by(1), refused, errLost, by(2), by(2), by(2)}, unlistedPause, "the next four", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f, cause := newFailures(), ""
+			f, cause, reports := newFailures(), "", 0
 			for _, err := range test.errs {
-				cause, _ = f.add(err)
+				var isNew bool
+				if cause, isNew = f.add(err); isNew {
+					reports++
+				}
 			}
 			if got := f.pause().Last; got != test.longest {
 				t.Errorf("the longest pause is %s, want %s", got, test.longest)
 			}
 			if !strings.Contains(cause, test.says) || cause != "" && test.says == "" {
 				t.Errorf("the cause is %q, want %q", cause, test.says)
+			}
+			if reports != test.reports {
+				t.Errorf("%d explanations are new, want %d", reports, test.reports)
 			}
 		})
 	}
@@ -147,7 +158,7 @@ func TestProgress(t *testing.T) {
 		"amid":                  {&progress{pods: 3, containers: 7}, time.Second, "after 3 pods and 7 containers"},
 		"late":                  {&progress{pods: 3, containers: 7}, 2 * time.Second, "was not taken within 2s (plugin_request_timeout)"},
 	} {
-		if err := test.progress.end(test.took, 2*time.Second); !strings.Contains(err.Error(), test.says) {
+		if err := test.progress.end(test.took, 2*time.Second, 1); !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s: %v, want %q", name, err, test.says)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
@@ -272,12 +273,39 @@ func TestMessageSize_ContainersThatCannotBeListed_AreNamed(t *testing.T) {
 	if !named {
 		t.Errorf("devmgrd check names no pod: %+v", r.check())
 	}
-	r.must(r.Create(r.ctx, node.Pod("waits", gpu, 1, "report", "--then-sleep")))
+	r.restart(r.Containerd) // NRI panics when the last of them do not fit into a message
 	for i := range pods {
 		r.must(r.Delete(r.ctx, fmt.Sprint("large-", i)))
 	}
 	r.must(r.WaitReady(r.soon(time.Minute), func(status int, _ string) bool { return status == 200 }))
-	r.running("waits")
+	r.must(r.Create(r.ctx, node.Pod("after", gpu, 1, "report", "--then-sleep")))
+	r.running("after")
+}
+
+// restart starts a process again each time that it ends, as systemd does, until the end of the test.
+func (r *harness) restart(p *cluster.Process) {
+	ctx, cancel := context.WithCancel(r.ctx)
+	over := make(chan error)
+	go func() {
+		defer close(over)
+		for {
+			err := p.Wait(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			r.t.Logf("%s has ended (%v) and is started again", p.Name, err)
+			if err := p.Start(ctx); err != nil {
+				over <- err
+				return
+			}
+		}
+	}()
+	r.t.Cleanup(func() {
+		cancel()
+		if err := <-over; err != nil {
+			r.t.Error(err)
+		}
+	})
 }
 
 func text(n int) string { return strings.Repeat("x", n) }

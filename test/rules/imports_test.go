@@ -22,7 +22,7 @@ var base = map[string][]string{
 	"internal/backoff":   {"internal/admin", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/takeover"},
 	"internal/connlimit": {"internal/podresources", "internal/registry"},
 	"internal/peercreds": {"internal/admin", "internal/podresources", "internal/registry"},
-	"internal/socket":    {"internal/admin", "internal/podresources", "internal/registry", "internal/takeover"},
+	"internal/socket":    {"internal/admin", "internal/nri", "internal/podresources", "internal/registry", "internal/takeover"},
 	"internal/shareddir": {"internal/plugindir", "internal/admin", "internal/checkpoint", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/registry", "internal/socket", "internal/takeover"},
 	"internal/plugindir": {"internal/registry"},
 	"internal/visible":   {"internal/statuspage", "internal/table"},
