@@ -9,7 +9,7 @@ LDFLAGS ?= -X github.com/devmgrd/devmgrd/internal/version.version=$(VERSION)
 # A part of the tests, which "make test" tells with its time at its end.
 timed = scripts/stages stage
 
-.PHONY: help build check proto test e2e chaos upstream demo page mac bench fuzz install deb rpm clean
+.PHONY: help build check proto test e2e chaos upstream demo page mac machine bench fuzz install deb rpm clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,7 +64,7 @@ e2e: ## End-to-end tests on a real one-node Kubernetes, the package on a Debian,
 # Parts of e2e that run side by side, each on a cluster of its own: more than there are processors, since much of their time they
 # wait, and the longest first. test/e2e/lanes.txt says which test runs in which of the numbered ones.
 numbered = e2e-1 e2e-2 e2e-3 e2e-4 e2e-5 e2e-6 #
-lanes = e2e-package $(numbered) e2e-page e2e-cluster e2e-chaos e2e-demo
+lanes = e2e-machine e2e-package $(numbered) e2e-page e2e-cluster e2e-chaos e2e-demo
 .PHONY: $(lanes)
 $(numbered): e2e-%:
 	$(timed) "end to end, lane $*" scripts/e2e-lane $*
@@ -72,6 +72,8 @@ e2e-cluster:
 	$(timed) "the test cluster" $(GO) test -tags e2e -race -count 1 -timeout 25m ./test/cluster/...
 e2e-package:
 	$(timed) "the package" $(GO) test -tags e2e -race -count 1 -timeout 25m ./test/package
+e2e-machine: # without what takes long: see machine
+	$(timed) "the machine" $(GO) test -tags e2e -race -count 1 -timeout 25m -run '^Test(Package|Permissions|Systemd|Reboot)' ./test/boot
 e2e-chaos:
 	$(timed) chaos $(GO) run ./test/chaos -n 4 -seed 1 -attacker
 e2e-page:
@@ -102,6 +104,9 @@ page: ## Test the status page in Chromium, which root gets as a Debian package. 
 
 mac: ## Run the package on an emulated Debian that enforces AppArmor (root); some minutes.
 	$(GO) test -tags e2e -race -count 1 -timeout 60m -v ./test/mac
+
+machine: ## Run the package on a node that boots, with systemd and cgroup v2 (root): reboots, 20 power cuts (CUTS=3 SEED=7), a full disk.
+	$(GO) test -tags e2e -race -count 1 -timeout 120m -v ./test/boot $(if $(CUTS)$(SEED),-args $(if $(CUTS),-cuts $(CUTS)) $(if $(SEED),-seed $(SEED)))
 
 bench: ## Print the figures that the design is measured by.
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/... ./test/bench/...

@@ -22,17 +22,22 @@ type pki struct {
 	accountKey, accountPublic string // for service account tokens
 }
 
-func newPKI(dir string) (pki, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return pki{}, err
-	}
-	p := pki{
+// pkiIn names the files in a directory.
+func pkiIn(dir string) pki {
+	return pki{
 		caFile:        filepath.Join(dir, "ca.crt"),
 		serverFile:    filepath.Join(dir, "server.crt"),
 		serverKey:     filepath.Join(dir, "server.key"),
 		accountKey:    filepath.Join(dir, "sa.key"),
 		accountPublic: filepath.Join(dir, "sa.pub"),
 	}
+}
+
+func newPKI(dir string) (pki, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return pki{}, err
+	}
+	p := pkiIn(dir)
 	if err := p.write(); err != nil {
 		return pki{}, fmt.Errorf("make the cluster's keys: %w", err)
 	}
@@ -59,7 +64,7 @@ func (p pki) write() error {
 		NotBefore: ca.NotBefore, NotAfter: ca.NotAfter,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		DNSNames:    []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", NodeName},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.ParseIP(nodeAddress), net.IPv4(10, 96, 0, 1)},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.ParseIP(nodeAddress), net.ParseIP(MachineAddress), net.IPv4(10, 96, 0, 1)},
 	}
 	serverKey, err := newKey(p.serverKey)
 	if err != nil {

@@ -41,6 +41,10 @@ type Options struct {
 	// kubelet.service. They end with the machine, and not with Stop.
 	Units bool
 
+	// Machine is the address of the node when it is a machine of its own, [MachineAddress]: the cluster then has a control plane
+	// only, and is ready when the API server is. Who starts the machine copies [Cluster.NodeFiles] to it.
+	Machine string
+
 	// How long containerd waits for NRI plugins; 0 leaves its default, and for requests what devmgrd ships.
 	NRIRegistrationTimeout, NRIRequestTimeout time.Duration
 
@@ -55,7 +59,7 @@ type CNIPlugin struct {
 }
 
 // A Cluster is one node and its control plane. Its processes may be stopped, killed and started again by the caller that
-// wants to see what happens then.
+// wants to see what happens then. Containerd and Kubelet are nil if the node is a machine of its own.
 type Cluster struct {
 	Etcd, APIServer, Scheduler, ControllerManager, Containerd, Kubelet *Process
 
@@ -106,6 +110,9 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := c.configure(); err != nil {
 		return err
 	}
+	if c.options.Machine != "" {
+		return c.startControlPlane(ctx) // and the machine joins it
+	}
 	// The two halves of a node's life: the control plane, and a runtime that has its images.
 	halves, halfCtx := errgroup.WithContext(ctx)
 	halves.Go(func() error { return c.startControlPlane(halfCtx) })
@@ -119,6 +126,12 @@ func (c *Cluster) start(ctx context.Context) error {
 	if err := c.WaitNodeReady(ctx); err != nil {
 		return err
 	}
+	return c.ShareKubeconfig()
+}
+
+// ShareKubeconfig writes [Cluster.HostKubeconfig], by which others see that the cluster is ready. Start does it, but for a node that
+// is a machine of its own.
+func (c *Cluster) ShareKubeconfig() error {
 	return writeKubeconfig(c.run.Kubeconfig(), c.run.API, filepath.Join(pkiDir, "ca.crt"), c.rest.BearerToken)
 }
 
@@ -133,12 +146,20 @@ func (c *Cluster) configure() error {
 	if err := errors.Join(
 		writeFile(tokenFile, tokens),
 		writeKubeconfig(adminKubeconfig, apiAddress, keys.caFile, admin),
-		writeKubeconfig(nodeKubeconfig, apiAddress, keys.caFile, node),
-		c.writeCNIConfig(),
-		c.writeContainerdConfig(),
-		c.writeKubeletConfig(keys),
+		writeKubeconfig(nodeKubeconfig, c.apiForNode(), keys.caFile, node),
 	); err != nil {
 		return err
+	}
+	if c.options.Machine == "" {
+		files, err := c.nodeConfig(keys)
+		if err != nil {
+			return err
+		}
+		for path, content := range files {
+			if err := writeFile(path, content); err != nil {
+				return err
+			}
+		}
 	}
 
 	c.rest, err = clientcmd.BuildConfigFromFlags("", adminKubeconfig)
@@ -165,7 +186,10 @@ func (c *Cluster) configure() error {
 	c.APIServer = process("kube-apiserver", c.apiServerArgs(keys), "GOGC=400") // memory is cheaper than the time of its start
 	c.Scheduler = process("kube-scheduler", c.schedulerArgs())
 	c.ControllerManager = process("kube-controller-manager", c.controllerManagerArgs(keys))
-	c.Containerd = process("containerd", []string{c.tools.Path("containerd"), "--config=" + containerdConfig})
+	if c.options.Machine != "" {
+		return nil
+	}
+	c.Containerd = process("containerd", []string{c.tools.Path("containerd"), "--config=" + containerdFile})
 	c.Kubelet = process("kubelet", c.kubeletArgs())
 	return nil
 }
@@ -193,7 +217,7 @@ func (c *Cluster) startRuntime(ctx context.Context) error {
 	if err := c.WaitContainerd(ctx); err != nil {
 		return err
 	}
-	for _, image := range builtinImages(c.tools) {
+	for _, image := range BuiltinImages(c.tools) {
 		if err := c.LoadImage(ctx, image); err != nil {
 			return err
 		}
@@ -211,6 +235,9 @@ func (c *Cluster) Stop() error {
 func (c *Cluster) stop() error {
 	// Those that start others go first. Containers end before containerd, which they need not ask.
 	starters := stopAll(c.Kubelet, c.Scheduler, c.ControllerManager)
+	if c.options.Machine != "" && c.APIServer != nil {
+		starters = errors.Join(starters, c.APIServer.Kill()) // it would wait for connections of a machine that has gone
+	}
 	emptyCgroup(c.run.cgroup())
 	killProgram(c.tools.Path("containerd-shim-runc-v2"))
 	if err := errors.Join(starters, stopAll(c.APIServer, c.Containerd), stopAll(c.Etcd), c.clean()); err != nil {

@@ -1,8 +1,8 @@
 package cluster
 
 import (
+	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -22,6 +22,11 @@ const (
 	// It is of a net that RFC 5737 sets aside for examples.
 	nodeAddress = "192.0.2.1"
 
+	// MachineAddress is the address of a node that is a machine of its own. It reaches the control plane at ControlPlaneAddress, on the
+	// same link.
+	MachineAddress      = "192.0.2.2"
+	ControlPlaneAddress = nodeAddress
+
 	apiAddress  = "127.0.0.1:6443"
 	etcdAddress = "127.0.0.1:2379"
 	etcdPeer    = "127.0.0.1:2380"
@@ -30,9 +35,9 @@ const (
 	tokenFile        = "/etc/kubernetes/tokens.csv"
 	adminKubeconfig  = "/etc/kubernetes/admin.conf"
 	nodeKubeconfig   = "/etc/kubernetes/kubelet.conf"
-	kubeletConfig    = "/var/lib/kubelet/config.yaml"
-	containerdConfig = "/etc/containerd/config.toml"
-	cniConfig        = "/etc/cni/net.d/10-devmgrd.conflist"
+	kubeletFile      = "/var/lib/kubelet/config.yaml"
+	containerdFile   = "/etc/containerd/config.toml"
+	cniFile          = "/etc/cni/net.d/10-devmgrd.conflist"
 	containerdSocket = "/run/containerd/containerd.sock"
 	nriSocket        = "/run/nri/nri.sock"
 )
@@ -76,14 +81,62 @@ func (c *Cluster) controllerManagerArgs(keys pki) []string {
 }
 
 func (c *Cluster) kubeletArgs() []string {
-	return []string{
-		c.tools.Path("kubelet"), "--v=2", "--config=" + kubeletConfig, "--kubeconfig=" + nodeKubeconfig,
-		"--hostname-override=" + c.options.NodeName, "--node-ip=" + nodeAddress,
+	args := []string{
+		"--v=2", "--config=" + kubeletFile, "--kubeconfig=" + nodeKubeconfig,
+		"--hostname-override=" + c.options.NodeName, "--node-ip=" + cmp.Or(c.options.Machine, nodeAddress),
 	}
+	if c.options.Machine != "" {
+		return append([]string{"kubelet"}, args...)
+	}
+	return append([]string{c.tools.Path("kubelet")}, args...)
 }
 
-// writeKubeletConfig writes the kubelet's configuration: ours, and over it, key by key, the caller's.
-func (c *Cluster) writeKubeletConfig(keys pki) error {
+// apiForNode is the address at which the node finds the API server.
+func (c *Cluster) apiForNode() string {
+	if c.options.Machine != "" {
+		return ControlPlaneAddress + ":6443"
+	}
+	return apiAddress
+}
+
+// nodeConfig returns the configuration of the node's programs: files by path.
+func (c *Cluster) nodeConfig(keys pki) (map[string]string, error) {
+	kubelet, err := c.kubeletConfig(keys)
+	if err != nil {
+		return nil, err
+	}
+	network, err := c.cniConfig()
+	if err != nil {
+		return nil, err
+	}
+	files := c.containerdConfig()
+	files[kubeletFile], files[cniFile] = kubelet, network
+	return files, nil
+}
+
+// NodeFiles returns the files with which a machine of its own becomes the node of this cluster, by path: the configuration of
+// containerd and the kubelet, and the keys. The programs themselves are wherever PATH leads to, the CNI plugins in CNIDir.
+func (c *Cluster) NodeFiles() (map[string]string, error) {
+	keys := pkiIn(pkiDir)
+	files, err := c.nodeConfig(keys)
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range []string{nodeKubeconfig, keys.caFile, keys.serverFile, keys.serverKey} {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		files[path] = string(content)
+	}
+	return files, nil
+}
+
+// KubeletArgs are the words with which a machine of its own starts the kubelet.
+func (c *Cluster) KubeletArgs() []string { return c.kubeletArgs() }
+
+// kubeletConfig returns the kubelet's configuration: ours, and over it, key by key, the caller's.
+func (c *Cluster) kubeletConfig(keys pki) (string, error) {
 	config := map[string]any{
 		"apiVersion": "kubelet.config.k8s.io/v1beta1",
 		"kind":       "KubeletConfiguration",
@@ -110,22 +163,25 @@ func (c *Cluster) writeKubeletConfig(keys pki) error {
 		"nodeStatusUpdateFrequency": "1s",
 		"syncFrequency":             "5s",
 	}
+	if c.options.Machine != "" {
+		config["cgroupDriver"], config["cgroupRoot"] = "systemd", "/"
+	}
 	var extra map[string]any
 	if err := yaml.Unmarshal([]byte(c.options.KubeletConfig), &extra); err != nil {
-		return fmt.Errorf("read Options.KubeletConfig: %w", err)
+		return "", fmt.Errorf("read Options.KubeletConfig: %w", err)
 	}
 	for key, value := range extra {
 		config[key] = value
 	}
 	content, err := yaml.Marshal(config)
 	if err != nil {
-		return fmt.Errorf("write the kubelet's configuration: %w", err)
+		return "", fmt.Errorf("write the kubelet's configuration: %w", err)
 	}
-	return writeFile(kubeletConfig, string(content))
+	return string(content), nil
 }
 
-// writeCNIConfig writes the pods' network: our plugin, and behind it the caller's.
-func (c *Cluster) writeCNIConfig() error {
+// cniConfig returns the configuration of the pods' network: our plugin, and behind it the caller's.
+func (c *Cluster) cniConfig() (string, error) {
 	pods := []map[string]any{{"subnet": "10.244.0.0/24"}}
 	chain := []map[string]any{{
 		"type": "ptp", "ipMasq": false, "ipam": map[string]any{"type": "host-local", "ranges": []any{pods}},
@@ -137,16 +193,24 @@ func (c *Cluster) writeCNIConfig() error {
 	}
 	content, err := json.MarshalIndent(map[string]any{"cniVersion": "1.0.0", "name": "pods", "plugins": chain}, "", "  ")
 	if err != nil {
-		return fmt.Errorf("write the pods' network: %w", err)
+		return "", fmt.Errorf("write the pods' network: %w", err)
 	}
-	return writeFile(cniConfig, string(content))
+	return string(content), nil
 }
 
-// writeContainerdConfig writes containerd's configuration: ours, and drop-ins that containerd merges into it in the order
+// CNIDir is where a machine of its own has the CNI plugins.
+const CNIDir = "/opt/cni/bin"
+
+// containerdConfig returns containerd's configuration: ours, and drop-ins that containerd merges into it in the order
 // of their names: what devmgrd ships, the caller's, a file of its own, and the options.
-func (c *Cluster) writeContainerdConfig() error {
+func (c *Cluster) containerdConfig() map[string]string {
 	const dropIns = "/etc/containerd/conf.d"
 	programs := []string{strconv.Quote(filepath.Dir(c.tools.Path("ptp")))}
+	cgroups := "restrict_oom_score_adj = true # there may be no CAP_SYS_RESOURCE"
+	if c.options.Machine != "" {
+		programs = []string{strconv.Quote(CNIDir)}
+		cgroups = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\n    SystemdCgroup = true"
+	}
 	for _, p := range c.options.CNI {
 		programs = append(programs, strconv.Quote(filepath.Dir(p.Path)))
 	}
@@ -157,11 +221,11 @@ imports = ["%s/*.toml"]
   sandbox = %q
 
 [plugins.'io.containerd.cri.v1.runtime']
-  restrict_oom_score_adj = true # there may be no CAP_SYS_RESOURCE
+  %s
   [plugins.'io.containerd.cri.v1.runtime'.cni]
     bin_dirs = [%s]
     conf_dir = %q
-`, dropIns, PauseImage, strings.Join(programs, ", "), filepath.Dir(cniConfig))
+`, dropIns, PauseImage, cgroups, strings.Join(programs, ", "), filepath.Dir(cniFile))
 
 	options := "version = 3\n[plugins.'io.containerd.nri.v1.nri']\n"
 	if t := c.options.NRIRegistrationTimeout; t > 0 {
@@ -170,12 +234,12 @@ imports = ["%s/*.toml"]
 	if t := c.options.NRIRequestTimeout; t > 0 {
 		options += fmt.Sprintf("  plugin_request_timeout = %q\n", t.Round(time.Millisecond))
 	}
-	return errors.Join(
-		writeFile(containerdConfig, config),
-		writeFile(dropIns+"/devmgrd.toml", containerd.Config),
-		writeFile(dropIns+"/extra.toml", "version = 3\n"+c.options.ContainerdConfig),
-		writeFile(dropIns+"/options.toml", options),
-	)
+	return map[string]string{
+		containerdFile:            config,
+		dropIns + "/devmgrd.toml": containerd.Config,
+		dropIns + "/extra.toml":   "version = 3\n" + c.options.ContainerdConfig,
+		dropIns + "/options.toml": options,
+	}
 }
 
 func writeFile(path, content string) error {

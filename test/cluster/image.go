@@ -28,7 +28,8 @@ const (
 	SampleDevicePluginImage = "registry.k8s.io/e2e-test-images/sample-device-plugin:1.7"
 )
 
-func builtinImages(t Tools) []Image {
+// BuiltinImages are the images that every node has.
+func BuiltinImages(t Tools) []Image {
 	return []Image{
 		{Name: PauseImage, Entrypoint: []string{"/pause"}, Files: map[string]string{"/pause": t.Path("pause")}},
 		{Name: ProbeImage, Entrypoint: []string{"/probe"}, Files: map[string]string{"/probe": t.Path("probe")}},
@@ -51,7 +52,7 @@ type Image struct {
 
 // LoadImage returns an image to containerd, in the namespace where the kubelet finds it.
 func (c *Cluster) LoadImage(ctx context.Context, image Image) error {
-	archive, err := image.archive()
+	archive, err := image.Archive()
 	if err != nil {
 		return fmt.Errorf("make the image %s: %w", image.Name, err)
 	}
@@ -63,8 +64,8 @@ func (c *Cluster) LoadImage(ctx context.Context, image Image) error {
 	return nil
 }
 
-// archive is the image in the OCI image layout, as one tar.
-func (i Image) archive() ([]byte, error) {
+// Archive is the image in the OCI image layout, as one tar.
+func (i Image) Archive() ([]byte, error) {
 	layer, err := i.layer()
 	if err != nil {
 		return nil, err

@@ -52,7 +52,7 @@ func waitFor(ctx context.Context, what string, by []*Process, condition func(con
 			last = seen
 		}
 		for _, p := range by {
-			if !p.Running() {
+			if p != nil && !p.Running() {
 				return false, fmt.Errorf("%s does not run", p.Name)
 			}
 		}
@@ -66,7 +66,9 @@ func waitFor(ctx context.Context, what string, by []*Process, condition func(con
 	}
 	var tails strings.Builder
 	for _, p := range by {
-		tails.WriteString("\n" + p.tail())
+		if p != nil { // nil: on a machine of its own
+			tails.WriteString("\n" + p.tail())
+		}
 	}
 	return fmt.Errorf("wait for %s: %w (last seen: %w)%s", what, err, last, tails.String())
 }
@@ -141,8 +143,8 @@ func (c *Cluster) WaitPod(ctx context.Context, namespace, name string, condition
 
 // withKubelet adds the end of the kubelet's log, where most of what happens to pods is logged.
 func (c *Cluster) withKubelet(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || c.Kubelet == nil {
+		return err
 	}
 	return fmt.Errorf("%w\n%s", err, c.Kubelet.tail())
 }

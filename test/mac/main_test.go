@@ -14,6 +14,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/devmgrd/devmgrd/test/apt"
+	"github.com/devmgrd/devmgrd/test/debian"
 )
 
 const (
@@ -40,7 +43,12 @@ func TestMain(m *testing.M) {
 func inMachine() (int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Minute)
 	defer cancel()
-	kernel, err := findKernel(ctx)
+	err := apt.Ensure(ctx, os.Stderr, apt.Need{For: "a machine that enforces AppArmor is emulated with it",
+		Missing: apt.Programs(map[string]string{"qemu-system-x86_64": "qemu-system-x86", "mke2fs": "e2fsprogs"})})
+	if err != nil {
+		return 0, err
+	}
+	kernel, err := debian.FindKernel(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -55,7 +63,7 @@ func inMachine() (int, error) {
 		return 0, err
 	}
 	fmt.Fprintf(os.Stderr, "made the machine's file system in %s\n", time.Since(began).Round(time.Second/10))
-	return boot(ctx, dir, kernel, image)
+	return boot(ctx, dir, kernel.Image, image)
 }
 
 // boot runs the machine until it powers off.

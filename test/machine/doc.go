@@ -1,9 +1,9 @@
-// Package machine is a Debian that debootstrap has made and systemd-nspawn has booted, for tests that need systemd.
+// Package machine is a node that boots: a Debian in a virtual machine, with systemd as process 1, cgroup v2, AppArmor, and containerd
+// and the kubelet as units. The control plane is test/cluster's, outside of the machine.
 //
-// There are three places. Outside, where the network is, the base system is made if the cache has none. In the namespaces
-// that test/cluster makes, the machine is booted from a layer over the base system; all of it goes with the namespaces. The
-// calling program runs once more in the machine, and so does the cluster that it starts there: containerd, the kubelet and
-// devmgrd are neighbours as on any node, systemd is process 1, and paths are the default ones.
+// What the machine's disk begins with is made once and kept in the cache of test/cluster; a machine writes to an overlay of its own.
+// It is on a link of its own with the control plane, in the namespaces that test/cluster makes, and commands reach it by SSH. QEMU runs
+// it, with KVM where a machine boots with KVM, and emulated otherwise. It ends with the namespaces, and leaves nothing behind.
 //
-// It needs what test/cluster needs, and debootstrap and systemd-nspawn, which it installs as root on Debian.
+// It needs root on a Debian, as test/cluster does, and installs what else it needs.
 package machine

@@ -1,195 +1,317 @@
 package machine
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
-	"net"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/debian"
 )
 
-// Where things are, in the namespaces and in the machine.
-const (
-	place      = "/run/machine" // a file system in memory for what the machine writes
-	testInside = "/opt/machine.test"
-)
+// bootLimit is how long a machine may take until its units run. An emulated one takes 20 s on two idle cores.
+const bootLimit = 8 * time.Minute
 
-// inMachine boots the machine and runs this program in it. It returns that program's status. The machine ends with the
-// namespaces, like all that is in them.
-func (o Options) inMachine() (int, error) {
+// Options are a machine's peculiarities. The zero value is a good machine.
+type Options struct {
+	// Dir is where the console's log and the disk are. By default they are in the run's directory, which is removed with the run.
+	Dir string
+	// Memory in MiB; 0: 2048.
+	Memory int
+	// KernelArgs are more words for the kernel's command line.
+	KernelArgs []string
+	// Log receives a line for each step. By default there are none.
+	Log io.Writer
+}
+
+// A Machine is a virtual machine.
+type Machine struct {
+	options Options
+	disk    disk
+	accel   string
+	qemu    *cluster.Process
+	ssh     *cluster.Process // the connection that commands share; another one after each boot
+	boot    string           // the ID of the latest boot that was waited for
+}
+
+// Start boots a machine and returns when systemd has started all of its units. It must be called inside the namespaces that [Main]
+// makes, where one machine at a time can be.
+func Start(ctx context.Context, o Options) (*Machine, error) {
 	run, err := cluster.CurrentRun()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	root, err := layRoot()
+	d, err := sharedDisk()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	if err := run.Enter("machine"); err != nil {
-		return 0, err
+	if o.Dir == "" {
+		o.Dir = dirOf(run)
 	}
-	leader, console, err := o.boot(run, root)
-	if err != nil {
-		return 0, err
+	if o.Memory == 0 {
+		o.Memory = 2048
 	}
-	self := exec.Command("nsenter", append([]string{"--target", leader, "--all", "--wd=" + filepath.Join(os.Getenv(sourceVariable), o.Dir), "--", testInside}, testArgs()...)...)
-	// The variables of a user who has just logged in, and what test/cluster and test/node look for.
-	self.Env = []string{insideVariable + "=yes", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"LANG=C.UTF-8", "DEBIAN_FRONTEND=noninteractive", "HOME=" + os.Getenv("HOME")}
-	for _, variable := range os.Environ() {
-		name, _, _ := strings.Cut(variable, "=")
-		if strings.HasPrefix(name, "TESTCLUSTER_") || strings.HasPrefix(name, "TESTNODE_") || slices.Contains(slices.Concat(o.Variables, o.ReadOnly, o.Writable), name) {
-			self.Env = append(self.Env, variable)
-		}
+	if o.Log == nil {
+		o.Log = io.Discard
 	}
-	self.Stdout, self.Stderr = os.Stdout, os.Stderr
-	err = self.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		fmt.Fprintf(os.Stderr, "--- the machine's console\n%s---\n", read(console))
-		return exit.ExitCode(), nil
+	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		return nil, err
 	}
-	return 0, err
+	m := &Machine{options: o, disk: d}
+	if _, err := debian.Output(ctx, o.Dir, "qemu-img", "create", "-q", "-f", "qcow2", "-b", d.Image, "-F", "raw", m.overlay()); err != nil {
+		return nil, err
+	}
+	if err := link(ctx); err != nil {
+		return nil, err
+	}
+	m.accel = m.findAccelerator(ctx)
+	if err := m.Boot(ctx); err != nil {
+		return nil, errors.Join(err, m.Stop())
+	}
+	return m, nil
 }
 
-// read returns what is in a file, or why that is not known.
-func read(path string) string {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err.Error() + "\n"
+func dirOf(run cluster.Run) string { return filepath.Join(run.Dir, "machine") }
+
+// SSH returns the words that run a command in the machine of a run, or a shell if there is none. They are for outside.
+func SSH(run cluster.Run, command ...string) ([]string, error) {
+	socket := controlSocket(dirOf(run))
+	if _, err := os.Stat(socket); err != nil {
+		return nil, fmt.Errorf("the node of run %s is no machine of its own: %w", run.ID, err)
 	}
-	return string(text)
+	return append([]string{"ssh", "-F", "none", "-S", socket, user}, command...), nil
 }
 
-// testArgs are the arguments of this program without what names files that are not in the machine.
-func testArgs() []string {
-	var args []string
-	for _, a := range os.Args[1:] {
-		if !strings.HasPrefix(a, "-test.testlogfile") && !strings.HasPrefix(a, "-test.gocoverdir") {
-			args = append(args, a)
+// ConsoleOf is the file with what the console of a run's machine says.
+func ConsoleOf(run cluster.Run) string { return filepath.Join(dirOf(run), "console") }
+
+func controlSocket(dir string) string { return filepath.Join(dir, "ssh") }
+
+func (m *Machine) overlay() string { return filepath.Join(m.options.Dir, "disk.qcow2") }
+
+// Console is the file with what the machine's console says, of all boots since the power was switched on.
+func (m *Machine) Console() string { return filepath.Join(m.options.Dir, "console") }
+
+// Accelerator is how QEMU runs the machine: "kvm" or "tcg".
+func (m *Machine) Accelerator() string { return m.accel }
+
+const tap = "machine"
+
+// link makes the link between the machine and its namespaces. The control plane's address is the loopback interface's; Linux answers
+// for it on every link.
+func link(ctx context.Context) error {
+	for _, words := range [][]string{
+		{"ip", "tuntap", "add", "dev", tap, "mode", "tap"},
+		{"ip", "link", "set", tap, "up"},
+		{"ip", "route", "replace", cluster.MachineAddress + "/32", "dev", tap, "src", cluster.ControlPlaneAddress},
+	} {
+		if _, err := debian.Output(ctx, "/", words...); err != nil && !strings.Contains(err.Error(), "Device or resource busy") {
+			return err
 		}
 	}
-	return args
+	return nil
 }
 
-// layRoot lays a layer in memory over the base system.
-func layRoot() (string, error) {
-	root, upper, work := filepath.Join(place, "root"), filepath.Join(place, "upper"), filepath.Join(place, "work")
-	if err := os.MkdirAll(place, 0o755); err != nil {
-		return "", err
+func (m *Machine) qemuArgs(accel, console string) []string {
+	cpu := "max"
+	if accel == "kvm" {
+		cpu = "host"
 	}
-	if err := unix.Mount("machine", place, "tmpfs", 0, "mode=0755"); err != nil {
-		return "", fmt.Errorf("mounting a tmpfs on %s: %w", place, err)
+	kernel := append([]string{"root=/dev/nvme0n1", "rw", "console=ttyS0", "quiet", "panic=-1", "edd=off", "mitigations=off", "systemd.log_color=0"}, m.options.KernelArgs...)
+	return []string{
+		"qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-cpu", cpu, "-smp", "2", "-m", fmt.Sprint(m.options.Memory),
+		"-display", "none", "-monitor", "none", "-nodefaults", "-serial", "file:" + console,
+		// NVMe's driver is built into the kernel: there is no initramfs. What the machine has flushed is safe from a power cut.
+		"-drive", "if=none,id=root,format=qcow2,cache=writeback,file=" + m.overlay(), "-device", "nvme,drive=root,serial=root",
+		"-netdev", "tap,id=net,ifname=" + tap + ",script=no,downscript=no", "-device", "virtio-net-pci,netdev=net,romfile=",
+		"-device", "virtio-rng-pci",
+		"-kernel", m.disk.Kernel, "-append", strings.Join(kernel, " "),
 	}
-	for _, dir := range []string{root, upper, work} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return "", err
-		}
-	}
-	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", os.Getenv(baseVariable), upper, work)
-	if err := unix.Mount("machine", root, "overlay", 0, options); err != nil {
-		return "", fmt.Errorf("laying a layer over the base system: %w", err)
-	}
-	// What an installer would have written. debootstrap has put the name of the machine that it ran on there.
-	return root, errors.Join(
-		os.WriteFile(filepath.Join(root, "etc/hostname"), []byte(cluster.NodeName+"\n"), 0o644),
-		os.WriteFile(filepath.Join(root, "etc/hosts"), []byte("127.0.0.1 localhost "+cluster.NodeName+"\n"), 0o644),
-	)
 }
 
-// boot starts systemd on the root and returns when it has come up, with its first process, and the file with what its
-// console says.
-func (o Options) boot(run cluster.Run, root string) (leader, console string, err error) {
-	self, err := os.Executable()
+// findAccelerator returns "kvm" if a kernel boots with it, and "tcg" otherwise: in virtual machines KVM may be offered, and a guest
+// not get anywhere.
+func (m *Machine) findAccelerator(ctx context.Context) string {
+	if _, err := os.Stat("/dev/kvm"); err != nil {
+		return "tcg"
+	}
+	console := filepath.Join(m.options.Dir, "kvm")
+	args := m.qemuArgs("kvm", console)
+	probe := cluster.NewProcess("qemu-kvm", console+".log", append(args, "-snapshot"), nil)
+	if err := probe.Start(ctx); err != nil {
+		return "tcg"
+	}
+	defer probe.Kill()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	err := cluster.Poll(ctx, func(context.Context) (bool, error) {
+		said, _ := os.ReadFile(console)
+		if !probe.Running() {
+			return false, errors.New("QEMU has ended")
+		}
+		return bytes.Contains(said, []byte("systemd")), nil
+	})
 	if err != nil {
-		return "", "", err
+		fmt.Fprintln(m.options.Log, "no kernel boots with KVM here: the machine is emulated")
+		return "tcg"
 	}
-	cache, err := cluster.CacheDir()
-	if err != nil {
-		return "", "", err
-	}
-	args := []string{
-		"--directory=" + root, "--boot", "--console=pipe", "--notify-ready=yes", "--machine=" + cluster.NodeName,
-		// There is no machined, and no systemd around us.
-		"--register=no", "--keep-unit", "--link-journal=no", "--resolv-conf=off", "--timezone=off",
-		// A node's first process is as mighty as it can be; what it starts has to make containers in turn.
-		"--capability=all", "--system-call-filter=@known",
-		// Containers need a file system that is no overlay itself; and what a node writes goes to memory as well.
-		"--tmpfs=/var/lib/containerd", "--tmpfs=/var/lib/kubelet", "--tmpfs=/var/lib/etcd", "--tmpfs=/var/log",
-		"--bind-ro=" + self + ":" + testInside,
-		"--bind-ro=" + os.Getenv(sourceVariable),
-		"--bind-ro=" + filepath.Join(cache, "tools"),
-		"--bind-ro=" + os.Getenv("TESTNODE_SAMPLE_MANIFEST"),
-		"--bind=" + run.Dir,
-		"--bind=/dev/kmsg", // for the kubelet
-	}
-	for _, variable := range o.ReadOnly {
-		args = append(args, "--bind-ro="+os.Getenv(variable))
-	}
-	for _, variable := range o.Writable {
-		args = append(args, "--bind="+os.Getenv(variable))
-	}
-	readiness := filepath.Join(place, "notify")
-	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: readiness, Net: "unixgram"})
-	if err != nil {
-		return "", "", err
-	}
-	defer socket.Close()
+	return "kvm"
+}
 
-	log, err := os.Create(filepath.Join(place, "console"))
+// Boot boots a machine that is off, and returns when systemd has started all of its units.
+func (m *Machine) Boot(ctx context.Context) error {
+	accel := m.accel
+	if accel == "tcg" {
+		accel = "tcg,thread=multi"
+	}
+	m.qemu = cluster.NewProcess("qemu", filepath.Join(m.options.Dir, "qemu.log"), m.qemuArgs(accel, m.Console()), nil)
+	if err := m.qemu.Start(ctx); err != nil {
+		return err
+	}
+	return m.WaitBoot(ctx)
+}
+
+// WaitBoot returns when the machine has booted since the last boot that was waited for, and systemd has started all units.
+func (m *Machine) WaitBoot(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, bootLimit)
+	defer cancel()
+	began := time.Now()
+	last := errors.New("nothing seen")
+	err := cluster.Poll(ctx, func(ctx context.Context) (bool, error) {
+		if !m.qemu.Running() {
+			return false, fmt.Errorf("QEMU has ended\n%s", text(m.qemu.LogPath()))
+		}
+		var id string
+		if last = m.connect(ctx); last != nil {
+			return false, nil
+		}
+		if id, last = m.Run(ctx, "cat", "/proc/sys/kernel/random/boot_id"); last != nil || id == m.boot {
+			return false, nil
+		}
+		m.boot = id
+		return true, nil
+	})
 	if err != nil {
-		return "", "", err
+		return fmt.Errorf("waiting for the machine to boot: %w (last seen: %w)\n--- the console\n%s", err, last, text(m.Console()))
 	}
-	defer log.Close()
-	cmd := exec.Command("systemd-nspawn", args...)
-	cmd.Env = append(os.Environ(), "NOTIFY_SOCKET="+readiness, "SYSTEMD_NSPAWN_API_VFS_WRITABLE=1")
-	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err != nil {
-		cmd.Env = append(cmd.Env, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=0") // as it is outside
+	state, err := m.Run(ctx, "systemctl", "is-system-running", "--wait")
+	if err != nil {
+		failed, _ := m.Run(ctx, "systemctl", "--no-pager", "--failed")
+		return fmt.Errorf("the machine has booted, and is %s: %w\n%s", strings.TrimSpace(state), err, failed)
 	}
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		return "", "", err
+	fmt.Fprintf(m.options.Log, "the machine has booted after %s (%s)\n", time.Since(began).Round(100*time.Millisecond), m.accel)
+	return nil
+}
+
+// BootID is the kernel's ID of the boot that was waited for last.
+func (m *Machine) BootID() string { return strings.TrimSpace(m.boot) }
+
+// Reboot boots the machine again, as an administrator does, and returns when it is up.
+func (m *Machine) Reboot(ctx context.Context) error {
+	if out, err := m.Run(ctx, "systemctl", "--no-block", "reboot"); err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
 	}
-	ended := make(chan error, 1)
-	go func() {
-		ended <- cmd.Wait()
-		socket.Close()
-	}()
-	if err := socket.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-		return "", "", err
+	return m.WaitBoot(ctx)
+}
+
+// PowerCut ends the machine at once. What it has not flushed to its disk is lost. Boot boots it again.
+func (m *Machine) PowerCut() error {
+	return errors.Join(m.qemu.Kill(), m.disconnect())
+}
+
+// Stop ends the machine and removes its disk.
+func (m *Machine) Stop() error {
+	var err error
+	if m.qemu != nil {
+		err = m.PowerCut()
 	}
-	message := make([]byte, 4096)
-	for {
-		n, err := socket.Read(message)
-		if err != nil {
-			select {
-			case err = <-ended:
-			default:
-				_ = cmd.Process.Kill()
-				<-ended
-			}
-			return "", "", fmt.Errorf("booting the machine: %w\n%s", err, read(log.Name()))
-		}
-		ready := false
-		for line := range strings.Lines(string(message[:n])) {
-			line = strings.TrimSpace(line)
-			if pid, ok := strings.CutPrefix(line, "X_NSPAWN_LEADER_PID="); ok {
-				leader = pid
-			}
-			ready = ready || line == "READY=1"
-		}
-		if ready {
-			return leader, log.Name(), nil
-		}
+	return errors.Join(err, os.Remove(m.overlay()))
+}
+
+func (m *Machine) sshArgs(words ...string) []string {
+	return append([]string{
+		"ssh", "-F", "none", "-i", m.disk.Key, "-S", controlSocket(m.options.Dir),
+		"-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", "-o", "BatchMode=yes",
+		"-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=6",
+	}, words...)
+}
+
+const user = "root@" + cluster.MachineAddress
+
+// connect opens the connection that commands share.
+func (m *Machine) connect(ctx context.Context) error {
+	if m.ssh != nil && m.ssh.Running() {
+		return m.check(ctx)
 	}
+	if err := m.disconnect(); err != nil {
+		return err
+	}
+	m.ssh = cluster.NewProcess("ssh", filepath.Join(m.options.Dir, "ssh.log"), m.sshArgs("-M", "-N", user), nil)
+	if err := m.ssh.Start(ctx); err != nil {
+		return err
+	}
+	return m.check(ctx)
+}
+
+// check returns an error until the shared connection is there.
+func (m *Machine) check(ctx context.Context) error {
+	out, err := exec.CommandContext(ctx, "ssh", m.sshArgs("-O", "check", user)[1:]...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("ssh: %w\n%s", err, out)
+	}
+	return nil
+}
+
+func (m *Machine) disconnect() error {
+	if m.ssh == nil {
+		return nil
+	}
+	err := m.ssh.Kill()
+	m.ssh = nil
+	if removing := os.Remove(controlSocket(m.options.Dir)); !errors.Is(removing, os.ErrNotExist) {
+		err = errors.Join(err, removing)
+	}
+	return err
+}
+
+// Run runs a program in the machine, as root, and returns what it prints on its standard output. An error has what it prints on the
+// other.
+func (m *Machine) Run(ctx context.Context, words ...string) (string, error) {
+	return m.Pipe(ctx, nil, words...)
+}
+
+// Pipe is Run for a program that reads its standard input.
+func (m *Machine) Pipe(ctx context.Context, stdin io.Reader, words ...string) (string, error) {
+	quoted := make([]string, len(words))
+	for i, w := range words {
+		quoted[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+	}
+	cmd := exec.CommandContext(ctx, "ssh", m.sshArgs(user, "--", strings.Join(quoted, " "))[1:]...)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &out, &errs
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("in the machine: %s: %w\n%s", strings.Join(words, " "), err, errs.String())
+	}
+	return out.String(), nil
+}
+
+// Shell runs a script in the machine, as Run does.
+func (m *Machine) Shell(ctx context.Context, script string) (string, error) {
+	return m.Pipe(ctx, strings.NewReader(script), "bash", "-eu", "-o", "pipefail")
+}
+
+// text returns what is in a file, or why that is not known.
+func text(path string) string {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return err.Error()
+	}
+	return string(content)
 }

@@ -2,85 +2,38 @@ package machine
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
-	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
 )
 
-// These variables carry what is made outside to the program inside.
-const (
-	insideVariable = "TESTMACHINE_INSIDE" // set: the program is in the machine
-	baseVariable   = "TESTMACHINE_BASE"   // the base system's directory
-	sourceVariable = "TESTMACHINE_SOURCE" // the checkout
-)
+// diskVariable carries the disk that is made outside to the program inside.
+const diskVariable = "TESTMACHINE_DISK"
 
-// Options say what a machine has besides a Debian with systemd.
-type Options struct {
-	// Dir is the working directory of the program in the machine, below the checkout; the go command starts tests there.
-	Dir string
-	// Packages are Debian packages of the base system besides systemd's.
-	Packages []string
-	// Variables are environment variables that the program in the machine has too.
-	Variables []string
-	// ReadOnly and Writable are more of them. The value of each is a file or a directory outside, which the machine has at the
-	// same path.
-	ReadOnly, Writable []string
+// Main runs the calling program in namespaces where [Start] can start a machine, and exits with what run returns. Call it like
+// cluster.Main, first of all: the functions in before run outside, where the network is.
+func Main(run func() int, before ...func(context.Context) error) {
+	cluster.Main(run, append([]func(context.Context) error{shareDisk}, before...)...)
 }
 
-// Main runs the calling program in a machine and exits with what run returns there. Call it like cluster.Main, first of all:
-// the functions in before run outside, where the network is.
-func Main(run func() int, o Options, before ...func(context.Context) error) {
-	if os.Getenv(insideVariable) != "" {
-		os.Exit(run())
-	}
-	cluster.Main(func() int {
-		status, err := o.inMachine()
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "machine:", err)
-			return max(status, 1)
-		}
-		return status
-	}, append([]func(context.Context) error{o.findSource, o.buildBase}, before...)...)
-}
-
-// findSource finds the checkout: the program's working directory is o.Dir of it.
-func (o Options) findSource(context.Context) error {
-	dir, err := os.Getwd()
+func shareDisk(ctx context.Context) error {
+	d, err := prepare(ctx)
 	if err != nil {
 		return err
 	}
-	source, found := strings.CutSuffix(dir, "/"+o.Dir)
-	if !found {
-		return fmt.Errorf("finding the checkout: the working directory %s is not %s of one", dir, o.Dir)
+	text, err := json.Marshal(d)
+	if err != nil {
+		return err
 	}
-	return os.Setenv(sourceVariable, source)
+	return os.Setenv(diskVariable, string(text))
 }
 
-// Source is the checkout. It is known to the functions in before, and in the machine.
-func Source() string { return os.Getenv(sourceVariable) }
-
-// Nest prepares the machine's cgroups for a cluster. cluster.Start can be called in the machine then.
-func Nest() error {
-	run, err := cluster.CurrentRun()
-	if err != nil {
-		return err
+func sharedDisk() (disk, error) {
+	var d disk
+	if err := json.Unmarshal([]byte(os.Getenv(diskVariable)), &d); err != nil {
+		return disk{}, fmt.Errorf("not inside the namespaces of a run: call machine.Main first, for instance in TestMain: %w", err)
 	}
-	// systemd-nspawn leaves them to its own systemd; runc and the kubelet need them.
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return err
-	}
-	for line := range strings.Lines(string(mounts)) {
-		left, right, _ := strings.Cut(line, " - ")
-		if strings.HasPrefix(right, "cgroup ") {
-			if err := unix.Mount("", strings.Fields(left)[4], "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
-				return fmt.Errorf("making %s writable: %w", strings.Fields(left)[4], err)
-			}
-		}
-	}
-	return run.Nest()
+	return d, nil
 }

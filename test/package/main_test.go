@@ -14,8 +14,9 @@ import (
 	"testing"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
-	"github.com/devmgrd/devmgrd/test/machine"
+	"github.com/devmgrd/devmgrd/test/debian"
 	"github.com/devmgrd/devmgrd/test/node"
+	"github.com/devmgrd/devmgrd/test/nspawn"
 )
 
 // packagesVariable names the directory with the packages, which are made outside.
@@ -28,7 +29,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	machine.Main(m.Run, machine.Options{Dir: "test/package", ReadOnly: []string{packagesVariable}}, node.Build, buildPackages)
+	nspawn.Main(m.Run, nspawn.Options{Dir: "test/package", ReadOnly: []string{packagesVariable}}, node.Build, buildPackages)
 }
 
 // inUse is the lock on the packages' directory, which the machine sees. It ends with this process.
@@ -41,7 +42,7 @@ func buildPackages(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if inUse, err = machine.LockFile(filepath.Join(cache, "packages.lock")); err != nil {
+	if inUse, err = debian.LockFile(filepath.Join(cache, "packages.lock")); err != nil {
 		return err
 	}
 	dir := filepath.Join(cache, "packages")
@@ -53,7 +54,7 @@ func buildPackages(ctx context.Context) error {
 	}
 	for _, p := range []struct{ version, dir string }{{older, dir}, {newer, dir}, {newer, again}} {
 		cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "deb", "VERSION=v"+p.version, "DIST="+p.dir)
-		cmd.Dir = machine.Source()
+		cmd.Dir = nspawn.Source()
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("make deb: %w\n%s", err, out)
 		}

@@ -20,8 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
-	"github.com/devmgrd/devmgrd/test/machine"
 	"github.com/devmgrd/devmgrd/test/node"
+	"github.com/devmgrd/devmgrd/test/nspawn"
 )
 
 // A user sits at the machine. What goes wrong ends the test.
@@ -108,7 +108,7 @@ func (u *user) installs(version string) string {
 // startCluster starts Kubernetes in the machine.
 func (u *user) startCluster(t *testing.T) {
 	t.Helper()
-	u.must(machine.Nest())
+	u.must(nspawn.Nest())
 	tools, err := cluster.Build(u.ctx, os.Stderr)
 	u.must(err)
 	c, err := cluster.Start(u.ctx, tools, cluster.Options{Units: true, Log: t.Output()})

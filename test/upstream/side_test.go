@@ -21,8 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
-	"github.com/devmgrd/devmgrd/test/machine"
 	"github.com/devmgrd/devmgrd/test/node"
+	"github.com/devmgrd/devmgrd/test/nspawn"
 )
 
 // These variables carry what is known and made outside to the process in the machine.
@@ -43,7 +43,7 @@ const busyboxImage = "registry.k8s.io/e2e-test-images/busybox:1.37.0-1"
 
 // runSide runs the suite on one side, in a machine of its own, and ends the process. The report is in the results' directory.
 func runSide(side string) {
-	o := machine.Options{
+	o := nspawn.Options{
 		Dir:       "test/upstream",
 		Packages:  []string{"busybox-static", "sudo"}, // of the containers, and of the suite
 		Variables: []string{sideVariable},
@@ -54,7 +54,7 @@ func runSide(side string) {
 		o.ReadOnly = []string{packageVariable}
 		before = append(before, buildPackage)
 	}
-	machine.Main(func() int {
+	nspawn.Main(func() int {
 		if err := inMachine(side); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
@@ -70,7 +70,7 @@ func buildPackage(ctx context.Context) error {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "deb", "DIST="+dir)
-	cmd.Dir = machine.Source()
+	cmd.Dir = nspawn.Source()
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("make deb: %w\n%s", err, out)
 	}
@@ -93,7 +93,7 @@ func inMachine(side string) error {
 	if err != nil {
 		return err
 	}
-	if err := machine.Nest(); err != nil {
+	if err := nspawn.Nest(); err != nil {
 		return err
 	}
 	c, err := cluster.Start(ctx, tools, cluster.Options{

@@ -19,7 +19,7 @@ import (
 	"testing"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
-	"github.com/devmgrd/devmgrd/test/machine"
+	"github.com/devmgrd/devmgrd/test/debian"
 )
 
 var (
@@ -145,7 +145,7 @@ func resultsDir(side string) (dir string, turn *os.File, err error) {
 		name += "-" + regexp.MustCompile(`[^A-Za-z0-9]+`).ReplaceAllString(*focusFlag, "-")
 	}
 	dir = filepath.Join(cache, "upstream", name)
-	if turn, err = machine.LockFile(dir + ".lock"); err != nil {
+	if turn, err = debian.LockFile(dir + ".lock"); err != nil {
 		return "", nil, err
 	}
 	return dir, turn, nil

@@ -41,7 +41,7 @@ func command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(upCommand(), downCommand(), statusCommand(), enterCommand(), buildCommand(), serveCommand())
+	root.AddCommand(upCommand(), downCommand(), statusCommand(), enterCommand(), sshCommand(), buildCommand(), serveCommand())
 	return root
 }
 

@@ -13,10 +13,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/machine"
 )
 
 func upCommand() *cobra.Command {
 	var dir string
+	var asMachine bool
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Bring a cluster up and leave it running",
@@ -26,15 +28,16 @@ func upCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return up(cmd, h)
+			return up(cmd, h, asMachine)
 		},
 	}
 	dirFlag(cmd.Flags(), &dir)
+	cmd.Flags().BoolVar(&asMachine, "machine", false, "the node is a virtual machine that boots, with systemd and cgroup v2")
 	return cmd
 }
 
 // up starts `serve` in the background and returns when its cluster is ready.
-func up(cmd *cobra.Command, h home) error {
+func up(cmd *cobra.Command, h home, asMachine bool) error {
 	ctx := cmd.Context()
 	if os.Geteuid() != 0 {
 		return errors.New("this needs root, to make namespaces, mounts and cgroups")
@@ -55,7 +58,7 @@ func up(cmd *cobra.Command, h home) error {
 	defer log.Close()
 
 	began := time.Now()
-	server := exec.Command("/proc/self/exe", "serve", "--dir", string(h))
+	server := exec.Command("/proc/self/exe", "serve", "--dir", string(h), fmt.Sprintf("--machine=%t", asMachine))
 	server.Stdout, server.Stderr = log, log
 	server.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := server.Start(); err != nil {
@@ -92,6 +95,9 @@ func up(cmd *cobra.Command, h home) error {
 
 Logs are in %s.
 `, time.Since(began).Round(100*time.Millisecond), h.kubeconfig(), h.logs())
+	if asMachine {
+		fmt.Fprintf(cmd.OutOrStdout(), "`cluster ssh` leads into the machine. Its console says what it has to in %s.\n", machine.ConsoleOf(ready))
+	}
 	return nil
 }
 

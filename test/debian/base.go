@@ -1,4 +1,4 @@
-package machine
+package debian
 
 import (
 	"context"
@@ -21,19 +21,11 @@ const suite = "bookworm"
 
 var included = []string{"systemd", "systemd-sysv", "dbus"}
 
-// buildBase makes the base system, if the cache has none.
-func (o Options) buildBase(ctx context.Context) error {
-	base, err := Base(ctx, o.Packages...)
-	if err != nil {
-		return err
-	}
-	return os.Setenv(baseVariable, base)
-}
-
 // Base returns the directory of a Debian with systemd and the packages, and makes it if the cache has none: some 40 seconds and
 // 250 MB, once. Callers only read it.
 func Base(ctx context.Context, additional ...string) (string, error) {
-	if err := ensurePrograms(ctx); err != nil {
+	err := apt.Ensure(ctx, os.Stderr, apt.Need{For: "a Debian is made with it", Missing: apt.Programs(map[string]string{"debootstrap": "debootstrap"})})
+	if err != nil {
 		return "", err
 	}
 	cache, err := cluster.CacheDir()
@@ -75,14 +67,6 @@ func bootstrap(ctx context.Context, base string, packages []string) error {
 		return err
 	}
 	return os.Rename(making, base)
-}
-
-// ensurePrograms looks for what makes and boots a Debian, and installs it where that is simple.
-func ensurePrograms(ctx context.Context) error {
-	return apt.Ensure(ctx, os.Stderr, apt.Need{
-		For:     "a Debian is made and booted with it",
-		Missing: apt.Programs(map[string]string{"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container"}),
-	})
 }
 
 // LockFile takes the lock on a file, and waits for it: another run may be making the same thing.

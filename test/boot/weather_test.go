@@ -1,0 +1,66 @@
+//go:build e2e
+
+package boot
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// The clock jumps by weeks, forth and back. A lost plugin has its grace period all the same, pods keep their devices, and new ones get
+// theirs.
+func TestClock_Jumps_NothingHappens(t *testing.T) {
+	h := start(t)
+	h.driver()
+	h.service("gpu0=/dev/vendor/gpu0:rw", "gpu1=/dev/vendor/gpu1:rw")
+	h.runs("before", 1)
+	had := h.holds("before")
+	for i, jump := range []string{"+20 days", "-20 days"} {
+		h.types("systemctl stop vendor-plugin.service")
+		h.until("the plugin is lost", func() bool { return strings.Contains(h.tries("devmgrd plugins"), "stale") })
+		h.types("date --set '" + jump + "'")
+		if _, allocatable, err := h.Shown(h.ctx, gpu); err != nil || allocatable != 2 {
+			t.Errorf("%s: the Node shows %d devices (%v), want 2 for the grace period", jump, allocatable, err)
+		}
+		h.types("systemctl start vendor-plugin.service")
+		h.must(h.WaitShown(h.soon(), gpu, 2))
+		name := []string{"first", "second"}[i]
+		if got := h.runs(name, 1); got.Env["DEVICES"] == had || got.Env["DEVICES"] == "" {
+			t.Errorf("%s: a new pod has %q, and %s is in use", jump, got.Env["DEVICES"], had)
+		}
+		h.must(h.Delete(h.soon(), name))
+	}
+	if n := h.restarts("before"); n != 0 || h.holds("before") != had {
+		t.Errorf("the pod that ran was started %d times again, and holds %s; it had %s", n, h.holds("before"), had)
+	}
+	if out := h.types("systemctl show --value --property=NRestarts devmgrd"); out != "0" {
+		t.Logf("devmgrd was restarted %s times since its unit was started", out)
+	}
+}
+
+// The disk is full. What runs goes on and a new pod waits, until there is space again.
+func TestDisk_IsFull_NewPodsWait(t *testing.T) {
+	h := start(t)
+	h.driver()
+	h.service("gpu0=/dev/vendor/gpu0:rw", "gpu1=/dev/vendor/gpu1:rw")
+	h.runs("before", 1)
+	had := h.holds("before")
+	t.Cleanup(func() { h.tries("rm -f /var/full") })
+	h.types("dd if=/dev/zero of=/var/full bs=1M 2>/dev/null || true; dd if=/dev/zero of=/var/full bs=512 oflag=append conv=notrunc 2>/dev/null || true; sync")
+	h.types("systemctl restart devmgrd") // it reads its state, and has nothing to write to
+	h.ready()
+	h.creates("meanwhile", 1, "/dev/gpu0", "/dev/gpu1")
+	h.must(h.WaitPod(h.soon(), "default", "meanwhile", func(p *corev1.Pod) (bool, error) { return p.Spec.NodeName != "", nil }))
+	if out, err := h.inside("before", "open", "/dev/"+had, "rw"); err != nil {
+		t.Errorf("the pod that ran cannot open its device: %v\n%s", err, out)
+	}
+	h.types("rm -f /var/full; sync")
+	if got := h.running("meanwhile"); got.Env["DEVICES"] == had || opened(got, "/dev/"+got.Env["DEVICES"]) != "r rw w" {
+		t.Errorf("the new pod has %q; %s is in use", got.Env["DEVICES"], had)
+	}
+	if n := h.restarts("before"); n != 0 || h.holds("before") != had {
+		t.Errorf("the pod that ran was started %d times again, and holds %s; it had %s", n, h.holds("before"), had)
+	}
+}
