@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
@@ -64,6 +65,7 @@ func start(t *testing.T, devices ...string) *harness {
 	h := on(ctx, t)
 	t.Cleanup(func() {
 		h.ctx = context.Background() // the test's own is over
+		h.promises()
 		if t.Failed() {
 			h.describe()
 			if err := stopShared(); err != nil {
@@ -279,6 +281,30 @@ func (h *harness) restarted(name string, restarts int32) report.Report {
 		return false, nil
 	}))
 	return h.running(name)
+}
+
+// promises checks that each container that runs has as many devices as its pod asks for, and no device is in two hands.
+func (h *harness) promises() {
+	h.t.Helper()
+	pods, err := h.Client().CoreV1().Pods(metav1.NamespaceDefault).List(h.ctx, metav1.ListOptions{})
+	h.must(err)
+	hands := map[string]string{}
+	for _, p := range pods.Items {
+		asks := p.Spec.Containers[0].Resources.Limits.Name(gpu, resource.DecimalSI).Value()
+		if asks == 0 || p.DeletionTimestamp != nil || len(p.Status.ContainerStatuses) == 0 || p.Status.ContainerStatuses[0].State.Running == nil {
+			continue
+		}
+		devices := strings.Split(h.holds(p.Name), ",")
+		if int64(len(devices)) != asks || devices[0] == "" {
+			h.t.Errorf("pod %s has %q and asks for %d", p.Name, devices, asks)
+		}
+		for _, d := range devices {
+			if other := hands[d]; other != "" {
+				h.t.Errorf("%s is in the hands of %s and %s", d, other, p.Name)
+			}
+			hands[d] = p.Name
+		}
+	}
 }
 
 // vacate removes what a test has left, and checks that devmgrd has nothing left of it.

@@ -102,7 +102,11 @@ func Start(ctx context.Context, tools Tools, o Options) (*Cluster, error) {
 	if err := c.start(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start a cluster: %w", err), c.Stop())
 	}
-	fmt.Fprintf(o.Log, "node %s is Ready after %s\n", o.NodeName, time.Since(began).Round(10*time.Millisecond))
+	what := "node " + o.NodeName
+	if o.Machine != "" {
+		what = "the control plane"
+	}
+	fmt.Fprintf(o.Log, "%s is ready after %s\n", what, time.Since(began).Round(10*time.Millisecond))
 	return c, nil
 }
 
