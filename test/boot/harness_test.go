@@ -198,10 +198,6 @@ WantedBy=multi-user.target
 `}))
 	h.types(`chmod 755 /usr/local/sbin/vendor-driver; mkdir -p /var/lib/vendor; truncate -s 1M /var/lib/vendor/gpu0 /var/lib/vendor/gpu1
 systemctl daemon-reload; systemctl enable --now vendor-driver.service`)
-	h.t.Cleanup(func() {
-		h.ctx = context.Background()
-		h.tries("systemctl disable --now vendor-driver.service; rm -rf /var/lib/vendor /etc/systemd/system/vendor-driver.service; systemctl daemon-reload")
-	})
 }
 
 // holds returns the device that devmgrd says a pod has, by its container's variable.
@@ -317,8 +313,11 @@ func (h *harness) vacate() {
 		h.must(h.Client().CoreV1().Pods(p.Namespace).Delete(h.ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
 	}
 	h.until("no assignment is left", func() bool { return strings.Contains(h.tries("devmgrd assignments"), "No container has devices.") })
-	h.types("systemctl disable --now vendor-plugin.service 2>/dev/null || true; rm -f /etc/systemd/system/vendor-plugin.service; systemctl daemon-reload")
-	h.types("devmgrd forget " + gpu + " || true")
+	h.types(`for unit in vendor-plugin vendor-driver; do
+	if [ -e /etc/systemd/system/$unit.service ]; then systemctl disable --now $unit.service; fi
+done 2>/dev/null
+rm -rf /etc/systemd/system/vendor-* /var/lib/vendor; systemctl daemon-reload`)
+	h.tries("devmgrd forget " + gpu) // it is not there after a test without a plugin
 }
 
 // describe tells how things stand when a test has failed.

@@ -5,8 +5,6 @@ package boot
 import (
 	"strings"
 	"testing"
-
-	corev1 "k8s.io/api/core/v1"
 )
 
 // The clock jumps by weeks, forth and back. A lost plugin has its grace period all the same, pods keep their devices, and new ones get
@@ -48,15 +46,17 @@ func TestDisk_IsFull_NewPodsWait(t *testing.T) {
 	h.runs("before", 1)
 	had := h.holds("before")
 	t.Cleanup(func() { h.tries("rm -f /var/full") })
-	h.types("dd if=/dev/zero of=/var/full bs=1M 2>/dev/null || true; dd if=/dev/zero of=/var/full bs=512 oflag=append conv=notrunc 2>/dev/null || true; sync")
+	h.types(`free() { stat --file-system --format='%f * %S' /var; }
+fallocate --length $(($(free) - (8 << 20))) /var/full
+dd if=/dev/zero of=/var/full bs=4096 oflag=append conv=notrunc 2>/dev/null || true; sync; df /var; [ $(($(free))) -lt 65536 ]`)
 	h.types("systemctl restart devmgrd") // it reads its state, and has nothing to write to
 	h.ready()
 	h.creates("meanwhile", 1, "/dev/gpu0", "/dev/gpu1")
-	h.must(h.WaitPod(h.soon(), "default", "meanwhile", func(p *corev1.Pod) (bool, error) { return p.Spec.NodeName != "", nil }))
+	h.until("the runtime has no space for its container", func() bool { return strings.Contains(h.Events(h.ctx, "meanwhile"), "no space left on device") })
+	h.types("rm -f /var/full; sync")
 	if out, err := h.inside("before", "open", "/dev/"+had, "rw"); err != nil {
 		t.Errorf("the pod that ran cannot open its device: %v\n%s", err, out)
 	}
-	h.types("rm -f /var/full; sync")
 	if got := h.running("meanwhile"); got.Env["DEVICES"] == had || opened(got, "/dev/"+got.Env["DEVICES"]) != "r rw w" {
 		t.Errorf("the new pod has %q; %s is in use", got.Env["DEVICES"], had)
 	}
