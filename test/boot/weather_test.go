@@ -46,9 +46,10 @@ func TestDisk_IsFull_NewPodsWait(t *testing.T) {
 	h.runs("before", 1)
 	had := h.holds("before")
 	t.Cleanup(func() { h.tries("rm -f /var/full") })
-	h.types(`free() { stat --file-system --format='%f * %S' /var; }
-fallocate --length $(($(free) - (8 << 20))) /var/full
-dd if=/dev/zero of=/var/full bs=4096 oflag=append conv=notrunc 2>/dev/null || true; sync; df /var; [ $(($(free))) -lt 65536 ]`)
+	h.types(`fallocate --length $(($(stat --file-system --format="%a * %S" /var) - (64 << 20))) /var/full # of what is not root's alone
+dd if=/dev/zero of=/var/full bs=1M oflag=append conv=notrunc 2>/dev/null || true
+dd if=/dev/zero of=/var/full bs=4096 oflag=append conv=notrunc 2>/dev/null || true
+sync; df /var; if head --bytes=64K /dev/zero > /var/more; then exit 1; fi; rm /var/more`)
 	h.types("systemctl restart devmgrd") // it reads its state, and has nothing to write to
 	h.ready()
 	h.creates("meanwhile", 1, "/dev/gpu0", "/dev/gpu1")
