@@ -214,6 +214,13 @@ func (c *Cluster) containerdConfig() map[string]string {
 	for _, p := range c.options.CNI {
 		programs = append(programs, strconv.Quote(filepath.Dir(p.Path)))
 	}
+	if containerdRelease() == "1.7" {
+		return map[string]string{containerdFile: c.oldContainerdConfig(programs[0])}
+	}
+	binaries := "bin_dirs = [" + strings.Join(programs, ", ") + "]"
+	if containerdRelease() == "2.0" {
+		binaries = "bin_dir = " + programs[0]
+	}
 	config := fmt.Sprintf(`version = 3
 imports = ["%s/*.toml"]
 
@@ -223,9 +230,9 @@ imports = ["%s/*.toml"]
 [plugins.'io.containerd.cri.v1.runtime']
   %s
   [plugins.'io.containerd.cri.v1.runtime'.cni]
-    bin_dirs = [%s]
+    %s
     conf_dir = %q
-`, dropIns, PauseImage, cgroups, strings.Join(programs, ", "), filepath.Dir(cniFile))
+`, dropIns, PauseImage, cgroups, binaries, filepath.Dir(cniFile))
 
 	options := "version = 3\n[plugins.'io.containerd.nri.v1.nri']\n"
 	if t := c.options.NRIRegistrationTimeout; t > 0 {
@@ -240,6 +247,24 @@ imports = ["%s/*.toml"]
 		dropIns + "/extra.toml":   "version = 3\n" + c.options.ContainerdConfig,
 		dropIns + "/options.toml": options,
 	}
+}
+
+// oldContainerdConfig is containerdConfig for containerd 1.7, which reads version 2 and has NRI and CDI off. It leaves out what tests add.
+func (c *Cluster) oldContainerdConfig(binaries string) string {
+	return fmt.Sprintf(`version = 2
+
+[plugins."io.containerd.nri.v1.nri"]
+  disable = false
+  plugin_request_timeout = "10s"
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = %q
+  enable_cdi = true
+  restrict_oom_score_adj = true # there may be no CAP_SYS_RESOURCE
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = %s
+    conf_dir = %q
+`, PauseImage, binaries, filepath.Dir(cniFile))
 }
 
 func writeFile(path, content string) error {

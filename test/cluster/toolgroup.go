@@ -1,5 +1,7 @@
 package cluster
 
+import "os"
+
 // A toolGroup is a set of programs that one `go build` makes.
 type toolGroup struct {
 	name     string   // also the cache directory's
@@ -19,6 +21,30 @@ type toolGroup struct {
 	stamp []string // variables to be set to the release, which Go's own build does not do
 }
 
+// ContainerdVariable chooses a release of containerd for a cluster: "2.1" is the one of test/tools/containerd-2.1. Unset, it is the
+// newest.
+const ContainerdVariable = "TESTCLUSTER_CONTAINERD"
+
+func containerdRelease() string { return os.Getenv(ContainerdVariable) }
+
+// containerdGroup is containerd of the release that is chosen.
+func containerdGroup() toolGroup {
+	g := toolGroup{
+		name: "containerd", title: "containerd", first: "about a minute the first time",
+		programs: []string{"containerd", "containerd-shim-runc-v2", "ctr"},
+		release:  "github.com/containerd/containerd/v2",
+		tags:     "no_btrfs no_devmapper no_zfs",
+	}
+	if containerdRelease() != "" {
+		g.name += "-" + containerdRelease()
+	}
+	if containerdRelease() == "1.7" {
+		g.release = "github.com/containerd/containerd"
+	}
+	g.stamp = []string{g.release + "/version.Version"}
+	return g
+}
+
 func toolGroups() []toolGroup {
 	module := func(g toolGroup) toolGroup {
 		g.dir = "test/tools/" + g.name
@@ -36,13 +62,7 @@ func toolGroups() []toolGroup {
 			renames: map[string]string{"server": "etcd"},
 			stamp:   []string{"k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion"},
 		}),
-		module(toolGroup{
-			name: "containerd", title: "containerd", first: "about a minute the first time",
-			programs: []string{"containerd", "containerd-shim-runc-v2", "ctr"},
-			release:  "github.com/containerd/containerd/v2",
-			tags:     "no_btrfs no_devmapper no_zfs",
-			stamp:    []string{"github.com/containerd/containerd/v2/version.Version"},
-		}),
+		module(containerdGroup()),
 		module(toolGroup{
 			name: "runc", title: "runc",
 			programs: []string{"runc"},
