@@ -46,7 +46,7 @@ type plugin struct {
 
 func parse(args []string) (*plugin, error) {
 	if len(args) < 3 {
-		return nil, errors.New("usage: plugin DIRECTORY RESOURCE ID=PATH:PERMISSIONS...")
+		return nil, errors.New("the arguments are not DIRECTORY RESOURCE and some ID=PATH:PERMISSIONS")
 	}
 	p := &plugin{dir: args[0], resource: args[1], ended: make(chan struct{}, 1)}
 	for _, word := range args[2:] {
