@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -119,12 +120,13 @@ func link(ctx context.Context) error {
 	return nil
 }
 
-func (m *Machine) qemuArgs(accel, console string) []string {
+// qemuArgs are the words that run the machine. more are for the kernel's command line.
+func (m *Machine) qemuArgs(accel, console string, more ...string) []string {
 	cpu := "max"
 	if accel == "kvm" {
 		cpu = "host"
 	}
-	kernel := append([]string{"root=/dev/nvme0n1", "rw", "console=ttyS0", "quiet", "panic=-1", "edd=off", "mitigations=off", "systemd.log_color=0"}, m.options.KernelArgs...)
+	kernel := slices.Concat([]string{"root=/dev/nvme0n1", "rw", "console=ttyS0", "panic=-1", "edd=off", "mitigations=off", "systemd.log_color=0"}, more, m.options.KernelArgs)
 	return []string{
 		"qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-cpu", cpu, "-smp", "2", "-m", fmt.Sprint(m.options.Memory),
 		"-display", "none", "-monitor", "none", "-nodefaults", "-serial", "file:" + console,
@@ -143,8 +145,8 @@ func (m *Machine) findAccelerator(ctx context.Context) string {
 		return "tcg"
 	}
 	console := filepath.Join(m.options.Dir, "kvm")
-	args := m.qemuArgs("kvm", console)
-	probe := cluster.NewProcess("qemu-kvm", console+".log", append(args, "-snapshot"), nil)
+	args := append(m.qemuArgs("kvm", console), "-snapshot")
+	probe := cluster.NewProcess("qemu-kvm", console+".log", args, nil)
 	if err := probe.Start(ctx); err != nil {
 		return "tcg"
 	}
@@ -156,7 +158,7 @@ func (m *Machine) findAccelerator(ctx context.Context) string {
 		if !probe.Running() {
 			return false, errors.New("QEMU has ended")
 		}
-		return bytes.Contains(said, []byte("systemd")), nil
+		return bytes.Contains(said, []byte("systemd[1]: ")), nil
 	})
 	if err != nil {
 		fmt.Fprintln(m.options.Log, "no kernel boots with KVM here: the machine is emulated")
@@ -171,7 +173,7 @@ func (m *Machine) Boot(ctx context.Context) error {
 	if accel == "tcg" {
 		accel = "tcg,thread=multi"
 	}
-	m.qemu = cluster.NewProcess("qemu", filepath.Join(m.options.Dir, "qemu.log"), m.qemuArgs(accel, m.Console()), nil)
+	m.qemu = cluster.NewProcess("qemu", filepath.Join(m.options.Dir, "qemu.log"), m.qemuArgs(accel, m.Console(), "quiet"), nil)
 	if err := m.qemu.Start(ctx); err != nil {
 		return err
 	}
