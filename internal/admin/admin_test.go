@@ -651,6 +651,7 @@ func TestDrainOfAQuarantinedDevice(t *testing.T) {
 	r.Plugins.Stock(gpu, 1)
 	r.Settle(t, allocatortest.Pod("plain", gpu, 0))
 	r.RuntimeSynced([]device.Running{{ID: "c", Container: device.Container{Pod: "stranger", Name: "main"}, Stamp: device.Choice{gpu: {"d000"}}}}, nil)
+	plugintest.Eventually(t, "the device is quarantined", func() bool { return r.Resources().ByName[gpu].States[device.Quarantined] == 1 })
 	stream, err := r.Drain(t.Context(), &adminv1.DrainRequest{Devices: []*adminv1.DeviceName{{ResourceName: string(gpu), Id: "d000"}}})
 	if err != nil {
 		t.Fatal(err)
