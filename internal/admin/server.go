@@ -107,9 +107,9 @@ type Config struct {
 	// NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory. nil: there
 	// is no redirect.
 	NotRedirected func() []device.PodContainer
-	// Runtime returns the container runtime's name and version, and what this release keeps devmgrd from doing. nil: not known.
-	Runtime func() (name string, limits []string)
-	Log     *slog.Logger
+	// Limits returns what releases of the container runtime and of Kubernetes keep devmgrd from doing. nil: not known.
+	Limits func() []device.Limit
+	Log    *slog.Logger
 }
 
 // A Server is AdminService. Run serves it at the socket; its methods may also be called within the process.

@@ -50,8 +50,8 @@ func (s *Server) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 		})
 	}
 	answer.NotRedirected = containersOf(s.notRedirected())
-	if s.cfg.Runtime != nil {
-		answer.Runtime, answer.RuntimeLimits = s.cfg.Runtime()
+	if s.cfg.Limits != nil {
+		answer.Limits = lists.Map(s.cfg.Limits(), func(l device.Limit) *adminv1.Limit { return &adminv1.Limit{Release: l.Release, Text: l.Text} })
 	}
 	return answer, nil
 }

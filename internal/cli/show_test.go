@@ -302,11 +302,13 @@ func TestRare(t *testing.T) {
 	}
 }
 
-// What the runtime's release keeps devmgrd from doing is in the status.
-func TestStatus_RuntimeLimits(t *testing.T) {
+// What releases keep devmgrd from doing is in the status.
+func TestStatus_Limits(t *testing.T) {
 	var text strings.Builder
-	showStatus(&text, &adminv1.GetStatusResponse{Runtime: "containerd 2.1.9", RuntimeLimits: []string{"containers that are granted x are refused", "b"}}, time.Now())
-	if want := "\nWith containerd 2.1.9:\n  containers that are granted x are refused\n  b\n"; !strings.Contains(text.String(), want) {
+	showStatus(&text, &adminv1.GetStatusResponse{Limits: []*adminv1.Limit{
+		{Release: "containerd 2.1.9", Text: "containers that are granted x are refused"}, {Release: "containerd 2.1.9", Text: "b"}, {Release: "Kubernetes v1.33.4", Text: "c"},
+	}}, time.Now())
+	if want := "\nWith containerd 2.1.9:\n  containers that are granted x are refused\n  b\n\nWith Kubernetes v1.33.4:\n  c\n"; !strings.Contains(text.String(), want) {
 		t.Errorf("the status is %q, without %q", text.String(), want)
 	}
 }

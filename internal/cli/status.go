@@ -61,11 +61,13 @@ func showStatus(to io.Writer, s *adminv1.GetStatusResponse, now time.Time) {
 	if len(s.Waiting) == 0 {
 		fmt.Fprintln(to, "No pod waits.")
 	}
-	if len(s.RuntimeLimits) > 0 {
-		fmt.Fprintf(to, "\nWith %s:\n", visible.Text(s.Runtime))
-		for _, limit := range s.RuntimeLimits {
-			fmt.Fprintf(to, "  %s\n", visible.Text(limit))
+	release := ""
+	for _, limit := range s.Limits {
+		if limit.Release != release {
+			release = limit.Release
+			fmt.Fprintf(to, "\nWith %s:\n", visible.Text(release))
 		}
+		fmt.Fprintf(to, "  %s\n", visible.Text(limit.Text))
 	}
 	showNotRedirected(to, s.NotRedirected)
 }

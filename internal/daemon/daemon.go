@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -139,6 +140,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	recorder := history.New(history.Config{Allocator: devices, Store: historyFile, Known: open, Log: logFor("history")})
 	var bound *pods.Pods
 	var onNode func(device.ResourceName) (n int, shown bool)
+	limits := func() []device.Limit { return nil } // of the API server's release
 	runs := []func(context.Context) error{notifier.Run, plugins.Run, recorder.Run, devices.Run}
 	if api == nil {
 		devices.Replace(nil) // drop pods that an API server had bound to the node before
@@ -163,7 +165,12 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		nriConfig.Pods, podResourcesConfig.Pods, onNode = bound, bound, node.Shown
 		plugins.AddServiceAccounts(bound)
 		components = append(components, component{"pods", bound.Check}, component{"node", node.Check})
-		runs = append(runs, bound.Run, node.Run)
+		release := kube.NewRelease(api, logFor("kube"))
+		limits = func() []device.Limit {
+			name, texts := release.Limits()
+			return lists.Map(texts, func(text string) device.Limit { return device.Limit{Release: name, Text: text} })
+		}
+		runs = append(runs, bound.Run, node.Run, release.Run)
 	}
 	runtime, resources := nri.New(nriConfig), podresources.New(podResourcesConfig)
 	components = append(components, component{"nri", runtime.Check}, component{"podresources", resources.Check})
@@ -174,7 +181,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			return lists.Map(components, func(p component) admin.Component { return admin.Component{Name: p.name, Err: p.check()} })
 		},
 		NotRedirected: runtime.NotRedirected,
-		Runtime:       runtime.Runtime,
+		Limits:        func() []device.Limit { return slices.Concat(runtime.Limits(), limits()) },
 		Log:           logFor("admin"),
 	}
 	if api != nil {

@@ -1,11 +1,13 @@
 package kube
 
 import (
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 )
@@ -24,7 +26,8 @@ func TestPolicy(t *testing.T) {
 		"no rights":          {"403", "", ""},
 	} {
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			answer := map[string]string{"/apis/admissionregistration.k8s.io/v1": test.v1, "/apis/admissionregistration.k8s.io/v1beta1": test.v1beta1}[r.URL.Path]
+			answer := map[string]string{"/apis/admissionregistration.k8s.io/v1": test.v1, "/apis/admissionregistration.k8s.io/v1beta1": test.v1beta1,
+				"/version": `{"gitVersion":"v1.2.3"}`}[r.URL.Path]
 			w.Header().Set("Content-Type", "application/json")
 			switch {
 			case answer == "":
@@ -40,8 +43,19 @@ func TestPolicy(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := policy(t.Context(), c); got != test.want {
+		if got, _ := policy(t.Context(), c); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+		r := NewRelease(c, slog.New(slog.DiscardHandler))
+		err = r.ask(t.Context())
+		release, limits := r.Limits()
+		switch {
+		case test.want == "" && !apierrors.IsForbidden(err):
+			t.Errorf("%s: %v, want a refusal", name, err)
+		case test.want != "" && err != nil:
+			t.Errorf("%s: %v", name, err)
+		case (test.want == NoPolicy) != (len(limits) == 1) || test.want != "" && release != "Kubernetes v1.2.3":
+			t.Errorf("%s: %s with the limits %q", name, release, limits)
 		}
 	}
 }

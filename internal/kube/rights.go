@@ -93,12 +93,13 @@ func Rights(ctx context.Context, c Client, node string) (Access, error) {
 		}
 		a.Rights = append(a.Rights, Right{step.what, err})
 	}
-	a.Node, a.Pods, a.Policy = len(nodes.Items) > 0, pods.Items, policy(ctx, c)
+	a.Node, a.Pods = len(nodes.Items) > 0, pods.Items
+	a.Policy, _ = policy(ctx, c)
 	return a, nil
 }
 
-// policy returns the newest version of the API of mutating admission policies, or NoPolicy; empty if the API server does not say.
-func policy(ctx context.Context, c Client) string {
+// policy returns the newest version of the API of mutating admission policies, or NoPolicy.
+func policy(ctx context.Context, c Client) (string, error) {
 	for _, version := range []string{"v1", "v1beta1"} {
 		var served metav1.APIResourceList
 		text, err := c.Get().AbsPath("/apis/admissionregistration.k8s.io/" + version).Do(ctx).Raw()
@@ -108,12 +109,12 @@ func policy(ctx context.Context, c Client) string {
 		switch {
 		case apierrors.IsNotFound(err):
 		case err != nil:
-			return ""
+			return "", err
 		case slices.ContainsFunc(served.APIResources, func(r metav1.APIResource) bool { return r.Name == "mutatingadmissionpolicies" }):
-			return version
+			return version, nil
 		}
 	}
-	return NoPolicy
+	return NoPolicy, nil
 }
 
 // ignoreMissing treats a missing object as a success: the API server checks rights first.

@@ -99,12 +99,12 @@ func (n *Connection) Synced() <-chan struct{} { return n.synced }
 // NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory.
 func (n *Connection) NotRedirected() []device.PodContainer { return n.notRedirected.list() }
 
-// Runtime returns the name and version of the runtime that connected last, and what it keeps devmgrd from doing.
-func (n *Connection) Runtime() (name string, limits []string) {
+// Limits returns what the release of the runtime that connected last keeps devmgrd from doing.
+func (n *Connection) Limits() []device.Limit {
 	if can := n.features.Load(); can != nil {
-		return can.runtime, can.limits()
+		return can.limits()
 	}
-	return "", nil
+	return nil
 }
 
 // Run keeps the connection until ctx ends, and replaces it whenever it is lost.

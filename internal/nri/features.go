@@ -1,6 +1,10 @@
 package nri
 
-import "k8s.io/apimachinery/pkg/util/version"
+import (
+	"k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
 
 // features are the parts of NRI that a runtime supports. An older runtime ignores an unknown field of an answer without an
 // error, so devmgrd has to know.
@@ -14,19 +18,20 @@ type features struct {
 	validates bool
 }
 
-// limits returns what the runtime's missing features mean for users, one sentence each.
-func (f features) limits() (all []string) {
+// limits returns what the runtime's missing features mean for users.
+func (f features) limits() (all []device.Limit) {
+	add := func(text string) { all = append(all, device.Limit{Release: f.runtime, Text: text}) }
 	if !f.validates {
-		all = append(all, "containers that are created while devmgrd is away start without their devices")
+		add("containers that are created while devmgrd is away start without their devices")
 	}
 	if !f.cdi {
-		all = append(all, "containers that are granted CDI devices are refused")
+		add("containers that are granted CDI devices are refused")
 	}
 	if !f.rules {
-		all = append(all, "containers that are granted device nodes with less than read and write access are refused")
+		add("containers that are granted device nodes with less than read and write access are refused")
 	}
 	if !f.args {
-		all = append(all, "containers whose command line refers to a device plugin's variable as $(NAME) are refused")
+		add("containers whose command line refers to a device plugin's variable as $(NAME) are refused")
 	}
 	return all
 }

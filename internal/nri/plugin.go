@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/nri/pkg/api"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 // An Allocator knows the state of each container. Its methods return at once.
@@ -123,7 +124,8 @@ func (p *plugin) Configure(_ context.Context, _, runtime, version string) (_ api
 		events.Set(api.Event_VALIDATE_CONTAINER_ADJUSTMENT)
 	}
 	if limits := can.limits(); len(limits) > 0 {
-		p.log.Warn("container runtime too old for all features", "runtime", can.runtime, "limits", limits)
+		p.log.Warn("container runtime too old for all features", "runtime", can.runtime,
+			"limits", lists.Map(limits, func(l device.Limit) string { return l.Text }))
 	}
 	return events, nil
 }

@@ -178,11 +178,12 @@ func TestRuntimes_Limits(t *testing.T) {
 		_, socket := runtimeNamed(t, runtime[0], runtime[1], func() ([]*api.PodSandbox, []*api.Container) { return nil, nil })
 		l := connect(t, socket, startLimit)
 		l.list(t)
-		if name, limits := l.connection.Runtime(); name != runtime[0]+" "+runtime[1] || len(limits) != want {
-			t.Errorf("%v: %s with the limits %q, want %d", runtime, name, limits, want)
+		limits := l.connection.Limits()
+		if len(limits) != want || want > 0 && limits[0].Release != runtime[0]+" "+runtime[1] {
+			t.Errorf("%v: the limits %q, want %d", runtime, limits, want)
 		}
 	}
-	if name, limits := (&Connection{}).Runtime(); name != "" || limits != nil {
-		t.Errorf("without a runtime: %s %q", name, limits)
+	if limits := (&Connection{}).Limits(); limits != nil {
+		t.Errorf("without a runtime: %q", limits)
 	}
 }

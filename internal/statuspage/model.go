@@ -68,8 +68,8 @@ type plugin struct {
 // modelOf returns the page's content from the answers.
 func modelOf(a answers, now time.Time) *model {
 	m := &model{Node: name(a.status.Node), Version: name(a.status.Version), Started: whenOf(a.status.Started, now), now: now}
-	for _, limit := range a.status.RuntimeLimits {
-		m.Limits = append(m.Limits, "With "+text(a.status.Runtime)+" "+text(limit)+".")
+	for _, limit := range a.status.Limits {
+		m.Limits = append(m.Limits, "With "+text(limit.Release)+" "+text(limit.Text)+".")
 	}
 	for _, p := range a.status.Components {
 		m.Components = append(m.Components, component{name(p.Name), p.Ready, text(p.Problem)})

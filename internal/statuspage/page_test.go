@@ -256,7 +256,9 @@ func TestPage(t *testing.T) {
 		{Uid: "u1", Container: "main", ResourceName: gpu, From: before(3 * time.Hour), FromApproximate: true},
 		{Uid: "u1", Container: "main", ResourceName: gpu, From: before(9 * time.Hour), Until: before(time.Hour)},
 	}
-	d.status.Runtime, d.status.RuntimeLimits = "containerd 2.1.9", []string{"containers that are granted x are refused", "others\x1b are not"}
+	d.status.Limits = []*adminv1.Limit{
+		{Release: "containerd 2.1.9", Text: "containers that are granted x are refused"}, {Release: "containerd 2.1.9", Text: "others\x1b are not"},
+	}
 	address, _ := serve(t, d)
 	doc := rendering(t, address)
 	doc.says(t, "worker-7", "devmgrd v1, running for 1d02h")

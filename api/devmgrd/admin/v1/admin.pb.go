@@ -74,10 +74,8 @@ type GetStatusResponse struct {
 	// not_redirected are running containers that were created without devmgrd and have the kubelet's plugin directory: a device plugin
 	// in one of them is registered with the kubelet until its pod is deleted.
 	NotRedirected []*PodContainer `protobuf:"bytes,7,rep,name=not_redirected,json=notRedirected,proto3" json:"not_redirected,omitempty"`
-	// runtime is the container runtime's name and version; empty: it has not connected yet.
-	Runtime string `protobuf:"bytes,8,opt,name=runtime,proto3" json:"runtime,omitempty"`
-	// runtime_limits are what this release of the runtime keeps devmgrd from doing, one sentence each.
-	RuntimeLimits []string `protobuf:"bytes,9,rep,name=runtime_limits,json=runtimeLimits,proto3" json:"runtime_limits,omitempty"`
+	// limits are what the releases of the container runtime and of Kubernetes keep devmgrd from doing, as far as they are known yet.
+	Limits        []*Limit `protobuf:"bytes,8,rep,name=limits,proto3" json:"limits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -161,18 +159,66 @@ func (x *GetStatusResponse) GetNotRedirected() []*PodContainer {
 	return nil
 }
 
-func (x *GetStatusResponse) GetRuntime() string {
+func (x *GetStatusResponse) GetLimits() []*Limit {
 	if x != nil {
-		return x.Runtime
+		return x.Limits
+	}
+	return nil
+}
+
+// Limit is something that devmgrd cannot do with a release of another component.
+type Limit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// release is the component's name and version, such as "containerd 2.1.9".
+	Release string `protobuf:"bytes,1,opt,name=release,proto3" json:"release,omitempty"`
+	// text says what that means for users, in one sentence.
+	Text          string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Limit) Reset() {
+	*x = Limit{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Limit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Limit) ProtoMessage() {}
+
+func (x *Limit) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Limit.ProtoReflect.Descriptor instead.
+func (*Limit) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Limit) GetRelease() string {
+	if x != nil {
+		return x.Release
 	}
 	return ""
 }
 
-func (x *GetStatusResponse) GetRuntimeLimits() []string {
+func (x *Limit) GetText() string {
 	if x != nil {
-		return x.RuntimeLimits
+		return x.Text
 	}
-	return nil
+	return ""
 }
 
 // PodContainer is a container of a pod.
@@ -188,7 +234,7 @@ type PodContainer struct {
 
 func (x *PodContainer) Reset() {
 	*x = PodContainer{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[2]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -200,7 +246,7 @@ func (x *PodContainer) String() string {
 func (*PodContainer) ProtoMessage() {}
 
 func (x *PodContainer) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[2]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -213,7 +259,7 @@ func (x *PodContainer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodContainer.ProtoReflect.Descriptor instead.
 func (*PodContainer) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *PodContainer) GetNamespace() string {
@@ -257,7 +303,7 @@ type Component struct {
 
 func (x *Component) Reset() {
 	*x = Component{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[3]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -269,7 +315,7 @@ func (x *Component) String() string {
 func (*Component) ProtoMessage() {}
 
 func (x *Component) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[3]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -282,7 +328,7 @@ func (x *Component) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Component.ProtoReflect.Descriptor instead.
 func (*Component) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Component) GetName() string {
@@ -334,7 +380,7 @@ type Resource struct {
 
 func (x *Resource) Reset() {
 	*x = Resource{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[4]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -346,7 +392,7 @@ func (x *Resource) String() string {
 func (*Resource) ProtoMessage() {}
 
 func (x *Resource) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[4]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -359,7 +405,7 @@ func (x *Resource) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resource.ProtoReflect.Descriptor instead.
 func (*Resource) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Resource) GetName() string {
@@ -454,7 +500,7 @@ type Waiting struct {
 
 func (x *Waiting) Reset() {
 	*x = Waiting{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -466,7 +512,7 @@ func (x *Waiting) String() string {
 func (*Waiting) ProtoMessage() {}
 
 func (x *Waiting) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[5]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -479,7 +525,7 @@ func (x *Waiting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Waiting.ProtoReflect.Descriptor instead.
 func (*Waiting) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Waiting) GetNamespace() string {
@@ -525,7 +571,7 @@ type ListPluginsRequest struct {
 
 func (x *ListPluginsRequest) Reset() {
 	*x = ListPluginsRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +583,7 @@ func (x *ListPluginsRequest) String() string {
 func (*ListPluginsRequest) ProtoMessage() {}
 
 func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[6]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +596,7 @@ func (x *ListPluginsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsRequest.ProtoReflect.Descriptor instead.
 func (*ListPluginsRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 type ListPluginsResponse struct {
@@ -564,7 +610,7 @@ type ListPluginsResponse struct {
 
 func (x *ListPluginsResponse) Reset() {
 	*x = ListPluginsResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -576,7 +622,7 @@ func (x *ListPluginsResponse) String() string {
 func (*ListPluginsResponse) ProtoMessage() {}
 
 func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[7]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -589,7 +635,7 @@ func (x *ListPluginsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPluginsResponse.ProtoReflect.Descriptor instead.
 func (*ListPluginsResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListPluginsResponse) GetPlugins() []*Plugin {
@@ -638,7 +684,7 @@ type Plugin struct {
 
 func (x *Plugin) Reset() {
 	*x = Plugin{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -650,7 +696,7 @@ func (x *Plugin) String() string {
 func (*Plugin) ProtoMessage() {}
 
 func (x *Plugin) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[8]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -663,7 +709,7 @@ func (x *Plugin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plugin.ProtoReflect.Descriptor instead.
 func (*Plugin) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Plugin) GetResourceName() string {
@@ -757,7 +803,7 @@ type PluginPod struct {
 
 func (x *PluginPod) Reset() {
 	*x = PluginPod{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -769,7 +815,7 @@ func (x *PluginPod) String() string {
 func (*PluginPod) ProtoMessage() {}
 
 func (x *PluginPod) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[9]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -782,7 +828,7 @@ func (x *PluginPod) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PluginPod.ProtoReflect.Descriptor instead.
 func (*PluginPod) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PluginPod) GetNamespace() string {
@@ -821,7 +867,7 @@ type ListGrantsRequest struct {
 
 func (x *ListGrantsRequest) Reset() {
 	*x = ListGrantsRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -833,7 +879,7 @@ func (x *ListGrantsRequest) String() string {
 func (*ListGrantsRequest) ProtoMessage() {}
 
 func (x *ListGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[10]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -846,7 +892,7 @@ func (x *ListGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGrantsRequest.ProtoReflect.Descriptor instead.
 func (*ListGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 type ListGrantsResponse struct {
@@ -859,7 +905,7 @@ type ListGrantsResponse struct {
 
 func (x *ListGrantsResponse) Reset() {
 	*x = ListGrantsResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -871,7 +917,7 @@ func (x *ListGrantsResponse) String() string {
 func (*ListGrantsResponse) ProtoMessage() {}
 
 func (x *ListGrantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[11]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -884,7 +930,7 @@ func (x *ListGrantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGrantsResponse.ProtoReflect.Descriptor instead.
 func (*ListGrantsResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ListGrantsResponse) GetGrants() []*Grants {
@@ -916,7 +962,7 @@ type Grants struct {
 
 func (x *Grants) Reset() {
 	*x = Grants{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -928,7 +974,7 @@ func (x *Grants) String() string {
 func (*Grants) ProtoMessage() {}
 
 func (x *Grants) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -941,7 +987,7 @@ func (x *Grants) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grants.ProtoReflect.Descriptor instead.
 func (*Grants) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Grants) GetResourceName() string {
@@ -1005,7 +1051,7 @@ type GrantName struct {
 
 func (x *GrantName) Reset() {
 	*x = GrantName{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1017,7 +1063,7 @@ func (x *GrantName) String() string {
 func (*GrantName) ProtoMessage() {}
 
 func (x *GrantName) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1030,7 +1076,7 @@ func (x *GrantName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantName.ProtoReflect.Descriptor instead.
 func (*GrantName) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GrantName) GetText() string {
@@ -1057,7 +1103,7 @@ type ListDevicesRequest struct {
 
 func (x *ListDevicesRequest) Reset() {
 	*x = ListDevicesRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1069,7 +1115,7 @@ func (x *ListDevicesRequest) String() string {
 func (*ListDevicesRequest) ProtoMessage() {}
 
 func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1082,7 +1128,7 @@ func (x *ListDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesRequest.ProtoReflect.Descriptor instead.
 func (*ListDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListDevicesRequest) GetResourceName() string {
@@ -1102,7 +1148,7 @@ type ListDevicesResponse struct {
 
 func (x *ListDevicesResponse) Reset() {
 	*x = ListDevicesResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1160,7 @@ func (x *ListDevicesResponse) String() string {
 func (*ListDevicesResponse) ProtoMessage() {}
 
 func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1173,7 @@ func (x *ListDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDevicesResponse.ProtoReflect.Descriptor instead.
 func (*ListDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListDevicesResponse) GetDevices() []*Device {
@@ -1165,7 +1211,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1177,7 +1223,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1190,7 +1236,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Device) GetResourceName() string {
@@ -1277,7 +1323,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1289,7 +1335,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1302,7 +1348,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -1344,7 +1390,7 @@ type DeviceCordon struct {
 
 func (x *DeviceCordon) Reset() {
 	*x = DeviceCordon{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1402,7 @@ func (x *DeviceCordon) String() string {
 func (*DeviceCordon) ProtoMessage() {}
 
 func (x *DeviceCordon) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1415,7 @@ func (x *DeviceCordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceCordon.ProtoReflect.Descriptor instead.
 func (*DeviceCordon) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeviceCordon) GetReason() string {
@@ -1396,7 +1442,7 @@ type WatchDevicesRequest struct {
 
 func (x *WatchDevicesRequest) Reset() {
 	*x = WatchDevicesRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1408,7 +1454,7 @@ func (x *WatchDevicesRequest) String() string {
 func (*WatchDevicesRequest) ProtoMessage() {}
 
 func (x *WatchDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1421,7 +1467,7 @@ func (x *WatchDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDevicesRequest.ProtoReflect.Descriptor instead.
 func (*WatchDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WatchDevicesRequest) GetResourceName() string {
@@ -1441,7 +1487,7 @@ type WatchDevicesResponse struct {
 
 func (x *WatchDevicesResponse) Reset() {
 	*x = WatchDevicesResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1453,7 +1499,7 @@ func (x *WatchDevicesResponse) String() string {
 func (*WatchDevicesResponse) ProtoMessage() {}
 
 func (x *WatchDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1466,7 +1512,7 @@ func (x *WatchDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDevicesResponse.ProtoReflect.Descriptor instead.
 func (*WatchDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WatchDevicesResponse) GetDevices() []*Device {
@@ -1487,7 +1533,7 @@ type ListAssignmentsRequest struct {
 
 func (x *ListAssignmentsRequest) Reset() {
 	*x = ListAssignmentsRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1499,7 +1545,7 @@ func (x *ListAssignmentsRequest) String() string {
 func (*ListAssignmentsRequest) ProtoMessage() {}
 
 func (x *ListAssignmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1512,7 +1558,7 @@ func (x *ListAssignmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAssignmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAssignmentsRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListAssignmentsRequest) GetNamespace() string {
@@ -1539,7 +1585,7 @@ type ListAssignmentsResponse struct {
 
 func (x *ListAssignmentsResponse) Reset() {
 	*x = ListAssignmentsResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1551,7 +1597,7 @@ func (x *ListAssignmentsResponse) String() string {
 func (*ListAssignmentsResponse) ProtoMessage() {}
 
 func (x *ListAssignmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1564,7 +1610,7 @@ func (x *ListAssignmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAssignmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAssignmentsResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListAssignmentsResponse) GetAssignments() []*Assignment {
@@ -1593,7 +1639,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1605,7 +1651,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1618,7 +1664,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Assignment) GetNamespace() string {
@@ -1687,7 +1733,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +1745,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +1758,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExplainRequest) GetNamespace() string {
@@ -1752,7 +1798,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1764,7 +1810,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1777,7 +1823,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExplainResponse) GetNamespace() string {
@@ -1861,7 +1907,7 @@ type CordonRequest struct {
 
 func (x *CordonRequest) Reset() {
 	*x = CordonRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1873,7 +1919,7 @@ func (x *CordonRequest) String() string {
 func (*CordonRequest) ProtoMessage() {}
 
 func (x *CordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1886,7 +1932,7 @@ func (x *CordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRequest.ProtoReflect.Descriptor instead.
 func (*CordonRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CordonRequest) GetDevices() []*DeviceName {
@@ -1914,7 +1960,7 @@ type DeviceName struct {
 
 func (x *DeviceName) Reset() {
 	*x = DeviceName{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1926,7 +1972,7 @@ func (x *DeviceName) String() string {
 func (*DeviceName) ProtoMessage() {}
 
 func (x *DeviceName) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1939,7 +1985,7 @@ func (x *DeviceName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceName.ProtoReflect.Descriptor instead.
 func (*DeviceName) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *DeviceName) GetResourceName() string {
@@ -1966,7 +2012,7 @@ type CordonResponse struct {
 
 func (x *CordonResponse) Reset() {
 	*x = CordonResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1978,7 +2024,7 @@ func (x *CordonResponse) String() string {
 func (*CordonResponse) ProtoMessage() {}
 
 func (x *CordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1991,7 +2037,7 @@ func (x *CordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonResponse.ProtoReflect.Descriptor instead.
 func (*CordonResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CordonResponse) GetDevices() []*Device {
@@ -2010,7 +2056,7 @@ type UncordonRequest struct {
 
 func (x *UncordonRequest) Reset() {
 	*x = UncordonRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2022,7 +2068,7 @@ func (x *UncordonRequest) String() string {
 func (*UncordonRequest) ProtoMessage() {}
 
 func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2035,7 +2081,7 @@ func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonRequest.ProtoReflect.Descriptor instead.
 func (*UncordonRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *UncordonRequest) GetDevices() []*DeviceName {
@@ -2055,7 +2101,7 @@ type UncordonResponse struct {
 
 func (x *UncordonResponse) Reset() {
 	*x = UncordonResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2067,7 +2113,7 @@ func (x *UncordonResponse) String() string {
 func (*UncordonResponse) ProtoMessage() {}
 
 func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2080,7 +2126,7 @@ func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonResponse.ProtoReflect.Descriptor instead.
 func (*UncordonResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *UncordonResponse) GetDevices() []*Device {
@@ -2099,7 +2145,7 @@ type ForgetRequest struct {
 
 func (x *ForgetRequest) Reset() {
 	*x = ForgetRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2157,7 @@ func (x *ForgetRequest) String() string {
 func (*ForgetRequest) ProtoMessage() {}
 
 func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2170,7 @@ func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetRequest.ProtoReflect.Descriptor instead.
 func (*ForgetRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ForgetRequest) GetResourceName() string {
@@ -2144,7 +2190,7 @@ type ForgetResponse struct {
 
 func (x *ForgetResponse) Reset() {
 	*x = ForgetResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2156,7 +2202,7 @@ func (x *ForgetResponse) String() string {
 func (*ForgetResponse) ProtoMessage() {}
 
 func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2169,7 +2215,7 @@ func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetResponse.ProtoReflect.Descriptor instead.
 func (*ForgetResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ForgetResponse) GetLifted() []*DeviceName {
@@ -2190,7 +2236,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2202,7 +2248,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2215,7 +2261,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DrainRequest) GetDevices() []*DeviceName {
@@ -2244,7 +2290,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2302,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2315,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DrainResponse) GetDevices() []*Device {
@@ -2302,7 +2348,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2314,7 +2360,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2327,7 +2373,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListHistoryRequest) GetResourceName() string {
@@ -2375,7 +2421,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2387,7 +2433,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2400,7 +2446,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListHistoryResponse) GetSpans() []*Span {
@@ -2432,7 +2478,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2444,7 +2490,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2457,7 +2503,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Span) GetNamespace() string {
@@ -2542,7 +2588,7 @@ type ListActionsRequest struct {
 
 func (x *ListActionsRequest) Reset() {
 	*x = ListActionsRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2554,7 +2600,7 @@ func (x *ListActionsRequest) String() string {
 func (*ListActionsRequest) ProtoMessage() {}
 
 func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2567,7 +2613,7 @@ func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsRequest.ProtoReflect.Descriptor instead.
 func (*ListActionsRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListActionsRequest) GetSince() *durationpb.Duration {
@@ -2594,7 +2640,7 @@ type ListActionsResponse struct {
 
 func (x *ListActionsResponse) Reset() {
 	*x = ListActionsResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2606,7 +2652,7 @@ func (x *ListActionsResponse) String() string {
 func (*ListActionsResponse) ProtoMessage() {}
 
 func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2619,7 +2665,7 @@ func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsResponse.ProtoReflect.Descriptor instead.
 func (*ListActionsResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListActionsResponse) GetActions() []*Action {
@@ -2656,7 +2702,7 @@ type Action struct {
 
 func (x *Action) Reset() {
 	*x = Action{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2668,7 +2714,7 @@ func (x *Action) String() string {
 func (*Action) ProtoMessage() {}
 
 func (x *Action) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2681,7 +2727,7 @@ func (x *Action) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Action.ProtoReflect.Descriptor instead.
 func (*Action) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Action) GetAt() *timestamppb.Timestamp {
@@ -2764,7 +2810,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2776,7 +2822,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2789,7 +2835,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *BackupRequest) GetHistory() bool {
@@ -2809,7 +2855,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2821,7 +2867,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2834,7 +2880,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *BackupResponse) GetData() []byte {
@@ -2849,7 +2895,7 @@ var File_devmgrd_admin_v1_admin_proto protoreflect.FileDescriptor
 const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x1cdevmgrd/admin/v1/admin.proto\x12\x10devmgrd.admin.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xab\x03\n" +
+	"\x10GetStatusRequest\"\x9b\x03\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x124\n" +
@@ -2859,9 +2905,11 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"components\x128\n" +
 	"\tresources\x18\x05 \x03(\v2\x1a.devmgrd.admin.v1.ResourceR\tresources\x123\n" +
 	"\awaiting\x18\x06 \x03(\v2\x19.devmgrd.admin.v1.WaitingR\awaiting\x12E\n" +
-	"\x0enot_redirected\x18\a \x03(\v2\x1e.devmgrd.admin.v1.PodContainerR\rnotRedirected\x12\x18\n" +
-	"\aruntime\x18\b \x01(\tR\aruntime\x12%\n" +
-	"\x0eruntime_limits\x18\t \x03(\tR\rruntimeLimits\"n\n" +
+	"\x0enot_redirected\x18\a \x03(\v2\x1e.devmgrd.admin.v1.PodContainerR\rnotRedirected\x12/\n" +
+	"\x06limits\x18\b \x03(\v2\x17.devmgrd.admin.v1.LimitR\x06limits\"5\n" +
+	"\x05Limit\x12\x18\n" +
+	"\arelease\x18\x01 \x01(\tR\arelease\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\"n\n" +
 	"\fPodContainer\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\x02 \x01(\tR\x03pod\x12\x10\n" +
@@ -3085,129 +3133,131 @@ func file_devmgrd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_devmgrd_admin_v1_admin_proto_rawDescData
 }
 
-var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: devmgrd.admin.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: devmgrd.admin.v1.GetStatusResponse
-	(*PodContainer)(nil),            // 2: devmgrd.admin.v1.PodContainer
-	(*Component)(nil),               // 3: devmgrd.admin.v1.Component
-	(*Resource)(nil),                // 4: devmgrd.admin.v1.Resource
-	(*Waiting)(nil),                 // 5: devmgrd.admin.v1.Waiting
-	(*ListPluginsRequest)(nil),      // 6: devmgrd.admin.v1.ListPluginsRequest
-	(*ListPluginsResponse)(nil),     // 7: devmgrd.admin.v1.ListPluginsResponse
-	(*Plugin)(nil),                  // 8: devmgrd.admin.v1.Plugin
-	(*PluginPod)(nil),               // 9: devmgrd.admin.v1.PluginPod
-	(*ListGrantsRequest)(nil),       // 10: devmgrd.admin.v1.ListGrantsRequest
-	(*ListGrantsResponse)(nil),      // 11: devmgrd.admin.v1.ListGrantsResponse
-	(*Grants)(nil),                  // 12: devmgrd.admin.v1.Grants
-	(*GrantName)(nil),               // 13: devmgrd.admin.v1.GrantName
-	(*ListDevicesRequest)(nil),      // 14: devmgrd.admin.v1.ListDevicesRequest
-	(*ListDevicesResponse)(nil),     // 15: devmgrd.admin.v1.ListDevicesResponse
-	(*Device)(nil),                  // 16: devmgrd.admin.v1.Device
-	(*Holder)(nil),                  // 17: devmgrd.admin.v1.Holder
-	(*DeviceCordon)(nil),            // 18: devmgrd.admin.v1.DeviceCordon
-	(*WatchDevicesRequest)(nil),     // 19: devmgrd.admin.v1.WatchDevicesRequest
-	(*WatchDevicesResponse)(nil),    // 20: devmgrd.admin.v1.WatchDevicesResponse
-	(*ListAssignmentsRequest)(nil),  // 21: devmgrd.admin.v1.ListAssignmentsRequest
-	(*ListAssignmentsResponse)(nil), // 22: devmgrd.admin.v1.ListAssignmentsResponse
-	(*Assignment)(nil),              // 23: devmgrd.admin.v1.Assignment
-	(*ExplainRequest)(nil),          // 24: devmgrd.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),         // 25: devmgrd.admin.v1.ExplainResponse
-	(*CordonRequest)(nil),           // 26: devmgrd.admin.v1.CordonRequest
-	(*DeviceName)(nil),              // 27: devmgrd.admin.v1.DeviceName
-	(*CordonResponse)(nil),          // 28: devmgrd.admin.v1.CordonResponse
-	(*UncordonRequest)(nil),         // 29: devmgrd.admin.v1.UncordonRequest
-	(*UncordonResponse)(nil),        // 30: devmgrd.admin.v1.UncordonResponse
-	(*ForgetRequest)(nil),           // 31: devmgrd.admin.v1.ForgetRequest
-	(*ForgetResponse)(nil),          // 32: devmgrd.admin.v1.ForgetResponse
-	(*DrainRequest)(nil),            // 33: devmgrd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),           // 34: devmgrd.admin.v1.DrainResponse
-	(*ListHistoryRequest)(nil),      // 35: devmgrd.admin.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),     // 36: devmgrd.admin.v1.ListHistoryResponse
-	(*Span)(nil),                    // 37: devmgrd.admin.v1.Span
-	(*ListActionsRequest)(nil),      // 38: devmgrd.admin.v1.ListActionsRequest
-	(*ListActionsResponse)(nil),     // 39: devmgrd.admin.v1.ListActionsResponse
-	(*Action)(nil),                  // 40: devmgrd.admin.v1.Action
-	(*BackupRequest)(nil),           // 41: devmgrd.admin.v1.BackupRequest
-	(*BackupResponse)(nil),          // 42: devmgrd.admin.v1.BackupResponse
-	(*timestamppb.Timestamp)(nil),   // 43: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 44: google.protobuf.Duration
+	(*Limit)(nil),                   // 2: devmgrd.admin.v1.Limit
+	(*PodContainer)(nil),            // 3: devmgrd.admin.v1.PodContainer
+	(*Component)(nil),               // 4: devmgrd.admin.v1.Component
+	(*Resource)(nil),                // 5: devmgrd.admin.v1.Resource
+	(*Waiting)(nil),                 // 6: devmgrd.admin.v1.Waiting
+	(*ListPluginsRequest)(nil),      // 7: devmgrd.admin.v1.ListPluginsRequest
+	(*ListPluginsResponse)(nil),     // 8: devmgrd.admin.v1.ListPluginsResponse
+	(*Plugin)(nil),                  // 9: devmgrd.admin.v1.Plugin
+	(*PluginPod)(nil),               // 10: devmgrd.admin.v1.PluginPod
+	(*ListGrantsRequest)(nil),       // 11: devmgrd.admin.v1.ListGrantsRequest
+	(*ListGrantsResponse)(nil),      // 12: devmgrd.admin.v1.ListGrantsResponse
+	(*Grants)(nil),                  // 13: devmgrd.admin.v1.Grants
+	(*GrantName)(nil),               // 14: devmgrd.admin.v1.GrantName
+	(*ListDevicesRequest)(nil),      // 15: devmgrd.admin.v1.ListDevicesRequest
+	(*ListDevicesResponse)(nil),     // 16: devmgrd.admin.v1.ListDevicesResponse
+	(*Device)(nil),                  // 17: devmgrd.admin.v1.Device
+	(*Holder)(nil),                  // 18: devmgrd.admin.v1.Holder
+	(*DeviceCordon)(nil),            // 19: devmgrd.admin.v1.DeviceCordon
+	(*WatchDevicesRequest)(nil),     // 20: devmgrd.admin.v1.WatchDevicesRequest
+	(*WatchDevicesResponse)(nil),    // 21: devmgrd.admin.v1.WatchDevicesResponse
+	(*ListAssignmentsRequest)(nil),  // 22: devmgrd.admin.v1.ListAssignmentsRequest
+	(*ListAssignmentsResponse)(nil), // 23: devmgrd.admin.v1.ListAssignmentsResponse
+	(*Assignment)(nil),              // 24: devmgrd.admin.v1.Assignment
+	(*ExplainRequest)(nil),          // 25: devmgrd.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),         // 26: devmgrd.admin.v1.ExplainResponse
+	(*CordonRequest)(nil),           // 27: devmgrd.admin.v1.CordonRequest
+	(*DeviceName)(nil),              // 28: devmgrd.admin.v1.DeviceName
+	(*CordonResponse)(nil),          // 29: devmgrd.admin.v1.CordonResponse
+	(*UncordonRequest)(nil),         // 30: devmgrd.admin.v1.UncordonRequest
+	(*UncordonResponse)(nil),        // 31: devmgrd.admin.v1.UncordonResponse
+	(*ForgetRequest)(nil),           // 32: devmgrd.admin.v1.ForgetRequest
+	(*ForgetResponse)(nil),          // 33: devmgrd.admin.v1.ForgetResponse
+	(*DrainRequest)(nil),            // 34: devmgrd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),           // 35: devmgrd.admin.v1.DrainResponse
+	(*ListHistoryRequest)(nil),      // 36: devmgrd.admin.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),     // 37: devmgrd.admin.v1.ListHistoryResponse
+	(*Span)(nil),                    // 38: devmgrd.admin.v1.Span
+	(*ListActionsRequest)(nil),      // 39: devmgrd.admin.v1.ListActionsRequest
+	(*ListActionsResponse)(nil),     // 40: devmgrd.admin.v1.ListActionsResponse
+	(*Action)(nil),                  // 41: devmgrd.admin.v1.Action
+	(*BackupRequest)(nil),           // 42: devmgrd.admin.v1.BackupRequest
+	(*BackupResponse)(nil),          // 43: devmgrd.admin.v1.BackupResponse
+	(*timestamppb.Timestamp)(nil),   // 44: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 45: google.protobuf.Duration
 }
 var file_devmgrd_admin_v1_admin_proto_depIdxs = []int32{
-	43, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	3,  // 1: devmgrd.admin.v1.GetStatusResponse.components:type_name -> devmgrd.admin.v1.Component
-	4,  // 2: devmgrd.admin.v1.GetStatusResponse.resources:type_name -> devmgrd.admin.v1.Resource
-	5,  // 3: devmgrd.admin.v1.GetStatusResponse.waiting:type_name -> devmgrd.admin.v1.Waiting
-	2,  // 4: devmgrd.admin.v1.GetStatusResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer
-	43, // 5: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
-	8,  // 6: devmgrd.admin.v1.ListPluginsResponse.plugins:type_name -> devmgrd.admin.v1.Plugin
-	2,  // 7: devmgrd.admin.v1.ListPluginsResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer
-	43, // 8: devmgrd.admin.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	43, // 9: devmgrd.admin.v1.Plugin.last_error_time:type_name -> google.protobuf.Timestamp
-	9,  // 10: devmgrd.admin.v1.Plugin.pod:type_name -> devmgrd.admin.v1.PluginPod
-	12, // 11: devmgrd.admin.v1.ListGrantsResponse.grants:type_name -> devmgrd.admin.v1.Grants
-	13, // 12: devmgrd.admin.v1.Grants.env:type_name -> devmgrd.admin.v1.GrantName
-	13, // 13: devmgrd.admin.v1.Grants.mounts:type_name -> devmgrd.admin.v1.GrantName
-	13, // 14: devmgrd.admin.v1.Grants.devices:type_name -> devmgrd.admin.v1.GrantName
-	13, // 15: devmgrd.admin.v1.Grants.annotations:type_name -> devmgrd.admin.v1.GrantName
-	13, // 16: devmgrd.admin.v1.Grants.cdi_kinds:type_name -> devmgrd.admin.v1.GrantName
-	16, // 17: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
-	17, // 18: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
-	18, // 19: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
-	43, // 20: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
-	43, // 21: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
-	16, // 22: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
-	23, // 23: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	43, // 24: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
-	43, // 25: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
-	23, // 26: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	27, // 27: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	16, // 28: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	27, // 29: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	16, // 30: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	27, // 31: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
-	27, // 32: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	16, // 33: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
-	44, // 34: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
-	37, // 35: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
-	43, // 36: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
-	43, // 37: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
-	44, // 38: devmgrd.admin.v1.ListActionsRequest.since:type_name -> google.protobuf.Duration
-	40, // 39: devmgrd.admin.v1.ListActionsResponse.actions:type_name -> devmgrd.admin.v1.Action
-	43, // 40: devmgrd.admin.v1.Action.at:type_name -> google.protobuf.Timestamp
-	0,  // 41: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
-	6,  // 42: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
-	10, // 43: devmgrd.admin.v1.AdminService.ListGrants:input_type -> devmgrd.admin.v1.ListGrantsRequest
-	14, // 44: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
-	19, // 45: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
-	21, // 46: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
-	24, // 47: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
-	26, // 48: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
-	29, // 49: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
-	31, // 50: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
-	41, // 51: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
-	33, // 52: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
-	35, // 53: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
-	38, // 54: devmgrd.admin.v1.AdminService.ListActions:input_type -> devmgrd.admin.v1.ListActionsRequest
-	1,  // 55: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
-	7,  // 56: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
-	11, // 57: devmgrd.admin.v1.AdminService.ListGrants:output_type -> devmgrd.admin.v1.ListGrantsResponse
-	15, // 58: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
-	20, // 59: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
-	22, // 60: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
-	25, // 61: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
-	28, // 62: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
-	30, // 63: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
-	32, // 64: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
-	42, // 65: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
-	34, // 66: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
-	36, // 67: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
-	39, // 68: devmgrd.admin.v1.AdminService.ListActions:output_type -> devmgrd.admin.v1.ListActionsResponse
-	55, // [55:69] is the sub-list for method output_type
-	41, // [41:55] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	44, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	4,  // 1: devmgrd.admin.v1.GetStatusResponse.components:type_name -> devmgrd.admin.v1.Component
+	5,  // 2: devmgrd.admin.v1.GetStatusResponse.resources:type_name -> devmgrd.admin.v1.Resource
+	6,  // 3: devmgrd.admin.v1.GetStatusResponse.waiting:type_name -> devmgrd.admin.v1.Waiting
+	3,  // 4: devmgrd.admin.v1.GetStatusResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer
+	2,  // 5: devmgrd.admin.v1.GetStatusResponse.limits:type_name -> devmgrd.admin.v1.Limit
+	44, // 6: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	9,  // 7: devmgrd.admin.v1.ListPluginsResponse.plugins:type_name -> devmgrd.admin.v1.Plugin
+	3,  // 8: devmgrd.admin.v1.ListPluginsResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer
+	44, // 9: devmgrd.admin.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	44, // 10: devmgrd.admin.v1.Plugin.last_error_time:type_name -> google.protobuf.Timestamp
+	10, // 11: devmgrd.admin.v1.Plugin.pod:type_name -> devmgrd.admin.v1.PluginPod
+	13, // 12: devmgrd.admin.v1.ListGrantsResponse.grants:type_name -> devmgrd.admin.v1.Grants
+	14, // 13: devmgrd.admin.v1.Grants.env:type_name -> devmgrd.admin.v1.GrantName
+	14, // 14: devmgrd.admin.v1.Grants.mounts:type_name -> devmgrd.admin.v1.GrantName
+	14, // 15: devmgrd.admin.v1.Grants.devices:type_name -> devmgrd.admin.v1.GrantName
+	14, // 16: devmgrd.admin.v1.Grants.annotations:type_name -> devmgrd.admin.v1.GrantName
+	14, // 17: devmgrd.admin.v1.Grants.cdi_kinds:type_name -> devmgrd.admin.v1.GrantName
+	17, // 18: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
+	18, // 19: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
+	19, // 20: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
+	44, // 21: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
+	44, // 22: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
+	17, // 23: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
+	24, // 24: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	44, // 25: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
+	44, // 26: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
+	24, // 27: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	28, // 28: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	17, // 29: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	28, // 30: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	17, // 31: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	28, // 32: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
+	28, // 33: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	17, // 34: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
+	45, // 35: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
+	38, // 36: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
+	44, // 37: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
+	44, // 38: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
+	45, // 39: devmgrd.admin.v1.ListActionsRequest.since:type_name -> google.protobuf.Duration
+	41, // 40: devmgrd.admin.v1.ListActionsResponse.actions:type_name -> devmgrd.admin.v1.Action
+	44, // 41: devmgrd.admin.v1.Action.at:type_name -> google.protobuf.Timestamp
+	0,  // 42: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
+	7,  // 43: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
+	11, // 44: devmgrd.admin.v1.AdminService.ListGrants:input_type -> devmgrd.admin.v1.ListGrantsRequest
+	15, // 45: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
+	20, // 46: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
+	22, // 47: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
+	25, // 48: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
+	27, // 49: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
+	30, // 50: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
+	32, // 51: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
+	42, // 52: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
+	34, // 53: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
+	36, // 54: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
+	39, // 55: devmgrd.admin.v1.AdminService.ListActions:input_type -> devmgrd.admin.v1.ListActionsRequest
+	1,  // 56: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
+	8,  // 57: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
+	12, // 58: devmgrd.admin.v1.AdminService.ListGrants:output_type -> devmgrd.admin.v1.ListGrantsResponse
+	16, // 59: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
+	21, // 60: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
+	23, // 61: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
+	26, // 62: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
+	29, // 63: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
+	31, // 64: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
+	33, // 65: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
+	43, // 66: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
+	35, // 67: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
+	37, // 68: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
+	40, // 69: devmgrd.admin.v1.AdminService.ListActions:output_type -> devmgrd.admin.v1.ListActionsResponse
+	56, // [56:70] is the sub-list for method output_type
+	42, // [42:56] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_devmgrd_admin_v1_admin_proto_init() }
@@ -3215,14 +3265,14 @@ func file_devmgrd_admin_v1_admin_proto_init() {
 	if File_devmgrd_admin_v1_admin_proto != nil {
 		return
 	}
-	file_devmgrd_admin_v1_admin_proto_msgTypes[40].OneofWrappers = []any{}
+	file_devmgrd_admin_v1_admin_proto_msgTypes[41].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_devmgrd_admin_v1_admin_proto_rawDesc), len(file_devmgrd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   43,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
