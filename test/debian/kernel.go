@@ -33,7 +33,7 @@ func FindKernel(ctx context.Context) (Kernel, error) {
 	if err != nil {
 		return Kernel{}, err
 	}
-	dir := filepath.Join(cache, kernelPackage)
+	dir := filepath.Join(cache, "debian-kernel")
 	held, err := LockFile(dir + ".lock")
 	if err != nil {
 		return Kernel{}, err
