@@ -44,13 +44,13 @@ func faults(w *world) []fault {
 		{2, hang},
 		{1, linger},
 		{2, freezeShim},
-		{3, interrupt(w.Containerd)},
+		{3, interrupt(w.Runtime)},
 		{5, restart(w.plugin)},
 		{2, freeze(w.plugin)},
 		{4, restart(w.Kubelet)},
 		{2, freeze(w.Kubelet)},
-		{3, restart(w.Containerd)},
-		{1, freeze(w.Containerd)},
+		{3, restart(w.Runtime)},
+		{1, freeze(w.Runtime)},
 		{3, restart(w.APIServer)},
 		{1, cutPower},
 		{1, pause},
@@ -148,7 +148,7 @@ func restart(p *cluster.Process) func(context.Context, *world, *rand.Rand) (stri
 
 // cutPower ends all that runs on the node, and lets it come back in any order.
 func cutPower(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
-	all := []*cluster.Process{w.Kubelet, w.Containerd, w.plugin}
+	all := []*cluster.Process{w.Kubelet, w.Runtime, w.plugin}
 	if w.devmgrd != nil {
 		all = append(all, w.devmgrd)
 	}
@@ -273,7 +273,7 @@ func freezeShim(ctx context.Context, w *world, dice *rand.Rand) (string, error) 
 			_ = syscall.Kill(shim, syscall.SIGCONT)
 		}
 	})
-	return fmt.Sprintf("freeze the shim of %s for %s, and kill containerd", h.pod, d), w.keeper.kill(w.Containerd, true, false)
+	return fmt.Sprintf("freeze the shim of %s for %s, and kill containerd", h.pod, d), w.keeper.kill(w.Runtime, true, false)
 }
 
 // interrupt restarts a process in the middle of the creation of some pods.

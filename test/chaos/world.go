@@ -91,7 +91,7 @@ func newWorld(ctx context.Context, o options) (*world, error) {
 	}
 	w.plugin = cluster.NewProcess("plugin", filepath.Join(w.LogDir(), "plugin.log"), []string{self, "plugin", sockets}, nil)
 	w.keeper = &keeper{say: w.say}
-	for _, p := range []*cluster.Process{w.APIServer, w.Containerd, w.Kubelet, w.Scheduler, w.ControllerManager} {
+	for _, p := range []*cluster.Process{w.APIServer, w.Runtime, w.Kubelet, w.Scheduler, w.ControllerManager} {
 		w.keeper.keep(p, true) // a kubelet ends if it finds no runtime, and so on
 	}
 	w.keeper.keep(w.plugin, false)
@@ -348,7 +348,7 @@ func (w *world) repair(ctx context.Context) {
 	if err := errors.Join(os.RemoveAll(ballast), w.unhang(), Mood{Names: was.Names, Refused: was.Refused}.write()); err != nil {
 		w.say(stuck, err.Error())
 	}
-	for _, p := range []*cluster.Process{w.APIServer, w.Containerd, w.Kubelet, w.plugin, w.devmgrd} {
+	for _, p := range []*cluster.Process{w.APIServer, w.Runtime, w.Kubelet, w.plugin, w.devmgrd} {
 		if p != nil {
 			w.keeper.up(p)
 		}

@@ -166,9 +166,14 @@ func (b builder) version() string {
 	if err != nil {
 		return ""
 	}
-	for line := range strings.Lines(string(content)) {
+	return required(content, b.release)
+}
+
+// required returns the version of a module that a go.mod requires; "": none.
+func required(goMod []byte, module string) string {
+	for line := range strings.Lines(string(goMod)) {
 		words := strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "require "))
-		if len(words) >= 2 && words[0] == b.release {
+		if len(words) >= 2 && words[0] == module {
 			return words[1]
 		}
 	}

@@ -29,10 +29,8 @@ func (c *Cluster) clean() error {
 	}
 
 	var errs []error
-	for _, dir := range []string{
-		"/run/containerd", "/run/netns", "/run/nri", "/var/lib/containerd", "/var/lib/cni",
-		"/var/lib/kubelet", "/var/lib/etcd", "/var/log/pods", "/var/log/containers", "/etc/cni", "/etc/containerd",
-	} {
+	for _, dir := range append(c.Containers.dirs(), "/run/netns", "/run/nri", "/var/lib/cni",
+		"/var/lib/kubelet", "/var/lib/etcd", "/var/log/pods", "/var/log/containers", "/etc/cni") {
 		errs = append(errs, unmountBelow(dir), removeContent(dir))
 	}
 	if err := os.Remove(c.run.Kubeconfig()); err != nil && !errors.Is(err, os.ErrNotExist) {

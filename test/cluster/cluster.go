@@ -37,7 +37,7 @@ type Options struct {
 	// CNI are plugins that are called after the one that connects a pod, in this order.
 	CNI []CNIPlugin
 
-	// Units says that process 1 here is systemd, and has containerd and the kubelet started by it, as containerd.service and
+	// Units says that process 1 here is systemd, and has the runtime and the kubelet started by it, as containerd.service and
 	// kubelet.service. They end with the machine, and not with Stop.
 	Units bool
 
@@ -45,7 +45,7 @@ type Options struct {
 	// only, and is ready when the API server is. Who starts the machine copies [Cluster.NodeFiles] to it.
 	Machine string
 
-	// How long containerd waits for NRI plugins; 0 leaves its default, and for requests what devmgrd ships.
+	// How long the runtime waits for NRI plugins; 0 leaves its default, and for requests what devmgrd ships.
 	NRIRegistrationTimeout, NRIRequestTimeout time.Duration
 
 	// Log receives a line for each step. By default there are none.
@@ -59,9 +59,12 @@ type CNIPlugin struct {
 }
 
 // A Cluster is one node and its control plane. Its processes may be stopped, killed and started again by the caller that
-// wants to see what happens then. Containerd and Kubelet are nil if the node is a machine of its own.
+// wants to see what happens then. Runtime and Kubelet are nil if the node is a machine of its own.
 type Cluster struct {
-	Etcd, APIServer, Scheduler, ControllerManager, Containerd, Kubelet *Process
+	Etcd, APIServer, Scheduler, ControllerManager, Runtime, Kubelet *Process
+
+	// Containers is what Runtime keeps.
+	Containers Runtime
 
 	run     Run
 	tools   Tools
@@ -97,7 +100,7 @@ func Start(ctx context.Context, tools Tools, o Options) (*Cluster, error) {
 		defer cancel()
 	}
 
-	c := &Cluster{run: run, tools: tools, options: o}
+	c := &Cluster{run: run, tools: tools, options: o, Containers: runtimeOf(o, run, tools)}
 	began := time.Now()
 	if err := c.start(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start a cluster: %w", err), c.Stop())
@@ -177,8 +180,9 @@ func (c *Cluster) configure() error {
 	}
 
 	env := append(os.Environ(), "PATH="+c.tools.SearchPath(os.Getenv("PATH")))
+	runtime, runtimeArgs := c.Containers.process()
 	process := func(name string, argv []string, settings ...string) *Process {
-		if c.options.Units && (name == "containerd" || name == "kubelet") {
+		if c.options.Units && (name == runtime || name == "kubelet") {
 			argv = append([]string{
 				"systemd-run", "--quiet", "--unit=" + name, "--service-type=notify", "--wait", "--collect", "--pipe",
 				"--property=Delegate=yes", "--property=KillMode=process", "--setenv=PATH=" + c.tools.SearchPath(os.Getenv("PATH")), "--",
@@ -193,7 +197,7 @@ func (c *Cluster) configure() error {
 	if c.options.Machine != "" {
 		return nil
 	}
-	c.Containerd = process("containerd", []string{c.tools.Path("containerd"), "--config=" + containerdFile})
+	c.Runtime = process(runtime, runtimeArgs)
 	c.Kubelet = process("kubelet", c.kubeletArgs())
 	return nil
 }
@@ -215,10 +219,10 @@ func (c *Cluster) startControlPlane(ctx context.Context) error {
 }
 
 func (c *Cluster) startRuntime(ctx context.Context) error {
-	if err := c.Containerd.Start(ctx); err != nil {
+	if err := c.Runtime.Start(ctx); err != nil {
 		return err
 	}
-	if err := c.WaitContainerd(ctx); err != nil {
+	if err := c.WaitRuntime(ctx); err != nil {
 		return err
 	}
 	for _, image := range BuiltinImages(c.tools) {
@@ -243,8 +247,8 @@ func (c *Cluster) stop() error {
 		starters = errors.Join(starters, c.APIServer.Kill()) // it would wait for connections of a machine that has gone
 	}
 	emptyCgroup(c.run.cgroup())
-	killProgram(c.tools.Path("containerd-shim-runc-v2"))
-	if err := errors.Join(starters, stopAll(c.APIServer, c.Containerd), stopAll(c.Etcd), c.clean()); err != nil {
+	killProgram(c.Containers.Shim())
+	if err := errors.Join(starters, stopAll(c.APIServer, c.Runtime), stopAll(c.Etcd), c.clean()); err != nil {
 		return fmt.Errorf("stop the cluster: %w", err)
 	}
 	return nil
@@ -288,8 +292,13 @@ func (c *Cluster) HostKubeconfig() string { return c.run.Kubeconfig() }
 // LogDir is where the processes' logs are.
 func (c *Cluster) LogDir() string { return c.options.Dir }
 
-// ContainerdSocket is containerd's default address.
-func (c *Cluster) ContainerdSocket() string { return containerdSocket }
+// LoadImage brings an image to where the kubelet finds it.
+func (c *Cluster) LoadImage(ctx context.Context, image Image) error {
+	if err := c.Containers.LoadImage(ctx, image); err != nil {
+		return fmt.Errorf("%w\n%s", err, c.Runtime.tail())
+	}
+	return nil
+}
 
-// NRISocket is the default address at which containerd meets NRI plugins.
+// NRISocket is the default address at which the runtime meets NRI plugins.
 func (c *Cluster) NRISocket() string { return nriSocket }

@@ -87,8 +87,8 @@ func TestRestartsUnderARunningPod(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	restart(c.Containerd)
-	if err := c.WaitContainerd(ctx); err != nil { // a kubelet that finds no runtime ends at once
+	restart(c.Runtime)
+	if err := c.WaitRuntime(ctx); err != nil { // a kubelet that finds no runtime ends at once
 		t.Fatal(err)
 	}
 	restart(c.Kubelet)

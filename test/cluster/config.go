@@ -7,13 +7,8 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
-	"time"
 
 	"sigs.k8s.io/yaml"
-
-	"github.com/devmgrd/devmgrd/packaging/containerd"
 )
 
 // Where things are inside: the places that kubeadm and the programs' own defaults have made usual.
@@ -31,15 +26,13 @@ const (
 	etcdAddress = "127.0.0.1:2379"
 	etcdPeer    = "127.0.0.1:2380"
 
-	pkiDir           = "/etc/kubernetes/pki"
-	tokenFile        = "/etc/kubernetes/tokens.csv"
-	adminKubeconfig  = "/etc/kubernetes/admin.conf"
-	nodeKubeconfig   = "/etc/kubernetes/kubelet.conf"
-	kubeletFile      = "/var/lib/kubelet/config.yaml"
-	containerdFile   = "/etc/containerd/config.toml"
-	cniFile          = "/etc/cni/net.d/10-devmgrd.conflist"
-	containerdSocket = "/run/containerd/containerd.sock"
-	nriSocket        = "/run/nri/nri.sock"
+	pkiDir          = "/etc/kubernetes/pki"
+	tokenFile       = "/etc/kubernetes/tokens.csv"
+	adminKubeconfig = "/etc/kubernetes/admin.conf"
+	nodeKubeconfig  = "/etc/kubernetes/kubelet.conf"
+	kubeletFile     = "/var/lib/kubelet/config.yaml"
+	cniFile         = "/etc/cni/net.d/10-devmgrd.conflist"
+	nriSocket       = "/run/nri/nri.sock"
 )
 
 func (c *Cluster) etcdArgs() []string {
@@ -52,7 +45,7 @@ func (c *Cluster) etcdArgs() []string {
 }
 
 func (c *Cluster) apiServerArgs(keys pki) []string {
-	return []string{
+	args := []string{
 		c.tools.Path("kube-apiserver"),
 		"--etcd-servers=http://" + etcdAddress,
 		"--secure-port=6443", "--advertise-address=" + nodeAddress,
@@ -64,6 +57,10 @@ func (c *Cluster) apiServerArgs(keys pki) []string {
 		"--service-account-key-file=" + keys.accountPublic, "--service-account-signing-key-file=" + keys.accountKey,
 		"--kubelet-certificate-authority=" + keys.caFile, "--kubelet-preferred-address-types=InternalIP",
 	}
+	if v := PolicyVersion(); v != "v1" {
+		args = append(args, "--feature-gates=MutatingAdmissionPolicy=true", "--runtime-config=admissionregistration.k8s.io/"+v+"=true")
+	}
+	return args
 }
 
 func (c *Cluster) schedulerArgs() []string {
@@ -109,7 +106,10 @@ func (c *Cluster) nodeConfig(keys pki) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	files := c.containerdConfig()
+	files, err := c.Containers.files()
+	if err != nil {
+		return nil, err
+	}
 	files[kubeletFile], files[cniFile] = kubelet, network
 	return files, nil
 }
@@ -147,7 +147,7 @@ func (c *Cluster) kubeletConfig(keys pki) (string, error) {
 		"authorization":            map[string]any{"mode": "AlwaysAllow"},
 		"tlsCertFile":              keys.serverFile,
 		"tlsPrivateKeyFile":        keys.serverKey,
-		"containerRuntimeEndpoint": "unix://" + containerdSocket,
+		"containerRuntimeEndpoint": "unix://" + c.Containers.Socket(),
 		"cgroupDriver":             "cgroupfs",
 		"cgroupRoot":               c.run.cgroup(),
 		"failCgroupV1":             false,
@@ -200,72 +200,6 @@ func (c *Cluster) cniConfig() (string, error) {
 
 // CNIDir is where a machine of its own has the CNI plugins.
 const CNIDir = "/opt/cni/bin"
-
-// containerdConfig returns containerd's configuration: ours, and drop-ins that containerd merges into it in the order
-// of their names: what devmgrd ships, the caller's, a file of its own, and the options.
-func (c *Cluster) containerdConfig() map[string]string {
-	const dropIns = "/etc/containerd/conf.d"
-	programs := []string{strconv.Quote(filepath.Dir(c.tools.Path("ptp")))}
-	cgroups := "restrict_oom_score_adj = true # there may be no CAP_SYS_RESOURCE"
-	if c.options.Machine != "" {
-		programs = []string{strconv.Quote(CNIDir)}
-		cgroups = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\n    SystemdCgroup = true"
-	}
-	for _, p := range c.options.CNI {
-		programs = append(programs, strconv.Quote(filepath.Dir(p.Path)))
-	}
-	if containerdRelease() == "1.7" {
-		return map[string]string{containerdFile: c.oldContainerdConfig(programs[0])}
-	}
-	binaries := "bin_dirs = [" + strings.Join(programs, ", ") + "]"
-	if containerdRelease() == "2.0" {
-		binaries = "bin_dir = " + programs[0]
-	}
-	config := fmt.Sprintf(`version = 3
-imports = ["%s/*.toml"]
-
-[plugins.'io.containerd.cri.v1.images'.pinned_images]
-  sandbox = %q
-
-[plugins.'io.containerd.cri.v1.runtime']
-  %s
-  [plugins.'io.containerd.cri.v1.runtime'.cni]
-    %s
-    conf_dir = %q
-`, dropIns, PauseImage, cgroups, binaries, filepath.Dir(cniFile))
-
-	options := "version = 3\n[plugins.'io.containerd.nri.v1.nri']\n"
-	if t := c.options.NRIRegistrationTimeout; t > 0 {
-		options += fmt.Sprintf("  plugin_registration_timeout = %q\n", t.Round(time.Millisecond))
-	}
-	if t := c.options.NRIRequestTimeout; t > 0 {
-		options += fmt.Sprintf("  plugin_request_timeout = %q\n", t.Round(time.Millisecond))
-	}
-	return map[string]string{
-		containerdFile:            config,
-		dropIns + "/devmgrd.toml": containerd.Config,
-		dropIns + "/extra.toml":   "version = 3\n" + c.options.ContainerdConfig,
-		dropIns + "/options.toml": options,
-	}
-}
-
-// oldContainerdConfig is containerdConfig for containerd 1.7, which reads version 2 and has NRI and CDI off. It leaves out what tests add.
-func (c *Cluster) oldContainerdConfig(binaries string) string {
-	return fmt.Sprintf(`version = 2
-
-[plugins."io.containerd.nri.v1.nri"]
-  disable = false
-  plugin_request_timeout = "10s"
-
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = %q
-  enable_cdi = true
-  restrict_oom_score_adj = true # there may be no CAP_SYS_RESOURCE
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = %s
-    conf_dir = %q
-`, PauseImage, binaries, filepath.Dir(cniFile))
-}
 
 func writeFile(path, content string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

@@ -16,9 +16,9 @@ var covered = []string{"/etc", "/opt", "/var/lib", "/var/log"}
 
 // fresh are the folders that begin empty, whatever the machine has there: those of a node and its programs.
 var fresh = []string{
-	"/etc/cdi", "/etc/cni", "/etc/containerd", "/etc/devmgrd", "/etc/kubernetes", "/etc/nri",
+	"/etc/cdi", "/etc/cni", "/etc/containerd", "/etc/containers", "/etc/crio", "/etc/devmgrd", "/etc/kubernetes", "/etc/nri",
 	"/opt/cni", "/opt/containerd", "/opt/nri",
-	"/var/lib/cni", "/var/lib/containerd", "/var/lib/devmgrd", "/var/lib/etcd", "/var/lib/kubelet", "/var/lib/nri",
+	"/var/lib/cni", "/var/lib/containerd", "/var/lib/containers", "/var/lib/crio", "/var/lib/devmgrd", "/var/lib/etcd", "/var/lib/kubelet", "/var/lib/nri",
 	"/var/log/containers", "/var/log/pods",
 }
 

@@ -3,14 +3,12 @@ package cluster
 import (
 	"archive/tar"
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
 	"os"
-	"os/exec"
 	"path"
 	"runtime"
 	"slices"
@@ -50,73 +48,76 @@ type Image struct {
 	Links      map[string]string // path in the image → target of a symbolic link
 }
 
-// LoadImage returns an image to containerd, in the namespace where the kubelet finds it.
-func (c *Cluster) LoadImage(ctx context.Context, image Image) error {
-	archive, err := image.Archive()
-	if err != nil {
-		return fmt.Errorf("make the image %s: %w", image.Name, err)
-	}
-	cmd := exec.CommandContext(ctx, c.tools.Path("ctr"), "--address="+containerdSocket, "--namespace=k8s.io", "image", "import", "-")
-	cmd.Stdin = bytes.NewReader(archive)
-	if output, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("load the image %s: %w\n%s\n%s", image.Name, err, output, c.Containerd.tail())
-	}
-	return nil
-}
-
 // Archive is the image in the OCI image layout, as one tar.
 func (i Image) Archive() ([]byte, error) {
-	layer, err := i.layer()
+	manifest, blobs, err := i.content()
 	if err != nil {
 		return nil, err
 	}
-	type object = map[string]any
-	blobs := map[string][]byte{}
-	blob := func(kind string, content []byte) object {
-		sum := fmt.Sprintf("%x", sha256.Sum256(content))
-		blobs["blobs/sha256/"+sum] = content
-		return object{"mediaType": "application/vnd.oci.image." + kind, "digest": "sha256:" + sum, "size": len(content)}
+	entry := manifest.object()
+	entry["annotations"] = map[string]string{"io.containerd.image.name": i.Name}
+	index, err := json.Marshal(map[string]any{"schemaVersion": 2, "manifests": []any{entry}})
+	if err != nil {
+		return nil, err
 	}
-	document := func(kind string, content object) (object, error) {
-		encoded, err := json.Marshal(content)
-		return blob(kind, encoded), err
+	files := map[string][]byte{"index.json": index, "oci-layout": []byte(`{"imageLayoutVersion":"1.0.0"}`)}
+	for _, b := range blobs {
+		files["blobs/sha256/"+strings.TrimPrefix(b.digest, "sha256:")] = b.bytes
 	}
 
-	layerBlob := blob("layer.v1.tar", layer)
-	config, err := document("config.v1+json", object{
-		"architecture": runtime.GOARCH, "os": "linux",
-		"config": object{"Entrypoint": i.Entrypoint, "Env": i.Env},
-		"rootfs": object{"type": "layers", "diff_ids": []any{layerBlob["digest"]}},
-	})
-	if err != nil {
-		return nil, err
-	}
-	manifest, err := document("manifest.v1+json", object{
-		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
-		"config": config, "layers": []any{layerBlob},
-	})
-	if err != nil {
-		return nil, err
-	}
-	manifest["annotations"] = object{"io.containerd.image.name": i.Name}
-	index, err := json.Marshal(object{"schemaVersion": 2, "manifests": []any{manifest}})
-	if err != nil {
-		return nil, err
-	}
-	blobs["index.json"] = index
-	blobs["oci-layout"] = []byte(`{"imageLayoutVersion":"1.0.0"}`)
-
-	var b bytes.Buffer
-	w := tar.NewWriter(&b)
-	for _, name := range slices.Sorted(maps.Keys(blobs)) {
-		if err := addFile(w, name, 0o644, blobs[name]); err != nil {
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if err := addFile(w, name, 0o644, files[name]); err != nil {
 			return nil, err
 		}
 	}
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	return b.Bytes(), nil
+	return archive.Bytes(), nil
+}
+
+// A blob is a part of an image.
+type blob struct {
+	mediaType, digest string
+	bytes             []byte
+}
+
+// object describes the blob to others.
+func (b blob) object() map[string]any {
+	return map[string]any{"mediaType": b.mediaType, "digest": b.digest, "size": len(b.bytes)}
+}
+
+// content returns the image's manifest, and all blobs: layer, configuration and manifest.
+func (i Image) content() (manifest blob, all []blob, err error) {
+	add := func(kind string, content []byte) blob {
+		b := blob{"application/vnd.oci.image." + kind, fmt.Sprintf("sha256:%x", sha256.Sum256(content)), content}
+		all = append(all, b)
+		return b
+	}
+	tar, err := i.layer()
+	if err != nil {
+		return blob{}, nil, err
+	}
+	layer := add("layer.v1.tar", tar)
+	encoded, err := json.Marshal(map[string]any{
+		"architecture": runtime.GOARCH, "os": "linux",
+		"config": map[string]any{"Entrypoint": i.Entrypoint, "Env": i.Env},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{layer.digest}},
+	})
+	if err != nil {
+		return blob{}, nil, err
+	}
+	config := add("config.v1+json", encoded)
+	encoded, err = json.Marshal(map[string]any{
+		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+		"config": config.object(), "layers": []any{layer.object()},
+	})
+	if err != nil {
+		return blob{}, nil, err
+	}
+	return add("manifest.v1+json", encoded), all, nil
 }
 
 // layer is the image's file system as a tar.

@@ -17,7 +17,7 @@ import (
 // What a machine loses with its memory is gone afterwards, mounts and what these programs keep in /run. What is on disk
 // stays, and so does the control plane. What the caller has started on the node is the caller's to end.
 func (c *Cluster) PowerOff(ctx context.Context) error {
-	if err := errors.Join(c.Kubelet.Kill(), c.Containerd.Kill()); err != nil {
+	if err := errors.Join(c.Kubelet.Kill(), c.Runtime.Kill()); err != nil {
 		return fmt.Errorf("power off: %w", err)
 	}
 	killProgram(c.tools.Path("containerd-shim-runc-v2"))
@@ -56,10 +56,10 @@ func (c *Cluster) nextBoot() error {
 // PowerOn starts containerd and then the kubelet, and returns when the node is Ready again. before, if there is one, is
 // called between the two.
 func (c *Cluster) PowerOn(ctx context.Context, before func() error) error {
-	if err := c.Containerd.Start(ctx); err != nil {
+	if err := c.Runtime.Start(ctx); err != nil {
 		return err
 	}
-	if err := c.WaitContainerd(ctx); err != nil {
+	if err := c.WaitRuntime(ctx); err != nil {
 		return err
 	}
 	if before != nil {

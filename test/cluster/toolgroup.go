@@ -1,7 +1,5 @@
 package cluster
 
-import "os"
-
 // A toolGroup is a set of programs that one `go build` makes.
 type toolGroup struct {
 	name     string   // also the cache directory's
@@ -21,22 +19,28 @@ type toolGroup struct {
 	stamp []string // variables to be set to the release, which Go's own build does not do
 }
 
-// ContainerdVariable chooses a release of containerd for a cluster: "2.1" is the one of test/tools/containerd-2.1. Unset, it is the
-// newest.
-const ContainerdVariable = "TESTCLUSTER_CONTAINERD"
+// These variables choose a release for a cluster: containerd "2.1" is the one of test/tools/containerd-2.1, Kubernetes "1.35" the one of
+// test/tools/k8s-1.35. Unset, it is the newest.
+const (
+	ContainerdVariable = "TESTCLUSTER_CONTAINERD"
+	KubernetesVariable = "TESTCLUSTER_KUBERNETES"
+)
 
-func containerdRelease() string { return os.Getenv(ContainerdVariable) }
+// ofRelease is the name of a group of an older release, which has a module of its own.
+func ofRelease(name, release string) string {
+	if release == "" {
+		return name
+	}
+	return name + "-" + release
+}
 
 // containerdGroup is containerd of the release that is chosen.
 func containerdGroup() toolGroup {
 	g := toolGroup{
-		name: "containerd", title: "containerd", first: "about a minute the first time",
+		name: ofRelease("containerd", containerdRelease()), title: "containerd", first: "about a minute the first time",
 		programs: []string{"containerd", "containerd-shim-runc-v2", "ctr"},
 		release:  "github.com/containerd/containerd/v2",
 		tags:     "no_btrfs no_devmapper no_zfs",
-	}
-	if containerdRelease() != "" {
-		g.name += "-" + containerdRelease()
 	}
 	if containerdRelease() == "1.7" {
 		g.release = "github.com/containerd/containerd"
@@ -54,7 +58,7 @@ func toolGroups() []toolGroup {
 	}
 	return []toolGroup{
 		module(toolGroup{
-			name: "k8s", title: "Kubernetes", first: "about 6 minutes the first time",
+			name: ofRelease("k8s", kubernetesRelease()), title: "Kubernetes", first: "about 6 minutes the first time",
 			programs: []string{
 				"etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubelet", "sample-device-plugin",
 			},
@@ -89,6 +93,13 @@ func toolGroups() []toolGroup {
 			dir:      "test/cnigate",
 			packages: []string{"."},
 			inputs:   []string{".", "../../go.mod", "../../go.sum"},
+		},
+		{
+			name: "fitrunc", title: "runc for CRI-O",
+			programs: []string{"fitrunc"},
+			dir:      "test/cluster/fitrunc",
+			packages: []string{"."},
+			inputs:   []string{".", "../../../go.mod", "../../../go.sum"},
 		},
 		{
 			name: "images", title: "container images",

@@ -80,10 +80,10 @@ func (c *Cluster) WaitAPIServer(ctx context.Context) error {
 	})
 }
 
-// WaitContainerd returns when containerd takes connections.
-func (c *Cluster) WaitContainerd(ctx context.Context) error {
-	return waitFor(ctx, "containerd", []*Process{c.Containerd}, func(ctx context.Context) error {
-		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", containerdSocket)
+// WaitRuntime returns when the container runtime takes connections.
+func (c *Cluster) WaitRuntime(ctx context.Context) error {
+	return waitFor(ctx, c.Runtime.Name, []*Process{c.Runtime}, func(ctx context.Context) error {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", c.Containers.Socket())
 		if err != nil {
 			return err
 		}

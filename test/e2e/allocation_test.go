@@ -101,6 +101,12 @@ func TestMainJob_SamplePlugin_PodsGetDevices(t *testing.T) {
 func TestMainJob_CDI_PodsGetDevices(t *testing.T) {
 	r := start(t)
 	r.samplePlugin(func(c *corev1.Container) { c.Env = append(c.Env, corev1.EnvVar{Name: "CDI_ENABLED", Value: "1"}) })
+	if r.lacks(cluster.CDI) {
+		r.must(r.Create(r.ctx, node.Pod("a", node.SampleResource, 1, "report")))
+		r.refused("a", "PluginError")
+		r.told("a", "CDI")
+		return
+	}
 	got := r.run("a", node.SampleResource, 1)
 	if got.Env["CDI_DEVICE"] != "CDI-Dev-1" {
 		t.Errorf("CDI_DEVICE is %q, want CDI-Dev-1", got.Env["CDI_DEVICE"])
@@ -168,7 +174,7 @@ func TestPods_ContainerKinds_ShareDevices(t *testing.T) {
 	r.must(err)
 	sandbox, err := r.SandboxOf(r.ctx, ids[0])
 	r.must(err)
-	r.must(r.KillContainer(r.ctx, sandbox))
+	r.must(r.Containers.Kill(r.ctx, sandbox))
 	r.until("the containers run in another sandbox, with the same devices", func() bool {
 		now, err := r.RunningContainers(r.ctx, "two")
 		if err != nil || len(now) != 1 || now[0] == ids[0] {

@@ -59,9 +59,9 @@ func (r *harness) remarks(all []remark, want ...[3]string) {
 func (r *harness) configureContainerd(text string) {
 	r.t.Helper()
 	r.must(os.WriteFile("/etc/containerd/conf.d/zz.toml", []byte("version = 3\n"+text), 0o644))
-	r.must(r.Containerd.Kill())
-	r.must(r.Containerd.Start(r.ctx))
-	r.must(r.WaitContainerd(r.ctx))
+	r.must(r.Runtime.Kill())
+	r.must(r.Runtime.Start(r.ctx))
+	r.must(r.WaitRuntime(r.ctx))
 }
 
 // Each thing that keeps devmgrd from its work on a real node, and what check says of it.
@@ -139,7 +139,7 @@ func TestCheck_EachObstacle_HasARemedy(t *testing.T) {
 	r.remarks(r.check("--set", "nri.socket=/run/other.sock"), [3]string{"FAIL", "nri", "NRI is off"})
 	r.must(os.WriteFile("/etc/containerd/conf.d/zz.toml", []byte("version = 3\n"+nriTable+"plugin_request_timeout = '20s'\n"), 0o644)) // not in force
 	r.remarks(r.check(), [3]string{"FAIL", "nri", "the runtime has NRI off"})
-	r.must(r.Containerd.Kill())
+	r.must(r.Runtime.Kill())
 	r.remarks(r.check(), [3]string{"FAIL", "runtime", "no container runtime answers"}, [3]string{"FAIL", "nri", "no process listens"})
 	r.configureContainerd("")
 	r.remarks(r.check())

@@ -30,7 +30,7 @@ func TestContainerd_RestartsWhilePodsEnd_NothingLeaks(t *testing.T) {
 		had[name] = r.run(name, gpu, 1).Env["DEVICES"]
 	}
 	had["stays"] = r.stays("stays", 1)
-	r.must(r.Containerd.Kill())
+	r.must(r.Runtime.Kill())
 	r.must(syscall.Kill(processWith(t, had["ends"]), syscall.SIGKILL))
 	soon, now := int64(1), int64(0)
 	pods := r.Client().CoreV1().Pods(metav1.NamespaceDefault)
@@ -40,8 +40,8 @@ func TestContainerd_RestartsWhilePodsEnd_NothingLeaks(t *testing.T) {
 	if n := r.inState(gpu, "free"); n != 0 {
 		t.Errorf("%v devices are free while it is unknown what runs", n)
 	}
-	r.must(r.Containerd.Start(r.ctx))
-	r.must(r.WaitContainerd(r.ctx))
+	r.must(r.Runtime.Start(r.ctx))
+	r.must(r.WaitRuntime(r.ctx))
 	// The pod's end is the kubelet's, which may have to try again; the devices are ours, and are to follow soon.
 	r.must(r.WaitPod(r.soon(90*time.Second), "default", "deleted", func(p *corev1.Pod) (bool, error) { return p == nil, nil }))
 	r.states(3, 1, 0)
@@ -119,10 +119,10 @@ func TestContainerd_Restarts_NothingIsLost(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 2)
 	r.run("a", gpu, 1)
-	r.must(r.Containerd.Kill())
+	r.must(r.Runtime.Kill())
 	r.until("devmgrd has noticed", func() bool { return r.metric("devmgrd_nri_connected") == 0 })
-	r.must(r.Containerd.Start(r.ctx))
-	r.must(r.WaitContainerd(r.ctx))
+	r.must(r.Runtime.Start(r.ctx))
+	r.must(r.WaitRuntime(r.ctx))
 	r.until("devmgrd is connected again", func() bool { return r.metric("devmgrd_nri_connected") == 1 })
 	r.run("b", gpu, 1)
 	r.must(r.Delete(r.ctx, "a"))
@@ -136,11 +136,11 @@ func TestContainer_LostByContainerd_KeepsItsDeviceWhileItsProcessesLive(t *testi
 	for name, lose := range map[string]func(r *harness, shim int){
 		"shim hangs while containerd and devmgrd restart": func(r *harness, shim int) {
 			r.must(r.Devmgrd.Kill())
-			r.must(r.Containerd.Kill())
+			r.must(r.Runtime.Kill())
 			r.must(syscall.Kill(shim, syscall.SIGSTOP))
 			r.t.Cleanup(func() { _ = syscall.Kill(shim, syscall.SIGCONT) })
-			r.must(r.Containerd.Start(r.ctx))
-			r.must(r.WaitContainerd(r.ctx))
+			r.must(r.Runtime.Start(r.ctx))
+			r.must(r.WaitRuntime(r.ctx))
 			r.must(r.StartDevmgrd(r.ctx))
 		},
 		"shim is killed": func(r *harness, shim int) {

@@ -142,6 +142,16 @@ func (r *harness) describe() {
 	}
 }
 
+// lacks reports whether a release under test does not have a feature. make matrix reads the line that says so.
+func (r *harness) lacks(f cluster.Feature) bool {
+	r.t.Helper()
+	if cluster.Has(f) {
+		return false
+	}
+	r.t.Logf("LACKS %s", f)
+	return true
+}
+
 // in is the rig for a subtest.
 func (r *harness) in(t *testing.T) *harness { return &harness{r.Node, t, r.ctx} }
 

@@ -41,6 +41,8 @@ type twin struct {
 	differs []string
 	// fails is what the kubelet says of devmgrd's pod where it cannot start at all.
 	fails string
+	// needs are features without which devmgrd refuses its pod.
+	needs []cluster.Feature
 	// lot is how lines begin that the kubelet draws by lot. They are not compared.
 	lot []string
 	// has is what devmgrd's container has to have, so that two containers without anything are not taken for a success.
@@ -157,6 +159,15 @@ func (b *pair) compare(t *testing.T, w twin) {
 			t.Fatal(err)
 		}
 		return seen
+	}
+	for _, f := range w.needs {
+		if !cluster.Has(f) {
+			r := b.in(t)
+			r.lacks(f)
+			r.refused(podName(w.name, byDevmgrd), "PluginError")
+			r.must(r.Delete(r.ctx, podName(w.name, byDevmgrd)))
+			return
+		}
 	}
 	kubelets := see(byKubelet)
 	if w.fails != "" {

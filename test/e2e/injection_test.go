@@ -18,6 +18,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
@@ -28,6 +29,18 @@ func TestInjection_PluginAnswer_IsInjectedExactly(t *testing.T) {
 	readOnly := makeNode(t, "gpu0-info", 0o666, 10, 237) // the loop devices' control node: no default rule allows it
 	r.must(os.WriteFile("/run/vendor/driver", []byte("driver"), 0o644))
 	r.must(os.Symlink(readWrite, "/run/vendor/link"))
+	infoMay := "r"
+	if r.lacks(cluster.Permissions) {
+		p := r.plugin(nic, 1, func(p *plugintest.Plugin) {
+			p.OnAllocate = plugintest.Grants(&plugintest.Answer{Devices: []*pluginapi.DeviceSpec{{ContainerPath: "/dev/gpu0-info", HostPath: readOnly, Permissions: "r"}}})
+		})
+		r.must(r.Create(r.ctx, node.Pod("read-only", nic, 1, "report")))
+		r.refused("read-only", "PluginError")
+		r.told("read-only", `with the permissions "r" only`)
+		r.must(r.Delete(r.ctx, "read-only"))
+		p.Stop()
+		infoMay = "rw"
+	}
 	r.plugin(gpu, 2, func(p *plugintest.Plugin) {
 		p.OnAllocate = plugintest.Grants(&plugintest.Answer{
 			Envs: map[string]string{"GPU": "0", "OWN": "the plugin's"},
@@ -37,7 +50,7 @@ func TestInjection_PluginAnswer_IsInjectedExactly(t *testing.T) {
 			},
 			Devices: []*pluginapi.DeviceSpec{
 				{ContainerPath: "/dev/gpu0", HostPath: "/run/vendor/link", Permissions: "rw"},
-				{ContainerPath: "/dev/gpu0-info", HostPath: readOnly, Permissions: "r"},
+				{ContainerPath: "/dev/gpu0-info", HostPath: readOnly, Permissions: infoMay},
 			},
 			Annotations: map[string]string{"vendor.example/slot": "3"},
 		})
@@ -80,6 +93,9 @@ func TestInjection_PluginAnswer_IsInjectedExactly(t *testing.T) {
 	}
 	r.must(r.Delete(r.ctx, "pod"))
 
+	if infoMay != "r" {
+		return
+	}
 	// What may only be read can be opened to be read, and not to be written to.
 	for access, want := range map[string]corev1.PodPhase{"r": corev1.PodSucceeded, "w": corev1.PodFailed} {
 		r.must(r.Create(r.ctx, node.Pod("open-"+access, gpu, 1, "open", "/dev/gpu0-info", access)))
@@ -126,32 +142,37 @@ func TestInjection_Environment_IsNotLogged(t *testing.T) {
 func TestInjection_GrantMadeInAllocate_IsInjected(t *testing.T) {
 	const specFile = "/var/run/cdi/vendor-made.json"
 	r := start(t)
+	byCDI := !r.lacks(cluster.CDI)
 	t.Cleanup(func() { os.RemoveAll(vendor); os.Remove(specFile) })
 	r.plugin(gpu, 2, func(p *plugintest.Plugin) {
 		p.OnAllocate = func(_ context.Context, request *plugintest.AllocateRequest) (*plugintest.AllocateResponse, error) {
 			id := request.ContainerRequests[0].DevicesIds[0]
-			plain, byCDI := filepath.Join(vendor, id), filepath.Join(vendor, id+"-cdi")
+			plain, described := filepath.Join(vendor, id), filepath.Join(vendor, id+"-cdi")
 			if err := errors.Join(
 				os.MkdirAll(vendor, 0o755),
 				unix.Mknod(plain, unix.S_IFCHR|0o600, int(unix.Mkdev(10, 237))),
-				unix.Mknod(byCDI, unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229))),
+				unix.Mknod(described, unix.S_IFCHR|0o600, int(unix.Mkdev(10, 229))),
 				describe(specFile),
 			); err != nil {
 				return nil, err
 			}
-			return &plugintest.AllocateResponse{ContainerResponses: []*plugintest.Answer{{
-				Devices:    []*pluginapi.DeviceSpec{{ContainerPath: "/dev/plain", HostPath: plain, Permissions: "rw"}},
-				CdiDevices: []*pluginapi.CDIDevice{{Name: "vendor.example/made=" + id}},
-			}}}, nil
+			answer := &plugintest.Answer{Devices: []*pluginapi.DeviceSpec{{ContainerPath: "/dev/plain", HostPath: plain, Permissions: "rw"}}}
+			if byCDI {
+				answer.CdiDevices = []*pluginapi.CDIDevice{{Name: "vendor.example/made=" + id}}
+			}
+			return &plugintest.AllocateResponse{ContainerResponses: []*plugintest.Answer{answer}}, nil
 		}
 	})
 	for i, name := range []string{"a", "b"} {
 		got := r.run(name, gpu, 1)
-		if want := fmt.Sprintf("dev-%06d", i); got.Env["MADE"] != want {
-			t.Errorf("%s: MADE is %q, want %q", name, got.Env["MADE"], want)
-		}
 		if d, _ := got.Device("/dev/plain"); d.Type != "c" || d.Major != 10 || d.Minor != 237 || d.Mode != 0o600 {
 			t.Errorf("%s: /dev/plain is %+v", name, d)
+		}
+		if !byCDI {
+			continue
+		}
+		if want := fmt.Sprintf("dev-%06d", i); got.Env["MADE"] != want {
+			t.Errorf("%s: MADE is %q, want %q", name, got.Env["MADE"], want)
 		}
 		if d, _ := got.Device("/dev/by-cdi"); d.Type != "c" || d.Major != 10 || d.Minor != 229 {
 			t.Errorf("%s: /dev/by-cdi is %+v", name, d)

@@ -10,6 +10,13 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/cluster"
+)
+
+// What twins need of the runtime, beyond environment variables, mounts and devices to read and write.
+var (
+	exactly   = []cluster.Feature{cluster.Permissions}
+	arguments = []cluster.Feature{cluster.Arguments}
 )
 
 const imageWithEnv = "localhost/probe-with-env:1"
@@ -72,7 +79,7 @@ func variables() []twin {
 		},
 		{name: "env-of-the-runtime", answers: grantsEnv(map[string]string{"PATH": "/opt", "HOSTNAME": "other", "HOME": "/home"}), has: []string{"env PATH=/opt", "env HOSTNAME=other", "env HOME=/home"}},
 		{
-			name: "env-in-arguments", answers: grantsEnv(map[string]string{"GPU": "0 $(OWN)", "OWN": "the plugin's"}),
+			name: "env-in-arguments", answers: grantsEnv(map[string]string{"GPU": "0 $(OWN)", "OWN": "the plugin's"}), needs: arguments,
 			pod: func(p *corev1.Pod) {
 				setsEnv("OWN=the pod's")(p)
 				p.Spec.Containers[0].Args = []string{"report", "--", "$(GPU)", "a$(GPU)b$(GPU)", "$(OWN)", "$(UNKNOWN)", "$$(ESCAPED)", "$GPU", "$(GPU"}
@@ -88,7 +95,7 @@ func variables() []twin {
 		},
 		{
 			// It cannot tell either what has come out of a value of the pod's own.
-			name: "env-in-arguments-by-detour", answers: grantsEnv(map[string]string{"GPU": "0"}),
+			name: "env-in-arguments-by-detour", answers: grantsEnv(map[string]string{"GPU": "0"}), needs: arguments,
 			pod: func(p *corev1.Pod) {
 				setsEnv("USES=$(GPU)")(p)
 				p.Spec.Containers[0].Args = []string{"report", "--", "$(GPU)", "$(USES)"}
@@ -151,11 +158,11 @@ func nodes() []twin {
 		{name: "device-without-a-place", answers: grantsDevices(dev("", "gpu0", "rw")), has: []string{"file /run/vendor/gpu0"}},
 		{name: "device-without-a-place-through-a-link", answers: grantsDevices(dev("", "link", "rw")), has: []string{"file /run/vendor/gpu0"}},
 		{name: "devices-of-a-directory", answers: grantsDevices(dev("/dev/all", "all", "rw")), has: []string{"device /dev/all/sub/b c", "device /dev/all/disk b", "device /dev/all/sub/console/c c"}},
-		{name: "devices-of-a-directory-through-a-link", answers: grantsDevices(dev("/dev/all", "all-link", "r")), has: []string{"device /dev/all/a c"}},
+		{name: "devices-of-a-directory-through-a-link", needs: exactly, answers: grantsDevices(dev("/dev/all", "all-link", "r")), has: []string{"device /dev/all/a c"}},
 		{name: "devices-of-a-directory-without-a-place", answers: grantsDevices(dev("", "all", "rw")), has: []string{"file /run/vendor/all/a"}},
 		{name: "device-twice", answers: grantsDevices(dev("/dev/gpu0", "gpu0", "rw"), dev("/dev/gpu0", "gpu0", "rw"), dev("/dev/gpu1", "gpu1", "r"), dev("/dev/gpu1", "gpu1", "rw")), open: []string{"/dev/gpu0", "/dev/gpu1"}, has: []string{"device /dev/gpu0 c"}},
 		{name: "device-twice-at-two-places", answers: grantsDevices(dev("/dev/a", "gpu0", "rw"), dev("/dev/b", "gpu0", "r")), open: []string{"/dev/a", "/dev/b"}, has: []string{"open /dev/a for rw: opened", "open /dev/b for rw: opened"}},
-		{name: "device-in-and-next-to-a-directory", answers: grantsDevices(dev("/dev/all", "all", "rw"), dev("/dev/all/a", "gpu0", "rw")), has: []string{"device /dev/all/a c 10:229", "rule c 10:237 rw"}},
+		{name: "device-in-and-next-to-a-directory", needs: exactly, answers: grantsDevices(dev("/dev/all", "all", "rw"), dev("/dev/all/a", "gpu0", "rw")), has: []string{"device /dev/all/a c 10:229", "rule c 10:237 rw"}},
 		{name: "device-in-place-of-a-common-one", answers: grantsDevices(dev("/dev/zero", "gpu0", "rw")), has: []string{"device /dev/zero c 10:237"}},
 		{
 			name: "device-in-a-privileged-container", answers: grantsDevices(dev("/dev/gpu0", "gpu0", "r"), dev("/dev/fuse", "gpu0", "rw")), open: []string{"/dev/gpu0"},
@@ -184,6 +191,9 @@ func permissions() []twin {
 			name: "permissions-" + granted + "-of-a-disk", answers: grantsDevices(dev("/dev/disk0", "disk0", granted)),
 			open: []string{"/dev/disk0"}, has: []string{"device /dev/disk0 b 7:0 0660"},
 		}
+		if strings.Trim("rw", granted) != "" {
+			char.needs, disk.needs = exactly, exactly
+		}
 		for _, how := range []string{"r", "w", "rw"} {
 			if strings.Trim(how, granted) == "" {
 				char.has = append(char.has, "open /dev/gpu0 for "+how+": opened")
@@ -200,7 +210,7 @@ func permissions() []twin {
 func others() []twin {
 	return []twin{
 		{
-			name: "everything", open: []string{"/dev/gpu0", "/dev/gpu1"},
+			name: "everything", needs: exactly, open: []string{"/dev/gpu0", "/dev/gpu1"},
 			answers: []*plugintest.Answer{{
 				Envs: map[string]string{"GPU": "0"}, Mounts: []*pluginapi.Mount{mountReadOnly("/opt/driver", "driver")},
 				Devices:     []*pluginapi.DeviceSpec{dev("/dev/gpu0", "gpu0", "rw"), dev("/dev/gpu1", "gpu1", "r")},
@@ -212,7 +222,7 @@ func others() []twin {
 		},
 		{name: "nothing", answers: []*plugintest.Answer{{}}},
 		{
-			name: "two-resources",
+			name: "two-resources", needs: exactly,
 			answers: []*plugintest.Answer{
 				{Envs: map[string]string{"A": "1", "BOTH": "1"}, Devices: []*pluginapi.DeviceSpec{dev("/dev/a", "gpu0", "rw")}, Mounts: []*pluginapi.Mount{mount("/opt/a", "driver")}},
 				{Envs: map[string]string{"B": "2", "BOTH": "1"}, Devices: []*pluginapi.DeviceSpec{dev("/dev/b", "gpu1", "r")}, Mounts: []*pluginapi.Mount{mount("/opt/a", "driver"), mount("/opt/b", "driver")}},

@@ -320,7 +320,7 @@ func (r *harness) restartsWithTheSame(devices map[string]string) {
 	for name, want := range devices {
 		pod, err := r.WaitPhase(r.ctx, name, corev1.PodRunning)
 		r.must(err)
-		r.must(r.KillContainer(r.ctx, node.ContainerID(pod)))
+		r.must(r.Containers.Kill(r.ctx, node.ContainerID(pod)))
 		r.must(r.WaitPod(r.soon(time.Minute), metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) {
 			return p.Status.ContainerStatuses[0].RestartCount == 1 && p.Status.ContainerStatuses[0].State.Running != nil, nil
 		}))

@@ -25,10 +25,10 @@ func ownDir(pod *corev1.Pod) string { return filepath.Join("/run/devmgrd/plugins
 // sources returns where the mounts of a pod's container come from, by destination.
 func (r *harness) sources(pod *corev1.Pod) map[string]string {
 	r.t.Helper()
-	spec, err := r.spec(r.ctx, node.ContainerID(pod))
+	container, err := r.Containers.Container(r.ctx, node.ContainerID(pod))
 	r.must(err)
 	from := map[string]string{}
-	for _, m := range spec["mounts"].([]any) {
+	for _, m := range container.Spec["mounts"].([]any) {
 		from[m.(map[string]any)["destination"].(string)] = m.(map[string]any)["source"].(string)
 	}
 	return from
@@ -135,7 +135,7 @@ func TestPluginPod_OwnDirectory(t *testing.T) {
 	up := fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", node.SampleResource)
 	t.Run("its container restarts in it", func(t *testing.T) {
 		r := r.in(t)
-		r.must(r.KillContainer(r.ctx, node.ContainerID(plugin)))
+		r.must(r.Containers.Kill(r.ctx, node.ContainerID(plugin)))
 		plugin = r.samplePod(plugin)
 		r.until("it serves again", func() bool { return r.metric(up) == 1 })
 		if from := r.sources(plugin)["/var/lib/kubelet/device-plugins"]; from != own+"/device-plugins" {

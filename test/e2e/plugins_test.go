@@ -65,7 +65,7 @@ func TestPlugin_Restarts_PodsKeepDevices(t *testing.T) {
 		what string
 		do   func() error
 	}{
-		{"its process", func() error { return r.KillContainer(r.ctx, node.ContainerID(plugin)) }},
+		{"its process", func() error { return r.Containers.Kill(r.ctx, node.ContainerID(plugin)) }},
 		{"its pod", func() error {
 			return r.Client().CoreV1().Pods(plugin.Namespace).Delete(r.ctx, plugin.Name, metav1.DeleteOptions{})
 		}},
@@ -85,7 +85,7 @@ func TestPlugin_Restarts_PodsKeepDevices(t *testing.T) {
 	// The container restarts with the same device, without a call of Allocate, and another pod gets the other one.
 	pod, err := r.WaitPhase(r.ctx, "a", corev1.PodRunning)
 	r.must(err)
-	r.must(r.KillContainer(r.ctx, node.ContainerID(pod)))
+	r.must(r.Containers.Kill(r.ctx, node.ContainerID(pod)))
 	r.must(r.WaitPod(r.soon(time.Minute), "default", "a", func(now *corev1.Pod) (bool, error) {
 		return len(now.Status.ContainerStatuses) > 0 && now.Status.ContainerStatuses[0].RestartCount == 1 &&
 			now.Status.ContainerStatuses[0].State.Running != nil, nil

@@ -254,7 +254,7 @@ func TestRestart_Kill9_NothingChanges(t *testing.T) {
 	})
 
 	// The container restarts and gets the same devices.
-	r.must(r.KillContainer(r.ctx, node.ContainerID(pod)))
+	r.must(r.Containers.Kill(r.ctx, node.ContainerID(pod)))
 	r.must(r.WaitPod(r.soon(time.Minute), "default", "a", func(now *corev1.Pod) (bool, error) {
 		return len(now.Status.ContainerStatuses) > 0 && now.Status.ContainerStatuses[0].RestartCount == 1 &&
 			now.Status.ContainerStatuses[0].State.Running != nil, nil
@@ -349,7 +349,7 @@ func TestRestart_APIServerAway_DevicesAreServed(t *testing.T) {
 
 	// Containers that run are put right: each restarts with what it had.
 	for _, id := range ids {
-		r.must(r.KillContainer(r.ctx, id))
+		r.must(r.Containers.Kill(r.ctx, id))
 	}
 	r.until("both containers have restarted", func() bool { return r.restarted(ids) })
 	r.until("the container has its device again", func() bool {

@@ -77,7 +77,7 @@ func TestPluginRules_Enforced_OnlyAllowedIsGranted(t *testing.T) {
 		stayed := r.followPod("a")
 		r.run("b", node.SampleResource, 1)
 		plugin := r.samplePod(nil)
-		r.must(r.KillContainer(r.ctx, node.ContainerID(plugin)))
+		r.must(r.Containers.Kill(r.ctx, node.ContainerID(plugin)))
 		plugin = r.samplePod(plugin)
 		up := fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", node.SampleResource)
 		r.until("it serves again", func() bool { return r.metric(up) == 1 })

@@ -88,10 +88,10 @@ func TestContainer_With60000Devices_SurvivesRestarts(t *testing.T) {
 	if n := r.metric("devmgrd_started_without_devices_total"); n != 0 {
 		t.Errorf("%v containers were taken for bare", n)
 	}
-	r.must(r.Containerd.Kill())
+	r.must(r.Runtime.Kill())
 	r.until("devmgrd has noticed", func() bool { return r.metric("devmgrd_nri_connected") == 0 })
-	r.must(r.Containerd.Start(r.ctx))
-	r.must(r.WaitContainerd(r.ctx))
+	r.must(r.Runtime.Start(r.ctx))
+	r.must(r.WaitRuntime(r.ctx))
 	r.until("devmgrd is connected again", func() bool { return r.metric("devmgrd_nri_connected") == 1 })
 	r.states(0, count, 0)
 
@@ -273,7 +273,7 @@ func TestMessageSize_ContainersThatCannotBeListed_AreNamed(t *testing.T) {
 	if !named {
 		t.Errorf("devmgrd check names no pod: %+v", r.check())
 	}
-	r.restart(r.Containerd) // NRI panics when the last of them do not fit into a message
+	r.restart(r.Runtime) // NRI panics when the last of them do not fit into a message
 	for i := range pods {
 		r.must(r.Delete(r.ctx, fmt.Sprint("large-", i)))
 	}

@@ -37,7 +37,7 @@ func (r *harness) again(name string) string {
 	p, err := r.WaitPhase(r.ctx, name, corev1.PodRunning)
 	r.must(err)
 	before := p.Status.ContainerStatuses[0]
-	r.must(r.KillContainer(r.ctx, node.ContainerID(p)))
+	r.must(r.Containers.Kill(r.ctx, node.ContainerID(p)))
 	r.must(r.WaitPod(r.soon(2*time.Minute), "default", name, func(p *corev1.Pod) (bool, error) {
 		now := p.Status.ContainerStatuses[0]
 		return now.RestartCount > before.RestartCount && now.State.Running != nil, nil
@@ -230,7 +230,7 @@ func TestStateFile_Lost_RunningContainersKeepDevices(t *testing.T) {
 	}
 	pod, err := r.WaitPhase(r.ctx, "b", corev1.PodRunning)
 	r.must(err)
-	r.must(r.KillContainer(r.ctx, node.ContainerID(pod)))
+	r.must(r.Containers.Kill(r.ctx, node.ContainerID(pod)))
 	r.must(r.WaitPod(r.soon(time.Minute), "default", "b", func(now *corev1.Pod) (bool, error) {
 		return len(now.Status.ContainerStatuses) > 0 && now.Status.ContainerStatuses[0].RestartCount == 1 &&
 			now.Status.ContainerStatuses[0].State.Running != nil, nil

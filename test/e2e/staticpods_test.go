@@ -76,7 +76,7 @@ func TestStaticPods_WithAndWithoutAnnotation_GetDevices(t *testing.T) {
 	ids, err := r.RunningContainers(r.ctx, "main")
 	r.must(err)
 	for _, id := range ids {
-		r.must(r.KillContainer(r.ctx, id))
+		r.must(r.Containers.Kill(r.ctx, id))
 	}
 	r.until("all three run again, two of them with the devices that they had", func() bool {
 		stamps, err := r.Stamps(r.ctx)
@@ -109,7 +109,7 @@ type criRuntime struct {
 
 func (r *harness) cri() criRuntime {
 	r.t.Helper()
-	conn, err := grpc.NewClient("unix://"+r.ContainerdSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("unix://"+r.Containers.Socket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	r.must(err)
 	r.t.Cleanup(func() { conn.Close() })
 	return criRuntime{cri.NewRuntimeServiceClient(conn), r.t, r.ctx}

@@ -5,10 +5,8 @@ package e2e
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
-	"os/exec"
 	"path"
 	"regexp"
 	"slices"
@@ -35,31 +33,17 @@ func (r *harness) look(ctx context.Context, name string) (view, error) {
 	if err != nil {
 		return nil, err
 	}
-	spec, err := r.spec(ctx, node.ContainerID(pod))
+	container, err := r.Containers.Container(ctx, node.ContainerID(pod))
 	if err != nil {
 		return nil, err
 	}
-	lines := append(inside(got), outside(spec)...)
-	same := anonymous(pod, fmt.Sprint(spec["annotations"].(map[string]any)["io.kubernetes.cri.sandbox-id"]))
+	lines := append(inside(got), outside(container.Spec)...)
+	same := anonymous(pod, container.Sandbox)
 	for i := range lines {
 		lines[i] = same(lines[i])
 	}
 	slices.Sort(lines)
 	return lines, nil
-}
-
-// spec returns the OCI specification from which containerd has made a container.
-func (r *harness) spec(ctx context.Context, container string) (map[string]any, error) {
-	cmd := exec.CommandContext(ctx, r.Tools.Path("ctr"), "--address", r.ContainerdSocket(), "--namespace", "k8s.io", "containers", "info", container)
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", cmd, err)
-	}
-	var info struct{ Spec map[string]any }
-	if err := json.Unmarshal(out, &info); err != nil {
-		return nil, err
-	}
-	return info.Spec, nil
 }
 
 // anonymous returns what takes a pod's names out of a text.

@@ -4,35 +4,26 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os/exec"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/devmgrd/devmgrd/test/cluster"
 )
 
-// Annotations returns the annotations that containerd keeps of the latest life of a pod's container "main".
+// stampAnnotation is the annotation in which devmgrd notes a container's devices.
+const stampAnnotation = "devmgrd.io/assignment"
+
+// Annotations returns the annotations that the runtime keeps of the latest life of a pod's container "main".
 func (n *Node) Annotations(ctx context.Context, name string) (map[string]string, error) {
 	pod, err := n.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
-	return n.annotations(ctx, ContainerID(pod))
-}
-
-func (n *Node) annotations(ctx context.Context, container string) (map[string]string, error) {
-	out, err := n.ctr(ctx, "containers", "info", container)
-	if err != nil {
-		return nil, err
-	}
-	var info struct {
-		Spec struct{ Annotations map[string]string }
-	}
-	if err := json.Unmarshal(out, &info); err != nil {
-		return nil, err
-	}
-	return info.Spec.Annotations, nil
+	c, err := n.Containers.Container(ctx, ContainerID(pod))
+	return c.Annotations, err
 }
 
 // ContainerID returns the runtime's ID of a pod's first container, or "".
@@ -40,28 +31,14 @@ func ContainerID(pod *corev1.Pod) string {
 	if len(pod.Status.ContainerStatuses) == 0 {
 		return ""
 	}
-	return strings.TrimPrefix(pod.Status.ContainerStatuses[0].ContainerID, "containerd://")
+	_, id, _ := strings.Cut(pod.Status.ContainerStatuses[0].ContainerID, "://")
+	return id
 }
 
 // SandboxOf returns the ID of the sandbox that a container lives in.
 func (n *Node) SandboxOf(ctx context.Context, container string) (string, error) {
-	annotations, err := n.annotations(ctx, container)
-	return annotations["io.kubernetes.cri.sandbox-id"], err
-}
-
-// KillContainer ends the processes of a container with SIGKILL.
-func (n *Node) KillContainer(ctx context.Context, id string) error {
-	_, err := n.ctr(ctx, "tasks", "kill", "--signal", "SIGKILL", id)
-	return err
-}
-
-func (n *Node) ctr(ctx context.Context, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, n.Tools.Path("ctr"), append([]string{"--address", n.ContainerdSocket(), "--namespace", "k8s.io"}, args...)...)
-	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("ctr %s: %w", strings.Join(args, " "), err)
-	}
-	return out, nil
+	c, err := n.Containers.Container(ctx, container)
+	return c.Sandbox, err
 }
 
 // A Stamp is what devmgrd has written on a container that runs.
@@ -70,29 +47,21 @@ type Stamp struct {
 	Devices                map[string][]string // by resource
 }
 
-// Stamps returns the stamps of all running containers, as containerd keeps them.
+// Stamps returns the stamps of all running containers, as the runtime keeps them.
 func (n *Node) Stamps(ctx context.Context) ([]Stamp, error) {
-	ids, err := n.runningTasks(ctx)
+	all, err := n.running(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var stamps []Stamp
-	for _, id := range ids {
-		annotations, err := n.annotations(ctx, id)
-		if err != nil {
-			continue // it has gone meanwhile
-		}
-		s := Stamp{
-			Pod:       annotations["io.kubernetes.cri.sandbox-namespace"] + "/" + annotations["io.kubernetes.cri.sandbox-name"],
-			PodUID:    annotations["io.kubernetes.cri.sandbox-uid"],
-			Container: annotations["io.kubernetes.cri.container-name"],
-		}
-		text, stamped := annotations["devmgrd.io/assignment"]
+	for _, c := range all {
+		text, stamped := c.Annotations[stampAnnotation]
 		if !stamped {
 			continue
 		}
+		s := Stamp{Pod: c.Namespace + "/" + c.Pod, PodUID: c.PodUID, Container: c.Name}
 		if err := json.Unmarshal([]byte(text), &s.Devices); err != nil {
-			return nil, fmt.Errorf("the stamp of container %s: %w", id, err)
+			return nil, fmt.Errorf("the stamp of container %s: %w", c.ID, err)
 		}
 		stamps = append(stamps, s)
 	}
@@ -101,45 +70,39 @@ func (n *Node) Stamps(ctx context.Context) ([]Stamp, error) {
 
 // RunningContainers returns the IDs of the running containers of that name.
 func (n *Node) RunningContainers(ctx context.Context, name string) ([]string, error) {
-	ids, err := n.runningTasks(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return slices.DeleteFunc(ids, func(id string) bool {
-		annotations, err := n.annotations(ctx, id)
-		return err != nil || annotations["io.kubernetes.cri.container-name"] != name
-	}), nil
-}
-
-func (n *Node) runningTasks(ctx context.Context) ([]string, error) {
-	out, err := n.ctr(ctx, "tasks", "list")
-	if err != nil {
-		return nil, err
-	}
+	all, err := n.running(ctx)
 	var ids []string
-	for line := range strings.Lines(string(out)) {
-		if f := strings.Fields(line); len(f) == 3 && f[2] == "RUNNING" {
-			ids = append(ids, f[0])
+	for _, c := range all {
+		if c.Name == name {
+			ids = append(ids, c.ID)
 		}
 	}
-	return ids, nil
+	return ids, err
 }
 
 // Bare returns the pods of which a container of that name runs without a stamp: it was made without devmgrd.
 func (n *Node) Bare(ctx context.Context, name string) ([]string, error) {
-	ids, err := n.runningTasks(ctx)
+	all, err := n.running(ctx)
+	var pods []string
+	for _, c := range all {
+		if _, stamped := c.Annotations[stampAnnotation]; c.Name == name && !stamped {
+			pods = append(pods, c.Namespace+"/"+c.Pod)
+		}
+	}
+	return pods, err
+}
+
+// running returns the containers that run. One that has gone meanwhile is none of them.
+func (n *Node) running(ctx context.Context) ([]cluster.Container, error) {
+	ids, err := n.Containers.Running(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var pods []string
+	var all []cluster.Container
 	for _, id := range ids {
-		annotations, err := n.annotations(ctx, id)
-		if err != nil || annotations["io.kubernetes.cri.container-name"] != name {
-			continue // it has gone meanwhile, or is another one
-		}
-		if _, stamped := annotations["devmgrd.io/assignment"]; !stamped {
-			pods = append(pods, annotations["io.kubernetes.cri.sandbox-namespace"]+"/"+annotations["io.kubernetes.cri.sandbox-name"])
+		if c, err := n.Containers.Container(ctx, id); err == nil {
+			all = append(all, c)
 		}
 	}
-	return pods, nil
+	return slices.Clip(all), nil
 }

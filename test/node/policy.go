@@ -5,13 +5,16 @@ import (
 	"fmt"
 	"strings"
 
-	admission "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
-	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/yaml"
 
 	"github.com/devmgrd/devmgrd/packaging/kubernetes"
+	"github.com/devmgrd/devmgrd/test/cluster"
 )
 
 // RequiredPlugins begins the keys of the annotations in which pods name the NRI plugins that they cannot do without.
@@ -35,33 +38,47 @@ func (n *Node) PodSize(ctx context.Context) error {
 
 // policy creates the admission policies of a file and their bindings, and returns when they are in force.
 func (n *Node) policy(ctx context.Context, file, text string, inForce func() bool) error {
-	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
-	client := n.Client().AdmissionregistrationV1()
+	client, err := dynamic.NewForConfig(n.RESTConfig())
+	if err != nil {
+		return err
+	}
 	for document := range strings.SplitSeq(text, "\n---\n") {
-		object, _, err := decoder.Decode([]byte(document), nil, nil)
-		if err != nil {
+		object := &unstructured.Unstructured{}
+		if err := yaml.Unmarshal([]byte(document), &object.Object); err != nil {
 			return fmt.Errorf("reading %s: %w", file, err)
 		}
-		switch o := object.(type) {
-		case *admission.MutatingAdmissionPolicy:
-			_, err = client.MutatingAdmissionPolicies().Create(ctx, o, metav1.CreateOptions{})
-		case *admission.MutatingAdmissionPolicyBinding:
-			_, err = client.MutatingAdmissionPolicyBindings().Create(ctx, o, metav1.CreateOptions{})
-		case *admission.ValidatingAdmissionPolicy:
-			_, err = client.ValidatingAdmissionPolicies().Create(ctx, o, metav1.CreateOptions{})
-		case *admission.ValidatingAdmissionPolicyBinding:
-			_, err = client.ValidatingAdmissionPolicyBindings().Create(ctx, o, metav1.CreateOptions{})
-		default:
-			err = fmt.Errorf("there is a %T in %s", object, file)
+		kind := object.GroupVersionKind()
+		if strings.HasPrefix(kind.Kind, "MutatingAdmissionPolicy") {
+			kind.Version = cluster.PolicyVersion()
+			object.SetGroupVersionKind(kind)
 		}
-		if err != nil {
-			return err
+		resources, _ := meta.UnsafeGuessKindToResource(kind)
+		if _, err := client.Resource(resources).Create(ctx, object, metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}); err != nil {
+			return fmt.Errorf("creating the %s of %s: %w", kind.Kind, file, err)
 		}
 	}
 	if err := poll(ctx, func() (bool, error) { return inForce(), nil }); err != nil {
 		return fmt.Errorf("waiting for %s to be in force: %w", file, err)
 	}
 	return nil
+}
+
+// policies returns the number of admission policies in the cluster.
+func (n *Node) policies(ctx context.Context) (count int, err error) {
+	validating, err := n.Client().AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{})
+	if err != nil || !cluster.Has(cluster.Policies) {
+		return len(validating.Items), err
+	}
+	client, err := dynamic.NewForConfig(n.RESTConfig())
+	if err != nil {
+		return 0, err
+	}
+	kind := schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: cluster.PolicyVersion(), Resource: "mutatingadmissionpolicies"}
+	mutating, err := client.Resource(kind).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0, err
+	}
+	return len(validating.Items) + len(mutating.Items), nil
 }
 
 // Admitted returns what the API server would make of a pod.

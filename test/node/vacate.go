@@ -51,7 +51,7 @@ func (n *Node) Again(ctx context.Context, args ...string) (*Node, error) {
 
 // programs returns an error unless all programs of the cluster run, with the configuration that they began with.
 func (n *Node) programs() error {
-	for _, p := range []*cluster.Process{n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager, n.Containerd, n.Kubelet} {
+	for _, p := range []*cluster.Process{n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager, n.Runtime, n.Kubelet} {
 		if !p.Running() {
 			return fmt.Errorf("%s does not run", p.Name)
 		}
@@ -69,7 +69,7 @@ func (n *Node) programs() error {
 // configuration returns a sum over all files that the cluster's programs are configured with.
 func configuration() (sum [sha256.Size]byte, err error) {
 	h := sha256.New()
-	for _, dir := range []string{"/etc/containerd", "/etc/cni", "/etc/kubernetes"} {
+	for _, dir := range []string{"/etc/containerd", "/etc/crio", "/etc/cni", "/etc/kubernetes"} {
 		files := os.DirFS(dir)
 		err := fs.WalkDir(files, ".", func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() {
@@ -142,7 +142,7 @@ func (n *Node) removePods(ctx context.Context) error {
 func (n *Node) shims() (count int) {
 	all, _ := filepath.Glob("/proc/[0-9]*/exe")
 	for _, link := range all {
-		if exe, err := os.Readlink(link); err == nil && exe == n.Tools.Path("containerd-shim-runc-v2") {
+		if exe, err := os.Readlink(link); err == nil && exe == n.Containers.Shim() {
 			count++
 		}
 	}
@@ -186,15 +186,11 @@ func (n *Node) asNew(ctx context.Context) error {
 	if err := kubeletHasNoDevices(); err != nil {
 		return err
 	}
-	policies, err := n.Client().AdmissionregistrationV1().MutatingAdmissionPolicies().List(ctx, metav1.ListOptions{})
+	policies, err := n.policies(ctx)
 	if err != nil {
 		return err
 	}
-	validating, err := n.Client().AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	if len(policies.Items)+len(validating.Items) > 0 {
+	if policies > 0 {
 		return errors.New("there is an admission policy")
 	}
 	names, err := n.extended(ctx)

@@ -1,0 +1,112 @@
+// Command fitrunc is runc for CRI-O on a machine that denies root some powers, such as a container. containerd leaves out of a
+// container's specification what the machine does not allow; CRI-O does not, so fitrunc does before it becomes runc:
+// an OOM score below its own, limits of huge pages without the cgroup controller for them, and capabilities beyond its own.
+//
+// /etc/crio/runc is a file with the path of runc: conmon, which starts fitrunc, hands no environment on. The specification is config.json in the directory that --bundle names.
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "fitrunc:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	if dir, ok := bundle(os.Args); ok {
+		if err := fit(filepath.Join(dir, "config.json")); err != nil {
+			return err
+		}
+	}
+	runc, err := os.ReadFile("/etc/crio/runc")
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("running %s: %w", runc, syscall.Exec(string(runc), append([]string{"runc"}, os.Args[1:]...), os.Environ()))
+}
+
+// bundle returns the directory of the container that runc creates.
+func bundle(args []string) (dir string, create bool) {
+	if !slices.Contains(args, "create") {
+		return "", false
+	}
+	for i, arg := range args {
+		if value, ok := strings.CutPrefix(arg, "--bundle="); ok {
+			return value, true
+		}
+		if (arg == "--bundle" || arg == "-b") && i+1 < len(args) {
+			return args[i+1], true
+		}
+	}
+	return ".", true
+}
+
+// fit rewrites a specification.
+func fit(file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	var spec map[string]any
+	if err := json.Unmarshal(text, &spec); err != nil {
+		return fmt.Errorf("reading %s: %w", file, err)
+	}
+	process, _ := spec["process"].(map[string]any)
+	own, err := os.ReadFile("/proc/self/oom_score_adj")
+	if err != nil {
+		return err
+	}
+	least, err := strconv.ParseFloat(strings.TrimSpace(string(own)), 64)
+	if err != nil {
+		return err
+	}
+	if score, ok := process["oomScoreAdj"].(float64); ok && score < least {
+		process["oomScoreAdj"] = least
+	}
+	sets, _ := process["capabilities"].(map[string]any)
+	for name, set := range sets {
+		list, _ := set.([]any)
+		sets[name] = slices.DeleteFunc(list, func(c any) bool {
+			return !allowed(slices.Index(capabilities, strings.TrimPrefix(fmt.Sprint(c), "CAP_")))
+		})
+	}
+	if _, err := os.Stat("/sys/fs/cgroup/hugetlb"); errors.Is(err, fs.ErrNotExist) {
+		linux, _ := spec["linux"].(map[string]any)
+		resources, _ := linux["resources"].(map[string]any)
+		delete(resources, "hugepageLimits")
+	}
+	text, err = json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, text, 0o600)
+}
+
+// allowed reports whether a capability is in this process's bounding set.
+func allowed(number int) bool {
+	set, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(number), 0, 0, 0)
+	return err == nil && set == 1
+}
+
+// capabilities are the kernel's, by number.
+var capabilities = strings.Fields(`
+	CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE
+	NET_BIND_SERVICE NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE
+	SYS_PACCT SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE
+	AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF
+	CHECKPOINT_RESTORE`)
