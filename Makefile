@@ -9,7 +9,7 @@ LDFLAGS ?= -X github.com/devmgrd/devmgrd/internal/version.version=$(VERSION)
 # A part of the tests, which "make test" tells with its time at its end.
 timed = scripts/stages stage
 
-.PHONY: help build check proto test e2e chaos upstream demo page mac machine arm64 bench fuzz install deb rpm clean
+.PHONY: help build check proto test e2e chaos upstream demo page mac machine matrix arm64 bench fuzz install deb rpm clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,6 +107,9 @@ mac: ## Run the package on an emulated Debian that enforces AppArmor (root); som
 
 machine: ## Run the package on a node that boots, with systemd and cgroup v2 (root): reboots, 20 power cuts (CUTS=3 SEED=7), a full disk.
 	$(GO) test -tags e2e -race -count 1 -timeout 120m -v ./test/boot $(if $(CUTS)$(SEED),-args $(if $(CUTS),-cuts $(CUTS)) $(if $(SEED),-seed $(SEED)))
+
+matrix: ## Play the tests that matter on each release of containerd and Kubernetes (root); an hour. CELLS='containerd 2.1' some of them.
+	$(GO) run ./test/matrix/cmd/matrix $(if $(CELLS),-cells '$(CELLS)')
 
 # Packages whose tests start no programs: QEMU would have to emulate these too, which takes binfmt_misc of the whole machine.
 ARM64 = ./api/... ./client/... ./config/... $(addprefix ./internal/,admin allocator backoff containers device failures feed history \

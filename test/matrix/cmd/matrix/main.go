@@ -1,0 +1,240 @@
+// Command matrix plays the tests of package matrix in its cells and writes results.yaml. It needs root, and exits with 1 if a test has
+// failed.
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"sigs.k8s.io/yaml"
+
+	"github.com/devmgrd/devmgrd/test/cluster"
+	"github.com/devmgrd/devmgrd/test/matrix"
+)
+
+const (
+	resultsFile = "test/matrix/results.yaml"
+	testsBinary = "bin/e2e.test"
+)
+
+func main() {
+	only := flag.String("cells", "", "only the cells whose names contain this")
+	tests := flag.String("tests", "", "only the tests that this regular expression matches; writes no results")
+	logs := flag.String("logs", filepath.Join(os.TempDir(), "devmgrd-matrix"), "directory for each cell's output")
+	together := flag.Int("together", 2, "cells that run at the same time")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	failed, err := play(ctx, *only, *tests, *logs, *together)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "matrix:", err)
+		os.Exit(2)
+	}
+	if failed {
+		os.Exit(1)
+	}
+}
+
+func play(ctx context.Context, only, tests, logs string, together int) (failed bool, err error) {
+	chosen, err := chosen(tests)
+	if err != nil {
+		return false, err
+	}
+	all, err := cells()
+	if err != nil {
+		return false, err
+	}
+	played := slices.DeleteFunc(slices.Clone(all), func(c matrix.Cell) bool { return !strings.Contains(c.Name(), only) })
+	if len(played) == 0 {
+		return false, fmt.Errorf("no cell's name contains %q", only)
+	}
+	if err := os.MkdirAll(logs, 0o755); err != nil {
+		return false, err
+	}
+	build := exec.CommandContext(ctx, "go", "test", "-c", "-tags", "e2e", "-race", "-o", testsBinary, "./test/e2e")
+	build.Stdout, build.Stderr = os.Stdout, os.Stderr
+	if err := build.Run(); err != nil {
+		return false, fmt.Errorf("building the tests: %w", err)
+	}
+	work, ctx := errgroup.WithContext(ctx)
+	work.SetLimit(together)
+	for i := range played {
+		work.Go(func() (err error) {
+			c := &played[i]
+			log := filepath.Join(logs, strings.NewReplacer(" ", "-", ",", "").Replace(c.Name())+".log")
+			fmt.Printf("%s: begins; its output is in %s\n", c.Name(), log)
+			began := time.Now()
+			if c.Outcomes, err = run(ctx, *c, chosen, log); err != nil {
+				return fmt.Errorf("%s: %w", c.Name(), err)
+			}
+			c.Date = time.Now().UTC().Format(time.DateOnly)
+			fmt.Printf("%s: over after %s\n", c.Name(), time.Since(began).Round(time.Second))
+			return nil
+		})
+	}
+	if err := work.Wait(); err != nil {
+		return false, err
+	}
+	fmt.Print("\n", matrix.Table(played))
+	for _, c := range played {
+		for _, t := range chosen {
+			failed = failed || !c.Outcomes[t].Passed
+		}
+	}
+	if tests != "" {
+		return failed, nil
+	}
+	return failed, write(all, played)
+}
+
+// chosen returns the names of the matrix's tests that an expression matches.
+func chosen(expression string) (names []string, err error) {
+	want, err := regexp.Compile(expression)
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range matrix.Tests {
+		if want.MatchString(t.Name) {
+			names = append(names, t.Name)
+		}
+	}
+	if names == nil {
+		return nil, fmt.Errorf("no test of the matrix matches %q", expression)
+	}
+	return names, nil
+}
+
+// cells returns the cells that can be played here, newest first.
+func cells() (all []matrix.Cell, err error) {
+	containerds, err := cluster.Releases("containerd")
+	if err != nil {
+		return nil, err
+	}
+	kubernetes, err := cluster.Releases("k8s")
+	if err != nil {
+		return nil, err
+	}
+	cell := func(c, k cluster.Release) {
+		all = append(all, matrix.Cell{Containerd: c.Name, Kubernetes: k.Name, Runtime: "containerd " + c.Version, Version: k.Version})
+	}
+	if cluster.UsesCRIO() {
+		version, err := cluster.CRIOVersion()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, matrix.Cell{CRIO: true, Runtime: "CRI-O " + version, Version: kubernetes[0].Version})
+	}
+	for _, c := range containerds {
+		cell(c, kubernetes[0])
+	}
+	for _, k := range kubernetes[1:] {
+		cell(containerds[0], k)
+	}
+	cell(containerds[len(containerds)-1], kubernetes[len(kubernetes)-1])
+	return all, nil
+}
+
+// run plays the tests in a cell and returns their outcomes.
+func run(ctx context.Context, c matrix.Cell, tests []string, log string) (map[string]matrix.Outcome, error) {
+	out, err := os.Create(log)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	binary, err := filepath.Abs(testsBinary)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, "go", "tool", "test2json", binary, "-test.v=test2json", "-test.timeout=60m",
+		"-test.run=^("+strings.Join(tests, "|")+")$")
+	cmd.Dir = "test/e2e"
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, cluster.CRIOVariable+"=") && !c.CRIO })
+	cmd.Env = append(cmd.Env, cluster.ContainerdVariable+"="+c.Containerd, cluster.KubernetesVariable+"="+c.Kubernetes)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.Stderr = out
+	events, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	outcomes, err := read(events, out)
+	_ = cmd.Wait() // tests that fail are outcomes
+	if err != nil {
+		return nil, err
+	}
+	for _, t := range tests {
+		if _, ran := outcomes[t]; !ran {
+			return nil, fmt.Errorf("%s has no outcome: see %s", t, log)
+		}
+	}
+	return outcomes, nil
+}
+
+// read reads test2json's events and copies the tests' output.
+func read(events io.Reader, out io.Writer) (map[string]matrix.Outcome, error) {
+	outcomes, lacks := map[string]matrix.Outcome{}, map[string][]cluster.Feature{}
+	lines := bufio.NewScanner(events)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var e struct{ Action, Test, Output string }
+		if json.Unmarshal(lines.Bytes(), &e) != nil {
+			fmt.Fprintln(out, lines.Text()) // what a build says before the tests begin
+			continue
+		}
+		test, _, sub := strings.Cut(e.Test, "/")
+		switch e.Action {
+		case "output":
+			_, _ = io.WriteString(out, e.Output)
+			if _, feature, noted := strings.Cut(e.Output, ": LACKS "); noted {
+				lacks[test] = append(lacks[test], cluster.Feature(strings.TrimSpace(feature)))
+			}
+		case "pass", "fail":
+			if test != "" && !sub {
+				slices.Sort(lacks[test])
+				outcomes[test] = matrix.Outcome{Passed: e.Action == "pass", Lacks: slices.Compact(lacks[test])}
+			}
+		}
+	}
+	return outcomes, lines.Err()
+}
+
+// write puts the played cells into results.yaml, in the order of all cells, between those that were played before.
+func write(all, played []matrix.Cell) error {
+	before, err := matrix.Results()
+	if err != nil {
+		return err
+	}
+	known := append(slices.Clone(played), before...) // the first of the same releases counts
+	var kept []matrix.Cell
+	for _, c := range append(all, matrix.Cell{CRIO: true}) {
+		if i := slices.IndexFunc(known, c.Same); i >= 0 && !slices.ContainsFunc(kept, c.Same) {
+			kept = append(kept, known[i])
+		}
+	}
+	text, err := yaml.Marshal(kept)
+	if err != nil {
+		return err
+	}
+	header := "# The outcomes of the last run of each cell, written by make matrix. docs/compatibility.md is made of them.\n"
+	if err := os.WriteFile(resultsFile, append([]byte(header), text...), 0o644); err != nil {
+		return err
+	}
+	fmt.Printf("\n%s is written. Write docs/compatibility.md again: go test ./test/rules -update\n", resultsFile)
+	return nil
+}

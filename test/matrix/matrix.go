@@ -1,0 +1,188 @@
+package matrix
+
+import (
+	_ "embed"
+	"fmt"
+	"slices"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/devmgrd/devmgrd/test/cluster"
+)
+
+// A Test is one of the end-to-end tests, with what it shows of a release.
+type Test struct{ Name, Shows string }
+
+// Tests are the end-to-end tests whose outcome depends on the runtime, the kubelet or the API server.
+var Tests = []Test{
+	{"TestMainJob_SamplePlugin_PodsGetDevices", "an unmodified plugin in a pod registers with devmgrd; pods get its devices"},
+	{"TestMainJob_CDI_PodsGetDevices", "CDI devices"},
+	{"TestInjection_PluginAnswer_IsInjectedExactly", "a container has exactly what the plugin answered"},
+	{"TestInjection_SamePodAndPlugin_SameAsKubelet", "71 containers have what the kubelet would give them"},
+	{"TestInjection_GrantMadeInAllocate_IsInjected", "files that a plugin makes while it is asked"},
+	{"TestPods_ContainerKinds_ShareDevices", "init containers, sidecars, debug containers"},
+	{"TestWait_PluginMissing_PodStartsWhenItReturns", "a pod waits for its plugin"},
+	{"TestRestart_Kill9_NothingChanges", "`kill -9` of devmgrd"},
+	{"TestContainerd_Restarts_NothingIsLost", "restarts of the runtime"},
+	{"TestContainerd_RestartsWhilePodsEnd_NothingLeaks", "pods that end while the runtime restarts"},
+	{"TestPods_EndInAnyWay_ReleaseDevices", "every end of a pod releases its devices"},
+	{"TestContainerEnd_HiddenByAnotherNRIPlugin_ReleasesDevices", "events that the runtime does not send"},
+	{"TestStateFile_Lost_RunningContainersKeepDevices", "a lost state file: what containers say of themselves"},
+	{"TestReboot_GrantsAreGone_AreGrantedAgain", "a reboot"},
+	{"TestKubelet_Restarts_NoPodIsRejected", "restarts of the kubelet"},
+	{"TestStaticPods_WithAndWithoutAnnotation_GetDevices", "static pods"},
+	{"TestLocalPods_WithoutKubernetes_GetDevices", "pods without Kubernetes"},
+	{"TestFailClosed_DevmgrdAway_OnlyDevicePodsWait", "while devmgrd is away, pods with devices wait"},
+	{"TestContainer_StartedWhileDevmgrdIsAway_IsReported", "containers that have started without their devices are reported"},
+	{"TestPodResources_SamePods_SameAsKubelet", "PodResources answers as the kubelet does"},
+	{"TestPodResources_Takeover_ReadersSeeNoGap", "PodResources at the kubelet's path"},
+	{"TestMigration_Import_PodsRunOn", "taking over from the kubelet"},
+	{"TestMigration_Export_PodsRunOn", "handing back to the kubelet"},
+	{"TestTopology_TwoResources_OneNUMANode", "devices of one NUMA node"},
+}
+
+// A Cell is a cluster of certain releases, and what happened there. Empty outcomes: the cell has not been played.
+type Cell struct {
+	Containerd string             `json:"containerd,omitempty"` // the release, "2.1"; "": the newest
+	Kubernetes string             `json:"kubernetes,omitempty"`
+	CRIO       bool               `json:"crio,omitempty"` // instead of containerd
+	Runtime    string             `json:"runtime"`        // name and version, "containerd 2.1.9"
+	Version    string             `json:"version"`        // of Kubernetes, "1.36.3"
+	Date       string             `json:"date"`           // of the run
+	Outcomes   map[string]Outcome `json:"outcomes"`       // by test
+}
+
+// An Outcome is a test's in a cell.
+type Outcome struct {
+	Passed bool              `json:"passed"`
+	Lacks  []cluster.Feature `json:"lacks,omitempty"` // what devmgrd refuses there, or a test leaves out, with the reason
+}
+
+// Name names the cell for people, and for CELLS.
+func (c Cell) Name() string { return c.Runtime + ", Kubernetes " + c.Version }
+
+// Same reports whether two cells are clusters of the same releases.
+func (c Cell) Same(other Cell) bool {
+	return c.Containerd == other.Containerd && c.Kubernetes == other.Kubernetes && c.CRIO == other.CRIO
+}
+
+//go:embed results.yaml
+var results []byte
+
+// Results are the cells as they were last played.
+func Results() ([]Cell, error) {
+	var all []Cell
+	if err := yaml.UnmarshalStrict(results, &all); err != nil {
+		return nil, fmt.Errorf("reading results.yaml: %w", err)
+	}
+	return all, nil
+}
+
+// notes say what a missing feature means, in the tables.
+var notes = map[cluster.Feature]string{
+	cluster.CDI:         "CDI devices are refused: the container waits, with the reason.",
+	cluster.Permissions: "Device nodes with less than read and write access, and grants that overlap a CDI device, are refused.",
+	cluster.Arguments:   "Containers whose command line refers to a plugin's variable as `$(NAME)` are refused.",
+	cluster.Validation:  "Containers that are created while devmgrd is away start without their devices; devmgrd reports them when it is back.",
+	cluster.Policies:    "The policy that makes pods wait for devmgrd cannot be installed; a pod's own annotation does the same.",
+	cluster.PodGet:      "The kubelet does not serve PodResources Get by default; devmgrd does.",
+}
+
+// features are those of notes in a fixed order: a note has its number by that order.
+var features = []cluster.Feature{cluster.CDI, cluster.Permissions, cluster.Arguments, cluster.Validation, cluster.Policies, cluster.PodGet}
+
+// Markdown returns the tables of docs/compatibility.md.
+func Markdown(cells []Cell) string {
+	var b strings.Builder
+	for _, group := range []struct {
+		title string
+		of    func(Cell) bool
+		head  func(Cell) string
+	}{
+		{"Container runtimes", func(c Cell) bool { return c.Kubernetes == "" }, func(c Cell) string { return c.Runtime }},
+		{"Kubernetes", func(c Cell) bool { return c.Kubernetes != "" || c.Containerd == "" && !c.CRIO }, func(c Cell) string {
+			if c.Containerd != "" {
+				return c.Version + " on " + c.Runtime
+			}
+			return c.Version
+		}},
+	} {
+		columns := slices.DeleteFunc(slices.Clone(cells), func(c Cell) bool { return !group.of(c) })
+		if len(columns) == 0 {
+			continue
+		}
+		fmt.Fprintf(&b, "\n### %s\n\n| what is tested |", group.title)
+		for _, c := range columns {
+			fmt.Fprintf(&b, " %s |", group.head(c))
+		}
+		b.WriteString("\n|---|" + strings.Repeat("---|", len(columns)) + "\n")
+		for _, t := range Tests {
+			fmt.Fprintf(&b, "| %s: `%s` |", t.Shows, t.Name)
+			for _, c := range columns {
+				fmt.Fprintf(&b, " %s |", mark(c, t.Name))
+			}
+			b.WriteString("\n")
+		}
+		b.WriteString("| played on |")
+		for _, c := range columns {
+			fmt.Fprintf(&b, " %s |", c.Date)
+		}
+		b.WriteString("\n")
+	}
+	b.WriteString("\n")
+	for i, f := range features {
+		fmt.Fprintf(&b, "%d. %s\n", i+1, notes[f])
+	}
+	return b.String()
+}
+
+// mark is one outcome in a table.
+func mark(c Cell, test string) string {
+	o, played := c.Outcomes[test]
+	if !played {
+		return "not played"
+	}
+	text := "ok"
+	if !o.Passed {
+		text = "**fails**"
+	}
+	var numbers []string
+	for i, f := range features {
+		if slices.Contains(o.Lacks, f) {
+			numbers = append(numbers, fmt.Sprint(i+1))
+		}
+	}
+	if numbers != nil {
+		text += " (" + strings.Join(numbers, ", ") + ")"
+	}
+	return text
+}
+
+// Table is the outcomes for a terminal: a line for each test that is not simply passed, and the counts.
+func Table(cells []Cell) string {
+	var b strings.Builder
+	for _, c := range cells {
+		passed := 0
+		var lines []string
+		for _, t := range Tests {
+			o, played := c.Outcomes[t.Name]
+			switch {
+			case !played:
+				lines = append(lines, "not played: "+t.Name)
+			case !o.Passed:
+				lines = append(lines, "FAILS: "+t.Name)
+			default:
+				passed++
+			}
+			for _, f := range o.Lacks {
+				lines = append(lines, fmt.Sprintf("without %s: %s", f, t.Name))
+			}
+		}
+		fmt.Fprintf(&b, "%s: %d of %d pass\n", c.Name(), passed, len(Tests))
+		for _, l := range lines {
+			fmt.Fprintf(&b, "    %s\n", l)
+		}
+	}
+	return b.String()
+}
