@@ -83,11 +83,11 @@ func HoldUntil(open <-chan struct{}) func(context.Context) error {
 	}
 }
 
-// Eventually waits until the condition holds, and fails the test if it does not within twenty seconds: the limit of a
+// Eventually waits until the condition holds, and fails the test if it does not within five minutes: the limit of a
 // machine that does many things at once, not an expectation.
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	Within(t, time.Minute, what, condition)
+	Within(t, 5*time.Minute, what, condition)
 }
 
 // Within is Eventually with a limit that the test is about.
