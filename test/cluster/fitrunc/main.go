@@ -21,12 +21,11 @@ import (
 )
 
 func main() {
-	if err := run(); err != nil {
-		fmt.Fprintln(os.Stderr, "fitrunc:", err)
-		os.Exit(1)
-	}
+	fmt.Fprintln(os.Stderr, "fitrunc:", run())
+	os.Exit(1)
 }
 
+// run becomes runc, and returns why it cannot.
 func run() error {
 	if dir, ok := bundle(os.Args); ok {
 		if err := fit(filepath.Join(dir, "config.json")); err != nil {
