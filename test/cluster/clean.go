@@ -13,30 +13,39 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// clean removes what stopped processes have left inside. What other programs keep there, devmgrd for instance,
-// stays.
-func (c *Cluster) clean() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
+// endContainers ends the node's containers without the runtime, and removes their cgroups.
+func (c *Cluster) endContainers(ctx context.Context) error {
+	emptyCgroup(c.run.cgroup())
+	killProgram(c.Containers.Shim())
 	var last error
-	err := wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
 		emptyCgroup(c.run.cgroup())
 		last = removeCgroups(c.run.cgroup(), false)
 		return last == nil, nil
 	})
 	if err != nil {
-		return last
+		return errors.Join(err, last)
 	}
+	return nil
+}
 
+// cleanNode removes what the node's stopped processes have left. What other programs keep there, devmgrd for instance, stays.
+func (c *Cluster) cleanNode() error {
 	var errs []error
 	for _, dir := range append(c.Containers.dirs(), "/run/netns", "/run/nri", "/var/lib/cni",
-		"/var/lib/kubelet", "/var/lib/etcd", "/var/log/pods", "/var/log/containers", "/etc/cni") {
+		"/var/lib/kubelet", "/var/log/pods", "/var/log/containers", "/etc/cni") {
 		errs = append(errs, unmountBelow(dir), removeContent(dir))
 	}
-	if err := os.Remove(c.run.Kubeconfig()); err != nil && !errors.Is(err, os.ErrNotExist) {
-		errs = append(errs, err)
-	}
 	return errors.Join(errs...)
+}
+
+// clean removes what all stopped processes have left.
+func (c *Cluster) clean() error {
+	err := errors.Join(c.cleanNode(), removeContent("/var/lib/etcd"))
+	if removing := os.Remove(c.run.Kubeconfig()); removing != nil && !errors.Is(removing, os.ErrNotExist) {
+		err = errors.Join(err, removing)
+	}
+	return err
 }
 
 // removeContent empties a folder, which may be a mount point.

@@ -8,12 +8,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -157,18 +158,6 @@ func (c *Cluster) configure() error {
 	); err != nil {
 		return err
 	}
-	if c.options.Machine == "" {
-		files, err := c.nodeConfig(keys)
-		if err != nil {
-			return err
-		}
-		for path, content := range files {
-			if err := writeFile(path, content); err != nil {
-				return err
-			}
-		}
-	}
-
 	c.rest, err = clientcmd.BuildConfigFromFlags("", adminKubeconfig)
 	if err != nil {
 		return err
@@ -179,27 +168,44 @@ func (c *Cluster) configure() error {
 		return err
 	}
 
-	env := append(os.Environ(), "PATH="+c.tools.SearchPath(os.Getenv("PATH")))
-	runtime, runtimeArgs := c.Containers.process()
-	process := func(name string, argv []string, settings ...string) *Process {
-		if c.options.Units && (name == runtime || name == "kubelet") {
+	c.Etcd = c.process("etcd", c.etcdArgs())
+	c.APIServer = c.process("kube-apiserver", c.apiServerArgs(keys), "GOGC=400") // memory is cheaper than the time of its start
+	c.Scheduler = c.process("kube-scheduler", c.schedulerArgs())
+	c.ControllerManager = c.process("kube-controller-manager", c.controllerManagerArgs(keys))
+	if c.options.Machine != "" {
+		return nil
+	}
+	return c.configureNode(keys)
+}
+
+// configureNode is configure for the node's processes.
+func (c *Cluster) configureNode(keys pki) error {
+	files, err := c.nodeConfig(keys)
+	if err != nil {
+		return err
+	}
+	for path, content := range files {
+		if err := writeFile(path, content); err != nil {
+			return err
+		}
+	}
+	unit := func(name string, argv []string) *Process {
+		if c.options.Units {
 			argv = append([]string{
 				"systemd-run", "--quiet", "--unit=" + name, "--service-type=notify", "--wait", "--collect", "--pipe",
 				"--property=Delegate=yes", "--property=KillMode=process", "--setenv=PATH=" + c.tools.SearchPath(os.Getenv("PATH")), "--",
 			}, argv...)
 		}
-		return NewProcess(name, filepath.Join(c.options.Dir, name+".log"), argv, append(slices.Clip(env), settings...))
+		return c.process(name, argv)
 	}
-	c.Etcd = process("etcd", c.etcdArgs())
-	c.APIServer = process("kube-apiserver", c.apiServerArgs(keys), "GOGC=400") // memory is cheaper than the time of its start
-	c.Scheduler = process("kube-scheduler", c.schedulerArgs())
-	c.ControllerManager = process("kube-controller-manager", c.controllerManagerArgs(keys))
-	if c.options.Machine != "" {
-		return nil
-	}
-	c.Runtime = process(runtime, runtimeArgs)
-	c.Kubelet = process("kubelet", c.kubeletArgs())
+	c.Runtime = unit(c.Containers.process())
+	c.Kubelet = unit("kubelet", c.kubeletArgs())
 	return nil
+}
+
+func (c *Cluster) process(name string, argv []string, settings ...string) *Process {
+	env := append(os.Environ(), "PATH="+c.tools.SearchPath(os.Getenv("PATH")))
+	return NewProcess(name, filepath.Join(c.options.Dir, name+".log"), argv, append(env, settings...))
 }
 
 func (c *Cluster) startControlPlane(ctx context.Context) error {
@@ -241,16 +247,50 @@ func (c *Cluster) Stop() error {
 }
 
 func (c *Cluster) stop() error {
-	// Those that start others go first. Containers end before containerd, which they need not ask.
+	// Those that start others go first.
 	starters := stopAll(c.Kubelet, c.Scheduler, c.ControllerManager)
 	if c.options.Machine != "" && c.APIServer != nil {
 		starters = errors.Join(starters, c.APIServer.Kill()) // it would wait for connections of a machine that has gone
 	}
-	emptyCgroup(c.run.cgroup())
-	killProgram(c.Containers.Shim())
-	if err := errors.Join(starters, stopAll(c.APIServer, c.Runtime), stopAll(c.Etcd), c.clean()); err != nil {
+	if err := errors.Join(starters, stopAll(c.APIServer, c.Runtime), c.endContainers(context.Background()), stopAll(c.Etcd), c.clean()); err != nil {
 		return fmt.Errorf("stop the cluster: %w", err)
 	}
+	return nil
+}
+
+// Renew replaces the node by a new one of the same name with these options, and keeps the control plane, which takes most of the time of
+// a start and has to run. The old node's pods have to be gone from the API server. Options.NodeName and Dir stay as they are.
+func (c *Cluster) Renew(ctx context.Context, o Options) error {
+	if c.options.Machine != "" || c.options.Units || o.Machine != "" || o.Units {
+		return errors.New("only a node of plain processes can be renewed")
+	}
+	began := time.Now()
+	if err := errors.Join(stopAll(c.Kubelet), stopAll(c.Runtime), c.endContainers(ctx), c.cleanNode()); err != nil {
+		return fmt.Errorf("end the node: %w", err)
+	}
+	background := metav1.DeletePropagationBackground
+	err := c.client.CoreV1().Nodes().Delete(ctx, c.options.NodeName, metav1.DeleteOptions{PropagationPolicy: &background})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	o.NodeName, o.Dir = c.options.NodeName, c.options.Dir
+	if o.Log == nil {
+		o.Log = io.Discard
+	}
+	c.options, c.Containers = o, runtimeOf(o, c.run, c.tools)
+	if err := c.configureNode(pkiIn(pkiDir)); err != nil {
+		return err
+	}
+	if err := c.startRuntime(ctx); err != nil {
+		return err
+	}
+	if err := c.Kubelet.Start(ctx); err != nil {
+		return err
+	}
+	if err := c.WaitNodeReady(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintf(o.Log, "node %s is renewed after %s\n", o.NodeName, time.Since(began).Round(10*time.Millisecond))
 	return nil
 }
 

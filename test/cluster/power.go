@@ -6,33 +6,28 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/uuid"
-	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// PowerOff ends the node's half of the cluster as a power cut does: the kubelet, containerd and all containers at once.
+// PowerOff ends the node's half of the cluster as a power cut does: the kubelet, the runtime and all containers at once.
 // What a machine loses with its memory is gone afterwards, mounts and what these programs keep in /run. What is on disk
 // stays, and so does the control plane. What the caller has started on the node is the caller's to end.
 func (c *Cluster) PowerOff(ctx context.Context) error {
 	if err := errors.Join(c.Kubelet.Kill(), c.Runtime.Kill()); err != nil {
 		return fmt.Errorf("power off: %w", err)
 	}
-	killProgram(c.tools.Path("containerd-shim-runc-v2"))
-	var last error
-	err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-		emptyCgroup(c.run.cgroup())
-		last = removeCgroups(c.run.cgroup(), false)
-		return last == nil, nil
-	})
-	if err != nil {
-		return fmt.Errorf("power off: %w", errors.Join(err, last))
+	if err := c.endContainers(ctx); err != nil {
+		return fmt.Errorf("power off: %w", err)
 	}
-	errs := []error{unmountBelow("/var/lib/kubelet"), unmountBelow("/var/lib/containerd")}
-	for _, dir := range []string{"/run/containerd", "/run/netns", "/run/nri"} {
-		errs = append(errs, unmountBelow(dir), removeContent(dir))
+	errs := []error{unmountBelow("/var/lib/kubelet")}
+	for _, dir := range append(c.Containers.dirs(), "/run/netns", "/run/nri") {
+		errs = append(errs, unmountBelow(dir))
+		if strings.HasPrefix(dir, "/run/") {
+			errs = append(errs, removeContent(dir))
+		}
 	}
 	return errors.Join(append(errs, c.nextBoot())...)
 }
@@ -53,7 +48,7 @@ func (c *Cluster) nextBoot() error {
 	return nil
 }
 
-// PowerOn starts containerd and then the kubelet, and returns when the node is Ready again. before, if there is one, is
+// PowerOn starts the runtime and then the kubelet, and returns when the node is Ready again. before, if there is one, is
 // called between the two.
 func (c *Cluster) PowerOn(ctx context.Context, before func() error) error {
 	if err := c.Runtime.Start(ctx); err != nil {

@@ -51,43 +51,56 @@ type harness struct {
 	ctx context.Context
 }
 
-// spare is a node on whose cluster the next test can run: the test before has left the cluster as good as new. Tests run one
-// after the other.
-var spare *node.Node
+// spare is a node that the next test can use. Tests run one after the other.
+var (
+	spare   *node.Node
+	vacated bool // spare's cluster is as good as new, with the options of start
+)
 
 func stopSpare() error {
 	if spare == nil {
 		return nil
 	}
 	n := spare
-	spare = nil
+	spare, vacated = nil, false
 	return n.Stop()
 }
 
 // start starts devmgrd, without state and with these arguments, on a cluster without pods and devices. A test that leaves
-// other traces in the cluster need not remove them: the next test then gets another cluster.
+// other traces need not remove them: the next test then gets a new node, and where that is not enough another cluster.
 func start(t *testing.T, args ...string) *harness {
 	t.Helper()
-	if spare == nil {
-		return begin(t, true, func(ctx context.Context) (*node.Node, error) {
-			return node.Start(ctx, node.Options{Cluster: cluster.Options{Log: t.Output()}, Args: args})
-		})
+	if !vacated {
+		return begin(t, true, func(ctx context.Context) (*node.Node, error) { return fresh(ctx, t, cluster.Options{}, args) })
 	}
 	used := spare
-	spare = nil
+	spare, vacated = nil, false
 	return begin(t, true, func(ctx context.Context) (*node.Node, error) { return used.Again(ctx, args...) })
 }
 
 // startWith starts devmgrd on a cluster with peculiarities, which only this test uses.
 func startWith(t *testing.T, o cluster.Options, args ...string) *harness {
 	t.Helper()
-	if err := stopSpare(); err != nil { // one cluster at a time
-		t.Fatal(err)
+	return begin(t, false, func(ctx context.Context) (*node.Node, error) { return fresh(ctx, t, o, args) })
+}
+
+// fresh starts a new node, on the control plane of the spare one if there is one and it can be kept.
+func fresh(ctx context.Context, t *testing.T, o cluster.Options, args []string) (*node.Node, error) {
+	options := node.Options{Cluster: o, Args: args}
+	options.Cluster.Log = t.Output()
+	if spare != nil {
+		used := spare
+		spare, vacated = nil, false
+		n, err := used.Renew(ctx, options)
+		if err == nil {
+			return n, nil
+		}
+		t.Log("the control plane is not used again:", err)
+		if err := used.Stop(); err != nil { // one cluster at a time
+			return nil, err
+		}
 	}
-	o.Log = t.Output()
-	return begin(t, false, func(ctx context.Context) (*node.Node, error) {
-		return node.Start(ctx, node.Options{Cluster: o, Args: args})
-	})
+	return node.Start(ctx, options)
 }
 
 func begin(t *testing.T, share bool, start func(context.Context) (*node.Node, error)) *harness {
@@ -105,21 +118,25 @@ func begin(t *testing.T, share bool, start func(context.Context) (*node.Node, er
 		if t.Failed() {
 			r.describe()
 		}
-		if share && !t.Failed() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			began := time.Now()
-			err := n.Vacate(ctx)
-			if err == nil {
-				t.Logf("the cluster is as good as new after %s", time.Since(began).Round(10*time.Millisecond))
-				spare = n
-				return
+		if t.Failed() {
+			if err := n.Stop(); err != nil {
+				t.Error(err)
 			}
-			t.Log("the cluster is not used again:", err)
+			return
 		}
-		if err := n.Stop(); err != nil {
-			t.Error(err)
+		spare, vacated = n, false
+		if !share {
+			return
 		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		began := time.Now()
+		if err := n.Vacate(ctx); err != nil {
+			t.Log("the node is not used again:", err)
+			return
+		}
+		t.Logf("the cluster is as good as new after %s", time.Since(began).Round(10*time.Millisecond))
+		vacated = true
 	})
 	return r
 }

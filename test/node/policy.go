@@ -81,6 +81,25 @@ func (n *Node) policies(ctx context.Context) (count int, err error) {
 	return len(validating.Items) + len(mutating.Items), nil
 }
 
+// removePolicies deletes all admission policies and their bindings.
+func (n *Node) removePolicies(ctx context.Context) error {
+	client, err := dynamic.NewForConfig(n.RESTConfig())
+	if err != nil {
+		return err
+	}
+	kinds := map[string]string{"validatingadmissionpolicybindings": "v1", "validatingadmissionpolicies": "v1"}
+	if cluster.Has(cluster.Policies) {
+		kinds["mutatingadmissionpolicybindings"], kinds["mutatingadmissionpolicies"] = cluster.PolicyVersion(), cluster.PolicyVersion()
+	}
+	for resource, version := range kinds {
+		of := schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: version, Resource: resource}
+		if err := client.Resource(of).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Admitted returns what the API server would make of a pod.
 func (n *Node) Admitted(ctx context.Context, p *corev1.Pod) (*corev1.Pod, error) {
 	return n.Client().CoreV1().Pods(p.Namespace).Create(ctx, p, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})

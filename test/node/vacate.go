@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,7 +29,7 @@ func (n *Node) Vacate(ctx context.Context) error {
 	if err := n.programs(); err != nil {
 		return err
 	}
-	if err := n.removePods(ctx); err != nil {
+	if err := n.removePods(ctx, 1, func() bool { return n.shims() == 0 }); err != nil {
 		return fmt.Errorf("remove the pods: %w", err)
 	}
 	if err := n.Devmgrd.Stop(20 * time.Second); err != nil {
@@ -49,12 +50,37 @@ func (n *Node) Again(ctx context.Context, args ...string) (*Node, error) {
 	return on(ctx, n.Cluster, n.Tools, nil, args)
 }
 
+// Renew replaces the node, and starts devmgrd on the new one, as [Start] does. It keeps the control plane, from which it removes what
+// tests make. What it cannot undo is an error; then [Node.Stop] is all that is left to do.
+func (n *Node) Renew(ctx context.Context, o Options) (*Node, error) {
+	if err := running(n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager); err != nil {
+		return nil, err
+	}
+	for _, p := range []*cluster.Process{n.Devmgrd, n.Kubelet} {
+		_ = p.Signal(syscall.SIGCONT) // a frozen process cannot stop
+		if err := p.Stop(20 * time.Second); err != nil {
+			return nil, err
+		}
+	}
+	if err := n.removePods(ctx, 0, func() bool { return true }); err != nil {
+		return nil, fmt.Errorf("remove the pods: %w", err)
+	}
+	if err := n.removePolicies(ctx); err != nil {
+		return nil, fmt.Errorf("remove the admission policies: %w", err)
+	}
+	if err := errors.Join(empty(StateDir), empty(runDir), os.RemoveAll(n.Devmgrd.LogPath())); err != nil {
+		return nil, err
+	}
+	if err := n.Cluster.Renew(ctx, o.Cluster); err != nil {
+		return nil, err
+	}
+	return on(ctx, n.Cluster, n.Tools, o.Under, o.Args)
+}
+
 // programs returns an error unless all programs of the cluster run, with the configuration that they began with.
 func (n *Node) programs() error {
-	for _, p := range []*cluster.Process{n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager, n.Runtime, n.Kubelet} {
-		if !p.Running() {
-			return fmt.Errorf("%s does not run", p.Name)
-		}
+	if err := running(n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager, n.Runtime, n.Kubelet); err != nil {
+		return err
 	}
 	now, err := configuration()
 	if err != nil {
@@ -62,6 +88,16 @@ func (n *Node) programs() error {
 	}
 	if now != n.began {
 		return errors.New("the configuration of the cluster has changed")
+	}
+	return nil
+}
+
+// running returns an error unless all of them do.
+func running(all ...*cluster.Process) error {
+	for _, p := range all {
+		if !p.Running() {
+			return fmt.Errorf("%s does not run", p.Name)
+		}
 	}
 	return nil
 }
@@ -86,10 +122,11 @@ func configuration() (sum [sha256.Size]byte, err error) {
 	return [sha256.Size]byte(h.Sum(nil)), nil
 }
 
-// removePods deletes all pods, what makes pods, and their events, and returns when no container runs.
-func (n *Node) removePods(ctx context.Context) error {
-	second, background := int64(1), metav1.DeletePropagationBackground
-	remove := metav1.DeleteOptions{GracePeriodSeconds: &second, PropagationPolicy: &background}
+// removePods deletes all pods with so many seconds of grace, what makes pods, and their events. It returns when the pods are gone and the
+// condition holds.
+func (n *Node) removePods(ctx context.Context, grace int64, gone func() bool) error {
+	background := metav1.DeletePropagationBackground
+	remove := metav1.DeleteOptions{GracePeriodSeconds: &grace, PropagationPolicy: &background}
 	err := poll(ctx, func() (bool, error) {
 		sets, err := n.Client().AppsV1().DaemonSets("").List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -125,7 +162,7 @@ func (n *Node) removePods(ctx context.Context) error {
 		if len(pods.Items) > 0 {
 			return false, nil
 		}
-		return n.shims() == 0, nil
+		return gone(), nil
 	})
 	if err != nil {
 		return err
