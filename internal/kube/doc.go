@@ -7,6 +7,9 @@
 // Load finds the credentials, NewClient makes one client for all packages, and each package that watches objects runs a Watch with a
 // store of its own.
 //
+// Rights makes all requests of devmgrd once, for devmgrd check. A Release asks the API server once which release it is and what that
+// release lacks.
+//
 // The package keeps no objects. The client knows core/v1 only: a clientset with dozens of API groups would cost tens of megabytes of
 // resident memory on every node.
 package kube
