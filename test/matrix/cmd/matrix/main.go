@@ -164,7 +164,9 @@ func run(ctx context.Context, c matrix.Cell, tests []string, log string) (map[st
 	cmd.Dir = "test/e2e"
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, cluster.CRIOVariable+"=") && !c.CRIO })
 	cmd.Env = append(cmd.Env, cluster.ContainerdVariable+"="+c.Containerd, cluster.KubernetesVariable+"="+c.Kubernetes)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // test2json hands no signal on
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = time.Minute
 	cmd.Stderr = out
 	events, err := cmd.StdoutPipe()
 	if err != nil {
