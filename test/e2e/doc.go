@@ -4,6 +4,7 @@
 //	go test -tags e2e -race ./test/e2e/...
 //
 // The test program runs in namespaces of its own, with one cluster at a time. Each test has devmgrd without state, and a cluster
-// without pods and devices: a new one, or that of the test before if that has left it as good as new, which is checked. After
-// each test the promises are checked on what really runs: no device in two hands, no pod failed for want of a device.
+// without pods and devices: that of the test before if that has left it as good as new, which is checked; else a new node on the same
+// control plane; else a new cluster. After each test the promises are checked on what really runs: no device in two hands, no pod failed
+// for want of a device.
 package e2e

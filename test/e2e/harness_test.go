@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -67,7 +68,8 @@ func stopSpare() error {
 }
 
 // start starts devmgrd, without state and with these arguments, on a cluster without pods and devices. A test that leaves
-// other traces need not remove them: the next test then gets a new node, and where that is not enough another cluster.
+// other traces need not remove them: the next test then gets a new node on the same control plane, and where that is not enough another
+// cluster.
 func start(t *testing.T, args ...string) *harness {
 	t.Helper()
 	if !vacated {
@@ -86,21 +88,22 @@ func startWith(t *testing.T, o cluster.Options, args ...string) *harness {
 
 // fresh starts a new node, on the control plane of the spare one if there is one and it can be kept.
 func fresh(ctx context.Context, t *testing.T, o cluster.Options, args []string) (*node.Node, error) {
-	options := node.Options{Cluster: o, Args: args}
-	options.Cluster.Log = t.Output()
+	o.Log = t.Output()
 	if spare != nil {
 		used := spare
 		spare, vacated = nil, false
-		n, err := used.Renew(ctx, options)
+		soon, cancel := context.WithTimeout(ctx, 2*time.Minute)
+		defer cancel()
+		err := used.Renew(soon, o)
 		if err == nil {
-			return n, nil
+			return used.Again(ctx, args...)
 		}
 		t.Log("the control plane is not used again:", err)
 		if err := used.Stop(); err != nil { // one cluster at a time
 			return nil, err
 		}
 	}
-	return node.Start(ctx, options)
+	return node.Start(ctx, node.Options{Cluster: o, Args: args})
 }
 
 func begin(t *testing.T, share bool, start func(context.Context) (*node.Node, error)) *harness {
@@ -117,6 +120,10 @@ func begin(t *testing.T, share bool, start func(context.Context) (*node.Node, er
 		r.checkPromises()
 		if t.Failed() {
 			r.describe()
+		}
+		_ = n.Devmgrd.Signal(syscall.SIGCONT) // a frozen process cannot stop
+		if err := n.Devmgrd.Stop(20 * time.Second); err != nil {
+			t.Error(err)
 		}
 		if t.Failed() {
 			if err := n.Stop(); err != nil {
@@ -186,7 +193,7 @@ func (r *harness) soon(limit time.Duration) context.Context {
 	return ctx
 }
 
-// checkPromises looks at what containerd and the API server have.
+// checkPromises looks at what the runtime and the API server have.
 func (r *harness) checkPromises() {
 	r.t.Helper()
 	holders := map[string]string{}

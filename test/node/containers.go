@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -93,16 +92,30 @@ func (n *Node) Bare(ctx context.Context, name string) ([]string, error) {
 }
 
 // running returns the containers that run. One that has gone meanwhile is none of them.
-func (n *Node) running(ctx context.Context) ([]cluster.Container, error) {
+func (n *Node) running(ctx context.Context) (all []cluster.Container, err error) {
 	ids, err := n.Containers.Running(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var all []cluster.Container
+	unknown := map[string]error{}
 	for _, id := range ids {
-		if c, err := n.Containers.Container(ctx, id); err == nil {
-			all = append(all, c)
+		c, err := n.Containers.Container(ctx, id)
+		if err != nil {
+			unknown[id] = err
+			continue
+		}
+		all = append(all, c)
+	}
+	if len(unknown) == 0 {
+		return all, nil
+	}
+	if ids, err = n.Containers.Running(ctx); err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		if err := unknown[id]; err != nil {
+			return nil, fmt.Errorf("container %s runs: %w", id, err)
 		}
 	}
-	return slices.Clip(all), nil
+	return all, nil
 }

@@ -4,6 +4,6 @@
 //
 //	func main() { cluster.Main(run, node.Build) }
 //	...
-//	n, err := node.Start(ctx, node.Options{Log: os.Stderr})
+//	n, err := node.Start(ctx, node.Options{Cluster: cluster.Options{Log: os.Stderr}})
 //	defer n.Stop()
 package node

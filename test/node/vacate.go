@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,17 +22,14 @@ import (
 // kubeletDir is the kubelet's own directory for device plugins.
 const kubeletDir = "/var/lib/kubelet/device-plugins"
 
-// Vacate ends devmgrd and removes what a test has made on a node, so that [Node.Again] can use the cluster. It returns an
-// error where the cluster is not as it was at its start; then [Node.Stop] is all that is left to do.
+// Vacate removes what a test has made on a node whose devmgrd has ended, so that [Node.Again] can use the cluster. It returns an error
+// where the cluster is not as it was at its start; then [Node.Renew] may help.
 func (n *Node) Vacate(ctx context.Context) error {
 	if err := n.programs(); err != nil {
 		return err
 	}
 	if err := n.removePods(ctx, 1, func() bool { return n.shims() == 0 }); err != nil {
 		return fmt.Errorf("remove the pods: %w", err)
-	}
-	if err := n.Devmgrd.Stop(20 * time.Second); err != nil {
-		return err
 	}
 	kept := filepath.Join(kubeletDir, "devmgrd.txt") // devmgrd puts it there for the kubelet's next start
 	if err := errors.Join(empty(StateDir), empty(runDir), os.RemoveAll(n.Devmgrd.LogPath()), os.RemoveAll(kept)); err != nil {
@@ -50,31 +46,29 @@ func (n *Node) Again(ctx context.Context, args ...string) (*Node, error) {
 	return on(ctx, n.Cluster, n.Tools, nil, args)
 }
 
-// Renew replaces the node, and starts devmgrd on the new one, as [Start] does. It keeps the control plane, from which it removes what
-// tests make. What it cannot undo is an error; then [Node.Stop] is all that is left to do.
-func (n *Node) Renew(ctx context.Context, o Options) (*Node, error) {
+// Renew replaces the node, whose devmgrd has ended, by a new one with these options, so that [Node.Again] can use the cluster. It keeps
+// the control plane, from which it removes what tests make: pods and what makes them, admission policies, namespaces, and ConfigMaps and
+// ServiceAccounts in the namespace default. After an error [Node.Stop] is all that is left to do.
+func (n *Node) Renew(ctx context.Context, o cluster.Options) error {
 	if err := running(n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager); err != nil {
-		return nil, err
+		return err
 	}
-	for _, p := range []*cluster.Process{n.Devmgrd, n.Kubelet} {
-		_ = p.Signal(syscall.SIGCONT) // a frozen process cannot stop
-		if err := p.Stop(20 * time.Second); err != nil {
-			return nil, err
-		}
+	if err := n.Kubelet.Stop(20 * time.Second); err != nil { // it would make static pods' mirrors again
+		return err
 	}
 	if err := n.removePods(ctx, 0, func() bool { return true }); err != nil {
-		return nil, fmt.Errorf("remove the pods: %w", err)
+		return fmt.Errorf("remove the pods: %w", err)
 	}
 	if err := n.removePolicies(ctx); err != nil {
-		return nil, fmt.Errorf("remove the admission policies: %w", err)
+		return fmt.Errorf("remove the admission policies: %w", err)
+	}
+	if err := n.removeObjects(ctx); err != nil {
+		return fmt.Errorf("remove what tests have made: %w", err)
 	}
 	if err := errors.Join(empty(StateDir), empty(runDir), os.RemoveAll(n.Devmgrd.LogPath())); err != nil {
-		return nil, err
+		return err
 	}
-	if err := n.Cluster.Renew(ctx, o.Cluster); err != nil {
-		return nil, err
-	}
-	return on(ctx, n.Cluster, n.Tools, o.Under, o.Args)
+	return n.Cluster.Renew(ctx, o)
 }
 
 // programs returns an error unless all programs of the cluster run, with the configuration that they began with.
@@ -155,8 +149,7 @@ func (n *Node) removePods(ctx context.Context, grace int64, gone func() bool) er
 		}
 		for _, p := range pods.Items {
 			if !asked[p.UID] {
-				_ = n.Client().CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, remove)
-				asked[p.UID] = true
+				asked[p.UID] = n.Client().CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, remove) == nil
 			}
 		}
 		if len(pods.Items) > 0 {
@@ -175,11 +168,40 @@ func (n *Node) removePods(ctx context.Context, grace int64, gone func() bool) er
 	return nil
 }
 
+// removeObjects removes the namespaces that are not the cluster's own, and from default what the cluster has not put there.
+func (n *Node) removeObjects(ctx context.Context) error {
+	core := n.Client().CoreV1()
+	but := func(name string) metav1.ListOptions {
+		return metav1.ListOptions{FieldSelector: "metadata.name!=" + name}
+	}
+	err := errors.Join(
+		core.ConfigMaps(metav1.NamespaceDefault).DeleteCollection(ctx, metav1.DeleteOptions{}, but("kube-root-ca.crt")),
+		core.ServiceAccounts(metav1.NamespaceDefault).DeleteCollection(ctx, metav1.DeleteOptions{}, but("default")))
+	if err != nil {
+		return err
+	}
+	return poll(ctx, func() (done bool, err error) {
+		all, err := core.Namespaces().List(ctx, metav1.ListOptions{})
+		done = true
+		for _, space := range all.Items {
+			if space.Name == metav1.NamespaceDefault || strings.HasPrefix(space.Name, "kube-") {
+				continue
+			}
+			done = false
+			if space.DeletionTimestamp == nil {
+				_ = core.Namespaces().Delete(ctx, space.Name, metav1.DeleteOptions{})
+			}
+		}
+		return done, err
+	})
+}
+
 // shims counts the processes that hold containers.
 func (n *Node) shims() (count int) {
+	shim := n.Containers.Shim()
 	all, _ := filepath.Glob("/proc/[0-9]*/exe")
 	for _, link := range all {
-		if exe, err := os.Readlink(link); err == nil && exe == n.Containers.Shim() {
+		if exe, err := os.Readlink(link); err == nil && exe == shim {
 			count++
 		}
 	}
