@@ -166,10 +166,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		plugins.AddServiceAccounts(bound)
 		components = append(components, component{"pods", bound.Check}, component{"node", node.Check})
 		release := kube.NewRelease(api, logFor("kube"))
-		limits = func() []device.Limit {
-			name, texts := release.Limits()
-			return lists.Map(texts, func(text string) device.Limit { return device.Limit{Release: name, Text: text} })
-		}
+		limits = release.Limits
 		runs = append(runs, bound.Run, node.Run, release.Run)
 	}
 	runtime, resources := nri.New(nriConfig), podresources.New(podResourcesConfig)

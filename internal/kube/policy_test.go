@@ -1,10 +1,13 @@
 package kube
 
 import (
+	"context"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -48,14 +51,61 @@ func TestPolicy(t *testing.T) {
 		}
 		r := NewRelease(c, slog.New(slog.DiscardHandler))
 		err = r.ask(t.Context())
-		release, limits := r.Limits()
+		limits := r.Limits()
 		switch {
 		case test.want == "" && !apierrors.IsForbidden(err):
 			t.Errorf("%s: %v, want a refusal", name, err)
 		case test.want != "" && err != nil:
 			t.Errorf("%s: %v", name, err)
-		case (test.want == NoPolicy) != (len(limits) == 1) || test.want != "" && release != "Kubernetes v1.2.3":
-			t.Errorf("%s: %s with the limits %q", name, release, limits)
+		case test.want != NoPolicy && limits != nil:
+			t.Errorf("%s: limits %+v, want none", name, limits)
+		case test.want == NoPolicy && (len(limits) != 1 || limits[0].Release != "Kubernetes v1.2.3"):
+			t.Errorf("%s: limits %+v, want one of Kubernetes v1.2.3", name, limits)
 		}
+	}
+}
+
+// Run asks again after an error, and never again after an answer or a refusal.
+func TestRelease_Run(t *testing.T) {
+	for name, last := range map[string]int{"an answer": http.StatusOK, "a refusal": http.StatusForbidden} {
+		t.Run(name, func(t *testing.T) {
+			var asked atomic.Int32
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("Content-Type", "application/json")
+				switch {
+				case r.URL.Path == "/version":
+					_, _ = w.Write([]byte(`{"gitVersion":"v1.2.3"}`))
+				case strings.HasSuffix(r.URL.Path, "v1beta1"):
+					w.WriteHeader(http.StatusNotFound)
+				case asked.Add(1) <= 2:
+					w.WriteHeader(http.StatusInternalServerError)
+				default:
+					w.WriteHeader(last)
+					_, _ = w.Write([]byte(`{"kind":"APIResourceList","resources":[]}`))
+				}
+			}))
+			defer server.Close()
+			c, err := rest.UnversionedRESTClientFor(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{NegotiatedSerializer: scheme.Codecs}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := NewRelease(c, slog.New(slog.DiscardHandler))
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- r.Run(ctx) }()
+			for asked.Load() < 3 || last == http.StatusOK && r.Limits() == nil {
+				runtime.Gosched()
+			}
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			if n := asked.Load(); n != 3 {
+				t.Errorf("asked %d times, want 3", n)
+			}
+			if last == http.StatusForbidden && r.Limits() != nil {
+				t.Errorf("limits %+v after a refusal", r.Limits())
+			}
+		})
 	}
 }

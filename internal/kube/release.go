@@ -10,37 +10,34 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 
 	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/device"
 )
+
+const noPolicies = "pods without the annotation required-plugins.noderesource.dev/pod that are created while devmgrd is away start without their devices: there are no mutating admission policies"
 
 // A Release learns which release the API server is, and what that release keeps devmgrd from doing.
 type Release struct {
 	client Client
 	log    *slog.Logger
-	known  atomic.Pointer[answer]
-}
-
-// answer is what an API server has said.
-type answer struct {
-	release string
-	limits  []string
+	limits atomic.Pointer[[]device.Limit]
 }
 
 // NewRelease returns a Release; Run asks the API server.
 func NewRelease(c Client, log *slog.Logger) *Release { return &Release{client: c, log: log} }
 
-// Limits returns the API server's release, such as "Kubernetes v1.33.4", and what it keeps devmgrd from doing, a sentence each. Both are
-// empty until the API server has answered.
-func (r *Release) Limits() (release string, limits []string) {
-	if a := r.known.Load(); a != nil {
-		return a.release, a.limits
+// Limits returns what the API server's release, such as "Kubernetes v1.33.4", keeps devmgrd from doing; nothing until the API server has
+// answered.
+func (r *Release) Limits() []device.Limit {
+	if all := r.limits.Load(); all != nil {
+		return *all
 	}
-	return "", nil
+	return nil
 }
 
 // Run asks until the API server has answered or refused once, then waits for ctx to end. An upgrade of the API server counts from
 // devmgrd's next start.
 func (r *Release) Run(ctx context.Context) error {
-	pause := backoff.Backoff{First: firstRetry, Last: steady}
+	pause := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	for ctx.Err() == nil {
 		err := r.ask(ctx)
 		if err == nil || apierrors.IsForbidden(err) {
@@ -66,11 +63,10 @@ func (r *Release) ask(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	a := answer{release: "Kubernetes " + release.GitVersion}
 	if served == NoPolicy {
-		a.limits = []string{"pods without the annotation required-plugins.noderesource.dev/pod that are created while devmgrd is away start without their devices: there are no mutating admission policies"}
-		r.log.Warn("Kubernetes too old for all features", "release", a.release, "limits", a.limits)
+		limit := device.Limit{Release: "Kubernetes " + release.GitVersion, Text: noPolicies}
+		r.log.Warn("API server lacks a feature", "release", limit.Release, "limit", limit.Text)
+		r.limits.Store(&[]device.Limit{limit})
 	}
-	r.known.Store(&a)
 	return nil
 }
