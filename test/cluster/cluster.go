@@ -38,8 +38,8 @@ type Options struct {
 	// CNI are plugins that are called after the one that connects a pod, in this order.
 	CNI []CNIPlugin
 
-	// Units says that process 1 here is systemd, and has the runtime and the kubelet started by it, as containerd.service and
-	// kubelet.service. They end with the machine, and not with Stop.
+	// Units says that process 1 here is systemd, and has the runtime and the kubelet started by it, as units of
+	// their names. They end with the machine, and not with Stop.
 	Units bool
 
 	// Machine is the address of the node when it is a machine of its own, [MachineAddress]: the cluster then has a control plane
@@ -65,7 +65,7 @@ type Cluster struct {
 	Etcd, APIServer, Scheduler, ControllerManager, Runtime, Kubelet *Process
 
 	// Containers is what Runtime keeps.
-	Containers Runtime
+	Containers ContainerRuntime
 
 	run     Run
 	tools   Tools
@@ -101,7 +101,7 @@ func Start(ctx context.Context, tools Tools, o Options) (*Cluster, error) {
 		defer cancel()
 	}
 
-	c := &Cluster{run: run, tools: tools, options: o, Containers: runtimeOf(o, run, tools)}
+	c := &Cluster{run: run, tools: tools, options: o, Containers: runtimeOf(o, tools)}
 	began := time.Now()
 	if err := c.start(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("start a cluster: %w", err), c.Stop())
@@ -231,6 +231,10 @@ func (c *Cluster) startRuntime(ctx context.Context) error {
 	if err := c.WaitRuntime(ctx); err != nil {
 		return err
 	}
+	return c.loadImages(ctx)
+}
+
+func (c *Cluster) loadImages(ctx context.Context) error {
 	for _, image := range BuiltinImages(c.tools) {
 		if err := c.LoadImage(ctx, image); err != nil {
 			return err
@@ -277,17 +281,11 @@ func (c *Cluster) Renew(ctx context.Context, o Options) error {
 	if o.Log == nil {
 		o.Log = io.Discard
 	}
-	c.options, c.Containers = o, runtimeOf(o, c.run, c.tools)
+	c.options, c.Containers = o, runtimeOf(o, c.tools)
 	if err := c.configureNode(pkiIn(pkiDir)); err != nil {
 		return err
 	}
-	if err := c.startRuntime(ctx); err != nil {
-		return err
-	}
-	if err := c.Kubelet.Start(ctx); err != nil {
-		return err
-	}
-	if err := c.WaitNodeReady(ctx); err != nil {
+	if err := c.PowerOn(ctx, func() error { return c.loadImages(ctx) }); err != nil {
 		return err
 	}
 	fmt.Fprintf(o.Log, "node %s is renewed after %s\n", o.NodeName, time.Since(began).Round(10*time.Millisecond))

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -25,7 +26,6 @@ type containerd struct {
 	tools   Tools
 }
 
-func (c containerd) Name() string   { return "containerd" }
 func (c containerd) Socket() string { return containerdSocket }
 func (c containerd) Shim() string   { return c.tools.Path("containerd-shim-runc-v2") }
 
@@ -108,11 +108,15 @@ func (c containerd) files() (map[string]string, error) {
 	for _, p := range c.options.CNI {
 		programs = append(programs, strconv.Quote(filepath.Dir(p.Path)))
 	}
-	if containerdRelease() == "1.7" {
+	release := containerdRelease()
+	if o := c.options; (release == "1.7" || release == "2.0") && o.CNI != nil || release == "1.7" && (o.ContainerdConfig != "" || o.Machine != "") {
+		return nil, fmt.Errorf("containerd %s cannot have all of these options: %+v", release, o)
+	}
+	if release == "1.7" {
 		return map[string]string{containerdFile: c.oldConfig(programs[0])}, nil
 	}
 	binaries := "bin_dirs = [" + strings.Join(programs, ", ") + "]"
-	if containerdRelease() == "2.0" {
+	if release == "2.0" {
 		binaries = "bin_dir = " + programs[0]
 	}
 	config := fmt.Sprintf(`version = 3
@@ -128,13 +132,7 @@ imports = ["%s/*.toml"]
     conf_dir = %q
 `, dropIns, PauseImage, cgroups, binaries, filepath.Dir(cniFile))
 
-	options := "version = 3\n[plugins.'io.containerd.nri.v1.nri']\n"
-	if t := c.options.NRIRegistrationTimeout; t > 0 {
-		options += fmt.Sprintf("  plugin_registration_timeout = %q\n", t.Round(time.Millisecond))
-	}
-	if t := c.options.NRIRequestTimeout; t > 0 {
-		options += fmt.Sprintf("  plugin_request_timeout = %q\n", t.Round(time.Millisecond))
-	}
+	options := "version = 3\n[plugins.'io.containerd.nri.v1.nri']\n" + c.nriTimeouts(0)
 	return map[string]string{
 		containerdFile:            config,
 		dropIns + "/devmgrd.toml": shipped.Config,
@@ -143,14 +141,25 @@ imports = ["%s/*.toml"]
 	}, nil
 }
 
-// oldConfig is the configuration of containerd 1.7, which reads version 2 and has NRI and CDI off. It leaves out what tests add.
+// nriTimeouts returns the options for NRI, and the default for a request if there is one.
+func (c containerd) nriTimeouts(request time.Duration) (text string) {
+	for key, timeout := range map[string]time.Duration{
+		"plugin_registration_timeout": c.options.NRIRegistrationTimeout, "plugin_request_timeout": cmp.Or(c.options.NRIRequestTimeout, request),
+	} {
+		if timeout > 0 {
+			text += fmt.Sprintf("  %s = %q\n", key, timeout.Round(time.Millisecond))
+		}
+	}
+	return text
+}
+
+// oldConfig is the configuration of containerd 1.7, which reads version 2 and has NRI and CDI off.
 func (c containerd) oldConfig(binaries string) string {
 	return fmt.Sprintf(`version = 2
 
 [plugins."io.containerd.nri.v1.nri"]
   disable = false
-  plugin_request_timeout = "10s"
-
+%s
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = %q
   enable_cdi = true
@@ -158,5 +167,5 @@ func (c containerd) oldConfig(binaries string) string {
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = %s
     conf_dir = %q
-`, PauseImage, binaries, filepath.Dir(cniFile))
+`, c.nriTimeouts(10*time.Second), PauseImage, binaries, filepath.Dir(cniFile))
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -32,12 +33,10 @@ const (
 // crio is CRI-O, built by the person who runs the tests: its sources are no Go module that others can build.
 type crio struct {
 	options Options
-	run     Run
 	tools   Tools
 	dir     string
 }
 
-func (c crio) Name() string   { return "cri-o" }
 func (c crio) Socket() string { return crioSocket }
 func (c crio) Shim() string   { return c.program("conmon") }
 
@@ -49,10 +48,17 @@ func (c crio) dirs() []string {
 	return []string{"/run/crio", "/run/containers", crioRunc, crioStorage, crioDir, "/var/lib/crio", "/etc/containers"}
 }
 
-// program returns the path of one of CRI-O's programs; its name if there is none.
+// program returns the path of one of CRI-O's programs as /proc shows it; its name if there is none.
 func (c crio) program(name string) string {
 	for _, candidate := range []string{filepath.Join(c.dir, name), filepath.Join(c.dir, "bin", name), name} {
-		if path, err := exec.LookPath(candidate); err == nil {
+		path, err := exec.LookPath(candidate)
+		if err != nil {
+			continue
+		}
+		if path, err = filepath.Abs(path); err != nil {
+			continue
+		}
+		if path, err = filepath.EvalSymlinks(path); err == nil {
 			return path
 		}
 	}
@@ -65,8 +71,13 @@ func (c crio) files() (map[string]string, error) {
 	for _, p := range c.options.CNI {
 		programs = append(programs, strconv.Quote(filepath.Dir(p.Path)))
 	}
-	if c.options.ContainerdConfig != "" {
-		return nil, fmt.Errorf("Options.ContainerdConfig is for containerd, and this is CRI-O")
+	if c.options.ContainerdConfig != "" || c.options.Machine != "" {
+		return nil, errors.New("Options.ContainerdConfig and Options.Machine are for containerd, and this is CRI-O")
+	}
+	for _, name := range []string{"crio", "pinns", "conmon"} {
+		if !filepath.IsAbs(c.program(name)) {
+			return nil, fmt.Errorf("%s is neither in %s=%s, nor in its directory bin, nor in PATH", name, CRIOVariable, c.dir)
+		}
 	}
 	config := fmt.Sprintf(`[crio]
 root = %q
@@ -84,6 +95,8 @@ default_runtime = "runc"
 cgroup_manager = "cgroupfs"
 conmon_cgroup = "pod"
 pinns_path = %q
+namespaces_dir = "/run/crio/ns"
+drop_infra_ctr = false # a test ends a sandbox by its container
 disable_hostport_mapping = true # it needs iptables or nftables
 
 [crio.runtime.runtimes.runc]

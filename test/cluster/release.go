@@ -36,7 +36,7 @@ var lacking = map[string][]Feature{
 // Has reports whether the releases that the environment chooses have a feature.
 func Has(f Feature) bool {
 	lacks := func(of, release string) bool { return slices.Contains(lacking[of+" "+release], f) }
-	return !lacks("containerd", containerdRelease()) && !lacks("Kubernetes", kubernetesRelease())
+	return (UsesCRIO() || !lacks("containerd", containerdRelease())) && !lacks("Kubernetes", kubernetesRelease())
 }
 
 func containerdRelease() string { return os.Getenv(ContainerdVariable) }
@@ -63,12 +63,12 @@ func Releases(tool string) ([]Release, error) {
 	if err != nil {
 		return nil, err
 	}
-	dirs, err := filepath.Glob(filepath.Join(source, "test/tools", tool+"*", "go.mod"))
+	files, err := filepath.Glob(filepath.Join(source, "test/tools", tool+"*", "go.mod"))
 	if err != nil {
 		return nil, err
 	}
 	var all []Release
-	for _, file := range dirs {
+	for _, file := range files {
 		name := strings.TrimPrefix(strings.TrimPrefix(filepath.Base(filepath.Dir(file)), tool), "-")
 		content, err := os.ReadFile(file)
 		if err != nil {
@@ -81,15 +81,15 @@ func Releases(tool string) ([]Release, error) {
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b Release) int { return CompareReleases(b.Version, a.Version) })
+	slices.SortFunc(all, func(a, b Release) int { return compareReleases(b.Version, a.Version) })
 	if len(all) == 0 || all[0].Name != "" {
 		return nil, fmt.Errorf("test/tools/%s is not the newest release of %v", tool, all)
 	}
 	return all, nil
 }
 
-// CompareReleases compares versions such as 1.7 or 2.1.9.
-func CompareReleases(a, b string) int {
+// compareReleases compares versions such as 1.7 or 2.1.9.
+func compareReleases(a, b string) int {
 	v, err := version.ParseGeneric(a)
 	w, otherErr := version.ParseGeneric(b)
 	if err != nil || otherErr != nil {

@@ -5,10 +5,8 @@ import (
 	"os"
 )
 
-// A Runtime is the container runtime of a cluster's node: containerd, or CRI-O.
-type Runtime interface {
-	// Name is what the runtime calls itself in container IDs and to NRI plugins: "containerd", or "cri-o".
-	Name() string
+// ContainerRuntime is what a cluster's node has for its runtime: containerd, or CRI-O.
+type ContainerRuntime interface {
 	// Socket is the address of the runtime's CRI.
 	Socket() string
 
@@ -41,9 +39,9 @@ type Container struct {
 const CRIOVariable = "TESTCLUSTER_CRIO"
 
 // runtimeOf returns the runtime that the environment chooses.
-func runtimeOf(o Options, run Run, tools Tools) Runtime {
-	if dir := os.Getenv(CRIOVariable); dir != "" {
-		return crio{options: o, run: run, tools: tools, dir: dir}
+func runtimeOf(o Options, tools Tools) ContainerRuntime {
+	if UsesCRIO() {
+		return crio{options: o, tools: tools, dir: os.Getenv(CRIOVariable)}
 	}
 	return containerd{options: o, tools: tools}
 }

@@ -55,7 +55,7 @@ func (r *harness) remarks(all []remark, want ...[3]string) {
 	}
 }
 
-// configure has containerd start with more configuration, the last to be read.
+// configureContainerd has containerd start with more configuration, the last to be read.
 func (r *harness) configureContainerd(text string) {
 	r.t.Helper()
 	r.must(os.WriteFile("/etc/containerd/conf.d/zz.toml", []byte("version = 3\n"+text), 0o644))

@@ -62,6 +62,10 @@ func TestFailClosed_DevmgrdAway_OnlyDevicePodsWait(t *testing.T) {
 	t.Run("overruled", func(t *testing.T) { r.in(t).anotherPluginMeddles() })
 	t.Run("in-the-middle", func(t *testing.T) { r.in(t).killedWhileTheRuntimeAsks() })
 	if r.lacks(cluster.Policies) {
+		r.until("status names what the API server lacks", func() bool {
+			out, err := exec.CommandContext(r.ctx, os.Getenv("TESTNODE_BINARY"), "status").Output()
+			return err == nil && strings.Contains(string(out), "there are no mutating admission policies")
+		})
 		return
 	}
 	r.must(r.FailClosed(r.soon(time.Minute)))

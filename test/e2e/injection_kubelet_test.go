@@ -91,7 +91,7 @@ func TestInjection_SamePodAndPlugin_SameAsKubelet(t *testing.T) {
 	}
 }
 
-// next to is a node on which the kubelet and devmgrd serve devices side by side.
+// A pair is a node on which the kubelet and devmgrd serve devices side by side.
 type pair struct {
 	*harness
 	plugins []*plugintest.Plugin

@@ -19,13 +19,14 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
 // A saying is what was answered to one question, a fact a line.
 type saying map[string]view
 
-// ask asks everything that can be asked.
+// ask asks everything that can be asked of both.
 func (s *stage) ask() saying {
 	said := saying{}
 	put := func(question string, lines view, err error) {
@@ -55,6 +56,9 @@ func (s *stage) ask() saying {
 	})
 	put("v1alpha1 List", oldLines(old.GetPodResources()), err)
 
+	if !cluster.Has(cluster.PodGet) {
+		return said
+	}
 	unknown := []*corev1.Pod{node.Pod("unknown", "", 0), node.Pod("static", "", 0), node.Pod("", "", 0), node.Pod("elsewhere", "", 0)}
 	mirror := node.Pod(s.static, "", 0)
 	for _, p := range slices.Concat(cast(), unknown, []*corev1.Pod{mirror}) {

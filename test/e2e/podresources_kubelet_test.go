@@ -228,6 +228,7 @@ func TestPodResources_SamePods_SameAsKubelet(t *testing.T) {
 	}
 	told := t.Run("the kubelet", func(t *testing.T) {
 		s := begin(t)
+		s.lacks(cluster.PodGet)
 		s.withoutDevmgrd()
 		s.sockets, s.tell = kubeletDir, s.teller(kubeletsResources)
 		for _, scene := range scenes {

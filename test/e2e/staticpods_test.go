@@ -100,7 +100,7 @@ func TestStaticPods_WithAndWithoutAnnotation_GetDevices(t *testing.T) {
 	})
 }
 
-// A runtime is containerd as crictl and others speak to it: pods without any Kubernetes.
+// A criRuntime is the runtime as crictl and others speak to it: pods without any Kubernetes.
 type criRuntime struct {
 	cri.RuntimeServiceClient
 	t   *testing.T

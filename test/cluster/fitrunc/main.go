@@ -2,14 +2,14 @@
 // container's specification what the machine does not allow; CRI-O does not, so fitrunc does before it becomes runc:
 // an OOM score below its own, limits of huge pages without the cgroup controller for them, and capabilities beyond its own.
 //
-// /etc/crio/runc is a file with the path of runc: conmon, which starts fitrunc, hands no environment on. The specification is config.json in the directory that --bundle names.
+// /etc/crio/runc is a file with the path of runc: conmon, which starts fitrunc, hands no environment on. The specification is
+// config.json in the directory that --bundle names.
 package main
 
 import (
+	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -62,7 +62,9 @@ func fit(file string) error {
 		return err
 	}
 	var spec map[string]any
-	if err := json.Unmarshal(text, &spec); err != nil {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber() // limits may be larger than a float64 holds
+	if err := decoder.Decode(&spec); err != nil {
 		return fmt.Errorf("reading %s: %w", file, err)
 	}
 	process, _ := spec["process"].(map[string]any)
@@ -70,12 +72,16 @@ func fit(file string) error {
 	if err != nil {
 		return err
 	}
-	least, err := strconv.ParseFloat(strings.TrimSpace(string(own)), 64)
+	least, err := strconv.ParseInt(strings.TrimSpace(string(own)), 10, 64)
 	if err != nil {
 		return err
 	}
-	if score, ok := process["oomScoreAdj"].(float64); ok && score < least {
-		process["oomScoreAdj"] = least
+	if number, ok := process["oomScoreAdj"].(json.Number); ok {
+		score, err := number.Int64()
+		if err != nil {
+			return err
+		}
+		process["oomScoreAdj"] = max(score, least)
 	}
 	sets, _ := process["capabilities"].(map[string]any)
 	for name, set := range sets {
@@ -84,7 +90,8 @@ func fit(file string) error {
 			return !allowed(slices.Index(capabilities, strings.TrimPrefix(fmt.Sprint(c), "CAP_")))
 		})
 	}
-	if _, err := os.Stat("/sys/fs/cgroup/hugetlb"); errors.Is(err, fs.ErrNotExist) {
+	controllers, _ := os.ReadFile("/sys/fs/cgroup/cgroup.controllers") // of cgroup v2
+	if _, err := os.Stat("/sys/fs/cgroup/hugetlb"); err != nil && !slices.Contains(strings.Fields(string(controllers)), "hugetlb") {
 		linux, _ := spec["linux"].(map[string]any)
 		resources, _ := linux["resources"].(map[string]any)
 		delete(resources, "hugepageLimits")
