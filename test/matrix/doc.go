@@ -8,8 +8,8 @@
 // lacks a feature (see [cluster.Feature]) expects devmgrd's refusal instead, and says so in a line "LACKS ...", which becomes a note of
 // the table. Everything else counts as a failure.
 //
-// The command cmd/matrix writes the outcomes to results.yaml, and the tables of docs/compatibility.md are made of that file; test/rules compares
-// them.
+// The command cmd/matrix writes the outcomes to results.yaml. The tables of docs/compatibility.md and README.md are made of that file,
+// and test/rules compares them.
 //
 //	make matrix                                # all cells, one hour on two cores once the programs are built
 //	make matrix CELLS='containerd 2.1'         # those whose names contain it

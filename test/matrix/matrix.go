@@ -3,6 +3,7 @@ package matrix
 import (
 	_ "embed"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -19,7 +20,7 @@ var Tests = []Test{
 	{"TestMainJob_SamplePlugin_PodsGetDevices", "an unmodified plugin in a pod registers with devmgrd; pods get its devices"},
 	{"TestMainJob_CDI_PodsGetDevices", "CDI devices"},
 	{"TestInjection_PluginAnswer_IsInjectedExactly", "a container has exactly what the plugin answered"},
-	{"TestInjection_SamePodAndPlugin_SameAsKubelet", "71 containers have what the kubelet would give them"},
+	{"TestInjection_SamePodAndPlugin_SameAsKubelet", "containers have what the kubelet would give them"},
 	{"TestInjection_GrantMadeInAllocate_IsInjected", "files that a plugin makes while it is asked"},
 	{"TestPods_ContainerKinds_ShareDevices", "init containers, sidecars, debug containers"},
 	{"TestWait_PluginMissing_PodStartsWhenItReturns", "a pod waits for its plugin"},
@@ -56,7 +57,7 @@ type Cell struct {
 // An Outcome is a test's in a cell.
 type Outcome struct {
 	Passed bool              `json:"passed"`
-	Lacks  []cluster.Feature `json:"lacks,omitempty"` // what devmgrd refuses there, or a test leaves out, with the reason
+	Lacks  []cluster.Feature `json:"lacks,omitempty"` // what the release does not have, as the test has met it
 }
 
 // Name names the cell for people, and for CELLS.
@@ -70,10 +71,12 @@ func (c Cell) Same(other Cell) bool {
 //go:embed results.yaml
 var results []byte
 
-// Results are the cells as they were last played.
-func Results() ([]Cell, error) {
-	var all []Cell
-	if err := yaml.UnmarshalStrict(results, &all); err != nil {
+// Results are the cells as they were last played, when the program was built.
+func Results() ([]Cell, error) { return Parse(results) }
+
+// Parse reads the cells of results.yaml.
+func Parse(text []byte) (all []Cell, err error) {
+	if err := yaml.UnmarshalStrict(text, &all); err != nil {
 		return nil, fmt.Errorf("reading results.yaml: %w", err)
 	}
 	return all, nil
@@ -92,29 +95,72 @@ var notes = map[cluster.Feature]string{
 // features are those of notes in a fixed order: a note has its number by that order.
 var features = []cluster.Feature{cluster.CDI, cluster.Permissions, cluster.Arguments, cluster.Validation, cluster.Policies, cluster.PodGet}
 
+// A group is the cells of one table: those that differ in one program.
+type group struct {
+	title string
+	has   func(Cell) bool
+	head  func(Cell) string
+}
+
+var groups = []group{
+	{"Container runtimes", func(c Cell) bool { return c.Kubernetes == "" }, func(c Cell) string { return c.Runtime }},
+	{"Kubernetes", func(c Cell) bool { return c.Kubernetes != "" || c.Containerd == "" && !c.CRIO }, func(c Cell) string {
+		if c.Containerd != "" {
+			return c.Version + " on " + c.Runtime
+		}
+		return c.Version
+	}},
+}
+
+func (g group) of(cells []Cell) []Cell {
+	return slices.DeleteFunc(slices.Clone(cells), func(c Cell) bool { return !g.has(c) })
+}
+
+// Summary returns the table of README.md: a line for each program, with its releases by what happened there.
+func Summary(cells []Cell) string {
+	var b strings.Builder
+	b.WriteString("\n| | all tests pass | all pass, with limits | some fail |\n|---|---|---|---|\n")
+	for _, g := range groups {
+		var full, limited, fails []string
+		for _, c := range g.of(cells) {
+			switch lacks := c.lacks(); {
+			case slices.ContainsFunc(slices.Collect(maps.Values(c.Outcomes)), func(o Outcome) bool { return !o.Passed }):
+				fails = append(fails, g.head(c))
+			case lacks != nil:
+				limited = append(limited, g.head(c)+" (without "+strings.Join(lacks, ", ")+")")
+			default:
+				full = append(full, g.head(c))
+			}
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", g.title, strings.Join(full, ", "), strings.Join(limited, "; "), strings.Join(fails, ", "))
+	}
+	return b.String() + "\n"
+}
+
+// lacks names what the tests have found missing, in the order of features.
+func (c Cell) lacks() (names []string) {
+	for _, f := range features {
+		for _, o := range c.Outcomes {
+			if slices.Contains(o.Lacks, f) {
+				names = append(names, string(f))
+				break
+			}
+		}
+	}
+	return names
+}
+
 // Markdown returns the tables of docs/compatibility.md.
 func Markdown(cells []Cell) string {
 	var b strings.Builder
-	for _, group := range []struct {
-		title string
-		of    func(Cell) bool
-		head  func(Cell) string
-	}{
-		{"Container runtimes", func(c Cell) bool { return c.Kubernetes == "" }, func(c Cell) string { return c.Runtime }},
-		{"Kubernetes", func(c Cell) bool { return c.Kubernetes != "" || c.Containerd == "" && !c.CRIO }, func(c Cell) string {
-			if c.Containerd != "" {
-				return c.Version + " on " + c.Runtime
-			}
-			return c.Version
-		}},
-	} {
-		columns := slices.DeleteFunc(slices.Clone(cells), func(c Cell) bool { return !group.of(c) })
+	for _, g := range groups {
+		columns := g.of(cells)
 		if len(columns) == 0 {
 			continue
 		}
-		fmt.Fprintf(&b, "\n### %s\n\n| what is tested |", group.title)
+		fmt.Fprintf(&b, "\n### %s\n\n| what is tested |", g.title)
 		for _, c := range columns {
-			fmt.Fprintf(&b, " %s |", group.head(c))
+			fmt.Fprintf(&b, " %s |", g.head(c))
 		}
 		b.WriteString("\n|---|" + strings.Repeat("---|", len(columns)) + "\n")
 		for _, t := range Tests {

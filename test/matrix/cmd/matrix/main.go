@@ -16,6 +16,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -70,7 +71,8 @@ func play(ctx context.Context, only, tests, logs string, together int) (failed b
 	if err := build.Run(); err != nil {
 		return false, fmt.Errorf("building the tests: %w", err)
 	}
-	work, ctx := errgroup.WithContext(ctx)
+	var written sync.Mutex
+	var work errgroup.Group // a cell that cannot be played does not end the others
 	work.SetLimit(together)
 	for i := range played {
 		work.Go(func() (err error) {
@@ -83,7 +85,12 @@ func play(ctx context.Context, only, tests, logs string, together int) (failed b
 			}
 			c.Date = time.Now().UTC().Format(time.DateOnly)
 			fmt.Printf("%s: over after %s\n", c.Name(), time.Since(began).Round(time.Second))
-			return nil
+			if tests != "" {
+				return nil
+			}
+			written.Lock()
+			defer written.Unlock()
+			return write(all, *c)
 		})
 	}
 	if err := work.Wait(); err != nil {
@@ -95,10 +102,10 @@ func play(ctx context.Context, only, tests, logs string, together int) (failed b
 			failed = failed || !c.Outcomes[t].Passed
 		}
 	}
-	if tests != "" {
-		return failed, nil
+	if tests == "" {
+		fmt.Printf("\n%s is written. Write the documents again: go test ./test/rules -update\n", resultsFile)
 	}
-	return failed, write(all, played)
+	return failed, nil
 }
 
 // chosen returns the names of the matrix's tests that an expression matches.
@@ -216,27 +223,26 @@ func read(events io.Reader, out io.Writer) (map[string]matrix.Outcome, error) {
 	return outcomes, lines.Err()
 }
 
-// write puts the played cells into results.yaml, in the order of all cells, between those that were played before.
-func write(all, played []matrix.Cell) error {
-	before, err := matrix.Results()
+// write puts a played cell into results.yaml, in the order of all cells, between those that were played before.
+func write(all []matrix.Cell, played matrix.Cell) error {
+	text, err := os.ReadFile(resultsFile)
 	if err != nil {
 		return err
 	}
-	known := append(slices.Clone(played), before...) // the first of the same releases counts
+	before, err := matrix.Parse(text)
+	if err != nil {
+		return err
+	}
+	known := append([]matrix.Cell{played}, before...) // the first of the same releases counts
 	var kept []matrix.Cell
-	for _, c := range append(all, matrix.Cell{CRIO: true}) {
+	for _, c := range append(slices.Clone(all), matrix.Cell{CRIO: true}) {
 		if i := slices.IndexFunc(known, c.Same); i >= 0 && !slices.ContainsFunc(kept, c.Same) {
 			kept = append(kept, known[i])
 		}
 	}
-	text, err := yaml.Marshal(kept)
-	if err != nil {
+	if text, err = yaml.Marshal(kept); err != nil {
 		return err
 	}
-	header := "# The outcomes of the last run of each cell, written by make matrix. docs/compatibility.md is made of them.\n"
-	if err := os.WriteFile(resultsFile, append([]byte(header), text...), 0o644); err != nil {
-		return err
-	}
-	fmt.Printf("\n%s is written. Write docs/compatibility.md again: go test ./test/rules -update\n", resultsFile)
-	return nil
+	header := "# The outcomes of the last run of each cell, written by make matrix. docs/compatibility.md and README.md show them.\n"
+	return os.WriteFile(resultsFile, append([]byte(header), text...), 0o644)
 }
