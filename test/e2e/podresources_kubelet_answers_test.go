@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -49,6 +50,9 @@ func (s *stage) ask() saying {
 	allocatable, err := patiently(func() (*podresources.AllocatableResourcesResponse, error) {
 		return s.tell.GetAllocatableResources(s.ctx, &podresources.AllocatableResourcesRequest{})
 	})
+	for _, m := range allocatable.GetMemory() {
+		m.Size = s.memory() - m.Size // what is reserved: a virtual machine may be given more between two kubelets
+	}
 	put("v1 GetAllocatableResources", resourceLines("", allocatable.GetDevices(), allocatable.GetCpuIds(), allocatable.GetMemory()), err)
 
 	old, err := patiently(func() (*v1alpha1.ListPodResourcesResponse, error) {
@@ -68,6 +72,20 @@ func (s *stage) ask() saying {
 		put(fmt.Sprintf("v1 Get %s/%s", p.Namespace, p.Name), podLines(one.GetPodResources()), err)
 	}
 	return said
+}
+
+// memory returns the bytes that the kubelet's memory manager has found in the machine's only NUMA node.
+func (s *stage) memory() uint64 {
+	s.t.Helper()
+	text, err := os.ReadFile("/var/lib/kubelet/memory_manager_state")
+	s.must(err)
+	var state struct {
+		MachineState map[string]struct {
+			MemoryMap map[string]struct{ Total uint64 }
+		}
+	}
+	s.must(json.Unmarshal(text, &state))
+	return state.MachineState["0"].MemoryMap["memory"].Total
 }
 
 // patiently asks until it is not told that too much was asked.
