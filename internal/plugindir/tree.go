@@ -21,9 +21,6 @@ const (
 	registryDir = "plugins_registry"
 
 	maxOwner = 4 << 10 // bytes of an owner.json
-
-	// label is the kubelet's SELinux label for directories with sockets for containers.
-	label = "system_u:object_r:container_file_t:s0"
 )
 
 // A Tree is the directory of all plugin pods' directories.
@@ -64,7 +61,7 @@ func (t *Tree) Make(pod device.Pod) (device.PluginDir, error) {
 			return dir, err
 		}
 	}
-	if err := errors.Join(MakeShared(dir.Sockets), MakeShared(dir.Registry)); err != nil {
+	if err := errors.Join(shareddir.MakeShared(dir.Sockets, 0o755), shareddir.MakeShared(dir.Registry, 0o755)); err != nil {
 		return dir, err
 	}
 	text, err := json.Marshal(owner{pod.UID, pod.Namespace, pod.Name})
@@ -154,24 +151,3 @@ const (
 	removeTries = 5 // something may still be written there, such as the checkpoint for its readers
 	removePause = 100 * time.Millisecond
 )
-
-// MakeShared creates a directory for plugins and its missing parents, so that plugins of other users and containers can reach it.
-// Existing directories keep their mode and their label.
-func MakeShared(dir string) error {
-	made, err := shareddir.Make(dir, 0o755)
-	for _, d := range made {
-		setLabel(d)
-	}
-	return err
-}
-
-// setLabel lets containers in where SELinux is on. As in the kubelet a failure is no error: an administrator may have set
-// another kind of label.
-func setLabel(dir string) {
-	d, err := shareddir.Open(dir)
-	if err != nil {
-		return
-	}
-	defer d.Close()
-	_ = d.SetLabel(label)
-}

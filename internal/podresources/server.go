@@ -183,7 +183,7 @@ func (s *Server) Run(ctx context.Context) error {
 
 // listen binds devmgrd's own socket.
 func (s *Server) listen() (net.Listener, error) {
-	if _, err := shareddir.Make(filepath.Dir(s.cfg.Socket), 0o750); err != nil { // the mode of the kubelet's directory
+	if err := shareddir.MakeShared(filepath.Dir(s.cfg.Socket), 0o750); err != nil { // the mode of the kubelet's directory
 		return nil, err
 	}
 	d, name, err := shareddir.Split(s.cfg.Socket)

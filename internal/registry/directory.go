@@ -14,7 +14,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/plugindir"
+	"github.com/devmgrd/devmgrd/internal/shareddir"
 )
 
 // A directory is a location with a kubelet.sock: the common one, or a plugin pod's own. The Registry watches it, and restores the socket.
@@ -245,9 +245,9 @@ func (d *directory) make() error {
 		_, err := d.registry.tree.Make(d.pod.Pod)
 		return err
 	}
-	err := plugindir.MakeShared(d.sockets)
+	err := shareddir.MakeShared(d.sockets, 0o755)
 	if err == nil && d.location.registry != "" {
-		err = plugindir.MakeShared(d.location.registry)
+		err = shareddir.MakeShared(d.location.registry, 0o755)
 	}
 	return err
 }

@@ -171,6 +171,9 @@ func (d *Dir) Unlink(name string) error {
 	return nil
 }
 
+// containerLabel is the kubelet's SELinux label for directories with sockets for containers.
+const containerLabel = "system_u:object_r:container_file_t:s0"
+
 // Make creates the directory at path with this mode, and missing parents with mode 0755, whatever the umask is. Existing
 // directories keep their mode. Make returns the created directories, the uppermost first.
 func Make(path string, mode fs.FileMode) (made []string, err error) {
@@ -183,7 +186,10 @@ func Make(path string, mode fs.FileMode) (made []string, err error) {
 	}
 	switch {
 	case err == nil:
-		return append(made, path), setMode(path, mode)
+		if err := setMode(path, mode); err != nil {
+			return made, errors.Join(err, os.Remove(path)) // or the next call would take it as it is
+		}
+		return append(made, path), nil
 	case errors.Is(err, fs.ErrExist):
 		if info, err := os.Stat(path); err != nil || info.IsDir() {
 			return made, err
@@ -195,25 +201,37 @@ func Make(path string, mode fs.FileMode) (made []string, err error) {
 
 // setMode sets a new directory's mode, through a descriptor that is not a link's.
 func setMode(path string, mode fs.FileMode) error {
-	d, name, err := Split(path)
+	d, err := openMade(path)
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	made, err := d.OpenDir(name)
-	if err != nil {
-		return err
-	}
-	defer made.Close()
-	return os.Chmod(through(made.file), mode)
+	return os.Chmod(through(d.file), mode)
 }
 
-// SetLabel sets the directory's SELinux label, where SELinux is on.
-func (d *Dir) SetLabel(label string) error {
-	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
-		return nil
+// MakeShared is Make for directories that containers mount: where SELinux is on, the created ones let containers in.
+func MakeShared(path string, mode fs.FileMode) error {
+	made, err := Make(path, mode)
+	if _, off := os.Stat("/sys/fs/selinux/enforce"); off != nil {
+		return err
 	}
-	return unix.Setxattr(through(d.file), "security.selinux", []byte(label), 0)
+	for _, path := range made {
+		if d, err := openMade(path); err == nil {
+			_ = unix.Setxattr(through(d.file), "security.selinux", []byte(containerLabel), 0) // as in the kubelet a failure is no error
+			d.Close()
+		}
+	}
+	return err
+}
+
+// openMade opens a directory that has just been made, and no link in its place.
+func openMade(path string) (*Dir, error) {
+	d, name, err := Split(path)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	return d.OpenDir(name)
 }
 
 // through returns the path by which this process reaches an open file, even after it has been renamed.
