@@ -105,8 +105,8 @@ page: ## Test the status page in Chromium, which root gets as a Debian package. 
 mac: ## Run the package on an emulated Debian that enforces AppArmor (root); some minutes.
 	$(GO) test -tags e2e -race -count 1 -timeout 60m -v ./test/mac
 
-machine: ## Run the package on a node that boots, with systemd and cgroup v2 (root): reboots, 20 power cuts (CUTS=3 SEED=7), a full disk.
-	$(GO) test -tags e2e -race -count 1 -timeout 120m -v ./test/boot $(if $(CUTS)$(SEED),-args $(if $(CUTS),-cuts $(CUTS)) $(if $(SEED),-seed $(SEED)))
+machine: ## Run the package on a node that boots, with systemd and cgroup v2 (root): reboots, 20 power cuts (CUTS=3 SEED=7), a full disk; SELINUX=1 with SELinux.
+	$(GO) test -tags e2e -race -count 1 -timeout 120m -v ./test/boot -args $(if $(CUTS),-cuts $(CUTS)) $(if $(SEED),-seed $(SEED)) $(if $(SELINUX),-selinux)
 
 matrix: ## Play the tests that matter on each release of containerd and Kubernetes (root); an hour. CELLS='containerd 2.1' some of them.
 	$(GO) run ./test/matrix/cmd/matrix $(if $(CELLS),-cells '$(CELLS)')

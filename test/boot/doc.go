@@ -4,5 +4,7 @@
 //
 // The tests share one machine, in the order of this package's files. A test that fails takes its machine with it.
 //
-// make machine runs it.
+// With -selinux the machine enforces SELinux instead of AppArmor, with the module that devmgrd ships; the tests are the same, and one more.
+//
+// make machine runs it, and make machine SELINUX=1.
 package boot

@@ -54,9 +54,11 @@ func start(t *testing.T, devices ...string) *harness {
 	t.Cleanup(cancel)
 	isNew := shared == nil
 	if isNew {
-		n, err := machine.StartNode(ctx, machine.NodeOptions{
-			Cluster: cluster.Options{Log: t.Output()}, Machine: machine.Options{Log: t.Output()},
-		})
+		o := machine.NodeOptions{Cluster: cluster.Options{Log: t.Output()}, Machine: machine.Options{Log: t.Output()}}
+		if *onSELinux {
+			o.Cluster.ContainerdConfig = "[plugins.'io.containerd.cri.v1.runtime']\nenable_selinux = true\n"
+		}
+		n, err := machine.StartNode(ctx, o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,6 +68,7 @@ func start(t *testing.T, devices ...string) *harness {
 	t.Cleanup(func() {
 		h.ctx = context.Background() // the test's own is over
 		h.promises()
+		h.nothingIsDenied()
 		if t.Failed() {
 			h.describe()
 			if err := stopShared(); err != nil {
@@ -140,7 +143,11 @@ func (h *harness) install() {
 	h.must(err)
 	h.must(h.machine.Put(h.ctx, map[string]string{"/root/devmgrd.deb": string(deb), "/usr/local/bin/plugin": string(plugin)}))
 	began := time.Now()
-	h.types("chmod 755 /usr/local/bin/plugin; dpkg --install /root/devmgrd.deb; devmgrd check || true; systemctl enable --now devmgrd.socket devmgrd.service")
+	h.types("chmod 755 /usr/local/bin/plugin; dpkg --install /root/devmgrd.deb")
+	if *onSELinux {
+		h.installModule()
+	}
+	h.types("devmgrd check || true; systemctl enable --now devmgrd.socket devmgrd.service")
 	h.ready()
 	h.t.Logf("installed the package after %s", time.Since(began).Round(100*time.Millisecond))
 }
@@ -325,7 +332,7 @@ func (h *harness) describe() {
 	for _, script := range []string{
 		"devmgrd status", "devmgrd plugins", "devmgrd assignments", "systemctl --failed --no-pager",
 		"journalctl --no-pager --boot --unit=devmgrd --unit=vendor-plugin --lines=60", "journalctl --no-pager --boot --unit=containerd --lines=15",
-		"journalctl --no-pager --boot --unit=kubelet --lines=15", "dmesg | tail -15",
+		"journalctl --no-pager --boot --unit=kubelet --lines=15", "dmesg | tail -15", "dmesg | grep -E 'avc: |DENIED'",
 	} {
 		h.t.Logf("--- %s\n%s", script, h.tries(script))
 	}

@@ -5,6 +5,7 @@ package boot
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -23,8 +24,15 @@ const (
 	pluginVariable  = "TESTBOOT_PLUGIN"
 )
 
+var onSELinux = flag.Bool("selinux", false, "run on a machine that enforces SELinux, and not AppArmor")
+
 func TestMain(m *testing.M) {
-	machine.Main(func() int {
+	flag.Parse()
+	system := machine.AppArmor
+	if *onSELinux {
+		system = machine.SELinux
+	}
+	machine.Main(system, func() int {
 		status := m.Run()
 		if err := stopShared(); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -21,7 +21,7 @@ func TestPackage_OnAMachine_IsReadyAndConfined(t *testing.T) {
 	for file, wants := range map[string][]string{
 		"status":        {"CapEff:\t0000000000000004\n", "CapBnd:\t0000000000000004\n", "NoNewPrivs:\t1\n", "Seccomp:\t2\n"},
 		"oom_score_adj": {"-999"},
-		"attr/current":  {"devmgrd (enforce)"},
+		"attr/current":  {label()},
 		"cgroup":        {"0::/system.slice/devmgrd.service"},
 	} {
 		got := h.types("cat /proc/" + pid + "/" + file)

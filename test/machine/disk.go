@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,9 +16,6 @@ import (
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/debian"
 )
-
-// packages are the machine's besides systemd: what runs containers and tests, and what keeps people from getting lost.
-var packages = []string{"apparmor", "iproute2", "kmod", "libseccomp2", "openssh-server", "procps", "udev"}
 
 // diskSize is what the file system of the machine has, of which little is used.
 const diskSize = "6G"
@@ -45,11 +43,12 @@ var (
 type disk struct {
 	Image  string // the file system; only read
 	Kernel string
-	Key    string // the private key of root's SSH
+	Args   []string // words for the kernel's command line
+	Key    string   // the private key of root's SSH
 }
 
 // prepare makes the disk, unless the cache has it.
-func prepare(ctx context.Context) (disk, error) {
+func prepare(ctx context.Context, system System) (disk, error) {
 	err := apt.Ensure(ctx, os.Stderr, apt.Need{For: "a machine is made and run with it", Missing: apt.Programs(map[string]string{
 		"qemu-system-x86_64": "qemu-system-x86", "qemu-img": "qemu-utils", "mke2fs": "e2fsprogs", "ssh": "openssh-client", "ip": "iproute2"})})
 	if err != nil {
@@ -63,7 +62,7 @@ func prepare(ctx context.Context) (disk, error) {
 	if err != nil {
 		return disk{}, err
 	}
-	base, err := debian.Base(ctx, packages...)
+	base, err := debian.Base(ctx, system.packages...)
 	if err != nil {
 		return disk{}, err
 	}
@@ -72,7 +71,8 @@ func prepare(ctx context.Context) (disk, error) {
 		return disk{}, err
 	}
 	files := files()
-	dir := filepath.Join(cache, "machine-"+recipe(tools, kernel, base, files))
+	maps.Copy(files, system.files)
+	dir := filepath.Join(cache, "machine-"+recipe(system, tools, kernel, base, files))
 	held, err := debian.LockFile(dir + ".lock")
 	if err != nil {
 		return disk{}, err
@@ -81,12 +81,12 @@ func prepare(ctx context.Context) (disk, error) {
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
 		fmt.Fprintln(os.Stderr, "making the disk of a machine (about 20 seconds the first time)")
 		began := time.Now()
-		if err := makeDisk(ctx, dir, tools, kernel, base, files); err != nil {
+		if err := makeDisk(ctx, dir, tools, kernel, base, files, system.finish); err != nil {
 			return disk{}, fmt.Errorf("making the disk of a machine: %w", err)
 		}
 		fmt.Fprintf(os.Stderr, "made the disk of a machine in %s\n", time.Since(began).Round(time.Second/10))
 	}
-	return disk{Image: filepath.Join(dir, "disk"), Kernel: kernel.Image, Key: filepath.Join(dir, "key")}, nil
+	return disk{Image: filepath.Join(dir, "disk"), Kernel: kernel.Image, Args: system.kernel, Key: filepath.Join(dir, "key")}, nil
 }
 
 // files are the machine's that no package has, by path.
@@ -112,9 +112,9 @@ var wanted = map[string]string{
 }
 
 // recipe is a sum over all that decides what is on the disk.
-func recipe(tools cluster.Tools, kernel debian.Kernel, base string, files map[string]string) string {
+func recipe(system System, tools cluster.Tools, kernel debian.Kernel, base string, files map[string]string) string {
 	h := sha256.New()
-	fmt.Fprintln(h, kernel.Image, base, diskSize, files)
+	fmt.Fprintln(h, system.recipe(), kernel.Image, base, diskSize, files)
 	for _, p := range programs {
 		for _, name := range p.names {
 			fmt.Fprintln(h, p.in, tools.Path(name))
@@ -124,7 +124,7 @@ func recipe(tools cluster.Tools, kernel debian.Kernel, base string, files map[st
 }
 
 // makeDisk makes the disk elsewhere, and renames it when it is complete.
-func makeDisk(ctx context.Context, dir string, tools cluster.Tools, kernel debian.Kernel, base string, files map[string]string) error {
+func makeDisk(ctx context.Context, dir string, tools cluster.Tools, kernel debian.Kernel, base string, files map[string]string, finish string) error {
 	making := dir + ".making"
 	root, image, key := filepath.Join(making, "root"), filepath.Join(making, "disk"), filepath.Join(making, "key")
 	if err := errors.Join(os.RemoveAll(making), os.MkdirAll(making, 0o700)); err != nil {
@@ -166,6 +166,11 @@ func makeDisk(ctx context.Context, dir string, tools cluster.Tools, kernel debia
 	}
 	if err := put(filepath.Join(root, "root/.ssh/authorized_keys"), string(public), 0o600); err != nil {
 		return err
+	}
+	if finish != "" {
+		if _, err := debian.Output(ctx, making, "unshare", "--mount", "chroot", root, "bash", "-eu", "-o", "pipefail", "-c", finish); err != nil {
+			return err
+		}
 	}
 	if _, err := debian.Output(ctx, making, "mke2fs", "-q", "-t", "ext4", "-d", root, image, diskSize); err != nil {
 		return err

@@ -126,7 +126,7 @@ func (m *Machine) qemuArgs(accel, console string, more ...string) []string {
 	if accel == "kvm" {
 		cpu = "host"
 	}
-	kernel := slices.Concat([]string{"root=/dev/nvme0n1", "rw", "console=ttyS0", "panic=-1", "edd=off", "mitigations=off", "systemd.log_color=0"}, more, m.options.KernelArgs)
+	kernel := slices.Concat([]string{"root=/dev/nvme0n1", "rw", "console=ttyS0", "panic=-1", "edd=off", "mitigations=off", "systemd.log_color=0"}, more, m.disk.Args, m.options.KernelArgs)
 	return []string{
 		"qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-cpu", cpu, "-smp", "2", "-m", fmt.Sprint(m.options.Memory),
 		"-display", "none", "-monitor", "none", "-nodefaults", "-serial", "file:" + console,

@@ -48,7 +48,8 @@ func StartNode(ctx context.Context, o NodeOptions) (_ *Node, err error) {
 	}
 	began := time.Now()
 	if err := n.join(ctx, tools); err != nil {
-		return nil, fmt.Errorf("joining the machine to the cluster: %w", err)
+		said, _ := n.Run(ctx, "sh", "-c", "journalctl --no-pager --output=cat --lines=40 --unit=containerd --unit=kubelet; dmesg | grep -E 'avc: |DENIED' | tail -n 40")
+		return nil, fmt.Errorf("joining the machine to the cluster: %w\n%s", err, said)
 	}
 	fmt.Fprintf(n.options.Log, "the node is Ready after another %s\n", time.Since(began).Round(100*time.Millisecond))
 	return n, nil

@@ -29,7 +29,10 @@ func serveCommand() *cobra.Command {
 			signal.Reset() // cluster.Main passes signals on to serve, which is inside
 			begin, start := cluster.Main, startCluster
 			if asMachine {
-				begin, start = machine.Main, startMachine
+				start = startMachine
+				begin = func(run func() int, before ...func(context.Context) error) {
+					machine.Main(machine.AppArmor, run, before...)
+				}
 			}
 			begin(func() int {
 				if err := serve(h, start); err != nil {
