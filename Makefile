@@ -9,7 +9,7 @@ LDFLAGS ?= -X github.com/devmgrd/devmgrd/internal/version.version=$(VERSION)
 # A part of the tests, which "make test" tells with its time at its end.
 timed = scripts/stages stage
 
-.PHONY: help build check proto test e2e chaos upstream demo page mac machine matrix arm64 bench fuzz install deb rpm clean
+.PHONY: help build check proto test e2e chaos upstream demo page machine matrix arm64 bench fuzz install deb rpm clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,7 +73,7 @@ e2e-cluster:
 e2e-package:
 	$(timed) "the package" $(GO) test -tags e2e -race -count 1 -timeout 25m ./test/package
 e2e-machine: # without what takes long: see machine
-	$(timed) "the machine" $(GO) test -tags e2e -race -count 1 -timeout 25m -run '^Test(Package|Permissions|Systemd|Reboot)' ./test/boot
+	$(timed) "the machine" $(GO) test -tags e2e -race -count 1 -timeout 25m -run '^Test(Package|Confined|AppArmor|Permissions|Systemd|Reboot)' ./test/boot
 e2e-chaos:
 	$(timed) chaos $(GO) run ./test/chaos -n 4 -seed 1 -attacker
 e2e-page:
@@ -101,9 +101,6 @@ demo: ## The main job, as a story to follow (root). KEEP=1 leaves it running.
 
 page: ## Test the status page in Chromium, which root gets as a Debian package. UPDATE=1 writes docs/images again.
 	$(GO) -C test/browser test -race -count 1 -timeout 10m . $(if $(UPDATE),-update)
-
-mac: ## Run the package on an emulated Debian that enforces AppArmor (root); some minutes.
-	$(GO) test -tags e2e -race -count 1 -timeout 60m -v ./test/mac
 
 machine: ## Run the package on a node that boots, with systemd and cgroup v2 (root): reboots, 20 power cuts (CUTS=3 SEED=7), a full disk; SELINUX=1 with SELinux.
 	$(GO) test -tags e2e -race -count 1 -timeout 120m -v ./test/boot -args $(if $(CUTS),-cuts $(CUTS)) $(if $(SEED),-seed $(SEED)) $(if $(SELINUX),-selinux)

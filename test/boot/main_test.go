@@ -22,6 +22,7 @@ import (
 const (
 	packageVariable = "TESTBOOT_PACKAGE"
 	pluginVariable  = "TESTBOOT_PLUGIN"
+	probeVariable   = "TESTBOOT_PROBE"
 )
 
 var onSELinux = flag.Bool("selinux", false, "run on a machine that enforces SELinux, and not AppArmor")
@@ -44,7 +45,7 @@ func TestMain(m *testing.M) {
 
 var inUse *os.File // the lock on what is built; it ends with this process
 
-// build makes the package as a maintainer would, and the device plugin.
+// build makes the package as a maintainer would, and the programs of the tests.
 func build(ctx context.Context) error {
 	cache, err := cluster.CacheDir()
 	if err != nil {
@@ -68,11 +69,11 @@ func build(ctx context.Context) error {
 	if err != nil || len(packages) != 1 {
 		return fmt.Errorf("make deb left %q, %v", packages, err)
 	}
-	plugin := filepath.Join(dir, "plugin")
-	making := exec.CommandContext(ctx, "go", "build", "-o", plugin, "./test/boot/plugin")
+	making := exec.CommandContext(ctx, "go", "build", "-o", dir+"/", "./test/boot/plugin", "./test/boot/probe")
 	making.Dir, making.Env = source, append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := making.CombinedOutput(); err != nil {
-		return fmt.Errorf("building the plugin: %w\n%s", err, out)
+		return fmt.Errorf("building the plugin and the probe: %w\n%s", err, out)
 	}
-	return errors.Join(os.Setenv(packageVariable, packages[0]), os.Setenv(pluginVariable, plugin))
+	return errors.Join(os.Setenv(packageVariable, packages[0]),
+		os.Setenv(pluginVariable, filepath.Join(dir, "plugin")), os.Setenv(probeVariable, filepath.Join(dir, "probe")))
 }

@@ -3,9 +3,12 @@
 package boot
 
 import (
+	"context"
+	"os"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -30,11 +33,11 @@ semodule -i devmgrd.pp
 for path in /usr/bin/devmgrd /etc/devmgrd /var/lib/devmgrd /run/devmgrd; do if [ -e $path ]; then restorecon -R $path; fi; done`)
 }
 
-// denials are those that have been reported.
+// denials are those that have been told of.
 var denials = map[string]bool{}
 
-// nothingIsDenied looks for what the security module has kept devmgrd from.
-func (h *harness) nothingIsDenied() {
+// denied returns what the security module has kept devmgrd from since the last call.
+func (h *harness) denied() (lines []string) {
 	h.t.Helper()
 	words := `apparmor="DENIED".* profile="devmgrd"`
 	if *onSELinux {
@@ -42,46 +45,95 @@ func (h *harness) nothingIsDenied() {
 	}
 	for line := range strings.Lines(h.tries("dmesg | grep -E '" + words + "'")) {
 		if !denials[line] {
-			h.t.Errorf("denied: %s", line)
+			lines = append(lines, strings.TrimSpace(line))
 		}
 		denials[line] = true
 	}
+	return lines
 }
 
-// The node enforces SELinux: devmgrd runs in its domain and containers in theirs, the unmodified sample plugin registers, a pod gets a
-// device of a plugin on the host, and a container without privileges reads PodResources.
-func TestSELinux_Enforcing_PluginsPodsAndReadersWork(t *testing.T) {
-	if !*onSELinux {
-		t.Skip("the machine enforces AppArmor; -selinux is for one that enforces SELinux")
+func (h *harness) nothingIsDenied() {
+	h.t.Helper()
+	for _, line := range h.denied() {
+		h.t.Errorf("denied: %s", line)
 	}
-	h := start(t, "gpu0=/dev/net/tun:rw")
-	h.types("modprobe tun") // a container may not have the kernel load modules
-	if got := h.types("getenforce"); got != "Enforcing" {
-		t.Fatalf("SELinux is %s", got)
-	}
-	if got := h.types("cat /proc/$(systemctl show --value --property=MainPID containerd)/attr/current"); !strings.Contains(got, ":dockerd_t:") {
-		t.Errorf("containerd runs as %s", got)
-	}
+}
+
+// The node's security module enforces: the unmodified sample plugin registers from its pod, pods get its devices and those of a plugin on
+// the host, a container without privileges reads PodResources, and commands and pages answer, also when devmgrd has the kubelet's socket.
+func TestConfined_Enforcing_PluginsPodsAndReadersWork(t *testing.T) {
+	h := start(t)
+	h.types("echo 0 > /proc/sys/kernel/printk_ratelimit; modprobe tun") // no denial is left out; a container may not have modules loaded
+	h.must(h.machine.Put(h.ctx, map[string]string{
+		"/etc/cdi/vendor.json": `{"cdiVersion": "0.6.0", "kind": "vendor.example/tool", "devices": [{"name": "0", "containerEdits": {"env": ["TOOL=yes"]}}]}`,
+	}))
+	h.service("gpu0=/dev/net/tun:rw", "tool0=vendor.example/tool=0:cdi")
+	h.isConfined()
 	set, err := h.SamplePlugin()
 	h.must(err)
 	h.must(h.Apply(h.ctx, set))
 	t.Cleanup(func() {
-		_ = h.Client().AppsV1().DaemonSets(set.Namespace).Delete(h.ctx, set.Name, metav1.DeleteOptions{})
+		h.must(h.Client().AppsV1().DaemonSets(set.Namespace).Delete(context.Background(), set.Name, metav1.DeleteOptions{}))
 	})
 	h.must(h.WaitShown(h.soon(), node.SampleResource, 2))
-	h.createsFor("sample", node.SampleResource, 1)
+	h.createsFor("sample", node.SampleResource, 1) // devmgrd makes the source of its mount
 	h.running("sample")
 
-	got := h.runs("a", 1, "/dev/gpu0")
-	if opened(got, "/dev/gpu0") != "r rw w" {
-		t.Errorf("the container opens its device for %q", opened(got, "/dev/gpu0"))
+	got := h.runs("a", 2, "/dev/gpu0")
+	if opened(got, "/dev/gpu0") != "r rw w" || got.Env["TOOL"] != "yes" {
+		t.Errorf("the container opens its device for %q, and has the CDI device's variable %q", opened(got, "/dev/gpu0"), got.Env["TOOL"])
+	}
+	h.containersAreConfined()
+	h.reads("gpu0")
+	h.commands()
+
+	h.must(h.machine.Put(h.ctx, map[string]string{
+		"/etc/systemd/system/devmgrd.service.d/test.conf": "[Service]\nEnvironment=DEVMGRD_PODRESOURCES_TAKEOVER=true DEVMGRD_LOG_LEVEL=debug\n",
+	}))
+	restart := func() { h.types("systemctl daemon-reload; systemctl restart devmgrd"); h.ready() }
+	restart()
+	t.Cleanup(func() {
+		h.ctx = context.Background() // the test's own is over
+		h.types("rm -r /etc/systemd/system/devmgrd.service.d /etc/cdi/vendor.json")
+		restart()
+	})
+	h.isConfined()
+	h.commands()
+}
+
+// isConfined looks at what really runs.
+func (h *harness) isConfined() {
+	h.t.Helper()
+	if got := h.types("cat /proc/$(systemctl show --value --property=MainPID devmgrd)/attr/current"); got != label() {
+		h.t.Errorf("devmgrd runs as %s, want %s", got, label())
+	}
+	if !*onSELinux {
+		return
+	}
+	if got := h.types("getenforce"); got != "Enforcing" {
+		h.t.Errorf("SELinux is %s", got)
+	}
+	if got := h.types("cat /proc/$(systemctl show --value --property=MainPID containerd)/attr/current"); !strings.Contains(got, ":dockerd_t:") {
+		h.t.Errorf("containerd runs as %s", got)
+	}
+}
+
+// containersAreConfined looks at the container of pod a.
+func (h *harness) containersAreConfined() {
+	h.t.Helper()
+	if !*onSELinux {
+		return // the kubelet asks for a profile only where the pod does
 	}
 	_, id, _ := strings.Cut(h.container("a").ContainerID, "://")
 	if domain := h.types("cat /proc/$(ctr --namespace=k8s.io tasks list | awk '$1 == \"" + id + "\" {print $2}')/attr/current"); !strings.Contains(domain, ":container_t:s0:c") {
-		t.Errorf("the container runs as %s", domain)
+		h.t.Errorf("the container runs as %s", domain)
 	}
+}
 
-	tools, err := cluster.Build(h.ctx, t.Output())
+// reads has a container read PodResources, which has to tell of a device.
+func (h *harness) reads(want string) {
+	h.t.Helper()
+	tools, err := cluster.Build(h.ctx, h.t.Output())
 	h.must(err)
 	const image, directory = "localhost/consumer:1", "/run/devmgrd/pod-resources"
 	h.must(h.machine.LoadImage(h.ctx, cluster.Image{Name: image, Entrypoint: []string{"/consumer"}, Files: map[string]string{"/consumer": tools.Path("consumer")}}))
@@ -93,7 +145,69 @@ func TestSELinux_Enforcing_PluginsPodsAndReadersWork(t *testing.T) {
 	h.must(h.Create(h.ctx, reader))
 	_, err = h.WaitPhase(h.soon(), "reader", corev1.PodSucceeded)
 	h.must(err)
-	if log, err := h.PodLogs(h.ctx, metav1.NamespaceDefault, "reader", "main"); err != nil || !strings.Contains(log, "gpu0") {
-		t.Errorf("the reader says %q, %v", log, err)
+	if log, err := h.PodLogs(h.ctx, metav1.NamespaceDefault, "reader", "main"); err != nil || !strings.Contains(log, want) {
+		h.t.Errorf("the reader says %q, %v", log, err)
+	}
+}
+
+// commands asks all that operators and their tools ask.
+func (h *harness) commands() {
+	h.t.Helper()
+	for _, words := range []string{
+		"status", "plugins", "devices", "assignments", "explain default/a", "history", "check",
+		"cordon " + gpu + "/gpu0", "uncordon " + gpu + "/gpu0", "store backup /root/state.db",
+	} {
+		h.types("rm -f /root/state.db; devmgrd " + words)
+	}
+	for page, want := range map[string]string{"/metrics": "process_open_fds", "/readyz": "", "/": "<html"} {
+		answer := h.types(`exec 3<>/dev/tcp/127.0.0.1/9464; printf 'GET ` + page + ` HTTP/1.0\r\nHost: localhost\r\n\r\n' >&3; cat <&3`)
+		if !strings.Contains(answer, " 200 OK") || !strings.Contains(answer, want) {
+			h.t.Errorf("%s is answered without %q:\n%.2000s", page, want, answer)
+		}
+	}
+}
+
+// What devmgrd does not do, its AppArmor profile denies: a probe in the place of its binary tries it, without the profile and with it.
+func TestAppArmor_PackagedProfile_DeniesTheRest(t *testing.T) {
+	if *onSELinux {
+		t.Skip("the machine enforces SELinux; without -selinux it enforces AppArmor")
+	}
+	h := start(t)
+	probe, err := os.ReadFile(os.Getenv(probeVariable))
+	h.must(err)
+	h.must(h.machine.Put(h.ctx, map[string]string{"/usr/local/bin/probe": string(probe), "/root/.ssh/id_probe": "secret"}))
+	h.types("echo 0 > /proc/sys/kernel/printk_ratelimit; chmod 755 /usr/local/bin/probe; mkdir -p /root/probe.d")
+	run := func(prefix string) map[string]string {
+		results := map[string]string{}
+		script := `sleep infinity & trap "kill $!" EXIT; mount --bind /usr/local/bin/probe /usr/bin/devmgrd; mount --bind /dev/null /proc/sys/kernel/core_pattern; ` + prefix + ` /usr/bin/devmgrd $!`
+		for line := range strings.Lines(h.types("unshare --mount bash -eu -c '" + script + "'")) {
+			name, result, _ := strings.Cut(strings.TrimSpace(line), " ")
+			results[name] = result
+		}
+		return results
+	}
+	free := run("")
+	h.nothingIsDenied()
+	under := run("aa-exec --profile=devmgrd --")
+	if denied := h.denied(); len(denied) < 10 {
+		t.Errorf("the kernel's log shows %d denials, want 10 at least: the tests read too little of it:\n%s", len(denied), strings.Join(denied, "\n"))
+	}
+	if len(under) != len(free) || len(free) < 20 {
+		t.Errorf("without the profile %d results, with it %d", len(free), len(under))
+	}
+	for name, result := range under {
+		t.Logf("%s: without the profile %q, with it %q", name, free[name], result)
+		if strings.HasPrefix(name, "allowed-") {
+			if result != "ok" {
+				t.Errorf("%s: %s, want ok", name, result)
+			}
+			continue
+		}
+		if free[name] != "ok" {
+			t.Errorf("%s fails without the profile too, so it shows nothing: %s", name, free[name])
+		}
+		if !strings.Contains(result, unix.EACCES.Error()) && !strings.Contains(result, unix.EPERM.Error()) {
+			t.Errorf("%s: %s, want that the profile denies it", name, result)
+		}
 	}
 }

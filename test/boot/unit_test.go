@@ -43,6 +43,16 @@ func TestPackage_OnAMachine_IsReadyAndConfined(t *testing.T) {
 	}
 }
 
+// A purge takes the profile along, and the package can be installed again.
+func TestPackage_Purged_LeavesNoProfile(t *testing.T) {
+	h := start(t)
+	h.types("systemctl stop devmgrd.socket devmgrd.service; dpkg --purge devmgrd")
+	if out := h.types("ls /etc/apparmor.d; cat /sys/kernel/security/apparmor/profiles 2>/dev/null || true"); strings.Contains(out, "devmgrd") {
+		t.Errorf("the purge has left the profile:\n%s", out)
+	}
+	h.install()
+}
+
 // A container may open its device as its plugin has said, and no other: the filter of cgroup v2 is a program of runc's, to which NRI's
 // changes must get.
 func TestPermissions_EachMixOfRWM_IsEnforced(t *testing.T) {

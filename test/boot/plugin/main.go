@@ -5,7 +5,7 @@
 //
 // DIRECTORY has the socket kubelet.sock, at which it registers. A container that gets the device ID has it as /dev/ID, and in the
 // variable NUMBER_ID the number (major:minor) that the device on the host had when it was granted. PATH may be a symbolic link. A
-// device is healthy while PATH exists.
+// device is healthy while PATH exists. If PERMISSIONS is cdi, PATH is the name of a CDI device, which a container gets instead.
 package main
 
 import (
@@ -35,6 +35,8 @@ func main() {
 }
 
 type device struct{ id, path, permissions string }
+
+const cdi = "cdi" // for permissions
 
 type plugin struct {
 	pluginapi.UnimplementedDevicePluginServer
@@ -126,7 +128,7 @@ func (p *plugin) ListAndWatch(_ *pluginapi.Empty, stream pluginapi.DevicePlugin_
 		list := &pluginapi.ListAndWatchResponse{}
 		for _, d := range p.devices {
 			health := pluginapi.Healthy
-			if _, err := os.Stat(d.path); err != nil {
+			if _, err := os.Stat(d.path); err != nil && d.permissions != cdi {
 				health = pluginapi.Unhealthy
 			}
 			list.Devices = append(list.Devices, &pluginapi.Device{ID: d.id, Health: health})
@@ -150,6 +152,10 @@ func (p *plugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*plu
 	for _, c := range r.ContainerRequests {
 		one := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{"DEVICES": strings.Join(c.DevicesIds, ",")}}
 		for _, id := range c.DevicesIds {
+			if d := p.device(id); d.permissions == cdi {
+				one.CdiDevices = append(one.CdiDevices, &pluginapi.CDIDevice{Name: d.path})
+				continue
+			}
 			spec, number, err := p.spec(id)
 			if err != nil {
 				return nil, err
@@ -162,22 +168,27 @@ func (p *plugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*plu
 	return answer, nil
 }
 
+// device returns a device by its ID; an empty one if there is none.
+func (p *plugin) device(id string) device {
+	for _, d := range p.devices {
+		if d.id == id {
+			return d
+		}
+	}
+	return device{}
+}
+
 // spec returns what a container gets of a device, and the device's number.
 func (p *plugin) spec(id string) (*pluginapi.DeviceSpec, string, error) {
-	for _, d := range p.devices {
-		if d.id != id {
-			continue
-		}
-		path, err := filepath.EvalSymlinks(d.path)
-		if err != nil {
-			return nil, "", err
-		}
-		var s unix.Stat_t
-		if err := unix.Stat(path, &s); err != nil {
-			return nil, "", err
-		}
-		number := fmt.Sprintf("%d:%d", unix.Major(s.Rdev), unix.Minor(s.Rdev))
-		return &pluginapi.DeviceSpec{HostPath: path, ContainerPath: "/dev/" + id, Permissions: d.permissions}, number, nil
+	d := p.device(id)
+	path, err := filepath.EvalSymlinks(d.path)
+	if err != nil {
+		return nil, "", fmt.Errorf("device %q: %w", id, err)
 	}
-	return nil, "", fmt.Errorf("there is no device %s", id)
+	var s unix.Stat_t
+	if err := unix.Stat(path, &s); err != nil {
+		return nil, "", err
+	}
+	number := fmt.Sprintf("%d:%d", unix.Major(s.Rdev), unix.Minor(s.Rdev))
+	return &pluginapi.DeviceSpec{HostPath: path, ContainerPath: "/dev/" + id, Permissions: d.permissions}, number, nil
 }

@@ -1,4 +1,4 @@
-// Program probe tries what the profile of devmgrd denies and reports what came of each attempt, one to a line: its name and "ok"
+// Command probe tries what the AppArmor profile of devmgrd denies and reports what came of each attempt, one to a line: its name and "ok"
 // or the error. The test runs it in the place of devmgrd's binary.
 package main
 
