@@ -12,5 +12,5 @@
 // and test/rules compares them.
 //
 //	make matrix                                # all cells, one hour on two cores once the programs are built
-//	make matrix CELLS='containerd 2.1'         # those whose names contain it
+//	make matrix CELLS='containerd 2.1'         # those whose names match it
 package matrix

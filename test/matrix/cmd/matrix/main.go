@@ -33,7 +33,7 @@ const (
 )
 
 func main() {
-	only := flag.String("cells", "", "only the cells whose names contain this")
+	only := flag.String("cells", "", "only the cells whose names this regular expression matches")
 	tests := flag.String("tests", "", "only the tests that this regular expression matches; writes no results")
 	logs := flag.String("logs", filepath.Join(os.TempDir(), "devmgrd-matrix"), "directory for each cell's output")
 	together := flag.Int("together", 2, "cells that run at the same time")
@@ -55,13 +55,17 @@ func play(ctx context.Context, only, tests, logs string, together int) (failed b
 	if err != nil {
 		return false, err
 	}
+	want, err := regexp.Compile(only)
+	if err != nil {
+		return false, err
+	}
 	all, err := cells()
 	if err != nil {
 		return false, err
 	}
-	played := slices.DeleteFunc(slices.Clone(all), func(c matrix.Cell) bool { return !strings.Contains(c.Name(), only) })
+	played := slices.DeleteFunc(slices.Clone(all), func(c matrix.Cell) bool { return !want.MatchString(c.Name()) })
 	if len(played) == 0 {
-		return false, fmt.Errorf("no cell's name contains %q", only)
+		return false, fmt.Errorf("no cell's name matches %q", only)
 	}
 	if err := os.MkdirAll(logs, 0o755); err != nil {
 		return false, err
