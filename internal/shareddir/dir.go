@@ -176,62 +176,61 @@ const containerLabel = "system_u:object_r:container_file_t:s0"
 
 // Make creates the directory at path with this mode, and missing parents with mode 0755, whatever the umask is. Existing
 // directories keep their mode. Make returns the created directories, the uppermost first.
-func Make(path string, mode fs.FileMode) (made []string, err error) {
-	err = os.Mkdir(path, mode)
-	if errors.Is(err, fs.ErrNotExist) {
-		if made, err = Make(filepath.Dir(path), 0o755); err != nil {
-			return made, err
-		}
-		err = os.Mkdir(path, mode)
-	}
-	switch {
-	case err == nil:
-		if err := setMode(path, mode); err != nil {
-			return made, errors.Join(err, os.Remove(path)) // or the next call would take it as it is
-		}
-		return append(made, path), nil
-	case errors.Is(err, fs.ErrExist):
-		if info, err := os.Stat(path); err != nil || info.IsDir() {
-			return made, err
-		}
-		return made, fmt.Errorf("%s is not a directory", path)
-	}
-	return made, err
-}
-
-// setMode sets a new directory's mode, through a descriptor that is not a link's.
-func setMode(path string, mode fs.FileMode) error {
-	d, err := openMade(path)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return os.Chmod(through(d.file), mode)
-}
+func Make(path string, mode fs.FileMode) (made []string, err error) { return makeAll(path, mode, "") }
 
 // MakeShared is Make for directories that containers mount: where SELinux is on, the created ones let containers in.
 func MakeShared(path string, mode fs.FileMode) error {
-	made, err := Make(path, mode)
-	if _, off := os.Stat("/sys/fs/selinux/enforce"); off != nil {
-		return err
+	label := containerLabel
+	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
+		label = ""
 	}
-	for _, path := range made {
-		if d, err := openMade(path); err == nil {
-			_ = unix.Setxattr(through(d.file), "security.selinux", []byte(containerLabel), 0) // as in the kubelet a failure is no error
-			d.Close()
-		}
-	}
+	_, err := makeAll(path, mode, label)
 	return err
 }
 
-// openMade opens a directory that has just been made, and no link in its place.
-func openMade(path string) (*Dir, error) {
+func makeAll(path string, mode fs.FileMode, label string) (made []string, err error) {
+	path = filepath.Clean(path)
 	d, name, err := Split(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if made, err = makeAll(filepath.Dir(path), 0o755, label); err != nil {
+			return made, err
+		}
+		d, name, err = Split(path)
+	}
 	if err != nil {
-		return nil, err
+		return made, err
 	}
 	defer d.Close()
-	return d.OpenDir(name)
+	err = d.mkdir(name, mode, label)
+	if !errors.Is(err, fs.ErrExist) {
+		if err == nil {
+			made = append(made, path)
+		}
+		return made, err
+	}
+	if info, err := os.Stat(path); err != nil || info.IsDir() {
+		return made, err
+	}
+	return made, fmt.Errorf("%s is not a directory", path)
+}
+
+// mkdir creates a directory. One that cannot get its mode is removed: the next call would take it as it is.
+func (d *Dir) mkdir(name string, mode fs.FileMode, label string) (err error) {
+	if err := unix.Mkdirat(int(d.file.Fd()), name, uint32(mode.Perm())); err != nil {
+		return d.pathError(name, err)
+	}
+	made, err := d.OpenDir(name)
+	if err == nil {
+		defer made.Close()
+		if label != "" {
+			_ = unix.Setxattr(through(made.file), "security.selinux", []byte(label), 0) // as in the kubelet a failure is no error
+		}
+		err = os.Chmod(through(made.file), mode)
+	}
+	if err != nil {
+		_ = unix.Unlinkat(int(d.file.Fd()), name, unix.AT_REMOVEDIR)
+	}
+	return err
 }
 
 // through returns the path by which this process reaches an open file, even after it has been renamed.
