@@ -2,13 +2,14 @@ package kube
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"runtime"
 	"strings"
-	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -65,47 +66,55 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
+type transport func(*http.Request) int // the status
+
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	body := `{"kind":"APIResourceList","resources":[]}`
+	if r.URL.Path == "/version" {
+		body = `{"gitVersion":"v1.2.3"}`
+	}
+	return &http.Response{StatusCode: t(r), Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(body)), Request: r}, nil
+}
+
 // Run asks again after an error, and never again after an answer or a refusal.
 func TestRelease_Run(t *testing.T) {
 	for name, last := range map[string]int{"an answer": http.StatusOK, "a refusal": http.StatusForbidden} {
 		t.Run(name, func(t *testing.T) {
-			var asked atomic.Int32
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				w.Header().Set("Content-Type", "application/json")
-				switch {
-				case r.URL.Path == "/version":
-					_, _ = w.Write([]byte(`{"gitVersion":"v1.2.3"}`))
-				case strings.HasSuffix(r.URL.Path, "v1beta1"):
-					w.WriteHeader(http.StatusNotFound)
-				case asked.Add(1) <= 2:
-					w.WriteHeader(http.StatusInternalServerError)
-				default:
-					w.WriteHeader(last)
-					_, _ = w.Write([]byte(`{"kind":"APIResourceList","resources":[]}`))
+			synctest.Test(t, func(t *testing.T) {
+				asked := 0
+				c, err := rest.UnversionedRESTClientForConfigAndClient(&rest.Config{Host: "http://api", ContentConfig: rest.ContentConfig{NegotiatedSerializer: scheme.Codecs}},
+					&http.Client{Transport: transport(func(r *http.Request) int {
+						switch {
+						case r.URL.Path == "/version":
+							return http.StatusOK
+						case strings.HasSuffix(r.URL.Path, "v1beta1"):
+							return http.StatusNotFound
+						}
+						if asked++; asked < 3 {
+							return http.StatusInternalServerError
+						}
+						return last
+					})})
+				if err != nil {
+					t.Fatal(err)
 				}
-			}))
-			defer server.Close()
-			c, err := rest.UnversionedRESTClientFor(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{NegotiatedSerializer: scheme.Codecs}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			r := NewRelease(c, slog.New(slog.DiscardHandler))
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- r.Run(ctx) }()
-			for asked.Load() < 3 || last == http.StatusOK && r.Limits() == nil {
-				runtime.Gosched()
-			}
-			cancel()
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-			if n := asked.Load(); n != 3 {
-				t.Errorf("asked %d times, want 3", n)
-			}
-			if last == http.StatusForbidden && r.Limits() != nil {
-				t.Errorf("limits %+v after a refusal", r.Limits())
-			}
+				r := NewRelease(c, slog.New(slog.DiscardHandler))
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error, 1)
+				go func() { ended <- r.Run(ctx) }()
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if asked != 3 {
+					t.Errorf("asked %d times in a minute, want 3", asked)
+				}
+				if known := r.Limits() != nil; known != (last == http.StatusOK) {
+					t.Errorf("limits %+v", r.Limits())
+				}
+				cancel()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			})
 		})
 	}
 }
