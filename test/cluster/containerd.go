@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
@@ -109,8 +110,11 @@ func (c containerd) files() (map[string]string, error) {
 		programs = append(programs, strconv.Quote(filepath.Dir(p.Path)))
 	}
 	release := containerdRelease()
-	if o := c.options; (release == "1.7" || release == "2.0") && o.CNI != nil || release == "1.7" && (o.ContainerdConfig != "" || o.Machine != "") {
-		return nil, fmt.Errorf("containerd %s cannot have all of these options: %+v", release, o)
+	switch o := c.options; {
+	case (release == "1.7" || release == "2.0") && o.CNI != nil:
+		return nil, fmt.Errorf("containerd %s cannot have Options.CNI", release)
+	case release == "1.7" && (o.ContainerdConfig != "" || o.Machine != ""):
+		return nil, errors.New("containerd 1.7 can have neither Options.ContainerdConfig nor Options.Machine")
 	}
 	if release == "1.7" {
 		return map[string]string{containerdFile: c.oldConfig(programs[0])}, nil
@@ -143,12 +147,11 @@ imports = ["%s/*.toml"]
 
 // nriTimeouts returns the options for NRI, and the default for a request if there is one.
 func (c containerd) nriTimeouts(request time.Duration) (text string) {
-	for key, timeout := range map[string]time.Duration{
-		"plugin_registration_timeout": c.options.NRIRegistrationTimeout, "plugin_request_timeout": cmp.Or(c.options.NRIRequestTimeout, request),
-	} {
-		if timeout > 0 {
-			text += fmt.Sprintf("  %s = %q\n", key, timeout.Round(time.Millisecond))
-		}
+	if t := c.options.NRIRegistrationTimeout; t > 0 {
+		text += fmt.Sprintf("  plugin_registration_timeout = %q\n", t.Round(time.Millisecond))
+	}
+	if t := cmp.Or(c.options.NRIRequestTimeout, request); t > 0 {
+		text += fmt.Sprintf("  plugin_request_timeout = %q\n", t.Round(time.Millisecond))
 	}
 	return text
 }

@@ -118,12 +118,16 @@ func begin(t *testing.T, share bool, start func(context.Context) (*node.Node, er
 	t.Cleanup(func() {
 		r.ctx = context.Background() // the test's own is over
 		r.checkPromises()
-		if t.Failed() {
+		described := t.Failed()
+		if described {
 			r.describe()
 		}
 		_ = n.Devmgrd.Signal(syscall.SIGCONT) // a frozen process cannot stop
 		if err := n.Devmgrd.Stop(20 * time.Second); err != nil {
 			t.Error(err)
+			if !described {
+				r.describe()
+			}
 		}
 		if t.Failed() {
 			if err := n.Stop(); err != nil {

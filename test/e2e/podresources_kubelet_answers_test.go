@@ -51,7 +51,7 @@ func (s *stage) ask() saying {
 		return s.tell.GetAllocatableResources(s.ctx, &podresources.AllocatableResourcesRequest{})
 	})
 	for _, m := range allocatable.GetMemory() {
-		m.Size = s.memory() - m.Size // what is reserved: a virtual machine may be given more between two kubelets
+		m.Size = s.memory(m.MemoryType) - m.Size // what is reserved: a virtual machine may be given more between two kubelets
 	}
 	put("v1 GetAllocatableResources", resourceLines("", allocatable.GetDevices(), allocatable.GetCpuIds(), allocatable.GetMemory()), err)
 
@@ -74,8 +74,8 @@ func (s *stage) ask() saying {
 	return said
 }
 
-// memory returns the bytes that the kubelet's memory manager has found in the machine's only NUMA node.
-func (s *stage) memory() uint64 {
+// memory returns the bytes of a type of memory that the kubelet's memory manager has found in the machine's only NUMA node.
+func (s *stage) memory(kind string) uint64 {
 	s.t.Helper()
 	text, err := os.ReadFile("/var/lib/kubelet/memory_manager_state")
 	s.must(err)
@@ -85,7 +85,11 @@ func (s *stage) memory() uint64 {
 		}
 	}
 	s.must(json.Unmarshal(text, &state))
-	return state.MachineState["0"].MemoryMap["memory"].Total
+	found, ok := state.MachineState["0"].MemoryMap[kind]
+	if !ok {
+		s.t.Fatalf("the kubelet's memory manager knows no %s: %s", kind, text)
+	}
+	return found.Total
 }
 
 // patiently asks until it is not told that too much was asked.

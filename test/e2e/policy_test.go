@@ -12,7 +12,6 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/plugin"
 	"go.yaml.in/yaml/v3"
-	admission "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -188,17 +187,7 @@ func (r *harness) thePolicy() {
 	r.must(r.Delete(r.ctx, gated.Name))
 
 	// The list of resources that are not devmgrd's.
-	policies := r.Client().AdmissionregistrationV1().MutatingAdmissionPolicies()
-	policy, err := policies.Get(r.ctx, "devmgrd-fail-closed", metav1.GetOptions{})
-	r.must(err)
-	variables := policy.Spec.Variables
-	set := func(expression string) {
-		i := slices.IndexFunc(variables, func(v admission.Variable) bool { return v.Name == "ignored" })
-		variables[i].Expression = expression
-		policy, err = policies.Update(r.ctx, policy, metav1.UpdateOptions{})
-		r.must(err)
-		variables = policy.Spec.Variables
-	}
+	set := func(expression string) { r.must(r.SetIgnored(r.ctx, expression)) }
 	set("['" + gpu + "', 'slots.example/*']")
 	began := time.Now()
 	r.until("the list is in force", func() bool {

@@ -15,6 +15,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
+	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/cluster/images/report"
 	"github.com/devmgrd/devmgrd/test/node"
 )
@@ -129,6 +130,11 @@ func TestReboot_GrantsAreGone_AreGrantedAgain(t *testing.T) {
 				unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(1, minors(id))))
 		},
 	}
+	pods := map[string]string{"file": "file", "cdi": "cdi", "node-0": "node", "node-1": "node", "path-0": "path", "path-1": "path"}
+	if r.lacks(cluster.CDI) {
+		delete(grants, "cdi")
+		delete(pods, "cdi")
+	}
 	var plugins []*plugintest.Plugin
 	for name, grant := range grants {
 		p := r.plugin("vendor.example/"+name, 2, func(p *plugintest.Plugin) {
@@ -143,7 +149,6 @@ func TestReboot_GrantsAreGone_AreGrantedAgain(t *testing.T) {
 		})
 		plugins = append(plugins, p)
 	}
-	pods := map[string]string{"file": "file", "cdi": "cdi", "node-0": "node", "node-1": "node", "path-0": "path", "path-1": "path"}
 	check := func(name string, got report.Report) {
 		t.Helper()
 		switch kind := pods[name]; kind {

@@ -28,6 +28,41 @@ func (n *Node) FailClosed(ctx context.Context) error {
 	})
 }
 
+// SetIgnored changes the list of resources that are not devmgrd's, a CEL expression in the policy of FailClosed.
+func (n *Node) SetIgnored(ctx context.Context, expression string) error {
+	policies, err := n.mutating("mutatingadmissionpolicies")
+	if err != nil {
+		return err
+	}
+	policy, err := policies.Get(ctx, "devmgrd-fail-closed", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	variables, _, err := unstructured.NestedSlice(policy.Object, "spec", "variables")
+	if err != nil {
+		return err
+	}
+	for _, v := range variables {
+		if v := v.(map[string]any); v["name"] == "ignored" {
+			v["expression"] = expression
+		}
+	}
+	if err := unstructured.SetNestedSlice(policy.Object, variables, "spec", "variables"); err != nil {
+		return err
+	}
+	_, err = policies.Update(ctx, policy, metav1.UpdateOptions{})
+	return err
+}
+
+// mutating is a client for a resource of mutating admission, in the version that the cluster has.
+func (n *Node) mutating(resource string) (dynamic.ResourceInterface, error) {
+	client, err := dynamic.NewForConfig(n.RESTConfig())
+	if err != nil {
+		return nil, err
+	}
+	return client.Resource(schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: cluster.PolicyVersion(), Resource: resource}), nil
+}
+
 // PodSize creates what packaging/kubernetes/pod-size.yaml holds, and returns when the API server goes by it.
 func (n *Node) PodSize(ctx context.Context) error {
 	return n.policy(ctx, "pod-size.yaml", kubernetes.PodSize, func() bool {
@@ -69,12 +104,11 @@ func (n *Node) policies(ctx context.Context) (count int, err error) {
 	if err != nil || !cluster.Has(cluster.Policies) {
 		return len(validating.Items), err
 	}
-	client, err := dynamic.NewForConfig(n.RESTConfig())
+	client, err := n.mutating("mutatingadmissionpolicies")
 	if err != nil {
 		return 0, err
 	}
-	kind := schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: cluster.PolicyVersion(), Resource: "mutatingadmissionpolicies"}
-	mutating, err := client.Resource(kind).List(ctx, metav1.ListOptions{})
+	mutating, err := client.List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return 0, err
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,6 +31,9 @@ func (n *Node) Vacate(ctx context.Context) error {
 	}
 	if err := n.removePods(ctx, 1, func() bool { return n.shims() == 0 }); err != nil {
 		return fmt.Errorf("remove the pods: %w", err)
+	}
+	if err := n.removeObjects(ctx); err != nil {
+		return fmt.Errorf("remove what tests have made: %w", err)
 	}
 	kept := filepath.Join(kubeletDir, "devmgrd.txt") // devmgrd puts it there for the kubelet's next start
 	if err := errors.Join(empty(StateDir), empty(runDir), os.RemoveAll(n.Devmgrd.LogPath()), os.RemoveAll(kept)); err != nil {
@@ -53,6 +57,7 @@ func (n *Node) Renew(ctx context.Context, o cluster.Options) error {
 	if err := running(n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager); err != nil {
 		return err
 	}
+	_ = n.Kubelet.Signal(syscall.SIGCONT)                    // a frozen process cannot stop
 	if err := n.Kubelet.Stop(20 * time.Second); err != nil { // it would make static pods' mirrors again
 		return err
 	}
