@@ -4,7 +4,7 @@
 //
 // The tests share one machine, in the order of this package's files. A test that fails takes its machine with it.
 //
-// With -selinux the machine enforces SELinux instead of AppArmor, with the module that devmgrd ships; the tests are the same, and one more.
+// With -selinux the machine enforces SELinux instead of AppArmor, with the module that devmgrd ships; the tests are the same but for those of the profile.
 //
 // make machine runs it, and make machine SELINUX=1.
 package boot

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -317,14 +318,16 @@ func (h *harness) vacate() {
 	h.must(err)
 	for _, p := range pods.Items {
 		now := int64(0)
-		h.must(h.Client().CoreV1().Pods(p.Namespace).Delete(h.ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
+		if err := h.Client().CoreV1().Pods(p.Namespace).Delete(h.ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); !apierrors.IsNotFound(err) {
+			h.must(err)
+		}
 	}
 	h.until("no assignment is left", func() bool { return strings.Contains(h.tries("devmgrd assignments"), "No container has devices.") })
 	h.types(`for unit in vendor-plugin vendor-driver; do
 	if [ -e /etc/systemd/system/$unit.service ]; then systemctl disable --now $unit.service; fi
 done 2>/dev/null
 rm -rf /etc/systemd/system/vendor-* /var/lib/vendor; systemctl daemon-reload`)
-	h.tries("devmgrd forget " + gpu) // it is not there after a test without a plugin
+	h.tries("devmgrd forget " + gpu + "; devmgrd forget " + node.SampleResource) // they are not there after a test without their plugins
 }
 
 // describe tells how things stand when a test has failed.

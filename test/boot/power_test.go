@@ -35,6 +35,7 @@ func TestPowerCut_AmidAllocations_NothingIsLost(t *testing.T) {
 		}
 		delay := time.Duration(random.IntN(4000)) * time.Millisecond
 		time.Sleep(delay) // the moment of the cut is what this test draws
+		h.nothingIsDenied()
 		h.must(h.machine.PowerCut())
 		h.must(h.machine.Boot(h.ctx))
 		h.ready()

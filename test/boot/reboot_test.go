@@ -76,6 +76,7 @@ printf '[Service]\nExecStartPre=/bin/sleep 20\n' > /etc/systemd/system/vendor-dr
 	t.Cleanup(func() {
 		h.tries("rm -rf /etc/systemd/system/vendor-driver.service.d /etc/modules-load.d/tun.conf; systemctl daemon-reload")
 	})
+	h.nothingIsDenied()
 	h.must(h.machine.Reboot(h.ctx))
 	for name, device := range before {
 		got := h.restarted(name, 1)

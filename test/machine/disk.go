@@ -79,7 +79,7 @@ func prepare(ctx context.Context, system System) (disk, error) {
 	}
 	defer held.Close()
 	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
-		fmt.Fprintln(os.Stderr, "making the disk of a machine (about 20 seconds the first time)")
+		fmt.Fprintln(os.Stderr, "making the disk of a machine")
 		began := time.Now()
 		if err := makeDisk(ctx, dir, tools, kernel, base, files, system.finish); err != nil {
 			return disk{}, fmt.Errorf("making the disk of a machine: %w", err)

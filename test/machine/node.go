@@ -48,6 +48,8 @@ func StartNode(ctx context.Context, o NodeOptions) (_ *Node, err error) {
 	}
 	began := time.Now()
 	if err := n.join(ctx, tools); err != nil {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second) // its own may be over
+		defer cancel()
 		said, _ := n.Run(ctx, "sh", "-c", "journalctl --no-pager --output=cat --lines=40 --unit=containerd --unit=kubelet; dmesg | grep -E 'avc: |DENIED' | tail -n 40")
 		return nil, fmt.Errorf("joining the machine to the cluster: %w\n%s", err, said)
 	}

@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -152,11 +153,15 @@ func (p *plugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*plu
 	for _, c := range r.ContainerRequests {
 		one := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{"DEVICES": strings.Join(c.DevicesIds, ",")}}
 		for _, id := range c.DevicesIds {
-			if d := p.device(id); d.permissions == cdi {
+			i := slices.IndexFunc(p.devices, func(d device) bool { return d.id == id })
+			if i < 0 {
+				return nil, fmt.Errorf("there is no device %s", id)
+			}
+			if d := p.devices[i]; d.permissions == cdi {
 				one.CdiDevices = append(one.CdiDevices, &pluginapi.CDIDevice{Name: d.path})
 				continue
 			}
-			spec, number, err := p.spec(id)
+			spec, number, err := p.devices[i].spec()
 			if err != nil {
 				return nil, err
 			}
@@ -168,27 +173,16 @@ func (p *plugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*plu
 	return answer, nil
 }
 
-// device returns a device by its ID; an empty one if there is none.
-func (p *plugin) device(id string) device {
-	for _, d := range p.devices {
-		if d.id == id {
-			return d
-		}
-	}
-	return device{}
-}
-
 // spec returns what a container gets of a device, and the device's number.
-func (p *plugin) spec(id string) (*pluginapi.DeviceSpec, string, error) {
-	d := p.device(id)
+func (d device) spec() (*pluginapi.DeviceSpec, string, error) {
 	path, err := filepath.EvalSymlinks(d.path)
 	if err != nil {
-		return nil, "", fmt.Errorf("device %q: %w", id, err)
+		return nil, "", err
 	}
 	var s unix.Stat_t
 	if err := unix.Stat(path, &s); err != nil {
 		return nil, "", err
 	}
 	number := fmt.Sprintf("%d:%d", unix.Major(s.Rdev), unix.Minor(s.Rdev))
-	return &pluginapi.DeviceSpec{HostPath: path, ContainerPath: "/dev/" + id, Permissions: d.permissions}, number, nil
+	return &pluginapi.DeviceSpec{HostPath: path, ContainerPath: "/dev/" + d.id, Permissions: d.permissions}, number, nil
 }

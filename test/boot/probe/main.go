@@ -45,7 +45,7 @@ func attempts(target int) []struct {
 }
 
 // allowed are controls: the profile lets devmgrd do these.
-func allowed() []struct {
+func allowed(target int) []struct {
 	name string
 	try  func() error
 } {
@@ -54,7 +54,7 @@ func allowed() []struct {
 		try  func() error
 	}{
 		{"allowed-state", func() error { return write("/var/lib/devmgrd/probe") }},
-		{"allowed-mount-source", func() error { return os.MkdirAll("/srv/probe.d/deep", 0o755) }},
+		{"allowed-mount-source", func() error { return os.MkdirAll(fmt.Sprintf("/srv/probe.d/%d/deep", target), 0o755) }},
 		{"allowed-stat", func() error { _, err := os.Stat("/root/probe.d"); return absent(err) }},
 	}
 }
@@ -68,7 +68,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	for _, a := range append(allowed(), attempts(target)...) {
+	for _, a := range append(allowed(target), attempts(target)...) {
 		if err := a.try(); err != nil {
 			fmt.Printf("%s %v\n", a.name, err)
 		} else {
