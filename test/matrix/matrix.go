@@ -121,11 +121,12 @@ func Summary(cells []Cell) string {
 	var b strings.Builder
 	b.WriteString("\n| | all tests pass | all pass, with limits | some fail |\n|---|---|---|---|\n")
 	for _, g := range groups {
-		var full, limited, fails []string
+		var full, limited, fails []string // a cell that has not played all tests is in none
 		for _, c := range g.of(cells) {
 			switch lacks := c.lacks(); {
 			case slices.ContainsFunc(slices.Collect(maps.Values(c.Outcomes)), func(o Outcome) bool { return !o.Passed }):
 				fails = append(fails, g.head(c))
+			case slices.ContainsFunc(Tests, func(t Test) bool { _, played := c.Outcomes[t.Name]; return !played }):
 			case lacks != nil:
 				limited = append(limited, g.head(c)+" (without "+strings.Join(lacks, ", ")+")")
 			default:

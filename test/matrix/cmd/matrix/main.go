@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -77,16 +78,23 @@ func play(ctx context.Context, only, tests, logs string, together int) (failed b
 	}
 	var written sync.Mutex
 	var work errgroup.Group // a cell that cannot be played does not end the others
+	broken := make([]error, len(played))
 	work.SetLimit(together)
 	for i := range played {
-		work.Go(func() (err error) {
+		work.Go(func() error {
 			c := &played[i]
+			if broken[i] = ctx.Err(); broken[i] != nil {
+				return nil
+			}
 			log := filepath.Join(logs, strings.NewReplacer(" ", "-", ",", "").Replace(c.Name())+".log")
 			fmt.Printf("%s: begins; its output is in %s\n", c.Name(), log)
 			began := time.Now()
-			if c.Outcomes, err = run(ctx, *c, chosen, log); err != nil {
-				return fmt.Errorf("%s: %w", c.Name(), err)
+			outcomes, err := run(ctx, *c, chosen, log)
+			if err != nil {
+				broken[i] = fmt.Errorf("%s: %w", c.Name(), err)
+				return nil
 			}
+			c.Outcomes = outcomes
 			c.Date = time.Now().UTC().Format(time.DateOnly)
 			fmt.Printf("%s: over after %s\n", c.Name(), time.Since(began).Round(time.Second))
 			if tests != "" {
@@ -94,12 +102,11 @@ func play(ctx context.Context, only, tests, logs string, together int) (failed b
 			}
 			written.Lock()
 			defer written.Unlock()
-			return write(all, *c)
+			broken[i] = write(all, *c)
+			return nil
 		})
 	}
-	if err := work.Wait(); err != nil {
-		return false, err
-	}
+	_ = work.Wait()
 	fmt.Print("\n", matrix.Table(played))
 	for _, c := range played {
 		for _, t := range chosen {
@@ -109,7 +116,7 @@ func play(ctx context.Context, only, tests, logs string, together int) (failed b
 	if tests == "" {
 		fmt.Printf("\n%s is written. Write the documents again: go test ./test/rules -update\n", resultsFile)
 	}
-	return failed, nil
+	return failed, errors.Join(broken...)
 }
 
 // chosen returns the names of the matrix's tests that an expression matches.
