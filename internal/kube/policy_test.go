@@ -34,6 +34,9 @@ func TestPolicy(t *testing.T) {
 				"/version": `{"gitVersion":"v1.2.3"}`}[r.URL.Path]
 			w.Header().Set("Content-Type", "application/json")
 			switch {
+			case r.Header.Get("Accept") != "application/json": // as the API server does
+				w.Header().Set("Content-Type", protobuf)
+				_, _ = w.Write([]byte("k8s\x00"))
 			case answer == "":
 				w.WriteHeader(http.StatusNotFound)
 			case !strings.HasPrefix(answer, "{"):
@@ -43,7 +46,8 @@ func TestPolicy(t *testing.T) {
 			}
 		}))
 		t.Cleanup(server.Close)
-		c, err := rest.UnversionedRESTClientFor(&rest.Config{Host: server.URL, ContentConfig: rest.ContentConfig{NegotiatedSerializer: scheme.Codecs}})
+		c, err := rest.UnversionedRESTClientFor(&rest.Config{Host: server.URL,
+			ContentConfig: rest.ContentConfig{NegotiatedSerializer: scheme.Codecs, ContentType: protobuf, AcceptContentTypes: accepted}})
 		if err != nil {
 			t.Fatal(err)
 		}

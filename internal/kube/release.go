@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"log/slog"
 	"sync/atomic"
 
@@ -56,11 +55,7 @@ func (r *Release) ask(ctx context.Context) error {
 		return err
 	}
 	var release version.Info
-	text, err := r.client.Get().AbsPath("/version").Do(ctx).Raw()
-	if err == nil {
-		err = json.Unmarshal(text, &release)
-	}
-	if err != nil {
+	if err := getJSON(ctx, r.client, "/version", &release); err != nil {
 		return err
 	}
 	if served == NoPolicy {

@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -102,10 +103,7 @@ func Rights(ctx context.Context, c Client, node string) (Access, error) {
 func policy(ctx context.Context, c Client) (string, error) {
 	for _, version := range []string{"v1", "v1beta1"} {
 		var served metav1.APIResourceList
-		text, err := c.Get().AbsPath("/apis/admissionregistration.k8s.io/" + version).Do(ctx).Raw()
-		if err == nil {
-			err = json.Unmarshal(text, &served)
-		}
+		err := getJSON(ctx, c, "/apis/admissionregistration.k8s.io/"+version, &served)
 		switch {
 		case apierrors.IsNotFound(err):
 		case err != nil:
@@ -115,6 +113,15 @@ func policy(ctx context.Context, c Client) (string, error) {
 		}
 	}
 	return NoPolicy, nil
+}
+
+// getJSON asks for what is no object of Kubernetes' API. The client prefers Protobuf, which only objects can be decoded from.
+func getJSON(ctx context.Context, c Client, path string, into any) error {
+	text, err := c.Get().AbsPath(path).SetHeader("Accept", runtime.ContentTypeJSON).Do(ctx).Raw()
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, into)
 }
 
 // ignoreMissing treats a missing object as a success: the API server checks rights first.
