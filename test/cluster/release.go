@@ -42,6 +42,11 @@ func Has(f Feature) bool {
 func containerdRelease() string { return os.Getenv(ContainerdVariable) }
 func kubernetesRelease() string { return os.Getenv(KubernetesVariable) }
 
+// KubernetesBefore reports whether the cluster's Kubernetes is older than a release.
+func KubernetesBefore(release string) bool {
+	return kubernetesRelease() != "" && compareReleases(kubernetesRelease(), release) < 0
+}
+
 // PolicyVersion is the version of the API in which the cluster has mutating admission policies: "v1beta1" in releases whose API server
 // has to be told to serve them.
 func PolicyVersion() string {
