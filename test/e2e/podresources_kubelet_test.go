@@ -130,12 +130,12 @@ func inOrder(_ context.Context, request *plugintest.AllocateRequest) (*plugintes
 var scenes = []string{"no pods", "all pods", "a device in use is unhealthy, a plugin and a pod are gone, and one is going"}
 
 // meant are the differences that devmgrd makes on purpose: it does not leave out a device whose plugin says that it is near
-// no node, nor at once those of a plugin that is away, and it answers Get as kubelets do since 1.36.
+// no node, nor at once those of a plugin that is away, and it answers Get as kubelets do since 1.35.
 func meant(scene string) []string {
 	all := []string{`v1 GetAllocatableResources: +devices whole.example/nowhere ["nowhere"] near nothing`}
 	if scene == scenes[2] {
 		all = append(all, `v1 GetAllocatableResources: +devices whole.example/nobodys ["nobodys"] near [0]`)
-		if cluster.Has(cluster.PodGet) && cluster.KubernetesBefore("1.36") {
+		if cluster.Has(cluster.PodGet) && cluster.KubernetesBefore("1.35") {
 			all = append(all, "v1 Get default/brief: -default/brief 0:main is there", "v1 Get default/brief: -pod default/brief has 1 containers",
 				"v1 Get default/brief: +error Unknown: pod brief in namespace default not found")
 		}
