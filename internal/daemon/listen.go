@@ -21,7 +21,7 @@ func webListener(at string) func() (net.Listener, error) {
 	if !unix {
 		limiter := connlimit.New(webLimits, connlimit.TCPClient)
 		return func() (net.Listener, error) {
-			l, err := net.Listen("tcp", at)
+			l, err := plainTCP().Listen(context.Background(), "tcp", at)
 			if err != nil {
 				return nil, err
 			}
@@ -36,6 +36,14 @@ func webListener(at string) func() (net.Listener, error) {
 		}
 		return limiter.Listener(l), nil
 	}
+}
+
+// plainTCP listens without Multipath TCP, which Go prefers: before Linux 6.4 its connections have the kernel's label in SELinux, from
+// which devmgrd may not read.
+func plainTCP() *net.ListenConfig {
+	c := &net.ListenConfig{}
+	c.SetMultipathTCP(false)
+	return c
 }
 
 // runAll runs parts concurrently until ctx ends or one of them returns. Then it ends them one after the other, the last
