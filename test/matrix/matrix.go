@@ -3,7 +3,6 @@ package matrix
 import (
 	_ "embed"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -102,9 +101,11 @@ type group struct {
 	head  func(Cell) string
 }
 
+const kubernetes = "Kubernetes"
+
 var groups = []group{
 	{"Container runtimes", func(c Cell) bool { return c.Kubernetes == "" }, func(c Cell) string { return c.Runtime }},
-	{"Kubernetes", func(c Cell) bool { return c.Kubernetes != "" || c.Containerd == "" && !c.CRIO }, func(c Cell) string {
+	{kubernetes, func(c Cell) bool { return c.Kubernetes != "" || c.Containerd == "" && !c.CRIO }, func(c Cell) string {
 		if c.Containerd != "" {
 			return c.Version + " on " + c.Runtime
 		}
@@ -116,24 +117,33 @@ func (g group) of(cells []Cell) []Cell {
 	return slices.DeleteFunc(slices.Clone(cells), func(c Cell) bool { return !g.has(c) })
 }
 
-// Summary returns the table of README.md: a line for each program, with its releases by what happened there.
+// Summary returns the table of README.md: a line for releases with the same outcome.
 func Summary(cells []Cell) string {
 	var b strings.Builder
-	b.WriteString("\n| | all tests pass | all pass, with limits | some fail |\n|---|---|---|---|\n")
+	b.WriteString("\n| releases | tests | what they lack |\n|---|---|---|\n")
 	for _, g := range groups {
-		var full, limited, fails []string // a cell that has not played all tests is in none
+		releases := map[string][]string{} // by the rest of the line
+		var lines []string
 		for _, c := range g.of(cells) {
-			switch lacks := c.lacks(); {
-			case slices.ContainsFunc(slices.Collect(maps.Values(c.Outcomes)), func(o Outcome) bool { return !o.Passed }):
-				fails = append(fails, g.head(c))
-			case slices.ContainsFunc(Tests, func(t Test) bool { _, played := c.Outcomes[t.Name]; return !played }):
-			case lacks != nil:
-				limited = append(limited, g.head(c)+" (without "+strings.Join(lacks, ", ")+")")
-			default:
-				full = append(full, g.head(c))
+			passed := 0
+			for _, t := range Tests {
+				if c.Outcomes[t.Name].Passed {
+					passed++
+				}
 			}
+			line := fmt.Sprintf("%d of %d pass | %s |", passed, len(Tests), strings.Join(c.lacks(), ", "))
+			if releases[line] == nil {
+				lines = append(lines, line)
+			}
+			releases[line] = append(releases[line], g.head(c))
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", g.title, strings.Join(full, ", "), strings.Join(limited, "; "), strings.Join(fails, ", "))
+		for _, line := range lines {
+			names := strings.ReplaceAll(strings.Join(releases[line], ", "), ", containerd ", ", ")
+			if g.title == kubernetes {
+				names = kubernetes + " " + names
+			}
+			fmt.Fprintf(&b, "| %s | %s\n", names, line)
+		}
 	}
 	return b.String() + "\n"
 }

@@ -16,6 +16,7 @@ func TestCompatibility(t *testing.T) {
 		t.Fatal(err)
 	}
 	generated(t, "docs/compatibility.md", "test/matrix/results.yaml", matrix.Markdown(cells)+"\n")
+	generated(t, "README.md", "test/matrix/results.yaml", matrix.Summary(cells))
 
 	files, err := filepath.Glob(filepath.Join(root, "test/e2e/*_test.go"))
 	if err != nil {
