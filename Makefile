@@ -73,7 +73,7 @@ e2e-cluster:
 e2e-package:
 	$(timed) "the package" $(GO) test -tags e2e -race -count 1 -timeout 25m ./test/package
 e2e-machine: # without what takes long: see machine
-	$(timed) "the machine" $(GO) test -tags e2e -race -count 1 -timeout 25m -run '^Test(Package|Confined|AppArmor|Permissions|Systemd|Reboot)' ./test/boot
+	$(timed) "the machine" $(GO) test -tags e2e -race -count 1 -timeout 25m -run '^Test(Package|AppArmor|Permissions|Systemd|Reboot)' ./test/boot
 e2e-chaos:
 	$(timed) chaos $(GO) run ./test/chaos -n 4 -seed 1 -attacker
 e2e-page:
