@@ -120,7 +120,7 @@ func (g group) of(cells []Cell) []Cell {
 // Summary returns the table of README.md: a line for releases with the same outcome.
 func Summary(cells []Cell) string {
 	var b strings.Builder
-	b.WriteString("\n| releases | tests | what they lack |\n|---|---|---|\n")
+	b.WriteString("\n| releases | tests | missing features that the tests met |\n|---|---|---|\n")
 	for _, g := range groups {
 		releases := map[string][]string{} // by the rest of the line
 		var lines []string
