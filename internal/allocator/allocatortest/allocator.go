@@ -35,6 +35,19 @@ func Start(t testing.TB, dir string) *Allocator {
 		Topology: allocator.Topology{Policy: placement.BestEffort, Scope: placement.PerContainer},
 	})
 	ctx, cancel := context.WithCancel(context.Background())
+	a.Plugins.accept = func(r device.ResourceName) {
+		for ctx.Err() == nil {
+			moved := a.Updated()
+			want, is := a.Plugins.Offers()[r], a.Resources().ByName[r].Offer
+			if is != nil && is.State == want.State && device.SameList(is.Inventory.Devices, want.Inventory.Devices) {
+				return
+			}
+			select {
+			case <-moved:
+			case <-ctx.Done():
+			}
+		}
+	}
 	var work sync.WaitGroup
 	work.Go(func() {
 		if err := a.Run(ctx); err != nil {

@@ -13,6 +13,7 @@ import (
 // Plugins has offers and answers that a test sets.
 type Plugins struct {
 	changed chan struct{}
+	accept  func(device.ResourceName) // waits until the allocator has the newest offer of the resource
 
 	mu     sync.Mutex
 	offers map[device.ResourceName]device.Offer
@@ -23,7 +24,7 @@ func newPlugins() *Plugins {
 	return &Plugins{changed: make(chan struct{}, 1), offers: map[device.ResourceName]device.Offer{}}
 }
 
-// Offer replaces the offer of a resource.
+// Offer replaces the offer of a resource, and returns when the allocator has it.
 func (p *Plugins) Offer(r device.ResourceName, state device.OfferState, devices ...device.Device) {
 	p.mu.Lock()
 	p.offers[r] = device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, State: state, Reported: true}
@@ -32,6 +33,7 @@ func (p *Plugins) Offer(r device.ResourceName, state device.OfferState, devices 
 	case p.changed <- struct{}{}:
 	default:
 	}
+	p.accept(r)
 }
 
 // Stock offers n healthy devices, with IDs d000, d001 and so on.
