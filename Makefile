@@ -9,7 +9,7 @@ LDFLAGS ?= -X github.com/devmgrd/devmgrd/internal/version.version=$(VERSION)
 # A part of the tests, which "make test" tells with its time at its end.
 timed = scripts/stages stage
 
-.PHONY: help build check proto test e2e chaos upstream demo page machine matrix arm64 bench fuzz install deb rpm clean
+.PHONY: help build check proto test e2e chaos upstream demo page machine matrix arm64 scale bench fuzz install deb rpm image clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,7 @@ check: ## Format, vet, lint and unit tests with the race detector: all that a re
 	$(timed) "vet, browser" $(GO) -C test/browser vet .
 	$(timed) "container image" $(GO) -C packaging/image test -race .
 	$(timed) "manual pages" $(GO) -C packaging/man test -race .
+	@$(timed) "Helm chart" $(MAKE) --no-print-directory chart
 	@$(timed) staticcheck $(MAKE) --no-print-directory staticcheck
 	$(timed) "unit tests" $(GO) test -race ./...
 	@$(timed) alerts $(MAKE) --no-print-directory alerts
@@ -48,6 +49,11 @@ alerts: ## Check the alerts and the dashboard, and play the alerts' tests, with 
 	bin/promtool test rules packaging/prometheus/alerts_test.yaml
 	$(GO) -C test/tools/prometheus test -count 1 .
 	$(GO) test ./packaging/prometheus ./packaging/grafana
+
+# The tests read the shipped manifests, which are not in their module: -count 1.
+.PHONY: chart
+chart: ## Lint and render the Helm chart, and hold it against the Kustomize base.
+	$(GO) -C packaging/helm test -count 1 .
 
 .PHONY: vulnerabilities
 vulnerabilities: ## Look for known vulnerabilities in what is linked into the binary; it needs vuln.go.dev.
@@ -115,6 +121,9 @@ arm64: ## Run the unit tests that start no programs as arm64 binaries, which QEM
 	@command -v qemu-aarch64-static >/dev/null || { echo "qemu-aarch64-static is missing: apt-get install qemu-user-static (Debian)"; exit 1; }
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) test -timeout 30m -exec qemu-aarch64-static $(ARM64)
 
+scale: ## Measure what devmgrd costs the API server of 2000 nodes (root); ten minutes. NODES=100 for a look.
+	$(GO) run ./test/scale -nodes $(or $(NODES),2000) $(if $(NODES),,-o docs/scale.md)
+
 bench: ## Print the figures that the design is measured by.
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/... ./test/bench/...
 	$(GO) -C test/bench/kubelet test -run '^$$' -bench . -benchtime 3s . # it builds half a kubelet first: some minutes, once
@@ -128,7 +137,7 @@ HERE   = $(if $(filter $(shell $(GO) env GOARCH),$(shell $(GO) env GOHOSTARCH)),
 SHARE  = $(DESTDIR)/usr/share
 SHIPPED = containerd/devmgrd.toml crio/devmgrd.conf systemd/host-plugin.conf systemd/other-users.conf apparmor/devmgrd selinux/devmgrd.te \
 	selinux/devmgrd.fc selinux/devmgrd.if $(patsubst packaging/%,%,$(wildcard \
-	packaging/kubernetes/*.yaml packaging/prometheus/alerts.yaml packaging/grafana/devmgrd.json))
+	packaging/kubernetes/*.yaml packaging/prometheus/alerts.yaml packaging/grafana/*.json))
 
 install: build ## Install the binary, the systemd units and what ships with them below DESTDIR.
 	install -D -m 0755 $(BIN) $(DESTDIR)/usr/bin/devmgrd
@@ -157,6 +166,16 @@ deb: stage ## Make a Debian package, dist/devmgrd_VERSION_ARCH.deb; VERSION=v1.2
 
 rpm: stage ## Make an RPM package, dist/devmgrd-VERSION-1.ARCH.rpm.
 	$(call package,rpm)
+
+# The name of the image, with a tag; and the architectures in it.
+IMAGE      ?= ghcr.io/devmgrd/devmgrd:$(subst +,-,$(VERSION))
+IMAGE_ARCH ?= amd64 arm64
+
+image: ## Make the container image, dist/devmgrd.image.tar: an OCI archive; IMAGE=NAME:TAG IMAGE_ARCH=amd64. It needs no daemon.
+	@set -e; for arch in $(IMAGE_ARCH); do \
+	GOARCH=$$arch $(MAKE) --no-print-directory build BIN=$(DIST)/image/$$arch LDFLAGS='-s -w $(LDFLAGS)'; done
+	GOARCH= SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) $(GO) -C packaging/image run . -name $(IMAGE) -o $(abspath $(DIST))/devmgrd.image.tar \
+	$(foreach arch,$(IMAGE_ARCH),$(arch)=$(abspath $(DIST))/image/$(arch))
 
 .PHONY: release
 release: ## Make packages, binaries, images, checksums and notes of the tag TAG=v1.2.3 in dist/release; publishes nothing.

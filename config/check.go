@@ -28,6 +28,15 @@ func (c *Config) check() []Mistake {
 	var r rules
 	r.nodeName(c.NodeName)
 
+	for name, n := range c.Node.Expected {
+		if _, err := device.ParseResourceName(name); err != nil {
+			r.broken("node.expected", quote(name)+" is not the name of an extended resource", "write one like vendor.example/gpu")
+		}
+		if n < 0 || n > maxDevices {
+			r.broken("node.expected", fmt.Sprintf("%d devices of %s are out of range", n, quote(name)), fmt.Sprintf("choose from 0 to %d", maxDevices))
+		}
+	}
+
 	p := c.Plugins
 	paths := r.path("stateDir", c.StateDir) && r.path("runDir", c.RunDir)
 	if paths && c.StateDir == c.RunDir {

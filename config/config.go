@@ -13,6 +13,7 @@ type Config struct {
 	NodeName   string     `key:"nodeName"` // the Node object that stands for this machine
 	StateDir   string     `key:"stateDir"` // what must survive a reboot
 	RunDir     string     `key:"runDir"`   // sockets and the like
+	Node       Node       `key:"node"`
 	Plugins    Plugins    `key:"plugins"`
 	Kubernetes Kubernetes `key:"kubernetes"`
 	NRI        NRI        `key:"nri"`
@@ -23,6 +24,13 @@ type Config struct {
 	Admin        Admin        `key:"admin"`
 	Metrics      Metrics      `key:"metrics"`
 	Log          Log          `key:"log"`
+}
+
+// Node holds what is expected of this node.
+type Node struct {
+	// Expected is how many devices the plugins should list, by resource. The Node's condition DevicesHealthy is false while
+	// they list fewer.
+	Expected map[string]int `key:"expected"`
 }
 
 // Plugins holds the sockets and limits of device plugins.
@@ -131,6 +139,7 @@ type Admin struct {
 type Metrics struct {
 	Listen    string   `key:"listen"`    // host:port, or unix:/path; empty: nowhere
 	HostNames []string `key:"hostNames"` // names of this host in requests, besides the node's and the host's own
+	Devices   bool     `key:"devices"`   // a metric with a series for each device
 }
 
 // UnixPrefix stands before the path of a unix socket in Metrics.Listen.
@@ -148,6 +157,7 @@ func defaults() Config {
 	return Config{
 		StateDir: "/var/lib/devmgrd",
 		RunDir:   "/run/devmgrd",
+		Node:     Node{Expected: map[string]int{}},
 		Plugins: Plugins{
 			Redirect:           true,
 			DirectoryPerPod:    true,

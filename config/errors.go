@@ -2,9 +2,11 @@ package config
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -74,6 +76,31 @@ func listHook(from, to reflect.Type, data any) (any, error) {
 		list = append(list, strings.TrimSpace(item))
 	}
 	return list, nil
+}
+
+// numbersHook converts a list of texts like vendor.example/gpu=8, or one text with commas between them, to numbers by name.
+func numbersHook(from, to reflect.Type, data any) (any, error) {
+	if to != reflect.TypeFor[map[string]int]() {
+		return data, nil
+	}
+	items, err := listHook(from, reflect.TypeFor[[]string](), data)
+	if err != nil {
+		return nil, err
+	}
+	list, ok := items.([]string)
+	if !ok {
+		return nil, errors.New("not a list of names and numbers")
+	}
+	numbers := make(map[string]int, len(list))
+	for _, item := range list {
+		name, text, ok := strings.Cut(item, "=")
+		n, err := strconv.Atoi(strings.TrimSpace(text))
+		if !ok || err != nil {
+			return nil, fmt.Errorf("%s is not a name and a number", quote(item))
+		}
+		numbers[strings.TrimSpace(name)] = n
+	}
+	return numbers, nil
 }
 
 // quote shows a value in a message, cut to a readable length.

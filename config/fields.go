@@ -3,7 +3,9 @@ package config
 import (
 	_ "embed" // for Reference
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 )
@@ -33,13 +35,23 @@ func fieldsOf(prefix string, v reflect.Value) []field {
 // isList reports whether the field takes several values.
 func (f field) isList() bool { return f.value.Kind() == reflect.Slice }
 
+// isMap reports whether the field takes numbers by name.
+func (f field) isMap() bool { return f.value.Kind() == reflect.Map }
+
 // env returns the environment variable that sets the field.
 func (f field) env() string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(f.key, ".", "_"))
 }
 
-// plain returns the field's value as the file has it: a text, or a list of texts.
+// plain returns the field's value as a text or a list of texts; numbers by name are texts like vendor.example/gpu=8.
 func (f field) plain() any {
+	if numbers, ok := f.value.Interface().(map[string]int); ok {
+		all := make([]string, 0, len(numbers))
+		for _, name := range slices.Sorted(maps.Keys(numbers)) {
+			all = append(all, fmt.Sprintf("%s=%d", name, numbers[name]))
+		}
+		return all
+	}
 	if f.isList() {
 		return f.value.Interface()
 	}
@@ -57,6 +69,8 @@ func (f field) form() (what, remedy string) {
 		return "a whole number", "write it in digits, like 256"
 	case []string:
 		return "a list", "write it like [vendor.example/licence]"
+	case map[string]int:
+		return "a map of whole numbers", "write it like {vendor.example/gpu: 8}, or vendor.example/gpu=8 in a variable or with --set"
 	default:
 		return "a text", "write one value"
 	}

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"maps"
 	"os"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -112,10 +111,21 @@ func (d *document) value(f field, n *yaml.Node) {
 	switch {
 	case isNull(n):
 		d.wrong(n, f.key, "has no value", "set one, or remove the key")
-	case n.Kind == yaml.ScalarNode && f.value.Kind() == reflect.Slice:
+	case n.Kind == yaml.ScalarNode && (f.isList() || f.isMap()):
 		d.wrong(n, f.key, quote(n.Value)+" is not "+what, remedy)
 	case n.Kind == yaml.ScalarNode:
 		d.settings[f.key] = setting{n.Value, d.at(n)}
+	case n.Kind == yaml.MappingNode && f.isMap():
+		list := make([]string, 0, len(n.Content)/2)
+		for i := 0; i < len(n.Content); i += 2 {
+			name, number := n.Content[i], follow(n.Content[i+1])
+			if number.Kind != yaml.ScalarNode {
+				d.wrong(number, f.key, quote(name.Value)+" has no number", remedy)
+				return
+			}
+			list = append(list, name.Value+"="+number.Value)
+		}
+		d.settings[f.key] = setting{list, d.at(n)}
 	case n.Kind == yaml.SequenceNode && f.isList():
 		list := make([]string, len(n.Content))
 		for i, item := range n.Content {

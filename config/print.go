@@ -43,6 +43,14 @@ func child(n *yaml.Node, name string) *yaml.Node {
 func (f field) node() *yaml.Node {
 	switch v := f.plain().(type) {
 	case []string:
+		if f.isMap() {
+			numbers := &yaml.Node{Kind: yaml.MappingNode, Style: yaml.FlowStyle}
+			for _, s := range v {
+				name, number, _ := strings.Cut(s, "=")
+				numbers.Content = append(numbers.Content, text(name), &yaml.Node{Kind: yaml.ScalarNode, Value: number})
+			}
+			return numbers
+		}
 		list := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
 		for _, s := range v {
 			list.Content = append(list.Content, text(s))

@@ -52,7 +52,7 @@ func deviceOf(d device.DeviceStatus) *adminv1.Device {
 		one.Holder = &adminv1.Holder{Namespace: h.Pod.Namespace, Name: h.Pod.Name, Uid: string(h.Pod.UID), Containers: h.Containers}
 	}
 	if d.Cordon != nil {
-		one.Cordon = &adminv1.DeviceCordon{Reason: d.Cordon.Reason, Since: stamp(d.Cordon.Since)}
+		one.Cordon = &adminv1.DeviceCordon{Reason: d.Cordon.Reason, Since: stamp(d.Cordon.Since), Declared: d.Cordon.Declared}
 	}
 	return one
 }

@@ -181,6 +181,9 @@ func refusal(err error) error {
 	if unknown := (*device.UnknownDeviceError)(nil); errors.As(err, &unknown) {
 		return status.Errorf(codes.NotFound, "%v, and nothing has been changed; see devmgrd devices %s", err, unknown.Resource)
 	}
+	if declared := (*device.DeclaredCordonError)(nil); errors.As(err, &declared) {
+		return status.Errorf(codes.FailedPrecondition, "nothing has been changed: %v", err)
+	}
 	return status.Errorf(codes.Unavailable, "nothing has been changed: %v", err)
 }
 

@@ -46,6 +46,8 @@ type Store interface {
 	SavePods(save []device.PodRecord, forget []device.PodUID) error
 	// SaveCordons saves and forgets cordons in the same way.
 	SaveCordons(save, forget []device.Cordon) error
+	// SaveDeclaredCordons replaces the cordons that the Node's annotation declares, in the same way.
+	SaveDeclaredCordons([]device.Cordon) error
 	// DropRetired removes the notes of resources that the Node may still show.
 	DropRetired([]device.ResourceName) error
 }
@@ -137,8 +139,10 @@ type Allocator struct {
 	reports    []func()      // the runtime's reports since a synchronization that is not compared yet
 	podsListed bool          // every pod that is bound to the node is in pods
 	feed       *feed.Feed
-	snapshot   *device.Snapshot // nil: out of date
-	cordons    device.Cordons
+	snapshot   *device.Snapshot             // nil: out of date
+	cordons    device.Cordons               // by the operator's commands
+	declared   device.Cordons               // by the Node's annotation
+	inForce    device.Cordons               // both together, by resource
 	retired    map[device.ResourceName]bool // forgotten resources that the Node may still show
 }
 
@@ -171,13 +175,24 @@ func New(c Config) *Allocator {
 		running:  containers.Containers{},
 		feed:     feed.New(),
 		cordons:  device.Cordons{},
+		declared: device.Cordons{},
+		inForce:  device.Cordons{},
 		retired:  map[device.ResourceName]bool{},
 	}
 	a.table = holdings.New(tableView{a}, c.Log)
 	for _, r := range c.Retired {
 		a.retired[r] = true
 	}
-	a.cordons.Add(c.Cordons...)
+	for _, one := range c.Cordons {
+		if one.Declared {
+			a.declared.Add(one)
+		} else {
+			a.cordons.Add(one)
+		}
+	}
+	for _, one := range c.Cordons {
+		a.combineCordonsLocked(one.Resource)
+	}
 	conflicts := map[device.PodUID]device.Conflict{}
 	for _, conflict := range device.Conflicts(c.Known) {
 		for _, pod := range conflict.Pods {
@@ -225,7 +240,7 @@ func (a *Allocator) refresh() {
 	for r, o := range offers {
 		a.mu.Lock()
 		p := a.table.Resources.Of(r)
-		was, known, before, cordons := p.Offer(), p.Offered(), p.Listing(), a.cordons[r]
+		was, known, before, cordons := p.Offer(), p.Offered(), p.Listing(), a.inForce[r]
 		a.mu.Unlock()
 		switch {
 		case !known || !device.SameList(o.Inventory.Devices, was.Inventory.Devices):

@@ -32,8 +32,9 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 	return held, nil
 }
 
-// Uncordon returns devices to service. It returns those that were cordoned and ignores the others. As with Cordon, an unknown
-// device makes it change nothing.
+// Uncordon returns devices to service, unless the Node's annotation declares them cordoned too. It returns those that were
+// cordoned and ignores the others. An unknown device makes it change nothing, as with Cordon, and so does a device that is
+// cordoned by the annotation only: a *device.DeclaredCordonError.
 func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, err error) {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
@@ -44,9 +45,14 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	for _, d := range devices {
 		if c, cordoned := a.cordons[d.Resource][d.ID]; cordoned {
 			lifted = append(lifted, c)
+		} else if _, declared := a.declared[d.Resource][d.ID]; declared {
+			err = &device.DeclaredCordonError{Resource: d.Resource, ID: d.ID}
 		}
 	}
 	a.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
 	if len(lifted) == 0 {
 		return nil, nil
 	}
@@ -63,10 +69,48 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	return lifted, nil
 }
 
+// DeclareCordons replaces the cordons that the Node's annotation declares. They are in force next to those of Cordon and
+// Uncordon. The devices need not be known. When DeclareCordons returns nil, the cordons are durable and in force.
+func (a *Allocator) DeclareCordons(cordons []device.Cordon) error {
+	a.commitMu.Lock()
+	defer a.commitMu.Unlock()
+	next := device.Cordons{}
+	a.mu.Lock()
+	before := a.declared
+	a.mu.Unlock()
+	for i, c := range cordons {
+		cordons[i].Declared = true
+		if was, known := before[c.Resource][c.ID]; known && was.Reason == c.Reason {
+			cordons[i].Since = was.Since
+		}
+	}
+	next.Add(cordons...)
+	added, removed := next.Without(before), before.Without(next)
+	if len(added)+len(removed) == 0 {
+		return nil
+	}
+	if err := a.store.SaveDeclaredCordons(cordons); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.declared = next
+	for _, c := range added {
+		a.log.Info("device cordoned", "resource", c.Resource, "device", c.ID, "reason", c.Reason, "annotation", device.CordonAnnotation)
+	}
+	for _, c := range removed {
+		if _, still := next[c.Resource][c.ID]; !still {
+			a.log.Info("device uncordoned", "resource", c.Resource, "device", c.ID, "annotation", device.CordonAnnotation)
+		}
+	}
+	a.cordonsChangedLocked(append(added, removed...))
+	return nil
+}
+
 // withdrawnLocked returns the cordoned devices of a resource that no pod has. They cannot be assigned.
 func (a *Allocator) withdrawnLocked(r device.ResourceName) map[device.ID]bool {
 	all := map[device.ID]bool{}
-	for id := range a.cordons[r] {
+	for id := range a.inForce[r] {
 		if _, taken := a.table.Resources.Of(r).Holder(id); !taken {
 			all[id] = true
 		}
@@ -79,7 +123,7 @@ func (a *Allocator) checkKnown(devices []device.Cordon) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, d := range devices {
-		_, known := a.cordons[d.Resource][d.ID]
+		_, known := a.inForce[d.Resource][d.ID]
 		if p := a.table.Resources[d.Resource]; p != nil && !known {
 			if _, known = p.Listing().Find(d.ID); !known {
 				_, known = p.Holder(d.ID)
@@ -98,6 +142,7 @@ func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 	for _, d := range devices {
 		if !done[d.Resource] {
 			done[d.Resource] = true
+			a.combineCordonsLocked(d.Resource)
 			a.refreshCordonsLocked(d.Resource)
 			a.wakeLocked(d.Resource, false)
 		}
@@ -106,11 +151,18 @@ func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 	signal(a.kick)
 }
 
+// combineCordonsLocked computes the cordons of a resource that are in force.
+func (a *Allocator) combineCordonsLocked(r device.ResourceName) {
+	if a.inForce[r] = a.cordons.Union(a.declared, r); len(a.inForce[r]) == 0 {
+		delete(a.inForce, r)
+	}
+}
+
 // refreshCordonsLocked rebuilds a resource's listing if its cordons have changed.
 func (a *Allocator) refreshCordonsLocked(r device.ResourceName) {
 	p := a.table.Resources.Of(r)
-	if l := p.Listing(); !sameMap(l.Cordons(), a.cordons[r]) {
-		p.SetListing(placement.NewListing(l.Devices(), a.cordons[r], l))
+	if l := p.Listing(); !sameMap(l.Cordons(), a.inForce[r]) {
+		p.SetListing(placement.NewListing(l.Devices(), a.inForce[r], l))
 		a.table.Withhold(r)
 	}
 }

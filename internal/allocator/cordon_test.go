@@ -2,6 +2,7 @@ package allocator_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -106,5 +107,74 @@ func TestUncordonOfSomeUnknown(t *testing.T) {
 			t.Errorf("d9 is unknown, and %v is lifted without a word about that", lifted)
 		}
 		r.published(numbers{gpu: 1})
+	})
+}
+
+// The Node's annotation and the commands cordon side by side: a device is in service when neither has a cordon of it.
+func TestDeclareCordons(t *testing.T) {
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.plugins.stock(gpu, 4)
+		r.bind("plain")
+		declare := func(cordons []device.Cordon) {
+			t.Helper()
+			if err := r.DeclareCordons(cordons); err != nil {
+				t.Fatal(err)
+			}
+		}
+		declare(cordon("git", "d0", "d1", "not listed yet"))
+		r.published(numbers{gpu: 2})
+		if _, err := r.Cordon(cordon("fan", "d1", "d2")); err != nil {
+			t.Fatal(err)
+		}
+		r.published(numbers{gpu: 1})
+
+		// A command cannot lift what is declared, and lifts nothing else then.
+		var declared *device.DeclaredCordonError
+		if _, err := r.Uncordon(cordon("", "d0", "d2")); !errors.As(err, &declared) || declared.ID != "d0" {
+			t.Errorf("%v", err)
+		}
+		r.published(numbers{gpu: 1})
+		if lifted, err := r.Uncordon(cordon("", "d1", "d2")); err != nil || len(lifted) != 2 {
+			t.Errorf("lifted: %v, %v", lifted, err)
+		}
+		r.published(numbers{gpu: 2}) // d1 is declared still
+
+		// Both survive a restart, and so does the time since when.
+		since := func() (all []time.Time) {
+			devices, _ := r.Devices(gpu)
+			for _, d := range devices {
+				if d.Cordon != nil {
+					all = append(all, d.Cordon.Since)
+				}
+			}
+			return all
+		}
+		before := since()
+		r.restart()
+		r.RuntimeSynced(nil, nil)
+		r.plugins.stock(gpu, 4)
+		r.bind("plain")
+		r.published(numbers{gpu: 2})
+		declare(cordon("git", "d0", "d1", "not listed yet"))
+		if after := since(); len(before) != 3 || !slices.EqualFunc(before, after, time.Time.Equal) {
+			t.Errorf("cordoned since %v, and then %v", before, after)
+		}
+		declare(cordon("git", "d3"))
+		r.published(numbers{gpu: 3})
+		declare(nil)
+		r.published(numbers{gpu: 4})
+	})
+}
+
+func TestDeclareCordonsOnADiskThatFails(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.bind("plain")
+		r.disk.fails(func() {})
+		if err := r.DeclareCordons(cordon("", "d0")); err == nil {
+			t.Error("a cordon is accepted that is nowhere written")
+		}
+		r.published(numbers{gpu: 2})
 	})
 }

@@ -144,8 +144,8 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		if len(unlisted) > p.Unlisted() {
 			return fmt.Errorf("%s: %d devices in use are not listed, counted %d", r, len(unlisted), p.Unlisted())
 		}
-		if l := p.Listing(); len(l.Devices()) > 0 && !maps.Equal(l.Cordons(), a.cordons[r]) {
-			return fmt.Errorf("%s: the listing has cordons %v, want %v", r, l.Cordons(), a.cordons[r])
+		if l := p.Listing(); len(l.Devices()) > 0 && !maps.Equal(l.Cordons(), a.inForce[r]) {
+			return fmt.Errorf("%s: the listing has cordons %v, want %v", r, l.Cordons(), a.inForce[r])
 		}
 		for _, d := range p.Listing().Devices() {
 			withheld := slices.ContainsFunc(unlisted, func(u device.ID) bool { // it may be the same device

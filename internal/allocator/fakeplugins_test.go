@@ -311,6 +311,13 @@ func (d *disk) SaveCordons(save, forget []device.Cordon) error {
 	return d.Store.SaveCordons(save, forget)
 }
 
+func (d *disk) SaveDeclaredCordons(all []device.Cordon) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	return d.Store.SaveDeclaredCordons(all)
+}
+
 func (d *disk) ForgetResource(r device.ResourceName) error {
 	if err := d.check(); err != nil {
 		return err

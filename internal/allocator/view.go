@@ -117,7 +117,7 @@ func (a *Allocator) Resources() device.Resources {
 		if !a.knownLocked(r) {
 			continue
 		}
-		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Capacity: p.Capacity(hidden[r], a.podsListed), Requested: p.Requests}
+		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Cordoned: a.inForce[r], Capacity: p.Capacity(hidden[r], a.podsListed), Requested: p.Requests}
 		if p.Offered() {
 			offer := p.Offer()
 			s.Offer = &offer
@@ -133,7 +133,7 @@ func (a *Allocator) Resources() device.Resources {
 // knownLocked reports whether a resource is offered, in use or cordoned.
 func (a *Allocator) knownLocked(r device.ResourceName) bool {
 	p := a.table.Resources[r]
-	return p != nil && (p.Offered() || p.TakenCount() > 0 || len(a.cordons[r]) > 0)
+	return p != nil && (p.Offered() || p.TakenCount() > 0 || len(a.inForce[r]) > 0)
 }
 
 // Devices returns the devices of one resource, or of all resources if of is empty, in the order of their names. It returns
@@ -167,7 +167,7 @@ func (a *Allocator) view(r device.ResourceName) (placement.View, *device.Snapsho
 	defer a.mu.Unlock()
 	p := a.table.Resources.Of(r)
 	v := p.View(r)
-	v.Cordons, v.Failures, v.Running = a.cordons[r], p.Failures.Recent(time.Now()), map[device.ID][]string{}
+	v.Cordons, v.Failures, v.Running = a.inForce[r], p.Failures.Recent(time.Now()), map[device.ID][]string{}
 	for _, containers := range a.table.Quarantined {
 		for name, choice := range containers {
 			for _, id := range choice[r] {

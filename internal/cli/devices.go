@@ -67,6 +67,9 @@ func notes(d *adminv1.Device, now time.Time) []string {
 	var all []string
 	if c := d.Cordon; c != nil {
 		note := "cordoned for " + ago(c.Since, now)
+		if c.Declared {
+			note += " by the Node's annotation"
+		}
 		if c.Reason != "" {
 			note += ": " + c.Reason
 		}

@@ -174,7 +174,8 @@ func TestForMachines(t *testing.T) {
       ],
       "cordon": {
         "reason": "fan noise, ticket 4711",
-        "since": "2025-12-31T10:00:00Z"
+        "since": "2025-12-31T10:00:00Z",
+        "declared": false
       },
       "failures": 0
     }
@@ -183,6 +184,7 @@ func TestForMachines(t *testing.T) {
 `,
 		"yaml": `devices:
 - cordon:
+    declared: false
     reason: fan noise, ticket 4711
     since: "2025-12-31T10:00:00Z"
   failures: 0

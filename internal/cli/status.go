@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"strings"
@@ -14,19 +15,65 @@ import (
 	"github.com/devmgrd/devmgrd/internal/visible"
 )
 
+// betweenLooks is the pause between two queries of "devmgrd status --wait".
+const betweenLooks = time.Second
+
 // newStatusCommand returns "devmgrd status".
 func newStatusCommand() *cobra.Command {
-	return withAskFlags(&cobra.Command{
+	cmd := withAskFlags(&cobra.Command{
 		Use:   "status",
 		Short: "Show the daemon's components, resources and waiting pods",
 		Long: "status shows whether each component of the daemon is ready, how many devices of each resource are in each state, and\n" +
-			"which pods wait for devices.",
-		Example: "  devmgrd status\n  devmgrd status -o json",
+			"which pods wait for devices. With --wait the exit status is 1 if a component is still not ready after that time.",
+		Example: "  devmgrd status\n  devmgrd status -o json\n  devmgrd status --wait 1m",
 		Args:    usage(noArguments),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return ask(cmd, adminv1.AdminServiceClient.GetStatus, &adminv1.GetStatusRequest{}, showStatus)
+			wait := flagValue(cmd.Flags().GetDuration, "wait")
+			if wait <= 0 {
+				return ask(cmd, adminv1.AdminServiceClient.GetStatus, &adminv1.GetStatusRequest{}, showStatus)
+			}
+			var missing []string
+			err := askFor(cmd, wait+askLimit, func(ctx context.Context, c adminv1.AdminServiceClient) (*adminv1.GetStatusResponse, error) {
+				s, err := whenReady(ctx, c, wait)
+				missing = notReady(s)
+				return s, err
+			}, showStatus)
+			if err == nil && len(missing) > 0 {
+				return fmt.Errorf("not ready after %s: %s", wait, strings.Join(missing, ", "))
+			}
+			return err
 		},
 	})
+	cmd.Flags().Duration("wait", 0, "wait up to this long until all components are ready")
+	return cmd
+}
+
+// whenReady returns the daemon's status as soon as all components are ready, and otherwise the last one within wait.
+func whenReady(ctx context.Context, c adminv1.AdminServiceClient, wait time.Duration) (*adminv1.GetStatusResponse, error) {
+	over := time.After(wait)
+	for {
+		s, err := c.GetStatus(ctx, &adminv1.GetStatusRequest{})
+		if err == nil && len(notReady(s)) == 0 {
+			return s, nil
+		}
+		select {
+		case <-time.After(betweenLooks):
+		case <-over:
+			return s, err
+		case <-ctx.Done():
+			return s, ctx.Err()
+		}
+	}
+}
+
+// notReady returns the names of the components that are not ready.
+func notReady(s *adminv1.GetStatusResponse) (names []string) {
+	for _, c := range s.GetComponents() {
+		if !c.Ready {
+			names = append(names, c.Name)
+		}
+	}
+	return names
 }
 
 func showStatus(to io.Writer, s *adminv1.GetStatusResponse, now time.Time) {

@@ -137,6 +137,9 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Metrics:       metrics,
 	}
 	components := []component{{"registration", plugins.Check}, {"store", stateFile.Check}}
+	if c.Metrics.Devices {
+		metrics.MustRegister(newDeviceInfo(devices))
+	}
 	recorder := history.New(history.Config{Allocator: devices, Store: historyFile, Known: open, Log: logFor("history")})
 	var bound *pods.Pods
 	var onNode func(device.ResourceName) (n int, shown bool)
@@ -153,10 +156,15 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			Log:      logFor("pods"),
 		})
 		node := nodestatus.New(nodestatus.Config{
-			NodeName:   c.NodeName,
-			Client:     api,
-			View:       devices,
-			Notifier:   notifier,
+			NodeName: c.NodeName,
+			Client:   api,
+			View:     devices,
+			Notifier: notifier,
+			Cordons:  devices,
+			Components: func() []nodestatus.Component {
+				return lists.Map(components, func(p component) nodestatus.Component { return nodestatus.Component{Name: p.name, Err: p.check()} })
+			},
+			Expected:   expected(c.Node),
 			Ignored:    pods.Ignores(c.Plugins.IgnoredResources),
 			KubeletDir: c.Plugins.KubeletDir,
 			Log:        logFor("nodestatus"),
@@ -210,6 +218,15 @@ func namesOf(c config.Config) hosts {
 		names = append(names, name)
 	}
 	return append(names, c.Metrics.HostNames...)
+}
+
+// expected returns node.expected by resource.
+func expected(c config.Node) map[device.ResourceName]int {
+	all := make(map[device.ResourceName]int, len(c.Expected))
+	for name, n := range c.Expected {
+		all[device.ResourceName(name)] = n
+	}
+	return all
 }
 
 // redirect returns the mapping from the kubelet's plugin directories to devmgrd's; nil: plugins.redirect is off. The

@@ -1,8 +1,10 @@
 package device
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 )
 
@@ -12,7 +14,11 @@ type Cordon struct {
 	ID       ID           `json:"-"`
 	Reason   string       `json:"reason,omitempty"` // as given by the operator
 	Since    time.Time    `json:"since"`
+	Declared bool         `json:"-"` // by the Node's annotation, and not by a command
 }
+
+// CordonAnnotation is the Node's annotation that declares cordons.
+const CordonAnnotation = "devmgrd.io/cordon"
 
 // Cordons are the cordoned devices by resource. Readers share the inner maps: they are replaced, never changed.
 type Cordons map[ResourceName]map[ID]Cordon
@@ -31,6 +37,32 @@ func (cs Cordons) Remove(devices ...Cordon) {
 	for _, d := range devices {
 		delete(cs[d.Resource], d.ID)
 	}
+}
+
+// Union returns the cordons of both for one resource. Where both have a cordon of a device, it is the first one's.
+func (cs Cordons) Union(other Cordons, r ResourceName) map[ID]Cordon {
+	switch {
+	case len(other[r]) == 0:
+		return cs[r]
+	case len(cs[r]) == 0:
+		return other[r]
+	}
+	all := maps.Clone(other[r])
+	maps.Copy(all, cs[r])
+	return all
+}
+
+// Without returns the cordons that others do not have with the same reason, ascending.
+func (cs Cordons) Without(others Cordons) (all []Cordon) {
+	for r, of := range cs {
+		for id, c := range of {
+			if other, also := others[r][id]; !also || other.Reason != c.Reason {
+				all = append(all, c)
+			}
+		}
+	}
+	slices.SortFunc(all, func(x, y Cordon) int { return cmp.Or(cmp.Compare(x.Resource, y.Resource), CompareIDs(x.ID, y.ID)) })
+	return all
 }
 
 // clone replaces the maps of these devices' resources with copies, once each.
@@ -55,4 +87,14 @@ type UnknownDeviceError struct {
 
 func (e *UnknownDeviceError) Error() string {
 	return fmt.Sprintf("there is no device %s of %s", QuoteID(e.ID), e.Resource)
+}
+
+// A DeclaredCordonError reports that a device is out of service by the Node's annotation only.
+type DeclaredCordonError struct {
+	Resource ResourceName
+	ID       ID
+}
+
+func (e *DeclaredCordonError) Error() string {
+	return fmt.Sprintf("device %s of %s is cordoned by the Node's annotation %s; remove it there", QuoteID(e.ID), e.Resource, CordonAnnotation)
 }

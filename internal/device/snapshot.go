@@ -98,6 +98,7 @@ type ResourceStatus struct {
 	Offer     *Offer              // of its plugin; nil: there is none
 	States    map[DeviceState]int // number of devices by state; nil: only cordons are known
 	Withdrawn map[ID]bool         // cordoned devices that no pod has
+	Cordoned  map[ID]Cordon       // all cordoned devices; shared, never changed
 	Capacity  int                 // that the Node shows as capacity and as allocatable
 	Requested int                 // by pods bound to the node, including those that the kubelet has not admitted yet
 }

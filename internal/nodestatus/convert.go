@@ -22,6 +22,8 @@ type nodeState struct {
 	version     uint64 // its resourceVersion
 	capacity    map[device.ResourceName]int
 	allocatable map[device.ResourceName]int
+	conditions  map[string]shownCondition // devmgrd's, by type
+	cordons     string                    // the annotation that declares them
 }
 
 // nodeStateOf reads a Node from the watch or from a patch's answer.
@@ -30,7 +32,11 @@ func nodeStateOf(obj any) (nodeState, bool) {
 	if !ok {
 		return nodeState{}, false
 	}
-	return nodeState{true, kube.ParseVersion(n.ResourceVersion), extended(n.Status.Capacity), extended(n.Status.Allocatable)}, true
+	return nodeState{
+		there: true, version: kube.ParseVersion(n.ResourceVersion),
+		capacity: extended(n.Status.Capacity), allocatable: extended(n.Status.Allocatable),
+		conditions: conditionsOf(n), cordons: n.Annotations[device.CordonAnnotation],
+	}, true
 }
 
 // goneAt returns the version at which the Node was deleted.

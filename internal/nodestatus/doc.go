@@ -1,6 +1,7 @@
-// Package nodestatus publishes the number of devices for the scheduler: as capacity and allocatable of the Node object.
+// Package nodestatus publishes the number of devices for the scheduler, as capacity and allocatable of the Node object, and for
+// operators two conditions. It also reads the cordons that operators declare in the Node's annotation.
 //
-// It owns these quantities for the resources of its View, and no others. The Node shows within about a second the View's
+// It owns the quantities for the resources of its View, and no others. The Node shows within about a second the View's
 // capacity as the stabilizers pass it on, also after another writer's change. The publisher patches only differences.
 //
 // A rise of the View's capacity is published at once. A fall is published when it has lasted for the stabilization window of
@@ -32,6 +33,9 @@
 //	stabilizer.go   when a fall counts: pure
 //	peaks.go        what pods that are bound may hold up: pure
 //	contention.go   how often another writer has changed a value
+//	judge.go        the conditions, from devices and components: pure
+//	conditions.go   when a condition is written: pure; and the patches
+//	cordons.go      the Node's annotation
 //
 // A watch of the Node and the View both signal that something has changed. The publisher then decides, sends the patch, takes the
 // answer for the newest state of the Node, and decides again. The decider remembers devmgrd's own patches, the withdrawn resources

@@ -46,14 +46,20 @@ type View interface {
 type Notifier interface {
 	// Contested reports that another writer keeps changing the Node's capacity of a resource.
 	Contested(device.ResourceName)
+	// InvalidCordons reports that the Node's annotation has a mistake.
+	InvalidCordons(error)
 }
 
-// Config is what New needs. Every field is required.
+// Config is what New needs. Every field but Expected is required.
 type Config struct {
 	NodeName string
 	Client   rest.Interface // core/v1
 	View     View
 	Notifier Notifier
+	Cordons  Cordons
+	// Components returns devmgrd's components, for the Node's condition.
+	Components func() []Component
+	Expected   map[device.ResourceName]int // how many devices this node should have; may be nil
 	// Ignored reports which resources devmgrd does not manage: they are not removed from the Node either.
 	Ignored    func(device.ResourceName) bool
 	KubeletDir string // the kubelet's plugin directory, which keepPlaceholder keeps from being empty
@@ -79,8 +85,8 @@ var errNotYet = errors.New("the node's capacity has not been compared yet")
 
 // New returns a Publisher; Run starts it.
 func New(cfg Config) *Publisher {
-	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Notifier == nil || cfg.Ignored == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
-		panic("nodestatus: every field of Config is required")
+	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Notifier == nil || cfg.Cordons == nil || cfg.Components == nil || cfg.Ignored == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
+		panic("nodestatus: every field of Config but Expected is required")
 	}
 	s := newStore()
 	v := &contention{now: time.Now}
@@ -108,6 +114,8 @@ func (p *Publisher) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.watch.Run(ctx) })
 	group.Go(func() error { p.publish(ctx); return nil })
+	group.Go(func() error { p.publishConditions(ctx); return nil })
+	group.Go(func() error { p.followCordons(ctx); return nil })
 	return group.Wait()
 }
 
@@ -127,6 +135,7 @@ func (p *Publisher) Check() error {
 
 // publish decides at every change, and writes what has been decided.
 func (p *Publisher) publish(ctx context.Context) {
+	changed := p.store.follow()
 	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
 	decider := newDecider()
 	logged := map[device.ResourceName]int{} // the value last logged for each resource
@@ -138,13 +147,13 @@ func (p *Publisher) publish(ctx context.Context) {
 		node, known := p.store.now()
 		switch {
 		case !known:
-			p.waitForChange(ctx, updated, time.Time{})
+			p.waitForChange(ctx, updated, changed, time.Time{})
 			continue
 		case !node.there:
 			decider.forget()
 			p.expect(nil)
 			p.setFailure(fmt.Errorf("there is no Node named %s; the kubelet has to create it", p.cfg.NodeName))
-			p.waitForChange(ctx, updated, time.Time{})
+			p.waitForChange(ctx, updated, changed, time.Time{})
 			continue
 		}
 		now.node = node
@@ -163,9 +172,9 @@ func (p *Publisher) publish(ctx context.Context) {
 			logged = next.want
 			retry.Reset()
 			p.setFailure(p.confirmRemoved(retired))
-			p.waitForChange(ctx, updated, next.again)
+			p.waitForChange(ctx, updated, changed, next.again)
 		case len(next.patch) == 0:
-			p.waitForChange(ctx, updated, next.again)
+			p.waitForChange(ctx, updated, changed, next.again)
 		default:
 			if err := p.write(ctx, next.patch); err != nil {
 				p.setFailure(err)
@@ -228,14 +237,14 @@ func (p *Publisher) restore(ctx context.Context, d *decider) {
 }
 
 // waitForChange waits until the Node or the View has changed, or until a time; zero: no limit.
-func (p *Publisher) waitForChange(ctx context.Context, updated <-chan struct{}, until time.Time) {
+func (p *Publisher) waitForChange(ctx context.Context, updated, changed <-chan struct{}, until time.Time) {
 	var over <-chan time.Time
 	if !until.IsZero() {
 		over = time.After(time.Until(until))
 	}
 	select {
 	case <-over:
-	case <-p.store.changed:
+	case <-changed:
 	case <-updated:
 	case <-ctx.Done():
 	}
@@ -278,16 +287,21 @@ func (p *Publisher) reportContention(r device.ResourceName, ours int, seen nodeS
 	}
 }
 
-// write sends one patch and uses the answer as the newest state of the Node.
+// write sends one patch of quantities.
 func (p *Publisher) write(ctx context.Context, next quantities) error {
 	body, err := patch(next)
 	if err != nil {
 		return err
 	}
+	return p.send(ctx, types.MergePatchType, body, next)
+}
+
+// send sends one patch, and uses the answer as the newest state of the Node, which must show these quantities.
+func (p *Publisher) send(ctx context.Context, kind types.PatchType, body []byte, next quantities) error {
 	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
 	defer cancel()
 	node, _ := newObjects()
-	err = p.cfg.Client.Patch(types.MergePatchType).Resource("nodes").Name(p.cfg.NodeName).SubResource("status").
+	err := p.cfg.Client.Patch(kind).Resource("nodes").Name(p.cfg.NodeName).SubResource("status").
 		Body(body).Do(ctx).Into(node)
 	p.metrics.patch(err)
 	switch {

@@ -35,6 +35,10 @@ type view struct {
 	changed chan struct{}
 
 	contested []device.ResourceName
+	parts     []nodestatus.Component
+	cordons   []device.Cordon
+	mistakes  []string
+	refuse    error // of DeclareCordons
 	retired   []device.ResourceName
 	fail      error // of Unpublished
 }
@@ -96,6 +100,29 @@ func (v *view) Contested(r device.ResourceName) {
 	v.contested = append(v.contested, r)
 }
 
+// InvalidCordons is part of nodestatus.Notifier.
+func (v *view) InvalidCordons(mistake error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.mistakes = append(v.mistakes, mistake.Error())
+}
+
+// DeclareCordons is part of nodestatus.Cordons.
+func (v *view) DeclareCordons(all []device.Cordon) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.refuse == nil {
+		v.cordons = all
+	}
+	return v.refuse
+}
+
+func (v *view) components() []nodestatus.Component {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Clone(v.parts)
+}
+
 // alarms returns what has been told.
 func (v *view) alarms() []device.ResourceName {
 	v.mu.Lock()
@@ -151,7 +178,7 @@ func untilShows(t *testing.T, api *kubetest.Server, want map[string]string) {
 func publish(t *testing.T, api *kubetest.Server, v *view) (*nodestatus.Publisher, *prometheus.Registry) {
 	t.Helper()
 	registry := prometheus.NewRegistry()
-	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Notifier: v, Ignored: func(r device.ResourceName) bool { return r == "a.example/ignored" }, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
+	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Notifier: v, Cordons: v, Components: v.components, Ignored: func(r device.ResourceName) bool { return r == "a.example/ignored" }, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -363,7 +390,7 @@ func aNumberFalls(t *testing.T, meanwhile, finally int, patches []string) {
 	api.Put(node(nil, nil))
 	v := newView(quantities{"a.example/gpu": 4})
 	ctx, stop := context.WithCancel(t.Context())
-	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Notifier: v, Ignored: func(device.ResourceName) bool { return false }, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry()})
+	p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: api.Client(), View: v, Notifier: v, Cordons: v, Components: v.components, Ignored: func(device.ResourceName) bool { return false }, KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry()})
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
 	untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
@@ -571,7 +598,7 @@ func TestRival_AnyNumber_RaisesTheAlarm(t *testing.T) {
 func TestKeepsAFileInTheKubeletsDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "kubelet", "device-plugins")
 	start := func() {
-		p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: kubetest.New(t).Client(), View: newView(nil), Notifier: newView(nil), Ignored: func(device.ResourceName) bool { return false }, KubeletDir: dir,
+		p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: kubetest.New(t).Client(), View: newView(nil), Notifier: newView(nil), Cordons: newView(nil), Components: newView(nil).components, Ignored: func(device.ResourceName) bool { return false }, KubeletDir: dir,
 			Log: kubetest.Log(t), Metrics: prometheus.NewRegistry()})
 		ctx, stop := context.WithCancel(context.Background())
 		stop()

@@ -9,16 +9,33 @@ import (
 // store holds the newest state of devmgrd's Node from the watch or from a patch's answer. It is the reflector's store: its
 // methods never fail.
 type store struct {
-	changed  chan struct{} // holds one token when the state has changed since the last look
 	relisted chan struct{} // holds one token when there has been a full list: the API server is back
 
-	mu     sync.Mutex // guards what follows; never held across I/O
-	newest nodeState
-	listed bool // there has been a full list, so that a missing Node is known to be missing
+	mu      sync.Mutex      // guards what follows; never held across I/O
+	changed []chan struct{} // each holds one token when the state has changed since its reader's last look
+	newest  nodeState
+	listed  bool // there has been a full list, so that a missing Node is known to be missing
 }
 
 func newStore() *store {
-	return &store{changed: make(chan struct{}, 1), relisted: make(chan struct{}, 1)}
+	return &store{relisted: make(chan struct{}, 1)}
+}
+
+// follow returns a channel that gets a token when the state changes. Each reader needs one of its own.
+func (s *store) follow() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := make(chan struct{}, 1)
+	s.changed = append(s.changed, c)
+	signal(c) // the reader has seen nothing yet
+	return c
+}
+
+// signalLocked reports a change to all readers.
+func (s *store) signalLocked() {
+	for _, c := range s.changed {
+		signal(c)
+	}
 }
 
 // now returns the newest state; known is false before the first list.
@@ -34,8 +51,8 @@ func (s *store) observe(n nodeState) {
 	if n.version >= s.newest.version {
 		s.newest = n
 	}
+	s.signalLocked()
 	s.mu.Unlock()
-	signal(s.changed)
 }
 
 // Add receives a Node from the watch.
@@ -65,8 +82,8 @@ func (s *store) Replace(list []any, version string) error {
 	}
 	s.mu.Lock()
 	s.newest, s.listed = newest, true
+	s.signalLocked()
 	s.mu.Unlock()
-	signal(s.changed)
 	signal(s.relisted)
 	return nil
 }

@@ -31,9 +31,10 @@ func (s still) PreStart(context.Context, device.Pod, device.Container, device.Re
 	s.b.Fatal("the hook has called a plugin")
 	return nil
 }
-func (s still) SaveCordons(_, _ []device.Cordon) error  { return nil }
-func (s still) DropRetired([]device.ResourceName) error { return nil }
-func (s still) Forget(device.ResourceName) error        { return nil }
+func (s still) SaveCordons(_, _ []device.Cordon) error    { return nil }
+func (s still) SaveDeclaredCordons([]device.Cordon) error { return nil }
+func (s still) DropRetired([]device.ResourceName) error   { return nil }
+func (s still) Forget(device.ResourceName) error          { return nil }
 func (s still) SavePods([]device.PodRecord, []device.PodUID) error {
 	s.b.Fatal("the hook has written the state file")
 	return nil

@@ -37,6 +37,7 @@ const (
 	notRedirected     = "PluginNotRedirected"
 	notAllowed        = "PluginNotAllowed"
 	contested         = "DevicesContested"
+	invalidCordons    = "InvalidCordonAnnotation"
 	notSynchronized   = "RuntimeNotSynchronized"
 )
 
@@ -62,6 +63,7 @@ func Kinds() []Kind {
 		{notRedirected, warning, onPod, "the container started while devmgrd was away: [its plugin is registered with the kubelet](#a-plugin-is-missing)"},
 		{notAllowed, warning, []string{"Pod", "Node"}, "a [rule](configuration.md#rules-for-device-plugins) does not allow a registration or a grant; the message names the rule"},
 		{contested, warning, onNode, "another writer keeps changing the Node's capacity of a resource"},
+		{invalidCordons, warning, onNode, "the Node's annotation [`devmgrd.io/cordon`](#a-device-out-of-service) has a mistake; the cordons before stay in force"},
 		{notSynchronized, warning, onNode, "[the runtime cannot list its containers](#the-runtime-cannot-list-its-containers): containers that request devices cannot start"},
 	}
 }
@@ -153,6 +155,12 @@ func (e *Events) NotStarted(pod device.Pod, container string, times int, why str
 func (e *Events) Contested(r device.ResourceName) {
 	e.recorder.Eventf(e.onNode(), corev1.EventTypeWarning, contested,
 		"another writer keeps changing the node's capacity of %s: if a device plugin is also registered with the kubelet, devices may be assigned twice; recreate the plugin's pod", r)
+}
+
+// InvalidCordons reports on the Node that its annotation has a mistake.
+func (e *Events) InvalidCordons(mistake error) {
+	e.recorder.Event(e.onNode(), corev1.EventTypeWarning, invalidCordons,
+		device.ClipTo("annotation "+device.CordonAnnotation+": "+mistake.Error(), maxMessage))
 }
 
 // NotSynchronized reports on the Node that the runtime cannot list its containers to devmgrd.

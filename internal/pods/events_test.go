@@ -1,6 +1,7 @@
 package pods
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -76,6 +77,7 @@ func TestKinds_EachEvent_IsOne(t *testing.T) {
 	events.NotAllowed(pod, "why")
 	events.NotAllowed(device.Pod{}, "why")
 	events.Contested("a.com/x")
+	events.InvalidCordons(errors.New("why"))
 	events.NotSynchronized("why")
 	close(sent.Events)
 	var got []string
@@ -94,7 +96,7 @@ func TestKinds_EachEvent_IsOne(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("sent %q, the table has %q", got, want)
 	}
-	if n := reflect.TypeFor[*Events]().NumMethod(); n != 11 {
+	if n := reflect.TypeFor[*Events]().NumMethod(); n != 12 {
 		t.Errorf("Events has %d methods: does the test call each one that sends?", n)
 	}
 }

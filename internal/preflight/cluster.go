@@ -133,3 +133,45 @@ func (j *judge) checkpoint(f Facts) {
 		j.ok("checkpoint", "the kubelet's file claims no resource")
 	}
 }
+
+// neighbours judges what depends on the kubelet's device manager: agents that read its PodResources, and NVIDIA's GPU operator.
+func (j *judge) neighbours(f Facts) {
+	if f.API == nil {
+		return
+	}
+	n := f.API.Neighbours
+	switch {
+	case len(n.Readers) > 0 && !f.Takeover:
+		j.warn("agents", "set podResources.takeover to true, or mount the directory of podResources.socket into these pods instead",
+			"%s read the kubelet's PodResources, which do not list the devices that devmgrd assigns: metrics by pod will lack their pods", few(n.Readers))
+	case len(n.Readers) > 0:
+		j.ok("agents", "%s read PodResources at the kubelet's path, which devmgrd takes over", few(n.Readers))
+	}
+	if len(n.CDIPlugins) > 0 && f.NRI.Err == nil && (!f.NRI.CDI || f.old() && !isTrue(f.Containerd.CDI)) {
+		j.fail("cdi", "use "+f.NRI.newer("2.1")+", or set DEVICE_LIST_STRATEGY to envvar (GPU operator: cdi.enabled=false)",
+			"%s grant CDI devices, which %s %s does not inject: containers that request their devices do not start", few(n.CDIPlugins), f.NRI.Runtime, f.NRI.Version)
+	}
+	if len(n.Validators) > 0 && (f.Daemon == nil || !f.Daemon.servesDomain("nvidia.com")) {
+		j.warn("validator pod", "once devmgrd runs, recreate the pod of the GPU's device plugin: the validator tries again",
+			"%s wait for capacity of nvidia.com on the Node, for 150 s in each try, and devmgrd serves none", few(n.Validators))
+	}
+}
+
+// servesDomain reports whether a plugin of a resource of this domain is connected.
+func (d *Daemon) servesDomain(domain string) bool {
+	for r, serves := range d.Serves {
+		if serves && strings.HasPrefix(string(r), domain+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// few lists the first names.
+func few(names []string) string {
+	const most = 4
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return strings.Join(names, ", ")
+}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/pods"
 )
 
 // Facts are the facts about a node. An Err is the reason why a fact is missing.
@@ -12,6 +13,7 @@ type Facts struct {
 	Root       bool   // the caller is root, which the checks need
 	ConfigFile string // empty: there is none
 	Evicts     bool   // the configuration evicts pods
+	Takeover   bool   // the configuration has devmgrd serve at the kubelet's PodResources path
 
 	State   State
 	Daemon  *Daemon // nil: it does not run
@@ -113,7 +115,9 @@ type API struct {
 	Rights   []kube.Right
 	Asking   int // pods on the node that request devices
 	Unbound  int // pods among them that do not name devmgrd in the annotation for NRI's validator
-	Err      error
+	// Neighbours are pods on the node that depend on the device manager in other ways.
+	Neighbours pods.Neighbours
+	Err        error
 }
 
 // Kubelet is the state of the kubelet's files and of its own device manager.

@@ -65,11 +65,12 @@ type gatherer struct {
 
 func (l gatherer) facts() Facts {
 	f := Facts{
-		Root:   os.Geteuid() == 0,
-		Evicts: l.config.Health.OnDeviceFailure == config.Evict || l.config.Health.OnMissingDevices == config.Evict,
-		State:  l.state(),
-		NRI:    l.nri(),
-		Host:   host(),
+		Root:     os.Geteuid() == 0,
+		Evicts:   l.config.Health.OnDeviceFailure == config.Evict || l.config.Health.OnMissingDevices == config.Evict,
+		Takeover: l.config.PodResources.Takeover,
+		State:    l.state(),
+		NRI:      l.nri(),
+		Host:     host(),
 	}
 	daemon := l.daemon(&f)
 	if f.Daemon == nil {
@@ -301,6 +302,7 @@ func (l gatherer) readAPI(f *Facts) {
 	}
 	f.API.Node, f.API.Rights, f.API.Policy = access.Node, access.Rights, access.Policy
 	f.API.Asking, f.API.Unbound = pods.Bound(access.Pods, l.config.Plugins.IgnoredResources)
+	f.API.Neighbours = pods.NeighboursOf(access.Pods, l.config.PodResources.KubeletSocket)
 }
 
 // readKubelet reads the state of the kubelet's own device manager.

@@ -24,6 +24,7 @@ func Judge(f Facts) []Finding {
 	j.api(f)
 	j.plugins(f)
 	j.checkpoint(f)
+	j.neighbours(f)
 	return j
 }
 

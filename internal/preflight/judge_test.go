@@ -56,6 +56,19 @@ func TestJudge(t *testing.T) {
 		change func(*preflight.Facts)
 		want   string
 	}{
+		"agents read the kubelet's": {func(f *preflight.Facts) { f.API.Neighbours.Readers = []string{"gpu-operator/dcgm"} }, "warn agents"},
+		"agents, with the take-over": {func(f *preflight.Facts) {
+			f.API.Neighbours.Readers, f.Takeover = []string{"gpu-operator/dcgm"}, true
+		}, ""},
+		"a CDI strategy": {func(f *preflight.Facts) { f.API.Neighbours.CDIPlugins = []string{"gpu-operator/plugin"} }, ""},
+		"a CDI strategy, on a runtime without CDI": {func(f *preflight.Facts) {
+			f.API.Neighbours.CDIPlugins, f.NRI.CDI = []string{"gpu-operator/plugin"}, false
+		}, "warn nri, FAIL cdi"},
+		"a validator before devmgrd": {func(f *preflight.Facts) { f.API.Neighbours.Validators = []string{"a", "b", "c", "d", "e"} }, "warn validator pod"},
+		"a validator, served": {func(f *preflight.Facts) {
+			f.API.Neighbours.Validators = []string{"gpu-operator/validator"}
+			f.Daemon = &preflight.Daemon{Version: "v1", Serves: map[device.ResourceName]bool{"nvidia.com/gpu": true}}
+		}, ""},
 		"not root":                 {func(f *preflight.Facts) { f.Root = false }, "FAIL user"},
 		"the defaults":             {func(f *preflight.Facts) { f.ConfigFile = "" }, ""},
 		"it runs":                  {func(f *preflight.Facts) { f.Daemon = &preflight.Daemon{Version: "v1"} }, ""},

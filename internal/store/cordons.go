@@ -2,6 +2,7 @@ package store
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 
@@ -10,11 +11,10 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// readCordons reads a cordon with an unreadable value as one without a reason: the device stays out of service.
-func readCordons(db *bolt.DB, log *slog.Logger) ([]device.Cordon, error) {
-	var all []device.Cordon
-	err := db.View(func(tx *bolt.Tx) error {
-		cordons := tx.Bucket(cordonsBucket)
+// readCordons reads the cordons of both kinds. A cordon with an unreadable value counts as one without a reason: the device stays
+// out of service.
+func readCordons(db *bolt.DB, log *slog.Logger) (all []device.Cordon, err error) {
+	read := func(cordons *bolt.Bucket, declared bool) error {
 		if cordons == nil {
 			return nil
 		}
@@ -24,11 +24,14 @@ func readCordons(db *bolt.DB, log *slog.Logger) ([]device.Cordon, error) {
 				if err := json.Unmarshal(value, &c); err != nil {
 					log.Warn("ignoring unreadable cordon record", "resource", string(name), "device", string(id), "err", err)
 				}
-				c.Resource, c.ID = device.ResourceName(name), device.ID(id)
+				c.Resource, c.ID, c.Declared = device.ResourceName(name), device.ID(id), declared
 				all = append(all, c)
 				return nil
 			})
 		})
+	}
+	err = db.View(func(tx *bolt.Tx) error {
+		return errors.Join(read(tx.Bucket(cordonsBucket), false), read(tx.Bucket(declaredBucket), true))
 	})
 	return all, err
 }
@@ -36,17 +39,15 @@ func readCordons(db *bolt.DB, log *slog.Logger) ([]device.Cordon, error) {
 // SaveCordons makes some cordons durable and forgets others, in one commit.
 func (s *Store) SaveCordons(save, forget []device.Cordon) error {
 	return s.update(func(d *transaction) error {
-		for _, c := range save {
-			value, err := json.Marshal(c)
-			if err == nil {
-				err = d.cordon(c, func(to bucket) error { return to.put([]byte(c.ID), value) })
-			}
-			if err != nil {
-				return fmt.Errorf("cordon of %s/%s: %w", c.Resource, c.ID, err)
-			}
+		if err := putCordons(d, cordonsBucket, save); err != nil {
+			return err
 		}
 		for _, c := range forget {
-			if err := d.cordon(c, func(to bucket) error { return to.remove([]byte(c.ID)) }); err != nil {
+			of, err := cordonsOf(d, cordonsBucket, c.Resource)
+			if err == nil {
+				err = of.remove([]byte(c.ID))
+			}
+			if err != nil {
 				return fmt.Errorf("cordon of %s/%s: %w", c.Resource, c.ID, err)
 			}
 		}
@@ -54,15 +55,37 @@ func (s *Store) SaveCordons(save, forget []device.Cordon) error {
 	})
 }
 
-// cordon changes the cordons of one resource. The bucket is created with the first cordon; an older devmgrd ignores it.
-func (d *transaction) cordon(c device.Cordon, change func(bucket) error) error {
-	cordons, err := d.bucket(cordonsBucket)
-	if err != nil {
-		return err
+// SaveDeclaredCordons replaces the cordons that the Node's annotation declares.
+func (s *Store) SaveDeclaredCordons(all []device.Cordon) error {
+	return s.update(func(d *transaction) error {
+		if err := d.root.clear(declaredBucket); err != nil {
+			return fmt.Errorf("declared cordons: %w", err)
+		}
+		return putCordons(d, declaredBucket, all)
+	})
+}
+
+func putCordons(d *transaction, name []byte, all []device.Cordon) error {
+	for _, c := range all {
+		value, err := json.Marshal(c)
+		if err == nil {
+			var of bucket
+			if of, err = cordonsOf(d, name, c.Resource); err == nil {
+				err = of.put([]byte(c.ID), value)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("cordon of %s/%s: %w", c.Resource, c.ID, err)
+		}
 	}
-	of, err := cordons.bucket([]byte(c.Resource))
+	return nil
+}
+
+// cordonsOf returns the bucket of one resource's cordons. It is created with the first cordon; an older devmgrd ignores it.
+func cordonsOf(d *transaction, name []byte, r device.ResourceName) (bucket, error) {
+	cordons, err := d.bucket(name)
 	if err != nil {
-		return err
+		return bucket{}, err
 	}
-	return change(of)
+	return cordons.bucket([]byte(r))
 }

@@ -55,3 +55,29 @@ func TestCordons(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The cordons that the Node's annotation declares replace each other, and leave the others alone.
+func TestDeclaredCordons(t *testing.T) {
+	dir := t.TempDir()
+	log := slog.New(slog.DiscardHandler)
+	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	own := device.Cordon{Resource: "a.com/gpu", ID: "1", Reason: "fan", Since: since}
+	declared := func(ids ...device.ID) (all []device.Cordon) {
+		for _, id := range ids {
+			all = append(all, device.Cordon{Resource: "a.com/gpu", ID: id, Since: since, Declared: true})
+		}
+		return all
+	}
+	for _, all := range [][]device.Cordon{declared("1", "2"), declared("3"), nil} {
+		s, err := store.Open(store.Config{Dir: dir, Log: log})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(s.SaveCordons([]device.Cordon{own}, nil), s.SaveDeclaredCordons(all), s.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if b, err := store.Read(dir, log); err != nil || !reflect.DeepEqual(b.Cordons, append([]device.Cordon{own}, all...)) {
+			t.Errorf("got %v, %v, want %v and %v", b.Cordons, err, own, all)
+		}
+	}
+}

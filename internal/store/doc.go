@@ -22,6 +22,7 @@
 //	cordons                 made with the first cordon
 //	    <resource name>     a bucket
 //	        <device ID>     JSON of device.Cordon: reason and time
+//	declaredCordons         the same, of the cordons that the Node's annotation declares
 //	retired                 made with the first resource that is forgotten
 //	    <resource name>     JSON of retirement: since when; the Node may still show it
 //

@@ -16,7 +16,7 @@ import (
 type State struct {
 	Pods    []device.PodRecord    // ordered by UID
 	Plugins []device.PluginRecord // ordered by resource
-	Cordons []device.Cordon       // ordered by resource and device
+	Cordons []device.Cordon       // ordered by resource and device; those of the Node's annotation last
 	Retired []device.ResourceName // forgotten resources that the Node may still show
 }
 

@@ -7,14 +7,15 @@ import (
 )
 
 var (
-	metaBucket    = []byte("meta")
-	podsBucket    = []byte("pods")
-	pluginsBucket = []byte("plugins")
-	devicesBucket = []byte("devices")
-	cordonsBucket = []byte("cordons")
-	retiredBucket = []byte("retired")
-	openBucket    = []byte("open")
-	endedBucket   = []byte("ended")
+	metaBucket     = []byte("meta")
+	podsBucket     = []byte("pods")
+	pluginsBucket  = []byte("plugins")
+	devicesBucket  = []byte("devices")
+	cordonsBucket  = []byte("cordons")
+	declaredBucket = []byte("declaredCordons")
+	retiredBucket  = []byte("retired")
+	openBucket     = []byte("open")
+	endedBucket    = []byte("ended")
 
 	versionKey = []byte("version")
 	checkKey   = []byte("check")

@@ -46,24 +46,35 @@ type board struct {
 // columns is how wide Grafana's grid is.
 const columns = 24
 
-func load(t *testing.T) (b board, text []byte) {
+// each runs a test on each dashboard.
+func each(t *testing.T, test func(t *testing.T, b board, text []byte)) {
+	for _, file := range []string{"devmgrd.json", "fleet.json"} {
+		t.Run(file, func(t *testing.T) {
+			b, text := load(t, file)
+			test(t, b, text)
+		})
+	}
+}
+
+func load(t *testing.T, file string) (b board, text []byte) {
 	t.Helper()
-	text, err := os.ReadFile("devmgrd.json")
+	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := json.Unmarshal(text, &b); err != nil {
 		t.Fatal(err)
 	}
-	if b.UID == "" || b.Title == "" || b.SchemaVersion < 36 || len(b.Panels) < 20 {
+	if b.UID == "" || b.Title == "" || b.SchemaVersion < 36 || len(b.Panels) < 15 {
 		t.Fatalf("this is no dashboard: uid %q, title %q, schema %d, %d panels", b.UID, b.Title, b.SchemaVersion, len(b.Panels))
 	}
 	return b, text
 }
 
 // Each panel says what it shows and in which unit, reads from the chosen Prometheus, and has an ID of its own.
-func TestPanels(t *testing.T) {
-	b, _ := load(t)
+func TestPanels(t *testing.T) { each(t, panels) }
+
+func panels(t *testing.T, b board, _ []byte) {
 	ids := map[int]string{}
 	for _, p := range b.Panels {
 		if other, twice := ids[p.ID]; twice || p.ID <= 0 {
@@ -91,8 +102,9 @@ func TestPanels(t *testing.T) {
 }
 
 // No panel lies on another one or beyond the edge.
-func TestNothingOverlaps(t *testing.T) {
-	b, _ := load(t)
+func TestNothingOverlaps(t *testing.T) { each(t, nothingOverlaps) }
+
+func nothingOverlaps(t *testing.T, b board, _ []byte) {
 	taken := map[[2]int]string{}
 	for _, p := range b.Panels {
 		at := p.Place
@@ -116,8 +128,9 @@ func TestNothingOverlaps(t *testing.T) {
 }
 
 // What stands in the expressions for Grafana to fill in is one of the dashboard's variables, or Grafana's own.
-func TestVariables(t *testing.T) {
-	b, text := load(t)
+func TestVariables(t *testing.T) { each(t, variables) }
+
+func variables(t *testing.T, b board, text []byte) {
 	known := []string{"__rate_interval", "__range", "__all"}
 	for _, v := range b.Templating.List {
 		known = append(known, v.Name)
@@ -125,7 +138,7 @@ func TestVariables(t *testing.T) {
 			t.Errorf("$%s is read from %q, want ${datasource}", v.Name, v.Datasource.UID)
 		}
 	}
-	for _, want := range []string{"datasource", "instance", "resource_name"} {
+	for _, want := range []string{"datasource", "resource_name"} {
 		if !slices.Contains(known, want) {
 			t.Errorf("there is no variable %s", want)
 		}

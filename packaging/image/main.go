@@ -1,6 +1,6 @@
-// Command image writes devmgrd's container image as an archive that docker load, ctr image import and crane push read. The image
-// has the static binary and nothing else, as packaging/kubernetes/Dockerfile makes it where Docker is at hand. The same
-// binary and time make the same bytes.
+// Command image writes devmgrd's container image for one or several architectures as an OCI archive, which ctr image import,
+// podman load, docker load and skopeo copy oci-archive: read. It needs no daemon. The image has the static binary and nothing
+// else, as packaging/kubernetes/Dockerfile makes it where Docker is at hand. The same binaries and time make the same bytes.
 package main
 
 import (
@@ -10,18 +10,24 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
 const path = "/usr/bin/devmgrd" // of the binary in the image
+
+const usage = "usage: image -name NAME:TAG -o FILE ARCH=BINARY..."
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -32,14 +38,13 @@ func main() {
 
 func run(args []string) error {
 	flags := flag.NewFlagSet("image", flag.ContinueOnError)
-	arch := flags.String("arch", "amd64", "the binary's `architecture`, as Go names it")
 	ref := flags.String("name", "", "the image's `name` with its tag, as in registry.example/devmgrd:v1.2.3")
 	to := flags.String("o", "", "the `file` to write")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if flags.NArg() != 1 || *ref == "" || *to == "" {
-		return errors.New("usage: image -name NAME:TAG -o FILE [-arch ARCH] BINARY")
+	if flags.NArg() == 0 || *ref == "" || *to == "" {
+		return errors.New(usage)
 	}
 	tag, err := name.NewTag(*ref, name.StrictValidation)
 	if err != nil {
@@ -49,21 +54,31 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	binary, err := os.ReadFile(flags.Arg(0))
-	if err != nil {
-		return err
+	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+	for _, arg := range flags.Args() {
+		arch, file, ok := strings.Cut(arg, "=")
+		if !ok {
+			return fmt.Errorf("%q is not ARCH=BINARY; %s", arg, usage)
+		}
+		binary, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		image, err := build(binary, arch, created)
+		if err != nil {
+			return fmt.Errorf("making the image for %s: %w", arch, err)
+		}
+		index = mutate.AppendManifests(index, mutate.IndexAddendum{
+			Add: image, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}},
+		})
 	}
-	image, err := build(binary, *arch, created)
-	if err != nil {
-		return fmt.Errorf("making the image: %w", err)
-	}
-	if err := tarball.WriteToFile(*to, tag, image); err != nil {
+	if err := write(*to, tag, index, created); err != nil {
 		return fmt.Errorf("writing %s: %w", *to, err)
 	}
 	return nil
 }
 
-// sourceTime returns the time of SOURCE_DATE_EPOCH, in seconds since 1970: that of the commit from which the binary was built.
+// sourceTime returns the time of SOURCE_DATE_EPOCH, in seconds since 1970: that of the commit from which the binaries were built.
 func sourceTime() (time.Time, error) {
 	seconds, err := strconv.ParseInt(os.Getenv("SOURCE_DATE_EPOCH"), 10, 64)
 	if err != nil {
@@ -90,11 +105,12 @@ func build(binary []byte, arch string, created time.Time) (v1.Image, error) {
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(files.Bytes())), nil })
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(files.Bytes())), nil },
+		tarball.WithMediaType(types.OCILayer))
 	if err != nil {
 		return nil, err
 	}
-	image, err := mutate.AppendLayers(empty.Image, layer)
+	image, err := mutate.AppendLayers(mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON), layer)
 	if err != nil {
 		return nil, err
 	}
@@ -110,4 +126,56 @@ func build(binary []byte, arch string, created time.Time) (v1.Image, error) {
 		"org.opencontainers.image.licenses": "Apache-2.0",
 	}
 	return mutate.ConfigFile(image, file)
+}
+
+// write writes the image layout of an index as an archive. containerd takes the name of the image from an annotation of its own,
+// other readers take the tag from the standard one.
+func write(to string, tag name.Tag, index v1.ImageIndex, created time.Time) (err error) {
+	dir, err := os.MkdirTemp("", "devmgrd-image-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	files, err := layout.Write(dir, empty.Index)
+	if err != nil {
+		return err
+	}
+	if err := files.AppendIndex(index, layout.WithAnnotations(map[string]string{
+		"org.opencontainers.image.ref.name": tag.TagStr(),
+		"io.containerd.image.name":          tag.Name(),
+	})); err != nil {
+		return err
+	}
+	file, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	return archive(file, os.DirFS(dir), created)
+}
+
+// archive writes files as a tar archive, in the order of their names.
+func archive(to io.Writer, files fs.FS, created time.Time) error {
+	w := tar.NewWriter(to)
+	err := fs.WalkDir(files, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || name == "." {
+			return err
+		}
+		if entry.IsDir() {
+			return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755, ModTime: created})
+		}
+		content, err := fs.ReadFile(files, name)
+		if err != nil {
+			return err
+		}
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(content)), ModTime: created}); err != nil {
+			return err
+		}
+		_, err = w.Write(content)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return w.Close()
 }

@@ -123,3 +123,15 @@ func nodeSuite() toolGroup {
 		suite:    true,
 	}
 }
+
+// helm is none of the cluster's tools either. Its version is the one that checks the chart.
+func helm() toolGroup {
+	return toolGroup{
+		name: "helm", title: "Helm", first: "about a minute the first time",
+		programs: []string{"helm"},
+		release:  "helm.sh/helm/v4",
+		dir:      "packaging/helm",
+		packages: []string{"helm.sh/helm/v4/cmd/helm"},
+		inputs:   []string{"go.mod", "go.sum"},
+	}
+}

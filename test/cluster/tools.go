@@ -73,6 +73,14 @@ func Build(ctx context.Context, log io.Writer) (Tools, error) {
 // BuildNodeSuite makes Kubernetes' node end-to-end suite, unless it is in the cache, and returns the path of the program. It
 // works like [Build].
 func BuildNodeSuite(ctx context.Context, log io.Writer) (string, error) {
+	return buildOne(ctx, log, nodeSuite())
+}
+
+// BuildHelm does the same with Helm.
+func BuildHelm(ctx context.Context, log io.Writer) (string, error) { return buildOne(ctx, log, helm()) }
+
+// buildOne builds a group of one program and returns its path.
+func buildOne(ctx context.Context, log io.Writer, g toolGroup) (string, error) {
 	cache, err := CacheDir()
 	if err != nil {
 		return "", err
@@ -81,10 +89,9 @@ func BuildNodeSuite(ctx context.Context, log io.Writer) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	suite := nodeSuite()
-	dir, err := builder{toolGroup: suite, source: source, cache: filepath.Join(cache, "tools"), log: log}.build(ctx)
+	dir, err := builder{toolGroup: g, source: source, cache: filepath.Join(cache, "tools"), log: log}.build(ctx)
 	if err != nil {
-		return "", fmt.Errorf("build %s: %w", suite.title, err)
+		return "", fmt.Errorf("build %s: %w", g.title, err)
 	}
-	return filepath.Join(dir, suite.programs[0]), nil
+	return filepath.Join(dir, g.programs[0]), nil
 }

@@ -10,45 +10,34 @@ import (
 	"path/filepath"
 	"strings"
 
-	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	clientset "k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 
-	"github.com/devmgrd/devmgrd/packaging/kubernetes"
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
+	"github.com/devmgrd/devmgrd/test/nspawn"
 )
 
-// The other way to have devmgrd: as the DaemonSet that is shipped, with the rights that are shipped, on the node that the
-// package has left.
+// The other way to have devmgrd: the container image and the Helm chart, on the node that the package has left. What the chart
+// makes by default is what the shipped manifests make: packaging/helm holds the two together.
 func (u *user) daemonSet() {
 	u.must(u.Delete(u.ctx, "holder"))
-	binary := filepath.Join(os.Getenv(packagesVariable), "devmgrd")
-	const image = "localhost/devmgrd:1"
-	u.must(u.LoadImage(u.ctx, cluster.Image{Name: image, Entrypoint: []string{"/usr/bin/devmgrd"}, Files: map[string]string{"/usr/bin/devmgrd": binary}}))
+	dir := os.Getenv(packagesVariable)
+	u.types(u.Tools.Path("ctr"), "--namespace=k8s.io", "image", "import", filepath.Join(dir, "devmgrd.image.tar"))
 
 	// With what keeps pods that need devmgrd from starting without it. It must not wait for itself.
 	u.must(u.FailClosed(u.ctx))
-	set := u.applies(kubernetes.RBAC + "\n---\n" + kubernetes.DaemonSet)
-
-	// This cluster has no Services, so the API server is not where a pod looks for it: the token comes with an address.
-	set.Spec.Template.Spec.Containers[0].Image = image
-	token := u.lendsKubeconfig(set)
-	u.onlyItsOwnNode(token)
-	u.applies(kubernetes.RBACEviction) // for the drain below
-	u.addsHostPath(set, "/tmp")        // as the manifest says: this plugin grants files there
-	set, err := u.Client().AppsV1().DaemonSets(set.Namespace).Create(u.ctx, set, strictly)
+	u.helm("install", "devmgrd", u.chart(), "--values="+u.values())
+	set, err := u.Client().AppsV1().DaemonSets(metav1.NamespaceSystem).Get(u.ctx, "devmgrd", metav1.GetOptions{})
 	u.must(err)
+	u.onlyItsOwnNode(u.lendsKubeconfig())
 	u.until("its pod is ready", func() bool { return u.isReady(set, "") })
 	if status, text, err := u.Get("/readyz"); err != nil || status != http.StatusOK {
 		u.t.Errorf("/readyz: status %d, %v\n%s", status, err, text)
@@ -58,34 +47,30 @@ func (u *user) daemonSet() {
 		u.must(err)
 		u.reads(string(text), "CapEff:\t0000000000000004\n", "CapBnd:\t0000000000000004\n", "NoNewPrivs:\t1\n", "Seccomp:\t2\n")
 	}
+	u.reads(u.helm("test", "devmgrd", "--logs"), "Succeeded", "COMPONENT", "runtime")
 
+	binary := filepath.Join(dir, "devmgrd")
 	plugin, err := u.SamplePlugin()
 	u.must(err)
 	main := &plugin.Spec.Template.Spec.Containers[0]
 	main.Env = append(main.Env, corev1.EnvVar{Name: "CDI_ENABLED", Value: "1"})
 	u.must(u.Apply(u.ctx, plugin))
-	u.until("the plugin serves", func() bool {
+	serves := func() bool {
 		out, _ := u.tries(binary, "plugins")
 		return strings.Contains(out, "serving")
-	})
+	}
+	u.until("the plugin serves", serves)
 	u.shows(2)
 	pod, device := u.runs("first")
 
-	// A new pod of it, as at a roll-out: nothing is interrupted.
+	// An upgrade with another configuration and with one more right: a new pod of it, and nothing is interrupted.
 	stayed := u.watchNumbers(2)
 	old := u.podOf(set)
-	u.must(u.Client().CoreV1().Pods(old.Namespace).Delete(u.ctx, old.Name, metav1.DeleteOptions{}))
+	u.helm("upgrade", "devmgrd", u.chart(), "--reuse-values", "--set=config.log.level=debug,rbac.eviction=true", "--wait")
 	u.until("its next pod is ready", func() bool { return u.isReady(set, old.Name) })
-	u.until("the plugin serves again", func() bool {
-		out, _ := u.tries(binary, "plugins")
-		return strings.Contains(out, "serving")
-	})
+	u.until("the plugin serves again", serves)
 	u.runs("later")
-	after, err := u.WaitPhase(u.ctx, "first", corev1.PodRunning)
-	u.must(err)
-	if was, is := node.ContainerID(pod), node.ContainerID(after); was != is {
-		u.t.Errorf("the pod's container was %s and is %s", was, is)
-	}
+	u.runsOn(pod)
 	stayed()
 
 	// It may do all that it is meant to: the events are there, and a drain may evict.
@@ -93,58 +78,79 @@ func (u *user) daemonSet() {
 	u.types(binary, "drain", node.SampleResource+"/"+device, "--reason", "dust")
 	now := u.podOf(set)
 	log, err := u.PodLogs(u.ctx, now.Namespace, now.Name, "devmgrd")
-	if err != nil || strings.Contains(log, "forbidden") {
-		u.t.Errorf("it may not do what it has to: %v\n%s", err, log)
+	if err != nil || strings.Contains(log, "forbidden") || !strings.Contains(log, "level=DEBUG") {
+		u.t.Errorf("it may not do what it has to, or has the old configuration: %v\n%s", err, log)
 	}
-}
 
-// applies makes what is in manifests, but a DaemonSet, which it returns.
-func (u *user) applies(manifests string) (set *appsv1.DaemonSet) {
-	u.t.Helper()
-	for _, object := range u.decodes(manifests) {
-		var err error
-		switch o := object.(type) {
-		case *corev1.ServiceAccount:
-			_, err = u.Client().CoreV1().ServiceAccounts(o.Namespace).Create(u.ctx, o, strictly)
-		case *rbacv1.ClusterRole:
-			_, err = u.Client().RbacV1().ClusterRoles().Create(u.ctx, o, strictly)
-		case *rbacv1.ClusterRoleBinding:
-			_, err = u.Client().RbacV1().ClusterRoleBindings().Create(u.ctx, o, strictly)
-		case *admissionv1.ValidatingAdmissionPolicy:
-			_, err = u.Client().AdmissionregistrationV1().ValidatingAdmissionPolicies().Create(u.ctx, o, strictly)
-		case *admissionv1.ValidatingAdmissionPolicyBinding:
-			_, err = u.Client().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(u.ctx, o, strictly)
-		case *appsv1.DaemonSet:
-			set = o
-		default:
-			err = fmt.Errorf("there is a %T in the manifests", o)
+	// Its end leaves what the documents say: who runs, runs on, and the Node keeps its numbers.
+	later, err := u.WaitPhase(u.ctx, "later", corev1.PodRunning)
+	u.must(err)
+	shown, err := u.Client().CoreV1().Nodes().Get(u.ctx, u.NodeName(), metav1.GetOptions{})
+	u.must(err)
+	u.helm("uninstall", "devmgrd", "--wait")
+	u.until("its processes end", func() bool { return len(u.processes()) == 0 })
+	u.runsOn(later)
+	after, err := u.Client().CoreV1().Nodes().Get(u.ctx, u.NodeName(), metav1.GetOptions{})
+	u.must(err)
+	for _, list := range [][2]corev1.ResourceList{{shown.Status.Capacity, after.Status.Capacity}, {shown.Status.Allocatable, after.Status.Allocatable}} {
+		if was, is := list[0][node.SampleResource], list[1][node.SampleResource]; !was.Equal(is) {
+			u.t.Errorf("the Node has shown %s devices and shows %s", &was, &is)
 		}
-		u.must(err)
 	}
-	return set
+	u.left("/var/lib/devmgrd/state.db", "/var/lib/kubelet/device-plugins/devmgrd.txt")
+	if _, err := os.Stat("/run/devmgrd"); err != nil {
+		u.t.Error(err)
+	}
+	for _, role := range []string{"devmgrd", "devmgrd-own-node"} {
+		if _, err := u.Client().RbacV1().ClusterRoles().Get(u.ctx, role, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			u.t.Errorf("cluster role %s: %v", role, err)
+		}
+	}
 }
 
-var strictly = metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}
-
-// decodes reads manifests as strictly as the API server would.
-func (u *user) decodes(manifests string) (objects []any) {
+// helm runs a command of Helm in the namespace of the release.
+func (u *user) helm(words ...string) string {
 	u.t.Helper()
-	decoder := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
-	for document := range strings.SplitSeq(manifests, "\n---\n") {
-		object, _, err := decoder.Decode([]byte(document), nil, nil)
-		u.must(err)
-		objects = append(objects, object)
-	}
-	return objects
+	helm, err := cluster.BuildHelm(u.ctx, u.t.Output()) // built already
+	u.must(err)
+	return u.types(append([]string{helm, "--kubeconfig=" + u.Kubeconfig(), "--namespace=" + metav1.NamespaceSystem}, words...)...)
 }
 
-// lendsKubeconfig has the DaemonSet use a token of its own service account, by way of the ConfigMap that the manifest knows.
-func (u *user) lendsKubeconfig(set *appsv1.DaemonSet) (token string) {
+func (u *user) chart() string { return filepath.Join(nspawn.Source(), "packaging/helm/devmgrd") }
+
+const kubeconfigSecret = "kubeconfig"
+
+// values writes the chart's values for this cluster. It has no Services, so the API server is not where a pod looks for it: a
+// kubeconfig comes with an address. And the sample plugin grants files of /tmp.
+func (u *user) values() string {
 	u.t.Helper()
-	pod := &set.Spec.Template.Spec
-	// Like a pod's own, it says on which node it is used.
+	file := filepath.Join(u.t.TempDir(), "values.yaml")
+	name, tag, _ := strings.Cut(image, ":")
+	u.must(os.WriteFile(file, fmt.Appendf(nil, `image: {repository: %s, tag: %q, pullPolicy: Never}
+config: {kubernetes: {kubeconfig: /kubeconfig/config}}
+hostPaths: [/tmp]
+extraVolumes: [{name: kubeconfig, secret: {secretName: %s}}]
+extraVolumeMounts: [{name: kubeconfig, mountPath: /kubeconfig, readOnly: true}]
+`, name, tag, kubeconfigSecret), 0o600))
+	return file
+}
+
+// runsOn wants a pod's container to be the one that it was.
+func (u *user) runsOn(pod *corev1.Pod) {
+	u.t.Helper()
+	after, err := u.WaitPhase(u.ctx, pod.Name, corev1.PodRunning)
+	u.must(err)
+	if was, is := node.ContainerID(pod), node.ContainerID(after); was != is {
+		u.t.Errorf("the container of pod %s was %s and is %s", pod.Name, was, is)
+	}
+}
+
+// lendsKubeconfig makes the Secret of which the values speak: a token of devmgrd's own service account, which says like a pod's
+// own on which node it is used.
+func (u *user) lendsKubeconfig() (token string) {
+	u.t.Helper()
 	bound := &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Node", Name: u.NodeName()}
-	answer, err := u.Client().CoreV1().ServiceAccounts(set.Namespace).CreateToken(u.ctx, pod.ServiceAccountName,
+	answer, err := u.Client().CoreV1().ServiceAccounts(metav1.NamespaceSystem).CreateToken(u.ctx, "devmgrd",
 		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: bound}}, metav1.CreateOptions{})
 	u.must(err)
 	token = answer.Status.Token
@@ -153,17 +159,10 @@ func (u *user) lendsKubeconfig(set *appsv1.DaemonSet) (token string) {
 "clusters": [{"name": "c", "cluster": {"server": %q, "certificate-authority-data": %q}}],
 "users": [{"name": "c", "user": {"token": %q}}], "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}]}`,
 		config.Host, base64.StdEncoding.EncodeToString(config.CAData), token)
-	const name = "kubeconfig"
-	_, err = u.Client().CoreV1().Secrets(set.Namespace).Create(u.ctx, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: map[string]string{"config": text},
+	_, err = u.Client().CoreV1().Secrets(metav1.NamespaceSystem).Create(u.ctx, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: kubeconfigSecret}, StringData: map[string]string{"config": text},
 	}, metav1.CreateOptions{})
 	u.must(err)
-	_, err = u.Client().CoreV1().ConfigMaps(set.Namespace).Create(u.ctx, &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Name: "devmgrd"}, Data: map[string]string{"config.yaml": "kubernetes:\n  kubeconfig: /kubeconfig/config\n"},
-	}, metav1.CreateOptions{})
-	u.must(err)
-	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: name}}})
-	pod.Containers[0].VolumeMounts = append(pod.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/kubeconfig", ReadOnly: true})
 	return token
 }
 
@@ -177,10 +176,14 @@ func (u *user) onlyItsOwnNode(token string) {
 	config.BearerToken = token
 	client, err := clientset.NewForConfig(config)
 	u.must(err)
-	patch := func(node, text string) error {
-		_, err := client.CoreV1().Nodes().Patch(u.ctx, node, types.MergePatchType, []byte(text),
+	send := func(node string, kind types.PatchType, text string) error {
+		_, err := client.CoreV1().Nodes().Patch(u.ctx, node, kind, []byte(text),
 			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, "status")
 		return err
+	}
+	patch := func(node, text string) error { return send(node, types.MergePatchType, text) }
+	condition := func(kind string) error {
+		return send(u.NodeName(), types.StrategicMergePatchType, fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":"False","reason":"X"}]}}`, kind))
 	}
 	change := func(node string) error { return patch(node, `{"status":{"capacity":{"vendor.example/x":"1"}}}`) }
 	u.until("the policy is in force", func() bool {
@@ -189,6 +192,12 @@ func (u *user) onlyItsOwnNode(token string) {
 	})
 	u.must(change(u.NodeName()))
 	u.must(patch(u.NodeName(), `{"status":{"capacity":{"vendor.example/x":"1"},"allocatable":{"vendor.example/x":"1"}}}`))
+	u.must(condition("DevicesHealthy"))
+	for _, kind := range []string{"Ready", "KernelDeadlock"} {
+		if err := condition(kind); err == nil || !strings.Contains(err.Error(), "its own conditions only") {
+			u.t.Errorf("condition %s of the own node is changed: %v", kind, err)
+		}
+	}
 	for what, text := range map[string]string{
 		"an address":                `{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`,
 		"a condition":               `{"status":{"conditions":[]}}`,
@@ -214,13 +223,6 @@ func (u *user) onlyItsOwnNode(token string) {
 		u.t.Errorf("listing secrets: %v, want it forbidden", err)
 	}
 	u.must(nodes.Delete(u.ctx, "other", metav1.DeleteOptions{}))
-}
-
-// addsHostPath has the DaemonSet see a directory of the host.
-func (u *user) addsHostPath(set *appsv1.DaemonSet, path string) {
-	pod := &set.Spec.Template.Spec
-	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "granted", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}})
-	pod.Containers[0].VolumeMounts = append(pod.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "granted", MountPath: path})
 }
 
 // podOf returns the DaemonSet's pod on the only node, or nil.

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -28,8 +29,11 @@ const (
 	newer = "0.10.0" // not so if versions were compared as text
 )
 
+// image is the container image's name.
+const image = "localhost/devmgrd:1"
+
 func TestMain(m *testing.M) {
-	nspawn.Main(m.Run, nspawn.Options{Dir: "test/package", ReadOnly: []string{packagesVariable}}, node.Build, buildPackages)
+	nspawn.Main(m.Run, nspawn.Options{Dir: "test/package", ReadOnly: []string{packagesVariable}}, node.Build, buildPackages, buildHelm)
 }
 
 // inUse is the lock on the packages' directory, which the machine sees. It ends with this process.
@@ -62,7 +66,18 @@ func buildPackages(ctx context.Context) error {
 	if err := same(deb(dir, newer), deb(again, newer)); err != nil {
 		return err
 	}
+	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "image", "IMAGE="+image, "IMAGE_ARCH="+runtime.GOARCH, "DIST="+dir)
+	cmd.Dir = nspawn.Source()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("make image: %w\n%s", err, out)
+	}
 	return errors.Join(os.RemoveAll(again), os.Setenv(packagesVariable, dir))
+}
+
+// buildHelm builds Helm outside, where there is a network.
+func buildHelm(ctx context.Context) error {
+	_, err := cluster.BuildHelm(ctx, os.Stderr)
+	return err
 }
 
 // same says whether two packages that were made of the same source are the same, byte by byte.

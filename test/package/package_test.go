@@ -99,6 +99,7 @@ func (u *user) files() {
 		"/usr/share/doc/devmgrd/sbom.cdx.json":              0o644,
 		"/usr/share/devmgrd/prometheus/alerts.yaml":         0o644,
 		"/usr/share/devmgrd/grafana/devmgrd.json":           0o644,
+		"/usr/share/devmgrd/grafana/fleet.json":             0o644,
 		"/usr/share/doc/devmgrd/copyright":                  0o644,
 		"/usr/share/doc/devmgrd/changelog.gz":               0o644,
 		"/usr/share/doc/devmgrd/install.md":                 0o644,

@@ -171,7 +171,7 @@ func literals(e ast.Expr, lists map[string][]string) (all []string, ok bool) {
 	switch e := e.(type) {
 	case *ast.Ident:
 		all, ok = lists[e.Name]
-		return all, ok
+		return all, ok || e.Name == "nil"
 	case *ast.CompositeLit:
 		for _, one := range e.Elts {
 			text, is := literal(one)
@@ -193,11 +193,12 @@ func TestMetricsOf(t *testing.T) {
 		`func f() { l := []string{"x"}; g(prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "c", Help: "C."}, l)) }`:       "[{c histogram C. [x]}]",
 		`var d, e = prometheus.NewDesc("d", "D.", []string{"x"}, nil), prometheus.MustNewConstMetric(d, prometheus.GaugeValue, 1)`: "[{d gauge D. [x]}]",
 		`var f = prometheus.NewGauge(prometheus.GaugeOpts{Name: "f", Help: "F.", ConstLabels: prometheus.Labels{"v": version()}})`: "[{f gauge F. [v]}]",
-		`var g = prometheus.NewGauge(options)`:                                                      "error",
-		`var h = prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: "H."})`:                 "error",
-		`var i = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "i", Help: "I."}, labels())`: "error",
-		`var j = prometheus.NewDesc("j", "J.", []string{"x"}, nil)`:                                 "error",
-		`var k = other.NewGauge(1)`:                                                                 "[]",
+		`var g = prometheus.NewGauge(options)`:                                                                           "error",
+		`var h = prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: "H."})`:                                      "error",
+		`var i = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "i", Help: "I."}, labels())`:                      "error",
+		`var n, o = prometheus.NewDesc("n", "N.", nil, nil), prometheus.MustNewConstMetric(n, prometheus.GaugeValue, 1)`: "[{n gauge N. []}]",
+		`var j = prometheus.NewDesc("j", "J.", []string{"x"}, nil)`:                                                      "error",
+		`var k = other.NewGauge(1)`: "[]",
 	} {
 		file, err := parser.ParseFile(token.NewFileSet(), "x.go", "package x\n"+source, 0)
 		if err != nil {

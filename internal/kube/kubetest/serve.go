@@ -8,6 +8,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
 // ServeHTTP answers for core/v1, in JSON whatever the client would like best.
@@ -18,6 +21,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case q.Get("watch") == "true" || q.Get("watch") == "1":
 		verb = "watch"
+	case r.Method == http.MethodPatch && r.Header.Get("Content-Type") == strategic:
+		verb = "conditions"
 	case r.Method == http.MethodPatch:
 		verb = "patch"
 	case r.Method == http.MethodPost:
@@ -42,6 +47,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.serveList(w, path, q.Get("fieldSelector"))
 	case "patch":
 		s.servePatch(w, r, path)
+	case "conditions":
+		s.serveConditions(w, r, path)
 	case "evict":
 		s.serveEviction(w, r, path)
 	default:
@@ -167,6 +174,37 @@ func (s *Server) servePatch(w http.ResponseWriter, r *http.Request, path string)
 	if patched != nil {
 		patched()
 	}
+}
+
+// strategic is the type of patches that know a list's items by their keys. The server takes them for conditions.
+const strategic = "application/strategic-merge-patch+json"
+
+// serveConditions applies a strategic merge patch to a Node as a real server does.
+func (s *Server) serveConditions(w http.ResponseWriter, r *http.Request, path string) {
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	path, isStatus := strings.CutSuffix(path, "/status")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was, ok := s.objects[path]
+	if !ok || !isStatus {
+		fail(w, http.StatusNotFound, "NotFound", path+" not found")
+		return
+	}
+	before, _ := json.Marshal(was)
+	after, err := strategicpatch.StrategicMergePatch(before, text, corev1.Node{})
+	var is object
+	if err == nil {
+		err = json.Unmarshal(after, &is)
+	}
+	if err != nil {
+		fail(w, http.StatusBadRequest, "BadRequest", err.Error())
+		return
+	}
+	s.putLocked(path, is)
+	reply(w, http.StatusOK, s.objects[path])
 }
 
 // serveEviction deletes a pod if it has the UID that is asked for.

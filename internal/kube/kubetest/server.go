@@ -224,14 +224,14 @@ func (s *Server) Node(name string) *corev1.Node {
 	return &n
 }
 
-// Requests returns how often a verb was asked for: list, watch, get, patch or evict.
+// Requests returns how often a verb was asked for: list, watch, get, patch, conditions (patches of these) or evict.
 func (s *Server) Requests(verb string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.requests[verb]
 }
 
-// Patches returns the bodies of all patches, in order.
+// Patches returns the bodies of all patches but those of conditions, in order.
 func (s *Server) Patches() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1381,9 +1381,11 @@ func (x *Holder) GetContainers() []string {
 
 // DeviceCordon is why and since when a device is out of service.
 type DeviceCordon struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
-	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Reason string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	Since  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	// declared says that the Node's annotation devmgrd.io/cordon takes it out of service, and not a command.
+	Declared      bool `protobuf:"varint,3,opt,name=declared,proto3" json:"declared,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1430,6 +1432,13 @@ func (x *DeviceCordon) GetSince() *timestamppb.Timestamp {
 		return x.Since
 	}
 	return nil
+}
+
+func (x *DeviceCordon) GetDeclared() bool {
+	if x != nil {
+		return x.Declared
+	}
+	return false
 }
 
 type WatchDevicesRequest struct {
@@ -2998,10 +3007,11 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x03uid\x18\x03 \x01(\tR\x03uid\x12\x1e\n" +
 	"\n" +
 	"containers\x18\x04 \x03(\tR\n" +
-	"containers\"X\n" +
+	"containers\"t\n" +
 	"\fDeviceCordon\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x120\n" +
-	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\":\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
+	"\bdeclared\x18\x03 \x01(\bR\bdeclared\":\n" +
 	"\x13WatchDevicesRequest\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\"J\n" +
 	"\x14WatchDevicesResponse\x122\n" +

@@ -1,0 +1,68 @@
+package daemon
+
+import (
+	"strings"
+	"unicode/utf8"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// maxDeviceSeries bounds the series of one node, and with them the memory of a Prometheus that scrapes a fleet.
+const maxDeviceSeries = 1024
+
+// A deviceInfo reports on each scrape the devices of this node, each with its pod: for metrics.devices.
+type deviceInfo struct {
+	view interface {
+		Devices(device.ResourceName) ([]device.DeviceStatus, bool)
+	}
+	info    *prometheus.Desc
+	omitted *prometheus.Desc
+}
+
+func newDeviceInfo(view interface {
+	Devices(device.ResourceName) ([]device.DeviceStatus, bool)
+}) *deviceInfo {
+	return &deviceInfo{view,
+		prometheus.NewDesc("devmgrd_device_info",
+			"Always 1: a device with its state and, if a pod has it, the pod and its containers. At most 1024 devices; only with metrics.devices.",
+			[]string{"resource_name", "device", "state", "healthy", "cordoned", "namespace", "pod", "container"}, nil),
+		prometheus.NewDesc("devmgrd_device_info_omitted", "Devices beyond the limit of devmgrd_device_info; only with metrics.devices.", nil, nil),
+	}
+}
+
+// Describe is part of prometheus.Collector.
+func (d *deviceInfo) Describe(to chan<- *prometheus.Desc) {
+	to <- d.info
+	to <- d.omitted
+}
+
+// Collect is part of prometheus.Collector.
+func (d *deviceInfo) Collect(to chan<- prometheus.Metric) {
+	all, _ := d.view.Devices("")
+	for _, one := range all[:min(len(all), maxDeviceSeries)] {
+		var holder device.Holder
+		if one.Holder != nil {
+			holder = *one.Holder
+		}
+		labels := []string{
+			string(one.Resource), device.QuoteID(one.ID), string(one.State), yesNo(one.Healthy), yesNo(one.Cordon != nil),
+			holder.Pod.Namespace, holder.Pod.Name, strings.Join(holder.Containers, ","),
+		}
+		for i, label := range labels {
+			if !utf8.ValidString(label) {
+				labels[i] = strings.ToValidUTF8(label, "\uFFFD")
+			}
+		}
+		to <- prometheus.MustNewConstMetric(d.info, prometheus.GaugeValue, 1, labels...)
+	}
+	to <- prometheus.MustNewConstMetric(d.omitted, prometheus.GaugeValue, float64(max(0, len(all)-maxDeviceSeries)))
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
