@@ -128,6 +128,10 @@ bench: ## Print the figures that the design is measured by.
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/... ./test/bench/...
 	$(GO) -C test/bench/kubelet test -run '^$$' -bench . -benchtime 3s . # it builds half a kubelet first: some minutes, once
 
+.PHONY: performance
+performance: ## Compare allocations with the kubelet's device manager, and write docs/performance.md and its plots; some minutes.
+	$(GO) -C test/bench/kubelet test -timeout 60m -run '^$$' -bench '^BenchmarkAllocate$$' -benchtime 200x . | $(GO) run ./test/bench/report
+
 FUZZTIME ?= 30s
 fuzz: ## Fuzz what reads other people's bytes, FUZZTIME each.
 	GO=$(GO) scripts/fuzz $(FUZZTIME)

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
@@ -33,6 +34,9 @@ import (
 
 // DefaultSocket is the default of admin.socket.
 const DefaultSocket = "/run/devmgrd/admin.sock"
+
+// redial is how soon a client dials again whose calls have failed: the socket is on this machine.
+var redial = grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second}, MinConnectTimeout: 5 * time.Second}
 
 // maxAnswerBytes bounds an answer. It has space for a million devices.
 const maxAnswerBytes = 256 << 20
@@ -52,7 +56,7 @@ func New(socket string) (*Client, error) {
 	conn, err := grpc.NewClient("passthrough:///devmgrd", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
-		}), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes)))
+		}), grpc.WithConnectParams(redial), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes)))
 	if err != nil {
 		return nil, err
 	}

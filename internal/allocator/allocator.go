@@ -183,15 +183,14 @@ func New(c Config) *Allocator {
 	for _, r := range c.Retired {
 		a.retired[r] = true
 	}
-	for _, one := range c.Cordons {
-		if one.Declared {
-			a.declared.Add(one)
-		} else {
-			a.cordons.Add(one)
+	byCommand := slices.DeleteFunc(slices.Clone(c.Cordons), func(one device.Cordon) bool { return one.Declared })
+	declared := slices.DeleteFunc(slices.Clone(c.Cordons), func(one device.Cordon) bool { return !one.Declared })
+	a.cordons.Add(byCommand...)
+	a.declared.Add(declared...)
+	for _, all := range []device.Cordons{a.cordons, a.declared} {
+		for r := range all {
+			a.combineCordonsLocked(r)
 		}
-	}
-	for _, one := range c.Cordons {
-		a.combineCordonsLocked(one.Resource)
 	}
 	conflicts := map[device.PodUID]device.Conflict{}
 	for _, conflict := range device.Conflicts(c.Known) {

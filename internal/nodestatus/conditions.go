@@ -30,18 +30,19 @@ const (
 
 // A moderator decides when the Node shows a condition. It reads no clock: its caller passes the time, which never runs backwards.
 type moderator struct {
-	spells map[string]spell // by type; missing: there has been no problem for the recovery time
+	spells map[string]*spell // by type; missing: there has been no problem for the recovery time
 	wrote  time.Time
 }
 
-// A spell is the time of a problem, until there has been none for the recovery time.
+// A spell is a problem, until there has been none for the recovery time.
 type spell struct {
-	began time.Time
-	last  time.Time // when the problem was last seen
-	worst condition // as last seen
+	lasted time.Duration // how long there has been a problem in all
+	bad    bool          // there was one at the last judgement
+	last   time.Time     // when it was last seen
+	worst  condition     // as last seen
 }
 
-func newModerator() *moderator { return &moderator{spells: map[string]spell{}} }
+func newModerator() *moderator { return &moderator{spells: map[string]*spell{}} }
 
 // next returns the conditions to write now, and when to ask again if nothing changes; zero: never. shown are the Node's.
 func (m *moderator) next(now []condition, shown map[string]shownCondition, at time.Time) (write []condition, again time.Time) {
@@ -60,33 +61,43 @@ func (m *moderator) next(now []condition, shown map[string]shownCondition, at ti
 
 // moderate returns what the Node has to show of a condition, or nothing: whatever it shows. due is when this may change.
 func (m *moderator) moderate(c condition, at time.Time) (wanted condition, due time.Time) {
-	s, going := m.spells[c.Type]
+	s := m.spells[c.Type]
 	switch {
-	case !c.True && !going:
-		s = spell{at, at, c}
-	case !c.True:
-		s.last, s.worst = at, c
-	case !going:
-		return c, time.Time{}
-	case at.Sub(s.last) >= recovery:
+	case s == nil && c.True, s != nil && c.True && !s.bad && at.Sub(s.last) >= recovery:
 		delete(m.spells, c.Type)
 		return c, time.Time{}
+	case s == nil:
+		s = &spell{}
+		m.spells[c.Type] = s
+	case s.bad:
+		s.lasted += at.Sub(s.last)
 	}
-	m.spells[c.Type] = s
+	if s.bad = !c.True; s.bad {
+		s.last, s.worst = at, c
+	}
 	patience := devicesPatience
 	if c.Type == deviceManagerReady {
 		patience = componentsPatience
 	}
-	lasting := s.last.Sub(s.began) >= patience
-	switch {
-	case lasting && c.True:
-		return s.worst, s.last.Add(recovery)
-	case lasting:
+	switch lasting := s.lasted >= patience; {
+	case lasting && s.bad:
 		return s.worst, time.Time{}
-	case c.True:
-		return c, time.Time{}
+	case lasting:
+		return s.worst, s.last.Add(recovery)
+	case s.bad:
+		return condition{}, at.Add(betweenJudgements) // soon: nothing may signal its end
 	}
-	return condition{}, s.began.Add(patience)
+	return c, time.Time{}
+}
+
+// interrupt reports that for a while nothing is judged. Problems that have not lasted yet are forgotten.
+func (m *moderator) interrupt() {
+	for name, s := range m.spells {
+		if s.lasted < componentsPatience {
+			delete(m.spells, name)
+		}
+		s.bad = false
+	}
 }
 
 // written records that a write has succeeded.
@@ -130,13 +141,15 @@ func (p *Publisher) publishConditions(ctx context.Context) {
 						p.cfg.Log.Warn("cannot publish node conditions", "err", err)
 					}
 					failing = true
-					p.pause(ctx, retry.Next(), p.store.relisted)
+					p.pause(ctx, retry.Next(), nil)
 					continue
 				}
 				retry.Reset()
 				failing = false
 				m.written(time.Now())
 			}
+		} else {
+			m.interrupt()
 		}
 		p.pause(ctx, betweenJudgements, nil)
 		var due <-chan time.Time

@@ -144,3 +144,26 @@ func TestConditionsPatch_TransitionTime_ChangesWithTheStatusOnly(t *testing.T) {
 		}
 	}
 }
+
+// Blips that are short and far apart are no lasting problem, and neither are two on both sides of an outage of the API server.
+func TestModerator_BlipsFarApart_AreNotShown(t *testing.T) {
+	s := newStage(t)
+	s.plays(fine, time.Minute)
+	for range 10 {
+		s.plays(broken, time.Second)
+		s.plays(fine, 40*time.Second)
+	}
+	s.plays(broken, time.Second)
+	s.plays(fine, 20*time.Second)
+	s.plays(broken, time.Second)
+	s.plays(fine, time.Minute)
+	for range 3 {
+		s.plays(broken, 3*time.Second)
+		s.moderator.interrupt()
+		s.now = s.now.Add(time.Hour)
+	}
+	s.plays(fine, time.Minute)
+	if s.shows(fine); s.writes != 1 {
+		t.Errorf("%d writes, want the first only", s.writes)
+	}
+}

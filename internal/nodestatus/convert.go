@@ -23,7 +23,7 @@ type nodeState struct {
 	capacity    map[device.ResourceName]int
 	allocatable map[device.ResourceName]int
 	conditions  map[string]shownCondition // devmgrd's, by type
-	cordons     string                    // the annotation that declares them
+	cordons     *string                   // the annotation that declares them; nil: there is none
 }
 
 // nodeStateOf reads a Node from the watch or from a patch's answer.
@@ -32,10 +32,14 @@ func nodeStateOf(obj any) (nodeState, bool) {
 	if !ok {
 		return nodeState{}, false
 	}
+	var cordons *string
+	if text, declared := n.Annotations[device.CordonAnnotation]; declared {
+		cordons = &text
+	}
 	return nodeState{
 		there: true, version: kube.ParseVersion(n.ResourceVersion),
 		capacity: extended(n.Status.Capacity), allocatable: extended(n.Status.Allocatable),
-		conditions: conditionsOf(n), cordons: n.Annotations[device.CordonAnnotation],
+		conditions: conditionsOf(n), cordons: cordons,
 	}, true
 }
 

@@ -2,7 +2,9 @@ package nodestatus
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -21,6 +23,7 @@ type Cordons interface {
 const (
 	maxDeclared = 4096 // devices in the annotation
 	maxReason   = 1024 // bytes of one reason
+	maxID       = 4096 // bytes of one device ID
 )
 
 // followCordons passes on the Node's annotation at each change until ctx ends. While there is no Node, or its annotation has a
@@ -28,9 +31,10 @@ const (
 func (p *Publisher) followCordons(ctx context.Context) {
 	changed := p.store.follow()
 	retry := backoff.Backoff{First: firstRetry, Last: lastRetry}
-	last, passed := "", false
+	var last *string
+	passed := false
 	for ctx.Err() == nil {
-		if node, known := p.store.now(); known && node.there && (!passed || node.cordons != last) {
+		if node, known := p.store.now(); known && node.there && (!passed || !same(node.cordons, last)) {
 			if err := p.declare(node.cordons); err != nil {
 				p.cfg.Log.Warn("cannot save declared cordons; retrying", "err", err)
 				p.pause(ctx, retry.Next(), nil)
@@ -46,9 +50,14 @@ func (p *Publisher) followCordons(ctx context.Context) {
 	}
 }
 
-// declare passes on one value of the annotation. A mistake in it is reported, and is no error.
-func (p *Publisher) declare(text string) error {
-	cordons, err := parseCordons(text, time.Now().UTC().Truncate(time.Second))
+func same(a, b *string) bool { return a == b || a != nil && b != nil && *a == *b }
+
+// declare passes on one value of the annotation; nil: there is none. A mistake in it is reported, and is no error.
+func (p *Publisher) declare(text *string) error {
+	if text == nil {
+		return p.cfg.Cordons.DeclareCordons(nil)
+	}
+	cordons, err := parseCordons(*text, time.Now().UTC().Truncate(time.Second))
 	if err != nil {
 		p.cfg.Log.Warn("ignoring node annotation", "annotation", device.CordonAnnotation, "err", err)
 		p.cfg.Notifier.InvalidCordons(err)
@@ -62,15 +71,23 @@ func (p *Publisher) declare(text string) error {
 //
 //	vendor.example/gpu: [GPU-3, GPU-4]
 //	vendor.example/nic: {nic-0: "link flaps, ticket 4711"}
+//
+// An empty text is a mistake, as of a template without its values. {} declares that there are none.
 func parseCordons(text string, now time.Time) ([]device.Cordon, error) {
-	var document yaml.Node
-	if err := yaml.Unmarshal([]byte(text), &document); err != nil {
+	var document, second yaml.Node
+	decoder := yaml.NewDecoder(strings.NewReader(text))
+	if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
+		return nil, errors.New("it is empty; write {} to declare no cordons, or remove the annotation")
+	} else if err != nil {
 		return nil, fmt.Errorf("it is not YAML: %s; write it like vendor.example/gpu: [GPU-3, GPU-4]", strings.TrimPrefix(err.Error(), "yaml: "))
 	}
-	if len(document.Content) == 0 || document.Content[0].Tag == "!!null" {
-		return nil, nil
+	if err := decoder.Decode(&second); !errors.Is(err, io.EOF) {
+		return nil, errors.New("there is more than one document; remove the --- line and what follows it")
 	}
 	resources := document.Content[0]
+	if resources.Tag == "!!null" {
+		return nil, errors.New("it is empty; write {} to declare no cordons, or remove the annotation")
+	}
 	if resources.Kind != yaml.MappingNode {
 		return nil, fmt.Errorf("it is no map from resources to devices; write it like vendor.example/gpu: [GPU-3, GPU-4]")
 	}
@@ -96,7 +113,7 @@ func parseCordons(text string, now time.Time) ([]device.Cordon, error) {
 func cordonsIn(r device.ResourceName, devices *yaml.Node, now time.Time) (all []device.Cordon, err error) {
 	add := func(id, reason *yaml.Node) error {
 		c := device.Cordon{Resource: r, ID: device.ID(id.Value), Since: now, Declared: true}
-		if id.Kind != yaml.ScalarNode || id.Value == "" {
+		if id.Kind != yaml.ScalarNode || id.Value == "" || len(id.Value) > maxID {
 			return fmt.Errorf("line %d: not a device ID; write IDs like [GPU-3, GPU-4]", id.Line)
 		}
 		if reason != nil {

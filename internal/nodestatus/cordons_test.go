@@ -13,9 +13,7 @@ import (
 func TestParseCordons(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for text, want := range map[string]string{
-		"":                                 "",
 		"{}":                               "",
-		"# nothing today":                  "",
 		"vendor.example/gpu: [GPU-3, 010]": "vendor.example/gpu/GPU-3 vendor.example/gpu/010",
 		`{"vendor.example/gpu": {"GPU-3": "fan noise", "GPU-4": null}, "vendor.example/nic": ["a\u001bb"]}`: "vendor.example/gpu/GPU-3=fan noise vendor.example/gpu/GPU-4 vendor.example/nic/a\x1bb",
 		"vendor.example/gpu:\n  GPU-3: fan noise\nvendor.example/nic: []":                                   "vendor.example/gpu/GPU-3=fan noise",
@@ -41,6 +39,11 @@ func TestParseCordons(t *testing.T) {
 		many[i] = fmt.Sprint(i)
 	}
 	for text, says := range map[string]string{
+		"":                    "it is empty",
+		"# nothing today":     "it is empty",
+		"~":                   "it is empty",
+		"{}\n---\na.b/c: [d]": "more than one document",
+		"vendor.example/gpu: [" + strings.Repeat("x", 5000) + "]": "not a device ID",
 		"GPU-3":                         "write it like",
 		"[GPU-3]":                       "write it like",
 		"vendor.example/gpu: GPU-3":     "write it like vendor.example/gpu: [GPU-3, GPU-4]",

@@ -131,6 +131,13 @@ func TestCordons_Annotation(t *testing.T) {
 		time.Sleep(time.Second)
 		is("d2fan")
 		annotate("")
+		is("d2fan")
+		annotate("{}")
+		is("")
+		annotate("a.example/gpu: [d1]")
+		is("d1")
+		api.Put(node(nil, nil))
+		time.Sleep(time.Second)
 		is("")
 	})
 }

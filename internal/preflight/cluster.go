@@ -8,6 +8,7 @@ import (
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
 func (j *judge) api(f Facts) {
@@ -167,11 +168,5 @@ func (d *Daemon) servesDomain(domain string) bool {
 	return false
 }
 
-// few lists the first names.
-func few(names []string) string {
-	const most = 4
-	if len(names) > most {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
-	}
-	return strings.Join(names, ", ")
-}
+// few names the first pods.
+func few(names []string) string { return strings.Join(lists.First(names, 4), ", ") }

@@ -228,7 +228,7 @@ func TestChart_EachValue_IsUsed(t *testing.T) {
 		"system-cluster-critical", "type: OnDelete", "memory: 2Gi", "1500MiB", "type: spc_t", "example.com/l: v", "example.com/a: v", "name: EXTRA",
 		"mountPath: /extra", "serviceAccountName: account", "pods/eviction", "system:serviceaccount:devices:account", "[''example.com/licence'']",
 		"[''/srv/kubelet/device-plugins'', ''/srv/kubelet/device-plugins/kubelet.sock'']", "expression: '[''/srv/kubelet'']'", "interval: 15s",
-		"name: devmgrd-pod-size", "name: pool-a-devmgrd-own-node", "vendor.example/gpu",
+		"- /srv/devmgrd/run/admin.sock", "name: devmgrd-pod-size", "name: pool-a-devmgrd-own-node", "vendor.example/gpu",
 	} {
 		if !strings.Contains(all.String(), want) {
 			t.Errorf("nothing has %s", want)
@@ -258,6 +258,7 @@ func TestChart_Mistake_NamesIt(t *testing.T) {
 	}{
 		{object{"nodeSelectr": object{}}, "nodeSelectr"},
 		{object{"image": object{"digest": "latest"}}, "digest"},
+		{object{"goMemoryLimit": "750Mi"}, "goMemoryLimit"},
 		{object{"hostPaths": []any{"opt/vendor"}}, "hostPaths"},
 		{object{"monitoring": object{"podMonitor": object{"enabled": true}}}, "set config.metrics.listen to an address of the node"},
 		{object{"monitoring": object{"podMonitor": object{"enabled": true}}, "config": object{"metrics": object{"listen": "unix:/run/x.sock"}}}, "set config.metrics.listen to HOST:PORT"},

@@ -1,5 +1,5 @@
 // Command image writes devmgrd's container image for one or several architectures as an OCI archive, which ctr image import,
-// podman load, docker load and skopeo copy oci-archive: read. It needs no daemon. The image has the static binary and nothing
+// podman load and skopeo copy oci-archive: read. It needs no daemon. The image has the static binary and nothing
 // else, as packaging/kubernetes/Dockerfile makes it where Docker is at hand. The same binaries and time make the same bytes.
 package main
 

@@ -198,6 +198,14 @@ func (u *user) onlyItsOwnNode(token string) {
 			u.t.Errorf("condition %s of the own node is changed: %v", kind, err)
 		}
 	}
+	for _, change := range []string{ // another copy, the last of which some readers believe; and another order
+		`[{"op":"copy","from":"/status/conditions/0","path":"/status/conditions/-"}]`,
+		`[{"op":"move","from":"/status/conditions/0","path":"/status/conditions/1"}]`,
+	} {
+		if err := send(u.NodeName(), types.JSONPatchType, change); err == nil || !strings.Contains(err.Error(), "its own conditions only") {
+			u.t.Errorf("%s: %v", change, err)
+		}
+	}
 	for what, text := range map[string]string{
 		"an address":                `{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`,
 		"a condition":               `{"status":{"conditions":[]}}`,

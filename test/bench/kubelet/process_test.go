@@ -23,9 +23,10 @@ type process struct{ *rpc.Client }
 
 // A Process is the same as it sees itself. Its methods are what it can be asked for.
 type Process struct {
-	t     *testing.T
-	node  *node                       // of ServeDevmgrd
-	conns map[string]*grpc.ClientConn // of Connect, by socket
+	t       *testing.T
+	node    *node                       // of ServeDevmgrd
+	manager *manager                    // of StartKubelet or StartDevmgrd
+	conns   map[string]*grpc.ClientConn // of Connect, by socket
 }
 
 // none stands for no argument, and for no answer.

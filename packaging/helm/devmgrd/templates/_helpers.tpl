@@ -42,6 +42,7 @@ runDir: {{ dig "runDir" "/run/devmgrd" $config }}
 kubeletDir: {{ dig "plugins" "kubeletDir" "/var/lib/kubelet/device-plugins" $config }}
 podResources: {{ dig "podResources" "kubeletSocket" "/var/lib/kubelet/pod-resources/kubelet.sock" $config | dir }}
 nri: {{ dig "nri" "socket" "/var/run/nri/nri.sock" $config | dir }}
+adminSocket: {{ dig "admin" "socket" (printf "%s/admin.sock" (dig "runDir" "/run/devmgrd" $config)) $config }}
 {{- end -}}
 
 {{- /* The host and the port of metrics.listen, and of the probes. Nothing if devmgrd does not listen on TCP. */ -}}

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const output = `goos: linux
+cpu: A Processor
+BenchmarkAllocate/devices=10/pods=0-2 	 100	 0 ns/op	 900.5 µs-kubelet	 700 µs-devmgrd	 600 µs-floor	 1.17 devmgrd/floor	 1.5 kubelet/floor	 12 ms-full-kubelet	 0 ms-full-devmgrd	 13 ms-first-kubelet	 3 ms-first-devmgrd
+BenchmarkAllocate/devices=50000/pods=5000-2 	 10	 0 ns/op	 90000 µs-kubelet	 710 µs-devmgrd	 600 µs-floor	 1.18 devmgrd/floor	 150 kubelet/floor	 1200 ms-full-kubelet	 0 ms-full-devmgrd	 1300 ms-first-kubelet	 4 ms-first-devmgrd
+BenchmarkList/x-2	1	2 ns/op
+PASS
+`
+
+func TestReport(t *testing.T) {
+	docs := t.TempDir()
+	file := filepath.Join(docs, "performance.md")
+	if err := errors.Join(os.Mkdir(filepath.Join(docs, "images"), 0o755), os.WriteFile(file, []byte("head\n"+mark+"old\n"+markEnd+"tail\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	var shown strings.Builder
+	if err := run(strings.NewReader(output), &shown, docs); err != nil {
+		t.Fatal(err)
+	}
+	if shown.String() != output {
+		t.Errorf("it has shown %q", shown.String())
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"head\n", "A Processor", "| 50000 | 5000 | 90000 µs | 710 µs | 600 µs | 150.00 | 1.18 |", "| 1200 ms | 0 ms | 1300 ms | 4 ms |", markEnd + "tail\n"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the document lacks %q:\n%s", want, text)
+		}
+	}
+	if strings.Contains(string(text), "old") {
+		t.Error("the old table is there still")
+	}
+	images, err := filepath.Glob(filepath.Join(docs, "images", "*.svg"))
+	if err != nil || len(images) != 4 {
+		t.Errorf("images: %q, %v", images, err)
+	}
+	for _, name := range images {
+		file, err := os.Open(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		for d := xml.NewDecoder(file); ; {
+			if _, err := d.Token(); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+	}
+	if err := run(strings.NewReader("PASS\n"), io.Discard, docs); err == nil {
+		t.Error("without a result it reports")
+	}
+}
