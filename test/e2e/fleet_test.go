@@ -52,7 +52,7 @@ func TestNodeConditions_DevicesAndComponents_AreShown(t *testing.T) {
 	ready := r.untilCondition("DeviceManagerReady", corev1.ConditionTrue, "ComponentsReady")
 
 	// The fleet's metric has the device's pod.
-	held := r.held("a", "main")[gpu][0]
+	held := r.held("a", "main")["main"][0]
 	if n := r.metric(fmt.Sprintf(`devmgrd_device_info{container="main",cordoned="no",device=%q,healthy="yes",namespace="default",pod="a",resource_name=%q,state="assigned"}`, held, gpu)); n != 1 {
 		t.Errorf("devmgrd_device_info is %v", n)
 	}
@@ -133,7 +133,7 @@ func TestCordon_ByAnnotation_DeviceIsOutOfService(t *testing.T) {
 	annotate(fmt.Sprintf(`{%q: [%q]}`, gpu, ids[1]))
 	r.must(r.StartDevmgrd(r.ctx))
 	r.running("b")
-	if got := r.held("b", "main")[gpu]; len(got) != 1 || got[0] != ids[0] {
+	if got := r.held("b", "main")["main"]; len(got) != 1 || got[0] != ids[0] {
 		t.Errorf("pod b has %v, want %s", got, ids[0])
 	}
 	annotate(nil)

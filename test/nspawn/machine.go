@@ -47,7 +47,7 @@ func (o Options) inMachine() (int, error) {
 		"LANG=C.UTF-8", "DEBIAN_FRONTEND=noninteractive", "HOME=" + os.Getenv("HOME")}
 	for _, variable := range os.Environ() {
 		name, _, _ := strings.Cut(variable, "=")
-		if strings.HasPrefix(name, "TESTCLUSTER_") || strings.HasPrefix(name, "TESTNODE_") || slices.Contains(slices.Concat(o.Variables, o.ReadOnly, o.Writable), name) {
+		if strings.HasPrefix(name, "TESTCLUSTER_") || strings.HasPrefix(name, "TESTNODE_") || slices.Contains(slices.Concat([]string{sourceVariable}, o.Variables, o.ReadOnly, o.Writable), name) {
 			self.Env = append(self.Env, variable)
 		}
 	}

@@ -47,7 +47,7 @@ func (u *user) daemonSet() {
 		u.must(err)
 		u.reads(string(text), "CapEff:\t0000000000000004\n", "CapBnd:\t0000000000000004\n", "NoNewPrivs:\t1\n", "Seccomp:\t2\n")
 	}
-	u.reads(u.helm("test", "devmgrd", "--logs"), "Succeeded", "COMPONENT", "runtime")
+	u.reads(u.helm("test", "devmgrd", "--logs"), "Succeeded", "COMPONENT", "nri", "ok")
 
 	binary := filepath.Join(dir, "devmgrd")
 	plugin, err := u.SamplePlugin()
@@ -97,9 +97,10 @@ func (u *user) daemonSet() {
 			u.t.Errorf("the Node has shown %s devices and shows %s", &was, &is)
 		}
 	}
-	u.left("/var/lib/devmgrd/state.db", "/var/lib/kubelet/device-plugins/devmgrd.txt")
-	if _, err := os.Stat("/run/devmgrd"); err != nil {
-		u.t.Error(err)
+	for _, path := range []string{"/var/lib/devmgrd/state.db", "/run/devmgrd", "/var/lib/kubelet/device-plugins/devmgrd.txt"} {
+		if _, err := os.Stat(path); err != nil {
+			u.t.Error(err)
+		}
 	}
 	for _, role := range []string{"devmgrd", "devmgrd-own-node"} {
 		if _, err := u.Client().RbacV1().ClusterRoles().Get(u.ctx, role, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
@@ -198,9 +199,17 @@ func (u *user) onlyItsOwnNode(token string) {
 			u.t.Errorf("condition %s of the own node is changed: %v", kind, err)
 		}
 	}
+	own, err := nodes.Get(u.ctx, u.NodeName(), metav1.GetOptions{})
+	u.must(err)
+	var foreign []int
+	for i, c := range own.Status.Conditions {
+		if c.Type != "DevicesHealthy" && c.Type != "DeviceManagerReady" {
+			foreign = append(foreign, i)
+		}
+	}
 	for _, change := range []string{ // another copy, the last of which some readers believe; and another order
-		`[{"op":"copy","from":"/status/conditions/0","path":"/status/conditions/-"}]`,
-		`[{"op":"move","from":"/status/conditions/0","path":"/status/conditions/1"}]`,
+		fmt.Sprintf(`[{"op":"copy","from":"/status/conditions/%d","path":"/status/conditions/-"}]`, foreign[0]),
+		fmt.Sprintf(`[{"op":"move","from":"/status/conditions/%d","path":"/status/conditions/%d"}]`, foreign[0], foreign[1]),
 	} {
 		if err := send(u.NodeName(), types.JSONPatchType, change); err == nil || !strings.Contains(err.Error(), "its own conditions only") {
 			u.t.Errorf("%s: %v", change, err)
