@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -19,7 +20,10 @@ import (
 const processVariable = "DEVMGRD_BENCH_PROCESS"
 
 // process is one that has been started, as the benchmark sees it.
-type process struct{ *rpc.Client }
+type process struct {
+	*rpc.Client
+	end func() // ends it, and waits until it has ended
+}
 
 // A Process is the same as it sees itself. Its methods are what it can be asked for.
 type Process struct {
@@ -57,14 +61,15 @@ func startProcess(b *testing.B) *process {
 		b.Fatal(err)
 	}
 	theirs.Close()
-	p := &process{jsonrpc.NewClient(pipes{answers, questions})}
-	b.Cleanup(func() {
+	p := &process{Client: jsonrpc.NewClient(pipes{answers, questions})}
+	p.end = sync.OnceFunc(func() {
 		p.Close()
 		if err := cmd.Wait(); err != nil {
 			b.Errorf("a process ended with %v:\n%s", err, said.String())
 		}
 		answers.Close()
 	})
+	b.Cleanup(p.end)
 	return p
 }
 
