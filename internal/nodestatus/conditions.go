@@ -75,11 +75,7 @@ func (m *moderator) moderate(c condition, at time.Time) (wanted condition, due t
 	if s.bad = !c.True; s.bad {
 		s.last, s.worst = at, c
 	}
-	patience := devicesPatience
-	if c.Type == deviceManagerReady {
-		patience = componentsPatience
-	}
-	switch lasting := s.lasted >= patience; {
+	switch lasting := s.lasted >= patienceOf(c.Type); {
 	case lasting && s.bad:
 		return s.worst, time.Time{}
 	case lasting:
@@ -90,10 +86,18 @@ func (m *moderator) moderate(c condition, at time.Time) (wanted condition, due t
 	return c, time.Time{}
 }
 
+// patienceOf returns how long a problem must last before a condition is false.
+func patienceOf(name string) time.Duration {
+	if name == deviceManagerReady {
+		return componentsPatience
+	}
+	return devicesPatience
+}
+
 // interrupt reports that for a while nothing is judged. Problems that have not lasted yet are forgotten.
 func (m *moderator) interrupt() {
 	for name, s := range m.spells {
-		if s.lasted < componentsPatience {
+		if s.lasted < patienceOf(name) {
 			delete(m.spells, name)
 		}
 		s.bad = false

@@ -167,3 +167,16 @@ func TestModerator_BlipsFarApart_AreNotShown(t *testing.T) {
 		t.Errorf("%d writes, want the first only", s.writes)
 	}
 }
+
+// A problem that is shown stays shown over an outage of the API server, until there has been none for the recovery time.
+func TestModerator_Interrupted_ShownProblemStays(t *testing.T) {
+	s := newStage(t)
+	s.plays(fine, time.Minute)
+	s.plays(broken, devicesPatience+2*time.Second)
+	s.shows(broken)
+	s.moderator.interrupt()
+	s.plays(fine, recovery-3*time.Second)
+	s.shows(broken)
+	s.plays(fine, 10*time.Second)
+	s.shows(fine)
+}

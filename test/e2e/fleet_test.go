@@ -58,9 +58,9 @@ func TestNodeConditions_DevicesAndComponents_AreShown(t *testing.T) {
 	}
 
 	p.SetHealth(held, "Unhealthy")
-	sick := r.untilCondition("DevicesHealthy", corev1.ConditionFalse, "DeviceUnhealthy")
-	if want := fmt.Sprintf("%s: 1 of 3 devices are unhealthy: %s", gpu, held); sick.Message != want {
-		t.Errorf("the message is %q, want %q", sick.Message, want)
+	unhealthy := r.untilCondition("DevicesHealthy", corev1.ConditionFalse, "DeviceUnhealthy")
+	if want := fmt.Sprintf("%s: 1 of 3 devices are unhealthy: %s", gpu, held); unhealthy.Message != want {
+		t.Errorf("the message is %q, want %q", unhealthy.Message, want)
 	}
 	p.SetHealth(held, "Healthy")
 
@@ -70,8 +70,8 @@ func TestNodeConditions_DevicesAndComponents_AreShown(t *testing.T) {
 	r.must(r.Kubelet.Kill())
 	r.must(r.Kubelet.Start(r.ctx))
 	again := r.untilCondition("DevicesHealthy", corev1.ConditionTrue, "AllDevicesHealthy")
-	if !again.LastTransitionTime.After(sick.LastTransitionTime.Time) {
-		t.Errorf("it is true since %v, and was false since %v", again.LastTransitionTime, sick.LastTransitionTime)
+	if !again.LastTransitionTime.After(unhealthy.LastTransitionTime.Time) {
+		t.Errorf("it is true since %v, and was false since %v", again.LastTransitionTime, unhealthy.LastTransitionTime)
 	}
 	if is := r.condition("DeviceManagerReady"); is.Status != corev1.ConditionTrue || !is.LastTransitionTime.Equal(&ready.LastTransitionTime) {
 		t.Errorf("after a restart: %+v, before %+v", is, ready)

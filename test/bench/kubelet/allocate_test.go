@@ -277,7 +277,7 @@ func (p *Process) KubeletFull(_ none, took *time.Duration) error {
 			*took = time.Since(p.manager.began)
 			return nil
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // the device manager signals no change of its capacity
 	}
 }
 
