@@ -176,7 +176,7 @@ func (p *Publisher) writeConditions(ctx context.Context, all []condition, shown 
 	if err != nil {
 		return err
 	}
-	if err := p.send(ctx, types.StrategicMergePatchType, body, nil); err != nil {
+	if err := p.send(ctx, partConditions, types.StrategicMergePatchType, body, nil); err != nil {
 		return err
 	}
 	for _, c := range all {

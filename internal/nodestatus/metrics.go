@@ -2,6 +2,12 @@ package nodestatus
 
 import "github.com/prometheus/client_golang/prometheus"
 
+// The parts of the Node's status that devmgrd patches.
+const (
+	partCapacity   = "capacity"
+	partConditions = "conditions"
+)
+
 // metrics counts patches, and reports on each scrape what the Node shows.
 type metrics struct {
 	patches    *prometheus.CounterVec
@@ -16,8 +22,8 @@ func newMetrics(to prometheus.Registerer, s *store, v View, by *contention) *met
 	m := &metrics{
 		patches: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "devmgrd_node_patches_total",
-			Help: "Patches of the Node's status, by result: ok or error.",
-		}, []string{"result"}),
+			Help: "Patches of the Node's status, by part (capacity or conditions) and result (ok or error).",
+		}, []string{"part", "result"}),
 		capacity: prometheus.NewDesc("devmgrd_node_capacity",
 			"Devices that the Node object shows to the scheduler, as capacity and allocatable.", []string{"resource_name"}, nil),
 		contested: prometheus.NewDesc("devmgrd_node_capacity_contested",
@@ -26,19 +32,21 @@ func newMetrics(to prometheus.Registerer, s *store, v View, by *contention) *met
 		view:       v,
 		contention: by,
 	}
-	for _, result := range []string{"ok", "error"} {
-		m.patches.WithLabelValues(result)
+	for _, part := range []string{partCapacity, partConditions} {
+		for _, result := range []string{"ok", "error"} {
+			m.patches.WithLabelValues(part, result)
+		}
 	}
 	to.MustRegister(m.patches, m)
 	return m
 }
 
-func (m *metrics) patch(err error) {
+func (m *metrics) patch(part string, err error) {
 	if err != nil {
-		m.patches.WithLabelValues("error").Inc()
+		m.patches.WithLabelValues(part, "error").Inc()
 		return
 	}
-	m.patches.WithLabelValues("ok").Inc()
+	m.patches.WithLabelValues(part, "ok").Inc()
 }
 
 // Describe is part of prometheus.Collector.

@@ -293,17 +293,17 @@ func (p *Publisher) write(ctx context.Context, next quantities) error {
 	if err != nil {
 		return err
 	}
-	return p.send(ctx, types.MergePatchType, body, next)
+	return p.send(ctx, partCapacity, types.MergePatchType, body, next)
 }
 
 // send sends one patch, and uses the answer as the newest state of the Node, which must show these quantities.
-func (p *Publisher) send(ctx context.Context, kind types.PatchType, body []byte, next quantities) error {
+func (p *Publisher) send(ctx context.Context, part string, kind types.PatchType, body []byte, next quantities) error {
 	ctx, cancel := context.WithTimeout(ctx, patchTimeout)
 	defer cancel()
 	node, _ := newObjects()
 	err := p.cfg.Client.Patch(kind).Resource("nodes").Name(p.cfg.NodeName).SubResource("status").
 		Body(body).Do(ctx).Into(node)
-	p.metrics.patch(err)
+	p.metrics.patch(part, err)
 	switch {
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("patching the status of node %s: %w; devmgrd needs permission to patch nodes/status", p.cfg.NodeName, err)

@@ -236,7 +236,7 @@ func TestOnePatchPublishes(t *testing.T) {
 	}
 	for metric, want := range map[string]float64{
 		`devmgrd_node_capacity{a.example/gpu}`: 4, `devmgrd_node_capacity{a.example/nic}`: 0, `devmgrd_node_capacity{a.example/same}`: 5,
-		`devmgrd_node_patches_total{ok}`: 1, `devmgrd_node_patches_total{error}`: 0,
+		`devmgrd_node_patches_total{capacity,ok}`: 1, `devmgrd_node_patches_total{capacity,error}`: 0,
 	} {
 		if got, ok := gathered(t, registry)[metric]; !ok || got != want {
 			t.Errorf("%s is %v", metric, got)
@@ -244,7 +244,7 @@ func TestOnePatchPublishes(t *testing.T) {
 	}
 }
 
-// gathered returns the values of all series, by name{label value}.
+// gathered returns the values of all series, by name{label values}.
 func gathered(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := registry.Gather()
@@ -254,7 +254,11 @@ func gathered(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	got := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			got[f.GetName()+"{"+m.GetLabel()[0].GetValue()+"}"] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			labels := make([]string, len(m.GetLabel()))
+			for i, l := range m.GetLabel() {
+				labels[i] = l.GetValue()
+			}
+			got[f.GetName()+"{"+strings.Join(labels, ",")+"}"] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
 		}
 	}
 	return got
@@ -290,7 +294,7 @@ func TestViewChanges(t *testing.T) {
 	}
 	v.set(quantities{"a.example/gpu": 54}) // a resource that is no longer named stays on the node, and its series ends
 	untilSettled(t, p)
-	if got := gathered(t, registry); len(got) != 3 || got["devmgrd_node_capacity{a.example/gpu}"] != 54 {
+	if got := gathered(t, registry); len(got) != 5 || got["devmgrd_node_capacity{a.example/gpu}"] != 54 {
 		t.Errorf("got %v", got)
 	}
 	if got := shows(api)["a.example/nic"]; got != "1/1" {
@@ -462,7 +466,7 @@ func TestFailingPatchesAreSpaced(t *testing.T) {
 	api := kubetest.New(t)
 	api.Put(node(nil, nil))
 	api.Refuse(func(verb, _ string) int {
-		if verb == "patch" {
+		if verb == "patch" || verb == "conditions" {
 			return http.StatusForbidden
 		}
 		return 0
@@ -476,10 +480,13 @@ func TestFailingPatchesAreSpaced(t *testing.T) {
 	if err := p.Check(); err == nil || !strings.Contains(err.Error(), "needs permission to patch nodes/status") {
 		t.Errorf("Check: %v", err)
 	}
+	kubetest.Until(t, "the refused conditions are counted", func() bool {
+		return gathered(t, registry)["devmgrd_node_patches_total{conditions,error}"] >= 1
+	})
 	api.Refuse(nil)
 	untilShows(t, api, map[string]string{"a.example/gpu": "4/4"})
 	untilSettled(t, p)
-	if got := gathered(t, registry)["devmgrd_node_patches_total{error}"]; got < 4 {
+	if got := gathered(t, registry)["devmgrd_node_patches_total{capacity,error}"]; got < 4 {
 		t.Errorf("%v errors counted", got)
 	}
 }
