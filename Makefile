@@ -129,8 +129,9 @@ bench: ## Print the figures that the design is measured by.
 	$(GO) -C test/bench/kubelet test -run '^$$' -bench . -benchtime 3s . # it builds half a kubelet first: some minutes, once
 
 .PHONY: performance
-performance: ## Compare allocations with the kubelet's device manager, and write docs/performance.md and its plots; some minutes.
-	$(GO) -C test/bench/kubelet test -timeout 60m -run '^$$' -bench '^BenchmarkAllocate$$' -benchtime 200x . | $(GO) run ./test/bench/report
+performance: ## Compare devmgrd with the kubelet's device manager (root), and write docs/performance.md and its plots; a quarter of an hour.
+	{ $(GO) -C test/bench/kubelet test -timeout 60m -run '^$$' -bench '^BenchmarkAllocate$$' -benchtime 200x . && \
+	$(GO) test -tags e2e -timeout 60m -run '^$$' -bench '^BenchmarkHealth$$' -benchtime 1x ./test/bench/published; } | $(GO) run ./test/bench/report
 
 FUZZTIME ?= 30s
 fuzz: ## Fuzz what reads other people's bytes, FUZZTIME each.

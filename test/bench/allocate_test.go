@@ -80,6 +80,7 @@ func (noopNotifier) Waiting(device.Pod, device.Wait)                            
 func (noopNotifier) Assigned(device.Pod, []device.Assignment)                              {}
 func (noopNotifier) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (noopNotifier) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+func (noopNotifier) GivenUp(device.Pod, device.Wait, time.Duration, func() bool)           {}
 func (noopNotifier) StartedWithoutDevices(device.Pod, string, func() bool)                 {}
 
 func pod(name string) device.PodDemand {

@@ -37,6 +37,8 @@ import (
 // plugin, the same devices, as many pods that have one. The floor is one call to the plugin and one commit of the
 // same record to devmgrd's store, which syncs the disk twice; the kubelet syncs once, and renames. Each manager is a process of its own, so that its memory and what it writes can be told.
 //
+// Churn is pods that are bound together, get their devices, and end together.
+//
 // Then each manager restarts: how long until it has all devices again, and until a pod gets one? The plugin registers with a new kubelet as soon as the
 // kubelet listens, which real plugins do within a second to half a minute. The Node shows 0 meanwhile, with devmgrd its last
 // number.
@@ -74,6 +76,15 @@ func BenchmarkAllocate(b *testing.B) {
 			b.ReportMetric(float64(devmgrdUse.Written-devmgrdWrote)/1024/n/2, "KiB-devmgrd/pod") // the floor writes as much
 			b.ReportMetric(float64(kubeletUse.Resident)/(1<<20), "MiB-kubelet")
 			b.ReportMetric(float64(devmgrdUse.Resident)/(1<<20), "MiB-devmgrd")
+			together := min(crowd, size.devices-size.pods)
+			var kubeletChurn, devmgrdChurn []time.Duration
+			for range churns {
+				kubeletChurn = append(kubeletChurn, kubelet.churn(b, together))
+				devmgrdChurn = append(devmgrdChurn, devmgrd.churn(b, together))
+			}
+			b.ReportMetric(float64(together), "pods-together")
+			b.ReportMetric(float64(together)/median(kubeletChurn).Seconds(), "pods/s-kubelet")
+			b.ReportMetric(float64(together)/median(devmgrdChurn).Seconds(), "pods/s-devmgrd")
 			for name, m := range map[string]*managed{"kubelet": kubelet, "devmgrd": devmgrd} {
 				var full, first []time.Duration
 				for i := range size.restarts {
@@ -86,6 +97,9 @@ func BenchmarkAllocate(b *testing.B) {
 		})
 	}
 }
+
+// churns is how often pods come and go together, for a median.
+const churns = 5
 
 // managed is a manager in a process of its own, and its plugin.
 type managed struct {
@@ -143,6 +157,13 @@ func (m *managed) restart(b *testing.B) (took time.Duration) {
 func (m *managed) took(b *testing.B, what, pod string) (took time.Duration) {
 	b.Helper()
 	m.process.do(b, m.kind+what, pod, &took)
+	return took
+}
+
+// churn has so many pods come and go together, and returns how long that took.
+func (m *managed) churn(b *testing.B, pods int) (took time.Duration) {
+	b.Helper()
+	m.process.do(b, m.kind+"Churn", pods, &took)
 	return took
 }
 
@@ -259,6 +280,8 @@ func (p *Process) DevmgrdFirst(name string, took *time.Duration) error {
 	return nil
 }
 
+func newPod(i int) string { return fmt.Sprintf("churn-%06d", i) }
+
 func oldPod(i int) string { return fmt.Sprintf("old-%06d", i) }
 
 func kubeletPod(name string) *corev1.Pod {
@@ -293,6 +316,22 @@ func (p *Process) KubeletAllocate(name string, took *time.Duration) error {
 	*took = time.Since(start)
 	m.pods = m.pods[:len(m.pods)-1]
 	m.kubelet.UpdateAllocatedDevices()
+	return nil
+}
+
+// KubeletChurn has pods come and go together. The kubelet admits them one after the other.
+func (p *Process) KubeletChurn(pods int, took *time.Duration) error {
+	m, start := p.manager, time.Now()
+	for i := range pods {
+		pod := kubeletPod(newPod(i))
+		m.pods = append(m.pods, pod)
+		if err := m.kubelet.Allocate(pod, &pod.Spec.Containers[0]); err != nil {
+			return err
+		}
+	}
+	m.pods = m.pods[:len(m.pods)-pods]
+	m.kubelet.UpdateAllocatedDevices()
+	*took = time.Since(start)
 	return nil
 }
 
@@ -359,6 +398,24 @@ func (p *Process) DevmgrdAllocate(name string, took *time.Duration) error {
 	p.manager.node.settle(d)
 	*took = time.Since(start)
 	p.manager.node.drop(d)
+	return nil
+}
+
+// DevmgrdChurn has pods come and go together.
+func (p *Process) DevmgrdChurn(pods int, took *time.Duration) error {
+	all := make([]device.PodDemand, pods)
+	for i := range all {
+		all[i] = pod(newPod(i), 1)
+	}
+	start := time.Now()
+	for _, d := range all {
+		p.manager.node.ledger.Bind(d)
+	}
+	for _, d := range all {
+		p.manager.node.settle(d)
+	}
+	p.manager.node.drop(all...)
+	*took = time.Since(start)
 	return nil
 }
 

@@ -1,6 +1,5 @@
-// Command report puts the figures of BenchmarkAllocate into docs/performance.md, and draws the plots there from them.
-//
-//	go -C test/bench/kubelet test -run '^$' -bench Allocate . | go run ./test/bench/report
+// Command report puts the figures of BenchmarkAllocate and of BenchmarkHealth into docs/performance.md, and draws the plots there
+// from the former.
 //
 // It copies its input to its output. "make performance" does it all.
 package main
@@ -29,19 +28,28 @@ type size struct {
 	values        map[string]float64 // by unit
 }
 
+// A result is what the benchmarks have printed.
+type result struct {
+	machine string // the name of the processor
+	sizes   []size
+	health  map[string]float64 // of BenchmarkHealth, by unit
+}
+
 func run(from io.Reader, to io.Writer, docs string) error {
-	sizes, machine, err := parse(io.TeeReader(from, to))
-	if err != nil {
+	r, err := parse(io.TeeReader(from, to))
+	switch {
+	case err != nil:
 		return err
-	}
-	if len(sizes) == 0 {
+	case len(r.sizes) == 0:
 		return fmt.Errorf("there is no result of BenchmarkAllocate")
+	case r.health == nil:
+		return fmt.Errorf("there is no result of BenchmarkHealth")
 	}
 	for _, p := range []plot{
-		{"allocate", "From bound to assigned, one pod with one device", "µs", sizes, []series{
+		{"allocate", "From bound to assigned, one pod with one device", "µs", r.sizes, []series{
 			{"kubelet", "µs-kubelet", 0}, {"devmgrd", "µs-devmgrd", 1}, {"floor: one call and one commit of devmgrd's store", "µs-floor", 2},
 		}},
-		{"restart", "From the start of the device manager until a pod gets a device", "ms", sizes, []series{
+		{"restart", "From the start of the device manager until a pod gets a device", "ms", r.sizes, []series{
 			{"kubelet", "ms-first-kubelet", 0}, {"devmgrd", "ms-first-devmgrd", 1},
 		}},
 	} {
@@ -52,51 +60,77 @@ func run(from io.Reader, to io.Writer, docs string) error {
 			}
 		}
 	}
-	return write(filepath.Join(docs, "performance.md"), table(sizes, machine))
+	return write(filepath.Join(docs, "performance.md"), r.table())
 }
 
-// parse reads the results of BenchmarkAllocate, and the name of the processor.
-func parse(from io.Reader) (sizes []size, machine string, err error) {
+// parse reads the output of the benchmarks.
+func parse(from io.Reader) (r result, err error) {
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		if name, ok := strings.CutPrefix(lines.Text(), "cpu: "); ok {
-			machine = name
+			r.machine = name
 		}
 		fields := strings.Fields(lines.Text())
-		if len(fields) < 4 || !strings.HasPrefix(fields[0], "BenchmarkAllocate/") {
+		if len(fields) < 4 || !strings.HasPrefix(fields[0], "Benchmark") {
 			continue
 		}
-		one := size{values: map[string]float64{}}
-		if _, err := fmt.Sscanf(fields[0], "BenchmarkAllocate/devices=%d/pods=%d", &one.devices, &one.pods); err != nil {
-			return nil, "", fmt.Errorf("%s: %w", fields[0], err)
+		values, err := valuesOf(fields)
+		if err != nil {
+			return result{}, err
 		}
-		for i := 2; i+1 < len(fields); i += 2 {
-			value, err := strconv.ParseFloat(fields[i], 64)
-			if err != nil {
-				return nil, "", fmt.Errorf("%s: %w", fields[0], err)
+		switch name, _, _ := strings.Cut(fields[0], "/"); {
+		case name == "BenchmarkAllocate":
+			one := size{values: values}
+			if _, err := fmt.Sscanf(fields[0], "BenchmarkAllocate/devices=%d/pods=%d", &one.devices, &one.pods); err != nil {
+				return result{}, fmt.Errorf("%s: %w", fields[0], err)
 			}
-			one.values[fields[i+1]] = value
+			r.sizes = append(r.sizes, one)
+		case strings.HasPrefix(name, "BenchmarkHealth"): // with the number of processors at its end
+			r.health = values
 		}
-		sizes = append(sizes, one)
 	}
-	return sizes, machine, lines.Err()
+	return r, lines.Err()
 }
 
-func table(sizes []size, machine string) string {
+// valuesOf returns the values of a benchmark's result by unit.
+func valuesOf(fields []string) (map[string]float64, error) {
+	values := map[string]float64{}
+	for i := 2; i+1 < len(fields); i += 2 {
+		v, err := strconv.ParseFloat(fields[i], 64)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", fields[0], err)
+		}
+		values[fields[i+1]] = v
+	}
+	return values, nil
+}
+
+// table returns the tables as Markdown.
+func (r result) table() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s, %s.\n\n", time.Now().UTC().Format(time.DateOnly), machine)
+	fmt.Fprintf(&b, "%s, %s.\n\n", time.Now().UTC().Format(time.DateOnly), r.machine)
 	b.WriteString("| devices | pods | kubelet | devmgrd | floor | kubelet to floor | devmgrd to floor |\n|---|---|---|---|---|---|---|\n")
-	for _, s := range sizes {
+	for _, s := range r.sizes {
 		v := s.values
 		fmt.Fprintf(&b, "| %d | %d | %.0f µs | %.0f µs | %.0f µs | %.2f | %.2f |\n", s.devices, s.pods,
 			v["µs-kubelet"], v["µs-devmgrd"], v["µs-floor"], v["kubelet/floor"], v["devmgrd/floor"])
 	}
+	b.WriteString("\n| devices | pods | come and go together | in a second: kubelet | devmgrd |\n|---|---|---|---|---|\n")
+	for _, s := range r.sizes {
+		v := s.values
+		fmt.Fprintf(&b, "| %d | %d | %.0f | %.0f | %.0f |\n", s.devices, s.pods, v["pods-together"], v["pods/s-kubelet"], v["pods/s-devmgrd"])
+	}
 	b.WriteString("\n| devices | pods | from the start until the capacity is known: kubelet | devmgrd | until a pod gets a device: kubelet | devmgrd | written for a pod: kubelet | devmgrd | memory: kubelet | devmgrd |\n|---|---|---|---|---|---|---|---|---|---|\n")
-	for _, s := range sizes {
+	for _, s := range r.sizes {
 		v := s.values
 		fmt.Fprintf(&b, "| %d | %d | %.0f ms | %.0f ms | %.0f ms | %.0f ms | %.0f KiB | %.0f KiB | %.0f MiB | %.0f MiB |\n", s.devices, s.pods,
 			v["ms-full-kubelet"], v["ms-full-devmgrd"], v["ms-first-kubelet"], v["ms-first-devmgrd"], v["KiB-kubelet/pod"], v["KiB-devmgrd/pod"], v["MiB-kubelet"], v["MiB-devmgrd"])
+	}
+	b.WriteString("\n| a device has | until the Node shows it: kubelet | longest | devmgrd | longest |\n|---|---|---|---|---|\n")
+	for _, what := range []string{"failed", "recovered"} {
+		of := func(kind string) float64 { return r.health["s-"+what+"-"+kind] }
+		fmt.Fprintf(&b, "| %s | %.2f s | %.2f s | %.2f s | %.2f s |\n", what, of("kubelet"), of("longest-kubelet"), of("devmgrd"), of("longest-devmgrd"))
 	}
 	return b.String()
 }

@@ -14,6 +14,7 @@ const output = `goos: linux
 cpu: A Processor
 BenchmarkAllocate/devices=10/pods=0-2 	 100	 0 ns/op	 900.5 µs-kubelet	 700 µs-devmgrd	 600 µs-floor	 1.17 devmgrd/floor	 1.5 kubelet/floor	 12 ms-full-kubelet	 0 ms-full-devmgrd	 13 ms-first-kubelet	 3 ms-first-devmgrd
 BenchmarkAllocate/devices=50000/pods=5000-2 	 10	 0 ns/op	 90000 µs-kubelet	 710 µs-devmgrd	 600 µs-floor	 1.18 devmgrd/floor	 150 kubelet/floor	 1200 ms-full-kubelet	 0 ms-full-devmgrd	 1300 ms-first-kubelet	 4 ms-first-devmgrd
+BenchmarkHealth-2	1	0 ns/op	5.25 s-failed-kubelet	9.5 s-failed-longest-kubelet	5.01 s-failed-devmgrd	5.04 s-failed-longest-devmgrd	0.02 s-recovered-devmgrd
 BenchmarkList/x-2	1	2 ns/op
 PASS
 `
@@ -35,7 +36,7 @@ func TestReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"head\n", "A Processor", "| 50000 | 5000 | 90000 µs | 710 µs | 600 µs | 150.00 | 1.18 |", "| 1200 ms | 0 ms | 1300 ms | 4 ms |", markEnd + "tail\n"} {
+	for _, want := range []string{"head\n", "A Processor", "| 50000 | 5000 | 90000 µs | 710 µs | 600 µs | 150.00 | 1.18 |", "| failed | 5.25 s | 9.50 s | 5.01 s | 5.04 s |", "| recovered | 0.00 s | 0.00 s | 0.02 s |", "| 1200 ms | 0 ms | 1300 ms | 4 ms |", markEnd + "tail\n"} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the document lacks %q:\n%s", want, text)
 		}
@@ -61,7 +62,10 @@ func TestReport(t *testing.T) {
 			}
 		}
 	}
-	if err := run(strings.NewReader("PASS\n"), io.Discard, docs); err == nil {
-		t.Error("without a result it reports")
+	for _, lacks := range []string{"BenchmarkAllocate", "BenchmarkHealth"} {
+		err := run(strings.NewReader(strings.ReplaceAll(output, lacks, "BenchmarkOther")), io.Discard, docs)
+		if err == nil || !strings.Contains(err.Error(), lacks) {
+			t.Errorf("without a result of %s: %v", lacks, err)
+		}
 	}
 }
