@@ -2,8 +2,10 @@ package config
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +22,7 @@ const (
 	maxTotal      = 64 << 30
 	maxTimeout    = time.Hour
 	maxGrace      = 24 * time.Hour
+	maxGiveUp     = 30 * 24 * time.Hour
 	maxNRIWait    = time.Second // the runtime calls its plugins one after the other and drops a late one after 2 s
 )
 
@@ -95,6 +98,8 @@ func (c *Config) check() []Mistake {
 	r.duration("nri.maxWait", c.NRI.MaxWait, 0, maxNRIWait)
 	r.oneOf("topology.policy", c.Topology.Policy, "none", "best-effort", "restricted", "single-numa-node")
 	r.oneOf("topology.scope", c.Topology.Scope, "container", "pod")
+	r.allocation(c.Allocation)
+	r.giveUp(c.Wait.GiveUpAfter)
 	r.oneOf("health.onMissingDevices", c.Health.OnMissingDevices, Ignore, Event, Evict)
 	r.oneOf("health.onDeviceFailure", c.Health.OnDeviceFailure, Ignore, Event, Evict)
 	if r.path("podResources.socket", c.PodResources.Socket) {
@@ -188,12 +193,56 @@ func (r *rules) number(key string, n, most int) {
 // patterns requires names of extended resources, or a domain with /* for all of its resources.
 func (r *rules) patterns(key string, list []string) {
 	for _, s := range list {
-		name := s
-		if domain, ok := strings.CutSuffix(s, "/*"); ok {
-			name = domain + "/any"
-		}
-		if _, err := device.ParseResourceName(name); err != nil {
+		if !isPattern(s) {
 			r.broken(key, quote(s)+" is not an extended resource", "write a name like vendor.example/licence, or vendor.example/* for all of a domain")
+		}
+	}
+}
+
+// isPattern reports whether a text is the name of an extended resource, or a domain with /*.
+func isPattern(s string) bool {
+	if domain, ok := strings.CutSuffix(s, "/*"); ok {
+		s = domain + "/any"
+	}
+	_, err := device.ParseResourceName(s)
+	return err == nil
+}
+
+// byResource requires patterns of resource names as keys, or "*" for all.
+func (r *rules) byResource(key string, values map[string]string) {
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		if name != "*" && !isPattern(name) {
+			r.broken(key, quote(name)+" is not an extended resource", `write a name like vendor.example/gpu, vendor.example/* for all of a domain, or "*" for all`)
+		}
+	}
+}
+
+// giveUp requires reasons or patterns of resource names, and durations.
+func (r *rules) giveUp(after map[string]string) {
+	const key = "wait.giveUpAfter"
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		if name != "*" && !isPattern(name) && device.Explain(device.Reason(name)).Meaning == "" {
+			r.broken(key, quote(name)+" is neither a reason nor an extended resource",
+				`write a reason that devmgrd explain shows, such as PluginMissing, a name like vendor.example/gpu, vendor.example/* or "*"`)
+		}
+		d, err := time.ParseDuration(after[name])
+		if err != nil {
+			r.broken(key, quote(after[name])+" of "+quote(name)+" is not a duration", "write it like 30m")
+			continue
+		}
+		r.duration(key, d, time.Second, maxGiveUp)
+	}
+}
+
+func (r *rules) allocation(a Allocation) {
+	r.byResource("allocation.order", a.Order)
+	for _, name := range slices.Sorted(maps.Keys(a.Order)) {
+		r.oneOf("allocation.order", a.Order[name], Lowest, Pack, Spread, Oldest)
+	}
+	r.byResource("allocation.groups", a.Groups)
+	for _, name := range slices.Sorted(maps.Keys(a.Groups)) {
+		if _, err := regexp.Compile(a.Groups[name]); err != nil || a.Groups[name] == "" {
+			r.broken("allocation.groups", quote(a.Groups[name])+" of "+quote(name)+" is not a regular expression", "write one like ^(.*)::, or "+NUMAGroups)
 		}
 	}
 }

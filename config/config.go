@@ -2,6 +2,7 @@ package config
 
 import (
 	"path"
+	"strings"
 	"time"
 )
 
@@ -18,6 +19,8 @@ type Config struct {
 	Kubernetes Kubernetes `key:"kubernetes"`
 	NRI        NRI        `key:"nri"`
 	Topology   Topology   `key:"topology"`
+	Allocation Allocation `key:"allocation"`
+	Wait       Wait       `key:"wait"`
 	Health     Health     `key:"health"`
 	// PodResources reports which pods have which devices.
 	PodResources PodResources `key:"podResources"`
@@ -107,6 +110,55 @@ type Topology struct {
 	Scope  string `key:"scope"`  // container or pod
 }
 
+// Allocation controls the choice among equal devices. Its keys are names of resources, "domain/*" for all of a domain, or "*" for
+// all; the most exact one counts.
+type Allocation struct {
+	Order map[string]string `key:"order"` // lowest, pack, spread or oldest
+	// Groups are what pack and spread count: NUMAGroups, or a regular expression that finds the group in a device's ID.
+	Groups map[string]string `key:"groups"`
+}
+
+// Values of Allocation.Order.
+const (
+	Lowest = "lowest" // the lowest IDs
+	Pack   = "pack"   // from the smallest group of devices that suffices
+	Spread = "spread" // from as many groups as possible, the one with the most free devices first
+	Oldest = "oldest" // those that have been free for the longest time
+)
+
+// NUMAGroups is the value of Allocation.Groups for devices near the same NUMA nodes.
+const NUMAGroups = "numa"
+
+// ByResource returns the value of a map whose keys are patterns of resource names, or "" if none matches.
+func ByResource(values map[string]string, resource string) string {
+	domain, _, _ := strings.Cut(resource, "/")
+	for _, pattern := range []string{resource, domain + "/*", "*"} {
+		if v, ok := values[pattern]; ok {
+			return v
+		}
+	}
+	return ""
+}
+
+// Wait controls for how long pods wait for devices.
+type Wait struct {
+	// GiveUpAfter is after which time a pod is evicted, by reason or by resource: the keys are reasons, such as PluginMissing, or
+	// like those of Allocation. The shortest time that applies counts.
+	GiveUpAfter map[string]string `key:"giveUpAfter"`
+}
+
+// GiveUp returns after which time a pod that requests a resource and waits for a reason is evicted; 0: never. The resource "" stands
+// for none in particular.
+func (w Wait) GiveUp(reason, resource string) time.Duration {
+	least := time.Duration(0)
+	for _, text := range []string{w.GiveUpAfter[reason], ByResource(w.GiveUpAfter, resource)} {
+		if d, err := time.ParseDuration(text); err == nil && (least == 0 || d < least) {
+			least = d
+		}
+	}
+	return least
+}
+
 // Health controls the handling of pods with missing or failed devices.
 type Health struct {
 	// OnMissingDevices is for pods that started while devmgrd was away: without their devices, or with a device plugin
@@ -180,6 +232,8 @@ func defaults() Config {
 		Kubernetes:   Kubernetes{Mode: Cluster},
 		NRI:          NRI{Socket: "/var/run/nri/nri.sock", Index: "05", MaxWait: 100 * time.Millisecond},
 		Topology:     Topology{Policy: "best-effort", Scope: "container"},
+		Allocation:   Allocation{Order: map[string]string{}, Groups: map[string]string{}},
+		Wait:         Wait{GiveUpAfter: map[string]string{}},
 		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event},
 		PodResources: PodResources{KubeletSocket: "/var/lib/kubelet/pod-resources/kubelet.sock"},
 		Metrics:      Metrics{Listen: "127.0.0.1:9464", HostNames: []string{}},

@@ -78,9 +78,9 @@ func listHook(from, to reflect.Type, data any) (any, error) {
 	return list, nil
 }
 
-// numbersHook converts a list of texts like vendor.example/gpu=8, or one text with commas between them, to numbers by name.
-func numbersHook(from, to reflect.Type, data any) (any, error) {
-	if to != reflect.TypeFor[map[string]int]() {
+// mapHook converts a list of texts like vendor.example/gpu=8, or one text with commas between them, to numbers or texts by name.
+func mapHook(from, to reflect.Type, data any) (any, error) {
+	if to.Kind() != reflect.Map {
 		return data, nil
 	}
 	items, err := listHook(from, reflect.TypeFor[[]string](), data)
@@ -89,18 +89,28 @@ func numbersHook(from, to reflect.Type, data any) (any, error) {
 	}
 	list, ok := items.([]string)
 	if !ok {
-		return nil, errors.New("not a list of names and numbers")
+		return nil, errors.New("not a list of names and values")
 	}
-	numbers := make(map[string]int, len(list))
+	numbers, texts := make(map[string]int, len(list)), make(map[string]string, len(list))
 	for _, item := range list {
 		name, text, ok := strings.Cut(item, "=")
-		n, err := strconv.Atoi(strings.TrimSpace(text))
-		if !ok || err != nil {
-			return nil, fmt.Errorf("%s is not a name and a number", quote(item))
+		name, text = strings.TrimSpace(name), strings.TrimSpace(text)
+		if !ok {
+			return nil, fmt.Errorf("%s has no =", quote(item))
 		}
-		numbers[strings.TrimSpace(name)] = n
+		texts[name] = text
+		if to.Elem().Kind() == reflect.Int {
+			n, err := strconv.Atoi(text)
+			if err != nil {
+				return nil, fmt.Errorf("%s is not a name and a number", quote(item))
+			}
+			numbers[name] = n
+		}
 	}
-	return numbers, nil
+	if to.Elem().Kind() == reflect.Int {
+		return numbers, nil
+	}
+	return texts, nil
 }
 
 // quote shows a value in a message, cut to a readable length.

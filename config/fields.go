@@ -35,7 +35,7 @@ func fieldsOf(prefix string, v reflect.Value) []field {
 // isList reports whether the field takes several values.
 func (f field) isList() bool { return f.value.Kind() == reflect.Slice }
 
-// isMap reports whether the field takes numbers by name.
+// isMap reports whether the field takes values by name.
 func (f field) isMap() bool { return f.value.Kind() == reflect.Map }
 
 // env returns the environment variable that sets the field.
@@ -43,19 +43,27 @@ func (f field) env() string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(f.key, ".", "_"))
 }
 
-// plain returns the field's value as a text or a list of texts; numbers by name are texts like vendor.example/gpu=8.
+// plain returns the field's value as a text or a list of texts; values by name are texts like vendor.example/gpu=8.
 func (f field) plain() any {
-	if numbers, ok := f.value.Interface().(map[string]int); ok {
-		all := make([]string, 0, len(numbers))
-		for _, name := range slices.Sorted(maps.Keys(numbers)) {
-			all = append(all, fmt.Sprintf("%s=%d", name, numbers[name]))
-		}
-		return all
+	switch values := f.value.Interface().(type) {
+	case map[string]int:
+		return byName(values)
+	case map[string]string:
+		return byName(values)
 	}
 	if f.isList() {
 		return f.value.Interface()
 	}
 	return fmt.Sprint(f.value.Interface())
+}
+
+// byName returns values as texts, sorted by their names.
+func byName[V any](values map[string]V) []string {
+	all := make([]string, 0, len(values))
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		all = append(all, fmt.Sprintf("%s=%v", name, values[name]))
+	}
+	return all
 }
 
 // form returns the name of the field's type, and how to write a value.
@@ -71,6 +79,8 @@ func (f field) form() (what, remedy string) {
 		return "a list", "write it like [vendor.example/licence]"
 	case map[string]int:
 		return "a map of whole numbers", "write it like {vendor.example/gpu: 8}, or vendor.example/gpu=8 in a variable or with --set"
+	case map[string]string:
+		return "a map of texts", "write it like {vendor.example/gpu: pack}, or vendor.example/gpu=pack in a variable or with --set"
 	default:
 		return "a text", "write one value"
 	}

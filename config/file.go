@@ -120,7 +120,7 @@ func (d *document) value(f field, n *yaml.Node) {
 		for i := 0; i < len(n.Content); i += 2 {
 			name, number := n.Content[i], follow(n.Content[i+1])
 			if number.Kind != yaml.ScalarNode {
-				d.wrong(number, f.key, quote(name.Value)+" has no number", remedy)
+				d.wrong(number, f.key, quote(name.Value)+" has no value", remedy)
 				return
 			}
 			list = append(list, name.Value+"="+number.Value)

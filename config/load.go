@@ -85,11 +85,11 @@ func load(o Options, m machine) (Config, Sources, error) {
 	return c, from, nil
 }
 
-// decodeText converts the text of one value to a duration, a list or numbers by name; plain kinds need no hook.
+// decodeText converts the text of one value to a duration, a list or values by name; plain kinds need no hook.
 var decodeText = mapstructure.ComposeDecodeHookFunc(
 	mapstructure.StringToTimeDurationHookFunc(),
 	listHook,
-	numbersHook,
+	mapHook,
 )
 
 // fromEnviron reads DEVMGRD_ variables.

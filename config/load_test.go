@@ -107,6 +107,39 @@ func TestListsInOneText(t *testing.T) {
 	}
 }
 
+// Values may contain what separates names from values, and in a file also commas.
+func TestMaps(t *testing.T) {
+	want := map[string]string{"a.example/x": "^([^=]*)=", "b.example/*": "numa"}
+	for _, o := range []Options{
+		{File: write(t, `allocation: {groups: {a.example/x: "^([^=]*)=", b.example/*: numa}}`)},
+		{File: write(t, "allocation: {groups: {old.example/z: numa}}"), Set: []string{"allocation.groups=a.example/x=^([^=]*)=, b.example/*=numa"}},
+	} {
+		if c, _ := mustLoad(t, o); !reflect.DeepEqual(c.Allocation.Groups, want) {
+			t.Errorf("%q, want %q", c.Allocation.Groups, want)
+		}
+	}
+	c, _ := mustLoad(t, Options{File: write(t, `allocation: {groups: {a.example/x: "^.{1,3}"}}`)})
+	if got := c.Allocation.Groups["a.example/x"]; got != "^.{1,3}" {
+		t.Errorf("%q", got)
+	}
+}
+
+// The shortest time counts, of those for the reason and for the resource.
+func TestGiveUp(t *testing.T) {
+	w := Wait{GiveUpAfter: map[string]string{"PluginMissing": "30m", "a.example/*": "1h", "a.example/fast": "10m"}}
+	for _, c := range []struct {
+		reason, resource string
+		want             time.Duration
+	}{
+		{"PluginMissing", "", 30 * time.Minute}, {"PluginMissing", "a.example/x", 30 * time.Minute}, {"PluginMissing", "a.example/fast", 10 * time.Minute},
+		{"PluginError", "a.example/x", time.Hour}, {"PluginError", "b.example/x", 0}, {"PluginError", "", 0},
+	} {
+		if got := w.GiveUp(c.reason, c.resource); got != c.want {
+			t.Errorf("%s, %s: %v, want %v", c.reason, c.resource, got, c.want)
+		}
+	}
+}
+
 func TestEveryMistakeAtOnce(t *testing.T) {
 	file := write(t, strings.Join([]string{
 		/* 1 */ "stateDir: relative",
@@ -153,6 +186,8 @@ func TestFile(t *testing.T) {
 		"list for text": {"stateDir: [/a]", "is not a text"},
 		"text for list": {"plugins: {ignoredResources: a.example/x}", "is not a list"},
 		"map in a list": {"plugins: {ignoredResources: [{a: b}]}", "an item is not a text"},
+		"text for map":  {"allocation: {order: pack}", "is not a map"},
+		"list in a map": {"allocation: {order: {a.example/x: [pack]}}", "has no value"},
 		"fraction":      {"plugins: {maxDevices: 1.5}", "is not a whole number"},
 		"yes":           {"plugins: {redirect: sometimes}", "is not a boolean"},
 	} {
@@ -192,7 +227,7 @@ func TestPrintedConfigurationLoadsAgain(t *testing.T) {
 	for name, o := range map[string]Options{
 		"defaults": {File: write(t, "")},
 		"odd texts": {
-			File: write(t, "nodeName: '007'\nplugins: {ignoredResources: [a.example/x, 'b.example/*'], redirect: false}"),
+			File: write(t, "nodeName: '007'\nplugins: {ignoredResources: [a.example/x, 'b.example/*'], redirect: false}\nallocation: {groups: {a.example/x: '^(\"a\"|#|007)', '*': '8'}}\nnode: {expected: {a.example/x: 8}}"),
 			Set:  []string{"metrics.listen=", "nri.maxWait=0s", "stateDir=/with # hash: and 'quote'"}, Environ: []string{"DEVMGRD_NRI_INDEX=00"},
 		},
 	} {

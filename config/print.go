@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 
 	yaml "go.yaml.in/yaml/v3"
@@ -44,12 +45,16 @@ func (f field) node() *yaml.Node {
 	switch v := f.plain().(type) {
 	case []string:
 		if f.isMap() {
-			numbers := &yaml.Node{Kind: yaml.MappingNode, Style: yaml.FlowStyle}
+			values := &yaml.Node{Kind: yaml.MappingNode, Style: yaml.FlowStyle}
 			for _, s := range v {
-				name, number, _ := strings.Cut(s, "=")
-				numbers.Content = append(numbers.Content, text(name), &yaml.Node{Kind: yaml.ScalarNode, Value: number})
+				name, value, _ := strings.Cut(s, "=")
+				node := &yaml.Node{Kind: yaml.ScalarNode, Value: value}
+				if f.value.Type().Elem().Kind() == reflect.String {
+					node = text(value)
+				}
+				values.Content = append(values.Content, text(name), node)
 			}
-			return numbers
+			return values
 		}
 		list := &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
 		for _, s := range v {

@@ -3,6 +3,7 @@ package admin
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	adminv1 "github.com/devmgrd/devmgrd/api/devmgrd/admin/v1"
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -34,6 +35,9 @@ func (s *Server) explanation(o device.PodStatus) *adminv1.ExplainResponse {
 		e.Ends = device.Explain(o.Wait.Reason).Ends(strings.Join(lists.Strings(o.Wants()), " or "))
 		if o.Wait.Reason == device.PluginMissing || o.Wait.Reason == device.PluginStale {
 			e.Ends += astray(s.notRedirected())
+		}
+		if !o.GivesUp.IsZero() {
+			e.Ends += "; else devmgrd evicts the pod at " + o.GivesUp.UTC().Format(time.RFC3339) + " (wait.giveUpAfter)"
 		}
 	}
 	return e
@@ -90,7 +94,11 @@ func choice(as device.Assignment, s device.Share) string {
 	add(s.Why.Stamped, "in use by the container when the state file was lost")
 	add(s.Why.Kept, "kept from init containers")
 	add(s.Why.Preferred, "preferred by the plugin")
-	add(len(s.IDs)-s.Why.Stamped-s.Why.Kept-s.Why.Preferred, "by lowest ID")
+	rest := "by lowest ID"
+	if s.Why.Order != "" {
+		rest = "in the order " + s.Why.Order
+	}
+	add(len(s.IDs)-s.Why.Stamped-s.Why.Kept-s.Why.Preferred, "%s", rest)
 	if len(s.Why.Near) > 0 {
 		parts = append(parts, "near NUMA "+nodes(s.Why.Near)+" first")
 	}

@@ -64,6 +64,8 @@ type Notifier interface {
 	// FailedForLong reports that a failure has lasted, at most once an hour for each device. The device is still in use and
 	// failed while still returns true.
 	FailedForLong(pod device.Pod, r device.ResourceName, id device.ID, still func() bool)
+	// GivenUp reports that a pod has waited for too long, and why. It does so while still returns true.
+	GivenUp(pod device.Pod, why device.Wait, waited time.Duration, still func() bool)
 }
 
 // Host reports which processes run on this machine.
@@ -74,11 +76,13 @@ type Host interface {
 	PodsWithProcesses([]device.PodUID) (map[device.PodUID]bool, error)
 }
 
-// The policy for NUMA placement, for the caller of New.
+// The policy for NUMA placement and the order of choice, for the caller of New.
 type (
 	Topology = placement.Topology
 	Policy   = placement.Policy
 	Scope    = placement.Scope
+	Ordering = placement.Ordering
+	Order    = placement.Order
 )
 
 // Config is what New needs.
@@ -94,8 +98,13 @@ type Config struct {
 	Retired  []device.ResourceName // likewise
 	// Topology is the policy for NUMA placement; the zero value ignores placement.
 	Topology Topology
-	Log      *slog.Logger
-	Metrics  prometheus.Registerer
+	// Ordering returns the order in which a resource's devices are given out; nil: the lowest IDs first.
+	Ordering func(device.ResourceName) Ordering
+	// GiveUpAfter returns how long a pod that requests a resource may wait for a reason; 0: without end. With an empty resource:
+	// any pod. nil: no pod is given up.
+	GiveUpAfter func(device.Reason, device.ResourceName) time.Duration
+	Log         *slog.Logger
+	Metrics     prometheus.Registerer
 }
 
 // An Allocator assigns devices to containers. Its methods are safe for concurrent use and block only on its own short lock.
@@ -107,8 +116,12 @@ type Allocator struct {
 	host     Host
 	boot     string
 	topology Topology
+	ordering func(device.ResourceName) Ordering
 	log      *slog.Logger
-	metrics  *metrics
+
+	giveUpAfter func(device.Reason, device.ResourceName) time.Duration
+	began       time.Time
+	metrics     *metrics
 
 	kick  chan struct{} // something to plan
 	write chan struct{} // the state file needs a write
@@ -163,21 +176,28 @@ func New(c Config) *Allocator {
 		host:     c.Host,
 		boot:     c.Boot,
 		topology: c.Topology,
-		log:      c.Log,
-		kick:     make(chan struct{}, 1),
-		write:    make(chan struct{}, 1),
-		pods:     map[device.PodUID]*pod{},
-		locals:   map[device.PodUID]*pod{},
-		mirrors:  map[device.PodUID]device.PodDemand{},
-		waiting:  map[device.PodUID]*pod{},
-		ended:    map[device.PodUID]*pod{},
-		unsaved:  map[device.PodUID]*pod{},
-		running:  containers.Containers{},
-		feed:     feed.New(),
-		cordons:  device.Cordons{},
-		declared: device.Cordons{},
-		inForce:  device.Cordons{},
-		retired:  map[device.ResourceName]bool{},
+		ordering: c.Ordering,
+
+		giveUpAfter: c.GiveUpAfter,
+		began:       time.Now(),
+		log:         c.Log,
+		kick:        make(chan struct{}, 1),
+		write:       make(chan struct{}, 1),
+		pods:        map[device.PodUID]*pod{},
+		locals:      map[device.PodUID]*pod{},
+		mirrors:     map[device.PodUID]device.PodDemand{},
+		waiting:     map[device.PodUID]*pod{},
+		ended:       map[device.PodUID]*pod{},
+		unsaved:     map[device.PodUID]*pod{},
+		running:     containers.Containers{},
+		feed:        feed.New(),
+		cordons:     device.Cordons{},
+		declared:    device.Cordons{},
+		inForce:     device.Cordons{},
+		retired:     map[device.ResourceName]bool{},
+	}
+	if a.ordering == nil {
+		a.ordering = func(device.ResourceName) Ordering { return Ordering{} }
 	}
 	a.table = holdings.New(tableView{a}, c.Log)
 	for _, r := range c.Retired {
@@ -243,7 +263,7 @@ func (a *Allocator) refresh() {
 		a.mu.Unlock()
 		switch {
 		case !known || !device.SameList(o.Inventory.Devices, was.Inventory.Devices):
-			fresh[r] = news{o, placement.NewListing(o.Inventory.Devices, cordons, before)}
+			fresh[r] = news{o, placement.NewListing(o.Inventory.Devices, cordons, a.ordering(r), before)}
 		case o.State != was.State || o.Session != was.Session || o.Reported != was.Reported || o.PreStart != was.PreStart || o.Prefers != was.Prefers:
 			fresh[r] = news{o, before}
 		}
@@ -284,6 +304,9 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	now := time.Now()
 	again = a.dropIdleLocked(now)
 	if due := a.watchFailuresLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {
+		again = due
+	}
+	if due := a.giveUpLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {
 		again = due
 	}
 	for _, p := range a.waiting {

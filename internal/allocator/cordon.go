@@ -162,7 +162,7 @@ func (a *Allocator) combineCordonsLocked(r device.ResourceName) {
 func (a *Allocator) refreshCordonsLocked(r device.ResourceName) {
 	p := a.table.Resources.Of(r)
 	if l := p.Listing(); !sameMap(l.Cordons(), a.inForce[r]) {
-		p.SetListing(placement.NewListing(l.Devices(), a.inForce[r], l))
+		p.SetListing(placement.NewListing(l.Devices(), a.inForce[r], a.ordering(r), l))
 		a.table.Withhold(r)
 	}
 }

@@ -38,6 +38,7 @@ type fakePlugins struct {
 	advised  []string // "pod/container resource size of available with must", in order
 	prefer   func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error)
 	told     []string               // the reports to the pods' owners
+	still    func() bool            // of the last pod given up
 	alive    map[string]bool        // containers with processes, by the runtime's IDs
 	haunted  map[device.PodUID]bool // pods with processes
 	blind    error                  // why the host cannot list the pods with processes
@@ -238,6 +239,13 @@ func (s *fakePlugins) FailedForLong(p device.Pod, r device.ResourceName, id devi
 	s.told = append(s.told, fmt.Sprintf("%s failed for long %s/%s", p.Name, r, id))
 }
 
+func (s *fakePlugins) GivenUp(p device.Pod, why device.Wait, waited time.Duration, still func() bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.still = still
+	s.told = append(s.told, fmt.Sprintf("%s given up after %v: %s", p.Name, waited, why.Reason))
+}
+
 func (s *fakePlugins) StartedWithoutDevices(p device.Pod, container string, _ func() bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -263,6 +271,7 @@ type harness struct {
 
 	topology allocator.Topology
 	boot     string
+	giveUp   func(device.Reason, device.ResourceName) time.Duration
 	metrics  *prometheus.Registry
 
 	reader   *allocator.Allocator                    // the allocator that follow last followed
@@ -372,7 +381,7 @@ func (r *harness) start() {
 	r.metrics = prometheus.NewRegistry()
 	r.Allocator = allocator.New(allocator.Config{
 		Registry: r.plugins, Plugins: r.plugins, Store: r.disk, Notifier: r.plugins, Host: r.plugins, Known: known.Pods, Cordons: known.Cordons, Retired: known.Retired,
-		Topology: r.topology, Boot: r.boot, Log: log, Metrics: r.metrics,
+		Topology: r.topology, Boot: r.boot, GiveUpAfter: r.giveUp, Log: log, Metrics: r.metrics,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})

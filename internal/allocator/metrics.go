@@ -13,6 +13,7 @@ type metrics struct {
 	preferred      *prometheus.CounterVec
 	startedWithout prometheus.Counter
 	failures       *prometheus.CounterVec
+	givenUp        *prometheus.CounterVec
 	devices        *prometheus.Desc
 	waiting        *prometheus.Desc
 }
@@ -37,11 +38,15 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 			Name: "devmgrd_device_failures_total",
 			Help: "Times that a device in use became unhealthy, or that its plugin stopped listing the device for 5 s.",
 		}, []string{"resource_name"}),
+		givenUp: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "devmgrd_pods_given_up_total",
+			Help: "Pods that waited for as long as wait.giveUpAfter allows, by reason.",
+		}, []string{"reason"}),
 		devices: prometheus.NewDesc("devmgrd_devices", "Devices of a resource by state; each device has exactly one.",
 			[]string{"resource_name", "state"}, nil),
 		waiting: prometheus.NewDesc("devmgrd_pods_waiting", "Pods that wait for their devices, by reason.", []string{"reason"}, nil),
 	}
-	to.MustRegister(m.admission, m.preferred, m.startedWithout, m.failures, m)
+	to.MustRegister(m.admission, m.preferred, m.startedWithout, m.failures, m.givenUp, m)
 	return m
 }
 

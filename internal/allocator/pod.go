@@ -29,6 +29,9 @@ type pod struct {
 	tries int           // consecutive plugin failures
 	retry time.Time     // if waiting: when to retry without another cause; zero: never
 
+	stall  device.Stall // while it does not wait for other pods; kept up only if it may lead to an eviction
+	gaveUp time.Time    // when its eviction was last requested
+
 	lapsed           map[string]lapse // containers whose grants no longer hold
 	fresh            map[string]bool  // containers whose grants are unused so far
 	ran              bool             // a container may have run since the boot
@@ -155,6 +158,10 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		a.localLocked(p, d.Local)
 	}
 	p.runtimeKnows, p.lastSeen = d.Local, time.Now()
+	if p.demand.Movable != d.Movable { // nor this
+		p.demand.Movable = d.Movable
+		a.saveLaterLocked(p)
+	}
 	if !slices.Equal(p.demand.Containers, d.Containers) { // the state file's writer did not know them
 		p.demand.Containers, p.demand.Sidecars = d.Containers, d.Sidecars
 		a.saveLaterLocked(p)
@@ -299,6 +306,7 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	}
 	a.enterLocked(p, waiting)
 	a.changedLocked()
+	a.stallLocked(p, why)
 	if !p.saved || a.unsaved[p.demand.Pod.UID] != nil {
 		a.saveLaterLocked(p)
 	}
@@ -313,7 +321,7 @@ func (a *Allocator) settleLocked(p *pod) {
 	if p.phase != settled {
 		a.enterLocked(p, settled)
 	}
-	p.wait, p.tries, p.retry = device.Wait{}, 0, time.Time{}
+	p.wait, p.tries, p.retry, p.stall = device.Wait{}, 0, time.Time{}, device.Stall{}
 }
 
 // wakeLocked queues the pods that wait for the resource. Pods in the pause after a plugin failure go on waiting, unless the

@@ -27,6 +27,7 @@ func (a *Allocator) recallLocked(r device.PodRecord, c device.Conflict) {
 		}
 	}
 	p.ran = len(p.lapsed) == 0
+	a.recallStallLocked(p, r.Stall)
 	a.addLocked(p)
 	for resource, ids := range holdings.HoldOf(r.Assignments) {
 		a.table.Resources.Of(resource).Take(ids, r.Demand.Pod.UID)

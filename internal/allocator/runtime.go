@@ -252,6 +252,9 @@ func (a *Allocator) RuntimeRemoved(uid device.PodUID, sandbox string) {
 
 func (a *Allocator) stoppedLocked(uid device.PodUID, id string) {
 	c, p := a.removeRunningLocked(uid, id), a.pods[uid]
+	if p != nil && p.phase == waiting {
+		signal(a.kick) // a pod without containers may be given up
+	}
 	if c == nil || p == nil || !p.active() {
 		return
 	}

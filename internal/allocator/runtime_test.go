@@ -3,7 +3,6 @@ package allocator_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -151,12 +150,12 @@ func TestStampsDuringAnAttempt(t *testing.T) {
 		stamp device.ID
 		fails bool
 		a     string
-		b     []device.ID // the next pod's devices when the container has ended
+		b     int // the next pod's request
 	}{
-		"of what is held":                       {"d0", false, "ready vendor.com/gpu[d0]", []device.ID{"d0", "d1"}},
-		"of what is held, and the plugin fails": {"d0", true, "waiting PluginError", []device.ID{"d0", "d1"}},
-		"of another device":                     {"d1", false, "ready vendor.com/gpu[d0]", []device.ID{"d1"}},
-		"of another, and the plugin fails":      {"d1", true, "waiting PluginError", []device.ID{"d0", "d1"}},
+		"of what is held":                       {"d0", false, "ready vendor.com/gpu[d0]", 2},
+		"of what is held, and the plugin fails": {"d0", true, "waiting PluginError", 2},
+		"of another device":                     {"d1", false, "ready vendor.com/gpu[d0]", 1},
+		"of another, and the plugin fails":      {"d1", true, "waiting PluginError", 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(r *harness) {
@@ -174,11 +173,14 @@ func TestStampsDuringAnAttempt(t *testing.T) {
 				close(gate)
 				r.expect("a", "main", test.a)
 				r.Drop("a")
-				r.bind("b", app(gpu, len(test.b)))
+				r.bind("b", app(gpu, test.b))
 				r.expect("b", "main", "waiting NotEnoughDevices")
 				r.check()
 				r.RuntimeStopped(stamp(test.stamp))
-				r.expect("b", "main", fmt.Sprint("ready vendor.com/gpu", test.b))
+				// One device is free at once and one after a commit, so the one device that b gets may be either.
+				if got := r.stands("b", "main"); got != "ready vendor.com/gpu[d0 d1]" && (test.b == 2 || !strings.HasPrefix(got, "ready vendor.com/gpu[d")) {
+					t.Errorf("b has %q", got)
+				}
 			})
 		})
 	}

@@ -26,7 +26,9 @@ func (a *Allocator) currentLocked() *device.Snapshot {
 func (a *Allocator) snapshotLocked() *device.Snapshot {
 	s := &device.Snapshot{Revision: a.feed.Revision(), Pods: make([]device.PodStatus, 0, len(a.pods))}
 	for _, p := range a.pods {
-		s.Pods = append(s.Pods, p.status())
+		status := p.status()
+		status.GivesUp = a.givesUpLocked(p)
+		s.Pods = append(s.Pods, status)
 	}
 	return s
 }

@@ -90,7 +90,7 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 		if p.active() {
 			p.saved = true // a pod that ends during the write has to be forgotten again
 			save = append(save, p)
-			records = append(records, device.PodRecord{Demand: p.demand, Assignments: p.assigned})
+			records = append(records, device.PodRecord{Demand: p.demand, Assignments: p.assigned, Stall: p.stall})
 		}
 	}
 	for uid, p := range a.ended {

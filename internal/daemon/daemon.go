@@ -101,18 +101,20 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Metrics:            metrics,
 	})
 	devices := allocator.New(allocator.Config{
-		Registry: plugins,
-		Plugins:  plugins,
-		Store:    stateFile,
-		Notifier: notifier,
-		Host:     nri.Cgroups(nri.CgroupRoot),
-		Boot:     bootID,
-		Known:    known.Pods,
-		Cordons:  known.Cordons,
-		Retired:  known.Retired,
-		Topology: allocator.Topology{Policy: allocator.Policy(c.Topology.Policy), Scope: allocator.Scope(c.Topology.Scope)},
-		Log:      logFor("allocator"),
-		Metrics:  metrics,
+		Registry:    plugins,
+		Plugins:     plugins,
+		Store:       stateFile,
+		Notifier:    notifier,
+		Host:        nri.Cgroups(nri.CgroupRoot),
+		Boot:        bootID,
+		Known:       known.Pods,
+		Cordons:     known.Cordons,
+		Retired:     known.Retired,
+		Topology:    allocator.Topology{Policy: allocator.Policy(c.Topology.Policy), Scope: allocator.Scope(c.Topology.Scope)},
+		Ordering:    ordering(c.Allocation),
+		GiveUpAfter: giveUpAfter(c.Wait),
+		Log:         logFor("allocator"),
+		Metrics:     metrics,
 	})
 	plugins.MakeRoomWith(devices)
 	nriConfig := nri.Config{

@@ -2,7 +2,9 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -72,6 +74,11 @@ func (o *podNotifier) FailedForLong(pod device.Pod, r device.ResourceName, id de
 	if o.failure == config.Evict {
 		o.Evict(pod, "device "+device.QuoteID(id)+" of "+string(r)+", which it has, has failed", still)
 	}
+}
+
+func (o *podNotifier) GivenUp(pod device.Pod, why device.Wait, waited time.Duration, still func() bool) {
+	o.Events.GivenUp(pod, why, waited)
+	o.Evict(pod, fmt.Sprintf("it has waited for its devices for %v (wait.giveUpAfter): %s: %s", waited.Round(time.Second), why.Reason, why.Message), still)
 }
 
 // evictIfConfigured evicts a pod if health.onMissingDevices is evict.

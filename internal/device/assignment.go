@@ -53,6 +53,8 @@ type Why struct {
 	Preferred int   `json:"preferred,omitempty"` // by the plugin's preference
 	Near      []int `json:"near,omitempty"`      // the NUMA nodes preferred for the devices
 	Avoided   int   `json:"avoided,omitempty"`   // free devices left out because the plugin had recently refused them
+	// Order is the order in which the rest was chosen; empty: by the lowest IDs.
+	Order string `json:"order,omitempty"`
 }
 
 // An Assignment is all of a container's devices. A container has all the devices that it requests, or no assignment.
@@ -84,6 +86,23 @@ type Choice map[ResourceName][]ID
 type PodRecord struct {
 	Demand      PodDemand    `json:"demand"`
 	Assignments []Assignment `json:"assignments,omitempty"`
+	Stall       Stall        `json:"stall,omitzero"` // recorded only where it may lead to an eviction
+}
+
+// A Stall is how long a pod has waited for one reason while no other pod had the devices. The zero value: it does not wait so.
+type Stall struct {
+	Reason Reason        `json:"reason"`
+	Before time.Duration `json:"before,omitempty"` // until the last interruption
+	Since  time.Time     `json:"since,omitzero"`   // since the last interruption; zero: it is interrupted
+	Boot   string        `json:"boot,omitempty"`   // of the machine
+}
+
+// Lasted returns how long the pod has waited in all.
+func (s Stall) Lasted(now time.Time) time.Duration {
+	if s.Since.IsZero() {
+		return s.Before
+	}
+	return s.Before + max(0, now.Sub(s.Since))
 }
 
 // A Conflict is a device that the state file assigns to several pods.

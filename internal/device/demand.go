@@ -43,6 +43,8 @@ type PodDemand struct {
 	Sidecars   int      `json:"sidecars,omitempty"`
 	// Local marks a static pod that the runtime reports, and not the API server: its requests are in an annotation of its own.
 	Local bool `json:"local,omitempty"`
+	// Movable reports that the pod's controller creates another one, perhaps on another node, when this one is evicted.
+	Movable bool `json:"movable,omitempty"`
 	// Admitted reports that the kubelet has accepted the pod: the status has a start time and containers. Until then the
 	// kubelet may reject a pod that was bound past the scheduler.
 	Admitted bool `json:"-"`

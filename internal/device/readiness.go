@@ -9,6 +9,8 @@ import (
 type Wait struct {
 	Reason  Reason
 	Message string // names the resource and the counts
+	// Busy: other pods have the devices. The wait ends when they end, so it is the scheduler's business and no fault.
+	Busy bool
 }
 
 // A ReadinessState is the kind of answer to the runtime's question about a container.

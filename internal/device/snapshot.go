@@ -39,6 +39,7 @@ type PodStatus struct {
 	Wait    Wait           // of Waiting
 	Since   time.Time      // start of the present state
 	Retry   time.Time      // of Waiting: the next retry; zero: after the next change
+	GivesUp time.Time      // of Waiting: when the pod is evicted if it still waits; zero: never
 	Demands []Demand
 }
 

@@ -162,7 +162,7 @@ func (w *renaming) list() {
 	}
 	p := w.pool()
 	p.Accept(device.Offer{Reported: true, State: device.Serving, Inventory: device.Inventory{Resource: worldly, Devices: devices}},
-		placement.NewListing(devices, nil, p.Listing()))
+		placement.NewListing(devices, nil, placement.Ordering{}, p.Listing()))
 	w.withhold()
 }
 

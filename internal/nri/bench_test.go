@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/prometheus/client_golang/prometheus"
@@ -43,6 +44,7 @@ func (s still) Waiting(device.Pod, device.Wait)                                 
 func (s still) Assigned(device.Pod, []device.Assignment)                            {}
 func (still) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (still) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+func (still) GivenUp(device.Pod, device.Wait, time.Duration, func() bool)           {}
 func (s still) StartedWithoutDevices(device.Pod, string, func() bool)               {}
 func (s still) NotRedirected(device.Pod, string, func() bool)                       {}
 func (s still) Contradiction(device.Pod, string, []string)                          {}

@@ -43,6 +43,11 @@ func (p *Resource) Check() error {
 	if !slices.Equal(freeAt, p.freeAt) {
 		return fmt.Errorf("%v free near %v, counted %v", freeAt, p.listing.places, p.freeAt)
 	}
+	for i, number := range p.freed {
+		if id := p.listing.devices[i].ID; number != p.released[id] || number > p.releases {
+			return fmt.Errorf("device %s was last freed by release %d of %d, counted %d", id, p.released[id], p.releases, number)
+		}
+	}
 	for id := range p.quarantined {
 		if _, taken := p.taken[id]; !taken {
 			return fmt.Errorf("device %s is set aside and not taken", id)

@@ -6,6 +6,7 @@
 //	            that a plan costs the same with ten devices or fifty thousand              resource.go
 //	withheld    devices that may be in use under IDs that are no longer listed             withheld.go
 //	Plan        choose devices for all containers of a pod, or return why it waits         plan.go, draft.go
+//	Ordering    the order in which equal devices are given out: lowest, pack, spread, oldest   order.go
 //	search      find the smallest sets of NUMA nodes with enough devices                   topology.go
 //	Preference  what a plugin is asked, and whether its answer matches                     preference.go
 //	View        the state of each device, for queries                                      status.go

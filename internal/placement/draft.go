@@ -53,6 +53,13 @@ func (ss drafts) clone() drafts {
 }
 
 func (s *draft) shortage(r device.ResourceName, want, got int) *device.Refusal {
+	no := s.short(r, want, got)
+	no.Busy = s.pool.listing.usableCount >= want
+	return no
+}
+
+// short returns why there are too few devices.
+func (s *draft) short(r device.ResourceName, want, got int) *device.Refusal {
 	listed, sick := len(s.pool.listing.devices), s.pool.unhealthy()
 	if sick > 0 && got+sick >= want {
 		return device.Refuse(device.DeviceUnhealthy, nil, "%s: %d wanted, %d of %d free and healthy, %d free but unhealthy", r, want, got, listed, sick)
@@ -126,6 +133,9 @@ func (s *draft) pick(l request, set nodes, said Preferences, wanted bool, work *
 		t.why.Kept = l.n
 	} else {
 		t.why.Avoided = s.avoided
+	}
+	if o := s.pool.listing.ordering; o.ordered() {
+		t.why.Order = string(o.Order)
 	}
 	if len(s.pool.listing.places) > 0 {
 		t.why.Near = set
@@ -206,7 +216,7 @@ func (s *draft) need(l request, as needMode) need {
 	if len(ls.places) == 0 {
 		return need{}
 	}
-	n := need{want: max(0, l.rest()), places: make([]place, len(ls.places))}
+	n := need{want: max(0, l.rest()), places: make([]place, len(ls.places)), order: ls.ordering.nodes()}
 	for i, nodes := range ls.places {
 		n.places[i] = place{nodes, s.pool.freeAt[i] - s.used[i]}
 	}
@@ -247,7 +257,7 @@ func (n need) within(set nodes) need {
 	in := func(all []int) []int {
 		return slices.DeleteFunc(slices.Clone(all), func(n int) bool { return !slices.Contains(set, n) })
 	}
-	less := need{want: n.want}
+	less := need{want: n.want, order: n.order}
 	for _, p := range n.places {
 		if nodes := in(p.nodes); len(nodes) > 0 && p.count > 0 {
 			less.places = append(less.places, place{nodes, p.count})
@@ -273,15 +283,22 @@ type picker struct {
 	why    device.Why
 }
 
-// take picks the first candidates in mask until there are enough. Devices that the plugin has recently refused come last, the
-// least often refused ones first.
+// take picks candidates in mask until there are enough, in the order that the resource has. Devices that the plugin has recently
+// refused come last, the least often refused ones first.
 func (t *picker) take(mask bitset) {
-	var refused []int
+	var refused, candidates []int
+	ordered := t.pool.listing.ordering.ordered()
 	for i := t.from.next(0, mask); i >= 0 && t.more > 0; i = t.from.next(i+1, mask) {
-		if len(t.pool.refused) > 0 && t.refusals(i) > 0 {
+		switch {
+		case len(t.pool.refused) > 0 && t.refusals(i) > 0:
 			refused = append(refused, i)
-			continue
+		case ordered:
+			candidates = append(candidates, i)
+		default:
+			t.pick(i)
 		}
+	}
+	for _, i := range t.pool.sorted(candidates, t.more) {
 		t.pick(i)
 	}
 	slices.SortStableFunc(refused, func(i, j int) int { return t.refusals(i) - t.refusals(j) })

@@ -25,6 +25,10 @@ type Listing struct {
 	near   int      // total length of all places
 
 	usableAt []int // usable devices at each place
+
+	ordering Ordering
+	group    []int32 // the group of each device; nil: groups do not matter
+	groups   int     // number of groups
 }
 
 // Bounds of a resource, far above those of any machine: distinct sets of NUMA nodes, and nodes in all of
@@ -35,10 +39,11 @@ const (
 )
 
 // NewListing reuses parts of the previous listing: where only health has changed, the positions stay the same, and
-// rebuilding them would be most of the work.
-func NewListing(devices []device.Device, cordons map[device.ID]device.Cordon, before *Listing) *Listing {
-	l := &Listing{devices: devices, cordons: cordons, usable: newBitset(len(devices))}
-	if before != nil && sameIDs(devices, before.devices) {
+// rebuilding them would be most of the work. A resource has the same ordering in all of its listings.
+func NewListing(devices []device.Device, cordons map[device.ID]device.Cordon, ordering Ordering, before *Listing) *Listing {
+	l := &Listing{devices: devices, cordons: cordons, ordering: ordering, usable: newBitset(len(devices))}
+	sameIDs, samePlaces := before != nil && sameIDs(devices, before.devices), before != nil && samePlaces(devices, before.devices)
+	if sameIDs {
 		l.at = before.at
 	} else {
 		l.at = make(map[device.ID]int, len(devices))
@@ -60,10 +65,15 @@ func NewListing(devices []device.Device, cordons map[device.ID]device.Cordon, be
 			l.usableCount--
 		}
 	}
-	if before != nil && samePlaces(devices, before.devices) {
+	if samePlaces {
 		l.places, l.of, l.sizes, l.here, l.placed = before.places, before.of, before.sizes, before.here, before.placed
 	} else {
 		l.findPlaces()
+	}
+	if sameIDs && samePlaces {
+		l.group, l.groups = before.group, before.groups
+	} else {
+		l.findGroups()
 	}
 	if l.of != nil {
 		l.usableAt = make([]int, len(l.places))

@@ -55,7 +55,7 @@ func (r Result) Assignments(d device.PodDemand) (all []device.Assignment) {
 // device manager has these rules, and the scheduler's arithmetic relies on them.
 //
 // plan takes free devices near as few NUMA nodes as suffice for all of the container's (or the pod's) resources; among those
-// the plugin's preferred ones, then the lowest IDs. It takes devices that a plugin has recently refused only where the pod
+// the plugin's preferred ones, then those that the resource's ordering puts first. It takes devices that a plugin has recently refused only where the pod
 // cannot be served without them.
 func Plan(w Input, from Resources) (Result, *device.Refusal) {
 	for r := range w.Demand.Requests() {
@@ -82,16 +82,34 @@ func planOnce(w Input, from Resources) (Result, *device.Refusal) {
 	work := maxWork
 	p := &planner{Input: w, from: from, work: &work, out: Result{Choices: map[string]device.Choice{}, Why: map[string]map[device.ResourceName]device.Why{}, At: map[device.ResourceName]int64{}}}
 	var near nodes
+	var no *device.Refusal
 	if w.Topology.enabled() && w.Topology.Scope == PerPod {
-		var no *device.Refusal
-		if near, no = p.podNodes(); no != nil {
-			return Result{}, no
+		near, no = p.podNodes()
+	}
+	if no == nil {
+		no = p.choose(0, drafts{}, near)
+	}
+	if no == nil {
+		return p.out, nil
+	}
+	if no.Reason == device.TopologyMismatch {
+		no.Busy = p.possible()
+	}
+	return Result{}, no
+}
+
+// possible reports whether devices of each container could be near each other as the policy demands if no other pod had any. It may
+// be wrong for a pod as a whole, or where the work is used up.
+func (p *planner) possible() bool {
+	return !slices.ContainsFunc(p.Demand.Demands, func(d device.Demand) bool {
+		on := drafts{}
+		lines, no := p.requests(d, on)
+		if no != nil {
+			return false
 		}
-	}
-	if no := p.choose(0, drafts{}, near); no != nil {
-		return Result{}, no
-	}
-	return p.out, nil
+		_, found := newSearch(needs(lines, on, needIfAllFree), p.work).first(p.limit(lines, on))
+		return !found && *p.work > 0
+	})
 }
 
 // A planner is one run of plan.

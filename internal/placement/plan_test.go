@@ -40,7 +40,7 @@ func stock(prefers bool, text string) *Resource {
 			taken = append(taken, d.ID)
 		}
 	}
-	p.Accept(device.Offer{Reported: true, Prefers: prefers, Inventory: device.Inventory{Devices: devices}}, NewListing(devices, nil, nil))
+	p.Accept(device.Offer{Reported: true, Prefers: prefers, Inventory: device.Inventory{Devices: devices}}, NewListing(devices, nil, Ordering{}, nil))
 	p.Take(taken, "others")
 	return p
 }
@@ -304,7 +304,7 @@ func big(kinds, nodes, devices int) (Input, Resources) {
 			all[i] = device.Device{ID: device.ID(fmt.Sprintf("device-%06d", i)), Healthy: true, NUMA: []int{i % nodes}}
 		}
 		p := from.of(name)
-		p.Accept(device.Offer{Reported: true}, NewListing(all, nil, nil))
+		p.Accept(device.Offer{Reported: true}, NewListing(all, nil, Ordering{}, nil))
 		for i := range all {
 			if (i/nodes+i)%(r+2) != 0 { // most are taken, each resource in a way of its own
 				p.Take([]device.ID{all[i].ID}, "others")
@@ -343,7 +343,7 @@ func vain(devices, nodes, containers int, alone bool) (Input, Resources) {
 		for i := range all {
 			all[i] = device.Device{ID: device.ID(fmt.Sprintf("device-%06d", i)), Healthy: true, NUMA: []int{near(i)}}
 		}
-		from.of(r).Accept(device.Offer{Reported: true, Prefers: true}, NewListing(all, nil, nil))
+		from.of(r).Accept(device.Offer{Reported: true, Prefers: true}, NewListing(all, nil, Ordering{}, nil))
 	}
 	add := func(wants map[device.ResourceName]int) {
 		c := device.Container{Name: fmt.Sprintf("c%02d", len(w.Demand.Demands))}
@@ -411,7 +411,7 @@ func BenchmarkPlanOne(b *testing.B) {
 				}
 				for r := range w.Demand.Demands[0].Wants {
 					from[r] = NewResource()
-					from[r].Accept(device.Offer{Reported: true}, NewListing(all, nil, nil))
+					from[r].Accept(device.Offer{Reported: true}, NewListing(all, nil, Ordering{}, nil))
 					for _, d := range all[:devices-1] { // all but the last one are taken
 						from[r].Take([]device.ID{d.ID}, "others")
 					}
@@ -442,6 +442,38 @@ func BenchmarkPlanManyNodes(b *testing.B) {
 						}
 					}
 				})
+			}
+		})
+	}
+}
+
+// A refusal says whether the wait ends when other pods do, or the devices would not suffice if they were all free.
+func TestPlan_Refused_BusyIfOthersHaveTheDevices(t *testing.T) {
+	for name, c := range map[string]struct {
+		policy Policy
+		gpu    string
+		pod    string
+		reason device.Reason
+		busy   bool
+	}{
+		"others have one":                     {NoPolicy, "a b*", "main gpu=2", device.NotEnoughDevices, true},
+		"there is only one":                   {NoPolicy, "a", "main gpu=2", device.NotEnoughDevices, false},
+		"there is only one, and in use":       {NoPolicy, "a*", "main gpu=2", device.NotEnoughDevices, false},
+		"one is unhealthy":                    {NoPolicy, "a b!", "main gpu=2", device.DeviceUnhealthy, false},
+		"one is unhealthy, one in use":        {NoPolicy, "a b! c*", "main gpu=2", device.DeviceUnhealthy, true},
+		"one on each node, single":            {SingleNUMA, "a@0 b@1", "main gpu=2", device.TopologyMismatch, false},
+		"two on each node, single":            {SingleNUMA, "a@0 b@0* c@1 d@1*", "main gpu=2", device.TopologyMismatch, true},
+		"could be near, restricted":           {Restricted, "a@0 b@0* c@1 d@1*", "main gpu=2", device.TopologyMismatch, true},
+		"the plugin is missing: not for pods": {NoPolicy, "", "main gpu=1", device.PluginMissing, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			in, from := Input{Topology: Topology{Policy: c.policy}}, Resources{}
+			in.Demand = device.PodDemand{Pod: device.Pod{UID: "pod"}, Demands: []device.Demand{asks(c.pod)}}
+			if c.gpu != "" {
+				from[gpu] = stock(false, c.gpu)
+			}
+			if _, no := Plan(in, from); no == nil || no.Reason != c.reason || no.Busy != c.busy {
+				t.Errorf("%+v, want %s, busy %v", no, c.reason, c.busy)
 			}
 		})
 	}

@@ -24,11 +24,14 @@ type Resource struct {
 	unlisted      int                         // taken, and not listed
 	withheld      bitset                      // listed, and possibly the same hardware as an unlisted device; nil: none
 	refused       map[device.ID]refusal       // recently, by the plugin
+	releases      int64                       // so far, if the order is Oldest
+	released      map[device.ID]int64         // by device, the number of its last release; not listed devices as well
+	freed         []int64                     // the same by position
 	UnknownUsers  int                         // containers with devices that only a lost state file named
 }
 
 func NewResource() *Resource {
-	return &Resource{listing: NewListing(nil, nil, nil), taken: map[device.ID]device.PodUID{}, quarantined: map[device.ID]bool{}, refused: map[device.ID]refusal{}}
+	return &Resource{listing: NewListing(nil, nil, Ordering{}, nil), taken: map[device.ID]device.PodUID{}, quarantined: map[device.ID]bool{}, refused: map[device.ID]refusal{}, released: map[device.ID]int64{}}
 }
 
 // Resources are the resources that a plan is about.
@@ -100,7 +103,7 @@ func (p *Resource) Accept(o device.Offer, l *Listing) {
 // Retract removes the offer, as if there had never been one.
 func (p *Resource) Retract() {
 	p.offer, p.offered = device.Offer{}, false
-	p.SetListing(NewListing(nil, nil, nil))
+	p.SetListing(NewListing(nil, nil, p.listing.ordering, nil))
 }
 
 // SetListing replaces the listing and recounts.
@@ -108,6 +111,9 @@ func (p *Resource) SetListing(l *Listing) {
 	p.listing = l
 	p.free, p.freeCount, p.takenUnusable, p.unlisted, p.withheld = slices.Clone(l.usable), l.usableCount, 0, 0, nil
 	p.freeAt = slices.Clone(l.usableAt)
+	if l.ordering.Order == Oldest {
+		p.recallReleases()
+	}
 	for id := range p.taken {
 		p.countTaken(id)
 	}
@@ -145,6 +151,22 @@ func (p *Resource) count(i, by int) {
 	}
 }
 
+// maxUnlistedReleases bounds the devices whose release is remembered though they are not listed: a plugin lists nothing for a
+// moment after its start.
+const maxUnlistedReleases = 4096
+
+// recallReleases finds the positions of released devices in a new listing.
+func (p *Resource) recallReleases() {
+	p.freed = make([]int64, len(p.listing.devices))
+	for id, number := range p.released {
+		if i, listed := p.listing.at[id]; listed {
+			p.freed[i] = number
+		} else if len(p.released) > len(p.listing.devices)+maxUnlistedReleases {
+			delete(p.released, id)
+		}
+	}
+}
+
 // Release frees a pod's devices.
 func (p *Resource) Release(ids []device.ID, pod device.PodUID) {
 	for _, id := range ids {
@@ -152,6 +174,13 @@ func (p *Resource) Release(ids []device.ID, pod device.PodUID) {
 			continue
 		}
 		delete(p.taken, id)
+		if p.listing.ordering.Order == Oldest {
+			p.releases++
+			p.released[id] = p.releases
+			if i, listed := p.listing.at[id]; listed {
+				p.freed[i] = p.releases
+			}
+		}
 		switch i, listed := p.listing.at[id]; {
 		case !listed:
 			p.unlisted--

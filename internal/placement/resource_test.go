@@ -29,14 +29,14 @@ func TestFiguresOfAPool(t *testing.T) {
 						all = append(all, d)
 					}
 				}
-				l = NewListing(all, cordons, l)
+				l = NewListing(all, cordons, Ordering{}, l)
 				p.Accept(device.Offer{State: device.Serving, Reported: true}, l)
 			case 1:
 				cordons = map[device.ID]device.Cordon{}
 				for range g.IntN(6) {
 					cordons[id()] = device.Cordon{}
 				}
-				l = NewListing(l.devices, cordons, l)
+				l = NewListing(l.devices, cordons, Ordering{}, l)
 				p.SetListing(l)
 			case 2:
 				p.Take([]device.ID{id()}, "u")

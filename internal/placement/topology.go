@@ -56,6 +56,7 @@ type need struct {
 	want   int
 	places []place
 	must   [][]int // the nodes of each certain device that has a place
+	order  Order   // Pack: nodes with few devices come first; Spread: those with many; else by number
 }
 
 // Counts returns the number of available devices by NUMA node, for messages.
@@ -88,11 +89,13 @@ const maxWork = 300_000
 const requestWork = 300
 
 // A search finds the smallest sets of NUMA nodes that satisfy all needs. Sets of one size are ordered like the kubelet's bit
-// masks: compared from the highest node down, lower nodes first.
+// masks: compared from the highest node down, lower nodes first. Where a need has an order, that order counts instead of the nodes'
+// numbers.
 type search struct {
 	needs []need
-	work  *int  // the rest of maxWork; shared by all searches of one plan
-	nodes []int // the nodes that occur in any need, ascending
+	work  *int        // the rest of maxWork; shared by all searches of one plan
+	nodes []int       // the nodes that occur in any need, in the order in which they are tried
+	index map[int]int // of each node in nodes
 
 	touches [][]touch // by index of node: the places there
 	covered [][]int   // by need and place: how many of the chosen nodes are there
@@ -134,10 +137,11 @@ func newSearch(needs []need, work *int) *search {
 			see(nodes)
 		}
 	}
-	slices.Sort(s.nodes)
+	s.sortNodes()
 	for i, n := range s.nodes {
 		at[n] = i
 	}
+	s.index = at
 	s.touches = make([][]touch, len(s.nodes))
 	s.covered = make([][]int, len(needs))
 	adds := make([][]int, len(needs)) // by need and node
@@ -171,6 +175,26 @@ func newSearch(needs []need, work *int) *search {
 		s.joint = append(s.joint, int64(sum))
 	}
 	return s
+}
+
+// sortNodes sorts the nodes as the first need with an order wants, else by their numbers.
+func (s *search) sortNodes() {
+	slices.Sort(s.nodes)
+	i := slices.IndexFunc(s.needs, func(n need) bool { return n.order != "" })
+	if i < 0 {
+		return
+	}
+	available := map[int]int{}
+	for _, p := range s.needs[i].places {
+		for _, n := range p.nodes {
+			available[n] += p.count
+		}
+	}
+	sign := 1
+	if s.needs[i].order == Spread {
+		sign = -1
+	}
+	slices.SortStableFunc(s.nodes, func(a, b int) int { return sign * (available[a] - available[b]) })
 }
 
 // sumsOfLargest returns the sum of the n largest values for each n. It sorts values.
@@ -213,11 +237,7 @@ func (s *search) extend(below, more int, yield func(nodes) bool) bool {
 		if !s.satisfied() {
 			return true
 		}
-		set := make(nodes, len(s.chosen))
-		for i, m := range s.chosen {
-			set[len(set)-1-i] = s.nodes[m]
-		}
-		return yield(set)
+		return yield(s.set())
 	}
 	for m := more - 1; m < below; m++ {
 		if *s.work <= 0 {
@@ -293,8 +313,7 @@ func (s *search) greedy() (nodes, bool) {
 	for _, n := range s.needs {
 		for _, nodes := range n.must {
 			if !slices.ContainsFunc(s.chosen, func(m int) bool { return slices.Contains(nodes, s.nodes[m]) }) {
-				m, _ := slices.BinarySearch(s.nodes, nodes[0])
-				s.add(m)
+				s.add(s.index[nodes[0]])
 			}
 		}
 	}
@@ -316,12 +335,17 @@ func (s *search) greedy() (nodes, bool) {
 		}
 		s.add(best)
 	}
+	return s.set(), true
+}
+
+// set returns the chosen nodes.
+func (s *search) set() nodes {
 	set := make(nodes, len(s.chosen))
 	for i, m := range s.chosen {
 		set[i] = s.nodes[m]
 	}
 	slices.Sort(set)
-	return set, true
+	return set
 }
 
 // gain returns how much a node would add to the unmet needs, each need scaled to share.

@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"math/rand/v2"
 	"reflect"
+	"regexp"
 	"slices"
 	"testing"
 
@@ -20,6 +21,8 @@ type world struct {
 	taken   map[device.ResourceName]map[device.ID]bool
 	prefers map[device.ResourceName]bool
 	refused map[device.ResourceName]map[device.ID]int // needMode often
+	order   map[device.ResourceName]Ordering
+	freed   map[device.ResourceName][]device.ID // in this order
 }
 
 func (w world) resources() Resources {
@@ -33,7 +36,11 @@ func (w world) resources() Resources {
 				devices[i].Healthy, cordons[d.ID] = true, device.Cordon{}
 			}
 		}
-		p.Accept(device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, Reported: true, Prefers: w.prefers[r]}, NewListing(devices, cordons, nil))
+		p.Accept(device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, Reported: true, Prefers: w.prefers[r]}, NewListing(devices, cordons, w.order[r], nil))
+		for _, id := range w.freed[r] {
+			p.Take([]device.ID{id}, "gone")
+			p.Release([]device.ID{id}, "gone")
+		}
 		p.Take(slices.Sorted(maps.Keys(w.taken[r])), "others")
 		for id, times := range w.refused[r] {
 			p.refused[id] = refusal{times: times}
@@ -63,18 +70,52 @@ func (s state) clone() state {
 
 const twinNodes = 5
 
+// byLetter groups devices by the first letters of their IDs.
+var byLetter = regexp.MustCompile("^([a-z])[0-9]")
+
 func has(mask int, d device.Device) bool {
 	return slices.ContainsFunc(d.NUMA, func(n int) bool { return mask&(1<<n) != 0 })
 }
 
-// masks returns all sets of nodes: smaller ones first, then in the order of their numbers.
-func masks() []int {
+// masks returns all sets of nodes: smaller ones first, then in the order of their numbers, in which the nodes stand in this order.
+func masks(nodes []int) []int {
 	all := make([]int, 1<<twinNodes)
 	for i := range all {
-		all[i] = i
+		for at, node := range nodes {
+			if i&(1<<at) != 0 {
+				all[i] |= 1 << node
+			}
+		}
 	}
 	slices.SortStableFunc(all, func(a, b int) int { return bits.OnesCount(uint(a)) - bits.OnesCount(uint(b)) })
 	return all
+}
+
+// nodes returns the order of the nodes: by the devices that the first resource with such an order has there, or by number.
+func (t *twin) nodes(resources []device.ResourceName, from map[device.ResourceName][]device.Device) []int {
+	var all []int
+	for n := range twinNodes {
+		all = append(all, n)
+	}
+	for _, r := range resources {
+		if o := t.order[r]; t.placed(r) && o.Group == nil && (o.Order == Pack || o.Order == Spread) {
+			slices.SortStableFunc(all, func(a, b int) int {
+				return map[Order]int{Pack: 1, Spread: -1}[o.Order] * (count(1<<a, from[r]) - count(1<<b, from[r]))
+			})
+			break
+		}
+	}
+	return all
+}
+
+// count counts the devices near any of the nodes.
+func count(mask int, from []device.Device) (n int) {
+	for _, d := range from {
+		if has(mask, d) {
+			n++
+		}
+	}
+	return n
 }
 
 func (t *twin) placed(r device.ResourceName) bool {
@@ -105,18 +146,12 @@ func (t *twin) split(d device.Demand, r device.ResourceName, s state) (certain, 
 
 // meets reports whether the rest can be chosen near the nodes, and whether the certain devices are near them too.
 func (t *twin) meets(mask, rest int, certain, from []device.Device) bool {
-	n := 0
-	for _, d := range from {
-		if has(mask, d) {
-			n++
-		}
-	}
 	for _, d := range certain {
 		if len(d.NUMA) > 0 && !has(mask, d) {
 			return false
 		}
 	}
-	return n >= rest
+	return count(mask, from) >= rest
 }
 
 func (t *twin) run(i int, s state, pod int) string {
@@ -138,6 +173,11 @@ func (t *twin) run(i int, s state, pod int) string {
 		}
 		parts[r] = part{certain, from, d.Wants[r] - len(certain), handed}
 	}
+	from := map[device.ResourceName][]device.Device{}
+	for r, p := range parts {
+		from[r] = p.from
+	}
+	nodes := t.nodes(resources, from)
 	satisfies := func(mask int, lenient bool) bool {
 		for _, r := range resources {
 			p := parts[r]
@@ -185,7 +225,7 @@ func (t *twin) run(i int, s state, pod int) string {
 	case t.Topology.Scope == PerPod:
 		return try(pod)
 	case !t.Topology.strict():
-		for _, mask := range masks() {
+		for _, mask := range masks(nodes) {
 			if satisfies(mask, true) {
 				return try(mask)
 			}
@@ -196,7 +236,7 @@ func (t *twin) run(i int, s state, pod int) string {
 	if t.Topology.Policy == Restricted {
 		limit = t.ideal(d.Wants)
 	}
-	for _, mask := range masks() {
+	for _, mask := range masks(nodes) {
 		if bits.OnesCount(uint(mask)) <= limit && satisfies(mask, false) {
 			if why := try(mask); why != "apart" {
 				return why
@@ -208,7 +248,7 @@ func (t *twin) run(i int, s state, pod int) string {
 
 // ideal returns how many nodes would suffice if all listed devices were free; -1: no number would.
 func (t *twin) ideal(wants map[device.ResourceName]int) int {
-	for _, mask := range masks() {
+	for _, mask := range masks(t.nodes(nil, nil)) {
 		ok := true
 		for r, n := range wants {
 			ok = ok && (!t.placed(r) || t.meets(mask, n, nil, t.devices[r]))
@@ -241,7 +281,7 @@ func (t *twin) podMask() (int, string) {
 	case Restricted:
 		limit = t.ideal(requests)
 	}
-	for _, mask := range masks() {
+	for _, mask := range masks(t.nodes(slices.Sorted(maps.Keys(requests)), free)) {
 		ok := bits.OnesCount(uint(mask)) <= limit
 		for r, n := range requests {
 			if !t.Topology.strict() {
@@ -277,20 +317,34 @@ func (t *twin) choose(r device.ResourceName, asked bool, advice []device.ID, mas
 			}
 		}
 	}
-	lowest := func() []device.ID {
-		var order []device.ID
+	// in picks in the resource's order, and refused devices last.
+	in := func(ok func(device.Device) bool) {
+		var good, refused []device.Device
 		for _, d := range from {
-			order = append(order, d.ID)
+			switch {
+			case slices.Contains(ids, d.ID) || !ok(d):
+			case t.refused[r][d.ID] > 0:
+				refused = append(refused, d)
+			default:
+				good = append(good, d)
+			}
 		}
-		slices.SortStableFunc(order, func(a, b device.ID) int { return t.refused[r][a] - t.refused[r][b] })
-		return order
-	}()
+		slices.SortStableFunc(refused, func(a, b device.Device) int { return t.refused[r][a.ID] - t.refused[r][b.ID] })
+		given := map[string]int{}
+		for len(ids) < want && len(good) > 0 {
+			at := t.best(r, good, want-len(ids), given)
+			given[t.group(r, good[at])]++
+			ids = append(ids, good[at].ID)
+			good = slices.Delete(good, at, at+1)
+		}
+		for _, d := range refused[:min(len(refused), want-len(ids))] {
+			ids = append(ids, d.ID)
+		}
+	}
 	near := func(d device.Device) bool { return mask > 0 && has(mask, d) }
 	close := 0
-	for _, d := range from {
-		if near(d) {
-			close++
-		}
+	if mask > 0 {
+		close = count(mask, from)
 	}
 	if rest < close {
 		if asked {
@@ -306,38 +360,111 @@ func (t *twin) choose(r device.ResourceName, asked bool, advice []device.ID, mas
 			}
 		}
 		had = slices.DeleteFunc(had, func(d device.Device) bool { return !has(mask, d) })
-		for _, fewer := range masks() {
+		for _, fewer := range masks(t.nodes([]device.ResourceName{r}, map[device.ResourceName][]device.Device{r: left})) {
 			if fewer&mask == fewer && t.meets(fewer, want-len(ids), had, left) {
-				pick(lowest, func(d device.Device) bool { return has(fewer, d) })
+				in(func(d device.Device) bool { return has(fewer, d) })
 				break
 			}
 		}
-		pick(lowest, near)
+		in(near)
 	} else {
-		pick(lowest, near)
+		in(near)
 		if asked && len(ids) < want && want-len(ids) < len(from)-close {
 			pick(advice, func(device.Device) bool { return true })
 		}
 		if mask >= 0 {
-			pick(lowest, func(d device.Device) bool { return len(d.NUMA) > 0 })
+			in(func(d device.Device) bool { return len(d.NUMA) > 0 })
 		}
-		pick(lowest, func(device.Device) bool { return true })
+		in(func(device.Device) bool { return true })
 	}
 	slices.Sort(ids)
 	return ids
 }
 
+// best returns which of the devices to take next, when n are still to take. given are those taken by group.
+func (t *twin) best(r device.ResourceName, from []device.Device, n int, given map[string]int) int {
+	left, first := map[string]int{}, map[string]int{}
+	for i, d := range from {
+		g := t.group(r, d)
+		if left[g]++; left[g] == 1 {
+			first[g] = i
+		}
+	}
+	better := func(a, b string) bool { return first[a] < first[b] } // of two groups
+	switch t.order[r].Order {
+	case Oldest:
+		freed := func(d device.Device) int {
+			for i, id := range slices.Backward(t.freed[r]) {
+				if id == d.ID {
+					return i + 1
+				}
+			}
+			return 0
+		}
+		at := 0
+		for i, d := range from {
+			if freed(d) < freed(from[at]) {
+				at = i
+			}
+		}
+		return at
+	case Spread:
+		better = func(a, b string) bool {
+			return given[a] < given[b] || given[a] == given[b] && (left[a] > left[b] || left[a] == left[b] && first[a] < first[b])
+		}
+	case Pack: // the smallest that suffices, else the largest, and from the one that was begun
+		better = func(a, b string) bool {
+			open := func(g string) bool { return given[g] > 0 }
+			enough := func(g string) bool { return left[g] >= n }
+			switch {
+			case open(a) != open(b):
+				return open(a)
+			case enough(a) != enough(b):
+				return enough(a)
+			case left[a] != left[b]:
+				return (left[a] < left[b]) == enough(a)
+			}
+			return first[a] < first[b]
+		}
+	}
+	best := t.group(r, from[0])
+	for g := range left {
+		if better(g, best) {
+			best = g
+		}
+	}
+	return first[best]
+}
+
+// group names the group of a device.
+func (t *twin) group(r device.ResourceName, d device.Device) string {
+	switch o := t.order[r]; {
+	case o.Order == "" || o.Order == Lowest:
+		return ""
+	case o.Group == nil:
+		return fmt.Sprint(d.NUMA)
+	}
+	return string(d.ID[:1])
+}
+
+// id returns the ID of a device. Three have the same first letter.
+func id(i int) device.ID { return device.ID(fmt.Sprintf("%c%02d", 'a'+i/3, i)) }
+
 func randomWorld(random *rand.Rand) (world, Input) {
 	w := world{map[device.ResourceName][]device.Device{}, map[device.ResourceName]map[device.ID]bool{}, map[device.ResourceName]bool{},
-		map[device.ResourceName]map[device.ID]int{}}
+		map[device.ResourceName]map[device.ID]int{}, map[device.ResourceName]Ordering{}, map[device.ResourceName][]device.ID{}}
 	refusing := random.IntN(3) == 0
 	resources := []device.ResourceName{"v.com/a", "v.com/b", "v.com/c"}[:1+random.IntN(3)]
 	for _, r := range resources {
 		places := random.IntN(4) // 0: this resource has none
 		w.taken[r], w.refused[r] = map[device.ID]bool{}, map[device.ID]int{}
 		w.prefers[r] = random.IntN(3) == 0
+		w.order[r] = Ordering{[]Order{"", Lowest, Pack, Pack, Spread, Spread, Oldest}[random.IntN(7)], []*regexp.Regexp{nil, byLetter}[random.IntN(2)]}
+		for range random.IntN(12) {
+			w.freed[r] = append(w.freed[r], id(random.IntN(9)))
+		}
 		for i := range 1 + random.IntN(9) {
-			d := device.Device{ID: device.ID(fmt.Sprintf("d%02d", i)), Healthy: random.IntN(8) > 0}
+			d := device.Device{ID: id(i), Healthy: random.IntN(8) > 0}
 			if places > 0 && random.IntN(6) > 0 {
 				d.NUMA = []int{random.IntN(twinNodes)}
 				if other := random.IntN(twinNodes); places == 3 && other > d.NUMA[0] {
@@ -368,7 +495,7 @@ func randomWorld(random *rand.Rand) (world, Input) {
 				d.Wants[r] = 1 + random.IntN(3)
 				if random.IntN(2) == 0 {
 					for range random.IntN(5) {
-						q.Preferences[PreferenceKey{d.Container.Name, r}] = append(q.Preferences[PreferenceKey{d.Container.Name, r}], device.ID(fmt.Sprintf("d%02d", random.IntN(11))))
+						q.Preferences[PreferenceKey{d.Container.Name, r}] = append(q.Preferences[PreferenceKey{d.Container.Name, r}], id(random.IntN(11)))
 					}
 				}
 			}

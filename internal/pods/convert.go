@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 
@@ -41,7 +42,7 @@ func (r reader) pod(obj any) (podState, bool) {
 		ended:   ended(p),
 		demand: device.PodDemand{
 			Pod:     device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name},
-			Created: p.CreationTimestamp.Time, Admitted: admitted(p),
+			Created: p.CreationTimestamp.Time, Admitted: admitted(p), Movable: movable(p),
 			Mirror: mirrored(p) && p.Annotations[resourcesKey] != "",
 		},
 	}
@@ -50,6 +51,13 @@ func (r reader) pod(obj any) (podState, bool) {
 		s.demand.Containers, s.demand.Sidecars = containers(p)
 	}
 	return s, true
+}
+
+// movable reports whether the pod's controller creates another one in its place, which the scheduler may bind to another node. A
+// DaemonSet's pod comes back on the same node, and a static pod never leaves it.
+func movable(p *corev1.Pod) bool {
+	owner := metav1.GetControllerOf(p)
+	return owner != nil && owner.Kind != "DaemonSet" && owner.Kind != "Node"
 }
 
 // ended reports whether the pod's phase is terminal.

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,6 +31,7 @@ type Events struct {
 const (
 	waitingForDevices = "WaitingForDevices"
 	devicesAssigned   = "DevicesAssigned"
+	waitGivenUp       = "WaitGivenUp"
 	deviceFailed      = "DeviceFailed"
 	contradiction     = "PluginsContradict"
 	notStarted        = "ContainerNotStarted"
@@ -56,6 +58,7 @@ func Kinds() []Kind {
 	return []Kind{
 		{waitingForDevices, warning, onPod, "the pod waits; the message begins with the reason. Another event follows when the message changes"},
 		{devicesAssigned, normal, onPod, "the message has the containers and their devices"},
+		{waitGivenUp, warning, onPod, "the pod has waited for as long as [`wait.giveUpAfter`](configuration.md#an-end-to-waiting) allows, and is evicted"},
 		{deviceFailed, warning, onPod, "devices of the pod are unhealthy, or their plugin does not list them"},
 		{contradiction, warning, onPod, "two resources of one container set one field differently; the first resource by name wins"},
 		{notStarted, warning, onPod, "the container received its devices several times in a row, and never started"},
@@ -91,6 +94,11 @@ func (e *Events) Run(ctx context.Context) error {
 // Waiting reports that a pod waits for its devices, and why.
 func (e *Events) Waiting(pod device.Pod, w device.Wait) {
 	e.warn(pod, waitingForDevices, fmt.Sprintf("%s: %s", w.Reason, w.Message))
+}
+
+// GivenUp reports that a pod has waited for too long, and is evicted.
+func (e *Events) GivenUp(pod device.Pod, w device.Wait, waited time.Duration) {
+	e.warn(pod, waitGivenUp, fmt.Sprintf("evicting the pod, which has waited for its devices for %v (wait.giveUpAfter): %s: %s", waited.Round(time.Second), w.Reason, w.Message))
 }
 
 // Assigned reports which devices a pod's containers have.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/tools/record"
 
@@ -69,6 +70,7 @@ func TestKinds_EachEvent_IsOne(t *testing.T) {
 	pod := device.Pod{UID: "1", Namespace: "ns", Name: "p"}
 	events.Waiting(pod, device.Wait{Reason: device.PluginMissing, Message: "away"})
 	events.Assigned(pod, nil)
+	events.GivenUp(pod, device.Wait{Reason: device.PluginMissing, Message: "away"}, time.Hour)
 	events.Failed(pod, "a.com/x", []device.ID{"0"})
 	events.Contradiction(pod, "main", nil)
 	events.NotStarted(pod, "main", 4, "why")
@@ -96,7 +98,7 @@ func TestKinds_EachEvent_IsOne(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("sent %q, the table has %q", got, want)
 	}
-	if n := reflect.TypeFor[*Events]().NumMethod(); n != 12 {
+	if n := reflect.TypeFor[*Events]().NumMethod(); n != 13 {
 		t.Errorf("Events has %d methods: does the test call each one that sends?", n)
 	}
 }

@@ -41,7 +41,7 @@ func (j *judge) api(f Facts) {
 		case strings.HasSuffix(r.What, "eviction") && !f.Evicts:
 			j.warn("permissions", evicts+"; only devmgrd drain needs it", "%s: devmgrd drain cannot evict. %v", what, r.Err)
 		case strings.HasSuffix(r.What, "eviction"):
-			j.fail("permissions", evicts, "%s, and health.onMissingDevices or health.onDeviceFailure is evict: %v", what, r.Err)
+			j.fail("permissions", evicts, "%s, and health.onMissingDevices or health.onDeviceFailure is evict, or wait.giveUpAfter is set: %v", what, r.Err)
 		default:
 			j.fail("permissions", remedy, "%s: %v", what, r.Err)
 		}

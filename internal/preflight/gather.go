@@ -66,7 +66,7 @@ type gatherer struct {
 func (l gatherer) facts() Facts {
 	f := Facts{
 		Root:     os.Geteuid() == 0,
-		Evicts:   l.config.Health.OnDeviceFailure == config.Evict || l.config.Health.OnMissingDevices == config.Evict,
+		Evicts:   l.config.Health.OnDeviceFailure == config.Evict || l.config.Health.OnMissingDevices == config.Evict || len(l.config.Wait.GiveUpAfter) > 0,
 		Takeover: l.config.PodResources.Takeover,
 		State:    l.state(),
 		NRI:      l.nri(),

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/cluster/images/report"
 	"github.com/devmgrd/devmgrd/test/node"
@@ -185,5 +186,27 @@ func TestPods_ContainerKinds_ShareDevices(t *testing.T) {
 	})
 	if n := p.Calls("Allocate"); n != 5 {
 		t.Errorf("%d calls of Allocate after the sandbox was recreated, want 5; before it the pods had %v", n, before)
+	}
+}
+
+// The IDs of replicas name their cards: a container gets replicas of different cards, and explain says why.
+func TestOrder_SpreadByCard_ContainersGetDifferentCards(t *testing.T) {
+	r := start(t, "--set", "allocation.order=vendor.example/*=spread", "--set", "allocation.groups="+gpu+"=^(.*)::")
+	var replicas []*plugintest.Device
+	for _, id := range []string{"a::0", "a::1", "a::2", "b::0", "b::1"} {
+		replicas = append(replicas, plugintest.Dev(id, plugintest.Healthy))
+	}
+	plugintest.Start(t, node.SocketDir, gpu, replicas...)
+	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 5))
+	for _, pod := range []struct {
+		name  string
+		count int
+		want  []string
+	}{{"first", 2, []string{"a::0", "b::0"}}, {"second", 1, []string{"a::1"}}, {"third", 2, []string{"a::2", "b::1"}}} {
+		r.run(pod.name, gpu, pod.count)
+		if got := r.held(pod.name, "main")["main"]; !slices.Equal(got, pod.want) {
+			t.Errorf("%s has %q, want %q", pod.name, got, pod.want)
+		}
+		r.says("explain default/"+pod.name, "in the order spread")
 	}
 }

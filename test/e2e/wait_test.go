@@ -10,6 +10,8 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
@@ -110,5 +112,88 @@ func TestWait_PluginHangs_OthersStart(t *testing.T) {
 	for _, name := range []string{"stuck-1", "stuck-2", "stuck-3"} {
 		_, err := r.WaitPhase(r.soon(time.Minute), name, corev1.PodRunning)
 		r.must(err)
+	}
+}
+
+// A GPU is partitioned differently between a pod's binding and its allocation, and for long: the pod is evicted and its Job
+// creates another one, which another node serves.
+func TestGiveUp_LayoutChanged_JobRunsElsewhere(t *testing.T) {
+	r := start(t, "--set", "wait.giveUpAfter=NotEnoughDevices=5s")
+	p := r.plugin(gpu, 2)
+	p.Set(plugintest.Devices(1)...) // the Node shows two for some seconds more
+	job := &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{Name: "moves", Namespace: metav1.NamespaceDefault},
+		Spec:       batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: node.Pod("", gpu, 2, "report").Spec}},
+	}
+	_, err := r.Client().BatchV1().Jobs(job.Namespace).Create(r.ctx, job, metav1.CreateOptions{})
+	r.must(err)
+	t.Cleanup(func() { r.in(t).removeJob(job.Name) })
+	var pods []corev1.Pod
+	list := func() {
+		all, err := r.Client().CoreV1().Pods(job.Namespace).List(r.ctx, metav1.ListOptions{LabelSelector: "job-name=" + job.Name})
+		r.must(err)
+		pods = all.Items
+	}
+	r.until("the Job's pod is bound to this node", func() bool { list(); return len(pods) == 1 && pods[0].Spec.NodeName == r.NodeName() })
+	first := pods[0].Name
+	r.refused(first, "NotEnoughDevices")
+	r.says("explain default/"+first, "NotEnoughDevices", "else devmgrd evicts the pod at", "wait.giveUpAfter")
+
+	const other = "other"
+	r.otherNode(other, gpu, 2)
+	r.until("the Job has another pod, on the other node", func() bool {
+		list()
+		return slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Name != first && p.Spec.NodeName == other })
+	})
+	r.told(first, "WaitGivenUp")
+	r.until("the first is gone", func() bool {
+		list()
+		return !slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Name == first })
+	})
+	r.must(r.WaitShown(r.soon(time.Minute), gpu, 1))
+}
+
+// otherNode creates a Node without a kubelet, which the scheduler takes for one that is ready, and removes it at the end.
+func (r *harness) otherNode(name, resource string, count int64) {
+	r.t.Helper()
+	nodes := r.Client().CoreV1().Nodes()
+	n, err := nodes.Create(r.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	r.must(err)
+	r.t.Cleanup(func() {
+		if err := nodes.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
+			r.t.Error(err)
+		}
+	})
+	capacity := corev1.ResourceList{
+		corev1.ResourceCPU: *apiresource.NewQuantity(4, apiresource.DecimalSI), corev1.ResourceMemory: *apiresource.NewQuantity(8<<30, apiresource.BinarySI),
+		corev1.ResourcePods: *apiresource.NewQuantity(10, apiresource.DecimalSI), corev1.ResourceName(resource): *apiresource.NewQuantity(count, apiresource.DecimalSI),
+	}
+	now := metav1.Now()
+	n.Status = corev1.NodeStatus{Capacity: capacity, Allocatable: capacity, Conditions: []corev1.NodeCondition{
+		{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Test", LastHeartbeatTime: now, LastTransitionTime: now},
+	}}
+	_, err = nodes.UpdateStatus(r.ctx, n, metav1.UpdateOptions{})
+	r.must(err)
+}
+
+// removeJob removes a Job and its pods, of which a node without a kubelet would never confirm the end.
+func (r *harness) removeJob(name string) {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	background, now := metav1.DeletePropagationBackground, int64(0)
+	r.must(r.Client().BatchV1().Jobs(metav1.NamespaceDefault).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &background}))
+	for {
+		all, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: "job-name=" + name})
+		r.must(err)
+		if len(all.Items) == 0 {
+			return
+		}
+		for _, p := range all.Items {
+			err := r.Client().CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
+			if !apierrors.IsNotFound(err) {
+				r.must(err)
+			}
+		}
 	}
 }
