@@ -102,6 +102,10 @@ func (c *Config) check() []Mistake {
 	r.giveUp(c.Wait.GiveUpAfter)
 	r.oneOf("health.onMissingDevices", c.Health.OnMissingDevices, Ignore, Event, Evict)
 	r.oneOf("health.onDeviceFailure", c.Health.OnDeviceFailure, Ignore, Event, Evict)
+	r.byResource("health.onFlapping", c.Health.OnFlapping)
+	for _, name := range slices.Sorted(maps.Keys(c.Health.OnFlapping)) {
+		r.oneOf("health.onFlapping", c.Health.OnFlapping[name], Suspend, Ignore)
+	}
 	if r.path("podResources.socket", c.PodResources.Socket) {
 		r.socket("podResources.socket", c.PodResources.Socket)
 	}

@@ -52,6 +52,8 @@ func TestRules(t *testing.T) {
 		{"allocation.order=*=oldest,a.example/*=pack,a.example/x=spread allocation.groups=*=numa,a.example/x=^(.*)::", ""},
 		{"allocation.order=cpu=pack,a.example/x=first", "allocation.order allocation.order"},
 		{"allocation.groups=a.example/x=(,**=numa,a.example/y=", "allocation.groups allocation.groups allocation.groups"},
+		{"health.onFlapping=*=none,a.example/*=suspend", ""},
+		{"health.onFlapping=gpu=none,a.example/*=cordon", "health.onFlapping health.onFlapping"},
 		{"wait.giveUpAfter=PluginMissing=30m,a.example/*=1h,*=24h", ""},
 		{"wait.giveUpAfter=PluginGone=30m,a.example/x=soon,a.example/y=1ms", "wait.giveUpAfter wait.giveUpAfter wait.giveUpAfter"},
 		{"kubernetes.kubeconfig=admin.conf", "kubernetes.kubeconfig"},

@@ -166,7 +166,16 @@ type Health struct {
 	OnMissingDevices string `key:"onMissingDevices"` // Ignore, Event or Evict
 	// OnDeviceFailure is for pods with a device that has become unhealthy or is no longer listed.
 	OnDeviceFailure string `key:"onDeviceFailure"` // the same
+	// OnFlapping is for devices that become unhealthy again and again, by resource: Suspend or Ignore. The keys are those of
+	// Allocation; Suspend where none matches.
+	OnFlapping map[string]string `key:"onFlapping"`
 }
+
+// Suspends reports whether a device of a resource is suspended when it becomes unhealthy again and again.
+func (h Health) Suspends(resource string) bool { return ByResource(h.OnFlapping, resource) != Ignore }
+
+// Suspend is a value of Health.OnFlapping.
+const Suspend = "suspend" // no pod is assigned the device for a while
 
 // Values of Health's fields. With each the log and metrics report the pods, too.
 const (
@@ -234,7 +243,7 @@ func defaults() Config {
 		Topology:     Topology{Policy: "best-effort", Scope: "container"},
 		Allocation:   Allocation{Order: map[string]string{}, Groups: map[string]string{}},
 		Wait:         Wait{GiveUpAfter: map[string]string{}},
-		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event},
+		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event, OnFlapping: map[string]string{}},
 		PodResources: PodResources{KubeletSocket: "/var/lib/kubelet/pod-resources/kubelet.sock"},
 		Metrics:      Metrics{Listen: "127.0.0.1:9464", HostNames: []string{}},
 		Log:          Log{Level: "info", Format: "text"},

@@ -13,6 +13,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/feed"
+	"github.com/devmgrd/devmgrd/internal/flapping"
 	"github.com/devmgrd/devmgrd/internal/holdings"
 	"github.com/devmgrd/devmgrd/internal/placement"
 )
@@ -48,6 +49,8 @@ type Store interface {
 	SaveCordons(save, forget []device.Cordon) error
 	// SaveDeclaredCordons replaces the cordons that the Node's annotation declares, in the same way.
 	SaveDeclaredCordons([]device.Cordon) error
+	// SaveFalls makes the records of some devices durable and forgets those of others.
+	SaveFalls(save, forget []device.Falls) error
 	// DropRetired removes the notes of resources that the Node may still show.
 	DropRetired([]device.ResourceName) error
 }
@@ -95,11 +98,14 @@ type Config struct {
 	Boot     string                // identifies this boot of the machine; empty: grants hold for every boot
 	Known    []device.PodRecord    // from the state file
 	Cordons  []device.Cordon       // likewise
+	Falls    []device.Falls        // likewise
 	Retired  []device.ResourceName // likewise
 	// Topology is the policy for NUMA placement; the zero value ignores placement.
 	Topology Topology
 	// Ordering returns the order in which a resource's devices are given out; nil: the lowest IDs first.
 	Ordering func(device.ResourceName) Ordering
+	// Suspends returns whether a device of a resource is suspended when it becomes unhealthy again and again; nil: always.
+	Suspends func(device.ResourceName) bool
 	// GiveUpAfter returns how long a pod that requests a resource may wait for a reason; 0: without end. With an empty resource:
 	// any pod. nil: no pod is given up.
 	GiveUpAfter func(device.Reason, device.ResourceName) time.Duration
@@ -120,6 +126,7 @@ type Allocator struct {
 	log      *slog.Logger
 
 	giveUpAfter func(device.Reason, device.ResourceName) time.Duration
+	suspends    func(device.ResourceName) bool
 	began       time.Time
 	metrics     *metrics
 
@@ -152,11 +159,16 @@ type Allocator struct {
 	reports    []func()      // the runtime's reports since a synchronization that is not compared yet
 	podsListed bool          // every pod that is bound to the node is in pods
 	feed       *feed.Feed
-	snapshot   *device.Snapshot             // nil: out of date
-	cordons    device.Cordons               // by the operator's commands
-	declared   device.Cordons               // by the Node's annotation
-	inForce    device.Cordons               // both together, by resource
-	retired    map[device.ResourceName]bool // forgotten resources that the Node may still show
+	snapshot   *device.Snapshot // nil: out of date
+	cordons    device.Cordons   // by the operator's commands
+	declared   device.Cordons   // by the Node's annotation
+	suspended  device.Cordons   // by devmgrd itself
+	inForce    device.Cordons   // all together, by resource
+
+	flapping     map[device.ResourceName]*flapping.Log
+	unsavedFalls map[fall]bool // devices whose records are not on disk
+
+	retired map[device.ResourceName]bool // forgotten resources that the Node may still show
 }
 
 // New returns an Allocator with the state file's content. Run starts it.
@@ -179,6 +191,7 @@ func New(c Config) *Allocator {
 		ordering: c.Ordering,
 
 		giveUpAfter: c.GiveUpAfter,
+		suspends:    c.Suspends,
 		began:       time.Now(),
 		log:         c.Log,
 		kick:        make(chan struct{}, 1),
@@ -193,8 +206,12 @@ func New(c Config) *Allocator {
 		feed:        feed.New(),
 		cordons:     device.Cordons{},
 		declared:    device.Cordons{},
+		suspended:   device.Cordons{},
 		inForce:     device.Cordons{},
-		retired:     map[device.ResourceName]bool{},
+
+		flapping:     map[device.ResourceName]*flapping.Log{},
+		unsavedFalls: map[fall]bool{},
+		retired:      map[device.ResourceName]bool{},
 	}
 	if a.ordering == nil {
 		a.ordering = func(device.ResourceName) Ordering { return Ordering{} }
@@ -222,6 +239,7 @@ func New(c Config) *Allocator {
 		a.recallLocked(r, conflicts[r.Demand.Pod.UID])
 	}
 	a.metrics = newMetrics(a, c.Metrics)
+	a.recallFallsLocked(c.Falls)
 	a.refresh()
 	return a
 }
@@ -252,6 +270,7 @@ func (a *Allocator) refresh() {
 	type news struct {
 		offer   device.Offer
 		listing *placement.Listing
+		fallen  []device.ID
 	}
 	a.offersMu.Lock()
 	defer a.offersMu.Unlock()
@@ -263,9 +282,9 @@ func (a *Allocator) refresh() {
 		a.mu.Unlock()
 		switch {
 		case !known || !device.SameList(o.Inventory.Devices, was.Inventory.Devices):
-			fresh[r] = news{o, placement.NewListing(o.Inventory.Devices, cordons, a.ordering(r), before)}
+			fresh[r] = news{o, placement.NewListing(o.Inventory.Devices, cordons, a.ordering(r), before), fallen(before, o.Inventory.Devices)}
 		case o.State != was.State || o.Session != was.Session || o.Reported != was.Reported || o.PreStart != was.PreStart || o.Prefers != was.Prefers:
-			fresh[r] = news{o, before}
+			fresh[r] = news{o, before, nil}
 		}
 	}
 	a.mu.Lock()
@@ -284,6 +303,7 @@ func (a *Allocator) refresh() {
 		a.table.Withhold(r)
 		a.refreshCordonsLocked(r) // a device may have been cordoned meanwhile
 		a.examineLocked(r, p)
+		a.fellLocked(r, n.fallen, time.Now())
 		a.wakeLocked(r, back)
 	}
 	a.changedLocked()
@@ -304,6 +324,9 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	now := time.Now()
 	again = a.dropIdleLocked(now)
 	if due := a.watchFailuresLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {
+		again = due
+	}
+	if due := a.suspendLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {
 		again = due
 	}
 	if due := a.giveUpLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {

@@ -32,8 +32,8 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 	return held, nil
 }
 
-// Uncordon returns devices to service, unless the Node's annotation declares them cordoned too. It returns those that were
-// cordoned and ignores the others. An unknown device makes it change nothing, as with Cordon, and so does a device that is
+// Uncordon returns devices to service, unless the Node's annotation declares them cordoned too. It ends suspensions as well. It returns
+// those that were cordoned or suspended and ignores the others. An unknown device makes it change nothing, as with Cordon, and so does a device that is
 // cordoned by the annotation only: a *device.DeclaredCordonError.
 func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, err error) {
 	a.commitMu.Lock()
@@ -41,9 +41,15 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	if err := a.checkKnown(devices); err != nil {
 		return nil, err
 	}
+	var falls []device.Falls
 	a.mu.Lock()
 	for _, d := range devices {
+		if rec, known := a.fallsLocked(fall{d.Resource, d.ID}); known {
+			falls = append(falls, rec)
+		}
 		if c, cordoned := a.cordons[d.Resource][d.ID]; cordoned {
+			lifted = append(lifted, c)
+		} else if c, suspended := a.suspended[d.Resource][d.ID]; suspended {
 			lifted = append(lifted, c)
 		} else if _, declared := a.declared[d.Resource][d.ID]; declared {
 			err = &device.DeclaredCordonError{Resource: d.Resource, ID: d.ID}
@@ -59,9 +65,18 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	if err := a.store.SaveCordons(nil, lifted); err != nil {
 		return nil, err
 	}
+	if len(falls) > 0 {
+		if err := a.store.SaveFalls(nil, falls); err != nil {
+			return nil, err
+		}
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.cordons.Remove(lifted...)
+	a.suspended.Remove(lifted...)
+	for _, rec := range falls {
+		a.flapping[rec.Resource].Forget(rec.ID)
+	}
 	for _, c := range lifted {
 		a.log.Info("device uncordoned", "resource", c.Resource, "device", c.ID)
 	}
@@ -153,7 +168,8 @@ func (a *Allocator) cordonsChangedLocked(devices []device.Cordon) {
 
 // combineCordonsLocked computes the cordons of a resource that are in force.
 func (a *Allocator) combineCordonsLocked(r device.ResourceName) {
-	if a.inForce[r] = a.cordons.Union(a.declared, r); len(a.inForce[r]) == 0 {
+	operators := device.Cordons{r: a.cordons.Union(a.declared, r)}
+	if a.inForce[r] = operators.Union(a.suspended, r); len(a.inForce[r]) == 0 {
 		delete(a.inForce, r)
 	}
 }

@@ -272,6 +272,7 @@ type harness struct {
 	topology allocator.Topology
 	boot     string
 	giveUp   func(device.Reason, device.ResourceName) time.Duration
+	suspends bool
 	metrics  *prometheus.Registry
 
 	reader   *allocator.Allocator                    // the allocator that follow last followed
@@ -327,6 +328,13 @@ func (d *disk) SaveDeclaredCordons(all []device.Cordon) error {
 	return d.Store.SaveDeclaredCordons(all)
 }
 
+func (d *disk) SaveFalls(save, forget []device.Falls) error {
+	if err := d.check(); err != nil {
+		return err
+	}
+	return d.Store.SaveFalls(save, forget)
+}
+
 func (d *disk) ForgetResource(r device.ResourceName) error {
 	if err := d.check(); err != nil {
 		return err
@@ -380,7 +388,7 @@ func (r *harness) start() {
 	r.plugins.store = r.disk
 	r.metrics = prometheus.NewRegistry()
 	r.Allocator = allocator.New(allocator.Config{
-		Registry: r.plugins, Plugins: r.plugins, Store: r.disk, Notifier: r.plugins, Host: r.plugins, Known: known.Pods, Cordons: known.Cordons, Retired: known.Retired,
+		Registry: r.plugins, Plugins: r.plugins, Store: r.disk, Notifier: r.plugins, Host: r.plugins, Known: known.Pods, Cordons: known.Cordons, Falls: known.Falls, Suspends: func(device.ResourceName) bool { return r.suspends }, Retired: known.Retired,
 		Topology: r.topology, Boot: r.boot, GiveUpAfter: r.giveUp, Log: log, Metrics: r.metrics,
 	})
 	ctx, cancel := context.WithCancel(context.Background())

@@ -40,6 +40,8 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.cordons, r)
+	delete(a.suspended, r)
+	delete(a.flapping, r)
 	a.retired[r] = true
 	a.cordonsChangedLocked([]device.Cordon{{Resource: r}})
 	a.metrics.forget(r)

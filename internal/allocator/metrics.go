@@ -14,6 +14,7 @@ type metrics struct {
 	startedWithout prometheus.Counter
 	failures       *prometheus.CounterVec
 	givenUp        *prometheus.CounterVec
+	suspensions    *prometheus.CounterVec
 	devices        *prometheus.Desc
 	waiting        *prometheus.Desc
 }
@@ -42,11 +43,15 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 			Name: "devmgrd_pods_given_up_total",
 			Help: "Pods that waited for as long as wait.giveUpAfter allows, by reason.",
 		}, []string{"reason"}),
+		suspensions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "devmgrd_device_suspensions_total",
+			Help: "Times that devmgrd suspended a device because it had become unhealthy again and again.",
+		}, []string{"resource_name"}),
 		devices: prometheus.NewDesc("devmgrd_devices", "Devices of a resource by state; each device has exactly one.",
 			[]string{"resource_name", "state"}, nil),
 		waiting: prometheus.NewDesc("devmgrd_pods_waiting", "Pods that wait for their devices, by reason.", []string{"reason"}, nil),
 	}
-	to.MustRegister(m.admission, m.preferred, m.startedWithout, m.failures, m.givenUp, m)
+	to.MustRegister(m.admission, m.preferred, m.startedWithout, m.failures, m.givenUp, m.suspensions, m)
 	return m
 }
 
@@ -55,6 +60,7 @@ func (m *metrics) forget(r device.ResourceName) {
 	of := prometheus.Labels{"resource_name": string(r)}
 	m.preferred.DeletePartialMatch(of)
 	m.failures.DeletePartialMatch(of)
+	m.suspensions.DeletePartialMatch(of)
 }
 
 // Describe is part of prometheus.Collector.

@@ -20,6 +20,7 @@ type noBooks struct{}
 func (noBooks) SavePods([]device.PodRecord, []device.PodUID) error { return nil }
 func (noBooks) SaveCordons(_, _ []device.Cordon) error             { return nil }
 func (noBooks) SaveDeclaredCordons([]device.Cordon) error          { return nil }
+func (noBooks) SaveFalls(_, _ []device.Falls) error                { return nil }
 func (noBooks) DropRetired([]device.ResourceName) error            { return nil }
 
 // BenchmarkRuntimeSynced measures how long the comparison of the runtime's containers with the state file takes, and the

@@ -51,10 +51,12 @@ func (a *Allocator) writeLoop(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			a.writePending() // a clean stop leaves nothing unwritten
+			a.writeFalls()
 			return
 		case <-a.write:
 		case <-due:
 			a.writePending()
+			a.writeFalls()
 		}
 	}
 }

@@ -15,6 +15,17 @@ type Cordon struct {
 	Reason   string       `json:"reason,omitempty"` // as given by the operator
 	Since    time.Time    `json:"since"`
 	Declared bool         `json:"-"` // by the Node's annotation, and not by a command
+	// Suspended: devmgrd itself has cordoned the device, for a time, because it became unhealthy again and again.
+	Suspended bool `json:"-"`
+}
+
+// Falls is the record of a device that became unhealthy, perhaps again and again.
+type Falls struct {
+	Resource ResourceName  `json:"-"`
+	ID       ID            `json:"-"`
+	Falls    []time.Time   `json:"falls"`           // when it became unhealthy; the latest ones, ascending
+	Until    time.Time     `json:"until,omitzero"`  // it is suspended until then; zero: it never was
+	Spell    time.Duration `json:"spell,omitempty"` // how long the latest suspension lasts
 }
 
 // CordonAnnotation is the Node's annotation that declares cordons.
@@ -51,6 +62,9 @@ func (cs Cordons) Union(other Cordons, r ResourceName) map[ID]Cordon {
 	maps.Copy(all, cs[r])
 	return all
 }
+
+// Of returns the cordons of one resource.
+func (cs Cordons) Of(r ResourceName) Cordons { return Cordons{r: cs[r]} }
 
 // Without returns the cordons that others do not have with the same reason, ascending.
 func (cs Cordons) Without(others Cordons) (all []Cordon) {

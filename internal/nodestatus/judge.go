@@ -47,7 +47,7 @@ func judgeComponents(all []Component) condition {
 }
 
 // judgeDevices returns DevicesHealthy: false if a plugin has been away for the grace period, if fewer devices are listed than
-// expected, or if a listed device is unhealthy. Cordoned devices do not count as unhealthy: an operator knows them.
+// expected, or if a listed device is unhealthy or suspended. Cordoned devices do not count as unhealthy: an operator knows them.
 func judgeDevices(resources device.Resources, expected map[device.ResourceName]int) condition {
 	var away, missing, unhealthy, listed []string
 	names := map[device.ResourceName]bool{}
@@ -95,10 +95,10 @@ func judgeDevices(resources device.Resources, expected map[device.ResourceName]i
 	return condition{devicesHealthy, true, reason, device.ClipTo(strings.Join(listed, "; "), maxMessage)}
 }
 
-// unhealthyOf returns the unhealthy devices that are not cordoned.
+// unhealthyOf returns the devices that are unhealthy and not cordoned by an operator, and those that devmgrd has suspended.
 func unhealthyOf(devices []device.Device, cordoned map[device.ID]device.Cordon) (all []device.ID) {
 	for _, d := range devices {
-		if _, known := cordoned[d.ID]; !d.Healthy && !known {
+		if c, known := cordoned[d.ID]; c.Suspended || !d.Healthy && !known {
 			all = append(all, d.ID)
 		}
 	}

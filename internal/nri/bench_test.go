@@ -34,6 +34,7 @@ func (s still) PreStart(context.Context, device.Pod, device.Container, device.Re
 }
 func (s still) SaveCordons(_, _ []device.Cordon) error    { return nil }
 func (s still) SaveDeclaredCordons([]device.Cordon) error { return nil }
+func (s still) SaveFalls(_, _ []device.Falls) error       { return nil }
 func (s still) DropRetired([]device.ResourceName) error   { return nil }
 func (s still) Forget(device.ResourceName) error          { return nil }
 func (s still) SavePods([]device.PodRecord, []device.PodUID) error {

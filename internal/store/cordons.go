@@ -43,7 +43,7 @@ func (s *Store) SaveCordons(save, forget []device.Cordon) error {
 			return err
 		}
 		for _, c := range forget {
-			of, err := cordonsOf(d, cordonsBucket, c.Resource)
+			of, err := ofResource(d, cordonsBucket, c.Resource)
 			if err == nil {
 				err = of.remove([]byte(c.ID))
 			}
@@ -70,7 +70,7 @@ func putCordons(d *transaction, name []byte, all []device.Cordon) error {
 		value, err := json.Marshal(c)
 		if err == nil {
 			var of bucket
-			if of, err = cordonsOf(d, name, c.Resource); err == nil {
+			if of, err = ofResource(d, name, c.Resource); err == nil {
 				err = of.put([]byte(c.ID), value)
 			}
 		}
@@ -81,11 +81,11 @@ func putCordons(d *transaction, name []byte, all []device.Cordon) error {
 	return nil
 }
 
-// cordonsOf returns the bucket of one resource's cordons. It is created with the first cordon; an older devmgrd ignores it.
-func cordonsOf(d *transaction, name []byte, r device.ResourceName) (bucket, error) {
-	cordons, err := d.bucket(name)
+// ofResource returns the bucket of one resource's devices. It is created with the first record; an older devmgrd ignores it.
+func ofResource(d *transaction, name []byte, r device.ResourceName) (bucket, error) {
+	all, err := d.bucket(name)
 	if err != nil {
 		return bucket{}, err
 	}
-	return cordons.bucket([]byte(r))
+	return all.bucket([]byte(r))
 }

@@ -23,6 +23,9 @@
 //	    <resource name>     a bucket
 //	        <device ID>     JSON of device.Cordon: reason and time
 //	declaredCordons         the same, of the cordons that the Node's annotation declares
+//	falls                   made with the first device that becomes unhealthy
+//	    <resource name>     a bucket
+//	        <device ID>     JSON of device.Falls: when it became unhealthy, and until when it is suspended
 //	retired                 made with the first resource that is forgotten
 //	    <resource name>     JSON of retirement: since when; the Node may still show it
 //

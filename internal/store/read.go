@@ -17,6 +17,7 @@ type State struct {
 	Pods    []device.PodRecord    // ordered by UID
 	Plugins []device.PluginRecord // ordered by resource
 	Cordons []device.Cordon       // ordered by resource and device; those of the Node's annotation last
+	Falls   []device.Falls        // ordered by resource and device
 	Retired []device.ResourceName // forgotten resources that the Node may still show
 }
 
@@ -71,6 +72,9 @@ func readState(db *bolt.DB, path string, log *slog.Logger) (b State, err error) 
 	}
 	if err == nil {
 		b.Cordons, err = readCordons(db, log)
+	}
+	if err == nil {
+		b.Falls, err = readFalls(db, log)
 	}
 	if err == nil {
 		b.Retired, err = readRetired(db)

@@ -13,6 +13,7 @@ var (
 	devicesBucket  = []byte("devices")
 	cordonsBucket  = []byte("cordons")
 	declaredBucket = []byte("declaredCordons")
+	fallsBucket    = []byte("falls")
 	retiredBucket  = []byte("retired")
 	openBucket     = []byte("open")
 	endedBucket    = []byte("ended")

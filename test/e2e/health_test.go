@@ -53,7 +53,7 @@ func TestHealth_DeviceFailsUnderPod_OwnerIsInformed(t *testing.T) {
 // The Node's numbers follow the health of devices, each change by one step. A device that gets unhealthy under a pod stays the
 // pod's, counts as long as it is in use, and no other pod gets it.
 func TestHealth_DevicesChange_CapacityFollows(t *testing.T) {
-	r := start(t)
+	r := start(t, "--set", "health.onFlapping=*=none")
 	p := r.plugin(gpu, 4)
 	// unhealthy makes the devices with these numbers unhealthy, and all others healthy.
 	fail := func(numbers ...int) {
@@ -171,4 +171,37 @@ func listed(list string) []*plugintest.Device {
 		all = append(all, d)
 	}
 	return all
+}
+
+// A device that becomes unhealthy again and again is suspended. Neither the plugin's restart nor the death of devmgrd ends that.
+func TestHealth_DeviceFlaps_IsSuspended(t *testing.T) {
+	r := start(t)
+	p := r.plugin(gpu, 2)
+	for n := range 3 {
+		p.SetHealth("dev-000001", plugintest.Unhealthy)
+		r.until("it is unhealthy, or suspended", func() bool { return r.inState(gpu, "free") == 1 })
+		p.SetHealth("dev-000001", plugintest.Healthy)
+		if n < 2 {
+			r.until("it is healthy", func() bool { return r.inState(gpu, "free") == 2 })
+		}
+	}
+	r.until("it is suspended", func() bool { return r.inState(gpu, "cordoned") == 1 })
+	r.untilCondition("DevicesHealthy", corev1.ConditionFalse, "DeviceUnhealthy")
+	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 1))
+	r.says("devices", "dev-000001", "cordoned", "suspended by devmgrd until", "3 times within an hour")
+
+	p.Stop()
+	r.must(r.Devmgrd.Kill())
+	p.Serve()
+	r.must(r.StartDevmgrd(r.ctx))
+	r.until("the plugin lists its devices", func() bool { return r.inState(gpu, "free") == 1 })
+	r.says("devices", "dev-000001", "cordoned", "suspended by devmgrd until")
+	if got := r.run("a", gpu, 1).Env["DEVICES"]; got != "dev-000000" {
+		t.Errorf("a has %q", got)
+	}
+	r.says("uncordon " + gpu + "/dev-000001")
+	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 2))
+	if got := r.run("b", gpu, 1).Env["DEVICES"]; got != "dev-000001" {
+		t.Errorf("b has %q", got)
+	}
 }

@@ -1,0 +1,126 @@
+package flapping
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+const (
+	// tooMany falls within the window suspend a device.
+	tooMany = 3
+	window  = time.Hour
+	// first is how long the first suspension lasts, and longest the longest.
+	first   = time.Hour
+	longest = 24 * time.Hour
+	// maxDevices bounds the devices of one resource that are followed.
+	maxDevices = 1024
+)
+
+// A Log is the falls of one resource's devices.
+type Log struct{ records map[device.ID]*device.Falls }
+
+// New returns a Log with the records of an earlier one.
+func New(known ...device.Falls) *Log {
+	l := &Log{map[device.ID]*device.Falls{}}
+	for _, rec := range known {
+		l.records[rec.ID] = &rec
+	}
+	return l
+}
+
+// Fell records that a device has become unhealthy. It returns whether the record has changed: falls during a suspension do not count.
+func (l *Log) Fell(r device.ResourceName, id device.ID, now time.Time) bool {
+	rec := l.records[id]
+	switch {
+	case rec == nil && len(l.records) >= maxDevices:
+		return false
+	case rec == nil:
+		rec = &device.Falls{Resource: r, ID: id}
+		l.records[id] = rec
+	case now.Before(rec.Until):
+		return false
+	}
+	rec.Falls = append(recent(rec.Falls, now), now)
+	switch {
+	case now.Before(probationEnds(rec)):
+		rec.Spell = min(2*rec.Spell, longest)
+		rec.Until = now.Add(rec.Spell)
+	case len(rec.Falls) >= tooMany:
+		rec.Spell = first
+		rec.Until = now.Add(first)
+	}
+	return true
+}
+
+// recent returns the falls within the window.
+func recent(falls []time.Time, now time.Time) []time.Time {
+	return slices.DeleteFunc(slices.Clone(falls), func(at time.Time) bool { return now.Sub(at) > window })
+}
+
+// probationEnds returns when the probation after a suspension ends; zero: there was no suspension.
+func probationEnds(rec *device.Falls) time.Time {
+	if rec.Spell == 0 {
+		return time.Time{}
+	}
+	return rec.Until.Add(max(rec.Spell, window))
+}
+
+// Record returns the record of a device.
+func (l *Log) Record(id device.ID) (device.Falls, bool) {
+	rec := l.records[id]
+	if rec == nil {
+		return device.Falls{}, false
+	}
+	return *rec, true
+}
+
+// Forget forgets a device, as an operator wants it.
+func (l *Log) Forget(id device.ID) { delete(l.records, id) }
+
+// Expire forgets the devices that have been good for long enough, and returns them. next is when a suspension ends or a record
+// expires; zero: there is none.
+func (l *Log) Expire(now time.Time) (gone []device.Falls, next time.Time) {
+	for id, rec := range l.records {
+		ends := rec.Falls[len(rec.Falls)-1].Add(window)
+		if probation := probationEnds(rec); probation.After(ends) {
+			ends = probation
+		}
+		if !now.Before(ends) {
+			gone = append(gone, *rec)
+			delete(l.records, id)
+			continue
+		}
+		if now.Before(rec.Until) && rec.Until.Before(ends) {
+			ends = rec.Until
+		}
+		if next.IsZero() || ends.Before(next) {
+			next = ends
+		}
+	}
+	slices.SortFunc(gone, func(a, b device.Falls) int { return device.CompareIDs(a.ID, b.ID) })
+	return gone, next
+}
+
+// Suspensions returns the suspended devices as cordons, ascending.
+func (l *Log) Suspensions(now time.Time) (all []device.Cordon) {
+	for _, rec := range slices.SortedFunc(maps.Values(l.records), func(a, b *device.Falls) int { return device.CompareIDs(a.ID, b.ID) }) {
+		if now.Before(rec.Until) {
+			all = append(all, device.Cordon{
+				Resource: rec.Resource, ID: rec.ID, Since: rec.Until.Add(-rec.Spell), Suspended: true,
+				Reason: fmt.Sprintf("suspended by devmgrd until %s: it became unhealthy %s", rec.Until.UTC().Format(time.RFC3339), times(rec.Falls)),
+			})
+		}
+	}
+	return all
+}
+
+// times says how often and when a device fell.
+func times(falls []time.Time) string {
+	last := falls[len(falls)-1].UTC().Format(time.RFC3339)
+	return cmp.Or(map[int]string{1: "again, at " + last}[len(falls)], fmt.Sprintf("%d times within an hour, the last time at %s", len(falls), last))
+}

@@ -1,0 +1,115 @@
+package flapping
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+const gpu device.ResourceName = "vendor.example/gpu"
+
+var start = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
+func at(minute int) time.Time { return start.Add(time.Duration(minute) * time.Minute) }
+
+// suspended returns until which minute the device d is suspended; 0: it is not.
+func suspended(l *Log, minute int) int {
+	all := l.Suspensions(at(minute))
+	if len(all) == 0 {
+		return 0
+	}
+	rec, _ := l.Record(all[0].ID)
+	return int(rec.Until.Sub(start) / time.Minute)
+}
+
+func TestFell(t *testing.T) {
+	type fall struct{ minute, until int } // and until when the device is suspended after it
+	for name, falls := range map[string][]fall{
+		"twice":                             {{0, 0}, {10, 0}},
+		"three times within an hour":        {{0, 0}, {10, 0}, {20, 80}},
+		"three times, but not within one":   {{0, 0}, {30, 0}, {61, 0}, {92, 0}},
+		"falls while suspended are ignored": {{0, 0}, {1, 0}, {2, 62}, {3, 62}, {61, 62}},
+		"on probation the time doubles":     {{0, 0}, {1, 0}, {2, 62}, {63, 183}, {200, 440}, {441, 921}},
+		"a day is the longest":              {{0, 0}, {1, 0}, {2, 62}, {62, 182}, {182, 422}, {422, 902}, {902, 1862}, {1862, 3302}, {3302, 4742}},
+		"after probation it is good again":  {{0, 0}, {1, 0}, {2, 62}, {122, 0}, {123, 0}, {124, 184}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := New()
+			for i, f := range falls {
+				l.Expire(at(f.minute))
+				before := suspended(l, f.minute)
+				if changed := l.Fell(gpu, "d", at(f.minute)); changed != (before == 0) {
+					t.Errorf("fall %d: changed is %v", i, changed)
+				}
+				if got := suspended(l, f.minute); got != f.until {
+					t.Errorf("fall %d: suspended until minute %d, want %d", i, got, f.until)
+				}
+				rec, _ := l.Record("d")
+				l = New(rec) // a restart changes nothing
+			}
+		})
+	}
+}
+
+func TestSuspensions_ReasonHasTheHistory(t *testing.T) {
+	l := New()
+	for _, minute := range []int{0, 1, 2} {
+		l.Fell(gpu, "d", at(minute))
+	}
+	l.Fell(gpu, "other", at(2))
+	all := l.Suspensions(at(3))
+	want := "suspended by devmgrd until 2026-01-01T13:02:00Z: it became unhealthy 3 times within an hour, the last time at 2026-01-01T12:02:00Z"
+	if len(all) != 1 || all[0].ID != "d" || all[0].Reason != want || !all[0].Suspended || !all[0].Since.Equal(at(2)) {
+		t.Errorf("%+v", all)
+	}
+	l.Fell(gpu, "d", at(64))
+	want = "suspended by devmgrd until 2026-01-01T15:04:00Z: it became unhealthy again, at 2026-01-01T13:04:00Z"
+	if all := l.Suspensions(at(65)); len(all) != 1 || all[0].Reason != want {
+		t.Errorf("%+v", all)
+	}
+	if l.Forget("d"); len(l.Suspensions(at(65))) != 0 {
+		t.Error("it is suspended though it has been forgotten")
+	}
+}
+
+// Records expire, and the time of the next change is never later than it should be.
+func TestExpire_Random_AgreesWithASlowLook(t *testing.T) {
+	for seed := range uint64(200) {
+		random, l := rand.New(rand.NewPCG(seed, 1)), New()
+		var next time.Time
+		for minute := range 5000 {
+			now := at(minute)
+			if random.IntN(40) == 0 {
+				l.Fell(gpu, device.ID(fmt.Sprint(random.IntN(3))), now)
+				_, next = l.Expire(now)
+				continue
+			}
+			before, count := len(l.Suspensions(now.Add(-time.Minute))), len(l.records)
+			gone, later := l.Expire(now)
+			if changed := len(l.Suspensions(now)) != before || len(gone) > 0; changed && (next.IsZero() || next.After(now)) {
+				t.Fatalf("seed %d, minute %d: a change, and the next was said to be at %v", seed, minute, next)
+			}
+			if len(l.records) != count-len(gone) {
+				t.Fatalf("seed %d: %d records of %d are left, %d gone", seed, len(l.records), count, len(gone))
+			}
+			next = later
+		}
+		if gone, next := l.Expire(at(20_000)); len(l.records) > 0 || !next.IsZero() {
+			t.Errorf("seed %d: %d records are left, %v gone, next %v", seed, len(l.records), gone, next)
+		}
+	}
+}
+
+// A plugin may invent names.
+func TestFell_ManyDevices_AreBounded(t *testing.T) {
+	l := New()
+	for i := range 3 * maxDevices {
+		l.Fell(gpu, device.ID(fmt.Sprint(i)), start)
+	}
+	if len(l.records) != maxDevices {
+		t.Errorf("%d records", len(l.records))
+	}
+}
