@@ -116,6 +116,8 @@ type Allocation struct {
 	Order map[string]string `key:"order"` // lowest, pack, spread or oldest
 	// Groups are what pack and spread count: NUMAGroups, or a regular expression that finds the group in a device's ID.
 	Groups map[string]string `key:"groups"`
+	// Selectors lets pods use or avoid devices by their annotation devmgrd.io/devices.
+	Selectors bool `key:"selectors"`
 }
 
 // Values of Allocation.Order.

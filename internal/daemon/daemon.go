@@ -153,11 +153,12 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		devices.Replace(nil) // drop pods that an API server had bound to the node before
 	} else {
 		bound = pods.New(pods.Config{
-			NodeName: c.NodeName,
-			Client:   api,
-			Sink:     devices,
-			Ignored:  c.Plugins.IgnoredResources,
-			Log:      logFor("pods"),
+			NodeName:  c.NodeName,
+			Client:    api,
+			Sink:      devices,
+			Ignored:   c.Plugins.IgnoredResources,
+			Selectors: c.Allocation.Selectors,
+			Log:       logFor("pods"),
 		})
 		node := nodestatus.New(nodestatus.Config{
 			NodeName: c.NodeName,

@@ -31,6 +31,9 @@ type Falls struct {
 // CordonAnnotation is the Node's annotation that declares cordons.
 const CordonAnnotation = "devmgrd.io/cordon"
 
+// DevicesAnnotation is a pod's annotation that limits the devices of its containers.
+const DevicesAnnotation = "devmgrd.io/devices"
+
 // Cordons are the cordoned devices by resource. Readers share the inner maps: they are replaced, never changed.
 type Cordons map[ResourceName]map[ID]Cordon
 

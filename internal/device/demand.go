@@ -28,6 +28,10 @@ type Demand struct {
 	// Refs names the variables that the container's command and arguments refer to as $(NAME) and that its specification
 	// does not define, ascending. A plugin may define them.
 	Refs []string `json:"refs,omitempty"`
+	// Select limits the devices of a resource to some; a resource without an entry has no limit.
+	Select map[ResourceName]Selection `json:"select,omitempty"`
+	// Mistake is why the limits cannot be read; the pod waits until they can.
+	Mistake string `json:"mistake,omitempty"`
 }
 
 // A PodDemand is a pod bound to this node and its containers' requests, in the order in which the containers start: init
@@ -91,7 +95,8 @@ func (p PodDemand) Equal(q PodDemand) bool {
 	for i, d := range p.Demands {
 		e := q.Demands[i]
 		if d.Container != e.Container || d.Kind != e.Kind || !maps.Equal(d.Wants, e.Wants) ||
-			!slices.Equal(d.Env, e.Env) || !slices.Equal(d.Refs, e.Refs) {
+			!slices.Equal(d.Env, e.Env) || !slices.Equal(d.Refs, e.Refs) ||
+			d.Mistake != e.Mistake || !maps.EqualFunc(d.Select, e.Select, Selection.equal) {
 			return false
 		}
 	}

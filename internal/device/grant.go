@@ -108,10 +108,3 @@ func (g Grant) CheckSteering(allowed []string) error {
 func begins(key string, all []string) bool {
 	return slices.ContainsFunc(all, func(prefix string) bool { return strings.HasPrefix(key, prefix) })
 }
-
-func matches(pattern, key string) bool {
-	if prefix, open := strings.CutSuffix(pattern, "*"); open {
-		return strings.HasPrefix(key, prefix)
-	}
-	return pattern == key
-}

@@ -21,6 +21,7 @@ const (
 	NotEnoughDevices   Reason = "NotEnoughDevices"
 	DeviceUnhealthy    Reason = "DeviceUnhealthy"
 	TopologyMismatch   Reason = "TopologyMismatch"
+	NoSuchDevice       Reason = "NoSuchDevice"
 	DevicesUnknown     Reason = "DevicesUnknown"
 	AssignmentConflict Reason = "AssignmentConflict"
 
@@ -128,6 +129,13 @@ var explanations = []Explanation{
 		Remedy:  "wait for other pods: the message counts free devices by NUMA node. If the node can never match: ask for fewer, or choose another policy",
 		Section: "runbook.md#devmgrdpodsdonotfit",
 		ends:    "devices of %s that are near each other are released, or topology.policy is relaxed",
+	},
+	{
+		Reason:  NoSuchDevice,
+		Meaning: "too few of the devices that the pod's annotation `devmgrd.io/devices` selects are free, or the annotation has a mistake",
+		Remedy:  "correct the annotation, or wait for other pods to end: the message counts the devices",
+		Section: "configuration.md#a-pods-own-choice",
+		ends:    "a device of %s that the pod's annotation devmgrd.io/devices selects is released, uncordoned, healthy or listed again",
 	},
 	{
 		Reason:  DevicesUnknown,

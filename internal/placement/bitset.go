@@ -1,6 +1,9 @@
 package placement
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // A bitset is a set of positions in a listing.
 type bitset []uint64
@@ -26,6 +29,26 @@ func (b bitset) next(from int, mask bitset) int {
 		}
 	}
 	return -1
+}
+
+// and returns the members that are also in mask. A nil mask contains everything.
+func (b bitset) and(mask bitset) bitset {
+	both := slices.Clone(b)
+	for w := range mask {
+		both[w] &= mask[w]
+	}
+	return both
+}
+
+// common returns the number of members that are also in mask. A nil mask contains everything.
+func (b bitset) common(mask bitset) (n int) {
+	for w, word := range b {
+		if mask != nil {
+			word &= mask[w]
+		}
+		n += bits.OnesCount64(word)
+	}
+	return n
 }
 
 // join adds all members of other.

@@ -74,6 +74,15 @@ func (s *draft) short(r device.ResourceName, want, got int) *device.Refusal {
 	return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free", r, want, got, listed)
 }
 
+// unselected returns why there are too few of the devices that a container may have.
+func (s *draft) unselected(l request, got int) *device.Refusal {
+	listed, usable := l.only.common(nil), l.only.common(s.pool.listing.usable)
+	no := device.Refuse(device.NoSuchDevice, nil, "%s: container %s wants %d of the %d listed devices that the pod's annotation %s selects, and %d of these are free",
+		l.resource, l.container.Name, l.n, listed, device.DevicesAnnotation, got)
+	no.Busy = usable >= l.n
+	return no
+}
+
 // free returns the number of devices that are left.
 func (s *draft) free() int { return s.pool.freeCount - s.chosen }
 
@@ -107,6 +116,9 @@ func (s *draft) assign(kind device.Kind, ids []device.ID) {
 
 // candidates returns the positions of the devices from which a request may be served.
 func (s *draft) candidates(l request) bitset {
+	if l.among == nil && l.only != nil {
+		return s.left.and(l.only)
+	}
 	if l.among == nil {
 		return s.left
 	}
@@ -141,8 +153,8 @@ func (s *draft) pick(l request, set nodes, said Preferences, wanted bool, work *
 		t.why.Near = set
 	}
 	total := s.free()
-	if l.among != nil {
-		total = len(l.among)
+	if l.among != nil || l.only != nil {
+		total = t.from.common(nil)
 	}
 	near, n := s.near(l, set)
 	var ask *PreferenceRequest
@@ -185,13 +197,8 @@ func (s *draft) near(l request, set nodes) (devices bitset, n int) {
 			n += s.pool.freeAt[i] - s.used[i]
 		}
 	}
-	if l.among != nil {
-		n = 0
-		for _, id := range l.among {
-			if devices.has(ls.at[id]) {
-				n++
-			}
-		}
+	if l.among != nil || l.only != nil {
+		n = s.candidates(l).common(devices)
 	}
 	return devices, n
 }
@@ -220,20 +227,16 @@ func (s *draft) need(l request, as needMode) need {
 	for i, nodes := range ls.places {
 		n.places[i] = place{nodes, s.pool.freeAt[i] - s.used[i]}
 	}
-	if l.among != nil {
+	if l.among != nil || l.only != nil {
+		from := s.candidates(l)
 		for i := range n.places {
-			n.places[i].count = 0
-		}
-		for _, id := range l.among {
-			if at := ls.place(ls.at[id]); at >= 0 {
-				n.places[at].count++
-			}
+			n.places[i].count = from.common(ls.here[i])
 		}
 	}
 	if as == needIfAllFree {
 		n.want = l.n
 		for i := range n.places {
-			n.places[i].count = ls.sizes[i]
+			n.places[i].count = ls.here[i].common(l.only)
 		}
 		return n
 	}
@@ -283,23 +286,27 @@ type picker struct {
 	why    device.Why
 }
 
-// take picks candidates in mask until there are enough, in the order that the resource has. Devices that the plugin has recently
-// refused come last, the least often refused ones first.
+// take picks candidates in mask until there are enough, in the order that the resource has. Then come devices that other containers of
+// the pod name, and last devices that the plugin has recently refused, the least often refused ones first.
 func (t *picker) take(mask bitset) {
-	var refused, candidates []int
+	var refused, candidates, others []int
 	ordered := t.pool.listing.ordering.ordered()
 	for i := t.from.next(0, mask); i >= 0 && t.more > 0; i = t.from.next(i+1, mask) {
 		switch {
 		case len(t.pool.refused) > 0 && t.refusals(i) > 0:
 			refused = append(refused, i)
+		case t.others != nil && t.others.has(i):
+			others = append(others, i)
 		case ordered:
 			candidates = append(candidates, i)
 		default:
 			t.pick(i)
 		}
 	}
-	for _, i := range t.pool.sorted(candidates, t.more) {
-		t.pick(i)
+	for _, class := range [][]int{candidates, others} {
+		for _, i := range t.pool.sorted(class, t.more) {
+			t.pick(i)
+		}
 	}
 	slices.SortStableFunc(refused, func(i, j int) int { return t.refusals(i) - t.refusals(j) })
 	for _, i := range refused[:min(t.more, len(refused))] {
@@ -321,7 +328,11 @@ func (t *picker) pick(i int) {
 		t.left, t.ownsLeft = slices.Clone(t.left), true
 	}
 	t.left.remove(i)
-	t.from = t.left
+	if t.only == nil {
+		t.from = t.left
+	} else {
+		t.from.remove(i)
+	}
 	t.chosen++
 	if at := t.pool.listing.place(i); at >= 0 {
 		t.used[at]++

@@ -145,6 +145,17 @@ func (l *Listing) placeOf(nodes []int, known map[string]int16) int16 {
 	return at
 }
 
+// matching returns the devices that a selection selects.
+func (l *Listing) matching(s device.Selection) bitset {
+	all := newBitset(len(l.devices))
+	for i, d := range l.devices {
+		if s.Selects(d.ID) {
+			all.add(i)
+		}
+	}
+	return all
+}
+
 // place returns the index of a device's place, or -1.
 func (l *Listing) place(i int) int {
 	if l.of == nil {

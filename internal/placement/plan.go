@@ -130,6 +130,8 @@ type request struct {
 	certain   []device.ID // devices among the n that need no choice, ascending
 	stamped   bool        // the container already runs with the certain devices
 	among     []device.ID // candidates for the rest, ascending; nil: all free devices
+	only      bitset      // the devices that the container may have; nil: all
+	others    bitset      // those that only some of the pod's other containers may have, to be taken last; nil: none
 }
 
 func (l request) rest() int { return l.n - len(l.certain) }
@@ -193,6 +195,9 @@ func (p *planner) take(i int, on drafts, lines []request, own, pod nodes) *devic
 		if p.back {
 			*p.work -= requestWork + 4*len(on[l.resource].left) + l.n
 		}
+		if _, n := on[l.resource].near(l, own); l.only != nil && p.strict() && len(own) > 0 && len(on[l.resource].pool.listing.places) > 0 && n < l.rest() {
+			return p.mismatch("container "+d.Container.Name, lines, on) // the nodes of the whole pod have been chosen without its limits
+		}
 		p.out.At[l.resource] = on[l.resource].pool.listing.newest
 		ids, reasons, question := on[l.resource].pick(l, own, p.Preferences, p.out.Ask == nil, p.work)
 		on[l.resource].assign(d.Kind, ids)
@@ -217,6 +222,15 @@ func (p *planner) requests(d device.Demand, on drafts) ([]request, *device.Refus
 		}
 		l := request{container: d.Container, resource: r, n: d.Wants[r]}
 		hand := s.reusableFor(d.Kind)
+		if d.Mistake != "" && len(p.Running) == 0 {
+			return nil, device.Refuse(device.NoSuchDevice, nil, "%s", d.Mistake)
+		}
+		if selection, limited := d.Select[r]; !limited {
+			l.others = p.selectedByOthers(r)
+		} else {
+			l.only = s.pool.listing.matching(selection)
+			hand = slices.DeleteFunc(hand, func(id device.ID) bool { return !l.only.has(s.pool.listing.at[id]) })
+		}
 		switch runs := p.Running[d.Container.Name][r]; {
 		case len(runs) == l.n:
 			l.certain, l.stamped = slices.Sorted(slices.Values(runs)), true
@@ -227,10 +241,25 @@ func (p *planner) requests(d device.Demand, on drafts) ([]request, *device.Refus
 			if free := s.free(); free < l.rest() {
 				return nil, s.shortage(r, l.n, free+len(hand))
 			}
+			if free := s.left.common(l.only); l.only != nil && free < l.rest() {
+				return nil, s.unselected(l, free+len(hand))
+			}
 		}
 		lines = append(lines, l)
 	}
 	return lines, nil
+}
+
+// selectedByOthers returns the devices of a resource that the pod's containers name; nil: they name none.
+func (p *planner) selectedByOthers(r device.ResourceName) (all bitset) {
+	for _, d := range p.Demand.Demands {
+		if selection, limited := d.Select[r]; limited && len(selection.Use) > 0 {
+			named := p.from[r].listing.matching(selection)
+			named.join(all)
+			all = named
+		}
+	}
+	return all
 }
 
 // draft returns the draft of a resource, creating it if necessary.

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/bits"
@@ -128,7 +129,7 @@ func (t *twin) split(d device.Demand, r device.ResourceName, s state) (certain, 
 	var hand, free []device.Device
 	for _, dev := range t.devices[r] {
 		switch {
-		case !dev.Healthy:
+		case !dev.Healthy || !selects(d, r, dev):
 		case s.reusable[r][dev.ID]:
 			hand = append(hand, dev)
 		case !t.taken[r][dev.ID] && !s.gone[r][dev.ID]:
@@ -142,6 +143,12 @@ func (t *twin) split(d device.Demand, r device.ResourceName, s state) (certain, 
 		return nil, nil, false, false
 	}
 	return hand, free, false, true
+}
+
+// selects reports whether a container may have a device.
+func selects(d device.Demand, r device.ResourceName, dev device.Device) bool {
+	limit, limited := d.Select[r]
+	return !limited || limit.Selects(dev.ID)
 }
 
 // meets reports whether the rest can be chosen near the nodes, and whether the certain devices are near them too.
@@ -205,7 +212,8 @@ func (t *twin) run(i int, s state, pod int) string {
 		choice := device.Choice{}
 		for _, r := range resources {
 			p := parts[r]
-			ids := t.choose(r, t.prefers[r] && !p.handed, t.Preferences[PreferenceKey{d.Container.Name, r}], mask, p.certain, p.from, p.rest)
+			_, limited := d.Select[r]
+			ids := t.choose(r, limited, t.prefers[r] && !p.handed, t.Preferences[PreferenceKey{d.Container.Name, r}], mask, p.certain, p.from, p.rest)
 			choice[r] = ids
 			for _, id := range ids {
 				next.gone[r][id] = true
@@ -223,6 +231,12 @@ func (t *twin) run(i int, s state, pod int) string {
 	case !t.Topology.enabled():
 		return try(-1)
 	case t.Topology.Scope == PerPod:
+		for _, r := range resources {
+			// The nodes are chosen without the containers' limits.
+			if _, limited := d.Select[r]; limited && t.Topology.strict() && pod > 0 && t.placed(r) && count(pod, parts[r].from) < parts[r].rest {
+				return "apart"
+			}
+		}
 		return try(pod)
 	case !t.Topology.strict():
 		for _, mask := range masks(nodes) {
@@ -234,24 +248,28 @@ func (t *twin) run(i int, s state, pod int) string {
 	}
 	limit := 1
 	if t.Topology.Policy == Restricted {
-		limit = t.ideal(d.Wants)
+		limit = t.ideal(d.Wants, func(r device.ResourceName, dev device.Device) bool { return selects(d, r, dev) })
 	}
+	first := ""
 	for _, mask := range masks(nodes) {
 		if bits.OnesCount(uint(mask)) <= limit && satisfies(mask, false) {
-			if why := try(mask); why != "apart" {
-				return why
+			why := try(mask)
+			if why == "" {
+				return ""
 			}
+			first = cmp.Or(first, why)
 		}
 	}
-	return "apart"
+	return cmp.Or(first, "apart")
 }
 
 // ideal returns how many nodes would suffice if all listed devices were free; -1: no number would.
-func (t *twin) ideal(wants map[device.ResourceName]int) int {
+func (t *twin) ideal(wants map[device.ResourceName]int, may func(device.ResourceName, device.Device) bool) int {
 	for _, mask := range masks(t.nodes(nil, nil)) {
 		ok := true
 		for r, n := range wants {
-			ok = ok && (!t.placed(r) || t.meets(mask, n, nil, t.devices[r]))
+			from := slices.DeleteFunc(slices.Clone(t.devices[r]), func(d device.Device) bool { return !may(r, d) })
+			ok = ok && (!t.placed(r) || t.meets(mask, n, nil, from))
 		}
 		if ok {
 			return bits.OnesCount(uint(mask))
@@ -279,7 +297,7 @@ func (t *twin) podMask() (int, string) {
 	case SingleNUMA:
 		limit = 1
 	case Restricted:
-		limit = t.ideal(requests)
+		limit = t.ideal(requests, func(device.ResourceName, device.Device) bool { return true })
 	}
 	for _, mask := range masks(t.nodes(slices.Sorted(maps.Keys(requests)), free)) {
 		ok := bits.OnesCount(uint(mask)) <= limit
@@ -303,7 +321,7 @@ func (t *twin) podMask() (int, string) {
 }
 
 // choose picks the devices: -1 for nodes that do not matter.
-func (t *twin) choose(r device.ResourceName, asked bool, advice []device.ID, mask int, certain, from []device.Device, rest int) []device.ID {
+func (t *twin) choose(r device.ResourceName, limited, asked bool, advice []device.ID, mask int, certain, from []device.Device, rest int) []device.ID {
 	var ids []device.ID
 	for _, c := range certain {
 		ids = append(ids, c.ID)
@@ -319,23 +337,27 @@ func (t *twin) choose(r device.ResourceName, asked bool, advice []device.ID, mas
 	}
 	// in picks in the resource's order, and refused devices last.
 	in := func(ok func(device.Device) bool) {
-		var good, refused []device.Device
+		var good, others, refused []device.Device
 		for _, d := range from {
 			switch {
 			case slices.Contains(ids, d.ID) || !ok(d):
 			case t.refused[r][d.ID] > 0:
 				refused = append(refused, d)
+			case !limited && t.named(r, d):
+				others = append(others, d)
 			default:
 				good = append(good, d)
 			}
 		}
 		slices.SortStableFunc(refused, func(a, b device.Device) int { return t.refused[r][a.ID] - t.refused[r][b.ID] })
-		given := map[string]int{}
-		for len(ids) < want && len(good) > 0 {
-			at := t.best(r, good, want-len(ids), given)
-			given[t.group(r, good[at])]++
-			ids = append(ids, good[at].ID)
-			good = slices.Delete(good, at, at+1)
+		for _, class := range [][]device.Device{good, others} {
+			given := map[string]int{}
+			for len(ids) < want && len(class) > 0 {
+				at := t.best(r, class, want-len(ids), given)
+				given[t.group(r, class[at])]++
+				ids = append(ids, class[at].ID)
+				class = slices.Delete(class, at, at+1)
+			}
 		}
 		for _, d := range refused[:min(len(refused), want-len(ids))] {
 			ids = append(ids, d.ID)
@@ -379,6 +401,13 @@ func (t *twin) choose(r device.ResourceName, asked bool, advice []device.ID, mas
 	}
 	slices.Sort(ids)
 	return ids
+}
+
+// named reports whether a container of the pod names a device.
+func (t *twin) named(r device.ResourceName, dev device.Device) bool {
+	return slices.ContainsFunc(t.Demand.Demands, func(d device.Demand) bool {
+		return len(d.Select[r].Use) > 0 && d.Select[r].Selects(dev.ID)
+	})
 }
 
 // best returns which of the devices to take next, when n are still to take. given are those taken by group.
@@ -488,11 +517,17 @@ func randomWorld(random *rand.Rand) (world, Input) {
 		d := device.Demand{
 			Container: device.Container{Pod: "pod", Name: fmt.Sprintf("c%d", i)},
 			Kind:      []device.Kind{device.Init, device.Sidecar, device.App, device.App}[random.IntN(4)],
-			Wants:     map[device.ResourceName]int{},
+			Wants:     map[device.ResourceName]int{}, Select: map[device.ResourceName]device.Selection{},
 		}
 		for _, r := range resources {
 			if random.IntN(3) > 0 {
 				d.Wants[r] = 1 + random.IntN(3)
+				switch random.IntN(8) {
+				case 0:
+					d.Select[r] = device.Selection{Use: []string{"a*", "c*"}}
+				case 1:
+					d.Select[r] = device.Selection{Avoid: []string{"a*", string(id(random.IntN(9)))}}
+				}
 				if random.IntN(2) == 0 {
 					for range random.IntN(5) {
 						q.Preferences[PreferenceKey{d.Container.Name, r}] = append(q.Preferences[PreferenceKey{d.Container.Name, r}], id(random.IntN(11)))
@@ -531,7 +566,7 @@ func (t *twin) planOnce() string {
 	}
 	if t.Topology.strict() {
 		anywhere := *t
-		anywhere.Topology, anywhere.out = Topology{}, map[string]device.Choice{}
+		anywhere.Topology, anywhere.Preferences, anywhere.prefers, anywhere.out = Topology{}, nil, nil, map[string]device.Choice{}
 		if why := anywhere.run(0, start.clone(), 0); why != "" {
 			return why
 		}
@@ -557,7 +592,7 @@ func TestPlanAgainstTwin(t *testing.T) {
 		got, no := Plan(q, w.resources())
 		outcome := "served"
 		if no != nil {
-			outcome = map[device.Reason]string{device.NotEnoughDevices: "too few", device.DeviceUnhealthy: "too few", device.TopologyMismatch: "apart"}[no.Reason]
+			outcome = map[device.Reason]string{device.NotEnoughDevices: "too few", device.DeviceUnhealthy: "too few", device.NoSuchDevice: "too few", device.TopologyMismatch: "apart"}[no.Reason]
 			if why != outcome {
 				t.Fatalf("seed %d: %v, and the twin says %q\n%+v\n%+v", seed, no, why, w, q)
 			}

@@ -27,7 +27,10 @@ type podState struct {
 }
 
 // A reader turns API objects into podStates.
-type reader struct{ ignored ignored }
+type reader struct {
+	ignored   ignored
+	selectors bool // pods may choose devices
+}
 
 // pod reads a pod from the watch.
 func (r reader) pod(obj any) (podState, bool) {
@@ -172,6 +175,9 @@ func (r reader) demands(p *corev1.Pod) []device.Demand {
 	}
 	for i := range p.Spec.Containers {
 		add(&p.Spec.Containers[i], device.App)
+	}
+	if r.selectors {
+		limit(p, all)
 	}
 	return all
 }

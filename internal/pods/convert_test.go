@@ -79,7 +79,7 @@ func TestDemands(t *testing.T) {
 			want("claim", "b", device.App, map[device.ResourceName]int{"a.example/gpu": 1}),
 		}},
 	} {
-		r := reader{ignoring([]string{"lic.example/seat", "all.example/*"})}
+		r := reader{ignored: ignoring([]string{"lic.example/seat", "all.example/*"})}
 		seen, ok := r.pod(c.pod)
 		name := c.pod.Name
 		head := device.PodDemand{Pod: device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}, Created: born, Demands: c.want, Containers: strings.Fields(c.beside), Sidecars: strings.Count(c.beside, "side")}

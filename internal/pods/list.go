@@ -29,7 +29,7 @@ func List(ctx context.Context, client rest.Interface, node string, ignored []str
 	}
 	var l Listing
 	active := &gathering{}
-	s := &store{reader: reader{ignoring(ignored)}, sink: active, pods: map[device.PodUID]entry{}}
+	s := &store{reader: reader{ignored: ignoring(ignored)}, sink: active, pods: map[device.PodUID]entry{}}
 	all := make([]any, len(found.Items))
 	for i := range found.Items {
 		all[i] = &found.Items[i]
@@ -59,7 +59,7 @@ const requiredKey = "required-plugins.noderesource.dev"
 // Bound returns the number of a node's pods that request devices, without resources that match ignored, and how many of these
 // do not declare to the runtime that they require devmgrd.
 func Bound(all []corev1.Pod, ignored []string) (asking, unbound int) {
-	r := reader{ignoring(ignored)}
+	r := reader{ignored: ignoring(ignored)}
 	for i := range all {
 		p := &all[i]
 		if seen, _ := r.pod(p); seen.ended || len(seen.demand.Demands) == 0 || mirrored(p) {

@@ -32,7 +32,9 @@ type Config struct {
 	Client   rest.Interface // core/v1
 	Sink     Sink
 	Ignored  []string // extended resources that no device plugin serves: names, or "domain/*"
-	Log      *slog.Logger
+	// Selectors has pods choose devices by their annotation devmgrd.io/devices.
+	Selectors bool
+	Log       *slog.Logger
 }
 
 // Pods follows the pods of this node.
@@ -48,7 +50,7 @@ func New(cfg Config) *Pods {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.Sink == nil || cfg.Log == nil {
 		panic("pods: NodeName, Client, Sink and Log are required")
 	}
-	s := &store{reader: reader{ignoring(cfg.Ignored)}, sink: cfg.Sink, pods: map[device.PodUID]entry{}}
+	s := &store{reader: reader{ignoring(cfg.Ignored), cfg.Selectors}, sink: cfg.Sink, pods: map[device.PodUID]entry{}}
 	return &Pods{
 		node:   cfg.NodeName,
 		client: cfg.Client,

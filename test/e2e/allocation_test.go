@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
+	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/cluster/images/report"
@@ -208,5 +209,38 @@ func TestOrder_SpreadByCard_ContainersGetDifferentCards(t *testing.T) {
 			t.Errorf("%s has %q, want %q", pod.name, got, pod.want)
 		}
 		r.says("explain default/"+pod.name, "in the order spread")
+	}
+}
+
+// A pod names the devices that it uses and avoids; without a free one it waits, and the annotation can be corrected.
+func TestSelection_ByAnnotation_PodGetsThoseDevices(t *testing.T) {
+	r := start(t, "--set", "allocation.selectors=true")
+	r.plugin(gpu, 4)
+	with := func(name, annotation string) *corev1.Pod {
+		p := node.Pod(name, gpu, 1, "report", "--then-sleep")
+		p.Annotations = map[string]string{device.DevicesAnnotation: annotation}
+		return p
+	}
+	for _, pod := range []struct{ name, annotation, want string }{
+		{"uses", `{"main": {"` + gpu + `": {"use": ["*2"]}}}`, "dev-000002"},
+		{"avoids", `{"main": {"` + gpu + `": {"avoid": ["dev-00000[0-9]", "*0", "*1"]}}}`, "dev-000003"},
+	} {
+		r.must(r.Create(r.ctx, with(pod.name, pod.annotation)))
+		if got := r.running(pod.name).Env["DEVICES"]; got != pod.want {
+			t.Errorf("%s has %q, want %s", pod.name, got, pod.want)
+		}
+	}
+	r.must(r.Create(r.ctx, with("waits", `{"main": {"`+gpu+`": {"use": ["dev-000002"]}}}`)))
+	r.refused("waits", "NoSuchDevice")
+	r.says("explain default/waits", "NoSuchDevice", "wants 1 of the 1 listed devices that the pod's annotation devmgrd.io/devices selects, and 0 of these are free")
+	r.must(r.Create(r.ctx, with("mistake", `main: {`)))
+	r.refused("mistake", "NoSuchDevice")
+	r.says("explain default/mistake", "annotation devmgrd.io/devices: ", "write it like")
+
+	patch := `{"metadata":{"annotations":{"` + device.DevicesAnnotation + `":"main: {` + gpu + `: {use: [dev-000000]}}"}}}`
+	_, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Patch(r.ctx, "mistake", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+	r.must(err)
+	if got := r.running("mistake").Env["DEVICES"]; got != "dev-000000" {
+		t.Errorf("the corrected pod has %q", got)
 	}
 }
