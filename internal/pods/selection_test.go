@@ -35,12 +35,12 @@ func TestLimit(t *testing.T) {
 		"main: {a.com/gpu: {only: [x]}}": "field only not found",
 		"main: {a.com/gpu: {}}":          "has neither use nor avoid",
 		"main: {a.com/gpu: {use: ['']}}": "has an empty pattern",
-		"main: {a.com/gpu: {use: [" + long + "x]}}":            "more than 64 patterns",
-		"main: {gpu: {use: [x]}}":                              "gpu",
-		"main: {a.com/nic: {use: [x]}}":                        `container "main" does not request a.com/nic`,
-		"plain: {a.com/gpu: {use: [x]}}":                       `container "plain" requests no device`,
-		"main: {a.com/gpu: {use: [x]}}\n---\nmain: {}":         "more than one document",
-		strings.Repeat(" ", maxSelection+1):                    "it has 16385 bytes",
+		"main: {a.com/gpu: {use: [" + long + "x]}}":    "more than 64 patterns",
+		"main: {gpu: {use: [x]}}":                      "gpu",
+		"main: {a.com/nic: {use: [x]}}":                `container "main" does not request a.com/nic`,
+		"plain: {a.com/gpu: {use: [x]}}":               `container "plain" requests no device`,
+		"main: {a.com/gpu: {use: [x]}}\n---\nmain: {}": "more than one document",
+		strings.Repeat(" ", maxSelection+1):            "it has 16385 bytes",
 	} {
 		demands := reader{ignored: ignoring(nil), selectors: true}.demands(selecting(annotation))
 		var all, mistakes []string
