@@ -10,7 +10,8 @@
 // shims, devmgrd, the plugin, the kubelet, containerd and the API server are killed, stopped or frozen, some in the middle of
 // creations. The plugin fails, is slow, renames and loses devices, refuses one, or has one that flaps. A file system hangs,
 // the disk is full (faults.go), and syncs of the state file fail (gate.go). After the steps all faults end, every pod that is
-// left must run, all pods are deleted, and a pod that asks for all devices must run.
+// left must run, all pods are deleted, and a pod that asks for all devices must run. Devices that devmgrd has suspended meanwhile are
+// returned to service first, as an operator would.
 //
 // Each sequence's result is printed when it ends, and its seed is one more than that of the one before. So a run of 500
 // that has ended after seed 200 goes on with SEED=201 N=300.

@@ -59,6 +59,8 @@ type world struct {
 	boots     atomic.Int64   // how often the power has been cut and has come back: odd while it is cut
 	hung      *os.File       // keeps the plugin's mounts hanging
 
+	suspensions int // devices found suspended after a sequence
+
 	watching context.CancelFunc
 	watchers sync.WaitGroup
 
@@ -262,6 +264,9 @@ func (w *world) play(ctx context.Context) int {
 		fmt.Printf("%6d %s\n", w.wrongs[kind], kind)
 		status = max(status, min(w.wrongs[kind], 1))
 	}
+	if !w.options.kubelet {
+		fmt.Printf("%6d devices had been suspended at the end of a sequence\n", w.suspensions)
+	}
 	if w.options.attacker {
 		n := readAttacks()
 		fmt.Printf("%6d attacks\n", n)
@@ -375,6 +380,28 @@ func (w *world) repair(ctx context.Context) {
 	})
 	if err != nil {
 		w.say(stuck, err.Error())
+	}
+	if w.devmgrd != nil {
+		w.endSuspensions(ctx, was)
+	}
+}
+
+// endSuspensions returns the devices to service that have failed too often, as an operator would who has repaired them.
+func (w *world) endSuspensions(ctx context.Context, m Mood) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	all, err := w.node.Command(ctx, "devices", resourceName).CombinedOutput()
+	for line := range strings.Lines(string(all)) {
+		for i := range deviceCount {
+			if id := m.id(i); err == nil && slices.Contains(strings.Fields(line), id) && strings.Contains(line, "suspended by devmgrd") {
+				w.suspensions++
+				w.tell("device %s is suspended", id)
+				all, err = w.node.Command(ctx, "uncordon", resourceName+"/"+id).CombinedOutput()
+			}
+		}
+	}
+	if err != nil {
+		w.tell("ending suspensions: %v: %s", err, all)
 	}
 }
 

@@ -296,7 +296,7 @@ func (r *harness) registersAgain(p *plugintest.Plugin) {
 // devmgrd runs another command of devmgrd.
 func (r *harness) devmgrd(args ...string) (stdout, stderr string, status int) {
 	r.t.Helper()
-	cmd := exec.CommandContext(r.ctx, os.Getenv("TESTNODE_BINARY"), args...)
+	cmd := r.Command(r.ctx, args...)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil && !errors.As(err, new(*exec.ExitError)) {

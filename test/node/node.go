@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -82,6 +83,11 @@ func (n *Node) Another(name string, args ...string) *cluster.Process {
 func (n *Node) process(name string, under, args []string) *cluster.Process {
 	argv := slices.Concat(under, []string{os.Getenv(binaryVariable), "run"}, args)
 	return cluster.NewProcess(name, filepath.Join(n.LogDir(), name+".log"), argv, nil)
+}
+
+// Command is one of devmgrd's commands, such as "devices".
+func (n *Node) Command(ctx context.Context, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, os.Getenv(binaryVariable), args...)
 }
 
 // StartDevmgrd starts devmgrd and returns when all of its parts are ready.
