@@ -20,6 +20,9 @@ import (
 // diskSize is what the file system of the machine has, of which little is used.
 const diskSize = "6G"
 
+// fileSystem makes it complete at once, so that no kernel thread completes it in the first minutes after each boot.
+const fileSystem = "lazy_itable_init=0,lazy_journal_init=0"
+
 // The programs of test/cluster that a node has, and where.
 var programs = []struct {
 	in    string
@@ -114,7 +117,7 @@ var wanted = map[string]string{
 // recipe is a sum over all that decides what is on the disk.
 func recipe(system System, tools cluster.Tools, kernel debian.Kernel, base string, files map[string]string) string {
 	h := sha256.New()
-	fmt.Fprintln(h, system.recipe(), kernel.Image, base, diskSize, files)
+	fmt.Fprintln(h, system.recipe(), kernel.Image, base, diskSize, fileSystem, files)
 	for _, p := range programs {
 		for _, name := range p.names {
 			fmt.Fprintln(h, p.in, tools.Path(name))
@@ -172,7 +175,7 @@ func makeDisk(ctx context.Context, dir string, tools cluster.Tools, kernel debia
 			return err
 		}
 	}
-	if _, err := debian.Output(ctx, making, "mke2fs", "-q", "-t", "ext4", "-d", root, image, diskSize); err != nil {
+	if _, err := debian.Output(ctx, making, "mke2fs", "-q", "-t", "ext4", "-E", fileSystem, "-d", root, image, diskSize); err != nil {
 		return err
 	}
 	return errors.Join(os.RemoveAll(root), os.Rename(making, dir))

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -169,24 +170,47 @@ func (m *Machine) findAccelerator(ctx context.Context) string {
 
 // Boot boots a machine that is off, and returns when systemd has started all of its units.
 func (m *Machine) Boot(ctx context.Context) error {
+	if err := m.powerOn(ctx); err != nil {
+		return err
+	}
+	return m.WaitBoot(ctx)
+}
+
+// powerOn starts QEMU.
+func (m *Machine) powerOn(ctx context.Context) error {
 	accel := m.accel
 	if accel == "tcg" {
 		accel = "tcg,thread=multi"
 	}
 	m.qemu = cluster.NewProcess("qemu", filepath.Join(m.options.Dir, "qemu.log"), m.qemuArgs(accel, m.Console(), "quiet"), nil)
-	if err := m.qemu.Start(ctx); err != nil {
-		return err
-	}
-	return m.WaitBoot(ctx)
+	return m.qemu.Start(ctx)
+}
+
+// maxHangs is how often a boot may hang in an emulated kernel.
+const maxHangs = 2
+
+// stuck matches what a kernel says of a processor that has made no progress for a minute or more. On a busy host shorter times are common.
+var stuck = regexp.MustCompile(`soft lockup - CPU#\d+ stuck for ([6-9]\d|\d{3,})s!`)
+
+// hangs reports whether the kernel of an emulated machine hangs: with two emulated processors QEMU's translation loses a wake-up at times,
+// mostly before systemd has started anything.
+func (m *Machine) hangs() bool {
+	said, err := os.ReadFile(m.Console())
+	return err == nil && m.accel == "tcg" && stuck.Match(said)
 }
 
 // WaitBoot returns when the machine has booted since the last boot that was waited for, and systemd has started all units.
 func (m *Machine) WaitBoot(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, bootLimit)
 	defer cancel()
-	began := time.Now()
+	began, hung := time.Now(), 0
 	last := errors.New("nothing seen")
 	err := cluster.Poll(ctx, func(ctx context.Context) (bool, error) {
+		if hung < maxHangs && m.hangs() {
+			hung++
+			fmt.Fprintf(m.options.Log, "the emulated kernel hangs after %s; switching the machine off and on\n", time.Since(began).Round(time.Second))
+			return false, errors.Join(m.PowerCut(), m.powerOn(ctx))
+		}
 		if !m.qemu.Running() {
 			return false, fmt.Errorf("QEMU has ended\n%s", text(m.qemu.LogPath()))
 		}

@@ -58,7 +58,7 @@ func TestCompare(t *testing.T) {
 		File: "a_test.go",
 		Specs: []Spec{
 			{Spec: "good", Kubelet: Pass, Devmgrd: Pass},
-			{Spec: "bad", Kubelet: Pass, Devmgrd: Fail, Reason: "design", Failure: "0, want 1"},
+			{Spec: "bad", Kubelet: Pass, Devmgrd: Fail, Reason: "design", Failure: "0, want 1", Or: []string{"nothing, want 1"}},
 			{Spec: "race", Kubelet: Either, Devmgrd: Pass, Reason: "asks too early"},
 		},
 		Skipped: []Skipped{{Specs: 2, Says: "cores", Reason: "needs four CPUs", CPUs: 4}},
@@ -82,6 +82,8 @@ func TestCompare(t *testing.T) {
 		"a listed pass fails":  {side: "devmgrd", results: ran(Fail, Fail, Pass), want: []string{"good: fails"}},
 		"a listed failure has another reason": {side: "devmgrd", results: slices.Concat(ran(Pass, Fail, Pass)[:1],
 			[]Result{{File: "a_test.go", Spec: "bad", Outcome: Fail, Message: "got 2,\nwant 1"}}, ran(Pass, Fail, Pass)[2:]), want: []string{"got 2, want 1"}},
+		"a listed failure with its other message": {side: "devmgrd", results: slices.Concat(ran(Pass, Fail, Pass)[:1],
+			[]Result{{File: "a_test.go", Spec: "bad", Outcome: Fail, Message: "got nothing, want 1"}}, ran(Pass, Fail, Pass)[2:])},
 		"a listed failure passes":          {side: "devmgrd", results: ran(Pass, Pass, Pass), want: []string{"bad: passes"}},
 		"a race is for the kubelet only":   {side: "devmgrd", results: ran(Pass, Fail, Fail), want: []string{"race: fails"}},
 		"a listed spec is skipped":         {side: "devmgrd", results: ran(Skip, Fail, Pass), want: []string{"good: is skipped"}},

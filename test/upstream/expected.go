@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -23,12 +24,13 @@ type File struct {
 
 // A Spec is one that runs, with its outcome on each side.
 type Spec struct {
-	Spec    string  `json:"spec"` // the full name, as ginkgo reports it
-	Kubelet Outcome `json:"kubelet"`
-	Devmgrd Outcome `json:"devmgrd"`
-	Reason  string  `json:"reason"`  // why an outcome is not pass
-	Failure string  `json:"failure"` // a part of upstream's message where devmgrd fails
-	Proof   string  `json:"proof"`   // devmgrd's own tests of the same, in the form of docs/conformance.md
+	Spec    string   `json:"spec"` // the full name, as ginkgo reports it
+	Kubelet Outcome  `json:"kubelet"`
+	Devmgrd Outcome  `json:"devmgrd"`
+	Reason  string   `json:"reason"`  // why an outcome is not pass
+	Failure string   `json:"failure"` // a part of upstream's message where devmgrd fails
+	Or      []string `json:"or"`      // parts of other messages for the same failure
+	Proof   string   `json:"proof"`   // devmgrd's own tests of the same, in the form of docs/conformance.md
 }
 
 // Skipped are specs of a file that skip themselves on both sides.
@@ -87,6 +89,11 @@ func validate(files []File) error {
 		}
 	}
 	return errors.Join(wrong...)
+}
+
+// saysIn reports whether upstream's message is one of the failure that is expected.
+func (s Spec) saysIn(message string) bool {
+	return slices.ContainsFunc(append([]string{s.Failure}, s.Or...), func(part string) bool { return strings.Contains(message, part) })
 }
 
 // outcome returns what is expected of the spec on a side.
