@@ -152,8 +152,12 @@ type Wait struct {
 // GiveUp returns after which time a pod that requests a resource and waits for a reason is evicted; 0: never. The resource "" stands
 // for none in particular.
 func (w Wait) GiveUp(reason, resource string) time.Duration {
+	texts := []string{w.GiveUpAfter[reason]}
+	if resource != "" {
+		texts = append(texts, ByResource(w.GiveUpAfter, resource))
+	}
 	least := time.Duration(0)
-	for _, text := range []string{w.GiveUpAfter[reason], ByResource(w.GiveUpAfter, resource)} {
+	for _, text := range texts {
 		if d, err := time.ParseDuration(text); err == nil && (least == 0 || d < least) {
 			least = d
 		}

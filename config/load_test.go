@@ -138,6 +138,10 @@ func TestGiveUp(t *testing.T) {
 			t.Errorf("%s, %s: %v, want %v", c.reason, c.resource, got, c.want)
 		}
 	}
+	w = Wait{GiveUpAfter: map[string]string{"*": "1h", "a.example/slow": "24h"}}
+	if all, slow := w.GiveUp("PluginMissing", ""), w.GiveUp("PluginMissing", "a.example/slow"); all != 0 || slow != 24*time.Hour {
+		t.Errorf("of no resource %v, of a slow one %v: the most exact name counts", all, slow)
+	}
 }
 
 func TestEveryMistakeAtOnce(t *testing.T) {

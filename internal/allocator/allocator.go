@@ -166,7 +166,13 @@ type Allocator struct {
 	inForce    device.Cordons   // all together, by resource
 
 	flapping     map[device.ResourceName]*flapping.Log
-	unsavedFalls map[fall]bool // devices whose records are not on disk
+	downturns    map[device.ResourceName]*downturn
+	falls        uint64             // number of changes of records so far
+	unsavedFalls map[suspect]uint64 // devices whose records are not on disk, by the number of their latest changes
+	fallsErr     bool               // the latest write of them has failed
+	// suspensionsDue is when a suspension ends or a record expires; zero: not known.
+	suspensionsDue time.Time
+	recalling      bool // the suspensions of the state file come into force
 
 	retired map[device.ResourceName]bool // forgotten resources that the Node may still show
 }
@@ -210,7 +216,8 @@ func New(c Config) *Allocator {
 		inForce:     device.Cordons{},
 
 		flapping:     map[device.ResourceName]*flapping.Log{},
-		unsavedFalls: map[fall]bool{},
+		downturns:    map[device.ResourceName]*downturn{},
+		unsavedFalls: map[suspect]uint64{},
 		retired:      map[device.ResourceName]bool{},
 	}
 	if a.ordering == nil {
@@ -270,6 +277,7 @@ func (a *Allocator) refresh() {
 	type news struct {
 		offer   device.Offer
 		listing *placement.Listing
+		before  *placement.Listing
 		fallen  []device.ID
 	}
 	a.offersMu.Lock()
@@ -282,9 +290,9 @@ func (a *Allocator) refresh() {
 		a.mu.Unlock()
 		switch {
 		case !known || !device.SameList(o.Inventory.Devices, was.Inventory.Devices):
-			fresh[r] = news{o, placement.NewListing(o.Inventory.Devices, cordons, a.ordering(r), before), fallen(before, o.Inventory.Devices)}
+			fresh[r] = news{o, placement.NewListing(o.Inventory.Devices, cordons, a.ordering(r), before), before, fallen(before, o.Inventory.Devices)}
 		case o.State != was.State || o.Session != was.Session || o.Reported != was.Reported || o.PreStart != was.PreStart || o.Prefers != was.Prefers:
-			fresh[r] = news{o, before, nil}
+			fresh[r] = news{o, before, before, nil}
 		}
 	}
 	a.mu.Lock()
@@ -303,7 +311,7 @@ func (a *Allocator) refresh() {
 		a.table.Withhold(r)
 		a.refreshCordonsLocked(r) // a device may have been cordoned meanwhile
 		a.examineLocked(r, p)
-		a.fellLocked(r, n.fallen, time.Now())
+		a.fellLocked(r, n.fallen, n.before, time.Now())
 		a.wakeLocked(r, back)
 	}
 	a.changedLocked()
@@ -326,10 +334,10 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	if due := a.watchFailuresLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {
 		again = due
 	}
-	if due := a.suspendLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {
+	if due := a.judgeFallsLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {
 		again = due
 	}
-	if due := a.giveUpLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {
+	if due := a.suspendLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {
 		again = due
 	}
 	for _, p := range a.waiting {
@@ -350,6 +358,10 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 		}
 		a.mu.Unlock() // let the runtime's questions in between two pods
 		a.mu.Lock()
+	}
+	// After the plans: a pod that goes on waiting for the same reason sets no timer of its own.
+	if due := a.giveUpLocked(time.Now()); !due.IsZero() && (again.IsZero() || due.Before(again)) {
+		again = due
 	}
 	starts := a.toPrepare
 	a.toPrepare = nil

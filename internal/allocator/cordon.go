@@ -44,7 +44,7 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	var falls []device.Falls
 	a.mu.Lock()
 	for _, d := range devices {
-		if rec, known := a.fallsLocked(fall{d.Resource, d.ID}); known {
+		if rec, known := a.fallsLocked(suspect{d.Resource, d.ID}); known {
 			falls = append(falls, rec)
 		}
 		if c, cordoned := a.cordons[d.Resource][d.ID]; cordoned {
@@ -59,29 +59,27 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	if err != nil {
 		return nil, err
 	}
-	if len(lifted) == 0 {
+	if len(lifted)+len(falls) == 0 {
 		return nil, nil
 	}
 	if err := a.store.SaveCordons(nil, lifted); err != nil {
 		return nil, err
 	}
-	if len(falls) > 0 {
-		if err := a.store.SaveFalls(nil, falls); err != nil {
-			return nil, err
-		}
-	}
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	a.cordons.Remove(lifted...)
 	a.suspended.Remove(lifted...)
 	for _, rec := range falls {
-		a.flapping[rec.Resource].Forget(rec.ID)
+		if l := a.flapping[rec.Resource]; l != nil {
+			l.Forget(rec.ID)
+		}
+		a.recordLocked(rec.Resource, rec.ID)
 	}
 	for _, c := range lifted {
 		a.log.Info("device uncordoned", "resource", c.Resource, "device", c.ID)
 	}
 	a.cordonsChangedLocked(lifted)
-	return lifted, nil
+	a.mu.Unlock()
+	return lifted, a.commitFalls() // an error: the writer tries again
 }
 
 // DeclareCordons replaces the cordons that the Node's annotation declares. They are in force next to those of Cordon and

@@ -28,24 +28,25 @@ const (
 
 // fakePlugins replaces the registry: a test sets its offers and answers.
 type fakePlugins struct {
-	mu       sync.Mutex
-	offers   map[device.ResourceName]device.Offer
-	changed  chan struct{}
-	asked    []string // "pod/container resource ids", in order
-	answer   func(ctx context.Context, pod device.Pod, r device.ResourceName) error
-	allocate func(ctx context.Context, r device.ResourceName, ids []device.ID) error // the same, with the devices
-	prepared []string
-	advised  []string // "pod/container resource size of available with must", in order
-	prefer   func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error)
-	told     []string               // the reports to the pods' owners
-	still    func() bool            // of the last pod given up
-	alive    map[string]bool        // containers with processes, by the runtime's IDs
-	haunted  map[device.PodUID]bool // pods with processes
-	blind    error                  // why the host cannot list the pods with processes
-	prepare  func(ctx context.Context) error
-	cdi      bool // Allocate answers with CDI devices
-	padding  int  // needMode many bytes Allocate adds to its answers
-	store    interface {
+	mu          sync.Mutex
+	offers      map[device.ResourceName]device.Offer
+	changed     chan struct{}
+	asked       []string // "pod/container resource ids", in order
+	answer      func(ctx context.Context, pod device.Pod, r device.ResourceName) error
+	allocate    func(ctx context.Context, r device.ResourceName, ids []device.ID) error // the same, with the devices
+	prepared    []string
+	advised     []string // "pod/container resource size of available with must", in order
+	prefer      func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error)
+	told        []string               // the reports to the pods' owners
+	still       func() bool            // of the last pod given up
+	alive       map[string]bool        // containers with processes, by the runtime's IDs
+	haunted     map[device.PodUID]bool // pods with processes
+	forgetFails bool
+	blind       error // why the host cannot list the pods with processes
+	prepare     func(ctx context.Context) error
+	cdi         bool // Allocate answers with CDI devices
+	padding     int  // needMode many bytes Allocate adds to its answers
+	store       interface {
 		ForgetResource(device.ResourceName) error
 	}
 }
@@ -173,6 +174,9 @@ func (s *fakePlugins) Forget(r device.ResourceName) error {
 	if err := s.store.ForgetResource(r); err != nil {
 		return err
 	}
+	if s.forgetFails {
+		return &device.InUseError{Resource: r, Serving: true}
+	}
 	delete(s.offers, r)
 	return nil
 }
@@ -273,6 +277,7 @@ type harness struct {
 	boot     string
 	giveUp   func(device.Reason, device.ResourceName) time.Duration
 	suspends bool
+	ordering func(device.ResourceName) allocator.Ordering
 	metrics  *prometheus.Registry
 
 	reader   *allocator.Allocator                    // the allocator that follow last followed
@@ -283,9 +288,10 @@ type harness struct {
 // A disk is the state file, with write errors that a test sets.
 type disk struct {
 	*store.Store
-	mu   sync.Mutex
-	fail func()
-	late error // SavePods writes, and then fails with it
+	mu    sync.Mutex
+	fail  func()
+	fail2 func(string) bool
+	late  error // SavePods writes, and then fails with it
 }
 
 // failsLate makes each further SavePods write and then fail; nil: it succeeds.
@@ -329,6 +335,9 @@ func (d *disk) SaveDeclaredCordons(all []device.Cordon) error {
 }
 
 func (d *disk) SaveFalls(save, forget []device.Falls) error {
+	if d.fail2 != nil && d.fail2("falls") {
+		return errors.New("full")
+	}
 	if err := d.check(); err != nil {
 		return err
 	}
@@ -389,7 +398,7 @@ func (r *harness) start() {
 	r.metrics = prometheus.NewRegistry()
 	r.Allocator = allocator.New(allocator.Config{
 		Registry: r.plugins, Plugins: r.plugins, Store: r.disk, Notifier: r.plugins, Host: r.plugins, Known: known.Pods, Cordons: known.Cordons, Falls: known.Falls, Suspends: func(device.ResourceName) bool { return r.suspends }, Retired: known.Retired,
-		Topology: r.topology, Boot: r.boot, GiveUpAfter: r.giveUp, Log: log, Metrics: r.metrics,
+		Topology: r.topology, Boot: r.boot, Ordering: r.ordering, GiveUpAfter: r.giveUp, Log: log, Metrics: r.metrics,
 	})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})

@@ -12,8 +12,33 @@ import (
 // A device that becomes unhealthy again and again is suspended: like a cordon, with an end. The record is durable before the
 // suspension is in force, and no restart shortens it.
 
-// fallen returns the devices that a list shows as unhealthy and the list before as healthy. If all healthy devices of several fall
-// together, it is none: the driver or the plugin has failed, and no device.
+const (
+	// together is how long after a device others may become unhealthy for the same reason. Some plugins report one after the other.
+	together = 10 * time.Second
+	// maxFalls bounds the falls of one resource in that time.
+	maxFalls = 4096
+)
+
+// A downturn is the devices of a resource that have become unhealthy within a few seconds.
+type downturn struct {
+	healthy map[device.ID]bool // before; those that have not fallen since are true
+	falls   []fall
+	ends    time.Time
+}
+
+// A fall is a device that has become unhealthy.
+type fall struct {
+	id device.ID
+	at time.Time
+}
+
+// A suspect names a device with a record of falls.
+type suspect struct {
+	resource device.ResourceName
+	id       device.ID
+}
+
+// fallen returns the devices that a list shows as unhealthy and the list before as healthy.
 func fallen(before *placement.Listing, now []device.Device) (all []device.ID) {
 	for _, d := range now {
 		if d.Healthy {
@@ -23,82 +48,132 @@ func fallen(before *placement.Listing, now []device.Device) (all []device.ID) {
 			all = append(all, d.ID)
 		}
 	}
-	if len(all) < 2 {
-		return all
-	}
-	healthy := 0
-	for _, d := range before.Devices() {
-		if d.Healthy {
-			healthy++
-		}
-	}
-	if len(all) == healthy {
-		return nil
-	}
 	return all
 }
 
-// fellLocked records that devices have become unhealthy. What follows waits for the commit.
-func (a *Allocator) fellLocked(r device.ResourceName, ids []device.ID, now time.Time) {
+// fellLocked notes that devices have become unhealthy. judgeFallsLocked decides whether it counts.
+func (a *Allocator) fellLocked(r device.ResourceName, ids []device.ID, before *placement.Listing, now time.Time) {
 	if len(ids) == 0 || a.suspends != nil && !a.suspends(r) {
 		return
 	}
-	l := a.flapping[r]
-	if l == nil {
-		l = flapping.New()
-		a.flapping[r] = l
+	d := a.downturns[r]
+	if d == nil {
+		d = &downturn{healthy: map[device.ID]bool{}, ends: now.Add(together)}
+		for _, one := range before.Devices() {
+			if one.Healthy {
+				d.healthy[one.ID] = true
+			}
+		}
+		a.downturns[r] = d
+		signal(a.kick)
 	}
 	for _, id := range ids {
-		if l.Fell(r, id, now) {
-			a.unsavedFalls[fall{r, id}] = true
-			a.scheduleWriteLocked(0)
+		if _, was := d.healthy[id]; was {
+			d.healthy[id] = false
+		}
+		if len(d.falls) < maxFalls {
+			d.falls = append(d.falls, fall{id, now})
 		}
 	}
 }
 
-// A fall names a device.
-type fall struct {
-	resource device.ResourceName
-	id       device.ID
+// judgeFallsLocked counts the falls of downturns that have ended. If all healthy devices of several have fallen, it counts for none: the
+// driver or the plugin has failed. It returns when the next downturn ends; zero: there is none.
+func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
+	for r, d := range a.downturns {
+		if now.Before(d.ends) {
+			if next.IsZero() || d.ends.Before(next) {
+				next = d.ends
+			}
+			continue
+		}
+		delete(a.downturns, r)
+		spared := false
+		for _, good := range d.healthy {
+			spared = spared || good
+		}
+		if !spared && len(d.healthy) > 1 {
+			a.log.Warn("all devices have become unhealthy together: this counts for none of them", "resource", r, "devices", len(d.healthy))
+			continue
+		}
+		l := a.flapping[r]
+		if l == nil {
+			l = flapping.New(now)
+			a.flapping[r] = l
+		}
+		for _, f := range d.falls {
+			changed, gone := l.Fell(r, f.id, f.at)
+			if changed {
+				a.recordLocked(r, f.id)
+			}
+			if gone != "" {
+				a.recordLocked(r, gone)
+			}
+		}
+	}
+	return next
+}
+
+// recordLocked has the record of a device written.
+func (a *Allocator) recordLocked(r device.ResourceName, id device.ID) {
+	a.falls++
+	a.unsavedFalls[suspect{r, id}] = a.falls
+	a.suspensionsDue = time.Time{}
+	a.scheduleWriteLocked(0)
 }
 
 // writeFalls makes the records of fallen devices durable, and then suspends those that have fallen too often.
 func (a *Allocator) writeFalls() {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
+	if err := a.commitFalls(); err != nil {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if !a.fallsErr {
+			a.log.Error("cannot write the records of unhealthy devices; retrying", "err", err)
+		}
+		a.fallsErr = true
+		a.scheduleWriteLocked(writeRetry)
+	}
+}
+
+// commitFalls writes the records that have changed. The caller has commitMu.
+func (a *Allocator) commitFalls() error {
 	a.mu.Lock()
 	var save, forget []device.Falls
-	for f := range a.unsavedFalls {
-		if rec, known := a.fallsLocked(f); known {
+	saving := map[suspect]uint64{}
+	for s, number := range a.unsavedFalls {
+		saving[s] = number
+		if rec, known := a.fallsLocked(s); known {
 			save = append(save, rec)
 		} else {
-			forget = append(forget, device.Falls{Resource: f.resource, ID: f.id})
+			forget = append(forget, device.Falls{Resource: s.resource, ID: s.id})
 		}
 	}
-	clear(a.unsavedFalls)
 	a.mu.Unlock()
-	if len(save)+len(forget) == 0 {
-		return
+	if len(saving) == 0 {
+		return nil
 	}
-	err := a.store.SaveFalls(save, forget)
+	if err := a.store.SaveFalls(save, forget); err != nil {
+		return err
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err != nil {
-		a.log.Error("cannot write state file; retrying", "err", err)
-		for _, rec := range slices.Concat(save, forget) {
-			a.unsavedFalls[fall{rec.Resource, rec.ID}] = true
+	a.fallsErr = false
+	for s, number := range saving {
+		if a.unsavedFalls[s] == number { // it has not changed meanwhile
+			delete(a.unsavedFalls, s)
 		}
-		a.scheduleWriteLocked(writeRetry)
-		return
 	}
-	a.suspendLocked(time.Now())
-	signal(a.kick) // the planning loop watches the ends
+	a.suspensionsDue = time.Time{}
+	signal(a.kick) // the planning loop suspends
+	return nil
 }
 
 // fallsLocked returns the record of a device.
-func (a *Allocator) fallsLocked(f fall) (device.Falls, bool) {
-	if l := a.flapping[f.resource]; l != nil {
-		return l.Record(f.id)
+func (a *Allocator) fallsLocked(s suspect) (device.Falls, bool) {
+	if l := a.flapping[s.resource]; l != nil {
+		return l.Record(s.id)
 	}
 	return device.Falls{}, false
 }
@@ -106,24 +181,29 @@ func (a *Allocator) fallsLocked(f fall) (device.Falls, bool) {
 // suspendLocked brings the suspensions in force up to date with the records on disk. It returns when one ends or a record expires;
 // zero: there is none.
 func (a *Allocator) suspendLocked(now time.Time) (next time.Time) {
+	if len(a.flapping) == 0 || now.Before(a.suspensionsDue) {
+		return a.suspensionsDue
+	}
 	for r, l := range a.flapping {
 		gone, due := l.Expire(now)
 		for _, rec := range gone {
-			a.unsavedFalls[fall{r, rec.ID}] = true
-			a.scheduleWriteLocked(0)
+			a.recordLocked(r, rec.ID)
 		}
 		if !due.IsZero() && (next.IsZero() || due.Before(next)) {
 			next = due
 		}
 		all := device.Cordons{}
-		all.Add(slices.DeleteFunc(l.Suspensions(now), func(c device.Cordon) bool { return a.unsavedFalls[fall{r, c.ID}] })...)
-		ended, begun := a.suspended.Of(r).Without(all), all.Without(a.suspended.Of(r))
+		all.Add(slices.DeleteFunc(l.Suspensions(now), func(c device.Cordon) bool { return a.unsavedFalls[suspect{r, c.ID}] != 0 })...)
+		before := a.suspended.Of(r)
+		ended, begun := before.Without(all), all.Without(before)
 		if len(ended)+len(begun) == 0 {
 			continue
 		}
 		for _, c := range begun {
-			a.log.Warn("suspending device", "resource", r, "device", c.ID, "why", c.Reason)
-			a.metrics.suspensions.WithLabelValues(string(r)).Inc()
+			a.log.Warn("device is suspended", "resource", r, "device", c.ID, "why", c.Reason)
+			if !a.recalling {
+				a.metrics.suspensions.WithLabelValues(string(r)).Inc()
+			}
 		}
 		for _, c := range ended {
 			if _, again := all[r][c.ID]; !again {
@@ -135,17 +215,25 @@ func (a *Allocator) suspendLocked(now time.Time) (next time.Time) {
 		}
 		a.cordonsChangedLocked([]device.Cordon{{Resource: r}})
 	}
+	a.suspensionsDue = next
 	return next
 }
 
-// recallFallsLocked continues the records of the state file.
+// recallFallsLocked continues the records of the state file, except those of resources for which suspensions have been switched off.
 func (a *Allocator) recallFallsLocked(known []device.Falls) {
 	byResource := map[device.ResourceName][]device.Falls{}
 	for _, rec := range known {
+		if a.suspends != nil && !a.suspends(rec.Resource) {
+			a.recordLocked(rec.Resource, rec.ID) // there is no record: it is removed
+			continue
+		}
 		byResource[rec.Resource] = append(byResource[rec.Resource], rec)
 	}
+	now := time.Now()
 	for r, all := range byResource {
-		a.flapping[r] = flapping.New(all...)
+		a.flapping[r] = flapping.New(now, all...)
 	}
-	a.suspendLocked(time.Now())
+	a.recalling = true
+	a.suspendLocked(now)
+	a.recalling = false
 }

@@ -20,6 +20,7 @@ func (r *harness) falls(times int) {
 		r.plugins.stock(gpu, 3)
 		r.after(time.Second)
 	}
+	r.after(11 * time.Second) // others have not fallen with it
 }
 
 // suspendedDevice returns the suspension of d0, if it is suspended, and its state.
@@ -143,6 +144,7 @@ func TestFlapping_AllFallTogether_NoneIsSuspended(t *testing.T) {
 			r.after(time.Second)
 		}
 		r.plugins.stock(nic, 1)
+		r.after(11 * time.Second)
 		r.published(map[device.ResourceName]int{gpu: 3, nic: 0}) // one device alone may be broken
 	}, suspending)
 }
@@ -186,4 +188,128 @@ func TestFlapping_Off_DeviceStays(t *testing.T) {
 		r.expectSuspended(false)
 		r.published(map[device.ResourceName]int{gpu: 3})
 	})
+}
+
+// Nothing is in force or counted while a write that fails is in progress.
+func TestFlapping_WriteFails_NothingIsInForceMeanwhile(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
+		r.falls(2)
+		early := false
+		r.disk.fails(func() {
+			r.plugins.stock(nic, 1+time.Now().Second()) // anything that makes the planning loop run
+			time.Sleep(time.Millisecond)
+			all, _ := r.Devices(gpu)
+			early = early || all[0].Cordon != nil
+		})
+		r.falls(1)
+		r.after(10 * time.Second)
+		if early {
+			t.Error("the suspension is in force while it is being written, and the write fails")
+		}
+		if n := r.metric("devmgrd_device_suspensions_total", string(gpu)); n != 0 {
+			t.Errorf("%v suspensions are counted, none is on disk", n)
+		}
+		r.disk.fails(nil)
+		r.after(2 * time.Second)
+	}, suspending)
+}
+
+// A suspension counts once.
+func TestFlapping_Restart_CountsNothing(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
+		r.falls(3)
+		r.restart()
+		if n := r.metric("devmgrd_device_suspensions_total", string(gpu)); n != 0 {
+			t.Errorf("%v suspensions are counted since the start, none has been made", n)
+		}
+	}, suspending)
+}
+
+// Switching suspensions off ends those of earlier.
+func TestFlapping_SwitchedOff_SuspensionEnds(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
+		r.falls(3)
+		r.suspends = false
+		r.restart()
+		r.plugins.stock(gpu, 3)
+		r.expectSuspended(false)
+	}, suspending)
+}
+
+// Some plugins report the devices of a driver that has failed one after the other.
+func TestFlapping_DriverFailsDeviceByDevice_NoneIsSuspended(t *testing.T) {
+	run(t, func(r *harness) {
+		for range 3 {
+			for _, sick := range [][]int{nil, {0}, {0, 1}, {0, 1, 2}} {
+				r.plugins.stock(gpu, 3, sick...)
+				r.after(time.Millisecond)
+			}
+			r.after(time.Second)
+		}
+		r.plugins.stock(gpu, 3)
+		r.published(map[device.ResourceName]int{gpu: 3})
+	}, suspending)
+}
+
+// Uncordon forgets the history also when the device is not suspended at the moment.
+func TestFlapping_UncordonOnProbation_HistoryIsForgotten(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
+		r.falls(3)
+		r.after(61 * time.Minute)
+		r.expectSuspended(false)
+		if _, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); err != nil {
+			t.Error(err)
+		}
+		r.falls(1)
+		r.expectSuspended(false)
+	}, suspending)
+}
+
+// An operator's cordon is in force if it is on disk, also when a command fails between two writes.
+func TestFlapping_UncordonFailsHalfway_DiskAndMemoryAgree(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
+		r.falls(3)
+		if _, err := r.Cordon([]device.Cordon{{Resource: gpu, ID: "d0", Reason: "repair"}}); err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		r.disk.fail2 = func(what string) bool { n++; return what == "falls" }
+		if _, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); err == nil {
+			t.Fatal("no error")
+		}
+		r.disk.fail2 = nil
+		has, _ := r.store.State()
+		all, _ := r.Devices(gpu)
+		t.Logf("memory: %+v; disk: %+v", all[0].Cordon, has.Cordons)
+		if all[0].Cordon != nil && !all[0].Cordon.Suspended && len(has.Cordons) == 0 {
+			t.Error("the operator's cordon is in force and not on disk: a restart drops it")
+		}
+	}, suspending)
+}
+
+// A resource that cannot be forgotten after all keeps its records.
+func TestFlapping_ForgetFails_DeviceStaysSuspended(t *testing.T) {
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.plugins.stock(gpu, 3)
+		r.falls(3)
+		r.plugins.lose(gpu)
+		synctest.Wait()
+		r.plugins.forgetFails = true
+		if _, err := r.Forget(gpu); err == nil {
+			t.Fatal("no error")
+		}
+		r.plugins.forgetFails = false
+		r.plugins.stock(gpu, 3)
+		r.expectSuspended(true)
+		r.after(time.Minute)
+		r.restart()
+		r.plugins.stock(gpu, 3)
+		r.expectSuspended(true)
+	}, suspending)
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -31,6 +32,13 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	}
 	if err := a.registry.Forget(r); err != nil {
 		// A plugin may have registered after the state file had dropped the cordons.
+		a.mu.Lock()
+		if l := a.flapping[r]; l != nil {
+			for _, rec := range l.Records() {
+				a.recordLocked(r, rec.ID)
+			}
+		}
+		a.mu.Unlock()
 		if lost := a.store.SaveCordons(lifted, nil); lost != nil {
 			return nil, fmt.Errorf("%w; its cordons last only until devmgrd restarts: %w", err, lost)
 		}
@@ -42,6 +50,8 @@ func (a *Allocator) Forget(r device.ResourceName) (lifted []device.Cordon, err e
 	delete(a.cordons, r)
 	delete(a.suspended, r)
 	delete(a.flapping, r)
+	delete(a.downturns, r)
+	a.suspensionsDue = time.Time{}
 	a.retired[r] = true
 	a.cordonsChangedLocked([]device.Cordon{{Resource: r}})
 	a.metrics.forget(r)

@@ -17,7 +17,9 @@ const (
 )
 
 // passing are the reasons that soon end or become others: an answer is under way, or the plugin has the grace period to return.
-var passing = map[device.Reason]bool{device.Allocating: true, device.Preparing: true, device.PluginStale: true, device.AssignmentConflict: true}
+var passing = map[device.Reason]bool{
+	device.Allocating: true, device.Preparing: true, device.PluginStale: true, device.AssignmentConflict: true, device.DevicesUnknown: true,
+}
 
 // stallLocked counts how long a pod has waited. While other pods have the devices the time stands still; another reason starts it
 // afresh.
@@ -70,7 +72,7 @@ func (a *Allocator) recallStallLocked(p *pod, s device.Stall) {
 // givesUpLocked returns when a pod will be evicted if it still waits then; zero: never.
 func (a *Allocator) givesUpLocked(p *pod) time.Time {
 	limit := a.patienceLocked(p, p.stall.Reason)
-	if limit == 0 || p.phase != waiting || p.stall.Since.IsZero() {
+	if limit == 0 || p.phase != waiting || p.stall.Since.IsZero() || a.running[p.demand.Pod.UID].MayRun() {
 		return time.Time{}
 	}
 	at := p.stall.Since.Add(limit - p.stall.Before)
@@ -87,7 +89,7 @@ func (a *Allocator) giveUpLocked(now time.Time) (next time.Time) {
 	}
 	for uid, p := range a.waiting {
 		at := a.givesUpLocked(p)
-		if at.IsZero() || a.running[uid].MayRun() {
+		if at.IsZero() {
 			continue
 		}
 		if !at.After(now) {
@@ -108,10 +110,14 @@ func (a *Allocator) giveUpLocked(now time.Time) (next time.Time) {
 	return next
 }
 
-// stillStalled reports whether a pod still waits, and not for other pods, and has no container that may run.
+// stillStalled reports whether a pod is still due for an eviction.
 func (a *Allocator) stillStalled(uid device.PodUID) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.pods[uid]
-	return p != nil && p.active() && p.phase != settled && !p.stall.Since.IsZero() && !a.running[uid].MayRun()
+	if p == nil {
+		return false
+	}
+	at := a.givesUpLocked(p)
+	return !at.IsZero() && !time.Now().Before(at)
 }

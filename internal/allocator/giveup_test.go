@@ -1,6 +1,7 @@
 package allocator_test
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -179,5 +180,142 @@ func TestGiveUp_Off_PodWaits(t *testing.T) {
 		if err != nil || len(onDisk) != 1 || onDisk[0].Stall != (device.Stall{}) {
 			t.Errorf("%+v, %v", onDisk, err)
 		}
+	})
+}
+
+// A pod that is planned again, and waits for the same reason, keeps its time.
+func TestGiveUp_PlannedAgain_IsStillDue(t *testing.T) {
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.plugins.stock(gpu, 1)
+		r.bind("a", app(gpu, 1))
+		r.bindMovable("b", app(gpu, 2))
+		r.after(10 * time.Minute)
+		r.Drop("a") // its device is released
+		r.after(51 * time.Minute)
+		r.expectGiven("b given up after 1h0m0s: NotEnoughDevices")
+	}, patient)
+}
+
+// The same after a restart at which the runtime comes last.
+func TestGiveUp_RestartWithoutRuntime_IsStillDue(t *testing.T) {
+	run(t, func(r *harness) {
+		r.bindMovable("a", app(gpu, 1))
+		r.after(5 * time.Minute)
+		r.halt()
+		r.mute = true
+		r.start()
+		r.after(2 * time.Second)
+		r.RuntimeSynced(nil, nil)
+		r.after(3 * time.Hour)
+		if g := r.given(); len(g) == 0 {
+			t.Errorf("never given up; GivesUp %v, now %v", r.PodByUID("a").GivesUp, time.Now())
+		}
+	}, patient)
+}
+
+// The state file of an older version does not say which pods have controllers.
+func TestGiveUp_MovableLearnedLater_IsDue(t *testing.T) {
+	run(t, func(r *harness) {
+		r.bind("a", app(gpu, 1))
+		d := pod("a", app(gpu, 1))
+		d.Movable = true
+		r.Bind(d)
+		r.after(3 * time.Hour)
+		if g := r.given(); len(g) == 0 {
+			t.Error("never given up")
+		}
+	}, patient)
+}
+
+// A controller may be deleted without its pods.
+func TestGiveUp_OrphanedMeanwhile_PodStays(t *testing.T) {
+	run(t, func(r *harness) {
+		r.bindMovable("a", app(gpu, 1))
+		r.after(30 * time.Minute)
+		r.expectGiven("a given up after 30m0s: PluginMissing")
+		r.Snapshot()
+		r.Bind(pod("a", app(gpu, 1))) // its controller is gone: kubectl delete --cascade=orphan
+		if r.plugins.still() {
+			t.Error("it is evicted though no controller creates another one")
+		}
+		if at := r.PodByUID("a").GivesUp; !at.IsZero() {
+			t.Errorf("GivesUp is still %v", at)
+		}
+	}, patient)
+}
+
+// An eviction that a budget has held up ends when the pod is served.
+func TestGiveUp_PluginGrantsMeanwhile_PodStays(t *testing.T) {
+	run(t, func(r *harness) {
+		r.bindMovable("a", app(gpu, 1))
+		r.after(30 * time.Minute)
+		r.expectGiven("a given up after 30m0s: PluginMissing")
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { time.Sleep(10 * time.Second); return nil })
+		r.plugins.stock(gpu, 1)
+		r.after(5 * time.Second)
+		r.expect("a", "main", "busy Allocating")
+		if r.plugins.still() {
+			t.Error("it is evicted while the plugin grants its devices")
+		}
+		r.after(10 * time.Second)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+	}, patient)
+}
+
+// The same when the pod waits for another reason, which has a time of its own.
+func TestGiveUp_OtherReasonMeanwhile_PodStays(t *testing.T) {
+	run(t, func(r *harness) {
+		r.bindMovable("a", app(gpu, 2))
+		r.after(30 * time.Minute)
+		r.expectGiven("a given up after 30m0s: PluginMissing")
+		r.plugins.stock(gpu, 1) // NotEnoughDevices, which has an hour
+		synctest.Wait()
+		if r.plugins.still() {
+			t.Error("it is evicted though it has waited for the new reason for 0 s of 1 h")
+		}
+	}, patient)
+}
+
+// Readers do not see an end that will not come.
+func TestGiveUp_ContainerRuns_NoTimeIsShown(t *testing.T) {
+	run(t, func(r *harness) {
+		r.RuntimeSynced([]device.Running{running("1", "a", "without")}, nil)
+		r.bindMovable("a", app(gpu, 1))
+		r.after(2 * time.Hour)
+		if at := r.PodByUID("a").GivesUp; !at.IsZero() {
+			t.Errorf("explain says that the pod is evicted at %v; it is %v, and a container runs", at, time.Now())
+		}
+	}, patient)
+}
+
+// A container that is never created does not end the time.
+func TestGiveUp_CreationFails_IsStillDue(t *testing.T) {
+	run(t, func(r *harness) {
+		r.bindMovable("a", app(gpu, 1))
+		r.after(29 * time.Minute)
+		r.Claim(running("1", "a", "without"))
+		r.after(2 * time.Minute)
+		r.Unclaim(running("1", "a", "without"))
+		r.after(time.Hour)
+		if g := r.given(); len(g) == 0 {
+			t.Error("never given up")
+		}
+	}, patient)
+}
+
+// Containers of other pods have the devices, and nothing says which.
+func TestGiveUp_DevicesUnknown_PodStays(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		c := running("1", "x", "main")
+		c.Digests = map[device.ResourceName]string{gpu: "abc"}
+		r.RuntimeSynced([]device.Running{c}, nil)
+		r.bindMovable("a", app(gpu, 1))
+		r.expect("a", "main", "waiting DevicesUnknown")
+		r.after(3 * time.Hour)
+		r.expectGiven()
+	}, func(r *harness) {
+		r.giveUp = func(why device.Reason, resource device.ResourceName) time.Duration { return 2 * time.Hour }
 	})
 }

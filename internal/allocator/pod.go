@@ -159,8 +159,11 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 	p.runtimeKnows, p.lastSeen = d.Local, time.Now()
 	if p.demand.Movable != d.Movable { // nor this
-		p.demand.Movable = d.Movable
+		p.demand.Movable, a.snapshot = d.Movable, nil
 		a.saveLaterLocked(p)
+		if p.phase == waiting {
+			a.stallLocked(p, p.wait)
+		}
 	}
 	if !slices.Equal(p.demand.Containers, d.Containers) { // the state file's writer did not know them
 		p.demand.Containers, p.demand.Sidecars = d.Containers, d.Sidecars

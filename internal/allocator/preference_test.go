@@ -199,3 +199,19 @@ func TestAMismatchEndsWhenDevicesAreGivenBack(t *testing.T) {
 		r.expect("e", "main", "ready vendor.com/gpu[d0 d2]")
 	}, func(r *harness) { r.topology = allocator.Topology{Policy: placement.SingleNUMA} })
 }
+
+// A device that a pod only held, while its plugin was asked for a preference, has not been used.
+func TestOldest_HoldGivenUp_IsNoUse(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 4)
+		r.plugins.prefers(gpu, func(context.Context, []device.ID, []device.ID, int) ([]device.ID, error) {
+			return nil, errors.New("no")
+		})
+		r.bind("a", app(gpu, 1))
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.bind("b", app(gpu, 1))
+		r.expect("b", "main", "ready vendor.com/gpu[d1]")
+	}, func(r *harness) {
+		r.ordering = func(device.ResourceName) allocator.Ordering { return allocator.Ordering{Order: "oldest"} }
+	})
+}

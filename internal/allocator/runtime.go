@@ -125,6 +125,7 @@ func (a *Allocator) RuntimeStarted(r device.Running) {
 	defer a.mu.Unlock()
 	a.reportLocked(func() {
 		l := a.running.Add(r, true)
+		a.snapshot = nil
 		if p := a.pods[r.Container.Pod]; p != nil {
 			name := r.Container.Name
 			l.Fresh = p.fresh[name]
@@ -185,6 +186,10 @@ func (a *Allocator) removeRunningLocked(uid device.PodUID, id string) *container
 	for _, r := range c.UnknownDevices {
 		a.table.Resources[r].UnknownUsers--
 		a.wakeLocked(r, false)
+	}
+	if p := a.pods[uid]; p != nil && p.phase == waiting {
+		a.snapshot = nil
+		signal(a.kick) // a pod without containers may be given up
 	}
 	if !last {
 		return c
@@ -252,9 +257,6 @@ func (a *Allocator) RuntimeRemoved(uid device.PodUID, sandbox string) {
 
 func (a *Allocator) stoppedLocked(uid device.PodUID, id string) {
 	c, p := a.removeRunningLocked(uid, id), a.pods[uid]
-	if p != nil && p.phase == waiting {
-		signal(a.kick) // a pod without containers may be given up
-	}
 	if c == nil || p == nil || !p.active() {
 		return
 	}

@@ -24,26 +24,42 @@ const (
 // A Log is the falls of one resource's devices.
 type Log struct{ records map[device.ID]*device.Falls }
 
-// New returns a Log with the records of an earlier one.
-func New(known ...device.Falls) *Log {
+// New returns a Log with the records of an earlier one. No suspension ends later than one that begins now would: the clock may have
+// been set back.
+func New(now time.Time, known ...device.Falls) *Log {
 	l := &Log{map[device.ID]*device.Falls{}}
 	for _, rec := range known {
+		if latest := now.Add(rec.Spell); rec.Until.After(latest) {
+			rec.Until = latest
+		}
 		l.records[rec.ID] = &rec
 	}
 	return l
 }
 
-// Fell records that a device has become unhealthy. It returns whether the record has changed: falls during a suspension do not count.
-func (l *Log) Fell(r device.ResourceName, id device.ID, now time.Time) bool {
+// Records returns all records.
+func (l *Log) Records() (all []device.Falls) {
+	for _, rec := range l.records {
+		all = append(all, *rec)
+	}
+	return all
+}
+
+// Fell records that a device has become unhealthy. It returns whether the record has changed: falls during a suspension do not count. If
+// there are too many records, gone is the device whose record has made room; else it is empty.
+func (l *Log) Fell(r device.ResourceName, id device.ID, now time.Time) (changed bool, gone device.ID) {
 	rec := l.records[id]
+	if rec == nil && len(l.records) >= maxDevices {
+		if gone = l.makeRoom(); gone == "" {
+			return false, ""
+		}
+	}
 	switch {
-	case rec == nil && len(l.records) >= maxDevices:
-		return false
 	case rec == nil:
 		rec = &device.Falls{Resource: r, ID: id}
 		l.records[id] = rec
 	case now.Before(rec.Until):
-		return false
+		return false, ""
 	}
 	rec.Falls = append(recent(rec.Falls, now), now)
 	switch {
@@ -54,7 +70,22 @@ func (l *Log) Fell(r device.ResourceName, id device.ID, now time.Time) bool {
 		rec.Spell = first
 		rec.Until = now.Add(first)
 	}
-	return true
+	return true, gone
+}
+
+// makeRoom forgets the device that fell first, of those that have never been suspended, and returns it; empty: there is none.
+func (l *Log) makeRoom() device.ID {
+	var oldest *device.Falls
+	for _, rec := range l.records {
+		if rec.Spell == 0 && (oldest == nil || rec.Falls[len(rec.Falls)-1].Before(oldest.Falls[len(oldest.Falls)-1])) {
+			oldest = rec
+		}
+	}
+	if oldest == nil {
+		return ""
+	}
+	delete(l.records, oldest.ID)
+	return oldest.ID
 }
 
 // recent returns the falls within the window.

@@ -37,25 +37,25 @@ func TestFell(t *testing.T) {
 		"after probation it is good again":  {{0, 0}, {1, 0}, {2, 62}, {122, 0}, {123, 0}, {124, 184}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := New()
+			l := New(start)
 			for i, f := range falls {
 				l.Expire(at(f.minute))
 				before := suspended(l, f.minute)
-				if changed := l.Fell(gpu, "d", at(f.minute)); changed != (before == 0) {
+				if changed, _ := l.Fell(gpu, "d", at(f.minute)); changed != (before == 0) {
 					t.Errorf("fall %d: changed is %v", i, changed)
 				}
 				if got := suspended(l, f.minute); got != f.until {
 					t.Errorf("fall %d: suspended until minute %d, want %d", i, got, f.until)
 				}
 				rec, _ := l.Record("d")
-				l = New(rec) // a restart changes nothing
+				l = New(at(f.minute), rec) // a restart changes nothing
 			}
 		})
 	}
 }
 
 func TestSuspensions_ReasonHasTheHistory(t *testing.T) {
-	l := New()
+	l := New(start)
 	for _, minute := range []int{0, 1, 2} {
 		l.Fell(gpu, "d", at(minute))
 	}
@@ -77,8 +77,8 @@ func TestSuspensions_ReasonHasTheHistory(t *testing.T) {
 
 // Records expire, and the time of the next change is never later than it should be.
 func TestExpire_Random_AgreesWithASlowLook(t *testing.T) {
-	for seed := range uint64(200) {
-		random, l := rand.New(rand.NewPCG(seed, 1)), New()
+	for seed := range uint64(30) {
+		random, l := rand.New(rand.NewPCG(seed, 1)), New(start)
 		var next time.Time
 		for minute := range 5000 {
 			now := at(minute)
@@ -105,11 +105,29 @@ func TestExpire_Random_AgreesWithASlowLook(t *testing.T) {
 
 // A plugin may invent names.
 func TestFell_ManyDevices_AreBounded(t *testing.T) {
-	l := New()
-	for i := range 3 * maxDevices {
-		l.Fell(gpu, device.ID(fmt.Sprint(i)), start)
+	l := New(start)
+	for range 3 {
+		l.Fell(gpu, "bad", start) // suspended: it does not make room
 	}
-	if len(l.records) != maxDevices {
-		t.Errorf("%d records", len(l.records))
+	for i := range 3 * maxDevices {
+		changed, gone := l.Fell(gpu, device.ID(fmt.Sprint(i)), start.Add(time.Duration(i)))
+		want := device.ID("")
+		if i >= maxDevices-1 {
+			want = device.ID(fmt.Sprint(i - maxDevices + 1))
+		}
+		if !changed || gone != want {
+			t.Fatalf("device %d: changed %v, %s has made room, want %s", i, changed, gone, want)
+		}
+	}
+	if len(l.records) != maxDevices || suspended(l, 1) != 60 {
+		t.Errorf("%d records, suspended until %d", len(l.records), suspended(l, 1))
+	}
+}
+
+// The clock may have been ahead when the record was written.
+func TestNew_ClockSetBack_SuspensionIsNoLonger(t *testing.T) {
+	l := New(start, device.Falls{Resource: gpu, ID: "d", Falls: []time.Time{at(10_000)}, Until: at(10_060), Spell: time.Hour})
+	if got := suspended(l, 0); got != 60 {
+		t.Errorf("suspended until minute %d", got)
 	}
 }

@@ -71,6 +71,7 @@ func (t *Table) Hold(pod device.PodUID, choices map[string]device.Choice) Hold {
 // Free frees devices of a pod of which no container may run.
 func (t *Table) Free(pod device.PodUID, h Hold) {
 	for r, ids := range h {
+		t.Resources[r].Used(ids)
 		t.free(r, ids, pod)
 	}
 	t.reclaim()

@@ -53,13 +53,6 @@ func (ss drafts) clone() drafts {
 }
 
 func (s *draft) shortage(r device.ResourceName, want, got int) *device.Refusal {
-	no := s.short(r, want, got)
-	no.Busy = s.pool.listing.usableCount >= want
-	return no
-}
-
-// short returns why there are too few devices.
-func (s *draft) short(r device.ResourceName, want, got int) *device.Refusal {
 	listed, sick := len(s.pool.listing.devices), s.pool.unhealthy()
 	if sick > 0 && got+sick >= want {
 		return device.Refuse(device.DeviceUnhealthy, nil, "%s: %d wanted, %d of %d free and healthy, %d free but unhealthy", r, want, got, listed, sick)
@@ -76,11 +69,8 @@ func (s *draft) short(r device.ResourceName, want, got int) *device.Refusal {
 
 // unselected returns why there are too few of the devices that a container may have.
 func (s *draft) unselected(l request, got int) *device.Refusal {
-	listed, usable := l.only.common(nil), l.only.common(s.pool.listing.usable)
-	no := device.Refuse(device.NoSuchDevice, nil, "%s: container %s wants %d of the %d listed devices that the pod's annotation %s selects, and %d of these are free",
-		l.resource, l.container.Name, l.n, listed, device.DevicesAnnotation, got)
-	no.Busy = usable >= l.n
-	return no
+	return device.Refuse(device.NoSuchDevice, nil, "%s: container %s wants %d of the %d listed devices that the pod's annotation %s selects, and %d of these are free",
+		l.resource, l.container.Name, l.n, l.only.common(nil), device.DevicesAnnotation, got)
 }
 
 // free returns the number of devices that are left.
@@ -210,6 +200,7 @@ const (
 	needAll       needMode = iota // all devices still to choose
 	needPlaced                    // as many of these as have a place
 	needIfAllFree                 // all requested devices, out of all listed ones
+	needIfUsable                  // all requested devices, out of those that would be free if no pod had any
 )
 
 // needs turns each of a container's requests into a need.
@@ -237,6 +228,14 @@ func (s *draft) need(l request, as needMode) need {
 		n.want = l.n
 		for i := range n.places {
 			n.places[i].count = ls.here[i].common(l.only)
+		}
+		return n
+	}
+	if as == needIfUsable {
+		n.want = l.n
+		may := ls.usable.and(l.only)
+		for i := range n.places {
+			n.places[i].count = ls.here[i].common(may)
 		}
 		return n
 	}
@@ -304,7 +303,7 @@ func (t *picker) take(mask bitset) {
 		}
 	}
 	for _, class := range [][]int{candidates, others} {
-		for _, i := range t.pool.sorted(class, t.more) {
+		for _, i := range t.pool.sorted(class, t.more, t.ids) {
 			t.pick(i)
 		}
 	}

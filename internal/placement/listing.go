@@ -10,6 +10,7 @@ import (
 // A Listing is an inventory prepared for look-ups. It never changes.
 type Listing struct {
 	devices []device.Device
+	ids     *byte                       // the same in listings with the same IDs
 	at      map[device.ID]int           // position of an ID in devices
 	cordons map[device.ID]device.Cordon // of the resource; never changed
 	usable  bitset                      // healthy, and not cordoned
@@ -44,8 +45,9 @@ func NewListing(devices []device.Device, cordons map[device.ID]device.Cordon, or
 	l := &Listing{devices: devices, cordons: cordons, ordering: ordering, usable: newBitset(len(devices))}
 	sameIDs, samePlaces := before != nil && sameIDs(devices, before.devices), before != nil && samePlaces(devices, before.devices)
 	if sameIDs {
-		l.at = before.at
+		l.at, l.ids = before.at, before.ids
 	} else {
+		l.ids = new(byte)
 		l.at = make(map[device.ID]int, len(devices))
 		for i, d := range devices {
 			l.at[d.ID] = i

@@ -5,6 +5,8 @@ import (
 	"container/heap"
 	"regexp"
 	"slices"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // An Order selects which of several equal devices a container gets.
@@ -77,8 +79,14 @@ type group struct {
 	taken int   // picked for this request
 }
 
-// groupsOf returns the groups of candidates.
-func (l *Listing) groupsOf(candidates []int) []*group {
+// groupsOf returns the groups of candidates, with the numbers of devices picked before.
+func (l *Listing) groupsOf(candidates []int, picked []device.ID) []*group {
+	taken := map[int32]int{}
+	for _, id := range picked {
+		if i, listed := l.at[id]; listed {
+			taken[l.group[i]]++
+		}
+	}
 	ends := make([]int, l.groups+1) // of each group in sorted
 	for _, i := range candidates {
 		ends[l.group[i]+1]++
@@ -95,22 +103,23 @@ func (l *Listing) groupsOf(candidates []int) []*group {
 	var all []*group
 	for g := range l.groups {
 		if ends[g] < ends[g+1] {
-			all = append(all, &group{left: sorted[ends[g]:ends[g+1]]})
+			all = append(all, &group{sorted[ends[g]:ends[g+1]], taken[int32(g)]})
 		}
 	}
 	return all
 }
 
-// sorted returns the first n candidates in the resource's order. The candidates are positions, ascending.
-func (p *Resource) sorted(candidates []int, n int) []int {
+// sorted returns the first n candidates in the resource's order. The candidates are positions, ascending. The container already gets the
+// devices in picked.
+func (p *Resource) sorted(candidates []int, n int, picked []device.ID) []int {
 	switch l := p.listing; {
 	case n >= len(candidates) || n == 0:
 	case l.ordering.Order == Oldest:
 		return p.oldest(candidates, n)
 	case l.ordering.Order == Pack:
-		return packed(l.groupsOf(candidates), n)
+		return packed(l.groupsOf(candidates, nil), n)
 	case l.ordering.Order == Spread:
-		return spread(l.groupsOf(candidates), n)
+		return spread(l.groupsOf(candidates, picked), n)
 	}
 	return candidates[:min(n, len(candidates))]
 }

@@ -39,29 +39,33 @@ func TestOrder(t *testing.T) {
 		"pack, two: the smallest card that has two":     {"pack" + replica, cards, "main gpu=2", NoPolicy, nil, "b::1,b::2"},
 		"pack, three: the only card that has three":     {"pack" + replica, cards, "main gpu=3", NoPolicy, nil, "c::0,c::1,c::2"},
 		"pack, four: a whole card, and the fullest one": {"pack" + replica, cards, "main gpu=4", NoPolicy, nil, "a::2,c::0,c::1,c::2"},
-		"pack, all":                         {"pack" + replica, cards, "main gpu=6", NoPolicy, nil, "a::2,b::1,b::2,c::0,c::1,c::2"},
-		"spread, one: the emptiest card":    {"spread" + replica, cards, "main gpu=1", NoPolicy, nil, "c::0"},
-		"spread, two: two cards":            {"spread" + replica, cards, "main gpu=2", NoPolicy, nil, "b::1,c::0"},
-		"spread, three: three cards":        {"spread" + replica, cards, "main gpu=3", NoPolicy, nil, "a::2,b::1,c::0"},
-		"spread, four: the emptiest again":  {"spread" + replica, cards, "main gpu=4", NoPolicy, nil, "a::2,b::1,c::0,c::1"},
-		"the whole match is a group too":    {"spread ^[a-z]", cards, "main gpu=2", NoPolicy, nil, "b::1,c::0"},
-		"no match: a group of its own":      {"pack" + replica, "x y a::0 a::1", "main gpu=2", NoPolicy, nil, "a::0,a::1"},
-		"an optional parenthesis, no match": {"pack ^(x)?", "a x1 x2 b", "main gpu=2", NoPolicy, nil, "a,b"},
-		"unhealthy ones do not count":       {"pack" + replica, "a::0! a::1 b::0 b::1", "main gpu=1", NoPolicy, nil, "a::1"},
-		"pack by NUMA node, no policy":      {"pack", "a@0 b@0 c@1* d@1", "main gpu=1", NoPolicy, nil, "d"},
-		"pack by NUMA node":                 {"pack", "a@0 b@0 c@1* d@1", "main gpu=1", BestEffort, nil, "d"},
-		"pack keeps the larger node whole":  {"pack", "a@0 b@0 c@0 d@0 e@1 f@1 g@1", "main gpu=2", SingleNUMA, nil, "e,f"},
-		"spread by NUMA node":               {"spread", "a@0* b@0 c@1 d@1", "main gpu=1", BestEffort, nil, "c"},
-		"alignment comes before spread":     {"spread", "a@0* b@0 c@1 d@1", "main gpu=2", BestEffort, nil, "c,d"},
-		"spread within a NUMA node":         {"spread" + replica, "a::0@0 a::1@0 b::0@0 c::0@1", "main gpu=2", SingleNUMA, nil, "a::0,b::0"},
-		"no device has a NUMA node":         {"pack", "a b c", "main gpu=2", BestEffort, nil, "a,b"},
-		"the plugin's preference first":     {"spread" + replica, cards, "main gpu=2", NoPolicy, []device.ID{"c::0", "c::1"}, "c::0,c::1"},
-		"a useless preference":              {"spread" + replica, cards, "main gpu=2", NoPolicy, []device.ID{"x"}, "b::1,c::0"},
-		"too few":                           {"pack" + replica, cards, "main gpu=7", NoPolicy, nil, "NotEnoughDevices"},
+		"pack, all":                                   {"pack" + replica, cards, "main gpu=6", NoPolicy, nil, "a::2,b::1,b::2,c::0,c::1,c::2"},
+		"spread, one: the emptiest card":              {"spread" + replica, cards, "main gpu=1", NoPolicy, nil, "c::0"},
+		"spread, two: two cards":                      {"spread" + replica, cards, "main gpu=2", NoPolicy, nil, "b::1,c::0"},
+		"spread, three: three cards":                  {"spread" + replica, cards, "main gpu=3", NoPolicy, nil, "a::2,b::1,c::0"},
+		"spread, four: the emptiest again":            {"spread" + replica, cards, "main gpu=4", NoPolicy, nil, "a::2,b::1,c::0,c::1"},
+		"the whole match is a group too":              {"spread ^[a-z]", cards, "main gpu=2", NoPolicy, nil, "b::1,c::0"},
+		"no match: a group of its own":                {"pack" + replica, "x y a::0 a::1", "main gpu=2", NoPolicy, nil, "a::0,a::1"},
+		"an optional parenthesis, no match":           {"pack ^(x)?", "a x1 x2 b", "main gpu=2", NoPolicy, nil, "a,b"},
+		"unhealthy ones do not count":                 {"pack" + replica, "a::0! a::1 b::0 b::1", "main gpu=1", NoPolicy, nil, "a::1"},
+		"pack by NUMA node, no policy":                {"pack", "a@0 b@0 c@1* d@1", "main gpu=1", NoPolicy, nil, "d"},
+		"pack by NUMA node":                           {"pack", "a@0 b@0 c@1* d@1", "main gpu=1", BestEffort, nil, "d"},
+		"pack keeps the larger node whole":            {"pack", "a@0 b@0 c@0 d@0 e@1 f@1 g@1", "main gpu=2", SingleNUMA, nil, "e,f"},
+		"spread by NUMA node":                         {"spread", "a@0* b@0 c@1 d@1", "main gpu=1", BestEffort, nil, "c"},
+		"spread away from what an init container had": {"spread" + replica, "a::0 a::1 a::2 a::3 b::0 b::1", "init:i gpu=1|main gpu=2", NoPolicy, nil, "i gpu:a::0 | main gpu:a::0,b::0"},
+		"alignment comes before spread":               {"spread", "a@0* b@0 c@1 d@1", "main gpu=2", BestEffort, nil, "c,d"},
+		"spread within a NUMA node":                   {"spread" + replica, "a::0@0 a::1@0 b::0@0 c::0@1", "main gpu=2", SingleNUMA, nil, "a::0,b::0"},
+		"no device has a NUMA node":                   {"pack", "a b c", "main gpu=2", BestEffort, nil, "a,b"},
+		"the plugin's preference first":               {"spread" + replica, cards, "main gpu=2", NoPolicy, []device.ID{"c::0", "c::1"}, "c::0,c::1"},
+		"a useless preference":                        {"spread" + replica, cards, "main gpu=2", NoPolicy, []device.ID{"x"}, "b::1,c::0"},
+		"too few":                                     {"pack" + replica, cards, "main gpu=7", NoPolicy, nil, "NotEnoughDevices"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := Input{Topology: Topology{Policy: c.policy}}
-			in.Demand = device.PodDemand{Pod: device.Pod{UID: "pod"}, Demands: []device.Demand{asks(c.pod)}}
+			in.Demand = device.PodDemand{Pod: device.Pod{UID: "pod"}}
+			for text := range strings.SplitSeq(c.pod, "|") {
+				in.Demand.Demands = append(in.Demand.Demands, asks(text))
+			}
 			if c.advice != nil {
 				in.Preferences = Preferences{{"main", gpu}: c.advice}
 			}
@@ -90,6 +94,7 @@ func TestOrder_Oldest_DevicesGoRound(t *testing.T) {
 		return join(ids)
 	}
 	release := func(ids ...device.ID) {
+		p.Used(ids)
 		p.Release(ids, "pod")
 		if err := p.Check(); err != nil {
 			t.Fatal(err)
@@ -118,6 +123,7 @@ func TestOrder_Oldest_UnlistedDevicesAreForgotten(t *testing.T) {
 		d := device.Device{ID: device.ID(fmt.Sprint("random-", i)), Healthy: true}
 		p.SetListing(NewListing([]device.Device{d}, nil, p.listing.ordering, p.listing))
 		p.Take([]device.ID{d.ID}, "pod")
+		p.Used([]device.ID{d.ID})
 		p.Release([]device.ID{d.ID}, "pod")
 	}
 	if n := len(p.released); n > maxUnlistedReleases+2 {

@@ -92,24 +92,58 @@ func planOnce(w Input, from Resources) (Result, *device.Refusal) {
 	if no == nil {
 		return p.out, nil
 	}
-	if no.Reason == device.TopologyMismatch {
-		no.Busy = p.possible()
-	}
+	no.Busy = p.busy(no.Reason)
 	return Result{}, no
 }
 
-// possible reports whether devices of each container could be near each other as the policy demands if no other pod had any. It may
-// be wrong for a pod as a whole, or where the work is used up.
-func (p *planner) possible() bool {
-	return !slices.ContainsFunc(p.Demand.Demands, func(d device.Demand) bool {
-		on := drafts{}
-		lines, no := p.requests(d, on)
-		if no != nil {
+// busy reports whether the pod could be served if no other pod had any devices. It may be wrong for a pod whose containers compete for the
+// same devices, and where the work is used up.
+func (p *planner) busy(why device.Reason) bool {
+	switch why {
+	case device.NotEnoughDevices, device.DeviceUnhealthy, device.NoSuchDevice, device.TopologyMismatch:
+	default:
+		return false
+	}
+	wants := p.Demand.Requests()
+	for _, s := range device.Shares(p.Has) { // it keeps what it has, usable or not
+		for _, id := range s.IDs {
+			if !p.from[s.Resource].listing.has(id) {
+				wants[s.Resource]--
+			}
+		}
+	}
+	for r, n := range wants {
+		if p.from[r].listing.usableCount < n {
 			return false
 		}
-		_, found := newSearch(needs(lines, on, needIfAllFree), p.work).first(p.limit(lines, on))
-		return !found && *p.work > 0
-	})
+	}
+	for _, d := range p.Demand.Demands {
+		for r, selection := range d.Select {
+			if l := p.from[r].listing; l.matching(selection).common(l.usable) < d.Wants[r] {
+				return false
+			}
+		}
+		if why != device.TopologyMismatch {
+			continue
+		}
+		var lines []request
+		for _, r := range slices.Sorted(maps.Keys(d.Wants)) {
+			l := request{container: d.Container, resource: r, n: d.Wants[r]}
+			if selection, limited := d.Select[r]; limited {
+				l.only = p.from[r].listing.matching(selection)
+			}
+			lines = append(lines, l)
+		}
+		on := drafts{}
+		for r := range d.Wants {
+			p.draft(on, r)
+		}
+		_, found := newSearch(needs(lines, on, needIfUsable), p.work).first(p.limit(lines, on))
+		if !found && *p.work > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // A planner is one run of plan.
@@ -194,6 +228,9 @@ func (p *planner) take(i int, on drafts, lines []request, own, pod nodes) *devic
 	for _, l := range lines {
 		if p.back {
 			*p.work -= requestWork + 4*len(on[l.resource].left) + l.n
+			if pool := on[l.resource].pool; pool.listing.ordering.ordered() {
+				*p.work -= orderWork * (pool.freeCount + pool.listing.groups)
+			}
 		}
 		if _, n := on[l.resource].near(l, own); l.only != nil && p.strict() && len(own) > 0 && len(on[l.resource].pool.listing.places) > 0 && n < l.rest() {
 			return p.mismatch("container "+d.Container.Name, lines, on) // the nodes of the whole pod have been chosen without its limits

@@ -456,19 +456,26 @@ func TestPlan_Refused_BusyIfOthersHaveTheDevices(t *testing.T) {
 		reason device.Reason
 		busy   bool
 	}{
-		"others have one":                     {NoPolicy, "a b*", "main gpu=2", device.NotEnoughDevices, true},
-		"there is only one":                   {NoPolicy, "a", "main gpu=2", device.NotEnoughDevices, false},
-		"there is only one, and in use":       {NoPolicy, "a*", "main gpu=2", device.NotEnoughDevices, false},
-		"one is unhealthy":                    {NoPolicy, "a b!", "main gpu=2", device.DeviceUnhealthy, false},
-		"one is unhealthy, one in use":        {NoPolicy, "a b! c*", "main gpu=2", device.DeviceUnhealthy, true},
-		"one on each node, single":            {SingleNUMA, "a@0 b@1", "main gpu=2", device.TopologyMismatch, false},
-		"two on each node, single":            {SingleNUMA, "a@0 b@0* c@1 d@1*", "main gpu=2", device.TopologyMismatch, true},
-		"could be near, restricted":           {Restricted, "a@0 b@0* c@1 d@1*", "main gpu=2", device.TopologyMismatch, true},
-		"the plugin is missing: not for pods": {NoPolicy, "", "main gpu=1", device.PluginMissing, false},
+		"others have one":                           {NoPolicy, "a b*", "main gpu=2", device.NotEnoughDevices, true},
+		"there is only one":                         {NoPolicy, "a", "main gpu=2", device.NotEnoughDevices, false},
+		"there is only one, and in use":             {NoPolicy, "a*", "main gpu=2", device.NotEnoughDevices, false},
+		"one is unhealthy":                          {NoPolicy, "a b!", "main gpu=2", device.DeviceUnhealthy, false},
+		"one is unhealthy, one in use":              {NoPolicy, "a b! c*", "main gpu=2", device.DeviceUnhealthy, true},
+		"one on each node, single":                  {SingleNUMA, "a@0 b@1", "main gpu=2", device.TopologyMismatch, false},
+		"two on each node, single":                  {SingleNUMA, "a@0 b@0* c@1 d@1*", "main gpu=2", device.TopologyMismatch, true},
+		"could be near, restricted":                 {Restricted, "a@0 b@0* c@1 d@1*", "main gpu=2", device.TopologyMismatch, true},
+		"two containers with two each, of two":      {NoPolicy, "a b", "x gpu=2|y gpu=2", device.NotEnoughDevices, false},
+		"two containers with two each, of four":     {NoPolicy, "a b c* d", "x gpu=2|y gpu=2", device.NotEnoughDevices, true},
+		"an unhealthy one on each node, single":     {SingleNUMA, "a@0 b@0! c@1 d@1!", "main gpu=2", device.TopologyMismatch, false},
+		"an unhealthy one on each node, restricted": {Restricted, "a@0 b@0! c@1 d@1!", "main gpu=2", device.TopologyMismatch, false},
+		"the plugin is missing: not for pods":       {NoPolicy, "", "main gpu=1", device.PluginMissing, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			in, from := Input{Topology: Topology{Policy: c.policy}}, Resources{}
-			in.Demand = device.PodDemand{Pod: device.Pod{UID: "pod"}, Demands: []device.Demand{asks(c.pod)}}
+			in.Demand = device.PodDemand{Pod: device.Pod{UID: "pod"}}
+			for text := range strings.SplitSeq(c.pod, "|") {
+				in.Demand.Demands = append(in.Demand.Demands, asks(text))
+			}
 			if c.gpu != "" {
 				from[gpu] = stock(false, c.gpu)
 			}

@@ -108,10 +108,11 @@ func (p *Resource) Retract() {
 
 // SetListing replaces the listing and recounts.
 func (p *Resource) SetListing(l *Listing) {
+	same := p.listing != nil && p.listing.ids == l.ids
 	p.listing = l
 	p.free, p.freeCount, p.takenUnusable, p.unlisted, p.withheld = slices.Clone(l.usable), l.usableCount, 0, 0, nil
 	p.freeAt = slices.Clone(l.usableAt)
-	if l.ordering.Order == Oldest {
+	if l.ordering.Order == Oldest && (!same || p.freed == nil) {
 		p.recallReleases()
 	}
 	for id := range p.taken {
@@ -167,6 +168,20 @@ func (p *Resource) recallReleases() {
 	}
 }
 
+// Used records that a pod has used devices, which are released. A hold that is given up is no use.
+func (p *Resource) Used(ids []device.ID) {
+	if p.listing.ordering.Order != Oldest {
+		return
+	}
+	for _, id := range ids {
+		p.releases++
+		p.released[id] = p.releases
+		if i, listed := p.listing.at[id]; listed {
+			p.freed[i] = p.releases
+		}
+	}
+}
+
 // Release frees a pod's devices.
 func (p *Resource) Release(ids []device.ID, pod device.PodUID) {
 	for _, id := range ids {
@@ -174,13 +189,6 @@ func (p *Resource) Release(ids []device.ID, pod device.PodUID) {
 			continue
 		}
 		delete(p.taken, id)
-		if p.listing.ordering.Order == Oldest {
-			p.releases++
-			p.released[id] = p.releases
-			if i, listed := p.listing.at[id]; listed {
-				p.freed[i] = p.releases
-			}
-		}
 		switch i, listed := p.listing.at[id]; {
 		case !listed:
 			p.unlisted--

@@ -110,6 +110,9 @@ type search struct {
 // A touch is a place of a need at a node.
 type touch struct{ need, place int }
 
+// orderWork is what an order other than Lowest costs for each free device and each group.
+const orderWork = 4
+
 // share stands for a whole need in search.joint.
 const share = 1 << 20
 

@@ -40,6 +40,7 @@ func (w world) resources() Resources {
 		p.Accept(device.Offer{Inventory: device.Inventory{Resource: r, Devices: devices}, Reported: true, Prefers: w.prefers[r]}, NewListing(devices, cordons, w.order[r], nil))
 		for _, id := range w.freed[r] {
 			p.Take([]device.ID{id}, "gone")
+			p.Used([]device.ID{id})
 			p.Release([]device.ID{id}, "gone")
 		}
 		p.Take(slices.Sorted(maps.Keys(w.taken[r])), "others")
@@ -352,6 +353,11 @@ func (t *twin) choose(r device.ResourceName, limited, asked bool, advice []devic
 		slices.SortStableFunc(refused, func(a, b device.Device) int { return t.refused[r][a.ID] - t.refused[r][b.ID] })
 		for _, class := range [][]device.Device{good, others} {
 			given := map[string]int{}
+			for _, d := range t.devices[r] {
+				if t.order[r].Order == Spread && slices.Contains(ids, d.ID) {
+					given[t.group(r, d)]++
+				}
+			}
 			for len(ids) < want && len(class) > 0 {
 				at := t.best(r, class, want-len(ids), given)
 				given[t.group(r, class[at])]++

@@ -44,7 +44,7 @@ func (r *Registry) makeRoom(forResource device.ResourceName) bool {
 
 func (r *Registry) cordoned(resource device.ResourceName) bool {
 	devices, _ := r.allocator.Devices(resource)
-	return slices.ContainsFunc(devices, func(d device.DeviceStatus) bool { return d.Cordon != nil })
+	return slices.ContainsFunc(devices, func(d device.DeviceStatus) bool { return d.Cordon != nil && !d.Cordon.Suspended })
 }
 
 // A lostResource is a resource whose plugin has been away since then.
