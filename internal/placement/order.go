@@ -79,7 +79,7 @@ type group struct {
 	taken int   // picked for this request
 }
 
-// groupsOf returns the groups of candidates, with the numbers of devices picked before.
+// groupsOf returns the groups of candidates, with how many devices were picked from each before.
 func (l *Listing) groupsOf(candidates []int, picked []device.ID) []*group {
 	taken := map[int32]int{}
 	for _, id := range picked {
@@ -109,8 +109,8 @@ func (l *Listing) groupsOf(candidates []int, picked []device.ID) []*group {
 	return all
 }
 
-// sorted returns the first n candidates in the resource's order. The candidates are positions, ascending. The container already gets the
-// devices in picked.
+// sorted returns the first n candidates in the resource's order. The candidates are positions, ascending. The container has
+// the devices in picked already.
 func (p *Resource) sorted(candidates []int, n int, picked []device.ID) []int {
 	switch l := p.listing; {
 	case n >= len(candidates) || n == 0:

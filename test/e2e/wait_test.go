@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/test/node"
@@ -157,7 +159,7 @@ func TestGiveUp_LayoutChanged_JobRunsElsewhere(t *testing.T) {
 func (r *harness) otherNode(name, resource string, count int64) {
 	r.t.Helper()
 	nodes := r.Client().CoreV1().Nodes()
-	n, err := nodes.Create(r.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	_, err := nodes.Create(r.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	r.must(err)
 	r.t.Cleanup(func() {
 		if err := nodes.Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
@@ -169,10 +171,11 @@ func (r *harness) otherNode(name, resource string, count int64) {
 		corev1.ResourcePods: *apiresource.NewQuantity(10, apiresource.DecimalSI), corev1.ResourceName(resource): *apiresource.NewQuantity(count, apiresource.DecimalSI),
 	}
 	now := metav1.Now()
-	n.Status = corev1.NodeStatus{Capacity: capacity, Allocatable: capacity, Conditions: []corev1.NodeCondition{
+	status, err := json.Marshal(map[string]any{"status": corev1.NodeStatus{Capacity: capacity, Allocatable: capacity, Conditions: []corev1.NodeCondition{
 		{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Test", LastHeartbeatTime: now, LastTransitionTime: now},
-	}}
-	_, err = nodes.UpdateStatus(r.ctx, n, metav1.UpdateOptions{})
+	}}})
+	r.must(err)
+	_, err = nodes.Patch(r.ctx, name, types.StrategicMergePatchType, status, metav1.PatchOptions{}, "status") // controllers change it, too
 	r.must(err)
 }
 
