@@ -265,7 +265,7 @@ func (w *world) play(ctx context.Context) int {
 		status = max(status, min(w.wrongs[kind], 1))
 	}
 	if !w.options.kubelet {
-		fmt.Printf("%6d devices had been suspended at the end of a sequence\n", w.suspensions)
+		fmt.Printf("%6d suspensions of devices, ended when all was repaired\n", w.suspensions)
 	}
 	if w.options.attacker {
 		n := readAttacks()
@@ -381,9 +381,18 @@ func (w *world) repair(ctx context.Context) {
 	if err != nil {
 		w.say(stuck, err.Error())
 	}
-	if w.devmgrd != nil {
-		w.endSuspensions(ctx, was)
-	}
+}
+
+// inService waits for a condition like eventually, and meanwhile ends suspensions: a failure counts some seconds after it began.
+func (w *world) inService(ctx context.Context, m Mood, limit time.Duration, condition func() (bool, string)) error {
+	var looked time.Time
+	return w.eventually(ctx, limit, func() (bool, string) {
+		if w.devmgrd != nil && time.Since(looked) > 2*time.Second {
+			looked = time.Now()
+			w.endSuspensions(ctx, m)
+		}
+		return condition()
+	})
 }
 
 // endSuspensions returns the devices to service that have failed too often, as an operator would who has repaired them.
@@ -419,27 +428,27 @@ func (w *world) settle(ctx context.Context) {
 		return // interrupted: nothing is known
 	}
 	m := readMood()
-	if err := w.eventually(ctx, settleLimit, func() (bool, string) { return w.allRun(ctx) }); err != nil {
+	if err := w.inService(ctx, m, settleLimit, func() (bool, string) { return w.allRun(ctx) }); err != nil {
 		w.say(stuck, err.Error())
 	}
 	w.clear(ctx)
 	if m.Refused {
 		// A pod that is gone may hold its devices for a while yet, see leakLimit. Then the others are not free.
-		if err := w.eventually(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
+		if err := w.inService(ctx, m, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
 			w.say(leak, err.Error())
 		}
 		w.clear(ctx)
 		w.passOver(ctx, m)
 		w.clear(ctx)
 	}
-	if err := w.eventually(ctx, time.Minute, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
+	if err := w.inService(ctx, m, time.Minute, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
 		w.say(number, err.Error())
 	}
-	if err := w.eventually(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
+	if err := w.inService(ctx, m, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
 		w.say(leak, err.Error())
 	}
 	w.clear(ctx)
-	if err := w.eventually(ctx, 20*time.Second, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
+	if err := w.inService(ctx, m, 20*time.Second, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
 		w.say(number, err.Error())
 	}
 }
