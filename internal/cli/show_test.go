@@ -273,10 +273,14 @@ func TestAgo(t *testing.T) {
 	}
 }
 
-// A cordon is printed with the device that it is of.
-func TestDumpNamesCordonedDevices(t *testing.T) {
-	text, err := json.Marshal(dumped(store.State{Cordons: []device.Cordon{{Resource: "vendor.com/gpu", ID: "d0", Reason: "fan"}}}, store.HistoryContent{}))
-	if err != nil || !strings.Contains(string(text), `"d0"`) || strings.Count(string(text), "Cordons") != 1 {
+// A cordon, and the record of a device that became unhealthy, are printed with the device's name.
+func TestDumpNamesDevices(t *testing.T) {
+	text, err := json.Marshal(dumped(store.State{
+		Cordons: []device.Cordon{{Resource: "vendor.com/gpu", ID: "d0", Reason: "fan"}},
+		Falls:   []device.Falls{{Resource: "vendor.com/nic", ID: "d1", Falls: []time.Time{noon}, Until: noon, Spell: time.Hour}},
+	}, store.HistoryContent{}))
+	if err != nil || !strings.Contains(string(text), `"d0"`) || strings.Count(string(text), "Cordons") != 1 ||
+		!strings.Contains(string(text), `"Falls":[{"resource":"vendor.com/nic","id":"d1","falls":["`) {
 		t.Errorf("%s, %v", text, err)
 	}
 }

@@ -139,20 +139,28 @@ func newDumpCommand() *cobra.Command {
 	})
 }
 
-// dumped adds to each cordon its name, which is a key in the file.
+// dumped adds to each cordon, and to each record of a device that became unhealthy, its name, which is a key in the file.
 func dumped(b store.State, past store.HistoryContent) any {
 	type cordon struct {
 		Resource device.ResourceName `json:"resource"`
 		ID       device.ID           `json:"id"`
 		device.Cordon
 	}
-	all := lists.Map(b.Cordons, func(c device.Cordon) cordon { return cordon{c.Resource, c.ID, c} })
+	type falls struct {
+		Resource device.ResourceName `json:"resource"`
+		ID       device.ID           `json:"id"`
+		device.Falls
+	}
 	return struct {
 		store.State
 		Cordons []cordon
+		Falls   []falls
 		Spans   []device.Span
 		Actions []device.Action
-	}{b, all, past.Spans, past.Actions}
+	}{
+		b, lists.Map(b.Cordons, func(c device.Cordon) cordon { return cordon{c.Resource, c.ID, c} }),
+		lists.Map(b.Falls, func(r device.Falls) falls { return falls{r.Resource, r.ID, r} }), past.Spans, past.Actions,
+	}
 }
 
 func newBackupCommand() *cobra.Command {
