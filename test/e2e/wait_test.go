@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -122,7 +123,10 @@ func TestWait_PluginHangs_OthersStart(t *testing.T) {
 func TestGiveUp_LayoutChanged_JobRunsElsewhere(t *testing.T) {
 	r := start(t, "--set", "wait.giveUpAfter=NotEnoughDevices=5s")
 	p := r.plugin(gpu, 2)
-	p.Set(plugintest.Devices(1)...) // the Node shows two for some seconds more
+	p.Before(plugintest.Allocate, func(context.Context) error { // the pod is bound by then
+		p.Set(plugintest.Devices(1)...)
+		return errors.New("the GPU is partitioned differently")
+	})
 	job := &batchv1.Job{
 		ObjectMeta: metav1.ObjectMeta{Name: "moves", Namespace: metav1.NamespaceDefault},
 		Spec:       batchv1.JobSpec{Template: corev1.PodTemplateSpec{Spec: node.Pod("", gpu, 2, "report").Spec}},
@@ -142,8 +146,9 @@ func TestGiveUp_LayoutChanged_JobRunsElsewhere(t *testing.T) {
 	r.says("explain default/"+first, "NotEnoughDevices", "else devmgrd evicts the pod at", "wait.giveUpAfter")
 
 	const other = "other"
-	r.otherNode(other, gpu, 2)
+	beat := r.otherNode(other, gpu, 2)
 	r.until("the Job has another pod, on the other node", func() bool {
+		beat()
 		list()
 		return slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Name != first && p.Spec.NodeName == other })
 	})
@@ -155,8 +160,9 @@ func TestGiveUp_LayoutChanged_JobRunsElsewhere(t *testing.T) {
 	r.must(r.WaitShown(r.soon(time.Minute), gpu, 1))
 }
 
-// otherNode creates a Node without a kubelet, which the scheduler takes for one that is ready, and removes it at the end.
-func (r *harness) otherNode(name, resource string, count int64) {
+// otherNode creates a Node without a kubelet, which the scheduler takes for one that is ready as long as it beats, and removes it at
+// the end.
+func (r *harness) otherNode(name, resource string, count int64) (beat func()) {
 	r.t.Helper()
 	nodes := r.Client().CoreV1().Nodes()
 	_, err := nodes.Create(r.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
@@ -170,13 +176,22 @@ func (r *harness) otherNode(name, resource string, count int64) {
 		corev1.ResourceCPU: *apiresource.NewQuantity(4, apiresource.DecimalSI), corev1.ResourceMemory: *apiresource.NewQuantity(8<<30, apiresource.BinarySI),
 		corev1.ResourcePods: *apiresource.NewQuantity(10, apiresource.DecimalSI), corev1.ResourceName(resource): *apiresource.NewQuantity(count, apiresource.DecimalSI),
 	}
-	now := metav1.Now()
-	status, err := json.Marshal(map[string]any{"status": corev1.NodeStatus{Capacity: capacity, Allocatable: capacity, Conditions: []corev1.NodeCondition{
-		{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Test", LastHeartbeatTime: now, LastTransitionTime: now},
-	}}})
-	r.must(err)
-	_, err = nodes.Patch(r.ctx, name, types.StrategicMergePatchType, status, metav1.PatchOptions{}, "status") // controllers change it, too
-	r.must(err)
+	var last time.Time
+	beat = func() {
+		r.t.Helper()
+		if time.Since(last) < 5*time.Second {
+			return
+		}
+		last = time.Now()
+		status, err := json.Marshal(map[string]any{"status": corev1.NodeStatus{Capacity: capacity, Allocatable: capacity, Conditions: []corev1.NodeCondition{
+			{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "Test", LastHeartbeatTime: metav1.NewTime(last), LastTransitionTime: metav1.NewTime(last)},
+		}}})
+		r.must(err)
+		_, err = nodes.Patch(r.ctx, name, types.StrategicMergePatchType, status, metav1.PatchOptions{}, "status") // controllers change it, too
+		r.must(err)
+	}
+	beat()
+	return beat
 }
 
 // removeJob removes a Job and its pods, of which a node without a kubelet would never confirm the end.
