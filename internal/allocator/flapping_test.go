@@ -243,8 +243,8 @@ func TestFlapping_SwitchedOff_SuspensionEnds(t *testing.T) {
 func TestFlapping_DriverFailsDeviceByDevice_NoneIsSuspended(t *testing.T) {
 	run(t, func(r *harness) {
 		for range 3 {
-			for _, sick := range [][]int{nil, {0}, {0, 1}, {0, 1, 2}} {
-				r.plugins.stock(gpu, 3, sick...)
+			for _, unhealthy := range [][]int{nil, {0}, {0, 1}, {0, 1, 2}} {
+				r.plugins.stock(gpu, 3, unhealthy...)
 				r.after(time.Millisecond)
 			}
 			r.after(time.Second)
