@@ -290,7 +290,7 @@ type disk struct {
 	*store.Store
 	mu    sync.Mutex
 	fail  func()
-	fail2 func(string) bool
+	falls error // SaveFalls fails with it
 	late  error // SavePods writes, and then fails with it
 }
 
@@ -306,6 +306,13 @@ func (d *disk) fails(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.fail = f
+}
+
+// failsFalls makes each further SaveFalls fail with err; nil: it succeeds.
+func (d *disk) failsFalls(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.falls = err
 }
 
 func (d *disk) SavePods(save []device.PodRecord, forget []device.PodUID) error {
@@ -335,8 +342,11 @@ func (d *disk) SaveDeclaredCordons(all []device.Cordon) error {
 }
 
 func (d *disk) SaveFalls(save, forget []device.Falls) error {
-	if d.fail2 != nil && d.fail2("falls") {
-		return errors.New("full")
+	d.mu.Lock()
+	err := d.falls
+	d.mu.Unlock()
+	if err != nil {
+		return err
 	}
 	if err := d.check(); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package allocator_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -277,15 +278,13 @@ func TestFlapping_UncordonFailsHalfway_DiskAndMemoryAgree(t *testing.T) {
 		if _, err := r.Cordon([]device.Cordon{{Resource: gpu, ID: "d0", Reason: "repair"}}); err != nil {
 			t.Fatal(err)
 		}
-		n := 0
-		r.disk.fail2 = func(what string) bool { n++; return what == "falls" }
+		r.disk.failsFalls(errors.New("full"))
 		if _, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); err == nil {
 			t.Fatal("no error")
 		}
-		r.disk.fail2 = nil
+		r.disk.failsFalls(nil)
 		has, _ := r.store.State()
 		all, _ := r.Devices(gpu)
-		t.Logf("memory: %+v; disk: %+v", all[0].Cordon, has.Cordons)
 		if all[0].Cordon != nil && !all[0].Cordon.Suspended && len(has.Cordons) == 0 {
 			t.Error("the operator's cordon is in force and not on disk: a restart drops it")
 		}
