@@ -148,6 +148,8 @@ install: build ## Install the binary, the systemd units and what ships with them
 	install -D -m 0755 $(BIN) $(DESTDIR)/usr/bin/devmgrd
 	install -D -m 0644 packaging/systemd/devmgrd.service $(DESTDIR)/usr/lib/systemd/system/devmgrd.service
 	install -D -m 0644 packaging/systemd/devmgrd.socket $(DESTDIR)/usr/lib/systemd/system/devmgrd.socket
+	install -D -m 0644 packaging/systemd/devmgrd-openers.service $(DESTDIR)/usr/lib/systemd/system/devmgrd-openers.service
+	install -D -m 0644 packaging/systemd/devmgrd-openers.socket $(DESTDIR)/usr/lib/systemd/system/devmgrd-openers.socket
 	@set -e; for file in $(SHIPPED); do install -D -m 0644 packaging/$$file $(SHARE)/devmgrd/$$file; done
 	@set -e; pages=$$(mktemp -d); trap 'rm -rf "$$pages"' EXIT; \
 	SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH) GOARCH= $(GO) -C packaging/man run -ldflags "$(LDFLAGS)" . $$pages; gzip -9n $$pages/*; \

@@ -23,6 +23,7 @@ const (
 	maxTimeout    = time.Hour
 	maxGrace      = 24 * time.Hour
 	maxGiveUp     = 30 * 24 * time.Hour
+	maxCommand    = time.Hour
 	maxNRIWait    = time.Second // the runtime calls its plugins one after the other and drops a late one after 2 s
 )
 
@@ -100,6 +101,7 @@ func (c *Config) check() []Mistake {
 	r.oneOf("topology.scope", c.Topology.Scope, "container", "pod")
 	r.allocation(c.Allocation)
 	r.giveUp(c.Wait.GiveUpAfter)
+	r.release(c.Release)
 	r.oneOf("health.onMissingDevices", c.Health.OnMissingDevices, Ignore, Event, Evict)
 	r.oneOf("health.onDeviceFailure", c.Health.OnDeviceFailure, Ignore, Event, Evict)
 	r.byResource("health.onFlapping", c.Health.OnFlapping)
@@ -235,6 +237,35 @@ func (r *rules) giveUp(after map[string]string) {
 			continue
 		}
 		r.duration(key, d, time.Second, maxGiveUp)
+	}
+}
+
+func (r *rules) release(c Release) {
+	r.byResource("release.check", c.Check)
+	for _, name := range slices.Sorted(maps.Keys(c.Check)) {
+		r.oneOf("release.check", c.Check[name], NoCheck, Cgroup, Openers)
+	}
+	r.byResource("release.command", c.Command)
+	for _, name := range slices.Sorted(maps.Keys(c.Command)) {
+		if words := strings.Fields(c.Command[name]); len(words) > 0 { // without words there is no command for these resources
+			r.path("release.command", words[0])
+		}
+	}
+	r.duration("release.timeout", c.Timeout, time.Second, maxCommand)
+	for _, s := range c.Ignore {
+		if path.IsAbs(s) {
+			r.path("release.ignore", s)
+		} else if _, err := path.Match(s, ""); err != nil || strings.Count(s, "/") != 1 {
+			r.broken("release.ignore", quote(s)+" is neither an executable nor a pod", "write a path like /usr/bin/nvidia-persistenced, or namespace/name with * for any text")
+		}
+	}
+	for _, s := range c.SharedNodes {
+		if _, err := path.Match(s, ""); err != nil || !path.IsAbs(s) {
+			r.broken("release.sharedNodes", quote(s)+" is not a device node", "write a path like /dev/nvidiactl, with * for any text")
+		}
+	}
+	if r.path("release.socket", c.Socket) {
+		r.socket("release.socket", c.Socket)
 	}
 }
 

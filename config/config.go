@@ -1,7 +1,10 @@
 package config
 
 import (
+	"cmp"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 	"time"
 )
@@ -21,6 +24,7 @@ type Config struct {
 	Topology   Topology   `key:"topology"`
 	Allocation Allocation `key:"allocation"`
 	Wait       Wait       `key:"wait"`
+	Release    Release    `key:"release"`
 	Health     Health     `key:"health"`
 	// PodResources reports which pods have which devices.
 	PodResources PodResources `key:"podResources"`
@@ -165,6 +169,38 @@ func (w Wait) GiveUp(reason, resource string) time.Duration {
 	return least
 }
 
+// Release controls when the devices of a pod that has ended are free for others.
+type Release struct {
+	// Check is what has to be proved, by resource: NoCheck, Cgroup or Openers. The keys are those of Allocation; Cgroup where none
+	// matches.
+	Check map[string]string `key:"check"`
+	// Command makes a resource's devices free for the next pod, by resource: words separated by spaces, the first an absolute path.
+	Command map[string]string `key:"command"`
+	Timeout time.Duration     `key:"timeout"` // of one run of a command
+	// Ignore are processes that may keep devices open: executables of the host, and patterns of pods, namespace/name.
+	Ignore      []string `key:"ignore"`
+	SharedNodes []string `key:"sharedNodes"` // patterns of device nodes that several devices share
+	Socket      string   `key:"socket"`      // of devmgrd openers
+}
+
+// Values of Release.Check.
+const (
+	NoCheck = "off"     // the runtime has no container of the pod
+	Cgroup  = "cgroup"  // and the pod's cgroup has no process
+	Openers = "openers" // and no other process has a device open or mapped
+)
+
+// Level returns what has to be proved for a resource.
+func (r Release) Level(resource string) string { return cmp.Or(ByResource(r.Check, resource), Cgroup) }
+
+// Argv returns the words of the command for a resource; empty: there is none.
+func (r Release) Argv(resource string) []string {
+	return strings.Fields(ByResource(r.Command, resource))
+}
+
+// Looks reports whether openers are looked for, for any resource.
+func (r Release) Looks() bool { return slices.Contains(slices.Collect(maps.Values(r.Check)), Openers) }
+
 // Health controls the handling of pods with missing or failed devices.
 type Health struct {
 	// OnMissingDevices is for pods that started while devmgrd was away: without their devices, or with a device plugin
@@ -244,11 +280,13 @@ func defaults() Config {
 			Rules:              Off,
 			RulesFile:          "/etc/devmgrd/rules.yaml",
 		},
-		Kubernetes:   Kubernetes{Mode: Cluster},
-		NRI:          NRI{Socket: "/var/run/nri/nri.sock", Index: "05", MaxWait: 100 * time.Millisecond},
-		Topology:     Topology{Policy: "best-effort", Scope: "container"},
-		Allocation:   Allocation{Order: map[string]string{}, Groups: map[string]string{}},
-		Wait:         Wait{GiveUpAfter: map[string]string{}},
+		Kubernetes: Kubernetes{Mode: Cluster},
+		NRI:        NRI{Socket: "/var/run/nri/nri.sock", Index: "05", MaxWait: 100 * time.Millisecond},
+		Topology:   Topology{Policy: "best-effort", Scope: "container"},
+		Allocation: Allocation{Order: map[string]string{}, Groups: map[string]string{}},
+		Wait:       Wait{GiveUpAfter: map[string]string{}},
+		Release: Release{Check: map[string]string{}, Command: map[string]string{}, Timeout: time.Minute, SharedNodes: []string{},
+			Ignore: []string{"/usr/bin/nvidia-persistenced", "/usr/bin/nv-hostengine"}},
 		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event, OnFlapping: map[string]string{}},
 		PodResources: PodResources{KubeletSocket: "/var/lib/kubelet/pod-resources/kubelet.sock"},
 		Metrics:      Metrics{Listen: "127.0.0.1:9464", HostNames: []string{}},
@@ -266,6 +304,9 @@ func (c *Config) derive(m machine, from Sources) {
 	}
 	if c.Admin.Socket == "" {
 		c.Admin.Socket, from["admin.socket"] = path.Join(c.RunDir, "admin.sock"), Default
+	}
+	if c.Release.Socket == "" {
+		c.Release.Socket, from["release.socket"] = path.Join(c.RunDir, "openers.sock"), Default
 	}
 	if c.PodResources.Socket == "" {
 		c.PodResources.Socket, from["podResources.socket"] = path.Join(c.RunDir, "pod-resources", "kubelet.sock"), Default

@@ -53,6 +53,7 @@ func TestDefaults(t *testing.T) {
 	want.NodeName, want.Plugins.SocketDir = "node-1", "/run/devmgrd/device-plugins"
 	want.Plugins.RegistryDir = "/run/devmgrd/plugins_registry"
 	want.Admin.Socket = "/run/devmgrd/admin.sock"
+	want.Release.Socket = "/run/devmgrd/openers.sock"
 	want.PodResources.Socket = "/run/devmgrd/pod-resources/kubelet.sock"
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got %+v, want %+v", c, want)
@@ -75,6 +76,7 @@ func TestLaterSourcesWin(t *testing.T) {
 	want.NodeName, want.RunDir, want.Plugins.SocketDir = "worker-7", "/run/env", "/run/env/device-plugins"
 	want.Plugins.RegistryDir = "/run/env/plugins_registry"
 	want.Admin.Socket = "/run/env/admin.sock"
+	want.Release.Socket = "/run/env/openers.sock"
 	want.PodResources.Socket = "/run/env/pod-resources/kubelet.sock"
 	want.Plugins.GracePeriod, want.Plugins.Redirect, want.Plugins.MaxDevices = 2*time.Minute, false, 7
 	want.Plugins.IgnoredResources = []string{"a.example/x", "b.example/*"}

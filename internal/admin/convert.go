@@ -22,6 +22,7 @@ func resourceOf(r device.ResourceName, s device.ResourceStatus) *adminv1.Resourc
 		Name: string(r), Plugin: plugin,
 		Free: n(device.Available), Assigned: n(device.Assigned), Unhealthy: n(device.Unhealthy),
 		Cordoned: n(device.Cordoned), Stale: n(device.PluginAway), Quarantined: n(device.Quarantined), Withheld: n(device.Withheld),
+		Releasing: n(device.Releasing), Busy: n(device.Occupied),
 	}
 }
 
@@ -52,7 +53,10 @@ func deviceOf(d device.DeviceStatus) *adminv1.Device {
 		one.Holder = &adminv1.Holder{Namespace: h.Pod.Namespace, Name: h.Pod.Name, Uid: string(h.Pod.UID), Containers: h.Containers}
 	}
 	if d.Cordon != nil {
-		one.Cordon = &adminv1.DeviceCordon{Reason: d.Cordon.Reason, Since: stamp(d.Cordon.Since), Declared: d.Cordon.Declared}
+		one.Cordon = &adminv1.DeviceCordon{Reason: d.Cordon.Reason, Since: stamp(d.Cordon.Since), Declared: d.Cordon.Declared, Suspended: d.Cordon.Suspended}
+	}
+	if d.Release != nil {
+		one.Release = &adminv1.DeviceRelease{Why: d.Release.String(), Since: stamp(d.Release.Since)}
 	}
 	return one
 }

@@ -23,6 +23,13 @@ func (s *Server) explanation(o device.PodStatus) *adminv1.ExplainResponse {
 		if len(h.Assignments) > 0 {
 			e.Ends = "its devices are released when the runtime has no container of the pod"
 		}
+		if o.Release != nil {
+			e.Message = "the pod has ended, and its devices are not free yet: " + o.Release.String()
+			e.Ends = "its devices are released when they are proved free, see release.check"
+			if o.Release.Busy {
+				e.Ends += ", or by devmgrd uncordon as they are"
+			}
+		}
 	case o.State == device.NoDevices:
 		e.Verdict = "none"
 		e.Message = "the pod requests no device that devmgrd assigns"

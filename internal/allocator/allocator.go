@@ -75,8 +75,8 @@ type Notifier interface {
 type Host interface {
 	// HasProcesses reports whether a container has processes. container is the runtime's ID.
 	HasProcesses(container string) (bool, error)
-	// PodsWithProcesses returns the pods, of those given, that have processes in containers or sandboxes.
-	PodsWithProcesses([]device.PodUID) (map[device.PodUID]bool, error)
+	// PodsWithProcesses returns the pods, of those given, that have processes in containers or sandboxes, with a few of these.
+	PodsWithProcesses([]device.PodUID) (map[device.PodUID][]device.Process, error)
 }
 
 // The policy for NUMA placement and the order of choice, for the caller of New.
@@ -109,8 +109,12 @@ type Config struct {
 	// GiveUpAfter returns how long a pod that requests a resource may wait for a reason; 0: without end. With an empty resource:
 	// any pod. nil: no pod is given up.
 	GiveUpAfter func(device.Reason, device.ResourceName) time.Duration
-	Log         *slog.Logger
-	Metrics     prometheus.Registerer
+	// ChecksProcesses returns whether a resource's devices are released only when the host has no process of the pod; nil: always.
+	ChecksProcesses func(device.ResourceName) bool
+	// Releaser proves more before devices are released; nil: nothing more is required.
+	Releaser Releaser
+	Log      *slog.Logger
+	Metrics  prometheus.Registerer
 }
 
 // An Allocator assigns devices to containers. Its methods are safe for concurrent use and block only on its own short lock.
@@ -127,8 +131,12 @@ type Allocator struct {
 
 	giveUpAfter func(device.Reason, device.ResourceName) time.Duration
 	suspends    func(device.ResourceName) bool
-	began       time.Time
-	metrics     *metrics
+
+	checksProcesses func(device.ResourceName) bool
+	releaser        Releaser
+
+	began   time.Time
+	metrics *metrics
 
 	kick  chan struct{} // something to plan
 	write chan struct{} // the state file needs a write
@@ -198,22 +206,26 @@ func New(c Config) *Allocator {
 
 		giveUpAfter: c.GiveUpAfter,
 		suspends:    c.Suspends,
-		began:       time.Now(),
-		log:         c.Log,
-		kick:        make(chan struct{}, 1),
-		write:       make(chan struct{}, 1),
-		pods:        map[device.PodUID]*pod{},
-		locals:      map[device.PodUID]*pod{},
-		mirrors:     map[device.PodUID]device.PodDemand{},
-		waiting:     map[device.PodUID]*pod{},
-		ended:       map[device.PodUID]*pod{},
-		unsaved:     map[device.PodUID]*pod{},
-		running:     containers.Containers{},
-		feed:        feed.New(),
-		cordons:     device.Cordons{},
-		declared:    device.Cordons{},
-		suspended:   device.Cordons{},
-		inForce:     device.Cordons{},
+
+		checksProcesses: c.ChecksProcesses,
+		releaser:        c.Releaser,
+
+		began:     time.Now(),
+		log:       c.Log,
+		kick:      make(chan struct{}, 1),
+		write:     make(chan struct{}, 1),
+		pods:      map[device.PodUID]*pod{},
+		locals:    map[device.PodUID]*pod{},
+		mirrors:   map[device.PodUID]device.PodDemand{},
+		waiting:   map[device.PodUID]*pod{},
+		ended:     map[device.PodUID]*pod{},
+		unsaved:   map[device.PodUID]*pod{},
+		running:   containers.Containers{},
+		feed:      feed.New(),
+		cordons:   device.Cordons{},
+		declared:  device.Cordons{},
+		suspended: device.Cordons{},
+		inForce:   device.Cordons{},
 
 		flapping:     map[device.ResourceName]*flapping.Log{},
 		downturns:    map[device.ResourceName]*downturn{},

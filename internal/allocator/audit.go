@@ -11,8 +11,10 @@ import (
 
 // A proof is the host's evidence about pods whose devices may be released as far as the runtime has reported.
 type proof struct {
-	idle   map[*containers.Container]bool // containers without a process
-	vacant map[device.PodUID]bool         // pods without a process
+	idle    map[*containers.Container]bool // containers without a process
+	vacant  map[device.PodUID]bool         // pods whose devices are proved free
+	pending map[device.PodUID]bool         // pods whose devices are not: the Releaser reports a change
+	uses    map[device.PodUID]int          // pod.uses when the proof was begun
 }
 
 // prove asks the host about the pods to release. The runtime's report does not suffice, for two reasons:
@@ -27,10 +29,17 @@ type proof struct {
 // Where the host cannot answer, idle containers count as started, and for other containers the runtime's report decides.
 func (a *Allocator) prove() proof {
 	a.mu.Lock()
+	a.writeAt = time.Time{} // what is scheduled from now on may concern a later write
 	var pods []device.PodUID
 	suspects := map[string]*containers.Container{}
+	shown := proof{map[*containers.Container]bool{}, map[device.PodUID]bool{}, map[device.PodUID]bool{}, map[device.PodUID]int{}}
 	for uid, p := range a.ended {
-		if wait, vacant := a.vacantLocked(p); len(p.assigned) > 0 && vacant && wait <= 0 {
+		shown.uses[uid] = p.uses
+		switch wait, vacant := a.vacantLocked(p); {
+		case len(p.assigned) == 0 || !vacant || wait > 0:
+		case p.vacated || p.accepted || !a.checksProcessesLocked(p):
+			shown.vacant[uid] = true
+		default:
 			pods = append(pods, uid)
 		}
 	}
@@ -41,24 +50,24 @@ func (a *Allocator) prove() proof {
 	for _, uid := range pods {
 		maps.Copy(suspects, a.running[uid])
 	}
-	a.mu.Unlock()
-	shown := proof{map[*containers.Container]bool{}, map[device.PodUID]bool{}}
-	if len(pods) == 0 {
-		return shown
+	for uid := range shown.vacant {
+		maps.Copy(suspects, a.running[uid])
 	}
-	var occupied map[device.PodUID]bool
-	if a.host != nil {
+	a.mu.Unlock()
+	var occupied map[device.PodUID][]device.Process
+	if a.host != nil && len(pods) > 0 {
 		var err error
 		if occupied, err = a.host.PodsWithProcesses(pods); err != nil {
 			a.log.Debug("host cannot tell which pods have processes", "err", err)
 		}
 	}
 	for _, uid := range pods {
-		if !occupied[uid] {
+		if _, has := occupied[uid]; !has {
 			shown.vacant[uid] = true
 		}
 	}
 	a.postpone(occupied)
+	a.reviewReleases(shown)
 	shown.idle = a.proveIdle(suspects)
 	return shown
 }
@@ -84,19 +93,25 @@ func (a *Allocator) proveIdle(suspects map[string]*containers.Container) map[*co
 }
 
 // postpone delays the release of pods with processes. The pause doubles each time.
-func (a *Allocator) postpone(occupied map[device.PodUID]bool) {
+func (a *Allocator) postpone(occupied map[device.PodUID][]device.Process) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for uid := range occupied {
+	for uid, processes := range occupied {
 		p := a.ended[uid]
 		if p == nil {
 			continue
 		}
 		p.releaseAt = time.Now().Add(min(firstProcessCheck<<min(p.processChecks, 16), lastProcessCheck))
-		if p.processChecks++; p.processChecks == slowEndChecks {
-			a.log.Warn("processes outlive their pod; its devices stay assigned", "pod", p.demand.Pod.String(), "uid", uid, "devices", device.Summary(p.assigned))
-		}
+		p.processChecks++
+		a.releasingLocked(p, device.Release{Why: "processes of the pod have not ended", Holders: processes})
 	}
+}
+
+// checksProcessesLocked reports whether a pod's devices are released only when the host has no process of the pod.
+func (a *Allocator) checksProcessesLocked(p *pod) bool {
+	return a.checksProcesses == nil || slices.ContainsFunc(p.assigned, func(as device.Assignment) bool {
+		return slices.ContainsFunc(as.Shares, func(s device.Share) bool { return a.checksProcesses(s.Resource) })
+	})
 }
 
 // leftoversLocked returns the pods that the state file does not know and whose containers were all idle when the runtime

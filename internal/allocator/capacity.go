@@ -7,6 +7,9 @@ import "github.com/devmgrd/devmgrd/internal/device"
 func (a *Allocator) hiddenFromSchedulerLocked() map[device.ResourceName]int {
 	hidden := map[device.ResourceName]int{}
 	for _, p := range a.locals {
+		if p.release != nil && p.release.Busy {
+			continue // they do not count at all
+		}
 		for _, s := range device.Shares(p.assigned) {
 			hidden[s.Resource] += len(s.IDs)
 		}

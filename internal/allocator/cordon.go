@@ -34,13 +34,14 @@ func (a *Allocator) Cordon(cordons []device.Cordon) (held []device.Cordon, err e
 
 // Uncordon returns devices to service, unless the Node's annotation declares them cordoned too. It ends suspensions as well. It returns
 // those that were cordoned or suspended and ignores the others. An unknown device makes it change nothing, as with Cordon, and so does a device that is
-// cordoned by the annotation only: a *device.DeclaredCordonError.
+// cordoned by the annotation only: a *device.DeclaredCordonError. With a busy device of an ended pod, all of that pod's devices are released.
 func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, err error) {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
 	if err := a.checkKnown(devices); err != nil {
 		return nil, err
 	}
+	var accepted []device.Cordon // those of ended pods
 	var falls []device.Falls
 	a.mu.Lock()
 	for _, d := range devices {
@@ -51,6 +52,8 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 			lifted = append(lifted, c)
 		} else if c, suspended := a.suspended[d.Resource][d.ID]; suspended {
 			lifted = append(lifted, c)
+		} else if c, busy := a.acceptLocked(d); busy {
+			accepted = append(accepted, c)
 		} else if _, declared := a.declared[d.Resource][d.ID]; declared {
 			err = &device.DeclaredCordonError{Resource: d.Resource, ID: d.ID}
 		}
@@ -60,7 +63,7 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 		return nil, err
 	}
 	if len(lifted)+len(falls) == 0 {
-		return nil, nil
+		return accepted, nil
 	}
 	if err := a.store.SaveCordons(nil, lifted); err != nil {
 		return nil, err
@@ -79,7 +82,7 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	}
 	a.cordonsChangedLocked(lifted)
 	a.mu.Unlock()
-	return lifted, a.commitFalls() // an error: the writer tries again
+	return append(lifted, accepted...), a.commitFalls() // an error: the writer tries again
 }
 
 // DeclareCordons replaces the cordons that the Node's annotation declares. They are in force next to those of Cordon and

@@ -41,6 +41,7 @@ type fakePlugins struct {
 	still       func() bool            // of the last pod given up
 	alive       map[string]bool        // containers with processes, by the runtime's IDs
 	haunted     map[device.PodUID]bool // pods with processes
+	walks       int                    // how often the host has been asked about a pod
 	forgetFails bool
 	blind       error // why the host cannot list the pods with processes
 	prepare     func(ctx context.Context) error
@@ -199,10 +200,17 @@ func (s *fakePlugins) HasProcesses(container string) (bool, error) {
 	return s.alive[container], nil
 }
 
-func (s *fakePlugins) PodsWithProcesses([]device.PodUID) (map[device.PodUID]bool, error) {
+func (s *fakePlugins) PodsWithProcesses(asked []device.PodUID) (map[device.PodUID][]device.Process, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return maps.Clone(s.haunted), s.blind
+	found := map[device.PodUID][]device.Process{}
+	for _, uid := range asked {
+		s.walks++
+		if s.haunted[uid] {
+			found[uid] = []device.Process{{PID: 7, Command: "stuck", Holds: "has not ended"}}
+		}
+	}
+	return found, s.blind
 }
 
 // haunt sets the pods that have processes on the host.
@@ -277,6 +285,7 @@ type harness struct {
 	boot     string
 	giveUp   func(device.Reason, device.ResourceName) time.Duration
 	suspends bool
+	releaser *releaser // nil: none
 	ordering func(device.ResourceName) allocator.Ordering
 	metrics  *prometheus.Registry
 
@@ -406,7 +415,13 @@ func (r *harness) start() {
 	r.disk = &disk{Store: r.store}
 	r.plugins.store = r.disk
 	r.metrics = prometheus.NewRegistry()
+	var releaser allocator.Releaser
+	if r.releaser != nil {
+		r.releaser.forgotten()
+		releaser = r.releaser
+	}
 	r.Allocator = allocator.New(allocator.Config{
+		Releaser: releaser,
 		Registry: r.plugins, Plugins: r.plugins, Store: r.disk, Notifier: r.plugins, Host: r.plugins, Known: known.Pods, Cordons: known.Cordons, Falls: known.Falls, Suspends: func(device.ResourceName) bool { return r.suspends }, Retired: known.Retired,
 		Topology: r.topology, Boot: r.boot, Ordering: r.ordering, GiveUpAfter: r.giveUp, Log: log, Metrics: r.metrics,
 	})

@@ -18,6 +18,11 @@ type pod struct {
 	saved         bool              // in the state file, possibly with another demand
 	droppedAt     time.Time         // when it was last dropped
 	releaseAt     time.Time         // earliest time of its removal
+	release       *device.Release   // if ended: why its devices are not free yet; nil: not known
+	releaseFailed string            // why release.command has failed for its devices
+	accepted      bool              // its devices are released without further proof
+	uses          int               // how often the pod came back, or got a container after its end
+	vacated       bool              // the host has shown no process of it since the runtime's last container of it ended
 	processChecks int               // how often the host has shown processes of it since it was dropped
 	assigned      []device.Assignment
 	doubt         holdings.Hold // devices of a failed commit, or of a record that contradicts another; nil: no doubt
@@ -41,6 +46,11 @@ type pod struct {
 
 	preparations map[string]*preparation // by container name
 	allocation   *device.PodAllocation   // as published in the feed
+}
+
+// record returns the state file's record of a pod.
+func (p *pod) record() device.PodRecord {
+	return device.PodRecord{Demand: p.demand, Assignments: p.assigned, Stall: p.stall, ReleaseFailed: p.releaseFailed}
 }
 
 // complete reports whether each container has its devices.

@@ -30,7 +30,7 @@ func TestRelease_ProcessesLive_WaitsForTheirEnd(t *testing.T) {
 				r.Drop("a")
 				lose(r)
 				r.after(time.Hour)
-				r.expect("b", "main", "waiting NotEnoughDevices")
+				r.expect("b", "main", "waiting DeviceBusy")
 				r.plugins.haunt()
 				r.after(10 * time.Second)
 				r.expect("b", "main", "ready vendor.com/gpu[d0]")

@@ -13,7 +13,7 @@ func (a *Allocator) Claim(r device.Running) device.Readiness {
 		return device.Readiness{State: device.Busy, Done: a.catchingUp, Wait: waitComparing}
 	}
 	if st.State == device.NoDevices || st.State == device.Ready {
-		a.reportLocked(func() { a.running.Add(r, true) })
+		a.reportLocked(func() { a.addRunningLocked(r, true) })
 		if p := a.pods[r.Container.Pod]; p != nil {
 			a.admittedLocked(p) // the kubelet is creating the container
 		}

@@ -68,7 +68,7 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 	}
 	own := holdings.Index{}
 	for _, r := range all {
-		l := a.running.Add(r, len(r.Stamp)+len(r.Digests) > 0)
+		l := a.addRunningLocked(r, len(r.Stamp)+len(r.Digests) > 0)
 		l.Started = !r.Idle
 		if was := before[r.Container.Pod][r.ID]; was != nil {
 			l.Reported, l.Barred = was.Reported, was.Barred
@@ -124,7 +124,7 @@ func (a *Allocator) RuntimeStarted(r device.Running) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.reportLocked(func() {
-		l := a.running.Add(r, true)
+		l := a.addRunningLocked(r, true)
 		a.snapshot = nil
 		if p := a.pods[r.Container.Pod]; p != nil {
 			name := r.Container.Name

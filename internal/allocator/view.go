@@ -56,7 +56,7 @@ func (p *pod) status() device.PodStatus {
 	s := device.PodStatus{PodAllocation: p.allocation, Since: p.bound, Demands: p.demand.Demands}
 	switch {
 	case !p.active():
-		s.State, s.Since = device.Unknown, p.droppedAt
+		s.State, s.Since, s.Release = device.Unknown, p.droppedAt, p.release
 	case len(p.demand.Demands) == 0:
 		s.State = device.NoDevices
 	case p.refusal != (device.Wait{}):

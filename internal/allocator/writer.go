@@ -20,8 +20,6 @@ const (
 	writeRetry = time.Second
 	// firstProcessCheck and lastProcessCheck are the shortest and the longest pause between checks for processes of an ended pod.
 	firstProcessCheck, lastProcessCheck = 100 * time.Millisecond, 5 * time.Second
-	// slowEndChecks is the number of checks that find processes before devmgrd logs a warning: 6 s after the first one.
-	slowEndChecks = 7
 )
 
 // saveLaterLocked schedules a write of a pod's record within saveDelay.
@@ -40,6 +38,10 @@ func (a *Allocator) scheduleWriteLocked(in time.Duration) {
 
 // writeLoop writes what no attempt writes: releases at once, and new pods without an assignment in batches.
 func (a *Allocator) writeLoop(ctx context.Context) {
+	var released <-chan struct{}
+	if a.releaser != nil {
+		released = a.releaser.Changed()
+	}
 	for {
 		a.mu.Lock()
 		at := a.writeAt
@@ -54,6 +56,8 @@ func (a *Allocator) writeLoop(ctx context.Context) {
 			a.writeFalls()
 			return
 		case <-a.write:
+		case <-released:
+			a.writePending()
 		case <-due:
 			a.writePending()
 			a.writeFalls()
@@ -79,7 +83,6 @@ func (a *Allocator) writePending() {
 func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodRecord) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.writeAt = time.Time{}
 	a.releaseLeftoversLocked(shown)
 	for uid, p := range a.unsaved {
 		if p.phase == allocating || p.phase == abandoned {
@@ -89,10 +92,10 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 			continue // the record is evidence until the runtime has listed its containers; syncLocked schedules the write
 		}
 		delete(a.unsaved, uid)
-		if p.active() {
+		if p.active() || p.phase == ended && p.releaseFailed != "" {
 			p.saved = true // a pod that ends during the write has to be forgotten again
 			save = append(save, p)
-			records = append(records, device.PodRecord{Demand: p.demand, Assignments: p.assigned, Stall: p.stall})
+			records = append(records, p.record())
 		}
 	}
 	for uid, p := range a.ended {
@@ -102,6 +105,8 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 				continue
 			case wait > 0:
 				a.scheduleWriteLocked(wait)
+				continue
+			case shown.pending[uid]:
 				continue
 			case !shown.vacant[uid] || !a.running[uid].Bar(shown.idle):
 				a.scheduleWriteLocked(0) // a container was started, listed or stopped since the host was asked
@@ -178,7 +183,11 @@ func (a *Allocator) releasedLocked(p *pod) {
 	if len(p.assigned) > 0 {
 		a.log.Info("devices released", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned))
 	}
+	if a.releaser != nil {
+		a.releaser.Forget(uid)
+	}
 	p.assigned, p.preparations, p.saved = nil, nil, false
+	p.release, p.vacated, p.accepted, p.releaseFailed = nil, false, false, ""
 	a.changedLocked()
 	if p.phase == forgetting {
 		a.enterLocked(p, absent)

@@ -80,9 +80,10 @@ func drain(cmd *cobra.Command, args []string) error {
 // newUncordonCommand returns "devmgrd uncordon".
 func newUncordonCommand() *cobra.Command {
 	return withAskFlags(&cobra.Command{
-		Use:     "uncordon RESOURCE/DEVICE...",
-		Short:   "Put devices back into service",
-		Long:    "uncordon puts devices back into service. Devices without a cordon stay as they are.",
+		Use:   "uncordon RESOURCE/DEVICE...",
+		Short: "Put devices back into service",
+		Long: "uncordon puts devices back into service. Devices without a cordon stay as they are. A busy device, which is still in use\n" +
+			"after its pod has ended, is released as it is, with all others of that pod.",
 		Example: "  devmgrd uncordon vendor.example/gpu/GPU-3",
 		Args:    usage(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -67,6 +67,9 @@ func notes(d *adminv1.Device, now time.Time) []string {
 	var all []string
 	if c := d.Cordon; c != nil {
 		note := "cordoned for " + ago(c.Since, now)
+		if c.Suspended {
+			note = "suspended for " + ago(c.Since, now)
+		}
 		if c.Declared {
 			note += " by the Node's annotation"
 		}
@@ -74,6 +77,9 @@ func notes(d *adminv1.Device, now time.Time) []string {
 			note += ": " + c.Reason
 		}
 		all = append(all, note)
+	}
+	if d.Release != nil {
+		all = append(all, "its pod ended "+ago(d.Release.Since, now)+" ago: "+d.Release.Why)
 	}
 	if d.Failures > 0 {
 		all = append(all, fmt.Sprintf("failed %d times in the last hour, last %s ago", d.Failures, ago(d.Failed, now)))

@@ -175,7 +175,8 @@ func TestForMachines(t *testing.T) {
       "cordon": {
         "reason": "fan noise, ticket 4711",
         "since": "2025-12-31T10:00:00Z",
-        "declared": false
+        "declared": false,
+        "suspended": false
       },
       "failures": 0
     }
@@ -187,6 +188,7 @@ func TestForMachines(t *testing.T) {
     declared: false
     reason: fan noise, ticket 4711
     since: "2025-12-31T10:00:00Z"
+    suspended: false
   failures: 0
   healthy: true
   id: GPU-3

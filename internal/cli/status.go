@@ -147,6 +147,12 @@ func rare(r *adminv1.Resource) string {
 	if r.Withheld > 0 {
 		all = append(all, fmt.Sprintf("%d withheld", r.Withheld))
 	}
+	if r.Releasing > 0 {
+		all = append(all, fmt.Sprintf("%d releasing", r.Releasing))
+	}
+	if r.Busy > 0 {
+		all = append(all, fmt.Sprintf("%d busy", r.Busy))
+	}
 	if r.Quarantined > 0 {
 		all = append(all, fmt.Sprintf("%d quarantined", r.Quarantined))
 	}

@@ -100,23 +100,27 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Log:                logFor("registry"),
 		Metrics:            metrics,
 	})
+	var runtime *nri.Connection
+	gate := releaseGate(c.Release, func() bool { return runtime.SeesRuntime() }, logFor("release"), metrics)
 	devices := allocator.New(allocator.Config{
-		Registry:    plugins,
-		Plugins:     plugins,
-		Store:       stateFile,
-		Notifier:    notifier,
-		Host:        nri.Cgroups(nri.CgroupRoot),
-		Boot:        bootID,
-		Known:       known.Pods,
-		Cordons:     known.Cordons,
-		Falls:       known.Falls,
-		Suspends:    func(r device.ResourceName) bool { return c.Health.Suspends(string(r)) },
-		Retired:     known.Retired,
-		Topology:    allocator.Topology{Policy: allocator.Policy(c.Topology.Policy), Scope: allocator.Scope(c.Topology.Scope)},
-		Ordering:    ordering(c.Allocation),
-		GiveUpAfter: giveUpAfter(c.Wait),
-		Log:         logFor("allocator"),
-		Metrics:     metrics,
+		Registry:        plugins,
+		Plugins:         plugins,
+		Store:           stateFile,
+		Notifier:        notifier,
+		Host:            nri.Cgroups(nri.CgroupRoot),
+		Boot:            bootID,
+		Known:           known.Pods,
+		Cordons:         known.Cordons,
+		Falls:           known.Falls,
+		Suspends:        func(r device.ResourceName) bool { return c.Health.Suspends(string(r)) },
+		Retired:         known.Retired,
+		Topology:        allocator.Topology{Policy: allocator.Policy(c.Topology.Policy), Scope: allocator.Scope(c.Topology.Scope)},
+		Ordering:        ordering(c.Allocation),
+		GiveUpAfter:     giveUpAfter(c.Wait),
+		Releaser:        gate,
+		ChecksProcesses: func(r device.ResourceName) bool { return c.Release.Level(string(r)) != config.NoCheck },
+		Log:             logFor("allocator"),
+		Metrics:         metrics,
 	})
 	plugins.MakeRoomWith(devices)
 	nriConfig := nri.Config{
@@ -148,7 +152,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	var bound *pods.Pods
 	var onNode func(device.ResourceName) (n int, shown bool)
 	limits := func() []device.Limit { return nil } // of the API server's release
-	runs := []func(context.Context) error{notifier.Run, plugins.Run, recorder.Run, devices.Run}
+	runs := []func(context.Context) error{notifier.Run, plugins.Run, recorder.Run, gate.Run, devices.Run}
 	if api == nil {
 		devices.Replace(nil) // drop pods that an API server had bound to the node before
 	} else {
@@ -177,12 +181,14 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		})
 		nriConfig.Pods, podResourcesConfig.Pods, onNode = bound, bound, node.Shown
 		plugins.AddServiceAccounts(bound)
+		gate.NamePods(bound)
 		components = append(components, component{"pods", bound.Check}, component{"node", node.Check})
 		release := kube.NewRelease(api, logFor("kube"))
 		limits = release.Limits
 		runs = append(runs, bound.Run, node.Run, release.Run)
 	}
-	runtime, resources := nri.New(nriConfig), podresources.New(podResourcesConfig)
+	runtime = nri.New(nriConfig)
+	resources := podresources.New(podResourcesConfig)
 	components = append(components, component{"nri", runtime.Check}, component{"podresources", resources.Check})
 	adminConfig := admin.Config{
 		Socket: c.Admin.Socket, Version: version.Get().Version, Node: c.NodeName,

@@ -87,6 +87,8 @@ type PodRecord struct {
 	Demand      PodDemand    `json:"demand"`
 	Assignments []Assignment `json:"assignments,omitempty"`
 	Stall       Stall        `json:"stall,omitzero"` // recorded only where it may lead to an eviction
+	// ReleaseFailed is why release.command has failed for the devices of a pod that has ended; empty: it has not.
+	ReleaseFailed string `json:"releaseFailed,omitempty"`
 }
 
 // A Stall is how long a pod has waited for one reason while no other pod had the devices. The zero value: it does not wait so.

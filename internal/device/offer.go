@@ -130,4 +130,5 @@ type HostNode struct {
 	Path  string // links resolved
 	Kind  string // "c" or "b"
 	Major int64
+	Minor int64
 }

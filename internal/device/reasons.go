@@ -20,6 +20,7 @@ const (
 
 	NotEnoughDevices   Reason = "NotEnoughDevices"
 	DeviceUnhealthy    Reason = "DeviceUnhealthy"
+	DeviceBusy         Reason = "DeviceBusy"
 	TopologyMismatch   Reason = "TopologyMismatch"
 	NoSuchDevice       Reason = "NoSuchDevice"
 	DevicesUnknown     Reason = "DevicesUnknown"
@@ -122,6 +123,13 @@ var explanations = []Explanation{
 		Remedy:  "check the plugin and the device",
 		Section: "runbook.md#devmgrddevicesunhealthy",
 		ends:    "a device of %s becomes healthy, or is released by another pod",
+	},
+	{
+		Reason:  DeviceBusy,
+		Meaning: "devices of a pod that has ended are still in use, or `release.command` has failed; the message names the process",
+		Remedy:  "end the process that the message names, or return the devices to service as they are: `devmgrd uncordon`",
+		Section: "runbook.md#devmgrddevicesbusy",
+		ends:    "no process keeps the devices of %s that the message is about, and release.command succeeds",
 	},
 	{
 		Reason:  TopologyMismatch,

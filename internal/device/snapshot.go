@@ -40,6 +40,7 @@ type PodStatus struct {
 	Since   time.Time      // start of the present state
 	Retry   time.Time      // of Waiting: the next retry; zero: after the next change
 	GivesUp time.Time      // of Waiting: when the pod is evicted if it still waits; zero: never
+	Release *Release       // of a pod that has ended: why its devices are not free; nil: not checked yet
 	Demands []Demand
 }
 
@@ -149,6 +150,8 @@ const (
 	Cordoned    DeviceState = "cordoned"    // no pod has it, and no pod may be assigned it
 	Withheld    DeviceState = "withheld"    // it may be in use under an ID that is no longer listed
 	Quarantined DeviceState = "quarantined" // a container has it that the state file does not record
+	Releasing   DeviceState = "releasing"   // its pod has ended, and it is not proved free yet
+	Occupied    DeviceState = "busy"        // likewise, for longer than a moment
 )
 
 // A DeviceStatus is one device and its state.
@@ -159,6 +162,8 @@ type DeviceStatus struct {
 	Listed bool    // the plugin lists it
 	Holder *Holder // nil: no pod has it
 	Cordon *Cordon // nil: none
+	// Release is why the device is Releasing or Busy.
+	Release *Release
 	// Failures is how often the device has failed in the last hour while in use, Failed when it last did.
 	Failures int
 	Failed   time.Time

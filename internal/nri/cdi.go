@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"io"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,27 +58,10 @@ type cdiSpec struct {
 // missing.
 func cdiEdits(dirs, names []string) edits {
 	found := map[string]edits{} // by device
-	left := maxSpecs
-	for _, dir := range dirs {
-		files, err := os.ReadDir(dir)
-		if err != nil {
-			continue
-		}
-		for _, f := range files {
-			if ext := filepath.Ext(f.Name()); f.IsDir() || ext != ".json" && ext != ".yaml" {
-				continue
-			}
-			if left--; left < 0 {
-				break
-			}
-			spec, ok := readSpec(filepath.Join(dir, f.Name()), names)
-			if !ok {
-				continue
-			}
-			for _, d := range spec.Devices {
-				if name := spec.Kind + "=" + d.Name; slices.Contains(names, name) {
-					found[name] = edits{slices.Concat(spec.Edits.DeviceNodes, d.Edits.DeviceNodes), slices.Concat(spec.Edits.Mounts, d.Edits.Mounts)}
-				}
+	for spec := range cdiSpecs(dirs, names) {
+		for _, d := range spec.Devices {
+			if name := spec.Kind + "=" + d.Name; slices.Contains(names, name) {
+				found[name] = edits{slices.Concat(spec.Edits.DeviceNodes, d.Edits.DeviceNodes), slices.Concat(spec.Edits.Mounts, d.Edits.Mounts)}
 			}
 		}
 	}
@@ -87,6 +71,46 @@ func cdiEdits(dirs, names []string) edits {
 		all.Mounts = append(all.Mounts, found[name].Mounts...)
 	}
 	return all
+}
+
+// cdiOwnNodes returns the nodes of the named CDI devices, without those that a specification has for all of its devices.
+func cdiOwnNodes(dirs, names []string) (all []cdiNode) {
+	found := map[string][]cdiNode{}
+	for spec := range cdiSpecs(dirs, names) {
+		for _, d := range spec.Devices {
+			if name := spec.Kind + "=" + d.Name; slices.Contains(names, name) {
+				found[name] = d.Edits.DeviceNodes
+			}
+		}
+	}
+	for _, name := range names {
+		all = append(all, found[name]...)
+	}
+	return all
+}
+
+// cdiSpecs yields the specifications that may describe one of the devices. A later one overrides the devices of an earlier one.
+func cdiSpecs(dirs, names []string) iter.Seq[cdiSpec] {
+	return func(yield func(cdiSpec) bool) {
+		left := maxSpecs
+		for _, dir := range dirs {
+			files, err := os.ReadDir(dir)
+			if err != nil {
+				continue
+			}
+			for _, f := range files {
+				if ext := filepath.Ext(f.Name()); f.IsDir() || ext != ".json" && ext != ".yaml" {
+					continue
+				}
+				if left--; left < 0 {
+					break
+				}
+				if spec, ok := readSpec(filepath.Join(dir, f.Name()), names); ok && !yield(spec) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // readSpec reads a specification that may describe one of the devices.

@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -40,10 +42,13 @@ func (c Cgroups) HasProcesses(container string) (found bool, err error) {
 	return found, nil
 }
 
-// PodsWithProcesses returns the pods whose cgroup has a process. The kubelet names a pod's cgroup pod<uid>, or
+// namedProcesses is the number of a pod's processes that PodsWithProcesses names.
+const namedProcesses = 4
+
+// PodsWithProcesses returns the pods whose cgroup has a process, with a few of the processes if they are in devmgrd's PID namespace. The kubelet names a pod's cgroup pod<uid>, or
 // kubepods-<class>-pod<uid>.slice with underscores in the UID.
-func (c Cgroups) PodsWithProcesses(pods []device.PodUID) (map[device.PodUID]bool, error) {
-	asked, occupied := make(map[string]device.PodUID, len(pods)), map[device.PodUID]bool{}
+func (c Cgroups) PodsWithProcesses(pods []device.PodUID) (map[device.PodUID][]device.Process, error) {
+	asked, occupied := make(map[string]device.PodUID, len(pods)), map[device.PodUID][]device.Process{}
 	for _, uid := range pods {
 		asked[strings.ReplaceAll(string(uid), "-", "_")] = uid
 	}
@@ -55,7 +60,7 @@ func (c Cgroups) PodsWithProcesses(pods []device.PodUID) (map[device.PodUID]bool
 		text := strings.TrimSuffix(name[at+len("pod"):], ".slice")
 		uid, is := asked[strings.ReplaceAll(text, "-", "_")]
 		if is && populated(path) {
-			occupied[uid] = true
+			occupied[uid] = processes(path, occupied[uid])
 		}
 		if is || len(text) >= shortestUID {
 			return fs.SkipDir // no pod is below another
@@ -124,4 +129,31 @@ func populated(path string) bool {
 		return nil
 	})
 	return found
+}
+
+// processes adds processes of a cgroup and of those below it to the known ones.
+func processes(path string, known []device.Process) []device.Process {
+	_ = filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case len(known) == namedProcesses:
+			return fs.SkipAll
+		case err != nil || entry.Name() != "cgroup.procs":
+			return nil // removed meanwhile
+		}
+		procs, err := os.ReadFile(path)
+		if err != nil {
+			return nil
+		}
+		for line := range strings.Lines(string(procs)) {
+			pid, err := strconv.Atoi(strings.TrimSpace(line))
+			if err != nil || pid == 0 || len(known) == namedProcesses || slices.ContainsFunc(known, func(p device.Process) bool { return p.PID == pid }) {
+				continue // 0: it is in another PID namespace
+			}
+			if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err == nil {
+				known = append(known, device.Process{PID: pid, Command: strings.TrimSuffix(string(name), "\n"), Holds: "has not ended"})
+			}
+		}
+		return nil
+	})
+	return known
 }

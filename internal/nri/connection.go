@@ -40,6 +40,7 @@ type Connection struct {
 	config        Config
 	metrics       *metrics
 	connected     atomic.Bool
+	seesRuntime   atomic.Bool
 	features      atomic.Pointer[features] // of the runtime; nil: it has not connected yet
 	first         sync.Once
 	synced        chan struct{} // closed when the runtime has listed all containers for the first time
@@ -135,6 +136,10 @@ func (n *Connection) Run(ctx context.Context) error {
 	}
 }
 
+// SeesRuntime reports whether devmgrd's PID namespace shows the container runtime, and so the processes of all containers: as of the
+// latest connection.
+func (n *Connection) SeesRuntime() bool { return n.seesRuntime.Load() }
+
 // explain stores why the runtime does not list its containers, and reports it when it is new.
 func (n *Connection) explain(cause string, isNew bool) {
 	n.stuck.Store(&cause)
@@ -163,6 +168,7 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	n.seesRuntime.Store(runtime > 0)
 	lost := make(chan struct{})
 	var once sync.Once
 	var synced atomic.Bool

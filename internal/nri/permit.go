@@ -65,7 +65,7 @@ func (m *permit) devices(granted string, found hostDevices) error {
 	}
 	for _, resource := range m.nodes[granted] {
 		for _, n := range found.nodes {
-			node := device.HostNode{Path: filepath.Join(found.real, n.path), Kind: n.kind, Major: n.major}
+			node := device.HostNode{Path: filepath.Join(found.real, n.path), Kind: n.kind, Major: n.major, Minor: n.minor}
 			if err := m.rules.MayHave(m.to, resource, filepath.Join(granted, n.path), node); err != nil {
 				return lapsed(err)
 			}

@@ -48,6 +48,11 @@ func (p *Resource) Check() error {
 			return fmt.Errorf("device %s was last freed by release %d of %d, counted %d", id, p.released[id], p.releases, number)
 		}
 	}
+	for id := range p.releasing {
+		if _, taken := p.taken[id]; !taken || p.quarantined[id] {
+			return fmt.Errorf("device %s is being released, and no ended pod has it", id)
+		}
+	}
 	for id := range p.quarantined {
 		if _, taken := p.taken[id]; !taken {
 			return fmt.Errorf("device %s is set aside and not taken", id)

@@ -15,23 +15,24 @@ type Resource struct {
 	offer         device.Offer
 	offered       bool // an offer has been seen; otherwise only the devices in use by the state file are known
 	listing       *Listing
-	taken         map[device.ID]device.PodUID // held or assigned
-	quarantined   map[device.ID]bool          // taken, and set aside because the state file does not assign them
-	free          bitset                      // usable and not taken
-	freeCount     int                         // members of free
-	freeAt        []int                       // free devices at each place of the listing
-	takenUnusable int                         // taken, listed, and not usable
-	unlisted      int                         // taken, and not listed
-	withheld      bitset                      // listed, and possibly the same hardware as an unlisted device; nil: none
-	refused       map[device.ID]refusal       // recently, by the plugin
-	releases      int64                       // so far, if the order is Oldest
-	released      map[device.ID]int64         // by device, the number of its last release; not listed devices as well
-	freed         []int64                     // the same by position
-	UnknownUsers  int                         // containers with devices that only a lost state file named
+	taken         map[device.ID]device.PodUID   // held or assigned
+	quarantined   map[device.ID]bool            // taken, and set aside because the state file does not assign them
+	releasing     map[device.ID]*device.Release // taken by pods that have ended
+	free          bitset                        // usable and not taken
+	freeCount     int                           // members of free
+	freeAt        []int                         // free devices at each place of the listing
+	takenUnusable int                           // taken, listed, and not usable
+	unlisted      int                           // taken, and not listed
+	withheld      bitset                        // listed, and possibly the same hardware as an unlisted device; nil: none
+	refused       map[device.ID]refusal         // recently, by the plugin
+	releases      int64                         // so far, if the order is Oldest
+	released      map[device.ID]int64           // by device, the number of its last release; not listed devices as well
+	freed         []int64                       // the same by position
+	UnknownUsers  int                           // containers with devices that only a lost state file named
 }
 
 func NewResource() *Resource {
-	return &Resource{listing: NewListing(nil, nil, Ordering{}, nil), taken: map[device.ID]device.PodUID{}, quarantined: map[device.ID]bool{}, refused: map[device.ID]refusal{}, released: map[device.ID]int64{}}
+	return &Resource{listing: NewListing(nil, nil, Ordering{}, nil), taken: map[device.ID]device.PodUID{}, quarantined: map[device.ID]bool{}, releasing: map[device.ID]*device.Release{}, refused: map[device.ID]refusal{}, released: map[device.ID]int64{}}
 }
 
 // Resources are the resources that a plan is about.
@@ -189,6 +190,7 @@ func (p *Resource) Release(ids []device.ID, pod device.PodUID) {
 			continue
 		}
 		delete(p.taken, id)
+		delete(p.releasing, id)
 		switch i, listed := p.listing.at[id]; {
 		case !listed:
 			p.unlisted--
@@ -199,6 +201,35 @@ func (p *Resource) Release(ids []device.ID, pod device.PodUID) {
 			p.count(i, 1)
 		}
 	}
+}
+
+// Releasing records why devices of a pod that has ended are not free yet; nil: the pod is back.
+func (p *Resource) Releasing(ids []device.ID, pod device.PodUID, why *device.Release) {
+	for _, id := range ids {
+		switch {
+		case p.taken[id] != pod:
+		case why == nil:
+			delete(p.releasing, id)
+		default:
+			p.releasing[id] = why
+		}
+	}
+}
+
+// busy returns the number of devices that are busy, how many of them are listed and usable, and what keeps one of them.
+func (p *Resource) busy() (all, usable int, why *device.Release) {
+	for id, r := range p.releasing {
+		if !r.Busy {
+			continue
+		}
+		if all++; p.listing.has(id) {
+			usable++
+		}
+		if why == nil || r.Since.Before(why.Since) {
+			why = r
+		}
+	}
+	return all, usable, why
 }
 
 // Quarantine sets aside devices that a pod runs with, unless they are taken already.
@@ -220,11 +251,13 @@ func (p *Resource) EndQuarantine(id device.ID) { delete(p.quarantined, id) }
 // Counts returns the number of devices in each state of the metric devmgrd_devices. Each device is in exactly one state.
 func (p *Resource) Counts() map[device.DeviceState]int {
 	free, stale := p.freeCount, 0
+	busy, _, _ := p.busy()
 	if p.offer.State != device.Serving {
 		free, stale = 0, p.freeCount
 	}
 	return map[device.DeviceState]int{
-		device.Available: free, device.PluginAway: stale, device.Assigned: len(p.taken) - len(p.quarantined), device.Quarantined: len(p.quarantined),
+		device.Available: free, device.PluginAway: stale, device.Assigned: len(p.taken) - len(p.quarantined) - len(p.releasing), device.Quarantined: len(p.quarantined),
+		device.Releasing: len(p.releasing) - busy, device.Occupied: busy,
 		device.Unhealthy: p.unhealthy(), device.Cordoned: p.cordoned(), device.Withheld: p.WithheldCount(),
 	}
 }
@@ -264,13 +297,14 @@ func (p *Resource) Unavailable(r device.ResourceName) *device.Refusal {
 }
 
 // Capacity returns the number that the Node shows as capacity and as allocatable: the devices that are free or in use, without
-// idle ones, which are granted in an earlier boot and not listed, and those hidden from the scheduler. Where devices are withheld,
+// busy ones, idle ones, which are granted in an earlier boot and not listed, and those hidden from the scheduler. Where devices are withheld,
 // one device may count under two IDs, so the capacity is at most the number of listed devices.
 //
 // The capacity is never less than the requests of the pods that the kubelet has admitted. A kubelet sets allocatable to
 // capacity; at its restart it admits all pods again against that value and fails the youngest where the value is too low.
 func (p *Resource) Capacity(idle, hidden, admitted int) int {
-	n := len(p.taken) - idle - max(0, hidden)
+	busy, _, _ := p.busy()
+	n := len(p.taken) - busy - idle - max(0, hidden)
 	if p.offer.State != device.Lost {
 		n += p.freeCount
 	}

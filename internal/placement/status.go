@@ -19,12 +19,14 @@ type View struct {
 	state       device.OfferState
 	listing     *Listing
 	quarantined map[device.ID]bool
+	releasing   map[device.ID]*device.Release
 	withheld    bitset
 }
 
 // View returns a view without cordons, failures and running containers, which the caller adds.
 func (p *Resource) View(r device.ResourceName) View {
-	return View{resource: r, taken: maps.Clone(p.taken), state: p.offer.State, listing: p.listing, quarantined: maps.Clone(p.quarantined), withheld: p.withheld}
+	return View{resource: r, taken: maps.Clone(p.taken), state: p.offer.State, listing: p.listing, quarantined: maps.Clone(p.quarantined),
+		releasing: maps.Clone(p.releasing), withheld: p.withheld}
 }
 
 // Statuses returns each device, in the order of the names, with the pod that has it.
@@ -83,7 +85,12 @@ func (v View) status(d device.Device, listed bool, holder *device.Holder) device
 		s.Cordon = &c
 	}
 	s.Failures, s.Failed = v.Failures[d.ID].Count, v.Failures[d.ID].Last
+	s.Release = v.releasing[d.ID]
 	switch {
+	case s.Release != nil && s.Release.Busy:
+		s.State = device.Occupied
+	case s.Release != nil:
+		s.State = device.Releasing
 	case v.quarantined[d.ID]:
 		s.State = device.Quarantined
 	case s.Holder != nil:

@@ -89,6 +89,9 @@ func (p *Pods) Fetch(ctx context.Context, pod device.Pod) error {
 // ServiceAccount returns the name of a pod's service account; empty: the watch has not delivered the pod.
 func (p *Pods) ServiceAccount(pod device.Pod) string { return p.store.account(pod) }
 
+// Named returns the pod of that UID, or false if the watch has not delivered it.
+func (p *Pods) Named(uid device.PodUID) (device.Pod, bool) { return p.store.named(uid) }
+
 // Find asks the API server for the pod of that name, which the watch has not delivered yet, and binds it. It returns false if
 // this node has no such pod, and an error if the answer is not known.
 func (p *Pods) Find(ctx context.Context, namespace, name string) (bool, error) {

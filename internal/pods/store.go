@@ -145,6 +145,14 @@ func (s *store) knows(pod device.Pod) bool {
 	return has
 }
 
+// named returns the pod of that UID.
+func (s *store) named(uid device.PodUID) (device.Pod, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, known := s.pods[uid]
+	return e.demand.Pod, known
+}
+
 // account returns the name of a pod's service account, if the store has the pod.
 func (s *store) account(pod device.Pod) string {
 	s.mu.Lock()

@@ -25,6 +25,8 @@ type Facts struct {
 	CRIO       *CRIO // nil: the runtime is another one
 	Host       Host
 
+	Openers    *Openers // nil: the configuration does not need them
+	Commands   []Command
 	API        *API // nil: there is none, by the configuration
 	Kubelet    Kubelet
 	Checkpoint Checkpoint
@@ -38,6 +40,20 @@ type State struct {
 	InUse   bool   // by the running daemon
 	Damaged bool
 	Err     error
+}
+
+// Openers is the search for processes that use devices of ended pods.
+type Openers struct {
+	Socket    string
+	Processes int           // that it has looked at
+	CPU       time.Duration // of one search
+	Err       error
+}
+
+// A Command is a release.command.
+type Command struct {
+	Path string
+	Err  error // why it cannot be executed
 }
 
 // A Daemon is a running devmgrd.

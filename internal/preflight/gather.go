@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -25,6 +26,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/nri"
+	"github.com/devmgrd/devmgrd/internal/openers"
 	"github.com/devmgrd/devmgrd/internal/podresources"
 	"github.com/devmgrd/devmgrd/internal/pods"
 	"github.com/devmgrd/devmgrd/internal/shareddir"
@@ -71,6 +73,8 @@ func (l gatherer) facts() Facts {
 		State:    l.state(),
 		NRI:      l.nri(),
 		Host:     host(),
+		Openers:  l.openers(),
+		Commands: l.commands(),
 	}
 	daemon := l.daemon(&f)
 	if f.Daemon == nil {
@@ -236,6 +240,34 @@ func (l gatherer) nri() NRI {
 		Socket: at, Missing: missing, Err: err,
 		Runtime: greeting.Runtime, Version: greeting.Version, RequestTimeout: greeting.RequestTimeout, CDI: greeting.CDI, Rules: greeting.Rules, Args: greeting.Args, Validates: greeting.Validates,
 	}
+}
+
+func (l gatherer) openers() *Openers {
+	if !l.config.Release.Looks() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(l.ctx, lookLimit)
+	defer cancel()
+	scan, err := openers.Client{Path: l.config.Release.Socket}.Find(ctx, []openers.Device{{}})
+	return &Openers{Socket: l.config.Release.Socket, Processes: scan.Processes, CPU: scan.CPU, Err: err}
+}
+
+func (l gatherer) commands() (all []Command) {
+	for _, text := range slices.Sorted(maps.Values(l.config.Release.Command)) {
+		words := strings.Fields(text)
+		if len(words) == 0 || slices.ContainsFunc(all, func(c Command) bool { return c.Path == words[0] }) {
+			continue
+		}
+		c := Command{Path: words[0]}
+		switch info, err := os.Stat(c.Path); {
+		case err != nil:
+			c.Err = err
+		case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
+			c.Err = fmt.Errorf("%s is not an executable file", c.Path)
+		}
+		all = append(all, c)
+	}
+	return all
 }
 
 func host() Host {

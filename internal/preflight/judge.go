@@ -3,6 +3,7 @@ package preflight
 import (
 	"fmt"
 	"strings"
+	"time"
 )
 
 // Judge returns the findings, in the order in which an operator should fix them.
@@ -21,6 +22,7 @@ func Judge(f Facts) []Finding {
 	j.validator(f)
 	j.sizes(f)
 	j.cgroups(f)
+	j.release(f)
 	j.api(f)
 	j.plugins(f)
 	j.checkpoint(f)
@@ -73,6 +75,26 @@ func (j *judge) state(f Facts) {
 		j.ok("state", "no state file yet; it will be in %s", s.Dir)
 	default:
 		j.ok("state", "%s is sound; %d pods have devices", s.Dir, s.Pods)
+	}
+}
+
+func (j *judge) release(f Facts) {
+	switch o := f.Openers; {
+	case o == nil:
+	case o.Err != nil:
+		j.fail("openers", "systemctl enable --now devmgrd-openers.socket; until then no device with release.check: openers becomes free again", "%v", o.Err)
+	default:
+		j.ok("openers", "the search for processes that use devices takes %v of CPU time for %d processes", o.CPU.Round(time.Millisecond), o.Processes)
+	}
+	for _, c := range f.Commands {
+		switch {
+		case c.Err != nil:
+			j.fail("release", "correct release.command, or install the program", "release.command: %v", c.Err)
+		case !f.Host.Systemd:
+			j.fail("release", "remove release.command, which systemd runs", "release.command %s cannot be run: systemd is not in charge of this machine", c.Path)
+		default:
+			j.ok("release", "release.command: %s", c.Path)
+		}
 	}
 }
 

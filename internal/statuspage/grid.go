@@ -15,9 +15,11 @@ var states = []struct{ Name, Meaning string }{
 	{"assigned", "a pod has it, or will soon"},
 	{"unhealthy", "not in use, and reported unhealthy by its plugin"},
 	{"stale", "free, but its plugin is away"},
-	{"cordoned", "not in use, and taken out of service by an operator"},
+	{"cordoned", "not in use, and taken out of service by an operator or after repeated failures"},
 	{"withheld", "possibly in use under an ID that is no longer listed"},
 	{"quarantined", "a container has it, without an assignment in the state file"},
+	{"releasing", "its pod has ended, and it is not proved free yet"},
+	{"busy", "its pod has ended, and something still uses it"},
 }
 
 // A resource with its devices: each of them, or counts of all and the devices that stand out.
@@ -56,14 +58,16 @@ type cell struct {
 	Also           []string // facts that the state does not include
 	Holder, Pod    string
 	Cordon         *cordon
+	Release        *cordon // why it is not free although its pod has ended
 	Failures       int
 	Failed         when
 	Place          string
 }
 
 type cordon struct {
-	Reason string
-	Since  when
+	Reason    string
+	Since     when
+	Suspended bool
 }
 
 // Title describes a cell in one line, as its tooltip.
@@ -71,6 +75,9 @@ func (c cell) Title() string {
 	all := append([]string{c.ID + " is " + c.State}, c.Also...)
 	if c.Holder != "" {
 		all = append(all, "held by "+c.Holder)
+	}
+	if c.Release != nil {
+		all = append(all, c.Release.Reason)
 	}
 	if c.Cordon != nil && c.Cordon.Reason != "" {
 		all = append(all, c.Cordon.Reason)
@@ -105,7 +112,7 @@ func resourcesOf(all []*adminv1.Resource, devices []*adminv1.Device, now time.Ti
 // resourceOf returns one resource, with at most room of its devices.
 func resourceOf(r *adminv1.Resource, devices []*adminv1.Device, room int, now time.Time) resource {
 	one := resource{Key: key("r", r.Name), Name: name(r.Name), Plugin: name(r.Plugin), Capacity: int(r.NodeCapacity), Target: int(r.TargetCapacity), Total: len(devices)}
-	for i, n := range []int32{r.Free, r.Assigned, r.Unhealthy, r.Stale, r.Cordoned, r.Withheld, r.Quarantined} {
+	for i, n := range []int32{r.Free, r.Assigned, r.Unhealthy, r.Stale, r.Cordoned, r.Withheld, r.Quarantined, r.Releasing, r.Busy} {
 		if n > 0 {
 			one.Counts = append(one.Counts, figure{states[i].Name, int(n)})
 		}
@@ -188,10 +195,16 @@ func cellOf(d *adminv1.Device, now time.Time) cell {
 		c.Pod = cmp.Or(name(h.Name), "UID "+name(h.Uid))
 	}
 	if d.Cordon != nil {
-		c.Cordon = &cordon{text(d.Cordon.Reason), whenOf(d.Cordon.Since, now)}
-		if d.State != "cordoned" {
+		c.Cordon = &cordon{text(d.Cordon.Reason), whenOf(d.Cordon.Since, now), d.Cordon.Suspended}
+		switch {
+		case d.Cordon.Suspended:
+			c.Also = append(c.Also, "suspended")
+		case d.State != "cordoned":
 			c.Also = append(c.Also, "cordoned")
 		}
+	}
+	if d.Release != nil {
+		c.Release = &cordon{Reason: text(d.Release.Why), Since: whenOf(d.Release.Since, now)}
 	}
 	switch {
 	case !d.Listed:

@@ -190,6 +190,9 @@ func (m *model) addMatters(a answers) {
 		if r.Quarantined > 0 {
 			add(at, "%s of %s quarantined", number(int(r.Quarantined)), name(r.Name))
 		}
+		if r.Busy > 0 {
+			add(at, "%s of %s busy after their pods ended", number(int(r.Busy)), name(r.Name))
+		}
 		switch n, inUse := sick[r.Name], used[r.Name]; {
 		case inUse > 0:
 			add(at, "%s of %s unhealthy, %s of them in use", number(n), name(r.Name), grouped(inUse))

@@ -423,7 +423,7 @@ func TestLimits(t *testing.T) {
 		t.Errorf("%d devices are shown", n)
 	}
 	doc.id(t, "devices").says(t, "The table counts all 5000. Listed below it are devices with a note or a state other than free and assigned", "devmgrd devices v.example/1 shows each",
-		"NUMA node 0 2490 0 0 0 10 0 0 2500", "except for 488 of them", "NUMA node 1 0 0 0 500 0 0 0 500")
+		"NUMA node 0 2490 0 0 0 10 0 0 0 0 2500", "except for 488 of them", "NUMA node 1 0 0 0 500 0 0 0 0 0 500")
 	doc.id(t, "holds").says(t, "200 more rows: devmgrd assignments", "and 36 more: devmgrd assignments")
 	doc.id(t, "waiting").says(t, "600 more pods wait: devmgrd status")
 	if n := explained.Load(); n > 200 { // one page, or two

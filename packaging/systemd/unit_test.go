@@ -19,6 +19,8 @@ import (
 const (
 	unit   = "devmgrd.service"
 	socket = "devmgrd.socket"
+
+	openersUnit, openersSocket = "devmgrd-openers.service", "devmgrd-openers.socket"
 )
 
 // settings returns the values of a key of the unit, without prefixes such as "-".
@@ -44,30 +46,59 @@ func settingsOf(t *testing.T, file, key string) []string {
 	return values
 }
 
-// TestVerify has systemd itself read the unit.
+// TestVerify has systemd itself read the units.
 func TestVerify(t *testing.T) {
 	tool := apt.Program(t, "systemd-analyze", "systemd", "the units are verified with systemd-analyze")
-	text, err := os.ReadFile(unit)
+	for _, pair := range []struct{ service, socket, command string }{{unit, socket, "run"}, {openersUnit, openersSocket, "openers"}} {
+		text, err := os.ReadFile(pair.service)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The binary is not installed where tests run.
+		stand := strings.Replace(string(text), "ExecStart=/usr/bin/devmgrd "+pair.command, "ExecStart=/bin/true "+pair.command, 1)
+		if stand == string(text) {
+			t.Fatalf("%s does not start /usr/bin/devmgrd %s", pair.service, pair.command)
+		}
+		dir := t.TempDir()
+		copied, listens := filepath.Join(dir, pair.service), filepath.Join(dir, pair.socket)
+		text, err = os.ReadFile(pair.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(os.WriteFile(copied, []byte(stand), 0o644), os.WriteFile(listens, text, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.Command(tool, "verify", "--man=no", copied, listens).CombinedOutput()
+		if err != nil || len(out) > 0 {
+			t.Errorf("systemd-analyze verify %s: %v\n%s", pair.service, err, out)
+		}
+	}
+}
+
+// The process that sees into all others has only the rights for that, and answers only root.
+func TestOpeners(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "empty.yaml")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, _, err := config.Load(config.Options{File: empty, Set: []string{"nodeName=n1"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The binary is not installed where tests run.
-	stand := strings.Replace(string(text), "ExecStart=/usr/bin/devmgrd run", "ExecStart=/bin/true run", 1)
-	if stand == string(text) {
-		t.Fatal("the unit does not start /usr/bin/devmgrd run")
-	}
-	dir := t.TempDir()
-	copied, listens := filepath.Join(dir, unit), filepath.Join(dir, socket)
-	text, err = os.ReadFile(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(os.WriteFile(copied, []byte(stand), 0o644), os.WriteFile(listens, text, 0o644)); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command(tool, "verify", "--man=no", copied, listens).CombinedOutput()
-	if err != nil || len(out) > 0 {
-		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	for _, want := range []struct {
+		file, key string
+		values    []string
+	}{
+		{openersSocket, "ListenStream", []string{c.Release.Socket}},
+		{openersSocket, "SocketMode", []string{"0600"}},
+		{openersUnit, "CapabilityBoundingSet", []string{"CAP_SYS_PTRACE", "CAP_CHECKPOINT_RESTORE", "CAP_DAC_READ_SEARCH"}},
+		{openersUnit, "PrivateNetwork", []string{"yes"}},
+		{openersUnit, "ProtectSystem", []string{"strict"}},
+		{openersUnit, "PrivateUsers", nil},
+	} {
+		if got := settingsOf(t, want.file, want.key); !slices.Equal(got, want.values) {
+			t.Errorf("%s of %s is %q, want %q", want.key, want.file, got, want.values)
+		}
 	}
 }
 

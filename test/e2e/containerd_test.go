@@ -158,12 +158,15 @@ func TestContainer_LostByContainerd_KeepsItsDeviceWhileItsProcessesLive(t *testi
 			now := int64(0)
 			r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, "a", metav1.DeleteOptions{GracePeriodSeconds: &now}))
 			r.must(r.Create(r.ctx, node.Pod("b", gpu, 1, "report", "--then-sleep")))
-			r.told("b", "NotEnoughDevices")
+			r.told("b", "DeviceBusy")
 			r.until("the operator can see it", func() bool {
 				log, err := os.ReadFile(r.Devmgrd.LogPath())
-				return err == nil && strings.Contains(string(log), "processes outlive their pod")
+				return err == nil && strings.Contains(string(log), "devices of an ended pod are still in use")
 			})
-			r.states(0, 1, 0)
+			if n := r.inState(gpu, "busy"); n != 1 {
+				t.Errorf("%v devices are busy, want 1", n)
+			}
+			r.says("devices", "busy", fmt.Sprintf("process %d", process), "has not ended")
 			if out := r.says("assignments"); strings.Contains(out, "default/b") || !alive(process) {
 				t.Fatalf("process %d lives: %v; assignments:\n%s", process, alive(process), out)
 			}

@@ -17,8 +17,8 @@ const module = "github.com/devmgrd/devmgrd/"
 // base are the packages that others may import. Packages on a device's path do not import their siblings: data goes one way through
 // them, and wiring alone knows which package implements which interface.
 var base = map[string][]string{
-	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/containers", "internal/holdings", "internal/failures", "internal/feed", "internal/flapping", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/store"},
-	"internal/lists":     {"internal/admin", "internal/allocator", "internal/checkpoint", "internal/device", "internal/nri", "internal/placement", "internal/pluginrules", "internal/podresources", "internal/pods", "internal/registry", "internal/statuspage", "internal/table"},
+	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/containers", "internal/holdings", "internal/failures", "internal/feed", "internal/flapping", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/release", "internal/store"},
+	"internal/lists":     {"internal/admin", "internal/allocator", "internal/checkpoint", "internal/device", "internal/nri", "internal/placement", "internal/pluginrules", "internal/podresources", "internal/pods", "internal/registry", "internal/release", "internal/statuspage", "internal/table"},
 	"internal/backoff":   {"internal/admin", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/takeover"},
 	"internal/connlimit": {"internal/podresources", "internal/registry"},
 	"internal/peercreds": {"internal/admin", "internal/podresources", "internal/registry"},
@@ -27,6 +27,8 @@ var base = map[string][]string{
 	"internal/plugindir": {"internal/registry"},
 	"internal/visible":   {"internal/statuspage", "internal/table"},
 	"internal/takeover":  {"internal/podresources"},
+	"internal/openers":   {"internal/release"},
+	"internal/units":     {"internal/release"},
 	"internal/kube":      {"internal/nodestatus", "internal/pods", "internal/kube/kubetest"},
 
 	"api/devmgrd/podresources/v1": {"internal/podresources"},
@@ -62,7 +64,8 @@ var libraries = map[string][]string{
 	"github.com/pelletier/go-toml":                 {"internal/preflight"},
 	"github.com/spf13/viper":                       {"config"},
 	"github.com/spf13/cobra":                       {"internal/cli", "packaging/man"},
-	"github.com/coreos/go-systemd":                 {"internal/daemon"},
+	"github.com/coreos/go-systemd":                 {"internal/daemon", "internal/units"},
+	"github.com/godbus/dbus":                       {"internal/units"},
 	"github.com/prometheus/client_golang/promhttp": {"internal/daemon"},
 }
 

@@ -373,7 +373,11 @@ type Resource struct {
 	// stabilization window, and something else while the API server is away or another program writes the number.
 	TargetCapacity int32 `protobuf:"varint,10,opt,name=target_capacity,json=targetCapacity,proto3" json:"target_capacity,omitempty"`
 	// withheld are devices that may be in use under IDs that the plugin no longer lists.
-	Withheld      int32 `protobuf:"varint,11,opt,name=withheld,proto3" json:"withheld,omitempty"`
+	Withheld int32 `protobuf:"varint,11,opt,name=withheld,proto3" json:"withheld,omitempty"`
+	// releasing are devices of pods that have ended, which are not proved free yet.
+	Releasing int32 `protobuf:"varint,12,opt,name=releasing,proto3" json:"releasing,omitempty"`
+	// busy are those that have not been proved free within a moment: they do not count in the Node's capacity.
+	Busy          int32 `protobuf:"varint,13,opt,name=busy,proto3" json:"busy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -481,6 +485,20 @@ func (x *Resource) GetTargetCapacity() int32 {
 func (x *Resource) GetWithheld() int32 {
 	if x != nil {
 		return x.Withheld
+	}
+	return 0
+}
+
+func (x *Resource) GetReleasing() int32 {
+	if x != nil {
+		return x.Releasing
+	}
+	return 0
+}
+
+func (x *Resource) GetBusy() int32 {
+	if x != nil {
+		return x.Busy
 	}
 	return 0
 }
@@ -1189,8 +1207,9 @@ type Device struct {
 	ResourceName string                 `protobuf:"bytes,1,opt,name=resource_name,json=resourceName,proto3" json:"resource_name,omitempty"`
 	Id           string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	// state is the first that applies of: "free", "assigned", "unhealthy", "stale" (it would be free if its plugin were there),
-	// "cordoned", "withheld" (it may be a device that a pod uses under an ID that is no longer listed) or "quarantined" (a container
-	// has it, and the state file does not say why).
+	// "cordoned", "withheld" (it may be a device that a pod uses under an ID that is no longer listed), "quarantined" (a container
+	// has it, and the state file does not say why), "releasing" (its pod has ended, and it is not proved free yet) or "busy" (likewise,
+	// for longer than a moment).
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
 	// healthy is what the plugin reports, whatever the state is.
 	Healthy bool `protobuf:"varint,4,opt,name=healthy,proto3" json:"healthy,omitempty"`
@@ -1204,7 +1223,9 @@ type Device struct {
 	// failures is how often it has failed in the last hour while a pod had it.
 	Failures int32 `protobuf:"varint,9,opt,name=failures,proto3" json:"failures,omitempty"`
 	// failed is the time of its latest failure.
-	Failed        *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=failed,proto3" json:"failed,omitempty"`
+	Failed *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=failed,proto3" json:"failed,omitempty"`
+	// release is set while it is releasing or busy.
+	Release       *DeviceRelease `protobuf:"bytes,11,opt,name=release,proto3" json:"release,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1309,6 +1330,66 @@ func (x *Device) GetFailed() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Device) GetRelease() *DeviceRelease {
+	if x != nil {
+		return x.Release
+	}
+	return nil
+}
+
+// DeviceRelease is why a device is not free although its pod has ended, and since when it has.
+type DeviceRelease struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Why           string                 `protobuf:"bytes,1,opt,name=why,proto3" json:"why,omitempty"`
+	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeviceRelease) Reset() {
+	*x = DeviceRelease{}
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceRelease) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceRelease) ProtoMessage() {}
+
+func (x *DeviceRelease) ProtoReflect() protoreflect.Message {
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceRelease.ProtoReflect.Descriptor instead.
+func (*DeviceRelease) Descriptor() ([]byte, []int) {
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *DeviceRelease) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *DeviceRelease) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
 // Holder is a pod that has a device.
 type Holder struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
@@ -1323,7 +1404,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1416,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1429,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -1385,14 +1466,16 @@ type DeviceCordon struct {
 	Reason string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	Since  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
 	// declared says that the Node's annotation devmgrd.io/cordon takes it out of service, and not a command.
-	Declared      bool `protobuf:"varint,3,opt,name=declared,proto3" json:"declared,omitempty"`
+	Declared bool `protobuf:"varint,3,opt,name=declared,proto3" json:"declared,omitempty"`
+	// suspended says that devmgrd itself takes it out of service for a time, because it became unhealthy again and again.
+	Suspended     bool `protobuf:"varint,4,opt,name=suspended,proto3" json:"suspended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeviceCordon) Reset() {
 	*x = DeviceCordon{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1404,7 +1487,7 @@ func (x *DeviceCordon) String() string {
 func (*DeviceCordon) ProtoMessage() {}
 
 func (x *DeviceCordon) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[19]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1417,7 +1500,7 @@ func (x *DeviceCordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceCordon.ProtoReflect.Descriptor instead.
 func (*DeviceCordon) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DeviceCordon) GetReason() string {
@@ -1441,6 +1524,13 @@ func (x *DeviceCordon) GetDeclared() bool {
 	return false
 }
 
+func (x *DeviceCordon) GetSuspended() bool {
+	if x != nil {
+		return x.Suspended
+	}
+	return false
+}
+
 type WatchDevicesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// resource_name restricts the answer to one resource.
@@ -1451,7 +1541,7 @@ type WatchDevicesRequest struct {
 
 func (x *WatchDevicesRequest) Reset() {
 	*x = WatchDevicesRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1463,7 +1553,7 @@ func (x *WatchDevicesRequest) String() string {
 func (*WatchDevicesRequest) ProtoMessage() {}
 
 func (x *WatchDevicesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[20]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1476,7 +1566,7 @@ func (x *WatchDevicesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDevicesRequest.ProtoReflect.Descriptor instead.
 func (*WatchDevicesRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WatchDevicesRequest) GetResourceName() string {
@@ -1496,7 +1586,7 @@ type WatchDevicesResponse struct {
 
 func (x *WatchDevicesResponse) Reset() {
 	*x = WatchDevicesResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1508,7 +1598,7 @@ func (x *WatchDevicesResponse) String() string {
 func (*WatchDevicesResponse) ProtoMessage() {}
 
 func (x *WatchDevicesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[21]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1521,7 +1611,7 @@ func (x *WatchDevicesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDevicesResponse.ProtoReflect.Descriptor instead.
 func (*WatchDevicesResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WatchDevicesResponse) GetDevices() []*Device {
@@ -1542,7 +1632,7 @@ type ListAssignmentsRequest struct {
 
 func (x *ListAssignmentsRequest) Reset() {
 	*x = ListAssignmentsRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1554,7 +1644,7 @@ func (x *ListAssignmentsRequest) String() string {
 func (*ListAssignmentsRequest) ProtoMessage() {}
 
 func (x *ListAssignmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[22]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1567,7 +1657,7 @@ func (x *ListAssignmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAssignmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAssignmentsRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListAssignmentsRequest) GetNamespace() string {
@@ -1594,7 +1684,7 @@ type ListAssignmentsResponse struct {
 
 func (x *ListAssignmentsResponse) Reset() {
 	*x = ListAssignmentsResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1606,7 +1696,7 @@ func (x *ListAssignmentsResponse) String() string {
 func (*ListAssignmentsResponse) ProtoMessage() {}
 
 func (x *ListAssignmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[23]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1619,7 +1709,7 @@ func (x *ListAssignmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAssignmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAssignmentsResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListAssignmentsResponse) GetAssignments() []*Assignment {
@@ -1648,7 +1738,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1660,7 +1750,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[24]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1673,7 +1763,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Assignment) GetNamespace() string {
@@ -1742,7 +1832,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1754,7 +1844,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[25]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1767,7 +1857,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExplainRequest) GetNamespace() string {
@@ -1807,7 +1897,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +1909,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[26]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +1922,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExplainResponse) GetNamespace() string {
@@ -1916,7 +2006,7 @@ type CordonRequest struct {
 
 func (x *CordonRequest) Reset() {
 	*x = CordonRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1928,7 +2018,7 @@ func (x *CordonRequest) String() string {
 func (*CordonRequest) ProtoMessage() {}
 
 func (x *CordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[27]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1941,7 +2031,7 @@ func (x *CordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRequest.ProtoReflect.Descriptor instead.
 func (*CordonRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CordonRequest) GetDevices() []*DeviceName {
@@ -1969,7 +2059,7 @@ type DeviceName struct {
 
 func (x *DeviceName) Reset() {
 	*x = DeviceName{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1981,7 +2071,7 @@ func (x *DeviceName) String() string {
 func (*DeviceName) ProtoMessage() {}
 
 func (x *DeviceName) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[28]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1994,7 +2084,7 @@ func (x *DeviceName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceName.ProtoReflect.Descriptor instead.
 func (*DeviceName) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DeviceName) GetResourceName() string {
@@ -2021,7 +2111,7 @@ type CordonResponse struct {
 
 func (x *CordonResponse) Reset() {
 	*x = CordonResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2033,7 +2123,7 @@ func (x *CordonResponse) String() string {
 func (*CordonResponse) ProtoMessage() {}
 
 func (x *CordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[29]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2046,7 +2136,7 @@ func (x *CordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonResponse.ProtoReflect.Descriptor instead.
 func (*CordonResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CordonResponse) GetDevices() []*Device {
@@ -2065,7 +2155,7 @@ type UncordonRequest struct {
 
 func (x *UncordonRequest) Reset() {
 	*x = UncordonRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2077,7 +2167,7 @@ func (x *UncordonRequest) String() string {
 func (*UncordonRequest) ProtoMessage() {}
 
 func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[30]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2090,7 +2180,7 @@ func (x *UncordonRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonRequest.ProtoReflect.Descriptor instead.
 func (*UncordonRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *UncordonRequest) GetDevices() []*DeviceName {
@@ -2110,7 +2200,7 @@ type UncordonResponse struct {
 
 func (x *UncordonResponse) Reset() {
 	*x = UncordonResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2122,7 +2212,7 @@ func (x *UncordonResponse) String() string {
 func (*UncordonResponse) ProtoMessage() {}
 
 func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[31]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2135,7 +2225,7 @@ func (x *UncordonResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonResponse.ProtoReflect.Descriptor instead.
 func (*UncordonResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *UncordonResponse) GetDevices() []*Device {
@@ -2154,7 +2244,7 @@ type ForgetRequest struct {
 
 func (x *ForgetRequest) Reset() {
 	*x = ForgetRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2166,7 +2256,7 @@ func (x *ForgetRequest) String() string {
 func (*ForgetRequest) ProtoMessage() {}
 
 func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[32]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2179,7 +2269,7 @@ func (x *ForgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetRequest.ProtoReflect.Descriptor instead.
 func (*ForgetRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ForgetRequest) GetResourceName() string {
@@ -2199,7 +2289,7 @@ type ForgetResponse struct {
 
 func (x *ForgetResponse) Reset() {
 	*x = ForgetResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2301,7 @@ func (x *ForgetResponse) String() string {
 func (*ForgetResponse) ProtoMessage() {}
 
 func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[33]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2314,7 @@ func (x *ForgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetResponse.ProtoReflect.Descriptor instead.
 func (*ForgetResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ForgetResponse) GetLifted() []*DeviceName {
@@ -2245,7 +2335,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2257,7 +2347,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[34]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2270,7 +2360,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DrainRequest) GetDevices() []*DeviceName {
@@ -2299,7 +2389,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2311,7 +2401,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[35]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2324,7 +2414,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DrainResponse) GetDevices() []*Device {
@@ -2357,7 +2447,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2369,7 +2459,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[36]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2382,7 +2472,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListHistoryRequest) GetResourceName() string {
@@ -2430,7 +2520,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2442,7 +2532,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[37]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2455,7 +2545,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListHistoryResponse) GetSpans() []*Span {
@@ -2487,7 +2577,7 @@ type Span struct {
 
 func (x *Span) Reset() {
 	*x = Span{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2499,7 +2589,7 @@ func (x *Span) String() string {
 func (*Span) ProtoMessage() {}
 
 func (x *Span) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[38]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2512,7 +2602,7 @@ func (x *Span) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Span.ProtoReflect.Descriptor instead.
 func (*Span) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Span) GetNamespace() string {
@@ -2597,7 +2687,7 @@ type ListActionsRequest struct {
 
 func (x *ListActionsRequest) Reset() {
 	*x = ListActionsRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2609,7 +2699,7 @@ func (x *ListActionsRequest) String() string {
 func (*ListActionsRequest) ProtoMessage() {}
 
 func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[39]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2622,7 +2712,7 @@ func (x *ListActionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsRequest.ProtoReflect.Descriptor instead.
 func (*ListActionsRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListActionsRequest) GetSince() *durationpb.Duration {
@@ -2649,7 +2739,7 @@ type ListActionsResponse struct {
 
 func (x *ListActionsResponse) Reset() {
 	*x = ListActionsResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2661,7 +2751,7 @@ func (x *ListActionsResponse) String() string {
 func (*ListActionsResponse) ProtoMessage() {}
 
 func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[40]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2674,7 +2764,7 @@ func (x *ListActionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActionsResponse.ProtoReflect.Descriptor instead.
 func (*ListActionsResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListActionsResponse) GetActions() []*Action {
@@ -2711,7 +2801,7 @@ type Action struct {
 
 func (x *Action) Reset() {
 	*x = Action{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2723,7 +2813,7 @@ func (x *Action) String() string {
 func (*Action) ProtoMessage() {}
 
 func (x *Action) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[41]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2736,7 +2826,7 @@ func (x *Action) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Action.ProtoReflect.Descriptor instead.
 func (*Action) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Action) GetAt() *timestamppb.Timestamp {
@@ -2819,7 +2909,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2831,7 +2921,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[42]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2844,7 +2934,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *BackupRequest) GetHistory() bool {
@@ -2864,7 +2954,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2876,7 +2966,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[43]
+	mi := &file_devmgrd_admin_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2889,7 +2979,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_devmgrd_admin_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *BackupResponse) GetData() []byte {
@@ -2927,7 +3017,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\tComponent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
-	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xc2\x02\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xf4\x02\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12#\n" +
@@ -2940,7 +3030,9 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\vquarantined\x18\t \x01(\x05R\vquarantined\x12'\n" +
 	"\x0ftarget_capacity\x18\n" +
 	" \x01(\x05R\x0etargetCapacity\x12\x1a\n" +
-	"\bwithheld\x18\v \x01(\x05R\bwithheld\"\x9f\x01\n" +
+	"\bwithheld\x18\v \x01(\x05R\bwithheld\x12\x1c\n" +
+	"\treleasing\x18\f \x01(\x05R\treleasing\x12\x12\n" +
+	"\x04busy\x18\r \x01(\x05R\x04busy\"\x9f\x01\n" +
 	"\aWaiting\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -2987,7 +3079,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x12ListDevicesRequest\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\"I\n" +
 	"\x13ListDevicesResponse\x122\n" +
-	"\adevices\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.DeviceR\adevices\"\xde\x02\n" +
+	"\adevices\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.DeviceR\adevices\"\x99\x03\n" +
 	"\x06Device\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
@@ -3000,18 +3092,23 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x06cordon\x18\b \x01(\v2\x1e.devmgrd.admin.v1.DeviceCordonR\x06cordon\x12\x1a\n" +
 	"\bfailures\x18\t \x01(\x05R\bfailures\x122\n" +
 	"\x06failed\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\x06failed\"l\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\x06failed\x129\n" +
+	"\arelease\x18\v \x01(\v2\x1f.devmgrd.admin.v1.DeviceReleaseR\arelease\"S\n" +
+	"\rDeviceRelease\x12\x10\n" +
+	"\x03why\x18\x01 \x01(\tR\x03why\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"l\n" +
 	"\x06Holder\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
 	"\x03uid\x18\x03 \x01(\tR\x03uid\x12\x1e\n" +
 	"\n" +
 	"containers\x18\x04 \x03(\tR\n" +
-	"containers\"t\n" +
+	"containers\"\x92\x01\n" +
 	"\fDeviceCordon\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x1a\n" +
-	"\bdeclared\x18\x03 \x01(\bR\bdeclared\":\n" +
+	"\bdeclared\x18\x03 \x01(\bR\bdeclared\x12\x1c\n" +
+	"\tsuspended\x18\x04 \x01(\bR\tsuspended\":\n" +
 	"\x13WatchDevicesRequest\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\"J\n" +
 	"\x14WatchDevicesResponse\x122\n" +
@@ -3143,7 +3240,7 @@ func file_devmgrd_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_devmgrd_admin_v1_admin_proto_rawDescData
 }
 
-var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_devmgrd_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
 var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),        // 0: devmgrd.admin.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),       // 1: devmgrd.admin.v1.GetStatusResponse
@@ -3163,47 +3260,48 @@ var file_devmgrd_admin_v1_admin_proto_goTypes = []any{
 	(*ListDevicesRequest)(nil),      // 15: devmgrd.admin.v1.ListDevicesRequest
 	(*ListDevicesResponse)(nil),     // 16: devmgrd.admin.v1.ListDevicesResponse
 	(*Device)(nil),                  // 17: devmgrd.admin.v1.Device
-	(*Holder)(nil),                  // 18: devmgrd.admin.v1.Holder
-	(*DeviceCordon)(nil),            // 19: devmgrd.admin.v1.DeviceCordon
-	(*WatchDevicesRequest)(nil),     // 20: devmgrd.admin.v1.WatchDevicesRequest
-	(*WatchDevicesResponse)(nil),    // 21: devmgrd.admin.v1.WatchDevicesResponse
-	(*ListAssignmentsRequest)(nil),  // 22: devmgrd.admin.v1.ListAssignmentsRequest
-	(*ListAssignmentsResponse)(nil), // 23: devmgrd.admin.v1.ListAssignmentsResponse
-	(*Assignment)(nil),              // 24: devmgrd.admin.v1.Assignment
-	(*ExplainRequest)(nil),          // 25: devmgrd.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),         // 26: devmgrd.admin.v1.ExplainResponse
-	(*CordonRequest)(nil),           // 27: devmgrd.admin.v1.CordonRequest
-	(*DeviceName)(nil),              // 28: devmgrd.admin.v1.DeviceName
-	(*CordonResponse)(nil),          // 29: devmgrd.admin.v1.CordonResponse
-	(*UncordonRequest)(nil),         // 30: devmgrd.admin.v1.UncordonRequest
-	(*UncordonResponse)(nil),        // 31: devmgrd.admin.v1.UncordonResponse
-	(*ForgetRequest)(nil),           // 32: devmgrd.admin.v1.ForgetRequest
-	(*ForgetResponse)(nil),          // 33: devmgrd.admin.v1.ForgetResponse
-	(*DrainRequest)(nil),            // 34: devmgrd.admin.v1.DrainRequest
-	(*DrainResponse)(nil),           // 35: devmgrd.admin.v1.DrainResponse
-	(*ListHistoryRequest)(nil),      // 36: devmgrd.admin.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),     // 37: devmgrd.admin.v1.ListHistoryResponse
-	(*Span)(nil),                    // 38: devmgrd.admin.v1.Span
-	(*ListActionsRequest)(nil),      // 39: devmgrd.admin.v1.ListActionsRequest
-	(*ListActionsResponse)(nil),     // 40: devmgrd.admin.v1.ListActionsResponse
-	(*Action)(nil),                  // 41: devmgrd.admin.v1.Action
-	(*BackupRequest)(nil),           // 42: devmgrd.admin.v1.BackupRequest
-	(*BackupResponse)(nil),          // 43: devmgrd.admin.v1.BackupResponse
-	(*timestamppb.Timestamp)(nil),   // 44: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),     // 45: google.protobuf.Duration
+	(*DeviceRelease)(nil),           // 18: devmgrd.admin.v1.DeviceRelease
+	(*Holder)(nil),                  // 19: devmgrd.admin.v1.Holder
+	(*DeviceCordon)(nil),            // 20: devmgrd.admin.v1.DeviceCordon
+	(*WatchDevicesRequest)(nil),     // 21: devmgrd.admin.v1.WatchDevicesRequest
+	(*WatchDevicesResponse)(nil),    // 22: devmgrd.admin.v1.WatchDevicesResponse
+	(*ListAssignmentsRequest)(nil),  // 23: devmgrd.admin.v1.ListAssignmentsRequest
+	(*ListAssignmentsResponse)(nil), // 24: devmgrd.admin.v1.ListAssignmentsResponse
+	(*Assignment)(nil),              // 25: devmgrd.admin.v1.Assignment
+	(*ExplainRequest)(nil),          // 26: devmgrd.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),         // 27: devmgrd.admin.v1.ExplainResponse
+	(*CordonRequest)(nil),           // 28: devmgrd.admin.v1.CordonRequest
+	(*DeviceName)(nil),              // 29: devmgrd.admin.v1.DeviceName
+	(*CordonResponse)(nil),          // 30: devmgrd.admin.v1.CordonResponse
+	(*UncordonRequest)(nil),         // 31: devmgrd.admin.v1.UncordonRequest
+	(*UncordonResponse)(nil),        // 32: devmgrd.admin.v1.UncordonResponse
+	(*ForgetRequest)(nil),           // 33: devmgrd.admin.v1.ForgetRequest
+	(*ForgetResponse)(nil),          // 34: devmgrd.admin.v1.ForgetResponse
+	(*DrainRequest)(nil),            // 35: devmgrd.admin.v1.DrainRequest
+	(*DrainResponse)(nil),           // 36: devmgrd.admin.v1.DrainResponse
+	(*ListHistoryRequest)(nil),      // 37: devmgrd.admin.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),     // 38: devmgrd.admin.v1.ListHistoryResponse
+	(*Span)(nil),                    // 39: devmgrd.admin.v1.Span
+	(*ListActionsRequest)(nil),      // 40: devmgrd.admin.v1.ListActionsRequest
+	(*ListActionsResponse)(nil),     // 41: devmgrd.admin.v1.ListActionsResponse
+	(*Action)(nil),                  // 42: devmgrd.admin.v1.Action
+	(*BackupRequest)(nil),           // 43: devmgrd.admin.v1.BackupRequest
+	(*BackupResponse)(nil),          // 44: devmgrd.admin.v1.BackupResponse
+	(*timestamppb.Timestamp)(nil),   // 45: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),     // 46: google.protobuf.Duration
 }
 var file_devmgrd_admin_v1_admin_proto_depIdxs = []int32{
-	44, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	45, // 0: devmgrd.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
 	4,  // 1: devmgrd.admin.v1.GetStatusResponse.components:type_name -> devmgrd.admin.v1.Component
 	5,  // 2: devmgrd.admin.v1.GetStatusResponse.resources:type_name -> devmgrd.admin.v1.Resource
 	6,  // 3: devmgrd.admin.v1.GetStatusResponse.waiting:type_name -> devmgrd.admin.v1.Waiting
 	3,  // 4: devmgrd.admin.v1.GetStatusResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer
 	2,  // 5: devmgrd.admin.v1.GetStatusResponse.limits:type_name -> devmgrd.admin.v1.Limit
-	44, // 6: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	45, // 6: devmgrd.admin.v1.Waiting.since:type_name -> google.protobuf.Timestamp
 	9,  // 7: devmgrd.admin.v1.ListPluginsResponse.plugins:type_name -> devmgrd.admin.v1.Plugin
 	3,  // 8: devmgrd.admin.v1.ListPluginsResponse.not_redirected:type_name -> devmgrd.admin.v1.PodContainer
-	44, // 9: devmgrd.admin.v1.Plugin.since:type_name -> google.protobuf.Timestamp
-	44, // 10: devmgrd.admin.v1.Plugin.last_error_time:type_name -> google.protobuf.Timestamp
+	45, // 9: devmgrd.admin.v1.Plugin.since:type_name -> google.protobuf.Timestamp
+	45, // 10: devmgrd.admin.v1.Plugin.last_error_time:type_name -> google.protobuf.Timestamp
 	10, // 11: devmgrd.admin.v1.Plugin.pod:type_name -> devmgrd.admin.v1.PluginPod
 	13, // 12: devmgrd.admin.v1.ListGrantsResponse.grants:type_name -> devmgrd.admin.v1.Grants
 	14, // 13: devmgrd.admin.v1.Grants.env:type_name -> devmgrd.admin.v1.GrantName
@@ -3212,62 +3310,64 @@ var file_devmgrd_admin_v1_admin_proto_depIdxs = []int32{
 	14, // 16: devmgrd.admin.v1.Grants.annotations:type_name -> devmgrd.admin.v1.GrantName
 	14, // 17: devmgrd.admin.v1.Grants.cdi_kinds:type_name -> devmgrd.admin.v1.GrantName
 	17, // 18: devmgrd.admin.v1.ListDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
-	18, // 19: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
-	19, // 20: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
-	44, // 21: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
-	44, // 22: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
-	17, // 23: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
-	24, // 24: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	44, // 25: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
-	44, // 26: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
-	24, // 27: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	28, // 28: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	17, // 29: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	28, // 30: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	17, // 31: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	28, // 32: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
-	28, // 33: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	17, // 34: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
-	45, // 35: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
-	38, // 36: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
-	44, // 37: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
-	44, // 38: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
-	45, // 39: devmgrd.admin.v1.ListActionsRequest.since:type_name -> google.protobuf.Duration
-	41, // 40: devmgrd.admin.v1.ListActionsResponse.actions:type_name -> devmgrd.admin.v1.Action
-	44, // 41: devmgrd.admin.v1.Action.at:type_name -> google.protobuf.Timestamp
-	0,  // 42: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
-	7,  // 43: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
-	11, // 44: devmgrd.admin.v1.AdminService.ListGrants:input_type -> devmgrd.admin.v1.ListGrantsRequest
-	15, // 45: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
-	20, // 46: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
-	22, // 47: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
-	25, // 48: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
-	27, // 49: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
-	30, // 50: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
-	32, // 51: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
-	42, // 52: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
-	34, // 53: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
-	36, // 54: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
-	39, // 55: devmgrd.admin.v1.AdminService.ListActions:input_type -> devmgrd.admin.v1.ListActionsRequest
-	1,  // 56: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
-	8,  // 57: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
-	12, // 58: devmgrd.admin.v1.AdminService.ListGrants:output_type -> devmgrd.admin.v1.ListGrantsResponse
-	16, // 59: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
-	21, // 60: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
-	23, // 61: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
-	26, // 62: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
-	29, // 63: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
-	31, // 64: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
-	33, // 65: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
-	43, // 66: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
-	35, // 67: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
-	37, // 68: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
-	40, // 69: devmgrd.admin.v1.AdminService.ListActions:output_type -> devmgrd.admin.v1.ListActionsResponse
-	56, // [56:70] is the sub-list for method output_type
-	42, // [42:56] is the sub-list for method input_type
-	42, // [42:42] is the sub-list for extension type_name
-	42, // [42:42] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	19, // 19: devmgrd.admin.v1.Device.holder:type_name -> devmgrd.admin.v1.Holder
+	20, // 20: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
+	45, // 21: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
+	18, // 22: devmgrd.admin.v1.Device.release:type_name -> devmgrd.admin.v1.DeviceRelease
+	45, // 23: devmgrd.admin.v1.DeviceRelease.since:type_name -> google.protobuf.Timestamp
+	45, // 24: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
+	17, // 25: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
+	25, // 26: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	45, // 27: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
+	45, // 28: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
+	25, // 29: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	29, // 30: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	17, // 31: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	29, // 32: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	17, // 33: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	29, // 34: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
+	29, // 35: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	17, // 36: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
+	46, // 37: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
+	39, // 38: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
+	45, // 39: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
+	45, // 40: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
+	46, // 41: devmgrd.admin.v1.ListActionsRequest.since:type_name -> google.protobuf.Duration
+	42, // 42: devmgrd.admin.v1.ListActionsResponse.actions:type_name -> devmgrd.admin.v1.Action
+	45, // 43: devmgrd.admin.v1.Action.at:type_name -> google.protobuf.Timestamp
+	0,  // 44: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
+	7,  // 45: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
+	11, // 46: devmgrd.admin.v1.AdminService.ListGrants:input_type -> devmgrd.admin.v1.ListGrantsRequest
+	15, // 47: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
+	21, // 48: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
+	23, // 49: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
+	26, // 50: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
+	28, // 51: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
+	31, // 52: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
+	33, // 53: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
+	43, // 54: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
+	35, // 55: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
+	37, // 56: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
+	40, // 57: devmgrd.admin.v1.AdminService.ListActions:input_type -> devmgrd.admin.v1.ListActionsRequest
+	1,  // 58: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
+	8,  // 59: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
+	12, // 60: devmgrd.admin.v1.AdminService.ListGrants:output_type -> devmgrd.admin.v1.ListGrantsResponse
+	16, // 61: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
+	22, // 62: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
+	24, // 63: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
+	27, // 64: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
+	30, // 65: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
+	32, // 66: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
+	34, // 67: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
+	44, // 68: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
+	36, // 69: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
+	38, // 70: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
+	41, // 71: devmgrd.admin.v1.AdminService.ListActions:output_type -> devmgrd.admin.v1.ListActionsResponse
+	58, // [58:72] is the sub-list for method output_type
+	44, // [44:58] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_devmgrd_admin_v1_admin_proto_init() }
@@ -3275,14 +3375,14 @@ func file_devmgrd_admin_v1_admin_proto_init() {
 	if File_devmgrd_admin_v1_admin_proto != nil {
 		return
 	}
-	file_devmgrd_admin_v1_admin_proto_msgTypes[41].OneofWrappers = []any{}
+	file_devmgrd_admin_v1_admin_proto_msgTypes[42].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_devmgrd_admin_v1_admin_proto_rawDesc), len(file_devmgrd_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   44,
+			NumMessages:   45,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -61,7 +61,7 @@ type AdminServiceClient interface {
 	// Cordon takes devices out of service: devmgrd does not allocate them, and pods that use them keep them. NOT_FOUND, and
 	// nothing is changed, if one of them is unknown. UNAVAILABLE if the state file cannot be written.
 	Cordon(ctx context.Context, in *CordonRequest, opts ...grpc.CallOption) (*CordonResponse, error)
-	// Uncordon puts devices back into service. The same errors.
+	// Uncordon puts devices back into service. With a busy device it releases all devices of its pod, without further proof. The same errors.
 	Uncordon(ctx context.Context, in *UncordonRequest, opts ...grpc.CallOption) (*UncordonResponse, error)
 	// Forget drops a resource that no plugin serves and no pod has or asks for, with the cordons of its devices, and removes it from
 	// the Node. NOT_FOUND if the resource is unknown and the Node does not show it, FAILED_PRECONDITION if it is in use, UNAVAILABLE
@@ -282,7 +282,7 @@ type AdminServiceServer interface {
 	// Cordon takes devices out of service: devmgrd does not allocate them, and pods that use them keep them. NOT_FOUND, and
 	// nothing is changed, if one of them is unknown. UNAVAILABLE if the state file cannot be written.
 	Cordon(context.Context, *CordonRequest) (*CordonResponse, error)
-	// Uncordon puts devices back into service. The same errors.
+	// Uncordon puts devices back into service. With a busy device it releases all devices of its pod, without further proof. The same errors.
 	Uncordon(context.Context, *UncordonRequest) (*UncordonResponse, error)
 	// Forget drops a resource that no plugin serves and no pod has or asks for, with the cordons of its devices, and removes it from
 	// the Node. NOT_FOUND if the resource is unknown and the Node does not show it, FAILED_PRECONDITION if it is in use, UNAVAILABLE

@@ -1,0 +1,297 @@
+package allocator_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A releaser replaces the proof that devices are free: a test sets its results.
+type releaser struct {
+	mu       sync.Mutex
+	held     map[device.PodUID]device.Release // the pods whose devices are not free
+	departed map[device.PodUID]device.Departure
+	changed  chan struct{}
+}
+
+func gated(r *harness) {
+	r.releaser = &releaser{held: map[device.PodUID]device.Release{}, departed: map[device.PodUID]device.Departure{}, changed: make(chan struct{}, 1)}
+}
+
+func (g *releaser) Release(d device.Departure) *device.Release {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.departed[d.Pod.UID] = d
+	if d.Failed != "" {
+		return &device.Release{Why: d.Failed, Failed: d.Failed}
+	}
+	if why, is := g.held[d.Pod.UID]; is {
+		return &why
+	}
+	return nil
+}
+
+func (g *releaser) Forget(uid device.PodUID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.departed, uid)
+}
+
+func (g *releaser) Changed() <-chan struct{} { return g.changed }
+
+func (g *releaser) forgotten() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	clear(g.departed)
+}
+
+// holds has the devices of a pod be in use; an empty Release: they no longer are.
+func (g *releaser) holds(uid device.PodUID, why device.Release) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if why.Why+why.Failed == "" && len(why.Holders) == 0 {
+		delete(g.held, uid)
+	} else {
+		g.held[uid] = why
+	}
+	select {
+	case g.changed <- struct{}{}:
+	default:
+	}
+}
+
+// asked returns the pods whose proof is under way.
+func (g *releaser) asked() (all []device.PodUID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for uid := range g.departed {
+		all = append(all, uid)
+	}
+	slices.Sort(all)
+	return all
+}
+
+var opener = device.Release{Holders: []device.Process{{PID: 4711, Command: "trainer", Holds: "has /dev/gpu0 open"}}}
+
+// ends has pod a, which has the only device, end while pod b waits for it.
+func (r *harness) ends(why device.Release) {
+	r.plugins.stock(gpu, 1)
+	r.RuntimeSynced(nil, nil)
+	r.bind("a", app(gpu, 1))
+	r.bind("b", app(gpu, 1))
+	r.Claim(running("1", "a", "main"))
+	r.releaser.holds("a", why)
+	r.Drop("a")
+	r.RuntimeStopped(running("1", "a", "main"))
+}
+
+func (r *harness) expectState(want device.DeviceState) {
+	r.t.Helper()
+	all, _ := r.Devices(gpu)
+	if got := all[0].State; got != want {
+		r.t.Errorf("the device is %s, want %s", got, want)
+	}
+	if counts := r.Resources().ByName[gpu].States; counts[want] != 1 {
+		r.t.Errorf("counted %v, want one that is %s", counts, want)
+	}
+}
+
+func TestRelease_DeviceHeld_NextPodWaits(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(opener)
+		r.after(time.Second)
+		r.expectState(device.Releasing)
+		r.published(map[device.ResourceName]int{gpu: 1})
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.after(2 * time.Second)
+		r.expectState(device.Occupied)
+		r.expect("b", "main", "waiting DeviceBusy")
+		if got := r.Readiness(device.Container{Pod: "b", Name: "main"}).Wait.Message; !strings.Contains(got, "process 4711 (trainer) has /dev/gpu0 open") {
+			t.Errorf("the pod waits because %q", got)
+		}
+		r.published(map[device.ResourceName]int{gpu: 0})
+		r.after(24 * time.Hour)
+		r.expect("b", "main", "waiting DeviceBusy")
+		r.releaser.holds("a", device.Release{})
+		r.after(0)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		if got := r.releaser.asked(); len(got) > 0 {
+			t.Errorf("proofs under way: %v", got)
+		}
+	}, gated)
+}
+
+func TestRelease_DeviceHeld_HostIsNotAskedAgain(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(opener)
+		r.after(time.Minute)
+		before := r.plugins.walks
+		for _, name := range []string{"c", "d", "e"} { // each is written
+			r.bind(name, app(gpu, 1))
+			r.after(2 * time.Second)
+		}
+		if n := r.plugins.walks - before; n > 0 {
+			t.Errorf("the host was asked %d times about a pod without processes", n)
+		}
+	}, gated)
+}
+
+func TestRelease_Restart_DeviceStaysHeld(t *testing.T) {
+	for _, wait := range []time.Duration{0, time.Minute} {
+		run(t, func(r *harness) {
+			r.ends(opener)
+			r.after(wait)
+			r.restart()
+			r.plugins.stock(gpu, 1)
+			r.Replace([]device.PodDemand{pod("b", app(gpu, 1))})
+			r.RuntimeSynced(nil, nil)
+			r.after(10 * time.Second)
+			r.expect("b", "main", "waiting DeviceBusy")
+			r.releaser.holds("a", device.Release{})
+			r.after(0)
+			r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		}, gated)
+	}
+}
+
+// The vendor's command is not repeated after a failure: the operator decides.
+func TestRelease_CommandFails_RestartDoesNotRepeatIt(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(device.Release{Why: "release.command failed", Failed: "exit code 3"})
+		r.after(10 * time.Second)
+		r.restart()
+		r.plugins.stock(gpu, 1)
+		r.releaser.holds("a", device.Release{}) // the next run would succeed
+		r.Replace([]device.PodDemand{pod("b", app(gpu, 1))})
+		r.RuntimeSynced(nil, nil)
+		r.after(10 * time.Second)
+		r.expect("b", "main", "waiting DeviceBusy")
+		if got := r.releaser.departed["a"].Failed; got != "exit code 3" {
+			t.Errorf("the failure is reported as %q", got)
+		}
+		if _, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); err != nil {
+			t.Fatal(err)
+		}
+		r.after(0)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	}, gated)
+}
+
+func TestRelease_Uncordon_ReleasesABusyDevice(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(opener)
+		r.after(time.Second)
+		if lifted, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); err != nil || len(lifted) > 0 {
+			t.Errorf("while it is being released: %v, %v", lifted, err)
+		}
+		r.after(5 * time.Second)
+		lifted, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}})
+		if err != nil || len(lifted) != 1 || !strings.Contains(lifted[0].Reason, "process 4711") {
+			t.Errorf("uncordoned %v, %v", lifted, err)
+		}
+		r.after(0)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	}, gated)
+}
+
+// The write that releases the devices fails: the proof is not repeated, and the devices are not free before.
+func TestRelease_WriteFails_DeviceStaysThePods(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(opener)
+		r.after(10 * time.Second)
+		r.disk.fails(func() {})
+		r.releaser.holds("a", device.Release{})
+		r.after(10 * time.Second)
+		r.expect("b", "main", "waiting DeviceBusy")
+		r.disk.fails(nil)
+		r.after(2 * time.Second)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	}, gated)
+}
+
+// A container that is created after the pod's end begins the proof afresh.
+func TestRelease_ContainerAfterTheEnd_ProofBeginsAfresh(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(opener)
+		r.after(10 * time.Second)
+		r.Claim(running("2", "a", "main"))
+		r.after(0)
+		if got := r.releaser.asked(); len(got) > 0 {
+			t.Errorf("with a container of the pod, proofs are under way: %v", got)
+		}
+		r.expectState(device.Assigned)
+		r.releaser.holds("a", device.Release{})
+		r.after(time.Minute)
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		r.RuntimeStopped(running("2", "a", "main"))
+		r.after(0)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	}, gated)
+}
+
+// The pod was only away from the API: it keeps its devices.
+func TestRelease_PodIsBack_KeepsItsDevices(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(opener)
+		r.after(10 * time.Second)
+		r.bind("a", app(gpu, 1))
+		r.after(0)
+		r.expectState(device.Assigned)
+		r.published(map[device.ResourceName]int{gpu: 1})
+		if got := r.releaser.asked(); len(got) > 0 {
+			t.Errorf("proofs under way: %v", got)
+		}
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+	}, gated)
+}
+
+// The time in which a device is busy counts: no other pod has it.
+func TestRelease_DeviceHeld_WaitingPodIsGivenUp(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.after(time.Minute)
+		r.bind("a", app(gpu, 1))
+		r.bindMovable("b", app(gpu, 1))
+		r.releaser.holds("a", opener)
+		r.Drop("a")
+		r.after(9 * time.Minute)
+		r.expectGiven()
+		r.after(2 * time.Minute)
+		r.expectGiven("b given up after 10m0s: DeviceBusy")
+	}, gated, func(r *harness) {
+		r.giveUp = func(why device.Reason, _ device.ResourceName) time.Duration {
+			if why == device.DeviceBusy {
+				return 10 * time.Minute
+			}
+			return 0
+		}
+	})
+}
+
+// The process that outlives its pod is named.
+func TestRelease_ProcessesLive_AreNamed(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(gpu, 1))
+		r.plugins.haunt("a")
+		r.Drop("a")
+		r.after(10 * time.Second)
+		r.expectState(device.Occupied)
+		want := "vendor.com/gpu: 1 wanted, 0 of 1 free, 1 busy although the pod has ended: process 7 (stuck) has not ended"
+		if got := r.Readiness(device.Container{Pod: "b", Name: "main"}).Wait; got.Reason != device.DeviceBusy || got.Message != want {
+			t.Errorf("waits for %s: %q, want %q", got.Reason, got.Message, want)
+		}
+		r.plugins.blind = errors.New("the host does not answer") // then the runtime's report decides
+		r.plugins.haunt()
+		r.after(time.Minute)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	})
+}

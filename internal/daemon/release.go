@@ -1,0 +1,59 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/activation"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/nri"
+	"github.com/devmgrd/devmgrd/internal/openers"
+	"github.com/devmgrd/devmgrd/internal/release"
+	"github.com/devmgrd/devmgrd/internal/socket"
+	"github.com/devmgrd/devmgrd/internal/units"
+)
+
+// releaseGate returns what proves that the devices of ended pods are free.
+func releaseGate(c config.Release, seesRuntime func() bool, log *slog.Logger, metrics prometheus.Registerer) *release.Gate {
+	return release.New(release.Config{
+		Openers:     func(r device.ResourceName) bool { return c.Level(string(r)) == config.Openers },
+		Command:     func(r device.ResourceName) []string { return c.Argv(string(r)) },
+		Timeout:     c.Timeout,
+		Ignore:      c.Ignore,
+		SharedNodes: c.SharedNodes,
+		Finder:      openers.Client{Path: c.Socket},
+		Nodes:       nri.NewHostNodes(log),
+		SeesRuntime: seesRuntime,
+		Run:         units.Run,
+		Log:         log,
+		Metrics:     metrics,
+	})
+}
+
+// openersIdle is how long RunOpeners waits for another request if systemd has started the process for one.
+const openersIdle = 10 * time.Second
+
+// RunOpeners answers which processes have devices open or mapped, until ctx ends. With a socket from systemd it returns when there have
+// been no requests for a while.
+func RunOpeners(ctx context.Context, c config.Release, log *slog.Logger) error {
+	passed, err := activation.Listeners()
+	if err != nil {
+		return fmt.Errorf("taking the socket that systemd passes: %w", err)
+	}
+	if len(passed) > 0 {
+		return openers.Serve(ctx, passed[0], openersIdle, log)
+	}
+	if err := socket.VacantPath(c.Socket); err != nil {
+		return err
+	}
+	l, err := socket.ListenPath(c.Socket, 0o600)
+	if err != nil {
+		return err
+	}
+	return openers.Serve(ctx, l, 0, log)
+}

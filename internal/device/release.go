@@ -1,0 +1,61 @@
+package device
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// A Departure is an ended pod that still has its devices. The runtime has no container of it.
+type Departure struct {
+	Pod         Pod
+	Assignments []Assignment
+	// Failed is why release.command has failed for these devices before a restart of devmgrd; empty: it has not.
+	Failed string
+}
+
+// A Release is why the devices of an ended pod are not free yet. It never changes.
+type Release struct {
+	Since time.Time // when the runtime had no container of the pod any longer
+	// Busy: the devices have not been proved free within a moment, and do not count in the Node's capacity.
+	Busy    bool
+	Why     string    // what is missing, if no process is named
+	Holders []Process // a few of the processes that keep the devices
+	Failed  string    // why release.command has failed; empty: it has not. It is not repeated
+}
+
+// String returns what keeps the devices, as a sentence.
+func (r *Release) String() string {
+	if len(r.Holders) == 0 {
+		return r.Why
+	}
+	const named = 3
+	var all []string
+	for _, p := range r.Holders[:min(named, len(r.Holders))] {
+		all = append(all, p.String())
+	}
+	if more := len(r.Holders) - len(all); more > 0 {
+		all = append(all, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(all, ", ")
+}
+
+// A Process is a process that keeps devices of an ended pod.
+type Process struct {
+	PID     int    // on the host
+	Command string // as the process calls itself
+	Pod     Pod    // that the process belongs to; only the UID, if the pod is not known; zero: to none
+	Holds   string // how it keeps them: "has /dev/gpu0 open"
+}
+
+// String returns the process with how it keeps the devices.
+func (p Process) String() string {
+	text := fmt.Sprintf("process %d (%s)", p.PID, Clip(p.Command))
+	switch {
+	case p.Pod.Name != "":
+		text += " of pod " + p.Pod.String()
+	case p.Pod.UID != "":
+		text += " of the pod with UID " + string(p.Pod.UID)
+	}
+	return text + " " + p.Holds
+}

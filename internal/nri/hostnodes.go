@@ -1,0 +1,49 @@
+package nri
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"path/filepath"
+	"strings"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// HostNodes finds the host's device nodes of grants.
+type HostNodes struct{ checks hostChecks }
+
+// NewHostNodes returns a HostNodes.
+func NewHostNodes(log *slog.Logger) *HostNodes { return &HostNodes{hostChecks{log: log}} }
+
+// Of returns the device nodes of a grant that exist now, without those that a CDI specification has for all of its devices. It fails if
+// the host's file system does not answer before ctx ends.
+func (h *HostNodes) Of(ctx context.Context, g device.Grant) (all []device.HostNode, err error) {
+	for _, n := range g.Nodes {
+		found, err := checkHost(ctx, &h.checks, "device", n.HostPath, func() (hostDevices, error) { return hostDevicesAt(n.HostPath) })
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, one := range found.nodes {
+			all = append(all, device.HostNode{Path: filepath.Join(n.HostPath, one.path), Kind: one.kind, Major: one.major, Minor: one.minor})
+		}
+	}
+	if len(g.CDI) == 0 {
+		return all, nil
+	}
+	nodes, err := checkHost(ctx, &h.checks, "CDI specifications of", strings.Join(g.CDI, ", "), func() ([]cdiNode, error) { return cdiOwnNodes(cdiDirs, g.CDI), nil })
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range nodes {
+		if at, _, ok := n.rule(ctx, &h.checks); ok {
+			all = append(all, device.HostNode{Path: cmp.Or(n.HostPath, n.Path), Kind: at.kind, Major: at.major, Minor: at.minor})
+		}
+	}
+	return all, ctx.Err()
+}

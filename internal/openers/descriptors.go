@@ -1,0 +1,160 @@
+package openers
+
+import (
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// descriptors looks at one table of descriptors of the process at hand.
+func (w *worker) descriptors(table name) error {
+	fd, err := openAt(w.dir, table, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return w.unread("fd", err)
+	}
+	defer unix.Close(fd)
+	var failed error
+	err = eachEntry(fd, w.entries, func(n name) error {
+		failed = w.file(fd, n, Open)
+		if gone(failed) {
+			failed = nil // closed meanwhile
+		}
+		return failed
+	})
+	if failed != nil {
+		return failed
+	}
+	if err != nil {
+		return w.unread("fd", err)
+	}
+	return nil
+}
+
+// file looks at a file that the process at hand has open or mapped: at the end of a link in proc.
+func (w *worker) file(dir int, link name, how How) error {
+	w.steps.Add(1)
+	w.files++
+	if w.files%ctxEvery == 0 && w.ctx.Err() != nil {
+		return w.ctx.Err()
+	}
+	var file unix.Statx_t
+	err := statAt(dir, link, unix.STATX_TYPE, &file)
+	switch {
+	case err == unix.ESTALE:
+		return nil // on a network file system, whose server has removed it
+	case denied(err) && w.foreignFUSE(dir, link):
+		return nil
+	case err != nil && how == Mapped:
+		return w.unread("map_files", err)
+	case err != nil:
+		return w.unread("fd", err)
+	}
+	switch file.Mode & unix.S_IFMT {
+	case unix.S_IFCHR, unix.S_IFBLK:
+		d := Device{Block: file.Mode&unix.S_IFMT == unix.S_IFBLK, Major: file.Rdev_major, Minor: file.Rdev_minor}
+		if index, asked := w.record.index[d]; asked {
+			w.hold(index, how)
+		}
+	}
+	return nil
+}
+
+// hold records that the process at hand holds a device.
+func (w *worker) hold(device int, how How) {
+	for _, h := range w.holds {
+		if h.device == device {
+			return // open ones are found first
+		}
+	}
+	w.holds = append(w.holds, hold{device, how})
+}
+
+// foreignFUSE reports whether a file that does not show its type is on a FUSE file system of another user that cannot have devices.
+// Without the option allow_other, FUSE refuses root too; in a user namespace, it refuses all processes outside.
+func (w *worker) foreignFUSE(dir int, link name) bool {
+	fd, err := openAt(dir, link, unix.O_PATH)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	var system unix.Statfs_t
+	if err := unix.Fstatfs(fd, &system); err != nil || system.Type != unix.FUSE_SUPER_MAGIC {
+		return false
+	}
+	if system.Flags&unix.MS_NODEV != 0 { // ST_NODEV of statfs(2)
+		return true
+	}
+	user, err := readLinkAt(w.dir, name("ns/user\x00"), make([]byte, 64))
+	return err == nil && user != firstUserNamespace // the kernel lets no device be opened on a file system of a user namespace
+}
+
+// alone reports whether the process at hand has one thread.
+func (w *worker) alone() (bool, error) {
+	var tasks unix.Statx_t
+	if err := statAt(w.dir, name("task\x00"), unix.STATX_NLINK, &tasks); err != nil {
+		return false, w.unread("task", err)
+	}
+	return tasks.Nlink == 3, nil // two links of any directory, and one for each thread
+}
+
+// eachThread calls visit for each thread of the process at hand.
+func (w *worker) eachThread(visit func(tid int) error) error {
+	fd, err := openAt(w.dir, name("task\x00"), unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return w.unread("task", err)
+	}
+	defer unix.Close(fd)
+	var failed error
+	err = eachEntry(fd, w.list, func(n name) error {
+		w.steps.Add(1)
+		failed = visit(number(n))
+		return failed
+	})
+	if failed != nil {
+		return failed
+	}
+	if err != nil {
+		return w.unread("task", err)
+	}
+	return nil
+}
+
+// otherTables looks at the tables of descriptors that threads of the process at hand do not share with its first thread.
+func (w *worker) otherTables() error {
+	w.tables = append(w.tables[:0], w.pid)
+	return w.eachThread(func(tid int) error {
+		if tid == w.pid {
+			return nil
+		}
+		if w.kcmp {
+			for _, other := range w.tables {
+				if sameFiles(other, tid) {
+					return nil
+				}
+			}
+		}
+		if len(w.tables) < maxTables {
+			w.tables = append(w.tables, tid)
+		}
+		return w.unlessGone(w.descriptors(w.named("task/", tid, "/fd")))
+	})
+}
+
+// ended reports whether a process without memory has closed all files. It may be a thread of the kernel, which has none; or a zombie,
+// which has closed all. Between its last instruction and then, the kernel is closing files that proc does not show.
+func (w *worker) ended() error {
+	return w.eachThread(func(tid int) error {
+		text, err := readAt(w.dir, w.named("task/", tid, "/stat"), w.text)
+		if err != nil {
+			return w.unlessGone(w.unread("stat", err))
+		}
+		s, err := parseStatus(text)
+		if err != nil {
+			return w.unread("stat of thread "+strconv.Itoa(tid), err)
+		}
+		if s.kernel || s.closed {
+			return nil
+		}
+		return &unseenError{"is exiting"}
+	})
+}

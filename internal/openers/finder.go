@@ -1,0 +1,209 @@
+package openers
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+const (
+	patience   = 3 * time.Second // without progress at one process, which then counts as unknown
+	maxBlocked = 16              // processes that block a thread each
+	maxRounds  = 4               // of looking for processes that have started during the scan
+
+	// The kernel fixes the inodes of the first namespaces (linux/proc_ns.h).
+	firstPIDNamespace  = "pid:[4026531836]"
+	firstUserNamespace = "user:[4026531837]"
+)
+
+// A finder makes scans, and remembers the processes that block threads of earlier ones.
+type finder struct {
+	proc     string
+	patience time.Duration
+
+	mu      sync.Mutex   // guards blocked, and the record of the scan
+	blocked map[int]bool // PIDs for which a thread still waits
+}
+
+func newFinder(proc string) *finder {
+	return &finder{proc: proc, patience: patience, blocked: map[int]bool{}}
+}
+
+// find is Find. Only one call may run at a time.
+func (f *finder) find(ctx context.Context, devices []Device) (Scan, error) {
+	scan, err := f.search(ctx, devices)
+	if err != nil {
+		return Scan{}, fmt.Errorf("looking for openers of devices: %w", err)
+	}
+	return scan, nil
+}
+
+func (f *finder) search(ctx context.Context, devices []Device) (Scan, error) {
+	switch {
+	case len(devices) == 0:
+		return Scan{}, fmt.Errorf("no device in the request")
+	case len(devices) > MaxDevices:
+		return Scan{}, fmt.Errorf("%d devices in the request: the limit is %d", len(devices), MaxDevices)
+	}
+	self, namespace, err := f.visible()
+	if err != nil {
+		return Scan{}, err
+	}
+	r := newRecord(devices)
+	if namespace != firstPIDNamespace {
+		r.scan.Namespace = namespace
+	}
+	for {
+		w := newWorker(ctx, f, r, self)
+		f.mu.Lock()
+		r.owner = w
+		f.mu.Unlock()
+		go w.run() // it ends with ctx and with the scan; when a process blocks it, with that process
+		blocked, pid := f.wait(w)
+		switch {
+		case !blocked && w.err != nil:
+			return Scan{}, w.err
+		case !blocked:
+			return r.scan, nil
+		case ctx.Err() != nil:
+			return Scan{}, ctx.Err()
+		case pid == 0:
+			return Scan{}, fmt.Errorf("%s does not list processes: no answer within %v", f.proc, f.patience)
+		}
+		if err := f.pass(r, pid); err != nil {
+			return Scan{}, err
+		}
+	}
+}
+
+// visible checks that proc shows this process and others, and returns this process's name there, and its PID namespace.
+func (f *finder) visible() (self, namespace string, err error) {
+	if self, err = os.Readlink(filepath.Join(f.proc, "self")); err != nil {
+		return "", "", fmt.Errorf("this process is not in %s: %w", f.proc, err)
+	}
+	namespace, err = os.Readlink(filepath.Join(f.proc, "self", "ns", "pid"))
+	if err != nil {
+		return "", "", err
+	}
+	if _, err := os.Lstat(filepath.Join(f.proc, "1", "fd")); err != nil {
+		return "", "", fmt.Errorf("process 1 is not visible, as with the mount option hidepid of %s: %w%s", f.proc, err, lacking())
+	}
+	return self, namespace, nil
+}
+
+// wait returns when a worker has ended. It deprives the worker of its record if a process blocks it. PID 0: the list of processes.
+func (f *finder) wait(w *worker) (blocked bool, pid int) {
+	look := time.NewTicker(f.patience / 4)
+	defer look.Stop()
+	last, since := w.steps.Load(), time.Now()
+	for {
+		select {
+		case <-w.done:
+			return false, 0
+		case now := <-look.C:
+			if steps := w.steps.Load(); steps != last {
+				last, since = steps, now
+				continue
+			}
+			if now.Sub(since) < f.patience {
+				continue
+			}
+			f.mu.Lock()
+			if w.steps.Load() != last {
+				f.mu.Unlock()
+				continue
+			}
+			w.record.owner = nil
+			if pid = w.record.current; pid != 0 {
+				f.blocked[pid] = true
+			}
+			f.mu.Unlock()
+			return true, pid
+		}
+	}
+}
+
+// pass records a process that blocks a worker.
+func (f *finder) pass(r *record, pid int) error {
+	f.mu.Lock()
+	n := len(f.blocked)
+	f.mu.Unlock()
+	if n > maxBlocked {
+		return fmt.Errorf("%d processes block a thread each, the last of them process %d", n, pid)
+	}
+	process := describeBriefly(f.proc, pid)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return r.addUnknown(process, fmt.Sprintf("blocks the scan: no answer within %v", f.patience))
+}
+
+// isBlocked reports whether a thread of an earlier scan still waits for a process.
+func (f *finder) isBlocked(pid int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.blocked[pid]
+}
+
+// next returns a worker's next process. It is false at the end of the round, and if the worker has lost its record.
+func (f *finder) next(w *worker) (pid int, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := w.record
+	if r.owner != w || len(r.queue) == 0 {
+		return 0, false
+	}
+	r.current, r.queue = r.queue[0], r.queue[1:]
+	r.scan.Processes++
+	return r.current, true
+}
+
+// add completes a process in a worker's record. It is false if the worker has lost its record.
+func (f *finder) add(w *worker, process Process, holds []hold, reason string) (bool, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := w.record
+	if r.owner != w {
+		return false, nil
+	}
+	r.current = 0
+	for _, h := range holds {
+		r.addOpener(process, h)
+	}
+	if reason != "" {
+		return true, r.addUnknown(process, reason)
+	}
+	return true, nil
+}
+
+// extend begins a round with the processes that the scan has not seen. It is false if there are none, or the rounds are used up.
+func (f *finder) extend(w *worker, pids []int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := w.record
+	if r.owner != w || r.rounds == maxRounds {
+		return false
+	}
+	r.rounds++
+	r.queue = pids[:0]
+	for _, pid := range pids {
+		if !r.seen.add(pid) {
+			r.queue = append(r.queue, pid)
+		}
+	}
+	return len(r.queue) > 0
+}
+
+// end adds up a worker's work. A worker that was blocked frees its process for the next scan.
+func (f *finder) end(w *worker, cpu time.Duration, pid int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if w.record.owner != w {
+		delete(f.blocked, pid)
+		return
+	}
+	w.record.scan.CPU += cpu
+	w.record.scan.Files += w.files
+}

@@ -1,0 +1,181 @@
+package openers
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+)
+
+// Requests of FUSE, as linux/fuse.h numbers them.
+const (
+	fuseLookup = 1
+	fuseOpen   = 14
+	fuseInit   = 26
+)
+
+// A file system may have stopped answering, and refuse root. The scan neither waits for it nor fails because of it.
+func TestFind_FUSE(t *testing.T) {
+	needRoot(t)
+	binary := plugintest.Executable(t)
+	for _, test := range []struct {
+		name    string
+		user    int
+		flags   uintptr
+		unknown string
+	}{
+		{"of root", 0, 0, ""},
+		{"of another user, without devices", 65534, unix.MS_NODEV, ""},
+		{"of another user, with devices", 65534, 0, "cannot be read: fd: permission denied"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir, err := os.MkdirTemp("", "openers")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { os.Remove(dir) })
+			if err := os.Chmod(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			c := start(t, "fuse", fmt.Sprintf("%s %d %d %s", dir, test.user, test.flags, binary), as(&syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}))
+			text := c.line(t)
+			pid, err := strconv.Atoi(text)
+			if err != nil {
+				t.Skip("this machine has no FUSE:", text)
+			}
+			state := func() string {
+				scan := find(t, full)
+				for _, u := range scan.Unknown {
+					if u.PID == pid {
+						return u.Reason
+					}
+				}
+				return string(by(discard{t}, scan, full, pid))
+			}
+			if got := state(); got != test.unknown {
+				t.Errorf("the process that has a file there is %q, want %q", got, test.unknown)
+			}
+			if _, err := io.WriteString(c.stay.(io.Writer), "\n"); err != nil { // have it exit: it waits for the file system
+				t.Fatal(err)
+			}
+			limit := time.Now().Add(time.Minute)
+			for got := ""; got != "is exiting"; {
+				if got = state(); time.Now().After(limit) {
+					t.Fatalf("the exiting process is %q", got)
+				}
+			}
+		})
+	}
+}
+
+// holdOnFUSE serves a file system that answers nothing but the opening of a file, for a process that opens one. Its argument is a
+// directory to mount it at, the user of both, flags of the mount, and the binary for that process.
+func holdOnFUSE(argument string) error {
+	var dir, binary string
+	var user int
+	var flags uintptr
+	if _, err := fmt.Sscan(argument, &dir, &user, &flags, &binary); err != nil {
+		return err
+	}
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	if err := unix.Mount("openers", dir, "fuse", flags, fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d", fd, user, user)); err != nil {
+		return err
+	}
+	go func() {
+		if err := answerFUSE(fd); err != nil {
+			fmt.Fprintln(os.Stderr, "FUSE:", err)
+		}
+	}()
+	holder := exec.Command(binary)
+	holder.Env = []string{roleVariable + "=open " + dir + "/file", "GORACE=atexit_sleep_ms=0"}
+	holder.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}}
+	stay, err := holder.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := holder.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := holder.Start(); err != nil {
+		return err
+	}
+	ready := make([]byte, len("ready\n"))
+	if _, err := io.ReadFull(out, ready); err != nil || !strings.HasPrefix(string(ready), "ready") {
+		return fmt.Errorf("the process has not opened its file: %q, %w", ready, err)
+	}
+	fmt.Println(holder.Process.Pid)
+	_, err = os.Stdin.Read(make([]byte, 1)) // a command, or the end of the test
+	stay.Close()
+	if err == nil {
+		_, err = io.Copy(io.Discard, os.Stdin)
+	}
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// answerFUSE answers requests until a file has been opened and longer. Others wait for ever, attributes among them.
+func answerFUSE(fd int) error {
+	buffer := make([]byte, 1<<20)
+	for {
+		n, err := unix.Read(fd, buffer)
+		if err == unix.EINTR || err == unix.ENOENT {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if n < 40 {
+			return errors.New("short request")
+		}
+		var body any
+		switch binary.NativeEndian.Uint32(buffer[4:]) {
+		case fuseInit:
+			body = struct {
+				Major, Minor, ReadAhead, Flags uint32
+				Background, Congestion         uint16
+				MaxWrite, Granularity          uint32
+				Rest                           [9]uint32
+			}{Major: 7, Minor: 31, MaxWrite: 4096, Granularity: 1}
+		case fuseLookup:
+			body = struct {
+				Node, Generation, EntryValid, AttributesValid uint64
+				Nanoseconds                                   [2]uint32
+				Inode, Size, Blocks                           uint64
+				Times                                         [3]uint64
+				TimesNanoseconds                              [3]uint32
+				Mode, Links, User, Group, Device, Block, Flag uint32
+			}{Node: 2, Inode: 2, Mode: unix.S_IFREG | 0o644, Links: 1}
+		case fuseOpen:
+			body = [2]uint64{1, 0}
+		default:
+			continue
+		}
+		var answer bytes.Buffer
+		for _, part := range []any{uint32(16 + binary.Size(body)), int32(0), buffer[8:16], body} {
+			if err := binary.Write(&answer, binary.NativeEndian, part); err != nil {
+				return err
+			}
+		}
+		if _, err := unix.Write(fd, answer.Bytes()); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,72 @@
+package openers
+
+import (
+	"fmt"
+	"slices"
+)
+
+// A record is what a scan has found so far.
+type record struct {
+	scan    Scan
+	index   map[Device]int // into devices
+	devices []Device
+	count   []int // openers of each device
+	limit   int   // openers of one device with their details
+
+	owner   *worker // which may change it
+	queue   []int   // the PIDs that are left in this round
+	current int     // the PID at which the owner is; 0: the list of processes
+	rounds  int
+	seen    set
+}
+
+// A hold is how the current process holds a device.
+type hold struct {
+	device int // index
+	how    How
+}
+
+func newRecord(devices []Device) *record {
+	r := &record{index: make(map[Device]int, len(devices))}
+	for _, d := range devices {
+		if _, known := r.index[d]; !known {
+			r.index[d] = len(r.devices)
+			r.devices = append(r.devices, d)
+		}
+	}
+	r.count = make([]int, len(r.devices))
+	r.limit = min(maxOpeners, maxAllOpeners/len(r.devices))
+	return r
+}
+
+func (r *record) addOpener(p Process, h hold) {
+	d := r.devices[h.device]
+	switch r.count[h.device]++; {
+	case r.count[h.device] <= r.limit:
+		r.scan.Openers = append(r.scan.Openers, Opener{d, p, h.how})
+	case !slices.Contains(r.scan.More, d):
+		r.scan.More = append(r.scan.More, d)
+	}
+}
+
+func (r *record) addUnknown(p Process, reason string) error {
+	if len(r.scan.Unknown) == maxUnknown {
+		return fmt.Errorf("more than %d processes are unknown, such as process %d (%q), which %s", maxUnknown, p.PID, p.Command, reason)
+	}
+	r.scan.Unknown = append(r.scan.Unknown, Unknown{p, reason})
+	return nil
+}
+
+// A set holds PIDs, one bit for each: PIDs are below 2^22.
+type set []uint64
+
+// add adds a PID, and reports whether it was there.
+func (s *set) add(pid int) bool {
+	if words := pid/64 + 1 - len(*s); words > 0 {
+		*s = append(*s, make([]uint64, words)...)
+	}
+	word, bit := &(*s)[pid/64], uint64(1)<<(pid%64)
+	was := *word&bit != 0
+	*word |= bit
+	return was
+}

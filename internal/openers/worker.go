@@ -1,0 +1,243 @@
+package openers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	ctxEvery  = 1024 // files between looks at the context, within one process
+	maxTables = 16   // tables of one process's threads that are compared with further threads
+)
+
+// A worker looks at one process after the other, in a thread of its own. Its buffers serve all processes.
+type worker struct {
+	ctx    context.Context
+	finder *finder
+	record *record
+	self   string // this process in proc
+
+	steps atomic.Uint64 // rises with each file
+	done  chan struct{} // closed at the end
+	err   error         // valid when done is closed
+
+	root  int // proc
+	kcmp  bool
+	pid   int // the process at hand
+	dir   int // its directory in proc
+	files int
+	holds []hold
+
+	path    name
+	entries []byte // of proc/PID/fd
+	list    []byte // of proc/PID/task
+	text    []byte // proc/PID/maps, and other files
+	tables  []int  // threads with tables of their own
+
+	seed   maphash.Seed
+	looked map[uint64]struct{} // mapped files of the process at hand, by the hash of their identity
+	missed map[uint64]struct{} // those whose memory has moved meanwhile
+	again  map[uint64]struct{} // the missed ones of the pass before
+}
+
+func newWorker(ctx context.Context, f *finder, r *record, self string) *worker {
+	return &worker{
+		ctx: ctx, finder: f, record: r, self: self, done: make(chan struct{}),
+		path: make(name, 0, 64), entries: make([]byte, 32<<10), list: make([]byte, 32<<10), text: make([]byte, 64<<10), seed: maphash.MakeSeed(),
+		looked: map[uint64]struct{}{}, missed: map[uint64]struct{}{}, again: map[uint64]struct{}{},
+	}
+}
+
+// run is the worker's goroutine.
+func (w *worker) run() {
+	defer close(w.done)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	began := cpuTime()
+	w.err = w.scan()
+	w.finder.end(w, cpuTime()-began, w.pid)
+	w.steps.Add(1)
+}
+
+// cpuTime returns what this thread has used so far.
+func cpuTime() time.Duration {
+	var usage unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_THREAD, &usage) // it fails for bad arguments only
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+// scan looks at all processes, and then at those that have started meanwhile: the last holder of a device may fork and exit.
+func (w *worker) scan() (err error) {
+	if w.root, err = unix.Open(w.finder.proc, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("%s: %w", w.finder.proc, err)
+	}
+	defer unix.Close(w.root)
+	self, _ := strconv.Atoi(w.self)
+	w.kcmp = self == unix.Getpid() // else proc is of another PID namespace, and its PIDs are not those that kcmp takes
+	for {
+		pids, err := w.processes(self)
+		if err != nil {
+			return fmt.Errorf("listing %s: %w", w.finder.proc, err)
+		}
+		if !w.finder.extend(w, pids) {
+			return nil
+		}
+		for {
+			if err := w.ctx.Err(); err != nil {
+				return err
+			}
+			pid, ok := w.finder.next(w)
+			if !ok {
+				break
+			}
+			if ok, err := w.process(pid); err != nil || !ok {
+				return err
+			}
+		}
+	}
+}
+
+// processes lists proc.
+func (w *worker) processes(self int) (pids []int, err error) {
+	if _, err := unix.Seek(w.root, 0, 0); err != nil {
+		return nil, err
+	}
+	err = eachEntry(w.root, w.entries, func(n name) error {
+		if pid := number(n); pid > 0 && pid != self {
+			pids = append(pids, pid)
+		}
+		return nil
+	})
+	return pids, err
+}
+
+// process looks at a process and adds it to the record. It is false if the worker has lost its record.
+func (w *worker) process(pid int) (bool, error) {
+	w.pid, w.holds = pid, w.holds[:0]
+	w.steps.Add(1)
+	if w.finder.isBlocked(pid) {
+		return w.finder.add(w, describeBriefly(w.finder.proc, pid), nil, "has blocked an earlier scan, which still waits")
+	}
+	dir, err := openAt(w.root, w.named("", pid, ""), unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return w.add(-1, w.unread("", err))
+	}
+	defer unix.Close(dir)
+	w.dir = dir
+	living, err := w.look()
+	if living >= 0 {
+		defer unix.Close(living)
+		return w.add(living, err)
+	}
+	return w.add(dir, err)
+}
+
+// look finds the devices of the process at hand. If the first thread has ended and others live, it returns the open directory of
+// one of those, and otherwise -1.
+func (w *worker) look() (living int, err error) {
+	if err := w.descriptors(name("fd\x00")); err != nil {
+		return -1, err
+	}
+	alone, err := w.alone()
+	if err != nil {
+		return -1, err
+	}
+	if !alone {
+		if err := w.otherTables(); err != nil {
+			return -1, err
+		}
+	}
+	switch mapped, err := w.mappings(w.dir); {
+	case err != nil || mapped:
+		return -1, err
+	case alone:
+		return -1, w.ended()
+	}
+	living = -1
+	err = w.eachThread(func(tid int) error {
+		if living >= 0 || tid == w.pid {
+			return nil
+		}
+		// The directory of a thread is not listed in proc, and has what that of a process has.
+		thread, err := openAt(w.root, w.named("", tid, ""), unix.O_PATH|unix.O_DIRECTORY)
+		if err != nil {
+			return w.unlessGone(w.unread("", err))
+		}
+		mapped, err := w.mappings(thread)
+		if err == nil && mapped {
+			living = thread
+			return nil
+		}
+		unix.Close(thread)
+		return w.unlessGone(err)
+	})
+	if err != nil || living >= 0 {
+		return living, err
+	}
+	return -1, w.ended()
+}
+
+// add adds the process at hand to the record, with its names from a directory of proc, and with the error of its examination.
+func (w *worker) add(dir int, err error) (bool, error) {
+	var unseen *unseenError
+	switch {
+	case gone(err):
+		return w.finder.add(w, Process{}, nil, "")
+	case err != nil && !errors.As(err, &unseen):
+		return false, err
+	case err == nil && len(w.holds) == 0:
+		return w.finder.add(w, Process{}, nil, "")
+	}
+	reason := ""
+	if unseen != nil {
+		reason = unseen.reason
+	}
+	process, err := describe(dir, w.pid, w.text)
+	if gone(err) {
+		return w.finder.add(w, Process{}, nil, "")
+	}
+	if err != nil && reason == "" {
+		reason = err.Error()
+	}
+	return w.finder.add(w, process, w.holds, reason)
+}
+
+// An unseenError reports that the process at hand may hold any device.
+type unseenError struct{ reason string }
+
+func (e *unseenError) Error() string { return e.reason }
+
+// unread returns the error for a file of the process at hand: the same one if the process has ended, an *unseenError if only this process
+// cannot be examined, and another one if the scan cannot examine any.
+func (w *worker) unread(file string, err error) error {
+	switch {
+	case gone(err):
+		return err
+	case denied(err) && lacking() != "":
+		return fmt.Errorf("reading %s/%d/%s: %w%s", w.finder.proc, w.pid, file, err, lacking())
+	}
+	return &unseenError{fmt.Sprintf("cannot be read: %s: %v", file, err)}
+}
+
+// unlessGone drops an error that reports the end of a thread, rather than of the process.
+func (w *worker) unlessGone(err error) error {
+	if gone(err) {
+		return nil
+	}
+	return err
+}
+
+// named returns a path of three parts, the second a number. It is valid until the next call.
+func (w *worker) named(before string, n int, after string) name {
+	w.path = append(strconv.AppendInt(append(w.path[:0], before...), int64(n), 10), after...)
+	w.path = append(w.path, 0)
+	return w.path
+}

@@ -1,0 +1,509 @@
+package release
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/lists"
+	"github.com/devmgrd/devmgrd/internal/openers"
+	"github.com/devmgrd/devmgrd/internal/units"
+)
+
+const (
+	// rest is the pause after a search for openers, as a multiple of the CPU time of the search: searches take 5 % of one core.
+	rest = 19
+	// firstRetry and lastRetry are the shortest and the longest pause before a proof is tried again.
+	firstRetry, lastRetry = time.Second, time.Minute
+	// searchLimit bounds one search.
+	searchLimit = time.Minute
+	// maxHolders bounds the processes that are named, and watched, for one pod.
+	maxHolders = 16
+)
+
+// A Finder looks for the processes that have devices open or mapped, as openers.Find does.
+type Finder interface {
+	Find(context.Context, []openers.Device) (openers.Scan, error)
+}
+
+// Nodes finds the host's device nodes of a grant that exist now, without those that are known to be shared.
+type Nodes interface {
+	Of(context.Context, device.Grant) ([]device.HostNode, error)
+}
+
+// Pods knows pods of this node.
+type Pods interface {
+	// Named returns the pod of that UID, or false if it is not known.
+	Named(device.PodUID) (device.Pod, bool)
+}
+
+// A Runner runs a command as a unit of systemd, as units.Run does.
+type Runner func(ctx context.Context, unit string, argv, env []string, limit time.Duration) (units.Outcome, error)
+
+// Config is what New needs.
+type Config struct {
+	// Openers returns whether other processes are looked for before a resource's devices are free.
+	Openers func(device.ResourceName) bool
+	// Command returns the command that makes a resource's devices free for the next pod; empty: there is none.
+	Command func(device.ResourceName) []string
+	Timeout time.Duration // of a command
+	// Ignore are processes that may keep devices open: an absolute path is an executable of the host, and counts for processes that
+	// belong to no pod. Others are patterns of pods, namespace/name.
+	Ignore      []string
+	SharedNodes []string // patterns of device nodes that are no proof
+	Finder      Finder
+	Nodes       Nodes
+	SeesRuntime func() bool // whether devmgrd's PID namespace shows the container runtime
+	Run         Runner
+	Log         *slog.Logger
+	Metrics     prometheus.Registerer
+}
+
+// A Gate proves that devices of ended pods are free. Its methods are safe for concurrent use and do not block.
+type Gate struct {
+	Config
+	metrics *metrics
+	changed chan struct{}
+	wake    chan struct{}
+	work    sync.WaitGroup
+	grants  *grants // for Run's goroutine alone
+
+	mu       sync.Mutex // guards what follows; never held across a call of another package
+	pods     Pods       // nil: no pod's name is known
+	proofs   map[device.PodUID]*proof
+	rested   time.Time // the next search may begin
+	commands map[device.ResourceName]bool
+}
+
+// A proof is what is known about the devices of one ended pod. Gate.mu guards it.
+type proof struct {
+	device.Departure
+	searches bool                  // it needs a search
+	commands []device.ResourceName // whose commands have not succeeded yet
+	running  bool                  // a command is
+	due      time.Time             // of the next search, or of the next run of a command
+	retries  int
+	result   *device.Release // nil: the devices are free
+	unwatch  context.CancelFunc
+	forget   context.CancelFunc
+	ctx      context.Context // ends when the proof is forgotten
+}
+
+// New returns a Gate. Run makes it work.
+func New(c Config) *Gate {
+	return &Gate{
+		Config: c, metrics: newMetrics(c.Metrics), changed: make(chan struct{}, 1), wake: make(chan struct{}, 1),
+		proofs: map[device.PodUID]*proof{}, grants: newGrants(c.SharedNodes), commands: map[device.ResourceName]bool{},
+	}
+}
+
+// NamePods has the pods of processes named. It must not be called after Run.
+func (g *Gate) NamePods(p Pods) { g.pods = p }
+
+// Changed has a value when Release may return something else.
+func (g *Gate) Changed() <-chan struct{} { return g.changed }
+
+// Release begins or continues the proof for an ended pod. It returns nil once the devices are proved free, and until then what is
+// known.
+func (g *Gate) Release(d device.Departure) *device.Release {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if p := g.proofs[d.Pod.UID]; p != nil {
+		return p.result
+	}
+	p := &proof{Departure: d, due: time.Now()}
+	for _, s := range device.Shares(d.Assignments) {
+		p.searches = p.searches || g.Openers(s.Resource)
+		if len(g.Command(s.Resource)) > 0 && !slices.Contains(p.commands, s.Resource) {
+			p.commands = append(p.commands, s.Resource)
+		}
+	}
+	if !p.searches && len(p.commands) == 0 {
+		return nil
+	}
+	p.ctx, p.forget = context.WithCancel(context.Background())
+	g.proofs[d.Pod.UID] = p
+	p.nextLocked()
+	signal(g.wake)
+	return p.result
+}
+
+// nextLocked sets what is known before the next step of a proof.
+func (p *proof) nextLocked() {
+	switch {
+	case p.searches:
+		p.result = &device.Release{Why: "devmgrd is looking for other processes that use the devices", Failed: p.Failed}
+	case p.Failed != "":
+		p.result = &device.Release{Why: p.Failed, Failed: p.Failed}
+	case len(p.commands) > 0:
+		p.result = &device.Release{Why: "release.command of " + string(p.commands[0]) + " is due"}
+	default:
+		p.result = nil
+	}
+}
+
+// Forget ends a proof: the devices have been released, or the pod may use them again.
+func (g *Gate) Forget(uid device.PodUID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if p := g.proofs[uid]; p != nil {
+		p.forget()
+		delete(g.proofs, uid)
+	}
+}
+
+// Run works on the proofs until ctx ends, which is not an error.
+func (g *Gate) Run(ctx context.Context) error {
+	defer g.work.Wait()
+	for {
+		again := g.step(ctx)
+		var due <-chan time.Time
+		if !again.IsZero() {
+			due = time.After(time.Until(again))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-g.wake:
+		case <-due:
+		}
+	}
+}
+
+// step does what is due, and returns when to come again; zero: after the next wake.
+func (g *Gate) step(ctx context.Context) (again time.Time) {
+	later := func(at time.Time) {
+		if again.IsZero() || at.Before(again) {
+			again = at
+		}
+	}
+	g.mu.Lock()
+	now := time.Now()
+	var searches []*proof
+	for _, p := range g.proofs {
+		switch {
+		case p.result == nil || p.running:
+		case !p.searches && p.Failed != "": // the operator decides
+		case now.Before(p.due):
+			later(p.due)
+		case p.searches && now.Before(g.rested):
+			later(g.rested)
+		case p.searches:
+			searches = append(searches, p)
+		case g.commands[p.commands[0]]: // its end wakes
+		default:
+			g.runLocked(ctx, p)
+		}
+	}
+	g.mu.Unlock()
+	if len(searches) == 0 {
+		return again
+	}
+	g.search(ctx, searches)
+	return time.Now() // for what the search has changed
+}
+
+// retryLocked has a step of a proof repeated after a pause.
+func (p *proof) retryLocked() {
+	p.due = time.Now().Add(min(firstRetry<<min(p.retries, 16), lastRetry))
+	p.retries++
+}
+
+// search looks for openers of the devices of several proofs.
+func (g *Gate) search(ctx context.Context, all []*proof) {
+	ctx, cancel := context.WithTimeout(ctx, searchLimit)
+	defer cancel()
+	byProof, failed := map[*proof]map[openers.Device]string{}, map[*proof]error{}
+	var wanted []openers.Device
+	for _, p := range all {
+		nodes, err := g.own(ctx, p)
+		if err != nil {
+			failed[p] = err
+			continue
+		}
+		byProof[p] = nodes
+		for d := range nodes {
+			if !slices.Contains(wanted, d) {
+				wanted = append(wanted, d)
+			}
+		}
+	}
+	var scan openers.Scan
+	for part := range slices.Chunk(wanted, openers.MaxDevices) {
+		one, err := g.Finder.Find(ctx, part)
+		g.metrics.searched(one)
+		g.mu.Lock()
+		g.rested = time.Now().Add(rest * one.CPU)
+		g.mu.Unlock()
+		if err == nil && !g.seesAll(one) {
+			err = errors.New("devmgrd openers sees the processes of its own container only: it needs the host's PID namespace (hostPID: true)")
+		}
+		if err != nil {
+			for p, nodes := range byProof {
+				if slices.ContainsFunc(part, func(d openers.Device) bool { return nodes[d] != "" }) {
+					failed[p] = err
+				}
+			}
+			continue
+		}
+		scan.Openers, scan.More, scan.Unknown = append(scan.Openers, one.Openers...), append(scan.More, one.More...), append(scan.Unknown, one.Unknown...)
+	}
+	ignored := g.ignored()
+	holders, watched := map[*proof][]device.Process{}, map[*proof][]openers.Process{}
+	for _, p := range all { // without the lock: naming a pod takes that of the pods
+		holders[p], watched[p] = g.holders(byProof[p], scan, ignored)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, p := range all {
+		if p.ctx.Err() != nil {
+			continue
+		}
+		before := p.result
+		switch err := failed[p]; {
+		case err != nil:
+			p.result = &device.Release{Why: "it is not known whether other processes use the devices: " + err.Error(), Failed: p.Failed}
+			p.retryLocked()
+		case len(holders[p]) > 0:
+			p.result = &device.Release{Why: "other processes use the devices", Holders: holders[p], Failed: p.Failed}
+			p.retryLocked()
+			g.watchLocked(p, watched[p])
+		default:
+			if p.unwatch != nil {
+				p.unwatch()
+			}
+			p.searches, p.retries, p.due = false, 0, time.Now()
+			p.nextLocked()
+		}
+		if before != p.result {
+			signal(g.changed)
+		}
+	}
+}
+
+// seesAll reports whether a search has seen the processes of all containers: it was made in the machine's first PID namespace, or in
+// devmgrd's own, which shows the container runtime. The latter is so where the whole node is in a container.
+func (g *Gate) seesAll(s openers.Scan) bool {
+	if s.Namespace == "" {
+		return true
+	}
+	own, err := os.Readlink("/proc/self/ns/pid")
+	return err == nil && own == s.Namespace && g.SeesRuntime()
+}
+
+// own returns the device nodes that are a pod's alone, by number.
+func (g *Gate) own(ctx context.Context, p *proof) (map[openers.Device]string, error) {
+	all := map[openers.Device]string{}
+	for _, s := range device.Shares(p.Assignments) {
+		if !g.Openers(s.Resource) {
+			continue
+		}
+		nodes, err := g.Nodes.Of(ctx, s.Grant)
+		if err != nil {
+			return nil, err
+		}
+		g.grants.learn(s.Resource, s.IDs, nodes)
+		for _, n := range nodes {
+			if !g.grants.isShared(n.Path) {
+				all[openers.Device{Block: n.Kind == "b", Major: uint32(n.Major), Minor: uint32(n.Minor)}] = n.Path
+			}
+		}
+	}
+	return all, nil
+}
+
+// ignored returns a function that reports whether a process may keep devices open.
+func (g *Gate) ignored() func(openers.Process, device.Pod) bool {
+	var executables []openers.File
+	for _, name := range g.Ignore {
+		if !path.IsAbs(name) {
+			continue
+		}
+		if info, err := os.Stat(name); err == nil {
+			if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+				executables = append(executables, openers.File{Device: stat.Dev, Inode: stat.Ino})
+			}
+		}
+	}
+	return func(p openers.Process, pod device.Pod) bool {
+		if pod.UID == "" {
+			return slices.Contains(executables, p.ExeFile)
+		}
+		return pod.Name != "" && slices.ContainsFunc(g.Ignore, func(pattern string) bool {
+			matches, err := path.Match(pattern, pod.String())
+			return err == nil && matches
+		})
+	}
+}
+
+// holders returns the processes of a search that keep a proof's devices, and those of them to watch.
+func (g *Gate) holders(nodes map[openers.Device]string, scan openers.Scan, ignored func(openers.Process, device.Pod) bool) (all []device.Process, pids []openers.Process) {
+	add := func(p openers.Process, pod device.Pod, holds string) {
+		if len(all) < maxHolders {
+			all = append(all, device.Process{PID: p.PID, Command: strings.ToValidUTF8(p.Command, "\uFFFD"), Pod: pod, Holds: holds})
+			pids = append(pids, p)
+		}
+	}
+	for _, o := range scan.Openers {
+		node, own := nodes[o.Device]
+		if !own {
+			continue
+		}
+		if pod := g.podOf(o.Cgroup); !ignored(o.Process, pod) {
+			add(o.Process, pod, "has "+node+" "+string(o.How))
+		}
+	}
+	if len(nodes) == 0 {
+		return nil, nil
+	}
+	for _, d := range scan.More { // those beyond the named ones may be anything
+		if node, own := nodes[d]; own && !slices.ContainsFunc(all, func(p device.Process) bool { return strings.Contains(p.Holds, node) }) {
+			all = append(all, device.Process{Holds: "has " + node + " open, and so have too many others to tell which may"})
+		}
+	}
+	for _, u := range scan.Unknown {
+		if pod := g.podOf(u.Cgroup); !ignored(u.Process, pod) {
+			add(u.Process, pod, "may use the devices: it "+u.Reason)
+		}
+	}
+	return all, pids
+}
+
+// shortestUID is the length of the shortest pod UID: the kubelet's hash of a static pod's manifest.
+const shortestUID = 32
+
+// podOf returns the pod that a cgroup belongs to; zero: none. The kubelet names a pod's cgroup pod<uid>, or kubepods-<class>-pod<uid>.slice with
+// underscores in the UID.
+func (g *Gate) podOf(cgroup string) device.Pod {
+	for name := range strings.SplitSeq(cgroup, "/") {
+		if !strings.HasPrefix(name, "pod") && !strings.HasPrefix(name, "kubepods") {
+			continue
+		}
+		_, text, found := strings.Cut(name, "pod")
+		if strings.HasPrefix(name, "kubepods") {
+			at := strings.LastIndex(name, "-pod")
+			found, text = at >= 0, name[max(0, at+len("-pod")):]
+		}
+		if uid := strings.ReplaceAll(strings.TrimSuffix(text, ".slice"), "_", "-"); found && len(uid) >= shortestUID {
+			pod := device.Pod{UID: device.PodUID(uid)}
+			if g.pods != nil {
+				if named, known := g.pods.Named(pod.UID); known {
+					pod = named
+				}
+			}
+			return pod
+		}
+	}
+	return device.Pod{}
+}
+
+// runLocked starts the next command of a proof.
+func (g *Gate) runLocked(ctx context.Context, p *proof) {
+	r := p.commands[0]
+	g.commands[r], p.running = true, true
+	p.result = &device.Release{Why: "release.command of " + string(r) + " is running"}
+	g.work.Go(func() {
+		again, err := g.command(ctx, p.Departure, r)
+		g.metrics.commanded(r, err, again)
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		delete(g.commands, r)
+		p.running = false
+		switch {
+		case ctx.Err() != nil:
+			return // devmgrd ends, and begins the proof again after its start
+		case err != nil && again:
+			p.result = &device.Release{Why: err.Error()}
+			p.retryLocked()
+		case err != nil:
+			g.Log.Error("the devices stay out of service until devmgrd uncordon", "pod", p.Pod.String(), "uid", p.Pod.UID, "err", err)
+			p.Failed = err.Error()
+			p.nextLocked()
+		default:
+			p.commands, p.retries = p.commands[1:], 0
+			p.nextLocked()
+		}
+		signal(g.changed)
+		signal(g.wake)
+	})
+}
+
+// command runs a resource's command. again: it may succeed later.
+func (g *Gate) command(ctx context.Context, d device.Departure, r device.ResourceName) (again bool, err error) {
+	var ids []device.ID
+	var nodes []string
+	for _, s := range device.Shares(d.Assignments) {
+		if s.Resource != r {
+			continue
+		}
+		for _, id := range s.IDs {
+			if !slices.Contains(ids, id) {
+				ids = append(ids, id)
+			}
+		}
+		found, err := g.Nodes.Of(ctx, s.Grant)
+		if err != nil {
+			return true, err
+		}
+		for _, n := range found {
+			if !slices.Contains(nodes, n.Path) {
+				nodes = append(nodes, n.Path)
+			}
+		}
+	}
+	slices.SortFunc(ids, device.CompareIDs)
+	for _, text := range append(lists.Strings(ids), nodes...) {
+		if strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c == 0x7f }) {
+			return false, fmt.Errorf("release.command of %s cannot be told of %q: it has a space or a control character", r, text)
+		}
+	}
+	unit := "devmgrd-release-" + string(d.Pod.UID) + "-" + strings.NewReplacer("/", "-", ".", "-").Replace(string(r)) + ".service"
+	got, err := g.Config.Run(ctx, unit, g.Command(r), []string{
+		"DEVMGRD_RESOURCE=" + string(r), "DEVMGRD_DEVICES=" + strings.Join(lists.Strings(ids), " "), "DEVMGRD_NODES=" + strings.Join(nodes, " "),
+		"DEVMGRD_POD=" + d.Pod.String(), "DEVMGRD_POD_UID=" + string(d.Pod.UID),
+	}, g.Timeout)
+	if err != nil {
+		return true, fmt.Errorf("release.command of %s could not be run: %w", r, err)
+	}
+	again, err = judge(got)
+	if err != nil {
+		err = fmt.Errorf("release.command of %s %w; see journalctl -u %s", r, err, unit)
+	}
+	return again, err
+}
+
+// tryAgain is the exit code of a command that may succeed later: EX_TEMPFAIL of sysexits.h.
+const tryAgain = 75
+
+// judge returns why a command has not succeeded, and whether it may later.
+func judge(o units.Outcome) (again bool, err error) {
+	switch {
+	case o.TimedOut:
+		return false, errors.New("has not ended within release.timeout")
+	case o.Signal != "":
+		return false, fmt.Errorf("was ended by signal %s", o.Signal)
+	case o.Code == tryAgain:
+		return true, errors.New("asks for more time (exit code 75)")
+	case o.Code != 0:
+		return false, fmt.Errorf("has failed with exit code %d", o.Code)
+	}
+	return false, nil
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,94 @@
+// Package units runs commands as transient units of systemd: each in a control group of its own, with its output in the journal, and
+// stopped with all its processes when its time is over. They run with the rights of a system service, and outside of devmgrd's sandbox.
+package units
+
+import (
+	"context"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/dbus"
+	godbus "github.com/godbus/dbus/v5"
+)
+
+// An Outcome is how a command has ended.
+type Outcome struct {
+	Code     int    // exit code, if the command has ended without a signal
+	Signal   string // by which it ended; empty: none
+	TimedOut bool
+}
+
+// stopping is how long a unit may take to end after its time is over. systemd kills it after stopLimit.
+const (
+	stopLimit = 5 * time.Second
+	stopping  = 10 * time.Second
+)
+
+// Run runs argv as a unit of that name, whose environment has env ("NAME=value"), and waits for its end. The unit's processes are ended
+// after limit, or when ctx ends. An error means that the unit was not run to its end: systemd does not answer, or has such a unit already.
+func Run(ctx context.Context, unit string, argv, env []string, limit time.Duration) (Outcome, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit+stopping)
+	defer cancel()
+	systemd, err := dbus.NewWithContext(ctx)
+	if err != nil {
+		return Outcome{}, fmt.Errorf("systemd does not answer: %w", err)
+	}
+	defer systemd.Close()
+	jobs := make(chan string, 1)
+	_, err = systemd.StartTransientUnitContext(ctx, unit, "fail", []dbus.Property{
+		dbus.PropDescription("devmgrd's release.command"),
+		dbus.PropType("oneshot"),
+		dbus.PropExecStart(argv, false),
+		{Name: "Environment", Value: godbus.MakeVariant(env)},
+		{Name: "TimeoutStartUSec", Value: godbus.MakeVariant(uint64(limit.Microseconds()))},
+		{Name: "TimeoutStopUSec", Value: godbus.MakeVariant(uint64(stopLimit.Microseconds()))},
+		{Name: "KillMode", Value: godbus.MakeVariant("control-group")},
+		{Name: "DefaultDependencies", Value: godbus.MakeVariant(true)},
+	}, jobs)
+	if err != nil {
+		return Outcome{}, fmt.Errorf("systemd does not start %s: %w", unit, err)
+	}
+	select {
+	case result := <-jobs:
+		if result == "done" {
+			return Outcome{}, nil
+		}
+	case <-ctx.Done():
+		stop(unit)
+		return Outcome{}, fmt.Errorf("waiting for %s: %w", unit, ctx.Err())
+	}
+	return failure(ctx, systemd, unit)
+}
+
+// failure returns how a unit has failed, and has systemd forget it.
+func failure(ctx context.Context, systemd *dbus.Conn, unit string) (Outcome, error) {
+	properties, err := systemd.GetUnitTypePropertiesContext(ctx, unit, "Service")
+	if err != nil {
+		return Outcome{}, fmt.Errorf("asking systemd about %s: %w", unit, err)
+	}
+	_ = systemd.ResetFailedUnitContext(ctx, unit)
+	result, _ := properties["Result"].(string)
+	status, _ := properties["ExecMainStatus"].(int32)
+	switch result {
+	case "timeout":
+		return Outcome{TimedOut: true}, nil
+	case "signal", "core-dump":
+		return Outcome{Signal: syscall.Signal(status).String()}, nil
+	case "exit-code":
+		return Outcome{Code: int(status)}, nil
+	}
+	return Outcome{}, fmt.Errorf("systemd could not run %s: %s", unit, result)
+}
+
+// stop ends a unit that is no longer waited for.
+func stop(unit string) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	systemd, err := dbus.NewWithContext(ctx)
+	if err != nil {
+		return
+	}
+	defer systemd.Close()
+	_, _ = systemd.StopUnitContext(ctx, unit, "replace", nil)
+}
