@@ -31,7 +31,7 @@ func (a *Allocator) prove() proof {
 	a.mu.Lock()
 	a.writeAt = time.Time{} // what is scheduled from now on may concern a later write
 	var pods []device.PodUID
-	suspects := map[string]*containers.Container{}
+	suspects := map[string]idle{}
 	shown := proof{map[*containers.Container]bool{}, map[device.PodUID]bool{}, map[device.PodUID]bool{}, map[device.PodUID]int{}}
 	for uid, p := range a.ended {
 		shown.uses[uid] = p.uses
@@ -47,11 +47,10 @@ func (a *Allocator) prove() proof {
 	if wait <= 0 {
 		pods = append(pods, leftovers...)
 	}
-	for _, uid := range pods {
-		maps.Copy(suspects, a.running[uid])
-	}
-	for uid := range shown.vacant {
-		maps.Copy(suspects, a.running[uid])
+	for _, uid := range slices.AppendSeq(slices.Clone(pods), maps.Keys(shown.vacant)) {
+		for id, l := range a.running[uid] {
+			suspects[id] = idle{l, uid}
+		}
 	}
 	a.mu.Unlock()
 	var occupied map[device.PodUID][]device.Process
@@ -66,44 +65,51 @@ func (a *Allocator) prove() proof {
 			shown.vacant[uid] = true
 		}
 	}
-	a.postpone(occupied)
+	a.postpone(occupied, shown)
 	a.reviewReleases(shown)
 	shown.idle = a.proveIdle(suspects)
 	return shown
 }
 
+// An idle container of a pod is not known to have started.
+type idle struct {
+	*containers.Container
+	pod device.PodUID
+}
+
 // proveIdle returns the idle containers, by ID, that have no process. The others count as started.
-func (a *Allocator) proveIdle(suspects map[string]*containers.Container) map[*containers.Container]bool {
-	idle := map[*containers.Container]bool{}
+func (a *Allocator) proveIdle(suspects map[string]idle) map[*containers.Container]bool {
+	proven := map[*containers.Container]bool{}
 	for id, l := range suspects {
 		alive, err := true, error(nil)
 		if a.host != nil {
 			alive, err = a.host.HasProcesses(id)
 		}
 		if err == nil && !alive {
-			idle[l] = true
+			proven[l.Container] = true
 			continue
 		}
 		a.log.Warn("container counts as started", "container", l.Name, "id", id, "err", err)
 		a.mu.Lock()
 		l.Idle = false
+		a.usedLocked(a.pods[l.pod])
 		a.mu.Unlock()
 	}
-	return idle
+	return proven
 }
 
 // postpone delays the release of pods with processes. The pause doubles each time.
-func (a *Allocator) postpone(occupied map[device.PodUID][]device.Process) {
+func (a *Allocator) postpone(occupied map[device.PodUID][]device.Process, shown proof) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for uid, processes := range occupied {
 		p := a.ended[uid]
-		if p == nil {
+		if p == nil || p.uses != shown.uses[uid] {
 			continue
 		}
 		p.releaseAt = time.Now().Add(min(firstProcessCheck<<min(p.processChecks, 16), lastProcessCheck))
 		p.processChecks++
-		a.releasingLocked(p, device.Release{Why: "processes of the pod have not ended", Holders: processes})
+		a.releasingLocked(p, device.Release{Why: "processes of the pod have not ended", Holders: processes, Failed: p.releaseFailed})
 	}
 }
 

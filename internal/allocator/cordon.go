@@ -52,8 +52,6 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 			lifted = append(lifted, c)
 		} else if c, suspended := a.suspended[d.Resource][d.ID]; suspended {
 			lifted = append(lifted, c)
-		} else if c, busy := a.acceptLocked(d); busy {
-			accepted = append(accepted, c)
 		} else if _, declared := a.declared[d.Resource][d.ID]; declared {
 			err = &device.DeclaredCordonError{Resource: d.Resource, ID: d.ID}
 		}
@@ -62,13 +60,17 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 	if err != nil {
 		return nil, err
 	}
-	if len(lifted)+len(falls) == 0 {
-		return accepted, nil
-	}
-	if err := a.store.SaveCordons(nil, lifted); err != nil {
-		return nil, err
+	if len(lifted) > 0 {
+		if err := a.store.SaveCordons(nil, lifted); err != nil {
+			return nil, err
+		}
 	}
 	a.mu.Lock()
+	for _, d := range devices {
+		if c, busy := a.acceptLocked(d); busy {
+			accepted = append(accepted, c)
+		}
+	}
 	a.cordons.Remove(lifted...)
 	a.suspended.Remove(lifted...)
 	for _, rec := range falls {

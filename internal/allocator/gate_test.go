@@ -42,6 +42,8 @@ func (g *releaser) Forget(uid device.PodUID) {
 	delete(g.departed, uid)
 }
 
+func (g *releaser) Running(device.PodUID) bool { return false }
+
 func (g *releaser) Changed() <-chan struct{} { return g.changed }
 
 func (g *releaser) forgotten() {
@@ -294,4 +296,86 @@ func TestRelease_ProcessesLive_AreNamed(t *testing.T) {
 		r.after(time.Minute)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 	})
+}
+
+// An idle container starts while the host is asked, and leaves a process: the host is asked again after the container's end.
+func TestRelease_IdleContainerStarts_HostIsAskedAgain(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(gpu, 1))
+		r.Claim(running("1", "a", "main"))
+		left := running("1", "a", "main")
+		left.Idle = true
+		r.RuntimeSynced([]device.Running{left}, nil)
+		r.releaser.holds("a", opener)
+		r.Drop("a")
+		r.after(time.Minute) // proved idle and without a process; the device is held
+		if err := r.RuntimeStarting(t.Context(), running("1", "a", "main")); err != nil {
+			t.Fatal(err)
+		}
+		r.expectState(device.Assigned)
+		r.releaser.holds("a", device.Release{})
+		r.plugins.haunt("a")
+		r.RuntimeStopped(running("1", "a", "main"))
+		r.after(time.Minute)
+		r.expect("b", "main", "waiting DeviceBusy")
+		r.plugins.haunt()
+		r.after(10 * time.Second)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	}, gated)
+}
+
+// A command that fails to lift a cordon releases nothing.
+func TestRelease_UncordonFails_DeviceStaysThePods(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(opener)
+		r.after(10 * time.Second)
+		if _, err := r.Cordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); err != nil {
+			t.Fatal(err)
+		}
+		r.disk.fails(func() {})
+		if _, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); err == nil {
+			t.Error("no error")
+		}
+		r.disk.fails(nil)
+		r.after(time.Minute)
+		r.expect("b", "main", "waiting NotEnoughDevices") // it is cordoned, too
+		if lifted, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); err != nil || len(lifted) != 2 {
+			t.Errorf("uncordoned %v, %v; want the cordon and the busy device", lifted, err)
+		}
+		r.after(0)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	}, gated)
+}
+
+// The pod was away from the API while devmgrd restarted: the failure of its release is forgotten with it.
+func TestRelease_PodIsBackAfterARestart_FailureIsForgotten(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(device.Release{Why: "release.command failed", Failed: "exit code 3"})
+		r.after(10 * time.Second)
+		r.releaser.holds("a", device.Release{})
+		r.restart()
+		r.plugins.stock(gpu, 1)
+		r.Replace([]device.PodDemand{pod("a", app(gpu, 1)), pod("b", app(gpu, 1))})
+		r.RuntimeSynced(nil, nil)
+		r.after(time.Minute)
+		r.Drop("a")
+		r.after(time.Minute)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	}, gated)
+}
+
+// A proof that is under way is no sign of use: capacity does not change.
+func TestRelease_ProofUnderWay_CountsInTheCapacity(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(device.Release{Why: "release.command is running", Underway: true})
+		r.after(30 * time.Second)
+		r.expectState(device.Releasing)
+		r.published(map[device.ResourceName]int{gpu: 1})
+		r.releaser.holds("a", device.Release{})
+		r.after(0)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	}, gated)
 }

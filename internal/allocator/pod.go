@@ -20,6 +20,7 @@ type pod struct {
 	releaseAt     time.Time         // earliest time of its removal
 	release       *device.Release   // if ended: why its devices are not free yet; nil: not known
 	releaseFailed string            // why release.command has failed for its devices
+	failureSaved  bool              // the record on disk has such a failure
 	accepted      bool              // its devices are released without further proof
 	uses          int               // how often the pod came back, or got a container after its end
 	vacated       bool              // the host has shown no process of it since the runtime's last container of it ended
@@ -160,6 +161,9 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 		a.addLocked(p)
 		a.admitLocked(p)
 		return
+	}
+	if p.releaseFailed != "" {
+		a.usedLocked(p) // it was only away
 	}
 	switch {
 	case p.runtimeKnows && !d.Local:

@@ -41,6 +41,9 @@ var waitComparing = device.Wait{Reason: device.Allocating, Message: "devmgrd is 
 // waitAllocating is the answer while an attempt is due or in flight.
 var waitAllocating = device.Wait{Reason: device.Allocating, Message: "the allocation is in progress"}
 
+// waitCommand is the answer for a pod that is back while the command of its release is being stopped.
+var waitCommand = device.Wait{Reason: device.DeviceBusy, Message: "release.command for the pod's devices is still running"}
+
 func (a *Allocator) readinessLocked(c device.Container) device.Readiness {
 	p := a.pods[c.Pod]
 	if p == nil || p.phase == forgetting || p.phase == returned {
@@ -49,6 +52,9 @@ func (a *Allocator) readinessLocked(c device.Container) device.Readiness {
 	demand, ok := p.demand.Of(c.Name)
 	if !ok {
 		return device.Readiness{State: device.NoDevices}
+	}
+	if a.releaser != nil && a.releaser.Running(c.Pod) {
+		return device.Readiness{State: device.Waiting, Wait: waitCommand}
 	}
 	_, lapsed := p.lapsed[c.Name]
 	switch {

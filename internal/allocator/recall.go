@@ -44,5 +44,5 @@ func (a *Allocator) recallLocked(r device.PodRecord, c device.Conflict) {
 	default:
 		a.settleLocked(p)
 	}
-	p.releaseFailed = r.ReleaseFailed // it counts when the API server reports that the pod has ended
+	p.releaseFailed, p.failureSaved = r.ReleaseFailed, r.ReleaseFailed != "" // it counts when the API server reports that the pod has ended
 }

@@ -121,8 +121,11 @@ func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 // created and never started, as after a power cut. These containers have the devices that the pod releases, so they are
 // barred first, as in a release (writer.go).
 func (a *Allocator) moveLocked(p *pod, why device.Wait) {
-	idle := maps.Clone(a.running[p.demand.Pod.UID])
-	if len(idle) == 0 {
+	suspects := map[string]idle{}
+	for id, l := range a.running[p.demand.Pod.UID] {
+		suspects[id] = idle{l, p.demand.Pod.UID}
+	}
+	if len(suspects) == 0 {
 		a.replanLocked(p, why)
 		return
 	}
@@ -132,7 +135,7 @@ func (a *Allocator) moveLocked(p *pod, why device.Wait) {
 	}
 	a.enterLocked(p, allocating)
 	a.work.Go(func() {
-		proven := a.proveIdle(idle)
+		proven := a.proveIdle(suspects)
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		if p.phase == abandoned || p.newDemand != nil || !a.running[p.demand.Pod.UID].Bar(proven) {

@@ -23,6 +23,8 @@ type Releaser interface {
 	Release(device.Departure) *device.Release
 	// Forget ends a proof: the devices have been released, or the pod may use them again.
 	Forget(device.PodUID)
+	// Running reports whether a command for the pod's devices runs, also after Forget, which stops it.
+	Running(device.PodUID) bool
 	// Changed has a value when Release may return something else.
 	Changed() <-chan struct{}
 }
@@ -57,8 +59,11 @@ func (a *Allocator) releasingLocked(p *pod, why device.Release) {
 	if why.Since = now; was != nil {
 		why.Since = was.Since
 	}
-	if why.Busy = now.Sub(why.Since) >= releaseGrace; !why.Busy {
+	switch why.Busy = !why.Underway && now.Sub(why.Since) >= releaseGrace; {
+	case !why.Busy && !why.Underway:
 		a.scheduleWriteLocked(why.Since.Add(releaseGrace).Sub(now))
+	case was != nil && was.Busy:
+		why.Busy = true // until it is free
 	}
 	if why.Failed != p.releaseFailed {
 		p.releaseFailed = why.Failed
@@ -77,14 +82,15 @@ func (a *Allocator) releasingLocked(p *pod, why device.Release) {
 
 // addRunningLocked records a container that exists, or is about to.
 func (a *Allocator) addRunningLocked(r device.Running, stamped bool) *containers.Container {
-	if p := a.ended[r.Container.Pod]; p != nil {
-		a.usedLocked(p)
-	}
+	a.usedLocked(a.pods[r.Container.Pod])
 	return a.running.Add(r, stamped)
 }
 
-// usedLocked records that a pod may use its devices: a later release is proved afresh.
+// usedLocked records that a pod, if it is known, may use its devices: a later release is proved afresh.
 func (a *Allocator) usedLocked(p *pod) {
+	if p == nil {
+		return
+	}
 	p.uses++
 	p.vacated, p.accepted = false, false
 	if p.releaseFailed != "" {
@@ -116,12 +122,14 @@ func (a *Allocator) setReleaseLocked(p *pod, why *device.Release) {
 func (a *Allocator) acceptLocked(d device.Cordon) (device.Cordon, bool) {
 	uid, taken := a.table.Resources.Of(d.Resource).Holder(d.ID)
 	p := a.ended[uid]
-	if !taken || p == nil || p.release == nil || !p.release.Busy {
+	if !taken || p == nil || p.release == nil || !p.release.Busy || a.releaser != nil && a.releaser.Running(uid) {
 		return device.Cordon{}, false
 	}
+	if !p.accepted {
+		a.log.Warn("devices are released although they may be in use: an operator said so", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned),
+			"why", p.release.String())
+	}
 	p.accepted, p.releaseAt = true, time.Time{}
-	a.log.Warn("devices are released although they may be in use: an operator said so", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned),
-		"why", p.release.String())
 	a.scheduleWriteLocked(0)
 	return device.Cordon{Resource: d.Resource, ID: d.ID, Reason: "busy: " + p.release.String(), Since: p.release.Since}, true
 }

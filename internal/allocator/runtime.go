@@ -167,6 +167,9 @@ func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error
 	if l.Idle && (l.Barred || a.table.Conflicting[r.Container.Pod][l.Name] != nil) {
 		return errBarred
 	}
+	if l.Idle {
+		a.usedLocked(a.pods[r.Container.Pod])
+	}
 	l.Idle, l.Started = false, true
 	if p := a.pods[r.Container.Pod]; p != nil {
 		p.failures = 0

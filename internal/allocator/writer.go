@@ -58,6 +58,7 @@ func (a *Allocator) writeLoop(ctx context.Context) {
 		case <-a.write:
 		case <-released:
 			a.writePending()
+			a.writeFalls()
 		case <-due:
 			a.writePending()
 			a.writeFalls()
@@ -84,20 +85,6 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.releaseLeftoversLocked(shown)
-	for uid, p := range a.unsaved {
-		if p.phase == allocating || p.phase == abandoned {
-			continue // the end of the attempt writes the record
-		}
-		if p.doubt != nil && !a.runtimeListed {
-			continue // the record is evidence until the runtime has listed its containers; syncLocked schedules the write
-		}
-		delete(a.unsaved, uid)
-		if p.active() || p.phase == ended && p.releaseFailed != "" {
-			p.saved = true // a pod that ends during the write has to be forgotten again
-			save = append(save, p)
-			records = append(records, p.record())
-		}
-	}
 	for uid, p := range a.ended {
 		if len(p.assigned) > 0 {
 			switch wait, vacant := a.vacantLocked(p); {
@@ -106,15 +93,30 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 			case wait > 0:
 				a.scheduleWriteLocked(wait)
 				continue
-			case shown.pending[uid]:
+			case shown.pending[uid] && p.uses == shown.uses[uid]:
 				continue
-			case !shown.vacant[uid] || !a.running[uid].Bar(shown.idle):
+			case p.uses != shown.uses[uid] || !shown.vacant[uid] || !a.running[uid].Bar(shown.idle):
 				a.scheduleWriteLocked(0) // a container was started, listed or stopped since the host was asked
 				continue
 			}
 		}
 		a.enterLocked(p, forgetting)
 		forget = append(forget, p)
+	}
+	for uid, p := range a.unsaved {
+		if p.phase == allocating || p.phase == abandoned {
+			continue // the end of the attempt writes the record
+		}
+		if p.doubt != nil && !a.runtimeListed {
+			continue // the record is evidence until the runtime has listed its containers; syncLocked schedules the write
+		}
+		delete(a.unsaved, uid)
+		if p.active() || p.phase == ended && (p.releaseFailed != "" || p.failureSaved) {
+			p.saved = true // a pod that ends during the write has to be forgotten again
+			save = append(save, p)
+			p.failureSaved = p.releaseFailed != ""
+			records = append(records, p.record())
+		}
 	}
 	return save, forget, records
 }
@@ -187,7 +189,7 @@ func (a *Allocator) releasedLocked(p *pod) {
 		a.releaser.Forget(uid)
 	}
 	p.assigned, p.preparations, p.saved = nil, nil, false
-	p.release, p.vacated, p.accepted, p.releaseFailed = nil, false, false, ""
+	p.release, p.vacated, p.accepted, p.releaseFailed, p.failureSaved = nil, false, false, "", false
 	a.changedLocked()
 	if p.phase == forgetting {
 		a.enterLocked(p, absent)

@@ -123,6 +123,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Metrics:         metrics,
 	})
 	plugins.MakeRoomWith(devices)
+	gate.Watch(devices)
 	nriConfig := nri.Config{
 		Socket:    c.NRI.Socket,
 		Index:     c.NRI.Index,

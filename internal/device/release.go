@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // A Departure is an ended pod that still has its devices. The runtime has no container of it.
@@ -18,10 +19,12 @@ type Departure struct {
 type Release struct {
 	Since time.Time // when the runtime had no container of the pod any longer
 	// Busy: the devices have not been proved free within a moment, and do not count in the Node's capacity.
-	Busy    bool
-	Why     string    // what is missing, if no process is named
-	Holders []Process // a few of the processes that keep the devices
-	Failed  string    // why release.command has failed; empty: it has not. It is not repeated
+	Busy bool
+	// Underway: the proof is being made, and there is no sign that the devices are in use.
+	Underway bool
+	Why      string    // what is missing, if no process is named
+	Holders  []Process // a few of the processes that keep the devices
+	Failed   string    // why release.command has failed; empty: it has not. It is not repeated
 }
 
 // String returns what keeps the devices, as a sentence.
@@ -50,7 +53,16 @@ type Process struct {
 
 // String returns the process with how it keeps the devices.
 func (p Process) String() string {
-	text := fmt.Sprintf("process %d (%s)", p.PID, Clip(p.Command))
+	if p.PID == 0 {
+		return "other processes " + p.Holds
+	}
+	command := strings.Map(func(c rune) rune {
+		if unicode.IsControl(c) {
+			return unicode.ReplacementChar
+		}
+		return c
+	}, strings.ToValidUTF8(p.Command, string(unicode.ReplacementChar)))
+	text := fmt.Sprintf("process %d (%s)", p.PID, Clip(command))
 	switch {
 	case p.Pod.Name != "":
 		text += " of pod " + p.Pod.String()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"fmt"
 	"io"
 	"iter"
 	"os"
@@ -73,8 +74,9 @@ func cdiEdits(dirs, names []string) edits {
 	return all
 }
 
-// cdiOwnNodes returns the nodes of the named CDI devices, without those that a specification has for all of its devices.
-func cdiOwnNodes(dirs, names []string) (all []cdiNode) {
+// cdiOwnNodes returns the nodes of the named CDI devices, without those that a specification has for all of its devices. It fails if
+// no specification has one of the devices.
+func cdiOwnNodes(dirs, names []string) (all []cdiNode, err error) {
 	found := map[string][]cdiNode{}
 	for spec := range cdiSpecs(dirs, names) {
 		for _, d := range spec.Devices {
@@ -84,9 +86,13 @@ func cdiOwnNodes(dirs, names []string) (all []cdiNode) {
 		}
 	}
 	for _, name := range names {
-		all = append(all, found[name]...)
+		nodes, known := found[name]
+		if !known {
+			return nil, fmt.Errorf("no CDI specification has the device %s", name)
+		}
+		all = append(all, nodes...)
 	}
-	return all
+	return all, nil
 }
 
 // cdiSpecs yields the specifications that may describe one of the devices. A later one overrides the devices of an earlier one.

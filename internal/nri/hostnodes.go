@@ -19,7 +19,7 @@ type HostNodes struct{ checks hostChecks }
 func NewHostNodes(log *slog.Logger) *HostNodes { return &HostNodes{hostChecks{log: log}} }
 
 // Of returns the device nodes of a grant that exist now, without those that a CDI specification has for all of its devices. It fails if
-// the host's file system does not answer before ctx ends.
+// the host's file system does not answer before ctx ends, and if no specification has a CDI device.
 func (h *HostNodes) Of(ctx context.Context, g device.Grant) (all []device.HostNode, err error) {
 	for _, n := range g.Nodes {
 		found, err := checkHost(ctx, &h.checks, "device", n.HostPath, func() (hostDevices, error) { return hostDevicesAt(n.HostPath) })
@@ -36,13 +36,21 @@ func (h *HostNodes) Of(ctx context.Context, g device.Grant) (all []device.HostNo
 	if len(g.CDI) == 0 {
 		return all, nil
 	}
-	nodes, err := checkHost(ctx, &h.checks, "CDI specifications of", strings.Join(g.CDI, ", "), func() ([]cdiNode, error) { return cdiOwnNodes(cdiDirs, g.CDI), nil })
+	nodes, err := checkHost(ctx, &h.checks, "CDI specifications of", strings.Join(g.CDI, ", "), func() ([]cdiNode, error) { return cdiOwnNodes(cdiDirs, g.CDI) })
 	if err != nil {
 		return nil, err
 	}
 	for _, n := range nodes {
-		if at, _, ok := n.rule(ctx, &h.checks); ok {
-			all = append(all, device.HostNode{Path: cmp.Or(n.HostPath, n.Path), Kind: at.kind, Major: at.major, Minor: at.minor})
+		path := cmp.Or(n.HostPath, n.Path)
+		found, err := checkHost(ctx, &h.checks, "device", path, func() (hostDevices, error) { return hostDevicesAt(path) })
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return nil, err
+		default:
+			for _, one := range found.nodes {
+				all = append(all, device.HostNode{Path: filepath.Join(path, one.path), Kind: one.kind, Major: one.major, Minor: one.minor})
+			}
 		}
 	}
 	return all, ctx.Err()

@@ -57,7 +57,7 @@ func (s *draft) shortage(r device.ResourceName, want, got int) *device.Refusal {
 	if sick > 0 && got+sick >= want {
 		return device.Refuse(device.DeviceUnhealthy, nil, "%s: %d wanted, %d of %d free and healthy, %d free but unhealthy", r, want, got, listed, sick)
 	}
-	if _, n, why := s.pool.busy(); n > 0 && got+n >= want {
+	if _, _, n, why := s.pool.busy(); n > 0 && got+n >= want {
 		return device.Refuse(device.DeviceBusy, nil, "%s: %d wanted, %d of %d free, %d busy although the pod has ended: %s", r, want, got, listed, n, why)
 	}
 	if n := s.pool.cordoned(); n > 0 {

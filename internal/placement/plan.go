@@ -113,7 +113,7 @@ func (p *planner) busy(why device.Reason) bool {
 		}
 	}
 	for r, n := range wants {
-		if _, busy, _ := p.from[r].busy(); p.from[r].listing.usableCount-busy < n { // no pod has the busy ones any longer
+		if _, _, busy, _ := p.from[r].busy(); p.from[r].listing.usableCount-busy < n { // no pod has the busy ones any longer
 			return false
 		}
 	}

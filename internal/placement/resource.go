@@ -216,20 +216,25 @@ func (p *Resource) Releasing(ids []device.ID, pod device.PodUID, why *device.Rel
 	}
 }
 
-// busy returns the number of devices that are busy, how many of them are listed and usable, and what keeps one of them.
-func (p *Resource) busy() (all, usable int, why *device.Release) {
+// busy returns the number of devices that are busy, and of those not listed among them, how many are listed and usable, and what keeps
+// one of them.
+func (p *Resource) busy() (all, unlisted, usable int, why *device.Release) {
 	for id, r := range p.releasing {
 		if !r.Busy {
 			continue
 		}
-		if all++; p.listing.has(id) {
+		all++
+		if _, listed := p.listing.at[id]; !listed {
+			unlisted++
+		}
+		if p.listing.has(id) {
 			usable++
 		}
 		if why == nil || r.Since.Before(why.Since) {
 			why = r
 		}
 	}
-	return all, usable, why
+	return all, unlisted, usable, why
 }
 
 // Quarantine sets aside devices that a pod runs with, unless they are taken already.
@@ -251,7 +256,7 @@ func (p *Resource) EndQuarantine(id device.ID) { delete(p.quarantined, id) }
 // Counts returns the number of devices in each state of the metric devmgrd_devices. Each device is in exactly one state.
 func (p *Resource) Counts() map[device.DeviceState]int {
 	free, stale := p.freeCount, 0
-	busy, _, _ := p.busy()
+	busy, _, _, _ := p.busy()
 	if p.offer.State != device.Serving {
 		free, stale = 0, p.freeCount
 	}
@@ -303,8 +308,8 @@ func (p *Resource) Unavailable(r device.ResourceName) *device.Refusal {
 // The capacity is never less than the requests of the pods that the kubelet has admitted. A kubelet sets allocatable to
 // capacity; at its restart it admits all pods again against that value and fails the youngest where the value is too low.
 func (p *Resource) Capacity(idle, hidden, admitted int) int {
-	busy, _, _ := p.busy()
-	n := len(p.taken) - busy - idle - max(0, hidden)
+	busy, unlisted, _, _ := p.busy()
+	n := len(p.taken) - (busy - unlisted) - max(unlisted, idle) - max(0, hidden) // an idle one may be busy, too
 	if p.offer.State != device.Lost {
 		n += p.freeCount
 	}

@@ -8,12 +8,13 @@
 //
 // Processes outside the pod can hold a device: privileged ones, debuggers, daemons that a container passed a descriptor to. They are
 // found by device numbers (package openers), in a process of its own with the rights for that. One search answers for all
-// pods that wait at its beginning. The next one begins only after a pause of 19 times the CPU time of the last: searches take at most
-// 5 % of one core. If a process holds a device, it is watched, and its end starts a search; else the next follows after 1 s,
+// pods that wait at its beginning. Searches take at most 5 % of one core on average: 3 s of CPU time at once after a minute's pause, and then
+// each one waits for its share. If a process holds a device, it is watched, and its end starts a search; else the next follows after 1 s,
 // doubling up to a minute.
 //
 // Nodes that several devices share prove nothing, such as /dev/nvidiactl. Known ones are in a table (nodes.go), the setting
-// release.sharedNodes adds more, and a node that pods with different devices have been granted is shared. Monitors and daemons that keep
+// release.sharedNodes adds more, and a node that two containers have at the moment, with different devices, is shared. Where no node is left,
+// nothing can be looked for: the log says so, once for each resource. Monitors and daemons that keep
 // each device open are left out by release.ignore.
 //
 // The command runs after the search, as a transient unit of systemd, one at a time for each resource:

@@ -2,6 +2,8 @@ package release
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,10 +24,14 @@ import (
 )
 
 const (
-	// rest is the pause after a search for openers, as a multiple of the CPU time of the search: searches take 5 % of one core.
-	rest = 19
+	// share is the inverse of the part of one core that searches for openers take on average: 5 %.
+	share = 20
+	// saved is the time whose part searches may take at once after a pause.
+	saved = time.Minute
 	// firstRetry and lastRetry are the shortest and the longest pause before a proof is tried again.
 	firstRetry, lastRetry = time.Second, time.Minute
+	// nodesLimit bounds the look at the nodes of one pod.
+	nodesLimit = 5 * time.Second
 	// searchLimit bounds one search.
 	searchLimit = time.Minute
 	// maxHolders bounds the processes that are named, and watched, for one pod.
@@ -47,6 +53,9 @@ type Pods interface {
 	// Named returns the pod of that UID, or false if it is not known.
 	Named(device.PodUID) (device.Pod, bool)
 }
+
+// Assignments knows which pods have which devices.
+type Assignments interface{ Snapshot() *device.Snapshot }
 
 // A Runner runs a command as a unit of systemd, as units.Run does.
 type Runner func(ctx context.Context, unit string, argv, env []string, limit time.Duration) (units.Outcome, error)
@@ -77,13 +86,16 @@ type Gate struct {
 	changed chan struct{}
 	wake    chan struct{}
 	work    sync.WaitGroup
-	grants  *grants // for Run's goroutine alone
+	blind   map[device.ResourceName]bool // resources whose grants name no device node of their own; for Run's goroutine alone
 
-	mu       sync.Mutex // guards what follows; never held across a call of another package
-	pods     Pods       // nil: no pod's name is known
+	mu       sync.Mutex  // guards what follows; never held across a call of another package
+	assigned Assignments // nil: no node is known to be shared by grants
+	pods     Pods        // nil: no pod's name is known
 	proofs   map[device.PodUID]*proof
-	rested   time.Time // the next search may begin
-	commands map[device.ResourceName]bool
+	rested   time.Time                    // the next search may begin
+	commands map[device.ResourceName]bool // whose command runs
+	running  map[device.PodUID]bool       // the pods for whose devices a command runs
+	closed   bool
 }
 
 // A proof is what is known about the devices of one ended pod. Gate.mu guards it.
@@ -104,9 +116,12 @@ type proof struct {
 func New(c Config) *Gate {
 	return &Gate{
 		Config: c, metrics: newMetrics(c.Metrics), changed: make(chan struct{}, 1), wake: make(chan struct{}, 1),
-		proofs: map[device.PodUID]*proof{}, grants: newGrants(c.SharedNodes), commands: map[device.ResourceName]bool{},
+		proofs: map[device.PodUID]*proof{}, commands: map[device.ResourceName]bool{}, running: map[device.PodUID]bool{}, blind: map[device.ResourceName]bool{},
 	}
 }
+
+// Watch has the Gate see the assignments of all pods. It must be called before Run.
+func (g *Gate) Watch(a Assignments) { g.assigned = a }
 
 // NamePods has the pods of processes named. It must not be called after Run.
 func (g *Gate) NamePods(p Pods) { g.pods = p }
@@ -122,12 +137,18 @@ func (g *Gate) Release(d device.Departure) *device.Release {
 	if p := g.proofs[d.Pod.UID]; p != nil {
 		return p.result
 	}
+	if g.closed {
+		return &device.Release{Why: "devmgrd is stopping", Underway: true}
+	}
 	p := &proof{Departure: d, due: time.Now()}
 	for _, s := range device.Shares(d.Assignments) {
 		p.searches = p.searches || g.Openers(s.Resource)
 		if len(g.Command(s.Resource)) > 0 && !slices.Contains(p.commands, s.Resource) {
 			p.commands = append(p.commands, s.Resource)
 		}
+	}
+	if len(p.commands) == 0 {
+		p.Failed = "" // the command is no longer configured
 	}
 	if !p.searches && len(p.commands) == 0 {
 		return nil
@@ -143,11 +164,11 @@ func (g *Gate) Release(d device.Departure) *device.Release {
 func (p *proof) nextLocked() {
 	switch {
 	case p.searches:
-		p.result = &device.Release{Why: "devmgrd is looking for other processes that use the devices", Failed: p.Failed}
+		p.result = &device.Release{Why: "devmgrd is looking for other processes that use the devices", Failed: p.Failed, Underway: true}
 	case p.Failed != "":
 		p.result = &device.Release{Why: p.Failed, Failed: p.Failed}
 	case len(p.commands) > 0:
-		p.result = &device.Release{Why: "release.command of " + string(p.commands[0]) + " is due"}
+		p.result = &device.Release{Why: "release.command of " + string(p.commands[0]) + " is due", Underway: true}
 	default:
 		p.result = nil
 	}
@@ -163,9 +184,28 @@ func (g *Gate) Forget(uid device.PodUID) {
 	}
 }
 
+// forgetAll ends all proofs, and what watches processes for them.
+func (g *Gate) forgetAll() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.closed = true
+	for uid, p := range g.proofs {
+		p.forget()
+		delete(g.proofs, uid)
+	}
+}
+
+// Running reports whether a command for a pod's devices runs, also after Forget, which stops it.
+func (g *Gate) Running(uid device.PodUID) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.running[uid]
+}
+
 // Run works on the proofs until ctx ends, which is not an error.
 func (g *Gate) Run(ctx context.Context) error {
 	defer g.work.Wait()
+	defer g.forgetAll()
 	for {
 		again := g.step(ctx)
 		var due <-chan time.Time
@@ -222,8 +262,6 @@ func (p *proof) retryLocked() {
 
 // search looks for openers of the devices of several proofs.
 func (g *Gate) search(ctx context.Context, all []*proof) {
-	ctx, cancel := context.WithTimeout(ctx, searchLimit)
-	defer cancel()
 	byProof, failed := map[*proof]map[openers.Device]string{}, map[*proof]error{}
 	var wanted []openers.Device
 	for _, p := range all {
@@ -241,10 +279,15 @@ func (g *Gate) search(ctx context.Context, all []*proof) {
 	}
 	var scan openers.Scan
 	for part := range slices.Chunk(wanted, openers.MaxDevices) {
-		one, err := g.Finder.Find(ctx, part)
+		limited, cancel := context.WithTimeout(ctx, searchLimit)
+		one, err := g.Finder.Find(limited, part)
+		cancel()
 		g.metrics.searched(one)
 		g.mu.Lock()
-		g.rested = time.Now().Add(rest * one.CPU)
+		if earliest := time.Now().Add(-saved); g.rested.Before(earliest) {
+			g.rested = earliest
+		}
+		g.rested = g.rested.Add(share * one.CPU)
 		g.mu.Unlock()
 		if err == nil && !g.seesAll(one) {
 			err = errors.New("devmgrd openers sees the processes of its own container only: it needs the host's PID namespace (hostPID: true)")
@@ -304,7 +347,9 @@ func (g *Gate) seesAll(s openers.Scan) bool {
 
 // own returns the device nodes that are a pod's alone, by number.
 func (g *Gate) own(ctx context.Context, p *proof) (map[openers.Device]string, error) {
-	all := map[openers.Device]string{}
+	ctx, cancel := context.WithTimeout(ctx, nodesLimit)
+	defer cancel()
+	all, shared := map[openers.Device]string{}, g.shared()
 	for _, s := range device.Shares(p.Assignments) {
 		if !g.Openers(s.Resource) {
 			continue
@@ -313,11 +358,16 @@ func (g *Gate) own(ctx context.Context, p *proof) (map[openers.Device]string, er
 		if err != nil {
 			return nil, err
 		}
-		g.grants.learn(s.Resource, s.IDs, nodes)
+		found := false
 		for _, n := range nodes {
-			if !g.grants.isShared(n.Path) {
+			if !shared(n.Path) {
+				found = true
 				all[openers.Device{Block: n.Kind == "b", Major: uint32(n.Major), Minor: uint32(n.Minor)}] = n.Path
 			}
+		}
+		if !found && !g.blind[s.Resource] {
+			g.blind[s.Resource] = true
+			g.Log.Warn("release.check: openers proves nothing: grants of the resource name no device node of their own", "resource", s.Resource, "pod", p.Pod.String())
 		}
 	}
 	return all, nil
@@ -369,7 +419,7 @@ func (g *Gate) holders(nodes map[openers.Device]string, scan openers.Scan, ignor
 	}
 	for _, d := range scan.More { // those beyond the named ones may be anything
 		if node, own := nodes[d]; own && !slices.ContainsFunc(all, func(p device.Process) bool { return strings.Contains(p.Holds, node) }) {
-			all = append(all, device.Process{Holds: "has " + node + " open, and so have too many others to tell which may"})
+			all = append(all, device.Process{Holds: "have " + node + " open, too many to name"})
 		}
 	}
 	for _, u := range scan.Unknown {
@@ -411,18 +461,23 @@ func (g *Gate) podOf(cgroup string) device.Pod {
 // runLocked starts the next command of a proof.
 func (g *Gate) runLocked(ctx context.Context, p *proof) {
 	r := p.commands[0]
-	g.commands[r], p.running = true, true
-	p.result = &device.Release{Why: "release.command of " + string(r) + " is running"}
+	uid := p.Pod.UID
+	g.commands[r], g.running[uid], p.running = true, true, true
+	p.result = &device.Release{Why: "release.command of " + string(r) + " is running", Underway: p.retries == 0}
+	signal(g.changed)
 	g.work.Go(func() {
+		ctx, stop := context.WithCancel(ctx)
+		defer stop()
+		defer context.AfterFunc(p.ctx, stop)()
 		again, err := g.command(ctx, p.Departure, r)
 		g.metrics.commanded(r, err, again)
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		delete(g.commands, r)
+		delete(g.running, uid)
 		p.running = false
 		switch {
-		case ctx.Err() != nil:
-			return // devmgrd ends, and begins the proof again after its start
+		case ctx.Err() != nil: // the pod may use the devices again; or devmgrd ends, and begins the proof again after its start
 		case err != nil && again:
 			p.result = &device.Release{Why: err.Error()}
 			p.retryLocked()
@@ -468,7 +523,7 @@ func (g *Gate) command(ctx context.Context, d device.Departure, r device.Resourc
 			return false, fmt.Errorf("release.command of %s cannot be told of %q: it has a space or a control character", r, text)
 		}
 	}
-	unit := "devmgrd-release-" + string(d.Pod.UID) + "-" + strings.NewReplacer("/", "-", ".", "-").Replace(string(r)) + ".service"
+	unit := unitName(d.Pod.UID, r)
 	got, err := g.Config.Run(ctx, unit, g.Command(r), []string{
 		"DEVMGRD_RESOURCE=" + string(r), "DEVMGRD_DEVICES=" + strings.Join(lists.Strings(ids), " "), "DEVMGRD_NODES=" + strings.Join(nodes, " "),
 		"DEVMGRD_POD=" + d.Pod.String(), "DEVMGRD_POD_UID=" + string(d.Pod.UID),
@@ -481,6 +536,24 @@ func (g *Gate) command(ctx context.Context, d device.Departure, r device.Resourc
 		err = fmt.Errorf("release.command of %s %w; see journalctl -u %s", r, err, unit)
 	}
 	return again, err
+}
+
+// unitName returns the name of a command's unit. systemd takes 255 bytes.
+func unitName(uid device.PodUID, r device.ResourceName) string {
+	plain := func(s string, most int) string {
+		short := strings.Map(func(c rune) rune {
+			if c < 0x80 && (c == '-' || c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z') {
+				return c
+			}
+			return '-'
+		}, s)
+		if len(short) <= most {
+			return short
+		}
+		sum := sha256.Sum256([]byte(s))
+		return short[:most-17] + "-" + hex.EncodeToString(sum[:8])
+	}
+	return "devmgrd-release-" + plain(string(uid), 100) + "-" + plain(string(r), 100) + ".service"
 }
 
 // tryAgain is the exit code of a command that may succeed later: EX_TEMPFAIL of sysexits.h.

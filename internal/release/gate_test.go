@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -41,6 +42,7 @@ type world struct {
 	most      int // runs at one time
 	outcome   func(unit string) (units.Outcome, error)
 	named     map[device.PodUID]device.Pod
+	departed  []device.Departure
 }
 
 func (w *world) Find(_ context.Context, all []openers.Device) (openers.Scan, error) {
@@ -65,6 +67,17 @@ func (w *world) Of(_ context.Context, g device.Grant) (all []device.HostNode, er
 		all = append(all, device.HostNode{Path: n.HostPath, Kind: "c", Major: 240, Minor: minor})
 	}
 	return all, nil
+}
+
+// Snapshot has the pods of departed.
+func (w *world) Snapshot() *device.Snapshot {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := &device.Snapshot{}
+	for _, d := range w.departed {
+		s.Pods = append(s.Pods, device.PodStatus{PodAllocation: &device.PodAllocation{Pod: d.Pod, Assignments: d.Assignments}})
+	}
+	return s
 }
 
 func (w *world) Named(uid device.PodUID) (device.Pod, bool) {
@@ -109,6 +122,7 @@ func start(t *testing.T, w *world, change ...func(*Config)) *Gate {
 	}
 	g := New(c)
 	g.NamePods(w)
+	g.Watch(w)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- g.Run(ctx) }()
@@ -172,6 +186,7 @@ func TestSearch_DeviceOpen_NotFreeUntilItIsClosed(t *testing.T) {
 		w.opens(1, trainer)
 		a, b := gone("a", gpu, 1), gone("b", gpu, 2)
 		g.Release(a)
+		synctest.Wait()
 		g.Release(b)
 		synctest.Wait()
 		expect(t, g, a, "process 1073741824 (trainer) has /dev/gpu1 open")
@@ -184,7 +199,7 @@ func TestSearch_DeviceOpen_NotFreeUntilItIsClosed(t *testing.T) {
 		w.closes(1)
 		time.Sleep(time.Minute)
 		expect(t, g, a, "free")
-		if want := []string{"char 240:1, char 240:2", "char 240:1"}; !slices.Equal(w.searches[:2], want) {
+		if want := []string{"char 240:1", "char 240:2"}; !slices.Equal(w.searches[:2], want) {
 			t.Errorf("searched for %q, want %q first", w.searches[:2], want)
 		}
 	})
@@ -193,20 +208,20 @@ func TestSearch_DeviceOpen_NotFreeUntilItIsClosed(t *testing.T) {
 // Searches take at most a twentieth of one core, and one answers for all that wait.
 func TestSearch_ManyReleases_ShareSearches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{cpu: 10 * time.Millisecond}
+		w := &world{cpu: 100 * time.Millisecond}
 		g := start(t, w)
 		var all []device.Departure
-		for i := range 100 {
+		for i := range 1000 {
 			all = append(all, gone(device.PodUID(fmt.Sprint(i)), gpu, i))
 			g.Release(all[i])
-			time.Sleep(10 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond)
 		}
-		time.Sleep(190 * time.Millisecond)
+		time.Sleep(2 * time.Second)
 		for _, d := range all {
 			expect(t, g, d, "free")
 		}
-		if n := len(w.searches); n > 8 {
-			t.Errorf("%d searches of 10 ms within 1.2 s", n)
+		if n := len(w.searches); n > 30+51+1 || n < 30 {
+			t.Errorf("%d searches of 100 ms within 102 s, want at most 5 %% of that time and 3 s", n)
 		}
 	})
 }
@@ -251,10 +266,14 @@ func TestSearch_SharedNodes_AreLeftOut(t *testing.T) {
 			return d
 		}
 		a, b := own("a", 1), own("b", 2)
+		w.departed = []device.Departure{a}
 		g.Release(a)
 		synctest.Wait()
 		expect(t, g, a, "process 1073741824 (trainer) has /dev/vendor-control open")
-		g.Release(b) // with another device, and the same control node
+		w.mu.Lock()
+		w.departed = append(w.departed, b) // with another device, and the same control node
+		w.mu.Unlock()
+		g.Release(b)
 		time.Sleep(time.Minute)
 		expect(t, g, b, "free")
 		expect(t, g, a, "free")
@@ -484,5 +503,62 @@ func TestPodOf(t *testing.T) {
 		if got := g.podOf(cgroup).UID; got != want {
 			t.Errorf("%s: %q, want %q", cgroup, got, want)
 		}
+	}
+}
+
+// devmgrd stops while a process that it watches lives.
+func TestRun_HolderLives_Ends(t *testing.T) {
+	holder := exec.Command("sleep", "600")
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Wait()
+	defer holder.Process.Kill()
+	pid := holder.Process.Pid
+	w := &world{}
+	g := start(t, w) // the end of the test waits for Run
+	w.opens(1, openers.Process{PID: pid, Started: started(pid), Command: "sleep"})
+	g.Release(gone("a", gpu, 1))
+	<-g.Changed()
+}
+
+// The pod may use its devices again: the command is stopped, and known to run until it has ended.
+func TestForget_CommandRuns_IsStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{}
+		var stopped atomic.Bool
+		g := start(t, w, commands("/reset"), func(c *Config) {
+			c.Run = func(ctx context.Context, _ string, _, _ []string, _ time.Duration) (units.Outcome, error) {
+				<-ctx.Done()
+				time.Sleep(time.Second)
+				stopped.Store(true)
+				return units.Outcome{}, ctx.Err()
+			}
+		})
+		a := gone("a", gpu, 1)
+		g.Release(a)
+		synctest.Wait()
+		if !g.Running("a") {
+			t.Error("the command does not run")
+		}
+		g.Forget("a")
+		synctest.Wait()
+		if !g.Running("a") || stopped.Load() {
+			t.Error("the command counts as ended before it has")
+		}
+		time.Sleep(2 * time.Second)
+		if g.Running("a") || !stopped.Load() {
+			t.Error("the command still runs")
+		}
+	})
+}
+
+func TestUnitName(t *testing.T) {
+	if got := unitName("1-a", "vendor.example/gpu"); got != "devmgrd-release-1-a-vendor-example-gpu.service" {
+		t.Error(got)
+	}
+	long := unitName(device.PodUID(strings.Repeat("u", 200)+"/"), device.ResourceName(strings.Repeat("r", 300)))
+	if len(long) > 255 || strings.Contains(long, "/") || long == unitName(device.PodUID(strings.Repeat("u", 200)+"/"), device.ResourceName(strings.Repeat("r", 301))) {
+		t.Error(long)
 	}
 }

@@ -17,42 +17,34 @@ var sharedNodes = []string{
 	"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/console", "/dev/ptmx", "/dev/shm/*", "/dev/dma_heap/*", "/dev/mem", "/dev/kmsg",
 }
 
-// grants remembers which devices each node has been granted with, to find the shared nodes.
-type grants struct {
-	patterns []string // of shared nodes
-	first    map[device.ResourceName]map[string][]device.ID
-	shared   map[string]bool
-}
-
-// maxNodes bounds the nodes that grants remembers for a resource.
-const maxNodes = 16384
-
-func newGrants(patterns []string) *grants {
-	return &grants{patterns: append(slices.Clone(sharedNodes), patterns...), first: map[device.ResourceName]map[string][]device.ID{}, shared: map[string]bool{}}
-}
-
-// learn notes the nodes that a pod's devices have been granted with. A node granted with other devices before is shared.
-func (g *grants) learn(r device.ResourceName, ids []device.ID, nodes []device.HostNode) {
-	known := g.first[r]
-	if known == nil {
-		known = map[string][]device.ID{}
-		g.first[r] = known
+// shared returns a function that reports whether a device node is shared: it is known to be, or two containers have been granted it with
+// different devices at this moment.
+func (g *Gate) shared() func(node string) bool {
+	type use struct {
+		resource device.ResourceName
+		ids      []device.ID
 	}
-	for _, n := range nodes {
-		before, seen := known[n.Path]
-		switch {
-		case !seen && len(known) < maxNodes:
-			known[n.Path] = ids
-		case seen && !slices.ContainsFunc(before, func(id device.ID) bool { return slices.Contains(ids, id) }):
-			g.shared[n.Path] = true
+	uses, both := map[string]use{}, map[string]bool{}
+	if g.assigned != nil {
+		for _, p := range g.assigned.Snapshot().Pods {
+			for _, s := range device.Shares(p.Assignments) {
+				for _, n := range s.Grant.Nodes {
+					first, seen := uses[n.HostPath]
+					switch {
+					case !seen:
+						uses[n.HostPath] = use{s.Resource, s.IDs}
+					case first.resource != s.Resource || !slices.ContainsFunc(first.ids, func(id device.ID) bool { return slices.Contains(s.IDs, id) }):
+						both[n.HostPath] = true
+					}
+				}
+			}
 		}
 	}
-}
-
-// isShared reports whether a node is known to be shared.
-func (g *grants) isShared(node string) bool {
-	return g.shared[node] || slices.ContainsFunc(g.patterns, func(p string) bool {
-		matches, err := path.Match(p, node)
-		return err == nil && matches
-	})
+	patterns := slices.Concat(sharedNodes, g.SharedNodes)
+	return func(node string) bool {
+		return both[node] || slices.ContainsFunc(patterns, func(p string) bool {
+			matches, err := path.Match(p, node)
+			return err == nil && matches
+		})
+	}
 }

@@ -28,8 +28,7 @@ func (g *Gate) watchLocked(p *proof, processes []openers.Process) {
 			continue
 		}
 		if started(one.PID) != one.Started {
-			unix.Close(fd) // another process with that number: the holder has ended
-			p.due = time.Now()
+			unix.Close(fd) // another process with that number, or in another PID namespace
 			continue
 		}
 		g.work.Go(func() {

@@ -5,6 +5,8 @@ package units
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -28,18 +30,26 @@ const (
 // Run runs argv as a unit of that name, whose environment has env ("NAME=value"), and waits for its end. The unit's processes are ended
 // after limit, or when ctx ends. An error means that the unit was not run to its end: systemd does not answer, or has such a unit already.
 func Run(ctx context.Context, unit string, argv, env []string, limit time.Duration) (Outcome, error) {
+	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, limit+stopping)
 	defer cancel()
-	systemd, err := dbus.NewWithContext(ctx)
+	systemd, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {
 		return Outcome{}, fmt.Errorf("systemd does not answer: %w", err)
 	}
 	defer systemd.Close()
 	jobs := make(chan string, 1)
+	words := slices.Clone(argv)
+	for i := range words {
+		words[i] = strings.ReplaceAll(words[i], "$", "$$") // systemd would replace variables
+	}
+	if state, err := systemd.GetUnitPropertyContext(ctx, unit, "ActiveState"); err == nil && state.Value.Value() == "failed" {
+		_ = systemd.ResetFailedUnitContext(ctx, unit) // a run that devmgrd has not seen the end of
+	}
 	_, err = systemd.StartTransientUnitContext(ctx, unit, "fail", []dbus.Property{
 		dbus.PropDescription("devmgrd's release.command"),
 		dbus.PropType("oneshot"),
-		dbus.PropExecStart(argv, false),
+		dbus.PropExecStart(words, false),
 		{Name: "Environment", Value: godbus.MakeVariant(env)},
 		{Name: "TimeoutStartUSec", Value: godbus.MakeVariant(uint64(limit.Microseconds()))},
 		{Name: "TimeoutStopUSec", Value: godbus.MakeVariant(uint64(stopLimit.Microseconds()))},
@@ -56,6 +66,9 @@ func Run(ctx context.Context, unit string, argv, env []string, limit time.Durati
 		}
 	case <-ctx.Done():
 		stop(unit)
+		if caller.Err() == nil {
+			return Outcome{TimedOut: true}, nil
+		}
 		return Outcome{}, fmt.Errorf("waiting for %s: %w", unit, ctx.Err())
 	}
 	return failure(ctx, systemd, unit)
@@ -73,6 +86,8 @@ func failure(ctx context.Context, systemd *dbus.Conn, unit string) (Outcome, err
 	switch result {
 	case "timeout":
 		return Outcome{TimedOut: true}, nil
+	case "oom-kill":
+		return Outcome{Signal: "killed, for lack of memory"}, nil
 	case "signal", "core-dump":
 		return Outcome{Signal: syscall.Signal(status).String()}, nil
 	case "exit-code":
@@ -85,7 +100,7 @@ func failure(ctx context.Context, systemd *dbus.Conn, unit string) (Outcome, err
 func stop(unit string) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	systemd, err := dbus.NewWithContext(ctx)
+	systemd, err := dbus.NewSystemdConnectionContext(ctx)
 	if err != nil {
 		return
 	}

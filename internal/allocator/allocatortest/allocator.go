@@ -22,18 +22,22 @@ type Allocator struct {
 	Plugins *Plugins
 }
 
-// Start starts an Allocator with an empty state file in dir.
-func Start(t testing.TB, dir string) *Allocator {
+// Start starts an Allocator with an empty state file in dir. change may edit its configuration.
+func Start(t testing.TB, dir string, change ...func(*allocator.Config)) *Allocator {
 	t.Helper()
 	books, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	a := &Allocator{Plugins: newPlugins()}
-	a.Allocator = allocator.New(allocator.Config{
+	c := allocator.Config{
 		Registry: a.Plugins, Plugins: a.Plugins, Store: books, Notifier: noopNotifier{}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 		Topology: allocator.Topology{Policy: placement.BestEffort, Scope: placement.PerContainer},
-	})
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	a.Allocator = allocator.New(c)
 	ctx, cancel := context.WithCancel(context.Background())
 	a.Plugins.accept = func(r device.ResourceName) {
 		for ctx.Err() == nil {

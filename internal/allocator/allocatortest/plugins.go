@@ -18,6 +18,7 @@ type Plugins struct {
 	mu     sync.Mutex
 	offers map[device.ResourceName]device.Offer
 	answer func(context.Context) error
+	grant  func([]device.ID) device.Grant
 }
 
 func newPlugins() *Plugins {
@@ -52,6 +53,13 @@ func (p *Plugins) Answer(f func(context.Context) error) {
 	p.answer = f
 }
 
+// Grants makes each Allocate return f's grant.
+func (p *Plugins) Grants(f func([]device.ID) device.Grant) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.grant = f
+}
+
 // Offers is part of allocator.Plugins, like the methods below.
 func (p *Plugins) Offers() map[device.ResourceName]device.Offer {
 	p.mu.Lock()
@@ -62,15 +70,18 @@ func (p *Plugins) Offers() map[device.ResourceName]device.Offer {
 // Changed signals that an offer has changed.
 func (p *Plugins) Changed() <-chan struct{} { return p.changed }
 
-// Allocate returns an empty grant, or the error that a test has set.
-func (p *Plugins) Allocate(ctx context.Context, _ device.Pod, _ device.Container, _ device.ResourceName, _ []device.ID) (device.Grant, error) {
+// Allocate returns the grant or the error that a test has set.
+func (p *Plugins) Allocate(ctx context.Context, _ device.Pod, _ device.Container, _ device.ResourceName, ids []device.ID) (got device.Grant, err error) {
 	p.mu.Lock()
-	answer := p.answer
+	answer, grant := p.answer, p.grant
 	p.mu.Unlock()
-	if answer != nil {
-		return device.Grant{}, answer(ctx)
+	if grant != nil {
+		got = grant(ids)
 	}
-	return device.Grant{}, nil
+	if answer != nil {
+		err = answer(ctx)
+	}
+	return got, err
 }
 
 // Prefer is never called.

@@ -1,0 +1,66 @@
+//go:build e2e
+
+package boot
+
+import (
+	"strings"
+	"testing"
+)
+
+// A service of the host has a device of a pod that ends. The next pod gets the device when the service has closed it and the vendor's
+// command has succeeded; systemd starts both devmgrd openers and the command.
+func TestRelease_OpenersAndCommand_NextPodWaitsForBoth(t *testing.T) {
+	h := start(t)
+	h.driver()
+	h.must(h.machine.Put(h.ctx, map[string]string{
+		"/etc/devmgrd/config.yaml": "release:\n  check: {vendor.example/*: openers}\n  command: {vendor.example/gpu: /usr/local/sbin/vendor-reset --soft}\n",
+		"/usr/local/sbin/vendor-reset": `#!/bin/bash
+echo "$1 $DEVMGRD_RESOURCE $DEVMGRD_DEVICES $DEVMGRD_NODES $DEVMGRD_POD" >> /run/vendor-reset
+exit $(cat /run/vendor-reset-exit)
+`}))
+	h.types("chmod 755 /usr/local/sbin/vendor-reset; echo 0 > /run/vendor-reset-exit; systemctl enable --now devmgrd-openers.socket; systemctl restart devmgrd")
+	t.Cleanup(func() {
+		h.tries("rm -f /etc/devmgrd/config.yaml /run/vendor-reset*; systemctl stop holder; systemctl disable --now devmgrd-openers.socket; systemctl restart devmgrd")
+		h.ready()
+	})
+	h.ready()
+	h.service("gpu0=/dev/vendor/gpu0:rw")
+	if out := h.types("devmgrd check"); !strings.Contains(out, "the search for processes that use devices takes") || !strings.Contains(out, "release.command: /usr/local/sbin/vendor-reset") {
+		t.Errorf("devmgrd check:\n%s", out)
+	}
+	h.runs("first", 1)
+	h.types("systemd-run --unit=holder bash -c 'exec 3<>/dev/vendor/gpu0; exec sleep 3600'")
+	holder := h.types("systemctl show --value --property=MainPID holder")
+	h.must(h.Delete(h.ctx, "first"))
+	h.creates("second", 1, "/dev/gpu0")
+	h.until("the device is busy", func() bool {
+		out := h.tries("devmgrd devices")
+		return strings.Contains(out, "busy") && strings.Contains(out, "process "+holder+" (") && strings.Contains(out, " open")
+	})
+	if out := h.tries("cat /run/vendor-reset"); strings.Contains(out, "gpu0") {
+		t.Errorf("the command has run while the device was open: %s", out)
+	}
+	h.types("systemctl stop holder")
+	h.running("second")
+	if out := h.types("cat /run/vendor-reset"); !strings.HasPrefix(out, "--soft vendor.example/gpu gpu0 /dev/") || !strings.HasSuffix(out, " default/first") {
+		t.Errorf("the command has run as %q", out)
+	}
+	if out := h.tries("systemctl list-units --all --no-legend 'devmgrd-release-*'"); out != "" {
+		t.Errorf("systemd still has %s", out)
+	}
+
+	// The command fails: the operator decides.
+	h.types("echo 3 > /run/vendor-reset-exit")
+	h.must(h.Delete(h.ctx, "second"))
+	h.creates("third", 1, "/dev/gpu0")
+	h.until("the command has failed", func() bool { return strings.Contains(h.tries("devmgrd devices"), "has failed with exit code 3") })
+	h.types("systemctl restart devmgrd")
+	h.ready()
+	h.until("it is not repeated", func() bool { return strings.Contains(h.tries("devmgrd devices"), "has failed with exit code 3") })
+	if n := strings.Count(h.types("cat /run/vendor-reset"), "default/second"); n != 1 {
+		t.Errorf("the command was run %d times, want once", n)
+	}
+	h.types("devmgrd uncordon vendor.example/gpu/gpu0")
+	h.running("third")
+	h.types("echo 0 > /run/vendor-reset-exit")
+}
