@@ -176,6 +176,12 @@ func TestRelease_CommandFails_RestartDoesNotRepeatIt(t *testing.T) {
 		if got := r.releaser.departed["a"].Failed; got != "exit code 3" {
 			t.Errorf("the failure is reported as %q", got)
 		}
+		r.restart()
+		r.plugins.stock(gpu, 1)
+		r.Replace([]device.PodDemand{pod("b", app(gpu, 1))})
+		r.RuntimeSynced(nil, nil)
+		r.after(0)
+		r.expectState(device.Occupied) // at once: nothing else is waited for
 		if _, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); err != nil {
 			t.Fatal(err)
 		}

@@ -59,7 +59,7 @@ func (a *Allocator) releasingLocked(p *pod, why device.Release) {
 	if why.Since = now; was != nil {
 		why.Since = was.Since
 	}
-	switch why.Busy = !why.Underway && now.Sub(why.Since) >= releaseGrace; {
+	switch why.Busy = why.Failed != "" || !why.Underway && now.Sub(why.Since) >= releaseGrace; {
 	case !why.Busy && !why.Underway:
 		a.scheduleWriteLocked(why.Since.Add(releaseGrace).Sub(now))
 	case was != nil && was.Busy:
