@@ -193,3 +193,19 @@ func (a *Allocator) PodByUID(uid device.PodUID) device.PodStatus {
 	}
 	return device.PodStatus{}
 }
+
+// ReleasedAfter returns the pods that writePending would release, if something happens between the proof and the commit.
+func (a *Allocator) ReleasedAfter(between func()) (all []string) {
+	shown := a.prove()
+	between()
+	a.commitMu.Lock()
+	defer a.commitMu.Unlock()
+	_, forget, _ := a.due(shown)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range forget {
+		a.enterLocked(p, ended)
+		all = append(all, p.demand.Pod.Name)
+	}
+	return all
+}

@@ -299,8 +299,9 @@ type disk struct {
 	*store.Store
 	mu    sync.Mutex
 	fail  func()
-	falls error // SaveFalls fails with it
-	late  error // SavePods writes, and then fails with it
+	falls error  // SaveFalls fails with it
+	late  error  // SavePods writes, and then fails with it
+	slow  func() // SavePods calls it, and then returns
 }
 
 // failsLate makes each further SavePods write and then fail; nil: it succeeds.
@@ -308,6 +309,13 @@ func (d *disk) failsLate(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.late = err
+}
+
+// isSlow makes the next SavePods return that much later.
+func (d *disk) isSlow(by time.Duration) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.slow = func() { time.Sleep(by) }
 }
 
 // fails makes each write call f and then fail; nil: it succeeds.
@@ -332,8 +340,13 @@ func (d *disk) SavePods(save []device.PodRecord, forget []device.PodUID) error {
 		return err
 	}
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.late
+	late, slow := d.late, d.slow
+	d.slow = nil
+	d.mu.Unlock()
+	if slow != nil {
+		slow()
+	}
+	return late
 }
 
 func (d *disk) SaveCordons(save, forget []device.Cordon) error {

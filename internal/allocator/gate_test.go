@@ -385,3 +385,171 @@ func TestRelease_ProofUnderWay_CountsInTheCapacity(t *testing.T) {
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 	}, gated)
 }
+
+// A device fails while a release is being written, and another proof changes: the failure is written, too.
+func TestRelease_ProofChangesDuringAWrite_FallIsWritten(t *testing.T) {
+	lost := 0
+	const n = 20
+	for range n {
+		run(t, func(r *harness) {
+			r.plugins.stock(gpu, 3)
+			r.RuntimeSynced(nil, nil)
+			r.bind("y", app(gpu, 1))
+			r.after(0)
+			r.falls(2)
+			r.releaser.holds("y", opener)
+			r.Drop("y")
+			r.after(time.Minute)
+			r.plugins.stock(gpu, 3, 0)
+			r.after(5 * time.Second)
+			r.disk.isSlow(15 * time.Second)
+			r.releaser.holds("y", device.Release{})
+			r.after(10 * time.Second)
+			r.releaser.holds("x", device.Release{}) // another proof changes
+			r.after(time.Minute)
+			if why, _ := r.suspendedDevice(); why == "" {
+				lost++
+			}
+		}, gated, suspending)
+	}
+	if lost > 0 {
+		t.Errorf("in %d of %d runs the third fall is neither on disk nor a suspension a minute later", lost, n)
+	}
+}
+
+// An idle container starts between the proof and the commit.
+func TestRelease_IdleContainerStartsBeforeTheCommit_ProofIsVoid(t *testing.T) {
+	run(t, func(r *harness) {
+		idle := listedIdle(r)
+		r.releaser.holds("a", opener)
+		r.Drop("a")
+		r.after(time.Minute)
+		r.releaser.mu.Lock()
+		delete(r.releaser.held, "a")
+		r.releaser.mu.Unlock()
+		r.ReleasedAfter(func() {
+			if err := r.RuntimeStarting(t.Context(), idle); err != nil {
+				t.Fatal(err)
+			}
+		})
+		r.after(time.Minute)
+		r.plugins.haunt("a")
+		r.RuntimeStopped(idle)
+		r.after(time.Second)
+		if s := r.stands("b", "main"); s == "ready vendor.com/gpu[d0]" {
+			t.Errorf("b has the device of a, which has a process")
+		}
+	}, gated)
+}
+
+// A container comes and goes between the proof and the commit.
+func TestRelease_ContainerComesAndGoesBeforeTheCommit_ProofIsVoid(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.after(0)
+		r.releaser.holds("a", opener)
+		r.Drop("a")
+		r.after(time.Minute)
+		r.releaser.mu.Lock()
+		delete(r.releaser.held, "a")
+		r.releaser.mu.Unlock()
+		got := r.ReleasedAfter(func() {
+			r.Claim(running("1", "a", "main"))
+			r.plugins.haunt("a")
+			r.RuntimeStopped(running("1", "a", "main"))
+		})
+		if len(got) > 0 {
+			t.Errorf("released: %v", got)
+		}
+	}, gated)
+}
+
+// A failure that no longer counts is not on disk either.
+func TestRelease_PodUsesItsDevicesAgain_FailureLeavesTheDisk(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(device.Release{Why: "release.command failed", Failed: "exit code 3"})
+		r.after(10 * time.Second)
+		r.Claim(running("2", "a", "main"))
+		r.after(10 * time.Second)
+		all, _ := r.store.State()
+		for _, p := range all.Pods {
+			if p.Demand.Pod.UID == "a" && p.ReleaseFailed != "" {
+				t.Errorf("the state file still says %q", p.ReleaseFailed)
+			}
+		}
+	}, gated)
+}
+
+// A process of the ended pod does not make up for the failure of the command.
+func TestRelease_ProcessesOfTheEndedPod_FailureStays(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(device.Release{Why: "release.command failed", Failed: "exit code 3"})
+		r.after(10 * time.Second)
+		r.restart()
+		r.plugins.stock(gpu, 1)
+		r.releaser.holds("a", device.Release{})
+		r.plugins.haunt("a")
+		r.Replace([]device.PodDemand{pod("b", app(gpu, 1))})
+		r.RuntimeSynced(nil, nil)
+		r.after(10 * time.Second)
+		r.plugins.haunt()
+		r.after(10 * time.Second)
+		r.expect("b", "main", "waiting DeviceBusy")
+	}, gated)
+}
+
+// A busy device is listed under another ID after a reboot: it is missing from the capacity once.
+func TestRelease_BusyDeviceIsRenamedByAReboot_CountsOnce(t *testing.T) {
+	run(t, func(r *harness) {
+		r.boot = "1"
+		r.halt()
+		r.start()
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.bind("k", app(gpu, 1))
+		r.after(0)
+		r.releaser.holds("a", device.Release{Why: "release.command failed", Failed: "exit code 3"})
+		r.Drop("a")
+		r.after(10 * time.Second)
+		r.boot = "2"
+		r.halt()
+		r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
+		r.start()
+		r.plugins.offer(gpu, func(o *device.Offer) {
+			o.State, o.Reported = device.Serving, true
+			o.Inventory = device.Inventory{Devices: []device.Device{{ID: "n0", Healthy: true, Added: 100}, {ID: "n1", Healthy: true, Added: 100}}}
+		})
+		r.RuntimeSynced(nil, nil)
+		r.Replace(nil)
+		r.after(10 * time.Second)
+		r.published(map[device.ResourceName]int{gpu: 2})
+	}, gated)
+}
+
+// The commit fails while a container of the pod runs.
+func TestRelease_ContainerDuringAFailingCommit_ProofIsVoid(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(opener)
+		r.after(10 * time.Second)
+		once := false
+		r.disk.fails(func() {
+			if once {
+				return
+			}
+			once = true
+			r.RuntimeStarted(running("9", "a", "main")) // as of a container that a hook let through before the end
+		})
+		r.releaser.holds("a", device.Release{})
+		r.after(10 * time.Second)
+		r.disk.fails(nil)
+		r.plugins.haunt("a")
+		r.RuntimeStopped(running("9", "a", "main"))
+		r.after(5 * time.Second)
+		if s := r.stands("b", "main"); s == "ready vendor.com/gpu[d0]" {
+			t.Errorf("b has the device of a, which has a process")
+		}
+	}, gated)
+}
