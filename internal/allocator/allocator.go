@@ -180,7 +180,6 @@ type Allocator struct {
 	fallsErr     bool               // the latest write of them has failed
 	// suspensionsDue is when a suspension ends or a record expires; zero: not known.
 	suspensionsDue time.Time
-	recalling      bool // the suspensions of the state file come into force
 
 	retired map[device.ResourceName]bool // forgotten resources that the Node may still show
 }
@@ -349,7 +348,7 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	if due := a.judgeFallsLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {
 		again = due
 	}
-	if due := a.suspendLocked(now); !due.IsZero() && (again.IsZero() || due.Before(again)) {
+	if due := a.suspendLocked(now, false); !due.IsZero() && (again.IsZero() || due.Before(again)) {
 		again = due
 	}
 	for _, p := range a.waiting {

@@ -179,8 +179,8 @@ func (a *Allocator) fallsLocked(s suspect) (device.Falls, bool) {
 }
 
 // suspendLocked brings the suspensions in force up to date with the records on disk. It returns when one ends or a record expires;
-// zero: there is none.
-func (a *Allocator) suspendLocked(now time.Time) (next time.Time) {
+// zero: there is none. recalled: the suspensions are those of the state file, and not new.
+func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time) {
 	if len(a.flapping) == 0 || now.Before(a.suspensionsDue) {
 		return a.suspensionsDue
 	}
@@ -201,7 +201,7 @@ func (a *Allocator) suspendLocked(now time.Time) (next time.Time) {
 		}
 		for _, c := range begun {
 			a.log.Warn("device is suspended", "resource", r, "device", c.ID, "why", c.Reason)
-			if !a.recalling {
+			if !recalled {
 				a.metrics.suspensions.WithLabelValues(string(r)).Inc()
 			}
 		}
@@ -233,7 +233,5 @@ func (a *Allocator) recallFallsLocked(known []device.Falls) {
 	for r, all := range byResource {
 		a.flapping[r] = flapping.New(now, all...)
 	}
-	a.recalling = true
-	a.suspendLocked(now)
-	a.recalling = false
+	a.suspendLocked(now, true)
 }
