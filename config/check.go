@@ -24,6 +24,8 @@ const (
 	maxGrace      = 24 * time.Hour
 	maxGiveUp     = 30 * 24 * time.Hour
 	maxCommand    = time.Hour
+	minInterval   = 10 * time.Second
+	maxInterval   = 24 * time.Hour
 	maxNRIWait    = time.Second // the runtime calls its plugins one after the other and drops a late one after 2 s
 )
 
@@ -108,6 +110,9 @@ func (c *Config) check() []Mistake {
 	for _, name := range slices.Sorted(maps.Keys(c.Health.OnFlapping)) {
 		r.oneOf("health.onFlapping", c.Health.OnFlapping[name], Suspend, Ignore)
 	}
+	r.commands("health.command", c.Health.Command)
+	r.duration("health.interval", c.Health.Interval, minInterval, maxInterval)
+	r.duration("health.timeout", c.Health.Timeout, time.Second, maxCommand)
 	if r.path("podResources.socket", c.PodResources.Socket) {
 		r.socket("podResources.socket", c.PodResources.Socket)
 	}
@@ -240,17 +245,22 @@ func (r *rules) giveUp(after map[string]string) {
 	}
 }
 
+// commands checks commands by resource. One without words: there is none for these resources.
+func (r *rules) commands(key string, all map[string]string) {
+	r.byResource(key, all)
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if words := strings.Fields(all[name]); len(words) > 0 {
+			r.path(key, words[0])
+		}
+	}
+}
+
 func (r *rules) release(c Release) {
 	r.byResource("release.check", c.Check)
 	for _, name := range slices.Sorted(maps.Keys(c.Check)) {
 		r.oneOf("release.check", c.Check[name], NoCheck, Cgroup, Openers)
 	}
-	r.byResource("release.command", c.Command)
-	for _, name := range slices.Sorted(maps.Keys(c.Command)) {
-		if words := strings.Fields(c.Command[name]); len(words) > 0 { // without words there is no command for these resources
-			r.path("release.command", words[0])
-		}
-	}
+	r.commands("release.command", c.Command)
 	r.duration("release.timeout", c.Timeout, time.Second, maxCommand)
 	for _, s := range c.Ignore {
 		if path.IsAbs(s) {

@@ -211,6 +211,15 @@ type Health struct {
 	// OnFlapping is for devices that become unhealthy again and again, by resource: Suspend or Ignore. The keys are those of
 	// Allocation; Suspend where none matches.
 	OnFlapping map[string]string `key:"onFlapping"`
+	// Command examines devices that no pod has, by resource: words separated by spaces, the first an absolute path.
+	Command  map[string]string `key:"command"`
+	Interval time.Duration     `key:"interval"` // from one round of Command through a resource's devices to the next
+	Timeout  time.Duration     `key:"timeout"`  // of one run of Command
+}
+
+// Argv returns the words of the command for a resource; empty: there is none.
+func (h Health) Argv(resource string) []string {
+	return strings.Fields(ByResource(h.Command, resource))
 }
 
 // Suspends reports whether a device of a resource is suspended when it becomes unhealthy again and again.
@@ -287,7 +296,7 @@ func defaults() Config {
 		Wait:       Wait{GiveUpAfter: map[string]string{}},
 		Release: Release{Check: map[string]string{}, Command: map[string]string{}, Timeout: time.Minute, SharedNodes: []string{},
 			Ignore: []string{"/usr/bin/nvidia-persistenced", "/usr/bin/nv-hostengine"}},
-		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event, OnFlapping: map[string]string{}},
+		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event, OnFlapping: map[string]string{}, Command: map[string]string{}, Interval: time.Minute, Timeout: 30 * time.Second},
 		PodResources: PodResources{KubeletSocket: "/var/lib/kubelet/pod-resources/kubelet.sock"},
 		Metrics:      Metrics{Listen: "127.0.0.1:9464", HostNames: []string{}},
 		Log:          Log{Level: "info", Format: "text"},

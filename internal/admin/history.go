@@ -50,7 +50,7 @@ func sinceOf(d *durationpb.Duration) (time.Time, error) {
 	return time.Now().Add(-d.AsDuration()), nil
 }
 
-// ListActions returns operators' commands.
+// ListActions returns operators' commands, and what devmgrd has done to devices on its own.
 func (s *Server) ListActions(_ context.Context, request *adminv1.ListActionsRequest) (*adminv1.ListActionsResponse, error) {
 	since, err := sinceOf(request.Since)
 	if err != nil {
@@ -79,7 +79,7 @@ func about(a device.Action, subject string) bool {
 func actionOf(a device.Action) *adminv1.Action {
 	return &adminv1.Action{
 		At: stamp(a.At), Verb: a.Verb, Subjects: a.Subject, MoreSubjects: uint32(a.More), Reason: a.Reason, Error: a.Err,
-		Uid: a.Operator.UID, LoginUid: a.Operator.Login, Pid: a.Operator.PID, Program: a.Operator.Name,
+		Uid: a.Operator.UID, LoginUid: a.Operator.Login, Pid: a.Operator.PID, Program: a.Operator.Name, Own: a.Own,
 	}
 }
 

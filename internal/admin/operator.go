@@ -17,9 +17,6 @@ import (
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
 
-// maxSubjectBytes bounds the names in the record of one action.
-const maxSubjectBytes = 16 << 10
-
 // record writes an operator's command and its outcome into the history and the log. The log has them also where the history
 // cannot be written. A command is executed even if the history cannot record it: an operator can cordon a failing device on
 // a full disk.
@@ -28,14 +25,7 @@ func (s *Server) record(ctx context.Context, verb string, subjects []string, rea
 	if err != nil {
 		a.Err = status.Convert(err).Message()
 	}
-	for size := 0; len(a.Subject) < len(subjects); {
-		next := subjects[len(a.Subject)]
-		if size += len(next); size > maxSubjectBytes {
-			break
-		}
-		a.Subject = append(a.Subject, next)
-	}
-	a.More = len(subjects) - len(a.Subject)
+	a.On(subjects)
 	fields := []any{"action", verb, "subjects", lists.First(lists.Map(subjects, device.Clip), 8), "uid", a.Operator.UID, "login", loginText(a.Operator.Login),
 		"pid", a.Operator.PID, "program", a.Operator.Name, "reason", reason}
 	if err != nil {

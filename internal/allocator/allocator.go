@@ -71,6 +71,12 @@ type Notifier interface {
 	GivenUp(pod device.Pod, why device.Wait, waited time.Duration, still func() bool)
 }
 
+// A Journal records what devmgrd does to devices on its own.
+type Journal interface {
+	// Record records an action. It returns at once.
+	Record(device.Action)
+}
+
 // Host reports which processes run on this machine.
 type Host interface {
 	// HasProcesses reports whether a container has processes. container is the runtime's ID.
@@ -106,6 +112,8 @@ type Config struct {
 	Ordering func(device.ResourceName) Ordering
 	// Suspends returns whether a device of a resource is suspended when it becomes unhealthy again and again; nil: always.
 	Suspends func(device.ResourceName) bool
+	// Examines returns whether a command examines a resource's free devices (Examined); nil: none does.
+	Examines func(device.ResourceName) bool
 	// GiveUpAfter returns how long a pod that requests a resource may wait for a reason; 0: without end. With an empty resource:
 	// any pod. nil: no pod is given up.
 	GiveUpAfter func(device.Reason, device.ResourceName) time.Duration
@@ -113,6 +121,7 @@ type Config struct {
 	ChecksProcesses func(device.ResourceName) bool
 	// Releaser proves more before devices are released; nil: nothing more is required.
 	Releaser Releaser
+	Journal  Journal // nil: nothing is recorded
 	Log      *slog.Logger
 	Metrics  prometheus.Registerer
 }
@@ -131,9 +140,11 @@ type Allocator struct {
 
 	giveUpAfter func(device.Reason, device.ResourceName) time.Duration
 	suspends    func(device.ResourceName) bool
+	examines    func(device.ResourceName) bool
 
 	checksProcesses func(device.ResourceName) bool
 	releaser        Releaser
+	records         Journal
 
 	began   time.Time
 	metrics *metrics
@@ -205,9 +216,11 @@ func New(c Config) *Allocator {
 
 		giveUpAfter: c.GiveUpAfter,
 		suspends:    c.Suspends,
+		examines:    c.Examines,
 
 		checksProcesses: c.ChecksProcesses,
 		releaser:        c.Releaser,
+		records:         c.Journal,
 
 		began:     time.Now(),
 		log:       c.Log,
@@ -401,6 +414,15 @@ func (v tableView) Unused(uid device.PodUID, container string) bool {
 func (v tableView) MayRun(uid device.PodUID) bool { return v.a.running[uid].MayRun() }
 
 func (v tableView) Freed(r device.ResourceName) { v.a.wakeLocked(r, false) }
+
+// journal records what devmgrd has just done to devices.
+func (a *Allocator) journal(verb, why string, devices ...string) {
+	if a.records != nil {
+		act := device.Action{Verb: verb, Reason: why}
+		act.On(devices)
+		a.records.Record(act)
+	}
+}
 
 // older orders pods by age, and pods of the same age by UID.
 func older(p, q *pod) int {

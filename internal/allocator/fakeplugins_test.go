@@ -285,6 +285,8 @@ type harness struct {
 	boot     string
 	giveUp   func(device.Reason, device.ResourceName) time.Duration
 	suspends bool
+	examines bool
+	acts     journal
 	releaser *releaser // nil: none
 	ordering func(device.ResourceName) allocator.Ordering
 	metrics  *prometheus.Registry
@@ -292,6 +294,26 @@ type harness struct {
 	reader   *allocator.Allocator                    // the allocator that follow last followed
 	seen     map[device.PodUID]*device.PodAllocation // the result of its changes
 	revision uint64
+}
+
+// A journal keeps what the allocator has done on its own.
+type journal struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (j *journal) Record(a device.Action) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.all = append(j.all, a.Verb+" "+strings.Join(a.Subject, ",")+": "+a.Reason)
+}
+
+// take returns what has been recorded since the last call.
+func (j *journal) take() (all []string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	all, j.all = j.all, nil
+	return all
 }
 
 // A disk is the state file, with write errors that a test sets.
@@ -436,6 +458,7 @@ func (r *harness) start() {
 	r.Allocator = allocator.New(allocator.Config{
 		Releaser: releaser,
 		Registry: r.plugins, Plugins: r.plugins, Store: r.disk, Notifier: r.plugins, Host: r.plugins, Known: known.Pods, Cordons: known.Cordons, Falls: known.Falls, Suspends: func(device.ResourceName) bool { return r.suspends }, Retired: known.Retired,
+		Examines: func(device.ResourceName) bool { return r.examines }, Journal: &r.acts,
 		Topology: r.topology, Boot: r.boot, Ordering: r.ordering, GiveUpAfter: r.giveUp, Log: log, Metrics: r.metrics,
 	})
 	ctx, cancel := context.WithCancel(context.Background())

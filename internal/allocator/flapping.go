@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"reflect"
 	"slices"
 	"time"
 
@@ -96,11 +97,7 @@ func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
 			a.log.Warn("all devices have become unhealthy together: this counts for none of them", "resource", r, "devices", len(d.healthy))
 			continue
 		}
-		l := a.flapping[r]
-		if l == nil {
-			l = flapping.New(now)
-			a.flapping[r] = l
-		}
+		l := a.logOf(r, now)
 		for _, f := range d.falls {
 			changed, gone := l.Fell(r, f.id, f.at)
 			if changed {
@@ -112,6 +109,66 @@ func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
 		}
 	}
 	return next
+}
+
+// logOf returns the record of a resource's falls, which is made if there is none.
+func (a *Allocator) logOf(r device.ResourceName, now time.Time) *flapping.Log {
+	if a.flapping[r] == nil {
+		a.flapping[r] = flapping.New(now)
+	}
+	return a.flapping[r]
+}
+
+// Examinable returns the devices of a resource that health.command may examine: listed and healthy ones that no pod has.
+func (a *Allocator) Examinable(r device.ResourceName) (ids []device.ID) {
+	v, _ := a.view(r)
+	for _, d := range v.Statuses(&device.Snapshot{}) {
+		if d.Listed && d.Healthy && d.Holder == nil {
+			ids = append(ids, d.ID)
+		}
+	}
+	return ids
+}
+
+// MayExamine reports whether a device is one of these.
+func (a *Allocator) MayExamine(r device.ResourceName, id device.ID) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.examinableLocked(r, id)
+}
+
+func (a *Allocator) examinableLocked(r device.ResourceName, id device.ID) bool {
+	p := a.table.Resources[r]
+	if p == nil {
+		return false
+	}
+	d, listed := p.Listing().Find(id)
+	_, taken := p.Holder(id)
+	return listed && d.Healthy && !taken
+}
+
+// Examined reports what health.command has found: why a device is unhealthy, or with an empty reason that it is healthy. It counts
+// for devices that no pod has: the command may have disturbed the pod's use, or the use the command.
+func (a *Allocator) Examined(r device.ResourceName, id device.ID, objection string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	if !a.examinableLocked(r, id) {
+		return
+	}
+	before, _ := a.fallsLocked(suspect{r, id})
+	l := a.logOf(r, now)
+	changed, gone := l.Object(r, id, objection, now)
+	if gone != "" {
+		a.recordLocked(r, gone)
+	}
+	if !changed {
+		return
+	}
+	if before.Objection == "" && (a.suspends == nil || a.suspends(r)) {
+		l.Fell(r, id, now)
+	}
+	a.recordLocked(r, id)
 }
 
 // recordLocked has the record of a device written.
@@ -192,22 +249,28 @@ func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time)
 		if !due.IsZero() && (next.IsZero() || due.Before(next)) {
 			next = due
 		}
-		all := device.Cordons{}
-		all.Add(slices.DeleteFunc(l.Suspensions(now), func(c device.Cordon) bool { return a.unsavedFalls[suspect{r, c.ID}] != 0 })...)
-		before := a.suspended.Of(r)
+		all, before := device.Cordons{}, a.suspended.Of(r)
+		all.Add(slices.DeleteFunc(l.Suspensions(now), func(c device.Cordon) bool {
+			_, inForce := before[r][c.ID]
+			return !inForce && a.unsavedFalls[suspect{r, c.ID}] != 0
+		})...)
 		ended, begun := before.Without(all), all.Without(before)
 		if len(ended)+len(begun) == 0 {
 			continue
 		}
 		for _, c := range begun {
 			a.log.Warn("device is suspended", "resource", r, "device", c.ID, "why", c.Reason)
-			if !recalled {
+			if _, already := before[r][c.ID]; !recalled && !already {
 				a.metrics.suspensions.WithLabelValues(string(r)).Inc()
+			}
+			if !recalled {
+				a.journal(device.VerbSuspend, c.Reason, c.Name())
 			}
 		}
 		for _, c := range ended {
 			if _, again := all[r][c.ID]; !again {
 				a.log.Info("suspension of device has ended", "resource", r, "device", c.ID)
+				a.journal(device.VerbResume, "the suspension has ended", c.Name())
 			}
 		}
 		if a.suspended[r] = all[r]; len(all[r]) == 0 {
@@ -219,13 +282,24 @@ func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time)
 	return next
 }
 
-// recallFallsLocked continues the records of the state file, except those of resources for which suspensions have been switched off.
+// recallFallsLocked continues the records of the state file, except what has been switched off: suspensions of a resource, or its
+// health.command.
 func (a *Allocator) recallFallsLocked(known []device.Falls) {
 	byResource := map[device.ResourceName][]device.Falls{}
 	for _, rec := range known {
+		was := rec
 		if a.suspends != nil && !a.suspends(rec.Resource) {
+			rec.Falls, rec.Until, rec.Spell = nil, time.Time{}, 0
+		}
+		if a.examines == nil || !a.examines(rec.Resource) {
+			rec.Objection, rec.Objected = "", time.Time{}
+		}
+		if len(rec.Falls) == 0 && rec.Objection == "" {
 			a.recordLocked(rec.Resource, rec.ID) // there is no record: it is removed
 			continue
+		}
+		if !reflect.DeepEqual(rec, was) {
+			a.recordLocked(rec.Resource, rec.ID)
 		}
 		byResource[rec.Resource] = append(byResource[rec.Resource], rec)
 	}

@@ -76,6 +76,7 @@ func (a *Allocator) releasingLocked(p *pod, why device.Release) {
 	if why.Busy && (was == nil || !was.Busy) {
 		a.log.Warn("devices of an ended pod are still in use", "pod", p.demand.Pod.String(), "uid", p.demand.Pod.UID,
 			"devices", device.Summary(p.assigned), "why", why.String())
+		a.journal(device.VerbBusy, "pod "+p.demand.Pod.String()+" has ended; "+why.String(), namesOf(p.assigned)...)
 	}
 	a.setReleaseLocked(p, &why)
 }
@@ -103,6 +104,17 @@ func (a *Allocator) usedLocked(p *pod) {
 	if p.release != nil {
 		a.setReleaseLocked(p, nil)
 	}
+}
+
+// namesOf returns the devices of a pod as RESOURCE/ID, ascending.
+func namesOf(all []device.Assignment) (names []string) {
+	for r, ids := range holdings.HoldOf(all) {
+		for _, id := range ids {
+			names = append(names, device.Cordon{Resource: r, ID: id}.Name())
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 func (a *Allocator) setReleaseLocked(p *pod, why *device.Release) {

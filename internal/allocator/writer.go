@@ -184,6 +184,13 @@ func (a *Allocator) releasedLocked(p *pod) {
 	}
 	if len(p.assigned) > 0 {
 		a.log.Info("devices released", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned))
+		if p.release != nil && p.release.Busy {
+			why := "they are proved free"
+			if p.accepted {
+				why = "an operator has said so"
+			}
+			a.journal(device.VerbFree, why, namesOf(p.assigned)...)
+		}
 	}
 	if a.releaser != nil {
 		a.releaser.Forget(uid)

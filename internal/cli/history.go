@@ -25,9 +25,10 @@ func newHistoryCommand() *cobra.Command {
 		Short: "Show which container had which devices, and when",
 		Long: "history shows which container had which devices, and when, including containers that still have devices: all entries, or\n" +
 			"those of one device or one pod. The newest 10 000 ended entries are kept, for up to 30 days. Times are UTC.\n\n" +
-			"With --actions it shows operators' commands instead: changes (cordon, uncordon, drain, forget) and copies (store\n" +
-			"backup). Each has the user who logged in, and the process and its user, as the kernel reports them. The newest\n" +
-			"10 000 are kept, for up to a year.",
+			"With --actions it shows what was done instead. Operators' commands: changes (cordon, uncordon, drain, forget) and\n" +
+			"copies (store backup). Each has the user who logged in, and the process and its user, as the kernel reports them.\n" +
+			"And devmgrd's own actions: suspend and resume (a device that fails again and again), busy and free (devices that a\n" +
+			"process uses after the end of their pod). The newest 10 000 of both are kept, for up to a year.",
 		Example: "  devmgrd history --device vendor.example/gpu/GPU-3\n  devmgrd history --pod default/training-0\n  devmgrd history --since 24h -o json\n" +
 			"  devmgrd history --actions --device vendor.example/gpu/GPU-3",
 		Args: usage(noArguments),
@@ -46,7 +47,7 @@ func newHistoryCommand() *cobra.Command {
 			return ask(cmd, adminv1.AdminServiceClient.ListHistory, request, showHistory)
 		},
 	})
-	cmd.Flags().Bool("actions", false, "show operators' commands instead")
+	cmd.Flags().Bool("actions", false, "show what operators, and devmgrd itself, have done instead")
 	cmd.Flags().String("device", "", "only this device: RESOURCE/DEVICE")
 	cmd.Flags().String("pod", "", "only this pod: NAMESPACE/POD")
 	cmd.Flags().Duration("since", 0, "only entries that had not ended this long ago, like 90m or 24h")
@@ -79,7 +80,7 @@ func historyRequest(cmd *cobra.Command) (*adminv1.ListHistoryRequest, error) {
 	return request, nil
 }
 
-// askActions prints operators' commands.
+// askActions prints operators' commands and devmgrd's own actions.
 func askActions(cmd *cobra.Command, of *adminv1.ListHistoryRequest) error {
 	request := &adminv1.ListActionsRequest{Since: of.Since}
 	if of.Id != "" {
@@ -100,7 +101,11 @@ func showActions(to io.Writer, actions []*adminv1.Action, userName func(uid uint
 		if a.Error != "" {
 			result = "refused: " + a.Error
 		}
-		t.Row(moment(a.At, false), a.Verb, subjects(a), login, userName(a.Uid), fmt.Sprintf("%s (%d)", cmp.Or(a.Program, "?"), a.Pid), result, cmp.Or(a.Reason, "-"))
+		user, process := userName(a.Uid), fmt.Sprintf("%s (%d)", cmp.Or(a.Program, "?"), a.Pid)
+		if a.Own {
+			user, process = "-", "devmgrd itself"
+		}
+		t.Row(moment(a.At, false), a.Verb, subjects(a), login, user, process, result, cmp.Or(a.Reason, "-"))
 	}
 	t.Flush()
 	if len(actions) == 0 {

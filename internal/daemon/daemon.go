@@ -19,6 +19,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/boot"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/healthcommand"
 	"github.com/devmgrd/devmgrd/internal/history"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/lists"
@@ -31,6 +32,7 @@ import (
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/statuspage"
 	"github.com/devmgrd/devmgrd/internal/store"
+	"github.com/devmgrd/devmgrd/internal/units"
 	"github.com/devmgrd/devmgrd/internal/version"
 )
 
@@ -101,6 +103,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Metrics:            metrics,
 	})
 	var runtime *nri.Connection
+	journal := history.NewJournal(historyFile, logFor("history"))
 	gate := releaseGate(c.Release, func() bool { return runtime.SeesRuntime() }, logFor("release"), metrics)
 	devices := allocator.New(allocator.Config{
 		Registry:        plugins,
@@ -113,6 +116,8 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Cordons:         known.Cordons,
 		Falls:           known.Falls,
 		Suspends:        func(r device.ResourceName) bool { return c.Health.Suspends(string(r)) },
+		Examines:        func(r device.ResourceName) bool { return len(c.Health.Argv(string(r))) > 0 },
+		Journal:         journal,
 		Retired:         known.Retired,
 		Topology:        allocator.Topology{Policy: allocator.Policy(c.Topology.Policy), Scope: allocator.Scope(c.Topology.Scope)},
 		Ordering:        ordering(c.Allocation),
@@ -124,6 +129,10 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	})
 	plugins.MakeRoomWith(devices)
 	gate.Watch(devices)
+	examiner := healthcommand.New(healthcommand.Config{
+		Command: func(r device.ResourceName) []string { return c.Health.Argv(string(r)) }, Interval: c.Health.Interval, Timeout: c.Health.Timeout,
+		Devices: devices, Run: units.Run, Log: logFor("healthcommand"), Metrics: metrics,
+	})
 	nriConfig := nri.Config{
 		Socket:    c.NRI.Socket,
 		Index:     c.NRI.Index,
@@ -153,7 +162,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	var bound *pods.Pods
 	var onNode func(device.ResourceName) (n int, shown bool)
 	limits := func() []device.Limit { return nil } // of the API server's release
-	runs := []func(context.Context) error{notifier.Run, plugins.Run, recorder.Run, gate.Run, devices.Run}
+	runs := []func(context.Context) error{notifier.Run, plugins.Run, recorder.Run, journal.Run, gate.Run, devices.Run, examiner.Run}
 	if api == nil {
 		devices.Replace(nil) // drop pods that an API server had bound to the node before
 	} else {

@@ -15,17 +15,23 @@ type Cordon struct {
 	Reason   string       `json:"reason,omitempty"` // as given by the operator
 	Since    time.Time    `json:"since"`
 	Declared bool         `json:"-"` // by the Node's annotation, and not by a command
-	// Suspended: devmgrd itself has cordoned the device, for a time, because it became unhealthy again and again.
+	// Suspended: devmgrd itself has cordoned the device, because it became unhealthy again and again, or health.command objects.
 	Suspended bool `json:"-"`
 }
 
-// Falls is the record of a device that became unhealthy, perhaps again and again.
+// Name returns RESOURCE/ID of the device.
+func (c Cordon) Name() string { return string(c.Resource) + "/" + QuoteID(c.ID) }
+
+// Falls is the record of a device that became unhealthy, perhaps again and again, or that the operator's command finds unhealthy.
 type Falls struct {
 	Resource ResourceName  `json:"-"`
 	ID       ID            `json:"-"`
 	Falls    []time.Time   `json:"falls"`           // when it became unhealthy; the latest ones, ascending
 	Until    time.Time     `json:"until,omitzero"`  // it is suspended until then; zero: it never was
 	Spell    time.Duration `json:"spell,omitempty"` // how long the latest suspension lasts
+	// Objection is why health.command finds the device unhealthy; empty: it does not. Objected is since when.
+	Objection string    `json:"objection,omitempty"`
+	Objected  time.Time `json:"objected,omitzero"`
 }
 
 // CordonAnnotation is the Node's annotation that declares cordons.

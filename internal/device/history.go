@@ -2,16 +2,42 @@ package device
 
 import "time"
 
-// An Action is an operator's command that changes something in devmgrd, or copies its files.
+// An Action is an operator's command that changes something in devmgrd, or copies its files; or what devmgrd has done to devices on its
+// own.
 type Action struct {
 	At       time.Time
-	Verb     string // cordon, uncordon, drain, forget or backup
+	Verb     string // cordon, uncordon, drain, forget or backup; with Own one of those below
+	Own      bool   // of devmgrd, without an operator
 	Operator Operator
 	Subject  []string // devices as RESOURCE/ID, a resource, or a file; at most the first few
 	More     int      // subjects that Subject leaves out
 	Reason   string   // as given by the operator
 	Err      string   // why devmgrd refused the command; empty: it succeeded
 }
+
+// maxSubjectBytes bounds the names in one action.
+const maxSubjectBytes = 16 << 10
+
+// On sets the subjects of an action: 16 KiB of names at most.
+func (a *Action) On(names []string) {
+	a.Subject = nil
+	for size := 0; len(a.Subject) < len(names); {
+		next := names[len(a.Subject)]
+		if size += len(next); size > maxSubjectBytes {
+			break
+		}
+		a.Subject = append(a.Subject, next)
+	}
+	a.More = len(names) - len(a.Subject)
+}
+
+// The verbs of devmgrd's own actions.
+const (
+	VerbSuspend = "suspend" // the device is suspended
+	VerbResume  = "resume"  // its suspension has ended
+	VerbBusy    = "busy"    // devices of an ended pod are out of service, since a process uses them or release.command has failed
+	VerbFree    = "free"    // these are free now
+)
 
 // An Operator is the process that issued a command, as the kernel reports it.
 type Operator struct {

@@ -54,13 +54,10 @@ func (l *Log) Fell(r device.ResourceName, id device.ID, now time.Time) (changed 
 			return false, ""
 		}
 	}
-	switch {
-	case rec == nil:
-		rec = &device.Falls{Resource: r, ID: id}
-		l.records[id] = rec
-	case now.Before(rec.Until):
-		return false, ""
+	if rec != nil && now.Before(rec.Until) {
+		return false, gone
 	}
+	rec = l.of(r, id)
 	rec.Falls = append(recent(rec.Falls, now), now)
 	switch {
 	case now.Before(probationEnds(rec)):
@@ -73,11 +70,40 @@ func (l *Log) Fell(r device.ResourceName, id device.ID, now time.Time) (changed 
 	return true, gone
 }
 
+// Object records why health.command finds a device unhealthy; empty: it finds the device healthy. It returns the same as Fell.
+func (l *Log) Object(r device.ResourceName, id device.ID, why string, now time.Time) (changed bool, gone device.ID) {
+	rec := l.records[id]
+	switch {
+	case rec == nil && why == "", rec != nil && rec.Objection == why:
+		return false, ""
+	case rec == nil && len(l.records) >= maxDevices:
+		if gone = l.makeRoom(); gone == "" {
+			return false, ""
+		}
+	}
+	rec = l.of(r, id)
+	if rec.Objection == "" {
+		rec.Objected = now
+	}
+	if rec.Objection = why; why == "" {
+		rec.Objected = time.Time{}
+	}
+	return true, gone
+}
+
+// of returns the record of a device, which is made if there is none.
+func (l *Log) of(r device.ResourceName, id device.ID) *device.Falls {
+	if l.records[id] == nil {
+		l.records[id] = &device.Falls{Resource: r, ID: id}
+	}
+	return l.records[id]
+}
+
 // makeRoom forgets the device that fell first, of those that have never been suspended, and returns it; empty: there is none.
 func (l *Log) makeRoom() device.ID {
 	var oldest *device.Falls
 	for _, rec := range l.records {
-		if rec.Spell == 0 && (oldest == nil || rec.Falls[len(rec.Falls)-1].Before(oldest.Falls[len(oldest.Falls)-1])) {
+		if rec.Spell == 0 && rec.Objection == "" && (oldest == nil || rec.Falls[len(rec.Falls)-1].Before(oldest.Falls[len(oldest.Falls)-1])) {
 			oldest = rec
 		}
 	}
@@ -117,7 +143,13 @@ func (l *Log) Forget(id device.ID) { delete(l.records, id) }
 // expires; zero: there is none.
 func (l *Log) Expire(now time.Time) (gone []device.Falls, next time.Time) {
 	for id, rec := range l.records {
-		ends := rec.Falls[len(rec.Falls)-1].Add(window)
+		if rec.Objection != "" && !now.Before(rec.Until) {
+			continue // for as long as the command objects
+		}
+		var ends time.Time // zero: at once
+		if len(rec.Falls) > 0 {
+			ends = rec.Falls[len(rec.Falls)-1].Add(window)
+		}
 		if probation := probationEnds(rec); probation.After(ends) {
 			ends = probation
 		}
@@ -140,12 +172,17 @@ func (l *Log) Expire(now time.Time) (gone []device.Falls, next time.Time) {
 // Suspensions returns the suspended devices as cordons, ascending.
 func (l *Log) Suspensions(now time.Time) (all []device.Cordon) {
 	for _, rec := range slices.SortedFunc(maps.Values(l.records), func(a, b *device.Falls) int { return device.CompareIDs(a.ID, b.ID) }) {
-		if now.Before(rec.Until) {
-			all = append(all, device.Cordon{
-				Resource: rec.Resource, ID: rec.ID, Since: rec.Until.Add(-rec.Spell), Suspended: true,
-				Reason: fmt.Sprintf("suspended by devmgrd until %s: it became unhealthy %s", rec.Until.UTC().Format(time.RFC3339), times(rec.Falls)),
-			})
+		c := device.Cordon{Resource: rec.Resource, ID: rec.ID, Suspended: true}
+		switch {
+		case now.Before(rec.Until):
+			c.Since = rec.Until.Add(-rec.Spell)
+			c.Reason = fmt.Sprintf("suspended by devmgrd until %s: it became unhealthy %s", rec.Until.UTC().Format(time.RFC3339), times(rec.Falls))
+		case rec.Objection != "":
+			c.Since, c.Reason = rec.Objected, "suspended by devmgrd: "+rec.Objection
+		default:
+			continue
 		}
+		all = append(all, c)
 	}
 	return all
 }

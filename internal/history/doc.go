@@ -1,5 +1,6 @@
 // Package history remembers which container had which devices, from when to when.
 //
+//	journal.go     records what devmgrd does to devices on its own
 //	recorder.go    follows the assignments, and writes spans
 //	spans.go       the open spans, and those that are not written yet: plain data
 //
@@ -18,5 +19,5 @@
 //   - While the disk cannot be written, changes wait in memory, within the same bounds. If the file cannot be read at the start,
 //     its spans are added when it can be.
 //
-// Run's goroutine is the only one, and the only one that writes.
+// Run's goroutine is the only one of a Recorder, and of a Journal, and the only one that writes.
 package history

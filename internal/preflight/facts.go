@@ -50,8 +50,9 @@ type Openers struct {
 	Err       error
 }
 
-// A Command is a release.command.
+// A Command is a release.command or a health.command.
 type Command struct {
+	Key  string // of the configuration
 	Path string
 	Err  error // why it cannot be executed
 }

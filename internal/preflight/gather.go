@@ -253,20 +253,24 @@ func (l gatherer) openers() *Openers {
 }
 
 func (l gatherer) commands() (all []Command) {
-	for _, text := range slices.Sorted(maps.Values(l.config.Release.Command)) {
-		words := strings.Fields(text)
-		if len(words) == 0 || slices.ContainsFunc(all, func(c Command) bool { return c.Path == words[0] }) {
-			continue
+	add := func(key string, byResource map[string]string) {
+		for _, text := range slices.Sorted(maps.Values(byResource)) {
+			words := strings.Fields(text)
+			if len(words) == 0 || slices.ContainsFunc(all, func(c Command) bool { return c.Key == key && c.Path == words[0] }) {
+				continue
+			}
+			c := Command{Key: key, Path: words[0]}
+			switch info, err := os.Stat(c.Path); {
+			case err != nil:
+				c.Err = err
+			case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
+				c.Err = fmt.Errorf("%s is not an executable file", c.Path)
+			}
+			all = append(all, c)
 		}
-		c := Command{Path: words[0]}
-		switch info, err := os.Stat(c.Path); {
-		case err != nil:
-			c.Err = err
-		case !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
-			c.Err = fmt.Errorf("%s is not an executable file", c.Path)
-		}
-		all = append(all, c)
 	}
+	add("release.command", l.config.Release.Command)
+	add("health.command", l.config.Health.Command)
 	return all
 }
 

@@ -89,11 +89,11 @@ func (j *judge) release(f Facts) {
 	for _, c := range f.Commands {
 		switch {
 		case c.Err != nil:
-			j.fail("release", "correct release.command, or install the program", "release.command: %v", c.Err)
+			j.fail("commands", "correct "+c.Key+", or install the program", "%s: %v", c.Key, c.Err)
 		case !f.Host.Systemd:
-			j.fail("release", "remove release.command, which systemd runs", "release.command %s cannot be run: systemd is not in charge of this machine", c.Path)
+			j.fail("commands", "remove "+c.Key+", which systemd runs", "%s %s cannot be run: systemd is not in charge of this machine", c.Key, c.Path)
 		default:
-			j.ok("release", "release.command: %s", c.Path)
+			j.ok("commands", "%s: %s", c.Key, c.Path)
 		}
 	}
 }

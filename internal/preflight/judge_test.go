@@ -59,8 +59,8 @@ func TestJudge(t *testing.T) {
 		"openers answer":            {func(f *preflight.Facts) { f.Openers = &preflight.Openers{Processes: 500, CPU: time.Second} }, ""},
 		"openers do not answer":     {func(f *preflight.Facts) { f.Openers = &preflight.Openers{Err: broken} }, "FAIL openers"},
 		"a command":                 {func(f *preflight.Facts) { f.Commands = []preflight.Command{{Path: "/reset"}} }, ""},
-		"a command is missing":      {func(f *preflight.Facts) { f.Commands = []preflight.Command{{Path: "/reset", Err: broken}} }, "FAIL release"},
-		"a command without systemd": {func(f *preflight.Facts) { f.Commands, f.Host.Systemd = []preflight.Command{{Path: "/reset"}}, false }, "FAIL release"},
+		"a command is missing":      {func(f *preflight.Facts) { f.Commands = []preflight.Command{{Path: "/reset", Err: broken}} }, "FAIL commands"},
+		"a command without systemd": {func(f *preflight.Facts) { f.Commands, f.Host.Systemd = []preflight.Command{{Path: "/reset"}}, false }, "FAIL commands"},
 		"agents read the kubelet's": {func(f *preflight.Facts) { f.API.Neighbours.Readers = []string{"gpu-operator/dcgm"} }, "warn agents"},
 		"agents, with the take-over": {func(f *preflight.Facts) {
 			f.API.Neighbours.Readers, f.Takeover = []string{"gpu-operator/dcgm"}, true

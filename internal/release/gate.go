@@ -2,8 +2,6 @@ package release
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -523,7 +521,7 @@ func (g *Gate) command(ctx context.Context, d device.Departure, r device.Resourc
 			return false, fmt.Errorf("release.command of %s cannot be told of %q: it has a space or a control character", r, text)
 		}
 	}
-	unit := unitName(d.Pod.UID, r)
+	unit := units.Name("devmgrd-release", string(d.Pod.UID), string(r))
 	got, err := g.Config.Run(ctx, unit, g.Command(r), []string{
 		"DEVMGRD_RESOURCE=" + string(r), "DEVMGRD_DEVICES=" + strings.Join(lists.Strings(ids), " "), "DEVMGRD_NODES=" + strings.Join(nodes, " "),
 		"DEVMGRD_POD=" + d.Pod.String(), "DEVMGRD_POD_UID=" + string(d.Pod.UID),
@@ -536,24 +534,6 @@ func (g *Gate) command(ctx context.Context, d device.Departure, r device.Resourc
 		err = fmt.Errorf("release.command of %s %w; see journalctl -u %s", r, err, unit)
 	}
 	return again, err
-}
-
-// unitName returns the name of a command's unit. systemd takes 255 bytes.
-func unitName(uid device.PodUID, r device.ResourceName) string {
-	plain := func(s string, most int) string {
-		short := strings.Map(func(c rune) rune {
-			if c < 0x80 && (c == '-' || c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z') {
-				return c
-			}
-			return '-'
-		}, s)
-		if len(short) <= most {
-			return short
-		}
-		sum := sha256.Sum256([]byte(s))
-		return short[:most-17] + "-" + hex.EncodeToString(sum[:8])
-	}
-	return "devmgrd-release-" + plain(string(uid), 100) + "-" + plain(string(r), 100) + ".service"
 }
 
 // tryAgain is the exit code of a command that may succeed later: EX_TEMPFAIL of sysexits.h.

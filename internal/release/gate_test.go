@@ -552,13 +552,3 @@ func TestForget_CommandRuns_IsStopped(t *testing.T) {
 		}
 	})
 }
-
-func TestUnitName(t *testing.T) {
-	if got := unitName("1-a", "vendor.example/gpu"); got != "devmgrd-release-1-a-vendor-example-gpu.service" {
-		t.Error(got)
-	}
-	long := unitName(device.PodUID(strings.Repeat("u", 200)+"/"), device.ResourceName(strings.Repeat("r", 300)))
-	if len(long) > 255 || strings.Contains(long, "/") || long == unitName(device.PodUID(strings.Repeat("u", 200)+"/"), device.ResourceName(strings.Repeat("r", 301))) {
-		t.Error(long)
-	}
-}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -18,7 +19,11 @@ type actionLimits struct {
 
 var defaultActionLimits = actionLimits{10_000, 16 << 20, 365 * 24 * time.Hour}
 
-var actionsBucket = []byte("actions")
+// The buckets of actions. devmgrd's own do not displace operators' ones.
+var (
+	actionsBucket    = []byte("actions")
+	ownActionsBucket = []byte("ownActions")
+)
 
 // actionRecord is a device.Action without its time, which is in its key.
 type actionRecord struct {
@@ -45,7 +50,7 @@ func (h *History) SaveAction(a device.Action) error {
 	}
 	return h.guarded(func() error {
 		return h.update(func(d *transaction) error {
-			actions, err := d.bucket(actionsBucket)
+			actions, err := d.bucket(bucketOf(a))
 			if err != nil {
 				return err
 			}
@@ -59,6 +64,14 @@ func (h *History) SaveAction(a device.Action) error {
 			return actions.trim(spanKey(a.At.Add(-h.actions.age), 0), h.actions.count, h.actions.bytes)
 		})
 	})
+}
+
+// bucketOf returns the bucket of an action.
+func bucketOf(a device.Action) []byte {
+	if a.Own {
+		return ownActionsBucket
+	}
+	return actionsBucket
 }
 
 // trim removes the records before the key oldest, and then the first ones until at most most records with mostBytes bytes are
@@ -91,12 +104,25 @@ func (s bucket) trim(oldest []byte, most, mostBytes int) error {
 
 // Actions returns the actions since then, ordered by time. It leaves out unreadable records.
 func (h *History) Actions(since time.Time) ([]device.Action, error) {
-	var all []spanEntry
+	var operators, own []spanEntry
 	err := h.guarded(func() (err error) {
-		all, err = entries(h.db, actionsBucket, spanKey(since, 0))
+		if operators, err = entries(h.db, actionsBucket, spanKey(since, 0)); err == nil {
+			own, err = entries(h.db, ownActionsBucket, spanKey(since, 0))
+		}
 		return err
 	})
-	return decodeActions(all, h.log), err
+	return actionsOf(operators, own, h.log), err
+}
+
+// actionsOf decodes the records of both buckets, ordered by time.
+func actionsOf(operators, own []spanEntry, log *slog.Logger) []device.Action {
+	all := decodeActions(operators, log)
+	for _, a := range decodeActions(own, log) {
+		a.Own = true
+		all = append(all, a)
+	}
+	slices.SortStableFunc(all, func(a, b device.Action) int { return a.At.Compare(b.At) })
+	return all
 }
 
 // decodeActions leaves out unreadable records.

@@ -38,6 +38,7 @@
 //	    <key>               JSON of spanRecord; the key is its end and its number, likewise
 //	actions                 made with the first one
 //	    <key>               JSON of actionRecord; the key is its time and a number, likewise
+//	ownActions              the same, of what devmgrd itself has done to devices
 //
 // One pod is one key, so that all of its assignments become durable in one commit or none does, and a release is one
 // deletion. One device is one key, so that a change of health among 50 000 writes a few pages and not the whole list.

@@ -20,7 +20,7 @@ func readFalls(db *bolt.DB, log *slog.Logger) (all []device.Falls, err error) {
 		return falls.ForEachBucket(func(name []byte) error {
 			return falls.Bucket(name).ForEach(func(id, value []byte) error {
 				rec := device.Falls{}
-				if err := json.Unmarshal(value, &rec); err != nil || len(rec.Falls) == 0 {
+				if err := json.Unmarshal(value, &rec); err != nil || len(rec.Falls) == 0 && rec.Objection == "" {
 					log.Warn("ignoring unreadable record of an unhealthy device", "resource", string(name), "device", string(id), "err", err)
 					return nil
 				}

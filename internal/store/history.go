@@ -302,6 +302,7 @@ func ReadHistoryFile(path string, log *slog.Logger) (HistoryContent, error) {
 		return HistoryContent{}, fmt.Errorf("opening the history file %s: %w", path, err)
 	}
 	spans, err := readSpans(db, time.Time{})
-	actions, failed := entries(db, actionsBucket, nil)
-	return HistoryContent{found.version, decodeSpans(spans, log), decodeActions(actions, log)}, errors.Join(err, failed, db.Close())
+	operators, failed := entries(db, actionsBucket, nil)
+	own, failedOwn := entries(db, ownActionsBucket, nil)
+	return HistoryContent{found.version, decodeSpans(spans, log), actionsOf(operators, own, log)}, errors.Join(err, failed, failedOwn, db.Close())
 }

@@ -4,6 +4,8 @@ package units
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"slices"
 	"strings"
@@ -27,6 +29,30 @@ const (
 	stopping  = 10 * time.Second
 )
 
+// Name returns the name of a service: prefix, and a plain form of what distinguishes it. systemd takes 255 bytes.
+func Name(prefix string, parts ...string) string {
+	name := prefix
+	for _, part := range parts {
+		name += "-" + plain(part, 100)
+	}
+	return name + ".service"
+}
+
+// plain returns s with nothing but letters, digits, - and _, and at most most bytes. A text that has lost something ends in a hash.
+func plain(s string, most int) string {
+	short := strings.Map(func(c rune) rune {
+		if c < 0x80 && (c == '-' || c == '_' || '0' <= c && c <= '9' || 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z') {
+			return c
+		}
+		return '-'
+	}, s)
+	if len(short) <= most {
+		return short
+	}
+	sum := sha256.Sum256([]byte(s))
+	return short[:most-17] + "-" + hex.EncodeToString(sum[:8])
+}
+
 // Run runs argv as a unit of that name, whose environment has env ("NAME=value"), and waits for its end. The unit's processes are ended
 // after limit, or when ctx ends. An error means that the unit was not run to its end: systemd does not answer, or has such a unit already.
 func Run(ctx context.Context, unit string, argv, env []string, limit time.Duration) (Outcome, error) {
@@ -47,7 +73,7 @@ func Run(ctx context.Context, unit string, argv, env []string, limit time.Durati
 		_ = systemd.ResetFailedUnitContext(ctx, unit) // a run that devmgrd has not seen the end of
 	}
 	_, err = systemd.StartTransientUnitContext(ctx, unit, "fail", []dbus.Property{
-		dbus.PropDescription("devmgrd's release.command"),
+		dbus.PropDescription("command of devmgrd: " + argv[0]),
 		dbus.PropType("oneshot"),
 		dbus.PropExecStart(words, false),
 		{Name: "Environment", Value: godbus.MakeVariant(env)},

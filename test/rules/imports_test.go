@@ -17,7 +17,7 @@ const module = "github.com/devmgrd/devmgrd/"
 // base are the packages that others may import. Packages on a device's path do not import their siblings: data goes one way through
 // them, and wiring alone knows which package implements which interface.
 var base = map[string][]string{
-	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/containers", "internal/holdings", "internal/failures", "internal/feed", "internal/flapping", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/release", "internal/store"},
+	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/containers", "internal/holdings", "internal/failures", "internal/feed", "internal/flapping", "internal/healthcommand", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/release", "internal/store"},
 	"internal/lists":     {"internal/admin", "internal/allocator", "internal/checkpoint", "internal/device", "internal/nri", "internal/placement", "internal/pluginrules", "internal/podresources", "internal/pods", "internal/registry", "internal/release", "internal/statuspage", "internal/table"},
 	"internal/backoff":   {"internal/admin", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/takeover"},
 	"internal/connlimit": {"internal/podresources", "internal/registry"},
@@ -28,7 +28,7 @@ var base = map[string][]string{
 	"internal/visible":   {"internal/statuspage", "internal/table"},
 	"internal/takeover":  {"internal/podresources"},
 	"internal/openers":   {"internal/release"},
-	"internal/units":     {"internal/release"},
+	"internal/units":     {"internal/healthcommand", "internal/release"},
 	"internal/kube":      {"internal/nodestatus", "internal/pods", "internal/kube/kubetest"},
 
 	"api/devmgrd/podresources/v1": {"internal/podresources"},

@@ -2778,7 +2778,7 @@ func (x *ListActionsResponse) GetActions() []*Action {
 type Action struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	At    *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=at,proto3" json:"at,omitempty"`
-	// verb is "cordon", "uncordon", "drain", "forget" or "backup".
+	// verb is "cordon", "uncordon", "drain", "forget" or "backup"; with own it is "suspend", "resume", "busy" or "free".
 	Verb string `protobuf:"bytes,2,opt,name=verb,proto3" json:"verb,omitempty"`
 	// subjects are devices as RESOURCE/ID, a resource, or a file: 16 KiB of them at most.
 	Subjects []string `protobuf:"bytes,3,rep,name=subjects,proto3" json:"subjects,omitempty"`
@@ -2794,7 +2794,9 @@ type Action struct {
 	// pid is 0 for a process outside of devmgrd's PID namespace.
 	Pid int32 `protobuf:"varint,9,opt,name=pid,proto3" json:"pid,omitempty"`
 	// program is the name of the process.
-	Program       string `protobuf:"bytes,10,opt,name=program,proto3" json:"program,omitempty"`
+	Program string `protobuf:"bytes,10,opt,name=program,proto3" json:"program,omitempty"`
+	// own: devmgrd itself has acted, not an operator.
+	Own           bool `protobuf:"varint,11,opt,name=own,proto3" json:"own,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2897,6 +2899,13 @@ func (x *Action) GetProgram() string {
 		return x.Program
 	}
 	return ""
+}
+
+func (x *Action) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
 }
 
 type BackupRequest struct {
@@ -3192,7 +3201,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x05since\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05since\x12\x18\n" +
 	"\asubject\x18\x02 \x01(\tR\asubject\"I\n" +
 	"\x13ListActionsResponse\x122\n" +
-	"\aactions\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.ActionR\aactions\"\xa5\x02\n" +
+	"\aactions\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.ActionR\aactions\"\xb7\x02\n" +
 	"\x06Action\x12*\n" +
 	"\x02at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x12\n" +
 	"\x04verb\x18\x02 \x01(\tR\x04verb\x12\x1a\n" +
@@ -3204,7 +3213,8 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\tlogin_uid\x18\b \x01(\rH\x00R\bloginUid\x88\x01\x01\x12\x10\n" +
 	"\x03pid\x18\t \x01(\x05R\x03pid\x12\x18\n" +
 	"\aprogram\x18\n" +
-	" \x01(\tR\aprogramB\f\n" +
+	" \x01(\tR\aprogram\x12\x10\n" +
+	"\x03own\x18\v \x01(\bR\x03ownB\f\n" +
 	"\n" +
 	"_login_uid\")\n" +
 	"\rBackupRequest\x12\x18\n" +

@@ -1,0 +1,170 @@
+package healthcommand
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/units"
+)
+
+// first is when the first devices are examined after a start. Plugins have registered by then, as a rule.
+const first = 10 * time.Second
+
+// unhealthy is the exit code of a command that finds a device unhealthy.
+const unhealthy = 1
+
+// Devices are the devices of this node.
+type Devices interface {
+	Resources() device.Resources
+	// Examinable returns the devices of a resource that are listed and healthy and that no pod has.
+	Examinable(device.ResourceName) []device.ID
+	// MayExamine reports whether a device is one of these.
+	MayExamine(device.ResourceName, device.ID) bool
+	// Examined reports why a device is unhealthy; empty: it is healthy.
+	Examined(r device.ResourceName, id device.ID, objection string)
+}
+
+// Config is what New needs.
+type Config struct {
+	// Command returns the command that examines a resource's devices; empty: there is none.
+	Command  func(device.ResourceName) []string
+	Interval time.Duration // from one round through the devices of a resource to the next
+	Timeout  time.Duration // of a command
+	Devices  Devices
+	// Run runs a command as a unit of systemd, as units.Run does.
+	Run     func(ctx context.Context, unit string, argv, env []string, limit time.Duration) (units.Outcome, error)
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
+}
+
+// An Examiner has devices examined.
+type Examiner struct {
+	Config
+	runs *prometheus.CounterVec
+
+	mu      sync.Mutex                    // guards what follows
+	rounds  map[device.ResourceName]bool  // under way
+	unknown map[device.ResourceName]error // resources whose command has failed to judge, until it does
+}
+
+// New returns an Examiner. Run makes it work.
+func New(c Config) *Examiner {
+	e := &Examiner{Config: c, rounds: map[device.ResourceName]bool{}, unknown: map[device.ResourceName]error{}, runs: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "devmgrd_health_commands_total", Help: "Runs of health.command, by resource and result: healthy, unhealthy or unknown.",
+	}, []string{"resource", "result"})}
+	c.Metrics.MustRegister(e.runs)
+	return e
+}
+
+// Run examines devices until ctx ends, which is not an error.
+func (e *Examiner) Run(ctx context.Context) error {
+	var work sync.WaitGroup
+	defer work.Wait()
+	due := time.NewTimer(min(first, e.Interval))
+	defer due.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-due.C:
+			due.Reset(e.Interval)
+		}
+		for r := range e.Devices.Resources().ByName {
+			if argv := e.Command(r); len(argv) > 0 && e.begin(r) {
+				work.Go(func() { e.round(ctx, r, argv) })
+			}
+		}
+	}
+}
+
+// begin reports whether a round through a resource's devices may begin: the last one has ended.
+func (e *Examiner) begin(r device.ResourceName) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.rounds[r] {
+		return false
+	}
+	e.rounds[r] = true
+	return true
+}
+
+// round examines the devices of a resource, one after the other.
+func (e *Examiner) round(ctx context.Context, r device.ResourceName, argv []string) {
+	defer func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		delete(e.rounds, r)
+	}()
+	for _, id := range e.Devices.Examinable(r) {
+		if ctx.Err() != nil {
+			return
+		}
+		if !e.Devices.MayExamine(r, id) {
+			continue // a pod has got it
+		}
+		objection, err := e.examine(ctx, r, id, argv)
+		if ctx.Err() != nil {
+			return
+		}
+		e.told(r, err)
+		result := "healthy"
+		switch {
+		case err != nil:
+			result = "unknown"
+		case objection != "":
+			result = "unhealthy"
+		}
+		e.runs.WithLabelValues(string(r), result).Inc()
+		if err == nil {
+			e.Devices.Examined(r, id, objection)
+		}
+	}
+}
+
+// told logs the first of several failures to judge a resource's devices, and their end.
+func (e *Examiner) told(r device.ResourceName, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch before := e.unknown[r]; {
+	case err != nil && (before == nil || before.Error() != err.Error()):
+		e.unknown[r] = err
+		e.Log.Warn("health.command says nothing of a device", "resource", r, "err", err)
+	case err == nil && before != nil:
+		delete(e.unknown, r)
+		e.Log.Info("health.command judges devices again", "resource", r)
+	}
+}
+
+// examine runs the command for one device. An error means that it is not known how the device is.
+func (e *Examiner) examine(ctx context.Context, r device.ResourceName, id device.ID, argv []string) (objection string, err error) {
+	if !utf8.ValidString(string(id)) || strings.ContainsFunc(string(id), unicode.IsControl) {
+		return "", fmt.Errorf("device %s has a control character in its ID, and cannot be named to a command", device.QuoteID(id))
+	}
+	unit := units.Name("devmgrd-health", string(r)) // one at a time
+	got, err := e.Config.Run(ctx, unit, argv, []string{"DEVMGRD_RESOURCE=" + string(r), "DEVMGRD_DEVICE=" + string(id)}, e.Timeout)
+	switch {
+	case err != nil:
+	case got.TimedOut:
+		err = errors.New("it has not ended within health.timeout")
+	case got.Signal != "":
+		err = fmt.Errorf("it was ended by signal %s", got.Signal)
+	case got.Code == unhealthy:
+		return "health.command finds it unhealthy (exit code 1); see journalctl -u " + unit, nil
+	case got.Code != 0:
+		err = fmt.Errorf("it has ended with exit code %d", got.Code)
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w; see journalctl -u %s", argv[0], err, unit)
+	}
+	return "", err
+}
