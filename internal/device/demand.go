@@ -32,6 +32,8 @@ type Demand struct {
 	Select map[ResourceName]Selection `json:"select,omitempty"`
 	// Mistake is why the limits cannot be read; the pod waits until they can.
 	Mistake string `json:"mistake,omitempty"`
+	// Fixed are the devices that the scheduler has chosen, for resources that are offered through claims.
+	Fixed map[ResourceName][]ID `json:"fixed,omitempty"`
 }
 
 // A PodDemand is a pod bound to this node and its containers' requests, in the order in which the containers start: init
