@@ -2,7 +2,8 @@
 // on which no assignment depends.
 //
 // It owns the schemas of both, their versions and migrations, and the lock that keeps a second devmgrd from the same files. It
-// decides nothing: the allocator writes assignments, the registry plugins, the recorder the history.
+// decides nothing: the allocator writes assignments, the registry plugins, the publisher of ResourceSlices the
+// places, the recorder the history.
 //
 // The state file, state.db:
 //
@@ -26,6 +27,9 @@
 //	falls                   made with the first device that becomes unhealthy
 //	    <resource name>     a bucket
 //	        <device ID>     JSON of device.Falls: when it became unhealthy, and until when it is suspended
+//	places                  made with the first device outside the first pool of its resource
+//	    <resource name>     a bucket
+//	        <device ID>     the number of its pool in ResourceSlices, in decimal digits
 //	retired                 made with the first resource that is forgotten
 //	    <resource name>     JSON of retirement: since when; the Node may still show it
 //
@@ -55,7 +59,7 @@
 //   - Recover continues where Open refuses a damaged file: it renames the file to a name with the time, and never deletes or
 //     overwrites such a file. It returns the records also if the disk cannot be written.
 //   - An unreadable record of a pod is damage. An unreadable record of a plugin is left out, since the plugin registers
-//     again, and so is one of a span, since no assignment depends on it.
+//     again, and so is one of a place, since the device gets another, and one of a span, since no assignment depends on it.
 //   - Two pods with one device are not damage: both records are returned, and device.Conflicts names them.
 //   - OpenHistory never fails, and no damage to the history, before its start or in use, touches the state file or ends the
 //     process. The two share the lock, and no mutex and no commit.

@@ -19,6 +19,8 @@ type State struct {
 	Cordons []device.Cordon       // ordered by resource and device; those of the Node's annotation last
 	Falls   []device.Falls        // ordered by resource and device
 	Retired []device.ResourceName // forgotten resources that the Node may still show
+	// Places are the pools of those devices that are outside the first pool of their resource in ResourceSlices.
+	Places map[device.ResourceName]map[device.ID]int
 }
 
 // Read returns the content of the state file in dir and changes nothing. It needs exclusive use of the file, and fails as
@@ -75,6 +77,9 @@ func readState(db *bolt.DB, path string, log *slog.Logger) (b State, err error) 
 	}
 	if err == nil {
 		b.Falls, err = readFalls(db, log)
+	}
+	if err == nil {
+		b.Places, err = readPlaces(db, log)
 	}
 	if err == nil {
 		b.Retired, err = readRetired(db)

@@ -29,12 +29,12 @@ func readRetired(db *bolt.DB) (all []device.ResourceName, err error) {
 	return all, err
 }
 
-// ForgetResource removes a resource's plugin, devices, cordons and falls, but not its history, and notes that the resource must
+// ForgetResource removes a resource's plugin, devices, cordons, falls and places, but not its history, and notes that the resource must
 // leave the Node: in one commit.
 func (s *Store) ForgetResource(r device.ResourceName) error {
 	return s.update(func(d *transaction) error {
 		fail := func(err error) error { return fmt.Errorf("forgetting resource %s: %w", r, err) }
-		for _, name := range [][]byte{pluginsBucket, cordonsBucket, fallsBucket} {
+		for _, name := range [][]byte{pluginsBucket, cordonsBucket, fallsBucket, placesBucket} {
 			of, there := d.root.find(name)
 			if !there {
 				continue

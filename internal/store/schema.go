@@ -14,6 +14,7 @@ var (
 	cordonsBucket  = []byte("cordons")
 	declaredBucket = []byte("declaredCordons")
 	fallsBucket    = []byte("falls")
+	placesBucket   = []byte("places")
 	retiredBucket  = []byte("retired")
 	openBucket     = []byte("open")
 	endedBucket    = []byte("ended")
