@@ -6,8 +6,10 @@ import (
 	"os"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -43,6 +45,15 @@ func Connect(kubeconfig, version string) (Client, error) {
 	return NewClient(cfg, "devmgrd/"+version)
 }
 
+// ConnectResource is Connect for resource.k8s.io/v1.
+func ConnectResource(kubeconfig, version string) (Client, error) {
+	cfg, err := Load(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return NewResourceClient(cfg, "devmgrd/"+version)
+}
+
 func load(kubeconfig, fallback string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		cfg, err := rest.InClusterConfig()
@@ -67,18 +78,27 @@ func load(kubeconfig, fallback string) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// A Client reads and writes objects of core/v1 on the API server.
+// A Client reads and writes objects of one API group and version on the API server.
 type Client = rest.Interface
 
 // NewClient returns a client for core/v1 with a user agent such as devmgrd/v1.2.3.
 func NewClient(cfg *rest.Config, agent string) (Client, error) {
+	return newClient(cfg, agent, "/api", corev1.SchemeGroupVersion, corev1.AddToScheme)
+}
+
+// NewResourceClient returns a client for resource.k8s.io/v1, with a rate limit of its own.
+func NewResourceClient(cfg *rest.Config, agent string) (Client, error) {
+	return newClient(cfg, agent, "/apis", resourceapi.SchemeGroupVersion, resourceapi.AddToScheme)
+}
+
+func newClient(cfg *rest.Config, agent, path string, of schema.GroupVersion, add func(*runtime.Scheme) error) (Client, error) {
 	scheme := runtime.NewScheme()
-	if err := corev1.AddToScheme(scheme); err != nil {
-		return nil, fmt.Errorf("setting up core/v1: %w", err)
+	if err := add(scheme); err != nil {
+		return nil, fmt.Errorf("setting up %s: %w", of, err)
 	}
 	own := rest.CopyConfig(cfg)
-	own.APIPath = "/api"
-	own.GroupVersion = &corev1.SchemeGroupVersion
+	own.APIPath = path
+	own.GroupVersion = &of
 	own.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	own.ContentType = protobuf
 	own.AcceptContentTypes = accepted

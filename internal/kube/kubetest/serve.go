@@ -13,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
-// ServeHTTP answers for core/v1, in JSON whatever the client would like best.
+// ServeHTTP answers for core/v1 and resource.k8s.io/v1, in JSON whatever the client would like best.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	path := strings.TrimPrefix(r.URL.Path, "/api/v1/")
+	path := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/api/v1/"), slicesPrefix)
 	q := r.URL.Query()
 	verb := "get"
 	switch {
@@ -25,9 +25,15 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		verb = "conditions"
 	case r.Method == http.MethodPatch:
 		verb = "patch"
+	case r.Method == http.MethodPost && path == "resourceslices":
+		verb = "create"
 	case r.Method == http.MethodPost:
 		verb = "evict"
-	case path == "pods" || path == "nodes":
+	case r.Method == http.MethodPut:
+		verb = "update"
+	case r.Method == http.MethodDelete:
+		verb = "delete"
+	case kinds[path] != "":
 		verb = "list"
 	}
 	s.mu.Lock()
@@ -51,6 +57,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.serveConditions(w, r, path)
 	case "evict":
 		s.serveEviction(w, r, path)
+	case "create", "update":
+		s.serveSlice(w, r, verb, path)
+	case "delete":
+		s.serveDeletion(w, path)
 	default:
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -72,8 +82,7 @@ func (s *Server) serveList(w http.ResponseWriter, resource, selector string) {
 			items = append(items, o)
 		}
 	}
-	kind := map[string]string{"pods": "PodList", "nodes": "NodeList"}[resource]
-	reply(w, http.StatusOK, object{"apiVersion": "v1", "kind": kind,
+	reply(w, http.StatusOK, object{"apiVersion": versionOf(resource), "kind": kinds[resource] + "List",
 		"metadata": object{"resourceVersion": strconv.Itoa(s.version)}, "items": items})
 }
 
@@ -96,8 +105,7 @@ func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request, resource str
 			}
 		}
 		from = s.version
-		kind := map[string]string{"pods": "Pod", "nodes": "Node"}[resource]
-		first = append(first, object{"type": "BOOKMARK", "object": object{"apiVersion": "v1", "kind": kind,
+		first = append(first, object{"type": "BOOKMARK", "object": object{"apiVersion": versionOf(resource), "kind": kinds[resource],
 			"metadata": object{"resourceVersion": strconv.Itoa(from), "annotations": object{"k8s.io/initial-events-end": "true"}}}})
 	case from < s.oldest:
 		s.mu.Unlock()

@@ -1,5 +1,6 @@
-// Package kubetest is a small API server for tests: pods and nodes over HTTP with list, watch (also as a stream of
-// the list), get, merge patch and eviction, which can go away, come back, and forget its history. It behaves; it has no canned
+// Package kubetest is a small API server for tests: pods, nodes and ResourceSlices over HTTP with list, watch (also as a stream of
+// the list), get, merge patch, eviction, and for ResourceSlices create, update and delete, which can go away, come back, and forget its
+// history. It behaves; it has no canned
 // answers. It knows no admission, no authorization and no validation.
 package kubetest
 
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 
@@ -53,6 +55,7 @@ type Server struct {
 	plain    bool // lists are not streamed, as in older releases
 	patched  func()
 	patches  []string
+	untaint  bool // taints of devices are dropped, as by releases before 1.36
 }
 
 // New starts a server that ends with the test.
@@ -77,6 +80,15 @@ func NewAway(t testing.TB) *Server {
 // Client makes the client that the daemon would use.
 func (s *Server) Client() rest.Interface {
 	client, err := kube.NewClient(&rest.Config{Host: "http://" + s.address, Transport: s.transport}, "devmgrd/test")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return client
+}
+
+// ResourceClient makes the client for resource.k8s.io/v1 that the daemon would use.
+func (s *Server) ResourceClient() rest.Interface {
+	client, err := kube.NewResourceClient(&rest.Config{Host: "http://" + s.address, Transport: s.transport}, "devmgrd/test")
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -142,7 +154,7 @@ func (s *Server) Stop() {
 	}
 }
 
-// Put creates or updates a *corev1.Pod or *corev1.Node and returns its new resourceVersion.
+// Put creates or updates a *corev1.Pod, *corev1.Node or *resourceapi.ResourceSlice and returns its new resourceVersion.
 func (s *Server) Put(o runtime.Object) int {
 	s.t.Helper()
 	text, err := json.Marshal(o)
@@ -154,15 +166,17 @@ func (s *Server) Put(o runtime.Object) int {
 		s.t.Fatal(err)
 	}
 	var path string
+	as["apiVersion"] = "v1"
 	switch o := o.(type) {
 	case *corev1.Pod:
 		path, as["kind"] = "namespaces/"+o.Namespace+"/pods/"+o.Name, "Pod"
 	case *corev1.Node:
 		path, as["kind"] = "nodes/"+o.Name, "Node"
+	case *resourceapi.ResourceSlice:
+		path, as["kind"], as["apiVersion"] = slicePath(o.Name), "ResourceSlice", resourceapi.SchemeGroupVersion.String()
 	default:
 		s.t.Fatalf("kubetest does not know %T", o)
 	}
-	as["apiVersion"] = "v1"
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.putLocked(path, as)
@@ -178,7 +192,7 @@ func (s *Server) putLocked(path string, o object) int {
 	return s.version
 }
 
-// Delete removes an object by its path: nodes/N or namespaces/NS/pods/N.
+// Delete removes an object by its path: nodes/N, resourceslices/N or namespaces/NS/pods/N.
 func (s *Server) Delete(path string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,7 +238,8 @@ func (s *Server) Node(name string) *corev1.Node {
 	return &n
 }
 
-// Requests returns how often a verb was asked for: list, watch, get, patch, conditions (patches of these) or evict.
+// Requests returns how often a verb was asked for: list, watch, get, patch, conditions (patches of these), evict, create, update or
+// delete.
 func (s *Server) Requests(verb string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -280,22 +295,28 @@ func copied(o object) object {
 	return c
 }
 
-// matches reports whether an object is of the resource and selected by metadata.name or spec.nodeName.
+// matches reports whether an object is of the resource and selected by fields such as spec.nodeName.
 func matches(path, resource, selector string, o object) bool {
 	if !strings.HasPrefix(path, resource+"/") && !strings.Contains(path, "/"+resource+"/") {
 		return false
 	}
-	field, value, ok := strings.Cut(selector, "=")
-	if !ok {
-		return true
+	for term := range strings.SplitSeq(selector, ",") {
+		if field, value, ok := strings.Cut(term, "="); ok && at(o, field) != value {
+			return false
+		}
 	}
+	return true
+}
+
+// at returns the value of a field such as spec.nodeName.
+func at(o object, field string) string {
 	var at any = o
 	for name := range strings.SplitSeq(field, ".") {
 		m, ok := at.(object)
 		if !ok {
-			return false
+			return ""
 		}
 		at = m[name]
 	}
-	return fmt.Sprint(at) == value
+	return fmt.Sprint(at)
 }
