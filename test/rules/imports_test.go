@@ -17,9 +17,9 @@ const module = "github.com/devmgrd/devmgrd/"
 // base are the packages that others may import. Packages on a device's path do not import their siblings: data goes one way through
 // them, and wiring alone knows which package implements which interface.
 var base = map[string][]string{
-	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/containers", "internal/holdings", "internal/failures", "internal/feed", "internal/flapping", "internal/healthcommand", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/release", "internal/store"},
+	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/containers", "internal/dra", "internal/holdings", "internal/failures", "internal/feed", "internal/flapping", "internal/healthcommand", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/release", "internal/store"},
 	"internal/lists":     {"internal/admin", "internal/allocator", "internal/checkpoint", "internal/device", "internal/nri", "internal/placement", "internal/pluginrules", "internal/podresources", "internal/pods", "internal/registry", "internal/release", "internal/statuspage", "internal/table"},
-	"internal/backoff":   {"internal/admin", "internal/checkpoint", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/takeover"},
+	"internal/backoff":   {"internal/admin", "internal/checkpoint", "internal/dra", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/takeover"},
 	"internal/connlimit": {"internal/podresources", "internal/registry"},
 	"internal/peercreds": {"internal/admin", "internal/podresources", "internal/registry"},
 	"internal/socket":    {"internal/admin", "internal/nri", "internal/podresources", "internal/registry", "internal/takeover"},
@@ -29,7 +29,7 @@ var base = map[string][]string{
 	"internal/takeover":  {"internal/podresources"},
 	"internal/openers":   {"internal/release"},
 	"internal/units":     {"internal/healthcommand", "internal/release"},
-	"internal/kube":      {"internal/nodestatus", "internal/pods", "internal/kube/kubetest"},
+	"internal/kube":      {"internal/dra", "internal/nodestatus", "internal/pods", "internal/kube/kubetest"},
 
 	"api/devmgrd/podresources/v1": {"internal/podresources"},
 	"api/podresources/v1alpha1":   {"internal/podresources"},
@@ -57,8 +57,8 @@ var libraries = map[string][]string{
 	"k8s.io/kubelet/pkg/apis/pluginregistration":   {"internal/registry", "internal/plugintest"},
 	"google.golang.org/grpc":                       {"client", "internal/admin", "api/devmgrd/admin/v1", "internal/peercreds", "internal/preflight", "internal/registry", "internal/plugintest", "internal/podresources", "api/devmgrd/podresources/v1", "api/podresources/v1alpha1"},
 	"k8s.io/kubelet/pkg/apis/podresources":         {"internal/podresources", "api/podresources/v1alpha1"},
-	"k8s.io/client-go":                             {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
-	"k8s.io/api":                                   {"internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
+	"k8s.io/client-go":                             {"internal/dra", "internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
+	"k8s.io/api":                                   {"internal/dra", "internal/kube", "internal/pods", "internal/nodestatus", "internal/kube/kubetest"},
 	"k8s.io/utils":                                 {"internal/checkpoint"},
 	"k8s.io/cri-api":                               {"internal/preflight"},
 	"github.com/pelletier/go-toml":                 {"internal/preflight"},
