@@ -1,0 +1,81 @@
+package dra
+
+import (
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
+)
+
+// A verb is a kind of write.
+type verb string
+
+const (
+	create verb = "create"
+	update verb = "update"
+	remove verb = "delete"
+)
+
+// doing names the verbs in errors.
+var doing = map[verb]string{create: "creating", update: "updating", remove: "deleting"}
+
+// A pace decides when a pool's ResourceSlice may be written: once a second, and later after a failure.
+type pace struct {
+	written time.Time // the latest write
+	created time.Time // the latest creation
+	absent  bool      // devmgrd itself has removed the slice
+	retry   backoff.Backoff
+	until   time.Time // no write before, after a failure
+	err     error     // of the latest write; nil: it has succeeded
+}
+
+func newPace() *pace { return &pace{retry: backoff.Backoff{First: firstRetry, Last: lastRetry}} }
+
+// due returns when the next write may be. A slice that another client removed is created again at once: the kubelet removes all slices
+// of its node when it starts. A client that keeps removing it is answered once a second.
+func (p *pace) due(v verb) time.Time {
+	from := p.written
+	if v == create && !p.absent {
+		from = p.created
+	}
+	if from.IsZero() {
+		return p.until
+	}
+	return later(from.Add(writeInterval), p.until)
+}
+
+// succeeded records a write.
+func (p *pace) succeeded(v verb, now time.Time) {
+	p.written = now
+	if v == create {
+		p.created = now
+	}
+	p.absent = v == remove
+	p.settled()
+}
+
+// settled records that there is nothing to write.
+func (p *pace) settled() {
+	p.until, p.err = time.Time{}, nil
+	p.retry.Reset()
+}
+
+// failed records a write that has failed.
+func (p *pace) failed(err error, now time.Time) {
+	p.until, p.err = now.Add(p.retry.Next()), err
+}
+
+// later returns the later of two times.
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// sooner returns the earlier of two times; zero: never.
+func sooner(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,530 @@
+package dra
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/kube"
+)
+
+const (
+	// writeInterval is the least time between two writes of one pool, so that devices that flap do not load the API server.
+	writeInterval = time.Second
+	// lookInterval is the least time between two comparisons. A removal by another client shortens it.
+	lookInterval = 20 * time.Millisecond
+	writeTimeout = 10 * time.Second
+	firstRetry   = 200 * time.Millisecond
+	lastRetry    = 10 * time.Second
+)
+
+// A View is the source of the published devices.
+type View interface {
+	Resources() device.Resources
+	// Devices returns the devices of a resource in natural order, and false if the resource is unknown.
+	Devices(device.ResourceName) ([]device.DeviceStatus, bool)
+	Snapshot() *device.Snapshot
+	// Updated returns a channel that is closed when any of these have changed since the call.
+	Updated() <-chan struct{}
+}
+
+// Places makes the places of devices durable. Those of the resource's other devices are forgotten.
+type Places interface {
+	SavePlaces(device.ResourceName, map[device.ID]int) error
+}
+
+// PublisherConfig is what New needs. Every field but Order, Known, Sysfs and Procfs is required.
+type PublisherConfig struct {
+	NodeName string
+	Client   rest.Interface // resource.k8s.io/v1
+	View     View
+	// Offered reports whether a resource's devices belong in ResourceSlices now. OfferedChanged has a token when its answer may
+	// have changed.
+	Offered        func(device.ResourceName) bool
+	OfferedChanged <-chan struct{}
+	// Order returns a resource's devices in the order in which the slices list them, which is the order in which the scheduler
+	// considers them; nil: natural. Other devices follow.
+	Order  func(device.ResourceName) []device.ID
+	Places Places
+	Known  map[device.ResourceName]map[device.ID]int // the saved places
+	// NodeUID returns the UID of this Node, which owns the slices, and false while it is not known.
+	NodeUID    func() (types.UID, bool)
+	MaxDevices int    // of a resource
+	Sysfs      string // where sysfs is mounted; empty: /sys
+	Procfs     string // likewise; empty: /proc
+	Log        *slog.Logger
+	Metrics    prometheus.Registerer
+}
+
+// A Publisher keeps the ResourceSlices of devmgrd's Node up to date.
+type Publisher struct {
+	cfg     PublisherConfig
+	store   *store
+	watch   *kube.Watch
+	metrics metrics
+
+	// For publish alone.
+	describer *describer
+	pools     map[string]*pace                     // by the name of the slice
+	resources map[device.ResourceName]*publication // that are offered
+	seen      map[device.ResourceName]bool         // resources that the View has
+
+	mu      sync.Mutex // guards what follows
+	failure error      // why the slices may not show what they should; nil: they do
+	places  map[device.ResourceName]map[device.ID]int
+	dropped bool // the API server drops taints
+}
+
+// A publication is what the publisher remembers of one resource.
+type publication struct {
+	placed  map[device.ID]int // places of the devices that were listed before
+	list    []device.Device   // the plugin's list that the describer has
+	session uint64            // of the plugin then
+	saving  *pace
+}
+
+// errNotYet is the state before the first comparison.
+var errNotYet = errors.New("the node's ResourceSlices have not been compared yet")
+
+// New returns a Publisher; Run starts it.
+func New(cfg PublisherConfig) *Publisher {
+	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Offered == nil || cfg.OfferedChanged == nil || cfg.Places == nil || cfg.NodeUID == nil || cfg.MaxDevices == 0 || cfg.Log == nil || cfg.Metrics == nil {
+		panic("dra: every field of PublisherConfig but Order, Known, Sysfs and Procfs is required")
+	}
+	s := newStore()
+	places := maps.Clone(cfg.Known)
+	if places == nil {
+		places = map[device.ResourceName]map[device.ID]int{}
+	}
+	return &Publisher{
+		cfg:       cfg,
+		store:     s,
+		metrics:   newMetrics(cfg.Metrics),
+		describer: newDescriber(cmp.Or(cfg.Sysfs, "/sys"), cmp.Or(cfg.Procfs, "/proc")),
+		pools:     map[string]*pace{},
+		resources: map[device.ResourceName]*publication{},
+		seen:      map[device.ResourceName]bool{},
+		failure:   errNotYet,
+		places:    places,
+		watch: kube.NewWatch(kube.WatchConfig{
+			Name:     "this node's resource slices",
+			Client:   cfg.Client,
+			Resource: "resourceslices",
+			Selector: fields.SelectorFromSet(fields.Set{
+				resourceapi.ResourceSliceSelectorNodeName: cfg.NodeName,
+				resourceapi.ResourceSliceSelectorDriver:   Driver,
+			}),
+			New:   newObjects,
+			Store: s,
+			Log:   cfg.Log,
+		}),
+	}
+}
+
+// Run publishes until ctx ends, which is not an error. It leaves the slices in place.
+func (p *Publisher) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return p.watch.Run(ctx) })
+	group.Go(func() error { p.publish(ctx); return nil })
+	return group.Wait()
+}
+
+// Check returns nil while the slices show the View's devices as far as devmgrd knows, and otherwise the reason why they may not.
+func (p *Publisher) Check() error {
+	if err := p.watch.Check(); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.failure
+}
+
+// TaintsDropped reports whether the API server drops the taints of devices, as it does without the feature DRADeviceTaints, which is on
+// by default from Kubernetes 1.36. Devices that no pod may be assigned are then left out of the slices.
+func (p *Publisher) TaintsDropped() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dropped
+}
+
+// Pool returns the name of the pool in which a device is, or would be if its plugin listed it.
+func (p *Publisher) Pool(r device.ResourceName, id device.ID) string {
+	return PoolName(p.cfg.NodeName, r, p.saved(r)[id])
+}
+
+// saved returns the places of a resource's devices. They are replaced, never changed.
+func (p *Publisher) saved(r device.ResourceName) map[device.ID]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.places[r]
+}
+
+// publish compares at every change, and writes what differs.
+func (p *Publisher) publish(ctx context.Context) {
+	for ctx.Err() == nil {
+		updated := p.cfg.View.Updated() // before anything is read, so that no later change is missed
+		var again time.Time
+		if shown, known := p.store.now(); known {
+			again = p.compare(ctx, shown)
+			p.pause(ctx)
+		}
+		p.waitForChange(ctx, updated, again)
+	}
+}
+
+// compare writes what is due, and returns when the next write is; zero: after the next change.
+func (p *Publisher) compare(ctx context.Context, shown map[string]*resourceapi.ResourceSlice) (again time.Time) {
+	if took(p.store.relisted) {
+		for _, pace := range p.pools {
+			pace.until = time.Time{} // the API server is back
+		}
+	}
+	want := p.want()
+	again = want.again
+	names := maps.Clone(want.slices)
+	for name, slice := range shown {
+		if want.removes(slice) {
+			names[name] = nil
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		due, written := p.settle(ctx, name, shown[name], names[name])
+		if !written {
+			again = sooner(again, due)
+		}
+		if ctx.Err() != nil {
+			return time.Time{}
+		}
+	}
+	for name, pace := range p.pools { // of slices that are neither there nor wanted
+		if names[name] == nil && shown[name] == nil && time.Since(pace.written) > writeInterval {
+			delete(p.pools, name)
+		}
+	}
+	p.setFailure(want.err(p.pools, names))
+	return again
+}
+
+// settle makes one slice what it should be; want is nil if there should be none. It writes if that is due, and otherwise returns when
+// it will be; zero: there is nothing to write.
+func (p *Publisher) settle(ctx context.Context, name string, shown, want *resourceapi.ResourceSlice) (due time.Time, written bool) {
+	pool := p.pools[name]
+	if pool == nil {
+		pool = newPace()
+		p.pools[name] = pool
+	}
+	var v verb
+	switch {
+	case shown == nil && want == nil:
+	case shown == nil:
+		v = create
+	case want == nil || immutable(shown, want):
+		v = remove
+	case differs(shown, want):
+		v = update
+	}
+	if v == "" {
+		pool.settled()
+		return time.Time{}, false
+	}
+	now := time.Now()
+	if due := pool.due(v); due.After(now) {
+		return due, false
+	}
+	got, err := p.write(ctx, v, shown, want)
+	switch {
+	case err == nil:
+		pool.succeeded(v, now)
+	case v == update && apierrors.IsNotFound(err): // another client has removed it; the watch reports that later
+		p.store.missing(name, shown)
+		return now, false
+	case ctx.Err() != nil:
+		return time.Time{}, false
+	default:
+		pool.failed(err, now)
+		return pool.until, false
+	}
+	if v != remove && lacksTaints(got, want) {
+		p.setDropped()
+		p.pools[name] = newPace() // the slice shows devices that no pod may be assigned without a taint: correct it at once
+		return now, false
+	}
+	if v == remove && want != nil {
+		return pool.due(create), false
+	}
+	return time.Time{}, true
+}
+
+// write sends one request, and uses the answer as the newest version of the slice.
+func (p *Publisher) write(ctx context.Context, v verb, shown, want *resourceapi.ResourceSlice) (got *resourceapi.ResourceSlice, err error) {
+	var request *rest.Request
+	name := ""
+	switch v {
+	case create:
+		uid, known := p.cfg.NodeUID()
+		if !known {
+			return nil, fmt.Errorf("there is no Node named %s; the kubelet has to create it", p.cfg.NodeName)
+		}
+		controls := true
+		next := want.DeepCopy()
+		next.Spec.Pool.Generation = 1
+		next.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: p.cfg.NodeName, UID: uid, Controller: &controls}}
+		name = next.Name
+		request = p.cfg.Client.Post().Resource("resourceslices").Body(next)
+	case update:
+		name = shown.Name
+		request = p.cfg.Client.Put().Resource("resourceslices").Name(name).Body(updated(shown, want))
+	case remove:
+		name = shown.Name
+		request = p.cfg.Client.Delete().Resource("resourceslices").Name(name)
+	}
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	answer := request.Do(ctx)
+	got = &resourceapi.ResourceSlice{}
+	if v == remove {
+		if err = answer.Error(); apierrors.IsNotFound(err) {
+			err = nil
+		}
+	} else {
+		err = answer.Into(got)
+	}
+	p.metrics.write(v, err)
+	switch {
+	case apierrors.IsForbidden(err):
+		return nil, fmt.Errorf("%s ResourceSlice %s: %w; devmgrd needs permission to create, update and delete resourceslices", doing[v], name, err)
+	case err != nil:
+		return nil, fmt.Errorf("%s ResourceSlice %s: %w", doing[v], name, err)
+	case v == remove:
+		p.store.missing(name, shown)
+	default:
+		p.store.observe(name, version{kube.ParseVersion(got.ResourceVersion), got})
+	}
+	level := slog.LevelInfo
+	if v == update {
+		level = slog.LevelDebug
+	}
+	p.cfg.Log.Log(ctx, level, "resource slice written", "verb", string(v), "slice", name, "devices", len(got.Spec.Devices))
+	return got, nil
+}
+
+// A wanted is what the slices should be now.
+type wanted struct {
+	slices   map[string]*resourceapi.ResourceSlice
+	keep     map[device.ResourceName]bool // resources whose slices stay as they are
+	complete bool                         // every pod counts: slices that are not wanted may be removed
+	errs     []error                      // of resources
+	again    time.Time                    // when to ask again; zero: after the next change
+}
+
+// removes reports whether a slice that is not wanted has to go. A slice of another version of devmgrd may have another name.
+func (w wanted) removes(shown *resourceapi.ResourceSlice) bool {
+	return w.slices[shown.Name] == nil && w.complete && !w.keep[device.ResourceName(shown.Annotations[resourceAnnotation])]
+}
+
+// err returns why the slices are not what they should be.
+func (w wanted) err(pools map[string]*pace, names map[string]*resourceapi.ResourceSlice) error {
+	errs := w.errs
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		if pool := pools[name]; pool != nil && pool.err != nil {
+			errs = append(errs, pool.err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// want asks the View. It saves new places first: a slice never shows a device in a pool that a restart would not find it in.
+func (p *Publisher) want() wanted {
+	w := wanted{slices: map[string]*resourceapi.ResourceSlice{}, keep: map[device.ResourceName]bool{}}
+	before := p.cfg.View.Snapshot()
+	resources := p.cfg.View.Resources()
+	w.complete = resources.PodsListed
+	devices := map[device.ResourceName][]device.DeviceStatus{}
+	for r, status := range resources.ByName {
+		p.seen[r] = true
+		if !p.cfg.Offered(r) || status.Offer == nil {
+			p.withdraw(r)
+			continue
+		}
+		if of, known := p.cfg.View.Devices(r); known && status.Offer.Reported {
+			devices[r] = of
+		} else {
+			w.keep[r] = true // the plugin has not listed its devices yet
+		}
+	}
+	if w.complete {
+		p.forgetOthers(resources)
+	}
+	claimed := claims(before, p.cfg.View.Snapshot()) // a holder of a device above is in one of the two
+	for _, r := range slices.Sorted(maps.Keys(devices)) {
+		p.add(&w, r, *resources.ByName[r].Offer, devices[r], claimed[r])
+	}
+	return w
+}
+
+// add adds the slices of one resource.
+func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, devices []device.DeviceStatus, claimed map[device.ID]bool) {
+	of, known := p.resources[r]
+	if !known {
+		of = &publication{saving: newPace()}
+		p.resources[r] = of
+	}
+	if !known || of.session != offer.Session || !device.SameList(of.list, offer.Inventory.Devices) {
+		p.describer.relist(r, devices, of.session != offer.Session)
+		of.session, of.list = offer.Session, offer.Inventory.Devices
+	}
+	var order []device.ID
+	if p.cfg.Order != nil {
+		order = p.cfg.Order(r)
+	}
+	saved := p.saved(r)
+	out, err := show(input{
+		node: p.cfg.NodeName, resource: r, devices: devices, lost: offer.State == device.Lost, claimed: claimed, saved: saved, placed: of.placed,
+		order: order, untaint: p.TaintsDropped(), most: p.cfg.MaxDevices, attributes: p.describer.of,
+	})
+	if err != nil {
+		w.errs = append(w.errs, err)
+		return
+	}
+	if !maps.Equal(saved, out.saved) {
+		now := time.Now()
+		if of.saving.until.After(now) {
+			err = of.saving.err
+		} else if err = p.cfg.Places.SavePlaces(r, out.saved); err != nil {
+			of.saving.failed(err, now)
+		}
+		if err != nil {
+			w.keep[r], w.again = true, sooner(w.again, of.saving.until)
+			w.errs = append(w.errs, fmt.Errorf("saving the places of the devices of %s: %w", r, err))
+			return
+		}
+		of.saving.succeeded(update, now)
+		p.setPlaces(r, out.saved)
+	}
+	of.placed = out.placed
+	for _, slice := range out.slices {
+		w.slices[slice.Name] = slice
+	}
+}
+
+// withdraw forgets a resource that is not offered, except the places of its devices.
+func (p *Publisher) withdraw(r device.ResourceName) {
+	delete(p.resources, r)
+	p.describer.forget(r)
+}
+
+// forgetOthers forgets the resources that the View no longer has: their places have been removed from the state file.
+func (p *Publisher) forgetOthers(resources device.Resources) {
+	for r := range p.seen {
+		if _, there := resources.ByName[r]; !there {
+			delete(p.seen, r)
+			p.withdraw(r)
+			p.setPlaces(r, nil)
+		}
+	}
+}
+
+// claims returns the devices that the scheduler has chosen for the pods of some snapshots.
+func claims(of ...*device.Snapshot) map[device.ResourceName]map[device.ID]bool {
+	all := map[device.ResourceName]map[device.ID]bool{}
+	for _, snapshot := range slices.Compact(of) {
+		for _, pod := range snapshot.Pods {
+			for _, demand := range pod.Demands {
+				for r, ids := range demand.Fixed {
+					if all[r] == nil {
+						all[r] = map[device.ID]bool{}
+					}
+					for _, id := range ids {
+						all[r][id] = true
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// waitForChange waits until the slices, the View or the offered resources have changed, or until a time; zero: no limit.
+func (p *Publisher) waitForChange(ctx context.Context, updated <-chan struct{}, until time.Time) {
+	var over <-chan time.Time
+	if !until.IsZero() {
+		over = time.After(time.Until(until))
+	}
+	select {
+	case <-over:
+	case <-p.store.changed:
+	case <-updated:
+	case <-p.cfg.OfferedChanged:
+	case <-ctx.Done():
+	}
+}
+
+// pause waits for lookInterval, or until another client has removed a slice.
+func (p *Publisher) pause(ctx context.Context) {
+	select {
+	case <-time.After(lookInterval):
+	case <-p.store.removed:
+	case <-ctx.Done():
+	}
+}
+
+// took takes a token if there is one.
+func took(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+func (p *Publisher) setPlaces(r device.ResourceName, saved map[device.ID]int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(saved) == 0 {
+		delete(p.places, r)
+		return
+	}
+	p.places[r] = saved
+}
+
+// setDropped records that the API server drops taints, and logs it once.
+func (p *Publisher) setDropped() {
+	p.mu.Lock()
+	before := p.dropped
+	p.dropped = true
+	p.mu.Unlock()
+	if !before {
+		p.cfg.Log.Warn("device taints dropped by API server")
+	}
+}
+
+// setFailure records whether the slices are what they should be, and logs a change.
+func (p *Publisher) setFailure(err error) {
+	p.mu.Lock()
+	before := p.failure
+	p.failure = err
+	p.mu.Unlock()
+	switch {
+	case err != nil && (before == nil || errors.Is(before, errNotYet)):
+		p.cfg.Log.Warn("cannot publish resource slices", "err", err)
+	case err == nil && before != nil && !errors.Is(before, errNotYet):
+		p.cfg.Log.Info("resource slices published again")
+	}
+}

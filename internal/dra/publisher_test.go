@@ -1,0 +1,685 @@
+package dra_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/dra"
+	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
+)
+
+const gpu device.ResourceName = "a.example/gpu"
+
+type places = map[device.ID]int
+
+// node is the rest of devmgrd: what the allocator, the state file and the operator would say.
+type node struct {
+	mu        sync.Mutex
+	resources map[device.ResourceName]*device.Offer
+	devices   map[device.ResourceName][]device.DeviceStatus
+	pods      []device.PodStatus
+	partial   bool // not all pods are counted
+	changed   chan struct{}
+
+	refused   map[device.ResourceName]bool // not offered
+	retoken   chan struct{}
+	saved     map[device.ResourceName]places
+	saves     int
+	full      error // of SavePlaces
+	anonymous bool  // the Node's UID is not known
+	most      int
+}
+
+func newNode() *node {
+	return &node{resources: map[device.ResourceName]*device.Offer{}, devices: map[device.ResourceName][]device.DeviceStatus{}, changed: make(chan struct{}),
+		refused: map[device.ResourceName]bool{}, retoken: make(chan struct{}, 1), saved: map[device.ResourceName]places{}, most: 2048}
+}
+
+// change changes the node and signals it as the allocator does.
+func (n *node) change(f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f()
+	close(n.changed)
+	n.changed = make(chan struct{})
+}
+
+// list has the plugin of a resource list so many devices.
+func (n *node) list(r device.ResourceName, count int) {
+	n.change(func() {
+		offer := &device.Offer{Reported: true, Session: 1}
+		var all []device.DeviceStatus
+		for i := range count {
+			d := device.Device{ID: device.ID(fmt.Sprint("d", i)), Healthy: true}
+			offer.Inventory.Devices = append(offer.Inventory.Devices, d)
+			all = append(all, device.DeviceStatus{Resource: r, Device: d, State: device.Available, Listed: true})
+		}
+		n.resources[r], n.devices[r] = offer, all
+	})
+}
+
+// touch changes one device.
+func (n *node) touch(r device.ResourceName, i int, f func(*device.DeviceStatus)) {
+	n.change(func() {
+		n.devices[r] = slices.Clone(n.devices[r])
+		f(&n.devices[r][i])
+	})
+}
+
+func (n *node) cordon(r device.ResourceName, i int, on bool) {
+	n.touch(r, i, func(d *device.DeviceStatus) {
+		if d.Cordon, d.State = nil, device.Available; on {
+			d.Cordon, d.State = &device.Cordon{}, device.Cordoned
+		}
+	})
+}
+
+func (n *node) Resources() device.Resources {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	all := device.Resources{ByName: map[device.ResourceName]device.ResourceStatus{}, PodsListed: !n.partial}
+	for r, offer := range n.resources {
+		all.ByName[r] = device.ResourceStatus{Offer: offer}
+	}
+	return all
+}
+
+func (n *node) Devices(r device.ResourceName) ([]device.DeviceStatus, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	all, known := n.devices[r]
+	return all, known
+}
+
+func (n *node) Snapshot() *device.Snapshot {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return &device.Snapshot{Pods: n.pods}
+}
+
+func (n *node) Updated() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.changed
+}
+
+func (n *node) SavePlaces(r device.ResourceName, of map[device.ID]int) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.saves++
+	if n.full == nil {
+		n.saved[r] = of
+	}
+	return n.full
+}
+
+func (n *node) offered(r device.ResourceName) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return !n.refused[r]
+}
+
+// refuse has a resource's devices offered or not.
+func (n *node) refuse(r device.ResourceName, is bool) {
+	n.mu.Lock()
+	n.refused[r] = is
+	n.mu.Unlock()
+	n.retoken <- struct{}{}
+}
+
+func (n *node) uid() (types.UID, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return "node-uid", !n.anonymous
+}
+
+// publish runs a Publisher until the test ends, or until stop.
+func publish(t *testing.T, api *kubetest.Server, n *node) (p *dra.Publisher, registry *prometheus.Registry, stop func()) {
+	t.Helper()
+	registry = prometheus.NewRegistry()
+	n.mu.Lock()
+	known := maps.Clone(n.saved)
+	n.mu.Unlock()
+	p = dra.New(dra.PublisherConfig{NodeName: "n1", Client: api.ResourceClient(), View: n, Offered: n.offered, OfferedChanged: n.retoken, Places: n, Known: known,
+		NodeUID: n.uid, MaxDevices: n.most, Sysfs: t.TempDir(), Procfs: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		before := shows(api)
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Error("Run does not end with its context")
+		}
+		if after := shows(api); !maps.Equal(before, after) {
+			t.Errorf("ending changed %v to %v", before, after)
+		}
+	})
+	t.Cleanup(stop)
+	return p, registry, stop
+}
+
+// shows returns by pool how many devices its slice has, the generation, and the devices with taints.
+func shows(api *kubetest.Server) map[string]string {
+	all := map[string]string{}
+	for _, s := range api.ResourceSlices() {
+		text := fmt.Sprintf("%d at %d", len(s.Spec.Devices), s.Spec.Pool.Generation)
+		for _, d := range s.Spec.Devices {
+			for _, taint := range d.Taints {
+				text += " " + d.Name + "+" + strings.TrimPrefix(taint.Key, "devmgrd.io/")
+			}
+		}
+		all[s.Spec.Pool.Name] = text
+	}
+	return all
+}
+
+const pool = "n1/a.example/gpu/"
+
+func untilShows(t *testing.T, api *kubetest.Server, want map[string]string) {
+	t.Helper()
+	kubetest.Until(t, fmt.Sprintf("the slices are %v", want), func() bool { return maps.Equal(shows(api), want) })
+}
+
+func untilSettled(t *testing.T, p *dra.Publisher) {
+	t.Helper()
+	kubetest.Until(t, "the publisher is content", func() bool { return p.Check() == nil })
+}
+
+func untilFails(t *testing.T, p *dra.Publisher, says string) {
+	t.Helper()
+	kubetest.Until(t, "the publisher reports: "+says, func() bool { err := p.Check(); return err != nil && strings.Contains(err.Error(), says) })
+}
+
+// writes returns the number of writes so far.
+func writes(api *kubetest.Server) int {
+	return api.Requests("create") + api.Requests("update") + api.Requests("delete")
+}
+
+// at moves the fake clock by d and lets everything that follows happen.
+func at(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func TestPublish_FirstSlices_AreCreated(t *testing.T) {
+	api, n := kubetest.New(t), newNode()
+	n.list(gpu, 130)
+	api.Refuse(func(verb, _ string) int {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if verb == "create" && len(n.saved[gpu]) != 66 {
+			t.Errorf("a slice is created when %d places are saved", len(n.saved[gpu]))
+		}
+		return 0
+	})
+	p, registry, stop := publish(t, api, n)
+	untilShows(t, api, map[string]string{pool + "0": "64 at 1", pool + "1": "64 at 1", pool + "2": "2 at 1"})
+	untilSettled(t, p)
+	controls := true
+	owners := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "n1", UID: "node-uid", Controller: &controls}}
+	for _, s := range api.ResourceSlices() {
+		if !reflect.DeepEqual(s.OwnerReferences, owners) || s.Spec.Driver != "devmgrd.io" || *s.Spec.NodeName != "n1" || s.Spec.Pool.ResourceSliceCount != 1 {
+			t.Errorf("got %+v", s)
+		}
+	}
+	if got := p.Pool(gpu, "d129"); got != pool+"2" || p.Pool(gpu, "d0") != pool+"0" {
+		t.Errorf("d129 is in %s", got)
+	}
+	stop()
+	if got := counted(t, registry); got["create ok"] != 3 || len(got) != 6 || got["create error"]+got["update ok"]+got["delete ok"] > 0 {
+		t.Errorf("counted %v", got)
+	}
+
+	// A devmgrd that starts again finds what it would write.
+	before := writes(api)
+	p, _, _ = publish(t, api, n)
+	untilSettled(t, p)
+	if n := writes(api); n != before {
+		t.Errorf("%d writes after a restart", n-before)
+	}
+	if n.saves != 1 {
+		t.Errorf("places were saved %d times", n.saves)
+	}
+}
+
+// counted returns the writes by verb and result.
+func counted(t *testing.T, registry *prometheus.Registry) map[string]float64 {
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			all[m.GetLabel()[1].GetValue()+" "+m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue()
+		}
+	}
+	return all
+}
+
+func TestPublish_ChangeOfOneDevice_IsOneWrite(t *testing.T) { synctest.Test(t, changeOfOneDevice) }
+
+func changeOfOneDevice(t *testing.T) {
+	api, n := kubetest.NewInMemory(t), newNode()
+	n.list(gpu, 100)
+	publish(t, api, n)
+	at(time.Minute)
+	before := writes(api)
+	n.cordon(gpu, 70, true)
+	at(0) // at once
+	want := map[string]string{pool + "0": "64 at 1", pool + "1": "36 at 2 d70+cordoned"}
+	if got := shows(api); !maps.Equal(got, want) {
+		t.Errorf("got %v", got)
+	}
+	at(time.Minute)
+	since := taintTime(api)
+	n.touch(gpu, 71, func(d *device.DeviceStatus) { d.Healthy, d.State = false, device.Unhealthy })
+	at(time.Minute)
+	if got := shows(api)[pool+"1"]; got != "36 at 3 d70+cordoned d71+unhealthy" {
+		t.Errorf("got %v", got)
+	}
+	if now := taintTime(api); since.IsZero() || !now.Equal(&since) {
+		t.Errorf("the time of a taint changed from %v to %v", since, now)
+	}
+	n.change(func() {}) // nothing of the devices
+	at(time.Hour)
+	if got := writes(api) - before; got != 2 {
+		t.Errorf("%d writes, want 2", got)
+	}
+}
+
+// taintTime returns when the first taint was added.
+func taintTime(api *kubetest.Server) metav1.Time {
+	for _, s := range api.ResourceSlices() {
+		for _, d := range s.Spec.Devices {
+			if len(d.Taints) > 0 {
+				return *d.Taints[0].TimeAdded
+			}
+		}
+	}
+	return metav1.Time{}
+}
+
+func TestPublish_DevicesThatFlap_AreWrittenOnceASecond(t *testing.T) {
+	synctest.Test(t, devicesThatFlap)
+}
+
+func devicesThatFlap(t *testing.T) {
+	api, n := kubetest.NewInMemory(t), newNode()
+	n.list(gpu, 10)
+	publish(t, api, n)
+	at(time.Minute)
+	before := writes(api)
+	for i := range 1000 { // in a minute
+		n.cordon(gpu, i%10, i%20 < 10)
+		at(60 * time.Millisecond)
+	}
+	if got := writes(api) - before; got > 61 || got < 30 {
+		t.Errorf("%d writes in a minute", got)
+	}
+	at(time.Second)
+	if got := shows(api)[pool+"0"]; !strings.HasPrefix(got, "10 at") || strings.Contains(got, "cordoned") {
+		t.Errorf("got %q", got)
+	}
+	before = writes(api)
+	at(time.Hour)
+	if got := writes(api) - before; got > 0 {
+		t.Errorf("%d writes at rest", got)
+	}
+}
+
+// A kubelet that starts removes all slices of its node. They are back at once, even if they have just been written.
+func TestPublish_SlicesRemovedByTheKubelet_AreBackAtOnce(t *testing.T) {
+	synctest.Test(t, removedByTheKubelet)
+}
+
+func removedByTheKubelet(t *testing.T) {
+	api, n := kubetest.NewInMemory(t), newNode()
+	n.list(gpu, 200)
+	publish(t, api, n)
+	at(time.Minute)
+	for i := range 200 {
+		n.cordon(gpu, i, i%64 == 0)
+	}
+	at(25 * time.Millisecond) // each pool has just been written
+	want := shows(api)
+	if len(want) != 4 || want[pool+"3"] != "8 at 2 d192+cordoned" {
+		t.Fatalf("got %v", want)
+	}
+	removeAll(api)
+	at(0)
+	got := shows(api)
+	for name := range want {
+		if got[name] != strings.Replace(want[name], "at 2", "at 1", 1) {
+			t.Errorf("%s is %q after its removal", name, got[name])
+		}
+	}
+	// Another client that keeps removing them is answered once a second.
+	before := api.Requests("create")
+	for range 60 { // 6 s
+		removeAll(api)
+		at(100 * time.Millisecond)
+	}
+	if created := api.Requests("create") - before; created > 4*7 || created < 4*5 {
+		t.Errorf("%d slices were created in 6 s", created)
+	}
+	at(time.Second)
+	if got := shows(api); len(got) != 4 {
+		t.Errorf("got %v", got)
+	}
+}
+
+func removeAll(api *kubetest.Server) {
+	for _, s := range api.ResourceSlices() {
+		api.Delete("resourceslices/" + s.Name)
+	}
+}
+
+// slice returns a slice of another client.
+func slice(name, driver, node, pool string) *resourceapi.ResourceSlice {
+	return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceSliceSpec{
+		Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: pool, ResourceSliceCount: 1, Generation: 5}}}
+}
+
+func TestPublish_SlicesOfOthers_AreLeftAlone(t *testing.T) {
+	api, n := kubetest.New(t), newNode()
+	n.list(gpu, 2)
+	api.Put(slice("other-driver", "gpu.example", "n1", "other"))
+	api.Put(slice("other-node", "devmgrd.io", "n2", "n2/a.example/gpu/0"))
+	api.Put(slice("an-old-name", "devmgrd.io", "n1", "n1/old"))
+	api.Put(slice(dra.SliceName("n1", gpu, 0), "devmgrd.io", "n1", "n1/another-pool")) // the pool's name cannot be changed
+	p, _, _ := publish(t, api, n)
+	untilShows(t, api, map[string]string{"other": "0 at 5", "n2/a.example/gpu/0": "0 at 5", pool + "0": "2 at 1"})
+	untilSettled(t, p)
+
+	shown := api.ResourceSlices()[slices.IndexFunc(api.ResourceSlices(), func(s resourceapi.ResourceSlice) bool { return s.Spec.Pool.Name == pool+"0" })]
+	shown.Spec.Devices = shown.Spec.Devices[:1] // another client changes devmgrd's
+	api.Put(&shown)
+	untilShows(t, api, map[string]string{"other": "0 at 5", "n2/a.example/gpu/0": "0 at 5", pool + "0": "2 at 2"})
+}
+
+func TestPublish_Offered_Changes(t *testing.T) { synctest.Test(t, offeredChanges) }
+
+func offeredChanges(t *testing.T) {
+	api, n := kubetest.NewInMemory(t), newNode()
+	n.list(gpu, 66)
+	n.list("a.example/nic", 1)
+	n.refused["a.example/nic"] = true
+	p, _, _ := publish(t, api, n)
+	expect := func(what string, want map[string]string) {
+		t.Helper()
+		at(2 * time.Second)
+		if got := shows(api); !maps.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", what, got, want)
+		}
+		if err := p.Check(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	both := map[string]string{pool + "0": "64 at 1", pool + "1": "2 at 1"}
+	expect("at first", both)
+	n.refuse("a.example/nic", false)
+	expect("another is offered", map[string]string{pool + "0": "64 at 1", pool + "1": "2 at 1", "n1/a.example/nic/0": "1 at 1"})
+	n.refuse(gpu, true)
+	expect("one is not offered", map[string]string{"n1/a.example/nic/0": "1 at 1"})
+	n.refuse(gpu, false)
+	n.refuse("a.example/nic", true)
+	expect("the other way round", both)
+	n.change(func() { n.resources[gpu] = &device.Offer{} })
+	expect("the plugin has registered and listed nothing yet", both)
+	n.list(gpu, 66)
+	n.change(func() { n.partial = true; delete(n.resources, gpu); delete(n.devices, gpu) })
+	expect("not all pods are known", both)
+	n.change(func() { n.partial = false })
+	expect("forgotten", map[string]string{})
+	if got := p.Pool(gpu, "d65"); got != pool+"0" {
+		t.Errorf("a forgotten device is in %s", got)
+	}
+	n.change(func() { delete(n.saved, gpu) }) // as the store does
+	n.list(gpu, 66)
+	expect("back", both)
+	if len(n.saved[gpu]) != 2 {
+		t.Errorf("saved %v", n.saved)
+	}
+}
+
+func TestPublish_Claims(t *testing.T) { synctest.Test(t, claims) }
+
+func claims(t *testing.T) {
+	api, n := kubetest.NewInMemory(t), newNode()
+	n.list(gpu, 3)
+	publish(t, api, n)
+	at(time.Minute)
+	n.change(func() {
+		n.pods = []device.PodStatus{{Demands: []device.Demand{{}, {Fixed: map[device.ResourceName][]device.ID{gpu: {"d1"}}}}}}
+	})
+	hold := func(i int) {
+		n.touch(gpu, i, func(d *device.DeviceStatus) { d.State, d.Holder = device.Assigned, &device.Holder{} })
+	}
+	hold(1)
+	at(time.Minute)
+	if got := shows(api)[pool+"0"]; got != "3 at 1" {
+		t.Errorf("a device of a pod with a claim: %s", got)
+	}
+	hold(0)
+	at(time.Minute)
+	if got := shows(api)[pool+"0"]; got != "2 at 2" {
+		t.Errorf("a device of a pod without a claim: %s", got)
+	}
+	hold(2)
+	n.change(func() { n.pods = nil })
+	at(time.Minute)
+	if got := shows(api); len(got) > 0 {
+		t.Errorf("all devices are with pods without a claim: %v", got)
+	}
+	n.touch(gpu, 2, func(d *device.DeviceStatus) { d.State, d.Holder = device.Available, nil })
+	at(0)
+	if got := shows(api)[pool+"0"]; got != "1 at 1" {
+		t.Errorf("one device is free: %s", got)
+	}
+}
+
+func TestPublish_TooManyDevices_AreNotPublished(t *testing.T) {
+	api, n := kubetest.New(t), newNode()
+	n.most = 10
+	n.list(gpu, 10)
+	n.list("a.example/nic", 1)
+	p, _, _ := publish(t, api, n)
+	untilShows(t, api, map[string]string{pool + "0": "10 at 1", "n1/a.example/nic/0": "1 at 1"})
+	n.list(gpu, 11)
+	untilShows(t, api, map[string]string{"n1/a.example/nic/0": "1 at 1"})
+	untilFails(t, p, "a.example/gpu has 11 devices, more than dra.maxDevices 10")
+	n.list(gpu, 9)
+	untilShows(t, api, map[string]string{pool + "0": "9 at 1", "n1/a.example/nic/0": "1 at 1"})
+	untilSettled(t, p)
+}
+
+func TestPublish_WithoutAnOwner_NothingIsCreated(t *testing.T) { synctest.Test(t, withoutAnOwner) }
+
+func withoutAnOwner(t *testing.T) {
+	api, n := kubetest.NewInMemory(t), newNode()
+	n.anonymous = true
+	n.list(gpu, 2)
+	p, _, _ := publish(t, api, n)
+	at(time.Hour)
+	if err := p.Check(); writes(api) > 0 || err == nil || !strings.Contains(err.Error(), "there is no Node named n1") {
+		t.Errorf("%d writes, %v", writes(api), err)
+	}
+	n.change(func() { n.anonymous = false })
+	at(15 * time.Second)
+	if got := shows(api)[pool+"0"]; got != "2 at 1" || p.Check() != nil {
+		t.Errorf("got %q, %v", got, p.Check())
+	}
+}
+
+func TestPublish_PlacesThatCannotBeSaved_AreNotPublished(t *testing.T) {
+	synctest.Test(t, unsavedPlaces)
+}
+
+func unsavedPlaces(t *testing.T) {
+	api, n := kubetest.NewInMemory(t), newNode()
+	n.list(gpu, 64)
+	p, _, _ := publish(t, api, n)
+	at(time.Minute)
+	n.change(func() { n.full = errors.New("no space left on device") })
+	n.list(gpu, 65)
+	at(time.Hour)
+	if got := shows(api); !maps.Equal(got, map[string]string{pool + "0": "64 at 1"}) {
+		t.Errorf("got %v", got)
+	}
+	if err := p.Check(); err == nil || err.Error() != "saving the places of the devices of a.example/gpu: no space left on device" {
+		t.Errorf("Check: %v", err)
+	}
+	if n.saves < 300 || n.saves > 1000 { // every 5 to 10 s
+		t.Errorf("%d attempts in an hour", n.saves)
+	}
+	n.change(func() { n.full = nil })
+	at(15 * time.Second)
+	if got := shows(api); !maps.Equal(got, map[string]string{pool + "0": "64 at 1", pool + "1": "1 at 1"}) || p.Check() != nil {
+		t.Errorf("got %v, %v", got, p.Check())
+	}
+}
+
+func TestPublish_TaintsDropped_DevicesAreLeftOut(t *testing.T) { synctest.Test(t, taintsDropped) }
+
+func taintsDropped(t *testing.T) {
+	api, n := kubetest.NewInMemory(t), newNode()
+	api.DropTaints()
+	n.list(gpu, 4)
+	p, _, _ := publish(t, api, n)
+	at(time.Minute)
+	if p.TaintsDropped() {
+		t.Error("no taint has been written")
+	}
+	n.change(func() {
+		n.pods = []device.PodStatus{{Demands: []device.Demand{{Fixed: map[device.ResourceName][]device.ID{gpu: {"d3"}}}}}}
+	})
+	n.cordon(gpu, 1, true)
+	n.touch(gpu, 3, func(d *device.DeviceStatus) {
+		d.Cordon, d.State, d.Holder = &device.Cordon{}, device.Assigned, &device.Holder{}
+	})
+	at(50 * time.Millisecond)
+	if got := shows(api)[pool+"0"]; got != "3 at 3" || !p.TaintsDropped() || p.Check() != nil {
+		t.Errorf("got %q, %v, %v", got, p.TaintsDropped(), p.Check())
+	}
+	before := writes(api)
+	at(time.Hour)
+	if got := writes(api) - before; got > 0 {
+		t.Errorf("%d writes at rest", got)
+	}
+	n.cordon(gpu, 1, false)
+	at(0)
+	if got := shows(api)[pool+"0"]; got != "4 at 4" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestPublish_Refusals(t *testing.T) {
+	for _, c := range []struct {
+		name, verb string
+		code       int
+		says       string
+	}{
+		{"create forbidden", "create", http.StatusForbidden, "creating ResourceSlice n1-devmgrd.io-a.example-gpu-0-"},
+		{"create forbidden, the remedy", "create", http.StatusForbidden, "devmgrd needs permission to create, update and delete resourceslices"},
+		{"already there", "create", http.StatusConflict, "creating ResourceSlice"},
+		{"update conflict", "update", http.StatusConflict, "updating ResourceSlice"},
+		{"update invalid", "update", http.StatusUnprocessableEntity, "updating ResourceSlice"},
+		{"delete forbidden", "delete", http.StatusForbidden, "deleting ResourceSlice an-old-name"},
+		{"watch forbidden", "watch", http.StatusForbidden, "not following this node's resource slices"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api, n := kubetest.NewInMemory(t), newNode()
+				n.list(gpu, 2)
+				if c.verb == "delete" {
+					api.Put(slice("an-old-name", "devmgrd.io", "n1", "n1/old"))
+				}
+				api.Refuse(func(verb, _ string) int {
+					if verb == c.verb {
+						return c.code
+					}
+					return 0
+				})
+				p, registry, _ := publish(t, api, n)
+				at(10 * time.Second)
+				n.cordon(gpu, 0, true)
+				at(10 * time.Minute)
+				if err := p.Check(); err == nil || !strings.Contains(err.Error(), c.says) {
+					t.Errorf("Check: %v", err)
+				}
+				if n := api.Requests(c.verb); n < 30 || n > 500 { // with pauses of 2.5 to 10 s
+					t.Errorf("%d attempts in 10 minutes", n)
+				}
+				if got := counted(t, registry)[c.verb+" error"]; c.verb != "watch" && got != float64(api.Requests(c.verb)) {
+					t.Errorf("%v errors are counted, of %d", got, api.Requests(c.verb))
+				}
+				api.Refuse(nil)
+				at(15 * time.Second)
+				if got := shows(api); len(got) != 1 || !strings.HasSuffix(got[pool+"0"], "d0+cordoned") || p.Check() != nil {
+					t.Errorf("got %v, %v", got, p.Check())
+				}
+			})
+		})
+	}
+}
+
+// A slice that another client removes while it is updated is created again at once: the answer says so before the watch does.
+func TestPublish_RemovedWhileUpdated_IsCreated(t *testing.T) { synctest.Test(t, removedWhileUpdated) }
+
+func removedWhileUpdated(t *testing.T) {
+	api, n := kubetest.NewInMemory(t), newNode()
+	n.list(gpu, 2)
+	p, _, _ := publish(t, api, n)
+	at(time.Minute)
+	api.Refuse(func(verb, path string) int {
+		if verb == "update" {
+			removeAll(api)
+		}
+		return 0
+	})
+	n.cordon(gpu, 0, true)
+	at(50 * time.Millisecond)
+	if got := shows(api)[pool+"0"]; got != "2 at 1 d0+cordoned" || p.Check() != nil {
+		t.Errorf("got %q, %v", got, p.Check())
+	}
+}
+
+// While the API server is away changes collect, and one write follows when it is back, also with a history that it has forgotten.
+func TestPublish_APIServerAway(t *testing.T) {
+	api, n := kubetest.New(t), newNode()
+	n.list(gpu, 2)
+	p, _, _ := publish(t, api, n)
+	untilShows(t, api, map[string]string{pool + "0": "2 at 1"})
+	api.Stop()
+	for i := range 5 {
+		n.cordon(gpu, 0, i%2 == 0)
+	}
+	kubetest.Until(t, "the loss is reported", func() bool { return p.Check() != nil })
+	api.Forget()
+	api.Start()
+	untilShows(t, api, map[string]string{pool + "0": "2 at 2 d0+cordoned"})
+	untilSettled(t, p)
+}

@@ -1,0 +1,131 @@
+package dra
+
+import (
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/devmgrd/devmgrd/internal/kube"
+)
+
+// A version is one ResourceSlice at its latest known version.
+type version struct {
+	number uint64                     // its resourceVersion
+	slice  *resourceapi.ResourceSlice // never changed; nil: deleted
+}
+
+// store holds devmgrd's ResourceSlices of this node, from the watch and from the answers to writes. It is the reflector's store: its
+// methods never fail.
+type store struct {
+	changed  chan struct{} // holds one token when the watch has brought news
+	removed  chan struct{} // likewise when another client has removed a slice
+	relisted chan struct{} // likewise after a full list: the API server is back
+
+	mu     sync.Mutex // guards what follows; never held across I/O
+	byName map[string]version
+	listed bool // there has been a full list
+}
+
+func newStore() *store {
+	return &store{changed: make(chan struct{}, 1), removed: make(chan struct{}, 1), relisted: make(chan struct{}, 1), byName: map[string]version{}}
+}
+
+// now returns the ResourceSlices by name; known is false before the first list.
+func (s *store) now() (all map[string]*resourceapi.ResourceSlice, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all = make(map[string]*resourceapi.ResourceSlice, len(s.byName))
+	for name, v := range s.byName {
+		if v.slice != nil {
+			all[name] = v.slice
+		}
+	}
+	return all, s.listed
+}
+
+// observe stores a version of a ResourceSlice unless a newer one is known, and reports whether it did. An event of the watch may be
+// older than the answer to a write.
+func (s *store) observe(name string, v version) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if v.number <= s.byName[name].number {
+		return false
+	}
+	s.byName[name] = v
+	return true
+}
+
+// missing records that the API server does not have the version of a ResourceSlice that is known.
+func (s *store) missing(name string, known *resourceapi.ResourceSlice) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if v := s.byName[name]; v.slice == known {
+		s.byName[name] = version{number: v.number}
+	}
+}
+
+// Add receives a ResourceSlice from the watch.
+func (s *store) Add(obj any) error { return s.Update(obj) }
+
+// Update receives a change from the watch.
+func (s *store) Update(obj any) error {
+	if slice, ok := obj.(*resourceapi.ResourceSlice); ok && s.observe(slice.Name, version{kube.ParseVersion(slice.ResourceVersion), slice}) {
+		signal(s.changed)
+	}
+	return nil
+}
+
+// Delete receives a deletion from the watch.
+func (s *store) Delete(obj any) error {
+	if tomb, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = tomb.Obj
+	}
+	slice, ok := obj.(*resourceapi.ResourceSlice)
+	if !ok {
+		return nil
+	}
+	s.mu.Lock()
+	before := s.byName[slice.Name].slice
+	s.mu.Unlock()
+	if s.observe(slice.Name, version{number: kube.ParseVersion(slice.ResourceVersion)}) {
+		if before != nil {
+			signal(s.removed)
+		}
+		signal(s.changed)
+	}
+	return nil
+}
+
+// Replace receives a full list. It is believed even where an answer to a write was newer: the watch repeats that version.
+func (s *store) Replace(list []any, _ string) error {
+	all := make(map[string]version, len(list))
+	for _, obj := range list {
+		if slice, ok := obj.(*resourceapi.ResourceSlice); ok {
+			all[slice.Name] = version{kube.ParseVersion(slice.ResourceVersion), slice}
+		}
+	}
+	s.mu.Lock()
+	s.byName, s.listed = all, true
+	s.mu.Unlock()
+	signal(s.relisted)
+	signal(s.changed)
+	return nil
+}
+
+// Resync is never called.
+func (s *store) Resync() error { return nil }
+
+// signal leaves a token unless there is one.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// newObjects returns the objects into which the watch decodes.
+func newObjects() (object, list runtime.Object) {
+	return &resourceapi.ResourceSlice{}, &resourceapi.ResourceSliceList{}
+}
