@@ -19,6 +19,8 @@ const (
 	maxMessage    = 1 << 30
 	maxDevices    = 10_000_000
 	maxResources  = 4096
+	maxSliced     = 16384            // of a resource, in slices of 64: each is an object of the API server
+	maxHold       = 40 * time.Second // the kubelet waits for 45 s
 	maxTotal      = 64 << 30
 	maxTimeout    = time.Hour
 	maxGrace      = 24 * time.Hour
@@ -102,6 +104,7 @@ func (c *Config) check() []Mistake {
 	r.oneOf("topology.policy", c.Topology.Policy, "none", "best-effort", "restricted", "single-numa-node")
 	r.oneOf("topology.scope", c.Topology.Scope, "container", "pod")
 	r.allocation(c.Allocation)
+	r.dra(c)
 	r.giveUp(c.Wait.GiveUpAfter)
 	r.release(c.Release)
 	r.oneOf("health.onMissingDevices", c.Health.OnMissingDevices, Ignore, Event, Evict)
@@ -226,6 +229,20 @@ func (r *rules) byResource(key string, values map[string]string) {
 			r.broken(key, quote(name)+" is not an extended resource", `write a name like vendor.example/gpu, vendor.example/* for all of a domain, or "*" for all`)
 		}
 	}
+}
+
+// dra requires patterns of resource names, and an API server that has slices.
+func (r *rules) dra(c *Config) {
+	for _, name := range c.DRA.Resources {
+		if name != "*" && !isPattern(name) {
+			r.broken("dra.resources", quote(name)+" is not an extended resource", `write a name like vendor.example/gpu, vendor.example/* for all of a domain, or "*" for all`)
+		}
+	}
+	if len(c.DRA.Resources) > 0 && c.Kubernetes.Mode == NoCluster {
+		r.broken("dra.resources", "needs an API server, and kubernetes.mode is "+NoCluster, "leave it empty, or set kubernetes.mode to "+Cluster)
+	}
+	r.number("dra.maxDevices", c.DRA.MaxDevices, maxSliced)
+	r.duration("dra.hold", c.DRA.Hold, 0, maxHold)
 }
 
 // giveUp requires reasons or patterns of resource names, and durations.

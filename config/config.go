@@ -23,6 +23,7 @@ type Config struct {
 	NRI        NRI        `key:"nri"`
 	Topology   Topology   `key:"topology"`
 	Allocation Allocation `key:"allocation"`
+	DRA        DRA        `key:"dra"`
 	Wait       Wait       `key:"wait"`
 	Release    Release    `key:"release"`
 	Health     Health     `key:"health"`
@@ -131,6 +132,20 @@ const (
 	Spread = "spread" // from as many groups as possible, the one with the most free devices first
 	Oldest = "oldest" // those that have been free for the longest time
 )
+
+// DRA offers resources through Dynamic Resource Allocation.
+type DRA struct {
+	// Resources are the resources that are offered so, and not as numbers in the Node's capacity: names, "domain/*", or "*".
+	Resources  []string      `key:"resources"`
+	MaxDevices int           `key:"maxDevices"` // of one resource; a resource with more is not offered
+	Hold       time.Duration `key:"hold"`       // how long the kubelet's request waits for the devices of a claim
+}
+
+// Offers reports whether a resource is offered through Dynamic Resource Allocation.
+func (d DRA) Offers(resource string) bool {
+	domain, _, _ := strings.Cut(resource, "/")
+	return slices.ContainsFunc([]string{resource, domain + "/*", "*"}, func(p string) bool { return slices.Contains(d.Resources, p) })
+}
 
 // NUMAGroups is the value of Allocation.Groups for devices near the same NUMA nodes.
 const NUMAGroups = "numa"
@@ -293,6 +308,7 @@ func defaults() Config {
 		NRI:        NRI{Socket: "/var/run/nri/nri.sock", Index: "05", MaxWait: 100 * time.Millisecond},
 		Topology:   Topology{Policy: "best-effort", Scope: "container"},
 		Allocation: Allocation{Order: map[string]string{}, Groups: map[string]string{}},
+		DRA:        DRA{Resources: []string{}, MaxDevices: 2048, Hold: 30 * time.Second},
 		Wait:       Wait{GiveUpAfter: map[string]string{}},
 		Release: Release{Check: map[string]string{}, Command: map[string]string{}, Timeout: time.Minute, SharedNodes: []string{},
 			Ignore: []string{"/usr/bin/nvidia-persistenced", "/usr/bin/nv-hostengine"}},

@@ -100,12 +100,13 @@ func choice(as device.Assignment, s device.Share) string {
 	}
 	add(s.Why.Stamped, "in use by the container when the state file was lost")
 	add(s.Why.Kept, "kept from init containers")
+	add(s.Why.Claimed, "chosen by the scheduler, in a ResourceClaim")
 	add(s.Why.Preferred, "preferred by the plugin")
 	rest := "by lowest ID"
 	if s.Why.Order != "" {
 		rest = "in the order " + s.Why.Order
 	}
-	add(len(s.IDs)-s.Why.Stamped-s.Why.Kept-s.Why.Preferred, "%s", rest)
+	add(len(s.IDs)-s.Why.Stamped-s.Why.Kept-s.Why.Claimed-s.Why.Preferred, "%s", rest)
 	if len(s.Why.Near) > 0 {
 		parts = append(parts, "near NUMA "+nodes(s.Why.Near)+" first")
 	}

@@ -18,7 +18,7 @@ const (
 
 // passing are the reasons that soon end or become others: an answer is under way, or the plugin has the grace period to return.
 var passing = map[device.Reason]bool{
-	device.Allocating: true, device.Preparing: true, device.PluginStale: true, device.AssignmentConflict: true, device.DevicesUnknown: true,
+	device.Allocating: true, device.Preparing: true, device.PluginStale: true, device.AssignmentConflict: true, device.DevicesUnknown: true, device.ClaimUnknown: true,
 }
 
 // stallLocked counts how long a pod has waited. While other pods have the devices the time stands still; another reason starts it

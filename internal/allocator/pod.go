@@ -327,7 +327,7 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	if !p.saved || a.unsaved[p.demand.Pod.UID] != nil {
 		a.saveLaterLocked(p)
 	}
-	if news {
+	if news && why.Reason != device.Allocating { // its claims are being read
 		a.log.Info("pod waits for its devices", "pod", p.demand.Pod.String(), "reason", why.Reason, "why", why.Message)
 		a.notifier.Waiting(p.demand.Pod, why)
 	}

@@ -20,7 +20,7 @@ func Root() *cobra.Command {
 	}, newRunCommand(), newConfigCommand(), newImportCommand(), newExportCommand(), newVersionCommand(),
 		newStatusCommand(), newPluginsCommand(), newDevicesCommand(), newWatchCommand(), newAssignmentsCommand(),
 		newExplainCommand(), newCordonCommand(), newUncordonCommand(), newDrainCommand(), newCheckCommand(),
-		newRulesCommand(), newForgetCommand(), newHistoryCommand(), newStoreCommand(), newOpenersCommand())
+		newRulesCommand(), newForgetCommand(), newHistoryCommand(), newStoreCommand(), newDeviceClassCommand(), newOpenersCommand())
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}

@@ -166,14 +166,6 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	if api == nil {
 		devices.Replace(nil) // drop pods that an API server had bound to the node before
 	} else {
-		bound = pods.New(pods.Config{
-			NodeName:  c.NodeName,
-			Client:    api,
-			Sink:      devices,
-			Ignored:   c.Plugins.IgnoredResources,
-			Selectors: c.Allocation.Selectors,
-			Log:       logFor("pods"),
-		})
 		node := nodestatus.New(nodestatus.Config{
 			NodeName: c.NodeName,
 			Client:   api,
@@ -185,10 +177,30 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			},
 			Expected:   expected(c.Node),
 			Ignored:    pods.Ignores(c.Plugins.IgnoredResources),
+			Claimed:    claimed(c.DRA, devices),
 			KubeletDir: c.Plugins.KubeletDir,
 			Log:        logFor("nodestatus"),
 			Metrics:    metrics,
 		})
+		podsConfig := pods.Config{
+			NodeName:  c.NodeName,
+			Client:    api,
+			Sink:      devices,
+			Ignored:   c.Plugins.IgnoredResources,
+			Selectors: c.Allocation.Selectors,
+			Log:       logFor("pods"),
+		}
+		if usesClaims(c.DRA, known) {
+			resourceAPI, err := kube.ConnectResource(c.Kubernetes.Kubeconfig, version.Get().Version)
+			if err != nil {
+				return err
+			}
+			all := newClaims(c, resourceAPI, devices, stateFile, known, node, logFor, metrics)
+			podsConfig.Sink, podsConfig.Claims = all, true
+			components = append(components, component{"dra", all.check})
+			runs = append(runs, all.runs()...)
+		}
+		bound = pods.New(podsConfig)
 		nriConfig.Pods, podResourcesConfig.Pods, onNode = bound, bound, node.Shown
 		plugins.AddServiceAccounts(bound)
 		gate.NamePods(bound)

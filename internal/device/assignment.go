@@ -50,6 +50,7 @@ type Share struct {
 type Why struct {
 	Kept      int   `json:"kept,omitempty"`      // from init containers, which end before this container starts
 	Stamped   int   `json:"stamped,omitempty"`   // from the running container's stamp, after a loss of the state file
+	Claimed   int   `json:"claimed,omitempty"`   // chosen by the scheduler
 	Preferred int   `json:"preferred,omitempty"` // by the plugin's preference
 	Near      []int `json:"near,omitempty"`      // the NUMA nodes preferred for the devices
 	Avoided   int   `json:"avoided,omitempty"`   // free devices left out because the plugin had recently refused them

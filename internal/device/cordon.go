@@ -37,6 +37,9 @@ type Falls struct {
 // CordonAnnotation is the Node's annotation that declares cordons.
 const CordonAnnotation = "devmgrd.io/cordon"
 
+// DRADriver is devmgrd's name as a driver of Dynamic Resource Allocation.
+const DRADriver = "devmgrd.io"
+
 // DevicesAnnotation is a pod's annotation that limits the devices of its containers.
 const DevicesAnnotation = "devmgrd.io/devices"
 

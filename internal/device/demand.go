@@ -30,10 +30,24 @@ type Demand struct {
 	Refs []string `json:"refs,omitempty"`
 	// Select limits the devices of a resource to some; a resource without an entry has no limit.
 	Select map[ResourceName]Selection `json:"select,omitempty"`
-	// Mistake is why the limits cannot be read; the pod waits until they can.
-	Mistake string `json:"mistake,omitempty"`
 	// Fixed are the devices that the scheduler has chosen, for resources that are offered through claims.
 	Fixed map[ResourceName][]ID `json:"fixed,omitempty"`
+	// Uncounted is how many of the Fixed ones the scheduler does not count as the pod's requests: those of claims that the pod's author has
+	// written.
+	Uncounted map[ResourceName]int `json:"uncounted,omitempty"`
+	// Mistake is why the request cannot be read or met as it is; the pod waits until it can. Blocked is its reason; empty: NoSuchDevice.
+	Mistake string `json:"mistake,omitempty"`
+	Blocked Reason `json:"blocked,omitempty"`
+	// Claims are the claims that the container uses, of any driver. They are not part of the request: Fixed is what they lead to.
+	Claims []ClaimUse `json:"-"`
+}
+
+// A ClaimUse is a container's use of a ResourceClaim in the pod's namespace.
+type ClaimUse struct {
+	Claim   string
+	Request string // of the claim; empty: all of them
+	// Resource is the extended resource that the container requests, if the scheduler has made the claim for that; else it is empty.
+	Resource ResourceName
 }
 
 // A PodDemand is a pod bound to this node and its containers' requests, in the order in which the containers start: init
@@ -69,6 +83,7 @@ func (p PodDemand) Requests() map[ResourceName]int {
 	running, peak := map[ResourceName]int{}, map[ResourceName]int{}
 	for _, d := range p.Demands {
 		for r, n := range d.Wants {
+			n -= d.Uncounted[r]
 			if d.Kind != Init {
 				running[r] += n
 				n = 0
@@ -77,6 +92,19 @@ func (p PodDemand) Requests() map[ResourceName]int {
 		}
 	}
 	return peak
+}
+
+// Open returns the part of the demand for which devices have to be chosen: without the resources whose devices are Fixed.
+func (p PodDemand) Open() PodDemand {
+	if !slices.ContainsFunc(p.Demands, func(d Demand) bool { return len(d.Fixed) > 0 }) {
+		return p
+	}
+	p.Demands = slices.Clone(p.Demands)
+	for i, d := range p.Demands {
+		p.Demands[i].Wants = maps.Clone(d.Wants)
+		maps.DeleteFunc(p.Demands[i].Wants, func(r ResourceName, _ int) bool { return d.Fixed[r] != nil })
+	}
+	return p
 }
 
 // Of returns the demand of the container of that name, if it has one.
@@ -98,7 +126,7 @@ func (p PodDemand) Equal(q PodDemand) bool {
 		e := q.Demands[i]
 		if d.Container != e.Container || d.Kind != e.Kind || !maps.Equal(d.Wants, e.Wants) ||
 			!slices.Equal(d.Env, e.Env) || !slices.Equal(d.Refs, e.Refs) ||
-			d.Mistake != e.Mistake || !maps.EqualFunc(d.Select, e.Select, Selection.equal) {
+			d.Mistake != e.Mistake || d.Blocked != e.Blocked || !maps.EqualFunc(d.Fixed, e.Fixed, slices.Equal) || !maps.Equal(d.Uncounted, e.Uncounted) || !maps.EqualFunc(d.Select, e.Select, Selection.equal) {
 			return false
 		}
 	}

@@ -24,7 +24,13 @@ const (
 	TopologyMismatch   Reason = "TopologyMismatch"
 	NoSuchDevice       Reason = "NoSuchDevice"
 	DevicesUnknown     Reason = "DevicesUnknown"
+	DeviceInUse        Reason = "DeviceInUse"
+	DeviceGone         Reason = "DeviceGone"
+	DeviceCordoned     Reason = "DeviceCordoned"
 	AssignmentConflict Reason = "AssignmentConflict"
+
+	ClaimUnknown Reason = "ClaimUnknown"
+	NoClaim      Reason = "NoClaim"
 
 	Allocating       Reason = "Allocating"
 	Preparing        Reason = "Preparing"
@@ -153,11 +159,46 @@ var explanations = []Explanation{
 		ends:    "the containers with unknown devices of %s end: devmgrd's log names them",
 	},
 	{
+		Reason:  DeviceInUse,
+		Meaning: "the scheduler has chosen a device that another pod still has, for instance after a force deletion",
+		Remedy:  "wait for the pod in the message to end",
+		Section: "dra.md#a-pod-that-waits",
+		ends:    "the pod in the message has released the device of %s",
+	},
+	{
+		Reason:  DeviceGone,
+		Meaning: "the scheduler has chosen a device that its plugin no longer lists",
+		Remedy:  "read the plugin's log. If the device does not come back, delete the pod",
+		Section: "dra.md#a-pod-that-waits",
+		ends:    "the device plugin of %s lists the device again",
+	},
+	{
+		Reason:  DeviceCordoned,
+		Meaning: "the scheduler has chosen a device before it saw its cordon",
+		Remedy:  "`devmgrd uncordon`, or delete the pod",
+		Section: "dra.md#a-pod-that-waits",
+		ends:    "the device of %s is uncordoned",
+	},
+	{
 		Reason:  AssignmentConflict,
 		Meaning: "the state file assigns one device to two pods, because a commit that failed was written all the same",
 		Remedy:  "nothing: the runtime's report resolves it. `devmgrd store verify` names the pods. If it stays, the runtime is away (`/readyz`)",
 		Section: "operations.md#the-state-file",
 		ends:    "the container runtime reports which devices its containers have",
+	},
+	{
+		Reason:  ClaimUnknown,
+		Meaning: "the pod has a ResourceClaim that devmgrd has not read yet; the message has the cause",
+		Remedy:  "wait; if it stays, check devmgrd's connection to the API server, and its right to get resourceclaims",
+		Section: "dra.md#a-pod-that-waits",
+		ends:    "devmgrd has read the pod's claims",
+	},
+	{
+		Reason:  NoClaim,
+		Meaning: "the container requests a resource that this node offers through [claims](dra.md#a-pod-that-waits) and has none, or one with `adminAccess`",
+		Remedy:  "have the scheduler bind the pod; it needs the DeviceClass of `devmgrd deviceclass`",
+		Section: "dra.md#a-pod-that-waits",
+		ends:    "never: the pod has to be created again",
 	},
 	{
 		Reason:  Allocating,

@@ -10,7 +10,7 @@
 //	store.go       the ResourceSlices of this node, as the API server has them
 //	pace.go        when a ResourceSlice may be written
 //	claims.go      from a pod's claims to the devices that the scheduler has chosen: a demand for exactly these
-//	driver.go      answers the kubelet: registration, preparation of claims
+//	server.go      answers the kubelet: registration, preparation of claims
 //	health.go      reports the devices' health to the kubelet
 //
 // The path of one pod:
@@ -18,7 +18,7 @@
 //	scheduler    chooses devices from the slices, writes a claim, binds the pod
 //	claims       reads the claim, and binds the pod in the allocator with a demand for these devices
 //	allocator    holds them, asks the plugin, saves: as for any pod. A device that another pod still has is waited for
-//	driver       answers the kubelet's NodePrepareResources once the pod has its devices. The answer has no CDI devices
+//	server       answers the kubelet's NodePrepareResources once the pod has its devices. The answer has no CDI devices
 //	nri          injects what the plugin has granted, as for any pod
 //
 // So the scheduler proposes and the state file decides: no claim can put a device into two hands, whatever the scheduler, the kubelet or

@@ -12,6 +12,7 @@ type Resource struct {
 	Requests int           // sum of the requests of the node's active pods in the API
 	Failures *failures.Log // of devices in use
 
+	uncounted      int // devices that active pods of the API have by claims of their own, which the scheduler does not count as requests
 	admitted       int // the part of Requests from pods that the kubelet has admitted
 	unlistedIdle   int // the part of the unlisted devices in use that no container has used since the boot
 	withheldLogged int // number of withheld devices last logged
@@ -42,7 +43,7 @@ func (p *Resource) Capacity(hidden int, podsListed bool) int {
 	if podsListed {
 		admitted = p.admitted
 	}
-	return p.Resource.Capacity(p.unlistedIdle, hidden, admitted)
+	return p.Resource.Capacity(p.unlistedIdle, max(0, hidden)+p.uncounted, admitted)
 }
 
 // Resources are all resources that have been offered or are in use.
@@ -62,6 +63,11 @@ func (rs Resources) Of(r device.ResourceName) *Resource {
 func (rs Resources) Request(d device.PodDemand, sign int) {
 	if d.Local {
 		return
+	}
+	for _, of := range d.Demands {
+		for r, n := range of.Uncounted {
+			rs.Of(r).uncounted += sign * n
+		}
 	}
 	for r, n := range d.Requests() {
 		p := rs.Of(r)

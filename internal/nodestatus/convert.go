@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -18,7 +19,8 @@ import (
 
 // A nodeState is the part of devmgrd's Node that the publisher uses. States are replaced, never edited.
 type nodeState struct {
-	there       bool   // the object exists
+	there       bool // the object exists
+	uid         types.UID
 	version     uint64 // its resourceVersion
 	capacity    map[device.ResourceName]int
 	allocatable map[device.ResourceName]int
@@ -37,7 +39,7 @@ func nodeStateOf(obj any) (nodeState, bool) {
 		cordons = &text
 	}
 	return nodeState{
-		there: true, version: kube.ParseVersion(n.ResourceVersion),
+		there: true, uid: n.UID, version: kube.ParseVersion(n.ResourceVersion),
 		capacity: extended(n.Status.Capacity), allocatable: extended(n.Status.Allocatable),
 		conditions: conditionsOf(n), cordons: cordons,
 	}, true

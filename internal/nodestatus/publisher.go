@@ -50,7 +50,7 @@ type Notifier interface {
 	InvalidCordons(error)
 }
 
-// Config is what New needs. Every field but Expected is required.
+// Config is what New needs. Every field but Expected and Claimed is required.
 type Config struct {
 	NodeName string
 	Client   rest.Interface // core/v1
@@ -61,7 +61,10 @@ type Config struct {
 	Components func() []Component
 	Expected   map[device.ResourceName]int // how many devices this node should have; may be nil
 	// Ignored reports which resources devmgrd does not manage: they are not removed from the Node either.
-	Ignored    func(device.ResourceName) bool
+	Ignored func(device.ResourceName) bool
+	// Claimed reports which resources are offered through claims: the Node must not show them. A value of 0 would not do: at its start a
+	// kubelet fails pods that count against it.
+	Claimed    func(device.ResourceName) bool
 	KubeletDir string // the kubelet's plugin directory, which keepPlaceholder keeps from being empty
 	Log        *slog.Logger
 	Metrics    prometheus.Registerer
@@ -78,6 +81,8 @@ type Publisher struct {
 	mu       sync.Mutex                  // guards what follows
 	failure  error                       // why the Node may not show what it should; nil: it does
 	expected map[device.ResourceName]int // replaced, never edited: the values that follow withdrawn ones
+	// uncounted is when devmgrd has taken a claimed resource off the Node; none: the Node did not show it at the start.
+	uncounted map[device.ResourceName]time.Time
 }
 
 // errNotYet is the state before the first comparison.
@@ -86,7 +91,10 @@ var errNotYet = errors.New("the node's capacity has not been compared yet")
 // New returns a Publisher; Run starts it.
 func New(cfg Config) *Publisher {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Notifier == nil || cfg.Cordons == nil || cfg.Components == nil || cfg.Ignored == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
-		panic("nodestatus: every field of Config but Expected is required")
+		panic("nodestatus: every field of Config but Expected and Claimed is required")
+	}
+	if cfg.Claimed == nil {
+		cfg.Claimed = func(device.ResourceName) bool { return false }
 	}
 	s := newStore()
 	v := &contention{now: time.Now}
@@ -95,6 +103,7 @@ func New(cfg Config) *Publisher {
 		store:      s,
 		failure:    errNotYet,
 		contention: v,
+		uncounted:  map[device.ResourceName]time.Time{},
 		metrics:    newMetrics(cfg.Metrics, s, cfg.View, v),
 		watch: kube.NewWatch(kube.WatchConfig{
 			Name:     "this node",
@@ -143,7 +152,8 @@ func (p *Publisher) publish(ctx context.Context) {
 	for ctx.Err() == nil {
 		updated := p.cfg.View.Updated() // before anything is read, so that no later change is missed
 		resources := p.cfg.View.Resources()
-		now := situation{listed: resources.PodsListed, capacity: resources.Capacity(), requested: resources.Requested()}
+		capacity, claimed := p.split(resources.Capacity())
+		now := situation{listed: resources.PodsListed, capacity: capacity, requested: resources.Requested()}
 		node, known := p.store.now()
 		switch {
 		case !known:
@@ -160,7 +170,7 @@ func (p *Publisher) publish(ctx context.Context) {
 		var retired []device.ResourceName
 		if now.listed {
 			retired = resources.Retired
-			now.retired = slices.DeleteFunc(slices.Clone(retired), p.cfg.Ignored)
+			now.retired = slices.DeleteFunc(slices.Concat(retired, claimed), p.cfg.Ignored)
 		}
 		next := decider.decide(now, time.Now())
 		for _, r := range next.overwritten {
@@ -182,10 +192,54 @@ func (p *Publisher) publish(ctx context.Context) {
 				continue
 			}
 			decider.patched(next.patch)
+			p.noteUncounted(next.patch)
 			p.logQuantities(next.patch, logged)
 			p.pause(ctx, minPatchInterval, nil)
 		}
 	}
+}
+
+// split returns the capacity without resources that are offered through claims, and these.
+func (p *Publisher) split(capacity map[device.ResourceName]int) (counted map[device.ResourceName]int, claimed []device.ResourceName) {
+	for r := range capacity {
+		if p.cfg.Claimed(r) {
+			delete(capacity, r)
+			claimed = append(claimed, r)
+		}
+	}
+	return capacity, claimed
+}
+
+// noteUncounted records when claimed resources have been taken off the Node.
+func (p *Publisher) noteUncounted(patch quantities) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for r, n := range patch {
+		if n == nil && p.cfg.Claimed(r) {
+			p.uncounted[r] = time.Now()
+		}
+	}
+}
+
+// Uncounted reports whether a resource is offered through claims and the Node does not show it. Pods that were created before since may
+// still have been bound by its number; zero: the Node has not shown it since devmgrd's start.
+func (p *Publisher) Uncounted(r device.ResourceName) (since time.Time, uncounted bool) {
+	node, known := p.store.now()
+	if !p.cfg.Claimed(r) || !known || !node.there || node.shows(r) {
+		return time.Time{}, false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.uncounted[r], true
+}
+
+// Follow returns a channel that has a value when Uncounted may return something else. Each reader needs one of its own.
+func (p *Publisher) Follow() <-chan struct{} { return p.store.follow() }
+
+// NodeUID returns the UID of the Node; false: it is not known.
+func (p *Publisher) NodeUID() (types.UID, bool) {
+	node, _ := p.store.now()
+	return node.uid, node.uid != ""
 }
 
 // confirmRemoved reports to the View that the Node no longer shows its retired resources.
@@ -225,7 +279,8 @@ func (p *Publisher) expect(values map[device.ResourceName]int) {
 // restore writes, at the end, the values that have just been withdrawn from the Node.
 func (p *Publisher) restore(ctx context.Context, d *decider) {
 	resources := p.cfg.View.Resources()
-	patch := d.last(resources.Capacity(), resources.Requested(), time.Now())
+	capacity, _ := p.split(resources.Capacity())
+	patch := d.last(capacity, resources.Requested(), time.Now())
 	if len(patch) == 0 {
 		return
 	}

@@ -22,7 +22,14 @@ type draft struct {
 
 // exclude removes devices from the draft.
 func (s *draft) exclude(devices map[device.ID]refusal) {
-	for id := range devices {
+	before := s.chosen
+	s.claim(slices.Collect(maps.Keys(devices)))
+	s.avoided += s.chosen - before
+}
+
+// claim takes devices out of the draft that no later container may choose.
+func (s *draft) claim(ids []device.ID) {
+	for _, id := range ids {
 		i, listed := s.pool.listing.at[id]
 		if !listed || !s.left.has(i) {
 			continue
@@ -32,7 +39,6 @@ func (s *draft) exclude(devices map[device.ID]refusal) {
 		}
 		s.left.remove(i)
 		s.chosen++
-		s.avoided++
 		if at := s.pool.listing.place(i); at >= 0 {
 			s.used[at]++
 		}

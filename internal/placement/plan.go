@@ -80,7 +80,7 @@ func planOnce(w Input, from Resources) (Result, *device.Refusal) {
 		}
 	}
 	work := maxWork
-	p := &planner{Input: w, from: from, work: &work, out: Result{Choices: map[string]device.Choice{}, Why: map[string]map[device.ResourceName]device.Why{}, At: map[device.ResourceName]int64{}}}
+	p := &planner{Input: w, open: w.Demand.Open(), from: from, work: &work, out: Result{Choices: map[string]device.Choice{}, Why: map[string]map[device.ResourceName]device.Why{}, At: map[device.ResourceName]int64{}}}
 	var near nodes
 	var no *device.Refusal
 	if w.Topology.enabled() && w.Topology.Scope == PerPod {
@@ -101,8 +101,11 @@ func planOnce(w Input, from Resources) (Result, *device.Refusal) {
 func (p *planner) busy(why device.Reason) bool {
 	switch why {
 	case device.NotEnoughDevices, device.DeviceUnhealthy, device.NoSuchDevice, device.TopologyMismatch:
+		if slices.ContainsFunc(p.Demand.Demands, func(d device.Demand) bool { return len(d.Fixed) > 0 }) {
+			return false // other devices do not help
+		}
 	default:
-		return false
+		return why == device.DeviceInUse
 	}
 	wants := p.Demand.Requests()
 	for _, s := range device.Shares(p.Has) { // it keeps what it has, usable or not
@@ -149,6 +152,7 @@ func (p *planner) busy(why device.Reason) bool {
 // A planner is one run of plan.
 type planner struct {
 	Input
+	open device.PodDemand // the demand without what the scheduler has chosen
 	from Resources
 	work *int // the rest of maxWork
 	back bool // a choice has failed: from now on each further one counts as work
@@ -183,7 +187,13 @@ func (p *planner) choose(i int, on drafts, near nodes) *device.Refusal {
 		}
 		return p.choose(i+1, on, near)
 	}
-	lines, no := p.requests(d, on)
+	if no := p.blocked(d); no != nil {
+		return no
+	}
+	if no := p.fixed(d, on); no != nil {
+		return no
+	}
+	lines, no := p.requests(p.open.Demands[i], on)
 	switch {
 	case no != nil:
 		return no
@@ -206,11 +216,38 @@ func (p *planner) choose(i int, on drafts, near nodes) *device.Refusal {
 	return cmp.Or(no, p.mismatch("container "+d.Container.Name, lines, on))
 }
 
+// blocked returns why a container's request cannot be met as it is; nil: it can. A pod that already runs keeps its devices, unless it is not
+// known yet which ones its claims name.
+func (p *planner) blocked(d device.Demand) *device.Refusal {
+	unread := d.Blocked == device.ClaimUnknown || d.Blocked == device.Allocating
+	if d.Mistake == "" || len(p.Running) > 0 && !unread {
+		return nil
+	}
+	return device.Refuse(cmp.Or(d.Blocked, device.NoSuchDevice), nil, "%s", d.Mistake)
+}
+
+// fixed returns why a container cannot have the devices that the scheduler has chosen; nil: it can.
+func (p *planner) fixed(d device.Demand, on drafts) *device.Refusal {
+	for _, r := range slices.Sorted(maps.Keys(d.Fixed)) {
+		s := p.draft(on, r)
+		if no := s.pool.Unavailable(r); no != nil {
+			return no
+		}
+		for _, id := range d.Fixed[r] {
+			if no := s.pool.unclaimable(r, id, p.Demand.Pod.UID); no != nil {
+				return no
+			}
+		}
+		s.claim(d.Fixed[r])
+	}
+	return nil
+}
+
 // hopeless reports whether a container could not have its devices under the policy even if it were alone. Then other places
 // for earlier containers do not help.
 func (p *planner) hopeless() bool {
 	if p.hope == nil {
-		hope := len(p.Has) > 0 || !slices.ContainsFunc(p.Demand.Demands, func(d device.Demand) bool {
+		hope := len(p.Has) > 0 || !slices.ContainsFunc(p.open.Demands, func(d device.Demand) bool {
 			on := drafts{}
 			lines, _ := p.requests(d, on)
 			_, found := newSearch(needs(lines, on, needAll), p.work).first(p.limit(lines, on))
@@ -241,6 +278,11 @@ func (p *planner) take(i int, on drafts, lines []request, own, pod nodes) *devic
 		choice[l.resource], why[l.resource] = ids, reasons
 		p.out.Ask = cmp.Or(p.out.Ask, question)
 	}
+	for r, ids := range d.Fixed {
+		p.out.At[r] = on[r].pool.listing.newest
+		on[r].assign(d.Kind, ids)
+		choice[r], why[r] = ids, device.Why{Claimed: len(ids)}
+	}
 	p.out.Choices[d.Container.Name], p.out.Why[d.Container.Name] = choice, why
 	no := p.choose(i+1, on, pod)
 	if no != nil {
@@ -259,9 +301,6 @@ func (p *planner) requests(d device.Demand, on drafts) ([]request, *device.Refus
 		}
 		l := request{container: d.Container, resource: r, n: d.Wants[r]}
 		hand := s.reusableFor(d.Kind)
-		if d.Mistake != "" && len(p.Running) == 0 {
-			return nil, device.Refuse(device.NoSuchDevice, nil, "%s", d.Mistake)
-		}
 		if selection, limited := d.Select[r]; !limited {
 			l.others = p.selectedByOthers(r)
 		} else {
@@ -321,7 +360,7 @@ func (p *planner) draft(on drafts, r device.ResourceName) *draft {
 // podNodes finds NUMA nodes for the whole pod: for as many devices as its containers need at one time.
 func (p *planner) podNodes() (nodes, *device.Refusal) {
 	on := drafts{}
-	requests := p.Demand.Requests()
+	requests := p.open.Requests()
 	var lines []request
 	for _, r := range slices.Sorted(maps.Keys(requests)) {
 		s := p.draft(on, r)

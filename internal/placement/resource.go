@@ -301,6 +301,30 @@ func (p *Resource) Unavailable(r device.ResourceName) *device.Refusal {
 	return nil
 }
 
+// unclaimable returns why a pod cannot have a device that the scheduler has chosen for it; nil: it can.
+func (p *Resource) unclaimable(r device.ResourceName, id device.ID, pod device.PodUID) *device.Refusal {
+	holder, taken := p.taken[id]
+	i, listed := p.listing.at[id]
+	name := device.QuoteID(id)
+	switch why := p.releasing[id]; {
+	case taken && holder == pod:
+		return nil
+	case taken && why != nil && why.Busy:
+		return device.Refuse(device.DeviceBusy, nil, "%s: device %s is busy although its pod has ended: %s", r, name, why)
+	case taken:
+		return device.Refuse(device.DeviceInUse, nil, "%s: the scheduler has chosen device %s, which the pod with UID %s still has", r, name, holder)
+	case !listed:
+		return device.Refuse(device.DeviceGone, nil, "%s: the scheduler has chosen device %s, which the device plugin does not list", r, name)
+	case !p.listing.devices[i].Healthy:
+		return device.Refuse(device.DeviceUnhealthy, nil, "%s: the scheduler has chosen device %s, which is unhealthy", r, name)
+	case !p.listing.usable.has(i):
+		return device.Refuse(device.DeviceCordoned, nil, "%s: the scheduler has chosen device %s, which is cordoned: %s", r, name, p.listing.cordons[id].Reason)
+	case !p.free.has(i):
+		return device.Refuse(device.DeviceInUse, nil, "%s: the scheduler has chosen device %s, which may be in use under an ID that is no longer listed", r, name)
+	}
+	return nil
+}
+
 // Capacity returns the number that the Node shows as capacity and as allocatable: the devices that are free or in use, without
 // busy ones, idle ones, which are granted in an earlier boot and not listed, and those hidden from the scheduler. Where devices are withheld,
 // one device may count under two IDs, so the capacity is at most the number of listed devices.

@@ -78,7 +78,7 @@ func (m managedResources) pod(own, kubelets *v1.PodResources) *v1.PodResources {
 	}
 	p := &v1.PodResources{Name: kubelets.Name, Namespace: kubelets.Namespace, Containers: make([]*v1.ContainerResources, 0, len(kubelets.Containers))}
 	for _, c := range kubelets.Containers {
-		merged := &v1.ContainerResources{Name: c.Name, CpuIds: c.CpuIds, Memory: c.Memory, DynamicResources: c.DynamicResources}
+		merged := &v1.ContainerResources{Name: c.Name, CpuIds: c.CpuIds, Memory: c.Memory, DynamicResources: ofOthers(c.DynamicResources)}
 		merged.Devices = m.without(c.Devices)
 		if o := containerOf(own, c.Name); o != nil {
 			merged.Devices = append(merged.Devices, o.Devices...)
@@ -104,6 +104,21 @@ func addsNothing(own, kubelets *v1.PodResources) bool {
 // without returns the devices of other resources.
 func (m managedResources) without(devices []*v1.ContainerDevices) []*v1.ContainerDevices {
 	return slices.DeleteFunc(slices.Clone(devices), func(d *v1.ContainerDevices) bool { return m.has(d.ResourceName) })
+}
+
+// ofOthers returns the claims' devices of other drivers than devmgrd. Those of devmgrd are among the container's devices: the kubelet lists
+// all devices of a pod's claim for each container that uses a part of it.
+func ofOthers(all []*v1.DynamicResource) (others []*v1.DynamicResource) {
+	for _, claim := range all {
+		kept := slices.DeleteFunc(slices.Clone(claim.ClaimResources), func(r *v1.ClaimResource) bool { return r.DriverName == device.DRADriver })
+		switch {
+		case len(kept) == len(claim.ClaimResources):
+			others = append(others, claim)
+		case len(kept) > 0:
+			others = append(others, &v1.DynamicResource{ClaimName: claim.ClaimName, ClaimNamespace: claim.ClaimNamespace, ClaimResources: kept})
+		}
+	}
+	return others
 }
 
 func containerOf(p *v1.PodResources, name string) *v1.ContainerResources {

@@ -30,6 +30,7 @@ type podState struct {
 type reader struct {
 	ignored   ignored
 	selectors bool // pods may choose devices
+	claims    bool // devmgrd serves claims
 }
 
 // pod reads a pod from the watch.
@@ -160,13 +161,17 @@ func (r reader) demands(p *corev1.Pod) []device.Demand {
 	var all []device.Demand
 	add := func(c *corev1.Container, kind device.Kind) {
 		wants := r.wants(p, c)
-		if wants == nil {
+		var claims []device.ClaimUse
+		if r.claims {
+			claims = claimsOf(p, c)
+		}
+		if wants == nil && claims == nil {
 			return
 		}
 		env := variables(c)
 		all = append(all, device.Demand{
 			Container: device.Container{Pod: uid(p), Name: c.Name},
-			Kind:      kind, Wants: wants, Env: env, Refs: references(c, env),
+			Kind:      kind, Wants: wants, Env: env, Refs: references(c, env), Claims: claims,
 		})
 	}
 	for i := range p.Spec.InitContainers {
@@ -215,6 +220,40 @@ func claimed(p *corev1.Pod, container, resource string) bool {
 	return status != nil && slices.ContainsFunc(status.RequestMappings, func(m corev1.ContainerExtendedResourceRequest) bool {
 		return m.ContainerName == container && m.ResourceName == resource
 	})
+}
+
+// claimsOf returns a container's claims: those that its specification names, and the one that the scheduler has made for its extended
+// resources. A claim that is made from a template has its name in the pod's status.
+func claimsOf(p *corev1.Pod, c *corev1.Container) (all []device.ClaimUse) {
+	for _, use := range c.Resources.Claims {
+		if name := claimName(p, use.Name); name != "" {
+			all = append(all, device.ClaimUse{Claim: name, Request: use.Request})
+		}
+	}
+	if status := p.Status.ExtendedResourceClaimStatus; status != nil {
+		for _, m := range status.RequestMappings {
+			if resource, err := device.ParseResourceName(m.ResourceName); err == nil && m.ContainerName == c.Name {
+				all = append(all, device.ClaimUse{Claim: status.ResourceClaimName, Request: m.RequestName, Resource: resource})
+			}
+		}
+	}
+	return all
+}
+
+// claimName returns the name of the claim that the pod calls by that name; empty: there is none. A pod whose template asks for no claim has
+// an entry without a name.
+func claimName(p *corev1.Pod, called string) string {
+	for _, one := range p.Spec.ResourceClaims {
+		if one.Name == called && one.ResourceClaimName != nil {
+			return *one.ResourceClaimName
+		}
+	}
+	for _, one := range p.Status.ResourceClaimStatuses {
+		if one.Name == called && one.ResourceClaimName != nil {
+			return *one.ResourceClaimName
+		}
+	}
+	return ""
 }
 
 // variables returns the names that the specification sets in the container, ascending. Names from envFrom are not known here:

@@ -34,7 +34,9 @@ type Config struct {
 	Ignored  []string // extended resources that no device plugin serves: names, or "domain/*"
 	// Selectors has pods choose devices by their annotation devmgrd.io/devices.
 	Selectors bool
-	Log       *slog.Logger
+	// Claims has demands name the containers' claims. The Sink finds the devices.
+	Claims bool
+	Log    *slog.Logger
 }
 
 // Pods follows the pods of this node.
@@ -50,7 +52,7 @@ func New(cfg Config) *Pods {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.Sink == nil || cfg.Log == nil {
 		panic("pods: NodeName, Client, Sink and Log are required")
 	}
-	s := &store{reader: reader{ignoring(cfg.Ignored), cfg.Selectors}, sink: cfg.Sink, pods: map[device.PodUID]entry{}}
+	s := &store{reader: reader{ignoring(cfg.Ignored), cfg.Selectors, cfg.Claims}, sink: cfg.Sink, pods: map[device.PodUID]entry{}}
 	return &Pods{
 		node:   cfg.NodeName,
 		client: cfg.Client,

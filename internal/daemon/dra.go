@@ -1,0 +1,91 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/allocator"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/dra"
+	"github.com/devmgrd/devmgrd/internal/kube"
+	"github.com/devmgrd/devmgrd/internal/nodestatus"
+	"github.com/devmgrd/devmgrd/internal/pods"
+	"github.com/devmgrd/devmgrd/internal/store"
+)
+
+// claimed returns which resources are offered through claims: those of dra.resources that do not have too many devices.
+func claimed(c config.DRA, devices *allocator.Allocator) func(device.ResourceName) bool {
+	return func(r device.ResourceName) bool {
+		if !c.Offers(string(r)) {
+			return false
+		}
+		offer := devices.Resources().ByName[r].Offer
+		return offer == nil || len(offer.Inventory.Devices) <= c.MaxDevices
+	}
+}
+
+// claims is Dynamic Resource Allocation on this node.
+type claims struct {
+	*dra.Claims
+	publisher *dra.Publisher
+	server    *dra.Server
+}
+
+// usesClaims reports whether this node offers resources through claims, or has pods with devices from claims: their kubelet needs the
+// driver until they have ended.
+func usesClaims(c config.DRA, known store.State) bool {
+	if len(c.Resources) > 0 {
+		return true
+	}
+	for _, p := range known.Pods {
+		for _, d := range p.Demand.Demands {
+			if len(d.Fixed) > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// newClaims returns Dynamic Resource Allocation on this node.
+func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, stateFile *store.Store, known store.State, node *nodestatus.Publisher,
+	logFor func(string) *slog.Logger, metrics prometheus.Registerer,
+) *claims {
+	log := logFor("dra")
+	publisher := dra.New(dra.PublisherConfig{
+		NodeName: c.NodeName, Client: api, View: devices, Places: stateFile, Known: known.Places, MaxDevices: c.DRA.MaxDevices, Log: log, Metrics: metrics,
+		Offered:        func(r device.ResourceName) bool { _, uncounted := node.Uncounted(r); return uncounted },
+		OfferedChanged: node.Follow(), NodeUID: node.NodeUID,
+	})
+	all := dra.NewClaims(dra.ClaimsConfig{
+		NodeName: c.NodeName, Client: api, Sink: devices, Inventory: devices, Pool: publisher.Pool, Log: log,
+		NeedsClaim: func(r device.ResourceName, created time.Time) bool {
+			since, uncounted := node.Uncounted(r)
+			return uncounted && created.After(since)
+		},
+	})
+	return &claims{
+		Claims:    all,
+		publisher: publisher,
+		server: dra.NewServer(dra.ServerConfig{
+			RegistryDir: c.Plugins.KubeletRegistryDir(), PluginsDir: filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "plugins"),
+			Claims: all, Allocator: devices, Hold: c.DRA.Hold, Log: log, Metrics: metrics,
+		}),
+	}
+}
+
+// check returns nil while the scheduler sees the devices and the kubelet knows the driver.
+func (c *claims) check() error { return errors.Join(c.publisher.Check(), c.server.Check()) }
+
+// runs returns what has to run.
+func (c *claims) runs() []func(context.Context) error {
+	return []func(context.Context) error{c.Claims.Run, c.publisher.Run, c.server.Run}
+}
+
+var _ pods.Sink = (*dra.Claims)(nil)

@@ -1,0 +1,436 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/rest"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+const (
+	firstRead, lastRead = 200 * time.Millisecond, 10 * time.Second // pauses between attempts to read a pod's claims
+	readLimit           = 5 * time.Second
+	maxMistake          = 512
+)
+
+// A Sink receives the pods of this node. Its methods are quick and never block.
+type Sink interface {
+	Bind(device.PodDemand)
+	Drop(device.PodUID)
+	Replace([]device.PodDemand)
+}
+
+// Inventory is the devices of this node.
+type Inventory interface {
+	Resources() device.Resources
+	// Devices returns the devices of one resource; false: there is no such resource.
+	Devices(device.ResourceName) ([]device.DeviceStatus, bool)
+	// Updated returns a channel that is closed when either has changed since the call.
+	Updated() <-chan struct{}
+}
+
+// ClaimsConfig is what NewClaims needs.
+type ClaimsConfig struct {
+	NodeName  string
+	Client    rest.Interface // resource.k8s.io/v1
+	Sink      Sink
+	Inventory Inventory
+	// Pool returns the name of the pool that has a device.
+	Pool func(device.ResourceName, device.ID) string
+	// NeedsClaim returns whether a pod that was created at that time may have devices of a resource with a claim only.
+	NeedsClaim func(r device.ResourceName, created time.Time) bool
+	Log        *slog.Logger
+}
+
+// Claims find the devices that pods' claims name. They stand between the pods of the API server and the allocator: a pod whose claims have
+// not been read yet is bound with a demand that waits for them (ClaimUnknown).
+type Claims struct {
+	ClaimsConfig
+	kick chan struct{}
+
+	mu      sync.Mutex // guards what follows; held while the Sink is called, never across I/O
+	pods    map[device.PodUID]*claimingPod
+	changed chan struct{} // closed when pods has changed
+}
+
+// A claimingPod is a pod of this node and what is known of its claims.
+type claimingPod struct {
+	demand   device.PodDemand // as the API server has it
+	claims   map[string]claim // by name, those that have been read
+	found    map[result]found // the devices of results, once they have been listed
+	problem  string           // why the rest has not
+	tries    backoff.Backoff  // of reading them
+	due      time.Time        // when to read next
+	resolved device.PodDemand // as the Sink has it
+	waits    bool             // a device is not known yet
+}
+
+// A claim is what a ResourceClaim says of devices of this driver.
+type claim struct {
+	uid     string
+	results []result
+	// reserved are the pods for which the claim is reserved.
+	reserved []device.PodUID
+}
+
+// A result is a device that the scheduler has chosen.
+type result struct {
+	request, pool, device string
+	admin                 bool
+}
+
+// found is the device of a result.
+type found struct {
+	resource device.ResourceName
+	id       device.ID
+}
+
+// NewClaims returns Claims. Run makes them read.
+func NewClaims(c ClaimsConfig) *Claims {
+	return &Claims{ClaimsConfig: c, kick: make(chan struct{}, 1), pods: map[device.PodUID]*claimingPod{}, changed: make(chan struct{})}
+}
+
+// Bind is part of Sink, as are Drop and Replace.
+func (c *Claims) Bind(d device.PodDemand) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.pods[d.Pod.UID]
+	if p == nil {
+		p = newClaimingPod()
+		c.pods[d.Pod.UID] = p
+	}
+	p.demand = d
+	c.resolveLocked(p)
+	c.Sink.Bind(p.resolved)
+	c.changedLocked()
+}
+
+func (c *Claims) Drop(uid device.PodUID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.pods, uid)
+	c.Sink.Drop(uid)
+	c.changedLocked()
+}
+
+func (c *Claims) Replace(all []device.PodDemand) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.pods
+	c.pods = make(map[device.PodUID]*claimingPod, len(all))
+	resolved := make([]device.PodDemand, 0, len(all))
+	for _, d := range all {
+		p := before[d.Pod.UID]
+		if p == nil {
+			p = newClaimingPod()
+		}
+		c.pods[d.Pod.UID], p.demand = p, d
+		c.resolveLocked(p)
+		resolved = append(resolved, p.resolved)
+	}
+	c.Sink.Replace(resolved)
+	c.changedLocked()
+}
+
+// Changed returns a channel that is closed when more is known of a claim, or a pod is new or gone.
+func (c *Claims) Changed() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.changed
+}
+
+func newClaimingPod() *claimingPod {
+	return &claimingPod{claims: map[string]claim{}, found: map[result]found{}, tries: backoff.Backoff{First: firstRead, Last: lastRead}}
+}
+
+func (c *Claims) changedLocked() {
+	close(c.changed)
+	c.changed = make(chan struct{})
+	select {
+	case c.kick <- struct{}{}:
+	default:
+	}
+}
+
+// Run reads the claims of pods until ctx ends, which is not an error.
+func (c *Claims) Run(ctx context.Context) error {
+	for {
+		updated := c.Inventory.Updated() // before anything is looked up
+		next, waits := c.step(ctx)
+		if !waits {
+			updated = nil
+		}
+		var due <-chan time.Time
+		if !next.IsZero() {
+			due = time.After(time.Until(next))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-c.kick:
+		case <-updated:
+		case <-due:
+		}
+	}
+}
+
+// step reads the claims that are due, and looks again for devices that were not known. It returns when to come again, and whether pods
+// wait for devices to become known.
+func (c *Claims) step(ctx context.Context) (next time.Time, waits bool) {
+	now := time.Now()
+	c.mu.Lock()
+	read := map[device.PodUID][]string{}
+	namespaces := map[device.PodUID]string{}
+	for uid, p := range c.pods {
+		switch names := p.unread(); {
+		case len(names) == 0:
+		case now.Before(p.due):
+			if next.IsZero() || p.due.Before(next) {
+				next = p.due
+			}
+		default:
+			read[uid], namespaces[uid] = names, p.demand.Pod.Namespace
+		}
+	}
+	c.mu.Unlock()
+	for uid, names := range read {
+		got, err := c.readAll(ctx, namespaces[uid], names)
+		c.mu.Lock()
+		if p := c.pods[uid]; p != nil {
+			maps.Copy(p.claims, got)
+			if p.problem = ""; err != nil {
+				p.problem = err.Error()
+				p.due = time.Now().Add(p.tries.Next())
+				if next.IsZero() || p.due.Before(next) {
+					next = p.due
+				}
+			}
+			c.rebindLocked(p)
+		}
+		c.mu.Unlock()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.pods {
+		if p.waits {
+			c.rebindLocked(p)
+			waits = waits || p.waits
+		}
+	}
+	return next, waits
+}
+
+// rebindLocked binds a pod again if more is known of its claims.
+func (c *Claims) rebindLocked(p *claimingPod) {
+	before := p.resolved
+	if c.resolveLocked(p); !before.Equal(p.resolved) {
+		c.Sink.Bind(p.resolved)
+		close(c.changed)
+		c.changed = make(chan struct{})
+	}
+}
+
+// unread returns the names of the pod's claims that have not been read.
+func (p *claimingPod) unread() (names []string) {
+	for _, d := range p.demand.Demands {
+		for _, use := range d.Claims {
+			if _, read := p.claims[use.Claim]; !read && !slices.Contains(names, use.Claim) {
+				names = append(names, use.Claim)
+			}
+		}
+	}
+	return names
+}
+
+// readAll reads claims. It returns those that could be read, and why others could not.
+func (c *Claims) readAll(ctx context.Context, namespace string, names []string) (all map[string]claim, err error) {
+	all = map[string]claim{}
+	for _, name := range names {
+		got, failed := c.read(ctx, namespace, name)
+		if failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		all[name] = got
+	}
+	return all, err
+}
+
+// errNotAllocated: the scheduler has not chosen devices, or not any longer.
+var errNotAllocated = errors.New("it is not allocated")
+
+// read reads one claim.
+func (c *Claims) read(ctx context.Context, namespace, name string) (claim, error) {
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
+	object := &resourceapi.ResourceClaim{}
+	err := c.Client.Get().Namespace(namespace).Resource("resourceclaims").Name(name).Do(ctx).Into(object)
+	switch {
+	case apierrors.IsNotFound(err):
+		err = errors.New("it does not exist")
+	case err == nil && object.Status.Allocation == nil:
+		err = errNotAllocated
+	}
+	if err != nil {
+		return claim{}, fmt.Errorf("reading ResourceClaim %s/%s: %w", namespace, name, err)
+	}
+	got := claim{uid: string(object.UID)}
+	for _, r := range object.Status.Allocation.Devices.Results {
+		if r.Driver == Driver {
+			got.results = append(got.results, result{r.Request, r.Pool, r.Device, r.AdminAccess != nil && *r.AdminAccess})
+		}
+	}
+	for _, by := range object.Status.ReservedFor {
+		if by.APIGroup == "" && by.Resource == "pods" {
+			got.reserved = append(got.reserved, device.PodUID(by.UID))
+		}
+	}
+	return got, nil
+}
+
+// resolveLocked turns a pod's claims into the devices that they name.
+func (c *Claims) resolveLocked(p *claimingPod) {
+	p.resolved, p.waits = p.demand, false
+	p.resolved.Demands = nil
+	for _, d := range p.demand.Demands {
+		if d = c.resolveContainer(p, d); len(d.Wants) > 0 || d.Mistake != "" {
+			p.resolved.Demands = append(p.resolved.Demands, d)
+		}
+	}
+}
+
+// resolveContainer returns a container's demand with the devices that its claims name.
+func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand {
+	block := func(why device.Reason, format string, args ...any) {
+		if d.Mistake == "" {
+			d.Blocked, d.Mistake = why, device.ClipTo(fmt.Sprintf(format, args...), maxMistake)
+		}
+	}
+	for _, r := range slices.Sorted(maps.Keys(d.Wants)) {
+		if c.NeedsClaim(r, p.demand.Created) {
+			block(device.NoClaim, "container %s requests %s, which this node offers through Dynamic Resource Allocation, and the pod has no claim for it", d.Container.Name, r)
+		}
+	}
+	if len(d.Claims) == 0 {
+		return d
+	}
+	fixed, requested := map[device.ResourceName][]device.ID{}, map[device.ResourceName]int{}
+	for _, use := range d.Claims {
+		known, read := p.claims[use.Claim]
+		if !read {
+			if p.problem == "" {
+				block(device.Allocating, "devmgrd is reading ResourceClaim %s", use.Claim)
+			} else {
+				block(device.ClaimUnknown, "%s", p.problem)
+			}
+			continue
+		}
+		for _, one := range known.results {
+			if !one.of(use.Request) {
+				continue
+			}
+			if one.admin {
+				block(device.NoClaim, "ResourceClaim %s has adminAccess, which devmgrd does not offer", use.Claim)
+				continue
+			}
+			chosen, known := p.found[one]
+			if !known {
+				if chosen, known = c.find(one); known {
+					p.found[one] = chosen
+				}
+			}
+			r, id := chosen.resource, chosen.id
+			if !known {
+				p.waits = true
+				block(device.DeviceGone, "the scheduler has chosen device %s of pool %s in ResourceClaim %s, which no device plugin lists", one.device, one.pool, use.Claim)
+				continue
+			}
+			if slices.Contains(fixed[r], id) {
+				continue
+			}
+			if fixed[r] = append(fixed[r], id); use.Resource != "" {
+				requested[r]++
+			}
+		}
+	}
+	if len(fixed) == 0 {
+		return d
+	}
+	d.Fixed, d.Wants = fixed, maps.Clone(d.Wants)
+	if d.Wants == nil {
+		d.Wants = map[device.ResourceName]int{}
+	}
+	for r, ids := range fixed {
+		slices.SortFunc(ids, device.CompareIDs)
+		if d.Wants[r] = len(ids); requested[r] < len(ids) {
+			if d.Uncounted == nil {
+				d.Uncounted = map[device.ResourceName]int{}
+			}
+			d.Uncounted[r] = len(ids) - requested[r]
+		}
+	}
+	return d
+}
+
+// of reports whether a result is for a request of a claim, or for one of its alternatives (REQUEST/ALTERNATIVE). An empty request
+// means all.
+func (r result) of(request string) bool {
+	return request == "" || r.request == request || strings.HasPrefix(r.request, request+"/")
+}
+
+// find returns the device that a result names; false: it is not listed.
+func (c *Claims) find(one result) (found, bool) {
+	at := strings.LastIndexByte(one.pool, '/')
+	k, err := strconv.Atoi(one.pool[at+1:])
+	if at < 0 || err != nil {
+		return found{}, false
+	}
+	for r := range c.Inventory.Resources().ByName {
+		if PoolName(c.NodeName, r, k) != one.pool {
+			continue
+		}
+		all, _ := c.Inventory.Devices(r)
+		all = slices.DeleteFunc(all, func(d device.DeviceStatus) bool { return !d.Listed || Name(d.ID) != one.device })
+		switch at := slices.IndexFunc(all, func(d device.DeviceStatus) bool { return c.Pool(r, d.ID) == one.pool }); {
+		case at >= 0:
+			return found{r, all[at].ID}, true
+		case len(all) == 1: // it has another place since it returned to its plugin's list
+			return found{r, all[0].ID}, true
+		}
+	}
+	return found{}, false
+}
+
+// users returns the containers of this node's pods that use a claim, by pod, with one container of each; and the pods that are known.
+func (c *Claims) users(namespace, name string, pods []device.PodUID) (users map[device.PodUID]device.Container, known bool, changed <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	users = map[device.PodUID]device.Container{}
+	for _, uid := range pods {
+		p := c.pods[uid]
+		if p == nil || p.demand.Pod.Namespace != namespace {
+			continue
+		}
+		known = true
+		for _, d := range p.demand.Demands {
+			if slices.ContainsFunc(d.Claims, func(use device.ClaimUse) bool { return use.Claim == name }) {
+				users[uid] = d.Container
+				break
+			}
+		}
+	}
+	return users, known, c.changed
+}

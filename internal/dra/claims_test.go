@@ -1,0 +1,344 @@
+package dra
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+const nic device.ResourceName = "a.example/nic"
+
+// A world is what Claims need: an API server with claims, devices, and a sink.
+type world struct {
+	t  *testing.T
+	mu sync.Mutex
+	// claims are the API server's, by namespace/name. away: it does not answer.
+	claims  map[string]*resourceapi.ResourceClaim
+	away    bool
+	reads   int
+	devices map[device.ResourceName][]device.ID
+	updated chan struct{}
+	needs   map[device.ResourceName]bool
+	bound   map[device.PodUID]device.PodDemand
+}
+
+func newWorld(t *testing.T) (*world, *Claims) {
+	w := &world{t: t, claims: map[string]*resourceapi.ResourceClaim{}, devices: map[device.ResourceName][]device.ID{}, updated: make(chan struct{}),
+		needs: map[device.ResourceName]bool{}, bound: map[device.PodUID]device.PodDemand{}}
+	scheme := runtime.NewScheme()
+	if err := resourceapi.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	version := resourceapi.SchemeGroupVersion
+	client, err := rest.RESTClientForConfigAndClient(&rest.Config{Host: "http://api", APIPath: "/apis", ContentConfig: rest.ContentConfig{
+		GroupVersion: &version, NegotiatedSerializer: serializer.NewCodecFactory(scheme).WithoutConversion()}}, &http.Client{Transport: w})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w, NewClaims(ClaimsConfig{
+		NodeName: "n1", Client: client, Sink: w, Inventory: w, Log: slog.New(slog.DiscardHandler),
+		Pool:       func(r device.ResourceName, _ device.ID) string { return PoolName("n1", r, 0) },
+		NeedsClaim: func(r device.ResourceName, _ time.Time) bool { return w.needs[r] },
+	})
+}
+
+func (w *world) RoundTrip(r *http.Request) (*http.Response, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.reads++
+	if w.away {
+		return nil, fmt.Errorf("connection refused")
+	}
+	parts := strings.Split(r.URL.Path, "/") // /apis/resource.k8s.io/v1/namespaces/NS/resourceclaims/NAME
+	status, body := http.StatusNotFound, any(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonNotFound, Code: 404})
+	if c := w.claims[parts[5]+"/"+parts[7]]; c != nil {
+		status, body = http.StatusOK, c
+	}
+	text, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(text)), Request: r}, nil
+}
+
+// allocate has the API server show a claim with these results: REQUEST=RESOURCE:ID, or driver/REQUEST=... of another driver.
+func (w *world) allocate(name string, results ...string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := &resourceapi.ResourceClaim{TypeMeta: metav1.TypeMeta{Kind: "ResourceClaim", APIVersion: "resource.k8s.io/v1"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)}}
+	c.Status.Allocation = &resourceapi.AllocationResult{}
+	for _, text := range results {
+		request, chosen, _ := strings.Cut(text, "=")
+		r, id, _ := strings.Cut(chosen, ":")
+		one := resourceapi.DeviceRequestAllocationResult{Request: request, Driver: Driver, Pool: PoolName("n1", device.ResourceName(r), 0), Device: Name(device.ID(id))}
+		if rest, foreign := strings.CutPrefix(request, "other:"); foreign {
+			one.Request, one.Driver = rest, "other.example"
+		}
+		if rest, admin := strings.CutPrefix(request, "admin:"); admin {
+			yes := true
+			one.Request, one.AdminAccess = rest, &yes
+		}
+		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, one)
+	}
+	w.claims["default/"+name] = c
+}
+
+func (w *world) list(r device.ResourceName, ids ...device.ID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.devices[r] = ids
+	close(w.updated)
+	w.updated = make(chan struct{})
+}
+
+func (w *world) Resources() device.Resources {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := device.Resources{ByName: map[device.ResourceName]device.ResourceStatus{}}
+	for r := range w.devices {
+		all.ByName[r] = device.ResourceStatus{}
+	}
+	return all
+}
+
+func (w *world) Devices(r device.ResourceName) (all []device.DeviceStatus, known bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range w.devices[r] {
+		all = append(all, device.DeviceStatus{Resource: r, Device: device.Device{ID: id, Healthy: true}, Listed: true})
+	}
+	return all, w.devices[r] != nil
+}
+
+func (w *world) Updated() <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.updated
+}
+
+func (w *world) Bind(d device.PodDemand) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.bound[d.Pod.UID] = d
+}
+
+func (w *world) Drop(uid device.PodUID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.bound, uid)
+}
+
+func (w *world) Replace(all []device.PodDemand) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	clear(w.bound)
+	for _, d := range all {
+		w.bound[d.Pod.UID] = d
+	}
+}
+
+// has returns what a pod was last bound with: CONTAINER RESOURCE:IDS, or the reason to wait.
+func (w *world) has(uid device.PodUID) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	d, bound := w.bound[uid]
+	if !bound {
+		return "unbound"
+	}
+	var all []string
+	for _, one := range d.Demands {
+		text := one.Container.Name
+		for _, r := range []device.ResourceName{gpu, nic} {
+			switch ids := one.Fixed[r]; {
+			case ids != nil:
+				text += fmt.Sprintf(" %s:%v", r[len("a.example/"):], ids)
+				if one.Wants[r] != len(ids) {
+					text += fmt.Sprintf(" wants %d", one.Wants[r])
+				}
+				if n := one.Uncounted[r]; n > 0 {
+					text += fmt.Sprintf(" uncounted %d", n)
+				}
+			case one.Wants[r] > 0:
+				text += fmt.Sprintf(" %s=%d", r[len("a.example/"):], one.Wants[r])
+			}
+		}
+		if one.Mistake != "" {
+			text += " " + string(one.Blocked)
+		}
+		all = append(all, text)
+	}
+	return strings.Join(all, ", ")
+}
+
+func (w *world) expect(uid device.PodUID, want string) {
+	w.t.Helper()
+	synctest.Wait()
+	if got := w.has(uid); got != want {
+		w.t.Errorf("pod %s: %q, want %q", uid, got, want)
+	}
+}
+
+// demand returns a pod whose containers use claims: CONTAINER CLAIM/REQUEST, with =RESOURCE for one that the scheduler has made.
+func demand(uid device.PodUID, containers ...string) device.PodDemand {
+	d := device.PodDemand{Pod: device.Pod{UID: uid, Namespace: "default", Name: string(uid)}}
+	for _, text := range containers {
+		words := strings.Fields(text)
+		one := device.Demand{Container: device.Container{Pod: uid, Name: words[0]}, Kind: device.App}
+		for _, w := range words[1:] {
+			if r, n, counted := strings.Cut(w, "#"); counted {
+				one.Wants = map[device.ResourceName]int{device.ResourceName("a.example/" + r): len(n)}
+				continue
+			}
+			w, r, _ := strings.Cut(w, "=")
+			use := device.ClaimUse{}
+			if r != "" {
+				use.Resource = device.ResourceName("a.example/" + r)
+			}
+			use.Claim, use.Request, _ = strings.Cut(w, "/")
+			one.Claims = append(one.Claims, use)
+		}
+		d.Demands = append(d.Demands, one)
+	}
+	return d
+}
+
+// runClaims runs a test with Claims at work.
+func runClaims(t *testing.T, test func(*world, *Claims)) {
+	synctest.Test(t, func(t *testing.T) {
+		w, c := newWorld(t)
+		stop := make(chan struct{})
+		ctx := t.Context()
+		go func() { defer close(stop); _ = c.Run(ctx) }()
+		test(w, c)
+	})
+}
+
+func TestClaims_Resolve(t *testing.T) {
+	for name, c := range map[string]struct {
+		claims map[string][]string
+		pod    []string
+		want   string
+	}{
+		"by request":                        {map[string][]string{"c": {"a=a.example/gpu:2", "b=a.example/gpu:1"}}, []string{"main c/b"}, "main gpu:[1] uncounted 1"},
+		"the whole claim, in natural order": {map[string][]string{"c": {"a=a.example/gpu:10", "b=a.example/gpu:2"}}, []string{"main c"}, "main gpu:[2 10] uncounted 2"},
+		"an alternative of a request":       {map[string][]string{"c": {"a/small=a.example/gpu:3"}}, []string{"main c/a"}, "main gpu:[3] uncounted 1"},
+		"not of a longer name":              {map[string][]string{"c": {"ab=a.example/gpu:3"}}, []string{"main c/a"}, ""},
+		"made by the scheduler":             {map[string][]string{"c": {"r0=a.example/gpu:3"}}, []string{"main c/r0=gpu"}, "main gpu:[3]"},
+		"one request of both kinds":         {map[string][]string{"c": {"r0=a.example/gpu:3"}, "d": {"x=a.example/gpu:4"}}, []string{"main c/r0=gpu d"}, "main gpu:[3 4] uncounted 1"},
+		"two requests of one container":     {map[string][]string{"c": {"r0=a.example/gpu:3", "r1=a.example/gpu:1"}}, []string{"main c/r0=gpu c/r1=gpu"}, "main gpu:[1 3]"},
+		"twice the same device":             {map[string][]string{"c": {"a=a.example/gpu:3"}}, []string{"main c c/a"}, "main gpu:[3] uncounted 1"},
+		"two containers":                    {map[string][]string{"c": {"a=a.example/gpu:3", "b=a.example/nic:x"}}, []string{"main c/a", "side c"}, "main gpu:[3] uncounted 1, side gpu:[3] uncounted 1 nic:[x] uncounted 1"},
+		"of another driver":                 {map[string][]string{"c": {"other:a=a.example/gpu:3"}}, []string{"main c"}, ""},
+		"partly of another driver":          {map[string][]string{"c": {"other:a=a.example/gpu:3", "b=a.example/gpu:2"}}, []string{"main c"}, "main gpu:[2] uncounted 1"},
+		"admin access":                      {map[string][]string{"c": {"admin:a=a.example/gpu:3"}}, []string{"main c"}, "main NoClaim"},
+		"an unknown device":                 {map[string][]string{"c": {"a=a.example/gpu:77"}}, []string{"main c"}, "main DeviceGone"},
+		"an unknown pool":                   {map[string][]string{"c": {"a=a.example/fpga:3"}}, []string{"main c"}, "main DeviceGone"},
+		"a claim that does not exist":       {nil, []string{"main c"}, "main ClaimUnknown"},
+		"a container without a claim":       {map[string][]string{"c": {"a=a.example/gpu:3"}}, []string{"main nic#1", "side c"}, "main nic=1, side gpu:[3] uncounted 1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runClaims(t, func(w *world, claims *Claims) {
+				w.list(gpu, "1", "2", "3", "4", "10")
+				w.list(nic, "x")
+				for name, results := range c.claims {
+					w.allocate(name, results...)
+				}
+				claims.Bind(demand("p", c.pod...))
+				w.expect("p", c.want)
+			})
+		})
+	}
+}
+
+func TestClaims_APIServerIsAway_PodWaitsAndEachClaimIsReadOnce(t *testing.T) {
+	runClaims(t, func(w *world, c *Claims) {
+		w.list(gpu, "1")
+		w.away = true
+		w.allocate("c", "a=a.example/gpu:1")
+		c.Bind(demand("p", "main c"))
+		w.expect("p", "main ClaimUnknown")
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if w.reads > 20 {
+			t.Errorf("%d reads within a minute", w.reads)
+		}
+		w.mu.Lock()
+		w.away, w.reads = false, 0
+		w.mu.Unlock()
+		time.Sleep(lastRead)
+		w.expect("p", "main gpu:[1] uncounted 1")
+		for range 10 { // the pod's status changes
+			c.Bind(demand("p", "main c"))
+		}
+		c.Replace([]device.PodDemand{demand("p", "main c")})
+		w.expect("p", "main gpu:[1] uncounted 1")
+		if w.reads != 1 {
+			t.Errorf("read %d times", w.reads)
+		}
+		c.Drop("p")
+		w.expect("p", "unbound")
+		if len(c.pods) > 0 {
+			t.Error("the pod is remembered")
+		}
+	})
+}
+
+func TestClaims_PluginListsTheDeviceLater_PodGetsIt(t *testing.T) {
+	runClaims(t, func(w *world, c *Claims) {
+		w.allocate("c", "a=a.example/gpu:1")
+		c.Bind(demand("p", "main c"))
+		w.expect("p", "main DeviceGone")
+		w.list(gpu, "2")
+		w.expect("p", "main DeviceGone")
+		w.list(gpu, "1", "2")
+		w.expect("p", "main gpu:[1] uncounted 1")
+		w.list(gpu) // a demand does not lose its devices again: the allocator waits for them
+		c.Bind(demand("p", "main c"))
+		w.expect("p", "main gpu:[1] uncounted 1")
+	})
+}
+
+func TestClaims_RequestWithoutClaim_IsRefused(t *testing.T) {
+	runClaims(t, func(w *world, c *Claims) {
+		w.list(gpu, "1")
+		c.Bind(demand("before", "main gpu#1"))
+		w.expect("before", "main gpu=1")
+		w.needs[gpu] = true
+		c.Bind(demand("p", "main gpu#1"))
+		w.expect("p", "main gpu=1 NoClaim")
+		c.Bind(demand("q", "main nic#11"))
+		w.expect("q", "main nic=2")
+	})
+}
+
+func TestClaims_NamesOfPools(t *testing.T) {
+	w, c := newWorld(t)
+	w.devices = map[device.ResourceName][]device.ID{gpu: {"GPU-1"}, "a.example/GPU_big": {"GPU-1"}}
+	for _, r := range []device.ResourceName{gpu, "a.example/GPU_big"} {
+		if got, known := c.find(result{pool: PoolName("n1", r, 3), device: Name("GPU-1")}); !known || got != (found{r, "GPU-1"}) {
+			t.Errorf("%s: %v, %v", r, got, known)
+		}
+	}
+	for _, pool := range []string{"", "0", "n1/a.example/gpu", "n2/a.example/gpu/0", "n1/a.example/gpu/00", "n1/a.example/gpu/-0"} {
+		if _, known := c.find(result{pool: pool, device: Name("GPU-1")}); known {
+			t.Errorf("pool %q is found", pool)
+		}
+	}
+}

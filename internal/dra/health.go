@@ -1,0 +1,112 @@
+package dra
+
+import (
+	"time"
+
+	"google.golang.org/grpc"
+	health "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+const (
+	// healthInterval is the least time between two reports.
+	healthInterval = time.Second
+	// healthHolds is for how long a report counts without another one: devmgrd sends one when something has changed.
+	healthHolds = 24 * time.Hour
+	// maxHealthMessage is the kubelet's limit.
+	maxHealthMessage = 1024
+)
+
+// NodeWatchResources reports the health of the devices that pods have by claims, now and at each change. The kubelet shows it in the status of pods
+// with claims of their own.
+func (s *Server) NodeWatchResources(_ *health.NodeWatchResourcesRequest, stream grpc.ServerStreamingServer[health.NodeWatchResourcesResponse]) error {
+	ctx := stream.Context()
+	var last map[result]reported
+	for {
+		updated, changed := s.Claims.Inventory.Updated(), s.Claims.Changed() // before anything is read
+		if now := s.Claims.health(); last == nil || !sameHealth(last, now) {
+			if err := stream.Send(healthOf(now)); err != nil {
+				return err
+			}
+			last = now
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-updated:
+		case <-changed:
+		}
+		select { // a burst of changes is one report
+		case <-ctx.Done():
+			return nil
+		case <-time.After(healthInterval):
+		}
+	}
+}
+
+// reported is the health of one device.
+type reported struct {
+	status health.HealthStatus
+	why    string
+}
+
+// health returns the health of the devices that pods of this node have by claims.
+func (c *Claims) health() map[result]reported {
+	c.mu.Lock()
+	chosen := map[result]found{}
+	for _, p := range c.pods {
+		for one, d := range p.found {
+			one.request, one.admin = "", false
+			chosen[one] = d
+		}
+	}
+	c.mu.Unlock()
+	statuses := map[device.ResourceName]map[device.ID]device.DeviceStatus{}
+	all := map[result]reported{}
+	for one, d := range chosen {
+		if statuses[d.resource] == nil {
+			statuses[d.resource] = map[device.ID]device.DeviceStatus{}
+			listed, _ := c.Inventory.Devices(d.resource)
+			for _, status := range listed {
+				statuses[d.resource][status.ID] = status
+			}
+		}
+		status, known := statuses[d.resource][d.id]
+		switch {
+		case !known || !status.Listed:
+			all[one] = reported{health.HealthStatus_UNHEALTHY, "its device plugin does not list it"}
+		case !status.Healthy:
+			all[one] = reported{health.HealthStatus_UNHEALTHY, "its device plugin reports it as unhealthy"}
+		case status.Cordon != nil:
+			all[one] = reported{health.HealthStatus_HEALTHY, device.ClipTo("cordoned: "+status.Cordon.Reason, maxHealthMessage)}
+		default:
+			all[one] = reported{health.HealthStatus_HEALTHY, ""}
+		}
+	}
+	return all
+}
+
+func sameHealth(a, b map[result]reported) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for one, now := range a {
+		if before, known := b[one]; !known || before != now {
+			return false
+		}
+	}
+	return true
+}
+
+// healthOf returns a report for the kubelet.
+func healthOf(all map[result]reported) *health.NodeWatchResourcesResponse {
+	answer, now := &health.NodeWatchResourcesResponse{}, time.Now().Unix()
+	for one, is := range all {
+		answer.Devices = append(answer.Devices, &health.DeviceHealth{
+			Device: &health.DeviceIdentifier{PoolName: one.pool, DeviceName: one.device}, Health: is.status, Message: is.why,
+			LastUpdatedTime: now, HealthCheckTimeoutSeconds: int64(healthHolds / time.Second),
+		})
+	}
+	return answer
+}

@@ -1,0 +1,244 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	health "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
+	"github.com/devmgrd/devmgrd/internal/connlimit"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/socket"
+)
+
+const (
+	maxRequestBytes         = 1 << 20
+	streams                 = 256 // requests at once on one connection: the kubelet prepares the claims of many pods at once
+	firstListen, lastListen = time.Second, 30 * time.Second
+)
+
+// connections are the limits of connections. The kubelet needs two.
+var connections = connlimit.Limits{Served: 64, ServedPerClient: 16, Waiting: 64, WaitingPerClient: 16}
+
+// Allocator knows which containers have their devices.
+type Allocator interface {
+	Readiness(device.Container) device.Readiness
+	// Updated returns a channel that is closed when a Readiness may have changed since the call.
+	Updated() <-chan struct{}
+}
+
+// ServerConfig is what NewServer needs.
+type ServerConfig struct {
+	// RegistryDir is the kubelet's directory plugins_registry, and PluginsDir its directory plugins.
+	RegistryDir, PluginsDir string
+	Claims                  *Claims
+	Allocator               Allocator
+	// Hold is how long an answer to the kubelet waits for the devices of a claim. The kubelet's limit is 45 s.
+	Hold    time.Duration
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
+}
+
+// A Server answers the kubelet as the DRA driver devmgrd.io.
+type Server struct {
+	drav1.UnimplementedDRAPluginServer
+	health.UnimplementedDRAResourceHealthServer
+	registration.UnimplementedRegistrationServer
+	ServerConfig
+	prepared *prometheus.CounterVec
+	limiter  *connlimit.Limiter
+
+	mu      sync.Mutex // guards what follows
+	failure error      // why the kubelet cannot reach the driver, or has refused it; nil: it has accepted it
+}
+
+var errNotRegistered = errors.New("the kubelet has not registered the DRA driver " + Driver + " yet")
+
+// NewServer returns a Server. Run makes it listen.
+func NewServer(c ServerConfig) *Server {
+	s := &Server{ServerConfig: c, limiter: connlimit.New(connections, connlimit.UnixClient), failure: errNotRegistered,
+		prepared: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "devmgrd_claims_prepared_total", Help: "Answers to the kubelet about ResourceClaims, by result: ready, waited (held until the devices were assigned) or refused (the kubelet asks again).",
+		}, []string{"result"})}
+	c.Metrics.MustRegister(s.prepared)
+	return s
+}
+
+// Check returns nil while the kubelet has registered the driver, and otherwise the reason why not.
+func (s *Server) Check() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failure
+}
+
+func (s *Server) setFailure(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failure = err
+}
+
+// Endpoint returns the path of the socket on which the kubelet calls the driver.
+func (s *Server) Endpoint() string { return filepath.Join(s.PluginsDir, Driver, "dra.sock") }
+
+// Run answers the kubelet until ctx ends, which is not an error. The kubelet finds the driver by a socket in its directory
+// plugins_registry, which appears after the socket that it names.
+func (s *Server) Run(ctx context.Context) error {
+	pause := backoff.Backoff{First: firstListen, Last: lastListen}
+	for ctx.Err() == nil {
+		err := s.serve(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		s.setFailure(err)
+		s.Log.Error("cannot serve the kubelet as a DRA driver; retrying", "err", err)
+		pause.Wait(ctx)
+	}
+	return nil
+}
+
+// serve listens on both sockets until ctx ends, or one fails.
+func (s *Server) serve(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, one := range []struct {
+		path     string
+		register func(*grpc.Server)
+	}{
+		{s.Endpoint(), func(g *grpc.Server) {
+			drav1.RegisterDRAPluginServer(g, s)
+			health.RegisterDRAResourceHealthServer(g, s)
+		}},
+		{filepath.Join(s.RegistryDir, Driver+"-reg.sock"), func(g *grpc.Server) { registration.RegisterRegistrationServer(g, s) }},
+	} {
+		if err := os.MkdirAll(filepath.Dir(one.path), 0o750); err != nil {
+			return errors.Join(err, group.Wait())
+		}
+		l, err := socket.ListenPath(one.path, 0o600)
+		if err != nil {
+			group.Go(func() error { return err })
+			break
+		}
+		g := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequestBytes), grpc.MaxConcurrentStreams(streams), grpc.WaitForHandlers(true))
+		one.register(g)
+		group.Go(func() error { return ended(g.Serve(s.limiter.Listener(l)), one.path) })
+		group.Go(func() error {
+			<-ctx.Done()
+			g.Stop()
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// ended returns why a server has ended before it was stopped.
+func ended(err error, path string) error {
+	if err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serving at %s: %w", path, err)
+	}
+	return nil
+}
+
+// GetInfo is part of the kubelet's plugin registration.
+func (s *Server) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
+	return &registration.PluginInfo{
+		Type: registration.DRAPlugin, Name: Driver, Endpoint: s.Endpoint(), SupportedVersions: []string{drav1.DRAPluginService, health.DRAResourceHealth_ServiceDesc.ServiceName},
+	}, nil
+}
+
+// NotifyRegistrationStatus is part of the kubelet's plugin registration.
+func (s *Server) NotifyRegistrationStatus(_ context.Context, status *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+	if status.PluginRegistered {
+		s.setFailure(nil)
+		s.Log.Info("kubelet has registered the DRA driver", "driver", Driver)
+	} else {
+		why := device.ClipTo(status.Error, maxMistake)
+		s.setFailure(fmt.Errorf("the kubelet has refused the DRA driver %s: %s", Driver, why))
+		s.Log.Error("kubelet has refused the DRA driver", "driver", Driver, "err", why)
+	}
+	return &registration.RegistrationStatusResponse{}, nil
+}
+
+// NodePrepareResources answers when the pods of these claims have their devices. The answer names no CDI device: devmgrd injects the
+// devices when the runtime creates the container. After Hold without devices it is an error with the reason, which the kubelet shows in an
+// event; it asks again after some seconds.
+func (s *Server) NodePrepareResources(ctx context.Context, request *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.Hold)
+	defer cancel()
+	answer := &drav1.NodePrepareResourcesResponse{Claims: map[string]*drav1.NodePrepareResourceResponse{}}
+	for _, c := range request.Claims {
+		one := &drav1.NodePrepareResourceResponse{}
+		answer.Claims[c.Uid] = one
+		got, waited, err := s.prepare(ctx, c)
+		result := "ready"
+		switch {
+		case err != nil:
+			one.Error, result = err.Error(), "refused"
+			s.Log.Info("claim is not prepared", "namespace", c.Namespace, "claim", c.Name, "err", err)
+		case waited:
+			result = "waited"
+		}
+		s.prepared.WithLabelValues(result).Inc()
+		if err != nil {
+			continue
+		}
+		for _, r := range got.results {
+			one.Devices = append(one.Devices, &drav1.Device{RequestNames: []string{r.request}, PoolName: r.pool, DeviceName: r.device})
+		}
+	}
+	return answer, nil
+}
+
+// prepare waits until a pod has the devices of a claim.
+func (s *Server) prepare(ctx context.Context, c *drav1.Claim) (got claim, waited bool, err error) {
+	got, err = s.Claims.read(ctx, c.Namespace, c.Name)
+	switch {
+	case err != nil:
+		return claim{}, false, err
+	case got.uid != c.Uid:
+		return claim{}, false, fmt.Errorf("ResourceClaim %s/%s has UID %s, not %s: it has been created again", c.Namespace, c.Name, got.uid, c.Uid)
+	}
+	for {
+		updated := s.Allocator.Updated() // before anything is asked
+		users, known, changed := s.Claims.users(c.Namespace, c.Name, got.reserved)
+		if known && len(users) == 0 {
+			return got, waited, nil // no container uses it
+		}
+		why := device.Wait{Reason: device.UnknownPod, Message: "no pod of this node is known for which the claim is reserved"}
+		for _, container := range users {
+			ready := s.Allocator.Readiness(container)
+			if ready.State == device.Ready || ready.State == device.NoDevices {
+				return got, waited, nil
+			}
+			why = ready.Wait
+		}
+		waited = true
+		select {
+		case <-changed:
+		case <-updated:
+		case <-ctx.Done():
+			return claim{}, true, fmt.Errorf("%s: %s", why.Reason, why.Message)
+		}
+	}
+}
+
+// NodeUnprepareResources always succeeds: the devices are free when the container runtime has no container of the pod, whatever the kubelet
+// says. An error would keep the pod from being deleted.
+func (s *Server) NodeUnprepareResources(_ context.Context, request *drav1.NodeUnprepareResourcesRequest) (*drav1.NodeUnprepareResourcesResponse, error) {
+	answer := &drav1.NodeUnprepareResourcesResponse{Claims: map[string]*drav1.NodeUnprepareResourceResponse{}}
+	for _, c := range request.Claims {
+		answer.Claims[c.Uid] = &drav1.NodeUnprepareResourceResponse{}
+	}
+	return answer, nil
+}

@@ -1,0 +1,266 @@
+package dra
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/apimachinery/pkg/types"
+	health "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
+	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// readiness is an allocator whose containers become ready when the test says so.
+type readiness struct {
+	mu      sync.Mutex
+	ready   map[device.Container]bool
+	updated chan struct{}
+}
+
+func (r *readiness) Readiness(c device.Container) device.Readiness {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ready[c] {
+		return device.Readiness{State: device.Ready}
+	}
+	return device.Readiness{State: device.Waiting, Wait: device.Wait{Reason: device.PluginMissing, Message: "no device plugin has registered " + string(gpu)}}
+}
+
+func (r *readiness) Updated() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.updated
+}
+
+func (r *readiness) serve(c device.Container) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ready[c] = true
+	close(r.updated)
+	r.updated = make(chan struct{})
+}
+
+// A kubelet is what calls the server.
+type kubelet struct {
+	t        *testing.T
+	world    *world
+	claims   *Claims
+	devices  *readiness
+	server   *Server
+	driver   drav1.DRAPluginClient
+	health   health.DRAResourceHealthClient
+	registry registration.RegistrationClient
+}
+
+// newKubelet starts a server, and connects to it as the kubelet does: by the socket in plugins_registry.
+func newKubelet(t *testing.T, hold time.Duration) *kubelet {
+	w, claims := newWorld(t)
+	dir := t.TempDir()
+	devices := &readiness{ready: map[device.Container]bool{}, updated: make(chan struct{})}
+	s := NewServer(ServerConfig{
+		RegistryDir: filepath.Join(dir, "plugins_registry"), PluginsDir: filepath.Join(dir, "plugins"), Claims: claims, Allocator: devices, Hold: hold,
+		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+	})
+	ctx, stop := context.WithCancel(context.Background())
+	var work sync.WaitGroup
+	for _, run := range []func(context.Context) error{claims.Run, s.Run} {
+		work.Go(func() {
+			if err := run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(func() { stop(); work.Wait() })
+	k := &kubelet{t: t, world: w, claims: claims, devices: devices, server: s}
+	k.registry = registration.NewRegistrationClient(k.dial(filepath.Join(dir, "plugins_registry", "devmgrd.io-reg.sock")))
+	info, err := k.registry.GetInfo(t.Context(), &registration.InfoRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Type != "DRAPlugin" || info.Name != "devmgrd.io" || !slices.Contains(info.SupportedVersions, "v1.DRAPlugin") {
+		t.Errorf("the kubelet receives %v", info)
+	}
+	conn := k.dial(info.Endpoint)
+	k.driver, k.health = drav1.NewDRAPluginClient(conn), health.NewDRAResourceHealthClient(conn)
+	return k
+}
+
+func (k *kubelet) dial(path string) *grpc.ClientConn {
+	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// reserve reserves a claim of the world for pods.
+func (w *world) reserve(name string, pods ...device.PodUID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := w.claims["default/"+name]
+	for _, uid := range pods {
+		c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: string(uid), UID: types.UID(uid)})
+	}
+}
+
+// prepare asks to prepare a claim, and returns the devices or the error.
+func (k *kubelet) prepare(name string) string {
+	uid := "uid-" + name
+	answer, err := k.driver.NodePrepareResources(context.Background(), &drav1.NodePrepareResourcesRequest{Claims: []*drav1.Claim{{Namespace: "default", Name: name, Uid: uid}}})
+	if err != nil {
+		return err.Error()
+	}
+	one := answer.Claims[uid]
+	if one.GetError() != "" {
+		return one.GetError()
+	}
+	var all []string
+	for _, d := range one.GetDevices() {
+		if len(d.CdiDeviceIds) > 0 {
+			all = append(all, "CDI!")
+		}
+		all = append(all, strings.Join(d.RequestNames, "+")+"="+d.PoolName+":"+d.DeviceName)
+	}
+	return strings.Join(all, " ")
+}
+
+func TestServer_DevicesAreThere_AnswersAtOnce(t *testing.T) {
+	k := newKubelet(t, time.Minute)
+	k.world.list(gpu, "1", "2")
+	k.world.allocate("c", "a=a.example/gpu:2", "other:b=a.example/gpu:1")
+	k.world.reserve("c", "p")
+	k.claims.Bind(demand("p", "side", "main c"))
+	k.devices.serve(device.Container{Pod: "p", Name: "main"})
+	if got := k.prepare("c"); got != "a=n1/a.example/gpu/0:2" {
+		t.Error(got)
+	}
+	answer, err := k.driver.NodeUnprepareResources(t.Context(), &drav1.NodeUnprepareResourcesRequest{Claims: []*drav1.Claim{{Namespace: "default", Name: "gone", Uid: "u"}}})
+	if err != nil || answer.Claims["u"] == nil || answer.Claims["u"].Error != "" {
+		t.Errorf("unprepare: %v, %v", answer, err)
+	}
+}
+
+func TestServer_DevicesComeLater_AnswerIsHeldForThem(t *testing.T) {
+	k := newKubelet(t, 5*time.Minute)
+	k.world.list(gpu, "1")
+	k.world.allocate("c", "a=a.example/gpu:1")
+	k.world.reserve("c", "p")
+	answered := make(chan string, 1)
+	go func() { answered <- k.prepare("c") }() // before the pod is known
+	k.claims.Bind(demand("p", "main c"))
+	select {
+	case got := <-answered:
+		t.Fatalf("answered at once: %s", got)
+	case <-time.After(50 * time.Millisecond): // long enough for a wrong answer; none is missed if not
+	}
+	k.devices.serve(device.Container{Pod: "p", Name: "main"})
+	if got := <-answered; got != "a=n1/a.example/gpu/0:1" {
+		t.Error(got)
+	}
+}
+
+func TestServer_DevicesDoNotCome_ErrorHasTheReason(t *testing.T) {
+	k := newKubelet(t, 10*time.Millisecond)
+	k.world.allocate("c", "a=a.example/gpu:1")
+	k.world.reserve("c", "p")
+	k.world.allocate("unknown", "a=a.example/gpu:1")
+	k.world.reserve("unknown", "elsewhere")
+	k.claims.Bind(demand("p", "main c"))
+	for claim, want := range map[string]string{
+		"c":       "PluginMissing: no device plugin has registered",
+		"unknown": "UnknownPod: no pod of this node is known",
+		"gone":    "reading ResourceClaim default/gone: it does not exist",
+	} {
+		if got := k.prepare(claim); !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", claim, got, want)
+		}
+	}
+}
+
+// A pod may have a claim that none of its containers uses.
+func TestServer_NoContainerUsesTheClaim_Answers(t *testing.T) {
+	k := newKubelet(t, time.Minute)
+	k.world.allocate("c", "a=a.example/gpu:1")
+	k.world.reserve("c", "p")
+	k.claims.Bind(demand("p"))
+	if got := k.prepare("c"); got != "a=n1/a.example/gpu/0:1" {
+		t.Error(got)
+	}
+}
+
+func TestServer_Check_FollowsTheKubelet(t *testing.T) {
+	k := newKubelet(t, time.Minute)
+	for _, step := range []struct {
+		status *registration.RegistrationStatus
+		want   string
+	}{
+		{&registration.RegistrationStatus{PluginRegistered: true}, ""},
+		{&registration.RegistrationStatus{Error: "another driver has the name"}, "another driver has the name"},
+		{&registration.RegistrationStatus{PluginRegistered: true}, ""},
+	} {
+		if _, err := k.registry.NotifyRegistrationStatus(t.Context(), step.status); err != nil {
+			t.Fatal(err)
+		}
+		switch err := k.server.Check(); {
+		case step.want == "" && err != nil:
+			t.Error(err)
+		case step.want != "" && (err == nil || !strings.Contains(err.Error(), step.want)):
+			t.Errorf("got %v, want %q", err, step.want)
+		}
+	}
+}
+
+func TestServer_Health_IsReportedAtEachChange(t *testing.T) {
+	k := newKubelet(t, time.Minute)
+	stream, err := k.health.NodeWatchResources(t.Context(), &health.NodeWatchResourcesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func() map[string]string {
+		t.Helper()
+		answer, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := map[string]string{}
+		for _, d := range answer.Devices {
+			if d.HealthCheckTimeoutSeconds < 3600 {
+				t.Errorf("the report lapses after %d s", d.HealthCheckTimeoutSeconds)
+			}
+			all[d.Device.PoolName+":"+d.Device.DeviceName] = d.Health.String() + " " + d.Message
+		}
+		return all
+	}
+	if got := next(); len(got) > 0 {
+		t.Errorf("at first: %v", got)
+	}
+	k.world.list(gpu, "1", "2")
+	k.world.allocate("c", "a=a.example/gpu:1")
+	k.claims.Bind(demand("p", "main c"))
+	if got, want := next(), map[string]string{"n1/a.example/gpu/0:1": "HEALTHY "}; !maps.Equal(got, want) {
+		t.Errorf("with a pod: %v", got)
+	}
+	k.world.list(gpu, "2")
+	if got, want := next(), map[string]string{"n1/a.example/gpu/0:1": "UNHEALTHY its device plugin does not list it"}; !maps.Equal(got, want) {
+		t.Errorf("not listed: %v", got)
+	}
+	k.claims.Drop("p")
+	if got := next(); len(got) > 0 {
+		t.Errorf("in the end: %v", got)
+	}
+}
