@@ -100,9 +100,11 @@ type Config struct {
 	StateFile   io.WriterTo // writes a copy of the state file
 	HistoryFile io.WriterTo // writes a copy of the history
 	// Evictions, Pods and OnNode are nil without an API server. OnNode returns a resource's capacity on the Node.
-	Evictions  Evictions
-	Pods       Pods
-	OnNode     func(device.ResourceName) (n int, shown bool)
+	Evictions Evictions
+	Pods      Pods
+	OnNode    func(device.ResourceName) (n int, shown bool)
+	// Claimed returns which resources are offered through Dynamic Resource Allocation; nil: none.
+	Claimed    func(device.ResourceName) bool
 	Components func() []Component
 	// NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory. nil: there
 	// is no redirect.

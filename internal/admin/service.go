@@ -42,6 +42,9 @@ func (s *Server) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 			}
 			one.NodeCapacity, one.TargetCapacity = int32(shown), int32(target)
 		}
+		if s.cfg.Claimed != nil && s.cfg.Claimed(r) {
+			one.Claimed, one.TargetCapacity = true, 0
+		}
 		answer.Resources = append(answer.Resources, one)
 	}
 	for _, p := range s.cfg.View.Snapshot().Waiting() {

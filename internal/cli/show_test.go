@@ -302,9 +302,10 @@ func TestTables_ControlCharacters_AreEscaped(t *testing.T) {
 func TestRare(t *testing.T) {
 	for _, test := range []struct {
 		published, wanted int32
+		claimed           bool
 		want              string
-	}{{8, 8, "-"}, {7, 8, "capacity rising to 8"}, {8, 7, "capacity falling to 7"}} {
-		if got := rare(&adminv1.Resource{NodeCapacity: test.published, TargetCapacity: test.wanted}); got != test.want {
+	}{{8, 8, false, "-"}, {7, 8, false, "capacity rising to 8"}, {8, 7, false, "capacity falling to 7"}, {0, 0, true, "offered through DRA"}, {8, 0, true, "offered through DRA, capacity falling to 0"}} {
+		if got := rare(&adminv1.Resource{NodeCapacity: test.published, TargetCapacity: test.wanted, Claimed: test.claimed}); got != test.want {
 			t.Errorf("%d on the node, %d wanted: %q, want %q", test.published, test.wanted, got, test.want)
 		}
 	}

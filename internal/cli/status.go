@@ -93,6 +93,9 @@ func showStatus(to io.Writer, s *adminv1.GetStatusResponse, now time.Time) {
 		for _, n := range []int32{r.NodeCapacity, r.Free, r.Assigned, r.Unhealthy, r.Cordoned} {
 			row = append(row, fmt.Sprint(n))
 		}
+		if r.Claimed && r.NodeCapacity == 0 {
+			row[2] = "-"
+		}
 		resources.Row(append(row, rare(r))...)
 	}
 	resources.End()
@@ -137,6 +140,9 @@ func rare(r *adminv1.Resource) string {
 	var all []string
 	if r.Stale > 0 {
 		all = append(all, fmt.Sprintf("%d stale", r.Stale))
+	}
+	if r.Claimed {
+		all = append(all, "offered through DRA")
 	}
 	switch {
 	case r.TargetCapacity > r.NodeCapacity:

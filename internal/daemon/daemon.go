@@ -223,7 +223,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Log:           logFor("admin"),
 	}
 	if api != nil {
-		adminConfig.Evictions, adminConfig.Pods, adminConfig.OnNode = notifier, bound, onNode
+		adminConfig.Evictions, adminConfig.Pods, adminConfig.OnNode, adminConfig.Claimed = notifier, bound, onNode, claimed(c.DRA, devices)
 	}
 	adminServer := admin.New(adminConfig)
 	components = append(components, component{"admin", adminServer.Check})

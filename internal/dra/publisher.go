@@ -115,7 +115,7 @@ func New(cfg PublisherConfig) *Publisher {
 	return &Publisher{
 		cfg:       cfg,
 		store:     s,
-		metrics:   newMetrics(cfg.Metrics),
+		metrics:   newMetrics(cfg.Metrics, s),
 		describer: newDescriber(cmp.Or(cfg.Sysfs, "/sys"), cmp.Or(cfg.Procfs, "/proc")),
 		pools:     map[string]*pace{},
 		resources: map[device.ResourceName]*publication{},

@@ -25,7 +25,8 @@ var states = []struct{ Name, Meaning string }{
 // A resource with its devices: each of them, or counts of all and the devices that stand out.
 type resource struct {
 	Key, Name, Plugin string
-	Capacity, Target  int // of the Node, now and planned; both 0: none
+	Capacity, Target  int  // of the Node, now and planned; both 0: none
+	Claimed           bool // offered through Dynamic Resource Allocation
 	Total             int
 	Counts            []figure
 	Places            []spot
@@ -111,7 +112,7 @@ func resourcesOf(all []*adminv1.Resource, devices []*adminv1.Device, now time.Ti
 
 // resourceOf returns one resource, with at most room of its devices.
 func resourceOf(r *adminv1.Resource, devices []*adminv1.Device, room int, now time.Time) resource {
-	one := resource{Key: key("r", r.Name), Name: name(r.Name), Plugin: name(r.Plugin), Capacity: int(r.NodeCapacity), Target: int(r.TargetCapacity), Total: len(devices)}
+	one := resource{Key: key("r", r.Name), Name: name(r.Name), Plugin: name(r.Plugin), Capacity: int(r.NodeCapacity), Target: int(r.TargetCapacity), Claimed: r.Claimed, Total: len(devices)}
 	for i, n := range []int32{r.Free, r.Assigned, r.Unhealthy, r.Stale, r.Cordoned, r.Withheld, r.Quarantined, r.Releasing, r.Busy} {
 		if n > 0 {
 			one.Counts = append(one.Counts, figure{states[i].Name, int(n)})

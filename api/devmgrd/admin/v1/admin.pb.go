@@ -377,7 +377,9 @@ type Resource struct {
 	// releasing are devices of pods that have ended, which are not proved free yet.
 	Releasing int32 `protobuf:"varint,12,opt,name=releasing,proto3" json:"releasing,omitempty"`
 	// busy are those that have not been proved free within a moment: they do not count in the Node's capacity.
-	Busy          int32 `protobuf:"varint,13,opt,name=busy,proto3" json:"busy,omitempty"`
+	Busy int32 `protobuf:"varint,13,opt,name=busy,proto3" json:"busy,omitempty"`
+	// claimed: the devices are offered through Dynamic Resource Allocation, and not in the Node's capacity.
+	Claimed       bool `protobuf:"varint,14,opt,name=claimed,proto3" json:"claimed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -501,6 +503,13 @@ func (x *Resource) GetBusy() int32 {
 		return x.Busy
 	}
 	return 0
+}
+
+func (x *Resource) GetClaimed() bool {
+	if x != nil {
+		return x.Claimed
+	}
+	return false
 }
 
 // Waiting is a pod that waits.
@@ -3026,7 +3035,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\tComponent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
-	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xf4\x02\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"\x8e\x03\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12#\n" +
@@ -3041,7 +3050,8 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	" \x01(\x05R\x0etargetCapacity\x12\x1a\n" +
 	"\bwithheld\x18\v \x01(\x05R\bwithheld\x12\x1c\n" +
 	"\treleasing\x18\f \x01(\x05R\treleasing\x12\x12\n" +
-	"\x04busy\x18\r \x01(\x05R\x04busy\"\x9f\x01\n" +
+	"\x04busy\x18\r \x01(\x05R\x04busy\x12\x18\n" +
+	"\aclaimed\x18\x0e \x01(\bR\aclaimed\"\x9f\x01\n" +
 	"\aWaiting\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
