@@ -273,6 +273,9 @@ func counted(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	all := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
+			if f.GetName() != "devmgrd_resource_slice_writes_total" {
+				continue
+			}
 			all[m.GetLabel()[1].GetValue()+" "+m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue()
 		}
 	}
