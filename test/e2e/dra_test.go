@@ -18,18 +18,21 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// class applies the DeviceClass that devmgrd prints.
-func (r *harness) class(resource string) {
+// class applies the DeviceClasses that devmgrd prints, until the test ends; then its pods go first, for which the kubelet needs the driver.
+func (r *harness) class(resources ...string) {
 	r.t.Helper()
-	out, err := r.Command(r.ctx, "deviceclass", resource).Output()
-	r.must(err)
-	object := &resourceapi.DeviceClass{}
-	r.must(yaml.UnmarshalStrict(out, object))
-	_, err = r.Client().ResourceV1().DeviceClasses().Create(r.ctx, object, metav1.CreateOptions{})
-	r.must(err)
+	classes := r.Client().ResourceV1().DeviceClasses()
+	for _, resource := range resources {
+		out, err := r.Command(r.ctx, "deviceclass", resource).Output()
+		r.must(err)
+		object := &resourceapi.DeviceClass{}
+		r.must(yaml.UnmarshalStrict(out, object))
+		_, err = classes.Create(r.ctx, object, metav1.CreateOptions{})
+		r.must(err)
+	}
 	r.t.Cleanup(func() {
-		r.removePods() // the kubelet needs the driver for that
-		if err := r.Client().ResourceV1().DeviceClasses().Delete(context.WithoutCancel(r.ctx), object.Name, metav1.DeleteOptions{}); err != nil {
+		r.removePods()
+		if err := classes.DeleteCollection(context.WithoutCancel(r.ctx), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 			r.t.Error(err)
 		}
 	})

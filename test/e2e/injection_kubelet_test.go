@@ -50,8 +50,17 @@ type twin struct {
 }
 
 // A container gets through devmgrd what it would have had through the kubelet and containerd.
-func TestInjection_SamePodAndPlugin_SameAsKubelet(t *testing.T) {
-	r := &pair{harness: start(t, "--set", "plugins.ignoredResources=["+byKubelet+"/*]")}
+func TestInjection_SamePodAndPlugin_SameAsKubelet(t *testing.T) { sameAsTheKubelet(t, false) }
+
+// The same pods, whose devices the scheduler chooses.
+func TestDRA_SamePodAndPlugin_SameAsKubelet(t *testing.T) { sameAsTheKubelet(t, true) }
+
+func sameAsTheKubelet(t *testing.T, claims bool) {
+	args := []string{"--set", "plugins.ignoredResources=[" + byKubelet + "/*]"}
+	if claims {
+		args = append(args, "--set", "dra.resources="+byDevmgrd+"/*")
+	}
+	r := &pair{harness: start(t, args...), claims: claims}
 	makeHost(t)
 	r.must(r.LoadImage(r.ctx, cluster.Image{
 		Name: imageWithEnv, Entrypoint: []string{"/probe"}, Env: []string{"PATH=/bin", "IMAGE=the image's", "TWO=the image's", "THREE=the image's"},
@@ -95,6 +104,7 @@ func TestInjection_SamePodAndPlugin_SameAsKubelet(t *testing.T) {
 type pair struct {
 	*harness
 	plugins []*plugintest.Plugin
+	claims  bool // devmgrd offers its devices through claims
 }
 
 // serveBoth starts the same plugin twice, one for each manager.
@@ -111,11 +121,28 @@ func (b *pair) serveBoth(name string, devices int, prepare func(*plugintest.Plug
 	}
 }
 
-// waitBoth waits until the Node shows some of each resource: then its scheduler knows of it.
+// waitBoth waits until the Node, or its ResourceSlices, shows some of each resource: then its scheduler knows of it.
 func (b *pair) waitBoth() {
 	b.t.Helper()
+	counted := b.plugins
+	if b.claims {
+		var classes []string
+		counted = nil
+		for _, p := range b.plugins {
+			if strings.HasPrefix(p.Resource, byKubelet) {
+				counted = append(counted, p)
+			} else {
+				classes = append(classes, p.Resource)
+			}
+		}
+		b.class(classes...)
+		b.until("each resource has a slice", func() bool {
+			list, err := b.Client().ResourceV1().ResourceSlices().List(b.ctx, metav1.ListOptions{})
+			return err == nil && len(list.Items) == len(classes)
+		})
+	}
 	b.must(b.WaitNode(b.soon(time.Minute), func(n *corev1.Node) (bool, error) {
-		return !slices.ContainsFunc(b.plugins, func(p *plugintest.Plugin) bool {
+		return !slices.ContainsFunc(counted, func(p *plugintest.Plugin) bool {
 			shown := n.Status.Allocatable[corev1.ResourceName(p.Resource)]
 			return shown.IsZero()
 		}), nil
