@@ -22,6 +22,7 @@ const (
 	maxTotal      = 64 << 30
 	maxTimeout    = time.Hour
 	maxGrace      = 24 * time.Hour
+	maxSuspension = 24 * time.Hour
 	maxGiveUp     = 30 * 24 * time.Hour
 	maxCommand    = time.Hour
 	maxNRIWait    = time.Second // the runtime calls its plugins one after the other and drops a late one after 2 s
@@ -108,6 +109,7 @@ func (c *Config) check() []Mistake {
 	for _, name := range slices.Sorted(maps.Keys(c.Health.OnFlapping)) {
 		r.oneOf("health.onFlapping", c.Health.OnFlapping[name], Suspend, Ignore)
 	}
+	r.duration("health.suspendFor", c.Health.SuspendFor, time.Second, maxSuspension)
 	if r.path("podResources.socket", c.PodResources.Socket) {
 		r.socket("podResources.socket", c.PodResources.Socket)
 	}

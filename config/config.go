@@ -211,6 +211,8 @@ type Health struct {
 	// OnFlapping is for devices that become unhealthy again and again, by resource: Suspend or Ignore. The keys are those of
 	// Allocation; Suspend where none matches.
 	OnFlapping map[string]string `key:"onFlapping"`
+	// SuspendFor is how long the first suspension of a device lasts. Each further one is twice as long, up to a day.
+	SuspendFor time.Duration `key:"suspendFor"`
 }
 
 // Suspends reports whether a device of a resource is suspended when it becomes unhealthy again and again.
@@ -287,7 +289,7 @@ func defaults() Config {
 		Wait:       Wait{GiveUpAfter: map[string]string{}},
 		Release: Release{Check: map[string]string{}, Command: map[string]string{}, Timeout: time.Minute, SharedNodes: []string{},
 			Ignore: []string{"/usr/bin/nvidia-persistenced", "/usr/bin/nv-hostengine"}},
-		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event, OnFlapping: map[string]string{}},
+		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event, OnFlapping: map[string]string{}, SuspendFor: time.Hour},
 		PodResources: PodResources{KubeletSocket: "/var/lib/kubelet/pod-resources/kubelet.sock"},
 		Metrics:      Metrics{Listen: "127.0.0.1:9464", HostNames: []string{}},
 		Log:          Log{Level: "info", Format: "text"},

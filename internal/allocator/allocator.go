@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -106,6 +107,8 @@ type Config struct {
 	Ordering func(device.ResourceName) Ordering
 	// Suspends returns whether a device of a resource is suspended when it becomes unhealthy again and again; nil: always.
 	Suspends func(device.ResourceName) bool
+	// SuspendFor is how long the first suspension of a device lasts; 0: an hour.
+	SuspendFor time.Duration
 	// GiveUpAfter returns how long a pod that requests a resource may wait for a reason; 0: without end. With an empty resource:
 	// any pod. nil: no pod is given up.
 	GiveUpAfter func(device.Reason, device.ResourceName) time.Duration
@@ -131,6 +134,7 @@ type Allocator struct {
 
 	giveUpAfter func(device.Reason, device.ResourceName) time.Duration
 	suspends    func(device.ResourceName) bool
+	suspendFor  time.Duration
 
 	checksProcesses func(device.ResourceName) bool
 	releaser        Releaser
@@ -205,6 +209,7 @@ func New(c Config) *Allocator {
 
 		giveUpAfter: c.GiveUpAfter,
 		suspends:    c.Suspends,
+		suspendFor:  cmp.Or(c.SuspendFor, time.Hour),
 
 		checksProcesses: c.ChecksProcesses,
 		releaser:        c.Releaser,

@@ -98,7 +98,7 @@ func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
 		}
 		l := a.flapping[r]
 		if l == nil {
-			l = flapping.New(now)
+			l = flapping.New(now, a.suspendFor)
 			a.flapping[r] = l
 		}
 		for _, f := range d.falls {
@@ -231,7 +231,7 @@ func (a *Allocator) recallFallsLocked(known []device.Falls) {
 	}
 	now := time.Now()
 	for r, all := range byResource {
-		a.flapping[r] = flapping.New(now, all...)
+		a.flapping[r] = flapping.New(now, a.suspendFor, all...)
 	}
 	a.suspendLocked(now, true)
 }

@@ -113,6 +113,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Cordons:         known.Cordons,
 		Falls:           known.Falls,
 		Suspends:        func(r device.ResourceName) bool { return c.Health.Suspends(string(r)) },
+		SuspendFor:      c.Health.SuspendFor,
 		Retired:         known.Retired,
 		Topology:        allocator.Topology{Policy: allocator.Policy(c.Topology.Policy), Scope: allocator.Scope(c.Topology.Scope)},
 		Ordering:        ordering(c.Allocation),
