@@ -16,7 +16,8 @@ type Cordon struct {
 	Since    time.Time    `json:"since"`
 	Declared bool         `json:"-"` // by the Node's annotation, and not by a command
 	// Suspended: devmgrd itself has cordoned the device, for a time, because it became unhealthy again and again.
-	Suspended bool `json:"-"`
+	Suspended bool      `json:"-"`
+	Until     time.Time `json:"-"` // when the suspension ends
 }
 
 // Falls is the record of a device that became unhealthy, perhaps again and again.

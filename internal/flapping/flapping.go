@@ -144,7 +144,7 @@ func (l *Log) Suspensions(now time.Time) (all []device.Cordon) {
 	for _, rec := range slices.SortedFunc(maps.Values(l.records), func(a, b *device.Falls) int { return device.CompareIDs(a.ID, b.ID) }) {
 		if now.Before(rec.Until) {
 			all = append(all, device.Cordon{
-				Resource: rec.Resource, ID: rec.ID, Since: rec.Until.Add(-rec.Spell), Suspended: true,
+				Resource: rec.Resource, ID: rec.ID, Since: rec.Until.Add(-rec.Spell), Suspended: true, Until: rec.Until,
 				Reason: fmt.Sprintf("suspended by devmgrd until %s: it became unhealthy %s", rec.Until.UTC().Format(time.RFC3339), times(rec.Falls)),
 			})
 		}
