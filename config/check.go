@@ -24,6 +24,7 @@ const (
 	maxTotal      = 64 << 30
 	maxTimeout    = time.Hour
 	maxGrace      = 24 * time.Hour
+	maxSuspension = 24 * time.Hour
 	maxGiveUp     = 30 * 24 * time.Hour
 	maxCommand    = time.Hour
 	minInterval   = 10 * time.Second
@@ -116,6 +117,7 @@ func (c *Config) check() []Mistake {
 	r.commands("health.command", c.Health.Command)
 	r.duration("health.interval", c.Health.Interval, minInterval, maxInterval)
 	r.duration("health.timeout", c.Health.Timeout, time.Second, maxCommand)
+	r.duration("health.suspendFor", c.Health.SuspendFor, time.Second, maxSuspension)
 	if r.path("podResources.socket", c.PodResources.Socket) {
 		r.socket("podResources.socket", c.PodResources.Socket)
 	}

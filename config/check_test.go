@@ -54,6 +54,8 @@ func TestRules(t *testing.T) {
 		{"allocation.groups=a.example/x=(,**=numa,a.example/y=", "allocation.groups allocation.groups allocation.groups"},
 		{"health.onFlapping=*=none,a.example/*=suspend", ""},
 		{"health.onFlapping=gpu=none,a.example/*=cordon", "health.onFlapping health.onFlapping"},
+		{"health.suspendFor=1s", ""},
+		{"health.suspendFor=25h", "health.suspendFor"},
 		{"release.check=*=openers,a.example/*=off,a.example/x=cgroup", ""},
 		{"release.check=gpu=off,a.example/*=scan", "release.check release.check"},
 		{"release.command=a.example/*=/usr/local/sbin/reset,a.example/x=", ""},

@@ -226,6 +226,8 @@ type Health struct {
 	// OnFlapping is for devices that become unhealthy again and again, by resource: Suspend or Ignore. The keys are those of
 	// Allocation; Suspend where none matches.
 	OnFlapping map[string]string `key:"onFlapping"`
+	// SuspendFor is how long the first suspension of a device lasts. Each further one is twice as long, up to a day.
+	SuspendFor time.Duration `key:"suspendFor"`
 	// Command examines devices that no pod has, by resource: words separated by spaces, the first an absolute path.
 	Command  map[string]string `key:"command"`
 	Interval time.Duration     `key:"interval"` // from one round of Command through a resource's devices to the next
@@ -312,7 +314,7 @@ func defaults() Config {
 		Wait:       Wait{GiveUpAfter: map[string]string{}},
 		Release: Release{Check: map[string]string{}, Command: map[string]string{}, Timeout: time.Minute, SharedNodes: []string{},
 			Ignore: []string{"/usr/bin/nvidia-persistenced", "/usr/bin/nv-hostengine"}},
-		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event, OnFlapping: map[string]string{}, Command: map[string]string{}, Interval: time.Minute, Timeout: 30 * time.Second},
+		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event, OnFlapping: map[string]string{}, SuspendFor: time.Hour, Command: map[string]string{}, Interval: time.Minute, Timeout: 30 * time.Second},
 		PodResources: PodResources{KubeletSocket: "/var/lib/kubelet/pod-resources/kubelet.sock"},
 		Metrics:      Metrics{Listen: "127.0.0.1:9464", HostNames: []string{}},
 		Log:          Log{Level: "info", Format: "text"},

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
@@ -114,6 +115,8 @@ type Config struct {
 	Suspends func(device.ResourceName) bool
 	// Examines returns whether a command examines a resource's free devices (Examined); nil: none does.
 	Examines func(device.ResourceName) bool
+	// SuspendFor is how long the first suspension of a device lasts; 0: an hour.
+	SuspendFor time.Duration
 	// GiveUpAfter returns how long a pod that requests a resource may wait for a reason; 0: without end. With an empty resource:
 	// any pod. nil: no pod is given up.
 	GiveUpAfter func(device.Reason, device.ResourceName) time.Duration
@@ -141,6 +144,7 @@ type Allocator struct {
 	giveUpAfter func(device.Reason, device.ResourceName) time.Duration
 	suspends    func(device.ResourceName) bool
 	examines    func(device.ResourceName) bool
+	suspendFor  time.Duration
 
 	checksProcesses func(device.ResourceName) bool
 	releaser        Releaser
@@ -217,6 +221,7 @@ func New(c Config) *Allocator {
 		giveUpAfter: c.GiveUpAfter,
 		suspends:    c.Suspends,
 		examines:    c.Examines,
+		suspendFor:  cmp.Or(c.SuspendFor, time.Hour),
 
 		checksProcesses: c.ChecksProcesses,
 		releaser:        c.Releaser,

@@ -114,7 +114,7 @@ func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
 // logOf returns the record of a resource's falls, which is made if there is none.
 func (a *Allocator) logOf(r device.ResourceName, now time.Time) *flapping.Log {
 	if a.flapping[r] == nil {
-		a.flapping[r] = flapping.New(now)
+		a.flapping[r] = flapping.New(now, a.suspendFor)
 	}
 	return a.flapping[r]
 }
@@ -305,7 +305,7 @@ func (a *Allocator) recallFallsLocked(known []device.Falls) {
 	}
 	now := time.Now()
 	for r, all := range byResource {
-		a.flapping[r] = flapping.New(now, all...)
+		a.flapping[r] = flapping.New(now, a.suspendFor, all...)
 	}
 	a.suspendLocked(now, true)
 }

@@ -60,6 +60,9 @@ func TestFlapping_ThirdFall_DeviceIsSuspended(t *testing.T) {
 		r.expect("a", "main", "ready vendor.com/gpu[d1 d2]")
 		r.bind("b", app(gpu, 1))
 		r.expect("b", "main", "waiting NotEnoughDevices")
+		if got := r.PodByUID("b").Wait.Message; !strings.Contains(got, "0 of 3 free, 1 suspended until 20") {
+			t.Errorf("b waits because %q", got)
+		}
 		if why, state := r.suspendedDevice(); state != device.Cordoned || !strings.Contains(why, "it became unhealthy 3 times within an hour") {
 			t.Errorf("%s, %q", state, why)
 		}

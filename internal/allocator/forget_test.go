@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -136,4 +137,79 @@ func TestForgottenTooEarly(t *testing.T) {
 			t.Error("after a restart it is retired")
 		}
 	})
+}
+
+// A busy device is its ended pod's, over restarts too. So its resource stays known until the device is proved free.
+func TestForget_BusyDevice_KeepsItsResource(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(opener)
+		r.Drop("b")
+		r.plugins.lose(gpu)
+		r.after(time.Minute)
+		kept := func() {
+			t.Helper()
+			var got *device.InUseError
+			if _, err := r.Forget(gpu); !errors.As(err, &got) || len(got.Pods) != 1 || got.Pods[0].UID != "a" {
+				t.Errorf("got %v, want that pod a has a device", err)
+			}
+			r.expectState(device.Occupied)
+			r.check()
+		}
+		kept()
+		r.restart()
+		r.plugins.lose(gpu)
+		r.Replace(nil)
+		r.RuntimeSynced(nil, nil)
+		r.after(time.Minute)
+		kept()
+		r.releaser.holds("a", device.Release{})
+		r.after(0)
+		if _, err := r.Forget(gpu); err != nil {
+			t.Errorf("the device is free: %v", err)
+		}
+		r.check()
+	}, gated)
+}
+
+// The same is true of a device whose command has failed: an operator decides.
+func TestForget_FailedRelease_KeepsItsResourceUntilUncordon(t *testing.T) {
+	run(t, func(r *harness) {
+		r.ends(device.Release{Why: "release.command failed", Failed: "exit code 3"})
+		r.Drop("b")
+		r.plugins.lose(gpu)
+		r.after(24 * time.Hour)
+		if _, err := r.Forget(gpu); !errors.As(err, new(*device.InUseError)) {
+			t.Errorf("got %v, want that the resource is in use", err)
+		}
+		if _, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); err != nil {
+			t.Fatal(err)
+		}
+		r.after(0)
+		if _, err := r.Forget(gpu); err != nil {
+			t.Errorf("the device is released: %v", err)
+		}
+		r.check()
+	}, gated)
+}
+
+// A suspended device does not keep its resource. With the resource, its record of failures is forgotten, on disk too.
+func TestForget_SuspendedDevice_IsForgottenWithItsResource(t *testing.T) {
+	run(t, func(r *harness) {
+		r.RuntimeSynced(nil, nil)
+		r.plugins.stock(gpu, 3)
+		r.falls(3)
+		r.expectSuspended(true)
+		r.plugins.lose(gpu)
+		r.after(time.Second)
+		if _, err := r.Forget(gpu); err != nil {
+			t.Fatal(err)
+		}
+		r.check()
+		r.restart()
+		r.RuntimeSynced(nil, nil)
+		r.plugins.stock(gpu, 3)
+		r.expectSuspended(false)
+		r.falls(1)
+		r.expectSuspended(false)
+	}, suspending)
 }

@@ -38,12 +38,20 @@ func newDevicesCommand() *cobra.Command {
 func showDevices[A interface{ GetDevices() []*adminv1.Device }](to io.Writer, answer A, now time.Time) {
 	t := table.New(to, "RESOURCE", "DEVICE", "STATE", "NUMA", "HOLDER", "NOTES")
 	for _, d := range answer.GetDevices() {
-		t.Row(d.ResourceName, shown(d.Id), d.State, cmp.Or(numbers(d.NumaNodes), "-"), holder(d.Holder), cmp.Or(strings.Join(notes(d, now), "; "), "-"))
+		t.Row(d.ResourceName, shown(d.Id), state(d), cmp.Or(numbers(d.NumaNodes), "-"), holder(d.Holder), cmp.Or(strings.Join(notes(d, now), "; "), "-"))
 	}
 	t.Flush()
 	if len(answer.GetDevices()) == 0 {
 		fmt.Fprintln(to, "There are no devices.")
 	}
+}
+
+// state returns a device's state: a suspended device is cordoned by devmgrd itself, and an operator needs one word for it.
+func state(d *adminv1.Device) string {
+	if d.State == "cordoned" && d.Cordon.GetSuspended() {
+		return "suspended"
+	}
+	return d.State
 }
 
 func numbers(all []int32) string {
@@ -65,11 +73,12 @@ func holder(h *adminv1.Holder) string {
 // notes returns facts that the state does not include.
 func notes(d *adminv1.Device, now time.Time) []string {
 	var all []string
-	if c := d.Cordon; c != nil {
+	switch c := d.Cordon; {
+	case c == nil:
+	case c.Suspended:
+		all = append(all, c.Reason) // it has the times
+	default:
 		note := "cordoned for " + ago(c.Since, now)
-		if c.Suspended {
-			note = "suspended for " + ago(c.Since, now)
-		}
 		if c.Declared {
 			note += " by the Node's annotation"
 		}

@@ -321,3 +321,15 @@ func TestStatus_Limits(t *testing.T) {
 		t.Errorf("the status is %q, without %q", text.String(), want)
 	}
 }
+
+// A suspended device has one state, whatever the API calls it, and its reason has the times.
+func TestDevices_Suspended_IsOneState(t *testing.T) {
+	var out strings.Builder
+	why := "suspended by devmgrd until 2026-01-02T13:02:00Z: it became unhealthy 3 times within an hour, the last time at 2026-01-02T12:02:00Z"
+	showDevices(&out, &adminv1.ListDevicesResponse{Devices: []*adminv1.Device{
+		{ResourceName: "a.b/c", Id: "d", State: "cordoned", Healthy: true, Listed: true, Cordon: &adminv1.DeviceCordon{Reason: why, Suspended: true}},
+	}}, time.Now())
+	if got := strings.Join(strings.Fields(strings.Split(out.String(), "\n")[1]), " "); got != "a.b/c d suspended - - "+why {
+		t.Errorf("it shows %q", got)
+	}
+}

@@ -16,7 +16,8 @@ type Cordon struct {
 	Since    time.Time    `json:"since"`
 	Declared bool         `json:"-"` // by the Node's annotation, and not by a command
 	// Suspended: devmgrd itself has cordoned the device, because it became unhealthy again and again, or health.command objects.
-	Suspended bool `json:"-"`
+	Suspended bool      `json:"-"`
+	Until     time.Time `json:"-"` // when the suspension ends; zero: when health.command agrees
 }
 
 // Name returns RESOURCE/ID of the device.

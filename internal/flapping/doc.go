@@ -2,7 +2,7 @@
 // suspended device. It is pure: callers hand in the time, and keep the records on disk.
 //
 //	good         the device has fallen (become unhealthy) fewer than 3 times within an hour
-//	suspended    for an hour after the third fall, whatever its plugin says meanwhile; and while health.command objects
+//	suspended    after the third fall, for an hour or as configured, whatever its plugin says meanwhile; and while health.command objects
 //	on probation after that for as long, and for an hour at least: the next fall suspends the device again, for twice as
 //	             long as before, up to a day
 //

@@ -14,20 +14,22 @@ const (
 	// tooMany falls within the window suspend a device.
 	tooMany = 3
 	window  = time.Hour
-	// first is how long the first suspension lasts, and longest the longest.
-	first   = time.Hour
+	// longest is how long a suspension lasts at most.
 	longest = 24 * time.Hour
 	// maxDevices bounds the devices of one resource that are followed.
 	maxDevices = 1024
 )
 
 // A Log is the falls of one resource's devices.
-type Log struct{ records map[device.ID]*device.Falls }
+type Log struct {
+	first   time.Duration // how long a device's first suspension lasts
+	records map[device.ID]*device.Falls
+}
 
-// New returns a Log with the records of an earlier one. No suspension ends later than one that begins now would: the clock may have
+// New returns a Log with the records of an earlier one, in which first suspensions last for the given time. No suspension ends later than one that begins now would: the clock may have
 // been set back.
-func New(now time.Time, known ...device.Falls) *Log {
-	l := &Log{map[device.ID]*device.Falls{}}
+func New(now time.Time, first time.Duration, known ...device.Falls) *Log {
+	l := &Log{first, map[device.ID]*device.Falls{}}
 	for _, rec := range known {
 		if latest := now.Add(rec.Spell); rec.Until.After(latest) {
 			rec.Until = latest
@@ -64,8 +66,8 @@ func (l *Log) Fell(r device.ResourceName, id device.ID, now time.Time) (changed 
 		rec.Spell = min(2*rec.Spell, longest)
 		rec.Until = now.Add(rec.Spell)
 	case len(rec.Falls) >= tooMany:
-		rec.Spell = first
-		rec.Until = now.Add(first)
+		rec.Spell = l.first
+		rec.Until = now.Add(rec.Spell)
 	}
 	return true, gone
 }
@@ -175,7 +177,7 @@ func (l *Log) Suspensions(now time.Time) (all []device.Cordon) {
 		c := device.Cordon{Resource: rec.Resource, ID: rec.ID, Suspended: true}
 		switch {
 		case now.Before(rec.Until):
-			c.Since = rec.Until.Add(-rec.Spell)
+			c.Since, c.Until = rec.Until.Add(-rec.Spell), rec.Until
 			c.Reason = fmt.Sprintf("suspended by devmgrd until %s: it became unhealthy %s", rec.Until.UTC().Format(time.RFC3339), times(rec.Falls))
 		case rec.Objection != "":
 			c.Since, c.Reason = rec.Objected, "suspended by devmgrd: "+rec.Objection

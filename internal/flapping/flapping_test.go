@@ -37,7 +37,7 @@ func TestFell(t *testing.T) {
 		"after probation it is good again":  {{0, 0}, {1, 0}, {2, 62}, {122, 0}, {123, 0}, {124, 184}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := New(start)
+			l := New(start, time.Hour)
 			for i, f := range falls {
 				l.Expire(at(f.minute))
 				before := suspended(l, f.minute)
@@ -48,14 +48,27 @@ func TestFell(t *testing.T) {
 					t.Errorf("fall %d: suspended until minute %d, want %d", i, got, f.until)
 				}
 				rec, _ := l.Record("d")
-				l = New(at(f.minute), rec) // a restart changes nothing
+				l = New(at(f.minute), time.Hour, rec) // a restart changes nothing
 			}
 		})
 	}
 }
 
+// A first suspension may be short. It doubles all the same, and probation lasts for an hour.
+func TestFell_ShortFirstSuspension_Doubles(t *testing.T) {
+	l := New(start, 2*time.Minute)
+	for i, f := range []struct{ minute, until int }{{0, 0}, {1, 0}, {2, 4}, {3, 4}, {5, 9}, {68, 76}} {
+		l.Fell(gpu, "d", at(f.minute))
+		if got := suspended(l, f.minute); got != f.until {
+			t.Errorf("fall %d: suspended until minute %d, want %d", i, got, f.until)
+		}
+		rec, _ := l.Record("d")
+		l = New(at(f.minute), 2*time.Minute, rec)
+	}
+}
+
 func TestSuspensions_ReasonHasTheHistory(t *testing.T) {
-	l := New(start)
+	l := New(start, time.Hour)
 	for _, minute := range []int{0, 1, 2} {
 		l.Fell(gpu, "d", at(minute))
 	}
@@ -78,7 +91,7 @@ func TestSuspensions_ReasonHasTheHistory(t *testing.T) {
 // Records expire, and the time of the next change is never later than it should be.
 func TestExpire_Random_AgreesWithASlowLook(t *testing.T) {
 	for seed := range uint64(30) {
-		random, l := rand.New(rand.NewPCG(seed, 1)), New(start)
+		random, l := rand.New(rand.NewPCG(seed, 1)), New(start, time.Hour)
 		var next time.Time
 		for minute := range 5000 {
 			now := at(minute)
@@ -105,7 +118,7 @@ func TestExpire_Random_AgreesWithASlowLook(t *testing.T) {
 
 // A plugin may invent names.
 func TestFell_ManyDevices_AreBounded(t *testing.T) {
-	l := New(start)
+	l := New(start, time.Hour)
 	for range 3 {
 		l.Fell(gpu, "bad", start) // suspended: it does not make room
 	}
@@ -126,7 +139,7 @@ func TestFell_ManyDevices_AreBounded(t *testing.T) {
 
 // The clock may have been ahead when the record was written.
 func TestNew_ClockSetBack_SuspensionIsNoLonger(t *testing.T) {
-	l := New(start, device.Falls{Resource: gpu, ID: "d", Falls: []time.Time{at(10_000)}, Until: at(10_060), Spell: time.Hour})
+	l := New(start, time.Hour, device.Falls{Resource: gpu, ID: "d", Falls: []time.Time{at(10_000)}, Until: at(10_060), Spell: time.Hour})
 	if got := suspended(l, 0); got != 60 {
 		t.Errorf("suspended until minute %d", got)
 	}

@@ -51,6 +51,8 @@ type Watch struct {
 	listed bool       // the store has a full list from this attempt
 	since  time.Time  // when the store became up to date; zero: it is not
 	err    error      // why it is not
+	lost   bool       // the store was up to date before
+	back   time.Time  // when it became so again; zero: it has always been since
 }
 
 // errNotYet is the state before the first answer.
@@ -93,6 +95,16 @@ func (w *Watch) Check() error {
 	return fmt.Errorf("not following %s: %w", w.cfg.Name, w.err)
 }
 
+// Back returns when the store became up to date again after the API server had been away; now, if it still is. Zero: it never was.
+func (w *Watch) Back(now time.Time) time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.lost && w.since.IsZero() {
+		return now
+	}
+	return w.back
+}
+
 // list makes one list request, for the latest state. The reflector's first choice, resource version "0", would let an API server
 // that lags behind return a state older than one that devmgrd has acted on before a restart.
 func (w *Watch) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -133,6 +145,9 @@ func (w *Watch) progress(step func()) {
 	current := w.open && w.listed && w.since.IsZero()
 	if current {
 		w.since = time.Now()
+		if w.lost {
+			w.back = w.since
+		}
 	}
 	w.mu.Unlock()
 	if current {
@@ -148,6 +163,7 @@ func (w *Watch) end(err error) time.Duration {
 	w.mu.Lock()
 	since, before := w.since, w.err
 	w.open, w.listed, w.since, w.err = false, false, time.Time{}, err
+	w.lost = w.lost || !since.IsZero()
 	w.mu.Unlock()
 	if since.IsZero() {
 		if errors.Is(before, errNotYet) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -58,14 +59,24 @@ func TestOneLinePerChange(t *testing.T) {
 	kubetest.Until(t, "the first attempt", func() bool { return strings.Contains(log.String(), "cannot follow") })
 	api.Start()
 	inStep(true)
+	now := time.Now()
+	if back := w.Back(now); !back.IsZero() {
+		t.Errorf("it was never away, and is back since %s", back)
+	}
 	api.Stop()
 	inStep(false)
+	if back := w.Back(now); !back.Equal(now) {
+		t.Errorf("it is away, and back since %s, want now", back)
+	}
 	api.Refuse(func(string, string) int { return 503 })
 	tries := api.Requests("watch")
 	api.Start()
 	kubetest.Until(t, "several attempts", func() bool { return api.Requests("watch") > tries+2 })
 	api.Refuse(nil)
 	inStep(true)
+	if back := w.Back(time.Time{}); !back.After(now) {
+		t.Errorf("it is back since %s", back)
+	}
 	stop()
 	if err := <-done; err != nil {
 		t.Error(err)

@@ -63,7 +63,8 @@ func (v *contention) contested() []device.ResourceName {
 }
 
 // schedulerDelay is how long after a fall of the capacity the scheduler may still bind pods by the higher value: its watch of
-// the Node may be behind, as after a restart of the API server.
+// the Node may be behind. After an outage of the API server nothing falls for as long: the scheduler's watch of pods may be back
+// before that of Nodes.
 const schedulerDelay = 30 * time.Second
 
 // peaks are the highest values that the Node has recently shown. Up to the peak, pods that are bound and not yet admitted

@@ -17,6 +17,7 @@ type situation struct {
 	capacity  map[device.ResourceName]int
 	requested map[device.ResourceName]int // by the pods bound to the node
 	listed    bool                        // capacity counts every pod bound to the node; else it may be too low
+	back      time.Time                   // when the API server was back after an outage; zero: it was never away
 	retired   []device.ResourceName       // resources to remove from the Node; empty until listed
 }
 
@@ -54,6 +55,9 @@ func (d *decider) decide(s situation, now time.Time) decision {
 	}
 	d.peaks.observe(s.node, d.ours, now)
 	want, again := d.stable.next(d.peaks.hold(capacity, s.requested), s.node, now)
+	if steady := s.back.Add(schedulerDelay); now.Before(steady) { // nothing falls
+		want, again = s.node.raised(want), earliest(again, steady)
+	}
 	out := decision{want: want, again: again}
 	for _, r := range s.node.overwritten(d.ours) {
 		delete(d.ours, r) // until devmgrd writes the value again

@@ -47,7 +47,8 @@ type turn struct {
 	requested string
 	unlisted  bool
 	retired   string
-	lost      bool // the patch fails
+	lost      bool          // the patch fails
+	back      time.Duration // when the API server was back; 0: it was never away
 
 	patch       string
 	again       time.Duration // 0: never
@@ -83,6 +84,16 @@ func TestDecide(t *testing.T) {
 			{node: "gpu:3", capacity: "gpu:1", unlisted: true, settled: true},
 			{at: time.Minute, capacity: "gpu:1", unlisted: true, settled: true},
 			{at: time.Minute, capacity: "gpu:1", again: time.Minute + shortest, settled: true},
+		},
+		"nothing falls for a while after an outage of the API server": {
+			{node: "gpu:3", capacity: "gpu:3", settled: true},
+			{at: time.Second, capacity: "gpu:2", again: 6 * time.Second, settled: true},
+			{at: 6 * time.Second, capacity: "gpu:2", patch: "gpu:-", lost: true},
+			{at: 10 * time.Second, capacity: "gpu:2", back: 10 * time.Second, again: 40 * time.Second, settled: true},
+			{at: 20 * time.Second, capacity: "gpu:4", back: 10 * time.Second, patch: "gpu:4", again: 40 * time.Second},
+			{at: 21 * time.Second, capacity: "gpu:2", back: 10 * time.Second, again: 40 * time.Second, settled: true},
+			{at: 40 * time.Second, capacity: "gpu:2", back: 10 * time.Second, again: 45 * time.Second, settled: true}, // the window has grown
+			{at: 45 * time.Second, capacity: "gpu:2", back: 10 * time.Second, patch: "gpu:-"},
 		},
 		"pods that were bound by a higher value hold it": {
 			{node: "gpu:3", capacity: "gpu:3", settled: true},
@@ -130,6 +141,9 @@ func TestDecide(t *testing.T) {
 				s.requested, _ = values(turn.requested)
 				for _, r := range strings.Fields(turn.retired) {
 					s.retired = append(s.retired, device.ResourceName("vendor.com/"+r))
+				}
+				if turn.back > 0 {
+					s.back = start.Add(turn.back)
 				}
 				before := fmt.Sprint(node, s.capacity, s.requested)
 				got := d.decide(s, start.Add(turn.at))

@@ -172,7 +172,9 @@ func (p *Publisher) publish(ctx context.Context) {
 			retired = resources.Retired
 			now.retired = slices.DeleteFunc(slices.Concat(retired, claimed), p.cfg.Ignored)
 		}
-		next := decider.decide(now, time.Now())
+		at := time.Now()
+		now.back = p.watch.Back(at)
+		next := decider.decide(now, at)
 		for _, r := range next.overwritten {
 			p.reportContention(r, next.want[r], node)
 		}

@@ -1,8 +1,6 @@
 package openers
 
 import (
-	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -16,14 +14,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/devmgrd/devmgrd/internal/fusetest"
 	"github.com/devmgrd/devmgrd/internal/plugintest"
-)
-
-// Requests of FUSE, as linux/fuse.h numbers them.
-const (
-	fuseLookup = 1
-	fuseOpen   = 14
-	fuseInit   = 26
 )
 
 // A file system may have stopped answering, and refuse root. The scan neither waits for it nor fails because of it.
@@ -89,15 +81,12 @@ func holdOnFUSE(argument string) error {
 	if _, err := fmt.Sscan(argument, &dir, &user, &flags, &binary); err != nil {
 		return err
 	}
-	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	fd, err := fusetest.Mount(dir, user, flags)
 	if err != nil {
 		return err
 	}
-	if err := unix.Mount("openers", dir, "fuse", flags, fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d", fd, user, user)); err != nil {
-		return err
-	}
 	go func() {
-		if err := answerFUSE(fd); err != nil {
+		if err := fusetest.Serve(fd, func() {}); err != nil {
 			fmt.Fprintln(os.Stderr, "FUSE:", err)
 		}
 	}()
@@ -129,53 +118,4 @@ func holdOnFUSE(argument string) error {
 		return nil
 	}
 	return err
-}
-
-// answerFUSE answers requests until a file has been opened and longer. Others wait for ever, attributes among them.
-func answerFUSE(fd int) error {
-	buffer := make([]byte, 1<<20)
-	for {
-		n, err := unix.Read(fd, buffer)
-		if err == unix.EINTR || err == unix.ENOENT {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if n < 40 {
-			return errors.New("short request")
-		}
-		var body any
-		switch binary.NativeEndian.Uint32(buffer[4:]) {
-		case fuseInit:
-			body = struct {
-				Major, Minor, ReadAhead, Flags uint32
-				Background, Congestion         uint16
-				MaxWrite, Granularity          uint32
-				Rest                           [9]uint32
-			}{Major: 7, Minor: 31, MaxWrite: 4096, Granularity: 1}
-		case fuseLookup:
-			body = struct {
-				Node, Generation, EntryValid, AttributesValid uint64
-				Nanoseconds                                   [2]uint32
-				Inode, Size, Blocks                           uint64
-				Times                                         [3]uint64
-				TimesNanoseconds                              [3]uint32
-				Mode, Links, User, Group, Device, Block, Flag uint32
-			}{Node: 2, Inode: 2, Mode: unix.S_IFREG | 0o644, Links: 1}
-		case fuseOpen:
-			body = [2]uint64{1, 0}
-		default:
-			continue
-		}
-		var answer bytes.Buffer
-		for _, part := range []any{uint32(16 + binary.Size(body)), int32(0), buffer[8:16], body} {
-			if err := binary.Write(&answer, binary.NativeEndian, part); err != nil {
-				return err
-			}
-		}
-		if _, err := unix.Write(fd, answer.Bytes()); err != nil {
-			return err
-		}
-	}
 }

@@ -66,8 +66,8 @@ func (s *draft) shortage(r device.ResourceName, want, got int) *device.Refusal {
 	if _, _, n, why := s.pool.busy(); n > 0 && got+n >= want {
 		return device.Refuse(device.DeviceBusy, nil, "%s: %d wanted, %d of %d free, %d busy although the pod has ended: %s", r, want, got, listed, n, why)
 	}
-	if n := s.pool.cordoned(); n > 0 {
-		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d cordoned", r, want, got, listed, n)
+	if out := s.pool.outOfService(); out != "" {
+		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free%s", r, want, got, listed, out)
 	}
 	if n := s.pool.WithheldCount(); n > 0 {
 		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free, %d withheld while pods use %d devices under IDs that are no longer listed",

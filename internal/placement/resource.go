@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"fmt"
 	"iter"
 	"maps"
 	"slices"
@@ -282,6 +283,37 @@ func (p *Resource) cordoned() int {
 		}
 	}
 	return n
+}
+
+// outOfService returns how many devices are listed, not taken, and cordoned or suspended, such as ", 2 cordoned"; empty: none is.
+func (p *Resource) outOfService() (text string) {
+	cordoned, suspended, first := 0, 0, time.Time{}
+	for id, c := range p.listing.cordons {
+		_, listed := p.listing.at[id]
+		_, taken := p.taken[id]
+		switch {
+		case taken || !listed:
+		case !c.Suspended:
+			cordoned++
+		default:
+			if suspended++; !c.Until.IsZero() && (first.IsZero() || c.Until.Before(first)) {
+				first = c.Until
+			}
+		}
+	}
+	if cordoned > 0 {
+		text = fmt.Sprintf(", %d cordoned", cordoned)
+	}
+	switch until := first.UTC().Format(time.RFC3339); {
+	case suspended == 0:
+	case first.IsZero(): // until health.command agrees
+		text += fmt.Sprintf(", %d suspended", suspended)
+	case suspended == 1:
+		text += ", 1 suspended until " + until
+	default:
+		text += fmt.Sprintf(", %d suspended, the first until %s", suspended, until)
+	}
+	return text
 }
 
 // Unavailable returns why no device of the resource can be assigned, or nil.

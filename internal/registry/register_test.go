@@ -173,13 +173,16 @@ func TestRegisterRefused(t *testing.T) {
 // A fakeLedger forgets resources that are not in use.
 type fakeLedger struct {
 	*registry.Registry
-	cordoned, used device.ResourceName
-	fail           error
+	cordoned, suspended, used device.ResourceName
+	fail                      error
 }
 
 func (l *fakeLedger) Devices(r device.ResourceName) ([]device.DeviceStatus, bool) {
-	if r == l.cordoned {
-		return []device.DeviceStatus{{}, {Cordon: &device.Cordon{}}}, true
+	switch r {
+	case l.cordoned:
+		return []device.DeviceStatus{{}, {Cordon: &device.Cordon{Suspended: true}}, {Cordon: &device.Cordon{}}}, true
+	case l.suspended:
+		return []device.DeviceStatus{{}, {Cordon: &device.Cordon{Suspended: true}}}, true
 	}
 	return []device.DeviceStatus{{}}, true
 }
@@ -194,16 +197,17 @@ func (l *fakeLedger) Forget(r device.ResourceName) ([]device.Cordon, error) {
 	return nil, l.Registry.Forget(r)
 }
 
-// The resource that has been lost for the longest time makes room for a new one, unless it is in use or cordoned.
+// The resource that has been lost for the longest time makes room for a new one, unless it is in use or cordoned. One with a suspended
+// device makes room if there is no other.
 func TestLostResourceMakesRoom(t *testing.T) {
 	lost := func(name string, away time.Duration) device.PluginRecord {
 		return device.PluginRecord{Resource: device.ResourceName("vendor.example/" + name), Endpoint: name + ".sock", Reported: true, Away: time.Now().Add(-away), Lost: true}
 	}
-	f := prepare(t, func(c *registry.Config) { c.MaxResources = 5 }, known(
-		lost("younger", time.Hour), lost("older", 2*time.Hour), lost("used", 3*time.Hour), lost("cordoned", 4*time.Hour),
+	f := prepare(t, func(c *registry.Config) { c.MaxResources = 6 }, known(
+		lost("suspended", 5*time.Hour), lost("younger", time.Hour), lost("older", 2*time.Hour), lost("used", 3*time.Hour), lost("cordoned", 4*time.Hour),
 		device.PluginRecord{Resource: "vendor.example/stale", Reported: true},
 	))
-	ledger := &fakeLedger{Registry: f.Registry, cordoned: "vendor.example/cordoned", used: "vendor.example/used", fail: errors.New("not yet")}
+	ledger := &fakeLedger{Registry: f.Registry, cordoned: "vendor.example/cordoned", suspended: "vendor.example/suspended", used: "vendor.example/used", fail: errors.New("not yet")}
 	f.MakeRoomWith(ledger)
 	f.run()
 	has := func(names ...string) {
@@ -227,19 +231,20 @@ func TestLostResourceMakesRoom(t *testing.T) {
 	}
 	ledger.fail = nil
 	for i, want := range [][]string{
-		{"cordoned", "new-0", "stale", "used", "younger"},
-		{"cordoned", "new-0", "new-1", "stale", "used"},
+		{"cordoned", "new-0", "stale", "suspended", "used", "younger"},
+		{"cordoned", "new-0", "new-1", "stale", "suspended", "used"},
+		{"cordoned", "new-0", "new-1", "new-2", "stale", "used"},
 	} {
 		if err := register(fmt.Sprintf("new-%d", i)); err != nil {
 			t.Errorf("new-%d: %v", i, err)
 		}
 		has(want...)
 	}
-	if err := register("new-2"); status.Code(err) != codes.ResourceExhausted {
+	if err := register("new-3"); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("none is lost and unused: %v", err)
 	}
-	has("cordoned", "new-0", "new-1", "stale", "used")
-	if got, want := fmt.Sprint(f.memory.forgotten), "[vendor.example/older vendor.example/younger]"; got != want {
+	has("cordoned", "new-0", "new-1", "new-2", "stale", "used")
+	if got, want := fmt.Sprint(f.memory.forgotten), "[vendor.example/older vendor.example/younger vendor.example/suspended]"; got != want {
 		t.Errorf("forgotten are %s, want %s", got, want)
 	}
 }

@@ -22,12 +22,20 @@ type Allocator interface {
 func (r *Registry) MakeRoomWith(l Allocator) { r.allocator = l }
 
 // makeRoom forgets the resource that has been Lost for the longest time, among those that no pod has or requests and that have
-// no cordoned device: an operator who cordons a device expects the plugin back. It reports whether it forgot one.
+// no cordoned device: an operator who cordons a device expects the plugin back. A busy device is its ended pod's, and keeps the resource.
+// Resources with suspended devices come last: their suspensions would be forgotten too. It reports whether it forgot one.
 func (r *Registry) makeRoom(forResource device.ResourceName) bool {
+	var candidates, suspended []lostResource
 	for _, lost := range r.lostResources() {
-		if r.cordoned(lost.resource) {
-			continue
+		switch cordoned, some := r.outOfService(lost.resource); {
+		case cordoned:
+		case some:
+			suspended = append(suspended, lost)
+		default:
+			candidates = append(candidates, lost)
 		}
+	}
+	for _, lost := range append(candidates, suspended...) {
 		_, err := r.allocator.Forget(lost.resource)
 		switch {
 		case err == nil:
@@ -42,9 +50,15 @@ func (r *Registry) makeRoom(forResource device.ResourceName) bool {
 	return false
 }
 
-func (r *Registry) cordoned(resource device.ResourceName) bool {
+// outOfService reports whether an operator has cordoned a device of a resource, and whether one is suspended.
+func (r *Registry) outOfService(resource device.ResourceName) (cordoned, suspended bool) {
 	devices, _ := r.allocator.Devices(resource)
-	return slices.ContainsFunc(devices, func(d device.DeviceStatus) bool { return d.Cordon != nil && !d.Cordon.Suspended })
+	for _, d := range devices {
+		if d.Cordon != nil {
+			cordoned, suspended = cordoned || !d.Cordon.Suspended, suspended || d.Cordon.Suspended
+		}
+	}
+	return cordoned, suspended
 }
 
 // A lostResource is a resource whose plugin has been away since then.

@@ -23,6 +23,8 @@ const (
 	window  = 5 * time.Second
 	longest = 3 * time.Minute
 	slack   = 17 * time.Second
+	// standstill is how long after an outage of the API server no number falls.
+	standstill = 30 * time.Second
 )
 
 // falls follows the number that the Node should show.
@@ -70,6 +72,7 @@ type apiView struct {
 	above   lasting // it shows too much
 	double  lasting // it shows more than there has ever been
 	falls   falls
+	steady  time.Time // the API server was away, and what is too high does not count before
 }
 
 // lasting is something that counts once it has been so for a while.
@@ -98,7 +101,7 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 	defer cancel()
 	pods, err := v.cluster.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		v.above = lasting{}
+		v.above, v.steady = lasting{}, now.Add(standstill)
 		return
 	}
 	asked := int64(0)
@@ -129,7 +132,7 @@ func (v *apiView) look(ctx context.Context, now time.Time) {
 		v.above = lasting{}
 	}
 	limit := v.falls.limit()
-	if v.above.is(seen && shown > usable+asked+left && v.awake(), now, limit) {
+	if v.above.is(seen && shown > usable+asked+left && v.awake() && now.After(v.steady), now, limit) {
 		v.say(promised, fmt.Sprintf("for %s the Node shows %d, its pods ask for %d, %d devices are usable, and containers of deleted pods have %d", limit, shown, asked, usable, left))
 	}
 	if v.double.is(seen && shown > max(deviceCount, asked), now, shortLimit) {

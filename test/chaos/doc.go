@@ -10,8 +10,12 @@
 // shims, devmgrd, the plugin, the kubelet, containerd and the API server are killed, stopped or frozen, some in the middle of
 // creations. The plugin fails, is slow, renames and loses devices, refuses one, or has one that flaps. A file system hangs,
 // the disk is full (faults.go), and syncs of the state file fail (gate.go). After the steps all faults end, every pod that is
-// left must run, all pods are deleted, and a pod that asks for all devices must run. Devices that devmgrd has suspended meanwhile are
-// returned to service first, as an operator would.
+// left must run, all pods are deleted, and a pod that asks for all devices must run.
+//
+// In half of the sequences devmgrd looks for other processes before it releases devices, and processes outside of the pods keep devices
+// open after their pods' end (holds.go). In a quarter a device flaps at the end until it is suspended, while the plugin and devmgrd
+// restart (suspend.go). A first suspension lasts for 30 s here. A sequence waits for the end of suspensions, and uncordons
+// devices that are suspended for longer. These faults have dice of their own: the others of a seed are the same as without them.
 //
 // Each sequence's result is printed when it ends, and its seed is one more than that of the one before. So a run of 500
 // that has ended after seed 200 goes on with SEED=201 N=300.
@@ -20,7 +24,7 @@
 // there, registers junk and foreign sockets, lists devices with long IDs, and floods the directory and its kubelet.sock. It
 // draws from dice of its own: the sequences are the same with it and without.
 //
-// What is looked at does not come from devmgrd. Which devices a container has stands in the environment and /dev of its
+// What is looked at does not come from devmgrd, except until when it has suspended a device. Which devices a container has stands in the environment and /dev of its
 // processes (truth.go). What the scheduler sees, and the state of pods come from the API server (cluster.go). A keeper
 // starts again what has ended, as systemd does (keeper.go).
 //

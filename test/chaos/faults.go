@@ -158,6 +158,8 @@ func cutPower(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
 		}
 	}
 	w.boots.Add(1)
+	close(w.unplugged)
+	w.unplugged = make(chan struct{})
 	err := w.PowerOff(ctx)
 	w.boots.Add(1)
 	for _, p := range all {
@@ -336,6 +338,9 @@ func (w *world) create(ctx context.Context, wants int, args ...string) (string, 
 	}
 	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: podVariable, Value: name}, {Name: wantsVariable, Value: fmt.Sprint(wants)}}
+	w.mu.Lock()
+	w.created[name] = time.Now()
+	w.mu.Unlock()
 	if _, err := w.Client().CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 		return name, err
 	}

@@ -21,7 +21,6 @@ const (
 	resourceName = "chaos.example/dev"
 	deviceCount  = 4
 	mood         = "/run/chaos/mood.json" // how the plugin behaves
-	hostNode     = "/run/chaos/null"      // what each device is on the host
 	hostMount    = "/run/chaos/share"     // where a file system can be made to hang
 	hostLibs     = hostMount + "/libs"    // what the plugin mounts while it shares
 
@@ -97,9 +96,6 @@ type plugin struct {
 
 // runPlugin serves until it is killed, or returns the error that prevents it. Like most plugins it registers again when the manager's socket is another one.
 func runPlugin(dir string) error {
-	if err := makeHostNode(); err != nil {
-		return err
-	}
 	p := &plugin{dir: dir}
 	path := filepath.Join(dir, "chaos.sock")
 	for {
@@ -107,16 +103,6 @@ func runPlugin(dir string) error {
 			return err
 		}
 	}
-}
-
-func makeHostNode() error {
-	if err := os.MkdirAll(filepath.Dir(hostNode), 0o755); err != nil {
-		return err
-	}
-	if err := unix.Mknod(hostNode, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil && !errors.Is(err, os.ErrExist) {
-		return err
-	}
-	return nil
 }
 
 // serve binds a socket, registers, and returns when it has to do both again.
@@ -204,7 +190,7 @@ func (p *plugin) Allocate(_ context.Context, request *pluginapi.AllocateRequest)
 			if m.Bad > 0 && hardware(id) == fmt.Sprint(m.Bad-1) {
 				return nil, fmt.Errorf("device %s cannot be had", id)
 			}
-			grant.Devices = append(grant.Devices, &pluginapi.DeviceSpec{HostPath: hostNode, ContainerPath: "/dev/chaos-" + id, Permissions: "rw"})
+			grant.Devices = append(grant.Devices, &pluginapi.DeviceSpec{HostPath: hostNode(hardware(id)), ContainerPath: "/dev/chaos-" + id, Permissions: "rw"})
 		}
 		if m.Share {
 			grant.Mounts = []*pluginapi.Mount{{HostPath: hostLibs, ContainerPath: "/libs", ReadOnly: true}}

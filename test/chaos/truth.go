@@ -99,6 +99,9 @@ type truth struct {
 	told map[string]bool      // what has been counted
 	boot func() int64         // world.boots
 	say  func(kind, what string)
+
+	holds     func() []hold
+	forbidden func(id, pod string, now time.Time) time.Time
 }
 
 // A had is what a pod's containers had last, and in which boot.
@@ -114,8 +117,11 @@ func (h had) renamed(now had) bool {
 	return now.boot != h.boot && names(now.ids) != names(h.ids)
 }
 
-func newTruth(boot func() int64, say func(kind, what string)) *truth {
-	return &truth{bare: map[string]time.Time{}, had: map[string]had{}, told: map[string]bool{}, boot: boot, say: say}
+func newTruth(w *world) *truth {
+	return &truth{
+		bare: map[string]time.Time{}, had: map[string]had{}, told: map[string]bool{}, boot: w.boots.Load, say: w.say,
+		holds: w.openHolds, forbidden: w.forbidden,
+	}
 }
 
 // look looks once.
@@ -124,6 +130,7 @@ func (t *truth) look(now time.Time) {
 	if boot%2 == 1 || t.boot() != boot {
 		return // the power is cut, or was while it looked
 	}
+	holds := t.holds()
 	owner := map[string]holder{}
 	seen := map[string]bool{}
 	for _, h := range all {
@@ -148,7 +155,17 @@ func (t *truth) look(now time.Time) {
 			}
 		}
 		for _, id := range h.has {
+			if until := t.forbidden(id, h.pod, now); !until.IsZero() && !t.told[key+id] {
+				t.told[key+id] = true
+				t.say(early, fmt.Sprintf("pod %s has device %s, which is suspended until %s", h.pod, id, until))
+			}
 			id = hardware(id) // two IDs may be one device
+			for _, o := range holds {
+				if pair := fmt.Sprint(key, o.pid); o.hardware == id && o.pod != h.pod && o.has() && !t.told[pair] {
+					t.told[pair] = true
+					t.say(taken, fmt.Sprintf("a container of %s has started with device %s, which process %d has had open since %s had it", h.pod, id, o.pid, o.pod))
+				}
+			}
 			other, taken := owner[id]
 			owner[id] = h
 			// Processes are looked at one after the other: both have to be there still.

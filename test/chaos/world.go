@@ -30,13 +30,17 @@ const (
 	changed  = "containers that came back with other devices"
 	number   = "times the Node showed less than its pods asked for, for 3 s"
 	promised = "times the Node showed more than there is, for longer than a fall takes"
+	taken    = "containers that started with a device that another process had open"
+	idle     = "times devices stayed out of service when no process had them open"
+	early    = "times a flapping device was not suspended for as long as it should be"
+	late     = "times a device stayed suspended for longer than it should be"
 	waits    = "pods that waited for a device that is refused, with others free"
 	stuck    = "pods that did not run, or end, when all was well"
 	leak     = "devices that could not be had when all pods were gone"
 	crash    = "crashes of a process that was not killed"
 )
 
-var kinds = []string{failed, bare, twoHands, changed, number, promised, waits, stuck, leak, crash}
+var kinds = []string{failed, bare, twoHands, changed, number, promised, taken, idle, early, late, waits, stuck, leak, crash}
 
 // A world is the node with all that can be broken on it. Its fields are the player's, but for what the mutex guards.
 type world struct {
@@ -44,6 +48,7 @@ type world struct {
 	options  options
 	node     *node.Node       // nil: without devmgrd
 	devmgrd  *cluster.Process // the same
+	openers  *cluster.Process // the same: devmgrd openers
 	gate     *gate            // the same
 	plugin   *cluster.Process
 	attacker *cluster.Process // nil: none
@@ -58,8 +63,9 @@ type world struct {
 	renamed   int            // how often the plugin has renamed its devices
 	boots     atomic.Int64   // how often the power has been cut and has come back: odd while it is cut
 	hung      *os.File       // keeps the plugin's mounts hanging
-
-	suspensions int // devices found suspended after a sequence
+	hardware  []*os.File     // the plugin's devices
+	unplugged chan struct{}  // closed when the power is cut
+	settings  string         // of devmgrd
 
 	watching context.CancelFunc
 	watchers sync.WaitGroup
@@ -68,11 +74,20 @@ type world struct {
 	story  []string       // of this sequence
 	wrongs map[string]int // of all
 	now    map[string]int // of this sequence
+
+	holds       []hold
+	kept        int                   // holds in all
+	suspensions map[string]suspension // the latest of each device
+	announced   int                   // suspensions in all
+	created     map[string]time.Time  // the pods
 }
 
 // newWorld brings up the node, with the plugin, and those who watch.
 func newWorld(ctx context.Context, o options) (*world, error) {
-	w := &world{options: o, began: time.Now(), wrongs: map[string]int{}, now: map[string]int{}}
+	w := &world{
+		options: o, began: time.Now(), wrongs: map[string]int{}, now: map[string]int{}, suspensions: map[string]suspension{},
+		created: map[string]time.Time{}, unplugged: make(chan struct{}),
+	}
 	shape := cluster.Options{KubeletConfig: "crashLoopBackOff: {maxContainerRestartPeriod: 1s}\n"}
 	self, err := os.Executable()
 	if err != nil {
@@ -80,6 +95,9 @@ func newWorld(ctx context.Context, o options) (*world, error) {
 	}
 	if err := errors.Join(os.MkdirAll(hostLibs, 0o755), Mood{}.write()); err != nil {
 		return nil, err
+	}
+	if w.hardware, err = makeDevices(); err != nil {
+		return nil, errors.Join(err, w.stop())
 	}
 	sockets := "/var/lib/kubelet/device-plugins"
 	if o.kubelet {
@@ -99,6 +117,7 @@ func newWorld(ctx context.Context, o options) (*world, error) {
 	w.keeper.keep(w.plugin, false)
 	if w.devmgrd != nil {
 		w.keeper.keep(w.devmgrd, false)
+		w.keeper.keep(w.openers, false)
 	}
 	if err := w.plugin.Start(ctx); err != nil {
 		return nil, errors.Join(err, w.stop())
@@ -136,12 +155,16 @@ func (w *world) startNode(ctx context.Context, shape cluster.Options, self strin
 	if err := unix.Mount("chaos", node.StateDir, "tmpfs", 0, "size=4m"); err != nil {
 		return fmt.Errorf("making a small disk: %w", err)
 	}
-	n, err := node.Start(ctx, node.Options{Cluster: shape, Under: []string{self, "gated", gateSocket}})
+	if err := w.write(false); err != nil {
+		return err
+	}
+	n, err := node.Start(ctx, node.Options{Cluster: shape, Under: []string{self, "gated", gateSocket}, Args: []string{"--config", settingsFile}})
 	if err != nil {
 		return err
 	}
 	w.Cluster, w.node, w.devmgrd = n.Cluster, n, n.Devmgrd
-	return n.FailClosed(ctx)
+	w.openers = cluster.NewProcess("openers", filepath.Join(w.LogDir(), "openers.log"), w.node.Command(ctx, "openers", "--config", settingsFile).Args, nil)
+	return errors.Join(w.openers.Start(ctx), n.FailClosed(ctx))
 }
 
 // watch starts those who look whether all is right, and the keeper.
@@ -149,7 +172,7 @@ func (w *world) watch() {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.watching = cancel
 	w.watchers.Go(func() { w.keeper.Run(ctx) })
-	t := newTruth(w.boots.Load, w.say)
+	t := newTruth(w)
 	v := &apiView{cluster: w.Cluster, say: w.say, publish: w.publisher(), awake: w.awake, failed: map[string]bool{}}
 	for _, look := range []func(time.Time){t.look, func(now time.Time) { v.look(ctx, now) }} {
 		w.watchers.Go(func() {
@@ -186,10 +209,13 @@ func (w *world) stop() error {
 		w.watchers.Wait()
 	}
 	var err error
-	for _, p := range []*cluster.Process{w.plugin, w.attacker} {
+	for _, p := range []*cluster.Process{w.plugin, w.attacker, w.openers} {
 		if p != nil {
 			err = errors.Join(err, p.Kill())
 		}
+	}
+	for _, f := range w.hardware {
+		err = errors.Join(err, f.Close())
 	}
 	if w.node != nil {
 		return errors.Join(err, w.node.Stop())
@@ -265,8 +291,9 @@ func (w *world) play(ctx context.Context) int {
 		status = max(status, min(w.wrongs[kind], 1))
 	}
 	if !w.options.kubelet {
-		fmt.Printf("%6d suspensions of devices, ended when all was repaired\n", w.suspensions)
+		fmt.Printf("%6d suspensions of devices\n", w.announced)
 	}
+	fmt.Printf("%6d processes that kept a device open\n", w.kept)
 	if w.options.attacker {
 		n := readAttacks()
 		fmt.Printf("%6d attacks\n", n)
@@ -301,6 +328,15 @@ func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time
 	dice := rand.New(rand.NewPCG(seed, 0))
 	w.repairing = make(chan struct{})
 	all := faults(w)
+	// The faults that have dice of their own leave the others of a seed as they were.
+	more := rand.New(rand.NewPCG(seed, 2))
+	opened, flapping := more.IntN(2) == 0, more.IntN(4) == 0
+	if w.devmgrd != nil {
+		if err := w.configure(ctx, opened); err != nil {
+			w.say(stuck, err.Error())
+		}
+	}
+	held := w.kept
 	steps = 5 + dice.IntN(8)
 	for i := range steps {
 		// The dice of a step are its own: what it does does not depend on what the one before has met.
@@ -316,6 +352,9 @@ func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time
 			what += " (" + short(err) + ")"
 		}
 		w.tell("%s", what)
+		if opened && i > 0 {
+			w.more(ctx, more)
+		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(rest):
@@ -329,8 +368,30 @@ func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time
 		}
 	}
 	w.repair(ctx)
-	w.settle(ctx)
+	if flapping && w.devmgrd != nil && ctx.Err() == nil {
+		w.flap(ctx, more)
+	}
+	w.settle(ctx, w.kept > held)
 	return steps, time.Since(began)
+}
+
+// more plays faults of processes that keep devices open, and of those who look for them.
+func (w *world) more(ctx context.Context, dice *rand.Rand) {
+	own := rand.New(rand.NewPCG(dice.Uint64(), 0))
+	do := keepOpen
+	switch n := own.IntN(12); {
+	case n == 0 && w.openers != nil:
+		do = restart(w.openers)
+	case n > 7:
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	what, err := do(ctx, w, own)
+	if err != nil {
+		what += " (" + short(err) + ")"
+	}
+	w.tell("%s", what)
 }
 
 func short(err error) string {
@@ -353,7 +414,7 @@ func (w *world) repair(ctx context.Context) {
 	if err := errors.Join(os.RemoveAll(ballast), w.unhang(), Mood{Names: was.Names, Refused: was.Refused}.write()); err != nil {
 		w.say(stuck, err.Error())
 	}
-	for _, p := range []*cluster.Process{w.APIServer, w.Runtime, w.Kubelet, w.plugin, w.devmgrd} {
+	for _, p := range []*cluster.Process{w.APIServer, w.Runtime, w.Kubelet, w.plugin, w.devmgrd, w.openers} {
 		if p != nil {
 			w.keeper.up(p)
 		}
@@ -383,35 +444,19 @@ func (w *world) repair(ctx context.Context) {
 	}
 }
 
-// inService waits for a condition like eventually, and meanwhile ends suspensions: a failure counts some seconds after it began.
-func (w *world) inService(ctx context.Context, m Mood, limit time.Duration, condition func() (bool, string)) error {
+// inService waits for a condition like eventually, and for suspensions to end if need be. A failure counts some seconds after it began.
+func (w *world) inService(ctx context.Context, limit time.Duration, condition func() (bool, string)) error {
 	var looked time.Time
-	return w.eventually(ctx, limit, func() (bool, string) {
+	end := time.Now().Add(limit)
+	return w.until(ctx, &end, func() (bool, string) {
 		if w.devmgrd != nil && time.Since(looked) > 2*time.Second {
 			looked = time.Now()
-			w.endSuspensions(ctx, m)
+			if last := w.watchSuspensions(ctx); !last.IsZero() && end.Before(last.Add(limit)) {
+				end = last.Add(limit)
+			}
 		}
 		return condition()
 	})
-}
-
-// endSuspensions returns the devices to service that have failed too often, as an operator would who has repaired them.
-func (w *world) endSuspensions(ctx context.Context, m Mood) {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
-	all, err := w.node.Command(ctx, "devices", resourceName).CombinedOutput()
-	for line := range strings.Lines(string(all)) {
-		for i := range deviceCount {
-			if id := m.id(i); err == nil && slices.Contains(strings.Fields(line), id) && strings.Contains(line, "suspended by devmgrd") {
-				w.suspensions++
-				w.tell("device %s is suspended", id)
-				all, err = w.node.Command(ctx, "uncordon", resourceName+"/"+id).CombinedOutput()
-			}
-		}
-	}
-	if err != nil {
-		w.tell("ending suspensions: %v: %s", err, all)
-	}
 }
 
 // settleLimit is how long pods may take to run, or to go, when all is well again. A kubelet that has lost the API server
@@ -423,33 +468,41 @@ const settleLimit = 2 * time.Minute
 const leakLimit = 100 * time.Second
 
 // settle waits until what should run runs, ends it all, and looks whether everything can be had then.
-func (w *world) settle(ctx context.Context) {
+func (w *world) settle(ctx context.Context, held bool) {
 	if ctx.Err() != nil {
 		return // interrupted: nothing is known
 	}
 	m := readMood()
-	if err := w.inService(ctx, m, settleLimit, func() (bool, string) { return w.allRun(ctx) }); err != nil {
+	if err := w.inService(ctx, settleLimit, func() (bool, string) { return w.allRun(ctx) }); err != nil {
 		w.say(stuck, err.Error())
 	}
 	w.clear(ctx)
+	if held {
+		if err := w.inService(ctx, leakLimit, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
+			w.say(idle, err.Error())
+		}
+	}
 	if m.Refused {
 		// A pod that is gone may hold its devices for a while yet, see leakLimit. Then the others are not free.
-		if err := w.inService(ctx, m, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
+		if err := w.inService(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
 			w.say(leak, err.Error())
 		}
 		w.clear(ctx)
 		w.passOver(ctx, m)
 		w.clear(ctx)
 	}
-	if err := w.inService(ctx, m, time.Minute, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
+	if err := w.inService(ctx, time.Minute, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
 		w.say(number, err.Error())
 	}
-	if err := w.inService(ctx, m, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
+	if err := w.inService(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
 		w.say(leak, err.Error())
 	}
 	w.clear(ctx)
-	if err := w.inService(ctx, m, 20*time.Second, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
+	if err := w.inService(ctx, 20*time.Second, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
 		w.say(number, err.Error())
+	}
+	if w.devmgrd != nil {
+		w.uncordon(ctx, m.ids()...) // the next sequence begins without a record of failures
 	}
 }
 
@@ -591,6 +644,12 @@ func (w *world) shows(ctx context.Context, want int64) (bool, string) {
 // eventually waits for a condition, and returns what it has said last if it does not come.
 func (w *world) eventually(ctx context.Context, limit time.Duration, condition func() (bool, string)) error {
 	end := time.Now().Add(limit)
+	return w.until(ctx, &end, condition)
+}
+
+// until waits for a condition like eventually. The condition may move the end.
+func (w *world) until(ctx context.Context, end *time.Time, condition func() (bool, string)) error {
+	began := time.Now()
 	for {
 		ok, why := condition()
 		switch {
@@ -598,8 +657,8 @@ func (w *world) eventually(ctx context.Context, limit time.Duration, condition f
 			return nil
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case time.Now().After(end):
-			return fmt.Errorf("after %s: %s", limit, why)
+		case time.Now().After(*end):
+			return fmt.Errorf("after %s: %s", time.Since(began).Round(time.Second), why)
 		}
 		time.Sleep(100 * time.Millisecond)
 	}

@@ -27,7 +27,10 @@ import (
 const busyNode = "/run/vendor/dev-000000"
 
 // loopDevice makes the device: a block device of the kernel, which can be mapped.
-func loopDevice(t *testing.T) {
+func loopDevice(t *testing.T) { loopDeviceAt(t, busyNode) }
+
+// loopDeviceAt makes such a device with a node of that name.
+func loopDeviceAt(t *testing.T, node string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "disk")
 	if err := os.WriteFile(file, make([]byte, 1<<20), 0o600); err != nil {
@@ -42,11 +45,11 @@ func loopDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.MkdirAll(filepath.Dir(busyNode), 0o755), unix.Mknod(busyNode, unix.S_IFBLK|0o600, int(unix.Mkdev(7, uint32(n))))); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(node), 0o755), unix.Mknod(node, unix.S_IFBLK|0o600, int(unix.Mkdev(7, uint32(n))))); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.Remove(busyNode) })
-	loop, err := os.OpenFile(busyNode, os.O_RDWR, 0)
+	t.Cleanup(func() { os.Remove(node) })
+	loop, err := os.OpenFile(node, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +63,7 @@ func loopDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if loop, err := os.OpenFile(busyNode, os.O_RDWR, 0); err == nil {
+		if loop, err := os.OpenFile(node, os.O_RDWR, 0); err == nil {
 			_ = unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_CLR_FD, 0)
 			loop.Close()
 		}

@@ -188,14 +188,14 @@ func TestHealth_DeviceFlaps_IsSuspended(t *testing.T) {
 	r.until("it is suspended", func() bool { return r.inState(gpu, "cordoned") == 1 })
 	r.untilCondition("DevicesHealthy", corev1.ConditionFalse, "DeviceUnhealthy")
 	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 1))
-	r.says("devices", "dev-000001", "cordoned", "suspended by devmgrd until", "3 times within an hour")
+	r.says("devices", "dev-000001", "suspended", "suspended by devmgrd until", "3 times within an hour")
 
 	p.Stop()
 	r.must(r.Devmgrd.Kill())
 	p.Serve()
 	r.must(r.StartDevmgrd(r.ctx))
 	r.until("the plugin lists its devices", func() bool { return r.inState(gpu, "free") == 1 })
-	r.says("devices", "dev-000001", "cordoned", "suspended by devmgrd until")
+	r.says("devices", "dev-000001", "suspended", "suspended by devmgrd until")
 	if got := r.run("a", gpu, 1).Env["DEVICES"]; got != "dev-000000" {
 		t.Errorf("a has %q", got)
 	}
