@@ -46,6 +46,7 @@ type harness struct {
 	machine    *machine.Node
 	t          *testing.T
 	ctx        context.Context
+	described  bool
 }
 
 // start returns the machine, with devmgrd installed, no pods, and the service of a plugin with these devices.
@@ -66,12 +67,11 @@ func start(t *testing.T, devices ...string) *harness {
 		shared = n
 	}
 	h := on(ctx, t)
-	t.Cleanup(func() {
-		h.ctx = context.Background() // the test's own is over
+	h.cleanup(func() {
 		h.promises()
 		h.nothingIsDenied()
 		if t.Failed() {
-			h.describe()
+			h.describeFailure()
 			if err := stopShared(); err != nil {
 				t.Error(err)
 			}
@@ -93,6 +93,17 @@ func on(ctx context.Context, t *testing.T) *harness {
 	h := &harness{Node: &node.Node{Cluster: shared.Cluster}, machine: shared, t: t, ctx: ctx}
 	h.Devmgrd = h.Another("devmgrd") // never started: systemd does that
 	return h
+}
+
+// cleanup runs a function at the end of the test, whose own context has ended by then. A failed test describes the machine before that.
+func (h *harness) cleanup(does func()) {
+	h.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+		defer cancel()
+		h.ctx = ctx
+		h.describeFailure()
+		does()
+	})
 }
 
 func (h *harness) must(err error) {
@@ -330,8 +341,12 @@ rm -rf /etc/systemd/system/vendor-* /var/lib/vendor; systemctl daemon-reload`)
 	h.tries("devmgrd forget " + gpu + "; devmgrd forget " + node.SampleResource) // they are not there after a test without their plugins
 }
 
-// describe tells how things stand when a test has failed.
-func (h *harness) describe() {
+// describeFailure logs the state of the machine, once, if the test has failed.
+func (h *harness) describeFailure() {
+	if h.described || !h.t.Failed() {
+		return
+	}
+	h.described = true
 	for _, script := range []string{
 		"devmgrd status", "devmgrd plugins", "devmgrd assignments", "systemctl --failed --no-pager",
 		"journalctl --no-pager --boot --unit=devmgrd --unit=vendor-plugin --lines=60", "journalctl --no-pager --boot --unit=containerd --lines=15",

@@ -12,6 +12,7 @@ import (
 func TestRelease_OpenersAndCommand_NextPodWaitsForBoth(t *testing.T) {
 	h := start(t)
 	h.driver()
+	h.types("cp /etc/devmgrd/config.yaml /root/")
 	h.must(h.machine.Put(h.ctx, map[string]string{
 		"/etc/devmgrd/config.yaml": "release:\n  check: {vendor.example/*: openers}\n  command: {vendor.example/gpu: /usr/local/sbin/vendor-reset --soft}\n",
 		"/usr/local/sbin/vendor-reset": `#!/bin/bash
@@ -19,8 +20,11 @@ echo "$1 $DEVMGRD_RESOURCE $DEVMGRD_DEVICES $DEVMGRD_NODES $DEVMGRD_POD" >> /run
 exit $(cat /run/vendor-reset-exit)
 `}))
 	h.types("chmod 755 /usr/local/sbin/vendor-reset; echo 0 > /run/vendor-reset-exit; systemctl enable --now devmgrd-openers.socket; systemctl restart devmgrd")
-	t.Cleanup(func() {
-		h.tries("rm -f /etc/devmgrd/config.yaml /run/vendor-reset*; systemctl stop holder; systemctl disable --now devmgrd-openers.socket; systemctl restart devmgrd")
+	h.cleanup(func() {
+		h.tries("systemctl stop holder") // it is gone, unless the test has failed
+		h.types(`cp /root/config.yaml /etc/devmgrd/ # over the other file, which has the label for SELinux
+rm -f /root/config.yaml /usr/local/sbin/vendor-reset /run/vendor-reset*
+systemctl disable --now devmgrd-openers.socket; systemctl restart devmgrd`)
 		h.ready()
 	})
 	h.ready()
@@ -31,6 +35,7 @@ exit $(cat /run/vendor-reset-exit)
 	h.runs("first", 1)
 	h.types("systemd-run --unit=holder bash -c 'exec 3<>/dev/vendor/gpu0; exec sleep 3600'")
 	holder := h.types("systemctl show --value --property=MainPID holder")
+	h.until("the holder has the device open", func() bool { return strings.HasPrefix(h.tries("readlink /proc/"+holder+"/fd/3"), "/dev/") })
 	h.must(h.Delete(h.ctx, "first"))
 	h.creates("second", 1, "/dev/gpu0")
 	h.until("the device is busy", func() bool {

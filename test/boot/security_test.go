@@ -3,7 +3,6 @@
 package boot
 
 import (
-	"context"
 	"os"
 	"strings"
 	"testing"
@@ -72,8 +71,8 @@ func TestConfined_Enforcing_PluginsPodsAndReadersWork(t *testing.T) {
 	set, err := h.SamplePlugin()
 	h.must(err)
 	h.must(h.Apply(h.ctx, set))
-	t.Cleanup(func() {
-		h.must(h.Client().AppsV1().DaemonSets(set.Namespace).Delete(context.Background(), set.Name, metav1.DeleteOptions{}))
+	h.cleanup(func() {
+		h.must(h.Client().AppsV1().DaemonSets(set.Namespace).Delete(h.ctx, set.Name, metav1.DeleteOptions{}))
 	})
 	h.must(h.WaitShown(h.soon(), node.SampleResource, 2))
 	h.createsFor("sample", node.SampleResource, 1) // devmgrd makes the source of its mount
@@ -92,8 +91,7 @@ func TestConfined_Enforcing_PluginsPodsAndReadersWork(t *testing.T) {
 	}))
 	restart := func() { h.types("systemctl daemon-reload; systemctl restart devmgrd"); h.ready() }
 	restart()
-	t.Cleanup(func() {
-		h.ctx = context.Background() // the test's own is over
+	h.cleanup(func() {
 		h.types("rm -r /etc/systemd/system/devmgrd.service.d /etc/cdi/vendor.json")
 		restart()
 	})
@@ -182,8 +180,7 @@ func TestAppArmor_PackagedProfile_DeniesTheRest(t *testing.T) {
 	h.must(err)
 	h.must(h.machine.Put(h.ctx, map[string]string{"/usr/local/bin/probe": string(probe), "/root/.ssh/id_probe": "secret"}))
 	h.types("echo 0 > /proc/sys/kernel/printk_ratelimit; chmod 755 /usr/local/bin/probe; mkdir -p /root/probe.d")
-	t.Cleanup(func() {
-		h.ctx = context.Background() // the test's own is over
+	h.cleanup(func() {
 		h.types("rm -r /usr/local/bin/probe /root/probe.d /root/.ssh/id_probe /srv/probe.d")
 	})
 	run := func(prefix string) map[string]string {

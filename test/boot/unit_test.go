@@ -64,7 +64,7 @@ func TestPermissions_EachMixOfRWM_IsEnforced(t *testing.T) {
 	mixes := slices.Sorted(maps.Keys(chars))
 	h := start(t)
 	h.types("modprobe --all uhid cuse fuse autofs4 loop vhost_net vhost_vsock; mkdir /dev/vendor; truncate -s 1M /var/tmp/disk")
-	t.Cleanup(func() { h.tries("losetup --detach-all; rm -rf /dev/vendor /var/tmp/disk") })
+	h.cleanup(func() { h.tries("losetup --detach-all; rm -rf /dev/vendor /var/tmp/disk") })
 	var devices []string
 	for i, mix := range mixes {
 		h.types(fmt.Sprintf("mknod /dev/vendor/char-%[1]s c %[2]s; losetup /dev/loop%[3]d /var/tmp/disk; mknod /dev/vendor/block-%[1]s b 7 %[3]d", mix, chars[mix], i))

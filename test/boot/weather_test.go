@@ -45,7 +45,7 @@ func TestDisk_IsFull_NewPodsWait(t *testing.T) {
 	h.service("gpu0=/dev/vendor/gpu0:rw", "gpu1=/dev/vendor/gpu1:rw")
 	h.runs("before", 1)
 	had := h.holds("before")
-	t.Cleanup(func() { h.tries("rm -f /var/full") })
+	h.cleanup(func() { h.tries("rm -f /var/full") })
 	h.types(`fallocate --length $(($(stat --file-system --format="%a * %S" /var) - (64 << 20))) /var/full # of what is not root's alone
 dd if=/dev/zero of=/var/full bs=1M oflag=append conv=notrunc 2>/dev/null || true
 dd if=/dev/zero of=/var/full bs=4096 oflag=append conv=notrunc 2>/dev/null || true
