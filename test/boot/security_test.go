@@ -40,7 +40,7 @@ func (h *harness) denied() (lines []string) {
 	h.t.Helper()
 	words := `apparmor="DENIED".* profile="devmgrd"`
 	if *onSELinux {
-		words = "avc:  denied .*devmgrd_(t|runtime_t|var_lib_t|conf_t|exec_t):"
+		words = "avc:  denied .*devmgrd_(t|openers_t|runtime_t|var_lib_t|conf_t|exec_t):"
 	}
 	for line := range strings.Lines(h.types("dmesg | { grep -E '" + words + "' || true; }")) {
 		if line = strings.TrimSpace(line); !denials[line] {
