@@ -156,12 +156,10 @@ func (h *harness) reads(want string) {
 // commands asks all that operators and their tools ask.
 func (h *harness) commands() {
 	h.t.Helper()
-	for _, words := range []string{
-		"status", "plugins", "devices", "assignments", "explain default/a", "history", "check",
-		"cordon " + gpu + "/gpu0", "uncordon " + gpu + "/gpu0", "store backup /root/state.db",
-	} {
-		h.types("rm -f /root/state.db; devmgrd " + words)
-	}
+	h.types(`rm -f /root/state.db
+for words in status plugins devices assignments "explain default/a" history check "cordon ` + gpu + `/gpu0" "uncordon ` + gpu + `/gpu0" "store backup /root/state.db"; do
+	devmgrd $words > /root/answer || { echo "devmgrd $words fails" >&2; cat /root/answer >&2; exit 1; }
+done`)
 	for page, want := range map[string]string{"/metrics": "process_open_fds", "/readyz": "", "/": "<html"} {
 		answer := h.types(`exec 3<>/dev/tcp/127.0.0.1/9464; printf 'GET ` + page + ` HTTP/1.0\r\nHost: localhost\r\n\r\n' >&3; cat <&3`)
 		if !strings.Contains(answer, " 200 OK") || !strings.Contains(answer, want) {
