@@ -31,12 +31,15 @@ const gpu = "vendor.example/gpu"
 // shared is the machine that the tests share, with devmgrd installed.
 var shared *machine.Node
 
+// paired says that the machine has what startPair makes.
+var paired bool
+
 func stopShared() error {
 	if shared == nil {
 		return nil
 	}
 	n := shared
-	shared = nil
+	shared, paired = nil, false
 	return n.Stop()
 }
 
@@ -46,10 +49,45 @@ type harness struct {
 	machine    *machine.Node
 	t          *testing.T
 	ctx        context.Context
+	described  bool
 }
 
-// start returns the machine, with devmgrd installed, no pods, and the service of a plugin with these devices.
-func start(t *testing.T, devices ...string) *harness {
+// start returns the machine, with devmgrd installed and no pods.
+func start(t *testing.T) *harness {
+	t.Helper()
+	h := begin(t)
+	if paired {
+		paired = false
+		h.vacate()
+	}
+	return h
+}
+
+// startPair returns the machine with a plugin's devices gpu0 and gpu1, of which the pod "before" has the first returned. The tests that
+// call it one after the other share them, and none may end that pod or move its device.
+func startPair(t *testing.T) (h *harness, had, other string) {
+	t.Helper()
+	h = begin(t)
+	if !paired {
+		h.driver()
+		h.service("gpu0=/dev/vendor/gpu0:rw", "gpu1=/dev/vendor/gpu1:rw")
+		h.runs("before", 1)
+		paired = true
+	}
+	had = h.holds("before")
+	return h, had, map[string]string{"gpu0": "gpu1", "gpu1": "gpu0"}[had]
+}
+
+// untouched checks that the pod "before" is as it was.
+func (h *harness) untouched(had string) {
+	h.t.Helper()
+	if n := h.restarts("before"); n != 0 || h.holds("before") != had {
+		h.t.Errorf("the pod that ran was started %d times again, and holds %s; it had %s", n, h.holds("before"), had)
+	}
+}
+
+// begin returns the machine as the test before has left it.
+func begin(t *testing.T) *harness {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	t.Cleanup(cancel)
@@ -66,25 +104,25 @@ func start(t *testing.T, devices ...string) *harness {
 		shared = n
 	}
 	h := on(ctx, t)
-	t.Cleanup(func() {
-		h.ctx = context.Background() // the test's own is over
+	h.cleanup(func() {
 		h.promises()
 		h.nothingIsDenied()
 		if t.Failed() {
-			h.describe()
+			h.describeFailure()
 			if err := stopShared(); err != nil {
 				t.Error(err)
 			}
 			return
 		}
-		h.vacate()
+		if paired {
+			h.removePods("before")
+		} else {
+			h.vacate()
+		}
 	})
 	if isNew {
 		h.install()
 		h.must(h.FailClosed(h.ctx))
-	}
-	if len(devices) > 0 {
-		h.service(devices...)
 	}
 	return h
 }
@@ -93,6 +131,17 @@ func on(ctx context.Context, t *testing.T) *harness {
 	h := &harness{Node: &node.Node{Cluster: shared.Cluster}, machine: shared, t: t, ctx: ctx}
 	h.Devmgrd = h.Another("devmgrd") // never started: systemd does that
 	return h
+}
+
+// cleanup runs a function at the end of the test, whose own context has ended by then. A failed test describes the machine before that.
+func (h *harness) cleanup(does func()) {
+	h.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+		defer cancel()
+		h.ctx = ctx
+		h.describeFailure()
+		does()
+	})
 }
 
 func (h *harness) must(err error) {
@@ -118,13 +167,18 @@ func (h *harness) tries(script string) string {
 	return out
 }
 
-// until waits for something to hold.
+// until waits for a condition. Most conditions run programs in the machine, which may be emulated: the pauses grow, so that a long wait
+// does not take the processor from what it waits for.
 func (h *harness) until(what string, condition func() bool) {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(h.ctx, patience)
 	defer cancel()
-	if err := cluster.Poll(ctx, func(context.Context) (bool, error) { return condition(), nil }); err != nil {
-		h.t.Fatalf("%s: it did not come to that: %v", what, err)
+	for pause := 100 * time.Millisecond; !condition(); pause = min(pause*3/2, 2*time.Second) {
+		select {
+		case <-ctx.Done():
+			h.t.Fatalf("%s: it did not come to that: %v", what, ctx.Err())
+		case <-time.After(pause):
+		}
 	}
 }
 
@@ -177,7 +231,7 @@ RestartSec=1
 [Install]
 WantedBy=multi-user.target
 `, gpu, strings.Join(devices, " "))}))
-	h.types("systemctl daemon-reload; systemctl enable --now vendor-plugin.service")
+	h.types("systemctl enable --now vendor-plugin.service") // enable has systemd read its units again
 	h.must(h.WaitShown(h.soon(), gpu, int64(len(devices))))
 }
 
@@ -205,7 +259,7 @@ ExecStop=/bin/bash -c "losetup --detach-all; rm -rf /dev/vendor"
 WantedBy=multi-user.target
 `}))
 	h.types(`chmod 755 /usr/local/sbin/vendor-driver; mkdir -p /var/lib/vendor; truncate -s 1M /var/lib/vendor/gpu0 /var/lib/vendor/gpu1
-systemctl daemon-reload; systemctl enable --now vendor-driver.service`)
+systemctl enable --now vendor-driver.service`)
 }
 
 // holds returns the device that devmgrd says a pod has, by its container's variable.
@@ -311,27 +365,47 @@ func (h *harness) promises() {
 	}
 }
 
-// vacate removes what a test has left, and checks that devmgrd has nothing left of it.
-func (h *harness) vacate() {
+// removePods removes all pods but one, and checks that devmgrd has nothing left of them.
+func (h *harness) removePods(kept string) {
 	h.t.Helper()
 	pods, err := h.Client().CoreV1().Pods("").List(h.ctx, metav1.ListOptions{})
 	h.must(err)
 	for _, p := range pods.Items {
+		if p.Name == kept {
+			continue
+		}
 		now := int64(0)
 		if err := h.Client().CoreV1().Pods(p.Namespace).Delete(h.ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); !apierrors.IsNotFound(err) {
 			h.must(err)
 		}
 	}
-	h.until("no assignment is left", func() bool { return strings.Contains(h.tries("devmgrd assignments"), "No container has devices.") })
-	h.types(`for unit in vendor-plugin vendor-driver; do
-	if [ -e /etc/systemd/system/$unit.service ]; then systemctl disable --now $unit.service; fi
-done 2>/dev/null
-rm -rf /etc/systemd/system/vendor-* /var/lib/vendor; systemctl daemon-reload`)
-	h.tries("devmgrd forget " + gpu + "; devmgrd forget " + node.SampleResource) // they are not there after a test without their plugins
+	h.until("no assignment is left", func() bool {
+		out := h.tries("devmgrd assignments")
+		if kept != "" {
+			return strings.Count(out, "default/") == 1 && strings.Contains(out, "default/"+kept)
+		}
+		return strings.Contains(out, "No container has devices.")
+	})
 }
 
-// describe tells how things stand when a test has failed.
-func (h *harness) describe() {
+// vacate removes what a test has left.
+func (h *harness) vacate() {
+	h.t.Helper()
+	h.removePods("")
+	h.types(`for unit in vendor-plugin vendor-driver; do
+	if [ -e /etc/systemd/system/$unit.service ]; then systemctl stop $unit.service; fi
+done
+rm -rf /etc/systemd/system/vendor-* /etc/systemd/system/*.wants/vendor-* /var/lib/vendor; systemctl daemon-reload`)
+	// A resource is not there after a test without its plugin.
+	h.tries(fmt.Sprintf("for resource in %s %s %s; do devmgrd forget $resource || true; done", gpu, nic, node.SampleResource))
+}
+
+// describeFailure logs the state of the machine, once, if the test has failed.
+func (h *harness) describeFailure() {
+	if h.described || !h.t.Failed() {
+		return
+	}
+	h.described = true
 	for _, script := range []string{
 		"devmgrd status", "devmgrd plugins", "devmgrd assignments", "systemctl --failed --no-pager",
 		"journalctl --no-pager --boot --unit=devmgrd --unit=vendor-plugin --lines=60", "journalctl --no-pager --boot --unit=containerd --lines=15",

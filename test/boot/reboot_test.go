@@ -41,8 +41,7 @@ func (h *harness) daemonSet(device string) {
 			}},
 		},
 	}))
-	h.t.Cleanup(func() { // before the pods are removed
-		h.ctx = h.t.Context()
+	h.cleanup(func() { // before the pods are removed
 		_ = h.Client().AppsV1().DaemonSets(metav1.NamespaceDefault).Delete(h.ctx, "plugin", metav1.DeleteOptions{})
 	})
 	h.must(h.WaitShown(h.soon(), nic, 1))
@@ -73,7 +72,7 @@ func TestReboot_PodsWithDevices_ComeBackWithThem(t *testing.T) {
 	// In the next boot another disk comes first, and the driver takes long.
 	h.types(`truncate -s 1M /var/lib/vendor/another; mkdir -p /etc/systemd/system/vendor-driver.service.d
 printf '[Service]\nExecStartPre=/bin/sleep 20\n' > /etc/systemd/system/vendor-driver.service.d/slow.conf`)
-	t.Cleanup(func() {
+	h.cleanup(func() {
 		h.tries("rm -rf /etc/systemd/system/vendor-driver.service.d /etc/modules-load.d/tun.conf; systemctl daemon-reload")
 	})
 	h.nothingIsDenied()

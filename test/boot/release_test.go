@@ -7,20 +7,40 @@ import (
 	"testing"
 )
 
+// bystander is a Perl program with open files of kinds that have labels of their own in SELinux. It has no device.
+const bystander = `open(A, "<", "/proc/kmsg") || die $!;
+open(B, "<", "/proc/sys/vm/overcommit_memory") || die $!;
+socket(C, 16, 3, 15) || die $!; # AF_NETLINK, SOCK_RAW, NETLINK_KOBJECT_UEVENT
+socket(D, 16, 3, 9) || die $!; # NETLINK_AUDIT
+socket(E, 38, 5, 0) || die $!; # AF_ALG, SOCK_SEQPACKET
+my $parameters = "\0" x 120;
+syscall(425, 8, $parameters) > 0 || die $!; # io_uring_setup
+syscall(323, 1) > 0 || die $!; # userfaultfd, for user mode only
+my $name = "bystander";
+syscall(319, $name, 0) > 0 || die $!; # memfd_create
+open(F, ">", "/run/bystander") || die $!;
+sleep 3600;
+`
+
 // A service of the host has a device of a pod that ends. The next pod gets the device when the service has closed it and the vendor's
-// command has succeeded; systemd starts both devmgrd openers and the command.
+// command has succeeded; systemd starts both devmgrd openers and the command. The files of a process without a device do not matter.
 func TestRelease_OpenersAndCommand_NextPodWaitsForBoth(t *testing.T) {
 	h := start(t)
 	h.driver()
+	h.types("cp /etc/devmgrd/config.yaml /root/")
 	h.must(h.machine.Put(h.ctx, map[string]string{
 		"/etc/devmgrd/config.yaml": "release:\n  check: {vendor.example/*: openers}\n  command: {vendor.example/gpu: /usr/local/sbin/vendor-reset --soft}\n",
+		"/root/bystander.pl":       bystander,
 		"/usr/local/sbin/vendor-reset": `#!/bin/bash
 echo "$1 $DEVMGRD_RESOURCE $DEVMGRD_DEVICES $DEVMGRD_NODES $DEVMGRD_POD" >> /run/vendor-reset
 exit $(cat /run/vendor-reset-exit)
 `}))
 	h.types("chmod 755 /usr/local/sbin/vendor-reset; echo 0 > /run/vendor-reset-exit; systemctl enable --now devmgrd-openers.socket; systemctl restart devmgrd")
-	t.Cleanup(func() {
-		h.tries("rm -f /etc/devmgrd/config.yaml /run/vendor-reset*; systemctl stop holder; systemctl disable --now devmgrd-openers.socket; systemctl restart devmgrd")
+	h.cleanup(func() {
+		h.tries("systemctl stop holder") // it is gone, unless the test has failed
+		h.types(`systemctl stop bystander; cp /root/config.yaml /etc/devmgrd/ # over the other file, which has the label for SELinux
+rm -f /root/config.yaml /run/bystander /root/bystander.pl /usr/local/sbin/vendor-reset /run/vendor-reset*
+systemctl disable --now devmgrd-openers.socket; systemctl restart devmgrd`)
 		h.ready()
 	})
 	h.ready()
@@ -28,9 +48,12 @@ exit $(cat /run/vendor-reset-exit)
 	if out := h.types("devmgrd check"); !strings.Contains(out, "the search for processes that use devices takes") || !strings.Contains(out, "release.command: /usr/local/sbin/vendor-reset") {
 		t.Errorf("devmgrd check:\n%s", out)
 	}
+	h.types("systemd-run --unit=bystander perl /root/bystander.pl")
+	h.until("the bystander has its files open", func() bool { return h.tries("ls /run/bystander") != "" })
 	h.runs("first", 1)
 	h.types("systemd-run --unit=holder bash -c 'exec 3<>/dev/vendor/gpu0; exec sleep 3600'")
 	holder := h.types("systemctl show --value --property=MainPID holder")
+	h.until("the holder has the device open", func() bool { return strings.HasPrefix(h.tries("readlink /proc/"+holder+"/fd/3"), "/dev/") })
 	h.must(h.Delete(h.ctx, "first"))
 	h.creates("second", 1, "/dev/gpu0")
 	h.until("the device is busy", func() bool {

@@ -64,7 +64,7 @@ func TestPermissions_EachMixOfRWM_IsEnforced(t *testing.T) {
 	mixes := slices.Sorted(maps.Keys(chars))
 	h := start(t)
 	h.types("modprobe --all uhid cuse fuse autofs4 loop vhost_net vhost_vsock; mkdir /dev/vendor; truncate -s 1M /var/tmp/disk")
-	t.Cleanup(func() { h.tries("losetup --detach-all; rm -rf /dev/vendor /var/tmp/disk") })
+	h.cleanup(func() { h.tries("losetup --detach-all; rm -rf /dev/vendor /var/tmp/disk") })
 	var devices []string
 	for i, mix := range mixes {
 		h.types(fmt.Sprintf("mknod /dev/vendor/char-%[1]s c %[2]s; losetup /dev/loop%[3]d /var/tmp/disk; mknod /dev/vendor/block-%[1]s b 7 %[3]d", mix, chars[mix], i))
@@ -110,36 +110,26 @@ func TestSystemd_ReloadsAndReexecutes_ContainersKeepTheirDevices(t *testing.T) {
 // systemd starts devmgrd again when it has crashed, and when it hangs. Its sockets stay, pods that run keep their devices, and new ones
 // wait for it.
 func TestUnit_DevmgrdCrashesOrHangs_IsStartedAgain(t *testing.T) {
-	for name, test := range map[string]struct {
-		signal, result string
-	}{
-		"crashes": {"KILL", "devmgrd.service: Failed with result 'signal'"},
-		"hangs":   {"STOP", "devmgrd.service: Failed with result 'watchdog'"},
+	h, had, other := startPair(t)
+	for _, way := range []struct{ name, signal, result string }{
+		{"crashes", "KILL", "devmgrd.service: Failed with result 'signal'"},
+		{"hangs", "STOP", "devmgrd.service: Failed with result 'watchdog'"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			h := start(t)
-			h.driver()
-			h.service("gpu0=/dev/vendor/gpu0:rw", "gpu1=/dev/vendor/gpu1:rw")
-			h.runs("before", 1)
-			had := h.holds("before")
-			from := h.types("date '+%s'")
-			pid := h.types("systemctl show --value --property=MainPID devmgrd")
-			h.types("kill -" + test.signal + " " + pid)
-			h.creates("meanwhile", 1, "/dev/gpu0", "/dev/gpu1")
-			h.until("systemd says why it starts devmgrd again", func() bool {
-				return strings.Contains(h.tries("journalctl --no-pager --unit=devmgrd --since=@"+from), test.result)
-			})
-			h.ready()
-			if now := h.types("systemctl show --value --property=MainPID devmgrd"); now == pid {
-				t.Errorf("devmgrd is process %s as before", now)
-			}
-			other := map[string]string{"gpu0": "gpu1", "gpu1": "gpu0"}[had]
-			if got := h.running("meanwhile"); got.Env["DEVICES"] != other || opened(got, "/dev/"+other) != "r rw w" {
-				t.Errorf("a new pod has %q, which it opens for %q; want %s, which is free", got.Env["DEVICES"], opened(got, "/dev/"+other), other)
-			}
-			if n := h.restarts("before"); n != 0 || h.holds("before") != had {
-				t.Errorf("the pod that ran was started %d times again, and holds %s; it had %s", n, h.holds("before"), had)
-			}
+		from := h.types("date '+%s'")
+		pid := h.types("systemctl show --value --property=MainPID devmgrd")
+		h.types("kill -" + way.signal + " " + pid)
+		h.creates(way.name, 1, "/dev/gpu0", "/dev/gpu1")
+		h.until("systemd says why it starts devmgrd again", func() bool {
+			return strings.Contains(h.tries("journalctl --no-pager --unit=devmgrd --since=@"+from), way.result)
 		})
+		h.ready()
+		if now := h.types("systemctl show --value --property=MainPID devmgrd"); now == pid {
+			t.Errorf("%s: devmgrd is process %s as before", way.name, now)
+		}
+		if got := h.running(way.name); got.Env["DEVICES"] != other || opened(got, "/dev/"+other) != "r rw w" {
+			t.Errorf("%s: a new pod has %q, which it opens for %q; want %s, which is free", way.name, got.Env["DEVICES"], opened(got, "/dev/"+other), other)
+		}
+		h.must(h.Delete(h.soon(), way.name))
 	}
+	h.untouched(had)
 }
