@@ -150,6 +150,16 @@ func (a *Allocator) Devices(of device.ResourceName) (all []device.DeviceStatus, 
 	return all, known || of == ""
 }
 
+// Order returns the free devices of a resource in the order in which they should be given out one by one; nil: by their IDs.
+func (a *Allocator) Order(r device.ResourceName) []device.ID {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p := a.table.Resources[r]; p != nil {
+		return p.Order()
+	}
+	return nil
+}
+
 // knownResources returns the known resources, ascending: all, or only this one.
 func (a *Allocator) knownResources(of device.ResourceName) (all []device.ResourceName) {
 	a.mu.Lock()

@@ -1,9 +1,12 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -37,11 +40,20 @@ type claims struct {
 	server    *dra.Server
 }
 
-// usesClaims reports whether this node offers resources through claims, or has pods with devices from claims: their kubelet needs the
-// driver until they have ended.
-func usesClaims(c config.DRA, known store.State) bool {
-	if len(c.Resources) > 0 {
+// maxKubeletState bounds what is read of the kubelet's list of prepared claims.
+const maxKubeletState = 64 << 20
+
+// usesClaims reports whether this node offers resources through claims, or has pods with devices from claims: the kubelet needs the
+// driver until they are gone. It has its own list of the claims that it has prepared: without the driver it deletes none of their pods.
+func usesClaims(c config.Config, known store.State) bool {
+	if len(c.DRA.Resources) > 0 {
 		return true
+	}
+	if f, err := os.Open(filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "dra_manager_state")); err == nil {
+		defer f.Close()
+		if text, err := io.ReadAll(io.LimitReader(f, maxKubeletState)); err == nil && bytes.Contains(text, []byte(device.DRADriver)) {
+			return true
+		}
 	}
 	for _, p := range known.Pods {
 		for _, d := range p.Demand.Demands {
@@ -59,7 +71,7 @@ func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, s
 ) *claims {
 	log := logFor("dra")
 	publisher := dra.New(dra.PublisherConfig{
-		NodeName: c.NodeName, Client: api, View: devices, Places: stateFile, Known: known.Places, MaxDevices: c.DRA.MaxDevices, Log: log, Metrics: metrics,
+		NodeName: c.NodeName, Client: api, View: devices, Order: devices.Order, Places: stateFile, Known: known.Places, MaxDevices: c.DRA.MaxDevices, Log: log, Metrics: metrics,
 		Offered:        func(r device.ResourceName) bool { _, uncounted := node.Uncounted(r); return uncounted },
 		OfferedChanged: node.Follow(), NodeUID: node.NodeUID,
 	})

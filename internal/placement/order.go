@@ -124,18 +124,78 @@ func (p *Resource) sorted(candidates []int, n int, picked []device.ID) []int {
 	return candidates[:min(n, len(candidates))]
 }
 
+// Order returns the free devices in the order in which containers that request one each should get them, where another program chooses;
+// nil: that of their IDs. Devices that the plugin has recently refused come last.
+func (p *Resource) Order() (ids []device.ID) {
+	l := p.listing
+	if !l.ordering.ordered() && len(p.refused) == 0 {
+		return nil
+	}
+	var candidates, refused []int
+	for i := p.free.next(0, nil); i >= 0; i = p.free.next(i+1, nil) {
+		if p.refused[l.devices[i].ID].times > 0 {
+			refused = append(refused, i)
+		} else {
+			candidates = append(candidates, i)
+		}
+	}
+	switch l.ordering.Order {
+	case Oldest:
+		slices.SortFunc(candidates, p.age)
+	case Pack:
+		candidates = packedOneByOne(l.groupsOf(candidates, nil))
+	case Spread:
+		candidates = spreadOneByOne(l.groupsOf(candidates, nil), len(candidates))
+	}
+	for _, i := range append(candidates, refused...) {
+		ids = append(ids, l.devices[i].ID)
+	}
+	return ids
+}
+
+// age compares two devices by how long they have been free, the longest time first.
+func (p *Resource) age(i, j int) int {
+	return cmp.Or(cmp.Compare(p.freed[i], p.freed[j]), cmp.Compare(i, j))
+}
+
+// packedOneByOne returns all devices, those of the smallest group first.
+func packedOneByOne(groups []*group) (picked []int) {
+	slices.SortFunc(groups, func(a, b *group) int {
+		return cmp.Or(cmp.Compare(len(a.left), len(b.left)), cmp.Compare(a.left[0], b.left[0]))
+	})
+	for _, g := range groups {
+		picked = append(picked, g.left...)
+	}
+	return picked
+}
+
+// spreadOneByOne returns all devices, each from the group that has the most left then.
+func spreadOneByOne(groups []*group, n int) (picked []int) {
+	q := spreading(groups)
+	heap.Init(&q)
+	for range n {
+		g := q[0]
+		picked = append(picked, g.left[0])
+		if g.left = g.left[1:]; len(g.left) == 0 {
+			heap.Pop(&q)
+		} else {
+			heap.Fix(&q, 0)
+		}
+	}
+	return picked
+}
+
 // few is up to how many devices are inserted one by one, which takes no sorting of all candidates.
 const few = 64
 
 // oldest takes the n devices that have been free for the longest time.
 func (p *Resource) oldest(candidates []int, n int) (picked []int) {
-	age := func(i, j int) int { return cmp.Or(cmp.Compare(p.freed[i], p.freed[j]), cmp.Compare(i, j)) }
 	if n > few {
-		slices.SortFunc(candidates, age)
+		slices.SortFunc(candidates, p.age)
 		return candidates[:n]
 	}
 	for _, i := range candidates {
-		if at, _ := slices.BinarySearchFunc(picked, i, age); at < n {
+		if at, _ := slices.BinarySearchFunc(picked, i, p.age); at < n {
 			picked = slices.Insert(picked[:min(len(picked), n-1)], at, i)
 		}
 	}

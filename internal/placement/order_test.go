@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -149,5 +150,36 @@ func BenchmarkOrder(b *testing.B) {
 				}
 			})
 		}
+	}
+}
+
+// One by one, as the scheduler takes devices from a list.
+func TestOrder_OneByOne(t *testing.T) {
+	for order, want := range map[string]string{
+		"":                "",
+		"pack":            "x@2 a@0 b@0 p@1 q@1 r@1",
+		"spread":          "p@1 a@0 q@1 b@0 r@1 x@2",
+		"spread ^(.*)::":  "a@0 b@0 p@1 q@1 r@1 x@2", // no ID has the mark: each is a group
+		"oldest":          "b@0 p@1 q@1 r@1 x@2 a@0",
+		"oldest, refused": "p@1 q@1 r@1 x@2 a@0 b@0",
+	} {
+		t.Run(order, func(t *testing.T) {
+			text, refused := strings.CutSuffix(order, ", refused")
+			p := ordered(stock(false, "a@0 b@0 c@0* p@1 q@1 r@1 x@2 y@2!"), text)
+			p.Take([]device.ID{"a"}, "pod")
+			p.Used([]device.ID{"a"})
+			p.Release([]device.ID{"a"}, "pod")
+			if refused {
+				p.Refuse("b", time.Now().Add(time.Hour))
+			}
+			var got []string
+			for _, id := range p.Order() {
+				d, _ := p.Listing().Find(id)
+				got = append(got, fmt.Sprintf("%s@%d", id, d.NUMA[0]))
+			}
+			if text := strings.Join(got, " "); text != want {
+				t.Errorf("%s, want %s", text, want)
+			}
+		})
 	}
 }
