@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/prometheus/client_golang/prometheus"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -166,8 +165,8 @@ func TestDaemonSetDRA(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := dra.NewServer(dra.ServerConfig{PluginsDir: filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "plugins"), Metrics: prometheus.NewRegistry()})
-	want := map[string]string{"kubelet-dra": filepath.Dir(server.Endpoint()), "kubelet-registry": c.Plugins.KubeletRegistryDir()}
+	sockets := dra.Sockets(c.Plugins.KubeletRegistryDir(), filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "plugins"))
+	want := map[string]string{"kubelet-dra": filepath.Dir(sockets[0]), "kubelet-registry": filepath.Dir(sockets[1])}
 	pod := set.Spec.Template.Spec
 	mounts := map[string]string{}
 	for _, m := range pod.Containers[0].VolumeMounts {
