@@ -91,7 +91,13 @@ func (s *Server) setFailure(err error) {
 }
 
 // Endpoint returns the path of the socket on which the kubelet calls the driver.
-func (s *Server) Endpoint() string { return filepath.Join(s.PluginsDir, Driver, "dra.sock") }
+func (s *Server) Endpoint() string { return Sockets(s.RegistryDir, s.PluginsDir)[0] }
+
+// Sockets returns the paths on which the driver listens in the kubelet's directories plugins_registry and plugins: first the one for calls,
+// then the one by which the kubelet finds it.
+func Sockets(registryDir, pluginsDir string) []string {
+	return []string{filepath.Join(pluginsDir, Driver, "dra.sock"), filepath.Join(registryDir, Driver+"-reg.sock")}
+}
 
 // Run answers the kubelet until ctx ends, which is not an error. The kubelet finds the driver by a socket in its directory
 // plugins_registry, which appears after the socket that it names.
@@ -112,15 +118,16 @@ func (s *Server) Run(ctx context.Context) error {
 // serve listens on both sockets until ctx ends, or one fails.
 func (s *Server) serve(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
+	paths := Sockets(s.RegistryDir, s.PluginsDir)
 	for _, one := range []struct {
 		path     string
 		register func(*grpc.Server)
 	}{
-		{s.Endpoint(), func(g *grpc.Server) {
+		{paths[0], func(g *grpc.Server) {
 			drav1.RegisterDRAPluginServer(g, s)
 			health.RegisterDRAResourceHealthServer(g, s)
 		}},
-		{filepath.Join(s.RegistryDir, Driver+"-reg.sock"), func(g *grpc.Server) { registration.RegisterRegistrationServer(g, s) }},
+		{paths[1], func(g *grpc.Server) { registration.RegisterRegistrationServer(g, s) }},
 	} {
 		if err := os.MkdirAll(filepath.Dir(one.path), 0o750); err != nil {
 			return errors.Join(err, group.Wait())

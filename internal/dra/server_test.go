@@ -2,8 +2,10 @@ package dra
 
 import (
 	"context"
+	"io/fs"
 	"log/slog"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -200,6 +202,15 @@ func TestServer_NoContainerUsesTheClaim_Answers(t *testing.T) {
 	k.claims.Bind(demand("p"))
 	if got := k.prepare("c"); got != "a=n1/a.example/gpu/0:1" {
 		t.Error(got)
+	}
+}
+
+func TestServer_Sockets_AreTheOwnersOnly(t *testing.T) {
+	k := newKubelet(t, time.Minute)
+	for _, path := range Sockets(k.server.RegistryDir, k.server.PluginsDir) {
+		if info, err := os.Stat(path); err != nil || info.Mode() != fs.ModeSocket|0o600 {
+			t.Errorf("%s: %v, %v", path, info, err)
+		}
 	}
 }
 

@@ -41,15 +41,6 @@ func Rights(ctx context.Context, c Client, node string) (Access, error) {
 	dry := metav1.DryRunAll
 	own := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", node).String()}
 	bound := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String()}
-	watch := func(resource string, o metav1.ListOptions) error {
-		second := int64(1)
-		o.Watch, o.TimeoutSeconds = true, &second
-		body, err := params(c.Get().Resource(resource), o).Stream(ctx) // returns when the server has agreed
-		if err == nil {
-			err = body.Close()
-		}
-		return err
-	}
 	var nodes corev1.NodeList
 	var pods corev1.PodList
 	for _, step := range []struct {
@@ -57,9 +48,9 @@ func Rights(ctx context.Context, c Client, node string) (Access, error) {
 		do   func() error
 	}{
 		{"list nodes", func() error { return params(c.Get().Resource("nodes"), own).Do(ctx).Into(&nodes) }},
-		{"watch nodes", func() error { return watch("nodes", own) }},
+		{"watch nodes", func() error { return tryWatch(ctx, c, "nodes", own) }},
 		{"list pods", func() error { return params(c.Get().Resource("pods"), bound).Do(ctx).Into(&pods) }},
-		{"watch pods", func() error { return watch("pods", bound) }},
+		{"watch pods", func() error { return tryWatch(ctx, c, "pods", bound) }},
 		{"get pods", func() error {
 			if len(pods.Items) == 0 {
 				return nil // a node's credentials are valid for its own pods only, and it has none
@@ -97,6 +88,17 @@ func Rights(ctx context.Context, c Client, node string) (Access, error) {
 	a.Node, a.Pods = len(nodes.Items) > 0, pods.Items
 	a.Policy, _ = policy(ctx, c)
 	return a, nil
+}
+
+// tryWatch watches for a moment.
+func tryWatch(ctx context.Context, c Client, resource string, o metav1.ListOptions) error {
+	second := int64(1)
+	o.Watch, o.TimeoutSeconds = true, &second
+	body, err := params(c.Get().Resource(resource), o).Stream(ctx) // returns when the server has agreed
+	if err == nil {
+		err = body.Close()
+	}
+	return err
 }
 
 // policy returns the newest version of the API of mutating admission policies, or NoPolicy.

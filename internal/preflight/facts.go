@@ -27,7 +27,8 @@ type Facts struct {
 
 	Openers    *Openers // nil: the configuration does not need them
 	Commands   []Command
-	API        *API // nil: there is none, by the configuration
+	API        *API    // nil: there is none, by the configuration
+	Claims     *Claims // nil: dra.resources is empty, or there is no API server
 	Kubelet    Kubelet
 	Checkpoint Checkpoint
 }
@@ -62,6 +63,7 @@ type Daemon struct {
 	Version  string
 	Problems []string // of its components, as in /readyz
 	Serves   map[device.ResourceName]bool
+	Devices  map[device.ResourceName]int // how many each resource has
 }
 
 // A Socket is a place where devmgrd listens.
@@ -120,8 +122,9 @@ type Containerd struct {
 
 // Host is the machine.
 type Host struct {
-	Systemd bool // is the init process
-	Unified bool // has cgroup v2
+	Systemd   bool // is the init process
+	Unified   bool // has cgroup v2
+	NUMANodes int
 }
 
 // API is the API server, with the configured credentials.

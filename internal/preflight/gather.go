@@ -24,6 +24,7 @@ import (
 	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/dra"
 	"github.com/devmgrd/devmgrd/internal/kube"
 	"github.com/devmgrd/devmgrd/internal/nri"
 	"github.com/devmgrd/devmgrd/internal/openers"
@@ -88,6 +89,9 @@ func (l gatherer) facts() Facts {
 	l.readRuntime(&f, kubelet)
 	l.readAPI(&f)
 	l.readKubelet(&f, daemon)
+	if f.Claims != nil {
+		f.Claims.Resources = claimed(l.config.DRA, f)
+	}
 	return f
 }
 
@@ -150,13 +154,14 @@ func (l gatherer) daemon(f *Facts) int {
 		f.Daemon = &Daemon{Version: "of unknown version", Problems: []string{err.Error()}}
 		return pid
 	}
-	f.Daemon = &Daemon{Version: status.Version, Serves: map[device.ResourceName]bool{}}
+	f.Daemon = &Daemon{Version: status.Version, Serves: map[device.ResourceName]bool{}, Devices: map[device.ResourceName]int{}}
 	for _, p := range status.Components {
 		if !p.Ready {
 			f.Daemon.Problems = append(f.Daemon.Problems, p.Problem)
 		}
 	}
 	for _, r := range status.Resources {
+		f.Daemon.Devices[device.ResourceName(r.Name)] = int(r.Free + r.Assigned + r.Unhealthy + r.Cordoned + r.Stale + r.Quarantined + r.Withheld + r.Releasing + r.Busy)
 		f.Daemon.Serves[device.ResourceName(r.Name)] = r.Plugin == device.Serving.String() || r.Plugin == device.StatusConnected
 	}
 	return pid
@@ -204,6 +209,11 @@ func (l gatherer) sockets() []Socket {
 		{Key: "plugins.socketDir", At: filepath.Join(c.Plugins.SocketDir, "kubelet.sock")},
 		{Key: "podResources.socket", At: c.PodResources.Socket},
 		{Key: "admin.socket", At: c.Admin.Socket},
+	}
+	if len(c.DRA.Resources) > 0 {
+		for _, at := range dra.Sockets(c.Plugins.KubeletRegistryDir(), filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "plugins")) {
+			all = append(all, Socket{Key: "plugins.kubeletDir", At: at})
+		}
 	}
 	for i := range all {
 		s := &all[i]
@@ -279,7 +289,7 @@ func host() Host {
 		_, err := os.Stat(path)
 		return err == nil
 	}
-	return Host{Systemd: there("/run/systemd/system"), Unified: there("/sys/fs/cgroup/cgroup.controllers")}
+	return Host{Systemd: there("/run/systemd/system"), Unified: there("/sys/fs/cgroup/cgroup.controllers"), NUMANodes: numaNodes("/sys")}
 }
 
 func (l gatherer) readRuntime(f *Facts, kubelet kubeletConfig) {
@@ -336,9 +346,23 @@ func (l gatherer) readAPI(f *Facts) {
 	if f.API.Err = err; err != nil {
 		return
 	}
+	l.readClaims(ctx, f, access)
 	f.API.Node, f.API.Rights, f.API.Policy = access.Node, access.Rights, access.Policy
 	f.API.Asking, f.API.Unbound = pods.Bound(access.Pods, l.config.Plugins.IgnoredResources)
 	f.API.Neighbours = pods.NeighboursOf(access.Pods, l.config.PodResources.KubeletSocket)
+}
+
+// readClaims tries what devmgrd does as a DRA driver, if dra.resources names resources.
+func (l gatherer) readClaims(ctx context.Context, f *Facts, node kube.Access) {
+	if len(l.config.DRA.Resources) == 0 {
+		return
+	}
+	f.Claims = &Claims{}
+	client, err := kube.ConnectResource(l.config.Kubernetes.Kubeconfig, version.Get().Version)
+	if err == nil {
+		f.Claims.ClaimAccess, err = kube.ClaimRights(ctx, client, l.config.NodeName, dra.Driver, node.Pods)
+	}
+	f.Claims.Err = err
 }
 
 // readKubelet reads the state of the kubelet's own device manager.

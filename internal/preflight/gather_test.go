@@ -1,11 +1,13 @@
 package preflight
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/devmgrd/devmgrd/config"
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -47,5 +49,31 @@ func TestLookAtCheckpoint(t *testing.T) {
 	write(file, []byte("{"), 100)
 	if c := lookAtCheckpoint(dir, ignored); c.Err == nil {
 		t.Errorf("of half a file: %+v", c)
+	}
+}
+
+// The resources of this node that dra.resources names, from each source.
+func TestClaimed(t *testing.T) {
+	f := Facts{
+		Daemon:     &Daemon{Serves: map[device.ResourceName]bool{"vendor.example/gpu": true, "vendor.example/lost": false, "other.example/a": true}, Devices: map[device.ResourceName]int{"vendor.example/gpu": 40}},
+		Kubelet:    Kubelet{Devices: map[device.ResourceName]int{"vendor.example/gpu": 2, "vendor.example/nic": 3}},
+		Checkpoint: Checkpoint{Resources: []device.ResourceName{"vendor.example/old"}},
+	}
+	got := claimed(config.DRA{Resources: []string{"vendor.example/*", "exact.example/b"}}, f)
+	want := map[device.ResourceName]int{"vendor.example/gpu": 40, "vendor.example/lost": 0, "vendor.example/nic": 3, "vendor.example/old": 0, "exact.example/b": 0}
+	if !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+func TestNUMANodes(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"node0", "node1", "power"} {
+		if err := os.MkdirAll(filepath.Join(dir, "devices/system/node", name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := numaNodes(dir); got != 2 {
+		t.Errorf("%d NUMA nodes, want 2", got)
 	}
 }

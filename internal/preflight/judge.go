@@ -24,6 +24,7 @@ func Judge(f Facts) []Finding {
 	j.cgroups(f)
 	j.release(f)
 	j.api(f)
+	j.claims(f)
 	j.plugins(f)
 	j.checkpoint(f)
 	j.neighbours(f)

@@ -180,6 +180,23 @@ func TestJudge(t *testing.T) {
 		"no right to evict": {func(f *preflight.Facts) {
 			f.Evicts, f.API.Rights = true, []kube.Right{{What: "create pods/eviction", Err: broken}}
 		}, "FAIL permissions"},
+		"dra":                {func(f *preflight.Facts) { f.Claims = claims() }, ""},
+		"dra, no API server": {func(f *preflight.Facts) { f.Claims = &preflight.Claims{Err: broken} }, "FAIL dra"},
+		"dra, no API":        {func(f *preflight.Facts) { f.Claims = claims(); f.Claims.Served = false }, "FAIL dra"},
+		"dra, no rights": {func(f *preflight.Facts) {
+			f.Claims = claims()
+			f.Claims.Rights[0].Err, f.Claims.Rights[1].Err = broken, broken
+		}, "FAIL dra, FAIL dra"},
+		"dra, an older release": {func(f *preflight.Facts) { f.Claims = claims(); f.Claims.Older = true }, "warn dra"},
+		"dra, no class":         {func(f *preflight.Facts) { f.Claims = claims(); f.Claims.Classes = nil }, "warn device class"},
+		"dra, unknown classes": {func(f *preflight.Facts) {
+			f.Claims = claims()
+			f.Claims.Classes, f.Claims.ClassesErr = nil, broken
+		}, ""},
+		"dra, many devices":            {func(f *preflight.Facts) { f.Claims = claims(); f.Claims.Resources[gpu] = 33 }, "warn dra limits"},
+		"dra, NUMA nodes":              {func(f *preflight.Facts) { f.Claims = claims(); f.Host.NUMANodes = 2 }, "warn dra limits"},
+		"NUMA nodes, no dra":           {func(f *preflight.Facts) { f.Host.NUMANodes = 2 }, ""},
+		"dra, no resource":             {func(f *preflight.Facts) { f.Claims = claims(); f.Claims.Resources = nil; f.Host.NUMANodes = 2 }, ""},
 		"with the kubelet":             {func(f *preflight.Facts) { f.Kubelet.Devices = map[device.ResourceName]int{gpu: 2, "a/away": 0} }, "warn plugins"},
 		"no kubelet":                   {func(f *preflight.Facts) { f.Kubelet.Err = broken }, "warn plugins"},
 		"no kubelet, and yet a plugin": {func(f *preflight.Facts) { f.Kubelet.Err, f.Kubelet.Plugins = broken, []string{"x"} }, "warn plugins"},
@@ -228,6 +245,36 @@ func TestJudge(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}
+}
+
+// claims is an API server on which dra.resources needs nothing else.
+func claims() *preflight.Claims {
+	return &preflight.Claims{
+		ClaimAccess: kube.ClaimAccess{
+			Served: true, Release: "v1.36.3", Rights: []kube.Right{{What: "list resourceslices"}, {What: "create resourceslices"}},
+			Classes: map[string]string{string(gpu): "gpus"},
+		},
+		Resources: map[device.ResourceName]int{gpu: 32},
+	}
+}
+
+// Where classes cannot be listed, an operator can look instead; a missing class has the command that makes it.
+func TestClasses_TheCommandIsNamed(t *testing.T) {
+	f := fit()
+	f.Claims = claims()
+	f.Claims.ClassesErr = errors.New("x")
+	says := func(want string) {
+		t.Helper()
+		for _, one := range preflight.Judge(f) {
+			if one.Check == "device class" && strings.Contains(one.Text+one.Remedy, want) {
+				return
+			}
+		}
+		t.Errorf("nothing says %q", want)
+	}
+	says("kubectl get deviceclasses")
+	f.Claims.ClassesErr, f.Claims.Classes = nil, nil
+	says("devmgrd deviceclass vendor.example/gpu | kubectl apply -f -")
 }
 
 // sizes returns containers of this size each.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/dra"
 	"github.com/devmgrd/devmgrd/test/apt"
 )
 
@@ -53,14 +54,18 @@ func TestProfile_AllowsTheDefaultPaths(t *testing.T) {
 	for _, r := range rules(t) {
 		all = append(all, strings.ReplaceAll(r, "@{run}", "/run"))
 	}
-	for want, path := range map[string]string{
+	wanted := map[string]string{
 		c.StateDir + "/{,**} rwk,":                             "stateDir",
 		c.RunDir + "/{,**} rwl,":                               "runDir",
 		c.Plugins.KubeletDir + "/devmgrd.txt rw,":              "plugins.kubeletDir",
 		filepath.Dir(c.PodResources.KubeletSocket) + "/* rwl,": "podResources.kubeletSocket",
 		strings.TrimPrefix(c.NRI.Socket, "/var") + " rw,":      "nri.socket",
 		filepath.Dir(config.DefaultFile) + "/{,**} r,":         "the configuration",
-	} {
+	}
+	for _, at := range dra.Sockets(c.Plugins.KubeletRegistryDir(), filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "plugins")) {
+		wanted[filepath.Dir(at)+"/{,.}"+filepath.Base(at)+"{,.*} rw,"] = "dra.resources"
+	}
+	for want, path := range wanted {
 		found := false
 		for _, r := range all {
 			found = found || r == want

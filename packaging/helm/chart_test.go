@@ -104,6 +104,7 @@ func everything() object {
 			"podResources": object{"kubeletSocket": "/srv/kubelet/pod-resources/kubelet.sock", "takeover": true},
 			"nri":          object{"socket": "/srv/nri/nri.sock"},
 			"metrics":      object{"listen": "0.0.0.0:9999"},
+			"dra":          object{"resources": []any{"vendor.example/nic"}},
 		},
 		"rules":             []any{object{"name": "gpu", "resources": []any{"vendor.example/gpu"}}},
 		"hostPaths":         []any{"/opt/vendor"},
@@ -121,6 +122,7 @@ func everything() object {
 		"extraVolumes":      []any{object{"name": "extra", "emptyDir": object{}}},
 		"extraVolumeMounts": []any{object{"name": "extra", "mountPath": "/extra"}},
 		"serviceAccount":    object{"create": true, "name": "account", "annotations": object{"example.com/a": "v"}},
+		"dra":               object{"enabled": true},
 		"rbac":              object{"create": true, "eviction": true, "ownNodePolicy": true},
 		"policies":          object{"failClosed": true, "podSize": true},
 		"monitoring": object{
@@ -131,15 +133,31 @@ func everything() object {
 	}
 }
 
-// TestChart_Defaults_SameAsBase holds that the chart and the Kustomize base, two ways to the same objects, do not part.
-func TestChart_Defaults_SameAsBase(t *testing.T) {
-	got := render(t, "devmgrd", "kube-system", object{"image": object{"repository": "registry.example/devmgrd", "tag": "latest"}})
-	want := base(t)
+// TestChart_SameAsBase holds that the chart and the Kustomize base, two ways to the same objects, do not part.
+func TestChart_SameAsBase(t *testing.T) {
+	t.Run("defaults", func(t *testing.T) { sameAsBase(t, object{}, "# The defaults.\n", "{resources: [base]}") })
+	t.Run("dra", func(t *testing.T) {
+		sameAsBase(t, object{"dra": object{"enabled": true}, "config": object{"dra": object{"resources": []any{"vendor.example/gpu"}}}},
+			"dra:\n  resources:\n  - vendor.example/gpu\n", "{resources: [base, base/rbac-dra.yaml], patches: [{path: base/daemonset-dra.yaml}]}")
+	})
+}
+
+// sameAsBase compares the chart with an overlay of the base.
+func sameAsBase(t *testing.T, values object, config, overlay string) {
+	t.Helper()
+	values["image"] = object{"repository": "registry.example/devmgrd", "tag": "latest"}
+	got := render(t, "devmgrd", "kube-system", values)
+	want := base(t, overlay)
 	delete(got, "Pod/devmgrd-test")
-	if string(at(got["ConfigMap/devmgrd"], "data", "config.yaml").(string)) != "# The defaults.\n" {
-		t.Errorf("the configuration is %v", at(got["ConfigMap/devmgrd"], "data"))
+	if is := at(got["ConfigMap/devmgrd"], "data", "config.yaml"); is != config {
+		t.Errorf("the configuration is %q, want %q", is, config)
 	}
 	delete(got, "ConfigMap/devmgrd")
+	if role, more := want["ClusterRole/devmgrd"], want["ClusterRole/devmgrd-dra"]; more != nil { // the chart makes one of the two
+		role["rules"] = append(role["rules"].([]any), more["rules"].([]any)...)
+		delete(want, "ClusterRole/devmgrd-dra")
+		delete(want, "ClusterRoleBinding/devmgrd-dra")
+	}
 	if g, w := slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)); !slices.Equal(g, w) {
 		t.Fatalf("the chart makes %q, the base %q", g, w)
 	}
@@ -155,11 +173,21 @@ func TestChart_Defaults_SameAsBase(t *testing.T) {
 	}
 	main := at(set, "spec", "template", "spec", "containers").([]any)[0].(object)
 	delete(main, "imagePullPolicy")
+	for _, o := range []object{set, want["DaemonSet/devmgrd"]} {
+		pod := at(o, "spec", "template", "spec").(object)
+		byName(pod["volumes"])
+		byName(pod["containers"].([]any)[0].(object)["volumeMounts"])
+	}
 	for name := range want {
 		if !reflect.DeepEqual(squeeze(got[name]), squeeze(want[name])) {
 			t.Errorf("the chart makes\n%s\nand the base\n%s", text(t, got[name]), text(t, want[name]))
 		}
 	}
+}
+
+// byName sorts a list of which Kubernetes merges the items by name: a patch puts its own first.
+func byName(list any) {
+	slices.SortFunc(list.([]any), func(a, b any) int { return strings.Compare(at(a, "name").(string), at(b, "name").(string)) })
 }
 
 // squeeze returns a value with one space for all white space in its texts: Kustomize adds lines to long ones.
@@ -183,10 +211,17 @@ func squeeze(value any) any {
 	return value
 }
 
-// base returns what Kustomize makes of the base.
-func base(t *testing.T) map[string]object {
+// base returns what Kustomize makes of an overlay of the base, which the overlay has as the directory base.
+func base(t *testing.T, overlay string) map[string]object {
 	t.Helper()
-	made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), "../kubernetes")
+	dir := t.TempDir()
+	if err := os.CopyFS(dir+"/base", os.DirFS("../kubernetes")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir+"/kustomization.yaml", []byte(overlay), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	made, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,6 +264,7 @@ func TestChart_EachValue_IsUsed(t *testing.T) {
 		"mountPath: /extra", "serviceAccountName: account", "pods/eviction", "system:serviceaccount:devices:account", "[''example.com/licence'']",
 		"[''/srv/kubelet/device-plugins'', ''/srv/kubelet/device-plugins/kubelet.sock'']", "expression: '[''/srv/kubelet'']'", "interval: 15s",
 		"- /srv/devmgrd/run/admin.sock", "name: devmgrd-pod-size", "name: pool-a-devmgrd-own-node", "vendor.example/gpu",
+		"name: pool-a-devmgrd-own-slices", "- resourceslices", "vendor.example/nic", "path: /srv/kubelet/plugins/devmgrd.io", "mountPath: /srv/kubelet/plugins_registry",
 	} {
 		if !strings.Contains(all.String(), want) {
 			t.Errorf("nothing has %s", want)
@@ -260,6 +296,7 @@ func TestChart_Mistake_NamesIt(t *testing.T) {
 		{object{"image": object{"digest": "latest"}}, "digest"},
 		{object{"goMemoryLimit": "750Mi"}, "goMemoryLimit"},
 		{object{"hostPaths": []any{"opt/vendor"}}, "hostPaths"},
+		{object{"config": object{"dra": object{"resources": []any{"*"}}}}, "set dra.enabled"},
 		{object{"monitoring": object{"podMonitor": object{"enabled": true}}}, "set config.metrics.listen to an address of the node"},
 		{object{"monitoring": object{"podMonitor": object{"enabled": true}}, "config": object{"metrics": object{"listen": "unix:/run/x.sock"}}}, "set config.metrics.listen to HOST:PORT"},
 	} {

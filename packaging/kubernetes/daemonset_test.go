@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/devmgrd/devmgrd/config"
+	"github.com/devmgrd/devmgrd/internal/dra"
 )
 
 // TestDaemonSet compares the manifest with the unit and with the configuration's defaults, and holds what a newcomer might
@@ -139,5 +141,45 @@ func TestRBAC_DefaultFile_NoEviction(t *testing.T) {
 	}
 	if got := role(RBACEviction); !slices.Equal(got, []string{"create pods/eviction"}) {
 		t.Errorf("rbac-eviction.yaml grants %q", got)
+	}
+	want = []string{"create resourceslices", "delete resourceslices", "get resourceclaims", "list deviceclasses", "list resourceslices", "update resourceslices", "watch resourceslices"}
+	if got := role(RBACDRA); !slices.Equal(got, want) {
+		t.Errorf("rbac-dra.yaml grants %q, want %q", got, want)
+	}
+	if !strings.Contains(RBACDRA, "s.spec.driver == '"+dra.Driver+"'") {
+		t.Errorf("the policy does not name the driver %s", dra.Driver)
+	}
+}
+
+// TestDaemonSetDRA holds that the patch mounts the two directories in which devmgrd makes its sockets as a DRA driver, and no other.
+func TestDaemonSetDRA(t *testing.T) {
+	var set appsv1.DaemonSet
+	if err := yaml.UnmarshalStrict([]byte(DaemonSetDRA), &set); err != nil {
+		t.Fatal(err)
+	}
+	empty := filepath.Join(t.TempDir(), "empty.yaml")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, _, err := config.Load(config.Options{File: empty, Set: []string{"nodeName=n1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sockets := dra.Sockets(c.Plugins.KubeletRegistryDir(), filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "plugins"))
+	want := map[string]string{"kubelet-dra": filepath.Dir(sockets[0]), "kubelet-registry": filepath.Dir(sockets[1])}
+	pod := set.Spec.Template.Spec
+	mounts := map[string]string{}
+	for _, m := range pod.Containers[0].VolumeMounts {
+		mounts[m.Name] = m.MountPath
+		if m.ReadOnly || m.MountPropagation != nil {
+			t.Errorf("the mount %+v, want it writable and private", m)
+		}
+	}
+	volumes := map[string]string{}
+	for _, v := range pod.Volumes {
+		volumes[v.Name] = v.HostPath.Path
+	}
+	if !maps.Equal(mounts, want) || !maps.Equal(volumes, want) {
+		t.Errorf("mounts %v of volumes %v, want %v", mounts, volumes, want)
 	}
 }

@@ -24,7 +24,17 @@ var RBAC string
 //go:embed rbac-eviction.yaml
 var RBACEviction string
 
+// RBACDRA is rbac-dra.yaml: the rights for dra.resources, an admission policy, and its binding.
+//
+//go:embed rbac-dra.yaml
+var RBACDRA string
+
 // DaemonSet is daemonset.yaml.
 //
 //go:embed daemonset.yaml
 var DaemonSet string
+
+// DaemonSetDRA is daemonset-dra.yaml: a patch of the DaemonSet for dra.resources.
+//
+//go:embed daemonset-dra.yaml
+var DaemonSetDRA string

@@ -82,6 +82,20 @@ func TestModule_GrantsNoPowers(t *testing.T) {
 // writable are the types of files that devmgrd may write.
 var writable = map[string]bool{"devmgrd_var_lib_t": true, "devmgrd_runtime_t": true, "container_file_t": true, "container_var_lib_t": true}
 
+// TestModule_LetsKubeletIn wants what the kubelet needs of devmgrd as a DRA driver, and that devmgrd may make the socket.
+func TestModule_LetsKubeletIn(t *testing.T) {
+	cil := compile(t)
+	for _, want := range []string{
+		`\(allow kubelet_t devmgrd_t \(unix_stream_socket \([^)]*connectto`,
+		`\(allow kubelet_t container_var_lib_t \(sock_file \([^)]*write`,
+		`\(allow devmgrd_t container_var_lib_t \(sock_file \([^)]*create`,
+	} {
+		if !regexp.MustCompile(want).MatchString(cil) {
+			t.Errorf("the module lacks %s", want)
+		}
+	}
+}
+
 // TestModule_LetsContainersIn wants both directions of the sockets in shared directories.
 func TestModule_LetsContainersIn(t *testing.T) {
 	cil := compile(t)

@@ -120,7 +120,8 @@ func TestDefaultDirectoriesAreWritable(t *testing.T) {
 	if got := settings(t, "ProtectSystem"); len(got) != 1 || got[0] != "full" {
 		t.Fatalf("ProtectSystem is %q, want full: a device plugin may grant a mount whose source has to be made, anywhere", got)
 	}
-	for _, dir := range []string{c.StateDir, c.RunDir, c.Plugins.SocketDir, c.Plugins.KubeletDir} {
+	kubelet := filepath.Dir(c.Plugins.KubeletDir)
+	for _, dir := range []string{c.StateDir, c.RunDir, c.Plugins.SocketDir, c.Plugins.KubeletDir, c.Plugins.KubeletRegistryDir(), filepath.Join(kubelet, "plugins")} {
 		for _, system := range []string{"/usr", "/boot", "/efi", "/etc"} {
 			if dir == system || strings.HasPrefix(dir, system+"/") {
 				t.Errorf("the daemon writes to %s, which the unit makes read-only", dir)

@@ -14,6 +14,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -129,6 +130,7 @@ func (u *user) values() string {
 	name, tag, _ := strings.Cut(image, ":")
 	u.must(os.WriteFile(file, fmt.Appendf(nil, `image: {repository: %s, tag: %q, pullPolicy: Never}
 config: {kubernetes: {kubeconfig: /kubeconfig/config}}
+dra: {enabled: true}
 hostPaths: [/tmp]
 extraVolumes: [{name: kubeconfig, secret: {secretName: %s}}]
 extraVolumeMounts: [{name: kubeconfig, mountPath: /kubeconfig, readOnly: true}]
@@ -239,7 +241,51 @@ func (u *user) onlyItsOwnNode(token string) {
 	if _, err := client.CoreV1().Secrets(metav1.NamespaceSystem).List(u.ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
 		u.t.Errorf("listing secrets: %v, want it forbidden", err)
 	}
+	u.onlyItsOwnSlices(client)
 	u.must(nodes.Delete(u.ctx, "other", metav1.DeleteOptions{}))
+}
+
+// onlyItsOwnSlices tries what a thief of the token could do with ResourceSlices.
+func (u *user) onlyItsOwnSlices(client clientset.Interface) {
+	u.t.Helper()
+	slice := func(name, node, driver, pool string) *resourceapi.ResourceSlice {
+		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceSliceSpec{
+			Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: pool, Generation: 1, ResourceSliceCount: 1},
+		}}
+	}
+	own, slices, all := u.NodeName(), client.ResourceV1().ResourceSlices(), u.Client().ResourceV1().ResourceSlices()
+	dry := []string{metav1.DryRunAll}
+	create := func(s *resourceapi.ResourceSlice) error {
+		_, err := slices.Create(u.ctx, s, metav1.CreateOptions{DryRun: dry})
+		return err
+	}
+	u.until("the policy for slices is in force", func() bool {
+		err := create(slice("x", "other", "devmgrd.io", "other/vendor.example/x/0"))
+		return err != nil && strings.Contains(err.Error(), "of its own node only")
+	})
+	u.must(create(slice("x", own, "devmgrd.io", own+"/vendor.example/x/0")))
+	for what, s := range map[string]*resourceapi.ResourceSlice{
+		"another driver's":           slice("x", own, "driver.example", own+"/vendor.example/x/0"),
+		"one in another node's pool": slice("x", own, "devmgrd.io", "other/vendor.example/x/0"),
+	} {
+		if err := create(s); err == nil || !strings.Contains(err.Error(), "devmgrd may write ResourceSlices ") {
+			u.t.Errorf("%s slice is created: %v", what, err)
+		}
+	}
+	for _, s := range []*resourceapi.ResourceSlice{
+		slice("x-node", "other", "devmgrd.io", "other/vendor.example/x/0"), slice("x-driver", own, "driver.example", own+"/vendor.example/x/0"),
+	} {
+		made, err := all.Create(u.ctx, s, metav1.CreateOptions{})
+		u.must(err)
+		made.Labels = map[string]string{"x": "x"}
+		if _, err := slices.Update(u.ctx, made, metav1.UpdateOptions{DryRun: dry}); err == nil || !strings.Contains(err.Error(), "devmgrd may write ") {
+			u.t.Errorf("slice %s is changed: %v", s.Name, err)
+		}
+		if err := slices.Delete(u.ctx, s.Name, metav1.DeleteOptions{DryRun: dry}); err == nil || !strings.Contains(err.Error(), "devmgrd may write ") {
+			u.t.Errorf("slice %s is deleted: %v", s.Name, err)
+		}
+		u.must(all.Delete(u.ctx, s.Name, metav1.DeleteOptions{}))
+	}
 }
 
 // podOf returns the DaemonSet's pod on the only node, or nil.

@@ -95,6 +95,8 @@ func (u *user) files() {
 		"/usr/share/devmgrd/systemd/host-plugin.conf":       0o644,
 		"/usr/share/devmgrd/systemd/other-users.conf":       0o644,
 		"/usr/share/devmgrd/kubernetes/rbac-eviction.yaml":  0o644,
+		"/usr/share/devmgrd/kubernetes/rbac-dra.yaml":       0o644,
+		"/usr/share/devmgrd/kubernetes/daemonset-dra.yaml":  0o644,
 		"/usr/share/doc/devmgrd/SECURITY.md":                0o644,
 		"/usr/share/doc/devmgrd/sbom.cdx.json":              0o644,
 		"/usr/share/devmgrd/prometheus/alerts.yaml":         0o644,

@@ -40,6 +40,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 stateDir: {{ dig "stateDir" "/var/lib/devmgrd" $config }}
 runDir: {{ dig "runDir" "/run/devmgrd" $config }}
 kubeletDir: {{ dig "plugins" "kubeletDir" "/var/lib/kubelet/device-plugins" $config }}
+kubeletRoot: {{ dig "plugins" "kubeletDir" "/var/lib/kubelet/device-plugins" $config | dir }}
 podResources: {{ dig "podResources" "kubeletSocket" "/var/lib/kubelet/pod-resources/kubelet.sock" $config | dir }}
 nri: {{ dig "nri" "socket" "/var/run/nri/nri.sock" $config | dir }}
 adminSocket: {{ dig "admin" "socket" (printf "%s/admin.sock" (dig "runDir" "/run/devmgrd" $config)) $config }}
