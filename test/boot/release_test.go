@@ -87,3 +87,39 @@ systemctl disable --now devmgrd-openers.socket; systemctl restart devmgrd`)
 	h.running("third")
 	h.types("echo 0 > /run/vendor-reset-exit")
 }
+
+// systemd runs the operator's command. A device that it finds unhealthy is out of service until it finds the device healthy.
+func TestRelease_HealthCommand_DeviceIsSuspendedUntilItAgrees(t *testing.T) {
+	h := start(t)
+	h.driver()
+	h.types("cp /etc/devmgrd/config.yaml /root/")
+	h.must(h.machine.Put(h.ctx, map[string]string{
+		"/etc/devmgrd/config.yaml": "health:\n  command: {vendor.example/gpu: /usr/local/sbin/vendor-examine}\n  interval: 10s\n",
+		"/usr/local/sbin/vendor-examine": `#!/bin/bash
+[ "$DEVMGRD_DEVICE" != "$(cat /run/vendor-bad)" ]
+`}))
+	h.types("chmod 755 /usr/local/sbin/vendor-examine; echo none > /run/vendor-bad; systemctl restart devmgrd")
+	h.cleanup(func() {
+		h.types(`cp /root/config.yaml /etc/devmgrd/ # over the other file, which has the label for SELinux
+rm -f /root/config.yaml /usr/local/sbin/vendor-examine /run/vendor-bad; systemctl restart devmgrd`)
+		h.ready()
+	})
+	h.ready()
+	h.service("gpu0=/dev/vendor/gpu0:rw")
+	if out := h.types("devmgrd check"); !strings.Contains(out, "health.command: /usr/local/sbin/vendor-examine") {
+		t.Errorf("devmgrd check:\n%s", out)
+	}
+	h.types("echo gpu0 > /run/vendor-bad")
+	h.until("the device is suspended", func() bool {
+		out := h.tries("devmgrd devices")
+		return strings.Contains(out, "suspended") && strings.Contains(out, "health.command finds it unhealthy (exit code 1)")
+	})
+	h.types("echo none > /run/vendor-bad")
+	h.runs("later", 1)
+	if out := h.tries("devmgrd history --actions"); !strings.Contains(out, "suspend") || !strings.Contains(out, "resume") {
+		t.Errorf("devmgrd history --actions:\n%s", out)
+	}
+	if out := h.tries("systemctl list-units --all --no-legend 'devmgrd-health-*'"); strings.Contains(out, "failed") {
+		t.Errorf("systemd still has %s", out)
+	}
+}
