@@ -27,7 +27,7 @@ const nic device.ResourceName = "a.example/nic"
 
 // A world is what Claims need: an API server with claims, devices, and a sink.
 type world struct {
-	t  *testing.T
+	t  testing.TB
 	mu sync.Mutex
 	// claims are the API server's, by namespace/name. away: it does not answer.
 	claims  map[string]*resourceapi.ResourceClaim
@@ -39,7 +39,7 @@ type world struct {
 	bound   map[device.PodUID]device.PodDemand
 }
 
-func newWorld(t *testing.T) (*world, *Claims) {
+func newWorld(t testing.TB) (*world, *Claims) {
 	w := &world{t: t, claims: map[string]*resourceapi.ResourceClaim{}, devices: map[device.ResourceName][]device.ID{}, updated: make(chan struct{}),
 		needs: map[device.ResourceName]bool{}, bound: map[device.PodUID]device.PodDemand{}}
 	scheme := runtime.NewScheme()
@@ -47,7 +47,7 @@ func newWorld(t *testing.T) (*world, *Claims) {
 		t.Fatal(err)
 	}
 	version := resourceapi.SchemeGroupVersion
-	client, err := rest.RESTClientForConfigAndClient(&rest.Config{Host: "http://api", APIPath: "/apis", ContentConfig: rest.ContentConfig{
+	client, err := rest.RESTClientForConfigAndClient(&rest.Config{Host: "http://api", QPS: -1, APIPath: "/apis", ContentConfig: rest.ContentConfig{
 		GroupVersion: &version, NegotiatedSerializer: serializer.NewCodecFactory(scheme).WithoutConversion()}}, &http.Client{Transport: w})
 	if err != nil {
 		t.Fatal(err)

@@ -58,7 +58,7 @@ func (r *readiness) serve(c device.Container) {
 
 // A kubelet is what calls the server.
 type kubelet struct {
-	t        *testing.T
+	t        testing.TB
 	world    *world
 	claims   *Claims
 	devices  *readiness
@@ -69,7 +69,7 @@ type kubelet struct {
 }
 
 // newKubelet starts a server, and connects to it as the kubelet does: by the socket in plugins_registry.
-func newKubelet(t *testing.T, hold time.Duration) *kubelet {
+func newKubelet(t testing.TB, hold time.Duration) *kubelet {
 	w, claims := newWorld(t)
 	dir := t.TempDir()
 	devices := &readiness{ready: map[device.Container]bool{}, updated: make(chan struct{})}
@@ -273,5 +273,20 @@ func TestServer_Health_IsReportedAtEachChange(t *testing.T) {
 	k.claims.Drop("p")
 	if got := next(); len(got) > 0 {
 		t.Errorf("in the end: %v", got)
+	}
+}
+
+// A claim whose pod has its devices, over real sockets; the API server is in memory.
+func BenchmarkPrepare(b *testing.B) {
+	k := newKubelet(b, time.Minute)
+	k.world.list(gpu, "1", "2")
+	k.world.allocate("c", "a=a.example/gpu:2")
+	k.world.reserve("c", "p")
+	k.claims.Bind(demand("p", "main c"))
+	k.devices.serve(device.Container{Pod: "p", Name: "main"})
+	for b.Loop() {
+		if got := k.prepare("c"); got != "a=n1/a.example/gpu/0:2" {
+			b.Fatal(got)
+		}
 	}
 }
