@@ -22,13 +22,24 @@ import (
 // claimed returns which resources are offered through claims: those of dra.resources that do not have too many devices.
 func claimed(c config.DRA, devices *allocator.Allocator) func(device.ResourceName) bool {
 	return func(r device.ResourceName) bool {
+		return c.Offers(string(r)) && !tooMany(c, devices)(r)
+	}
+}
+
+// tooMany returns which resources of dra.resources have too many devices.
+func tooMany(c config.DRA, devices *allocator.Allocator) func(device.ResourceName) bool {
+	return func(r device.ResourceName) bool {
 		if !c.Offers(string(r)) {
 			return false
 		}
 		offer := devices.Resources().ByName[r].Offer
-		return offer == nil || len(offer.Inventory.Devices) <= c.MaxDevices
+		return offer != nil && len(offer.Inventory.Devices) > c.MaxDevices
 	}
 }
+
+// lateBinding is how long after the removal of a resource from the Node pods may be created that the scheduler binds by its number: it sees
+// the removal later, and the API server's clock may be ahead of this node's.
+const lateBinding = time.Minute
 
 // claims is Dynamic Resource Allocation on this node.
 type claims struct {
@@ -60,15 +71,16 @@ func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, s
 	log := logFor("dra")
 	publisher := dra.New(dra.PublisherConfig{
 		NodeName: c.NodeName, Client: api, View: devices, Places: stateFile, Known: known.Places, MaxDevices: c.DRA.MaxDevices, Log: log, Metrics: metrics,
-		Offered:        func(r device.ResourceName) bool { _, uncounted := node.Uncounted(r); return uncounted },
-		OfferedChanged: node.Follow(), NodeUID: node.NodeUID,
+		Offered:        func(r device.ResourceName) bool { _, uncounted, _ := node.Uncounted(r); return uncounted },
+		OfferedChanged: node.Follow(), NodeUID: node.NodeUID, TooMany: tooMany(c.DRA, devices),
 	})
 	all := dra.NewClaims(dra.ClaimsConfig{
 		NodeName: c.NodeName, Client: api, Sink: devices, Inventory: devices, Pool: publisher.Pool, Log: log,
-		NeedsClaim: func(r device.ResourceName, created time.Time) bool {
-			since, uncounted := node.Uncounted(r)
-			return uncounted && created.After(since)
+		NeedsClaim: func(r device.ResourceName, created time.Time) (needs, known bool) {
+			since, uncounted, known := node.Uncounted(r)
+			return uncounted && created.After(since.Add(lateBinding)), known
 		},
+		NodeChanged: node.Follow(),
 	})
 	return &claims{
 		Claims:    all,

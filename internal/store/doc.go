@@ -30,6 +30,8 @@
 //	places                  made with the first device outside the first pool of its resource
 //	    <resource name>     a bucket
 //	        <device ID>     the number of its pool in ResourceSlices, in decimal digits
+//	uncounted               made with the first resource that is offered through claims after the Node has shown it
+//	    <resource name>     JSON of uncounting: when devmgrd took it off the Node
 //	retired                 made with the first resource that is forgotten
 //	    <resource name>     JSON of retirement: since when; the Node may still show it
 //
