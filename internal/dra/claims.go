@@ -66,6 +66,14 @@ type Claims struct {
 	mu      sync.Mutex // guards what follows; held while the Sink is called, never across I/O
 	pods    map[device.PodUID]*claimingPod
 	changed chan struct{} // closed when pods has changed
+	index   index
+}
+
+// An index is the listed devices by their names in slices, until the Inventory changes: names are hashes, and a search for each device of
+// each pod that waits would take seconds.
+type index struct {
+	until  <-chan struct{}
+	listed map[device.ResourceName]map[string][]device.ID
 }
 
 // A claimingPod is a pod of this node and what is known of its claims.
@@ -233,6 +241,7 @@ func (c *Claims) step(ctx context.Context) (next time.Time, waits bool) {
 			waits = waits || p.waits
 		}
 	}
+	c.index = index{} // it may be large
 	return next, waits
 }
 
@@ -433,16 +442,34 @@ func (c *Claims) find(one result) (found, bool) {
 		if PoolName(c.NodeName, r, k) != one.pool {
 			continue
 		}
-		all, _ := c.Inventory.Devices(r)
-		all = slices.DeleteFunc(all, func(d device.DeviceStatus) bool { return !d.Listed || Name(d.ID) != one.device })
-		switch at := slices.IndexFunc(all, func(d device.DeviceStatus) bool { return c.Pool(r, d.ID) == one.pool }); {
+		all := c.listed(r)[one.device]
+		switch at := slices.IndexFunc(all, func(id device.ID) bool { return c.Pool(r, id) == one.pool }); {
 		case at >= 0:
-			return found{r, all[at].ID}, true
+			return found{r, all[at]}, true
 		case len(all) == 1: // it has another place since it returned to its plugin's list
-			return found{r, all[0].ID}, true
+			return found{r, all[0]}, true
 		}
 	}
 	return found{}, false
+}
+
+// listed returns the listed devices of a resource by their names.
+func (c *Claims) listed(r device.ResourceName) map[string][]device.ID {
+	if until := c.Inventory.Updated(); c.index.until != until { // before anything is read
+		c.index = index{until, map[device.ResourceName]map[string][]device.ID{}}
+	}
+	if c.index.listed[r] == nil {
+		named := map[string][]device.ID{}
+		all, _ := c.Inventory.Devices(r)
+		for _, d := range all {
+			if d.Listed {
+				name := Name(d.ID)
+				named[name] = append(named[name], d.ID)
+			}
+		}
+		c.index.listed[r] = named
+	}
+	return c.index.listed[r]
 }
 
 // users returns the containers of this node's pods that use a claim, by pod, with one container of each; and the pods that are known.
