@@ -48,20 +48,19 @@ type claims struct {
 	server    *dra.Server
 }
 
-// usesClaims reports whether this node offers resources through claims, or has pods with devices from claims: their kubelet needs the
-// driver until they have ended.
-func usesClaims(c config.DRA, known store.State) bool {
-	if len(c.Resources) > 0 {
-		return true
+// usesClaims reports whether this node offers resources through claims, or has done so: its slices have to be removed before the scheduler
+// chooses more devices from them, and the kubelet needs the driver until the pods with claims have ended. A state file that cannot be
+// written or has been lost is no reason not to offer.
+func usesClaims(c config.DRA, known store.State, stateFile *store.Store, log *slog.Logger) bool {
+	if len(c.Resources) == 0 {
+		return known.Claims
 	}
-	for _, p := range known.Pods {
-		for _, d := range p.Demand.Demands {
-			if len(d.Fixed) > 0 {
-				return true
-			}
+	if !known.Claims {
+		if err := stateFile.SaveClaims(); err != nil {
+			log.Warn("cannot record the use of claims", "err", err)
 		}
 	}
-	return false
+	return true
 }
 
 // newClaims returns Dynamic Resource Allocation on this node.

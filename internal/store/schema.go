@@ -17,6 +17,7 @@ var (
 	placesBucket    = []byte("places")
 	retiredBucket   = []byte("retired")
 	uncountedBucket = []byte("uncounted")
+	claimsBucket    = []byte("claims")
 	openBucket      = []byte("open")
 	endedBucket     = []byte("ended")
 

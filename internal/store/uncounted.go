@@ -66,3 +66,26 @@ func dropUncounted(d *transaction, r device.ResourceName) error {
 	}
 	return uncounted.remove([]byte(r))
 }
+
+func readClaims(db *bolt.DB) (offered bool, err error) {
+	err = db.View(func(tx *bolt.Tx) error {
+		claims := tx.Bucket(claimsBucket)
+		offered = claims != nil && claims.Get(recordKey) != nil
+		return nil
+	})
+	return offered, err
+}
+
+// SaveClaims records that resources are offered through claims from now on.
+func (s *Store) SaveClaims() error {
+	return s.update(func(d *transaction) error {
+		claims, err := d.bucket(claimsBucket)
+		if err == nil {
+			err = claims.put(recordKey, []byte{1})
+		}
+		if err != nil {
+			return fmt.Errorf("recording that resources are offered through claims: %w", err)
+		}
+		return nil
+	})
+}

@@ -31,9 +31,20 @@ func TestUncounted_SavedAndForgotten_IsRead(t *testing.T) {
 		}
 	}
 	read(nil)
+	claims := func(want bool) {
+		t.Helper()
+		if got, err := s.State(); err != nil || got.Claims != want {
+			t.Errorf("claims: %t, %v, want %t", got.Claims, err, want)
+		}
+	}
+	claims(false)
+	if err := s.SaveClaims(); err != nil {
+		t.Fatal(err)
+	}
 	first, second := time.Unix(1000, 1), time.Unix(2000, 0)
 	save(first, "a.com/gpu", "b.com/nic")
 	save(second, "b.com/nic")
+	claims(true)
 	read(map[device.ResourceName]time.Time{"a.com/gpu": first, "b.com/nic": second})
 	if err := s.ForgetResource("a.com/gpu"); err != nil {
 		t.Fatal(err)
