@@ -176,9 +176,10 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			Components: func() []nodestatus.Component {
 				return lists.Map(components, func(p component) nodestatus.Component { return nodestatus.Component{Name: p.name, Err: p.check()} })
 			},
-			Expected:   expected(c.Node),
-			Ignored:    pods.Ignores(c.Plugins.IgnoredResources),
-			Claimed:    claimed(c.DRA, devices),
+			Expected:  expected(c.Node),
+			Ignored:   pods.Ignores(c.Plugins.IgnoredResources),
+			Claimed:   claimed(c.DRA, devices),
+			Uncounted: known.Uncounted, SaveUncounted: stateFile.SaveUncounted,
 			KubeletDir: c.Plugins.KubeletDir,
 			Log:        logFor("nodestatus"),
 			Metrics:    metrics,
@@ -191,7 +192,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			Selectors: c.Allocation.Selectors,
 			Log:       logFor("pods"),
 		}
-		if usesClaims(c, known) {
+		if usesClaims(c, known, stateFile, logFor("dra")) {
 			resourceAPI, err := kube.ConnectResource(c.Kubernetes.Kubeconfig, version.Get().Version)
 			if err != nil {
 				return err

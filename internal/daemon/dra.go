@@ -25,13 +25,24 @@ import (
 // claimed returns which resources are offered through claims: those of dra.resources that do not have too many devices.
 func claimed(c config.DRA, devices *allocator.Allocator) func(device.ResourceName) bool {
 	return func(r device.ResourceName) bool {
+		return c.Offers(string(r)) && !tooMany(c, devices)(r)
+	}
+}
+
+// tooMany returns which resources of dra.resources have too many devices.
+func tooMany(c config.DRA, devices *allocator.Allocator) func(device.ResourceName) bool {
+	return func(r device.ResourceName) bool {
 		if !c.Offers(string(r)) {
 			return false
 		}
 		offer := devices.Resources().ByName[r].Offer
-		return offer == nil || len(offer.Inventory.Devices) <= c.MaxDevices
+		return offer != nil && len(offer.Inventory.Devices) > c.MaxDevices
 	}
 }
+
+// lateBinding is how long after the removal of a resource from the Node pods may be created that the scheduler binds by its number: it sees
+// the removal later, and the API server's clock may be ahead of this node's.
+const lateBinding = time.Minute
 
 // claims is Dynamic Resource Allocation on this node.
 type claims struct {
@@ -43,26 +54,30 @@ type claims struct {
 // maxKubeletState bounds what is read of the kubelet's list of prepared claims.
 const maxKubeletState = 64 << 20
 
-// usesClaims reports whether this node offers resources through claims, or has pods with devices from claims: the kubelet needs the
-// driver until they are gone. It has its own list of the claims that it has prepared: without the driver it deletes none of their pods.
-func usesClaims(c config.Config, known store.State) bool {
-	if len(c.DRA.Resources) > 0 {
-		return true
+// usesClaims reports whether this node offers resources through claims, or has done so: its slices have to be removed before the scheduler
+// chooses more devices from them, and the kubelet needs the driver until the pods with claims have ended. It has its own list of the claims
+// that it has prepared, which counts where the state file is lost. A state file that cannot be written is no reason not to offer.
+func usesClaims(c config.Config, known store.State, stateFile *store.Store, log *slog.Logger) bool {
+	if len(c.DRA.Resources) == 0 {
+		return known.Claims || kubeletHasClaims(c.Plugins)
 	}
-	if f, err := os.Open(filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "dra_manager_state")); err == nil {
-		defer f.Close()
-		if text, err := io.ReadAll(io.LimitReader(f, maxKubeletState)); err == nil && bytes.Contains(text, []byte(device.DRADriver)) {
-			return true
+	if !known.Claims {
+		if err := stateFile.SaveClaims(); err != nil {
+			log.Warn("cannot record the use of claims", "err", err)
 		}
 	}
-	for _, p := range known.Pods {
-		for _, d := range p.Demand.Demands {
-			if len(d.Fixed) > 0 {
-				return true
-			}
-		}
+	return true
+}
+
+// kubeletHasClaims reports whether the kubelet has prepared claims of this driver.
+func kubeletHasClaims(c config.Plugins) bool {
+	f, err := os.Open(filepath.Join(filepath.Dir(c.KubeletDir), "dra_manager_state"))
+	if err != nil {
+		return false
 	}
-	return false
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxKubeletState))
+	return err == nil && bytes.Contains(text, []byte(device.DRADriver))
 }
 
 // newClaims returns Dynamic Resource Allocation on this node.
@@ -72,15 +87,16 @@ func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, s
 	log := logFor("dra")
 	publisher := dra.New(dra.PublisherConfig{
 		NodeName: c.NodeName, Client: api, View: devices, Order: devices.Order, Places: stateFile, Known: known.Places, MaxDevices: c.DRA.MaxDevices, Log: log, Metrics: metrics,
-		Offered:        func(r device.ResourceName) bool { _, uncounted := node.Uncounted(r); return uncounted },
-		OfferedChanged: node.Follow(), NodeUID: node.NodeUID,
+		Offered:        func(r device.ResourceName) bool { _, uncounted, _ := node.Uncounted(r); return uncounted },
+		OfferedChanged: node.Follow(), NodeUID: node.NodeUID, TooMany: tooMany(c.DRA, devices),
 	})
 	all := dra.NewClaims(dra.ClaimsConfig{
 		NodeName: c.NodeName, Client: api, Sink: devices, Inventory: devices, Pool: publisher.Pool, Log: log,
-		NeedsClaim: func(r device.ResourceName, created time.Time) bool {
-			since, uncounted := node.Uncounted(r)
-			return uncounted && created.After(since)
+		NeedsClaim: func(r device.ResourceName, created time.Time) (needs, known bool) {
+			since, uncounted, known := node.Uncounted(r)
+			return uncounted && created.After(since.Add(lateBinding)), known
 		},
+		NodeChanged: node.Follow(),
 	})
 	return &claims{
 		Claims:    all,

@@ -44,7 +44,7 @@ type Demand struct {
 
 // A ClaimUse is a container's use of a ResourceClaim in the pod's namespace.
 type ClaimUse struct {
-	Claim   string
+	Claim   string // empty: it has no name yet
 	Request string // of the claim; empty: all of them
 	// Resource is the extended resource that the container requests, if the scheduler has made the claim for that; else it is empty.
 	Resource ResourceName

@@ -50,9 +50,11 @@ type ClaimsConfig struct {
 	Inventory Inventory
 	// Pool returns the name of the pool that has a device.
 	Pool func(device.ResourceName, device.ID) string
-	// NeedsClaim returns whether a pod that was created at that time may have devices of a resource with a claim only.
-	NeedsClaim func(r device.ResourceName, created time.Time) bool
-	Log        *slog.Logger
+	// NeedsClaim reports whether a pod that was created at that time may have devices of a resource with a claim only; false: that is not
+	// known yet. NodeChanged has a token when the answer may have changed.
+	NeedsClaim  func(r device.ResourceName, created time.Time) (needs, known bool)
+	NodeChanged <-chan struct{}
+	Log         *slog.Logger
 }
 
 // Claims find the devices that pods' claims name. They stand between the pods of the API server and the allocator: a pod whose claims have
@@ -64,6 +66,14 @@ type Claims struct {
 	mu      sync.Mutex // guards what follows; held while the Sink is called, never across I/O
 	pods    map[device.PodUID]*claimingPod
 	changed chan struct{} // closed when pods has changed
+	index   index
+}
+
+// An index is the listed devices by their names in slices, until the Inventory changes: names are hashes, and a search for each device of
+// each pod that waits would take seconds.
+type index struct {
+	until  <-chan struct{}
+	listed map[device.ResourceName]map[string][]device.ID
 }
 
 // A claimingPod is a pod of this node and what is known of its claims.
@@ -75,7 +85,7 @@ type claimingPod struct {
 	tries    backoff.Backoff  // of reading them
 	due      time.Time        // when to read next
 	resolved device.PodDemand // as the Sink has it
-	waits    bool             // a device is not known yet
+	waits    bool             // a device is not known yet, or the Node decides
 }
 
 // A claim is what a ResourceClaim says of devices of this driver.
@@ -182,6 +192,7 @@ func (c *Claims) Run(ctx context.Context) error {
 			return nil
 		case <-c.kick:
 		case <-updated:
+		case <-c.NodeChanged:
 		case <-due:
 		}
 	}
@@ -193,7 +204,7 @@ func (c *Claims) step(ctx context.Context) (next time.Time, waits bool) {
 	now := time.Now()
 	c.mu.Lock()
 	read := map[device.PodUID][]string{}
-	namespaces := map[device.PodUID]string{}
+	pods := map[device.PodUID]device.Pod{}
 	for uid, p := range c.pods {
 		switch names := p.unread(); {
 		case len(names) == 0:
@@ -202,12 +213,12 @@ func (c *Claims) step(ctx context.Context) (next time.Time, waits bool) {
 				next = p.due
 			}
 		default:
-			read[uid], namespaces[uid] = names, p.demand.Pod.Namespace
+			read[uid], pods[uid] = names, p.demand.Pod
 		}
 	}
 	c.mu.Unlock()
 	for uid, names := range read {
-		got, err := c.readAll(ctx, namespaces[uid], names)
+		got, err := c.readAll(ctx, pods[uid], names)
 		c.mu.Lock()
 		if p := c.pods[uid]; p != nil {
 			maps.Copy(p.claims, got)
@@ -230,6 +241,7 @@ func (c *Claims) step(ctx context.Context) (next time.Time, waits bool) {
 			waits = waits || p.waits
 		}
 	}
+	c.index = index{} // it may be large
 	return next, waits
 }
 
@@ -247,7 +259,7 @@ func (c *Claims) rebindLocked(p *claimingPod) {
 func (p *claimingPod) unread() (names []string) {
 	for _, d := range p.demand.Demands {
 		for _, use := range d.Claims {
-			if _, read := p.claims[use.Claim]; !read && !slices.Contains(names, use.Claim) {
+			if _, read := p.claims[use.Claim]; !read && use.Claim != "" && !slices.Contains(names, use.Claim) {
 				names = append(names, use.Claim)
 			}
 		}
@@ -255,22 +267,27 @@ func (p *claimingPod) unread() (names []string) {
 	return names
 }
 
-// readAll reads claims. It returns those that could be read, and why others could not.
-func (c *Claims) readAll(ctx context.Context, namespace string, names []string) (all map[string]claim, err error) {
+// readAll reads a pod's claims until one cannot be used, and returns those before it and why: a pod that was bound past the scheduler may
+// name thousands that do not exist.
+func (c *Claims) readAll(ctx context.Context, pod device.Pod, names []string) (all map[string]claim, err error) {
 	all = map[string]claim{}
 	for _, name := range names {
-		got, failed := c.read(ctx, namespace, name)
-		if failed != nil {
-			err = errors.Join(err, failed)
-			continue
+		got, err := c.read(ctx, pod.Namespace, name)
+		if err == nil && !slices.Contains(got.reserved, pod.UID) {
+			err = fmt.Errorf("reading ResourceClaim %s/%s: %w", pod.Namespace, name, errNotReserved)
+		}
+		if err != nil {
+			return all, err
 		}
 		all[name] = got
 	}
-	return all, err
+	return all, nil
 }
 
-// errNotAllocated: the scheduler has not chosen devices, or not any longer.
-var errNotAllocated = errors.New("it is not allocated")
+var (
+	errNotAllocated = errors.New("it is not allocated") // the scheduler has not chosen devices, or not any longer
+	errNotReserved  = errors.New("it is not reserved for the pod")
+)
 
 // read reads one claim.
 func (c *Claims) read(ctx context.Context, namespace, name string) (claim, error) {
@@ -301,6 +318,22 @@ func (c *Claims) read(ctx context.Context, namespace, name string) (claim, error
 	return got, nil
 }
 
+// renew replaces what was read before of a claim that has been created again, or whose devices have been chosen again.
+func (c *Claims) renew(namespace, name string, now claim) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, uid := range now.reserved {
+		p := c.pods[uid]
+		if p == nil || p.demand.Pod.Namespace != namespace {
+			continue
+		}
+		if before, read := p.claims[name]; read && (before.uid != now.uid || !slices.Equal(before.results, now.results)) {
+			p.claims[name] = now
+			c.rebindLocked(p)
+		}
+	}
+}
+
 // resolveLocked turns a pod's claims into the devices that they name.
 func (c *Claims) resolveLocked(p *claimingPod) {
 	p.resolved, p.waits = p.demand, false
@@ -320,7 +353,12 @@ func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand
 		}
 	}
 	for _, r := range slices.Sorted(maps.Keys(d.Wants)) {
-		if c.NeedsClaim(r, p.demand.Created) {
+		switch needs, known := c.NeedsClaim(r, p.demand.Created); {
+		case !known:
+			p.waits = true
+			block(device.Allocating, "devmgrd is reading whether the Node shows %s", r)
+		case needs:
+			p.waits = true
 			block(device.NoClaim, "container %s requests %s, which this node offers through Dynamic Resource Allocation, and the pod has no claim for it", d.Container.Name, r)
 		}
 	}
@@ -331,7 +369,9 @@ func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand
 	for _, use := range d.Claims {
 		known, read := p.claims[use.Claim]
 		if !read {
-			if p.problem == "" {
+			if use.Claim == "" {
+				block(device.ClaimUnknown, "a ResourceClaim of the pod has not been made yet")
+			} else if p.problem == "" {
 				block(device.Allocating, "devmgrd is reading ResourceClaim %s", use.Claim)
 			} else {
 				block(device.ClaimUnknown, "%s", p.problem)
@@ -361,7 +401,7 @@ func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand
 			if slices.Contains(fixed[r], id) {
 				continue
 			}
-			if fixed[r] = append(fixed[r], id); use.Resource != "" {
+			if fixed[r] = append(fixed[r], id); use.Resource == r {
 				requested[r]++
 			}
 		}
@@ -402,16 +442,34 @@ func (c *Claims) find(one result) (found, bool) {
 		if PoolName(c.NodeName, r, k) != one.pool {
 			continue
 		}
-		all, _ := c.Inventory.Devices(r)
-		all = slices.DeleteFunc(all, func(d device.DeviceStatus) bool { return !d.Listed || Name(d.ID) != one.device })
-		switch at := slices.IndexFunc(all, func(d device.DeviceStatus) bool { return c.Pool(r, d.ID) == one.pool }); {
+		all := c.listed(r)[one.device]
+		switch at := slices.IndexFunc(all, func(id device.ID) bool { return c.Pool(r, id) == one.pool }); {
 		case at >= 0:
-			return found{r, all[at].ID}, true
+			return found{r, all[at]}, true
 		case len(all) == 1: // it has another place since it returned to its plugin's list
-			return found{r, all[0].ID}, true
+			return found{r, all[0]}, true
 		}
 	}
 	return found{}, false
+}
+
+// listed returns the listed devices of a resource by their names.
+func (c *Claims) listed(r device.ResourceName) map[string][]device.ID {
+	if until := c.Inventory.Updated(); c.index.until != until { // before anything is read
+		c.index = index{until, map[device.ResourceName]map[string][]device.ID{}}
+	}
+	if c.index.listed[r] == nil {
+		named := map[string][]device.ID{}
+		all, _ := c.Inventory.Devices(r)
+		for _, d := range all {
+			if d.Listed {
+				name := Name(d.ID)
+				named[name] = append(named[name], d.ID)
+			}
+		}
+		c.index.listed[r] = named
+	}
+	return c.index.listed[r]
 }
 
 // users returns the containers of this node's pods that use a claim, by pod, with one container of each; and the pods that are known.

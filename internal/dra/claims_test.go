@@ -2,6 +2,7 @@ package dra
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -35,12 +36,14 @@ type world struct {
 	reads   int
 	devices map[device.ResourceName][]device.ID
 	updated chan struct{}
+	node    chan struct{}
+	unread  bool // the Node
 	needs   map[device.ResourceName]bool
 	bound   map[device.PodUID]device.PodDemand
 }
 
 func newWorld(t testing.TB) (*world, *Claims) {
-	w := &world{t: t, claims: map[string]*resourceapi.ResourceClaim{}, devices: map[device.ResourceName][]device.ID{}, updated: make(chan struct{}),
+	w := &world{t: t, claims: map[string]*resourceapi.ResourceClaim{}, devices: map[device.ResourceName][]device.ID{}, updated: make(chan struct{}), node: make(chan struct{}, 1),
 		needs: map[device.ResourceName]bool{}, bound: map[device.PodUID]device.PodDemand{}}
 	scheme := runtime.NewScheme()
 	if err := resourceapi.AddToScheme(scheme); err != nil {
@@ -54,8 +57,13 @@ func newWorld(t testing.TB) (*world, *Claims) {
 	}
 	return w, NewClaims(ClaimsConfig{
 		NodeName: "n1", Client: client, Sink: w, Inventory: w, Log: slog.New(slog.DiscardHandler),
-		Pool:       func(r device.ResourceName, _ device.ID) string { return PoolName("n1", r, 0) },
-		NeedsClaim: func(r device.ResourceName, _ time.Time) bool { return w.needs[r] },
+		Pool: func(r device.ResourceName, _ device.ID) string { return PoolName("n1", r, 0) },
+		NeedsClaim: func(r device.ResourceName, _ time.Time) (needs, known bool) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.needs[r], !w.unread
+		},
+		NodeChanged: w.node,
 	})
 }
 
@@ -78,7 +86,7 @@ func (w *world) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(text)), Request: r}, nil
 }
 
-// allocate has the API server show a claim with these results: REQUEST=RESOURCE:ID, or driver/REQUEST=... of another driver.
+// allocate has the API server show a claim that is reserved for pod p, with these results: REQUEST=RESOURCE:ID, or driver/REQUEST=... of another driver.
 func (w *world) allocate(name string, results ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -97,6 +105,7 @@ func (w *world) allocate(name string, results ...string) {
 		}
 		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, one)
 	}
+	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "p"}}
 	w.claims["default/"+name] = c
 }
 
@@ -325,6 +334,80 @@ func TestClaims_RequestWithoutClaim_IsRefused(t *testing.T) {
 		w.expect("p", "main gpu=1 NoClaim")
 		c.Bind(demand("q", "main nic#11"))
 		w.expect("q", "main nic=2")
+	})
+}
+
+// A pod that was bound past the scheduler names the claim of another pod, or thousands that do not exist.
+func TestClaims_NotReservedForThePod_PodWaits(t *testing.T) {
+	runClaims(t, func(w *world, c *Claims) {
+		w.list(gpu, "1")
+		w.allocate("c", "a=a.example/gpu:1")
+		c.Bind(demand("q", "main c"))
+		w.expect("q", "main ClaimUnknown")
+		w.reserve("c", "p", "q")
+		time.Sleep(lastRead)
+		w.expect("q", "main gpu:[1] uncounted 1")
+		w.mu.Lock()
+		w.reads = 0
+		w.mu.Unlock()
+		container := "main"
+		for i := range 1000 {
+			container += fmt.Sprint(" none", i)
+		}
+		c.Bind(demand("p", container))
+		w.expect("p", "main ClaimUnknown")
+		if w.reads != 1 {
+			t.Errorf("%d reads at once", w.reads)
+		}
+	})
+}
+
+// The claim of a pod that waits is deleted past its finalizer, and created again.
+func TestClaims_CreatedAgain_PodHasTheNewDevices(t *testing.T) {
+	runClaims(t, func(w *world, c *Claims) {
+		w.list(gpu, "1", "2")
+		w.allocate("c", "a=a.example/gpu:1")
+		c.Bind(demand("p", "main c"))
+		w.expect("p", "main gpu:[1] uncounted 1")
+		w.allocate("c", "a=a.example/gpu:2")
+		got, err := c.read(context.Background(), "default", "c") // the test's own context is outside the bubble
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.renew("other", "c", got)
+		w.expect("p", "main gpu:[1] uncounted 1")
+		c.renew("default", "c", got)
+		w.expect("p", "main gpu:[2] uncounted 1")
+	})
+}
+
+// The Node decides whether a request without a claim is served. It is read later than the pod, and changes.
+func TestClaims_NodeIsReadLater_PodWaitsForIt(t *testing.T) {
+	runClaims(t, func(w *world, c *Claims) {
+		w.list(gpu, "1")
+		w.unread = true
+		c.Bind(demand("p", "main gpu#1"))
+		w.expect("p", "main gpu=1 Allocating")
+		for _, needs := range []bool{true, false} {
+			w.mu.Lock()
+			w.unread, w.needs[gpu] = false, needs
+			w.mu.Unlock()
+			w.node <- struct{}{}
+			w.expect("p", map[bool]string{true: "main gpu=1 NoClaim", false: "main gpu=1"}[needs])
+		}
+	})
+}
+
+// A claim that is still to be made from a template blocks its container.
+func TestClaims_NotMadeYet_PodWaits(t *testing.T) {
+	runClaims(t, func(w *world, c *Claims) {
+		d := demand("p", "main")
+		d.Demands[0].Claims = []device.ClaimUse{{}}
+		c.Bind(d)
+		w.expect("p", "main ClaimUnknown")
+		if w.reads > 0 {
+			t.Errorf("%d reads", w.reads)
+		}
 	})
 }
 

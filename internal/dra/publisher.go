@@ -49,7 +49,7 @@ type Places interface {
 	SavePlaces(device.ResourceName, map[device.ID]int) error
 }
 
-// PublisherConfig is what New needs. Every field but Order, Known, Sysfs and Procfs is required.
+// PublisherConfig is what New needs. Every field but Order, Known, TooMany, Sysfs and Procfs is required.
 type PublisherConfig struct {
 	NodeName string
 	Client   rest.Interface // resource.k8s.io/v1
@@ -65,11 +65,13 @@ type PublisherConfig struct {
 	Known  map[device.ResourceName]map[device.ID]int // the saved places
 	// NodeUID returns the UID of this Node, which owns the slices, and false while it is not known.
 	NodeUID    func() (types.UID, bool)
-	MaxDevices int    // of a resource
-	Sysfs      string // where sysfs is mounted; empty: /sys
-	Procfs     string // likewise; empty: /proc
-	Log        *slog.Logger
-	Metrics    prometheus.Registerer
+	MaxDevices int // of a resource
+	// TooMany reports whether a resource is not offered because it has more devices than MaxDevices; nil: none.
+	TooMany func(device.ResourceName) bool
+	Sysfs   string // where sysfs is mounted; empty: /sys
+	Procfs  string // likewise; empty: /proc
+	Log     *slog.Logger
+	Metrics prometheus.Registerer
 }
 
 // A Publisher keeps the ResourceSlices of devmgrd's Node up to date.
@@ -105,7 +107,7 @@ var errNotYet = errors.New("the node's ResourceSlices have not been compared yet
 // New returns a Publisher; Run starts it.
 func New(cfg PublisherConfig) *Publisher {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Offered == nil || cfg.OfferedChanged == nil || cfg.Places == nil || cfg.NodeUID == nil || cfg.MaxDevices == 0 || cfg.Log == nil || cfg.Metrics == nil {
-		panic("dra: every field of PublisherConfig but Order, Known, Sysfs and Procfs is required")
+		panic("dra: every field of PublisherConfig but Order, Known, TooMany, Sysfs and Procfs is required")
 	}
 	s := newStore()
 	places := maps.Clone(cfg.Known)
@@ -360,6 +362,9 @@ func (p *Publisher) want() wanted {
 		p.seen[r] = true
 		if !p.cfg.Offered(r) || status.Offer == nil {
 			p.withdraw(r)
+			if p.cfg.TooMany != nil && p.cfg.TooMany(r) {
+				w.errs = append(w.errs, tooMany(r, len(status.Offer.Inventory.Devices), p.cfg.MaxDevices))
+			}
 			continue
 		}
 		if of, known := p.cfg.View.Devices(r); known && status.Offer.Reported {

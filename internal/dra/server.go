@@ -216,6 +216,7 @@ func (s *Server) prepare(ctx context.Context, c *drav1.Claim) (got claim, waited
 	case got.uid != c.Uid:
 		return claim{}, false, fmt.Errorf("ResourceClaim %s/%s has UID %s, not %s: it has been created again", c.Namespace, c.Name, got.uid, c.Uid)
 	}
+	s.Claims.renew(c.Namespace, c.Name, got)
 	for {
 		updated := s.Allocator.Updated() // before anything is asked
 		users, known, changed := s.Claims.users(c.Namespace, c.Name, got.reserved)

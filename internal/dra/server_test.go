@@ -110,11 +110,12 @@ func (k *kubelet) dial(path string) *grpc.ClientConn {
 	return conn
 }
 
-// reserve reserves a claim of the world for pods.
+// reserve reserves a claim of the world for these pods only.
 func (w *world) reserve(name string, pods ...device.PodUID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c := w.claims["default/"+name]
+	c.Status.ReservedFor = nil
 	for _, uid := range pods {
 		c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: string(uid), UID: types.UID(uid)})
 	}

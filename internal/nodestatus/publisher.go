@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -64,10 +65,14 @@ type Config struct {
 	Ignored func(device.ResourceName) bool
 	// Claimed reports which resources are offered through claims: the Node must not show them. A value of 0 would not do: at its start a
 	// kubelet fails pods that count against it.
-	Claimed    func(device.ResourceName) bool
-	KubeletDir string // the kubelet's plugin directory, which keepPlaceholder keeps from being empty
-	Log        *slog.Logger
-	Metrics    prometheus.Registerer
+	Claimed func(device.ResourceName) bool
+	// Uncounted is when claimed resources were taken off the Node before devmgrd's start. SaveUncounted makes such times durable. Both
+	// may be nil where Claimed is.
+	Uncounted     map[device.ResourceName]time.Time
+	SaveUncounted func(resources []device.ResourceName, now time.Time) error
+	KubeletDir    string // the kubelet's plugin directory, which keepPlaceholder keeps from being empty
+	Log           *slog.Logger
+	Metrics       prometheus.Registerer
 }
 
 // A Publisher keeps the capacity of devmgrd's Node up to date.
@@ -81,7 +86,7 @@ type Publisher struct {
 	mu       sync.Mutex                  // guards what follows
 	failure  error                       // why the Node may not show what it should; nil: it does
 	expected map[device.ResourceName]int // replaced, never edited: the values that follow withdrawn ones
-	// uncounted is when devmgrd has taken a claimed resource off the Node; none: the Node did not show it at the start.
+	// uncounted is when devmgrd last took a claimed resource off the Node; none: the Node has never shown it.
 	uncounted map[device.ResourceName]time.Time
 }
 
@@ -96,6 +101,9 @@ func New(cfg Config) *Publisher {
 	if cfg.Claimed == nil {
 		cfg.Claimed = func(device.ResourceName) bool { return false }
 	}
+	if cfg.Uncounted == nil {
+		cfg.Uncounted = map[device.ResourceName]time.Time{}
+	}
 	s := newStore()
 	v := &contention{now: time.Now}
 	return &Publisher{
@@ -103,7 +111,7 @@ func New(cfg Config) *Publisher {
 		store:      s,
 		failure:    errNotYet,
 		contention: v,
-		uncounted:  map[device.ResourceName]time.Time{},
+		uncounted:  maps.Clone(cfg.Uncounted),
 		metrics:    newMetrics(cfg.Metrics, s, cfg.View, v),
 		watch: kube.NewWatch(kube.WatchConfig{
 			Name:     "this node",
@@ -188,13 +196,16 @@ func (p *Publisher) publish(ctx context.Context) {
 		case len(next.patch) == 0:
 			p.waitForChange(ctx, updated, changed, next.again)
 		default:
-			if err := p.write(ctx, next.patch); err != nil {
+			err := p.noteUncounted(next.patch)
+			if err == nil {
+				err = p.write(ctx, next.patch)
+			}
+			if err != nil {
 				p.setFailure(err)
 				p.pause(ctx, retry.Next(), p.store.relisted)
 				continue
 			}
 			decider.patched(next.patch)
-			p.noteUncounted(next.patch)
 			p.logQuantities(next.patch, logged)
 			p.pause(ctx, minPatchInterval, nil)
 		}
@@ -212,27 +223,43 @@ func (p *Publisher) split(capacity map[device.ResourceName]int) (counted map[dev
 	return capacity, claimed
 }
 
-// noteUncounted records when claimed resources have been taken off the Node.
-func (p *Publisher) noteUncounted(patch quantities) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for r, n := range patch {
-		if n == nil && p.cfg.Claimed(r) {
-			p.uncounted[r] = time.Now()
+// noteUncounted records which claimed resources a patch takes off the Node. The record is durable before the patch: a pod that the scheduler
+// binds by the Node's number keeps its right to devices over restarts.
+func (p *Publisher) noteUncounted(patch quantities) error {
+	var all []device.ResourceName
+	for _, r := range slices.Sorted(maps.Keys(patch)) {
+		if patch[r] == nil && p.cfg.Claimed(r) {
+			all = append(all, r)
 		}
 	}
+	if len(all) == 0 {
+		return nil
+	}
+	now := time.Now()
+	if err := p.cfg.SaveUncounted(all, now); err != nil {
+		return fmt.Errorf("recording that %v are taken off the node: %w", all, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range all {
+		p.uncounted[r] = now
+	}
+	return nil
 }
 
 // Uncounted reports whether a resource is offered through claims and the Node does not show it. Pods that were created before since may
-// still have been bound by its number; zero: the Node has not shown it since devmgrd's start.
-func (p *Publisher) Uncounted(r device.ResourceName) (since time.Time, uncounted bool) {
+// still have been bound by its number; zero: the Node has never shown it. known is false until the Node has been read.
+func (p *Publisher) Uncounted(r device.ResourceName) (since time.Time, uncounted, known bool) {
 	node, known := p.store.now()
-	if !p.cfg.Claimed(r) || !known || !node.there || node.shows(r) {
-		return time.Time{}, false
+	if !p.cfg.Claimed(r) {
+		return time.Time{}, false, true
+	}
+	if !known || !node.there || node.shows(r) {
+		return time.Time{}, false, known
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.uncounted[r], true
+	return p.uncounted[r], true, true
 }
 
 // Follow returns a channel that has a value when Uncounted may return something else. Each reader needs one of its own.

@@ -226,7 +226,7 @@ func claimed(p *corev1.Pod, container, resource string) bool {
 // resources. A claim that is made from a template has its name in the pod's status.
 func claimsOf(p *corev1.Pod, c *corev1.Container) (all []device.ClaimUse) {
 	for _, use := range c.Resources.Claims {
-		if name := claimName(p, use.Name); name != "" {
+		if name, made := claimName(p, use.Name); name != "" || !made {
 			all = append(all, device.ClaimUse{Claim: name, Request: use.Request})
 		}
 	}
@@ -240,20 +240,24 @@ func claimsOf(p *corev1.Pod, c *corev1.Container) (all []device.ClaimUse) {
 	return all
 }
 
-// claimName returns the name of the claim that the pod calls by that name; empty: there is none. A pod whose template asks for no claim has
-// an entry without a name.
-func claimName(p *corev1.Pod, called string) string {
+// claimName returns the name of the claim that the pod calls by that name. made is false if it is still to be made from a template. A pod
+// whose template asks for no claim has an entry without a name.
+func claimName(p *corev1.Pod, called string) (name string, made bool) {
 	for _, one := range p.Spec.ResourceClaims {
 		if one.Name == called && one.ResourceClaimName != nil {
-			return *one.ResourceClaimName
+			return *one.ResourceClaimName, true
 		}
 	}
 	for _, one := range p.Status.ResourceClaimStatuses {
-		if one.Name == called && one.ResourceClaimName != nil {
-			return *one.ResourceClaimName
+		switch {
+		case one.Name != called:
+		case one.ResourceClaimName == nil:
+			return "", true
+		default:
+			return *one.ResourceClaimName, true
 		}
 	}
-	return ""
+	return "", false
 }
 
 // variables returns the names that the specification sets in the container, ascending. Names from envFrom are not known here:

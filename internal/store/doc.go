@@ -30,6 +30,10 @@
 //	places                  made with the first device outside the first pool of its resource
 //	    <resource name>     a bucket
 //	        <device ID>     the number of its pool in ResourceSlices, in decimal digits
+//	uncounted               made with the first resource that is offered through claims after the Node has shown it
+//	    <resource name>     JSON of uncounting: when devmgrd took it off the Node
+//	claims                  made with the first start that offers resources through claims
+//	    record              one byte
 //	retired                 made with the first resource that is forgotten
 //	    <resource name>     JSON of retirement: since when; the Node may still show it
 //

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 
@@ -21,6 +22,10 @@ type State struct {
 	Retired []device.ResourceName // forgotten resources that the Node may still show
 	// Places are the pools of those devices that are outside the first pool of their resource in ResourceSlices.
 	Places map[device.ResourceName]map[device.ID]int
+	// Claims reports that devmgrd has offered resources through claims: there may be slices of them.
+	Claims bool
+	// Uncounted is when resources were last taken off the Node to be offered through claims.
+	Uncounted map[device.ResourceName]time.Time
 }
 
 // Read returns the content of the state file in dir and changes nothing. It needs exclusive use of the file, and fails as
@@ -80,6 +85,12 @@ func readState(db *bolt.DB, path string, log *slog.Logger) (b State, err error) 
 	}
 	if err == nil {
 		b.Places, err = readPlaces(db, log)
+	}
+	if err == nil {
+		b.Uncounted, err = readUncounted(db, log)
+	}
+	if err == nil {
+		b.Claims, err = readClaims(db)
 	}
 	if err == nil {
 		b.Retired, err = readRetired(db)

@@ -29,8 +29,8 @@ func readRetired(db *bolt.DB) (all []device.ResourceName, err error) {
 	return all, err
 }
 
-// ForgetResource removes a resource's plugin, devices, cordons, falls and places, but not its history, and notes that the resource must
-// leave the Node: in one commit.
+// ForgetResource removes a resource's plugin, devices, cordons, falls and places, and when it was taken off the Node, but not its
+// history, and notes that the resource must leave the Node: in one commit.
 func (s *Store) ForgetResource(r device.ResourceName) error {
 	return s.update(func(d *transaction) error {
 		fail := func(err error) error { return fmt.Errorf("forgetting resource %s: %w", r, err) }
@@ -42,6 +42,9 @@ func (s *Store) ForgetResource(r device.ResourceName) error {
 			if err := of.clear([]byte(r)); err != nil {
 				return fail(err)
 			}
+		}
+		if err := dropUncounted(d, r); err != nil {
+			return fail(err)
 		}
 		note, err := json.Marshal(retirement{time.Now().UTC().Truncate(time.Second)})
 		if err != nil {

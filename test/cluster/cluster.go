@@ -31,6 +31,9 @@ type Options struct {
 
 	NodeName string
 
+	// FeatureGates are for the programs of the control plane, such as "DRADeviceTaints=false".
+	FeatureGates string
+
 	// KubeletConfig is YAML that is laid over the kubelet's configuration, key by key.
 	KubeletConfig string
 	// ContainerdConfig is TOML that is merged into containerd's configuration.
@@ -267,6 +270,9 @@ func (c *Cluster) stop() error {
 func (c *Cluster) Renew(ctx context.Context, o Options) error {
 	if c.options.Machine != "" || c.options.Units || o.Machine != "" || o.Units {
 		return errors.New("only a node of plain processes can be renewed")
+	}
+	if o.FeatureGates != c.options.FeatureGates {
+		return errors.New("the control plane has other feature gates")
 	}
 	began := time.Now()
 	if err := errors.Join(stopAll(c.Kubelet), stopAll(c.Runtime), c.endContainers(ctx), c.cleanNode()); err != nil {

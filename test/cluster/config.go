@@ -57,24 +57,33 @@ func (c *Cluster) apiServerArgs(keys pki) []string {
 		"--service-account-key-file=" + keys.accountPublic, "--service-account-signing-key-file=" + keys.accountKey,
 		"--kubelet-certificate-authority=" + keys.caFile, "--kubelet-preferred-address-types=InternalIP",
 	}
+	args = append(args, c.featureGates()...)
 	if v := PolicyVersion(); v != "v1" {
 		args = append(args, "--feature-gates=MutatingAdmissionPolicy=true", "--runtime-config=admissionregistration.k8s.io/"+v+"=true")
 	}
 	return args
 }
 
-func (c *Cluster) schedulerArgs() []string {
-	return []string{
-		c.tools.Path("kube-scheduler"), "--kubeconfig=" + adminKubeconfig, "--leader-elect=false", "--secure-port=0",
+// featureGates returns the argument for the feature gates of the control plane, if there are any.
+func (c *Cluster) featureGates() []string {
+	if c.options.FeatureGates == "" {
+		return nil
 	}
+	return []string{"--feature-gates=" + c.options.FeatureGates}
+}
+
+func (c *Cluster) schedulerArgs() []string {
+	return append([]string{
+		c.tools.Path("kube-scheduler"), "--kubeconfig=" + adminKubeconfig, "--leader-elect=false", "--secure-port=0",
+	}, c.featureGates()...)
 }
 
 func (c *Cluster) controllerManagerArgs(keys pki) []string {
-	return []string{
+	return append([]string{
 		c.tools.Path("kube-controller-manager"), "--kubeconfig=" + adminKubeconfig, "--leader-elect=false", "--secure-port=0",
 		"--controllers=*,-node-ipam-controller,-cloud-node-lifecycle-controller",
 		"--service-account-private-key-file=" + keys.accountKey,
-	}
+	}, c.featureGates()...)
 }
 
 func (c *Cluster) kubeletArgs() []string {

@@ -1,0 +1,26 @@
+package dra
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A claim of 32 devices, of a resource with 4096 whose IDs are no DNS labels.
+func BenchmarkClaims_Find(b *testing.B) {
+	w, c := newWorld(nil)
+	ids := make([]device.ID, 4096)
+	for i := range ids {
+		ids[i] = device.ID(fmt.Sprintf("GPU-5b1f5a34-8d3c-4f3e-9a64-%012d", i))
+	}
+	w.devices = map[device.ResourceName][]device.ID{gpu: ids}
+	for b.Loop() {
+		w.list(gpu, ids...)
+		for i := range 32 {
+			if _, known := c.find(result{pool: PoolName("n1", gpu, 0), device: Name(ids[i*100])}); !known {
+				b.Fatal("not found")
+			}
+		}
+	}
+}
