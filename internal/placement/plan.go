@@ -217,9 +217,9 @@ func (p *planner) choose(i int, on drafts, near nodes) *device.Refusal {
 }
 
 // blocked returns why a container's request cannot be met as it is; nil: it can. A pod that already runs keeps its devices, unless it is not
-// known yet which ones its claims name.
+// known yet which ones its claims name: the request lacks them, and the pod would be served without them.
 func (p *planner) blocked(d device.Demand) *device.Refusal {
-	unread := d.Blocked == device.ClaimUnknown || d.Blocked == device.Allocating
+	unread := d.Blocked == device.ClaimUnknown || d.Blocked == device.Allocating || d.Blocked == device.DeviceGone
 	if d.Mistake == "" || len(p.Running) > 0 && !unread {
 		return nil
 	}

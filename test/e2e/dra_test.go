@@ -242,6 +242,24 @@ func TestDRA_MovedThereAndBack_NoPodIsTouched(t *testing.T) {
 	r.unscheduled("beyond")
 }
 
+// A resource that no pod uses is moved back. Its slices leave at once, so that the scheduler chooses no device from them for which there is
+// no driver.
+func TestDRA_MovedBackWithoutPods_SlicesLeaveAtOnce(t *testing.T) {
+	r := start(t, "--set", "dra.resources="+gpu)
+	r.class(gpu)
+	r.offered(gpu, 2)
+	r.must(r.Devmgrd.Stop(20 * time.Second))
+	r.Devmgrd = r.Another("devmgrd")
+	r.must(r.StartDevmgrd(r.soon(time.Minute)))
+	back := time.Now()
+	r.until("the slices are gone", func() bool { return len(r.sliced()) == 0 })
+	if took := time.Since(back); took > 10*time.Second {
+		t.Errorf("the slices are gone after %s: the kubelet has removed them", took)
+	}
+	r.must(r.WaitShown(r.soon(time.Minute), gpu, 2))
+	r.run("a", gpu, 2)
+}
+
 // The scheduler hands a device on when a pod is deleted by force. The next container starts when the former one has ended.
 func TestDRA_HolderDeletedByForce_NextPodWaitsForItsEnd(t *testing.T) {
 	r := start(t, "--set", "dra.resources="+gpu)
@@ -399,6 +417,11 @@ func TestDRA_KilledAtEachStep_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
 	r.class(gpu)
 	p := r.offered(gpu, 8)
 	r.claim("own", "vendor.example-gpu", 2)
+	began := time.Now()
+	lap := func(what string) {
+		t.Logf("%s: %s", what, time.Since(began).Round(100*time.Millisecond))
+		began = time.Now()
+	}
 
 	// Away while the pod is bound.
 	r.must(r.Devmgrd.Kill())
@@ -406,6 +429,7 @@ func TestDRA_KilledAtEachStep_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
 	r.bound("a")
 	r.must(r.StartDevmgrd(r.soon(time.Minute)))
 	r.exact("a")
+	lap("away while the pod is bound")
 
 	// The plugin works on Allocate, for a request and for a claim.
 	open := make(chan struct{})
@@ -413,16 +437,20 @@ func TestDRA_KilledAtEachStep_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
 	calls := p.Calls(plugintest.Allocate)
 	r.must(r.Create(r.ctx, node.Pod("b", gpu, 1, "report", "--then-sleep")))
 	r.must(r.Create(r.ctx, claiming("c", "own")))
-	r.until("both are allocated", func() bool { return p.Calls(plugintest.Allocate) >= calls+2 })
+	r.bound("b")
+	r.bound("c")
+	r.until("one is allocated", func() bool { return p.Calls(plugintest.Allocate) > calls }) // the plugin has one call at a time
 	r.must(r.Devmgrd.Kill())
 	r.must(r.Kubelet.Kill())
 	r.must(r.Kubelet.Start(r.ctx))
 	r.must(r.StartDevmgrd(r.soon(time.Minute)))
-	r.until("they are allocated again", func() bool { return p.Calls(plugintest.Allocate) >= calls+4 })
+	r.until("one is allocated again", func() bool { return p.Calls(plugintest.Allocate) > calls+1 })
+	lap("killed while the plugin works on Allocate")
 	r.must(r.Devmgrd.Kill())
 	close(open)
 	r.must(r.StartDevmgrd(r.soon(time.Minute)))
 	r.distinct("a", "b", "c")
+	lap("killed again")
 
 	// The devices have just been assigned.
 	r.must(r.Create(r.ctx, node.Pod("d", gpu, 2, "report", "--then-sleep")))
@@ -432,16 +460,54 @@ func TestDRA_KilledAtEachStep_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
 	r.must(r.Kubelet.Start(r.ctx))
 	r.must(r.StartDevmgrd(r.soon(time.Minute)))
 	r.distinct("a", "b", "c", "d")
+	lap("killed after the commit")
+}
 
-	// Any moment of the start and the end of several pods.
-	for _, name := range []string{"c", "d"} {
+// devmgrd is killed at any moment of the start and the end of pods, and the kubelet after it. Containers that end meanwhile are made again.
+func TestDRA_KilledAtAnyMoment_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
+	r := start(t, "--set", "dra.resources="+gpu)
+	r.class(gpu)
+	r.offered(gpu, 5)
+	before := r.stays("stays", 1)
+	for _, name := range []string{"ends-0", "ends-1"} {
+		r.run(name, gpu, 2)
 		r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, name, metav1.DeleteOptions{}))
 	}
 	for i := range 4 {
 		r.must(r.Create(r.ctx, node.Pod(fmt.Sprint("last-", i), gpu, 1, "report", "--then-sleep")))
 		r.killed()
 	}
-	r.distinct("a", "b", "last-0", "last-1", "last-2", "last-3")
+	r.must(r.Kubelet.Kill())
+	r.must(r.Kubelet.Start(r.ctx))
+	if now := r.again("stays"); now != before {
+		t.Errorf("the pod had %s and has %s", before, now)
+	}
+	r.distinct("stays", "last-0", "last-1", "last-2", "last-3")
+}
+
+// The state file is lost. Containers keep the devices of their claims, and no other pod gets them.
+func TestDRA_StateFileLost_PodsKeepTheDevicesOfTheirClaims(t *testing.T) {
+	r := start(t, "--set", "dra.resources="+gpu)
+	r.class(gpu)
+	p := r.offered(gpu, 4)
+	r.run("ends", gpu, 1)
+	before := r.stays("requests", 1)
+	r.claim("own", "vendor.example-gpu", 1)
+	r.must(r.Create(r.ctx, claiming("claims", "own")))
+	r.exact("claims")
+	r.must(r.Delete(r.ctx, "ends"))
+	r.must(r.Devmgrd.Kill())
+	r.must(os.Remove(stateFile))
+	r.must(r.StartDevmgrd(r.soon(time.Minute)))
+	p.MustRegister() // no record of it is left
+	r.until("the slices show all devices", func() bool { return len(r.sliced()) == 4 })
+	r.run("c", gpu, 1)
+	r.run("d", gpu, 1)
+	if now := r.again("requests"); now != before {
+		t.Errorf("the pod had %s and has %s", before, now)
+	}
+	r.distinct("requests", "claims", "c", "d")
+	r.states(0, 4, 0)
 }
 
 // devmgrd is killed while it takes a resource off the Node. A pod that the scheduler has bound by the Node's number waits meanwhile.
