@@ -362,7 +362,7 @@ func (p *Publisher) want() wanted {
 		p.seen[r] = true
 		if !p.cfg.Offered(r) || status.Offer == nil {
 			p.withdraw(r)
-			if p.cfg.TooMany != nil && p.cfg.TooMany(r) {
+			if status.Offer != nil && p.cfg.TooMany != nil && p.cfg.TooMany(r) {
 				w.errs = append(w.errs, tooMany(r, len(status.Offer.Inventory.Devices), p.cfg.MaxDevices))
 			}
 			continue
