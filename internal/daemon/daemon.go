@@ -192,7 +192,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			Selectors: c.Allocation.Selectors,
 			Log:       logFor("pods"),
 		}
-		if usesClaims(c, known, stateFile, logFor("dra")) {
+		if usesClaims(c.DRA, known, stateFile, logFor("dra")) {
 			resourceAPI, err := kube.ConnectResource(c.Kubernetes.Kubeconfig, version.Get().Version)
 			if err != nil {
 				return err

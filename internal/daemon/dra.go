@@ -1,12 +1,9 @@
 package daemon
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -51,15 +48,12 @@ type claims struct {
 	server    *dra.Server
 }
 
-// maxKubeletState bounds what is read of the kubelet's list of prepared claims.
-const maxKubeletState = 64 << 20
-
 // usesClaims reports whether this node offers resources through claims, or has done so: its slices have to be removed before the scheduler
-// chooses more devices from them, and the kubelet needs the driver until the pods with claims have ended. It has its own list of the claims
-// that it has prepared, which counts where the state file is lost. A state file that cannot be written is no reason not to offer.
-func usesClaims(c config.Config, known store.State, stateFile *store.Store, log *slog.Logger) bool {
-	if len(c.DRA.Resources) == 0 {
-		return known.Claims || kubeletHasClaims(c.Plugins)
+// chooses more devices from them, and the kubelet needs the driver until the pods with claims have ended. A state file that cannot be
+// written or has been lost is no reason not to offer.
+func usesClaims(c config.DRA, known store.State, stateFile *store.Store, log *slog.Logger) bool {
+	if len(c.Resources) == 0 {
+		return known.Claims
 	}
 	if !known.Claims {
 		if err := stateFile.SaveClaims(); err != nil {
@@ -67,17 +61,6 @@ func usesClaims(c config.Config, known store.State, stateFile *store.Store, log 
 		}
 	}
 	return true
-}
-
-// kubeletHasClaims reports whether the kubelet has prepared claims of this driver.
-func kubeletHasClaims(c config.Plugins) bool {
-	f, err := os.Open(filepath.Join(filepath.Dir(c.KubeletDir), "dra_manager_state"))
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxKubeletState))
-	return err == nil && bytes.Contains(text, []byte(device.DRADriver))
 }
 
 // newClaims returns Dynamic Resource Allocation on this node.
