@@ -49,9 +49,10 @@ func deviceOf(d device.DeviceStatus) *adminv1.Device {
 	for _, n := range d.NUMA {
 		one.NumaNodes = append(one.NumaNodes, int32(n))
 	}
-	if h := d.Holder; h != nil {
-		one.Holder = &adminv1.Holder{Namespace: h.Pod.Namespace, Name: h.Pod.Name, Uid: string(h.Pod.UID), Containers: h.Containers}
+	if d.Holder != nil {
+		one.Holder = holderOf(*d.Holder)
 	}
+	one.Sharers = lists.Map(d.Sharers, holderOf)
 	if d.Cordon != nil {
 		one.Cordon = &adminv1.DeviceCordon{Reason: d.Cordon.Reason, Since: stamp(d.Cordon.Since), Declared: d.Cordon.Declared, Suspended: d.Cordon.Suspended}
 	}
@@ -59,6 +60,10 @@ func deviceOf(d device.DeviceStatus) *adminv1.Device {
 		one.Release = &adminv1.DeviceRelease{Why: d.Release.String(), Since: stamp(d.Release.Since)}
 	}
 	return one
+}
+
+func holderOf(h device.Holder) *adminv1.Holder {
+	return &adminv1.Holder{Namespace: h.Pod.Namespace, Name: h.Pod.Name, Uid: string(h.Pod.UID), Containers: h.Containers}
 }
 
 func assignmentsOf(h *device.PodAllocation) []*adminv1.Assignment {

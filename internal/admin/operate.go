@@ -102,14 +102,13 @@ func (s *Server) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 		}
 		holders := ""
 		for _, d := range devices {
-			if d.Holder == nil {
-				continue
-			}
-			holders += d.Holder.Uid + " "
-			if !asked[d.Holder.Uid] && d.Holder.Name != "" { // without a name it may get one later
-				asked[d.Holder.Uid] = true
-				pod := device.Pod{UID: device.PodUID(d.Holder.Uid), Namespace: d.Holder.Namespace, Name: d.Holder.Name}
-				s.cfg.Evictions.Evict(pod, "its device "+device.QuoteID(device.ID(d.Id))+" of "+d.ResourceName+" is drained", func() bool { return s.drained(names, pod.UID) })
+			for _, h := range holdersOf(d) {
+				holders += h.Uid + " "
+				if !asked[h.Uid] && h.Name != "" { // without a name it may get one later
+					asked[h.Uid] = true
+					pod := device.Pod{UID: device.PodUID(h.Uid), Namespace: h.Namespace, Name: h.Name}
+					s.cfg.Evictions.Evict(pod, "its device "+device.QuoteID(device.ID(d.Id))+" of "+d.ResourceName+" is drained", func() bool { return s.drained(names, pod.UID) })
+				}
 			}
 		}
 		if last == "" || holders != last {
@@ -130,6 +129,14 @@ func (s *Server) Drain(request *adminv1.DrainRequest, stream grpc.ServerStreamin
 	}
 }
 
+// holdersOf returns all pods that have a device.
+func holdersOf(d *adminv1.Device) []*adminv1.Holder {
+	if d.Holder == nil {
+		return nil
+	}
+	return append([]*adminv1.Holder{d.Holder}, d.Sharers...)
+}
+
 // startDrain takes the devices out of service.
 func (s *Server) startDrain(request *adminv1.DrainRequest) (*adminv1.CordonResponse, error) {
 	if s.cfg.Evictions == nil {
@@ -141,7 +148,7 @@ func (s *Server) startDrain(request *adminv1.DrainRequest) (*adminv1.CordonRespo
 // drained reports whether a pod has one of these devices while the device is still out of service.
 func (s *Server) drained(names []device.Cordon, uid device.PodUID) bool {
 	return slices.ContainsFunc(s.named(names), func(d *adminv1.Device) bool {
-		return d.Cordon != nil && d.Holder != nil && d.Holder.Uid == string(uid)
+		return d.Cordon != nil && slices.ContainsFunc(holdersOf(d), func(h *adminv1.Holder) bool { return h.Uid == string(uid) })
 	})
 }
 

@@ -455,7 +455,7 @@ func TestChurn(t *testing.T) {
 	for seed := range uint64(10) {
 		places := []allocator.Topology{{}, {Policy: placement.BestEffort}, {Policy: placement.Restricted, Scope: placement.PerPod}, {Policy: placement.SingleNUMA}}
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			run(t, func(r *harness) { churn(r, seed) }, func(r *harness) { r.topology, r.suspends = places[seed%4], true })
+			run(t, func(r *harness) { churn(r, seed) }, func(r *harness) { r.topology, r.suspends, r.mute = places[seed%4], true, true })
 		})
 	}
 }

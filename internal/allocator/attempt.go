@@ -88,7 +88,9 @@ func (a *Allocator) planLocked(p *pod, said placement.Preferences) (placement.Re
 			}
 		}
 	}
-	return placement.Plan(placement.Input{Demand: p.demand, Has: p.assigned, Running: a.table.Quarantined[p.demand.Pod.UID], Preferences: said, Topology: a.topology}, from)
+	return placement.Plan(placement.Input{
+		Demand: p.demand, Has: p.assigned, Running: a.table.Quarantined[p.demand.Pod.UID], Preferences: said, Topology: a.topology, Sharing: a.sharingLocked(p),
+	}, from)
 }
 
 // improve plans again with the plugins' preferences and holds the new choice instead. The pod holds a full choice all the
@@ -121,8 +123,8 @@ func (a *Allocator) improve(p *pod, held holdings.Hold, said placement.Preferenc
 	return best, instead, no == nil
 }
 
-// callPlugins asks the plugins for the grants of the containers that need one, with one call for each container and resource. It
-// holds no lock. It adds up the sizes of the grants one by one, so at most one grant beyond the limits is in memory.
+// callPlugins asks the plugins for the grants of the containers that need one, with one call for each container and resource, except for
+// grants that are shared (sharing.go). It holds no lock. It adds up the sizes of the grants one by one, so at most one grant beyond the limits is in memory.
 func (a *Allocator) callPlugins(ctx context.Context, pod device.Pod, all []device.Assignment, needs func(container string) bool) ([]device.Assignment, error) {
 	all = slices.Clone(all)
 	var inPod device.Grants
@@ -138,10 +140,14 @@ func (a *Allocator) callPlugins(ctx context.Context, pod device.Pod, all []devic
 		var inContainer device.Grants
 		all[i].Shares = make([]device.Share, len(as.Shares))
 		for j, s := range as.Shares {
-			grant, err := a.plugins.Allocate(ctx, pod, as.Container, s.Resource, s.IDs)
-			a.answered(s.Resource, s.IDs, err)
-			if err != nil {
-				return nil, err
+			grant, shared := a.sharedGrant(as.Container, s, all[:i])
+			if !shared {
+				var err error
+				grant, err = a.plugins.Allocate(ctx, pod, as.Container, s.Resource, s.IDs)
+				a.answered(s.Resource, s.IDs, err)
+				if err != nil {
+					return nil, err
+				}
 			}
 			s = a.granted(s, grant)
 			all[i].Shares[j] = s

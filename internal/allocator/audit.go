@@ -12,7 +12,8 @@ import (
 // A proof is the host's evidence about pods whose devices may be released as far as the runtime has reported.
 type proof struct {
 	idle    map[*containers.Container]bool // containers without a process
-	vacant  map[device.PodUID]bool         // pods whose devices are proved free
+	able    map[device.PodUID]bool         // pods without a container and a process
+	vacant  map[device.PodUID]bool         // those of them whose devices are proved free
 	pending map[device.PodUID]bool         // pods whose devices are not: the Releaser reports a change
 	uses    map[device.PodUID]int          // pod.uses when the proof was begun
 }
@@ -32,7 +33,7 @@ func (a *Allocator) prove() proof {
 	a.writeAt = time.Time{} // what is scheduled from now on may concern a later write
 	var pods []device.PodUID
 	suspects := map[string]idle{}
-	shown := proof{map[*containers.Container]bool{}, map[device.PodUID]bool{}, map[device.PodUID]bool{}, map[device.PodUID]int{}}
+	shown := proof{able: map[device.PodUID]bool{}, vacant: map[device.PodUID]bool{}, pending: map[device.PodUID]bool{}, uses: map[device.PodUID]int{}}
 	for uid, p := range a.ended {
 		shown.uses[uid] = p.uses
 		switch wait, vacant := a.vacantLocked(p); {

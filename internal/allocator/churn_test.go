@@ -17,9 +17,9 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// churn plays random steps: pods are bound, run and end, plugins fail and rename their devices, commits fail, the runtime and
-// devmgrd restart. After each step the invariants hold, and no two pods of the model use the same hardware. After the end of
-// all faults but one, every pod is served.
+// churn plays random steps: pods are bound, run and end, some share claims, plugins fail and rename their devices, commits fail, the runtime
+// and devmgrd restart. After each step the invariants hold, and no two pods of the model use the same hardware, unless they do by one
+// claim. After the end of all faults but one, every pod is served.
 func churn(r *harness, seed uint64) {
 	c := newChurning(r, seed)
 	for range 300 {
@@ -47,6 +47,37 @@ type churning struct {
 	well      atomic.Bool // the plugins refuse nothing but the bad device
 	renamed   int
 	prefix    map[device.ResourceName]string
+	claims    map[string]*sharedClaim // by name; those that pods in the API server use
+	claimed   int                     // claims so far
+	claiming  int                     // pods with claims so far
+	fpgas     fpgasInUse
+}
+
+// A sharedClaim is a claim of which the scheduler has chosen the devices.
+type sharedClaim struct {
+	uid  device.ClaimUID
+	ids  []device.ID
+	pods map[string]bool // the claim is reserved for
+}
+
+// fpgasInUse are the FPGAs that containers run with.
+type fpgasInUse struct {
+	mu sync.Mutex
+	by map[device.ID]int // number of containers
+}
+
+func (f *fpgasInUse) add(ids []device.ID, n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, id := range ids {
+		f.by[id] += n
+	}
+}
+
+func (f *fpgasInUse) any(ids []device.ID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(ids, func(id device.ID) bool { return f.by[id] > 0 })
 }
 
 // A made is a container of the model.
@@ -59,10 +90,17 @@ type made struct {
 func newChurning(r *harness, seed uint64) *churning {
 	c := &churning{
 		harness: r, Rand: rand.New(rand.NewPCG(seed, 1)), pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{}, made: map[string]*made{}, connected: true,
-		prefix: map[device.ResourceName]string{gpu: "d", nic: "d"},
+		prefix: map[device.ResourceName]string{gpu: "d", nic: "d", fpga: "d"}, claims: map[string]*sharedClaim{}, fpgas: fpgasInUse{by: map[device.ID]int{}},
 	}
 	c.badDevice.Store(-1)
 	r.plugins.allocates(c.allocate)
+	r.plugins.preparesDevices(func(ids []device.ID) {
+		if c.fpgas.any(ids) {
+			r.t.Errorf("PreStartContainer for %v, which a container runs with", ids)
+		}
+	})
+	r.plugins.stock(fpga, fpgas)
+	r.plugins.offer(fpga, func(o *device.Offer) { o.PreStart = seed%3 == 0 })
 	r.RuntimeSynced(nil, nil)
 	if seed%2 == 0 {
 		r.plugins.prefers(gpu, func(ctx context.Context, available, must []device.ID, size int) ([]device.ID, error) {
@@ -82,6 +120,9 @@ func newChurning(r *harness, seed uint64) *churning {
 // allocate always refuses the bad device, refuses others occasionally, and is sometimes slow: lists change, and the daemon
 // restarts, in the middle of a call.
 func (c *churning) allocate(ctx context.Context, r device.ResourceName, ids []device.ID) error {
+	if r == fpga && c.fpgas.any(ids) {
+		c.t.Errorf("Allocate for %v, which a container runs with", ids)
+	}
 	n := c.calls.Add(1)
 	if n%4 == 0 {
 		select {
@@ -146,7 +187,13 @@ func (c *churning) someContainer() *made { return c.made[c.pick(slices.Collect(m
 func (c *churning) step() string {
 	r := c.harness
 	resource := []device.ResourceName{gpu, nic}[c.IntN(2)]
-	switch c.IntN(20) {
+	switch c.IntN(23) {
+	case 20, 21:
+		return c.bindClaim()
+	case 22:
+		c.list(fpga, fpgas, 0, c.IntN(fpgas+3))
+		r.plugins.offer(fpga, func(o *device.Offer) { o.State = device.OfferState(c.IntN(3)) })
+		return "list the FPGAs, or end their plugin"
 	case 0, 1, 2, 3:
 		n := fmt.Sprintf("%c%d", 'a'+c.IntN(26), c.IntN(100))
 		if _, is := c.pods[n]; is || c.uses(n) {
@@ -221,8 +268,46 @@ func (c *churning) step() string {
 	return c.reconnect(c.IntN(4))
 }
 
+const fpgas = 4
+
+// bindClaim has the scheduler bind a pod with a claim: with a new one, for devices that are in no other claim, or with one that other pods
+// have. Deleting a pod frees its claims' devices for the scheduler at once.
+func (c *churning) bindClaim() string {
+	c.claiming++
+	n := fmt.Sprint("claim", c.claiming) // never one of a pod that the allocator may know with another claim
+	name := c.pick(slices.Collect(maps.Keys(c.claims)))
+	one := c.claims[name]
+	if one == nil || c.IntN(2) == 0 {
+		free := []device.ID{"d0", "d1", "d2", "d3"}
+		for _, other := range c.claims {
+			free = slices.DeleteFunc(free, func(id device.ID) bool { return slices.Contains(other.ids, id) })
+		}
+		if len(free) == 0 {
+			return "nothing"
+		}
+		c.Shuffle(len(free), func(i, j int) { free[i], free[j] = free[j], free[i] })
+		c.claimed++
+		name = fmt.Sprint("claim-", c.claimed)
+		one = &sharedClaim{device.ClaimUID(name), slices.Sorted(slices.Values(free[:1+c.IntN(len(free))])), map[string]bool{}}
+		c.claims[name] = one
+	}
+	one.pods[n] = true
+	var demands []device.Demand
+	for i := range 1 + c.IntN(2) {
+		demands = append(demands, claims(wants(fmt.Sprint(i), device.App, fpga, len(one.ids)), one.uid, one.ids...))
+	}
+	c.pods[n] = pod(n, demands...)
+	c.Bind(c.pods[n])
+	return fmt.Sprintf("bind %s with %s: %v", n, name, one.ids)
+}
+
 // delete removes a pod from the API server, whatever state its containers are in.
 func (c *churning) delete(pod string) {
+	for name, one := range c.claims {
+		if delete(one.pods, pod); len(one.pods) == 0 {
+			delete(c.claims, name)
+		}
+	}
 	if p, is := c.pods[pod]; is {
 		c.deleted[pod] = p
 	}
@@ -244,6 +329,9 @@ func (c *churning) uses(pod string) bool {
 func (c *churning) create(pod string, fails bool) string {
 	if _, is := c.pods[pod]; !is || !c.connected {
 		return "nothing"
+	}
+	if c.pods[pod].Shares() && c.uses(pod) {
+		return "nothing" // the kubelet makes no second instance of a container that exists
 	}
 	one := &made{Running: running(fmt.Sprint(c.Uint64()), pod, "0"), uses: map[device.ResourceName][]int{}}
 	st := c.Claim(one.Running)
@@ -283,12 +371,16 @@ func (c *churning) start(one *made) string {
 		}
 	}
 	one.started = true
+	c.fpgas.add(one.Stamp[fpga], 1)
 	c.plugins.setAlive(one.ID, true)
 	return "start a container of " + string(one.Container.Pod)
 }
 
 func (c *churning) end(one *made) {
 	delete(c.made, one.ID)
+	if one.started {
+		c.fpgas.add(one.Stamp[fpga], -1)
+	}
 	c.plugins.setAlive(one.ID, false)
 	if c.connected {
 		c.RuntimeStopped(one.Running)
@@ -332,6 +424,9 @@ func (c *churning) reconnect(how int) string {
 		c.connected, c.broken = false, false
 		c.restart()
 		c.Replace(slices.Collect(maps.Values(c.pods)))
+		if c.IntN(2) == 0 {
+			c.sync()
+		}
 		return "restart"
 	}
 	c.sync()
@@ -361,10 +456,13 @@ func (c *churning) judge() {
 			for r, n := range c.deleted[h.Pod.Name].Requests() {
 				orphaned[r] += n
 			}
+			for _, d := range c.deleted[h.Pod.Name].Demands[:min(1, len(c.deleted[h.Pod.Name].Demands))] { // all containers have the same claim
+				orphaned[fpga] += len(d.Claimed[fpga])
+			}
 		}
 	}
 	use := func(pod string, r device.ResourceName, n int) {
-		if was, used := hands[piece{r, n}]; used && was != pod {
+		if was, used := hands[piece{r, n}]; used && was != pod && !c.share(was, pod) {
 			c.t.Errorf("device %d of %s is in the hands of two pods: %s and %s", n, r, was, pod)
 		}
 		hands[piece{r, n}] = pod
@@ -412,6 +510,18 @@ func (c *churning) judge() {
 	}
 }
 
+// share reports whether two pods have one claim.
+func (c *churning) share(a, b string) bool {
+	claim := func(pod string) device.ClaimUID {
+		d, is := c.pods[pod]
+		if !is {
+			d = c.deleted[pod]
+		}
+		return d.Claim(fpga, d.Demands[0].Fixed[fpga][0])
+	}
+	return strings.HasPrefix(a, "claim") && strings.HasPrefix(b, "claim") && claim(a) == claim(b)
+}
+
 // has reports whether a container's pod is recorded with the devices that the container uses.
 func (c *churning) has(st device.Readiness, one *made) bool {
 	if st.State != device.Ready {
@@ -447,6 +557,12 @@ func (c *churning) settle() {
 		}
 		for r, n := range p.Requests() {
 			requests[r] += n
+		}
+	}
+	c.list(fpga, fpgas, 0)
+	for i := range fpgas {
+		if _, err := c.Uncordon([]device.Cordon{{Resource: fpga, ID: device.ID(fmt.Sprint("d", i))}}); err != nil {
+			c.t.Error(err)
 		}
 	}
 	c.badDevice.Store(0)

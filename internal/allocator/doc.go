@@ -1,7 +1,8 @@
 // Package allocator decides which container has which devices.
 //
 // A device is free, held or assigned. It is held from the moment a plan chooses it until the assignment is durable or has
-// failed, and assigned until its pod is gone. No device is held by or assigned to two pods.
+// failed, and assigned until its pod is gone. No device is held by or assigned to two pods, unless both have it by one ResourceClaim
+// (sharing.go).
 //
 // The path of one pod:
 //

@@ -24,7 +24,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			return fmt.Errorf("readers see %v, and the pods are %v", a.snapshot, now)
 		}
 	}
-	owner := map[key]device.PodUID{}
+	owners := map[key]map[device.PodUID]bool{}
 	requests := map[device.ResourceName]int{}
 	books := map[device.PodUID][]device.Assignment{}
 	for _, r := range onDisk {
@@ -74,10 +74,15 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 				}
 				for _, id := range s.IDs {
 					k := key{s.Resource, id}
-					if was, taken := owner[k]; taken && was != uid {
-						return fmt.Errorf("device %s of %s is in two hands: %s and %s", id, s.Resource, was, uid)
+					for was := range owners[k] {
+						if claim := p.demand.Claim(k.ResourceName, k.ID); was != uid && (claim == "" || claim != a.pods[was].demand.Claim(k.ResourceName, k.ID)) {
+							return fmt.Errorf("device %s of %s is in two hands: %s and %s", id, s.Resource, was, uid)
+						}
 					}
-					owner[k] = uid
+					if owners[k] == nil {
+						owners[k] = map[device.PodUID]bool{}
+					}
+					owners[k][uid] = true
 				}
 			}
 		}
@@ -100,10 +105,10 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 	}
 	for k, uid := range strays {
-		if was, taken := owner[k]; taken {
-			return fmt.Errorf("device %s of %s is set aside for %s and assigned to %s", k.ID, k.ResourceName, uid, was)
+		if was, taken := owners[k]; taken {
+			return fmt.Errorf("device %s of %s is set aside for %s and assigned to %v", k.ID, k.ResourceName, uid, was)
 		}
-		owner[k] = uid
+		owners[k] = map[device.PodUID]bool{uid: true}
 	}
 	for r, p := range a.table.Resources {
 		for id := range p.Taken() {
@@ -118,21 +123,31 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 	}
 	for r, p := range a.table.Resources {
-		taken := map[device.ID]device.PodUID{}
-		for k, uid := range owner {
-			if k.ResourceName == r {
-				taken[k.ID] = uid
-			}
-		}
-		for id, uid := range p.Taken() {
-			if holder := a.pods[uid]; holder != nil && (holder.phase == allocating || holder.phase == abandoned || slices.Contains(holder.doubt[r], id)) {
-				if was, assigned := taken[id]; assigned && was != uid {
-					return fmt.Errorf("device %s of %s is in two hands: held for %s, assigned to %s", id, r, uid, was)
+		taken := map[holding]bool{}
+		for k, uids := range owners {
+			for uid := range uids {
+				if k.ResourceName == r {
+					taken[holding{k.ID, uid}] = true
 				}
-				taken[id] = uid
 			}
 		}
-		if pool := maps.Collect(p.Taken()); !reflect.DeepEqual(taken, pool) {
+		pool := map[holding]bool{}
+		for id := range p.Taken() {
+			for uid := range a.holdersLocked(r, id) {
+				pool[holding{id, uid}] = true
+				holder := a.pods[uid]
+				if holder == nil || taken[holding{id, uid}] || holder.phase != allocating && holder.phase != abandoned && !slices.Contains(holder.doubt[r], id) {
+					continue
+				}
+				for was := range owners[key{r, id}] {
+					if claim := holder.demand.Claim(r, id); claim == "" || claim != a.pods[was].demand.Claim(r, id) {
+						return fmt.Errorf("device %s of %s is in two hands: held for %s, assigned to %s", id, r, uid, was)
+					}
+				}
+				taken[holding{id, uid}] = true
+			}
+		}
+		if !maps.Equal(taken, pool) {
 			return fmt.Errorf("%s: the pool says %v is taken, the assignments say %v", r, pool, taken)
 		}
 		if err := p.Check(); err != nil {
@@ -161,6 +176,12 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 	}
 	return nil
+}
+
+// A holding is a device as one pod has it.
+type holding struct {
+	device.ID
+	device.PodUID
 }
 
 // sameSnapshot compares two snapshots, whose pods have no order.

@@ -40,9 +40,13 @@ func (a *Allocator) examineLocked(r device.ResourceName, p *holdings.Resource) {
 // Devices that are only held for the pod are examined when they are assigned.
 func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *holdings.Resource, broken map[device.ID]bool, now time.Time) {
 	uid := holder.demand.Pod.UID
-	var failed []device.ID
+	var failed, joined []device.ID
 	for _, id := range holdings.HoldOf(holder.assigned)[r] {
 		if !broken[id] {
+			continue
+		}
+		if first, _ := p.Holder(id); first != uid {
+			joined = append(joined, id) // its failure is recorded with the pod that has had it for longer
 			continue
 		}
 		_, listed := p.Listing().Find(id)
@@ -55,16 +59,37 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *holdings
 		}
 	}
 	a.reportFailures(holder, r, failed, true)
+	a.tellFailed(holder, r, joined, true)
 }
 
-// reportFailures counts and reports a pod's devices that failed together, in one log line and one event: a plugin may
-// withdraw thousands of devices at once.
+// reportFailures counts and reports devices that failed together, to the pod that has their record and to those that share them.
 func (a *Allocator) reportFailures(holder *pod, r device.ResourceName, ids []device.ID, listed bool) {
 	if len(ids) == 0 {
 		return
 	}
-	slices.SortFunc(ids, device.CompareIDs)
 	a.metrics.failures.WithLabelValues(string(r)).Add(float64(len(ids)))
+	a.tellFailed(holder, r, ids, listed)
+	others := map[*pod][]device.ID{}
+	for _, id := range ids {
+		for _, uid := range a.table.Resources[r].Sharers(id) {
+			if q := a.pods[uid]; q != nil && slices.Contains(holdings.HoldOf(q.assigned)[r], id) {
+				others[q] = append(others[q], id)
+			}
+		}
+	}
+	for q, shared := range others {
+		a.tellFailed(q, r, shared, listed)
+	}
+}
+
+// tellFailed reports a pod's devices that failed together, in one log line and one event: a plugin may withdraw thousands of
+// devices at once.
+func (a *Allocator) tellFailed(holder *pod, r device.ResourceName, ids []device.ID, listed bool) {
+	if len(ids) == 0 {
+		return
+	}
+	slices.SortFunc(ids, device.CompareIDs)
+	ids = slices.Compact(ids)
 	a.log.Warn("devices in use have failed", "resource", r, "devices", device.Abridge(ids), "count", len(ids),
 		"pod", holder.demand.Pod.String(), "listed", listed)
 	a.notifier.Failed(holder.demand.Pod, r, ids)
@@ -105,7 +130,11 @@ func (a *Allocator) watchFailuresLocked(now time.Time) (next time.Time) {
 				a.log.Warn("device failing repeatedly; not evicting again", "resource", r, "device", d.ID,
 					"pod", holder.demand.Pod.String(), "failures", d.Count)
 			case failures.Lasted:
-				a.notifier.FailedForLong(holder.demand.Pod, r, d.ID, func() bool { return a.stillBroken(d.Holder, r, d.ID) })
+				for uid := range a.holdersLocked(r, d.ID) {
+					if q := a.pods[uid]; q != nil && q.active() {
+						a.notifier.FailedForLong(q.demand.Pod, r, d.ID, func() bool { return a.stillBroken(uid, r, d.ID) })
+					}
+				}
 			}
 		}
 		for holder, ids := range unlisted {

@@ -22,8 +22,9 @@ import (
 )
 
 const (
-	gpu device.ResourceName = "vendor.com/gpu"
-	nic device.ResourceName = "vendor.com/nic"
+	gpu  device.ResourceName = "vendor.com/gpu"
+	nic  device.ResourceName = "vendor.com/nic"
+	fpga device.ResourceName = "vendor.com/fpga"
 )
 
 // fakePlugins replaces the registry: a test sets its offers and answers.
@@ -45,8 +46,9 @@ type fakePlugins struct {
 	forgetFails bool
 	blind       error // why the host cannot list the pods with processes
 	prepare     func(ctx context.Context) error
-	cdi         bool // Allocate answers with CDI devices
-	padding     int  // needMode many bytes Allocate adds to its answers
+	prepareIDs  func([]device.ID) // the same, with the devices
+	cdi         bool              // Allocate answers with CDI devices
+	padding     int               // needMode many bytes Allocate adds to its answers
 	store       interface {
 		ForgetResource(device.ResourceName) error
 	}
@@ -129,6 +131,13 @@ func (s *fakePlugins) prepares(f func(context.Context) error) {
 	s.prepare = f
 }
 
+// preparesDevices has each further PreStart call f with its devices.
+func (s *fakePlugins) preparesDevices(f func([]device.ID)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prepareIDs = f
+}
+
 func (s *fakePlugins) Changed() <-chan struct{} { return s.changed }
 
 func (s *fakePlugins) Allocate(ctx context.Context, pod device.Pod, c device.Container, r device.ResourceName, ids []device.ID) (device.Grant, error) {
@@ -185,8 +194,11 @@ func (s *fakePlugins) Forget(r device.ResourceName) error {
 func (s *fakePlugins) PreStart(ctx context.Context, _ device.Pod, c device.Container, r device.ResourceName, ids []device.ID) error {
 	s.mu.Lock()
 	s.prepared = append(s.prepared, fmt.Sprintf("%s %s %v", c.Name, r, ids))
-	prepare := s.prepare
+	prepare, devices := s.prepare, s.prepareIDs
 	s.mu.Unlock()
+	if devices != nil {
+		devices(ids)
+	}
 	if prepare != nil {
 		return prepare(ctx)
 	}
@@ -628,6 +640,19 @@ func pod(name string, demands ...device.Demand) device.PodDemand {
 
 func wants(container string, kind device.Kind, r device.ResourceName, n int) device.Demand {
 	return device.Demand{Container: device.Container{Name: container}, Kind: kind, Wants: map[device.ResourceName]int{r: n}}
+}
+
+// claims has a container have devices by a claim.
+func claims(d device.Demand, claim device.ClaimUID, ids ...device.ID) device.Demand {
+	for r := range d.Wants {
+		d.Wants[r] = len(ids)
+		d.Fixed = map[device.ResourceName][]device.ID{r: ids}
+		d.Claimed = map[device.ResourceName]map[device.ID]device.ClaimUID{r: {}}
+		for _, id := range ids {
+			d.Claimed[r][id] = claim
+		}
+	}
+	return d
 }
 
 func app(r device.ResourceName, n int) device.Demand { return wants("main", device.App, r, n) }

@@ -73,9 +73,11 @@ func (a *Allocator) usedByLocked(r device.ResourceName) []device.Pod {
 		}
 	}
 	if p := a.table.Resources[r]; p != nil {
-		for _, uid := range p.Taken() {
-			if users[uid] = (device.Pod{UID: uid}); a.pods[uid] != nil {
-				users[uid] = a.pods[uid].demand.Pod
+		for id := range p.Taken() {
+			for uid := range a.holdersLocked(r, id) {
+				if users[uid] = (device.Pod{UID: uid}); a.pods[uid] != nil {
+					users[uid] = a.pods[uid].demand.Pod
+				}
 			}
 		}
 	}

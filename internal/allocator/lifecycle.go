@@ -52,6 +52,8 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 		a.log.Error("bug: unexpected change of a pod's phase", "pod", p.demand.Pod.String(), "from", p.phase, "to", next)
 	}
 	switch p.phase {
+	case allocating:
+		defer a.wakeSharersLocked(p)
 	case waiting:
 		delete(a.waiting, uid)
 	case ended:

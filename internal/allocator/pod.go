@@ -11,20 +11,21 @@ import (
 // A pod is the allocator's state of one pod. Allocator.mu guards it.
 type pod struct {
 	demand        device.PodDemand
-	newDemand     *device.PodDemand // while allocating: its current demand, if it has changed
-	bound         time.Time         // when the allocator first heard of the pod
-	runtimeKnows  bool              // a static pod reported by the runtime: the API does not affect it
-	lastSeen      time.Time         // if runtimeKnows: when it was bound, or its last container ended, whichever was later
-	saved         bool              // in the state file, possibly with another demand
-	droppedAt     time.Time         // when it was last dropped
-	releaseAt     time.Time         // earliest time of its removal
-	release       *device.Release   // if ended: why its devices are not free yet; nil: not known
-	releaseFailed string            // why release.command has failed for its devices
-	failureSaved  bool              // the record on disk has such a failure
-	accepted      bool              // its devices are released without further proof
-	uses          int               // how often the pod came back, or got a container after its end
-	vacated       bool              // the host has shown no process of it since the runtime's last container of it ended
-	processChecks int               // how often the host has shown processes of it since it was dropped
+	newDemand     *device.PodDemand   // while allocating: its current demand, if it has changed
+	bound         time.Time           // when the allocator first heard of the pod
+	runtimeKnows  bool                // a static pod reported by the runtime: the API does not affect it
+	lastSeen      time.Time           // if runtimeKnows: when it was bound, or its last container ended, whichever was later
+	saved         bool                // in the state file, possibly with another demand
+	droppedAt     time.Time           // when it was last dropped
+	releaseAt     time.Time           // earliest time of its removal
+	release       *device.Release     // if ended: why its devices are not free yet; nil: not known
+	proving       []device.Assignment // if ended: what has to be proved first, as last said to the Releaser
+	releaseFailed string              // why release.command has failed for its devices
+	failureSaved  bool                // the record on disk has such a failure
+	accepted      bool                // its devices are released without further proof
+	uses          int                 // how often the pod came back, or got a container after its end
+	vacated       bool                // the host has shown no process of it since the runtime's last container of it ended
+	processChecks int                 // how often the host has shown processes of it since it was dropped
 	assigned      []device.Assignment
 	doubt         holdings.Hold // devices of a failed commit, or of a record that contradicts another; nil: no doubt
 

@@ -13,6 +13,7 @@ import (
 // assigned, and again each time the container has stopped. Until the preparation has succeeded the container is refused, and
 // the kubelet tries again.
 type preparation struct {
+	shares  []device.Share // that it is about
 	running bool
 	err     error
 	retry   time.Time     // after a failure: earliest retry
@@ -20,22 +21,27 @@ type preparation struct {
 	done    chan struct{} // closed when it has ended
 }
 
-// preparesLocked returns the shares of an assignment that need PreStartContainer. A kubelet's checkpoint does not record
-// which shares do, so for imported ones the plugin's current offer decides.
+// has reports whether a preparation is about a device.
+func (prep *preparation) has(r device.ResourceName, id device.ID) bool {
+	return prep != nil && slices.ContainsFunc(prep.shares, func(s device.Share) bool { return s.Resource == r && slices.Contains(s.IDs, id) })
+}
+
+// preparesLocked returns the shares of an assignment that need PreStartContainer, without devices that are shared and ready. A kubelet's
+// checkpoint does not record which shares do, so for imported ones the plugin's current offer decides.
 func (a *Allocator) preparesLocked(as device.Assignment) []device.Share {
-	return slices.DeleteFunc(slices.Clone(as.Shares), func(s device.Share) bool {
+	return a.unpreparedLocked(as.Container, slices.DeleteFunc(slices.Clone(as.Shares), func(s device.Share) bool {
 		return !s.PreStart && (as.Imported.IsZero() || !a.table.Resources.Of(s.Resource).Offer().PreStart)
-	})
+	}))
 }
 
 // prepareLocked requests the preparation of a container's next start, if its plugins require one and none is running.
 func (a *Allocator) prepareLocked(p *pod, as device.Assignment) {
 	name := as.Container.Name
-	last := p.preparations[name]
-	if len(a.preparesLocked(as)) == 0 || last != nil && last.running {
+	last, shares := p.preparations[name], a.preparesLocked(as)
+	if len(shares) == 0 || last != nil && last.running || a.preparingLocked(as) != nil {
 		return
 	}
-	next := &preparation{running: true, done: make(chan struct{})}
+	next := &preparation{shares: shares, running: true, done: make(chan struct{})}
 	if last != nil {
 		next.tries = last.tries
 	}
@@ -58,6 +64,7 @@ func (a *Allocator) startPreparingLocked(ctx context.Context, c device.Container
 		return
 	}
 	pod, prep, shares := p.demand.Pod, p.preparations[c.Name], a.preparesLocked(as)
+	prep.shares = shares
 	a.work.Go(func() {
 		var err error
 		for _, s := range shares {
@@ -86,10 +93,18 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 	close(prep.done)
 }
 
+var waitPreparing = device.Wait{Reason: device.Preparing, Message: "the device plugin is preparing the devices"}
+
 // preparedLocked returns the readiness that a preparation imposes on a container that is otherwise ready; nil: it may start.
 func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Readiness {
 	if len(a.preparesLocked(as)) == 0 {
 		return nil
+	}
+	if !a.runtimeListed { // other containers may run with the devices
+		return &device.Readiness{State: device.Waiting, Wait: device.Wait{Reason: device.Preparing, Message: "the container runtime has not listed its containers yet"}}
+	}
+	if other := a.preparingLocked(as); other != nil {
+		return &device.Readiness{State: device.Busy, Done: other.done, Wait: waitPreparing}
 	}
 	prep := p.preparations[as.Container.Name]
 	if prep == nil || prep.err != nil && !time.Now().Before(prep.retry) {
@@ -98,8 +113,7 @@ func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Readine
 	}
 	switch {
 	case prep.running:
-		return &device.Readiness{State: device.Busy, Done: prep.done,
-			Wait: device.Wait{Reason: device.Preparing, Message: "the device plugin is preparing the devices"}}
+		return &device.Readiness{State: device.Busy, Done: prep.done, Wait: waitPreparing}
 	case prep.err != nil:
 		return &device.Readiness{State: device.Waiting, Wait: device.Wait{Reason: device.PreStartFailed, Message: prep.err.Error()}}
 	}

@@ -8,7 +8,7 @@ import "github.com/devmgrd/devmgrd/internal/device"
 func (a *Allocator) Claim(r device.Running) device.Readiness {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	st := a.readinessLocked(r.Container)
+	st := a.readinessLocked(r.Container, false)
 	if st.State == device.Ready && a.catchingUp != nil {
 		return device.Readiness{State: device.Busy, Done: a.catchingUp, Wait: waitComparing}
 	}
@@ -28,11 +28,11 @@ func (a *Allocator) Unclaim(r device.Running) {
 	a.reportLocked(func() { a.removeRunningLocked(r.Container.Pod, r.ID) })
 }
 
-// Readiness returns the readiness of a container.
+// Readiness returns the readiness of a container. One that exists is ready while it has its devices: they are not prepared again.
 func (a *Allocator) Readiness(c device.Container) device.Readiness {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.readinessLocked(c)
+	return a.readinessLocked(c, a.running[c.Pod].Has(c.Name))
 }
 
 // waitComparing is Claim's answer while the runtime's containers are being compared with the state file.
@@ -44,7 +44,7 @@ var waitAllocating = device.Wait{Reason: device.Allocating, Message: "the alloca
 // waitCommand is the answer for a pod that is back while the command of its release is being stopped.
 var waitCommand = device.Wait{Reason: device.DeviceBusy, Message: "release.command for the pod's devices is still running"}
 
-func (a *Allocator) readinessLocked(c device.Container) device.Readiness {
+func (a *Allocator) readinessLocked(c device.Container, exists bool) device.Readiness {
 	p := a.pods[c.Pod]
 	if p == nil || p.phase == forgetting || p.phase == returned {
 		return device.Readiness{State: device.Unknown}
@@ -53,7 +53,7 @@ func (a *Allocator) readinessLocked(c device.Container) device.Readiness {
 	if !ok {
 		return device.Readiness{State: device.NoDevices}
 	}
-	if a.releaser != nil && a.releaser.Running(c.Pod) {
+	if a.commandRunsLocked(p) {
 		return device.Readiness{State: device.Waiting, Wait: waitCommand}
 	}
 	_, lapsed := p.lapsed[c.Name]
@@ -68,8 +68,10 @@ func (a *Allocator) readinessLocked(c device.Container) device.Readiness {
 	if !ok { // it was dropped before it had its devices
 		return device.Readiness{State: device.Unknown}
 	}
-	if not := a.preparedLocked(p, as); not != nil {
-		return *not
+	if !exists {
+		if not := a.preparedLocked(p, as); not != nil {
+			return *not
+		}
 	}
 	return device.Readiness{State: device.Ready, Assignment: as, Env: demand.Env, Refs: demand.Refs, Fresh: p.fresh[c.Name]}
 }

@@ -30,7 +30,11 @@ func (a *Allocator) recallLocked(r device.PodRecord, c device.Conflict) {
 	a.recallStallLocked(p, r.Stall)
 	a.addLocked(p)
 	for resource, ids := range holdings.HoldOf(r.Assignments) {
-		a.table.Resources.Of(resource).Take(ids, r.Demand.Pod.UID)
+		pool := a.table.Resources.Of(resource)
+		pool.Take(ids, r.Demand.Pod.UID)
+		if r.Demand.Shares() && p.doubt == nil {
+			pool.Share(ids, r.Demand.Pod.UID) // those that another pod has by the same claim
+		}
 	}
 	switch {
 	case p.doubt != nil:

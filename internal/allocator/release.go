@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -33,19 +34,25 @@ type Releaser interface {
 func (a *Allocator) reviewReleases(shown proof) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for uid := range shown.vacant {
+	maps.DeleteFunc(shown.vacant, func(uid device.PodUID, _ bool) bool {
+		p := a.ended[uid]
+		return p != nil && p.uses != shown.uses[uid] // it has had a container meanwhile
+	})
+	maps.Copy(shown.able, shown.vacant)
+	for uid := range shown.able {
 		p := a.ended[uid]
 		if p == nil {
 			continue // known by its containers' annotations only
 		}
-		if p.uses != shown.uses[uid] {
-			delete(shown.vacant, uid) // it has had a container meanwhile
+		departs := a.departureLocked(p, shown.able)
+		if !p.proves(departs) && a.releaser != nil {
+			a.releaser.Forget(uid)
+		}
+		p.proving = departs.Assignments
+		if p.vacated = true; p.accepted || a.releaser == nil || len(departs.Assignments) == 0 {
 			continue
 		}
-		if p.vacated = true; p.accepted || a.releaser == nil {
-			continue
-		}
-		if why := a.releaser.Release(device.Departure{Pod: p.demand.Pod, Assignments: p.assigned, Failed: p.releaseFailed}); why != nil {
+		if why := a.releaser.Release(departs); why != nil {
 			delete(shown.vacant, uid)
 			shown.pending[uid] = true
 			a.releasingLocked(p, *why)
@@ -92,12 +99,19 @@ func (a *Allocator) usedLocked(p *pod) {
 	if p == nil {
 		return
 	}
-	p.uses++
 	p.vacated, p.accepted = false, false
 	if p.releaseFailed != "" {
 		p.releaseFailed = ""
 		a.saveLaterLocked(p)
 	}
+	a.unprovenLocked(p)
+	a.disturbLocked(p)
+}
+
+// unprovenLocked has the proof about a pod's devices begun afresh.
+func (a *Allocator) unprovenLocked(p *pod) {
+	p.uses++
+	p.proving = nil
 	if a.releaser != nil {
 		a.releaser.Forget(p.demand.Pod.UID)
 	}
@@ -131,17 +145,19 @@ func (a *Allocator) setReleaseLocked(p *pod, why *device.Release) {
 }
 
 // acceptLocked has the devices of an ended pod released without further proof, if one of these is busy. It returns that one.
-func (a *Allocator) acceptLocked(d device.Cordon) (device.Cordon, bool) {
-	uid, taken := a.table.Resources.Of(d.Resource).Holder(d.ID)
-	p := a.ended[uid]
-	if !taken || p == nil || p.release == nil || !p.release.Busy || a.releaser != nil && a.releaser.Running(uid) {
-		return device.Cordon{}, false
+func (a *Allocator) acceptLocked(d device.Cordon) (released device.Cordon, was bool) {
+	for uid := range a.holdersLocked(d.Resource, d.ID) {
+		p := a.ended[uid]
+		if p == nil || p.release == nil || !p.release.Busy || a.releaser != nil && a.releaser.Running(uid) {
+			continue
+		}
+		if !p.accepted {
+			a.log.Warn("devices are released although they may be in use: an operator said so", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned),
+				"why", p.release.String())
+		}
+		p.accepted, p.releaseAt = true, time.Time{}
+		a.scheduleWriteLocked(0)
+		released, was = device.Cordon{Resource: d.Resource, ID: d.ID, Reason: "busy: " + p.release.String(), Since: p.release.Since}, true
 	}
-	if !p.accepted {
-		a.log.Warn("devices are released although they may be in use: an operator said so", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned),
-			"why", p.release.String())
-	}
-	p.accepted, p.releaseAt = true, time.Time{}
-	a.scheduleWriteLocked(0)
-	return device.Cordon{Resource: d.Resource, ID: d.ID, Reason: "busy: " + p.release.String(), Since: p.release.Since}, true
+	return released, was
 }

@@ -131,6 +131,7 @@ func (a *Allocator) RuntimeStarted(r device.Running) {
 			l.Fresh = p.fresh[name]
 			delete(p.fresh, name)
 			delete(p.preparations, name) // this start consumes the preparation
+			a.consumeLocked(p, name)
 			if p.refusedContainer == name {
 				p.refusal, p.refusedContainer = device.Wait{}, ""
 				a.snapshot = nil

@@ -95,8 +95,8 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 				continue
 			case shown.pending[uid] && p.uses == shown.uses[uid]:
 				continue
-			case p.uses != shown.uses[uid] || !shown.vacant[uid] || !a.running[uid].Bar(shown.idle):
-				a.scheduleWriteLocked(0) // a container was started, listed or stopped since the host was asked
+			case p.uses != shown.uses[uid] || !shown.vacant[uid] || !p.proves(a.departureLocked(p, shown.able)) || !a.running[uid].Bar(shown.idle):
+				a.scheduleWriteLocked(0) // a container was started, listed or stopped since the host was asked, or another pod has left a device
 				continue
 			}
 		}
@@ -196,7 +196,7 @@ func (a *Allocator) releasedLocked(p *pod) {
 		a.releaser.Forget(uid)
 	}
 	p.assigned, p.preparations, p.saved = nil, nil, false
-	p.release, p.vacated, p.accepted, p.releaseFailed, p.failureSaved = nil, false, false, "", false
+	p.release, p.proving, p.vacated, p.accepted, p.releaseFailed, p.failureSaved = nil, nil, false, false, "", false
 	a.changedLocked()
 	if p.phase == forgetting {
 		a.enterLocked(p, absent)

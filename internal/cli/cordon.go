@@ -70,7 +70,7 @@ func drain(cmd *cobra.Command, args []string) error {
 			}
 			for _, d := range answer.Devices {
 				if d.Holder != nil {
-					fmt.Fprintf(cmd.ErrOrStderr(), "%s\n", visible.Text(fmt.Sprintf("waiting for %s, which has %s/%s", holder(d.Holder), d.ResourceName, shown(d.Id))))
+					fmt.Fprintf(cmd.ErrOrStderr(), "%s\n", visible.Text(fmt.Sprintf("waiting for %s, which has %s/%s", holders(d), d.ResourceName, shown(d.Id))))
 				}
 			}
 		}

@@ -38,7 +38,7 @@ func newDevicesCommand() *cobra.Command {
 func showDevices[A interface{ GetDevices() []*adminv1.Device }](to io.Writer, answer A, now time.Time) {
 	t := table.New(to, "RESOURCE", "DEVICE", "STATE", "NUMA", "HOLDER", "NOTES")
 	for _, d := range answer.GetDevices() {
-		t.Row(d.ResourceName, shown(d.Id), state(d), cmp.Or(numbers(d.NumaNodes), "-"), holder(d.Holder), cmp.Or(strings.Join(notes(d, now), "; "), "-"))
+		t.Row(d.ResourceName, shown(d.Id), state(d), cmp.Or(numbers(d.NumaNodes), "-"), holders(d), cmp.Or(strings.Join(notes(d, now), "; "), "-"))
 	}
 	t.Flush()
 	if len(answer.GetDevices()) == 0 {
@@ -56,6 +56,14 @@ func state(d *adminv1.Device) string {
 
 func numbers(all []int32) string {
 	return strings.Join(lists.Map(all, func(n int32) string { return strconv.Itoa(int(n)) }), ",")
+}
+
+// holders returns the pods that have a device: the first, and how many others share it.
+func holders(d *adminv1.Device) string {
+	if n := len(d.Sharers); n > 0 {
+		return fmt.Sprintf("%s and %d more", holder(d.Holder), n)
+	}
+	return holder(d.Holder)
 }
 
 func holder(h *adminv1.Holder) string {

@@ -178,7 +178,8 @@ func TestForMachines(t *testing.T) {
         "declared": false,
         "suspended": false
       },
-      "failures": 0
+      "failures": 0,
+      "sharers": []
     }
   ]
 }
@@ -196,6 +197,7 @@ func TestForMachines(t *testing.T) {
   numaNodes:
   - 1
   resourceName: vendor.example/gpu
+  sharers: []
   state: cordoned
 `,
 	} {

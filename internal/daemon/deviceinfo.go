@@ -26,7 +26,7 @@ func newDeviceInfo(view interface {
 }) *deviceInfo {
 	return &deviceInfo{view,
 		prometheus.NewDesc("devmgrd_device_info",
-			"Always 1: a device with its state and, if a pod has it, the pod and its containers. At most 1024 devices; only with metrics.devices.",
+			"Always 1: a device with its state and, if a pod has it, the pod and its containers; one series for each pod that shares it. At most 1024 devices; only with metrics.devices.",
 			[]string{"resource_name", "device", "state", "healthy", "cordoned", "namespace", "pod", "container"}, nil),
 		prometheus.NewDesc("devmgrd_device_info_omitted", "Devices beyond the limit of devmgrd_device_info; only with metrics.devices.", nil, nil),
 	}
@@ -42,20 +42,28 @@ func (d *deviceInfo) Describe(to chan<- *prometheus.Desc) {
 func (d *deviceInfo) Collect(to chan<- prometheus.Metric) {
 	all, _ := d.view.Devices("")
 	for _, one := range all[:min(len(all), maxDeviceSeries)] {
-		var holder device.Holder
+		holders := []device.Holder{{}}
 		if one.Holder != nil {
-			holder = *one.Holder
+			holders = append([]device.Holder{*one.Holder}, one.Sharers...)
 		}
-		labels := []string{
-			string(one.Resource), device.QuoteID(one.ID), string(one.State), yesNo(one.Healthy), yesNo(one.Cordon != nil),
-			holder.Pod.Namespace, holder.Pod.Name, strings.Join(holder.Containers, ","),
-		}
-		for i, label := range labels {
-			if !utf8.ValidString(label) {
-				labels[i] = strings.ToValidUTF8(label, "\uFFFD")
+		seen := map[string]bool{} // a pod and its successor may have one name
+		for _, holder := range holders {
+			if name := holder.Pod.String(); seen[name] {
+				continue
+			} else {
+				seen[name] = true
 			}
+			labels := []string{
+				string(one.Resource), device.QuoteID(one.ID), string(one.State), yesNo(one.Healthy), yesNo(one.Cordon != nil),
+				holder.Pod.Namespace, holder.Pod.Name, strings.Join(holder.Containers, ","),
+			}
+			for i, label := range labels {
+				if !utf8.ValidString(label) {
+					labels[i] = strings.ToValidUTF8(label, "\uFFFD")
+				}
+			}
+			to <- prometheus.MustNewConstMetric(d.info, prometheus.GaugeValue, 1, labels...)
 		}
-		to <- prometheus.MustNewConstMetric(d.info, prometheus.GaugeValue, 1, labels...)
 	}
 	to <- prometheus.MustNewConstMetric(d.omitted, prometheus.GaugeValue, float64(max(0, len(all)-maxDeviceSeries)))
 }

@@ -116,27 +116,40 @@ type Conflict struct {
 }
 
 // Conflicts returns the devices that records assign to several pods, ordered by resource and ID. The cause is a commit that
-// failed and is in the file all the same. Containers of one pod may share a device.
+// failed and is in the file all the same. Containers of one pod may share a device, and so may pods that have it by one claim.
 func Conflicts(records []PodRecord) []Conflict {
 	type key struct {
 		ResourceName
 		ID
 	}
-	pods := map[key][]Pod{}
+	type holders struct {
+		pods   []Pod
+		claim  ClaimUID // of the first
+		differ bool     // the pods have it by different claims, or without one
+	}
+	found := map[key]holders{}
 	for _, r := range records {
 		for _, s := range Shares(r.Assignments) {
 			for _, id := range s.IDs {
 				k := key{s.Resource, id}
-				if has := pods[k]; len(has) == 0 || has[len(has)-1].UID != r.Demand.Pod.UID {
-					pods[k] = append(has, r.Demand.Pod)
+				has, claim := found[k], r.Demand.Claim(s.Resource, id)
+				switch n := len(has.pods); {
+				case n == 0:
+					has.claim = claim
+				case has.pods[n-1].UID == r.Demand.Pod.UID:
+					continue
+				default:
+					has.differ = has.differ || claim == "" || claim != has.claim
 				}
+				has.pods = append(has.pods, r.Demand.Pod)
+				found[k] = has
 			}
 		}
 	}
 	var all []Conflict
-	for k, has := range pods {
-		if len(has) > 1 {
-			all = append(all, Conflict{k.ResourceName, k.ID, has})
+	for k, has := range found {
+		if has.differ {
+			all = append(all, Conflict{k.ResourceName, k.ID, has.pods})
 		}
 	}
 	slices.SortFunc(all, func(a, b Conflict) int { return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.ID, b.ID)) })

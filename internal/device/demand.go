@@ -32,15 +32,18 @@ type Demand struct {
 	Select map[ResourceName]Selection `json:"select,omitempty"`
 	// Fixed are the devices that the scheduler has chosen, for resources that are offered through claims.
 	Fixed map[ResourceName][]ID `json:"fixed,omitempty"`
-	// Uncounted is how many of the Fixed ones the scheduler does not count as the pod's requests: those of claims that the pod's author has
-	// written.
-	Uncounted map[ResourceName]int `json:"uncounted,omitempty"`
+	// Claimed are the Fixed ones of claims that the pod's author has written, with the claims' UIDs. The scheduler does not count them as the
+	// pod's requests, and other pods may have them by the same claims.
+	Claimed map[ResourceName]map[ID]ClaimUID `json:"claimed,omitempty"`
 	// Mistake is why the request cannot be read or met as it is; the pod waits until it can. Blocked is its reason; empty: NoSuchDevice.
 	Mistake string `json:"mistake,omitempty"`
 	Blocked Reason `json:"blocked,omitempty"`
 	// Claims are the claims that the container uses, of any driver. They are not part of the request: Fixed is what they lead to.
 	Claims []ClaimUse `json:"-"`
 }
+
+// A ClaimUID identifies a ResourceClaim.
+type ClaimUID string
 
 // A ClaimUse is a container's use of a ResourceClaim in the pod's namespace.
 type ClaimUse struct {
@@ -83,7 +86,7 @@ func (p PodDemand) Requests() map[ResourceName]int {
 	running, peak := map[ResourceName]int{}, map[ResourceName]int{}
 	for _, d := range p.Demands {
 		for r, n := range d.Wants {
-			n -= d.Uncounted[r]
+			n -= len(d.Claimed[r])
 			if d.Kind != Init {
 				running[r] += n
 				n = 0
@@ -107,6 +110,21 @@ func (p PodDemand) Open() PodDemand {
 	return p
 }
 
+// Claim returns the claim by which the pod has a device that other pods may have by the same claim; empty: there is none.
+func (p PodDemand) Claim(r ResourceName, id ID) ClaimUID {
+	for _, d := range p.Demands {
+		if claim, has := d.Claimed[r][id]; has {
+			return claim
+		}
+	}
+	return ""
+}
+
+// Shares reports whether the pod has devices that other pods may have by the same claims.
+func (p PodDemand) Shares() bool {
+	return slices.ContainsFunc(p.Demands, func(d Demand) bool { return len(d.Claimed) > 0 })
+}
+
 // Of returns the demand of the container of that name, if it has one.
 func (p PodDemand) Of(container string) (Demand, bool) {
 	for _, d := range p.Demands {
@@ -126,7 +144,7 @@ func (p PodDemand) Equal(q PodDemand) bool {
 		e := q.Demands[i]
 		if d.Container != e.Container || d.Kind != e.Kind || !maps.Equal(d.Wants, e.Wants) ||
 			!slices.Equal(d.Env, e.Env) || !slices.Equal(d.Refs, e.Refs) ||
-			d.Mistake != e.Mistake || d.Blocked != e.Blocked || !maps.EqualFunc(d.Fixed, e.Fixed, slices.Equal) || !maps.Equal(d.Uncounted, e.Uncounted) || !maps.EqualFunc(d.Select, e.Select, Selection.equal) {
+			d.Mistake != e.Mistake || d.Blocked != e.Blocked || !maps.EqualFunc(d.Fixed, e.Fixed, slices.Equal) || !maps.EqualFunc(d.Claimed, e.Claimed, maps.Equal) || !maps.EqualFunc(d.Select, e.Select, Selection.equal) {
 			return false
 		}
 	}

@@ -161,7 +161,9 @@ type DeviceStatus struct {
 	State  DeviceState
 	Listed bool    // the plugin lists it
 	Holder *Holder // nil: no pod has it
-	Cordon *Cordon // nil: none
+	// Sharers are further pods that have it, by the same claim as the Holder.
+	Sharers []Holder
+	Cordon  *Cordon // nil: none
 	// Release is why the device is Releasing or Busy.
 	Release *Release
 	// Failures is how often the device has failed in the last hour while in use, Failed when it last did.

@@ -90,7 +90,7 @@ type claimingPod struct {
 
 // A claim is what a ResourceClaim says of devices of this driver.
 type claim struct {
-	uid     string
+	uid     device.ClaimUID
 	results []result
 	// reserved are the pods for which the claim is reserved.
 	reserved []device.PodUID
@@ -304,7 +304,7 @@ func (c *Claims) read(ctx context.Context, namespace, name string) (claim, error
 	if err != nil {
 		return claim{}, fmt.Errorf("reading ResourceClaim %s/%s: %w", namespace, name, err)
 	}
-	got := claim{uid: string(object.UID)}
+	got := claim{uid: device.ClaimUID(object.UID)}
 	for _, r := range object.Status.Allocation.Devices.Results {
 		if r.Driver == Driver {
 			got.results = append(got.results, result{r.Request, r.Pool, r.Device, r.AdminAccess != nil && *r.AdminAccess})
@@ -365,7 +365,7 @@ func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand
 	if len(d.Claims) == 0 {
 		return d
 	}
-	fixed, requested := map[device.ResourceName][]device.ID{}, map[device.ResourceName]int{}
+	fixed, claimed := map[device.ResourceName][]device.ID{}, map[device.ResourceName]map[device.ID]device.ClaimUID{}
 	for _, use := range d.Claims {
 		known, read := p.claims[use.Claim]
 		if !read {
@@ -386,14 +386,14 @@ func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand
 				block(device.NoClaim, "ResourceClaim %s has adminAccess, which devmgrd does not offer", use.Claim)
 				continue
 			}
-			chosen, known := p.found[one]
-			if !known {
-				if chosen, known = c.find(one); known {
+			chosen, listed := p.found[one]
+			if !listed {
+				if chosen, listed = c.find(one); listed {
 					p.found[one] = chosen
 				}
 			}
 			r, id := chosen.resource, chosen.id
-			if !known {
+			if !listed {
 				p.waits = true
 				block(device.DeviceGone, "the scheduler has chosen device %s of pool %s in ResourceClaim %s, which no device plugin lists", one.device, one.pool, use.Claim)
 				continue
@@ -401,9 +401,14 @@ func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand
 			if slices.Contains(fixed[r], id) {
 				continue
 			}
-			if fixed[r] = append(fixed[r], id); use.Resource == r {
-				requested[r]++
+			fixed[r] = append(fixed[r], id)
+			if use.Resource == r {
+				continue // the scheduler has made the claim for the pod's request
 			}
+			if claimed[r] == nil {
+				claimed[r] = map[device.ID]device.ClaimUID{}
+			}
+			claimed[r][id] = known.uid
 		}
 	}
 	if len(fixed) == 0 {
@@ -414,13 +419,14 @@ func (c *Claims) resolveContainer(p *claimingPod, d device.Demand) device.Demand
 		d.Wants = map[device.ResourceName]int{}
 	}
 	for r, ids := range fixed {
-		slices.SortFunc(ids, device.CompareIDs)
-		if d.Wants[r] = len(ids); requested[r] < len(ids) {
-			if d.Uncounted == nil {
-				d.Uncounted = map[device.ResourceName]int{}
-			}
-			d.Uncounted[r] = len(ids) - requested[r]
+		if d.Wants[r] > 0 { // the pod was bound while the Node showed the resource
+			block(device.NoClaim, "container %s requests %s, and has devices of it by a claim as well: give them to two containers", d.Container.Name, r)
 		}
+		slices.SortFunc(ids, device.CompareIDs)
+		d.Wants[r] = len(ids)
+	}
+	if len(claimed) > 0 {
+		d.Claimed = claimed
 	}
 	return d
 }

@@ -181,7 +181,7 @@ func (w *world) has(uid device.PodUID) string {
 				if one.Wants[r] != len(ids) {
 					text += fmt.Sprintf(" wants %d", one.Wants[r])
 				}
-				if n := one.Uncounted[r]; n > 0 {
+				if n := len(one.Claimed[r]); n > 0 {
 					text += fmt.Sprintf(" uncounted %d", n)
 				}
 			case one.Wants[r] > 0:

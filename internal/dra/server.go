@@ -213,7 +213,7 @@ func (s *Server) prepare(ctx context.Context, c *drav1.Claim) (got claim, waited
 	switch {
 	case err != nil:
 		return claim{}, false, err
-	case got.uid != c.Uid:
+	case string(got.uid) != c.Uid:
 		return claim{}, false, fmt.Errorf("ResourceClaim %s/%s has UID %s, not %s: it has been created again", c.Namespace, c.Name, got.uid, c.Uid)
 	}
 	s.Claims.renew(c.Namespace, c.Name, got)

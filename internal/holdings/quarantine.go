@@ -51,8 +51,8 @@ func (t *Table) Quarantine(c device.Container, r device.ResourceName, ids []devi
 	}
 	var unknown, strays, disputed []device.ID
 	for _, id := range ids {
-		switch owner, taken := p.Holder(id); {
-		case taken && owner != c.Pod:
+		switch _, taken := p.Holder(id); {
+		case taken && !p.Has(id, c.Pod):
 			disputed = append(disputed, id)
 			continue
 		case taken && own.of(t, c.Pod, r)[id]:
@@ -80,6 +80,22 @@ func (t *Table) Quarantine(c device.Container, r device.ResourceName, ids []devi
 		t.Quarantined.Add(c, r, strays)
 	}
 	t.Withhold(r)
+}
+
+// agree ends the dispute about a device that a pod shares from now on.
+func (t *Table) agree(pod device.PodUID, r device.ResourceName, id device.ID) {
+	disputed := t.Conflicting[pod]
+	for container, choice := range disputed {
+		if choice[r] = slices.DeleteFunc(choice[r], func(one device.ID) bool { return one == id }); len(choice[r]) == 0 {
+			delete(choice, r)
+		}
+		if len(choice) == 0 {
+			delete(disputed, container)
+		}
+	}
+	if len(disputed) == 0 {
+		delete(t.Conflicting, pod)
+	}
 }
 
 // reclaim quarantines disputed devices for the containers that run with them, once the other pod has released them.

@@ -12,22 +12,16 @@ type Resource struct {
 	Requests int           // sum of the requests of the node's active pods in the API
 	Failures *failures.Log // of devices in use
 
-	uncounted      int // devices that active pods of the API have by claims of their own, which the scheduler does not count as requests
-	admitted       int // the part of Requests from pods that the kubelet has admitted
-	unlistedIdle   int // the part of the unlisted devices in use that no container has used since the boot
-	withheldLogged int // number of withheld devices last logged
+	claimed        map[device.ID]int // how many containers of active pods of the API have devices by claims that the scheduler does not count as requests
+	admitted       int               // the part of Requests from pods that the kubelet has admitted
+	unlistedIdle   int               // the part of the unlisted devices in use that no container has used since the boot
+	withheldLogged int               // number of withheld devices last logged
 }
 
 // Forget removes the offer and the record of failures, as if there had never been an offer.
 func (p *Resource) Forget() {
 	p.Failures = failures.New()
 	p.Retract()
-}
-
-// Has reports whether a pod has a device.
-func (p *Resource) Has(id device.ID, pod device.PodUID) bool {
-	holder, taken := p.Holder(id)
-	return taken && holder == pod
 }
 
 // HasBroken reports whether a pod has a device that is unhealthy or not listed.
@@ -43,7 +37,7 @@ func (p *Resource) Capacity(hidden int, podsListed bool) int {
 	if podsListed {
 		admitted = p.admitted
 	}
-	return p.Resource.Capacity(p.unlistedIdle, max(0, hidden)+p.uncounted, admitted)
+	return p.Resource.Capacity(p.unlistedIdle, max(0, hidden)+len(p.claimed), admitted)
 }
 
 // Resources are all resources that have been offered or are in use.
@@ -53,7 +47,7 @@ type Resources map[device.ResourceName]*Resource
 func (rs Resources) Of(r device.ResourceName) *Resource {
 	p := rs[r]
 	if p == nil {
-		p = &Resource{Resource: placement.NewResource(), Failures: failures.New()}
+		p = &Resource{Resource: placement.NewResource(), Failures: failures.New(), claimed: map[device.ID]int{}}
 		rs[r] = p
 	}
 	return p
@@ -65,8 +59,13 @@ func (rs Resources) Request(d device.PodDemand, sign int) {
 		return
 	}
 	for _, of := range d.Demands {
-		for r, n := range of.Uncounted {
-			rs.Of(r).uncounted += sign * n
+		for r, claimed := range of.Claimed {
+			p := rs.Of(r)
+			for id := range claimed {
+				if p.claimed[id] += sign; p.claimed[id] == 0 {
+					delete(p.claimed, id)
+				}
+			}
 		}
 	}
 	for r, n := range d.Requests() {

@@ -48,19 +48,24 @@ func HoldOf(all []device.Assignment) Hold {
 	return h
 }
 
-// Hold sets the chosen devices aside. Taken devices that are not quarantined are the pod's own already.
+// Hold sets the chosen devices aside. Those that other pods have are shared with them.
 func (t *Table) Hold(pod device.PodUID, choices map[string]device.Choice) Hold {
 	h := Hold{}
 	for _, container := range slices.Sorted(maps.Keys(choices)) {
 		for r, ids := range choices[container] {
 			p := t.Resources[r]
 			for _, id := range ids {
-				_, taken := p.Holder(id)
-				if taken && !p.Quarantined(id) {
-					continue
+				one := []device.ID{id}
+				switch _, taken := p.Holder(id); {
+				case !taken, p.Quarantined(id):
+					p.Take(one, pod)
+					p.EndQuarantine(id)
+				case p.Has(id, pod):
+					continue // its own already
+				default:
+					p.Share(one, pod)
+					t.agree(pod, r, id)
 				}
-				p.Take([]device.ID{id}, pod)
-				p.EndQuarantine(id)
 				h[r] = append(h[r], id)
 			}
 		}
@@ -71,8 +76,9 @@ func (t *Table) Hold(pod device.PodUID, choices map[string]device.Choice) Hold {
 // Free frees devices of a pod of which no container may run.
 func (t *Table) Free(pod device.PodUID, h Hold) {
 	for r, ids := range h {
-		t.Resources[r].Used(ids)
 		t.free(r, ids, pod)
+		p := t.Resources[r]
+		p.Used(slices.DeleteFunc(slices.Clone(ids), func(id device.ID) bool { _, taken := p.Holder(id); return taken }))
 	}
 	t.reclaim()
 }
@@ -134,27 +140,37 @@ func (t *Table) UnlistedInUse(r device.ResourceName) map[device.ID]int64 {
 	}
 	granted := make(map[device.ID]int64, p.Unlisted())
 	holders := map[device.PodUID]bool{}
+	users := make(map[device.ID]int, p.Unlisted()) // pods whose containers may use the device
 	for id, pod := range p.Taken() {
-		if _, listed := p.Listing().Find(id); !listed {
-			granted[id] = -1
-			holders[pod] = true
+		if _, listed := p.Listing().Find(id); listed {
+			continue
+		}
+		granted[id], holders[pod], users[id] = -1, true, 1
+		for _, other := range p.Sharers(id) {
+			holders[other] = true
+			users[id]++
 		}
 	}
 	for pod := range holders {
+		unused := map[device.ID]bool{}
 		for c, s := range device.Shares(t.allocator.Assigned(pod)) {
 			if s.Resource != r || s.At == 0 {
 				continue
 			}
-			unused := t.allocator.Unused(pod, c.Name)
+			idle := t.allocator.Unused(pod, c.Name)
 			for _, id := range s.IDs {
-				if _, unlisted := granted[id]; unlisted {
-					granted[id] = s.At
-				}
-				if unused {
-					delete(granted, id)
+				if at, unlisted := granted[id]; unlisted {
+					granted[id] = max(at, s.At)
+					unused[id] = unused[id] || idle
 				}
 			}
 		}
+		for id, idle := range unused {
+			if idle {
+				users[id]--
+			}
+		}
 	}
+	maps.DeleteFunc(granted, func(id device.ID, _ int64) bool { return users[id] == 0 })
 	return granted
 }

@@ -48,9 +48,14 @@ func (p *Resource) Check() error {
 			return fmt.Errorf("device %s was last freed by release %d of %d, counted %d", id, p.released[id], p.releases, number)
 		}
 	}
-	for id := range p.releasing {
-		if _, taken := p.taken[id]; !taken || p.quarantined[id] {
-			return fmt.Errorf("device %s is being released, and no ended pod has it", id)
+	for of := range p.releasing {
+		if !p.Has(of.id, of.pod) || p.quarantined[of.id] {
+			return fmt.Errorf("device %s is being released, and pod %s has not been assigned it", of.id, of.pod)
+		}
+	}
+	for id, pods := range p.sharers {
+		if holder, taken := p.taken[id]; !taken || len(pods) == 0 || slices.Contains(pods, holder) || p.quarantined[id] {
+			return fmt.Errorf("device %s: taken %v, by %s and %v, quarantined %v", id, taken, holder, pods, p.quarantined[id])
 		}
 	}
 	for id := range p.quarantined {

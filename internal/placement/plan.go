@@ -17,8 +17,18 @@ type Input struct {
 	Running     map[string]device.Choice // devices that its containers run with, by their stamps, if the state file was lost
 	Preferences Preferences              // the plugins' preferences
 	Topology    Topology
-	avoid       bool // exclude devices that a plugin has recently refused
+	Sharing     map[device.ResourceName]map[device.ID]Sharing // of devices that other pods have by the pod's claims
+	avoid       bool                                          // exclude devices that a plugin has recently refused
 }
+
+// Sharing is whether a pod may have a device that another pod has.
+type Sharing int
+
+const (
+	Never Sharing = iota // they do not have it by the same claim
+	Later                // no active pod has been granted the device yet
+	Now
+)
 
 // A Result is a plan's choice: devices for every container that has none yet.
 type Result struct {
@@ -234,7 +244,7 @@ func (p *planner) fixed(d device.Demand, on drafts) *device.Refusal {
 			return no
 		}
 		for _, id := range d.Fixed[r] {
-			if no := s.pool.unclaimable(r, id, p.Demand.Pod.UID); no != nil {
+			if no := s.pool.unclaimable(r, id, p.Demand.Pod.UID, p.Sharing[r][id]); no != nil {
 				return no
 			}
 		}

@@ -17,8 +17,9 @@ type Resource struct {
 	offered       bool // an offer has been seen; otherwise only the devices in use by the state file are known
 	listing       *Listing
 	taken         map[device.ID]device.PodUID   // held or assigned
+	sharers       map[device.ID][]device.PodUID // other pods that have a taken device by the same claim
 	quarantined   map[device.ID]bool            // taken, and set aside because the state file does not assign them
-	releasing     map[device.ID]*device.Release // taken by pods that have ended
+	releasing     map[holding]*device.Release   // by pods that have ended
 	free          bitset                        // usable and not taken
 	freeCount     int                           // members of free
 	freeAt        []int                         // free devices at each place of the listing
@@ -32,8 +33,17 @@ type Resource struct {
 	UnknownUsers  int                           // containers with devices that only a lost state file named
 }
 
+// A holding is a device as one of the pods has it.
+type holding struct {
+	id  device.ID
+	pod device.PodUID
+}
+
 func NewResource() *Resource {
-	return &Resource{listing: NewListing(nil, nil, Ordering{}, nil), taken: map[device.ID]device.PodUID{}, quarantined: map[device.ID]bool{}, releasing: map[device.ID]*device.Release{}, refused: map[device.ID]refusal{}, released: map[device.ID]int64{}}
+	return &Resource{
+		listing: NewListing(nil, nil, Ordering{}, nil), taken: map[device.ID]device.PodUID{}, sharers: map[device.ID][]device.PodUID{}, quarantined: map[device.ID]bool{},
+		releasing: map[holding]*device.Release{}, refused: map[device.ID]refusal{}, released: map[device.ID]int64{},
+	}
 }
 
 // Resources are the resources that a plan is about.
@@ -78,13 +88,22 @@ func (p *Resource) Broken(id device.ID) bool {
 	return !listed || !d.Healthy
 }
 
-// Holder returns the pod that has a device, if one has.
+// Holder returns the pod that has a device, if one has. Of several, which have it by one claim, it is the first that is left.
 func (p *Resource) Holder(id device.ID) (device.PodUID, bool) {
 	uid, taken := p.taken[id]
 	return uid, taken
 }
 
-// Taken yields the devices that pods have, with their pods.
+// Sharers returns the other pods that have a device by the same claim as its Holder.
+func (p *Resource) Sharers(id device.ID) []device.PodUID { return p.sharers[id] }
+
+// Has reports whether a pod has a device.
+func (p *Resource) Has(id device.ID, pod device.PodUID) bool {
+	holder, taken := p.taken[id]
+	return taken && (holder == pod || slices.Contains(p.sharers[id], pod))
+}
+
+// Taken yields the devices that pods have, with their Holders.
 func (p *Resource) Taken() iter.Seq2[device.ID, device.PodUID] { return maps.All(p.taken) }
 
 // TakenCount returns the number of devices that pods have.
@@ -131,6 +150,32 @@ func (p *Resource) Take(ids []device.ID, pod device.PodUID) {
 		p.taken[id] = pod
 		p.countTaken(id)
 	}
+}
+
+// Share marks devices that another pod has as this pod's too.
+func (p *Resource) Share(ids []device.ID, pod device.PodUID) {
+	for _, id := range ids {
+		if _, taken := p.taken[id]; taken && !p.Has(id, pod) {
+			p.sharers[id] = append(slices.Clip(p.sharers[id]), pod)
+		}
+	}
+}
+
+// leave removes one of several pods that have a device, and reports whether there was another.
+func (p *Resource) leave(id device.ID, pod device.PodUID) bool {
+	others := p.sharers[id]
+	if len(others) == 0 {
+		return false
+	}
+	if p.taken[id] == pod {
+		p.taken[id], others = others[0], others[1:]
+	} else {
+		others = slices.DeleteFunc(slices.Clone(others), func(other device.PodUID) bool { return other == pod })
+	}
+	if p.sharers[id] = others; len(others) == 0 {
+		delete(p.sharers, id)
+	}
+	return true
 }
 
 // countTaken counts a device that has been taken.
@@ -184,14 +229,17 @@ func (p *Resource) Used(ids []device.ID) {
 	}
 }
 
-// Release frees a pod's devices.
+// Release frees a pod's devices. Those that other pods have too stay theirs.
 func (p *Resource) Release(ids []device.ID, pod device.PodUID) {
 	for _, id := range ids {
-		if p.taken[id] != pod {
+		if !p.Has(id, pod) {
+			continue
+		}
+		delete(p.releasing, holding{id, pod})
+		if p.leave(id, pod) {
 			continue
 		}
 		delete(p.taken, id)
-		delete(p.releasing, id)
 		switch i, listed := p.listing.at[id]; {
 		case !listed:
 			p.unlisted--
@@ -208,11 +256,40 @@ func (p *Resource) Release(ids []device.ID, pod device.PodUID) {
 func (p *Resource) Releasing(ids []device.ID, pod device.PodUID, why *device.Release) {
 	for _, id := range ids {
 		switch {
-		case p.taken[id] != pod:
+		case !p.Has(id, pod):
 		case why == nil:
-			delete(p.releasing, id)
+			delete(p.releasing, holding{id, pod})
 		default:
-			p.releasing[id] = why
+			p.releasing[holding{id, pod}] = why
+		}
+	}
+}
+
+// release returns why a device is not free although all pods that have it have ended; nil: one has not ended.
+func (p *Resource) release(id device.ID) *device.Release {
+	why := p.releasing[holding{id, p.taken[id]}]
+	for _, pod := range p.sharers[id] {
+		one := p.releasing[holding{id, pod}]
+		if why == nil || one == nil {
+			return nil
+		}
+		if one.Busy && !why.Busy {
+			why = one
+		}
+	}
+	return why
+}
+
+// unproved yields the devices of ended pods that are not free yet, and why.
+func (p *Resource) unproved() iter.Seq2[device.ID, *device.Release] {
+	return func(yield func(device.ID, *device.Release) bool) {
+		for of := range p.releasing {
+			if p.taken[of.id] != of.pod {
+				continue // its Holder is another one
+			}
+			if why := p.release(of.id); why != nil && !yield(of.id, why) {
+				return
+			}
 		}
 	}
 }
@@ -220,7 +297,7 @@ func (p *Resource) Releasing(ids []device.ID, pod device.PodUID, why *device.Rel
 // busy returns the number of devices that are busy, and of those not listed among them, how many are listed and usable, and what keeps
 // one of them.
 func (p *Resource) busy() (all, unlisted, usable int, why *device.Release) {
-	for id, r := range p.releasing {
+	for id, r := range p.unproved() {
 		if !r.Busy {
 			continue
 		}
@@ -256,14 +333,20 @@ func (p *Resource) EndQuarantine(id device.ID) { delete(p.quarantined, id) }
 
 // Counts returns the number of devices in each state of the metric devmgrd_devices. Each device is in exactly one state.
 func (p *Resource) Counts() map[device.DeviceState]int {
-	free, stale := p.freeCount, 0
-	busy, _, _, _ := p.busy()
+	free, stale, busy, releasing := p.freeCount, 0, 0, 0
+	for _, why := range p.unproved() {
+		if why.Busy {
+			busy++
+		} else {
+			releasing++
+		}
+	}
 	if p.offer.State != device.Serving {
 		free, stale = 0, p.freeCount
 	}
 	return map[device.DeviceState]int{
-		device.Available: free, device.PluginAway: stale, device.Assigned: len(p.taken) - len(p.quarantined) - len(p.releasing), device.Quarantined: len(p.quarantined),
-		device.Releasing: len(p.releasing) - busy, device.Occupied: busy,
+		device.Available: free, device.PluginAway: stale, device.Assigned: len(p.taken) - len(p.quarantined) - busy - releasing, device.Quarantined: len(p.quarantined),
+		device.Releasing: releasing, device.Occupied: busy,
 		device.Unhealthy: p.unhealthy(), device.Cordoned: p.cordoned(), device.Withheld: p.WithheldCount(),
 	}
 }
@@ -334,16 +417,18 @@ func (p *Resource) Unavailable(r device.ResourceName) *device.Refusal {
 }
 
 // unclaimable returns why a pod cannot have a device that the scheduler has chosen for it; nil: it can.
-func (p *Resource) unclaimable(r device.ResourceName, id device.ID, pod device.PodUID) *device.Refusal {
+func (p *Resource) unclaimable(r device.ResourceName, id device.ID, pod device.PodUID, with Sharing) *device.Refusal {
 	holder, taken := p.taken[id]
 	i, listed := p.listing.at[id]
 	name := device.QuoteID(id)
-	switch why := p.releasing[id]; {
-	case taken && holder == pod:
+	switch why := p.release(id); {
+	case p.Has(id, pod):
 		return nil
 	case taken && why != nil && why.Busy:
 		return device.Refuse(device.DeviceBusy, nil, "%s: device %s is busy although its pod has ended: %s", r, name, why)
-	case taken:
+	case taken && with == Later:
+		return device.Refuse(device.DeviceInUse, nil, "%s: the pod with UID %s has device %s by the same claim, and has either not been served yet or ended", r, holder, name)
+	case taken && with != Now:
 		return device.Refuse(device.DeviceInUse, nil, "%s: the scheduler has chosen device %s, which the pod with UID %s still has", r, name, holder)
 	case !listed:
 		return device.Refuse(device.DeviceGone, nil, "%s: the scheduler has chosen device %s, which the device plugin does not list", r, name)
@@ -351,7 +436,7 @@ func (p *Resource) unclaimable(r device.ResourceName, id device.ID, pod device.P
 		return device.Refuse(device.DeviceUnhealthy, nil, "%s: the scheduler has chosen device %s, which is unhealthy", r, name)
 	case !p.listing.usable.has(i):
 		return device.Refuse(device.DeviceCordoned, nil, "%s: the scheduler has chosen device %s, which is cordoned: %s", r, name, p.listing.cordons[id].Reason)
-	case !p.free.has(i):
+	case !taken && !p.free.has(i):
 		return device.Refuse(device.DeviceInUse, nil, "%s: the scheduler has chosen device %s, which may be in use under an ID that is no longer listed", r, name)
 	}
 	return nil

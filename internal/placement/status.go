@@ -16,6 +16,7 @@ type View struct {
 
 	resource    device.ResourceName
 	taken       map[device.ID]device.PodUID
+	sharers     map[device.ID][]device.PodUID
 	state       device.OfferState
 	listing     *Listing
 	quarantined map[device.ID]bool
@@ -25,8 +26,8 @@ type View struct {
 
 // View returns a view without cordons, failures and running containers, which the caller adds.
 func (p *Resource) View(r device.ResourceName) View {
-	return View{resource: r, taken: maps.Clone(p.taken), state: p.offer.State, listing: p.listing, quarantined: maps.Clone(p.quarantined),
-		releasing: maps.Clone(p.releasing), withheld: p.withheld}
+	return View{resource: r, taken: maps.Clone(p.taken), sharers: maps.Clone(p.sharers), state: p.offer.State, listing: p.listing, quarantined: maps.Clone(p.quarantined),
+		releasing: maps.Collect(p.unproved()), withheld: p.withheld}
 }
 
 // Statuses returns each device, in the order of the names, with the pod that has it.
@@ -50,16 +51,23 @@ func (v View) Statuses(pods *device.Snapshot) []device.DeviceStatus {
 }
 
 // holders returns the pods that have devices, with the containers that are assigned them, or run with them.
-func (v View) holders(pods *device.Snapshot) map[device.ID]*device.Holder {
-	all := make(map[device.ID]*device.Holder, len(v.taken))
+func (v View) holders(pods *device.Snapshot) map[device.ID][]device.Holder {
+	all := make(map[device.ID][]device.Holder, len(v.taken))
 	for id, uid := range v.taken {
-		all[id] = &device.Holder{Pod: device.Pod{UID: uid}}
+		all[id] = []device.Holder{{Pod: device.Pod{UID: uid}}}
+		for _, other := range v.sharers[id] {
+			all[id] = append(all[id], device.Holder{Pod: device.Pod{UID: other}})
+		}
 	}
 	for _, p := range pods.Pods {
 		for c, s := range device.Shares(p.Assignments) {
+			if s.Resource != v.resource {
+				continue
+			}
 			for _, id := range s.IDs {
-				if s.Resource == v.resource && v.taken[id] == p.Pod.UID {
-					all[id].Containers = append(all[id].Containers, c.Name)
+				has := all[id]
+				if at := slices.IndexFunc(has, func(h device.Holder) bool { return h.Pod.UID == p.Pod.UID }); at >= 0 {
+					has[at].Containers = append(has[at].Containers, c.Name)
 				}
 			}
 		}
@@ -68,19 +76,24 @@ func (v View) holders(pods *device.Snapshot) map[device.ID]*device.Holder {
 	for _, p := range pods.Pods {
 		names[p.Pod.UID] = p.Pod
 	}
-	for id, h := range all {
-		if pod, known := names[h.Pod.UID]; known {
-			h.Pod = pod
+	for id, has := range all {
+		for i, h := range has {
+			if pod, known := names[h.Pod.UID]; known {
+				has[i].Pod = pod
+			}
 		}
-		if len(h.Containers) == 0 {
-			h.Containers = v.Running[id]
+		if len(has[0].Containers) == 0 {
+			has[0].Containers = v.Running[id]
 		}
 	}
 	return all
 }
 
-func (v View) status(d device.Device, listed bool, holder *device.Holder) device.DeviceStatus {
-	s := device.DeviceStatus{Resource: v.resource, Device: d, Listed: listed, Holder: holder}
+func (v View) status(d device.Device, listed bool, holders []device.Holder) device.DeviceStatus {
+	s := device.DeviceStatus{Resource: v.resource, Device: d, Listed: listed}
+	if len(holders) > 0 {
+		s.Holder, s.Sharers = &holders[0], holders[1:]
+	}
 	if c, cordoned := v.Cordons[d.ID]; cordoned {
 		s.Cordon = &c
 	}

@@ -204,7 +204,7 @@ func stateOf(d *adminv1.Device) string {
 
 func cellOf(d *adminv1.Device, now time.Time) cell {
 	c := cell{
-		Key: cellKey(d.ResourceName, d.Id), ID: nameOf(d.Id), State: name(stateOf(d)), Holder: holder(d.Holder), Place: place(d.NumaNodes),
+		Key: cellKey(d.ResourceName, d.Id), ID: nameOf(d.Id), State: name(stateOf(d)), Holder: holders(d), Place: place(d.NumaNodes),
 		Failures: int(d.Failures), Failed: whenOf(d.Failed, now),
 	}
 	if h := d.Holder; h != nil {

@@ -2,6 +2,7 @@ package statuspage
 
 import (
 	"encoding/hex"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
@@ -47,6 +48,14 @@ func (w when) Stamp() string { return w.At.UTC().Format(time.RFC3339) }
 
 // Ago formats the age as the commands do. page.js keeps it current.
 func (w when) Ago() string { return visible.Age(w.now.Sub(w.At)) }
+
+// holders names the pods that have a device as the commands do.
+func holders(d *adminv1.Device) string {
+	if n := len(d.Sharers); n > 0 {
+		return fmt.Sprintf("%s and %d more", holder(d.Holder), n)
+	}
+	return holder(d.Holder)
+}
 
 // holder names the holder of a device as the commands do.
 func holder(h *adminv1.Holder) string {

@@ -836,38 +836,6 @@ func TestDRA_TooManyDevices_StayANumber(t *testing.T) {
 	r.exact("b")
 }
 
-// Two pods share a claim: the second starts when the first has ended, also over restarts.
-func TestDRA_ClaimOfTwoPods_SecondWaits(t *testing.T) {
-	r := start(t, "--set", "dra.resources="+gpu)
-	r.class(gpu)
-	r.offered(gpu, 2)
-	r.claim("shared", "vendor.example-gpu", 1)
-	r.must(r.Create(r.ctx, claiming("first", "shared")))
-	had := r.exact("first")
-	r.must(r.Create(r.ctx, claiming("second", "shared")))
-	waits := func() {
-		t.Helper()
-		r.until("the second pod waits", func() bool {
-			explained, _ := r.Command(r.ctx, "explain", "default/second").Output()
-			return bytes.Contains(explained, []byte("DeviceInUse"))
-		})
-		if all, err := r.Stamps(r.ctx); err != nil || len(all) != 1 {
-			t.Errorf("%v, %v", all, err)
-		}
-	}
-	waits()
-	r.killed()
-	waits()
-	r.must(r.Kubelet.Kill())
-	r.must(r.Kubelet.Start(r.ctx))
-	r.must(r.WaitNodeReady(r.soon(time.Minute)))
-	waits()
-	r.must(r.Delete(r.ctx, "first"))
-	if has := r.exact("second"); !slices.Equal(has["main"], had["main"]) {
-		t.Errorf("the first pod had %q, and the second has %q", had, has)
-	}
-}
-
 // The control plane knows neither taints nor classes for unchanged pods: claims are served, and other pods stay pending.
 func TestDRA_FeaturesOff_ClaimsAreServed(t *testing.T) {
 	r := startWith(t, cluster.Options{FeatureGates: "DRAExtendedResource=false,DRADeviceTaints=false"}, "--set", "dra.resources="+gpu)

@@ -1234,7 +1234,9 @@ type Device struct {
 	// failed is the time of its latest failure.
 	Failed *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=failed,proto3" json:"failed,omitempty"`
 	// release is set while it is releasing or busy.
-	Release       *DeviceRelease `protobuf:"bytes,11,opt,name=release,proto3" json:"release,omitempty"`
+	Release *DeviceRelease `protobuf:"bytes,11,opt,name=release,proto3" json:"release,omitempty"`
+	// sharers are further pods that have it, by the same ResourceClaim as the holder.
+	Sharers       []*Holder `protobuf:"bytes,12,rep,name=sharers,proto3" json:"sharers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1342,6 +1344,13 @@ func (x *Device) GetFailed() *timestamppb.Timestamp {
 func (x *Device) GetRelease() *DeviceRelease {
 	if x != nil {
 		return x.Release
+	}
+	return nil
+}
+
+func (x *Device) GetSharers() []*Holder {
+	if x != nil {
+		return x.Sharers
 	}
 	return nil
 }
@@ -3098,7 +3107,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x12ListDevicesRequest\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\"I\n" +
 	"\x13ListDevicesResponse\x122\n" +
-	"\adevices\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.DeviceR\adevices\"\x99\x03\n" +
+	"\adevices\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.DeviceR\adevices\"\xcd\x03\n" +
 	"\x06Device\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
@@ -3112,7 +3121,8 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\bfailures\x18\t \x01(\x05R\bfailures\x122\n" +
 	"\x06failed\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x06failed\x129\n" +
-	"\arelease\x18\v \x01(\v2\x1f.devmgrd.admin.v1.DeviceReleaseR\arelease\"S\n" +
+	"\arelease\x18\v \x01(\v2\x1f.devmgrd.admin.v1.DeviceReleaseR\arelease\x122\n" +
+	"\asharers\x18\f \x03(\v2\x18.devmgrd.admin.v1.HolderR\asharers\"S\n" +
 	"\rDeviceRelease\x12\x10\n" +
 	"\x03why\x18\x01 \x01(\tR\x03why\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"l\n" +
@@ -3334,60 +3344,61 @@ var file_devmgrd_admin_v1_admin_proto_depIdxs = []int32{
 	20, // 20: devmgrd.admin.v1.Device.cordon:type_name -> devmgrd.admin.v1.DeviceCordon
 	45, // 21: devmgrd.admin.v1.Device.failed:type_name -> google.protobuf.Timestamp
 	18, // 22: devmgrd.admin.v1.Device.release:type_name -> devmgrd.admin.v1.DeviceRelease
-	45, // 23: devmgrd.admin.v1.DeviceRelease.since:type_name -> google.protobuf.Timestamp
-	45, // 24: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
-	17, // 25: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
-	25, // 26: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	45, // 27: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
-	45, // 28: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
-	25, // 29: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
-	29, // 30: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	17, // 31: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	29, // 32: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	17, // 33: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
-	29, // 34: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
-	29, // 35: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
-	17, // 36: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
-	46, // 37: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
-	39, // 38: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
-	45, // 39: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
-	45, // 40: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
-	46, // 41: devmgrd.admin.v1.ListActionsRequest.since:type_name -> google.protobuf.Duration
-	42, // 42: devmgrd.admin.v1.ListActionsResponse.actions:type_name -> devmgrd.admin.v1.Action
-	45, // 43: devmgrd.admin.v1.Action.at:type_name -> google.protobuf.Timestamp
-	0,  // 44: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
-	7,  // 45: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
-	11, // 46: devmgrd.admin.v1.AdminService.ListGrants:input_type -> devmgrd.admin.v1.ListGrantsRequest
-	15, // 47: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
-	21, // 48: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
-	23, // 49: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
-	26, // 50: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
-	28, // 51: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
-	31, // 52: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
-	33, // 53: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
-	43, // 54: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
-	35, // 55: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
-	37, // 56: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
-	40, // 57: devmgrd.admin.v1.AdminService.ListActions:input_type -> devmgrd.admin.v1.ListActionsRequest
-	1,  // 58: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
-	8,  // 59: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
-	12, // 60: devmgrd.admin.v1.AdminService.ListGrants:output_type -> devmgrd.admin.v1.ListGrantsResponse
-	16, // 61: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
-	22, // 62: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
-	24, // 63: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
-	27, // 64: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
-	30, // 65: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
-	32, // 66: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
-	34, // 67: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
-	44, // 68: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
-	36, // 69: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
-	38, // 70: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
-	41, // 71: devmgrd.admin.v1.AdminService.ListActions:output_type -> devmgrd.admin.v1.ListActionsResponse
-	58, // [58:72] is the sub-list for method output_type
-	44, // [44:58] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	19, // 23: devmgrd.admin.v1.Device.sharers:type_name -> devmgrd.admin.v1.Holder
+	45, // 24: devmgrd.admin.v1.DeviceRelease.since:type_name -> google.protobuf.Timestamp
+	45, // 25: devmgrd.admin.v1.DeviceCordon.since:type_name -> google.protobuf.Timestamp
+	17, // 26: devmgrd.admin.v1.WatchDevicesResponse.devices:type_name -> devmgrd.admin.v1.Device
+	25, // 27: devmgrd.admin.v1.ListAssignmentsResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	45, // 28: devmgrd.admin.v1.ExplainResponse.since:type_name -> google.protobuf.Timestamp
+	45, // 29: devmgrd.admin.v1.ExplainResponse.retry:type_name -> google.protobuf.Timestamp
+	25, // 30: devmgrd.admin.v1.ExplainResponse.assignments:type_name -> devmgrd.admin.v1.Assignment
+	29, // 31: devmgrd.admin.v1.CordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	17, // 32: devmgrd.admin.v1.CordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	29, // 33: devmgrd.admin.v1.UncordonRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	17, // 34: devmgrd.admin.v1.UncordonResponse.devices:type_name -> devmgrd.admin.v1.Device
+	29, // 35: devmgrd.admin.v1.ForgetResponse.lifted:type_name -> devmgrd.admin.v1.DeviceName
+	29, // 36: devmgrd.admin.v1.DrainRequest.devices:type_name -> devmgrd.admin.v1.DeviceName
+	17, // 37: devmgrd.admin.v1.DrainResponse.devices:type_name -> devmgrd.admin.v1.Device
+	46, // 38: devmgrd.admin.v1.ListHistoryRequest.since:type_name -> google.protobuf.Duration
+	39, // 39: devmgrd.admin.v1.ListHistoryResponse.spans:type_name -> devmgrd.admin.v1.Span
+	45, // 40: devmgrd.admin.v1.Span.from:type_name -> google.protobuf.Timestamp
+	45, // 41: devmgrd.admin.v1.Span.until:type_name -> google.protobuf.Timestamp
+	46, // 42: devmgrd.admin.v1.ListActionsRequest.since:type_name -> google.protobuf.Duration
+	42, // 43: devmgrd.admin.v1.ListActionsResponse.actions:type_name -> devmgrd.admin.v1.Action
+	45, // 44: devmgrd.admin.v1.Action.at:type_name -> google.protobuf.Timestamp
+	0,  // 45: devmgrd.admin.v1.AdminService.GetStatus:input_type -> devmgrd.admin.v1.GetStatusRequest
+	7,  // 46: devmgrd.admin.v1.AdminService.ListPlugins:input_type -> devmgrd.admin.v1.ListPluginsRequest
+	11, // 47: devmgrd.admin.v1.AdminService.ListGrants:input_type -> devmgrd.admin.v1.ListGrantsRequest
+	15, // 48: devmgrd.admin.v1.AdminService.ListDevices:input_type -> devmgrd.admin.v1.ListDevicesRequest
+	21, // 49: devmgrd.admin.v1.AdminService.WatchDevices:input_type -> devmgrd.admin.v1.WatchDevicesRequest
+	23, // 50: devmgrd.admin.v1.AdminService.ListAssignments:input_type -> devmgrd.admin.v1.ListAssignmentsRequest
+	26, // 51: devmgrd.admin.v1.AdminService.Explain:input_type -> devmgrd.admin.v1.ExplainRequest
+	28, // 52: devmgrd.admin.v1.AdminService.Cordon:input_type -> devmgrd.admin.v1.CordonRequest
+	31, // 53: devmgrd.admin.v1.AdminService.Uncordon:input_type -> devmgrd.admin.v1.UncordonRequest
+	33, // 54: devmgrd.admin.v1.AdminService.Forget:input_type -> devmgrd.admin.v1.ForgetRequest
+	43, // 55: devmgrd.admin.v1.AdminService.Backup:input_type -> devmgrd.admin.v1.BackupRequest
+	35, // 56: devmgrd.admin.v1.AdminService.Drain:input_type -> devmgrd.admin.v1.DrainRequest
+	37, // 57: devmgrd.admin.v1.AdminService.ListHistory:input_type -> devmgrd.admin.v1.ListHistoryRequest
+	40, // 58: devmgrd.admin.v1.AdminService.ListActions:input_type -> devmgrd.admin.v1.ListActionsRequest
+	1,  // 59: devmgrd.admin.v1.AdminService.GetStatus:output_type -> devmgrd.admin.v1.GetStatusResponse
+	8,  // 60: devmgrd.admin.v1.AdminService.ListPlugins:output_type -> devmgrd.admin.v1.ListPluginsResponse
+	12, // 61: devmgrd.admin.v1.AdminService.ListGrants:output_type -> devmgrd.admin.v1.ListGrantsResponse
+	16, // 62: devmgrd.admin.v1.AdminService.ListDevices:output_type -> devmgrd.admin.v1.ListDevicesResponse
+	22, // 63: devmgrd.admin.v1.AdminService.WatchDevices:output_type -> devmgrd.admin.v1.WatchDevicesResponse
+	24, // 64: devmgrd.admin.v1.AdminService.ListAssignments:output_type -> devmgrd.admin.v1.ListAssignmentsResponse
+	27, // 65: devmgrd.admin.v1.AdminService.Explain:output_type -> devmgrd.admin.v1.ExplainResponse
+	30, // 66: devmgrd.admin.v1.AdminService.Cordon:output_type -> devmgrd.admin.v1.CordonResponse
+	32, // 67: devmgrd.admin.v1.AdminService.Uncordon:output_type -> devmgrd.admin.v1.UncordonResponse
+	34, // 68: devmgrd.admin.v1.AdminService.Forget:output_type -> devmgrd.admin.v1.ForgetResponse
+	44, // 69: devmgrd.admin.v1.AdminService.Backup:output_type -> devmgrd.admin.v1.BackupResponse
+	36, // 70: devmgrd.admin.v1.AdminService.Drain:output_type -> devmgrd.admin.v1.DrainResponse
+	38, // 71: devmgrd.admin.v1.AdminService.ListHistory:output_type -> devmgrd.admin.v1.ListHistoryResponse
+	41, // 72: devmgrd.admin.v1.AdminService.ListActions:output_type -> devmgrd.admin.v1.ListActionsResponse
+	59, // [59:73] is the sub-list for method output_type
+	45, // [45:59] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_devmgrd_admin_v1_admin_proto_init() }

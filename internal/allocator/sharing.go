@@ -1,0 +1,310 @@
+package allocator
+
+import (
+	"iter"
+	"slices"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/holdings"
+	"github.com/devmgrd/devmgrd/internal/placement"
+)
+
+// Containers that use one ResourceClaim, of one pod or of several, share its devices. A plugin does not know that: under a kubelet it is
+// never asked to allocate or to prepare a device that a running container has, and it may reset the device then. So a container has the grant
+// that another one has for the same devices, PreStartContainer is not called for devices that another container has, and what a release
+// requires is proved when the last pod leaves.
+//
+// A pod joins those that have a device once one of them has its grant on disk and has not ended. So all that ends a device's use, such as a
+// command of its release, has ended or not begun when a pod joins.
+
+// sharingLocked returns whether a pod may have the devices of its claims that other pods have.
+func (a *Allocator) sharingLocked(p *pod) map[device.ResourceName]map[device.ID]placement.Sharing {
+	if !p.demand.Shares() {
+		return nil
+	}
+	all := map[device.ResourceName]map[device.ID]placement.Sharing{}
+	for _, d := range p.demand.Demands {
+		for r, claimed := range d.Claimed {
+			if all[r] == nil {
+				all[r] = map[device.ID]placement.Sharing{}
+			}
+			for id, claim := range claimed {
+				all[r][id] = a.shareableLocked(r, id, claim)
+			}
+		}
+	}
+	return all
+}
+
+// shareableLocked returns whether a device can be shared by a claim.
+func (a *Allocator) shareableLocked(r device.ResourceName, id device.ID, claim device.ClaimUID) placement.Sharing {
+	may := placement.Never
+	for uid := range a.holdersLocked(r, id) {
+		switch q := a.pods[uid]; {
+		case q == nil || q.demand.Claim(r, id) != claim:
+			return placement.Never
+		case q.phase == settled:
+			may = placement.Now
+		default:
+			may = max(may, placement.Later)
+		}
+	}
+	return may
+}
+
+// holdersLocked yields the pods that have a device.
+func (a *Allocator) holdersLocked(r device.ResourceName, id device.ID) iter.Seq[device.PodUID] {
+	return func(yield func(device.PodUID) bool) {
+		pool := a.table.Resources[r]
+		if pool == nil {
+			return
+		}
+		if first, taken := pool.Holder(id); !taken || !yield(first) {
+			return
+		}
+		for _, uid := range pool.Sharers(id) {
+			if !yield(uid) {
+				return
+			}
+		}
+	}
+}
+
+// sharersLocked yields the other pods that have devices by a pod's claims, some perhaps several times, with the device.
+func (a *Allocator) sharersLocked(p *pod) iter.Seq2[*pod, device.Cordon] {
+	return func(yield func(*pod, device.Cordon) bool) {
+		for _, d := range p.demand.Demands {
+			for r, claimed := range d.Claimed {
+				for id := range claimed {
+					for uid := range a.holdersLocked(r, id) {
+						if q := a.pods[uid]; q != nil && q != p && !yield(q, device.Cordon{Resource: r, ID: id}) {
+							return
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// wakeSharersLocked queues the pods that wait for a pod with the same claims, whose attempt has ended.
+func (a *Allocator) wakeSharersLocked(p *pod) {
+	if !p.demand.Shares() {
+		return
+	}
+	for _, q := range a.waiting {
+		if q != p && q.retry.IsZero() && sharesWith(p.demand, q.demand) {
+			a.queueLocked(q)
+		}
+	}
+}
+
+// sharesWith reports whether two pods have a claim in common.
+func sharesWith(d, e device.PodDemand) bool {
+	return slices.ContainsFunc(d.Demands, func(one device.Demand) bool {
+		for r, claimed := range one.Claimed {
+			for id, claim := range claimed {
+				if e.Claim(r, id) == claim {
+					return true
+				}
+			}
+		}
+		return false
+	})
+}
+
+// allocatingSharerLocked returns another pod with devices of the same claims whose plugins are being asked; nil: there is none.
+func (a *Allocator) allocatingSharerLocked(p *pod) *pod {
+	for q := range a.sharersLocked(p) {
+		if q.phase == allocating || q.phase == abandoned {
+			return q
+		}
+	}
+	return nil
+}
+
+// sharedGrant returns the grant that another container has for the same devices by the same claims; false: the plugin has to be asked.
+// before are the assignments of the pod's earlier containers.
+func (a *Allocator) sharedGrant(c device.Container, s device.Share, before []device.Assignment) (device.Grant, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pods[c.Pod]
+	if p == nil {
+		return device.Grant{}, false
+	}
+	d, _ := p.demand.Of(c.Name)
+	why, lapsed := p.lapsed[c.Name]
+	claimed := !slices.ContainsFunc(s.IDs, func(id device.ID) bool { return d.Claimed[s.Resource][id] == "" })
+	if !claimed || lapsed && why == unusable {
+		return device.Grant{}, false
+	}
+	has := func(all []device.Assignment, lapsed map[string]lapse) (device.Grant, bool) {
+		for of, one := range device.Shares(all) {
+			if _, is := lapsed[of.Name]; !is && one.Resource == s.Resource && one.Boot == a.boot && slices.Equal(one.IDs, s.IDs) {
+				return one.Grant, true
+			}
+		}
+		return device.Grant{}, false
+	}
+	if grant, shared := has(before, nil); shared {
+		return grant, true
+	}
+	for uid := range a.holdersLocked(s.Resource, s.IDs[0]) {
+		if q := a.pods[uid]; q != nil && q != p {
+			if grant, shared := has(q.assigned, q.lapsed); shared {
+				return grant, true
+			}
+		}
+	}
+	return device.Grant{}, false
+}
+
+// usersLocked yields the other containers that have a device by the claim by which this one has it.
+func (a *Allocator) usersLocked(c device.Container, r device.ResourceName, id device.ID) iter.Seq2[*pod, string] {
+	return func(yield func(*pod, string) bool) {
+		p := a.pods[c.Pod]
+		if p == nil {
+			return
+		}
+		if d, _ := p.demand.Of(c.Name); d.Claimed[r][id] == "" {
+			return
+		}
+		for uid := range a.holdersLocked(r, id) {
+			q := a.pods[uid]
+			if q == nil {
+				continue
+			}
+			for of, s := range device.Shares(q.assigned) {
+				if of != c && s.Resource == r && slices.Contains(s.IDs, id) && !yield(q, of.Name) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// unpreparedLocked returns the shares of a container without the devices that another container has, or for which they have been prepared.
+func (a *Allocator) unpreparedLocked(c device.Container, shares []device.Share) []device.Share {
+	if p := a.pods[c.Pod]; p == nil || !p.demand.Shares() {
+		return shares
+	}
+	for i, s := range shares {
+		shares[i].IDs = slices.DeleteFunc(slices.Clone(s.IDs), func(id device.ID) bool {
+			for q, name := range a.usersLocked(c, s.Resource, id) {
+				prep := q.preparations[name]
+				if a.running[q.demand.Pod.UID].Has(name) || prep.has(s.Resource, id) && !prep.running && prep.err == nil {
+					return true
+				}
+			}
+			return false
+		})
+	}
+	return slices.DeleteFunc(shares, func(s device.Share) bool { return len(s.IDs) == 0 })
+}
+
+// preparingLocked returns a preparation of devices of the container that is in progress for another container; nil: there is none.
+func (a *Allocator) preparingLocked(as device.Assignment) *preparation {
+	if p := a.pods[as.Container.Pod]; p == nil || !p.demand.Shares() {
+		return nil
+	}
+	for _, s := range as.Shares {
+		for _, id := range s.IDs {
+			for q, name := range a.usersLocked(as.Container, s.Resource, id) {
+				if prep := q.preparations[name]; prep.has(s.Resource, id) && prep.running {
+					return prep
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// consumeLocked forgets the preparations for other containers of devices that a container uses from now on.
+func (a *Allocator) consumeLocked(p *pod, name string) {
+	as, _ := p.of(name)
+	if !p.demand.Shares() {
+		return
+	}
+	for _, s := range as.Shares {
+		for _, id := range s.IDs {
+			for q, other := range a.usersLocked(as.Container, s.Resource, id) {
+				if prep := q.preparations[other]; prep.has(s.Resource, id) && !prep.running {
+					delete(q.preparations, other)
+				}
+			}
+		}
+	}
+}
+
+// departureLocked returns what has to be proved before an ended pod's devices are released: all but the devices that another pod keeps. Of
+// several pods that could leave together the first by UID proves it. vacant are the pods that could leave now.
+func (a *Allocator) departureLocked(p *pod, vacant map[device.PodUID]bool) device.Departure {
+	d := device.Departure{Pod: p.demand.Pod, Assignments: p.assigned, Failed: p.releaseFailed}
+	if !p.demand.Shares() {
+		return d
+	}
+	uid := p.demand.Pod.UID
+	kept := func(r device.ResourceName, id device.ID) bool {
+		for other := range a.holdersLocked(r, id) {
+			q := a.pods[other]
+			if other == uid || q == nil || !slices.Contains(holdings.HoldOf(q.assigned)[r], id) {
+				continue // itself, or an attempt
+			}
+			if q.active() || !vacant[other] || other < uid {
+				return true
+			}
+		}
+		return false
+	}
+	d.Assignments = nil
+	for _, as := range p.assigned {
+		shares := as.Shares
+		as.Shares = nil
+		for _, s := range shares {
+			s.IDs = slices.DeleteFunc(slices.Clone(s.IDs), func(id device.ID) bool { return kept(s.Resource, id) })
+			if len(s.IDs) > 0 {
+				as.Shares = append(as.Shares, s)
+			}
+		}
+		if len(as.Shares) > 0 {
+			d.Assignments = append(d.Assignments, as)
+		}
+	}
+	return d
+}
+
+// proves reports whether the proof in progress for an ended pod is about exactly these devices.
+func (p *pod) proves(d device.Departure) bool {
+	count := func(all []device.Assignment) (n int) {
+		for _, s := range device.Shares(all) {
+			n += len(s.IDs)
+		}
+		return n
+	}
+	return count(p.proving) == count(d.Assignments)
+}
+
+// disturbLocked ends the proofs about devices that a pod may use again from now on.
+func (a *Allocator) disturbLocked(p *pod) {
+	for q, d := range a.sharersLocked(p) {
+		if q.proving != nil && slices.Contains(holdings.HoldOf(q.proving)[d.Resource], d.ID) {
+			a.unprovenLocked(q)
+		}
+	}
+}
+
+// commandRunsLocked reports whether a command of a release runs for devices of a pod, also where another pod was the last that had them.
+func (a *Allocator) commandRunsLocked(p *pod) bool {
+	if a.releaser == nil {
+		return false
+	}
+	if a.releaser.Running(p.demand.Pod.UID) {
+		return true
+	}
+	for q := range a.sharersLocked(p) {
+		if !q.active() && a.releaser.Running(q.demand.Pod.UID) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,261 @@
+package allocator_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// sharing returns a container's demand for devices of claim x.
+func sharing(container string, ids ...device.ID) device.Demand {
+	return claims(wants(container, device.App, gpu, len(ids)), "x", ids...)
+}
+
+func TestSharing_PodsOfOneClaim_HaveOneGrant(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"), sharing("second", "d0"))
+		r.bind("b", sharing("main", "d0"))
+		r.bind("c", claims(app(gpu, 1), "y", "d0"))
+		r.bind("d", wants("main", device.App, gpu, 1))
+		for _, of := range []string{"a/main", "a/second", "b/main"} {
+			r.expect(of[:1], of[2:], "ready vendor.com/gpu[d0]")
+		}
+		r.expect("c", "main", "waiting DeviceInUse")
+		r.expect("d", "main", "ready vendor.com/gpu[d1]")
+		r.expectAsked("a/main vendor.com/gpu [d0]", "d/main vendor.com/gpu [d1]")
+		r.check()
+
+		r.restart()
+		r.RuntimeSynced(nil, nil)
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.Drop("a")
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.expect("c", "main", "waiting DeviceInUse")
+		r.bind("e", sharing("main", "d0"))
+		r.expect("e", "main", "ready vendor.com/gpu[d0]")
+		r.check()
+		r.Drop("b")
+		r.Drop("e")
+		r.expect("c", "main", "ready vendor.com/gpu[d0]")
+		r.expectAsked("c/main vendor.com/gpu [d0]")
+	})
+}
+
+func TestSharing_OtherDevicesOfTheClaim_PluginIsAsked(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0", "d1"))
+		r.bind("b", sharing("main", "d1"))
+		r.expect("a", "main", "ready vendor.com/gpu[d0 d1]")
+		r.expect("b", "main", "ready vendor.com/gpu[d1]")
+		r.expectAsked("a/main vendor.com/gpu [d0 d1]", "b/main vendor.com/gpu [d1]")
+		r.Drop("a")
+		r.check()
+		r.bind("c", claims(app(gpu, 1), "y", "d0"))
+		r.expect("c", "main", "ready vendor.com/gpu[d0]")
+		r.bind("d", claims(app(gpu, 1), "z", "d1"))
+		r.expect("d", "main", "waiting DeviceInUse")
+	})
+}
+
+// The second pod waits until the first has its grant, also where the plugin fails first.
+func TestSharing_WhileThePluginIsAsked_TheOthersWait(t *testing.T) {
+	run(t, func(r *harness) {
+		failures := 1
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error {
+			time.Sleep(5 * time.Second)
+			if failures--; failures >= 0 {
+				return errPlugin
+			}
+			return nil
+		})
+		r.plugins.stock(gpu, 1)
+		for _, name := range []string{"a", "b", "c"} {
+			r.Bind(pod(name, sharing("main", "d0")))
+		}
+		r.after(4 * time.Second)
+		r.check()
+		r.after(time.Minute)
+		for _, name := range []string{"a", "b", "c"} {
+			r.expect(name, "main", "ready vendor.com/gpu[d0]")
+		}
+		if got := r.asked(); len(got) != 2 {
+			t.Errorf("the plugin was asked %d times, want once and once more: %q", len(got), got)
+		}
+	})
+}
+
+func TestSharing_StateFileLost_BothKeepTheDevice(t *testing.T) {
+	run(t, func(r *harness) {
+		r.mute = true
+		r.plugins.stock(gpu, 2)
+		stamped := func(id, pod string) device.Running {
+			one := running(id, pod, "main")
+			one.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
+			return one
+		}
+		r.RuntimeSynced([]device.Running{stamped("1", "a"), stamped("2", "b")}, nil)
+		for _, order := range [][]string{{"a", "b"}, {"b", "a"}} {
+			r.bind(order[0], sharing("main", "d0"))
+			r.check()
+			r.bind(order[1], sharing("main", "d0"))
+			r.check()
+		}
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		for _, id := range []string{"1", "2"} {
+			if err := r.RuntimeStarting(t.Context(), stamped(id, map[string]string{"1": "a", "2": "b"}[id])); err != nil {
+				t.Error(err)
+			}
+		}
+		r.Drop("a")
+		r.RuntimeStopped(stamped("1", "a"))
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+// What a release requires is proved when the last pod leaves, and no pod joins meanwhile.
+func TestSharing_LastPodLeaves_ItsReleaseIsProved(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", claims(app(gpu, 2), "x", "d0", "d1"))
+		r.bind("b", sharing("main", "d0"))
+		r.releaser.holds("a", opener)
+		r.releaser.holds("b", opener)
+
+		r.Drop("a") // keeps d1
+		r.check()
+		r.expectDeparts("a", "d1")
+		r.bind("c", sharing("main", "d0")) // joins b
+		r.expect("c", "main", "ready vendor.com/gpu[d0]")
+		r.Drop("c")
+		r.check()
+		r.Drop("b")
+		r.check()
+		r.expectDeparts("a", "d0", "d1") // a and b could leave together, and a is the first
+		r.expectDeparts("b")
+		r.bind("e", sharing("main", "d0"))
+		r.expect("e", "main", "waiting DeviceInUse")
+		r.after(time.Minute)
+		all, _ := r.Devices(gpu)
+		if d := all[0]; d.State != device.Occupied || d.Holder.Pod.Name != "a" || len(d.Sharers) != 0 {
+			t.Errorf("d0 is %+v", d)
+		}
+		r.expect("e", "main", "waiting DeviceBusy")
+		r.asked()
+		r.releaser.holds("a", device.Release{})
+		r.expect("e", "main", "ready vendor.com/gpu[d0]")
+		r.expectAsked("e/main vendor.com/gpu [d0]")
+	}, gated)
+}
+
+// A pod that returns while the release of its device is proved for another pod voids the proof.
+func TestSharing_PodReturns_ProofIsVoid(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.bind("b", sharing("main", "d0"))
+		r.Claim(running("2", "b", "main"))
+		r.releaser.holds("a", opener)
+		r.Drop("a")
+		r.Drop("b")
+		r.check()
+		r.expectDeparts("a") // b has a container
+		r.RuntimeStopped(running("2", "b", "main"))
+		r.check()
+		r.bind("b", sharing("main", "d0"))
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.expectDeparts("a")
+		r.Drop("b")
+		r.releaser.holds("b", opener)
+		r.after(time.Minute)
+		r.expectDeparts("b", "d0")
+	}, gated)
+}
+
+// expectDeparts says which devices a proof is about; none: there is no proof.
+func (r *harness) expectDeparts(uid device.PodUID, want ...device.ID) {
+	r.t.Helper()
+	r.releaser.mu.Lock()
+	defer r.releaser.mu.Unlock()
+	var got []device.ID
+	for _, s := range device.Shares(r.releaser.departed[uid].Assignments) {
+		got = append(got, s.IDs...)
+	}
+	if !slices.Equal(got, want) {
+		r.t.Errorf("the release of %s is about %v, want %v", uid, got, want)
+	}
+}
+
+func TestSharing_PreStartContainer_IsCalledForUnusedDevicesOnly(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.RuntimeSynced(nil, nil)
+		expect := func(n int) {
+			t.Helper()
+			r.check()
+			r.plugins.mu.Lock()
+			defer r.plugins.mu.Unlock()
+			if len(r.plugins.prepared) != n {
+				t.Errorf("PreStartContainer: %v, want %d calls", r.plugins.prepared, n)
+			}
+		}
+		r.bind("a", sharing("main", "d0"))
+		r.bind("b", claims(app(gpu, 2), "x", "d0", "d1"))
+		expect(2) // d0, and d1 alone
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.expect("b", "main", "ready vendor.com/gpu[d0 d1]")
+		for i, pod := range []string{"a", "b"} {
+			one := running(fmt.Sprint(i), pod, "main")
+			if got := r.Claim(one); got.State != device.Ready {
+				t.Errorf("%s: %+v", pod, got)
+			}
+			r.RuntimeStarted(one)
+		}
+		expect(2)
+		r.RuntimeStopped(running("0", "a", "main"))
+		expect(2) // b has d0
+		r.RuntimeStopped(running("1", "b", "main"))
+		expect(3) // d0 and d1 for b
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		expect(3)
+		if got := r.Claim(running("2", "a", "main")); got.State != device.Ready {
+			t.Errorf("%+v", got)
+		}
+		r.RuntimeStarted(running("2", "a", "main"))
+		r.RuntimeStopped(running("2", "a", "main"))
+		expect(4) // it has used d0 since it was prepared
+	})
+}
+
+func TestSharing_DeviceFails_EachPodIsTold(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.bind("a", sharing("main", "d0"))
+		r.bind("b", sharing("main", "d0"))
+		r.plugins.stock(gpu, 2, 0)
+		r.after(time.Minute)
+		r.check()
+		r.plugins.mu.Lock()
+		got := slices.Sorted(slices.Values(r.plugins.told))
+		r.plugins.mu.Unlock()
+		if want := []string{
+			"a failed for long vendor.com/gpu/d0", "a failed vendor.com/gpu/d0", "a has its devices", "b failed for long vendor.com/gpu/d0", "b failed vendor.com/gpu/d0", "b has its devices",
+		}; !slices.Equal(got, want) {
+			t.Errorf("told %q, want %q", got, want)
+		}
+		if n := r.metric("devmgrd_device_failures_total", string(gpu)); n != 1 {
+			t.Errorf("%v failures, want 1", n)
+		}
+	})
+}
