@@ -26,6 +26,7 @@ func claimFaults(w *world) []fault {
 		{4, handOn},
 		{5, awayWhilePrepared},
 		{4, awayWhileUnprepared},
+		{4, awayWhileStarted},
 		{2, restartBoth},
 	}
 }
@@ -107,6 +108,16 @@ func awayWhileUnprepared(ctx context.Context, w *world, dice *rand.Rand) (string
 		}
 	}
 	return after(ctx, what, d, goes)
+}
+
+// awayWhileStarted has devmgrd away while a container starts again: the kubelet has prepared the pod's claims before.
+func awayWhileStarted(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
+	d, goes := time.Duration(dice.IntN(500))*time.Millisecond, leaves(w, w.devmgrd, dice)
+	first, err := goes()
+	if err != nil {
+		return first, err
+	}
+	return after(ctx, first, d, func() (string, error) { return killContainer(ctx, w, dice) })
 }
 
 // after does something after a while.
