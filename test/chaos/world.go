@@ -511,6 +511,9 @@ func (w *world) settle(ctx context.Context, held bool) {
 		return // interrupted: nothing is known
 	}
 	m := readMood()
+	if w.kinds = w.plan.step(); !w.offered {
+		w.kinds = nil // pods with claims would wait for slices
+	}
 	if err := w.inService(ctx, settleLimit, func() (bool, string) { return w.allRun(ctx) }); err != nil {
 		w.say(stuck, err.Error())
 		w.explain(ctx)
