@@ -688,8 +688,8 @@ func TestPublish_APIServerAway(t *testing.T) {
 	untilSettled(t, p)
 }
 
-// The slices show no device that a pod of the Node's number may be assigned: not right after the removal of the number, when such a pod may
-// not be known yet, and not while one waits.
+// The slices show no device that a pod of the Node's number may be assigned: not before all pods are known, not right after the removal of the
+// number, when such a pod may be on its way, and not while one waits.
 func TestPublish_PodsOfTheNumber_AreServedFirst(t *testing.T) { synctest.Test(t, podsOfTheNumber) }
 
 func podsOfTheNumber(t *testing.T) {
@@ -701,6 +701,12 @@ func podsOfTheNumber(t *testing.T) {
 	if got := shows(api); len(got) != 0 {
 		t.Errorf("right after the removal the slices show %v", got)
 	}
+	n.change(func() { n.partial = true })
+	at(time.Minute)
+	if got := shows(api); len(got) != 0 {
+		t.Errorf("before all pods are known the slices show %v", got)
+	}
+	n.change(func() { n.partial = false })
 	demand := device.Demand{Wants: map[device.ResourceName]int{gpu: 1}}
 	counted := func(change func(*device.Demand)) {
 		d := demand
