@@ -64,7 +64,7 @@ func (v *claimView) look(ctx context.Context, now time.Time) {
 			v.mu.Lock()
 			v.named[p.Name] = ids
 			v.mu.Unlock()
-			if p.Status.Phase == corev1.PodFailed && !failedForDevices(&p) && !v.failed[p.UID] {
+			if p.Status.Phase == corev1.PodFailed && p.DeletionTimestamp == nil && !failedForDevices(&p) && !v.failed[p.UID] {
 				v.failed[p.UID] = true
 				v.world.say(failed, fmt.Sprintf("pod %s: %s: %s", p.Name, p.Status.Reason, p.Status.Message))
 			}
