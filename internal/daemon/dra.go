@@ -70,7 +70,10 @@ func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, s
 	log := logFor("dra")
 	publisher := dra.New(dra.PublisherConfig{
 		NodeName: c.NodeName, Client: api, View: devices, Order: devices.Order, Places: stateFile, Known: known.Places, MaxDevices: c.DRA.MaxDevices, Log: log, Metrics: metrics,
-		Offered:        func(r device.ResourceName) bool { _, uncounted, _ := node.Uncounted(r); return uncounted },
+		Offered: func(r device.ResourceName) (since time.Time, offered bool) {
+			since, offered, _ = node.Uncounted(r)
+			return since, offered
+		},
 		OfferedChanged: node.Follow(), NodeUID: node.NodeUID, TooMany: tooMany(c.DRA, devices),
 	})
 	all := dra.NewClaims(dra.ClaimsConfig{

@@ -29,6 +29,10 @@
 // through DRA. Devices that no pod may be assigned have a taint with the effect NoSchedule. They never have NoExecute: the scheduler's eviction
 // knows pods with claims of their own only (kubernetes/kubernetes issue 141290), and devmgrd evicts where its configuration says so.
 //
+// Pods that the scheduler has bound by the Node's number come first: while one waits, the slices show no free device of the resource, because
+// the scheduler could choose the one that the pod is about to be assigned. A pod that is already bound may not be known for a moment, so
+// the slices show no device before all pods are listed, and for a second after the removal of the number.
+//
 // # Pools
 //
 // A pool has at most 64 devices and exactly one ResourceSlice, so that a change of one device is one write: a pool's generation covers

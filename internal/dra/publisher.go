@@ -30,8 +30,11 @@ const (
 	// lookInterval is the least time between two comparisons. A removal by another client shortens it.
 	lookInterval = 20 * time.Millisecond
 	writeTimeout = 10 * time.Second
-	firstRetry   = 200 * time.Millisecond
-	lastRetry    = 10 * time.Second
+	// bindingTime is how long after the removal of a resource from the Node the slices show its devices: a pod that the scheduler has bound
+	// by the number may take that long to be known here.
+	bindingTime = time.Second
+	firstRetry  = 200 * time.Millisecond
+	lastRetry   = 10 * time.Second
 )
 
 // A View is the source of the published devices.
@@ -54,9 +57,9 @@ type PublisherConfig struct {
 	NodeName string
 	Client   rest.Interface // resource.k8s.io/v1
 	View     View
-	// Offered reports whether a resource's devices belong in ResourceSlices now. OfferedChanged has a token when its answer may
-	// have changed.
-	Offered        func(device.ResourceName) bool
+	// Offered reports whether a resource's devices belong in ResourceSlices, and since when the Node does not show it; zero: it never did.
+	// OfferedChanged has a token when the answer may have changed.
+	Offered        func(device.ResourceName) (since time.Time, offered bool)
 	OfferedChanged <-chan struct{}
 	// Order returns a resource's devices in the order in which the slices list them, which is the order in which the scheduler
 	// considers them; nil: natural. Other devices follow.
@@ -360,31 +363,37 @@ func (p *Publisher) want() wanted {
 	devices := map[device.ResourceName][]device.DeviceStatus{}
 	for r, status := range resources.ByName {
 		p.seen[r] = true
-		if !p.cfg.Offered(r) || status.Offer == nil {
+		since, offered := p.cfg.Offered(r)
+		if !offered || status.Offer == nil {
 			p.withdraw(r)
 			if status.Offer != nil && p.cfg.TooMany != nil && p.cfg.TooMany(r) {
 				w.errs = append(w.errs, tooMany(r, len(status.Offer.Inventory.Devices), p.cfg.MaxDevices))
 			}
 			continue
 		}
-		if of, known := p.cfg.View.Devices(r); known && status.Offer.Reported {
+		if now := time.Now(); !now.Before(since) && now.Before(since.Add(bindingTime)) { // not if the clock was ahead then
+			w.keep[r], w.again = true, sooner(w.again, since.Add(bindingTime))
+			continue
+		}
+		if of, known := p.cfg.View.Devices(r); known && status.Offer.Reported && w.complete {
 			devices[r] = of
 		} else {
-			w.keep[r] = true // the plugin has not listed its devices yet
+			w.keep[r] = true // the plugin has not listed its devices yet, or the pods are not known that may be assigned them
 		}
 	}
 	if w.complete {
 		p.forgetOthers(resources)
 	}
-	claimed := claims(before, p.cfg.View.Snapshot()) // a holder of a device above is in one of the two
+	after := p.cfg.View.Snapshot()
+	claimed, awaited := claims(before, after), waiting(before, after) // a holder of a device above is in one of the two
 	for _, r := range slices.Sorted(maps.Keys(devices)) {
-		p.add(&w, r, *resources.ByName[r].Offer, devices[r], claimed[r])
+		p.add(&w, r, *resources.ByName[r].Offer, devices[r], claimed[r], awaited[r])
 	}
 	return w
 }
 
 // add adds the slices of one resource.
-func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, devices []device.DeviceStatus, claimed map[device.ID]bool) {
+func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, devices []device.DeviceStatus, claimed map[device.ID]bool, awaited bool) {
 	of, known := p.resources[r]
 	if !known {
 		of = &publication{saving: newPace()}
@@ -400,7 +409,7 @@ func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, de
 	}
 	saved := p.saved(r)
 	out, err := show(input{
-		node: p.cfg.NodeName, resource: r, devices: devices, lost: offer.State == device.Lost, claimed: claimed, saved: saved, placed: of.placed,
+		node: p.cfg.NodeName, resource: r, devices: devices, lost: offer.State == device.Lost, claimed: claimed, awaited: awaited, saved: saved, placed: of.placed,
 		order: order, untaint: p.TaintsDropped(), most: p.cfg.MaxDevices, attributes: p.describer.of,
 	})
 	if err != nil {
@@ -457,6 +466,27 @@ func claims(of ...*device.Snapshot) map[device.ResourceName]map[device.ID]bool {
 					}
 					for _, id := range ids {
 						all[r][id] = true
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// waiting returns the resources of which some pods of these snapshots wait for devices that the scheduler has not chosen. Pods whose demand
+// cannot be met as it is do not count: they may wait for ever.
+func waiting(of ...*device.Snapshot) map[device.ResourceName]bool {
+	all := map[device.ResourceName]bool{}
+	for _, snapshot := range slices.Compact(of) {
+		for _, pod := range snapshot.Pods {
+			if pod.State != device.Waiting {
+				continue
+			}
+			for _, d := range pod.Demands {
+				for r := range d.Wants {
+					if len(d.Fixed[r]) == 0 && (d.Mistake == "" || d.Blocked == device.Allocating) {
+						all[r] = true
 					}
 				}
 			}

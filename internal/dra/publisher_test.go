@@ -38,6 +38,7 @@ type node struct {
 	changed   chan struct{}
 
 	refused   map[device.ResourceName]bool // not offered
+	since     time.Time                    // when the Node stopped showing the resources; zero: it never showed them
 	retoken   chan struct{}
 	saved     map[device.ResourceName]places
 	saves     int
@@ -129,10 +130,10 @@ func (n *node) SavePlaces(r device.ResourceName, of map[device.ID]int) error {
 	return n.full
 }
 
-func (n *node) offered(r device.ResourceName) bool {
+func (n *node) offered(r device.ResourceName) (since time.Time, offered bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return !n.refused[r]
+	return n.since, !n.refused[r]
 }
 
 // refuse has a resource's devices offered or not.
@@ -685,4 +686,71 @@ func TestPublish_APIServerAway(t *testing.T) {
 	api.Start()
 	untilShows(t, api, map[string]string{pool + "0": "2 at 2 d0+cordoned"})
 	untilSettled(t, p)
+}
+
+// The slices show no device that a pod of the Node's number may be assigned: not before all pods are known, not right after the removal of the
+// number, when such a pod may be on its way, and not while one waits.
+func TestPublish_PodsOfTheNumber_AreServedFirst(t *testing.T) { synctest.Test(t, podsOfTheNumber) }
+
+func podsOfTheNumber(t *testing.T) {
+	api, n := kubetest.NewInMemory(t), newNode()
+	n.list(gpu, 3)
+	n.since = time.Now()
+	p, _, _ := publish(t, api, n)
+	at(900 * time.Millisecond)
+	if got := shows(api); len(got) != 0 {
+		t.Errorf("right after the removal the slices show %v", got)
+	}
+	n.change(func() { n.partial = true })
+	at(time.Minute)
+	if got := shows(api); len(got) != 0 {
+		t.Errorf("before all pods are known the slices show %v", got)
+	}
+	n.change(func() { n.partial = false })
+	demand := device.Demand{Wants: map[device.ResourceName]int{gpu: 1}}
+	counted := func(change func(*device.Demand)) {
+		d := demand
+		if change != nil {
+			change(&d)
+		}
+		n.change(func() {
+			n.pods = []device.PodStatus{{PodAllocation: &device.PodAllocation{Active: true}, State: device.Waiting, Demands: []device.Demand{d}}}
+		})
+		at(2 * time.Second)
+	}
+	for what, test := range map[string]struct {
+		change func(*device.Demand)
+		want   string
+	}{
+		"waits for a device":          {nil, ""},
+		"is not known to be of claim": {func(d *device.Demand) { d.Mistake, d.Blocked = "reading the Node", device.Allocating }, ""},
+		"has no claim":                {func(d *device.Demand) { d.Mistake, d.Blocked = "bound past the scheduler", device.NoClaim }, "3"},
+		"has a mistake":               {func(d *device.Demand) { d.Mistake = "selects no device" }, "3"},
+		"has a claim":                 {func(d *device.Demand) { d.Fixed = map[device.ResourceName][]device.ID{gpu: {"d0"}} }, "3"},
+	} {
+		counted(test.change)
+		if got, _, _ := strings.Cut(shows(api)[pool+"0"], " "); got != test.want {
+			t.Errorf("while a pod waits that %s the slice has %q devices, want %q", what, got, test.want)
+		}
+	}
+
+	// A claimed device stays.
+	n.change(func() {
+		n.pods = []device.PodStatus{
+			{PodAllocation: &device.PodAllocation{Active: true}, State: device.Waiting, Demands: []device.Demand{demand}},
+			{PodAllocation: &device.PodAllocation{Active: true}, State: device.Waiting, Demands: []device.Demand{{Wants: demand.Wants, Fixed: map[device.ResourceName][]device.ID{gpu: {"d1"}}}}},
+		}
+	})
+	at(2 * time.Second)
+	if got := api.ResourceSlices(); len(got) != 1 || len(got[0].Spec.Devices) != 1 || got[0].Spec.Devices[0].Name != "d1" {
+		t.Errorf("the slices show %v", shows(api))
+	}
+	n.change(func() { n.pods = nil })
+	at(2 * time.Second)
+	if got := shows(api)[pool+"0"]; !strings.HasPrefix(got, "3 ") {
+		t.Errorf("when no pod waits the slice has %q", got)
+	}
+	if err := p.Check(); err != nil {
+		t.Error(err)
+	}
 }

@@ -17,6 +17,10 @@
 // restart (suspend.go). A first suspension lasts for 30 s here. A sequence waits for the end of suspensions, and uncordons
 // devices that are suspended for longer. These faults have dice of their own: the others of a seed are the same as without them.
 //
+// In half of the sequences the resource is offered through DRA, at least for a part (claims.go). Pods then also ask for devices with
+// ResourceClaims, and the faults of claimfaults.go are played besides. They have dice of their own too. The kubelet's device manager has no DRA:
+// with KUBELET=1 these sequences are played with the Node's number.
+//
 // Each sequence's result is printed when it ends, and its seed is one more than that of the one before. So a run of 500
 // that has ended after seed 200 goes on with SEED=201 N=300.
 //
@@ -24,9 +28,9 @@
 // there, registers junk and foreign sockets, lists devices with long IDs, and floods the directory and its kubelet.sock. It
 // draws from dice of its own: the sequences are the same with it and without.
 //
-// What is looked at does not come from devmgrd, except until when it has suspended a device. Which devices a container has stands in the environment and /dev of its
-// processes (truth.go). What the scheduler sees, and the state of pods come from the API server (cluster.go). A keeper
-// starts again what has ended, as systemd does (keeper.go).
+// Nothing that is judged comes from devmgrd, except until when it has suspended a device. The devices of a container are those in the environment and
+// /dev of its processes (truth.go). What the scheduler sees, the state of pods (cluster.go) and the devices that claims name (claimview.go)
+// come from the API server. A keeper starts again what has ended, as systemd does (keeper.go).
 //
 // The program is also the device plugin of the tests, as a process of its own that can be killed (plugin.go).
 package main

@@ -84,7 +84,7 @@ func createPods(ctx context.Context, w *world, dice *rand.Rand) (string, error) 
 		if err != nil {
 			return what, err
 		}
-		what += fmt.Sprintf(" %s (%d devices)", name, wants)
+		what += fmt.Sprintf(" %s (%d devices%s)", name, wants, w.how(name))
 	}
 	return what, nil
 }
@@ -285,7 +285,7 @@ func interrupt(p *cluster.Process) func(context.Context, *world, *rand.Rand) (st
 		what := fmt.Sprintf("restart %s %s after the creation of", p.Name, d)
 		for range 2 {
 			name, err := w.create(ctx, 1)
-			if what += " " + name; err != nil {
+			if what += " " + name + w.how(name); err != nil {
 				return what, err
 			}
 		}
@@ -337,6 +337,10 @@ func (w *world) create(ctx context.Context, wants int, args ...string) (string, 
 		pod.Spec.TerminationGracePeriodSeconds = &patience
 	}
 	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	w.asked[name] = w.drawKind(wants)
+	if err := w.asks(ctx, pod, wants, w.asked[name]); err != nil {
+		return name, err
+	}
 	pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: podVariable, Value: name}, {Name: wantsVariable, Value: fmt.Sprint(wants)}}
 	w.mu.Lock()
 	w.created[name] = time.Now()

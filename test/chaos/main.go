@@ -20,6 +20,7 @@ type options struct {
 	kubelet   bool
 	attacker  bool
 	verbose   bool
+	logs      string
 }
 
 func main() {
@@ -41,8 +42,9 @@ func main() {
 	flag.BoolVar(&o.kubelet, "kubelet", false, "against the kubelet's own device manager, without devmgrd")
 	flag.BoolVar(&o.attacker, "attacker", false, "with a plugin pod that attacks devmgrd all the time")
 	flag.BoolVar(&o.verbose, "v", false, "tell each step as it is done, not only those of a sequence that has gone wrong")
+	flag.StringVar(&o.logs, "logs", "", "keep the logs in this directory, which must exist")
 	flag.Usage = func() {
-		fmt.Fprintf(flag.CommandLine.Output(), "usage: go run ./test/chaos [-n N] [-seed S] [-kubelet | -attacker] [-v]\n\n"+
+		fmt.Fprintf(flag.CommandLine.Output(), "usage: go run ./test/chaos [-n N] [-seed S] [-kubelet | -attacker] [-v] [-logs DIR]\n\n"+
 			"Plays random sequences of faults on a real one-node Kubernetes that is made for it. Needs root.\n\n")
 		flag.PrintDefaults()
 	}

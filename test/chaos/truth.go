@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -102,6 +103,7 @@ type truth struct {
 
 	holds     func() []hold
 	forbidden func(id, pod string, now time.Time) time.Time
+	claims    *claimView // nil: there are none
 }
 
 // A had is what a pod's containers had last, and in which boot.
@@ -120,7 +122,7 @@ func (h had) renamed(now had) bool {
 func newTruth(w *world) *truth {
 	return &truth{
 		bare: map[string]time.Time{}, had: map[string]had{}, told: map[string]bool{}, boot: w.boots.Load, say: w.say,
-		holds: w.openHolds, forbidden: w.forbidden,
+		holds: w.openHolds, forbidden: w.forbidden, claims: w.claims,
 	}
 }
 
@@ -152,6 +154,12 @@ func (t *truth) look(now time.Time) {
 			case !t.told[key]:
 				t.told[key] = true
 				t.say(changed, fmt.Sprintf("a container of %s has %s, and the one before it had %s", h.pod, has.ids, before.ids))
+			}
+		}
+		if ids, known := t.claims.of(h.pod); known && len(h.has) >= h.wants && !t.told[key+" claim"] {
+			if has := slices.Sorted(slices.Values(h.has)); !slices.Equal(has, ids) {
+				t.told[key+" claim"] = true
+				t.say(claimed, fmt.Sprintf("a container of %s has %v, and its claims name %v", h.pod, has, ids))
 			}
 		}
 		for _, id := range h.has {

@@ -24,23 +24,27 @@ import (
 
 // What can go wrong.
 const (
-	failed   = "pods failed for a device reason"
-	bare     = "containers that started without their devices"
-	twoHands = "devices in two hands"
-	changed  = "containers that came back with other devices"
-	number   = "times the Node showed less than its pods asked for, for 3 s"
-	promised = "times the Node showed more than there is, for longer than a fall takes"
-	taken    = "containers that started with a device that another process had open"
-	idle     = "times devices stayed out of service when no process had them open"
-	early    = "times a flapping device was not suspended for as long as it should be"
-	late     = "times a device stayed suspended for longer than it should be"
-	waits    = "pods that waited for a device that is refused, with others free"
-	stuck    = "pods that did not run, or end, when all was well"
-	leak     = "devices that could not be had when all pods were gone"
-	crash    = "crashes of a process that was not killed"
+	failed    = "pods failed for a device reason"
+	bare      = "containers that started without their devices"
+	twoHands  = "devices in two hands"
+	changed   = "containers that came back with other devices"
+	number    = "times the Node showed less than its pods asked for, for 3 s"
+	promised  = "times the Node showed more than there is, for longer than a fall takes"
+	taken     = "containers that started with a device that another process had open"
+	idle      = "times devices stayed out of service when no process had them open"
+	early     = "times a flapping device was not suspended for as long as it should be"
+	late      = "times a device stayed suspended for longer than it should be"
+	waits     = "pods that waited for a device that is refused, with others free"
+	stuck     = "pods that did not run, or end, when all was well"
+	leak      = "devices that could not be had when all pods were gone"
+	crash     = "crashes of a process that was not killed"
+	claimed   = "containers with other devices than their claim's"
+	unsliced  = "times the slices did not show all devices when no pod had them"
+	twice     = "times the Node's number and the slices showed devices, for 10 s"
+	unclaimed = "claims that were left when all pods were gone"
 )
 
-var kinds = []string{failed, bare, twoHands, changed, number, promised, taken, idle, early, late, waits, stuck, leak, crash}
+var kinds = []string{failed, bare, twoHands, changed, number, promised, taken, idle, early, late, waits, stuck, leak, claimed, unsliced, twice, unclaimed, crash}
 
 // A world is the node with all that can be broken on it. Its fields are the player's, but for what the mutex guards.
 type world struct {
@@ -66,6 +70,13 @@ type world struct {
 	hardware  []*os.File     // the plugin's devices
 	unplugged chan struct{}  // closed when the power is cut
 	settings  string         // of devmgrd
+	looks     bool           // devmgrd looks for other processes
+	offered   bool           // devmgrd offers the resource through DRA
+	plan      plan           // of the sequence
+	kinds     *rand.Rand     // how the next pods ask for devices; nil: they request the resource
+	asked     map[string]kind
+	through   int // sequences through DRA
+	claims    *claimView
 
 	watching context.CancelFunc
 	watchers sync.WaitGroup
@@ -86,9 +97,9 @@ type world struct {
 func newWorld(ctx context.Context, o options) (*world, error) {
 	w := &world{
 		options: o, began: time.Now(), wrongs: map[string]int{}, now: map[string]int{}, suspensions: map[string]suspension{},
-		created: map[string]time.Time{}, unplugged: make(chan struct{}),
+		created: map[string]time.Time{}, unplugged: make(chan struct{}), asked: map[string]kind{},
 	}
-	shape := cluster.Options{KubeletConfig: "crashLoopBackOff: {maxContainerRestartPeriod: 1s}\n"}
+	shape := cluster.Options{Dir: o.logs, KubeletConfig: "crashLoopBackOff: {maxContainerRestartPeriod: 1s}\n"}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -155,7 +166,7 @@ func (w *world) startNode(ctx context.Context, shape cluster.Options, self strin
 	if err := unix.Mount("chaos", node.StateDir, "tmpfs", 0, "size=4m"); err != nil {
 		return fmt.Errorf("making a small disk: %w", err)
 	}
-	if err := w.write(false); err != nil {
+	if err := w.write(); err != nil {
 		return err
 	}
 	n, err := node.Start(ctx, node.Options{Cluster: shape, Under: []string{self, "gated", gateSocket}, Args: []string{"--config", settingsFile}})
@@ -164,7 +175,8 @@ func (w *world) startNode(ctx context.Context, shape cluster.Options, self strin
 	}
 	w.Cluster, w.node, w.devmgrd = n.Cluster, n, n.Devmgrd
 	w.openers = cluster.NewProcess("openers", filepath.Join(w.LogDir(), "openers.log"), w.node.Command(ctx, "openers", "--config", settingsFile).Args, nil)
-	return errors.Join(w.openers.Start(ctx), n.FailClosed(ctx))
+	w.claims = newClaimView(w)
+	return errors.Join(w.openers.Start(ctx), n.FailClosed(ctx), w.addClaims(ctx))
 }
 
 // watch starts those who look whether all is right, and the keeper.
@@ -174,7 +186,11 @@ func (w *world) watch() {
 	w.watchers.Go(func() { w.keeper.Run(ctx) })
 	t := newTruth(w)
 	v := &apiView{cluster: w.Cluster, say: w.say, publish: w.publisher(), awake: w.awake, failed: map[string]bool{}}
-	for _, look := range []func(time.Time){t.look, func(now time.Time) { v.look(ctx, now) }} {
+	looks := []func(time.Time){t.look, func(now time.Time) { v.look(ctx, now) }}
+	if w.claims != nil {
+		looks = append(looks, func(now time.Time) { w.claims.look(ctx, now) })
+	}
+	for _, look := range looks {
 		w.watchers.Go(func() {
 			tick := time.NewTicker(200 * time.Millisecond)
 			defer tick.Stop()
@@ -267,15 +283,18 @@ func (w *world) play(ctx context.Context) int {
 			break
 		}
 		steps, played = steps+n, played+1
+		if w.plan.claims {
+			w.through++
+		}
 		w.mu.Lock()
 		wrong, story := w.now, w.story
 		w.now, w.story = map[string]int{}, nil
 		w.mu.Unlock()
 		if len(wrong) == 0 {
-			fmt.Printf("seed %d: %d steps, %.1f s: all is well\n", seed, n, took.Seconds())
+			fmt.Printf("seed %d: %d steps%s, %.1f s: all is well\n", seed, n, w.door(), took.Seconds())
 			continue
 		}
-		fmt.Printf("seed %d: %d steps, %.1f s: WRONG %v\n", seed, n, took.Seconds(), wrong)
+		fmt.Printf("seed %d: %d steps%s, %.1f s: WRONG %v\n", seed, n, w.door(), took.Seconds(), wrong)
 		if !w.options.verbose {
 			fmt.Println(strings.Join(story, "\n"))
 		}
@@ -284,7 +303,7 @@ func (w *world) play(ctx context.Context) int {
 			fmt.Printf("  devmgrd said last:\n%s\n", w.node.Tail())
 		}
 	}
-	fmt.Printf("\n%d sequences, %d steps, %d pods, %s, against %s:\n", played, steps, w.named, time.Since(w.began).Round(time.Second), against)
+	fmt.Printf("\n%d sequences, %d of them through DRA, %d steps, %d pods, %s, against %s:\n", played, w.through, steps, w.named, time.Since(w.began).Round(time.Second), against)
 	status := 0
 	for _, kind := range kinds {
 		fmt.Printf("%6d %s\n", w.wrongs[kind], kind)
@@ -311,6 +330,17 @@ func (w *world) play(ctx context.Context) int {
 	return status
 }
 
+// door returns how the latest sequence had the resource offered, where that was through DRA.
+func (w *world) door() string {
+	switch {
+	case !w.plan.claims:
+		return ""
+	case len(w.plan.moves) > 0:
+		return " through DRA in part"
+	}
+	return " through DRA"
+}
+
 // side returns what make has to be told besides the seed.
 func (w *world) side() string {
 	switch {
@@ -331,6 +361,7 @@ func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time
 	// The faults that have dice of their own leave the others of a seed as they were.
 	more := rand.New(rand.NewPCG(seed, 2))
 	opened, flapping := more.IntN(2) == 0, more.IntN(4) == 0
+	w.plan = newPlan(seed, w.devmgrd == nil)
 	if w.devmgrd != nil {
 		if err := w.configure(ctx, opened); err != nil {
 			w.say(stuck, err.Error())
@@ -341,6 +372,7 @@ func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time
 	for i := range steps {
 		// The dice of a step are its own: what it does does not depend on what the one before has met.
 		own := rand.New(rand.NewPCG(dice.Uint64(), 0))
+		w.kinds = w.plan.step()
 		f, rest := draw(all, own), time.Duration(own.IntN(1500))*time.Millisecond
 		if i == 0 {
 			f = all[0] // there is something to lose
@@ -355,6 +387,9 @@ func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time
 		if opened && i > 0 {
 			w.more(ctx, more)
 		}
+		if w.plan.claims && i > 0 {
+			w.claimFault(ctx, i, w.plan.step())
+		}
 		select {
 		case <-ctx.Done():
 		case <-time.After(rest):
@@ -366,6 +401,9 @@ func (w *world) sequence(ctx context.Context, seed uint64) (steps int, took time
 		case <-ctx.Done():
 		case <-time.After(30 * time.Second):
 		}
+	}
+	if w.plan.claims && w.plan.wiped && ctx.Err() == nil {
+		w.wiped(ctx)
 	}
 	w.repair(ctx)
 	if flapping && w.devmgrd != nil && ctx.Err() == nil {
@@ -414,7 +452,7 @@ func (w *world) repair(ctx context.Context) {
 	if err := errors.Join(os.RemoveAll(ballast), w.unhang(), Mood{Names: was.Names, Refused: was.Refused}.write()); err != nil {
 		w.say(stuck, err.Error())
 	}
-	for _, p := range []*cluster.Process{w.APIServer, w.Runtime, w.Kubelet, w.plugin, w.devmgrd, w.openers} {
+	for _, p := range []*cluster.Process{w.APIServer, w.Scheduler, w.ControllerManager, w.Runtime, w.Kubelet, w.plugin, w.devmgrd, w.openers} {
 		if p != nil {
 			w.keeper.up(p)
 		}
@@ -473,12 +511,16 @@ func (w *world) settle(ctx context.Context, held bool) {
 		return // interrupted: nothing is known
 	}
 	m := readMood()
+	if w.kinds = w.plan.step(); !w.offered {
+		w.kinds = nil // pods with claims would wait for slices
+	}
 	if err := w.inService(ctx, settleLimit, func() (bool, string) { return w.allRun(ctx) }); err != nil {
 		w.say(stuck, err.Error())
+		w.explain(ctx)
 	}
 	w.clear(ctx)
 	if held {
-		if err := w.inService(ctx, leakLimit, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
+		if err := w.inService(ctx, leakLimit, func() (bool, string) { return w.whole(ctx) }); err != nil {
 			w.say(idle, err.Error())
 		}
 	}
@@ -488,18 +530,20 @@ func (w *world) settle(ctx context.Context, held bool) {
 			w.say(leak, err.Error())
 		}
 		w.clear(ctx)
-		w.passOver(ctx, m)
-		w.clear(ctx)
+		if !w.offered { // the scheduler does not know that a device is refused
+			w.passOver(ctx, m)
+			w.clear(ctx)
+		}
 	}
-	if err := w.inService(ctx, time.Minute, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
-		w.say(number, err.Error())
+	if err := w.inService(ctx, time.Minute, func() (bool, string) { return w.whole(ctx) }); err != nil {
+		w.say(w.lacks(), err.Error())
 	}
 	if err := w.inService(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
 		w.say(leak, err.Error())
 	}
 	w.clear(ctx)
-	if err := w.inService(ctx, 20*time.Second, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
-		w.say(number, err.Error())
+	if err := w.inService(ctx, 20*time.Second, func() (bool, string) { return w.whole(ctx) }); err != nil {
+		w.say(w.lacks(), err.Error())
 	}
 	if w.devmgrd != nil {
 		w.uncordon(ctx, m.ids()...) // the next sequence begins without a record of failures
@@ -547,18 +591,53 @@ func inUseUnlisted() bool {
 	return false
 }
 
-// allRun reports whether all pods that are bound to the node run, or wait for devices that are rightly withheld.
+// allRun reports whether all pods that are bound to the node run, or wait for devices that are rightly withheld, and whether the scheduler
+// has bound those for which there are devices.
 func (w *world) allRun(ctx context.Context) (bool, string) {
 	pods, err := w.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return false, err.Error()
 	}
+	free := int64(deviceCount)
 	for _, p := range pods.Items {
-		if p.Spec.NodeName != "" && p.DeletionTimestamp == nil && !ready(&p) && !failedForDevices(&p) && (limit(&p) == 0 || !inUseUnlisted()) {
+		if p.Spec.NodeName == "" || failedForDevices(&p) {
+			continue
+		}
+		free -= wants(&p)
+		if p.DeletionTimestamp == nil && !ready(&p) && (wants(&p) == 0 || !inUseUnlisted() && !w.claims.unlisted(p.Name)) {
 			return false, lament(&p)
 		}
 	}
+	if w.claims == nil || inUseUnlisted() {
+		return true, ""
+	}
+	claims, err := w.Client().ResourceV1().ResourceClaims(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, err.Error()
+	}
+	for _, p := range pods.Items {
+		if p.Spec.NodeName == "" && p.DeletionTimestamp == nil && wants(&p) <= free && w.mayBind(&p, claims.Items) {
+			return false, fmt.Sprintf("%d devices are free; %s", free, lament(&p))
+		}
+	}
 	return true, ""
+}
+
+// explain notes what devmgrd says of pods that do not run.
+func (w *world) explain(ctx context.Context) {
+	pods, err := w.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
+	if err != nil || w.node == nil {
+		return
+	}
+	for _, p := range pods.Items {
+		if !ready(&p) {
+			out, _ := w.node.Command(ctx, "explain", p.Namespace+"/"+p.Name).CombinedOutput()
+			w.tell("%s\n%s\nevents:\n%s", lament(&p), out, w.node.Events(ctx, p.Name))
+		}
+	}
+	out, _ := w.node.Command(ctx, "devices", resourceName).CombinedOutput()
+	devices, err := w.sliced(ctx)
+	w.tell("devices:\n%s\nslices: %v %v", out, devices, err)
 }
 
 // hasAll reports whether one pod runs that has all devices. It makes that pod, and another one when it has failed.
@@ -626,6 +705,12 @@ func (w *world) clear(ctx context.Context) {
 		w.say(stuck, err.Error())
 	}
 	w.pods = nil
+	if w.node == nil {
+		return
+	}
+	if err := w.eventually(ctx, settleLimit, func() (bool, string) { return w.removeClaims(ctx) }); err != nil {
+		w.say(unclaimed, err.Error())
+	}
 }
 
 func (w *world) forget(name string) {

@@ -60,6 +60,20 @@ func (r *harness) thePolicy() {
 		yes := true
 		p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: &yes}
 	}
+	uses := func(in func(*corev1.Pod) *[]corev1.Container) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			claim := "own"
+			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "mine", ResourceClaimName: &claim}}
+			if in == nil {
+				return
+			}
+			list := in(p)
+			if len(*list) == 0 {
+				*list = []corev1.Container{{Name: "first", Image: "x"}}
+			}
+			(*list)[0].Resources.Claims = []corev1.ResourceClaim{{Name: "mine"}}
+		}
+	}
 	annotated := func(key, value string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) { metav1.SetMetaDataAnnotation(&p.ObjectMeta, key, value) }
 	}
@@ -89,6 +103,10 @@ func (r *harness) thePolicy() {
 		"a second container with a device": {[]func(*corev1.Pod){func(p *corev1.Pod) {
 			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "second", Image: "x"})
 		}, asks(gpu, "1")}, true},
+
+		"a claim":                        {[]func(*corev1.Pod){uses(func(p *corev1.Pod) *[]corev1.Container { return &p.Spec.Containers })}, true},
+		"a claim of an init container":   {[]func(*corev1.Pod){uses(func(p *corev1.Pod) *[]corev1.Container { return &p.Spec.InitContainers })}, true},
+		"a claim that no container uses": {[]func(*corev1.Pod){uses(nil)}, false},
 
 		"an empty volume":                 {[]func(*corev1.Pod){func(p *corev1.Pod) { p.Spec.Volumes = []corev1.Volume{{Name: "v"}} }}, false},
 		"the plugins' directory":          {[]func(*corev1.Pod){mounts(plugins)}, true},
