@@ -4,11 +4,8 @@ package e2e
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -18,103 +15,11 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
-	"sigs.k8s.io/yaml"
 
-	"github.com/devmgrd/devmgrd/internal/device"
-	"github.com/devmgrd/devmgrd/internal/dra"
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
 )
-
-// class applies the DeviceClasses that devmgrd prints, until the test ends; then its pods go first, for which the kubelet needs the driver.
-func (r *harness) class(resources ...string) {
-	r.t.Helper()
-	classes := r.Client().ResourceV1().DeviceClasses()
-	for _, resource := range resources {
-		out, err := r.Command(r.ctx, "deviceclass", resource).Output()
-		r.must(err)
-		object := &resourceapi.DeviceClass{}
-		r.must(yaml.UnmarshalStrict(out, object))
-		_, err = classes.Create(r.ctx, object, metav1.CreateOptions{})
-		r.must(err)
-	}
-	r.t.Cleanup(func() {
-		r.removePods()
-		if err := classes.DeleteCollection(context.WithoutCancel(r.ctx), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-			r.t.Error(err)
-		}
-	})
-}
-
-// removePods deletes all pods of the default namespace, and waits until they are gone.
-func (r *harness) removePods() {
-	r.t.Helper()
-	ctx, now := context.WithoutCancel(r.ctx), int64(0)
-	pods := r.Client().CoreV1().Pods(metav1.NamespaceDefault)
-	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{}); err != nil {
-		r.t.Error(err)
-	}
-	r.until("no pod is left", func() bool {
-		list, err := pods.List(ctx, metav1.ListOptions{})
-		return err == nil && len(list.Items) == 0
-	})
-}
-
-// sliced returns the devices of the node's ResourceSlices, with their taints.
-func (r *harness) sliced() (all map[string][]string) {
-	r.t.Helper()
-	list, err := r.Client().ResourceV1().ResourceSlices().List(r.ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + r.NodeName()})
-	r.must(err)
-	all = map[string][]string{}
-	for _, s := range list.Items {
-		for _, d := range s.Spec.Devices {
-			all[d.Name] = []string{}
-			for _, t := range d.Taints {
-				all[d.Name] = append(all[d.Name], t.Key)
-			}
-		}
-	}
-	return all
-}
-
-// offered starts a device plugin whose resource is offered through claims, and waits until the slices show its devices.
-func (r *harness) offered(resource string, devices int, prepare ...func(*plugintest.Plugin)) *plugintest.Plugin {
-	r.t.Helper()
-	p := plugintest.New(r.t, node.SocketDir, resource, plugintest.Devices(devices)...)
-	for _, f := range prepare {
-		f(p)
-	}
-	p.Serve()
-	p.MustRegister()
-	r.until("the slices show the devices", func() bool { return len(r.sliced()) == devices })
-	return p
-}
-
-// claim creates a ResourceClaim for devices of a class.
-func (r *harness) claim(name, class string, count int64, cel ...string) {
-	r.t.Helper()
-	exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
-	for _, expression := range cel {
-		exactly.Selectors = append(exactly.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: expression}})
-	}
-	_, err := r.Client().ResourceV1().ResourceClaims(metav1.NamespaceDefault).Create(r.ctx, &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "devices", Exactly: exactly}}}},
-	}, metav1.CreateOptions{})
-	r.must(err)
-	r.t.Cleanup(func() {
-		_ = r.Client().ResourceV1().ResourceClaims(metav1.NamespaceDefault).Delete(context.WithoutCancel(r.ctx), name, metav1.DeleteOptions{})
-	})
-}
-
-// claiming returns a pod that uses a claim.
-func claiming(name, claim string) *corev1.Pod {
-	p := node.Pod(name, "", 0, "report", "--then-sleep")
-	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "mine", ResourceClaimName: &claim}}
-	p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "mine"}}
-	return p
-}
 
 // An unmodified plugin and unchanged pods: the scheduler chooses the devices, and the containers get what the plugin grants.
 func TestDRA_UnchangedPodsAndClaims_ShareOnePool(t *testing.T) {
@@ -174,92 +79,6 @@ func TestDRA_BoundPastTheScheduler_ContainerIsRefused(t *testing.T) {
 	r.run("a", gpu, 2)
 }
 
-func TestDRA_KubeletRestarts_SlicesAreBackAndPodsRunOn(t *testing.T) {
-	r := start(t, "--set", "dra.resources="+gpu)
-	r.class(gpu)
-	r.offered(gpu, 2)
-	r.run("a", gpu, 1)
-	container, err := r.RunningContainers(r.ctx, "a")
-	r.must(err)
-	r.must(r.Kubelet.Kill())
-	r.must(r.Kubelet.Start(r.ctx))
-	r.until("the slices are back", func() bool { return len(r.sliced()) == 2 })
-	r.run("b", gpu, 1)
-	if now, err := r.RunningContainers(r.ctx, "a"); err != nil || !slices.Equal(now, container) {
-		t.Errorf("pod a had container %q, and has %q, %v", container, now, err)
-	}
-	r.must(r.Devmgrd.Kill())
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
-	r.run("c", "", 0)
-}
-
-// Moving a resource there and back, while pods of both kinds run and the kubelet restarts at each step.
-func TestDRA_MovedThereAndBack_NoPodIsTouched(t *testing.T) {
-	r := start(t)
-	r.class(gpu)
-	r.plugin(gpu, 4)
-	r.run("counted", gpu, 1)
-	containers := map[string][]string{}
-	undisturbed := func(pods ...string) {
-		t.Helper()
-		r.must(r.Kubelet.Kill())
-		r.must(r.Kubelet.Start(r.ctx))
-		r.must(r.WaitNodeReady(r.soon(time.Minute)))
-		for _, pod := range pods {
-			r.running(pod)
-			now, err := r.RunningContainers(r.ctx, pod)
-			r.must(err)
-			if before := containers[pod]; before != nil && !slices.Equal(now, before) {
-				t.Errorf("pod %s had container %q, and has %q", pod, before, now)
-			}
-			containers[pod] = now
-		}
-	}
-	restart := func(args ...string) {
-		t.Helper()
-		r.must(r.Devmgrd.Stop(20 * time.Second))
-		r.Devmgrd = r.Another("devmgrd", args...)
-		r.must(r.StartDevmgrd(r.soon(time.Minute)))
-	}
-	undisturbed("counted")
-
-	restart("--set", "dra.resources="+gpu)
-	r.must(r.WaitShown(r.soon(time.Minute), gpu, -1))
-	r.until("the slices show the devices that no pod has", func() bool { return len(r.sliced()) == 3 })
-	r.run("requested", gpu, 1)
-	r.claim("own", "vendor.example-gpu", 1)
-	r.must(r.Create(r.ctx, claiming("claimed", "own")))
-	r.running("claimed")
-	undisturbed("counted", "requested", "claimed")
-	r.until("the slices are back", func() bool { return len(r.sliced()) == 3 })
-
-	restart()
-	r.must(r.WaitShown(r.soon(time.Minute), gpu, 3)) // the scheduler does not count the one of the claim
-	r.until("the slices are gone", func() bool { return len(r.sliced()) == 0 })
-	undisturbed("counted", "requested", "claimed")
-	r.run("last", gpu, 1) // of three, two are requested by pods that run
-	r.must(r.Create(r.ctx, node.Pod("beyond", gpu, 1, "report")))
-	r.unscheduled("beyond")
-}
-
-// A resource that no pod uses is moved back. Its slices leave at once, so that the scheduler chooses no device from them for which there is
-// no driver.
-func TestDRA_MovedBackWithoutPods_SlicesLeaveAtOnce(t *testing.T) {
-	r := start(t, "--set", "dra.resources="+gpu)
-	r.class(gpu)
-	r.offered(gpu, 2)
-	r.must(r.Devmgrd.Stop(20 * time.Second))
-	r.Devmgrd = r.Another("devmgrd")
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
-	back := time.Now()
-	r.until("the slices are gone", func() bool { return len(r.sliced()) == 0 })
-	if took := time.Since(back); took > 25*time.Second { // the kubelet removes those of an absent driver after 30 s
-		t.Errorf("the slices are gone after %s: the kubelet has removed them", took)
-	}
-	r.must(r.WaitShown(r.soon(time.Minute), gpu, 2))
-	r.run("a", gpu, 2)
-}
-
 // The scheduler hands a device on when a pod is deleted by force. The next container starts when the former one has ended.
 func TestDRA_HolderDeletedByForce_NextPodWaitsForItsEnd(t *testing.T) {
 	r := start(t, "--set", "dra.resources="+gpu)
@@ -293,96 +112,6 @@ func TestDRA_HolderDeletedByForce_NextPodWaitsForItsEnd(t *testing.T) {
 	t.Logf("the next pod runs %s after the deletion", time.Since(deleted).Round(time.Millisecond))
 }
 
-// promised returns the devices that the claims of a container name, by the API server.
-func (r *harness) promised(pod *corev1.Pod, container string) (all []string) {
-	r.t.Helper()
-	claims := r.Client().ResourceV1().ResourceClaims(pod.Namespace)
-	add := func(name, request string) {
-		claim, err := claims.Get(r.ctx, name, metav1.GetOptions{})
-		r.must(err)
-		if claim.Status.Allocation == nil {
-			r.t.Fatalf("claim %s of pod %s is not allocated", name, pod.Name)
-		}
-		for _, result := range claim.Status.Allocation.Devices.Results {
-			if request == "" || result.Request == request {
-				all = append(all, result.Device)
-			}
-		}
-	}
-	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-		for _, use := range c.Resources.Claims {
-			if of := slices.IndexFunc(pod.Spec.ResourceClaims, func(p corev1.PodResourceClaim) bool { return p.Name == use.Name }); c.Name == container {
-				add(*pod.Spec.ResourceClaims[of].ResourceClaimName, use.Request)
-			}
-		}
-	}
-	if status := pod.Status.ExtendedResourceClaimStatus; status != nil {
-		for _, m := range status.RequestMappings {
-			if m.ContainerName == container {
-				add(status.ResourceClaimName, m.RequestName)
-			}
-		}
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
-}
-
-// named returns the names of devices in slices, ascending.
-func named(ids ...string) (names []string) {
-	for _, id := range ids {
-		names = append(names, dra.Name(device.ID(id)))
-	}
-	slices.Sort(names)
-	return names
-}
-
-// exact compares the devices of a running pod's containers with those of its claims, and returns them by container.
-func (r *harness) exact(name string) map[string][]string {
-	r.t.Helper()
-	_, err := r.WaitPhase(r.soon(2*time.Minute), name, corev1.PodRunning)
-	r.must(err)
-	pod, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(r.ctx, name, metav1.GetOptions{})
-	r.must(err)
-	all := map[string][]string{}
-	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-		want, got := r.promised(pod, c.Name), r.held(name, c.Name)[c.Name]
-		if names := named(got...); !slices.Equal(names, want) {
-			r.t.Errorf("container %s of pod %s has %q, and its claims name %q", c.Name, name, names, want)
-		}
-		all[c.Name] = got
-	}
-	return all
-}
-
-// distinct reports devices that several of these pods have.
-func (r *harness) distinct(pods ...string) {
-	r.t.Helper()
-	holder := map[string]string{}
-	for _, name := range pods {
-		for _, ids := range r.exact(name) {
-			for _, id := range ids {
-				if other, taken := holder[id]; taken && other != name {
-					r.t.Errorf("pods %s and %s have device %s", other, name, id)
-				}
-				holder[id] = name
-			}
-		}
-	}
-}
-
-// killed kills devmgrd and starts it again.
-func (r *harness) killed() {
-	r.t.Helper()
-	r.must(r.Devmgrd.Kill())
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
-}
-
-// bound waits until the scheduler has bound a pod.
-func (r *harness) bound(name string) {
-	r.t.Helper()
-	r.must(r.WaitPod(r.soon(30*time.Second), metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) { return p != nil && p.Spec.NodeName != "", nil }))
-}
-
 // A device plugin is away when its pods are bound. They wait with the reason, other pods do not notice, and they start when it is back.
 func TestDRA_PluginComesLate_PodsWaitForIt(t *testing.T) {
 	r := start(t, "--set", "dra.resources="+gpu, "--set", "dra.hold=3s")
@@ -409,142 +138,6 @@ func TestDRA_PluginComesLate_PodsWaitForIt(t *testing.T) {
 	back := time.Now()
 	r.distinct("early", "requests", "claims")
 	t.Logf("the plain pod ran after %s, the waiting ones %s after the plugin's return", plain.Round(time.Millisecond), time.Since(back).Round(time.Millisecond))
-}
-
-// devmgrd and the kubelet are killed at each step of a pod's way.
-func TestDRA_KilledAtEachStep_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
-	r := start(t, "--set", "dra.resources="+gpu)
-	r.class(gpu)
-	p := r.offered(gpu, 8)
-	r.claim("own", "vendor.example-gpu", 2)
-	began := time.Now()
-	lap := func(what string) {
-		t.Logf("%s: %s", what, time.Since(began).Round(100*time.Millisecond))
-		began = time.Now()
-	}
-
-	// Away while the pod is bound.
-	r.must(r.Devmgrd.Kill())
-	r.must(r.Create(r.ctx, node.Pod("a", gpu, 1, "report", "--then-sleep")))
-	r.bound("a")
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
-	r.exact("a")
-	lap("away while the pod is bound")
-
-	// The plugin works on Allocate, for a request and for a claim.
-	open := make(chan struct{})
-	p.Before(plugintest.Allocate, plugintest.HoldUntil(open))
-	calls := p.Calls(plugintest.Allocate)
-	r.must(r.Create(r.ctx, node.Pod("b", gpu, 1, "report", "--then-sleep")))
-	r.must(r.Create(r.ctx, claiming("c", "own")))
-	r.bound("b")
-	r.bound("c")
-	r.until("one is allocated", func() bool { return p.Calls(plugintest.Allocate) > calls }) // the plugin has one call at a time
-	r.must(r.Devmgrd.Kill())
-	r.must(r.Kubelet.Kill())
-	r.must(r.Kubelet.Start(r.ctx))
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
-	r.until("one is allocated again", func() bool { return p.Calls(plugintest.Allocate) > calls+1 })
-	lap("killed while the plugin works on Allocate")
-	r.must(r.Devmgrd.Kill())
-	close(open)
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
-	r.distinct("a", "b", "c")
-	lap("killed again")
-
-	// The devices have just been assigned.
-	r.must(r.Create(r.ctx, node.Pod("d", gpu, 2, "report", "--then-sleep")))
-	r.until("pod d has its devices", func() bool { return r.inState(gpu, "assigned") == 6 })
-	r.must(r.Kubelet.Kill())
-	r.must(r.Devmgrd.Kill())
-	r.must(r.Kubelet.Start(r.ctx))
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
-	r.distinct("a", "b", "c", "d")
-	lap("killed after the commit")
-}
-
-// devmgrd is killed at any moment of the start and the end of pods, and the kubelet after it. Containers that end meanwhile are made again.
-func TestDRA_KilledAtAnyMoment_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
-	r := start(t, "--set", "dra.resources="+gpu)
-	r.class(gpu)
-	r.offered(gpu, 5)
-	before := r.stays("stays", 1)
-	for _, name := range []string{"ends-0", "ends-1"} {
-		r.run(name, gpu, 2)
-		r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, name, metav1.DeleteOptions{}))
-	}
-	for i := range 4 {
-		r.must(r.Create(r.ctx, node.Pod(fmt.Sprint("last-", i), gpu, 1, "report", "--then-sleep")))
-		r.killed()
-	}
-	r.must(r.Kubelet.Kill())
-	r.must(r.Kubelet.Start(r.ctx))
-	if now := r.again("stays"); now != before {
-		t.Errorf("the pod had %s and has %s", before, now)
-	}
-	r.distinct("stays", "last-0", "last-1", "last-2", "last-3")
-}
-
-// The state file is lost. Containers keep the devices of their claims, and no other pod gets them.
-func TestDRA_StateFileLost_PodsKeepTheDevicesOfTheirClaims(t *testing.T) {
-	r := start(t, "--set", "dra.resources="+gpu)
-	r.class(gpu)
-	p := r.offered(gpu, 4)
-	r.run("ends", gpu, 1)
-	before := r.stays("requests", 1)
-	r.claim("own", "vendor.example-gpu", 1)
-	r.must(r.Create(r.ctx, claiming("claims", "own")))
-	r.exact("claims")
-	r.must(r.Delete(r.ctx, "ends"))
-	r.must(r.Devmgrd.Kill())
-	r.must(os.Remove(stateFile))
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
-	p.MustRegister() // no record of it is left
-	r.until("the slices show all devices", func() bool { return len(r.sliced()) == 4 })
-	r.run("c", gpu, 1)
-	r.run("d", gpu, 1)
-	if now := r.again("requests"); now != before {
-		t.Errorf("the pod had %s and has %s", before, now)
-	}
-	r.distinct("requests", "claims", "c", "d")
-	r.states(0, 4, 0)
-}
-
-// devmgrd is killed while it takes a resource off the Node. A pod that the scheduler has bound by the Node's number waits meanwhile.
-func TestDRA_KilledWhileSwitching_PodsOfBothKindsStart(t *testing.T) {
-	r := start(t)
-	r.class(gpu)
-	open := make(chan struct{})
-	p := r.plugin(gpu, 4, func(p *plugintest.Plugin) { p.Before(plugintest.Allocate, plugintest.HoldUntil(open)) })
-	r.must(r.Create(r.ctx, node.Pod("counted", gpu, 1, "report", "--then-sleep")))
-	r.until("the plugin is asked", func() bool { return p.Calls(plugintest.Allocate) > 0 })
-	r.must(r.Devmgrd.Kill())
-	r.must(r.Create(r.ctx, node.Pod("unseen", gpu, 1, "report", "--then-sleep")))
-	r.bound("unseen")
-
-	r.Devmgrd = r.Another("devmgrd", "--set", "dra.resources="+gpu)
-	r.must(r.Devmgrd.Start(r.ctx))
-	r.must(r.WaitShown(r.soon(time.Minute), gpu, -1))
-	r.killed()
-	r.until("the slices show devices", func() bool { return len(r.sliced()) > 0 })
-	r.killed()
-	close(open)
-	r.running("counted")
-	r.running("unseen")
-	r.run("requested", gpu, 1)
-	r.exact("requested")
-}
-
-// generations returns the generations of the node's pools, by pool.
-func (r *harness) generations() map[string]int64 {
-	r.t.Helper()
-	list, err := r.Client().ResourceV1().ResourceSlices().List(r.ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + r.NodeName()})
-	r.must(err)
-	all := map[string]int64{}
-	for _, s := range list.Items {
-		all[s.Spec.Pool.Name] = s.Spec.Pool.Generation
-	}
-	return all
 }
 
 // A device that no pod may be assigned is tainted within a second, by one write. A pod for which the scheduler has chosen it before waits.
@@ -607,67 +200,6 @@ func TestDRA_DeviceOutOfService_IsTainted(t *testing.T) {
 		p.SetHealth(other, plugintest.Healthy)
 		return slices.Contains(r.sliced()[named(other)[0]], "devmgrd.io/suspended")
 	})
-}
-
-// The power fails. Containers have the devices of their claims again when the plugin is back.
-func TestDRA_Reboot_ContainersHaveTheSameDevices(t *testing.T) {
-	r := start(t, "--set", "dra.resources="+gpu, "--set", "dra.hold=3s")
-	r.class(gpu)
-	p := r.offered(gpu, 4)
-	r.restarting("a", gpu)
-	r.claim("own", "vendor.example-gpu", 2)
-	b := claiming("b", "own")
-	b.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	r.must(r.Create(r.ctx, b))
-	before := map[string]string{"a": r.running("a").Env["DEVICES"], "b": r.running("b").Env["DEVICES"]}
-
-	p.Kill()
-	r.must(r.Devmgrd.Kill())
-	r.must(r.PowerOff(r.ctx))
-	r.must(os.RemoveAll(filepath.Dir(node.SocketDir)))
-	r.must(r.PowerOn(r.ctx, func() error { return r.Devmgrd.Start(r.ctx) })) // ready when the kubelet has registered the driver
-	r.must(r.Create(r.ctx, node.Pod("c", gpu, 1, "report", "--then-sleep")))
-	for _, name := range []string{"a", "b", "c"} {
-		r.until("pod "+name+" waits", func() bool {
-			explained, _ := r.Command(r.ctx, "explain", "default/"+name).Output()
-			return bytes.Contains(explained, []byte("PluginStale")) || name == "c" && bytes.Contains(explained, []byte("DeviceGone")) // not listed in this boot
-		})
-	}
-	p.Serve()
-	p.MustRegister()
-	for name, had := range before {
-		if now := r.runsAgain(name).Env["DEVICES"]; now != had || now == "" {
-			t.Errorf("pod %s had %q and has %q", name, had, now)
-		}
-	}
-	r.distinct("a", "b", "c")
-}
-
-// Pods that are deleted while devmgrd is away are gone soon after its return, and their devices are free.
-func TestDRA_PodsDeletedWhileDevmgrdIsAway_AreGoneAfterwards(t *testing.T) {
-	r := start(t, "--set", "dra.resources="+gpu)
-	r.class(gpu)
-	r.offered(gpu, 2)
-	r.claim("own", "vendor.example-gpu", 1)
-	r.run("a", gpu, 1)
-	r.must(r.Create(r.ctx, claiming("b", "own")))
-	r.exact("b")
-	r.must(r.Devmgrd.Kill())
-	pods := r.Client().CoreV1().Pods(metav1.NamespaceDefault)
-	r.must(pods.Delete(r.ctx, "a", metav1.DeleteOptions{}))
-	r.must(pods.Delete(r.ctx, "b", metav1.DeleteOptions{}))
-	r.until("no container runs", func() bool {
-		all, err := r.RunningContainers(r.ctx, "main")
-		return err == nil && len(all) == 0
-	})
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
-	back := time.Now()
-	r.until("the pods are gone", func() bool {
-		list, err := pods.List(r.ctx, metav1.ListOptions{})
-		return err == nil && len(list.Items) == 0
-	})
-	t.Logf("the pods are gone %s after devmgrd is back", time.Since(back).Round(time.Millisecond))
-	r.run("c", gpu, 2)
 }
 
 // random returns a pod with containers of all kinds that request devices or use claims, alone or shared.
@@ -886,9 +418,7 @@ func TestDRA_FeaturesOff_ClaimsAreServed(t *testing.T) {
 	r.exact("claims")
 
 	// The resource is a number again.
-	r.must(r.Devmgrd.Stop(20 * time.Second))
-	r.Devmgrd = r.Another("devmgrd")
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
+	r.restartedWith()
 	if got := r.running("requests").Env["DEVICES"]; got != "dev-000000" {
 		t.Errorf("the pod has %q", got)
 	}
