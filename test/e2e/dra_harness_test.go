@@ -52,13 +52,19 @@ func (r *harness) removePods() {
 	})
 }
 
-// sliced returns the devices of the node's ResourceSlices, with their taints.
+// slicesOf returns a driver's ResourceSlices of the node.
+func (r *harness) slicesOf(driver string) []resourceapi.ResourceSlice {
+	r.t.Helper()
+	list, err := r.Client().ResourceV1().ResourceSlices().List(r.ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + driver + ",spec.nodeName=" + r.NodeName()})
+	r.must(err)
+	return list.Items
+}
+
+// sliced returns the devices that devmgrd's ResourceSlices show, with their taints.
 func (r *harness) sliced() (all map[string][]string) {
 	r.t.Helper()
-	list, err := r.Client().ResourceV1().ResourceSlices().List(r.ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + r.NodeName()})
-	r.must(err)
 	all = map[string][]string{}
-	for _, s := range list.Items {
+	for _, s := range r.slicesOf(dra.Driver) {
 		for _, d := range s.Spec.Devices {
 			all[d.Name] = []string{}
 			for _, t := range d.Taints {
@@ -203,10 +209,8 @@ func (r *harness) bound(name string) {
 // generations returns the generations of the node's pools, by pool.
 func (r *harness) generations() map[string]int64 {
 	r.t.Helper()
-	list, err := r.Client().ResourceV1().ResourceSlices().List(r.ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + r.NodeName()})
-	r.must(err)
 	all := map[string]int64{}
-	for _, s := range list.Items {
+	for _, s := range r.slicesOf(dra.Driver) {
 		all[s.Spec.Pool.Name] = s.Spec.Pool.Generation
 	}
 	return all

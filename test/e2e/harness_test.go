@@ -37,7 +37,10 @@ func TestMain(m *testing.M) {
 			status = max(status, 1)
 		}
 		return status
-	}, node.Build)
+	}, node.Build, func(ctx context.Context) error {
+		_, err := cluster.BuildNICDriver(ctx, os.Stderr)
+		return err
+	})
 }
 
 const (
