@@ -108,33 +108,36 @@ func claiming(name, claim string) *corev1.Pod {
 	return p
 }
 
+// chosen returns the devices that the scheduler has chosen for a request of a pod's claim, or for all of its requests: "".
+func (r *harness) chosen(pod *corev1.Pod, claim, request string) (all []string) {
+	r.t.Helper()
+	c, err := r.Client().ResourceV1().ResourceClaims(pod.Namespace).Get(r.ctx, claim, metav1.GetOptions{})
+	r.must(err)
+	if c.Status.Allocation == nil {
+		r.t.Fatalf("claim %s of pod %s is not allocated", claim, pod.Name)
+	}
+	for _, result := range c.Status.Allocation.Devices.Results {
+		if request == "" || result.Request == request {
+			all = append(all, result.Device)
+		}
+	}
+	return all
+}
+
 // promised returns the devices that the claims of a container name, by the API server.
 func (r *harness) promised(pod *corev1.Pod, container string) (all []string) {
 	r.t.Helper()
-	claims := r.Client().ResourceV1().ResourceClaims(pod.Namespace)
-	add := func(name, request string) {
-		claim, err := claims.Get(r.ctx, name, metav1.GetOptions{})
-		r.must(err)
-		if claim.Status.Allocation == nil {
-			r.t.Fatalf("claim %s of pod %s is not allocated", name, pod.Name)
-		}
-		for _, result := range claim.Status.Allocation.Devices.Results {
-			if request == "" || result.Request == request {
-				all = append(all, result.Device)
-			}
-		}
-	}
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		for _, use := range c.Resources.Claims {
 			if of := slices.IndexFunc(pod.Spec.ResourceClaims, func(p corev1.PodResourceClaim) bool { return p.Name == use.Name }); c.Name == container {
-				add(*pod.Spec.ResourceClaims[of].ResourceClaimName, use.Request)
+				all = append(all, r.chosen(pod, *pod.Spec.ResourceClaims[of].ResourceClaimName, use.Request)...)
 			}
 		}
 	}
 	if status := pod.Status.ExtendedResourceClaimStatus; status != nil {
 		for _, m := range status.RequestMappings {
 			if m.ContainerName == container {
-				add(status.ResourceClaimName, m.RequestName)
+				all = append(all, r.chosen(pod, status.ResourceClaimName, m.RequestName)...)
 			}
 		}
 	}

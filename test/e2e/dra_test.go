@@ -4,15 +4,12 @@ package e2e
 
 import (
 	"bytes"
-	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
@@ -77,39 +74,6 @@ func TestDRA_BoundPastTheScheduler_ContainerIsRefused(t *testing.T) {
 	r.refused("byhand", "NoClaim")
 	r.told("byhand", "NoClaim")
 	r.run("a", gpu, 2)
-}
-
-// The scheduler hands a device on when a pod is deleted by force. The next container starts when the former one has ended.
-func TestDRA_HolderDeletedByForce_NextPodWaitsForItsEnd(t *testing.T) {
-	r := start(t, "--set", "dra.resources="+gpu)
-	r.class(gpu)
-	r.offered(gpu, 1)
-	r.must(r.Create(r.ctx, node.Pod("stubborn", gpu, 1, "linger", "20s"))) // whatever SIGTERM says
-	_, err := r.WaitPhase(r.soon(time.Minute), "stubborn", corev1.PodRunning)
-	r.must(err)
-	now := int64(0)
-	r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, "stubborn", metav1.DeleteOptions{GracePeriodSeconds: &now}))
-	deleted := time.Now()
-	r.must(r.Create(r.ctx, node.Pod("next", gpu, 1, "report", "--then-sleep")))
-	waited := false
-	r.until("the next pod runs", func() bool {
-		all, err := r.Stamps(r.ctx)
-		r.must(err)
-		if len(all) > 1 {
-			t.Fatalf("two containers have the device: %v", all)
-		}
-		if !waited {
-			explained, _ := r.Command(r.ctx, "explain", "default/next").Output()
-			waited = bytes.Contains(explained, []byte("DeviceInUse"))
-		}
-		p, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(r.ctx, "next", metav1.GetOptions{})
-		r.must(err)
-		return p.Status.Phase == corev1.PodRunning
-	})
-	if !waited {
-		t.Error("the scheduler has not given the device on: this proves nothing")
-	}
-	t.Logf("the next pod runs %s after the deletion", time.Since(deleted).Round(time.Millisecond))
 }
 
 // A device plugin is away when its pods are bound. They wait with the reason, other pods do not notice, and they start when it is back.
@@ -200,99 +164,6 @@ func TestDRA_DeviceOutOfService_IsTainted(t *testing.T) {
 		p.SetHealth(other, plugintest.Healthy)
 		return slices.Contains(r.sliced()[named(other)[0]], "devmgrd.io/suspended")
 	})
-}
-
-// random returns a pod with containers of all kinds that request devices or use claims, alone or shared.
-func (r *harness) random(dice *rand.Rand, name string) *corev1.Pod {
-	r.t.Helper()
-	p := node.Pod(name, "", 0)
-	p.Spec.Containers = nil
-	claim := ""
-	if dice.IntN(2) == 0 {
-		claim = "of-" + name
-		r.claim(claim, "vendor.example-gpu", 1+dice.Int64N(2))
-		p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "mine", ResourceClaimName: &claim}}
-	}
-	container := func(name string, args ...string) corev1.Container {
-		c := asks(name, dice.IntN(2), args...)
-		if claim != "" && dice.IntN(3) > 0 {
-			c.Resources.Claims = []corev1.ResourceClaim{{Name: "mine"}}
-		}
-		return c
-	}
-	if dice.IntN(3) == 0 {
-		p.Spec.InitContainers = append(p.Spec.InitContainers, container("first", "report"))
-	}
-	if dice.IntN(3) == 0 {
-		always, c := corev1.ContainerRestartPolicyAlways, container("sidecar", "report", "--then-sleep")
-		c.RestartPolicy = &always
-		p.Spec.InitContainers = append(p.Spec.InitContainers, c)
-	}
-	for i := range 1 + dice.IntN(2) {
-		p.Spec.Containers = append(p.Spec.Containers, container(fmt.Sprint("main-", i), "report", "--then-sleep"))
-	}
-	return p
-}
-
-// Pods that request devices, use claims or share one between containers have exactly the devices of their claims.
-func TestDRA_ManyPods_HaveExactlyTheDevicesOfTheirClaims(t *testing.T) {
-	pods, seed := times(t, "E2E_PODS", 30), times(t, "E2E_SEED", int(time.Now().UnixNano()>>10&0xffffff))
-	t.Logf("%d pods, E2E_SEED=%d", pods, seed)
-	dice := rand.New(rand.NewPCG(uint64(seed), 0))
-	r := start(t, "--set", "dra.resources="+gpu)
-	r.class(gpu)
-	r.offered(gpu, 8, func(p *plugintest.Plugin) {
-		all := make([]*plugintest.Device, 8)
-		for i := range all {
-			all[i] = plugintest.Dev(fmt.Sprintf("GPU %d", i), plugintest.Healthy, int64(i%2))
-		}
-		p.Set(all...)
-	})
-
-	_, err := r.Client().ResourceV1().ResourceClaims(metav1.NamespaceDefault).Create(r.ctx, &resourceapi.ResourceClaim{
-		ObjectMeta: metav1.ObjectMeta{Name: "near"},
-		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{{Name: "devices", Exactly: &resourceapi.ExactDeviceRequest{
-				DeviceClassName: "vendor.example-gpu", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 4,
-			}}},
-			Constraints: []resourceapi.DeviceConstraint{{MatchAttribute: new(resourceapi.FullyQualifiedName("devmgrd.io/numaNode"))}},
-		}},
-	}, metav1.CreateOptions{})
-	r.must(err)
-	r.must(r.Create(r.ctx, claiming("near", "near")))
-	near := r.exact("near")["main"]
-	if slices.Sort(near); !slices.Equal(near, []string{"GPU 0", "GPU 2", "GPU 4", "GPU 6"}) && !slices.Equal(near, []string{"GPU 1", "GPU 3", "GPU 5", "GPU 7"}) {
-		t.Errorf("the devices %q are not on one NUMA node", near)
-	}
-	r.removePods()
-
-	api := r.Client().CoreV1().Pods(metav1.NamespaceDefault)
-	now, created := int64(0), 0
-	r.until("all pods have run", func() bool {
-		list, err := api.List(r.ctx, metav1.ListOptions{})
-		r.must(err)
-		var running []string
-		for _, p := range list.Items {
-			if p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil {
-				running = append(running, p.Name)
-			}
-		}
-		r.distinct(running...)
-		for _, name := range running {
-			options := metav1.DeleteOptions{}
-			if dice.IntN(4) == 0 {
-				options.GracePeriodSeconds = &now
-			}
-			r.must(api.Delete(r.ctx, name, options))
-		}
-		for n := len(list.Items); n < 8 && created < pods; n++ {
-			r.must(r.Create(r.ctx, r.random(dice, fmt.Sprint("pod-", created))))
-			created++
-		}
-		return len(list.Items) == 0 && created == pods
-	})
-	r.until("all devices are free", func() bool { return r.inState(gpu, "free") == 8 })
-	r.run("last", gpu, 8)
 }
 
 // PodResources lists the devices of claims under the plugin's resource.
