@@ -135,3 +135,15 @@ func helm() toolGroup {
 		inputs:   []string{"go.mod", "go.sum"},
 	}
 }
+
+// nicDriver is a driver of claims that the end-to-end tests have next to devmgrd.
+func nicDriver() toolGroup {
+	return toolGroup{
+		name: "nicdriver", title: "a DRA driver of our own", first: "about a minute the first time",
+		programs: []string{"nicdriver"},
+		release:  "k8s.io/dynamic-resource-allocation",
+		dir:      "test/tools/nicdriver",
+		packages: []string{"."},
+		inputs:   []string{"."},
+	}
+}

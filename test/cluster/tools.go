@@ -79,6 +79,11 @@ func BuildNodeSuite(ctx context.Context, log io.Writer) (string, error) {
 // BuildHelm does the same with Helm.
 func BuildHelm(ctx context.Context, log io.Writer) (string, error) { return buildOne(ctx, log, helm()) }
 
+// BuildNICDriver does the same with a DRA driver of our own for tests.
+func BuildNICDriver(ctx context.Context, log io.Writer) (string, error) {
+	return buildOne(ctx, log, nicDriver())
+}
+
 // buildOne builds a group of one program and returns its path.
 func buildOne(ctx context.Context, log io.Writer, g toolGroup) (string, error) {
 	cache, err := CacheDir()

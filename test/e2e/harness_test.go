@@ -37,7 +37,10 @@ func TestMain(m *testing.M) {
 			status = max(status, 1)
 		}
 		return status
-	}, node.Build)
+	}, node.Build, func(ctx context.Context) error {
+		_, err := cluster.BuildNICDriver(ctx, os.Stderr)
+		return err
+	})
 }
 
 const (
@@ -227,8 +230,8 @@ func (r *harness) checkPromises() {
 	}
 }
 
-// plugin starts a device plugin on the node, and waits until the Node shows its devices.
-func (r *harness) plugin(resource string, devices int, prepare ...func(*plugintest.Plugin)) *plugintest.Plugin {
+// serve starts a device plugin on the node, and registers it.
+func (r *harness) serve(resource string, devices int, prepare ...func(*plugintest.Plugin)) *plugintest.Plugin {
 	r.t.Helper()
 	p := plugintest.New(r.t, node.SocketDir, resource, plugintest.Devices(devices)...)
 	for _, f := range prepare {
@@ -236,6 +239,13 @@ func (r *harness) plugin(resource string, devices int, prepare ...func(*pluginte
 	}
 	p.Serve()
 	p.MustRegister()
+	return p
+}
+
+// plugin starts a device plugin on the node, and waits until the Node shows its devices.
+func (r *harness) plugin(resource string, devices int, prepare ...func(*plugintest.Plugin)) *plugintest.Plugin {
+	r.t.Helper()
+	p := r.serve(resource, devices, prepare...)
 	r.must(r.WaitShown(r.soon(20*time.Second), resource, int64(devices)))
 	return p
 }

@@ -7,6 +7,8 @@
 //	probe open PATH r|w|rw                        open a file and close it again
 //	probe sleep                                   wait for SIGTERM, then exit 0
 //	probe linger DURATION                         wait for SIGTERM, and exit 0 so much later
+//	probe hold DIR DURATION                       lock a file in DIR for each device that the variable DEVICES names, and then
+//	                                              linger; exit 1 at once if another container has one locked
 //	probe wait-file PATH                          wait until PATH exists, then exit 0
 //	probe exit N                                  exit with status N
 //
@@ -18,7 +20,9 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -40,6 +44,8 @@ func probe(args []string) int {
 		return sleep()
 	case "linger":
 		return linger(args)
+	case "hold":
+		return hold(args)
 	case "wait-file":
 		return waitFile(args)
 	case "exit":
@@ -114,6 +120,23 @@ func linger(args []string) int {
 	sleep()
 	time.Sleep(d)
 	return 0
+}
+
+func hold(args []string) int {
+	if len(args) != 2 {
+		return usage("hold takes DIR and DURATION")
+	}
+	for id := range strings.SplitSeq(os.Getenv("DEVICES"), ",") {
+		f, err := os.OpenFile(filepath.Join(args[0], id), os.O_CREATE|os.O_RDWR, 0o644)
+		if err != nil {
+			return failed(err)
+		}
+		defer f.Close()
+		if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+			return failed(fmt.Errorf("another container has device %s: %w", id, err))
+		}
+	}
+	return linger(args[1:])
 }
 
 func waitFile(args []string) int {
