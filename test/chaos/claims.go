@@ -80,12 +80,25 @@ const (
 	requests kind = iota // the resource, as ever
 	template             // a ResourceClaim that Kubernetes makes from a template
 	own                  // a ResourceClaim that exists before the pod
-	// Claims that several pods share belong here. The judge then has to let them have one device: see truth.look.
+	shared               // the ResourceClaim of an earlier pod
 )
 
 // how returns how a pod asks for devices, for the sequence's story.
 func (w *world) how(pod string) string {
-	return map[kind]string{template: " of a claim by template", own: " of a claim of its own"}[w.asked[pod]]
+	return map[kind]string{template: " of a claim by template", own: " of a claim of its own", shared: " of the claim of " + w.claimOf(pod)}[w.asked[pod]]
+}
+
+// claimOf returns the ResourceClaim of a pod's author that the pod uses; empty: none.
+func (w *world) claimOf(pod string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.uses[pod]
+}
+
+// share reports whether two pods use one claim, and may have its devices together.
+func (w *world) share(pod, other string) bool {
+	claim := w.claimOf(pod)
+	return claim != "" && claim == w.claimOf(other)
 }
 
 // drawKind returns how the next pod asks for devices. Most pods request the resource while it is offered as a number, since pods with
@@ -100,6 +113,8 @@ func (w *world) drawKind(devices int) kind {
 		return requests
 	case n < 6 || !w.offered && n == 6:
 		return template
+	case len(w.claimed[devices]) > 0 && w.kinds.IntN(3) > 0:
+		return shared
 	}
 	return own
 }
@@ -146,16 +161,27 @@ func (w *world) asks(ctx context.Context, pod *corev1.Pod, devices int, how kind
 		return nil
 	}
 	claim := corev1.PodResourceClaim{Name: claimName}
-	if name := templateName(devices); how == template {
+	switch name := templateName(devices); how {
+	case template:
 		claim.ResourceClaimTemplateName = &name
-	} else {
+	case shared:
+		all := w.claimed[devices]
+		name = all[w.kinds.IntN(len(all))]
+		claim.ResourceClaimName = &name
+	case own:
 		claim.ResourceClaimName = &pod.Name
+		w.claimed[devices] = append(w.claimed[devices], pod.Name)
 		_, err := w.Client().ResourceV1().ResourceClaims(pod.Namespace).Create(ctx, &resourceapi.ResourceClaim{
 			ObjectMeta: metav1.ObjectMeta{Name: pod.Name}, Spec: claimOf(devices),
 		}, metav1.CreateOptions{})
 		if err != nil {
 			return err
 		}
+	}
+	if claim.ResourceClaimName != nil {
+		w.mu.Lock()
+		w.uses[pod.Name] = *claim.ResourceClaimName
+		w.mu.Unlock()
 	}
 	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{claim}
 	pod.Spec.Containers[0].Resources = corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: claimName}}}

@@ -157,3 +157,9 @@ func (w *world) mayBind(p *corev1.Pod, claims []resourceapi.ResourceClaim) bool 
 		return c.Name == *name && c.DeletionTimestamp == nil
 	}))
 }
+
+// fits reports whether enough devices are free for a pod, or the pod uses a claim that has devices.
+func (w *world) fits(p *corev1.Pod, free int64, counted map[string]bool) bool {
+	claim := w.claimOf(p.Name)
+	return wants(p) <= free || claim != "" && counted[claim]
+}

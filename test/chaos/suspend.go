@@ -123,7 +123,7 @@ func (w *world) forbidden(id, pod string, now time.Time) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s, known := w.suspensions[id]
-	if created := w.created[pod]; known && now.Before(s.until) && created.After(s.seen) {
+	if created := w.created[pod]; known && now.Before(s.until) && created.After(s.seen) && (w.uses[pod] == "" || w.uses[pod] == pod) { // else it joins others
 		return s.until
 	}
 	return time.Time{}

@@ -104,6 +104,7 @@ type truth struct {
 	holds     func() []hold
 	forbidden func(id, pod string, now time.Time) time.Time
 	claims    *claimView // nil: there are none
+	share     func(pod, other string) bool
 }
 
 // A had is what a pod's containers had last, and in which boot.
@@ -122,7 +123,7 @@ func (h had) renamed(now had) bool {
 func newTruth(w *world) *truth {
 	return &truth{
 		bare: map[string]time.Time{}, had: map[string]had{}, told: map[string]bool{}, boot: w.boots.Load, say: w.say,
-		holds: w.openHolds, forbidden: w.forbidden, claims: w.claims,
+		holds: w.openHolds, forbidden: w.forbidden, claims: w.claims, share: w.share,
 	}
 }
 
@@ -169,7 +170,7 @@ func (t *truth) look(now time.Time) {
 			}
 			id = hardware(id) // two IDs may be one device
 			for _, o := range holds {
-				if pair := fmt.Sprint(key, o.pid); o.hardware == id && o.pod != h.pod && o.has() && !t.told[pair] {
+				if pair := fmt.Sprint(key, o.pid); o.hardware == id && o.pod != h.pod && !t.share(o.pod, h.pod) && o.has() && !t.told[pair] {
 					t.told[pair] = true
 					t.say(taken, fmt.Sprintf("a container of %s has started with device %s, which process %d has had open since %s had it", h.pod, id, o.pid, o.pod))
 				}
@@ -177,7 +178,7 @@ func (t *truth) look(now time.Time) {
 			other, taken := owner[id]
 			owner[id] = h
 			// Processes are looked at one after the other: both have to be there still.
-			if pair := id + " " + other.pod + " " + h.pod; taken && other.pod != h.pod && other.alive() && h.alive() && !t.told[pair] {
+			if pair := id + " " + other.pod + " " + h.pod; taken && other.pod != h.pod && !t.share(other.pod, h.pod) && other.alive() && h.alive() && !t.told[pair] {
 				t.told[pair] = true
 				t.say(twoHands, fmt.Sprintf("device %s is in the hands of %s and %s", id, other.pod, h.pod))
 			}

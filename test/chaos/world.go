@@ -75,7 +75,8 @@ type world struct {
 	plan      plan           // of the sequence
 	kinds     *rand.Rand     // how the next pods ask for devices; nil: they request the resource
 	asked     map[string]kind
-	through   int // sequences through DRA
+	claimed   map[int][]string // claims of pods' authors, by the number of devices
+	through   int              // sequences through DRA
 	claims    *claimView
 
 	watching context.CancelFunc
@@ -91,13 +92,14 @@ type world struct {
 	suspensions map[string]suspension // the latest of each device
 	announced   int                   // suspensions in all
 	created     map[string]time.Time  // the pods
+	uses        map[string]string     // the claims of pods' authors, by pod
 }
 
 // newWorld brings up the node, with the plugin, and those who watch.
 func newWorld(ctx context.Context, o options) (*world, error) {
 	w := &world{
 		options: o, began: time.Now(), wrongs: map[string]int{}, now: map[string]int{}, suspensions: map[string]suspension{},
-		created: map[string]time.Time{}, unplugged: make(chan struct{}), asked: map[string]kind{},
+		created: map[string]time.Time{}, unplugged: make(chan struct{}), asked: map[string]kind{}, claimed: map[int][]string{}, uses: map[string]string{},
 	}
 	shape := cluster.Options{Dir: o.logs, KubeletConfig: "crashLoopBackOff: {maxContainerRestartPeriod: 1s}\n"}
 	self, err := os.Executable()
@@ -598,12 +600,15 @@ func (w *world) allRun(ctx context.Context) (bool, string) {
 	if err != nil {
 		return false, err.Error()
 	}
-	free := int64(deviceCount)
+	free, counted := int64(deviceCount), map[string]bool{}
 	for _, p := range pods.Items {
 		if p.Spec.NodeName == "" || failedForDevices(&p) {
 			continue
 		}
-		free -= wants(&p)
+		if claim := w.claimOf(p.Name); claim == "" || !counted[claim] {
+			counted[claim] = true
+			free -= wants(&p)
+		}
 		if p.DeletionTimestamp == nil && !ready(&p) && (wants(&p) == 0 || !inUseUnlisted() && !w.claims.unlisted(p.Name)) {
 			return false, lament(&p)
 		}
@@ -616,7 +621,7 @@ func (w *world) allRun(ctx context.Context) (bool, string) {
 		return false, err.Error()
 	}
 	for _, p := range pods.Items {
-		if p.Spec.NodeName == "" && p.DeletionTimestamp == nil && wants(&p) <= free && w.mayBind(&p, claims.Items) {
+		if p.Spec.NodeName == "" && p.DeletionTimestamp == nil && w.fits(&p, free, counted) && w.mayBind(&p, claims.Items) {
 			return false, fmt.Sprintf("%d devices are free; %s", free, lament(&p))
 		}
 	}
@@ -708,6 +713,7 @@ func (w *world) clear(ctx context.Context) {
 	if w.node == nil {
 		return
 	}
+	clear(w.claimed)
 	if err := w.eventually(ctx, settleLimit, func() (bool, string) { return w.removeClaims(ctx) }); err != nil {
 		w.say(unclaimed, err.Error())
 	}
