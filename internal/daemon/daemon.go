@@ -167,6 +167,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	if api == nil {
 		devices.Replace(nil) // drop pods that an API server had bound to the node before
 	} else {
+		var offers *claims // nil: nothing is offered through claims
 		node := nodestatus.New(nodestatus.Config{
 			NodeName: c.NodeName,
 			Client:   api,
@@ -179,6 +180,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			Expected:  expected(c.Node),
 			Ignored:   pods.Ignores(c.Plugins.IgnoredResources),
 			Claimed:   claimed(c.DRA, devices),
+			Sliced:    func(r device.ResourceName) bool { return offers != nil && offers.publisher.Sliced(r) },
 			Uncounted: known.Uncounted, SaveUncounted: stateFile.SaveUncounted,
 			KubeletDir: c.Plugins.KubeletDir,
 			Log:        logFor("nodestatus"),
@@ -197,10 +199,10 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			if err != nil {
 				return err
 			}
-			all := newClaims(c, resourceAPI, devices, stateFile, known, node, logFor, metrics)
-			podsConfig.Sink, podsConfig.Claims = all, true
-			components = append(components, component{"dra", all.check})
-			runs = append(runs, all.runs()...)
+			offers = newClaims(c, resourceAPI, devices, stateFile, known, node, logFor, metrics)
+			podsConfig.Sink, podsConfig.Claims = offers, true
+			components = append(components, component{"dra", offers.check})
+			runs = append(runs, offers.runs()...)
 		}
 		bound = pods.New(podsConfig)
 		nriConfig.Pods, podResourcesConfig.Pods, onNode = bound, bound, node.Shown

@@ -33,8 +33,10 @@ const (
 	// bindingTime is how long after the removal of a resource from the Node the slices show its devices: a pod that the scheduler has bound
 	// by the number may take that long to be known here.
 	bindingTime = time.Second
-	firstRetry  = 200 * time.Millisecond
-	lastRetry   = 10 * time.Second
+	// listTime is how long the Node may have to wait for the first list of the slices.
+	listTime   = 10 * time.Second
+	firstRetry = 200 * time.Millisecond
+	lastRetry  = 10 * time.Second
 )
 
 // A View is the source of the published devices.
@@ -83,6 +85,7 @@ type Publisher struct {
 	store   *store
 	watch   *kube.Watch
 	metrics metrics
+	began   time.Time
 
 	// For publish alone.
 	describer *describer
@@ -127,6 +130,7 @@ func New(cfg PublisherConfig) *Publisher {
 		seen:      map[device.ResourceName]bool{},
 		failure:   errNotYet,
 		places:    places,
+		began:     time.Now(),
 		watch: kube.NewWatch(kube.WatchConfig{
 			Name:     "this node's resource slices",
 			Client:   cfg.Client,
@@ -166,6 +170,16 @@ func (p *Publisher) TaintsDropped() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.dropped
+}
+
+// Sliced reports whether the scheduler may still choose devices of a resource from ResourceSlices, or has done so a moment ago: pods with such
+// claims may not be known yet.
+func (p *Publisher) Sliced(r device.ResourceName) bool {
+	is, left, known := p.store.of(r)
+	if !known {
+		return time.Since(p.began) < listTime
+	}
+	return is || time.Since(left) < bindingTime
 }
 
 // Pool returns the name of the pool in which a device is, or would be if its plugin listed it.
@@ -340,7 +354,7 @@ type wanted struct {
 
 // removes reports whether a slice that is not wanted has to go. A slice of another version of devmgrd may have another name.
 func (w wanted) removes(shown *resourceapi.ResourceSlice) bool {
-	return w.slices[shown.Name] == nil && w.complete && !w.keep[device.ResourceName(shown.Annotations[resourceAnnotation])]
+	return w.slices[shown.Name] == nil && w.complete && !w.keep[resourceOf(shown)]
 }
 
 // err returns why the slices are not what they should be.

@@ -754,3 +754,38 @@ func podsOfTheNumber(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A resource counts as being in slices for a second after the last one has left, whoever has removed it.
+func TestSliced_Removed_EndsASecondLater(t *testing.T) { synctest.Test(t, slicedRemoved) }
+
+func slicedRemoved(t *testing.T) {
+	for what, remove := range map[string]func(*kubetest.Server, *node){
+		"devmgrd": func(_ *kubetest.Server, n *node) { n.refuse(gpu, true) },
+		"another client": func(api *kubetest.Server, n *node) {
+			name := api.ResourceSlices()[0].Name
+			n.refuse(gpu, true)
+			api.Delete("resourceslices/" + name)
+		},
+	} {
+		api, n := kubetest.NewInMemory(t), newNode()
+		n.list(gpu, 3)
+		p, _, stop := publish(t, api, n)
+		if !p.Sliced(gpu) {
+			t.Error("before the slices are listed the Node would show the resource")
+		}
+		at(time.Minute)
+		if !p.Sliced(gpu) || p.Sliced("a.example/nic") {
+			t.Errorf("gpu: %v, nic: %v; only the first is in slices", p.Sliced(gpu), p.Sliced("a.example/nic"))
+		}
+		remove(api, n)
+		at(900 * time.Millisecond)
+		if got := shows(api); len(got) > 0 || !p.Sliced(gpu) {
+			t.Errorf("removed by %s: the slices show %v, sliced: %v", what, got, p.Sliced(gpu))
+		}
+		at(200 * time.Millisecond)
+		if p.Sliced(gpu) {
+			t.Errorf("removed by %s: more than a second later the resource is in slices still", what)
+		}
+		stop()
+	}
+}

@@ -2,11 +2,13 @@ package dra
 
 import (
 	"sync"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
 )
 
@@ -25,11 +27,12 @@ type store struct {
 
 	mu     sync.Mutex // guards what follows; never held across I/O
 	byName map[string]version
-	listed bool // there has been a full list
+	listed bool                              // there has been a full list
+	left   map[device.ResourceName]time.Time // when the last removal of a resource's slice was noticed
 }
 
 func newStore() *store {
-	return &store{changed: make(chan struct{}, 1), removed: make(chan struct{}, 1), relisted: make(chan struct{}, 1), byName: map[string]version{}}
+	return &store{changed: make(chan struct{}, 1), removed: make(chan struct{}, 1), relisted: make(chan struct{}, 1), byName: map[string]version{}, left: map[device.ResourceName]time.Time{}}
 }
 
 // now returns the ResourceSlices by name; known is false before the first list.
@@ -53,8 +56,35 @@ func (s *store) observe(name string, v version) bool {
 	if v.number <= s.byName[name].number {
 		return false
 	}
+	if v.slice == nil {
+		s.leaveLocked(s.byName[name].slice)
+	}
 	s.byName[name] = v
 	return true
+}
+
+// leaveLocked records that a ResourceSlice is gone; nil: it was not there.
+func (s *store) leaveLocked(slice *resourceapi.ResourceSlice) {
+	if slice != nil {
+		s.left[resourceOf(slice)] = time.Now()
+	}
+}
+
+// of reports whether there is a ResourceSlice of a resource, and when one has left; zero: none has. known is false before the first list.
+func (s *store) of(r device.ResourceName) (is bool, left time.Time, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, v := range s.byName {
+		if v.slice != nil && resourceOf(v.slice) == r {
+			return true, time.Time{}, s.listed
+		}
+	}
+	return false, s.left[r], s.listed
+}
+
+// resourceOf returns the resource of a ResourceSlice.
+func resourceOf(slice *resourceapi.ResourceSlice) device.ResourceName {
+	return device.ResourceName(slice.Annotations[resourceAnnotation])
 }
 
 // missing records that the API server does not have the version of a ResourceSlice that is known.
@@ -62,6 +92,7 @@ func (s *store) missing(name string, known *resourceapi.ResourceSlice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if v := s.byName[name]; v.slice == known {
+		s.leaveLocked(known)
 		s.byName[name] = version{number: v.number}
 	}
 }
@@ -107,6 +138,11 @@ func (s *store) Replace(list []any, _ string) error {
 		}
 	}
 	s.mu.Lock()
+	for name, v := range s.byName {
+		if all[name].slice == nil {
+			s.leaveLocked(v.slice)
+		}
+	}
 	s.byName, s.listed = all, true
 	s.mu.Unlock()
 	signal(s.relisted)

@@ -26,6 +26,9 @@
 // by it. The value after that second counts the pods that were bound meanwhile. When the publisher ends, it cuts that second
 // short.
 //
+// A resource that was offered through ResourceSlices appears when its slices have left (Sliced): until then the scheduler may choose its
+// devices for claims, which no value of the Node counts.
+//
 // # The order of events
 //
 //	publisher.go    asks the View and the Node, writes patches, waits for changes

@@ -28,10 +28,12 @@ const (
 	// minPatchInterval is the least time between two patches. A burst of changes becomes one patch, and a rival writer cannot
 	// cause a storm of patches.
 	minPatchInterval = 200 * time.Millisecond
-	patchTimeout     = 10 * time.Second
-	lastPatch        = 2 * time.Second // the patch at the end of Run
-	firstRetry       = 200 * time.Millisecond
-	lastRetry        = 10 * time.Second
+	// slicesInterval is how often the publisher looks whether a resource is still in ResourceSlices.
+	slicesInterval = 200 * time.Millisecond
+	patchTimeout   = 10 * time.Second
+	lastPatch      = 2 * time.Second // the patch at the end of Run
+	firstRetry     = 200 * time.Millisecond
+	lastRetry      = 10 * time.Second
 )
 
 // A View is the source of the published capacity.
@@ -51,7 +53,7 @@ type Notifier interface {
 	InvalidCordons(error)
 }
 
-// Config is what New needs. Every field but Expected and Claimed is required.
+// Config is what New needs. Every field but Expected, Claimed and Sliced is required.
 type Config struct {
 	NodeName string
 	Client   rest.Interface // core/v1
@@ -66,6 +68,9 @@ type Config struct {
 	// Claimed reports which resources are offered through claims: the Node must not show them. A value of 0 would not do: at its start a
 	// kubelet fails pods that count against it.
 	Claimed func(device.ResourceName) bool
+	// Sliced reports whether the scheduler may still choose devices of a resource from ResourceSlices: the Node shows no value of it before
+	// that has ended. nil: it never may.
+	Sliced func(device.ResourceName) bool
 	// Uncounted is when claimed resources were taken off the Node before devmgrd's start. SaveUncounted makes such times durable. Both
 	// may be nil where Claimed is.
 	Uncounted     map[device.ResourceName]time.Time
@@ -96,7 +101,10 @@ var errNotYet = errors.New("the node's capacity has not been compared yet")
 // New returns a Publisher; Run starts it.
 func New(cfg Config) *Publisher {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Notifier == nil || cfg.Cordons == nil || cfg.Components == nil || cfg.Ignored == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
-		panic("nodestatus: every field of Config but Expected and Claimed is required")
+		panic("nodestatus: every field of Config but Expected, Claimed and Sliced is required")
+	}
+	if cfg.Sliced == nil {
+		cfg.Sliced = func(device.ResourceName) bool { return false }
 	}
 	if cfg.Claimed == nil {
 		cfg.Claimed = func(device.ResourceName) bool { return false }
@@ -175,6 +183,7 @@ func (p *Publisher) publish(ctx context.Context) {
 			continue
 		}
 		now.node = node
+		sliced := p.awaitSlices(now.capacity, node)
 		var retired []device.ResourceName
 		if now.listed {
 			retired = resources.Retired
@@ -183,6 +192,9 @@ func (p *Publisher) publish(ctx context.Context) {
 		at := time.Now()
 		now.back = p.watch.Back(at)
 		next := decider.decide(now, at)
+		if sliced {
+			next.again = earliest(next.again, at.Add(slicesInterval))
+		}
 		for _, r := range next.overwritten {
 			p.reportContention(r, next.want[r], node)
 		}
@@ -221,6 +233,18 @@ func (p *Publisher) split(capacity map[device.ResourceName]int) (counted map[dev
 		}
 	}
 	return capacity, claimed
+}
+
+// awaitSlices removes from the capacity what the Node does not show and the slices show still, and reports whether there is any. The scheduler
+// does not count claims of pods' authors as requests: a value that does not leave out their devices would promise them twice.
+func (p *Publisher) awaitSlices(capacity map[device.ResourceName]int, node nodeState) (sliced bool) {
+	for r := range capacity {
+		if !node.shows(r) && p.cfg.Sliced(r) {
+			delete(capacity, r)
+			sliced = true
+		}
+	}
+	return sliced
 }
 
 // noteUncounted records which claimed resources a patch takes off the Node. The record is durable before the patch: a pod that the scheduler

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -633,4 +634,35 @@ func TestKeepsAFileInTheKubeletsDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	start() // what cannot be done is no failure
+}
+
+// A resource that is in ResourceSlices still is not shown by the Node, unless the Node shows it already.
+func TestSlicedResource_IsShownAfterItsSlices(t *testing.T) { synctest.Test(t, slicedResource) }
+
+func slicedResource(t *testing.T) {
+	api := kubetest.NewInMemory(t)
+	api.Put(node(map[string]string{"a.example/nic": "1"}, map[string]string{"a.example/nic": "1"}))
+	v := newView(quantities{"a.example/gpu": 4, "a.example/nic": 2})
+	var gone atomic.Bool
+	p := nodestatus.New(nodestatus.Config{
+		NodeName: "n1", Client: api.Client(), View: v, Notifier: v, Cordons: v, Components: v.components, Ignored: func(device.ResourceName) bool { return false },
+		Sliced:     func(device.ResourceName) bool { return !gone.Load() },
+		KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry(),
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	defer func() { stop(); <-done }()
+	untilShows(t, api, map[string]string{"a.example/nic": "2/2"})
+	time.Sleep(time.Minute)
+	untilShows(t, api, map[string]string{"a.example/nic": "2/2"})
+	if n := len(api.Patches()); n != 1 {
+		t.Errorf("%d patches while the slices show the resource, want 1: %q", n, api.Patches())
+	}
+	gone.Store(true)
+	time.Sleep(time.Second)
+	synctest.Wait()
+	if got := shows(api)["a.example/gpu"]; got != "4/4" {
+		t.Errorf("a second after the slices are gone the Node shows %q", got)
+	}
 }
