@@ -104,8 +104,10 @@ type Config struct {
 	Pods      Pods
 	OnNode    func(device.ResourceName) (n int, shown bool)
 	// Claimed returns which resources are offered through Dynamic Resource Allocation; nil: none.
-	Claimed    func(device.ResourceName) bool
-	Components func() []Component
+	Claimed func(device.ResourceName) bool
+	// OverMaxDevices returns dra.maxDevices for a resource that is not offered so because it has more devices than that; otherwise 0.
+	OverMaxDevices func(device.ResourceName) int
+	Components     func() []Component
 	// NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory. nil: there
 	// is no redirect.
 	NotRedirected func() []device.PodContainer

@@ -45,6 +45,9 @@ func (s *Server) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 		if s.cfg.Claimed != nil && s.cfg.Claimed(r) {
 			one.Claimed, one.TargetCapacity = true, 0
 		}
+		if s.cfg.OverMaxDevices != nil {
+			one.OverMaxDevices = int32(s.cfg.OverMaxDevices(r))
+		}
 		answer.Resources = append(answer.Resources, one)
 	}
 	for _, p := range s.cfg.View.Snapshot().Waiting() {

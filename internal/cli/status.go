@@ -141,8 +141,11 @@ func rare(r *adminv1.Resource) string {
 	if r.Stale > 0 {
 		all = append(all, fmt.Sprintf("%d stale", r.Stale))
 	}
-	if r.Claimed {
+	switch {
+	case r.Claimed:
 		all = append(all, "offered through DRA")
+	case r.OverMaxDevices > 0:
+		all = append(all, fmt.Sprintf("not through DRA: more devices than dra.maxDevices %d", r.OverMaxDevices))
 	}
 	switch {
 	case r.TargetCapacity > r.NodeCapacity:

@@ -227,7 +227,8 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Log:           logFor("admin"),
 	}
 	if api != nil {
-		adminConfig.Evictions, adminConfig.Pods, adminConfig.OnNode, adminConfig.Claimed = notifier, bound, onNode, claimed(c.DRA, devices)
+		adminConfig.Evictions, adminConfig.Pods, adminConfig.OnNode = notifier, bound, onNode
+		adminConfig.Claimed, adminConfig.OverMaxDevices = claimed(c.DRA, devices), overMaxDevices(c.DRA, devices)
 	}
 	adminServer := admin.New(adminConfig)
 	components = append(components, component{"admin", adminServer.Check})

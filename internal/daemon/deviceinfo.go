@@ -26,7 +26,7 @@ func newDeviceInfo(view interface {
 }) *deviceInfo {
 	return &deviceInfo{view,
 		prometheus.NewDesc("devmgrd_device_info",
-			"Always 1: a device with its state and, if a pod has it, the pod and its containers; one series for each pod that shares it. At most 1024 devices; only with metrics.devices.",
+			"Always 1: a device, its state, and each pod that has it with its containers. At most 1024 devices; only with metrics.devices.",
 			[]string{"resource_name", "device", "state", "healthy", "cordoned", "namespace", "pod", "container"}, nil),
 		prometheus.NewDesc("devmgrd_device_info_omitted", "Devices beyond the limit of devmgrd_device_info; only with metrics.devices.", nil, nil),
 	}

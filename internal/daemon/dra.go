@@ -21,19 +21,20 @@ import (
 
 // claimed returns which resources are offered through claims: those of dra.resources that do not have too many devices.
 func claimed(c config.DRA, devices *allocator.Allocator) func(device.ResourceName) bool {
-	return func(r device.ResourceName) bool {
-		return c.Offers(string(r)) && !tooMany(c, devices)(r)
-	}
+	over := overMaxDevices(c, devices)
+	return func(r device.ResourceName) bool { return c.Offers(string(r)) && over(r) == 0 }
 }
 
-// tooMany returns which resources of dra.resources have too many devices.
-func tooMany(c config.DRA, devices *allocator.Allocator) func(device.ResourceName) bool {
-	return func(r device.ResourceName) bool {
+// overMaxDevices returns dra.maxDevices for resources that have more devices than that, and 0 for others.
+func overMaxDevices(c config.DRA, devices *allocator.Allocator) func(device.ResourceName) int {
+	return func(r device.ResourceName) int {
 		if !c.Offers(string(r)) {
-			return false
+			return 0
 		}
-		offer := devices.Resources().ByName[r].Offer
-		return offer != nil && len(offer.Inventory.Devices) > c.MaxDevices
+		if offer := devices.Resources().ByName[r].Offer; offer != nil && len(offer.Inventory.Devices) > c.MaxDevices {
+			return c.MaxDevices
+		}
+		return 0
 	}
 }
 
@@ -74,7 +75,8 @@ func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, s
 			since, offered, _ = node.Uncounted(r)
 			return since, offered
 		},
-		OfferedChanged: node.Follow(), NodeUID: node.NodeUID, TooMany: tooMany(c.DRA, devices),
+		OfferedChanged: node.Follow(), NodeUID: node.NodeUID,
+		TooMany: func(r device.ResourceName) bool { return overMaxDevices(c.DRA, devices)(r) > 0 },
 	})
 	all := dra.NewClaims(dra.ClaimsConfig{
 		NodeName: c.NodeName, Client: api, Sink: devices, Inventory: devices, Pool: publisher.Pool, Log: log,

@@ -177,6 +177,11 @@ func (w *world) has(uid device.PodUID) string {
 		for _, r := range []device.ResourceName{gpu, nic} {
 			switch ids := one.Fixed[r]; {
 			case ids != nil:
+				for _, uid := range one.Claimed[r] {
+					if !strings.HasPrefix(string(uid), "uid-") {
+						w.t.Errorf("claim %q", uid)
+					}
+				}
 				text += fmt.Sprintf(" %s:%v", r[len("a.example/"):], ids)
 				if one.Wants[r] != len(ids) {
 					text += fmt.Sprintf(" wants %d", one.Wants[r])
@@ -260,6 +265,7 @@ func TestClaims_Resolve(t *testing.T) {
 		"an unknown device":                 {map[string][]string{"c": {"a=a.example/gpu:77"}}, []string{"main c"}, "main DeviceGone"},
 		"an unknown pool":                   {map[string][]string{"c": {"a=a.example/fpga:3"}}, []string{"main c"}, "main DeviceGone"},
 		"a claim that does not exist":       {nil, []string{"main c"}, "main ClaimUnknown"},
+		"requested, and by a claim":         {map[string][]string{"c": {"a=a.example/gpu:3"}}, []string{"main gpu#1 c"}, "main gpu:[3] uncounted 1 NoClaim"},
 		"a container without a claim":       {map[string][]string{"c": {"a=a.example/gpu:3"}}, []string{"main nic#1", "side c"}, "main nic=1, side gpu:[3] uncounted 1"},
 	} {
 		t.Run(name, func(t *testing.T) {

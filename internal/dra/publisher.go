@@ -92,6 +92,7 @@ type Publisher struct {
 	pools     map[string]*pace                     // by the name of the slice
 	resources map[device.ResourceName]*publication // that are offered
 	seen      map[device.ResourceName]bool         // resources that the View has
+	tooMany   map[device.ResourceName]bool         // those of them with more devices than MaxDevices, as logged
 
 	mu      sync.Mutex // guards what follows
 	failure error      // why the slices may not show what they should; nil: they do
@@ -128,6 +129,7 @@ func New(cfg PublisherConfig) *Publisher {
 		pools:     map[string]*pace{},
 		resources: map[device.ResourceName]*publication{},
 		seen:      map[device.ResourceName]bool{},
+		tooMany:   map[device.ResourceName]bool{},
 		failure:   errNotYet,
 		places:    places,
 		began:     time.Now(),
@@ -381,7 +383,7 @@ func (p *Publisher) want() wanted {
 		if !offered || status.Offer == nil {
 			p.withdraw(r)
 			if status.Offer != nil && p.cfg.TooMany != nil && p.cfg.TooMany(r) {
-				w.errs = append(w.errs, tooMany(r, len(status.Offer.Inventory.Devices), p.cfg.MaxDevices))
+				p.tellTooMany(r, len(status.Offer.Inventory.Devices))
 			}
 			continue
 		}
@@ -427,9 +429,10 @@ func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, de
 		order: order, untaint: p.TaintsDropped(), most: p.cfg.MaxDevices, attributes: p.describer.of,
 	})
 	if err != nil {
-		w.errs = append(w.errs, err)
+		p.tellTooMany(r, listed(devices)) // it is about to return to the Node's capacity
 		return
 	}
+	delete(p.tooMany, r)
 	if !maps.Equal(saved, out.saved) {
 		now := time.Now()
 		if of.saving.until.After(now) {
@@ -451,6 +454,14 @@ func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, de
 	}
 }
 
+// tellTooMany logs that a resource has too many devices, until it is offered again.
+func (p *Publisher) tellTooMany(r device.ResourceName, n int) {
+	if !p.tooMany[r] {
+		p.tooMany[r] = true
+		p.cfg.Log.Warn("resource stays in the Node's capacity: it has more devices than dra.maxDevices", "resource", r, "devices", n, "dra.maxDevices", p.cfg.MaxDevices)
+	}
+}
+
 // withdraw forgets a resource that is not offered, except the places of its devices.
 func (p *Publisher) withdraw(r device.ResourceName) {
 	delete(p.resources, r)
@@ -462,6 +473,7 @@ func (p *Publisher) forgetOthers(resources device.Resources) {
 	for r := range p.seen {
 		if _, there := resources.ByName[r]; !there {
 			delete(p.seen, r)
+			delete(p.tooMany, r)
 			p.withdraw(r)
 			p.setPlaces(r, nil)
 		}

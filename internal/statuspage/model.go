@@ -184,6 +184,9 @@ func (m *model) addMatters(a answers) {
 	}
 	for i, r := range a.status.Resources {
 		at := m.Resources[i].Key
+		if r.OverMaxDevices > 0 {
+			add(at, "%s has more devices than dra.maxDevices %s, and stays in the Node's capacity", name(r.Name), number(int(r.OverMaxDevices)))
+		}
 		if r.Withheld > 0 {
 			add(at, "%s of %s withheld", number(int(r.Withheld)), name(r.Name))
 		}

@@ -4,12 +4,15 @@ package boot
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
@@ -84,7 +87,7 @@ func TestConfined_Enforcing_PluginsPodsAndReadersWork(t *testing.T) {
 	}
 	h.containersAreConfined()
 	h.reads("gpu0")
-	h.commands()
+	h.commands("gpu0")
 
 	h.must(h.machine.Put(h.ctx, map[string]string{
 		"/etc/systemd/system/devmgrd.service.d/test.conf": "[Service]\nEnvironment=DEVMGRD_PODRESOURCES_TAKEOVER=true DEVMGRD_LOG_LEVEL=debug\n",
@@ -96,7 +99,7 @@ func TestConfined_Enforcing_PluginsPodsAndReadersWork(t *testing.T) {
 		restart()
 	})
 	h.isConfined()
-	h.commands()
+	h.commands("gpu0")
 }
 
 // isConfined looks at what really runs.
@@ -153,11 +156,11 @@ func (h *harness) reads(want string) {
 	}
 }
 
-// commands asks all that operators and their tools ask.
-func (h *harness) commands() {
+// commands asks all that operators and their tools ask, of one device in particular.
+func (h *harness) commands(device string) {
 	h.t.Helper()
 	h.types(`rm -f /root/state.db
-for words in status plugins devices assignments "explain default/a" history check "cordon ` + gpu + `/gpu0" "uncordon ` + gpu + `/gpu0" "store backup /root/state.db"; do
+for words in status plugins devices assignments "explain default/a" history check "cordon ` + gpu + `/` + device + `" "uncordon ` + gpu + `/` + device + `" "store backup /root/state.db"; do
 	devmgrd $words > /root/answer || { echo "devmgrd $words fails" >&2; cat /root/answer >&2; exit 1; }
 done`)
 	for page, want := range map[string]string{"/metrics": "process_open_fds", "/readyz": "", "/": "<html"} {
@@ -213,5 +216,61 @@ func TestAppArmor_PackagedProfile_DeniesTheRest(t *testing.T) {
 		if !strings.Contains(result, unix.EACCES.Error()) && !strings.Contains(result, unix.EPERM.Error()) {
 			t.Errorf("%s: %s, want that the profile denies it", name, result)
 		}
+	}
+}
+
+// The same with the resource offered through Dynamic Resource Allocation, after restarts of devmgrd and of the kubelet too.
+func TestConfined_ThroughDRA_PodsGetTheDevicesOfTheirClaims(t *testing.T) {
+	h := start(t)
+	h.types("echo 0 > /proc/sys/kernel/printk_ratelimit; modprobe tun")
+	address := h.types("ls /sys/bus/pci/devices | head -1") // a device that exists, for its attributes
+	h.service(address+"=/dev/net/tun:rw", "gpu1=/dev/net/tun:rw")
+	object := &resourceapi.DeviceClass{}
+	h.must(yaml.UnmarshalStrict([]byte(h.types("devmgrd deviceclass "+gpu)), object))
+	classes := h.Client().ResourceV1().DeviceClasses()
+	_, err := classes.Create(h.ctx, object, metav1.CreateOptions{})
+	h.must(err)
+	h.must(h.machine.Put(h.ctx, map[string]string{
+		"/etc/systemd/system/devmgrd.service.d/test.conf": "[Service]\nEnvironment=DEVMGRD_DRA_RESOURCES=" + gpu + " DEVMGRD_LOG_LEVEL=debug\n",
+	}))
+	restart := func() { h.types("systemctl daemon-reload; systemctl restart devmgrd"); h.ready() }
+	restart()
+	h.cleanup(func() {
+		h.removePods("")
+		h.types("rm -r /etc/systemd/system/devmgrd.service.d")
+		restart()
+		h.must(h.WaitShown(h.soon(), gpu, 2))
+		h.must(classes.Delete(h.ctx, object.Name, metav1.DeleteOptions{}))
+	})
+	h.must(h.WaitShown(h.soon(), gpu, -1))
+	h.isConfined()
+	sliced := func() (devices []resourceapi.Device) {
+		all, err := h.Client().ResourceV1().ResourceSlices().List(h.ctx, metav1.ListOptions{})
+		h.must(err)
+		for _, slice := range all.Items {
+			devices = append(devices, slice.Spec.Devices...)
+		}
+		return devices
+	}
+	h.until("the slices show both devices", func() bool { return len(sliced()) == 2 })
+	if !slices.ContainsFunc(sliced(), func(d resourceapi.Device) bool {
+		bus := d.Attributes["resource.kubernetes.io/pciBusID"].StringValue
+		return bus != nil && *bus == address
+	}) {
+		t.Errorf("no device has the PCI address %s: %v", address, sliced())
+	}
+
+	if got := h.runs("a", 1, "/dev/"+address, "/dev/gpu1"); opened(got, "/dev/"+got.Env["DEVICES"]) != "r rw w" {
+		t.Errorf("the container has %q and opens it for %q", got.Env["DEVICES"], opened(got, "/dev/"+got.Env["DEVICES"]))
+	}
+	h.containersAreConfined()
+	restart()
+	h.types("systemctl restart kubelet")
+	h.must(h.WaitNodeReady(h.soon()))
+	h.until("the slices show both devices again", func() bool { return len(sliced()) == 2 })
+	h.runs("b", 1)
+	h.commands("gpu1")
+	if h.holds("a") == h.holds("b") || h.restarts("a")+h.restarts("b") > 0 {
+		t.Errorf("the pods have %s and %s, and were restarted %d and %d times", h.holds("a"), h.holds("b"), h.restarts("a"), h.restarts("b"))
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clientset "k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
@@ -83,6 +84,9 @@ func (u *user) daemonSet() {
 		u.t.Errorf("it may not do what it has to, or has the old configuration: %v\n%s", err, log)
 	}
 
+	u.types(binary, "uncordon", node.SampleResource+"/"+device)
+	u.throughClaims(binary, set, device)
+
 	// Its end leaves what the documents say: who runs, runs on, and the Node keeps its numbers.
 	later, err := u.WaitPhase(u.ctx, "later", corev1.PodRunning)
 	u.must(err)
@@ -108,6 +112,41 @@ func (u *user) daemonSet() {
 			u.t.Errorf("cluster role %s: %v", role, err)
 		}
 	}
+}
+
+// throughClaims moves the resource to Dynamic Resource Allocation and back, with the service account's rights, while a pod runs. device is the
+// free one.
+func (u *user) throughClaims(binary string, set *appsv1.DaemonSet, device string) {
+	u.t.Helper()
+	class := &resourceapi.DeviceClass{}
+	u.must(yaml.UnmarshalStrict([]byte(u.types(binary, "deviceclass", node.SampleResource)), class))
+	classes := u.Client().ResourceV1().DeviceClasses()
+	_, err := classes.Create(u.ctx, class, metav1.CreateOptions{})
+	u.must(err)
+	next := func(resources string) {
+		old := u.podOf(set)
+		u.helm("upgrade", "devmgrd", u.chart(), "--reuse-values", "--set-json=config.dra.resources="+resources, "--wait")
+		u.until("its next pod is ready", func() bool { return u.isReady(set, old.Name) })
+	}
+	next(`["` + node.SampleResource + `"]`)
+	u.shows(-1)
+	if _, got := u.runs("claims"); got != device {
+		u.t.Errorf("the pod has %s, and %s is free", got, device)
+	}
+	claims, err := u.Client().ResourceV1().ResourceClaims(metav1.NamespaceDefault).List(u.ctx, metav1.ListOptions{})
+	u.must(err)
+	if len(claims.Items) != 1 || claims.Items[0].Status.Allocation == nil || len(claims.Items[0].Status.ReservedFor) != 1 {
+		u.t.Errorf("the claims are %+v", claims.Items)
+	}
+	u.must(u.Delete(u.ctx, "claims"))
+	next("[]")
+	u.shows(2)
+	u.until("no slice is left", func() bool {
+		all, err := u.Client().ResourceV1().ResourceSlices().List(u.ctx, metav1.ListOptions{})
+		u.must(err)
+		return len(all.Items) == 0
+	})
+	u.must(classes.Delete(u.ctx, class.Name, metav1.DeleteOptions{}))
 }
 
 // helm runs a command of Helm in the namespace of the release.

@@ -379,9 +379,12 @@ type Resource struct {
 	// busy are those that have not been proved free within a moment: they do not count in the Node's capacity.
 	Busy int32 `protobuf:"varint,13,opt,name=busy,proto3" json:"busy,omitempty"`
 	// claimed: the devices are offered through Dynamic Resource Allocation, and not in the Node's capacity.
-	Claimed       bool `protobuf:"varint,14,opt,name=claimed,proto3" json:"claimed,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Claimed bool `protobuf:"varint,14,opt,name=claimed,proto3" json:"claimed,omitempty"`
+	// over_max_devices is dra.maxDevices, where dra.resources names the resource and it has more devices than that: it stays in the Node's
+	// capacity. Otherwise it is 0.
+	OverMaxDevices int32 `protobuf:"varint,15,opt,name=over_max_devices,json=overMaxDevices,proto3" json:"over_max_devices,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Resource) Reset() {
@@ -510,6 +513,13 @@ func (x *Resource) GetClaimed() bool {
 		return x.Claimed
 	}
 	return false
+}
+
+func (x *Resource) GetOverMaxDevices() int32 {
+	if x != nil {
+		return x.OverMaxDevices
+	}
+	return 0
 }
 
 // Waiting is a pod that waits.
@@ -3044,7 +3054,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\tComponent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
-	"\aproblem\x18\x03 \x01(\tR\aproblem\"\x8e\x03\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xb8\x03\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12#\n" +
@@ -3060,7 +3070,8 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\bwithheld\x18\v \x01(\x05R\bwithheld\x12\x1c\n" +
 	"\treleasing\x18\f \x01(\x05R\treleasing\x12\x12\n" +
 	"\x04busy\x18\r \x01(\x05R\x04busy\x12\x18\n" +
-	"\aclaimed\x18\x0e \x01(\bR\aclaimed\"\x9f\x01\n" +
+	"\aclaimed\x18\x0e \x01(\bR\aclaimed\x12(\n" +
+	"\x10over_max_devices\x18\x0f \x01(\x05R\x0eoverMaxDevices\"\x9f\x01\n" +
 	"\aWaiting\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
