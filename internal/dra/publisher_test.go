@@ -208,11 +208,6 @@ func untilSettled(t *testing.T, p *dra.Publisher) {
 	kubetest.Until(t, "the publisher is content", func() bool { return p.Check() == nil })
 }
 
-func untilFails(t *testing.T, p *dra.Publisher, says string) {
-	t.Helper()
-	kubetest.Until(t, "the publisher reports: "+says, func() bool { err := p.Check(); return err != nil && strings.Contains(err.Error(), says) })
-}
-
 // writes returns the number of writes so far.
 func writes(api *kubetest.Server) int {
 	return api.Requests("create") + api.Requests("update") + api.Requests("delete")
@@ -755,7 +750,7 @@ func podsOfTheNumber(t *testing.T) {
 	}
 }
 
-// A resource counts as being in slices for a second after the last one has left, whoever has removed it.
+// A resource counts as being in slices for a second after the last one has left, no matter which client has removed it.
 func TestSliced_Removed_EndsASecondLater(t *testing.T) { synctest.Test(t, slicedRemoved) }
 
 func slicedRemoved(t *testing.T) {
