@@ -261,6 +261,9 @@ func (p *Publisher) settle(ctx context.Context, name string, shown, want *resour
 		v = update
 	}
 	if v == "" {
+		if want != nil {
+			p.store.share(shown, want)
+		}
 		pool.settled()
 		return time.Time{}, false
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -262,11 +263,16 @@ func differ(x, y resourceapi.Device) bool {
 			return true
 		}
 	}
-	if !maps.EqualFunc(x.Attributes, y.Attributes, equal) {
+	if !identical(x.Attributes, y.Attributes) && !maps.EqualFunc(x.Attributes, y.Attributes, equal) {
 		return true
 	}
 	x.Taints, y.Taints, x.Attributes, y.Attributes = nil, nil, nil, nil // compared, and slow to compare by reflection
 	return !apiequality.Semantic.DeepEqual(x, y)
+}
+
+// identical reports whether two maps are one.
+func identical(x, y attributes) bool {
+	return reflect.ValueOf(x).Pointer() == reflect.ValueOf(y).Pointer()
 }
 
 // equal reports whether two values of an attribute are equal.

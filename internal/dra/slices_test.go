@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -344,6 +345,49 @@ func newDescriberOf(t testing.TB, devices []device.DeviceStatus) *describer {
 	s := newDescriber(t.TempDir(), t.TempDir())
 	s.relist(gpu, devices, false)
 	return s
+}
+
+// A slice of the API server that shows what is wanted takes no memory for its own copies of the attributes, and keeps all else.
+func TestStore_SliceAsWanted_SharesItsAttributes(t *testing.T) {
+	in := inputOf(free("GPU-", 3))
+	in.devices[1].Healthy = false
+	in.attributes = newDescriberOf(t, in.devices).of
+	out, err := show(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := out.slices[0]
+	shown := want.DeepCopy()
+	shown.ResourceVersion, shown.Spec.Pool.Generation, shown.Spec.Devices[1].Taints[0].TimeAdded = "7", 3, &metav1.Time{Time: time.Unix(1, 0)}
+	before := shown.DeepCopy()
+	p := &Publisher{store: newStore(), pools: map[string]*pace{}}
+	p.store.observe(shown.Name, version{7, shown})
+	for range 2 {
+		all, _ := p.store.now()
+		if _, written := p.settle(t.Context(), shown.Name, all[shown.Name], want); written {
+			t.Fatal("the slice was written")
+		}
+	}
+	all, _ := p.store.now()
+	now := all[shown.Name]
+	for i, d := range now.Spec.Devices {
+		if !identical(d.Attributes, want.Spec.Devices[i].Attributes) {
+			t.Errorf("device %s has attributes of its own", d.Name)
+		}
+		if identical(d.Attributes, shown.Spec.Devices[i].Attributes) {
+			t.Error("the version that others may have was changed")
+		}
+	}
+	if !reflect.DeepEqual(now, before) || !reflect.DeepEqual(shown, before) {
+		t.Errorf("the slice is\n%+v, and was\n%+v", now, before)
+	}
+
+	newer := before.DeepCopy()
+	p.store.observe(shown.Name, version{8, newer})
+	p.store.share(shown, want)
+	if all, _ := p.store.now(); all[shown.Name] != newer {
+		t.Error("a newer version was replaced")
+	}
 }
 
 // BenchmarkShow is one comparison of the largest resource.

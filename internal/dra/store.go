@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -85,6 +86,23 @@ func (s *store) of(r device.ResourceName) (is bool, left time.Time, known bool) 
 // resourceOf returns the resource of a ResourceSlice.
 func resourceOf(slice *resourceapi.ResourceSlice) device.ResourceName {
 	return device.ResourceName(slice.Annotations[resourceAnnotation])
+}
+
+// share has a stored ResourceSlice that shows what is wanted use the attributes of want, so that no copies of them stay in memory.
+func (s *store) share(shown, want *resourceapi.ResourceSlice) {
+	if slices.EqualFunc(shown.Spec.Devices, want.Spec.Devices, func(x, y resourceapi.Device) bool { return identical(x.Attributes, y.Attributes) }) {
+		return
+	}
+	next := *shown
+	next.Spec.Devices = slices.Clone(shown.Spec.Devices)
+	for i := range next.Spec.Devices {
+		next.Spec.Devices[i].Attributes = want.Spec.Devices[i].Attributes
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if v := s.byName[shown.Name]; v.slice == shown {
+		s.byName[shown.Name] = version{v.number, &next}
+	}
 }
 
 // missing records that the API server does not have the version of a ResourceSlice that is known.

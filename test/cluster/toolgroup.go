@@ -147,3 +147,16 @@ func nicDriver() toolGroup {
 		inputs:   []string{"."},
 	}
 }
+
+// kubectl plays the commands of documents.
+func kubectl() toolGroup {
+	return toolGroup{
+		name: "kubectl", title: "kubectl", first: "about a minute the first time",
+		programs: []string{"kubectl"},
+		release:  "k8s.io/kubernetes",
+		dir:      "test/tools/kubectl",
+		packages: []string{"tool"},
+		inputs:   []string{"go.mod", "go.sum"},
+		stamp:    []string{"k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion"},
+	}
+}

@@ -84,6 +84,11 @@ func BuildNICDriver(ctx context.Context, log io.Writer) (string, error) {
 	return buildOne(ctx, log, nicDriver())
 }
 
+// BuildKubectl does the same with kubectl.
+func BuildKubectl(ctx context.Context, log io.Writer) (string, error) {
+	return buildOne(ctx, log, kubectl())
+}
+
 // buildOne builds a group of one program and returns its path.
 func buildOne(ctx context.Context, log io.Writer, g toolGroup) (string, error) {
 	cache, err := CacheDir()

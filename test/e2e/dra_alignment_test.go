@@ -80,8 +80,8 @@ func (r *harness) nics(cards map[string]place) {
 // documentedPair returns the pod with a GPU and a network card, and the template of its claim, that docs/dra.md shows.
 func documentedPair(t *testing.T) (template resourceapi.ResourceClaimTemplate, pod corev1.Pod) {
 	t.Helper()
-	for _, block := range blocks(section(t, "dra.md", "Claims")) {
-		one, other, both := strings.Cut(block, "---\n")
+	for _, b := range openDocument(t, "dra.md").blocks("Claims") {
+		one, other, both := strings.Cut(b.text, "---\n")
 		if !both {
 			continue
 		}

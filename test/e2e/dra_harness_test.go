@@ -30,12 +30,16 @@ func (r *harness) class(resources ...string) {
 		_, err = classes.Create(r.ctx, object, metav1.CreateOptions{})
 		r.must(err)
 	}
-	r.t.Cleanup(func() {
-		r.removePods()
-		if err := classes.DeleteCollection(context.WithoutCancel(r.ctx), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-			r.t.Error(err)
-		}
-	})
+	r.t.Cleanup(r.removeClasses)
+}
+
+// removeClasses deletes all pods, and then all DeviceClasses.
+func (r *harness) removeClasses() {
+	r.t.Helper()
+	r.removePods()
+	if err := r.Client().ResourceV1().DeviceClasses().DeleteCollection(context.WithoutCancel(r.ctx), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+		r.t.Error(err)
+	}
 }
 
 // removePods deletes all pods of the default namespace, and waits until they are gone.

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -38,8 +39,9 @@ func TestMain(m *testing.M) {
 		}
 		return status
 	}, node.Build, func(ctx context.Context) error {
-		_, err := cluster.BuildNICDriver(ctx, os.Stderr)
-		return err
+		_, driver := cluster.BuildNICDriver(ctx, os.Stderr)
+		_, kubectl := cluster.BuildKubectl(ctx, os.Stderr)
+		return errors.Join(driver, kubectl)
 	})
 }
 
