@@ -259,3 +259,34 @@ func TestSharing_DeviceFails_EachPodIsTold(t *testing.T) {
 		}
 	})
 }
+
+// A pod is deleted by force whose container runs with the device, and whose assignment could not be saved.
+func TestSharing_AttemptFailsAfterStateFileLost_RunningContainerKeepsTheDevice(t *testing.T) {
+	run(t, func(r *harness) {
+		r.mute = true
+		r.plugins.stock(gpu, 2)
+		stamped := func(id, pod string) device.Running {
+			one := running(id, pod, "main")
+			one.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
+			return one
+		}
+		r.RuntimeSynced([]device.Running{stamped("1", "a"), stamped("2", "b")}, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.check()
+		r.disk.fails(func() {})
+		r.Bind(pod("b", sharing("main", "d0")))
+		r.check()
+		r.Drop("b")
+		r.check()
+		r.disk.fails(nil)
+		r.after(time.Minute)
+		r.Drop("a")
+		r.RuntimeStopped(stamped("1", "a"))
+		r.after(time.Minute)
+		r.check()
+		r.bind("z", claims(app(gpu, 1), "z", "d0"))
+		r.expect("z", "main", "waiting DeviceInUse")
+		r.RuntimeStopped(stamped("2", "b"))
+		r.expect("z", "main", "ready vendor.com/gpu[d0]")
+	})
+}
