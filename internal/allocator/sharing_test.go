@@ -290,3 +290,47 @@ func TestSharing_AttemptFailsAfterStateFileLost_RunningContainerKeepsTheDevice(t
 		r.expect("z", "main", "ready vendor.com/gpu[d0]")
 	})
 }
+
+// A device that another container used while this one's other devices were prepared is prepared before the start.
+func TestSharing_DeviceUsedSincePreparation_IsPrepared(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		one := running("0", "a", "main")
+		if got := r.Claim(one); got.State != device.Ready {
+			t.Errorf("%+v", got)
+		}
+		r.RuntimeStarted(one)
+		r.bind("b", claims(app(gpu, 2), "x", "d0", "d1"))
+		r.check()
+		r.Drop("a")
+		r.RuntimeStopped(one)
+		r.check()
+		r.plugins.prepared = nil
+		got := r.Claim(running("1", "b", "main"))
+		r.check()
+		if got.State == device.Ready || len(r.plugins.prepared) == 0 {
+			t.Errorf("b starts with d0 unprepared: %v, prepared %v", got.State, r.plugins.prepared)
+		}
+	})
+}
+
+func TestPreparation_Ends_IsAChange(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.plugins.prepares(func(context.Context) error { time.Sleep(time.Second); return nil })
+		r.bind("a", sharing("main", "d0"))
+		updated := r.Updated()
+		r.expect("a", "main", "busy Preparing")
+		r.after(time.Minute)
+		select {
+		case <-updated:
+		default:
+			t.Error("there is no change")
+		}
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+	})
+}
