@@ -51,9 +51,10 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 	if !slices.Contains(before.next, next) {
 		a.log.Error("bug: unexpected change of a pod's phase", "pod", p.demand.Pod.String(), "from", p.phase, "to", next)
 	}
-	switch p.phase {
-	case allocating:
+	if p.phase == allocating || p.phase == abandoned || next == settled {
 		defer a.wakeSharersLocked(p)
+	}
+	switch p.phase {
 	case waiting:
 		delete(a.waiting, uid)
 	case ended:

@@ -70,24 +70,7 @@ func (a *Allocator) holdersLocked(r device.ResourceName, id device.ID) iter.Seq[
 	}
 }
 
-// sharersLocked yields the other pods that have devices by a pod's claims, some perhaps several times, with the device.
-func (a *Allocator) sharersLocked(p *pod) iter.Seq2[*pod, device.Cordon] {
-	return func(yield func(*pod, device.Cordon) bool) {
-		for _, d := range p.demand.Demands {
-			for r, claimed := range d.Claimed {
-				for id := range claimed {
-					for uid := range a.holdersLocked(r, id) {
-						if q := a.pods[uid]; q != nil && q != p && !yield(q, device.Cordon{Resource: r, ID: id}) {
-							return
-						}
-					}
-				}
-			}
-		}
-	}
-}
-
-// wakeSharersLocked queues the pods that wait for a pod with the same claims, whose attempt has ended.
+// wakeSharersLocked queues the pods that wait for a pod with the same claims, whose attempt has ended or which is served again.
 func (a *Allocator) wakeSharersLocked(p *pod) {
 	if !p.demand.Shares() {
 		return

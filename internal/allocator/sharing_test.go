@@ -334,3 +334,44 @@ func TestPreparation_Ends_IsAChange(t *testing.T) {
 		r.expect("a", "main", "ready vendor.com/gpu[d0]")
 	})
 }
+
+func TestSharing_HolderReturns_WaitingPodIsServed(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.Claim(running("2", "a", "main"))
+		r.Drop("a")
+		r.bind("b", sharing("main", "d0"))
+		r.expect("b", "main", "waiting DeviceInUse")
+		r.check()
+		r.bind("a", sharing("main", "d0"))
+		r.check()
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+// The device of the first pod is not released: it has processes.
+func TestSharing_PodEndsWhileGrantedAgain_TheOtherIsServed(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.bind("b", sharing("main", "d0"))
+		r.check()
+		r.boot = "second"
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error {
+			time.Sleep(5 * time.Second)
+			return nil
+		})
+		r.restart()
+		r.RuntimeSynced(nil, nil)
+		r.after(time.Second)
+		r.plugins.haunt("a")
+		r.Drop("a")
+		r.after(time.Minute)
+		r.check()
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.plugins.haunt()
+	}, func(r *harness) { r.boot = "first" })
+}
