@@ -41,6 +41,7 @@ type pod struct {
 
 	lapsed           map[string]lapse // containers whose grants no longer hold
 	fresh            map[string]bool  // containers whose grants are unused so far
+	distrusts        map[string]bool  // containers whose last grants could not be used: their plugins are asked even if another container has a grant
 	ran              bool             // a container may have run since the boot
 	failures         int              // consecutive failures to apply its grants
 	refusal          device.Wait      // why a container with devices was refused; zero: none was

@@ -118,7 +118,7 @@ func (a *Allocator) sharedGrant(c device.Container, s device.Share, before []dev
 	d, _ := p.demand.Of(c.Name)
 	why, lapsed := p.lapsed[c.Name]
 	claimed := !slices.ContainsFunc(s.IDs, func(id device.ID) bool { return d.Claimed[s.Resource][id] == "" })
-	if !claimed || lapsed && why == unusable {
+	if !claimed || lapsed && why == unusable || p.distrusts[c.Name] {
 		return device.Grant{}, false
 	}
 	has := func(all []device.Assignment, lapsed map[string]lapse) (device.Grant, bool) {

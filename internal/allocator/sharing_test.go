@@ -375,3 +375,26 @@ func TestSharing_PodEndsWhileGrantedAgain_TheOtherIsServed(t *testing.T) {
 		r.plugins.haunt()
 	}, func(r *harness) { r.boot = "first" })
 }
+
+func TestSharing_GrantOfAnotherCannotBeUsed_PluginIsAsked(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.bind("b", sharing("main", "d0"))
+		r.Claim(running("1", "a", "main"))
+		r.RuntimeStarted(running("1", "a", "main"))
+		if err := r.RuntimeStarting(t.Context(), running("1", "a", "main")); err != nil {
+			t.Error(err)
+		}
+		r.asked()
+		for range 3 {
+			r.Refused(device.Container{Pod: "b", Name: "main"}, device.Wait{Reason: device.HostDeviceMissing, Message: "gone"}, true)
+			r.after(time.Minute)
+			r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		}
+		if got := r.asked(); len(got) != 3 {
+			t.Errorf("asked %q", got)
+		}
+	})
+}
