@@ -16,6 +16,7 @@ type pod struct {
 	runtimeKnows  bool                // a static pod reported by the runtime: the API does not affect it
 	lastSeen      time.Time           // if runtimeKnows: when it was bound, or its last container ended, whichever was later
 	saved         bool                // in the state file, possibly with another demand
+	recalled      bool                // from the state file, and not reported since: it may have ended
 	droppedAt     time.Time           // when it was last dropped
 	releaseAt     time.Time           // earliest time of its removal
 	release       *device.Release     // if ended: why its devices are not free yet; nil: not known
@@ -166,6 +167,10 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	}
 	if p.releaseFailed != "" {
 		a.usedLocked(p) // it was only away
+	}
+	if p.recalled {
+		p.recalled = false
+		a.wakeSharersLocked(p)
 	}
 	switch {
 	case p.runtimeKnows && !d.Local:

@@ -43,7 +43,7 @@ func (a *Allocator) shareableLocked(r device.ResourceName, id device.ID, claim d
 		switch q := a.pods[uid]; {
 		case q == nil || q.demand.Claim(r, id) != claim:
 			return placement.Never
-		case q.phase == settled:
+		case q.phase == settled && !q.recalled:
 			may = placement.Now
 		default:
 			may = max(may, placement.Later)

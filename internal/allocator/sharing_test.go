@@ -34,6 +34,7 @@ func TestSharing_PodsOfOneClaim_HaveOneGrant(t *testing.T) {
 		r.restart()
 		r.RuntimeSynced(nil, nil)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.bind("b", sharing("main", "d0"))
 		r.Drop("a")
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 		r.expect("c", "main", "waiting DeviceInUse")
@@ -396,5 +397,46 @@ func TestSharing_GrantOfAnotherCannotBeUsed_PluginIsAsked(t *testing.T) {
 		if got := r.asked(); len(got) != 3 {
 			t.Errorf("asked %q", got)
 		}
+	})
+}
+
+func TestSharing_RestartWhileReleaseIsProved_PodDoesNotJoin(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.after(time.Minute)
+		r.releaser.holds("a", opener)
+		r.Drop("a")
+		r.after(time.Minute)
+		r.bind("c", sharing("main", "d0"))
+		r.expect("c", "main", "waiting DeviceBusy")
+		r.after(time.Minute)
+		r.restart()
+		r.RuntimeSynced(nil, nil)
+		r.expect("c", "main", "waiting DeviceInUse")
+		r.Replace([]device.PodDemand{pod("c", sharing("main", "d0"))})
+		r.after(time.Minute)
+		r.expect("c", "main", "waiting DeviceBusy")
+		r.expectDeparts("a", "d0")
+	}, gated)
+}
+
+func TestSharing_HolderReportedAfterRestart_WaitingPodIsServed(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.bind("a", sharing("main", "d0"))
+		r.after(time.Minute)
+		r.plugins.stock(gpu, 1, 0)
+		r.bind("c", sharing("main", "d0"))
+		r.after(time.Minute)
+		r.expect("c", "main", "waiting DeviceUnhealthy")
+		r.restart()
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.check()
+		r.Replace([]device.PodDemand{pod("c", sharing("main", "d0")), pod("a", sharing("main", "d0"))})
+		r.check()
+		r.expect("c", "main", "ready vendor.com/gpu[d0]")
 	})
 }
