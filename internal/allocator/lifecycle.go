@@ -88,6 +88,7 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 		a.table.Resources.Request(p.demand, 1)
 	case before.active && !now.active:
 		p.droppedAt = time.Now()
+		a.passFailuresLocked(p)
 		a.table.Resources.Request(p.demand, -1)
 	case next != absent:
 		return

@@ -70,6 +70,16 @@ func (p *pod) of(container string) (device.Assignment, bool) {
 	return device.Assignment{}, false
 }
 
+// has reports whether a container of the pod has been assigned a device.
+func (p *pod) has(r device.ResourceName, id device.ID) bool {
+	for _, s := range device.Shares(p.assigned) {
+		if s.Resource == r && slices.Contains(s.IDs, id) {
+			return true
+		}
+	}
+	return false
+}
+
 // Bind reports that a pod is bound to this node and has not ended. Repeated calls change nothing.
 func (a *Allocator) Bind(d device.PodDemand) {
 	a.mu.Lock()

@@ -440,3 +440,40 @@ func TestSharing_HolderReportedAfterRestart_WaitingPodIsServed(t *testing.T) {
 		r.expect("c", "main", "ready vendor.com/gpu[d0]")
 	})
 }
+
+func TestSharing_FirstPodEndsWhileDeviceFails_TheOtherIsTold(t *testing.T) {
+	for _, when := range []string{"before", "running", "after"} {
+		run(t, func(r *harness) {
+			r.plugins.stock(gpu, 2)
+			r.RuntimeSynced(nil, nil)
+			r.bind("a", sharing("main", "d0"))
+			r.bind("b", sharing("main", "d0"))
+			r.Claim(running("1", "a", "main"))
+			if when == "before" {
+				r.Drop("a") // its container runs on
+			}
+			r.plugins.stock(gpu, 2, 0)
+			r.after(2 * time.Second)
+			if when != "before" {
+				r.Drop("a")
+			}
+			if when == "after" {
+				r.RuntimeStopped(running("1", "a", "main"))
+			}
+			r.after(time.Minute)
+			r.check()
+			n := 0
+			for _, told := range r.plugins.told {
+				if told == "b failed for long vendor.com/gpu/d0" {
+					n++
+				}
+			}
+			if n != 1 {
+				t.Errorf("%s: told %q", when, r.plugins.told)
+			}
+			if n := r.metric("devmgrd_device_failures_total", string(gpu)); n != 1 {
+				t.Errorf("%s: %v failures, want 1", when, n)
+			}
+		})
+	}
+}
