@@ -274,6 +274,7 @@ func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(co
 		delete(p.preparations, as.Container.Name) // the preparation was for an older grant
 		a.prepareLocked(p, as)
 	}
+	a.disturbLocked(p)
 	if p.phase == abandoned {
 		a.endLocked(p)
 	}

@@ -477,3 +477,99 @@ func TestSharing_FirstPodEndsWhileDeviceFails_TheOtherIsTold(t *testing.T) {
 		})
 	}
 }
+
+func TestSharing_PodReturns_ProofOfOtherDevicesGoesOn(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", claims(app(gpu, 2), "x", "d0", "d1"))
+		r.bind("b", claims(app(gpu, 2), "x", "d0", "d2"))
+		r.bind("aa", sharing("main", "d0"))
+		r.after(time.Minute)
+		r.releaser.holds("a", opener)
+		r.releaser.holds("b", opener)
+		for _, n := range []string{"a", "b", "aa"} {
+			r.Drop(device.PodUID(n))
+		}
+		r.check()
+		r.expectDeparts("a", "d0", "d1")
+		r.expectDeparts("b", "d2")
+		r.bind("z", claims(app(gpu, 1), "z", "d1"))
+		r.after(time.Minute)
+		r.releaser.runs("a", true)
+		r.bind("b", claims(app(gpu, 2), "x", "d0", "d2"))
+		r.check()
+		r.expectDeparts("a", "d1")
+		r.expect("b", "main", "waiting DeviceBusy")
+		r.releaser.runs("a", false)
+		r.expect("b", "main", "ready vendor.com/gpu[d0 d2]")
+		r.releaser.holds("a", device.Release{})
+		r.expect("z", "main", "ready vendor.com/gpu[d1]")
+	}, gated)
+}
+
+func TestSharing_PodReturns_WaitsForTheCommandOfAnother(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.bind("b", claims(app(gpu, 2), "x", "d0", "d1"))
+		r.after(time.Minute)
+		r.releaser.holds("a", opener)
+		r.releaser.holds("b", opener)
+		r.Drop("a")
+		r.Drop("b")
+		r.after(time.Minute)
+		r.releaser.runs("a", true) // its command is being stopped, and pods that share the device wait for its end
+		r.bind("b", claims(app(gpu, 2), "x", "d0", "d1"))
+		r.after(time.Minute)
+		r.expect("b", "main", "waiting DeviceBusy")
+		r.releaser.runs("a", false)
+		r.check()
+		if p := r.PodByUID("a"); p.PodAllocation != nil {
+			t.Errorf("a is %+v", p)
+		}
+		r.expect("b", "main", "ready vendor.com/gpu[d0 d1]")
+	}, gated)
+}
+
+func TestSharing_NewPodWaits_ProofGoesOn(t *testing.T) {
+	for _, claim := range []device.ClaimUID{"x", "y"} {
+		run(t, func(r *harness) {
+			r.plugins.stock(gpu, 1)
+			r.RuntimeSynced(nil, nil)
+			r.bind("a", sharing("main", "d0"))
+			r.after(time.Minute)
+			r.releaser.holds("a", device.Release{Why: "command", Underway: true})
+			r.Drop("a")
+			r.after(time.Second)
+			r.expectDeparts("a", "d0")
+			before := r.releaser.forgets
+			r.bind("b", claims(app(gpu, 1), claim, "d0"))
+			r.after(time.Minute)
+			if n := r.releaser.forgets - before; n > 0 {
+				t.Errorf("%s: the proof has begun again %d times", claim, n)
+			}
+		}, gated)
+	}
+}
+
+func TestSharing_SomeDevicesKept_ReleaseIsNotAboutTheirNodes(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.nodes = true
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", claims(app(gpu, 2), "x", "d0", "d1"))
+		r.bind("b", sharing("main", "d0"))
+		r.releaser.holds("a", opener)
+		r.Drop("a")
+		r.check()
+		r.expectDeparts("a", "d1")
+		r.releaser.mu.Lock()
+		defer r.releaser.mu.Unlock()
+		g := r.releaser.departed["a"].Assignments[0].Shares[0].Grant
+		if len(g.Nodes) != 1 || g.Nodes[0].HostPath != "/dev/d1" || !slices.Equal(g.CDI, []string{"vendor.com/gpu=d1"}) {
+			t.Errorf("the release is about %+v", g)
+		}
+	}, gated)
+}
