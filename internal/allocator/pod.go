@@ -280,6 +280,7 @@ var waitDoubt = device.Wait{Reason: device.StoreUnavailable, Message: "the state
 
 // resumeLocked continues with a pod that is back in the API, with the devices that it has.
 func (a *Allocator) resumeLocked(p *pod) {
+	a.saveLaterLocked(p) // a commit that forgets the pod may have failed, and be in the state file all the same
 	switch {
 	case p.doubt != nil:
 		a.parkLocked(p, waitDoubt, 0)
