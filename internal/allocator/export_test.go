@@ -60,7 +60,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			}
 		}
 		// A commit that forgets a deleted pod may have failed and be in the state file all the same.
-		if len(p.assigned) > 0 && p.active() && !reflect.DeepEqual(books[uid], p.assigned) {
+		if same := reflect.DeepEqual(books[uid], p.assigned) || len(p.lapsed) > 0 && reflect.DeepEqual(HoldsOf(books[uid]), HoldsOf(p.assigned)); len(p.assigned) > 0 && p.active() && !same && a.unsaved[uid] == nil {
 			return fmt.Errorf("pod %s: the state file says %v, and not %v", p.demand.Pod, books[uid], p.assigned)
 		}
 		for _, as := range p.assigned {
