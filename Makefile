@@ -124,8 +124,9 @@ arm64: ## Run the unit tests that start no programs as arm64 binaries, which QEM
 scale: ## Measure what devmgrd costs the API server of 2000 nodes (root); ten minutes. NODES=100 for a look.
 	$(GO) run ./test/scale -nodes $(or $(NODES),2000) $(if $(NODES),,-o docs/scale.md)
 
-bench: ## Print the figures that the design is measured by.
+bench: ## Print the figures that the design is measured by (root, for the start of pods on a cluster).
 	$(GO) test -run '^$$' -bench . -benchmem ./internal/... ./test/bench/...
+	$(GO) test -tags e2e -timeout 60m -run '^$$' -bench '^BenchmarkStart$$' -benchtime 30x ./test/bench/published
 	$(GO) -C test/bench/kubelet test -run '^$$' -bench . -benchtime 3s . # it builds half a kubelet first: some minutes, once
 
 .PHONY: performance

@@ -375,7 +375,7 @@ func TestStore_SliceAsWanted_SharesItsAttributes(t *testing.T) {
 			t.Errorf("device %s has attributes of its own", d.Name)
 		}
 		if identical(d.Attributes, shown.Spec.Devices[i].Attributes) {
-			t.Error("the version that others may have was changed")
+			t.Error("the former version was changed")
 		}
 	}
 	if !reflect.DeepEqual(now, before) || !reflect.DeepEqual(shown, before) {

@@ -3,6 +3,7 @@
 //
 //	BenchmarkBoundToReady   from "a pod is bound" to "its devices may be injected", at several sizes of node
 //	BenchmarkResidentMemory the whole daemon, with 1 000 devices and 110 pods
+//	BenchmarkClaimsMemory   the heap of 2 048 devices in ResourceSlices, next to that of the same devices as a number of the Node
 //
 // The folder kubelet compares PodResources with the kubelet's own server. It is a module of its own.
 package bench
