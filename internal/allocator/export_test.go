@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/holdings"
 )
 
 // CheckInvariants compares the pools with their sources, and the assignments with the state file. Pods in the middle of an
@@ -60,7 +61,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 			}
 		}
 		// A commit that forgets a deleted pod may have failed and be in the state file all the same.
-		if same := reflect.DeepEqual(books[uid], p.assigned) || len(p.lapsed) > 0 && reflect.DeepEqual(HoldsOf(books[uid]), HoldsOf(p.assigned)); len(p.assigned) > 0 && p.active() && !same && a.unsaved[uid] == nil {
+		if same := reflect.DeepEqual(books[uid], p.assigned) || len(p.lapsed) > 0 && reflect.DeepEqual(holdings.HoldOf(books[uid]), holdings.HoldOf(p.assigned)); len(p.assigned) > 0 && p.active() && !same && a.unsaved[uid] == nil {
 			return fmt.Errorf("pod %s: the state file says %v, and not %v", p.demand.Pod, books[uid], p.assigned)
 		}
 		for _, as := range p.assigned {
