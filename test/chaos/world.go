@@ -165,7 +165,11 @@ func (w *world) startNode(ctx context.Context, shape cluster.Options, self strin
 	if err := os.MkdirAll(node.StateDir, 0o700); err != nil {
 		return err
 	}
-	if err := unix.Mount("chaos", node.StateDir, "tmpfs", 0, "size=4m"); err != nil {
+	size := "size=4m"
+	if w.options.attacker {
+		size = "size=64m" // the lists of its plugin are saved, and devmgrd is not ready while the disk is full
+	}
+	if err := unix.Mount("chaos", node.StateDir, "tmpfs", 0, size); err != nil {
 		return fmt.Errorf("making a small disk: %w", err)
 	}
 	if err := w.write(); err != nil {
