@@ -534,6 +534,7 @@ func (w *world) settle(ctx context.Context, held bool) {
 		// A pod that is gone may hold its devices for a while yet, see leakLimit. Then the others are not free.
 		if err := w.inService(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
 			w.say(leak, err.Error())
+			w.explain(ctx)
 		}
 		w.clear(ctx)
 		if !w.offered { // the scheduler does not know that a device is refused
@@ -546,6 +547,7 @@ func (w *world) settle(ctx context.Context, held bool) {
 	}
 	if err := w.inService(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
 		w.say(leak, err.Error())
+		w.explain(ctx)
 	}
 	w.clear(ctx)
 	if err := w.inService(ctx, 20*time.Second, func() (bool, string) { return w.whole(ctx) }); err != nil {
