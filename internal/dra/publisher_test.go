@@ -758,16 +758,20 @@ func slicedRemoved(t *testing.T) {
 		"devmgrd": func(_ *kubetest.Server, n *node) { n.refuse(gpu, true) },
 		"another client": func(api *kubetest.Server, n *node) {
 			name := api.ResourceSlices()[0].Name
+			api.Refuse(func(string, string) int { return http.StatusServiceUnavailable }) // so that devmgrd does not remove it first
 			n.refuse(gpu, true)
 			api.Delete("resourceslices/" + name)
+			api.Refuse(nil)
 		},
 	} {
 		api, n := kubetest.NewInMemory(t), newNode()
 		n.list(gpu, 3)
+		api.Refuse(func(string, string) int { return http.StatusServiceUnavailable })
 		p, _, stop := publish(t, api, n)
 		if !p.Sliced(gpu) {
 			t.Error("before the slices are listed the Node would show the resource")
 		}
+		api.Refuse(nil)
 		at(time.Minute)
 		if !p.Sliced(gpu) || p.Sliced("a.example/nic") {
 			t.Errorf("gpu: %v, nic: %v; only the first is in slices", p.Sliced(gpu), p.Sliced("a.example/nic"))
