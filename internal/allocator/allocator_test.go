@@ -455,7 +455,12 @@ func TestChurn(t *testing.T) {
 	for seed := range uint64(10) {
 		places := []allocator.Topology{{}, {Policy: placement.BestEffort}, {Policy: placement.Restricted, Scope: placement.PerPod}, {Policy: placement.SingleNUMA}}
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			run(t, func(r *harness) { churn(r, seed) }, func(r *harness) { r.topology, r.suspends, r.mute = places[seed%4], true, true })
+			run(t, func(r *harness) { churn(r, seed) }, func(r *harness) {
+				r.topology, r.suspends, r.mute, r.boot = places[seed%4], true, true, "boot"
+				if seed%5 < 3 {
+					gated(r)
+				}
+			})
 		})
 	}
 }

@@ -270,9 +270,11 @@ func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(co
 			p.fresh = map[string]bool{}
 		}
 		p.fresh[as.Container.Name] = true
+		delete(p.distrusts, as.Container.Name)
 		delete(p.preparations, as.Container.Name) // the preparation was for an older grant
 		a.prepareLocked(p, as)
 	}
+	a.disturbLocked(p)
 	if p.phase == abandoned {
 		a.endLocked(p)
 	}

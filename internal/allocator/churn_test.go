@@ -17,8 +17,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// churn plays random steps: pods are bound, run and end, some share claims, plugins fail and rename their devices, commits fail, the runtime
-// and devmgrd restart. After each step the invariants hold, and no two pods of the model use the same hardware, unless they do by one
+// churn plays random steps: pods are bound, run, end and return, some share claims, plugins fail and rename their devices, commits fail, the
+// runtime, devmgrd and the machine restart, and releases are proved late. After each step the invariants hold, and no two pods of the model use the same hardware, unless they do by one
 // claim. After the end of all faults but one, every pod is served.
 func churn(r *harness, seed uint64) {
 	c := newChurning(r, seed)
@@ -51,6 +51,34 @@ type churning struct {
 	claimed   int                     // claims so far
 	claiming  int                     // pods with claims so far
 	fpgas     fpgasInUse
+	users     map[device.ID]device.ClaimUID // of FPGAs: by which claim a container has had it last
+	proved    provedFPGAs
+	subsets   bool // containers of one claim have some of its devices, not all
+	boots     int
+}
+
+// provedFPGAs are the FPGAs whose release has been proved since a container last started with them.
+type provedFPGAs struct {
+	mu  sync.Mutex
+	ids map[device.ID]bool
+}
+
+func (f *provedFPGAs) set(all []device.Assignment, is bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range device.Shares(all) {
+		for _, id := range s.IDs {
+			if s.Resource == fpga {
+				f.ids[id] = is
+			}
+		}
+	}
+}
+
+func (f *provedFPGAs) has(id device.ID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.ids[id]
 }
 
 // A sharedClaim is a claim of which the scheduler has chosen the devices.
@@ -91,6 +119,10 @@ func newChurning(r *harness, seed uint64) *churning {
 	c := &churning{
 		harness: r, Rand: rand.New(rand.NewPCG(seed, 1)), pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{}, made: map[string]*made{}, connected: true,
 		prefix: map[device.ResourceName]string{gpu: "d", nic: "d", fpga: "d"}, claims: map[string]*sharedClaim{}, fpgas: fpgasInUse{by: map[device.ID]int{}},
+		users: map[device.ID]device.ClaimUID{}, proved: provedFPGAs{ids: map[device.ID]bool{}}, subsets: seed%4 == 1,
+	}
+	if r.releaser != nil {
+		r.releaser.proves = func(d device.Departure) { c.proved.set(d.Assignments, true) }
 	}
 	c.badDevice.Store(-1)
 	r.plugins.allocates(c.allocate)
@@ -120,7 +152,7 @@ func newChurning(r *harness, seed uint64) *churning {
 // allocate always refuses the bad device, refuses others occasionally, and is sometimes slow: lists change, and the daemon
 // restarts, in the middle of a call.
 func (c *churning) allocate(ctx context.Context, r device.ResourceName, ids []device.ID) error {
-	if r == fpga && c.fpgas.any(ids) {
+	if r == fpga && !c.subsets && c.fpgas.any(ids) {
 		c.t.Errorf("Allocate for %v, which a container runs with", ids)
 	}
 	n := c.calls.Add(1)
@@ -187,7 +219,18 @@ func (c *churning) someContainer() *made { return c.made[c.pick(slices.Collect(m
 func (c *churning) step() string {
 	r := c.harness
 	resource := []device.ResourceName{gpu, nic}[c.IntN(2)]
-	switch c.IntN(23) {
+	switch c.IntN(28) {
+	case 23:
+		return c.giveBack()
+	case 24, 25:
+		return c.prove()
+	case 26:
+		if c.IntN(4) == 0 {
+			return c.reboot()
+		}
+		return "nothing"
+	case 27:
+		return c.bindClaim()
 	case 20, 21:
 		return c.bindClaim()
 	case 22:
@@ -294,11 +337,79 @@ func (c *churning) bindClaim() string {
 	one.pods[n] = true
 	var demands []device.Demand
 	for i := range 1 + c.IntN(2) {
-		demands = append(demands, claims(wants(fmt.Sprint(i), device.App, fpga, len(one.ids)), one.uid, one.ids...))
+		ids := one.ids
+		if c.subsets {
+			at := c.IntN(len(ids))
+			ids = ids[at : at+1+c.IntN(len(ids)-at)]
+		}
+		demands = append(demands, claims(wants(fmt.Sprint(i), []device.Kind{device.App, device.App, device.Init}[c.IntN(3)], fpga, len(ids)), one.uid, ids...))
 	}
 	c.pods[n] = pod(n, demands...)
 	c.Bind(c.pods[n])
 	return fmt.Sprintf("bind %s with %s: %v", n, name, one.ids)
+}
+
+// giveBack has a pod with a claim be in the API server again that was deleted, as when the API server has been restored from a backup.
+func (c *churning) giveBack() string {
+	var all []string
+	for n, p := range c.deleted {
+		if _, is := c.pods[n]; !is && p.Shares() && c.PodByUID(device.PodUID(n)).PodAllocation != nil {
+			all = append(all, n)
+		}
+	}
+	n := c.pick(all)
+	p, is := c.deleted[n]
+	if !is {
+		return "nothing"
+	}
+	for _, one := range c.claims {
+		if one.uid == p.Claim(fpga, p.Demands[0].Fixed[fpga][0]) {
+			one.pods[n] = true
+			c.pods[n] = p
+			delete(c.deleted, n)
+			c.Bind(p)
+			return n + " is back"
+		}
+	}
+	return "nothing"
+}
+
+// prove has the releases of all pods but one be proved.
+func (c *churning) prove() string {
+	if c.releaser == nil {
+		return "nothing"
+	}
+	c.releaser.mu.Lock()
+	held := slices.Collect(maps.Keys(c.releaser.held))
+	c.releaser.mu.Unlock()
+	slices.Sort(held)
+	for _, uid := range held {
+		if c.IntN(3) > 0 {
+			c.releaser.holds(uid, device.Release{})
+		}
+	}
+	return "releases are proved"
+}
+
+// reboot has the machine boot: no container is left.
+func (c *churning) reboot() string {
+	for id, one := range c.made {
+		if one.started {
+			c.fpgas.add(one.Stamp[fpga], -1)
+		}
+		c.plugins.setAlive(id, false)
+		delete(c.made, id)
+	}
+	c.boots++
+	c.boot = fmt.Sprint("boot ", c.boots)
+	c.connected, c.broken = false, false
+	c.restart()
+	if c.IntN(2) == 0 {
+		c.sync()
+	}
+	c.after(time.Duration(c.IntN(3)) * time.Second)
+	c.Replace(slices.Collect(maps.Values(c.pods)))
+	return "reboot"
 }
 
 // delete removes a pod from the API server, whatever state its containers are in.
@@ -310,6 +421,9 @@ func (c *churning) delete(pod string) {
 	}
 	if p, is := c.pods[pod]; is {
 		c.deleted[pod] = p
+		if c.releaser != nil && c.IntN(2) == 0 {
+			c.releaser.holds(device.PodUID(pod), opener)
+		}
 	}
 	delete(c.pods, pod)
 	c.Drop(device.PodUID(pod))
@@ -342,6 +456,13 @@ func (c *churning) create(pod string, fails bool) string {
 	for _, s := range st.Assignment.Shares {
 		one.uses[s.Resource], one.Stamp[s.Resource] = hardware(s.IDs), s.IDs
 	}
+	for _, id := range one.Stamp[fpga] {
+		claim := c.pods[pod].Claim(fpga, id)
+		if was := c.users[id]; c.releaser != nil && was != "" && was != claim && !c.proved.has(id) {
+			c.t.Errorf("%s has %s by %s, and its release by %s has not been proved", pod, id, claim, was)
+		}
+		c.users[id] = claim
+	}
 	demand, _ := c.pods[pod].Of("0")
 	for r, n := range demand.Wants {
 		if len(one.uses[r]) != n {
@@ -371,6 +492,7 @@ func (c *churning) start(one *made) string {
 		}
 	}
 	one.started = true
+	c.proved.set([]device.Assignment{{Shares: []device.Share{{Resource: fpga, IDs: one.Stamp[fpga]}}}}, false)
 	c.fpgas.add(one.Stamp[fpga], 1)
 	c.plugins.setAlive(one.ID, true)
 	return "start a container of " + string(one.Container.Pod)
@@ -542,6 +664,11 @@ const spare = 1
 func (c *churning) settle() {
 	c.breakDisk(2)
 	c.sync()
+	defer func() {
+		if c.releaser != nil && len(c.releaser.asked()) > 0 {
+			c.t.Errorf("releases are still being proved: %v", c.releaser.asked())
+		}
+	}()
 	c.list(gpu, 0, 0)
 	c.list(nic, 0, 0)
 	c.after(time.Minute) // all calls have ended, and nothing can begin
@@ -565,7 +692,13 @@ func (c *churning) settle() {
 			c.t.Error(err)
 		}
 	}
+	for range 20 {
+		c.prove()
+	}
 	c.badDevice.Store(0)
+	if c.boots > 0 {
+		c.badDevice.Store(-1) // a pod may have been assigned it before
+	}
 	c.well.Store(true)
 	c.prefix[gpu], c.prefix[nic] = "new-d", "new-d"
 	c.list(gpu, spare+requests[gpu], 0)
@@ -576,6 +709,12 @@ func (c *churning) settle() {
 	for n, p := range c.pods {
 		for _, d := range p.Demands {
 			if st := c.Readiness(d.Container); st.State != device.Ready {
+				if st.Wait.Reason == device.Preparing { // since now: another container had the devices
+					c.after(time.Minute)
+					if c.Readiness(d.Container).State == device.Ready {
+						continue
+					}
+				}
 				c.t.Errorf("when all is well %s/%s waits with %+v", n, d.Container.Name, st.Wait)
 				return
 			}

@@ -78,3 +78,22 @@ func TestAFullDisk(t *testing.T) {
 		t.Skipf("NOT CHECKED: a full disk; mounting one takes root: %v", missing)
 	}
 }
+
+// The commit that forgets the pod has failed, and is in the state file all the same.
+func TestDisk_PodReturnsAfterFailedRelease_RecordIsSavedAgain(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.disk.failsLate(errSync)
+		r.Drop("a")
+		r.check()
+		r.disk.failsLate(nil)
+		r.bind("a", app(gpu, 1))
+		r.after(time.Minute)
+		r.check()
+		r.restart()
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.expectAsked("a/main vendor.com/gpu [d0]")
+	})
+}

@@ -18,8 +18,9 @@ func (a *Allocator) examineLocked(r device.ResourceName, p *holdings.Resource) {
 	}
 	now := time.Now()
 	sick := map[device.PodUID]map[device.ID]bool{} // by holder
-	for id, uid := range p.Taken() {
+	for id := range p.Taken() {
 		if p.Broken(id) {
+			uid := a.failureHolderLocked(r, id)
 			if sick[uid] == nil {
 				sick[uid] = map[device.ID]bool{}
 			}
@@ -45,8 +46,8 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *holdings
 		if !broken[id] {
 			continue
 		}
-		if first, _ := p.Holder(id); first != uid {
-			joined = append(joined, id) // its failure is recorded with the pod that has had it for longer
+		if a.failureHolderLocked(r, id) != uid {
+			joined = append(joined, id) // its failure is recorded with a pod that has had it for longer
 			continue
 		}
 		_, listed := p.Listing().Find(id)
@@ -62,6 +63,41 @@ func (a *Allocator) failedLocked(holder *pod, r device.ResourceName, p *holdings
 	a.tellFailed(holder, r, joined, true)
 }
 
+// failureHolderLocked returns the pod with which the failures of a device are recorded: of those that have been assigned it the first that is
+// active, or the first.
+func (a *Allocator) failureHolderLocked(r device.ResourceName, id device.ID) (uid device.PodUID) {
+	uid, _ = a.table.Resources[r].Holder(id)
+	if len(a.table.Resources[r].Sharers(id)) == 0 {
+		return uid
+	}
+	found := false
+	for other := range a.holdersLocked(r, id) {
+		q := a.pods[other]
+		switch {
+		case q == nil || !q.has(r, id):
+		case q.active():
+			return other
+		case !found:
+			uid, found = other, true
+		}
+	}
+	return uid
+}
+
+// passFailuresLocked has the failures of a pod's devices recorded with the pods that share them, when it ends.
+func (a *Allocator) passFailuresLocked(p *pod) {
+	if !p.demand.Shares() {
+		return
+	}
+	for r, ids := range holdings.HoldOf(p.assigned) {
+		for _, id := range ids {
+			if to := a.failureHolderLocked(r, id); to != p.demand.Pod.UID {
+				a.table.Resources[r].Failures.Pass(id, p.demand.Pod.UID, to)
+			}
+		}
+	}
+}
+
 // reportFailures counts and reports devices that failed together, to the pod that has their record and to those that share them.
 func (a *Allocator) reportFailures(holder *pod, r device.ResourceName, ids []device.ID, listed bool) {
 	if len(ids) == 0 {
@@ -71,8 +107,11 @@ func (a *Allocator) reportFailures(holder *pod, r device.ResourceName, ids []dev
 	a.tellFailed(holder, r, ids, listed)
 	others := map[*pod][]device.ID{}
 	for _, id := range ids {
-		for _, uid := range a.table.Resources[r].Sharers(id) {
-			if q := a.pods[uid]; q != nil && slices.Contains(holdings.HoldOf(q.assigned)[r], id) {
+		if len(a.table.Resources[r].Sharers(id)) == 0 {
+			continue
+		}
+		for uid := range a.holdersLocked(r, id) {
+			if q := a.pods[uid]; q != nil && q != holder && q.has(r, id) {
 				others[q] = append(others[q], id)
 			}
 		}

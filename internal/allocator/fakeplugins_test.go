@@ -48,6 +48,7 @@ type fakePlugins struct {
 	prepare     func(ctx context.Context) error
 	prepareIDs  func([]device.ID) // the same, with the devices
 	cdi         bool              // Allocate answers with CDI devices
+	nodes       bool              // and with a device node and a CDI device for each
 	padding     int               // needMode many bytes Allocate adds to its answers
 	store       interface {
 		ForgetResource(device.ResourceName) error
@@ -160,6 +161,12 @@ func (s *fakePlugins) Allocate(ctx context.Context, pod device.Pod, c device.Con
 	defer s.mu.Unlock()
 	if s.padding > 0 {
 		grant.Env["PADDING"] = strings.Repeat("x", s.padding)
+	}
+	if s.nodes {
+		for _, id := range ids {
+			grant.Nodes = append(grant.Nodes, device.Node{HostPath: "/dev/" + string(id)})
+			grant.CDI = append(grant.CDI, "vendor.com/gpu="+string(id))
+		}
 	}
 	if s.cdi {
 		grant.CDI = []string{"vendor.com/gpu=" + string(ids[0])}

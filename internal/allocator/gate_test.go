@@ -17,10 +17,13 @@ type releaser struct {
 	held     map[device.PodUID]device.Release // the pods whose devices are not free
 	departed map[device.PodUID]device.Departure
 	changed  chan struct{}
+	forgets  int                    // proofs in progress that were ended
+	running  map[device.PodUID]bool // commands
+	proves   func(device.Departure)
 }
 
 func gated(r *harness) {
-	r.releaser = &releaser{held: map[device.PodUID]device.Release{}, departed: map[device.PodUID]device.Departure{}, changed: make(chan struct{}, 1)}
+	r.releaser = &releaser{held: map[device.PodUID]device.Release{}, departed: map[device.PodUID]device.Departure{}, changed: make(chan struct{}, 1), running: map[device.PodUID]bool{}}
 }
 
 func (g *releaser) Release(d device.Departure) *device.Release {
@@ -33,16 +36,37 @@ func (g *releaser) Release(d device.Departure) *device.Release {
 	if why, is := g.held[d.Pod.UID]; is {
 		return &why
 	}
+	if g.proves != nil {
+		g.proves(d)
+	}
 	return nil
 }
 
 func (g *releaser) Forget(uid device.PodUID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if _, is := g.departed[uid]; is {
+		g.forgets++
+	}
 	delete(g.departed, uid)
 }
 
-func (g *releaser) Running(device.PodUID) bool { return false }
+func (g *releaser) Running(uid device.PodUID) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.running[uid]
+}
+
+// runs has a command for a pod's devices run, or end.
+func (g *releaser) runs(uid device.PodUID, is bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.running[uid] = is
+	select {
+	case g.changed <- struct{}{}:
+	default:
+	}
+}
 
 func (g *releaser) Changed() <-chan struct{} { return g.changed }
 

@@ -51,9 +51,10 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 	if !slices.Contains(before.next, next) {
 		a.log.Error("bug: unexpected change of a pod's phase", "pod", p.demand.Pod.String(), "from", p.phase, "to", next)
 	}
-	switch p.phase {
-	case allocating:
+	if p.phase == allocating || p.phase == abandoned || next == settled {
 		defer a.wakeSharersLocked(p)
+	}
+	switch p.phase {
 	case waiting:
 		delete(a.waiting, uid)
 	case ended:
@@ -87,6 +88,7 @@ func (a *Allocator) enterLocked(p *pod, next phase) {
 		a.table.Resources.Request(p.demand, 1)
 	case before.active && !now.active:
 		p.droppedAt = time.Now()
+		a.passFailuresLocked(p)
 		a.table.Resources.Request(p.demand, -1)
 	case next != absent:
 		return

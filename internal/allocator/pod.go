@@ -16,6 +16,7 @@ type pod struct {
 	runtimeKnows  bool                // a static pod reported by the runtime: the API does not affect it
 	lastSeen      time.Time           // if runtimeKnows: when it was bound, or its last container ended, whichever was later
 	saved         bool                // in the state file, possibly with another demand
+	recalled      bool                // from the state file, and not reported since: it may have ended
 	droppedAt     time.Time           // when it was last dropped
 	releaseAt     time.Time           // earliest time of its removal
 	release       *device.Release     // if ended: why its devices are not free yet; nil: not known
@@ -41,6 +42,7 @@ type pod struct {
 
 	lapsed           map[string]lapse // containers whose grants no longer hold
 	fresh            map[string]bool  // containers whose grants are unused so far
+	distrusts        map[string]bool  // containers whose last grants could not be used: their plugins are asked even if another container has a grant
 	ran              bool             // a container may have run since the boot
 	failures         int              // consecutive failures to apply its grants
 	refusal          device.Wait      // why a container with devices was refused; zero: none was
@@ -66,6 +68,16 @@ func (p *pod) of(container string) (device.Assignment, bool) {
 		}
 	}
 	return device.Assignment{}, false
+}
+
+// has reports whether a container of the pod has been assigned a device.
+func (p *pod) has(r device.ResourceName, id device.ID) bool {
+	for _, s := range device.Shares(p.assigned) {
+		if s.Resource == r && slices.Contains(s.IDs, id) {
+			return true
+		}
+	}
+	return false
 }
 
 // Bind reports that a pod is bound to this node and has not ended. Repeated calls change nothing.
@@ -166,6 +178,10 @@ func (a *Allocator) bindLocked(d device.PodDemand) {
 	if p.releaseFailed != "" {
 		a.usedLocked(p) // it was only away
 	}
+	if p.recalled {
+		p.recalled = false
+		a.wakeSharersLocked(p)
+	}
 	switch {
 	case p.runtimeKnows && !d.Local:
 		return // a pod in the API pretends to be this pod's mirror
@@ -264,6 +280,7 @@ var waitDoubt = device.Wait{Reason: device.StoreUnavailable, Message: "the state
 
 // resumeLocked continues with a pod that is back in the API, with the devices that it has.
 func (a *Allocator) resumeLocked(p *pod) {
+	a.saveLaterLocked(p) // a commit that forgets the pod may have failed, and be in the state file all the same
 	switch {
 	case p.doubt != nil:
 		a.parkLocked(p, waitDoubt, 0)

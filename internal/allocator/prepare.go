@@ -26,6 +26,13 @@ func (prep *preparation) has(r device.ResourceName, id device.ID) bool {
 	return prep != nil && slices.ContainsFunc(prep.shares, func(s device.Share) bool { return s.Resource == r && slices.Contains(s.IDs, id) })
 }
 
+// covers reports whether a preparation is about all devices of these shares.
+func (prep *preparation) covers(shares []device.Share) bool {
+	return !slices.ContainsFunc(shares, func(s device.Share) bool {
+		return slices.ContainsFunc(s.IDs, func(id device.ID) bool { return !prep.has(s.Resource, id) })
+	})
+}
+
 // preparesLocked returns the shares of an assignment that need PreStartContainer, without devices that are shared and ready. A kubelet's
 // checkpoint does not record which shares do, so for imported ones the plugin's current offer decides.
 func (a *Allocator) preparesLocked(as device.Assignment) []device.Share {
@@ -91,6 +98,7 @@ func (a *Allocator) prepared(pod device.Pod, c device.Container, prep *preparati
 		prep.tries = 0
 	}
 	close(prep.done)
+	a.changedLocked() // NodePrepareResources waits for any change
 }
 
 var waitPreparing = device.Wait{Reason: device.Preparing, Message: "the device plugin is preparing the devices"}
@@ -107,7 +115,7 @@ func (a *Allocator) preparedLocked(p *pod, as device.Assignment) *device.Readine
 		return &device.Readiness{State: device.Busy, Done: other.done, Wait: waitPreparing}
 	}
 	prep := p.preparations[as.Container.Name]
-	if prep == nil || prep.err != nil && !time.Now().Before(prep.retry) {
+	if prep == nil || prep.err != nil && !time.Now().Before(prep.retry) || !prep.running && prep.err == nil && !prep.covers(a.preparesLocked(as)) {
 		a.prepareLocked(p, as)
 		prep = p.preparations[as.Container.Name]
 	}

@@ -161,6 +161,14 @@ func (a *Allocator) reviveLocked(p *pod) {
 func (a *Allocator) replanLocked(p *pod, why device.Wait) {
 	a.log.Warn("pod is given other devices", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned), "reason", why.Reason, "err", why.Message)
 	p.doubt = holdings.HoldOf(p.assigned)
+	for container, l := range p.lapsed {
+		if l == unusable && why.Reason != device.PreStartFailed {
+			if p.distrusts == nil {
+				p.distrusts = map[string]bool{}
+			}
+			p.distrusts[container] = true
+		}
+	}
 	p.assigned, p.lapsed, p.fresh, p.preparations, p.tries = nil, nil, nil, nil, 0
 	a.publishLocked(p)
 	a.parkLocked(p, why, 0)

@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"iter"
+	"maps"
 	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -43,7 +44,7 @@ func (a *Allocator) shareableLocked(r device.ResourceName, id device.ID, claim d
 		switch q := a.pods[uid]; {
 		case q == nil || q.demand.Claim(r, id) != claim:
 			return placement.Never
-		case q.phase == settled:
+		case q.phase == settled && !q.recalled:
 			may = placement.Now
 		default:
 			may = max(may, placement.Later)
@@ -70,24 +71,7 @@ func (a *Allocator) holdersLocked(r device.ResourceName, id device.ID) iter.Seq[
 	}
 }
 
-// sharersLocked yields the other pods that have devices by a pod's claims, some perhaps several times, with the device.
-func (a *Allocator) sharersLocked(p *pod) iter.Seq2[*pod, device.Cordon] {
-	return func(yield func(*pod, device.Cordon) bool) {
-		for _, d := range p.demand.Demands {
-			for r, claimed := range d.Claimed {
-				for id := range claimed {
-					for uid := range a.holdersLocked(r, id) {
-						if q := a.pods[uid]; q != nil && q != p && !yield(q, device.Cordon{Resource: r, ID: id}) {
-							return
-						}
-					}
-				}
-			}
-		}
-	}
-}
-
-// wakeSharersLocked queues the pods that wait for a pod with the same claims, whose attempt has ended.
+// wakeSharersLocked queues the pods that wait for a pod with the same claims, whose attempt has ended or which is served again.
 func (a *Allocator) wakeSharersLocked(p *pod) {
 	if !p.demand.Shares() {
 		return
@@ -115,9 +99,15 @@ func sharesWith(d, e device.PodDemand) bool {
 
 // allocatingSharerLocked returns another pod with devices of the same claims whose plugins are being asked; nil: there is none.
 func (a *Allocator) allocatingSharerLocked(p *pod) *pod {
-	for q := range a.sharersLocked(p) {
-		if q.phase == allocating || q.phase == abandoned {
-			return q
+	for _, d := range p.demand.Demands {
+		for r, claimed := range d.Claimed {
+			for id := range claimed {
+				for uid := range a.holdersLocked(r, id) {
+					if q := a.pods[uid]; q != nil && q != p && (q.phase == allocating || q.phase == abandoned) {
+						return q
+					}
+				}
+			}
 		}
 	}
 	return nil
@@ -135,7 +125,7 @@ func (a *Allocator) sharedGrant(c device.Container, s device.Share, before []dev
 	d, _ := p.demand.Of(c.Name)
 	why, lapsed := p.lapsed[c.Name]
 	claimed := !slices.ContainsFunc(s.IDs, func(id device.ID) bool { return d.Claimed[s.Resource][id] == "" })
-	if !claimed || lapsed && why == unusable {
+	if !claimed || lapsed && why == unusable || p.distrusts[c.Name] {
 		return device.Grant{}, false
 	}
 	has := func(all []device.Assignment, lapsed map[string]lapse) (device.Grant, bool) {
@@ -244,15 +234,25 @@ func (a *Allocator) departureLocked(p *pod, vacant map[device.PodUID]bool) devic
 		return d
 	}
 	uid := p.demand.Pod.UID
-	kept := func(r device.ResourceName, id device.ID) bool {
+	keeps := func(other device.PodUID) bool {
+		q := a.pods[other]
+		return other != uid && q != nil && (q.active() || !vacant[other] || other < uid)
+	}
+	kept := map[device.Cordon]bool{} // for all devices of a pod at once: a claim may have many, and many pods
+	isKept := func(r device.ResourceName, id device.ID) bool {
+		if kept[device.Cordon{Resource: r, ID: id}] {
+			return true
+		}
 		for other := range a.holdersLocked(r, id) {
-			q := a.pods[other]
-			if other == uid || q == nil || !slices.Contains(holdings.HoldOf(q.assigned)[r], id) {
-				continue // itself, or an attempt
+			if !keeps(other) || !a.pods[other].has(r, id) { // an attempt keeps nothing
+				continue
 			}
-			if q.active() || !vacant[other] || other < uid {
-				return true
+			for _, s := range device.Shares(a.pods[other].assigned) {
+				for _, id := range s.IDs {
+					kept[device.Cordon{Resource: s.Resource, ID: id}] = true
+				}
 			}
+			return true
 		}
 		return false
 	}
@@ -261,10 +261,22 @@ func (a *Allocator) departureLocked(p *pod, vacant map[device.PodUID]bool) devic
 		shares := as.Shares
 		as.Shares = nil
 		for _, s := range shares {
-			s.IDs = slices.DeleteFunc(slices.Clone(s.IDs), func(id device.ID) bool { return kept(s.Resource, id) })
-			if len(s.IDs) > 0 {
-				as.Shares = append(as.Shares, s)
+			all := s.IDs
+			s.IDs = slices.DeleteFunc(slices.Clone(all), func(id device.ID) bool { return isKept(s.Resource, id) })
+			if len(s.IDs) == 0 {
+				continue
 			}
+			for _, id := range all {
+				if slices.Contains(s.IDs, id) {
+					continue
+				}
+				for other := range a.holdersLocked(s.Resource, id) {
+					if keeps(other) {
+						s.Grant = without(s.Grant, a.pods[other], s.Resource, id)
+					}
+				}
+			}
+			as.Shares = append(as.Shares, s)
 		}
 		if len(as.Shares) > 0 {
 			d.Assignments = append(d.Assignments, as)
@@ -273,24 +285,46 @@ func (a *Allocator) departureLocked(p *pod, vacant map[device.PodUID]bool) devic
 	return d
 }
 
-// proves reports whether the proof in progress for an ended pod is about exactly these devices.
-func (p *pod) proves(d device.Departure) bool {
-	count := func(all []device.Assignment) (n int) {
-		for _, s := range device.Shares(all) {
-			n += len(s.IDs)
+// without returns a grant without the device nodes that a pod has with a device that it keeps. A grant does not name the device of a node.
+func without(g device.Grant, keeper *pod, r device.ResourceName, id device.ID) device.Grant {
+	for _, s := range device.Shares(keeper.assigned) {
+		if s.Resource != r || !slices.Contains(s.IDs, id) {
+			continue
 		}
-		return n
+		g.Nodes = slices.DeleteFunc(slices.Clone(g.Nodes), func(n device.Node) bool {
+			return slices.ContainsFunc(s.Grant.Nodes, func(kept device.Node) bool { return kept.HostPath == n.HostPath })
+		})
+		g.CDI = slices.DeleteFunc(slices.Clone(g.CDI), func(name string) bool { return slices.Contains(s.Grant.CDI, name) })
 	}
-	return count(p.proving) == count(d.Assignments)
+	return g
 }
 
-// disturbLocked ends the proofs about devices that a pod may use again from now on.
+// proves reports whether the proof in progress for an ended pod is about exactly these devices.
+func (p *pod) proves(d device.Departure) bool {
+	return maps.EqualFunc(holdings.HoldOf(p.proving), holdings.HoldOf(d.Assignments), slices.Equal)
+}
+
+// disturbLocked has the proofs begun again that are about devices that a pod has been assigned, and may use from now on.
 func (a *Allocator) disturbLocked(p *pod) {
-	for q, d := range a.sharersLocked(p) {
-		if q.proving != nil && slices.Contains(holdings.HoldOf(q.proving)[d.Resource], d.ID) {
+	if !p.demand.Shares() || len(p.assigned) == 0 {
+		return
+	}
+	for _, q := range a.ended {
+		if q != p && sharesDevices(p, q.proving) {
 			a.unprovenLocked(q)
+			a.scheduleWriteLocked(0)
 		}
 	}
+}
+
+// sharesDevices reports whether a pod has one of these devices, or is to have it, by a claim.
+func sharesDevices(p *pod, all []device.Assignment) bool {
+	for _, s := range device.Shares(all) {
+		if slices.ContainsFunc(s.IDs, func(id device.ID) bool { return p.demand.Claim(s.Resource, id) != "" }) {
+			return true
+		}
+	}
+	return false
 }
 
 // commandRunsLocked reports whether a command of a release runs for devices of a pod, also where another pod was the last that had them.
@@ -301,8 +335,11 @@ func (a *Allocator) commandRunsLocked(p *pod) bool {
 	if a.releaser.Running(p.demand.Pod.UID) {
 		return true
 	}
-	for q := range a.sharersLocked(p) {
-		if !q.active() && a.releaser.Running(q.demand.Pod.UID) {
+	if !p.demand.Shares() {
+		return false
+	}
+	for uid, q := range a.ended {
+		if a.releaser.Running(uid) && sharesDevices(p, q.assigned) {
 			return true
 		}
 	}

@@ -34,6 +34,7 @@ func TestSharing_PodsOfOneClaim_HaveOneGrant(t *testing.T) {
 		r.restart()
 		r.RuntimeSynced(nil, nil)
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.bind("b", sharing("main", "d0"))
 		r.Drop("a")
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 		r.expect("c", "main", "waiting DeviceInUse")
@@ -258,4 +259,317 @@ func TestSharing_DeviceFails_EachPodIsTold(t *testing.T) {
 			t.Errorf("%v failures, want 1", n)
 		}
 	})
+}
+
+// A pod is deleted by force whose container runs with the device, and whose assignment could not be saved.
+func TestSharing_AttemptFailsAfterStateFileLost_RunningContainerKeepsTheDevice(t *testing.T) {
+	run(t, func(r *harness) {
+		r.mute = true
+		r.plugins.stock(gpu, 2)
+		stamped := func(id, pod string) device.Running {
+			one := running(id, pod, "main")
+			one.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
+			return one
+		}
+		r.RuntimeSynced([]device.Running{stamped("1", "a"), stamped("2", "b")}, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.check()
+		r.disk.fails(func() {})
+		r.Bind(pod("b", sharing("main", "d0")))
+		r.check()
+		r.Drop("b")
+		r.check()
+		r.disk.fails(nil)
+		r.after(time.Minute)
+		r.Drop("a")
+		r.RuntimeStopped(stamped("1", "a"))
+		r.after(time.Minute)
+		r.check()
+		r.bind("z", claims(app(gpu, 1), "z", "d0"))
+		r.expect("z", "main", "waiting DeviceInUse")
+		r.RuntimeStopped(stamped("2", "b"))
+		r.expect("z", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+// A device that another container used while this one's other devices were prepared is prepared before the start.
+func TestSharing_DeviceUsedSincePreparation_IsPrepared(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		one := running("0", "a", "main")
+		if got := r.Claim(one); got.State != device.Ready {
+			t.Errorf("%+v", got)
+		}
+		r.RuntimeStarted(one)
+		r.bind("b", claims(app(gpu, 2), "x", "d0", "d1"))
+		r.check()
+		r.Drop("a")
+		r.RuntimeStopped(one)
+		r.check()
+		r.plugins.prepared = nil
+		got := r.Claim(running("1", "b", "main"))
+		r.check()
+		if got.State == device.Ready || len(r.plugins.prepared) == 0 {
+			t.Errorf("b starts with d0 unprepared: %v, prepared %v", got.State, r.plugins.prepared)
+		}
+	})
+}
+
+func TestPreparation_Ends_IsAChange(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
+		r.plugins.prepares(func(context.Context) error { time.Sleep(time.Second); return nil })
+		r.bind("a", sharing("main", "d0"))
+		updated := r.Updated()
+		r.expect("a", "main", "busy Preparing")
+		r.after(time.Minute)
+		select {
+		case <-updated:
+		default:
+			t.Error("there is no change")
+		}
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+func TestSharing_HolderReturns_WaitingPodIsServed(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.Claim(running("2", "a", "main"))
+		r.Drop("a")
+		r.bind("b", sharing("main", "d0"))
+		r.expect("b", "main", "waiting DeviceInUse")
+		r.check()
+		r.bind("a", sharing("main", "d0"))
+		r.check()
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+// The device of the first pod is not released: it has processes.
+func TestSharing_PodEndsWhileGrantedAgain_TheOtherIsServed(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.bind("b", sharing("main", "d0"))
+		r.check()
+		r.boot = "second"
+		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error {
+			time.Sleep(5 * time.Second)
+			return nil
+		})
+		r.restart()
+		r.RuntimeSynced(nil, nil)
+		r.after(time.Second)
+		r.plugins.haunt("a")
+		r.Drop("a")
+		r.after(time.Minute)
+		r.check()
+		r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		r.plugins.haunt()
+	}, func(r *harness) { r.boot = "first" })
+}
+
+func TestSharing_GrantOfAnotherCannotBeUsed_PluginIsAsked(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.bind("b", sharing("main", "d0"))
+		r.Claim(running("1", "a", "main"))
+		r.RuntimeStarted(running("1", "a", "main"))
+		if err := r.RuntimeStarting(t.Context(), running("1", "a", "main")); err != nil {
+			t.Error(err)
+		}
+		r.asked()
+		for range 3 {
+			r.Refused(device.Container{Pod: "b", Name: "main"}, device.Wait{Reason: device.HostDeviceMissing, Message: "gone"}, true)
+			r.after(time.Minute)
+			r.expect("b", "main", "ready vendor.com/gpu[d0]")
+		}
+		if got := r.asked(); len(got) != 3 {
+			t.Errorf("asked %q", got)
+		}
+	})
+}
+
+func TestSharing_RestartWhileReleaseIsProved_PodDoesNotJoin(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.after(time.Minute)
+		r.releaser.holds("a", opener)
+		r.Drop("a")
+		r.after(time.Minute)
+		r.bind("c", sharing("main", "d0"))
+		r.expect("c", "main", "waiting DeviceBusy")
+		r.after(time.Minute)
+		r.restart()
+		r.RuntimeSynced(nil, nil)
+		r.expect("c", "main", "waiting DeviceInUse")
+		r.Replace([]device.PodDemand{pod("c", sharing("main", "d0"))})
+		r.after(time.Minute)
+		r.expect("c", "main", "waiting DeviceBusy")
+		r.expectDeparts("a", "d0")
+	}, gated)
+}
+
+func TestSharing_HolderReportedAfterRestart_WaitingPodIsServed(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.bind("a", sharing("main", "d0"))
+		r.after(time.Minute)
+		r.plugins.stock(gpu, 1, 0)
+		r.bind("c", sharing("main", "d0"))
+		r.after(time.Minute)
+		r.expect("c", "main", "waiting DeviceUnhealthy")
+		r.restart()
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.check()
+		r.Replace([]device.PodDemand{pod("c", sharing("main", "d0")), pod("a", sharing("main", "d0"))})
+		r.check()
+		r.expect("c", "main", "ready vendor.com/gpu[d0]")
+	})
+}
+
+func TestSharing_FirstPodEndsWhileDeviceFails_TheOtherIsTold(t *testing.T) {
+	for _, when := range []string{"before", "running", "after"} {
+		run(t, func(r *harness) {
+			r.plugins.stock(gpu, 2)
+			r.RuntimeSynced(nil, nil)
+			r.bind("a", sharing("main", "d0"))
+			r.bind("b", sharing("main", "d0"))
+			r.Claim(running("1", "a", "main"))
+			if when == "before" {
+				r.Drop("a") // its container runs on
+			}
+			r.plugins.stock(gpu, 2, 0)
+			r.after(2 * time.Second)
+			if when != "before" {
+				r.Drop("a")
+			}
+			if when == "after" {
+				r.RuntimeStopped(running("1", "a", "main"))
+			}
+			r.after(time.Minute)
+			r.check()
+			n := 0
+			for _, told := range r.plugins.told {
+				if told == "b failed for long vendor.com/gpu/d0" {
+					n++
+				}
+			}
+			if n != 1 {
+				t.Errorf("%s: told %q", when, r.plugins.told)
+			}
+			if n := r.metric("devmgrd_device_failures_total", string(gpu)); n != 1 {
+				t.Errorf("%s: %v failures, want 1", when, n)
+			}
+		})
+	}
+}
+
+func TestSharing_PodReturns_ProofOfOtherDevicesGoesOn(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", claims(app(gpu, 2), "x", "d0", "d1"))
+		r.bind("b", claims(app(gpu, 2), "x", "d0", "d2"))
+		r.bind("aa", sharing("main", "d0"))
+		r.after(time.Minute)
+		r.releaser.holds("a", opener)
+		r.releaser.holds("b", opener)
+		for _, n := range []string{"a", "b", "aa"} {
+			r.Drop(device.PodUID(n))
+		}
+		r.check()
+		r.expectDeparts("a", "d0", "d1")
+		r.expectDeparts("b", "d2")
+		r.bind("z", claims(app(gpu, 1), "z", "d1"))
+		r.after(time.Minute)
+		r.releaser.runs("a", true)
+		r.bind("b", claims(app(gpu, 2), "x", "d0", "d2"))
+		r.check()
+		r.expectDeparts("a", "d1")
+		r.expect("b", "main", "waiting DeviceBusy")
+		r.releaser.runs("a", false)
+		r.expect("b", "main", "ready vendor.com/gpu[d0 d2]")
+		r.releaser.holds("a", device.Release{})
+		r.expect("z", "main", "ready vendor.com/gpu[d1]")
+	}, gated)
+}
+
+func TestSharing_PodReturns_WaitsForTheCommandOfAnother(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.bind("b", claims(app(gpu, 2), "x", "d0", "d1"))
+		r.after(time.Minute)
+		r.releaser.holds("a", opener)
+		r.releaser.holds("b", opener)
+		r.Drop("a")
+		r.Drop("b")
+		r.after(time.Minute)
+		r.releaser.runs("a", true) // its command is being stopped, and pods that share the device wait for its end
+		r.bind("b", claims(app(gpu, 2), "x", "d0", "d1"))
+		r.after(time.Minute)
+		r.expect("b", "main", "waiting DeviceBusy")
+		r.releaser.runs("a", false)
+		r.check()
+		if p := r.PodByUID("a"); p.PodAllocation != nil {
+			t.Errorf("a is %+v", p)
+		}
+		r.expect("b", "main", "ready vendor.com/gpu[d0 d1]")
+	}, gated)
+}
+
+func TestSharing_NewPodWaits_ProofGoesOn(t *testing.T) {
+	for _, claim := range []device.ClaimUID{"x", "y"} {
+		run(t, func(r *harness) {
+			r.plugins.stock(gpu, 1)
+			r.RuntimeSynced(nil, nil)
+			r.bind("a", sharing("main", "d0"))
+			r.after(time.Minute)
+			r.releaser.holds("a", device.Release{Why: "command", Underway: true})
+			r.Drop("a")
+			r.after(time.Second)
+			r.expectDeparts("a", "d0")
+			before := r.releaser.forgets
+			r.bind("b", claims(app(gpu, 1), claim, "d0"))
+			r.after(time.Minute)
+			if n := r.releaser.forgets - before; n > 0 {
+				t.Errorf("%s: the proof has begun again %d times", claim, n)
+			}
+		}, gated)
+	}
+}
+
+func TestSharing_SomeDevicesKept_ReleaseIsNotAboutTheirNodes(t *testing.T) {
+	run(t, func(r *harness) {
+		r.plugins.nodes = true
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", claims(app(gpu, 2), "x", "d0", "d1"))
+		r.bind("b", sharing("main", "d0"))
+		r.releaser.holds("a", opener)
+		r.Drop("a")
+		r.check()
+		r.expectDeparts("a", "d1")
+		r.releaser.mu.Lock()
+		defer r.releaser.mu.Unlock()
+		g := r.releaser.departed["a"].Assignments[0].Shares[0].Grant
+		if len(g.Nodes) != 1 || g.Nodes[0].HostPath != "/dev/d1" || !slices.Equal(g.CDI, []string{"vendor.com/gpu=d1"}) {
+			t.Errorf("the release is about %+v", g)
+		}
+	}, gated)
 }

@@ -41,10 +41,15 @@ func (d *deviceInfo) Describe(to chan<- *prometheus.Desc) {
 // Collect is part of prometheus.Collector.
 func (d *deviceInfo) Collect(to chan<- prometheus.Metric) {
 	all, _ := d.view.Devices("")
-	for _, one := range all[:min(len(all), maxDeviceSeries)] {
+	series, omitted := 0, 0
+	for _, one := range all {
 		holders := []device.Holder{{}}
 		if one.Holder != nil {
 			holders = append([]device.Holder{*one.Holder}, one.Sharers...)
+		}
+		if omitted > 0 || series+len(holders) > maxDeviceSeries {
+			omitted++
+			continue
 		}
 		seen := map[string]bool{} // a pod and its successor may have one name
 		for _, holder := range holders {
@@ -53,6 +58,7 @@ func (d *deviceInfo) Collect(to chan<- prometheus.Metric) {
 			} else {
 				seen[name] = true
 			}
+			series++
 			labels := []string{
 				string(one.Resource), device.QuoteID(one.ID), string(one.State), yesNo(one.Healthy), yesNo(one.Cordon != nil),
 				holder.Pod.Namespace, holder.Pod.Name, strings.Join(holder.Containers, ","),
@@ -65,7 +71,7 @@ func (d *deviceInfo) Collect(to chan<- prometheus.Metric) {
 			to <- prometheus.MustNewConstMetric(d.info, prometheus.GaugeValue, 1, labels...)
 		}
 	}
-	to <- prometheus.MustNewConstMetric(d.omitted, prometheus.GaugeValue, float64(max(0, len(all)-maxDeviceSeries)))
+	to <- prometheus.MustNewConstMetric(d.omitted, prometheus.GaugeValue, float64(omitted))
 }
 
 func yesNo(b bool) string {

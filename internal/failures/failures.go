@@ -73,6 +73,13 @@ func (l *Log) Fail(id device.ID, holder device.PodUID, listed bool, now time.Tim
 	return begins, counts
 }
 
+// Pass makes another pod the holder of a device that has failed, if this one is: both have the device.
+func (l *Log) Pass(id device.ID, from, to device.PodUID) {
+	if rec := l.records[id]; rec != nil && rec.holder == from {
+		rec.holder = to
+	}
+}
+
 // Settle ends the failures that no longer last, after a list of a connected plugin. lasts reports whether a pod still has a
 // device and the device is still failed. After an absence of the plugin the failures that are left begin again, unless they
 // are lasting. Settle reports whether one does.

@@ -84,17 +84,40 @@ func (t *Table) Quarantine(c device.Container, r device.ResourceName, ids []devi
 
 // agree ends the dispute about a device that a pod shares from now on.
 func (t *Table) agree(pod device.PodUID, r device.ResourceName, id device.ID) {
-	disputed := t.Conflicting[pod]
-	for container, choice := range disputed {
-		if choice[r] = slices.DeleteFunc(choice[r], func(one device.ID) bool { return one == id }); len(choice[r]) == 0 {
+	move(t.Conflicting, t.Quarantined, pod, r, func(one device.ID) bool { return one == id })
+}
+
+// dispute keeps devices that a pod's containers run with, and that only pods have with which it shared them.
+func (t *Table) dispute(pod device.PodUID) {
+	for r, p := range t.Resources {
+		move(t.Quarantined, t.Conflicting, pod, r, func(id device.ID) bool { _, taken := p.Holder(id); return taken && !p.Has(id, pod) })
+	}
+}
+
+// move moves some devices of a pod's containers.
+func move(from, to containers.Devices, pod device.PodUID, r device.ResourceName, which func(device.ID) bool) {
+	for container, choice := range from[pod] {
+		var moved, left []device.ID
+		for _, id := range choice[r] {
+			if which(id) {
+				moved = append(moved, id)
+			} else {
+				left = append(left, id)
+			}
+		}
+		if len(moved) == 0 {
+			continue
+		}
+		to.Add(device.Container{Pod: pod, Name: container}, r, moved)
+		if choice[r] = left; len(left) == 0 {
 			delete(choice, r)
 		}
 		if len(choice) == 0 {
-			delete(disputed, container)
+			delete(from[pod], container)
 		}
 	}
-	if len(disputed) == 0 {
-		delete(t.Conflicting, pod)
+	if len(from[pod]) == 0 {
+		delete(from, pod)
 	}
 }
 

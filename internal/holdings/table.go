@@ -83,7 +83,7 @@ func (t *Table) Free(pod device.PodUID, h Hold) {
 	t.reclaim()
 }
 
-// Release frees devices of a pod, except those that its containers run with, which are quarantined.
+// Release frees devices of a pod, except those that its containers run with, which are quarantined, or in dispute where other pods have them.
 func (t *Table) Release(pod device.PodUID, h Hold) {
 	for r, ids := range h {
 		t.free(r, ids, pod)
@@ -93,6 +93,9 @@ func (t *Table) Release(pod device.PodUID, h Hold) {
 			t.Resources[r].Quarantine(ids, pod)
 			t.Withhold(r)
 		}
+	}
+	if t.Quarantined[pod] != nil {
+		t.dispute(pod)
 	}
 	t.reclaim()
 }

@@ -165,7 +165,11 @@ func (w *world) startNode(ctx context.Context, shape cluster.Options, self strin
 	if err := os.MkdirAll(node.StateDir, 0o700); err != nil {
 		return err
 	}
-	if err := unix.Mount("chaos", node.StateDir, "tmpfs", 0, "size=4m"); err != nil {
+	size := "size=4m"
+	if w.options.attacker {
+		size = "size=64m" // the lists of its plugin are saved, and devmgrd is not ready while the disk is full
+	}
+	if err := unix.Mount("chaos", node.StateDir, "tmpfs", 0, size); err != nil {
 		return fmt.Errorf("making a small disk: %w", err)
 	}
 	if err := w.write(); err != nil {
@@ -530,6 +534,7 @@ func (w *world) settle(ctx context.Context, held bool) {
 		// A pod that is gone may hold its devices for a while yet, see leakLimit. Then the others are not free.
 		if err := w.inService(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
 			w.say(leak, err.Error())
+			w.explain(ctx)
 		}
 		w.clear(ctx)
 		if !w.offered { // the scheduler does not know that a device is refused
@@ -542,6 +547,7 @@ func (w *world) settle(ctx context.Context, held bool) {
 	}
 	if err := w.inService(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
 		w.say(leak, err.Error())
+		w.explain(ctx)
 	}
 	w.clear(ctx)
 	if err := w.inService(ctx, 20*time.Second, func() (bool, string) { return w.whole(ctx) }); err != nil {
