@@ -71,11 +71,7 @@ func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, s
 	log := logFor("dra")
 	publisher := dra.New(dra.PublisherConfig{
 		NodeName: c.NodeName, Client: api, View: devices, Order: devices.Order, Places: stateFile, Known: known.Places, MaxDevices: c.DRA.MaxDevices, Log: log, Metrics: metrics,
-		Offered: func(r device.ResourceName) (since time.Time, offered bool) {
-			since, offered, _ = node.Uncounted(r)
-			return since, offered
-		},
-		OfferedChanged: node.Follow(), NodeUID: node.NodeUID,
+		Offered: node.Uncounted, OfferedChanged: node.Follow(), NodeUID: node.NodeUID,
 		TooMany: func(r device.ResourceName) bool { return overMaxDevices(c.DRA, devices)(r) > 0 },
 	})
 	all := dra.NewClaims(dra.ClaimsConfig{

@@ -60,8 +60,8 @@ type PublisherConfig struct {
 	Client   rest.Interface // resource.k8s.io/v1
 	View     View
 	// Offered reports whether a resource's devices belong in ResourceSlices, and since when the Node does not show it; zero: it never did.
-	// OfferedChanged has a token when the answer may have changed.
-	Offered        func(device.ResourceName) (since time.Time, offered bool)
+	// While that is not known the slices stay as they are. OfferedChanged has a token when the answer may have changed.
+	Offered        func(device.ResourceName) (since time.Time, offered, known bool)
 	OfferedChanged <-chan struct{}
 	// Order returns a resource's devices in the order in which the slices list them, which is the order in which the scheduler
 	// considers them; nil: natural. Other devices follow.
@@ -382,7 +382,11 @@ func (p *Publisher) want() wanted {
 	devices := map[device.ResourceName][]device.DeviceStatus{}
 	for r, status := range resources.ByName {
 		p.seen[r] = true
-		since, offered := p.cfg.Offered(r)
+		since, offered, known := p.cfg.Offered(r)
+		if !known {
+			w.keep[r] = true
+			continue
+		}
 		if !offered || status.Offer == nil {
 			p.withdraw(r)
 			if status.Offer != nil && p.cfg.TooMany != nil && p.cfg.TooMany(r) {

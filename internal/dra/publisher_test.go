@@ -38,6 +38,7 @@ type node struct {
 	changed   chan struct{}
 
 	refused   map[device.ResourceName]bool // not offered
+	unread    bool                         // the Node has not been read yet
 	since     time.Time                    // when the Node stopped showing the resources; zero: it never showed them
 	retoken   chan struct{}
 	saved     map[device.ResourceName]places
@@ -130,10 +131,10 @@ func (n *node) SavePlaces(r device.ResourceName, of map[device.ID]int) error {
 	return n.full
 }
 
-func (n *node) offered(r device.ResourceName) (since time.Time, offered bool) {
+func (n *node) offered(r device.ResourceName) (since time.Time, offered, known bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.since, !n.refused[r]
+	return n.since, !n.refused[r] && !n.unread, !n.unread
 }
 
 // refuse has a resource's devices offered or not.
@@ -449,6 +450,9 @@ func offeredChanges(t *testing.T) {
 	n.change(func() { n.resources[gpu] = &device.Offer{} })
 	expect("the plugin has registered and listed nothing yet", both)
 	n.list(gpu, 66)
+	n.change(func() { n.unread = true })
+	expect("the Node has not been read yet", both)
+	n.change(func() { n.unread = false })
 	n.change(func() { n.partial = true; delete(n.resources, gpu); delete(n.devices, gpu) })
 	expect("not all pods are known", both)
 	n.change(func() { n.partial = false })
