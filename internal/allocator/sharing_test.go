@@ -176,8 +176,8 @@ func TestSharing_PodReturns_ProofIsVoid(t *testing.T) {
 		r.bind("b", sharing("main", "d0"))
 		r.expect("b", "main", "ready vendor.com/gpu[d0]")
 		r.expectDeparts("a")
-		r.Drop("b")
 		r.releaser.holds("b", opener)
+		r.Drop("b")
 		r.after(time.Minute)
 		r.expectDeparts("b", "d0")
 	}, gated)
@@ -517,8 +517,8 @@ func TestSharing_PodReturns_WaitsForTheCommandOfAnother(t *testing.T) {
 		r.after(time.Minute)
 		r.releaser.holds("a", opener)
 		r.releaser.holds("b", opener)
-		r.Drop("a")
 		r.Drop("b")
+		r.Drop("a") // the last that leaves d0
 		r.after(time.Minute)
 		r.releaser.runs("a", true) // its command is being stopped, and pods that share the device wait for its end
 		r.bind("b", claims(app(gpu, 2), "x", "d0", "d1"))
