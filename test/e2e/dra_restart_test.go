@@ -151,6 +151,7 @@ func TestDRA_KilledAtEachStep_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
 // devmgrd is killed at any moment of the start and the end of pods, and the kubelet after it. Containers that end meanwhile are made again.
 func TestDRA_KilledAtAnyMoment_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
 	r := start(t, "--set", "dra.resources="+gpu)
+	r.must(r.FailClosed(r.ctx)) // a container that is created without devmgrd has no devices
 	r.class(gpu)
 	r.offered(gpu, 5)
 	before := r.stays("stays", 1)
