@@ -57,57 +57,6 @@ type churning struct {
 	boots     int
 }
 
-// provedFPGAs are the FPGAs whose release has been proved since a container last started with them.
-type provedFPGAs struct {
-	mu  sync.Mutex
-	ids map[device.ID]bool
-}
-
-func (f *provedFPGAs) set(all []device.Assignment, is bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, s := range device.Shares(all) {
-		for _, id := range s.IDs {
-			if s.Resource == fpga {
-				f.ids[id] = is
-			}
-		}
-	}
-}
-
-func (f *provedFPGAs) has(id device.ID) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.ids[id]
-}
-
-// A sharedClaim is a claim of which the scheduler has chosen the devices.
-type sharedClaim struct {
-	uid  device.ClaimUID
-	ids  []device.ID
-	pods map[string]bool // the claim is reserved for
-}
-
-// fpgasInUse are the FPGAs that containers run with.
-type fpgasInUse struct {
-	mu sync.Mutex
-	by map[device.ID]int // number of containers
-}
-
-func (f *fpgasInUse) add(ids []device.ID, n int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, id := range ids {
-		f.by[id] += n
-	}
-}
-
-func (f *fpgasInUse) any(ids []device.ID) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.ContainsFunc(ids, func(id device.ID) bool { return f.by[id] > 0 })
-}
-
 // A made is a container of the model.
 type made struct {
 	device.Running
@@ -309,44 +258,6 @@ func (c *churning) step() string {
 		return c.breakDisk(c.IntN(3))
 	}
 	return c.reconnect(c.IntN(4))
-}
-
-const fpgas = 4
-
-// bindClaim has the scheduler bind a pod with a claim: with a new one, for devices that are in no other claim, or with one that other pods
-// have. Deleting a pod frees its claims' devices for the scheduler at once.
-func (c *churning) bindClaim() string {
-	c.claiming++
-	n := fmt.Sprint("claim", c.claiming) // never one of a pod that the allocator may know with another claim
-	name := c.pick(slices.Collect(maps.Keys(c.claims)))
-	one := c.claims[name]
-	if one == nil || c.IntN(2) == 0 {
-		free := []device.ID{"d0", "d1", "d2", "d3"}
-		for _, other := range c.claims {
-			free = slices.DeleteFunc(free, func(id device.ID) bool { return slices.Contains(other.ids, id) })
-		}
-		if len(free) == 0 {
-			return "nothing"
-		}
-		c.Shuffle(len(free), func(i, j int) { free[i], free[j] = free[j], free[i] })
-		c.claimed++
-		name = fmt.Sprint("claim-", c.claimed)
-		one = &sharedClaim{device.ClaimUID(name), slices.Sorted(slices.Values(free[:1+c.IntN(len(free))])), map[string]bool{}}
-		c.claims[name] = one
-	}
-	one.pods[n] = true
-	var demands []device.Demand
-	for i := range 1 + c.IntN(2) {
-		ids := one.ids
-		if c.subsets {
-			at := c.IntN(len(ids))
-			ids = ids[at : at+1+c.IntN(len(ids)-at)]
-		}
-		demands = append(demands, claims(wants(fmt.Sprint(i), []device.Kind{device.App, device.App, device.Init}[c.IntN(3)], fpga, len(ids)), one.uid, ids...))
-	}
-	c.pods[n] = pod(n, demands...)
-	c.Bind(c.pods[n])
-	return fmt.Sprintf("bind %s with %s: %v", n, name, one.ids)
 }
 
 // giveBack has a pod with a claim be in the API server again that was deleted, as when the API server has been restored from a backup.
@@ -630,18 +541,6 @@ func (c *churning) judge() {
 				n, r, requests[r], room, free, orphaned[r])
 		}
 	}
-}
-
-// share reports whether two pods have one claim.
-func (c *churning) share(a, b string) bool {
-	claim := func(pod string) device.ClaimUID {
-		d, is := c.pods[pod]
-		if !is {
-			d = c.deleted[pod]
-		}
-		return d.Claim(fpga, d.Demands[0].Fixed[fpga][0])
-	}
-	return strings.HasPrefix(a, "claim") && strings.HasPrefix(b, "claim") && claim(a) == claim(b)
 }
 
 // has reports whether a container's pod is recorded with the devices that the container uses.
