@@ -159,11 +159,15 @@ func TestDRA_DeviceOutOfService_IsTainted(t *testing.T) {
 	r.exact("late")
 
 	// Suspended: it has failed too often.
-	r.until("the device is suspended", func() bool {
+	for n := range 3 {
 		p.SetHealth(other, plugintest.Unhealthy)
+		r.until("it is unhealthy, or suspended", func() bool { return r.inState(gpu, "free") == 0 })
 		p.SetHealth(other, plugintest.Healthy)
-		return slices.Contains(r.sliced()[named(other)[0]], "devmgrd.io/suspended")
-	})
+		if n < 2 {
+			r.until("it is healthy", func() bool { return r.inState(gpu, "free") == 1 })
+		}
+	}
+	r.until("the device is suspended", func() bool { return slices.Contains(r.sliced()[named(other)[0]], "devmgrd.io/suspended") })
 }
 
 // PodResources lists the devices of claims under the plugin's resource.
