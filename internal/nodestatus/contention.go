@@ -62,10 +62,10 @@ func (v *contention) contested() []device.ResourceName {
 	return all
 }
 
-// schedulerDelay is how long after a fall of the capacity the scheduler may still bind pods by the higher value: its watch of
-// the Node may be behind. After an outage of the API server nothing falls for as long: the scheduler's watch of pods may be back
-// before that of Nodes.
-const schedulerDelay = 30 * time.Second
+// watchDelay is how long the watches of others may be behind. After a fall of the capacity the scheduler may still bind pods by the higher
+// value for as long. After an outage of the API server, the scheduler's watch of pods and the kubelet's may be back before their watches of
+// the Node: the published values are held for as long.
+const watchDelay = 30 * time.Second
 
 // peaks are the highest values that the Node has recently shown. Up to the peak, pods that are bound and not yet admitted
 // hold up the capacity: the scheduler has bound them by that value, and with a lower one the kubelet would fail them
@@ -84,7 +84,7 @@ func (all peaks) observe(seen nodeState, ours quantities, now time.Time) {
 		if mine := ours[r]; mine != nil {
 			n = min(n, *mine)
 		}
-		if was, known := all[r]; !known || n >= was.number || now.Sub(was.until) > schedulerDelay {
+		if was, known := all[r]; !known || n >= was.number || now.Sub(was.until) > watchDelay {
 			all[r] = peak{n, now}
 		}
 	}

@@ -90,6 +90,23 @@ func (s nodeState) raised(want map[device.ResourceName]int) map[device.ResourceN
 	return raised
 }
 
+// held returns want as it counts while the scheduler and the kubelet may know different values of the Node: a value that the Node shows does
+// not fall, and rises only as far as pods are bound. ours are the values of devmgrd's patches: another writer's lower value is no fall.
+func (s nodeState) held(want, bound map[device.ResourceName]int, ours quantities) map[device.ResourceName]int {
+	held := make(map[device.ResourceName]int, len(want))
+	for r, n := range want {
+		if held[r] = n; !s.shows(r) {
+			continue // the kubelet does not check what is missing
+		}
+		shown := s.capacity[r]
+		if last := ours[r]; last != nil {
+			shown = max(shown, *last)
+		}
+		held[r] = max(shown, min(n, bound[r]))
+	}
+	return held
+}
+
 // quantities are the values that a patch sets; nil: the patch removes the resource from the Node.
 type quantities map[device.ResourceName]*int
 

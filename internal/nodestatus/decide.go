@@ -55,8 +55,8 @@ func (d *decider) decide(s situation, now time.Time) decision {
 	}
 	d.peaks.observe(s.node, d.ours, now)
 	want, again := d.stable.next(d.peaks.hold(capacity, s.requested), s.node, now)
-	if steady := s.back.Add(schedulerDelay); now.Before(steady) { // nothing falls
-		want, again = s.node.raised(want), earliest(again, steady)
+	if steady := s.back.Add(watchDelay); now.Before(steady) {
+		want, again = s.node.held(want, s.requested, d.ours), earliest(again, steady)
 	}
 	out := decision{want: want, again: again}
 	for _, r := range s.node.overwritten(d.ours) {

@@ -90,10 +90,17 @@ func TestDecide(t *testing.T) {
 			{at: time.Second, capacity: "gpu:2", again: 6 * time.Second, settled: true},
 			{at: 6 * time.Second, capacity: "gpu:2", patch: "gpu:-", lost: true},
 			{at: 10 * time.Second, capacity: "gpu:2", back: 10 * time.Second, again: 40 * time.Second, settled: true},
-			{at: 20 * time.Second, capacity: "gpu:4", back: 10 * time.Second, patch: "gpu:4", again: 40 * time.Second},
-			{at: 21 * time.Second, capacity: "gpu:2", back: 10 * time.Second, again: 40 * time.Second, settled: true},
-			{at: 40 * time.Second, capacity: "gpu:2", back: 10 * time.Second, again: 45 * time.Second, settled: true}, // the window has grown
-			{at: 45 * time.Second, capacity: "gpu:2", back: 10 * time.Second, patch: "gpu:-"},
+			{at: 40 * time.Second, capacity: "gpu:2", back: 10 * time.Second, patch: "gpu:-"},
+		},
+		"nothing rises for a while after an outage of the API server, except for pods that are bound and what the Node does not show": {
+			{node: "gpu:1 old:1", capacity: "gpu:1 old:1", settled: true},
+			{at: 10 * time.Second, capacity: "gpu:4 nic:2 old:1", back: 10 * time.Second, patch: "nic:2", again: 40 * time.Second},
+			{at: 11 * time.Second, capacity: "gpu:4 nic:2 old:1", back: 10 * time.Second, again: 40 * time.Second, settled: true},
+			{at: 12 * time.Second, node: "gpu:0 nic:2 old:1", capacity: "gpu:4 nic:2 old:1", back: 10 * time.Second, patch: "gpu:1", overwritten: "gpu", again: 40 * time.Second},
+			{at: 13 * time.Second, capacity: "gpu:4 nic:2 old:1", requested: "gpu:3", back: 10 * time.Second, patch: "gpu:3", again: 40 * time.Second},
+			{at: 14 * time.Second, capacity: "gpu:4 nic:2 old:1", requested: "gpu:9", back: 10 * time.Second, patch: "gpu:4", again: 40 * time.Second}, // bound past the scheduler
+			{at: 15 * time.Second, capacity: "gpu:6 nic:2 old:1", back: 10 * time.Second, again: 40 * time.Second, settled: true},
+			{at: 40 * time.Second, capacity: "gpu:6 nic:2 old:1", back: 10 * time.Second, patch: "gpu:6"},
 		},
 		"pods that were bound by a higher value hold it": {
 			{node: "gpu:3", capacity: "gpu:3", settled: true},

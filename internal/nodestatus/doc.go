@@ -11,6 +11,10 @@
 // Node shows too much meanwhile, a pod that is bound for it waits. The window begins at the start of devmgrd, if the Node
 // shows more than the View. Only the View's capacity is stabilized: another writer's value is replaced at once.
 //
+// For 30 s after an outage of the API server, a value that the Node shows does not fall, and rises only as far as pods are bound. The
+// kubelet's watch of pods may be back before its watch of the Node: it would fail a pod (OutOf...) that the scheduler has bound by a value
+// which the kubelet has not seen yet. A resource that the Node does not show appears at once: the kubelet does not check it.
+//
 // Until the View has counted every pod that is bound to the node, its capacity may be too low, and a kubelet that starts
 // with less capacity than pods ask for fails those pods. So the publisher lowers nothing before: the larger one of the
 // View's and the Node's value counts.
