@@ -31,7 +31,7 @@
 //
 // Pods that the scheduler has bound by the Node's number come first: while one waits, the slices show no free device of the resource, because
 // the scheduler could choose the one that the pod is about to be assigned. A pod that is already bound may not be known for a moment, so
-// the slices show no device before all pods are listed, and for a second after the removal of the number.
+// the slices show no device before all pods are listed, and for ten seconds after the removal of the number: a scheduler that is behind still binds by it.
 //
 // # Pools
 //

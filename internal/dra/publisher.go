@@ -30,9 +30,9 @@ const (
 	// lookInterval is the least time between two comparisons. A removal by another client shortens it.
 	lookInterval = 20 * time.Millisecond
 	writeTimeout = 10 * time.Second
-	// bindingTime is how long after the removal of a resource from the Node the slices show its devices: a pod that the scheduler has bound
-	// by the number may take that long to be known here.
-	bindingTime = time.Second
+	// bindingTime is how long a resource is neither on the Node nor in slices while it moves from one to the other: a scheduler that is
+	// behind chooses by what it remembers, and a pod that it has bound may not be known here yet.
+	bindingTime = 10 * time.Second
 	// listTime is how long the Node may have to wait for the first list of the slices.
 	listTime   = 10 * time.Second
 	firstRetry = 200 * time.Millisecond
@@ -182,6 +182,12 @@ func (p *Publisher) Sliced(r device.ResourceName) bool {
 		return time.Since(p.began) < listTime
 	}
 	return is || time.Since(left) < bindingTime
+}
+
+// shown reports whether there is a slice of a resource.
+func (p *Publisher) shown(r device.ResourceName) bool {
+	is, _, _ := p.store.of(r)
+	return is
 }
 
 // Pool returns the name of the pool in which a device is, or would be if its plugin listed it.
@@ -394,7 +400,8 @@ func (p *Publisher) want() wanted {
 			}
 			continue
 		}
-		if now := time.Now(); !now.Before(since) && now.Before(since.Add(bindingTime)) { // not if the clock was ahead then
+		// Slices that are there stay up to date: another writer has put the number back for a moment. Nor is there a pause if the clock was ahead then.
+		if now := time.Now(); !p.shown(r) && !now.Before(since) && now.Before(since.Add(bindingTime)) {
 			w.keep[r], w.again = true, sooner(w.again, since.Add(bindingTime))
 			continue
 		}
