@@ -84,3 +84,14 @@ func TestChosen_Claims_NameTheDevices(t *testing.T) {
 		}
 	}
 }
+
+func TestFree_TaintsAndClaims_AreNotFree(t *testing.T) {
+	claim := resourceapi.ResourceClaim{}
+	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
+		{Driver: driverName, Device: "dev-0"}, {Driver: "other.example", Device: "dev-1"},
+	}}}
+	devices := map[string][]string{"dev-0": nil, "dev-1": nil, "dev-2": {"devmgrd.io/unhealthy"}, "dev-3": nil}
+	if got := free(devices, []resourceapi.ResourceClaim{claim, {}}); got != 2 {
+		t.Errorf("%d devices are free; want 2: dev-1 and dev-3", got)
+	}
+}

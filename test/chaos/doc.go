@@ -30,7 +30,8 @@
 //
 // Nothing that is judged comes from devmgrd, except until when it has suspended a device. The devices of a container are those in the environment and
 // /dev of its processes (truth.go). What the scheduler sees, the state of pods (cluster.go) and the devices that claims name (claimview.go)
-// come from the API server. A keeper starts again what has ended, as systemd does (keeper.go).
+// come from the API server. A keeper starts again what has ended, as systemd does (keeper.go). A pod that kube-scheduler passes over, though the
+// API server shows devices for it, is counted apart (scheduler.go).
 //
 // The program is also the device plugin of the tests, as a process of its own that can be killed (plugin.go).
 package main

@@ -77,6 +77,7 @@ type world struct {
 	asked     map[string]kind
 	claimed   map[int][]string // claims of pods' authors, by the number of devices
 	through   int              // sequences through DRA
+	forgot    int              // how often kube-scheduler had to be restarted, see scheduled
 	claims    *claimView
 
 	watching context.CancelFunc
@@ -317,6 +318,7 @@ func (w *world) play(ctx context.Context) int {
 	}
 	if !w.options.kubelet {
 		fmt.Printf("%6d suspensions of devices\n", w.announced)
+		fmt.Printf("%6d pods that kube-scheduler passed over until it was restarted\n", w.forgot)
 	}
 	fmt.Printf("%6d processes that kept a device open\n", w.kept)
 	if w.options.attacker {
@@ -520,7 +522,7 @@ func (w *world) settle(ctx context.Context, held bool) {
 	if w.kinds = w.plan.step(); !w.offered {
 		w.kinds = nil // pods with claims would wait for slices
 	}
-	if err := w.inService(ctx, settleLimit, func() (bool, string) { return w.allRun(ctx) }); err != nil {
+	if err := w.scheduled(ctx, settleLimit, func() (bool, string) { return w.allRun(ctx) }); err != nil {
 		w.say(stuck, err.Error())
 		w.explain(ctx)
 	}
@@ -532,7 +534,7 @@ func (w *world) settle(ctx context.Context, held bool) {
 	}
 	if m.Refused {
 		// A pod that is gone may hold its devices for a while yet, see leakLimit. Then the others are not free.
-		if err := w.inService(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
+		if err := w.scheduled(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
 			w.say(leak, err.Error())
 			w.explain(ctx)
 		}
@@ -545,7 +547,7 @@ func (w *world) settle(ctx context.Context, held bool) {
 	if err := w.inService(ctx, time.Minute, func() (bool, string) { return w.whole(ctx) }); err != nil {
 		w.say(w.lacks(), err.Error())
 	}
-	if err := w.inService(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
+	if err := w.scheduled(ctx, leakLimit, func() (bool, string) { return w.hasAll(ctx) }); err != nil {
 		w.say(leak, err.Error())
 		w.explain(ctx)
 	}
