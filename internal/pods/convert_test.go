@@ -82,7 +82,7 @@ func TestDemands(t *testing.T) {
 		r := reader{ignored: ignoring([]string{"lic.example/seat", "all.example/*"})}
 		seen, ok := r.pod(c.pod)
 		name := c.pod.Name
-		head := device.PodDemand{Pod: device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}, Created: born, Demands: c.want, Containers: strings.Fields(c.beside), Sidecars: strings.Count(c.beside, "side")}
+		head := device.PodDemand{Pod: device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}, Created: born, Demands: c.want, Containers: strings.Fields(c.beside), Sidecars: strings.Count(c.beside, "side"), Admitted: c.pod == claim}
 		if !ok || seen.ended || seen.node != "n1" || !reflect.DeepEqual(seen.demand, head) {
 			t.Errorf("%s: got %+v\nwant %+v", name, seen, head)
 		}
@@ -162,6 +162,7 @@ func TestPod_StartTimeWithoutContainers_IsNotAdmitted(t *testing.T) {
 		{func() { p.Status.StartTime = &started }, false},
 		{func() { p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main"}} }, true},
 		{func() { p.Status.StartTime = nil }, false},
+		{func() { p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{} }, true}, // the scheduler has chosen its devices
 	} {
 		step.change()
 		if s, _ := (reader{}).pod(p); s.demand.Admitted != step.admitted {
