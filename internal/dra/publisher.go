@@ -175,13 +175,13 @@ func (p *Publisher) TaintsDropped() bool {
 }
 
 // Sliced reports whether the scheduler may still choose devices of a resource from ResourceSlices, or has done so a moment ago: pods with such
-// claims may not be known yet.
+// claims may not be known yet. The slices may have left just before the Publisher was made.
 func (p *Publisher) Sliced(r device.ResourceName) bool {
 	is, left, known := p.store.of(r)
 	if !known {
 		return time.Since(p.began) < listTime
 	}
-	return is || time.Since(left) < bindingTime
+	return is || min(time.Since(left), time.Since(p.began)) < bindingTime
 }
 
 // shown reports whether there is a slice of a resource.

@@ -784,6 +784,10 @@ func slicedRemoved(t *testing.T) {
 			t.Error("before the slices are listed the Node would show the resource")
 		}
 		api.Refuse(nil)
+		at(5 * time.Second)
+		if !p.Sliced("a.example/nic") {
+			t.Error("the slices may have left just before the start")
+		}
 		at(time.Minute)
 		if !p.Sliced(gpu) || p.Sliced("a.example/nic") {
 			t.Errorf("gpu: %v, nic: %v; only the first is in slices", p.Sliced(gpu), p.Sliced("a.example/nic"))
