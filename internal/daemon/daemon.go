@@ -170,6 +170,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		var offers *claims // nil: nothing is offered through claims
 		node := nodestatus.New(nodestatus.Config{
 			NodeName: c.NodeName,
+			Began:    time.Now(),
 			Client:   api,
 			View:     devices,
 			Notifier: notifier,

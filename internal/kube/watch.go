@@ -51,8 +51,8 @@ type Watch struct {
 	listed bool       // the store has a full list from this attempt
 	since  time.Time  // when the store became up to date; zero: it is not
 	err    error      // why it is not
-	lost   bool       // the store was up to date before
-	back   time.Time  // when it became so again; zero: it has always been since
+	away   bool       // an attempt has failed
+	back   time.Time  // when the store became up to date after that; zero: none has failed
 }
 
 // errNotYet is the state before the first answer.
@@ -95,11 +95,12 @@ func (w *Watch) Check() error {
 	return fmt.Errorf("not following %s: %w", w.cfg.Name, w.err)
 }
 
-// Back returns when the store became up to date again after the API server had been away; now, if it still is. Zero: it never was.
+// Back returns when the store became up to date after the API server had been away, which may have been so at the start; now, if it still
+// is. Zero: it never was.
 func (w *Watch) Back(now time.Time) time.Time {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.lost && w.since.IsZero() {
+	if w.away && w.since.IsZero() {
 		return now
 	}
 	return w.back
@@ -145,7 +146,7 @@ func (w *Watch) progress(step func()) {
 	current := w.open && w.listed && w.since.IsZero()
 	if current {
 		w.since = time.Now()
-		if w.lost {
+		if w.away {
 			w.back = w.since
 		}
 	}
@@ -162,8 +163,7 @@ func (w *Watch) end(err error) time.Duration {
 	}
 	w.mu.Lock()
 	since, before := w.since, w.err
-	w.open, w.listed, w.since, w.err = false, false, time.Time{}, err
-	w.lost = w.lost || !since.IsZero()
+	w.open, w.listed, w.since, w.away, w.err = false, false, time.Time{}, true, err
 	w.mu.Unlock()
 	if since.IsZero() {
 		if errors.Is(before, errNotYet) {

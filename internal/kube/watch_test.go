@@ -57,12 +57,16 @@ func TestOneLinePerChange(t *testing.T) {
 		kubetest.Until(t, "in step", func() bool { return (w.Check() == nil) == want })
 	}
 	kubetest.Until(t, "the first attempt", func() bool { return strings.Contains(log.String(), "cannot follow") })
+	now := time.Now()
+	if back := w.Back(now); !back.Equal(now) {
+		t.Errorf("it is away at the start, and back since %s, want now", back)
+	}
 	api.Start()
 	inStep(true)
-	now := time.Now()
-	if back := w.Back(now); !back.IsZero() {
-		t.Errorf("it was never away, and is back since %s", back)
+	if back := w.Back(time.Time{}); back.Before(now) {
+		t.Errorf("it is back since %s, want after %s", back, now)
 	}
+	now = time.Now()
 	api.Stop()
 	inStep(false)
 	if back := w.Back(now); !back.Equal(now) {
@@ -88,5 +92,25 @@ func TestOneLinePerChange(t *testing.T) {
 	}
 	if got, want := strings.Join(said, "|"), `"cannot follow our|"following our nod|"lost our node" re|"following our nod`; got != want {
 		t.Errorf("got  %s\nwant %s\n%s", got, want, log)
+	}
+}
+
+func TestBack_NeverAway_IsZero(t *testing.T) {
+	api := kubetest.New(t)
+	w := kube.NewWatch(kube.WatchConfig{
+		Name: "our node", Client: api.Client(), Resource: "nodes", Selector: fields.OneTermEqualSelector("metadata.name", "n1"),
+		New:   func() (object, list runtime.Object) { return &corev1.Node{}, &corev1.NodeList{} },
+		Store: cache.NewStore(cache.MetaNamespaceKeyFunc), Log: slog.New(slog.DiscardHandler),
+	})
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- w.Run(ctx) }()
+	kubetest.Until(t, "in step", func() bool { return w.Check() == nil })
+	if back := w.Back(time.Now()); !back.IsZero() {
+		t.Errorf("it was never away, and is back since %s", back)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

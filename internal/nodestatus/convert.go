@@ -90,21 +90,39 @@ func (s nodeState) raised(want map[device.ResourceName]int) map[device.ResourceN
 	return raised
 }
 
-// held returns want as it counts while the scheduler and the kubelet may know different values of the Node: a value that the Node shows does
-// not fall, and rises only as far as pods are bound. ours are the values of devmgrd's patches: another writer's lower value is no fall.
-func (s nodeState) held(want, bound map[device.ResourceName]int, ours quantities) map[device.ResourceName]int {
-	held := make(map[device.ResourceName]int, len(want))
-	for r, n := range want {
-		if held[r] = n; !s.shows(r) {
-			continue // the kubelet does not check what is missing
+// kept returns want without falls of what the Node shows below the given values.
+func (s nodeState) kept(want, values map[device.ResourceName]int) map[device.ResourceName]int {
+	kept := maps.Clone(want)
+	for r, n := range values {
+		if _, wanted := want[r]; wanted && s.shows(r) {
+			kept[r] = max(want[r], n)
 		}
-		shown := s.capacity[r]
-		if last := ours[r]; last != nil {
-			shown = max(shown, *last)
-		}
-		held[r] = max(shown, min(n, bound[r]))
 	}
-	return held
+	return kept
+}
+
+// capped returns want with what the Node shows rising above the given values only as far as pods are bound. A resource that the Node does not
+// show is not capped: the kubelet does not check it.
+func (s nodeState) capped(want, values, bound map[device.ResourceName]int) map[device.ResourceName]int {
+	capped := maps.Clone(want)
+	for r, n := range values {
+		if _, wanted := want[r]; wanted && s.shows(r) {
+			capped[r] = min(want[r], max(n, bound[r], s.capacity[r]))
+		}
+	}
+	return capped
+}
+
+// known returns the values of shown resources that the scheduler and the kubelet know: the larger of the Node's and devmgrd's latest.
+func (s nodeState) known(ours quantities) map[device.ResourceName]int {
+	known := map[device.ResourceName]int{}
+	maps.Copy(known, s.capacity)
+	for r, n := range ours {
+		if n != nil {
+			known[r] = max(known[r], *n)
+		}
+	}
+	return known
 }
 
 // quantities are the values that a patch sets; nil: the patch removes the resource from the Node.

@@ -17,6 +17,7 @@ type situation struct {
 	capacity  map[device.ResourceName]int
 	requested map[device.ResourceName]int // by the pods bound to the node
 	listed    bool                        // capacity counts every pod bound to the node; else it may be too low
+	began     time.Time                   // when devmgrd started: the API server may have been away just before
 	back      time.Time                   // when the API server was back after an outage; zero: it was never away
 	retired   []device.ResourceName       // resources to remove from the Node; empty until listed
 }
@@ -37,10 +38,11 @@ type decider struct {
 	peaks     peaks                             // values that the scheduler may have seen
 	ours      quantities                        // the values of devmgrd's patches
 	withdrawn map[device.ResourceName]time.Time // resources removed from the Node on their way to a lower value, and when
+	found     map[device.ResourceName]int       // what the Node showed at the first decision, other than zero; nil: not read yet
 }
 
 func newDecider() *decider {
-	return &decider{stabilizers{}, peaks{}, quantities{}, map[device.ResourceName]time.Time{}}
+	return &decider{stable: stabilizers{}, peaks: peaks{}, ours: quantities{}, withdrawn: map[device.ResourceName]time.Time{}}
 }
 
 // forget drops what is remembered of a Node that is gone: a kubelet creates the next one without devmgrd's values, which is not
@@ -55,8 +57,14 @@ func (d *decider) decide(s situation, now time.Time) decision {
 	}
 	d.peaks.observe(s.node, d.ours, now)
 	want, again := d.stable.next(d.peaks.hold(capacity, s.requested), s.node, now)
+	if d.found == nil {
+		d.found = positive(s.node.capacity)
+	}
 	if steady := s.back.Add(watchDelay); now.Before(steady) {
-		want, again = s.node.held(want, s.requested, d.ours), earliest(again, steady)
+		known := s.node.known(d.ours)
+		want, again = s.node.capped(s.node.kept(want, known), known, s.requested), earliest(again, steady)
+	} else if steady := s.began.Add(watchDelay); now.Before(steady) {
+		want, again = s.node.capped(want, d.found, s.requested), earliest(again, steady)
 	}
 	out := decision{want: want, again: again}
 	for _, r := range s.node.overwritten(d.ours) {
@@ -118,6 +126,17 @@ func (d *decider) last(capacity, requested map[device.ResourceName]int, now time
 		patch[r] = &n
 	}
 	return patch
+}
+
+// positive returns the values above zero.
+func positive(values map[device.ResourceName]int) map[device.ResourceName]int {
+	all := map[device.ResourceName]int{}
+	for r, n := range values {
+		if n > 0 {
+			all[r] = n
+		}
+	}
+	return all
 }
 
 // earliest returns the earlier of two times; zero is never.

@@ -49,6 +49,7 @@ type turn struct {
 	retired   string
 	lost      bool          // the patch fails
 	back      time.Duration // when the API server was back; 0: it was never away
+	began     time.Duration // when devmgrd started; 0: long ago
 
 	patch       string
 	again       time.Duration // 0: never
@@ -102,6 +103,15 @@ func TestDecide(t *testing.T) {
 			{at: 15 * time.Second, capacity: "gpu:6 nic:2 old:1", back: 10 * time.Second, again: 40 * time.Second, settled: true},
 			{at: 40 * time.Second, capacity: "gpu:6 nic:2 old:1", back: 10 * time.Second, patch: "gpu:6"},
 		},
+		"what the Node shows at the start does not rise for a while, except for pods that are bound, from zero, and after a fall": {
+			{at: time.Second, node: "gpu:1 fpga:0", capacity: "gpu:4 nic:2 fpga:2", began: time.Second, patch: "fpga:2 nic:2", again: 31 * time.Second},
+			{at: 2 * time.Second, capacity: "gpu:4 nic:3 fpga:2", requested: "gpu:2", began: time.Second, patch: "gpu:2 nic:3", again: 31 * time.Second},
+			{at: 3 * time.Second, capacity: "gpu:0 nic:3 fpga:2", began: time.Second, again: 8 * time.Second, settled: true},
+			{at: 8 * time.Second, capacity: "gpu:0 nic:3 fpga:2", began: time.Second, patch: "gpu:-", again: 31 * time.Second},
+			{at: 9 * time.Second, capacity: "gpu:0 nic:3 fpga:2", began: time.Second, patch: "gpu:0", again: 31 * time.Second},
+			{at: 10 * time.Second, capacity: "gpu:4 nic:3 fpga:2", began: time.Second, patch: "gpu:1", again: 31 * time.Second},
+			{at: 31 * time.Second, capacity: "gpu:4 nic:3 fpga:2", began: time.Second, patch: "gpu:4"},
+		},
 		"pods that were bound by a higher value hold it": {
 			{node: "gpu:3", capacity: "gpu:3", settled: true},
 			{at: time.Second, capacity: "gpu:0", requested: "gpu:3", settled: true},
@@ -151,6 +161,9 @@ func TestDecide(t *testing.T) {
 				}
 				if turn.back > 0 {
 					s.back = start.Add(turn.back)
+				}
+				if turn.began > 0 {
+					s.began = start.Add(turn.began)
 				}
 				before := fmt.Sprint(node, s.capacity, s.requested)
 				got := d.decide(s, start.Add(turn.at))

@@ -53,9 +53,10 @@ type Notifier interface {
 	InvalidCordons(error)
 }
 
-// Config is what New needs. Every field but Expected, Claimed and Sliced is required.
+// Config is what New needs. Every field but Began, Expected, Claimed and Sliced is required.
 type Config struct {
 	NodeName string
+	Began    time.Time      // when devmgrd started; zero: long ago
 	Client   rest.Interface // core/v1
 	View     View
 	Notifier Notifier
@@ -101,7 +102,7 @@ var errNotYet = errors.New("the node's capacity has not been compared yet")
 // New returns a Publisher; Run starts it.
 func New(cfg Config) *Publisher {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Notifier == nil || cfg.Cordons == nil || cfg.Components == nil || cfg.Ignored == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
-		panic("nodestatus: every field of Config but Expected, Claimed and Sliced is required")
+		panic("nodestatus: every field of Config but Began, Expected, Claimed and Sliced is required")
 	}
 	if cfg.Sliced == nil {
 		cfg.Sliced = func(device.ResourceName) bool { return false }
@@ -169,7 +170,7 @@ func (p *Publisher) publish(ctx context.Context) {
 		updated := p.cfg.View.Updated() // before anything is read, so that no later change is missed
 		resources := p.cfg.View.Resources()
 		capacity, claimed := p.split(resources.Capacity())
-		now := situation{listed: resources.PodsListed, capacity: capacity, requested: resources.Requested()}
+		now := situation{began: p.cfg.Began, listed: resources.PodsListed, capacity: capacity, requested: resources.Requested()}
 		node, known := p.store.now()
 		switch {
 		case !known:
