@@ -69,7 +69,7 @@ type PodDemand struct {
 	// Movable reports that the pod's controller creates another one, perhaps on another node, when this one is evicted.
 	Movable bool `json:"movable,omitempty"`
 	// Admitted reports that the kubelet has accepted the pod: the status has a start time and containers, or the scheduler has made a claim
-	// for its requests, which the kubelet then does not check. Until then the kubelet may reject a pod that was bound past the scheduler.
+	// for all its requests, which the kubelet then does not check. Until then the kubelet may reject a pod that was bound past the scheduler.
 	Admitted bool `json:"-"`
 	// Mirror marks a mirror pod in the API that represents a Local one, under its own UID. It does not run, but the scheduler
 	// counts its requests.

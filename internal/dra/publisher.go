@@ -85,7 +85,6 @@ type Publisher struct {
 	store   *store
 	watch   *kube.Watch
 	metrics metrics
-	began   time.Time
 
 	// For publish alone.
 	describer *describer
@@ -98,6 +97,7 @@ type Publisher struct {
 	failure error      // why the slices may not show what they should; nil: they do
 	places  map[device.ResourceName]map[device.ID]int
 	dropped bool // the API server drops taints
+	asked   time.Time
 }
 
 // A publication is what the publisher remembers of one resource.
@@ -132,7 +132,6 @@ func New(cfg PublisherConfig) *Publisher {
 		tooMany:   map[device.ResourceName]bool{},
 		failure:   errNotYet,
 		places:    places,
-		began:     time.Now(),
 		watch: kube.NewWatch(kube.WatchConfig{
 			Name:     "this node's resource slices",
 			Client:   cfg.Client,
@@ -175,13 +174,23 @@ func (p *Publisher) TaintsDropped() bool {
 }
 
 // Sliced reports whether the scheduler may still choose devices of a resource from ResourceSlices, or has done so a moment ago: pods with such
-// claims may not be known yet. The slices may have left just before the Publisher was made.
+// claims may not be known yet. They may have left just before the start, or before the API server was away.
 func (p *Publisher) Sliced(r device.ResourceName) bool {
-	is, left, known := p.store.of(r)
-	if !known {
-		return time.Since(p.began) < listTime
+	is, left, listed := p.store.of(r)
+	if listed.IsZero() {
+		return time.Since(p.firstAsked()) < listTime
 	}
-	return is || min(time.Since(left), time.Since(p.began)) < bindingTime
+	return is || min(time.Since(left), time.Since(listed)) < bindingTime
+}
+
+// firstAsked returns when Sliced was called for the first time: the Node was known then.
+func (p *Publisher) firstAsked() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.asked.IsZero() {
+		p.asked = time.Now()
+	}
+	return p.asked
 }
 
 // shown reports whether there is a slice of a resource.

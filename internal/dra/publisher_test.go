@@ -780,13 +780,18 @@ func slicedRemoved(t *testing.T) {
 		n.list(gpu, 3)
 		api.Refuse(func(string, string) int { return http.StatusServiceUnavailable })
 		p, _, stop := publish(t, api, n)
+		at(time.Minute)
 		if !p.Sliced(gpu) {
 			t.Error("before the slices are listed the Node would show the resource")
 		}
+		at(9 * time.Second)
+		if !p.Sliced(gpu) {
+			t.Error("nine seconds later, too")
+		}
 		api.Refuse(nil)
-		at(5 * time.Second)
+		at(11 * time.Second) // of which ten are the longest pause between two attempts
 		if !p.Sliced("a.example/nic") {
-			t.Error("the slices may have left just before the start")
+			t.Error("the slices may have left just before they could be listed")
 		}
 		at(time.Minute)
 		if !p.Sliced(gpu) || p.Sliced("a.example/nic") {

@@ -28,7 +28,7 @@ type store struct {
 
 	mu     sync.Mutex // guards what follows; never held across I/O
 	byName map[string]version
-	listed bool                              // there has been a full list
+	listed time.Time                         // when there was the first full list; zero: there has been none
 	left   map[device.ResourceName]time.Time // when the last removal of a resource's slice was noticed
 }
 
@@ -46,7 +46,7 @@ func (s *store) now() (all map[string]*resourceapi.ResourceSlice, known bool) {
 			all[name] = v.slice
 		}
 	}
-	return all, s.listed
+	return all, !s.listed.IsZero()
 }
 
 // observe stores a version of a ResourceSlice unless a newer one is known, and reports whether it did. An event of the watch may be
@@ -71,8 +71,8 @@ func (s *store) leaveLocked(slice *resourceapi.ResourceSlice) {
 	}
 }
 
-// of reports whether there is a ResourceSlice of a resource, and when one has left; zero: none has. known is false before the first list.
-func (s *store) of(r device.ResourceName) (is bool, left time.Time, known bool) {
+// of reports whether there is a ResourceSlice of a resource, when one has left, and when the slices were listed first; zero: not yet.
+func (s *store) of(r device.ResourceName) (is bool, left, listed time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, v := range s.byName {
@@ -161,7 +161,10 @@ func (s *store) Replace(list []any, _ string) error {
 			s.leaveLocked(v.slice)
 		}
 	}
-	s.byName, s.listed = all, true
+	s.byName = all
+	if s.listed.IsZero() {
+		s.listed = time.Now()
+	}
 	s.mu.Unlock()
 	signal(s.relisted)
 	signal(s.changed)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -90,41 +91,6 @@ func (s nodeState) raised(want map[device.ResourceName]int) map[device.ResourceN
 	return raised
 }
 
-// kept returns want without falls of what the Node shows below the given values.
-func (s nodeState) kept(want, values map[device.ResourceName]int) map[device.ResourceName]int {
-	kept := maps.Clone(want)
-	for r, n := range values {
-		if _, wanted := want[r]; wanted && s.shows(r) {
-			kept[r] = max(want[r], n)
-		}
-	}
-	return kept
-}
-
-// capped returns want with what the Node shows rising above the given values only as far as pods are bound. A resource that the Node does not
-// show is not capped: the kubelet does not check it.
-func (s nodeState) capped(want, values, bound map[device.ResourceName]int) map[device.ResourceName]int {
-	capped := maps.Clone(want)
-	for r, n := range values {
-		if _, wanted := want[r]; wanted && s.shows(r) {
-			capped[r] = min(want[r], max(n, bound[r], s.capacity[r]))
-		}
-	}
-	return capped
-}
-
-// known returns the values of shown resources that the scheduler and the kubelet know: the larger of the Node's and devmgrd's latest.
-func (s nodeState) known(ours quantities) map[device.ResourceName]int {
-	known := map[device.ResourceName]int{}
-	maps.Copy(known, s.capacity)
-	for r, n := range ours {
-		if n != nil {
-			known[r] = max(known[r], *n)
-		}
-	}
-	return known
-}
-
 // quantities are the values that a patch sets; nil: the patch removes the resource from the Node.
 type quantities map[device.ResourceName]*int
 
@@ -166,13 +132,14 @@ func (s nodeState) shown(of []device.ResourceName) (all []device.ResourceName) {
 	return all
 }
 
-// overwritten returns the resources for which the Node does not show the values of devmgrd's patches.
+// overwritten returns, in order, the resources for which the Node does not show the values of devmgrd's patches.
 func (s nodeState) overwritten(ours quantities) (all []device.ResourceName) {
 	for r, n := range ours {
 		if s.lacks(quantities{r: n}) > 0 {
 			all = append(all, r)
 		}
 	}
+	slices.Sort(all)
 	return all
 }
 

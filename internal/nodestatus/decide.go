@@ -39,10 +39,11 @@ type decider struct {
 	ours      quantities                        // the values of devmgrd's patches
 	withdrawn map[device.ResourceName]time.Time // resources removed from the Node on their way to a lower value, and when
 	found     map[device.ResourceName]int       // what the Node showed at the first decision, other than zero; nil: not read yet
+	latest    map[device.ResourceName]int       // devmgrd's latest values, which others know until they see another one
 }
 
 func newDecider() *decider {
-	return &decider{stable: stabilizers{}, peaks: peaks{}, ours: quantities{}, withdrawn: map[device.ResourceName]time.Time{}}
+	return &decider{stable: stabilizers{}, peaks: peaks{}, ours: quantities{}, withdrawn: map[device.ResourceName]time.Time{}, latest: map[device.ResourceName]int{}}
 }
 
 // forget drops what is remembered of a Node that is gone: a kubelet creates the next one without devmgrd's values, which is not
@@ -61,10 +62,10 @@ func (d *decider) decide(s situation, now time.Time) decision {
 		d.found = positive(s.node.capacity)
 	}
 	if steady := s.back.Add(watchDelay); now.Before(steady) {
-		known := s.node.known(d.ours)
-		want, again = s.node.capped(s.node.kept(want, known), known, s.requested), earliest(again, steady)
+		known := over(s.node.capacity, d.latest)
+		want, again = capped(kept(want, known), known, s.requested), earliest(again, steady)
 	} else if steady := s.began.Add(watchDelay); now.Before(steady) {
-		want, again = s.node.capped(want, d.found, s.requested), earliest(again, steady)
+		want, again = capped(want, higher(d.found, d.latest), s.requested), earliest(again, steady)
 	}
 	out := decision{want: want, again: again}
 	for _, r := range s.node.overwritten(d.ours) {
@@ -76,7 +77,7 @@ func (d *decider) decide(s situation, now time.Time) decision {
 	diff, left := s.node.differences(want), s.node.shown(s.retired)
 	if len(diff) == 0 && len(left) == 0 {
 		for r, n := range want {
-			d.ours[r] = &n
+			d.ours[r], d.latest[r] = &n, n
 		}
 		clear(d.withdrawn)
 		out.settled = true
@@ -85,6 +86,7 @@ func (d *decider) decide(s situation, now time.Time) decision {
 	patch, rest := s.node.step(diff, func(r device.ResourceName) time.Duration { return d.withdrawn[r].Add(withdrawDelay).Sub(now) })
 	for _, r := range left {
 		patch[r] = nil
+		delete(d.latest, r)
 	}
 	for r, n := range patch {
 		if delete(d.ours, r); n == nil {
@@ -102,6 +104,7 @@ func (d *decider) patched(patch quantities) {
 	maps.Copy(d.ours, patch)
 	for r, n := range patch {
 		if n != nil {
+			d.latest[r] = *n
 			delete(d.withdrawn, r)
 		}
 	}
@@ -126,17 +129,6 @@ func (d *decider) last(capacity, requested map[device.ResourceName]int, now time
 		patch[r] = &n
 	}
 	return patch
-}
-
-// positive returns the values above zero.
-func positive(values map[device.ResourceName]int) map[device.ResourceName]int {
-	all := map[device.ResourceName]int{}
-	for r, n := range values {
-		if n > 0 {
-			all[r] = n
-		}
-	}
-	return all
 }
 
 // earliest returns the earlier of two times; zero is never.

@@ -112,6 +112,30 @@ func TestDecide(t *testing.T) {
 			{at: 10 * time.Second, capacity: "gpu:4 nic:3 fpga:2", began: time.Second, patch: "gpu:1", again: 31 * time.Second},
 			{at: 31 * time.Second, capacity: "gpu:4 nic:3 fpga:2", began: time.Second, patch: "gpu:4"},
 		},
+		"what was withdrawn before an outage is back as it was": {
+			{node: "gpu:2 nic:2", capacity: "gpu:2 nic:2", settled: true},
+			{at: time.Second, capacity: "gpu:1 nic:1", again: 6 * time.Second, settled: true},
+			{at: 6 * time.Second, capacity: "gpu:1 nic:1", patch: "gpu:- nic:-"},
+			{at: 10 * time.Second, capacity: "gpu:1 nic:4", back: 10 * time.Second, patch: "gpu:2 nic:2", again: 40 * time.Second},
+			{at: 40 * time.Second, capacity: "gpu:1 nic:4", back: 10 * time.Second, patch: "gpu:- nic:4"},
+		},
+		"what is found at the start and withdrawn does not come back higher": {
+			{at: time.Second, node: "gpu:2", capacity: "gpu:1", began: time.Second, again: 6 * time.Second, settled: true},
+			{at: 6 * time.Second, capacity: "gpu:1", began: time.Second, patch: "gpu:-", again: 31 * time.Second},
+			{at: 7 * time.Second, capacity: "gpu:4", began: time.Second, patch: "gpu:2", again: 31 * time.Second},
+		},
+		"another writer's value is replaced after an outage too, also at the second try": {
+			{node: "gpu:4 nic:2", capacity: "gpu:4 nic:2", settled: true},
+			{at: 12 * time.Second, node: "gpu:0 nic:8", capacity: "gpu:4 nic:2", back: 10 * time.Second, patch: "gpu:4 nic:-", overwritten: "gpu nic", again: 40 * time.Second, lost: true},
+			{at: 13 * time.Second, capacity: "gpu:4 nic:2", back: 10 * time.Second, patch: "gpu:4 nic:-", again: 40 * time.Second},
+			{at: 14 * time.Second, capacity: "gpu:4 nic:2", back: 10 * time.Second, patch: "nic:2", again: 40 * time.Second},
+		},
+		"an outage right after the start": {
+			{at: time.Second, node: "gpu:1", capacity: "gpu:4", began: time.Second, again: 31 * time.Second, settled: true},
+			{at: 5 * time.Second, capacity: "gpu:4", began: time.Second, back: 5 * time.Second, again: 35 * time.Second, settled: true},
+			{at: 31 * time.Second, capacity: "gpu:4", began: time.Second, back: 5 * time.Second, again: 35 * time.Second, settled: true},
+			{at: 35 * time.Second, capacity: "gpu:4", began: time.Second, back: 5 * time.Second, patch: "gpu:4"},
+		},
 		"pods that were bound by a higher value hold it": {
 			{node: "gpu:3", capacity: "gpu:3", settled: true},
 			{at: time.Second, capacity: "gpu:0", requested: "gpu:3", settled: true},

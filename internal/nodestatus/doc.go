@@ -33,7 +33,7 @@
 // short.
 //
 // A resource that was offered through ResourceSlices appears when its slices have left (Sliced): until then the scheduler may choose its
-// devices for claims, which no value of the Node counts.
+// devices for claims, which no value of the Node counts. What devmgrd has withdrawn for that second is not meant.
 //
 // # The order of events
 //
@@ -41,6 +41,7 @@
 //	decide.go       what the Node shows next: pure, in the order overwritten, differences, steps
 //	stabilizer.go   when a fall counts: pure
 //	peaks.go        what pods that are bound may hold up: pure
+//	hold.go         what neither falls nor rises for a while: pure
 //	contention.go   how often another writer has changed a value
 //	judge.go        the conditions, from devices and components: pure
 //	conditions.go   when a condition is written: pure; and the patches

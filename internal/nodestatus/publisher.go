@@ -184,7 +184,7 @@ func (p *Publisher) publish(ctx context.Context) {
 			continue
 		}
 		now.node = node
-		sliced := p.awaitSlices(now.capacity, node)
+		sliced := p.awaitSlices(now.capacity, node, decider.withdrawn)
 		var retired []device.ResourceName
 		if now.listed {
 			retired = resources.Retired
@@ -237,10 +237,11 @@ func (p *Publisher) split(capacity map[device.ResourceName]int) (counted map[dev
 }
 
 // awaitSlices removes from the capacity what the Node does not show and the slices show still, and reports whether there is any. The scheduler
-// does not count claims of pods' authors as requests: a value that does not leave out their devices would promise them twice.
-func (p *Publisher) awaitSlices(capacity map[device.ResourceName]int, node nodeState) (sliced bool) {
+// does not count claims of pods' authors as requests: a value that does not leave out their devices would promise them twice. What devmgrd has
+// withdrawn on the way to a lower value comes back in its time.
+func (p *Publisher) awaitSlices(capacity map[device.ResourceName]int, node nodeState, withdrawn map[device.ResourceName]time.Time) (sliced bool) {
 	for r := range capacity {
-		if !node.shows(r) && p.cfg.Sliced(r) {
+		if _, own := withdrawn[r]; !own && !node.shows(r) && p.cfg.Sliced(r) {
 			delete(capacity, r)
 			sliced = true
 		}

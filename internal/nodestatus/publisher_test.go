@@ -666,3 +666,37 @@ func slicedResource(t *testing.T) {
 		t.Errorf("a second after the slices are gone the Node shows %q", got)
 	}
 }
+
+// A number that devmgrd finds on the Node does not rise at first, and falls as at any other time, also while the slices of a resource may be there.
+func TestStart_NumberOnTheNode_RisesLater(t *testing.T) { synctest.Test(t, numberAtTheStart) }
+
+func numberAtTheStart(t *testing.T) {
+	api := kubetest.NewInMemory(t)
+	quantity := map[string]string{"a.example/gpu": "2", "a.example/nic": "4"}
+	api.Put(node(quantity, quantity))
+	v, began := newView(quantities{"a.example/gpu": 4, "a.example/nic": 3}), time.Now()
+	p := nodestatus.New(nodestatus.Config{
+		NodeName: "n1", Began: began, Client: api.Client(), View: v, Notifier: v, Cordons: v, Components: v.components, Ignored: func(device.ResourceName) bool { return false },
+		Sliced:     func(device.ResourceName) bool { return time.Since(began) < 10*time.Second },
+		KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry(),
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	defer func() { stop(); <-done }()
+	for _, step := range []struct {
+		at   time.Duration
+		want map[string]string
+	}{
+		{4 * time.Second, map[string]string{"a.example/gpu": "2/2", "a.example/nic": "4/4"}},
+		{7 * time.Second, map[string]string{"a.example/gpu": "2/2", "a.example/nic": "3/3"}},
+		{29 * time.Second, map[string]string{"a.example/gpu": "2/2", "a.example/nic": "3/3"}},
+		{31 * time.Second, map[string]string{"a.example/gpu": "4/4", "a.example/nic": "3/3"}},
+	} {
+		time.Sleep(time.Until(began.Add(step.at)))
+		synctest.Wait()
+		if got := shows(api); !maps.Equal(got, step.want) {
+			t.Errorf("after %s the Node shows %v, want %v", step.at, got, step.want)
+		}
+	}
+}

@@ -52,6 +52,9 @@ func (r reader) pod(obj any) (podState, bool) {
 	}
 	if !s.ended {
 		s.demand.Demands = r.demands(p)
+		if p.Status.ExtendedResourceClaimStatus != nil && !slices.ContainsFunc(s.demand.Demands, func(d device.Demand) bool { return len(d.Wants) > 0 }) {
+			s.demand.Admitted = true // the scheduler has made a claim for all that it requests: the kubelet does not check that
+		}
 		s.demand.Containers, s.demand.Sidecars = containers(p)
 	}
 	return s, true
@@ -86,9 +89,9 @@ func ending(p *corev1.Pod) device.EndedPod {
 
 // admitted reports whether the kubelet has accepted a pod. A start time alone does not prove that: a kubelet that has just
 // started writes it for a pod that it rejects, and the pod's phase up to 10 s later (mergePodStatus). The container statuses
-// come with the first status of an accepted pod. A pod for whose requests the scheduler has made a claim is not checked for them.
+// come with the first status of an accepted pod.
 func admitted(p *corev1.Pod) bool {
-	return p.Status.ExtendedResourceClaimStatus != nil || p.Status.StartTime != nil && len(p.Status.InitContainerStatuses)+len(p.Status.ContainerStatuses) > 0
+	return p.Status.StartTime != nil && len(p.Status.InitContainerStatuses)+len(p.Status.ContainerStatuses) > 0
 }
 
 // resourcesKey is the annotation in which a static pod may list its requests. Its mirror pod has it too, but the runtime

@@ -82,7 +82,7 @@ func TestDemands(t *testing.T) {
 		r := reader{ignored: ignoring([]string{"lic.example/seat", "all.example/*"})}
 		seen, ok := r.pod(c.pod)
 		name := c.pod.Name
-		head := device.PodDemand{Pod: device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}, Created: born, Demands: c.want, Containers: strings.Fields(c.beside), Sidecars: strings.Count(c.beside, "side"), Admitted: c.pod == claim}
+		head := device.PodDemand{Pod: device.Pod{UID: device.PodUID(name), Namespace: "ns", Name: name}, Created: born, Demands: c.want, Containers: strings.Fields(c.beside), Sidecars: strings.Count(c.beside, "side")}
 		if !ok || seen.ended || seen.node != "n1" || !reflect.DeepEqual(seen.demand, head) {
 			t.Errorf("%s: got %+v\nwant %+v", name, seen, head)
 		}
@@ -162,7 +162,10 @@ func TestPod_StartTimeWithoutContainers_IsNotAdmitted(t *testing.T) {
 		{func() { p.Status.StartTime = &started }, false},
 		{func() { p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "main"}} }, true},
 		{func() { p.Status.StartTime = nil }, false},
-		{func() { p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{} }, true}, // the scheduler has chosen its devices
+		{func() { p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{} }, false}, // for another resource
+		{func() { // the scheduler has chosen its devices
+			p.Status.ExtendedResourceClaimStatus.RequestMappings = []corev1.ContainerExtendedResourceRequest{{ContainerName: "main", ResourceName: "a.example/gpu"}}
+		}, true},
 	} {
 		step.change()
 		if s, _ := (reader{}).pod(p); s.demand.Admitted != step.admitted {
