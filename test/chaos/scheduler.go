@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -11,21 +10,30 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// passedOverTime is how long kube-scheduler must have passed over a pod before it is restarted.
+const passedOverTime = 20 * time.Second
+
 // scheduled waits for a condition as inService does. A pod may be left pending by kube-scheduler 1.36 and 1.37 alone: the scheduler makes a
 // claim for a pod that requests the resource, and if that pod is deleted meanwhile, the garbage collector removes the claim before the
-// scheduler has noticed it. The scheduler waits for it for two minutes (AssumeExtendedResourceTimeoutDefaultSeconds), counts its devices as allocated as long, and does
-// not look again at pods that wait for them then. So if the API server shows enough devices for a pod that is pending, the scheduler is restarted,
-// which forgets, and the condition has the same time once more.
+// scheduler has noticed it. The scheduler waits for it for two minutes (AssumeExtendedResourceTimeoutDefaultSeconds), counts its devices as
+// allocated as long, and does not look again at pods that wait for them then. So if the API server has shown enough devices for a pending pod
+// for some time, the scheduler is restarted, which forgets, and the condition has the same time once more.
 func (w *world) scheduled(ctx context.Context, limit time.Duration, condition func() (bool, string)) error {
-	err := w.inService(ctx, limit, condition)
-	if err == nil || ctx.Err() != nil || w.claims == nil {
+	pod, since, looked := "", time.Time{}, time.Time{}
+	err := w.inService(ctx, limit, func() (bool, string) {
+		if w.claims != nil && time.Since(looked) > time.Second {
+			looked = time.Now()
+			is := w.passedOver(ctx)
+			if is != pod {
+				pod, since = is, looked
+			}
+		}
+		return condition()
+	})
+	if err == nil || ctx.Err() != nil || pod == "" || time.Since(since) < passedOverTime {
 		return err
 	}
-	pod, passed := w.passedOver(ctx)
-	if !passed {
-		return err
-	}
-	w.tell("kube-scheduler leaves pod %s pending, for which there are devices that no claim has: restart kube-scheduler", pod)
+	w.tell("for %s kube-scheduler has left pod %s pending, for which there are devices that no claim has: restart kube-scheduler", time.Since(since).Round(time.Second), pod)
 	w.forgot++
 	if err := w.keeper.kill(w.Scheduler, true, false); err != nil {
 		return err
@@ -33,33 +41,30 @@ func (w *world) scheduled(ctx context.Context, limit time.Duration, condition fu
 	return w.inService(ctx, limit, condition)
 }
 
-// passedOver returns a pod that is pending although the slices show enough devices for it that have no taint and are in no claim. It returns false if
-// there is none, or if a pod that has been scheduled does not run.
-func (w *world) passedOver(ctx context.Context) (string, bool) {
+// passedOver returns the name of a pod that is pending although the slices show enough devices for it that have no taint and are in no claim. It is
+// empty if there is none, or if a pod that has been scheduled does not run.
+func (w *world) passedOver(ctx context.Context) string {
 	pods, err := w.Client().CoreV1().Pods(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return "", false
+		return ""
 	}
 	claims, err := w.Client().ResourceV1().ResourceClaims(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return "", false
+		return ""
 	}
 	devices, err := w.sliced(ctx)
-	if err != nil {
-		return "", false
+	if err != nil || slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName != "" && !ready(&p) }) {
+		return ""
 	}
 	free := free(devices, claims.Items)
-	if slices.ContainsFunc(pods.Items, func(p corev1.Pod) bool { return p.Spec.NodeName != "" && !ready(&p) }) {
-		return "", false
-	}
 	i := slices.IndexFunc(pods.Items, func(p corev1.Pod) bool {
 		n := wants(&p)
 		return p.Spec.NodeName == "" && p.DeletionTimestamp == nil && n > 0 && n <= free && w.mayBind(&p, claims.Items)
 	})
 	if i < 0 {
-		return "", false
+		return ""
 	}
-	return fmt.Sprintf("%s (%d devices, of %d)", pods.Items[i].Name, wants(&pods.Items[i]), free), true
+	return pods.Items[i].Name
 }
 
 // free returns how many devices of slices have no taint, and are in no claim.
