@@ -52,21 +52,7 @@ func (d *decider) forget() { *d = *newDecider() }
 
 // decide returns the next step. A patch in it counts as sent from then on, because its answer may be lost.
 func (d *decider) decide(s situation, now time.Time) decision {
-	capacity := s.capacity
-	if !s.listed { // nothing falls
-		capacity = s.node.raised(capacity)
-	}
-	d.peaks.observe(s.node, d.ours, now)
-	want, again := d.stable.next(d.peaks.hold(capacity, s.requested), s.node, now)
-	if d.found == nil {
-		d.found = positive(s.node.capacity)
-	}
-	if steady := s.back.Add(watchDelay); now.Before(steady) {
-		known := over(s.node.capacity, d.latest)
-		want, again = capped(kept(want, known), known, s.requested), earliest(again, steady)
-	} else if steady := s.began.Add(watchDelay); now.Before(steady) {
-		want, again = capped(want, higher(d.found, d.latest), s.requested), earliest(again, steady)
-	}
+	want, again := d.wanted(s, now)
 	out := decision{want: want, again: again}
 	for _, r := range s.node.overwritten(d.ours) {
 		delete(d.ours, r) // until devmgrd writes the value again
@@ -99,6 +85,26 @@ func (d *decider) decide(s situation, now time.Time) decision {
 	return out
 }
 
+// wanted returns the values that the Node shows in the end, and when to ask again if nothing changes; zero: never.
+func (d *decider) wanted(s situation, now time.Time) (want map[device.ResourceName]int, again time.Time) {
+	capacity := s.capacity
+	if !s.listed { // nothing falls
+		capacity = s.node.raised(capacity)
+	}
+	d.peaks.observe(s.node, d.ours, now)
+	want, again = d.stable.next(d.peaks.hold(capacity, s.requested), s.node, now)
+	if d.found == nil {
+		d.found = positive(s.node.capacity)
+	}
+	if steady := s.back.Add(watchDelay); now.Before(steady) {
+		known := over(s.node.capacity, d.latest)
+		want, again = capped(kept(want, known), known, s.requested), earliest(again, steady)
+	} else if steady := s.began.Add(watchDelay); now.Before(steady) {
+		want, again = capped(want, higher(d.found, d.latest), s.requested), earliest(again, steady)
+	}
+	return want, again
+}
+
 // patched records that a patch has succeeded.
 func (d *decider) patched(patch quantities) {
 	maps.Copy(d.ours, patch)
@@ -121,11 +127,13 @@ func (d *decider) following(want map[device.ResourceName]int) map[device.Resourc
 	return values
 }
 
-// last returns the patch at the end: the values of resources that have just been withdrawn.
-func (d *decider) last(capacity, requested map[device.ResourceName]int, now time.Time) quantities {
-	want, _ := d.stable.next(d.peaks.hold(capacity, requested), nodeState{}, now)
+// last returns the patch at the end: the values of resources that have just been withdrawn. What the Node still shows does not fall: the
+// patch that was to withdraw it may have failed.
+func (d *decider) last(s situation, now time.Time) quantities {
+	want, _ := d.wanted(s, now)
 	patch := quantities{}
 	for r, n := range d.following(want) {
+		n = max(n, s.node.capacity[r])
 		patch[r] = &n
 	}
 	return patch

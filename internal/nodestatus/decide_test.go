@@ -228,24 +228,36 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// At the end a resource that has just been withdrawn is put back with its lower value.
+// At the end a resource that has just been withdrawn is put back: with its lower value, or the former one after an outage, for pods that were
+// bound meanwhile, and where the Node shows it still.
 func TestDecide_Last_RestoresWithdrawn(t *testing.T) {
-	d, start := newDecider(), time.Unix(1000, 0)
-	node := nodeState{there: true}
-	node.capacity, node.allocatable = values("gpu:3 nic:1")
-	three, _ := values("gpu:3 nic:1")
-	two, _ := values("gpu:2 nic:1")
-	d.decide(situation{node: node, capacity: three, listed: true}, start)
-	if last := d.last(three, nil, start); len(last) > 0 {
-		t.Errorf("with nothing withdrawn: %s", written(last))
-	}
-	d.decide(situation{node: node, capacity: two, listed: true}, start)
-	out := d.decide(situation{node: node, capacity: two, listed: true}, start.Add(shortest))
-	if written(out.patch) != "gpu:-" || d.following(out.want)["vendor.com/gpu"] != 2 {
-		t.Fatalf("patch %s, to be followed by %v", written(out.patch), d.following(out.want))
-	}
-	d.patched(out.patch)
-	if last := written(d.last(two, nil, start.Add(shortest))); last != "gpu:2" {
-		t.Errorf("at the end: %q", last)
+	for what, test := range map[string]struct {
+		change func(*situation)
+		want   string
+	}{
+		"nothing else has happened":    {func(*situation) {}, "gpu:2"},
+		"all three are asked for":      {func(s *situation) { s.requested, _ = values("gpu:3") }, "gpu:3"},
+		"the API server has been away": {func(s *situation) { s.back = time.Unix(1000, 0) }, "gpu:3"},
+		"the patch has failed":         {func(s *situation) { s.node.capacity, s.node.allocatable = values("gpu:3 nic:1") }, "gpu:3"},
+	} {
+		d, start := newDecider(), time.Unix(1000, 0)
+		s := situation{node: nodeState{there: true}, listed: true}
+		s.node.capacity, s.node.allocatable = values("gpu:3 nic:1")
+		s.capacity, _ = values("gpu:3 nic:1")
+		d.decide(s, start)
+		if last := d.last(s, start); len(last) > 0 {
+			t.Errorf("with nothing withdrawn: %s", written(last))
+		}
+		s.capacity, _ = values("gpu:2 nic:1")
+		d.decide(s, start)
+		out := d.decide(s, start.Add(shortest))
+		if written(out.patch) != "gpu:-" || d.following(out.want)["vendor.com/gpu"] != 2 {
+			t.Fatalf("patch %s, to be followed by %v", written(out.patch), d.following(out.want))
+		}
+		s.node.capacity, s.node.allocatable = values("nic:1")
+		test.change(&s)
+		if last := written(d.last(s, start.Add(shortest))); last != test.want {
+			t.Errorf("at the end, when %s: %q, want %q", what, last, test.want)
+		}
 	}
 }

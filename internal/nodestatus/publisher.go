@@ -333,9 +333,15 @@ func (p *Publisher) expect(values map[device.ResourceName]int) {
 
 // restore writes, at the end, the values that have just been withdrawn from the Node.
 func (p *Publisher) restore(ctx context.Context, d *decider) {
-	resources := p.cfg.View.Resources()
+	node, _ := p.store.now()
+	if !node.there {
+		return
+	}
+	resources, now := p.cfg.View.Resources(), time.Now()
 	capacity, _ := p.split(resources.Capacity())
-	patch := d.last(capacity, resources.Requested(), time.Now())
+	patch := d.last(situation{
+		node: node, capacity: capacity, requested: resources.Requested(), listed: resources.PodsListed, began: p.cfg.Began, back: p.watch.Back(now),
+	}, now)
 	if len(patch) == 0 {
 		return
 	}

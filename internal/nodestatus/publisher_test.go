@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -373,24 +374,31 @@ func TestDriftIsPutRight(t *testing.T) {
 // meanwhile. Raising it takes one step.
 func TestANumberFalls(t *testing.T) {
 	set := func(n string) string {
+		if n != "null" {
+			n = strconv.Quote(n)
+		}
 		return `{"status":{"allocatable":{"a.example/gpu":` + n + `},"capacity":{"a.example/gpu":` + n + `}}}`
 	}
 	for name, test := range map[string]struct {
-		meanwhile, shows int
-		patches          []string
+		meanwhile func(*view)
+		ends      bool
+		shows     int
 	}{
-		"no pod is bound":                      {2, 2, []string{set(`"4"`), set("null"), set(`"2"`)}},
-		"a pod is bound":                       {3, 3, []string{set(`"4"`), set("null"), set(`"3"`)}},
-		"it is as it was":                      {4, 4, []string{set(`"4"`), set("null"), set(`"4"`)}},
-		"devmgrd ends, and puts it back again": {-1, 2, []string{set(`"4"`), set("null"), set(`"2"`)}},
+		"no pod is bound":              {func(*view) {}, false, 2},
+		"a pod is bound":               {func(v *view) { v.bind(quantities{"a.example/gpu": 3}) }, false, 3},
+		"it is as it was":              {func(v *view) { v.set(quantities{"a.example/gpu": 4}) }, false, 4},
+		"devmgrd ends":                 {func(*view) {}, true, 2},
+		"devmgrd ends, a pod is bound": {func(v *view) { v.bind(quantities{"a.example/gpu": 3}) }, true, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { aNumberFalls(t, test.meanwhile, test.shows, test.patches) })
+			synctest.Test(t, func(t *testing.T) {
+				aNumberFalls(t, test.meanwhile, test.ends, test.shows, []string{set("4"), set("null"), set(fmt.Sprint(test.shows))})
+			})
 		})
 	}
 }
 
-func aNumberFalls(t *testing.T, meanwhile, finally int, patches []string) {
+func aNumberFalls(t *testing.T, meanwhile func(*view), ends bool, finally int, patches []string) {
 	api := kubetest.NewInMemory(t)
 	api.Put(node(nil, nil))
 	v := newView(quantities{"a.example/gpu": 4})
@@ -411,10 +419,8 @@ func aNumberFalls(t *testing.T, meanwhile, finally int, patches []string) {
 	if n, shown := p.Shown("a.example/gpu"); n != 2 || !shown {
 		t.Errorf("of the number that is off the Node Shown says %d, %v; want the one that follows", n, shown)
 	}
-	if meanwhile < 0 {
+	if meanwhile(v); ends {
 		stop()
-	} else {
-		v.set(quantities{"a.example/gpu": meanwhile})
 	}
 	untilShows(t, api, map[string]string{"a.example/gpu": fmt.Sprintf("%d/%[1]d", finally)})
 	synctest.Wait()
