@@ -1,0 +1,216 @@
+package dra_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/dra"
+	"github.com/devmgrd/devmgrd/internal/kube/kubetest"
+)
+
+const gpu device.ResourceName = "a.example/gpu"
+
+type places = map[device.ID]int
+
+// node is the rest of devmgrd: what the allocator, the state file and the operator would say.
+type node struct {
+	mu        sync.Mutex
+	resources map[device.ResourceName]*device.Offer
+	devices   map[device.ResourceName][]device.DeviceStatus
+	pods      []device.PodStatus
+	partial   bool // not all pods are counted
+	changed   chan struct{}
+
+	refused   map[device.ResourceName]bool // not offered
+	unread    bool                         // the Node has not been read yet
+	since     time.Time                    // when the Node stopped showing the resources; zero: it never showed them
+	retoken   chan struct{}
+	saved     map[device.ResourceName]places
+	saves     int
+	full      error // of SavePlaces
+	anonymous bool  // the Node's UID is not known
+	most      int
+}
+
+func newNode() *node {
+	return &node{resources: map[device.ResourceName]*device.Offer{}, devices: map[device.ResourceName][]device.DeviceStatus{}, changed: make(chan struct{}),
+		refused: map[device.ResourceName]bool{}, retoken: make(chan struct{}, 1), saved: map[device.ResourceName]places{}, most: 2048}
+}
+
+// change changes the node and signals it as the allocator does.
+func (n *node) change(f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f()
+	close(n.changed)
+	n.changed = make(chan struct{})
+}
+
+// list has the plugin of a resource list so many devices.
+func (n *node) list(r device.ResourceName, count int) {
+	n.change(func() {
+		offer := &device.Offer{Reported: true, Session: 1}
+		var all []device.DeviceStatus
+		for i := range count {
+			d := device.Device{ID: device.ID(fmt.Sprint("d", i)), Healthy: true}
+			offer.Inventory.Devices = append(offer.Inventory.Devices, d)
+			all = append(all, device.DeviceStatus{Resource: r, Device: d, State: device.Available, Listed: true})
+		}
+		n.resources[r], n.devices[r] = offer, all
+	})
+}
+
+// touch changes one device.
+func (n *node) touch(r device.ResourceName, i int, f func(*device.DeviceStatus)) {
+	n.change(func() {
+		n.devices[r] = slices.Clone(n.devices[r])
+		f(&n.devices[r][i])
+	})
+}
+
+func (n *node) cordon(r device.ResourceName, i int, on bool) {
+	n.touch(r, i, func(d *device.DeviceStatus) {
+		if d.Cordon, d.State = nil, device.Available; on {
+			d.Cordon, d.State = &device.Cordon{}, device.Cordoned
+		}
+	})
+}
+
+func (n *node) Resources() device.Resources {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	all := device.Resources{ByName: map[device.ResourceName]device.ResourceStatus{}, PodsListed: !n.partial}
+	for r, offer := range n.resources {
+		all.ByName[r] = device.ResourceStatus{Offer: offer}
+	}
+	return all
+}
+
+func (n *node) Devices(r device.ResourceName) ([]device.DeviceStatus, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	all, known := n.devices[r]
+	return all, known
+}
+
+func (n *node) Snapshot() *device.Snapshot {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return &device.Snapshot{Pods: n.pods}
+}
+
+func (n *node) Updated() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.changed
+}
+
+func (n *node) SavePlaces(r device.ResourceName, of map[device.ID]int) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.saves++
+	if n.full == nil {
+		n.saved[r] = of
+	}
+	return n.full
+}
+
+func (n *node) offered(r device.ResourceName) (since time.Time, offered, known bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.since, !n.refused[r] && !n.unread, !n.unread
+}
+
+// refuse has a resource's devices offered or not.
+func (n *node) refuse(r device.ResourceName, is bool) {
+	n.mu.Lock()
+	n.refused[r] = is
+	n.mu.Unlock()
+	n.retoken <- struct{}{}
+}
+
+func (n *node) uid() (types.UID, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return "node-uid", !n.anonymous
+}
+
+// publish runs a Publisher until the test ends, or until stop.
+func publish(t *testing.T, api *kubetest.Server, n *node) (p *dra.Publisher, registry *prometheus.Registry, stop func()) {
+	t.Helper()
+	registry = prometheus.NewRegistry()
+	n.mu.Lock()
+	known := maps.Clone(n.saved)
+	n.mu.Unlock()
+	p = dra.New(dra.PublisherConfig{NodeName: "n1", Client: api.ResourceClient(), View: n, Offered: n.offered, OfferedChanged: n.retoken, Places: n, Known: known,
+		NodeUID: n.uid, MaxDevices: n.most, Sysfs: t.TempDir(), Procfs: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		before := shows(api)
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Error("Run does not end with its context")
+		}
+		if after := shows(api); !maps.Equal(before, after) {
+			t.Errorf("ending changed %v to %v", before, after)
+		}
+	})
+	t.Cleanup(stop)
+	return p, registry, stop
+}
+
+// shows returns by pool how many devices its slice has, the generation, and the devices with taints.
+func shows(api *kubetest.Server) map[string]string {
+	all := map[string]string{}
+	for _, s := range api.ResourceSlices() {
+		text := fmt.Sprintf("%d at %d", len(s.Spec.Devices), s.Spec.Pool.Generation)
+		for _, d := range s.Spec.Devices {
+			for _, taint := range d.Taints {
+				text += " " + d.Name + "+" + strings.TrimPrefix(taint.Key, "devmgrd.io/")
+			}
+		}
+		all[s.Spec.Pool.Name] = text
+	}
+	return all
+}
+
+const pool = "n1/a.example/gpu/"
+
+func untilShows(t *testing.T, api *kubetest.Server, want map[string]string) {
+	t.Helper()
+	kubetest.Until(t, fmt.Sprintf("the slices are %v", want), func() bool { return maps.Equal(shows(api), want) })
+}
+
+func untilSettled(t *testing.T, p *dra.Publisher) {
+	t.Helper()
+	kubetest.Until(t, "the publisher is content", func() bool { return p.Check() == nil })
+}
+
+// writes returns the number of writes so far.
+func writes(api *kubetest.Server) int {
+	return api.Requests("create") + api.Requests("update") + api.Requests("delete")
+}
+
+// at moves the fake clock by d and lets everything that follows happen.
+func at(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
