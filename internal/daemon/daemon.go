@@ -128,6 +128,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Log:             logFor("allocator"),
 		Metrics:         metrics,
 	})
+	offered := newOffering(c.DRA, devices.Resources)
 	plugins.MakeRoomWith(devices)
 	gate.Watch(devices)
 	examiner := healthcommand.New(healthcommand.Config{
@@ -180,7 +181,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			},
 			Expected:  expected(c.Node),
 			Ignored:   pods.Ignores(c.Plugins.IgnoredResources),
-			Claimed:   claimed(c.DRA, devices),
+			Claimed:   offered.claimed,
 			Sliced:    func(r device.ResourceName) bool { return offers != nil && offers.publisher.Sliced(r) },
 			Uncounted: known.Uncounted, SaveUncounted: stateFile.SaveUncounted,
 			KubeletDir: c.Plugins.KubeletDir,
@@ -200,7 +201,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			if err != nil {
 				return err
 			}
-			offers = newClaims(c, resourceAPI, devices, stateFile, known, node, logFor, metrics)
+			offers = newClaims(c, resourceAPI, devices, stateFile, known, node, offered, logFor, metrics)
 			podsConfig.Sink, podsConfig.Claims = offers, true
 			components = append(components, component{"dra", offers.check})
 			runs = append(runs, offers.runs()...)
@@ -229,7 +230,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	}
 	if api != nil {
 		adminConfig.Evictions, adminConfig.Pods, adminConfig.OnNode = notifier, bound, onNode
-		adminConfig.Claimed, adminConfig.OverMaxDevices = claimed(c.DRA, devices), overMaxDevices(c.DRA, devices)
+		adminConfig.Claimed, adminConfig.OverMaxDevices = offered.claimed, offered.overMaxDevices
 	}
 	adminServer := admin.New(adminConfig)
 	components = append(components, component{"admin", adminServer.Check})

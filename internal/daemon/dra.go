@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,23 +20,41 @@ import (
 	"github.com/devmgrd/devmgrd/internal/store"
 )
 
-// claimed returns which resources are offered through claims: those of dra.resources that do not have too many devices.
-func claimed(c config.DRA, devices *allocator.Allocator) func(device.ResourceName) bool {
-	over := overMaxDevices(c, devices)
-	return func(r device.ResourceName) bool { return c.Offers(string(r)) && over(r) == 0 }
+// An offering says which resources are offered through claims: those of dra.resources that do not have too many devices. A list without
+// devices changes nothing: some plugins send one first at each start.
+type offering struct {
+	config    config.DRA
+	resources func() device.Resources
+
+	mu   sync.Mutex
+	over map[device.ResourceName]bool // the last list with devices was longer than dra.maxDevices
+}
+
+func newOffering(c config.DRA, resources func() device.Resources) *offering {
+	return &offering{config: c, resources: resources, over: map[device.ResourceName]bool{}}
+}
+
+func (o *offering) claimed(r device.ResourceName) bool {
+	return o.config.Offers(string(r)) && o.overMaxDevices(r) == 0
 }
 
 // overMaxDevices returns dra.maxDevices for resources that have more devices than that, and 0 for others.
-func overMaxDevices(c config.DRA, devices *allocator.Allocator) func(device.ResourceName) int {
-	return func(r device.ResourceName) int {
-		if !c.Offers(string(r)) {
-			return 0
-		}
-		if offer := devices.Resources().ByName[r].Offer; offer != nil && len(offer.Inventory.Devices) > c.MaxDevices {
-			return c.MaxDevices
-		}
+func (o *offering) overMaxDevices(r device.ResourceName) int {
+	if !o.config.Offers(string(r)) {
 		return 0
 	}
+	offer := o.resources().ByName[r].Offer
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if offer == nil {
+		delete(o.over, r)
+	} else if n := len(offer.Inventory.Devices); n > 0 {
+		o.over[r] = n > o.config.MaxDevices
+	}
+	if o.over[r] {
+		return o.config.MaxDevices
+	}
+	return 0
 }
 
 // lateBinding is how long after the removal of a resource from the Node pods may be created that the scheduler binds by its number: it sees
@@ -65,14 +84,14 @@ func usesClaims(c config.DRA, known store.State, stateFile *store.Store, log *sl
 }
 
 // newClaims returns Dynamic Resource Allocation on this node.
-func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, stateFile *store.Store, known store.State, node *nodestatus.Publisher,
+func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, stateFile *store.Store, known store.State, node *nodestatus.Publisher, offered *offering,
 	logFor func(string) *slog.Logger, metrics prometheus.Registerer,
 ) *claims {
 	log := logFor("dra")
 	publisher := dra.New(dra.PublisherConfig{
 		NodeName: c.NodeName, Client: api, View: devices, Order: devices.Order, Places: stateFile, Known: known.Places, MaxDevices: c.DRA.MaxDevices, Log: log, Metrics: metrics,
 		Offered: node.Uncounted, OfferedChanged: node.Follow(), NodeUID: node.NodeUID,
-		TooMany: func(r device.ResourceName) bool { return overMaxDevices(c.DRA, devices)(r) > 0 },
+		TooMany: func(r device.ResourceName) bool { return offered.overMaxDevices(r) > 0 },
 	})
 	all := dra.NewClaims(dra.ClaimsConfig{
 		NodeName: c.NodeName, Client: api, Sink: devices, Inventory: devices, Pool: publisher.Pool, Log: log,

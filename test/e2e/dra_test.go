@@ -230,6 +230,19 @@ func TestDRA_TooManyDevices_StayANumber(t *testing.T) {
 	}
 	r.says("status", "dra.maxDevices")
 
+	// A list that is empty for a moment, as some plugins send one at each start, says nothing of how many there are.
+	numbers := r.watchNumbers(gpu)
+	p.Set()
+	r.until("devmgrd has the empty list", func() bool { return r.inState(gpu, "free") == 0 })
+	<-time.After(time.Second) // the plugin takes that long
+	p.Set(plugintest.Devices(4)...)
+	r.until("devmgrd has all devices", func() bool { return r.inState(gpu, "free") == 3 })
+	for _, n := range numbers() {
+		if n != 4 {
+			t.Errorf("the Node showed %d meanwhile, want 4 all the time", n)
+		}
+	}
+
 	r.removePods()
 	p.Set(plugintest.Devices(3)...)
 	r.must(r.WaitShown(r.soon(time.Minute), gpu, -1))
