@@ -131,6 +131,20 @@ type discard struct{ testing.TB }
 
 func (discard) Errorf(string, ...any) {}
 
+// endsWhenBlocked is a context that ends once process 1 blocks a thread of f.
+type endsWhenBlocked struct {
+	context.Context
+	end context.CancelFunc
+	f   *finder
+}
+
+func (c endsWhenBlocked) Err() error {
+	if c.f.isBlocked(1) {
+		c.end()
+	}
+	return c.Context.Err()
+}
+
 func TestFind_ContextEndsWhileBlocked(t *testing.T) {
 	p := newFakeProc(t)
 	maps := p.file("", "1", "maps")
@@ -141,8 +155,11 @@ func TestFind_ContextEndsWhileBlocked(t *testing.T) {
 	f.patience = 50 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	time.AfterFunc(time.Millisecond, cancel)
-	if _, err := f.find(ctx, []Device{full}); !errors.Is(err, context.Canceled) {
+	_, err := f.find(endsWhenBlocked{ctx, cancel, f}, []Device{full})
+	for err != nil && !f.isBlocked(1) { // where the machine is busy, the list of processes may seem to block first
+		_, err = f.find(endsWhenBlocked{ctx, cancel, f}, []Device{full})
+	}
+	if !errors.Is(err, context.Canceled) {
 		t.Errorf("after the end of the context: %v", err)
 	}
 	w, err := os.OpenFile(maps, os.O_WRONLY|unix.O_NONBLOCK, 0)
