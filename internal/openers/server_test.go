@@ -31,6 +31,7 @@ func listen(t *testing.T) (l net.Listener, path string) {
 	if l, err = net.Listen("unix", path); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { l.Close() }) // this reference also keeps the garbage collector from closing it
 	return l, path
 }
 
