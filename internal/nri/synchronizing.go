@@ -77,17 +77,34 @@ func (e *unlistedError) Error() string {
 	return fmt.Sprintf("the runtime closed the connection before it had listed its containers, after %d pods and %d containers", e.pods, e.containers)
 }
 
-// cause explains connections that end so each time. ended: the runtime has ended with the latest.
-func (e *unlistedError) cause(ended bool) string {
+// A kind is a way in which connections end each time.
+type kind int
+
+const (
+	closing kind = iota // the runtime closes them: its list does not fit into its messages
+	late                // it closes them since devmgrd does not take the list in time
+	ending              // it ends
+	kinds
+)
+
+// explain returns the cause of connections that end so each time, the latest with e.
+func (k kind) explain(e *unlistedError) string {
+	const (
+		configuredLimit = 10 * time.Second // plugin_request_timeout in packaging/containerd and packaging/crio
+		largest         = "devmgrd check names the largest"
+	)
 	switch {
-	case ended:
+	case k == ending:
 		return fmt.Sprintf("the runtime ended before it had listed its containers (it listed %d pods and %d containers), probably because NRI panics when pods and containers have more than 4 MiB "+
-			"of arguments, variables and annotations together; devmgrd connects again within %s; devmgrd check names the largest", e.pods, e.containers, endedPause)
-	case e.late:
-		return fmt.Sprintf("the runtime closes each connection since its list of pods and containers is not taken within %s: set plugin_request_timeout to 10s in the runtime's NRI configuration", e.limit)
+			"of arguments, variables and annotations together; devmgrd connects again within %s; %s", e.pods, e.containers, endedPause, largest)
+	case k == late && e.limit < configuredLimit:
+		return fmt.Sprintf("the runtime closes each connection since its list of pods and containers is not taken within %s: set plugin_request_timeout to %s in the runtime's NRI configuration", e.limit, configuredLimit)
+	case k == late:
+		return fmt.Sprintf("the runtime closes each connection since its list of pods and containers is not taken within %s (plugin_request_timeout): the node is short of CPU, "+
+			"or pods and containers have too many arguments, variables and annotations; %s", e.limit, largest)
 	}
 	return fmt.Sprintf("the runtime closes each connection before it has listed its containers (it listed %d pods and %d containers): the next four pods and containers probably have more than 4 MiB "+
-		"of arguments, variables and annotations, which NRI cannot send in one message; devmgrd check names the largest", e.pods, e.containers)
+		"of arguments, variables and annotations, which NRI cannot send in one message; %s", e.pods, e.containers, largest)
 }
 
 const (
@@ -108,9 +125,10 @@ const (
 // failures counts connections in a row that ended without a complete list, and has the pauses between attempts.
 type failures struct {
 	unlisted int
+	late     int            // of these, the latest ones in a row that ended late
 	last     *unlistedError // the latest of them
 	ended    bool           // the runtime has ended with the latest: the socket refuses connections, or another process listens
-	reported [2]bool        // by whether the runtime ends
+	reported [kinds]bool
 
 	ordinary, listing, ending backoff.Backoff
 }
@@ -132,10 +150,14 @@ func (f *failures) add(err error) (cause string, isNew bool) {
 		f.ended = f.last != nil && f.last.runtime != unlisted.runtime
 		f.unlisted++
 		f.last = unlisted
+		f.late++
+		if !unlisted.late {
+			f.late = 0
+		}
 	case f.unlisted > 0 && errors.As(err, &network) && network.Op == "dial":
 		f.ended = true
 	default:
-		f.unlisted, f.last, f.ended, f.reported = 0, nil, false, [2]bool{}
+		f.unlisted, f.late, f.last, f.ended, f.reported = 0, 0, nil, false, [kinds]bool{}
 		f.listing.Reset()
 		f.ending.Reset()
 		return "", false
@@ -143,13 +165,22 @@ func (f *failures) add(err error) (cause string, isNew bool) {
 	if f.unlisted < maxUnlisted {
 		return "", false
 	}
-	kind := &f.reported[0]
-	if f.ended {
-		kind = &f.reported[1]
+	k := f.kind()
+	isNew = !f.reported[k]
+	f.reported[k] = true
+	return k.explain(f.last), isNew
+}
+
+// kind returns how the connections end. A busy runtime may be late with a list that it cannot send: one connection that ended late says
+// little, so all of maxUnlisted have to.
+func (f *failures) kind() kind {
+	switch {
+	case f.ended:
+		return ending
+	case f.late >= maxUnlisted:
+		return late
 	}
-	isNew = !*kind
-	*kind = true
-	return f.last.cause(f.ended), isNew
+	return closing
 }
 
 // pause returns the pauses to use now.

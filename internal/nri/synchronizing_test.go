@@ -85,6 +85,8 @@ func TestConnection_ContainersThatCannotBeListed_AreTheCause(t *testing.T) {
 // again at once would end the runtime again at once, and the pods could not be deleted.
 func TestFailures(t *testing.T) {
 	by := func(process int32) error { return &unlistedError{pods: 4, containers: 4, runtime: process} }
+	late := func(limit time.Duration) error { return &unlistedError{late: true, limit: limit, runtime: 1} }
+	ten := late(10 * time.Second)
 	refused := error(&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED})
 	for name, test := range map[string]struct {
 		errs    []error
@@ -104,6 +106,13 @@ func TestFailures(t *testing.T) {
 		"it ends and closes":                      {[]error{by(1), by(1), by(1), by(2), by(2), by(3)}, endedPause, "NRI panics", 2},
 		"it ended each time, and has listed all":  {[]error{by(1), refused, by(2), by(3), errLost, refused}, lastPause, "", 1},
 		"it ended once, listed, and closes again": {[]error{by(1), refused, errLost, by(2), by(2), by(2)}, unlistedPause, "the next four", 1},
+		"it waits too briefly":                    {[]error{late(time.Second), late(time.Second), late(time.Second)}, unlistedPause, "within 1s: set plugin_request_timeout to 10s", 1},
+		"it waits, and is still late":             {[]error{ten, ten, ten, ten}, unlistedPause, "within 10s (plugin_request_timeout): the node is short of CPU", 1},
+		"it closes connections, once late":        {[]error{by(1), by(1), ten, by(1)}, unlistedPause, "the next four", 1},
+		"it closes connections, the last late":    {[]error{by(1), by(1), ten}, unlistedPause, "the next four", 1},
+		"it is late, then closes connections":     {[]error{ten, ten, ten, by(1)}, unlistedPause, "the next four", 2},
+		"it is late, then ends":                   {[]error{ten, ten, ten, refused}, endedPause, "NRI panics", 2},
+		"it was late, and has listed all":         {[]error{ten, ten, errLost, ten, ten}, lastPause, "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, cause, reports := newFailures(), "", 0

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -264,7 +265,8 @@ func TestMessageSize_ContainersThatCannotBeListed_AreNamed(t *testing.T) {
 	}))
 	r.until("the Node's event", func() bool {
 		events, err := r.Client().CoreV1().Events("default").List(r.ctx, metav1.ListOptions{FieldSelector: "reason=RuntimeNotSynchronized"})
-		return err == nil && len(events.Items) == 1 && strings.Contains(events.Items[0].Message, "4 MiB")
+		named := slices.DeleteFunc(events.Items, func(e corev1.Event) bool { return !strings.Contains(e.Message, "4 MiB") })
+		return err == nil && len(named) == 1 // a slow machine may have had the runtime's timeout as the first cause
 	})
 	named := false
 	for _, one := range r.check() {
