@@ -83,7 +83,7 @@ type Cluster struct {
 
 // Start brings a cluster up and returns when its node is Ready and free of taints. It must be called inside the
 // namespaces that [Main] makes, and one cluster at a time can be there. ctx bounds the start only; without a
-// deadline it gets one of two minutes.
+// deadline it gets one of five minutes.
 func Start(ctx context.Context, tools Tools, o Options) (*Cluster, error) {
 	run, err := CurrentRun()
 	if err != nil {
@@ -100,7 +100,7 @@ func Start(ctx context.Context, tools Tools, o Options) (*Cluster, error) {
 	}
 	if _, bounded := ctx.Deadline(); !bounded {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, 2*time.Minute)
+		ctx, cancel = context.WithTimeout(ctx, 5*time.Minute)
 		defer cancel()
 	}
 
@@ -308,7 +308,7 @@ func stopAll(group ...*Process) error {
 		}
 		wg.Go(func() {
 			_ = p.Signal(syscall.SIGCONT) // a frozen process cannot stop
-			errs[i] = p.Stop(30 * time.Second)
+			errs[i] = p.Stop(2 * time.Minute)
 		})
 	}
 	wg.Wait()

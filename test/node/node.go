@@ -148,7 +148,7 @@ func (n *Node) Tail() string {
 
 // Get reads a page of devmgrd's.
 func (n *Node) Get(path string) (status int, text string, err error) {
-	client := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	answer, err := client.Get("http://" + address + path)
 	if err != nil {
 		return 0, "", err

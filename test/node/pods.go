@@ -9,6 +9,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -55,16 +56,38 @@ func Pod(name, resourceName string, count int, args ...string) *corev1.Pod {
 
 // Create creates a pod.
 func (n *Node) Create(ctx context.Context, pod *corev1.Pod) error {
-	_, err := n.Client().CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
-	return err
+	return whileBusy(apierrors.IsAlreadyExists, func() error {
+		_, err := n.Client().CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+		return err
+	})
 }
 
 // Delete deletes a pod and returns when it is gone.
 func (n *Node) Delete(ctx context.Context, name string) error {
-	if err := n.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+	err := whileBusy(apierrors.IsNotFound, func() error {
+		return n.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, name, metav1.DeleteOptions{})
+	})
+	if err != nil {
 		return err
 	}
 	return n.WaitPod(ctx, metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) { return p == nil, nil })
+}
+
+// busy reports whether the API server has not done what it was asked for, or not in time, because it is as busy as the machine.
+func busy(err error) bool {
+	return apierrors.IsTimeout(err) || apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err)
+}
+
+// whileBusy repeats a change while the API server is too busy for it. done recognizes the error of a change that has been made already: an
+// earlier attempt may have succeeded although its answer came too late.
+func whileBusy(done func(error) bool, change func() error) error {
+	err := change()
+	for tries := 1; busy(err) && tries < 10; tries++ {
+		if err = change(); done(err) {
+			return nil
+		}
+	}
+	return err
 }
 
 // WaitPhase returns when a pod of the namespace default has reached the phase. Failed, unless wanted, is an error at once.

@@ -135,6 +135,10 @@ func (n *Node) removePolicies(ctx context.Context) error {
 }
 
 // Admitted returns what the API server would make of a pod.
-func (n *Node) Admitted(ctx context.Context, p *corev1.Pod) (*corev1.Pod, error) {
-	return n.Client().CoreV1().Pods(p.Namespace).Create(ctx, p, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+func (n *Node) Admitted(ctx context.Context, p *corev1.Pod) (admitted *corev1.Pod, err error) {
+	err = whileBusy(func(error) bool { return false }, func() error {
+		admitted, err = n.Client().CoreV1().Pods(p.Namespace).Create(ctx, p, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	})
+	return admitted, err
 }
