@@ -52,7 +52,7 @@ func TestMainJob_SamplePlugin_PodsGetDevices(t *testing.T) {
 		return r.metric(`device_plugin_registration_total{resource_name="`+node.SampleResource+`"}`) == 1
 	})
 	registered := time.Now()
-	r.must(r.WaitShown(r.soon(20*time.Second), node.SampleResource, 2))
+	r.must(r.WaitShown(r.soon(), node.SampleResource, 2))
 	t.Logf("the Node shows the devices %s after the registration was seen", time.Since(registered).Round(time.Millisecond))
 
 	t.Run("the kubelet knows nothing of it", func(t *testing.T) { r.in(t).unknownToTheKubelet() })
@@ -66,7 +66,7 @@ func TestMainJob_SamplePlugin_PodsGetDevices(t *testing.T) {
 				t.Fatal(err)
 			}
 			patched := time.Now()
-			r.must(r.WaitShown(r.soon(20*time.Second), node.SampleResource, 2))
+			r.must(r.WaitShown(r.soon(), node.SampleResource, 2))
 			t.Logf("put right %s after it was patched", time.Since(patched).Round(time.Millisecond))
 		}
 	})
@@ -114,7 +114,7 @@ func TestMainJob_CDI_PodsGetDevices(t *testing.T) {
 		t.Errorf("CDI_DEVICE is %q, want CDI-Dev-1", got.Env["CDI_DEVICE"])
 	}
 	r.must(r.Create(r.ctx, node.Pod("b", node.SampleResource, 1, "open", "/tmp/CDI-Dev-2", "r"))) // there is no such disk, but a node
-	if _, err := r.WaitPhase(r.soon(time.Minute), "b", corev1.PodFailed); err != nil {
+	if _, err := r.WaitPhase(r.soon(), "b", corev1.PodFailed); err != nil {
 		t.Error(err)
 	}
 	log, err := r.PodLogs(r.ctx, metav1.NamespaceDefault, "b", "main")
@@ -137,7 +137,7 @@ func TestPods_ContainerKinds_ShareDevices(t *testing.T) {
 		asks("one", 2, "report", "--then-sleep"), asks("none", 0, "report", "--then-sleep"), asks("two", 1, "report", "--then-sleep"),
 	}
 	r.must(r.Create(r.ctx, pod))
-	_, err := r.WaitPhase(r.soon(time.Minute), "a", corev1.PodRunning)
+	_, err := r.WaitPhase(r.soon(), "a", corev1.PodRunning)
 	r.must(err)
 	got := r.held("a", "init", "sidecar", "late-init", "one", "none", "two")
 	for c, n := range map[string]int{"init": 2, "sidecar": 1, "late-init": 1, "one": 2, "none": 0, "two": 1} {
@@ -198,7 +198,7 @@ func TestOrder_SpreadByCard_ContainersGetDifferentCards(t *testing.T) {
 		replicas = append(replicas, plugintest.Dev(id, plugintest.Healthy))
 	}
 	plugintest.Start(t, node.SocketDir, gpu, replicas...)
-	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 5))
+	r.must(r.WaitShown(r.soon(), gpu, 5))
 	for _, pod := range []struct {
 		name  string
 		count int

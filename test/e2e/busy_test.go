@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -76,7 +75,7 @@ func (r *harness) openers() *cluster.Process {
 	p := cluster.NewProcess("openers", filepath.Join(r.LogDir(), "openers.log"), []string{os.Getenv("TESTNODE_BINARY"), "openers"}, nil)
 	r.must(p.Start(r.ctx))
 	r.t.Cleanup(func() {
-		if err := p.Stop(20 * time.Second); err != nil {
+		if err := p.Stop(stopLimit); err != nil {
 			r.t.Error(err)
 		}
 	})
@@ -176,7 +175,7 @@ func TestBusy_AnotherProcessHasTheDevice_NextPodWaits(t *testing.T) {
 		}, "has " + busyNode + " open"},
 		{"open in another pod", func(r *harness) holder {
 			r.must(r.Create(r.ctx, node.Pod("notebook", gpu, 0, "sleep")))
-			_, err := r.WaitPhase(r.soon(2*time.Minute), "notebook", corev1.PodRunning)
+			_, err := r.WaitPhase(r.soon(), "notebook", corev1.PodRunning)
 			r.must(err)
 			command := exec.Command("bash", "-c", shell)
 			command.SysProcAttr = group(0)
@@ -202,7 +201,7 @@ func TestBusy_AnotherProcessHasTheDevice_NextPodWaits(t *testing.T) {
 			r.must(r.StartDevmgrd(r.ctx))
 			r.until("the device is busy again", func() bool { return r.inState(gpu, "busy") == 1 })
 			r.says("devices", "busy", "default/a", want, c.how)
-			r.must(r.WaitShown(r.soon(30*time.Second), gpu, 1)) // as many as b requests: a kubelet that restarts must not fail it
+			r.must(r.WaitShown(r.soon(), gpu, 1)) // as many as b requests: a kubelet that restarts must not fail it
 			if out := r.says("assignments"); strings.Contains(out, "default/b") {
 				t.Errorf("assignments:\n%s", out)
 			}

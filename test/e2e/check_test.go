@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -69,7 +68,7 @@ func TestCheck_EachObstacle_HasARemedy(t *testing.T) {
 	const nriTable = "[plugins.'io.containerd.nri.v1.nri']\n"
 	r := start(t)
 	r.remarks(r.check())
-	r.must(r.Devmgrd.Stop(20 * time.Second))
+	r.must(r.Devmgrd.Stop(stopLimit))
 	t.Cleanup(func() { (&harness{r.Node, t, context.Background()}).devmgrdIsBack() }) // the test's own context is over
 	r.remarks(r.check())
 
@@ -119,7 +118,7 @@ func TestCheck_EachObstacle_HasARemedy(t *testing.T) {
 	r.must(r.APIServer.Kill())
 	r.remarks(r.check(), [3]string{"FAIL", "daemon", ""}, [3]string{"FAIL", "daemon", ""}, [3]string{"FAIL", "api server", "connection refused"})
 	r.must(r.APIServer.Start(r.ctx))
-	r.must(r.Devmgrd.Stop(20 * time.Second))
+	r.must(r.Devmgrd.Stop(stopLimit))
 	r.must(r.WaitAPIServer(r.ctx))
 
 	r.configureContainerd(nriTable + "plugin_request_timeout = '500ms'\n")

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -88,7 +87,7 @@ func TestCommands_DeviceOutOfService_IsExplained(t *testing.T) {
 	}
 
 	r.says("cordon "+gpu+"/"+free+" --reason fan", free, "cordoned", "fan")
-	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 3))
+	r.must(r.WaitShown(r.soon(), gpu, 3))
 	r.says("cordon "+gpu+"/"+held, held, "assigned", "default/holder:main", "cordoned for")
 	r.completes("devices", gpu)
 	r.completes("explain", "default/holder", "default/other")
@@ -117,11 +116,11 @@ func TestCommands_DeviceOutOfService_IsExplained(t *testing.T) {
 	r.says("devices", free, "cordoned", "fan")
 
 	// The scheduler sees three, and sends no fourth pod here: it is Pending, and not failed.
-	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 3))
+	r.must(r.WaitShown(r.soon(), gpu, 3))
 	r.must(r.Create(r.ctx, node.Pod("fourth", gpu, 1, "report", "--then-sleep")))
 	r.unscheduled("fourth")
 	r.says("uncordon "+gpu+"/"+free, free, "free")
-	_, err := r.WaitPhase(r.soon(time.Minute), "fourth", corev1.PodRunning)
+	_, err := r.WaitPhase(r.soon(), "fourth", corev1.PodRunning)
 	r.must(err)
 	r.says("assignments default/fourth", free)
 
@@ -137,9 +136,9 @@ func TestCommands_DeviceOutOfService_IsExplained(t *testing.T) {
 	r.says("history --actions --device "+gpu+"/"+held, "drain", gpu+"/"+held, "root", "devmgrd (", "done", "dust")
 	r.fails("history --actions --pod default/third", 2, "--pod and --actions exclude each other")
 	r.says("history --actions --since 1h", "uncordon", gpu+"/"+free)
-	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 3))
+	r.must(r.WaitShown(r.soon(), gpu, 3))
 	r.says("uncordon " + gpu + "/" + held)
-	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 4))
+	r.must(r.WaitShown(r.soon(), gpu, 4))
 }
 
 // What is wrong is said, with the remedy, and nothing is changed.
@@ -182,7 +181,7 @@ func TestCommands_StateFileInUse_IsCopied(t *testing.T) {
 	} else if !strings.Contains(stderr, "damaged") {
 		t.Errorf("status %d, %q", status, stderr)
 	}
-	r.must(r.Devmgrd.Stop(20 * time.Second))
+	r.must(r.Devmgrd.Stop(stopLimit))
 	r.says("store verify", "is sound")
 	r.fails("store backup "+copied+"2", 1, "it is not running")
 	r.must(r.StartDevmgrd(r.ctx))

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
@@ -43,7 +42,7 @@ func TestContainerd_RestartsWhilePodsEnd_NothingLeaks(t *testing.T) {
 	r.must(r.Runtime.Start(r.ctx))
 	r.must(r.WaitRuntime(r.ctx))
 	// The pod's end is the kubelet's, which may have to try again; the devices are ours, and are to follow soon.
-	r.must(r.WaitPod(r.soon(90*time.Second), "default", "deleted", func(p *corev1.Pod) (bool, error) { return p == nil, nil }))
+	r.must(r.WaitPod(r.soon(), "default", "deleted", func(p *corev1.Pod) (bool, error) { return p == nil, nil }))
 	r.states(3, 1, 0)
 	if got := r.run("next", gpu, 3).Env["DEVICES"]; strings.Contains(got, had["stays"]) {
 		t.Errorf("the next pod has %s, and another one runs with %s", got, had["stays"])
@@ -171,7 +170,7 @@ func TestContainer_LostByContainerd_KeepsItsDeviceWhileItsProcessesLive(t *testi
 				t.Fatalf("process %d lives: %v; assignments:\n%s", process, alive(process), out)
 			}
 			thaw()
-			_, err := r.WaitPhase(r.soon(2*time.Minute), "b", corev1.PodRunning)
+			_, err := r.WaitPhase(r.soon(), "b", corev1.PodRunning)
 			r.must(err)
 			if alive(process) {
 				t.Error("the process of pod a lives")

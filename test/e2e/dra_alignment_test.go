@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -58,7 +57,7 @@ func (r *harness) nics(cards map[string]place) {
 	r.must(driver.Start(r.ctx))
 	r.t.Cleanup(func() {
 		r.removePods() // the kubelet needs the driver for that
-		if err := driver.Stop(20 * time.Second); err != nil {
+		if err := driver.Stop(stopLimit); err != nil {
 			r.t.Error(err)
 		}
 		of := metav1.ListOptions{FieldSelector: "spec.driver=" + nicDriver}

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -59,7 +58,7 @@ func TestDRA_Guide_CommandsPrintWhatItShows(t *testing.T) {
 			return
 		}
 		r.until("the slices are gone", func() bool { return len(r.sliced()) == 0 })
-		r.must(r.WaitShown(r.soon(time.Minute), gpu, 4))
+		r.must(r.WaitShown(r.soon(), gpu, 4))
 	}}
 	guide := openDocument(t, "dra.md")
 	for _, b := range guide.blocks("Moving one resource on one node") {

@@ -5,7 +5,6 @@ package e2e
 import (
 	"context"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -47,11 +46,11 @@ func (r *harness) removePods() {
 	r.t.Helper()
 	ctx, now := context.WithoutCancel(r.ctx), int64(0)
 	pods := r.Client().CoreV1().Pods(metav1.NamespaceDefault)
-	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{}); err != nil {
-		r.t.Error(err)
-	}
 	r.until("no pod is left", func() bool {
 		list, err := pods.List(ctx, metav1.ListOptions{})
+		if err == nil && len(list.Items) > 0 {
+			_ = pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &now}, metav1.ListOptions{}) // or at the next look
+		}
 		return err == nil && len(list.Items) == 0
 	})
 }
@@ -59,9 +58,9 @@ func (r *harness) removePods() {
 // slicesOf returns a driver's ResourceSlices of the node.
 func (r *harness) slicesOf(driver string) []resourceapi.ResourceSlice {
 	r.t.Helper()
-	list, err := r.Client().ResourceV1().ResourceSlices().List(r.ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + driver + ",spec.nodeName=" + r.NodeName()})
-	r.must(err)
-	return list.Items
+	return asked(r, func() (*resourceapi.ResourceSliceList, error) {
+		return r.Client().ResourceV1().ResourceSlices().List(r.ctx, metav1.ListOptions{FieldSelector: "spec.driver=" + driver + ",spec.nodeName=" + r.NodeName()})
+	}).Items
 }
 
 // sliced returns the devices that devmgrd's ResourceSlices show, with their taints.
@@ -115,8 +114,9 @@ func claiming(name, claim string) *corev1.Pod {
 // chosen returns the devices that the scheduler has chosen for a request of a pod's claim, or for all of its requests: "".
 func (r *harness) chosen(pod *corev1.Pod, claim, request string) (all []string) {
 	r.t.Helper()
-	c, err := r.Client().ResourceV1().ResourceClaims(pod.Namespace).Get(r.ctx, claim, metav1.GetOptions{})
-	r.must(err)
+	c := asked(r, func() (*resourceapi.ResourceClaim, error) {
+		return r.Client().ResourceV1().ResourceClaims(pod.Namespace).Get(r.ctx, claim, metav1.GetOptions{})
+	})
 	if c.Status.Allocation == nil {
 		r.t.Fatalf("claim %s of pod %s is not allocated", claim, pod.Name)
 	}
@@ -161,9 +161,7 @@ func named(ids ...string) (names []string) {
 // exact compares the devices of a running pod's containers with those of its claims, and returns them by container.
 func (r *harness) exact(name string) map[string][]string {
 	r.t.Helper()
-	_, err := r.WaitPhase(r.soon(2*time.Minute), name, corev1.PodRunning)
-	r.must(err)
-	pod, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(r.ctx, name, metav1.GetOptions{})
+	pod, err := r.WaitPhase(r.soon(), name, corev1.PodRunning)
 	r.must(err)
 	all := map[string][]string{}
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
@@ -196,21 +194,21 @@ func (r *harness) distinct(pods ...string) {
 func (r *harness) killed() {
 	r.t.Helper()
 	r.must(r.Devmgrd.Kill())
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
+	r.must(r.StartDevmgrd(r.soon()))
 }
 
 // restartedWith stops devmgrd, and starts it with these arguments.
 func (r *harness) restartedWith(args ...string) {
 	r.t.Helper()
-	r.must(r.Devmgrd.Stop(20 * time.Second))
-	r.Devmgrd = r.Another("devmgrd", args...)
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
+	r.must(r.Devmgrd.Stop(stopLimit))
+	r.Devmgrd = r.Another("devmgrd", settings(args)...)
+	r.must(r.StartDevmgrd(r.soon()))
 }
 
 // bound waits until the scheduler has bound a pod.
 func (r *harness) bound(name string) {
 	r.t.Helper()
-	r.must(r.WaitPod(r.soon(30*time.Second), metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) { return p != nil && p.Spec.NodeName != "", nil }))
+	r.must(r.WaitPod(r.soon(), metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) { return p != nil && p.Spec.NodeName != "", nil }))
 }
 
 // generations returns the generations of the node's pools, by pool.

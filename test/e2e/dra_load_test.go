@@ -232,7 +232,7 @@ func TestDRA_HoldersDeletedByForce_NextPodsWaitForTheirEnd(t *testing.T) {
 	}
 	running := func(kind string) {
 		for i := range pods {
-			_, err := r.WaitPhase(r.soon(4*time.Minute), of(kind, i), corev1.PodRunning)
+			_, err := r.WaitPhase(r.soon(), of(kind, i), corev1.PodRunning)
 			r.must(err)
 		}
 	}
@@ -357,7 +357,7 @@ func TestDRA_KubeletRestartsOften_SlicesAreCreatedAgain(t *testing.T) {
 		})
 		absent = slices.AppendSeq(absent, maps.Values(back))
 	}
-	r.must(r.WaitNodeReady(r.soon(time.Minute)))
+	r.must(r.WaitNodeReady(r.soon()))
 	r.run("b", "", 0)
 	slices.Sort(absent)
 	t.Logf("in %d restarts the slices were absent for %s at the median, %s at most", restarts,

@@ -33,7 +33,7 @@ func TestDRA_KubeletRestarts_SlicesAreBackAndPodsRunOn(t *testing.T) {
 		t.Errorf("pod a had container %q, and has %q, %v", container, now, err)
 	}
 	r.must(r.Devmgrd.Kill())
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
+	r.must(r.StartDevmgrd(r.soon()))
 	r.run("c", "", 0)
 }
 
@@ -48,7 +48,7 @@ func TestDRA_MovedThereAndBack_NoPodIsTouched(t *testing.T) {
 		t.Helper()
 		r.must(r.Kubelet.Kill())
 		r.must(r.Kubelet.Start(r.ctx))
-		r.must(r.WaitNodeReady(r.soon(time.Minute)))
+		r.must(r.WaitNodeReady(r.soon()))
 		for _, pod := range pods {
 			r.running(pod)
 			now, err := r.RunningContainers(r.ctx, pod)
@@ -62,7 +62,7 @@ func TestDRA_MovedThereAndBack_NoPodIsTouched(t *testing.T) {
 	undisturbed("counted")
 
 	r.restartedWith("--set", "dra.resources="+gpu)
-	r.must(r.WaitShown(r.soon(time.Minute), gpu, -1))
+	r.must(r.WaitShown(r.soon(), gpu, -1))
 	r.until("the slices show the devices that no pod has", func() bool { return len(r.sliced()) == 3 })
 	r.run("requested", gpu, 1)
 	r.claim("own", "vendor.example-gpu", 1)
@@ -72,7 +72,7 @@ func TestDRA_MovedThereAndBack_NoPodIsTouched(t *testing.T) {
 	r.until("the slices are back", func() bool { return len(r.sliced()) == 3 })
 
 	r.restartedWith()
-	r.must(r.WaitShown(r.soon(time.Minute), gpu, 3)) // the scheduler does not count the one of the claim
+	r.must(r.WaitShown(r.soon(), gpu, 3)) // the scheduler does not count the one of the claim
 	r.until("the slices are gone", func() bool { return len(r.sliced()) == 0 })
 	undisturbed("counted", "requested", "claimed")
 	r.run("last", gpu, 1) // of three, two are requested by pods that run
@@ -92,7 +92,7 @@ func TestDRA_MovedBackWithoutPods_SlicesLeaveAtOnce(t *testing.T) {
 	if took := time.Since(back); took > 25*time.Second { // the kubelet removes those of an absent driver after 30 s
 		t.Errorf("the slices are gone after %s: the kubelet has removed them", took)
 	}
-	r.must(r.WaitShown(r.soon(time.Minute), gpu, 2))
+	r.must(r.WaitShown(r.soon(), gpu, 2))
 	r.run("a", gpu, 2)
 }
 
@@ -112,7 +112,7 @@ func TestDRA_KilledAtEachStep_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
 	r.must(r.Devmgrd.Kill())
 	r.must(r.Create(r.ctx, node.Pod("a", gpu, 1, "report", "--then-sleep")))
 	r.bound("a")
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
+	r.must(r.StartDevmgrd(r.soon()))
 	r.exact("a")
 	lap("away while the pod is bound")
 
@@ -128,12 +128,12 @@ func TestDRA_KilledAtEachStep_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
 	r.must(r.Devmgrd.Kill())
 	r.must(r.Kubelet.Kill())
 	r.must(r.Kubelet.Start(r.ctx))
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
+	r.must(r.StartDevmgrd(r.soon()))
 	r.until("one is allocated again", func() bool { return p.Calls(plugintest.Allocate) > calls+1 })
 	lap("killed while the plugin works on Allocate")
 	r.must(r.Devmgrd.Kill())
 	close(open)
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
+	r.must(r.StartDevmgrd(r.soon()))
 	r.distinct("a", "b", "c")
 	lap("killed again")
 
@@ -143,7 +143,7 @@ func TestDRA_KilledAtEachStep_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
 	r.must(r.Kubelet.Kill())
 	r.must(r.Devmgrd.Kill())
 	r.must(r.Kubelet.Start(r.ctx))
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
+	r.must(r.StartDevmgrd(r.soon()))
 	r.distinct("a", "b", "c", "d")
 	lap("killed after the commit")
 }
@@ -184,7 +184,7 @@ func TestDRA_StateFileLost_PodsKeepTheDevicesOfTheirClaims(t *testing.T) {
 	r.must(r.Delete(r.ctx, "ends"))
 	r.must(r.Devmgrd.Kill())
 	r.must(os.Remove(stateFile))
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
+	r.must(r.StartDevmgrd(r.soon()))
 	p.MustRegister() // no record of it is left
 	r.until("the slices show all devices", func() bool { return len(r.sliced()) == 4 })
 	r.run("c", gpu, 1)
@@ -210,7 +210,7 @@ func TestDRA_KilledWhileSwitching_PodsOfBothKindsStart(t *testing.T) {
 
 	r.Devmgrd = r.Another("devmgrd", "--set", "dra.resources="+gpu)
 	r.must(r.Devmgrd.Start(r.ctx))
-	r.must(r.WaitShown(r.soon(time.Minute), gpu, -1))
+	r.must(r.WaitShown(r.soon(), gpu, -1))
 	r.killed()
 	r.must(r.Create(r.ctx, node.Pod("requested", gpu, 1, "report", "--then-sleep")))
 	r.unscheduled("requested")
@@ -275,7 +275,7 @@ func TestDRA_PodsDeletedWhileDevmgrdIsAway_AreGoneAfterwards(t *testing.T) {
 		all, err := r.RunningContainers(r.ctx, "main")
 		return err == nil && len(all) == 0
 	})
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
+	r.must(r.StartDevmgrd(r.soon()))
 	back := time.Now()
 	r.until("the pods are gone", func() bool {
 		list, err := pods.List(r.ctx, metav1.ListOptions{})

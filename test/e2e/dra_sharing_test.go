@@ -6,7 +6,6 @@ import (
 	"os"
 	"slices"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,7 +30,7 @@ func TestDRA_ClaimOfSeveralPods_AllHaveItsDevice(t *testing.T) {
 	stubborn := claiming("stubborn", "shared")
 	stubborn.Spec.Containers[0].Args = node.Pod("", "", 0, "linger", "15s").Spec.Containers[0].Args // whatever SIGTERM says
 	r.must(r.Create(r.ctx, stubborn))
-	_, err := r.WaitPhase(r.soon(time.Minute), "stubborn", corev1.PodRunning)
+	_, err := r.WaitPhase(r.soon(), "stubborn", corev1.PodRunning)
 	r.must(err)
 	if other := join("second"); other != has || p.Calls(plugintest.Allocate) != 1 {
 		t.Errorf("the pods have %s and %s after %d calls of Allocate", has, other, p.Calls(plugintest.Allocate))
@@ -54,13 +53,13 @@ func TestDRA_ClaimOfSeveralPods_AllHaveItsDevice(t *testing.T) {
 	together("first", "second")
 	r.must(r.Kubelet.Kill())
 	r.must(r.Kubelet.Start(r.ctx))
-	r.must(r.WaitNodeReady(r.soon(time.Minute)))
+	r.must(r.WaitNodeReady(r.soon()))
 	join("third")
 	together("first", "second", "third")
 
 	r.must(r.Devmgrd.Kill())
 	r.must(os.Remove(stateFile))
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
+	r.must(r.StartDevmgrd(r.soon()))
 	p.MustRegister() // no record of it is left
 	r.until("the slices show all devices", func() bool { return len(r.sliced()) == 2 })
 	join("fourth")

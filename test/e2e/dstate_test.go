@@ -121,7 +121,7 @@ func TestBusy_ProcessHangs_OnlyItsDeviceWaits(t *testing.T) {
 		t.Errorf("pod b has %s, want the device that no process has open", got)
 	}
 	r.states(0, 1, 0)
-	r.must(r.WaitShown(r.soon(time.Minute), gpu, 1))
+	r.must(r.WaitShown(r.soon(), gpu, 1))
 	r.must(r.Create(r.ctx, node.Pod("c", gpu, 1, "report", "--then-sleep")))
 	r.unscheduled("c")
 	began := time.Now()
@@ -136,7 +136,7 @@ func TestBusy_ProcessHangs_OnlyItsDeviceWaits(t *testing.T) {
 	fs.end()
 	r.until("the process has ended", func() bool { return kernelState(h.pid) == 'Z' || kernelState(h.pid) == 0 })
 	r.until("the device is free", func() bool { return r.inState(gpu, "free") == 1 && r.inState(gpu, "busy") == 0 })
-	r.must(r.WaitShown(r.soon(30*time.Second), gpu, 2))
+	r.must(r.WaitShown(r.soon(), gpu, 2))
 	if got := r.run("d", gpu, 1).Env["DEVICES"]; got != "dev-000000" {
 		t.Errorf("pod d has %s", got)
 	}

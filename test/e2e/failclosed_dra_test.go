@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -21,13 +20,13 @@ func TestDRA_DevmgrdAway_ContainersOfClaimsWait(t *testing.T) {
 	if r.lacks(cluster.Validation) || r.lacks(cluster.Policies) {
 		return
 	}
-	r.must(r.FailClosed(r.soon(time.Minute)))
+	r.must(r.FailClosed(r.soon()))
 	r.claim("own", "vendor.example-gpu", 1)
 	p := claiming("claims", "own")
 	p.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	r.must(r.Create(r.ctx, p))
 	had := r.exact("claims")["main"][0]
-	p, err := r.WaitPhase(r.soon(time.Minute), "claims", corev1.PodRunning)
+	p, err := r.WaitPhase(r.soon(), "claims", corev1.PodRunning)
 	r.must(err)
 	r.must(r.Devmgrd.Kill())
 	r.must(r.Containers.Kill(r.ctx, node.ContainerID(p)))
@@ -39,7 +38,7 @@ func TestDRA_DevmgrdAway_ContainersOfClaimsWait(t *testing.T) {
 	})
 	r.nobodyIsBare()
 	r.told("claims", "devmgrd")
-	r.must(r.StartDevmgrd(r.soon(time.Minute)))
+	r.must(r.StartDevmgrd(r.soon()))
 	if now := r.runsAgain("claims").Env["DEVICES"]; now != had {
 		t.Errorf("the pod had %q and has %q", had, now)
 	}

@@ -68,7 +68,7 @@ func TestFailClosed_DevmgrdAway_OnlyDevicePodsWait(t *testing.T) {
 		})
 		return
 	}
-	r.must(r.FailClosed(r.soon(time.Minute)))
+	r.must(r.FailClosed(r.soon()))
 	t.Run("policy", func(t *testing.T) { r.in(t).thePolicy() })
 	t.Run("away", func(t *testing.T) { r.in(t).devmgrdIsAway() })
 	t.Run("stopped", func(t *testing.T) { r.in(t).devmgrdIsStopped(pods, stop) })
@@ -167,7 +167,7 @@ func (r *harness) anotherPluginMeddles() {
 	r.must(r.Create(r.ctx, node.Pod("robbed", gpu, 1, "report", "--then-sleep")))
 	r.refused("robbed", "Overruled: other NRI plugins have removed or replaced entries of devmgrd: environment variable DEVICES (by 10-meddler)")
 	r.must(r.Create(r.ctx, plain("plain-too")))
-	_, err := r.WaitPhase(r.soon(time.Minute), "plain-too", corev1.PodRunning)
+	_, err := r.WaitPhase(r.soon(), "plain-too", corev1.PodRunning)
 	r.must(err)
 	leave()
 	r.nudge("robbed")
@@ -186,7 +186,7 @@ func (r *harness) killedWhileTheRuntimeAsks() {
 		r.must(r.Create(r.ctx, node.Pod(name, gpu, 1, "report", "--then-sleep")))
 		select {
 		case <-m.entered:
-		case <-r.soon(time.Minute).Done():
+		case <-r.soon().Done():
 			r.t.Fatalf("the container of pod %s is not made\n%s", name, r.Events(r.ctx, name))
 		}
 		r.must(r.Devmgrd.Kill())
@@ -230,7 +230,7 @@ func (r *harness) nobodyIsBare() {
 
 // devmgrdIsAway: pods that ask for devices, and plugins, wait for it; no other pod does.
 func (r *harness) devmgrdIsAway() {
-	r.must(r.Devmgrd.Stop(10 * time.Second))
+	r.must(r.Devmgrd.Stop(stopLimit))
 
 	r.must(r.Create(r.ctx, node.Pod("device", gpu, 1, "report", "--then-sleep")))
 	stubborn := node.Pod("stubborn", gpu, 1, "report", "--then-sleep")
@@ -251,7 +251,7 @@ func (r *harness) devmgrdIsAway() {
 
 	began := time.Now()
 	r.must(r.Create(r.ctx, plain("bystander")))
-	_, err = r.WaitPhase(r.soon(30*time.Second), "bystander", corev1.PodRunning)
+	_, err = r.WaitPhase(r.soon(), "bystander", corev1.PodRunning)
 	r.must(err)
 	r.t.Logf("without devmgrd a pod without devices runs after %s", time.Since(began).Round(10*time.Millisecond))
 	var plugin string
@@ -266,7 +266,7 @@ func (r *harness) devmgrdIsAway() {
 	waiting := []string{"device", "stubborn", "device-first", plugin}
 	for _, name := range waiting {
 		r.told(name, `required plugin "devmgrd" not present`)
-		r.must(r.WaitPod(r.soon(20*time.Second), metav1.NamespaceDefault, name, waitsFor("CreateContainerError")))
+		r.must(r.WaitPod(r.soon(), metav1.NamespaceDefault, name, waitsFor("CreateContainerError")))
 	}
 	r.told("unclear", "write this list in brackets, so that devmgrd can be added: # nothing")
 	r.nobodyIsBare()
@@ -274,7 +274,7 @@ func (r *harness) devmgrdIsAway() {
 	// All of them start, except the one that needs a repair.
 	r.must(r.StartDevmgrd(r.ctx))
 	for _, name := range waiting {
-		_, err := r.WaitPhase(r.soon(time.Minute), name, corev1.PodRunning)
+		_, err := r.WaitPhase(r.soon(), name, corev1.PodRunning)
 		r.must(err)
 	}
 	for _, name := range []string{"device", "stubborn"} {
@@ -312,12 +312,12 @@ func (r *harness) devmgrdIsStopped(pods int, stop time.Duration) {
 		r.must(r.Create(r.ctx, plain(fmt.Sprint("stopped-plain-", i))))
 	}
 	for i := range pods {
-		_, err := r.WaitPhase(r.soon(time.Minute), fmt.Sprint("stopped-plain-", i), corev1.PodRunning)
+		_, err := r.WaitPhase(r.soon(), fmt.Sprint("stopped-plain-", i), corev1.PodRunning)
 		r.must(err)
 	}
 	r.t.Logf("%d pods without devices, created together with as many with devices, run after %s, while devmgrd is stopped", pods, time.Since(began).Round(10*time.Millisecond))
 	for i := range pods {
-		r.must(r.WaitPod(r.soon(time.Minute), metav1.NamespaceDefault, fmt.Sprint("stopped-device-", i), waitsFor("CreateContainerError")))
+		r.must(r.WaitPod(r.soon(), metav1.NamespaceDefault, fmt.Sprint("stopped-device-", i), waitsFor("CreateContainerError")))
 	}
 	plugintest.Within(r.t, stop+time.Second, "the time is over", func() bool {
 		r.nobodyIsBare()
@@ -353,7 +353,7 @@ func (r *harness) devmgrdIsKilled(pods int) {
 		}
 	}
 	for i := range pods {
-		_, err := r.WaitPhase(r.soon(time.Minute), fmt.Sprint("killed-plain-", i), corev1.PodRunning)
+		_, err := r.WaitPhase(r.soon(), fmt.Sprint("killed-plain-", i), corev1.PodRunning)
 		r.must(err)
 		name := fmt.Sprint("killed-device-", i)
 		if got := r.running(name).Env["DEVICES"]; !strings.HasPrefix(got, "dev-") {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -78,7 +77,7 @@ func TestNodeConditions_DevicesAndComponents_AreShown(t *testing.T) {
 	}
 
 	// Without the runtime devmgrd is not ready.
-	r.must(r.Runtime.Stop(20 * time.Second))
+	r.must(r.Runtime.Stop(stopLimit))
 	if c := r.untilCondition("DeviceManagerReady", corev1.ConditionFalse, "ComponentsNotReady"); !strings.Contains(c.Message, "nri: ") {
 		t.Errorf("the message is %q", c.Message)
 	}
@@ -104,7 +103,7 @@ func TestCordon_ByAnnotation_DeviceIsOutOfService(t *testing.T) {
 	}
 	shows := func(n int64) {
 		t.Helper()
-		r.must(r.WaitShown(r.soon(30*time.Second), gpu, n))
+		r.must(r.WaitShown(r.soon(), gpu, n))
 	}
 
 	annotate(fmt.Sprintf("%s: {%s: ticket 4711, %s: dust}", gpu, ids[0], ids[1]))

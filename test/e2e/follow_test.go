@@ -68,7 +68,7 @@ func (r *harness) followNumbers(resource string) func(want int64) {
 func (r *harness) followPod(name string) (stayed func()) {
 	r.t.Helper()
 	pods := r.Client().CoreV1().Pods(metav1.NamespaceDefault)
-	first, err := r.WaitPhase(r.soon(time.Minute), name, corev1.PodRunning)
+	first, err := r.WaitPhase(r.soon(), name, corev1.PodRunning)
 	r.must(err)
 	w, err := pods.Watch(r.ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name, ResourceVersion: first.ResourceVersion})
 	r.must(err)

@@ -5,7 +5,6 @@ package e2e
 import (
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,7 +22,7 @@ func TestForget_RenamedResource_LeavesTheNode(t *testing.T) {
 	r.until("its devices are free", func() bool { return strings.Contains(r.says("devices"), "free") })
 	r.fails("forget "+gpu, 1, "its device plugin is serving")
 	p.Stop()
-	r.must(r.WaitShown(r.soon(30*time.Second), gpu, 0))
+	r.must(r.WaitShown(r.soon(), gpu, 0))
 	shows := func(resource corev1.ResourceName) bool {
 		n, err := r.Client().CoreV1().Nodes().Get(r.ctx, r.NodeName(), metav1.GetOptions{})
 		r.must(err)
@@ -57,5 +56,5 @@ func TestForget_RenamedResource_LeavesTheNode(t *testing.T) {
 	r.until("the node lacks it", func() bool { return !shows(ghost) })
 
 	r.plugin(gpu, 3)
-	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 3))
+	r.must(r.WaitShown(r.soon(), gpu, 3))
 }

@@ -50,6 +50,13 @@ const (
 	nic = "vendor.example/nic"
 )
 
+// patience is how long the tests wait for what has to come: the limit of a machine that does many things at once, not an expectation. The
+// kubelet starts a container that has ended again after pauses of up to 5 minutes.
+const patience = 6 * time.Minute
+
+// stopLimit is how long a process may take to end.
+const stopLimit = time.Minute
+
 // A harness is a node for one test. What goes wrong ends the test.
 type harness struct {
 	*node.Node
@@ -82,7 +89,13 @@ func start(t *testing.T, args ...string) *harness {
 	}
 	used := spare
 	spare, vacated = nil, false
-	return begin(t, true, func(ctx context.Context) (*node.Node, error) { return used.Again(ctx, args...) })
+	return begin(t, true, func(ctx context.Context) (*node.Node, error) { return used.Again(ctx, settings(args)...) })
+}
+
+// settings returns arguments for devmgrd that begin with those of all tests: a plugin that is away does not count as lost while a busy
+// machine comes to the next step of the test.
+func settings(args []string) []string {
+	return append([]string{"--set", "plugins.gracePeriod=10m"}, args...)
 }
 
 // startWith starts devmgrd on a cluster with peculiarities, which only this test uses.
@@ -101,19 +114,19 @@ func fresh(ctx context.Context, t *testing.T, o cluster.Options, args []string) 
 		defer cancel()
 		err := used.Renew(soon, o)
 		if err == nil {
-			return used.Again(ctx, args...)
+			return used.Again(ctx, settings(args)...)
 		}
 		t.Log("the control plane is not used again:", err)
 		if err := used.Stop(); err != nil { // one cluster at a time
 			return nil, err
 		}
 	}
-	return node.Start(ctx, node.Options{Cluster: o, Args: args})
+	return node.Start(ctx, node.Options{Cluster: o, Args: settings(args)})
 }
 
 func begin(t *testing.T, share bool, start func(context.Context) (*node.Node, error)) *harness {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute) // ten times what the longest test takes on a quiet machine
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute) // twenty times what the longest test takes on a quiet machine
 	t.Cleanup(cancel)
 	n, err := start(ctx)
 	if err != nil {
@@ -128,7 +141,7 @@ func begin(t *testing.T, share bool, start func(context.Context) (*node.Node, er
 			r.describe()
 		}
 		_ = n.Devmgrd.Signal(syscall.SIGCONT) // a frozen process cannot stop
-		if err := n.Devmgrd.Stop(20 * time.Second); err != nil {
+		if err := n.Devmgrd.Stop(stopLimit); err != nil {
 			t.Error(err)
 			if !described {
 				r.describe()
@@ -195,9 +208,9 @@ func (r *harness) must(err error) {
 	}
 }
 
-// soon is a context for something that has to happen within a time that the test is about.
-func (r *harness) soon(limit time.Duration) context.Context {
-	ctx, cancel := context.WithTimeout(r.ctx, limit)
+// soon is a context for what has to come.
+func (r *harness) soon() context.Context {
+	ctx, cancel := context.WithTimeout(r.ctx, patience)
 	r.t.Cleanup(cancel)
 	return ctx
 }
@@ -248,7 +261,7 @@ func (r *harness) serve(resource string, devices int, prepare ...func(*plugintes
 func (r *harness) plugin(resource string, devices int, prepare ...func(*plugintest.Plugin)) *plugintest.Plugin {
 	r.t.Helper()
 	p := r.serve(resource, devices, prepare...)
-	r.must(r.WaitShown(r.soon(20*time.Second), resource, int64(devices)))
+	r.must(r.WaitShown(r.soon(), resource, int64(devices)))
 	return p
 }
 
@@ -261,7 +274,7 @@ func (r *harness) samplePlugin(prepare ...func(*corev1.Container)) {
 		f(&set.Spec.Template.Spec.Containers[0])
 	}
 	r.must(r.Apply(r.ctx, set))
-	r.must(r.WaitShown(r.soon(time.Minute), node.SampleResource, 2))
+	r.must(r.WaitShown(r.soon(), node.SampleResource, 2))
 }
 
 // run creates a pod that reports what it sees and stays, and returns its report.
@@ -271,25 +284,29 @@ func (r *harness) run(name, resource string, count int) report.Report {
 	return r.running(name)
 }
 
-// running waits for a pod, for as long as the kubelet may take to remove the sandbox of the one before, and returns its report.
+// running waits for a pod, and returns its report.
 func (r *harness) running(name string) report.Report {
 	r.t.Helper()
-	_, err := r.WaitPhase(r.soon(2*time.Minute), name, corev1.PodRunning)
+	_, err := r.WaitPhase(r.soon(), name, corev1.PodRunning)
 	r.must(err)
-	got, err := r.Report(r.soon(20*time.Second), name)
+	got, err := r.Report(r.soon(), name)
 	r.must(err)
 	return got
 }
 
-// until waits for something to hold, for as long as a busy machine may take.
+// until waits for something to hold.
 func (r *harness) until(what string, condition func() bool) {
 	r.t.Helper()
-	const limit = time.Minute
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	if cluster.Poll(ctx, func(context.Context) (bool, error) { return condition(), nil }) != nil {
-		r.t.Fatalf("not within %s: %s", limit, what)
+	if !r.comes(condition) {
+		r.t.Fatalf("not within %s: %s", patience, what)
 	}
+}
+
+// comes waits for something to hold, and reports whether it does.
+func (r *harness) comes(condition func() bool) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return cluster.Poll(ctx, func(context.Context) (bool, error) { return condition(), nil }) == nil
 }
 
 // metric returns the value of a series.
@@ -309,7 +326,7 @@ func (r *harness) inState(resource, state string) float64 {
 // unscheduled waits until the scheduler has found no room for the pod.
 func (r *harness) unscheduled(name string) {
 	r.t.Helper()
-	r.must(r.WaitPod(r.soon(30*time.Second), metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) {
+	r.must(r.WaitPod(r.soon(), metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) {
 		if p == nil || p.Status.Phase != corev1.PodPending {
 			return false, fmt.Errorf("pod %s is not pending: %+v", name, p)
 		}
@@ -416,9 +433,19 @@ func sameDevices(a, b []node.Stamp) bool {
 
 func (r *harness) uid(name string) types.UID {
 	r.t.Helper()
-	pod, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(context.WithoutCancel(r.ctx), name, metav1.GetOptions{})
-	r.must(err)
-	return pod.UID
+	return asked(r, func() (*corev1.Pod, error) {
+		return r.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(context.WithoutCancel(r.ctx), name, metav1.GetOptions{})
+	}).UID
+}
+
+// asked returns what a question to the API server is answered with, which may be too busy at first.
+func asked[T any](r *harness, ask func() (T, error)) (answer T) {
+	r.t.Helper()
+	var err error
+	if !r.comes(func() bool { answer, err = ask(); return err == nil }) {
+		r.t.Fatal(err)
+	}
+	return answer
 }
 
 // processWith returns a process that has this device, or 0.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -42,8 +41,8 @@ func TestHealth_DeviceFailsUnderPod_OwnerIsInformed(t *testing.T) {
 					t.Error("the holder is gone")
 				}
 			} else {
-				r.must(r.WaitPod(r.soon(time.Minute), "default", "holder", func(p *corev1.Pod) (bool, error) { return p == nil, nil }))
-				r.must(r.WaitShown(r.soon(20*time.Second), gpu, 1))
+				r.must(r.WaitPod(r.soon(), "default", "holder", func(p *corev1.Pod) (bool, error) { return p == nil, nil }))
+				r.must(r.WaitShown(r.soon(), gpu, 1))
 			}
 			stays()
 		})
@@ -80,7 +79,7 @@ func TestHealth_DevicesChange_CapacityFollows(t *testing.T) {
 		other.Set(listed("one two three!")...)
 		other.Serve()
 		other.MustRegister()
-		r.must(r.WaitShown(r.soon(20*time.Second), nic, 2))
+		r.must(r.WaitShown(r.soon(), nic, 2))
 		shows := r.followNumbers(nic)
 		shows(2)
 		for _, step := range []struct {
@@ -187,7 +186,7 @@ func TestHealth_DeviceFlaps_IsSuspended(t *testing.T) {
 	}
 	r.until("it is suspended", func() bool { return r.inState(gpu, "cordoned") == 1 })
 	r.untilCondition("DevicesHealthy", corev1.ConditionFalse, "DeviceUnhealthy")
-	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 1))
+	r.must(r.WaitShown(r.soon(), gpu, 1))
 	r.says("devices", "dev-000001", "suspended", "suspended by devmgrd until", "3 times within an hour")
 
 	p.Stop()
@@ -200,7 +199,7 @@ func TestHealth_DeviceFlaps_IsSuspended(t *testing.T) {
 		t.Errorf("a has %q", got)
 	}
 	r.says("uncordon " + gpu + "/dev-000001")
-	r.must(r.WaitShown(r.soon(time.Minute), gpu, 2)) // what devmgrd has found on the Node does not rise for 30 s
+	r.must(r.WaitShown(r.soon(), gpu, 2)) // what devmgrd has found on the Node does not rise for 30 s
 	if got := r.run("b", gpu, 1).Env["DEVICES"]; got != "dev-000001" {
 		t.Errorf("b has %q", got)
 	}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -141,7 +140,7 @@ func (b *pair) waitBoth() {
 			return err == nil && len(list.Items) == len(classes)
 		})
 	}
-	b.must(b.WaitNode(b.soon(time.Minute), func(n *corev1.Node) (bool, error) {
+	b.must(b.WaitNode(b.soon(), func(n *corev1.Node) (bool, error) {
 		return !slices.ContainsFunc(counted, func(p *plugintest.Plugin) bool {
 			shown := n.Status.Allocatable[corev1.ResourceName(p.Resource)]
 			return shown.IsZero()
@@ -178,7 +177,7 @@ func (w twin) make(domain string) *corev1.Pod {
 func (b *pair) compare(t *testing.T, w twin) {
 	see := func(domain string) view {
 		name := podName(w.name, domain)
-		if _, err := b.WaitPhase(b.soon(3*time.Minute), name, corev1.PodSucceeded); err != nil {
+		if _, err := b.WaitPhase(b.soon(), name, corev1.PodSucceeded); err != nil {
 			t.Fatal(err)
 		}
 		seen, err := b.look(b.ctx, name)

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -99,7 +98,7 @@ func TestInjection_PluginAnswer_IsInjectedExactly(t *testing.T) {
 	// What may only be read can be opened to be read, and not to be written to.
 	for access, want := range map[string]corev1.PodPhase{"r": corev1.PodSucceeded, "w": corev1.PodFailed} {
 		r.must(r.Create(r.ctx, node.Pod("open-"+access, gpu, 1, "open", "/dev/gpu0-info", access)))
-		if _, err := r.WaitPhase(r.soon(time.Minute), "open-"+access, want); err != nil {
+		if _, err := r.WaitPhase(r.soon(), "open-"+access, want); err != nil {
 			t.Errorf("opening for %q: %v", access, err)
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -76,7 +75,7 @@ func (s sharing) make(domain string) *corev1.Pod {
 func (b *pair) compareSharing(t *testing.T, s sharing) {
 	for _, domain := range []string{byKubelet, byDevmgrd} {
 		name := podName(s.name, domain)
-		pod, err := b.WaitPhase(b.soon(3*time.Minute), name, corev1.PodSucceeded)
+		pod, err := b.WaitPhase(b.soon(), name, corev1.PodSucceeded)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"google.golang.org/grpc"
@@ -44,7 +43,7 @@ func TestMigration_Import_PodsRunOn(t *testing.T) {
 	old.Serve()
 	old.MustRegister()
 	r.registersAgain(old)
-	r.must(r.WaitNode(r.soon(time.Minute), func(n *corev1.Node) (bool, error) {
+	r.must(r.WaitNode(r.soon(), func(n *corev1.Node) (bool, error) {
 		q := n.Status.Allocatable[gpu]
 		return q.Value() == 4, nil
 	}))
@@ -71,7 +70,7 @@ func TestMigration_Import_PodsRunOn(t *testing.T) {
 	}
 
 	numbers := r.watchNumbers(node.SampleResource)
-	r.must(r.Kubelet.Stop(20 * time.Second))
+	r.must(r.Kubelet.Stop(stopLimit))
 	now := int64(0)
 	r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, "gone", metav1.DeleteOptions{GracePeriodSeconds: &now})) // its container runs on
 	data, err := os.ReadFile(kubeletFile)
@@ -113,7 +112,7 @@ func TestMigration_Import_PodsRunOn(t *testing.T) {
 
 	r.must(r.StartDevmgrd(r.ctx))
 	r.must(r.Kubelet.Start(r.ctx))
-	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 4))
+	r.must(r.WaitShown(r.soon(), gpu, 4))
 	r.run("plain", "", 0) // the kubelet has taken up its pods, and makes new ones
 	r.until("the kubelet has ended what is gone, and its device is free", func() bool { return r.inState(gpu, "assigned") == 2 })
 	if after := r.lives("sample", "gpu", "chain"); !slices.Equal(after, ran) {
@@ -159,16 +158,16 @@ func TestMigration_ImportUndone_KubeletHasItsFile(t *testing.T) {
 	p := plugintest.New(t, kubeletDir, gpu, plugintest.Devices(2)...)
 	p.Serve()
 	p.MustRegister()
-	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 2))
+	r.must(r.WaitShown(r.soon(), gpu, 2))
 	has := deviceOf(r.run("a", gpu, 1))
 	ran := r.lives("a")
-	r.must(r.Kubelet.Stop(20 * time.Second))
+	r.must(r.Kubelet.Stop(stopLimit))
 	if stdout, stderr, status := r.devmgrd("import", "kubelet-checkpoint", kubeletFile); status != 0 {
 		t.Fatalf("import: status %d\n%s%s", status, stdout, stderr)
 	}
 	r.must(r.StartDevmgrd(r.ctx))
 
-	r.must(r.Devmgrd.Stop(10 * time.Second))
+	r.must(r.Devmgrd.Stop(stopLimit))
 	for from, to := range map[string]string{
 		filepath.Join(node.StateDir, "state.db"): filepath.Join(node.StateDir, "state.db.old"),
 		kubeletDir:                               kubeletDir + ".devmgrd",
@@ -181,7 +180,7 @@ func TestMigration_ImportUndone_KubeletHasItsFile(t *testing.T) {
 	p.Kill() // it is recreated
 	p.Serve()
 	p.MustRegister()
-	r.must(r.WaitShown(r.soon(time.Minute), gpu, 2))
+	r.must(r.WaitShown(r.soon(), gpu, 2))
 	if after := r.lives("a"); !slices.Equal(after, ran) {
 		t.Errorf("before: %v, after: %v", ran, after)
 	}
@@ -201,7 +200,7 @@ func TestMigration_Export_PodsRunOn(t *testing.T) {
 	ours := plugintest.New(t, node.SocketDir, gpu, list...)
 	ours.Serve()
 	ours.MustRegister()
-	r.must(r.WaitShown(r.soon(20*time.Second), gpu, 2))
+	r.must(r.WaitShown(r.soon(), gpu, 2))
 	before := map[string]string{}
 	for name, resource := range map[string]string{"sample": node.SampleResource, "gpu": gpu} {
 		p := node.Pod(name, resource, 1, "report", "--then-sleep")
@@ -214,11 +213,11 @@ func TestMigration_Export_PodsRunOn(t *testing.T) {
 	if _, stderr, status := r.devmgrd("export", "kubelet-checkpoint", kubeletFile); status != 1 || !strings.Contains(stderr, "devmgrd is running (pid "+itoa(r.Devmgrd.Pid())) {
 		t.Errorf("while a devmgrd runs: status %d, %s", status, stderr)
 	}
-	r.must(r.Devmgrd.Stop(10 * time.Second))
+	r.must(r.Devmgrd.Stop(stopLimit))
 	if _, stderr, status := r.devmgrd("export", "kubelet-checkpoint", kubeletFile); status != 1 || !strings.Contains(stderr, "the kubelet is running") {
 		t.Errorf("while a kubelet runs: status %d, %s", status, stderr)
 	}
-	r.must(r.Kubelet.Stop(20 * time.Second))
+	r.must(r.Kubelet.Stop(stopLimit))
 	stdout, stderr, status := r.devmgrd("export", "kubelet-checkpoint", kubeletFile)
 	t.Logf("export:\n%s%s", stdout, stderr)
 	if status != 0 {
@@ -226,13 +225,13 @@ func TestMigration_Export_PodsRunOn(t *testing.T) {
 	}
 
 	r.must(r.Kubelet.Start(r.ctx))
-	r.must(r.WaitShown(r.soon(30*time.Second), gpu, 0)) // the kubelet's own: it waits for the plugins
+	r.must(r.WaitShown(r.soon(), gpu, 0)) // the kubelet's own: it waits for the plugins
 	r.run("plain", "", 0)
 	theirs := plugintest.New(t, kubeletDir, gpu, list...)
 	theirs.Serve()
 	theirs.MustRegister()
 	r.deleteSamplePlugin()
-	r.must(r.WaitNode(r.soon(time.Minute), func(n *corev1.Node) (bool, error) {
+	r.must(r.WaitNode(r.soon(), func(n *corev1.Node) (bool, error) {
 		g, s := n.Status.Allocatable[gpu], n.Status.Allocatable[node.SampleResource]
 		c := n.Status.Capacity[gpu]
 		return g.Value() == 2 && c.Value() == 3 && s.Value() == 2, nil
@@ -267,7 +266,7 @@ func TestMigration_Export_PodsRunOn(t *testing.T) {
 // withoutDevmgrd makes the node one that has never had devmgrd.
 func (r *harness) withoutDevmgrd() {
 	r.t.Helper()
-	r.must(r.Devmgrd.Stop(10 * time.Second))
+	r.must(r.Devmgrd.Stop(stopLimit))
 	r.must(os.RemoveAll(filepath.Join(node.StateDir, "state.db")))
 	r.must(os.Remove(filepath.Join(kubeletDir, "devmgrd.txt")))
 }
@@ -321,7 +320,7 @@ func (r *harness) restartsWithTheSame(devices map[string]string) {
 		pod, err := r.WaitPhase(r.ctx, name, corev1.PodRunning)
 		r.must(err)
 		r.must(r.Containers.Kill(r.ctx, node.ContainerID(pod)))
-		r.must(r.WaitPod(r.soon(time.Minute), metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) {
+		r.must(r.WaitPod(r.soon(), metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) {
 			return p.Status.ContainerStatuses[0].RestartCount == 1 && p.Status.ContainerStatuses[0].State.Running != nil, nil
 		}))
 		if got := deviceOf(r.running(name)); got != want || got == "" {

@@ -27,7 +27,7 @@ func TestNodeCapacity_KubeletWritesItToo_IsReported(t *testing.T) {
 		events, err := r.Client().CoreV1().Events("default").List(r.ctx, metav1.ListOptions{FieldSelector: "reason=DevicesContested"})
 		return err == nil && len(events.Items) == 1 && events.Items[0].InvolvedObject.Name == r.NodeName() && strings.Contains(events.Items[0].Message, gpu)
 	})
-	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, text string) bool {
+	r.must(r.WaitReady(r.soon(), func(status int, text string) bool {
 		return status == http.StatusServiceUnavailable && strings.Contains(text, "node: another writer keeps changing the node's capacity of ["+gpu+"]")
 	}))
 	if n := r.metric(`devmgrd_node_capacity_contested{resource_name="` + gpu + `"}`); n != 1 {
@@ -40,13 +40,13 @@ func TestNodeCapacity_NodeRecreated_IsPublishedAgain(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 3)
 	r.must(r.Client().CoreV1().Nodes().Delete(r.ctx, r.NodeName(), metav1.DeleteOptions{}))
-	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, text string) bool {
+	r.must(r.WaitReady(r.soon(), func(status int, text string) bool {
 		return status == http.StatusServiceUnavailable && strings.Contains(text, "node: there is no Node named "+r.NodeName())
 	}))
 	r.must(r.Kubelet.Kill())
 	r.must(r.Kubelet.Start(r.ctx))
-	r.must(r.WaitShown(r.soon(30*time.Second), gpu, 3))
-	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, _ string) bool { return status == http.StatusOK }))
+	r.must(r.WaitShown(r.soon(), gpu, 3))
+	r.must(r.WaitReady(r.soon(), func(status int, _ string) bool { return status == http.StatusOK }))
 }
 
 // Many plugins list nothing at their start, and all of their devices a moment later. The Node's number does not move, and
@@ -115,7 +115,7 @@ func TestPod_BoundPastTheScheduler_LeavesTheNodesNumberAlone(t *testing.T) {
 			if restarts {
 				r.must(r.Kubelet.Start(r.ctx))
 			}
-			r.must(r.WaitPod(r.soon(time.Minute), metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) {
+			r.must(r.WaitPod(r.soon(), metav1.NamespaceDefault, name, func(p *corev1.Pod) (bool, error) {
 				return p != nil && p.Status.Phase == corev1.PodFailed && p.Status.Reason == "OutOf"+gpu, nil
 			}))
 			r.must(r.Delete(r.ctx, name))

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -146,7 +145,7 @@ func TestPluginPod_OwnDirectory(t *testing.T) {
 	t.Run("devmgrd finds it again", func(t *testing.T) {
 		r := r.in(t)
 		r.must(r.Devmgrd.Kill())
-		r.must(r.StartDevmgrd(r.soon(time.Minute)))
+		r.must(r.StartDevmgrd(r.soon()))
 		r.until("it serves again", func() bool { return r.metric(up) == 1 })
 		if got := r.pluginPod(node.SampleResource); got.UID != string(plugin.UID) {
 			t.Errorf("its pod is %+v", got)

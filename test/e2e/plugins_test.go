@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -86,7 +85,7 @@ func TestPlugin_Restarts_PodsKeepDevices(t *testing.T) {
 	pod, err := r.WaitPhase(r.ctx, "a", corev1.PodRunning)
 	r.must(err)
 	r.must(r.Containers.Kill(r.ctx, node.ContainerID(pod)))
-	r.must(r.WaitPod(r.soon(time.Minute), "default", "a", func(now *corev1.Pod) (bool, error) {
+	r.must(r.WaitPod(r.soon(), "default", "a", func(now *corev1.Pod) (bool, error) {
 		return len(now.Status.ContainerStatuses) > 0 && now.Status.ContainerStatuses[0].RestartCount == 1 &&
 			now.Status.ContainerStatuses[0].State.Running != nil, nil
 	}))

@@ -138,7 +138,7 @@ func TestPodResources_CheckpointMirror_IsNeverHalfWritten(t *testing.T) {
 	if !entries() {
 		t.Error("without devmgrd the file does not say what pods have")
 	}
-	r.must(r.StartDevmgrd(r.soon(30 * time.Second)))
+	r.must(r.StartDevmgrd(r.soon()))
 	r.until("devmgrd keeps it", entries)
 
 	cancel()

@@ -171,7 +171,7 @@ func (s *stage) scene(name string) {
 					healthy--
 				}
 			}
-			s.must(s.WaitNode(s.soon(20*time.Second), func(n *corev1.Node) (bool, error) {
+			s.must(s.WaitNode(s.soon(), func(n *corev1.Node) (bool, error) {
 				q := n.Status.Allocatable[corev1.ResourceName(name)]
 				return q.Value() == healthy, nil
 			}))
@@ -185,7 +185,7 @@ func (s *stage) scene(name string) {
 			s.must(s.Create(s.ctx, p))
 		}
 		for _, p := range append(cast(), &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: static.Namespace, Name: s.static}}) {
-			s.must(s.WaitPod(s.soon(time.Minute), p.Namespace, p.Name, func(p *corev1.Pod) (bool, error) { return settled(p), nil }))
+			s.must(s.WaitPod(s.soon(), p.Namespace, p.Name, func(p *corev1.Pod) (bool, error) { return settled(p), nil }))
 		}
 	case scenes[2]:
 		s.plugins[whole("everywhere")].SetHealth("near-1", plugintest.Unhealthy)

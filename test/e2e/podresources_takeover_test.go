@@ -140,6 +140,6 @@ func TestPodResources_Takeover_ReadersSeeNoGap(t *testing.T) {
 	r.untilTold("devmgrd serves the kubelet's path again", taken)
 	r.untilTold("with what the kubelet knows", kubeletsToo)
 
-	r.must(r.Devmgrd.Stop(10 * time.Second))
+	r.must(r.Devmgrd.Stop(stopLimit))
 	r.unknownToTheKubelet() // answers at its own path, with CPUs and without devices
 }

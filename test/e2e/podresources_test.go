@@ -49,11 +49,11 @@ func (r *harness) teller(socket string) teller {
 // all that such a socket answers, to all clients together.
 func (r *harness) untilTold(what string, condition func() bool) {
 	r.t.Helper()
-	err := wait.PollUntilContextTimeout(r.ctx, 100*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(r.ctx, 100*time.Millisecond, patience, true, func(context.Context) (bool, error) {
 		return condition(), nil
 	})
 	if err != nil {
-		r.t.Fatalf("not within 20 s: %s", what)
+		r.t.Fatalf("not within %s: %s", patience, what)
 	}
 }
 
@@ -160,7 +160,7 @@ func TestPodResources_KubernetesClient_ReadsIt(t *testing.T) {
 		p.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "pod-resources", MountPath: directory}}
 		p.Spec.Volumes = []corev1.Volume{{Name: "pod-resources", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: directory}}}}
 		r.must(r.Create(r.ctx, p))
-		_, err := r.WaitPhase(r.soon(time.Minute), "consumer", corev1.PodSucceeded)
+		_, err := r.WaitPhase(r.soon(), "consumer", corev1.PodSucceeded)
 		r.must(err)
 		log, err := r.PodLogs(r.ctx, p.Namespace, p.Name, "main")
 		r.must(err)
@@ -180,7 +180,8 @@ func TestPodResources_KubeletAway_PodsAreListed(t *testing.T) {
 		t.Helper()
 		r := r.in(t)
 		began := time.Now()
-		ctx := r.soon(5 * time.Second)
+		ctx, cancel := context.WithTimeout(r.ctx, time.Minute) // many times as long as devmgrd waits for a kubelet
+		defer cancel()
 		all, err := tell.holdings(ctx)
 		r.must(err)
 		if !slices.Equal(all["a"], want) {
@@ -205,13 +206,13 @@ func TestPodResources_KubeletAway_PodsAreListed(t *testing.T) {
 		r.in(t).must(r.Kubelet.Signal(syscall.SIGCONT))
 	})
 	t.Run("the kubelet is stopped", func(t *testing.T) {
-		r.in(t).must(r.Kubelet.Stop(20 * time.Second))
+		r.in(t).must(r.Kubelet.Stop(stopLimit))
 		answers(t)
 	})
 	t.Run("devmgrd starts without it", func(t *testing.T) {
 		r := r.in(t)
 		r.must(r.Devmgrd.Kill())
-		r.must(r.StartDevmgrd(r.soon(time.Minute)))
+		r.must(r.StartDevmgrd(r.soon()))
 		answers(t)
 	})
 }

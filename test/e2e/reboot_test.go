@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -31,7 +30,7 @@ func (r *harness) restarting(name, resource string) {
 // runsAgain waits until a pod runs again after a reboot, and returns its report.
 func (r *harness) runsAgain(name string) report.Report {
 	r.t.Helper()
-	r.must(r.WaitPod(r.soon(2*time.Minute), "default", name, func(p *corev1.Pod) (bool, error) {
+	r.must(r.WaitPod(r.soon(), "default", name, func(p *corev1.Pod) (bool, error) {
 		if p.Status.Phase == corev1.PodFailed {
 			return false, fmt.Errorf("pod %s has failed: %s", name, p.Status.Reason)
 		}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -91,7 +90,7 @@ func TestPods_EndInAnyWay_ReleaseDevices(t *testing.T) {
 	r.must(r.Create(r.ctx, node.Pod("fails", gpu, 1, "exit", "3")))
 	r.run("evicted", gpu, 1)
 	for name, phase := range map[string]corev1.PodPhase{"succeeds": corev1.PodSucceeded, "fails": corev1.PodFailed} {
-		_, err := r.WaitPhase(r.soon(time.Minute), name, phase)
+		_, err := r.WaitPhase(r.soon(), name, phase)
 		r.must(err)
 	}
 	r.until("two devices are free", func() bool { return r.metric(free) == 2 })
@@ -111,7 +110,7 @@ func TestPods_EndInAnyWay_ReleaseDevices(t *testing.T) {
 	tooLarge.Spec.NodeName = r.NodeName()
 	tooLarge.Spec.Containers[0].Resources.Limits[corev1.ResourceMemory] = resource.MustParse("9Ti")
 	r.must(r.Create(r.ctx, tooLarge))
-	_, err := r.WaitPhase(r.soon(time.Minute), "rejected", corev1.PodFailed)
+	_, err := r.WaitPhase(r.soon(), "rejected", corev1.PodFailed)
 	r.must(err)
 	r.until("all devices are free again", func() bool { return r.metric(free) == 3 })
 	r.says("explain default/rejected", "State:", "refused", "Reason:", "OutOfmemory", "Since:", "Ends:", "spec.nodeName")
@@ -120,7 +119,7 @@ func TestPods_EndInAnyWay_ReleaseDevices(t *testing.T) {
 	beyond := node.Pod("beyond", gpu, 4, "sleep")
 	beyond.Spec.NodeName = r.NodeName()
 	r.must(r.Create(r.ctx, beyond))
-	_, err = r.WaitPhase(r.soon(time.Minute), "beyond", corev1.PodFailed)
+	_, err = r.WaitPhase(r.soon(), "beyond", corev1.PodFailed)
 	r.must(err)
 	r.says("explain default/beyond", "State:", "refused", "Reason:", "OutOf"+gpu, "requested: 4", "capacity: 3")
 	for _, name := range []string{"rejected", "beyond"} {

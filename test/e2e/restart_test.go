@@ -47,7 +47,7 @@ func (r *harness) steady(resource string, pods, each int) (stayed func()) {
 		p.Spec.RestartPolicy = corev1.RestartPolicyAlways
 		r.must(r.Create(r.ctx, p))
 		r.running(name)
-		r.must(r.WaitPod(r.soon(time.Minute), "default", name, func(p *corev1.Pod) (bool, error) {
+		r.must(r.WaitPod(r.soon(), "default", name, func(p *corev1.Pod) (bool, error) {
 			return len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].Ready, nil
 		}))
 		all = append(all, r.followPod(name))
@@ -177,7 +177,7 @@ func TestRestart_KilledAtRandom_NothingIsLost(t *testing.T) {
 	t.Logf("%d kills, E2E_SEED=%d", kills, seed)
 	dice := rand.New(rand.NewPCG(uint64(seed), 0))
 	r := start(t)
-	r.must(r.FailClosed(r.soon(time.Minute))) // containers that ask for devices wait for devmgrd
+	r.must(r.FailClosed(r.soon())) // containers that ask for devices wait for devmgrd
 	p := r.plugin(gpu, 6)
 	before := map[string]string{"a": r.stays("a", 1), "b": r.stays("b", 2)}
 
@@ -214,7 +214,7 @@ func TestRestart_KilledAtRandom_NothingIsLost(t *testing.T) {
 		r.must(r.Devmgrd.Kill())
 		r.must(r.Devmgrd.Start(r.ctx))
 	}
-	r.must(r.WaitReady(r.soon(time.Minute), func(status int, _ string) bool { return status == http.StatusOK }))
+	r.must(r.WaitReady(r.soon(), func(status int, _ string) bool { return status == http.StatusOK }))
 	r.until("a pod is served", func() bool { return r.metric(`devmgrd_admission_duration_seconds_count`) > 0 })
 	stop()
 	load.Wait()
@@ -255,7 +255,7 @@ func TestRestart_Kill9_NothingChanges(t *testing.T) {
 
 	// The container restarts and gets the same devices.
 	r.must(r.Containers.Kill(r.ctx, node.ContainerID(pod)))
-	r.must(r.WaitPod(r.soon(time.Minute), "default", "a", func(now *corev1.Pod) (bool, error) {
+	r.must(r.WaitPod(r.soon(), "default", "a", func(now *corev1.Pod) (bool, error) {
 		return len(now.Status.ContainerStatuses) > 0 && now.Status.ContainerStatuses[0].RestartCount == 1 &&
 			now.Status.ContainerStatuses[0].State.Running != nil, nil
 	}))
@@ -307,7 +307,7 @@ func TestRestart_Stopped_OtherPodsStart(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 2)
 	r.run("a", gpu, 1)
-	r.must(r.Devmgrd.Stop(10 * time.Second))
+	r.must(r.Devmgrd.Stop(stopLimit))
 	r.run("plain", "", 0)
 	capacity, allocatable, err := r.Shown(r.ctx, gpu)
 	r.must(err)
@@ -337,10 +337,10 @@ func TestRestart_APIServerAway_DevicesAreServed(t *testing.T) {
 		ids = append(ids, node.ContainerID(pod))
 	}
 
-	r.must(r.Devmgrd.Stop(10 * time.Second))
+	r.must(r.Devmgrd.Stop(stopLimit))
 	r.must(r.APIServer.Kill())
 	r.must(r.Devmgrd.Start(r.ctx))
-	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, text string) bool {
+	r.must(r.WaitReady(r.soon(), func(status int, text string) bool {
 		return status == http.StatusServiceUnavailable && strings.Contains(text, "registration: ok") && strings.Contains(text, "store: ok") &&
 			strings.Contains(text, "nri: ok") && !strings.Contains(text, "pods: ok") && !strings.Contains(text, "node: ok")
 	}))
@@ -359,8 +359,8 @@ func TestRestart_APIServerAway_DevicesAreServed(t *testing.T) {
 
 	r.must(r.APIServer.Start(r.ctx))
 	r.must(r.WaitAPIServer(r.ctx))
-	r.must(r.WaitReady(r.soon(30*time.Second), func(status int, _ string) bool { return status == http.StatusOK }))
-	r.must(r.WaitShown(r.soon(30*time.Second), nic, 3))
+	r.must(r.WaitReady(r.soon(), func(status int, _ string) bool { return status == http.StatusOK }))
+	r.must(r.WaitShown(r.soon(), nic, 3))
 }
 
 // restarted reports whether two containers run, and none of those with these IDs.
@@ -389,7 +389,7 @@ func TestRestart_SecondDevmgrd_Fails(t *testing.T) {
 	} {
 		second := r.Another("devmgrd-"+name, args...)
 		r.must(second.Start(r.ctx))
-		if err := second.Wait(r.soon(20 * time.Second)); err == nil || !strings.Contains(err.Error(), "exit status 1") {
+		if err := second.Wait(r.soon()); err == nil || !strings.Contains(err.Error(), "exit status 1") {
 			t.Errorf("%s: the second one ended with %v, want exit status 1", name, err)
 		}
 		text, err := os.ReadFile(second.LogPath())

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -50,14 +49,14 @@ func TestPluginRules_Enforced_OnlyAllowedIsGranted(t *testing.T) {
 	r := start(t, "--config", config)
 	restart := func() {
 		r.must(r.Devmgrd.Kill())
-		r.must(r.StartDevmgrd(r.soon(time.Minute)))
-		r.must(r.WaitShown(r.soon(time.Minute), node.SampleResource, 2))
+		r.must(r.StartDevmgrd(r.soon()))
+		r.must(r.WaitShown(r.soon(), node.SampleResource, 2))
 	}
 	set, err := r.SamplePlugin()
 	r.must(err)
 	set.Spec.Template.Spec.ServiceAccountName = "sample"
 	r.must(r.Apply(r.ctx, set))
-	r.must(r.WaitShown(r.soon(time.Minute), node.SampleResource, 2))
+	r.must(r.WaitShown(r.soon(), node.SampleResource, 2))
 	a := node.Pod("a", node.SampleResource, 1, "report", "--then-sleep")
 	a.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	r.must(r.Create(r.ctx, a))
@@ -119,7 +118,7 @@ func TestPluginRules_Enforced_OnlyAllowedIsGranted(t *testing.T) {
 			tenant = pods.Items[0].Name
 			return true
 		})
-		_, err := r.WaitPhase(r.soon(time.Minute), tenant, corev1.PodRunning)
+		_, err := r.WaitPhase(r.soon(), tenant, corev1.PodRunning)
 		r.must(err)
 		r.told(tenant, "Warning PluginNotAllowed: "+rule+"the plugin of pod default/"+tenant+" (service account sample) serve "+node.SampleResource)
 		if got := r.pluginPod(node.SampleResource); got.Namespace != metav1.NamespaceSystem {

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	bolt "go.etcd.io/bbolt"
 	"golang.org/x/sys/unix"
@@ -38,7 +37,7 @@ func (r *harness) again(name string) string {
 	r.must(err)
 	before := p.Status.ContainerStatuses[0]
 	r.must(r.Containers.Kill(r.ctx, node.ContainerID(p)))
-	r.must(r.WaitPod(r.soon(2*time.Minute), "default", name, func(p *corev1.Pod) (bool, error) {
+	r.must(r.WaitPod(r.soon(), "default", name, func(p *corev1.Pod) (bool, error) {
 		now := p.Status.ContainerStatuses[0]
 		return now.RestartCount > before.RestartCount && now.State.Running != nil, nil
 	}))
@@ -123,7 +122,7 @@ func TestStateFile_Damaged_IsSetAside(t *testing.T) {
 	}
 
 	// A file that is not damaged, but not for this devmgrd.
-	r.must(r.Devmgrd.Stop(10 * time.Second))
+	r.must(r.Devmgrd.Stop(stopLimit))
 	good, err := os.ReadFile(stateFile)
 	r.must(err)
 	r.must(os.Remove(stateFile))
@@ -134,7 +133,7 @@ func TestStateFile_Damaged_IsSetAside(t *testing.T) {
 	foreign, err := os.ReadFile(stateFile)
 	r.must(err)
 	r.must(r.Devmgrd.Start(r.ctx))
-	if err := r.Devmgrd.Wait(r.soon(20 * time.Second)); err == nil || !strings.Contains(err.Error(), "exit status 1") {
+	if err := r.Devmgrd.Wait(r.soon()); err == nil || !strings.Contains(err.Error(), "exit status 1") {
 		t.Errorf("with a foreign file it ended with %v, want exit status 1", err)
 	}
 	if now, err := os.ReadFile(stateFile); err != nil || !bytes.Equal(now, foreign) || !strings.Contains(r.Tail(), "belongs to another program") {
@@ -148,7 +147,7 @@ func TestStateFile_Damaged_IsSetAside(t *testing.T) {
 // wait, and run when the disk works again, without help.
 func TestStateFile_DiskFullOrReadOnly_NewPodsWait(t *testing.T) {
 	r := start(t)
-	r.must(r.Devmgrd.Stop(10 * time.Second))
+	r.must(r.Devmgrd.Stop(stopLimit))
 	r.must(unix.Mount("none", node.StateDir, "tmpfs", 0, "size=512k"))
 	t.Cleanup(func() {
 		if err := r.Devmgrd.Kill(); err != nil {
@@ -181,7 +180,7 @@ func TestStateFile_DiskFullOrReadOnly_NewPodsWait(t *testing.T) {
 	// The disk is full at the start, too.
 	r.must(r.Devmgrd.Kill())
 	r.must(r.Devmgrd.Start(r.ctx))
-	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, text string) bool {
+	r.must(r.WaitReady(r.soon(), func(status int, text string) bool {
 		return status == http.StatusServiceUnavailable && strings.Contains(text, "no space left on device") && strings.Contains(text, "nri: ok")
 	}))
 	if after := r.again("a"); after != before {
@@ -191,19 +190,19 @@ func TestStateFile_DiskFullOrReadOnly_NewPodsWait(t *testing.T) {
 	if b := r.running("b").Env["DEVICES"]; b == before || b == "" {
 		t.Errorf("b has %q, and a %q", b, before)
 	}
-	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, _ string) bool { return status == http.StatusOK }))
+	r.must(r.WaitReady(r.soon(), func(status int, _ string) bool { return status == http.StatusOK }))
 
 	r.must(r.Devmgrd.Kill())
 	r.must(unix.Mount("none", node.StateDir, "tmpfs", unix.MS_REMOUNT|unix.MS_RDONLY, "size=512k"))
 	r.must(r.Devmgrd.Start(r.ctx))
-	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, text string) bool {
+	r.must(r.WaitReady(r.soon(), func(status int, text string) bool {
 		return status == http.StatusServiceUnavailable && strings.Contains(text, "read-only file system") && strings.Contains(text, "nri: ok")
 	}))
 	r.must(r.Create(r.ctx, node.Pod("c", gpu, 1, "report", "--then-sleep")))
 	r.refused("c", "StoreUnavailable")
 	r.must(unix.Mount("none", node.StateDir, "tmpfs", unix.MS_REMOUNT, "size=512k"))
 	r.running("c")
-	r.must(r.WaitReady(r.soon(20*time.Second), func(status int, _ string) bool { return status == http.StatusOK }))
+	r.must(r.WaitReady(r.soon(), func(status int, _ string) bool { return status == http.StatusOK }))
 	r.states(1, 3, 0)
 }
 
@@ -231,7 +230,7 @@ func TestStateFile_Lost_RunningContainersKeepDevices(t *testing.T) {
 	pod, err := r.WaitPhase(r.ctx, "b", corev1.PodRunning)
 	r.must(err)
 	r.must(r.Containers.Kill(r.ctx, node.ContainerID(pod)))
-	r.must(r.WaitPod(r.soon(time.Minute), "default", "b", func(now *corev1.Pod) (bool, error) {
+	r.must(r.WaitPod(r.soon(), "default", "b", func(now *corev1.Pod) (bool, error) {
 		return len(now.Status.ContainerStatuses) > 0 && now.Status.ContainerStatuses[0].RestartCount == 1 &&
 			now.Status.ContainerStatuses[0].State.Running != nil, nil
 	}))

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -158,7 +157,7 @@ func (c criRuntime) run(sandbox string, config *cri.PodSandboxConfig) error {
 // Without any Kubernetes pods say in an annotation what they ask for, and get it.
 func TestLocalPods_WithoutKubernetes_GetDevices(t *testing.T) {
 	r := start(t)
-	r.must(r.Devmgrd.Stop(10 * time.Second))
+	r.must(r.Devmgrd.Stop(stopLimit))
 	for _, p := range []*cluster.Process{r.Kubelet, r.ControllerManager, r.Scheduler, r.APIServer, r.Etcd} {
 		r.must(p.Kill())
 	}

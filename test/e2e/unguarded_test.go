@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,9 +31,9 @@ func TestContainer_StartedWhileDevmgrdIsAway_IsReported(t *testing.T) {
 				t.Errorf("%v containers were found without devices, want 1", n)
 			}
 			if policy == "evict" {
-				r.must(r.WaitPod(r.soon(30*time.Second), "default", "bare", func(p *corev1.Pod) (bool, error) { return p == nil, nil }))
+				r.must(r.WaitPod(r.soon(), "default", "bare", func(p *corev1.Pod) (bool, error) { return p == nil, nil }))
 			}
-			if _, err := r.WaitPhase(r.soon(time.Minute), "good", corev1.PodRunning); err != nil {
+			if _, err := r.WaitPhase(r.soon(), "good", corev1.PodRunning); err != nil {
 				t.Error(err)
 			}
 			if events := r.Events(r.ctx, "good"); strings.Contains(events, "StartedWithoutDevices") {
@@ -47,7 +46,7 @@ func TestContainer_StartedWhileDevmgrdIsAway_IsReported(t *testing.T) {
 // A plugin that starts while devmgrd is away reaches the kubelet. devmgrd reports it as soon as it is back.
 func TestPlugin_StartedWhileDevmgrdIsAway_IsReported(t *testing.T) {
 	r := start(t)
-	r.must(r.Devmgrd.Stop(10 * time.Second))
+	r.must(r.Devmgrd.Stop(stopLimit))
 	set, err := r.SamplePlugin()
 	r.must(err)
 	set.Namespace = metav1.NamespaceDefault

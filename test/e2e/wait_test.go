@@ -62,11 +62,11 @@ func TestWait_PluginMissing_PodStartsWhenItReturns(t *testing.T) {
 
 	// All of them start. The kubelet asks again after 10 to 15 s.
 	r.plugin(gpu, 3)
-	_, err = r.WaitPhase(r.soon(time.Minute), "never", corev1.PodSucceeded)
+	_, err = r.WaitPhase(r.soon(), "never", corev1.PodSucceeded)
 	r.must(err)
 	r.running("always")
 	r.told("always", "Normal DevicesAssigned: container main has vendor.example/gpu [dev-")
-	_, err = r.WaitPhase(r.soon(time.Minute), jobPod, corev1.PodSucceeded)
+	_, err = r.WaitPhase(r.soon(), jobPod, corev1.PodSucceeded)
 	r.must(err)
 	r.until("the job is complete", func() bool {
 		j, err := r.Client().BatchV1().Jobs(job.Namespace).Get(r.ctx, "job", metav1.GetOptions{})
@@ -86,7 +86,7 @@ func TestWait_PluginHangs_OthersStart(t *testing.T) {
 			name := prefix + string(rune('0'+i))
 			began := time.Now()
 			r.must(r.Create(r.ctx, node.Pod(name, resource, count, "sleep")))
-			_, err := r.WaitPhase(r.soon(time.Minute), name, corev1.PodRunning)
+			_, err := r.WaitPhase(r.soon(), name, corev1.PodRunning)
 			r.must(err)
 			took = append(took, time.Since(began))
 		}
@@ -113,7 +113,7 @@ func TestWait_PluginHangs_OthersStart(t *testing.T) {
 	hung.Serve()
 	hung.MustRegister()
 	for _, name := range []string{"stuck-1", "stuck-2", "stuck-3"} {
-		_, err := r.WaitPhase(r.soon(time.Minute), name, corev1.PodRunning)
+		_, err := r.WaitPhase(r.soon(), name, corev1.PodRunning)
 		r.must(err)
 	}
 }
@@ -157,7 +157,7 @@ func TestGiveUp_LayoutChanged_JobRunsElsewhere(t *testing.T) {
 		list()
 		return !slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Name == first })
 	})
-	r.must(r.WaitShown(r.soon(time.Minute), gpu, 1))
+	r.must(r.WaitShown(r.soon(), gpu, 1))
 }
 
 // otherNode creates a Node without a kubelet, which the scheduler takes for one that is ready as long as it beats, and removes it at
