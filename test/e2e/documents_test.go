@@ -121,12 +121,20 @@ func (s *shell) play(session string) (played string) {
 	for _, step := range steps[1:] {
 		command, want, _ := strings.Cut(strings.TrimRight(step, "\n")+"\n", "\n")
 		reads := slices.ContainsFunc([]string{"kubectl get ", "devmgrd assignments"}, func(p string) bool { return strings.HasPrefix(command, p) })
-		got := s.output(command)
-		if reads && !*update && steady(got) != steady(want) {
-			s.until("$ "+command+" prints\n"+want, func() bool {
-				got = s.output(command)
-				return steady(got) == steady(want)
-			})
+		var got string
+		var err error
+		right := func() bool {
+			got, err = s.output(command)
+			return err == nil && steady(got) == steady(want)
+		}
+		switch {
+		case reads && !*update:
+			s.comes(right)
+		default:
+			right()
+		}
+		if err != nil {
+			s.t.Fatalf("$ %s\n%s%v", command, got, err)
 		}
 		if !*update && steady(got) != steady(want) {
 			s.t.Fatalf("$ %s\n%s\nand the document shows\n%s", command, got, want)
@@ -136,23 +144,20 @@ func (s *shell) play(session string) (played string) {
 	return played
 }
 
-// output runs a command that has to succeed, and returns what it prints.
-func (s *shell) output(command string) string {
+// output runs a command, and returns what it prints.
+func (s *shell) output(command string) (string, error) {
 	s.t.Helper()
 	if f := s.do[command]; f != nil {
 		f()
-		return ""
+		return "", nil
 	}
 	cmd := exec.CommandContext(s.ctx, "bash", "-c", "set -o pipefail; "+command)
 	cmd.Dir, cmd.Env = s.dir, s.env
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		s.t.Fatalf("$ %s\n%s%v", command, out, err)
-	}
 	if len(out) > 0 && !bytes.HasSuffix(out, []byte("\n")) {
 		out = append(out, '\n')
 	}
-	return string(out)
+	return string(out), err
 }
 
 // varying are ages, which differ from one run to the next. A document shows the example.
