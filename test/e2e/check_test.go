@@ -40,17 +40,23 @@ func (r *harness) check(args ...string) (all []remark) {
 	})
 }
 
-// remarks wants exactly these, each as its verdict, check and words of its text.
-func (r *harness) remarks(all []remark, want ...[3]string) {
+// remarks waits until exactly these are made, each as its verdict, check and words of its text.
+func (r *harness) remarks(what string, want ...[3]string) {
 	r.t.Helper()
-	if len(all) != len(want) {
-		r.t.Errorf("%d remarks, want %d: %+v", len(all), len(want), all)
-		return
-	}
-	for i, w := range want {
-		if one := all[i]; one.Verdict != w[0] || one.Check != w[1] || !strings.Contains(one.Text, w[2]) || one.Remedy == "" {
-			r.t.Errorf("got %+v, want %q", one, w)
-		}
+	r.remarksWith(nil, what, want...)
+}
+
+// remarksWith is remarks for a check with these arguments.
+func (r *harness) remarksWith(args []string, what string, want ...[3]string) {
+	r.t.Helper()
+	var all []remark
+	if !r.comes(func() bool {
+		all = r.check(args...)
+		return slices.EqualFunc(all, want, func(one remark, w [3]string) bool {
+			return one.Verdict == w[0] && one.Check == w[1] && strings.Contains(one.Text, w[2]) && one.Remedy != ""
+		})
+	}) {
+		r.t.Fatalf("%s: got %+v, want %q", what, all, want)
 	}
 }
 
@@ -67,27 +73,27 @@ func (r *harness) configureContainerd(text string) {
 func TestCheck_EachObstacle_HasARemedy(t *testing.T) {
 	const nriTable = "[plugins.'io.containerd.nri.v1.nri']\n"
 	r := start(t)
-	r.remarks(r.check())
+	r.remarks("at the start")
 	r.must(r.Devmgrd.Stop(stopLimit))
 	t.Cleanup(func() { (&harness{r.Node, t, context.Background()}).devmgrdIsBack() }) // the test's own context is over
-	r.remarks(r.check())
+	r.remarks("without devmgrd")
 
 	kubelet := plugintest.New(t, "/var/lib/kubelet/device-plugins", gpu, plugintest.Devices(2)...)
 	kubelet.Serve()
 	kubelet.MustRegister()
-	r.untilRemarks("with the kubelet", [3]string{"warn", "plugins", gpu + " (2 devices) is registered with the kubelet, and not with devmgrd"},
+	r.remarks("with the kubelet", [3]string{"warn", "plugins", gpu + " (2 devices) is registered with the kubelet, and not with devmgrd"},
 		[3]string{"warn", "checkpoint", "names " + gpu + ", which the kubelet serves"})
 	r.must(r.StartDevmgrd(r.ctx))
 	p := r.plugin(gpu, 2)
-	r.untilRemarks("with both", [3]string{"FAIL", "plugins", "devices may be assigned twice"}, [3]string{"FAIL", "checkpoint", gpu})
+	r.remarks("with both", [3]string{"FAIL", "plugins", "devices may be assigned twice"}, [3]string{"FAIL", "checkpoint", gpu})
 	kubelet.Stop()
-	r.untilRemarks("left in the kubelet's file", [3]string{"FAIL", "checkpoint", "fails pods that request them"})
+	r.remarks("left in the kubelet's file", [3]string{"FAIL", "checkpoint", "fails pods that request them"})
 	p.Stop()
 	r.must(r.Kubelet.Kill())
 	r.must(os.Remove("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"))
-	r.remarks(r.check(), [3]string{"warn", "plugins", "the kubelet does not list its devices"})
+	r.remarks("without the kubelet", [3]string{"warn", "plugins", "the kubelet does not list its devices"})
 	r.must(r.Kubelet.Start(r.ctx))
-	r.untilRemarks("as new")
+	r.remarks("as new")
 
 	// The kubelet's PodResources leaves out devices with an empty topology; its file has them.
 	usb := plugintest.Dev("usb", plugintest.Healthy)
@@ -101,60 +107,47 @@ func TestCheck_EachObstacle_HasARemedy(t *testing.T) {
 		}
 		return nowhere.Register() == nil
 	})
-	r.untilRemarks("an empty topology", [3]string{"warn", "plugins", "vendor.example/usb (1 devices) is registered with the kubelet, and not with devmgrd"},
+	r.remarks("an empty topology", [3]string{"warn", "plugins", "vendor.example/usb (1 devices) is registered with the kubelet, and not with devmgrd"},
 		[3]string{"warn", "checkpoint", "names vendor.example/usb, which the kubelet serves"})
 	nowhere.Stop()
-	r.untilRemarks("its plugin has gone", [3]string{"FAIL", "checkpoint", "names vendor.example/usb"})
+	r.remarks("its plugin has gone", [3]string{"FAIL", "checkpoint", "names vendor.example/usb"})
 	r.must(r.Kubelet.Kill())
 	r.must(os.Remove("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"))
 	r.must(r.Kubelet.Start(r.ctx))
-	r.untilRemarks("as new again")
+	r.remarks("as new again")
 
 	noRights := r.withoutRights()
-	r.remarks(r.check("--set", "kubernetes.kubeconfig="+noRights),
+	r.remarksWith([]string{"--set", "kubernetes.kubeconfig=" + noRights}, "without rights",
 		[3]string{"FAIL", "permissions", "devmgrd may not list nodes"}, [3]string{"FAIL", "permissions", "watch nodes"}, [3]string{"FAIL", "permissions", "list pods"},
 		[3]string{"FAIL", "permissions", "watch pods"}, [3]string{"warn", "permissions", "create events"}, [3]string{"warn", "permissions", "patch events"},
 		[3]string{"warn", "permissions", "create pods/eviction"})
 	r.must(r.APIServer.Kill())
-	r.remarks(r.check(), [3]string{"FAIL", "daemon", ""}, [3]string{"FAIL", "daemon", ""}, [3]string{"FAIL", "api server", "connection refused"})
+	r.remarks("without the API server", [3]string{"FAIL", "daemon", ""}, [3]string{"FAIL", "daemon", ""}, [3]string{"FAIL", "api server", "connection refused"})
 	r.must(r.APIServer.Start(r.ctx))
 	r.must(r.Devmgrd.Stop(stopLimit))
 	r.must(r.WaitAPIServer(r.ctx))
 
 	r.configureContainerd(nriTable + "plugin_request_timeout = '500ms'\n")
-	r.untilRemarks("a short time for the hook", [3]string{"FAIL", "nri timeout", "the runtime waits 500ms"})
+	r.remarks("a short time for the hook", [3]string{"FAIL", "nri timeout", "the runtime waits 500ms"})
 	r.configureContainerd(nriTable + "plugin_request_timeout = '2s'\n")
-	r.untilRemarks("the runtime's own time for the hook", [3]string{"warn", "nri timeout", "it may drop a healthy devmgrd"})
+	r.remarks("the runtime's own time for the hook", [3]string{"warn", "nri timeout", "it may drop a healthy devmgrd"})
 	r.configureContainerd(nriTable + "[plugins.'io.containerd.nri.v1.nri'.default_validator]\nenable = false\n")
-	r.untilRemarks("no validator", [3]string{"warn", "validator", "start without their devices"})
+	r.remarks("no validator", [3]string{"warn", "validator", "start without their devices"})
 	r.configureContainerd(nriTable + "[plugins.'io.containerd.nri.v1.nri'.default_validator]\nrequired_plugins = ['devmgrd']\n")
-	r.untilRemarks("a validator for all pods", [3]string{"warn", "validator", "while devmgrd is away no container starts"})
+	r.remarks("a validator for all pods", [3]string{"warn", "validator", "while devmgrd is away no container starts"})
 	r.configureContainerd("[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\nSystemdCgroup = true\n")
-	r.untilRemarks("another cgroup driver", [3]string{"warn", "cgroups", "the kubelet's file says cgroup driver cgroupfs, the runtime systemd"})
+	r.remarks("another cgroup driver", [3]string{"warn", "cgroups", "the kubelet's file says cgroup driver cgroupfs, the runtime systemd"})
 	r.configureContainerd(nriTable + "disable_connections = true\n")
-	r.remarks(r.check(), [3]string{"FAIL", "nri", "disables NRI connections"})
+	r.remarks("no connections", [3]string{"FAIL", "nri", "disables NRI connections"})
 	r.configureContainerd(nriTable + "disable = true\n")
-	r.remarks(r.check(), [3]string{"FAIL", "nri", "NRI is off in containerd's configuration (/etc/containerd/config.toml)"})
-	r.remarks(r.check("--set", "nri.socket=/run/other.sock"), [3]string{"FAIL", "nri", "NRI is off"})
+	r.remarks("NRI is off", [3]string{"FAIL", "nri", "NRI is off in containerd's configuration (/etc/containerd/config.toml)"})
+	r.remarksWith([]string{"--set", "nri.socket=/run/other.sock"}, "NRI is off, and its socket is another one", [3]string{"FAIL", "nri", "NRI is off"})
 	r.must(os.WriteFile("/etc/containerd/conf.d/zz.toml", []byte("version = 3\n"+nriTable+"plugin_request_timeout = '20s'\n"), 0o644)) // not in force
-	r.remarks(r.check(), [3]string{"FAIL", "nri", "the runtime has NRI off"})
+	r.remarks("a file that is not in force", [3]string{"FAIL", "nri", "the runtime has NRI off"})
 	r.must(r.Runtime.Kill())
-	r.remarks(r.check(), [3]string{"FAIL", "runtime", "no container runtime answers"}, [3]string{"FAIL", "nri", "no process listens"})
+	r.remarks("without the runtime", [3]string{"FAIL", "runtime", "no container runtime answers"}, [3]string{"FAIL", "nri", "no process listens"})
 	r.configureContainerd("")
-	r.remarks(r.check())
-}
-
-// untilRemarks waits until these are made.
-func (r *harness) untilRemarks(what string, want ...[3]string) {
-	r.t.Helper()
-	var all []remark
-	r.until(what, func() bool {
-		all = r.check()
-		return len(all) == len(want) && !slices.ContainsFunc(want, func(w [3]string) bool {
-			return !slices.ContainsFunc(all, func(one remark) bool { return one.Verdict == w[0] && one.Check == w[1] })
-		})
-	})
-	r.remarks(all, want...)
+	r.remarks("at the end")
 }
 
 // withoutRights writes the kubeconfig of an account without any rights, and returns its path.
