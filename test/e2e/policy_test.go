@@ -196,7 +196,7 @@ func (r *harness) thePolicy() {
 	r.must(r.Create(r.ctx, gated))
 	gated, err := r.Client().CoreV1().Pods(gated.Namespace).Get(r.ctx, gated.Name, metav1.GetOptions{})
 	r.must(err)
-	gated.Annotations = nil
+	gated.Annotations, gated.ResourceVersion = nil, ""
 	gated, err = r.Client().CoreV1().Pods(gated.Namespace).Update(r.ctx, gated, metav1.UpdateOptions{})
 	r.must(err)
 	if names, err := needs(gated, "main"); err != nil || !slices.Equal(names, []string{"devmgrd"}) {
