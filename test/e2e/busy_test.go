@@ -82,6 +82,15 @@ func (r *harness) openers() *cluster.Process {
 	return p
 }
 
+// follows has the scheduler bind the next pod to the device of a former one as soon as that is deleted: some seconds later the Node does not
+// count the device, if it is busy.
+func (r *harness) follows(next, former string) {
+	r.t.Helper()
+	r.must(r.Create(r.ctx, node.Pod(next, gpu, 1, "report", "--then-sleep")))
+	r.unscheduled(next)
+	r.must(r.Delete(r.ctx, former))
+}
+
 // A holder keeps the device after its pod has ended.
 type holder struct {
 	pid int
@@ -191,8 +200,7 @@ func TestBusy_AnotherProcessHasTheDevice_NextPodWaits(t *testing.T) {
 			r.plugin(gpu, 1, func(p *plugintest.Plugin) { p.OnAllocate = grantsNodes })
 			r.run("a", gpu, 1)
 			h := c.start(r)
-			r.must(r.Delete(r.ctx, "a"))
-			r.must(r.Create(r.ctx, node.Pod("b", gpu, 1, "report", "--then-sleep")))
+			r.follows("b", "a")
 			r.told("b", "DeviceBusy")
 			want := fmt.Sprintf("process %d (", h.pid)
 			r.says("explain default/b", "DeviceBusy", want, c.how)
@@ -234,8 +242,7 @@ func TestBusy_OpenersAway_DevicesAreNotReleased(t *testing.T) {
 	loopDevice(t)
 	r.plugin(gpu, 1, func(p *plugintest.Plugin) { p.OnAllocate = grantsNodes })
 	r.run("a", gpu, 1)
-	r.must(r.Delete(r.ctx, "a"))
-	r.must(r.Create(r.ctx, node.Pod("b", gpu, 1, "report", "--then-sleep")))
+	r.follows("b", "a")
 	r.told("b", "DeviceBusy")
 	r.says("explain default/b", "DeviceBusy", "it is not known whether other processes use the devices", "openers.sock")
 	r.openers()
@@ -252,8 +259,7 @@ func TestBusy_Uncordon_ReleasesTheDevice(t *testing.T) {
 	command := exec.Command("bash", "-c", `exec 3<>`+busyNode+`; echo holds; exec sleep 3600`)
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	h := r.holds(command)
-	r.must(r.Delete(r.ctx, "a"))
-	r.must(r.Create(r.ctx, node.Pod("b", gpu, 1, "report", "--then-sleep")))
+	r.follows("b", "a")
 	r.told("b", "DeviceBusy")
 	r.says("uncordon "+gpu+"/dev-000000", gpu)
 	r.running("b")
