@@ -120,17 +120,25 @@ func TestMessageSize_PodOrGrantTooLarge_RefusedAlone(t *testing.T) {
 		}
 		t.Logf("pod %s: has its device after %s", name, time.Since(began).Round(time.Millisecond))
 	}
-	connections := func() int {
+	lines := func(path string, words ...string) (n int) { // those of an earlier test included
 		t.Helper()
-		log, err := os.ReadFile(r.Devmgrd.LogPath())
+		log, err := os.ReadFile(path)
 		r.must(err)
-		return strings.Count(string(log), "connected to container runtime") // lines of an earlier test included
+		for line := range strings.Lines(string(log)) {
+			if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
+				n++
+			}
+		}
+		return n
 	}
-	before := connections()
+	connections := func() int { return lines(r.Devmgrd.LogPath(), "connected to container runtime") }
+	timeouts := func() int { return lines(r.Runtime.LogPath(), "devmgrd", "deadline exceeded") }
+	before, late := connections(), timeouts()
 	connected := func() {
 		t.Helper()
-		if n := connections() - before; n != 0 || r.metric("devmgrd_nri_connected") != 1 {
-			t.Errorf("devmgrd has connected again, %d times", n)
+		r.until("devmgrd is connected", func() bool { return r.metric("devmgrd_nri_connected") == 1 })
+		if again, late := connections()-before, timeouts()-late; again > late { // a busy machine may be late for any request
+			t.Errorf("devmgrd has connected again, %d times, and %d times it was late with an answer", again, late)
 		}
 	}
 
@@ -222,6 +230,7 @@ func (r *harness) thePodSizePolicy() {
 	r.must(err)
 	for bytes, says := range map[int]string{10: "", limit + 1: "container debug has more than 262144 bytes"} {
 		p := pod.DeepCopy()
+		p.ResourceVersion = "" // the kubelet writes the pod's status meanwhile
 		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug", Image: "x", Args: []string{text(bytes)}}}}
 		_, err := r.Client().CoreV1().Pods(p.Namespace).UpdateEphemeralContainers(r.ctx, p.Name, p, metav1.UpdateOptions{DryRun: []string{metav1.DryRunAll}})
 		if says == "" && err != nil || says != "" && (err == nil || !strings.Contains(err.Error(), says)) {
@@ -258,16 +267,14 @@ func TestMessageSize_ContainersThatCannotBeListed_AreNamed(t *testing.T) {
 	}))
 	r.until("the Node's event", func() bool {
 		events, err := r.Client().CoreV1().Events("default").List(r.ctx, metav1.ListOptions{FieldSelector: "reason=RuntimeNotSynchronized"})
-		named := slices.DeleteFunc(events.Items, func(e corev1.Event) bool { return !strings.Contains(e.Message, "4 MiB") })
-		return err == nil && len(named) == 1 // a slow machine may have had the runtime's timeout as the first cause
+		// A slow machine may have had the runtime's timeout as the first cause, and this one twice, with the timeout in between.
+		return err == nil && slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return strings.Contains(e.Message, "4 MiB") })
 	})
-	named := false
-	for _, one := range r.check() {
-		named = named || one.Verdict == "FAIL" && one.Check == "sizes" && strings.Contains(one.Text, "default/large-") && strings.Contains(one.Text, ":main (")
-	}
-	if !named {
-		t.Errorf("devmgrd check names no pod: %+v", r.check())
-	}
+	r.until("devmgrd check names a pod", func() bool {
+		return slices.ContainsFunc(r.check(), func(one remark) bool {
+			return one.Verdict == "FAIL" && one.Check == "sizes" && strings.Contains(one.Text, "default/large-") && strings.Contains(one.Text, ":main (")
+		})
+	})
 	r.restart(r.Runtime) // NRI panics when the last of them do not fit into a message
 	for i := range pods {
 		r.must(r.Delete(r.ctx, fmt.Sprint("large-", i)))
