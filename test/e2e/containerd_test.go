@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	"github.com/containerd/nri/pkg/api"
-	"github.com/containerd/nri/pkg/stub"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -67,21 +66,23 @@ func (concealer) RemoveContainer(context.Context, *api.PodSandbox, *api.Containe
 func TestContainerEnd_HiddenByAnotherNRIPlugin_ReleasesDevices(t *testing.T) {
 	r := start(t)
 	r.plugin(gpu, 1)
-	s, err := stub.New(concealer{}, stub.WithPluginName("concealer"), stub.WithPluginIdx("00"), stub.WithSocketPath(r.NRISocket()), stub.WithOnClose(func() {}))
-	r.must(err)
-	r.must(s.Start(r.ctx))
-	t.Cleanup(s.Stop)
+	r.joinsNRI("concealer", "00", concealer{})
 
 	held := r.run("a", gpu, 1).Env["DEVICES"]
 	r.must(r.Delete(r.ctx, "a"))
 	if got := r.run("b", gpu, 1).Env["DEVICES"]; got != held {
 		t.Errorf("pod b has %q, want %q", got, held)
 	}
-	log, err := os.ReadFile(r.Devmgrd.LogPath())
-	r.must(err)
-	if !strings.Contains(string(log), "end of a container was not reported") {
-		t.Error("the other plugin has hidden nothing")
-	}
+	r.logs("end of a container was not reported") // the other plugin has hidden something
+}
+
+// logs waits until devmgrd's log, which is written in the background, has these words.
+func (r *harness) logs(words string) {
+	r.t.Helper()
+	r.until("the log says: "+words, func() bool {
+		log, err := os.ReadFile(r.Devmgrd.LogPath())
+		return err == nil && strings.Contains(string(log), words)
+	})
 }
 
 // Another NRI plugin sets a variable that devmgrd sets too, so NRI rejects the container. The pod's events name the other
@@ -153,18 +154,13 @@ func TestContainer_LostByContainerd_KeepsItsDeviceWhileItsProcessesLive(t *testi
 			shim := parent(t, process)
 			thaw := freeze(t, process)
 			lose(r, shim)
+			r.must(r.Create(r.ctx, node.Pod("b", gpu, 1, "report", "--then-sleep"))) // for the scheduler: a busy device soon leaves the Node
 			r.until("containerd has lost sight of it", func() bool { ids, err := r.RunningContainers(r.ctx, "main"); return err == nil && len(ids) == 0 })
 			now := int64(0)
 			r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, "a", metav1.DeleteOptions{GracePeriodSeconds: &now}))
-			r.must(r.Create(r.ctx, node.Pod("b", gpu, 1, "report", "--then-sleep")))
 			r.told("b", "DeviceBusy")
-			r.until("the operator can see it", func() bool {
-				log, err := os.ReadFile(r.Devmgrd.LogPath())
-				return err == nil && strings.Contains(string(log), "devices of an ended pod are still in use")
-			})
-			if n := r.inState(gpu, "busy"); n != 1 {
-				t.Errorf("%v devices are busy, want 1", n)
-			}
+			r.logs("devices of an ended pod are still in use")
+			r.until("the device is busy", func() bool { return r.inState(gpu, "busy") == 1 })
 			r.says("devices", "busy", fmt.Sprintf("process %d", process), "has not ended")
 			if out := r.says("assignments"); strings.Contains(out, "default/b") || !alive(process) {
 				t.Fatalf("process %d lives: %v; assignments:\n%s", process, alive(process), out)

@@ -137,9 +137,23 @@ func (m *meddler) CreateContainer(_ context.Context, _ *api.PodSandbox, ctr *api
 // meddle connects another NRI plugin, until the returned function is called or the test ends.
 func (r *harness) meddle(index string, m *meddler) (leave func()) {
 	r.t.Helper()
-	s, err := stub.New(m, stub.WithPluginName("meddler"), stub.WithPluginIdx(index), stub.WithSocketPath(r.NRISocket()), stub.WithOnClose(func() {}))
-	r.must(err)
-	r.must(s.Start(r.ctx))
+	return r.joinsNRI("meddler", index, m)
+}
+
+// joinsNRI connects an NRI plugin to the runtime, which may be too busy at first, until the returned function is called or the test ends.
+func (r *harness) joinsNRI(name, index string, plugin any) (leave func()) {
+	r.t.Helper()
+	var s stub.Stub
+	r.until("NRI plugin "+name+" is connected", func() bool {
+		var err error
+		s, err = stub.New(plugin, stub.WithPluginName(name), stub.WithPluginIdx(index), stub.WithSocketPath(r.NRISocket()), stub.WithOnClose(func() {}))
+		r.must(err)
+		if err = s.Start(r.ctx); err != nil {
+			r.t.Logf("NRI plugin %s: %v", name, err)
+			s.Stop()
+		}
+		return err == nil
+	})
 	r.t.Cleanup(s.Stop)
 	return s.Stop
 }
