@@ -244,7 +244,7 @@ func TestDRA_HoldersDeletedByForce_NextPodsWaitForTheirEnd(t *testing.T) {
 	go func() {
 		saw <- cluster.Poll(watched, func(context.Context) (bool, error) {
 			n, err := r.Metric(`devmgrd_pods_waiting{reason="DeviceInUse"}`)
-			return n > 0, err
+			return err == nil && n > 0, nil // or at the next look
 		})
 	}()
 	api := r.Client().CoreV1().Pods(metav1.NamespaceDefault)
