@@ -5,7 +5,6 @@ package e2e
 import (
 	"bytes"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -225,21 +224,25 @@ func TestDRA_TooManyDevices_StayANumber(t *testing.T) {
 	if all := r.sliced(); len(all) != 0 {
 		t.Errorf("the slices show %v", all)
 	}
-	if !strings.Contains(r.Tail(), "dra.maxDevices") {
-		t.Error("the log does not tell")
-	}
+	r.logs("dra.maxDevices")
 	r.says("status", "dra.maxDevices")
 
 	// A list that is empty for a moment, as some plugins send one at each start, says nothing of how many there are.
-	numbers := r.watchNumbers(gpu)
+	numbers, began := r.watchNumbers(gpu), time.Now()
 	p.Set()
 	r.until("devmgrd has the empty list", func() bool { return r.inState(gpu, "free") == 0 })
 	<-time.After(time.Second) // the plugin takes that long
 	p.Set(plugintest.Devices(4)...)
 	r.until("devmgrd has all devices", func() bool { return r.inState(gpu, "free") == 3 })
-	for _, n := range numbers() {
-		if n != 4 {
-			t.Errorf("the Node showed %d meanwhile, want 4 all the time", n)
+	if took := time.Since(began); took >= shortestWindow {
+		numbers()
+		t.Logf("NOT CHECKED: the list was empty for %s, after which the Node's number may fall", took.Round(time.Millisecond))
+		r.must(r.WaitShown(r.soon(), gpu, 4))
+	} else {
+		for _, n := range numbers() {
+			if n != 4 {
+				t.Errorf("the Node showed %d meanwhile, want 4 all the time", n)
+			}
 		}
 	}
 

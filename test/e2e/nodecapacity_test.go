@@ -5,6 +5,7 @@ package e2e
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -25,14 +26,14 @@ func TestNodeCapacity_KubeletWritesItToo_IsReported(t *testing.T) {
 	rival.MustRegister()
 	r.until("the Node has the event", func() bool {
 		events, err := r.Client().CoreV1().Events("default").List(r.ctx, metav1.ListOptions{FieldSelector: "reason=DevicesContested"})
-		return err == nil && len(events.Items) == 1 && events.Items[0].InvolvedObject.Name == r.NodeName() && strings.Contains(events.Items[0].Message, gpu)
+		return err == nil && slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.InvolvedObject.Name == r.NodeName() && strings.Contains(e.Message, gpu)
+		})
 	})
 	r.must(r.WaitReady(r.soon(), func(status int, text string) bool {
 		return status == http.StatusServiceUnavailable && strings.Contains(text, "node: another writer keeps changing the node's capacity of ["+gpu+"]")
 	}))
-	if n := r.metric(`devmgrd_node_capacity_contested{resource_name="` + gpu + `"}`); n != 1 {
-		t.Errorf("devmgrd_node_capacity_contested is %v, want 1", n)
-	}
+	r.until("the metric says so", func() bool { return r.metric(`devmgrd_node_capacity_contested{resource_name="`+gpu+`"}`) == 1 })
 }
 
 // The Node object is deleted. The kubelet recreates it at its next start without devmgrd's capacity, which is published again.
@@ -49,6 +50,9 @@ func TestNodeCapacity_NodeRecreated_IsPublishedAgain(t *testing.T) {
 	r.must(r.WaitReady(r.soon(), func(status int, _ string) bool { return status == http.StatusOK }))
 }
 
+// shortestWindow is how long a Node's number outlasts devices that are listed no longer, and a device of a pod what is no failure yet.
+const shortestWindow = 5 * time.Second
+
 // Many plugins list nothing at their start, and all of their devices a moment later. The Node's number does not move, and
 // no device counts as failed.
 func TestPlugin_FirstListIsEmpty_NothingMovesAndNothingFails(t *testing.T) {
@@ -58,10 +62,12 @@ func TestPlugin_FirstListIsEmpty_NothingMovesAndNothingFails(t *testing.T) {
 	stays := r.followPod("a")
 	numbers := r.watchNumbers(gpu)
 	all := p.Listed()
+	var longest time.Duration // that a list was empty
 	for range 3 {
 		p.Stop()
 		r.until("the plugin is away", func() bool { return r.metric(fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", gpu)) == 0 })
 		p.Set()
+		began := time.Now()
 		p.Serve()
 		p.MustRegister()
 		r.until("devmgrd has the empty list", func() bool {
@@ -70,25 +76,33 @@ func TestPlugin_FirstListIsEmpty_NothingMovesAndNothingFails(t *testing.T) {
 		<-time.After(time.Second) // the plugin takes that long
 		p.Set(all...)
 		r.until("devmgrd has all devices", func() bool { return r.inState(gpu, "free") == 2 })
+		longest = max(longest, time.Since(began))
 	}
 	r.run("b", gpu, 2)
 	stays()
-	for _, n := range numbers() {
-		if n != 4 {
-			t.Errorf("the Node showed %d meanwhile, want 4 all the time", n)
+	shown := numbers()
+	failures := fmt.Sprintf("devmgrd_device_failures_total{resource_name=%q}", gpu)
+	if longest >= shortestWindow {
+		t.Logf("NOT CHECKED: a list was empty for %s, after which the Node's number may fall and devices have failed", longest.Round(time.Millisecond))
+	} else {
+		for _, n := range shown {
+			if n != 4 {
+				t.Errorf("the Node showed %d meanwhile, want 4 all the time", n)
+			}
 		}
-	}
-	if n := r.metric(fmt.Sprintf("devmgrd_device_failures_total{resource_name=%q}", gpu)); n != 0 {
-		t.Errorf("%v failures are counted", n)
-	}
-	if events := r.Events(r.ctx, "a"); strings.Contains(events, "DeviceFailed") {
-		t.Errorf("a failure was reported: %s", events)
+		if n := r.metric(failures); n != 0 {
+			t.Errorf("%v failures are counted", n)
+		}
+		if events := r.Events(r.ctx, "a"); strings.Contains(events, "DeviceFailed") {
+			t.Errorf("a failure was reported: %s", events)
+		}
 	}
 
 	// A device that stays away has failed.
+	before := r.metric(failures)
 	p.Set(all[2:]...)
 	r.told("a", "DeviceFailed")
-	r.until("two failures are counted", func() bool { return r.metric(fmt.Sprintf("devmgrd_device_failures_total{resource_name=%q}", gpu)) == 2 })
+	r.until("two failures are counted", func() bool { return r.metric(failures) == before+2 })
 }
 
 // All devices are in use, and two pods wait for the scheduler. Pods that are bound past the scheduler are rejected by the
