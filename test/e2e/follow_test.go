@@ -57,7 +57,7 @@ func (r *harness) followNumbers(resource string) func(want int64) {
 			if got != (numbers{want, want}) {
 				r.t.Fatalf("of %s the Node shows %+v, want %d as both", resource, got, want)
 			}
-		case <-time.After(time.Minute): // a fall waits the longer, the more of them have been taken back
+		case <-time.After(patience): // a fall waits the longer, the more of them have been taken back
 			r.t.Fatalf("the Node does not show %d %s\n%s", want, resource, r.Tail())
 		}
 	}
