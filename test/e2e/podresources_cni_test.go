@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -28,7 +29,6 @@ import (
 // With podResources.takeover the reader fails until the devices are there, and then gets those that the container gets.
 // Without it the reader asks the kubelet, which knows of no devices.
 func TestPodResources_ReadWhileTheSandboxIsMade_SlowAllocate(t *testing.T) {
-	const slow = 4 * time.Second
 	for name, args := range map[string][]string{"takeover": {"--set", takeover}, "no takeover": nil} {
 		t.Run(name, func(t *testing.T) {
 			r := startWith(t, gated(t, kubeletsResources), args...)
@@ -39,16 +39,22 @@ func TestPodResources_ReadWhileTheSandboxIsMade_SlowAllocate(t *testing.T) {
 					return err == nil && len(answer.Devices) == 2
 				})
 			}
-			p.Before(plugintest.Allocate, plugintest.Delay(slow))
+			answers := make(chan struct{})
+			p.Before(plugintest.Allocate, plugintest.HoldUntil(answers))
 			r.must(r.Create(r.ctx, node.Pod("a", gpu, 1, "report", "--then-sleep")))
+			r.until("the reader has had an answer", func() bool { return len(r.visits()["default/a"]) > 0 })
+			close(answers)
 			got := r.running("a").Env["DEVICES"]
 			visits := r.visits()["default/a"]
 			t.Logf("the pod has %s; the reader was told %+v", got, visits)
 			last := visits[len(visits)-1]
+			if args == nil {
+				if slices.ContainsFunc(visits, func(v visit.Visit) bool { return v.Error != "" || len(v.Devices) > 0 }) {
+					t.Errorf("the kubelet has told %+v", visits)
+				}
+				return
+			}
 			switch {
-			case args == nil && (len(visits) != 1 || last.Error != "" || len(last.Devices) > 0):
-				t.Errorf("the kubelet has told %+v", visits)
-			case args == nil:
 			case last.Error != "" || !slices.Equal(last.Devices[gpu], []string{got}):
 				t.Errorf("the pod has %q, and the reader was last told %+v", got, last)
 			case len(visits) < 2:
@@ -82,9 +88,14 @@ func gated(t *testing.T, socket string) cluster.Options {
 func (r *harness) visits() map[string][]visit.Visit {
 	r.t.Helper()
 	log, err := os.ReadFile(gateLog)
-	r.must(err)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // before the first there is none
+		r.t.Fatal(err)
+	}
 	all := map[string][]visit.Visit{}
 	for line := range strings.Lines(string(log)) {
+		if !strings.HasSuffix(line, "\n") {
+			break // it is being written
+		}
 		var v visit.Visit
 		r.must(json.Unmarshal([]byte(line), &v))
 		all[v.Pod] = append(all[v.Pod], v)
@@ -108,6 +119,12 @@ func TestPodResources_AskedByCNI_HasTheDevices(t *testing.T) {
 
 	n := times(t, "E2E_CNI_PODS", 20)
 	var longest float64
+	quickest := math.Inf(1) // of the answers for pods that ask for nothing
+	// made returns the answers with which the network of a pod was made. Where the devices, or on a busy machine the pod itself, are not known
+	// within the 2 s that devmgrd lets a reader wait, the reader hears an error and comes again.
+	made := func(name string) []visit.Visit {
+		return slices.DeleteFunc(r.visits()["default/"+name], func(v visit.Visit) bool { return v.Error != "" && v.Took >= 2 })
+	}
 	for begun := 0; begun < n; begun += burst {
 		pods := map[string]string{} // the resource that each asks for
 		for i := range min(burst, n-begun) {
@@ -121,7 +138,7 @@ func TestPodResources_AskedByCNI_HasTheDevices(t *testing.T) {
 		for name, resource := range pods {
 			env := r.running(name).Env
 			got := env["GPU"] + env["NIC"]
-			for _, v := range r.visits()["default/"+name] {
+			for _, v := range made(name) {
 				longest = max(longest, v.Took)
 				if want := map[string][]string{resource: {got}}; v.Error != "" || !maps.EqualFunc(v.Devices, want, slices.Equal) {
 					t.Errorf("pod %s has %v, and while its sandbox was made it was said to have %v %s", name, want, v.Devices, v.Error)
@@ -130,18 +147,21 @@ func TestPodResources_AskedByCNI_HasTheDevices(t *testing.T) {
 		}
 		r.running(plain)
 		pods[plain] = ""
-		visits := r.visits()
 		for name := range pods {
-			if len(visits["default/"+name]) != 1 {
-				t.Errorf("the network of pod %s was made %d times, want once: %v", name, len(visits["default/"+name]), visits["default/"+name])
+			if all := made(name); len(all) != 1 {
+				t.Errorf("the network of pod %s was made %d times, want once: %v", name, len(all), all)
 			}
 		}
-		for _, v := range visits["default/"+plain] {
-			if len(v.Devices) > 0 || v.Took > 1 {
-				t.Errorf("pod %s asks for nothing, and after %v s it was said to have %v", plain, v.Took, v.Devices)
+		for _, v := range made(plain) {
+			quickest = min(quickest, v.Took)
+			if len(v.Devices) > 0 || v.Error != "" {
+				t.Errorf("pod %s asks for nothing, and it was said to have %v %s", plain, v.Devices, v.Error)
 			}
 		}
 		r.deleteAll(slices.Collect(maps.Keys(pods)))
+	}
+	if quickest > 1 { // each of them on a machine that is not busy
+		t.Errorf("each answer for a pod that asks for nothing took %.3f s at least", quickest)
 	}
 	t.Logf("%d pods with a device each; the longest answer took %.3f s", n, longest)
 
