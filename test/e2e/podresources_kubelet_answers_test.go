@@ -206,6 +206,7 @@ func (s *stage) file() (view, error) {
 func (o *onlooker) ask(ctx context.Context, client podresources.PodResourcesListerClient) {
 	short, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
+	began := time.Now()
 	answer, err := client.List(short, &podresources.ListPodResourcesRequest{})
 	if ctx.Err() != nil {
 		return
@@ -227,5 +228,5 @@ func (o *onlooker) ask(ctx context.Context, client podresources.PodResourcesList
 			}
 		}
 	}
-	o.seen(complete)
+	o.seen(complete, began)
 }

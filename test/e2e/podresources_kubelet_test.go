@@ -271,7 +271,7 @@ func TestPodResources_SamePods_SameAsKubelet(t *testing.T) {
 			t.Helper()
 			began := time.Now()
 			var differs []string
-			same := func() bool {
+			s.comes(func() bool { // some of it comes from the kubelet and the API server
 				differs = nil
 				ours := s.ask()
 				for _, question := range slices.Sorted(maps.Keys(kubelets[scene])) {
@@ -281,10 +281,7 @@ func TestPodResources_SamePods_SameAsKubelet(t *testing.T) {
 				}
 				differs = differences(meant(scene), differs)
 				return len(differs) == 0
-			}
-			for deadline := began.Add(10 * time.Second); !same() && time.Now().Before(deadline); {
-				<-time.After(100 * time.Millisecond) // some of it comes from the kubelet and the API server
-			}
+			})
 			for _, d := range differs {
 				if d[0] == '-' {
 					t.Errorf("%s, this difference is gone: %s", moment, d[1:])
@@ -302,10 +299,11 @@ func TestPodResources_SamePods_SameAsKubelet(t *testing.T) {
 			}
 			var last view
 			var err error
-			s.until("there is a file as the kubelet's", func() bool {
+			s.comes(func() bool {
 				last, err = s.file()
-				return err == nil && len(last) >= len(kubeletsFile)
+				return err == nil && len(differences(kubeletsFile, last)) == 0
 			})
+			s.must(err)
 			for _, d := range differences(kubeletsFile, last) {
 				t.Errorf("the file is not as the kubelet's: %s", d)
 			}
