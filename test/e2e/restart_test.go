@@ -115,12 +115,13 @@ func TestRestart_Repeated_NumbersStayAndPluginReturns(t *testing.T) {
 		}
 	})
 	n := times(t, "E2E_RESTARTS", 10)
-	for range n {
+	for i := range n {
 		r.must(r.Devmgrd.Kill())
 		r.must(r.StartDevmgrd(r.ctx))
 		r.until("the plugin is taken up again", func() bool {
 			return r.metric(`devmgrd_plugin_up{resource_name="`+gpu+`"}`) == 1
 		})
+		r.until("the log, which is written in the background, says so", func() bool { return len(comebacks(t, r.Devmgrd.LogPath())) == i+1 })
 	}
 	cancel()
 	load.Wait()
@@ -134,9 +135,6 @@ func TestRestart_Repeated_NumbersStayAndPluginReturns(t *testing.T) {
 		t.Errorf("%d pods were served with %d calls", served, n)
 	}
 	back := comebacks(t, r.Devmgrd.LogPath())
-	if len(back) != n {
-		t.Errorf("the log tells of %d comebacks, want %d", len(back), n)
-	}
 	t.Logf("%d restarts, %d pods served meanwhile; from the start until the plugin serves: median %s, longest %s",
 		n, served, back[len(back)/2], back[len(back)-1])
 }
@@ -192,7 +190,7 @@ func TestRestart_KilledAtRandom_NothingIsLost(t *testing.T) {
 				if err := r.Create(context.WithoutCancel(ctx), node.Pod(name, gpu, 1, "report", "--then-sleep")); err != nil {
 					continue
 				}
-				limit, cancel := context.WithTimeout(ctx, 2*time.Minute)
+				limit, cancel := context.WithTimeout(ctx, patience)
 				_, err := r.WaitPhase(limit, name, corev1.PodRunning)
 				cancel()
 				if err == nil {
@@ -256,7 +254,7 @@ func TestRestart_Kill9_NothingChanges(t *testing.T) {
 	// The container restarts and gets the same devices.
 	r.must(r.Containers.Kill(r.ctx, node.ContainerID(pod)))
 	r.must(r.WaitPod(r.soon(), "default", "a", func(now *corev1.Pod) (bool, error) {
-		return len(now.Status.ContainerStatuses) > 0 && now.Status.ContainerStatuses[0].RestartCount == 1 &&
+		return len(now.Status.ContainerStatuses) > 0 && now.Status.ContainerStatuses[0].RestartCount > 0 &&
 			now.Status.ContainerStatuses[0].State.Running != nil, nil
 	}))
 	if after := r.running("a"); after.Env["DEVICES"] != before.Env["DEVICES"] || before.Env["DEVICES"] == "" {
@@ -345,7 +343,7 @@ func TestRestart_APIServerAway_DevicesAreServed(t *testing.T) {
 			strings.Contains(text, "nri: ok") && !strings.Contains(text, "pods: ok") && !strings.Contains(text, "node: ok")
 	}))
 	p := plugintest.Start(t, node.SocketDir, nic, plugintest.Devices(3)...) // registers without an API server
-	r.until("the plugin is taken up", func() bool { return p.Calls(plugintest.ListAndWatch) == 1 })
+	r.until("the plugin is taken up", func() bool { return p.Calls(plugintest.ListAndWatch) > 0 })
 
 	// Containers that run are put right: each restarts with what it had.
 	for _, id := range ids {
