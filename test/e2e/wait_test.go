@@ -121,7 +121,7 @@ func TestWait_PluginHangs_OthersStart(t *testing.T) {
 // A GPU is partitioned differently between a pod's binding and its allocation, and for long: the pod is evicted and its Job
 // creates another one, which another node serves.
 func TestGiveUp_LayoutChanged_JobRunsElsewhere(t *testing.T) {
-	r := start(t, "--set", "wait.giveUpAfter=NotEnoughDevices=5s")
+	r := start(t, "--set", "wait.giveUpAfter=NotEnoughDevices=20s") // so that the pod is seen before
 	p := r.plugin(gpu, 2)
 	p.Before(plugintest.Allocate, func(context.Context) error { // the pod is bound by then
 		p.Set(plugintest.Devices(1)...)
@@ -136,14 +136,14 @@ func TestGiveUp_LayoutChanged_JobRunsElsewhere(t *testing.T) {
 	t.Cleanup(func() { r.in(t).removeJob(job.Name) })
 	var pods []corev1.Pod
 	list := func() {
-		all, err := r.Client().CoreV1().Pods(job.Namespace).List(r.ctx, metav1.ListOptions{LabelSelector: "job-name=" + job.Name})
-		r.must(err)
-		pods = all.Items
+		pods = asked(r, func() (*corev1.PodList, error) {
+			return r.Client().CoreV1().Pods(job.Namespace).List(r.ctx, metav1.ListOptions{LabelSelector: "job-name=" + job.Name})
+		}).Items
 	}
 	r.until("the Job's pod is bound to this node", func() bool { list(); return len(pods) == 1 && pods[0].Spec.NodeName == r.NodeName() })
 	first := pods[0].Name
-	r.refused(first, "NotEnoughDevices")
 	r.says("explain default/"+first, "NotEnoughDevices", "else devmgrd evicts the pod at", "wait.giveUpAfter")
+	r.told(first, "WaitingForDevices: NotEnoughDevices")
 
 	const other = "other"
 	beat := r.otherNode(other, gpu, 2)
@@ -197,7 +197,7 @@ func (r *harness) otherNode(name, resource string, count int64) (beat func()) {
 // removeJob removes a Job and its pods, of which a node without a kubelet would never confirm the end.
 func (r *harness) removeJob(name string) {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	background, now := metav1.DeletePropagationBackground, int64(0)
 	r.must(r.Client().BatchV1().Jobs(metav1.NamespaceDefault).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &background}))
