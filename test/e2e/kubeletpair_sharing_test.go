@@ -81,10 +81,7 @@ func (b *pair) compareSharing(t *testing.T, s sharing) {
 		}
 		held, used := map[string][]string{}, map[string]bool{}
 		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
-			log, err := b.PodLogs(b.ctx, metav1.NamespaceDefault, name, c.Name)
-			if err != nil {
-				t.Fatal(err)
-			}
+			log := asked(b.in(t), func() (string, error) { return b.PodLogs(b.ctx, metav1.NamespaceDefault, name, c.Name) })
 			var got report.Report
 			if err := json.Unmarshal([]byte(log), &got); err != nil {
 				t.Fatalf("%s of %s said %q: %v", c.Name, name, log, err)

@@ -60,7 +60,7 @@ func TestPlugin_Restarts_PodsKeepDevices(t *testing.T) {
 
 	registrations := fmt.Sprintf("device_plugin_registration_total{resource_name=%q}", node.SampleResource)
 	up := fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", node.SampleResource)
-	for i, end := range []struct {
+	for _, end := range []struct {
 		what string
 		do   func() error
 	}{
@@ -71,8 +71,9 @@ func TestPlugin_Restarts_PodsKeepDevices(t *testing.T) {
 	} {
 		t.Run(end.what, func(t *testing.T) {
 			r := r.in(t)
+			before := r.metric(registrations)
 			r.must(end.do())
-			r.until("the plugin has registered again", func() bool { return r.metric(registrations) == float64(i+2) && r.metric(up) == 1 })
+			r.until("the plugin has registered again", func() bool { return r.metric(registrations) > before && r.metric(up) == 1 })
 			plugin = r.samplePod(plugin)
 			r.until("the pod has its device and the other is free", func() bool {
 				return r.inState(node.SampleResource, "assigned") == 1 && r.inState(node.SampleResource, "free") == 1
@@ -86,7 +87,7 @@ func TestPlugin_Restarts_PodsKeepDevices(t *testing.T) {
 	r.must(err)
 	r.must(r.Containers.Kill(r.ctx, node.ContainerID(pod)))
 	r.must(r.WaitPod(r.soon(), "default", "a", func(now *corev1.Pod) (bool, error) {
-		return len(now.Status.ContainerStatuses) > 0 && now.Status.ContainerStatuses[0].RestartCount == 1 &&
+		return len(now.Status.ContainerStatuses) > 0 && now.Status.ContainerStatuses[0].RestartCount > 0 &&
 			now.Status.ContainerStatuses[0].State.Running != nil, nil
 	}))
 	if got := sampleDevice(r.running("a")); got != device || device == "" {
@@ -122,10 +123,8 @@ func TestPlugin_InPluginsRegistry_IsCalled(t *testing.T) {
 	var plugin *corev1.Pod
 	t.Run("devmgrd calls it", func(t *testing.T) {
 		r := r.in(t)
-		for series, want := range map[string]float64{"device_plugin_registration_total": 1, "devmgrd_plugin_up": 1} {
-			if n := r.metric(fmt.Sprintf("%s{resource_name=%q}", series, node.SampleResource)); n != want {
-				t.Errorf("%s is %v, want %v", series, n, want)
-			}
+		for _, series := range []string{"device_plugin_registration_total", "devmgrd_plugin_up"} {
+			r.until(series+" counts it", func() bool { return r.metric(fmt.Sprintf("%s{resource_name=%q}", series, node.SampleResource)) > 0 })
 		}
 		plugin = r.samplePod(nil)
 		from := r.sources(plugin)
