@@ -41,9 +41,10 @@ func (u *user) daemonSet() {
 	u.must(err)
 	u.onlyItsOwnNode(u.lendsKubeconfig())
 	u.until("its pod is ready", func() bool { return u.isReady(set, "") })
-	if status, text, err := u.Get("/readyz"); err != nil || status != http.StatusOK {
-		u.t.Errorf("/readyz: status %d, %v\n%s", status, err, text)
-	}
+	u.until("all parts are ready", func() bool {
+		status, _, err := u.Get("/readyz")
+		return err == nil && status == http.StatusOK
+	})
 	for _, pid := range u.processes() {
 		text, err := os.ReadFile("/proc/" + pid + "/status")
 		u.must(err)
@@ -143,8 +144,7 @@ func (u *user) throughClaims(binary string, set *appsv1.DaemonSet, device string
 	u.shows(2)
 	u.until("no slice is left", func() bool {
 		all, err := u.Client().ResourceV1().ResourceSlices().List(u.ctx, metav1.ListOptions{})
-		u.must(err)
-		return len(all.Items) == 0
+		return err == nil && len(all.Items) == 0
 	})
 	u.must(classes.Delete(u.ctx, class.Name, metav1.DeleteOptions{}))
 }
@@ -330,8 +330,12 @@ func (u *user) onlyItsOwnSlices(client clientset.Interface) {
 // podOf returns the DaemonSet's pod on the only node, or nil.
 func (u *user) podOf(set *appsv1.DaemonSet) *corev1.Pod {
 	u.t.Helper()
-	pods, err := u.Client().CoreV1().Pods(set.Namespace).List(u.ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(set.Spec.Selector)})
-	u.must(err)
+	var pods *corev1.PodList
+	u.until("the API server lists the pods", func() (listed bool) {
+		var err error
+		pods, err = u.Client().CoreV1().Pods(set.Namespace).List(u.ctx, metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(set.Spec.Selector)})
+		return err == nil
+	})
 	if len(pods.Items) != 1 {
 		return nil
 	}

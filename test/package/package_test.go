@@ -28,7 +28,7 @@ import (
 
 // TestPackage is a node's life with the package, from the installation to the purge. Each step builds on those before it.
 func TestPackage(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 18*time.Minute)
 	t.Cleanup(cancel)
 	u := &user{t: t, ctx: ctx}
 	t.Cleanup(func() {
@@ -198,9 +198,13 @@ func (u *user) check() {
 	if string(text) != string(shipped) || string(shipped) != containerd.Config {
 		u.t.Error("containerd has another configuration than the one that is shipped")
 	}
-	out, status := u.tries("devmgrd", "check")
-	if status != 0 {
-		u.t.Errorf("devmgrd check: status %d\n%s", status, out)
+	var out string
+	if !u.comes(func() (sound bool) {
+		var status int
+		out, status = u.tries("devmgrd", "check")
+		return status == 0
+	}) {
+		u.t.Errorf("devmgrd check:\n%s", out)
 	}
 	u.t.Logf("devmgrd check:\n%s", out)
 	u.reads(out, "containerd")

@@ -10,19 +10,22 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
 	"github.com/devmgrd/devmgrd/test/nspawn"
 )
+
+// patience is how long the user waits for what has to come: the limit of a machine that does many things at once, not an expectation.
+const patience = 6 * time.Minute
 
 // A user sits at the machine. What goes wrong ends the test.
 type user struct {
@@ -65,32 +68,56 @@ func (u *user) tries(words ...string) (out string, status int) {
 // reads wants these words in a text, in this order.
 func (u *user) reads(text string, words ...string) {
 	u.t.Helper()
-	rest := text
-	for _, w := range words {
-		_, after, found := strings.Cut(rest, w)
-		if !found {
-			u.t.Errorf("there is no %q after what came before it in:\n%s", w, text)
-			return
-		}
-		rest = after
+	if missing := lacking(text, words); missing != "" {
+		u.t.Errorf("there is no %q after what came before it in:\n%s", missing, text)
 	}
 }
 
-// sees runs a command and wants these words in what it prints.
+// lacking returns the first of these words that a text does not have after the others, or "".
+func lacking(text string, words []string) string {
+	for _, w := range words {
+		_, after, found := strings.Cut(text, w)
+		if !found {
+			return w
+		}
+		text = after
+	}
+	return ""
+}
+
+// reading are the commands that change nothing.
+var reading = []string{"devmgrd status", "devmgrd plugins", "devmgrd devices", "devmgrd assignments", "devmgrd explain", "devmgrd history"}
+
+// sees runs a command and wants these words in what it prints. A command that changes nothing is repeated until it is so.
 func (u *user) sees(command string, words ...string) {
 	u.t.Helper()
-	u.reads(u.types(strings.Fields(command)...), words...)
+	if !slices.ContainsFunc(reading, func(c string) bool { return strings.HasPrefix(command, c) }) {
+		u.reads(u.types(strings.Fields(command)...), words...)
+		return
+	}
+	var out string
+	if !u.comes(func() bool {
+		var status int
+		out, status = u.tries(strings.Fields(command)...)
+		return status == 0 && lacking(out, words) == ""
+	}) {
+		u.t.Fatalf("%s does not say %q in this order:\n%s", command, words, out)
+	}
 }
 
 // until waits for something to hold.
 func (u *user) until(what string, condition func() bool) {
 	u.t.Helper()
-	ctx, cancel := context.WithTimeout(u.ctx, time.Minute)
-	defer cancel()
-	err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) { return condition(), nil })
-	if err != nil {
+	if !u.comes(condition) {
 		u.t.Fatalf("%s: it did not come to that", what)
 	}
+}
+
+// comes waits for something to hold, and reports whether it does.
+func (u *user) comes(condition func() bool) bool {
+	ctx, cancel := context.WithTimeout(u.ctx, patience)
+	defer cancel()
+	return cluster.Poll(ctx, func(context.Context) (bool, error) { return condition(), nil }) == nil
 }
 
 // property returns one property of a unit.
@@ -120,7 +147,7 @@ func (u *user) startCluster(t *testing.T) {
 // shows waits until the Node shows so many of the sample plugin's devices.
 func (u *user) shows(want int64) {
 	u.t.Helper()
-	ctx, cancel := context.WithTimeout(u.ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(u.ctx, patience)
 	defer cancel()
 	u.must(u.WaitShown(ctx, node.SampleResource, want))
 }
@@ -130,7 +157,7 @@ func (u *user) runs(name string) (*corev1.Pod, string) {
 	u.t.Helper()
 	pod := node.Pod(name, node.SampleResource, 1, "report", "--then-sleep")
 	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
-	ctx, cancel := context.WithTimeout(u.ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(u.ctx, patience)
 	defer cancel()
 	u.must(u.Create(ctx, pod))
 	pod, err := u.WaitPhase(ctx, name, corev1.PodRunning)
