@@ -164,10 +164,20 @@ func TestDaemon(t *testing.T) {
 	}
 	tb.clean(d.address)
 
-	// A clean stop does not wait for the open page.
-	began := time.Now()
-	if err := d.end(syscall.SIGTERM); err != nil || time.Since(began) > 4*time.Second { // it would wait for five
-		t.Errorf("devmgrd ends with %v after %s", err, time.Since(began))
+	// A clean stop does not wait for the open page. It would wait for 5 s each time, and a busy machine may once.
+	for tries := 3; ; tries-- {
+		began := time.Now()
+		err := d.end(syscall.SIGTERM)
+		took := time.Since(began)
+		if err == nil && took > 4*time.Second && tries > 1 {
+			d.start()
+			tb.until("the page is back", `document.querySelector("#live").innerText === "Live"`)
+			continue
+		}
+		if err != nil || took > 4*time.Second {
+			t.Errorf("devmgrd ends with %v after %s", err, took)
+		}
+		break
 	}
 	tb.until("the page says that it is lost, and for how long", `/^Connection lost, last seen \d+s ago; trying again$/.test(document.querySelector("#live").innerText)`)
 	tb.until("it counts on", `/ [2-9]s ago/.test(document.querySelector("#live").innerText)`)

@@ -217,7 +217,7 @@ func (w *world) repair(ctx context.Context) {
 		}
 		w.cut = false
 	}
-	err := w.eventually(ctx, time.Minute, func() (bool, string) {
+	err := w.eventually(ctx, settleLimit, func() (bool, string) {
 		look, cancel := context.WithTimeout(ctx, 2*time.Second)
 		defer cancel()
 		n, err := w.Client().CoreV1().Nodes().Get(look, w.NodeName(), metav1.GetOptions{})

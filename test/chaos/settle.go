@@ -73,7 +73,7 @@ func (w *world) settle(ctx context.Context, held bool) {
 		w.explain(ctx)
 	}
 	w.clear(ctx)
-	if err := w.inService(ctx, 20*time.Second, func() (bool, string) { return w.whole(ctx) }); err != nil {
+	if err := w.inService(ctx, time.Minute, func() (bool, string) { return w.whole(ctx) }); err != nil {
 		w.say(w.lacks(), err.Error())
 	}
 	if w.devmgrd != nil {
@@ -90,7 +90,7 @@ func (w *world) passOver(ctx context.Context, m Mood) {
 		name, err = w.create(ctx, 1)
 	}
 	if err == nil {
-		err = w.eventually(ctx, 30*time.Second, func() (bool, string) {
+		err = w.eventually(ctx, settleLimit, func() (bool, string) {
 			p, err := w.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
 				return false, err.Error()

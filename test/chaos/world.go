@@ -138,7 +138,7 @@ func newWorld(ctx context.Context, o options) (*world, error) {
 		}
 	}
 	w.watch()
-	if err := w.eventually(ctx, 30*time.Second, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
+	if err := w.eventually(ctx, settleLimit, func() (bool, string) { return w.shows(ctx, deviceCount) }); err != nil {
 		return nil, errors.Join(err, w.stop())
 	}
 	return w, nil

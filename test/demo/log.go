@@ -52,7 +52,7 @@ var dateAndLevel = regexp.MustCompile(`^time=\S*T(\d\d:\d\d:\d\d\.\d\d\d)\S* lev
 
 // logLine waits for a line with the word. What it tells of may be seen a moment before the line is written.
 func (s *story) logLine(ctx context.Context, skip int, word string) (line string, err error) {
-	err = wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
+	err = wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(context.Context) (bool, error) {
 		lines, err := s.devmgrdLog(skip)
 		if err != nil {
 			return false, err
