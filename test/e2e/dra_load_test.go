@@ -91,8 +91,9 @@ func (p *pool) runs(names ...string) {
 	}
 	for _, name := range names {
 		p.exact(name)
-		pod, err := p.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(p.ctx, name, metav1.GetOptions{})
-		p.must(err)
+		pod := asked(p.harness, func() (*corev1.Pod, error) {
+			return p.Client().CoreV1().Pods(metav1.NamespaceDefault).Get(p.ctx, name, metav1.GetOptions{})
+		})
 		p.had[name] = nil
 		for _, c := range pod.Spec.ResourceClaims {
 			p.had[name] = append(p.had[name], p.chosen(pod, *c.ResourceClaimName, "")...)
@@ -258,8 +259,7 @@ func TestDRA_HoldersDeletedByForce_NextPodsWaitForTheirEnd(t *testing.T) {
 	}
 	t.Logf("the next pods run %s after the deletion", time.Since(deleted).Round(time.Millisecond))
 	for i := range pods { // none has ended
-		p, err := api.Get(r.ctx, of("next", i), metav1.GetOptions{})
-		r.must(err)
+		p := asked(r, func() (*corev1.Pod, error) { return api.Get(r.ctx, of("next", i), metav1.GetOptions{}) })
 		if p.Status.Phase != corev1.PodRunning {
 			log, err := r.PodLogs(r.ctx, metav1.NamespaceDefault, p.Name, "main")
 			t.Errorf("pod %s is %s: %s %v", p.Name, p.Status.Phase, log, err)

@@ -226,9 +226,10 @@ func plain(name string) *corev1.Pod {
 // nudge has the kubelet look at a pod at once. The kubelet would do so after 10 to 15 seconds.
 func (r *harness) nudge(name string) {
 	r.t.Helper()
-	_, err := r.Client().CoreV1().Pods(metav1.NamespaceDefault).Patch(r.ctx, name, types.MergePatchType,
-		fmt.Appendf(nil, `{"metadata":{"annotations":{"test/nudge":"%d"}}}`, time.Now().UnixNano()), metav1.PatchOptions{})
-	r.must(err)
+	asked(r, func() (*corev1.Pod, error) {
+		return r.Client().CoreV1().Pods(metav1.NamespaceDefault).Patch(r.ctx, name, types.MergePatchType,
+			fmt.Appendf(nil, `{"metadata":{"annotations":{"test/nudge":"%d"}}}`, time.Now().UnixNano()), metav1.PatchOptions{})
+	})
 }
 
 // nobodyIsBare looks for containers that ask for devices and run without. Those are named "main", and run until they are
