@@ -237,7 +237,7 @@ func TestDRA_HoldersDeletedByForce_NextPodsWaitForTheirEnd(t *testing.T) {
 			r.must(err)
 		}
 	}
-	create("former", "3s")
+	create("former", "10s") // longer than the next pods need to be there
 	running("former")
 	watched, end := context.WithCancel(r.ctx)
 	defer end()

@@ -300,6 +300,16 @@ func (r *harness) watchNumbers(resource string) func() []int64 {
 	}
 }
 
+// steadyNumbers wants the Node to have shown no other number.
+func (r *harness) steadyNumbers(shown []int64, want int64) {
+	r.t.Helper()
+	for _, n := range shown {
+		if n != want {
+			r.t.Errorf("the Node showed %d meanwhile, want %d all the time", n, want)
+		}
+	}
+}
+
 // Without devmgrd pods that ask for no device start as usual, and the Node's numbers stay.
 func TestRestart_Stopped_OtherPodsStart(t *testing.T) {
 	r := start(t)
