@@ -79,7 +79,7 @@ e2e-cluster:
 e2e-package:
 	$(timed) "the package" $(GO) test -tags e2e -race -count 1 -timeout 25m ./test/package
 e2e-machine: # without the power cuts, which take long: see machine
-	$(timed) "the machine" $(GO) test -tags e2e -race -count 1 -timeout 40m -skip '^TestPowerCut' ./test/boot
+	$(timed) "the machine" $(GO) test -tags e2e -race -count 1 -timeout 60m -skip '^TestPowerCut' ./test/boot
 e2e-chaos:
 	$(timed) chaos $(GO) run ./test/chaos -n 4 -seed 1 -attacker
 e2e-page:
