@@ -17,9 +17,6 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// reading are the commands that change nothing.
-var reading = []string{"status", "plugins", "devices", "assignments", "explain", "history", "rules suggest", "rules check"}
-
 // says runs a command that has to succeed, and wants these words in what it prints, in this order. A command that changes nothing is
 // repeated until it is so: a busy node comes to what has to be said in steps.
 func (r *harness) says(command string, words ...string) string {
@@ -29,29 +26,25 @@ func (r *harness) says(command string, words ...string) string {
 		var stderr string
 		var status int
 		out, stderr, status = r.devmgrd(strings.Fields(command)...)
-		if wrong = lacking(out, words); status != 0 || stderr != "" {
+		wrong = ""
+		if missing := node.Missing(out, words); missing != "" {
+			wrong = fmt.Sprintf("there is no %q after what came before it", missing)
+		}
+		if status != 0 || stderr != "" {
 			wrong = fmt.Sprintf("status %d, %s", status, stderr)
 		}
 		return wrong == ""
 	}
-	repeatable := slices.ContainsFunc(reading, func(c string) bool { return strings.HasPrefix(command, c) })
-	if !repeatable && right() || repeatable && r.comes(right) {
-		return out
+	said := false
+	if node.ReadOnly(command) {
+		said = r.comes(right)
+	} else {
+		said = right()
 	}
-	r.t.Fatalf("devmgrd %s: %s\n%s", command, wrong, out)
+	if !said {
+		r.t.Fatalf("devmgrd %s: %s\n%s", command, wrong, out)
+	}
 	return out
-}
-
-// lacking returns an error unless a text has these words in this order.
-func lacking(text string, words []string) (wrong string) {
-	for _, w := range words {
-		_, after, found := strings.Cut(text, w)
-		if !found {
-			return fmt.Sprintf("there is no %q after what came before it", w)
-		}
-		text = after
-	}
-	return ""
 }
 
 // completes asks for what a shell would offer after these words. devmgrd has a second for the answer, which a busy machine may need for

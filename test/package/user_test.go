@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,30 +67,15 @@ func (u *user) tries(words ...string) (out string, status int) {
 // reads wants these words in a text, in this order.
 func (u *user) reads(text string, words ...string) {
 	u.t.Helper()
-	if missing := lacking(text, words); missing != "" {
+	if missing := node.Missing(text, words); missing != "" {
 		u.t.Errorf("there is no %q after what came before it in:\n%s", missing, text)
 	}
 }
 
-// lacking returns the first of these words that a text does not have after the others, or "".
-func lacking(text string, words []string) string {
-	for _, w := range words {
-		_, after, found := strings.Cut(text, w)
-		if !found {
-			return w
-		}
-		text = after
-	}
-	return ""
-}
-
-// reading are the commands that change nothing.
-var reading = []string{"devmgrd status", "devmgrd plugins", "devmgrd devices", "devmgrd assignments", "devmgrd explain", "devmgrd history"}
-
 // sees runs a command and wants these words in what it prints. A command that changes nothing is repeated until it is so.
 func (u *user) sees(command string, words ...string) {
 	u.t.Helper()
-	if !slices.ContainsFunc(reading, func(c string) bool { return strings.HasPrefix(command, c) }) {
+	if of, is := strings.CutPrefix(command, "devmgrd "); !is || !node.ReadOnly(of) {
 		u.reads(u.types(strings.Fields(command)...), words...)
 		return
 	}
@@ -99,7 +83,7 @@ func (u *user) sees(command string, words ...string) {
 	if !u.comes(func() bool {
 		var status int
 		out, status = u.tries(strings.Fields(command)...)
-		return status == 0 && lacking(out, words) == ""
+		return status == 0 && node.Missing(out, words) == ""
 	}) {
 		u.t.Fatalf("%s does not say %q in this order:\n%s", command, words, out)
 	}
