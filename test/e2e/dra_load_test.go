@@ -23,7 +23,6 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/dra"
 	"github.com/devmgrd/devmgrd/internal/plugintest"
-	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
@@ -200,10 +199,10 @@ func TestDRA_ManyPods_HaveExactlyTheDevicesOfTheirClaims(t *testing.T) {
 	r.run("last", gpu, p.size)
 }
 
-// Pods that ignore SIGTERM for 3 s are deleted by force, and the scheduler hands their devices on at once. Each next container starts when the
-// former one has ended: the containers of a device lock one file.
+// Pods whose processes cannot be killed, as processes in a driver's uninterruptible sleep, are deleted by force, and the scheduler hands their
+// devices on at once. Each next pod waits until the processes of the former one have ended: the containers of a device lock one file.
 func TestDRA_HoldersDeletedByForce_NextPodsWaitForTheirEnd(t *testing.T) {
-	const pods, held = 50, "/run/vendor/held"
+	const pods, held = 50, vendor + "/held"
 	r := start(t, "--set", "dra.resources="+gpu)
 	r.class(gpu)
 	r.must(os.MkdirAll(held, 0o755))
@@ -217,18 +216,16 @@ func TestDRA_HoldersDeletedByForce_NextPodsWaitForTheirEnd(t *testing.T) {
 			answer := &plugintest.AllocateResponse{}
 			for _, c := range request.ContainerRequests {
 				answer.ContainerResponses = append(answer.ContainerResponses, &plugintest.Answer{
-					Envs: map[string]string{"DEVICES": strings.Join(c.DevicesIds, ",")}, Mounts: []*pluginapi.Mount{mount("/held", held)},
+					Envs: map[string]string{"DEVICES": strings.Join(c.DevicesIds, ",")}, Mounts: []*pluginapi.Mount{mount("/held", "held")},
 				})
 			}
 			return answer, nil
 		}
 	})
 	of := func(kind string, i int) string { return fmt.Sprintf("%s-%02d", kind, i) }
-	create := func(kind, lingers string) {
+	create := func(kind string) {
 		for i := range pods {
-			p := node.Pod(of(kind, i), gpu, 1, "hold", "/held", lingers)
-			p.Spec.TerminationGracePeriodSeconds = new(int64(30))
-			r.must(r.Create(r.ctx, p))
+			r.must(r.Create(r.ctx, node.Pod(of(kind, i), gpu, 1, "hold", "/held")))
 		}
 	}
 	running := func(kind string) {
@@ -237,27 +234,24 @@ func TestDRA_HoldersDeletedByForce_NextPodsWaitForTheirEnd(t *testing.T) {
 			r.must(err)
 		}
 	}
-	create("former", "10s") // longer than the next pods need to be there
+	create("former")
 	running("former")
-	watched, end := context.WithCancel(r.ctx)
-	defer end()
-	saw := make(chan error, 1)
-	go func() {
-		saw <- cluster.Poll(watched, func(context.Context) (bool, error) {
-			n, err := r.Metric(`devmgrd_pods_waiting{reason="DeviceInUse"}`)
-			return err == nil && n > 0, nil // or at the next look
-		})
-	}()
+	var thaw []func()
+	for i := range pods {
+		thaw = append(thaw, freeze(t, processWith(t, fmt.Sprintf("dev-%06d", i))))
+	}
 	api := r.Client().CoreV1().Pods(metav1.NamespaceDefault)
 	r.must(api.DeleteCollection(r.ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}, metav1.ListOptions{}))
-	deleted := time.Now()
-	create("next", "0s")
-	running("next")
-	end()
-	if err := <-saw; err != nil {
-		t.Errorf("no pod has waited for a device that the scheduler has handed on: this proves nothing: %v", err)
+	create("next")
+	r.until("each next pod waits for a device that the scheduler has handed on", func() bool {
+		return r.metric(`devmgrd_pods_waiting{reason="DeviceInUse"}`) == pods
+	})
+	thawed := time.Now()
+	for _, thaw := range thaw {
+		thaw()
 	}
-	t.Logf("the next pods run %s after the deletion", time.Since(deleted).Round(time.Millisecond))
+	running("next")
+	t.Logf("the next pods run %s after the processes may end", time.Since(thawed).Round(time.Millisecond))
 	for i := range pods { // none has ended
 		p := asked(r, func() (*corev1.Pod, error) { return api.Get(r.ctx, of("next", i), metav1.GetOptions{}) })
 		if p.Status.Phase != corev1.PodRunning {

@@ -7,8 +7,8 @@
 //	probe open PATH r|w|rw                        open a file and close it again
 //	probe sleep                                   wait for SIGTERM, then exit 0
 //	probe linger DURATION                         wait for SIGTERM, and exit 0 so much later
-//	probe hold DIR DURATION                       lock a file in DIR for each device that the variable DEVICES names, and then
-//	                                              linger; exit 1 at once if another container has one locked
+//	probe hold DIR                                lock a file in DIR for each device that the variable DEVICES names, and wait
+//	                                              for SIGTERM; exit 1 at once if another container has one locked
 //	probe wait-file PATH                          wait until PATH exists, then exit 0
 //	probe exit N                                  exit with status N
 //
@@ -123,8 +123,8 @@ func linger(args []string) int {
 }
 
 func hold(args []string) int {
-	if len(args) != 2 {
-		return usage("hold takes DIR and DURATION")
+	if len(args) != 1 {
+		return usage("hold takes DIR")
 	}
 	for id := range strings.SplitSeq(os.Getenv("DEVICES"), ",") {
 		f, err := os.OpenFile(filepath.Join(args[0], id), os.O_CREATE|os.O_RDWR, 0o644)
@@ -136,7 +136,7 @@ func hold(args []string) int {
 			return failed(fmt.Errorf("another container has device %s: %w", id, err))
 		}
 	}
-	return linger(args[1:])
+	return sleep()
 }
 
 func waitFile(args []string) int {
