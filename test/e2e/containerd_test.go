@@ -29,7 +29,7 @@ func TestContainerd_RestartsWhilePodsEnd_NothingLeaks(t *testing.T) {
 	}
 	had["stays"] = r.stays("stays", 1)
 	r.must(r.Runtime.Kill())
-	r.must(syscall.Kill(processWith(t, had["ends"]), syscall.SIGKILL))
+	r.must(syscall.Kill(processWith(t, "DEVICES="+had["ends"]), syscall.SIGKILL))
 	soon, now := int64(1), int64(0)
 	pods := r.Client().CoreV1().Pods(metav1.NamespaceDefault)
 	r.must(pods.Delete(r.ctx, "deleted", metav1.DeleteOptions{GracePeriodSeconds: &soon}))
@@ -150,7 +150,7 @@ func TestContainer_LostByContainerd_KeepsItsDeviceWhileItsProcessesLive(t *testi
 		t.Run(name, func(t *testing.T) {
 			r := start(t)
 			r.plugin(gpu, 1)
-			process := processWith(t, r.run("a", gpu, 1).Env["DEVICES"])
+			process := processWith(t, "DEVICES="+r.run("a", gpu, 1).Env["DEVICES"])
 			shim := parent(t, process)
 			thaw := freeze(t, process)
 			lose(r, shim)

@@ -238,7 +238,7 @@ func TestDRA_HoldersDeletedByForce_NextPodsWaitForTheirEnd(t *testing.T) {
 	running("former")
 	var thaw []func()
 	for i := range pods {
-		thaw = append(thaw, freeze(t, processWith(t, fmt.Sprintf("dev-%06d", i))))
+		thaw = append(thaw, freeze(t, processWith(t, fmt.Sprintf("DEVICES=dev-%06d", i))))
 	}
 	api := r.Client().CoreV1().Pods(metav1.NamespaceDefault)
 	r.must(api.DeleteCollection(r.ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}, metav1.ListOptions{}))

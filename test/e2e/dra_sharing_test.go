@@ -7,7 +7,6 @@ import (
 	"slices"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
@@ -27,11 +26,9 @@ func TestDRA_ClaimOfSeveralPods_AllHaveItsDevice(t *testing.T) {
 		return r.exact(name)["main"][0]
 	}
 	has := join("first")
-	stubborn := claiming("stubborn", "shared")
-	stubborn.Spec.Containers[0].Args = node.Pod("", "", 0, "linger", "15s").Spec.Containers[0].Args // whatever SIGTERM says
-	r.must(r.Create(r.ctx, stubborn))
-	_, err := r.WaitPhase(r.soon(), "stubborn", corev1.PodRunning)
-	r.must(err)
+	if other := join("stubborn"); other != has {
+		t.Errorf("the pods have %s and %s", has, other)
+	}
 	if other := join("second"); other != has || p.Calls(plugintest.Allocate) != 1 {
 		t.Errorf("the pods have %s and %s after %d calls of Allocate", has, other, p.Calls(plugintest.Allocate))
 	}
@@ -68,7 +65,8 @@ func TestDRA_ClaimOfSeveralPods_AllHaveItsDevice(t *testing.T) {
 		t.Errorf("Allocate was called %d times", n)
 	}
 
-	// The pods end one after the other, one of them by force while its container runs on.
+	// The pods end one after the other, one of them by force while its processes cannot be killed.
+	thaw := freeze(t, processWith(t, "HOSTNAME=stubborn"))
 	now := int64(0)
 	r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, "stubborn", metav1.DeleteOptions{GracePeriodSeconds: &now}))
 	for _, name := range []string{"first", "third", "fourth"} {
@@ -80,7 +78,10 @@ func TestDRA_ClaimOfSeveralPods_AllHaveItsDevice(t *testing.T) {
 	for _, name := range []string{"second", "fifth", "another"} {
 		r.must(r.Delete(r.ctx, name))
 	}
-	r.run("all", gpu, 2)
+	r.must(r.Create(r.ctx, node.Pod("all", gpu, 2, "report", "--then-sleep")))
+	r.until("the last pod waits", func() bool { return r.metric(`devmgrd_pods_waiting{reason="DeviceInUse"}`) == 1 })
+	thaw()
+	r.running("all")
 	if all := slices.Sorted(slices.Values(r.exact("all")["main"])); len(all) != 2 {
 		t.Errorf("the last pod has %v", all)
 	}

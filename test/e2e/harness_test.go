@@ -462,15 +462,15 @@ func asked[T any](r *harness, ask func() (T, error)) (answer T) {
 	return answer
 }
 
-// processWith returns a process that has this device, or 0.
-func processWith(t *testing.T, device string) (pid int) {
+// processWith returns a process whose environment has this variable, NAME=VALUE, or 0.
+func processWith(t *testing.T, variable string) (pid int) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/environ")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range all {
-		if env, err := os.ReadFile(name); err == nil && bytes.Contains(env, []byte("DEVICES="+device+"\x00")) {
+		if env, err := os.ReadFile(name); err == nil && bytes.Contains(env, []byte(variable+"\x00")) {
 			_, _ = fmt.Sscanf(name, "/proc/%d/", &pid)
 			return pid
 		}

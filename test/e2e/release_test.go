@@ -66,7 +66,7 @@ func TestPods_EndWithoutAPIServer_KeepTheirDevices(t *testing.T) {
 	r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, "deleted", metav1.DeleteOptions{GracePeriodSeconds: &long}))
 	r.must(r.APIServer.Kill())
 	for _, name := range []string{"ends", "deleted"} {
-		if pid := processWith(t, had[name]); pid > 0 { // it may have ended at the order
+		if pid := processWith(t, "DEVICES="+had[name]); pid > 0 { // it may have ended at the order
 			r.must(syscall.Kill(pid, syscall.SIGKILL))
 		}
 	}
