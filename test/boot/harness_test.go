@@ -23,8 +23,9 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// patience is how long the tests wait for what must come: the machine may be emulated, on a busy one.
-const patience = 5 * time.Minute
+// patience is how long the tests wait for what must come: the machine may be emulated, on a busy one. The kubelet allows containerd two minutes
+// to stop a container, and where the container's shim does not answer it tries again as often.
+const patience = 12 * time.Minute
 
 const gpu = "vendor.example/gpu"
 
@@ -89,7 +90,7 @@ func (h *harness) untouched(had string) {
 // begin returns the machine as the test before has left it.
 func begin(t *testing.T) *harness {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Minute)
 	t.Cleanup(cancel)
 	isNew := shared == nil
 	if isNew {
@@ -105,18 +106,22 @@ func begin(t *testing.T) *harness {
 	}
 	h := on(ctx, t)
 	h.cleanup(func() {
-		h.promises()
-		h.nothingIsDenied()
-		if t.Failed() {
+		defer func() { // also if one of these ends the test
+			if !t.Failed() {
+				return
+			}
 			h.describeFailure()
 			if err := stopShared(); err != nil {
 				t.Error(err)
 			}
-			return
-		}
-		if paired {
+		}()
+		h.promises()
+		h.nothingIsDenied()
+		switch {
+		case t.Failed(): // there is no next test for this machine
+		case paired:
 			h.removePods("before")
-		} else {
+		default:
 			h.vacate()
 		}
 	})
@@ -136,7 +141,7 @@ func on(ctx context.Context, t *testing.T) *harness {
 // cleanup runs a function at the end of the test, whose own context has ended by then. A failed test describes the machine before that.
 func (h *harness) cleanup(does func()) {
 	h.t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+		ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 		defer cancel()
 		h.ctx = ctx
 		h.describeFailure()
