@@ -16,7 +16,7 @@ type situation struct {
 	node      nodeState // an existing Node
 	capacity  map[device.ResourceName]int
 	requested map[device.ResourceName]int // by the pods bound to the node
-	listed    bool                        // capacity counts every pod bound to the node; else it may be too low
+	listed    bool                        // requested and capacity count the pods bound to the node; else some are missing, and some are gone
 	began     time.Time                   // when devmgrd started: the API server may have been away just before
 	back      time.Time                   // when the API server was back after an outage; zero: it was never away
 	retired   []device.ResourceName       // resources to remove from the Node; empty until listed
@@ -87,9 +87,9 @@ func (d *decider) decide(s situation, now time.Time) decision {
 
 // wanted returns the values that the Node shows in the end, and when to ask again if nothing changes; zero: never.
 func (d *decider) wanted(s situation, now time.Time) (want map[device.ResourceName]int, again time.Time) {
-	capacity := s.capacity
-	if !s.listed { // nothing falls
-		capacity = s.node.raised(capacity)
+	capacity, bound := s.capacity, s.requested
+	if !s.listed { // nothing falls, and pods of the state file may be gone
+		capacity, bound = s.node.raised(capacity), nil
 	}
 	d.peaks.observe(s.node, d.ours, now)
 	want, again = d.stable.next(d.peaks.hold(capacity, s.requested), s.node, now)
@@ -98,9 +98,9 @@ func (d *decider) wanted(s situation, now time.Time) (want map[device.ResourceNa
 	}
 	if steady := s.back.Add(watchDelay); now.Before(steady) {
 		known := over(s.node.capacity, d.latest)
-		want, again = capped(kept(want, known), known, s.requested), earliest(again, steady)
+		want, again = capped(kept(want, known), known, bound), earliest(again, steady)
 	} else if steady := s.began.Add(watchDelay); now.Before(steady) {
-		want, again = capped(want, higher(d.found, d.latest), s.requested), earliest(again, steady)
+		want, again = capped(want, higher(d.found, d.latest), bound), earliest(again, steady)
 	}
 	return want, again
 }

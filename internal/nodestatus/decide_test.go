@@ -112,6 +112,16 @@ func TestDecide(t *testing.T) {
 			{at: 10 * time.Second, capacity: "gpu:4 nic:3 fpga:2", began: time.Second, patch: "gpu:1", again: 31 * time.Second},
 			{at: 31 * time.Second, capacity: "gpu:4 nic:3 fpga:2", began: time.Second, patch: "gpu:4"},
 		},
+		"nothing rises for pods of the state file before all pods are listed, after an outage": {
+			{at: 9 * time.Second, node: "gpu:3", capacity: "gpu:4", requested: "gpu:4", unlisted: true, began: time.Second, back: 9 * time.Second, again: 39 * time.Second, settled: true},
+			{at: 10 * time.Second, capacity: "gpu:4", requested: "gpu:3", began: time.Second, back: 9 * time.Second, again: 39 * time.Second, settled: true},
+			{at: 11 * time.Second, capacity: "gpu:4", requested: "gpu:4", began: time.Second, back: 9 * time.Second, patch: "gpu:4", again: 39 * time.Second},
+		},
+		"nothing rises for pods of the state file before all pods are listed, at the start": {
+			{at: time.Second, node: "gpu:3", capacity: "gpu:4", requested: "gpu:4", unlisted: true, began: time.Second, again: 31 * time.Second, settled: true},
+			{at: 2 * time.Second, capacity: "gpu:4", requested: "gpu:3", began: time.Second, again: 31 * time.Second, settled: true},
+			{at: 3 * time.Second, capacity: "gpu:4", requested: "gpu:4", began: time.Second, patch: "gpu:4", again: 31 * time.Second},
+		},
 		"what was withdrawn before an outage is back as it was": {
 			{node: "gpu:2 nic:2", capacity: "gpu:2 nic:2", settled: true},
 			{at: time.Second, capacity: "gpu:1 nic:1", again: 6 * time.Second, settled: true},

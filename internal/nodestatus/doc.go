@@ -19,7 +19,8 @@
 //
 // Until the View has counted every pod that is bound to the node, its capacity may be too low, and a kubelet that starts
 // with less capacity than pods ask for fails those pods. So the publisher lowers nothing before: the larger one of the
-// View's and the Node's value counts.
+// View's and the Node's value counts. Nor does a value of those 30 s rise before for pods that are bound: some that the state file names may
+// have ended, and the scheduler would bind others in their place.
 //
 // Capacity and allocatable are always equal, and change in one patch. A kubelet sets allocatable to capacity for every
 // resource that it does not manage, and deletes an allocatable without capacity: with two values, or two patches, the
