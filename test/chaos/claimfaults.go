@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -65,23 +64,18 @@ func deleteClaims(ctx context.Context, w *world, _ *rand.Rand) (string, error) {
 	return "delete all claims of pods' authors: " + left, nil
 }
 
-// handOn deletes a pod by force whose container runs on for some seconds, and creates another pod: the scheduler may choose the same devices
-// for it.
+// handOn deletes a pod by force whose processes cannot be killed for some seconds, and creates another pod: the scheduler may choose the same
+// devices for it.
 func handOn(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
-	first, second := 1+dice.IntN(2), 1+dice.IntN(deviceCount)
-	name, err := w.create(ctx, first, "linger", fmt.Sprintf("%ds", 2+dice.IntN(6)))
-	what := fmt.Sprintf("create %s (%d devices%s), and delete it by force; it runs on", name, first, w.how(name))
+	first, second, d := 1+dice.IntN(2), 1+dice.IntN(deviceCount), time.Duration(2+dice.IntN(6))*time.Second
+	name, err := w.create(ctx, first)
+	what := fmt.Sprintf("create %s (%d devices%s)", name, first, w.how(name))
 	if err != nil {
 		return what, err
 	}
-	err = w.eventually(ctx, 3*time.Second, func() (bool, string) {
-		return slices.ContainsFunc(holders(), func(h holder) bool { return h.pod == name }), "it has not started"
-	})
-	w.forget(name)
-	now := int64(0)
-	err = errors.Join(err, w.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	how, err := w.forced(ctx, name, d)
 	next, failure := w.create(ctx, second)
-	return fmt.Sprintf("%s; create %s (%d devices%s)", what, next, second, w.how(next)), errors.Join(err, failure)
+	return fmt.Sprintf("%s%s; create %s (%d devices%s)", what, how, next, second, w.how(next)), errors.Join(err, failure)
 }
 
 // awayWhilePrepared creates pods, and has devmgrd away while the kubelet prepares their claims.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -42,7 +41,7 @@ func faults(w *world) []fault {
 		{3, moody("a device flaps", func(m *Mood, _ *rand.Rand) { m.Flaps = true })},
 		{2, rename},
 		{2, hang},
-		{1, linger},
+		{1, unkillable},
 		{2, freezeShim},
 		{3, interrupt(w.Runtime)},
 		{5, restart(w.plugin)},
@@ -229,20 +228,55 @@ func (w *world) unhang() error {
 	return err
 }
 
-// linger deletes a pod by force whose container runs on for 40 s.
-func linger(ctx context.Context, w *world, _ *rand.Rand) (string, error) {
-	name, err := w.create(ctx, 1, "linger", "40s")
-	what := "create " + name + " (1 device), and delete it by force; it runs on for 40 s"
+// unkillable deletes a pod by force whose processes cannot be killed for up to 40 s.
+func unkillable(ctx context.Context, w *world, _ *rand.Rand) (string, error) {
+	name, err := w.create(ctx, 1)
 	if err != nil {
-		return what, err
+		return "create " + name + " (1 device)", err
 	}
-	w.forget(name)
-	runs := func() (bool, string) {
-		return slices.ContainsFunc(holders(), func(h holder) bool { return h.pod == name }), "it has not started"
+	what, err := w.forced(ctx, name, 40*time.Second)
+	return fmt.Sprintf("create %s (1 device)%s", name, what), err
+}
+
+// forced waits for a pod to start, freezes its processes for d or until all is repaired, and deletes it by force. The kubelet would end its
+// containers within two seconds, whatever the pod says.
+func (w *world) forced(ctx context.Context, pod string, d time.Duration) (what string, err error) {
+	w.forget(pod)
+	pid := 0
+	err = w.eventually(ctx, 3*time.Second, func() (bool, string) {
+		for _, h := range holders() {
+			if h.pod == pod {
+				pid = h.pid
+			}
+		}
+		return pid != 0, "it has not started"
+	})
+	if err == nil {
+		what, err = fmt.Sprintf(", freeze it for %s", d), w.freezePod(pid, d)
 	}
-	err = w.eventually(ctx, 3*time.Second, runs)
 	now := int64(0)
-	return what, errors.Join(err, w.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	deleted := w.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(ctx, pod, metav1.DeleteOptions{GracePeriodSeconds: &now})
+	return what + ", and delete it by force", errors.Join(err, deleted)
+}
+
+// freezePod keeps a pod's processes from running and from being killed for d, until all is repaired, or until the power is cut.
+func (w *world) freezePod(pid int, d time.Duration) error {
+	thaw, err := node.Freeze(pid)
+	if err != nil {
+		return err
+	}
+	unplugged := w.unplugged
+	w.later.Go(func() {
+		select {
+		case <-time.After(d):
+		case <-unplugged:
+		case <-w.repairing:
+		}
+		if err := thaw(); err != nil {
+			w.say(stuck, err.Error())
+		}
+	})
+	return nil
 }
 
 // freezeShim stops the process between containerd and a container, and restarts containerd: its list says that nothing is

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -175,29 +174,20 @@ func TestContainer_LostByContainerd_KeepsItsDeviceWhileItsProcessesLive(t *testi
 	}
 }
 
-// freeze keeps a pod's processes from running, until the function that it returns is called. Even SIGKILL waits.
+// freeze keeps a pod's processes from running, and SIGKILL waiting, until the function that it returns is called.
 func freeze(t *testing.T, pid int) (thaw func()) {
 	t.Helper()
-	cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	warm, err := node.Freeze(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, path, found := strings.Cut(string(cgroups), ":freezer:")
-	if !found {
-		t.Fatalf("no freezer of cgroup version 1 in %s", cgroups)
-	}
-	path, _, _ = strings.Cut(path, "\n")
-	state := filepath.Join("/sys/fs/cgroup/freezer", filepath.Dir(path), "freezer.state")
-	set := func(value string) error { return os.WriteFile(state, []byte(value), 0) }
-	if err := set("FROZEN"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = set("THAWED") })
-	return func() {
-		if err := set("THAWED"); err != nil {
-			t.Fatal(err)
+	thaw = func() {
+		if err := warm(); err != nil {
+			t.Error(err)
 		}
 	}
+	t.Cleanup(thaw)
+	return thaw
 }
 
 // parent returns the parent of a process: of a container's first process it is the shim.
