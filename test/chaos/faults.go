@@ -267,16 +267,21 @@ func (w *world) freezePod(pid int, d time.Duration) error {
 	}
 	unplugged := w.unplugged
 	w.later.Go(func() {
-		select {
-		case <-time.After(d):
-		case <-unplugged:
-		case <-w.repairing:
-		}
+		w.lasts(d, unplugged)
 		if err := thaw(); err != nil {
 			w.say(stuck, err.Error())
 		}
 	})
 	return nil
+}
+
+// lasts waits for d, until all is repaired, or until the power is cut, which closes unplugged.
+func (w *world) lasts(d time.Duration, unplugged <-chan struct{}) {
+	select {
+	case <-time.After(d):
+	case <-unplugged:
+	case <-w.repairing:
+	}
 }
 
 // freezeShim stops the process between containerd and a container, and restarts containerd: its list says that nothing is

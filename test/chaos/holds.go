@@ -82,11 +82,7 @@ func keepOpen(ctx context.Context, w *world, dice *rand.Rand) (string, error) {
 	w.mu.Unlock()
 	unplugged := w.unplugged
 	w.later.Go(func() {
-		select {
-		case <-time.After(d):
-		case <-unplugged:
-		case <-w.repairing:
-		}
+		w.lasts(d, unplugged)
 		end()
 		w.mu.Lock()
 		w.holds = slices.DeleteFunc(w.holds, func(other hold) bool { return other == one })

@@ -6,7 +6,6 @@
 //	                                              file for reading, writing and both, and reports what came of it
 //	probe open PATH r|w|rw                        open a file and close it again
 //	probe sleep                                   wait for SIGTERM, then exit 0
-//	probe linger DURATION                         wait for SIGTERM, and exit 0 so much later
 //	probe hold DIR                                lock a file in DIR for each device that the variable DEVICES names, and wait
 //	                                              for SIGTERM; exit 1 at once if another container has one locked
 //	probe wait-file PATH                          wait until PATH exists, then exit 0
@@ -42,8 +41,6 @@ func probe(args []string) int {
 		return open(args)
 	case "sleep":
 		return sleep()
-	case "linger":
-		return linger(args)
 	case "hold":
 		return hold(args)
 	case "wait-file":
@@ -106,19 +103,6 @@ func sleep() int {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	<-stop
-	return 0
-}
-
-func linger(args []string) int {
-	if len(args) != 1 {
-		return usage("linger takes DURATION")
-	}
-	d, err := time.ParseDuration(args[0])
-	if err != nil {
-		return usage(err.Error())
-	}
-	sleep()
-	time.Sleep(d)
 	return 0
 }
 
