@@ -35,7 +35,7 @@ func Ensure(ctx context.Context, log io.Writer, n Need) error {
 	if _, err := exec.LookPath("apt-get"); err != nil || os.Geteuid() != 0 {
 		return errors.New(byHand)
 	}
-	turn, err := takeTurn()
+	turn, err := TakeTurn()
 	if err != nil {
 		return err
 	}
@@ -72,8 +72,8 @@ func Program(t testing.TB, name, pkg, why string) string {
 	return path
 }
 
-// takeTurn waits until no other process installs anything. Closing the file ends the turn.
-func takeTurn() (*os.File, error) {
+// TakeTurn waits until no other process of the tests uses apt-get, which fails when two do. Closing the file ends the turn.
+func TakeTurn() (*os.File, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
 		return nil, err

@@ -51,24 +51,13 @@ func FindKernel(ctx context.Context) (Kernel, error) {
 	return Kernel{Image: found[0], Modules: filepath.Join(dir, "lib", "modules")}, nil
 }
 
-// fetchKernel unpacks the kernel's package. The package that is named depends on the one of the newest version.
+// fetchKernel unpacks the kernel's package.
 func fetchKernel(ctx context.Context, dir string) error {
 	making := dir + ".making"
 	if err := errors.Join(os.RemoveAll(making), os.MkdirAll(making, 0o755)); err != nil {
 		return err
 	}
-	if _, err := Output(ctx, making, "apt-get", "update"); err != nil {
-		return err
-	}
-	shown, err := Output(ctx, making, "apt-cache", "show", "--no-all-versions", kernelPackage)
-	if err != nil {
-		return err
-	}
-	newest := regexp.MustCompile(`(?m)^Depends: .*?\b(linux-image-[^ ,]+)`).FindStringSubmatch(shown)
-	if newest == nil {
-		return fmt.Errorf("it names no kernel:\n%s", shown)
-	}
-	if _, err := Output(ctx, making, "apt-get", "download", newest[1]); err != nil {
+	if err := download(ctx, making); err != nil {
 		return err
 	}
 	packages, err := filepath.Glob(filepath.Join(making, "*.deb"))
@@ -86,6 +75,28 @@ func fetchKernel(ctx context.Context, dir string) error {
 		return err
 	}
 	return errors.Join(os.Remove(packages[0]), os.Rename(making, dir))
+}
+
+// download puts the kernel's package into a directory. The package that is named depends on the one of the newest version.
+func download(ctx context.Context, dir string) error {
+	turn, err := apt.TakeTurn()
+	if err != nil {
+		return err
+	}
+	defer turn.Close()
+	if _, err := Output(ctx, dir, "apt-get", "update"); err != nil {
+		return err
+	}
+	shown, err := Output(ctx, dir, "apt-cache", "show", "--no-all-versions", kernelPackage)
+	if err != nil {
+		return err
+	}
+	newest := regexp.MustCompile(`(?m)^Depends: .*?\b(linux-image-[^ ,]+)`).FindStringSubmatch(shown)
+	if newest == nil {
+		return fmt.Errorf("it names no kernel:\n%s", shown)
+	}
+	_, err = Output(ctx, dir, "apt-get", "download", newest[1])
+	return err
 }
 
 // Output runs a program in a directory and returns what it prints. An error has that too.
