@@ -179,10 +179,17 @@ func (r *harness) describe() {
 		out, err := exec.CommandContext(ctx, os.Getenv("TESTNODE_BINARY"), command).CombinedOutput()
 		r.t.Logf("devmgrd %s: %v\n%s", command, err, out)
 	}
+	for _, p := range []*cluster.Process{r.Etcd, r.APIServer, r.ControllerManager, r.Scheduler, r.Kubelet, r.Runtime} {
+		if !p.Running() {
+			r.t.Logf("%s does not run", p.Name)
+		}
+	}
 	pods, err := r.Client().CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return // a test may leave the API server down
+		r.t.Logf("the pods cannot be listed, which a test may be the cause of: %v", err)
+		return
 	}
+	r.t.Logf("there are %d pods", len(pods.Items))
 	for _, p := range pods.Items {
 		r.t.Logf("pod %s: %s, to be deleted at %v, containers %+v", p.Name, p.Status.Phase, p.DeletionTimestamp, p.Status.ContainerStatuses)
 	}
@@ -275,6 +282,21 @@ func (r *harness) samplePlugin(prepare ...func(*corev1.Container)) {
 	}
 	r.must(r.Apply(r.ctx, set))
 	r.must(r.WaitShown(r.soon(), node.SampleResource, 2))
+}
+
+// deleteSamplePlugin deletes the pod of the sample plugin, for another to come in its place. The controller manager has to have seen the pod.
+// One that comes and goes while the controller manager's watch is broken, as for half a minute after an earlier test has killed the API
+// server, is one that it goes on waiting for: no other comes for five minutes.
+func (r *harness) deleteSamplePlugin(namespace string) {
+	r.t.Helper()
+	set, err := r.SamplePlugin()
+	r.must(err)
+	r.until("the controller manager has seen the sample plugin's pod", func() bool {
+		now, err := r.Client().AppsV1().DaemonSets(namespace).Get(r.ctx, set.Name, metav1.GetOptions{})
+		return err == nil && now.Status.CurrentNumberScheduled == 1
+	})
+	r.must(r.Client().CoreV1().Pods(namespace).DeleteCollection(r.ctx, metav1.DeleteOptions{},
+		metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(set.Spec.Selector)}))
 }
 
 // run creates a pod that reports what it sees and stays, and returns its report.

@@ -120,7 +120,7 @@ func TestMigration_Import_PodsRunOn(t *testing.T) {
 	}
 
 	// The plugins come to devmgrd.
-	r.deleteSamplePlugin()
+	r.deleteSamplePlugin(metav1.NamespaceSystem)
 	fresh := plugintest.New(t, node.SocketDir, gpu, old.Listed()...)
 	fresh.Serve()
 	fresh.MustRegister()
@@ -230,7 +230,7 @@ func TestMigration_Export_PodsRunOn(t *testing.T) {
 	theirs := plugintest.New(t, kubeletDir, gpu, list...)
 	theirs.Serve()
 	theirs.MustRegister()
-	r.deleteSamplePlugin()
+	r.deleteSamplePlugin(metav1.NamespaceSystem)
 	r.must(r.WaitNode(r.soon(), func(n *corev1.Node) (bool, error) {
 		g, s := n.Status.Allocatable[gpu], n.Status.Allocatable[node.SampleResource]
 		c := n.Status.Capacity[gpu]
@@ -302,15 +302,6 @@ func (r *harness) devmgrd(args ...string) (stdout, stderr string, status int) {
 		r.t.Fatal(err)
 	}
 	return out.String(), errs.String(), cmd.ProcessState.ExitCode()
-}
-
-// deleteSamplePlugin deletes the pod of the sample plugin, for another to come in its place.
-func (r *harness) deleteSamplePlugin() {
-	r.t.Helper()
-	set, err := r.SamplePlugin()
-	r.must(err)
-	r.must(r.Client().CoreV1().Pods(set.Namespace).DeleteCollection(r.ctx, metav1.DeleteOptions{},
-		metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(set.Spec.Selector)}))
 }
 
 // restartsWithTheSame ends the containers of these pods and looks at what they have then.

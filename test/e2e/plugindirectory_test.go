@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/devmgrd/devmgrd/internal/checkpoint"
 	"github.com/devmgrd/devmgrd/test/node"
@@ -157,7 +156,7 @@ func TestPluginPod_OwnDirectory(t *testing.T) {
 
 	t.Run("its successor has another one", func(t *testing.T) {
 		r := r.in(t)
-		r.must(r.Client().CoreV1().Pods(plugin.Namespace).Delete(r.ctx, plugin.Name, metav1.DeleteOptions{}))
+		r.deleteSamplePlugin(plugin.Namespace)
 		next := r.samplePod(plugin)
 		r.until("the successor serves", func() bool {
 			return r.metric(up) == 1 && r.pluginPod(node.SampleResource).UID == string(next.UID)

@@ -62,17 +62,15 @@ func TestPlugin_Restarts_PodsKeepDevices(t *testing.T) {
 	up := fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", node.SampleResource)
 	for _, end := range []struct {
 		what string
-		do   func() error
+		do   func(*harness)
 	}{
-		{"its process", func() error { return r.Containers.Kill(r.ctx, node.ContainerID(plugin)) }},
-		{"its pod", func() error {
-			return r.Client().CoreV1().Pods(plugin.Namespace).Delete(r.ctx, plugin.Name, metav1.DeleteOptions{})
-		}},
+		{"its process", func(r *harness) { r.must(r.Containers.Kill(r.ctx, node.ContainerID(plugin))) }},
+		{"its pod", func(r *harness) { r.deleteSamplePlugin(plugin.Namespace) }},
 	} {
 		t.Run(end.what, func(t *testing.T) {
 			r := r.in(t)
 			before := r.metric(registrations)
-			r.must(end.do())
+			end.do(r)
 			r.until("the plugin has registered again", func() bool { return r.metric(registrations) > before && r.metric(up) == 1 })
 			plugin = r.samplePod(plugin)
 			r.until("the pod has its device and the other is free", func() bool {

@@ -80,7 +80,7 @@ func TestPluginRules_Enforced_OnlyAllowedIsGranted(t *testing.T) {
 		plugin = r.samplePod(plugin)
 		up := fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", node.SampleResource)
 		r.until("it serves again", func() bool { return r.metric(up) == 1 })
-		r.must(r.Client().CoreV1().Pods(plugin.Namespace).Delete(r.ctx, plugin.Name, metav1.DeleteOptions{}))
+		r.deleteSamplePlugin(plugin.Namespace)
 		r.samplePod(plugin)
 		r.until("its successor serves", func() bool { return r.pluginPod(node.SampleResource).UID != string(plugin.UID) && r.metric(up) == 1 })
 		stayed()

@@ -69,7 +69,7 @@ func TestPlugin_StartedWhileDevmgrdIsAway_IsReported(t *testing.T) {
 	for _, command := range []string{"status", "plugins"} {
 		r.says(command, "NOT REDIRECTED", "default/"+pod, "sample-device-plugin", "delete the pod")
 	}
-	r.must(r.Client().CoreV1().Pods(set.Namespace).Delete(r.ctx, pod, metav1.DeleteOptions{}))
+	r.deleteSamplePlugin(set.Namespace)
 	r.until("the successor is led to devmgrd, and the gauge falls", func() bool {
 		return r.metric("devmgrd_containers_not_redirected") == 0 && r.metric(fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", node.SampleResource)) == 1
 	})
