@@ -127,7 +127,9 @@ func (m *Machine) qemuArgs(accel, console string, more ...string) []string {
 	if accel == "kvm" {
 		cpu = "host"
 	}
-	kernel := slices.Concat([]string{"root=/dev/nvme0n1", "rw", "console=ttyS0", "panic=-1", "edd=off", "mitigations=off", "systemd.log_color=0"}, more, m.disk.Args, m.options.KernelArgs)
+	// Debian's daily timers take dpkg's lock for a moment, also where they have nothing to do: a test that runs dpkg then would fail.
+	quiet := []string{"systemd.log_color=0", "systemd.mask=apt-daily.timer", "systemd.mask=apt-daily-upgrade.timer"}
+	kernel := slices.Concat([]string{"root=/dev/nvme0n1", "rw", "console=ttyS0", "panic=-1", "edd=off", "mitigations=off"}, quiet, more, m.disk.Args, m.options.KernelArgs)
 	return []string{
 		"qemu-system-x86_64", "-machine", "q35", "-accel", accel, "-cpu", cpu, "-smp", "2", "-m", fmt.Sprint(m.options.Memory),
 		"-display", "none", "-monitor", "none", "-nodefaults", "-serial", "file:" + console,
