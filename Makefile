@@ -36,6 +36,7 @@ format:
 	if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
 generated:
 	GO=$(GO) scripts/proto check
+	$(GO) -C test/tools/proto test .
 staticcheck:
 	$(GO) -C test/tools/lint build -o ../../../bin/staticcheck honnef.co/go/tools/cmd/staticcheck
 	bin/staticcheck -tags e2e ./...
@@ -59,7 +60,7 @@ chart: ## Lint and render the Helm chart, and hold it against the Kustomize base
 vulnerabilities: ## Look for known vulnerabilities in what is linked into the binary; it needs vuln.go.dev.
 	scripts/vulnerabilities
 
-proto: ## Lint the .proto files in api, and write their Go code next to them.
+proto: ## Check the .proto files in api, and write their Go code next to them.
 	GO=$(GO) scripts/proto write
 
 e2e: ## End-to-end tests on a real one-node Kubernetes, the package on a Debian, some random faults, and the demo (root).
