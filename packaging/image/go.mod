@@ -1,6 +1,6 @@
 module github.com/devmgrd/devmgrd/packaging/image
 
-go 1.26
+go 1.26.0
 
 require github.com/google/go-containerregistry v0.22.1
 
@@ -9,5 +9,5 @@ require (
 	github.com/klauspost/compress v1.19.2 // indirect
 	github.com/opencontainers/go-digest v1.0.0 // indirect
 	github.com/opencontainers/image-spec v1.1.1 // indirect
-	golang.org/x/sync v0.22.0 // indirect
+	golang.org/x/sync v0.24.0 // indirect
 )
