@@ -48,6 +48,33 @@ func TestDependabotKnowsEachModule(t *testing.T) {
 	}
 }
 
+// make check vets all files at once, with the tag e2e: no other constraint leaves a file out.
+func TestConstraintsAreTheTagE2E(t *testing.T) {
+	root := filepath.Join("..", "..")
+	out, err := exec.Command("git", "-C", root, "ls-files", "-co", "--exclude-standard", "*.go").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tagged := 0
+	for _, file := range strings.Fields(string(out)) {
+		text, err := os.ReadFile(filepath.Join(root, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if strings.HasPrefix(line, "//go:build") {
+				tagged++
+				if line != "//go:build e2e\n" {
+					t.Errorf("%s has %q", file, strings.TrimSpace(line))
+				}
+			}
+		}
+	}
+	if tagged == 0 {
+		t.Error("no file has a constraint")
+	}
+}
+
 // The check of commit messages takes a good one and refuses each kind of bad one.
 func TestCommitMessages(t *testing.T) {
 	for message, complaint := range map[string]string{
