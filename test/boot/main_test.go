@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 			status = max(status, 1)
 		}
 		return status
-	}, node.Build, build)
+	}, cluster.Needs(cluster.Consumer), node.Build, build)
 }
 
 var inUse *os.File // the lock on what is built; it ends with this process

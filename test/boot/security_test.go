@@ -139,7 +139,7 @@ func (h *harness) containersAreConfined() {
 // reads has a container read PodResources, which has to tell of a device.
 func (h *harness) reads(want string) {
 	h.t.Helper()
-	tools, err := cluster.Build(h.ctx, h.t.Output())
+	tools, err := cluster.Build(h.ctx, h.t.Output(), cluster.Consumer)
 	h.must(err)
 	const image, directory = "localhost/consumer:1", "/run/devmgrd/pod-resources"
 	h.must(h.machine.LoadImage(h.ctx, cluster.Image{Name: image, Entrypoint: []string{"/consumer"}, Files: map[string]string{"/consumer": tools.Path("consumer")}}))

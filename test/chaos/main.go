@@ -57,7 +57,7 @@ func main() {
 		fmt.Fprintf(os.Stderr, "chaos: there is no argument %q; see -help\n", flag.Arg(0))
 		os.Exit(2)
 	}
-	cluster.Main(func() int { return inside(o) }, node.Build)
+	cluster.Main(func() int { return inside(o) }, cluster.Needs(cluster.Kubernetes), node.Build)
 }
 
 // inside runs in the namespaces of the cluster.

@@ -8,13 +8,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
+
+	"github.com/devmgrd/devmgrd/test/gobuild"
 )
 
 // A builder builds one group into its directory of the cache, unless that is there already. A directory of the
@@ -36,6 +36,9 @@ func (b builder) build(ctx context.Context) (dir string, err error) {
 		return dir, nil
 	}
 
+	if _, err := CurrentRun(); err == nil {
+		return "", errors.New("it has to be built outside of the namespaces: name its kit to cluster.Needs in the call of Main")
+	}
 	if err := os.MkdirAll(b.cache, 0o755); err != nil {
 		return "", err
 	}
@@ -60,14 +63,14 @@ func (b builder) build(ctx context.Context) (dir string, err error) {
 	if err := b.compile(ctx, dir); err != nil {
 		return "", err
 	}
-	fmt.Fprintf(b.log, "built %s in %s\n", b.title, time.Since(began).Round(time.Second/10))
+	fmt.Fprintf(b.log, "built %s in %s\n", b.about(), time.Since(began).Round(time.Second))
 	return dir, nil
 }
 
 // key names a build by everything that decides its outcome.
 func (b builder) key() (string, error) {
 	h := sha256.New()
-	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH, b.cgo, b.tags, b.packages, b.stamp, b.renames)
+	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH, b.cgo, b.tags, b.packages, b.stamp, b.renames, buildFlags)
 	for _, input := range b.inputs {
 		root := filepath.Join(b.source, b.dir, input)
 		err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -100,17 +103,22 @@ func (b builder) complete(dir string) bool {
 	})
 }
 
-// describe is for instance "etcd, kubelet (Kubernetes 1.36.3; about 6 minutes the first time)".
+// describe is for instance "etcd, kubelet (Kubernetes 1.36.3)".
 func (b builder) describe() string {
-	about := b.title
-	if v := b.version(); v != "" {
-		about += " " + strings.TrimPrefix(v, "v")
-	}
-	if b.first != "" {
-		about += "; " + b.first
-	}
-	return fmt.Sprintf("%s (%s)", strings.Join(b.programs, ", "), about)
+	return fmt.Sprintf("%s (%s)", strings.Join(b.programs, ", "), b.about())
 }
+
+// about is for instance "Kubernetes 1.36.3".
+func (b builder) about() string {
+	if v := b.version(); v != "" {
+		return b.title + " " + strings.TrimPrefix(v, "v")
+	}
+	return b.title
+}
+
+// buildFlags save a quarter of the time that a build takes: nothing is inlined, and debuggers get nothing. The programs behave the same
+// (measured with containerd 2.4.2: 105 s of CPU instead of 142 s, and a tenth less to link; without any optimization it is 114 s).
+var buildFlags = []string{"-buildvcs=false", "-mod=readonly", "-gcflags=all=-l -dwarf=false"}
 
 func (b builder) compile(ctx context.Context, dir string) error {
 	tmp, err := os.MkdirTemp(b.cache, b.name+".building-")
@@ -126,24 +134,17 @@ func (b builder) compile(ctx context.Context, dir string) error {
 	for _, variable := range b.stamp {
 		ldflags = append(ldflags, "-X", variable+"="+b.version())
 	}
-	verb := []string{"build"}
-	if b.suite {
-		verb = []string{"test", "-c"}
+	build := gobuild.Build{
+		Title: b.about(), Dir: filepath.Join(b.source, b.dir), Packages: b.packages,
+		Flags:  append(slices.Clone(buildFlags), "-tags", b.tags),
+		Output: []string{"-ldflags", strings.Join(ldflags, " "), "-o", tmp + "/"},
+		Env:    []string{"GOWORK=off", "CGO_ENABLED=" + map[bool]string{false: "0", true: "1"}[b.cgo]},
 	}
-	args := []string{"-buildvcs=false", "-mod=readonly", "-tags", b.tags, "-ldflags", strings.Join(ldflags, " "), "-o", tmp + "/"}
-	cmd := exec.CommandContext(ctx, "go", slices.Concat(verb, args, b.packages)...)
-	cmd.Dir = filepath.Join(b.source, b.dir)
-	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED="+map[bool]string{false: "0", true: "1"}[b.cgo])
-	// The go command removes its work directory at a signal.
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
-	cmd.WaitDelay = 10 * time.Second
-	var output strings.Builder
-	cmd.Stdout, cmd.Stderr = &output, &output
-	if err := cmd.Run(); err != nil {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		return fmt.Errorf("%s (in %s): %w\n%s", strings.Join(cmd.Args, " "), cmd.Dir, err, lastLines(output.String(), 30))
+	if b.suite {
+		build.Kind = gobuild.Tests
+	}
+	if err := gobuild.Run(ctx, b.log, build); err != nil {
+		return err
 	}
 	for from, to := range b.renames {
 		if err := os.Rename(filepath.Join(tmp, from), filepath.Join(tmp, to)); err != nil {
@@ -151,7 +152,7 @@ func (b builder) compile(ctx context.Context, dir string) error {
 		}
 	}
 	if !b.complete(tmp) {
-		return fmt.Errorf("%s (in %s) did not make all of %s", strings.Join(cmd.Args, " "), cmd.Dir, strings.Join(b.programs, ", "))
+		return fmt.Errorf("go build %s (in %s) did not make all of %s", strings.Join(b.packages, " "), build.Dir, strings.Join(b.programs, ", "))
 	}
 	// What is there, if anything, is incomplete: a file was removed by hand.
 	return errors.Join(os.RemoveAll(dir), os.Rename(tmp, dir))

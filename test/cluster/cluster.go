@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -45,6 +46,10 @@ type Options struct {
 	// their names. They end with the machine, and not with Stop.
 	Units bool
 
+	// Alone has only the container runtime run: no control plane and no kubelet. It takes the kit [Containers], and pods are made by
+	// the runtime's own API, CRI.
+	Alone bool
+
 	// Machine is the address of the node when it is a machine of its own, [MachineAddress]: the cluster then has a control plane
 	// only, and is ready when the API server is. Who starts the machine copies [Cluster.NodeFiles] to it.
 	Machine string
@@ -63,7 +68,8 @@ type CNIPlugin struct {
 }
 
 // A Cluster is one node and its control plane. Its processes may be stopped, killed and started again by the caller that
-// wants to see what happens then. Runtime and Kubelet are nil if the node is a machine of its own.
+// wants to see what happens then. Runtime and Kubelet are nil if the node is a machine of its own, and all but Runtime if the runtime is
+// alone.
 type Cluster struct {
 	Etcd, APIServer, Scheduler, ControllerManager, Runtime, Kubelet *Process
 
@@ -110,14 +116,23 @@ func Start(ctx context.Context, tools Tools, o Options) (*Cluster, error) {
 		return nil, errors.Join(fmt.Errorf("start a cluster: %w", err), c.Stop())
 	}
 	what := "node " + o.NodeName
-	if o.Machine != "" {
+	switch {
+	case o.Machine != "":
 		what = "the control plane"
+	case o.Alone:
+		what = c.Runtime.Name
 	}
 	fmt.Fprintf(o.Log, "%s is ready after %s\n", what, time.Since(began).Round(10*time.Millisecond))
 	return c, nil
 }
 
 func (c *Cluster) start(ctx context.Context) error {
+	if c.options.Alone {
+		if err := c.configureRuntime(nil); err != nil {
+			return err
+		}
+		return c.startRuntime(ctx)
+	}
 	if err := c.configure(); err != nil {
 		return err
 	}
@@ -183,27 +198,42 @@ func (c *Cluster) configure() error {
 
 // configureNode is configure for the node's processes.
 func (c *Cluster) configureNode(keys pki) error {
-	files, err := c.nodeConfig(keys)
+	files, err := c.kubeletFiles(keys)
 	if err != nil {
 		return err
 	}
+	if err := c.configureRuntime(files); err != nil {
+		return err
+	}
+	c.Kubelet = c.unit("kubelet", c.kubeletArgs())
+	return nil
+}
+
+// configureRuntime writes the runtime's files, and others with them, and describes its process.
+func (c *Cluster) configureRuntime(others map[string]string) error {
+	files, err := c.Containers.files()
+	if err != nil {
+		return err
+	}
+	maps.Copy(files, others)
 	for path, content := range files {
 		if err := writeFile(path, content); err != nil {
 			return err
 		}
 	}
-	unit := func(name string, argv []string) *Process {
-		if c.options.Units {
-			argv = append([]string{
-				"systemd-run", "--quiet", "--unit=" + name, "--service-type=notify", "--wait", "--collect", "--pipe",
-				"--property=Delegate=yes", "--property=KillMode=process", "--setenv=PATH=" + c.tools.SearchPath(os.Getenv("PATH")), "--",
-			}, argv...)
-		}
-		return c.process(name, argv)
-	}
-	c.Runtime = unit(c.Containers.process())
-	c.Kubelet = unit("kubelet", c.kubeletArgs())
+	c.Runtime = c.unit(c.Containers.process())
 	return nil
+}
+
+// unit describes a process of the node, which may be a unit of systemd.
+func (c *Cluster) unit(name string, argv []string) *Process {
+	if c.options.Units {
+		argv = append([]string{
+			"systemd-run", "--quiet", "--unit=" + name, "--service-type=notify", "--wait", "--collect", "--pipe",
+			"--property=Delegate=yes", "--property=KillMode=process", "--setenv=PATH=" + c.tools.SearchPath(os.Getenv("PATH")), "--",
+		}, argv...)
+	}
+	return c.process(name, argv)
 }
 
 func (c *Cluster) process(name string, argv []string, settings ...string) *Process {

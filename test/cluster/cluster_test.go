@@ -19,7 +19,7 @@ import (
 	"github.com/devmgrd/devmgrd/test/cluster/images/report"
 )
 
-func TestMain(m *testing.M) { cluster.Main(m.Run) }
+func TestMain(m *testing.M) { cluster.Main(m.Run, cluster.Needs(cluster.Kubernetes)) }
 
 func TestProbePod(t *testing.T) {
 	c := start(t, cluster.Options{})

@@ -105,8 +105,8 @@ func (c *Cluster) apiForNode() string {
 	return apiAddress
 }
 
-// nodeConfig returns the configuration of the node's programs: files by path.
-func (c *Cluster) nodeConfig(keys pki) (map[string]string, error) {
+// kubeletFiles returns the configuration of the kubelet and of the pods' network: files by path.
+func (c *Cluster) kubeletFiles(keys pki) (map[string]string, error) {
 	kubelet, err := c.kubeletConfig(keys)
 	if err != nil {
 		return nil, err
@@ -115,22 +115,22 @@ func (c *Cluster) nodeConfig(keys pki) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, err := c.Containers.files()
-	if err != nil {
-		return nil, err
-	}
-	files[kubeletFile], files[cniFile] = kubelet, network
-	return files, nil
+	return map[string]string{kubeletFile: kubelet, cniFile: network}, nil
 }
 
 // NodeFiles returns the files with which a machine of its own becomes the node of this cluster, by path: the configuration of
 // containerd and the kubelet, and the keys. The programs themselves are wherever PATH leads to, the CNI plugins in CNIDir.
 func (c *Cluster) NodeFiles() (map[string]string, error) {
 	keys := pkiIn(pkiDir)
-	files, err := c.nodeConfig(keys)
+	files, err := c.Containers.files()
 	if err != nil {
 		return nil, err
 	}
+	kubelet, err := c.kubeletFiles(keys)
+	if err != nil {
+		return nil, err
+	}
+	maps.Copy(files, kubelet)
 	for _, path := range []string{nodeKubeconfig, keys.caFile, keys.serverFile, keys.serverKey} {
 		content, err := os.ReadFile(path)
 		if err != nil {

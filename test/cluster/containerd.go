@@ -100,7 +100,10 @@ func (c containerd) ctr(ctx context.Context, args ...string) *exec.Cmd {
 // of their names: what devmgrd ships, the caller's, a file of its own, and the options.
 func (c containerd) files() (map[string]string, error) {
 	const dropIns = "/etc/containerd/conf.d"
-	programs := []string{strconv.Quote(filepath.Dir(c.tools.Path("ptp")))}
+	programs := []string{strconv.Quote(CNIDir)} // where there is nothing if the runtime is alone: pods are on the host's network
+	if !c.options.Alone {
+		programs[0] = strconv.Quote(filepath.Dir(c.tools.Path("ptp")))
+	}
 	cgroups := "restrict_oom_score_adj = true # there may be no CAP_SYS_RESOURCE"
 	if c.options.Machine != "" {
 		programs = []string{strconv.Quote(CNIDir)}

@@ -17,16 +17,17 @@ import (
 // Main runs the calling program inside namespaces of its own and exits with what run returns. It must be the first
 // thing that the program does that has an effect, for instance:
 //
-//	func TestMain(m *testing.M) { cluster.Main(m.Run) }
+//	func TestMain(m *testing.M) { cluster.Main(m.Run, cluster.Needs(cluster.Kubernetes)) }
 //
 // The program is executed once for each of these, with the same arguments, and told by its environment who it is:
 //
-//	supervisor   outside: builds the tools and calls before, forwards signals, lends the API server an address
+//	supervisor   outside: calls before, forwards signals, lends the API server an address
 //	├─ janitor   outside, in a session of its own: removes what is left when the supervisor is gone, however it went
 //	└─ init      inside, process 1: makes the mounts, reaps orphans; the kernel ends it with the supervisor
 //	   └─ the program itself, inside: run
 //
-// The functions in before run outside, where the network is. There is none inside but loopback.
+// The functions in before run outside, where the network is, such as [Needs], which builds the tools. There is no network inside but
+// loopback.
 func Main(run func() int, before ...func(context.Context) error) {
 	runtime.LockOSThread() // the kernel ends init when the *thread* that started it ends
 	stage := os.Getenv(stageVariable)
@@ -97,9 +98,6 @@ func supervise(before []func(context.Context) error) int {
 func prepare(before []func(context.Context) error) error {
 	ctx, stop := signal.NotifyContext(context.Background(), passed...)
 	defer stop()
-	if _, err := Build(ctx, os.Stderr); err != nil {
-		return err
-	}
 	for _, f := range before {
 		if err := f(ctx); err != nil {
 			return err

@@ -1,11 +1,12 @@
 package cluster
 
+import "fmt"
+
 // A toolGroup is a set of programs that one `go build` makes.
 type toolGroup struct {
 	name     string   // also the cache directory's
 	title    string   // for people
 	programs []string // the files that the build must leave
-	first    string   // how long the first build takes, for people; "" when that is not worth saying
 
 	dir      string   // where to build, below the source root
 	packages []string // what to build
@@ -34,14 +35,78 @@ func ofRelease(name, release string) string {
 	return name + "-" + release
 }
 
+// A Kit names programs that are used together.
+type Kit string
+
+// The kits. Containers is what runs containers without Kubernetes, and Kubernetes is a cluster with its node; the others come on top.
+const (
+	Containers Kit = "containers" // containerd, runc, the images, Kubernetes' sample device plugin
+	Kubernetes Kit = "kubernetes" // Containers, etcd, the control plane, the kubelet, the CNI plugins; fitrunc where CRI-O is chosen
+	Consumer   Kit = "consumer"   // consumer: prints the answer of a PodResources socket
+	CNIGate    Kit = "cnigate"    // cnigate: a CNI plugin that holds up the making of sandboxes
+	NICDriver  Kit = "nicdriver"  // nicdriver: a DRA driver of network cards
+	Kubectl    Kit = "kubectl"    // kubectl: plays the commands of documents
+	Helm       Kit = "helm"       // helm, of the version that checks the chart
+	NodeSuite  Kit = "node suite" // e2e_node.test: Kubernetes' node end-to-end suite, which is large
+)
+
+func (k Kit) groups() []toolGroup {
+	switch k {
+	case Containers:
+		return []toolGroup{runcGroup(), images(), containerdGroup(), samplePlugin()}
+	case Kubernetes:
+		groups := append(Containers.groups(), cniGroup(), kubernetesGroup())
+		if UsesCRIO() {
+			groups = append(groups, fitrunc())
+		}
+		return groups
+	case Consumer:
+		return []toolGroup{ours("consumer", "test/tools/consumer", "k8s.io/kubernetes")}
+	case CNIGate:
+		return []toolGroup{ours("cnigate", "test/cnigate", "", "../../go.mod", "../../go.sum")}
+	case NICDriver:
+		return []toolGroup{ours("nicdriver", "test/tools/nicdriver", "k8s.io/dynamic-resource-allocation")}
+	case Kubectl:
+		return []toolGroup{kubectl()}
+	case Helm:
+		return []toolGroup{helm()}
+	case NodeSuite:
+		return []toolGroup{nodeSuite()}
+	}
+	panic(fmt.Sprintf("cluster: there is no kit %q", k))
+}
+
+// ours is a program of our own, and the module whose version it depends on; "": none.
+func ours(program, dir, release string, moreInputs ...string) toolGroup {
+	return toolGroup{
+		name: program, title: program, programs: []string{program}, release: release,
+		dir: dir, packages: []string{"."}, inputs: append([]string{"."}, moreInputs...),
+	}
+}
+
+// fitrunc is runc for CRI-O.
+func fitrunc() toolGroup {
+	return ours("fitrunc", "test/cluster/fitrunc", "", "../../../go.mod", "../../../go.sum")
+}
+
+// module is a group of the programs that are tools of test/tools/MODULE.
+func module(name string, g toolGroup) toolGroup {
+	g.dir, g.inputs = "test/tools/"+name, []string{"go.mod", "go.sum"}
+	if g.packages == nil {
+		g.packages = []string{"tool"}
+	}
+	return g
+}
+
 // containerdGroup is containerd of the release that is chosen.
 func containerdGroup() toolGroup {
-	g := toolGroup{
-		name: ofRelease("containerd", containerdRelease()), title: "containerd", first: "about a minute the first time",
+	name := ofRelease("containerd", containerdRelease())
+	g := module(name, toolGroup{
+		name: name, title: "containerd",
 		programs: []string{"containerd", "containerd-shim-runc-v2", "ctr"},
 		release:  "github.com/containerd/containerd/v2",
 		tags:     "no_btrfs no_devmapper no_zfs",
-	}
+	})
 	if containerdRelease() == "1.7" {
 		g.release = "github.com/containerd/containerd"
 	}
@@ -49,72 +114,65 @@ func containerdGroup() toolGroup {
 	return g
 }
 
-func toolGroups() []toolGroup {
-	module := func(g toolGroup) toolGroup {
-		g.dir = "test/tools/" + g.name
-		g.packages = []string{"tool"}
-		g.inputs = []string{"go.mod", "go.sum"}
-		return g
-	}
-	return []toolGroup{
-		module(toolGroup{
-			name: ofRelease("k8s", kubernetesRelease()), title: "Kubernetes", first: "about 6 minutes the first time",
-			programs: []string{
-				"etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubelet", "sample-device-plugin",
-			},
-			release: "k8s.io/kubernetes",
-			renames: map[string]string{"server": "etcd"},
-			stamp:   []string{"k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion"},
-		}),
-		module(containerdGroup()),
-		module(toolGroup{
-			name: "runc", title: "runc",
-			programs: []string{"runc"},
-			release:  "github.com/opencontainers/runc",
-			cgo:      true,
-			tags:     "seccomp", // containerd returns every unprivileged container a seccomp profile
-		}),
-		module(toolGroup{
-			name: "cni", title: "CNI plugins",
-			programs: []string{"ptp", "loopback", "host-local"},
-			release:  "github.com/containernetworking/plugins",
-		}),
-		{
-			name: "consumer", title: "a reader of PodResources",
-			programs: []string{"consumer"},
-			release:  "k8s.io/kubernetes",
-			dir:      "test/tools/consumer",
-			packages: []string{"."},
-			inputs:   []string{"."},
-		},
-		{
-			name: "cnigate", title: "a CNI plugin of our own",
-			programs: []string{"cnigate"},
-			dir:      "test/cnigate",
-			packages: []string{"."},
-			inputs:   []string{".", "../../go.mod", "../../go.sum"},
-		},
-		{
-			name: "fitrunc", title: "runc for CRI-O",
-			programs: []string{"fitrunc"},
-			dir:      "test/cluster/fitrunc",
-			packages: []string{"."},
-			inputs:   []string{".", "../../../go.mod", "../../../go.sum"},
-		},
-		{
-			name: "images", title: "container images",
-			programs: []string{"pause", "probe"},
-			dir:      "test/cluster/images",
-			packages: []string{"./pause", "./probe"},
-			inputs:   []string{"."},
-		},
+func runcGroup() toolGroup {
+	return module("runc", toolGroup{
+		name: "runc", title: "runc",
+		programs: []string{"runc"},
+		release:  "github.com/opencontainers/runc",
+		cgo:      true,
+		tags:     "seccomp", // containerd gives every unprivileged container a seccomp profile
+	})
+}
+
+func cniGroup() toolGroup {
+	return module("cni", toolGroup{
+		name: "cni", title: "CNI plugins",
+		programs: []string{"ptp", "loopback", "host-local"},
+		release:  "github.com/containernetworking/plugins",
+	})
+}
+
+func images() toolGroup {
+	return toolGroup{
+		name: "images", title: "container images",
+		programs: []string{"pause", "probe"},
+		dir:      "test/cluster/images",
+		packages: []string{"./pause", "./probe"},
+		inputs:   []string{"."},
 	}
 }
 
-// nodeSuite is Kubernetes' node end-to-end suite. It is none of the cluster's tools: few need it, and it is large.
+// kubernetesGroup is Kubernetes of the release that is chosen.
+func kubernetesGroup() toolGroup {
+	name := ofRelease("k8s", kubernetesRelease())
+	return module(name, toolGroup{
+		name: name, title: "Kubernetes",
+		programs: []string{"etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager", "kubelet"},
+		packages: []string{
+			"go.etcd.io/etcd/server/v3", "k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kube-scheduler",
+			"k8s.io/kubernetes/cmd/kube-controller-manager", "k8s.io/kubernetes/cmd/kubelet",
+		},
+		release: "k8s.io/kubernetes",
+		renames: map[string]string{"server": "etcd"},
+		stamp:   kubernetesStamp,
+	})
+}
+
+// samplePlugin is Kubernetes' sample device plugin, of the same release.
+func samplePlugin() toolGroup {
+	return module(ofRelease("k8s", kubernetesRelease()), toolGroup{
+		name: ofRelease("sample-device-plugin", kubernetesRelease()), title: "the sample device plugin of Kubernetes",
+		programs: []string{"sample-device-plugin"},
+		packages: []string{"k8s.io/kubernetes/test/images/sample-device-plugin"},
+		release:  "k8s.io/kubernetes",
+	})
+}
+
+var kubernetesStamp = []string{"k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion"}
+
 func nodeSuite() toolGroup {
 	return toolGroup{
-		name: "e2e_node", title: "Kubernetes' node end-to-end suite", first: "5 to 10 minutes the first time",
+		name: "e2e_node", title: "Kubernetes' node end-to-end suite",
 		programs: []string{"e2e_node.test"},
 		release:  "k8s.io/kubernetes",
 		dir:      "test/tools/e2e_node",
@@ -124,10 +182,9 @@ func nodeSuite() toolGroup {
 	}
 }
 
-// helm is none of the cluster's tools either. Its version is the one that checks the chart.
 func helm() toolGroup {
 	return toolGroup{
-		name: "helm", title: "Helm", first: "about a minute the first time",
+		name: "helm", title: "Helm",
 		programs: []string{"helm"},
 		release:  "helm.sh/helm/v4",
 		dir:      "packaging/helm",
@@ -136,27 +193,11 @@ func helm() toolGroup {
 	}
 }
 
-// nicDriver is a driver of claims that the end-to-end tests have next to devmgrd.
-func nicDriver() toolGroup {
-	return toolGroup{
-		name: "nicdriver", title: "a DRA driver of our own", first: "about a minute the first time",
-		programs: []string{"nicdriver"},
-		release:  "k8s.io/dynamic-resource-allocation",
-		dir:      "test/tools/nicdriver",
-		packages: []string{"."},
-		inputs:   []string{"."},
-	}
-}
-
-// kubectl plays the commands of documents.
 func kubectl() toolGroup {
-	return toolGroup{
-		name: "kubectl", title: "kubectl", first: "about a minute the first time",
+	return module("kubectl", toolGroup{
+		name: "kubectl", title: "kubectl",
 		programs: []string{"kubectl"},
 		release:  "k8s.io/kubernetes",
-		dir:      "test/tools/kubectl",
-		packages: []string{"tool"},
-		inputs:   []string{"go.mod", "go.sum"},
-		stamp:    []string{"k8s.io/component-base/version.gitVersion", "k8s.io/client-go/pkg/version.gitVersion"},
-	}
+		stamp:    kubernetesStamp,
+	})
 }

@@ -47,9 +47,7 @@ func (r *harness) pciDevices(all map[string]place) {
 // nics starts a second DRA driver on the node, which has these network cards, and makes its DeviceClass.
 func (r *harness) nics(cards map[string]place) {
 	r.t.Helper()
-	binary, err := cluster.BuildNICDriver(r.ctx, r.t.Output()) // built already
-	r.must(err)
-	argv := []string{binary, "-kubeconfig", r.NodeKubeconfig(), "-node", r.NodeName()}
+	argv := []string{r.tool(cluster.NICDriver, "nicdriver"), "-kubeconfig", r.NodeKubeconfig(), "-node", r.NodeName()}
 	for name, at := range cards {
 		argv = append(argv, fmt.Sprintf("%s,%d,%s", name, at.numa, at.root))
 	}
@@ -66,7 +64,7 @@ func (r *harness) nics(cards map[string]place) {
 		}
 	})
 	selector := resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: fmt.Sprintf("device.driver == %q", nicDriver)}}
-	_, err = r.Client().ResourceV1().DeviceClasses().Create(r.ctx, &resourceapi.DeviceClass{
+	_, err := r.Client().ResourceV1().DeviceClasses().Create(r.ctx, &resourceapi.DeviceClass{
 		ObjectMeta: metav1.ObjectMeta{Name: nicDriver}, Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{selector}},
 	}, metav1.CreateOptions{})
 	r.must(err)

@@ -33,8 +33,7 @@ func TestDRA_Guide_CommandsPrintWhatItShows(t *testing.T) {
 	rename(t, worker)
 	t.Cleanup(func() { rename(t, hostname) })
 	r := startWith(t, cluster.Options{NodeName: worker})
-	kubectl, err := cluster.BuildKubectl(r.ctx, t.Output()) // built already
-	r.must(err)
+	kubectl := r.tool(cluster.Kubectl, "kubectl")
 	r.must(r.LoadImage(r.ctx, cluster.Image{
 		Name: "registry.example/infer:1", Entrypoint: []string{"/probe", "sleep"}, Files: map[string]string{"/probe": r.Tools.Path("probe")},
 	}))

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -38,12 +37,11 @@ func TestMain(m *testing.M) {
 			status = max(status, 1)
 		}
 		return status
-	}, node.Build, func(ctx context.Context) error {
-		_, driver := cluster.BuildNICDriver(ctx, os.Stderr)
-		_, kubectl := cluster.BuildKubectl(ctx, os.Stderr)
-		return errors.Join(driver, kubectl)
-	})
+	}, cluster.Needs(kits...), node.Build)
 }
+
+// kits are the programs that the tests use.
+var kits = []cluster.Kit{cluster.Kubernetes, cluster.Consumer, cluster.CNIGate, cluster.NICDriver, cluster.Kubectl}
 
 const (
 	gpu = "vendor.example/gpu"
@@ -203,6 +201,14 @@ func (r *harness) lacks(f cluster.Feature) bool {
 	}
 	r.t.Logf("LACKS %s", f)
 	return true
+}
+
+// tool returns the path of a program.
+func (r *harness) tool(kit cluster.Kit, program string) string {
+	r.t.Helper()
+	tools, err := cluster.Build(r.ctx, r.t.Output(), kit)
+	r.must(err)
+	return tools.Path(program)
 }
 
 // in is the rig for a subtest.

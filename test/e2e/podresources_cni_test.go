@@ -74,7 +74,7 @@ const gateLog = "/run/cnigate.log"
 // gated makes the shape of a cluster whose pods' networks are only made when this socket has told what the pods have.
 func gated(t *testing.T, socket string) cluster.Options {
 	t.Helper()
-	tools, err := cluster.Build(t.Context(), t.Output())
+	tools, err := cluster.Build(t.Context(), t.Output(), cluster.CNIGate)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -143,7 +143,7 @@ func TestPodResources_KubernetesClient_ReadsIt(t *testing.T) {
 	t.Run("on the node", func(t *testing.T) {
 		var wrong []string
 		if !r.comes(func() bool {
-			cmd := exec.CommandContext(r.ctx, r.Tools.Path("consumer"), "unix://"+ourResources)
+			cmd := exec.CommandContext(r.ctx, r.tool(cluster.Consumer, "consumer"), "unix://"+ourResources)
 			var errs bytes.Buffer
 			cmd.Stderr = &errs
 			out, err := cmd.Output()
@@ -162,7 +162,7 @@ func TestPodResources_KubernetesClient_ReadsIt(t *testing.T) {
 		r := r.in(t)
 		const image, directory = "localhost/consumer:1", "/var/lib/kubelet/pod-resources"
 		r.must(r.LoadImage(r.ctx, cluster.Image{
-			Name: image, Entrypoint: []string{"/consumer"}, Files: map[string]string{"/consumer": r.Tools.Path("consumer")},
+			Name: image, Entrypoint: []string{"/consumer"}, Files: map[string]string{"/consumer": r.tool(cluster.Consumer, "consumer")},
 		}))
 		var wrong []string
 		for try := range 5 {

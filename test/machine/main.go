@@ -26,7 +26,7 @@ func Main(system System, run func() int, before ...func(context.Context) error) 
 		}
 		return os.Setenv(diskVariable, string(text))
 	}
-	cluster.Main(run, append([]func(context.Context) error{share}, before...)...)
+	cluster.Main(run, append([]func(context.Context) error{cluster.Needs(cluster.Kubernetes), share}, before...)...)
 }
 
 func sharedDisk() (disk, error) {

@@ -2,11 +2,14 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/devmgrd/devmgrd/test/gobuild"
 )
 
 // What Build finds out outside the namespaces is passed to the program inside in these variables.
@@ -18,40 +21,56 @@ const (
 // Build builds devmgrd from this checkout and finds the manifest of Kubernetes' sample device plugin in the sources that
 // the plugin is built from. It is for cluster.Main, which runs it where the network and the Go caches are.
 func Build(ctx context.Context) error {
+	return errors.Join(BuildDevmgrd(ctx), findManifest(ctx))
+}
+
+// BuildDevmgrd is Build without the manifest.
+func BuildDevmgrd(ctx context.Context) error { return buildDevmgrd(ctx, "devmgrd") }
+
+// BuildRacing is BuildDevmgrd with the race detector.
+func BuildRacing(ctx context.Context) error { return buildDevmgrd(ctx, "devmgrd-racing", "-race") }
+
+// buildDevmgrd builds bin/NAME.
+func buildDevmgrd(ctx context.Context, name string, flags ...string) error {
 	root, err := goList(ctx, ".", "-m", "-f", "{{.Dir}}")
 	if err != nil {
 		return err
 	}
-	binary := filepath.Join(root, "bin", "devmgrd")
-	build := exec.CommandContext(ctx, "go", "build", "-o", binary, "./cmd/devmgrd")
-	build.Dir, build.Stderr = root, os.Stderr
-	if err := build.Run(); err != nil {
-		return fmt.Errorf("building devmgrd: %w", err)
+	binary := filepath.Join(root, "bin", name)
+	err = gobuild.Run(ctx, os.Stderr, gobuild.Build{
+		Title: "devmgrd", Dir: root, Flags: flags, Output: []string{"-o", binary}, Packages: []string{"./cmd/devmgrd"},
+	})
+	if err != nil {
+		return err
 	}
-	kubernetes, err := goList(ctx, filepath.Join(root, "test", "tools", "k8s"), "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes")
+	return os.Setenv(binaryVariable, binary)
+}
+
+func findManifest(ctx context.Context) error {
+	root, err := goList(ctx, ".", "-m", "-f", "{{.Dir}}")
+	if err != nil {
+		return err
+	}
+	dir := filepath.Join(root, "test", "tools", "k8s")
+	kubernetes, err := goList(ctx, dir, "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes")
 	if err != nil {
 		return err
 	}
 	if kubernetes == "" { // the programs came from the cache, and nothing else has needed the sources
 		download := exec.CommandContext(ctx, "go", "mod", "download", "k8s.io/kubernetes")
-		download.Dir, download.Stderr = filepath.Join(root, "test", "tools", "k8s"), os.Stderr
+		download.Dir, download.Stderr = dir, os.Stderr
 		if err := download.Run(); err != nil {
 			return fmt.Errorf("downloading the sources of Kubernetes: %w", err)
 		}
-		if kubernetes, err = goList(ctx, download.Dir, "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes"); err != nil {
+		if kubernetes, err = goList(ctx, dir, "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes"); err != nil {
 			return err
 		}
 	}
 	manifest := filepath.Join(kubernetes, "test/e2e/testing-manifests/sample-device-plugin/sample-device-plugin.yaml")
-	for name, value := range map[string]string{binaryVariable: binary, manifestVariable: manifest} {
-		if _, err := os.Stat(value); err != nil {
-			return err
-		}
-		if err := os.Setenv(name, value); err != nil {
-			return err
-		}
+	if _, err := os.Stat(manifest); err != nil {
+		return err
 	}
-	return nil
+	return os.Setenv(manifestVariable, manifest)
 }
 
 func goList(ctx context.Context, dir string, args ...string) (string, error) {

@@ -50,7 +50,12 @@ type Node struct {
 
 // Start brings up a cluster and devmgrd, and returns when devmgrd is ready.
 func Start(ctx context.Context, o Options) (*Node, error) {
-	tools, err := cluster.Build(ctx, os.Stderr)
+	kit := cluster.Kubernetes
+	if o.Cluster.Alone {
+		kit = cluster.Containers
+		o.Args = append([]string{"--set", "kubernetes.mode=none"}, o.Args...)
+	}
+	tools, err := cluster.Build(ctx, os.Stderr, kit)
 	if err != nil {
 		return nil, err
 	}

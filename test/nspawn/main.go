@@ -46,7 +46,7 @@ func Main(run func() int, o Options, before ...func(context.Context) error) {
 			return max(status, 1)
 		}
 		return status
-	}, append([]func(context.Context) error{o.findSource, o.buildBase}, before...)...)
+	}, append([]func(context.Context) error{cluster.Needs(cluster.Kubernetes), o.findSource, o.buildBase}, before...)...)
 }
 
 // findSource finds the checkout: the program's working directory is o.Dir of it.

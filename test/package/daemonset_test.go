@@ -152,9 +152,9 @@ func (u *user) throughClaims(binary string, set *appsv1.DaemonSet, device string
 // helm runs a command of Helm in the namespace of the release.
 func (u *user) helm(words ...string) string {
 	u.t.Helper()
-	helm, err := cluster.BuildHelm(u.ctx, u.t.Output()) // built already
+	tools, err := cluster.Build(u.ctx, u.t.Output(), cluster.Helm)
 	u.must(err)
-	return u.types(append([]string{helm, "--kubeconfig=" + u.Kubeconfig(), "--namespace=" + metav1.NamespaceSystem}, words...)...)
+	return u.types(append([]string{tools.Path("helm"), "--kubeconfig=" + u.Kubeconfig(), "--namespace=" + metav1.NamespaceSystem}, words...)...)
 }
 
 func (u *user) chart() string { return filepath.Join(nspawn.Source(), "packaging/helm/devmgrd") }

@@ -33,7 +33,7 @@ const (
 const image = "localhost/devmgrd:1"
 
 func TestMain(m *testing.M) {
-	nspawn.Main(m.Run, nspawn.Options{Dir: "test/package", ReadOnly: []string{packagesVariable}}, node.Build, buildPackages, buildHelm)
+	nspawn.Main(m.Run, nspawn.Options{Dir: "test/package", ReadOnly: []string{packagesVariable}}, cluster.Needs(cluster.Helm), node.Build, buildPackages)
 }
 
 // inUse is the lock on the packages' directory, which the machine sees. It ends with this process.
@@ -72,12 +72,6 @@ func buildPackages(ctx context.Context) error {
 		return fmt.Errorf("make image: %w\n%s", err, out)
 	}
 	return errors.Join(os.RemoveAll(again), os.Setenv(packagesVariable, dir))
-}
-
-// buildHelm builds Helm outside, where there is a network.
-func buildHelm(ctx context.Context) error {
-	_, err := cluster.BuildHelm(ctx, os.Stderr)
-	return err
 }
 
 // same says whether two packages that were made of the same source are the same, byte by byte.

@@ -51,5 +51,5 @@ func main() {
 			return 1
 		}
 		return 0
-	})
+	}, cluster.Needs(cluster.Kubernetes))
 }

@@ -49,7 +49,7 @@ func runSide(side string) {
 		Variables: []string{sideVariable},
 		Writable:  []string{resultsVariable},
 	}
-	before := []func(context.Context) error{node.Build}
+	before := []func(context.Context) error{cluster.Needs(cluster.NodeSuite), node.Build}
 	if side == "devmgrd" {
 		o.ReadOnly = []string{packageVariable}
 		before = append(before, buildPackage)
@@ -85,11 +85,7 @@ func buildPackage(ctx context.Context) error {
 func inMachine(side string) error {
 	ctx := context.Background()
 	results := os.Getenv(resultsVariable)
-	suite, err := cluster.BuildNodeSuite(ctx, os.Stderr) // in the cache
-	if err != nil {
-		return err
-	}
-	tools, err := cluster.Build(ctx, os.Stderr)
+	tools, err := cluster.Build(ctx, os.Stderr, cluster.Kubernetes, cluster.NodeSuite)
 	if err != nil {
 		return err
 	}
@@ -119,7 +115,7 @@ func inMachine(side string) error {
 	if err := handOverKubelet(ctx, tools, dir, filepath.Join(results, "logs", "kubelet.log")); err != nil {
 		return err
 	}
-	return runSuite(ctx, c, suite, dir, side)
+	return runSuite(ctx, c, tools.Path("e2e_node.test"), dir, side)
 }
 
 // busybox is the image of upstream's pods.

@@ -51,7 +51,7 @@ func TestUpstream(t *testing.T) {
 		sides = []string{*sideFlag}
 	}
 	if !*lastFlag {
-		if _, err := cluster.BuildNodeSuite(t.Context(), os.Stderr); err != nil {
+		if _, err := cluster.Build(t.Context(), os.Stderr, cluster.NodeSuite); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-func TestMain(m *testing.M) { cluster.Main(m.Run, node.Build) }
+func TestMain(m *testing.M) { cluster.Main(m.Run, cluster.Needs(cluster.Kubernetes), node.Build) }
 
 const (
 	// changes is how many devices fail, and then recover, one after the other.

@@ -27,12 +27,10 @@ func serveCommand() *cobra.Command {
 				return err
 			}
 			signal.Reset() // cluster.Main passes signals on to serve, which is inside
-			begin, start := cluster.Main, startCluster
+			begin, start := func(run func() int) { cluster.Main(run, cluster.Needs(cluster.Kubernetes)) }, startCluster
 			if asMachine {
 				start = startMachine
-				begin = func(run func() int, before ...func(context.Context) error) {
-					machine.Main(machine.AppArmor, run, before...)
-				}
+				begin = func(run func() int) { machine.Main(machine.AppArmor, run) }
 			}
 			begin(func() int {
 				if err := serve(h, start); err != nil {
