@@ -6,10 +6,10 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo deve
 BIN     ?= bin/devmgrd
 LDFLAGS ?= -X github.com/devmgrd/devmgrd/internal/version.version=$(VERSION)
 
-# A part of the tests, which "make test" tells with its time at its end.
+# A part of a run, whose time the run prints at its end.
 timed = scripts/stages stage
 
-.PHONY: help build check proto test e2e chaos upstream demo page machine matrix arm64 scale bench fuzz install deb rpm image clean
+.PHONY: help build check proto test e2e package chaos upstream demo page machine matrix arm64 scale bench fuzz install deb rpm image clean
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,39 +79,87 @@ vulnerabilities: ## Look for known vulnerabilities in what is linked into the bi
 proto: ## Check the .proto files in api, and write their Go code next to them.
 	GO=$(GO) scripts/proto write
 
-e2e: ## End-to-end tests on a real one-node Kubernetes, the package on a Debian, some random faults, and the demo (root).
-	$(timed) "build the cluster" $(GO) run ./test/cluster/cmd/cluster build
-	$(timed) "build the tests" $(GO) test -c -tags e2e -race -o bin/e2e.test ./test/e2e
-	@$(MAKE) --no-print-directory --output-sync=target --jobs=4 $(lanes)
+# What make test builds is built before its tests, so that no time limit of a test counts it.
+gobuild = $(GO) run ./test/gobuild/cmd/gobuild
+# The tests bin/$(2).test, run in their directory, with a name and a limit that begins when all that they run is built.
+testlog = scripts/testlog "$(1)" bin/logs/$(2).log env -C $(3) $(CURDIR)/bin/$(2).test -test.v -test.timeout $(4)
+# The unit tests: all packages but the rules of the repository and what ships with the binary, which make check tests.
+UNIT = ./api/... ./client/... ./cmd/... ./config/... ./internal/... ./test/...
 
-# Parts of e2e that run side by side, each on a cluster of its own: more than there are processors, since much of their time they
-# wait, and the longest first. test/e2e/lanes.txt says which test runs in which of the numbered ones.
-numbered = e2e-1 e2e-2 e2e-3 e2e-4 e2e-5 e2e-6 #
-lanes = e2e-machine e2e-package $(numbered) e2e-page e2e-cluster e2e-chaos e2e-demo
-.PHONY: $(lanes)
-$(numbered): e2e-%:
-	$(timed) "end to end, lane $*" scripts/e2e-lane $*
-e2e-cluster:
-	$(timed) "the test cluster" $(GO) test -tags e2e -race -count 1 -timeout 25m ./test/cluster/...
-e2e-package:
-	$(timed) "the package" $(GO) test -tags e2e -race -count 1 -timeout 25m ./test/package
-e2e-machine: # without the power cuts, which take long: see machine
-	$(timed) "the machine" $(GO) test -tags e2e -race -count 1 -timeout 60m -skip '^TestPowerCut' ./test/boot
-e2e-chaos:
-	$(timed) chaos $(GO) run ./test/chaos -n 4 -seed 1 -attacker
-e2e-page:
-	@$(timed) "the page in Chromium" $(MAKE) --no-print-directory page
-e2e-demo:
-	$(timed) demo $(GO) run ./test/demo
-
-test: ## All tests: unit, integration, a little fuzzing, and end to end (root). At its end it tells what took how long.
+test: ## Does it work here? Unit tests with the race detector, a little fuzzing, and the main job on a real containerd and runc (root).
 	@scripts/stages run $(MAKE) --no-print-directory test-stages
 
-.PHONY: test-stages
+.PHONY: test-stages test-build unit mainjob
 test-stages:
-	@$(MAKE) --no-print-directory check
+	@$(timed) "build for the tests" $(MAKE) --no-print-directory test-build
+	@$(timed) "main job, on containerd" $(MAKE) --no-print-directory mainjob
+	@$(timed) "unit tests" $(MAKE) --no-print-directory unit
 	@$(timed) fuzz $(MAKE) --no-print-directory fuzz FUZZTIME=1000x # by time it fails at times at the end of the time (go.dev/issue/75804)
-	@$(MAKE) --no-print-directory e2e
+test-build: export GOGC := $(or $(GOGC),400)
+test-build:
+	@$(gobuild) -title "the tests of the main job" -test -flags "-race -tags=e2e" -o bin/mainjob.test ./test/mainjob
+	@cd test/mainjob && ../../bin/mainjob.test -test.run '^$$' >/dev/null # it builds what the tests run
+	@$(gobuild) -title "what the unit tests import" -dependencies -flags -race $(UNIT)
+mainjob:
+	@$(call testlog,main job,mainjob,test/mainjob,15m)
+unit:
+	@GO=$(GO) scripts/unit $(filter-out %/test/rules,$(shell $(GO) list $(UNIT)))
+
+e2e: ## Behaviour on Kubernetes: tests on real one-node clusters, the page in Chromium, the demo (root). TESTS='TestDRA_' some of them.
+	@scripts/stages run $(MAKE) --no-print-directory e2e-stages
+
+.PHONY: e2e-stages e2e-build
+e2e-stages:
+	@$(timed) "build for end to end" $(MAKE) --no-print-directory e2e-build
+ifdef TESTS
+	@$(timed) "end to end, $(TESTS)" scripts/e2e-lane 1 1 '$(TESTS)'
+else
+	@$(MAKE) --no-print-directory --keep-going --jobs=4 $(lanes)
+endif
+e2e-build: export GOGC := $(or $(GOGC),400)
+e2e-build:
+	@$(gobuild) -title "the end-to-end tests" -test -flags "-race -tags=e2e" -o bin/e2e.test ./test/e2e
+	@cd test/e2e && ../../bin/e2e.test -test.run '^$$' >/dev/null # it builds what the tests run
+ifndef TESTS
+	@$(gobuild) -title "the tests of the test cluster" -test -flags "-race -tags=e2e" -o bin/cluster.test ./test/cluster
+	@$(gobuild) -title "the tests of its command" -test -flags "-race -tags=e2e" -o bin/cluster-command.test ./test/cluster/cmd/cluster
+	@$(gobuild) -title "the demo" -o bin/demo ./test/demo
+	@$(gobuild) -title "the page's tests" -C test/browser -test -flags -race -o ../../bin/page.test .
+	@cd test/browser && ../../bin/page.test -test.run '^$$' >/dev/null # it installs Chromium
+endif
+
+# Parts of e2e that run side by side, each on a cluster of its own: more than there are processors, since much of their time they wait.
+LANES ?= 6
+numbered = $(addprefix e2e-,$(shell seq $(LANES)))
+lanes = $(numbered) e2e-page e2e-cluster e2e-demo
+.PHONY: $(lanes)
+$(numbered): e2e-%:
+	@$(timed) "end to end, lane $*" scripts/e2e-lane $* $(LANES)
+e2e-cluster:
+	@$(timed) "the test cluster" $(call testlog,test cluster,cluster,test/cluster,25m)
+	@$(timed) "its command" $(call testlog,its command,cluster-command,test/cluster/cmd/cluster,25m)
+e2e-page:
+	@$(timed) "the page in Chromium" $(call testlog,page,page,test/browser,10m)
+e2e-demo:
+	@$(timed) demo bin/demo
+
+.PHONY: seconds
+seconds: ## Write the times of tests and packages in the last make test and make e2e to test/seconds.txt.
+	@scripts/seconds
+
+package: ## Test the Debian package and the Helm chart on a Debian that boots, from the installation to the purge (root).
+	@$(gobuild) -title "the tests of the package" -test -flags "-race -tags=e2e" -o bin/package.test ./test/package
+	@$(call testlog,package,package,test/package,25m)
+
+# Each part goes on when an earlier one has failed. ONLY='machine matrix' runs some.
+PARTS = check test e2e package chaos machine arm64 upstream matrix scale
+.PHONY: everything everything-parts
+everything: ## All of it, in a useful order, going on after a failure; several hours. ONLY='machine matrix' some parts.
+	@scripts/stages run $(MAKE) --no-print-directory everything-parts
+everything-parts:
+	@failed=; for part in $(or $(ONLY),$(PARTS)); do \
+	scripts/stages stage "make $$part" $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
 
 chaos: ## Random faults (root): N=20 sequences, SEED=17 one again, KUBELET=1 against the kubelet's device manager, ATTACKER=1 with a hostile plugin pod.
 	$(GO) run ./test/chaos -n $(or $(N),$(if $(SEED),1,20)) $(if $(SEED),-seed $(SEED)) $(if $(KUBELET),-kubelet) $(if $(ATTACKER),-attacker)
@@ -119,14 +167,16 @@ chaos: ## Random faults (root): N=20 sequences, SEED=17 one again, KUBELET=1 aga
 upstream: ## Run Kubernetes' own node suite with the kubelet and with devmgrd (root): SIDE=devmgrd one side, FOCUS=... some specs.
 	$(GO) test -tags e2e -count 1 -timeout 90m -v -run '^TestUpstream$$' ./test/upstream -args $(if $(SIDE),-side '$(SIDE)') $(if $(FOCUS),-focus '$(FOCUS)')
 
-demo: ## The main job, as a story to follow (root). KEEP=1 leaves it running.
-	$(GO) run ./test/demo $(if $(KEEP),--keep)
+demo: ## The main job, as a story in two acts (root): on containerd alone, then on Kubernetes. ACT=1 the first; KEEP=1 leaves it running.
+	@$(gobuild) -title "the demo" -o bin/demo ./test/demo
+	@bin/demo $(if $(ACT),--act=$(ACT)) $(if $(KEEP),--keep)
 
 page: ## Test the status page in Chromium, which root gets as a Debian package. UPDATE=1 writes docs/images again.
 	$(GO) -C test/browser test -race -count 1 -timeout 10m . $(if $(UPDATE),-update)
 
 machine: ## Run the package on a node that boots, with systemd and cgroup v2 (root): reboots, 20 power cuts (CUTS=3 SEED=7), a full disk; SELINUX=1 with SELinux.
-	$(GO) test -tags e2e -race -count 1 -timeout 120m -v ./test/boot -args $(if $(CUTS),-cuts $(CUTS)) $(if $(SEED),-seed $(SEED)) $(if $(SELINUX),-selinux)
+	@$(gobuild) -title "the tests of the machine" -test -flags "-race -tags=e2e" -o bin/boot.test ./test/boot
+	@$(call testlog,machine,boot,test/boot,120m) $(if $(CUTS),-cuts $(CUTS)) $(if $(SEED),-seed $(SEED)) $(if $(SELINUX),-selinux)
 
 matrix: ## Play the tests that matter on each release of containerd and Kubernetes (root); an hour. CELLS='containerd 2.1' some of them.
 	$(GO) run ./test/matrix/cmd/matrix $(if $(CELLS),-cells '$(CELLS)')

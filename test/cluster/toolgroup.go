@@ -120,7 +120,7 @@ func runcGroup() toolGroup {
 		programs: []string{"runc"},
 		release:  "github.com/opencontainers/runc",
 		cgo:      true,
-		tags:     "seccomp", // containerd gives every unprivileged container a seccomp profile
+		tags:     "seccomp", // every unprivileged container has a seccomp profile, by containerd
 	})
 }
 

@@ -1,15 +1,16 @@
-// Command demo shows the main job of devmgrd as a story to follow: a real Kubernetes node, Kubernetes' own sample
-// device plugin with the manifest that its makers ship, and pods that ask for its devices.
+// Command demo shows the main job of devmgrd as a story in two acts, with Kubernetes' own sample device plugin, unchanged. Act one
+// (containers.go) takes containerd and runc alone. Act two (steps.go) takes a real Kubernetes node and the manifest that the plugin's
+// makers ship.
 //
 //	go run ./test/demo           tell the story and clean up: "make demo"
+//	go run ./test/demo --act=1   tell the first act only: "make demo ACT=1"
 //	go run ./test/demo --keep    stay at the end, for a look from another terminal: "make demo KEEP=1"
 //
-// The story runs inside the namespaces of test/cluster (story.go, steps.go). Around it a second process waits outside
-// and looks, when all is over, whether anything is left (outside.go).
+// Each act runs inside the namespaces of test/cluster. Around it a second process waits outside and looks, when all is over, whether
+// anything is left (outside.go). What an act needs is built before it begins, so that act one begins long before Kubernetes is built.
 package main
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"os"
@@ -20,24 +21,23 @@ import (
 
 func main() {
 	keep := flag.Bool("keep", false, "stay after the last step, until Ctrl-C")
+	act := flag.Int("act", 0, "tell `one` act only, 1 or 2")
 	flag.Usage = func() {
-		fmt.Fprintf(flag.CommandLine.Output(), "usage: go run ./test/demo [--keep]\n\n"+
-			"Shows devmgrd at work on a real one-node Kubernetes that is made for it. Needs root.\n\n")
+		fmt.Fprintf(flag.CommandLine.Output(), "usage: go run ./test/demo [--act=1] [--keep]\n\n"+
+			"Shows devmgrd at work on a real containerd, and on a real one-node Kubernetes that is made for it. Needs root.\n\n")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
-	if flag.NArg() > 0 {
-		fmt.Fprintf(os.Stderr, "demo: there is no argument %q; see --help\n", flag.Arg(0))
+	if flag.NArg() > 0 || *act < 0 || *act > 2 {
+		fmt.Fprintf(os.Stderr, "demo: there is no argument %q, or no such act; see --help\n", flag.Args())
 		os.Exit(2)
 	}
-	if os.Getenv(noteVariable) == "" {
-		os.Exit(outside())
+	switch os.Getenv(actVariable) {
+	case "1":
+		cluster.Main(func() int { return inside(actOne, *keep && *act == 1) }, node.BuildDevmgrd, cluster.Needs(cluster.Containers))
+	case "2":
+		cluster.Main(func() int { return inside(actTwo, *keep) }, node.Build, cluster.Needs(cluster.Kubernetes))
+	default:
+		os.Exit(outside(*act))
 	}
-	cluster.Main(func() int { return inside(*keep) }, announce, node.Build)
-}
-
-// announce says what may take a while.
-func announce(context.Context) error {
-	fmt.Println("The programs of the cluster are built. Building devmgrd from this checkout.")
-	return nil
 }

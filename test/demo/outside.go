@@ -14,21 +14,32 @@ import (
 	"github.com/devmgrd/devmgrd/test/cluster"
 )
 
-// noteVariable names the file in which the process inside notes for the one outside which run it is in.
-const noteVariable = "TESTDEMO_NOTE"
+// These variables are for the process inside: the act, and the file in which it notes for the one outside which run it is in.
+const (
+	actVariable  = "TESTDEMO_ACT"
+	noteVariable = "TESTDEMO_NOTE"
+)
 
-// outside runs this program once more, for the story, and looks afterwards whether anything of it is left on the
-// machine. It returns the exit status.
-func outside() int {
-	status, err := supervise()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "demo:", err)
-		return max(status, 1)
+// outside runs this program once more for each act, or for one only, and looks afterwards whether anything of it is left on the machine.
+// It returns the exit status.
+func outside(only int) int {
+	for act := 1; act <= 2; act++ {
+		if only != 0 && act != only {
+			continue
+		}
+		status, err := supervise(act)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "demo:", err)
+			return max(status, 1)
+		}
+		if status != 0 {
+			return status
+		}
 	}
-	return status
+	return 0
 }
 
-func supervise() (status int, err error) {
+func supervise(act int) (status int, err error) {
 	dir, err := os.MkdirTemp("/tmp", "devmgrd-demo-") // what is in /tmp before the run begins can be written from inside
 	if err != nil {
 		return 1, err
@@ -38,7 +49,7 @@ func supervise() (status int, err error) {
 
 	runtime.LockOSThread() // the kernel tells the child when the thread that started it ends
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), noteVariable+"="+note)
+	cmd.Env = append(os.Environ(), noteVariable+"="+note, fmt.Sprintf("%s=%d", actVariable, act))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setpgid:   true, // a terminal's Ctrl-C reaches the story once, through us

@@ -26,6 +26,15 @@ func newPage(to *os.File) *page {
 	return &page{to: to, bold: terminal && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
 }
 
+// title begins an act.
+func (p *page) title(title string) {
+	line := title
+	if p.bold {
+		line = "\x1b[1m" + line + "\x1b[0m"
+	}
+	fmt.Fprintf(p.to, "\n%s\n%s\n", line, strings.Repeat("=", len(title)))
+}
+
 // head begins a step.
 func (p *page) head(number int, title string) {
 	line := fmt.Sprintf("%d  %s", number, title)

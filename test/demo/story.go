@@ -12,13 +12,32 @@ import (
 	"github.com/devmgrd/devmgrd/test/node"
 )
 
-// A story is one telling of the demo.
+// A story is one telling of an act.
 type story struct {
 	*page
 	n *node.Node // nil before the first step is done
 
-	pods []string // that run and hold devices, in the order of their creation
+	pods      []string // of act two, that run and hold devices, in the order of their creation
+	sandboxes []*sandbox
 }
+
+// An act is a part of the demo on a node of its own.
+type act struct {
+	title string
+	steps func(*story) []step
+}
+
+var actTwo = act{"Act two: the same on Kubernetes", func(s *story) []step {
+	return []step{
+		{"A Kubernetes node comes up, and devmgrd next to its kubelet", s.nodeComesUp},
+		{"A device plugin registers, with devmgrd and not with the kubelet", s.pluginRegisters},
+		{"The Node shows the devices", s.nodeShowsDevices},
+		{"Two pods ask for one device each", s.podsGetDevices},
+		{"Who holds what", s.whoHoldsWhat},
+		{"A third pod has to wait, and gets a device when one is free", s.thirdPodWaits},
+		{"devmgrd is killed with SIGKILL and started again", s.devmgrdIsKilled},
+	}
+}}
 
 // A step is one part of the story.
 type step struct {
@@ -29,7 +48,7 @@ type step struct {
 const stepLimit = 6 * time.Minute // on a machine that does many things at once
 
 // inside tells the story and returns the exit status.
-func inside(keep bool) int {
+func inside(a act, keep bool) int {
 	// Not stopped before the end: a second Ctrl-C must not cut the clean-up short.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -37,15 +56,8 @@ func inside(keep bool) int {
 	if err := noteRun(); err != nil {
 		return s.failed(err)
 	}
-	steps := []step{
-		{"A Kubernetes node comes up, and devmgrd next to its kubelet", s.nodeComesUp},
-		{"A device plugin registers, with devmgrd and not with the kubelet", s.pluginRegisters},
-		{"The Node shows the devices", s.nodeShowsDevices},
-		{"Two pods ask for one device each", s.podsGetDevices},
-		{"Who holds what", s.whoHoldsWhat},
-		{"A third pod has to wait, and gets a device when one is free", s.thirdPodWaits},
-		{"devmgrd is killed with SIGKILL and started again", s.devmgrdIsKilled},
-	}
+	steps := a.steps(s)
+	s.title(a.title)
 	for i, step := range steps {
 		s.head(i+1, step.title)
 		if err := s.tell(ctx, step); err != nil {
@@ -102,7 +114,7 @@ func (s *story) end(number int) int {
 			fmt.Fprintf(os.Stderr, "\ndemo: cleaning up: %v\n", err)
 			return 1
 		}
-		s.say("devmgrd, the plugin, the pods and the cluster have ended, within %s. Their namespaces go now.", since(began))
+		s.say("devmgrd, the plugin, the pods and all other programs have ended, within %s. Their namespaces go now.", since(began))
 	}
 	return 0
 }
@@ -112,6 +124,12 @@ func (s *story) stay(ctx context.Context) {
 	fmt.Fprintln(s.to)
 	s.say("The cluster stays until Ctrl-C. From another terminal, in this folder, as the same user:")
 	s.gap()
+	if s.n.APIServer == nil {
+		s.show("go run ./test/cluster/cmd/cluster enter                       # a shell on the node", "tail -f "+s.n.Devmgrd.LogPath())
+		<-ctx.Done()
+		s.gap()
+		return
+	}
 	s.show(
 		"export KUBECONFIG="+s.n.HostKubeconfig(),
 		"kubectl get pods --all-namespaces",

@@ -1,0 +1,156 @@
+package rules
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// A mapped is an entry of test/map.yaml.
+type mapped struct {
+	Package string
+	Tests   []string // beginnings of names
+	Run     []string // make targets
+}
+
+// helpers are packages for tests, which the map leaves out.
+var helpers = []string{"internal/fusetest", "internal/plugintest", "internal/tempdir"}
+
+// The map in CONTRIBUTING.md has each package once, names tests and targets that exist, and has the measured times.
+func TestMap_EachPackage_IsInContributing(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join(root, "test/map.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []mapped
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&all); err != nil {
+		t.Fatal(err)
+	}
+	tests := endToEnd(t)
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seconds := measured(t)
+	var table strings.Builder
+	table.WriteString("| package | unit tests | end to end | also |\n|---|---|---|---|\n")
+	var packages []string
+	for _, m := range all {
+		packages = append(packages, m.Package)
+		for _, begin := range m.Tests {
+			if !slices.ContainsFunc(slices.Collect(maps.Keys(tests)), func(name string) bool { return strings.HasPrefix(name, begin) }) {
+				t.Errorf("test/map.yaml: no test of %s begins with %s", m.Package, begin)
+			}
+		}
+		var run []string
+		for _, command := range m.Run {
+			target, _, _ := strings.Cut(command, " ")
+			if !strings.Contains(string(makefile), "\n"+target+":") {
+				t.Errorf("test/map.yaml: %s has make %s, and there is no such target", m.Package, target)
+			}
+			run = append(run, "`make "+command+"`")
+		}
+		fmt.Fprintf(&table, "| `%s` | %s | `%s` | %s |\n", m.Package, inSeconds(seconds[m.Package]), strings.Join(m.Tests, " "), strings.Join(run, ", "))
+	}
+	dirs, err := filepath.Glob(filepath.Join(root, "internal/*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range dirs {
+		name := "internal/" + filepath.Base(dir)
+		if n := count(packages, name); n != 1 && !slices.Contains(helpers, name) {
+			t.Errorf("test/map.yaml has %s %d times", name, n)
+		}
+	}
+	if len(packages) > len(dirs) || !slices.IsSorted(packages) {
+		t.Error("test/map.yaml has packages that do not exist, or is not sorted")
+	}
+	generated(t, "CONTRIBUTING.md", "test/map.yaml", table.String())
+}
+
+func inSeconds(seconds string) string {
+	if seconds == "" || seconds == "0" {
+		return "< 1 s"
+	}
+	return seconds + " s"
+}
+
+func count(all []string, one string) (n int) {
+	for _, s := range all {
+		if s == one {
+			n++
+		}
+	}
+	return n
+}
+
+// endToEnd returns the names in the end-to-end tests.
+func endToEnd(t *testing.T) map[string]bool {
+	t.Helper()
+	all := map[string]bool{}
+	for _, dir := range []string{"test/e2e", "test/mainjob"} {
+		found, err := declared(filepath.Join(root, dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		maps.Copy(all, found)
+	}
+	return all
+}
+
+// measured returns the times of test/seconds.txt. Each of its tests and packages exists.
+func measured(t *testing.T) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(root, "test/seconds.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := endToEnd(t)
+	all := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		seconds, name, _ := strings.Cut(strings.TrimSpace(line), " ")
+		switch {
+		case strings.HasPrefix(name, "make "):
+		case strings.HasPrefix(name, "Test"):
+			if !tests[name] {
+				t.Errorf("test/seconds.txt has %s, which does not exist", name)
+			}
+		default:
+			if _, err := os.Stat(filepath.Join(root, name)); err != nil {
+				t.Errorf("test/seconds.txt: %v", err)
+			}
+		}
+		all[name] = seconds
+	}
+	return all
+}
+
+// The times of make targets in documents are the measured ones.
+func TestTimes_InDocuments_AreMeasured(t *testing.T) {
+	seconds := measured(t)
+	var table strings.Builder
+	table.WriteString("| command | everything built | empty caches |\n|---|---|---|\n")
+	for _, target := range []string{"check", "test", "e2e", "demo", "demo ACT=1"} {
+		built, cold := seconds["make "+target], seconds["make "+target+", empty caches"]
+		if built == "" || cold == "" {
+			t.Errorf("test/seconds.txt lacks a time of make %s", target)
+		}
+		fmt.Fprintf(&table, "| `make %s` | %s s | %s s |\n", target, built, cold)
+	}
+	generated(t, "CONTRIBUTING.md", "test/seconds.txt", table.String())
+	generated(t, "README.md", "test/seconds.txt", fmt.Sprintf(
+		"On two processors it takes %s s where everything is built. With empty caches the first act ends after %s s, and all of it after %s s.\n",
+		seconds["make demo"], seconds["make demo ACT=1, empty caches"], seconds["make demo, empty caches"]))
+}
