@@ -92,18 +92,17 @@ test: ## Does it work here? Unit tests with the race detector, a little fuzzing,
 .PHONY: test-stages test-build unit mainjob
 test-stages:
 	@$(timed) "build for the tests" $(MAKE) --no-print-directory test-build
-	@$(timed) "main job, on containerd" $(MAKE) --no-print-directory mainjob
-	@$(timed) "unit tests" $(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 mainjob unit
 	@$(timed) fuzz $(MAKE) --no-print-directory fuzz FUZZTIME=1000x # by time it fails at times at the end of the time (go.dev/issue/75804)
 test-build: export GOGC := $(or $(GOGC),400)
 test-build:
 	@$(gobuild) -title "the tests of the main job" -test -flags "-race -tags=e2e" -o bin/mainjob.test ./test/mainjob
 	@cd test/mainjob && ../../bin/mainjob.test -test.run '^$$' >/dev/null # it builds what the tests run
 	@$(gobuild) -title "what the unit tests import" -dependencies -flags -race $(UNIT)
-mainjob:
-	@$(call testlog,main job,mainjob,test/mainjob,15m)
+mainjob: # most of its time it waits, so it runs next to the unit tests
+	@$(timed) "main job, on containerd" $(call testlog,main job,mainjob,test/mainjob,15m)
 unit:
-	@GO=$(GO) scripts/unit $(filter-out %/test/rules,$(shell $(GO) list $(UNIT)))
+	@GO=$(GO) $(timed) "unit tests" scripts/unit $(filter-out %/test/rules,$(shell $(GO) list $(UNIT)))
 
 e2e: ## Behaviour on Kubernetes: tests on real one-node clusters, the page in Chromium, the demo (root). TESTS='TestDRA_' some of them.
 	@scripts/stages run $(MAKE) --no-print-directory e2e-stages
@@ -114,7 +113,7 @@ e2e-stages:
 ifdef TESTS
 	@$(timed) "end to end, $(TESTS)" scripts/e2e-lane 1 1 '$(TESTS)'
 else
-	@$(MAKE) --no-print-directory --keep-going --jobs=4 $(lanes)
+	@$(MAKE) --no-print-directory --keep-going --jobs=$(words $(lanes)) $(lanes)
 endif
 e2e-build: export GOGC := $(or $(GOGC),400)
 e2e-build:
@@ -128,8 +127,8 @@ ifndef TESTS
 	@cd test/browser && ../../bin/page.test -test.run '^$$' >/dev/null # it installs Chromium
 endif
 
-# Parts of e2e that run side by side, each on a cluster of its own: more than there are processors, since much of their time they wait.
-LANES ?= 6
+# Parts of e2e that run side by side, each on a cluster of its own: more lanes than there are processors, since much of their time they wait.
+LANES ?= 4
 numbered = $(addprefix e2e-,$(shell seq $(LANES)))
 lanes = $(numbered) e2e-page e2e-cluster e2e-demo
 .PHONY: $(lanes)

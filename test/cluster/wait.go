@@ -11,9 +11,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 )
 
 // Pauses between two looks at foreign processes. They grow, since each look costs the API server and the looker CPU that other
@@ -94,10 +94,9 @@ func (c *Cluster) WaitRuntime(ctx context.Context) error {
 // WaitNodeReady returns when the node is Ready and has no taints, so that pods can be scheduled. It fails when
 // the kubelet ends.
 func (c *Cluster) WaitNodeReady(ctx context.Context) error {
-	return waitFor(ctx, "node "+c.options.NodeName, []*Process{c.Kubelet}, func(ctx context.Context) error {
-		node, err := c.client.CoreV1().Nodes().Get(ctx, c.options.NodeName, metav1.GetOptions{})
-		if err != nil || nodeReady(node) {
-			return err
+	return c.waitNode(ctx, c.Kubelet, func(node *corev1.Node) error {
+		if node != nil && nodeReady(node) {
+			return nil
 		}
 		return errors.New(describeNode(node))
 	})
@@ -106,10 +105,9 @@ func (c *Cluster) WaitNodeReady(ctx context.Context) error {
 // WaitNode returns when the condition holds for the node. An error of the condition ends the waiting.
 func (c *Cluster) WaitNode(ctx context.Context, condition func(*corev1.Node) (bool, error)) error {
 	var refused error
-	err := waitFor(ctx, "node "+c.options.NodeName, nil, func(ctx context.Context) error {
-		node, err := c.client.CoreV1().Nodes().Get(ctx, c.options.NodeName, metav1.GetOptions{})
-		if err != nil {
-			return err
+	err := c.waitNode(ctx, nil, func(node *corev1.Node) error {
+		if node == nil {
+			return errors.New(describeNode(node))
 		}
 		done, err := condition(node)
 		if refused = err; done || refused != nil {
@@ -120,18 +118,31 @@ func (c *Cluster) WaitNode(ctx context.Context, condition func(*corev1.Node) (bo
 	return errors.Join(c.withKubelet(err), refused)
 }
 
+func (c *Cluster) waitNode(ctx context.Context, by *Process, condition func(*corev1.Node) error) error {
+	nodes := c.client.CoreV1().Nodes()
+	list := func(ctx context.Context, o metav1.ListOptions) (*corev1.Node, string, error) {
+		all, err := nodes.List(ctx, o)
+		if err != nil || len(all.Items) == 0 {
+			return nil, all.GetResourceVersion(), err
+		}
+		return &all.Items[0], all.ResourceVersion, nil
+	}
+	return waitObject(ctx, "node "+c.options.NodeName, c.options.NodeName, by, list, nodes.Watch, condition)
+}
+
 // WaitPod returns when the condition holds for a pod. A nil pod stands for one that does not exist. An error of the
 // condition ends the waiting.
 func (c *Cluster) WaitPod(ctx context.Context, namespace, name string, condition func(*corev1.Pod) (bool, error)) error {
 	var refused error
-	err := waitFor(ctx, "pod "+namespace+"/"+name, nil, func(ctx context.Context) error {
-		pod, err := c.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			pod, err = nil, nil
+	pods := c.client.CoreV1().Pods(namespace)
+	list := func(ctx context.Context, o metav1.ListOptions) (*corev1.Pod, string, error) {
+		all, err := pods.List(ctx, o)
+		if err != nil || len(all.Items) == 0 {
+			return nil, all.GetResourceVersion(), err
 		}
-		if err != nil {
-			return err
-		}
+		return &all.Items[0], all.ResourceVersion, nil
+	}
+	err := waitObject(ctx, "pod "+namespace+"/"+name, name, nil, list, pods.Watch, func(pod *corev1.Pod) error {
 		done, err := condition(pod)
 		if refused = err; done || refused != nil {
 			return nil
@@ -139,6 +150,65 @@ func (c *Cluster) WaitPod(ctx context.Context, namespace, name string, condition
 		return errors.New(describePod(pod))
 	})
 	return errors.Join(c.withKubelet(err), refused)
+}
+
+// waitObject watches the object of a name until the condition holds for it; nil: it does not exist. An error of the condition means "not
+// yet". waitObject fails when ctx ends, or when the process that brings the condition about has ended, and then says what was seen last.
+// While the API server does not answer, it is asked again.
+func waitObject[T any](ctx context.Context, what, name string, by *Process, list func(context.Context, metav1.ListOptions) (*T, string, error),
+	watch func(context.Context, metav1.ListOptions) (apiwatch.Interface, error), condition func(*T) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if by != nil {
+		go func() {
+			_ = by.Wait(ctx)
+			if ctx.Err() == nil {
+				cancel(fmt.Errorf("%s does not run", by.Name))
+			}
+		}()
+	}
+	last := errors.New("nothing seen")
+	err := Poll(ctx, func(ctx context.Context) (bool, error) {
+		object, version, err := list(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		if err != nil {
+			if ctx.Err() == nil { // else it is only that the waiting has ended
+				last = err
+			}
+			return false, nil
+		}
+		if last = condition(object); last == nil {
+			return true, nil
+		}
+		events, err := watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name, ResourceVersion: version})
+		if err != nil {
+			return false, nil
+		}
+		defer events.Stop()
+		for event := range events.ResultChan() {
+			object, is := any(event.Object).(*T)
+			switch {
+			case !is: // an error, after which the list shows what has happened meanwhile
+				return false, nil
+			case event.Type == apiwatch.Deleted:
+				object = nil
+			}
+			if last = condition(object); last == nil {
+				return true, nil
+			}
+		}
+		return false, nil
+	})
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	var tail string
+	if by != nil {
+		tail = "\n" + by.tail()
+	}
+	return fmt.Errorf("wait for %s: %w (last seen: %w)%s", what, err, last, tail)
 }
 
 // withKubelet adds the end of the kubelet's log, where most of what happens to pods is logged.
@@ -170,6 +240,9 @@ func (c *Cluster) PodLogs(ctx context.Context, namespace, name, container string
 }
 
 func describeNode(node *corev1.Node) string {
+	if node == nil {
+		return "there is no such node"
+	}
 	var said []string
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {

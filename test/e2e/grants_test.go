@@ -140,7 +140,8 @@ func TestGrant_GoneBetweenTwoStarts_IsGrantedAgain(t *testing.T) {
 	p := r.plugin(gpu, 1, func(p *plugintest.Plugin) {
 		p.OnAllocate = func(ctx context.Context, request *plugintest.AllocateRequest) (*plugintest.AllocateResponse, error) {
 			if !broken.Load() {
-				if err := os.WriteFile(path, nil, 0o644); err != nil {
+				// Where a mount's source is missing, devmgrd makes a directory, if the kubelet tries again before the test goes on.
+				if err := errors.Join(os.RemoveAll(path), os.WriteFile(path, nil, 0o644)); err != nil {
 					return nil, err
 				}
 			}
