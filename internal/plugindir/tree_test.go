@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/plugindir"
@@ -138,9 +137,7 @@ func TestKnown_CannotBeRead_Stays(t *testing.T) {
 // A pod leaves trees that are deeper than a process has descriptors, and directories that may not be written. devmgrd removes them
 // without the capability to write everything.
 func TestRemove_HostileTree(t *testing.T) {
-	done, output := plugintest.Attack(t, "TestRemoveWithoutCapabilities", time.Minute, "TREE="+t.TempDir())
-	<-done
-	output()
+	plugintest.StartAttack(t, "TestRemoveWithoutCapabilities", 1, "TREE="+t.TempDir()).Wait()
 }
 
 // TestRemoveWithoutCapabilities is no test, but the process that TestRemove_HostileTree starts.

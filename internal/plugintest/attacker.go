@@ -3,9 +3,13 @@ package plugintest
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
+	"strconv"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -16,49 +20,89 @@ import (
 
 // The environment of an attacker.
 const (
-	attackerStage = "DEVMGRD_TEST_ATTACKER" // "1": with all rights still; "2": with a container's
-	attackerEnd   = "DEVMGRD_TEST_END"      // when it ends, in RFC 3339
+	attackerStage    = "DEVMGRD_TEST_ATTACKER" // "1": with all rights still; "2": with a container's
+	attackerAttempts = "DEVMGRD_TEST_ATTEMPTS"
 )
 
-// Attack runs another test of the test's binary as a process with the rights of a container that drops all capabilities: uid 0, no
-// capability, no way to get one. It lasts that long, or until the test ends; done is closed then. The other test calls Attacking
-// first. What it has printed is returned by output, when it is done.
-func Attack(t testing.TB, test string, lasts time.Duration, env ...string) (done <-chan struct{}, output func() string) {
+// attackLimit bounds an attack on a machine that is too busy for all attempts.
+const attackLimit = 20 * time.Second
+
+// An Attack is a process with the rights of a container that drops all capabilities: uid 0, no capability, no way to get one.
+type Attack struct {
+	t      testing.TB
+	stdin  io.Closer
+	ended  chan struct{}
+	out    bytes.Buffer // complete when ended is closed
+	failed error        // as well
+}
+
+// StartAttack runs another test of the test's binary as an Attack, which calls Attacking first. The attack ends after that many
+// attempts, at a call of End, after 20 s, or when the test ends.
+func StartAttack(t testing.TB, test string, attempts int, env ...string) *Attack {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, as devmgrd does")
 	}
+	a := &Attack{t: t, ended: make(chan struct{})}
 	process := exec.Command(os.Args[0], "-test.run=^"+test+"$", "-test.v")
-	process.Env = append(os.Environ(), append(env, attackerStage+"=1", attackerEnd+"="+time.Now().Add(lasts).Format(time.RFC3339Nano))...)
-	var out bytes.Buffer
-	process.Stdout, process.Stderr = &out, &out
-	if err := process.Start(); err != nil {
+	process.Env = append(os.Environ(), append(env, attackerStage+"=1", attackerAttempts+"="+fmt.Sprint(attempts), QuickExit)...)
+	process.Stdout, process.Stderr = &a.out, &a.out
+	stdin, err := process.StdinPipe()
+	if err == nil {
+		err = process.Start()
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan struct{})
-	var failed error
-	late := time.AfterFunc(lasts+time.Minute, func() { process.Process.Kill() }) // it waits for something
+	a.stdin = stdin
+	late := time.AfterFunc(attackLimit+time.Minute, func() { process.Process.Kill() }) // it waits for something
 	go func() {
-		failed = process.Wait()
+		a.failed = process.Wait()
 		late.Stop()
-		close(ended)
+		close(a.ended)
 	}()
 	t.Cleanup(func() {
 		process.Process.Kill() // it has ended already, unless the test has failed
-		<-ended
+		<-a.ended
 	})
-	return ended, func() string {
-		t.Helper()
-		<-ended
-		if failed != nil {
-			t.Errorf("the attacker has failed: %v\n%s", failed, out.String())
-		}
-		return out.String()
-	}
+	return a
 }
 
-// Attacking returns up what a container does not have, and returns until when to attack. It skips a test that is run as a test.
-func Attacking(t testing.TB) (end time.Time) {
+// Done returns a channel that is closed when the attack has ended.
+func (a *Attack) Done() <-chan struct{} { return a.ended }
+
+// End ends the attack after the attempt that runs. It does not wait.
+func (a *Attack) End() { a.stdin.Close() }
+
+// Wait waits for the attack's end, and returns the number of attempts. The test fails if the attacker has failed.
+func (a *Attack) Wait() (attempts int) {
+	a.t.Helper()
+	<-a.ended
+	if a.failed != nil {
+		a.t.Errorf("the attacker has failed: %v\n%s", a.failed, a.out.String())
+	}
+	if report := regexp.MustCompile(`attack: .*`).FindString(a.out.String()); report != "" {
+		a.t.Log(report)
+		if _, err := fmt.Sscanf(report, "attack: %d attempts", &attempts); err != nil {
+			a.t.Errorf("%q: %v", report, err)
+		}
+	}
+	return attempts
+}
+
+// QuickExit is for the environment of a process of a test's binary: without it, a process of a binary with the race detector
+// sleeps for a second before it exits.
+const QuickExit = "GORACE=atexit_sleep_ms=0"
+
+// An Attacker is the process of an Attack.
+type Attacker struct {
+	wanted, made int
+	limit        time.Time
+	ended        atomic.Bool
+}
+
+// Attacking drops the rights that a container does not have. It skips a test that is run as a test.
+func Attacking(t testing.TB) *Attacker {
 	t.Helper()
 	switch os.Getenv(attackerStage) {
 	default:
@@ -80,14 +124,28 @@ func Attacking(t testing.TB) (end time.Time) {
 			}
 		}
 	}
-	end, err := time.Parse(time.RFC3339Nano, os.Getenv(attackerEnd))
+	wanted, err := strconv.Atoi(os.Getenv(attackerAttempts))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return end
+	a := &Attacker{wanted: wanted, limit: time.Now().Add(attackLimit)}
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin) // until End closes it
+		a.ended.Store(true)
+	}()
+	t.Cleanup(func() { fmt.Printf("attack: %d attempts\n", a.made) })
+	return a
 }
 
-// DropRights returns up the capabilities of this thread, permanently, and for what it executes.
+// Attempted counts an attempt. It is for attempts that devmgrd has noticed, as far as the attacker can see that.
+func (a *Attacker) Attempted() { a.made++ }
+
+// More reports whether the attack goes on.
+func (a *Attacker) More() bool {
+	return a.made < a.wanted && !a.ended.Load() && time.Now().Before(a.limit)
+}
+
+// DropRights drops the capabilities of this thread, permanently, and for what it executes.
 func DropRights() error {
 	runtime.LockOSThread()
 	for c := uintptr(0); c <= unix.CAP_LAST_CAP; c++ {

@@ -2,13 +2,11 @@ package registry_test
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,7 +17,8 @@ import (
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 )
 
-const attackTime = 20 * time.Second
+// exchanges is how many drafts of kubelet.sock the attacker exchanges for a link. A chmod that follows links loses within 20.
+const exchanges = 100
 
 // A plugin without capabilities removes kubelet.sock, and puts a link in the place of the draft of the next one, as fast as it
 // can. The mode of what the link leads to does not change.
@@ -45,7 +44,7 @@ func TestAttackDraft_Link_IsNotFollowed(t *testing.T) {
 		}
 		victims[victim] = info.Mode()
 	}
-	done, output := plugintest.Attack(t, "TestAttackDraft", attackTime, "ATTACK_DIR="+f.dir, "ATTACK_VICTIMS="+outside)
+	attack := plugintest.StartAttack(t, "TestAttackDraft", exchanges, "ATTACK_DIR="+f.dir, "ATTACK_VICTIMS="+outside)
 	began := time.Now()
 	for look := time.NewTicker(10 * time.Millisecond); ; <-look.C {
 		for victim, mode := range victims {
@@ -56,13 +55,12 @@ func TestAttackDraft_Link_IsNotFollowed(t *testing.T) {
 		select {
 		default:
 			continue
-		case <-done:
+		case <-attack.Done():
 		}
 		break
 	}
-	t.Log(attackReport(output()))
-	if drafts := attackCount(t, output(), "drafts"); drafts == 0 {
-		t.Error("the attacker has seen no draft: nothing was attacked")
+	if attack.Wait() == 0 {
+		t.Error("the attacker has exchanged no draft: nothing was attacked")
 	}
 	f.eventually("registration is served", func() bool { return f.Check() == nil })
 	plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
@@ -74,12 +72,11 @@ func TestAttackDraft_Link_IsNotFollowed(t *testing.T) {
 
 // TestAttackDraft is no test, but the process that TestAttackDraft_Link_IsNotFollowed starts.
 func TestAttackDraft(t *testing.T) {
-	end := plugintest.Attacking(t)
+	attacker := plugintest.Attacking(t)
 	dir, victims := os.Getenv("ATTACK_DIR"), os.Getenv("ATTACK_VICTIMS")
 	socket, link := filepath.Join(dir, "kubelet.sock"), filepath.Join(dir, "x")
 	made := plugintest.Watch(t, dir, unix.IN_CREATE)
-	drafts, exchanged := 0, 0
-	for n := 0; time.Now().Before(end); n++ {
+	for n := 0; attacker.More(); n++ {
 		os.Remove(link)
 		os.Symlink(filepath.Join(victims, []string{"key", "dir"}[n%2]), link)
 		made.Next()
@@ -93,34 +90,19 @@ func TestAttackDraft(t *testing.T) {
 			}
 		}
 		if draft != "" {
-			drafts++
 			for end := time.Now().Add(time.Duration(rand.IntN(200)) * time.Microsecond); n%3 != 0 && time.Now().Before(end); {
 			}
 			if _, err := os.Lstat(draft); err == nil && os.Rename(link, draft) == nil {
-				exchanged++
+				attacker.Attempted()
 			}
 		}
 		time.Sleep(2 * time.Millisecond) // the daemon needs a core, too
 		os.Remove(draft)
 	}
-	fmt.Printf("attack: drafts %d, exchanged %d\n", drafts, exchanged)
 }
 
-// attackReport returns what an attacker has counted.
-func attackReport(output string) string { return regexp.MustCompile(`attack: .*`).FindString(output) }
-
-func attackCount(t *testing.T, output, what string) int {
-	t.Helper()
-	found := regexp.MustCompile(what + ` (\d+)`).FindStringSubmatch(attackReport(output))
-	if found == nil {
-		t.Fatalf("the attacker does not say how many %s:\n%s", what, output)
-	}
-	n, err := strconv.Atoi(found[1])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
+// starts is how often devmgrd starts during the attack. If it gave up when its draft is exchanged once, it would fail within 200.
+const starts = 300
 
 // A plugin without capabilities puts whatever it can at devmgrd's names, as fast as it can. devmgrd starts all the same, writes a
 // bounded log, and serves when the attack is over.
@@ -131,29 +113,33 @@ func TestAttackNames_AnyFile_DoesNotKeepFromStarting(t *testing.T) {
 	if err := os.WriteFile(precious, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	done, output := plugintest.Attack(t, "TestAttackNames", attackTime, "ATTACK_DIR="+dir, "ATTACK_VICTIMS="+outside)
-	starts := 0
-	began := time.Now()
-	for over := false; !over; starts++ {
+	attack := plugintest.StartAttack(t, "TestAttackNames", math.MaxInt, "ATTACK_DIR="+dir, "ATTACK_VICTIMS="+outside)
+	left := plugintest.Watch(t, dir, unix.IN_CREATE)
+	for n := range starts {
 		f := prepare(t, at(dir))
 		if err := f.Listen(); err != nil {
-			t.Fatalf("start %d: %v", starts, err)
+			t.Fatalf("start %d: %v", n, err)
 		}
 		f.serve()
-		for time.Since(began) < time.Duration(starts)*time.Second && !over { // a second each
+		began, atLeast := time.Now(), time.Duration(0)
+		if n == starts-1 {
+			atLeast = time.Second
+		}
+		for over, files := false, 0; !over && (files < 10 || time.Since(began) < atLeast); {
+			files += len(left.Next())
 			select {
-			case <-done:
+			case <-attack.Done():
 				over = true
-			case <-time.After(20 * time.Millisecond):
+			case <-time.After(time.Millisecond):
 			}
 		}
 		f.stop()
 		if lines := strings.Count(f.logs.String(), "level=WARN") + strings.Count(f.logs.String(), "level=ERROR"); lines > 30+int(time.Since(began)/time.Second) {
-			t.Errorf("start %d has written %d lines", starts, lines)
+			t.Errorf("start %d has written %d lines", n, lines)
 		}
 	}
-	t.Logf("%d starts; %s", starts, attackReport(output()))
-	if attackCount(t, output(), "left") == 0 {
+	attack.End()
+	if attack.Wait() == 0 {
 		t.Error("the attacker has left nothing: nothing was attacked")
 	}
 	f := start(t, at(dir))
@@ -167,7 +153,7 @@ func TestAttackNames_AnyFile_DoesNotKeepFromStarting(t *testing.T) {
 
 // TestAttackNames is no test, but the process that TestAttackNames_AnyFile_DoesNotKeepFromStarting starts.
 func TestAttackNames(t *testing.T) {
-	end := plugintest.Attacking(t)
+	attacker := plugintest.Attacking(t)
 	dir, outside := os.Getenv("ATTACK_DIR"), os.Getenv("ATTACK_VICTIMS")
 	socket := filepath.Join(dir, "kubelet.sock")
 	made := plugintest.Watch(t, dir, unix.IN_CREATE)
@@ -177,8 +163,7 @@ func TestAttackNames(t *testing.T) {
 		func(path string) error { return syscall.Mkfifo(path, 0o600) },
 		func(path string) error { return os.MkdirAll(filepath.Join(path, "a"), 0o700) },
 	}
-	left := 0
-	for n := 0; time.Now().Before(end); n++ {
+	for n := 0; attacker.More(); n++ {
 		for _, name := range append(made.Next(), "kubelet.sock") {
 			path := filepath.Join(dir, name)
 			if name != "kubelet.sock" && !strings.HasPrefix(name, ".kubelet.") {
@@ -188,7 +173,7 @@ func TestAttackNames(t *testing.T) {
 				os.Remove(path)
 			}
 			if leave[n%len(leave)](path) == nil {
-				left++
+				attacker.Attempted()
 			}
 		}
 		if n%50 == 0 { // mostly there is a full directory
@@ -196,5 +181,4 @@ func TestAttackNames(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	fmt.Printf("attack: left %d\n", left)
 }
