@@ -32,6 +32,7 @@ func fixedDemand(text string) device.Demand {
 }
 
 func TestPlan_DevicesChosenByTheScheduler(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		policy   Policy
 		scope    Scope
@@ -93,6 +94,7 @@ func TestPlan_DevicesChosenByTheScheduler(t *testing.T) {
 }
 
 func TestPlan_ChosenDeviceIsCordonedOrBusy_MessageSaysWhy(t *testing.T) {
+	t.Parallel()
 	w := Input{Demand: device.PodDemand{Pod: device.Pod{UID: "pod"}, Demands: []device.Demand{fixedDemand("main gpu:a")}}}
 	p := stock(false, "a b")
 	p.SetListing(NewListing(p.Listing().Devices(), map[device.ID]device.Cordon{"a": {ID: "a", Reason: "Xid 79"}}, Ordering{}, p.Listing()))

@@ -28,6 +28,7 @@ const (
 )
 
 func TestOrder(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		order, gpu, pod string
 		policy          Policy
@@ -80,6 +81,7 @@ func TestOrder(t *testing.T) {
 
 // Devices go round: the one that was released last comes last, also when the plugin's list has been empty meanwhile.
 func TestOrder_Oldest_DevicesGoRound(t *testing.T) {
+	t.Parallel()
 	p := ordered(stock(false, "a b c d"), "oldest")
 	take := func(n int) string {
 		in := Input{Demand: device.PodDemand{Pod: device.Pod{UID: "pod"}, Demands: []device.Demand{asks(fmt.Sprintf("main gpu=%d", n))}}}
@@ -119,8 +121,9 @@ func TestOrder_Oldest_DevicesGoRound(t *testing.T) {
 
 // The releases of devices that are not listed are remembered up to a bound.
 func TestOrder_Oldest_UnlistedDevicesAreForgotten(t *testing.T) {
+	t.Parallel()
 	p := ordered(stock(false, ""), "oldest")
-	for i := range 3 * maxUnlistedReleases {
+	for i := range maxUnlistedReleases + 100 {
 		d := device.Device{ID: device.ID(fmt.Sprint("random-", i)), Healthy: true}
 		p.SetListing(NewListing([]device.Device{d}, nil, p.listing.ordering, p.listing))
 		p.Take([]device.ID{d.ID}, "pod")
@@ -155,6 +158,7 @@ func BenchmarkOrder(b *testing.B) {
 
 // One by one, as the scheduler takes devices from a list.
 func TestOrder_OneByOne(t *testing.T) {
+	t.Parallel()
 	for order, want := range map[string]string{
 		"":                "",
 		"pack":            "x@2 a@0 b@0 p@1 q@1 r@1",

@@ -125,6 +125,7 @@ func one(text string) []string { return []string{text} }
 
 // Devices of a container that must be near one NUMA node, or near as few as possible.
 func TestPlaces(t *testing.T) {
+	t.Parallel()
 	perNode := "a0@0 a1@0 b0@1 b1@1"
 	for name, c := range map[string]planCase{
 		"no device has a place":                  {policy: BestEffort, gpu: "a b c", pod: one("main gpu=1"), want: "main gpu:a"},
@@ -176,6 +177,7 @@ func TestPlaces(t *testing.T) {
 
 // Init containers hand their devices on; sidecars keep theirs; apps have their own.
 func TestReuse(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]planCase{
 		"an init container and an app": {gpu: "a b", pod: []string{"init:i gpu=1", "main gpu=1"}, want: "i gpu:a | main gpu:a"},
 		"two inits and two apps share two devices": {gpu: "a b c d", pod: []string{"init:i1 gpu=1", "init:i2 gpu=2", "m1 gpu=1", "m2 gpu=1"},
@@ -197,6 +199,7 @@ func says(ids ...device.ID) Preferences { return Preferences{PreferenceKey{"main
 
 // A plugin's preference decides only among the eligible devices.
 func TestPreferences(t *testing.T) {
+	t.Parallel()
 	eight := "a@0 b@0 c@0 d@0 e@0 f@0 g@1 h@1"
 	for name, c := range map[string]planCase{
 		"followed":                             {gpu: "a b c d", pod: one("main gpu=2"), advice: says("b", "d"), want: "main gpu:b,d"},
@@ -220,6 +223,7 @@ func TestPreferences(t *testing.T) {
 
 // A plugin is asked only where there is a choice, with all eligible devices, the required ones among them, and their number.
 func TestQuestions(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		policy   Policy
 		gpu, has string // has: of what is taken, what the first container has
@@ -283,6 +287,7 @@ func TestQuestions(t *testing.T) {
 
 // A refusal names the obstacle so that the operator can act.
 func TestMismatchIsExplained(t *testing.T) {
+	t.Parallel()
 	w := Input{Topology: Topology{Policy: SingleNUMA}}
 	w.Demand.Demands = []device.Demand{asks("main gpu=2 nic=1")}
 	_, no := Plan(w, Resources{gpu: stock(false, "a@0 b@1 c@1"), nic: stock(false, "x@0")})
@@ -317,6 +322,7 @@ func big(kinds, nodes, devices int) (Input, Resources) {
 
 // On a machine of 64 nodes a plan ends, with a choice as good as possible.
 func TestManyNodes(t *testing.T) {
+	t.Parallel()
 	w, from := big(8, 64, 6400)
 	for _, policy := range []Policy{NoPolicy, BestEffort, Restricted, SingleNUMA} {
 		w.Topology.Policy = policy
@@ -449,6 +455,7 @@ func BenchmarkPlanManyNodes(b *testing.B) {
 
 // A refusal says whether the wait ends when other pods do, or the devices would not suffice if they were all free.
 func TestPlan_Refused_BusyIfOthersHaveTheDevices(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		policy Policy
 		gpu    string

@@ -10,6 +10,7 @@ import (
 
 // The counts of a pool equal a full count, whatever inventories, cordons and holders change.
 func TestFiguresOfAPool(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(300) {
 		g := rand.New(rand.NewPCG(seed, 1))
 		p := NewResource()

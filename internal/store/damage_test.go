@@ -87,6 +87,7 @@ func some(t testing.TB, dir string) (store.State, []byte) {
 
 // A damaged file is set aside as it is, with a word in the log, and the daemon goes on with a new state file.
 func TestOpen_DamagedFile_IsSetAside(t *testing.T) {
+	t.Parallel()
 	// where returns the offset of the first page of a kind: 1 for branches, 2 for leaves.
 	where := func(t *testing.T, data []byte, kind byte) int {
 		for at := 2 * 4096; at < len(data); at += 4096 {
@@ -172,6 +173,7 @@ func TestOpen_DamagedFile_IsSetAside(t *testing.T) {
 
 // A pod's record that is what was written and cannot be read is damage, too: all of the file is set aside.
 func TestOpen_UnreadablePod_IsDamage(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	some(t, dir)
 	s := open(t, dir)
@@ -189,6 +191,7 @@ func TestOpen_UnreadablePod_IsDamage(t *testing.T) {
 
 // A file that the disk does not give is damaged.
 func TestOpen_ReadError_IsDamage(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "state.db")
 	if err := os.Symlink("/proc/self/mem", path); err != nil { // reading where nothing is mapped is EIO, as of a bad sector
@@ -205,6 +208,7 @@ func TestOpen_ReadError_IsDamage(t *testing.T) {
 
 // A file that was set aside is never overwritten. The metric falls when an operator removes such files.
 func TestDamagedFiles_Several_AreAllKept(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "state.db")
 	for i := range 5 {
@@ -244,6 +248,7 @@ func TestDamagedFiles_Several_AreAllKept(t *testing.T) {
 
 // A file that is none of ours to judge stops the daemon, and so does one that another program works with.
 func TestRecover_ForeignFile_IsRefused(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "state.db")
 	refused := func(want string) {
@@ -334,21 +339,40 @@ func reads(t testing.TB, data []byte, want store.State) {
 	}
 }
 
-// Whichever bit of the file flips, that is noticed, or it is one that means nothing. Not all are tried each time: those at
-// the beginning of a page, where it says what it is and where its elements are, and a few others.
+// flips returns positions in a page, and a bit of each: the 16 bytes in which the page says what it is, and a few others in each
+// run, where its first elements are and anywhere.
+func flips(dice *rand.Rand) (all [][2]int) {
+	for at := range 16 {
+		all = append(all, [2]int{at, dice.IntN(8)})
+	}
+	for range 10 {
+		all = append(all, [2]int{16 + dice.IntN(32), dice.IntN(8)})
+	}
+	for range 6 {
+		all = append(all, [2]int{dice.IntN(4096), dice.IntN(8)})
+	}
+	return all
+}
+
+// random returns dice whose seed the test logs.
+func random(t *testing.T) *rand.Rand {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// Whichever bit of the file flips, that is noticed, or it is one that means nothing.
 func TestFlippedBits(t *testing.T) {
+	t.Parallel()
 	want, good := some(t, t.TempDir())
 	if err := store.Judge(good); err != nil {
 		t.Fatal(err)
 	}
-	dice := rand.New(rand.NewPCG(1, 2))
+	dice := random(t)
 	for page := 0; page < len(good); page += 4096 {
 		t.Run(fmt.Sprint("page=", page/4096), func(t *testing.T) {
-			for i := range 60 {
-				at, bit := i, i%8
-				if i >= 48 {
-					at, bit = dice.IntN(4096), dice.IntN(8)
-				}
+			for _, flip := range flips(dice) {
+				at, bit := flip[0], flip[1]
 				data := bytes.Clone(good)
 				data[page+at] ^= 1 << bit
 				if reads(t, data, want); t.Failed() {
@@ -397,6 +421,7 @@ func unpack(t *testing.T, name string) []byte {
 
 // A file of version 1, as it was written by the devmgrd of that time, is brought up to date with all that it holds.
 func TestMigrationFromVersion1(t *testing.T) {
+	t.Parallel()
 	old := unpack(t, "version-1.db.gz")
 	dir := t.TempDir()
 	path := filepath.Join(dir, "state.db")
@@ -438,6 +463,7 @@ func TestMigrationFromVersion1(t *testing.T) {
 
 // However the records change, the sum is theirs.
 func TestSum_EachCommit_MatchesFile(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := open(t, dir)
 	dice := rand.New(rand.NewPCG(3, 4))
@@ -484,6 +510,7 @@ func opened(path string) (n int) {
 // A flipped bit in the number of the file's buckets hides some of them, or all. That is damage all the same, and no other
 // program's file: such a file would keep devmgrd from starting.
 func TestFlippedBitsInTheNumberOfBuckets(t *testing.T) {
+	t.Parallel()
 	for name, more := range map[string]func(*store.Store) error{
 		"three": func(*store.Store) error { return nil },
 		"four":  func(s *store.Store) error { return s.SaveCordons([]device.Cordon{{Resource: "a.com/x", ID: "1"}}, nil) },

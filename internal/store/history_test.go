@@ -55,6 +55,7 @@ func openHistory(t testing.TB, dir string) (h *store.History, open []device.Span
 
 // Spans survive, are ended in their places, and go: the file as a whole is as it was written all the time.
 func TestHistory(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s, _, closed := openHistory(t, dir)
 	expect := func(since time.Time, want ...device.Span) {
@@ -109,6 +110,7 @@ func TestHistory(t *testing.T) {
 
 // A clock that is not set yet is no harm.
 func TestHistoryBefore1970(t *testing.T) {
+	t.Parallel()
 	s, _, _ := openHistory(t, t.TempDir())
 	early := span(1, time.Hour)
 	early.From, early.Until = time.Unix(-5, 0).UTC(), time.Unix(-1, 0).UTC()
@@ -129,6 +131,7 @@ func TestHistoryBefore1970(t *testing.T) {
 
 // What cannot be read is left out, with a word; all else counts.
 func TestUnreadableSpanIsLeftOut(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s, _, closed := openHistory(t, dir)
 	if err := errors.Join(
@@ -156,6 +159,7 @@ func TestUnreadableSpanIsLeftOut(t *testing.T) {
 
 // A bit that flips in the history is found as any is, or means nothing; assignments do not depend on it.
 func TestFlippedBitsInTheHistory(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	state, _ := some(t, dir)
 	h, _, closed := openHistory(t, dir)
@@ -173,15 +177,12 @@ func TestFlippedBitsInTheHistory(t *testing.T) {
 	if err != nil || store.JudgeHistory(good) != nil {
 		t.Fatal(err, store.JudgeHistory(good))
 	}
-	dice := rand.New(rand.NewPCG(5, 6))
+	dice := random(t)
 	for page := 0; page < len(good); page += 4096 {
-		for i := range 60 {
-			at := i
-			if i >= 40 {
-				at = dice.IntN(4096)
-			}
+		for i, flip := range flips(dice) {
+			at := flip[0]
 			data := bytes.Clone(good)
-			data[page+at] ^= 1 << dice.IntN(8)
+			data[page+at] ^= 1 << flip[1]
 			damage := store.JudgeHistory(data)
 			if damage != nil && !errors.As(damage, new(*store.DamagedError)) {
 				t.Fatalf("byte %d of page %d is not taken for damage: %v", at, page/4096, damage)
@@ -217,6 +218,7 @@ func TestFlippedBitsInTheHistory(t *testing.T) {
 
 // However the history changes, the sum is that of all records.
 func TestSum_EachCommit_MatchesHistory(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s, _, _ := openHistory(t, dir)
 	dice := rand.New(rand.NewPCG(7, 8))
