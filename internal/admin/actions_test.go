@@ -39,6 +39,7 @@ func (r *harness) actions(request *adminv1.ListActionsRequest) []*adminv1.Action
 
 // Each command that changes something is on record, done or refused, with the process that gave it as the kernel names that.
 func TestActions(t *testing.T) {
+	t.Parallel()
 	var log bytes.Buffer
 	r := start(t, func(c *admin.Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 	r.Plugins.Stock(gpu, 2)
@@ -128,6 +129,7 @@ func TestActions(t *testing.T) {
 
 // A command that names very many devices is recorded with the first ones, and the number of the others.
 func TestActions_ManyDevices(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	var names []*adminv1.DeviceName
 	for i := range 4096 {
@@ -147,6 +149,7 @@ func TestActions_ManyDevices(t *testing.T) {
 
 // What an operator orders is done even if it cannot be recorded, and is in the log.
 func TestActions_HistoryUnwritable(t *testing.T) {
+	t.Parallel()
 	var log bytes.Buffer
 	r := start(t, func(c *admin.Config) {
 		c.Actions, c.Log = brokenLog{}, slog.New(slog.NewTextHandler(&log, nil))

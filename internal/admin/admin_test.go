@@ -15,9 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
@@ -52,6 +50,7 @@ func (b fakeFile) WriteTo(w io.Writer) (int64, error) {
 
 // A watcher gets each device at once, and again when one has changed.
 func TestWatchDevices(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	stream, err := r.WatchDevices(t.Context(), &adminv1.WatchDevicesRequest{})
 	if err != nil {
@@ -87,6 +86,7 @@ func TestWatchDevices(t *testing.T) {
 
 // A copy comes in parts that any client takes, and is of the file that is asked for.
 func TestBackup(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	for _, c := range []struct {
 		history  bool
@@ -173,12 +173,7 @@ func start(t *testing.T, change ...func(*admin.Config)) *harness {
 		}
 	})
 	t.Cleanup(r.end)
-	conn, err := grpc.NewClient("unix://"+r.path, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	r.AdminServiceClient = adminv1.NewAdminServiceClient(conn)
+	r.AdminServiceClient = adminv1.NewAdminServiceClient(plugintest.Client(t, r.path))
 	return r
 }
 
@@ -206,6 +201,7 @@ func refused(t *testing.T, err error, code codes.Code, words string) {
 
 // Each device with the one thing to know of it, and who has it.
 func TestDevices(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Offer(gpu, device.Serving, device.Device{ID: "a", Healthy: true, NUMA: []int{0, 1}}, device.Device{ID: "b", Healthy: true},
 		device.Device{ID: "c"}, device.Device{ID: "d", Healthy: true})
@@ -246,6 +242,7 @@ func TestDevices(t *testing.T) {
 
 // An unused resource can be forgotten, and an unknown resource cannot.
 func TestForget(t *testing.T) {
+	t.Parallel()
 	onNode := device.ResourceName("vendor.com/ghost")
 	r := start(t, func(c *admin.Config) { c.OnNode = func(r device.ResourceName) (int, bool) { return 3, r == onNode } })
 	forget := func(resource device.ResourceName) (*adminv1.ForgetResponse, error) {
@@ -293,6 +290,7 @@ func (e evictions) Evict(pod device.Pod, why string, still func() bool) {
 
 // Devices are drained: cordoned, and their pods evicted, once each; the stream ends when no pod has them.
 func TestDrain(t *testing.T) {
+	t.Parallel()
 	gone := make(chan device.Pod, 10)
 	r := start(t, func(c *admin.Config) { c.Evictions = evictions{gone: gone} })
 	r.Plugins.Stock(gpu, 4)
@@ -327,6 +325,7 @@ func TestDrain(t *testing.T) {
 
 // The end of the daemon ends a drain, and a mistake begins none.
 func TestDrainThatEnds(t *testing.T) {
+	t.Parallel()
 	r := start(t, func(c *admin.Config) { c.Evictions = evictions{gone: make(chan device.Pod, 10)} })
 	r.Plugins.Stock(gpu, 1)
 	r.Settle(t, allocatortest.Pod("p", gpu, 1))
@@ -354,6 +353,7 @@ func TestDrainThatEnds(t *testing.T) {
 
 // A mistake says what is unknown and where to look, and changes nothing.
 func TestMistakes(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	_, err := r.ListDevices(t.Context(), &adminv1.ListDevicesRequest{ResourceName: "vendor.com/gpu"})
 	refused(t, err, codes.NotFound, "no device plugin has registered yet")
@@ -393,6 +393,7 @@ func TestMistakes(t *testing.T) {
 
 // Why a pod waits, since when, and what would end that; and what one has that does not wait.
 func TestExplain(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Stock(gpu, 1)
 	has := r.Settle(t, allocatortest.Pod("has", gpu, 1))
@@ -431,6 +432,7 @@ func TestExplain(t *testing.T) {
 
 // A device that may be in use under another ID is counted as withheld.
 func TestStatus_RenamedDevice_IsWithheld(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Offer(gpu, device.Serving, device.Device{ID: "old", Healthy: true})
 	r.Settle(t, allocatortest.Pod("has", gpu, 1))
@@ -447,6 +449,7 @@ func TestStatus_RenamedDevice_IsWithheld(t *testing.T) {
 
 // A plugin's container that was created without devmgrd is named wherever the plugin is missed.
 func TestNotRedirected(t *testing.T) {
+	t.Parallel()
 	pod := device.Pod{UID: "u", Namespace: "kube-system", Name: "plugin"}
 	all := []device.PodContainer{{Pod: pod, Name: "main"}}
 	r := start(t, func(c *admin.Config) { c.NotRedirected = func() []device.PodContainer { return all } })
@@ -501,6 +504,7 @@ func (a apiPods) Find(_ context.Context, _, name string) (bool, error) {
 
 // A pod that the ledger does not know, or not any longer, is looked up in the API server.
 func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
+	t.Parallel()
 	api := &apiPods{ends: map[string]device.EndedPod{}}
 	r := start(t, func(c *admin.Config) { c.Pods = api })
 	api.bind = func(name string) bool {
@@ -548,6 +552,7 @@ func TestExplain_PodThatEnded_SaysHow(t *testing.T) {
 
 // Explain shows when a failing plugin is called again.
 func TestExplainTellsOfTheNextTry(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Stock(gpu, 1)
 	r.Plugins.Answer(func(context.Context) error { return errors.New("no") })
@@ -560,6 +565,7 @@ func TestExplainTellsOfTheNextTry(t *testing.T) {
 
 // The daemon at a glance.
 func TestStatus(t *testing.T) {
+	t.Parallel()
 	r := start(t, func(c *admin.Config) {
 		c.OnNode = func(device.ResourceName) (int, bool) { return 2, true } // the API server has not taken 3 yet
 	})
@@ -583,6 +589,7 @@ func TestStatus(t *testing.T) {
 
 // Only root can open the socket, and it goes with the daemon; another process's socket is not replaced.
 func TestTheSocket(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	if _, err := r.GetStatus(t.Context(), &adminv1.GetStatusRequest{}); err != nil {
 		t.Fatal(err)
@@ -617,6 +624,7 @@ func TestTheSocket(t *testing.T) {
 
 // An uncordon ends the drain of the device: a pod that gets it afterwards keeps it.
 func TestUncordonEndsADrain(t *testing.T) {
+	t.Parallel()
 	gone := make(chan device.Pod, 10)
 	r := start(t, func(c *admin.Config) { c.Evictions = evictions{gone: gone} })
 	r.Plugins.Stock(gpu, 2)
@@ -646,6 +654,7 @@ func TestUncordonEndsADrain(t *testing.T) {
 
 // A pod without a known name cannot be evicted: a container runs with the device, and its pod is not known.
 func TestDrainOfAQuarantinedDevice(t *testing.T) {
+	t.Parallel()
 	gone := make(chan device.Pod, 10)
 	r := start(t, func(c *admin.Config) { c.Evictions = evictions{gone: gone} })
 	r.Plugins.Stock(gpu, 1)
@@ -668,6 +677,7 @@ func TestDrainOfAQuarantinedDevice(t *testing.T) {
 
 // A pod has a device of a plugin that devmgrd has not heard of, since it was killed before it had noted the plugin.
 func TestStatus_PluginNotKnown_WantsWhatTheNodeShows(t *testing.T) {
+	t.Parallel()
 	r := start(t, func(c *admin.Config) { c.OnNode = func(device.ResourceName) (int, bool) { return 2, true } })
 	r.Plugins.Stock(gpu, 2)
 	r.Settle(t, allocatortest.Pod("has", gpu, 1))
@@ -685,6 +695,7 @@ func TestStatus_PluginNotKnown_WantsWhatTheNodeShows(t *testing.T) {
 
 // ListGrants returns names and patterns of all sorts.
 func TestListGrants(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	answer, err := r.ListGrants(t.Context(), &adminv1.ListGrantsRequest{})
 	if err != nil {

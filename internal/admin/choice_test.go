@@ -8,6 +8,7 @@ import (
 )
 
 func TestChoice(t *testing.T) {
+	t.Parallel()
 	ids := []device.ID{"a", "b", "c"}
 	for want, why := range map[string]device.Why{
 		"3 by lowest ID": {},

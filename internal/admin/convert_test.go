@@ -8,6 +8,7 @@ import (
 )
 
 func TestPluginOf(t *testing.T) {
+	t.Parallel()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	p := pluginOf(device.Offer{
 		Inventory: device.Inventory{Resource: "vendor.com/gpu", Devices: []device.Device{{ID: "a", Healthy: true}, {ID: "b"}}},

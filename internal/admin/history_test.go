@@ -36,6 +36,7 @@ func (p past) Spans(since time.Time) ([]device.Span, error) {
 
 // The answer has exactly what the request selects, by device, by pod and by time.
 func TestListHistory(t *testing.T) {
+	t.Parallel()
 	from := time.Now().Add(-3 * time.Hour)
 	span := func(pod, ids string, until time.Duration) device.Span {
 		s := device.Span{

@@ -18,6 +18,7 @@ import (
 type numbers = map[device.ResourceName]int
 
 func TestTwoPodsGetDifferentDevices(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.Replace(nil)
 		r.plugins.stock(gpu, 2)
@@ -45,6 +46,7 @@ func TestTwoPodsGetDifferentDevices(t *testing.T) {
 }
 
 func TestAContainerWithoutDevicesIsFree(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.expect("p", "main", "unknown")
 		r.bind("p")
@@ -57,6 +59,7 @@ func TestAContainerWithoutDevicesIsFree(t *testing.T) {
 }
 
 func TestWaitingEndsWhenThePluginIsThere(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.bind("a", app(gpu, 1))
 		r.expect("a", "main", "waiting PluginMissing")
@@ -74,6 +77,7 @@ func TestWaitingEndsWhenThePluginIsThere(t *testing.T) {
 }
 
 func TestStaleAndLostOffersGiveNothingAndKeepTheirNumbers(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 4)
 		r.bind("a", app(gpu, 1))
@@ -94,6 +98,7 @@ func TestStaleAndLostOffersGiveNothingAndKeepTheirNumbers(t *testing.T) {
 }
 
 func TestVanishedAndUnhealthyDevicesInUseCount(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.bind("a", app(gpu, 1))
@@ -110,6 +115,7 @@ func TestVanishedAndUnhealthyDevicesInUseCount(t *testing.T) {
 
 // With no device in use, capacity and allocatable are the number of healthy devices.
 func TestNumbersWithNothingInUse(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		state := func(res device.ResourceName, s device.OfferState) {
 			r.plugins.offer(res, func(o *device.Offer) { o.State = s })
@@ -159,6 +165,7 @@ func TestNumbersWithNothingInUse(t *testing.T) {
 }
 
 func TestAllOrNothing(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.plugins.stock(nic, 1)
@@ -184,6 +191,7 @@ func TestAllOrNothing(t *testing.T) {
 }
 
 func TestAFailingPluginIsTriedAgainWithLongerAndLongerPauses(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error { return errPlugin })
@@ -197,6 +205,7 @@ func TestAFailingPluginIsTriedAgainWithLongerAndLongerPauses(t *testing.T) {
 }
 
 func TestAHungPluginHoldsUpNobodyElse(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 8)
 		r.plugins.stock(nic, 8)
@@ -218,6 +227,7 @@ func TestAHungPluginHoldsUpNobodyElse(t *testing.T) {
 }
 
 func TestOldestFirst(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		for _, name := range []string{"d", "b", "c", "a"} {
 			r.bind(name, app(gpu, 1))
@@ -235,6 +245,7 @@ func TestOldestFirst(t *testing.T) {
 
 // A large demand that does not fit never delays a smaller one that does.
 func TestNobodyIsHeldUp(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 3))
@@ -245,6 +256,7 @@ func TestNobodyIsHeldUp(t *testing.T) {
 }
 
 func TestInitContainersHandTheirDevicesOn(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 6)
 		r.bind("a", wants("i1", device.Init, gpu, 1), wants("i2", device.Init, gpu, 2),
@@ -266,6 +278,7 @@ func TestInitContainersHandTheirDevicesOn(t *testing.T) {
 
 // The plugin is away while devmgrd starts. Earlier assignments remain usable.
 func TestARestartWithoutThePlugin(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.RuntimeSynced(nil, nil)
@@ -315,6 +328,7 @@ func TestARestartWithoutThePlugin(t *testing.T) {
 }
 
 func TestARestartGivesTheSameAnswerWithoutAskingAgain(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
@@ -336,6 +350,7 @@ func TestARestartGivesTheSameAnswerWithoutAskingAgain(t *testing.T) {
 }
 
 func TestAPodThatGoesDuringItsAllocationLeavesNothing(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		gate := make(chan struct{})
@@ -357,6 +372,7 @@ func TestAPodThatGoesDuringItsAllocationLeavesNothing(t *testing.T) {
 
 // One commit makes a pod's assignments durable, and one Allocate call per resource and container makes the devices usable.
 func TestOneCallPerResourceAndContainer(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 8)
 		r.plugins.stock(nic, 8)
@@ -372,6 +388,7 @@ func TestOneCallPerResourceAndContainer(t *testing.T) {
 
 // After a restart a resource may no longer be ignored: pods that passed before must wait now.
 func TestADemandThatGrows(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.bind("a")
@@ -394,6 +411,7 @@ func TestADemandThatGrows(t *testing.T) {
 
 // The commit that forgets a pod fails, and the pod returns to the API meanwhile.
 func TestForgettingFailsInTheMiddle(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
@@ -423,6 +441,7 @@ func TestForgettingFailsInTheMiddle(t *testing.T) {
 
 // An assignment that cannot be written does not count; the allocator retries as soon as the state file is writable.
 func TestADiskThatFails(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.disk.fails(func() {})
@@ -438,6 +457,7 @@ func TestADiskThatFails(t *testing.T) {
 
 // The capacity is complete once every pod has been reported.
 func TestComplete(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.bind("a", app(gpu, 1))
 		if r.Resources().PodsListed {
@@ -452,6 +472,7 @@ func TestComplete(t *testing.T) {
 
 // TestChurn plays many random steps and checks everything after each.
 func TestChurn(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(10) {
 		places := []allocator.Topology{{}, {Policy: placement.BestEffort}, {Policy: placement.Restricted, Scope: placement.PerPod}, {Policy: placement.SingleNUMA}}
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -467,6 +488,7 @@ func TestChurn(t *testing.T) {
 
 // TestUnrest has plugins change a thousand devices without a pause. run checks everything at the end.
 func TestUnrest(t *testing.T) {
+	t.Parallel()
 	for _, scope := range []allocator.Scope{placement.PerContainer, placement.PerPod} {
 		t.Run(string(scope), func(t *testing.T) {
 			run(t, unrest, func(r *harness) { r.topology = allocator.Topology{Policy: placement.SingleNUMA, Scope: scope} })

@@ -19,6 +19,7 @@ func cordon(reason string, ids ...device.ID) (all []device.Cordon) {
 
 // One of four devices is cordoned: its pod keeps it, no pod gets it afterwards, and the capacity follows.
 func TestCordon(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 4)
@@ -65,6 +66,7 @@ func TestCordon(t *testing.T) {
 
 // Cordon does all or nothing, and rejects a mistyped name.
 func TestCordonOfNothing(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.bind("plain")
@@ -83,6 +85,7 @@ func TestCordonOfNothing(t *testing.T) {
 
 // A cordon that is not on disk does not count.
 func TestCordonOnADiskThatFails(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.bind("plain")
@@ -96,6 +99,7 @@ func TestCordonOnADiskThatFails(t *testing.T) {
 
 // One unknown device among known ones is a mistake, and none is uncordoned.
 func TestUncordonOfSomeUnknown(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.bind("plain")
@@ -112,6 +116,7 @@ func TestUncordonOfSomeUnknown(t *testing.T) {
 
 // The Node's annotation and the commands cordon side by side: a device is in service when neither has a cordon of it.
 func TestDeclareCordons(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 4)
@@ -168,6 +173,7 @@ func TestDeclareCordons(t *testing.T) {
 }
 
 func TestDeclareCordonsOnADiskThatFails(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.bind("plain")

@@ -445,6 +445,7 @@ func (w *world) lose(do func(path string) error) {
 
 // TestCrashes ends the daemon at every point of the story, once for each.
 func TestCrashes(t *testing.T) {
+	t.Parallel()
 	points := play(t, fates["kept"]).now().fuse.passed
 	if seen := slices.Compact(slices.Sorted(slices.Values(points))); len(seen) != 17 {
 		t.Errorf("the story passes %d points: %q", len(seen), seen)
@@ -466,6 +467,7 @@ func TestCrashes(t *testing.T) {
 
 // TestManyCrashes ends the daemon repeatedly, at random points.
 func TestManyCrashes(t *testing.T) {
+	t.Parallel()
 	for fate, atCrash := range fates {
 		t.Run(fate, func(t *testing.T) {
 			t.Parallel()

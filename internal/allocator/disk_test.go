@@ -17,6 +17,7 @@ import (
 // On a full disk pods wait, and nothing is published that is not on disk. When there is space again they are served without
 // intervention.
 func TestAFullDisk(t *testing.T) {
+	t.Parallel()
 	var missing error
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
@@ -81,6 +82,7 @@ func TestAFullDisk(t *testing.T) {
 
 // The commit that forgets the pod has failed, and is in the state file all the same.
 func TestDisk_PodReturnsAfterFailedRelease_RecordIsSavedAgain(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)

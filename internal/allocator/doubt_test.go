@@ -12,6 +12,7 @@ import (
 var errSync = errors.New("fdatasync: input/output error")
 
 func TestFailedCommit_DevicesStayHeldUntilTheNextOne(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1, 0)
 		r.RuntimeSynced(nil, nil)
@@ -39,6 +40,7 @@ func TestFailedCommit_DevicesStayHeldUntilTheNextOne(t *testing.T) {
 }
 
 func TestFailedCommit_OfAPodThatIsDeleted_LeavesNoRecord(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
@@ -80,6 +82,7 @@ func contradict(r *harness) {
 }
 
 func TestContradictingRecords_ServedToNeither_UntilTheRuntimeTells(t *testing.T) {
+	t.Parallel()
 	for _, who := range []string{"neither", "a", "b"} {
 		t.Run(who, func(t *testing.T) {
 			run(t, func(r *harness) {

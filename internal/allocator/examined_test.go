@@ -16,6 +16,7 @@ func examining(r *harness) { r.suspends, r.examines = true, true }
 const bad = "health.command finds it unhealthy"
 
 func TestExamined_Unhealthy_DeviceIsSuspendedUntilTheCommandAgrees(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		synctest.Wait()
@@ -49,6 +50,7 @@ func TestExamined_Unhealthy_DeviceIsSuspendedUntilTheCommandAgrees(t *testing.T)
 
 // The command and the plugin have one record: what fails by turns fails again and again.
 func TestExamined_ThreeTimes_DeviceIsSuspendedForAnHour(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.falls(1)
@@ -79,6 +81,7 @@ func TestExamined_ThreeTimes_DeviceIsSuspendedForAnHour(t *testing.T) {
 
 // A pod's use and the command may disturb each other.
 func TestExamined_DeviceInUse_IsNotJudged(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
@@ -93,6 +96,7 @@ func TestExamined_DeviceInUse_IsNotJudged(t *testing.T) {
 }
 
 func TestExamined_Uncordon_DeviceIsBackUntilTheNextRun(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		synctest.Wait()
@@ -109,6 +113,7 @@ func TestExamined_Uncordon_DeviceIsBackUntilTheNextRun(t *testing.T) {
 
 // Without the command nothing would lift its objections.
 func TestExamined_CommandIsGone_DeviceIsBack(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		synctest.Wait()
@@ -125,6 +130,7 @@ func TestExamined_CommandIsGone_DeviceIsBack(t *testing.T) {
 
 // health.onFlapping: none switches the count off, and not the command.
 func TestExamined_SuspensionsSwitchedOff_CommandCounts(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		synctest.Wait()
@@ -141,6 +147,7 @@ func TestExamined_SuspensionsSwitchedOff_CommandCounts(t *testing.T) {
 }
 
 func TestExamined_DiskFails_SuspendedOnceItIsDurable(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		synctest.Wait()

@@ -26,6 +26,7 @@ func (r *harness) failures() (told []string) {
 
 // A failing device's pod gets an event at once and, when the failure lasts, at most one per device and hour.
 func TestADeviceInUseFails(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		expect := func(want ...string) {
 			t.Helper()
@@ -87,6 +88,7 @@ func TestADeviceInUseFails(t *testing.T) {
 
 // The health of a disconnected plugin's devices is unknown.
 func TestAPluginThatIsAwayFailsNobody(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.bind("a", app(gpu, 1))
@@ -100,6 +102,7 @@ func TestAPluginThatIsAwayFailsNobody(t *testing.T) {
 
 // A device that fails during the Allocate call counts as failed in use.
 func TestADeviceFailsWhileItIsGiven(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 1)
@@ -119,6 +122,7 @@ func TestADeviceFailsWhileItIsGiven(t *testing.T) {
 
 // Whether a disconnected plugin's device is still unhealthy is unknown.
 func TestAFailureDoesNotLastWhileThePluginIsAway(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 1)
@@ -144,6 +148,7 @@ func TestAFailureDoesNotLastWhileThePluginIsAway(t *testing.T) {
 
 // Many plugins list nothing at their start, and all of their devices milliseconds later.
 func TestDevice_UnlistedForAMoment_HasNotFailed(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 2)
@@ -167,6 +172,7 @@ func TestDevice_UnlistedForAMoment_HasNotFailed(t *testing.T) {
 }
 
 func TestDevice_StaysUnlisted_FailsOnce(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		expect := func(want ...string) {
 			t.Helper()
@@ -195,6 +201,7 @@ func TestDevice_StaysUnlisted_FailsOnce(t *testing.T) {
 
 // A device that its plugin lists as unhealthy has failed: there is nothing to wait for.
 func TestDevice_UnlistedAndThenUnhealthy_FailsAtOnce(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 2)
@@ -210,6 +217,7 @@ func TestDevice_UnlistedAndThenUnhealthy_FailsAtOnce(t *testing.T) {
 
 // Devices of a pod that fail together are reported once: a plugin may withdraw thousands.
 func TestDevicesThatFailTogether(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 12)

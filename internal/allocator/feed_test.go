@@ -27,6 +27,7 @@ func (r *harness) holding(pod string) *device.PodAllocation {
 
 // The feed publishes a pod's true state from its binding to its release, and wakes readers that wait for the next change.
 func TestTheBoard(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.plugins.places(gpu, 2)
@@ -71,6 +72,7 @@ func TestTheBoard(t *testing.T) {
 
 // Offers are not in the feed, but their changes wake its readers.
 func TestTheBoardMovesWithOffers(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		synctest.Wait()
 		moved, before := r.Updated(), r.Snapshot()
@@ -92,6 +94,7 @@ func TestTheBoardMovesWithOffers(t *testing.T) {
 
 // The writer of the state file may not have recorded all containers of a pod.
 func TestTheBoardLearnsAPodsContainers(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.bind("a", app(gpu, 1))
@@ -111,6 +114,7 @@ func TestTheBoardLearnsAPodsContainers(t *testing.T) {
 
 // A static pod is known by the containers that request devices, and by its mirror pod when there is one.
 func TestTheBoardShowsALocalPodsContainers(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		local := pod("static", app(gpu, 1))
@@ -134,6 +138,7 @@ func TestTheBoardShowsALocalPodsContainers(t *testing.T) {
 
 // Only the newest changes are kept, and a reader that asks for older ones learns that.
 func TestChangesThatAreNotKept(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		for i := range kept {
@@ -156,6 +161,7 @@ func TestChangesThatAreNotKept(t *testing.T) {
 
 // A pod has a status as a whole, even before its first container is created.
 func TestSnapshot_Pod_HasItsStatus(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		expect := func(name string, want device.ReadinessState, reason device.Reason) {
 			t.Helper()
@@ -187,6 +193,7 @@ func TestSnapshot_Pod_HasItsStatus(t *testing.T) {
 
 // A mirror pod's status changes often; the feed changes only if its published content does.
 func TestAMirrorsStatusIsNoChange(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 2)

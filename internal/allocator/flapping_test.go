@@ -48,6 +48,7 @@ func (r *harness) expectSuspended(want bool) {
 }
 
 func TestFlapping_ThirdFall_DeviceIsSuspended(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.falls(2)
@@ -87,6 +88,7 @@ func TestFlapping_ThirdFall_DeviceIsSuspended(t *testing.T) {
 
 // Neither a restart of the plugin nor one of devmgrd shortens anything.
 func TestFlapping_Restarts_DeviceStaysSuspended(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.falls(2)
@@ -113,6 +115,7 @@ func TestFlapping_Restarts_DeviceStaysSuspended(t *testing.T) {
 
 // An operator may know better. Uncordon forgets the record as well.
 func TestFlapping_Uncordon_EndsTheSuspension(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.falls(3)
@@ -131,6 +134,7 @@ func TestFlapping_Uncordon_EndsTheSuspension(t *testing.T) {
 
 // All devices of several that fall together are the driver's fault, or the plugin's.
 func TestFlapping_AllFallTogether_NoneIsSuspended(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		for range 5 {
 			r.plugins.stock(gpu, 3)
@@ -155,6 +159,7 @@ func TestFlapping_AllFallTogether_NoneIsSuspended(t *testing.T) {
 
 // The suspension is in force when it is on disk, and not before.
 func TestFlapping_DiskIsFull_SuspensionWaits(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.falls(2)
@@ -169,6 +174,7 @@ func TestFlapping_DiskIsFull_SuspensionWaits(t *testing.T) {
 
 // A resource that is forgotten takes its records with it.
 func TestFlapping_ResourceForgotten_RecordGoes(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 3)
@@ -186,6 +192,7 @@ func TestFlapping_ResourceForgotten_RecordGoes(t *testing.T) {
 }
 
 func TestFlapping_Off_DeviceStays(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.falls(10)
@@ -196,6 +203,7 @@ func TestFlapping_Off_DeviceStays(t *testing.T) {
 
 // Nothing is in force or counted while a write that fails is in progress.
 func TestFlapping_WriteFails_NothingIsInForceMeanwhile(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.falls(2)
@@ -221,6 +229,7 @@ func TestFlapping_WriteFails_NothingIsInForceMeanwhile(t *testing.T) {
 
 // A suspension counts once.
 func TestFlapping_Restart_CountsNothing(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.falls(3)
@@ -233,6 +242,7 @@ func TestFlapping_Restart_CountsNothing(t *testing.T) {
 
 // Switching suspensions off ends those of earlier.
 func TestFlapping_SwitchedOff_SuspensionEnds(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.falls(3)
@@ -245,6 +255,7 @@ func TestFlapping_SwitchedOff_SuspensionEnds(t *testing.T) {
 
 // Some plugins report the devices of a driver that has failed one after the other.
 func TestFlapping_DriverFailsDeviceByDevice_NoneIsSuspended(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		for range 3 {
 			for _, unhealthy := range [][]int{nil, {0}, {0, 1}, {0, 1, 2}} {
@@ -260,6 +271,7 @@ func TestFlapping_DriverFailsDeviceByDevice_NoneIsSuspended(t *testing.T) {
 
 // Uncordon forgets the history also when the device is not suspended at the moment.
 func TestFlapping_UncordonOnProbation_HistoryIsForgotten(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.falls(3)
@@ -275,6 +287,7 @@ func TestFlapping_UncordonOnProbation_HistoryIsForgotten(t *testing.T) {
 
 // An operator's cordon is in force if it is on disk, also when a command fails between two writes.
 func TestFlapping_UncordonFailsHalfway_DiskAndMemoryAgree(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.falls(3)
@@ -296,6 +309,7 @@ func TestFlapping_UncordonFailsHalfway_DiskAndMemoryAgree(t *testing.T) {
 
 // A resource that cannot be forgotten after all keeps its records.
 func TestFlapping_ForgetFails_DeviceStaysSuspended(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 3)

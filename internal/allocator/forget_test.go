@@ -17,6 +17,7 @@ func (s *fakePlugins) lose(r device.ResourceName) {
 
 // A resource that is served, held or requested is not forgotten, and the attempt changes nothing.
 func TestForgetWhatIsInUse(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 2)
@@ -58,6 +59,7 @@ func TestForgetWhatIsInUse(t *testing.T) {
 // A resource that no plugin serves leaves the state file, the capacity and the metrics, with its cordons. It stays retired
 // until the Node no longer shows it.
 func TestForget(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 2)
@@ -118,6 +120,7 @@ func TestForget(t *testing.T) {
 
 // A plugin that is back before the patch of the Node keeps its capacity.
 func TestForgottenTooEarly(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.plugins.lose(gpu)
@@ -141,6 +144,7 @@ func TestForgottenTooEarly(t *testing.T) {
 
 // A busy device is its ended pod's, over restarts too. So its resource stays known until the device is proved free.
 func TestForget_BusyDevice_KeepsItsResource(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(opener)
 		r.Drop("b")
@@ -173,6 +177,7 @@ func TestForget_BusyDevice_KeepsItsResource(t *testing.T) {
 
 // The same is true of a device whose command has failed: an operator decides.
 func TestForget_FailedRelease_KeepsItsResourceUntilUncordon(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(device.Release{Why: "release.command failed", Failed: "exit code 3"})
 		r.Drop("b")
@@ -194,6 +199,7 @@ func TestForget_FailedRelease_KeepsItsResourceUntilUncordon(t *testing.T) {
 
 // A suspended device does not keep its resource. With the resource, its record of failures is forgotten, on disk too.
 func TestForget_SuspendedDevice_IsForgottenWithItsResource(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 3)

@@ -128,6 +128,7 @@ func (r *harness) expectState(want device.DeviceState) {
 }
 
 func TestRelease_DeviceHeld_NextPodWaits(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(opener)
 		r.after(time.Second)
@@ -153,6 +154,7 @@ func TestRelease_DeviceHeld_NextPodWaits(t *testing.T) {
 }
 
 func TestRelease_DeviceHeld_HostIsNotAskedAgain(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(opener)
 		r.after(time.Minute)
@@ -168,6 +170,7 @@ func TestRelease_DeviceHeld_HostIsNotAskedAgain(t *testing.T) {
 }
 
 func TestRelease_Restart_DeviceStaysHeld(t *testing.T) {
+	t.Parallel()
 	for _, wait := range []time.Duration{0, time.Minute} {
 		run(t, func(r *harness) {
 			r.ends(opener)
@@ -187,6 +190,7 @@ func TestRelease_Restart_DeviceStaysHeld(t *testing.T) {
 
 // The vendor's command is not repeated after a failure: the operator decides.
 func TestRelease_CommandFails_RestartDoesNotRepeatIt(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(device.Release{Why: "release.command failed", Failed: "exit code 3"})
 		r.after(10 * time.Second)
@@ -215,6 +219,7 @@ func TestRelease_CommandFails_RestartDoesNotRepeatIt(t *testing.T) {
 }
 
 func TestRelease_Uncordon_ReleasesABusyDevice(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(opener)
 		r.after(time.Second)
@@ -233,6 +238,7 @@ func TestRelease_Uncordon_ReleasesABusyDevice(t *testing.T) {
 
 // The write that releases the devices fails: the proof is not repeated, and the devices are not free before.
 func TestRelease_WriteFails_DeviceStaysThePods(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(opener)
 		r.after(10 * time.Second)
@@ -248,6 +254,7 @@ func TestRelease_WriteFails_DeviceStaysThePods(t *testing.T) {
 
 // A container that is created after the pod's end begins the proof afresh.
 func TestRelease_ContainerAfterTheEnd_ProofBeginsAfresh(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(opener)
 		r.after(10 * time.Second)
@@ -268,6 +275,7 @@ func TestRelease_ContainerAfterTheEnd_ProofBeginsAfresh(t *testing.T) {
 
 // The pod was only away from the API: it keeps its devices.
 func TestRelease_PodIsBack_KeepsItsDevices(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(opener)
 		r.after(10 * time.Second)
@@ -284,6 +292,7 @@ func TestRelease_PodIsBack_KeepsItsDevices(t *testing.T) {
 
 // The time in which a device is busy counts: no other pod has it.
 func TestRelease_DeviceHeld_WaitingPodIsGivenUp(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
@@ -308,6 +317,7 @@ func TestRelease_DeviceHeld_WaitingPodIsGivenUp(t *testing.T) {
 
 // The process that outlives its pod is named.
 func TestRelease_ProcessesLive_AreNamed(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
@@ -330,6 +340,7 @@ func TestRelease_ProcessesLive_AreNamed(t *testing.T) {
 
 // An idle container starts while the host is asked, and leaves a process: the host is asked again after the container's end.
 func TestRelease_IdleContainerStarts_HostIsAskedAgain(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
@@ -359,6 +370,7 @@ func TestRelease_IdleContainerStarts_HostIsAskedAgain(t *testing.T) {
 
 // A command that fails to lift a cordon releases nothing.
 func TestRelease_UncordonFails_DeviceStaysThePods(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(opener)
 		r.after(10 * time.Second)
@@ -382,6 +394,7 @@ func TestRelease_UncordonFails_DeviceStaysThePods(t *testing.T) {
 
 // The pod was away from the API while devmgrd restarted: the failure of its release is forgotten with it.
 func TestRelease_PodIsBackAfterARestart_FailureIsForgotten(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(device.Release{Why: "release.command failed", Failed: "exit code 3"})
 		r.after(10 * time.Second)
@@ -399,6 +412,7 @@ func TestRelease_PodIsBackAfterARestart_FailureIsForgotten(t *testing.T) {
 
 // A proof that is under way is no sign of use: capacity does not change.
 func TestRelease_ProofUnderWay_CountsInTheCapacity(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(device.Release{Why: "release.command is running", Underway: true})
 		r.after(30 * time.Second)
@@ -412,6 +426,7 @@ func TestRelease_ProofUnderWay_CountsInTheCapacity(t *testing.T) {
 
 // A device fails while a release is being written, and another proof changes: the failure is written, too.
 func TestRelease_ProofChangesDuringAWrite_FallIsWritten(t *testing.T) {
+	t.Parallel()
 	lost := 0
 	const n = 20
 	for range n {
@@ -443,6 +458,7 @@ func TestRelease_ProofChangesDuringAWrite_FallIsWritten(t *testing.T) {
 
 // An idle container starts between the proof and the commit.
 func TestRelease_IdleContainerStartsBeforeTheCommit_ProofIsVoid(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		idle := listedIdle(r)
 		r.releaser.holds("a", opener)
@@ -468,6 +484,7 @@ func TestRelease_IdleContainerStartsBeforeTheCommit_ProofIsVoid(t *testing.T) {
 
 // A container comes and goes between the proof and the commit.
 func TestRelease_ContainerComesAndGoesBeforeTheCommit_ProofIsVoid(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
@@ -492,6 +509,7 @@ func TestRelease_ContainerComesAndGoesBeforeTheCommit_ProofIsVoid(t *testing.T) 
 
 // A failure that no longer counts is not on disk either.
 func TestRelease_PodUsesItsDevicesAgain_FailureLeavesTheDisk(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(device.Release{Why: "release.command failed", Failed: "exit code 3"})
 		r.after(10 * time.Second)
@@ -508,6 +526,7 @@ func TestRelease_PodUsesItsDevicesAgain_FailureLeavesTheDisk(t *testing.T) {
 
 // A process of the ended pod does not make up for the failure of the command.
 func TestRelease_ProcessesOfTheEndedPod_FailureStays(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(device.Release{Why: "release.command failed", Failed: "exit code 3"})
 		r.after(10 * time.Second)
@@ -526,6 +545,7 @@ func TestRelease_ProcessesOfTheEndedPod_FailureStays(t *testing.T) {
 
 // A busy device is listed under another ID after a reboot: it is missing from the capacity once.
 func TestRelease_BusyDeviceIsRenamedByAReboot_CountsOnce(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.boot = "1"
 		r.halt()
@@ -555,6 +575,7 @@ func TestRelease_BusyDeviceIsRenamedByAReboot_CountsOnce(t *testing.T) {
 
 // The commit fails while a container of the pod runs.
 func TestRelease_ContainerDuringAFailingCommit_ProofIsVoid(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.ends(opener)
 		r.after(10 * time.Second)

@@ -52,6 +52,7 @@ func patient(r *harness) {
 }
 
 func TestGiveUp_PluginStaysAway_PodIsGivenUp(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.bindMovable("a", app(gpu, 1))
 		r.bind("b", app(gpu, 1)) // no controller replaces it
@@ -85,6 +86,7 @@ func TestGiveUp_PluginStaysAway_PodIsGivenUp(t *testing.T) {
 
 // While other pods have the devices the time stands still: the scheduler was right.
 func TestGiveUp_OthersHaveTheDevices_TimeStandsStill(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 2))
@@ -110,6 +112,7 @@ func TestGiveUp_OthersHaveTheDevices_TimeStandsStill(t *testing.T) {
 
 // A stale plugin does not end the wait for it, nor does a reason without a limit go on counting another's time.
 func TestGiveUp_OtherReason_TimeBeginsAgain(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.bindMovable("a", app(gpu, 1))
 		r.after(29 * time.Minute)
@@ -129,6 +132,7 @@ func TestGiveUp_OtherReason_TimeBeginsAgain(t *testing.T) {
 
 // The shortest limit of a pod's resources counts.
 func TestGiveUp_ByResource_ShortestCounts(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.bindMovable("a", app(gpu, 1), wants("other", device.App, nic, 1))
 		r.after(11 * time.Minute)
@@ -138,6 +142,7 @@ func TestGiveUp_ByResource_ShortestCounts(t *testing.T) {
 
 // A restart of devmgrd does not begin the time again, but plugins have half a minute. A reboot does begin it again.
 func TestGiveUp_Restart_TimeGoesOn(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.bindMovable("a", app(gpu, 1))
 		r.after(20 * time.Minute)
@@ -160,6 +165,7 @@ func TestGiveUp_Restart_TimeGoesOn(t *testing.T) {
 
 // A pod with a running container is not given up.
 func TestGiveUp_ContainerRuns_PodStays(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced([]device.Running{running("1", "a", "without")}, nil)
 		r.bindMovable("a", app(gpu, 1))
@@ -172,6 +178,7 @@ func TestGiveUp_ContainerRuns_PodStays(t *testing.T) {
 
 // By default no pod is given up, and nothing is recorded for it.
 func TestGiveUp_Off_PodWaits(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.bindMovable("a", app(gpu, 1))
 		r.after(100 * time.Hour)
@@ -185,6 +192,7 @@ func TestGiveUp_Off_PodWaits(t *testing.T) {
 
 // A pod that is planned again, and waits for the same reason, keeps its time.
 func TestGiveUp_PlannedAgain_IsStillDue(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 1)
@@ -199,6 +207,7 @@ func TestGiveUp_PlannedAgain_IsStillDue(t *testing.T) {
 
 // The same after a restart at which the runtime comes last.
 func TestGiveUp_RestartWithoutRuntime_IsStillDue(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.bindMovable("a", app(gpu, 1))
 		r.after(5 * time.Minute)
@@ -216,6 +225,7 @@ func TestGiveUp_RestartWithoutRuntime_IsStillDue(t *testing.T) {
 
 // The state file of an older version does not say which pods have controllers.
 func TestGiveUp_MovableLearnedLater_IsDue(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.bind("a", app(gpu, 1))
 		d := pod("a", app(gpu, 1))
@@ -230,6 +240,7 @@ func TestGiveUp_MovableLearnedLater_IsDue(t *testing.T) {
 
 // A controller may be deleted without its pods.
 func TestGiveUp_OrphanedMeanwhile_PodStays(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.bindMovable("a", app(gpu, 1))
 		r.after(30 * time.Minute)
@@ -247,6 +258,7 @@ func TestGiveUp_OrphanedMeanwhile_PodStays(t *testing.T) {
 
 // An eviction that a budget has held up ends when the pod is served.
 func TestGiveUp_PluginGrantsMeanwhile_PodStays(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.bindMovable("a", app(gpu, 1))
 		r.after(30 * time.Minute)
@@ -265,6 +277,7 @@ func TestGiveUp_PluginGrantsMeanwhile_PodStays(t *testing.T) {
 
 // The same when the pod waits for another reason, which has a time of its own.
 func TestGiveUp_OtherReasonMeanwhile_PodStays(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.bindMovable("a", app(gpu, 2))
 		r.after(30 * time.Minute)
@@ -279,6 +292,7 @@ func TestGiveUp_OtherReasonMeanwhile_PodStays(t *testing.T) {
 
 // Readers do not see an end that will not come.
 func TestGiveUp_ContainerRuns_NoTimeIsShown(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced([]device.Running{running("1", "a", "without")}, nil)
 		r.bindMovable("a", app(gpu, 1))
@@ -291,6 +305,7 @@ func TestGiveUp_ContainerRuns_NoTimeIsShown(t *testing.T) {
 
 // A container that is never created does not end the time.
 func TestGiveUp_CreationFails_IsStillDue(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.bindMovable("a", app(gpu, 1))
 		r.after(29 * time.Minute)
@@ -306,6 +321,7 @@ func TestGiveUp_CreationFails_IsStillDue(t *testing.T) {
 
 // Containers of other pods have the devices, and nothing says which.
 func TestGiveUp_DevicesUnknown_PodStays(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		c := running("1", "x", "main")

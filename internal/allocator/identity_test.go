@@ -45,6 +45,7 @@ func numbered(prefix string, n int) []string {
 }
 
 func TestRenamedDevices_AllInUse_NoneIsGivenTwice(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.lists(gpu, numbered("d", 8)...)
 		r.RuntimeSynced(nil, nil)
@@ -80,6 +81,7 @@ func TestRenamedDevices_AllInUse_NoneIsGivenTwice(t *testing.T) {
 }
 
 func TestRenamedDevices_SomeInUse_AllNewOnesWait(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.lists(gpu, numbered("d", 8)...)
 		r.RuntimeSynced(nil, nil)
@@ -98,6 +100,7 @@ func TestRenamedDevices_SomeInUse_AllNewOnesWait(t *testing.T) {
 }
 
 func TestUnpluggedDevice_OthersAreGivenOut(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.lists(gpu, "a", "b", "c")
 		r.RuntimeSynced(nil, nil)
@@ -119,6 +122,7 @@ func TestUnpluggedDevice_OthersAreGivenOut(t *testing.T) {
 
 // NVIDIA's plugin lists the replicas of a shared GPU-x as GPU-x::0, GPU-x::1 and so on.
 func TestTimeSlicing_SwitchedOnAndOff_OtherDevicesStayAvailable(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		shared := []string{"GPU-x::0", "GPU-x::1", "GPU-y::0", "GPU-y::1"}
 		r.plugins.lists(gpu, "GPU-x", "GPU-y")
@@ -150,6 +154,7 @@ func TestTimeSlicing_SwitchedOnAndOff_OtherDevicesStayAvailable(t *testing.T) {
 
 // A replica that is no longer listed was once listed together with the current ones: they share one GPU on purpose.
 func TestTimeSlicing_FewerReplicas_NoneIsWithheld(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.lists(gpu, "GPU-x::0", "GPU-x::1", "GPU-x::2")
 		r.RuntimeSynced(nil, nil)
@@ -165,6 +170,7 @@ func TestTimeSlicing_FewerReplicas_NoneIsWithheld(t *testing.T) {
 }
 
 func TestFirstListEmpty_FullListLater_NothingIsWithheld(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.lists(gpu, "a", "b")
 		r.RuntimeSynced(nil, nil)
@@ -181,6 +187,7 @@ func TestFirstListEmpty_FullListLater_NothingIsWithheld(t *testing.T) {
 
 // The scheduler does not know the devices of a static pod.
 func TestRenamedDevices_UsedByALocalPod_AreNotPublished(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		local := pod("l", app(gpu, 1))
 		local.Local = true
@@ -197,6 +204,7 @@ func TestRenamedDevices_UsedByALocalPod_AreNotPublished(t *testing.T) {
 }
 
 func TestPodBoundPastTheScheduler_RaisesNoNumber(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.Replace(nil)
 		r.plugins.stock(gpu, 8)
@@ -225,6 +233,7 @@ func TestPodBoundPastTheScheduler_RaisesNoNumber(t *testing.T) {
 // The stamp of a container missing from the state file names a device that the plugin does not list: the list at the time of
 // its grant is unknown.
 func TestUnlistedStamp_AllDevicesAreWithheld(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		old := running("1", "old", "main")
@@ -239,6 +248,7 @@ func TestUnlistedStamp_AllDevicesAreWithheld(t *testing.T) {
 }
 
 func TestRenamedDevices_DuringAllocate_AreWithheld(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.lists(gpu, numbered("d", 2)...)
 		r.RuntimeSynced(nil, nil)

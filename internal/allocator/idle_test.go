@@ -23,6 +23,7 @@ func listedIdle(r *harness) device.Running {
 
 // A container is created while devmgrd connects, starts right afterwards, and outlives the forced deletion of its pod.
 func TestIdleContainer_StartsLater_KeepsItsDevices(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		idle := listedIdle(r)
 		if err := r.RuntimeStarting(context.Background(), idle); err != nil {
@@ -37,6 +38,7 @@ func TestIdleContainer_StartsLater_KeepsItsDevices(t *testing.T) {
 }
 
 func TestIdleContainer_StartIsNotReported_KeepsItsDevices(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		idle := listedIdle(r)
 		r.plugins.alive = map[string]bool{idle.ID: true}
@@ -52,6 +54,7 @@ func TestIdleContainer_StartIsNotReported_KeepsItsDevices(t *testing.T) {
 }
 
 func TestIdleContainer_DevicesReleased_MustNotStart(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		idle := listedIdle(r)
 		r.Drop("a")
@@ -69,6 +72,7 @@ func TestIdleContainer_DevicesReleased_MustNotStart(t *testing.T) {
 
 // devmgrd restarts after the release, and knows the container only by its stamp.
 func TestIdleContainer_DevicesOfAnotherPod_MustNotStart(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		idle := listedIdle(r)
 		r.Drop("a")
@@ -87,6 +91,7 @@ func TestIdleContainer_DevicesOfAnotherPod_MustNotStart(t *testing.T) {
 // the container only by its stamp: it holds the devices until the host has proven that nothing runs, and does not wait for
 // the kubelet to remove it.
 func TestIdleContainer_OfAPodThatWasReleased_HoldsNothing(t *testing.T) {
+	t.Parallel()
 	for name, alive := range map[string]bool{"idle": false, "started unseen": true} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(r *harness) {
@@ -113,6 +118,7 @@ func TestIdleContainer_OfAPodThatWasReleased_HoldsNothing(t *testing.T) {
 }
 
 func TestStart_OfAKnownContainer_Passes(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
@@ -128,6 +134,7 @@ func TestStart_OfAKnownContainer_Passes(t *testing.T) {
 
 // Another NRI plugin fails in StopContainer and RemoveContainer, which hides both from devmgrd.
 func TestSandboxRemoved_EndsItsContainers(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)

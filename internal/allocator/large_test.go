@@ -11,6 +11,7 @@ import (
 // The plugins' answers for one container may be too large together. None of them enters the state file, other pods may have
 // the devices, and the pod starts when a plugin answers less.
 func TestGrantsTooLargeTogether_Wait(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.plugins.stock(nic, 1)
@@ -50,6 +51,7 @@ func TestGrantsTooLargeTogether_Wait(t *testing.T) {
 
 // A pod may have many containers, and all its grants are one record of the state file.
 func TestGrantsOfAPodTooLargeTogether_Wait(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 20)
 		r.RuntimeSynced(nil, nil)

@@ -9,6 +9,7 @@ import (
 
 // The table in doc.go is the one that the code follows.
 func TestLifeCycle_Documentation_IsTheCode(t *testing.T) {
+	t.Parallel()
 	doc, err := os.ReadFile("doc.go")
 	if err != nil {
 		t.Fatal(err)

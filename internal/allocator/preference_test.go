@@ -24,6 +24,7 @@ func last(_ context.Context, available, must []device.ID, size int) ([]device.ID
 }
 
 func TestAPluginIsAskedWhatItPrefers(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 4)
 		r.plugins.prefers(gpu, last)
@@ -49,6 +50,7 @@ func TestAPluginIsAskedWhatItPrefers(t *testing.T) {
 
 // An unusable preference is ignored and counted.
 func TestAdviceThatCannotBeFollowed(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		prefer func(context.Context, []device.ID, []device.ID, int) ([]device.ID, error)
 		counts string
@@ -87,6 +89,7 @@ func TestAdviceThatCannotBeFollowed(t *testing.T) {
 
 // While a plugin answers, the pod holds a full choice: a younger pod does not get ahead of it.
 func TestWhileAPluginThinks(t *testing.T) {
+	t.Parallel()
 	type step func(r *harness)
 	for name, test := range map[string]struct {
 		meanwhile step
@@ -153,6 +156,7 @@ func TestWhileAPluginThinks(t *testing.T) {
 // A plugin's preference for one container may leave another one without devices. The preference yields, and the pod is
 // served.
 func TestAdviceThatStandsInTheWay(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		near := func(res device.ResourceName, nodes ...int) {
 			r.plugins.offer(res, func(o *device.Offer) {
@@ -178,6 +182,7 @@ func TestAdviceThatStandsInTheWay(t *testing.T) {
 
 // Placement works in the allocator as a whole: a release ends the wait for a better place.
 func TestAMismatchEndsWhenDevicesAreGivenBack(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.RuntimeSynced(nil, nil)
 		r.plugins.stock(gpu, 4)
@@ -202,6 +207,7 @@ func TestAMismatchEndsWhenDevicesAreGivenBack(t *testing.T) {
 
 // A device that a pod only held, while its plugin was asked for a preference, has not been used.
 func TestOldest_HoldGivenUp_IsNoUse(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 4)
 		r.plugins.prefers(gpu, func(context.Context, []device.ID, []device.ID, int) ([]device.ID, error) {

@@ -14,6 +14,7 @@ import (
 )
 
 func TestPreStartRunsBeforeEachStart(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
@@ -54,6 +55,7 @@ func TestPreStartRunsBeforeEachStart(t *testing.T) {
 
 // A call names all of the container's devices of a resource, from any source; a plugin that requires no call gets none.
 func TestPreStartNamesAllDevices(t *testing.T) {
+	t.Parallel()
 	const plain device.ResourceName = "vendor.com/plain"
 	run(t, func(r *harness) {
 		for _, res := range []device.ResourceName{gpu, nic, plain} {
@@ -90,6 +92,7 @@ func TestPreStartNamesAllDevices(t *testing.T) {
 }
 
 func TestAFailedPreStartIsARefusalAndIsTriedAgain(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
@@ -115,6 +118,7 @@ func TestAFailedPreStartIsARefusalAndIsTriedAgain(t *testing.T) {
 
 // Whether an imported share's plugin requires the call is unknown until the plugin is connected.
 func TestPreStartOfWhatWasImported(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		c := device.Container{Pod: "a", Name: "main"}
 		r.halt()

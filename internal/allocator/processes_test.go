@@ -10,6 +10,7 @@ import (
 
 // The runtime has reported the end of a container, or no longer lists it, but its processes live.
 func TestRelease_ProcessesLive_WaitsForTheirEnd(t *testing.T) {
+	t.Parallel()
 	for name, lose := range map[string]func(*harness){
 		"the end is reported":  func(r *harness) { r.RuntimeStopped(running("1", "a", "main")) },
 		"the runtime restarts": func(r *harness) { r.RuntimeLost(); r.RuntimeSynced(nil, nil) },
@@ -41,6 +42,7 @@ func TestRelease_ProcessesLive_WaitsForTheirEnd(t *testing.T) {
 
 // A pod's last processes mostly end a moment after its containers.
 func TestRelease_ProcessesEndSoon_TakesNoLonger(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
@@ -57,6 +59,7 @@ func TestRelease_ProcessesEndSoon_TakesNoLonger(t *testing.T) {
 
 // As in a container that does not see the host's cgroups. Then the runtime's report decides.
 func TestRelease_HostCannotTell_GoesByTheRuntime(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.blind = errors.New("not the host's cgroups")
 		r.plugins.stock(gpu, 1)

@@ -9,6 +9,7 @@ import (
 
 // The kubelet is away, so a pod that was bound past the scheduler is neither admitted nor rejected while devmgrd restarts.
 func TestNumber_UnadmittedPodInTheStateFile_DoesNotRaiseIt(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		all := pod("a", app(gpu, 2))
@@ -31,6 +32,7 @@ func TestNumber_UnadmittedPodInTheStateFile_DoesNotRaiseIt(t *testing.T) {
 
 // Pods in the state file may be gone: their requests raise no capacity before the API server has listed the pods.
 func TestNumber_PodsOfTheStateFileAreGone_DoNotRaiseIt(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 4)
 		r.RuntimeSynced(nil, nil)

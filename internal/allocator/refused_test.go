@@ -12,6 +12,7 @@ import (
 
 // A device that its plugin lists as healthy and refuses does not block a pod while others are free.
 func TestRefusedDevice_IsChosenLast(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 8)
 		r.RuntimeSynced(nil, nil)
@@ -46,6 +47,7 @@ func TestRefusedDevice_IsChosenLast(t *testing.T) {
 
 // A pod that requests several devices gets past a refused one, too, although the plugin does not name the device at fault.
 func TestRefusedDevice_AmongSeveral_IsFoundOut(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.RuntimeSynced(nil, nil)

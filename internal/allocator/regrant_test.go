@@ -52,6 +52,7 @@ func (r *harness) reboot() {
 }
 
 func TestReboot_GrantIsGivenAgainBeforeTheFirstStart(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
@@ -77,6 +78,7 @@ func TestReboot_GrantIsGivenAgainBeforeTheFirstStart(t *testing.T) {
 }
 
 func TestReboot_PluginRefuses_PodWaitsAndMayHaveOtherDevices(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
@@ -100,6 +102,7 @@ func TestReboot_PluginRefuses_PodWaitsAndMayHaveOtherDevices(t *testing.T) {
 
 // Some plugins name their devices at random: the pod must not wait for a name that never returns.
 func TestReboot_DeviceIsListedNoMore_PodIsPlannedAgain(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.lists(gpu, "a", "b")
 		r.RuntimeSynced(nil, nil)
@@ -119,6 +122,7 @@ func TestReboot_DeviceIsListedNoMore_PodIsPlannedAgain(t *testing.T) {
 }
 
 func TestDeviceGone_PodThatHasNotRun_GetsAnother(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
@@ -147,6 +151,7 @@ func TestDeviceGone_PodThatHasNotRun_GetsAnother(t *testing.T) {
 }
 
 func TestDeviceGone_PodThatHasRun_IsGrantedItAgain(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
@@ -168,6 +173,7 @@ func TestDeviceGone_PodThatHasRun_IsGrantedItAgain(t *testing.T) {
 }
 
 func TestPreStartFails_PodThatHasNotRun_GetsAnother(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
@@ -190,6 +196,7 @@ func TestPreStartFails_PodThatHasNotRun_GetsAnother(t *testing.T) {
 
 // The runtime cannot resolve CDI devices whose definitions are gone, and reports that only to the kubelet.
 func TestCDIDeviceUndefined_RememberedGrant_IsGivenAgain(t *testing.T) {
+	t.Parallel()
 	for _, cdi := range []bool{true, false} {
 		t.Run(fmt.Sprint("cdi=", cdi), func(t *testing.T) {
 			run(t, func(r *harness) {
@@ -226,6 +233,7 @@ func TestCDIDeviceUndefined_RememberedGrant_IsGivenAgain(t *testing.T) {
 }
 
 func TestRefusal_IsShownUntilTheContainerIsCreated(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
@@ -253,6 +261,7 @@ func TestRefusal_IsShownUntilTheContainerIsCreated(t *testing.T) {
 }
 
 func TestGrantLapsed_OtherContainersOfThePodGoOn(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
@@ -273,6 +282,7 @@ func TestGrantLapsed_OtherContainersOfThePodGoOn(t *testing.T) {
 // Devices granted in another boot and unlisted in this one are used by no process: the capacity does not count them in
 // addition to the listed ones, whatever IDs the plugin uses.
 func TestReboot_DevicesAreRenamed_NumberStays(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 4)
 		r.RuntimeSynced(nil, nil)
@@ -294,6 +304,7 @@ func TestReboot_DevicesAreRenamed_NumberStays(t *testing.T) {
 // and it never starts. The pod gets other devices when the host has shown that nothing runs, and from then on the container
 // must not start.
 func TestReboot_DevicesAreRenamed_IdleContainerIsInNobodysWay(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)

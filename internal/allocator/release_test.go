@@ -17,6 +17,7 @@ import (
 // restarts while containers end. A pod always waits for a device, so a device freed too early belongs to two pods at once.
 // After a reconcile only devices in use remain.
 func TestRelease(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(25) {
 		inWorld(t, func(w *world) { w.unheard(rand.New(rand.NewPCG(seed, 1))) }, nil)
 		if t.Failed() {
@@ -123,6 +124,7 @@ func (w *world) unheard(dice *rand.Rand) {
 // A power cut between the creation of a container and its start. The restarted runtime lists the container, and never reports
 // its end.
 func TestAContainerThatWasNeverStarted(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.bind("a", app(gpu, 1))

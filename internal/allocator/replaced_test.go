@@ -11,6 +11,7 @@ import (
 // Another instance of a plugin may register while the previous stream is open: the offer is never away, and still the pauses
 // of pods that the old instance failed end.
 func TestPluginReplacedWithoutAGap_EndsPauses(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)

@@ -15,6 +15,7 @@ import (
 )
 
 func TestDevicesStayWhileAContainerLives(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.bind("a", app(gpu, 1))
@@ -34,6 +35,7 @@ func TestDevicesStayWhileAContainerLives(t *testing.T) {
 
 // From Claim's answer on, a container counts as running: its pod may end at any moment.
 func TestAClaimKeepsTheDevices(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
@@ -56,6 +58,7 @@ func TestAClaimKeepsTheDevices(t *testing.T) {
 
 // The state file is gone, and containers run with devices: their stamps keep other pods away until the containers have ended.
 func TestStampsKeepDevicesThatTheBooksDoNotKnow(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		old := running("1", "old", "main")
@@ -75,6 +78,7 @@ func TestStampsKeepDevicesThatTheBooksDoNotKnow(t *testing.T) {
 
 // A pod that runs on after a loss of the state file is assigned the same devices again.
 func TestStampsAreTakenUpAgain(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 4)
 		demands := func() []device.Demand {
@@ -105,6 +109,7 @@ func TestStampsAreTakenUpAgain(t *testing.T) {
 
 // The devices in a pod's stamps are held while its plugin is asked again, and set aside again if the plugin fails.
 func TestStampsThatCannotBeTakenUp(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		var gate chan struct{}
@@ -141,6 +146,7 @@ func TestStampsThatCannotBeTakenUp(t *testing.T) {
 // The runtime may report a stamp that the state file lacks while the pod is being served. No other pod gets the container's
 // devices until it ends, whatever the attempt's result.
 func TestStampsDuringAnAttempt(t *testing.T) {
+	t.Parallel()
 	stamp := func(id device.ID) device.Running {
 		r := running("1", "a", "main")
 		r.Stamp = map[device.ResourceName][]device.ID{gpu: {id}}
@@ -218,6 +224,7 @@ func TestStampsDuringAnAttempt(t *testing.T) {
 // A container that requests devices and has no stamp was created while nothing blocked it. It is reported once, whether the
 // runtime or the API server reports first.
 func TestBareContainers(t *testing.T) {
+	t.Parallel()
 	stamped := func(id, pod string) device.Running {
 		r := running(id, pod, "main")
 		r.Stamp = map[device.ResourceName][]device.ID{gpu: {map[string]device.ID{"good": "d0", "early": "d1"}[pod]}}
@@ -285,6 +292,7 @@ func TestBareContainers(t *testing.T) {
 
 // Whatever the state file contains, the runtime reports first: the file may be lost or outdated.
 func TestNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
@@ -310,6 +318,7 @@ func TestNothingIsGivenOutBeforeTheRuntimeHasTold(t *testing.T) {
 
 // Devices in use without a record stay unavailable until their container has ended, and they are counted.
 func TestQuarantine(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		states := func(free, assigned, quarantined float64) {
@@ -353,6 +362,7 @@ func TestQuarantine(t *testing.T) {
 // A container runs with a device that the state file assigns to another pod. After that pod no pod gets the device while the
 // container runs.
 func TestADisputedDevice(t *testing.T) {
+	t.Parallel()
 	old := running("1", "old", "main")
 	old.Stamp = map[device.ResourceName][]device.ID{gpu: {"d0"}}
 	free := func(r *harness) {
@@ -408,6 +418,7 @@ func TestADisputedDevice(t *testing.T) {
 // A restarted runtime does not report the end of earlier sandboxes. A static pod that has had no container for idleLimit
 // loses its devices, and gets some again if it returns.
 func TestALocalPodWhoseEndIsNotTold(t *testing.T) {
+	t.Parallel()
 	local := pod("a", app(gpu, 1))
 	local.Local = true
 	run(t, func(r *harness) {
@@ -443,6 +454,7 @@ func TestALocalPodWhoseEndIsNotTold(t *testing.T) {
 
 // The scheduler knows a static pod's devices only by its mirror pod: the Node does not show the others.
 func TestTheNumberWithLocalPods(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.RuntimeSynced(nil, nil)
@@ -492,6 +504,7 @@ func TestTheNumberWithLocalPods(t *testing.T) {
 
 // A node may gain or lose an API server: pods known from one source are then known from the other, or gone.
 func TestAnotherMode(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
@@ -525,6 +538,7 @@ func TestAnotherMode(t *testing.T) {
 // The runtime alone reports static pods: a list of the API server does not affect them. After the end of their sandbox they
 // keep their devices for a moment, since they may get another.
 func TestLocalPods(t *testing.T) {
+	t.Parallel()
 	local := func(name string) device.PodDemand {
 		d := pod(name, app(gpu, 1))
 		d.Local, d.Created = true, time.Time{}

@@ -16,6 +16,7 @@ func sharing(container string, ids ...device.ID) device.Demand {
 }
 
 func TestSharing_PodsOfOneClaim_HaveOneGrant(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
@@ -49,6 +50,7 @@ func TestSharing_PodsOfOneClaim_HaveOneGrant(t *testing.T) {
 }
 
 func TestSharing_OtherDevicesOfTheClaim_PluginIsAsked(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
@@ -68,6 +70,7 @@ func TestSharing_OtherDevicesOfTheClaim_PluginIsAsked(t *testing.T) {
 
 // The second pod waits until the first has its grant, also where the plugin fails first.
 func TestSharing_WhileThePluginIsAsked_TheOthersWait(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		failures := 1
 		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error {
@@ -94,6 +97,7 @@ func TestSharing_WhileThePluginIsAsked_TheOthersWait(t *testing.T) {
 }
 
 func TestSharing_StateFileLost_BothKeepTheDevice(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.mute = true
 		r.plugins.stock(gpu, 2)
@@ -124,6 +128,7 @@ func TestSharing_StateFileLost_BothKeepTheDevice(t *testing.T) {
 
 // What a release requires is proved when the last pod leaves, and no pod joins meanwhile.
 func TestSharing_LastPodLeaves_ItsReleaseIsProved(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
@@ -160,6 +165,7 @@ func TestSharing_LastPodLeaves_ItsReleaseIsProved(t *testing.T) {
 
 // A pod that returns while the release of its device is proved for another pod voids the proof.
 func TestSharing_PodReturns_ProofIsVoid(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
@@ -198,6 +204,7 @@ func (r *harness) expectDeparts(uid device.PodUID, want ...device.ID) {
 }
 
 func TestSharing_PreStartContainer_IsCalledForUnusedDevicesOnly(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
@@ -240,6 +247,7 @@ func TestSharing_PreStartContainer_IsCalledForUnusedDevicesOnly(t *testing.T) {
 }
 
 func TestSharing_DeviceFails_EachPodIsTold(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.bind("a", sharing("main", "d0"))
@@ -263,6 +271,7 @@ func TestSharing_DeviceFails_EachPodIsTold(t *testing.T) {
 
 // A pod is deleted by force whose container runs with the device, and whose assignment could not be saved.
 func TestSharing_AttemptFailsAfterStateFileLost_RunningContainerKeepsTheDevice(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.mute = true
 		r.plugins.stock(gpu, 2)
@@ -294,6 +303,7 @@ func TestSharing_AttemptFailsAfterStateFileLost_RunningContainerKeepsTheDevice(t
 
 // A device that another container used while this one's other devices were prepared is prepared before the start.
 func TestSharing_DeviceUsedSincePreparation_IsPrepared(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
@@ -319,6 +329,7 @@ func TestSharing_DeviceUsedSincePreparation_IsPrepared(t *testing.T) {
 }
 
 func TestPreparation_Ends_IsAChange(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.plugins.offer(gpu, func(o *device.Offer) { o.PreStart = true })
@@ -337,6 +348,7 @@ func TestPreparation_Ends_IsAChange(t *testing.T) {
 }
 
 func TestSharing_HolderReturns_WaitingPodIsServed(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
@@ -354,6 +366,7 @@ func TestSharing_HolderReturns_WaitingPodIsServed(t *testing.T) {
 
 // The device of the first pod is not released: it has processes.
 func TestSharing_PodEndsWhileGrantedAgain_TheOtherIsServed(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
@@ -378,6 +391,7 @@ func TestSharing_PodEndsWhileGrantedAgain_TheOtherIsServed(t *testing.T) {
 }
 
 func TestSharing_GrantOfAnotherCannotBeUsed_PluginIsAsked(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
@@ -401,6 +415,7 @@ func TestSharing_GrantOfAnotherCannotBeUsed_PluginIsAsked(t *testing.T) {
 }
 
 func TestSharing_RestartWhileReleaseIsProved_PodDoesNotJoin(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
@@ -423,6 +438,7 @@ func TestSharing_RestartWhileReleaseIsProved_PodDoesNotJoin(t *testing.T) {
 }
 
 func TestSharing_HolderReportedAfterRestart_WaitingPodIsServed(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.bind("a", sharing("main", "d0"))
@@ -442,6 +458,7 @@ func TestSharing_HolderReportedAfterRestart_WaitingPodIsServed(t *testing.T) {
 }
 
 func TestSharing_FirstPodEndsWhileDeviceFails_TheOtherIsTold(t *testing.T) {
+	t.Parallel()
 	for _, when := range []string{"before", "running", "after"} {
 		run(t, func(r *harness) {
 			r.plugins.stock(gpu, 2)
@@ -479,6 +496,7 @@ func TestSharing_FirstPodEndsWhileDeviceFails_TheOtherIsTold(t *testing.T) {
 }
 
 func TestSharing_PodReturns_ProofOfOtherDevicesGoesOn(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.RuntimeSynced(nil, nil)
@@ -509,6 +527,7 @@ func TestSharing_PodReturns_ProofOfOtherDevicesGoesOn(t *testing.T) {
 }
 
 func TestSharing_PodReturns_WaitsForTheCommandOfAnother(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.RuntimeSynced(nil, nil)
@@ -534,6 +553,7 @@ func TestSharing_PodReturns_WaitsForTheCommandOfAnother(t *testing.T) {
 }
 
 func TestSharing_NewPodWaits_ProofGoesOn(t *testing.T) {
+	t.Parallel()
 	for _, claim := range []device.ClaimUID{"x", "y"} {
 		run(t, func(r *harness) {
 			r.plugins.stock(gpu, 1)
@@ -555,6 +575,7 @@ func TestSharing_NewPodWaits_ProofGoesOn(t *testing.T) {
 }
 
 func TestSharing_SomeDevicesKept_ReleaseIsNotAboutTheirNodes(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.nodes = true
 		r.plugins.stock(gpu, 2)

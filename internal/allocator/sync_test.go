@@ -18,6 +18,7 @@ func (r *harness) behind(f func()) {
 }
 
 func TestSynchronization_NotComparedYet_AnswersNothing(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 2)
 		r.bind("a", app(gpu, 1))
@@ -50,6 +51,7 @@ func TestSynchronization_NotComparedYet_AnswersNothing(t *testing.T) {
 
 // Reports of the runtime after its lists are applied after the lists.
 func TestSynchronization_ReportsBehindIt_KeepTheirOrder(t *testing.T) {
+	t.Parallel()
 	local := pod("l", app(gpu, 1))
 	local.Local = true
 	run(t, func(r *harness) {

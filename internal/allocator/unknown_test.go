@@ -16,6 +16,7 @@ func digested(id, pod string, ids ...device.ID) device.Running {
 
 // The state file is lost, and a container's stamp has only a digest of its devices.
 func TestUnknownDevices_StateFileLost_CloseTheResource(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 4)
 		r.plugins.stock(nic, 1)
@@ -46,6 +47,7 @@ func TestUnknownDevices_StateFileLost_CloseTheResource(t *testing.T) {
 }
 
 func TestUnknownDevices_GoneAtTheNextSynchronization_OpenTheResource(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced([]device.Running{digested("1", "old", "d0")}, nil)
@@ -58,6 +60,7 @@ func TestUnknownDevices_GoneAtTheNextSynchronization_OpenTheResource(t *testing.
 }
 
 func TestDigest_AsInTheStateFile_ClosesNothing(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 3)
 		r.bind("a", app(gpu, 2))

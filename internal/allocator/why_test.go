@@ -13,6 +13,7 @@ import (
 
 // The reasons of a choice are kept with it, over restarts and renewed grants.
 func TestWhy_SaysWhatThePlanKnew(t *testing.T) {
+	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 8)
 		r.plugins.places(gpu, 2) // d1, d3 and so on are near node 1

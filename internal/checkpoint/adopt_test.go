@@ -40,6 +40,7 @@ func imported(as device.Assignment) device.Assignment {
 // What is in the file becomes records: of the pods that the API server has with what it says of them, of the others with
 // what the file says, so that no pod gets their devices before they are free.
 func TestAdopt(t *testing.T) {
+	t.Parallel()
 	first, main := held("chain", "first", share(gpu, "0")), held("chain", "main", share(gpu, "0"), share(nic, "n"))
 	chain := wanting("chain", device.Init, first)
 	chain.Demands = append(chain.Demands, wanting("chain", device.App, main).Demands...)
@@ -91,6 +92,7 @@ func TestAdopt(t *testing.T) {
 
 // Doing it again changes nothing, whatever has become of the pods meanwhile.
 func TestAdoptAgain(t *testing.T) {
+	t.Parallel()
 	a, b := held("a", "main", share(gpu, "0")), held("b", "main", share(gpu, "1"))
 	f := kubelets(t, nil, a, b)
 	here := checkpoint.AdoptInput{Active: []device.PodDemand{wanting("a", device.App, a)}, Now: now}
@@ -111,6 +113,7 @@ func TestAdoptAgain(t *testing.T) {
 
 // What the state file has of a pod, or of a plugin, stays.
 func TestAdoptAdds(t *testing.T) {
+	t.Parallel()
 	a, b := held("a", "a", share(gpu, "0")), held("a", "b", share(gpu, "1"))
 	p := checkpoint.Adopt(kubelets(t, map[device.ResourceName][]device.ID{gpu: {"0", "2"}}, b), checkpoint.AdoptInput{
 		Active: []device.PodDemand{wanting("a", device.App, a, b)},
@@ -140,6 +143,7 @@ func TestAdoptAdds(t *testing.T) {
 
 // All conflicts are reported together, one line each.
 func TestAdoptConflicts(t *testing.T) {
+	t.Parallel()
 	one := held("a", "main", share(gpu, "0"))
 	entry := func(change func(*checkpoint.Entry)) checkpoint.File {
 		f := kubelets(t, nil, one)
@@ -213,6 +217,7 @@ func TestAdoptConflicts(t *testing.T) {
 
 // In and back is what was there before.
 func TestInAndBack(t *testing.T) {
+	t.Parallel()
 	f := decode(t, real(t))
 	p := checkpoint.Adopt(f, checkpoint.AdoptInput{Now: now})
 	var offered []device.Inventory

@@ -43,6 +43,7 @@ func encode(t testing.TB, f checkpoint.File) []byte {
 }
 
 func TestARealFile(t *testing.T) {
+	t.Parallel()
 	f := decode(t, real(t))
 	if want := map[device.ResourceName][]device.ID{
 		"example.com/resource": {"Dev-1", "Dev-2"}, "vendor.example/gpu": {"gpu-0", "gpu-1", "gpu-2", "gpu-3"},
@@ -91,6 +92,7 @@ func TestARealFile(t *testing.T) {
 
 // A file that says anything else than its kubelet has written is not believed, whatever it was that changed.
 func TestACorruptFile(t *testing.T) {
+	t.Parallel()
 	good := string(real(t))
 	for name, bad := range map[string]string{
 		"another device":       strings.Replace(good, `{"-1":["gpu-3"]}`, `{"-1":["gpu-0"]}`, 1),
@@ -114,6 +116,7 @@ func TestACorruptFile(t *testing.T) {
 
 // What is written again says the same, and as a kubelet would believe it.
 func TestRoundTrip(t *testing.T) {
+	t.Parallel()
 	f := decode(t, real(t))
 	data := encode(t, f)
 	if again := decode(t, data); !reflect.DeepEqual(again, f) {
@@ -128,6 +131,7 @@ func TestRoundTrip(t *testing.T) {
 }
 
 func TestSelectAndJoin(t *testing.T) {
+	t.Parallel()
 	f := decode(t, real(t))
 	gpus := f.Select(func(r device.ResourceName) bool { return r == "vendor.example/gpu" })
 	rest := f.Select(func(r device.ResourceName) bool { return r != "vendor.example/gpu" })
@@ -140,6 +144,7 @@ func TestSelectAndJoin(t *testing.T) {
 }
 
 func TestWrite(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), checkpoint.Name)
 	for _, text := range []string{"old", "new"} {
 		if err := checkpoint.Write(path, []byte(text)); err != nil {

@@ -217,6 +217,7 @@ func (l *lines) count(part string) int {
 
 // It is the file that a kubelet would have written: of all pods that hold something, and of the resources that plugins serve.
 func TestMirror(t *testing.T) {
+	t.Parallel()
 	a := held("a", "main", near(share(gpu, "0", "1"), nil, []int{0, 1}), share(nic, "n"))
 	b := held("b", "main", share(gpu, "2"))
 	v := newView(holding("b", false, b), holding("none", true), holding("a", true, a))
@@ -250,6 +251,7 @@ func TestMirror(t *testing.T) {
 
 // The file is written when its content changes, and not otherwise: at once, but once a second at most.
 func TestMirrorWrites(t *testing.T) {
+	t.Parallel()
 	alone(t, newView(), func(v *view, m *mirrored) {
 		time.Sleep(time.Minute)
 		for n := range 300 { // what happens at one time is written at one time
@@ -280,6 +282,7 @@ func TestMirrorWrites(t *testing.T) {
 
 // After an expensive look the mirror rests longer, so that it takes a twentieth of a core at most.
 func TestMirrorRests(t *testing.T) {
+	t.Parallel()
 	v := newView()
 	v.slow = 100 * time.Millisecond
 	alone(t, v, func(v *view, m *mirrored) {
@@ -328,6 +331,7 @@ func (m *mirrored) info() os.FileInfo {
 
 // What was last is written before it stops, however long it would have rested.
 func TestMirrorStops(t *testing.T) {
+	t.Parallel()
 	v := newView()
 	m := mirror(t, v)
 	plugintest.Eventually(t, "the file is there", m.says())
@@ -347,6 +351,7 @@ func TestMirrorStops(t *testing.T) {
 
 // A file that is right already is left alone, and wakes no reader. Drafts of a process that was killed are removed.
 func TestMirrorStarts(t *testing.T) {
+	t.Parallel()
 	v := newView(holding("a", true, held("a", "main", share(gpu, "0"))))
 	first := mirror(t, v)
 	plugintest.Eventually(t, "the file is there", first.says("a"))
@@ -381,6 +386,7 @@ func TestMirrorStarts(t *testing.T) {
 
 // A path that cannot be written is logged once, until it can.
 func TestMirrorCannotWrite(t *testing.T) {
+	t.Parallel()
 	v := newView()
 	m := mirror(t, v, func(m *mirrored) { m.path = filepath.Join(filepath.Dir(m.path), "later", checkpoint.Name) })
 	plugintest.Eventually(t, "it is logged", func() bool { return m.log.count("cannot write checkpoint mirror") == 1 })

@@ -56,6 +56,7 @@ func shown(dir string) []device.ResourceName {
 // All resources are in the common file, and those of a pod's plugins in the pod's. What changes is written, and a directory that is
 // gone is no error.
 func TestMirrors(t *testing.T) {
+	t.Parallel()
 	v := newView(holding("u", true, held("u", "main", share(gpu, "0"), share(nic, "x"))))
 	v.offers[nic] = device.Offer{Reported: true, Inventory: device.Inventory{Resource: nic, Devices: []device.Device{{ID: "x", Healthy: true}}}}
 	common, a, b := t.TempDir(), t.TempDir(), t.TempDir()

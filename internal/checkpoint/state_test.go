@@ -56,6 +56,7 @@ func record(uid string, all ...device.Assignment) device.PodRecord {
 
 // Our state file, written as a kubelet would have, says who has what, where that was when it was assigned and what the plugin said.
 func TestOf(t *testing.T) {
+	t.Parallel()
 	pods := []device.PodRecord{
 		record("b", held("b", "main", near(share(gpu, "0", "1"), []int{0, 1}, []int{1}), share(nic, "n"))),
 		record("a", held("a", "second", share(gpu, "2")), held("a", "first", share(gpu, "gone"))),

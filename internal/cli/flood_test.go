@@ -137,7 +137,7 @@ func hold(network, address string, most int) {
 func attack(t *testing.T, binary string, uid uint32, connections int, network, address string) {
 	t.Helper()
 	cmd := exec.Command(binary, network, address)
-	cmd.Env = []string{fmt.Sprintf("%s=%d", holdVariable, connections)}
+	cmd.Env = []string{fmt.Sprintf("%s=%d", holdVariable, connections), plugintest.QuickExit}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	cmd.Stderr = os.Stderr
 	stay, err := cmd.StdinPipe()
@@ -200,7 +200,7 @@ func startDaemon(t *testing.T, descriptors int) *process {
 		"--set", "stateDir="+filepath.Join(dir, "state"), "--set", "runDir="+filepath.Join(dir, "run"),
 		"--set", "plugins.socketDir="+d.sockets, "--set", "plugins.kubeletDir="+filepath.Join(dir, "kubelet"),
 		"--set", "podResources.kubeletSocket=", "--set", "nri.socket="+filepath.Join(dir, "none"))
-	cmd.Env = []string{fmt.Sprintf("%s=%d", daemonVariable, descriptors), "PATH=" + os.Getenv("PATH")}
+	cmd.Env = []string{fmt.Sprintf("%s=%d", daemonVariable, descriptors), "PATH=" + os.Getenv("PATH"), plugintest.QuickExit}
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
 		t.Fatal(err)

@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 func dialler(t *testing.T, at string, attr *syscall.SysProcAttr) (pid int) {
 	t.Helper()
 	cmd := exec.Command(plugintest.Executable(t))
-	cmd.Env, cmd.Stderr, cmd.SysProcAttr = []string{dialVariable + "=" + at}, os.Stderr, attr
+	cmd.Env, cmd.Stderr, cmd.SysProcAttr = []string{dialVariable + "=" + at, plugintest.QuickExit}, os.Stderr, attr
 	stay, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -215,7 +215,7 @@ func TestUnixClient_OtherPIDNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := exec.Command(self)
-	server.Env = []string{serveVariable + "=" + path}
+	server.Env = []string{serveVariable + "=" + path, plugintest.QuickExit}
 	server.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	out, err := server.StdoutPipe()
 	if err != nil {
@@ -286,6 +286,7 @@ func TestPodOf(t *testing.T) {
 // A process may hand its connections on and end. All that did so are one client, or a pod could have any number of them.
 func TestProcessOf_Ended(t *testing.T) {
 	cmd := exec.Command(plugintest.Executable(t), "-test.run", "^$")
+	cmd.Env = []string{plugintest.QuickExit}
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
 )
 
 // handedDir is where the process of TestHandedChild looks for its socket.
@@ -65,7 +67,7 @@ func TestSocketFromSystemd(t *testing.T) {
 			defer conn.Close()
 			// The number of the process has to be in the environment, and only a shell knows it beforehand.
 			us := exec.Command("/bin/sh", "-c", `LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" -test.run '^TestHandedChild$'`, os.Args[0])
-			us.Env = append(os.Environ(), handedDir+"="+dir)
+			us.Env = append(os.Environ(), handedDir+"="+dir, plugintest.QuickExit)
 			us.ExtraFiles = []*os.File{file}
 			out, err := us.CombinedOutput()
 			if err != nil {

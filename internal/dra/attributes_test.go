@@ -60,6 +60,7 @@ func text(all attributes) map[string]string {
 }
 
 func TestAttributes(t *testing.T) {
+	t.Parallel()
 	sysfs, procfs := host(t)
 	long := strings.Repeat("x", 65)
 	for _, c := range []struct {
@@ -105,6 +106,7 @@ func TestAttributes(t *testing.T) {
 
 // Files are read for new devices, and for all when the plugin is back: a driver may have been loaded meanwhile.
 func TestAttributes_AreReadAgain(t *testing.T) {
+	t.Parallel()
 	sysfs, procfs := host(t)
 	d := device.DeviceStatus{Resource: gpu, Device: device.Device{ID: "GPU-1"}, Listed: true}
 	s := newDescriber(sysfs, procfs)

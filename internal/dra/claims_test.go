@@ -245,6 +245,7 @@ func runClaims(t *testing.T, test func(*world, *Claims)) {
 }
 
 func TestClaims_Resolve(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		claims map[string][]string
 		pod    []string
@@ -283,6 +284,7 @@ func TestClaims_Resolve(t *testing.T) {
 }
 
 func TestClaims_APIServerIsAway_PodWaitsAndEachClaimIsReadOnce(t *testing.T) {
+	t.Parallel()
 	runClaims(t, func(w *world, c *Claims) {
 		w.list(gpu, "1")
 		w.away = true
@@ -316,6 +318,7 @@ func TestClaims_APIServerIsAway_PodWaitsAndEachClaimIsReadOnce(t *testing.T) {
 }
 
 func TestClaims_PluginListsTheDeviceLater_PodGetsIt(t *testing.T) {
+	t.Parallel()
 	runClaims(t, func(w *world, c *Claims) {
 		w.allocate("c", "a=a.example/gpu:1")
 		c.Bind(demand("p", "main c"))
@@ -331,6 +334,7 @@ func TestClaims_PluginListsTheDeviceLater_PodGetsIt(t *testing.T) {
 }
 
 func TestClaims_RequestWithoutClaim_IsRefused(t *testing.T) {
+	t.Parallel()
 	runClaims(t, func(w *world, c *Claims) {
 		w.list(gpu, "1")
 		c.Bind(demand("before", "main gpu#1"))
@@ -345,6 +349,7 @@ func TestClaims_RequestWithoutClaim_IsRefused(t *testing.T) {
 
 // A pod that was bound past the scheduler names the claim of another pod, or thousands that do not exist.
 func TestClaims_NotReservedForThePod_PodWaits(t *testing.T) {
+	t.Parallel()
 	runClaims(t, func(w *world, c *Claims) {
 		w.list(gpu, "1")
 		w.allocate("c", "a=a.example/gpu:1")
@@ -370,6 +375,7 @@ func TestClaims_NotReservedForThePod_PodWaits(t *testing.T) {
 
 // The claim of a pod that waits is deleted past its finalizer, and created again.
 func TestClaims_CreatedAgain_PodHasTheNewDevices(t *testing.T) {
+	t.Parallel()
 	runClaims(t, func(w *world, c *Claims) {
 		w.list(gpu, "1", "2")
 		w.allocate("c", "a=a.example/gpu:1")
@@ -389,6 +395,7 @@ func TestClaims_CreatedAgain_PodHasTheNewDevices(t *testing.T) {
 
 // The Node decides whether a request without a claim is served. It is read later than the pod, and changes.
 func TestClaims_NodeIsReadLater_PodWaitsForIt(t *testing.T) {
+	t.Parallel()
 	runClaims(t, func(w *world, c *Claims) {
 		w.list(gpu, "1")
 		w.unread = true
@@ -406,6 +413,7 @@ func TestClaims_NodeIsReadLater_PodWaitsForIt(t *testing.T) {
 
 // A claim that is still to be made from a template blocks its container.
 func TestClaims_NotMadeYet_PodWaits(t *testing.T) {
+	t.Parallel()
 	runClaims(t, func(w *world, c *Claims) {
 		d := demand("p", "main")
 		d.Demands[0].Claims = []device.ClaimUse{{}}
@@ -418,6 +426,7 @@ func TestClaims_NotMadeYet_PodWaits(t *testing.T) {
 }
 
 func TestClaims_NamesOfPools(t *testing.T) {
+	t.Parallel()
 	w, c := newWorld(t)
 	w.devices = map[device.ResourceName][]device.ID{gpu: {"GPU-1"}, "a.example/GPU_big": {"GPU-1"}}
 	for _, r := range []device.ResourceName{gpu, "a.example/GPU_big"} {

@@ -12,6 +12,7 @@ import (
 )
 
 func TestName(t *testing.T) {
+	t.Parallel()
 	long := strings.Repeat("a", 63)
 	for _, c := range []struct {
 		id   device.ID
@@ -43,6 +44,7 @@ func TestName(t *testing.T) {
 
 // No ID has the derived name of another, and case counts.
 func TestName_OfDifferentIDs_Differs(t *testing.T) {
+	t.Parallel()
 	ids := []device.ID{"GPU-3", "gpu-3", "Gpu-3", "gpu_3", "gpu 3", "gpu.3", "gpu-3-", "gpu--3", "GPU--3"}
 	for _, id := range ids[:] {
 		ids = append(ids, device.ID(Name(id))) // as if a plugin had it
@@ -60,6 +62,7 @@ func TestName_OfDifferentIDs_Differs(t *testing.T) {
 }
 
 func TestName_OfAnyID_IsALabel(t *testing.T) {
+	t.Parallel()
 	alphabet := []byte("abz09AZ-_.:/ \x00\xff")
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 3000 {
@@ -78,6 +81,7 @@ func TestName_OfAnyID_IsALabel(t *testing.T) {
 }
 
 func TestPoolName(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		node, want string
 		resource   device.ResourceName
@@ -96,6 +100,7 @@ func TestPoolName(t *testing.T) {
 
 // Pools and slices of different nodes, resources and numbers have different names, and all names are valid.
 func TestPoolNameAndSliceName_OfAnyResource_AreValidAndUnique(t *testing.T) {
+	t.Parallel()
 	nodes := []string{"n1", "n1-a", "ip-10-0-0-1.ec2.internal", strings.Repeat("n", 253), strings.Repeat("n", 252) + "m", strings.Repeat("n.", 126) + "n"}
 	resources := []device.ResourceName{"a.example/gpu", "a.example/GPU", "a.example/Gpu", "a.example/g_pu", "a.example/g-pu", "a-a.example/gpu", "a.example/a..b", "a.example/a.-b", "a.example/a.b",
 		"a.example/0", device.ResourceName(strings.Repeat("d", 244) + "/" + strings.Repeat("N", 63)), device.ResourceName(strings.Repeat("d", 244) + "/" + strings.Repeat("n", 63))}

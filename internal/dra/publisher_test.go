@@ -21,6 +21,7 @@ import (
 )
 
 func TestPublish_FirstSlices_AreCreated(t *testing.T) {
+	t.Parallel()
 	api, n := kubetest.New(t), newNode()
 	n.list(gpu, 130)
 	api.Refuse(func(verb, _ string) int {
@@ -123,6 +124,7 @@ func taintTime(api *kubetest.Server) metav1.Time {
 }
 
 func TestPublish_DevicesThatFlap_AreWrittenOnceASecond(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, devicesThatFlap)
 }
 
@@ -152,6 +154,7 @@ func devicesThatFlap(t *testing.T) {
 
 // A kubelet that starts removes all slices of its node. They are back at once, even if they have just been written.
 func TestPublish_SlicesRemovedByTheKubelet_AreBackAtOnce(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, removedByTheKubelet)
 }
 
@@ -204,6 +207,7 @@ func slice(name, driver, node, pool string) *resourceapi.ResourceSlice {
 }
 
 func TestPublish_SlicesOfOthers_AreLeftAlone(t *testing.T) {
+	t.Parallel()
 	api, n := kubetest.New(t), newNode()
 	n.list(gpu, 2)
 	api.Put(slice("other-driver", "gpu.example", "n1", "other"))
@@ -305,6 +309,7 @@ func claims(t *testing.T) {
 }
 
 func TestPublish_TooManyDevices_AreNotPublished(t *testing.T) {
+	t.Parallel()
 	api, n := kubetest.New(t), newNode()
 	n.most = 10
 	n.list(gpu, 10)
@@ -338,6 +343,7 @@ func withoutAnOwner(t *testing.T) {
 }
 
 func TestPublish_PlacesThatCannotBeSaved_AreNotPublished(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, unsavedPlaces)
 }
 
@@ -400,6 +406,7 @@ func taintsDropped(t *testing.T) {
 }
 
 func TestPublish_Refusals(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		name, verb string
 		code       int
@@ -472,6 +479,7 @@ func removedWhileUpdated(t *testing.T) {
 
 // While the API server is away changes collect, and one write follows when it is back, also with a history that it has forgotten.
 func TestPublish_APIServerAway(t *testing.T) {
+	t.Parallel()
 	api, n := kubetest.New(t), newNode()
 	n.list(gpu, 2)
 	p, _, _ := publish(t, api, n)

@@ -15,7 +15,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"k8s.io/apimachinery/pkg/types"
 	health "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
 	drav1 "k8s.io/kubelet/pkg/apis/dra/v1"
@@ -24,6 +23,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/plugintest"
 )
 
 // readiness is an allocator whose containers become ready when the test says so.
@@ -88,7 +88,7 @@ func newKubelet(t testing.TB, hold time.Duration) *kubelet {
 	}
 	t.Cleanup(func() { stop(); work.Wait() })
 	k := &kubelet{t: t, world: w, claims: claims, devices: devices, server: s}
-	k.registry = registration.NewRegistrationClient(k.dial(filepath.Join(dir, "plugins_registry", "devmgrd.io-reg.sock")))
+	k.registry = registration.NewRegistrationClient(plugintest.Client(t, filepath.Join(dir, "plugins_registry", "devmgrd.io-reg.sock")))
 	info, err := k.registry.GetInfo(t.Context(), &registration.InfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {
 		t.Fatal(err)
@@ -96,18 +96,9 @@ func newKubelet(t testing.TB, hold time.Duration) *kubelet {
 	if info.Type != "DRAPlugin" || info.Name != "devmgrd.io" || !slices.Contains(info.SupportedVersions, "v1.DRAPlugin") {
 		t.Errorf("the kubelet receives %v", info)
 	}
-	conn := k.dial(info.Endpoint)
+	conn := plugintest.Client(t, info.Endpoint)
 	k.driver, k.health = drav1.NewDRAPluginClient(conn), health.NewDRAResourceHealthClient(conn)
 	return k
-}
-
-func (k *kubelet) dial(path string) *grpc.ClientConn {
-	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	k.t.Cleanup(func() { conn.Close() })
-	return conn
 }
 
 // reserve reserves a claim of the world for these pods only.
@@ -143,6 +134,7 @@ func (k *kubelet) prepare(name string) string {
 }
 
 func TestServer_DevicesAreThere_AnswersAtOnce(t *testing.T) {
+	t.Parallel()
 	k := newKubelet(t, time.Minute)
 	k.world.list(gpu, "1", "2")
 	k.world.allocate("c", "a=a.example/gpu:2", "other:b=a.example/gpu:1")
@@ -159,6 +151,7 @@ func TestServer_DevicesAreThere_AnswersAtOnce(t *testing.T) {
 }
 
 func TestServer_DevicesComeLater_AnswerIsHeldForThem(t *testing.T) {
+	t.Parallel()
 	k := newKubelet(t, 5*time.Minute)
 	k.world.list(gpu, "1")
 	k.world.allocate("c", "a=a.example/gpu:1")
@@ -178,6 +171,7 @@ func TestServer_DevicesComeLater_AnswerIsHeldForThem(t *testing.T) {
 }
 
 func TestServer_DevicesDoNotCome_ErrorHasTheReason(t *testing.T) {
+	t.Parallel()
 	k := newKubelet(t, 10*time.Millisecond)
 	k.world.allocate("c", "a=a.example/gpu:1")
 	k.world.reserve("c", "p")
@@ -197,6 +191,7 @@ func TestServer_DevicesDoNotCome_ErrorHasTheReason(t *testing.T) {
 
 // A pod may have a claim that none of its containers uses.
 func TestServer_NoContainerUsesTheClaim_Answers(t *testing.T) {
+	t.Parallel()
 	k := newKubelet(t, time.Minute)
 	k.world.allocate("c", "a=a.example/gpu:1")
 	k.world.reserve("c", "p")
@@ -207,6 +202,7 @@ func TestServer_NoContainerUsesTheClaim_Answers(t *testing.T) {
 }
 
 func TestServer_Sockets_AreTheOwnersOnly(t *testing.T) {
+	t.Parallel()
 	k := newKubelet(t, time.Minute)
 	for _, path := range Sockets(k.server.RegistryDir, k.server.PluginsDir) {
 		if info, err := os.Stat(path); err != nil || info.Mode() != fs.ModeSocket|0o600 {
@@ -216,6 +212,7 @@ func TestServer_Sockets_AreTheOwnersOnly(t *testing.T) {
 }
 
 func TestServer_Check_FollowsTheKubelet(t *testing.T) {
+	t.Parallel()
 	k := newKubelet(t, time.Minute)
 	for _, step := range []struct {
 		status *registration.RegistrationStatus
@@ -238,6 +235,7 @@ func TestServer_Check_FollowsTheKubelet(t *testing.T) {
 }
 
 func TestServer_Health_IsReportedAtEachChange(t *testing.T) {
+	t.Parallel()
 	k := newKubelet(t, time.Minute)
 	stream, err := k.health.NodeWatchResources(t.Context(), &health.NodeWatchResourcesRequest{})
 	if err != nil {

@@ -51,6 +51,7 @@ func contents(of []*resourceapi.ResourceSlice) map[string]string {
 }
 
 func TestShow_States(t *testing.T) {
+	t.Parallel()
 	holder := &device.Holder{Pod: device.Pod{UID: "u"}}
 	for _, c := range []struct {
 		name   string
@@ -103,6 +104,7 @@ func TestShow_States(t *testing.T) {
 }
 
 func TestShow_Slice(t *testing.T) {
+	t.Parallel()
 	in := inputOf(free("D", 2))
 	in.attributes = func(d device.DeviceStatus) attributes {
 		id := string(d.ID)
@@ -123,6 +125,7 @@ func TestShow_Slice(t *testing.T) {
 }
 
 func TestShow_Order(t *testing.T) {
+	t.Parallel()
 	in := inputOf(free("d", 5))
 	in.order = []device.ID{"d3", "gone", "d1"}
 	out, err := show(in)
@@ -132,6 +135,7 @@ func TestShow_Order(t *testing.T) {
 }
 
 func TestShow_TooMany(t *testing.T) {
+	t.Parallel()
 	in := inputOf(free("d", 5))
 	in.most, in.saved = 4, map[device.ID]int{"d0": 1}
 	out, err := show(in)
@@ -151,6 +155,7 @@ func sortByID(devices []device.DeviceStatus) []device.DeviceStatus {
 }
 
 func TestPlace(t *testing.T) {
+	t.Parallel()
 	old := free("d", 64)
 	added := func(at int64, d device.DeviceStatus) device.DeviceStatus { d.Added = at; return d }
 	fresh := added(1, free("a", 1)[0]) // before the others in natural order
@@ -200,6 +205,7 @@ func TestPlace(t *testing.T) {
 
 // Two devices of one name, which only a collision of hashes can bring about, are in different pools.
 func TestPools_OfOneName(t *testing.T) {
+	t.Parallel()
 	p := pools{}
 	if !p.take(0, "a") || p.take(0, "a") || !p.take(1, "a") {
 		t.Errorf("got %v", p)
@@ -207,6 +213,7 @@ func TestPools_OfOneName(t *testing.T) {
 }
 
 func TestPlace_ForgetsDevicesThatAreNotThere(t *testing.T) {
+	t.Parallel()
 	saved := map[device.ID]int{"d0": 1, "u0": 2}
 	for i := range maxSpare {
 		saved[device.ID(fmt.Sprint("gone", i))] = 1
@@ -227,6 +234,7 @@ func TestPlace_ForgetsDevicesThatAreNotThere(t *testing.T) {
 // Whatever a plugin lists, and whenever devmgrd restarts: no pool has more than 64 devices, a device has one pool, and it keeps that
 // pool while it is listed.
 func TestPlace_RandomLists(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(15) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		universe := free("d", 300)
@@ -287,6 +295,7 @@ func TestPlace_RandomLists(t *testing.T) {
 }
 
 func TestDiffers(t *testing.T) {
+	t.Parallel()
 	make := func() *resourceapi.ResourceSlice {
 		in := inputOf(free("d", 3))
 		in.devices[1].Healthy = false
@@ -349,6 +358,7 @@ func newDescriberOf(t testing.TB, devices []device.DeviceStatus) *describer {
 
 // A slice of the API server that shows what is wanted takes no memory for its own copies of the attributes, and keeps all else.
 func TestStore_SliceAsWanted_SharesItsAttributes(t *testing.T) {
+	t.Parallel()
 	in := inputOf(free("GPU-", 3))
 	in.devices[1].Healthy = false
 	in.attributes = newDescriberOf(t, in.devices).of

@@ -28,6 +28,7 @@ func (s *slowStore) SaveAction(a device.Action) error {
 }
 
 func TestJournal_SlowDisk_CallersDoNotWaitAndNothingGrows(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		disk := &slowStore{writes: make(chan error)}

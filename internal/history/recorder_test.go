@@ -182,6 +182,7 @@ func (r *harness) tells(want ...string) []device.Span {
 
 // Assignments are recorded at once, with their times, and are there after a restart.
 func TestAssignedAndReleased(t *testing.T) {
+	t.Parallel()
 	r := start(t, 3)
 	before := time.Now()
 	a := r.Settle(t, allocatortest.Pod("a", gpu, 2))
@@ -204,6 +205,7 @@ func TestAssignedAndReleased(t *testing.T) {
 
 // A pod that is over keeps its devices as long as something of it runs.
 func TestASpanLastsAsLongAsTheContainer(t *testing.T) {
+	t.Parallel()
 	r := start(t, 1)
 	p := r.Settle(t, allocatortest.Pod("p", gpu, 1))
 	runs := device.Running{ID: "1", Container: device.Container{Pod: p.Pod.UID, Name: "main"}}
@@ -221,6 +223,7 @@ func TestASpanLastsAsLongAsTheContainer(t *testing.T) {
 
 // A span whose container still has its devices goes on over a restart, and is there once.
 func TestRestartWithTheSameHolder(t *testing.T) {
+	t.Parallel()
 	r := start(t, 1)
 	p := r.Settle(t, allocatortest.Pod("p", gpu, 1))
 	first := r.tells("p d000 open")[0]
@@ -239,6 +242,7 @@ func TestRestartWithTheSameHolder(t *testing.T) {
 
 // Spans that ended unobserved have the time at which that was noticed.
 func TestRestartWithAnotherHolder(t *testing.T) {
+	t.Parallel()
 	r := start(t, 2)
 	a, b := r.Settle(t, allocatortest.Pod("a", gpu, 1)), r.Settle(t, allocatortest.Pod("b", gpu, 1))
 	r.end()
@@ -254,6 +258,7 @@ func TestRestartWithAnotherHolder(t *testing.T) {
 
 // A container that has other devices than before has another span.
 func TestRestartWithOtherDevices(t *testing.T) {
+	t.Parallel()
 	r := start(t, 2)
 	first := r.Settle(t, allocatortest.Pod("first", gpu, 1))
 	p := r.Settle(t, allocatortest.Pod("p", gpu, 1))
@@ -267,6 +272,7 @@ func TestRestartWithOtherDevices(t *testing.T) {
 
 // A crash loses what was not written; the state file makes good what is open.
 func TestCrash(t *testing.T) {
+	t.Parallel()
 	r := start(t, 3)
 	a := r.Settle(t, allocatortest.Pod("a", gpu, 1))
 	plugintest.Eventually(t, "a is written", func() bool { return r.store.commits.Load() > 0 })
@@ -287,6 +293,7 @@ func TestCrash(t *testing.T) {
 
 // A disk that is full for a while costs nothing, and nothing is there twice.
 func TestAFullDisk(t *testing.T) {
+	t.Parallel()
 	r := start(t, 2)
 	r.end()
 	r.open()
@@ -312,6 +319,7 @@ func TestAFullDisk(t *testing.T) {
 
 // Store that cannot be read at the start are read later: no span stays open for ever, and none is lost.
 func TestBooksThatCanBeReadLater(t *testing.T) {
+	t.Parallel()
 	r := start(t, 3)
 	a, b := r.Settle(t, allocatortest.Pod("a", gpu, 1)), r.Settle(t, allocatortest.Pod("b", gpu, 1))
 	r.end()
@@ -350,6 +358,7 @@ func TestBooksThatCanBeReadLater(t *testing.T) {
 
 // Who has fallen behind looks at who has what now, and says that it did not see how that came about.
 func TestFallenBehind(t *testing.T) {
+	t.Parallel()
 	r := start(t, 3)
 	r.end()
 	r.open() // it follows only when it is asked
@@ -372,6 +381,7 @@ func TestFallenBehind(t *testing.T) {
 
 // However much happens, there is about one commit a second, and all of it is in the history file at a clean stop.
 func TestOneCommitASecond(t *testing.T) {
+	t.Parallel()
 	r := start(t, 4)
 	began := time.Now()
 	for i := range 60 {
@@ -392,6 +402,7 @@ func TestOneCommitASecond(t *testing.T) {
 
 // What is too much or too old goes, the oldest first, in the commit that brings something new.
 func TestBounds(t *testing.T) {
+	t.Parallel()
 	now := time.Now().UTC()
 	many := func(n int, age time.Duration, id string) (all []device.Span) {
 		for i := range n {

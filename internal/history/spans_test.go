@@ -9,6 +9,7 @@ import (
 
 // Without a disk that takes anything memory does not grow either.
 func TestWhatIsNotWrittenIsBoundedToo(t *testing.T) {
+	t.Parallel()
 	known := device.Span{Number: 7, Pod: device.Pod{UID: "known"}, Container: "main", Resource: "a.com/x", IDs: []device.ID{"0"}, From: time.Unix(1, 0)}
 	s := newSpans([]device.Span{known})
 	now := time.Now()
@@ -37,6 +38,7 @@ func TestWhatIsNotWrittenIsBoundedToo(t *testing.T) {
 
 // Of two open spans of one part, as a downgrade with the upgrade after it leaves them, the earlier ends when the later begins.
 func TestTwoOpenSpansOfOnePart(t *testing.T) {
+	t.Parallel()
 	at := func(minute int) device.Span {
 		return device.Span{Number: uint64(minute), Pod: device.Pod{UID: "p"}, Container: "main", Resource: "a.com/x", IDs: []device.ID{"0"}, From: time.Unix(int64(60*minute), 0)}
 	}
@@ -54,6 +56,7 @@ func TestTwoOpenSpansOfOnePart(t *testing.T) {
 
 // A clock that is put back neither loses a span nor turns one round.
 func TestTheClockIsPutBack(t *testing.T) {
+	t.Parallel()
 	s := newSpans(nil)
 	now := time.Now()
 	with := &device.PodAllocation{Pod: device.Pod{UID: "p"}, Assignments: []device.Assignment{{
@@ -76,6 +79,7 @@ func TestTheClockIsPutBack(t *testing.T) {
 
 // What ends while its beginning is being written is written afterwards.
 func TestAnEndDuringAWrite(t *testing.T) {
+	t.Parallel()
 	s := newSpans(nil)
 	now := time.Now()
 	with := &device.PodAllocation{Pod: device.Pod{UID: "p"}, Assignments: []device.Assignment{{
@@ -98,6 +102,7 @@ func TestAnEndDuringAWrite(t *testing.T) {
 
 // Store that can be read only after the first write tell of that, too: it counts once.
 func TestKeysThatAreKnown(t *testing.T) {
+	t.Parallel()
 	s := newSpans(nil)
 	at := time.Now().Round(0)
 	key := func(n int) device.SpanKey {

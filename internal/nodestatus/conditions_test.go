@@ -58,6 +58,7 @@ func (s *stage) shows(want condition) {
 }
 
 func TestModerator_ProblemThatLasts_IsShownUntilItHasBeenGoneForAWhile(t *testing.T) {
+	t.Parallel()
 	s := newStage(t)
 	s.plays(fine, time.Second)
 	s.shows(fine)
@@ -81,6 +82,7 @@ func TestModerator_ProblemThatLasts_IsShownUntilItHasBeenGoneForAWhile(t *testin
 
 // A plugin that lists nothing for a moment is no problem; a device that flaps is one problem, and not many.
 func TestModerator_Flaps(t *testing.T) {
+	t.Parallel()
 	s := newStage(t)
 	s.plays(fine, time.Minute)
 	s.plays(broken, time.Second)
@@ -101,6 +103,7 @@ func TestModerator_Flaps(t *testing.T) {
 
 // Messages that change all the time are written once in ten seconds.
 func TestModerator_MessageChanges_WritesAreLimited(t *testing.T) {
+	t.Parallel()
 	s := newStage(t)
 	began := s.now
 	for i := range 600 {
@@ -114,6 +117,7 @@ func TestModerator_MessageChanges_WritesAreLimited(t *testing.T) {
 }
 
 func TestModerator_AnotherWriterRemovesIt_IsWrittenAgain(t *testing.T) {
+	t.Parallel()
 	s := newStage(t)
 	s.plays(fine, time.Minute)
 	clear(s.shown)
@@ -122,6 +126,7 @@ func TestModerator_AnotherWriterRemovesIt_IsWrittenAgain(t *testing.T) {
 }
 
 func TestConditionsPatch_TransitionTime_ChangesWithTheStatusOnly(t *testing.T) {
+	t.Parallel()
 	then := time.Date(2026, 1, 2, 3, 0, 0, 0, time.UTC)
 	now := then.Add(time.Hour)
 	other := fine
@@ -147,6 +152,7 @@ func TestConditionsPatch_TransitionTime_ChangesWithTheStatusOnly(t *testing.T) {
 
 // Blips that are short and far apart are no lasting problem, and neither are two on both sides of an outage of the API server.
 func TestModerator_BlipsFarApart_AreNotShown(t *testing.T) {
+	t.Parallel()
 	s := newStage(t)
 	s.plays(fine, time.Minute)
 	for range 10 {
@@ -170,6 +176,7 @@ func TestModerator_BlipsFarApart_AreNotShown(t *testing.T) {
 
 // A problem that is shown stays shown over an outage of the API server, until there has been none for the recovery time.
 func TestModerator_Interrupted_ShownProblemStays(t *testing.T) {
+	t.Parallel()
 	s := newStage(t)
 	s.plays(fine, time.Minute)
 	s.plays(broken, devicesPatience+2*time.Second)

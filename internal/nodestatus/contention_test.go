@@ -9,6 +9,7 @@ import (
 
 // A number is contested when it has been changed three times with little time between, and until there was peace for a while.
 func TestContested(t *testing.T) {
+	t.Parallel()
 	const gpu, nic device.ResourceName = "a.example/gpu", "a.example/nic"
 	now := time.Unix(0, 0)
 	v := &contention{now: func() time.Time { return now }}

@@ -11,6 +11,7 @@ import (
 )
 
 func TestParseCordons(t *testing.T) {
+	t.Parallel()
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for text, want := range map[string]string{
 		"{}":                               "",

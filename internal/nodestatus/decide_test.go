@@ -58,6 +58,7 @@ type turn struct {
 }
 
 func TestDecide(t *testing.T) {
+	t.Parallel()
 	for name, turns := range map[string][]turn{
 		"a new resource is shown at once": {
 			{capacity: "gpu:2", patch: "gpu:2"},
@@ -241,6 +242,7 @@ func TestDecide(t *testing.T) {
 // At the end a resource that has just been withdrawn is put back: with its lower value, or the former one after an outage, for pods that were
 // bound meanwhile, and where the Node shows it still.
 func TestDecide_Last_RestoresWithdrawn(t *testing.T) {
+	t.Parallel()
 	for what, test := range map[string]struct {
 		change func(*situation)
 		want   string

@@ -8,6 +8,7 @@ import (
 )
 
 func TestJudgeDevices(t *testing.T) {
+	t.Parallel()
 	const gpu, nic = device.ResourceName("vendor.example/gpu"), device.ResourceName("vendor.example/nic")
 	status := func(state device.OfferState, cordoned []device.ID, healthy ...bool) device.ResourceStatus {
 		o := device.Offer{State: state, Reported: true}
@@ -56,6 +57,7 @@ func TestJudgeDevices(t *testing.T) {
 }
 
 func TestJudgeComponents(t *testing.T) {
+	t.Parallel()
 	if got := judgeComponents([]Component{{"nri", nil}}); !got.True || got.Reason != "ComponentsReady" {
 		t.Errorf("%+v", got)
 	}

@@ -27,6 +27,7 @@ func conditions(api *kubetest.Server) map[string]string {
 
 // TestConditions: the Node shows what devmgrd knows, each change is written once, and conditions of others stay.
 func TestConditions(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		api := kubetest.NewInMemory(t)
 		n := node(nil, nil)
@@ -87,6 +88,7 @@ func TestConditions(t *testing.T) {
 // TestCordons_Annotation: each change of the annotation is passed on once; a mistake in it, or a Node that is gone, changes
 // nothing.
 func TestCordons_Annotation(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		api := kubetest.NewInMemory(t)
 		annotate := func(text string) {

@@ -11,6 +11,7 @@ import (
 // Pods that the scheduler has bound by the number that the Node showed hold it, during a fall and for half a minute after it: the
 // kubelet would reject them. They never raise it further, and later pods do not raise it at all.
 func TestBoundPods_HoldTheNumber_UpToWhatTheNodeShowed(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		at    time.Duration // after less is wanted
 		ask   int           // what all bound pods ask for

@@ -223,6 +223,7 @@ func untilSettled(t *testing.T, p *nodestatus.Publisher) {
 }
 
 func TestOnePatchPublishes(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	api.Put(node(map[string]string{"other.example/x": "3", "a.example/gpu": "2", "a.example/same": "5"},
 		map[string]string{"other.example/x": "1", "a.example/gpu": "2", "a.example/same": "5"}))
@@ -267,6 +268,7 @@ func gathered(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 }
 
 func TestNothingIsWrittenWhenNothingDiffers(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	api.Put(node(map[string]string{"a.example/gpu": "4"}, map[string]string{"a.example/gpu": "4"}))
 	v := newView(quantities{"a.example/gpu": 4})
@@ -282,6 +284,7 @@ func TestNothingIsWrittenWhenNothingDiffers(t *testing.T) {
 }
 
 func TestViewChanges(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	api.Put(node(nil, nil))
 	v := newView(quantities{"a.example/gpu": 4, "a.example/nic": 1})
@@ -335,6 +338,7 @@ func nothingIsLowered(t *testing.T) {
 }
 
 func TestDriftIsPutRight(t *testing.T) {
+	t.Parallel()
 	for name, drift := range map[string]func(api *kubetest.Server){
 		"other numbers": func(api *kubetest.Server) {
 			api.Put(node(map[string]string{"a.example/gpu": "9"}, map[string]string{"a.example/gpu": "9"}))
@@ -373,6 +377,7 @@ func TestDriftIsPutRight(t *testing.T) {
 // A number is taken off the Node before a lower one is shown. What is shown then counts the pods that have been bound
 // meanwhile. Raising it takes one step.
 func TestANumberFalls(t *testing.T) {
+	t.Parallel()
 	set := func(n string) string {
 		if n != "null" {
 			n = strconv.Quote(n)
@@ -441,6 +446,7 @@ func aNumberFalls(t *testing.T, meanwhile func(*view), ends bool, finally int, p
 }
 
 func TestNodeIsNotThereYet(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	p, _ := publish(t, api, newView(quantities{"a.example/gpu": 4}))
 	kubetest.Until(t, "the lack of a node is seen", func() bool {
@@ -455,6 +461,7 @@ func TestNodeIsNotThereYet(t *testing.T) {
 }
 
 func TestServerAwayAtStart(t *testing.T) {
+	t.Parallel()
 	api := kubetest.NewAway(t)
 	api.Put(node(nil, nil))
 	v := newView(quantities{"a.example/gpu": 4})
@@ -470,6 +477,7 @@ func TestServerAwayAtStart(t *testing.T) {
 }
 
 func TestFailingPatchesAreSpaced(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	api.Put(node(nil, nil))
 	api.Refuse(func(verb, _ string) int {
@@ -524,6 +532,7 @@ func afterPatches(api *kubetest.Server, f func()) (stop func()) {
 // TestKubeletSetsAllocatable runs next to a writer that does what a kubelet does to resources it does not manage:
 // allocatable becomes capacity, and what has no capacity goes. An equal pair needs no change.
 func TestKubeletSetsAllocatable(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	api.Put(node(nil, nil))
 	writes := 0 // by the goroutine of afterPatches
@@ -550,6 +559,7 @@ func TestKubeletSetsAllocatable(t *testing.T) {
 
 // TestFight runs against a writer that overwrites each value.
 func TestFight(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	api.Put(node(nil, nil))
 	stop := afterPatches(api, func() {
@@ -578,6 +588,7 @@ func TestFight(t *testing.T) {
 
 // Another writer is found out by numbers above and below ours, and by taking ours off the Node.
 func TestRival_AnyNumber_RaisesTheAlarm(t *testing.T) {
+	t.Parallel()
 	for name, theirs := range map[string]map[string]string{
 		"lower":  {"a.example/gpu": "2"},
 		"higher": {"a.example/gpu": "8"},
@@ -610,6 +621,7 @@ func TestRival_AnyNumber_RaisesTheAlarm(t *testing.T) {
 }
 
 func TestKeepsAFileInTheKubeletsDirectory(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "kubelet", "device-plugins")
 	start := func() {
 		p := nodestatus.New(nodestatus.Config{NodeName: "n1", Client: kubetest.New(t).Client(), View: newView(nil), Notifier: newView(nil), Cordons: newView(nil), Components: newView(nil).components, Ignored: func(device.ResourceName) bool { return false }, KubeletDir: dir,

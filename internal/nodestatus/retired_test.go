@@ -18,6 +18,7 @@ func (v *view) retire(fail error, all ...device.ResourceName) {
 
 // What is retired goes from capacity and allocatable, nothing else does, and a later writer may put it back.
 func TestRetired(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	api.Put(node(map[string]string{"a.example/old": "0", "a.example/ignored": "5", "b.example/x": "1"}, map[string]string{"a.example/old": "0", "a.example/ignored": "5", "b.example/x": "1"}))
 	v := newView(quantities{"a.example/gpu": 2})
@@ -41,6 +42,7 @@ func TestRetired(t *testing.T) {
 
 // A note that cannot be removed is kept, and the next occasion is used.
 func TestRetiredIsNotedLater(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	api.Put(node(nil, nil))
 	v := newView(quantities{})

@@ -7,6 +7,7 @@ import (
 )
 
 func TestStabilizer(t *testing.T) {
+	t.Parallel()
 	const never = -1
 	type step struct {
 		at     float64 // seconds
@@ -79,6 +80,7 @@ func seconds(n float64) time.Duration { return time.Duration(n * float64(time.Se
 
 // TestStabilizer_RandomDays_KeepItsPromises has up to sixteen devices fail and recover for a day, in random rhythms.
 func TestStabilizer_RandomDays_KeepItsPromises(t *testing.T) {
+	t.Parallel()
 	const day = 24 * time.Hour
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 0))

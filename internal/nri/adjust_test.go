@@ -34,6 +34,7 @@ func access(n number, rules []*api.LinuxDeviceCgroup) string {
 
 // The rules of one device add up, wherever they come from, as they do for the kubelet's answer.
 func TestDeviceRules_OneDeviceTwice_AccessIsCombined(t *testing.T) {
+	t.Parallel()
 	null, zero := number{"c", 1, 3}, number{"c", 1, 5}
 	deny := &api.LinuxDeviceCgroup{Access: "rwm"}
 	allow := func(n number, access string) *api.LinuxDeviceCgroup {
@@ -100,6 +101,7 @@ func TestDeviceRules_OneDeviceTwice_AccessIsCombined(t *testing.T) {
 }
 
 func TestMounts(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	ctr := &api.Container{PodSandboxId: "s", Mounts: []*api.Mount{
 		{Destination: "/dev", Type: "tmpfs"}, {Destination: "/dev/pts", Type: "devpts"}, {Destination: "/dev/shm", Type: "bind", Source: "/run/c/sandboxes/s/shm"},
@@ -140,6 +142,7 @@ func TestMounts(t *testing.T) {
 
 // A CDI device that the pod has by other means is not injected twice, and a command line is rewritten only if it changes.
 func TestAdjust(t *testing.T) {
+	t.Parallel()
 	st := ready()
 	st.Refs = []string{"NEW"}
 	ctr := container()
@@ -158,6 +161,7 @@ func TestAdjust(t *testing.T) {
 
 // A name that NRI would take for an order to remove another is a refusal, not a removal.
 func TestAdjust_NameWithRemovalMark_IsRefused(t *testing.T) {
+	t.Parallel()
 	for _, grant := range []device.Grant{{Env: map[string]string{"-PATH": "x"}}, {Annotations: map[string]string{"-k": "x"}}} {
 		st := ready()
 		st.Assignment.Shares[0].Grant = grant

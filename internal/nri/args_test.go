@@ -6,6 +6,7 @@ import (
 )
 
 func TestExpand(t *testing.T) {
+	t.Parallel()
 	env := map[string]string{"GPU": "0", "LOOP": "$(GPU) $(LOOP)", "EMPTY": ""}
 	for _, test := range []struct {
 		arg  string

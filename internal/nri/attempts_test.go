@@ -42,6 +42,7 @@ func (p *plugin) try(t *testing.T, id int, validates, starts bool) {
 }
 
 func TestAttempts_ContainerNeverStarts_IsReported(t *testing.T) {
+	t.Parallel()
 	for _, validates := range []bool{false, true} {
 		p, w := newPlugin(t)
 		w.set(ready())
@@ -58,6 +59,7 @@ func TestAttempts_ContainerNeverStarts_IsReported(t *testing.T) {
 }
 
 func TestAttempts_ContainerThatStarts_IsNotReported(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	for id := range 20 {
 		w.set(ready())
@@ -73,6 +75,7 @@ func TestAttempts_ContainerThatStarts_IsNotReported(t *testing.T) {
 }
 
 func TestAttempts_AreForgotten(t *testing.T) {
+	t.Parallel()
 	var a attempts
 	for i := range 3 * maxAttempts {
 		a.given(device.Container{Pod: device.PodUID(fmt.Sprint(i)), Name: "main"}, "c")
@@ -98,6 +101,7 @@ func (injector) CreateContainer(context.Context, *api.PodSandbox, *api.Container
 }
 
 func TestAttempts_AnotherPluginSetsTheSameVariable(t *testing.T) {
+	t.Parallel()
 	r, socket := runtime(t, []*api.PodSandbox{sandbox()}, nil)
 	other, err := stub.New(injector{}, stub.WithPluginName("injector"), stub.WithPluginIdx("10"), stub.WithSocketPath(socket),
 		stub.WithOnClose(func() {}), stub.WithLogger(logger{slog.New(slog.DiscardHandler)}))

@@ -9,6 +9,7 @@ import (
 )
 
 func TestCDIEdits(t *testing.T) {
+	t.Parallel()
 	root := t.TempDir()
 	for name, text := range map[string]string{
 		"static/a.yaml": `
@@ -50,6 +51,7 @@ devices:
 }
 
 func TestDeviceRules_CDIDevice(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		node   cdiNode
 		number number

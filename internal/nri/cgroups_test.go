@@ -28,6 +28,7 @@ func tree(t *testing.T, files map[string]string) string {
 }
 
 func TestHasProcesses(t *testing.T) {
+	t.Parallel()
 	for version, root := range map[string]string{
 		"2": tree(t, map[string]string{
 			"cgroup.controllers": "",
@@ -52,6 +53,7 @@ func TestHasProcesses(t *testing.T) {
 
 // devmgrd in a container sees its own cgroups, unless it is given the host's.
 func TestHasProcesses_NotTheHosts(t *testing.T) {
+	t.Parallel()
 	for name, root := range map[string]string{
 		"missing":                filepath.Join(t.TempDir(), "missing"),
 		"empty":                  t.TempDir(),
@@ -65,6 +67,7 @@ func TestHasProcesses_NotTheHosts(t *testing.T) {
 }
 
 func TestPodsWithProcesses(t *testing.T) {
+	t.Parallel()
 	const other = "00000000-0000-4000-8000-000000000000"
 	for version, root := range map[string]string{
 		"2, systemd": tree(t, map[string]string{

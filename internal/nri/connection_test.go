@@ -108,6 +108,7 @@ func (l *listener) list(t *testing.T) []device.Running {
 
 // A container has to fit into one message of 4 MiB, whatever number of devices it has.
 func TestConnection_ContainerWithManyDevices(t *testing.T) {
+	t.Parallel()
 	for name, ids := range map[string][]device.ID{
 		"numbered":  megabytes("GPU-8f6d2c4e-1111-2222-3333-444455556666-MIG-8f6d2c4e-1111-2222-3333-444455556666-_-%06d", 60_000),
 		"scattered": scattered(60_000),
@@ -203,6 +204,7 @@ func copyFrame(to io.Writer, from io.Reader) error {
 // The runtime hangs between its answer to RegisterPlugin and Configure, longer than an attempt may take. When it goes on
 // there must not be a second plugin of ours.
 func TestConnection_RuntimeHangsWhileItStarts_LeavesNoSecondPlugin(t *testing.T) {
+	t.Parallel()
 	r, socket := runtime(t, []*api.PodSandbox{sandbox()}, nil)
 	s := stall(t, socket)
 	l := connect(t, s.path, 100*time.Millisecond)

@@ -39,6 +39,7 @@ func ownRedirects(t *testing.T) (*plugin, *harness) {
 // Who may put sockets into the kubelet's directory has one of its own. Who only reads there, or sees all that is above, sees what
 // all share.
 func TestOwnDirectory(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct{ name, annotation, mounts, want string }{
 		{"a plugin", "", "/k/device-plugins > /p rprivate,rw", "/own/uid/d > /p"},
 		{"its socket alone", "", "/k/device-plugins/kubelet.sock > /s rprivate,rw", "/own/uid/d/kubelet.sock > /s"},
@@ -73,6 +74,7 @@ func TestOwnDirectory(t *testing.T) {
 
 // Containers of one pod share its directory, one that only reads too, and restart in it.
 func TestOwnDirectory_OnePod_SharesIt(t *testing.T) {
+	t.Parallel()
 	p, _ := ownRedirects(t)
 	for _, text := range []string{"/k/device-plugins > /p rw", "/k/device-plugins > /p ro", "/k/device-plugins > /p rw"} {
 		c := container()
@@ -87,6 +89,7 @@ func TestOwnDirectory_OnePod_SharesIt(t *testing.T) {
 // Without its directory a plugin does not start: it would register with the kubelet, or among others. A container that mounts
 // nothing does.
 func TestOwnDirectory_NotMade_Refused(t *testing.T) {
+	t.Parallel()
 	p, w := ownRedirects(t)
 	w.noDirectory = errors.New("no space left on device")
 	c := container()
@@ -103,6 +106,7 @@ func TestOwnDirectory_NotMade_Refused(t *testing.T) {
 
 // The directory is there for as long as the pod has a sandbox.
 func TestOwnDirectory_End(t *testing.T) {
+	t.Parallel()
 	p, w := ownRedirects(t)
 	has := func() bool { _, has := w.OwnDirectory("uid"); return has }
 	first, second := sandbox(), sandbox()

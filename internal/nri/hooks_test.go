@@ -10,6 +10,7 @@ import (
 
 // The watchdog learns of a hook that hangs, and forgets it when the hook ends after all. A slow hook does not count as hanging.
 func TestHooks_HungHook_IsReported(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		p, w := newPlugin(t)
 		end := make(chan struct{})

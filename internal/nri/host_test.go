@@ -24,6 +24,7 @@ func nodes(n device.Node) ([]node, error) {
 }
 
 func TestHostNodes_FileLinkDirectory(t *testing.T) {
+	t.Parallel()
 	link := filepath.Join(t.TempDir(), "gpu0")
 	if err := os.Symlink("/dev/null", link); err != nil {
 		t.Fatal(err)
@@ -50,6 +51,7 @@ func TestHostNodes_FileLinkDirectory(t *testing.T) {
 
 // Without a place in the container, a device is where it is on the host, and a link's is where it leads to.
 func TestHostNodes_NoContainerPath_TakeTheHostPath(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	link, deep := filepath.Join(dir, "gpu0"), filepath.Join(dir, "dev", "null")
 	for from, to := range map[string]string{link: "/dev/null", filepath.Join(dir, "dev"): "/dev"} {
@@ -71,6 +73,7 @@ func TestHostNodes_NoContainerPath_TakeTheHostPath(t *testing.T) {
 
 // All bits of a node's mode count, not only who may read and write.
 func TestHostNodes_FileMode(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), "gpu0")
 	if err := unix.Mknod(path, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))); err != nil {
 		t.Skipf("making a device node takes root: %v", err)
@@ -85,6 +88,7 @@ func TestHostNodes_FileMode(t *testing.T) {
 }
 
 func TestHost_MissingPath_IsRefused(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -101,6 +105,7 @@ func TestHost_MissingPath_IsRefused(t *testing.T) {
 
 // A directory that is too large to look through in a hook is refused.
 func TestHost_DirectoryTooLarge_IsRefused(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	for i := range maxEntries {
 		if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(i)), nil, 0o600); err != nil {
@@ -113,6 +118,7 @@ func TestHost_DirectoryTooLarge_IsRefused(t *testing.T) {
 }
 
 func TestHost_MissingMountSource_IsCreated(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	link := filepath.Join(dir, "link")
 	if err := os.Symlink(filepath.Join(dir, "real"), link); err != nil {

@@ -51,6 +51,7 @@ func create(p *plugin, w *harness, st device.Readiness, limit time.Duration) err
 }
 
 func TestHungFileSystem_CostsItsContainersOnly(t *testing.T) {
+	t.Parallel()
 	dir := hungMount(t)
 	p, w := newPlugin(t)
 	well := granted(device.Grant{Nodes: []device.Node{{HostPath: "/dev/null", ContainerPath: "/dev/x", Permissions: "rw"}}})
@@ -80,6 +81,7 @@ func TestHungFileSystem_CostsItsContainersOnly(t *testing.T) {
 }
 
 func TestHostCheck_SameSource_IsShared(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l, answer, asked := newLooks(), make(chan string), 0
 		ask := func(ctx context.Context) (string, error) {
@@ -105,6 +107,7 @@ func TestHostCheck_SameSource_IsShared(t *testing.T) {
 }
 
 func TestHostChecks_AreBounded(t *testing.T) {
+	t.Parallel()
 	l, end := newLooks(), make(chan struct{})
 	defer close(end)
 	over, cancel := context.WithCancel(t.Context())
@@ -119,6 +122,7 @@ func TestHostChecks_AreBounded(t *testing.T) {
 }
 
 func TestHostCheck_Panic_IsAnError(t *testing.T) {
+	t.Parallel()
 	l := newLooks()
 	if _, err := checkHost(t.Context(), l, "device", "/x", func() (int, error) { panic("oh") }); err == nil || !strings.Contains(err.Error(), "internal error: oh") {
 		t.Errorf("%v, want the panic", err)

@@ -16,6 +16,7 @@ import (
 )
 
 func TestResourcesAnnotation(t *testing.T) {
+	t.Parallel()
 	type wants = map[string]map[device.ResourceName]int
 	for text, want := range map[string]wants{
 		`{}`: {},
@@ -74,6 +75,7 @@ func static(id string) *api.PodSandbox {
 // A local pod is bound when its sandbox is made and dropped with its last sandbox: it may have a new one before the old
 // one is removed.
 func TestLocalPods(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	ctx := context.Background()
 	for _, s := range []*api.PodSandbox{static("s1"), sandbox()} {
@@ -114,6 +116,7 @@ func TestLocalPods(t *testing.T) {
 
 // The runtime tells of sandboxes that have stopped as well, and does not say so: their pods are over.
 func TestLocalPods_StoppedSandbox_IsNotBound(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	sandbox := func(uid string, pid uint32) *api.PodSandbox {
 		s := static("of-" + uid)
@@ -145,6 +148,7 @@ func TestLocalPods_StoppedSandbox_IsNotBound(t *testing.T) {
 
 // The first that is heard of a local pod may be a container of it.
 func TestLocalPodsWithoutRunPodSandbox(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	for range 2 {
 		if _, _, err := p.CreateContainer(t.Context(), static("s1"), container()); err == nil {
@@ -163,6 +167,7 @@ func TestLocalPodsWithoutRunPodSandbox(t *testing.T) {
 
 // The state file keeps pods by their UIDs, which in a kubelet's sandboxes have 32 or 36 bytes.
 func TestLocalPodsUID(t *testing.T) {
+	t.Parallel()
 	for n, fits := range map[int]bool{0: false, 1: true, 128: true, 129: false} {
 		p, w := newPlugin(t)
 		s := static("s1")
@@ -184,6 +189,7 @@ func (broken) DropLocal(device.PodUID) { panic("oh") }
 
 // What goes wrong with a sandbox is for the log: an error would do harm, and the end of the process more.
 func TestSandboxesNeverFail(t *testing.T) {
+	t.Parallel()
 	for event, handle := range map[string]func(*plugin, context.Context, *api.PodSandbox) error{
 		"RunPodSandbox":    (*plugin).RunPodSandbox,
 		"StopPodSandbox":   (*plugin).StopPodSandbox,
@@ -206,6 +212,7 @@ func TestSandboxesNeverFail(t *testing.T) {
 
 // Without Kubernetes every pod may say what it asks for, and those that do not ask for nothing.
 func TestNoAPIServer(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	p.pods = nil
 	w.set(ready())

@@ -10,6 +10,7 @@ import (
 )
 
 func TestRouteLogs(t *testing.T) {
+	t.Parallel()
 	before := ttrpclog.L.Logger.Out
 	t.Cleanup(func() { ttrpclog.L.Logger.SetOutput(before) })
 	var text strings.Builder

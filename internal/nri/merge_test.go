@@ -9,6 +9,7 @@ import (
 )
 
 func TestMerge(t *testing.T) {
+	t.Parallel()
 	a := device.Share{Resource: "a.com/x", IDs: []device.ID{"1"}, Grant: device.Grant{
 		Env:    map[string]string{"SAME": "1", "DIFFERS": "a", "POD": "a"},
 		Mounts: []device.Mount{{ContainerPath: "/m", HostPath: "/a"}, {ContainerPath: "/volume", HostPath: "/a"}},
@@ -51,6 +52,7 @@ func TestMerge(t *testing.T) {
 // What only the kubelet's code tells: CDI devices by annotation come after the others and are subject to the first
 // one's right too, and a mount that another one covers is not there.
 func TestMergeAsTheKubelet(t *testing.T) {
+	t.Parallel()
 	got, conflicts := merge([]device.Share{
 		{Resource: "a.com/x", Grant: device.Grant{
 			Annotations: map[string]string{"cdi.k8s.io/k": "a.com/x=3"}, CDI: []string{"a.com/x=1"},

@@ -116,6 +116,7 @@ func sized(n int, of string) *api.Container {
 // What a tenant writes into a pod and what a plugin grants never end the connection to the runtime, and other containers get their
 // devices meanwhile.
 func TestMessages_NeverEndTheConnection(t *testing.T) {
+	t.Parallel()
 	uuids := strings.Repeat("GPU-8f6d2c4e-1111-2222-3333-444455556666,", 4)
 	const reference = "$(NVIDIA_VISIBLE_DEVICES)"
 	refers := func(value string) device.Readiness {
@@ -214,6 +215,7 @@ func TestMessages_NeverEndTheConnection(t *testing.T) {
 // A state file of an earlier version has a grant that is too large for a container. The hook reports it to the ledger, which asks the
 // plugin for another one.
 func TestGrantTooLarge_OfAnOldStateFile_IsAskedForAgain(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	w.set(withGrant(device.Grant{Env: map[string]string{"BIG": strings.Repeat("x", 5<<20)}}))
 	if _, _, err := p.CreateContainer(t.Context(), sandbox(), container()); err == nil {
@@ -245,6 +247,7 @@ func (p *talker) CreateContainer(context.Context, *api.PodSandbox, *api.Containe
 
 // Whatever a handler answers, the connection carries it or an error, and stays.
 func TestBounded(t *testing.T) {
+	t.Parallel()
 	r, socket := runtime(t, nil, nil)
 	p := &talker{err: errors.New("not yet")}
 	lost := make(chan struct{})
@@ -302,6 +305,7 @@ func TestBounded(t *testing.T) {
 
 // Events about containers that are larger than a message fail at the runtime, and the connection stays.
 func TestEventsBeyondAMessage(t *testing.T) {
+	t.Parallel()
 	n := newLane(t)
 	large := sized(5<<20, "x")
 	for name, event := range map[string]func() error{

@@ -38,6 +38,7 @@ func ruled(t testing.TB, p *plugin, grants string, enforce bool) *reports {
 // A container gets what the rules allow. A grant of the state file may be older than the rules; it is compared too, and so is what its
 // paths lead to.
 func TestRules(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	allowed, outside := filepath.Join(dir, "allowed"), filepath.Join(dir, "outside")
 	for _, path := range []string{filepath.Join(allowed, "lib"), outside} {
@@ -123,6 +124,7 @@ func TestRules(t *testing.T) {
 
 // Two resources may grant one path, one of them as a device. Each is compared with its own rule.
 func TestRules_OnePathOfTwoResources(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	rules, err := pluginrules.Parse([]byte("rules: [{name: x, resources: [a.com/x], grants: {devices: [/dev/null]}}, {name: y, resources: [b.com/y], grants: {mounts: [/dev/null]}}]"))
 	if err != nil {

@@ -191,6 +191,7 @@ func busy(done <-chan struct{}) device.Readiness {
 }
 
 func TestInjection(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	w.set(ready())
 	adj, _, err := p.CreateContainer(context.Background(), sandbox(), container())
@@ -227,6 +228,7 @@ func TestInjection(t *testing.T) {
 }
 
 func TestContradictions_AreReported(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	st := ready()
 	st.Assignment.Shares = append(st.Assignment.Shares, device.Share{
@@ -243,6 +245,7 @@ func TestContradictions_AreReported(t *testing.T) {
 }
 
 func TestPrivilegedContainer_KeepsItsRules(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	w.set(ready())
 	c := container()
@@ -254,6 +257,7 @@ func TestPrivilegedContainer_KeepsItsRules(t *testing.T) {
 }
 
 func TestOldRuntime_UnsupportedGrant_IsRefused(t *testing.T) {
+	t.Parallel()
 	for version, want := range map[string]string{"v2.1.9": "permissions", "v2.0.4": "CDI", "1.7.29": "CDI", "1.7.30": "permissions", "v2.2.0-rc.1": ""} {
 		p, w := newPlugin(t)
 		if _, err := p.Configure(context.Background(), "", "containerd", version); err != nil {
@@ -272,6 +276,7 @@ func TestOldRuntime_UnsupportedGrant_IsRefused(t *testing.T) {
 }
 
 func TestAnswers(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name    string
 		prepare func(*harness, *api.PodSandbox)
@@ -344,6 +349,7 @@ func TestAnswers(t *testing.T) {
 }
 
 func TestRedirectIsPartOfTheAnswer(t *testing.T) {
+	t.Parallel()
 	for _, optOut := range []bool{false, true} {
 		p, w := newPlugin(t)
 		w.set(device.Readiness{State: device.NoDevices})
@@ -363,6 +369,7 @@ func TestRedirectIsPartOfTheAnswer(t *testing.T) {
 }
 
 func TestSynchronize_ReportsAllContainers(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	c := container()
 	c.Annotations = map[string]string{stampKey: `{"a.com/x":["1"]}`}
@@ -401,6 +408,7 @@ func TestSynchronize_ReportsAllContainers(t *testing.T) {
 
 // A container that was created without devmgrd is reported for as long as it runs.
 func TestNotRedirected_UntilItEnds(t *testing.T) {
+	t.Parallel()
 	ours := func(id, sandbox string) *api.Container {
 		c := container()
 		c.Id, c.PodSandboxId = id, sandbox
@@ -438,6 +446,7 @@ func TestNotRedirected_UntilItEnds(t *testing.T) {
 }
 
 func TestStartContainer(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	if err := p.StartContainer(t.Context(), sandbox(), container()); err != nil {
 		t.Error(err)
@@ -453,6 +462,7 @@ func TestStartContainer(t *testing.T) {
 }
 
 func TestRemovePodSandbox_ReportsItsContainers(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	for _, event := range []func(context.Context, *api.PodSandbox) error{p.StopPodSandbox, p.RemovePodSandbox} {
 		if err := event(t.Context(), sandbox()); err != nil {
@@ -467,6 +477,7 @@ func TestRemovePodSandbox_ReportsItsContainers(t *testing.T) {
 // A mount source that is missing is made for what a plugin has just granted, and is a refusal for what it granted before an
 // earlier start: the plugin has to make it again.
 func TestMountSourceGone_OfARememberedGrant_IsNotMade(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	gone := filepath.Join(t.TempDir(), "file")
 	st := ready()

@@ -9,6 +9,7 @@ import (
 )
 
 func TestRedirect(t *testing.T) {
+	t.Parallel()
 	r := Redirect{
 		From: "/var/lib/kubelet/device-plugins", To: "/run/devmgrd/device-plugins",
 		RegistryFrom: "/var/lib/kubelet/plugins_registry", RegistryTo: "/run/devmgrd/plugins_registry",

@@ -50,6 +50,7 @@ func readyWith(g device.Grant) device.Readiness {
 
 // CRI-O creates the kubelet's device nodes without a mode, so that users other than root can open them. containerd uses the host's.
 func TestRuntimes_DeviceNode_HasTheModeOfTheKubelets(t *testing.T) {
+	t.Parallel()
 	g := device.Grant{Nodes: []device.Node{{HostPath: "/dev/null", ContainerPath: "/dev/x", Permissions: "rw"}}}
 	for runtime, has := range map[[2]string]bool{containerd22: true, crio136: false} {
 		adj, err := createOn(t, runtime, readyWith(g), sandbox(), container())
@@ -64,6 +65,7 @@ func TestRuntimes_DeviceNode_HasTheModeOfTheKubelets(t *testing.T) {
 
 // The files that CRI-O keeps for a sandbox are no volumes of the pod: a plugin's mounts replace and cover them.
 func TestRuntimes_MountOverTheRuntimesFiles_IsMade(t *testing.T) {
+	t.Parallel()
 	const files = "/run/containers/storage/overlay-containers/s/userdata/"
 	ctr := container()
 	ctr.Mounts = []*api.Mount{
@@ -92,6 +94,7 @@ func TestRuntimes_MountOverTheRuntimesFiles_IsMade(t *testing.T) {
 
 // A runtime that ignores the command line of an answer would start the container with the text $(GPU).
 func TestRuntimes_VariableInCommandLine_IsReplacedOrRefused(t *testing.T) {
+	t.Parallel()
 	st := readyWith(device.Grant{Env: map[string]string{"GPU": "7"}})
 	st.Refs = []string{"GPU"}
 	for runtime, works := range map[[2]string]bool{containerd17: false, containerd20: false, containerd21: false, containerd22: true, crio133: false, crio136: true} {
@@ -113,6 +116,7 @@ func TestRuntimes_VariableInCommandLine_IsReplacedOrRefused(t *testing.T) {
 
 // A CDI device wins over a plain grant at its path on every runtime that injects CDI devices, also without device rules.
 func TestRuntimes_CDIDeviceAndPlainGrant_CDIDeviceWins(t *testing.T) {
+	t.Parallel()
 	specs := t.TempDir()
 	if err := os.WriteFile(filepath.Join(specs, "a.json"), []byte(`{"cdiVersion": "0.6.0", "kind": "a.com/x", "devices": [{"name": "1", "containerEdits": {
 		"deviceNodes": [{"path": "/dev/x", "hostPath": "/dev/null", "permissions": "rw"}], "mounts": [{"hostPath": "/tmp", "containerPath": "/m"}]}}]}`), 0o600); err != nil {
@@ -143,6 +147,7 @@ func TestRuntimes_CDIDeviceAndPlainGrant_CDIDeviceWins(t *testing.T) {
 // CRI-O takes a container's name from the kubelet's label. Without Kubernetes it is in an annotation of CRI-O, or missing: then the
 // container must not start without the devices that its pod's annotation requests.
 func TestRuntimes_ContainerWithoutName_IsFoundOrRefused(t *testing.T) {
+	t.Parallel()
 	for metadata, starts := range map[string]bool{`{"name":"a","attempt":1}`: true, "": false, "{": false} {
 		p, w := newPlugin(t)
 		c := container()
@@ -161,6 +166,7 @@ func TestRuntimes_ContainerWithoutName_IsFoundOrRefused(t *testing.T) {
 
 // The stub's table of releases wants a v before the version, which CRI-O's does not have. Nothing depends on it.
 func TestRuntimes_VersionOfCRIO_IsNoWarning(t *testing.T) {
+	t.Parallel()
 	var text strings.Builder
 	l := logger{slog.New(slog.NewTextHandler(&text, nil))}
 	l.Warnf(t.Context(), "failed to infer runtime NRI version: %v", "x")
@@ -174,6 +180,7 @@ func TestRuntimes_VersionOfCRIO_IsNoWarning(t *testing.T) {
 
 // What a release cannot do is reported with the runtime's name, for status and page.
 func TestRuntimes_Limits(t *testing.T) {
+	t.Parallel()
 	for runtime, want := range map[[2]string]int{containerd17: 3, containerd20: 4, containerd21: 3, containerd22: 0, crio133: 4, crio136: 0} {
 		_, socket := runtimeNamed(t, runtime[0], runtime[1], func() ([]*api.PodSandbox, []*api.Container) { return nil, nil })
 		l := connect(t, socket, startLimit)

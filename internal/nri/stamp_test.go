@@ -12,6 +12,7 @@ import (
 )
 
 func TestStamped(t *testing.T) {
+	t.Parallel()
 	for text, want := range map[string]map[device.ResourceName][]device.ID{
 		"":                        nil,
 		"null":                    nil,
@@ -78,6 +79,7 @@ func scattered(n int) []device.ID {
 }
 
 func TestStamp_LongLists(t *testing.T) {
+	t.Parallel()
 	const padded, natural = "GPU-8f6d2c4e-1111-2222-3333-444455556666-_-%06d", "GPU-8f6d2c4e-1111-2222-3333-444455556666-_-%d"
 	for _, test := range []struct {
 		name   string
@@ -119,6 +121,7 @@ func TestStamp_LongLists(t *testing.T) {
 
 // A container may have many resources with many devices each.
 func TestStamp_ManyResources(t *testing.T) {
+	t.Parallel()
 	var as device.Assignment
 	for i := range 256 {
 		as.Shares = append(as.Shares, device.Share{Resource: device.ResourceName(fmt.Sprintf("a.com/x%03d", i)), IDs: scattered(100)})
@@ -137,6 +140,7 @@ func TestStamp_ManyResources(t *testing.T) {
 
 // An object that cannot be read counts as a list of unknown devices, and costs no memory.
 func TestStamp_Hostile(t *testing.T) {
+	t.Parallel()
 	for _, value := range []string{
 		`{}`, `{"count":1}`, `{"count":-1,"ranges":[["x0"]]}`, `{"count":2,"ranges":[["x0"]]}`, `{"count":1,"ranges":[["x0"],["x1"]]}`,
 		`{"count":1,"ranges":[[]]}`, `{"count":1,"ranges":[[""]]}`, `{"count":2,"ranges":[["x0","y1"]]}`, `{"count":2,"ranges":[["x1","x0"]]}`,

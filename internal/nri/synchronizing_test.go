@@ -25,6 +25,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 // Four neighbouring containers that do not fit into one message keep every NRI plugin from connecting. devmgrd says so by its cause, and
 // connects when they are gone.
 func TestConnection_ContainersThatCannotBeListed_AreTheCause(t *testing.T) {
+	t.Parallel()
 	many := func(bytes int) (all []*api.Container) {
 		for i := range 16 {
 			c := sized(bytes, "x")
@@ -84,6 +85,7 @@ func TestConnection_ContainersThatCannotBeListed_AreTheCause(t *testing.T) {
 // NRI 0.12.5 panics when fewer than four pods or containers are left to list and do not fit into a message. A devmgrd that connected
 // again at once would end the runtime again at once, and the pods could not be deleted.
 func TestFailures(t *testing.T) {
+	t.Parallel()
 	by := func(process int32) error { return &unlistedError{pods: 4, containers: 4, runtime: process} }
 	late := func(limit time.Duration) error { return &unlistedError{late: true, limit: limit, runtime: 1} }
 	ten := late(10 * time.Second)
@@ -137,6 +139,7 @@ func TestFailures(t *testing.T) {
 
 // The runtime waits for all container operations before it lists, and starts none: a stop that hangs stops the node.
 func TestConnection_RuntimeDoesNotList_IsReported(t *testing.T) {
+	t.Parallel()
 	var started atomic.Bool // NRI lists once at its own start too
 	release := make(chan struct{})
 	_, socket := runtimeOf(t, func() ([]*api.PodSandbox, []*api.Container) {
@@ -157,6 +160,7 @@ func TestConnection_RuntimeDoesNotList_IsReported(t *testing.T) {
 
 // A runtime that is restarted, or that takes an answer for late, is not taken for one that cannot list its containers.
 func TestProgress(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		progress *progress
 		took     time.Duration

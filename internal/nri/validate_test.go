@@ -13,6 +13,7 @@ import (
 
 // What other NRI plugins do to our answer, as the runtime puts it together.
 func TestValidation(t *testing.T) {
+	t.Parallel()
 	without := func(drop func(all *api.ContainerAdjustment)) func(*api.ContainerAdjustment, *api.OwningPlugins) {
 		return func(all *api.ContainerAdjustment, _ *api.OwningPlugins) { drop(all) }
 	}
@@ -85,6 +86,7 @@ func TestValidation(t *testing.T) {
 
 // Each answer is validated once, and what has never been asked for is not right either.
 func TestValidation_OncePerAnswer(t *testing.T) {
+	t.Parallel()
 	p, w := newPlugin(t)
 	w.set(device.Readiness{State: device.NoDevices})
 	request := &api.ValidateContainerAdjustmentRequest{Pod: sandbox(), Container: container(), Adjust: &api.ContainerAdjustment{}}
@@ -130,6 +132,7 @@ func TestValidation_OncePerAnswer(t *testing.T) {
 
 // A runtime that does not know an event takes no plugin that wants it.
 func TestConfigure_EventsByRuntimeVersion(t *testing.T) {
+	t.Parallel()
 	for runtime, want := range map[string]bool{
 		"containerd 1.7.30": false, "containerd v2.0.14": false, "containerd v2.1.9": false, "containerd v2.2.0": true,
 		"containerd v2.4.2": true, "containerd 3.0.0": true, "containerd ": false,

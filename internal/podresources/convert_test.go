@@ -12,6 +12,7 @@ import (
 
 // A client with gRPC's own limit of 4 MiB gets every part of a snapshot.
 func TestPartsFitEveryClient(t *testing.T) {
+	t.Parallel()
 	long := make([]byte, 1000)
 	for i := range long {
 		long[i] = 'x'

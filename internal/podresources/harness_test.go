@@ -14,7 +14,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	v1alpha1 "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
@@ -22,6 +21,7 @@ import (
 	proposal "github.com/devmgrd/devmgrd/api/podresources/v1alpha1"
 	"github.com/devmgrd/devmgrd/internal/allocator/allocatortest"
 	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/internal/podresources"
 )
 
@@ -73,21 +73,10 @@ func start(t *testing.T, change ...func(*podresources.Config)) *harness {
 		}
 	})
 	t.Cleanup(r.end)
-	conn := dial(t, r.path)
+	conn := plugintest.Client(t, r.path)
 	r.v1, r.alpha = v1.NewPodResourcesListerClient(conn), v1alpha1.NewPodResourcesListerClient(conn)
 	r.draft, r.watch = proposal.NewPodResourcesClient(conn), podresourcesv1.NewPodResourcesServiceClient(conn)
 	return r
-}
-
-// dial returns a connection of its own.
-func dial(t testing.TB, path string) *grpc.ClientConn {
-	t.Helper()
-	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	return conn
 }
 
 // bind binds a pod whose container main asks for devices, and waits until it has them.

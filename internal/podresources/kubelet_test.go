@@ -44,6 +44,7 @@ func asks(t *testing.T, takes func() time.Duration) (list func() int) {
 
 // A kubelet that has stalled once, and takes a little longer than slowTimeout from then on, is believed again.
 func TestASlowKubeletIsBelievedAgain(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var takes atomic.Int64
 		takes.Store(int64(3 * time.Second))
@@ -66,6 +67,7 @@ func TestASlowKubeletIsBelievedAgain(t *testing.T) {
 
 // A kubelet that takes 1.2 s also answers requests that come during its answer to another.
 func TestWhoJoinsLateHasAnAnswer(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		list := asks(t, func() time.Duration { return 1200 * time.Millisecond })
 		var got [2]int
@@ -98,6 +100,7 @@ func (s *stuck) Updated() <-chan struct{} { return make(chan struct{}) }
 
 // Get ends with its time.
 func TestGet_PodStaysIncomplete_EndsInTime(t *testing.T) {
+	t.Parallel()
 	s := &stuck{}
 	l := lister{Server: &Server{cfg: Config{Allocator: s}}}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)

@@ -37,6 +37,7 @@ func TestMain(m *testing.M) {
 		listOnce(path)
 		return
 	}
+	plugintest.AtOnce(8)
 	os.Exit(m.Run())
 }
 
@@ -70,13 +71,14 @@ func makeNoise(path string) {
 
 // A client that asks all the time is slowed down and refused, and another one does not notice.
 func TestANoisyClient(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	noise := exec.Command(self)
-	noise.Env = append(os.Environ(), "PODRESOURCES_NOISE="+r.path)
+	noise.Env = append(os.Environ(), "PODRESOURCES_NOISE="+r.path, plugintest.QuickExit)
 	in, err := noise.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -107,6 +109,7 @@ func TestANoisyClient(t *testing.T) {
 
 // Who asks more often than it may waits its turn, also if it dials again each time.
 func TestAClientWaitsItsTurn(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	for range podresources.ClientBurst + 20 {
 		conn, err := grpc.NewClient("unix://"+r.path, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
@@ -167,7 +170,7 @@ func greedy(t *testing.T, path string, has int) {
 		t.Fatal(err)
 	}
 	other := exec.CommandContext(t.Context(), self)
-	other.Env = append(os.Environ(), "PODRESOURCES_LIST="+path)
+	other.Env = append(os.Environ(), "PODRESOURCES_LIST="+path, plugintest.QuickExit)
 	if out, err := other.CombinedOutput(); err != nil {
 		t.Errorf("another process is not served: %v\n%s", err, out)
 	}
@@ -198,6 +201,7 @@ func listOnce(path string) {
 
 // One process does not use up all connections.
 func TestConnections(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.list()
 	greedy(t, r.path, 1)
@@ -205,6 +209,7 @@ func TestConnections(t *testing.T) {
 
 // Nor does it where the server is in a PID namespace of its own, as in the DaemonSet: there no client has a process ID.
 func TestConnections_OtherPIDNamespace(t *testing.T) {
+	t.Parallel()
 	if os.Getuid() != 0 {
 		t.Skip("only root may make a PID namespace")
 	}
@@ -213,7 +218,7 @@ func TestConnections_OtherPIDNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := exec.Command(self, "-test.run=^TestServe$")
-	server.Env = append(os.Environ(), "PODRESOURCES_SERVE=1")
+	server.Env = append(os.Environ(), "PODRESOURCES_SERVE=1", plugintest.QuickExit)
 	server.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	in, err := server.StdinPipe()
 	if err != nil {
@@ -272,6 +277,7 @@ func namesOutsiders(t *testing.T, conn net.Conn) bool {
 
 // The socket is the owner's and the group's, and goes with the daemon.
 func TestTheSocket(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.list()
 	for path, want := range map[string]os.FileMode{r.path: os.ModeSocket | 0o660, filepath.Dir(r.path): os.ModeDir | 0o750} {
@@ -290,6 +296,7 @@ func TestTheSocket(t *testing.T) {
 
 // Another process has the path: that is reported, does not disturb it, and ends when it goes.
 func TestSomebodyElseHasThePath(t *testing.T) {
+	t.Parallel()
 	var other net.Listener
 	r := start(t, func(c *podresources.Config) {
 		if err := os.MkdirAll(filepath.Dir(c.Socket), 0o750); err != nil {
@@ -318,6 +325,7 @@ func (a *api) Find(context.Context, string, string) (bool, error) { a.n.Add(1); 
 
 // Who asks often for a pod that only the kubelet knows does not make the API server pay for it.
 func TestFindIsShared(t *testing.T) {
+	t.Parallel()
 	a := &api{}
 	r := start(t, func(c *podresources.Config) { c.Pods = a })
 	r.kubelet.has(func() {

@@ -52,6 +52,7 @@ func (r *harness) list() (all *v1.ListPodResourcesResponse, count int64) {
 
 // One entry for each device and NUMA node, in each protocol's form, with what the kubelet knows.
 func TestOnePodInAllForms(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Offer(gpu, device.Serving, device.Device{ID: "both", Healthy: true, NUMA: []int{0, 1}}, device.Device{ID: "none", Healthy: true},
 		device.Device{ID: "one", Healthy: true, NUMA: []int{1}}, device.Device{ID: "unhealthy"})
@@ -112,6 +113,7 @@ func TestOnePodInAllForms(t *testing.T) {
 // What cannot be given to a container is not allocatable: unhealthy devices, those out of service, and those of a plugin that is gone
 // for long.
 func TestAllocatable(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Offer(gpu, device.Stale, device.Device{ID: "a", Healthy: true}, device.Device{ID: "b"})
 	r.Plugins.Offer("vendor.com/out", device.Serving, device.Device{ID: "d", Healthy: true})
@@ -129,6 +131,7 @@ func TestAllocatable(t *testing.T) {
 
 // Pods without devices are listed, those that are over are not, and a local pod's mirror is no pod next to it.
 func TestWhichPodsAreListed(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Stock(gpu, 2)
 	r.bind("plain", "", 0)
@@ -158,6 +161,7 @@ func TestWhichPodsAreListed(t *testing.T) {
 
 // The kubelet is away: devices are served all the same, and that is logged once and counted. It is called again when it is back.
 func TestTheKubeletIsAway(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Stock(gpu, 1)
 	r.bind("p", gpu, 1)
@@ -188,6 +192,7 @@ func TestTheKubeletIsAway(t *testing.T) {
 
 // The kubelet hangs: one answer waits for it, and the others do so only shortly until it answers again.
 func TestTheKubeletHangs(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Stock(gpu, 1)
 	r.bind("p", gpu, 1)
@@ -205,6 +210,7 @@ func TestTheKubeletHangs(t *testing.T) {
 
 // An answer is not older than its question, however many ask, and the kubelet is called much less often than we are.
 func TestAnswersAreAsNewAsTheirQuestions(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	var all sync.WaitGroup
 	for range 50 {
@@ -225,6 +231,7 @@ func TestAnswersAreAsNewAsTheirQuestions(t *testing.T) {
 
 // Get waits for an allocation in flight.
 func TestGetWaits(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Stock(gpu, 1)
 	answer := make(chan error)
@@ -245,6 +252,7 @@ func TestGetWaits(t *testing.T) {
 
 // If the devices do not come Get fails, and says why the pod waits.
 func TestGetDoesNotAnswerHalf(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Stock(gpu, 1)
 	r.bind("first", gpu, 1)
@@ -262,6 +270,7 @@ func TestGetDoesNotAnswerHalf(t *testing.T) {
 
 // List waits for allocations in flight, too: some ask it while a pod's network is made.
 func TestListWaits(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Stock(gpu, 1)
 	answer := make(chan error)
@@ -286,6 +295,7 @@ func (f finder) Find(_ context.Context, namespace, name string) (bool, error) {
 
 // The kubelet may ask for a pod's network before our watch has shown the pod: then the API server is asked.
 func TestGetFindsAPod(t *testing.T) {
+	t.Parallel()
 	var r *harness
 	asked := 0
 	r = start(t, func(c *podresources.Config) {
@@ -330,6 +340,7 @@ func TestGetFindsAPod(t *testing.T) {
 
 // Entries are drawn once, and never show what is over.
 func TestListsFollowTheBoard(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Stock(gpu, 4)
 	for i := range 20 {
@@ -349,6 +360,7 @@ func TestListsFollowTheBoard(t *testing.T) {
 // The kubelet is asked for one pod with its Get, so its own metrics count the question; in a burst the questions share its list,
 // and so they do with a kubelet that does not know Get.
 func TestGetAsksTheKubeletForOnePod(t *testing.T) {
+	t.Parallel()
 	for name, old := range map[string]bool{"a kubelet with Get": false, "a kubelet without Get": true} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t)

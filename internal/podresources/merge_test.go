@@ -20,6 +20,7 @@ func parse[M proto.Message](t *testing.T, text string, m M) M {
 
 // Whose word counts for what, in both versions.
 func TestMerge(t *testing.T) {
+	t.Parallel()
 	o := managedResources{"a.com/gpu": true}
 	for name, test := range map[string]struct{ own, kubelets, want string }{
 		"the kubelet is away": {
@@ -67,6 +68,7 @@ func TestMerge(t *testing.T) {
 
 // In v1alpha1 pods that have ended are listed as long as the kubelet knows them, and there is nothing but devices.
 func TestMergeAlpha(t *testing.T) {
+	t.Parallel()
 	own := parse(t, `pod_resources {name: "p" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "0"}}}
 		pod_resources {name: "new" namespace: "n" containers {name: "c"}}`, &v1alpha1.ListPodResourcesResponse{})
 	kubelets := parse(t, `pod_resources {name: "over" namespace: "n" containers {name: "c" devices {resource_name: "a.com/gpu" device_ids: "9"}}}

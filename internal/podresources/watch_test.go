@@ -112,6 +112,7 @@ func devices(p *podresourcesv1.Pod) string {
 
 // A snapshot, then every change; and again from where one was.
 func TestWatch(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Offer(gpu, device.Serving, device.Device{ID: "a", Healthy: true, NUMA: []int{0, 1}}, device.Device{ID: "b", Healthy: true})
 	r.bind("plain", "", 0)
@@ -167,6 +168,7 @@ func TestWatch(t *testing.T) {
 
 // No change is lost or told in another order, however many there are, to however many.
 func TestWatchUnderChurn(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Stock(gpu, 8)
 	plugintest.Eventually(t, "the devices are there", func() bool { return len(r.Resources().Offers()) == 1 })
@@ -205,6 +207,7 @@ func TestWatchUnderChurn(t *testing.T) {
 
 // A client that does not read is dropped with the reason, and can resume.
 func TestASlowReader(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.server.SetReadLimit(2 * time.Second)
 	r.Plugins.Stock(gpu, 2000)
@@ -239,6 +242,7 @@ func TestASlowReader(t *testing.T) {
 
 // A snapshot of many devices comes in parts that any client takes.
 func TestALargeSnapshot(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Stock(gpu, 40000)
 	for i := range 40 {
@@ -254,6 +258,7 @@ func TestALargeSnapshot(t *testing.T) {
 
 // The daemon ends although a client neither reads nor closes.
 func TestADeafReaderDoesNotHoldUpTheEnd(t *testing.T) {
+	t.Parallel()
 	r := start(t)
 	r.Plugins.Stock(gpu, 1000)
 	f := follow(t, t.Context(), r.smallWindow(), "")

@@ -35,6 +35,7 @@ func newPod(name string, containers ...corev1.Container) *corev1.Pod {
 }
 
 func TestDemands(t *testing.T) {
+	t.Parallel()
 	always := corev1.ContainerRestartPolicyAlways
 	full := newPod("full", container("b", "a.example/gpu", "2", "cpu", "1"), container("a", "a.example/gpu", "1", "b.example/nic", "3"))
 	full.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "Z"}, {Name: "A"}, {Name: "Z"}}
@@ -91,6 +92,7 @@ func TestDemands(t *testing.T) {
 
 // Which $(NAME) in arguments are a plugin's to define.
 func TestReferences(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		args string
 		want []string
@@ -111,6 +113,7 @@ func TestReferences(t *testing.T) {
 
 // Which UID a pod has for the runtime. A mirror's annotation can say anything.
 func TestMirrors(t *testing.T) {
+	t.Parallel()
 	const hash = "0123456789abcdef0123456789abcdef"
 	for says, want := range map[string]device.PodUID{
 		hash:                                   hash,
@@ -138,6 +141,7 @@ func TestMirrors(t *testing.T) {
 }
 
 func TestPhases(t *testing.T) {
+	t.Parallel()
 	for phase, ended := range map[corev1.PodPhase]bool{
 		corev1.PodPending: false, corev1.PodRunning: false, corev1.PodUnknown: false, corev1.PodSucceeded: true, corev1.PodFailed: true,
 	} {
@@ -152,6 +156,7 @@ func TestPhases(t *testing.T) {
 
 // A kubelet that has just started writes the start time of a pod that it rejects up to 10 s before the pod's phase.
 func TestPod_StartTimeWithoutContainers_IsNotAdmitted(t *testing.T) {
+	t.Parallel()
 	p := newPod("a", container("main", "a.example/gpu", "1"))
 	started := metav1.NewTime(born)
 	for _, step := range []struct {

@@ -16,6 +16,7 @@ import (
 
 // A pod may have thousands of devices, and the API takes only so much of a text.
 func TestEventsAreClipped(t *testing.T) {
+	t.Parallel()
 	told := record.NewFakeRecorder(2)
 	events := &Events{recorder: told}
 	var ids []device.ID
@@ -41,6 +42,7 @@ func TestEventsAreClipped(t *testing.T) {
 
 // Events name a few of many devices, and no character that cannot be seen.
 func TestEventsNameDevices(t *testing.T) {
+	t.Parallel()
 	told := record.NewFakeRecorder(4)
 	events := &Events{recorder: told}
 	one := func(ids ...device.ID) []device.Assignment {
@@ -64,6 +66,7 @@ func TestEventsNameDevices(t *testing.T) {
 
 // The table of events has each event that is sent, and no other, with its type and its objects.
 func TestKinds_EachEvent_IsOne(t *testing.T) {
+	t.Parallel()
 	sent := record.NewFakeRecorder(20)
 	sent.IncludeObject = true
 	events := &Events{recorder: sent, node: "n"}

@@ -40,6 +40,7 @@ func identity(name string) device.Pod {
 
 // A disruption budget may refuse an eviction: it is asked for again until it is granted, and holds up no other.
 func TestEviction(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	api.Put(newPod("a"))
 	api.Put(newPod("b"))
@@ -62,6 +63,7 @@ func TestEviction(t *testing.T) {
 
 // What is gone is gone, and a pod of the same name that has come since is left alone.
 func TestEvictionOfAnotherPod(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	api.Put(newPod("a"))
 	e := evicting(t, api)
@@ -77,6 +79,7 @@ func TestEvictionOfAnotherPod(t *testing.T) {
 
 // A budget may hold an eviction up for hours. A pod whose device has recovered meanwhile is not evicted.
 func TestEviction_ReasonGone_IsDropped(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	api.Put(newPod("a"))
 	var broken, tried, evicted atomic.Bool

@@ -16,6 +16,7 @@ import (
 // List returns the same as the watch: the active pods of this node with their demands, oldest first, and those that have
 // ended.
 func TestList(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	young, old := newPod("a", container("main", "a.example/gpu", "2", "b.example/seat", "1")), newPod("b", container("main"))
 	young.CreationTimestamp.Time = born.Add(time.Second)

@@ -8,6 +8,7 @@ import (
 )
 
 func TestNeighboursOf(t *testing.T) {
+	t.Parallel()
 	mounting := func(name, path string) *corev1.Pod {
 		p := newPod(name, container("main"))
 		p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}}}

@@ -50,6 +50,7 @@ func untilInSync(t *testing.T, p *Pods) {
 }
 
 func TestFollowsThePodsOfTheNode(t *testing.T) {
+	t.Parallel()
 	for name, prepare := range map[string]func(*kubetest.Server){
 		"streamed list": func(*kubetest.Server) {},
 		"plain list":    (*kubetest.Server).PlainLists,
@@ -80,6 +81,7 @@ func TestFollowsThePodsOfTheNode(t *testing.T) {
 }
 
 func TestServerAwayAtStart(t *testing.T) {
+	t.Parallel()
 	api := kubetest.NewAway(t)
 	api.Put(at("a", 0))
 	p, d := follow(t, api)
@@ -90,6 +92,7 @@ func TestServerAwayAtStart(t *testing.T) {
 }
 
 func TestDeletedWhileAway(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	api.Put(at("a", 0))
 	api.Put(at("b", 0))
@@ -109,6 +112,7 @@ func TestDeletedWhileAway(t *testing.T) {
 }
 
 func TestHistoryIsGone(t *testing.T) {
+	t.Parallel()
 	for name, prepare := range map[string]func(*kubetest.Server){
 		"streamed list": func(*kubetest.Server) {},
 		"plain list":    (*kubetest.Server).PlainLists,
@@ -133,6 +137,7 @@ func TestHistoryIsGone(t *testing.T) {
 
 // TestNoBusyLoop counts the attempts against a server that refuses everything.
 func TestNoBusyLoop(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	api.Refuse(func(string, string) int { return http.StatusForbidden })
 	start := time.Now()
@@ -147,6 +152,7 @@ func TestNoBusyLoop(t *testing.T) {
 }
 
 func TestFetch(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	elsewhere := at("x", 0)
 	elsewhere.Spec.NodeName = "n2"
@@ -197,6 +203,7 @@ func TestFetch(t *testing.T) {
 
 // A pod that is known by its name alone.
 func TestFind(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	elsewhere := at("x", 0)
 	elsewhere.Spec.NodeName = "n2"
@@ -220,6 +227,7 @@ func TestFind(t *testing.T) {
 }
 
 func TestEnded(t *testing.T) {
+	t.Parallel()
 	api := kubetest.New(t)
 	elsewhere := at("x", 0, "Failed")
 	elsewhere.Spec.NodeName = "n2"

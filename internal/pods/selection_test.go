@@ -23,6 +23,7 @@ func selecting(annotation string) *corev1.Pod {
 }
 
 func TestLimit(t *testing.T) {
+	t.Parallel()
 	long := strings.Repeat("x, ", 64)
 	for annotation, want := range map[string]string{
 		"": "",

@@ -103,6 +103,7 @@ func at(uid string, version int, what ...string) *corev1.Pod {
 }
 
 func TestStore(t *testing.T) {
+	t.Parallel()
 	var s *store
 	list := func(version int, pods ...*corev1.Pod) {
 		var objects []any
@@ -199,6 +200,7 @@ func TestStore(t *testing.T) {
 // A user who may create pods can make one that names the UID of another user's static pod. It takes no device from the static pod,
 // neither while it exists nor when it ends.
 func TestForgedMirror(t *testing.T) {
+	t.Parallel()
 	forge := func(name string, version int, what ...string) *corev1.Pod {
 		p := at("a", version, append(what, "mirror")...)
 		p.Namespace, p.Name, p.UID = "evil", name, types.UID(name)
@@ -255,6 +257,7 @@ func TestForgedMirror(t *testing.T) {
 }
 
 func TestIgnored(t *testing.T) {
+	t.Parallel()
 	got := ignoring([]string{"a.example/x", "b.example/*"})
 	for name, want := range map[device.ResourceName]bool{"a.example/x": true, "a.example/y": false, "b.example/y": true, "c.b.example/y": false} {
 		if !reflect.DeepEqual(got.has(name), want) {

@@ -23,7 +23,6 @@ const exchanges = 100
 // A plugin without capabilities removes kubelet.sock, and puts a link in the place of the draft of the next one, as fast as it
 // can. The mode of what the link leads to does not change.
 func TestAttackDraft_Link_IsNotFollowed(t *testing.T) {
-	t.Parallel()
 	f := prepare(t)
 	f.SetRestores() // as fast as the attacker
 	f.run()
@@ -107,7 +106,6 @@ const starts = 300
 // A plugin without capabilities puts whatever it can at devmgrd's names, as fast as it can. devmgrd starts all the same, writes a
 // bounded log, and serves when the attack is over.
 func TestAttackNames_AnyFile_DoesNotKeepFromStarting(t *testing.T) {
-	t.Parallel()
 	dir, outside := socketDir(t), socketDir(t)
 	precious := filepath.Join(outside, "precious")
 	if err := os.WriteFile(precious, []byte("precious"), 0o600); err != nil {

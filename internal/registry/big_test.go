@@ -12,6 +12,7 @@ import (
 
 // A message may be as long as the limits allow: the kubelet breaks at 4 MiB.
 func TestMillionDevices(t *testing.T) {
+	t.Parallel()
 	const million = 1_000_000
 	f := start(t, func(c *registry.Config) { c.MaxDevices = million })
 	plugintest.Start(t, f.dir, gpu, plugintest.Devices(million)...)
@@ -21,6 +22,7 @@ func TestMillionDevices(t *testing.T) {
 // Lists of more than the 4 MiB at which the kubelet breaks arrive, and one beyond our limit costs its own plugin its
 // stream, and says what to do. TestMillionDevices is between the two.
 func TestMessageSizes(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	const other = "vendor.example/other"
 	small := plugintest.Start(t, f.dir, other, plugintest.Devices(1)...)

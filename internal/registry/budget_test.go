@@ -22,6 +22,7 @@ func longList(n int) (all []*plugintest.Device) {
 // A list for which there is no room is refused, from any plugin, and the accepted lists stay. devmgrd ends the stream of the refused
 // plugin, and calls it again seldom. Room that another resource frees can be used again.
 func TestTotalBytes(t *testing.T) {
+	t.Parallel()
 	f := prepare(t, func(c *registry.Config) { c.MaxTotalBytes = 1 << 20 }) // about 900 devices of these
 	f.run()
 	first := plugintest.Start(t, f.dir, gpu, longList(500)...)
@@ -60,6 +61,7 @@ func (l forgetful) Forget(r device.ResourceName) ([]device.Cordon, error)   { re
 
 // A lost resource that is not in use makes room.
 func TestTotalBytes_LostResourceMakesRoom(t *testing.T) {
+	t.Parallel()
 	var old []device.Device
 	for i, d := range longList(800) {
 		old = append(old, device.Device{ID: device.ID(d.ID), Healthy: i%2 == 0})

@@ -41,6 +41,7 @@ func wantRefusal(t *testing.T, err error, reason device.Reason, parts ...string)
 }
 
 func TestAllocate(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(2)...)
 	p.OnAllocate = plugintest.Grants(&plugintest.Answer{
@@ -86,6 +87,7 @@ func TestAllocate(t *testing.T) {
 
 // An answer with one empty container is good: the devices need nothing.
 func TestAllocateEmptyAnswer(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
 	p.OnAllocate = plugintest.Grants(&plugintest.Answer{})
@@ -98,6 +100,7 @@ func TestAllocateEmptyAnswer(t *testing.T) {
 }
 
 func TestAllocateBadAnswers(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
 	var answer atomic.Pointer[plugintest.AllocateResponse]
@@ -142,6 +145,7 @@ func TestAllocateBadAnswers(t *testing.T) {
 
 // A grant's annotations pass the runtime's own list of allowed ones by, so those that steer the runtime are refused here.
 func TestAllocate_SteeringAnnotation_IsRefusedUnlessAllowed(t *testing.T) {
+	t.Parallel()
 	f := start(t, func(c *registry.Config) {
 		c.AllowedAnnotations = []string{"run.oci.keep_original_groups", "io.katacontainers.config.agent.*"}
 	})
@@ -172,6 +176,7 @@ func TestAllocate_SteeringAnnotation_IsRefusedUnlessAllowed(t *testing.T) {
 }
 
 func TestAllocateRefusals(t *testing.T) {
+	t.Parallel()
 	f := start(t, grace(time.Hour))
 	_, err := f.Allocate(t.Context(), pod, container, gpu, nil)
 	wantRefusal(t, err, device.PluginMissing, "no plugin has registered")
@@ -195,6 +200,7 @@ func TestAllocateRefusals(t *testing.T) {
 
 // A plugin that dies in the middle of a call is away, not at fault.
 func TestAllocatePluginDies(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
 	f.eventually("the plugin serves", f.servesNumber(1))
@@ -211,6 +217,7 @@ func TestAllocatePluginDies(t *testing.T) {
 
 // So is one that is replaced in the middle of a call.
 func TestAllocatePluginReplaced(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
 	f.eventually("the plugin serves", f.servesNumber(1))
@@ -231,6 +238,7 @@ func TestAllocatePluginReplaced(t *testing.T) {
 
 // A plugin that hangs costs only those who ask for its resource, and them no longer than the deadline.
 func TestAllocateHangs(t *testing.T) {
+	t.Parallel()
 	f := start(t, timeouts(time.Second))
 	hung := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
 	hung.Before(plugintest.Allocate, plugintest.Hang)
@@ -257,6 +265,7 @@ func TestAllocateHangs(t *testing.T) {
 
 // If the caller's context ends, Allocate returns the context's error.
 func TestAllocateCancelled(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
 	f.eventually("the plugin serves", f.servesNumber(1))
@@ -280,6 +289,7 @@ func TestAllocateCancelled(t *testing.T) {
 
 // Plugins were written for a kubelet that asks one thing at a time.
 func TestAllocateOneAtATime(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
 	var inside, most atomic.Int32
@@ -308,6 +318,7 @@ func TestAllocateOneAtATime(t *testing.T) {
 }
 
 func TestPreStart(t *testing.T) {
+	t.Parallel()
 	f := start(t, timeouts(time.Second))
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
 	f.eventually("the plugin serves", f.servesNumber(3))

@@ -31,6 +31,7 @@ func addedOf(l *lister) map[string]int64 {
 }
 
 func TestAdded(t *testing.T) {
+	t.Parallel()
 	start := time.Unix(1_800_000_000, 0)
 	at := func(d time.Duration) int64 { return start.Add(d).UnixNano() }
 	type step struct {
@@ -68,6 +69,7 @@ func TestAdded(t *testing.T) {
 
 // The dates are those of a slow twin that remembers each list, however the plugin's streams and the clock change.
 func TestAddedAgainstTwin(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 2))
 		now := time.Unix(1_800_000_000, 0)
@@ -127,6 +129,7 @@ func TestAddedAgainstTwin(t *testing.T) {
 
 // Absences are bounded: those of earlier lists give way.
 func TestAbsencesAreBounded(t *testing.T) {
+	t.Parallel()
 	now := time.Unix(1_800_000_000, 0)
 	l := lister{most: 3}
 	for i, ids := range [][]string{{"a", "b", "c", "d", "e"}, {"c", "d", "e"}, {"e"}, {"a", "c", "e"}} {
@@ -143,6 +146,7 @@ func TestAbsencesAreBounded(t *testing.T) {
 
 // A remembered device keeps its date, and new ones get a later one even if the clock was set back.
 func TestAddedOfRememberedPlugin(t *testing.T) {
+	t.Parallel()
 	late := time.Unix(2_000_000_000, 0).UnixNano()
 	l := lister{most: 10, deviceList: deviceListOf(device.PluginRecord{Reported: true, Devices: []device.Device{{ID: "a"}, {ID: "b", Added: late}}})}
 	l.take(listOf("a", "b", "c"), time.Unix(1_000_000_000, 0))

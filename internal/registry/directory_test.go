@@ -48,6 +48,7 @@ func (a accounts) Fetch(context.Context, device.Pod) error { return nil }
 
 // Who registers in a pod's own directory is that pod's plugin: in what is shown, recorded and measured.
 func TestDirectory_Registration_HasItsPod(t *testing.T) {
+	t.Parallel()
 	f := prepare(t, ownDirs(socketDir(t)))
 	f.AddServiceAccounts(accounts{"a": "plugins"})
 	f.run()
@@ -77,6 +78,7 @@ func TestDirectory_Registration_HasItsPod(t *testing.T) {
 
 // Two plugins with a socket of one name do not meet. Neither sees what the other one has.
 func TestDirectory_TwoPods_AreApart(t *testing.T) {
+	t.Parallel()
 	f := start(t, ownDirs(socketDir(t)))
 	a, b := f.directory("a"), f.directory("b")
 	for n, dir := range []string{a.Sockets, b.Sockets} {
@@ -119,6 +121,7 @@ func TestDirectory_TwoPods_AreApart(t *testing.T) {
 
 // A plugin that waits to be asked names paths as its container has them. It reaches no other plugin's socket by them.
 func TestDirectory_RegistryDirectory(t *testing.T) {
+	t.Parallel()
 	f := start(t, ownDirs(socketDir(t)), watches(socketDir(t)))
 	a, b := f.directory("a"), f.directory("b")
 	p := plugintest.New(t, a.Sockets, gpu, plugintest.Devices(2)...)
@@ -143,6 +146,7 @@ func TestDirectory_RegistryDirectory(t *testing.T) {
 
 // A restart of devmgrd finds the directories and their plugins again, and shows each a new kubelet.sock.
 func TestDirectory_Restart_FindsPlugins(t *testing.T) {
+	t.Parallel()
 	own, common := socketDir(t), socketDir(t)
 	f := start(t, ownDirs(own), at(common))
 	dir := f.directory("a")
@@ -167,6 +171,7 @@ func TestDirectory_Restart_FindsPlugins(t *testing.T) {
 
 // The pod's end is its directory's. Another pod of the DaemonSet takes the resource over.
 func TestDirectory_PodGone(t *testing.T) {
+	t.Parallel()
 	f := start(t, ownDirs(socketDir(t)))
 	dir := f.directory("a")
 	p := plugintest.Start(t, dir.Sockets, gpu, plugintest.Devices(2)...)
@@ -195,6 +200,7 @@ func TestDirectory_PodGone(t *testing.T) {
 
 // After a reboot runDir is empty. The plugin is found when its pod is back, though it never registers.
 func TestDirectory_Reboot(t *testing.T) {
+	t.Parallel()
 	f := start(t, ownDirs(socketDir(t)), known(device.PluginRecord{
 		Resource: gpu, Endpoint: "gpu.sock", Pod: device.PluginPod{Pod: pluginPod("a")}, Reported: true, Devices: []device.Device{{ID: "dev-0", Healthy: true}},
 	}))
@@ -207,6 +213,7 @@ func TestDirectory_Reboot(t *testing.T) {
 
 // kubelet.sock comes back, as often as a plugin removes it, and a pod that keeps it from coming back harms itself only.
 func TestDirectory_KubeletSocketIsKept(t *testing.T) {
+	t.Parallel()
 	f := start(t, ownDirs(socketDir(t)))
 	dir, other := f.directory("a"), f.directory("b")
 	for range 3 {
@@ -228,6 +235,7 @@ func TestDirectory_KubeletSocketIsKept(t *testing.T) {
 
 // All processes of a pod count as one client: they may fork.
 func TestDirectory_Flood_OthersRegister(t *testing.T) {
+	t.Parallel()
 	f := prepare(t, ownDirs(socketDir(t)))
 	f.SetRegisterTimeout(2 * time.Second)
 	f.run()
@@ -260,6 +268,7 @@ func TestDirectory_Flood_OthersRegister(t *testing.T) {
 
 // A plugin that waits to be called is called when the one that has replaced it goes, in whatever directory that was.
 func TestDirectory_Replacement_Goes_FormerServes(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(f *harness, p *plugintest.Plugin, a *plugintest.Announcement){
 		"its socket is removed": func(_ *harness, p *plugintest.Plugin, a *plugintest.Announcement) { p.Stop(); a.Withdraw() },
 		"its pod is gone":       func(f *harness, p *plugintest.Plugin, _ *plugintest.Announcement) { p.Stop(); f.PodGone("uid-b") },
@@ -285,6 +294,7 @@ func TestDirectory_Replacement_Goes_FormerServes(t *testing.T) {
 
 // A pod exchanges directories below its registry directory while they are watched, and ends. Another pod is served on.
 func TestDirectory_ExchangedDirectories_OthersServe(t *testing.T) {
+	t.Parallel()
 	f := start(t, ownDirs(socketDir(t)))
 	evil, good := f.directory("evil"), f.directory("good")
 	p, q := filepath.Join(evil.Registry, "p"), filepath.Join(evil.Registry, "q")
@@ -308,6 +318,7 @@ func TestDirectory_ExchangedDirectories_OthersServe(t *testing.T) {
 
 // Nothing is made once the registry stops.
 func TestDirectory_AfterTheEnd(t *testing.T) {
+	t.Parallel()
 	f := start(t, ownDirs(socketDir(t)))
 	f.directory("a")
 	f.stop()

@@ -60,6 +60,7 @@ func sameDevices(a, b []device.Device) bool {
 // A lister returns the same as its slow twin, does not change a slice that it has returned, and returns the same slice again
 // exactly when nothing has changed.
 func TestListerAgainstTwin(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		var l lister
@@ -124,6 +125,7 @@ func randomDevice(random *rand.Rand) *pluginapi.Device {
 }
 
 func TestListerKeepsInventoryOfPredecessor(t *testing.T) {
+	t.Parallel()
 	old := []device.Device{{ID: "a", Healthy: true, NUMA: []int{1}}, {ID: "b"}}
 	l := lister{deviceList: deviceList{devices: old}}
 	l.take([]*pluginapi.Device{{ID: "b"}, {ID: "a", Health: "Healthy", Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}}}}}, time.Now())
@@ -137,6 +139,7 @@ func TestListerKeepsInventoryOfPredecessor(t *testing.T) {
 }
 
 func TestListCodec(t *testing.T) {
+	t.Parallel()
 	c := newListCodec()
 	hear := func(n int) (*pluginapi.ListAndWatchResponse, bool) {
 		var m pluginapi.ListAndWatchResponse

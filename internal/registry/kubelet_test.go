@@ -19,6 +19,7 @@ import (
 
 // The plugin is asked once, hears why it was refused in the kubelet's words, and nothing is offered.
 func TestOptionsFail(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(2)...)
 	p.Before(plugintest.GetOptions, plugintest.Fail("GetDevicePluginOptions failed"))
@@ -35,6 +36,7 @@ func TestOptionsFail(t *testing.T) {
 
 // The last list stays, nothing new comes from it, and the plugin is dialled back.
 func TestStreamFailsAfterListing(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(2)...)
 	f.eventually("the plugin serves", f.servesNumber(2))
@@ -52,6 +54,7 @@ func TestStreamFailsAfterListing(t *testing.T) {
 
 // Each message is the whole list.
 func TestListIsReplaced(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Dev("a", plugintest.Healthy), plugintest.Dev("b", plugintest.Healthy))
 	f.eventually("the first list", f.serves("a", "b"))
@@ -65,6 +68,7 @@ func TestListIsReplaced(t *testing.T) {
 
 // One word is health, and it is spelled in one way.
 func TestHealth(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	var devices []*plugintest.Device
 	for i, health := range []string{"", "Healthy", "healthy", "HEALTHY", "Healthy ", " Healthy", "Healthy\x00", "Unhealthy", "OK", "Healthy"} {
@@ -91,6 +95,7 @@ func TestHealth(t *testing.T) {
 // A plugin is registered with two devices, then again from another socket with the same two, then a third with another
 // one. The number is 2, 2 and 1, whatever options they have, and whatever the old ones do afterwards.
 func TestReRegistration(t *testing.T) {
+	t.Parallel()
 	for _, way := range []string{"by Register", "by the watcher"} {
 		for _, o := range []*plugintest.Options{{}, {PreStartRequired: true}, {GetPreferredAllocationAvailable: true},
 			{PreStartRequired: true, GetPreferredAllocationAvailable: true}} {
@@ -132,6 +137,7 @@ func TestReRegistration(t *testing.T) {
 
 // A second registration that fails leaves the first plugin what it was.
 func TestSecondRegistrationFails(t *testing.T) {
+	t.Parallel()
 	f := prepare(t)
 	f.SetRegisterTimeout(time.Second)
 	f.run()
@@ -183,6 +189,7 @@ func TestRefusedRegistrationLeaksNothing(t *testing.T) {
 
 // The list may change while a plugin is asked for a device of it.
 func TestDeviceVanishesDuringAllocate(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(2)...)
 	f.eventually("the plugin serves", f.servesNumber(2))

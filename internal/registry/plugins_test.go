@@ -56,6 +56,7 @@ func wait(t *testing.T, limit time.Duration, what string, events <-chan struct{}
 // We restart. Some plugins start again when they see kubelet.sock again; others only when their own socket vanishes, which
 // it does not; and some watch nothing at all.
 func TestPluginKinds(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []string{"watches kubelet.sock", "watches its own socket", "watches nothing"} {
 		t.Run(kind, func(t *testing.T) {
 			first := start(t)
@@ -100,6 +101,7 @@ func TestPluginKinds(t *testing.T) {
 
 // Plugins that watch for kubelet.sock dial it when they see it, and some end if they cannot register within 12 s.
 func TestDirectoryIsWiped(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
 	f.eventually("the plugin serves", f.servesNumber(1))
@@ -129,6 +131,7 @@ func TestDirectoryIsWiped(t *testing.T) {
 
 // Register fails neither while devmgrd starts, nor because the store is slow, nor because a call hangs.
 func TestRegister_DaemonBusy_Waits(t *testing.T) {
+	t.Parallel()
 	f := prepare(t)
 	f.memory.hold = make(chan struct{})
 	defer close(f.memory.hold)
@@ -163,6 +166,7 @@ func TestRegister_DaemonBusy_Waits(t *testing.T) {
 
 // Some register twice, 10 ms apart, without a reason.
 func TestRegisterTwiceInARow(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(2)...)
 	p.Serve()
@@ -187,6 +191,7 @@ func TestRegisterTwiceInARow(t *testing.T) {
 
 // A registration that the next one replaces before its stream is opened leaves no connection behind.
 func TestRegisterInAFlood(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(2)...)
 	p.Serve()
@@ -205,6 +210,7 @@ func TestRegisterInAFlood(t *testing.T) {
 // Some register from several processes at once, for resources of their own and for the same one. Some listen long before
 // they register, and are left alone until then.
 func TestRegisterAllAtOnce(t *testing.T) {
+	t.Parallel()
 	const n = 8
 	f := start(t)
 	early := plugintest.New(t, f.dir, "vendor.example/early", plugintest.Devices(1)...)
@@ -252,6 +258,7 @@ func TestRegisterAllAtOnce(t *testing.T) {
 
 // Some keep their previous stream, and keep sending on it, even when they were told to stop.
 func TestReRegistration_OldStream_IsIgnored(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	old := plugintest.New(t, f.dir, gpu, plugintest.Dev("old", plugintest.Healthy))
 	old.Stubborn = true
@@ -282,6 +289,7 @@ func TestReRegistration_OldStream_IsIgnored(t *testing.T) {
 
 // About half of the plugins leave their socket behind when they end. It does not stop the next plugin, at that path or another.
 func TestPluginLeavesSocketBehind(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
 	f.eventually("the plugin serves", f.servesNumber(1))
@@ -302,6 +310,7 @@ func TestPluginLeavesSocketBehind(t *testing.T) {
 
 // A registered plugin may never list, or list nothing. The first has no number on the node, the second has zero.
 func TestNothingIsListed(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu)
 	listing := make(chan struct{})
@@ -322,6 +331,7 @@ func TestNothingIsListed(t *testing.T) {
 
 // IDs are any text, and may all be others after a restart.
 func TestDeviceIDs(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu)
 	list := func(ids ...string) {
@@ -358,6 +368,7 @@ func TestDeviceIDs(t *testing.T) {
 
 // A topology may be there and say nothing, or name nodes that no machine has.
 func TestTopologies(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	with := func(id string, nodes ...*pluginapi.NUMANode) *plugintest.Device {
 		return &plugintest.Device{ID: id, Health: plugintest.Healthy, Topology: &pluginapi.TopologyInfo{Nodes: nodes}}
@@ -379,6 +390,7 @@ func TestTopologies(t *testing.T) {
 
 // Answers name the same node twice, directories, and permissions in any order. They are given on as they are.
 func TestAllocateOddAnswers(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
 	same := &pluginapi.DeviceSpec{HostPath: "/dev/vfio/1", ContainerPath: "/dev/vfio/1", Permissions: "mrw"}

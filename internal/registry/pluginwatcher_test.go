@@ -94,6 +94,7 @@ func TestWatcher(t *testing.T) {
 
 // Where a plugin serves, however it says so.
 func TestWatcherEndpoints(t *testing.T) {
+	t.Parallel()
 	elsewhere := socketDir(t)
 	for name, endpoint := range map[string]func(f *harness, p *plugintest.Plugin) (says string){
 		"none":                      func(f *harness, p *plugintest.Plugin) string { p.Dir = f.watched; return "" },
@@ -204,6 +205,7 @@ func TestWatcherRefuses(t *testing.T) {
 
 // What fails is tried again for as long as the socket is there, and is logged when it changes.
 func TestWatcherCallsAgain(t *testing.T) {
+	t.Parallel()
 	f := eager(t)
 	p := plugintest.New(t, f.watched, gpu, plugintest.Devices(1)...)
 	p.Info = &plugintest.Info{Type: "DevicePlugin", Name: gpu, SupportedVersions: []string{"v1"}}
@@ -230,6 +232,7 @@ func TestWatcherCallsAgain(t *testing.T) {
 
 // Plugins of other types are not asked twice, before they make their socket again.
 func TestWatcherLeavesOtherTypesAlone(t *testing.T) {
+	t.Parallel()
 	f := eager(t)
 	csi := plugintest.New(t, f.watched, "csi")
 	csi.Info = &plugintest.Info{Type: "CSIPlugin", Name: "csi.vendor.example"}
@@ -249,6 +252,7 @@ func TestWatcherLeavesOtherTypesAlone(t *testing.T) {
 
 // A plugin that cannot be notified of its registration is not registered, as with the kubelet, and replaces no other plugin.
 func TestWatcherNotifyFails(t *testing.T) {
+	t.Parallel()
 	f := eager(t)
 	old, _ := announced(f, plugintest.Dev("old", plugintest.Healthy))
 	f.eventually("the old plugin serves", f.serves("old"))
@@ -317,6 +321,7 @@ func TestWatcherSocketRemoved(t *testing.T) {
 }
 
 func TestWatcherOldSocketRemoved(t *testing.T) {
+	t.Parallel()
 	f := eager(t)
 	old, a := announced(f, plugintest.Dev("old", plugintest.Healthy))
 	f.eventually("the old plugin serves", f.serves("old"))
@@ -339,6 +344,7 @@ func TestWatcherOldSocketRemoved(t *testing.T) {
 
 // A plugin that was replaced, and still waits to be called when its successor goes, has its turn again.
 func TestWatcherReplacedPluginComesBack(t *testing.T) {
+	t.Parallel()
 	f := eager(t)
 	old, _ := announced(f, plugintest.Dev("old", plugintest.Healthy))
 	f.eventually("the old plugin serves", f.serves("old"))
@@ -354,6 +360,7 @@ func TestWatcherReplacedPluginComesBack(t *testing.T) {
 
 // A plugin that waits to be called never calls Register: when its resource is forgotten, devmgrd calls it again.
 func TestWatcherForgottenPluginComesBack(t *testing.T) {
+	t.Parallel()
 	f := eager(t, func(c *registry.Config) { c.GracePeriod = time.Millisecond })
 	p, _ := announced(f, plugintest.Dev("a", plugintest.Healthy))
 	f.eventually("the plugin serves", f.serves("a"))
@@ -375,6 +382,7 @@ func TestWatcherForgottenPluginComesBack(t *testing.T) {
 
 // What is left of a plugin that has gone is older than any that comes, even one that called before it.
 func TestWatcherOlderPluginAfterNewer(t *testing.T) {
+	t.Parallel()
 	f := eager(t)
 	gate := make(chan struct{})
 	old := plugintest.New(t, f.dir, gpu, plugintest.Dev("old", plugintest.Healthy))
@@ -398,6 +406,7 @@ func TestWatcherOlderPluginAfterNewer(t *testing.T) {
 
 // A plugin that dies leaves its socket behind, and the next one puts its own there.
 func TestWatcherSocketLeftBehind(t *testing.T) {
+	t.Parallel()
 	f := eager(t)
 	p := plugintest.New(t, f.watched, gpu, plugintest.Devices(2)...)
 	p.Info = &plugintest.Info{Type: "DevicePlugin", Name: gpu, SupportedVersions: []string{"v1beta1"}}
@@ -413,6 +422,7 @@ func TestWatcherSocketLeftBehind(t *testing.T) {
 
 // A plugin that starts again makes its socket again, perhaps by renaming, and is another one from then on.
 func TestWatcher_SocketRecreated_IsAnotherPlugin(t *testing.T) {
+	t.Parallel()
 	f := eager(t)
 	p := plugintest.New(t, f.watched, gpu, plugintest.Devices(2)...)
 	p.Info = &plugintest.Info{Type: "DevicePlugin", Name: gpu, SupportedVersions: []string{"v1beta1"}}
@@ -436,6 +446,7 @@ func TestWatcher_SocketRecreated_IsAnotherPlugin(t *testing.T) {
 
 // The kubelet would wait until the socket is recreated: we dial back.
 func TestWatcherStreamEnds(t *testing.T) {
+	t.Parallel()
 	f := eager(t)
 	p, _ := announced(f, plugintest.Devices(2)...)
 	f.eventually("the plugin serves", f.servesNumber(2))
@@ -458,6 +469,7 @@ func TestWatcherStreamEnds(t *testing.T) {
 }
 
 func TestWatcher_Subdirectories(t *testing.T) {
+	t.Parallel()
 	f := prepare(t, watches(filepath.Join(socketDir(t), "made", "for us")))
 	if err := os.MkdirAll(filepath.Join(f.watched, "there"), 0o755); err != nil {
 		t.Fatal(err)
@@ -533,6 +545,7 @@ func TestWatcherDirectoryRemoved(t *testing.T) {
 
 // After a restart of ours a plugin that waits to be called is called, and not dialled before that.
 func TestWatcherRestarts(t *testing.T) {
+	t.Parallel()
 	for name, here := range map[string]func(f *harness) string{
 		"serves in the registry":         func(f *harness) string { return f.watched },
 		"serves in the socket directory": func(f *harness) string { return f.dir },
@@ -585,6 +598,7 @@ func TestWatcherRestarts(t *testing.T) {
 
 // So is one that has one socket for both.
 func TestWatcherRestartsWithOneSocket(t *testing.T) {
+	t.Parallel()
 	first := eager(t)
 	p := plugintest.New(t, first.watched, gpu, plugintest.Devices(2)...)
 	p.Info = &plugintest.Info{Type: "DevicePlugin", Name: gpu, SupportedVersions: []string{"v1beta1"}}
@@ -617,6 +631,7 @@ func TestWatcher_RestartWithHungPlugin_OthersServe(t *testing.T) {
 
 // At the start the newest socket wins, even if an older one answers first.
 func TestWatcherNewestSocketWins(t *testing.T) {
+	t.Parallel()
 	f := prepare(t, watches(socketDir(t)))
 	gate := make(chan struct{})
 	plugin := func(name string, age time.Duration, gate <-chan struct{}) *plugintest.Plugin {
@@ -642,6 +657,7 @@ func TestWatcherNewestSocketWins(t *testing.T) {
 
 // With RejectDuplicates a second plugin is notified of the reason, and takes over when the first has gone.
 func TestWatcherRejectDuplicates(t *testing.T) {
+	t.Parallel()
 	f := eager(t, func(c *registry.Config) { c.RejectDuplicates = true })
 	first, a := announced(f, plugintest.Dev("first", plugintest.Healthy))
 	f.eventually("the first plugin serves", f.serves("first"))
@@ -663,6 +679,7 @@ func TestWatcherRejectDuplicates(t *testing.T) {
 
 // The same plugin may register in both ways.
 func TestWatcherNoDuplicateOfItself(t *testing.T) {
+	t.Parallel()
 	f := eager(t, func(c *registry.Config) { c.RejectDuplicates = true })
 	p, _ := announced(f, plugintest.Devices(1)...)
 	f.eventually("it is notified of its registration", wasNotified(p, true))
@@ -673,6 +690,7 @@ func TestWatcherNoDuplicateOfItself(t *testing.T) {
 
 // One socket belongs to one resource, however its path is given.
 func TestWatcherOneSocketOneResource(t *testing.T) {
+	t.Parallel()
 	const other = "vendor.example/other"
 	f := eager(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(2)...)

@@ -17,6 +17,7 @@ import (
 // Prefer sends one container request with all that is known of the container. It returns the plugin's answer unchanged, even with
 // IDs that were not in the request.
 func TestPrefer(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(4)...)
 	p.Options.GetPreferredAllocationAvailable = true
@@ -48,6 +49,7 @@ func prefers(ids ...string) *plugintest.PreferredResponse {
 
 // The offer follows the options of the plugin that serves, as it does for PreStart.
 func TestPrefersFollowsThePlugin(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
 	p.Options.GetPreferredAllocationAvailable = true
@@ -69,6 +71,7 @@ func TestPrefersFollowsThePlugin(t *testing.T) {
 }
 
 func TestPreferAnswers(t *testing.T) {
+	t.Parallel()
 	f := start(t, func(c *registry.Config) { c.MaxDevices = 3 })
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
 	var answer atomic.Pointer[plugintest.PreferredResponse]
@@ -108,6 +111,7 @@ func TestPreferAnswers(t *testing.T) {
 }
 
 func TestPreferRefusals(t *testing.T) {
+	t.Parallel()
 	f := start(t, func(c *registry.Config) { c.PreferredTimeout = time.Second })
 	ask := func() error {
 		_, err := f.Prefer(t.Context(), pod, container, gpu, nil, nil, 1)
@@ -127,6 +131,7 @@ func TestPreferRefusals(t *testing.T) {
 
 // It is asked one thing at a time, whatever that is.
 func TestPreferTakesItsTurn(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
 	var inside, most atomic.Int32

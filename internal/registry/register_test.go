@@ -62,6 +62,7 @@ func TestRegister(t *testing.T) {
 
 // The options in the request do not count: only the plugin's answer does.
 func TestRegisterIgnoresOptionsInRequest(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
 	p.Serve()
@@ -200,6 +201,7 @@ func (l *fakeLedger) Forget(r device.ResourceName) ([]device.Cordon, error) {
 // The resource that has been lost for the longest time makes room for a new one, unless it is in use or cordoned. One with a suspended
 // device makes room if there is no other.
 func TestLostResourceMakesRoom(t *testing.T) {
+	t.Parallel()
 	lost := func(name string, away time.Duration) device.PluginRecord {
 		return device.PluginRecord{Resource: device.ResourceName("vendor.example/" + name), Endpoint: name + ".sock", Reported: true, Away: time.Now().Add(-away), Lost: true}
 	}
@@ -251,6 +253,7 @@ func TestLostResourceMakesRoom(t *testing.T) {
 
 // Some plugins register a moment before they listen; the kubelet waits for them, and so do we.
 func TestRegisterBeforeServing(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
 	registered := make(chan error, 1)
@@ -268,6 +271,7 @@ func TestRegisterBeforeServing(t *testing.T) {
 }
 
 func TestRegisterThroughLinkInside(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
 	p.Serve()
@@ -282,6 +286,7 @@ func TestRegisterThroughLinkInside(t *testing.T) {
 
 // A new plugin takes over without a gap, and what the old one does afterwards touches nothing.
 func TestRegisterAgain(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	old := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
 	f.eventually("the old plugin serves", f.servesNumber(3))
@@ -320,6 +325,7 @@ func TestRegisterAgain(t *testing.T) {
 }
 
 func TestRegisterSameSocketTwice(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(2)...)
 	for range 5 {
@@ -335,6 +341,7 @@ func TestRegisterSameSocketTwice(t *testing.T) {
 
 // A registration that takes long to check does not replace one that came later.
 func TestRegisterNewestWins(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	gate := make(chan struct{})
 	slow := plugintest.New(t, f.dir, gpu, plugintest.Dev("slow", plugintest.Healthy))
@@ -419,6 +426,7 @@ func TestRegisterOtherResourceOnSameSocket(t *testing.T) {
 
 // Of two registrations of one socket the newer one has it, even if the older one takes longer to be checked.
 func TestRegisterSameSocketNewestWins(t *testing.T) {
+	t.Parallel()
 	const old, fresh = "vendor.example/old", "vendor.example/fresh"
 	f := start(t)
 	p := plugintest.New(t, f.dir, old, plugintest.Devices(1)...)
@@ -444,6 +452,7 @@ func TestRegisterSameSocketNewestWins(t *testing.T) {
 
 // Records that share a socket do not say whose it is: it is not dialled before a plugin says so.
 func TestKnownResourcesWithOneSocket(t *testing.T) {
+	t.Parallel()
 	const one, two = "vendor.example/one", "vendor.example/two"
 	dir := socketDir(t)
 	p := plugintest.New(t, dir, two, plugintest.Devices(2)...)
@@ -480,6 +489,7 @@ func TestKnownResourcesWithOneSocket(t *testing.T) {
 }
 
 func TestRejectDuplicates(t *testing.T) {
+	t.Parallel()
 	f := start(t, func(c *registry.Config) { c.RejectDuplicates = true })
 	first := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
 	second := plugintest.New(t, f.dir, gpu)
@@ -496,6 +506,7 @@ func TestRejectDuplicates(t *testing.T) {
 
 // With reject, a plugin cannot take another one's socket by registering it under a second name, and then its resource.
 func TestRejectDuplicates_SocketOfAnotherPlugin(t *testing.T) {
+	t.Parallel()
 	f := start(t, func(c *registry.Config) { c.RejectDuplicates = true })
 	vendor := plugintest.Start(t, f.dir, gpu, plugintest.Devices(4)...)
 	f.eventually("the vendor's plugin serves", f.servesNumber(4))
@@ -524,6 +535,7 @@ func TestRejectDuplicates_SocketOfAnotherPlugin(t *testing.T) {
 // The upstream end-to-end test of a plugin whose stream fails at once: the resource is there, with no devices, and the
 // plugin is not called in a busy loop.
 func TestStream_FailsAlways_OfferIsLost(t *testing.T) {
+	t.Parallel()
 	f := prepare(t)
 	f.SetRefusePause(50 * time.Millisecond)
 	f.run()
@@ -547,6 +559,7 @@ func TestStream_FailsAlways_OfferIsLost(t *testing.T) {
 // A plugin that registers and ends its first ListAndWatch itself is left alone for two minutes, as the kubelet leaves it alone for
 // ever; one whose connection broke, and one that has listed before, are dialled at once.
 func TestPausesBeforeDiallingBack(t *testing.T) {
+	t.Parallel()
 	refused := func(p *plugintest.Plugin) { p.Before(plugintest.ListAndWatch, plugintest.Fail("no list today")) }
 	for name, c := range map[string]struct {
 		plugin func(*plugintest.Plugin) // before it registers

@@ -18,6 +18,7 @@ import (
 )
 
 func TestStreamEnd(t *testing.T) {
+	t.Parallel()
 	f := start(t, grace(150*time.Millisecond))
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
 	f.eventually("the plugin serves", f.servesNumber(3))
@@ -40,6 +41,7 @@ func TestStreamEnd(t *testing.T) {
 
 // A plugin that is back within the grace period was never lost.
 func TestGraceEndsWithReturn(t *testing.T) {
+	t.Parallel()
 	f := start(t, grace(time.Second))
 	begin := time.Now()
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
@@ -68,6 +70,7 @@ func TestGraceEndsWithReturn(t *testing.T) {
 
 // The stream has ended but the plugin still serves: we dial back.
 func TestStreamIsOpenedAgain(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]error{"in good order": nil, "with an error": errors.New("out of paper")} {
 		t.Run(name, func(t *testing.T) {
 			f := start(t)
@@ -85,6 +88,7 @@ func TestStreamIsOpenedAgain(t *testing.T) {
 
 // A plugin that starts again on the same socket, and never registers again, is found by its socket.
 func TestPluginRestartsWithoutRegistering(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
 	f.eventually("the plugin serves", f.servesNumber(3))
@@ -97,6 +101,7 @@ func TestPluginRestartsWithoutRegistering(t *testing.T) {
 
 // A plugin that starts again and registers gets one stream, not one that we open and another that it asks for.
 func TestPluginRestartsAndRegisters(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
 	f.eventually("the plugin serves", f.servesNumber(3))
@@ -124,6 +129,7 @@ func TestPluginRestartsAndRegisters(t *testing.T) {
 
 // After our own restart a plugin that still serves is taken up again, and the number never moves.
 func TestRegistryRestarts(t *testing.T) {
+	t.Parallel()
 	first := start(t)
 	plugintest.Start(t, first.dir, gpu, plugintest.Devices(3)...)
 	first.eventually("the plugin serves", first.servesNumber(3))
@@ -151,6 +157,7 @@ func TestRegistryRestarts(t *testing.T) {
 // A plugin whose first list after its restart is empty lists no new devices a moment later; one that renames its devices
 // does, also after a restart of devmgrd.
 func TestDevicesAreDatedAcrossRestarts(t *testing.T) {
+	t.Parallel()
 	added := func(f *harness) map[device.ID]bool {
 		dated := map[device.ID]bool{}
 		for _, d := range f.offer().Inventory.Devices {
@@ -196,6 +203,7 @@ func TestDevicesAreDatedAcrossRestarts(t *testing.T) {
 
 // Offer.Session shows that a plugin was replaced without a gap, and that one has come back. Lists leave it alone.
 func TestSessionNumber(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
 	f.eventually("the plugin serves", f.servesNumber(3))
@@ -229,6 +237,7 @@ func TestSessionNumber(t *testing.T) {
 
 // A plugin that was lost before a restart of devmgrd is lost after it, since the same moment, until it lists its devices.
 func TestLossOutlastsRestart(t *testing.T) {
+	t.Parallel()
 	first := start(t, grace(50*time.Millisecond))
 	p := plugintest.Start(t, first.dir, gpu, plugintest.Devices(3)...)
 	first.eventually("the plugin serves", first.servesNumber(3))
@@ -259,6 +268,7 @@ func TestLossOutlastsRestart(t *testing.T) {
 
 // A plugin that was away before a restart of devmgrd is away since the same moment.
 func TestAbsenceOutlastsRestart(t *testing.T) {
+	t.Parallel()
 	first := start(t)
 	p := plugintest.Start(t, first.dir, gpu, plugintest.Devices(3)...)
 	first.eventually("the plugin serves", first.servesNumber(3))
@@ -275,6 +285,7 @@ func TestAbsenceOutlastsRestart(t *testing.T) {
 
 // A plugin that is connected and has not listed its devices yet is up, whatever it offered before.
 func TestConnectedPluginIsUp(t *testing.T) {
+	t.Parallel()
 	dir := socketDir(t)
 	p := plugintest.New(t, dir, gpu, plugintest.Devices(3)...)
 	listing := make(chan struct{})
@@ -310,6 +321,7 @@ func TestConnectedPluginIsUp(t *testing.T) {
 
 // An offer says why its plugin could not be followed, reached or registered.
 func TestLastError(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(3)...)
 	f.eventually("the plugin serves", f.servesNumber(3))
@@ -340,6 +352,7 @@ func TestLastError(t *testing.T) {
 }
 
 func TestKnownPluginIsGone(t *testing.T) {
+	t.Parallel()
 	f := start(t, grace(100*time.Millisecond), known(device.PluginRecord{
 		Resource: gpu, Endpoint: "gone.sock", Reported: true, Devices: []device.Device{{ID: "a", Healthy: true}},
 	}))
@@ -350,6 +363,7 @@ func TestKnownPluginIsGone(t *testing.T) {
 }
 
 func TestListTooLong(t *testing.T) {
+	t.Parallel()
 	f := start(t, func(c *registry.Config) { c.MaxDevices = 5 })
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(5)...)
 	f.eventually("the plugin serves", f.servesNumber(5))
@@ -366,6 +380,7 @@ func TestListTooLong(t *testing.T) {
 }
 
 func TestMessageTooLarge(t *testing.T) {
+	t.Parallel()
 	f := start(t, func(c *registry.Config) { c.MaxMessageBytes = 4 << 10 })
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(5)...)
 	f.eventually("the plugin serves", f.servesNumber(5))
@@ -374,6 +389,7 @@ func TestMessageTooLarge(t *testing.T) {
 }
 
 func TestListWithFaults(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu,
 		plugintest.Dev("a", plugintest.Healthy), plugintest.Dev("", plugintest.Healthy), plugintest.Dev("a", plugintest.Unhealthy))
@@ -426,6 +442,7 @@ func TestLostPlugin_AtRest_IsNotDialled(t *testing.T) {
 
 // An unchanged list is not signalled, not saved, and stays the same inventory.
 func TestUnchangedList(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	devices := plugintest.Devices(50_000)
 	p := plugintest.Start(t, f.dir, gpu, devices...)
@@ -458,6 +475,7 @@ func TestUnchangedList(t *testing.T) {
 }
 
 func TestUnchangedListGivesNoSignal(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(2)...)
 	f.eventually("the plugin serves", f.servesNumber(2))
@@ -473,6 +491,7 @@ func TestUnchangedListGivesNoSignal(t *testing.T) {
 }
 
 func TestHealthChangeShares(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(50_000)...)
 	f.eventually("the plugin serves", f.servesNumber(50_000))
@@ -487,6 +506,7 @@ func TestHealthChangeShares(t *testing.T) {
 }
 
 func TestSavesAreCoalesced(t *testing.T) {
+	t.Parallel()
 	f := prepare(t)
 	f.memory.hold = make(chan struct{})
 	f.run()
@@ -504,6 +524,7 @@ func TestSavesAreCoalesced(t *testing.T) {
 }
 
 func TestSaveIsTriedAgain(t *testing.T) {
+	t.Parallel()
 	f := prepare(t)
 	f.memory.fail = errors.New("disk full")
 	f.run()
@@ -519,6 +540,7 @@ func TestSaveIsTriedAgain(t *testing.T) {
 }
 
 func TestForget(t *testing.T) {
+	t.Parallel()
 	f := start(t, grace(time.Millisecond))
 	p := plugintest.Start(t, f.dir, gpu, plugintest.Devices(1)...)
 	f.eventually("the plugin serves", f.servesNumber(1))

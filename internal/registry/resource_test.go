@@ -10,6 +10,7 @@ import (
 
 // The grace period goes on over a restart of devmgrd, with a moment to dial, and however the clock was set.
 func TestGraceLeft(t *testing.T) {
+	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now()
 		for name, test := range map[string]struct {
@@ -35,6 +36,7 @@ func TestGraceLeft(t *testing.T) {
 }
 
 func TestRememberedSince(t *testing.T) {
+	t.Parallel()
 	before := time.Now()
 	for name, test := range map[string]struct {
 		record device.PluginRecord

@@ -58,6 +58,7 @@ func (f *harness) directoryIn(namespace, name string) device.PluginDir {
 
 // Only plugins that a rule names serve, and none of the others takes the resource from the one that does.
 func TestRules_Registration(t *testing.T) {
+	t.Parallel()
 	f := prepare(t, ownDirs(socketDir(t)), rules(t, gpuRules, true))
 	f.AddServiceAccounts(accounts{"a": "plugins", "other": "default", "tenant": "plugins", "unknown": ""})
 	f.run()
@@ -88,6 +89,7 @@ func TestRules_Registration(t *testing.T) {
 
 // A plugin that waits to be called hears why it may not serve.
 func TestRules_WaitingPlugin(t *testing.T) {
+	t.Parallel()
 	f := start(t, watches(socketDir(t)), rules(t, gpuRules, true))
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
 	p.Serve()
@@ -102,6 +104,7 @@ func TestRules_WaitingPlugin(t *testing.T) {
 }
 
 func TestRules_Report_RefusesNothing(t *testing.T) {
+	t.Parallel()
 	f := start(t, rules(t, gpuRules, false))
 	p := plugintest.New(t, f.dir, gpu, plugintest.Devices(1)...)
 	p.OnAllocate = plugintest.Grants(&plugintest.Answer{Envs: map[string]string{"LD_PRELOAD": "x"}})
@@ -115,6 +118,7 @@ func TestRules_Report_RefusesNothing(t *testing.T) {
 
 // What a rule does not allow is refused when the plugin answers, with the rule's name.
 func TestRules_Grant(t *testing.T) {
+	t.Parallel()
 	f := prepare(t, ownDirs(socketDir(t)), rules(t, gpuRules, true))
 	f.AddServiceAccounts(accounts{"a": "plugins"})
 	f.run()
@@ -157,6 +161,7 @@ func (l *latecomers) Fetch(context.Context, device.Pod) error {
 
 // The API server is asked for a service account that a rule depends on.
 func TestRules_ServiceAccount_IsRead(t *testing.T) {
+	t.Parallel()
 	f := prepare(t, ownDirs(socketDir(t)), rules(t, gpuRules, true))
 	f.AddServiceAccounts(&latecomers{})
 	f.run()
@@ -170,6 +175,7 @@ func TestRules_ServiceAccount_IsRead(t *testing.T) {
 // A plugin that registered before the rules is not dialled again automatically, and its devices are not allocated. A plugin whose
 // service account is not known yet is dialled as soon as the account is known.
 func TestRules_RememberedPlugin(t *testing.T) {
+	t.Parallel()
 	plugins := socketDir(t)
 	sockets := socketDir(t)
 	f := prepare(t, ownDirs(plugins), at(sockets))

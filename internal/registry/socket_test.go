@@ -35,6 +35,7 @@ func TestListenMakesDirectory(t *testing.T) {
 }
 
 func TestListen_SecondDaemon_IsRefused(t *testing.T) {
+	t.Parallel()
 	first := start(t)
 	second := prepare(t, at(first.dir))
 	err := second.Listen()
@@ -50,6 +51,7 @@ func TestListen_SecondDaemon_IsRefused(t *testing.T) {
 }
 
 func TestListenReplacesDeadSocket(t *testing.T) {
+	t.Parallel()
 	first := start(t)
 	first.stop()
 	second := start(t, at(first.dir))
@@ -59,6 +61,7 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 
 // Foreign files at devmgrd's names neither stop it from starting nor from serving. devmgrd logs them.
 func TestListen_ForeignFiles_AreLogged(t *testing.T) {
+	t.Parallel()
 	outside := socketDir(t)
 	if err := os.WriteFile(filepath.Join(outside, "precious"), []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
@@ -128,6 +131,7 @@ func TestSocket_RemovedInALoop_IsRestoredAtALimit(t *testing.T) {
 }
 
 func TestListenPathTooLong(t *testing.T) {
+	t.Parallel()
 	f := prepare(t, at(filepath.Join(socketDir(t), strings.Repeat("long", 25))))
 	if err := f.Listen(); err == nil || !strings.Contains(err.Error(), "107 bytes") {
 		t.Errorf("err = %v", err)
@@ -136,6 +140,7 @@ func TestListenPathTooLong(t *testing.T) {
 
 // A socket that systemd holds for us outlives us: nothing is bound, and its file is left alone.
 func TestListenerHandedOver(t *testing.T) {
+	t.Parallel()
 	dir := socketDir(t)
 	path := filepath.Join(dir, "kubelet.sock")
 	unit, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -168,6 +173,7 @@ func TestListenerHandedOver(t *testing.T) {
 // Its file was removed once, and the process before us has put another one back, which died with it. The socket that
 // systemd still holds leads nowhere.
 func TestListenerHandedOverWithoutItsFile(t *testing.T) {
+	t.Parallel()
 	dir := socketDir(t)
 	path := filepath.Join(dir, "kubelet.sock")
 	bound := func() *net.UnixListener {
@@ -191,6 +197,7 @@ func TestListenerHandedOverWithoutItsFile(t *testing.T) {
 
 // From the moment that kubelet.sock exists, no connection to it is refused.
 func TestSocketAcceptsWhenSeen(t *testing.T) {
+	t.Parallel()
 	dir := socketDir(t)
 	path := filepath.Join(dir, "kubelet.sock")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -230,6 +237,7 @@ func TestSocketAcceptsWhenSeen(t *testing.T) {
 
 // If a process wipes the directory, plugins find a socket again at once.
 func TestSocket_Removed_IsRestored(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	f.eventually("registration is served", func() bool { return f.Check() == nil })
 	if err := os.Remove(filepath.Join(f.dir, "kubelet.sock")); err != nil {
@@ -251,6 +259,7 @@ func TestSocket_Removed_IsRestored(t *testing.T) {
 
 // devmgrd does not replace the socket of another process that serves at the path, but reports it.
 func TestSocket_TakenByLiveProcess_IsReported(t *testing.T) {
+	t.Parallel()
 	f := start(t)
 	path := filepath.Join(f.dir, "kubelet.sock")
 	theirs, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(f.dir, "theirs"), Net: "unix"})
@@ -291,6 +300,7 @@ func TestSocket_TakenByDeadProcess_IsRestored(t *testing.T) {
 }
 
 func TestNewIsComplete(t *testing.T) {
+	t.Parallel()
 	defer func() {
 		if got := fmt.Sprint(recover()); !strings.Contains(got, "Config.") || !strings.Contains(got, "is missing") {
 			t.Errorf("panic = %q", got)

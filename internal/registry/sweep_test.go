@@ -42,6 +42,7 @@ func files(t *testing.T, dir string) (names []string) {
 
 // Sockets that refuse a connection and belong to no resource are removed at the start, and when another is made.
 func TestDeadSocketsAreRemoved(t *testing.T) {
+	t.Parallel()
 	dir := socketDir(t)
 	at := func(name string) string { return filepath.Join(dir, name) }
 	const old = time.Hour
@@ -100,6 +101,7 @@ func TestDeadSocketsAreRemoved(t *testing.T) {
 
 // Sockets that are made do not start a sweep each.
 func TestSweepIsSeldom(t *testing.T) {
+	t.Parallel()
 	dir := socketDir(t)
 	deadSocket(t, filepath.Join(dir, "first.sock"), time.Hour)
 	f := start(t, func(c *registry.Config) { c.SocketDir = dir })

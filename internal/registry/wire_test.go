@@ -125,6 +125,7 @@ func (p *fossil) handle(_ any, stream grpc.ServerStream) error {
 // Plugins bring protobuf and gRPC libraries of many years. What they say is understood though it has fields that we do
 // not know or lacks those that came later, and we say nothing that the first v1beta1 did not know.
 func TestWireGenerations(t *testing.T) {
+	t.Parallel()
 	for name, more := range map[string][]byte{"the first v1beta1": nil, "one to come": tomorrow()} {
 		t.Run(name, func(t *testing.T) {
 			f := start(t)

@@ -227,6 +227,7 @@ func (n node) cells() []node {
 
 // All that the answers say is on the page, with the same words.
 func TestPage(t *testing.T) {
+	t.Parallel()
 	d := newDesk()
 	d.status.Components = []*adminv1.Component{{Name: "store", Ready: true}, {Name: "nri", Problem: "not connected to container runtime at /run/nri.sock"}}
 	d.status.Waiting = []*adminv1.Waiting{{Namespace: "ml", Name: "next", Reason: "NotEnoughDevices"}}
@@ -311,6 +312,7 @@ func TestPage(t *testing.T) {
 
 // After the installation the page says what to do; one of a node where all is well says that.
 func TestNothingYet(t *testing.T) {
+	t.Parallel()
 	d := newDesk()
 	address, _ := serve(t, d)
 	doc := rendering(t, address)
@@ -325,6 +327,7 @@ func TestNothingYet(t *testing.T) {
 
 // What plugins and pods are called stays text, whatever it is.
 func TestHostileText(t *testing.T) {
+	t.Parallel()
 	const evil = "\"'><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J\x00\u202egpj\u200b\xff{{.}}</style>javascript:"
 	d := newDesk()
 	d.status.Node, d.status.Version = evil, evil
@@ -366,6 +369,7 @@ func TestHostileText(t *testing.T) {
 
 // Ids are there once each: they say which element of an older page is which.
 func TestIDs(t *testing.T) {
+	t.Parallel()
 	d := newDesk()
 	for _, r := range []string{"vendor.example/a", "vendor.example/b"} {
 		d.add(&adminv1.Resource{Name: r, Plugin: "serving"}, &adminv1.Device{Id: "0", State: "free", NumaNodes: []int32{0}}, &adminv1.Device{Id: "1", State: "free"})
@@ -382,6 +386,7 @@ func TestIDs(t *testing.T) {
 
 // However much there is, the page stays small, and says what it leaves out and where that is.
 func TestLimits(t *testing.T) {
+	t.Parallel()
 	d := newDesk()
 	many := func(n int, state func(int) string) []*adminv1.Device {
 		all := make([]*adminv1.Device, n)
@@ -434,6 +439,7 @@ func TestLimits(t *testing.T) {
 
 // The policy lets through the one style and the one script that are there, and nothing else.
 func TestPolicy(t *testing.T) {
+	t.Parallel()
 	address, _ := serve(t, newDesk())
 	answer, _ := ask(t, http.MethodGet, address, "/", "")
 	doc, policy := rendering(t, address), answer.Header.Get("Content-Security-Policy")
@@ -461,6 +467,7 @@ func TestPolicy(t *testing.T) {
 
 // Nothing but GET and HEAD, of the two paths.
 func TestWhoMayAskWhat(t *testing.T) {
+	t.Parallel()
 	address, _ := serve(t, newDesk())
 	for _, c := range []struct {
 		method, path, host string
@@ -484,6 +491,7 @@ func TestWhoMayAskWhat(t *testing.T) {
 
 // What cannot be had is said, and is there again later. Without the history the page only lacks since when devices are held.
 func TestTrouble(t *testing.T) {
+	t.Parallel()
 	d := newDesk()
 	d.trouble = errors.New("out of order")
 	d.history = errors.New("the disk")
@@ -497,6 +505,7 @@ func TestTrouble(t *testing.T) {
 
 // However many look at once, and again within a second, the page is made once.
 func TestOneForAll(t *testing.T) {
+	t.Parallel()
 	d := newDesk()
 	d.wait = make(chan struct{})
 	address, _ := serve(t, d)
@@ -536,6 +545,7 @@ func TestOneForAll(t *testing.T) {
 // On a busy machine the page takes long to make. The server's limit on writing is for slow clients and does not run meanwhile:
 // neither for the request that makes the page nor for the one that waits for it.
 func TestSlowMaking(t *testing.T) {
+	t.Parallel()
 	const limit = 100 * time.Millisecond
 	d := newDesk()
 	d.wait = make(chan struct{})
@@ -587,6 +597,7 @@ func events(t *testing.T, address string) (next func() (string, error), end func
 // A stream tells the tag of the page that there is, another one when something has moved, once a second at most, and again when
 // nothing has: also after the time that an answer which ends may take.
 func TestStream(t *testing.T) {
+	t.Parallel()
 	d := newDesk()
 	address, _ := serve(t, d, func(s *http.Server) { s.WriteTimeout = 3 * time.Second }) // shorter than a beat
 	began := time.Now()
@@ -618,6 +629,7 @@ func TestStream(t *testing.T) {
 
 // Streams have a limit; who ends one makes room; and all of them end with the daemon, which does not wait for them.
 func TestStreams(t *testing.T) {
+	t.Parallel()
 	address, end := serve(t, newDesk())
 	var open []func() (string, error)
 	var leave func()
@@ -663,6 +675,7 @@ func (none) WriteTo(io.Writer) (int64, error)                           { return
 
 // The commands' own answers are on the page, of a real allocator.
 func TestAnswers(t *testing.T) {
+	t.Parallel()
 	ledger := allocatortest.Start(t, filepath.Join(t.TempDir(), "state"))
 	office := admin.New(admin.Config{
 		Socket: "unused", Version: "v1", Node: "worker-7", View: ledger, Allocator: ledger, Plugins: none{}, Rules: none{}, History: none{}, Actions: none{}, StateFile: none{}, HistoryFile: none{},

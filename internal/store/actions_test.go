@@ -21,6 +21,7 @@ func action(minute int) device.Action {
 }
 
 func TestActions(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	h, _, closed := openHistory(t, dir)
 	expect := func(since time.Time, want ...device.Action) {

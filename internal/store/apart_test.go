@@ -23,6 +23,7 @@ import (
 
 // Damage to a span used to set the assignments aside.
 func TestDamagedHistory_LeavesAssignments(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "history.db")
 	s := open(t, dir)
@@ -68,6 +69,7 @@ func TestDamagedHistory_LeavesAssignments(t *testing.T) {
 
 // Damage to the state leaves the history.
 func TestDamagedState_LeavesHistory(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	h, _, closed := openHistory(t, dir)
 	if err := h.SaveHistory([]device.Span{span(1, time.Hour), span(2, 0)}, nil); err != nil {
@@ -87,6 +89,7 @@ func TestDamagedState_LeavesHistory(t *testing.T) {
 
 // A history that cannot be opened keeps nothing else from working, and is opened when it can be.
 func TestUnusableHistory_LeavesAssignments(t *testing.T) {
+	t.Parallel()
 	foreign := func(t *testing.T, path string) {
 		db, err := bolt.Open(path, 0o600, nil)
 		if err != nil {
@@ -161,6 +164,7 @@ func TestUnusableHistory_LeavesAssignments(t *testing.T) {
 
 // bbolt maps the file, so a page that cannot be read is a fault. It costs the history, and not the process.
 func TestHistoryFaultsInUse_LeavesAssignments(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		size  int64
 		write bool // the first use is one
@@ -201,6 +205,7 @@ func TestHistoryFaultsInUse_LeavesAssignments(t *testing.T) {
 
 // A history on a full disk costs assignments nothing, and goes on when there is room.
 func TestHistoryOnAFullDisk(t *testing.T) {
+	t.Parallel()
 	d := newDisk(t)
 	h, _, closed := openHistory(t, d.dir)
 	if err := h.SaveHistory([]device.Span{span(1, 0)}, nil); err != nil {
@@ -234,6 +239,7 @@ func TestHistoryOnAFullDisk(t *testing.T) {
 
 // A state file may have other buckets: this one, from before the history had a file of its own, has the history.
 func TestStateFile_HasOtherBuckets_KeepsItsRecords(t *testing.T) {
+	t.Parallel()
 	old := unpack(t, "version-2.db.gz")
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "state.db"), old, 0o600); err != nil {
@@ -263,6 +269,7 @@ func matches(pattern, text string) bool { return regexp.MustCompile(pattern).Mat
 
 // A copy of a history in use is whole and sound.
 func TestCopyOfTheHistory(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	h, _, _ := openHistory(t, dir)
 	if err := h.SaveHistory([]device.Span{span(1, time.Hour), span(2, 0)}, nil); err != nil {

@@ -15,6 +15,7 @@ import (
 
 // Check reports a full disk until it is no longer full.
 func TestCheck_FailingWrites_AreReported(t *testing.T) {
+	t.Parallel()
 	s := open(t, t.TempDir())
 	if err := s.Check(); err != nil {
 		t.Fatalf("at first: %v", err)
@@ -43,6 +44,7 @@ func TestCheck_FailingWrites_AreReported(t *testing.T) {
 // A file that is removed or replaced takes nothing more, even of what is in it already, and the message says how to
 // put it back.
 func TestStateFileIsRemovedOrReplaced(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		do   func(path string) error
 		want string
@@ -99,6 +101,7 @@ func TestStateFileIsRemovedOrReplaced(t *testing.T) {
 
 // A state file that was moved away and back is in use again.
 func TestStateFileIsBack(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s, path := open(t, dir), filepath.Join(dir, "state.db")
 	if err := os.Rename(path, path+".away"); err != nil {

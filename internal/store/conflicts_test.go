@@ -10,6 +10,7 @@ import (
 // Two records with one device are returned as they are, and named. Containers of one pod share a
 // device without harm, and so do pods that have it by one claim.
 func TestConflicts_OfRecords_AreNamed(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := open(t, dir)
 	has := func(uid string, shares ...device.Share) device.PodRecord {

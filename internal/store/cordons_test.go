@@ -14,6 +14,7 @@ import (
 
 // Cordons survive, next to all else, and are read back with their words.
 func TestCordons(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	open := func() *store.Store {
 		t.Helper()
@@ -58,6 +59,7 @@ func TestCordons(t *testing.T) {
 
 // The cordons that the Node's annotation declares replace each other, and leave the others alone.
 func TestDeclaredCordons(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	log := slog.New(slog.DiscardHandler)
 	since := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)

@@ -99,6 +99,7 @@ func works(t *testing.T, s *store.Store, dir string, p device.PodRecord, all ...
 
 // A disk that is full for a while costs nothing but time: what was there stays, what fails leaves no trace.
 func TestFullDisk_Commits_FailWithoutTrace(t *testing.T) {
+	t.Parallel()
 	d := newDisk(t)
 	s, _, _, _ := recover(t, d.dir)
 	if err := s.SavePods([]device.PodRecord{pod("a")}, nil); err != nil {
@@ -124,6 +125,7 @@ func TestFullDisk_Commits_FailWithoutTrace(t *testing.T) {
 
 // After a reboot with a full disk what the state file holds is served all the same.
 func TestFullDisk_Start_ServesAssignments(t *testing.T) {
+	t.Parallel()
 	d := newDisk(t)
 	s, _, _, _ := recover(t, d.dir)
 	if err := errors.Join(s.SavePods([]device.PodRecord{pod("a")}, nil), s.Close()); err != nil {
@@ -141,6 +143,7 @@ func TestFullDisk_Start_ServesAssignments(t *testing.T) {
 
 // Without a state file, and without room for one, devmgrd starts and refuses each write.
 func TestFullDisk_FirstStart_RefusesWrites(t *testing.T) {
+	t.Parallel()
 	for name, before := range map[string]string{"no file": "", "a damaged file": "damage"} {
 		t.Run(name, func(t *testing.T) {
 			d := newDisk(t)
@@ -170,6 +173,7 @@ func TestFullDisk_FirstStart_RefusesWrites(t *testing.T) {
 
 // A disk that cannot be written may still be read. What is not there by then, or damaged, is made when that can be.
 func TestReadOnlyDisk_Start_ServesAssignments(t *testing.T) {
+	t.Parallel()
 	version1 := unpack(t, "version-1.db.gz")
 	good := func() []byte {
 		dir := t.TempDir()
@@ -250,6 +254,7 @@ func TestReadOnlyDisk_Start_ServesAssignments(t *testing.T) {
 
 // What a commit wrote whose sync failed may be in the file and not on the disk: to find it there proves nothing.
 func TestSave_AfterFailedSync_CommitsAgain(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s, _, _, metrics := recover(t, dir)
 	commits := func() (n uint64) {
@@ -282,6 +287,7 @@ func TestSave_AfterFailedSync_CommitsAgain(t *testing.T) {
 
 // The note of our pid is no reason not to start.
 func TestLock_FullDisk_StoreOpens(t *testing.T) {
+	t.Parallel()
 	d := newDisk(t)
 	if err := open(t, d.dir).Close(); err != nil {
 		t.Fatal(err)

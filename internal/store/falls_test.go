@@ -11,6 +11,7 @@ import (
 )
 
 func TestFalls_SavedAndForgotten_AreRead(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	rec := func(r device.ResourceName, id device.ID) device.Falls {
 		at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -48,6 +49,7 @@ func TestFalls_SavedAndForgotten_AreRead(t *testing.T) {
 
 // An unreadable record affects no other.
 func TestFalls_Unreadable_IsLeftOut(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := open(t, dir)
 	if err := s.SaveFalls([]device.Falls{{Resource: "a.com/gpu", ID: "0"}, {Resource: "a.com/gpu", ID: "1", Falls: []time.Time{time.Unix(1, 0).UTC()}}}, nil); err != nil {

@@ -11,6 +11,7 @@ import (
 
 // All of it is written in one commit, or nothing is; and what is there already is not written again.
 func TestSaveAll(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := open(t, dir)
 	plugin := device.PluginRecord{Resource: "a.com/x", Reported: true, Devices: []device.Device{{ID: "0", Healthy: true, NUMA: []int{1}}}}

@@ -20,6 +20,7 @@ import (
 
 // A copy of the state file that is in use is whole and sound, whatever is written meanwhile.
 func TestCopy_FileInUse_IsConsistent(t *testing.T) {
+	t.Parallel()
 	dir, quiet := t.TempDir(), slog.New(slog.DiscardHandler)
 	s, err := store.Open(store.Config{Dir: dir, Log: quiet})
 	if err != nil {
@@ -93,6 +94,7 @@ func (s stalled) Write(p []byte) (int, error) {
 
 // A slow reader of a copy holds up no commit, not even one that makes the file grow.
 func TestCopy_SlowReader_DelaysNoCommit(t *testing.T) {
+	t.Parallel()
 	s, err := store.Open(store.Config{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)

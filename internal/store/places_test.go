@@ -13,6 +13,7 @@ import (
 type places = map[device.ID]int
 
 func TestPlaces_SavedAndForgotten_AreRead(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := open(t, dir)
 	save := func(r device.ResourceName, of places) {
@@ -48,6 +49,7 @@ func TestPlaces_SavedAndForgotten_AreRead(t *testing.T) {
 
 // An unreadable record affects no other.
 func TestPlaces_Unreadable_IsLeftOut(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := open(t, dir)
 	if err := s.SavePlaces("a.com/gpu", places{"0": -1, "1": 1}); err != nil { // no place is negative

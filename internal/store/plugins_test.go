@@ -16,6 +16,7 @@ import (
 
 // What is written can be read, whatever a plugin has made of its devices.
 func TestPlugin_AnyDevices_AreReadBack(t *testing.T) {
+	t.Parallel()
 	same := func(d device.Device) bool {
 		if len(d.NUMA) == 0 {
 			d.NUMA = nil
@@ -33,6 +34,7 @@ func TestPlugin_AnyDevices_AreReadBack(t *testing.T) {
 
 // A device without a date is stored as it was before devices had one.
 func TestDeviceWithoutDateIsStoredAsBefore(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		device device.Device
 		want   []byte
@@ -50,6 +52,7 @@ func TestDeviceWithoutDateIsStoredAsBefore(t *testing.T) {
 // A plugin's record that cannot be read is left out and named in the log; the others are there, and it can be written
 // again.
 func TestUnreadablePluginIsLeftOut(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	records := []device.PluginRecord{
 		{Resource: "a.com/bad-device", Endpoint: "d.sock", Reported: true, Devices: []device.Device{{ID: "1", Healthy: true}}},
@@ -97,6 +100,7 @@ func TestUnreadablePluginIsLeftOut(t *testing.T) {
 
 // The error for a record that bbolt rejects quotes the start of the ID only.
 func TestLongIDIsQuotedInShort(t *testing.T) {
+	t.Parallel()
 	s := open(t, t.TempDir())
 	err := s.SavePlugin(device.PluginRecord{Resource: "a.com/x", Devices: []device.Device{{ID: device.ID(strings.Repeat("x", 40_000))}}})
 	if err == nil || len(err.Error()) > 500 || s.Check() == nil {

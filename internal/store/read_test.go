@@ -15,6 +15,7 @@ import (
 
 // Reading leaves everything as it is, and wants the state file for itself.
 func TestRead(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	if _, err := store.Read(dir, slog.New(slog.DiscardHandler)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without a state file: %v", err)

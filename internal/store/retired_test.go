@@ -12,6 +12,7 @@ import (
 
 // Of a resource that is forgotten nothing is left but a note, and then not even that. The sum of the file is right all along.
 func TestForgetResource(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	read := func() store.State {
 		t.Helper()

@@ -60,6 +60,7 @@ func pod(uid string) device.PodRecord {
 }
 
 func TestPodsSurviveAReopen(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := open(t, dir)
 	want := []device.PodRecord{pod("a"), pod("b")}
@@ -82,6 +83,7 @@ func TestPodsSurviveAReopen(t *testing.T) {
 }
 
 func TestPluginsSurviveAReopen(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := open(t, dir)
 	steps := []device.PluginRecord{
@@ -108,6 +110,7 @@ func TestPluginsSurviveAReopen(t *testing.T) {
 }
 
 func TestSave_Unchanged_WritesNothing(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	metrics := prometheus.NewRegistry()
 	s, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler), Metrics: metrics})
@@ -131,6 +134,7 @@ func TestSave_Unchanged_WritesNothing(t *testing.T) {
 }
 
 func TestOpen_SecondProcess_NamesTheFirst(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	open(t, dir)
 	_, err := store.Open(store.Config{Dir: dir, Log: slog.New(slog.DiscardHandler)})
@@ -145,6 +149,7 @@ func TestOpen_SecondProcess_NamesTheFirst(t *testing.T) {
 
 // Each of these files has to be refused with a reason, and must be the same afterwards, byte for byte.
 func TestOpen_RefusedFile_IsUnchanged(t *testing.T) {
+	t.Parallel()
 	good := func(t *testing.T) []byte {
 		dir := t.TempDir()
 		s := open(t, dir)

@@ -11,6 +11,7 @@ import (
 )
 
 func TestUncounted_SavedAndForgotten_IsRead(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	s := open(t, dir)
 	read := func(want map[device.ResourceName]time.Time) {

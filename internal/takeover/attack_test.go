@@ -22,7 +22,6 @@ const takeovers = 300
 // An agent without capabilities puts sockets with modes of its choice at the kubelet's path, and a link in the place of devmgrd's
 // own socket, as fast as it can. The mode of what the link leads to does not change, and devmgrd's socket is never wide open.
 func TestAttack_Link_IsNotFollowed(t *testing.T) {
-	t.Parallel()
 	root, err := os.MkdirTemp("", "attack")
 	if err != nil {
 		t.Fatal(err)

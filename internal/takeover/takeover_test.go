@@ -555,7 +555,7 @@ func (s *stage) killed() {
 	s.Helper()
 	s.startKubelet()
 	process := exec.Command(os.Args[0], "-test.run=^TestProcess$")
-	process.Env = append(os.Environ(), "TAKEOVER_PATH="+s.path)
+	process.Env = append(os.Environ(), "TAKEOVER_PATH="+s.path, plugintest.QuickExit)
 	s.must(process.Start())
 	defer process.Wait()
 	defer process.Process.Kill()

@@ -1,0 +1,13 @@
+package dra
+
+import (
+	"testing"
+
+	"github.com/devmgrd/devmgrd/internal/plugintest"
+)
+
+func TestMain(m *testing.M) {
+
+	plugintest.AtOnce(8)
+	m.Run()
+}
