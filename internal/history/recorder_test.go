@@ -38,6 +38,7 @@ type failingStore struct {
 	state   *store.Store
 	full    atomic.Bool
 	commits atomic.Int32
+	unread  atomic.Int32 // times that the open spans could not be read
 }
 
 var errFull = errors.New("the disk is full")
@@ -52,6 +53,7 @@ func (b *failingStore) SaveHistory(save []device.Span, forget []device.SpanKey) 
 
 func (b *failingStore) OpenSpans() ([]device.Span, error) {
 	if b.full.Load() {
+		b.unread.Add(1)
 		return nil, errFull
 	}
 	return b.History.OpenSpans()
@@ -330,6 +332,7 @@ func TestBooksThatCanBeReadLater(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.recorder.Run(ctx) }()
+	plugintest.Eventually(t, "it cannot be read", func() bool { return r.store.unread.Load() > 0 })
 	r.Settle(t, allocatortest.Pod("c", gpu, 1))
 	r.store.full.Store(false)
 	plugintest.Eventually(t, "it is written", func() bool { return r.store.commits.Load() > 0 })

@@ -543,3 +543,47 @@ func TestFlippedBitsInTheNumberOfBuckets(t *testing.T) {
 		})
 	}
 }
+
+// A small bucket is in the element that names it. An element that is too short for it is damage, and so is a bucket of another
+// kind of page.
+func TestJudge_DamagedSmallBucket_IsDamage(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	s := open(t, dir)
+	if err := errors.Join(s.SavePods([]device.PodRecord{pod("a")}, nil), s.Close()); err != nil {
+		t.Fatal(err)
+	}
+	good, err := os.ReadFile(filepath.Join(dir, "state.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	newest := 16
+	if binary.NativeEndian.Uint64(good[4096+16+48:]) > binary.NativeEndian.Uint64(good[16+48:]) {
+		newest += 4096
+	}
+	root := int(binary.NativeEndian.Uint64(good[newest+16:])) * 4096
+	small := 0
+	for i := range int(binary.NativeEndian.Uint16(good[root+10:])) {
+		element := root + 16 + 16*i // flags, offset of the key from the element, lengths of key and value
+		word := func(n int) int { return int(binary.NativeEndian.Uint32(good[element+4*n:])) }
+		value := element + word(1) + word(2)
+		if binary.NativeEndian.Uint64(good[value:]) != 0 {
+			continue // a bucket with pages of its own
+		}
+		small++
+		for what, damage := range map[string]func(data []byte){
+			"no room for its root": func(data []byte) { binary.NativeEndian.PutUint32(data[element+12:], 8) },
+			"no room for its page": func(data []byte) { binary.NativeEndian.PutUint32(data[element+12:], 24) },
+			"a branch":             func(data []byte) { binary.NativeEndian.PutUint16(data[value+16+8:], 1) },
+		} {
+			data := bytes.Clone(good)
+			damage(data)
+			if err := store.Judge(data); !errors.As(err, new(*store.DamagedError)) {
+				t.Errorf("bucket %d, %s: %v", i, what, err)
+			}
+		}
+	}
+	if small == 0 {
+		t.Error("the file has no small bucket")
+	}
+}

@@ -836,3 +836,18 @@ func TestPace(t *testing.T) {
 	p.due = time.Now().Add(time.Hour)
 	p.wait(ended)
 }
+
+// A step that never finds the names as they should be ends with the reason.
+func TestSettle_NeverDone_Fails(t *testing.T) {
+	u := New("/run/kubelet.sock", slog.New(slog.DiscardHandler))
+	steps := 0
+	step := func(err error) func() (bool, error) {
+		return func() (bool, error) { steps++; return false, err }
+	}
+	if err := u.settle(step(nil)); err == nil || !strings.Contains(err.Error(), "another process keeps taking /run/kubelet.sock") {
+		t.Errorf("settle: %v", err)
+	}
+	if err := u.settle(step(fs.ErrExist)); !errors.Is(err, fs.ErrExist) || steps != 20 {
+		t.Errorf("settle: %v, after %d steps", err, steps)
+	}
+}
