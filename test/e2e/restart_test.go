@@ -16,8 +16,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/test/node"
@@ -277,22 +275,10 @@ func TestRestart_Kill9_NothingChanges(t *testing.T) {
 // watchNumbers follows what the Node shows of a resource; the returned function returns all values seen.
 func (r *harness) watchNumbers(resource string) func() []int64 {
 	r.t.Helper()
-	w, err := r.Client().CoreV1().Nodes().Watch(r.ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + r.NodeName()})
+	stop, err := r.WatchShown(r.ctx, resource)
 	r.must(err)
-	seen := make(chan []int64, 1)
-	go func() {
-		var all []int64
-		for e := range w.ResultChan() {
-			if n, ok := e.Object.(*corev1.Node); ok && e.Type != watch.Bookmark {
-				c, a := n.Status.Capacity[corev1.ResourceName(resource)], n.Status.Allocatable[corev1.ResourceName(resource)]
-				all = append(all, c.Value(), a.Value())
-			}
-		}
-		seen <- all
-	}()
 	return func() []int64 {
-		w.Stop()
-		all := <-seen
+		all := stop()
 		if len(all) == 0 {
 			r.t.Error("the watch has seen nothing")
 		}

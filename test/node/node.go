@@ -66,6 +66,21 @@ func Start(ctx context.Context, o Options) (*Node, error) {
 	return on(ctx, c, tools, o.Under, o.Args)
 }
 
+// StartCluster brings up a cluster with a control plane, and leaves it to the caller to have devmgrd started there by another program.
+func StartCluster(ctx context.Context, o cluster.Options) (*Node, error) {
+	tools, err := cluster.Build(ctx, os.Stderr, cluster.Kubernetes)
+	if err != nil {
+		return nil, err
+	}
+	c, err := cluster.Start(ctx, tools, o)
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{Cluster: c, Tools: tools}
+	n.Devmgrd = n.Another("devmgrd")
+	return n, nil
+}
+
 // on starts devmgrd on a cluster.
 func on(ctx context.Context, c *cluster.Cluster, tools cluster.Tools, under, args []string) (*Node, error) {
 	began, err := configuration()

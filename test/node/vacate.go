@@ -29,7 +29,7 @@ func (n *Node) Vacate(ctx context.Context) error {
 	if err := n.programs(); err != nil {
 		return err
 	}
-	if err := n.removePods(ctx, 1, func() bool { return n.shims() == 0 }); err != nil {
+	if err := n.removePods(ctx, 1, func() bool { return len(Processes(n.Containers.Shim())) == 0 }); err != nil {
 		return fmt.Errorf("remove the pods: %w", err)
 	}
 	if err := n.removeObjects(ctx); err != nil {
@@ -199,18 +199,6 @@ func (n *Node) removeObjects(ctx context.Context) error {
 		}
 		return done, err
 	})
-}
-
-// shims counts the processes that hold containers.
-func (n *Node) shims() (count int) {
-	shim := n.Containers.Shim()
-	all, _ := filepath.Glob("/proc/[0-9]*/exe")
-	for _, link := range all {
-		if exe, err := os.Readlink(link); err == nil && exe == shim {
-			count++
-		}
-	}
-	return count
 }
 
 // removeCapacity removes every extended resource from the Node.

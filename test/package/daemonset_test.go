@@ -45,19 +45,15 @@ func (u *user) daemonSet() {
 		status, _, err := u.Get("/readyz")
 		return err == nil && status == http.StatusOK
 	})
-	for _, pid := range u.processes() {
-		text, err := os.ReadFile("/proc/" + pid + "/status")
+	for _, pid := range node.Processes("/usr/bin/devmgrd") {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		u.must(err)
 		u.reads(string(text), "CapEff:\t0000000000000004\n", "CapBnd:\t0000000000000004\n", "NoNewPrivs:\t1\n", "Seccomp:\t2\n")
 	}
 	u.reads(u.helm("test", "devmgrd", "--logs"), "Succeeded", "COMPONENT", "nri", "ok")
 
 	binary := filepath.Join(dir, "devmgrd")
-	plugin, err := u.SamplePlugin()
-	u.must(err)
-	main := &plugin.Spec.Template.Spec.Containers[0]
-	main.Env = append(main.Env, corev1.EnvVar{Name: "CDI_ENABLED", Value: "1"})
-	u.must(u.Apply(u.ctx, plugin))
+	u.must(u.ApplySampleCDI(u.ctx))
 	serves := func() bool {
 		out, _ := u.tries(binary, "plugins")
 		return strings.Contains(out, "serving")
@@ -67,7 +63,7 @@ func (u *user) daemonSet() {
 	pod, device := u.runs("first")
 
 	// An upgrade with another configuration and with one more right: a new pod of it, and nothing is interrupted.
-	stayed := u.watchNumbers(2)
+	stayed := u.watchShown(2)
 	old := u.podOf(set)
 	u.helm("upgrade", "devmgrd", u.chart(), "--reuse-values", "--set=config.log.level=debug,rbac.eviction=true", "--wait")
 	u.until("its next pod is ready", func() bool { return u.isReady(set, old.Name) })
@@ -94,7 +90,7 @@ func (u *user) daemonSet() {
 	shown, err := u.Client().CoreV1().Nodes().Get(u.ctx, u.NodeName(), metav1.GetOptions{})
 	u.must(err)
 	u.helm("uninstall", "devmgrd", "--wait")
-	u.until("its processes end", func() bool { return len(u.processes()) == 0 })
+	u.until("its processes end", func() bool { return len(node.Processes("/usr/bin/devmgrd")) == 0 })
 	u.runsOn(later)
 	after, err := u.Client().CoreV1().Nodes().Get(u.ctx, u.NodeName(), metav1.GetOptions{})
 	u.must(err)

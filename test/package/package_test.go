@@ -282,11 +282,7 @@ func (u *user) hardening() {
 
 // A device plugin comes, as its makers ship it.
 func (u *user) plugin() {
-	set, err := u.SamplePlugin()
-	u.must(err)
-	main := &set.Spec.Template.Spec.Containers[0]
-	main.Env = append(main.Env, corev1.EnvVar{Name: "CDI_ENABLED", Value: "1"})
-	u.must(u.Apply(u.ctx, set))
+	u.must(u.ApplySampleCDI(u.ctx))
 	u.shows(2)
 	u.sees("devmgrd status", "devmgrd v"+older, "registration", "ok", "nri", "ok", node.SampleResource, "serving", "No pod waits.")
 	u.sees("devmgrd plugins", node.SampleResource, "serving")
@@ -381,7 +377,7 @@ func (u *user) replace(version string) {
 	devices := u.types("devmgrd", "assignments")
 	pid, socket := u.property("devmgrd.service", "MainPID"), u.property("devmgrd.socket", "ActiveEnterTimestampMonotonic")
 	plugin := u.property("sample-plugin.service", "MainPID")
-	stayed := u.watchNumbers(2)
+	stayed := u.watchShown(2)
 
 	out := u.installs(version)
 	if strings.Contains(out, "neither started nor enabled") {
@@ -441,8 +437,8 @@ func (u *user) remove() {
 	if out, status := u.tries("systemctl", "cat", "devmgrd.service", "devmgrd.socket"); status == 0 {
 		u.t.Errorf("there are units:\n%s", out)
 	}
-	if left := u.processes(); len(left) > 0 {
-		u.t.Errorf("processes %q still run", left)
+	if left := node.Processes("/usr/bin/devmgrd"); len(left) > 0 {
+		u.t.Errorf("processes %d still run", left)
 	}
 	u.absent("/usr/bin/devmgrd", "/run/devmgrd", "/usr/share/devmgrd", "/usr/share/doc/devmgrd", "/var/lib/kubelet/device-plugins/devmgrd.txt")
 	u.left("/etc/apparmor.d/devmgrd", "/etc/devmgrd/config.yaml", "/var/lib/devmgrd/state.db", "/var/lib/devmgrd/history.db")
@@ -463,19 +459,6 @@ func (u *user) purge() {
 	if out, status := u.tries("dpkg-query", "--show", "devmgrd"); status == 0 {
 		u.t.Errorf("dpkg still knows it: %s", out)
 	}
-}
-
-// processes returns the IDs of all processes of devmgrd's binary.
-func (u *user) processes() (pids []string) {
-	u.t.Helper()
-	links, err := filepath.Glob("/proc/[0-9]*/exe")
-	u.must(err)
-	for _, link := range links {
-		if exe, err := os.Readlink(link); err == nil && strings.HasPrefix(exe, "/usr/bin/devmgrd") {
-			pids = append(pids, filepath.Base(filepath.Dir(link)))
-		}
-	}
-	return pids
 }
 
 // left looks for files with devmgrd in their paths, and wants those among them.

@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -16,7 +15,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/devmgrd/devmgrd/test/cluster"
 	"github.com/devmgrd/devmgrd/test/node"
@@ -120,12 +118,9 @@ func (u *user) installs(version string) string {
 func (u *user) startCluster(t *testing.T) {
 	t.Helper()
 	u.must(nspawn.Nest())
-	tools, err := cluster.Build(u.ctx, os.Stderr)
+	n, err := node.StartCluster(u.ctx, cluster.Options{Units: true, Log: t.Output()})
 	u.must(err)
-	c, err := cluster.Start(u.ctx, tools, cluster.Options{Units: true, Log: t.Output()})
-	u.must(err)
-	u.Node = &node.Node{Cluster: c, Tools: tools}
-	u.Devmgrd = u.Another("devmgrd") // never started: systemd does that
+	u.Node = n // without devmgrd, which systemd starts
 }
 
 // shows waits until the Node shows so many of the sample plugin's devices.
@@ -136,25 +131,13 @@ func (u *user) shows(want int64) {
 	u.must(u.WaitShown(ctx, node.SampleResource, want))
 }
 
-// runs starts a pod that stays, and returns what its container looks like.
+// runs starts a pod that stays, and returns it with its device.
 func (u *user) runs(name string) (*corev1.Pod, string) {
 	u.t.Helper()
-	pod := node.Pod(name, node.SampleResource, 1, "report", "--then-sleep")
-	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	ctx, cancel := context.WithTimeout(u.ctx, patience)
 	defer cancel()
-	u.must(u.Create(ctx, pod))
-	pod, err := u.WaitPhase(ctx, name, corev1.PodRunning)
+	pod, device, err := u.RunSample(ctx, name)
 	u.must(err)
-	report, err := u.Report(ctx, name)
-	u.must(err)
-	device, found := strings.CutPrefix(report.Env["CDI_DEVICE"], "CDI-")
-	if !found {
-		u.t.Fatalf("the container of pod %s has no device: %q", name, report.Env)
-	}
-	if _, found := report.Mount("/tmp/" + device); !found {
-		u.t.Errorf("the container of pod %s has %s, and no mount of it", name, device)
-	}
 	return pod, device
 }
 
@@ -176,34 +159,16 @@ func (u *user) holder(device string) string {
 	return ""
 }
 
-// watchNumbers follows what the Node shows; the returned function returns an error for each number but want.
-func (u *user) watchNumbers(want int64) func() {
+// watchShown follows what the Node shows of the sample plugin's devices. The returned function reports an error if that was ever another
+// number than want.
+func (u *user) watchShown(want int64) func() {
 	u.t.Helper()
-	w, err := u.Client().CoreV1().Nodes().Watch(u.ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + u.NodeName()})
+	stop, err := u.WatchShown(u.ctx, node.SampleResource)
 	u.must(err)
-	seen := make(chan []string, 1)
-	go func() {
-		var all []string
-		for e := range w.ResultChan() {
-			if n, ok := e.Object.(*corev1.Node); ok && e.Type != watch.Bookmark {
-				c, a := n.Status.Capacity[node.SampleResource], n.Status.Allocatable[node.SampleResource]
-				all = append(all, fmt.Sprintf("%d/%d", c.Value(), a.Value()))
-			}
-		}
-		seen <- all
-	}()
 	return func() {
 		u.t.Helper()
-		w.Stop()
-		all := <-seen
-		for _, numbers := range all {
-			if numbers != fmt.Sprintf("%d/%d", want, want) {
-				u.t.Errorf("the Node showed %q meanwhile, want %d all the time", all, want)
-				return
-			}
-		}
-		if len(all) == 0 {
-			u.t.Error("the watch has seen nothing")
+		if err := node.Steady(stop(), want); err != nil {
+			u.t.Error(err)
 		}
 	}
 }
@@ -220,24 +185,7 @@ func (u *user) describe() {
 	u.ctx = ctx
 	out, _ := u.tries("journalctl", "--no-pager", "--lines=100", "--unit=devmgrd.service", "--unit=devmgrd.socket", "--unit=sample-plugin.service")
 	u.t.Logf("the journal:\n%s", out)
-	if u.Node == nil {
-		return
-	}
-	pods, err := u.Client().CoreV1().Pods("").List(ctx, metav1.ListOptions{})
-	if err != nil {
-		u.t.Log(err)
-		return
-	}
-	for _, p := range pods.Items {
-		u.t.Logf("pod %s/%s: %s, to be deleted at %v, containers %+v", p.Namespace, p.Name, p.Status.Phase, p.DeletionTimestamp, p.Status.ContainerStatuses)
-		if events, err := u.Client().CoreV1().Events(p.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + p.Name}); err == nil {
-			for _, e := range events.Items {
-				u.t.Logf("%s %s: %s", e.Type, e.Reason, e.Message)
-			}
-		}
-		if p.Namespace == metav1.NamespaceSystem {
-			log, err := u.PodLogs(ctx, p.Namespace, p.Name, p.Spec.Containers[0].Name)
-			u.t.Logf("its log: %v\n%s", err, log)
-		}
+	if u.Node != nil {
+		u.t.Log(u.DescribePods(ctx))
 	}
 }
