@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -29,11 +28,8 @@ const (
 	newer = "0.10.0" // not so if versions were compared as text
 )
 
-// image is the container image's name.
-const image = "localhost/devmgrd:1"
-
 func TestMain(m *testing.M) {
-	nspawn.Main(m.Run, nspawn.Options{Dir: "test/package", ReadOnly: []string{packagesVariable}}, cluster.Needs(cluster.Helm), node.Build, buildPackages)
+	nspawn.Main(m.Run, nspawn.Options{Dir: "test/package", ReadOnly: []string{packagesVariable}}, node.Build, buildPackages)
 }
 
 // inUse is the lock on the packages' directory, which the machine sees. It ends with this process.
@@ -65,11 +61,6 @@ func buildPackages(ctx context.Context) error {
 	}
 	if err := same(deb(dir, newer), deb(again, newer)); err != nil {
 		return err
-	}
-	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "image", "IMAGE="+image, "IMAGE_ARCH="+runtime.GOARCH, "DIST="+dir)
-	cmd.Dir = nspawn.Source()
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("make image: %w\n%s", err, out)
 	}
 	return errors.Join(os.RemoveAll(again), os.Setenv(packagesVariable, dir))
 }

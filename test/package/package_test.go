@@ -57,7 +57,6 @@ func TestPackage(t *testing.T) {
 		{"stopped", (*user).upgradeWhileStopped},
 		{"remove", (*user).remove},
 		{"purge", (*user).purge},
-		{"daemonset", (*user).daemonSet},
 	} {
 		began := time.Now()
 		if !t.Run(step.name, func(t *testing.T) { u.t = t; step.do(u) }) {

@@ -1,0 +1,145 @@
+//go:build e2e
+
+package chart
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clientset "k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+)
+
+// A thief of the service account's token changes the status of the token's own node only, and of that only extended resources and devmgrd's
+// conditions. The thief writes ResourceSlices of devmgrd for that node only, and evicts no pod. devmgrd does not run: its pod waits for a Secret.
+func TestChart_StolenToken_ChangesItsOwnNodeOnly(t *testing.T) {
+	h := install(t)
+	nodes := h.Client().CoreV1().Nodes()
+	_, err := nodes.Create(h.ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "other"}}, metav1.CreateOptions{})
+	h.must(err)
+	client := h.thief()
+	send := func(node string, kind types.PatchType, text string) error {
+		_, err := client.CoreV1().Nodes().Patch(h.ctx, node, kind, []byte(text),
+			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}}, "status")
+		return err
+	}
+	patch := func(node, text string) error { return send(node, types.MergePatchType, text) }
+	condition := func(kind string) error {
+		return send(h.NodeName(), types.StrategicMergePatchType, fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":"False","reason":"X"}]}}`, kind))
+	}
+	change := func(node string) error { return patch(node, `{"status":{"capacity":{"vendor.example/x":"1"}}}`) }
+	h.until("the policy is in force", func() bool {
+		err := change("other")
+		return err != nil && strings.Contains(err.Error(), "its own node only")
+	})
+	h.must(change(h.NodeName()))
+	h.must(patch(h.NodeName(), `{"status":{"capacity":{"vendor.example/x":"1"},"allocatable":{"vendor.example/x":"1"}}}`))
+	h.must(condition("DevicesHealthy"))
+	for _, kind := range []string{"Ready", "KernelDeadlock"} {
+		if err := condition(kind); err == nil || !strings.Contains(err.Error(), "its own conditions only") {
+			t.Errorf("condition %s of the own node is changed: %v", kind, err)
+		}
+	}
+	own, err := nodes.Get(h.ctx, h.NodeName(), metav1.GetOptions{})
+	h.must(err)
+	var foreign []int
+	for i, c := range own.Status.Conditions {
+		if c.Type != "DevicesHealthy" && c.Type != "DeviceManagerReady" {
+			foreign = append(foreign, i)
+		}
+	}
+	for _, change := range []string{ // another copy, the last of which some readers believe; and another order
+		fmt.Sprintf(`[{"op":"copy","from":"/status/conditions/%d","path":"/status/conditions/-"}]`, foreign[0]),
+		fmt.Sprintf(`[{"op":"move","from":"/status/conditions/%d","path":"/status/conditions/%d"}]`, foreign[0], foreign[1]),
+	} {
+		if err := send(h.NodeName(), types.JSONPatchType, change); err == nil || !strings.Contains(err.Error(), "its own conditions only") {
+			t.Errorf("%s: %v", change, err)
+		}
+	}
+	for what, text := range map[string]string{
+		"an address":                `{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`,
+		"a condition":               `{"status":{"conditions":[]}}`,
+		"a field that was not set":  `{"status":{"phase":"Terminated"}}`,
+		"a field that is taken off": `{"status":{"nodeInfo":{"kubeletVersion":""}}}`,
+		"CPUs":                      `{"status":{"capacity":{"cpu":"1000"}}}`,
+		"memory":                    `{"status":{"allocatable":{"memory":null}}}`,
+		"a resource of Kubernetes":  `{"status":{"capacity":{"example.kubernetes.io/x":"1"}}}`,
+		"a label":                   `{"metadata":{"labels":{"node-role.kubernetes.io/control-plane":""}}}`,
+		"an annotation":             `{"metadata":{"annotations":{"vendor.example/x":"1"}}}`,
+	} {
+		if err := patch(h.NodeName(), text); err == nil || !strings.Contains(err.Error(), "devmgrd may ") {
+			t.Errorf("%s of the own node is changed: %v", what, err)
+		}
+	}
+	err = client.CoreV1().Pods(metav1.NamespaceDefault).EvictV1(h.ctx, &policyv1.Eviction{
+		ObjectMeta: metav1.ObjectMeta{Name: "any", Namespace: metav1.NamespaceDefault}, DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
+	})
+	if !apierrors.IsForbidden(err) {
+		t.Errorf("an eviction: %v, want it forbidden", err)
+	}
+	if _, err := client.CoreV1().Secrets(metav1.NamespaceSystem).List(h.ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("listing secrets: %v, want it forbidden", err)
+	}
+	h.onlyItsOwnSlices(client)
+	h.must(nodes.Delete(h.ctx, "other", metav1.DeleteOptions{}))
+}
+
+// thief returns a client with a token of devmgrd's service account.
+func (h *harness) thief() clientset.Interface {
+	h.t.Helper()
+	config := rest.AnonymousClientConfig(h.RESTConfig())
+	config.BearerToken = h.token()
+	client, err := clientset.NewForConfig(config)
+	h.must(err)
+	return client
+}
+
+// onlyItsOwnSlices checks that a thief writes ResourceSlices of the token's own node only, and only those that devmgrd writes.
+func (h *harness) onlyItsOwnSlices(client clientset.Interface) {
+	h.t.Helper()
+	slice := func(name, node, driver, pool string) *resourceapi.ResourceSlice {
+		return &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceSliceSpec{
+			Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: pool, Generation: 1, ResourceSliceCount: 1},
+		}}
+	}
+	own, slices, all := h.NodeName(), client.ResourceV1().ResourceSlices(), h.Client().ResourceV1().ResourceSlices()
+	dry := []string{metav1.DryRunAll}
+	create := func(s *resourceapi.ResourceSlice) error {
+		_, err := slices.Create(h.ctx, s, metav1.CreateOptions{DryRun: dry})
+		return err
+	}
+	h.until("the policy for slices is in force", func() bool {
+		err := create(slice("x", "other", "devmgrd.io", "other/vendor.example/x/0"))
+		return err != nil && strings.Contains(err.Error(), "of its own node only")
+	})
+	h.must(create(slice("x", own, "devmgrd.io", own+"/vendor.example/x/0")))
+	for what, s := range map[string]*resourceapi.ResourceSlice{
+		"another driver's":           slice("x", own, "driver.example", own+"/vendor.example/x/0"),
+		"one in another node's pool": slice("x", own, "devmgrd.io", "other/vendor.example/x/0"),
+	} {
+		if err := create(s); err == nil || !strings.Contains(err.Error(), "devmgrd may write ResourceSlices ") {
+			h.t.Errorf("%s slice is created: %v", what, err)
+		}
+	}
+	for _, s := range []*resourceapi.ResourceSlice{
+		slice("x-node", "other", "devmgrd.io", "other/vendor.example/x/0"), slice("x-driver", own, "driver.example", own+"/vendor.example/x/0"),
+	} {
+		made, err := all.Create(h.ctx, s, metav1.CreateOptions{})
+		h.must(err)
+		made.Labels = map[string]string{"x": "x"}
+		if _, err := slices.Update(h.ctx, made, metav1.UpdateOptions{DryRun: dry}); err == nil || !strings.Contains(err.Error(), "devmgrd may write ") {
+			h.t.Errorf("slice %s is changed: %v", s.Name, err)
+		}
+		if err := slices.Delete(h.ctx, s.Name, metav1.DeleteOptions{DryRun: dry}); err == nil || !strings.Contains(err.Error(), "devmgrd may write ") {
+			h.t.Errorf("slice %s is deleted: %v", s.Name, err)
+		}
+		h.must(all.Delete(h.ctx, s.Name, metav1.DeleteOptions{}))
+	}
+}
