@@ -104,7 +104,7 @@ mainjob: # most of its time it waits, so it runs next to the unit tests
 unit:
 	@GO=$(GO) $(timed) "unit tests" scripts/unit $(filter-out %/test/rules,$(shell $(GO) list $(UNIT)))
 
-e2e: ## Behaviour on Kubernetes: tests on real one-node clusters, the page in Chromium, the demo (root). TESTS='TestDRA_' some of them.
+e2e: ## Behaviour on Kubernetes: tests on real one-node clusters, the chart, the page in Chromium, the demo (root). TESTS='TestDRA_' some of them.
 	@scripts/stages run $(MAKE) --no-print-directory e2e-stages
 
 .PHONY: e2e-stages e2e-build
@@ -120,6 +120,8 @@ e2e-build:
 	@$(gobuild) -title "the end-to-end tests" -test -flags "-race -tags=e2e" -o bin/e2e.test ./test/e2e
 	@cd test/e2e && ../../bin/e2e.test -test.run '^$$' >/dev/null # it builds what the tests run
 ifndef TESTS
+	@$(gobuild) -title "the tests of the chart" -test -flags "-race -tags=e2e" -o bin/chart.test ./test/chart
+	@cd test/chart && ../../bin/chart.test -test.run '^$$' >/dev/null # Helm and the container image
 	@$(gobuild) -title "the tests of the test cluster" -test -flags "-race -tags=e2e" -o bin/cluster.test ./test/cluster
 	@$(gobuild) -title "the tests of its command" -test -flags "-race -tags=e2e" -o bin/cluster-command.test ./test/cluster/cmd/cluster
 	@$(gobuild) -title "the demo" -o bin/demo ./test/demo
@@ -130,10 +132,12 @@ endif
 # Parts of e2e that run side by side, each on a cluster of its own: more lanes than there are processors, since much of their time they wait.
 LANES ?= 4
 numbered = $(addprefix e2e-,$(shell seq $(LANES)))
-lanes = $(numbered) e2e-page e2e-cluster e2e-demo
+lanes = $(numbered) e2e-chart e2e-page e2e-cluster e2e-demo
 .PHONY: $(lanes)
 $(numbered): e2e-%:
 	@$(timed) "end to end, lane $*" scripts/e2e-lane $* $(LANES)
+e2e-chart:
+	@$(timed) "the Helm chart" $(call testlog,chart,chart,test/chart,25m)
 e2e-cluster:
 	@$(timed) "the test cluster" $(call testlog,test cluster,cluster,test/cluster,25m)
 	@$(timed) "its command" $(call testlog,its command,cluster-command,test/cluster/cmd/cluster,25m)
@@ -146,7 +150,7 @@ e2e-demo:
 seconds: ## Write the times of tests and packages in the last make test and make e2e to test/seconds.txt.
 	@scripts/seconds
 
-package: ## Test the Debian package and the Helm chart on a Debian that boots, from the installation to the purge (root).
+package: ## Test the Debian package on a Debian that boots, from the installation to the purge (root).
 	@$(gobuild) -title "the tests of the package" -test -flags "-race -tags=e2e" -o bin/package.test ./test/package
 	@$(call testlog,package,package,test/package,25m)
 

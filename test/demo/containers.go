@@ -89,7 +89,7 @@ func (s *story) pluginStarts(ctx context.Context) error {
 	if err := s.waitMetric(ctx, fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", node.SampleResource), 1); err != nil {
 		return err
 	}
-	lines, err := s.logLines(ctx, 0, "redirected", "plugin serving", "devices assigned")
+	lines, err := s.logLines(ctx, 0, "at=/var/lib/kubelet/device-plugins", "plugin serving", "devices assigned")
 	if err != nil {
 		return err
 	}
