@@ -5,6 +5,7 @@ package chart
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -29,6 +31,9 @@ const patience = 6 * time.Minute
 
 // release is the name of the release, and so of the DaemonSet and the service account.
 const release = "devmgrd"
+
+// program is devmgrd's path in the image.
+const program = "/usr/bin/devmgrd"
 
 // kubeconfigSecret is the Secret that the chart's values mount.
 const kubeconfigSecret = "kubeconfig"
@@ -57,7 +62,7 @@ func install(t *testing.T) *harness {
 		if t.Failed() {
 			h.describe()
 		}
-		if err := n.Stop(); err != nil {
+		if err := h.stop(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -86,6 +91,17 @@ func start(t *testing.T) *harness {
 	h.until("the plugin serves", h.pluginServes)
 	h.shows(2)
 	return h
+}
+
+// stop ends devmgrd first, which the kubelet would start again: the API server's end would wait a minute for its connections.
+func (h *harness) stop() error {
+	err := h.Kubelet.Stop(time.Minute)
+	for _, pid := range node.Processes(program) {
+		if killing := syscall.Kill(pid, syscall.SIGKILL); !errors.Is(killing, syscall.ESRCH) {
+			err = errors.Join(err, killing)
+		}
+	}
+	return errors.Join(err, h.Stop())
 }
 
 func (h *harness) must(err error) {

@@ -59,9 +59,6 @@ func TestChart_InstalledUpgradedRemoved_PodsRunOn(t *testing.T) {
 	}
 }
 
-// program is devmgrd's path in the image.
-const program = "/usr/bin/devmgrd"
-
 // confined checks that devmgrd's process has one capability, no way to more, and a seccomp profile.
 func (h *harness) confined() {
 	h.t.Helper()
