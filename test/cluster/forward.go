@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -17,15 +18,21 @@ func forward(listener net.Listener, pid int) {
 	if err != nil {
 		return // the run is over before it began
 	}
-	defer ns.Close()
+	var dialling sync.WaitGroup
+	defer func() {
+		dialling.Wait()
+		ns.Close()
+	}()
 	for {
 		outer, err := listener.Accept()
 		if err != nil {
 			return
 		}
+		dialling.Add(1)
 		go func() {
 			defer outer.Close()
 			inner, err := dialIn(ns, apiAddress)
+			dialling.Done()
 			if err != nil {
 				return // no process listens there: the client sees its connection closed
 			}
