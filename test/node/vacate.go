@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -183,6 +184,11 @@ func (n *Node) removeObjects(ctx context.Context) error {
 		core.ConfigMaps(metav1.NamespaceDefault).DeleteCollection(ctx, metav1.DeleteOptions{}, but("kube-root-ca.crt")),
 		core.ServiceAccounts(metav1.NamespaceDefault).DeleteCollection(ctx, metav1.DeleteOptions{}, but("default")))
 	if err != nil {
+		return err
+	}
+	// devmgrd leaves its slices for its next start, and the kubelet removes them 30 s after devmgrd's end.
+	slices := n.Client().ResourceV1().ResourceSlices()
+	if err := slices.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil && !apierrors.IsNotFound(err) { // older releases have no such API
 		return err
 	}
 	return poll(ctx, func() (done bool, err error) {
