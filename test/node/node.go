@@ -46,6 +46,7 @@ type Node struct {
 	Tools   cluster.Tools
 
 	began [sha256.Size]byte // the cluster's configuration at the start of devmgrd
+	plane [4]int            // the processes of the control plane then
 }
 
 // Start brings up a cluster and devmgrd, and returns when devmgrd is ready.
@@ -87,7 +88,7 @@ func on(ctx context.Context, c *cluster.Cluster, tools cluster.Tools, under, arg
 	if err != nil {
 		return nil, errors.Join(err, c.Stop())
 	}
-	n := &Node{Cluster: c, Tools: tools, began: began}
+	n := &Node{Cluster: c, Tools: tools, began: began, plane: controlPlane(c)}
 	n.Devmgrd = n.process("devmgrd", under, args)
 	if err := n.StartDevmgrd(ctx); err != nil {
 		return nil, errors.Join(err, n.Stop())

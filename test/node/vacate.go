@@ -55,7 +55,7 @@ func (n *Node) Again(ctx context.Context, args ...string) (*Node, error) {
 // the control plane, from which it removes what tests make: pods and what makes them, admission policies, namespaces, and ConfigMaps and
 // ServiceAccounts in the namespace default. After an error [Node.Stop] is all that is left to do.
 func (n *Node) Renew(ctx context.Context, o cluster.Options) error {
-	if err := running(n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager); err != nil {
+	if err := n.sameControlPlane(); err != nil {
 		return err
 	}
 	_ = n.Kubelet.Signal(syscall.SIGCONT)                    // a frozen process cannot stop
@@ -82,12 +82,37 @@ func (n *Node) programs() error {
 	if err := running(n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager, n.Runtime, n.Kubelet); err != nil {
 		return err
 	}
+	if err := n.sameControlPlane(); err != nil {
+		return err
+	}
 	now, err := configuration()
 	if err != nil {
 		return err
 	}
 	if now != n.began {
 		return errors.New("the configuration of the cluster has changed")
+	}
+	return nil
+}
+
+// controlPlane returns the process IDs of the control plane, which a container runtime that is alone does not have.
+func controlPlane(c *cluster.Cluster) (pids [4]int) {
+	for i, p := range []*cluster.Process{c.Etcd, c.APIServer, c.Scheduler, c.ControllerManager} {
+		if p != nil {
+			pids[i] = p.Pid()
+		}
+	}
+	return pids
+}
+
+// sameControlPlane returns an error unless the control plane runs as at the start of devmgrd. After a restart of the API server the watches
+// of the scheduler and of the controller manager are broken for up to a minute, and the scheduler has been seen to lose a pod.
+func (n *Node) sameControlPlane() error {
+	if err := running(n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager); err != nil {
+		return err
+	}
+	if controlPlane(n.Cluster) != n.plane {
+		return errors.New("a part of the control plane has been started again")
 	}
 	return nil
 }
