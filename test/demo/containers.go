@@ -146,22 +146,9 @@ func (s *story) nothingIsLost(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	logged, pid, began := s.logSize(), s.n.Devmgrd.Pid(), time.Now()
-	if err := s.n.Devmgrd.Kill(); err != nil {
+	if err := s.killDevmgrd(ctx); err != nil {
 		return err
 	}
-	if err := s.n.StartDevmgrd(ctx); err != nil {
-		return err
-	}
-	if err := s.waitMetric(ctx, fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", node.SampleResource), 1); err != nil {
-		return err
-	}
-	s.say("kill -9 %d, and a new start. %s after the kill devmgrd was ready and had the plugin again:", pid, since(began))
-	lines, err := s.logLines(ctx, logged, "devmgrd started", "synchronized with container runtime", "plugin serving")
-	if err != nil {
-		return err
-	}
-	s.quote(lines...)
 	after, err := s.deviceOf(ctx, s.sandboxes[0])
 	if err != nil {
 		return err

@@ -202,23 +202,9 @@ func (s *story) devmgrdIsKilled(ctx context.Context) error {
 	}
 	defer stop()
 
-	logged := s.logSize()
-	pid, began := s.n.Devmgrd.Pid(), time.Now()
-	if err := s.n.Devmgrd.Kill(); err != nil {
+	if err := s.killDevmgrd(ctx); err != nil {
 		return err
 	}
-	if err := s.n.StartDevmgrd(ctx); err != nil {
-		return err
-	}
-	if err := s.waitMetric(ctx, fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", node.SampleResource), 1); err != nil {
-		return err
-	}
-	s.say("kill -9 %d, and a new start. %s after the kill devmgrd was ready and had the plugin again:", pid, since(began))
-	lines, err := s.logLines(ctx, logged, "devmgrd started", "synchronized with container runtime", "plugin serving")
-	if err != nil {
-		return err
-	}
-	s.quote(lines...)
 
 	after, err := s.holders(ctx)
 	if err != nil {
@@ -245,6 +231,27 @@ func (s *story) devmgrdIsKilled(ctx context.Context) error {
 	}
 	s.say("The Node's numbers have not moved. A watch on the Node saw these all the time, and no others:")
 	return s.showNode(ctx)
+}
+
+// killDevmgrd ends devmgrd with SIGKILL, starts it again, and waits until it has its plugin.
+func (s *story) killDevmgrd(ctx context.Context) error {
+	logged, pid, began := s.logSize(), s.n.Devmgrd.Pid(), time.Now()
+	if err := s.n.Devmgrd.Kill(); err != nil {
+		return err
+	}
+	if err := s.n.StartDevmgrd(ctx); err != nil {
+		return err
+	}
+	if err := s.waitMetric(ctx, fmt.Sprintf("devmgrd_plugin_up{resource_name=%q}", node.SampleResource), 1); err != nil {
+		return err
+	}
+	s.say("kill -9 %d, and a new start. %s after the kill devmgrd was ready and had the plugin again:", pid, since(began))
+	lines, err := s.logLines(ctx, logged, "devmgrd started", "synchronized with container runtime", "plugin serving")
+	if err != nil {
+		return err
+	}
+	s.quote(lines...)
+	return nil
 }
 
 func devicePod(name string) *corev1.Pod {

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -115,7 +116,8 @@ func fresh(ctx context.Context, t *testing.T, o cluster.Options, args []string) 
 			return used.Again(ctx, settings(args)...)
 		}
 		t.Log("the control plane is not used again:", err)
-		if err := used.Stop(); err != nil { // one cluster at a time
+		// One cluster at a time, and no lines of an earlier devmgrd in the log.
+		if err := errors.Join(used.Stop(), os.RemoveAll(used.Devmgrd.LogPath())); err != nil {
 			return nil, err
 		}
 	}
@@ -231,21 +233,8 @@ func (r *harness) soon() context.Context {
 // checkPromises looks at what the runtime and the API server have.
 func (r *harness) checkPromises() {
 	r.t.Helper()
-	holders := map[string]string{}
-	stamps, err := r.Stamps(r.ctx)
-	if err != nil {
+	if err := r.InTwoHands(r.ctx); err != nil {
 		r.t.Error(err)
-	}
-	for _, s := range stamps {
-		for resource, ids := range s.Devices {
-			for _, id := range ids {
-				key := resource + "/" + id
-				if other, taken := holders[key]; taken && other != s.PodUID {
-					r.t.Errorf("device %s is in two hands: of pods %s and %s", key, other, s.PodUID)
-				}
-				holders[key] = s.PodUID
-			}
-		}
 	}
 	pods, err := r.Client().CoreV1().Pods("").List(r.ctx, metav1.ListOptions{})
 	if err != nil {

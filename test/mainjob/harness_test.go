@@ -88,20 +88,8 @@ func (h *harness) until(what string, condition func() bool) {
 
 func (h *harness) noDeviceInTwoHands() {
 	h.t.Helper()
-	stamps, err := h.Stamps(h.ctx)
-	if err != nil {
+	if err := h.InTwoHands(h.ctx); err != nil {
 		h.t.Error(err)
-	}
-	holders := map[string]string{}
-	for _, s := range stamps {
-		for resource, ids := range s.Devices {
-			for _, id := range ids {
-				if other, taken := holders[resource+"/"+id]; taken && other != s.PodUID {
-					h.t.Errorf("device %s/%s is in two hands: of pods %s and %s", resource, id, other, s.PodUID)
-				}
-				holders[resource+"/"+id] = s.PodUID
-			}
-		}
 	}
 }
 

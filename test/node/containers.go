@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -65,6 +66,25 @@ func (n *Node) Stamps(ctx context.Context) ([]Stamp, error) {
 		stamps = append(stamps, s)
 	}
 	return stamps, nil
+}
+
+// InTwoHands returns an error that names the devices which running containers of more than one pod have.
+func (n *Node) InTwoHands(ctx context.Context) error {
+	stamps, err := n.Stamps(ctx)
+	errs := []error{err}
+	holders := map[string]string{}
+	for _, s := range stamps {
+		for resource, ids := range s.Devices {
+			for _, id := range ids {
+				key := resource + "/" + id
+				if other, taken := holders[key]; taken && other != s.PodUID {
+					errs = append(errs, fmt.Errorf("device %s is in two hands: of pods %s and %s", key, other, s.PodUID))
+				}
+				holders[key] = s.PodUID
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // RunningContainers returns the IDs of the running containers of that name.
