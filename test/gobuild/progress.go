@@ -23,7 +23,6 @@ type progress struct {
 	log      io.Writer
 	title    string
 	terminal bool
-	began    time.Time
 	stop     chan struct{}
 	stopped  chan struct{}
 
@@ -40,7 +39,7 @@ type progress struct {
 }
 
 func newProgress(log io.Writer, title string) *progress {
-	p := &progress{log: log, title: title, began: time.Now(), stop: make(chan struct{}), stopped: make(chan struct{})}
+	p := &progress{log: log, title: title, stop: make(chan struct{}), stopped: make(chan struct{})}
 	if f, ok := log.(*os.File); ok {
 		_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
 		p.terminal = err == nil
