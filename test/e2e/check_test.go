@@ -75,7 +75,7 @@ func TestCheck_EachObstacle_HasARemedy(t *testing.T) {
 	r := start(t)
 	r.remarks("at the start")
 	r.must(r.Devmgrd.Stop(stopLimit))
-	t.Cleanup(func() { (&harness{r.Node, t, context.Background()}).devmgrdIsBack() }) // the test's own context is over
+	t.Cleanup(func() { (&harness{r.Node, t, context.Background(), false}).devmgrdIsBack() }) // the test's own context is over
 	r.remarks("without devmgrd")
 
 	kubelet := plugintest.New(t, "/var/lib/kubelet/device-plugins", gpu, plugintest.Devices(2)...)

@@ -148,6 +148,7 @@ func TestContainer_LostByContainerd_KeepsItsDeviceWhileItsProcessesLive(t *testi
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t)
+			r.worn = true // the shim stays, and its pod with it
 			r.plugin(gpu, 1)
 			process := processWith(t, "DEVICES="+r.run("a", gpu, 1).Env["DEVICES"])
 			shim := parent(t, process)

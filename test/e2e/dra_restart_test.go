@@ -134,7 +134,7 @@ func TestDRA_KilledAtEachStep_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
 	lap("killed again")
 
 	// The devices have just been assigned.
-	r.must(r.Create(r.ctx, node.Pod("d", gpu, 2, "report", "--then-sleep")))
+	r.must(r.Create(r.ctx, tried("d", 2)))
 	r.until("pod d has its devices", func() bool { return r.inState(gpu, "assigned") == 6 })
 	r.must(r.Kubelet.Kill())
 	r.must(r.Devmgrd.Kill())
@@ -142,6 +142,13 @@ func TestDRA_KilledAtEachStep_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
 	r.must(r.StartDevmgrd(r.soon()))
 	r.distinct("a", "b", "c", "d")
 	lap("killed after the commit")
+}
+
+// tried returns a pod that is started again if a kubelet is killed while its container starts: containerd then ends the container.
+func tried(name string, devices int) *corev1.Pod {
+	p := node.Pod(name, gpu, devices, "report", "--then-sleep")
+	p.Spec.RestartPolicy = corev1.RestartPolicyOnFailure
+	return p
 }
 
 // devmgrd is killed at any moment of the start and the end of pods, and the kubelet after it. Containers that end meanwhile are made again.
@@ -156,7 +163,7 @@ func TestDRA_KilledAtAnyMoment_PodsHaveTheDevicesOfTheirClaims(t *testing.T) {
 		r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, name, metav1.DeleteOptions{}))
 	}
 	for i := range 4 {
-		r.must(r.Create(r.ctx, node.Pod(fmt.Sprint("last-", i), gpu, 1, "report", "--then-sleep")))
+		r.must(r.Create(r.ctx, tried(fmt.Sprint("last-", i), 1)))
 		r.killed()
 	}
 	r.must(r.Kubelet.Kill())

@@ -59,8 +59,9 @@ const stopLimit = time.Minute
 // A harness is a node for one test. What goes wrong ends the test.
 type harness struct {
 	*node.Node
-	t   *testing.T
-	ctx context.Context
+	t    *testing.T
+	ctx  context.Context
+	worn bool // what the test leaves takes longer to remove than a new node takes to start
 }
 
 // spare is a node that the next test can use. Tests run one after the other.
@@ -132,7 +133,7 @@ func begin(t *testing.T, share bool, start func(context.Context) (*node.Node, er
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &harness{n, t, ctx}
+	r := &harness{n, t, ctx, false}
 	t.Cleanup(func() {
 		r.ctx = context.Background() // the test's own is over
 		r.checkPromises()
@@ -154,7 +155,7 @@ func begin(t *testing.T, share bool, start func(context.Context) (*node.Node, er
 			return
 		}
 		spare, vacated = n, false
-		if !share {
+		if !share || r.worn {
 			return
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -214,7 +215,7 @@ func (r *harness) tool(kit cluster.Kit, program string) string {
 }
 
 // in is the rig for a subtest.
-func (r *harness) in(t *testing.T) *harness { return &harness{r.Node, t, r.ctx} }
+func (r *harness) in(t *testing.T) *harness { return &harness{r.Node, t, r.ctx, false} }
 
 func (r *harness) must(err error) {
 	r.t.Helper()

@@ -60,6 +60,7 @@ func sameAsTheKubelet(t *testing.T, claims bool) {
 		args = append(args, "--set", "dra.resources="+byDevmgrd+"/*")
 	}
 	r := &pair{harness: start(t, args...), claims: claims}
+	r.worn = true // 130 pods
 	makeHost(t)
 	r.must(r.LoadImage(r.ctx, cluster.Image{
 		Name: imageWithEnv, Entrypoint: []string{"/probe"}, Env: []string{"PATH=/bin", "IMAGE=the image's", "TWO=the image's", "THREE=the image's"},

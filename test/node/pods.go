@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -90,6 +91,16 @@ func whileBusy(done func(error) bool, change func() error) error {
 	return err
 }
 
+// ends returns how a pod's containers have ended.
+func ends(p *corev1.Pod) (all string) {
+	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		if end := c.State.Terminated; end != nil {
+			all += fmt.Sprintf("; container %s: exit code %d, signal %d, %s %s", c.Name, end.ExitCode, end.Signal, end.Reason, end.Message)
+		}
+	}
+	return all
+}
+
 // WaitPhase returns when a pod of the namespace default has reached the phase. Failed, unless wanted, is an error at once.
 func (n *Node) WaitPhase(ctx context.Context, name string, phase corev1.PodPhase) (*corev1.Pod, error) {
 	var last *corev1.Pod
@@ -99,7 +110,7 @@ func (n *Node) WaitPhase(ctx context.Context, name string, phase corev1.PodPhase
 			return p != nil, nil
 		}
 		if p.Status.Phase == corev1.PodFailed {
-			return false, fmt.Errorf("pod %s has failed: %s %s", name, p.Status.Reason, p.Status.Message)
+			return false, fmt.Errorf("pod %s has failed: %s %s%s", name, p.Status.Reason, p.Status.Message, ends(p))
 		}
 		return false, nil
 	})

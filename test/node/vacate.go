@@ -27,7 +27,7 @@ const kubeletDir = "/var/lib/kubelet/device-plugins"
 // Vacate removes what a test has made on a node whose devmgrd has ended, so that [Node.Again] can use the cluster. It returns an error
 // where the cluster is not as it was at its start; then [Node.Renew] may help.
 func (n *Node) Vacate(ctx context.Context) error {
-	if err := n.programs(); err != nil {
+	if err := n.programs(ctx); err != nil {
 		return err
 	}
 	if err := n.removePods(ctx, 1, func() bool { return len(Processes(n.Containers.Shim())) == 0 }); err != nil {
@@ -55,7 +55,7 @@ func (n *Node) Again(ctx context.Context, args ...string) (*Node, error) {
 // the control plane, from which it removes what tests make: pods and what makes them, admission policies, namespaces, and ConfigMaps and
 // ServiceAccounts in the namespace default. After an error [Node.Stop] is all that is left to do.
 func (n *Node) Renew(ctx context.Context, o cluster.Options) error {
-	if err := n.sameControlPlane(); err != nil {
+	if err := n.refresh(ctx); err != nil {
 		return err
 	}
 	_ = n.Kubelet.Signal(syscall.SIGCONT)                    // a frozen process cannot stop
@@ -78,11 +78,11 @@ func (n *Node) Renew(ctx context.Context, o cluster.Options) error {
 }
 
 // programs returns an error unless all programs of the cluster run, with the configuration that they began with.
-func (n *Node) programs() error {
+func (n *Node) programs(ctx context.Context) error {
 	if err := running(n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager, n.Runtime, n.Kubelet); err != nil {
 		return err
 	}
-	if err := n.sameControlPlane(); err != nil {
+	if err := n.refresh(ctx); err != nil {
 		return err
 	}
 	now, err := configuration()
@@ -105,15 +105,21 @@ func controlPlane(c *cluster.Cluster) (pids [4]int) {
 	return pids
 }
 
-// sameControlPlane returns an error unless the control plane runs as at the start of devmgrd. After a restart of the API server the watches
-// of the scheduler and of the controller manager are broken for up to a minute, and the scheduler has been seen to lose a pod.
-func (n *Node) sameControlPlane() error {
+// refresh starts the scheduler and the controller manager again if a part of the control plane runs no longer as at the start of devmgrd:
+// after a restart of the API server their watches are broken for up to a minute, and the scheduler has been seen to lose a pod.
+func (n *Node) refresh(ctx context.Context) error {
 	if err := running(n.Etcd, n.APIServer, n.Scheduler, n.ControllerManager); err != nil {
 		return err
 	}
-	if controlPlane(n.Cluster) != n.plane {
-		return errors.New("a part of the control plane has been started again")
+	if controlPlane(n.Cluster) == n.plane {
+		return nil
 	}
+	for _, p := range []*cluster.Process{n.Scheduler, n.ControllerManager} {
+		if err := errors.Join(p.Stop(20*time.Second), p.Start(ctx)); err != nil {
+			return err
+		}
+	}
+	n.plane = controlPlane(n.Cluster)
 	return nil
 }
 
