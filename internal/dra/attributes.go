@@ -18,8 +18,8 @@ import (
 // Names of attributes. Those without a domain are in the driver's: CEL reads device.attributes["devmgrd.io"].id. The others are names
 // that the Kubernetes project defines for all drivers.
 const (
-	attributeResource resourceapi.QualifiedName = "resource" // left out if it is too long
-	attributeID       resourceapi.QualifiedName = "id"       // likewise, and where it is no UTF-8
+	attributeResource resourceapi.QualifiedName = "resource" // see value
+	attributeID       resourceapi.QualifiedName = "id"       // likewise
 	attributeIDHash   resourceapi.QualifiedName = "idHash"   // the first 64 bits of the ID's SHA-256
 	attributeOwnNUMA  resourceapi.QualifiedName = "numaNode"
 	attributeNUMA     resourceapi.QualifiedName = "resource.kubernetes.io/numaNode"
@@ -29,6 +29,22 @@ const (
 
 // maxValue is the length of a string that the API accepts as the value of an attribute.
 const maxValue = resourceapi.DeviceAttributeMaxValueLength
+
+// value returns a text as the value of an attribute: itself, where the API accepts that. Otherwise it is the beginning and 16 digits of its
+// SHA-256. It is never left out: an expression of CEL that reads an attribute which a device lacks is an error, and kube-scheduler then
+// places the pod on no node.
+func value(text string) string {
+	if len(text) <= maxValue && utf8.ValidString(text) {
+		return text
+	}
+	end := "-" + digits(text, 16)
+	begin := strings.ToValidUTF8(text, "?")
+	for len(begin) > maxValue-len(end) {
+		_, last := utf8.DecodeLastRuneInString(begin)
+		begin = begin[:len(begin)-last]
+	}
+	return begin + end
+}
 
 type attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 
@@ -85,12 +101,10 @@ func (s *describer) of(d device.DeviceStatus) attributes {
 func (s *describer) describe(d device.DeviceStatus) attributes {
 	all := attributes{}
 	text := func(name resourceapi.QualifiedName, value string) {
-		if value != "" && len(value) <= maxValue && utf8.ValidString(value) {
-			all[name] = resourceapi.DeviceAttribute{StringValue: &value}
-		}
+		all[name] = resourceapi.DeviceAttribute{StringValue: &value}
 	}
-	text(attributeResource, string(d.Resource))
-	text(attributeID, string(d.ID))
+	text(attributeResource, value(string(d.Resource)))
+	text(attributeID, value(string(d.ID)))
 	text(attributeIDHash, digits(string(d.ID), 16))
 	if len(d.NUMA) == 1 {
 		node := int64(d.NUMA[0])
@@ -103,7 +117,9 @@ func (s *describer) describe(d device.DeviceStatus) attributes {
 	}
 	if root, there := s.pcieRoot(address); there {
 		text(attributePCIBusID, normal(address))
-		text(attributePCIeRoot, root)
+		if root != "" {
+			text(attributePCIeRoot, root)
+		}
 	}
 	return all
 }

@@ -67,16 +67,16 @@ func TestAttributes(t *testing.T) {
 		name     string
 		resource device.ResourceName
 		device   device.Device
-		want     map[string]string // besides the resource, the ID and its hash
-		without  string
+		want     map[string]string // besides the resource, the ID and its hash, or other than these
 	}{
 		{name: "plain", device: device.Device{ID: "gpu-3"}},
 		{name: "one NUMA node", device: device.Device{ID: "a", NUMA: []int{1}}, want: map[string]string{"numaNode": "1", "resource.kubernetes.io/numaNode": "1"}},
 		{name: "two NUMA nodes", device: device.Device{ID: "a", NUMA: []int{0, 1}}},
-		{name: "a long ID", device: device.Device{ID: device.ID(long)}, without: "id"},
+		{name: "a long ID", device: device.Device{ID: device.ID(long)}, want: map[string]string{"id": strings.Repeat("x", 47) + "-" + digits(long, 16)}},
 		{name: "64 bytes", device: device.Device{ID: device.ID(long[:64])}},
-		{name: "no UTF-8", device: device.Device{ID: "a\xff"}, without: "id"},
-		{name: "a long resource", resource: device.ResourceName("a.example/" + long[:63]), device: device.Device{ID: "a"}, without: "resource"},
+		{name: "no UTF-8", device: device.Device{ID: "a\xff"}, want: map[string]string{"id": "a?-" + digits("a\xff", 16)}},
+		{name: "a long ID with runes", device: device.Device{ID: device.ID(strings.Repeat("ä", 33))}, want: map[string]string{"id": strings.Repeat("ä", 23) + "-" + digits(strings.Repeat("ä", 33), 16)}},
+		{name: "a long resource", resource: device.ResourceName("a.example/" + long[:63]), device: device.Device{ID: "a"}, want: map[string]string{"resource": "a.example/" + long[:37] + "-" + digits("a.example/"+long[:63], 16)}},
 		{name: "PCI", device: device.Device{ID: "0000:3b:00.0"}, want: map[string]string{"resource.kubernetes.io/pciBusID": "0000:3b:00.0", "resource.kubernetes.io/pcieRoot": "pci0000:3a"}},
 		{name: "PCI without domain", device: device.Device{ID: "5e:00.1"}, want: map[string]string{"resource.kubernetes.io/pciBusID": "0000:5e:00.1", "resource.kubernetes.io/pcieRoot": "pci0000:5d"}},
 		{name: "PCI as NVIDIA's tools write it", device: device.Device{ID: "00000000:3B:00.0"}, want: map[string]string{"resource.kubernetes.io/pciBusID": "0000:3b:00.0", "resource.kubernetes.io/pcieRoot": "pci0000:3a"}},
@@ -94,13 +94,27 @@ func TestAttributes(t *testing.T) {
 			d := device.DeviceStatus{Resource: r, Device: c.device, Listed: true}
 			want := map[string]string{"resource": string(r), "id": string(c.device.ID), "idHash": digits(string(c.device.ID), 16)}
 			maps.Copy(want, c.want)
-			delete(want, c.without)
 			s := newDescriber(sysfs, procfs)
 			s.relist(r, []device.DeviceStatus{d}, false)
 			if got := text(s.of(d)); !maps.Equal(got, want) {
 				t.Errorf("got %v, want %v", got, want)
 			}
 		})
+	}
+}
+
+// The expression of a DeviceClass is an error for a device that lacks the attribute, and kube-scheduler then places the pod on no node: the
+// class selects by what each device has.
+func TestClass_LongName_SelectsItsDevices(t *testing.T) {
+	t.Parallel()
+	for _, r := range []device.ResourceName{gpu, "accelerators.very-long-division-name.vendor.example/inference-accelerator-gen2"} {
+		s := newDescriber(t.TempDir(), t.TempDir())
+		d := device.DeviceStatus{Resource: r, Device: device.Device{ID: "d0", Healthy: true}, Listed: true}
+		s.relist(r, []device.DeviceStatus{d}, true)
+		class, err := Class(r)
+		if has := text(s.of(d))["resource"]; err != nil || len(has) > maxValue || !strings.Contains(strings.Join(strings.Fields(string(class)), " "), fmt.Sprintf(`device.attributes["devmgrd.io"].resource == "%s"`, has)) {
+			t.Errorf("the devices have the attribute %q, and the class is\n%s%v", has, class, err)
+		}
 	}
 }
 

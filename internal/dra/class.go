@@ -15,7 +15,7 @@ import (
 // Class returns the DeviceClass of a resource as YAML, with which pods can request the resource as before.
 func Class(r device.ResourceName) ([]byte, error) {
 	name := string(r)
-	selector := fmt.Sprintf("device.driver == %q && device.attributes[%q].resource == %q", Driver, Driver, name)
+	selector := fmt.Sprintf("device.driver == %q && device.attributes[%q].resource == %q", Driver, Driver, value(name))
 	text, err := yaml.Marshal(resourceapi.DeviceClass{
 		TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "DeviceClass"},
 		ObjectMeta: metav1.ObjectMeta{Name: className(r)},
