@@ -64,6 +64,8 @@ type PodDemand struct {
 	// number, then the others. Empty: not known. It is for display and no part of the request.
 	Containers []string `json:"containers,omitempty"`
 	Sidecars   int      `json:"sidecars,omitempty"`
+	// Group is the name of the PodGroup that the pod belongs to: claims may be reserved for that instead of the pod.
+	Group string `json:"-"`
 	// Local marks a static pod that the runtime reports, and not the API server: its requests are in an annotation of its own.
 	Local bool `json:"local,omitempty"`
 	// Movable reports that the pod's controller creates another one, perhaps on another node, when this one is evicted.

@@ -92,8 +92,20 @@ type claimingPod struct {
 type claim struct {
 	uid     device.ClaimUID
 	results []result
-	// reserved are the pods for which the claim is reserved.
+	// reserved are the pods for which the claim is reserved, and groups the names of the PodGroups.
 	reserved []device.PodUID
+	groups   []string
+}
+
+// isFor reports whether the claim is reserved for a pod of its namespace. A pod knows only the name of its PodGroup, so that is compared, as
+// the kubelet and the scheduler do (resourceclaim.IsReservedForPod).
+func (c claim) isFor(d device.PodDemand) bool {
+	return slices.Contains(c.reserved, d.Pod.UID) || d.Group != "" && slices.Contains(c.groups, d.Group)
+}
+
+// has reports whether the scheduler has chosen devices of this driver for a request of the claim; an empty request means any.
+func (c claim) has(request string) bool {
+	return slices.ContainsFunc(c.results, func(r result) bool { return r.of(request) })
 }
 
 // A result is a device that the scheduler has chosen.
@@ -204,7 +216,7 @@ func (c *Claims) step(ctx context.Context) (next time.Time, waits bool) {
 	now := time.Now()
 	c.mu.Lock()
 	read := map[device.PodUID][]string{}
-	pods := map[device.PodUID]device.Pod{}
+	pods := map[device.PodUID]device.PodDemand{}
 	for uid, p := range c.pods {
 		switch names := p.unread(); {
 		case len(names) == 0:
@@ -213,7 +225,7 @@ func (c *Claims) step(ctx context.Context) (next time.Time, waits bool) {
 				next = p.due
 			}
 		default:
-			read[uid], pods[uid] = names, p.demand.Pod
+			read[uid], pods[uid] = names, p.demand
 		}
 	}
 	c.mu.Unlock()
@@ -269,12 +281,12 @@ func (p *claimingPod) unread() (names []string) {
 
 // readAll reads a pod's claims until one cannot be used, and returns those before it and why: a pod that was bound past the scheduler may
 // name thousands that do not exist.
-func (c *Claims) readAll(ctx context.Context, pod device.Pod, names []string) (all map[string]claim, err error) {
+func (c *Claims) readAll(ctx context.Context, pod device.PodDemand, names []string) (all map[string]claim, err error) {
 	all = map[string]claim{}
 	for _, name := range names {
-		got, err := c.read(ctx, pod.Namespace, name)
-		if err == nil && !slices.Contains(got.reserved, pod.UID) {
-			err = fmt.Errorf("reading ResourceClaim %s/%s: %w", pod.Namespace, name, errNotReserved)
+		got, err := c.read(ctx, pod.Pod.Namespace, name)
+		if err == nil && !got.isFor(pod) {
+			err = fmt.Errorf("reading ResourceClaim %s/%s: %w", pod.Pod.Namespace, name, errNotReserved)
 		}
 		if err != nil {
 			return all, err
@@ -311,8 +323,11 @@ func (c *Claims) read(ctx context.Context, namespace, name string) (claim, error
 		}
 	}
 	for _, by := range object.Status.ReservedFor {
-		if by.APIGroup == "" && by.Resource == "pods" {
+		switch {
+		case by.APIGroup == "" && by.Resource == "pods":
 			got.reserved = append(got.reserved, device.PodUID(by.UID))
+		case by.APIGroup == "scheduling.k8s.io" && by.Resource == "podgroups":
+			got.groups = append(got.groups, by.Name)
 		}
 	}
 	return got, nil
@@ -322,9 +337,8 @@ func (c *Claims) read(ctx context.Context, namespace, name string) (claim, error
 func (c *Claims) renew(namespace, name string, now claim) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, uid := range now.reserved {
-		p := c.pods[uid]
-		if p == nil || p.demand.Pod.Namespace != namespace {
+	for _, p := range c.pods {
+		if p.demand.Pod.Namespace != namespace || !now.isFor(p.demand) {
 			continue
 		}
 		if before, read := p.claims[name]; read && (before.uid != now.uid || !slices.Equal(before.results, now.results)) {
@@ -478,23 +492,23 @@ func (c *Claims) listed(r device.ResourceName) map[string][]device.ID {
 	return c.index.listed[r]
 }
 
-// users returns the containers of this node's pods that use a claim, by pod, with one container of each; and the pods that are known.
-func (c *Claims) users(namespace, name string, pods []device.PodUID) (users map[device.PodUID]device.Container, known bool, changed <-chan struct{}) {
+// users returns the containers of this node's pods that use devices of a claim, one of each pod. unused is a pod for which the claim is
+// reserved and of which no container does, as far as devmgrd knows; empty: there is none.
+func (c *Claims) users(namespace, name string, of claim) (users []device.Container, unused device.Pod, changed <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	users = map[device.PodUID]device.Container{}
-	for _, uid := range pods {
-		p := c.pods[uid]
-		if p == nil || p.demand.Pod.Namespace != namespace {
+	for _, p := range c.pods {
+		if p.demand.Pod.Namespace != namespace || !of.isFor(p.demand) {
 			continue
 		}
-		known = true
-		for _, d := range p.demand.Demands {
-			if slices.ContainsFunc(d.Claims, func(use device.ClaimUse) bool { return use.Claim == name }) {
-				users[uid] = d.Container
-				break
-			}
+		at := slices.IndexFunc(p.demand.Demands, func(d device.Demand) bool {
+			return slices.ContainsFunc(d.Claims, func(use device.ClaimUse) bool { return use.Claim == name && of.has(use.Request) })
+		})
+		if at < 0 {
+			unused = p.demand.Pod
+			continue
 		}
+		users = append(users, p.demand.Demands[at].Container)
 	}
-	return users, known, c.changed
+	return users, unused, c.changed
 }

@@ -256,6 +256,7 @@ func TestClaims_Resolve(t *testing.T) {
 		"an alternative of a request":       {map[string][]string{"c": {"a/small=a.example/gpu:3"}}, []string{"main c/a"}, "main gpu:[3] uncounted 1"},
 		"not of a longer name":              {map[string][]string{"c": {"ab=a.example/gpu:3"}}, []string{"main c/a"}, ""},
 		"made by the scheduler":             {map[string][]string{"c": {"r0=a.example/gpu:3"}}, []string{"main c/r0=gpu"}, "main gpu:[3]"},
+		"by the class's implicit name":      {map[string][]string{"c": {"r0=a.example/gpu:3"}}, []string{"main c/r0"}, "main gpu:[3] uncounted 1"},
 		"one request of both kinds":         {map[string][]string{"c": {"r0=a.example/gpu:3"}, "d": {"x=a.example/gpu:4"}}, []string{"main c/r0=gpu d"}, "main gpu:[3 4] uncounted 1"},
 		"two requests of one container":     {map[string][]string{"c": {"r0=a.example/gpu:3", "r1=a.example/gpu:1"}}, []string{"main c/r0=gpu c/r1=gpu"}, "main gpu:[1 3]"},
 		"twice the same device":             {map[string][]string{"c": {"a=a.example/gpu:3"}}, []string{"main c c/a"}, "main gpu:[3] uncounted 1"},
@@ -369,6 +370,31 @@ func TestClaims_NotReservedForThePod_PodWaits(t *testing.T) {
 		w.expect("p", "main ClaimUnknown")
 		if w.reads != 1 {
 			t.Errorf("%d reads at once", w.reads)
+		}
+	})
+}
+
+// A claim is reserved for the PodGroup of its pods.
+func TestClaims_ReservedForThePodGroup_PodsHaveIt(t *testing.T) {
+	t.Parallel()
+	runClaims(t, func(w *world, c *Claims) {
+		w.list(gpu, "1")
+		w.allocate("c", "a=a.example/gpu:1")
+		w.claims["default/c"].Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "u"}}
+		for uid, group := range map[device.PodUID]string{"p": "g", "q": "other", "r": ""} {
+			d := demand(uid, "main c")
+			d.Group = group
+			c.Bind(d)
+		}
+		w.expect("p", "main gpu:[1] uncounted 1")
+		w.expect("q", "main ClaimUnknown")
+		w.expect("r", "main ClaimUnknown")
+		got, err := c.read(context.Background(), "default", "c")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if users, unused, _ := c.users("default", "c", got); len(users) != 1 || users[0].Pod != "p" || unused != (device.Pod{}) {
+			t.Errorf("used by %v, not by %v", users, unused)
 		}
 	})
 }

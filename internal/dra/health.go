@@ -12,14 +12,28 @@ import (
 const (
 	// healthInterval is the least time between two reports.
 	healthInterval = time.Second
-	// healthHolds is for how long a report counts without another one: devmgrd sends one when something has changed.
-	healthHolds = 24 * time.Hour
+	// healthHolds is for how long the kubelet believes a report: then the pod's status says Unknown. healthAgain is when devmgrd repeats one.
+	healthHolds = 15 * time.Minute
+	healthAgain = 5 * time.Minute
 	// maxHealthMessage is the kubelet's limit.
 	maxHealthMessage = 1024
 )
 
-// NodeWatchResources reports the health of the devices that pods have by claims, now and at each change. The kubelet shows it in the status of pods
-// with claims of their own.
+// healthVersions are the versions of the kubelet's health service, newest first. Their messages are the same: v1 is Kubernetes 1.37's name of
+// v1alpha1, which 1.40 no longer knows.
+var healthVersions = []string{"v1.DRAResourceHealth", health.DRAResourceHealth_ServiceDesc.ServiceName}
+
+// registerHealth makes a server answer in all versions.
+func registerHealth(g *grpc.Server, s health.DRAResourceHealthServer) {
+	for _, name := range healthVersions {
+		of := health.DRAResourceHealth_ServiceDesc
+		of.ServiceName = name
+		g.RegisterService(&of, s)
+	}
+}
+
+// NodeWatchResources reports the health of the devices that pods have by claims: now, at each change, and after healthAgain without one. The
+// kubelet shows it in the status of pods with claims of their own.
 func (s *Server) NodeWatchResources(_ *health.NodeWatchResourcesRequest, stream grpc.ServerStreamingServer[health.NodeWatchResourcesResponse]) error {
 	ctx := stream.Context()
 	var last map[result]reported
@@ -36,6 +50,8 @@ func (s *Server) NodeWatchResources(_ *health.NodeWatchResourcesRequest, stream 
 			return nil
 		case <-updated:
 		case <-changed:
+		case <-time.After(s.healthAgain):
+			last = nil
 		}
 		select { // a burst of changes is one report
 		case <-ctx.Done():

@@ -58,8 +58,9 @@ type Server struct {
 	health.UnimplementedDRAResourceHealthServer
 	registration.UnimplementedRegistrationServer
 	ServerConfig
-	prepared *prometheus.CounterVec
-	limiter  *connlimit.Limiter
+	prepared    *prometheus.CounterVec
+	limiter     *connlimit.Limiter
+	healthAgain time.Duration
 
 	mu      sync.Mutex // guards what follows
 	failure error      // why the kubelet cannot reach the driver, or has refused it; nil: it has accepted it
@@ -69,7 +70,7 @@ var errNotRegistered = errors.New("the kubelet has not registered the DRA driver
 
 // NewServer returns a Server. Run makes it listen.
 func NewServer(c ServerConfig) *Server {
-	s := &Server{ServerConfig: c, limiter: connlimit.New(connections, connlimit.UnixClient), failure: errNotRegistered,
+	s := &Server{ServerConfig: c, limiter: connlimit.New(connections, connlimit.UnixClient), failure: errNotRegistered, healthAgain: healthAgain,
 		prepared: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "devmgrd_claims_prepared_total", Help: "Answers to the kubelet about ResourceClaims, by result: ready, waited (held until the devices were assigned) or refused (the kubelet asks again).",
 		}, []string{"result"})}
@@ -125,16 +126,13 @@ func (s *Server) serve(ctx context.Context) error {
 	}{
 		{paths[0], func(g *grpc.Server) {
 			drav1.RegisterDRAPluginServer(g, s)
-			health.RegisterDRAResourceHealthServer(g, s)
+			registerHealth(g, s)
 		}},
 		{paths[1], func(g *grpc.Server) { registration.RegisterRegistrationServer(g, s) }},
 	} {
-		if err := os.MkdirAll(filepath.Dir(one.path), 0o750); err != nil {
-			return errors.Join(err, group.Wait())
-		}
-		l, err := socket.ListenPath(one.path, 0o600)
+		l, err := listen(one.path)
 		if err != nil {
-			group.Go(func() error { return err })
+			group.Go(func() error { return err }) // it ends the other server
 			break
 		}
 		g := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequestBytes), grpc.MaxConcurrentStreams(streams), grpc.WaitForHandlers(true))
@@ -149,6 +147,14 @@ func (s *Server) serve(ctx context.Context) error {
 	return group.Wait()
 }
 
+// listen makes the socket's directory and listens.
+func listen(path string) (net.Listener, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return nil, err
+	}
+	return socket.ListenPath(path, 0o600)
+}
+
 // ended returns why a server has ended before it was stopped.
 func ended(err error, path string) error {
 	if err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, grpc.ErrServerStopped) {
@@ -160,7 +166,7 @@ func ended(err error, path string) error {
 // GetInfo is part of the kubelet's plugin registration.
 func (s *Server) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	return &registration.PluginInfo{
-		Type: registration.DRAPlugin, Name: Driver, Endpoint: s.Endpoint(), SupportedVersions: []string{drav1.DRAPluginService, health.DRAResourceHealth_ServiceDesc.ServiceName},
+		Type: registration.DRAPlugin, Name: Driver, Endpoint: s.Endpoint(), SupportedVersions: append([]string{drav1.DRAPluginService}, healthVersions...),
 	}, nil
 }
 
@@ -181,13 +187,13 @@ func (s *Server) NotifyRegistrationStatus(_ context.Context, status *registratio
 // devices when the runtime creates the container. After Hold without devices it is an error with the reason, which the kubelet shows in an
 // event; it asks again after some seconds.
 func (s *Server) NodePrepareResources(ctx context.Context, request *drav1.NodePrepareResourcesRequest) (*drav1.NodePrepareResourcesResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.Hold)
+	hold, cancel := context.WithTimeout(ctx, s.Hold)
 	defer cancel()
 	answer := &drav1.NodePrepareResourcesResponse{Claims: map[string]*drav1.NodePrepareResourceResponse{}}
 	for _, c := range request.Claims {
 		one := &drav1.NodePrepareResourceResponse{}
 		answer.Claims[c.Uid] = one
-		got, waited, err := s.prepare(ctx, c)
+		got, waited, err := s.prepare(ctx, hold, c)
 		result := "ready"
 		switch {
 		case err != nil:
@@ -207,26 +213,29 @@ func (s *Server) NodePrepareResources(ctx context.Context, request *drav1.NodePr
 	return answer, nil
 }
 
-// prepare waits until a pod has the devices of a claim.
-func (s *Server) prepare(ctx context.Context, c *drav1.Claim) (got claim, waited bool, err error) {
+// prepare waits until a pod has the devices of a claim, while hold lasts: the claim itself is read within the caller's time. A claim that no
+// container uses, as far as devmgrd knows, is not ready: if devmgrd were wrong, a container would start without its devices.
+func (s *Server) prepare(ctx, hold context.Context, c *drav1.Claim) (got claim, waited bool, err error) {
 	got, err = s.Claims.read(ctx, c.Namespace, c.Name)
 	switch {
 	case err != nil:
 		return claim{}, false, err
 	case string(got.uid) != c.Uid:
 		return claim{}, false, fmt.Errorf("ResourceClaim %s/%s has UID %s, not %s: it has been created again", c.Namespace, c.Name, got.uid, c.Uid)
+	case len(got.results) == 0:
+		return got, false, nil // it has no devices of this driver any longer
 	}
 	s.Claims.renew(c.Namespace, c.Name, got)
 	for {
 		updated := s.Allocator.Updated() // before anything is asked
-		users, known, changed := s.Claims.users(c.Namespace, c.Name, got.reserved)
-		if known && len(users) == 0 {
-			return got, waited, nil // no container uses it
-		}
+		users, unused, changed := s.Claims.users(c.Namespace, c.Name, got)
 		why := device.Wait{Reason: device.UnknownPod, Message: "no pod of this node is known for which the claim is reserved"}
+		if unused != (device.Pod{}) {
+			why = device.Wait{Reason: device.NoClaim, Message: fmt.Sprintf("no container of pod %s uses the devices of %s in ResourceClaim %s: name the claim in a container's resources.claims", unused, Driver, c.Name)}
+		}
 		for _, container := range users {
 			ready := s.Allocator.Readiness(container)
-			if ready.State == device.Ready || ready.State == device.NoDevices {
+			if ready.State == device.Ready {
 				return got, waited, nil
 			}
 			why = ready.Wait
@@ -235,7 +244,7 @@ func (s *Server) prepare(ctx context.Context, c *drav1.Claim) (got claim, waited
 		select {
 		case <-changed:
 		case <-updated:
-		case <-ctx.Done():
+		case <-hold.Done():
 			return claim{}, true, fmt.Errorf("%s: %s", why.Reason, why.Message)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -189,15 +190,76 @@ func TestServer_DevicesDoNotCome_ErrorHasTheReason(t *testing.T) {
 	}
 }
 
-// A pod may have a claim that none of its containers uses.
-func TestServer_NoContainerUsesTheClaim_Answers(t *testing.T) {
+// A claim with devices of the driver that no container is known to use is never ready: if devmgrd has missed a use, a container would start without
+// its devices.
+func TestServer_NoContainerUsesTheClaim_IsRefused(t *testing.T) {
 	t.Parallel()
-	k := newKubelet(t, time.Minute)
+	for name, c := range map[string]struct {
+		results []string
+		pod     device.PodDemand
+		want    string
+	}{
+		"no container":                {[]string{"a=a.example/gpu:1"}, demand("p"), "NoClaim: no container of pod default/p uses the devices of devmgrd.io in ResourceClaim c"},
+		"another request":             {[]string{"a=a.example/gpu:1", "other:b=a.example/gpu:1"}, demand("p", "main c/b"), "NoClaim: no container"},
+		"devices of another driver":   {[]string{"other:a=a.example/gpu:1"}, demand("p", "main c"), ""},
+		"one container, and not both": {[]string{"a=a.example/gpu:1", "other:b=a.example/gpu:1"}, demand("p", "side c/b", "main c/a"), "a=n1/a.example/gpu/0:1"},
+	} {
+		k := newKubelet(t, time.Millisecond)
+		k.world.list(gpu, "1")
+		k.world.allocate("c", c.results...)
+		k.claims.Bind(c.pod)
+		k.devices.serve(device.Container{Pod: "p", Name: "main"})
+		if got := k.prepare("c"); got != c.want && (c.want == "" || !strings.HasPrefix(got, c.want)) {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// The claim is read within the kubelet's time, not within that for which the answer is held.
+func TestServer_HoldOfZero_ReadyClaimIsAnswered(t *testing.T) {
+	t.Parallel()
+	k := newKubelet(t, 0)
+	k.world.list(gpu, "1")
 	k.world.allocate("c", "a=a.example/gpu:1")
-	k.world.reserve("c", "p")
-	k.claims.Bind(demand("p"))
+	k.claims.Bind(demand("p", "main c"))
+	if got := k.prepare("c"); !strings.HasPrefix(got, "PluginMissing") {
+		t.Errorf("not ready: %q", got)
+	}
+	k.devices.serve(device.Container{Pod: "p", Name: "main"})
 	if got := k.prepare("c"); got != "a=n1/a.example/gpu/0:1" {
-		t.Error(got)
+		t.Errorf("ready: %q", got)
+	}
+}
+
+// A file is in the way of the kubelet's directory plugins_registry for a while.
+func TestServer_DirectoryCannotBeMade_IsTriedAgain(t *testing.T) {
+	t.Parallel()
+	_, claims := newWorld(t)
+	dir := t.TempDir()
+	registry := filepath.Join(dir, "plugins_registry")
+	if err := os.WriteFile(registry, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := NewServer(ServerConfig{
+		RegistryDir: registry, PluginsDir: filepath.Join(dir, "plugins"), Claims: claims, Allocator: &readiness{updated: make(chan struct{})}, Hold: time.Second,
+		Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+	})
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	defer func() { stop(); <-ended }()
+	for s.Check() == errNotRegistered {
+		runtime.Gosched()
+	}
+	if err := s.Check(); !strings.Contains(err.Error(), "not a directory") {
+		t.Errorf("while it cannot be made: %v", err)
+	}
+	if err := os.Remove(registry); err != nil {
+		t.Fatal(err)
+	}
+	conn := plugintest.Client(t, Sockets(registry, s.PluginsDir)[1])
+	if _, err := registration.NewRegistrationClient(conn).GetInfo(t.Context(), &registration.InfoRequest{}, grpc.WaitForReady(true)); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -249,8 +311,8 @@ func TestServer_Health_IsReportedAtEachChange(t *testing.T) {
 		}
 		all := map[string]string{}
 		for _, d := range answer.Devices {
-			if d.HealthCheckTimeoutSeconds < 3600 {
-				t.Errorf("the report lapses after %d s", d.HealthCheckTimeoutSeconds)
+			if again := int64(healthAgain / time.Second); d.HealthCheckTimeoutSeconds < 2*again {
+				t.Errorf("the report lapses after %d s, and is repeated after %d s", d.HealthCheckTimeoutSeconds, again)
 			}
 			all[d.Device.PoolName+":"+d.Device.DeviceName] = d.Health.String() + " " + d.Message
 		}
@@ -272,6 +334,35 @@ func TestServer_Health_IsReportedAtEachChange(t *testing.T) {
 	k.claims.Drop("p")
 	if got := next(); len(got) > 0 {
 		t.Errorf("in the end: %v", got)
+	}
+}
+
+// The kubelet believes a report for a while only, so it is repeated. Kubernetes 1.37 calls the service v1.
+func TestServer_Health_IsRepeatedInEachVersion(t *testing.T) {
+	t.Parallel()
+	k := newKubelet(t, time.Minute)
+	k.server.healthAgain = time.Millisecond
+	info, err := k.registry.GetInfo(t.Context(), &registration.InfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := plugintest.Client(t, info.Endpoint)
+	for _, service := range []string{"v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"} {
+		if !slices.Contains(info.SupportedVersions, service) {
+			t.Errorf("the kubelet is offered %q", info.SupportedVersions)
+		}
+		stream, err := conn.NewStream(t.Context(), &health.DRAResourceHealth_ServiceDesc.Streams[0], "/"+service+"/NodeWatchResources")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.SendMsg(&health.NodeWatchResourcesRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := stream.RecvMsg(&health.NodeWatchResourcesResponse{}); err != nil {
+				t.Errorf("%s: %v", service, err)
+			}
+		}
 	}
 }
 

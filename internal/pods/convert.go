@@ -47,7 +47,7 @@ func (r reader) pod(obj any) (podState, bool) {
 		demand: device.PodDemand{
 			Pod:     device.Pod{UID: uid(p), Namespace: p.Namespace, Name: p.Name},
 			Created: p.CreationTimestamp.Time, Admitted: admitted(p), Movable: movable(p),
-			Mirror: mirrored(p) && p.Annotations[resourcesKey] != "",
+			Mirror: mirrored(p) && p.Annotations[resourcesKey] != "", Group: group(p),
 		},
 	}
 	if !s.ended {
@@ -65,6 +65,14 @@ func (r reader) pod(obj any) (podState, bool) {
 func movable(p *corev1.Pod) bool {
 	owner := metav1.GetControllerOf(p)
 	return owner != nil && owner.Kind != "DaemonSet" && owner.Kind != "Node"
+}
+
+// group returns the name of the pod's PodGroup; empty: it has none.
+func group(p *corev1.Pod) string {
+	if g := p.Spec.SchedulingGroup; g != nil && g.PodGroupName != nil {
+		return *g.PodGroupName
+	}
+	return ""
 }
 
 // ended reports whether the pod's phase is terminal.
@@ -226,7 +234,8 @@ func claimed(p *corev1.Pod, container, resource string) bool {
 }
 
 // claimsOf returns a container's claims: those that its specification names, and the one that the scheduler has made for its extended
-// resources. A claim that is made from a template has its name in the pod's status.
+// resources. A claim that is made from a template has its name in the pod's status. An extended resource may be the implicit one of a
+// DeviceClass (deviceclass.resource.kubernetes.io/CLASS), which is no plugin's: then the claim alone says which devices they are.
 func claimsOf(p *corev1.Pod, c *corev1.Container) (all []device.ClaimUse) {
 	for _, use := range c.Resources.Claims {
 		if name, made := claimName(p, use.Name); name != "" || !made {
@@ -235,7 +244,8 @@ func claimsOf(p *corev1.Pod, c *corev1.Container) (all []device.ClaimUse) {
 	}
 	if status := p.Status.ExtendedResourceClaimStatus; status != nil {
 		for _, m := range status.RequestMappings {
-			if resource, err := device.ParseResourceName(m.ResourceName); err == nil && m.ContainerName == c.Name {
+			if m.ContainerName == c.Name {
+				resource, _ := device.ParseResourceName(m.ResourceName)
 				all = append(all, device.ClaimUse{Claim: status.ResourceClaimName, Request: m.RequestName, Resource: resource})
 			}
 		}

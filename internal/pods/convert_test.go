@@ -178,3 +178,43 @@ func TestPod_StartTimeWithoutContainers_IsNotAdmitted(t *testing.T) {
 		}
 	}
 }
+
+// The scheduler has made a claim for the extended resources of a container: by the name that the class has, and by the class's implicit one, which is
+// no plugin's resource.
+func TestClaimsOf_ExtendedResources_BothNamesLeadToTheClaim(t *testing.T) {
+	t.Parallel()
+	const implicit = "deviceclass.resource.kubernetes.io/a.example-gpu"
+	p := newPod("p", container("a", "a.example/gpu", "1", implicit, "2"), container("b", implicit, "1"), container("c"))
+	p.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "made", RequestMappings: []corev1.ContainerExtendedResourceRequest{
+		{ContainerName: "a", ResourceName: "a.example/gpu", RequestName: "r0"},
+		{ContainerName: "a", ResourceName: implicit, RequestName: "r1"},
+		{ContainerName: "b", ResourceName: implicit, RequestName: "r2"},
+	}}
+	want := map[string][]device.ClaimUse{
+		"a": {{Claim: "made", Request: "r0", Resource: "a.example/gpu"}, {Claim: "made", Request: "r1"}},
+		"b": {{Claim: "made", Request: "r2"}},
+	}
+	seen, _ := reader{claims: true}.pod(p)
+	if !seen.demand.Admitted {
+		t.Error("the kubelet might reject the pod")
+	}
+	got := map[string][]device.ClaimUse{}
+	for _, d := range seen.demand.Demands {
+		if got[d.Container.Name] = d.Claims; len(d.Wants) > 0 {
+			t.Errorf("container %s requests %v besides", d.Container.Name, d.Wants)
+		}
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestReader_PodGroup_IsNamed(t *testing.T) {
+	t.Parallel()
+	p := newPod("p", container("a"))
+	name := "g"
+	p.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &name}
+	if seen, _ := (reader{}).pod(p); seen.demand.Group != "g" {
+		t.Errorf("got %+v", seen.demand)
+	}
+}

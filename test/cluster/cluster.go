@@ -34,6 +34,8 @@ type Options struct {
 
 	// FeatureGates are for the programs of the control plane, such as "DRADeviceTaints=false".
 	FeatureGates string
+	// RuntimeConfig switches APIs of the API server on or off, such as "scheduling.k8s.io/v1alpha2=true".
+	RuntimeConfig string
 
 	// KubeletConfig is YAML that is laid over the kubelet's configuration, key by key.
 	KubeletConfig string
@@ -236,8 +238,9 @@ func (c *Cluster) unit(name string, argv []string) *Process {
 	return c.process(name, argv)
 }
 
+// process describes one of the cluster's programs. They may use more memory: there is enough of it, and less processor time than the lanes want.
 func (c *Cluster) process(name string, argv []string, settings ...string) *Process {
-	env := append(os.Environ(), "PATH="+c.tools.SearchPath(os.Getenv("PATH")))
+	env := append(os.Environ(), "PATH="+c.tools.SearchPath(os.Getenv("PATH")), "GOGC=400")
 	return NewProcess(name, filepath.Join(c.options.Dir, name+".log"), argv, append(env, settings...))
 }
 
@@ -301,8 +304,8 @@ func (c *Cluster) Renew(ctx context.Context, o Options) error {
 	if c.options.Machine != "" || c.options.Units || o.Machine != "" || o.Units {
 		return errors.New("only a node of plain processes can be renewed")
 	}
-	if o.FeatureGates != c.options.FeatureGates {
-		return errors.New("the control plane has other feature gates")
+	if o.FeatureGates != c.options.FeatureGates || o.RuntimeConfig != c.options.RuntimeConfig {
+		return errors.New("the control plane has other feature gates or APIs")
 	}
 	began := time.Now()
 	if err := errors.Join(stopAll(c.Kubelet), stopAll(c.Runtime), c.endContainers(ctx), c.cleanNode()); err != nil {

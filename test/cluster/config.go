@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"sigs.k8s.io/yaml"
 )
@@ -58,8 +59,13 @@ func (c *Cluster) apiServerArgs(keys pki) []string {
 		"--kubelet-certificate-authority=" + keys.caFile, "--kubelet-preferred-address-types=InternalIP",
 	}
 	args = append(args, c.featureGates()...)
+	apis := c.options.RuntimeConfig
 	if v := PolicyVersion(); v != "v1" {
-		args = append(args, "--feature-gates=MutatingAdmissionPolicy=true", "--runtime-config=admissionregistration.k8s.io/"+v+"=true")
+		args = append(args, "--feature-gates=MutatingAdmissionPolicy=true")
+		apis = strings.TrimPrefix(apis+",admissionregistration.k8s.io/"+v+"=true", ",")
+	}
+	if apis != "" {
+		args = append(args, "--runtime-config="+apis)
 	}
 	return args
 }

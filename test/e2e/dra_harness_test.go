@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -121,7 +122,7 @@ func (r *harness) chosen(pod *corev1.Pod, claim, request string) (all []string) 
 		r.t.Fatalf("claim %s of pod %s is not allocated", claim, pod.Name)
 	}
 	for _, result := range c.Status.Allocation.Devices.Results {
-		if request == "" || result.Request == request {
+		if request == "" || result.Request == request || strings.HasPrefix(result.Request, request+"/") { // an alternative
 			all = append(all, result.Device)
 		}
 	}
@@ -133,9 +134,16 @@ func (r *harness) promised(pod *corev1.Pod, container string) (all []string) {
 	r.t.Helper()
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		for _, use := range c.Resources.Claims {
-			if of := slices.IndexFunc(pod.Spec.ResourceClaims, func(p corev1.PodResourceClaim) bool { return p.Name == use.Name }); c.Name == container {
-				all = append(all, r.chosen(pod, *pod.Spec.ResourceClaims[of].ResourceClaimName, use.Request)...)
+			if c.Name != container {
+				continue
 			}
+			name := pod.Spec.ResourceClaims[slices.IndexFunc(pod.Spec.ResourceClaims, func(p corev1.PodResourceClaim) bool { return p.Name == use.Name })].ResourceClaimName
+			for _, made := range pod.Status.ResourceClaimStatuses {
+				if made.Name == use.Name {
+					name = made.ResourceClaimName
+				}
+			}
+			all = append(all, r.chosen(pod, *name, use.Request)...)
 		}
 	}
 	if status := pod.Status.ExtendedResourceClaimStatus; status != nil {
