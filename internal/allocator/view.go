@@ -75,6 +75,22 @@ func (p *pod) status() device.PodStatus {
 	return s
 }
 
+// awaits reports whether the pod waits for devices of a resource that the scheduler has not chosen, and may be assigned any that is free or
+// becomes free. A pod that could not be served if no other pod had a device takes none.
+func (p *pod) awaits(r device.ResourceName) bool {
+	if !p.active() || p.complete() || p.phase == waiting && !p.wait.Busy && lacking[p.wait.Reason] {
+		return false
+	}
+	return slices.ContainsFunc(p.demand.Demands, func(d device.Demand) bool {
+		return d.Wants[r] > 0 && len(d.Fixed[r]) == 0 && (d.Mistake == "" || d.Blocked == device.Allocating)
+	})
+}
+
+// lacking are the reasons of pods that the node's devices do not suffice for, unless other pods have them.
+var lacking = map[device.Reason]bool{
+	device.NotEnoughDevices: true, device.NoSuchDevice: true, device.DeviceUnhealthy: true, device.TopologyMismatch: true,
+}
+
 // publishLocked publishes a pod's allocation if it has changed.
 func (a *Allocator) publishLocked(p *pod) {
 	var now *device.PodAllocation
@@ -179,7 +195,15 @@ func (a *Allocator) view(r device.ResourceName) (placement.View, *device.Snapsho
 	defer a.mu.Unlock()
 	p := a.table.Resources.Of(r)
 	v := p.View(r)
-	v.Cordons, v.Failures, v.Running = a.inForce[r], p.Failures.Recent(time.Now()), map[device.ID][]string{}
+	v.Cordons, v.Failures, v.Running, v.Claims = a.inForce[r], p.Failures.Recent(time.Now()), map[device.ID][]string{}, map[device.ID][]device.PodUID{}
+	for uid, pod := range a.pods {
+		for _, d := range pod.demand.Demands {
+			for _, id := range d.Fixed[r] {
+				v.Claims[id] = append(v.Claims[id], uid)
+			}
+		}
+		v.Awaited = v.Awaited || pod.awaits(r)
+	}
 	for _, containers := range a.table.Quarantined {
 		for name, choice := range containers {
 			for _, id := range choice[r] {

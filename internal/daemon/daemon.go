@@ -168,7 +168,8 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	if api == nil {
 		devices.Replace(nil) // drop pods that an API server had bound to the node before
 	} else {
-		var offers *claims // nil: nothing is offered through claims
+		var offers *claims               // nil: nothing is offered through claims
+		sliceable := make(chan struct{}) // closed once ResourceSlices can be written
 		node := nodestatus.New(nodestatus.Config{
 			NodeName: c.NodeName,
 			Began:    time.Now(),
@@ -182,6 +183,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			Expected:  expected(c.Node),
 			Ignored:   pods.Ignores(c.Plugins.IgnoredResources),
 			Claimed:   offered.claimed,
+			Sliceable: sliceable,
 			Sliced:    func(r device.ResourceName) bool { return offers != nil && offers.publisher.Sliced(r) },
 			Uncounted: known.Uncounted, SaveUncounted: stateFile.SaveUncounted,
 			KubeletDir: c.Plugins.KubeletDir,
@@ -196,12 +198,12 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			Selectors: c.Allocation.Selectors,
 			Log:       logFor("pods"),
 		}
-		if usesClaims(c.DRA, known, stateFile, logFor("dra")) {
+		if usesClaims(c, known, stateFile, logFor("dra")) {
 			resourceAPI, err := kube.ConnectResource(c.Kubernetes.Kubeconfig, version.Get().Version)
 			if err != nil {
 				return err
 			}
-			offers = newClaims(c, resourceAPI, devices, stateFile, known, node, offered, logFor, metrics)
+			offers = newClaims(c, resourceAPI, devices, stateFile, known, node, offered, sliceable, logFor, metrics)
 			podsConfig.Sink, podsConfig.Claims = offers, true
 			components = append(components, component{"dra", offers.check})
 			runs = append(runs, offers.runs()...)

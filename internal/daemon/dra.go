@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -69,11 +70,12 @@ type claims struct {
 }
 
 // usesClaims reports whether this node offers resources through claims, or has done so: its slices have to be removed before the scheduler
-// chooses more devices from them, and the kubelet needs the driver until the pods with claims have ended. A state file that cannot be
-// written or has been lost is no reason not to offer.
-func usesClaims(c config.DRA, known store.State, stateFile *store.Store, log *slog.Logger) bool {
-	if len(c.Resources) == 0 {
-		return known.Claims
+// chooses more devices from them, and the kubelet needs the driver until the pods with claims have ended. A state file that has been lost
+// does not record that. The driver's directory in the kubelet's plugins does: devmgrd makes it when it first serves claims.
+func usesClaims(c config.Config, known store.State, stateFile interface{ SaveClaims() error }, log *slog.Logger) bool {
+	_, err := os.Stat(filepath.Join(pluginsDir(c), dra.Driver))
+	if len(c.DRA.Resources) == 0 && !known.Claims && err != nil {
+		return false
 	}
 	if !known.Claims {
 		if err := stateFile.SaveClaims(); err != nil {
@@ -83,14 +85,17 @@ func usesClaims(c config.DRA, known store.State, stateFile *store.Store, log *sl
 	return true
 }
 
+// pluginsDir returns the kubelet's directory plugins.
+func pluginsDir(c config.Config) string { return filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "plugins") }
+
 // newClaims returns Dynamic Resource Allocation on this node.
 func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, stateFile *store.Store, known store.State, node *nodestatus.Publisher, offered *offering,
-	logFor func(string) *slog.Logger, metrics prometheus.Registerer,
+	sliceable chan<- struct{}, logFor func(string) *slog.Logger, metrics prometheus.Registerer,
 ) *claims {
 	log := logFor("dra")
 	publisher := dra.New(dra.PublisherConfig{
 		NodeName: c.NodeName, Client: api, View: devices, Order: devices.Order, Places: stateFile, Known: known.Places, MaxDevices: c.DRA.MaxDevices, Log: log, Metrics: metrics,
-		Offered: node.Uncounted, OfferedChanged: node.Follow(), NodeUID: node.NodeUID,
+		Claimed: offered.claimed, Uncounted: node.Uncounted, NodeChanged: node.Follow(), NodeUID: node.NodeUID, Writable: sliceable,
 		TooMany: func(r device.ResourceName) bool { return offered.overMaxDevices(r) > 0 },
 	})
 	all := dra.NewClaims(dra.ClaimsConfig{
@@ -105,7 +110,7 @@ func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, s
 		Claims:    all,
 		publisher: publisher,
 		server: dra.NewServer(dra.ServerConfig{
-			RegistryDir: c.Plugins.KubeletRegistryDir(), PluginsDir: filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "plugins"),
+			RegistryDir: c.Plugins.KubeletRegistryDir(), PluginsDir: pluginsDir(c),
 			Claims: all, Allocator: devices, Hold: c.DRA.Hold, Log: log, Metrics: metrics,
 		}),
 	}

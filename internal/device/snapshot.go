@@ -164,6 +164,11 @@ type DeviceStatus struct {
 	// Sharers are further pods that have it, by the same claim as the Holder.
 	Sharers []Holder
 	Cordon  *Cordon // nil: none
+	// Claimed reports that the scheduler has chosen the device for the pods that have it or, if there are none, for one that waits.
+	Claimed bool
+	// Claimable reports that the scheduler may choose the device for a pod: it is Claimed, or free and of no use to a pod that waits for any
+	// device of the resource. A listed device that is not Claimable is in no ResourceSlice.
+	Claimable bool
 	// Release is why the device is Releasing or Busy.
 	Release *Release
 	// Failures is how often the device has failed in the last hour while in use, Failed when it last did.

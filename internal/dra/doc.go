@@ -29,8 +29,8 @@
 // through DRA. Devices that no pod may be assigned have a taint with the effect NoSchedule. They never have NoExecute: the scheduler's eviction
 // knows pods with claims of their own only (kubernetes/kubernetes issue 141290), and devmgrd evicts where its configuration says so.
 //
-// Pods that the scheduler has bound by the Node's number come first: while one waits, the slices show no free device of the resource, because
-// the scheduler could choose the one that the pod is about to be assigned. A pod that is already bound may not be known for a moment, so
+// Pods that the scheduler has bound by the Node's number come first: while one waits that may get a free device, the slices show none, because
+// the scheduler could choose the one that the pod is about to be assigned. The allocator says which devices these are (Claimable). A pod that is already bound may not be known for a moment, so
 // the slices show no device before all pods are listed, and for ten seconds after the removal of the number: a scheduler that is behind still binds by it.
 //
 // # Pools
@@ -56,6 +56,7 @@
 //
 // # Counted or offered
 //
-// A resource is in one of two places: the slices appear once the Node shows no value of it. A value of 0 would not do: a kubelet that
-// restarts fails the pods that count against it.
+// A resource is in one of two places. The Node's value goes once the API server would accept a slice, which the publisher tries by a dry run, and
+// the first slice appears once the Node shows no value. A value of 0 would not do: a kubelet that restarts fails the pods that count against it.
+// Slices that are there stay where another writer puts a value back.
 package dra

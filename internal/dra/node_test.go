@@ -28,13 +28,15 @@ type node struct {
 	mu        sync.Mutex
 	resources map[device.ResourceName]*device.Offer
 	devices   map[device.ResourceName][]device.DeviceStatus
-	pods      []device.PodStatus
+	claimed   map[device.ID]bool // for pods
+	awaited   bool               // a pod without a claim waits
 	partial   bool // not all pods are counted
 	changed   chan struct{}
 
 	refused   map[device.ResourceName]bool // not offered
 	unread    bool                         // the Node has not been read yet
 	since     time.Time                    // when the Node stopped showing the resources; zero: it never showed them
+	counted   bool                         // the Node shows them
 	retoken   chan struct{}
 	saved     map[device.ResourceName]places
 	saves     int
@@ -101,13 +103,12 @@ func (n *node) Devices(r device.ResourceName) ([]device.DeviceStatus, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	all, known := n.devices[r]
+	all = slices.Clone(all)
+	for i, d := range all {
+		all[i].Claimed = n.claimed[d.ID]
+		all[i].Claimable = d.Listed && (all[i].Claimed || d.Holder == nil && !n.awaited)
+	}
 	return all, known
-}
-
-func (n *node) Snapshot() *device.Snapshot {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return &device.Snapshot{Pods: n.pods}
 }
 
 func (n *node) Updated() <-chan struct{} {
@@ -126,10 +127,16 @@ func (n *node) SavePlaces(r device.ResourceName, of map[device.ID]int) error {
 	return n.full
 }
 
-func (n *node) offered(r device.ResourceName) (since time.Time, offered, known bool) {
+func (n *node) isClaimed(r device.ResourceName) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.since, !n.refused[r] && !n.unread, !n.unread
+	return !n.refused[r]
+}
+
+func (n *node) uncounted(device.ResourceName) (since time.Time, uncounted, known bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.since, !n.counted, !n.unread
 }
 
 // refuse has a resource's devices offered or not.
@@ -153,7 +160,7 @@ func publish(t *testing.T, api *kubetest.Server, n *node) (p *dra.Publisher, reg
 	n.mu.Lock()
 	known := maps.Clone(n.saved)
 	n.mu.Unlock()
-	p = dra.New(dra.PublisherConfig{NodeName: "n1", Client: api.ResourceClient(), View: n, Offered: n.offered, OfferedChanged: n.retoken, Places: n, Known: known,
+	p = dra.New(dra.PublisherConfig{NodeName: "n1", Client: api.ResourceClient(), View: n, Claimed: n.isClaimed, Uncounted: n.uncounted, NodeChanged: n.retoken, Places: n, Known: known,
 		NodeUID: n.uid, MaxDevices: n.most, Sysfs: t.TempDir(), Procfs: t.TempDir(), Log: kubetest.Log(t), Metrics: registry})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
+	"github.com/devmgrd/devmgrd/internal/backoff"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/kube"
 )
@@ -44,7 +45,6 @@ type View interface {
 	Resources() device.Resources
 	// Devices returns the devices of a resource in natural order, and false if the resource is unknown.
 	Devices(device.ResourceName) ([]device.DeviceStatus, bool)
-	Snapshot() *device.Snapshot
 	// Updated returns a channel that is closed when any of these have changed since the call.
 	Updated() <-chan struct{}
 }
@@ -54,15 +54,19 @@ type Places interface {
 	SavePlaces(device.ResourceName, map[device.ID]int) error
 }
 
-// PublisherConfig is what New needs. Every field but Order, Known, TooMany, Sysfs and Procfs is required.
+// PublisherConfig is what New needs. Every field but Writable, Order, Known, TooMany, Sysfs and Procfs is required.
 type PublisherConfig struct {
 	NodeName string
 	Client   rest.Interface // resource.k8s.io/v1
 	View     View
-	// Offered reports whether a resource's devices belong in ResourceSlices, and since when the Node does not show it; zero: it never did.
-	// While that is not known the slices stay as they are. OfferedChanged has a token when the answer may have changed.
-	Offered        func(device.ResourceName) (since time.Time, offered, known bool)
-	OfferedChanged <-chan struct{}
+	// Claimed reports whether a resource's devices belong in ResourceSlices. Uncounted reports whether the Node does not show the resource, and
+	// since when; zero: it never did. There is no slice before that. NodeChanged has a token when either answer may have changed.
+	Claimed     func(device.ResourceName) bool
+	Uncounted   func(device.ResourceName) (since time.Time, uncounted, known bool)
+	NodeChanged <-chan struct{}
+	// Writable is closed once the API server would accept a ResourceSlice of this node: it may lack resource.k8s.io/v1 or refuse the right. nil: it
+	// is not tried.
+	Writable chan<- struct{}
 	// Order returns a resource's devices in the order in which the slices list them, which is the order in which the scheduler
 	// considers them; nil: natural. Other devices follow.
 	Order  func(device.ResourceName) []device.ID
@@ -95,6 +99,7 @@ type Publisher struct {
 
 	mu      sync.Mutex // guards what follows
 	failure error      // why the slices may not show what they should; nil: they do
+	refused error      // why the API server would not accept a slice
 	places  map[device.ResourceName]map[device.ID]int
 	dropped bool // the API server drops taints
 	asked   time.Time
@@ -113,8 +118,8 @@ var errNotYet = errors.New("the node's ResourceSlices have not been compared yet
 
 // New returns a Publisher; Run starts it.
 func New(cfg PublisherConfig) *Publisher {
-	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Offered == nil || cfg.OfferedChanged == nil || cfg.Places == nil || cfg.NodeUID == nil || cfg.MaxDevices == 0 || cfg.Log == nil || cfg.Metrics == nil {
-		panic("dra: every field of PublisherConfig but Order, Known, TooMany, Sysfs and Procfs is required")
+	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Claimed == nil || cfg.Uncounted == nil || cfg.NodeChanged == nil || cfg.Places == nil || cfg.NodeUID == nil || cfg.MaxDevices == 0 || cfg.Log == nil || cfg.Metrics == nil {
+		panic("dra: every field of PublisherConfig but Writable, Order, Known, TooMany, Sysfs and Procfs is required")
 	}
 	s := newStore()
 	places := maps.Clone(cfg.Known)
@@ -152,7 +157,40 @@ func (p *Publisher) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return p.watch.Run(ctx) })
 	group.Go(func() error { p.publish(ctx); return nil })
+	if p.cfg.Writable != nil {
+		group.Go(func() error { p.try(ctx); return nil })
+	}
 	return group.Wait()
+}
+
+// try closes Writable when that is so.
+func (p *Publisher) try(ctx context.Context) {
+	select {
+	case <-p.store.first:
+	case <-ctx.Done():
+		return
+	}
+	for pause := (backoff.Backoff{First: firstRetry, Last: lastRetry}); ctx.Err() == nil; pause.Wait(ctx) {
+		limited, cancel := context.WithTimeout(ctx, writeTimeout)
+		err := kube.TryResourceSlice(limited, p.cfg.Client, p.cfg.NodeName, Driver)
+		cancel()
+		p.setRefused(err)
+		if err == nil {
+			close(p.cfg.Writable)
+			return
+		}
+	}
+}
+
+// setRefused records why the API server would not accept a ResourceSlice, and logs that once.
+func (p *Publisher) setRefused(err error) {
+	p.mu.Lock()
+	before := p.refused
+	p.refused = err
+	p.mu.Unlock()
+	if err != nil && before == nil {
+		p.cfg.Log.Warn("resource slices refused by API server; resources stay in the Node's capacity", "err", err)
+	}
 }
 
 // Check returns nil while the slices show the View's devices as far as devmgrd knows, and otherwise the reason why they may not.
@@ -162,6 +200,9 @@ func (p *Publisher) Check() error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.refused != nil {
+		return fmt.Errorf("trying to create a ResourceSlice: %w; resources that the Node shows stay there", p.refused)
+	}
 	return p.failure
 }
 
@@ -391,27 +432,28 @@ func (w wanted) err(pools map[string]*pace, names map[string]*resourceapi.Resour
 // want asks the View. It saves new places first: a slice never shows a device in a pool that a restart would not find it in.
 func (p *Publisher) want() wanted {
 	w := wanted{slices: map[string]*resourceapi.ResourceSlice{}, keep: map[device.ResourceName]bool{}}
-	before := p.cfg.View.Snapshot()
 	resources := p.cfg.View.Resources()
 	w.complete = resources.PodsListed
 	devices := map[device.ResourceName][]device.DeviceStatus{}
 	for r, status := range resources.ByName {
 		p.seen[r] = true
-		since, offered, known := p.cfg.Offered(r)
-		if !known {
-			w.keep[r] = true
-			continue
-		}
-		if !offered || status.Offer == nil {
+		if !p.cfg.Claimed(r) || status.Offer == nil {
 			p.withdraw(r)
 			if status.Offer != nil && p.cfg.TooMany != nil && p.cfg.TooMany(r) {
 				p.tellTooMany(r, len(status.Offer.Inventory.Devices))
 			}
 			continue
 		}
-		// Slices that are there stay up to date: another writer has put the number back for a moment. Nor is there a pause if the clock was ahead then.
-		if now := time.Now(); !p.shown(r) && !now.Before(since) && now.Before(since.Add(bindingTime)) {
-			w.keep[r], w.again = true, sooner(w.again, since.Add(bindingTime))
+		// The Node's number has to go before the first slice comes. Slices that are there stay up to date, also where another writer puts the number
+		// back. There is no pause if the clock was ahead when the number went.
+		if since, uncounted, known := p.cfg.Uncounted(r); !known {
+			w.keep[r] = true
+			continue
+		} else if now := time.Now(); !p.shown(r) && (!uncounted || !now.Before(since) && now.Before(since.Add(bindingTime))) {
+			w.keep[r] = true
+			if uncounted {
+				w.again = sooner(w.again, since.Add(bindingTime))
+			}
 			continue
 		}
 		if of, known := p.cfg.View.Devices(r); known && status.Offer.Reported && w.complete {
@@ -423,16 +465,14 @@ func (p *Publisher) want() wanted {
 	if w.complete {
 		p.forgetOthers(resources)
 	}
-	after := p.cfg.View.Snapshot()
-	claimed, awaited := claims(before, after), waiting(before, after) // a holder of a device above is in one of the two
 	for _, r := range slices.Sorted(maps.Keys(devices)) {
-		p.add(&w, r, *resources.ByName[r].Offer, devices[r], claimed[r], awaited[r])
+		p.add(&w, r, *resources.ByName[r].Offer, devices[r])
 	}
 	return w
 }
 
 // add adds the slices of one resource.
-func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, devices []device.DeviceStatus, claimed map[device.ID]bool, awaited bool) {
+func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, devices []device.DeviceStatus) {
 	of, known := p.resources[r]
 	if !known {
 		of = &publication{saving: newPace()}
@@ -448,7 +488,7 @@ func (p *Publisher) add(w *wanted, r device.ResourceName, offer device.Offer, de
 	}
 	saved := p.saved(r)
 	out, err := show(input{
-		node: p.cfg.NodeName, resource: r, devices: devices, lost: offer.State == device.Lost, claimed: claimed, awaited: awaited, saved: saved, placed: of.placed,
+		node: p.cfg.NodeName, resource: r, devices: devices, lost: offer.State == device.Lost, saved: saved, placed: of.placed,
 		order: order, untaint: p.TaintsDropped(), most: p.cfg.MaxDevices, attributes: p.describer.of,
 	})
 	if err != nil {
@@ -503,47 +543,6 @@ func (p *Publisher) forgetOthers(resources device.Resources) {
 	}
 }
 
-// claims returns the devices that the scheduler has chosen for the pods of some snapshots.
-func claims(of ...*device.Snapshot) map[device.ResourceName]map[device.ID]bool {
-	all := map[device.ResourceName]map[device.ID]bool{}
-	for _, snapshot := range slices.Compact(of) {
-		for _, pod := range snapshot.Pods {
-			for _, demand := range pod.Demands {
-				for r, ids := range demand.Fixed {
-					if all[r] == nil {
-						all[r] = map[device.ID]bool{}
-					}
-					for _, id := range ids {
-						all[r][id] = true
-					}
-				}
-			}
-		}
-	}
-	return all
-}
-
-// waiting returns the resources of which some pods of these snapshots wait for devices that the scheduler has not chosen. Pods whose demand
-// cannot be met as it is do not count: they may wait for ever.
-func waiting(of ...*device.Snapshot) map[device.ResourceName]bool {
-	all := map[device.ResourceName]bool{}
-	for _, snapshot := range slices.Compact(of) {
-		for _, pod := range snapshot.Pods {
-			if pod.State != device.Waiting {
-				continue
-			}
-			for _, d := range pod.Demands {
-				for r := range d.Wants {
-					if len(d.Fixed[r]) == 0 && (d.Mistake == "" || d.Blocked == device.Allocating) {
-						all[r] = true
-					}
-				}
-			}
-		}
-	}
-	return all
-}
-
 // waitForChange waits until the slices, the View or the offered resources have changed, or until a time; zero: no limit.
 func (p *Publisher) waitForChange(ctx context.Context, updated <-chan struct{}, until time.Time) {
 	var over <-chan time.Time
@@ -554,7 +553,7 @@ func (p *Publisher) waitForChange(ctx context.Context, updated <-chan struct{}, 
 	case <-over:
 	case <-p.store.changed:
 	case <-updated:
-	case <-p.cfg.OfferedChanged:
+	case <-p.cfg.NodeChanged:
 	case <-ctx.Done():
 	}
 }

@@ -279,9 +279,7 @@ func claims(t *testing.T) {
 	n.list(gpu, 3)
 	publish(t, api, n)
 	at(time.Minute)
-	n.change(func() {
-		n.pods = []device.PodStatus{{Demands: []device.Demand{{}, {Fixed: map[device.ResourceName][]device.ID{gpu: {"d1"}}}}}}
-	})
+	n.change(func() { n.claimed = map[device.ID]bool{"d1": true} })
 	hold := func(i int) {
 		n.touch(gpu, i, func(d *device.DeviceStatus) { d.State, d.Holder = device.Assigned, &device.Holder{} })
 	}
@@ -296,7 +294,7 @@ func claims(t *testing.T) {
 		t.Errorf("a device of a pod without a claim: %s", got)
 	}
 	hold(2)
-	n.change(func() { n.pods = nil })
+	n.change(func() { n.claimed = nil })
 	at(time.Minute)
 	if got := shows(api); len(got) > 0 {
 		t.Errorf("all devices are with pods without a claim: %v", got)
@@ -382,9 +380,7 @@ func taintsDropped(t *testing.T) {
 	if p.TaintsDropped() {
 		t.Error("no taint has been written")
 	}
-	n.change(func() {
-		n.pods = []device.PodStatus{{Demands: []device.Demand{{Fixed: map[device.ResourceName][]device.ID{gpu: {"d3"}}}}}}
-	})
+	n.change(func() { n.claimed = map[device.ID]bool{"d3": true} })
 	n.cordon(gpu, 1, true)
 	n.touch(gpu, 3, func(d *device.DeviceStatus) {
 		d.Cordon, d.State, d.Holder = &device.Cordon{}, device.Assigned, &device.Holder{}
@@ -514,56 +510,24 @@ func podsOfTheNumber(t *testing.T) {
 		t.Errorf("before all pods are known the slices show %v", got)
 	}
 	n.change(func() { n.partial = false })
-	demand := device.Demand{Wants: map[device.ResourceName]int{gpu: 1}}
-	counted := func(change func(*device.Demand)) {
-		d := demand
-		if change != nil {
-			change(&d)
-		}
-		n.change(func() {
-			n.pods = []device.PodStatus{{PodAllocation: &device.PodAllocation{Active: true}, State: device.Waiting, Demands: []device.Demand{d}}}
-		})
-		at(2 * time.Second)
-	}
-	for what, test := range map[string]struct {
-		change func(*device.Demand)
+	for _, step := range []struct {
+		what   string
+		change func()
 		want   string
 	}{
-		"waits for a device":          {nil, ""},
-		"is not known to be of claim": {func(d *device.Demand) { d.Mistake, d.Blocked = "reading the Node", device.Allocating }, ""},
-		"has no claim":                {func(d *device.Demand) { d.Mistake, d.Blocked = "bound past the scheduler", device.NoClaim }, "3"},
-		"has a mistake":               {func(d *device.Demand) { d.Mistake = "selects no device" }, "3"},
-		"has a claim":                 {func(d *device.Demand) { d.Fixed = map[device.ResourceName][]device.ID{gpu: {"d0"}} }, "3"},
+		{"a pod waits", func() { n.awaited = true }, ""},
+		{"a pod waits, and another one has a claim", func() { n.claimed = map[device.ID]bool{"d1": true} }, "1"},
+		{"no pod waits", func() { n.awaited = false }, "3"},
+		// Slices that are there follow the devices.
+		{"another writer puts the number back", func() { n.counted, n.claimed = true, nil; n.devices[gpu] = n.devices[gpu][:2] }, "2"},
+		{"the number has gone again", func() { n.counted, n.since = false, time.Now(); n.devices[gpu] = n.devices[gpu][:1] }, "1"},
 	} {
-		counted(test.change)
-		if got, _, _ := strings.Cut(shows(api)[pool+"0"], " "); got != test.want {
-			t.Errorf("while a pod waits that %s the slice has %q devices, want %q", what, got, test.want)
+		n.change(step.change)
+		n.retoken <- struct{}{}
+		at(2 * time.Second)
+		if got, _, _ := strings.Cut(shows(api)[pool+"0"], " "); got != step.want {
+			t.Errorf("%s: the slice has %q devices, want %q", step.what, got, step.want)
 		}
-	}
-
-	// A claimed device stays.
-	n.change(func() {
-		n.pods = []device.PodStatus{
-			{PodAllocation: &device.PodAllocation{Active: true}, State: device.Waiting, Demands: []device.Demand{demand}},
-			{PodAllocation: &device.PodAllocation{Active: true}, State: device.Waiting, Demands: []device.Demand{{Wants: demand.Wants, Fixed: map[device.ResourceName][]device.ID{gpu: {"d1"}}}}},
-		}
-	})
-	at(2 * time.Second)
-	if got := api.ResourceSlices(); len(got) != 1 || len(got[0].Spec.Devices) != 1 || got[0].Spec.Devices[0].Name != "d1" {
-		t.Errorf("the slices show %v", shows(api))
-	}
-	n.change(func() { n.pods = nil })
-	at(2 * time.Second)
-	if got := shows(api)[pool+"0"]; !strings.HasPrefix(got, "3 ") {
-		t.Errorf("when no pod waits the slice has %q", got)
-	}
-
-	// Another writer has put the number back for a moment: slices that are there follow the devices.
-	n.change(func() { n.since = time.Now() })
-	n.touch(gpu, 1, func(d *device.DeviceStatus) { d.Healthy, d.State = false, device.Unhealthy })
-	at(2 * time.Second)
-	if got := shows(api)[pool+"0"]; !strings.HasSuffix(got, " d1+unhealthy") {
-		t.Errorf("after the removal of another writer's number the slice has %q", got)
 	}
 	if err := p.Check(); err != nil {
 		t.Error(err)

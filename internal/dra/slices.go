@@ -35,8 +35,6 @@ type input struct {
 	resource device.ResourceName
 	devices  []device.DeviceStatus // in natural order of their IDs
 	lost     bool                  // its plugin has been away for longer than the grace period
-	claimed  map[device.ID]bool    // devices that the scheduler has chosen for a pod
-	awaited  bool                  // a pod without a claim waits, and may be assigned any free device
 	saved    map[device.ID]int     // places other than 0, of listed and unlisted devices
 	placed   map[device.ID]int     // places of the devices that were listed before; nil: not known
 	order    []device.ID           // of the devices in their slices; others follow in natural order
@@ -64,7 +62,7 @@ func show(in input) (output, error) {
 	for _, d := range in.sorted() {
 		taints := in.taints(d)
 		if in.untaint {
-			if len(taints) > 0 && !in.claimed[d.ID] {
+			if len(taints) > 0 && !d.Claimed {
 				continue
 			}
 			taints = nil
@@ -102,18 +100,11 @@ func listed(devices []device.DeviceStatus) (n int) {
 	return n
 }
 
-// shown reports whether a device is in a slice. Devices of pods without a claim are not, nor are free ones while such a pod waits: the
-// scheduler could choose the device that it is about to be assigned. Nor are devices that may be in use under another ID or by a container
-// that the state file does not record.
-func (in input) shown(d device.DeviceStatus) bool {
-	return d.Listed && (d.Holder == nil && !in.awaited || in.claimed[d.ID]) && d.State != device.Withheld && d.State != device.Quarantined
-}
-
-// sorted returns the shown devices in the order of the slices.
+// sorted returns the devices that the scheduler may choose, in the order of the slices.
 func (in input) sorted() []device.DeviceStatus {
 	all := make([]device.DeviceStatus, 0, len(in.devices))
 	for _, d := range in.devices {
-		if in.shown(d) {
+		if d.Claimable {
 			all = append(all, d)
 		}
 	}

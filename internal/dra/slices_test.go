@@ -21,7 +21,7 @@ func noAttributes(device.DeviceStatus) attributes { return nil }
 // free returns listed and healthy devices named prefix0, prefix1, ...
 func free(prefix string, n int) (all []device.DeviceStatus) {
 	for i := range n {
-		all = append(all, device.DeviceStatus{Resource: gpu, Device: device.Device{ID: device.ID(fmt.Sprint(prefix, i)), Healthy: true}, State: device.Available, Listed: true})
+		all = append(all, device.DeviceStatus{Resource: gpu, Device: device.Device{ID: device.ID(fmt.Sprint(prefix, i)), Healthy: true}, State: device.Available, Listed: true, Claimable: true})
 	}
 	return all
 }
@@ -60,27 +60,21 @@ func TestShow_States(t *testing.T) {
 		want   string
 	}{
 		{name: "free", want: "d0"},
-		{name: "not listed", change: func(d *device.DeviceStatus) { d.Listed = false }, want: ""},
-		{name: "of a pod without a claim", change: func(d *device.DeviceStatus) { d.State, d.Holder = device.Assigned, holder }, want: ""},
-		{name: "of a pod with a claim", change: func(d *device.DeviceStatus) { d.State, d.Holder = device.Assigned, holder }, input: func(in *input) { in.claimed = map[device.ID]bool{"d0": true} }, want: "d0"},
-		{name: "claimed and not held yet", input: func(in *input) { in.claimed = map[device.ID]bool{"d0": true} }, want: "d0"},
-		{name: "withheld", change: func(d *device.DeviceStatus) { d.State = device.Withheld }, want: ""},
-		{name: "quarantined", change: func(d *device.DeviceStatus) { d.State = device.Quarantined }, want: ""},
-		{name: "quarantined and claimed", change: func(d *device.DeviceStatus) { d.State, d.Holder = device.Quarantined, holder }, input: func(in *input) { in.claimed = map[device.ID]bool{"d0": true} }, want: ""},
+		{name: "not claimable", change: func(d *device.DeviceStatus) { d.Claimable = false }, want: ""},
+		{name: "of a pod with a claim", change: func(d *device.DeviceStatus) { d.State, d.Holder, d.Claimed = device.Assigned, holder, true }, want: "d0"},
 		{name: "unhealthy", change: func(d *device.DeviceStatus) { d.State, d.Healthy = device.Unhealthy, false }, want: "d0+unhealthy"},
-		{name: "unhealthy in use", change: func(d *device.DeviceStatus) { d.State, d.Holder, d.Healthy = device.Assigned, holder, false }, input: func(in *input) { in.claimed = map[device.ID]bool{"d0": true} }, want: "d0+unhealthy"},
+		{name: "unhealthy in use", change: func(d *device.DeviceStatus) { d.State, d.Holder, d.Healthy = device.Assigned, holder, false }, want: "d0+unhealthy"},
 		{name: "cordoned", change: func(d *device.DeviceStatus) { d.State, d.Cordon = device.Cordoned, &device.Cordon{Reason: "fan"} }, want: "d0+cordoned"},
 		{name: "suspended", change: func(d *device.DeviceStatus) { d.State, d.Cordon = device.Cordoned, &device.Cordon{Suspended: true} }, want: "d0+suspended"},
 		{name: "suspended and unhealthy", change: func(d *device.DeviceStatus) {
 			d.State, d.Cordon, d.Healthy = device.Cordoned, &device.Cordon{Suspended: true}, false
 		}, want: "d0+unhealthy+suspended"},
-		{name: "releasing", change: func(d *device.DeviceStatus) { d.State, d.Holder = device.Releasing, holder }, input: func(in *input) { in.claimed = map[device.ID]bool{"d0": true} }, want: "d0"},
-		{name: "busy", change: func(d *device.DeviceStatus) { d.State, d.Holder = device.Occupied, holder }, input: func(in *input) { in.claimed = map[device.ID]bool{"d0": true} }, want: "d0+busy"},
-		{name: "busy after a pod without a claim", change: func(d *device.DeviceStatus) { d.State, d.Holder = device.Occupied, holder }, want: ""},
+		{name: "releasing", change: func(d *device.DeviceStatus) { d.State, d.Holder = device.Releasing, holder }, want: "d0"},
+		{name: "busy", change: func(d *device.DeviceStatus) { d.State, d.Holder = device.Occupied, holder }, want: "d0+busy"},
 		{name: "stale", change: func(d *device.DeviceStatus) { d.State = device.PluginAway }, want: "d0"},
 		{name: "lost", change: func(d *device.DeviceStatus) { d.State = device.PluginAway }, input: func(in *input) { in.lost = true }, want: "d0+plugin-lost"},
 		{name: "unhealthy, without taints", change: func(d *device.DeviceStatus) { d.Healthy = false }, input: func(in *input) { in.untaint = true }, want: ""},
-		{name: "unhealthy and claimed, without taints", change: func(d *device.DeviceStatus) { d.Healthy = false }, input: func(in *input) { in.untaint, in.claimed = true, map[device.ID]bool{"d0": true} }, want: "d0"},
+		{name: "unhealthy and claimed, without taints", change: func(d *device.DeviceStatus) { d.Healthy, d.Claimed = false, true }, input: func(in *input) { in.untaint = true }, want: "d0"},
 		{name: "free, without taints", input: func(in *input) { in.untaint = true }, want: "d0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

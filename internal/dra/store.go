@@ -25,6 +25,7 @@ type store struct {
 	changed  chan struct{} // holds one token when the watch has brought news
 	removed  chan struct{} // likewise when another client has removed a slice
 	relisted chan struct{} // likewise after a full list: the API server is back
+	first    chan struct{} // closed at the first full list
 
 	mu     sync.Mutex // guards what follows; never held across I/O
 	byName map[string]version
@@ -33,7 +34,7 @@ type store struct {
 }
 
 func newStore() *store {
-	return &store{changed: make(chan struct{}, 1), removed: make(chan struct{}, 1), relisted: make(chan struct{}, 1), byName: map[string]version{}, left: map[device.ResourceName]time.Time{}}
+	return &store{changed: make(chan struct{}, 1), removed: make(chan struct{}, 1), relisted: make(chan struct{}, 1), first: make(chan struct{}), byName: map[string]version{}, left: map[device.ResourceName]time.Time{}}
 }
 
 // now returns the ResourceSlices by name; known is false before the first list.
@@ -164,6 +165,7 @@ func (s *store) Replace(list []any, _ string) error {
 	s.byName = all
 	if s.listed.IsZero() {
 		s.listed = time.Now()
+		close(s.first)
 	}
 	s.mu.Unlock()
 	signal(s.relisted)

@@ -12,10 +12,10 @@ type Resource struct {
 	Requests int           // sum of the requests of the node's active pods in the API
 	Failures *failures.Log // of devices in use
 
-	claimed        map[device.ID]int // how many containers of active pods of the API have devices by claims that the scheduler does not count as requests
-	admitted       int               // the part of Requests from pods that the kubelet has admitted
-	unlistedIdle   int               // the part of the unlisted devices in use that no container has used since the boot
-	withheldLogged int               // number of withheld devices last logged
+	claimed        map[device.ID]map[device.PodUID]bool // the active pods of the API that name devices by claims that the scheduler does not count as requests
+	admitted       int                                  // the part of Requests from pods that the kubelet has admitted
+	unlistedIdle   int                                  // the part of the unlisted devices in use that no container has used since the boot
+	withheldLogged int                                  // number of withheld devices last logged
 }
 
 // Forget removes the offer and the record of failures, as if there had never been an offer.
@@ -37,7 +37,27 @@ func (p *Resource) Capacity(hidden int, podsListed bool) int {
 	if podsListed {
 		admitted = p.admitted
 	}
-	return p.Resource.Capacity(p.unlistedIdle, max(0, hidden)+len(p.claimed), admitted)
+	claimed := 0
+	for id, by := range p.claimed {
+		if p.spoken(id, by) {
+			claimed++
+		}
+	}
+	return p.Resource.Capacity(p.unlistedIdle, max(0, hidden)+claimed, admitted)
+}
+
+// spoken reports whether a device of the capacity is one that these pods have or will have. They wait for a device that another pod has, or that
+// no pod can be assigned now: the first counts for the other pod, the second not at all.
+func (p *Resource) spoken(id device.ID, by map[device.PodUID]bool) bool {
+	if _, taken := p.Holder(id); !taken {
+		return p.Counted(id)
+	}
+	for pod := range by {
+		if p.Has(id, pod) {
+			return true
+		}
+	}
+	return false
 }
 
 // Resources are all resources that have been offered or are in use.
@@ -47,7 +67,7 @@ type Resources map[device.ResourceName]*Resource
 func (rs Resources) Of(r device.ResourceName) *Resource {
 	p := rs[r]
 	if p == nil {
-		p = &Resource{Resource: placement.NewResource(), Failures: failures.New(), claimed: map[device.ID]int{}}
+		p = &Resource{Resource: placement.NewResource(), Failures: failures.New(), claimed: map[device.ID]map[device.PodUID]bool{}}
 		rs[r] = p
 	}
 	return p
@@ -60,11 +80,8 @@ func (rs Resources) Request(d device.PodDemand, sign int) {
 	}
 	for _, of := range d.Demands {
 		for r, claimed := range of.Claimed {
-			p := rs.Of(r)
 			for id := range claimed {
-				if p.claimed[id] += sign; p.claimed[id] == 0 {
-					delete(p.claimed, id)
-				}
+				rs.Of(r).claim(id, d.Pod.UID, sign > 0)
 			}
 		}
 	}
@@ -74,5 +91,21 @@ func (rs Resources) Request(d device.PodDemand, sign int) {
 		if d.Admitted {
 			p.admitted += sign * n
 		}
+	}
+}
+
+// claim records whether a pod names a device by a claim.
+func (p *Resource) claim(id device.ID, pod device.PodUID, does bool) {
+	by := p.claimed[id]
+	switch {
+	case !does:
+		delete(by, pod)
+		if len(by) == 0 {
+			delete(p.claimed, id)
+		}
+	case by == nil:
+		p.claimed[id] = map[device.PodUID]bool{pod: true}
+	default:
+		by[pod] = true
 	}
 }

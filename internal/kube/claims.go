@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/version"
 	serverversion "k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/rest"
 )
 
 // extended is the first release whose API server and scheduler make claims for pods that request extended resources, and keep the taints
@@ -68,14 +69,7 @@ func claimRights(ctx context.Context, c Client, node, driver string, pods []core
 	}{
 		{"list resourceslices", func() error { return params(c.Get().Resource("resourceslices"), own).Do(ctx).Into(&slices) }},
 		{"watch resourceslices", func() error { return tryWatch(ctx, c, "resourceslices", own) }},
-		{"create resourceslices", func() error {
-			return c.Post().Resource("resourceslices").Param("dryRun", dry).Body(&resourceapi.ResourceSlice{
-				ObjectMeta: metav1.ObjectMeta{GenerateName: probeName + "-"},
-				Spec: resourceapi.ResourceSliceSpec{
-					Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node + "/" + probeName, Generation: 1, ResourceSliceCount: 1},
-				},
-			}).Do(ctx).Error()
-		}},
+		{"create resourceslices", func() error { return TryResourceSlice(ctx, c, node, driver) }},
 		{"update resourceslices", func() error {
 			if len(slices.Items) == 0 {
 				return nil // a node's credentials are valid for its own slices only, and it has none
@@ -104,6 +98,16 @@ func claimRights(ctx context.Context, c Client, node, driver string, pods []core
 		all = append(all, Right{step.what, err})
 	}
 	return all, nil
+}
+
+// TryResourceSlice creates a ResourceSlice of the node and the driver in a dry run. c is a client of resource.k8s.io/v1.
+func TryResourceSlice(ctx context.Context, c rest.Interface, node, driver string) error {
+	return c.Post().Resource("resourceslices").Param("dryRun", metav1.DryRunAll).Body(&resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: probeName + "-"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: driver, NodeName: &node, Pool: resourceapi.ResourcePool{Name: node + "/" + probeName, Generation: 1, ResourceSliceCount: 1},
+		},
+	}).Do(ctx).Error()
 }
 
 // claimOf returns the first claim of these pods, or nothing.

@@ -2,6 +2,7 @@ package nodestatus
 
 import (
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -25,7 +26,7 @@ type situation struct {
 // A decision is what the publisher does about a situation.
 type decision struct {
 	want        map[device.ResourceName]int // the values that the Node shows in the end
-	overwritten []device.ResourceName       // wanted resources whose values another writer has changed
+	overwritten []device.ResourceName       // wanted and retired resources whose values another writer has changed
 	patch       quantities                  // empty: none now
 	again       time.Time                   // when to decide again if nothing changes; zero: never
 	settled     bool                        // the Node shows want, and none of the retired resources
@@ -56,7 +57,7 @@ func (d *decider) decide(s situation, now time.Time) decision {
 	out := decision{want: want, again: again}
 	for _, r := range s.node.overwritten(d.ours) {
 		delete(d.ours, r) // until devmgrd writes the value again
-		if _, wanted := want[r]; wanted {
+		if _, wanted := want[r]; wanted || slices.Contains(s.retired, r) {
 			out.overwritten = append(out.overwritten, r)
 		}
 	}
@@ -75,7 +76,8 @@ func (d *decider) decide(s situation, now time.Time) decision {
 		delete(d.latest, r)
 	}
 	for r, n := range patch {
-		if delete(d.ours, r); n == nil {
+		delete(d.ours, r)
+		if _, wanted := want[r]; wanted && n == nil {
 			d.withdrawn[r] = now
 		}
 	}

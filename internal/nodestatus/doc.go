@@ -58,6 +58,7 @@
 // # Limits of the package
 //
 // It never writes zero because it ends: a restarting kubelet would fail the pods that hold devices. It creates no Node, and
-// does not poll. It removes a resource for longer than that second only after "devmgrd forget" (Retired): once; if another
-// writer puts the resource back, it stays.
+// does not poll. It removes a resource for longer than that second only after "devmgrd forget" (Retired), once: if another
+// writer puts the resource back, it stays. And it removes what is offered through claims (Claimed), once slices can be written (Sliceable), and
+// each time that another writer puts it back.
 package nodestatus

@@ -53,7 +53,7 @@ type Notifier interface {
 	InvalidCordons(error)
 }
 
-// Config is what New needs. Every field but Began, Expected, Claimed and Sliced is required.
+// Config is what New needs. Every field but Began, Expected, Claimed, Sliceable and Sliced is required.
 type Config struct {
 	NodeName string
 	Began    time.Time      // when devmgrd started; zero: long ago
@@ -67,8 +67,10 @@ type Config struct {
 	// Ignored reports which resources devmgrd does not manage: they are not removed from the Node either.
 	Ignored func(device.ResourceName) bool
 	// Claimed reports which resources are offered through claims: the Node must not show them. A value of 0 would not do: at its start a
-	// kubelet fails pods that count against it.
-	Claimed func(device.ResourceName) bool
+	// kubelet fails pods that count against it. Sliceable is closed once ResourceSlices can be written: until then claimed resources that the
+	// Node shows stay there, and count; nil: they can be.
+	Claimed   func(device.ResourceName) bool
+	Sliceable <-chan struct{}
 	// Sliced reports whether the scheduler may still choose devices of a resource from ResourceSlices: the Node shows no value of it before
 	// that has ended. nil: it never may.
 	Sliced func(device.ResourceName) bool
@@ -102,10 +104,15 @@ var errNotYet = errors.New("the node's capacity has not been compared yet")
 // New returns a Publisher; Run starts it.
 func New(cfg Config) *Publisher {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Notifier == nil || cfg.Cordons == nil || cfg.Components == nil || cfg.Ignored == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
-		panic("nodestatus: every field of Config but Began, Expected, Claimed and Sliced is required")
+		panic("nodestatus: every field of Config but Began, Expected, Claimed, Sliceable and Sliced is required")
 	}
 	if cfg.Sliced == nil {
 		cfg.Sliced = func(device.ResourceName) bool { return false }
+	}
+	if cfg.Sliceable == nil {
+		at := make(chan struct{})
+		close(at)
+		cfg.Sliceable = at
 	}
 	if cfg.Claimed == nil {
 		cfg.Claimed = func(device.ResourceName) bool { return false }
@@ -169,9 +176,9 @@ func (p *Publisher) publish(ctx context.Context) {
 	for ctx.Err() == nil {
 		updated := p.cfg.View.Updated() // before anything is read, so that no later change is missed
 		resources := p.cfg.View.Resources()
-		capacity, claimed := p.split(resources.Capacity())
-		now := situation{began: p.cfg.Began, listed: resources.PodsListed, capacity: capacity, requested: resources.Requested()}
 		node, known := p.store.now()
+		capacity, claimed := p.split(resources.Capacity(), node, decider)
+		now := situation{began: p.cfg.Began, listed: resources.PodsListed, capacity: capacity, requested: resources.Requested()}
 		switch {
 		case !known:
 			p.waitForChange(ctx, updated, changed, time.Time{})
@@ -209,7 +216,7 @@ func (p *Publisher) publish(ctx context.Context) {
 		case len(next.patch) == 0:
 			p.waitForChange(ctx, updated, changed, next.again)
 		default:
-			err := p.noteUncounted(next.patch)
+			err := p.noteUncounted(next.patch, claimed)
 			if err == nil {
 				err = p.write(ctx, next.patch)
 			}
@@ -225,15 +232,28 @@ func (p *Publisher) publish(ctx context.Context) {
 	}
 }
 
-// split returns the capacity without resources that are offered through claims, and these.
-func (p *Publisher) split(capacity map[device.ResourceName]int) (counted map[device.ResourceName]int, claimed []device.ResourceName) {
+// split returns the capacity without resources that are offered through claims, and these. Those that the Node shows stay in the capacity until
+// ResourceSlices can be written.
+func (p *Publisher) split(capacity map[device.ResourceName]int, node nodeState, d *decider) (counted map[device.ResourceName]int, claimed []device.ResourceName) {
 	for r := range capacity {
-		if p.cfg.Claimed(r) {
+		_, falls := d.withdrawn[r]
+		if p.cfg.Claimed(r) && (p.sliceable() || !node.shows(r) && !falls) {
 			delete(capacity, r)
 			claimed = append(claimed, r)
 		}
 	}
+	slices.Sort(claimed)
 	return capacity, claimed
+}
+
+// sliceable reports whether ResourceSlices can be written.
+func (p *Publisher) sliceable() bool {
+	select {
+	case <-p.cfg.Sliceable:
+		return true
+	default:
+		return false
+	}
 }
 
 // awaitSlices removes from the capacity what the Node does not show and the slices show still, and reports whether there is any. The scheduler
@@ -251,10 +271,10 @@ func (p *Publisher) awaitSlices(capacity map[device.ResourceName]int, node nodeS
 
 // noteUncounted records which claimed resources a patch takes off the Node. The record is durable before the patch: a pod that the scheduler
 // binds by the Node's number keeps its right to devices over restarts.
-func (p *Publisher) noteUncounted(patch quantities) error {
+func (p *Publisher) noteUncounted(patch quantities, claimed []device.ResourceName) error {
 	var all []device.ResourceName
-	for _, r := range slices.Sorted(maps.Keys(patch)) {
-		if patch[r] == nil && p.cfg.Claimed(r) {
+	for _, r := range claimed {
+		if n, written := patch[r]; written && n == nil {
 			all = append(all, r)
 		}
 	}
@@ -276,15 +296,15 @@ func (p *Publisher) noteUncounted(patch quantities) error {
 // Uncounted reports whether a resource is offered through claims and the Node does not show it. Pods that were created before since may
 // still have been bound by its number; zero: the Node has never shown it. known is false until the Node has been read.
 func (p *Publisher) Uncounted(r device.ResourceName) (since time.Time, uncounted, known bool) {
-	node, known := p.store.now()
 	if !p.cfg.Claimed(r) {
 		return time.Time{}, false, true
 	}
-	if !known || !node.there || node.shows(r) {
+	p.mu.Lock() // before reading the Node: expected is set before the value is removed
+	defer p.mu.Unlock()
+	node, known := p.store.now()
+	if _, falls := p.expected[r]; !known || !node.there || node.shows(r) || falls {
 		return time.Time{}, false, known
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	return p.uncounted[r], true, true
 }
 
@@ -338,7 +358,7 @@ func (p *Publisher) restore(ctx context.Context, d *decider) {
 		return
 	}
 	resources, now := p.cfg.View.Resources(), time.Now()
-	capacity, _ := p.split(resources.Capacity())
+	capacity, _ := p.split(resources.Capacity(), node, d)
 	patch := d.last(situation{
 		node: node, capacity: capacity, requested: resources.Requested(), listed: resources.PodsListed, began: p.cfg.Began, back: p.watch.Back(now),
 	}, now)
@@ -358,10 +378,15 @@ func (p *Publisher) waitForChange(ctx context.Context, updated, changed <-chan s
 	if !until.IsZero() {
 		over = time.After(time.Until(until))
 	}
+	sliceable := p.cfg.Sliceable
+	if p.sliceable() {
+		sliceable = nil
+	}
 	select {
 	case <-over:
 	case <-changed:
 	case <-updated:
+	case <-sliceable:
 	case <-ctx.Done():
 	}
 }

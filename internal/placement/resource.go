@@ -442,6 +442,12 @@ func (p *Resource) unclaimable(r device.ResourceName, id device.ID, pod device.P
 	return nil
 }
 
+// Counted reports whether a device that no pod has is part of the capacity.
+func (p *Resource) Counted(id device.ID) bool {
+	i, listed := p.listing.at[id]
+	return listed && p.offer.State != device.Lost && p.free.has(i)
+}
+
 // Capacity returns the number that the Node shows as capacity and as allocatable: the devices that are free or in use, without
 // busy ones, idle ones, which are granted in an earlier boot and not listed, and those hidden from the scheduler. Where devices are withheld,
 // one device may count under two IDs, so the capacity is at most the number of listed devices.

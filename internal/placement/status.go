@@ -8,11 +8,13 @@ import (
 	"github.com/devmgrd/devmgrd/internal/lists"
 )
 
-// A View is one resource's devices at one moment: shared immutable values, and copies of the rest.
+// A View is one resource's devices at one moment: shared immutable values, and copies of the rest. The caller adds the exported fields.
 type View struct {
 	Cordons  map[device.ID]device.Cordon
 	Failures map[device.ID]device.Failures
 	Running  map[device.ID][]string // the names of the containers that run with quarantined devices
+	Claims   map[device.ID][]device.PodUID // the pods for which the scheduler has chosen devices
+	Awaited  bool                          // a pod waits for devices that the scheduler has not chosen, and may be assigned any free one
 
 	resource    device.ResourceName
 	taken       map[device.ID]device.PodUID
@@ -24,7 +26,7 @@ type View struct {
 	withheld    bitset
 }
 
-// View returns a view without cordons, failures and running containers, which the caller adds.
+// View returns a view of what the Resource knows.
 func (p *Resource) View(r device.ResourceName) View {
 	return View{resource: r, taken: maps.Clone(p.taken), sharers: maps.Clone(p.sharers), state: p.offer.State, listing: p.listing, quarantined: maps.Clone(p.quarantined),
 		releasing: maps.Collect(p.unproved()), withheld: p.withheld}
@@ -119,5 +121,13 @@ func (v View) status(d device.Device, listed bool, holders []device.Holder) devi
 	default:
 		s.State = device.Available
 	}
+	s.Claimed = v.claimed(d.ID, holders)
+	s.Claimable = listed && (s.Claimed || s.Holder == nil && !v.Awaited) && s.State != device.Withheld && s.State != device.Quarantined
 	return s
+}
+
+// claimed reports whether one of the pods that have a device has it by a claim or, if there are none, whether some pod waits for it so.
+func (v View) claimed(id device.ID, holders []device.Holder) bool {
+	by := v.Claims[id]
+	return len(by) > 0 && (len(holders) == 0 || slices.ContainsFunc(holders, func(h device.Holder) bool { return slices.Contains(by, h.Pod.UID) }))
 }

@@ -1,0 +1,99 @@
+package allocator_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// expectClaimable compares how many devices the slices may show.
+func (r *harness) expectClaimable(what string, want int) {
+	r.t.Helper()
+	n := 0
+	all, _ := r.Devices(gpu)
+	for _, d := range all {
+		if d.Claimable {
+			n++
+		}
+	}
+	if n != want {
+		r.t.Errorf("%s: %d devices are claimable, want %d", what, n, want)
+	}
+}
+
+// A pod that waits for any device of the resource may be assigned each that is free, so none of them is claimable. Pods that take none of them do
+// not count: those that have their devices, and those that could not be served if no other pod had a device.
+func TestClaimable_PodsWait_FreeDevicesAreHiddenForThoseThatTakeOne(t *testing.T) {
+	t.Parallel()
+	refused := device.Wait{Reason: device.Overruled, Message: "another NRI plugin removes a mount"}
+	for name, c := range map[string]struct {
+		demands []device.Demand
+		then    func(*harness)
+		want    int
+	}{
+		"has its device":                    {[]device.Demand{app(gpu, 1)}, nil, 3},
+		"has it, and its container refused": {[]device.Demand{app(gpu, 1)}, func(r *harness) { r.Refused(device.Container{Pod: "p", Name: "main"}, refused, false) }, 3},
+		"requests more than there are":      {[]device.Demand{app(gpu, 8)}, nil, 4},
+		"requests more than are healthy": {[]device.Demand{app(gpu, 4)}, func(r *harness) {
+			r.Drop("p")
+			r.plugins.stock(gpu, 4, 0)
+			r.bind("q", app(gpu, 4))
+			r.expect("q", "main", "waiting DeviceUnhealthy")
+		}, 4},
+		"requests all while another has one": {[]device.Demand{app(gpu, 1)}, func(r *harness) { r.bind("q", app(gpu, 4)) }, 0},
+		"cannot be read":                     {[]device.Demand{{Container: device.Container{Pod: "p", Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{gpu: 1}, Mistake: "no", Blocked: device.NoClaim}}, nil, 4},
+		"is being read":                      {[]device.Demand{{Container: device.Container{Pod: "p", Name: "main"}, Kind: device.App, Wants: map[device.ResourceName]int{gpu: 1}, Mistake: "yet", Blocked: device.Allocating}}, nil, 0},
+		"waits with a claim": {[]device.Demand{app(gpu, 1)}, func(r *harness) {
+			r.bind("q", claims(app(gpu, 1), "x", "d0"))
+			r.expect("q", "main", "waiting DeviceInUse")
+		}, 3},
+		"has a device by a claim": {[]device.Demand{sharing("main", "d0")}, nil, 4},
+		"waits for a claimed one, of many": {[]device.Demand{sharing("main", "d0")}, func(r *harness) {
+			r.bind("q", app(gpu, 4))
+			r.expect("q", "main", "waiting NotEnoughDevices")
+		}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(r *harness) {
+				r.plugins.stock(gpu, 4)
+				r.RuntimeSynced(nil, nil)
+				r.Replace(nil)
+				r.bind("p", c.demands...)
+				if c.then != nil {
+					c.then(r)
+				}
+				r.after(time.Hour)
+				r.expectClaimable(name, c.want)
+			})
+		})
+	}
+}
+
+// On the way back from slices the Node shows a number. A pod waits with a claim for a device that is not part of it, or that a pod of the number has.
+func TestCapacity_ClaimedDevice_IsSubtractedOnlyIfItCounts(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 4, 0)
+		r.RuntimeSynced(nil, nil)
+		r.Replace(nil)
+		r.bind("x", sharing("main", "d0"), sharing("second", "d0"))
+		r.expect("x", "main", "waiting DeviceUnhealthy")
+		r.published(map[device.ResourceName]int{gpu: 3})
+		r.bind("y", claims(app(gpu, 1), "y", "d1"))
+		r.expect("y", "main", "ready vendor.com/gpu[d1]")
+		r.published(map[device.ResourceName]int{gpu: 2})
+		r.bind("n", app(gpu, 1))
+		r.expect("n", "main", "ready vendor.com/gpu[d2]")
+		r.bind("z", claims(app(gpu, 1), "z", "d2"))
+		r.expect("z", "main", "waiting DeviceInUse")
+		r.published(map[device.ResourceName]int{gpu: 2})
+		r.plugins.stock(gpu, 4)
+		r.expect("x", "main", "ready vendor.com/gpu[d0]")
+		r.published(map[device.ResourceName]int{gpu: 2})
+		for _, name := range []string{"x", "y", "z"} {
+			r.Drop(device.PodUID(name))
+		}
+		r.published(map[device.ResourceName]int{gpu: 4})
+	})
+}
