@@ -16,6 +16,7 @@ const withdrawDelay = time.Second
 type situation struct {
 	node      nodeState // an existing Node
 	capacity  map[device.ResourceName]int
+	certain   certain
 	requested map[device.ResourceName]int // by the pods bound to the node
 	listed    bool                        // requested and capacity count the pods bound to the node; else some are missing, and some are gone
 	began     time.Time                   // when devmgrd started: the API server may have been away just before
@@ -94,7 +95,7 @@ func (d *decider) wanted(s situation, now time.Time) (want map[device.ResourceNa
 		capacity, bound = s.node.raised(capacity), nil
 	}
 	d.peaks.observe(s.node, d.ours, now)
-	want, again = d.stable.next(d.peaks.hold(capacity, s.requested), s.node, now)
+	want, again = d.stable.next(d.peaks.hold(capacity, s.requested), s.certain, s.node, now)
 	if d.found == nil {
 		d.found = positive(s.node.capacity)
 	}

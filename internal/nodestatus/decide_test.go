@@ -47,6 +47,8 @@ type turn struct {
 	requested string
 	unlisted  bool
 	retired   string
+	cordoned  string        // devices that no pod has
+	away      bool          // the plugins count as lost
 	lost      bool          // the patch fails
 	back      time.Duration // when the API server was back; 0: it was never away
 	began     time.Duration // when devmgrd started; 0: long ago
@@ -81,6 +83,28 @@ func TestDecide(t *testing.T) {
 			{node: "gpu:3", capacity: "gpu:3", settled: true},
 			{at: time.Second, capacity: "gpu:0", again: 6 * time.Second, settled: true},
 			{at: 2 * time.Second, capacity: "gpu:3", settled: true},
+		},
+		"a cordon falls at once, also after a device has wavered": {
+			{node: "gpu:4", capacity: "gpu:4", settled: true},
+			{at: 1 * time.Second, capacity: "gpu:3", again: 6 * time.Second, settled: true},
+			{at: 6 * time.Second, capacity: "gpu:3", patch: "gpu:-"},
+			{at: 7 * time.Second, capacity: "gpu:3", patch: "gpu:3"},
+			{at: 16 * time.Second, capacity: "gpu:4", patch: "gpu:4"},
+			{at: 20 * time.Second, capacity: "gpu:3", cordoned: "gpu:1", patch: "gpu:-"},
+			{at: 21 * time.Second, capacity: "gpu:3", cordoned: "gpu:1", patch: "gpu:3"},
+			{at: 21 * time.Second, capacity: "gpu:3", cordoned: "gpu:1", settled: true},
+			{at: 22 * time.Second, capacity: "gpu:2", cordoned: "gpu:1", again: 42 * time.Second, settled: true}, // another one has failed: that may pass
+			{at: 23 * time.Second, capacity: "gpu:2", cordoned: "gpu:2", patch: "gpu:-"},                         // and is cordoned
+			{at: 24 * time.Second, capacity: "gpu:2", cordoned: "gpu:2", patch: "gpu:2"},
+			{at: 25 * time.Second, capacity: "gpu:3", cordoned: "gpu:1", patch: "gpu:3"},
+		},
+		"a lost plugin's number falls at once, at most every ten seconds": {
+			{node: "gpu:4 nic:1", capacity: "gpu:4 nic:1", settled: true},
+			{at: 20 * time.Second, capacity: "gpu:1 nic:1", away: true, patch: "gpu:-"},
+			{at: 21 * time.Second, capacity: "gpu:1 nic:1", away: true, patch: "gpu:1"},
+			{at: 22 * time.Second, capacity: "gpu:4 nic:1", patch: "gpu:4"},
+			{at: 23 * time.Second, capacity: "gpu:1 nic:1", away: true, again: 30 * time.Second, settled: true},
+			{at: 30 * time.Second, capacity: "gpu:1 nic:1", away: true, patch: "gpu:-"},
 		},
 		"nothing falls before all pods are listed": {
 			{node: "gpu:3", capacity: "gpu:1", unlisted: true, settled: true},
@@ -191,6 +215,8 @@ func TestDecide(t *testing.T) {
 				s := situation{node: node, listed: !turn.unlisted}
 				s.capacity, _ = values(turn.capacity)
 				s.requested, _ = values(turn.requested)
+				s.certain.out, _ = values(turn.cordoned)
+				s.certain.lost = map[device.ResourceName]bool{"vendor.com/gpu": turn.away}
 				for _, r := range strings.Fields(turn.retired) {
 					s.retired = append(s.retired, device.ResourceName("vendor.com/"+r))
 				}

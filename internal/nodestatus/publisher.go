@@ -178,7 +178,7 @@ func (p *Publisher) publish(ctx context.Context) {
 		resources := p.cfg.View.Resources()
 		node, known := p.store.now()
 		capacity, claimed := p.split(resources.Capacity(), node, decider)
-		now := situation{began: p.cfg.Began, listed: resources.PodsListed, capacity: capacity, requested: resources.Requested()}
+		now := situation{began: p.cfg.Began, listed: resources.PodsListed, capacity: capacity, certain: certainOf(resources), requested: resources.Requested()}
 		switch {
 		case !known:
 			p.waitForChange(ctx, updated, changed, time.Time{})
@@ -360,7 +360,7 @@ func (p *Publisher) restore(ctx context.Context, d *decider) {
 	resources, now := p.cfg.View.Resources(), time.Now()
 	capacity, _ := p.split(resources.Capacity(), node, d)
 	patch := d.last(situation{
-		node: node, capacity: capacity, requested: resources.Requested(), listed: resources.PodsListed, began: p.cfg.Began, back: p.watch.Back(now),
+		node: node, capacity: capacity, certain: certainOf(resources), requested: resources.Requested(), listed: resources.PodsListed, began: p.cfg.Began, back: p.watch.Back(now),
 	}, now)
 	if len(patch) == 0 {
 		return

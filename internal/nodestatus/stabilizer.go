@@ -24,6 +24,9 @@ const (
 // HorizontalPodAutoscaler: a rise counts at once, and a fall leads to the highest value wanted within the window. The window
 // grows beyond falls that a rise soon reverts, so a device that flaps with any period up to longest costs few falls.
 //
+// Two falls are certain, and the window does not delay them: cordoned devices are no part of what a stabilizer is asked, and the number of a resource
+// whose plugin counts as lost falls at once, every betweenFalls at most.
+//
 // A stabilizer reads no clock: its caller passes the time, which never runs backwards.
 type stabilizer struct {
 	number int    // the published value
@@ -103,24 +106,57 @@ func (s *stabilizer) due() time.Time {
 	return due
 }
 
+// lose returns the value to publish now that the plugin counts as lost, and when to ask again: zero for never.
+func (s *stabilizer) lose(want int, now time.Time) (number int, again time.Time) {
+	if soonest := s.fell.Add(betweenFalls); want < s.number && now.Before(soonest) {
+		s.take(want, now)
+		return s.number, soonest
+	}
+	if want < s.number {
+		s.fell, s.lower, s.fallen = now, now, true
+	}
+	s.number, s.want, s.highs = want, want, nil
+	return want, time.Time{}
+}
+
 // stabilizers are those of all published resources.
 type stabilizers map[device.ResourceName]*stabilizer
 
 // next returns the values to publish now that these are wanted, and when to ask again; zero: never. A new resource begins
 // with the Node's current value.
-func (all stabilizers) next(want map[device.ResourceName]int, seen nodeState, now time.Time) (numbers map[device.ResourceName]int, again time.Time) {
+func (all stabilizers) next(want map[device.ResourceName]int, sure certain, seen nodeState, now time.Time) (numbers map[device.ResourceName]int, again time.Time) {
 	maps.DeleteFunc(all, func(r device.ResourceName, _ *stabilizer) bool { _, wanted := want[r]; return !wanted })
 	numbers = make(map[device.ResourceName]int, len(want))
 	for r, n := range want {
+		out := sure.out[r]
 		if all[r] == nil {
 			shown, ok := seen.allocatable[r]
 			if !ok {
 				shown = n
 			}
-			all[r] = newStabilizer(shown)
+			all[r] = newStabilizer(shown + out)
 		}
-		number, due := all[r].next(n, now)
-		numbers[r], again = number, earliest(again, due)
+		next := all[r].next
+		if sure.lost[r] {
+			next = all[r].lose
+		}
+		number, due := next(n+out, now)
+		numbers[r], again = number-out, earliest(again, due)
 	}
 	return numbers, again
+}
+
+// certain is what makes a number fall for certain.
+type certain struct {
+	out  map[device.ResourceName]int  // cordoned devices that no pod has
+	lost map[device.ResourceName]bool // the plugin has been away for longer than its grace period
+}
+
+func certainOf(resources device.Resources) certain {
+	sure := certain{map[device.ResourceName]int{}, map[device.ResourceName]bool{}}
+	for r, s := range resources.ByName {
+		sure.out[r] = len(s.Withdrawn)
+		sure.lost[r] = s.Offer != nil && s.Offer.State == device.Lost
+	}
+	return sure
 }
