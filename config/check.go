@@ -110,6 +110,7 @@ func (c *Config) check() []Mistake {
 	r.release(c.Release)
 	r.oneOf("health.onMissingDevices", c.Health.OnMissingDevices, Ignore, Event, Evict)
 	r.oneOf("health.onDeviceFailure", c.Health.OnDeviceFailure, Ignore, Event, Evict)
+	r.oneOf("health.onUnlisted", c.Health.OnUnlisted, Ignore, Failure)
 	r.byResource("health.onFlapping", c.Health.OnFlapping)
 	for _, name := range slices.Sorted(maps.Keys(c.Health.OnFlapping)) {
 		r.oneOf("health.onFlapping", c.Health.OnFlapping[name], Suspend, Ignore)

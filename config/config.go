@@ -223,6 +223,8 @@ type Health struct {
 	OnMissingDevices string `key:"onMissingDevices"` // Ignore, Event or Evict
 	// OnDeviceFailure is for pods with a device that has become unhealthy or is no longer listed.
 	OnDeviceFailure string `key:"onDeviceFailure"` // the same
+	// OnUnlisted is for devices in use that a plugin has not listed since it restarted: Ignore or Failure.
+	OnUnlisted string `key:"onUnlisted"`
 	// OnFlapping is for devices that become unhealthy again and again, by resource: Suspend or Ignore. The keys are those of
 	// Allocation; Suspend where none matches.
 	OnFlapping map[string]string `key:"onFlapping"`
@@ -241,6 +243,9 @@ func (h Health) Argv(resource string) []string {
 
 // Suspends reports whether a device of a resource is suspended when it becomes unhealthy again and again.
 func (h Health) Suspends(resource string) bool { return ByResource(h.OnFlapping, resource) != Ignore }
+
+// Failure is a value of Health.OnUnlisted.
+const Failure = "failure" // as a device that has failed
 
 // Suspend is a value of Health.OnFlapping.
 const Suspend = "suspend" // no pod is assigned the device for a while
@@ -314,7 +319,7 @@ func defaults() Config {
 		Wait:       Wait{GiveUpAfter: map[string]string{}},
 		Release: Release{Check: map[string]string{}, Command: map[string]string{}, Timeout: time.Minute, SharedNodes: []string{},
 			Ignore: []string{"/usr/bin/nvidia-persistenced", "/usr/bin/nv-hostengine"}},
-		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event, OnFlapping: map[string]string{}, SuspendFor: time.Hour, Command: map[string]string{}, Interval: time.Minute, Timeout: 30 * time.Second},
+		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event, OnUnlisted: Ignore, OnFlapping: map[string]string{}, SuspendFor: time.Hour, Command: map[string]string{}, Interval: time.Minute, Timeout: 30 * time.Second},
 		PodResources: PodResources{KubeletSocket: "/var/lib/kubelet/pod-resources/kubelet.sock"},
 		Metrics:      Metrics{Listen: "127.0.0.1:9464", HostNames: []string{}},
 		Log:          Log{Level: "info", Format: "text"},

@@ -21,7 +21,7 @@ func resourceOf(r device.ResourceName, s device.ResourceStatus) *adminv1.Resourc
 	return &adminv1.Resource{
 		Name: string(r), Plugin: plugin,
 		Free: n(device.Available), Assigned: n(device.Assigned), Unhealthy: n(device.Unhealthy),
-		Cordoned: n(device.Cordoned), Stale: n(device.PluginAway), Quarantined: n(device.Quarantined), Withheld: n(device.Withheld),
+		Cordoned: n(device.Cordoned), Stale: n(device.PluginAway), Quarantined: n(device.Quarantined), Withheld: n(device.Withheld), Unlisted: int32(s.Unlisted),
 		Releasing: n(device.Releasing), Busy: n(device.Occupied),
 	}
 }

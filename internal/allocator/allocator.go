@@ -120,6 +120,8 @@ type Config struct {
 	// GiveUpAfter returns how long a pod that requests a resource may wait for a reason; 0: without end. With an empty resource:
 	// any pod. nil: no pod is given up.
 	GiveUpAfter func(device.Reason, device.ResourceName) time.Duration
+	// FailUnlisted has devices in use count as failed that a restarted plugin does not list.
+	FailUnlisted bool
 	// ChecksProcesses returns whether a resource's devices are released only when the host has no process of the pod; nil: always.
 	ChecksProcesses func(device.ResourceName) bool
 	// Releaser proves more before devices are released; nil: nothing more is required.
@@ -146,6 +148,7 @@ type Allocator struct {
 	examines    func(device.ResourceName) bool
 	suspendFor  time.Duration
 
+	failUnlisted    bool
 	checksProcesses func(device.ResourceName) bool
 	releaser        Releaser
 	records         Journal
@@ -223,6 +226,7 @@ func New(c Config) *Allocator {
 		examines:    c.Examines,
 		suspendFor:  cmp.Or(c.SuspendFor, time.Hour),
 
+		failUnlisted:    c.FailUnlisted,
 		checksProcesses: c.ChecksProcesses,
 		releaser:        c.Releaser,
 		records:         c.Journal,
@@ -336,6 +340,7 @@ func (a *Allocator) refresh() {
 			delete(a.retired, r)
 		}
 		back := n.offer.State == device.Serving && (!p.Offered() || p.Offer().State != device.Serving || p.Offer().Session != n.offer.Session)
+		p.FailUnlisted = a.failUnlisted
 		p.Accept(n.offer, n.listing)
 		a.table.Withhold(r)
 		a.refreshCordonsLocked(r) // a device may have been cordoned meanwhile

@@ -199,6 +199,59 @@ func TestDevice_StaysUnlisted_FailsOnce(t *testing.T) {
 	})
 }
 
+// A plugin that has restarted lists only devices that are free, and one that it has not listed before. The devices in use have not failed, and count in the
+// Node's capacity next to those that may be given out.
+func TestDevice_RestartedPluginListsFreeOnes_InUseHaveNotFailed(t *testing.T) {
+	t.Parallel()
+	for _, fails := range []bool{false, true} {
+		run(t, func(r *harness) {
+			r.RuntimeSynced(nil, nil)
+			r.Replace(nil)
+			r.plugins.stock(gpu, 4)
+			r.bind("a", app(gpu, 1))
+			r.bind("b", app(gpu, 1))
+			r.bind("c", app(gpu, 1))
+			lists := func(ids ...device.ID) func(*device.Offer) {
+				return func(o *device.Offer) {
+					o.Inventory.Devices = nil
+					for _, id := range ids {
+						d := device.Device{ID: id, Healthy: true}
+						if id == "new" {
+							d.Added = 1e12
+						}
+						o.Inventory.Devices = append(o.Inventory.Devices, d)
+					}
+				}
+			}
+			r.plugins.offer(gpu, func(o *device.Offer) { o.Session++ })
+			r.plugins.offer(gpu, lists("d3", "new"))
+			r.after(time.Minute)
+			var want []string
+			if fails {
+				want = []string{"a failed vendor.com/gpu/d0", "a failed for long vendor.com/gpu/d0", "b failed vendor.com/gpu/d1", "b failed for long vendor.com/gpu/d1",
+					"c failed vendor.com/gpu/d2", "c failed for long vendor.com/gpu/d2"}
+			}
+			told := r.failures()
+			slices.Sort(told)
+			slices.Sort(want)
+			if !slices.Equal(told, want) {
+				t.Errorf("with FailUnlisted %v: told %q, want %q", fails, told, want)
+			}
+			r.published(map[device.ResourceName]int{gpu: 4})
+			if n := r.metric("devmgrd_devices_unlisted", string(gpu)); n != 3 {
+				t.Errorf("%v devices are counted as unlisted, want 3", n)
+			}
+			r.bind("d", app(gpu, 1))
+			r.expect("d", "main", "ready vendor.com/gpu[d3]") // new may be another one's former device
+			r.plugins.offer(gpu, lists("new"))                  // d3 has been listed by this plugin: it has failed
+			r.after(6 * time.Second)
+			if told := r.failures(); !slices.Contains(told, "d failed vendor.com/gpu/d3") {
+				t.Errorf("told %q", told)
+			}
+		}, func(r *harness) { r.failUnlisted = fails })
+	}
+}
+
 // A device that its plugin lists as unhealthy has failed: there is nothing to wait for.
 func TestDevice_UnlistedAndThenUnhealthy_FailsAtOnce(t *testing.T) {
 	t.Parallel()

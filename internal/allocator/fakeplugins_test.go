@@ -65,6 +65,7 @@ func (s *fakePlugins) offer(r device.ResourceName, edit func(*device.Offer)) {
 	o := s.offers[r]
 	o.Inventory.Resource = r
 	edit(&o)
+	o.Listed = o.Session + 1
 	s.offers[r] = o
 	select {
 	case s.changed <- struct{}{}:
@@ -300,15 +301,16 @@ type harness struct {
 	mute    bool // the runtime reports nothing on its own
 	stop    func()
 
-	topology allocator.Topology
-	boot     string
-	giveUp   func(device.Reason, device.ResourceName) time.Duration
-	suspends bool
-	examines bool
-	acts     journal
-	releaser *releaser // nil: none
-	ordering func(device.ResourceName) allocator.Ordering
-	metrics  *prometheus.Registry
+	topology     allocator.Topology
+	boot         string
+	giveUp       func(device.Reason, device.ResourceName) time.Duration
+	suspends     bool
+	examines     bool
+	failUnlisted bool // devices in use that a restarted plugin does not list have failed
+	acts         journal
+	releaser     *releaser // nil: none
+	ordering     func(device.ResourceName) allocator.Ordering
+	metrics      *prometheus.Registry
 
 	reader   *allocator.Allocator                    // the allocator that follow last followed
 	seen     map[device.PodUID]*device.PodAllocation // the result of its changes
@@ -477,7 +479,7 @@ func (r *harness) start() {
 	r.Allocator = allocator.New(allocator.Config{
 		Releaser: releaser,
 		Registry: r.plugins, Plugins: r.plugins, Store: r.disk, Notifier: r.plugins, Host: r.plugins, Known: known.Pods, Cordons: known.Cordons, Falls: known.Falls, Suspends: func(device.ResourceName) bool { return r.suspends }, Retired: known.Retired,
-		Examines: func(device.ResourceName) bool { return r.examines }, Journal: &r.acts,
+		FailUnlisted: r.failUnlisted, Examines: func(device.ResourceName) bool { return r.examines }, Journal: &r.acts,
 		Topology: r.topology, Boot: r.boot, Ordering: r.ordering, GiveUpAfter: r.giveUp, Log: log, Metrics: r.metrics,
 	})
 	ctx, cancel := context.WithCancel(context.Background())

@@ -16,6 +16,7 @@ type metrics struct {
 	givenUp        *prometheus.CounterVec
 	suspensions    *prometheus.CounterVec
 	devices        *prometheus.Desc
+	unlisted       *prometheus.Desc
 	waiting        *prometheus.Desc
 }
 
@@ -49,7 +50,8 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 		}, []string{"resource_name"}),
 		devices: prometheus.NewDesc("devmgrd_devices", "Devices of a resource by state; each device has exactly one.",
 			[]string{"resource_name", "state"}, nil),
-		waiting: prometheus.NewDesc("devmgrd_pods_waiting", "Pods that wait for their devices, by reason.", []string{"reason"}, nil),
+		unlisted: prometheus.NewDesc("devmgrd_devices_unlisted", "Devices in use that their plugin does not list.", []string{"resource_name"}, nil),
+		waiting:  prometheus.NewDesc("devmgrd_pods_waiting", "Pods that wait for their devices, by reason.", []string{"reason"}, nil),
 	}
 	to.MustRegister(m.admission, m.preferred, m.startedWithout, m.failures, m.givenUp, m.suspensions, m)
 	return m
@@ -66,6 +68,7 @@ func (m *metrics) forget(r device.ResourceName) {
 // Describe is part of prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	to <- m.devices
+	to <- m.unlisted
 	to <- m.waiting
 }
 
@@ -74,6 +77,9 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	for r, s := range m.a.Resources().ByName {
 		for state, n := range s.States {
 			to <- prometheus.MustNewConstMetric(m.devices, prometheus.GaugeValue, float64(n), string(r), string(state))
+		}
+		if s.States != nil {
+			to <- prometheus.MustNewConstMetric(m.unlisted, prometheus.GaugeValue, float64(s.Unlisted), string(r))
 		}
 	}
 	waiting := map[device.Reason]int{}

@@ -135,7 +135,7 @@ func (a *Allocator) Resources() device.Resources {
 		if !a.knownLocked(r) {
 			continue
 		}
-		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Cordoned: a.inForce[r], Capacity: p.Capacity(hidden[r], a.podsListed), Requested: p.Requests}
+		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Cordoned: a.inForce[r], Capacity: p.Capacity(hidden[r], a.podsListed), Requested: p.Requests, Unlisted: p.Unlisted()}
 		if p.Offered() {
 			offer := p.Offer()
 			s.Offer = &offer

@@ -156,6 +156,9 @@ func rare(r *adminv1.Resource) string {
 	if r.Withheld > 0 {
 		all = append(all, fmt.Sprintf("%d withheld", r.Withheld))
 	}
+	if r.Unlisted > 0 {
+		all = append(all, fmt.Sprintf("%d unlisted", r.Unlisted))
+	}
 	if r.Releasing > 0 {
 		all = append(all, fmt.Sprintf("%d releasing", r.Releasing))
 	}

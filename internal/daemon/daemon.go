@@ -119,6 +119,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 		Examines:        func(r device.ResourceName) bool { return len(c.Health.Argv(string(r))) > 0 },
 		Journal:         journal,
 		SuspendFor:      c.Health.SuspendFor,
+		FailUnlisted:    c.Health.OnUnlisted == config.Failure,
 		Retired:         known.Retired,
 		Topology:        allocator.Topology{Policy: allocator.Policy(c.Topology.Policy), Scope: allocator.Scope(c.Topology.Scope)},
 		Ordering:        ordering(c.Allocation),

@@ -86,7 +86,9 @@ func usesClaims(c config.Config, known store.State, stateFile interface{ SaveCla
 }
 
 // pluginsDir returns the kubelet's directory plugins.
-func pluginsDir(c config.Config) string { return filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "plugins") }
+func pluginsDir(c config.Config) string {
+	return filepath.Join(filepath.Dir(c.Plugins.KubeletDir), "plugins")
+}
 
 // newClaims returns Dynamic Resource Allocation on this node.
 func newClaims(c config.Config, api kube.Client, devices *allocator.Allocator, stateFile *store.Store, known store.State, node *nodestatus.Publisher, offered *offering,

@@ -34,6 +34,7 @@ type Offer struct {
 	Reported  bool      // the plugin, or the state file, has listed the devices at least once
 	PreStart  bool      // PreStartContainer must run before each start of a container
 	Session   uint64    // changes when a registration is accepted, and when a plugin that was away lists its devices again
+	Listed    uint64    // changes with the connection that has sent the list; 0: the list is from the state file
 	Prefers   bool      // the plugin supports GetPreferredAllocation
 	// LastError is the latest failure to reach, register or follow the plugin, and LastErrorAt its time. Empty: none since
 	// devmgrd started.

@@ -99,6 +99,7 @@ type Resources struct {
 type ResourceStatus struct {
 	Offer     *Offer              // of its plugin; nil: there is none
 	States    map[DeviceState]int // number of devices by state; nil: only cordons are known
+	Unlisted  int                 // devices in use that the plugin does not list
 	Withdrawn map[ID]bool         // cordoned devices that no pod has
 	Cordoned  map[ID]Cordon       // all cordoned devices; shared, never changed
 	Capacity  int                 // that the Node shows as capacity and as allocatable
@@ -159,8 +160,10 @@ type DeviceStatus struct {
 	Resource ResourceName
 	Device
 	State  DeviceState
-	Listed bool    // the plugin lists it
-	Holder *Holder // nil: no pod has it
+	Listed bool // the plugin lists it
+	// Vanished reports that the device is in use and that its plugin has stopped listing it; false also if the plugin has restarted since.
+	Vanished bool
+	Holder   *Holder // nil: no pod has it
 	// Sharers are further pods that have it, by the same claim as the Holder.
 	Sharers []Holder
 	Cordon  *Cordon // nil: none

@@ -90,8 +90,10 @@ func (c *Claims) health() map[result]reported {
 		}
 		status, known := statuses[d.resource][d.id]
 		switch {
-		case !known || !status.Listed:
-			all[one] = reported{health.HealthStatus_UNHEALTHY, "its device plugin does not list it"}
+		case status.Vanished:
+			all[one] = reported{health.HealthStatus_UNHEALTHY, "its device plugin has stopped listing it"}
+		case !known || !status.Listed: // it may be in use and well: some plugins list only what is free
+			all[one] = reported{health.HealthStatus_UNKNOWN, "its device plugin does not list it"}
 		case !status.Healthy:
 			all[one] = reported{health.HealthStatus_UNHEALTHY, "its device plugin reports it as unhealthy"}
 		case status.Cordon != nil:

@@ -30,7 +30,7 @@ type node struct {
 	devices   map[device.ResourceName][]device.DeviceStatus
 	claimed   map[device.ID]bool // for pods
 	awaited   bool               // a pod without a claim waits
-	partial   bool // not all pods are counted
+	partial   bool               // not all pods are counted
 	changed   chan struct{}
 
 	refused   map[device.ResourceName]bool // not offered

@@ -328,7 +328,7 @@ func TestServer_Health_IsReportedAtEachChange(t *testing.T) {
 		t.Errorf("with a pod: %v", got)
 	}
 	k.world.list(gpu, "2")
-	if got, want := next(), map[string]string{"n1/a.example/gpu/0:1": "UNHEALTHY its device plugin does not list it"}; !maps.Equal(got, want) {
+	if got, want := next(), map[string]string{"n1/a.example/gpu/0:1": "UNKNOWN its device plugin does not list it"}; !maps.Equal(got, want) {
 		t.Errorf("not listed: %v", got)
 	}
 	k.claims.Drop("p")

@@ -209,6 +209,16 @@ func (w *renaming) end(uid device.PodUID) {
 	w.withhold()
 }
 
+// inUse reports whether a pod has the hardware of a device, under an ID that was never listed with it.
+func (w *renaming) inUse(id device.ID) bool {
+	for held := range w.holders {
+		if w.of[held] == w.of[id] && !w.listed[[2]device.ID{held, id}] {
+			return true
+		}
+	}
+	return false
+}
+
 func (w *renaming) check() error {
 	p := w.pool()
 	for a, first := range w.holders {
@@ -218,9 +228,11 @@ func (w *renaming) check() error {
 			}
 		}
 	}
-	most := len(p.Listing().Devices()) + p.Unlisted()
-	if p.Withholds() {
-		most = len(p.Listing().Devices())
+	most := len(w.holders)
+	for _, d := range p.Listing().Devices() {
+		if _, held := w.holders[d.ID]; !held && !w.inUse(d.ID) {
+			most++
+		}
 	}
 	if n := p.Capacity(0, true); n > max(most, p.admitted) {
 		return fmt.Errorf("the Node shows %d devices, and there are %d", n, most)

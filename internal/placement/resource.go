@@ -25,12 +25,14 @@ type Resource struct {
 	freeAt        []int                         // free devices at each place of the listing
 	takenUnusable int                           // taken, listed, and not usable
 	unlisted      int                           // taken, and not listed
+	vanished      map[device.ID]bool            // taken, and no longer listed by the plugin that listed them
 	withheld      bitset                        // listed, and possibly the same hardware as an unlisted device; nil: none
 	refused       map[device.ID]refusal         // recently, by the plugin
 	releases      int64                         // so far, if the order is Oldest
 	released      map[device.ID]int64           // by device, the number of its last release; not listed devices as well
 	freed         []int64                       // the same by position
 	UnknownUsers  int                           // containers with devices that only a lost state file named
+	FailUnlisted  bool                          // devices in use that the plugin does not list have failed, also if it has never listed them
 }
 
 // A holding is a device as one of the pods has it.
@@ -82,10 +84,11 @@ func (p *Resource) Current() bool {
 	return p.offered && p.offer.State == device.Serving && p.offer.Reported
 }
 
-// Broken reports whether a device is unhealthy or not listed.
+// Broken reports whether a device in use is unhealthy, or has left the list of a plugin that went on serving. A plugin that has restarted may list only
+// what is free, as SR-IOV's does: a device that it has never listed is Broken only with FailUnlisted.
 func (p *Resource) Broken(id device.ID) bool {
 	d, listed := p.listing.Find(id)
-	return !listed || !d.Healthy
+	return listed && !d.Healthy || !listed && (p.FailUnlisted || p.vanished[id])
 }
 
 // Holder returns the pod that has a device, if one has. Of several, which have it by one claim, it is the first that is left.
@@ -117,6 +120,23 @@ func (p *Resource) Unlisted() int { return p.unlisted }
 
 // Accept replaces the offer. The caller has built its listing without the lock.
 func (p *Resource) Accept(o device.Offer, l *Listing) {
+	same := p.offered && p.offer.Listed == o.Listed
+	if !same {
+		p.vanished = nil
+	}
+	for id := range p.taken {
+		_, was := p.listing.at[id]
+		_, is := l.at[id]
+		switch {
+		case is:
+			delete(p.vanished, id)
+		case was && same && o.Listed != 0:
+			if p.vanished == nil {
+				p.vanished = map[device.ID]bool{}
+			}
+			p.vanished[id] = true
+		}
+	}
 	p.offer, p.offered = o, true
 	p.SetListing(l)
 }
@@ -240,6 +260,7 @@ func (p *Resource) Release(ids []device.ID, pod device.PodUID) {
 			continue
 		}
 		delete(p.taken, id)
+		delete(p.vanished, id)
 		switch i, listed := p.listing.at[id]; {
 		case !listed:
 			p.unlisted--
@@ -449,8 +470,8 @@ func (p *Resource) Counted(id device.ID) bool {
 }
 
 // Capacity returns the number that the Node shows as capacity and as allocatable: the devices that are free or in use, without
-// busy ones, idle ones, which are granted in an earlier boot and not listed, and those hidden from the scheduler. Where devices are withheld,
-// one device may count under two IDs, so the capacity is at most the number of listed devices.
+// busy ones, idle ones, which are granted in an earlier boot and not listed, and those hidden from the scheduler. Withheld devices are not free, so
+// none counts under two IDs.
 //
 // The capacity is never less than the requests of the pods that the kubelet has admitted. A kubelet sets allocatable to
 // capacity; at its restart it admits all pods again against that value and fails the youngest where the value is too low.
@@ -459,9 +480,6 @@ func (p *Resource) Capacity(idle, hidden, admitted int) int {
 	n := len(p.taken) - (busy - unlisted) - max(unlisted, idle) - max(0, hidden) // an idle one may be busy, too
 	if p.offer.State != device.Lost {
 		n += p.freeCount
-	}
-	if p.Withholds() {
-		n = min(n, len(p.listing.devices))
 	}
 	return max(n, admitted)
 }

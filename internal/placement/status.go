@@ -12,7 +12,7 @@ import (
 type View struct {
 	Cordons  map[device.ID]device.Cordon
 	Failures map[device.ID]device.Failures
-	Running  map[device.ID][]string // the names of the containers that run with quarantined devices
+	Running  map[device.ID][]string        // the names of the containers that run with quarantined devices
 	Claims   map[device.ID][]device.PodUID // the pods for which the scheduler has chosen devices
 	Awaited  bool                          // a pod waits for devices that the scheduler has not chosen, and may be assigned any free one
 
@@ -24,12 +24,13 @@ type View struct {
 	quarantined map[device.ID]bool
 	releasing   map[device.ID]*device.Release
 	withheld    bitset
+	vanished    map[device.ID]bool
 }
 
 // View returns a view of what the Resource knows.
 func (p *Resource) View(r device.ResourceName) View {
 	return View{resource: r, taken: maps.Clone(p.taken), sharers: maps.Clone(p.sharers), state: p.offer.State, listing: p.listing, quarantined: maps.Clone(p.quarantined),
-		releasing: maps.Collect(p.unproved()), withheld: p.withheld}
+		releasing: maps.Collect(p.unproved()), withheld: p.withheld, vanished: maps.Clone(p.vanished)}
 }
 
 // Statuses returns each device, in the order of the names, with the pod that has it.
@@ -92,7 +93,7 @@ func (v View) holders(pods *device.Snapshot) map[device.ID][]device.Holder {
 }
 
 func (v View) status(d device.Device, listed bool, holders []device.Holder) device.DeviceStatus {
-	s := device.DeviceStatus{Resource: v.resource, Device: d, Listed: listed}
+	s := device.DeviceStatus{Resource: v.resource, Device: d, Listed: listed, Vanished: v.vanished[d.ID]}
 	if len(holders) > 0 {
 		s.Holder, s.Sharers = &holders[0], holders[1:]
 	}

@@ -18,6 +18,8 @@ type resourceState struct {
 	number       uint64        // device.Offer.Session
 	deviceList                 // of the plugin's latest list
 	weight       int           // of deviceList
+	lister       *session      // the connection that has sent deviceList; nil: it is from the state file
+	listed       uint64        // device.Offer.Listed
 	reported     bool
 	preStart     bool
 	prefers      bool
@@ -53,7 +55,7 @@ func (s *resourceState) offer() device.Offer {
 	}
 	return device.Offer{
 		Inventory: device.Inventory{Resource: s.resource, Devices: s.devices}, Connected: s.session != nil,
-		State: s.state, Since: since, Session: s.number, Reported: s.reported, PreStart: s.preStart, Prefers: s.prefers,
+		State: s.state, Since: since, Session: s.number, Listed: s.listed, Reported: s.reported, PreStart: s.preStart, Prefers: s.prefers,
 		LastError: s.lastError, LastErrorAt: s.lastErrorAt,
 	}
 }
@@ -246,6 +248,10 @@ func (r *Registry) listed(l *registration, on *session, list deviceList) (back b
 		s.since = time.Now()
 		r.lastNumber++
 		s.number = r.lastNumber
+	}
+	if s.lister != on {
+		r.lastNumber++
+		s.lister, s.listed = on, r.lastNumber
 	}
 	s.session, s.preStart, s.prefers = on, on.preStart, on.prefers
 	s.deviceList, s.reported, s.state = list, true, device.Serving

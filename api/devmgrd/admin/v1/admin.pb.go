@@ -383,8 +383,10 @@ type Resource struct {
 	// over_max_devices is dra.maxDevices, where dra.resources names the resource and it has more devices than that: it stays in the Node's
 	// capacity. Otherwise it is 0.
 	OverMaxDevices int32 `protobuf:"varint,15,opt,name=over_max_devices,json=overMaxDevices,proto3" json:"over_max_devices,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// unlisted are the assigned devices that the plugin does not list.
+	Unlisted      int32 `protobuf:"varint,16,opt,name=unlisted,proto3" json:"unlisted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Resource) Reset() {
@@ -518,6 +520,13 @@ func (x *Resource) GetClaimed() bool {
 func (x *Resource) GetOverMaxDevices() int32 {
 	if x != nil {
 		return x.OverMaxDevices
+	}
+	return 0
+}
+
+func (x *Resource) GetUnlisted() int32 {
+	if x != nil {
+		return x.Unlisted
 	}
 	return 0
 }
@@ -3054,7 +3063,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\tComponent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
-	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xb8\x03\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xd4\x03\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12#\n" +
@@ -3071,7 +3080,8 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\treleasing\x18\f \x01(\x05R\treleasing\x12\x12\n" +
 	"\x04busy\x18\r \x01(\x05R\x04busy\x12\x18\n" +
 	"\aclaimed\x18\x0e \x01(\bR\aclaimed\x12(\n" +
-	"\x10over_max_devices\x18\x0f \x01(\x05R\x0eoverMaxDevices\"\x9f\x01\n" +
+	"\x10over_max_devices\x18\x0f \x01(\x05R\x0eoverMaxDevices\x12\x1a\n" +
+	"\bunlisted\x18\x10 \x01(\x05R\bunlisted\"\x9f\x01\n" +
 	"\aWaiting\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
