@@ -174,7 +174,7 @@ func (a *Allocator) granted(s device.Share, g device.Grant) device.Share {
 func (a *Allocator) save(d device.PodDemand, got []device.Assignment) error {
 	a.commitMu.Lock()
 	defer a.commitMu.Unlock()
-	if err := a.store.SavePods([]device.PodRecord{{Demand: d, Assignments: got}}, nil); err != nil {
+	if err := a.store.SavePods([]device.PodRecord{{Demand: d, Assignments: got, Since: time.Now()}}, nil); err != nil {
 		return device.Refuse(device.StoreUnavailable, err, "cannot save the assignment")
 	}
 	return nil
@@ -258,10 +258,12 @@ func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(co
 	if p.phase == allocating {
 		a.settleLocked(p)
 	}
-	p.since = time.Now()
+	p.since, p.sinceFor = time.Now(), ""
 	a.publishLocked(p)
 	a.examinePodLocked(p)
-	a.notifier.Assigned(p.demand.Pod, got)
+	if p.refused == nil || !p.refused.sameDevices(got) {
+		a.notifier.Assigned(p.demand.Pod, got)
+	}
 	for _, as := range got {
 		if !fresh(as.Container.Name) {
 			continue

@@ -243,7 +243,7 @@ func TestDevice_RestartedPluginListsFreeOnes_InUseHaveNotFailed(t *testing.T) {
 			}
 			r.bind("d", app(gpu, 1))
 			r.expect("d", "main", "ready vendor.com/gpu[d3]") // new may be another one's former device
-			r.plugins.offer(gpu, lists("new"))                  // d3 has been listed by this plugin: it has failed
+			r.plugins.offer(gpu, lists("new"))                // d3 has been listed by this plugin: it has failed
 			r.after(6 * time.Second)
 			if told := r.failures(); !slices.Contains(told, "d failed vendor.com/gpu/d3") {
 				t.Errorf("told %q", told)

@@ -30,23 +30,23 @@ type pod struct {
 	assigned      []device.Assignment
 	doubt         holdings.Hold // devices of a failed commit, or of a record that contradicts another; nil: no doubt
 
-	phase phase
-	done  chan struct{} // closed at the end of an attempt; nil: there is none
-	wait  device.Wait   // if waiting
-	since time.Time     // start of the wait for that reason or, if settled, of the assignment; zero: before devmgrd started
-	tries int           // consecutive plugin failures
-	retry time.Time     // if waiting: when to retry without another cause; zero: never
+	phase    phase
+	done     chan struct{} // closed at the end of an attempt; nil: there is none
+	wait     device.Wait   // if waiting
+	since    time.Time     // start of the wait for sinceFor or, if that is empty, of the assignment
+	sinceFor device.Reason
+	tries    int       // consecutive plugin failures
+	retry    time.Time // if waiting: when to retry without another cause; zero: never
 
 	stall  device.Stall // while it does not wait for other pods; kept up only if it may lead to an eviction
 	gaveUp time.Time    // when its eviction was last requested
 
-	lapsed           map[string]lapse // containers whose grants no longer hold
-	fresh            map[string]bool  // containers whose grants are unused so far
-	distrusts        map[string]bool  // containers whose last grants could not be used: their plugins are asked even if another container has a grant
-	ran              bool             // a container may have run since the boot
-	failures         int              // consecutive failures to apply its grants
-	refusal          device.Wait      // why a container with devices was refused; zero: none was
-	refusedContainer string           // the container of refusal
+	lapsed    map[string]lapse // containers whose grants no longer hold
+	fresh     map[string]bool  // containers whose grants are unused so far
+	distrusts map[string]bool  // containers whose last grants could not be used: their plugins are asked even if another container has a grant
+	ran       bool             // a container may have run since the boot
+	failures  int              // consecutive failures to apply its grants
+	refused   *refused         // the container that was refused although it has devices; nil: none was, or it has started since
 
 	preparations map[string]*preparation // by container name
 	allocation   *device.PodAllocation   // as published in the feed
@@ -54,7 +54,7 @@ type pod struct {
 
 // record returns the state file's record of a pod.
 func (p *pod) record() device.PodRecord {
-	return device.PodRecord{Demand: p.demand, Assignments: p.assigned, Stall: p.stall, ReleaseFailed: p.releaseFailed}
+	return device.PodRecord{Demand: p.demand, Assignments: p.assigned, Since: p.since, Reason: p.sinceFor, Stall: p.stall, ReleaseFailed: p.releaseFailed}
 }
 
 // complete reports whether each container has its devices.
@@ -330,10 +330,8 @@ func (a *Allocator) queueLocked(p *pod) {
 
 // parkLocked makes a pod wait for a change, and no longer than pause if pause is not zero.
 func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
-	news := p.wait != why
-	if p.wait.Reason != why.Reason {
-		p.since = time.Now()
-	}
+	news := p.wait != why && (p.refused == nil || p.refused.why != why)
+	changed := p.waitsForLocked(why.Reason)
 	p.wait, p.retry = why, time.Time{}
 	if pause > 0 {
 		p.retry = time.Now().Add(pause)
@@ -342,7 +340,7 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	a.enterLocked(p, waiting)
 	a.changedLocked()
 	a.stallLocked(p, why)
-	if !p.saved || a.unsaved[p.demand.Pod.UID] != nil {
+	if changed || !p.saved || a.unsaved[p.demand.Pod.UID] != nil {
 		a.saveLaterLocked(p)
 	}
 	if news && why.Reason != device.Allocating { // its claims are being read
@@ -351,10 +349,23 @@ func (a *Allocator) parkLocked(p *pod, why device.Wait, pause time.Duration) {
 	}
 }
 
+// waitsForLocked dates the wait for a reason, and reports whether that is a new one. A reason that soon passes does not interrupt the wait for another
+// one: after a restart of devmgrd each pod has such reasons at first.
+func (p *pod) waitsForLocked(why device.Reason) (changed bool) {
+	if p.sinceFor == why || p.sinceFor != "" && passing[why] {
+		return false
+	}
+	p.since, p.sinceFor = time.Now(), why
+	return true
+}
+
 // settleLocked ends a pod's attempts: it has its devices, or needs none.
 func (a *Allocator) settleLocked(p *pod) {
 	if p.phase != settled {
 		a.enterLocked(p, settled)
+	}
+	if p.sinceFor != "" {
+		p.since, p.sinceFor = time.Now(), ""
 	}
 	p.wait, p.tries, p.retry, p.stall = device.Wait{}, 0, time.Time{}, device.Stall{}
 }

@@ -1,8 +1,7 @@
 package allocator_test
 
 import (
-	"context"
-	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,57 +9,103 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A device that its plugin lists as healthy and refuses does not block a pod while others are free.
-func TestRefusedDevice_IsChosenLast(t *testing.T) {
+// A grant's host device is missing. The plugin is asked again, the kubelet tries again, and the pod waits for one reason all the while.
+func TestRefused_HostDeviceMissing_OneWaitUntilTheContainerStarts(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
-		r.plugins.stock(gpu, 8)
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
-		broken := "[d0"
-		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error {
-			r.plugins.mu.Lock()
-			defer r.plugins.mu.Unlock()
-			if broken != "" && strings.Contains(r.plugins.asked[len(r.plugins.asked)-1], broken) {
-				return errPlugin
+		r.bind("a", app(gpu, 1))
+		why := device.Wait{Reason: device.HostDeviceMissing, Message: "the host does not have /dev/d0"}
+		began := time.Now()
+		for i := range 8 {
+			r.Refused(device.Container{Pod: "a", Name: "main"}, why, true)
+			for range 4 {
+				r.after(10 * time.Second)
+				w, _ := r.Snapshot().Pod("ns", "a")
+				if w.State != device.Waiting || w.Wait.Reason != why.Reason || !w.Since.Equal(began) || i > 0 != strings.HasSuffix(w.Wait.Message, "times") {
+					t.Fatalf("after refusal %d: %v since %s: %+v", i+1, w.State, w.Since.Sub(began), w.Wait)
+				}
 			}
-			return nil
-		})
-		for i := range 7 {
-			name := fmt.Sprintf("%c", 'a'+i)
-			r.bind(name, app(gpu, 1))
-			r.after(2 * time.Second) // the first pause
-			r.expect(name, "main", fmt.Sprintf("ready vendor.com/gpu[d%d]", i+1))
 		}
-		r.bind("h", app(gpu, 1)) // there is no other
-		r.after(time.Hour)
-		r.expect("h", "main", "waiting PluginError")
-		r.plugins.mu.Lock()
-		broken = ""
-		r.plugins.mu.Unlock()
-		r.after(time.Minute)
-		r.expect("h", "main", "ready vendor.com/gpu[d0]")
-		r.Drop("h")
-		r.bind("i", app(gpu, 1)) // it is as good as any again
-		r.expect("i", "main", "ready vendor.com/gpu[d0]")
+		for said, want := range map[string]int{"a waits: HostDeviceMissing": 1, "a has its devices": 1} {
+			if n := len(slices.DeleteFunc(slices.Clone(r.plugins.told), func(s string) bool { return s != said })); n != want {
+				t.Errorf("%q is reported %d times, want %d: %q", said, n, want, r.plugins.told)
+			}
+		}
+		if n := r.metric("devmgrd_pods_waiting", "HostDeviceMissing"); n != 1 {
+			t.Errorf("%v pods are counted as waiting", n)
+		}
+		start(r, running("1", "a", "main"))
+		if w, _ := r.Snapshot().Pod("ns", "a"); w.State != device.Ready {
+			t.Errorf("when it runs: %+v", w)
+		}
 	})
 }
 
-// A pod that requests several devices gets past a refused one, too, although the plugin does not name the device at fault.
-func TestRefusedDevice_AmongSeveral_IsFoundOut(t *testing.T) {
+// Another reason takes the place of the refusal while it lasts.
+func TestRefused_PluginGoesAway_ThatIsTheReason(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
-		r.plugins.stock(gpu, 3)
+		r.plugins.stock(gpu, 1)
 		r.RuntimeSynced(nil, nil)
-		r.plugins.answers(func(context.Context, device.Pod, device.ResourceName) error {
-			r.plugins.mu.Lock()
-			defer r.plugins.mu.Unlock()
-			if strings.Contains(r.plugins.asked[len(r.plugins.asked)-1], "d0") {
-				return errPlugin
-			}
-			return nil
-		})
-		r.bind("a", app(gpu, 2))
+		r.bind("a", app(gpu, 1))
+		r.Refused(device.Container{Pod: "a", Name: "main"}, device.Wait{Reason: device.HostDeviceMissing, Message: "gone"}, true)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Lost })
 		r.after(time.Minute)
-		r.expect("a", "main", "ready vendor.com/gpu[d1 d2]")
+		if w, _ := r.Snapshot().Pod("ns", "a"); w.Wait.Reason != device.PluginMissing {
+			t.Errorf("got %+v", w.Wait)
+		}
+	})
+}
+
+// The runtime cannot create a container with CDI devices, and says why to the kubelet alone.
+func TestRefused_ContainerIsNotCreated_NamesItsCDIDevices(t *testing.T) {
+	t.Parallel()
+	for lacks, want := range map[string]string{
+		"": "container main could not be created: the kubelet's event Failed has the container runtime's error. Its plugin granted the CDI devices vendor.com/gpu=d0",
+		"no CDI specification has its device vendor.com/gpu=d0": "container main could not be created: no CDI specification has its device vendor.com/gpu=d0",
+	} {
+		run(t, func(r *harness) {
+			r.plugins.cdi = true
+			r.plugins.stock(gpu, 1)
+			r.RuntimeSynced(nil, nil)
+			r.bind("a", app(gpu, 1))
+			c := running("1", "a", "main")
+			r.Claim(c)
+			r.RuntimeStarted(c)
+			c.Lacks = lacks
+			r.RuntimeStopped(c)
+			if w, _ := r.Snapshot().Pod("ns", "a"); w.State != device.Waiting || w.Wait != (device.Wait{Reason: device.HostDeviceMissing, Message: want}) {
+				t.Errorf("got %+v", w.Wait)
+			}
+			r.expect("a", "main", "ready vendor.com/gpu[d0]") // it starts as soon as the runtime can create it
+		})
+	}
+}
+
+// How long a pod has waited, and since when it has its devices, is known after a restart of devmgrd, whose plugins are away for a moment then.
+func TestSince_DevmgrdRestarts_IsKept(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(gpu, 1))
+		began := time.Now()
+		r.after(time.Hour)
+		r.plugins.offer(gpu, func(o *device.Offer) { o.State = device.Stale })
+		r.restart()
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(gpu, 1))
+		r.expect("b", "main", "waiting PluginStale")
+		r.plugins.stock(gpu, 1)
+		r.expect("b", "main", "waiting NotEnoughDevices")
+		for _, name := range []string{"a", "b"} {
+			if p, _ := r.Snapshot().Pod("ns", name); !p.Since.Equal(began) {
+				t.Errorf("pod %s: %v since %s", name, p.State, p.Since.Sub(began))
+			}
+		}
 	})
 }

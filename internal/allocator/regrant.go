@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/devmgrd/devmgrd/internal/containers"
 	"github.com/devmgrd/devmgrd/internal/device"
 	"github.com/devmgrd/devmgrd/internal/failures"
 	"github.com/devmgrd/devmgrd/internal/holdings"
@@ -159,7 +158,7 @@ func (a *Allocator) reviveLocked(p *pod) {
 
 // replanLocked releases a pod's devices, and plans the pod again when the release is on disk.
 func (a *Allocator) replanLocked(p *pod, why device.Wait) {
-	a.log.Warn("pod is given other devices", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned), "reason", why.Reason, "err", why.Message)
+	a.log.Warn("pod planned again", "pod", p.demand.Pod.String(), "devices", device.Summary(p.assigned), "reason", why.Reason, "err", why.Message)
 	p.doubt = holdings.HoldOf(p.assigned)
 	for container, l := range p.lapsed {
 		if l == unusable && why.Reason != device.PreStartFailed {
@@ -174,57 +173,4 @@ func (a *Allocator) replanLocked(p *pod, why device.Wait) {
 	a.parkLocked(p, why, 0)
 	a.saveLaterLocked(p)
 	a.scheduleWriteLocked(0)
-}
-
-// Refused records why a container with devices was refused. If the host lacks what the grant names, lapsed is set and the pod
-// waits for a new grant.
-func (a *Allocator) Refused(c device.Container, why device.Wait, lapsed bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := a.pods[c.Pod]
-	if p == nil || p.phase != settled {
-		return
-	}
-	if _, has := p.of(c.Name); !has {
-		return
-	}
-	if lapsed {
-		a.unusableLocked(p, c.Name, why)
-		return
-	}
-	news := p.refusal != why
-	p.refusal, p.refusedContainer = why, c.Name
-	a.snapshot = nil
-	a.changedLocked()
-	if news {
-		a.notifier.Waiting(p.demand.Pod, why)
-	}
-}
-
-// unusableLocked renews a container's grant after a pause that doubles with each consecutive failure. The pod waits
-// meanwhile. Other pods get these devices last.
-func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait) {
-	p.lapse(container, unusable)
-	as, _ := p.of(container)
-	for _, s := range as.Shares {
-		for _, id := range s.IDs {
-			a.table.Resources[s.Resource].Refuse(id, time.Now().Add(refusalMemory))
-		}
-	}
-	p.failures++
-	a.parkLocked(p, why, min(firstPause<<min(p.failures-1, 8), lastPause))
-}
-
-// uncreatedLocked examines a container that ended before it started: the runtime could not create it, and reported that only
-// to the kubelet. If the grant is an old one with CDI devices, these may be the cause: only the runtime looks up their
-// definitions, in the plugin's files.
-func (a *Allocator) uncreatedLocked(p *pod, l *containers.Container) {
-	as, has := p.of(l.Name)
-	if l.Started || l.Fresh || !has || p.phase != settled {
-		return
-	}
-	if slices.ContainsFunc(as.Shares, func(s device.Share) bool { return len(s.Grant.CDI) > 0 }) {
-		a.unusableLocked(p, l.Name, device.Wait{Reason: device.HostDeviceMissing, Message: "container " + l.Name +
-			" could not be created; the CDI devices that its plugin granted may no longer be defined, so devmgrd asks the plugin again"})
-	}
 }

@@ -232,7 +232,7 @@ func TestCDIDeviceUndefined_RememberedGrant_IsGivenAgain(t *testing.T) {
 	}
 }
 
-func TestRefusal_IsShownUntilTheContainerIsCreated(t *testing.T) {
+func TestRefusal_IsShownUntilTheContainerStarts(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {
 		r.plugins.stock(gpu, 1)
@@ -243,7 +243,7 @@ func TestRefusal_IsShownUntilTheContainerIsCreated(t *testing.T) {
 		for range 3 {
 			r.Refused(c.Container, why, false)
 		}
-		if w, _ := r.Snapshot().Pod("ns", "a"); w.State != device.Waiting || w.Wait != why {
+		if w, _ := r.Snapshot().Pod("ns", "a"); w.State != device.Waiting || w.Wait.Reason != why.Reason || w.Wait.Message != why.Message+"; refused 3 times" {
 			t.Errorf("the outlook is %+v", w)
 		}
 		if n := r.metric("devmgrd_pods_waiting", "Overruled"); n != 1 || len(r.Snapshot().Waiting()) != 1 {
@@ -253,6 +253,10 @@ func TestRefusal_IsShownUntilTheContainerIsCreated(t *testing.T) {
 			t.Errorf("told %d times", n)
 		}
 		r.expect("a", "main", "ready vendor.com/gpu[d0]") // it may be created all the same
+		r.RuntimeStarted(c)
+		if w, _ := r.Snapshot().Pod("ns", "a"); w.State != device.Waiting {
+			t.Errorf("before it starts the outlook is %+v", w)
+		}
 		start(r, c)
 		if w, _ := r.Snapshot().Pod("ns", "a"); w.State != device.Ready {
 			t.Errorf("the outlook is %+v", w)

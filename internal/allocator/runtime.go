@@ -70,6 +70,9 @@ func (a *Allocator) syncLocked(all []device.Running, local []device.PodDemand) {
 	for _, r := range all {
 		l := a.addRunningLocked(r, len(r.Stamp)+len(r.Digests) > 0)
 		l.Started = !r.Idle
+		if p := a.pods[r.Container.Pod]; p != nil && l.Started {
+			a.acceptedLocked(p, l.Name)
+		}
 		if was := before[r.Container.Pod][r.ID]; was != nil {
 			l.Reported, l.Barred = was.Reported, was.Barred
 		}
@@ -132,11 +135,6 @@ func (a *Allocator) RuntimeStarted(r device.Running) {
 			delete(p.fresh, name)
 			delete(p.preparations, name) // this start consumes the preparation
 			a.consumeLocked(p, name)
-			if p.refusedContainer == name {
-				p.refusal, p.refusedContainer = device.Wait{}, ""
-				a.snapshot = nil
-				a.changedLocked()
-			}
 		}
 	})
 }
@@ -177,6 +175,7 @@ func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error
 		if _, has := p.of(l.Name); has {
 			p.ran = true
 		}
+		a.acceptedLocked(p, l.Name)
 	}
 	return nil
 }
@@ -241,7 +240,7 @@ func (a *Allocator) dropIdleLocked(now time.Time) (next time.Time) {
 func (a *Allocator) RuntimeStopped(r device.Running) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.reportLocked(func() { a.stoppedLocked(r.Container.Pod, r.ID) })
+	a.reportLocked(func() { a.stoppedLocked(r.Container.Pod, r.ID, r.Lacks) })
 }
 
 // RuntimeRemoved reports that a sandbox is gone with all of its containers. The containers' ends may be unreported: an NRI
@@ -253,13 +252,13 @@ func (a *Allocator) RuntimeRemoved(uid device.PodUID, sandbox string) {
 		for id, l := range a.running[uid] {
 			if l.Sandbox == sandbox {
 				a.log.Warn("end of a container was not reported", "uid", uid, "container", l.Name, "id", id)
-				a.stoppedLocked(uid, id)
+				a.stoppedLocked(uid, id, "")
 			}
 		}
 	})
 }
 
-func (a *Allocator) stoppedLocked(uid device.PodUID, id string) {
+func (a *Allocator) stoppedLocked(uid device.PodUID, id, lacks string) {
 	c, p := a.removeRunningLocked(uid, id), a.pods[uid]
 	if c == nil || p == nil || !p.active() {
 		return
@@ -267,7 +266,7 @@ func (a *Allocator) stoppedLocked(uid device.PodUID, id string) {
 	if a.running[uid].Has(c.Name) {
 		return // the next instance already runs and has the devices
 	}
-	a.uncreatedLocked(p, c)
+	a.uncreatedLocked(p, c, lacks)
 	if as, ok := p.of(c.Name); ok {
 		a.prepareLocked(p, as)
 	}

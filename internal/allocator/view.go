@@ -59,8 +59,8 @@ func (p *pod) status() device.PodStatus {
 		s.State, s.Since, s.Release = device.Unknown, p.droppedAt, p.release
 	case len(p.demand.Demands) == 0:
 		s.State = device.NoDevices
-	case p.refusal != (device.Wait{}):
-		s.State, s.Wait, s.Since = device.Waiting, p.refusal, p.since
+	case p.refused != nil && (p.phase != waiting || p.wait.Reason == p.refused.why.Reason):
+		s.State, s.Wait, s.Retry, s.Since = device.Waiting, p.refused.wait(), p.retry, p.refused.since
 	case p.served() && p.phase != returned:
 		s.State, s.Since = device.Ready, p.since
 	default:

@@ -87,7 +87,10 @@ type Choice map[ResourceName][]ID
 type PodRecord struct {
 	Demand      PodDemand    `json:"demand"`
 	Assignments []Assignment `json:"assignments,omitempty"`
-	Stall       Stall        `json:"stall,omitzero"` // recorded only where it may lead to an eviction
+	// Since is when the pod began to wait for Reason or, if that is empty, when it was assigned its devices; zero: not known.
+	Since  time.Time `json:"since,omitzero"`
+	Reason Reason    `json:"reason,omitempty"`
+	Stall  Stall     `json:"stall,omitzero"` // recorded only where it may lead to an eviction
 	// ReleaseFailed is why release.command has failed for the devices of a pod that has ended; empty: it has not.
 	ReleaseFailed string `json:"releaseFailed,omitempty"`
 }

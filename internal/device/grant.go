@@ -78,6 +78,20 @@ func absolute(field, path string) error {
 	return nil
 }
 
+// CDIAnnotations is how annotations begin whose values are CDI device names, separated by commas.
+const CDIAnnotations = "cdi.k8s.io/"
+
+// CDINames returns the CDI devices of the grant, those of its annotations included.
+func (g Grant) CDINames() []string {
+	names := slices.Clone(g.CDI)
+	for _, key := range slices.Sorted(maps.Keys(g.Annotations)) {
+		if strings.HasPrefix(key, CDIAnnotations) {
+			names = append(names, strings.Split(g.Annotations[key], ",")...)
+		}
+	}
+	return names
+}
+
 // qualified reports whether name has the parts of a CDI device name: vendor/class=name.
 func qualified(name string) bool {
 	kind, dev, ok := strings.Cut(name, "=")

@@ -2,6 +2,7 @@ package device_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -110,5 +111,13 @@ func TestGrants(t *testing.T) {
 	p.Add(share("a.com/x", 65))
 	if no := p.CheckPod(); no == nil || no.Reason != device.PluginError || !strings.Contains(no.Message, "the pod") {
 		t.Errorf("%v, want that the grants for the pod are too large", no)
+	}
+}
+
+func TestGrant_CDINames_AnnotationsIncluded(t *testing.T) {
+	t.Parallel()
+	g := device.Grant{CDI: []string{"v.example/gpu=0"}, Annotations: map[string]string{"cdi.k8s.io/b": "v.example/nic=1,v.example/nic=2", "other": "x", "cdi.k8s.io/a": "v.example/gpu=3"}}
+	if got, want := g.CDINames(), []string{"v.example/gpu=0", "v.example/gpu=3", "v.example/nic=1", "v.example/nic=2"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -49,6 +49,7 @@ type Running struct {
 	Digests   map[ResourceName]string // Digest of lists too long for the stamp; an empty digest matches nothing
 	Made      time.Time               // zero: not known
 	Idle      bool                    // created and not started when the runtime listed it
+	Lacks     string                  // of one that ended before it started: what the host lacks of its CDI devices; empty: nothing is known
 }
 
 // A Refusal is an error that carries why a container waits, as a Reason and a sentence. Packages that fail on a container's

@@ -120,7 +120,7 @@ func TestMounts(t *testing.T) {
 		{at: []string{"/dev"}, want: []string{"/dev", "-/dev/pts"}}, // the bind mount stays
 		{at: []string{"/sys/", "/dev"}, want: []string{"/sys", "/dev", "-/dev/pts", "-/sys/fs/cgroup"}},
 		{at: []string{"/sys", "/sys/fs/cgroup"}, want: []string{"/sys", "/sys/fs/cgroup"}},
-		{at: []string{"/a", "/b"}, cdi: edits{Mounts: []cdiMount{{"/a/"}}}, want: []string{"/b"}},
+		{at: []string{"/a", "/b"}, cdi: edits{Mounts: []cdiMount{{ContainerPath: "/a/"}}}, want: []string{"/b"}},
 	} {
 		var granted []device.Mount
 		for _, at := range test.at {

@@ -15,9 +15,10 @@ type attempts struct {
 }
 
 type attempt struct {
-	times     int    // in a row
-	id        string // the runtime's ID of the newest container
-	validated bool   // all NRI plugins had answered about it, and devmgrd had nothing against it
+	times     int      // in a row
+	id        string   // the runtime's ID of the newest container
+	validated bool     // all NRI plugins had answered about it, and devmgrd had nothing against it
+	cdi       []string // the CDI devices that it was given
 }
 
 // reportedAttempts is the number of attempts in a row after which the first report comes; the next one comes each time that the
@@ -29,7 +30,7 @@ const (
 
 // given counts an answer with a container's devices. It returns the number of earlier answers without a start, whether the last one
 // passed validation, and whether to report that.
-func (a *attempts) given(c device.Container, id string) (times int, validated, report bool) {
+func (a *attempts) given(c device.Container, id string, cdi []string) (times int, validated, report bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	one := a.all[c]
@@ -41,7 +42,7 @@ func (a *attempts) given(c device.Container, id string) (times int, validated, r
 		a.all[c] = one
 	}
 	times, validated = one.times, one.validated
-	one.times, one.id, one.validated = times+1, id, false
+	one.times, one.id, one.validated, one.cdi = times+1, id, false, cdi
 	return times, validated, times >= reportedAttempts && times&(times-1) == 0
 }
 
@@ -52,6 +53,16 @@ func (a *attempts) passed(c device.Container, id string) {
 	if one := a.all[c]; one != nil && one.id == id {
 		one.validated = true
 	}
+}
+
+// unstarted returns the CDI devices of a container that was given its devices and has not started.
+func (a *attempts) unstarted(c device.Container, id string) (cdi []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if one := a.all[c]; one != nil && one.id == id {
+		cdi = one.cdi
+	}
+	return cdi
 }
 
 // forget ends a container's count: it starts, or is refused for a known reason.

@@ -78,7 +78,7 @@ func TestAttempts_AreForgotten(t *testing.T) {
 	t.Parallel()
 	var a attempts
 	for i := range 3 * maxAttempts {
-		a.given(device.Container{Pod: device.PodUID(fmt.Sprint(i)), Name: "main"}, "c")
+		a.given(device.Container{Pod: device.PodUID(fmt.Sprint(i)), Name: "main"}, "c", nil)
 		if len(a.all) > maxAttempts {
 			t.Fatalf("%d containers are remembered", len(a.all))
 		}

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"iter"
 	"os"
 	"path/filepath"
@@ -14,6 +16,8 @@ import (
 	"syscall"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/devmgrd/devmgrd/internal/device"
 )
 
 // cdiDirs are the default directories of CDI specifications. A later directory overrides the devices of an earlier one.
@@ -34,6 +38,7 @@ type edits struct {
 }
 
 type cdiMount struct {
+	HostPath      string `json:"hostPath"`
 	ContainerPath string `json:"containerPath"`
 }
 
@@ -72,6 +77,48 @@ func cdiEdits(dirs, names []string) edits {
 		all.Mounts = append(all.Mounts, found[name].Mounts...)
 	}
 	return all
+}
+
+// cdiNames returns the CDI devices of grants.
+func cdiNames(shares []device.Share) (names []string) {
+	for _, s := range shares {
+		names = append(names, s.Grant.CDINames()...)
+	}
+	return names
+}
+
+// cdiLacks returns what the host lacks of the named CDI devices, for people: the runtime says it to the kubelet alone. Empty: nothing is known to be
+// missing in these directories, and the runtime may read others.
+func cdiLacks(dirs, names []string) string {
+	found := map[string]edits{}
+	for spec := range cdiSpecs(dirs, names) {
+		for _, d := range spec.Devices {
+			found[spec.Kind+"="+d.Name] = edits{slices.Concat(spec.Edits.DeviceNodes, d.Edits.DeviceNodes), slices.Concat(spec.Edits.Mounts, d.Edits.Mounts)}
+		}
+	}
+	for _, name := range names {
+		of, known := found[name]
+		if !known {
+			return fmt.Sprintf("no CDI specification in %s has its device %s", strings.Join(dirs, " or "), name)
+		}
+		for _, n := range of.DeviceNodes {
+			if path := cmp.Or(n.HostPath, n.Path); gone(path) {
+				return fmt.Sprintf("its CDI device %s has the device node %s, which the host does not have", name, path)
+			}
+		}
+		for _, m := range of.Mounts {
+			if gone(m.HostPath) {
+				return fmt.Sprintf("its CDI device %s mounts %s, which the host does not have", name, m.HostPath)
+			}
+		}
+	}
+	return ""
+}
+
+// gone reports whether the host has no such file.
+func gone(path string) bool {
+	_, err := os.Lstat(path)
+	return path != "" && errors.Is(err, fs.ErrNotExist)
 }
 
 // cdiOwnNodes returns the nodes of the named CDI devices, without those that a specification has for all of its devices. It fails if

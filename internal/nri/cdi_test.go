@@ -40,7 +40,7 @@ devices:
 	got := cdiEdits(dirs, []string{"a.com/x=1", "a.com/x=2", "a.com/x=none"})
 	want := edits{
 		DeviceNodes: []cdiNode{{Path: "/dev/new", HostPath: "/dev/null", Permissions: "r"}, {Path: "/dev/all"}},
-		Mounts:      []cdiMount{{"/opt/lib"}},
+		Mounts:      []cdiMount{{HostPath: "/lib", ContainerPath: "/opt/lib"}},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("the edits are %+v, want %+v", got, want)
@@ -90,4 +90,30 @@ func FuzzCDISpecification(f *testing.F) {
 			t.Errorf("a specification of %q yields %+v", spec.Kind, got)
 		}
 	})
+}
+
+func TestCDILacks(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	spec := `{"cdiVersion": "0.6.0", "kind": "v.example/gpu", "devices": [
+		{"name": "ok", "containerEdits": {"deviceNodes": [{"path": "/dev/x", "hostPath": "/dev/null"}, {"path": "/dev/zero"}], "mounts": [{"hostPath": "/", "containerPath": "/x"}]}},
+		{"name": "node", "containerEdits": {"deviceNodes": [{"path": "/dev/none"}]}},
+		{"name": "mount", "containerEdits": {"mounts": [{"hostPath": "/none", "containerPath": "/x"}]}}]}`
+	if err := os.WriteFile(filepath.Join(dir, "spec.json"), []byte(spec), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for names, want := range map[string]string{
+		"ok":         "",
+		"ok node":    "its CDI device v.example/gpu=node has the device node /dev/none, which the host does not have",
+		"mount":      "its CDI device v.example/gpu=mount mounts /none, which the host does not have",
+		"ok unknown": "no CDI specification in " + dir + " or /none has its device v.example/gpu=unknown",
+	} {
+		var all []string
+		for _, name := range strings.Fields(names) {
+			all = append(all, "v.example/gpu="+name)
+		}
+		if got := cdiLacks([]string{dir, "/none"}, all); got != want {
+			t.Errorf("%s: %q, want %q", names, got, want)
+		}
+	}
 }

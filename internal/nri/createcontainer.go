@@ -98,7 +98,7 @@ func (p *plugin) admit(ctx context.Context, adj *api.ContainerAdjustment, id dev
 			}
 			return err
 		}
-		if times, validated, report := p.attempts.given(c.Container, c.ID); report {
+		if times, validated, report := p.attempts.given(c.Container, c.ID, cdiNames(st.Assignment.Shares)); report {
 			p.notStarted(id, c.Container.Name, times, validated)
 		}
 	case device.Unknown:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
@@ -83,20 +84,26 @@ func (p *plugin) StartContainer(ctx context.Context, pod *api.PodSandbox, ctr *a
 }
 
 // StopContainer reports that a container's processes have ended, or that it was not created after all.
-func (p *plugin) StopContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) ([]*api.ContainerUpdate, error) {
-	return nil, p.stopped("StopContainer", pod, ctr)
+func (p *plugin) StopContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) ([]*api.ContainerUpdate, error) {
+	return nil, p.stopped(ctx, "StopContainer", pod, ctr)
 }
 
 // RemoveContainer reports that a container is gone and so has stopped: for some containers the runtime sends no other event.
-func (p *plugin) RemoveContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) error {
-	return p.stopped("RemoveContainer", pod, ctr)
+func (p *plugin) RemoveContainer(ctx context.Context, pod *api.PodSandbox, ctr *api.Container) error {
+	return p.stopped(ctx, "RemoveContainer", pod, ctr)
 }
 
-func (p *plugin) stopped(event string, pod *api.PodSandbox, ctr *api.Container) (err error) {
+func (p *plugin) stopped(ctx context.Context, event string, pod *api.PodSandbox, ctr *api.Container) (err error) {
 	defer p.hook(event)()
 	defer p.survive(event, &err)
 	p.answers.take(ctr.GetId())
 	p.notRedirected.remove(ctr.GetId())
-	p.runtime.RuntimeStopped(running(pod, ctr))
+	c := running(pod, ctr)
+	if names := p.attempts.unstarted(c.Container, c.ID); len(names) > 0 {
+		ctx, cancel := context.WithTimeout(ctx, budget(ctx))
+		defer cancel()
+		c.Lacks, _ = checkHost(ctx, p.hostChecks, "files of CDI devices", strings.Join(names, ", "), func() (string, error) { return cdiLacks(cdiDirs, names), nil })
+	}
+	p.runtime.RuntimeStopped(c)
 	return nil
 }

@@ -17,10 +17,6 @@ type own struct {
 	annotations map[string]string
 }
 
-// cdiPrefix starts the keys of annotations that name CDI devices (Container Device Interface specification, "Kubernetes
-// annotations"). The runtime does not pass them to the container.
-const cdiPrefix = "cdi.k8s.io/"
-
 // merge merges a container's shares into one grant, as the kubelet's device manager does: the pod's own settings win, then the
 // first share that sets a key, in the order of the resources (the kubelet's order is random). It returns conflicts between shares
 // without the values, which may be secret.
@@ -77,7 +73,7 @@ func merge(shares []device.Share, has own) (device.Grant, []string) {
 		g.CDI = append(g.CDI, s.Grant.CDI...)
 	}
 	for _, k := range slices.Sorted(maps.Keys(annotations)) {
-		if strings.HasPrefix(k, cdiPrefix) {
+		if strings.HasPrefix(k, device.CDIAnnotations) {
 			g.CDI = append(g.CDI, strings.Split(annotations[k], ",")...)
 		} else {
 			g.Annotations[k] = annotations[k]

@@ -55,9 +55,6 @@ type Grants struct {
 	CDIKinds    []string `yaml:"cdiKinds,omitempty"`    // vendor/class
 }
 
-// cdiPrefix starts the keys of annotations that name CDI devices (Container Device Interface, annotations of Kubernetes).
-const cdiPrefix = "cdi.k8s.io/"
-
 // Parse reads a rules file. The error names each mistake in it, on a line of its own.
 func Parse(text []byte) (*Rules, error) {
 	if len(text) > MaxFile {
@@ -314,7 +311,7 @@ func (r *Rules) Grant(resource device.ResourceName, g device.Grant) *Violation {
 	names := slices.Clone(g.CDI)
 	for _, key := range slices.Sorted(maps.Keys(g.Annotations)) {
 		switch {
-		case strings.HasPrefix(key, cdiPrefix): // it does not reach the container
+		case strings.HasPrefix(key, device.CDIAnnotations): // it does not reach the container
 			names = append(names, strings.Split(g.Annotations[key], ",")...)
 		case !matchesAny(may.Annotations, key):
 			add("annotation", key)

@@ -75,7 +75,7 @@ func (m *memory) note(resource device.ResourceName, ids []device.ID, g device.Gr
 		add(r.devices, path.Clean(n.HostPath))
 	}
 	for key, value := range g.Annotations {
-		if !strings.HasPrefix(key, cdiPrefix) {
+		if !strings.HasPrefix(key, device.CDIAnnotations) {
 			add(r.annotations, key)
 			continue
 		}

@@ -59,7 +59,7 @@ func Kinds() []Kind {
 		{waitingForDevices, warning, onPod, "the pod waits; the message begins with the reason. Another event follows when the message changes"},
 		{devicesAssigned, normal, onPod, "the message has the containers and their devices"},
 		{waitGivenUp, warning, onPod, "the pod has waited for as long as [`wait.giveUpAfter`](configuration.md#an-end-to-waiting) allows, and is evicted"},
-		{deviceFailed, warning, onPod, "devices of the pod are unhealthy, or their plugin does not list them"},
+		{deviceFailed, warning, onPod, "devices of the pod are unhealthy, or their plugin has stopped listing them"},
 		{contradiction, warning, onPod, "two resources of one container set one field differently; the first resource by name wins"},
 		{notStarted, warning, onPod, "the container received its devices several times in a row, and never started"},
 		{startedWithout, warning, onPod, "the container started while devmgrd was away, [without its devices](#a-container-without-its-devices)"},
@@ -140,7 +140,7 @@ func (e *Events) Failed(pod device.Pod, r device.ResourceName, ids []device.ID) 
 		e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is unhealthy, or its plugin does not list it", device.QuoteID(ids[0]), r))
 		return
 	}
-	e.warn(pod, deviceFailed, fmt.Sprintf("%d devices of %s, which this pod has, are unhealthy, or their plugin does not list them: %s", len(ids), r, device.Abridge(ids)))
+	e.warn(pod, deviceFailed, fmt.Sprintf("%d devices of %s, which this pod has, are unhealthy, or their plugin has stopped listing them: %s", len(ids), r, device.Abridge(ids)))
 }
 
 // NotRedirected reports that a container runs with the kubelet's plugin directory.

@@ -1,0 +1,125 @@
+package allocator
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/containers"
+	"github.com/devmgrd/devmgrd/internal/device"
+	"github.com/devmgrd/devmgrd/internal/holdings"
+)
+
+// A refused container has devices and cannot start with them: the hook has found why, or the runtime could not create it. Between two attempts of the
+// kubelet its plugin may be asked again, and the pod may be planned again, but it goes on waiting for the same reason until the container has started.
+type refused struct {
+	container string
+	why       device.Wait
+	since     time.Time // the first refusal for that reason
+	times     int       // refusals for that reason, in a row
+	devices   holdings.Hold
+}
+
+// wait returns what readers see.
+func (r *refused) wait() device.Wait {
+	w := r.why
+	if r.times > 1 {
+		w.Message += fmt.Sprintf("; refused %d times", r.times)
+	}
+	return w
+}
+
+// sameDevices reports whether these assignments have the devices with which the container was refused.
+func (r *refused) sameDevices(all []device.Assignment) bool {
+	now := holdings.HoldOf(all)
+	for of, ids := range now {
+		if !slices.Equal(ids, r.devices[of]) {
+			return false
+		}
+	}
+	return len(now) == len(r.devices)
+}
+
+// Refused records why a container with devices was refused. If the host lacks what the grant names, lapsed is set and the pod
+// waits for a new grant.
+func (a *Allocator) Refused(c device.Container, why device.Wait, lapsed bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.pods[c.Pod]
+	if p == nil || p.phase != settled {
+		return
+	}
+	if _, has := p.of(c.Name); !has {
+		return
+	}
+	if lapsed {
+		a.unusableLocked(p, c.Name, why)
+		return
+	}
+	if a.refusedLocked(p, c.Name, why) {
+		a.notifier.Waiting(p.demand.Pod, why)
+	}
+}
+
+// refusedLocked records a refusal, and reports whether it differs from the last one.
+func (a *Allocator) refusedLocked(p *pod, container string, why device.Wait) (news bool) {
+	before := p.refused
+	p.refused = &refused{container, why, time.Now(), 1, holdings.HoldOf(p.assigned)}
+	if before != nil && before.why.Reason == why.Reason {
+		p.refused.since, p.refused.times = before.since, before.times+1
+	}
+	a.snapshot = nil
+	a.changedLocked()
+	return before == nil || before.why != why
+}
+
+// acceptedLocked records that a container has started.
+func (a *Allocator) acceptedLocked(p *pod, container string) {
+	if p.refused != nil && p.refused.container == container {
+		p.refused, a.snapshot = nil, nil
+		a.changedLocked()
+	}
+}
+
+// unusableLocked renews a container's grant after a pause that doubles with each consecutive failure. The pod waits
+// meanwhile. Other pods get these devices last.
+func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait) {
+	p.lapse(container, unusable)
+	as, _ := p.of(container)
+	for _, s := range as.Shares {
+		for _, id := range s.IDs {
+			a.table.Resources[s.Resource].Refuse(id, time.Now().Add(refusalMemory))
+		}
+	}
+	p.failures++
+	a.parkLocked(p, why, min(firstPause<<min(p.failures-1, 8), lastPause)) // it compares with the last refusal
+	a.refusedLocked(p, container, why)
+}
+
+// uncreatedLocked examines a container that ended before it started: the runtime could not create it, and reported why only
+// to the kubelet. If it has CDI devices, these may be the cause: only the runtime looks up their definitions, in the plugin's files. The plugin
+// of an old grant is asked again. lacks is what the host lacks of them; empty: not known.
+func (a *Allocator) uncreatedLocked(p *pod, l *containers.Container, lacks string) {
+	as, has := p.of(l.Name)
+	if l.Started || !has || p.phase != settled {
+		return
+	}
+	var names []string
+	for _, s := range as.Shares {
+		names = append(names, s.Grant.CDINames()...)
+	}
+	if len(names) == 0 {
+		return
+	}
+	why := device.Wait{Reason: device.HostDeviceMissing, Message: fmt.Sprintf("container %s could not be created: %s", l.Name, lacks)}
+	if lacks == "" {
+		why.Message = fmt.Sprintf("container %s could not be created: the kubelet's event Failed has the container runtime's error. Its plugin granted the CDI devices %s", l.Name, device.ClipTo(strings.Join(names, ", "), 256))
+	}
+	switch {
+	case !l.Fresh:
+		a.unusableLocked(p, l.Name, why)
+	case a.refusedLocked(p, l.Name, why):
+		a.notifier.Waiting(p.demand.Pod, why)
+	}
+}
