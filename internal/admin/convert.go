@@ -32,6 +32,9 @@ func pluginOf(o device.Offer, at device.Registration) *adminv1.Plugin {
 		Devices: int32(len(o.Inventory.Devices)), PreStart: o.PreStart, Prefers: o.Prefers, Since: stamp(o.Since),
 		LastError: strings.ToValidUTF8(o.LastError, "\uFFFD"), LastErrorTime: stamp(o.LastErrorAt),
 	}
+	for _, other := range at.Reserve {
+		p.Reserve = append(p.Reserve, other.Endpoint)
+	}
 	if at.Pod.Known() {
 		p.Pod = &adminv1.PluginPod{Namespace: at.Pod.Namespace, Name: at.Pod.Name, Uid: string(at.Pod.UID), ServiceAccount: at.Pod.ServiceAccount}
 	}

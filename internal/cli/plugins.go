@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -28,13 +29,21 @@ func newPluginsCommand() *cobra.Command {
 func showPlugins(to io.Writer, answer *adminv1.ListPluginsResponse, now time.Time) {
 	t := table.New(to, "RESOURCE", "STATE", "SINCE", "POD", "SOCKET", "DEVICES", "HEALTHY", "PRESTART", "PREFERS", "LAST ERROR")
 	for _, p := range answer.Plugins {
-		t.Row(p.ResourceName, p.State, ago(p.Since, now), podName(p.Pod), p.Endpoint, fmt.Sprint(p.Devices), fmt.Sprint(p.Healthy), yes(p.PreStart), yes(p.Prefers), lastError(p, now))
+		t.Row(p.ResourceName, p.State, ago(p.Since, now), podName(p.Pod), sockets(p), fmt.Sprint(p.Devices), fmt.Sprint(p.Healthy), yes(p.PreStart), yes(p.Prefers), lastError(p, now))
 	}
 	t.Flush()
 	if len(answer.Plugins) == 0 {
 		fmt.Fprintln(to, "No device plugin has registered.")
 	}
 	showNotRedirected(to, answer.NotRedirected)
+}
+
+// sockets names a plugin's socket, and those of further plugins of the resource.
+func sockets(p *adminv1.Plugin) string {
+	if len(p.Reserve) == 0 {
+		return p.Endpoint
+	}
+	return p.Endpoint + ", in reserve: " + strings.Join(p.Reserve, ", ")
 }
 
 // podName names a plugin's pod. Its service account is in the JSON output.

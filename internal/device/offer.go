@@ -98,6 +98,7 @@ func (p PluginPod) Known() bool { return p.UID != "" }
 type Registration struct {
 	Endpoint string // the plugin's socket: a name in the directory of its registration, or a path; empty: none left
 	Pod      PluginPod
+	Reserve  []Registration // further plugins of the resource, which take over when this one ends
 }
 
 // A PluginDir is a directory in which device plugins register: a plugin pod's own, or the common one, which has no owner.

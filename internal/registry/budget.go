@@ -41,12 +41,21 @@ func (r *Registry) tryAfford(l *registration, weight int) (others int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, s := range r.resources {
-		if s.resource != l.resource {
+		if s.registration != l && !(s.resource == l.resource && !s.reserves(l)) {
 			others += s.weight
 		}
+		for _, other := range s.reserve {
+			if other != l {
+				others += other.weight
+			}
+		}
 	}
-	if s := r.resources[l.resource]; s != nil && s.registration == l && others+weight <= r.cfg.MaxTotalBytes {
+	switch s := r.resources[l.resource]; {
+	case s == nil || others+weight > r.cfg.MaxTotalBytes:
+	case s.registration == l:
 		s.weight = weight
+	case s.reserves(l):
+		l.weight = weight
 	}
 	return others
 }

@@ -146,7 +146,9 @@ func (r *Registry) Directories() (all []device.PluginDir, changed <-chan struct{
 	defer r.mu.Unlock()
 	of := map[device.PodUID][]device.ResourceName{}
 	for name, s := range r.resources {
-		of[s.registration.location.pod.UID] = append(of[s.registration.location.pod.UID], name)
+		for _, l := range s.all() {
+			of[l.location.pod.UID] = append(of[l.location.pod.UID], name)
+		}
 	}
 	for uid, d := range r.own {
 		if !d.leaving {
@@ -194,6 +196,7 @@ func (r *Registry) remove(d *directory) {
 	d.watches.Wait()
 	r.mu.Lock()
 	for _, s := range r.resources {
+		s.retireLocked(func(l *registration) bool { return l.location.pod.UID == d.pod.UID })
 		if s.registration.location.pod.UID == d.pod.UID && s.registration.endpoint != "" && !r.closing {
 			r.dropSocketLocked(s, podGone)
 		}

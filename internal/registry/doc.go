@@ -9,6 +9,7 @@
 //	Registry       the public API; one mutex over the resources           registry.go, calls.go
 //	resourceState  one resource: inventory, state, registration           resource.go
 //	registration   one registration, supervised: serve, dial back, end    registration.go
+//	               further plugins of a resource, in reserve              instances.go
 //	session        one connection to a plugin, used once                  session.go
 //	lister         turns a stream's messages into inventories             inventory.go
 //	deviceList     an inventory, with the time each device was added      devicelist.go
@@ -25,9 +26,10 @@
 // # The order of events
 //
 // A plugin listens on its own socket in the socket directory and calls Register. The registry checks the resource name, the
-// endpoint and the socket, opens a session (connect, then GetDevicePluginOptions once), and only then replaces the former
+// endpoint and the socket, opens a session (connect, then GetDevicePluginOptions once), and only then accepts the
 // registration and answers Register. ListAndWatch starts afterwards. Each message is the plugin's full list and replaces the
-// inventory. Until the first message the former inventory stays, so a plugin's roll-out leaves no gap.
+// inventory. Where another plugin serves the resource, it does so until the first message, and stays connected in reserve then: when the newer one
+// ends, it serves again at once. So no roll-out of a plugin leaves a gap, and none that is rolled back.
 //
 // A plugin that is connected and has not listed its devices yet counts as up. The resource's former state stays, and
 // becomes Lost after the grace period.

@@ -123,10 +123,12 @@ func TestReRegistration(t *testing.T) {
 				first := register("first", "dev1", "dev2")
 				second := register("second", "dev1", "dev2")
 				register("third", "dev3")
-				f.eventually("the old streams are closed", func() bool { return first.Streams()+second.Streams() == 0 })
-				first.Set(plugintest.Devices(5)...)
-				first.Stop()
-				second.Kill()
+				first.Set(plugintest.Devices(5)...) // it is in reserve
+				f.eventually("the old plugins' ends are noticed", func() bool {
+					first.Stop()
+					second.Kill()
+					return len(f.Registrations()[gpu].Reserve) == 0
+				})
 				if !f.serves("dev3")() || f.metric("device_plugin_registration_total", gpu) != 3 || f.logs.count("plugin disconnected") != 0 {
 					t.Errorf("an old plugin was heard: %+v", f.offer())
 				}

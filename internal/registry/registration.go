@@ -44,7 +44,13 @@ type registration struct {
 	registry *Registry
 	log      *slog.Logger
 	wake     chan struct{}      // size one: the socket file was recreated
-	cancel   context.CancelFunc // ends Run; guarded by Registry.mu
+	cancel   context.CancelFunc // ends Run; guarded by Registry.mu, as is what follows
+
+	// Of one in reserve (instances.go):
+	session *session
+	list    deviceList
+	weight  int  // of list
+	listed  bool // list is the session's
 }
 
 // where describes the plugin's socket in messages.

@@ -263,7 +263,9 @@ func (r *Registry) close() {
 	defer r.mu.Unlock()
 	r.closing = true
 	for _, s := range r.resources {
-		s.registration.cancel()
+		for _, l := range s.all() {
+			l.cancel()
+		}
 		s.endGrace()
 	}
 }
@@ -285,7 +287,11 @@ func (r *Registry) Registrations() map[device.ResourceName]device.Registration {
 	defer r.mu.Unlock()
 	all := make(map[device.ResourceName]device.Registration, len(r.resources))
 	for resource, s := range r.resources {
-		all[resource] = device.Registration{Endpoint: s.registration.endpoint, Pod: s.registration.location.pod}
+		one := device.Registration{Endpoint: s.registration.endpoint, Pod: s.registration.location.pod}
+		for _, l := range s.reserve {
+			one.Reserve = append(one.Reserve, device.Registration{Endpoint: l.endpoint, Pod: l.location.pod})
+		}
+		all[resource] = one
 	}
 	return all
 }

@@ -14,12 +14,13 @@ import (
 type resourceState struct {
 	resource     device.ResourceName
 	registration *registration // the current one
-	session      *session      // the connection to the plugin; nil: the plugin is away
-	number       uint64        // device.Offer.Session
-	deviceList                 // of the plugin's latest list
-	weight       int           // of deviceList
-	lister       *session      // the connection that has sent deviceList; nil: it is from the state file
-	listed       uint64        // device.Offer.Listed
+	reserve      []*registration
+	session      *session // the connection to the plugin; nil: the plugin is away
+	number       uint64   // device.Offer.Session
+	deviceList            // of the plugin's latest list
+	weight       int      // of deviceList
+	lister       *session // the connection that has sent deviceList; nil: it is from the state file
+	listed       uint64   // device.Offer.Listed
 	reported     bool
 	preStart     bool
 	prefers      bool
@@ -75,7 +76,7 @@ func (s *resourceState) fail(why string) {
 
 // present reports whether a plugin serves the resource, or is connected and about to.
 func (s *resourceState) present() bool {
-	return s != nil && (s.state == device.Serving || s.session != nil)
+	return s != nil && (s.state == device.Serving || s.session != nil || len(s.reserve) > 0)
 }
 
 // nextNumber numbers a registration, so that the newest wins even if an older one takes longer to be checked.
@@ -114,8 +115,8 @@ func (r *Registry) checkRoomLocked(l *registration) error {
 	return nil
 }
 
-// accept replaces the resource's registration by l and starts l. The inventory stays until the new plugin sends its first list. On
-// error nothing has changed, and the caller keeps the session.
+// accept starts l, and makes it the resource's registration. While another plugin serves the resource at another socket, that follows when l has listed
+// its devices. The inventory stays until then. On error nothing has changed, and the caller keeps the session.
 //
 // accept returns the resource that has lost its socket to l, if there is one. ListAndWatch names no resource, so the new plugin's
 // devices would be offered under both names. A socket therefore belongs to one resource: that of the newest registration.
@@ -136,15 +137,22 @@ func (r *Registry) accept(l *registration, to *session) (loser device.ResourceNa
 	if s == nil {
 		s = &resourceState{resource: l.resource, registration: l, state: device.Serving, since: time.Now(), endGrace: func() {}}
 		r.resources[l.resource] = s
-	} else {
-		s.registration.cancel()
 	}
+	for _, other := range r.resources {
+		other.retireLocked(func(o *registration) bool { return o.path == l.path })
+	}
+	r.metrics.registrations.WithLabelValues(string(l.resource)).Inc()
+	if s.queueLocked(l, to) {
+		r.startLocked(l, to)
+		r.directories.notify()
+		return loser, nil
+	}
+	s.registration.cancel()
 	s.registration, s.session, s.number, s.preStart, s.prefers = l, to, l.id, to.preStart, to.prefers
 	if s.state == device.Stale {
 		r.graceLocked(s, r.cfg.GracePeriod) // in full: the plugin is alive
 	}
 	r.startLocked(l, to)
-	r.metrics.registrations.WithLabelValues(string(l.resource)).Inc()
 	r.metrics.setUp(l.resource, true)
 	r.metrics.setPod(l.resource, l.location.pod)
 	r.saver.note(l.resource)
@@ -170,6 +178,9 @@ func (r *Registry) withdraw(l *registration) {
 	current := !r.closing && s != nil && s.registration == l
 	if current {
 		r.dropSocketLocked(s, withdrawn)
+		current = s.registration.lack == withdrawn
+	} else if s.reserves(l) {
+		s.retireLocked(func(other *registration) bool { return other == l })
 	}
 	r.mu.Unlock()
 	if current {
@@ -178,9 +189,12 @@ func (r *Registry) withdraw(l *registration) {
 	}
 }
 
-// dropSocketLocked leaves a resource without a plugin. Its registration has number 0: each other one is newer.
+// dropSocketLocked ends the current plugin of a resource. Unless one in reserve takes its place, its registration has number 0: each other one is newer.
 func (r *Registry) dropSocketLocked(s *resourceState, lack string) {
 	s.registration.cancel()
+	if r.succeedLocked(s) {
+		return
+	}
 	s.registration = newRegistration(r, 0, s.resource, s.registration.location, "")
 	s.registration.lack = lack
 	s.fail(lack)
@@ -236,8 +250,19 @@ func (r *Registry) listed(l *registration, on *session, list deviceList) (back b
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.resources[l.resource]
-	if r.closing || s == nil || s.registration != l {
+	if r.closing || s == nil || s.registration != l && !s.reserves(l) {
 		return false
+	}
+	if s.registration != l {
+		l.list, l.listed = list, true
+		if l.id < s.registration.id && s.session != nil {
+			return false
+		}
+		r.useLocked(s, l)
+		if s.state == device.Serving {
+			s.reported = true
+			return true
+		}
 	}
 	back = s.state != device.Serving || !s.reported
 	if !back && s.session == on && device.SameList(s.devices, list.devices) {
@@ -265,7 +290,11 @@ func (r *Registry) ended(l *registration) (served bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.resources[l.resource]
-	if r.closing || s == nil || s.registration != l {
+	if r.closing || s == nil {
+		return false
+	}
+	s.retireLocked(func(other *registration) bool { return other == l })
+	if s.registration != l || r.succeedLocked(s) {
 		return false
 	}
 	return r.awayLocked(s)

@@ -75,8 +75,10 @@ func (d *directory) endpoints() (all []string) {
 	d.registry.mu.Lock()
 	defer d.registry.mu.Unlock()
 	for _, s := range d.registry.resources {
-		if l := s.registration; l.endpoint != "" && l.location.sockets == d.sockets {
-			all = append(all, l.endpoint)
+		for _, l := range s.all() {
+			if l.endpoint != "" && l.location.sockets == d.sockets {
+				all = append(all, l.endpoint)
+			}
 		}
 	}
 	return all

@@ -723,7 +723,9 @@ type Plugin struct {
 	LastErrorTime *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=last_error_time,json=lastErrorTime,proto3" json:"last_error_time,omitempty"`
 	// pod is the pod in which it runs. Not set: it is not known, since the plugin runs on the host or registered in the directory
 	// that all share.
-	Pod           *PluginPod `protobuf:"bytes,11,opt,name=pod,proto3" json:"pod,omitempty"`
+	Pod *PluginPod `protobuf:"bytes,11,opt,name=pod,proto3" json:"pod,omitempty"`
+	// reserve are the endpoints of further plugins of the resource, which are connected and take over when this one ends.
+	Reserve       []string `protobuf:"bytes,12,rep,name=reserve,proto3" json:"reserve,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -831,6 +833,13 @@ func (x *Plugin) GetLastErrorTime() *timestamppb.Timestamp {
 func (x *Plugin) GetPod() *PluginPod {
 	if x != nil {
 		return x.Pod
+	}
+	return nil
+}
+
+func (x *Plugin) GetReserve() []string {
+	if x != nil {
+		return x.Reserve
 	}
 	return nil
 }
@@ -3091,7 +3100,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x12ListPluginsRequest\"\x90\x01\n" +
 	"\x13ListPluginsResponse\x122\n" +
 	"\aplugins\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.PluginR\aplugins\x12E\n" +
-	"\x0enot_redirected\x18\x02 \x03(\v2\x1e.devmgrd.admin.v1.PodContainerR\rnotRedirected\"\x8e\x03\n" +
+	"\x0enot_redirected\x18\x02 \x03(\v2\x1e.devmgrd.admin.v1.PodContainerR\rnotRedirected\"\xa8\x03\n" +
 	"\x06Plugin\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1a\n" +
@@ -3105,7 +3114,8 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"last_error\x18\t \x01(\tR\tlastError\x12B\n" +
 	"\x0flast_error_time\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\rlastErrorTime\x12-\n" +
-	"\x03pod\x18\v \x01(\v2\x1b.devmgrd.admin.v1.PluginPodR\x03pod\"x\n" +
+	"\x03pod\x18\v \x01(\v2\x1b.devmgrd.admin.v1.PluginPodR\x03pod\x12\x18\n" +
+	"\areserve\x18\f \x03(\tR\areserve\"x\n" +
 	"\tPluginPod\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
