@@ -142,17 +142,32 @@ func (p *Pods) get(ctx context.Context, pod device.Pod) (*corev1.Pod, error) {
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, fmt.Errorf("reading pod %s: %w", pod, ErrNotFound)
+	case apierrors.IsForbidden(err):
+		return nil, &forbiddenError{pod, err}
 	case err != nil:
-		// This includes Forbidden on purpose: the node authorizer also returns it for a pod whose binding it has not
-		// seen yet.
 		return nil, fmt.Errorf("reading pod %s: %w: %w", pod, ErrUnavailable, err)
 	}
 	return object, nil
 }
 
+// A forbiddenError reports that the API server does not let devmgrd read a pod: the node authorizer shows a node the pods that are
+// bound to it, and no others, whether they exist or not. It is an ErrUnavailable on purpose: the authorizer may not have seen the
+// pod's binding yet.
+type forbiddenError struct {
+	pod device.Pod
+	err error // the API server's
+}
+
+func (e *forbiddenError) Error() string {
+	return fmt.Sprintf("reading pod %s: the API server shows devmgrd only the pods that it knows to be bound to this node; "+
+		"kubectl -n %s get pod %s -o wide names the pod's node: %v", e.pod, e.pod.Namespace, e.pod.Name, e.err)
+}
+
+func (e *forbiddenError) Unwrap() []error { return []error{ErrUnavailable, e.err} }
+
 var (
 	// ErrNotFound: the pod is not in the API, has ended, or does not run on this node.
 	ErrNotFound = errors.New("no such pod on this node")
-	// ErrUnavailable: the API server could not be reached, or did not answer.
+	// ErrUnavailable: the API server could not be reached, did not answer, or does not show the pod (yet).
 	ErrUnavailable = errors.New("the API server is unavailable")
 )

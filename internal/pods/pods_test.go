@@ -5,11 +5,13 @@ import (
 	"errors"
 	"net/http"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -223,6 +225,26 @@ func TestFind(t *testing.T) {
 	api.Stop()
 	if _, err := p.Find(t.Context(), "ns", "c"); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("without an API server: %v", err)
+	}
+}
+
+// With the kubelet's credentials the API server forbids to read a pod that is not bound to this node. devmgrd explain shows the error.
+func TestEnded_PodNotBoundToThisNode_ErrorSaysWhereToLook(t *testing.T) {
+	t.Parallel()
+	api := kubetest.New(t)
+	api.Refuse(func(string, string) int { return http.StatusForbidden })
+	p := New(Config{NodeName: "n1", Client: api.Client(), Sink: newDiary(), Log: kubetest.Log(t)})
+	_, _, err := p.Ended(t.Context(), "ns", "a")
+	if !errors.Is(err, ErrUnavailable) || !apierrors.IsForbidden(err) {
+		t.Errorf("%v, want an error that is both unavailable and forbidden", err)
+	}
+	for _, text := range []string{"reading pod ns/a", "bound to this node", "kubectl -n ns get pod a -o wide", "refused by the test"} {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%q does not say %q", err, text)
+		}
+	}
+	if strings.Contains(err.Error(), ErrUnavailable.Error()) {
+		t.Errorf("%q says that the API server is unavailable, which has answered", err)
 	}
 }
 
