@@ -16,7 +16,8 @@
 //
 // The kubelet's, for the list of pods and containers and for its own resources. devmgrd's, for each resource that a plugin offers
 // to devmgrd or that devmgrd has assigned: the kubelet's entries for those are left out, since they can only be old. Pods that
-// only devmgrd knows are in the answer too. If the kubelet does not answer, devices are still served; that is logged once and
+// only devmgrd knows are in the answer too. Fields that only a newer kubelet has pass, since its entries are copied and not made
+// again. If the kubelet does not answer, devices are still served; that is logged once and
 // counted.
 //
 // # Promises

@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	v1alpha1 "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
@@ -134,7 +135,12 @@ func (j *journal) count(text string) int {
 	return bytes.Count(j.text.Bytes(), []byte(text))
 }
 
-// A kubelet answers what a test says. Each of its List answers has the number of the call as a CPU of the pod "count".
+// addUnknown sets the unknown fields of from in to.
+func addUnknown(to, from proto.Message) {
+	to.ProtoReflect().SetUnknown(from.ProtoReflect().GetUnknown())
+}
+
+// A kubelet answers what a test says. Its lists have the unknown fields of allocatable, and each of its List answers has the number of the call as a CPU of the pod "count".
 type kubelet struct {
 	v1.UnimplementedPodResourcesListerServer
 	path  string
@@ -211,7 +217,9 @@ func (k *kubelet) List(ctx context.Context, _ *v1.ListPodResourcesRequest) (*v1.
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	count := &v1.PodResources{Name: "count", Namespace: "kubelet", Containers: []*v1.ContainerResources{{Name: "c", CpuIds: []int64{n}}}}
-	return &v1.ListPodResourcesResponse{PodResources: append([]*v1.PodResources{count}, k.pods...)}, nil
+	all := &v1.ListPodResourcesResponse{PodResources: append([]*v1.PodResources{count}, k.pods...)}
+	addUnknown(all, k.allocatable)
+	return all, nil
 }
 
 // Get answers for one pod.
@@ -227,7 +235,9 @@ func (k *kubelet) Get(ctx context.Context, request *v1.GetPodResourcesRequest) (
 	defer k.mu.Unlock()
 	for _, p := range k.pods {
 		if p.Name == request.PodName && p.Namespace == request.PodNamespace {
-			return &v1.GetPodResourcesResponse{PodResources: p}, nil
+			one := &v1.GetPodResourcesResponse{PodResources: p}
+			addUnknown(one, k.allocatable)
+			return one, nil
 		}
 	}
 	return nil, fmt.Errorf("pod %s in namespace %s not found", request.PodName, request.PodNamespace)
@@ -249,10 +259,13 @@ func (l oldLister) List(ctx context.Context, _ *v1alpha1.ListPodResourcesRequest
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	answer := &v1alpha1.ListPodResourcesResponse{}
+	addUnknown(answer, l.allocatable)
 	for _, p := range l.pods {
 		old := &v1alpha1.PodResources{Name: p.Name, Namespace: p.Namespace}
+		addUnknown(old, p)
 		for _, c := range p.Containers {
 			old.Containers = append(old.Containers, &v1alpha1.ContainerResources{Name: c.Name})
+			addUnknown(old.Containers[len(old.Containers)-1], c)
 		}
 		answer.PodResources = append(answer.PodResources, old)
 	}

@@ -131,10 +131,10 @@ func (k *kubelet) answered() {
 	}
 }
 
-// pod returns the kubelet's entry of one pod, or nil. It calls the kubelet's Get, so that the kubelet's metrics count it as they do
+// pod returns the kubelet's response about one pod, or nil. It calls the kubelet's Get, so that the kubelet's metrics count it as they do
 // without devmgrd. It uses the kubelet's List, which concurrent requests share, when requests come too fast for one call each, and
 // when Get fails, as with an older kubelet without the feature gate.
-func (k *kubelet) pod(ctx context.Context, pod podName) *v1.PodResources {
+func (k *kubelet) pod(ctx context.Context, pod podName) *v1.GetPodResourcesResponse {
 	if k == nil {
 		return nil
 	}
@@ -147,13 +147,13 @@ func (k *kubelet) pod(ctx context.Context, pod podName) *v1.PodResources {
 		cancel()
 		if err == nil {
 			k.answered()
-			return response.PodResources
+			return response
 		}
 	}
 	all := ask(ctx, k, func(k *kubelet) *sharedCall[*v1.ListPodResourcesResponse] { return &k.list })
 	for _, p := range all.GetPodResources() {
 		if p.Name == pod.name && p.Namespace == pod.namespace {
-			return p
+			return &v1.GetPodResourcesResponse{PodResources: p}
 		}
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -33,18 +34,20 @@ func (l lister) List(ctx context.Context, _ *v1.ListPodResourcesRequest) (*v1.Li
 	kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1.ListPodResourcesResponse] { return &k.list })
 	snapshot := l.cfg.Allocator.Snapshot()
 	m := managed(snapshot, l.cfg.Allocator.Resources())
-	return &v1.ListPodResourcesResponse{PodResources: merge(activeEntries(&l.entries, snapshot), kubelets.GetPodResources(), m.pod)}, nil
+	all := &v1.ListPodResourcesResponse{PodResources: merge(activeEntries(&l.entries, snapshot), kubelets.GetPodResources(), m.pod)}
+	addUnknown(all, kubelets)
+	return all, nil
 }
 
 // GetAllocatableResources returns the kubelet's CPUs and memory, the devices of other managers, and devmgrd's devices.
 func (l lister) GetAllocatableResources(ctx context.Context, _ *v1.AllocatableResourcesRequest) (*v1.AllocatableResourcesResponse, error) {
-	kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1.AllocatableResourcesResponse] { return &k.allocatable })
+	all := &v1.AllocatableResourcesResponse{}
+	if kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1.AllocatableResourcesResponse] { return &k.allocatable }); kubelets != nil {
+		all = proto.CloneOf(kubelets)
+	}
 	resources := l.cfg.Allocator.Resources()
-	return &v1.AllocatableResourcesResponse{
-		Devices: append(managed(l.cfg.Allocator.Snapshot(), resources).without(kubelets.GetDevices()), allocatable(resources)...),
-		CpuIds:  kubelets.GetCpuIds(),
-		Memory:  kubelets.GetMemory(),
-	}, nil
+	all.Devices = append(managed(l.cfg.Allocator.Snapshot(), resources).without(all.Devices), allocatable(resources)...)
+	return all, nil
 }
 
 // Get returns one active pod. It waits for the devices that the pod requests. If they do not come in time, Get fails with the
@@ -54,7 +57,7 @@ func (l lister) Get(ctx context.Context, request *v1.GetPodResourcesRequest) (*v
 	kubelets := l.kubelet.pod(ctx, name)
 	short, cancel := context.WithTimeout(ctx, getLimit)
 	defer cancel()
-	known, err := l.find(short, name, kubelets != nil)
+	known, err := l.find(short, name, kubelets.GetPodResources() != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -66,10 +69,12 @@ func (l lister) Get(ctx context.Context, request *v1.GetPodResourcesRequest) (*v
 		}
 		own = entry(p.PodAllocation)
 	}
-	if own == nil && kubelets == nil {
+	if own == nil && kubelets.GetPodResources() == nil {
 		return nil, notFound(name)
 	}
-	return &v1.GetPodResourcesResponse{PodResources: managed(l.cfg.Allocator.Snapshot(), l.cfg.Allocator.Resources()).pod(own, kubelets)}, nil
+	one := &v1.GetPodResourcesResponse{PodResources: managed(l.cfg.Allocator.Snapshot(), l.cfg.Allocator.Resources()).pod(own, kubelets.GetPodResources())}
+	addUnknown(one, kubelets)
+	return one, nil
 }
 
 // find reports whether the allocator knows an active pod of that name. If only the kubelet knows one, find reads it from the API

@@ -1,15 +1,18 @@
 package podresources_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	v1alpha1 "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
@@ -391,5 +394,114 @@ func TestGetAsksTheKubeletForOnePod(t *testing.T) {
 				t.Errorf("64 questions at one time became %d Get and %d List", gets, lists)
 			}
 		})
+	}
+}
+
+// newer sets the fields that only newer kubelets have in a message: numbers 98 and 99.
+func newer(m proto.Message) {
+	raw := protowire.AppendVarint(protowire.AppendTag(nil, 98, protowire.VarintType), 7)
+	m.ProtoReflect().SetUnknown(protowire.AppendString(protowire.AppendTag(raw, 99, protowire.BytesType), "new"))
+}
+
+// withoutNewer returns the messages on the way to each container of pods in which the fields of newer kubelets are missing, as paths.
+func withoutNewer(response proto.Message, pods []proto.Message) (missing []string) {
+	look := func(at string, m proto.Message) {
+		want := m.ProtoReflect().New().Interface()
+		newer(want)
+		if !bytes.Contains(m.ProtoReflect().GetUnknown(), want.ProtoReflect().GetUnknown()) {
+			missing = append(missing, at)
+		}
+	}
+	look("response", response)
+	for _, p := range pods {
+		name := p.(interface{ GetName() string }).GetName()
+		look(name, p)
+		fields := p.ProtoReflect()
+		containers := fields.Get(fields.Descriptor().Fields().ByName("containers")).List()
+		for i := range containers.Len() {
+			look(fmt.Sprintf("%s container %d", name, i), containers.Get(i).Message().Interface())
+		}
+	}
+	return missing
+}
+
+// A kubelet newer than devmgrd has fields that devmgrd does not know: they pass, also for pods without devices, and for pods that devmgrd
+// does not know.
+func TestNewerKubelet_UnknownFields_Pass(t *testing.T) {
+	t.Parallel()
+	r := start(t, func(c *podresources.Config) {
+		c.Pods = finder(func(string, string) (bool, error) { return false, nil })
+	})
+	r.Plugins.Stock(gpu, 1)
+	r.bind("devices", gpu, 1)
+	r.bind("plain", "", 0)
+	r.kubelet.has(func() {
+		for _, name := range []string{"devices", "plain", "foreign", "cpus"} {
+			c := &v1.ContainerResources{Name: "main"}
+			if name == "cpus" {
+				c.CpuIds = []int64{1}
+			}
+			if name != "plain" { // of which only the pod has new fields
+				newer(c)
+			}
+			p := &v1.PodResources{Name: name, Namespace: "ns", Containers: []*v1.ContainerResources{c}}
+			newer(p)
+			r.kubelet.pods = append(r.kubelet.pods, p)
+		}
+		r.kubelet.allocatable = &v1.AllocatableResourcesResponse{CpuIds: []int64{1}}
+		newer(r.kubelet.allocatable)
+	})
+	messages := func(all []*v1.PodResources) (pods []proto.Message) {
+		for _, p := range all {
+			if p.Name != "count" {
+				pods = append(pods, p)
+			}
+		}
+		return pods
+	}
+	all, err := r.v1.List(t.Context(), &v1.ListPodResourcesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := withoutNewer(all, messages(all.PodResources))
+	if want := []string{"plain container 0"}; !slices.Equal(got, want) || len(all.PodResources) != 5 {
+		t.Errorf("List of %d pods lacks new fields of %q, want %q", len(all.PodResources), got, want)
+	}
+	for _, name := range []string{"devices", "plain", "foreign", "cpus"} {
+		one, err := r.v1.Get(t.Context(), &v1.GetPodResourcesRequest{PodNamespace: "ns", PodName: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var want []string
+		if name == "plain" {
+			want = []string{"plain container 0"}
+		}
+		got := slices.DeleteFunc(withoutNewer(one, messages([]*v1.PodResources{one.PodResources})), func(at string) bool {
+			return at == "response" && name != "devices" // after some calls one pod comes from the kubelet's List
+		})
+		if !slices.Equal(got, want) {
+			t.Errorf("Get of %s lacks new fields of %q, want %q", name, got, want)
+		}
+		if devices := one.PodResources.Containers[0].Devices; (len(devices) == 1) != (name == "devices") {
+			t.Errorf("Get of %s has the devices %v", name, devices)
+		}
+	}
+	alpha, err := r.alpha.List(t.Context(), &v1alpha1.ListPodResourcesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pods []proto.Message
+	for _, p := range alpha.PodResources {
+		pods = append(pods, p)
+	}
+	if got, want := withoutNewer(alpha, pods), []string{"plain container 0"}; !slices.Equal(got, want) || len(pods) != 4 {
+		t.Errorf("v1alpha1 List of %d pods lacks new fields of %q, want %q", len(pods), got, want)
+	}
+	there, err := r.v1.GetAllocatableResources(t.Context(), &v1.AllocatableResourcesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := withoutNewer(there, nil); got != nil || len(there.CpuIds) != 1 || len(there.Devices) != 1 {
+		t.Errorf("GetAllocatableResources lacks new fields: %v", there)
 	}
 }

@@ -3,6 +3,8 @@ package podresources
 import (
 	"slices"
 
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 	v1 "k8s.io/kubelet/pkg/apis/podresources/v1"
 	v1alpha1 "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
@@ -71,20 +73,18 @@ func merge[P podEntry](own, kubelets []P, both func(own, kubelets P) P) []P {
 	return all
 }
 
-// pod merges the entries of one pod.
+// pod merges the entries of one pod: a copy of the kubelet's, with the fields of newer kubelets too, and devmgrd's devices in it.
 func (m managedResources) pod(own, kubelets *v1.PodResources) *v1.PodResources {
 	if kubelets == nil || own != nil && addsNothing(own, kubelets) {
 		return own
 	}
-	p := &v1.PodResources{Name: kubelets.Name, Namespace: kubelets.Namespace, Containers: make([]*v1.ContainerResources, 0, len(kubelets.Containers))}
-	for _, c := range kubelets.Containers {
-		merged := &v1.ContainerResources{Name: c.Name, CpuIds: c.CpuIds, Memory: c.Memory, DynamicResources: ofOthers(c.DynamicResources)}
-		merged.Devices = m.without(c.Devices)
+	p := proto.CloneOf(kubelets)
+	for _, c := range p.Containers {
+		c.Devices, c.DynamicResources = m.without(c.Devices), ofOthers(c.DynamicResources)
 		if o := containerOf(own, c.Name); o != nil {
-			merged.Devices = append(merged.Devices, o.Devices...)
-			merged.ProtoReflect().SetUnknown(o.ProtoReflect().GetUnknown())
+			c.Devices = append(c.Devices, o.Devices...)
+			addUnknown(c, o)
 		}
-		p.Containers = append(p.Containers, merged)
 	}
 	for _, c := range own.GetContainers() {
 		if containerOf(kubelets, c.Name) == nil {
@@ -94,31 +94,44 @@ func (m managedResources) pod(own, kubelets *v1.PodResources) *v1.PodResources {
 	return p
 }
 
-// addsNothing reports whether the kubelet's entry only lists the pod's containers, as for most pods.
+// addUnknown appends the fields of from that this version does not know.
+func addUnknown(to, from proto.Message) {
+	t := to.ProtoReflect()
+	t.SetUnknown(append(t.GetUnknown(), from.ProtoReflect().GetUnknown()...))
+}
+
+// addsNothing reports whether the kubelet's entry only names the pod and its containers, as for most pods. Any other field, known or
+// not, would add to its size.
 func addsNothing(own, kubelets *v1.PodResources) bool {
-	return slices.EqualFunc(own.Containers, kubelets.Containers, func(o, c *v1.ContainerResources) bool {
-		return o.Name == c.Name && len(c.Devices)+len(c.CpuIds)+len(c.Memory)+len(c.DynamicResources) == 0
-	})
-}
-
-// without returns the devices of other resources.
-func (m managedResources) without(devices []*v1.ContainerDevices) []*v1.ContainerDevices {
-	return slices.DeleteFunc(slices.Clone(devices), func(d *v1.ContainerDevices) bool { return m.has(d.ResourceName) })
-}
-
-// ofOthers returns the claims' devices of other drivers than devmgrd. Those of devmgrd are among the container's devices: the kubelet lists
-// all devices of a pod's claim for each container that uses a part of it.
-func ofOthers(all []*v1.DynamicResource) (others []*v1.DynamicResource) {
-	for _, claim := range all {
-		kept := slices.DeleteFunc(slices.Clone(claim.ClaimResources), func(r *v1.ClaimResource) bool { return r.DriverName == device.DRADriver })
-		switch {
-		case len(kept) == len(claim.ClaimResources):
-			others = append(others, claim)
-		case len(kept) > 0:
-			others = append(others, &v1.DynamicResource{ClaimName: claim.ClaimName, ClaimNamespace: claim.ClaimNamespace, ClaimResources: kept})
-		}
+	if len(own.Containers) != len(kubelets.Containers) {
+		return false
 	}
-	return others
+	size := field(len(kubelets.Name)) + field(len(kubelets.Namespace))
+	for i, c := range kubelets.Containers {
+		if c.Name != own.Containers[i].Name {
+			return false
+		}
+		size += field(field(len(c.Name)))
+	}
+	return proto.Size(kubelets) == size
+}
+
+// field returns the encoded size of a message's field with this many bytes. Each number of a field fits into one byte.
+func field(bytes int) int { return protowire.SizeTag(1) + protowire.SizeBytes(bytes) }
+
+// without removes the devices that devmgrd assigns.
+func (m managedResources) without(devices []*v1.ContainerDevices) []*v1.ContainerDevices {
+	return slices.DeleteFunc(devices, func(d *v1.ContainerDevices) bool { return m.has(d.ResourceName) })
+}
+
+// ofOthers removes the claims' devices of the driver devmgrd.io, and claims without others. They are among the container's devices: the
+// kubelet lists all devices of a pod's claim for each container that uses a part of it.
+func ofOthers(claims []*v1.DynamicResource) []*v1.DynamicResource {
+	return slices.DeleteFunc(claims, func(claim *v1.DynamicResource) bool {
+		before := len(claim.ClaimResources)
+		claim.ClaimResources = slices.DeleteFunc(claim.ClaimResources, func(r *v1.ClaimResource) bool { return r.DriverName == device.DRADriver })
+		return before > 0 && len(claim.ClaimResources) == 0
+	})
 }
 
 func containerOf(p *v1.PodResources, name string) *v1.ContainerResources {
@@ -135,20 +148,14 @@ func (m managedResources) alphaPod(own, kubelets *v1alpha1.PodResources) *v1alph
 	if kubelets == nil {
 		return own
 	}
-	p := &v1alpha1.PodResources{Name: kubelets.Name, Namespace: kubelets.Namespace}
-	for _, c := range kubelets.Containers {
-		merged := &v1alpha1.ContainerResources{Name: c.Name}
-		for _, d := range c.Devices {
-			if !m.has(d.ResourceName) {
-				merged.Devices = append(merged.Devices, d)
-			}
-		}
+	p := proto.CloneOf(kubelets)
+	for _, c := range p.Containers {
+		c.Devices = slices.DeleteFunc(c.Devices, func(d *v1alpha1.ContainerDevices) bool { return m.has(d.ResourceName) })
 		for _, o := range own.GetContainers() {
 			if o.Name == c.Name {
-				merged.Devices = append(merged.Devices, o.Devices...)
+				c.Devices = append(c.Devices, o.Devices...)
 			}
 		}
-		p.Containers = append(p.Containers, merged)
 	}
 	return p
 }

@@ -84,3 +84,39 @@ func TestMergeAlpha(t *testing.T) {
 		t.Errorf("without the kubelet: %v", got)
 	}
 }
+
+// Most pods have only devices, of devmgrd or none: their entries are taken as they are.
+func TestMerge_KubeletsEntryAddsNothing_OwnEntryIsUsed(t *testing.T) {
+	own := parse(t, `name: "p" namespace: "n" containers {name: "c"} containers {name: "d"}`, &v1.PodResources{})
+	kubelets := proto.CloneOf(own)
+	m := managedResources{"a.com/gpu": true}
+	if n := testing.AllocsPerRun(100, func() {
+		if m.pod(own, kubelets) != own {
+			t.Fatal("the entry is copied")
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations for a pod of which the kubelet knows nothing", n)
+	}
+}
+
+func BenchmarkMerge(b *testing.B) {
+	for name, text := range map[string]string{
+		"names only": `name: "pod-0123456789" namespace: "default" containers {name: "main"} containers {name: "sidecar"}`,
+		"cpus":       `name: "pod-0123456789" namespace: "default" containers {name: "main" cpu_ids: [1, 2, 3, 4]} containers {name: "sidecar"}`,
+	} {
+		b.Run(name, func(b *testing.B) {
+			own, kubelets := &v1.PodResources{}, &v1.PodResources{}
+			if err := prototext.Unmarshal([]byte(`name: "pod-0123456789" namespace: "default" containers {name: "main"} containers {name: "sidecar"}`), own); err != nil {
+				b.Fatal(err)
+			}
+			if err := prototext.Unmarshal([]byte(text), kubelets); err != nil {
+				b.Fatal(err)
+			}
+			m := managedResources{"a.com/gpu": true}
+			b.ReportAllocs()
+			for b.Loop() {
+				m.pod(own, kubelets)
+			}
+		})
+	}
+}

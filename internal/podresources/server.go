@@ -249,7 +249,9 @@ func (l alphaLister) List(ctx context.Context, _ *v1alpha1.ListPodResourcesReque
 	kubelets := ask(ctx, l.kubelet, func(k *kubelet) *sharedCall[*v1alpha1.ListPodResourcesResponse] { return &k.alpha })
 	snapshot := l.cfg.Allocator.Snapshot()
 	m := managed(snapshot, l.cfg.Allocator.Resources())
-	return &v1alpha1.ListPodResourcesResponse{PodResources: merge(activeEntries(&l.alpha, snapshot), kubelets.GetPodResources(), m.alphaPod)}, nil
+	all := &v1alpha1.ListPodResourcesResponse{PodResources: merge(activeEntries(&l.alpha, snapshot), kubelets.GetPodResources(), m.alphaPod)}
+	addUnknown(all, kubelets)
+	return all, nil
 }
 
 // ListDevices returns all devices that plugins list.
