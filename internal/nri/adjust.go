@@ -65,7 +65,7 @@ func adjust(ctx context.Context, host *hostChecks, may *permit, to *api.Containe
 			return nil, err
 		}
 	}
-	if err := addMounts(ctx, host, may, in, grant.Mounts, ctr, cdi, st.Fresh); err != nil {
+	if err := addMounts(ctx, host, may, in, grant.Mounts, ctr, can, cdi, st.Fresh); err != nil {
 		return nil, err
 	}
 	if err := addNodes(ctx, host, may, in, grant.Nodes, ctr, can, cdi); err != nil {
@@ -111,7 +111,7 @@ func tellable(grant device.Grant) error {
 // addMounts adds mounts. It removes the runtime's own mounts below them: the runtime sorts its list so that those come first and
 // are covered. fresh: the plugin granted the mounts for this start, and devmgrd creates missing sources. Sources that were granted
 // for an earlier start existed then, and have to exist.
-func addMounts(ctx context.Context, host *hostChecks, may *permit, to *adjustment, granted []device.Mount, ctr *api.Container, cdi edits, fresh bool) error {
+func addMounts(ctx context.Context, host *hostChecks, may *permit, to *adjustment, granted []device.Mount, ctr *api.Container, can features, cdi edits, fresh bool) error {
 	what, look := "mount source", existing
 	if fresh {
 		what, look = "new mount source", sourceAt
@@ -120,6 +120,10 @@ func addMounts(ctx context.Context, host *hostChecks, may *permit, to *adjustmen
 	for _, m := range granted {
 		if cdi.covers(m.ContainerPath) {
 			continue
+		}
+		if hasUserNamespace(ctr) && !can.idmap {
+			return device.Refuse(device.PluginError, nil,
+				"the device plugin grants the mount %s to a container with a user namespace of its own, which %s does not support (containerd 2.0 or CRI-O 1.30 or later is needed)", m.ContainerPath, can.runtime)
 		}
 		if fresh && may != nil { // before a source is made elsewhere, through a link
 			there, err := checkHost(ctx, host, "place of mount source", m.HostPath, func() (string, error) { return wouldBe(m.HostPath) })
@@ -143,7 +147,7 @@ func addMounts(ctx context.Context, host *hostChecks, may *permit, to *adjustmen
 		}
 		at := filepath.Clean(m.ContainerPath)
 		// The propagation is always set: otherwise NRI copies the propagation of another mount.
-		mount := &api.Mount{Destination: at, Type: "bind", Source: from, Options: []string{"rbind", "rprivate", access}}
+		mount := mapped(ctr, &api.Mount{Destination: at, Type: "bind", Source: from, Options: []string{"rbind", "rprivate", access}})
 		if err := to.take("mount", mount.SizeVT()); err != nil {
 			return err
 		}
@@ -164,6 +168,21 @@ func addMounts(ctx context.Context, host *hostChecks, may *permit, to *adjustmen
 		to.RemoveMount(at)
 	}
 	return nil
+}
+
+// mapped makes the OCI runtime map the owners of a mount's files into the container's user namespace, if it has one of its own.
+// Unmapped, the files of the host's root belong to no user of the container. The kubelet sets the mappings of all mounts in the CRI, and
+// NRI does not carry them: the option stands for the mappings of the namespace. As with the kubelet, mounts below the source stay unmapped.
+func mapped(ctr *api.Container, m *api.Mount) *api.Mount {
+	if hasUserNamespace(ctr) && !slices.Contains(m.Options, "idmap") {
+		m.Options = append(m.Options, "idmap")
+	}
+	return m
+}
+
+// hasUserNamespace reports whether a container runs in another user namespace than the runtime: its specification then names one.
+func hasUserNamespace(ctr *api.Container) bool {
+	return slices.ContainsFunc(ctr.GetLinux().GetNamespaces(), func(n *api.LinuxNamespace) bool { return n.GetType() == "user" })
 }
 
 // addNodes adds device nodes and the access to them. For each node NRI adds a rule that allows reading and writing, while the

@@ -127,7 +127,7 @@ func TestMounts(t *testing.T) {
 			granted = append(granted, device.Mount{ContainerPath: at, HostPath: dir})
 		}
 		to := &api.ContainerAdjustment{}
-		if err := addMounts(t.Context(), newLooks(), nil, newAdjustment(to), granted, ctr, test.cdi, true); err != nil {
+		if err := addMounts(t.Context(), newLooks(), nil, newAdjustment(to), granted, ctr, features{}, test.cdi, true); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
@@ -136,6 +136,41 @@ func TestMounts(t *testing.T) {
 		}
 		if !slices.Equal(got, test.want) {
 			t.Errorf("mounts at %q became %q, want %q", test.at, got, test.want)
+		}
+	}
+}
+
+// In a user namespace of the container's own the files of the host's root belong to no user, unless the runtime maps their owners.
+func TestMounts_ContainerHasUserNamespace_OwnersAreMapped(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	granted := []device.Mount{{ContainerPath: "/a", HostPath: dir}, {ContainerPath: "/b", HostPath: dir, ReadOnly: true}}
+	for name, test := range map[string]struct {
+		namespace string
+		can       features
+		cdi       edits
+		want      [][]string
+		refused   bool
+	}{
+		"none of its own":           {namespace: "network", want: [][]string{{"rbind", "rprivate", "rw"}, {"rbind", "rprivate", "ro"}}},
+		"its own":                   {namespace: "user", can: features{idmap: true}, want: [][]string{{"rbind", "rprivate", "rw", "idmap"}, {"rbind", "rprivate", "ro", "idmap"}}},
+		"its own, an old runtime":   {namespace: "user", refused: true},
+		"mounts of CDI devices":     {namespace: "user", cdi: edits{Mounts: []cdiMount{{"/a"}, {"/b"}}}},
+		"one mount of a CDI device": {namespace: "user", can: features{idmap: true}, cdi: edits{Mounts: []cdiMount{{"/a"}}}, want: [][]string{{"rbind", "rprivate", "ro", "idmap"}}},
+	} {
+		ctr := &api.Container{Linux: &api.LinuxContainer{Namespaces: []*api.LinuxNamespace{{Type: "pid"}, {Type: test.namespace, Path: "/proc/1/ns/x"}}}}
+		to := &api.ContainerAdjustment{}
+		err := addMounts(t.Context(), newLooks(), nil, newAdjustment(to), granted, ctr, test.can, test.cdi, true)
+		var no *device.Refusal
+		if test.refused != (errors.As(err, &no) && no.Reason == device.PluginError && strings.Contains(no.Message, "user namespace")) {
+			t.Errorf("%s: %v, refused: want %v", name, err, test.refused)
+		}
+		var got [][]string
+		for _, m := range to.Mounts {
+			got = append(got, m.Options)
+		}
+		if !slices.EqualFunc(got, test.want, slices.Equal[[]string]) {
+			t.Errorf("%s: mount options %q, want %q", name, got, test.want)
 		}
 	}
 }

@@ -144,6 +144,24 @@ func TestRuntimes_CDIDeviceAndPlainGrant_CDIDeviceWins(t *testing.T) {
 	}
 }
 
+// A release that does not report its OCI runtimes' support may have one that ignores the option: the container would start with mounts
+// that it cannot read.
+func TestRuntimes_MountInUserNamespace_IsMappedOrRefused(t *testing.T) {
+	t.Parallel()
+	st := readyWith(device.Grant{Mounts: []device.Mount{{HostPath: t.TempDir(), ContainerPath: "/m"}}})
+	for runtime, works := range map[[2]string]bool{containerd17: false, containerd20: true, containerd22: true, crio133: true, crio136: true, {"other", "9.9"}: false} {
+		ctr := container()
+		ctr.Linux = &api.LinuxContainer{Namespaces: []*api.LinuxNamespace{{Type: "user", Path: "/proc/1/ns/user"}}}
+		adj, err := createOn(t, runtime, st, sandbox(), ctr)
+		switch {
+		case works && (err != nil || len(adj.GetMounts()) != 1 || !slices.Contains(adj.Mounts[0].Options, "idmap")):
+			t.Errorf("%v: the mounts are %v (%v)", runtime, adj.GetMounts(), err)
+		case !works && (err == nil || !strings.Contains(err.Error(), "PluginError") || !strings.Contains(err.Error(), "user namespace")):
+			t.Errorf("%v: %v, want a refusal", runtime, err)
+		}
+	}
+}
+
 // CRI-O takes a container's name from the kubelet's label. Without Kubernetes it is in an annotation of CRI-O, or missing: then the
 // container must not start without the devices that its pod's annotation requests.
 func TestRuntimes_ContainerWithoutName_IsFoundOrRefused(t *testing.T) {
@@ -181,7 +199,7 @@ func TestRuntimes_VersionOfCRIO_IsNoWarning(t *testing.T) {
 // What a release cannot do is reported with the runtime's name, for status and page.
 func TestRuntimes_Limits(t *testing.T) {
 	t.Parallel()
-	for runtime, want := range map[[2]string]int{containerd17: 3, containerd20: 4, containerd21: 3, containerd22: 0, crio133: 4, crio136: 0} {
+	for runtime, want := range map[[2]string]int{containerd17: 4, containerd20: 4, containerd21: 3, containerd22: 0, crio133: 4, crio136: 0} {
 		_, socket := runtimeNamed(t, runtime[0], runtime[1], func() ([]*api.PodSandbox, []*api.Container) { return nil, nil })
 		l := connect(t, socket, startLimit)
 		l.list(t)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,6 +53,9 @@ func askRuntime(ctx context.Context, path string) (Runtime, error) {
 		return Runtime{}, fmt.Errorf("asking the runtime at %s for its state: %w", path, err)
 	}
 	r.OCI, r.Systemd = defaultHandler(about.GetInfo()["config"])
+	r.UserNamespaces = slices.ContainsFunc(about.GetRuntimeHandlers(), func(h *v1.RuntimeHandler) bool { // the default one has no name
+		return h.GetName() == "" && h.GetFeatures().GetUserNamespaces()
+	})
 	return r, nil
 }
 

@@ -19,7 +19,8 @@ import (
 // A runtime answers as containerd does about two pods with a container each, one container that has just gone, and one that has ended.
 type runtime struct {
 	v1.UnimplementedRuntimeServiceServer
-	t *testing.T
+	t    *testing.T
+	maps bool // its default handler supports user namespaces
 }
 
 func (runtime) ListPodSandbox(context.Context, *v1.ListPodSandboxRequest) (*v1.ListPodSandboxResponse, error) {
@@ -53,6 +54,36 @@ func (r runtime) ContainerStatus(_ context.Context, of *v1.ContainerStatusReques
 		r.t.Error(err)
 	}
 	return &v1.ContainerStatusResponse{Info: map[string]string{"info": string(info)}}, nil
+}
+
+func (runtime) Version(context.Context, *v1.VersionRequest) (*v1.VersionResponse, error) {
+	return &v1.VersionResponse{RuntimeName: "containerd", RuntimeVersion: "v2.4.2"}, nil
+}
+
+// Status is containerd's: the default handler is there under its name, and without a name.
+func (r runtime) Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error) {
+	handler := func(name string, userNamespaces bool) *v1.RuntimeHandler {
+		return &v1.RuntimeHandler{Name: name, Features: &v1.RuntimeHandlerFeatures{UserNamespaces: userNamespaces}}
+	}
+	return &v1.StatusResponse{RuntimeHandlers: []*v1.RuntimeHandler{handler("kata", !r.maps), handler("runc", r.maps), handler("", r.maps)}}, nil
+}
+
+// Of the runtime's handlers the default one counts.
+func TestAskRuntime_DefaultHandler_UserNamespacesAreReported(t *testing.T) {
+	for _, maps := range []bool{true, false} {
+		path := filepath.Join(t.TempDir(), "cri.sock")
+		listener, err := net.Listen("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := grpc.NewServer()
+		v1.RegisterRuntimeServiceServer(s, runtime{t: t, maps: maps})
+		go s.Serve(listener)
+		t.Cleanup(s.Stop)
+		if r, err := askRuntime(t.Context(), path); err != nil || r.UserNamespaces != maps {
+			t.Errorf("%+v, %v, want user namespaces: %v", r, err, maps)
+		}
+	}
 }
 
 func TestSizes(t *testing.T) {

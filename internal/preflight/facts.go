@@ -82,8 +82,10 @@ type Runtime struct {
 	CgroupDriver  string    // "systemd" or "cgroupfs"; empty: not reported
 	OCI           string    // the program that creates containers, if known
 	Systemd       bool      // systemd creates their cgroups
-	args          []string  // of its process
-	Err           error
+	// UserNamespaces: the runtime reports that its default handler runs pods with a user namespace of their own, and maps mounts into it.
+	UserNamespaces bool
+	args           []string // of its process
+	Err            error
 
 	// Containers and Sandboxes are the runtime's, the largest first; SizesErr is the reason why they are not known.
 	Containers, Sandboxes []Size

@@ -22,6 +22,7 @@ func Judge(f Facts) []Finding {
 	j.validator(f)
 	j.sizes(f)
 	j.cgroups(f)
+	j.userNamespaces(f)
 	j.release(f)
 	j.api(f)
 	j.claims(f)

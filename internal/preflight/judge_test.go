@@ -22,7 +22,7 @@ func fit() preflight.Facts {
 		ConfigFile: "/etc/devmgrd/config.yaml",
 		State:      preflight.State{Dir: "/var/lib/devmgrd", Version: 2, Pods: 3},
 		Sockets:    []preflight.Socket{{Key: "admin.socket", At: "/run/devmgrd/admin.sock"}},
-		Runtime:    preflight.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", Version: "v2.4.2", CgroupDriver: "systemd", OCI: "runc", Systemd: true, Started: time.Unix(2000, 0)},
+		Runtime:    preflight.Runtime{Socket: "/run/containerd/containerd.sock", Name: "containerd", Version: "v2.4.2", CgroupDriver: "systemd", OCI: "runc", Systemd: true, UserNamespaces: true, Started: time.Unix(2000, 0)},
 		NRI:        preflight.NRI{Socket: "/var/run/nri/nri.sock", Runtime: "containerd", Version: "v2.4.2", RequestTimeout: 10 * time.Second, CDI: true, Rules: true, Args: true, Validates: true},
 		Containerd: preflight.Containerd{File: "/etc/containerd/config.toml", Changed: time.Unix(1000, 0), RequestTimeout: "10s", Validator: &on},
 		Host:       preflight.Host{Systemd: true, Unified: true},
@@ -171,6 +171,7 @@ func TestJudge(t *testing.T) {
 			f.Kubelet.CgroupDriver, f.Runtime.CgroupDriver, f.Host.Systemd = "", "cgroupfs", false
 		}, ""},
 		"crun":               {func(f *preflight.Facts) { f.Runtime.OCI = "crun" }, "warn cgroups"},
+		"no user namespaces": {func(f *preflight.Facts) { f.Runtime.UserNamespaces = false }, "warn namespaces"},
 		"no API server":      {func(f *preflight.Facts) { f.API = nil }, ""},
 		"it does not answer": {func(f *preflight.Facts) { f.API = &preflight.API{Err: broken} }, "FAIL api server"},
 		"no Node":            {func(f *preflight.Facts) { f.API.Node = false }, "FAIL api server"},

@@ -173,6 +173,19 @@ func (j *judge) cgroups(f Facts) {
 	}
 }
 
+// userNamespaces judges pods with hostUsers: false, whose containers need the owners of granted mounts mapped. The kubelet asks the runtime
+// the same.
+func (j *judge) userNamespaces(f Facts) {
+	switch r := f.Runtime; {
+	case r.Err != nil:
+	case !r.UserNamespaces:
+		j.warn("namespaces", "use containerd 2.0 or CRI-O 1.30 or later, with runc 1.2 or crun 1.9 or later, if pods set hostUsers: false",
+			"%s %s does not report that it maps mounts into a pod's own user namespace: the kubelet starts no pod with hostUsers: false", r.Name, r.Version)
+	default:
+		j.ok("namespaces", "mounts are mapped for pods with hostUsers: false")
+	}
+}
+
 // advice returns the remedy for an NRI setting of the node's runtime.
 func (f Facts) advice(what string) string {
 	if f.unit() == crio {

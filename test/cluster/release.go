@@ -21,15 +21,17 @@ const (
 	Validation  Feature = "containers that wait for devmgrd" // NRI's validators
 	Policies    Feature = "mutating admission policies"
 	PodGet      Feature = "PodResources Get"
+	// UserNamespaces are those of pods with hostUsers: false.
+	UserNamespaces Feature = "user namespaces of pods"
 )
 
 // lacking are the features that releases do not have. It is written from the releases' sources and notes, and not from devmgrd, whose
 // own idea of them the tests compare.
 var lacking = map[string][]Feature{
-	"containerd 1.7":  {Permissions, Arguments, Validation},
+	"containerd 1.7":  {Permissions, Arguments, Validation, UserNamespaces},
 	"containerd 2.0":  {CDI, Permissions, Arguments, Validation},
 	"containerd 2.1":  {Permissions, Arguments, Validation},
-	"Kubernetes 1.32": {Policies, PodGet},
+	"Kubernetes 1.32": {Policies, PodGet, UserNamespaces},
 	"Kubernetes 1.33": {Policies, PodGet},
 }
 

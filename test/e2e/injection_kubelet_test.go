@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
 	"github.com/devmgrd/devmgrd/test/cluster"
@@ -54,6 +55,33 @@ func TestInjection_SamePodAndPlugin_SameAsKubelet(t *testing.T) { sameAsTheKubel
 // The same pods, whose devices the scheduler chooses.
 func TestDRA_SamePodAndPlugin_SameAsKubelet(t *testing.T) { sameAsTheKubelet(t, true) }
 
+// The runtime maps the owners of granted mounts into a pod's user namespace.
+func TestInjection_PodHasUserNamespace_SameAsKubelet(t *testing.T) {
+	r := &pair{harness: start(t, "--set", "plugins.ignoredResources=["+byKubelet+"/*]")}
+	if r.lacks(cluster.UserNamespaces) {
+		return
+	}
+	makeHost(t)
+	apart := func(p *corev1.Pod) {
+		no := false
+		p.Spec.HostUsers = &no
+	}
+	twins := []twin{
+		{
+			name: "user-namespace-mount", pod: apart, answers: grantsMounts(mount("/opt/secret", "secret"), mountReadOnly("/opt/file", "secret/file"), mountReadOnly("/opt/driver", "driver")),
+			open: []string{"/opt/secret/file", "/opt/file"}, has: []string{"open /opt/secret/file for rw: opened", "open /opt/file for r: opened", "mount /opt/driver ["},
+		},
+		{
+			name: "user-namespace-cdi", pod: apart, needs: []cluster.Feature{cluster.CDI},
+			answers: []*plugintest.Answer{{CdiDevices: []*pluginapi.CDIDevice{{Name: "vendor.example/cdi=secret"}}}},
+			open:    []string{"/opt/secret/file"}, has: []string{"mount /opt/secret ["}, // the runtime's CDI library decides
+		},
+	}
+	r.serveTwins(twins)
+	r.waitBoth()
+	r.compareTwins(t, twins)
+}
+
 func sameAsTheKubelet(t *testing.T, claims bool) {
 	args := []string{"--set", "plugins.ignoredResources=[" + byKubelet + "/*]"}
 	if claims {
@@ -75,26 +103,16 @@ func sameAsTheKubelet(t *testing.T, claims bool) {
 	for _, more := range [][]twin{variables(), mounts(), nodes(), permissions(), cdi(), others()} {
 		all = append(all, more...)
 	}
-	for _, w := range all {
-		for i, answer := range w.answers {
-			r.serveBoth(w.resource(i), 1, func(p *plugintest.Plugin) { p.OnAllocate = plugintest.Grants(answer) })
-		}
-	}
+	r.serveTwins(all)
 	for _, s := range sharings {
 		r.serveBoth(s.name, s.devices, nil)
 	}
 	r.waitBoth()
-	for _, w := range all {
-		r.must(r.Create(r.ctx, w.make(byKubelet)))
-		r.must(r.Create(r.ctx, w.make(byDevmgrd)))
-	}
 	for _, s := range sharings {
 		r.must(r.Create(r.ctx, s.make(byKubelet)))
 		r.must(r.Create(r.ctx, s.make(byDevmgrd)))
 	}
-	for _, w := range all {
-		t.Run(w.name, func(t *testing.T) { r.compare(t, w) })
-	}
+	r.compareTwins(t, all)
 	for _, s := range sharings {
 		t.Run(s.name, func(t *testing.T) { r.compareSharing(t, s) })
 	}
@@ -118,6 +136,28 @@ func (b *pair) serveBoth(name string, devices int, prepare func(*plugintest.Plug
 		p.Serve()
 		p.MustRegister()
 		b.plugins = append(b.plugins, p)
+	}
+}
+
+// serveTwins starts the plugins of these twins.
+func (b *pair) serveTwins(all []twin) {
+	b.t.Helper()
+	for _, w := range all {
+		for i, answer := range w.answers {
+			b.serveBoth(w.resource(i), 1, func(p *plugintest.Plugin) { p.OnAllocate = plugintest.Grants(answer) })
+		}
+	}
+}
+
+// compareTwins creates the pods of these twins, and compares each pair in a test of its own.
+func (b *pair) compareTwins(t *testing.T, all []twin) {
+	t.Helper()
+	for _, w := range all {
+		b.must(b.Create(b.ctx, w.make(byKubelet)))
+		b.must(b.Create(b.ctx, w.make(byDevmgrd)))
+	}
+	for _, w := range all {
+		t.Run(w.name, func(t *testing.T) { b.compare(t, w) })
 	}
 }
 

@@ -29,6 +29,10 @@ devices:
   containerEdits:
     mounts:
     - {hostPath: /run/vendor/all, containerPath: /opt/driver, options: [rbind, ro]}
+- name: secret
+  containerEdits:
+    mounts:
+    - {hostPath: /run/vendor/secret, containerPath: /opt/secret, options: [rbind, rw]}
 - name: hook
   containerEdits:
     hooks:

@@ -51,6 +51,8 @@ func makeHost(t *testing.T) {
 	must(os.MkdirAll(filepath.Join(vendor, "driver/lib"), 0o755))
 	must(os.WriteFile(filepath.Join(vendor, "driver/lib/lib.so"), nil, 0o644))
 	must(os.WriteFile(filepath.Join(vendor, "file"), nil, 0o644))
+	must(os.Mkdir(filepath.Join(vendor, "secret"), 0o700)) // of the host's root alone
+	must(os.WriteFile(filepath.Join(vendor, "secret/file"), nil, 0o600))
 	for name, to := range map[string]string{
 		"link": "gpu0", "all-link": "all", "driver-link": "driver", "all/to-a": "a", "all/to-sub": "sub",
 	} {

@@ -128,6 +128,9 @@ func outside(spec map[string]any) view {
 	delete(spec["process"].(map[string]any), "env")
 	linux := spec["linux"].(map[string]any)
 	delete(linux, "devices")
+	for _, mappings := range []string{"uidMappings", "gidMappings"} { // each pod with a user namespace has host IDs of its own
+		delete(linux, mappings)
+	}
 	delete(linux["resources"].(map[string]any), "devices")
 	return append(all, flat("spec", spec)...)
 }
