@@ -130,7 +130,7 @@ func (s *Server) serve(ctx context.Context) error {
 		}},
 		{paths[1], func(g *grpc.Server) { registration.RegisterRegistrationServer(g, s) }},
 	} {
-		l, err := listen(one.path)
+		l, err := listen(filepath.Dir(paths[0]), one.path)
 		if err != nil {
 			group.Go(func() error { return err }) // it ends the other server
 			break
@@ -147,12 +147,13 @@ func (s *Server) serve(ctx context.Context) error {
 	return group.Wait()
 }
 
-// listen makes the socket's directory and listens.
-func listen(path string) (net.Listener, error) {
+// listen makes the socket's directory and listens. The socket is made in another directory first: for a draft in plugins_registry the kubelet logs an
+// error.
+func listen(draft, path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return nil, err
 	}
-	return socket.ListenPath(path, 0o600)
+	return socket.ListenPathFrom(draft, path, 0o600)
 }
 
 // ended returns why a server has ended before it was stopped.

@@ -146,6 +146,14 @@ func (d *Dir) Rename(from, to string) error {
 	return d.linkError("rename", from, to, unix.Renameat(int(d.file.Fd()), from, int(d.file.Fd()), to))
 }
 
+// MoveTo renames a file into another directory, and replaces a file there. It fails with EXDEV if that is on another mount.
+func (d *Dir) MoveTo(to *Dir, name string) error {
+	if err := unix.Renameat(int(d.file.Fd()), name, int(to.file.Fd()), name); err != nil {
+		return &os.LinkError{Op: "rename", Old: d.Join(name), New: to.Join(name), Err: err}
+	}
+	return nil
+}
+
 // Exchange exchanges two names in one step. Some file systems do not support that (EINVAL).
 func (d *Dir) Exchange(a, b string) error {
 	return d.linkError("exchange", a, b, unix.Renameat2(int(d.file.Fd()), a, int(d.file.Fd()), b, unix.RENAME_EXCHANGE))

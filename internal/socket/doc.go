@@ -5,7 +5,7 @@
 //	CheckPath   whether the kernel takes a path
 //	Vacant      whether a name may be taken, or which process has it
 //	Listen      a socket that is seen only once it listens
-//	ListenPath  the same where no other user writes: a file that is no socket stays
+//	ListenPath  the same where no other user writes: a file that is no socket stays. ListenPathFrom creates it elsewhere first
 //	Dial        the socket at a path, never at the end of a link
 //	Peer        which process is at the other end
 //

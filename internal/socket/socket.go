@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -53,6 +54,13 @@ func Listen(d *shareddir.Dir, name string, mode fs.FileMode) (*net.UnixListener,
 
 // ListenPath is Listen at a path that VacantPath has checked.
 func ListenPath(path string, mode fs.FileMode) (*net.UnixListener, error) {
+	return ListenPathFrom(filepath.Dir(path), path, mode)
+}
+
+// ListenPathFrom is ListenPath with the socket created in the directory staging, and then renamed to path: a process that watches the
+// directory of path sees no name that is gone when it looks. If staging is on another mount, where a rename does not lead, the socket is
+// created next to path.
+func ListenPathFrom(staging, path string, mode fs.FileMode) (*net.UnixListener, error) {
 	if err := CheckPath(path); err != nil {
 		return nil, err
 	}
@@ -64,8 +72,25 @@ func ListenPath(path string, mode fs.FileMode) (*net.UnixListener, error) {
 		return nil, err
 	}
 	defer d.Close()
-	l, _, err := Listen(d, name, mode)
-	return l, err
+	from, err := shareddir.Open(staging)
+	if err != nil {
+		return nil, err
+	}
+	defer from.Close()
+	l, _, err := Listen(from, name, mode)
+	if err != nil {
+		return nil, err
+	}
+	if err = from.MoveTo(d, name); err == nil {
+		return l, nil
+	}
+	l.Close()
+	_ = from.Unlink(name)
+	if errors.Is(err, unix.EXDEV) {
+		l, _, err = Listen(d, name, mode)
+		return l, err
+	}
+	return nil, err
 }
 
 func listen(d *shareddir.Dir, name string, mode fs.FileMode) (_ *net.UnixListener, _ fs.FileInfo, err error) {

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/fsnotify/fsnotify"
+
 	"github.com/devmgrd/devmgrd/internal/shareddir"
 	"github.com/devmgrd/devmgrd/internal/socket"
 )
@@ -291,6 +293,78 @@ func TestListenPath(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.Close()
+	}
+}
+
+// A kubelet looks at each new name in its directory plugins_registry, and logs an error if it is gone. It sees the socket's own name only,
+// also when the socket replaces one that was left behind.
+func TestListenPathFrom_WatchedDirectory_SeesNoDraft(t *testing.T) {
+	staging, watched := tempDir(t), tempDir(t)
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watcher.Close()
+	if err := watcher.Add(watched); err != nil {
+		t.Fatal(err)
+	}
+	path, end := filepath.Join(watched, "a.sock"), filepath.Join(watched, "end")
+	for range 2 {
+		l, err := socket.ListenPathFrom(staging, path, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if conn, err := net.Dial("unix", path); err != nil {
+			t.Error(err)
+		} else {
+			conn.Close()
+		}
+		l.Close()
+	}
+	if err := os.WriteFile(end, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var seen []string
+	for e := range watcher.Events {
+		if e.Name == end {
+			break
+		}
+		seen = append(seen, e.String())
+	}
+	created := fsnotify.Event{Name: path, Op: fsnotify.Create}.String()
+	if !slices.Equal(seen, []string{created, created}) {
+		t.Errorf("seen in the directory: %q, want twice %s", seen, created)
+	}
+	if left := names(t, staging); len(left) > 0 {
+		t.Errorf("left in the other directory: %q", left)
+	}
+}
+
+// In a container the two directories may be two mounts.
+func TestListenPathFrom_AnotherMount_Listens(t *testing.T) {
+	staging, err := os.MkdirTemp("/dev/shm", "socket")
+	if err != nil {
+		t.Skip("this machine has no second file system at /dev/shm:", err)
+	}
+	t.Cleanup(func() { os.RemoveAll(staging) })
+	path := filepath.Join(t.TempDir(), "a.sock")
+	if err := os.Rename(staging, path); !errors.Is(err, syscall.EXDEV) {
+		t.Skipf("/dev/shm is on the file system of %s: %v", path, err)
+	}
+	for range 2 {
+		l, err := socket.ListenPathFrom(staging, path, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if conn, err := net.Dial("unix", path); err != nil {
+			t.Error(err)
+		} else {
+			conn.Close()
+		}
+		l.Close()
+	}
+	if left := slices.Concat(names(t, staging), names(t, filepath.Dir(path))); !slices.Equal(left, []string{"a.sock"}) {
+		t.Errorf("left: %q", left)
 	}
 }
 
