@@ -368,6 +368,31 @@ func TestRedirectIsPartOfTheAnswer(t *testing.T) {
 	}
 }
 
+// The kubelet maps the owners in the mount that is replaced. NRI does not show that, so the mount in its place gets them mapped too.
+func TestRedirect_PluginHasUserNamespace_OwnersAreMapped(t *testing.T) {
+	t.Parallel()
+	p, w := newPlugin(t)
+	w.set(device.Readiness{State: device.NoDevices})
+	c := container()
+	c.Linux = &api.LinuxContainer{Namespaces: []*api.LinuxNamespace{{Type: "user", Path: "/proc/1/ns/user"}}}
+	c.Mounts = []*api.Mount{
+		{Type: "bind", Source: "/k/device-plugins", Destination: "/p", Options: []string{"rbind", "rprivate", "rw"}},
+		{Type: "bind", Source: "/k/device-plugins", Destination: "/q", Options: []string{"idmap", "rbind"}},
+		{Type: "bind", Source: "/k", Destination: "/k", Options: []string{"rbind", "ro"}},
+	}
+	adj, _, err := p.CreateContainer(t.Context(), sandbox(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, m := range adj.Mounts {
+		got = append(got, m.Destination+" "+strings.Join(m.Options, ","))
+	}
+	if want := []string{"/p rbind,rprivate,rw,idmap", "/q idmap,rbind", "/k/device-plugins rbind,rprivate,ro,idmap"}; !slices.Equal(got, want) {
+		t.Errorf("redirected to %q, want %q", got, want)
+	}
+}
+
 func TestSynchronize_ReportsAllContainers(t *testing.T) {
 	t.Parallel()
 	p, w := newPlugin(t)

@@ -108,7 +108,7 @@ func (p *plugin) redirectMounts(adj *api.ContainerAdjustment, pod *api.PodSandbo
 		}
 	}
 	for _, m := range instead {
-		adj.AddMount(m)
+		adj.AddMount(mapped(ctr, m))
 		p.log.Info("redirected kubelet's plugin directory", "pod", pod.GetNamespace()+"/"+pod.GetName(), "container", ctr.GetName(), "at", m.Destination, "to", m.Source)
 	}
 	for _, at := range shared {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -55,17 +56,14 @@ func TestInjection_SamePodAndPlugin_SameAsKubelet(t *testing.T) { sameAsTheKubel
 // The same pods, whose devices the scheduler chooses.
 func TestDRA_SamePodAndPlugin_SameAsKubelet(t *testing.T) { sameAsTheKubelet(t, true) }
 
-// The runtime maps the owners of granted mounts into a pod's user namespace.
+// The runtime maps the owners of granted mounts into a pod's user namespace, and those of a plugin's mount that is redirected.
 func TestInjection_PodHasUserNamespace_SameAsKubelet(t *testing.T) {
 	r := &pair{harness: start(t, "--set", "plugins.ignoredResources=["+byKubelet+"/*]")}
 	if r.lacks(cluster.UserNamespaces) {
 		return
 	}
 	makeHost(t)
-	apart := func(p *corev1.Pod) {
-		no := false
-		p.Spec.HostUsers = &no
-	}
+	apart := func(p *corev1.Pod) { p.Spec.HostUsers = new(bool) }
 	twins := []twin{
 		{
 			name: "user-namespace-mount", pod: apart, answers: grantsMounts(mount("/opt/secret", "secret"), mountReadOnly("/opt/file", "secret/file"), mountReadOnly("/opt/driver", "driver")),
@@ -80,6 +78,17 @@ func TestInjection_PodHasUserNamespace_SameAsKubelet(t *testing.T) {
 	r.serveTwins(twins)
 	r.waitBoth()
 	r.compareTwins(t, twins)
+	t.Run("user-namespace-plugin", func(t *testing.T) {
+		r := r.in(t)
+		p := neighbour("plugin", false, "kubelet.sock") // what a plugin mounts is replaced
+		apart(p)
+		r.must(r.Create(r.ctx, p))
+		for _, o := range r.running("plugin").Opened {
+			if !strings.HasSuffix(o.Error, unix.ENXIO.Error()) {
+				t.Errorf("opening %s for %s: %q, want what any process gets that opens a socket as a file", o.Path, o.How, o.Error)
+			}
+		}
+	})
 }
 
 func sameAsTheKubelet(t *testing.T, claims bool) {
