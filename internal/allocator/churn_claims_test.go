@@ -71,17 +71,15 @@ func (c *churning) bindClaim() string {
 	name := c.pick(slices.Collect(maps.Keys(c.claims)))
 	one := c.claims[name]
 	if one == nil || c.IntN(2) == 0 {
-		free := []device.ID{"d0", "d1", "d2", "d3"}
-		for _, other := range c.claims {
-			free = slices.DeleteFunc(free, func(id device.ID) bool { return slices.Contains(other.ids, id) })
-		}
-		if len(free) == 0 {
+		free := c.unclaimed()
+		most := len(free) - c.byNumber()
+		if most <= 0 {
 			return "nothing"
 		}
 		c.Shuffle(len(free), func(i, j int) { free[i], free[j] = free[j], free[i] })
 		c.claimed++
 		name = fmt.Sprint("claim-", c.claimed)
-		one = &sharedClaim{device.ClaimUID(name), slices.Sorted(slices.Values(free[:1+c.IntN(len(free))])), map[string]bool{}}
+		one = &sharedClaim{device.ClaimUID(name), slices.Sorted(slices.Values(free[:1+c.IntN(most)])), map[string]bool{}}
 		c.claims[name] = one
 	}
 	one.pods[n] = true
@@ -92,11 +90,49 @@ func (c *churning) bindClaim() string {
 			at := c.IntN(len(ids))
 			ids = ids[at : at+1+c.IntN(len(ids)-at)]
 		}
-		demands = append(demands, claims(wants(fmt.Sprint(i), []device.Kind{device.App, device.App, device.Init}[c.IntN(3)], fpga, len(ids)), one.uid, ids...))
+		demands = append(demands, claims(wants(fmt.Sprint(i), c.kind(), fpga, len(ids)), one.uid, ids...))
+	}
+	if c.byNumber() == 0 && len(c.unclaimed()) > 0 && c.IntN(3) == 0 { // the Node shows the number, while claims are still allocated
+		demands = slices.Insert(demands, c.IntN(len(demands)+1), wants("", c.kind(), fpga, 1))
+		for i := range demands {
+			demands[i].Container.Name = fmt.Sprint(i)
+		}
 	}
 	c.pods[n] = pod(n, demands...)
 	c.Bind(c.pods[n])
 	return fmt.Sprintf("bind %s with %s: %v", n, name, one.ids)
+}
+
+// kind returns the kind of a container of a pod with claims.
+func (c *churning) kind() device.Kind {
+	return []device.Kind{device.App, device.App, device.Init}[c.IntN(3)]
+}
+
+// unclaimed returns the FPGAs that are in no claim.
+func (c *churning) unclaimed() []device.ID {
+	free := []device.ID{"d0", "d1", "d2", "d3"}
+	for _, one := range c.claims {
+		free = slices.DeleteFunc(free, func(id device.ID) bool { return slices.Contains(one.ids, id) })
+	}
+	return free
+}
+
+// byNumber returns how many FPGAs the pods in the API server request by number.
+func (c *churning) byNumber() (n int) {
+	for _, p := range c.pods {
+		n += p.Requests()[fpga]
+	}
+	return n
+}
+
+// claimOf returns the claim of a pod, and one container's devices of it; empty: it has none.
+func claimOf(p device.PodDemand) (claim device.ClaimUID, ids []device.ID) {
+	for _, d := range p.Demands {
+		if ids := d.Fixed[fpga]; len(ids) > 0 {
+			return d.Claimed[fpga][ids[0]], ids
+		}
+	}
+	return "", nil
 }
 
 // share reports whether two pods have one claim.
@@ -106,7 +142,8 @@ func (c *churning) share(a, b string) bool {
 		if !is {
 			d = c.deleted[pod]
 		}
-		return d.Claim(fpga, d.Demands[0].Fixed[fpga][0])
+		claim, _ := claimOf(d)
+		return claim
 	}
 	return strings.HasPrefix(a, "claim") && strings.HasPrefix(b, "claim") && claim(a) == claim(b)
 }

@@ -17,9 +17,10 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// churn plays random steps: pods are bound, run, end and return, some share claims, plugins fail and rename their devices, commits fail, the
-// runtime, devmgrd and the machine restart, and releases are proved late. After each step the invariants hold, and no two pods of the model use the same hardware, unless they do by one
-// claim. After the end of all faults but one, every pod is served.
+// churn plays random steps: pods are bound, run, end and return, some share claims, and some of those request devices by number as well,
+// plugins fail and rename their devices, commits fail, the runtime, devmgrd and the machine restart, and releases are proved late. After each
+// step the invariants hold, and no two pods of the model use the same hardware, unless they do by one claim. After the end of all faults but
+// one, every pod is served.
 func churn(r *harness, seed uint64) {
 	c := newChurning(r, seed)
 	for range 300 {
@@ -188,8 +189,9 @@ func (c *churning) step() string {
 		return "list the FPGAs, or end their plugin"
 	case 0, 1, 2, 3:
 		n := fmt.Sprintf("%c%d", 'a'+c.IntN(26), c.IntN(100))
-		if _, is := c.pods[n]; is || c.uses(n) {
-			return "nothing"
+		_, is := c.pods[n]
+		if _, was := c.deleted[n]; is || was {
+			return "nothing" // names are UIDs here, and a UID is never reused
 		}
 		var demands []device.Demand
 		for i := range c.IntN(4) {
@@ -274,7 +276,7 @@ func (c *churning) giveBack() string {
 		return "nothing"
 	}
 	for _, one := range c.claims {
-		if one.uid == p.Claim(fpga, p.Demands[0].Fixed[fpga][0]) {
+		if claim, _ := claimOf(p); one.uid == claim {
 			one.pods[n] = true
 			c.pods[n] = p
 			delete(c.deleted, n)
@@ -340,7 +342,7 @@ func (c *churning) delete(pod string) {
 	c.Drop(device.PodUID(pod))
 }
 
-// uses reports whether a pod of this name has left containers behind: names are UIDs here, and a UID is never reused.
+// uses reports whether the runtime has containers of a pod.
 func (c *churning) uses(pod string) bool {
 	for _, one := range c.made {
 		if string(one.Container.Pod) == pod {
@@ -489,9 +491,8 @@ func (c *churning) judge() {
 			for r, n := range c.deleted[h.Pod.Name].Requests() {
 				orphaned[r] += n
 			}
-			for _, d := range c.deleted[h.Pod.Name].Demands[:min(1, len(c.deleted[h.Pod.Name].Demands))] { // all containers have the same claim
-				orphaned[fpga] += len(d.Claimed[fpga])
-			}
+			_, ids := claimOf(c.deleted[h.Pod.Name]) // all containers have the same claim
+			orphaned[fpga] += len(ids)
 		}
 	}
 	use := func(pod string, r device.ResourceName, n int) {
@@ -602,6 +603,15 @@ func (c *churning) settle() {
 	c.prefix[gpu], c.prefix[nic] = "new-d", "new-d"
 	c.list(gpu, spare+requests[gpu], 0)
 	c.list(nic, requests[nic], 0)
+	c.after(5 * time.Minute)
+	for n, p := range c.pods {
+		if p.Requests()[fpga] > 0 && c.Readiness(p.Demands[0].Container).State == device.Ready {
+			c.delete(n) // it may have a device that a claim names
+		}
+	}
+	for range 20 {
+		c.prove()
+	}
 	c.after(5 * time.Minute)
 	c.check()
 	c.judge()

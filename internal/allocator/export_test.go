@@ -26,6 +26,7 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 	}
 	owners := map[key]map[device.PodUID]bool{}
+	users := map[key][]device.Demand{} // of the containers that have a device
 	requests := map[device.ResourceName]int{}
 	books := map[device.PodUID][]device.Assignment{}
 	for _, r := range onDisk {
@@ -76,11 +77,12 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 				}
 				for _, id := range s.IDs {
 					k := key{s.Resource, id}
-					for was := range owners[k] {
-						if claim := p.demand.Claim(k.ResourceName, k.ID); was != uid && (claim == "" || claim != a.pods[was].demand.Claim(k.ResourceName, k.ID)) {
-							return fmt.Errorf("device %s of %s is in two hands: %s and %s", id, s.Resource, was, uid)
+					for _, other := range users[k] {
+						if !bothMayHave(d, other, s.Resource, id) {
+							return fmt.Errorf("device %s of %s is in two hands: %v and %v", id, s.Resource, other.Container, d.Container)
 						}
 					}
+					users[k] = append(users[k], d)
 					if owners[k] == nil {
 						owners[k] = map[device.PodUID]bool{}
 					}
@@ -179,6 +181,16 @@ func (a *Allocator) CheckInvariants(onDisk []device.PodRecord) error {
 		}
 	}
 	return nil
+}
+
+// bothMayHave reports whether two containers may have one device: by one claim or, in one pod, by number, where an init container hands it on.
+func bothMayHave(d, e device.Demand, r device.ResourceName, id device.ID) bool {
+	own := d.Container.Pod == e.Container.Pod
+	if slices.Contains(d.Fixed[r], id) || slices.Contains(e.Fixed[r], id) {
+		claim := d.Claimed[r][id]
+		return slices.Contains(d.Fixed[r], id) && slices.Contains(e.Fixed[r], id) && claim == e.Claimed[r][id] && (own || claim != "")
+	}
+	return own && (d.Kind == device.Init || e.Kind == device.Init)
 }
 
 // A holding is a device as one pod has it.

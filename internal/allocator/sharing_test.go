@@ -49,6 +49,24 @@ func TestSharing_PodsOfOneClaim_HaveOneGrant(t *testing.T) {
 	})
 }
 
+// Another pod runs with the device, and the app container requests one of its own.
+func TestSharing_InitContainerByClaim_AppContainerByNumberHasAnother(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 3)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.Claim(running("1", "a", "main"))
+		first := sharing("init", "d0")
+		first.Kind = device.Init
+		r.bind("b", first, app(gpu, 1))
+		r.expect("b", "init", "ready vendor.com/gpu[d0]")
+		r.expect("b", "main", "ready vendor.com/gpu[d1]")
+		r.bind("c", wants("first", device.App, gpu, 1), sharing("main", "d2"))
+		r.expect("c", "first", "waiting NotEnoughDevices")
+	})
+}
+
 func TestSharing_OtherDevicesOfTheClaim_PluginIsAsked(t *testing.T) {
 	t.Parallel()
 	run(t, func(r *harness) {

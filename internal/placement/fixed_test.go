@@ -39,6 +39,7 @@ func TestPlan_DevicesChosenByTheScheduler(t *testing.T) {
 		gpu, nic string
 		pod      []string
 		runs     map[string]device.Choice
+		has      []device.Assignment
 		mistake  device.Reason
 		want     string
 	}{
@@ -54,15 +55,21 @@ func TestPlan_DevicesChosenByTheScheduler(t *testing.T) {
 		"the policy holds for the rest":             {policy: SingleNUMA, gpu: "a@0 b@1", nic: "m@0 n@1 o@1", pod: []string{"main gpu:a nic=2"}, want: "main gpu:a nic:n,o"},
 		"and is not met":                            {policy: SingleNUMA, gpu: "a@0 b@1", nic: "m@0 n@1", pod: []string{"main gpu:a nic=2"}, want: "TopologyMismatch"},
 		"another container's choice leaves them":    {gpu: "a b c", pod: []string{"x gpu:a", "y gpu=2"}, want: "x gpu:a | y gpu:b,c"},
-		"too few are left":                          {gpu: "a b", pod: []string{"x gpu:a", "y gpu=2"}, want: "NotEnoughDevices"},
-		"the container runs with them":              {gpu: "a b", pod: []string{"main gpu:b"}, runs: map[string]device.Choice{"main": {gpu: {"b"}}}, want: "main gpu:b"},
-		"a mistake":                                 {gpu: "a b", pod: []string{"main gpu:b"}, mistake: device.NoClaim, want: "NoClaim"},
-		"a mistake of a running pod":                {gpu: "a b", pod: []string{"main gpu:b"}, mistake: device.NoClaim, runs: map[string]device.Choice{"main": {gpu: {"b"}}}, want: "main gpu:b"},
+		"a later container's choice leaves them":    {gpu: "a b", pod: []string{"x gpu=1", "y gpu:a"}, want: "x gpu:b | y gpu:a"},
+		"an init container's is not handed on":      {gpu: "a b", pod: []string{"init:i gpu:a", "main gpu=1"}, want: "i gpu:a | main gpu:b"},
+		"although no other is free":                 {gpu: "a", pod: []string{"init:i gpu:a", "main gpu=1"}, want: "NotEnoughDevices"},
+		"nor one that it has already": {gpu: "a b", pod: []string{"init:i gpu:a", "main gpu=1"}, want: "main gpu:b",
+			has: []device.Assignment{{Container: device.Container{Pod: "pod", Name: "i"}, Shares: []device.Share{{Resource: gpu, IDs: []device.ID{"a"}}}}}},
+		"nor one that another container runs with": {gpu: "a b", pod: []string{"init:i gpu=1", "main gpu:b"}, runs: map[string]device.Choice{"main": {gpu: {"b"}}}, want: "i gpu:a | main gpu:b"},
+		"too few are left":                         {gpu: "a b", pod: []string{"x gpu:a", "y gpu=2"}, want: "NotEnoughDevices"},
+		"the container runs with them":             {gpu: "a b", pod: []string{"main gpu:b"}, runs: map[string]device.Choice{"main": {gpu: {"b"}}}, want: "main gpu:b"},
+		"a mistake":                                {gpu: "a b", pod: []string{"main gpu:b"}, mistake: device.NoClaim, want: "NoClaim"},
+		"a mistake of a running pod":               {gpu: "a b", pod: []string{"main gpu:b"}, mistake: device.NoClaim, runs: map[string]device.Choice{"main": {gpu: {"b"}}}, want: "main gpu:b"},
 		"the plugin of a running pod's device has not listed it yet": {gpu: "a b", pod: []string{"main"}, mistake: device.DeviceGone, runs: map[string]device.Choice{"main": {gpu: {"b"}}}, want: "DeviceGone"},
 		"the claim of a running pod is not known yet":                {gpu: "a b", pod: []string{"main"}, mistake: device.ClaimUnknown, runs: map[string]device.Choice{"main": {gpu: {"b"}}}, want: "ClaimUnknown"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := Input{Running: c.runs, Topology: Topology{Policy: c.policy, Scope: c.scope}}
+			w := Input{Running: c.runs, Has: c.has, Topology: Topology{Policy: c.policy, Scope: c.scope}}
 			w.Demand.Pod.UID = "pod"
 			for _, text := range c.pod {
 				d := fixedDemand(text)
@@ -81,6 +88,9 @@ func TestPlan_DevicesChosenByTheScheduler(t *testing.T) {
 				for r, ids := range choice {
 					from[r].Quarantine(ids, "pod")
 				}
+			}
+			for _, s := range device.Shares(c.has) {
+				from[s.Resource].Take(s.IDs, "pod")
 			}
 			result, no := Plan(w, from)
 			if got := told(result, no); got != c.want {

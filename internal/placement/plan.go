@@ -90,7 +90,8 @@ func planOnce(w Input, from Resources) (Result, *device.Refusal) {
 		}
 	}
 	work := maxWork
-	p := &planner{Input: w, open: w.Demand.Open(), from: from, work: &work, out: Result{Choices: map[string]device.Choice{}, Why: map[string]map[device.ResourceName]device.Why{}, At: map[device.ResourceName]int64{}}}
+	p := &planner{Input: w, open: w.Demand.Open(), chosen: fixedIn(w.Demand), from: from, work: &work,
+		out: Result{Choices: map[string]device.Choice{}, Why: map[string]map[device.ResourceName]device.Why{}, At: map[device.ResourceName]int64{}}}
 	var near nodes
 	var no *device.Refusal
 	if w.Topology.enabled() && w.Topology.Scope == PerPod {
@@ -162,12 +163,13 @@ func (p *planner) busy(why device.Reason) bool {
 // A planner is one run of plan.
 type planner struct {
 	Input
-	open device.PodDemand // the demand without what the scheduler has chosen
-	from Resources
-	work *int // the rest of maxWork
-	back bool // a choice has failed: from now on each further one counts as work
-	out  Result
-	hope *bool // the result of hopeless; nil: not computed
+	open   device.PodDemand                    // the demand without what the scheduler has chosen
+	chosen map[device.ResourceName][]device.ID // by the scheduler, for any of the pod's containers
+	from   Resources
+	work   *int // the rest of maxWork
+	back   bool // a choice has failed: from now on each further one counts as work
+	out    Result
+	hope   *bool // the result of hopeless; nil: not computed
 }
 
 // A request is a container's demand for one resource.
@@ -192,7 +194,7 @@ func (p *planner) choose(i int, on drafts, near nodes) *device.Refusal {
 	}
 	d := p.Demand.Demands[i]
 	if held := sharesOf(p.Has, d.Container.Name); held != nil {
-		for r := range d.Wants {
+		for r := range p.open.Demands[i].Wants {
 			p.draft(on, r).assign(d.Kind, held[r])
 		}
 		return p.choose(i+1, on, near)
@@ -248,7 +250,6 @@ func (p *planner) fixed(d device.Demand, on drafts) *device.Refusal {
 				return no
 			}
 		}
-		s.claim(d.Fixed[r])
 	}
 	return nil
 }
@@ -290,7 +291,6 @@ func (p *planner) take(i int, on drafts, lines []request, own, pod nodes) *devic
 	}
 	for r, ids := range d.Fixed {
 		p.out.At[r] = on[r].pool.listing.newest
-		on[r].assign(d.Kind, ids)
 		choice[r], why[r] = ids, device.Why{Claimed: len(ids)}
 	}
 	p.out.Choices[d.Container.Name], p.out.Why[d.Container.Name] = choice, why
@@ -348,12 +348,14 @@ func (p *planner) selectedByOthers(r device.ResourceName) (all bitset) {
 	return all
 }
 
-// draft returns the draft of a resource, creating it if necessary.
+// draft returns the draft of a resource, creating it if necessary. The devices that the scheduler has chosen for a container of the pod are
+// not in it: another container has them by the same claim only, and other pods may have them by that claim.
 func (p *planner) draft(on drafts, r device.ResourceName) *draft {
 	if on[r] == nil {
 		s := &draft{pool: p.from[r], used: map[int]int{}}
 		if s.pool != nil {
 			s.left = s.pool.free
+			s.claim(p.chosen[r])
 			if p.avoid {
 				s.exclude(s.pool.refused)
 			}
@@ -361,10 +363,22 @@ func (p *planner) draft(on drafts, r device.ResourceName) *draft {
 		for _, choice := range p.Running {
 			s.running = append(s.running, choice[r]...)
 		}
+		s.running = slices.DeleteFunc(s.running, func(id device.ID) bool { return slices.Contains(p.chosen[r], id) })
 		slices.Sort(s.running)
 		on[r] = s
 	}
 	return on[r]
+}
+
+// fixedIn returns the devices that the scheduler has chosen for the pod's containers.
+func fixedIn(d device.PodDemand) map[device.ResourceName][]device.ID {
+	all := map[device.ResourceName][]device.ID{}
+	for _, one := range d.Demands {
+		for r, ids := range one.Fixed {
+			all[r] = append(all[r], ids...)
+		}
+	}
+	return all
 }
 
 // podNodes finds NUMA nodes for the whole pod: for as many devices as its containers need at one time.
