@@ -220,6 +220,7 @@ func (a *Allocator) decideLocked(p *pod) {
 	for r := range held {
 		a.wakeLocked(r, false)
 	}
+	a.wakeSharersLocked(p)
 	later := p.newDemand
 	p.newDemand = nil
 	switch {

@@ -14,7 +14,7 @@ type proof struct {
 	idle    map[*containers.Container]bool // containers without a process
 	able    map[device.PodUID]bool         // pods without a container and a process
 	vacant  map[device.PodUID]bool         // those of them whose devices are proved free
-	pending map[device.PodUID]bool         // pods whose devices are not: the Releaser reports a change
+	pending map[device.PodUID]bool         // pods whose devices are not: the Releaser reports a change, or another pod's attempt ends
 	uses    map[device.PodUID]int          // pod.uses when the proof was begun
 }
 

@@ -6,25 +6,30 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// provedFPGAs are the FPGAs whose release has been proved since a container last started with them.
+// provedFPGAs are the FPGAs whose release has been proved since something else has happened to them.
 type provedFPGAs struct {
 	mu  sync.Mutex
 	ids map[device.ID]bool
 }
 
 func (f *provedFPGAs) set(all []device.Assignment, is bool) {
+	for _, s := range device.Shares(all) {
+		if s.Resource == fpga {
+			f.setIDs(s.IDs, is)
+		}
+	}
+}
+
+func (f *provedFPGAs) setIDs(ids []device.ID, is bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, s := range device.Shares(all) {
-		for _, id := range s.IDs {
-			if s.Resource == fpga {
-				f.ids[id] = is
-			}
-		}
+	for _, id := range ids {
+		f.ids[id] = is
 	}
 }
 
@@ -66,8 +71,6 @@ const fpgas = 4
 // bindClaim has the scheduler bind a pod with a claim: with a new one, for devices that are in no other claim, or with one that other pods
 // have. Deleting a pod frees its claims' devices for the scheduler at once.
 func (c *churning) bindClaim() string {
-	c.claiming++
-	n := fmt.Sprint("claim", c.claiming) // never one of a pod that the allocator may know with another claim
 	name := c.pick(slices.Collect(maps.Keys(c.claims)))
 	one := c.claims[name]
 	if one == nil || c.IntN(2) == 0 {
@@ -82,6 +85,13 @@ func (c *churning) bindClaim() string {
 		one = &sharedClaim{device.ClaimUID(name), slices.Sorted(slices.Values(free[:1+c.IntN(most)])), map[string]bool{}}
 		c.claims[name] = one
 	}
+	return fmt.Sprintf("bind %s with %s: %v", c.use(one, c.IntN(3) == 0), name, one.ids)
+}
+
+// use binds a pod with a claim, which also requests a NIC if slow: the plugin of the NICs takes its time. use returns the pod's name.
+func (c *churning) use(one *sharedClaim, slow bool) string {
+	c.claiming++
+	n := fmt.Sprint("claim", c.claiming) // never one of a pod that the allocator may know with another claim
 	one.pods[n] = true
 	var demands []device.Demand
 	for i := range 1 + c.IntN(2) {
@@ -92,6 +102,9 @@ func (c *churning) bindClaim() string {
 		}
 		demands = append(demands, claims(wants(fmt.Sprint(i), c.kind(), fpga, len(ids)), one.uid, ids...))
 	}
+	if slow {
+		demands[0].Wants[nic] = 1
+	}
 	if c.byNumber() == 0 && len(c.unclaimed()) > 0 && c.IntN(3) == 0 { // the Node shows the number, while claims are still allocated
 		demands = slices.Insert(demands, c.IntN(len(demands)+1), wants("", c.kind(), fpga, 1))
 		for i := range demands {
@@ -100,7 +113,32 @@ func (c *churning) bindClaim() string {
 	}
 	c.pods[n] = pod(n, demands...)
 	c.Bind(c.pods[n])
-	return fmt.Sprintf("bind %s with %s: %v", n, name, one.ids)
+	return n
+}
+
+// succeed has a pod join a claim while the pods that have its devices end.
+func (c *churning) succeed() string {
+	name := c.pick(slices.Collect(maps.Keys(c.claims)))
+	one, is := c.claims[name]
+	if !is {
+		return "nothing"
+	}
+	before := slices.Sorted(maps.Keys(one.pods))
+	c.list(nic, 8, 2)
+	n := c.use(one, true)
+	c.after(time.Second)
+	for _, old := range before {
+		for _, id := range slices.Sorted(maps.Keys(c.made)) {
+			if string(c.made[id].Container.Pod) == old {
+				c.end(c.made[id])
+			}
+		}
+		c.delete(old)
+	}
+	c.prove()
+	c.after(time.Duration(c.IntN(30)) * time.Second)
+	c.create(n, false)
+	return fmt.Sprintf("%s joins %s while %v end", n, name, before)
 }
 
 // kind returns the kind of a container of a pod with claims.

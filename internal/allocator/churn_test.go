@@ -54,7 +54,8 @@ type churning struct {
 	fpgas     fpgasInUse
 	users     map[device.ID]device.ClaimUID // of FPGAs: by which claim a container has had it last
 	proved    provedFPGAs
-	subsets   bool // containers of one claim have some of its devices, not all
+	outdated  provedFPGAs // those that have been released since the plugin was last asked for them
+	subsets   bool        // containers of one claim have some of its devices, not all
 	boots     int
 }
 
@@ -67,12 +68,17 @@ type made struct {
 
 func newChurning(r *harness, seed uint64) *churning {
 	c := &churning{
-		harness: r, Rand: rand.New(rand.NewPCG(seed, 1)), pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{}, made: map[string]*made{}, connected: true,
+		harness: r, Rand: rand.New(rand.NewPCG(seed, 1)), pods: map[string]device.PodDemand{}, deleted: map[string]device.PodDemand{},
+		made: map[string]*made{}, connected: true,
 		prefix: map[device.ResourceName]string{gpu: "d", nic: "d", fpga: "d"}, claims: map[string]*sharedClaim{}, fpgas: fpgasInUse{by: map[device.ID]int{}},
-		users: map[device.ID]device.ClaimUID{}, proved: provedFPGAs{ids: map[device.ID]bool{}}, subsets: seed%4 == 1,
+		users: map[device.ID]device.ClaimUID{}, subsets: seed%4 == 1,
+		proved: provedFPGAs{ids: map[device.ID]bool{}}, outdated: provedFPGAs{ids: map[device.ID]bool{}},
 	}
 	if r.releaser != nil {
-		r.releaser.proves = func(d device.Departure) { c.proved.set(d.Assignments, true) }
+		r.releaser.proves = func(d device.Departure) {
+			c.proved.set(d.Assignments, true)
+			c.outdated.set(d.Assignments, true)
+		}
 	}
 	c.badDevice.Store(-1)
 	r.plugins.allocates(c.allocate)
@@ -106,15 +112,21 @@ func (c *churning) allocate(ctx context.Context, r device.ResourceName, ids []de
 		c.t.Errorf("Allocate for %v, which a container runs with", ids)
 	}
 	n := c.calls.Add(1)
-	if n%4 == 0 {
+	if takes := time.Duration(n%3) * time.Second; n%4 == 0 || r == nic && n%2 == 0 {
+		if r == nic {
+			takes *= 10
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(time.Duration(n%3) * time.Second):
+		case <-time.After(takes):
 		}
 	}
 	if bad := c.badDevice.Load(); n%5 == 0 && !c.well.Load() || bad >= 0 && r == gpu && slices.Contains(hardware(ids), int(bad)) {
 		return errPlugin
+	}
+	if r == fpga {
+		c.outdated.setIDs(ids, false)
 	}
 	return nil
 }
@@ -175,8 +187,11 @@ func (c *churning) step() string {
 	case 24, 25:
 		return c.prove()
 	case 26:
-		if c.IntN(4) == 0 {
+		switch c.IntN(4) {
+		case 0:
 			return c.reboot()
+		case 1:
+			return c.succeed()
 		}
 		return "nothing"
 	case 27:
@@ -266,7 +281,7 @@ func (c *churning) step() string {
 func (c *churning) giveBack() string {
 	var all []string
 	for n, p := range c.deleted {
-		if _, is := c.pods[n]; !is && p.Shares() && c.PodByUID(device.PodUID(n)).PodAllocation != nil {
+		if _, is := c.pods[n]; !is && p.Shares() && p.Requests()[fpga] == 0 && c.PodByUID(device.PodUID(n)).PodAllocation != nil {
 			all = append(all, n)
 		}
 	}
@@ -278,6 +293,7 @@ func (c *churning) giveBack() string {
 	for _, one := range c.claims {
 		if claim, _ := claimOf(p); one.uid == claim {
 			one.pods[n] = true
+			c.outdated.setIDs(one.ids, false) // it goes on with its grant
 			c.pods[n] = p
 			delete(c.deleted, n)
 			c.Bind(p)
@@ -374,6 +390,9 @@ func (c *churning) create(pod string, fails bool) string {
 		if was := c.users[id]; c.releaser != nil && was != "" && was != claim && !c.proved.has(id) {
 			c.t.Errorf("%s has %s by %s, and its release by %s has not been proved", pod, id, claim, was)
 		}
+		if c.outdated.has(id) {
+			c.t.Errorf("%s has %s by a grant from before its release", pod, id)
+		}
 		c.users[id] = claim
 	}
 	demand, _ := c.pods[pod].Of("0")
@@ -405,7 +424,7 @@ func (c *churning) start(one *made) string {
 		}
 	}
 	one.started = true
-	c.proved.set([]device.Assignment{{Shares: []device.Share{{Resource: fpga, IDs: one.Stamp[fpga]}}}}, false)
+	c.proved.setIDs(one.Stamp[fpga], false)
 	c.fpgas.add(one.Stamp[fpga], 1)
 	c.plugins.setAlive(one.ID, true)
 	return "start a container of " + string(one.Container.Pod)
@@ -496,7 +515,7 @@ func (c *churning) judge() {
 		}
 	}
 	use := func(pod string, r device.ResourceName, n int) {
-		if was, used := hands[piece{r, n}]; used && was != pod && !c.share(was, pod) {
+		if was, used := hands[piece{r, n}]; used && was != pod && !(r == fpga && c.share(was, pod)) {
 			c.t.Errorf("device %d of %s is in the hands of two pods: %s and %s", n, r, was, pod)
 		}
 		hands[piece{r, n}] = pod
@@ -557,6 +576,15 @@ func (c *churning) has(st device.Readiness, one *made) bool {
 	return len(st.Assignment.Shares) == len(one.uses)
 }
 
+// served reports whether a pod that requests devices has them, prepared or not.
+func (c *churning) served(p device.PodDemand) bool {
+	if len(p.Demands) == 0 {
+		return false
+	}
+	st := c.Readiness(p.Demands[0].Container)
+	return st.State == device.Ready || st.Wait.Reason == device.Preparing
+}
+
 // spare is the number of devices beyond the pods' requests: the one that is always refused.
 const spare = 1
 
@@ -578,7 +606,7 @@ func (c *churning) settle() {
 	}
 	requests := map[device.ResourceName]int{}
 	for n, p := range c.pods {
-		if len(p.Demands) > 0 && c.Readiness(p.Demands[0].Container).State == device.Ready {
+		if c.served(p) {
 			c.delete(n)
 			continue
 		}
@@ -605,7 +633,7 @@ func (c *churning) settle() {
 	c.list(nic, requests[nic], 0)
 	c.after(5 * time.Minute)
 	for n, p := range c.pods {
-		if p.Requests()[fpga] > 0 && c.Readiness(p.Demands[0].Container).State == device.Ready {
+		if p.Requests()[fpga] > 0 && c.served(p) {
 			c.delete(n) // it may have a device that a claim names
 		}
 	}

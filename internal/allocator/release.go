@@ -44,11 +44,16 @@ func (a *Allocator) reviewReleases(shown proof) {
 		if p == nil {
 			continue // known by its containers' annotations only
 		}
-		departs := a.departureLocked(p, shown.able)
+		departs, joined := a.departureLocked(p, shown.able)
 		if !p.proves(departs) && a.releaser != nil {
 			a.releaser.Forget(uid)
 		}
 		p.proving = departs.Assignments
+		if joined {
+			delete(shown.vacant, uid)
+			shown.pending[uid] = true
+			continue
+		}
 		if p.vacated = true; p.accepted || a.releaser == nil || len(departs.Assignments) == 0 {
 			continue
 		}

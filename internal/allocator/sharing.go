@@ -16,7 +16,8 @@ import (
 // requires is proved when the last pod leaves.
 //
 // A pod joins those that have a device once one of them has its grant on disk and has not ended. So all that ends a device's use, such as a
-// command of its release, has ended or not begun when a pod joins.
+// command of its release, has ended or not begun when a pod joins, and it does not begin before the attempt has ended: the attempt may last
+// as long as the plugins of the pod's other resources take, and the pods that have the device may end meanwhile.
 
 // sharingLocked returns whether a pod may have the devices of its claims that other pods have.
 func (a *Allocator) sharingLocked(p *pod) map[device.ResourceName]map[device.ID]placement.Sharing {
@@ -71,10 +72,14 @@ func (a *Allocator) holdersLocked(r device.ResourceName, id device.ID) iter.Seq[
 	}
 }
 
-// wakeSharersLocked queues the pods that wait for a pod with the same claims, whose attempt has ended or which is served again.
+// wakeSharersLocked queues the pods that wait for a pod with the same claims, whose attempt has ended or which is served again, and has the
+// releases reviewed that wait for the end of the attempt.
 func (a *Allocator) wakeSharersLocked(p *pod) {
 	if !p.demand.Shares() {
 		return
+	}
+	if len(a.ended) > 0 {
+		a.scheduleWriteLocked(0)
 	}
 	for _, q := range a.waiting {
 		if q != p && q.retry.IsZero() && sharesWith(p.demand, q.demand) {
@@ -227,11 +232,12 @@ func (a *Allocator) consumeLocked(p *pod, name string) {
 }
 
 // departureLocked returns what has to be proved before an ended pod's devices are released: all but the devices that another pod keeps. Of
-// several pods that could leave together the first by UID proves it. vacant are the pods that could leave now.
-func (a *Allocator) departureLocked(p *pod, vacant map[device.PodUID]bool) device.Departure {
-	d := device.Departure{Pod: p.demand.Pod, Assignments: p.assigned, Failed: p.releaseFailed}
+// several pods that could leave together the first by UID proves it. vacant are the pods that could leave now. joined reports that another pod
+// may get the grant of one of these devices, so that the proof must not begin: its attempt, or its commit, has not been decided.
+func (a *Allocator) departureLocked(p *pod, vacant map[device.PodUID]bool) (d device.Departure, joined bool) {
+	d = device.Departure{Pod: p.demand.Pod, Assignments: p.assigned, Failed: p.releaseFailed}
 	if !p.demand.Shares() {
-		return d
+		return d, false
 	}
 	uid := p.demand.Pod.UID
 	keeps := func(other device.PodUID) bool {
@@ -243,17 +249,24 @@ func (a *Allocator) departureLocked(p *pod, vacant map[device.PodUID]bool) devic
 		if kept[device.Cordon{Resource: r, ID: id}] {
 			return true
 		}
+		joins := false
 		for other := range a.holdersLocked(r, id) {
-			if !keeps(other) || !a.pods[other].has(r, id) { // an attempt keeps nothing
+			q := a.pods[other]
+			if !keeps(other) {
 				continue
 			}
-			for _, s := range device.Shares(a.pods[other].assigned) {
+			if !q.has(r, id) {
+				joins = joins || q.phase == allocating || q.phase == abandoned || q.doubt != nil
+				continue
+			}
+			for _, s := range device.Shares(q.assigned) {
 				for _, id := range s.IDs {
 					kept[device.Cordon{Resource: s.Resource, ID: id}] = true
 				}
 			}
 			return true
 		}
+		joined = joined || joins
 		return false
 	}
 	d.Assignments = nil
@@ -282,7 +295,7 @@ func (a *Allocator) departureLocked(p *pod, vacant map[device.PodUID]bool) devic
 			d.Assignments = append(d.Assignments, as)
 		}
 	}
-	return d
+	return d, joined
 }
 
 // without returns a grant without the device nodes that a pod has with a device that it keeps. A grant does not name the device of a node.
@@ -297,6 +310,12 @@ func without(g device.Grant, keeper *pod, r device.ResourceName, id device.ID) d
 		g.CDI = slices.DeleteFunc(slices.Clone(g.CDI), func(name string) bool { return slices.Contains(s.Grant.CDI, name) })
 	}
 	return g
+}
+
+// departsLocked reports whether an ended pod could leave now, and the proof in progress for it is about exactly what has to be proved.
+func (a *Allocator) departsLocked(p *pod, vacant map[device.PodUID]bool) bool {
+	d, joined := a.departureLocked(p, vacant)
+	return !joined && p.proves(d)
 }
 
 // proves reports whether the proof in progress for an ended pod is about exactly these devices.

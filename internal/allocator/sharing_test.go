@@ -207,6 +207,90 @@ func TestSharing_PodReturns_ProofIsVoid(t *testing.T) {
 	}, gated)
 }
 
+// slowJoin has pod b join the device of pod a, while the plugin of b's other resource takes 20 s to answer, and a end after a second.
+func (r *harness) slowJoin(answer func() error) {
+	r.plugins.stock(gpu, 1)
+	r.plugins.stock(nic, 1)
+	r.RuntimeSynced(nil, nil)
+	r.bind("a", sharing("main", "d0"))
+	r.expect("a", "main", "ready vendor.com/gpu[d0]")
+	r.plugins.answers(func(_ context.Context, _ device.Pod, of device.ResourceName) error {
+		if of != nic {
+			return nil
+		}
+		time.Sleep(20 * time.Second)
+		return answer()
+	})
+	both := sharing("main", "d0")
+	both.Wants[nic] = 1
+	r.Bind(pod("b", both))
+	r.after(time.Second)
+	r.releaser.holds("a", device.Release{Why: "command", Underway: true})
+	r.Drop("a")
+	r.after(5 * time.Second)
+	r.expectDeparts("a") // neither proved nor given away while b's attempt depends on its grant
+	if p := r.PodByUID("a"); p.PodAllocation == nil {
+		r.t.Error("a is forgotten")
+	}
+}
+
+func TestSharing_LastPodEndsWhileAnotherJoins_DeviceIsNotReleased(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.slowJoin(func() error { return nil })
+		r.after(30 * time.Second)
+		r.expect("b", "main", "ready vendor.com/gpu[d0] vendor.com/nic[d0]")
+		r.expectAsked("a/main vendor.com/gpu [d0]", "b/main vendor.com/nic [d0]")
+		r.expectDeparts("a")
+		if p := r.PodByUID("a"); p.PodAllocation != nil {
+			t.Errorf("a is %+v", p)
+		}
+		r.releaser.holds("b", opener)
+		r.Drop("b")
+		r.check()
+		r.expectDeparts("b", "d0", "d0")
+	}, gated)
+}
+
+func TestSharing_LastPodEndsWhileAnotherFailsToJoin_DeviceIsReleasedFirst(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		failures := 1
+		r.slowJoin(func() error {
+			if failures--; failures >= 0 {
+				return errPlugin
+			}
+			return nil
+		})
+		r.after(30 * time.Second)
+		r.expectDeparts("a", "d0")
+		r.expect("b", "main", "waiting DeviceInUse")
+		r.asked()
+		r.releaser.holds("a", device.Release{})
+		r.after(time.Minute)
+		r.expect("b", "main", "ready vendor.com/gpu[d0] vendor.com/nic[d0]")
+		r.expectAsked("b/main vendor.com/gpu [d0]", "b/main vendor.com/nic [d0]")
+	}, gated)
+}
+
+// The commit may be in the state file: until the next one decides, b may have a's grant after a restart.
+func TestSharing_LastPodEndsWhileAnotherIsInDoubt_DeviceIsReleasedAfterwards(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.slowJoin(func() error { r.disk.failsLate(errSync); return nil })
+		r.after(30 * time.Second)
+		r.check()
+		r.expectDeparts("a")
+		r.disk.failsLate(nil)
+		r.after(5 * time.Second)
+		r.expectDeparts("a", "d0")
+		r.releaser.holds("a", device.Release{})
+		r.asked()
+		r.after(time.Minute)
+		r.expectAsked("b/main vendor.com/gpu [d0]", "b/main vendor.com/nic [d0]")
+	}, gated)
+}
+
 // expectDeparts says which devices a proof is about; none: there is no proof.
 func (r *harness) expectDeparts(uid device.PodUID, want ...device.ID) {
 	r.t.Helper()

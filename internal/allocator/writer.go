@@ -97,7 +97,7 @@ func (a *Allocator) due(shown proof) (save, forget []*pod, records []device.PodR
 				continue
 			case a.releaser != nil && a.releaser.Running(uid):
 				continue // its end reports a change; a pod that shares the devices waits for it
-			case p.uses != shown.uses[uid] || !shown.vacant[uid] || !p.proves(a.departureLocked(p, shown.able)) || !a.running[uid].Bar(shown.idle):
+			case p.uses != shown.uses[uid] || !shown.vacant[uid] || !a.departsLocked(p, shown.able) || !a.running[uid].Bar(shown.idle):
 				a.scheduleWriteLocked(0) // a container was started, listed or stopped since the host was asked, or another pod has left a device
 				continue
 			}
