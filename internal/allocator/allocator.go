@@ -387,11 +387,13 @@ func (a *Allocator) serve(ctx context.Context) (again time.Time) {
 	a.queued = nil
 	slices.SortFunc(all, older)
 	for _, p := range all {
+		demand := p.demand
+		a.mu.Unlock() // let the runtime's questions in between two pods
+		a.match(demand)
+		a.mu.Lock()
 		if p.phase == queued { // the pod may have left the queue meanwhile
 			a.reserveLocked(ctx, p)
 		}
-		a.mu.Unlock() // let the runtime's questions in between two pods
-		a.mu.Lock()
 	}
 	// After the plans: a pod that goes on waiting for the same reason sets no timer of its own.
 	if due := a.giveUpLocked(time.Now()); !due.IsZero() && (again.IsZero() || due.Before(again)) {

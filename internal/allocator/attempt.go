@@ -41,6 +41,7 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 	a.work.Go(func() {
 		for best.Ask != nil {
 			said[best.Ask.Key()] = a.askPreference(ctx, demand.Pod, *best.Ask)
+			a.match(demand)
 			var ok bool
 			if best, held, ok = a.improve(p, held, said); !ok {
 				return
@@ -58,6 +59,28 @@ func (a *Allocator) reserveLocked(ctx context.Context, p *pod) {
 		}
 		a.succeed(p, held, got)
 	})
+}
+
+// match compares the plugins' devices with the patterns that a pod's annotation has, for the plan that follows. It takes the lock only to
+// find the listings.
+func (a *Allocator) match(d device.PodDemand) {
+	for _, one := range d.Demands {
+		for r, s := range one.Select {
+			if l := a.listing(r); l != nil {
+				l.Match(s)
+			}
+		}
+	}
+}
+
+// listing returns a resource's listing; nil: the resource is not known.
+func (a *Allocator) listing(r device.ResourceName) *placement.Listing {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if pool := a.table.Resources[r]; pool != nil {
+		return pool.Listing()
+	}
+	return nil
 }
 
 // refusalMemory is how long devices that a plugin has refused are chosen last. A plugin may report a device as healthy and

@@ -2,6 +2,7 @@ package device
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -14,6 +15,20 @@ type Selection struct {
 // Selects reports whether a device may be used.
 func (s Selection) Selects(id ID) bool {
 	return (len(s.Use) == 0 || matchesAny(s.Use, string(id))) && !matchesAny(s.Avoid, string(id))
+}
+
+// Key returns a text that two selections have in common only if they are equal.
+func (s Selection) Key() string {
+	var b strings.Builder
+	for _, list := range [][]string{s.Use, s.Avoid} {
+		for _, p := range list {
+			b.WriteString(strconv.Itoa(len(p)))
+			b.WriteByte(' ')
+			b.WriteString(p)
+		}
+		b.WriteByte(',')
+	}
+	return b.String()
 }
 
 func (s Selection) equal(t Selection) bool {
@@ -31,21 +46,17 @@ func matchesAny(patterns []string, text string) bool {
 
 // matches reports whether a pattern matches the whole of a text.
 func matches(pattern, text string) bool {
-	parts := strings.Split(pattern, "*")
-	first, last := parts[0], parts[len(parts)-1]
-	if len(parts) == 1 {
+	first, rest, more := strings.Cut(pattern, "*")
+	if !more {
 		return pattern == text
 	}
-	if len(text) < len(first)+len(last) || !strings.HasPrefix(text, first) || !strings.HasSuffix(text, last) {
-		return false
-	}
-	text = text[len(first) : len(text)-len(last)]
-	for _, part := range parts[1 : len(parts)-1] {
-		_, rest, found := strings.Cut(text, part)
-		if !found {
-			return false
+	text, found := strings.CutPrefix(text, first)
+	for found {
+		var part string
+		if part, rest, more = strings.Cut(rest, "*"); !more {
+			return strings.HasSuffix(text, part)
 		}
-		text = rest
+		_, text, found = strings.Cut(text, part)
 	}
-	return true
+	return false
 }

@@ -32,3 +32,17 @@ func TestSelects(t *testing.T) {
 		}
 	}
 }
+
+func TestKey_OtherSelection_IsAnother(t *testing.T) {
+	t.Parallel()
+	seen := map[string]Selection{}
+	for _, s := range []Selection{
+		{}, {Use: []string{"a"}}, {Avoid: []string{"a"}}, {Use: []string{"a", "b"}}, {Use: []string{"a"}, Avoid: []string{"b"}}, {Use: []string{"b", "a"}},
+		{Use: []string{"a1 b"}}, {Use: []string{"a,"}}, {Use: []string{"a,1 b"}}, {Avoid: []string{"a", "b"}}, {Use: []string{"1 a"}},
+	} {
+		if was, known := seen[s.Key()]; known {
+			t.Errorf("%+v and %+v have one key", was, s)
+		}
+		seen[s.Key()] = s
+	}
+}

@@ -1,7 +1,9 @@
-// Package placement chooses the devices of a pod's containers. It is pure: it has no lock, no clock, no log and no I/O, and
-// imports nothing but the standard library and device. The allocator calls it under its lock, and carries out the choice.
+// Package placement chooses the devices of a pod's containers. It is pure: it has no clock, no log and no I/O, and imports nothing
+// but the standard library and device. The allocator calls it under its lock, and carries out the choice. Only Match, which compares
+// devices with a pod's patterns, runs before that and without the allocator's lock.
 //
 //	Listing     one plugin's list of devices, prepared for look-ups; never changes         listing.go
+//	selections  which devices of a Listing pods' patterns select, remembered               selection.go
 //	Resource    the devices that a plugin offers, and those that pods have: an index, so
 //	            that a plan costs the same with ten devices or fifty thousand              resource.go
 //	withheld    devices that may be in use under IDs that are no longer listed             withheld.go

@@ -7,10 +7,10 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
-// A Listing is an inventory prepared for look-ups. It never changes.
+// A Listing is an inventory prepared for look-ups. It never changes, apart from what it remembers of selections.
 type Listing struct {
 	devices []device.Device
-	ids     *byte                       // the same in listings with the same IDs
+	matched *selections                 // the same in listings with the same IDs
 	at      map[device.ID]int           // position of an ID in devices
 	cordons map[device.ID]device.Cordon // of the resource; never changed
 	usable  bitset                      // healthy, and not cordoned
@@ -45,9 +45,9 @@ func NewListing(devices []device.Device, cordons map[device.ID]device.Cordon, or
 	l := &Listing{devices: devices, cordons: cordons, ordering: ordering, usable: newBitset(len(devices))}
 	sameIDs, samePlaces := before != nil && sameIDs(devices, before.devices), before != nil && samePlaces(devices, before.devices)
 	if sameIDs {
-		l.at, l.ids = before.at, before.ids
+		l.at, l.matched = before.at, before.matched
 	} else {
-		l.ids = new(byte)
+		l.matched = &selections{known: map[string]bitset{}}
 		l.at = make(map[device.ID]int, len(devices))
 		for i, d := range devices {
 			l.at[d.ID] = i
@@ -145,17 +145,6 @@ func (l *Listing) placeOf(nodes []int, known map[string]int16) int16 {
 		l.places, l.sizes, l.here = append(l.places, nodes), append(l.sizes, 0), append(l.here, newBitset(len(l.devices)))
 	}
 	return at
-}
-
-// matching returns the devices that a selection selects.
-func (l *Listing) matching(s device.Selection) bitset {
-	all := newBitset(len(l.devices))
-	for i, d := range l.devices {
-		if s.Selects(d.ID) {
-			all.add(i)
-		}
-	}
-	return all
 }
 
 // place returns the index of a device's place, or -1.

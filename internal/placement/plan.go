@@ -90,7 +90,7 @@ func planOnce(w Input, from Resources) (Result, *device.Refusal) {
 		}
 	}
 	work := maxWork
-	p := &planner{Input: w, open: w.Demand.Open(), chosen: fixedIn(w.Demand), from: from, work: &work,
+	p := &planner{Input: w, open: w.Demand.Open(), chosen: fixedIn(w.Demand), named: map[device.ResourceName]bitset{}, from: from, work: &work,
 		out: Result{Choices: map[string]device.Choice{}, Why: map[string]map[device.ResourceName]device.Why{}, At: map[device.ResourceName]int64{}}}
 	var near nodes
 	var no *device.Refusal
@@ -133,7 +133,7 @@ func (p *planner) busy(why device.Reason) bool {
 	}
 	for _, d := range p.Demand.Demands {
 		for r, selection := range d.Select {
-			if l := p.from[r].listing; l.matching(selection).common(l.usable) < d.Wants[r] {
+			if p.matching(r, selection).common(p.from[r].listing.usable) < d.Wants[r] {
 				return false
 			}
 		}
@@ -144,7 +144,7 @@ func (p *planner) busy(why device.Reason) bool {
 		for _, r := range slices.Sorted(maps.Keys(d.Wants)) {
 			l := request{container: d.Container, resource: r, n: d.Wants[r]}
 			if selection, limited := d.Select[r]; limited {
-				l.only = p.from[r].listing.matching(selection)
+				l.only = p.matching(r, selection)
 			}
 			lines = append(lines, l)
 		}
@@ -165,6 +165,7 @@ type planner struct {
 	Input
 	open   device.PodDemand                    // the demand without what the scheduler has chosen
 	chosen map[device.ResourceName][]device.ID // by the scheduler, for any of the pod's containers
+	named  map[device.ResourceName]bitset      // the results of selectedByOthers
 	from   Resources
 	work   *int // the rest of maxWork
 	back   bool // a choice has failed: from now on each further one counts as work
@@ -314,7 +315,7 @@ func (p *planner) requests(d device.Demand, on drafts) ([]request, *device.Refus
 		if selection, limited := d.Select[r]; !limited {
 			l.others = p.selectedByOthers(r)
 		} else {
-			l.only = s.pool.listing.matching(selection)
+			l.only = p.matching(r, selection)
 			hand = slices.DeleteFunc(hand, func(id device.ID) bool { return !l.only.has(s.pool.listing.at[id]) })
 		}
 		switch runs := p.Running[d.Container.Name][r]; {
@@ -334,18 +335,6 @@ func (p *planner) requests(d device.Demand, on drafts) ([]request, *device.Refus
 		lines = append(lines, l)
 	}
 	return lines, nil
-}
-
-// selectedByOthers returns the devices of a resource that the pod's containers name; nil: they name none.
-func (p *planner) selectedByOthers(r device.ResourceName) (all bitset) {
-	for _, d := range p.Demand.Demands {
-		if selection, limited := d.Select[r]; limited && len(selection.Use) > 0 {
-			named := p.from[r].listing.matching(selection)
-			named.join(all)
-			all = named
-		}
-	}
-	return all
 }
 
 // draft returns the draft of a resource, creating it if necessary. The devices that the scheduler has chosen for a container of the pod are

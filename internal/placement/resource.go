@@ -149,7 +149,7 @@ func (p *Resource) Retract() {
 
 // SetListing replaces the listing and recounts.
 func (p *Resource) SetListing(l *Listing) {
-	same := p.listing != nil && p.listing.ids == l.ids
+	same := p.listing != nil && p.listing.matched == l.matched
 	p.listing = l
 	p.free, p.freeCount, p.takenUnusable, p.unlisted, p.withheld = slices.Clone(l.usable), l.usableCount, 0, 0, nil
 	p.freeAt = slices.Clone(l.usableAt)

@@ -14,10 +14,10 @@ import (
 	"github.com/devmgrd/devmgrd/internal/device"
 )
 
+// maxSelection bounds the annotation, and maxPatterns the patterns in it: each is compared with each device.
 const (
-	// maxSelection bounds the annotation, and maxPatterns the patterns of one list: each is compared with each device in a plan.
 	maxSelection = 16 << 10
-	maxPatterns  = 64
+	maxPatterns  = 128
 )
 
 // limit reads the pod's annotation devmgrd.io/devices into the demands. A mistake goes into all of them.
@@ -58,6 +58,10 @@ func parseSelections(text string) (map[string]map[device.ResourceName]device.Sel
 	if len(text) > maxSelection {
 		return nil, fmt.Errorf("it has %d bytes, and may have %d", len(text), maxSelection)
 	}
+	var document yaml.Node
+	if yaml.Unmarshal([]byte(text), &document) == nil && aliased(&document) {
+		return nil, errors.New("it has a YAML alias; write out what that stands for")
+	}
 	var all map[string]map[string]struct {
 		Use   []string `yaml:"use"`
 		Avoid []string `yaml:"avoid"`
@@ -69,10 +73,10 @@ func parseSelections(text string) (map[string]map[device.ResourceName]device.Sel
 	} else if err != nil {
 		return nil, fmt.Errorf("%s; %s", strings.TrimPrefix(strings.ReplaceAll(err.Error(), "\n", ""), "yaml: "), like)
 	}
-	if err := decoder.Decode(new(any)); !errors.Is(err, io.EOF) {
+	if err := decoder.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return nil, errors.New("there is more than one document; " + like)
 	}
-	limits := map[string]map[device.ResourceName]device.Selection{}
+	limits, patterns := map[string]map[device.ResourceName]device.Selection{}, 0
 	for _, container := range slices.Sorted(maps.Keys(all)) {
 		limits[container] = map[device.ResourceName]device.Selection{}
 		for _, name := range slices.Sorted(maps.Keys(all[container])) {
@@ -81,11 +85,12 @@ func parseSelections(text string) (map[string]map[device.ResourceName]device.Sel
 				return nil, err
 			}
 			one := all[container][name]
+			patterns += len(one.Use) + len(one.Avoid)
 			switch {
 			case len(one.Use)+len(one.Avoid) == 0:
 				return nil, fmt.Errorf("%s of container %s has neither use nor avoid; %s", r, quote(container), like)
-			case len(one.Use) > maxPatterns || len(one.Avoid) > maxPatterns:
-				return nil, fmt.Errorf("%s of container %s has more than %d patterns", r, quote(container), maxPatterns)
+			case patterns > maxPatterns:
+				return nil, fmt.Errorf("it has more than %d patterns", maxPatterns)
 			case slices.Contains(slices.Concat(one.Use, one.Avoid), ""):
 				return nil, fmt.Errorf("%s of container %s has an empty pattern", r, quote(container))
 			}
@@ -93,6 +98,11 @@ func parseSelections(text string) (map[string]map[device.ResourceName]device.Sel
 		}
 	}
 	return limits, nil
+}
+
+// aliased reports whether YAML has an alias. A short text may stand for a very long one by aliases.
+func aliased(n *yaml.Node) bool {
+	return n.Kind == yaml.AliasNode || slices.ContainsFunc(n.Content, aliased)
 }
 
 // quote shows a container's name as a user wrote it.

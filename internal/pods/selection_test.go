@@ -25,6 +25,7 @@ func selecting(annotation string) *corev1.Pod {
 func TestLimit(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x, ", 64)
+	fits := "main: {a.com/gpu: {use: [" + long + "], avoid: [" + long
 	for annotation, want := range map[string]string{
 		"": "",
 		`{"main": {"a.com/gpu": {"use": ["GPU-3*", "GPU-4"], "avoid": ["GPU-37"]}}}`: `main a.com/gpu use [GPU-3* GPU-4] avoid [GPU-37]`,
@@ -36,12 +37,16 @@ func TestLimit(t *testing.T) {
 		"main: {a.com/gpu: {only: [x]}}": "field only not found",
 		"main: {a.com/gpu: {}}":          "has neither use nor avoid",
 		"main: {a.com/gpu: {use: ['']}}": "has an empty pattern",
-		"main: {a.com/gpu: {use: [" + long + "x]}}":    "more than 64 patterns",
-		"main: {gpu: {use: [x]}}":                      "gpu",
-		"main: {a.com/nic: {use: [x]}}":                `container "main" does not request a.com/nic`,
-		"plain: {a.com/gpu: {use: [x]}}":               `container "plain" requests no device`,
-		"main: {a.com/gpu: {use: [x]}}\n---\nmain: {}": "more than one document",
-		strings.Repeat(" ", maxSelection+1):            "it has 16385 bytes",
+		fits + "]}}":                     "main a.com/gpu use [" + strings.TrimSpace(strings.Repeat("x ", 64)) + "] avoid [" + strings.TrimSpace(strings.Repeat("x ", 64)) + "]",
+		fits + "]}}\nother: {a.com/gpu: {use: [x]}}":                 "it has more than 128 patterns",
+		"main: &a {a.com/gpu: {use: [x]}}\nother: *a":                "it has a YAML alias",
+		"main: {a.com/gpu: {use: [&a x, *a]}}":                       "it has a YAML alias",
+		"main: {a.com/gpu: {use: [x]}}\n---\na: &a [x]\nb: [*a, *a]": "more than one document",
+		"main: {gpu: {use: [x]}}":                                    "gpu",
+		"main: {a.com/nic: {use: [x]}}":                              `container "main" does not request a.com/nic`,
+		"plain: {a.com/gpu: {use: [x]}}":                             `container "plain" requests no device`,
+		"main: {a.com/gpu: {use: [x]}}\n---\nmain: {}":               "more than one document",
+		strings.Repeat(" ", maxSelection+1):                          "it has 16385 bytes",
 	} {
 		demands := reader{ignored: ignoring(nil), selectors: true}.demands(selecting(annotation))
 		var all, mistakes []string
