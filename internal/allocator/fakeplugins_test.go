@@ -49,6 +49,7 @@ type fakePlugins struct {
 	prepareIDs  func([]device.ID) // the same, with the devices
 	cdi         bool              // Allocate answers with CDI devices
 	nodes       bool              // and with a device node and a CDI device for each
+	nodeFor     string            // the nodes' names end with the pod's, if it has this name
 	padding     int               // needMode many bytes Allocate adds to its answers
 	store       interface {
 		ForgetResource(device.ResourceName) error
@@ -165,7 +166,11 @@ func (s *fakePlugins) Allocate(ctx context.Context, pod device.Pod, c device.Con
 	}
 	if s.nodes {
 		for _, id := range ids {
-			grant.Nodes = append(grant.Nodes, device.Node{HostPath: "/dev/" + string(id)})
+			node := "/dev/" + string(id)
+			if pod.Name == s.nodeFor {
+				node += "-" + pod.Name
+			}
+			grant.Nodes = append(grant.Nodes, device.Node{HostPath: node})
 			grant.CDI = append(grant.CDI, "vendor.com/gpu="+string(id))
 		}
 	}

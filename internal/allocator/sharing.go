@@ -13,7 +13,7 @@ import (
 // Containers that use one ResourceClaim, of one pod or of several, share its devices. A plugin does not know that: under a kubelet it is
 // never asked to allocate or to prepare a device that a running container has, and it may reset the device then. So a container has the grant
 // that another one has for the same devices, PreStartContainer is not called for devices that another container has, and what a release
-// requires is proved when the last pod leaves.
+// requires is proved when the last pod leaves; only device nodes that no other pod has been granted are looked for before.
 //
 // A pod joins those that have a device once one of them has its grant on disk and has not ended. So all that ends a device's use, such as a
 // command of its release, has ended or not begun when a pod joins, and it does not begin before the attempt has ended: the attempt may last
@@ -231,8 +231,8 @@ func (a *Allocator) consumeLocked(p *pod, name string) {
 	}
 }
 
-// departureLocked returns what has to be proved before an ended pod's devices are released: all but the devices that another pod keeps. Of
-// several pods that could leave together the first by UID proves it. vacant are the pods that could leave now. joined reports that another pod
+// departureLocked returns what has to be proved before an ended pod's devices are released: all but the devices that another pod keeps, and the
+// nodes that the other pod has with them: where their grants differ, only this pod's names the rest. Of several pods that could leave together the first by UID proves it. vacant are the pods that could leave now. joined reports that another pod
 // may get the grant of one of these devices, so that the proof must not begin: its attempt, or its commit, has not been decided.
 func (a *Allocator) departureLocked(p *pod, vacant map[device.PodUID]bool) (d device.Departure, joined bool) {
 	d = device.Departure{Pod: p.demand.Pod, Assignments: p.assigned, Failed: p.releaseFailed}
@@ -276,20 +276,19 @@ func (a *Allocator) departureLocked(p *pod, vacant map[device.PodUID]bool) (d de
 		for _, s := range shares {
 			all := s.IDs
 			s.IDs = slices.DeleteFunc(slices.Clone(all), func(id device.ID) bool { return isKept(s.Resource, id) })
-			if len(s.IDs) == 0 {
-				continue
-			}
 			for _, id := range all {
 				if slices.Contains(s.IDs, id) {
 					continue
 				}
 				for other := range a.holdersLocked(s.Resource, id) {
-					if keeps(other) {
+					if names(s.Grant) && keeps(other) {
 						s.Grant = without(s.Grant, a.pods[other], s.Resource, id)
 					}
 				}
 			}
-			as.Shares = append(as.Shares, s)
+			if len(s.IDs) > 0 || names(s.Grant) {
+				as.Shares = append(as.Shares, s)
+			}
 		}
 		if len(as.Shares) > 0 {
 			d.Assignments = append(d.Assignments, as)
@@ -297,6 +296,9 @@ func (a *Allocator) departureLocked(p *pod, vacant map[device.PodUID]bool) (d de
 	}
 	return d, joined
 }
+
+// names reports whether a grant names device nodes.
+func names(g device.Grant) bool { return len(g.Nodes)+len(g.CDI) > 0 }
 
 // without returns a grant without the device nodes that a pod has with a device that it keeps. A grant does not name the device of a node.
 func without(g device.Grant, keeper *pod, r device.ResourceName, id device.ID) device.Grant {

@@ -3,6 +3,7 @@ package allocator_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -693,6 +694,42 @@ func TestSharing_SomeDevicesKept_ReleaseIsNotAboutTheirNodes(t *testing.T) {
 		g := r.releaser.departed["a"].Assignments[0].Shares[0].Grant
 		if len(g.Nodes) != 1 || g.Nodes[0].HostPath != "/dev/d1" || !slices.Equal(g.CDI, []string{"vendor.com/gpu=d1"}) {
 			t.Errorf("the release is about %+v", g)
+		}
+	}, gated)
+}
+
+// The plugin has granted a node of its own to the pod that leaves first.
+func TestSharing_GrantsDiffer_EachPodsNodesAreProved(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.nodes, r.plugins.nodeFor = true, "a"
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", sharing("main", "d0"))
+		r.bind("b", claims(app(gpu, 2), "x", "d0", "d1"))
+		r.bind("c", sharing("main", "d0")) // with a's grant
+		r.releaser.holds("a", opener)
+		r.Drop("c")
+		r.check()
+		r.expectDeparts("c") // a has the same nodes
+		if p := r.PodByUID("c"); p.PodAllocation != nil {
+			t.Errorf("c is %+v", p)
+		}
+		r.Drop("a")
+		r.check()
+		r.releaser.mu.Lock()
+		all := slices.Collect(maps.Values(maps.Collect(device.Shares(r.releaser.departed["a"].Assignments))))
+		r.releaser.mu.Unlock()
+		if len(all) != 1 || len(all[0].IDs) > 0 || len(all[0].Grant.Nodes) != 1 || all[0].Grant.Nodes[0].HostPath != "/dev/d0-a" {
+			t.Errorf("the release of a is about %+v", all)
+		}
+		r.expect("b", "main", "ready vendor.com/gpu[d0 d1]")
+		r.bind("e", sharing("main", "d0")) // joins b
+		r.expect("e", "main", "ready vendor.com/gpu[d0]")
+		r.releaser.holds("a", device.Release{})
+		r.after(time.Second)
+		if p := r.PodByUID("a"); p.PodAllocation != nil {
+			t.Errorf("a is %+v", p)
 		}
 	}, gated)
 }

@@ -9,7 +9,9 @@ import (
 
 // A Departure is an ended pod that still has its devices. The runtime has no container of it.
 type Departure struct {
-	Pod         Pod
+	Pod Pod
+	// Assignments are the devices that nothing has after the pod, and the device nodes that no other pod has been granted. A share without
+	// devices has only such nodes: other pods keep its devices.
 	Assignments []Assignment
 	// Failed is why release.command has failed for these devices before a restart of devmgrd; empty: it has not.
 	Failed string

@@ -141,7 +141,7 @@ func (g *Gate) Release(d device.Departure) *device.Release {
 	p := &proof{Departure: d, due: time.Now()}
 	for _, s := range device.Shares(d.Assignments) {
 		p.searches = p.searches || g.Openers(s.Resource)
-		if len(g.Command(s.Resource)) > 0 && !slices.Contains(p.commands, s.Resource) {
+		if len(s.IDs) > 0 && len(g.Command(s.Resource)) > 0 && !slices.Contains(p.commands, s.Resource) {
 			p.commands = append(p.commands, s.Resource)
 		}
 	}
@@ -363,7 +363,7 @@ func (g *Gate) own(ctx context.Context, p *proof) (map[openers.Device]string, er
 				all[openers.Device{Block: n.Kind == "b", Major: uint32(n.Major), Minor: uint32(n.Minor)}] = n.Path
 			}
 		}
-		if !found && !g.blind[s.Resource] {
+		if !found && len(s.IDs) > 0 && !g.blind[s.Resource] {
 			g.blind[s.Resource] = true
 			g.Log.Warn("release.check: openers proves nothing: grants of the resource name no device node of their own", "resource", s.Resource, "pod", p.Pod.String())
 		}
@@ -497,7 +497,7 @@ func (g *Gate) command(ctx context.Context, d device.Departure, r device.Resourc
 	var ids []device.ID
 	var nodes []string
 	for _, s := range device.Shares(d.Assignments) {
-		if s.Resource != r {
+		if s.Resource != r || len(s.IDs) == 0 {
 			continue
 		}
 		for _, id := range s.IDs {

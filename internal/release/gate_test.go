@@ -411,6 +411,26 @@ func TestCommand_AfterTheSearch(t *testing.T) {
 }
 
 // A failure that the allocator remembers is not tried again.
+// Another pod keeps the device, and has been granted another node of it.
+func TestSearch_NodesOfAKeptDevice_NoCommandRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{outcome: func(string) (units.Outcome, error) { return units.Outcome{}, nil }}
+		g := start(t, w, func(c *Config) { c.Command = func(device.ResourceName) []string { return []string{"/reset"} } })
+		w.opens(1, trainer)
+		a := gone("a", gpu, 1)
+		a.Assignments[0].Shares[0].IDs = nil
+		g.Release(a)
+		time.Sleep(time.Second)
+		expect(t, g, a, "process 1073741824 (trainer) has /dev/gpu1 open")
+		w.closes(1)
+		time.Sleep(time.Minute)
+		expect(t, g, a, "free")
+		if len(w.runs) > 0 {
+			t.Errorf("%v has run", w.runs)
+		}
+	})
+}
+
 func TestCommand_HasFailedBefore_IsNotRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{outcome: func(string) (units.Outcome, error) { return units.Outcome{}, nil }}
