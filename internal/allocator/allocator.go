@@ -419,8 +419,9 @@ func (v tableView) Assigned(uid device.PodUID) []device.Assignment {
 }
 
 func (v tableView) Unused(uid device.PodUID, container string) bool {
-	why, lapsed := v.a.pods[uid].lapsed[container]
-	return lapsed && why == otherBoot
+	p := v.a.pods[uid]
+	why, lapsed := p.lapsed[container]
+	return lapsed && why == otherBoot && p.phase != allocating && p.phase != abandoned // the plugin may grant them at this moment
 }
 
 func (v tableView) MayRun(uid device.PodUID) bool { return v.a.running[uid].MayRun() }

@@ -308,6 +308,7 @@ func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(co
 
 // failLocked ends a failed attempt of a pod that holds nothing from it.
 func (a *Allocator) failLocked(p *pod, why device.Wait, pause time.Duration) {
+	defer a.withholdLocked(p)
 	later := p.newDemand
 	p.newDemand = nil
 	switch {

@@ -271,3 +271,37 @@ func TestRenamedDevices_DuringAllocate_AreWithheld(t *testing.T) {
 		r.expect("b", "main", "ready vendor.com/gpu[GPU-0 GPU-1]")
 	})
 }
+
+// A grant of before the boot is asked for again, and the plugin renames its devices before it answers.
+func TestRenamedDevices_WhileAGrantIsGivenAgain_NoneIsGivenTwice(t *testing.T) {
+	t.Parallel()
+	for _, err := range []error{nil, errPlugin} {
+		run(t, func(r *harness) {
+			r.plugins.lists(gpu, "old-d0")
+			r.RuntimeSynced(nil, nil)
+			r.bind("a", app(gpu, 1))
+			start(r, running("1", "a", "main"))
+			r.reboot()
+			r.plugins.answers(func(_ context.Context, p device.Pod, _ device.ResourceName) error {
+				if p.Name == "a" {
+					time.Sleep(10 * time.Second)
+					return err
+				}
+				return nil
+			})
+			r.plugins.lists(gpu, "old-d0")
+			r.after(time.Second)
+			r.plugins.lists(gpu, "new-d0")
+			r.bind("b", app(gpu, 1))
+			r.after(time.Second)
+			r.expect("b", "main", "waiting NotEnoughDevices")
+			r.after(20 * time.Second)
+			if err == nil {
+				r.expect("a", "main", "ready vendor.com/gpu[old-d0]")
+				r.expect("b", "main", "waiting NotEnoughDevices")
+			} else {
+				r.expect("b", "main", "ready vendor.com/gpu[new-d0]")
+			}
+		}, func(r *harness) { r.boot = "boot" })
+	}
+}

@@ -112,11 +112,16 @@ func (a *Allocator) regranted(p *pod, got []device.Assignment, err error) {
 	}
 	lapsed := p.lapsed
 	p.lapsed = nil
-	for _, s := range device.Shares(got) {
-		a.table.Withhold(s.Resource) // the plugin may have stopped listing the devices meanwhile
-	}
+	a.withholdLocked(p)
 	a.grantedLocked(p, got, func(container string) bool { _, was := lapsed[container]; return was })
 	a.log.Info("devices granted again", "pod", p.demand.Pod.String(), "devices", device.Summary(got))
+}
+
+// withholdLocked withholds what may be a pod's devices under other IDs: the plugin may have stopped listing them during the attempt.
+func (a *Allocator) withholdLocked(p *pod) {
+	for _, s := range device.Shares(p.assigned) {
+		a.table.Withhold(s.Resource)
+	}
 }
 
 // moveLocked plans a pod again that has not run with its devices. The runtime may have containers of the pod that were
