@@ -155,8 +155,8 @@ func TestMounts_ContainerHasUserNamespace_OwnersAreMapped(t *testing.T) {
 		"none of its own":           {namespace: "network", want: [][]string{{"rbind", "rprivate", "rw"}, {"rbind", "rprivate", "ro"}}},
 		"its own":                   {namespace: "user", can: features{idmap: true}, want: [][]string{{"rbind", "rprivate", "rw", "idmap"}, {"rbind", "rprivate", "ro", "idmap"}}},
 		"its own, an old runtime":   {namespace: "user", refused: true},
-		"mounts of CDI devices":     {namespace: "user", cdi: edits{Mounts: []cdiMount{{"/a"}, {"/b"}}}},
-		"one mount of a CDI device": {namespace: "user", can: features{idmap: true}, cdi: edits{Mounts: []cdiMount{{"/a"}}}, want: [][]string{{"rbind", "rprivate", "ro", "idmap"}}},
+		"mounts of CDI devices":     {namespace: "user", cdi: edits{Mounts: []cdiMount{{ContainerPath: "/a"}, {ContainerPath: "/b"}}}},
+		"one mount of a CDI device": {namespace: "user", can: features{idmap: true}, cdi: edits{Mounts: []cdiMount{{ContainerPath: "/a"}}}, want: [][]string{{"rbind", "rprivate", "ro", "idmap"}}},
 	} {
 		ctr := &api.Container{Linux: &api.LinuxContainer{Namespaces: []*api.LinuxNamespace{{Type: "pid"}, {Type: test.namespace, Path: "/proc/1/ns/x"}}}}
 		to := &api.ContainerAdjustment{}
