@@ -84,7 +84,9 @@ func TestInstances_SecondNeverLists_FirstServes(t *testing.T) {
 	f := start(t, grace(time.Millisecond))
 	old := f.instance(t, "old")
 	f.eventually("the old one serves", f.serves("old"))
-	silent := f.instance(t, "silent", func(p *plugintest.Plugin) { p.Before(plugintest.ListAndWatch, plugintest.HoldUntil(make(chan struct{}))) })
+	silent := f.instance(t, "silent", func(p *plugintest.Plugin) {
+		p.Before(plugintest.ListAndWatch, plugintest.HoldUntil(make(chan struct{})))
+	})
 	f.eventually("it is asked", func() bool { return silent.Calls(plugintest.ListAndWatch) == 1 })
 	f.asks(t, old, "old")
 	silent.Kill()
