@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -87,20 +88,6 @@ func (a *Allocator) listing(r device.ResourceName) *placement.Listing {
 // refuse it, such as a virtual function that another driver holds. The pod gets other devices while some are free.
 const refusalMemory = 10 * time.Minute
 
-// answered records whether a plugin has granted or refused these devices. A disconnected plugin has done neither.
-func (a *Allocator) answered(r device.ResourceName, ids []device.ID, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	p := a.table.Resources[r]
-	for _, id := range ids {
-		if err == nil {
-			p.ForgetRefusal(id)
-		} else if why := waitFor(err).Reason; why == device.PluginError || why == device.PluginSlow {
-			p.Refuse(id, time.Now().Add(refusalMemory))
-		}
-	}
-}
-
 func (a *Allocator) planLocked(p *pod, said placement.Preferences) (placement.Result, *device.Refusal) {
 	now, from := time.Now(), placement.Resources{}
 	for _, d := range p.demand.Demands {
@@ -166,10 +153,9 @@ func (a *Allocator) callPlugins(ctx context.Context, pod device.Pod, all []devic
 			grant, shared := a.sharedGrant(as.Container, s, all[:i])
 			if !shared {
 				var err error
-				grant, err = a.plugins.Allocate(ctx, pod, as.Container, s.Resource, s.IDs)
-				a.answered(s.Resource, s.IDs, err)
+				grant, err = a.allocate(func() (device.Grant, error) { return a.plugins.Allocate(ctx, pod, as.Container, s.Resource, s.IDs) }, as.Container, s)
 				if err != nil {
-					return nil, err
+					return nil, fmt.Errorf("container %s: %w", as.Container.Name, err)
 				}
 			}
 			s = a.granted(s, grant)
@@ -278,7 +264,7 @@ func (a *Allocator) succeed(p *pod, held holdings.Hold, got []device.Assignment)
 
 // grantedLocked takes over a pod's assignments, which are on disk. fresh reports whether a container's grant is new.
 func (a *Allocator) grantedLocked(p *pod, got []device.Assignment, fresh func(container string) bool) {
-	p.assigned = got
+	p.assigned, p.kept = got, nil
 	if p.phase == allocating {
 		a.settleLocked(p)
 	}

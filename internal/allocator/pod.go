@@ -48,6 +48,7 @@ type pod struct {
 	failures  int              // consecutive failures to apply its grants
 	refused   *refused         // the container that was refused although it has devices; nil: none was, or it has started since
 
+	kept         []kept                  // grants of attempts that have failed
 	preparations map[string]*preparation // by container name
 	allocation   *device.PodAllocation   // as published in the feed
 }
@@ -313,7 +314,7 @@ func (a *Allocator) endLocked(p *pod) {
 	if p.phase != ended {
 		a.enterLocked(p, ended)
 	}
-	p.wait, p.tries, p.retry = device.Wait{}, 0, time.Time{}
+	p.wait, p.tries, p.retry, p.kept = device.Wait{}, 0, time.Time{}, nil
 	p.releaseAt, p.processChecks = time.Time{}, 0
 	if p.demand.Local && a.runtimeSynced {
 		p.releaseAt = time.Now().Add(newSandbox)
@@ -371,14 +372,25 @@ func (a *Allocator) settleLocked(p *pod) {
 }
 
 // wakeLocked queues the pods that wait for the resource. Pods in the pause after a plugin failure go on waiting, unless the
-// plugin is back.
+// plugin is back, or as many devices are free that it has not refused.
 func (a *Allocator) wakeLocked(r device.ResourceName, back bool) {
+	others := -1 // not counted
 	for _, p := range a.waiting {
-		if !p.retry.IsZero() && !back {
+		most := 0
+		for _, d := range p.demand.Demands {
+			most = max(most, d.Wants[r])
+		}
+		if most == 0 {
 			continue
 		}
-		if slices.ContainsFunc(p.demand.Demands, func(d device.Demand) bool { return d.Wants[r] > 0 }) {
-			a.queueLocked(p)
+		if !p.retry.IsZero() && !back {
+			if others < 0 {
+				others = a.table.Resources[r].UnrefusedCount(time.Now())
+			}
+			if p.wait.Reason != device.PluginError && p.wait.Reason != device.PluginSlow || p.complete() || others < most {
+				continue
+			}
 		}
+		a.queueLocked(p)
 	}
 }

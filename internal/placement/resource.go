@@ -28,6 +28,7 @@ type Resource struct {
 	vanished      map[device.ID]bool            // taken, and no longer listed by the plugin that listed them
 	withheld      bitset                        // listed, and possibly the same hardware as an unlisted device; nil: none
 	refused       map[device.ID]refusal         // recently, by the plugin
+	granted       map[device.ID]device.PodUID   // the pod to which the plugin has granted a listed or taken device last
 	releases      int64                         // so far, if the order is Oldest
 	released      map[device.ID]int64           // by device, the number of its last release; not listed devices as well
 	freed         []int64                       // the same by position
@@ -44,7 +45,7 @@ type holding struct {
 func NewResource() *Resource {
 	return &Resource{
 		listing: NewListing(nil, nil, Ordering{}, nil), taken: map[device.ID]device.PodUID{}, sharers: map[device.ID][]device.PodUID{}, quarantined: map[device.ID]bool{},
-		releasing: map[holding]*device.Release{}, refused: map[device.ID]refusal{}, released: map[device.ID]int64{},
+		releasing: map[holding]*device.Release{}, refused: map[device.ID]refusal{}, granted: map[device.ID]device.PodUID{}, released: map[device.ID]int64{},
 	}
 }
 
@@ -67,8 +68,29 @@ func (p *Resource) ForgetRefusals(now time.Time) {
 	maps.DeleteFunc(p.refused, func(_ device.ID, was refusal) bool { return now.After(was.until) })
 }
 
-// ForgetRefusal forgets the refusals of a device.
-func (p *Resource) ForgetRefusal(id device.ID) { delete(p.refused, id) }
+// Grant records that the plugin has granted devices to a pod: it does not refuse them.
+func (p *Resource) Grant(ids []device.ID, pod device.PodUID) {
+	for _, id := range ids {
+		delete(p.refused, id)
+		p.granted[id] = pod
+	}
+}
+
+// GrantedLast reports whether the plugin has granted each of these devices last to this pod.
+func (p *Resource) GrantedLast(ids []device.ID, pod device.PodUID) bool {
+	return !slices.ContainsFunc(ids, func(id device.ID) bool { return p.granted[id] != pod })
+}
+
+// UnrefusedCount returns the number of free devices that the plugin has not refused recently.
+func (p *Resource) UnrefusedCount(now time.Time) int {
+	n := p.freeCount
+	for id, was := range p.refused {
+		if i, listed := p.listing.at[id]; listed && p.free.has(i) && now.Before(was.until) {
+			n--
+		}
+	}
+	return n
+}
 
 // Offer returns the latest offer; the zero value before there is one.
 func (p *Resource) Offer() device.Offer { return p.offer }
@@ -159,6 +181,11 @@ func (p *Resource) SetListing(l *Listing) {
 	for id := range p.taken {
 		p.countTaken(id)
 	}
+	maps.DeleteFunc(p.granted, func(id device.ID, _ device.PodUID) bool {
+		_, listed := l.at[id]
+		_, taken := p.taken[id]
+		return !listed && !taken
+	})
 }
 
 // Take marks devices as a pod's. Devices that are taken already stay as they are.
