@@ -90,6 +90,9 @@ func (l *Log) Object(r device.ResourceName, id device.ID, why string, now time.T
 	if rec.Objection = why; why == "" {
 		rec.Objected = time.Time{}
 	}
+	if why == "" && len(rec.Falls) == 0 && rec.Spell == 0 {
+		delete(l.records, id) // falls do not count for this resource: nothing is left
+	}
 	return true, gone
 }
 
@@ -101,11 +104,12 @@ func (l *Log) of(r device.ResourceName, id device.ID) *device.Falls {
 	return l.records[id]
 }
 
-// makeRoom forgets the device that fell first, of those that have never been suspended, and returns it; empty: there is none.
+// makeRoom forgets the device that fell first, of those that have never been suspended, and returns it; empty: there is none. A device
+// without a fall comes before all others.
 func (l *Log) makeRoom() device.ID {
 	var oldest *device.Falls
 	for _, rec := range l.records {
-		if rec.Spell == 0 && rec.Objection == "" && (oldest == nil || rec.Falls[len(rec.Falls)-1].Before(oldest.Falls[len(oldest.Falls)-1])) {
+		if rec.Spell == 0 && rec.Objection == "" && (oldest == nil || lastFall(rec).Before(lastFall(oldest))) {
 			oldest = rec
 		}
 	}
@@ -114,6 +118,14 @@ func (l *Log) makeRoom() device.ID {
 	}
 	delete(l.records, oldest.ID)
 	return oldest.ID
+}
+
+// lastFall returns when a device fell last; zero: it has not.
+func lastFall(rec *device.Falls) time.Time {
+	if len(rec.Falls) == 0 {
+		return time.Time{}
+	}
+	return rec.Falls[len(rec.Falls)-1]
 }
 
 // recent returns the falls within the window.
@@ -149,8 +161,8 @@ func (l *Log) Expire(now time.Time) (gone []device.Falls, next time.Time) {
 			continue // for as long as the command objects
 		}
 		var ends time.Time // zero: at once
-		if len(rec.Falls) > 0 {
-			ends = rec.Falls[len(rec.Falls)-1].Add(window)
+		if last := lastFall(rec); !last.IsZero() {
+			ends = last.Add(window)
 		}
 		if probation := probationEnds(rec); probation.After(ends) {
 			ends = probation

@@ -137,6 +137,44 @@ func TestFell_ManyDevices_AreBounded(t *testing.T) {
 	}
 }
 
+// health.command examines devices whose suspensions are switched off: their records have no falls.
+func TestObject_ObjectionsEndInAFullLog_RecordsGo(t *testing.T) {
+	l := New(start, time.Hour)
+	for i := range maxDevices {
+		l.Object(gpu, device.ID(fmt.Sprint(i)), "bad", start)
+	}
+	if changed, gone := l.Object(gpu, "one more", "bad", start); changed || gone != "" {
+		t.Errorf("changed %v, and %q has made room for a device, though the command objects to all", changed, gone)
+	}
+	for _, id := range []device.ID{"0", "1"} {
+		if changed, _ := l.Object(gpu, id, "", start); !changed {
+			t.Errorf("device %s: the end of the objection is no change", id)
+		}
+		if rec, known := l.Record(id); known {
+			t.Errorf("device %s still has a record: %+v", id, rec)
+		}
+	}
+	for _, id := range []device.ID{"one more", "another"} {
+		if changed, gone := l.Object(gpu, id, "bad", start); !changed || gone != "" {
+			t.Errorf("device %s: changed %v, and %q has made room", id, changed, gone)
+		}
+	}
+}
+
+// A record of a state file may have no fall: the resource's suspensions were switched off meanwhile.
+func TestFell_FullLog_DeviceWithoutAFallMakesRoom(t *testing.T) {
+	known := []device.Falls{{Resource: gpu, ID: "none"}, {Resource: gpu, ID: "nor this"}}
+	for i := range maxDevices - 2 {
+		known = append(known, device.Falls{Resource: gpu, ID: device.ID(fmt.Sprint(i)), Falls: []time.Time{start}})
+	}
+	l := New(start, time.Hour, known...)
+	_, first := l.Fell(gpu, "a", start)
+	_, second := l.Object(gpu, "b", "bad", start)
+	if first == second || first != "none" && first != "nor this" || second != "none" && second != "nor this" {
+		t.Errorf("%q and %q have made room", first, second)
+	}
+}
+
 // The clock may have been ahead when the record was written.
 func TestNew_ClockSetBack_SuspensionIsNoLonger(t *testing.T) {
 	l := New(start, time.Hour, device.Falls{Resource: gpu, ID: "d", Falls: []time.Time{at(10_000)}, Until: at(10_060), Spell: time.Hour})
