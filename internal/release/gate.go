@@ -92,7 +92,7 @@ type Gate struct {
 	proofs   map[device.PodUID]*proof
 	rested   time.Time                    // the next search may begin
 	commands map[device.ResourceName]bool // whose command runs
-	running  map[device.PodUID]bool       // the pods for whose devices a command runs
+	running  map[device.PodUID]int        // how many commands run for the devices of a pod; several after Forget
 	closed   bool
 }
 
@@ -114,7 +114,7 @@ type proof struct {
 func New(c Config) *Gate {
 	return &Gate{
 		Config: c, metrics: newMetrics(c.Metrics), changed: make(chan struct{}, 1), wake: make(chan struct{}, 1),
-		proofs: map[device.PodUID]*proof{}, commands: map[device.ResourceName]bool{}, running: map[device.PodUID]bool{}, blind: map[device.ResourceName]bool{},
+		proofs: map[device.PodUID]*proof{}, commands: map[device.ResourceName]bool{}, running: map[device.PodUID]int{}, blind: map[device.ResourceName]bool{},
 	}
 }
 
@@ -197,7 +197,7 @@ func (g *Gate) forgetAll() {
 func (g *Gate) Running(uid device.PodUID) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.running[uid]
+	return g.running[uid] > 0
 }
 
 // Run works on the proofs until ctx ends, which is not an error.
@@ -460,7 +460,8 @@ func (g *Gate) podOf(cgroup string) device.Pod {
 func (g *Gate) runLocked(ctx context.Context, p *proof) {
 	r := p.commands[0]
 	uid := p.Pod.UID
-	g.commands[r], g.running[uid], p.running = true, true, true
+	g.commands[r], p.running = true, true
+	g.running[uid]++
 	p.result = &device.Release{Why: "release.command of " + string(r) + " is running", Underway: p.retries == 0}
 	signal(g.changed)
 	g.work.Go(func() {
@@ -472,7 +473,9 @@ func (g *Gate) runLocked(ctx context.Context, p *proof) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		delete(g.commands, r)
-		delete(g.running, uid)
+		if g.running[uid]--; g.running[uid] == 0 {
+			delete(g.running, uid)
+		}
 		p.running = false
 		switch {
 		case ctx.Err() != nil: // the pod may use the devices again; or devmgrd ends, and begins the proof again after its start

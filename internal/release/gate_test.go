@@ -572,3 +572,38 @@ func TestForget_CommandRuns_IsStopped(t *testing.T) {
 		}
 	})
 }
+
+// A pod has two resources. One is assigned to another pod that joins, so the proof begins afresh for the other one, while the first
+// command is being stopped.
+func TestForget_TwoCommandsOfAPod_RunningUntilBothHaveEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{}
+		g := start(t, w, commands("/reset"), func(c *Config) {
+			c.Run = func(_ context.Context, unit string, _, _ []string, _ time.Duration) (units.Outcome, error) {
+				if strings.Contains(unit, "gpu") {
+					time.Sleep(2 * time.Second)
+				} else {
+					time.Sleep(10 * time.Second)
+				}
+				return units.Outcome{}, nil
+			}
+		})
+		both := gone("a", gpu, 1)
+		both.Assignments[0].Shares = append(both.Assignments[0].Shares, gone("a", nic, 2).Assignments[0].Shares...)
+		g.Release(both)
+		time.Sleep(time.Second)
+		g.Forget("a")
+		g.Release(gone("a", nic, 2))
+		for second := range 10 {
+			synctest.Wait()
+			if !g.Running("a") {
+				t.Errorf("no command is said to run %d s after the second one began", second)
+			}
+			time.Sleep(time.Second)
+		}
+		synctest.Wait()
+		if g.Running("a") {
+			t.Error("both commands have ended, and one is said to run")
+		}
+	})
+}
