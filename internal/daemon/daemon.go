@@ -134,7 +134,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	gate.Watch(devices)
 	examiner := healthcommand.New(healthcommand.Config{
 		Command: func(r device.ResourceName) []string { return c.Health.Argv(string(r)) }, Interval: c.Health.Interval, Timeout: c.Health.Timeout,
-		Devices: devices, Run: units.Run, Log: logFor("healthcommand"), Metrics: metrics,
+		Devices: devices, Units: units.Systemd{}, Log: logFor("healthcommand"), Metrics: metrics,
 	})
 	nriConfig := nri.Config{
 		Socket:    c.NRI.Socket,

@@ -29,7 +29,7 @@ func releaseGate(c config.Release, seesRuntime func() bool, log *slog.Logger, me
 		Finder:      openers.Client{Path: c.Socket},
 		Nodes:       nri.NewHostNodes(log),
 		SeesRuntime: seesRuntime,
-		Run:         units.Run,
+		Units:       units.Systemd{},
 		Log:         log,
 		Metrics:     metrics,
 	})

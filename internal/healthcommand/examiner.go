@@ -20,6 +20,9 @@ import (
 // first is when the first devices are examined after a start. Plugins have registered by then, as a rule.
 const first = 10 * time.Second
 
+// unitPrefix begins the names of the commands' units; the resource follows.
+const unitPrefix = "devmgrd-health"
+
 // unhealthy is the exit code of a command that finds a device unhealthy.
 const unhealthy = 1
 
@@ -34,6 +37,16 @@ type Devices interface {
 	Examined(r device.ResourceName, id device.ID, objection string)
 }
 
+// Units runs commands as units of systemd, as units.Systemd does.
+type Units interface {
+	// Run returns when systemd says that the unit has ended, also when ctx ends, which has it stopped.
+	Run(ctx context.Context, unit string, argv, env []string, limit time.Duration) (units.Outcome, error)
+	// Left returns the units that an earlier process of devmgrd has left, of those whose names begin with prefix.
+	Left(ctx context.Context, prefix string) ([]string, error)
+	// End has a unit stopped, and returns when it has ended, or ctx has.
+	End(ctx context.Context, unit string) error
+}
+
 // Config is what New needs.
 type Config struct {
 	// Command returns the command that examines a resource's devices; empty: there is none.
@@ -41,10 +54,9 @@ type Config struct {
 	Interval time.Duration // from one round through the devices of a resource to the next
 	Timeout  time.Duration // of a command
 	Devices  Devices
-	// Run runs a command as a unit of systemd, as units.Run does.
-	Run     func(ctx context.Context, unit string, argv, env []string, limit time.Duration) (units.Outcome, error)
-	Log     *slog.Logger
-	Metrics prometheus.Registerer
+	Units    Units
+	Log      *slog.Logger
+	Metrics  prometheus.Registerer
 }
 
 // An Examiner has devices examined.
@@ -70,6 +82,7 @@ func New(c Config) *Examiner {
 func (e *Examiner) Run(ctx context.Context) error {
 	var work sync.WaitGroup
 	defer work.Wait()
+	e.endLeft(ctx)
 	due := time.NewTimer(min(first, e.Interval))
 	defer due.Stop()
 	for {
@@ -84,6 +97,14 @@ func (e *Examiner) Run(ctx context.Context) error {
 				work.Go(func() { e.round(ctx, r, argv) })
 			}
 		}
+	}
+}
+
+// endLeft ends the commands that an earlier process of devmgrd has left, so that only one runs for a resource.
+func (e *Examiner) endLeft(ctx context.Context) {
+	left, _ := e.Units.Left(ctx, unitPrefix) // an error is the end of ctx
+	for _, unit := range left {
+		_ = e.Units.End(ctx, unit)
 	}
 }
 
@@ -150,8 +171,8 @@ func (e *Examiner) examine(ctx context.Context, r device.ResourceName, id device
 	if !utf8.ValidString(string(id)) || strings.ContainsFunc(string(id), unicode.IsControl) {
 		return "", fmt.Errorf("device %s has a control character in its ID, and cannot be named to a command", device.QuoteID(id))
 	}
-	unit := units.Name("devmgrd-health", string(r)) // one at a time
-	got, err := e.Config.Run(ctx, unit, argv, []string{"DEVMGRD_RESOURCE=" + string(r), "DEVMGRD_DEVICE=" + string(id)}, e.Timeout)
+	unit := units.Name(unitPrefix, string(r)) // one at a time
+	got, err := e.Units.Run(ctx, unit, argv, []string{"DEVMGRD_RESOURCE=" + string(r), "DEVMGRD_DEVICE=" + string(id)}, e.Timeout)
 	switch {
 	case err != nil:
 	case got.TimedOut:

@@ -23,12 +23,13 @@ import (
 
 const gpu device.ResourceName = "vendor.example/gpu"
 
-// node is devices, and what the command does with each: it is the Examiner's Devices and its Run.
+// node is devices, and what the command does with each: it is the Examiner's Devices and its Units.
 type node struct {
 	mu      sync.Mutex
 	devices []device.ID
 	taken   map[device.ID]bool
 	run     func(ctx context.Context, id string) (units.Outcome, error)
+	left    []string // units of an earlier process of devmgrd; each takes 15 s to end
 	runs    []string // as "unit id"
 	at      []time.Duration
 	began   time.Time
@@ -55,7 +56,7 @@ func (n *node) Examined(r device.ResourceName, id device.ID, objection string) {
 	n.verdict[id] = append(n.verdict[id], objection)
 }
 
-func (n *node) start(ctx context.Context, unit string, argv, env []string, limit time.Duration) (units.Outcome, error) {
+func (n *node) Run(ctx context.Context, unit string, argv, env []string, limit time.Duration) (units.Outcome, error) {
 	if !slices.Equal(argv, []string{"/bin/examine", "-q"}) || limit != 30*time.Second || env[0] != "DEVMGRD_RESOURCE="+string(gpu) {
 		return units.Outcome{}, fmt.Errorf("ran %q with %q for %v", argv, env, limit)
 	}
@@ -64,6 +65,18 @@ func (n *node) start(ctx context.Context, unit string, argv, env []string, limit
 	n.runs, n.at = append(n.runs, unit+" "+id), append(n.at, time.Since(n.began))
 	n.mu.Unlock()
 	return n.run(ctx, id)
+}
+
+func (n *node) Left(_ context.Context, prefix string) ([]string, error) {
+	return slices.DeleteFunc(slices.Clone(n.left), func(unit string) bool { return !strings.HasPrefix(unit, prefix+"-") }), nil
+}
+
+func (n *node) End(_ context.Context, unit string) error {
+	time.Sleep(15 * time.Second) // of the bubble's clock
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.runs = append(n.runs, "ended "+unit)
+	return nil
 }
 
 // examine runs an Examiner for a time, and returns its log and its metrics.
@@ -78,7 +91,7 @@ func (n *node) examine(t *testing.T, d time.Duration) (log string, results map[s
 			}
 			return nil
 		},
-		Interval: time.Minute, Timeout: 30 * time.Second, Devices: n, Run: n.start, Log: slog.New(slog.NewTextHandler(&text, nil)), Metrics: metrics,
+		Interval: time.Minute, Timeout: 30 * time.Second, Devices: n, Units: n, Log: slog.New(slog.NewTextHandler(&text, nil)), Metrics: metrics,
 	})
 	ctx, stop := context.WithTimeout(t.Context(), d)
 	defer stop()
@@ -159,6 +172,20 @@ func TestExaminer_SlowCommand_OneRunAtATime(t *testing.T) {
 		}
 		if got := n.verdict["c"]; len(got) != 2 {
 			t.Errorf("c was judged %d times", len(got))
+		}
+	})
+}
+
+// devmgrd was killed during a run: the command ends before another one begins.
+func TestExaminer_CommandOfAnEarlierProcess_IsEndedFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const unit = "devmgrd-health-vendor-example-gpu.service"
+		n := &node{devices: []device.ID{"a"}, left: []string{unit, "devmgrd-release-a-vendor-example-gpu.service"}, run: func(context.Context, string) (units.Outcome, error) {
+			return units.Outcome{}, nil
+		}}
+		n.examine(t, 30*time.Second)
+		if want := []string{"ended " + unit, unit + " a"}; !slices.Equal(n.runs, want) {
+			t.Errorf("ran %q, want %q", n.runs, want)
 		}
 	})
 }

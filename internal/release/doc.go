@@ -24,7 +24,9 @@
 //	any other, a signal, or release.timeout has passed: the devices stay out of service until "devmgrd uncordon"
 //
 // Its environment has DEVMGRD_RESOURCE, DEVMGRD_DEVICES (IDs), DEVMGRD_NODES (paths), DEVMGRD_POD (namespace/name) and
-// DEVMGRD_POD_UID; lists are separated by spaces. A restart of devmgrd repeats a command whose success had not been recorded.
+// DEVMGRD_POD_UID; lists are separated by spaces. A command runs until systemd says that its unit has ended, also after Forget, which has it
+// stopped. A restart of devmgrd repeats a command whose success had not been recorded: what the earlier process has left counts as running,
+// is stopped, and ends before a command for the same resource begins.
 //
 // Nothing is kept on disk here: the devices stay assigned to the ended pod until they are proved free, so a restart of devmgrd begins the
 // proof again. The allocator keeps the failure of a command with the pod's record.

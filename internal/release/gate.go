@@ -55,8 +55,15 @@ type Pods interface {
 // Assignments knows which pods have which devices.
 type Assignments interface{ Snapshot() *device.Snapshot }
 
-// A Runner runs a command as a unit of systemd, as units.Run does.
-type Runner func(ctx context.Context, unit string, argv, env []string, limit time.Duration) (units.Outcome, error)
+// Units runs commands as units of systemd, as units.Systemd does.
+type Units interface {
+	// Run returns when systemd says that the unit has ended, also when ctx ends, which has it stopped.
+	Run(ctx context.Context, unit string, argv, env []string, limit time.Duration) (units.Outcome, error)
+	// Left returns the units that an earlier process of devmgrd has left, of those whose names begin with prefix.
+	Left(ctx context.Context, prefix string) ([]string, error)
+	// End has a unit stopped, and returns when it has ended, or ctx has.
+	End(ctx context.Context, unit string) error
+}
 
 // Config is what New needs.
 type Config struct {
@@ -72,7 +79,7 @@ type Config struct {
 	Finder      Finder
 	Nodes       Nodes
 	SeesRuntime func() bool // whether devmgrd's PID namespace shows the container runtime
-	Run         Runner
+	Units       Units
 	Log         *slog.Logger
 	Metrics     prometheus.Registerer
 }
@@ -93,6 +100,8 @@ type Gate struct {
 	rested   time.Time                    // the next search may begin
 	commands map[device.ResourceName]bool // whose command runs
 	running  map[device.PodUID]int        // how many commands run for the devices of a pod; several after Forget
+	looked   bool                         // left is known
+	left     map[string]bool              // units of commands that an earlier process of devmgrd has left, until they have ended
 	closed   bool
 }
 
@@ -114,7 +123,7 @@ type proof struct {
 func New(c Config) *Gate {
 	return &Gate{
 		Config: c, metrics: newMetrics(c.Metrics), changed: make(chan struct{}, 1), wake: make(chan struct{}, 1),
-		proofs: map[device.PodUID]*proof{}, commands: map[device.ResourceName]bool{}, running: map[device.PodUID]int{}, blind: map[device.ResourceName]bool{},
+		proofs: map[device.PodUID]*proof{}, commands: map[device.ResourceName]bool{}, running: map[device.PodUID]int{}, left: map[string]bool{}, blind: map[device.ResourceName]bool{},
 	}
 }
 
@@ -193,17 +202,32 @@ func (g *Gate) forgetAll() {
 	}
 }
 
-// Running reports whether a command for a pod's devices runs, also after Forget, which stops it.
+// Running reports whether a command for a pod's devices runs, also after Forget, which stops it, and also one that an earlier process of
+// devmgrd has started. Until these are known, one may run for each pod.
 func (g *Gate) Running(uid device.PodUID) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.running[uid] > 0
+	return g.running[uid] > 0 || g.leftLocked(ofPod(uid))
+}
+
+// leftLocked reports whether a command that an earlier process of devmgrd has started may still run in one of these units.
+func (g *Gate) leftLocked(of func(unit string) bool) bool {
+	if !g.looked {
+		return true
+	}
+	for unit := range g.left {
+		if of(unit) {
+			return true
+		}
+	}
+	return false
 }
 
 // Run works on the proofs until ctx ends, which is not an error.
 func (g *Gate) Run(ctx context.Context) error {
 	defer g.work.Wait()
 	defer g.forgetAll()
+	g.work.Go(func() { g.endLeft(ctx) })
 	for {
 		again := g.step(ctx)
 		var due <-chan time.Time
@@ -217,6 +241,32 @@ func (g *Gate) Run(ctx context.Context) error {
 		case <-due:
 		}
 	}
+}
+
+// endLeft ends the commands that an earlier process of devmgrd has left: their results are lost.
+func (g *Gate) endLeft(ctx context.Context) {
+	all, err := g.Units.Left(ctx, unitPrefix)
+	if err != nil {
+		return // devmgrd ends
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.looked = true
+	for _, unit := range all {
+		g.left[unit] = true
+		g.work.Go(func() {
+			if err := g.Units.End(ctx, unit); err != nil {
+				return // devmgrd ends; the next process finds the unit
+			}
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			delete(g.left, unit)
+			signal(g.changed)
+			signal(g.wake)
+		})
+	}
+	signal(g.changed)
+	signal(g.wake)
 }
 
 // step does what is due, and returns when to come again; zero: after the next wake.
@@ -239,7 +289,7 @@ func (g *Gate) step(ctx context.Context) (again time.Time) {
 			later(g.rested)
 		case p.searches:
 			searches = append(searches, p)
-		case g.commands[p.commands[0]]: // its end wakes
+		case g.commands[p.commands[0]], g.leftLocked(ofResource(p.commands[0])): // its end wakes
 		default:
 			g.runLocked(ctx, p)
 		}
@@ -456,6 +506,21 @@ func (g *Gate) podOf(cgroup string) device.Pod {
 	return device.Pod{}
 }
 
+// unitPrefix begins the names of the commands' units; the pod's UID and the resource follow.
+const unitPrefix = "devmgrd-release"
+
+// ofPod returns a function that reports whether a unit is of a command for a pod's devices.
+func ofPod(uid device.PodUID) func(unit string) bool {
+	prefix := strings.TrimSuffix(units.Name(unitPrefix, string(uid), ""), ".service")
+	return func(unit string) bool { return strings.HasPrefix(unit, prefix) }
+}
+
+// ofResource returns a function that reports whether a unit is of a resource's command.
+func ofResource(r device.ResourceName) func(unit string) bool {
+	suffix := units.Name("", string(r))
+	return func(unit string) bool { return strings.HasSuffix(unit, suffix) }
+}
+
 // runLocked starts the next command of a proof.
 func (g *Gate) runLocked(ctx context.Context, p *proof) {
 	r := p.commands[0]
@@ -524,8 +589,8 @@ func (g *Gate) command(ctx context.Context, d device.Departure, r device.Resourc
 			return false, fmt.Errorf("release.command of %s cannot be told of %q: it has a space or a control character", r, text)
 		}
 	}
-	unit := units.Name("devmgrd-release", string(d.Pod.UID), string(r))
-	got, err := g.Config.Run(ctx, unit, g.Command(r), []string{
+	unit := units.Name(unitPrefix, string(d.Pod.UID), string(r))
+	got, err := g.Units.Run(ctx, unit, g.Command(r), []string{
 		"DEVMGRD_RESOURCE=" + string(r), "DEVMGRD_DEVICES=" + strings.Join(lists.Strings(ids), " "), "DEVMGRD_NODES=" + strings.Join(nodes, " "),
 		"DEVMGRD_POD=" + d.Pod.String(), "DEVMGRD_POD_UID=" + string(d.Pod.UID),
 	}, g.Timeout)

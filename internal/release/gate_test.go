@@ -110,12 +110,52 @@ func (w *world) closes(minor uint32) {
 	delete(w.holds, minor)
 }
 
+// commandUnits are the units of systemd that run commands.
+type commandUnits struct {
+	run  func(ctx context.Context, unit string, argv, env []string, limit time.Duration) (units.Outcome, error)
+	left map[string]time.Duration // the units of an earlier process of devmgrd, and how long each takes to end
+	away time.Duration            // for which systemd does not answer
+
+	mu    sync.Mutex
+	ended []string // of those left
+}
+
+func (u *commandUnits) Run(ctx context.Context, unit string, argv, env []string, limit time.Duration) (units.Outcome, error) {
+	return u.run(ctx, unit, argv, env, limit)
+}
+
+func (u *commandUnits) Left(ctx context.Context, prefix string) (all []string, err error) {
+	select {
+	case <-time.After(u.away):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	for unit := range u.left {
+		if strings.HasPrefix(unit, prefix+"-") {
+			all = append(all, unit)
+		}
+	}
+	return all, nil
+}
+
+func (u *commandUnits) End(ctx context.Context, unit string) error {
+	select {
+	case <-time.After(u.left[unit]):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.ended = append(u.ended, unit)
+	return nil
+}
+
 // start returns a Gate that runs until the test ends.
 func start(t *testing.T, w *world, change ...func(*Config)) *Gate {
 	w.holds, w.named = map[uint32][]openers.Opener{}, map[device.PodUID]device.Pod{}
 	c := Config{
 		Openers: func(r device.ResourceName) bool { return r == gpu }, Command: func(device.ResourceName) []string { return []string{} },
-		Timeout: time.Minute, Finder: w, Nodes: w, SeesRuntime: func() bool { return true }, Run: w.run, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
+		Timeout: time.Minute, Finder: w, Nodes: w, SeesRuntime: func() bool { return true }, Units: &commandUnits{run: w.run}, Log: slog.New(slog.DiscardHandler), Metrics: prometheus.NewRegistry(),
 	}
 	for _, f := range change {
 		f(&c)
@@ -493,8 +533,9 @@ func TestWatch_HolderEnds_IsNoticedAtOnce(t *testing.T) {
 	g := start(t, w)
 	w.opens(1, openers.Process{PID: pid, Started: started(pid), Command: "sleep"})
 	a := gone("a", gpu, 1)
-	g.Release(a)
-	<-g.Changed()
+	for r := g.Release(a); len(r.Holders) == 0; r = g.Release(a) {
+		<-g.Changed()
+	}
 	g.mu.Lock()
 	g.proofs["a"].due = time.Now().Add(time.Hour)
 	g.mu.Unlock()
@@ -538,8 +579,9 @@ func TestRun_HolderLives_Ends(t *testing.T) {
 	w := &world{}
 	g := start(t, w) // the end of the test waits for Run
 	w.opens(1, openers.Process{PID: pid, Started: started(pid), Command: "sleep"})
-	g.Release(gone("a", gpu, 1))
-	<-g.Changed()
+	for r := g.Release(gone("a", gpu, 1)); len(r.Holders) == 0; r = g.Release(gone("a", gpu, 1)) {
+		<-g.Changed()
+	}
 }
 
 // The pod may use its devices again: the command is stopped, and known to run until it has ended.
@@ -548,12 +590,12 @@ func TestForget_CommandRuns_IsStopped(t *testing.T) {
 		w := &world{}
 		var stopped atomic.Bool
 		g := start(t, w, commands("/reset"), func(c *Config) {
-			c.Run = func(ctx context.Context, _ string, _, _ []string, _ time.Duration) (units.Outcome, error) {
+			c.Units = &commandUnits{run: func(ctx context.Context, _ string, _, _ []string, _ time.Duration) (units.Outcome, error) {
 				<-ctx.Done()
 				time.Sleep(time.Second)
 				stopped.Store(true)
 				return units.Outcome{}, ctx.Err()
-			}
+			}}
 		})
 		a := gone("a", gpu, 1)
 		g.Release(a)
@@ -579,14 +621,14 @@ func TestForget_TwoCommandsOfAPod_RunningUntilBothHaveEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{}
 		g := start(t, w, commands("/reset"), func(c *Config) {
-			c.Run = func(_ context.Context, unit string, _, _ []string, _ time.Duration) (units.Outcome, error) {
+			c.Units = &commandUnits{run: func(_ context.Context, unit string, _, _ []string, _ time.Duration) (units.Outcome, error) {
 				if strings.Contains(unit, "gpu") {
 					time.Sleep(2 * time.Second)
 				} else {
 					time.Sleep(10 * time.Second)
 				}
 				return units.Outcome{}, nil
-			}
+			}}
 		})
 		both := gone("a", gpu, 1)
 		both.Assignments[0].Shares = append(both.Assignments[0].Shares, gone("a", nic, 2).Assignments[0].Shares...)
@@ -604,6 +646,59 @@ func TestForget_TwoCommandsOfAPod_RunningUntilBothHaveEnded(t *testing.T) {
 		synctest.Wait()
 		if g.Running("a") {
 			t.Error("both commands have ended, and one is said to run")
+		}
+	})
+}
+
+// devmgrd was killed while commands ran. They count as running until systemd has ended them.
+func TestRun_CommandsOfAnEarlierProcess_AreEndedFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{outcome: func(string) (units.Outcome, error) { return units.Outcome{}, nil }}
+		u := &commandUnits{run: w.run, away: time.Second, left: map[string]time.Duration{
+			"devmgrd-release-a-vendor-example-gpu.service": 3 * time.Second,
+			"devmgrd-release-c-vendor-example-nic.service": time.Hour, // in the kernel
+		}}
+		g := start(t, w, commands("/reset"), func(c *Config) { c.Units = u })
+		g.Release(gone("a", gpu, 1))
+		g.Release(gone("b", gpu, 2))
+		g.Release(gone("d", nic, 3))
+		time.Sleep(500 * time.Millisecond)
+		for i, now := range []struct {
+			running []int // how many commands run for a and b together, c, d
+			runs    int
+		}{
+			{[]int{2, 1, 1}, 0}, // systemd has not answered: each pod may have a command
+			{[]int{1, 1, 0}, 0},
+			{[]int{1, 1, 0}, 0},
+			{[]int{1, 1, 0}, 0},
+			{[]int{1, 1, 0}, 1},
+			{[]int{1, 1, 0}, 2},
+			{[]int{0, 1, 0}, 2}, // d waits for the earlier command of its resource
+		} {
+			running := []int{0, 0, 0}
+			for of, uids := range [][]device.PodUID{{"a", "b"}, {"c"}, {"d"}} {
+				for _, uid := range uids {
+					if g.Running(uid) {
+						running[of]++
+					}
+				}
+			}
+			if !slices.Equal(running, now.running) {
+				t.Errorf("after %d s: %d commands run, want %d", i, running, now.running)
+			}
+			w.mu.Lock()
+			if len(w.runs) != now.runs {
+				t.Errorf("after %d s: run %q, want %d", i, w.runs, now.runs)
+			}
+			w.mu.Unlock()
+			time.Sleep(time.Second)
+		}
+		expect(t, g, gone("a", gpu, 1), "free")
+		expect(t, g, gone("b", gpu, 2), "free")
+		expect(t, g, gone("d", nic, 3), "release.command of vendor.example/nic is due")
+		time.Sleep(time.Hour)
+		if expect(t, g, gone("d", nic, 3), "free"); g.Running("c") {
+			t.Error("the command for c has ended")
 		}
 	})
 }

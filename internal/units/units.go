@@ -1,19 +1,19 @@
-// Package units runs commands as transient units of systemd: each in a control group of its own, with its output in the journal, and
-// stopped with all its processes when its time is over. They run with the rights of a system service, and outside of devmgrd's sandbox.
 package units
 
 import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
-	"slices"
+	"io/fs"
 	"strings"
 	"syscall"
 	"time"
 
-	"github.com/coreos/go-systemd/v22/dbus"
 	godbus "github.com/godbus/dbus/v5"
+
+	"github.com/devmgrd/devmgrd/internal/backoff"
 )
 
 // An Outcome is how a command has ended.
@@ -23,11 +23,19 @@ type Outcome struct {
 	TimedOut bool
 }
 
-// stopping is how long a unit may take to end after its time is over. systemd kills it after stopLimit.
-const (
-	stopLimit = 5 * time.Second
-	stopping  = 10 * time.Second
-)
+// A Systemd runs units. The zero value is the machine's.
+type Systemd struct {
+	Socket string // of systemd's direct connections; empty: private
+}
+
+// private is the socket on which systemd takes direct connections from root, also without a D-Bus daemon.
+const private = "/run/systemd/private"
+
+// stopLimit is how long a unit's processes may take to end after SIGTERM. systemd then kills them.
+const stopLimit = 5 * time.Second
+
+// description begins the description of each unit.
+const description = "command of devmgrd: "
 
 // Name returns the name of a service: prefix, and a plain form of what distinguishes it. systemd takes 255 bytes.
 func Name(prefix string, parts ...string) string {
@@ -53,83 +61,108 @@ func plain(s string, most int) string {
 	return short[:most-17] + "-" + hex.EncodeToString(sum[:8])
 }
 
-// Run runs argv as a unit of that name, whose environment has env ("NAME=value"), and waits for its end. The unit's processes are ended
-// after limit, or when ctx ends. An error means that the unit was not run to its end: systemd does not answer, or has such a unit already.
-func Run(ctx context.Context, unit string, argv, env []string, limit time.Duration) (Outcome, error) {
-	caller := ctx
-	ctx, cancel := context.WithTimeout(ctx, limit+stopping)
-	defer cancel()
-	systemd, err := dbus.NewSystemdConnectionContext(ctx)
+// Run runs argv as a unit of that name, whose environment has env ("NAME=value"), and returns when systemd says that the unit has
+// ended. systemd ends the unit's processes after limit; Run has them ended when ctx ends. A unit of that name that an earlier process of
+// devmgrd has left is ended first. An error means that the command has not run, or that its result is not known.
+func (s Systemd) Run(ctx context.Context, unit string, argv, env []string, limit time.Duration) (Outcome, error) {
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	detach := context.AfterFunc(ctx, end)
+	defer detach()
+	c, err := s.connect(life)
 	if err != nil {
-		return Outcome{}, fmt.Errorf("systemd does not answer: %w", err)
+		return Outcome{}, err
 	}
-	defer systemd.Close()
-	jobs := make(chan string, 1)
-	words := slices.Clone(argv)
-	for i := range words {
-		words[i] = strings.ReplaceAll(words[i], "$", "$$") // systemd would replace variables
+	defer c.Close()
+	if err := c.end(unit); err != nil {
+		return Outcome{}, fmt.Errorf("ending an earlier %s: %w", unit, err)
 	}
-	if state, err := systemd.GetUnitPropertyContext(ctx, unit, "ActiveState"); err == nil && state.Value.Value() == "failed" {
-		_ = systemd.ResetFailedUnitContext(ctx, unit) // a run that devmgrd has not seen the end of
+	if !detach() {
+		return Outcome{}, ctx.Err()
 	}
-	_, err = systemd.StartTransientUnitContext(ctx, unit, "fail", []dbus.Property{
-		dbus.PropDescription("command of devmgrd: " + argv[0]),
-		dbus.PropType("oneshot"),
-		dbus.PropExecStart(words, false),
-		{Name: "Environment", Value: godbus.MakeVariant(env)},
-		{Name: "TimeoutStartUSec", Value: godbus.MakeVariant(uint64(limit.Microseconds()))},
-		{Name: "TimeoutStopUSec", Value: godbus.MakeVariant(uint64(stopLimit.Microseconds()))},
-		{Name: "KillMode", Value: godbus.MakeVariant("control-group")},
-		{Name: "DefaultDependencies", Value: godbus.MakeVariant(true)},
-	}, jobs)
-	if err != nil {
+	// From here on the unit may exist, and is followed to its end.
+	if err := c.start(unit, argv, env, limit); refused(err) {
 		return Outcome{}, fmt.Errorf("systemd does not start %s: %w", unit, err)
 	}
-	select {
-	case result := <-jobs:
-		if result == "done" {
-			return Outcome{}, nil
+	var last state
+	if err := c.follow(unit, ctx.Done(), &last); err != nil {
+		if err := s.retry(life, func(c *conn) error { return c.follow(unit, ctx.Done(), &last) }); err != nil {
+			return Outcome{}, err
 		}
-	case <-ctx.Done():
-		stop(unit)
-		if caller.Err() == nil {
-			return Outcome{TimedOut: true}, nil
-		}
-		return Outcome{}, fmt.Errorf("waiting for %s: %w", unit, ctx.Err())
 	}
-	return failure(ctx, systemd, unit)
+	return last.outcome(unit)
 }
 
-// failure returns how a unit has failed, and has systemd forget it.
-func failure(ctx context.Context, systemd *dbus.Conn, unit string) (Outcome, error) {
-	properties, err := systemd.GetUnitTypePropertiesContext(ctx, unit, "Service")
-	if err != nil {
-		return Outcome{}, fmt.Errorf("asking systemd about %s: %w", unit, err)
+// End has a unit stopped, and returns when systemd says that it has ended. It returns an error only when ctx ends before.
+func (s Systemd) End(ctx context.Context, unit string) error {
+	return s.retry(ctx, func(c *conn) error { return c.end(unit) })
+}
+
+// Left returns the units that an earlier process of devmgrd has left, of those whose names begin with prefix. A machine without systemd
+// has none. It returns an error only when ctx ends before systemd answers.
+func (s Systemd) Left(ctx context.Context, prefix string) (names []string, err error) {
+	c, err := s.connect(ctx)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		return nil, nil // no process of devmgrd has started a unit
+	case err == nil:
+		c.Close()
 	}
-	_ = systemd.ResetFailedUnitContext(ctx, unit)
-	result, _ := properties["Result"].(string)
-	status, _ := properties["ExecMainStatus"].(int32)
-	switch result {
+	err = s.retry(ctx, func(c *conn) error {
+		all, err := c.list(prefix + "-*.service")
+		for _, u := range all {
+			if strings.HasPrefix(u.Description, description) {
+				names = append(names, u.Name)
+			}
+		}
+		return err
+	})
+	return names, err
+}
+
+// retry calls f with a connection, and as long as it returns an error with another one. It returns an error only when ctx ends.
+func (s Systemd) retry(ctx context.Context, f func(*conn) error) error {
+	pause := backoff.Backoff{First: 50 * time.Millisecond, Last: 2 * time.Second}
+	for {
+		c, err := s.connect(ctx)
+		if err == nil {
+			err = f(c)
+			c.Close()
+		}
+		if err == nil {
+			return nil
+		}
+		if pause.Wait(ctx); ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// outcome returns how the command of a unit has ended.
+func (s state) outcome(unit string) (Outcome, error) {
+	switch {
+	case s.active == succeeded:
+		return Outcome{}, nil
+	case s.stopped:
+		return Outcome{}, fmt.Errorf("%s was stopped: %w", unit, context.Canceled)
+	case s.active != failed:
+		return Outcome{}, fmt.Errorf("%s has ended, and systemd does not know its result", unit)
+	}
+	switch s.result {
 	case "timeout":
 		return Outcome{TimedOut: true}, nil
 	case "oom-kill":
 		return Outcome{Signal: "killed, for lack of memory"}, nil
 	case "signal", "core-dump":
-		return Outcome{Signal: syscall.Signal(status).String()}, nil
+		return Outcome{Signal: syscall.Signal(s.status).String()}, nil
 	case "exit-code":
-		return Outcome{Code: int(status)}, nil
+		return Outcome{Code: int(s.status)}, nil
 	}
-	return Outcome{}, fmt.Errorf("systemd could not run %s: %s", unit, result)
+	return Outcome{}, fmt.Errorf("systemd could not run %s: %s", unit, s.result)
 }
 
-// stop ends a unit that is no longer waited for.
-func stop(unit string) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	systemd, err := dbus.NewSystemdConnectionContext(ctx)
-	if err != nil {
-		return
-	}
-	defer systemd.Close()
-	_, _ = systemd.StopUnitContext(ctx, unit, "replace", nil)
+// refused reports whether systemd has answered a call with an error. After other errors it may have carried the call out.
+func refused(err error) bool {
+	var answer godbus.Error
+	return errors.As(err, &answer)
 }

@@ -1,11 +1,27 @@
 package units_test
 
 import (
+	"context"
+	"errors"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/devmgrd/devmgrd/internal/units"
 )
+
+const reset = "devmgrd-release-a-gpu.service"
+
+// runs runs a command in the background.
+func (s *systemd) runs(ctx context.Context) <-chan run {
+	ended := make(chan run, 1)
+	go func() {
+		got, err := units.Systemd{Socket: s.socket}.Run(ctx, reset, []string{"/bin/reset"}, []string{"A=b"}, time.Minute)
+		ended <- run{got, err, s.has(reset)}
+	}()
+	return ended
+}
 
 func TestName(t *testing.T) {
 	if got := units.Name("devmgrd-release", "1-a", "vendor.example/gpu"); got != "devmgrd-release-1-a-vendor-example-gpu.service" {
@@ -14,5 +30,207 @@ func TestName(t *testing.T) {
 	long := units.Name("devmgrd-release", strings.Repeat("u", 200)+"/", strings.Repeat("r", 300))
 	if len(long) > 255 || strings.Contains(long, "/") || long == units.Name("devmgrd-release", strings.Repeat("u", 200)+"/", strings.Repeat("r", 301)) {
 		t.Error(long)
+	}
+}
+
+func TestRun_Results(t *testing.T) {
+	for name, c := range map[string]struct {
+		ends func(*systemd)
+		want units.Outcome
+		err  string
+	}{
+		"exit code 0":  {func(s *systemd) { s.exits(reset, 0) }, units.Outcome{}, ""},
+		"exit code 75": {func(s *systemd) { s.exits(reset, 75) }, units.Outcome{Code: 75}, ""},
+		"signal":       {func(s *systemd) { s.fails(reset, "signal", 11) }, units.Outcome{Signal: "segmentation fault"}, ""},
+		"core dump":    {func(s *systemd) { s.fails(reset, "core-dump", 6) }, units.Outcome{Signal: "aborted"}, ""},
+		"no memory":    {func(s *systemd) { s.fails(reset, "oom-kill", 9) }, units.Outcome{Signal: "killed, for lack of memory"}, ""},
+		"time limit":   {func(s *systemd) { s.fails(reset, "timeout", 9) }, units.Outcome{TimedOut: true}, ""},
+		"no cgroup":    {func(s *systemd) { s.fails(reset, "resources", 0) }, units.Outcome{}, "systemd could not run " + reset + ": resources"},
+		"forgotten":    {func(s *systemd) { s.loses(reset) }, units.Outcome{}, reset + " has ended, and systemd does not know its result"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t)
+			ended := s.runs(t.Context())
+			s.called("StartTransientUnit "+reset, ended)
+			c.ends(s)
+			got := <-ended
+			if got.Outcome != c.want || (got.err == nil) != (c.err == "") || got.err != nil && got.err.Error() != c.err {
+				t.Errorf("got %+v, %v", got.Outcome, got.err)
+			}
+			if got.left != "" {
+				t.Errorf("the unit is still loaded, and %s", got.left)
+			}
+		})
+	}
+}
+
+func TestRun_NoSystemd_Error(t *testing.T) {
+	if got, err := (units.Systemd{Socket: t.TempDir() + "/private"}).Run(t.Context(), reset, []string{"/bin/reset"}, nil, time.Minute); err == nil || got != (units.Outcome{}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// The command ignores SIGTERM: the unit's processes live on while systemd stops it.
+func TestRun_Cancelled_ReturnsWhenTheUnitHasEnded(t *testing.T) {
+	s := start(t)
+	s.stubborn = true
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := s.runs(ctx)
+	s.called("StartTransientUnit "+reset, ended)
+	cancel()
+	s.called("StopUnit "+reset, ended)
+	s.called("GetAll "+reset, ended) // it still looks
+	s.ends(reset)
+	if got := <-ended; !errors.Is(got.err, context.Canceled) || got.TimedOut || got.left != "" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// The pod is back at the moment at which systemd starts the command, and has not answered yet.
+func TestRun_CancelledWhileTheUnitStarts_UnitIsStopped(t *testing.T) {
+	for name, answers := range map[string]bool{"answer comes late": true, "answer is lost": false} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t)
+			s.stubborn, s.holds = true, make(chan struct{})
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := s.runs(ctx)
+			s.called("starting "+reset, ended)
+			cancel()
+			if !answers {
+				s.reexecutes()
+			}
+			close(s.holds)
+			s.called("StopUnit "+reset, ended)
+			s.ends(reset)
+			if got := <-ended; !errors.Is(got.err, context.Canceled) || got.left != "" {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
+// An upgrade of systemd's package has systemd execute itself again. The unit runs on.
+func TestRun_SystemdReexecutes_ResultIsRead(t *testing.T) {
+	for name, code := range map[string]int32{"success": 0, "failure": 3} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t)
+			ended := s.runs(t.Context())
+			s.called("StartTransientUnit "+reset, ended)
+			s.reexecutes()
+			s.called("GetAll "+reset, ended) // over another connection, while the command runs
+			s.drop()
+			s.exits(reset, code) // no connection sees it
+			s.listen()
+			if got := <-ended; got.err != nil || got.Outcome != (units.Outcome{Code: int(code)}) || got.left != "" {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
+func TestRun_SystemdReexecutesAndForgetsTheUnit_Error(t *testing.T) {
+	s := start(t)
+	ended := s.runs(t.Context())
+	s.called("StartTransientUnit "+reset, ended)
+	s.drop()
+	s.loses(reset)
+	s.listen()
+	if got := <-ended; got.err == nil || got.TimedOut {
+		t.Errorf("%+v", got)
+	}
+}
+
+// The connection is lost between the stop and its end. Systemd is asked again where the unit runs on.
+func TestRun_SystemdReexecutesDuringTheStop_ReturnsWhenTheUnitHasEnded(t *testing.T) {
+	s := start(t)
+	s.stubborn = true
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := s.runs(ctx)
+	s.called("StartTransientUnit "+reset, ended)
+	s.drop()
+	cancel()
+	s.listen()
+	s.called("StopUnit "+reset, ended)
+	s.mu.Lock()
+	s.units[reset].active, s.units[reset].job = "activating", 0 // the stop was lost
+	s.mu.Unlock()
+	s.reexecutes()
+	s.called("StopUnit "+reset, ended)
+	s.ends(reset)
+	if got := <-ended; !errors.Is(got.err, context.Canceled) || got.left != "" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// The command has succeeded and has left a process in the background.
+func TestRun_SuccessWithAProcessLeft_ReturnsWhenItHasEnded(t *testing.T) {
+	s := start(t)
+	s.stubborn = true
+	ended := s.runs(t.Context())
+	s.called("StartTransientUnit "+reset, ended)
+	s.exits(reset, 0)
+	s.called("StopUnit "+reset, ended)
+	s.ends(reset)
+	if got := <-ended; got.err != nil || got.Outcome != (units.Outcome{}) || got.left != "" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// devmgrd was killed while the command ran, or before it had read the result.
+func TestRun_UnitOfAnEarlierProcess_IsEndedFirst(t *testing.T) {
+	for _, state := range []string{"activating", "active", "failed"} {
+		t.Run(state, func(t *testing.T) {
+			s := start(t)
+			s.stubborn = state == "activating"
+			s.units[reset] = &unit{description: "command of devmgrd: /bin/reset", active: state, result: "success", remains: true}
+			ended := s.runs(t.Context())
+			if s.stubborn {
+				s.called("StopUnit "+reset, ended)
+				s.ends(reset)
+			}
+			s.called("StartTransientUnit "+reset, ended)
+			s.mu.Lock()
+			s.stubborn = false
+			s.mu.Unlock()
+			s.exits(reset, 75)
+			if got := <-ended; got.err != nil || got.Code != 75 {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
+func TestLeft_CommandsOfDevmgrdOnly(t *testing.T) {
+	s := start(t)
+	machine := units.Systemd{Socket: s.socket}
+	s.units[reset] = &unit{description: "command of devmgrd: /bin/reset", active: "activating", remains: true}
+	s.units["devmgrd-health-gpu.service"] = &unit{description: "command of devmgrd: /bin/examine", active: "activating"}
+	s.units["devmgrd-release-notes.service"] = &unit{description: "an operator's service", active: "active"}
+	if left, err := machine.Left(t.Context(), "devmgrd-release"); err != nil || !slices.Equal(left, []string{reset}) {
+		t.Errorf("%q, %v", left, err)
+	}
+	if err := machine.End(t.Context(), reset); err != nil || s.has(reset) != "" {
+		t.Errorf("%v, the unit is %s", err, s.has(reset))
+	}
+	if err := machine.End(t.Context(), "devmgrd-release-gone.service"); err != nil {
+		t.Error(err)
+	}
+	if left, err := (units.Systemd{Socket: s.socket + "x"}).Left(t.Context(), "devmgrd-release"); err != nil || len(left) > 0 {
+		t.Errorf("a machine without systemd: %q, %v", left, err)
+	}
+}
+
+// devmgrd ends while systemd ends a unit.
+func TestEnd_CtxEnds_Error(t *testing.T) {
+	s := start(t)
+	s.stubborn = true
+	s.units[reset] = &unit{active: "activating"}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- units.Systemd{Socket: s.socket}.End(ctx, reset) }()
+	s.called("StopUnit "+reset, nil)
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("the unit counts as ended")
 	}
 }

@@ -19,7 +19,7 @@ const module = "github.com/devmgrd/devmgrd/"
 var base = map[string][]string{
 	"internal/device":    {"internal/plugindir", "internal/allocator/allocatortest", "internal/admin", "internal/statuspage", "internal/pluginrules", "internal/table", "config", "internal/allocator", "internal/checkpoint", "internal/containers", "internal/dra", "internal/holdings", "internal/failures", "internal/feed", "internal/flapping", "internal/healthcommand", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/placement", "internal/podresources", "internal/pods", "internal/registry", "internal/release", "internal/store"},
 	"internal/lists":     {"internal/admin", "internal/allocator", "internal/checkpoint", "internal/device", "internal/nri", "internal/placement", "internal/pluginrules", "internal/podresources", "internal/pods", "internal/registry", "internal/release", "internal/statuspage", "internal/table"},
-	"internal/backoff":   {"internal/admin", "internal/checkpoint", "internal/dra", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/takeover"},
+	"internal/backoff":   {"internal/admin", "internal/checkpoint", "internal/dra", "internal/history", "internal/kube", "internal/nodestatus", "internal/nri", "internal/podresources", "internal/pods", "internal/registry", "internal/takeover", "internal/units"},
 	"internal/connlimit": {"internal/dra", "internal/podresources", "internal/registry"},
 	"internal/peercreds": {"internal/admin", "internal/podresources", "internal/registry"},
 	"internal/socket":    {"internal/admin", "internal/dra", "internal/nri", "internal/podresources", "internal/registry", "internal/takeover"},

@@ -1,0 +1,184 @@
+package units
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/dbus"
+	godbus "github.com/godbus/dbus/v5"
+)
+
+// A conn is a connection to systemd. go-systemd's own does not report its end.
+type conn struct {
+	*godbus.Conn
+	signals chan *godbus.Signal // closed when the connection has ended
+}
+
+// errLost is the end of a connection.
+var errLost = errors.New("the connection to systemd has ended")
+
+// connect returns a connection to systemd that lasts until ctx ends, or systemd or the caller closes it.
+func (s Systemd) connect(ctx context.Context) (*conn, error) {
+	c := &conn{signals: make(chan *godbus.Signal, 64)}
+	var err error
+	if c.Conn, err = godbus.Dial("unix:path="+cmp.Or(s.Socket, private), godbus.WithContext(ctx)); err != nil {
+		return nil, fmt.Errorf("systemd does not answer: %w", err)
+	}
+	c.Signal(c.signals) // before the connection is read: none is missed, nor is its end
+	if err = c.Auth([]godbus.Auth{godbus.AuthExternal(strconv.Itoa(os.Getuid()))}); err == nil {
+		err = c.manager("Subscribe").Err
+	}
+	if err != nil {
+		c.Close()
+		return nil, fmt.Errorf("systemd does not answer: %w", err)
+	}
+	return c, nil
+}
+
+// manager calls a method of systemd's manager. The call ends with its answer or with the connection.
+func (c *conn) manager(method string, args ...any) *godbus.Call {
+	return c.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1").Call("org.freedesktop.systemd1.Manager."+method, 0, args...)
+}
+
+// start has systemd start a unit.
+func (c *conn) start(unit string, argv, env []string, limit time.Duration) error {
+	words := slices.Clone(argv)
+	for i := range words {
+		words[i] = strings.ReplaceAll(words[i], "$", "$$") // systemd would replace variables
+	}
+	return c.manager("StartTransientUnit", unit, "fail", []dbus.Property{
+		dbus.PropDescription(description + argv[0]),
+		dbus.PropType("oneshot"),
+		dbus.PropRemainAfterExit(true),
+		dbus.PropExecStart(words, false),
+		{Name: "Environment", Value: godbus.MakeVariant(env)},
+		{Name: "TimeoutStartUSec", Value: godbus.MakeVariant(uint64(limit.Microseconds()))}, // RuntimeMaxSec has no effect on type oneshot
+		{Name: "TimeoutStopUSec", Value: godbus.MakeVariant(uint64(stopLimit.Microseconds()))},
+		{Name: "KillMode", Value: godbus.MakeVariant("control-group")},
+		{Name: "DefaultDependencies", Value: godbus.MakeVariant(true)},
+	}, []dbus.PropertyCollection{}).Err
+}
+
+// list returns the loaded units whose names match a pattern.
+func (c *conn) list(pattern string) (all []dbus.UnitStatus, err error) {
+	return all, c.manager("ListUnitsByPatterns", []string{}, []string{pattern}).Store(&all)
+}
+
+// Some of systemd's states of a unit; see the package's comment.
+const (
+	succeeded = "active"
+	ending    = "deactivating"
+	failed    = "failed"
+	inactive  = "inactive"
+)
+
+// A state is what systemd says of a unit.
+type state struct {
+	active  string
+	result  string
+	status  int32
+	job     bool // it has a job: a start or a stop that has not ended
+	stopped bool // it was stopped for another reason than its success
+}
+
+// state asks for the state of a unit. One that systemd has forgotten is inactive.
+func (c *conn) state(unit string) (s state, err error) {
+	var all map[string]godbus.Variant
+	err = c.Object("org.freedesktop.systemd1", path(unit)).Call("org.freedesktop.DBus.Properties.GetAll", 0, "").Store(&all) // "": of all interfaces
+	switch {
+	case unknown(err):
+		return state{active: inactive}, nil
+	case err != nil:
+		return state{}, err
+	}
+	s.active, _ = all["ActiveState"].Value().(string)
+	s.result, _ = all["Result"].Value().(string)
+	s.status, _ = all["ExecMainStatus"].Value().(int32)
+	job, _ := all["Job"].Value().([]any)
+	s.job = len(job) > 0 && job[0] != uint32(0)
+	return s, nil
+}
+
+// ended reports whether the unit has no process, and will not have one.
+func (s state) ended() bool { return (s.active == inactive || s.active == failed) && !s.job }
+
+// path returns the name of a unit's object.
+func path(unit string) godbus.ObjectPath {
+	return godbus.ObjectPath("/org/freedesktop/systemd1/unit/" + dbus.PathBusEscape(unit))
+}
+
+// end has a unit stopped, and returns when it has ended.
+func (c *conn) end(unit string) error {
+	now := make(chan struct{})
+	close(now)
+	return c.follow(unit, now, &state{})
+}
+
+// follow waits until systemd says that a unit has ended. It has the unit stopped when stop is closed, and when the command has succeeded.
+// last becomes the latest state that has the command's result. An error means that the connection has ended, or that systemd cannot answer.
+func (c *conn) follow(unit string, stop <-chan struct{}, last *state) error {
+	for asked := false; ; {
+		now, err := c.state(unit)
+		if err != nil {
+			return err
+		}
+		if last.active != succeeded {
+			now.stopped = last.stopped
+			*last = now
+		}
+		if now.ended() {
+			if now.active == failed {
+				_ = c.manager("ResetFailedUnit", unit).Err // systemd forgets it; if this fails, the next Run does it
+			}
+			return nil
+		}
+		select {
+		case <-stop:
+			last.stopped, stop = true, nil
+		default:
+		}
+		stops := last.stopped || last.active == succeeded
+		if stops && now.active != ending && !(asked && now.job) { // asked, and no job: another job has replaced the stop
+			switch err := c.manager("StopUnit", unit, "replace").Err; {
+			case unknown(err):
+				return nil
+			case err != nil:
+				return err
+			}
+			asked = true
+		}
+		if err := c.changed(unit, stop); err != nil {
+			return err
+		}
+	}
+}
+
+// unknown reports whether systemd has answered that it has no such unit.
+func unknown(err error) bool {
+	var answer godbus.Error
+	return errors.As(err, &answer) && (answer.Name == "org.freedesktop.systemd1.NoSuchUnit" || answer.Name == "org.freedesktop.DBus.Error.UnknownObject")
+}
+
+// changed returns when systemd reports a change of a unit, or when stop is closed.
+func (c *conn) changed(unit string, stop <-chan struct{}) error {
+	for {
+		select {
+		case signal, open := <-c.signals:
+			if !open {
+				return errLost
+			}
+			if signal.Path == path(unit) || slices.ContainsFunc(signal.Body, func(arg any) bool { name, _ := arg.(string); return name == unit }) {
+				return nil
+			}
+		case <-stop:
+			return nil
+		}
+	}
+}
