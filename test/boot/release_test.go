@@ -33,9 +33,10 @@ func TestRelease_OpenersAndCommand_NextPodWaitsForBoth(t *testing.T) {
 		"/root/bystander.pl":       bystander,
 		"/usr/local/sbin/vendor-reset": `#!/bin/bash
 echo "$1 $DEVMGRD_RESOURCE $DEVMGRD_DEVICES $DEVMGRD_NODES $DEVMGRD_POD" >> /run/vendor-reset
+sleep $(cat /run/vendor-reset-sleep)
 exit $(cat /run/vendor-reset-exit)
 `}))
-	h.types("chmod 755 /usr/local/sbin/vendor-reset; echo 0 > /run/vendor-reset-exit; systemctl enable --now devmgrd-openers.socket; systemctl restart devmgrd")
+	h.types("chmod 755 /usr/local/sbin/vendor-reset; echo 0 > /run/vendor-reset-exit; echo 0 > /run/vendor-reset-sleep; systemctl enable --now devmgrd-openers.socket; systemctl restart devmgrd")
 	h.cleanup(func() {
 		h.tries("systemctl stop holder") // it is gone, unless the test has failed
 		h.types(`systemctl stop bystander; cp /root/config.yaml /etc/devmgrd/ # over the other file, which has the label for SELinux
@@ -70,19 +71,30 @@ systemctl disable --now devmgrd-openers.socket; systemctl restart devmgrd`)
 	}
 	h.until("systemd has no unit of the command", func() bool { return h.types("systemctl list-units --all --no-legend 'devmgrd-release-*'") == "" })
 
-	// The command fails: the operator decides.
-	h.types("echo 3 > /run/vendor-reset-exit")
+	// An upgrade of systemd's package has systemd execute itself again while the command runs.
+	h.types("echo 10 > /run/vendor-reset-sleep")
 	h.must(h.Delete(h.ctx, "second"))
 	h.creates("third", 1, "/dev/gpu0")
+	h.until("the command runs", func() bool { return strings.Contains(h.tries("cat /run/vendor-reset"), " default/second") })
+	h.types("systemctl daemon-reexec; echo 0 > /run/vendor-reset-sleep")
+	h.running("third")
+	if n := strings.Count(h.types("cat /run/vendor-reset"), " default/second"); n != 1 {
+		t.Errorf("the command was run %d times, want once", n)
+	}
+
+	// The command fails: the operator decides.
+	h.types("echo 3 > /run/vendor-reset-exit")
+	h.must(h.Delete(h.ctx, "third"))
+	h.creates("fourth", 1, "/dev/gpu0")
 	h.until("the command has failed", func() bool { return strings.Contains(h.tries("devmgrd devices"), "has failed with exit code 3") })
 	h.types("systemctl restart devmgrd")
 	h.ready()
 	h.until("it is not repeated", func() bool { return strings.Contains(h.tries("devmgrd devices"), "has failed with exit code 3") })
-	if n := strings.Count(h.types("cat /run/vendor-reset"), "default/second"); n != 1 {
+	if n := strings.Count(h.types("cat /run/vendor-reset"), "default/third"); n != 1 {
 		t.Errorf("the command was run %d times, want once", n)
 	}
 	h.types("devmgrd uncordon vendor.example/gpu/gpu0")
-	h.running("third")
+	h.running("fourth")
 	h.types("echo 0 > /run/vendor-reset-exit")
 }
 
