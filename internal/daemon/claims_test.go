@@ -22,12 +22,14 @@ func TestUsesClaims(t *testing.T) {
 		recorded     bool
 		directory    bool
 		uses, writes bool
+		lost         bool
 	}{
 		"never used":                        {},
 		"offered for the first time":        {resources: []string{"a.example/gpu"}, uses: true, writes: true},
 		"offered":                           {resources: []string{"a.example/gpu"}, recorded: true, directory: true, uses: true},
 		"moved back":                        {recorded: true, uses: true},
-		"moved back, and the state is lost": {directory: true, uses: true, writes: true},
+		"moved back, and the state is lost": {directory: true, uses: true, writes: true, lost: true},
+		"offered, and the state is lost":    {resources: []string{"a.example/gpu"}, directory: true, uses: true, writes: true, lost: true},
 	} {
 		dir := t.TempDir()
 		if c.directory {
@@ -38,8 +40,9 @@ func TestUsesClaims(t *testing.T) {
 		set := config.Config{DRA: config.DRA{Resources: c.resources}}
 		set.Plugins.KubeletDir = filepath.Join(dir, "device-plugins")
 		var written records
-		if uses := usesClaims(set, store.State{Claims: c.recorded}, &written, slog.New(slog.DiscardHandler)); uses != c.uses || written > 0 != c.writes {
-			t.Errorf("%s: claims are used: %v, recorded: %d", name, uses, written)
+		uses, lost := usesClaims(set, store.State{Claims: c.recorded}, &written, slog.New(slog.DiscardHandler))
+		if uses != c.uses || lost != c.lost || written > 0 != c.writes {
+			t.Errorf("%s: claims are used: %v, lost: %v, recorded: %d", name, uses, lost, written)
 		}
 	}
 }

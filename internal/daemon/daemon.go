@@ -171,6 +171,11 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	} else {
 		var offers *claims               // nil: nothing is offered through claims
 		sliceable := make(chan struct{}) // closed once ResourceSlices can be written
+		served, lost := usesClaims(c, known, stateFile, logFor("dra"))
+		forgotten := time.Time{}
+		if lost {
+			forgotten = time.Now()
+		}
 		node := nodestatus.New(nodestatus.Config{
 			NodeName: c.NodeName,
 			Began:    time.Now(),
@@ -186,7 +191,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			Claimed:   offered.claimed,
 			Sliceable: sliceable,
 			Sliced:    func(r device.ResourceName) bool { return offers != nil && offers.publisher.Sliced(r) },
-			Uncounted: known.Uncounted, SaveUncounted: stateFile.SaveUncounted,
+			Uncounted: known.Uncounted, Forgotten: forgotten, SaveUncounted: stateFile.SaveUncounted,
 			KubeletDir: c.Plugins.KubeletDir,
 			Log:        logFor("nodestatus"),
 			Metrics:    metrics,
@@ -199,7 +204,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 			Selectors: c.Allocation.Selectors,
 			Log:       logFor("pods"),
 		}
-		if usesClaims(c, known, stateFile, logFor("dra")) {
+		if served {
 			resourceAPI, err := kube.ConnectResource(c.Kubernetes.Kubeconfig, version.Get().Version)
 			if err != nil {
 				return err

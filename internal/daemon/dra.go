@@ -72,17 +72,20 @@ type claims struct {
 // usesClaims reports whether this node offers resources through claims, or has done so: its slices have to be removed before the scheduler
 // chooses more devices from them, and the kubelet needs the driver until the pods with claims have ended. A state file that has been lost
 // does not record that. The driver's directory in the kubelet's plugins does: devmgrd makes it when it first serves claims.
-func usesClaims(c config.Config, known store.State, stateFile interface{ SaveClaims() error }, log *slog.Logger) bool {
+//
+// lost reports that the state file has been lost since.
+func usesClaims(c config.Config, known store.State, stateFile interface{ SaveClaims() error }, log *slog.Logger) (uses, lost bool) {
 	_, err := os.Stat(filepath.Join(pluginsDir(c), dra.Driver))
-	if len(c.DRA.Resources) == 0 && !known.Claims && err != nil {
-		return false
+	lost = err == nil && !known.Claims
+	if len(c.DRA.Resources) == 0 && !known.Claims && !lost {
+		return false, false
 	}
 	if !known.Claims {
 		if err := stateFile.SaveClaims(); err != nil {
 			log.Warn("cannot record the use of claims", "err", err)
 		}
 	}
-	return true
+	return true, lost
 }
 
 // pluginsDir returns the kubelet's directory plugins.

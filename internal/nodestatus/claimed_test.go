@@ -14,13 +14,17 @@ import (
 )
 
 // publishClaimed runs a Publisher for a node whose resources are all offered through claims.
-func publishClaimed(t *testing.T, api *kubetest.Server, v *view, sliceable <-chan struct{}) *nodestatus.Publisher {
+func publishClaimed(t *testing.T, api *kubetest.Server, v *view, sliceable <-chan struct{}, edit ...func(*nodestatus.Config)) *nodestatus.Publisher {
 	t.Helper()
-	p := nodestatus.New(nodestatus.Config{
+	c := nodestatus.Config{
 		NodeName: "n1", Client: api.Client(), View: v, Notifier: v, Cordons: v, Components: v.components, Ignored: func(device.ResourceName) bool { return false },
 		Claimed: func(device.ResourceName) bool { return true }, Sliceable: sliceable, SaveUncounted: func([]device.ResourceName, time.Time) error { return nil },
 		KubeletDir: t.TempDir(), Log: kubetest.Log(t), Metrics: prometheus.NewRegistry(),
-	})
+	}
+	for _, f := range edit {
+		f(&c)
+	}
+	p := nodestatus.New(c)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()
@@ -78,6 +82,36 @@ func TestClaimed_NumberPutBack_RaisesTheAlarm(t *testing.T) {
 		synctest.Wait()
 		if len(v.alarms()) == 0 || p.Check() == nil {
 			t.Errorf("alarms about %v, Check: %v", v.alarms(), p.Check())
+		}
+	})
+}
+
+// The state file has been lost, and with it when a resource was taken off the Node: pods that were created before may have been bound by its number.
+func TestClaimed_StateFileLost_NumberMayHaveGoneJustBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := kubetest.NewInMemory(t)
+		api.Put(node(nil, nil))
+		v := newView(quantities{"a.example/gpu": 1, "a.example/nic": 1})
+		started, before := time.Now(), time.Now().Add(-time.Hour)
+		saved := map[device.ResourceName]time.Time{}
+		p := publishClaimed(t, api, v, nil, func(c *nodestatus.Config) {
+			c.Forgotten, c.Uncounted = started, map[device.ResourceName]time.Time{"a.example/nic": before}
+			c.SaveUncounted = func(all []device.ResourceName, at time.Time) error {
+				for _, r := range all {
+					saved[r] = at
+				}
+				return nil
+			}
+		})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		for r, want := range map[device.ResourceName]time.Time{"a.example/gpu": started, "a.example/nic": before} {
+			if since, uncounted, known := p.Uncounted(r); !known || !uncounted || !since.Equal(want) {
+				t.Errorf("%s: %v, %v, %v, want %v", r, since, uncounted, known, want)
+			}
+		}
+		if len(saved) != 1 || !saved["a.example/gpu"].Equal(started) {
+			t.Errorf("saved are %v", saved)
 		}
 	})
 }

@@ -53,7 +53,7 @@ type Notifier interface {
 	InvalidCordons(error)
 }
 
-// Config is what New needs. Every field but Began, Expected, Claimed, Sliceable and Sliced is required.
+// Config is what New needs. Every field but Began, Expected, Claimed, Sliceable, Sliced, Uncounted and Forgotten is required.
 type Config struct {
 	NodeName string
 	Began    time.Time      // when devmgrd started; zero: long ago
@@ -74,9 +74,10 @@ type Config struct {
 	// Sliced reports whether the scheduler may still choose devices of a resource from ResourceSlices: the Node shows no value of it before
 	// that has ended. nil: it never may.
 	Sliced func(device.ResourceName) bool
-	// Uncounted is when claimed resources were taken off the Node before devmgrd's start. SaveUncounted makes such times durable. Both
-	// may be nil where Claimed is.
+	// Uncounted is when claimed resources were taken off the Node before devmgrd's start, and Forgotten when others may have been: the state file has been
+	// lost; zero: they never were. SaveUncounted makes such times durable. All may be empty where Claimed is nil.
 	Uncounted     map[device.ResourceName]time.Time
+	Forgotten     time.Time
 	SaveUncounted func(resources []device.ResourceName, now time.Time) error
 	KubeletDir    string // the kubelet's plugin directory, which keepPlaceholder keeps from being empty
 	Log           *slog.Logger
@@ -104,7 +105,7 @@ var errNotYet = errors.New("the node's capacity has not been compared yet")
 // New returns a Publisher; Run starts it.
 func New(cfg Config) *Publisher {
 	if cfg.NodeName == "" || cfg.Client == nil || cfg.View == nil || cfg.Notifier == nil || cfg.Cordons == nil || cfg.Components == nil || cfg.Ignored == nil || cfg.KubeletDir == "" || cfg.Log == nil || cfg.Metrics == nil {
-		panic("nodestatus: every field of Config but Began, Expected, Claimed, Sliceable and Sliced is required")
+		panic("nodestatus: every field of Config but Began, Expected, Claimed, Sliceable, Sliced, Uncounted and Forgotten is required")
 	}
 	if cfg.Sliced == nil {
 		cfg.Sliced = func(device.ResourceName) bool { return false }
@@ -211,7 +212,7 @@ func (p *Publisher) publish(ctx context.Context) {
 		case next.settled:
 			logged = next.want
 			retry.Reset()
-			p.setFailure(p.confirmRemoved(retired))
+			p.setFailure(errors.Join(p.confirmRemoved(retired), p.recordForgotten(claimed)))
 			p.waitForChange(ctx, updated, changed, next.again)
 		case len(next.patch) == 0:
 			p.waitForChange(ctx, updated, changed, next.again)
@@ -281,14 +282,31 @@ func (p *Publisher) noteUncounted(patch quantities, claimed []device.ResourceNam
 	if len(all) == 0 {
 		return nil
 	}
-	now := time.Now()
-	if err := p.cfg.SaveUncounted(all, now); err != nil {
+	return p.saveUncounted(all, time.Now())
+}
+
+// recordForgotten records when claimed resources may have been taken off the Node of which the lost state file had a record.
+func (p *Publisher) recordForgotten(claimed []device.ResourceName) error {
+	if p.cfg.Forgotten.IsZero() {
+		return nil
+	}
+	p.mu.Lock()
+	all := slices.DeleteFunc(slices.Clone(claimed), func(r device.ResourceName) bool { _, recorded := p.uncounted[r]; return recorded })
+	p.mu.Unlock()
+	if len(all) == 0 {
+		return nil
+	}
+	return p.saveUncounted(all, p.cfg.Forgotten)
+}
+
+func (p *Publisher) saveUncounted(all []device.ResourceName, at time.Time) error {
+	if err := p.cfg.SaveUncounted(all, at); err != nil {
 		return fmt.Errorf("recording that %v are taken off the node: %w", all, err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, r := range all {
-		p.uncounted[r] = now
+		p.uncounted[r] = at
 	}
 	return nil
 }
@@ -305,7 +323,11 @@ func (p *Publisher) Uncounted(r device.ResourceName) (since time.Time, uncounted
 	if _, falls := p.expected[r]; !known || !node.there || node.shows(r) || falls {
 		return time.Time{}, false, known
 	}
-	return p.uncounted[r], true, true
+	since, recorded := p.uncounted[r]
+	if !recorded {
+		since = p.cfg.Forgotten
+	}
+	return since, true, true
 }
 
 // Follow returns a channel that has a value when Uncounted may return something else. Each reader needs one of its own.
