@@ -44,6 +44,9 @@ func (s *Server) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1
 		}
 		if s.cfg.Claimed != nil && s.cfg.Claimed(r) {
 			one.Claimed, one.TargetCapacity = true, 0
+			if awaited := status.Awaited; awaited != (device.Pod{}) {
+				one.Awaited = awaited.String()
+			}
 		}
 		if s.cfg.OverMaxDevices != nil {
 			one.OverMaxDevices = int32(s.cfg.OverMaxDevices(r))

@@ -65,6 +65,9 @@ func TestClaimable_PodsWait_FreeDevicesAreHiddenForThoseThatTakeOne(t *testing.T
 				}
 				r.after(time.Hour)
 				r.expectClaimable(name, c.want)
+				if by := r.Resources().ByName[gpu].Awaited; (by.Name != "") != (c.want < 3) {
+					t.Errorf("%d devices are claimable, and said to be awaited by %q", c.want, by.Name)
+				}
 			})
 		})
 	}

@@ -125,17 +125,29 @@ func (a *Allocator) containersLocked(p *pod) (names []string, sidecars int) {
 	return names, 0
 }
 
-// Resources returns all resources. Its time grows with the number of resources, cordons and static pods.
+// Resources returns all resources. Its time grows with the number of resources, cordons, static pods and pods that wait.
 func (a *Allocator) Resources() device.Resources {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	hidden := a.hiddenFromSchedulerLocked()
+	hidden, awaited := a.hiddenFromSchedulerLocked(), map[device.ResourceName]*pod{}
+	for _, p := range a.waiting {
+		for _, d := range p.demand.Demands {
+			for r := range d.Wants {
+				if first := awaited[r]; p.awaits(r) && (first == nil || p.demand.Created.Before(first.demand.Created)) {
+					awaited[r] = p
+				}
+			}
+		}
+	}
 	all := device.Resources{ByName: make(map[device.ResourceName]device.ResourceStatus, len(a.table.Resources)), PodsListed: a.podsListed, Retired: a.retiredLocked()}
 	for r, p := range a.table.Resources {
 		if !a.knownLocked(r) {
 			continue
 		}
 		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Cordoned: a.inForce[r], Capacity: p.Capacity(hidden[r], a.podsListed), Requested: p.Requests, Unlisted: p.Unlisted()}
+		if by := awaited[r]; by != nil {
+			s.Awaited = by.demand.Pod
+		}
 		if p.Offered() {
 			offer := p.Offer()
 			s.Offer = &offer

@@ -156,6 +156,9 @@ func rare(r *adminv1.Resource) string {
 	if r.Withheld > 0 {
 		all = append(all, fmt.Sprintf("%d withheld", r.Withheld))
 	}
+	if r.Awaited != "" {
+		all = append(all, "free devices hidden from the scheduler while pod "+r.Awaited+" waits")
+	}
 	if r.Unlisted > 0 {
 		all = append(all, fmt.Sprintf("%d unlisted", r.Unlisted))
 	}

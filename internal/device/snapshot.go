@@ -100,6 +100,7 @@ type ResourceStatus struct {
 	Offer     *Offer              // of its plugin; nil: there is none
 	States    map[DeviceState]int // number of devices by state; nil: only cordons are known
 	Unlisted  int                 // devices in use that the plugin does not list
+	Awaited   Pod                 // the oldest pod that waits and may be assigned any free device, so that none is claimable; empty: there is none
 	Withdrawn map[ID]bool         // cordoned devices that no pod has
 	Cordoned  map[ID]Cordon       // all cordoned devices; shared, never changed
 	Capacity  int                 // that the Node shows as capacity and as allocatable

@@ -384,7 +384,9 @@ type Resource struct {
 	// capacity. Otherwise it is 0.
 	OverMaxDevices int32 `protobuf:"varint,15,opt,name=over_max_devices,json=overMaxDevices,proto3" json:"over_max_devices,omitempty"`
 	// unlisted are the assigned devices that the plugin does not list.
-	Unlisted      int32 `protobuf:"varint,16,opt,name=unlisted,proto3" json:"unlisted,omitempty"`
+	Unlisted int32 `protobuf:"varint,16,opt,name=unlisted,proto3" json:"unlisted,omitempty"`
+	// awaited is a pod (NAMESPACE/NAME) that waits for any device of a claimed resource: the scheduler sees no free one meanwhile.
+	Awaited       string `protobuf:"bytes,17,opt,name=awaited,proto3" json:"awaited,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -529,6 +531,13 @@ func (x *Resource) GetUnlisted() int32 {
 		return x.Unlisted
 	}
 	return 0
+}
+
+func (x *Resource) GetAwaited() string {
+	if x != nil {
+		return x.Awaited
+	}
+	return ""
 }
 
 // Waiting is a pod that waits.
@@ -3072,7 +3081,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\tComponent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
-	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xd4\x03\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xee\x03\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12#\n" +
@@ -3090,7 +3099,8 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x04busy\x18\r \x01(\x05R\x04busy\x12\x18\n" +
 	"\aclaimed\x18\x0e \x01(\bR\aclaimed\x12(\n" +
 	"\x10over_max_devices\x18\x0f \x01(\x05R\x0eoverMaxDevices\x12\x1a\n" +
-	"\bunlisted\x18\x10 \x01(\x05R\bunlisted\"\x9f\x01\n" +
+	"\bunlisted\x18\x10 \x01(\x05R\bunlisted\x12\x18\n" +
+	"\aawaited\x18\x11 \x01(\tR\aawaited\"\x9f\x01\n" +
 	"\aWaiting\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
