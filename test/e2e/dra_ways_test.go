@@ -149,7 +149,8 @@ func TestDRA_EachWayToADevice_ContainersHaveWhatTheirClaimsName(t *testing.T) {
 	byhand.Spec.NodeName = r.NodeName()
 	refused("bound-by-hand-implicit", "OutOf", byhand)
 	t.Run("admin access", func(t *testing.T) { r.in(t).adminAccess() })
-	os.RemoveAll(manifests) // the kubelet needs the driver to end the pods
+	os.RemoveAll(manifests)             // the kubelet needs the driver to end the pods
+	r.must(r.Delete(r.ctx, "shared-2")) // at its end the test looks for devices in two hands
 }
 
 // adminAccess makes a pod whose claim has access to devices that other pods have, which devmgrd does not offer.
@@ -214,6 +215,7 @@ func TestDRA_ClaimOfAPodGroup_ItsPodsHaveTheDevice(t *testing.T) {
 	if a, b := r.exact("a")["main"], r.exact("b")["main"]; len(a) != 1 || !slices.Equal(a, b) {
 		t.Errorf("the pods have %q and %q, and the claim is of both", a, b)
 	}
+	r.must(r.Delete(r.ctx, "b")) // at its end the test looks for devices in two hands
 }
 
 // makeClaim creates a ResourceClaim with these requests, until the test ends.
