@@ -57,6 +57,9 @@ func random(dice *rand.Rand, name string) (p *corev1.Pod, claimed, most int) {
 	for i := range 1 + dice.IntN(2) {
 		p.Spec.Containers = append(p.Spec.Containers, container(fmt.Sprint("main-", i), "report", "--then-sleep"))
 	}
+	if claimed > 0 { // a claim that no container uses is not prepared
+		p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "mine"}}
+	}
 	return p, claimed, most
 }
 
@@ -67,7 +70,7 @@ func claimOf(pod string) string { return "of-" + pod }
 type pool struct {
 	*harness
 	size int
-	had  map[string][]string // the devices of each pod's claims, also those that no container uses
+	had  map[string][]string // the devices of each pod's claims
 }
 
 // free returns how many devices no pod has.
