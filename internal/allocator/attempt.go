@@ -154,8 +154,11 @@ func (a *Allocator) callPlugins(ctx context.Context, pod device.Pod, all []devic
 			if !shared {
 				var err error
 				grant, err = a.allocate(func() (device.Grant, error) { return a.plugins.Allocate(ctx, pod, as.Container, s.Resource, s.IDs) }, as.Container, s)
+				if err != nil && len(all) > 1 {
+					err = fmt.Errorf("container %s: %w", as.Container.Name, err)
+				}
 				if err != nil {
-					return nil, fmt.Errorf("container %s: %w", as.Container.Name, err)
+					return nil, err
 				}
 			}
 			s = a.granted(s, grant)
