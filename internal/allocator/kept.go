@@ -9,7 +9,7 @@ import (
 
 // A plugin may refuse one container of a pod and grant another one: the grants that it has given are kept for the pod's next attempt with the same
 // devices, and not asked for again. Some plugins count what they grant, and such a pod would never start. A grant is kept while the plugin is the same
-// process and has granted the devices to no other pod.
+// process, has granted the devices to no other pod, and no pod that had them has been released.
 
 // A kept grant is a plugin's answer in an attempt that has failed.
 type kept struct {

@@ -78,6 +78,7 @@ func (t *Table) Free(pod device.PodUID, h Hold) {
 	for r, ids := range h {
 		t.free(r, ids, pod)
 		p := t.Resources[r]
+		p.Void(ids)
 		p.Used(slices.DeleteFunc(slices.Clone(ids), func(id device.ID) bool { _, taken := p.Holder(id); return taken }))
 	}
 	t.reclaim()

@@ -76,7 +76,14 @@ func (p *Resource) Grant(ids []device.ID, pod device.PodUID) {
 	}
 }
 
-// GrantedLast reports whether the plugin has granted each of these devices last to this pod.
+// Void records that devices have been released since the plugin granted them: no earlier grant holds.
+func (p *Resource) Void(ids []device.ID) {
+	for _, id := range ids {
+		delete(p.granted, id)
+	}
+}
+
+// GrantedLast reports whether the plugin has granted each of these devices last to this pod, and none has been released since.
 func (p *Resource) GrantedLast(ids []device.ID, pod device.PodUID) bool {
 	return !slices.ContainsFunc(ids, func(id device.ID) bool { return p.granted[id] != pod })
 }
