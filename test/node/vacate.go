@@ -37,7 +37,7 @@ func (n *Node) Vacate(ctx context.Context) error {
 		return fmt.Errorf("remove what tests have made: %w", err)
 	}
 	kept := filepath.Join(kubeletDir, "devmgrd.txt") // devmgrd puts it there for the kubelet's next start
-	if err := errors.Join(empty(StateDir), empty(runDir), os.RemoveAll(n.Devmgrd.LogPath()), os.RemoveAll(kept)); err != nil {
+	if err := errors.Join(empty(StateDir), empty(runDir), removeDriver(), os.RemoveAll(n.Devmgrd.LogPath()), os.RemoveAll(kept)); err != nil {
 		return err
 	}
 	if err := n.removeCapacity(ctx); err != nil {
@@ -71,7 +71,7 @@ func (n *Node) Renew(ctx context.Context, o cluster.Options) error {
 	if err := n.removeObjects(ctx); err != nil {
 		return fmt.Errorf("remove what tests have made: %w", err)
 	}
-	if err := errors.Join(empty(StateDir), empty(runDir), os.RemoveAll(n.Devmgrd.LogPath())); err != nil {
+	if err := errors.Join(empty(StateDir), empty(runDir), removeDriver(), os.RemoveAll(n.Devmgrd.LogPath())); err != nil {
 		return err
 	}
 	return n.Cluster.Renew(ctx, o)
@@ -121,6 +121,11 @@ func (n *Node) refresh(ctx context.Context) error {
 	}
 	n.plane = controlPlane(n.Cluster)
 	return nil
+}
+
+// removeDriver removes what devmgrd has left in the kubelet's directories as a DRA driver. Without a state file it would go on serving claims.
+func removeDriver() error {
+	return errors.Join(os.RemoveAll("/var/lib/kubelet/plugins/devmgrd.io"), os.RemoveAll("/var/lib/kubelet/plugins_registry/devmgrd.io-reg.sock"))
 }
 
 // running returns an error unless all of them do.
