@@ -166,6 +166,7 @@ func (a *Allocator) callPlugins(ctx context.Context, pod device.Pod, all []devic
 			inContainer.Add(s)
 			inPod.Add(s)
 			if no := cmp.Or(inContainer.CheckContainer(as.Container.Name), inPod.CheckPod()); no != nil {
+				a.dropKept(pod.UID) // the plugin may answer with less the next time
 				return nil, no
 			}
 		}

@@ -46,6 +46,15 @@ func (a *Allocator) keptGrant(c device.Container, s device.Share) (grant device.
 	return grant, false
 }
 
+// dropKept has a pod's plugins asked again for all grants.
+func (a *Allocator) dropKept(uid device.PodUID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p := a.pods[uid]; p != nil {
+		p.kept = nil
+	}
+}
+
 // answered records whether a plugin has granted or refused these devices. A disconnected plugin has done neither.
 func (a *Allocator) answered(c device.Container, s device.Share, grant device.Grant, err error) {
 	a.mu.Lock()

@@ -90,3 +90,24 @@ func TestRefusedDevice_AnotherIsFreed_OldestPodGetsIt(t *testing.T) {
 		r.check()
 	})
 }
+
+// A grant that is too large is not kept: the plugin may answer with less the next time.
+func TestKept_GrantTooLarge_PluginIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.padding = device.MaxGrant + 1
+		r.plugins.stock(gpu, 1)
+		r.RuntimeSynced(nil, nil)
+		r.asked()
+		r.Bind(pod("a", app(gpu, 1)))
+		r.after(time.Minute)
+		if asked := r.asked(); len(asked) < 2 {
+			t.Errorf("asked %q", asked)
+		}
+		r.plugins.mu.Lock()
+		r.plugins.padding = 0
+		r.plugins.mu.Unlock()
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+	})
+}
