@@ -17,14 +17,14 @@ func TestMatching_SameIDs_AreComparedOnce(t *testing.T) {
 	if got := []bool{all.has(0), all.has(1), all.has(2), all.has(3)}; !slices.Equal(got, []bool{true, false, true, false}) {
 		t.Errorf("a to d: %v", got)
 	}
-	sick := slices.Clone(first.Devices())
-	sick[0].Healthy = false
-	for _, l := range []*Listing{first, NewListing(sick, nil, Ordering{}, first), NewListing(sick, map[device.ID]device.Cordon{"b": {}}, Ordering{}, first)} {
+	failing := slices.Clone(first.Devices())
+	failing[0].Healthy = false
+	for _, l := range []*Listing{first, NewListing(failing, nil, Ordering{}, first), NewListing(failing, map[device.ID]device.Cordon{"b": {}}, Ordering{}, first)} {
 		if again := l.matching(device.Selection{Use: []string{"a", "c*"}}); &again[0] != &all[0] {
 			t.Error("the IDs are compared again")
 		}
 	}
-	if other := NewListing(sick[1:], nil, Ordering{}, first).matching(s); other.common(nil) != 1 {
+	if other := NewListing(failing[1:], nil, Ordering{}, first).matching(s); other.common(nil) != 1 {
 		t.Errorf("%d of b to d, want c", other.common(nil))
 	}
 	if other := first.matching(device.Selection{Avoid: []string{"a", "c*"}}); other.common(nil) != 2 {

@@ -137,7 +137,7 @@ func (e *Events) StartedWithoutDevices(pod device.Pod, container string) {
 // Failed reports that devices of the pod, of one resource, have failed together.
 func (e *Events) Failed(pod device.Pod, r device.ResourceName, ids []device.ID) {
 	if len(ids) == 1 {
-		e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is unhealthy, or its plugin does not list it", device.QuoteID(ids[0]), r))
+		e.warn(pod, deviceFailed, fmt.Sprintf("device %s of %s, which this pod has, is unhealthy, or its plugin has stopped listing it", device.QuoteID(ids[0]), r))
 		return
 	}
 	e.warn(pod, deviceFailed, fmt.Sprintf("%d devices of %s, which this pod has, are unhealthy, or their plugin has stopped listing them: %s", len(ids), r, device.Abridge(ids)))

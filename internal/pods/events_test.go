@@ -55,7 +55,7 @@ func TestEventsNameDevices(t *testing.T) {
 	for _, want := range []string{
 		`Normal DevicesAssigned container main has a.com/x ["a\x1b" b]`,
 		`Normal DevicesAssigned container main has 9 of a.com/x [0 1 2 3 4 5 6 7 ...]`,
-		`Warning DeviceFailed device "a\x1b" of a.com/x, which this pod has, is unhealthy, or its plugin does not list it`,
+		`Warning DeviceFailed device "a\x1b" of a.com/x, which this pod has, is unhealthy, or its plugin has stopped listing it`,
 		`Warning DeviceFailed 10 devices of a.com/x, which this pod has, are unhealthy, or their plugin has stopped listing them: 0 1 2 3 4 5 6 7 and 2 more`,
 	} {
 		if got := <-told.Events; got != want {
