@@ -21,7 +21,7 @@ func resourceOf(r device.ResourceName, s device.ResourceStatus) *adminv1.Resourc
 	return &adminv1.Resource{
 		Name: string(r), Plugin: plugin,
 		Free: n(device.Available), Assigned: n(device.Assigned), Unhealthy: n(device.Unhealthy),
-		Cordoned: n(device.Cordoned), Stale: n(device.PluginAway), Quarantined: n(device.Quarantined), Withheld: n(device.Withheld), Unlisted: int32(s.Unlisted),
+		Cordoned: n(device.Cordoned), Suspended: n(device.Suspended), Refused: n(device.Refused), Stale: n(device.PluginAway), Quarantined: n(device.Quarantined), Withheld: n(device.Withheld), Unlisted: int32(s.Unlisted),
 		Releasing: n(device.Releasing), Busy: n(device.Occupied),
 	}
 }
@@ -48,7 +48,7 @@ func pluginOf(o device.Offer, at device.Registration) *adminv1.Plugin {
 
 func deviceOf(d device.DeviceStatus) *adminv1.Device {
 	one := &adminv1.Device{ResourceName: string(d.Resource), Id: string(d.ID), State: string(d.State), Healthy: d.Healthy, Listed: d.Listed,
-		Failures: int32(d.Failures), Failed: stamp(d.Failed)}
+		Failures: int32(d.Failures), Failed: stamp(d.Failed), Refusals: int32(d.Refusals.Times), Refusal: d.Refusals.Why}
 	for _, n := range d.NUMA {
 		one.NumaNodes = append(one.NumaNodes, int32(n))
 	}

@@ -65,6 +65,8 @@ type Notifier interface {
 	StartedWithoutDevices(pod device.Pod, container string, still func() bool)
 	// Failed reports that devices of a pod have become unhealthy, or that their plugin no longer lists them.
 	Failed(device.Pod, device.ResourceName, []device.ID)
+	// DeviceRefused reports that a device that no pod can have is listed as healthy: its plugin refuses it, or the host lacks what its grants name.
+	DeviceRefused(r device.ResourceName, id device.ID, why string)
 	// FailedForLong reports that a failure has lasted, at most once an hour for each device. The device is still in use and
 	// failed while still returns true.
 	FailedForLong(pod device.Pod, r device.ResourceName, id device.ID, still func() bool)
@@ -340,6 +342,9 @@ func (a *Allocator) refresh() {
 			delete(a.retired, r)
 		}
 		back := n.offer.State == device.Serving && (!p.Offered() || p.Offer().State != device.Serving || p.Offer().Session != n.offer.Session)
+		if back { // another process of the plugin may grant what the last one has refused
+			a.suspensionsDue = time.Time{}
+		}
 		p.FailUnlisted = a.failUnlisted
 		p.Accept(n.offer, n.listing)
 		a.table.Withhold(r)

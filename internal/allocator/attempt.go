@@ -84,10 +84,6 @@ func (a *Allocator) listing(r device.ResourceName) *placement.Listing {
 	return nil
 }
 
-// refusalMemory is how long devices that a plugin has refused are chosen last. A plugin may report a device as healthy and
-// refuse it, such as a virtual function that another driver holds. The pod gets other devices while some are free.
-const refusalMemory = 10 * time.Minute
-
 func (a *Allocator) planLocked(p *pod, said placement.Preferences) (placement.Result, *device.Refusal) {
 	now, from := time.Now(), placement.Resources{}
 	for _, d := range p.demand.Demands {

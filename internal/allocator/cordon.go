@@ -79,6 +79,9 @@ func (a *Allocator) Uncordon(devices []device.Cordon) (lifted []device.Cordon, e
 		}
 		a.recordLocked(rec.Resource, rec.ID)
 	}
+	for _, d := range devices {
+		a.table.Resources.Of(d.Resource).Work(d.ID)
+	}
 	for _, c := range lifted {
 		a.log.Info("device uncordoned", "resource", c.Resource, "device", c.ID)
 	}

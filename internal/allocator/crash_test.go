@@ -114,6 +114,7 @@ func (b fusedStore) SavePods(save []device.PodRecord, forget []device.PodUID) (e
 
 func (fusedNotifier) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (fusedNotifier) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+func (fusedNotifier) DeviceRefused(device.ResourceName, device.ID, string)                  {}
 func (fusedNotifier) GivenUp(device.Pod, device.Wait, time.Duration, func() bool)           {}
 
 func (h fusedNotifier) Waiting(device.Pod, device.Wait) { h.fuse.pass("a pod waits") }

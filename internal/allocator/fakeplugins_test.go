@@ -270,6 +270,12 @@ func (s *fakePlugins) Failed(p device.Pod, r device.ResourceName, ids []device.I
 	s.told = append(s.told, fmt.Sprintf("%s failed %s/%s", p.Name, r, device.Abridge(ids)))
 }
 
+func (s *fakePlugins) DeviceRefused(r device.ResourceName, id device.ID, _ string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = append(s.told, fmt.Sprintf("%s/%s is refused", r, id))
+}
+
 func (s *fakePlugins) FailedForLong(p device.Pod, r device.ResourceName, id device.ID, _ func() bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

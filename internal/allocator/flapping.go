@@ -11,7 +11,7 @@ import (
 )
 
 // A device that becomes unhealthy again and again is suspended: like a cordon, with an end. The record is durable before the
-// suspension is in force, and no restart shortens it.
+// suspension is in force, and no restart shortens it. A refused device (placement/refusals.go) is suspended too, without a record: its pauses are short.
 
 const (
 	// together is how long after a device others may become unhealthy for the same reason. Some plugins report one after the other.
@@ -114,6 +114,7 @@ func (a *Allocator) judgeFallsLocked(now time.Time) (next time.Time) {
 // logOf returns the record of a resource's falls, which is made if there is none.
 func (a *Allocator) logOf(r device.ResourceName, now time.Time) *flapping.Log {
 	if a.flapping[r] == nil {
+		a.table.Resources.Of(r)
 		a.flapping[r] = flapping.New(now, a.suspendFor)
 	}
 	return a.flapping[r]
@@ -238,22 +239,30 @@ func (a *Allocator) fallsLocked(s suspect) (device.Falls, bool) {
 // suspendLocked brings the suspensions in force up to date with the records on disk. It returns when one ends or a record expires;
 // zero: there is none. recalled: the suspensions are those of the state file, and not new.
 func (a *Allocator) suspendLocked(now time.Time, recalled bool) (next time.Time) {
-	if len(a.flapping) == 0 || now.Before(a.suspensionsDue) {
+	if now.Before(a.suspensionsDue) {
 		return a.suspensionsDue
 	}
-	for r, l := range a.flapping {
-		gone, due := l.Expire(now)
-		for _, rec := range gone {
-			a.recordLocked(r, rec.ID)
-		}
+	later := func(due time.Time) {
 		if !due.IsZero() && (next.IsZero() || due.Before(next)) {
 			next = due
 		}
+	}
+	for r, pool := range a.table.Resources {
 		all, before := device.Cordons{}, a.suspended.Of(r)
-		all.Add(slices.DeleteFunc(l.Suspensions(now), func(c device.Cordon) bool {
-			_, inForce := before[r][c.ID]
-			return !inForce && a.unsavedFalls[suspect{r, c.ID}] != 0
-		})...)
+		refused, due := pool.Refused(r, now)
+		later(due)
+		all.Add(refused...)
+		if l := a.flapping[r]; l != nil {
+			gone, due := l.Expire(now)
+			later(due)
+			for _, rec := range gone {
+				a.recordLocked(r, rec.ID)
+			}
+			all.Add(slices.DeleteFunc(l.Suspensions(now), func(c device.Cordon) bool {
+				_, inForce := before[r][c.ID]
+				return !inForce && a.unsavedFalls[suspect{r, c.ID}] != 0
+			})...)
+		}
 		ended, begun := before.Without(all), all.Without(before)
 		if len(ended)+len(begun) == 0 {
 			continue
@@ -305,6 +314,7 @@ func (a *Allocator) recallFallsLocked(known []device.Falls) {
 	}
 	now := time.Now()
 	for r, all := range byResource {
+		a.table.Resources.Of(r)
 		a.flapping[r] = flapping.New(now, a.suspendFor, all...)
 	}
 	a.suspendLocked(now, true)

@@ -2,7 +2,6 @@ package allocator
 
 import (
 	"slices"
-	"time"
 
 	"github.com/devmgrd/devmgrd/internal/device"
 )
@@ -61,14 +60,14 @@ func (a *Allocator) answered(c device.Container, s device.Share, grant device.Gr
 	defer a.mu.Unlock()
 	pool := a.table.Resources[s.Resource]
 	if err != nil {
-		if why := waitFor(err).Reason; why == device.PluginError || why == device.PluginSlow {
-			for _, id := range s.IDs {
-				pool.Refuse(id, time.Now().Add(refusalMemory))
-			}
+		if why := waitFor(err); why.Reason == device.PluginError || why.Reason == device.PluginSlow {
+			a.refuseLocked(s, why.Message, false)
 		}
 		return
 	}
-	pool.Grant(s.IDs, c.Pod)
+	if pool.Grant(s.IDs, c.Pod) {
+		a.reconsiderLocked()
+	}
 	if p := a.pods[c.Pod]; p != nil {
 		p.kept = append(slices.DeleteFunc(p.kept, func(k kept) bool { return k.container == c.Name && k.resource == s.Resource }),
 			kept{c.Name, s.Resource, s.IDs, pool.Offer().Session, grant})

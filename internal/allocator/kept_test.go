@@ -81,7 +81,7 @@ func TestRefusedDevice_AnotherIsFreed_OldestPodGetsIt(t *testing.T) {
 		r.expect("busy", "main", "ready vendor.com/gpu[d1]")
 		r.Bind(pod("old", app(gpu, 1)))
 		r.after(10 * time.Minute)
-		r.expect("old", "main", "waiting PluginError")
+		r.expect("old", "main", "waiting NotEnoughDevices")
 		r.Bind(pod("young", app(gpu, 1)))
 		r.after(time.Second)
 		r.Drop("busy")

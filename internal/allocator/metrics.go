@@ -46,7 +46,7 @@ func newMetrics(a *Allocator, to prometheus.Registerer) *metrics {
 		}, []string{"reason"}),
 		suspensions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "devmgrd_device_suspensions_total",
-			Help: "Times that devmgrd suspended a device because it had become unhealthy again and again.",
+			Help: "Times that devmgrd suspended a device because it had become unhealthy again and again, or was refused by its plugin.",
 		}, []string{"resource_name"}),
 		devices: prometheus.NewDesc("devmgrd_devices", "Devices of a resource by state; each device has exactly one.",
 			[]string{"resource_name", "state"}, nil),

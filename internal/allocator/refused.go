@@ -74,8 +74,34 @@ func (a *Allocator) refusedLocked(p *pod, container string, why device.Wait) (ne
 	return before == nil || before.why != why
 }
 
+// refuseLocked records that devices have been refused, or that the host lacks what their grant names.
+func (a *Allocator) refuseLocked(s device.Share, why string, unusable bool) {
+	pool, now := a.table.Resources[s.Resource], time.Now()
+	for _, id := range s.IDs {
+		if before := pool.Refuses(id); pool.Refuse(id, device.Clip(why), unusable, now) {
+			if !before {
+				a.notifier.DeviceRefused(s.Resource, id, why)
+			}
+			a.reconsiderLocked()
+		}
+	}
+}
+
+// reconsiderLocked has the planning loop bring the suspensions up to date.
+func (a *Allocator) reconsiderLocked() {
+	a.suspensionsDue = time.Time{}
+	signal(a.kick)
+}
+
 // acceptedLocked records that a container has started.
 func (a *Allocator) acceptedLocked(p *pod, container string) {
+	if as, has := p.of(container); has {
+		for _, s := range as.Shares {
+			if a.table.Resources[s.Resource].Work(s.IDs...) {
+				a.reconsiderLocked()
+			}
+		}
+	}
 	if p.refused != nil && p.refused.container == container {
 		p.refused, a.snapshot = nil, nil
 		a.changedLocked()
@@ -88,9 +114,7 @@ func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait) {
 	p.lapse(container, unusable)
 	as, _ := p.of(container)
 	for _, s := range as.Shares {
-		for _, id := range s.IDs {
-			a.table.Resources[s.Resource].Refuse(id, time.Now().Add(refusalMemory))
-		}
+		a.refuseLocked(s, why.Message, true)
 	}
 	p.failures++
 	a.parkLocked(p, why, min(firstPause<<min(p.failures-1, 8), lastPause)) // it compares with the last refusal

@@ -144,7 +144,7 @@ func (a *Allocator) Resources() device.Resources {
 		if !a.knownLocked(r) {
 			continue
 		}
-		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Cordoned: a.inForce[r], Capacity: p.Capacity(hidden[r], a.podsListed), Requested: p.Requests, Unlisted: p.Unlisted()}
+		s := device.ResourceStatus{Withdrawn: a.withdrawnLocked(r), Cordoned: a.inForce[r], Capacity: p.Capacity(hidden[r], a.podsListed), Requested: p.Requests, Unlisted: p.Unlisted(), Refused: p.AllRefused()}
 		if by := awaited[r]; by != nil {
 			s.Awaited = by.demand.Pod
 		}

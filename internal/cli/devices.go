@@ -38,20 +38,12 @@ func newDevicesCommand() *cobra.Command {
 func showDevices[A interface{ GetDevices() []*adminv1.Device }](to io.Writer, answer A, now time.Time) {
 	t := table.New(to, "RESOURCE", "DEVICE", "STATE", "NUMA", "HOLDER", "NOTES")
 	for _, d := range answer.GetDevices() {
-		t.Row(d.ResourceName, shown(d.Id), state(d), cmp.Or(numbers(d.NumaNodes), "-"), holders(d), cmp.Or(strings.Join(notes(d, now), "; "), "-"))
+		t.Row(d.ResourceName, shown(d.Id), d.State, cmp.Or(numbers(d.NumaNodes), "-"), holders(d), cmp.Or(strings.Join(notes(d, now), "; "), "-"))
 	}
 	t.Flush()
 	if len(answer.GetDevices()) == 0 {
 		fmt.Fprintln(to, "There are no devices.")
 	}
-}
-
-// state returns a device's state: a suspended device is cordoned by devmgrd itself, and an operator needs one word for it.
-func state(d *adminv1.Device) string {
-	if d.State == "cordoned" && d.Cordon.GetSuspended() {
-		return "suspended"
-	}
-	return d.State
 }
 
 func numbers(all []int32) string {
@@ -94,6 +86,9 @@ func notes(d *adminv1.Device, now time.Time) []string {
 			note += ": " + c.Reason
 		}
 		all = append(all, note)
+	}
+	if d.Refusals > 0 && d.State != "refused" {
+		all = append(all, fmt.Sprintf("refused %d times in a row: %s", d.Refusals, d.Refusal))
 	}
 	if d.Release != nil {
 		all = append(all, "its pod ended "+ago(d.Release.Since, now)+" ago: "+d.Release.Why)

@@ -179,7 +179,9 @@ func TestForMachines(t *testing.T) {
         "suspended": false
       },
       "failures": 0,
-      "sharers": []
+      "sharers": [],
+      "refusals": 0,
+      "refusal": ""
     }
   ]
 }
@@ -196,6 +198,8 @@ func TestForMachines(t *testing.T) {
   listed: true
   numaNodes:
   - 1
+  refusal: ""
+  refusals: 0
   resourceName: vendor.example/gpu
   sharers: []
   state: cordoned
@@ -324,14 +328,18 @@ func TestStatus_Limits(t *testing.T) {
 	}
 }
 
-// A suspended device has one state, whatever the API calls it, and its reason has the times.
-func TestDevices_Suspended_IsOneState(t *testing.T) {
+// A suspended device's reason has the times. A device that has been refused, and is still counted, says so.
+func TestDevices_SuspendedOrRefused_SayWhy(t *testing.T) {
 	var out strings.Builder
 	why := "suspended by devmgrd until 2026-01-02T13:02:00Z: it became unhealthy 3 times within an hour, the last time at 2026-01-02T12:02:00Z"
 	showDevices(&out, &adminv1.ListDevicesResponse{Devices: []*adminv1.Device{
-		{ResourceName: "a.b/c", Id: "d", State: "cordoned", Healthy: true, Listed: true, Cordon: &adminv1.DeviceCordon{Reason: why, Suspended: true}},
+		{ResourceName: "a.b/c", Id: "d", State: "suspended", Healthy: true, Listed: true, Cordon: &adminv1.DeviceCordon{Reason: why, Suspended: true}},
+		{ResourceName: "a.b/c", Id: "e", State: "free", Healthy: true, Listed: true, Refusals: 2, Refusal: "no such device"},
 	}}, time.Now())
 	if got := strings.Join(strings.Fields(strings.Split(out.String(), "\n")[1]), " "); got != "a.b/c d suspended - - "+why {
+		t.Errorf("it shows %q", got)
+	}
+	if got := strings.Join(strings.Fields(strings.Split(out.String(), "\n")[2]), " "); got != "a.b/c e free - - refused 2 times in a row: no such device" {
 		t.Errorf("it shows %q", got)
 	}
 }

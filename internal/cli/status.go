@@ -153,6 +153,12 @@ func rare(r *adminv1.Resource) string {
 	case r.TargetCapacity < r.NodeCapacity: // mostly within the stabilization window of nodestatus
 		all = append(all, fmt.Sprintf("capacity falling to %d", r.TargetCapacity))
 	}
+	if r.Suspended > 0 {
+		all = append(all, fmt.Sprintf("%d suspended", r.Suspended))
+	}
+	if r.Refused > 0 {
+		all = append(all, fmt.Sprintf("%d refused", r.Refused))
+	}
 	if r.Withheld > 0 {
 		all = append(all, fmt.Sprintf("%d withheld", r.Withheld))
 	}

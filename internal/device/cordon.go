@@ -15,13 +15,31 @@ type Cordon struct {
 	Reason   string       `json:"reason,omitempty"` // as given by the operator
 	Since    time.Time    `json:"since"`
 	Declared bool         `json:"-"` // by the Node's annotation, and not by a command
-	// Suspended: devmgrd itself has cordoned the device, because it became unhealthy again and again, or health.command objects.
+	// Suspended: devmgrd itself has cordoned the device, because it became unhealthy again and again, health.command objects, or it is Refused.
 	Suspended bool      `json:"-"`
+	Refused   bool      `json:"-"` // its plugin refuses it, or the host lacks what its grants name
 	Until     time.Time `json:"-"` // when the suspension ends; zero: when health.command agrees
 }
 
 // Name returns RESOURCE/ID of the device.
 func (c Cordon) Name() string { return string(c.Resource) + "/" + QuoteID(c.ID) }
+
+// State returns the state of a device with the cordon that no pod has.
+func (c Cordon) State() DeviceState {
+	switch {
+	case c.Refused:
+		return Refused
+	case c.Suspended:
+		return Suspended
+	}
+	return Cordoned
+}
+
+// Refusals are how often a device has been refused in a row, and why it was the last time.
+type Refusals struct {
+	Times int
+	Why   string
+}
 
 // Falls is the record of a device that became unhealthy, perhaps again and again, or that the operator's command finds unhealthy.
 type Falls struct {

@@ -101,6 +101,7 @@ type ResourceStatus struct {
 	States    map[DeviceState]int // number of devices by state; nil: only cordons are known
 	Unlisted  int                 // devices in use that the plugin does not list
 	Awaited   Pod                 // the oldest pod that waits and may be assigned any free device, so that none is claimable; empty: there is none
+	Refused   []ID                // devices that the plugin refuses, in or out of service; ascending
 	Withdrawn map[ID]bool         // cordoned devices that no pod has
 	Cordoned  map[ID]Cordon       // all cordoned devices; shared, never changed
 	Capacity  int                 // that the Node shows as capacity and as allocatable
@@ -149,7 +150,9 @@ const (
 	Assigned    DeviceState = "assigned"    // a pod has it, or it is held for one
 	Unhealthy   DeviceState = "unhealthy"   // no pod has it, and it is unhealthy
 	PluginAway  DeviceState = "stale"       // it would be free if its plugin were connected
-	Cordoned    DeviceState = "cordoned"    // no pod has it, and no pod may be assigned it
+	Cordoned    DeviceState = "cordoned"    // no pod has it, and an operator has it assigned to none
+	Suspended   DeviceState = "suspended"   // likewise, by devmgrd itself: it became unhealthy again and again, or health.command objects
+	Refused     DeviceState = "refused"     // likewise, because its plugin refuses it
 	Withheld    DeviceState = "withheld"    // it may be in use under an ID that is no longer listed
 	Quarantined DeviceState = "quarantined" // a container has it that the state file does not record
 	Releasing   DeviceState = "releasing"   // its pod has ended, and it is not proved free yet
@@ -174,7 +177,8 @@ type DeviceStatus struct {
 	// device of the resource. A listed device that is not Claimable is in no ResourceSlice.
 	Claimable bool
 	// Release is why the device is Releasing or Busy.
-	Release *Release
+	Release  *Release
+	Refusals Refusals
 	// Failures is how often the device has failed in the last hour while in use, Failed when it last did.
 	Failures int
 	Failed   time.Time

@@ -25,6 +25,7 @@ const (
 	taintUnhealthy  = "devmgrd.io/unhealthy"
 	taintCordoned   = "devmgrd.io/cordoned"
 	taintSuspended  = "devmgrd.io/suspended" // cordoned by devmgrd itself
+	taintRefused    = "devmgrd.io/refused"   // its plugin refuses it
 	taintBusy       = "devmgrd.io/busy"      // still in use after its pod's end
 	taintPluginLost = "devmgrd.io/plugin-lost"
 )
@@ -130,6 +131,8 @@ func (in input) taints(d device.DeviceStatus) (all []resourceapi.DeviceTaint) {
 	}
 	switch {
 	case d.Cordon == nil:
+	case d.Cordon.Refused:
+		add(taintRefused)
 	case d.Cordon.Suspended:
 		add(taintSuspended)
 	default:

@@ -65,10 +65,13 @@ func TestShow_States(t *testing.T) {
 		{name: "unhealthy", change: func(d *device.DeviceStatus) { d.State, d.Healthy = device.Unhealthy, false }, want: "d0+unhealthy"},
 		{name: "unhealthy in use", change: func(d *device.DeviceStatus) { d.State, d.Holder, d.Healthy = device.Assigned, holder, false }, want: "d0+unhealthy"},
 		{name: "cordoned", change: func(d *device.DeviceStatus) { d.State, d.Cordon = device.Cordoned, &device.Cordon{Reason: "fan"} }, want: "d0+cordoned"},
-		{name: "suspended", change: func(d *device.DeviceStatus) { d.State, d.Cordon = device.Cordoned, &device.Cordon{Suspended: true} }, want: "d0+suspended"},
+		{name: "suspended", change: func(d *device.DeviceStatus) { d.State, d.Cordon = device.Suspended, &device.Cordon{Suspended: true} }, want: "d0+suspended"},
 		{name: "suspended and unhealthy", change: func(d *device.DeviceStatus) {
-			d.State, d.Cordon, d.Healthy = device.Cordoned, &device.Cordon{Suspended: true}, false
+			d.State, d.Cordon, d.Healthy = device.Suspended, &device.Cordon{Suspended: true}, false
 		}, want: "d0+unhealthy+suspended"},
+		{name: "refused", change: func(d *device.DeviceStatus) {
+			d.State, d.Cordon = device.Refused, &device.Cordon{Suspended: true, Refused: true}
+		}, want: "d0+refused"},
 		{name: "releasing", change: func(d *device.DeviceStatus) { d.State, d.Holder = device.Releasing, holder }, want: "d0"},
 		{name: "busy", change: func(d *device.DeviceStatus) { d.State, d.Holder = device.Occupied, holder }, want: "d0+busy"},
 		{name: "stale", change: func(d *device.DeviceStatus) { d.State = device.PluginAway }, want: "d0"},

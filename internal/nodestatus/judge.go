@@ -47,9 +47,9 @@ func judgeComponents(all []Component) condition {
 }
 
 // judgeDevices returns DevicesHealthy: false if a plugin has been away for the grace period, if fewer devices are listed than
-// expected, or if a listed device is unhealthy or suspended. Cordoned devices do not count as unhealthy: an operator knows them.
+// expected, or if a listed device is unhealthy, suspended or refused. Cordoned devices do not count as unhealthy: an operator knows them.
 func judgeDevices(resources device.Resources, expected map[device.ResourceName]int) condition {
-	var away, missing, unhealthy, listed []string
+	var away, missing, unhealthy, refused, listed []string
 	names := map[device.ResourceName]bool{}
 	for r := range expected {
 		names[r] = true
@@ -73,11 +73,14 @@ func judgeDevices(resources device.Resources, expected map[device.ResourceName]i
 		if bad := unhealthyOf(devices, resources.ByName[r].Cordoned); len(bad) > 0 {
 			unhealthy = append(unhealthy, fmt.Sprintf("%s: %d of %d devices are unhealthy: %s", r, len(bad), len(devices), device.Abridge(bad)))
 		}
+		if bad := resources.ByName[r].Refused; len(bad) > 0 {
+			refused = append(refused, fmt.Sprintf("%s: %d of %d devices are refused by their plugin: %s", r, len(bad), len(devices), device.Abridge(bad)))
+		}
 		if len(devices) > 0 {
 			listed = append(listed, fmt.Sprintf("%s: %d", r, len(devices)))
 		}
 	}
-	problems := slices.Concat(away, missing, unhealthy)
+	problems := slices.Concat(away, missing, unhealthy, refused)
 	reason := "AllDevicesHealthy"
 	switch {
 	case len(away) > 0:
@@ -86,6 +89,8 @@ func judgeDevices(resources device.Resources, expected map[device.ResourceName]i
 		reason = "DevicesMissing"
 	case len(unhealthy) > 0:
 		reason = "DeviceUnhealthy"
+	case len(refused) > 0:
+		reason = "DeviceRefused"
 	case len(listed) == 0:
 		return condition{devicesHealthy, true, "NoDevices", "no plugin lists devices"}
 	}
@@ -95,10 +100,11 @@ func judgeDevices(resources device.Resources, expected map[device.ResourceName]i
 	return condition{devicesHealthy, true, reason, device.ClipTo(strings.Join(listed, "; "), maxMessage)}
 }
 
-// unhealthyOf returns the devices that are unhealthy and not cordoned by an operator, and those that devmgrd has suspended.
+// unhealthyOf returns the devices that are unhealthy and not cordoned by an operator, and those that devmgrd has suspended although they are not
+// refused.
 func unhealthyOf(devices []device.Device, cordoned map[device.ID]device.Cordon) (all []device.ID) {
 	for _, d := range devices {
-		if c, known := cordoned[d.ID]; c.Suspended || !d.Healthy && !known {
+		if c, known := cordoned[d.ID]; c.Suspended && !c.Refused || !d.Healthy && (!known || c.Refused) {
 			all = append(all, d.ID)
 		}
 	}

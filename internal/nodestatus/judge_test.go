@@ -23,6 +23,8 @@ func TestJudgeDevices(t *testing.T) {
 	}
 	suspended := status(device.Serving, nil, true, true)
 	suspended.Cordoned["b"] = device.Cordon{Suspended: true}
+	refused := status(device.Serving, nil, true, true)
+	refused.Cordoned["b"], refused.Refused = device.Cordon{Suspended: true, Refused: true}, []device.ID{"b"}
 	type resources = map[device.ResourceName]device.ResourceStatus
 	for _, c := range []struct {
 		name      string
@@ -39,6 +41,8 @@ func TestJudgeDevices(t *testing.T) {
 			condition{devicesHealthy, true, "AllDevicesHealthy", "vendor.example/gpu: 2"}},
 		{"one suspended, and healthy at the moment", resources{gpu: suspended}, nil,
 			condition{devicesHealthy, false, "DeviceUnhealthy", "vendor.example/gpu: 1 of 2 devices are unhealthy: b"}},
+		{"one refused", resources{gpu: refused}, nil,
+			condition{devicesHealthy, false, "DeviceRefused", "vendor.example/gpu: 1 of 2 devices are refused by their plugin: b"}},
 		{"fewer than expected, one unhealthy", resources{gpu: status(device.Serving, nil, false)}, map[device.ResourceName]int{gpu: 2},
 			condition{devicesHealthy, false, "DevicesMissing", "vendor.example/gpu: 1 of 2 expected devices are listed; vendor.example/gpu: 1 of 1 devices are unhealthy: a"}},
 		{"expected, and never registered", nil, map[device.ResourceName]int{gpu: 8},

@@ -45,6 +45,7 @@ func (s still) Waiting(device.Pod, device.Wait)                                 
 func (s still) Assigned(device.Pod, []device.Assignment)                            {}
 func (still) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (still) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+func (still) DeviceRefused(device.ResourceName, device.ID, string)                  {}
 func (still) GivenUp(device.Pod, device.Wait, time.Duration, func() bool)           {}
 func (s still) StartedWithoutDevices(device.Pod, string, func() bool)               {}
 func (s still) NotRedirected(device.Pod, string, func() bool)                       {}

@@ -66,7 +66,7 @@ func (s *draft) shortage(r device.ResourceName, want, got int) *device.Refusal {
 	if _, _, n, why := s.pool.busy(); n > 0 && got+n >= want {
 		return device.Refuse(device.DeviceBusy, nil, "%s: %d wanted, %d of %d free, %d busy although the pod has ended: %s", r, want, got, listed, n, why)
 	}
-	if out := s.pool.outOfService(); out != "" {
+	if out := s.pool.outText(); out != "" {
 		return device.Refuse(device.NotEnoughDevices, nil, "%s: %d wanted, %d of %d free%s", r, want, got, listed, out)
 	}
 	if n := s.pool.WithheldCount(); n > 0 {

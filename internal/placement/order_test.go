@@ -174,7 +174,7 @@ func TestOrder_OneByOne(t *testing.T) {
 			p.Used([]device.ID{"a"})
 			p.Release([]device.ID{"a"}, "pod")
 			if refused {
-				p.Refuse("b", time.Now().Add(time.Hour))
+				p.Refuse("b", "no", false, time.Now())
 			}
 			var got []string
 			for _, id := range p.Order() {

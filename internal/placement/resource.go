@@ -27,7 +27,7 @@ type Resource struct {
 	unlisted      int                           // taken, and not listed
 	vanished      map[device.ID]bool            // taken, and no longer listed by the plugin that listed them
 	withheld      bitset                        // listed, and possibly the same hardware as an unlisted device; nil: none
-	refused       map[device.ID]refusal         // recently, by the plugin
+	refused       map[device.ID]refusal         // lately (refusals.go)
 	granted       map[device.ID]device.PodUID   // the pod to which the plugin has granted a listed or taken device last
 	releases      int64                         // so far, if the order is Oldest
 	released      map[device.ID]int64           // by device, the number of its last release; not listed devices as well
@@ -52,30 +52,6 @@ func NewResource() *Resource {
 // Resources are the resources that a plan is about.
 type Resources map[device.ResourceName]*Resource
 
-// A refusal records that a device's plugin has refused it, or that its grant could not be used.
-type refusal struct {
-	times int       // consecutive
-	until time.Time // until then the device is chosen last
-}
-
-// Refuse records a refusal of a device.
-func (p *Resource) Refuse(id device.ID, until time.Time) {
-	p.refused[id] = refusal{p.refused[id].times + 1, until}
-}
-
-// ForgetRefusals forgets the refusals that have expired.
-func (p *Resource) ForgetRefusals(now time.Time) {
-	maps.DeleteFunc(p.refused, func(_ device.ID, was refusal) bool { return now.After(was.until) })
-}
-
-// Grant records that the plugin has granted devices to a pod: it does not refuse them.
-func (p *Resource) Grant(ids []device.ID, pod device.PodUID) {
-	for _, id := range ids {
-		delete(p.refused, id)
-		p.granted[id] = pod
-	}
-}
-
 // Void records that devices have been released since the plugin granted them: no earlier grant holds.
 func (p *Resource) Void(ids []device.ID) {
 	for _, id := range ids {
@@ -86,17 +62,6 @@ func (p *Resource) Void(ids []device.ID) {
 // GrantedLast reports whether the plugin has granted each of these devices last to this pod, and none has been released since.
 func (p *Resource) GrantedLast(ids []device.ID, pod device.PodUID) bool {
 	return !slices.ContainsFunc(ids, func(id device.ID) bool { return p.granted[id] != pod })
-}
-
-// UnrefusedCount returns the number of free devices that the plugin has not refused recently.
-func (p *Resource) UnrefusedCount(now time.Time) int {
-	n := p.freeCount
-	for id, was := range p.refused {
-		if i, listed := p.listing.at[id]; listed && p.free.has(i) && now.Before(was.until) {
-			n--
-		}
-	}
-	return n
 }
 
 // Offer returns the latest offer; the zero value before there is one.
@@ -149,6 +114,9 @@ func (p *Resource) Unlisted() int { return p.unlisted }
 
 // Accept replaces the offer. The caller has built its listing without the lock.
 func (p *Resource) Accept(o device.Offer, l *Listing) {
+	if p.offer.Session != o.Session {
+		p.retryRefused()
+	}
 	same := p.offered && p.offer.Listed == o.Listed
 	if !same {
 		p.vanished = nil
@@ -172,7 +140,7 @@ func (p *Resource) Accept(o device.Offer, l *Listing) {
 
 // Retract removes the offer, as if there had never been one.
 func (p *Resource) Retract() {
-	p.offer, p.offered = device.Offer{}, false
+	p.offer, p.offered, p.refused = device.Offer{}, false, map[device.ID]refusal{}
 	p.SetListing(NewListing(nil, nil, p.listing.ordering, nil))
 }
 
@@ -399,57 +367,62 @@ func (p *Resource) Counts() map[device.DeviceState]int {
 	if p.offer.State != device.Serving {
 		free, stale = 0, p.freeCount
 	}
-	return map[device.DeviceState]int{
+	all := map[device.DeviceState]int{
 		device.Available: free, device.PluginAway: stale, device.Assigned: len(p.taken) - len(p.quarantined) - busy - releasing, device.Quarantined: len(p.quarantined),
 		device.Releasing: releasing, device.Occupied: busy,
-		device.Unhealthy: p.unhealthy(), device.Cordoned: p.cordoned(), device.Withheld: p.WithheldCount(),
+		device.Unhealthy: p.unhealthy(), device.Cordoned: 0, device.Suspended: 0, device.Refused: 0, device.Withheld: p.WithheldCount(),
 	}
+	for c := range p.outOfService {
+		all[c.State()]++
+	}
+	return all
 }
 
 // unhealthy returns the number of devices that would be free if they were healthy.
 func (p *Resource) unhealthy() int {
-	return len(p.listing.devices) - p.listing.usableCount - p.takenUnusable - p.cordoned()
+	return len(p.listing.devices) - p.listing.usableCount - p.takenUnusable - p.outCount()
 }
 
-// cordoned returns the number of devices that are listed, cordoned and not taken.
-func (p *Resource) cordoned() int {
-	n := 0
-	for id := range p.listing.cordons {
+// outOfService yields the cordons of the devices that are listed and not taken.
+func (p *Resource) outOfService(yield func(device.Cordon) bool) {
+	for id, c := range p.listing.cordons {
 		_, listed := p.listing.at[id]
-		if _, taken := p.taken[id]; listed && !taken {
-			n++
+		if _, taken := p.taken[id]; listed && !taken && !yield(c) {
+			return
 		}
+	}
+}
+
+// outCount returns the number of devices that are out of service.
+func (p *Resource) outCount() (n int) {
+	for range p.outOfService {
+		n++
 	}
 	return n
 }
 
-// outOfService returns how many devices are listed, not taken, and cordoned or suspended, such as ", 2 cordoned"; empty: none is.
-func (p *Resource) outOfService() (text string) {
-	cordoned, suspended, first := 0, 0, time.Time{}
-	for id, c := range p.listing.cordons {
-		_, listed := p.listing.at[id]
-		_, taken := p.taken[id]
-		switch {
-		case taken || !listed:
-		case !c.Suspended:
-			cordoned++
-		default:
-			if suspended++; !c.Until.IsZero() && (first.IsZero() || c.Until.Before(first)) {
-				first = c.Until
-			}
+// outText returns how many devices are out of service, such as ", 2 cordoned, 1 suspended until 2026-01-02T13:02:00Z"; empty: none is.
+func (p *Resource) outText() (text string) {
+	n, first := map[device.DeviceState]int{}, map[device.DeviceState]time.Time{}
+	for c := range p.outOfService {
+		s := c.State()
+		n[s]++
+		if !c.Until.IsZero() && (first[s].IsZero() || c.Until.Before(first[s])) {
+			first[s] = c.Until
 		}
 	}
-	if cordoned > 0 {
-		text = fmt.Sprintf(", %d cordoned", cordoned)
-	}
-	switch until := first.UTC().Format(time.RFC3339); {
-	case suspended == 0:
-	case first.IsZero(): // until health.command agrees
-		text += fmt.Sprintf(", %d suspended", suspended)
-	case suspended == 1:
-		text += ", 1 suspended until " + until
-	default:
-		text += fmt.Sprintf(", %d suspended, the first until %s", suspended, until)
+	for _, s := range []device.DeviceState{device.Cordoned, device.Suspended, device.Refused} {
+		if n[s] == 0 {
+			continue
+		}
+		text += fmt.Sprintf(", %d %s", n[s], s)
+		switch until := first[s].UTC().Format(time.RFC3339); {
+		case first[s].IsZero(): // an operator, or health.command, ends it
+		case n[s] == 1:
+			text += " until " + until
+		default:
+			text += ", the first until " + until
+		}
 	}
 	return text
 }
@@ -489,9 +462,9 @@ func (p *Resource) unclaimable(r device.ResourceName, id device.ID, pod device.P
 		return device.Refuse(device.DeviceGone, nil, "%s: the scheduler has chosen device %s, which the device plugin does not list", r, name)
 	case !p.listing.devices[i].Healthy:
 		return device.Refuse(device.DeviceUnhealthy, nil, "%s: the scheduler has chosen device %s, which is unhealthy", r, name)
-	case !p.listing.usable.has(i):
+	case !p.listing.usable.has(i) && !p.listing.cordons[id].Refused: // a refused one is tried: the pod cannot have another
 		return device.Refuse(device.DeviceCordoned, nil, "%s: the scheduler has chosen device %s, which is cordoned: %s", r, name, p.listing.cordons[id].Reason)
-	case !taken && !p.free.has(i):
+	case !taken && p.withheld != nil && p.withheld.has(i):
 		return device.Refuse(device.DeviceInUse, nil, "%s: the scheduler has chosen device %s, which may be in use under an ID that is no longer listed", r, name)
 	}
 	return nil

@@ -60,8 +60,8 @@ func TestFiguresOfAPool(t *testing.T) {
 					free++
 				}
 			}
-			if p.freeCount != free || p.takenUnusable != unusable || p.unhealthy() != broken || p.cordoned() != out {
-				t.Fatalf("seed %d: free %d %d, unusable %d %d, unhealthy %d %d, cordoned %d %d", seed, p.freeCount, free, p.takenUnusable, unusable, p.unhealthy(), broken, p.cordoned(), out)
+			if p.freeCount != free || p.takenUnusable != unusable || p.unhealthy() != broken || p.outCount() != out {
+				t.Fatalf("seed %d: free %d %d, unusable %d %d, unhealthy %d %d, cordoned %d %d", seed, p.freeCount, free, p.takenUnusable, unusable, p.unhealthy(), broken, p.outCount(), out)
 			}
 			for i, n := range p.freeAt {
 				k := 0

@@ -25,12 +25,13 @@ type View struct {
 	releasing   map[device.ID]*device.Release
 	withheld    bitset
 	vanished    map[device.ID]bool
+	refused     map[device.ID]refusal
 }
 
 // View returns a view of what the Resource knows.
 func (p *Resource) View(r device.ResourceName) View {
 	return View{resource: r, taken: maps.Clone(p.taken), sharers: maps.Clone(p.sharers), state: p.offer.State, listing: p.listing, quarantined: maps.Clone(p.quarantined),
-		releasing: maps.Collect(p.unproved()), withheld: p.withheld, vanished: maps.Clone(p.vanished)}
+		releasing: maps.Collect(p.unproved()), withheld: p.withheld, vanished: maps.Clone(p.vanished), refused: maps.Clone(p.refused)}
 }
 
 // Statuses returns each device, in the order of the names, with the pod that has it.
@@ -101,7 +102,7 @@ func (v View) status(d device.Device, listed bool, holders []device.Holder) devi
 		s.Cordon = &c
 	}
 	s.Failures, s.Failed = v.Failures[d.ID].Count, v.Failures[d.ID].Last
-	s.Release = v.releasing[d.ID]
+	s.Release, s.Refusals = v.releasing[d.ID], v.refused[d.ID].shown()
 	switch {
 	case s.Release != nil && s.Release.Busy:
 		s.State = device.Occupied
@@ -112,7 +113,7 @@ func (v View) status(d device.Device, listed bool, holders []device.Holder) devi
 	case s.Holder != nil:
 		s.State = device.Assigned
 	case s.Cordon != nil:
-		s.State = device.Cordoned
+		s.State = s.Cordon.State()
 	case !d.Healthy:
 		s.State = device.Unhealthy
 	case listed && v.withheld != nil && v.withheld.has(v.listing.at[d.ID]):

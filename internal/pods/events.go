@@ -33,6 +33,7 @@ const (
 	devicesAssigned   = "DevicesAssigned"
 	waitGivenUp       = "WaitGivenUp"
 	deviceFailed      = "DeviceFailed"
+	deviceRefused     = "DeviceRefused"
 	contradiction     = "PluginsContradict"
 	notStarted        = "ContainerNotStarted"
 	startedWithout    = "StartedWithoutDevices"
@@ -60,6 +61,7 @@ func Kinds() []Kind {
 		{devicesAssigned, normal, onPod, "the message has the containers and their devices"},
 		{waitGivenUp, warning, onPod, "the pod has waited for as long as [`wait.giveUpAfter`](configuration.md#an-end-to-waiting) allows, and is evicted"},
 		{deviceFailed, warning, onPod, "devices of the pod are unhealthy, or their plugin has stopped listing them"},
+		{deviceRefused, warning, onNode, "a device is listed as healthy, and [its plugin refuses it](#a-device-that-its-plugin-refuses)"},
 		{contradiction, warning, onPod, "two resources of one container set one field differently; the first resource by name wins"},
 		{notStarted, warning, onPod, "the container received its devices several times in a row, and never started"},
 		{startedWithout, warning, onPod, "the container started while devmgrd was away, [without its devices](#a-container-without-its-devices)"},
@@ -163,6 +165,12 @@ func (e *Events) NotStarted(pod device.Pod, container string, times int, why str
 func (e *Events) Contested(r device.ResourceName) {
 	e.recorder.Eventf(e.onNode(), corev1.EventTypeWarning, contested,
 		"another writer keeps changing the node's capacity of %s: if a device plugin is also registered with the kubelet, devices may be assigned twice; recreate the plugin's pod", r)
+}
+
+// DeviceRefused reports on the Node that a device is listed as healthy and cannot be had.
+func (e *Events) DeviceRefused(r device.ResourceName, id device.ID, why string) {
+	e.recorder.Event(e.onNode(), corev1.EventTypeWarning, deviceRefused,
+		device.ClipTo(fmt.Sprintf("device %s of %s is listed as healthy and refused again and again, while others are granted; it is out of service, and tried again at times: %s", device.QuoteID(id), r, why), maxMessage))
 }
 
 // InvalidCordons reports on the Node that its annotation has a mistake.

@@ -75,6 +75,7 @@ func TestKinds_EachEvent_IsOne(t *testing.T) {
 	events.Assigned(pod, nil)
 	events.GivenUp(pod, device.Wait{Reason: device.PluginMissing, Message: "away"}, time.Hour)
 	events.Failed(pod, "a.com/x", []device.ID{"0"})
+	events.DeviceRefused("a.com/x", "0", "why")
 	events.Contradiction(pod, "main", nil)
 	events.NotStarted(pod, "main", 4, "why")
 	events.StartedWithoutDevices(pod, "main")
@@ -101,7 +102,7 @@ func TestKinds_EachEvent_IsOne(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("sent %q, the table has %q", got, want)
 	}
-	if n := reflect.TypeFor[*Events]().NumMethod(); n != 13 {
+	if n := reflect.TypeFor[*Events]().NumMethod(); n != 14 {
 		t.Errorf("Events has %d methods: does the test call each one that sends?", n)
 	}
 }

@@ -161,7 +161,7 @@ func (l gatherer) daemon(f *Facts) int {
 		}
 	}
 	for _, r := range status.Resources {
-		f.Daemon.Devices[device.ResourceName(r.Name)] = int(r.Free + r.Assigned + r.Unhealthy + r.Cordoned + r.Stale + r.Quarantined + r.Withheld + r.Releasing + r.Busy)
+		f.Daemon.Devices[device.ResourceName(r.Name)] = int(r.Free + r.Assigned + r.Unhealthy + r.Cordoned + r.Suspended + r.Refused + r.Stale + r.Quarantined + r.Withheld + r.Releasing + r.Busy)
 		f.Daemon.Serves[device.ResourceName(r.Name)] = r.Plugin == device.Serving.String() || r.Plugin == device.StatusConnected
 	}
 	return pid

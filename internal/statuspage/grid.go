@@ -2,6 +2,7 @@ package statuspage
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ var states = []struct{ Name, Meaning string }{
 	{"stale", "free, but its plugin is away"},
 	{"cordoned", "not in use, and taken out of service by an operator"},
 	{"suspended", "not in use, and out of service for a time, because it became unhealthy again and again"},
+	{"refused", "not in use, and out of service for a time, because its plugin refuses it"},
 	{"withheld", "possibly in use under an ID that is no longer listed"},
 	{"quarantined", "a container has it, without an assignment in the state file"},
 	{"releasing", "its pod has ended, and it is not proved free yet"},
@@ -114,13 +116,7 @@ func resourcesOf(all []*adminv1.Resource, devices []*adminv1.Device, now time.Ti
 // resourceOf returns one resource, with at most room of its devices.
 func resourceOf(r *adminv1.Resource, devices []*adminv1.Device, room int, now time.Time) resource {
 	one := resource{Key: key("r", r.Name), Name: name(r.Name), Plugin: name(r.Plugin), Capacity: int(r.NodeCapacity), Target: int(r.TargetCapacity), Claimed: r.Claimed, Total: len(devices)}
-	suspended := int32(0)
-	for _, d := range devices {
-		if stateOf(d) == "suspended" {
-			suspended++
-		}
-	}
-	for i, n := range []int32{r.Free, r.Assigned, r.Unhealthy, r.Stale, r.Cordoned - suspended, suspended, r.Withheld, r.Quarantined, r.Releasing, r.Busy} {
+	for i, n := range []int32{r.Free, r.Assigned, r.Unhealthy, r.Stale, r.Cordoned, r.Suspended, r.Refused, r.Withheld, r.Quarantined, r.Releasing, r.Busy} {
 		if n > 0 {
 			one.Counts = append(one.Counts, figure{states[i].Name, int(n)})
 		}
@@ -186,7 +182,7 @@ func tableOf(devices []*adminv1.Device) []row {
 		}
 		all[i].Total++
 		for s := range states {
-			if states[s].Name == stateOf(d) {
+			if states[s].Name == d.State {
 				all[i].Figures[s]++
 			}
 		}
@@ -194,17 +190,9 @@ func tableOf(devices []*adminv1.Device) []row {
 	return all
 }
 
-// stateOf returns a device's state. A suspended device is cordoned by devmgrd itself, and an operator needs one word for it.
-func stateOf(d *adminv1.Device) string {
-	if d.State == "cordoned" && d.Cordon.GetSuspended() {
-		return "suspended"
-	}
-	return d.State
-}
-
 func cellOf(d *adminv1.Device, now time.Time) cell {
 	c := cell{
-		Key: cellKey(d.ResourceName, d.Id), ID: nameOf(d.Id), State: name(stateOf(d)), Holder: holders(d), Place: place(d.NumaNodes),
+		Key: cellKey(d.ResourceName, d.Id), ID: nameOf(d.Id), State: name(d.State), Holder: holders(d), Place: place(d.NumaNodes),
 		Failures: int(d.Failures), Failed: whenOf(d.Failed, now),
 	}
 	if h := d.Holder; h != nil {
@@ -213,12 +201,15 @@ func cellOf(d *adminv1.Device, now time.Time) cell {
 	if d.Cordon != nil {
 		c.Cordon = &cordon{text(d.Cordon.Reason), whenOf(d.Cordon.Since, now), d.Cordon.Suspended}
 		switch {
-		case d.State == "cordoned":
+		case d.State == "cordoned", d.State == "suspended", d.State == "refused":
 		case d.Cordon.Suspended:
 			c.Also = append(c.Also, "suspended")
 		default:
 			c.Also = append(c.Also, "cordoned")
 		}
+	}
+	if d.Refusals > 0 && d.State != "refused" {
+		c.Also = append(c.Also, fmt.Sprintf("refused %d times in a row", d.Refusals))
 	}
 	if d.Release != nil {
 		c.Release = &cordon{Reason: text(d.Release.Why), Since: whenOf(d.Release.Since, now)}

@@ -187,6 +187,9 @@ func (m *model) addMatters(a answers) {
 		if r.OverMaxDevices > 0 {
 			add(at, "%s has more devices than dra.maxDevices %s, and stays in the Node's capacity", name(r.Name), number(int(r.OverMaxDevices)))
 		}
+		if r.Refused > 0 {
+			add(at, "%s of %s refused by the plugin", number(int(r.Refused)), name(r.Name))
+		}
 		if r.Withheld > 0 {
 			add(at, "%s of %s withheld", number(int(r.Withheld)), name(r.Name))
 		}

@@ -236,14 +236,15 @@ func TestPage(t *testing.T) {
 			Message: "vendor.example/gpu: 4 wanted, 1 of 7 free", Ends: "a device is released", Retry: before(0)}
 	}
 	one := &adminv1.Holder{Namespace: "ml", Name: "training-0", Uid: "u1", Containers: []string{"main"}}
-	d.add(&adminv1.Resource{Name: gpu, Plugin: "serving", NodeCapacity: 5, TargetCapacity: 6, Free: 1, Assigned: 2, Unhealthy: 1, Stale: 1, Cordoned: 2, Withheld: 1, Quarantined: 1},
+	d.add(&adminv1.Resource{Name: gpu, Plugin: "serving", NodeCapacity: 5, TargetCapacity: 6, Free: 1, Assigned: 2, Unhealthy: 1, Stale: 1, Cordoned: 1, Suspended: 1, Refused: 1, Withheld: 1, Quarantined: 1},
 		&adminv1.Device{Id: "a", State: "free", Healthy: true, Listed: true, NumaNodes: []int32{0}},
 		&adminv1.Device{Id: "b", State: "assigned", Listed: true, NumaNodes: []int32{1}, Holder: one, Failures: 2, Failed: before(time.Minute)},
 		&adminv1.Device{Id: "c", State: "assigned", Healthy: true, Holder: &adminv1.Holder{Uid: "u9"}, Cordon: &adminv1.DeviceCordon{}},
 		&adminv1.Device{Id: "d", State: "unhealthy", Listed: true, NumaNodes: []int32{0, 1}},
 		&adminv1.Device{Id: "e", State: "stale", Healthy: true, Listed: true, NumaNodes: []int32{0}},
 		&adminv1.Device{Id: "f", State: "cordoned", Healthy: true, Listed: true, NumaNodes: []int32{0}, Cordon: &adminv1.DeviceCordon{Reason: "fan noise", Since: before(50 * time.Hour)}},
-		&adminv1.Device{Id: "i", State: "cordoned", Healthy: true, Listed: true, NumaNodes: []int32{0}, Cordon: &adminv1.DeviceCordon{Reason: "suspended by devmgrd until noon", Suspended: true}},
+		&adminv1.Device{Id: "j", State: "refused", Healthy: true, Listed: true, NumaNodes: []int32{0}, Cordon: &adminv1.DeviceCordon{Reason: "refused 3 times in a row", Suspended: true}, Refusals: 3, Refusal: "no"},
+		&adminv1.Device{Id: "i", State: "suspended", Healthy: true, Listed: true, NumaNodes: []int32{0}, Cordon: &adminv1.DeviceCordon{Reason: "suspended by devmgrd until noon", Suspended: true}},
 		&adminv1.Device{Id: "g", State: "quarantined", Healthy: true, Listed: true, NumaNodes: []int32{1}},
 		&adminv1.Device{Id: "h", State: "withheld", Healthy: true, Listed: true, NumaNodes: []int32{1}})
 	d.add(&adminv1.Resource{Name: "vendor.example/nic", Plugin: "stale", NodeCapacity: 2, TargetCapacity: 1})
@@ -265,13 +266,13 @@ func TestPage(t *testing.T) {
 	doc := rendering(t, address)
 	doc.says(t, "worker-7", "devmgrd v1, running for 1d02h")
 	doc.id(t, "daemon").says(t, "With containerd 2.1.9 containers that are granted x are refused.", "With containerd 2.1.9 others␛ are not.", "store ok", "nri not connected to container runtime at /run/nri.sock")
-	doc.id(t, "matters").says(t, "7 problems need attention", "nri is not ready", "the plugin of vendor.example/nic is stale", "container main of kube-system/plugin was created while devmgrd was away",
-		"1 device of vendor.example/gpu withheld", "1 device of vendor.example/gpu quarantined", "2 devices of vendor.example/gpu unhealthy, 1 of them in use", "1 pod waits for devices")
+	doc.id(t, "matters").says(t, "8 problems need attention", "nri is not ready", "the plugin of vendor.example/nic is stale", "container main of kube-system/plugin was created while devmgrd was away",
+		"1 device of vendor.example/gpu refused by the plugin", "1 device of vendor.example/gpu withheld", "1 device of vendor.example/gpu quarantined", "2 devices of vendor.example/gpu unhealthy, 1 of them in use", "1 pod waits for devices")
 	doc.id(t, "waiting").says(t, "ml/next NotEnoughDevices for 1m35s", "Why vendor.example/gpu: 4 wanted, 1 of 7 free", "Ends when a device is released", "or earlier after a change")
 	doc.id(t, "holds").says(t, "ml/training-0 main vendor.example/gpu b 3h00m or longer", "ml/old ended; its containers may still run main vendor.example/gpu z –")
-	doc.id(t, "plugins").says(t, "vendor.example/gpu serving 1d02h 9 9 system/plugin x.sock –", "vendor.example/nic stale 1d02h 0 0 system/plugin x.sock it is away", "Last error, 3s ago: connection refused")
+	doc.id(t, "plugins").says(t, "vendor.example/gpu serving 1d02h 10 10 system/plugin x.sock –", "vendor.example/nic stale 1d02h 0 0 system/plugin x.sock it is away", "Last error, 3s ago: connection refused")
 	devices := doc.id(t, "devices")
-	devices.says(t, "1 free 2 assigned 1 unhealthy 1 stale 1 cordoned 1 suspended 1 withheld 1 quarantined node capacity 5, rising to 6", "node capacity 2, falling to 1")
+	devices.says(t, "1 free 2 assigned 1 unhealthy 1 stale 1 cordoned 1 suspended 1 refused 1 withheld 1 quarantined node capacity 5, rising to 6", "node capacity 2, falling to 1")
 	var places []string
 	for _, h := range devices.tags("h4") {
 		places = append(places, h.text())
@@ -291,7 +292,7 @@ func TestPage(t *testing.T) {
 		}
 	}
 	for _, want := range []string{"a is free", "b is assigned, unhealthy, held by ml/training-0:main", "c is assigned, cordoned, its plugin does not list it, held by a pod with UID u9",
-		"d is unhealthy", "e is stale", "f is cordoned, fan noise", "i is suspended, suspended by devmgrd until noon", "g is quarantined", "h is withheld"} {
+		"d is unhealthy", "e is stale", "f is cordoned, fan noise", "i is suspended, suspended by devmgrd until noon", "j is refused, refused 3 times in a row", "g is quarantined", "h is withheld"} {
 		if !strings.Contains(strings.Join(titles, "\n")+"\n", want+"\n") {
 			t.Errorf("no device has the title %q: %q", want, titles)
 		}
@@ -304,8 +305,8 @@ func TestPage(t *testing.T) {
 			t.Errorf("%s has the sign %s", state, sign)
 		}
 	}
-	if len(different) != 8 {
-		t.Errorf("eight states have the signs %v", signs)
+	if len(different) != 9 {
+		t.Errorf("nine states have the signs %v", signs)
 	}
 	devices.says(t, "Cordoned for 2d02h : fan noise", "Failures 2 in the last hour, last 1m00s ago", "Holder ml/training-0:main", "Holder none")
 }
@@ -429,7 +430,7 @@ func TestLimits(t *testing.T) {
 		t.Errorf("%d devices are shown", n)
 	}
 	doc.id(t, "devices").says(t, "The table counts all 5000. Listed below it are devices with a note or a state other than free and assigned", "devmgrd devices v.example/1 shows each",
-		"NUMA node 0 2490 0 0 0 10 0 0 0 0 0 2500", "except for 488 of them", "NUMA node 1 0 0 0 500 0 0 0 0 0 0 500")
+		"NUMA node 0 2490 0 0 0 10 0 0 0 0 0 0 2500", "except for 488 of them", "NUMA node 1 0 0 0 500 0 0 0 0 0 0 0 500")
 	doc.id(t, "holds").says(t, "200 more rows: devmgrd assignments", "and 36 more: devmgrd assignments")
 	doc.id(t, "waiting").says(t, "600 more pods wait: devmgrd status")
 	if n := explained.Load(); n > 200 { // one page, or two

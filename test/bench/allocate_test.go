@@ -81,6 +81,7 @@ func (noopNotifier) Waiting(device.Pod, device.Wait)                            
 func (noopNotifier) Assigned(device.Pod, []device.Assignment)                              {}
 func (noopNotifier) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (noopNotifier) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+func (noopNotifier) DeviceRefused(device.ResourceName, device.ID, string)                  {}
 func (noopNotifier) GivenUp(device.Pod, device.Wait, time.Duration, func() bool)           {}
 func (noopNotifier) StartedWithoutDevices(device.Pod, string, func() bool)                 {}
 

@@ -233,7 +233,7 @@ func (m many) ListPlugins(context.Context, *adminv1.ListPluginsRequest) (*adminv
 
 func (m many) ListDevices(context.Context, *adminv1.ListDevicesRequest) (*adminv1.ListDevicesResponse, error) {
 	l := &adminv1.ListDevicesResponse{}
-	states := []string{"assigned", "free", "unhealthy", "stale", "cordoned", "withheld", "quarantined"}
+	states := []string{"assigned", "free", "unhealthy", "stale", "cordoned", "suspended", "refused", "withheld", "quarantined"}
 	for i := range m.n {
 		d := &adminv1.Device{ResourceName: resourceOfMany, Id: fmt.Sprintf("<b>%05d-%s", i, strings.Repeat("no-end-", 10)), State: "free", Listed: true, Healthy: true, NumaNodes: []int32{int32(i % 4)}}
 		if i%16 == 0 || m.n < 1000 {

@@ -185,7 +185,7 @@ func TestHealth_DeviceFlaps_IsSuspended(t *testing.T) {
 			r.until("it is healthy", func() bool { return r.inState(gpu, "free") == 2 })
 		}
 	}
-	r.until("it is suspended", func() bool { return r.inState(gpu, "cordoned") == 1 })
+	r.until("it is suspended", func() bool { return r.inState(gpu, "suspended") == 1 })
 	r.untilCondition("DevicesHealthy", corev1.ConditionFalse, "DeviceUnhealthy")
 	r.must(r.WaitShown(r.soon(), gpu, 1))
 	r.says("devices", "dev-000001", "suspended", "suspended by devmgrd until", "3 times within an hour")

@@ -108,6 +108,7 @@ func (noopNotifier) StartedWithoutDevices(device.Pod, string, func() bool) {}
 
 func (noopNotifier) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (noopNotifier) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+func (noopNotifier) DeviceRefused(device.ResourceName, device.ID, string)                  {}
 func (noopNotifier) GivenUp(device.Pod, device.Wait, time.Duration, func() bool)           {}
 
 // PodByUID returns a pod's status; the zero status: the pod is unknown.

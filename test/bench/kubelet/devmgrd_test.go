@@ -92,6 +92,7 @@ func (silent) Assigned(device.Pod, []device.Assignment)                         
 func (silent) StartedWithoutDevices(device.Pod, string, func() bool)                 {}
 func (silent) Failed(device.Pod, device.ResourceName, []device.ID)                   {}
 func (silent) FailedForLong(device.Pod, device.ResourceName, device.ID, func() bool) {}
+func (silent) DeviceRefused(device.ResourceName, device.ID, string)                  {}
 func (silent) GivenUp(device.Pod, device.Wait, time.Duration, func() bool)           {}
 
 func pod(name string, devices int) device.PodDemand {

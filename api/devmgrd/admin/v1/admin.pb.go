@@ -386,7 +386,11 @@ type Resource struct {
 	// unlisted are the assigned devices that the plugin does not list.
 	Unlisted int32 `protobuf:"varint,16,opt,name=unlisted,proto3" json:"unlisted,omitempty"`
 	// awaited is a pod (NAMESPACE/NAME) that waits for any device of a claimed resource: the scheduler sees no free one meanwhile.
-	Awaited       string `protobuf:"bytes,17,opt,name=awaited,proto3" json:"awaited,omitempty"`
+	Awaited string `protobuf:"bytes,17,opt,name=awaited,proto3" json:"awaited,omitempty"`
+	// suspended are devices that devmgrd itself has taken out of service, because they became unhealthy again and again.
+	Suspended int32 `protobuf:"varint,18,opt,name=suspended,proto3" json:"suspended,omitempty"`
+	// refused are devices that devmgrd itself has taken out of service, because their plugin refuses them.
+	Refused       int32 `protobuf:"varint,19,opt,name=refused,proto3" json:"refused,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -538,6 +542,20 @@ func (x *Resource) GetAwaited() string {
 		return x.Awaited
 	}
 	return ""
+}
+
+func (x *Resource) GetSuspended() int32 {
+	if x != nil {
+		return x.Suspended
+	}
+	return 0
+}
+
+func (x *Resource) GetRefused() int32 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
 }
 
 // Waiting is a pod that waits.
@@ -1253,7 +1271,7 @@ type Device struct {
 	ResourceName string                 `protobuf:"bytes,1,opt,name=resource_name,json=resourceName,proto3" json:"resource_name,omitempty"`
 	Id           string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	// state is the first that applies of: "free", "assigned", "unhealthy", "stale" (it would be free if its plugin were there),
-	// "cordoned", "withheld" (it may be a device that a pod uses under an ID that is no longer listed), "quarantined" (a container
+	// "cordoned", "suspended", "refused", "withheld" (it may be a device that a pod uses under an ID that is no longer listed), "quarantined" (a container
 	// has it, and the state file does not say why), "releasing" (its pod has ended, and it is not proved free yet) or "busy" (likewise,
 	// for longer than a moment).
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
@@ -1273,7 +1291,10 @@ type Device struct {
 	// release is set while it is releasing or busy.
 	Release *DeviceRelease `protobuf:"bytes,11,opt,name=release,proto3" json:"release,omitempty"`
 	// sharers are further pods that have it, by the same ResourceClaim as the holder.
-	Sharers       []*Holder `protobuf:"bytes,12,rep,name=sharers,proto3" json:"sharers,omitempty"`
+	Sharers []*Holder `protobuf:"bytes,12,rep,name=sharers,proto3" json:"sharers,omitempty"`
+	// refusals is how often its plugin has refused it in a row, or the host has lacked what its grant names. refusal is why the last time.
+	Refusals      int32  `protobuf:"varint,13,opt,name=refusals,proto3" json:"refusals,omitempty"`
+	Refusal       string `protobuf:"bytes,14,opt,name=refusal,proto3" json:"refusal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1390,6 +1411,20 @@ func (x *Device) GetSharers() []*Holder {
 		return x.Sharers
 	}
 	return nil
+}
+
+func (x *Device) GetRefusals() int32 {
+	if x != nil {
+		return x.Refusals
+	}
+	return 0
+}
+
+func (x *Device) GetRefusal() string {
+	if x != nil {
+		return x.Refusal
+	}
+	return ""
 }
 
 // DeviceRelease is why a device is not free although its pod has ended, and since when it has.
@@ -1522,7 +1557,7 @@ type DeviceCordon struct {
 	Since  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
 	// declared says that the Node's annotation devmgrd.io/cordon takes it out of service, and not a command.
 	Declared bool `protobuf:"varint,3,opt,name=declared,proto3" json:"declared,omitempty"`
-	// suspended says that devmgrd itself takes it out of service for a time, because it became unhealthy again and again.
+	// suspended says that devmgrd itself takes it out of service for a time, because it became unhealthy again and again, or is refused.
 	Suspended     bool `protobuf:"varint,4,opt,name=suspended,proto3" json:"suspended,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3081,7 +3116,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\tComponent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
-	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xee\x03\n" +
+	"\aproblem\x18\x03 \x01(\tR\aproblem\"\xa6\x04\n" +
 	"\bResource\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06plugin\x18\x02 \x01(\tR\x06plugin\x12#\n" +
@@ -3100,7 +3135,9 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\aclaimed\x18\x0e \x01(\bR\aclaimed\x12(\n" +
 	"\x10over_max_devices\x18\x0f \x01(\x05R\x0eoverMaxDevices\x12\x1a\n" +
 	"\bunlisted\x18\x10 \x01(\x05R\bunlisted\x12\x18\n" +
-	"\aawaited\x18\x11 \x01(\tR\aawaited\"\x9f\x01\n" +
+	"\aawaited\x18\x11 \x01(\tR\aawaited\x12\x1c\n" +
+	"\tsuspended\x18\x12 \x01(\x05R\tsuspended\x12\x18\n" +
+	"\arefused\x18\x13 \x01(\x05R\arefused\"\x9f\x01\n" +
 	"\aWaiting\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -3148,7 +3185,7 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x12ListDevicesRequest\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\"I\n" +
 	"\x13ListDevicesResponse\x122\n" +
-	"\adevices\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.DeviceR\adevices\"\xcd\x03\n" +
+	"\adevices\x18\x01 \x03(\v2\x18.devmgrd.admin.v1.DeviceR\adevices\"\x83\x04\n" +
 	"\x06Device\x12#\n" +
 	"\rresource_name\x18\x01 \x01(\tR\fresourceName\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
@@ -3163,7 +3200,9 @@ const file_devmgrd_admin_v1_admin_proto_rawDesc = "" +
 	"\x06failed\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x06failed\x129\n" +
 	"\arelease\x18\v \x01(\v2\x1f.devmgrd.admin.v1.DeviceReleaseR\arelease\x122\n" +
-	"\asharers\x18\f \x03(\v2\x18.devmgrd.admin.v1.HolderR\asharers\"S\n" +
+	"\asharers\x18\f \x03(\v2\x18.devmgrd.admin.v1.HolderR\asharers\x12\x1a\n" +
+	"\brefusals\x18\r \x01(\x05R\brefusals\x12\x18\n" +
+	"\arefusal\x18\x0e \x01(\tR\arefusal\"S\n" +
 	"\rDeviceRelease\x12\x10\n" +
 	"\x03why\x18\x01 \x01(\tR\x03why\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"l\n" +

@@ -1,0 +1,196 @@
+package allocator_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// refusing has the plugin refuse these devices while it is set, and returns how often it was asked for one of them.
+func (r *harness) refusing(ids ...device.ID) (on *atomic.Bool, asked *atomic.Int64) {
+	on, asked = &atomic.Bool{}, &atomic.Int64{}
+	on.Store(true)
+	r.plugins.allocates(func(_ context.Context, _ device.ResourceName, wanted []device.ID) error {
+		if slices.ContainsFunc(wanted, func(id device.ID) bool { return slices.Contains(ids, id) }) {
+			asked.Add(1)
+			if on.Load() {
+				return errPlugin
+			}
+		}
+		return nil
+	})
+	return on, asked
+}
+
+// stateOf returns a device as readers see it.
+func (r *harness) stateOf(id device.ID) device.DeviceStatus {
+	r.t.Helper()
+	synctest.Wait()
+	all, _ := r.Devices(gpu)
+	at := slices.IndexFunc(all, func(d device.DeviceStatus) bool { return d.ID == id })
+	if at < 0 {
+		r.t.Fatalf("there is no device %s", id)
+	}
+	return all[at]
+}
+
+// One of four devices is listed as healthy and always refused. After the third refusal it does not count, and is tried at growing intervals. One
+// success ends it.
+func TestRefusedDevice_ThreeTimesInARow_IsOutOfService(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		refused, asked := r.refusing("d0")
+		r.plugins.stock(gpu, 4)
+		r.RuntimeSynced(nil, nil)
+		for _, name := range []string{"a", "b", "c"} {
+			r.bind(name, app(gpu, 1))
+			r.after(time.Second)
+		}
+		r.expect("c", "main", "ready vendor.com/gpu[d3]")
+		if d := r.stateOf("d0"); d.State != device.Available || d.Refusals.Times != 1 {
+			t.Errorf("after one refusal: %s, %+v", d.State, d.Refusals)
+		}
+		r.bind("d", app(gpu, 1))
+		r.after(10 * time.Second)
+		if d := r.stateOf("d0"); d.State != device.Refused || !strings.Contains(d.Cordon.Reason, "refused 3 times in a row, tried again at 20") {
+			t.Errorf("after three refusals: %s, %+v", d.State, d.Cordon)
+		}
+		r.expect("d", "main", "waiting NotEnoughDevices")
+		if why := r.PodByUID("d").Wait.Message; !strings.Contains(why, "0 of 4 free, 1 refused until 20") {
+			t.Errorf("d waits because %q", why)
+		}
+		if n := r.metric("devmgrd_devices", string(gpu), "refused"); n != 1 {
+			t.Errorf("%v devices count as refused", n)
+		}
+		if got := r.Resources().ByName[gpu].Refused; !slices.Equal(got, []device.ID{"d0"}) {
+			t.Errorf("refused devices: %v", got)
+		}
+		r.Drop("d")
+		r.after(time.Second)
+		r.published(map[device.ResourceName]int{gpu: 3})
+		r.after(30 * time.Second)
+		r.published(map[device.ResourceName]int{gpu: 4}) // it is time to try again
+
+		r.bind("e", app(gpu, 1))
+		before := asked.Load()
+		r.after(time.Hour)
+		if n := asked.Load() - before; n < 8 || n > 12 { // after 0, 1, 2, 4, 8 and then each 10 minutes, and a pause of the pod
+			t.Errorf("the plugin was asked %d times within an hour", n)
+		}
+		if n := strings.Count(strings.Join(r.plugins.told, "\n"), "vendor.com/gpu/d0 is refused"); n != 1 {
+			t.Errorf("%d events", n)
+		}
+		refused.Store(false)
+		r.after(11 * time.Minute)
+		r.expect("e", "main", "ready vendor.com/gpu[d0]")
+		r.published(map[device.ResourceName]int{gpu: 4})
+		if d := r.stateOf("d0"); d.Cordon != nil || d.Refusals.Times != 0 {
+			t.Errorf("after a success: %+v, %+v", d.Cordon, d.Refusals)
+		}
+		r.check()
+	})
+}
+
+// A plugin that refuses all devices alike refuses the requests.
+func TestRefusedDevice_AllAlike_AreInService(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		refused, _ := r.refusing("d0", "d1")
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.bind("b", app(gpu, 2))
+		r.after(10 * time.Minute)
+		r.published(map[device.ResourceName]int{gpu: 2})
+		if d := r.stateOf("d0"); d.State == device.Refused || d.Refusals.Times < 3 {
+			t.Errorf("d0 is %s: %+v", d.State, d.Refusals)
+		}
+		refused.Store(false)
+		r.after(time.Minute)
+		r.expect("a", "main", "ready vendor.com/gpu[d0]")
+		r.check()
+	})
+}
+
+// Another process of the plugin may grant the device, and an operator may know that it works: it is tried at once.
+func TestRefusedDevice_PluginRestartsOrOperatorKnows_IsTriedAtOnce(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(*harness){
+		"restart": func(r *harness) { r.plugins.offer(gpu, func(o *device.Offer) { o.Session++ }) },
+		"uncordon": func(r *harness) {
+			if lifted, err := r.Uncordon([]device.Cordon{{Resource: gpu, ID: "d0"}}); err != nil || len(lifted) != 1 || !lifted[0].Refused {
+				r.t.Errorf("uncordon: %v, %v", lifted, err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run(t, func(r *harness) {
+				refused, _ := r.refusing("d0")
+				r.plugins.stock(gpu, 2)
+				r.RuntimeSynced(nil, nil)
+				r.bind("a", app(gpu, 1))
+				r.after(2 * time.Second)
+				r.bind("b", app(gpu, 1))
+				r.after(5 * time.Minute)
+				if d := r.stateOf("d0"); d.State != device.Refused {
+					t.Fatalf("d0 is %s", d.State)
+				}
+				refused.Store(false)
+				end(r)
+				r.after(time.Second)
+				r.expect("b", "main", "ready vendor.com/gpu[d0]")
+				r.check()
+			})
+		})
+	}
+}
+
+// A pod for which the scheduler has chosen the device cannot have another one: it goes on trying.
+func TestRefusedDevice_ChosenByTheScheduler_IsTried(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		refused, _ := r.refusing("d0")
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		r.after(time.Second)
+		r.bind("claims", claims(app(gpu, 1), "", "d0"))
+		r.after(30 * time.Minute)
+		r.expect("claims", "main", "waiting PluginError")
+		if d := r.stateOf("d0"); d.Cordon == nil || !d.Cordon.Refused {
+			t.Errorf("d0 is %s", d.State)
+		}
+		refused.Store(false)
+		r.after(31 * time.Second)
+		r.expect("claims", "main", "ready vendor.com/gpu[d0]")
+		r.check()
+	})
+}
+
+// A device that is granted, and whose grant names what the host lacks, is no better.
+func TestRefusedDevice_GrantsCannotBeUsed_IsOutOfService(t *testing.T) {
+	t.Parallel()
+	run(t, func(r *harness) {
+		r.plugins.stock(gpu, 2)
+		r.RuntimeSynced(nil, nil)
+		r.bind("a", app(gpu, 1))
+		for range 3 {
+			r.expect("a", "main", "ready vendor.com/gpu[d0]")
+			r.Refused(device.Container{Pod: "a", Name: "main"}, device.Wait{Reason: device.HostDeviceMissing, Message: "/dev/gpu0 is missing"}, true)
+			r.bind("b", app(gpu, 1))
+			r.expect("b", "main", "ready vendor.com/gpu[d1]")
+			r.after(10 * time.Second)
+		}
+		if d := r.stateOf("d0"); d.Cordon == nil || !d.Cordon.Refused || !strings.Contains(d.Cordon.Reason, "/dev/gpu0 is missing") {
+			t.Errorf("d0 is %s: %+v", d.State, d.Cordon)
+		}
+		r.check()
+	})
+}

@@ -1,0 +1,135 @@
+package placement
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/devmgrd/devmgrd/internal/device"
+)
+
+// A plugin may list a device as healthy and refuse it: a GPU that has fallen off the bus, a virtual function that another driver has. Such a device is
+// chosen last. When it has been refused three times in a row, and the plugin has granted another device meanwhile, it is out of service for a while that
+// doubles with each further refusal. Without another grant in between, the plugin refuses the requests and not the device.
+
+const (
+	// refusalMemory is for how long after a refusal, or a pause, a device is chosen last.
+	refusalMemory = 10 * time.Minute
+	// manyRefusals in a row take a device out of service.
+	manyRefusals = 3
+	// firstPause and lastPause are the shortest and the longest time out of service.
+	firstPause, lastPause = 30 * time.Second, 10 * time.Minute
+)
+
+// A refusal records that a device's plugin has refused it, or that its grant could not be used.
+type refusal struct {
+	times    int    // in a row
+	why      string // the last one
+	unusable bool   // the plugin had granted the device, and the host lacks something: only a container that starts is a success
+	others   bool   // the plugin has granted another device since the first one
+	until    time.Time
+	pause    time.Duration // the last one
+	paused   time.Time     // until then the device is out of service; zero: it never was
+}
+
+// proved reports whether the device is refused, and not each request.
+func (was refusal) proved() bool { return was.times >= manyRefusals && was.others }
+
+// Refuse records a refusal of a device; unusable: the host lacks what the plugin's grant names. It reports whether the device is out of service now.
+func (p *Resource) Refuse(id device.ID, why string, unusable bool, now time.Time) (out bool) {
+	was := p.refused[id]
+	was.times++
+	was.why, was.unusable, was.until = why, unusable, now.Add(refusalMemory)
+	if was.proved() {
+		was.pause = min(max(2*was.pause, firstPause), lastPause)
+		was.paused = now.Add(was.pause)
+		was.until = was.paused.Add(refusalMemory)
+	}
+	p.refused[id] = was
+	return was.proved()
+}
+
+// Grant records that the plugin has granted devices to a pod. It reports whether one of these was out of service.
+func (p *Resource) Grant(ids []device.ID, pod device.PodUID) (back bool) {
+	for _, id := range ids {
+		p.granted[id] = pod
+		if was, refused := p.refused[id]; refused && !was.unusable {
+			back = back || !was.paused.IsZero()
+			delete(p.refused, id)
+		}
+	}
+	for id, was := range p.refused {
+		if !was.others && !slices.Contains(ids, id) {
+			was.others = true
+			p.refused[id] = was
+		}
+	}
+	return back
+}
+
+// Work records that devices work: a container has started with them, or an operator says so. It reports whether one of these was out of service.
+func (p *Resource) Work(ids ...device.ID) (back bool) {
+	for _, id := range ids {
+		back = back || !p.refused[id].paused.IsZero()
+		delete(p.refused, id)
+	}
+	return back
+}
+
+// ForgetRefusals forgets the refusals that have expired.
+func (p *Resource) ForgetRefusals(now time.Time) {
+	maps.DeleteFunc(p.refused, func(_ device.ID, was refusal) bool { return now.After(was.until) })
+}
+
+// retryRefused ends all pauses: another process of the plugin may grant the devices. They are still chosen last.
+func (p *Resource) retryRefused() {
+	for id, was := range p.refused {
+		was.paused = time.Time{}
+		p.refused[id] = was
+	}
+}
+
+// Refused returns the devices that are out of service because they are refused, as cordons, and when the first of them is tried again; zero: there is none.
+func (p *Resource) Refused(r device.ResourceName, now time.Time) (all []device.Cordon, next time.Time) {
+	for id, was := range p.refused {
+		if !now.Before(was.paused) {
+			continue
+		}
+		all = append(all, device.Cordon{Resource: r, ID: id, Suspended: true, Refused: true, Since: was.paused.Add(-was.pause), Until: was.paused,
+			Reason: fmt.Sprintf("refused %d times in a row, tried again at %s: %s", was.times, was.paused.UTC().Format(time.RFC3339), was.why)})
+		if next.IsZero() || was.paused.Before(next) {
+			next = was.paused
+		}
+	}
+	slices.SortFunc(all, func(x, y device.Cordon) int { return device.CompareIDs(x.ID, y.ID) })
+	return all, next
+}
+
+// Refuses reports whether a device is refused, in or out of service.
+func (p *Resource) Refuses(id device.ID) bool { return p.refused[id].proved() }
+
+// AllRefused returns the devices that are refused, in or out of service, ascending.
+func (p *Resource) AllRefused() (ids []device.ID) {
+	for id, was := range p.refused {
+		if was.proved() {
+			ids = append(ids, id)
+		}
+	}
+	slices.SortFunc(ids, device.CompareIDs)
+	return ids
+}
+
+// UnrefusedCount returns the number of free devices that have not been refused lately.
+func (p *Resource) UnrefusedCount(now time.Time) int {
+	n := p.freeCount
+	for id, was := range p.refused {
+		if i, listed := p.listing.at[id]; listed && p.free.has(i) && now.Before(was.until) {
+			n--
+		}
+	}
+	return n
+}
+
+// shown returns what readers see of a device's refusals.
+func (was refusal) shown() device.Refusals { return device.Refusals{Times: was.times, Why: was.why} }
