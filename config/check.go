@@ -282,6 +282,7 @@ func (r *rules) release(c Release) {
 	}
 	r.commands("release.command", c.Command)
 	r.duration("release.timeout", c.Timeout, time.Second, maxCommand)
+	r.duration("release.networkTimeout", c.NetworkTimeout, 0, maxCommand)
 	for _, s := range c.Ignore {
 		if path.IsAbs(s) {
 			r.path("release.ignore", s)

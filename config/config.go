@@ -192,6 +192,8 @@ type Release struct {
 	// Command makes a resource's devices free for the next pod, by resource: words separated by spaces, the first an absolute path.
 	Command map[string]string `key:"command"`
 	Timeout time.Duration     `key:"timeout"` // of one run of a command
+	// NetworkTimeout is for how long devices wait until the network of their pod is torn down; 0: not at all.
+	NetworkTimeout time.Duration `key:"networkTimeout"`
 	// Ignore are processes that may keep devices open: executables of the host, and patterns of pods, namespace/name.
 	Ignore      []string `key:"ignore"`
 	SharedNodes []string `key:"sharedNodes"` // patterns of device nodes that several devices share
@@ -317,7 +319,7 @@ func defaults() Config {
 		Allocation: Allocation{Order: map[string]string{}, Groups: map[string]string{}},
 		DRA:        DRA{Resources: []string{}, MaxDevices: 2048, Hold: 30 * time.Second},
 		Wait:       Wait{GiveUpAfter: map[string]string{}},
-		Release: Release{Check: map[string]string{}, Command: map[string]string{}, Timeout: time.Minute, SharedNodes: []string{},
+		Release: Release{Check: map[string]string{}, Command: map[string]string{}, Timeout: time.Minute, NetworkTimeout: 30 * time.Second, SharedNodes: []string{},
 			Ignore: []string{"/usr/bin/nvidia-persistenced", "/usr/bin/nv-hostengine"}},
 		Health:       Health{OnMissingDevices: Event, OnDeviceFailure: Event, OnUnlisted: Ignore, OnFlapping: map[string]string{}, SuspendFor: time.Hour, Command: map[string]string{}, Interval: time.Minute, Timeout: 30 * time.Second},
 		PodResources: PodResources{KubeletSocket: "/var/lib/kubelet/pod-resources/kubelet.sock"},

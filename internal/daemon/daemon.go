@@ -104,7 +104,7 @@ func Run(ctx context.Context, c config.Config, log *slog.Logger) (err error) {
 	})
 	var runtime *nri.Connection
 	journal := history.NewJournal(historyFile, logFor("history"))
-	gate := releaseGate(c.Release, func() bool { return runtime.SeesRuntime() }, logFor("release"), metrics)
+	gate := releaseGate(c.Release, func() *nri.Connection { return runtime }, logFor("release"), metrics)
 	devices := allocator.New(allocator.Config{
 		Registry:        plugins,
 		Plugins:         plugins,

@@ -19,7 +19,7 @@ import (
 )
 
 // releaseGate returns what proves that the devices of ended pods are free.
-func releaseGate(c config.Release, seesRuntime func() bool, log *slog.Logger, metrics prometheus.Registerer) *release.Gate {
+func releaseGate(c config.Release, runtime func() *nri.Connection, log *slog.Logger, metrics prometheus.Registerer) *release.Gate {
 	return release.New(release.Config{
 		Openers:     func(r device.ResourceName) bool { return c.Level(string(r)) == config.Openers },
 		Command:     func(r device.ResourceName) []string { return c.Argv(string(r)) },
@@ -28,10 +28,13 @@ func releaseGate(c config.Release, seesRuntime func() bool, log *slog.Logger, me
 		SharedNodes: c.SharedNodes,
 		Finder:      openers.Client{Path: c.Socket},
 		Nodes:       nri.NewHostNodes(log),
-		SeesRuntime: seesRuntime,
-		Units:       units.Systemd{},
-		Log:         log,
-		Metrics:     metrics,
+		SeesRuntime: func() bool { return runtime().SeesRuntime() },
+		Networks:    func(uid device.PodUID) []string { return runtime().Networks(uid) },
+
+		NetworkTimeout: c.NetworkTimeout,
+		Units:          units.Systemd{},
+		Log:            log,
+		Metrics:        metrics,
 	})
 }
 

@@ -40,9 +40,9 @@ func releasing(b *testing.B, level string, devices int) (*allocatortest.Allocato
 	served := make(chan error, 2)
 	go func() { served <- openers.Serve(ctx, l, 0, log) }()
 	c := config.Release{Check: map[string]string{"*": level}, Socket: filepath.Join(dir, "openers.sock"), Timeout: time.Minute}
-	gate := releaseGate(c, func() bool { return true }, log, prometheus.NewRegistry())
+	gate := releaseGate(c, nil, log, prometheus.NewRegistry())
 	count := &counting{Client: openers.Client{Path: c.Socket}}
-	gate.Finder = count
+	gate.Finder, gate.SeesRuntime = count, func() bool { return true }
 	go func() { served <- gate.Run(ctx) }()
 	b.Cleanup(func() {
 		cancel()

@@ -49,6 +49,7 @@ type Connection struct {
 	limit         time.Duration // startLimit
 	listLimit     time.Duration
 	notRedirected notRedirected
+	present       sandboxes
 	stuck         atomic.Pointer[string] // why the runtime does not list its containers; nil: it does, or the reason is not known
 }
 
@@ -99,6 +100,9 @@ func (n *Connection) Synced() <-chan struct{} { return n.synced }
 
 // NotRedirected returns the running containers that were created without devmgrd and have the kubelet's plugin directory.
 func (n *Connection) NotRedirected() []device.PodContainer { return n.notRedirected.list() }
+
+// Networks returns the files of the network namespaces of a pod's sandboxes that the runtime has.
+func (n *Connection) Networks(uid device.PodUID) []string { return n.present.networks(uid) }
 
 // Limits returns what the release of the runtime that connected last keeps devmgrd from doing.
 func (n *Connection) Limits() []device.Limit {
@@ -175,7 +179,7 @@ func (n *Connection) runOnce(ctx context.Context) (connected bool, err error) {
 	far := &progress{}
 	p := &plugin{
 		allocator: n.config.Allocator, runtime: n.config.Runtime, pods: n.config.Pods, notifier: n.config.Notifier, redirect: n.config.Redirect, dirs: n.config.Dirs, rules: n.config.Rules,
-		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, hostChecks: &n.hostChecks, hooks: &n.hooks, notRedirected: &n.notRedirected, features: &n.features,
+		maxWait: n.config.MaxWait, log: n.config.Log, metrics: n.metrics, hostChecks: &n.hostChecks, hooks: &n.hooks, notRedirected: &n.notRedirected, present: &n.present, features: &n.features,
 		synced: func() {
 			synced.Store(true)
 			n.connected.Store(true)

@@ -29,6 +29,7 @@ func (p *plugin) CreateContainer(ctx context.Context, pod *api.PodSandbox, ctr *
 		}
 	}()
 	defer p.survive("CreateContainer", &err)
+	p.present.add(pod) // the event of its start may have been missed
 	id, name := identity(pod), nameOf(ctr)
 	ctx, cancel := context.WithTimeout(ctx, budget(ctx))
 	defer cancel()

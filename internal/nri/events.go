@@ -44,7 +44,7 @@ func (p *plugin) Synchronize(_ context.Context, sandboxes []*api.PodSandbox, con
 	for _, c := range containers {
 		pod := pods[c.GetPodSandboxId()]
 		r := running(pod, c)
-		p.present.addID(string(r.Container.Pod), c.GetPodSandboxId()) // the runtime may leave out a sandbox that it cannot reach
+		p.present.addID(string(r.Container.Pod), c.GetPodSandboxId(), "") // the runtime may leave out a sandbox that it cannot reach
 		r.Stamp, r.Digests = stamped(c.GetAnnotations(), &expandable)
 		if at := c.GetCreatedAt(); at > 0 {
 			r.Made = time.Unix(0, at)

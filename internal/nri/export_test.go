@@ -15,7 +15,7 @@ type Hook func(*api.PodSandbox, *api.Container) (*api.ContainerAdjustment, error
 // NewHook makes the hook of a Connection as it is while containerd 2.4.2 is connected.
 func NewHook(l Allocator, r Runtime, p Pods, h Notifier) Hook {
 	plugin := &plugin{
-		allocator: l, runtime: r, pods: p, notifier: h, redirect: &Redirect{From: "/var/lib/kubelet/device-plugins", To: "/run/devmgrd/device-plugins"},
+		present: &sandboxes{}, allocator: l, runtime: r, pods: p, notifier: h, redirect: &Redirect{From: "/var/lib/kubelet/device-plugins", To: "/run/devmgrd/device-plugins"},
 		log: slog.New(slog.DiscardHandler), metrics: newMetrics(prometheus.NewRegistry(), func() bool { return true }, new(notRedirected).count),
 		hostChecks: &hostChecks{log: slog.New(slog.DiscardHandler)}, hooks: &hooks{}, notRedirected: &notRedirected{}, features: new(atomic.Pointer[features]), synced: func() {},
 	}

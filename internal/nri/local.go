@@ -1,6 +1,7 @@
 package nri
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -136,24 +137,44 @@ func (p *plugin) leave(event string, pod *api.PodSandbox) error {
 	return nil
 }
 
-// sandboxes are sandboxes' IDs by their pods' UIDs.
+// sandboxes are sandboxes by their pods' UIDs.
 type sandboxes struct {
 	mu  sync.Mutex
-	ids map[string]map[string]bool
+	ids map[string]map[string]string // by the sandbox's ID the file of its network namespace; empty: it has the host's, or the file is not known
 }
 
-func (s *sandboxes) add(pod *api.PodSandbox) { s.addID(pod.GetUid(), pod.GetId()) }
+func (s *sandboxes) add(pod *api.PodSandbox) {
+	network := ""
+	for _, n := range pod.GetLinux().GetNamespaces() {
+		if n.GetType() == "network" {
+			network = n.GetPath()
+		}
+	}
+	s.addID(pod.GetUid(), pod.GetId(), network)
+}
 
-func (s *sandboxes) addID(uid, id string) {
+func (s *sandboxes) addID(uid, id, network string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ids == nil {
-		s.ids = map[string]map[string]bool{}
+		s.ids = map[string]map[string]string{}
 	}
 	if s.ids[uid] == nil {
-		s.ids[uid] = map[string]bool{}
+		s.ids[uid] = map[string]string{}
 	}
-	s.ids[uid][id] = true
+	s.ids[uid][id] = cmp.Or(network, s.ids[uid][id])
+}
+
+// networks returns the files of the network namespaces of a pod's sandboxes.
+func (s *sandboxes) networks(uid device.PodUID) (paths []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, path := range s.ids[string(uid)] {
+		if path != "" {
+			paths = append(paths, path)
+		}
+	}
+	return paths
 }
 
 func (s *sandboxes) has(uid device.PodUID) bool {
@@ -173,7 +194,7 @@ func (s *sandboxes) remove(pod *api.PodSandbox) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ids := s.ids[pod.GetUid()]
-	if !ids[pod.GetId()] {
+	if _, known := ids[pod.GetId()]; !known {
 		return false
 	}
 	delete(ids, pod.GetId())

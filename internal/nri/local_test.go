@@ -227,3 +227,37 @@ func TestNoAPIServer(t *testing.T) {
 		t.Errorf("a pod that asks: %v, %v, bound %v", adj, err, w.bound)
 	}
 }
+
+// The network namespaces of a pod's sandboxes are known from its sandbox, from the runtime's list, and from containers; until the sandbox is removed.
+func TestNetworks_EachWay_AreKnown(t *testing.T) {
+	t.Parallel()
+	networked := func(id string) *api.PodSandbox {
+		s := sandbox()
+		s.Id = id
+		s.Linux = &api.LinuxPodSandbox{Namespaces: []*api.LinuxNamespace{{Type: "pid"}, {Type: "network", Path: "/run/netns/" + id}}}
+		return s
+	}
+	p, _ := newPlugin(t)
+	uid := device.PodUID(sandbox().GetUid())
+	has := func(want ...string) {
+		t.Helper()
+		if got := slices.Sorted(slices.Values(p.present.networks(uid))); !slices.Equal(got, want) {
+			t.Errorf("networks %q, want %q", got, want)
+		}
+	}
+	for _, err := range []error{p.RunPodSandbox(t.Context(), networked("a")), p.RunPodSandbox(t.Context(), sandbox())} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	has("/run/netns/a")                                         // the other one has the host's
+	p.CreateContainer(t.Context(), networked("b"), container()) // also of one that is refused
+	has("/run/netns/a", "/run/netns/b")
+	p.StopPodSandbox(t.Context(), sandbox()) // containerd leaves out a namespace that is gone
+	p.RemovePodSandbox(t.Context(), networked("a"))
+	has("/run/netns/b")
+	if _, err := p.Synchronize(t.Context(), []*api.PodSandbox{networked("c")}, nil); err != nil {
+		t.Fatal(err)
+	}
+	has("/run/netns/c")
+}

@@ -106,7 +106,7 @@ type plugin struct {
 	notRedirected *notRedirected
 	features      *atomic.Pointer[features] // of the runtime; set by Configure
 	sandboxes     sandboxes                 // of local pods that are bound
-	present       sandboxes                 // of all pods
+	present       *sandboxes                // of all pods
 	answers       answers                   // if the runtime validates them
 	attempts      attempts
 }

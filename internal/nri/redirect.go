@@ -125,7 +125,6 @@ func (p *plugin) ownRedirect(pod *api.PodSandbox, ctr *api.Container, registry b
 		return nil, nil
 	}
 	id := identity(pod)
-	p.present.add(pod)
 	dir, has := p.dirs.OwnDirectory(id.UID)
 	writes := slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool {
 		return p.redirect.direct(m, registry) && !slices.Contains(m.GetOptions(), "ro")

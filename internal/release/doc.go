@@ -1,8 +1,9 @@
 // Package release proves that the devices of an ended pod are free before another pod gets them.
 //
-// The allocator asks when the runtime has no container of the pod and the pod's cgroup has no process. Two things may still be
+// The allocator asks when the runtime has no container of the pod and the pod's cgroup has no process. More may still be
 // missing, and the settings say for which resources they count:
 //
+//	release.networkTimeout    the pod's network namespaces are gone: its network plugin may change a device until then (networks.go)
 //	release.check: openers    no process outside the pod has one of the device nodes open or mapped
 //	release.command           a vendor's command has succeeded, such as a reset of the device
 //

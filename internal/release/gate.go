@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -72,6 +73,10 @@ type Config struct {
 	// Command returns the command that makes a resource's devices free for the next pod; empty: there is none.
 	Command func(device.ResourceName) []string
 	Timeout time.Duration // of a command
+	// Networks returns the files of a pod's network namespaces.
+	Networks func(device.PodUID) []string
+	// NetworkTimeout is for how long devices wait for the end of their pod's network namespaces; 0: not at all.
+	NetworkTimeout time.Duration
 	// Ignore are processes that may keep devices open: an absolute path is an executable of the host, and counts for processes that
 	// belong to no pod. Others are patterns of pods, namespace/name.
 	Ignore      []string
@@ -92,6 +97,7 @@ type Gate struct {
 	wake    chan struct{}
 	work    sync.WaitGroup
 	blind   map[device.ResourceName]bool // resources whose grants name no device node of their own; for Run's goroutine alone
+	networks
 
 	mu       sync.Mutex  // guards what follows; never held across a call of another package
 	assigned Assignments // nil: no node is known to be shared by grants
@@ -108,6 +114,8 @@ type Gate struct {
 // A proof is what is known about the devices of one ended pod. Gate.mu guards it.
 type proof struct {
 	device.Departure
+	networks []string              // the files of its network namespaces that exist
+	torn     time.Time             // when it stops waiting for their end
 	searches bool                  // it needs a search
 	commands []device.ResourceName // whose commands have not succeeded yet
 	running  bool                  // a command is
@@ -157,7 +165,10 @@ func (g *Gate) Release(d device.Departure) *device.Release {
 	if len(p.commands) == 0 {
 		p.Failed = "" // the command is no longer configured
 	}
-	if !p.searches && len(p.commands) == 0 {
+	if g.NetworkTimeout > 0 {
+		p.networks, p.torn = g.Networks(d.Pod.UID), p.due.Add(g.NetworkTimeout)
+	}
+	if len(p.networks) == 0 && !p.searches && len(p.commands) == 0 {
 		return nil
 	}
 	p.ctx, p.forget = context.WithCancel(context.Background())
@@ -170,6 +181,8 @@ func (g *Gate) Release(d device.Departure) *device.Release {
 // nextLocked sets what is known before the next step of a proof.
 func (p *proof) nextLocked() {
 	switch {
+	case len(p.networks) > 0:
+		p.result = &device.Release{Why: "the pod's network is being torn down: " + p.networks[0] + " exists", Failed: p.Failed}
 	case p.searches:
 		p.result = &device.Release{Why: "devmgrd is looking for other processes that use the devices", Failed: p.Failed, Underway: true}
 	case p.Failed != "":
@@ -228,8 +241,17 @@ func (g *Gate) Run(ctx context.Context) error {
 	defer g.work.Wait()
 	defer g.forgetAll()
 	g.work.Go(func() { g.endLeft(ctx) })
+	var removed <-chan fsnotify.Event
+	if g.NetworkTimeout > 0 {
+		var end func()
+		removed, end = g.networks.events()
+		defer end()
+	}
 	for {
-		again := g.step(ctx)
+		again := g.lookAtNetworks()
+		if due := g.step(ctx); again.IsZero() || !due.IsZero() && due.Before(again) {
+			again = due
+		}
 		var due <-chan time.Time
 		if !again.IsZero() {
 			due = time.After(time.Until(again))
@@ -238,6 +260,7 @@ func (g *Gate) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-g.wake:
+		case <-removed:
 		case <-due:
 		}
 	}
@@ -281,7 +304,7 @@ func (g *Gate) step(ctx context.Context) (again time.Time) {
 	var searches []*proof
 	for _, p := range g.proofs {
 		switch {
-		case p.result == nil || p.running:
+		case p.result == nil || p.running || len(p.networks) > 0:
 		case !p.searches && p.Failed != "": // the operator decides
 		case now.Before(p.due):
 			later(p.due)

@@ -1,9 +1,9 @@
 // Command cnigate is a CNI plugin for tests. It is called after the one that connects a pod, and asks a PodResources socket
 // which devices the pod has, at the moment when plugins that move a device into the pod's network ask: the sandbox is being
 // made, no container is. It logs the answer as one line, and fails the ADD without one. The
-// network stays as it is.
+// network stays as it is. While there is a FIFO, each DEL waits until another program writes to it.
 //
-//	{"type": "cnigate", "socket": "/var/lib/kubelet/pod-resources/kubelet.sock", "log": "/run/cnigate.log"}
+//	{"type": "cnigate", "socket": "/var/lib/kubelet/pod-resources/kubelet.sock", "log": "/run/cnigate.log", "fifo": "/run/cnigate.fifo"}
 package main
 
 import (
@@ -31,6 +31,7 @@ type settings struct {
 	PrevResult json.RawMessage `json:"prevResult"`
 	Socket     string          `json:"socket"`
 	Log        string          `json:"log"`
+	FIFO       string          `json:"fifo"`
 }
 
 // failure is how a CNI plugin says that it has failed.
@@ -49,6 +50,10 @@ func main() {
 	case err == nil && command == "ADD":
 		if err = add(s); err == nil {
 			say(s.PrevResult)
+		}
+	case err == nil && command == "DEL":
+		if f, missing := os.Open(s.FIFO); missing == nil { // it returns when the FIFO has a writer
+			f.Close()
 		}
 	}
 	if err != nil {

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/devmgrd/devmgrd/internal/plugintest"
@@ -69,7 +71,10 @@ func TestPodResources_ReadWhileTheSandboxIsMade_SlowAllocate(t *testing.T) {
 	}
 }
 
-const gateLog = "/run/cnigate.log"
+const (
+	gateLog  = "/run/cnigate.log"
+	gateFIFO = "/run/cnigate.fifo" // while it exists, networks are torn down when a test writes to it
+)
 
 // gated makes the shape of a cluster whose pods' networks are only made when this socket has told what the pods have.
 func gated(t *testing.T, socket string) cluster.Options {
@@ -81,7 +86,7 @@ func gated(t *testing.T, socket string) cluster.Options {
 	if err := os.Remove(gateLog); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	return cluster.Options{CNI: []cluster.CNIPlugin{{Path: tools.Path("cnigate"), Config: map[string]any{"socket": socket, "log": gateLog}}}}
+	return cluster.Options{CNI: []cluster.CNIPlugin{{Path: tools.Path("cnigate"), Config: map[string]any{"socket": socket, "log": gateLog, "fifo": gateFIFO}}}}
 }
 
 // visits returns what the CNI plugin has noted, by pods.
@@ -186,6 +191,29 @@ func TestPodResources_AskedByCNI_HasTheDevices(t *testing.T) {
 			t.Errorf("the pod has %q, and the last answer was %v", got, last)
 		}
 		t.Logf("what was told of a pod that waits: %v", all)
+		r.deleteAll([]string{"late"})
+	})
+
+	// The runtime has no container and no process of the former pod, and its network plugin may still change the devices.
+	t.Run("the network is torn down late", func(t *testing.T) {
+		r := r.in(t)
+		r.run("former", gpu, burst)
+		r.must(unix.Mkfifo(gateFIFO, 0o600))
+		tearDown := func() {
+			if f, err := os.OpenFile(gateFIFO, os.O_RDWR, 0); err == nil { // a reader that waits in open goes on
+				os.Remove(gateFIFO)
+				f.Close()
+			}
+		}
+		t.Cleanup(tearDown)
+		r.must(r.Client().CoreV1().Pods(metav1.NamespaceDefault).Delete(r.ctx, "former", metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}))
+		r.must(r.Create(r.ctx, node.Pod("next", gpu, 1, "report", "--then-sleep")))
+		r.told("next", "the pod's network is being torn down: /var/run/netns/")
+		r.until("the devices do not count", func() bool { return r.inState(gpu, "busy") == burst })
+		r.says("devices "+gpu, "busy", "the pod's network is being torn down: /var/run/netns/")
+		tearDown()
+		r.running("next")
+		r.until("the devices are free", func() bool { return r.inState(gpu, "free") == burst-1 })
 	})
 }
 
