@@ -46,6 +46,14 @@ func showDevices[A interface{ GetDevices() []*adminv1.Device }](to io.Writer, an
 	}
 }
 
+// refusals returns how often a device has been refused.
+func refusals(d *adminv1.Device) string {
+	if d.Refusals == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times in a row", d.Refusals)
+}
+
 func numbers(all []int32) string {
 	return strings.Join(lists.Map(all, func(n int32) string { return strconv.Itoa(int(n)) }), ",")
 }
@@ -88,7 +96,7 @@ func notes(d *adminv1.Device, now time.Time) []string {
 		all = append(all, note)
 	}
 	if d.Refusals > 0 && d.State != "refused" {
-		all = append(all, fmt.Sprintf("refused %d times in a row: %s", d.Refusals, d.Refusal))
+		all = append(all, "refused "+refusals(d)+": "+d.Refusal)
 	}
 	if d.Release != nil {
 		all = append(all, "its pod ended "+ago(d.Release.Since, now)+" ago: "+d.Release.Why)

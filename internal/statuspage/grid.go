@@ -2,7 +2,6 @@ package statuspage
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -209,7 +208,7 @@ func cellOf(d *adminv1.Device, now time.Time) cell {
 		}
 	}
 	if d.Refusals > 0 && d.State != "refused" {
-		c.Also = append(c.Also, fmt.Sprintf("refused %d times in a row", d.Refusals))
+		c.Also = append(c.Also, "has been refused")
 	}
 	if d.Release != nil {
 		c.Release = &cordon{Reason: text(d.Release.Why), Since: whenOf(d.Release.Since, now)}

@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -173,8 +175,9 @@ func listed(list string) []*plugintest.Device {
 	return all
 }
 
-// A device that becomes unhealthy again and again is suspended. Neither the plugin's restart nor the death of devmgrd ends that.
-func TestHealth_DeviceFlaps_IsSuspended(t *testing.T) {
+// A device that becomes unhealthy again and again is suspended. Neither the plugin's restart nor the death of devmgrd ends that. A device that is listed
+// as healthy and always refused is out of service too, until the plugin grants it.
+func TestHealth_DeviceFlapsOrIsRefused_IsOutOfService(t *testing.T) {
 	r := start(t)
 	p := r.plugin(gpu, 2)
 	for n := range 3 {
@@ -192,6 +195,14 @@ func TestHealth_DeviceFlaps_IsSuspended(t *testing.T) {
 
 	p.Stop()
 	r.must(r.Devmgrd.Kill())
+	var refuses atomic.Bool
+	p.OnAllocate = func(_ context.Context, request *plugintest.AllocateRequest) (*plugintest.AllocateResponse, error) {
+		ids := request.ContainerRequests[0].DevicesIds
+		if refuses.Load() && slices.Contains(ids, "dev-000000") {
+			return nil, errors.New("it is off the bus")
+		}
+		return &plugintest.AllocateResponse{ContainerResponses: []*plugintest.Answer{{Envs: map[string]string{"DEVICES": strings.Join(ids, ",")}}}}, nil
+	}
 	p.Serve()
 	r.must(r.StartDevmgrd(r.ctx))
 	r.until("the plugin lists its devices", func() bool { return r.inState(gpu, "free") == 1 })
@@ -204,4 +215,24 @@ func TestHealth_DeviceFlaps_IsSuspended(t *testing.T) {
 	if got := r.run("b", gpu, 1).Env["DEVICES"]; got != "dev-000001" {
 		t.Errorf("b has %q", got)
 	}
+
+	r.must(r.Delete(r.ctx, "a"))
+	r.must(r.Delete(r.ctx, "b"))
+	r.until("both are free", func() bool { return r.inState(gpu, "free") == 2 })
+	refuses.Store(true)
+	if got := r.run("c", gpu, 1).Env["DEVICES"]; got != "dev-000001" {
+		t.Errorf("c has %q", got)
+	}
+	r.says("devices", "dev-000000", "free", "refused once", "it is off the bus")
+	r.must(r.Create(r.ctx, node.Pod("d", gpu, 1, "report", "--then-sleep")))
+	r.until("the device is refused", func() bool { return r.inState(gpu, "refused") == 1 })
+	r.says("devices", "dev-000000", "refused", "refused 3 times in a row, tried again at", "it is off the bus")
+	r.says("explain default/d", "NotEnoughDevices", "1 refused until")
+	r.untilCondition("DevicesHealthy", corev1.ConditionFalse, "DeviceRefused")
+	r.until("the Node has the event", func() bool { return strings.Contains(r.Events(r.ctx, r.NodeName()), "DeviceRefused") })
+	refuses.Store(false)
+	if got := r.running("d").Env["DEVICES"]; got != "dev-000000" {
+		t.Errorf("d has %q", got)
+	}
+	r.until("the device is assigned", func() bool { return r.inState(gpu, "assigned") == 2 })
 }
