@@ -21,5 +21,8 @@ func (r *Registry) SetCallPause(d time.Duration) { r.callPause = d }
 // SetSweepPause shortens the pause between two sweeps of the socket directory. It is called before Run.
 func (r *Registry) SetSweepPause(d time.Duration) { r.sweepPause = d }
 
+// SetSteadyTime shortens the time of serving after which a plugin does not restart again and again. It is called before Run.
+func (r *Registry) SetSteadyTime(d time.Duration) { r.steadyTime = d }
+
 // SetRestores lets kubelet.sock be put back as often as it is removed.
 func (r *Registry) SetRestores() { r.common.restores.SetLimit(rate.Inf) }

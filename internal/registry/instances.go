@@ -1,6 +1,8 @@
 package registry
 
 import (
+	"context"
+	"log/slog"
 	"slices"
 
 	"github.com/devmgrd/devmgrd/internal/device"
@@ -86,6 +88,7 @@ func (r *Registry) succeedLocked(s *resourceState) bool {
 	former := s.registration
 	s.session = nil
 	r.useLocked(s, next)
-	next.log.Warn("plugin ended; another instance serves", "former", former.where(), "devices", len(s.devices))
+	r.steadyLocked(s)
+	next.log.Log(context.Background(), s.levelLocked(slog.LevelWarn), "plugin ended; another instance serves", "former", former.where(), "devices", len(s.devices))
 	return true
 }

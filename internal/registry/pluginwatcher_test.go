@@ -320,6 +320,22 @@ func TestWatcherSocketRemoved(t *testing.T) {
 	}
 }
 
+// A plugin that ends in order closes its stream and removes its socket. That is one event and one warning.
+func TestWatcher_PluginEndsInOrder_IsOneWarning(t *testing.T) {
+	t.Parallel()
+	f := eager(t)
+	p, a := announced(f, plugintest.Devices(2)...)
+	f.eventually("the plugin serves", f.servesNumber(2))
+	f.eventually("it is notified", wasNotified(p, true))
+	p.Kill()
+	f.eventually("the end is logged", func() bool { return f.logs.loud("plugin disconnected; allocation paused") == 1 })
+	a.Withdraw()
+	f.eventually("the removal is logged", func() bool { return f.logs.count("plugin withdrawn; allocation paused") == 1 })
+	if n := f.logs.loud("plugin withdrawn; allocation paused"); n != 0 {
+		t.Errorf("a second warning:\n%s", f.logs)
+	}
+}
+
 func TestWatcherOldSocketRemoved(t *testing.T) {
 	t.Parallel()
 	f := eager(t)

@@ -99,12 +99,16 @@ func (l *registration) Run(ctx context.Context, on *session) {
 	}
 	pause := backoff.Backoff{First: firstPause, Last: l.registry.lastPause}
 	listed := on == nil // a plugin from the state file has listed its devices before
+	first := on == nil
 	for ctx.Err() == nil {
 		var err error
 		if on == nil {
 			if on, err = l.dial(ctx); on != nil {
 				l.registry.connected(l, on)
+			} else if first {
+				l.registry.absent(l, err)
 			}
+			first = false
 		}
 		if on != nil {
 			began := time.Now()
@@ -115,10 +119,7 @@ func (l *registration) Run(ctx context.Context, on *session) {
 			if time.Since(began) > lastPause {
 				pause.Reset() // not a failed try
 			}
-			if l.registry.ended(l) {
-				l.log.Warn("plugin disconnected; allocation paused",
-					"err", err, "grace", l.registry.cfg.GracePeriod)
-			}
+			l.registry.ended(l, err)
 		}
 
 		l.registry.unreached(l, err)
@@ -265,7 +266,7 @@ func (l *registration) runOnce(ctx context.Context, on *session) (listed bool, e
 		logged = found
 		listed = true
 		if l.registry.listed(l, on, list.deviceList) {
-			l.log.Info("plugin serving", "devices", len(list.devices))
+			l.log.Log(ctx, l.registry.level(l, slog.LevelInfo), "plugin serving", "devices", len(list.devices))
 		}
 	}
 }

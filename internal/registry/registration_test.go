@@ -364,6 +364,38 @@ func TestKnownPluginIsGone(t *testing.T) {
 	}
 }
 
+// A plugin of the state file that is not there is in the log from the start, and not only when it is lost.
+func TestKnownPluginIsGone_IsLoggedAtTheStart(t *testing.T) {
+	t.Parallel()
+	const there, withdrawn, lost = "vendor.example/there", "vendor.example/withdrawn", "vendor.example/lost"
+	dir := socketDir(t)
+	p := plugintest.New(t, dir, there, plugintest.Devices(1)...)
+	p.Serve()
+	f := start(t, at(dir), grace(time.Hour), known(
+		device.PluginRecord{Resource: gpu, Endpoint: "gone.sock", Reported: true},
+		device.PluginRecord{Resource: there, Endpoint: p.Endpoint, Reported: true},
+		device.PluginRecord{Resource: withdrawn, Reported: true},
+		device.PluginRecord{Resource: lost, Endpoint: "lost.sock", Reported: true, Lost: true},
+	))
+	lines := func(resource string) (found []string) {
+		for line := range strings.Lines(f.logs.String()) {
+			if strings.Contains(line, "plugin from state file not there; waiting") && strings.Contains(line, "resource="+resource+" ") {
+				found = append(found, line)
+			}
+		}
+		return found
+	}
+	f.eventually("the present one serves", func() bool { return f.Offers()[there].State == device.Serving })
+	f.eventually("the absent ones are logged", func() bool { return len(lines(gpu)) == 1 && len(lines(withdrawn)) == 1 })
+	f.eventually("gone.sock is dialled again", func() bool { return f.logs.count("waiting for plugin's new socket") > 0 })
+	if line := lines(gpu)[0]; !strings.Contains(line, "level=WARN") || !strings.Contains(line, "until=2") {
+		t.Errorf("logged is %s", line)
+	}
+	if len(lines(there))+len(lines(lost)) > 0 || len(lines(gpu)) != 1 {
+		t.Errorf("logged are %q, %q, %q", lines(there), lines(lost), lines(gpu))
+	}
+}
+
 func TestListTooLong(t *testing.T) {
 	t.Parallel()
 	f := start(t, func(c *registry.Config) { c.MaxDevices = 5 })

@@ -83,6 +83,7 @@ type Registry struct {
 	refusePause     time.Duration // before dialling a plugin that has refused to list its devices
 	callPause       time.Duration // of the watcher's calls, the first one
 	sweepPause      time.Duration // between two sweeps of the socket directory
+	steadyTime      time.Duration // of serving, after which a series of restarts is over
 	changed         chan struct{}
 	failed          chan error // the registration service failed
 
@@ -120,6 +121,7 @@ func New(cfg Config) *Registry {
 		refusePause:     refusePause,
 		callPause:       firstCallPause,
 		sweepPause:      sweepPause,
+		steadyTime:      steadyTime,
 		changed:         make(chan struct{}, 1),
 		failed:          make(chan error, 1),
 		own:             map[device.PodUID]*directory{},
@@ -237,11 +239,13 @@ func (r *Registry) begin() error {
 	}
 	booted := bootTime()
 	for _, s := range r.resources {
-		if s.registration.endpoint != "" {
-			r.startLocked(s.registration, nil)
-		}
 		if s.state == device.Stale {
 			r.graceLocked(s, r.graceLeft(s.since, booted))
+		}
+		if s.registration.endpoint != "" {
+			r.startLocked(s.registration, nil)
+		} else {
+			s.absentLocked(errors.New(s.registration.where()))
 		}
 	}
 	return nil
@@ -266,7 +270,7 @@ func (r *Registry) close() {
 		for _, l := range s.all() {
 			l.cancel()
 		}
-		s.endGrace()
+		s.endTimer()
 	}
 }
 
@@ -345,7 +349,7 @@ func (r *Registry) Forget(resource device.ResourceName) error {
 		return &device.InUseError{Resource: resource, Serving: true}
 	}
 	s.registration.cancel()
-	s.endGrace()
+	s.endTimer()
 	delete(r.resources, resource)
 	r.metrics.forget(resource)
 	r.directories.notify()

@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +27,9 @@ type resourceState struct {
 	prefers      bool
 	state        device.OfferState
 	since        time.Time          // start of serving, or of the absence
-	endGrace     context.CancelFunc // stops the timer from Stale to Lost
+	endTimer     context.CancelFunc // stops the timer: from Stale to Lost, or to the end of restarts
+	lostAt       time.Time          // when a Stale offer becomes Lost
+	restarts     restarts
 
 	lastError   string
 	lastErrorAt time.Time
@@ -37,7 +40,7 @@ type resourceState struct {
 func remembered(k device.PluginRecord, l *registration) *resourceState {
 	s := &resourceState{
 		resource: k.Resource, registration: l, deviceList: deviceListOf(k), reported: k.Reported,
-		state: device.Stale, since: time.Now(), endGrace: func() {},
+		state: device.Stale, since: time.Now(), endTimer: func() {},
 	}
 	s.weight = s.deviceList.weight()
 	if k.Lost {
@@ -135,7 +138,7 @@ func (r *Registry) accept(l *registration, to *session) (loser device.ResourceNa
 		loser = rival.resource
 	}
 	if s == nil {
-		s = &resourceState{resource: l.resource, registration: l, state: device.Serving, since: time.Now(), endGrace: func() {}}
+		s = &resourceState{resource: l.resource, registration: l, state: device.Serving, since: time.Now(), endTimer: func() {}}
 		r.resources[l.resource] = s
 	}
 	for _, other := range r.resources {
@@ -147,10 +150,16 @@ func (r *Registry) accept(l *registration, to *session) (loser device.ResourceNa
 		r.directories.notify()
 		return loser, nil
 	}
+	if s.session != nil {
+		s.countRestartLocked(l, errAgain) // or its stream's end would have counted
+	}
 	s.registration.cancel()
 	s.registration, s.session, s.number, s.preStart, s.prefers = l, to, l.id, to.preStart, to.prefers
-	if s.state == device.Stale {
+	switch s.state {
+	case device.Stale:
 		r.graceLocked(s, r.cfg.GracePeriod) // in full: the plugin is alive
+	case device.Serving:
+		r.steadyLocked(s)
 	}
 	r.startLocked(l, to)
 	r.metrics.setUp(l.resource, true)
@@ -176,8 +185,12 @@ func (r *Registry) withdraw(l *registration) {
 	r.mu.Lock()
 	s := r.resources[l.resource]
 	current := !r.closing && s != nil && s.registration == l
+	level := slog.LevelDebug // the end of its stream was logged
 	if current {
-		r.dropSocketLocked(s, withdrawn)
+		if r.dropSocketLocked(s, withdrawn) {
+			s.countRestartLocked(l, errors.New(withdrawn))
+			level = s.levelLocked(slog.LevelWarn)
+		}
 		current = s.registration.lack == withdrawn
 	} else if s.reserves(l) {
 		s.retireLocked(func(other *registration) bool { return other == l })
@@ -185,22 +198,24 @@ func (r *Registry) withdraw(l *registration) {
 	r.mu.Unlock()
 	if current {
 		r.callAgain() // one that was replaced by it may be in another directory
-		l.log.Warn("plugin withdrawn; allocation paused", "grace", r.cfg.GracePeriod)
+		l.log.Log(context.Background(), level, "plugin withdrawn; allocation paused", "grace", r.cfg.GracePeriod)
 	}
 }
 
-// dropSocketLocked ends the current plugin of a resource. Unless one in reserve takes its place, its registration has number 0: each other one is newer.
-func (r *Registry) dropSocketLocked(s *resourceState, lack string) {
+// dropSocketLocked ends the current plugin of a resource, and reports whether the plugin was serving. Unless one in reserve takes its place, its registration
+// has number 0: each other one is newer.
+func (r *Registry) dropSocketLocked(s *resourceState, lack string) (served bool) {
 	s.registration.cancel()
 	if r.succeedLocked(s) {
-		return
+		return false
 	}
 	s.registration = newRegistration(r, 0, s.resource, s.registration.location, "")
 	s.registration.lack = lack
 	s.fail(lack)
-	r.awayLocked(s)
+	served = r.awayLocked(s)
 	r.saver.note(s.resource)
 	r.signal()
+	return served
 }
 
 // orphaned reports whether the resource's plugin was withdrawn and not replaced, or the resource was forgotten.
@@ -260,6 +275,7 @@ func (r *Registry) listed(l *registration, on *session, list deviceList) (back b
 		}
 		r.useLocked(s, l)
 		if s.state == device.Serving {
+			r.steadyLocked(s)
 			s.reported = true
 			return true
 		}
@@ -268,7 +284,9 @@ func (r *Registry) listed(l *registration, on *session, list deviceList) (back b
 	if !back && s.session == on && device.SameList(s.devices, list.devices) {
 		return false
 	}
-	s.endGrace()
+	if back {
+		r.steadyLocked(s)
+	}
 	if s.state != device.Serving {
 		s.since = time.Now()
 		r.lastNumber++
@@ -285,19 +303,20 @@ func (r *Registry) listed(l *registration, on *session, list deviceList) (back b
 	return back
 }
 
-// ended records that a plugin's stream has ended, and reports whether the plugin was serving.
-func (r *Registry) ended(l *registration) (served bool) {
+// ended records that a plugin's stream has ended, and logs that if the plugin was serving.
+func (r *Registry) ended(l *registration, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s := r.resources[l.resource]
-	if r.closing || s == nil {
-		return false
+	if r.closing || s == nil || s.registration != l && !s.reserves(l) {
+		return
 	}
+	s.countRestartLocked(l, err)
 	s.retireLocked(func(other *registration) bool { return other == l })
-	if s.registration != l || r.succeedLocked(s) {
-		return false
+	if s.registration == l && !r.succeedLocked(s) && r.awayLocked(s) {
+		l.log.Log(context.Background(), s.levelLocked(slog.LevelWarn), "plugin disconnected; allocation paused",
+			"err", err, "grace", r.cfg.GracePeriod)
 	}
-	return r.awayLocked(s)
 }
 
 // awayLocked makes the offer of a disconnected plugin Stale, and reports whether the plugin was serving.
@@ -318,6 +337,21 @@ func (r *Registry) awayLocked(s *resourceState) (served bool) {
 	r.saver.note(s.resource)
 	r.signal()
 	return true
+}
+
+// absent logs that a plugin from the state file is not there at the start.
+func (r *Registry) absent(l *registration, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if s := r.resources[l.resource]; s != nil && s.registration == l && !r.closing {
+		s.absentLocked(err)
+	}
+}
+
+func (s *resourceState) absentLocked(err error) {
+	if s.state == device.Stale {
+		s.registration.log.Warn("plugin from state file not there; waiting", "err", err, "until", s.lostAt.Round(time.Second))
+	}
 }
 
 // unreached records why a plugin cannot be reached or followed.
@@ -370,26 +404,17 @@ func bootTime() time.Time {
 	return time.Now().Round(0).Add(-time.Duration(up.Nano()))
 }
 
-// graceLocked starts the timer that makes a Stale offer Lost. lose checks under the lock whether it was stopped meanwhile.
+// graceLocked starts the timer that makes a Stale offer Lost.
 func (r *Registry) graceLocked(s *resourceState, left time.Duration) {
-	s.endGrace()
-	ctx, cancel := context.WithCancel(context.Background())
-	s.endGrace = cancel
-	r.work.Go(func() {
-		defer cancel()
-		select {
-		case <-ctx.Done():
-		case <-time.After(left):
-			r.lose(ctx, s)
-		}
-	})
+	s.lostAt = time.Now().Add(left)
+	r.afterLocked(s, left, func(ctx context.Context) { r.lose(ctx, s) })
 }
 
 func (r *Registry) lose(ctx context.Context, s *resourceState) {
 	r.mu.Lock()
 	gone := ctx.Err() == nil && s.state == device.Stale
 	if gone {
-		s.state = device.Lost
+		s.state, s.restarts = device.Lost, restarts{}
 		r.saver.note(s.resource)
 		r.signal()
 	}

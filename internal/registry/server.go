@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
 	"path/filepath"
 	"strings"
@@ -78,7 +79,7 @@ func (r *Registry) install(l *registration, on *session) error {
 		}
 		return err
 	}
-	l.log.Info("plugin registered", "preStart", on.preStart, "prefers", on.prefers)
+	l.log.Log(context.Background(), r.level(l, slog.LevelInfo), "plugin registered", "preStart", on.preStart, "prefers", on.prefers)
 	if loser != "" {
 		l.log.Warn("socket taken from another resource", "loser", loser)
 	}
@@ -148,6 +149,7 @@ func (r *Registry) connectBack(ctx context.Context, l *registration) (_ *session
 var (
 	errStopping  = errors.New("devmgrd is stopping; register again when kubelet.sock is recreated")
 	errOvertaken = errors.New("a newer registration has been accepted meanwhile")
+	errAgain     = errors.New("the plugin has registered again")
 )
 
 // A requestError reports an invalid request.
