@@ -28,6 +28,7 @@ const (
 	maxRequestBytes         = 1 << 20
 	streams                 = 256 // requests at once on one connection: the kubelet prepares the claims of many pods at once
 	firstListen, lastListen = time.Second, 30 * time.Second
+	registerTime            = 30 * time.Second // for the kubelet to register the driver; it takes two seconds, and longer while the node boots
 )
 
 // connections are the limits of connections. The kubelet needs two.
@@ -58,19 +59,21 @@ type Server struct {
 	health.UnimplementedDRAResourceHealthServer
 	registration.UnimplementedRegistrationServer
 	ServerConfig
-	prepared    *prometheus.CounterVec
-	limiter     *connlimit.Limiter
-	healthAgain time.Duration
+	prepared     *prometheus.CounterVec
+	limiter      *connlimit.Limiter
+	healthAgain  time.Duration
+	registerTime time.Duration
 
 	mu      sync.Mutex // guards what follows
 	failure error      // why the kubelet cannot reach the driver, or has refused it; nil: it has accepted it
+	overdue bool       // registerTime is over
 }
 
 var errNotRegistered = errors.New("the kubelet has not registered the DRA driver " + Driver + " yet")
 
 // NewServer returns a Server. Run makes it listen.
 func NewServer(c ServerConfig) *Server {
-	s := &Server{ServerConfig: c, limiter: connlimit.New(connections, connlimit.UnixClient), failure: errNotRegistered, healthAgain: healthAgain,
+	s := &Server{ServerConfig: c, limiter: connlimit.New(connections, connlimit.UnixClient), failure: errNotRegistered, healthAgain: healthAgain, registerTime: registerTime,
 		prepared: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "devmgrd_claims_prepared_total", Help: "Answers to the kubelet about ResourceClaims, by result: ready, waited (held until the devices were assigned) or refused (the kubelet asks again).",
 		}, []string{"result"})}
@@ -78,10 +81,14 @@ func NewServer(c ServerConfig) *Server {
 	return s
 }
 
-// Check returns nil while the kubelet has registered the driver, and otherwise the reason why not.
+// Check returns nil while the kubelet has registered the driver, and otherwise the reason why not. The kubelet has registerTime for that: devmgrd serves
+// plugins and answers for pods meanwhile.
 func (s *Server) Check() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.failure == errNotRegistered && !s.overdue {
+		return nil
+	}
 	return s.failure
 }
 
@@ -89,6 +96,29 @@ func (s *Server) setFailure(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failure = err
+}
+
+// listening begins registerTime. The kubelet finds a new socket, and registers the driver again.
+func (s *Server) listening() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failure, s.overdue = errNotRegistered, false
+}
+
+// awaitKubelet ends registerTime, and logs that the kubelet has not registered the driver.
+func (s *Server) awaitKubelet(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-time.After(s.registerTime):
+	}
+	s.mu.Lock()
+	s.overdue = true
+	waits := s.failure == errNotRegistered
+	s.mu.Unlock()
+	if waits {
+		s.Log.Warn("kubelet has not registered the DRA driver; waiting", "driver", Driver, "socket", Sockets(s.RegistryDir, s.PluginsDir)[1])
+	}
 }
 
 // Endpoint returns the path of the socket on which the kubelet calls the driver.
@@ -134,6 +164,10 @@ func (s *Server) serve(ctx context.Context) error {
 		if err != nil {
 			group.Go(func() error { return err }) // it ends the other server
 			break
+		}
+		if one.path == paths[1] {
+			s.listening() // before the kubelet is answered
+			group.Go(func() error { s.awaitKubelet(ctx); return nil })
 		}
 		g := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequestBytes), grpc.MaxConcurrentStreams(streams), grpc.WaitForHandlers(true))
 		one.register(g)

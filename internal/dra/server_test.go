@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"bytes"
 	"context"
 	"io/fs"
 	"log/slog"
@@ -248,7 +249,7 @@ func TestServer_DirectoryCannotBeMade_IsTriedAgain(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
 	defer func() { stop(); <-ended }()
-	for s.Check() == errNotRegistered {
+	for s.Check() == nil {
 		runtime.Gosched()
 	}
 	if err := s.Check(); !strings.Contains(err.Error(), "not a directory") {
@@ -293,6 +294,38 @@ func TestServer_Check_FollowsTheKubelet(t *testing.T) {
 		case step.want != "" && (err == nil || !strings.Contains(err.Error(), step.want)):
 			t.Errorf("got %v, want %q", err, step.want)
 		}
+	}
+}
+
+// A kubelet that is down, or slow, does not keep devmgrd from being ready; one that does not register the driver is reported.
+func TestServer_Check_SilentKubelet_IsReported(t *testing.T) {
+	t.Parallel()
+	_, claims := newWorld(t)
+	dir := t.TempDir()
+	var log bytes.Buffer
+	s := NewServer(ServerConfig{
+		RegistryDir: filepath.Join(dir, "plugins_registry"), PluginsDir: filepath.Join(dir, "plugins"), Claims: claims, Allocator: &readiness{updated: make(chan struct{})}, Hold: time.Second,
+		Log: slog.New(slog.NewTextHandler(&log, nil)), Metrics: prometheus.NewRegistry(),
+	})
+	if err := s.Check(); err != nil {
+		t.Errorf("at the start: %v", err)
+	}
+	s.registerTime = 300 * time.Millisecond
+	ctx, stop := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	client := registration.NewRegistrationClient(plugintest.Client(t, Sockets(s.RegistryDir, s.PluginsDir)[1]))
+	plugintest.Eventually(t, "the kubelet's silence is reported", func() bool { return s.Check() == errNotRegistered })
+	if _, err := client.NotifyRegistrationStatus(t.Context(), &registration.RegistrationStatus{PluginRegistered: true}, grpc.WaitForReady(true)); err != nil {
+		t.Error(err)
+	}
+	if err := s.Check(); err != nil {
+		t.Errorf("when the kubelet has registered the driver: %v", err)
+	}
+	stop()
+	<-ended
+	if n := strings.Count(log.String(), "kubelet has not registered the DRA driver; waiting"); n != 1 {
+		t.Errorf("logged %d times:\n%s", n, &log)
 	}
 }
 
