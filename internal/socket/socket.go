@@ -59,7 +59,7 @@ func ListenPath(path string, mode fs.FileMode) (*net.UnixListener, error) {
 
 // ListenPathFrom is ListenPath with the socket created in the directory staging, and then renamed to path: a process that watches the
 // directory of path sees no name that is gone when it looks. If staging is on another mount, where a rename does not lead, the socket is
-// created next to path.
+// created at path: a process that dials within the microseconds from bind to listen is refused. Its mode is mode less the umask.
 func ListenPathFrom(staging, path string, mode fs.FileMode) (*net.UnixListener, error) {
 	if err := CheckPath(path); err != nil {
 		return nil, err
@@ -87,10 +87,21 @@ func ListenPathFrom(staging, path string, mode fs.FileMode) (*net.UnixListener, 
 	l.Close()
 	_ = from.Unlink(name)
 	if errors.Is(err, unix.EXDEV) {
-		l, _, err = Listen(d, name, mode)
-		return l, err
+		return listenInPlace(d, name, mode)
 	}
 	return nil, err
+}
+
+// listenInPlace creates a socket without a draft.
+func listenInPlace(d *shareddir.Dir, name string, mode fs.FileMode) (*net.UnixListener, error) {
+	if err := d.Unlink(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	l, err := bind(d.Through(name), mode)
+	if err != nil {
+		return nil, fmt.Errorf("listen %s: %w", d.Join(name), err)
+	}
+	return l, nil
 }
 
 func listen(d *shareddir.Dir, name string, mode fs.FileMode) (_ *net.UnixListener, _ fs.FileInfo, err error) {
