@@ -124,8 +124,7 @@ func (p *Resource) sorted(candidates []int, n int, picked []device.ID) []int {
 	return candidates[:min(n, len(candidates))]
 }
 
-// Order returns the free devices in the order in which containers that request one each should get them, where another program chooses;
-// nil: that of their IDs. Devices that the plugin has recently refused come last.
+// Order returns the free devices in the order in which another program should take them, for one container or several; nil: that of their IDs. Devices that the plugin has recently refused come last.
 func (p *Resource) Order() (ids []device.ID) {
 	l := p.listing
 	if !l.ordering.ordered() && len(p.refused) == 0 {
@@ -145,7 +144,7 @@ func (p *Resource) Order() (ids []device.ID) {
 	case Pack:
 		candidates = packedOneByOne(l.groupsOf(candidates, nil))
 	case Spread:
-		candidates = spreadOneByOne(l.groupsOf(candidates, nil), len(candidates))
+		candidates = spread(l.groupsOf(candidates, nil), len(candidates)) // also right where one container takes several
 	}
 	for _, i := range append(candidates, refused...) {
 		ids = append(ids, l.devices[i].ID)
@@ -165,22 +164,6 @@ func packedOneByOne(groups []*group) (picked []int) {
 	})
 	for _, g := range groups {
 		picked = append(picked, g.left...)
-	}
-	return picked
-}
-
-// spreadOneByOne returns all devices, each from the group that has the most left then.
-func spreadOneByOne(groups []*group, n int) (picked []int) {
-	q := spreading(groups)
-	heap.Init(&q)
-	for range n {
-		g := q[0]
-		picked = append(picked, g.left[0])
-		if g.left = g.left[1:]; len(g.left) == 0 {
-			heap.Pop(&q)
-		} else {
-			heap.Fix(&q, 0)
-		}
 	}
 	return picked
 }

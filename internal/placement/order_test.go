@@ -3,6 +3,7 @@ package placement
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -162,7 +163,7 @@ func TestOrder_OneByOne(t *testing.T) {
 	for order, want := range map[string]string{
 		"":                "",
 		"pack":            "x@2 a@0 b@0 p@1 q@1 r@1",
-		"spread":          "p@1 a@0 q@1 b@0 r@1 x@2",
+		"spread":          "p@1 a@0 x@2 q@1 b@0 r@1",
 		"spread ^(.*)::":  "a@0 b@0 p@1 q@1 r@1 x@2", // no ID has the mark: each is a group
 		"oldest":          "b@0 p@1 q@1 r@1 x@2 a@0",
 		"oldest, refused": "p@1 q@1 r@1 x@2 a@0 b@0",
@@ -185,5 +186,29 @@ func TestOrder_OneByOne(t *testing.T) {
 				t.Errorf("%s, want %s", text, want)
 			}
 		})
+	}
+}
+
+// A container that requests as many replicas as there are GPUs with free ones takes as many devices from the list, and gets one replica of each GPU,
+// however many are free: docs/dra.md, "Time slicing".
+func TestOrder_SpreadReplicas_ContainerTakesDifferentGPUs(t *testing.T) {
+	t.Parallel()
+	for text, gpus := range map[string]int{
+		"a::0 a::1 a::2 b::0 b::1 b::2":             2, // as many of each
+		"a::0* a::1* a::2 b::0 b::1 b::2":           2,
+		"a::0* a::1 a::2 b::0* b::1 b::2 c::0 c::1": 3,
+		cards: 3,
+		"a::0* a::1* a::2* b::0 b::1 b::2 c::0* c::1*": 1,
+	} {
+		p := ordered(stock(false, text), "spread"+replica)
+		var from []string
+		for _, id := range p.Order()[:gpus] {
+			gpu, _, _ := strings.Cut(string(id), "::")
+			if slices.Contains(from, gpu) {
+				t.Errorf("%s: the first %d are %v", text, gpus, p.Order()[:gpus])
+				break
+			}
+			from = append(from, gpu)
+		}
 	}
 }
