@@ -93,7 +93,7 @@ func (a *Allocator) reconsiderLocked() {
 	signal(a.kick)
 }
 
-// acceptedLocked records that a container has started.
+// acceptedLocked records that a container has started. The start of another container says nothing of the one that was refused.
 func (a *Allocator) acceptedLocked(p *pod, container string) {
 	if as, has := p.of(container); has {
 		for _, s := range as.Shares {
@@ -103,12 +103,12 @@ func (a *Allocator) acceptedLocked(p *pod, container string) {
 		}
 	}
 	if p.refused != nil && p.refused.container == container {
-		p.refused, a.snapshot = nil, nil
+		p.refused, p.failures, a.snapshot = nil, 0, nil
 		a.changedLocked()
 	}
 }
 
-// unusableLocked renews a container's grant after a pause that doubles with each consecutive failure. The pod waits
+// unusableLocked renews a container's grant after a pause that doubles with each consecutive failure, whatever the devices. The pod waits
 // meanwhile. Other pods get these devices last.
 func (a *Allocator) unusableLocked(p *pod, container string, why device.Wait) {
 	p.lapse(container, unusable)

@@ -43,6 +43,48 @@ func TestRefused_HostDeviceMissing_OneWaitUntilTheContainerStarts(t *testing.T) 
 	})
 }
 
+// The host lacks both devices of a plugin, which grants them in turn. The pauses double over all devices, also while another container of the pod fails and
+// is started again.
+func TestRefused_HostLacksAllDevices_PausesDouble(t *testing.T) {
+	t.Parallel()
+	calls := func(other bool) (n []int) {
+		run(t, func(r *harness) {
+			r.plugins.stock(gpu, 2)
+			r.RuntimeSynced(nil, nil)
+			r.bind("a", app(gpu, 1))
+			why := device.Wait{Reason: device.HostDeviceMissing, Message: "the host does not have the device"}
+			side := running("2", "a", "side")
+			r.expectAsked("a/main vendor.com/gpu [d0]")
+			for i := range 60 { // ten minutes of a kubelet's attempts
+				if c := running("1", "a", "main"); r.Claim(c).State == device.Ready {
+					r.Unclaim(c)
+					r.Refused(c.Container, why, true)
+				}
+				if other {
+					r.Claim(side)
+					r.RuntimeStarted(side)
+					if err := r.RuntimeStarting(t.Context(), side); err != nil {
+						t.Fatal(err)
+					}
+					r.after(time.Second / 2)
+					r.RuntimeStopped(side)
+				}
+				r.after(10 * time.Second)
+				if i%6 == 5 {
+					n = append(n, len(r.asked()))
+				}
+			}
+		})
+		return n
+	}
+	for _, other := range []bool{false, true} {
+		n := calls(other)
+		if t.Logf("calls of Allocate in each minute: %v", n); n[0] > 6 || slices.Max(n[1:]) > 2 {
+			t.Errorf("another container fails: %v: Allocate was called %v times in the minutes after the first refusal", other, n)
+		}
+	}
+}
+
 // Another reason takes the place of the refusal while it lasts.
 func TestRefused_PluginGoesAway_ThatIsTheReason(t *testing.T) {
 	t.Parallel()

@@ -154,9 +154,9 @@ func (a *Allocator) moveLocked(p *pod, why device.Wait) {
 }
 
 // reviveLocked retries a pod that waits for a new grant: a container that kept the pod from getting other devices may be gone
-// or idle.
+// or idle. A pause goes on.
 func (a *Allocator) reviveLocked(p *pod) {
-	if p != nil && p.phase == waiting && len(p.lapsed) > 0 {
+	if p != nil && p.phase == waiting && len(p.lapsed) > 0 && p.retry.IsZero() {
 		a.queueLocked(p)
 	}
 }

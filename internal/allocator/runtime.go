@@ -171,7 +171,6 @@ func (a *Allocator) RuntimeStarting(ctx context.Context, r device.Running) error
 	}
 	l.Idle, l.Started = false, true
 	if p := a.pods[r.Container.Pod]; p != nil {
-		p.failures = 0
 		if _, has := p.of(l.Name); has {
 			p.ran = true
 		}
