@@ -106,8 +106,41 @@ func (c *conn) state(unit string) (s state, err error) {
 	return s, nil
 }
 
-// ended reports whether the unit has no process, and will not have one.
+// ended reports whether systemd has nothing more to do with the unit, and will not start a process of it.
 func (s state) ended() bool { return (s.active == inactive || s.active == failed) && !s.job }
+
+// processPause is the time between two looks at the processes of a unit that has ended without them. systemd signals nothing of them.
+const processPause = time.Second
+
+// processes returns the number of a unit's processes. A process that hangs in the kernel survives SIGKILL: systemd says after a while that its unit has
+// failed.
+func (c *conn) processes(unit string) (int, error) {
+	var all []struct {
+		Cgroup  string
+		PID     uint32
+		Command string
+	}
+	err := c.manager("GetUnitProcesses", unit).Store(&all)
+	if unknown(err) {
+		return 0, nil
+	}
+	return len(all), err
+}
+
+// rest waits, and fails when the connection has ended.
+func (c *conn) rest(pause time.Duration) error {
+	end := time.After(pause)
+	for {
+		select {
+		case _, open := <-c.signals:
+			if !open {
+				return errLost
+			}
+		case <-end:
+			return nil
+		}
+	}
+}
 
 // path returns the name of a unit's object.
 func path(unit string) godbus.ObjectPath {
@@ -134,6 +167,16 @@ func (c *conn) follow(unit string, stop <-chan struct{}, last *state) error {
 			*last = now
 		}
 		if now.ended() {
+			left, err := c.processes(unit)
+			if err != nil {
+				return err
+			}
+			if left > 0 {
+				if err := c.rest(processPause); err != nil {
+					return err
+				}
+				continue
+			}
 			if now.active == failed {
 				_ = c.manager("ResetFailedUnit", unit).Err // systemd forgets it; if this fails, the next Run does it
 			}

@@ -9,6 +9,9 @@
 //	failed         the command has failed; Result and ExecMainStatus say how
 //	inactive       the unit has been stopped, or systemd has forgotten it: what has come of the command is not known
 //
+// A process that hangs in the kernel survives SIGKILL. systemd then says that the unit has failed; devmgrd asks once a second whether the unit still has
+// processes, and the command has ended when it has none.
+//
 // systemd reports each change as a signal on the connection. A connection ends when systemd executes itself again, as at each upgrade of
 // its package; devmgrd then connects again, asks for the state, and waits for signals as before. So Run returns too late rather than too
 // early: while systemd does not answer, the command counts as running, and a result that is lost is an error and never a verdict.

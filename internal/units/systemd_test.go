@@ -39,6 +39,21 @@ type unit struct {
 	status                      int32
 	job                         uint32 // 0: none
 	remains                     bool   // RemainAfterExit
+	hangs                       int    // processes that hang in the kernel
+}
+
+// A process is one of a unit.
+type process struct {
+	Cgroup  string
+	PID     uint32
+	Command string
+}
+
+// hang sets the number of a unit's processes that hang in the kernel, and survive SIGKILL.
+func (s *systemd) hang(name string, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.units[name].hangs = n
 }
 
 // start returns a systemd that runs until the test ends.
@@ -196,6 +211,8 @@ func (s *systemd) call(member string, object godbus.ObjectPath, args []any) (bod
 		return nil, nil
 	case u == nil:
 		return nil, fmt.Errorf("NoSuchUnit")
+	case member == "GetUnitProcesses":
+		return []any{slices.Repeat([]process{{"/system.slice/" + name, 4711, "/bin/reset"}}, u.hangs)}, nil
 	case member == "StopUnit":
 		s.stop(name, u)
 		return []any{godbus.ObjectPath("/org/freedesktop/systemd1/job/2")}, nil

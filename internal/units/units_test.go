@@ -176,6 +176,35 @@ func TestRun_SuccessWithAProcessLeft_ReturnsWhenItHasEnded(t *testing.T) {
 	}
 }
 
+// A process of the command hangs in the kernel. systemd says some seconds after SIGKILL that the unit has failed.
+func TestRun_ProcessHangsInTheKernel_ReturnsWhenItHasEnded(t *testing.T) {
+	for name, cancelled := range map[string]bool{"after success": false, "after the pod's return": true} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t)
+			s.stubborn = true
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ended := s.runs(ctx)
+			s.called("StartTransientUnit "+reset, ended)
+			s.hang(reset, 1)
+			if cancelled {
+				cancel()
+			} else {
+				s.exits(reset, 0)
+			}
+			s.called("StopUnit "+reset, ended)
+			s.ends(reset)
+			for range 2 {
+				s.called("GetUnitProcesses "+reset, ended)
+			}
+			s.hang(reset, 0)
+			if got := <-ended; got.Outcome != (units.Outcome{}) || errors.Is(got.err, context.Canceled) != cancelled || got.left != "" {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
 // devmgrd was killed while the command ran, or before it had read the result.
 func TestRun_UnitOfAnEarlierProcess_IsEndedFirst(t *testing.T) {
 	for _, state := range []string{"activating", "active", "failed"} {
