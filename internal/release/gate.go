@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -334,20 +335,20 @@ func (p *proof) retryLocked() {
 // search looks for openers of the devices of several proofs.
 func (g *Gate) search(ctx context.Context, all []*proof) {
 	byProof, failed := map[*proof]map[openers.Device]string{}, map[*proof]error{}
-	var wanted []openers.Device
+	shared := g.shared()
+	searched := map[openers.Device]bool{}
 	for _, p := range all {
-		nodes, err := g.own(ctx, p)
+		nodes, err := g.own(ctx, p, shared)
 		if err != nil {
 			failed[p] = err
 			continue
 		}
 		byProof[p] = nodes
 		for d := range nodes {
-			if !slices.Contains(wanted, d) {
-				wanted = append(wanted, d)
-			}
+			searched[d] = true
 		}
 	}
+	wanted := slices.Collect(maps.Keys(searched))
 	var scan openers.Scan
 	for part := range slices.Chunk(wanted, openers.MaxDevices) {
 		limited, cancel := context.WithTimeout(ctx, searchLimit)
@@ -417,10 +418,10 @@ func (g *Gate) seesAll(s openers.Scan) bool {
 }
 
 // own returns the device nodes that are a pod's alone, by number.
-func (g *Gate) own(ctx context.Context, p *proof) (map[openers.Device]string, error) {
+func (g *Gate) own(ctx context.Context, p *proof, shared func(node string) bool) (map[openers.Device]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, nodesLimit)
 	defer cancel()
-	all, shared := map[openers.Device]string{}, g.shared()
+	all := map[openers.Device]string{}
 	for _, s := range device.Shares(p.Assignments) {
 		if !g.Openers(s.Resource) {
 			continue
