@@ -258,22 +258,22 @@ func (p *Publisher) publish(ctx context.Context) {
 		updated := p.cfg.View.Updated() // before anything is read, so that no later change is missed
 		var again time.Time
 		if shown, known := p.store.now(); known {
-			again = p.compare(ctx, shown)
+			again = p.compare(ctx, shown, updated)
 			p.pause(ctx)
 		}
 		p.waitForChange(ctx, updated, again)
 	}
 }
 
-// compare writes what is due, and returns when the next write is; zero: after the next change.
-func (p *Publisher) compare(ctx context.Context, shown map[string]*resourceapi.ResourceSlice) (again time.Time) {
+// compare writes what is due, and returns when the next write is; zero: after the next change. A write may take seconds: what the View has changed
+// meanwhile is in the next one.
+func (p *Publisher) compare(ctx context.Context, shown map[string]*resourceapi.ResourceSlice, updated <-chan struct{}) (again time.Time) {
 	if took(p.store.relisted) {
 		for _, pace := range p.pools {
 			pace.until = time.Time{} // the API server is back
 		}
 	}
 	want := p.want()
-	again = want.again
 	names := maps.Clone(want.slices)
 	for name, slice := range shown {
 		if want.removes(slice) {
@@ -281,14 +281,23 @@ func (p *Publisher) compare(ctx context.Context, shown map[string]*resourceapi.R
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		due, written := p.settle(ctx, name, shown[name], names[name])
+		next := want.slices[name]
+		if next == nil && (shown[name] == nil || !want.removes(shown[name])) {
+			continue // the next comparison has it
+		}
+		due, written := p.settle(ctx, name, shown[name], next)
 		if !written {
 			again = sooner(again, due)
 		}
 		if ctx.Err() != nil {
 			return time.Time{}
 		}
+		if written && took(updated) {
+			updated = p.cfg.View.Updated()
+			want = p.want()
+		}
 	}
+	again = sooner(again, want.again)
 	for name, pace := range p.pools { // of slices that are neither there nor wanted
 		if names[name] == nil && shown[name] == nil && time.Since(pace.written) > writeInterval {
 			delete(p.pools, name)

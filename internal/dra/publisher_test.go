@@ -585,3 +585,33 @@ func slicedRemoved(t *testing.T) {
 		stop()
 	}
 }
+
+// An API server takes seconds for a write. No question to the Publisher waits for it, and later slices show what has changed meanwhile.
+func TestPublish_SlowWrites_LaterSlicesAreNew(t *testing.T) { synctest.Test(t, slowWrites) }
+
+func slowWrites(t *testing.T) {
+	api, n := kubetest.NewInMemory(t), newNode()
+	n.list(gpu, 130)
+	api.Refuse(func(verb, _ string) int {
+		if verb == "create" {
+			time.Sleep(5 * time.Second)
+		}
+		return 0
+	})
+	p, _, _ := publish(t, api, n)
+	at(time.Second)
+	began := time.Now()
+	if got := p.Pool(gpu, "d129"); got != pool+"2" {
+		t.Errorf("d129 is in %s", got)
+	}
+	_, _ = p.Sliced(gpu), p.Check()
+	if waited := time.Since(began); waited > 0 {
+		t.Errorf("the answers took %v", waited)
+	}
+	n.cordon(gpu, 129, true)
+	at(time.Minute)
+	want := map[string]string{pool + "0": "64 at 1", pool + "1": "64 at 1", pool + "2": "2 at 1 d129+cordoned"}
+	if got := shows(api); !maps.Equal(got, want) {
+		t.Errorf("got %v", got)
+	}
+}
