@@ -58,8 +58,8 @@ func (o *offering) overMaxDevices(r device.ResourceName) int {
 	return 0
 }
 
-// lateBinding is how long after the removal of a resource from the Node pods may be created that the scheduler binds by its number: it sees
-// the removal later, and the API server's clock may be ahead of this node's.
+// lateBinding is how long after the removal of a resource from the Node, by the API server's clock, pods may be created that the scheduler binds by its
+// number: it sees the removal later, and the time of a write may be that of an earlier one.
 const lateBinding = time.Minute
 
 // claims is Dynamic Resource Allocation on this node.

@@ -115,3 +115,30 @@ func TestClaimed_StateFileLost_NumberMayHaveGoneJustBefore(t *testing.T) {
 		}
 	})
 }
+
+// This node's clock is behind that of the API server, which dates pods: what was taken off the Node now is dated as they are.
+func TestClaimed_ClockIsBehind_TimeIsTheAPIServers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := kubetest.NewInMemory(t)
+		const behind = 5 * time.Minute
+		api.Ahead(behind)
+		gpus := map[string]string{"a.example/gpu": "4"}
+		api.Put(node(gpus, gpus))
+		saved := map[device.ResourceName]time.Time{}
+		p := publishClaimed(t, api, newView(quantities{"a.example/gpu": 4}), nil, func(c *nodestatus.Config) {
+			c.SaveUncounted = func(all []device.ResourceName, at time.Time) error {
+				for _, r := range all {
+					saved[r] = at
+				}
+				return nil
+			}
+		})
+		began := time.Now()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		since, uncounted, _ := p.Uncounted("a.example/gpu")
+		if !uncounted || since.Before(began.Add(behind)) || !saved["a.example/gpu"].Equal(since) {
+			t.Errorf("%v, %v after the start, saved %v", uncounted, since.Sub(began), saved)
+		}
+	})
+}

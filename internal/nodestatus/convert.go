@@ -27,6 +27,7 @@ type nodeState struct {
 	allocatable map[device.ResourceName]int
 	conditions  map[string]shownCondition // devmgrd's, by type
 	cordons     *string                   // the annotation that declares them; nil: there is none
+	written     time.Time                 // the latest write, by the API server's clock; zero: not known
 }
 
 // nodeStateOf reads a Node from the watch or from a patch's answer.
@@ -42,8 +43,18 @@ func nodeStateOf(obj any) (nodeState, bool) {
 	return nodeState{
 		there: true, uid: n.UID, version: kube.ParseVersion(n.ResourceVersion),
 		capacity: extended(n.Status.Capacity), allocatable: extended(n.Status.Allocatable),
-		conditions: conditionsOf(n), cordons: cordons,
+		conditions: conditionsOf(n), cordons: cordons, written: lastWrite(n),
 	}, true
+}
+
+// lastWrite returns when a client has last changed which fields of the Node it manages.
+func lastWrite(n *corev1.Node) (at time.Time) {
+	for _, m := range n.ManagedFields {
+		if m.Time != nil && m.Time.After(at) {
+			at = m.Time.Time
+		}
+	}
+	return at
 }
 
 // goneAt returns the version at which the Node was deleted.

@@ -217,7 +217,8 @@ func (p *Publisher) publish(ctx context.Context) {
 		case len(next.patch) == 0:
 			p.waitForChange(ctx, updated, changed, next.again)
 		default:
-			err := p.noteUncounted(next.patch, claimed)
+			uncounted := removed(next.patch, claimed)
+			err := p.saveUncounted(uncounted, time.Now()) // durable before the patch: pods that the scheduler binds by the number keep their right to devices
 			if err == nil {
 				err = p.write(ctx, next.patch)
 			}
@@ -227,6 +228,9 @@ func (p *Publisher) publish(ctx context.Context) {
 				continue
 			}
 			decider.patched(next.patch)
+			if err := p.postponeUncounted(uncounted); err != nil {
+				p.setFailure(err)
+			}
 			p.logQuantities(next.patch, logged)
 			p.pause(ctx, minPatchInterval, nil)
 		}
@@ -270,19 +274,24 @@ func (p *Publisher) awaitSlices(capacity map[device.ResourceName]int, node nodeS
 	return sliced
 }
 
-// noteUncounted records which claimed resources a patch takes off the Node. The record is durable before the patch: a pod that the scheduler
-// binds by the Node's number keeps its right to devices over restarts.
-func (p *Publisher) noteUncounted(patch quantities, claimed []device.ResourceName) error {
-	var all []device.ResourceName
+// removed returns the claimed resources that a patch takes off the Node.
+func removed(patch quantities, claimed []device.ResourceName) (all []device.ResourceName) {
 	for _, r := range claimed {
 		if n, written := patch[r]; written && n == nil {
 			all = append(all, r)
 		}
 	}
-	if len(all) == 0 {
-		return nil
-	}
-	return p.saveUncounted(all, time.Now())
+	return all
+}
+
+// postponeUncounted records when resources were taken off the Node by the API server's clock, if that is later: it dates pods, and this node's clock may be
+// behind.
+func (p *Publisher) postponeUncounted(all []device.ResourceName) error {
+	node, _ := p.store.now()
+	p.mu.Lock()
+	all = slices.DeleteFunc(slices.Clone(all), func(r device.ResourceName) bool { return !node.written.After(p.uncounted[r]) })
+	p.mu.Unlock()
+	return p.saveUncounted(all, node.written)
 }
 
 // recordForgotten records when claimed resources may have been taken off the Node of which the lost state file had a record.
@@ -293,13 +302,13 @@ func (p *Publisher) recordForgotten(claimed []device.ResourceName) error {
 	p.mu.Lock()
 	all := slices.DeleteFunc(slices.Clone(claimed), func(r device.ResourceName) bool { _, recorded := p.uncounted[r]; return recorded })
 	p.mu.Unlock()
-	if len(all) == 0 {
-		return nil
-	}
 	return p.saveUncounted(all, p.cfg.Forgotten)
 }
 
 func (p *Publisher) saveUncounted(all []device.ResourceName, at time.Time) error {
+	if len(all) == 0 {
+		return nil
+	}
 	if err := p.cfg.SaveUncounted(all, at); err != nil {
 		return fmt.Errorf("recording that %v are taken off the node: %w", all, err)
 	}

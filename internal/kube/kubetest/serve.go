@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
@@ -146,6 +147,13 @@ func (s *Server) serveWatch(w http.ResponseWriter, r *http.Request, resource str
 	}
 }
 
+// Ahead sets how far the server's clock is ahead of the clients'.
+func (s *Server) Ahead(by time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ahead = by
+}
+
 // OnPatch calls f after each patch; f may Put, as another writer would.
 func (s *Server) OnPatch(f func()) {
 	s.mu.Lock()
@@ -173,6 +181,8 @@ func (s *Server) servePatch(w http.ResponseWriter, r *http.Request, path string)
 	}
 	is := merge(copied(was), patch)
 	if fmt.Sprint(is) != fmt.Sprint(was) { // a patch that changes nothing makes no version
+		is["metadata"].(object)["managedFields"] = []any{object{"manager": "devmgrd", "operation": "Update", "apiVersion": "v1", "subresource": "status",
+			"time": time.Now().Add(s.ahead).UTC().Format(time.RFC3339)}}
 		s.putLocked(path, is)
 	}
 	reply(w, http.StatusOK, is)

@@ -55,7 +55,8 @@ type Server struct {
 	plain    bool // lists are not streamed, as in older releases
 	patched  func()
 	patches  []string
-	untaint  bool // taints of devices are dropped, as by releases before 1.36
+	untaint  bool          // taints of devices are dropped, as by releases before 1.36
+	ahead    time.Duration // of the clients' clock
 }
 
 // New starts a server that ends with the test.
