@@ -3,6 +3,8 @@
 package chart
 
 import (
+	"os"
+	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -33,6 +35,13 @@ func TestChart_ResourceMovedToClaimsAndBack_PodRunsOn(t *testing.T) {
 		t.Errorf("the claims are %+v", claims.Items)
 	}
 	h.nothingForbidden()
+	log, err := os.ReadFile(h.Kubelet.LogPath())
+	h.must(err)
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, "Error when handling create event") { // of a file in plugins_registry, a mount of its own in devmgrd's pod
+			t.Errorf("the kubelet has logged: %s", line)
+		}
+	}
 	h.must(h.Delete(h.soon(), "claims"))
 
 	h.upgrade("--set-json=config.dra.resources=[]")
