@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -60,11 +61,11 @@ func PolicyVersion() string {
 
 // A Release is one of those that a cluster can have of containerd or of Kubernetes.
 type Release struct {
-	Name    string // "2.1", as the variables have it; "" for the newest
+	Name    string // "2.1", as the variables have it; "" for the one that is used by default
 	Version string // "2.1.9"
 }
 
-// Releases returns the releases of test/tools/TOOL and test/tools/TOOL-RELEASE, the newest first.
+// Releases returns the releases of test/tools/TOOL and test/tools/TOOL-RELEASE: the one that is used by default first, then the newest first.
 func Releases(tool string) ([]Release, error) {
 	source, err := sourceDir()
 	if err != nil {
@@ -88,9 +89,11 @@ func Releases(tool string) ([]Release, error) {
 			}
 		}
 	}
-	slices.SortFunc(all, func(a, b Release) int { return compareReleases(b.Version, a.Version) })
+	slices.SortFunc(all, func(a, b Release) int {
+		return cmp.Or(cmp.Compare(min(len(a.Name), 1), min(len(b.Name), 1)), compareReleases(b.Version, a.Version))
+	})
 	if len(all) == 0 || all[0].Name != "" {
-		return nil, fmt.Errorf("test/tools/%s is not the newest release of %v", tool, all)
+		return nil, fmt.Errorf("test/tools/%s is missing; there are %v", tool, all)
 	}
 	return all, nil
 }
